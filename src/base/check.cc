@@ -1,0 +1,34 @@
+#include "base/check.h"
+
+#include <cstdio>
+#include <cstdlib>
+
+#include "base/result.h"
+
+namespace perigee {
+
+void check_failed(const char* file, int line, const char* condition, const std::string& message) {
+  std::fprintf(stderr, "perigee: bug: CHECK(%s) failed at %s:%d: %s\n", condition, file, line, message.c_str());
+  std::fflush(stderr);
+#ifdef PERIGEE_CHECK_ABORTS  // fuzzers and death tests want a stack trace
+  std::abort();
+#else
+  std::_Exit(70);
+#endif
+}
+
+const char* code_name(Code code) {
+  switch (code) {
+    case Code::kBadInput: return "bad_input";
+    case Code::kNotFound: return "not_found";
+    case Code::kTooLarge: return "too_large";
+    case Code::kExhausted: return "exhausted";
+    case Code::kUnavailable: return "unavailable";
+    case Code::kCancelled: return "cancelled";
+    case Code::kDeadline: return "deadline";
+    case Code::kDeviceLost: return "device_lost";
+  }
+  return "unknown";
+}
+
+}  // namespace perigee

@@ -1,0 +1,250 @@
+#include "base/json.h"
+
+#include <boost/json/basic_parser_impl.hpp>
+#include <charconv>
+#include <cmath>
+#include <unordered_set>
+
+namespace perigee {
+namespace {
+
+// Receives Boost.JSON's events and builds a Json; objects over kHashedMembers members find duplicates by hash.
+class Builder {
+ public:
+  static constexpr size_t max_object_size = 1u << 24;
+  static constexpr size_t max_array_size = 1u << 28;
+  static constexpr size_t max_key_size = 1u << 20;
+  static constexpr size_t max_string_size = 1u << 30;
+  static constexpr size_t kHashedMembers = 16;
+
+  using error_code = boost::json::error_code;
+  using string_view = boost::json::string_view;
+
+  struct Frame {
+    Json value;
+    std::string key;
+    std::unordered_set<std::string> keys;
+  };
+
+  bool on_document_begin(error_code&) { return true; }
+  bool on_document_end(error_code&) { return true; }
+  bool on_object_begin(error_code&) { return push(Json(Json::Object{})); }
+  bool on_array_begin(error_code&) { return push(Json(Json::Array{})); }
+  bool on_object_end(size_t, error_code&) { return pop(); }
+  bool on_array_end(size_t, error_code&) { return pop(); }
+  bool on_key_part(string_view part, size_t, error_code&) {
+    text_.append(part.data(), part.size());
+    return true;
+  }
+  bool on_key(string_view part, size_t, error_code& ec) {
+    text_.append(part.data(), part.size());
+    Frame& frame = stack_.back();
+    if (is_duplicate(frame, text_)) {
+      duplicate_ = text_;
+      ec = boost::json::error::syntax;
+      return false;
+    }
+    frame.key = std::move(text_);
+    text_.clear();
+    return true;
+  }
+  bool on_string_part(string_view part, size_t, error_code&) {
+    text_.append(part.data(), part.size());
+    return true;
+  }
+  bool on_string(string_view part, size_t, error_code&) {
+    text_.append(part.data(), part.size());
+    add(Json(std::move(text_)));
+    text_.clear();
+    return true;
+  }
+  bool on_number_part(string_view part, error_code&) {
+    text_.append(part.data(), part.size());
+    return true;
+  }
+  bool on_int64(int64_t value, string_view, error_code&) { return add_number(Json(value)); }
+  bool on_uint64(uint64_t value, string_view, error_code&) { return add_number(Json(value)); }
+  bool on_double(double value, string_view part, error_code&) {
+    text_.append(part.data(), part.size());
+    double exact = value;  // Boost.JSON's own value can be one step off
+    std::from_chars(text_.data(), text_.data() + text_.size(), exact);
+    return add_number(Json(exact));
+  }
+  bool on_bool(bool value, error_code&) { return add(Json(value)); }
+  bool on_null(error_code&) { return add(Json()); }
+  bool on_comment_part(string_view, error_code&) { return true; }
+  bool on_comment(string_view, error_code&) { return true; }
+
+  Json take() { return std::move(root_); }
+  const std::string& duplicate() const { return duplicate_; }
+
+ private:
+  static bool is_duplicate(Frame& frame, const std::string& key) {
+    const Json::Object& members = frame.value.as_object();
+    if (members.size() < kHashedMembers) return frame.value.find(key) != nullptr;
+    if (frame.keys.empty())
+      for (const Json::Member& member : members) frame.keys.insert(member.first);
+    return !frame.keys.insert(key).second;
+  }
+  bool push(Json value) {
+    stack_.push_back({std::move(value), "", {}});
+    return true;
+  }
+  bool pop() {
+    Json done = std::move(stack_.back().value);
+    stack_.pop_back();
+    return add(std::move(done));
+  }
+  bool add_number(Json value) {
+    text_.clear();
+    return add(std::move(value));
+  }
+  bool add(Json value) {
+    if (stack_.empty()) {
+      root_ = std::move(value);
+    } else if (Frame& frame = stack_.back(); frame.value.is_array()) {
+      frame.value.as_array().push_back(std::move(value));
+    } else {
+      frame.value.as_object().emplace_back(std::move(frame.key), std::move(value));
+    }
+    return true;
+  }
+
+  std::vector<Frame> stack_;
+  std::string text_;
+  std::string duplicate_;
+  Json root_;
+};
+
+void dump(const Json& value, JsonStyle style, std::string& out) {
+  const char* comma = style == JsonStyle::kCompact ? "," : ", ";
+  const char* colon = style == JsonStyle::kCompact ? ":" : ": ";
+  if (value.is_null()) {
+    out += "null";
+  } else if (value.is_bool()) {
+    out += value.as_bool() ? "true" : "false";
+  } else if (value.is_int()) {
+    out += std::to_string(value.as_int());
+  } else if (value.is_double()) {
+    out += format_double(value.as_double());
+  } else if (value.is_string()) {
+    append_json_string(out, value.as_string());
+  } else if (value.is_array()) {
+    out += '[';
+    bool first = true;
+    for (const Json& item : value.as_array()) {
+      if (!std::exchange(first, false)) out += comma;
+      dump(item, style, out);
+    }
+    out += ']';
+  } else {
+    out += '{';
+    bool first = true;
+    for (const Json::Member& member : value.as_object()) {
+      if (!std::exchange(first, false)) out += comma;
+      append_json_string(out, member.first);
+      out += colon;
+      dump(member.second, style, out);
+    }
+    out += '}';
+  }
+}
+
+}  // namespace
+
+Json::Json(uint64_t value) {
+  if (value <= static_cast<uint64_t>(INT64_MAX)) {
+    value_ = static_cast<int64_t>(value);
+  } else {
+    value_ = static_cast<double>(value);
+  }
+}
+
+const char* Json::type_name() const {
+  static constexpr const char* kNames[] = {"null", "boolean", "number", "number", "string", "array", "object"};
+  return kNames[value_.index()];
+}
+
+const Json* Json::find(std::string_view key) const {
+  if (!is_object()) return nullptr;
+  for (const Member& member : as_object())
+    if (member.first == key) return &member.second;
+  return nullptr;
+}
+
+Json* Json::find(std::string_view key) { return const_cast<Json*>(std::as_const(*this).find(key)); }
+
+Json& Json::set(std::string_view key, Json value) {
+  if (is_null()) value_ = Object{};
+  if (Json* old = find(key)) {
+    *old = std::move(value);
+    return *old;
+  }
+  as_object().emplace_back(std::string(key), std::move(value));
+  return as_object().back().second;
+}
+
+Result<Json> parse_json(std::string_view text, const JsonLimits& limits) {
+  if (text.size() > limits.max_bytes)
+    return Error(Code::kTooLarge, str_cat("JSON of ", text.size(), " bytes is over the limit of ", limits.max_bytes));
+  boost::json::parse_options options;
+  options.max_depth = limits.max_depth;
+  boost::json::basic_parser<Builder> parser(options);
+  boost::json::error_code ec;
+  const size_t used = parser.write_some(false, text.data(), text.size(), ec);
+  if (!ec && parser.done()) {
+    const size_t rest = text.find_first_not_of(" \t\r\n", used);
+    if (rest != std::string_view::npos) return bad_input(str_cat("JSON has extra characters at byte ", rest));
+    return parser.handler().take();
+  }
+  if (!parser.handler().duplicate().empty())
+    return bad_input(str_cat("JSON has the key \"", parser.handler().duplicate().substr(0, 64), "\" twice in one object"));
+  return bad_input(str_cat("invalid JSON at byte ", used, ": ", ec ? ec.message() : "it ends too early"));
+}
+
+std::string format_double(double value) {
+  if (std::isnan(value)) return "NaN";
+  if (std::isinf(value)) return value > 0 ? "Infinity" : "-Infinity";
+  char buffer[40];
+  // Python's repr switches to exponents outside [1e-4, 1e16).
+  const double magnitude = std::fabs(value);
+  const bool fixed = magnitude == 0 || (magnitude >= 1e-4 && magnitude < 1e16);
+  const auto end =
+      std::to_chars(buffer, buffer + sizeof buffer, value, fixed ? std::chars_format::fixed : std::chars_format::scientific);
+  std::string out(buffer, end.ptr);
+  if (fixed && out.find('.') == std::string::npos) out += ".0";
+  return out;
+}
+
+void append_json_string(std::string& out, std::string_view text) {
+  static constexpr char kHex[] = "0123456789abcdef";
+  out += '"';
+  for (const char c : text) {
+    switch (c) {
+      case '"': out += "\\\""; break;
+      case '\\': out += "\\\\"; break;
+      case '\b': out += "\\b"; break;
+      case '\f': out += "\\f"; break;
+      case '\n': out += "\\n"; break;
+      case '\r': out += "\\r"; break;
+      case '\t': out += "\\t"; break;
+      default:
+        if (static_cast<unsigned char>(c) < 0x20) {
+          out += "\\u00";
+          out += kHex[c >> 4];
+          out += kHex[c & 15];
+        } else {
+          out += c;
+        }
+    }
+  }
+  out += '"';
+}
+
+std::string dump_json(const Json& value, JsonStyle style) {
+  std::string out;
+  dump(value, style, out);
+  return out;
+}
+
+}  // namespace perigee

@@ -1,0 +1,91 @@
+// Json: a parsed JSON value, and the one parser and the one writer that everything in perigee uses.
+//
+// Objects keep the order of their keys, because tool schemas reach prompts in that order. Numbers are exact: an
+// integer that fits int64 stays one, everything else is the nearest double. The parser enforces caps while it reads,
+// so hostile bytes cannot cost more than the caps say; duplicate keys, NaN and invalid UTF-8 are errors.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "base/result.h"
+
+namespace perigee {
+
+class Json {
+ public:
+  using Array = std::vector<Json>;
+  using Member = std::pair<std::string, Json>;
+  using Object = std::vector<Member>;
+
+  Json() = default;  // null
+  Json(std::nullptr_t) {}
+  Json(bool value) : value_(value) {}
+  Json(int value) : value_(static_cast<int64_t>(value)) {}
+  Json(int64_t value) : value_(value) {}
+  Json(uint64_t value);  // a double beyond 2^63 - 1
+  Json(double value) : value_(value) {}
+  Json(const char* value) : value_(std::string(value)) {}
+  Json(std::string_view value) : value_(std::string(value)) {}
+  Json(std::string value) : value_(std::move(value)) {}
+  Json(Array value) : value_(std::move(value)) {}
+  Json(Object value) : value_(std::move(value)) {}
+
+  bool is_null() const { return value_.index() == 0; }
+  bool is_bool() const { return std::holds_alternative<bool>(value_); }
+  bool is_int() const { return std::holds_alternative<int64_t>(value_); }
+  bool is_double() const { return std::holds_alternative<double>(value_); }
+  bool is_number() const { return is_int() || is_double(); }
+  bool is_string() const { return std::holds_alternative<std::string>(value_); }
+  bool is_array() const { return std::holds_alternative<Array>(value_); }
+  bool is_object() const { return std::holds_alternative<Object>(value_); }
+  const char* type_name() const;  // "null", "boolean", "number", "string", "array", "object"
+
+  // Each requires the matching is_...().
+  bool as_bool() const { return std::get<bool>(value_); }
+  int64_t as_int() const { return std::get<int64_t>(value_); }
+  double as_double() const { return is_int() ? static_cast<double>(as_int()) : std::get<double>(value_); }
+  const std::string& as_string() const { return std::get<std::string>(value_); }
+  std::string& as_string() { return std::get<std::string>(value_); }
+  const Array& as_array() const { return std::get<Array>(value_); }
+  Array& as_array() { return std::get<Array>(value_); }
+  const Object& as_object() const { return std::get<Object>(value_); }
+  Object& as_object() { return std::get<Object>(value_); }
+
+  // Member `key` of an object, or nullptr when this is no object or has no such member. Linear in the members.
+  const Json* find(std::string_view key) const;
+  Json* find(std::string_view key);
+  // Sets or appends a member; requires an object or null (which becomes an object).
+  Json& set(std::string_view key, Json value);
+
+  bool operator==(const Json& other) const { return value_ == other.value_; }
+
+ private:
+  std::variant<std::monostate, bool, int64_t, double, std::string, Array, Object> value_;
+};
+
+struct JsonLimits {
+  size_t max_bytes = 32u << 20;
+  size_t max_depth = 32;
+};
+
+// Parses exactly one JSON document. Errors: kTooLarge over max_bytes; kBadInput with the byte offset otherwise.
+Result<Json> parse_json(std::string_view text, const JsonLimits& limits = {});
+
+// Where the writer puts blanks. Both print numbers as Python's json.dumps does and leave non-ASCII text as it is.
+enum class JsonStyle {
+  kCompact,  // {"a":1,"b":[1,2]}: the wire
+  kSpaced,   // {"a": 1, "b": [1, 2]}: Python's default separators: prompts
+};
+std::string dump_json(const Json& value, JsonStyle style = JsonStyle::kCompact);
+
+// The shortest text that reads back as `value`, spelt as Python's repr: 1.0, 1e-05, 1e+16.
+std::string format_double(double value);
+
+void append_json_string(std::string& out, std::string_view text);  // with quotes and escapes
+
+}  // namespace perigee
