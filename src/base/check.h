@@ -21,9 +21,9 @@ std::string str_cat(const Parts&... parts) {
 
 }  // namespace perigee
 
-#define CHECK(condition, ...)                                                                            \
-  do {                                                                                                   \
-    if (!(condition)) [[unlikely]]                                                                       \
+#define CHECK(condition, ...)                                                                                     \
+  do {                                                                                                            \
+    if (!(condition)) [[unlikely]]                                                                                \
       ::perigee::check_failed(__FILE__, __LINE__, #condition, ::perigee::str_cat("" __VA_OPT__(, ) __VA_ARGS__)); \
   } while (false)
 

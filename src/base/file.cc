@@ -60,7 +60,9 @@ Result<std::string> read_file(const std::string& path, size_t max_bytes) {
   return text;
 }
 
-bool file_exists(const std::string& path) { return ::access(path.c_str(), R_OK) == 0; }
+bool file_exists(const std::string& path) {
+  return ::access(path.c_str(), R_OK) == 0;
+}
 
 Result<MappedFile> MappedFile::open(const std::string& path) {
   const Descriptor fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));

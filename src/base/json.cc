@@ -172,7 +172,9 @@ const Json* Json::find(std::string_view key) const {
   return nullptr;
 }
 
-Json* Json::find(std::string_view key) { return const_cast<Json*>(std::as_const(*this).find(key)); }
+Json* Json::find(std::string_view key) {
+  return const_cast<Json*>(std::as_const(*this).find(key));
+}
 
 Json& Json::set(std::string_view key, Json value) {
   if (is_null()) value_ = Object{};
@@ -198,7 +200,8 @@ Result<Json> parse_json(std::string_view text, const JsonLimits& limits) {
     return parser.handler().take();
   }
   if (!parser.handler().duplicate().empty())
-    return bad_input(str_cat("JSON has the key \"", parser.handler().duplicate().substr(0, 64), "\" twice in one object"));
+    return bad_input(
+        str_cat("JSON has the key \"", parser.handler().duplicate().substr(0, 64), "\" twice in one object"));
   return bad_input(str_cat("invalid JSON at byte ", used, ": ", ec ? ec.message() : "it ends too early"));
 }
 
@@ -209,8 +212,8 @@ std::string format_double(double value) {
   // Python's repr switches to exponents outside [1e-4, 1e16).
   const double magnitude = std::fabs(value);
   const bool fixed = magnitude == 0 || (magnitude >= 1e-4 && magnitude < 1e16);
-  const auto end =
-      std::to_chars(buffer, buffer + sizeof buffer, value, fixed ? std::chars_format::fixed : std::chars_format::scientific);
+  const auto end = std::to_chars(buffer, buffer + sizeof buffer, value,
+                                 fixed ? std::chars_format::fixed : std::chars_format::scientific);
   std::string out(buffer, end.ptr);
   if (fixed && out.find('.') == std::string::npos) out += ".0";
   return out;

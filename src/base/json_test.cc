@@ -12,7 +12,8 @@ TEST(Json, RoundTripKeepsOrderAndNumbers) {
   auto parsed = parse_json(text);
   ASSERT_TRUE(parsed.ok()) << parsed.error().message;
   EXPECT_EQ(dump_json(*parsed), "{\"z\":1,\"a\":[true,null,-5,1.5,\"x\\n\xc3\xa9\"],\"m\":{}}");
-  EXPECT_EQ(dump_json(*parsed, JsonStyle::kSpaced), "{\"z\": 1, \"a\": [true, null, -5, 1.5, \"x\\n\xc3\xa9\"], \"m\": {}}");
+  EXPECT_EQ(dump_json(*parsed, JsonStyle::kSpaced),
+            "{\"z\": 1, \"a\": [true, null, -5, 1.5, \"x\\n\xc3\xa9\"], \"m\": {}}");
 }
 
 TEST(Json, DoublesAreSpeltAsPythonDoes) {

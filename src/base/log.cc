@@ -28,8 +28,12 @@ spdlog::level::level_enum level_of(LogLevel level) {
 
 }  // namespace
 
-void set_log_level(LogLevel level) { logger().set_level(level_of(level)); }
+void set_log_level(LogLevel level) {
+  logger().set_level(level_of(level));
+}
 
-void log_line(LogLevel level, std::string_view text) { logger().log(level_of(level), text); }
+void log_line(LogLevel level, std::string_view text) {
+  logger().log(level_of(level), text);
+}
 
 }  // namespace perigee

@@ -108,7 +108,7 @@ inline Error bad_input(std::string message, std::string field = "") {
   if (!tmp.ok()) return tmp.error();           \
   decl = std::move(tmp).value()
 
-#define RETURN_IF_ERROR(expr)                                  \
-  do {                                                         \
+#define RETURN_IF_ERROR(expr)                                         \
+  do {                                                                \
     if (auto status_ = (expr); !status_.ok()) return status_.error(); \
   } while (false)

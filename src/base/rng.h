@@ -15,7 +15,9 @@ constexpr uint64_t mix64(uint64_t z) {
 }
 
 // The counter-th value of the stream `key`.
-constexpr uint64_t random_u64(uint64_t key, uint64_t counter) { return mix64(key + (counter + 1) * 0x9E3779B97F4A7C15ull); }
+constexpr uint64_t random_u64(uint64_t key, uint64_t counter) {
+  return mix64(key + (counter + 1) * 0x9E3779B97F4A7C15ull);
+}
 
 // Uniform in (0, 1), never an end point, so that its logarithm is finite. 23 bits, exact in float.
 constexpr float random_unit(uint64_t key, uint64_t counter) {
@@ -35,7 +37,9 @@ class Rng {
   explicit Rng(uint64_t seed) : key_(mix64(seed)) {}
   uint64_t next() { return random_u64(key_, counter_++); }
   uint64_t below(uint64_t n) { return next() % n; }  // n > 0
-  int64_t between(int64_t low, int64_t high) { return low + static_cast<int64_t>(below(static_cast<uint64_t>(high - low + 1))); }
+  int64_t between(int64_t low, int64_t high) {
+    return low + static_cast<int64_t>(below(static_cast<uint64_t>(high - low + 1)));
+  }
   float unit() { return random_unit(key_, counter_++); }
   bool chance(double probability) { return unit() < probability; }
 

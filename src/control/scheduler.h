@@ -1,0 +1,93 @@
+// Scheduler: the brain. Events in, plans out; no thread, no clock, no device.
+//
+// Continuous batching with one token budget for prefill and decode, chunked prefill, prefix caching, preemption by
+// recomputation, priorities, cancellation and deadlines. Up to two plans are in flight; the pages of a plan in flight
+// are never reused before its result arrives (INV-2 of the reliability notes).
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "control/plan.h"
+
+namespace perigee {
+
+struct SchedulerConfig {
+  int32_t num_pages = 0;            // pool size of a rank
+  int32_t max_sequences = 128;      // slots
+  int32_t max_step_tokens = 2048;   // token budget of a step
+  int32_t max_model_len = 0;        // prompt + outputs of one sequence
+  int32_t max_waiting = 4096;       // over this, submit() refuses
+  int32_t long_prefill_tokens = 0;  // cap of one sequence's chunk; 0: the budget
+  int32_t attention_alignment = 1;  // prefill chunks end at multiples of this where they do not end the prompt
+  bool prefix_caching = true;
+  bool deterministic = false;  // prefix hits, chunk and resume points at fixed absolute multiples only (D10)
+  uint64_t hash_seed = 0;      // per process
+};
+
+struct Submit {
+  SequenceId sequence;  // fresh, chosen by the engine
+  std::shared_ptr<const std::vector<int32_t>> prompt;
+  std::shared_ptr<const SamplingParams> sampling;
+  int32_t priority = 0;  // lower runs first
+  double arrival_s = 0;
+  double deadline_s = 0;   // 0: none; absolute, same clock as next_plan's now_s
+  std::string cache_salt;  // sequences share prefixes only under the same salt
+  SequenceId leader;       // valid: same prompt as that sequence (n > 1): waits until its prompt is computed
+};
+
+struct Cancel {
+  SequenceId sequence;
+  FinishReason reason = FinishReason::kCancelled;  // kStop when the server found a stop string
+};
+
+// What one sequence gained; the engine pushes it to the sequence's stream.
+struct SequenceUpdate {
+  SequenceId sequence;
+  std::vector<int32_t> ids;
+  std::vector<TokenLogprobs> logprobs;
+  std::vector<TokenLogprobs> prompt_logprobs;
+  std::optional<FinishReason> finish;
+  int32_t stop_id = -1;           // the stop id that ended it, when one did
+  int32_t num_cached_tokens = 0;  // prompt tokens taken from the prefix cache at first admission
+  std::string error;              // with kError
+};
+
+struct SchedulerGauges {
+  int32_t running = 0, waiting = 0, plans_in_flight = 0;
+  int32_t free_pages = 0, cached_pages = 0, used_pages = 0, total_pages = 0;  // free + cached + used = total
+  int64_t preemptions = 0, prefix_queries = 0, prefix_hits = 0;               // queries and hits in tokens
+  int64_t prompt_tokens = 0, generated_tokens = 0, steps = 0;
+};
+
+class Scheduler {
+ public:
+  explicit Scheduler(const SchedulerConfig& config);
+  ~Scheduler();
+
+  // False: the waiting queue is full. A sequence that can never fit the pool or max_model_len is refused by fits().
+  bool submit(Submit submit);
+  bool fits(int64_t num_prompt_tokens, int64_t max_tokens) const;
+  void cancel(const Cancel& cancel);
+  void apply(const StepResult& result);  // any order; unknown steps are a bug (CHECK), late rows of ended ones are not
+
+  // The next step's plan, or nothing when there is nothing to run or two plans are in flight already.
+  std::optional<StepPlan> next_plan(double now_s);
+
+  // Updates since the last call, each finished sequence exactly once with `finish` set.
+  std::vector<SequenceUpdate> take_updates();
+
+  SchedulerGauges gauges() const;
+  bool idle() const;             // nothing waiting, running or in flight
+  void check_integrity() const;  // CHECKs INV-1 and friends; linear in the pool
+  void drop_prefix_cache();
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace perigee
