@@ -1,0 +1,80 @@
+// Model: a loaded network that turns a batch into logits. One file per family holds its forward pass, straight-line.
+//
+// A model knows ops and weights; it knows nothing of sequences, sampling, plans or threads. Its cache lives in a page
+// pool that exec owns; cache_layout() says how big a page must be.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/result.h"
+#include "ops/batch.h"
+#include "ops/ops.h"
+
+namespace perigee {
+
+// Geometry of the latent group (DESIGN D5): one page holds one block of 64 tokens, all layers, block-major.
+struct CacheLayout {
+  int64_t num_layers = 0;    // layers that cache
+  int64_t row_elements = 0;  // L + dr
+  bool f32 = false;          // else bf16
+  int64_t row_bytes() const { return row_elements * (f32 ? 4 : 2); }
+  int64_t layer_bytes() const { return (64 * row_bytes() + 127) / 128 * 128; }
+  int64_t page_bytes() const { return num_layers * layer_bytes(); }
+};
+
+// The page pool of one rank, as a model sees it.
+struct PagePool {
+  uint8_t* base = nullptr;
+  CacheLayout layout;
+  LatentLayer latent_layer(int64_t layer) const {
+    return {.base = base + layer * layout.layer_bytes(),
+            .page_bytes = layout.page_bytes(),
+            .row_bytes = layout.row_bytes(),
+            .f32 = layout.f32};
+  }
+};
+
+struct ModelInfo {
+  std::string architecture;  // "DeepseekV3ForCausalLM"
+  int64_t vocab = 0;
+  int64_t hidden = 0;
+  int64_t num_layers = 0;
+  int64_t heads = 0;
+  int64_t max_positions = 0;
+  std::vector<int32_t> eos_ids;  // union of config.json and generation_config.json
+  int64_t weight_bytes = 0;      // as packed
+};
+
+class Model {
+ public:
+  virtual ~Model() = default;
+  virtual const ModelInfo& info() const = 0;
+  virtual CacheLayout cache_layout(DType cache_dtype) const = 0;
+  // Runs the batch: writes the cache of every new token, returns logits f32 [logit_rows, vocab] in the step's arena.
+  // Requires ops.begin_step() before; one call per step.
+  virtual Tensor forward(const Batch& batch, Ops& ops, const PagePool& pool) const = 0;
+  // Which form serves n new tokens on `context` cached ones; `deterministic` demands one form for all (D10).
+  virtual MlaForm choose_form(int64_t new_tokens, int64_t context, bool deterministic) const = 0;
+};
+
+enum class LoadFormat { kSafetensors, kDummy };
+
+struct LoadOptions {
+  std::string path;  // folder with config.json
+  LoadFormat format = LoadFormat::kSafetensors;
+  double latent_norm_eps = -1;       // < 0: rms_norm_eps
+  bool language_model_only = false;  // skip vision tensors of multimodal checkpoints
+  int num_threads = 0;               // 0: one per core
+  // Progress on long work: phase, bytes done, bytes in all. May be empty; called from one thread at a time.
+  std::function<void(const char* phase, int64_t done, int64_t total)> progress;
+};
+
+// Reads config.json, checks every tensor (name, shape, dtype) before using any, and packs the weights for `ops`.
+// Errors name file, tensor, expected and found.
+Result<std::unique_ptr<Model>> load_model(const LoadOptions& options, Ops& ops);
+
+}  // namespace perigee

@@ -1,0 +1,36 @@
+// The coarse ops, written in plain ops: their definition, and what a backend runs that does not fuse them.
+#include "ops/ops.h"
+
+namespace perigee {
+
+Tensor Ops::mla_in(const Tensor& x, const MlaWeights& w, const Batch& batch, const LatentLayer& cache) {
+  const MlaShape& s = w.shape;
+  const DType act = activation_dtype();
+  const Tensor q_in = w.q_a.packed ? rms_norm(linear(x, w.q_a, DType::kF32), w.q_a_norm, w.latent_eps) : x;
+  const Tensor q = linear(q_in, w.q, act);                                        // [n, h * (dn + dr)]
+  const Tensor kv = linear(x, w.kv_a, DType::kF32);                               // [n, L + dr]
+  const Tensor c = rms_norm(kv.columns(0, s.latent), w.kv_a_norm, w.latent_eps);  // [n, L]
+  const Tensor k_rope = kv.columns(s.latent, s.rope);                             // [n, dr], shared by all heads
+  if (w.rope.enabled) {
+    rope(q, s.q_head(), s.nope, batch.positions, w.rope);
+    rope(k_rope, s.rope, 0, batch.positions, w.rope);
+  }
+  write_latent(c, k_rope, batch, cache);
+  return q;
+}
+
+Tensor Ops::dense_mlp(const Tensor& x, const MlpWeights& w) {
+  return linear(silu_mul(linear(x, w.gate_up, DType::kF32)), w.down, DType::kF32);
+}
+
+Tensor Ops::moe(const Tensor& x, const MoeWeights& w) {
+  const Tensor y = moe_experts(x, route(x, w.router), w.experts);
+  if (w.shared.down.packed) add(y, dense_mlp(x, w.shared));
+  return y;
+}
+
+Tensor Ops::logits(const Tensor& x, const LinearWeight& head) {
+  return linear(x, head, DType::kF32);
+}
+
+}  // namespace perigee

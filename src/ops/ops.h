@@ -1,0 +1,87 @@
+// Ops: the words a model is written in. A backend (ref, cpu, cuda) is one implementation of this class.
+//
+// Plain ops are pure virtual. Coarse ops (mla_in, mla_attend, dense_mlp, moe, logits) have a default body in
+// ops/coarse.cc that composes plain ops: that composition is the definition and the fallback; a backend overrides what
+// it fuses. Every Tensor returned lives in the step's arena, until the next begin_step().
+//
+// Letters: n new tokens of all sequences of the batch, H hidden size, h heads, dn/dr/dv the nope/rope/value dims of a
+// head, L the latent rank. The residual stream is always f32; activations are of the backend's activation_dtype().
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "base/result.h"
+#include "ops/batch.h"
+#include "ops/weights.h"
+#include "tensor/arena.h"
+#include "tensor/tensor.h"
+
+namespace perigee {
+
+class Ops {
+ public:
+  virtual ~Ops() = default;
+  virtual const char* name() const = 0;
+  virtual DType activation_dtype() const = 0;
+
+  // --- Weights, once at load: copied and repacked into this backend's layout; `raw` may go afterwards. ---
+  // Matrices stacked by rows become one: y = concat(W_i x).
+  virtual LinearWeight pack_linear(std::span<const RawMatrix> stacked) = 0;
+  virtual ExpertWeights pack_experts(std::span<const RawExpert> experts) = 0;
+  // kv_b: per head dn rows of W_UK, then dv rows of W_UV; [h * (dn + dv), L].
+  virtual MlaUpWeight pack_mla_up(const RawMatrix& kv_b, const MlaShape& shape) = 0;
+  virtual EmbedWeight pack_embed(const RawMatrix& table) = 0;
+  LinearWeight pack_linear(const RawMatrix& raw) { return pack_linear(std::span(&raw, 1)); }
+
+  // --- Plain ops ---
+  void begin_step() { arena_.reset(); }
+  virtual Tensor embed(const EmbedWeight& table, std::span<const int32_t> tokens) = 0;  // -> [n, H] f32
+  // RMSNorm (Zhang, Sennrich 2019): y = x / sqrt(mean(x^2) + eps) * weight; x [n, d] f32 or activation -> activation.
+  virtual Tensor rms_norm(const Tensor& x, std::span<const float> weight, float eps) = 0;
+  virtual Tensor linear(const Tensor& x, const LinearWeight& w, DType out) = 0;  // x [n, in] activation -> [n, out]
+  virtual void add(const Tensor& residual, const Tensor& y) = 0;                 // residual += y, both f32 [n, H]
+  virtual Tensor silu_mul(const Tensor& gate_up) = 0;  // [n, 2I] f32 -> silu(first half) * second half, activation
+  // Rotates the dr columns of `head_dim` wide heads that begin at `rope_begin`, interleaved pairs, in place.
+  // x [n, heads * head_dim] f32 or activation. RoFormer (Su et al. 2021), YaRN (Peng et al. 2023) in the frequencies.
+  virtual void rope(const Tensor& x, int64_t head_dim, int64_t rope_begin, std::span<const int32_t> positions,
+                    const Rope& rope) = 0;
+  // Stores [c | k_rope] of each new token into its slot: row (position % 64) of page pages[position / 64].
+  virtual void write_latent(const Tensor& c, const Tensor& k_rope, const Batch& batch, const LatentLayer& cache) = 0;
+  // Multi-head latent attention over the cache, causal, per sequence (DeepSeek-V2 2024, section 2.1), absorbed or
+  // expanded as row.form says. q [n, h * (dn + dr)] activation, rotated; -> [n, h * dv] activation.
+  virtual Tensor mla_attend(const Tensor& q, const MlaUpWeight& up, const MlaShape& shape, const Batch& batch,
+                            const LatentLayer& cache) = 0;
+  // Expert choice (DeepSeek-V3 2024, section 2.1.2): x [n, H] activation; ids and weights [n, k]; ties: lower id.
+  virtual Routing route(const Tensor& x, const RouterWeight& router) = 0;
+  // sum_k weight_k * down_e(silu(gate_e x) * up_e x), expert order fixed by k; -> [n, H] f32.
+  virtual Tensor moe_experts(const Tensor& x, const Routing& routing, const ExpertWeights& experts) = 0;
+  virtual Tensor gather_rows(const Tensor& x, std::span<const int32_t> rows) = 0;
+
+  // --- Coarse ops, composed of the above (ops/coarse.cc) ---
+  // q projection (with or without q_lora), latent projection, norms, rope, cache write; -> rotated q.
+  virtual Tensor mla_in(const Tensor& x, const MlaWeights& w, const Batch& batch, const LatentLayer& cache);
+  virtual Tensor dense_mlp(const Tensor& x, const MlpWeights& w);    // -> [n, H] f32
+  virtual Tensor moe(const Tensor& x, const MoeWeights& w);          // routed + shared, [n, H] f32
+  virtual Tensor logits(const Tensor& x, const LinearWeight& head);  // -> [rows, vocab] f32
+
+  Arena& arena() { return arena_; }
+
+ protected:
+  Arena arena_;
+};
+
+// The definition: plain loops, f32 everywhere, one thread.
+std::unique_ptr<Ops> make_ref_ops();
+
+struct CpuOptions {
+  int num_threads = 0;    // 0: one per core
+  bool allow_amx = true;  // false: AVX2 path even where AVX-512 or AMX exist (tests)
+  bool allow_avx512 = true;
+};
+// The fast CPU backend. Unavailable without AVX2 + FMA.
+Result<std::unique_ptr<Ops>> make_cpu_ops(const CpuOptions& options);
+
+}  // namespace perigee

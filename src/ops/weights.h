@@ -1,0 +1,121 @@
+// Weights: as they come from a checkpoint (Raw...), and as a backend keeps them (opaque, shared, immutable).
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "tensor/tensor.h"
+
+namespace perigee {
+
+enum class WeightFormat : uint8_t {
+  kF32,
+  kBF16,
+  kF16,
+  kF8Block128,   // e4m3 [out, in], scale f32 [ceil(out/128), ceil(in/128)]: a multiplier
+  kInt4Group32,  // int32 words [out, in/8], nibble c%8 of word c/8 low first, offset 8; scale bf16 [out, in/32]
+};
+
+// A [out, in] matrix in checkpoint layout, borrowed from a mapped file. Rows are contiguous.
+struct RawMatrix {
+  WeightFormat format = WeightFormat::kBF16;
+  int64_t out = 0;
+  int64_t in = 0;
+  const void* data = nullptr;
+  const void* scale = nullptr;
+};
+
+// Element (r, c) as f32: the definition of every format. INT4 and FP8: q * scale in f32, INT4 then rounded to bf16.
+float raw_element(const RawMatrix& m, int64_t r, int64_t c);
+// Row r as f32 into out[in].
+void raw_row(const RawMatrix& m, int64_t r, float* out);
+
+struct RawExpert {
+  RawMatrix gate, up, down;  // [I, H], [I, H], [H, I]
+};
+
+// Base of what backends keep; only the backend that packed it knows more.
+struct PackedWeight {
+  virtual ~PackedWeight() = default;
+  virtual int64_t bytes() const = 0;
+};
+using Packed = std::shared_ptr<const PackedWeight>;
+
+struct LinearWeight {
+  int64_t out = 0, in = 0;
+  Packed packed;
+};
+
+struct EmbedWeight {
+  int64_t vocab = 0, dim = 0;
+  Packed packed;
+};
+
+struct ExpertWeights {
+  int64_t num_experts = 0, hidden = 0, inter = 0;
+  Packed packed;
+};
+
+struct MlaShape {
+  int64_t heads = 0, nope = 0, rope = 0, value = 0, latent = 0;
+  float softmax_scale = 0;
+  int64_t q_head() const { return nope + rope; }
+};
+
+struct MlaUpWeight {
+  Packed packed;
+};
+
+struct Rope {
+  bool enabled = true;          // false: NoPE (Kimi-Linear)
+  std::vector<float> inv_freq;  // [dr / 2]
+  float cos_sin_factor = 1.0f;
+};
+
+struct MlaWeights {
+  MlaShape shape;
+  LinearWeight q_a;              // [q_lora, H]; packed is null without q_lora
+  std::vector<float> q_a_norm;   // [q_lora]
+  LinearWeight q;                // [h * (dn + dr), q_lora or H]
+  LinearWeight kv_a;             // [L + dr, H]
+  std::vector<float> kv_a_norm;  // [L]
+  MlaUpWeight up;
+  LinearWeight o;  // [H, h * dv]
+  Rope rope;
+  float latent_eps = 1e-6f;
+};
+
+struct MlpWeights {
+  LinearWeight gate_up;  // [2I, H]: gate rows, then up rows
+  LinearWeight down;     // [H, I]
+};
+
+enum class RouterScore : uint8_t { kSigmoid, kSoftmax };
+
+struct RouterWeight {
+  int64_t num_experts = 0, hidden = 0;
+  std::vector<float> weight;  // [E, H] row-major; scores are f32 dot products of the activation with it
+  std::vector<float> bias;    // [E] selection only; empty: none
+  RouterScore score = RouterScore::kSigmoid;
+  int32_t top_k = 0;
+  int32_t num_groups = 1, top_groups = 1;  // group score: sum of its two largest biased scores
+  bool normalize = true;                   // weights /= sum + 1e-20
+  float scale = 1.0f;                      // weights *= scale
+};
+
+// Expert choice of n tokens, in the step's arena.
+struct Routing {
+  int64_t num_tokens = 0;
+  int32_t top_k = 0;
+  int32_t* ids = nullptr;    // [n, k]
+  float* weights = nullptr;  // [n, k]
+};
+
+struct MoeWeights {
+  RouterWeight router;
+  ExpertWeights experts;
+  MlpWeights shared;  // packed null: none
+};
+
+}  // namespace perigee

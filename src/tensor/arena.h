@@ -1,0 +1,51 @@
+// Arena: per-step memory, reset at the start of each step. Grows while warming up, never after.
+//
+// Buffer: aligned host memory that lives as long as its owner.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "tensor/tensor.h"
+
+namespace perigee {
+
+inline constexpr size_t kAlignment = 64;  // a cache line, an AMX tile row
+
+class Buffer {
+ public:
+  Buffer() = default;
+  explicit Buffer(size_t bytes);  // zeroed, kAlignment-aligned; huge pages where the system offers them
+  uint8_t* data() const { return data_.get(); }
+  size_t size() const { return size_; }
+
+ private:
+  struct Free {
+    void operator()(uint8_t* p) const;
+  };
+  std::unique_ptr<uint8_t[], Free> data_;
+  size_t size_ = 0;
+};
+
+class Arena {
+ public:
+  // Everything handed out before becomes invalid; no memory is returned to the system.
+  void reset();
+  Tensor tensor(DType dtype, int64_t rows, int64_t cols);  // uninitialised, contiguous
+  template <typename T>
+  std::span<T> array(int64_t count) {
+    return {static_cast<T*>(allocate(static_cast<size_t>(count) * sizeof(T))), static_cast<size_t>(count)};
+  }
+  void* allocate(size_t bytes);
+  int64_t num_growths() const { return num_growths_; }  // system allocations so far: constant after warm-up
+
+ private:
+  std::vector<Buffer> chunks_;
+  size_t chunk_ = 0;
+  size_t used_ = 0;
+  int64_t num_growths_ = 0;
+};
+
+}  // namespace perigee
