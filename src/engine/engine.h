@@ -1,0 +1,95 @@
+// Engine: the place that joins the brain (control) and the hands (exec), on a thread of its own.
+//
+// Thread-safe: submit, cancel, stats and shutdown may be called from any thread. Outputs arrive through the sink given
+// at submission, called on the engine thread; a sink must not block (it posts to its own executor).
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/result.h"
+#include "control/plan.h"
+#include "control/sampling.h"
+#include "control/scheduler.h"
+#include "exec/worker.h"
+
+namespace perigee {
+
+using RequestId = Id<struct RequestTag, int64_t>;
+
+struct EngineConfig {
+  WorkerConfig worker;
+  int32_t max_sequences = 128;     // --max-num-seqs
+  int32_t max_step_tokens = 2048;  // --max-num-batched-tokens
+  int32_t max_model_len = 0;       // 0: the model's limit, or what fits the cache when that is less
+  int32_t max_waiting = 4096;
+  bool prefix_caching = true;
+  bool deterministic = false;
+  bool selfcheck = false;  // check_integrity() after every step
+};
+
+struct EngineRequest {
+  std::shared_ptr<const std::vector<int32_t>> prompt;
+  SamplingParams sampling;  // choice i of n samples with seed + i
+  int32_t n = 1;
+  int32_t priority = 0;
+  double timeout_s = 0;  // 0: none
+  std::string cache_salt;
+};
+
+// What one choice of a request gained. The last chunk of a choice has `finish`.
+struct OutputChunk {
+  int32_t choice = 0;
+  std::vector<int32_t> ids;  // includes the stop id that ended the choice, as its last
+  std::vector<TokenLogprobs> logprobs;
+  std::vector<TokenLogprobs> prompt_logprobs;
+  std::optional<FinishReason> finish;
+  int32_t stop_id = -1;
+  int32_t num_cached_tokens = 0;
+  std::string error;
+};
+using OutputSink = std::function<void(OutputChunk&&)>;
+
+// Request timings in seconds for metrics: buckets are the server's business, the engine keeps none.
+struct EngineStats {
+  SchedulerGauges scheduler;
+  double kv_usage = 0;     // used / total pages
+  double last_step_s = 0;  // when the newest step ended, engine clock
+  double now_s = 0;
+  int64_t steps = 0;
+  double host_step_us = 0;  // scheduler + batch building, mean of the last 64 steps
+};
+
+class Engine {
+ public:
+  // Loads the model, reserves all memory and starts the threads. Errors say what is wrong and what to change.
+  static Result<std::unique_ptr<Engine>> create(const EngineConfig& config);
+  ~Engine();
+
+  // kExhausted: the queue is full. kBadInput: can never fit (message has the numbers). The sink is called until every
+  // choice has finished, also after cancel(), and never after that.
+  Result<RequestId> submit(EngineRequest request, OutputSink sink);
+
+  // Ends one choice (kStop: the server saw a stop string) or all of them (choice -1). Unknown ids are ignored.
+  void cancel(RequestId request, int32_t choice = -1, FinishReason reason = FinishReason::kCancelled);
+
+  EngineStats stats() const;
+  const ModelInfo& model() const;
+  int32_t max_model_len() const;
+  int32_t num_pages() const;
+
+  // Ends every request with an error and stops the threads. The server drains first by not submitting and waiting.
+  void shutdown();
+
+ private:
+  struct Impl;
+  explicit Engine(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace perigee
