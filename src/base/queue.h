@@ -26,6 +26,15 @@ class BoundedQueue {
     return true;
   }
 
+  // For the few items whose number is bounded elsewhere (results of plans in flight, shutdown): never refused.
+  void push_reserved(T item) {
+    {
+      std::lock_guard lock(mutex_);
+      items_.push_back(std::move(item));
+    }
+    ready_.notify_one();
+  }
+
   // Waits for an item. Nothing when the queue is closed and empty.
   std::optional<T> pop() {
     std::unique_lock lock(mutex_);

@@ -57,6 +57,7 @@ struct PlanRow {
   int32_t tokens_offset = -1;    // prefill: index of the ids in StepPlan::tokens; -1: decode, the id is the worker's
   bool sample = false;           // the last token's logits are wanted: sample one id
   bool prompt_logprobs = false;  // logits of every new token are wanted
+  bool masked = false;           // sampling waits for this row's StepMasks entry
 
   bool is_decode() const { return tokens_offset < 0; }
 };

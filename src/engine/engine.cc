@@ -1,0 +1,285 @@
+#include "engine/engine.h"
+
+#include <algorithm>
+#include <atomic>
+#include <deque>
+#include <mutex>
+#include <thread>
+#include <unordered_map>
+#include <variant>
+
+#include "base/clock.h"
+#include "base/queue.h"
+#include "base/rng.h"
+
+namespace perigee {
+namespace {
+
+struct SubmitMessage {
+  RequestId request;
+  EngineRequest body;
+  OutputSink sink;
+  double arrival_s = 0;
+};
+struct CancelMessage {
+  RequestId request;
+  int32_t choice = -1;
+  FinishReason reason = FinishReason::kCancelled;
+};
+struct StopMessage {};
+using Message = std::variant<SubmitMessage, CancelMessage, StepResult, StopMessage>;
+
+struct LiveRequest {
+  OutputSink sink;
+  SequenceId first_sequence;  // choice i is sequence first + i
+  int32_t n = 1;
+  int32_t live_choices = 1;
+};
+
+constexpr double kIdleWaitS = 1.0;
+constexpr double kBusyWaitS = 0.05;  // how late a deadline of a waiting sequence may be noticed
+constexpr size_t kHostSamples = 64;
+
+}  // namespace
+
+struct Engine::Impl {
+  EngineConfig config;
+  int32_t max_model_len = 0;
+  std::unique_ptr<Worker> worker;
+  std::unique_ptr<Scheduler> scheduler;
+  BoundedQueue<Message> mailbox{1 << 16};
+  std::atomic<int64_t> next_request{0};
+  std::atomic<int64_t> live_choices{0};
+  std::atomic<bool> stopping{false};
+  std::thread thread;
+
+  // Engine thread only.
+  std::unordered_map<RequestId, LiveRequest> requests;
+  std::unordered_map<SequenceId, RequestId> owners;
+  int64_t next_sequence = 0;
+  std::deque<double> host_us;
+
+  mutable std::mutex stats_mutex;
+  EngineStats stats;
+
+  void run();
+  void handle(Message&& message);
+  void submit(SubmitMessage&& message);
+  void cancel(const CancelMessage& message);
+  void emit_plans();
+  void dispatch_updates();
+  void deliver(SequenceUpdate&& update);
+  void end_all(const std::string& why);
+  void publish_stats(double host_s, bool stepped);
+};
+
+Result<std::unique_ptr<Engine>> Engine::create(const EngineConfig& config) {
+  auto impl = std::make_unique<Impl>();
+  impl->config = config;
+  impl->config.worker.max_sequences = config.max_sequences;
+  impl->config.worker.max_step_tokens = config.max_step_tokens;
+  impl->config.worker.deterministic = config.deterministic;
+  Impl* p = impl.get();
+  ASSIGN_OR_RETURN(impl->worker, Worker::create(impl->config.worker, [p](StepResult&& result) {
+                     p->mailbox.push_reserved(Message(std::move(result)));
+                   }));
+  const ModelInfo& info = impl->worker->model().info();
+  const int64_t cache_tokens = static_cast<int64_t>(impl->worker->num_pages()) * kBlockTokens;
+  if (config.max_model_len > info.max_positions)
+    return bad_input(
+        str_cat("max-model-len ", config.max_model_len, " is over the model's ", info.max_positions, " positions"),
+        "max-model-len");
+  if (config.max_model_len > cache_tokens)
+    return bad_input(str_cat("max-model-len ", config.max_model_len, " does not fit the cache of ", cache_tokens,
+                             " tokens: lower it, or raise kv-cache-memory-bytes"),
+                     "max-model-len");
+  impl->max_model_len = config.max_model_len > 0
+                            ? config.max_model_len
+                            : static_cast<int32_t>(std::min<int64_t>(info.max_positions, cache_tokens));
+  impl->scheduler = std::make_unique<Scheduler>(SchedulerConfig{
+      .num_pages = impl->worker->num_pages(),
+      .max_sequences = config.max_sequences,
+      .max_step_tokens = config.max_step_tokens,
+      .max_model_len = impl->max_model_len,
+      .max_waiting = config.max_waiting,
+      .prefix_caching = config.prefix_caching,
+      .deterministic = config.deterministic,
+      .hash_seed = mix64(static_cast<uint64_t>(wall_time_s() * 1e6)),
+  });
+  impl->publish_stats(0, false);
+  impl->thread = std::thread([p] { p->run(); });
+  return std::unique_ptr<Engine>(new Engine(std::move(impl)));
+}
+
+Engine::Engine(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+
+Engine::~Engine() {
+  shutdown();
+}
+
+void Engine::shutdown() {
+  if (impl_->stopping.exchange(true)) return;
+  impl_->mailbox.push_reserved(Message(StopMessage{}));
+  impl_->thread.join();
+}
+
+Result<RequestId> Engine::submit(EngineRequest request, OutputSink sink) {
+  CHECK(request.n >= 1 && request.prompt != nullptr && !request.prompt->empty(), "an unvalidated request");
+  if (impl_->stopping) return Error(Code::kUnavailable, "the engine is shutting down");
+  const auto num_prompt = static_cast<int64_t>(request.prompt->size());
+  if (!impl_->scheduler->fits(num_prompt, request.sampling.max_tokens))
+    return bad_input(str_cat("a prompt of ", num_prompt, " tokens and max_tokens ", request.sampling.max_tokens,
+                             " are over the limit of ", impl_->max_model_len, " tokens together"),
+                     "max_tokens");
+  const int64_t limit = static_cast<int64_t>(impl_->config.max_waiting) + impl_->config.max_sequences;
+  if (impl_->live_choices.fetch_add(request.n) + request.n > limit) {
+    impl_->live_choices.fetch_sub(request.n);
+    return Error(Code::kExhausted, str_cat("the queue is full (", limit, " sequences): try again later"));
+  }
+  const RequestId id(impl_->next_request.fetch_add(1));
+  impl_->mailbox.push_reserved(Message(SubmitMessage{
+      .request = id, .body = std::move(request), .sink = std::move(sink), .arrival_s = system_clock().now_s()}));
+  return id;
+}
+
+void Engine::cancel(RequestId request, int32_t choice, FinishReason reason) {
+  impl_->mailbox.push_reserved(Message(CancelMessage{.request = request, .choice = choice, .reason = reason}));
+}
+
+EngineStats Engine::stats() const {
+  std::lock_guard lock(impl_->stats_mutex);
+  EngineStats copy = impl_->stats;
+  copy.now_s = system_clock().now_s();
+  return copy;
+}
+
+const ModelInfo& Engine::model() const {
+  return impl_->worker->model().info();
+}
+int32_t Engine::max_model_len() const {
+  return impl_->max_model_len;
+}
+int32_t Engine::num_pages() const {
+  return impl_->worker->num_pages();
+}
+
+void Engine::Impl::run() {
+  std::vector<Message> messages;
+  while (!stopping) {
+    messages.clear();
+    mailbox.drain(messages, scheduler->idle() ? kIdleWaitS : kBusyWaitS);
+    const double begin = system_clock().now_s();
+    const int64_t steps_before = scheduler->gauges().steps;
+    for (Message& message : messages) handle(std::move(message));
+    emit_plans();
+    const bool stepped = scheduler->gauges().steps != steps_before;
+    publish_stats(system_clock().now_s() - begin, stepped);
+    dispatch_updates();
+    if (config.selfcheck || scheduler->idle()) scheduler->check_integrity();
+  }
+  end_all("the engine is shutting down");
+  worker.reset();  // joins the worker's thread: no result arrives after this
+}
+
+void Engine::Impl::handle(Message&& message) {
+  if (auto* result = std::get_if<StepResult>(&message)) {
+    scheduler->apply(*result);
+  } else if (auto* submitted = std::get_if<SubmitMessage>(&message)) {
+    submit(std::move(*submitted));
+  } else if (auto* cancelled = std::get_if<CancelMessage>(&message)) {
+    cancel(*cancelled);
+  }
+}
+
+void Engine::Impl::submit(SubmitMessage&& message) {
+  const EngineRequest& body = message.body;
+  const SequenceId first(next_sequence);
+  next_sequence += body.n;
+  requests.emplace(
+      message.request,
+      LiveRequest{.sink = std::move(message.sink), .first_sequence = first, .n = body.n, .live_choices = body.n});
+  for (int32_t i = 0; i < body.n; ++i) {
+    const SequenceId sequence(first.value + i);
+    owners.emplace(sequence, message.request);
+    auto sampling = std::make_shared<SamplingParams>(body.sampling);
+    sampling->seed += static_cast<uint64_t>(i);
+    const bool accepted = scheduler->submit({
+        .sequence = sequence,
+        .prompt = body.prompt,
+        .sampling = std::move(sampling),
+        .priority = body.priority,
+        .arrival_s = message.arrival_s,
+        .deadline_s = body.timeout_s > 0 ? message.arrival_s + body.timeout_s : 0,
+        .cache_salt = body.cache_salt,
+        .leader = i > 0 ? first : SequenceId(),
+    });
+    if (!accepted)
+      deliver({.sequence = sequence,
+               .finish = FinishReason::kError,
+               .error = "the waiting queue is full: try again later"});
+  }
+}
+
+void Engine::Impl::cancel(const CancelMessage& message) {
+  const auto found = requests.find(message.request);
+  if (found == requests.end()) return;
+  const LiveRequest& request = found->second;
+  for (int32_t i = 0; i < request.n; ++i)
+    if (message.choice < 0 || message.choice == i)
+      scheduler->cancel({.sequence = SequenceId(request.first_sequence.value + i), .reason = message.reason});
+}
+
+void Engine::Impl::emit_plans() {
+  while (std::optional<StepPlan> plan = scheduler->next_plan(system_clock().now_s())) worker->submit(std::move(*plan));
+}
+
+void Engine::Impl::dispatch_updates() {
+  for (SequenceUpdate& update : scheduler->take_updates()) deliver(std::move(update));
+}
+
+void Engine::Impl::deliver(SequenceUpdate&& update) {
+  const auto owner = owners.find(update.sequence);
+  if (owner == owners.end()) return;
+  const auto found = requests.find(owner->second);
+  LiveRequest& request = found->second;
+  const bool finished = update.finish.has_value();
+  request.sink({
+      .choice = static_cast<int32_t>(update.sequence.value - request.first_sequence.value),
+      .ids = std::move(update.ids),
+      .logprobs = std::move(update.logprobs),
+      .prompt_logprobs = std::move(update.prompt_logprobs),
+      .finish = update.finish,
+      .stop_id = update.stop_id,
+      .num_cached_tokens = update.num_cached_tokens,
+      .error = std::move(update.error),
+  });
+  if (!finished) return;
+  owners.erase(owner);
+  live_choices.fetch_sub(1);
+  if (--request.live_choices == 0) requests.erase(found);
+}
+
+void Engine::Impl::end_all(const std::string& why) {
+  std::vector<SequenceId> left;
+  for (const auto& [sequence, request] : owners) left.push_back(sequence);
+  std::sort(left.begin(), left.end());
+  for (const SequenceId sequence : left) deliver({.sequence = sequence, .finish = FinishReason::kError, .error = why});
+}
+
+void Engine::Impl::publish_stats(double host_s, bool stepped) {
+  const SchedulerGauges gauges = scheduler->gauges();
+  if (stepped) {
+    host_us.push_back(host_s * 1e6 + worker->last_build_us());
+    if (host_us.size() > kHostSamples) host_us.pop_front();
+  }
+  std::lock_guard lock(stats_mutex);
+  stats.scheduler = gauges;
+  stats.steps = gauges.steps;
+  stats.kv_usage = gauges.total_pages > 0 ? static_cast<double>(gauges.used_pages) / gauges.total_pages : 0;
+  if (stepped) stats.last_step_s = system_clock().now_s();
+  double sum = 0;
+  for (const double us : host_us) sum += us;
+  stats.host_step_us = host_us.empty() ? 0 : sum / static_cast<double>(host_us.size());
+}
+
+}  // namespace perigee

@@ -1,0 +1,33 @@
+// BatchBuilder: turns a plan into the flat arrays that a model reads. Reuses its memory from step to step.
+#pragma once
+
+#include <vector>
+
+#include "control/plan.h"
+#include "exec/slots.h"
+#include "model/model.h"
+#include "ops/batch.h"
+
+namespace perigee {
+
+class BatchBuilder {
+ public:
+  BatchBuilder(const Model& model, bool deterministic) : model_(model), deterministic_(deterministic) {}
+
+  // Requires the plan's starts and appends to be in `slots` already. Valid until the next build().
+  const Batch& build(const StepPlan& plan, const Slots& slots);
+
+  // First of the row's logit rows in the model's output; rows under prompt_logprobs have num_tokens of them.
+  int32_t logit_row(size_t plan_row) const { return first_logit_[plan_row]; }
+
+ private:
+  void add_row(const PlanRow& row, const StepPlan& plan, const Slot& slot);
+
+  const Model& model_;
+  const bool deterministic_;
+  Batch batch_;
+  std::vector<int32_t> tokens_, positions_, logit_rows_, first_logit_;
+  std::vector<SequenceRows> sequences_;
+};
+
+}  // namespace perigee

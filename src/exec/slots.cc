@@ -1,0 +1,57 @@
+#include "exec/slots.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+
+namespace perigee {
+namespace {
+
+void count(Slot& slot, int32_t id, bool output) {
+  if (slot.seen.empty()) return;
+  slot.seen[static_cast<size_t>(id) / 8] |= static_cast<uint8_t>(1u << (id % 8));
+  if (output && slot.output_counts[static_cast<size_t>(id)] < UINT16_MAX) ++slot.output_counts[static_cast<size_t>(id)];
+}
+
+}  // namespace
+
+Slots::Slots(int32_t num_slots, int64_t vocab, int32_t max_blocks) : vocab_(vocab) {
+  slots_.resize(static_cast<size_t>(num_slots));
+  for (Slot& slot : slots_) slot.pages.reserve(static_cast<size_t>(max_blocks));
+}
+
+void Slots::start(const SequenceStart& start) {
+  Slot& slot = (*this)[start.slot];
+  slot.sequence = start.sequence;
+  slot.tokens = start.tokens;
+  slot.sampling = start.sampling;
+  slot.num_prompt_tokens = start.num_prompt_tokens;
+  slot.num_cached_tokens = start.num_cached_tokens;
+  slot.length = start.num_cached_tokens;
+  slot.num_outputs = static_cast<int32_t>(start.tokens->size()) - start.num_prompt_tokens;
+  slot.newest_id = -1;
+  slot.pages.clear();
+  slot.seen.clear();
+  slot.output_counts.clear();
+  if (!start.sampling->has_penalties()) return;
+  slot.seen.assign(static_cast<size_t>((vocab_ + 7) / 8), 0);
+  slot.output_counts.assign(static_cast<size_t>(vocab_), 0);
+  for (size_t i = 0; i < start.tokens->size(); ++i)
+    count(slot, (*start.tokens)[i], i >= static_cast<size_t>(start.num_prompt_tokens));
+}
+
+void Slots::append(const BlockAppend& append) {
+  Slot& slot = (*this)[append.slot];
+  CHECK(append.block_index == static_cast<int32_t>(slot.pages.size()), "block ", append.block_index, " after ",
+        slot.pages.size(), " blocks of slot ", append.slot);
+  slot.pages.push_back(append.page.value);
+}
+
+void Slots::accept(SlotId id, int32_t token) {
+  Slot& slot = (*this)[id];
+  slot.newest_id = token;
+  ++slot.num_outputs;
+  count(slot, token, true);
+}
+
+}  // namespace perigee

@@ -1,0 +1,46 @@
+// Slots: what a worker knows of each sequence it runs: length, newest id, block table, penalty counts (DESIGN D4).
+//
+// Plans only carry deltas. On a GPU these are device arrays that the next step reads directly; here they are the same
+// arrays in host memory, touched by the worker's thread alone.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "control/plan.h"
+
+namespace perigee {
+
+struct Slot {
+  SequenceId sequence;
+  std::shared_ptr<const std::vector<int32_t>> tokens;  // as started: prompt, then former outputs
+  std::shared_ptr<const SamplingParams> sampling;
+  int32_t num_prompt_tokens = 0;
+  int32_t num_cached_tokens = 0;
+  int32_t length = 0;       // tokens whose cache entries exist or are being written
+  int32_t num_outputs = 0;  // sampled ids, former ones included
+  int32_t newest_id = -1;   // the id that the next decode row runs
+  std::vector<int32_t> pages;
+  std::vector<uint16_t> output_counts;  // [vocab]; kept only under penalties
+  std::vector<uint8_t> seen;            // [ceil(vocab / 8)] prompt or output; kept only under penalties
+};
+
+class Slots {
+ public:
+  Slots(int32_t num_slots, int64_t vocab, int32_t max_blocks);
+
+  void start(const SequenceStart& start);
+  void append(const BlockAppend& append);
+  // The sampled id becomes the slot's newest and is counted.
+  void accept(SlotId slot, int32_t id);
+  Slot& operator[](SlotId slot) { return slots_[static_cast<size_t>(slot.value)]; }
+  const Slot& operator[](SlotId slot) const { return slots_[static_cast<size_t>(slot.value)]; }
+
+ private:
+  int64_t vocab_;
+  std::vector<Slot> slots_;
+};
+
+}  // namespace perigee
