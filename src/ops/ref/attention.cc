@@ -1,0 +1,144 @@
+// Multi-head latent attention (DeepSeek-V2 2024, section 2.1.2) and its cache, as RefOps defines them.
+#include <algorithm>
+#include <cmath>
+
+#include "ops/ref/ref_ops.h"
+
+namespace perigee {
+namespace {
+
+uint8_t* cache_row(const LatentLayer& cache, const SequenceRows& sequence, int64_t position) {
+  return cache.base + sequence.pages[position / 64] * cache.page_bytes + position % 64 * cache.row_bytes;
+}
+
+void store(const LatentLayer& cache, uint8_t* row, int64_t begin, const float* x, int64_t n) {
+  for (int64_t j = 0; j < n; ++j) {
+    if (cache.f32) {
+      reinterpret_cast<float*>(row)[begin + j] = x[j];
+    } else {
+      reinterpret_cast<uint16_t*>(row)[begin + j] = f32_to_bf16(x[j]);
+    }
+  }
+}
+
+// The sequence's cache rows [c | k_rope], positions 0 ... context - 1, as f32 [context, L + dr].
+std::vector<float> read_latents(const LatentLayer& cache, const SequenceRows& sequence, int64_t width) {
+  const int64_t context = sequence.position + sequence.num_tokens;
+  std::vector<float> out(context * width);
+  for (int64_t s = 0; s < context; ++s) {
+    const uint8_t* row = cache_row(cache, sequence, s);
+    for (int64_t j = 0; j < width; ++j) {
+      out[s * width + j] =
+          cache.f32 ? reinterpret_cast<const float*>(row)[j] : bf16_to_f32(reinterpret_cast<const uint16_t*>(row)[j]);
+    }
+  }
+  return out;
+}
+
+void softmax(std::vector<float>& scores) {
+  float largest = -INFINITY, sum = 0;
+  for (const float s : scores) largest = std::fmax(largest, s);
+  for (float& s : scores) sum += s = std::exp(s - largest);
+  for (float& s : scores) s /= sum;
+}
+
+// One head of one sequence. `uk` [dn, L] and `uv` [dv, L] are its rows of kv_b; `latents` [context, L + dr].
+struct Head {
+  const MlaShape& shape;
+  const float* uk;
+  const float* uv;
+  const std::vector<float>& latents;
+  int64_t context;
+  int64_t width() const { return shape.latent + shape.rope; }
+  const float* latent(int64_t s) const { return latents.data() + s * width(); }
+  const float* k_rope(int64_t s) const { return latent(s) + shape.latent; }
+};
+
+// Keys and values of a head, made from the latents: k_s = [W_UK c_s | k_rope_s], v_s = W_UV c_s.
+struct Expanded {
+  std::vector<float> k_nope, v;  // [context, dn], [context, dv]
+  explicit Expanded(const Head& h) : k_nope(h.context * h.shape.nope), v(h.context * h.shape.value) {
+    const int64_t latent = h.shape.latent;
+    for (int64_t s = 0; s < h.context; ++s) {
+      for (int64_t d = 0; d < h.shape.nope; ++d)
+        k_nope[s * h.shape.nope + d] = ref_dot(h.uk + d * latent, h.latent(s), latent);
+      for (int64_t d = 0; d < h.shape.value; ++d)
+        v[s * h.shape.value + d] = ref_dot(h.uv + d * latent, h.latent(s), latent);
+    }
+  }
+};
+
+// One query q [dn + dr] over the first `visible` positions -> out [dv].
+void attend_expanded(const Head& h, const Expanded& kv, const float* q, int64_t visible, float* out) {
+  const MlaShape& shape = h.shape;
+  std::vector<float> p(visible);
+  for (int64_t s = 0; s < visible; ++s) {
+    const float nope = ref_dot(q, kv.k_nope.data() + s * shape.nope, shape.nope);
+    p[s] = shape.softmax_scale * (nope + ref_dot(q + shape.nope, h.k_rope(s), shape.rope));
+  }
+  softmax(p);
+  std::fill_n(out, shape.value, 0.0f);
+  for (int64_t s = 0; s < visible; ++s)
+    for (int64_t d = 0; d < shape.value; ++d) out[d] += p[s] * kv.v[s * shape.value + d];
+}
+
+// The same with W_UK moved to the query and W_UV behind the sum: keys and values are the latents themselves.
+void attend_absorbed(const Head& h, const float* q, int64_t visible, float* out) {
+  const MlaShape& shape = h.shape;
+  std::vector<float> q_latent(shape.latent), p(visible), mixed(shape.latent);
+  for (int64_t d = 0; d < shape.nope; ++d)
+    for (int64_t l = 0; l < shape.latent; ++l) q_latent[l] += h.uk[d * shape.latent + l] * q[d];
+  for (int64_t s = 0; s < visible; ++s) {
+    const float nope = ref_dot(q_latent.data(), h.latent(s), shape.latent);
+    p[s] = shape.softmax_scale * (nope + ref_dot(q + shape.nope, h.k_rope(s), shape.rope));
+  }
+  softmax(p);
+  for (int64_t s = 0; s < visible; ++s)
+    for (int64_t l = 0; l < shape.latent; ++l) mixed[l] += p[s] * h.latent(s)[l];
+  for (int64_t d = 0; d < shape.value; ++d) out[d] = ref_dot(h.uv + d * shape.latent, mixed.data(), shape.latent);
+}
+
+void attend_head(const Head& h, const SequenceRows& sequence, const Tensor& q, const Tensor& y, int64_t index) {
+  const bool expand = sequence.form == MlaForm::kExpanded;
+  const Expanded kv = expand ? Expanded(h) : Expanded({h.shape, h.uk, h.uv, h.latents, 0});
+  for (int64_t t = 0; t < sequence.num_tokens; ++t) {
+    const float* query = q.row<float>(sequence.first_row + t) + index * h.shape.q_head();
+    float* out = y.row<float>(sequence.first_row + t) + index * h.shape.value;
+    const int64_t visible = sequence.position + t + 1;
+    if (expand) {
+      attend_expanded(h, kv, query, visible, out);
+    } else {
+      attend_absorbed(h, query, visible, out);
+    }
+  }
+}
+
+}  // namespace
+
+void RefOps::write_latent(const Tensor& c, const Tensor& k_rope, const Batch& batch, const LatentLayer& cache) {
+  for (const SequenceRows& sequence : batch.sequences) {
+    for (int64_t t = 0; t < sequence.num_tokens; ++t) {
+      uint8_t* row = cache_row(cache, sequence, sequence.position + t);
+      store(cache, row, 0, c.row<float>(sequence.first_row + t), c.cols);
+      store(cache, row, c.cols, k_rope.row<float>(sequence.first_row + t), k_rope.cols);
+    }
+  }
+}
+
+Tensor RefOps::mla_attend(const Tensor& q, const MlaUpWeight& up, const MlaShape& shape, const Batch& batch,
+                          const LatentLayer& cache) {
+  CHECK(q.cols == shape.heads * shape.q_head(), q.cols, " columns for ", shape.heads, " heads");
+  const Tensor y = arena_.tensor(DType::kF32, q.rows, shape.heads * shape.value);
+  const float* kv_b = ref_values(up.packed);
+  for (const SequenceRows& sequence : batch.sequences) {
+    const std::vector<float> latents = read_latents(cache, sequence, shape.latent + shape.rope);
+    for (int64_t g = 0; g < shape.heads; ++g) {
+      const float* uk = kv_b + g * (shape.nope + shape.value) * shape.latent;
+      const Head head{shape, uk, uk + shape.nope * shape.latent, latents, sequence.position + sequence.num_tokens};
+      attend_head(head, sequence, q, y, g);
+    }
+  }
+  return y;
+}
+
+}  // namespace perigee

@@ -1,0 +1,170 @@
+#include "ops/ref/ref_ops.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "base/rng.h"
+
+namespace perigee {
+namespace {
+
+std::vector<float> noise(uint64_t seed, int64_t n) {
+  Rng rng(seed);
+  std::vector<float> out(n);
+  for (float& x : out) x = 2 * rng.unit() - 1;
+  return out;
+}
+
+RawMatrix raw(const std::vector<float>& values, int64_t out, int64_t in) {
+  return {.format = WeightFormat::kF32, .out = out, .in = in, .data = values.data()};
+}
+
+Tensor view(std::vector<float>& values, int64_t rows, int64_t cols) {
+  return {.data = values.data(), .dtype = DType::kF32, .rows = rows, .cols = cols, .row_stride = cols};
+}
+
+TEST(RefOps, LinearStacksRows) {
+  RefOps ops;
+  const std::vector<float> a = {1, 2, 3, 4}, b = {5, 6};
+  const std::vector<RawMatrix> both = {raw(a, 2, 2), raw(b, 1, 2)};
+  std::vector<float> x = {10, 1};
+  const Tensor y = ops.linear(view(x, 1, 2), ops.pack_linear(both), DType::kF32);
+  EXPECT_EQ(y.cols, 3);
+  EXPECT_EQ(y.row<float>(0)[0], 12);
+  EXPECT_EQ(y.row<float>(0)[1], 34);
+  EXPECT_EQ(y.row<float>(0)[2], 56);
+}
+
+TEST(RefOps, RmsNormOfColumns) {
+  RefOps ops;
+  std::vector<float> x = {3, 4, 100};
+  const std::vector<float> weight = {1, 2};
+  const Tensor y = ops.rms_norm(view(x, 1, 3).columns(0, 2), weight, 0);
+  EXPECT_NEAR(y.row<float>(0)[0], 3 / std::sqrt(12.5), 1e-6);
+  EXPECT_NEAR(y.row<float>(0)[1], 8 / std::sqrt(12.5), 1e-6);
+}
+
+TEST(RefOps, RopeRotatesPairsOfEachHead) {
+  RefOps ops;
+  std::vector<float> x = {7, 1, 0, 7, 0, 1};  // two heads of three, rope at column 1
+  const std::vector<int32_t> positions = {2};
+  ops.rope(view(x, 1, 6), 3, 1, positions, {.inv_freq = {0.5f}});
+  EXPECT_FLOAT_EQ(x[0], 7);
+  EXPECT_NEAR(x[1], std::cos(1.0), 1e-6);
+  EXPECT_NEAR(x[2], std::sin(1.0), 1e-6);
+  EXPECT_NEAR(x[4], -std::sin(1.0), 1e-6);
+  EXPECT_NEAR(x[5], std::cos(1.0), 1e-6);
+}
+
+TEST(RefOps, RouterBiasSelectsOnlyAndTiesTakeTheLowerId) {
+  RefOps ops;
+  RouterWeight router{.num_experts = 4, .hidden = 1, .weight = {0, 0, 1, -9}, .bias = {0, 0, 0, 9}, .top_k = 2};
+  std::vector<float> x = {1};
+  const float top = 1 / (1 + std::exp(-1.0f)), biased = 1 / (1 + std::exp(9.0f));
+  Routing r = ops.route(view(x, 1, 1), router);
+  EXPECT_EQ(r.ids[0], 3);
+  EXPECT_EQ(r.ids[1], 2);
+  EXPECT_NEAR(r.weights[1], top / (top + biased), 1e-6);
+  router.bias = {};
+  router.normalize = false;
+  router.scale = 2;
+  r = ops.route(view(x, 1, 1), router);
+  EXPECT_EQ(r.ids[0], 2);
+  EXPECT_EQ(r.ids[1], 0);
+  EXPECT_NEAR(r.weights[1], 1.0, 1e-6);
+}
+
+TEST(RefOps, RouterGroupsCountTheirTwoBest) {
+  RefOps ops;
+  // Group 0 has the single best expert, group 1 the best pair.
+  RouterWeight router{.num_experts = 4, .hidden = 1, .weight = {3, -5, 2, 1}, .bias = {}, .top_k = 2, .num_groups = 2};
+  std::vector<float> x = {1};
+  const Routing r = ops.route(view(x, 1, 1), router);
+  EXPECT_EQ(r.ids[0], 2);
+  EXPECT_EQ(r.ids[1], 3);
+}
+
+TEST(RefOps, MoeSumsWeightedExperts) {
+  RefOps ops;
+  const std::vector<float> one = {1}, two = {2}, three = {3};
+  const std::vector<RawExpert> experts = {{raw(one, 1, 1), raw(one, 1, 1), raw(two, 1, 1)},
+                                          {raw(one, 1, 1), raw(two, 1, 1), raw(three, 1, 1)}};
+  std::vector<float> x = {1};
+  int32_t ids[] = {1, 0};
+  float weights[] = {0.5f, 0.25f};
+  const Tensor y = ops.moe_experts(view(x, 1, 1), {.num_tokens = 1, .top_k = 2, .ids = ids, .weights = weights},
+                                   ops.pack_experts(experts));
+  const float silu = 1 / (1 + std::exp(-1.0f));
+  EXPECT_NEAR(y.row<float>(0)[0], 0.5f * 3 * silu * 2 + 0.25f * 2 * silu, 1e-5);
+}
+
+class Attention : public ::testing::Test {
+ protected:
+  static constexpr int64_t kTokens = 100;
+  MlaShape shape_{.heads = 2, .nope = 8, .rope = 4, .value = 6, .latent = 16, .softmax_scale = 0.5f};
+  std::vector<float> kv_b_ = noise(1, 2 * 14 * 16);
+  std::vector<float> q_ = noise(2, kTokens * 24), c_ = noise(3, kTokens * 16), k_ = noise(4, kTokens * 4);
+  std::vector<int32_t> pages_ = {2, 0};
+
+  // Attends to all tokens in pieces of `chunk`, cache in f32 or bf16.
+  std::vector<float> run(MlaForm form, int32_t chunk, bool f32) {
+    RefOps ops;
+    const MlaUpWeight up = ops.pack_mla_up(raw(kv_b_, 28, 16), shape_);
+    std::vector<uint8_t> pool(3 * 64 * 80, 0xFF);  // NaN wherever nothing is written
+    const LatentLayer cache{.base = pool.data(), .page_bytes = 64 * 80, .row_bytes = f32 ? 80 : 40, .f32 = f32};
+    std::vector<float> out;
+    for (int32_t at = 0; at < kTokens; at += chunk) {
+      const int32_t n = std::min<int32_t>(chunk, kTokens - at);
+      const SequenceRows rows{.num_tokens = n, .position = at, .pages = pages_.data(), .form = form};
+      Batch batch;
+      batch.sequences = std::span(&rows, 1);
+      ops.begin_step();
+      ops.write_latent(view(c_, kTokens, 16).row_range(at, n), view(k_, kTokens, 4).row_range(at, n), batch, cache);
+      const Tensor y = ops.mla_attend(view(q_, kTokens, 24).row_range(at, n), up, shape_, batch, cache);
+      out.insert(out.end(), y.row<float>(0), y.row<float>(0) + n * 12);
+    }
+    return out;
+  }
+
+  // Head g of token t, in double, from the formula.
+  double expected(int64_t t, int64_t g, int64_t d) const {
+    std::vector<double> p;
+    double sum = 0, out = 0;
+    for (int64_t s = 0; s <= t; ++s) {
+      double score = 0;
+      for (int64_t j = 0; j < 8; ++j) score += q_[t * 24 + g * 12 + j] * up(g * 14 + j, s);
+      for (int64_t j = 0; j < 4; ++j) score += q_[t * 24 + g * 12 + 8 + j] * static_cast<double>(k_[s * 4 + j]);
+      p.push_back(std::exp(0.5 * score));
+      sum += p.back();
+    }
+    for (int64_t s = 0; s <= t; ++s) out += p[s] / sum * up(g * 14 + 8 + d, s);
+    return out;
+  }
+  double up(int64_t row, int64_t s) const {
+    double y = 0;
+    for (int64_t l = 0; l < 16; ++l) y += static_cast<double>(kv_b_[row * 16 + l]) * c_[s * 16 + l];
+    return y;
+  }
+};
+
+TEST_F(Attention, BothFormsAndAnyChunksGiveTheFormula) {
+  for (const MlaForm form : {MlaForm::kAbsorbed, MlaForm::kExpanded}) {
+    for (const int32_t chunk : {1, 33, 64, 100}) {
+      const std::vector<float> out = run(form, chunk, true);
+      for (const int64_t t : {0, 1, 63, 64, 99})
+        for (int64_t j = 0; j < 12; ++j) ASSERT_NEAR(out[t * 12 + j], expected(t, j / 6, j % 6), 2e-6) << t;
+    }
+  }
+}
+
+TEST_F(Attention, Bf16CacheIsCloseAndDifferent) {
+  const std::vector<float> exact = run(MlaForm::kExpanded, 100, true), rounded = run(MlaForm::kExpanded, 100, false);
+  double worst = 0;
+  for (size_t i = 0; i < exact.size(); ++i) worst = std::max<double>(worst, std::fabs(exact[i] - rounded[i]));
+  EXPECT_GT(worst, 1e-4);
+  EXPECT_LT(worst, 3e-2);
+}
+
+}  // namespace
+}  // namespace perigee
