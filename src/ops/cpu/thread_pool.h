@@ -1,0 +1,58 @@
+// ThreadPool: the fixed threads of one CPU rank, and the one way to spread a loop over them.
+//
+// run() splits tasks [0, n) into one contiguous range a thread, the caller being thread 0, and returns when all are
+// done. Tasks must not depend on each other, so that results are the same for any number of threads. Nothing is
+// allocated per run. One run at a time: the pool belongs to one caller, and a task may not call run().
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <thread>
+#include <type_traits>
+#include <vector>
+
+namespace perigee {
+
+class ThreadPool {
+ public:
+  explicit ThreadPool(int num_threads);  // >= 1, the caller included
+  ~ThreadPool();
+  ThreadPool(const ThreadPool&) = delete;
+  ThreadPool& operator=(const ThreadPool&) = delete;
+
+  int size() const { return static_cast<int>(workers_.size()) + 1; }
+
+  // f(task, thread) for every task in [0, num_tasks), thread in [0, size()).
+  template <typename F>
+  void run(int64_t num_tasks, F&& f) {
+    using Body = std::remove_reference_t<F>;
+    if (workers_.empty() || num_tasks <= 1) {
+      for (int64_t task = 0; task < num_tasks; ++task) f(task, 0);
+      return;
+    }
+    const auto call = [](void* body, int64_t begin, int64_t end, int thread) {
+      for (int64_t task = begin; task < end; ++task) (*static_cast<Body*>(body))(task, thread);
+    };
+    dispatch({.call = call, .body = const_cast<void*>(static_cast<const void*>(&f)), .num_tasks = num_tasks});
+  }
+
+ private:
+  struct Job {
+    void (*call)(void* body, int64_t begin, int64_t end, int thread) = nullptr;
+    void* body = nullptr;
+    int64_t num_tasks = 0;
+  };
+
+  void dispatch(const Job& job);
+  void work(int thread);
+  void run_share(int thread);
+
+  Job job_;  // written by the caller before epoch_ is raised, read by workers after they saw it raised
+  std::atomic<uint32_t> epoch_{0};
+  std::atomic<uint32_t> num_running_{0};
+  std::atomic<bool> stop_{false};
+  std::vector<std::thread> workers_;
+};
+
+}  // namespace perigee
