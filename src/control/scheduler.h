@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "base/result.h"
 #include "control/plan.h"
 
 namespace perigee {
@@ -26,7 +27,12 @@ struct SchedulerConfig {
   bool prefix_caching = true;
   bool deterministic = false;  // prefix hits, chunk and resume points at fixed absolute multiples only (D10)
   uint64_t hash_seed = 0;      // per process
+  int32_t hash_bits = 128;     // fewer only in tests: every output must stay right
 };
+
+// What the constructor requires: the pool, slots and budget exist, and in deterministic mode one aligned chunk fits the
+// budget. The error names the field.
+Status validate(const SchedulerConfig& config);
 
 struct Submit {
   SequenceId sequence;  // fresh, chosen by the engine

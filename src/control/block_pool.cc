@@ -1,0 +1,105 @@
+#include "control/block_pool.h"
+
+namespace perigee {
+
+BlockPool::BlockPool(int32_t num_pages, std::function<void(PageId)> on_evict) : on_evict_(std::move(on_evict)) {
+  CHECK(num_pages > 0, "a pool of ", num_pages, " pages");
+  pages_.resize(static_cast<size_t>(num_pages));
+  free_.reserve(static_cast<size_t>(num_pages));
+  for (int32_t page = num_pages - 1; page >= 0; --page) free_.push_back(page);
+}
+
+PageHandle BlockPool::allocate(PageOwner owner) {
+  PageId page;
+  if (!free_.empty()) {
+    page = PageId(free_.back());
+    free_.pop_back();
+  } else if (oldest_ != kNil) {
+    page = PageId(oldest_);
+    remove_cached(page);
+    at(page).published = false;
+    if (on_evict_) on_evict_(page);
+  } else {
+    return {};
+  }
+  CHECK(at(page).holders == 0, "page ", page, " is allocated while it has holders");
+  at(page).holders = 1;
+  at(page).owner = owner;
+  return PageHandle(this, page);
+}
+
+PageHandle BlockPool::share(PageId page) {
+  Page& entry = at(page);
+  CHECK(entry.holders > 0 || entry.published, "a free page is shared: ", page);
+  if (entry.holders == 0) remove_cached(page);
+  ++entry.holders;
+  return PageHandle(this, page);
+}
+
+void BlockPool::publish(PageId page) {
+  CHECK(at(page).holders > 0, "a page without holder is published: ", page);
+  at(page).published = true;
+}
+
+void BlockPool::unpublish(PageId page) {
+  Page& entry = at(page);
+  if (!entry.published) return;
+  entry.published = false;
+  if (entry.holders > 0) return;
+  remove_cached(page);
+  push_free(page);
+}
+
+void BlockPool::drop_holder(PageId page) {
+  Page& entry = at(page);
+  CHECK(entry.holders > 0, "page ", page, " is released twice");
+  if (--entry.holders > 0) return;
+  if (entry.published) {
+    push_cached(page);
+  } else {
+    push_free(page);
+  }
+}
+
+void BlockPool::push_free(PageId page) {
+  at(page).owner = PageOwner::kNone;
+  free_.push_back(page.value);
+}
+
+void BlockPool::push_cached(PageId page) {
+  Page& entry = at(page);
+  entry.older = newest_;
+  entry.newer = kNil;
+  (newest_ == kNil ? oldest_ : at(PageId(newest_)).newer) = page.value;
+  newest_ = page.value;
+  ++num_cached_;
+}
+
+void BlockPool::remove_cached(PageId page) {
+  Page& entry = at(page);
+  (entry.older == kNil ? oldest_ : at(PageId(entry.older)).newer) = entry.newer;
+  (entry.newer == kNil ? newest_ : at(PageId(entry.newer)).older) = entry.older;
+  entry.older = entry.newer = kNil;
+  --num_cached_;
+}
+
+void BlockPool::check_integrity() const {
+  std::vector<uint8_t> idle(pages_.size(), 0);
+  for (const int32_t page : free_) {
+    const Page& entry = at(PageId(page));
+    CHECK(entry.holders == 0 && !entry.published && entry.owner == PageOwner::kNone, "free page ", page, " is in use");
+    CHECK(idle[static_cast<size_t>(page)]++ == 0, "page ", page, " is free twice");
+  }
+  int32_t num_listed = 0;
+  for (int32_t page = oldest_; page != kNil; page = at(PageId(page)).newer) {
+    const Page& entry = at(PageId(page));
+    CHECK(entry.holders == 0 && entry.published, "cached page ", page, " is in use");
+    CHECK(idle[static_cast<size_t>(page)]++ == 0, "page ", page, " is free and cached");
+    ++num_listed;
+  }
+  CHECK(num_listed == num_cached_, num_listed, " cached pages listed, ", num_cached_, " counted");
+  for (size_t page = 0; page < pages_.size(); ++page)
+    CHECK((pages_[page].holders == 0) == (idle[page] == 1), "page ", page, " is lost");
+}
+
+}  // namespace perigee

@@ -1,0 +1,34 @@
+// Planted bugs, for the simulator to catch (tests/sim). The engine's library compiles every hook to `false`; only the
+// simulator's own build of these sources (PERIGEE_FAULTS) can switch one on, so that a hook costs the engine nothing
+// and no flag travels through the layers.
+#pragma once
+
+namespace perigee {
+
+enum class Fault {
+  kNone = 0,
+  kFreeUnderFlight = 1,     // an ended sequence's pages and slot are free while plans in flight still touch them
+  kPublishUnconfirmed = 2,  // blocks are published when they are planned, not when their result is in
+  kHashDecides = 3,         // a hit does not compare token ids
+  kSaltIgnored = 4,         // sequences share prefixes across salts
+  kPageOffByOne = 5,        // the page of a block's first decoded token is missing
+  kDoubleDelivery = 6,      // ids are delivered twice when the token completes a block
+  kLostFinish = 7,          // a sequence cancelled while it waits ends without an update
+  kFullPromptHit = 8,       // a hit may cover the whole prompt
+  kStaleLength = 9,         // a preempted sequence keeps the length that it had
+  kLateIdsDelivered = 10,   // ids of a row that was in flight when its sequence ended are delivered
+};
+inline constexpr int kNumFaults = 10;
+
+#ifdef PERIGEE_FAULTS
+inline Fault g_planted_fault = Fault::kNone;
+inline bool planted(Fault fault) {
+  return g_planted_fault == fault;
+}
+#else
+constexpr bool planted(Fault) {
+  return false;
+}
+#endif
+
+}  // namespace perigee

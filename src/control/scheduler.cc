@@ -1,0 +1,273 @@
+#include "control/scheduler.h"
+
+#include <algorithm>
+#include <limits>
+#include <numeric>
+#include <utility>
+
+#include "control/faults.h"
+#include "control/scheduler_impl.h"
+
+namespace perigee {
+namespace {
+
+constexpr double kNever = std::numeric_limits<double>::infinity();
+
+bool in_order(const Sequence* a, const Sequence* b) {
+  return a->before(*b);
+}
+
+void insert_in_order(std::vector<Sequence*>& list, Sequence& sequence) {
+  list.insert(std::upper_bound(list.begin(), list.end(), &sequence, in_order), &sequence);
+}
+
+bool remove(std::vector<Sequence*>& list, Sequence& sequence) {
+  const auto found = std::find(list.begin(), list.end(), &sequence);
+  if (found == list.end()) return false;
+  list.erase(found);
+  return true;
+}
+
+SchedulerConfig checked(const SchedulerConfig& config) {
+  const Status status = validate(config);
+  CHECK(status.ok(), status.error().field, ": ", status.error().message);
+  return config;
+}
+
+int32_t hit_granularity_blocks(const SchedulerConfig& config) {
+  return config.deterministic ? std::lcm(config.attention_alignment, kBlockTokens) / kBlockTokens : 1;
+}
+
+}  // namespace
+
+Status validate(const SchedulerConfig& config) {
+  if (config.num_pages < 1) return bad_input("the pool has no page", "num_pages");
+  if (config.max_sequences < 1) return bad_input("at least one sequence must run", "max_sequences");
+  if (config.max_model_len < 2) return bad_input("no room for a prompt and an output", "max_model_len");
+  if (config.attention_alignment < 1) return bad_input("must be positive", "attention_alignment");
+  if (config.long_prefill_tokens < 0) return bad_input("must not be negative", "long_prefill_tokens");
+  if (config.max_waiting < 0) return bad_input("must not be negative", "max_waiting");
+  if (config.hash_bits < 1 || config.hash_bits > 128) return bad_input("must be in [1, 128]", "hash_bits");
+  const int32_t least = config.deterministic ? config.attention_alignment : 1;
+  if (config.max_step_tokens < least)
+    return bad_input(str_cat("must be at least ", least, ", the smallest prefill chunk"), "max_step_tokens");
+  return {};
+}
+
+Scheduler::Impl::Impl(const SchedulerConfig& config)
+    : config_(checked(config)),
+      hit_blocks_(hit_granularity_blocks(config)),
+      index_(config.num_pages, config.hash_seed, config.hash_bits),
+      pool_(config.num_pages, [this](PageId page) { index_.erase(page); }),
+      slots_(static_cast<size_t>(config.max_sequences), nullptr),
+      next_deadline_s_(kNever) {
+  for (int32_t slot = config.max_sequences - 1; slot >= 0; --slot) free_slots_.push_back(SlotId(slot));
+  running_.reserve(slots_.size());
+}
+
+int32_t Scheduler::Impl::max_outputs(int64_t num_prompt, int64_t max_tokens) const {
+  return static_cast<int32_t>(std::min<int64_t>(max_tokens, config_.max_model_len - num_prompt));
+}
+
+bool Scheduler::Impl::submit(Submit submit) {
+  if (static_cast<int32_t>(waiting_.size()) >= config_.max_waiting) return false;
+  CHECK(submit.prompt && submit.sampling && !submit.prompt->empty(), "sequence ", submit.sequence, " is incomplete");
+  auto owned = std::make_unique<Sequence>();
+  Sequence& sequence = *owned;
+  sequence.request = std::move(submit);
+  sequence.input = sequence.request.prompt;
+  sequence.max_outputs = max_outputs(sequence.num_prompt(), sequence.sampling().max_tokens);
+  CHECK(sequence.max_outputs >= 1 && sequence.max_blocks() <= config_.num_pages, "sequence ", sequence.id(),
+        " can never fit");
+  const bool fresh = sequences_.emplace(sequence.id(), std::move(owned)).second;
+  CHECK(fresh, "sequence ", sequence.id(), " is submitted twice");
+
+  const auto leader = sequences_.find(sequence.request.leader);
+  const bool follows = config_.prefix_caching && leader != sequences_.end() && !leader->second->prompt_confirmed;
+  if (follows) {
+    leader->second->has_followers = true;
+  } else {
+    sequence.request.leader = {};
+  }
+  if (sequence.request.deadline_s > 0) next_deadline_s_ = std::min(next_deadline_s_, sequence.request.deadline_s);
+  ++num_accepted_;
+  enqueue(sequence);
+  return true;
+}
+
+void Scheduler::Impl::enqueue(Sequence& sequence) {
+  insert_in_order(waiting_, sequence);
+}
+
+void Scheduler::Impl::cancel(const Cancel& cancel) {
+  const auto found = sequences_.find(cancel.sequence);
+  if (found == sequences_.end()) return;  // ended already: the events crossed
+  Sequence& sequence = *found->second;
+  SequenceUpdate& update = add_update(sequence);
+  const bool lose = planted(Fault::kLostFinish) && !sequence.slot.valid();
+  end(sequence, cancel.reason, update);
+  if (lose) updates_.pop_back();
+}
+
+// Takes the sequence out of every list and frees it; its update, already among updates_, says how it ended.
+void Scheduler::Impl::end(Sequence& sequence, FinishReason reason, SequenceUpdate& update) {
+  update.finish = reason;
+  if (sequence.slot.valid()) {
+    stop_running(sequence);
+  } else {
+    CHECK(remove(waiting_, sequence), "sequence ", sequence.id(), " is in limbo");
+  }
+  release_followers(sequence);
+  ++num_ended_;
+  sequences_.erase(sequence.id());
+}
+
+// Gives up slot and pages, at once or when the plans in flight that touch them have returned.
+void Scheduler::Impl::stop_running(Sequence& sequence) {
+  CHECK(remove(running_, sequence), "sequence ", sequence.id(), " holds slot ", sequence.slot, " and does not run");
+  const SlotId slot = std::exchange(sequence.slot, SlotId());
+  at_slot(slot) = nullptr;
+  const uint32_t plans = std::exchange(sequence.plans, 0u);
+  if (plans != 0 && !planted(Fault::kFreeUnderFlight)) {
+    quarantine_.hold(plans, slot, std::exchange(sequence.pages, {}));
+  } else {
+    release_back_to_front(sequence.pages);
+    free_slots_.push_back(slot);
+  }
+}
+
+void Scheduler::Impl::release_followers(Sequence& leader) {
+  if (!std::exchange(leader.has_followers, false)) return;
+  for (Sequence* sequence : waiting_)
+    if (sequence->request.leader == leader.id()) sequence->request.leader = {};
+}
+
+void Scheduler::Impl::expire(double now_s) {
+  if (now_s < next_deadline_s_) return;
+  next_deadline_s_ = kNever;
+  std::vector<Sequence*> expired;
+  for (const auto* list : {&running_, &waiting_}) {
+    for (Sequence* sequence : *list) {
+      const double deadline_s = sequence->request.deadline_s;
+      if (deadline_s <= 0) continue;
+      if (deadline_s <= now_s) {
+        expired.push_back(sequence);
+      } else {
+        next_deadline_s_ = std::min(next_deadline_s_, deadline_s);
+      }
+    }
+  }
+  for (Sequence* sequence : expired) end(*sequence, FinishReason::kDeadline, add_update(*sequence));
+}
+
+SequenceUpdate& Scheduler::Impl::add_update(const Sequence& sequence) {
+  SequenceUpdate& update = updates_.emplace_back();
+  update.sequence = sequence.id();
+  update.num_cached_tokens = std::max(sequence.num_cached_tokens, 0);
+  return update;
+}
+
+SchedulerGauges Scheduler::Impl::gauges() const {
+  SchedulerGauges gauges = totals_;
+  gauges.running = static_cast<int32_t>(running_.size());
+  gauges.waiting = static_cast<int32_t>(waiting_.size());
+  gauges.plans_in_flight = plans_in_flight();
+  gauges.free_pages = pool_.num_free();
+  gauges.cached_pages = pool_.num_cached();
+  gauges.used_pages = pool_.num_used();
+  gauges.total_pages = pool_.num_pages();
+  return gauges;
+}
+
+void Scheduler::Impl::check_sequence(const Sequence& sequence) const {
+  const bool running = sequence.slot.valid();
+  CHECK(running || (sequence.pages.empty() && sequence.plans == 0 && sequence.num_scheduled == 0), "waiting sequence ",
+        sequence.id(), " holds something");
+  if (!running) return;
+  CHECK(slots_[static_cast<size_t>(sequence.slot.value)] == &sequence, "slot ", sequence.slot, " has another sequence");
+  CHECK(sequence.num_confirmed <= sequence.num_scheduled, "sequence ", sequence.id(), " is ahead of itself");
+  CHECK(sequence.num_scheduled <= static_cast<int32_t>(sequence.pages.size()) * kBlockTokens, "sequence ",
+        sequence.id(), " writes outside its pages");
+  CHECK(sequence.num_outputs() + sequence.samples_in_flight <= sequence.max_outputs, "sequence ", sequence.id(),
+        " samples too much");
+  CHECK((sequence.plans == 0) == (sequence.num_confirmed == sequence.num_scheduled), "sequence ", sequence.id(),
+        " has lost a plan");
+}
+
+void Scheduler::Impl::check_integrity() const {
+  pool_.check_integrity();
+  CHECK(num_accepted_ - num_ended_ == static_cast<int64_t>(waiting_.size() + running_.size()),
+        "a sequence is in limbo");
+  CHECK(sequences_.size() == waiting_.size() + running_.size(), "a sequence is in no list");
+  CHECK(std::is_sorted(waiting_.begin(), waiting_.end(), in_order), "the queue is out of order");
+  CHECK(std::is_sorted(running_.begin(), running_.end(), in_order), "the running list is out of order");
+  CHECK(static_cast<size_t>(quarantine_.num_slots()) + free_slots_.size() + running_.size() == slots_.size(),
+        "a slot is lost");
+  CHECK(quarantine_.empty() || plans_in_flight() > 0, "pages wait for no plan");
+
+  std::vector<int32_t> holders(static_cast<size_t>(pool_.num_pages()), 0);
+  const auto count = [&](PageId page) { ++holders[static_cast<size_t>(page.value)]; };
+  for (const auto* list : {&running_, &waiting_}) {
+    for (const Sequence* sequence : *list) {
+      check_sequence(*sequence);
+      for (const PageHandle& handle : sequence->pages) count(handle.page());
+    }
+  }
+  quarantine_.for_each_page(count);
+  int32_t num_published = 0;
+  for (int32_t i = 0; i < pool_.num_pages(); ++i) {
+    const PageId page(i);
+    CHECK(pool_.num_holders(page) == holders[static_cast<size_t>(i)], "page ", page, " has ", pool_.num_holders(page),
+          " holders, ", holders[static_cast<size_t>(i)], " known");
+    CHECK(pool_.is_published(page) == index_.contains(page), "page ", page, ": pool and prefix index disagree");
+    num_published += pool_.is_published(page) ? 1 : 0;
+  }
+  CHECK(num_published == index_.size(), "the prefix index miscounts");
+}
+
+Scheduler::Scheduler(const SchedulerConfig& config) : impl_(std::make_unique<Impl>(config)) {}
+Scheduler::~Scheduler() = default;
+
+bool Scheduler::submit(Submit submit) {
+  return impl_->submit(std::move(submit));
+}
+void Scheduler::cancel(const Cancel& cancel) {
+  impl_->cancel(cancel);
+}
+void Scheduler::apply(const StepResult& result) {
+  impl_->apply(result);
+}
+std::optional<StepPlan> Scheduler::next_plan(double now_s) {
+  return impl_->next_plan(now_s);
+}
+std::vector<SequenceUpdate> Scheduler::take_updates() {
+  return std::exchange(impl_->updates_, {});
+}
+SchedulerGauges Scheduler::gauges() const {
+  return impl_->gauges();
+}
+void Scheduler::check_integrity() const {
+  impl_->check_integrity();
+}
+
+bool Scheduler::fits(int64_t num_prompt_tokens, int64_t max_tokens) const {
+  const SchedulerConfig& config = impl_->config_;
+  if (num_prompt_tokens < 1 || max_tokens < 1) return false;
+  if (num_prompt_tokens > config.max_model_len || max_tokens > config.max_model_len - num_prompt_tokens) return false;
+  return num_blocks(static_cast<int32_t>(num_prompt_tokens + max_tokens - 1)) <= config.num_pages;
+}
+
+bool Scheduler::idle() const {
+  return impl_->waiting_.empty() && impl_->running_.empty() && impl_->plans_in_flight() == 0;
+}
+
+void Scheduler::drop_prefix_cache() {
+  for (int32_t i = 0; i < impl_->pool_.num_pages(); ++i) {
+    const PageId page(i);
+    if (!impl_->pool_.is_published(page)) continue;
+    impl_->index_.erase(page);
+    impl_->pool_.unpublish(page);
+  }
+}
+
+}  // namespace perigee

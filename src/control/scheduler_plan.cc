@@ -1,0 +1,245 @@
+// The next step: decode rows first, then running prefills, then admissions, all within one token budget.
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "control/faults.h"
+#include "control/scheduler_impl.h"
+
+namespace perigee {
+
+std::optional<StepPlan> Scheduler::Impl::next_plan(double now_s) {
+  expire(now_s);
+  if (plans_in_flight() == kMaxPlansInFlight || (running_.empty() && waiting_.empty())) return std::nullopt;
+  Draft draft;
+  draft.budget_tokens = config_.max_step_tokens;
+  draft.plan.step = next_step_;
+  draft.plan.rows.reserve(slots_.size());
+  draft.plan.appends.reserve(slots_.size());
+  plan_decodes(draft);
+  plan_prefills(draft);
+  if (!draft.short_of_pages) plan_admissions(draft);
+  if (draft.plan.rows.empty()) return std::nullopt;
+  return launch(std::move(draft));
+}
+
+StepPlan Scheduler::Impl::launch(Draft draft) {
+  InFlight& flight = this->flight(next_step_);
+  flight.step = next_step_;
+  flight.rows.assign(draft.plan.rows.begin(), draft.plan.rows.end());
+  next_step_ = StepId(next_step_.value + 1);
+  ++totals_.steps;
+  return std::move(draft.plan);
+}
+
+// Tokens that decode rows leave to the best running sequence while it prefills, so that it moves at every step.
+int32_t Scheduler::Impl::reserve_for_best() const {
+  if (running_.empty() || !running_.front()->in_prefill()) return 0;
+  const Sequence& best = *running_.front();
+  return std::min(config_.deterministic ? config_.attention_alignment : 1, best.num_input() - best.num_scheduled);
+}
+
+// Preemption takes from the back of running_, behind the row being planned, so that no planned row loses its pages.
+void Scheduler::Impl::plan_decodes(Draft& draft) {
+  const int32_t reserve = reserve_for_best();
+  for (size_t i = 0; i < running_.size() && draft.budget_tokens > reserve; ++i) {
+    Sequence& sequence = *running_[i];
+    if (sequence.in_prefill() || !sequence.wants_sample()) continue;
+    if (ensure_page(sequence, draft)) add_decode_row(sequence, draft);
+  }
+  draft.plan.num_decode_rows = static_cast<int32_t>(draft.plan.rows.size());
+}
+
+void Scheduler::Impl::plan_prefills(Draft& draft) {
+  for (size_t i = 0; i < running_.size() && draft.budget_tokens > 0; ++i) {
+    Sequence& sequence = *running_[i];
+    if (!sequence.in_prefill()) continue;
+    const int32_t num_tokens = chunk_tokens(sequence, draft.budget_tokens);
+    if (num_tokens > 0) add_prefill_row(sequence, num_tokens, draft);
+  }
+}
+
+// In order of service; only followers whose leader still computes the common prompt are stepped over.
+void Scheduler::Impl::plan_admissions(Draft& draft) {
+  size_t i = 0;
+  while (i < waiting_.size() && draft.budget_tokens > 0 && !free_slots_.empty()) {
+    Sequence& sequence = *waiting_[i];
+    if (sequence.request.leader.valid()) {
+      ++i;
+      continue;
+    }
+    if (!admit(sequence, draft)) return;
+    waiting_.erase(waiting_.begin() + static_cast<std::ptrdiff_t>(i));
+  }
+}
+
+// Makes the page of the next position exist. Pages in quarantine come back when the plans in flight return, so waiting
+// for them costs a step, where another victim would cost a recomputation.
+bool Scheduler::Impl::ensure_page(Sequence& sequence, Draft& draft) {
+  const int32_t capacity = static_cast<int32_t>(sequence.pages.size()) * kBlockTokens;
+  if (sequence.num_scheduled < capacity + (planted(Fault::kPageOffByOne) ? 1 : 0)) return true;
+  while (true) {
+    if (PageHandle page = pool_.allocate(PageOwner::kLatent)) {
+      append_page(sequence, std::move(page), draft);
+      return true;
+    }
+    draft.short_of_pages = true;
+    if (!quarantine_.empty()) return false;
+    Sequence& victim = *running_.back();
+    preempt(victim);
+    if (&victim == &sequence) return false;
+  }
+}
+
+// Back to Waiting, to be computed anew from its tokens. Its confirmed blocks stay cached, so that most of it is a hit;
+// ids still in flight are dropped and sampled again.
+void Scheduler::Impl::preempt(Sequence& sequence) {
+  stop_running(sequence);
+  if (!sequence.generated.empty()) {
+    auto input = std::make_shared<std::vector<int32_t>>(*sequence.input);
+    input->insert(input->end(), sequence.generated.begin(), sequence.generated.end());
+    sequence.input = std::move(input);
+    sequence.generated.clear();
+  }
+  const int32_t stale = planted(Fault::kStaleLength) ? sequence.num_confirmed : 0;
+  sequence.num_scheduled = sequence.num_confirmed = stale;
+  sequence.samples_in_flight = 0;
+  sequence.num_chained = 0;
+  sequence.chain_broken = false;
+  ++totals_.preemptions;
+  enqueue(sequence);
+}
+
+// Takes handles of the longest confirmed prefix that leaves at least one token to compute, for its logits. Returns how
+// many of those pages were idle.
+int32_t Scheduler::Impl::match_prefix(Sequence& sequence) {
+  sequence.chain = index_.root(sequence.request.cache_salt);
+  if (!config_.prefix_caching || sequence.wants_prompt_logprobs()) return 0;
+  const int32_t last = planted(Fault::kFullPromptHit) ? sequence.num_input() : sequence.num_input() - 1;
+  const int32_t idle_before = pool_.num_cached();
+  std::array<int32_t, kBlockTokens> scratch;
+  PrefixNode node = sequence.chain;
+  for (int32_t block = 0; block < last / kBlockTokens; ++block) {
+    const auto found = index_.find(node, sequence.block_tokens(block, scratch), sequence.request.cache_salt);
+    if (!found) break;
+    node = *found;
+    sequence.pages.push_back(pool_.share(node.page));
+    if (static_cast<int32_t>(sequence.pages.size()) % hit_blocks_ == 0) {
+      sequence.chain = node;
+      sequence.num_chained = static_cast<int32_t>(sequence.pages.size());
+    }
+  }
+  while (static_cast<int32_t>(sequence.pages.size()) > sequence.num_chained) sequence.pages.pop_back();
+  return idle_before - pool_.num_cached();
+}
+
+// Starts the sequence if all pages of its input and one for its next tokens are at hand. False: nothing has changed.
+bool Scheduler::Impl::admit(Sequence& sequence, Draft& draft) {
+  const bool alone = running_.empty() && plans_in_flight() == 0;
+  if (blocked_ == sequence.id() && pool_.num_available() < blocked_pages_ && !alone) return false;
+  const int32_t num_idle_hits = match_prefix(sequence);
+  const int32_t num_hits = static_cast<int32_t>(sequence.pages.size());
+  const int32_t num_needed = std::min(num_blocks(sequence.num_input()) + 1, sequence.max_blocks()) - num_hits;
+  const bool fits = pool_.num_available() >= num_needed;
+  const int32_t stale = sequence.num_scheduled;
+  sequence.num_scheduled = std::max(stale, num_hits * kBlockTokens);
+  const int32_t num_tokens = chunk_tokens(sequence, draft.budget_tokens);
+  if (!fits || (num_tokens == 0 && sequence.in_prefill())) {
+    if (!fits) {
+      blocked_ = sequence.id();
+      blocked_pages_ = num_needed + num_idle_hits;
+    }
+    release_back_to_front(sequence.pages);
+    sequence.num_scheduled = stale;
+    sequence.num_chained = 0;
+    return false;
+  }
+  start(sequence, draft);
+  if (sequence.in_prefill()) {
+    add_prefill_row(sequence, num_tokens, draft);
+  } else {
+    add_decode_row(sequence, draft);
+  }
+  return true;
+}
+
+void Scheduler::Impl::start(Sequence& sequence, Draft& draft) {
+  const int32_t num_hits = static_cast<int32_t>(sequence.pages.size());
+  const int32_t num_hit_tokens = num_hits * kBlockTokens;
+  sequence.num_confirmed = sequence.num_scheduled;
+  sequence.slot = free_slots_.back();
+  free_slots_.pop_back();
+  at_slot(sequence.slot) = &sequence;
+  running_.insert(std::upper_bound(running_.begin(), running_.end(), &sequence,
+                                   [](const Sequence* a, const Sequence* b) { return a->before(*b); }),
+                  &sequence);
+  totals_.prefix_queries += sequence.num_input();
+  totals_.prefix_hits += num_hit_tokens;
+  if (sequence.num_cached_tokens < 0) sequence.num_cached_tokens = num_hit_tokens;
+
+  draft.plan.starts.push_back(SequenceStart{sequence.slot, sequence.id(), sequence.input, sequence.num_prompt(),
+                                            num_hit_tokens, sequence.request.sampling});
+  for (int32_t block = 0; block < num_hits; ++block)
+    draft.plan.appends.push_back({sequence.slot, block, sequence.pages[static_cast<size_t>(block)].page()});
+  const int32_t num_input_blocks = num_blocks(sequence.num_input());
+  sequence.pages.reserve(static_cast<size_t>(sequence.max_blocks()));
+  while (static_cast<int32_t>(sequence.pages.size()) < num_input_blocks) {
+    PageHandle page = pool_.allocate(PageOwner::kLatent);
+    CHECK(page, "sequence ", sequence.id(), " was admitted without pages");
+    append_page(sequence, std::move(page), draft);
+  }
+}
+
+// Tokens of the next prefill chunk: all that is left, or up to the last multiple of the alignment that the budget
+// reaches. Without determinism a chunk shorter than the alignment is better than none.
+int32_t Scheduler::Impl::chunk_tokens(const Sequence& sequence, int32_t budget_tokens) const {
+  const int32_t left = sequence.num_input() - sequence.num_scheduled;
+  const int32_t alignment = config_.attention_alignment;
+  int32_t cap = budget_tokens;
+  if (config_.long_prefill_tokens > 0)
+    cap = std::min(cap, std::max(config_.long_prefill_tokens, config_.deterministic ? alignment : 1));
+  if (left <= cap) return left;
+  const int32_t end = (sequence.num_scheduled + cap) / alignment * alignment;
+  if (end > sequence.num_scheduled) return end - sequence.num_scheduled;
+  return config_.deterministic ? 0 : cap;
+}
+
+void Scheduler::Impl::append_page(Sequence& sequence, PageHandle page, Draft& draft) {
+  draft.plan.appends.push_back({sequence.slot, static_cast<int32_t>(sequence.pages.size()), page.page()});
+  sequence.pages.push_back(std::move(page));
+}
+
+void Scheduler::Impl::add_prefill_row(Sequence& sequence, int32_t num_tokens, Draft& draft) {
+  const int32_t first = sequence.num_scheduled;
+  const auto ids = sequence.input->begin() + first;
+  PlanRow row;
+  row.num_tokens = num_tokens;
+  row.tokens_offset = static_cast<int32_t>(draft.plan.tokens.size());
+  row.sample = first + num_tokens == sequence.num_input();
+  row.prompt_logprobs = sequence.wants_prompt_logprobs() && first + num_tokens > sequence.prompt_logprobs_known;
+  draft.plan.tokens.insert(draft.plan.tokens.end(), ids, ids + num_tokens);
+  add_row(sequence, row, draft);
+  if (planted(Fault::kPublishUnconfirmed)) publish_blocks(sequence, sequence.num_scheduled);
+}
+
+void Scheduler::Impl::add_decode_row(Sequence& sequence, Draft& draft) {
+  PlanRow row;
+  row.num_tokens = 1;
+  row.sample = true;
+  add_row(sequence, row, draft);
+}
+
+// Completes and enters a row that has its lengths and flags.
+void Scheduler::Impl::add_row(Sequence& sequence, const PlanRow& row, Draft& draft) {
+  PlanRow& added = draft.plan.rows.emplace_back(row);
+  added.slot = sequence.slot;
+  added.sequence = sequence.id();
+  added.position = sequence.num_scheduled;
+  sequence.num_scheduled += row.num_tokens;
+  sequence.samples_in_flight += row.sample ? 1 : 0;
+  sequence.plans |= plan_bit(draft.plan.step);
+  draft.budget_tokens -= row.num_tokens;
+}
+
+}  // namespace perigee

@@ -1,0 +1,91 @@
+// Sequence: the scheduler's books of one sequence. Plain data and the arithmetic on it; it decides nothing.
+//
+// Positions [0, num_confirmed) have their cache entries written and the result that says so is in; [num_confirmed,
+// num_scheduled) are in plans in flight. `input` is what prefill computes in this life: the prompt, then, after a
+// preemption, the outputs of the former lives. Ids sampled in this life follow in `generated`; each is computed by the
+// decode row after the one that sampled it, so that with nothing in flight num_tokens() is num_confirmed + 1.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "control/block_pool.h"
+#include "control/plan.h"
+#include "control/prefix_index.h"
+#include "control/scheduler.h"
+
+namespace perigee {
+
+constexpr int32_t num_blocks(int32_t num_tokens) {
+  return (num_tokens + kBlockTokens - 1) / kBlockTokens;
+}
+
+struct Sequence {
+  Submit request;
+  std::shared_ptr<const std::vector<int32_t>> input;
+  std::vector<int32_t> generated;
+  int32_t max_outputs = 0;  // of all lives: max_tokens, and what max_model_len leaves
+
+  // Resources, held while running.
+  SlotId slot;
+  std::vector<PageHandle> pages;  // by block index
+
+  int32_t num_scheduled = 0;
+  int32_t num_confirmed = 0;
+  int32_t samples_in_flight = 0;  // ids that rows in flight will add
+  uint32_t plans = 0;             // bits of the plans in flight that have a row of it
+
+  // The chain of its confirmed blocks in the prefix index; broken when a parent was evicted.
+  PrefixNode chain;
+  int32_t num_chained = 0;
+  bool chain_broken = false;
+
+  // Facts that outlive a preemption.
+  int32_t num_cached_tokens = -1;     // hit at the first admission; -1 before
+  int32_t prompt_logprobs_known = 0;  // positions [1, n] are delivered
+  bool prompt_confirmed = false;      // once
+  bool has_followers = false;
+
+  SequenceId id() const { return request.sequence; }
+  const SamplingParams& sampling() const { return *request.sampling; }
+  int32_t num_prompt() const { return static_cast<int32_t>(request.prompt->size()); }
+  int32_t num_input() const { return static_cast<int32_t>(input->size()); }
+  int32_t num_tokens() const { return num_input() + static_cast<int32_t>(generated.size()); }
+  int32_t num_outputs() const { return num_tokens() - num_prompt(); }
+  bool in_prefill() const { return num_scheduled < num_input(); }
+
+  // A further sampled id would still be wanted if nothing in flight ends the sequence early.
+  bool wants_sample() const { return num_outputs() + samples_in_flight < max_outputs; }
+
+  bool wants_prompt_logprobs() const {
+    return sampling().prompt_logprobs >= 0 && prompt_logprobs_known < num_prompt() - 1;
+  }
+
+  // Blocks that the sequence can ever fill: the last output is never computed.
+  int32_t max_blocks() const { return num_blocks(std::max(num_input(), num_prompt() + max_outputs - 1)); }
+
+  int32_t token(int32_t position) const {
+    return position < num_input() ? (*input)[static_cast<size_t>(position)]
+                                  : generated[static_cast<size_t>(position - num_input())];
+  }
+
+  // Token ids of a block, all of them known; `scratch` is used where input and generated ids meet.
+  BlockTokens block_tokens(int32_t block, std::array<int32_t, kBlockTokens>& scratch) const {
+    const int32_t first = block * kBlockTokens;
+    if (first + kBlockTokens <= num_input()) return BlockTokens(input->data() + first, kBlockTokens);
+    for (int32_t i = 0; i < kBlockTokens; ++i) scratch[static_cast<size_t>(i)] = token(first + i);
+    return scratch;
+  }
+
+  // Order of service: priority, then arrival, then id.
+  bool before(const Sequence& other) const {
+    if (request.priority != other.request.priority) return request.priority < other.request.priority;
+    if (request.arrival_s != other.request.arrival_s) return request.arrival_s < other.request.arrival_s;
+    return id() < other.id();
+  }
+};
+
+}  // namespace perigee
