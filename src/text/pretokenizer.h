@@ -1,0 +1,22 @@
+// Kimi's pre-tokeniser: cuts text into the pieces that byte-pair merging never crosses.
+//
+// A hand-written matcher of the pattern of the official tokenization_kimi.py (MIT), which needs set intersection and a
+// look-ahead that common regular-expression engines lack. Linear in the text. Invalid UTF-8 counts as symbols.
+#pragma once
+
+#include <cstddef>
+#include <string_view>
+#include <vector>
+
+namespace perigee {
+
+// The end (byte offset) of the piece that starts at `begin`; requires begin < text.size(). Every byte belongs to
+// exactly one piece, so walking from end to end visits the whole text.
+size_t next_piece_end(std::string_view text, size_t begin);
+
+// Where the reference cuts a long raw text before anything else: after every 400,000 characters, and inside such a
+// slice after every 25,000 consecutive white-space or consecutive other characters. Ascending byte offsets strictly
+// inside the text. Characters equal to `ignored` (a UTF-8 sequence, or empty for none) do not count.
+std::vector<size_t> reference_cuts(std::string_view text, std::string_view ignored);
+
+}  // namespace perigee

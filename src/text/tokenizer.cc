@@ -1,0 +1,191 @@
+#include "text/tokenizer.h"
+
+#include <algorithm>
+#include <charconv>
+
+#include "base/file.h"
+#include "base/json.h"
+#include "text/pretokenizer.h"
+#include "text/utf8.h"
+
+namespace perigee {
+namespace {
+
+constexpr size_t kMaxConfigBytes = 16u << 20;
+constexpr size_t kMaxSpecialBytes = 1024;
+
+// Copies `text` without kNeutral. Looking at the tail of what is kept also catches one that a removal puts together.
+std::string without_neutral(std::string_view text) {
+  std::string out;
+  if (text.find(kNeutral) == std::string_view::npos) return out = text;
+  out.reserve(text.size());
+  for (const char c : text) {
+    out += c;
+    if (c == kNeutral.back() && out.ends_with(kNeutral)) out.resize(out.size() - kNeutral.size());
+  }
+  return out;
+}
+
+// One member of added_tokens_decoder: "163586": {"content": "<|im_end|>", "special": true, …}.
+Result<SpecialToken> parse_added_token(const std::string& key, const Json& value) {
+  SpecialToken out{0, "", false};
+  const auto [end, error] = std::from_chars(key.data(), key.data() + key.size(), out.id);
+  if (error != std::errc() || end != key.data() + key.size() || out.id < 0)
+    return bad_input(str_cat("added_tokens_decoder: \"", key, "\" is no token id"));
+  const Json* content = value.find("content");
+  if (content == nullptr || !content->is_string())
+    return bad_input(str_cat("added_tokens_decoder: token ", key, " has no string \"content\""));
+  out.text = content->as_string();
+  const Json* special = value.find("special");
+  if (special != nullptr && !special->is_bool())
+    return bad_input(str_cat("added_tokens_decoder: \"special\" of token ", key, " is no boolean"));
+  out.special = special != nullptr && special->as_bool();
+  return out;
+}
+
+Result<std::vector<SpecialToken>> parse_tokenizer_config(std::string_view text) {
+  ASSIGN_OR_RETURN(const Json config, parse_json(text, {.max_bytes = kMaxConfigBytes, .max_depth = 16}));
+  std::vector<SpecialToken> out;
+  if (!config.is_object()) return bad_input("is no JSON object");
+  const Json* added = config.find("added_tokens_decoder");
+  if (added == nullptr) return out;
+  if (!added->is_object()) return bad_input("\"added_tokens_decoder\" is no object");
+  for (const auto& [key, value] : added->as_object()) {
+    ASSIGN_OR_RETURN(SpecialToken token, parse_added_token(key, value));
+    out.push_back(std::move(token));
+  }
+  return out;
+}
+
+Error in_file(const std::string& path, const Error& error) {
+  return Error(error.code, path + ": " + error.message);
+}
+
+// All 256 specials by id, from the named ones; `first` is the id of the first.
+Result<std::vector<SpecialToken>> complete_specials(std::vector<SpecialToken> named, int32_t first) {
+  constexpr int32_t kNum = Tokenizer::kNumSpecials;
+  std::vector<SpecialToken> out(kNum);
+  for (SpecialToken& token : named) {
+    if (token.id < first || token.id >= first + kNum)
+      return bad_input(str_cat("special token ", token.id, " is not one of ", first, " to ", first + kNum - 1));
+    if (token.text.empty() || token.text.size() > kMaxSpecialBytes)
+      return bad_input(str_cat("special token ", token.id, ": its text is empty or over ", kMaxSpecialBytes, " bytes"));
+    SpecialToken& slot = out[token.id - first];
+    if (!slot.text.empty()) return bad_input(str_cat("special token ", token.id, " is named twice"));
+    slot = std::move(token);
+  }
+  for (int32_t i = 0; i < kNum; ++i)
+    if (out[i].text.empty()) out[i] = {first + i, str_cat("<|reserved_token_", first + i, "|>"), true};
+  std::vector<std::string_view> texts;
+  for (const SpecialToken& token : out) texts.push_back(token.text);
+  std::sort(texts.begin(), texts.end());
+  const auto twice = std::adjacent_find(texts.begin(), texts.end());
+  if (twice != texts.end()) return bad_input(str_cat("two special tokens have the text ", *twice));
+  return out;
+}
+
+}  // namespace
+
+Result<std::shared_ptr<const Tokenizer>> Tokenizer::load(const std::string& dir) {
+  const std::string vocabulary_path = dir + "/tiktoken.model";
+  const std::string config_path = dir + "/tokenizer_config.json";
+  ASSIGN_OR_RETURN(const std::string config, read_file(config_path, kMaxConfigBytes));
+  auto specials = parse_tokenizer_config(config);
+  if (!specials.ok()) return in_file(config_path, specials.error());
+  ASSIGN_OR_RETURN(const std::string vocabulary, read_file(vocabulary_path, Vocabulary::kMaxFileBytes));
+  auto tokenizer = create(vocabulary, std::move(*specials));
+  if (!tokenizer.ok()) return in_file(dir, tokenizer.error());
+  return tokenizer;
+}
+
+Result<std::shared_ptr<const Tokenizer>> Tokenizer::create(std::string_view tiktoken_file,
+                                                           std::vector<SpecialToken> specials) {
+  ASSIGN_OR_RETURN(Vocabulary vocabulary, Vocabulary::parse(tiktoken_file));
+  std::shared_ptr<Tokenizer> out(new Tokenizer(std::move(vocabulary)));
+  ASSIGN_OR_RETURN(out->specials_, complete_specials(std::move(specials), out->vocabulary_.size()));
+  std::vector<std::string_view> texts;
+  for (const SpecialToken& token : out->specials_) texts.push_back(token.text);
+  out->matcher_ = SpecialMatcher(texts);
+  return std::shared_ptr<const Tokenizer>(std::move(out));
+}
+
+void Tokenizer::append_ordinary(std::string_view text, std::vector<int32_t>& out) const {
+  for (size_t begin = 0; begin < text.size();) {
+    const size_t end = next_piece_end(text, begin);
+    vocabulary_.append_piece(text.substr(begin, end - begin), out);
+    begin = end;
+  }
+}
+
+std::vector<int32_t> Tokenizer::encode(std::string_view text, SpecialsIn specials) const {
+  std::vector<int32_t> out;
+  out.reserve(text.size() / 4 + 8);
+  std::vector<size_t> cuts = reference_cuts(text, "");
+  cuts.push_back(text.size());
+  size_t begin = 0;
+  for (const size_t end : cuts) {
+    const std::string_view slice = text.substr(0, end);
+    while (specials == SpecialsIn::kRecognised) {
+      const auto match = matcher_.find(slice, begin);
+      if (!match) break;
+      append_ordinary(slice.substr(begin, match->begin - begin), out);
+      out.push_back(specials_[match->index].id);
+      begin = match->begin + match->length;
+    }
+    append_ordinary(slice.substr(begin), out);
+    begin = end;
+  }
+  return out;
+}
+
+std::vector<int32_t> Tokenizer::encode_rendered(std::string_view text) const {
+  std::vector<int32_t> out;
+  out.reserve(text.size() / 4 + 8);
+  const std::vector<size_t> cuts = reference_cuts(text, kNeutral);
+  auto cut = cuts.begin();
+  size_t begin = 0;
+  const auto ordinary_to = [&](size_t end) {
+    for (; cut != cuts.end() && *cut < end; ++cut) {
+      if (*cut <= begin) continue;  // inside or at the end of a special token
+      append_ordinary(without_neutral(text.substr(begin, *cut - begin)), out);
+      begin = *cut;
+    }
+    append_ordinary(without_neutral(text.substr(begin, end - begin)), out);
+    begin = end;
+  };
+  while (const auto match = matcher_.find(text, begin)) {
+    ordinary_to(match->begin);
+    out.push_back(specials_[match->index].id);
+    begin = match->begin + match->length;
+  }
+  ordinary_to(text.size());
+  return out;
+}
+
+std::string Tokenizer::neutralise(std::string_view untrusted) const {
+  const std::string text = without_neutral(untrusted);
+  std::string out;
+  out.reserve(text.size());
+  for (size_t pos = 0; pos < text.size(); ++pos) {
+    out += text[pos];
+    if (!matcher_.can_begin(text[pos])) continue;
+    if (!matcher_.match_at(text, pos) && !matcher_.could_complete(text, pos)) continue;
+    const size_t more = utf8_at(text, pos).length - size_t{1};
+    out.append(text, pos + 1, more).append(kNeutral);
+    pos += more;
+  }
+  return out;
+}
+
+std::string_view Tokenizer::bytes(int32_t id) const {
+  if (id < 0 || id >= vocab_size()) return {};
+  return id < vocabulary_.size() ? vocabulary_.bytes(id) : specials_[id - vocabulary_.size()].text;
+}
+
+std::optional<int32_t> Tokenizer::special_id(std::string_view text) const {
+  const auto match = matcher_.match_at(text, 0);
+  if (!match || match->length != text.size()) return std::nullopt;
+  return specials_[match->index].id;
+}
+
+}  // namespace perigee

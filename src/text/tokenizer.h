@@ -1,0 +1,78 @@
+// Tokenizer: Kimi's tiktoken vocabulary and its 256 special tokens; text to ids and ids to bytes.
+//
+// The same for every Kimi model and Moonlight; special tokens take their names from the checkpoint's own
+// tokenizer_config.json. Immutable, so one object serves all threads. It knows no chat format: the template is text.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/result.h"
+#include "text/special_matcher.h"
+#include "text/vocabulary.h"
+
+namespace perigee {
+
+struct SpecialToken {
+  int32_t id;
+  std::string text;
+  bool special;  // what skip_special_tokens removes; tool and think markers say no
+};
+
+enum class SpecialsIn { kRecognised, kPlainText };
+
+// Stands inside every special-token string of untrusted text (U+FDD0, a noncharacter that no text may interchange).
+constexpr std::string_view kNeutral = "\xEF\xB7\x90";
+
+class Tokenizer {
+ public:
+  static constexpr int32_t kNumSpecials = 256;
+
+  // Reads tiktoken.model and the added_tokens_decoder of tokenizer_config.json in `dir`. Errors name the file.
+  static Result<std::shared_ptr<const Tokenizer>> load(const std::string& dir);
+
+  // From the bytes of a tiktoken file and the named specials, whose ids must lie in the 256 after the file's ranks. The
+  // others of the 256 become <|reserved_token_ID|>, special. Errors: see Vocabulary::parse; an id out of that range or
+  // named twice, an empty, over-long or repeated text.
+  static Result<std::shared_ptr<const Tokenizer>> create(std::string_view tiktoken_file,
+                                                         std::vector<SpecialToken> specials);
+
+  // Exactly the reference's ids (official tokenization_kimi.py), its cutting of long texts included: a special string
+  // that such a cut goes through is plain text. Invalid UTF-8 is encoded byte by byte: the bytes of the ids joined are
+  // always `text`.
+  std::vector<int32_t> encode(std::string_view text, SpecialsIn specials) const;
+
+  // Encodes a rendered chat prompt whose untrusted parts went through neutralise(): recognises special tokens, then
+  // removes every kNeutral. Unlike encode(), a cut never breaks a special token: the chat's structure always survives.
+  std::vector<int32_t> encode_rendered(std::string_view text) const;
+
+  // Makes untrusted text safe to be put into a prompt for encode_rendered: removes any kNeutral, then puts one after
+  // the first character of every special string in it, and of a tail that more text could complete to a special string
+  // (templates join text parts without a separator). encode_rendered(neutralise(x)) == encode(x, kPlainText) for any x
+  // without kNeutral.
+  std::string neutralise(std::string_view untrusted) const;
+
+  int32_t vocab_size() const { return vocabulary_.size() + kNumSpecials; }
+
+  // The bytes of a token; "" for an id out of range.
+  std::string_view bytes(int32_t id) const;
+
+  bool is_named_special(int32_t id) const { return id >= vocabulary_.size() && id < vocab_size(); }
+  bool is_skipped(int32_t id) const { return is_named_special(id) && specials_[id - vocabulary_.size()].special; }
+  std::optional<int32_t> special_id(std::string_view text) const;
+  const std::vector<SpecialToken>& specials() const { return specials_; }  // all 256, by id
+
+ private:
+  explicit Tokenizer(Vocabulary vocabulary) : vocabulary_(std::move(vocabulary)) {}
+  void append_ordinary(std::string_view text, std::vector<int32_t>& out) const;
+
+  Vocabulary vocabulary_;
+  std::vector<SpecialToken> specials_;
+  SpecialMatcher matcher_;  // its indices are those of specials_
+};
+
+}  // namespace perigee
