@@ -1,0 +1,54 @@
+"""The same models run by transformers, loaded through its own checkpoint loader from the hub tensor names."""
+
+import json
+import os
+import tempfile
+
+import torch
+import transformers
+from safetensors.torch import save_file
+
+CLASSES = {"kimi_k2": ("DeepseekV3ForCausalLM", "deepseek_v3"), "deepseek_v3": ("DeepseekV3ForCausalLM", "deepseek_v3"),
+           "deepseek_v2": ("DeepseekV2ForCausalLM", "deepseek_v2"),
+           "glm4_moe_lite": ("Glm4MoeLiteForCausalLM", "glm4_moe_lite"),
+           "kimi_linear": ("KimiLinearForCausalLM", "kimi_linear")}
+
+
+def load(text_config, tensors):
+    """A float32 eager transformers model. text_config: raw config; tensors: {hub name without prefix: f32 tensor}."""
+    name, model_type = CLASSES[text_config["model_type"]]
+    config = {key: value for key, value in text_config.items() if key not in ("quantization_config", "torch_dtype")}
+    config.update(architectures=[name], model_type=model_type)
+    with tempfile.TemporaryDirectory() as folder:
+        with open(os.path.join(folder, "config.json"), "w") as out:
+            json.dump(config, out)
+        save_file({k: v.contiguous() for k, v in tensors.items()}, os.path.join(folder, "model.safetensors"),
+                  metadata={"format": "pt"})
+        model, report = getattr(transformers, name).from_pretrained(
+            folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True)
+    problems = {key: value for key, value in report.items() if value}
+    if problems:
+        raise ValueError("transformers did not take every tensor: %s" % problems)
+    _check(model, text_config)
+    return model.eval()
+
+
+def _check(model, text_config):
+    """Traps where transformers could quietly compute another model than the config says."""
+    attention = next(a for a in (layer.self_attn for layer in model.model.layers) if hasattr(a, "kv_a_layernorm"))
+    assert attention.kv_a_layernorm.variance_epsilon == 1e-6
+    assert model.model.norm.variance_epsilon == text_config["rms_norm_eps"]
+    if text_config["model_type"] == "deepseek_v2":
+        assert abs(attention.scaling - 0.114721387) < 1e-8, attention.scaling
+    if (text_config.get("rope_scaling") or {}).get("factor") == 64:
+        assert abs(attention.scaling - 0.144679626) < 1e-8, attention.scaling
+        sample = model.model.rotary_emb.inv_freq[12].item()
+        assert abs(sample / 0.0116191599 - 1) < 1e-5, sample
+
+
+@torch.no_grad()
+def log_probabilities(model, ids):
+    """ids [T] or [B, T] to float32 log-probabilities [..., T, vocab]."""
+    tokens = torch.as_tensor(ids)
+    logits = model(torch.atleast_2d(tokens), use_cache=False).logits
+    return torch.log_softmax(logits, dim=-1).reshape(*tokens.shape, -1)
