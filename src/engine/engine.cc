@@ -177,6 +177,10 @@ void Engine::Impl::run() {
     dispatch_updates();
     if (config.selfcheck || scheduler->idle()) scheduler->check_integrity();
   }
+  messages.clear();
+  mailbox.drain(messages, 0);
+  for (Message& message : messages) handle(std::move(message));  // so that late submissions are answered too
+  dispatch_updates();
   end_all("the engine is shutting down");
   worker.reset();  // joins the worker's thread: no result arrives after this
 }

@@ -1,0 +1,52 @@
+# Each target is one CMake preset or one tool. A bare Debian 12 lacks `make` itself: apt-get install make.
+JOBS ?= $(shell nproc)
+SEED ?= 1
+SEEDS ?= 2000
+MUTANT ?= 0
+FUZZ_SECONDS ?= 15
+
+.PHONY: demo test build lint format bench sim check soak eval clean
+
+demo: build
+	python3 tools/demo.py --program build/perigee --seed $(SEED)
+
+test: setup-test
+	cmake --preset release
+	cmake --build --preset release -j $(JOBS)
+	ctest --test-dir build --output-on-failure
+	.venv/bin/python -m pytest -q tests/e2e
+
+build: setup-build
+	cmake --preset release -DPERIGEE_TESTS=$(if $(wildcard build/tests),ON,OFF)
+	cmake --build --preset release -j $(JOBS) --target perigee
+
+setup-%:
+	tools/setup $*
+
+lint: setup-check
+	python3 tools/tidy.py
+
+format: setup-check
+	git ls-files -z '*.h' '*.cc' | xargs -0 clang-format-14 -i
+
+bench: setup-test
+	cmake --preset release
+	cmake --build --preset release -j $(JOBS) --target benchmarks
+	tools/bench
+
+sim: setup-test
+	cmake --preset release
+	cmake --build --preset release -j $(JOBS) --target sim
+	build/tests/sim/sim --seed $(SEED) --mutant $(MUTANT)
+
+check: setup-check
+	.ci/run
+
+soak: setup-check
+	SOAK=1 FUZZ_SECONDS=60 SEEDS=20000 .ci/run
+
+eval: build setup-test
+	tools/eval
+
+clean:
+	rm -rf build build-*

@@ -1,0 +1,155 @@
+#include "main/engine_options.h"
+
+#include <algorithm>
+#include <cstdio>
+
+#include "base/clock.h"
+#include "base/log.h"
+
+namespace perigee {
+namespace {
+
+// Pasted with every recipe; what they ask for is always so here, or derived from the checkpoint.
+constexpr const char* kAcceptedSwitches[] = {
+    "trust-remote-code",   "enable-auto-tool-choice", "enable-chunked-prefill",
+    "async-scheduling",    "enforce-eager",           "disable-log-requests",
+    "enable-log-requests", "disable-log-stats",       "disable-hybrid-kv-cache-manager"};
+constexpr const char* kAcceptedValues[] = {
+    "tool-call-parser",       "reasoning-parser",   "gpu-memory-utilization", "dtype",
+    "mm-processor-cache-gb",  "mm-encoder-tp-mode", "attention-backend",      "tokenizer",
+    "pipeline-parallel-size", "block-size"};
+
+// One progress line at most each second, with rate and time left.
+class LoadProgress {
+ public:
+  void operator()(const char* phase, int64_t done, int64_t total) {
+    const double now = system_clock().now_s();
+    if (phase != phase_) {
+      phase_ = phase;
+      begin_s_ = last_s_ = now;
+    }
+    if (done < total && now - last_s_ < 1.0) return;
+    last_s_ = now;
+    const double elapsed = std::max(now - begin_s_, 1e-9);
+    const double rate = static_cast<double>(done) / elapsed;
+    char line[160];
+    std::snprintf(line, sizeof line, "%s: %.2f of %.2f GB (%.0f %%), %.2f GB/s, %.0f s left", phase,
+                  static_cast<double>(done) * 1e-9, static_cast<double>(total) * 1e-9,
+                  total > 0 ? 100.0 * static_cast<double>(done) / static_cast<double>(total) : 100.0, rate * 1e-9,
+                  rate > 0 ? static_cast<double>(total - done) / rate : 0.0);
+    log_info(line);
+  }
+
+ private:
+  const char* phase_ = nullptr;
+  double begin_s_ = 0, last_s_ = 0;
+};
+
+void add_device_options(Options& options) {
+  const char* group = "Model and device";
+  options.positional("model", "folder with config.json");
+  options.add("load-format", "auto", "auto, safetensors, or dummy (made-up weights, for sizing)", group);
+  options.add("device", "cpu", "cpu (AVX2, AVX-512, AMX) or ref (the slow definition)", group);
+  options.add("cpu-isa", "auto", "auto, avx2 or avx512: an upper limit", group);
+  options.add("threads", "0", "threads of the CPU backend; 0: one per core", group);
+  options.add("latent-norm-eps", "-1", "eps of the q_a and kv_a norms; -1: rms_norm_eps (transformers uses 1e-6)",
+              group);
+  options.add_switch("language-model-only", false, "skip the vision part of a multimodal checkpoint", group);
+  options.add("tensor-parallel-size", "1", "ranks (only 1 in this version)", group);
+  options.add("decode-context-parallel-size", "1", "ranks that share a sequence's cache (only 1 in this version)",
+              group);
+  options.add("speculative-config", "", "not in this version", group);
+  options.alias("-tp", "tensor-parallel-size");
+  options.alias("-dcp", "decode-context-parallel-size");
+}
+
+void add_scheduler_options(Options& options) {
+  const char* group = "Cache and scheduler";
+  options.add("kv-cache-memory-bytes", "1G", "size of the page pool", group);
+  options.add("kv-cache-dtype", "auto", "auto or bf16", group);
+  options.add("max-model-len", "0", "longest prompt + reply; 0: the model's, or what the cache holds", group);
+  options.add("max-num-seqs", "128", "sequences that run together", group);
+  options.add("max-num-batched-tokens", "2048", "token budget of a step, prefill and decode together", group);
+  options.add("max-waiting-seqs", "4096", "queue length; over it requests get 429", group);
+  options.add_switch("enable-prefix-caching", true, "reuse the cache of common prefixes", group);
+  options.add_switch("deterministic", false, "same bits for a request whatever runs beside it, cached or not", group);
+  options.add_switch("selfcheck", false, "check the books after every step", group);
+}
+
+}  // namespace
+
+void add_engine_options(Options& options) {
+  add_device_options(options);
+  add_scheduler_options(options);
+  for (const char* name : kAcceptedSwitches)
+    options.add_switch(name, false, "accepted, needs no action", "Accepted from vLLM");
+  for (const char* name : kAcceptedValues) options.add(name, "", "accepted, needs no action", "Accepted from vLLM");
+}
+
+Result<EngineConfig> engine_config(const Options& options) {
+  EngineConfig config;
+  if (options.text("model").empty())
+    return bad_input("no model given: name a folder with config.json, such as models/tiny-k2", "model");
+  for (const char* name : {"tensor-parallel-size", "decode-context-parallel-size"}) {
+    ASSIGN_OR_RETURN(const int64_t size, options.integer(name, 1, 1024));
+    if (size != 1)
+      return Error(Code::kUnavailable, str_cat("--", name, " ", size, ": this version runs one rank; use 1"), name);
+  }
+  if (options.given("speculative-config"))
+    return Error(Code::kUnavailable, "--speculative-config: this version has no speculation; leave it out",
+                 "speculative-config");
+  for (const char* name : kAcceptedSwitches)
+    if (options.given(name)) log_info("--", name, " is accepted and needs no action");
+  for (const char* name : kAcceptedValues)
+    if (options.given(name)) log_info("--", name, " is accepted and needs no action");
+
+  LoadOptions& load = config.worker.load;
+  load.path = options.text("model");
+  const std::string& format = options.text("load-format");
+  if (format != "auto" && format != "safetensors" && format != "fastsafetensors" && format != "dummy")
+    return bad_input(str_cat("--load-format must be auto, safetensors or dummy, not \"", format, "\""), "load-format");
+  load.format = format == "dummy" ? LoadFormat::kDummy : LoadFormat::kSafetensors;
+  ASSIGN_OR_RETURN(load.latent_norm_eps, options.number("latent-norm-eps", -1, 1));
+  load.language_model_only = options.enabled("language-model-only");
+  load.progress = [progress = LoadProgress()](const char* phase, int64_t done, int64_t total) mutable {
+    progress(phase, done, total);
+  };
+
+  const std::string& device = options.text("device");
+  if (device != "cpu" && device != "ref")
+    return Error(Code::kUnavailable, str_cat("--device must be cpu or ref in this build, not \"", device, "\""),
+                 "device");
+  config.worker.device = device == "ref" ? Device::kRef : Device::kCpu;
+  const std::string& isa = options.text("cpu-isa");
+  if (isa != "auto" && isa != "avx2" && isa != "avx512")
+    return bad_input(str_cat("--cpu-isa must be auto, avx2 or avx512, not \"", isa, "\""), "cpu-isa");
+  config.worker.allow_amx = isa == "auto";
+  config.worker.allow_avx512 = isa != "avx2";
+  const std::string& dtype = options.text("kv-cache-dtype");
+  if (dtype != "auto" && dtype != "bf16" && dtype != "bfloat16")
+    return Error(Code::kUnavailable,
+                 str_cat("--kv-cache-dtype must be auto or bf16 in this version, not \"", dtype, "\""),
+                 "kv-cache-dtype");
+
+  ASSIGN_OR_RETURN(const int64_t threads, options.integer("threads", 0, 1024));
+  config.worker.num_threads = load.num_threads = static_cast<int>(threads);
+  ASSIGN_OR_RETURN(config.worker.cache_bytes, options.bytes("kv-cache-memory-bytes"));
+  ASSIGN_OR_RETURN(const int64_t model_len, options.integer("max-model-len", 0, 1 << 28));
+  ASSIGN_OR_RETURN(const int64_t sequences, options.integer("max-num-seqs", 1, 65536));
+  ASSIGN_OR_RETURN(const int64_t budget, options.integer("max-num-batched-tokens", 1, 1 << 20));
+  ASSIGN_OR_RETURN(const int64_t waiting, options.integer("max-waiting-seqs", 1, 1 << 20));
+  if (budget < sequences)
+    return bad_input(str_cat("--max-num-batched-tokens ", budget, " is under --max-num-seqs ", sequences,
+                             ": a decode step needs one token for each sequence"),
+                     "max-num-batched-tokens");
+  config.max_model_len = static_cast<int32_t>(model_len);
+  config.max_sequences = static_cast<int32_t>(sequences);
+  config.max_step_tokens = static_cast<int32_t>(budget);
+  config.max_waiting = static_cast<int32_t>(waiting);
+  config.prefix_caching = options.enabled("enable-prefix-caching");
+  config.deterministic = options.enabled("deterministic");
+  config.selfcheck = options.enabled("selfcheck");
+  return config;
+}
+
+}  // namespace perigee

@@ -1,0 +1,66 @@
+#include "main/options.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <fstream>
+
+namespace perigee {
+namespace {
+
+Options make() {
+  Options options("perigee test", "a test");
+  options.positional("model", "folder");
+  options.add("config", "", "file");
+  options.add("max-num-seqs", "128", "sequences");
+  options.add("kv-cache-memory-bytes", "1G", "bytes");
+  options.add_list("served-model-name", "names");
+  options.add_switch("enable-prefix-caching", true, "reuse");
+  options.add("api-key", "", "secret");
+  options.alias("-tp", "max-num-seqs");
+  return options;
+}
+
+TEST(Options, CommandLineBeatsEnvironmentBeatsFileBeatsDefault) {
+  const std::string path = testing::TempDir() + "/options.yaml";
+  std::ofstream(path) << "max-num-seqs: 2\nserved-model-name: [a, b]\nenable-prefix-caching: false\n";
+  Options options = make();
+  ASSERT_TRUE(options.parse({"--config", path}).ok());
+  EXPECT_EQ(options.text("max-num-seqs"), "2");
+  EXPECT_EQ(options.list("served-model-name"), (std::vector<std::string>{"a", "b"}));
+  EXPECT_FALSE(options.enabled("enable-prefix-caching"));
+  ::setenv("PERIGEE_MAX_NUM_SEQS", "3", 1);
+  options = make();
+  ASSERT_TRUE(options.parse({"--config", path}).ok());
+  EXPECT_EQ(options.text("max-num-seqs"), "3");
+  options = make();
+  ASSERT_TRUE(options.parse({"folder", "-tp", "4", "--config=" + path, "--enable-prefix-caching"}).ok());
+  ::unsetenv("PERIGEE_MAX_NUM_SEQS");
+  EXPECT_EQ(options.text("max-num-seqs"), "4");
+  EXPECT_EQ(options.text("model"), "folder");
+  EXPECT_TRUE(options.enabled("enable-prefix-caching"));
+}
+
+TEST(Options, UnknownNamesSuggestTheNearest) {
+  Options options = make();
+  const Status status = options.parse({"--max-num-seq", "4"});
+  ASSERT_FALSE(status.ok());
+  EXPECT_NE(status.error().message.find("max-num-seqs"), std::string::npos) << status.error().message;
+  const std::string path = testing::TempDir() + "/bad.yaml";
+  std::ofstream(path) << "enable-prefix-cachin: true\n";
+  options = make();
+  const Status from_file = options.parse({"--config", path});
+  ASSERT_FALSE(from_file.ok());
+  EXPECT_NE(from_file.error().message.find("enable-prefix-caching"), std::string::npos);
+}
+
+TEST(Options, NumbersAndSizesAreChecked) {
+  Options options = make();
+  ASSERT_TRUE(options.parse({"--max-num-seqs", "0", "--kv-cache-memory-bytes", "1.5GiB", "--api-key", "secret"}).ok());
+  EXPECT_FALSE(options.integer("max-num-seqs", 1, 10).ok());
+  EXPECT_EQ(*options.bytes("kv-cache-memory-bytes"), 3ll << 29);
+  EXPECT_EQ(options.resolved().find("secret"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace perigee
