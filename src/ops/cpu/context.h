@@ -1,0 +1,18 @@
+// CpuContext: what every free function of this backend is given besides its operands.
+#pragma once
+
+#include "ops/cpu/isa.h"
+#include "ops/cpu/thread_pool.h"
+#include "tensor/arena.h"
+
+namespace perigee {
+
+struct CpuContext {
+  ThreadPool& pool;
+  Arena& arena;  // results: live until the step's end
+  Arena&
+      scratch;  // working memory of one call: a function that uses it resets it first, so it does not add up by layer
+  Isa isa = Isa::kAvx2;
+};
+
+}  // namespace perigee

@@ -1,0 +1,29 @@
+// The memory-bound ops of the CPU backend: one pass over rows, rows spread over the pool's threads.
+//
+// Shapes, meaning and sources are those of ops/ops.h; activations are bf16. Every view may be strided. A row's result
+// depends on that row alone: not on the number of rows, of threads, or its place among them.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "ops/batch.h"
+#include "ops/cpu/context.h"
+#include "ops/weights.h"
+#include "tensor/tensor.h"
+
+namespace perigee::cpu {
+
+EmbedWeight pack_embed(const RawMatrix& table);  // any weight format; kept as bf16 rows
+
+Tensor embed(const CpuContext& cpu, const EmbedWeight& table, std::span<const int32_t> tokens);
+Tensor rms_norm(const CpuContext& cpu, const Tensor& x, std::span<const float> weight, float eps);
+void add(const CpuContext& cpu, const Tensor& residual, const Tensor& y);
+Tensor silu_mul(const CpuContext& cpu, const Tensor& gate_up);
+void rope(const CpuContext& cpu, const Tensor& x, int64_t head_dim, int64_t rope_begin,
+          std::span<const int32_t> positions, const Rope& rope);
+void write_latent(const CpuContext& cpu, const Tensor& c, const Tensor& k_rope, const Batch& batch,
+                  const LatentLayer& cache);
+Tensor gather_rows(const CpuContext& cpu, const Tensor& x, std::span<const int32_t> rows);
+
+}  // namespace perigee::cpu
