@@ -1,0 +1,237 @@
+#include "model/safetensors.h"
+
+#include <algorithm>
+#include <cstring>
+#include <set>
+
+#include "base/json.h"
+#include "model/model_folder.h"
+
+namespace perigee {
+namespace {
+
+constexpr SafetensorsType kTypes[] = {
+    {"F32", 4},  {"BF16", 2}, {"F16", 2},     {"F8_E4M3", 1}, {"I32", 4}, {"I64", 8}, {"U8", 1},  {"I8", 1},
+    {"BOOL", 1}, {"F64", 8},  {"F8_E5M2", 1}, {"F8_E8M0", 1}, {"I16", 2}, {"U16", 2}, {"U32", 4}, {"U64", 8}};
+constexpr size_t kMaxRank = 8;
+constexpr int64_t kMaxDimension = int64_t{1} << 40;
+constexpr size_t kMaxNameBytes = 1024;
+constexpr size_t kMaxIndexBytes = 100'000'000;
+constexpr size_t kMaxFiles = 10'000;
+
+std::string printable(std::string_view text) {
+  std::string out(text.substr(0, 200));
+  for (char& c : out)
+    if (static_cast<unsigned char>(c) < 0x20) c = '?';
+  return out;
+}
+
+Error tensor_error(std::string_view name, const std::string& what) {
+  return bad_input(str_cat("tensor ", printable(name), ": ", what));
+}
+
+Result<const SafetensorsType*> read_type(std::string_view name, const Json* value) {
+  if (value == nullptr || !value->is_string()) return tensor_error(name, "dtype: expected a string");
+  for (const SafetensorsType& type : kTypes)
+    if (value->as_string() == type.name) return &type;
+  return tensor_error(name, str_cat("dtype: found unknown ", printable(value->as_string())));
+}
+
+Result<std::vector<int64_t>> read_shape(std::string_view name, const Json* value) {
+  if (value == nullptr || !value->is_array()) return tensor_error(name, "shape: expected an array");
+  const Json::Array& dims = value->as_array();
+  if (dims.size() > kMaxRank)
+    return tensor_error(name, str_cat("shape: expected at most ", kMaxRank, " dimensions, found ", dims.size()));
+  std::vector<int64_t> shape;
+  for (const Json& dim : dims) {
+    if (!dim.is_int() || dim.as_int() < 0 || dim.as_int() > kMaxDimension)
+      return tensor_error(name, "shape: expected dimensions in [0, 2^40], found " + dump_json(dim).substr(0, 100));
+    shape.push_back(dim.as_int());
+  }
+  return shape;
+}
+
+// Reads data_offsets and checks them against shape, type and the bytes of data in the file.
+Status read_offsets(const Json* value, uint64_t data_bytes, SafetensorsEntry& entry) {
+  if (value == nullptr || !value->is_array() || value->as_array().size() != 2)
+    return tensor_error(entry.name, "data_offsets: expected two integers");
+  for (const Json& offset : value->as_array())
+    if (!offset.is_int() || offset.as_int() < 0)
+      return tensor_error(entry.name,
+                          "data_offsets: expected integers >= 0, found " + dump_json(offset).substr(0, 100));
+  entry.begin = static_cast<uint64_t>(value->as_array()[0].as_int());
+  entry.end = static_cast<uint64_t>(value->as_array()[1].as_int());
+  if (entry.begin > entry.end || entry.end > data_bytes)
+    return tensor_error(entry.name, str_cat("data_offsets: expected begin <= end <= ", data_bytes,
+                                            " data bytes, found [", entry.begin, ", ", entry.end, "]"));
+  uint64_t bytes = static_cast<uint64_t>(entry.type->bytes);
+  for (const int64_t dim : entry.shape)
+    if (__builtin_mul_overflow(bytes, static_cast<uint64_t>(dim), &bytes))
+      return tensor_error(entry.name, "shape " + shape_text(entry.shape) + ": its size is over 2^64 bytes");
+  if (bytes != entry.end - entry.begin)
+    return tensor_error(entry.name, str_cat("expected ", bytes, " bytes for ", entry.type->name, " ",
+                                            shape_text(entry.shape), ", found ", entry.end - entry.begin));
+  return {};
+}
+
+Result<SafetensorsEntry> read_entry(const Json::Member& member, uint64_t data_bytes) {
+  SafetensorsEntry entry{.name = member.first, .type = nullptr, .shape = {}};
+  if (entry.name.empty() || entry.name.size() > kMaxNameBytes)
+    return tensor_error(entry.name, str_cat("expected a name of 1 to ", kMaxNameBytes, " bytes"));
+  if (!member.second.is_object()) return tensor_error(entry.name, "expected an object");
+  for (const Json::Member& field : member.second.as_object())
+    if (field.first != "dtype" && field.first != "shape" && field.first != "data_offsets")
+      return tensor_error(entry.name, "unknown field " + printable(field.first));
+  ASSIGN_OR_RETURN(entry.type, read_type(entry.name, member.second.find("dtype")));
+  ASSIGN_OR_RETURN(entry.shape, read_shape(entry.name, member.second.find("shape")));
+  RETURN_IF_ERROR(read_offsets(member.second.find("data_offsets"), data_bytes, entry));
+  return entry;
+}
+
+Status check_metadata(const Json& metadata) {
+  if (!metadata.is_object()) return bad_input("__metadata__: expected an object");
+  for (const Json::Member& member : metadata.as_object())
+    if (!member.second.is_string()) return bad_input("__metadata__: expected strings only");
+  return {};
+}
+
+// Sorts by place and checks that the entries cover [0, data_bytes) exactly.
+Status check_cover(uint64_t data_bytes, std::vector<SafetensorsEntry>& entries) {
+  std::sort(entries.begin(), entries.end(), [](const SafetensorsEntry& a, const SafetensorsEntry& b) {
+    return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);
+  });
+  uint64_t at = 0;
+  for (const SafetensorsEntry& entry : entries) {
+    if (entry.begin != at)
+      return tensor_error(entry.name, str_cat("expected to begin at byte ", at, ", found ", entry.begin,
+                                              entry.begin < at ? ": tensors overlap" : ": a hole between tensors"));
+    at = entry.end;
+  }
+  if (at != data_bytes) return bad_input(str_cat("expected ", at, " bytes of data, found ", data_bytes));
+  return {};
+}
+
+}  // namespace
+
+std::string shape_text(std::span<const int64_t> shape) {
+  std::string out = "[";
+  for (const int64_t dim : shape) out += (out.size() > 1 ? ", " : "") + std::to_string(dim);
+  return out + "]";
+}
+
+std::string MappedTensor::description() const {
+  return str_cat(type->name, " ", shape_text(shape));
+}
+
+Result<SafetensorsHeader> parse_safetensors(std::span<const uint8_t> file) {
+  uint64_t length = 0;
+  if (file.size() < sizeof(length))
+    return bad_input(str_cat("expected at least 8 bytes of header length, found ", file.size(), " bytes"));
+  std::memcpy(&length, file.data(), sizeof(length));  // little-endian, as the machine is
+  const uint64_t rest = file.size() - sizeof(length);
+  if (length > kMaxSafetensorsHeader || length > rest)
+    return bad_input(
+        str_cat("header length: expected at most ", std::min(kMaxSafetensorsHeader, rest), ", found ", length));
+  const std::string_view text(reinterpret_cast<const char*>(file.data()) + sizeof(length), length);
+  Result<Json> json = parse_json(text, {.max_bytes = kMaxSafetensorsHeader, .max_depth = 16});
+  if (!json.ok()) return bad_input("header: " + json.error().message);
+  if (!json->is_object()) return bad_input(str_cat("header: expected an object, found ", json->type_name()));
+  SafetensorsHeader header;
+  header.data_begin = sizeof(length) + length;
+  for (const Json::Member& member : json->as_object()) {
+    if (member.first == "__metadata__") {
+      RETURN_IF_ERROR(check_metadata(member.second));
+      continue;
+    }
+    ASSIGN_OR_RETURN(SafetensorsEntry entry, read_entry(member, rest - length));
+    header.entries.push_back(std::move(entry));
+  }
+  RETURN_IF_ERROR(check_cover(rest - length, header.entries));
+  return header;
+}
+
+const MappedTensor* Checkpoint::find(std::string_view name) const {
+  const auto it = tensors_.find(name);
+  return it == tensors_.end() ? nullptr : &it->second;
+}
+
+Status Checkpoint::add_file(const std::string& name) {
+  ASSIGN_OR_RETURN(const std::string path, resolve_in_folder(folder_, name));
+  ASSIGN_OR_RETURN(MappedFile map, MappedFile::open(path));
+  const std::span<const uint8_t> bytes = map.bytes();
+  Result<SafetensorsHeader> header = parse_safetensors(bytes);
+  if (!header.ok()) return Error(header.error().code, path + ": " + header.error().message);
+  const uint32_t file = static_cast<uint32_t>(files_.size());
+  files_.push_back(name);
+  maps_.push_back(std::move(map));
+  for (SafetensorsEntry& entry : header->entries) {
+    const auto data = bytes.subspan(header->data_begin + entry.begin, entry.end - entry.begin);
+    const auto [it, added] = tensors_.try_emplace(
+        entry.name, MappedTensor{.type = entry.type, .shape = std::move(entry.shape), .data = data, .file = file});
+    if (!added)
+      return bad_input(str_cat(path, ": tensor ", printable(entry.name), " is also in ", files_[it->second.file]));
+  }
+  return {};
+}
+
+namespace {
+
+Result<std::map<std::string, std::string>> read_weight_map(const std::string& folder, const std::string& name) {
+  ASSIGN_OR_RETURN(const std::string path, resolve_in_folder(folder, name));
+  ASSIGN_OR_RETURN(const std::string text, read_file(path, kMaxIndexBytes));
+  Result<Json> json = parse_json(text, {.max_bytes = kMaxIndexBytes, .max_depth = 16});
+  if (!json.ok()) return Error(json.error().code, path + ": " + json.error().message);
+  const Json* map = json->find("weight_map");
+  if (map == nullptr || !map->is_object() || map->as_object().empty())
+    return bad_input(path + ": weight_map: expected an object with tensors");
+  std::map<std::string, std::string> out;
+  for (const Json::Member& member : map->as_object()) {
+    if (!member.second.is_string())
+      return bad_input(str_cat(path, ": weight_map: ", printable(member.first), ": expected a file name, found ",
+                               member.second.type_name()));
+    const std::string& file = member.second.as_string();
+    if (!file.ends_with(".safetensors"))
+      return bad_input(str_cat(path, ": weight_map: ", printable(member.first),
+                               ": expected a *.safetensors file, found ", printable(file)));
+    out.emplace(member.first, file);
+  }
+  return out;
+}
+
+}  // namespace
+
+Status Checkpoint::check_index(const std::map<std::string, std::string>& weight_map) const {
+  for (const auto& [name, file] : weight_map) {
+    const MappedTensor* tensor = find(name);
+    if (tensor == nullptr || files_[tensor->file] != file)
+      return bad_input(str_cat(folder_, "/model.safetensors.index.json: tensor ", printable(name), ": expected in ",
+                               file, ", found ", tensor == nullptr ? "in no file" : "in " + files_[tensor->file]));
+  }
+  for (const auto& [name, tensor] : tensors_)
+    if (!weight_map.contains(name))
+      return bad_input(str_cat(where(tensor), ": tensor ", printable(name), " is not in model.safetensors.index.json"));
+  return {};
+}
+
+Result<Checkpoint> Checkpoint::open(const std::string& folder) {
+  constexpr const char* kSingle = "model.safetensors";
+  constexpr const char* kIndex = "model.safetensors.index.json";
+  Checkpoint checkpoint;
+  checkpoint.folder_ = folder;
+  if (!file_exists(folder + "/" + kIndex)) {
+    if (!file_exists(folder + "/" + kSingle))
+      return Error(Code::kNotFound, str_cat(folder, ": expected ", kSingle, " or ", kIndex,
+                                            ", found neither (other weight files are not read)"));
+    RETURN_IF_ERROR(checkpoint.add_file(kSingle));
+    return checkpoint;
+  }
+  ASSIGN_OR_RETURN(const auto weight_map, read_weight_map(folder, kIndex));
+  std::set<std::string> names;
+  for (const auto& [tensor, file] : weight_map) names.insert(file);
+  if (names.size() > kMaxFiles) return bad_input(str_cat(folder, "/", kIndex, ": more than ", kMaxFiles, " files"));
+  for (const std::string& name : names) RETURN_IF_ERROR(checkpoint.add_file(name));
+  RETURN_IF_ERROR(checkpoint.check_index(weight_map));
+  return checkpoint;
+}
+
+}  // namespace perigee
