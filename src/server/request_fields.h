@@ -1,0 +1,76 @@
+// The request members that completions and chat share, validated: nothing invalid passes this line.
+//
+// Ranges and caps are those of the caps table in the reliability notes (§1.10); every fault is a 400 naming the field.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "control/sampling.h"
+#include "server/fields.h"
+
+namespace perigee {
+
+struct RequestCaps {
+  size_t max_json_depth = 32;
+  int64_t max_n = 8;
+  size_t max_prompts = 32;
+  int64_t max_logprobs = 20;
+  size_t max_stops = 8, max_stop_bytes = 256;
+  size_t max_stop_ids = 64;
+  size_t max_logit_bias = 1024;
+  size_t max_messages = 4096, max_parts = 4096;
+  size_t max_tools = 128, max_tool_name_bytes = 64, max_tool_schema_bytes = 64u << 10;
+  size_t max_string_bytes = 256;  // cache_salt, user, ids
+  double max_timeout_s = 86400;
+};
+
+// What a request that says nothing about sampling gets: the checkpoint's generation_config.json, else these.
+struct SamplingDefaults {
+  double temperature = 1.0;
+  double top_p = 1.0;
+  int64_t top_k = 0;
+  double min_p = 0.0;
+  double repetition_penalty = 1.0;
+};
+
+// What validation needs to know of the model that is served.
+struct RequestContext {
+  RequestCaps caps;
+  SamplingDefaults defaults;
+  int64_t vocab = 0;
+  int64_t max_model_len = 0;
+  std::vector<int32_t> eos_ids;
+  bool has_tokenizer = true;
+};
+
+struct RequestFields {
+  std::string model;        // "": the default one
+  SamplingParams sampling;  // max_tokens and seed are set by the handler
+  std::optional<int64_t> max_tokens;
+  std::optional<uint64_t> seed;
+  int32_t n = 1;
+  int32_t priority = 0;
+  double timeout_s = 0;
+  std::string cache_salt;
+  std::vector<std::string> stops;
+  bool include_stop = false;
+  bool skip_special_tokens = true;
+  bool stream = false, include_usage = false, continuous_usage = false;
+  bool return_token_ids = false;
+  bool tokens_as_ids = false;  // logprob tokens read "token_id:N"
+  std::vector<std::string> unknown;
+};
+
+// Parses a body that must be one JSON object. Errors: kTooLarge, kBadInput.
+Result<Json> parse_body(const std::string& body, const RequestCaps& caps);
+
+// Reads the shared members; faults land in `fields`. `logprobs` are the caller's: the two APIs spell them differently.
+RequestFields read_request_fields(Fields& fields, const RequestContext& context);
+
+// 400 for what exists elsewhere but not here, and for what would be dangerous to ignore (SEC-25).
+void refuse_unsupported(Fields& fields);
+
+}  // namespace perigee
