@@ -1,0 +1,187 @@
+// TensorSource over a mapped checkpoint: the whole list is checked against the files before a byte is used.
+#include <algorithm>
+#include <charconv>
+#include <cstring>
+#include <set>
+
+#include "base/log.h"
+#include "model/safetensors.h"
+#include "model/weights.h"
+
+namespace perigee {
+namespace {
+
+bool is_float(const MappedTensor& t) {
+  const std::string_view type = t.type->name;
+  return type == "BF16" || type == "F16" || type == "F32";
+}
+
+std::vector<int64_t> expected_shape(const TensorSpec& spec) {
+  const bool vector = spec.role == TensorRole::kNorm || spec.role == TensorRole::kBias;
+  return vector ? std::vector<int64_t>{spec.in} : std::vector<int64_t>{spec.out, spec.in};
+}
+
+std::string full_name(const TensorSpec& spec) {
+  return spec.role == TensorRole::kBias ? spec.name : spec.name + ".weight";
+}
+
+class CheckpointSource final : public TensorSource {
+ public:
+  CheckpointSource(Checkpoint checkpoint, bool language_model_only)
+      : checkpoint_(std::move(checkpoint)), language_model_only_(language_model_only) {}
+
+  Result<int64_t> verify(std::span<const TensorSpec> specs, const ModelConfig& config) override {
+    used_.clear();
+    for (const TensorSpec& spec : specs) RETURN_IF_ERROR(verify_one(spec, config.quantization));
+    RETURN_IF_ERROR(verify_rest(config));
+    int64_t total = 0;
+    for (const std::string_view name : used_) total += static_cast<int64_t>(checkpoint_.find(name)->data.size());
+    return total;
+  }
+
+  RawWeight matrix(const TensorSpec& spec) const override {
+    RawWeight weight{.matrix = {.out = spec.out, .in = spec.in}, .owners = {}};
+    if (const MappedTensor* words = checkpoint_.find(spec.name + ".weight_packed")) {
+      weight.matrix.format = WeightFormat::kInt4Group32;
+      weight.matrix.data = aligned(*words, weight);
+      weight.matrix.scale = aligned(get(spec.name + ".weight_scale"), weight);
+      return weight;
+    }
+    const MappedTensor& data = get(full_name(spec));
+    weight.matrix.format = format(data);
+    weight.matrix.data = aligned(data, weight);
+    if (weight.matrix.format == WeightFormat::kF8Block128)
+      weight.matrix.scale = aligned(get(spec.name + ".weight_scale_inv"), weight);
+    return weight;
+  }
+
+  std::vector<float> vector(const TensorSpec& spec) const override {
+    const RawWeight weight = matrix(spec);
+    std::vector<float> out(spec.in);
+    raw_row(weight.matrix, 0, out.data());
+    return out;
+  }
+
+ private:
+  static WeightFormat format(const MappedTensor& t) {
+    const std::string_view type = t.type->name;
+    if (type == "F32") return WeightFormat::kF32;
+    if (type == "F16") return WeightFormat::kF16;
+    return type == "BF16" ? WeightFormat::kBF16 : WeightFormat::kF8Block128;
+  }
+
+  const MappedTensor& get(std::string_view name) const {
+    const MappedTensor* tensor = checkpoint_.find(name);
+    CHECK(tensor != nullptr, name, " was not verified");
+    return *tensor;
+  }
+
+  // The file promises no alignment; bytes that lie badly are copied once.
+  static const void* aligned(const MappedTensor& tensor, RawWeight& weight) {
+    if (reinterpret_cast<uintptr_t>(tensor.data.data()) % static_cast<uintptr_t>(tensor.type->bytes) == 0)
+      return tensor.data.data();
+    auto copy = std::make_shared<Buffer>(tensor.data.size());
+    std::memcpy(copy->data(), tensor.data.data(), tensor.data.size());
+    weight.owners.push_back(copy);
+    return copy->data();
+  }
+
+  Error mismatch(const std::string& name, const std::string& expected) const {
+    const MappedTensor* tensor = checkpoint_.find(name);
+    if (tensor == nullptr)
+      return bad_input(str_cat(checkpoint_.folder(), ": tensor ", name, " is missing: expected ", expected), name);
+    return bad_input(str_cat(checkpoint_.where(*tensor), ": tensor ", name, ": expected ", expected, ", found ",
+                             tensor->description()),
+                     name);
+  }
+
+  // Requires tensor `name` of exactly this type and shape.
+  Status require(const std::string& name, const char* type, const std::vector<int64_t>& shape) {
+    const MappedTensor* tensor = checkpoint_.find(name);
+    if (tensor == nullptr || tensor->type->name != std::string_view(type) || tensor->shape != shape)
+      return mismatch(name, str_cat(type, " ", shape_text(shape)));
+    used_.insert(name);
+    return {};
+  }
+
+  Status verify_one(const TensorSpec& spec, Quantization quantization) {
+    if (spec.role == TensorRole::kRoutedExpert && checkpoint_.find(spec.name + ".weight_packed") != nullptr)
+      return verify_int4(spec, quantization);
+    const std::string name = full_name(spec);
+    const MappedTensor* tensor = checkpoint_.find(name);
+    const bool projection = spec.role == TensorRole::kProjection || spec.role == TensorRole::kRoutedExpert;
+    const bool fp8 = projection && quantization == Quantization::kFp8Block128 && tensor != nullptr &&
+                     tensor->type->name == std::string_view("F8_E4M3");
+    if (tensor == nullptr || tensor->shape != expected_shape(spec) || !(fp8 || is_float(*tensor))) {
+      const bool may_be_fp8 = projection && quantization == Quantization::kFp8Block128;
+      return mismatch(name, str_cat(may_be_fp8 ? "F8_E4M3, BF16, F16 or F32 " : "BF16, F16 or F32 ",
+                                    shape_text(expected_shape(spec))));
+    }
+    used_.insert(name);
+    if (!fp8) return {};
+    return require(spec.name + ".weight_scale_inv", "F32", {(spec.out + 127) / 128, (spec.in + 127) / 128});
+  }
+
+  Status verify_int4(const TensorSpec& spec, Quantization quantization) {
+    if (quantization != Quantization::kInt4Group32)
+      return mismatch(spec.name + ".weight_packed", "no INT4 tensor, as config.json declares none");
+    if (spec.in % 32 != 0)
+      return mismatch(spec.name + ".weight_packed", str_cat("a multiple of 32 columns, config.json says ", spec.in));
+    RETURN_IF_ERROR(require(spec.name + ".weight_packed", "I32", {spec.out, spec.in / 8}));
+    RETURN_IF_ERROR(require(spec.name + ".weight_scale", "BF16", {spec.out, spec.in / 32}));
+    const std::string shape = spec.name + ".weight_shape";
+    const MappedTensor* tensor = checkpoint_.find(shape);
+    if (tensor == nullptr) return {};  // it repeats what is known
+    const bool wide = tensor->type->name == std::string_view("I64");
+    RETURN_IF_ERROR(require(shape, wide ? "I64" : "I32", {2}));
+    int64_t found[2] = {};
+    for (int i = 0; i < 2; ++i)
+      std::memcpy(&found[i], tensor->data.data() + i * tensor->type->bytes, static_cast<size_t>(tensor->type->bytes));
+    if (found[0] != spec.out || found[1] != spec.in)
+      return bad_input(str_cat(checkpoint_.where(*tensor), ": tensor ", shape, ": expected the values (", spec.out,
+                               ", ", spec.in, "), found (", found[0], ", ", found[1], ")"),
+                       shape);
+    return {};
+  }
+
+  // Every tensor that no spec used must be one that is known to be left out.
+  Status verify_rest(const ModelConfig& config) const {
+    int64_t vision = 0;
+    for (const auto& [name, tensor] : checkpoint_.tensors()) {
+      if (used_.contains(name) || name.ends_with("rotary_emb.inv_freq") || beyond_last_layer(name, config)) continue;
+      if (name.starts_with("vision_tower.") || name.starts_with("mm_projector.")) {
+        ++vision;
+        continue;
+      }
+      return bad_input(
+          str_cat(checkpoint_.where(tensor), ": tensor ", name.substr(0, 200), ": expected no such tensor in a ",
+                  config.architecture, " of ", config.num_layers, " layers, found ", tensor.description()),
+          name);
+    }
+    if (vision > 0 && !language_model_only_)
+      log_info(checkpoint_.folder(), ": ", vision, " vision tensors are not loaded: this build reads text only");
+    return {};
+  }
+
+  static bool beyond_last_layer(std::string_view name, const ModelConfig& config) {
+    const std::string layers = config.prefix + "model.layers.";
+    if (!name.starts_with(layers)) return false;
+    int64_t layer = 0;
+    const char* end = name.data() + name.size();
+    const auto parsed = std::from_chars(name.data() + layers.size(), end, layer);
+    return parsed.ec == std::errc() && parsed.ptr < end && *parsed.ptr == '.' && layer >= config.num_layers;
+  }
+
+  Checkpoint checkpoint_;
+  bool language_model_only_;
+  std::set<std::string, std::less<>> used_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<TensorSource>> open_checkpoint_source(const std::string& folder, bool language_model_only) {
+  ASSIGN_OR_RETURN(Checkpoint checkpoint, Checkpoint::open(folder));
+  return std::unique_ptr<TensorSource>(std::make_unique<CheckpointSource>(std::move(checkpoint), language_model_only));
+}
+
+}  // namespace perigee

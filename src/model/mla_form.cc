@@ -1,0 +1,16 @@
+#include "model/mla_form.h"
+
+namespace perigee {
+
+MlaForm choose_mla_form(const MlaShape& shape, int64_t new_tokens, int64_t context, bool deterministic) {
+  if (deterministic || new_tokens <= 1) return MlaForm::kAbsorbed;
+  const double n = static_cast<double>(new_tokens);
+  const double cached = static_cast<double>(context);
+  const double pairs = n * cached + n * (n + 1) / 2;
+  const double saved = 2.0 * static_cast<double>(2 * shape.latent + shape.rope) -
+                       2.0 * static_cast<double>(shape.nope + shape.rope + shape.value);
+  const double expansion = 2.0 * static_cast<double>(shape.latent * (shape.nope + shape.value));
+  return pairs * saved > cached * expansion ? MlaForm::kExpanded : MlaForm::kAbsorbed;
+}
+
+}  // namespace perigee

@@ -1,0 +1,16 @@
+#include "model/registry.h"
+
+#include "model/deepseek_v3.h"
+
+namespace perigee {
+
+const Family* find_family(std::string_view architecture) {
+  static constexpr Family kDeepseekV3 = {deepseek_v3_tensors, build_deepseek_v3};
+  static constexpr std::string_view kDeepseekV3Names[] = {"DeepseekV3ForCausalLM", "DeepseekV2ForCausalLM",
+                                                          "Glm4MoeLiteForCausalLM"};
+  for (const std::string_view name : kDeepseekV3Names)
+    if (architecture == name) return &kDeepseekV3;
+  return nullptr;
+}
+
+}  // namespace perigee

@@ -1,0 +1,77 @@
+#include "model/weights.h"
+
+namespace perigee {
+
+int64_t raw_bytes(const RawMatrix& m) {
+  const int64_t elements = m.out * m.in;
+  switch (m.format) {
+    case WeightFormat::kF32: return elements * 4;
+    case WeightFormat::kBF16:
+    case WeightFormat::kF16: return elements * 2;
+    case WeightFormat::kF8Block128: return elements + (m.out + 127) / 128 * ((m.in + 127) / 128) * 4;
+    case WeightFormat::kInt4Group32: return elements / 2 + elements / 32 * 2;
+  }
+  return 0;
+}
+
+RawWeight WeightReader::raw(const TensorSpec& spec) {
+  RawWeight weight = source_.matrix(spec);
+  done_ += raw_bytes(weight.matrix);
+  if (progress_) progress_("weights", done_, total_);
+  return weight;
+}
+
+void WeightReader::packed(const Packed& packed) {
+  packed_bytes_ += packed->bytes();
+}
+
+LinearWeight WeightReader::linear(std::span<const TensorSpec> stacked) {
+  std::vector<RawWeight> keep;
+  std::vector<RawMatrix> matrices;
+  for (const TensorSpec& spec : stacked) {
+    keep.push_back(raw(spec));
+    matrices.push_back(keep.back().matrix);
+  }
+  LinearWeight weight = ops_.pack_linear(matrices);
+  packed(weight.packed);
+  return weight;
+}
+
+EmbedWeight WeightReader::embed(const TensorSpec& spec) {
+  EmbedWeight weight = ops_.pack_embed(raw(spec).matrix);
+  packed(weight.packed);
+  return weight;
+}
+
+MlaUpWeight WeightReader::mla_up(const TensorSpec& spec, const MlaShape& shape) {
+  MlaUpWeight weight = ops_.pack_mla_up(raw(spec).matrix, shape);
+  packed(weight.packed);
+  return weight;
+}
+
+ExpertWeights WeightReader::experts(std::span<const TensorSpec> specs) {
+  std::vector<RawWeight> keep;
+  for (const TensorSpec& spec : specs) keep.push_back(raw(spec));
+  std::vector<RawExpert> experts;
+  for (size_t i = 0; i + 2 < keep.size(); i += 3)
+    experts.push_back({.gate = keep[i].matrix, .up = keep[i + 1].matrix, .down = keep[i + 2].matrix});
+  ExpertWeights weights = ops_.pack_experts(experts);
+  packed(weights.packed);
+  return weights;
+}
+
+std::vector<float> WeightReader::matrix_f32(const TensorSpec& spec) {
+  const RawWeight weight = raw(spec);
+  std::vector<float> out(spec.out * spec.in);
+  for (int64_t r = 0; r < spec.out; ++r) raw_row(weight.matrix, r, out.data() + r * spec.in);
+  packed_bytes_ += static_cast<int64_t>(out.size() * sizeof(float));
+  return out;
+}
+
+std::vector<float> WeightReader::vector(const TensorSpec& spec) {
+  std::vector<float> out = source_.vector(spec);
+  packed_bytes_ += static_cast<int64_t>(out.size() * sizeof(float));
+  return out;
+}
+
+}  // namespace perigee

@@ -1,0 +1,83 @@
+// TensorSource: where a model's weights come from by name, a checkpoint or D14's formula, in one shape.
+//
+// A model declares every tensor it needs as a TensorSpec; the source checks the whole list before anything is packed;
+// WeightReader then hands the packed weights to the model's constructor.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "model/config.h"
+#include "model/model.h"
+#include "ops/ops.h"
+
+namespace perigee {
+
+enum class TensorRole : uint8_t {
+  kProjection,    // name + ".weight" in a float format or FP8 (with ".weight_scale_inv")
+  kRoutedExpert,  // the same, or name + ".weight_packed", ".weight_scale", ".weight_shape" (INT4)
+  kMatrix,        // name + ".weight" in a float format
+  kNorm,          // name + ".weight", a vector in a float format
+  kBias,          // `name` itself, a vector in a float format
+};
+
+struct TensorSpec {
+  std::string name;  // full hub name, prefix included, without the suffix that the role implies
+  TensorRole role = TensorRole::kProjection;
+  int64_t out = 0, in = 0;  // of vectors: in = length, out = 1
+};
+
+// A matrix and what keeps its bytes alive (null: the source does).
+struct RawWeight {
+  RawMatrix matrix;
+  std::vector<std::shared_ptr<const void>> owners;
+};
+
+class TensorSource {
+ public:
+  virtual ~TensorSource() = default;
+  // Checks that every tensor is there as declared and nothing else is. Returns the bytes of all. Errors name file,
+  // tensor, expected and found.
+  virtual Result<int64_t> verify(std::span<const TensorSpec> specs, const ModelConfig& config) = 0;
+  // Requires that verify() accepted a list with `spec`.
+  virtual RawWeight matrix(const TensorSpec& spec) const = 0;
+  virtual std::vector<float> vector(const TensorSpec& spec) const = 0;
+};
+
+// A checkpoint in `folder`. Tensors of layers beyond the last (MTP), rotary inv_freq and, with a note or when
+// `language_model_only`, vision tensors are left out.
+Result<std::unique_ptr<TensorSource>> open_checkpoint_source(const std::string& folder, bool language_model_only);
+
+int64_t raw_bytes(const RawMatrix& matrix);  // data and scales
+
+// Packs weights one at a time for `ops`, reporting progress. `source` must have verified every spec asked for.
+class WeightReader {
+ public:
+  using Progress = std::function<void(const char* phase, int64_t done, int64_t total)>;
+  WeightReader(const TensorSource& source, Ops& ops, int64_t total_bytes, Progress progress)
+      : source_(source), ops_(ops), total_(total_bytes), progress_(std::move(progress)) {}
+
+  LinearWeight linear(std::span<const TensorSpec> stacked);
+  LinearWeight linear(const TensorSpec& spec) { return linear(std::span(&spec, 1)); }
+  EmbedWeight embed(const TensorSpec& spec);
+  MlaUpWeight mla_up(const TensorSpec& spec, const MlaShape& shape);
+  // Three specs an expert: gate, up, down.
+  ExpertWeights experts(std::span<const TensorSpec> specs);
+  std::vector<float> matrix_f32(const TensorSpec& spec);  // row-major
+  std::vector<float> vector(const TensorSpec& spec);
+  int64_t packed_bytes() const { return packed_bytes_; }
+
+ private:
+  RawWeight raw(const TensorSpec& spec);
+  void packed(const Packed& packed);
+
+  const TensorSource& source_;
+  Ops& ops_;
+  int64_t total_ = 0, done_ = 0, packed_bytes_ = 0;
+  Progress progress_;
+};
+
+}  // namespace perigee
