@@ -265,15 +265,24 @@ std::string Options::help() const {
   return out;
 }
 
+std::string Options::shown(const Option& option) {
+  std::string value;
+  for (const std::string& item : option.values)
+    value += (value.empty() ? "" : " ") + (is_secret(option.name) && !item.empty() ? std::string("***") : item);
+  return str_cat(option.name, ": ", value, "  (", source_name(option.source), ")");
+}
+
 std::string Options::resolved() const {
   std::string out;
-  for (const Option& option : options_) {
-    std::string value;
-    for (const std::string& item : option.values)
-      value += (value.empty() ? "" : " ") + (is_secret(option.name) && !item.empty() ? std::string("***") : item);
-    out += str_cat(option.name, ": ", value, "  (", source_name(option.source), ")\n");
-  }
+  for (const Option& option : options_) out += shown(option) + "\n";
   return out;
+}
+
+std::string Options::resolved_given() const {
+  std::string out;
+  for (const Option& option : options_)
+    if (option.source != OptionSource::kDefault) out += (out.empty() ? "" : "; ") + shown(option);
+  return out.empty() ? "none" : out;
 }
 
 }  // namespace perigee

@@ -54,13 +54,15 @@ class Options {
   bool given(const std::string& name) const { return find(name).source != OptionSource::kDefault; }
 
   std::string help() const;
-  std::string resolved() const;  // "name: value  (source)" lines; secrets are masked
+  std::string resolved_given() const;  // the same for options that are not defaults, on one line
+  std::string resolved() const;        // "name: value  (source)" lines; secrets are masked
 
  private:
   struct Pending {
     std::string name;
     std::string value;
   };
+  static std::string shown(const Option& option);
   const Option& find(const std::string& name) const;
   Option* lookup(const std::string& name);
   Status read_arguments(const std::vector<std::string>& arguments, std::vector<Pending>& out);

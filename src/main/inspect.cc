@@ -1,0 +1,100 @@
+// `perigee inspect MODEL`: what a checkpoint is and what it needs, from its files alone.
+#include <cstdio>
+#include <filesystem>
+
+#include "main/commands.h"
+#include "main/options.h"
+#include "model/config.h"
+#include "model/model.h"
+
+namespace perigee {
+namespace {
+
+void line(const char* name, const std::string& value) {
+  std::printf("%-22s %s\n", name, value.c_str());
+}
+
+std::string attention_text(const ModelConfig& c) {
+  return str_cat("MLA, ", c.heads, " heads of ", c.nope, "+", c.rope, "/", c.value, ", latent ", c.kv_lora,
+                 c.q_lora > 0 ? str_cat(", q_lora ", c.q_lora) : std::string());
+}
+
+std::string experts_text(const ModelConfig& c) {
+  if (c.num_experts == 0) return "none";
+  return str_cat(c.num_experts, " of ", c.moe_inter, ", top ", c.top_k, ", ", c.num_shared_experts, " shared, ",
+                 c.score == RouterScore::kSigmoid ? "sigmoid" : "softmax", " router",
+                 c.num_groups > 1 ? str_cat(", ", c.top_groups, " of ", c.num_groups, " groups") : std::string());
+}
+
+std::string rope_text(const ModelConfig& c) {
+  std::string text = str_cat("theta ", c.rope_config.theta);
+  if (const auto& yarn = c.rope_config.yarn)
+    text += str_cat(", YaRN factor ", yarn->factor, ", beta ", yarn->beta_fast, "/", yarn->beta_slow);
+  return text;
+}
+
+const char* quantization_text(Quantization quantization) {
+  switch (quantization) {
+    case Quantization::kNone: return "none";
+    case Quantization::kFp8Block128: return "FP8 e4m3, 128 x 128 blocks";
+    case Quantization::kInt4Group32: return "routed experts INT4, groups of 32";
+  }
+  return "?";
+}
+
+std::string weights_text(const std::string& folder) {
+  uint64_t bytes = 0;
+  int files = 0;
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
+    if (entry.path().extension() != ".safetensors" || !entry.is_regular_file(error)) continue;
+    bytes += entry.file_size(error);
+    ++files;
+  }
+  return str_cat(files, files == 1 ? " file, " : " files, ", static_cast<double>(bytes) * 1e-9, " GB");
+}
+
+std::string ids_text(const std::vector<int32_t>& ids) {
+  std::string text;
+  for (const int32_t id : ids) text += (text.empty() ? "" : ", ") + std::to_string(id);
+  return text;
+}
+
+void print_config(const std::string& folder, const ModelConfig& c) {
+  const CacheLayout cache{.num_layers = c.num_layers, .row_elements = c.kv_lora + c.rope};
+  line("architecture", c.architecture);
+  line("weights", weights_text(folder));
+  line("quantization", quantization_text(c.quantization));
+  line("layers", str_cat(c.num_layers, " (", c.first_dense, " dense), hidden ", c.hidden));
+  line("attention", attention_text(c));
+  line("experts", experts_text(c));
+  line("rope", rope_text(c));
+  line("vocabulary", std::to_string(c.vocab));
+  line("positions", std::to_string(c.max_positions));
+  line("end-of-sequence ids", ids_text(c.eos_ids));
+  line("cache, bf16", str_cat(cache.num_layers * cache.row_bytes(), " bytes a token, ", cache.page_bytes(),
+                              " bytes a block of 64 tokens"));
+  line("cache for one sequence",
+       str_cat(static_cast<double>(cache.page_bytes() * ((c.max_positions + 63) / 64)) * 1e-9, " GB at full length"));
+}
+
+}  // namespace
+
+int run_inspect(const std::vector<std::string>& arguments) {
+  Options options("perigee inspect", "What a checkpoint is and what it needs.");
+  options.positional("model", "folder with config.json");
+  if (Status status = options.parse(arguments); !status.ok()) {
+    const bool help = status.error().code == Code::kCancelled;
+    std::fprintf(help ? stdout : stderr, "%s\n", status.error().message.c_str());
+    return help ? 0 : 2;
+  }
+  const auto config = read_config(options.text("model"));
+  if (!config.ok()) {
+    std::fprintf(stderr, "perigee inspect: %s\n", config.error().message.c_str());
+    return 1;
+  }
+  print_config(options.text("model"), *config);
+  return 0;
+}
+
+}  // namespace perigee

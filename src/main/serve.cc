@@ -1,0 +1,155 @@
+// `perigee serve MODEL`: opens the port, loads the model, serves until SIGTERM, drains.
+#include <csignal>
+#include <cstdio>
+#include <thread>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "engine/engine.h"
+#include "main/commands.h"
+#include "main/engine_options.h"
+#include "main/options.h"
+#include "server/server.h"
+
+namespace perigee {
+namespace {
+
+constexpr int kUsageError = 2;
+constexpr int kStartFailed = 1;
+
+void add_server_options(Options& options) {
+  const char* group = "Server";
+  options.add("host", "127.0.0.1", "address to listen on", group);
+  options.add("port", "8000", "port; 0: any free one", group);
+  options.add_list("served-model-name", "names clients may use; default: the folder's name", group);
+  options.add_list("api-key", "keys that clients must send; none: open", group);
+  options.add("reasoning-field", "both", "both, reasoning_content or reasoning", group);
+  options.add("drain-seconds", "60", "how long SIGTERM lets accepted requests finish", group);
+  options.add("front-end-threads", "1", "threads of the HTTP front end", group);
+  options.add("config", "", "YAML file whose keys are these flags", group);
+  options.add("log-level", "info", "debug, info, warning or error", group);
+  options.add_switch("print-config", false, "print every setting with its source and stop", group);
+}
+
+std::string folder_name(const std::string& path) {
+  const size_t end = path.find_last_not_of('/');
+  const size_t slash = path.find_last_of('/', end);
+  return path.substr(slash + 1, end - slash);
+}
+
+Status set_level(const std::string& name) {
+  if (name == "debug")
+    set_log_level(LogLevel::kDebug);
+  else if (name == "info")
+    set_log_level(LogLevel::kInfo);
+  else if (name == "warning")
+    set_log_level(LogLevel::kWarning);
+  else if (name == "error")
+    set_log_level(LogLevel::kError);
+  else
+    return bad_input(str_cat("--log-level must be debug, info, warning or error, not \"", name, "\""), "log-level");
+  return {};
+}
+
+Result<ServerConfig> server_config(const Options& options) {
+  ServerConfig config;
+  config.host = options.text("host");
+  ASSIGN_OR_RETURN(const int64_t port, options.integer("port", 0, 65535));
+  ASSIGN_OR_RETURN(config.drain_s, options.number("drain-seconds", 0, 86400));
+  ASSIGN_OR_RETURN(const int64_t threads, options.integer("front-end-threads", 1, 256));
+  config.port = static_cast<int>(port);
+  config.threads = static_cast<int>(threads);
+  config.model_path = options.text("model");
+  config.served_names = options.list("served-model-name");
+  if (config.served_names.empty()) config.served_names = {folder_name(config.model_path)};
+  config.api_keys = options.list("api-key");
+  config.reasoning_field = options.text("reasoning-field");
+  const std::string& field = config.reasoning_field;
+  if (field != "both" && field != "reasoning_content" && field != "reasoning")
+    return bad_input(str_cat("--reasoning-field must be both, reasoning_content or reasoning, not \"", field, "\""),
+                     "reasoning-field");
+  if (options.given("host") && config.api_keys.empty())
+    log_warning("--host ", config.host, " without --api-key: anyone who reaches this address can use the server");
+  return config;
+}
+
+// Blocks the signals in this and all later threads, so that sigwait below is the only one to see them.
+sigset_t block_signals() {
+  sigset_t signals;
+  sigemptyset(&signals);
+  sigaddset(&signals, SIGTERM);
+  sigaddset(&signals, SIGINT);
+  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+  std::signal(SIGPIPE, SIG_IGN);
+  return signals;
+}
+
+void log_sizes(const Engine& engine, double seconds) {
+  const int64_t tokens = static_cast<int64_t>(engine.num_pages()) * kBlockTokens;
+  log_info("Model loading took ", static_cast<double>(engine.model().weight_bytes) / 0x1p30, " GiB and ", seconds,
+           " s");
+  log_info("KV cache size: ", tokens, " tokens (", engine.num_pages(), " blocks of ", kBlockTokens, ")");
+  log_info("Maximum concurrency for ", engine.max_model_len(),
+           " tokens per request: ", static_cast<double>(tokens) / engine.max_model_len(), "x");
+}
+
+int serve_until_signal(const Options& options, const ServerConfig& server_settings,
+                       const EngineConfig& engine_settings) {
+  const sigset_t signals = block_signals();
+  auto server = Server::start(server_settings, nullptr);
+  if (!server.ok()) {
+    log_error("cannot start: ", server.error().message);
+    return kStartFailed;
+  }
+  log_info("listening on http://", server_settings.host, ":", (*server)->port(), ", loading ", options.text("model"));
+  const double begin = system_clock().now_s();
+  auto engine = Engine::create(engine_settings);
+  if (!engine.ok()) {
+    (*server)->drain_and_stop();
+    log_error("cannot load ", options.text("model"), ": ", engine.error().message);
+    return kStartFailed;
+  }
+  log_sizes(**engine, system_clock().now_s() - begin);
+  (*server)->set_ready(**engine);
+  log_info("ready");
+
+  int signal = 0;
+  sigwait(&signals, &signal);
+  log_info(signal == SIGTERM ? "SIGTERM" : "SIGINT", ": draining, at most ", server_settings.drain_s,
+           " s; a second signal stops at once");
+  std::thread impatient([&signals] {
+    int second = 0;
+    sigwait(&signals, &second);
+    log_warning("second signal: stopping now");
+    std::_Exit(0);
+  });
+  impatient.detach();
+  (*server)->drain_and_stop();
+  (*engine)->shutdown();
+  log_info("stopped");
+  return 0;
+}
+
+}  // namespace
+
+int run_serve(const std::vector<std::string>& arguments) {
+  Options options("perigee serve", "Serves a model folder over the OpenAI API.");
+  add_engine_options(options);
+  add_server_options(options);
+  const auto fail = [](const Error& error) {
+    const bool help = error.code == Code::kCancelled;
+    std::fprintf(help ? stdout : stderr, "%s%s\n", help ? "" : "perigee serve: ", error.message.c_str());
+    return help ? 0 : kUsageError;
+  };
+  if (Status status = options.parse(arguments); !status.ok()) return fail(status.error());
+  if (options.enabled("print-config")) return std::fputs(options.resolved().c_str(), stdout) < 0;
+  if (Status status = set_level(options.text("log-level")); !status.ok()) return fail(status.error());
+  const auto engine_settings = engine_config(options);
+  if (!engine_settings.ok()) return fail(engine_settings.error());
+  const auto server_settings = server_config(options);
+  if (!server_settings.ok()) return fail(server_settings.error());
+  log_info("perigee ", PERIGEE_VERSION, "; settings that are not defaults: ", options.resolved_given());
+  return serve_until_signal(options, *server_settings, *engine_settings);
+}
+
+}  // namespace perigee

@@ -1,0 +1,63 @@
+"""One served tiny-k2 for the whole run; tests that need other flags start their own server."""
+import os
+import pathlib
+import sys
+
+import openai
+import pytest
+
+TOP = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(TOP / "tools"))
+
+from server_process import ServerProcess  # noqa: E402
+
+PROGRAM = os.environ.get("PERIGEE_PROGRAM", str(TOP / "build" / "perigee"))
+MODEL = str(TOP / "models" / "tiny-k2")
+
+
+def start(tmp_path_factory, *flags):
+    log = tmp_path_factory.mktemp("server") / "log"
+    server = ServerProcess(PROGRAM, MODEL, flags, str(log))
+    server.log_path = str(log)
+    return server
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory):
+    with start(tmp_path_factory, "--deterministic", "--selfcheck") as running:
+        yield running
+        status, metrics = running.get("/metrics")
+        assert status == 200
+        assert gauge(metrics, "vllm:num_requests_running") == 0
+        assert gauge(metrics, "vllm:num_requests_waiting") == 0
+        assert gauge(metrics, "vllm:kv_cache_usage_perc") == 0, "blocks leaked"
+    assert running.process.returncode == 0
+
+
+@pytest.fixture
+def launch(tmp_path_factory):
+    """launch(*flags) -> a running server of the test's own."""
+    running = []
+
+    def launch_one(*flags):
+        server = start(tmp_path_factory, *flags)
+        running.append(server)
+        server.wait_ready()
+        return server
+
+    yield launch_one
+    for server in running:
+        server.stop()
+
+
+@pytest.fixture(scope="session")
+def client(server):
+    return openai.OpenAI(base_url=server.url, api_key="none", max_retries=0, timeout=60)
+
+
+def gauge(metrics, name):
+    """The value of the first sample of a metric, labels ignored."""
+    for line in metrics.decode().splitlines():
+        if line.startswith((name + " ", name + "{")):
+            return float(line.rsplit(" ", 1)[1])
+    raise AssertionError(f"no metric {name}")

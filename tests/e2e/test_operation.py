@@ -1,0 +1,121 @@
+"""What an operator relies on: storms, disconnects, drains, keys, clear refusals."""
+import concurrent.futures
+import json
+import random
+import signal
+import subprocess
+import threading
+import time
+
+from conftest import MODEL as FOLDER
+from conftest import PROGRAM, gauge
+
+MODEL = "tiny-k2"
+
+
+def random_prompt(rng, shared):
+    return shared[: rng.randrange(len(shared))] + [rng.randrange(2048) for _ in range(rng.randrange(1, 200))]
+
+
+def one_request(server, prompt, max_tokens):
+    status, reply = server.post("/v1/completions", {"model": MODEL, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0,
+                                                    "ignore_eos": True, "return_token_ids": True}, 300)
+    assert status == 200, reply
+    return reply["choices"][0]["token_ids"]
+
+
+def disconnect_midway(server, prompt, max_tokens, events):
+    connection = server.connection(300)
+    body = {"model": MODEL, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True, "stream": True}
+    connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+    if events:
+        reply = connection.getresponse()
+        for _ in range(events):
+            reply.readline()
+    connection.close()
+
+
+def wait_idle(server, seconds=20):
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        metrics = server.get("/metrics")[1]
+        if all(gauge(metrics, name) == 0 for name in
+               ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc")):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_storm_of_256_clients_with_disconnects(launch):
+    """Each finished reply has exactly the tokens that it gives alone; no block leaks; preemption is forced."""
+    server = launch("--deterministic", "--selfcheck", "--kv-cache-memory-bytes", "24M", "--max-num-seqs", "64")
+    rng = random.Random(11)
+    shared = [rng.randrange(2048) for _ in range(300)]
+    jobs = [(random_prompt(rng, shared), rng.randrange(1, 40)) for _ in range(512)]
+    cut = {index for index in range(len(jobs)) if rng.random() < 0.2}
+
+    def run(index):
+        prompt, max_tokens = jobs[index]
+        if index in cut:
+            return disconnect_midway(server, prompt, max_tokens + 40, random.Random(index).randrange(0, 20))
+        return one_request(server, prompt, max_tokens)
+
+    with concurrent.futures.ThreadPoolExecutor(256) as pool:
+        together = list(pool.map(run, range(len(jobs))))
+    assert wait_idle(server), "blocks or requests leaked"
+    sample = rng.sample([index for index in range(len(jobs)) if index not in cut], 60)
+    for index in sample:
+        assert one_request(server, *jobs[index]) == together[index], f"request {index} differs alone"
+    assert wait_idle(server)
+
+
+def test_disconnect_frees_blocks(server):
+    prompt = list(range(300, 900))
+    disconnect_midway(server, prompt, 4000, 3)
+    assert wait_idle(server, 5)
+
+
+def test_sigterm_drains(launch):
+    server = launch()
+    outcome = {}
+
+    def run():
+        outcome["ids"] = one_request(server, [300, 301], 400)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    while gauge(server.get("/metrics")[1], "vllm:num_requests_running") == 0:
+        time.sleep(0.01)
+    server.process.send_signal(signal.SIGTERM)
+    thread.join(60)
+    assert len(outcome["ids"]) == 400
+    assert server.process.wait(20) == 0
+
+
+def test_api_key_guards_every_route(launch):
+    server = launch("--api-key", "secret")
+    for path in ("/v1/models", "/version", "/tokenizer_info"):
+        assert server.get(path)[0] == 401, path
+    assert server.get("/livez")[0] == 200 and server.get("/readyz")[0] == 200
+    connection = server.connection()
+    connection.request("GET", "/v1/models", headers={"Authorization": "Bearer secret"})
+    assert connection.getresponse().status == 200
+
+
+def refuse(*arguments):
+    done = subprocess.run([PROGRAM, *arguments], capture_output=True, text=True, timeout=60)
+    assert done.returncode in (1, 2), done
+    return done.stderr
+
+
+def test_bad_flags_and_folders_are_refused_with_a_way_out(tmp_path):
+    assert "max-model-len" in refuse("serve", FOLDER, "--max-model-length", "100")
+    assert "16384" in refuse("serve", FOLDER, "--port", "0", "--max-model-len", "100000")
+    assert "tensor-parallel-size" in refuse("serve", FOLDER, "-tp", "8")
+    assert "config.json" in refuse("serve", str(tmp_path), "--port", "0")
+    assert "--port" in refuse("serve", FOLDER, "--port", "99999999")
+
+
+def test_inspect():
+    done = subprocess.run([PROGRAM, "inspect", FOLDER], capture_output=True, text=True, check=True)
+    assert "DeepseekV3ForCausalLM" in done.stdout and "INT4" in done.stdout
