@@ -1,6 +1,6 @@
+#include <algorithm>
 #include <thread>
 
-#include "base/log.h"
 #include "model/dummy.h"
 #include "model/registry.h"
 
@@ -25,7 +25,9 @@ Result<std::unique_ptr<Model>> load_model(const LoadOptions& options, Ops& ops) 
   ASSIGN_OR_RETURN(const int64_t total_bytes, source->verify(specs, config));
   const double latent_eps = options.latent_norm_eps < 0 ? config.rms_norm_eps : options.latent_norm_eps;
   WeightReader reader(*source, ops, total_bytes, options.progress);
-  return family->build(config, latent_eps, reader);
+  std::unique_ptr<Model> model = family->build(config, latent_eps, reader);
+  if (options.progress) options.progress("weights", total_bytes, total_bytes);
+  return model;
 }
 
 }  // namespace perigee
