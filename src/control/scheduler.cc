@@ -83,7 +83,9 @@ bool Scheduler::Impl::submit(Submit submit) {
   CHECK(fresh, "sequence ", sequence.id(), " is submitted twice");
 
   const auto leader = sequences_.find(sequence.request.leader);
-  const bool follows = config_.prefix_caching && leader != sequences_.end() && !leader->second->prompt_confirmed;
+  // Waiting for a leader that is served later would invert their order.
+  const bool follows = config_.prefix_caching && leader != sequences_.end() && leader->second->before(sequence) &&
+                       !leader->second->prompt_confirmed;
   if (follows) {
     leader->second->has_followers = true;
   } else {

@@ -1,0 +1,203 @@
+// What must hold after every event of a simulation.
+
+#include <algorithm>
+
+#include "sim/simulation.h"
+
+namespace perigee::sim {
+namespace {
+
+constexpr int64_t kMaxIdlePlansOfBest = 600;
+
+uint64_t page_bit(PageId page) {
+  return 1ull << page.value;
+}
+
+}  // namespace
+
+bool Simulation::has_row_in_flight(SequenceId sequence) const {
+  for (const Flight& flight : flights_)
+    for (const PlanRow& row : flight.plan.rows)
+      if (row.sequence == sequence) return true;
+  return false;
+}
+
+void Simulation::check_plan(const StepPlan& plan) {
+  judge_.require(flights_.size() < kMaxPlansInFlight, "too many plans in flight");
+  judge_.require(plan.num_tokens() <= config_.max_step_tokens, "the token budget is overdrawn");
+  for (const SequenceStart& start : plan.starts) check_start(start);
+  check_pages(plan);
+  for (const PlanRow& row : plan.rows) check_row(plan, row);
+  check_progress(plan);
+}
+
+// INV-2 for slots; hits are whole blocks of the same salt, short of the last token, at aligned lengths.
+void Simulation::check_start(const SequenceStart& start) {
+  for (const Flight& flight : flights_)
+    for (const PlanRow& row : flight.plan.rows)
+      judge_.require(row.slot != start.slot, "slot ", start.slot, " is reused under flight");
+  Request& request = requests_[static_cast<size_t>(start.sequence.value)];
+  judge_.require(!request.ended, "ended sequence ", start.sequence, " starts");
+  const int32_t hit = start.num_cached_tokens;
+  judge_.require(hit % kBlockTokens == 0 && hit < static_cast<int32_t>(start.tokens->size()), "a hit of ", hit, " of ",
+                 start.tokens->size());
+  if (config_.deterministic)
+    judge_.require(hit % config_.attention_alignment == 0, "a hit of ", hit, " is not aligned");
+  judge_.require(hit == 0 || config_.prefix_caching, "a hit without prefix caching");
+  const auto& prompt = *request.submit.prompt;
+  judge_.require(
+      start.tokens->size() == prompt.size() + request.ids.size() &&
+          std::equal(prompt.begin(), prompt.end(), start.tokens->begin()) &&
+          std::equal(request.ids.begin(), request.ids.end(), start.tokens->begin() + start.num_prompt_tokens),
+      "sequence ", start.sequence, " starts with other tokens than it has");
+  if (hit > 0) ++counts_.hits;
+  if (hit > 0 && request.num_lives > 0) ++counts_.resumes_hit;
+  ++request.num_lives;
+  slots_[static_cast<size_t>(start.slot.value)] = SlotView{start.sequence, 0};
+}
+
+// INV-2 for pages: a fresh page is reachable from no plan in flight and from no other row of this plan.
+void Simulation::check_pages(const StepPlan& plan) {
+  uint64_t fresh = 0;
+  for (const BlockAppend& append : plan.appends) {
+    SlotView& slot = slots_[static_cast<size_t>(append.slot.value)];
+    const auto start = std::find_if(plan.starts.begin(), plan.starts.end(),
+                                    [&](const SequenceStart& candidate) { return candidate.slot == append.slot; });
+    const bool cached = start != plan.starts.end() && append.block_index * kBlockTokens < start->num_cached_tokens;
+    judge_.require((slot.pages & page_bit(append.page)) == 0, "page ", append.page, " is twice in slot ", append.slot);
+    slot.pages |= page_bit(append.page);
+    note(static_cast<uint64_t>(append.page.value) * 64 + static_cast<uint64_t>(append.slot.value));
+    if (cached) {
+      const auto& writer = requests_[static_cast<size_t>(worker_.writer(append.page).value)];
+      judge_.require(writer.submit.cache_salt == requests_[static_cast<size_t>(slot.sequence.value)].submit.cache_salt,
+                     "sequence ", slot.sequence, " reads a page of another salt");
+      continue;
+    }
+    judge_.require((fresh & page_bit(append.page)) == 0, "page ", append.page, " is given twice");
+    fresh |= page_bit(append.page);
+    for (const Flight& flight : flights_)
+      judge_.require((flight.pages & page_bit(append.page)) == 0, "page ", append.page, " is reused under flight");
+  }
+  for (const PlanRow& row : plan.rows) {
+    uint64_t own = 0;
+    for (const BlockAppend& append : plan.appends)
+      if (append.slot == row.slot) own |= page_bit(append.page);
+    judge_.require((slots_[static_cast<size_t>(row.slot.value)].pages & fresh & ~own) == 0, "sequence ", row.sequence,
+                   " has lost a page to another");
+  }
+}
+
+void Simulation::check_row(const StepPlan& plan, const PlanRow& row) const {
+  const size_t index = static_cast<size_t>(&row - plan.rows.data());
+  const Request& request = requests_[static_cast<size_t>(row.sequence.value)];
+  judge_.require(!request.ended, "ended sequence ", row.sequence, " has a row");
+  judge_.require(slots_[static_cast<size_t>(row.slot.value)].sequence == row.sequence, "a row in a foreign slot");
+  judge_.require(row.is_decode() == (static_cast<int32_t>(index) < plan.num_decode_rows), "decode rows come first");
+  judge_.require(row.num_tokens > 0, "an empty row");
+  const int32_t end = row.position + row.num_tokens;
+  if (!row.is_decode() && config_.deterministic && !row.sample)
+    judge_.require(end % config_.attention_alignment == 0, "a chunk ends at ", end);
+  judge_.require(end < static_cast<int32_t>(request.submit.prompt->size()) + request.max_outputs, "sequence ",
+                 row.sequence, " computes its last output");
+}
+
+// INV-10: the best live sequence gets a row now and then, however it competes.
+void Simulation::check_progress(const StepPlan& plan) {
+  const auto better = [&](int64_t a, int64_t b) {
+    const Submit& x = requests_[static_cast<size_t>(a)].submit;
+    const Submit& y = requests_[static_cast<size_t>(b)].submit;
+    return std::tie(x.priority, x.arrival_s, a) < std::tie(y.priority, y.arrival_s, b);
+  };
+  const auto best = std::min_element(live_.begin(), live_.end(), better);
+  if (best == live_.end()) return;
+  const auto has_row = [&](const PlanRow& row) { return row.sequence.value == *best; };
+  const bool moved = *best != best_ || std::any_of(plan.rows.begin(), plan.rows.end(), has_row);
+  best_ = *best;
+  best_idle_plans_ = moved ? 0 : best_idle_plans_ + 1;
+  judge_.require(best_idle_plans_ < kMaxIdlePlansOfBest, "sequence ", best_, ", the best one, does not move");
+}
+
+void Simulation::take_updates() {
+  for (const SequenceUpdate& update : scheduler_.take_updates()) take_update(update);
+}
+
+// INV-3, INV-6: exactly one end, and no id that the request would not get alone.
+void Simulation::take_update(const SequenceUpdate& update) {
+  judge_.require(update.sequence.valid() && update.sequence.value < static_cast<int64_t>(requests_.size()),
+                 "an update for nobody");
+  Request& request = requests_[static_cast<size_t>(update.sequence.value)];
+  judge_.require(!request.ended, "sequence ", update.sequence, " goes on after its end");
+  for (const int32_t id : update.ids) {
+    const size_t index = request.ids.size();
+    judge_.require(index < request.expected.ids.size() && request.expected.ids[index] == id, "sequence ",
+                   update.sequence, " output ", index, " is not what it gives alone");
+    request.ids.push_back(id);
+    note(static_cast<uint64_t>(id));
+  }
+  counts_.ids += static_cast<int64_t>(update.ids.size());
+  for (const TokenLogprobs& logprobs : update.prompt_logprobs) {
+    const size_t index = static_cast<size_t>(request.num_prompt_logprobs++);
+    judge_.require(index < request.expected.prompt_logprobs.size() &&
+                       request.expected.prompt_logprobs[index] == logprobs.logprob &&
+                       (*request.submit.prompt)[index + 1] == logprobs.id,
+                   "sequence ", update.sequence, ": wrong prompt logprob ", index);
+  }
+  judge_.require(update.num_cached_tokens < static_cast<int32_t>(request.submit.prompt->size()),
+                 "a hit that covers the prompt");
+  if (!update.finish) return;
+  check_finish(request, update);
+  request.ended = true;
+  live_.erase(std::find(live_.begin(), live_.end(), update.sequence.value));
+  note(static_cast<uint64_t>(*update.finish) + 1000000);
+  counts_.expired += *update.finish == FinishReason::kDeadline ? 1 : 0;
+  counts_.errors += *update.finish == FinishReason::kError ? 1 : 0;
+}
+
+void Simulation::check_finish(const Request& request, const SequenceUpdate& update) const {
+  const FinishReason finish = *update.finish;
+  if (finish == FinishReason::kDeadline) {
+    judge_.require(request.submit.deadline_s > 0 && request.submit.deadline_s <= now_s_, "an early deadline");
+    return;
+  }
+  if (request.cancelled) {
+    judge_.require(finish == FinishReason::kCancelled || finish == FinishReason::kStop, "a cancel ends otherwise");
+    return;
+  }
+  judge_.require(finish == request.expected.finish, "sequence ", update.sequence,
+                 " ends for another reason than alone");
+  judge_.require(request.ids.size() == request.expected.ids.size(), "sequence ", update.sequence, " ends at ",
+                 request.ids.size(), " outputs, alone at ", request.expected.ids.size());
+  judge_.require(update.stop_id == (finish == FinishReason::kStop ? request.ids.back() : -1), "a wrong stop id");
+  judge_.require(update.error.empty() == (finish != FinishReason::kError), "an error without text");
+  if (request.submit.sampling->prompt_logprobs >= 0 && finish != FinishReason::kError)
+    judge_.require(request.num_prompt_logprobs == static_cast<int32_t>(request.submit.prompt->size()) - 1,
+                   "prompt logprobs are missing");
+}
+
+// INV-1, INV-5: pages and sequences are all accounted for.
+void Simulation::check_books() const {
+  scheduler_.check_integrity();
+  const SchedulerGauges gauges = scheduler_.gauges();
+  judge_.require(gauges.free_pages + gauges.cached_pages + gauges.used_pages == gauges.total_pages, "pages are lost");
+  judge_.require(gauges.running + gauges.waiting == static_cast<int32_t>(live_.size()), live_.size(),
+                 " sequences live, ", gauges.running + gauges.waiting, " known");
+  if (flights_.empty() && gauges.running == 0)
+    judge_.require(gauges.used_pages == 0, gauges.used_pages, " pages used by nobody");
+}
+
+void Simulation::check_deadlines() const {
+  for (const int64_t sequence : live_) {
+    const double deadline_s = requests_[static_cast<size_t>(sequence)].submit.deadline_s;
+    judge_.require(deadline_s <= 0 || deadline_s > now_s_, "sequence ", sequence, " lives past its deadline");
+  }
+}
+
+void Simulation::check_end() {
+  judge_.require(live_.empty(), live_.size(), " sequences never ended");
+  scheduler_.drop_prefix_cache();
+  const SchedulerGauges gauges = scheduler_.gauges();
+  judge_.require(gauges.free_pages == gauges.total_pages, "a page is not free in the end");
+  scheduler_.check_integrity();
+}
+
+}  // namespace perigee::sim

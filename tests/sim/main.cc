@@ -1,0 +1,156 @@
+// sim: runs simulations by seed.
+//
+//   sim --seed 17            one seed
+//   sim --seeds 2000         seeds 0 ... 1999;  --seeds 500..900: that range
+//   sim --replay             runs each seed twice and compares the event logs' hashes
+//   sim --mutant 3           plants bug 3 and succeeds when a seed catches it; --all-mutants does so for each
+//   sim --list-mutants
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstring>
+#include <string>
+
+#include "control/faults.h"
+#include "sim/simulation.h"
+
+namespace perigee::sim {
+namespace {
+
+constexpr const char* kMutants[kNumFaults] = {
+    "pages and slot of an ended sequence are free while plans in flight touch them",
+    "blocks are published when planned, not when confirmed",
+    "a hit does not compare token ids",
+    "sequences share prefixes across salts",
+    "the page of a block's first decoded token is missing",
+    "ids are delivered twice at a block's end",
+    "a sequence cancelled while it waits ends without an update",
+    "a hit may cover the whole prompt",
+    "a preempted sequence keeps its former length",
+    "ids of a late row are delivered after the end",
+};
+
+struct Options {
+  uint64_t first = 0, end = 200;
+  bool replay = false, all_mutants = false, list = false, help = false;
+  int mutant = 0;
+};
+
+bool parse_seeds(const std::string& text, Options& options) {
+  const size_t dots = text.find("..");
+  char* rest = nullptr;
+  if (dots == std::string::npos) {
+    options.first = 0;
+    options.end = std::strtoull(text.c_str(), &rest, 10);
+    return *rest == '\0' && options.end > 0;
+  }
+  options.first = std::strtoull(text.c_str(), &rest, 10);
+  if (rest != text.c_str() + dots) return false;
+  options.end = std::strtoull(text.c_str() + dots + 2, &rest, 10);
+  return *rest == '\0' && options.end > options.first;
+}
+
+bool parse(int argc, char** argv, Options& options) {
+  for (int i = 1; i < argc; ++i) {
+    const std::string flag = argv[i];
+    const char* value = i + 1 < argc ? argv[i + 1] : "";
+    if (flag == "--replay") {
+      options.replay = true;
+    } else if (flag == "--all-mutants") {
+      options.all_mutants = true;
+    } else if (flag == "--list-mutants") {
+      options.list = true;
+    } else if (flag == "--seed") {
+      options.first = std::strtoull(value, nullptr, 10);
+      options.end = options.first + 1;
+      ++i;
+    } else if (flag == "--seeds") {
+      if (!parse_seeds(value, options)) return false;
+      ++i;
+    } else if (flag == "--mutant") {
+      options.mutant = std::atoi(value);
+      if (options.mutant < 1 || options.mutant > kNumFaults) return false;
+      ++i;
+    } else {
+      return false;
+    }
+  }
+  return true;
+}
+
+int check_rarity(const char* name, int64_t count, const Counts& counts) {
+  if (count * 100 >= counts.steps) return 0;
+  std::printf("FAILED: %s are rarer than 1 %% of steps\n", name);
+  return 1;
+}
+
+int run_seeds(const Options& options) {
+  Counts counts;
+  for (uint64_t seed = options.first; seed < options.end; ++seed) {
+    const Counts one = Simulation(seed).run();
+    if (options.replay && Simulation(seed).run().log_hash != one.log_hash) {
+      std::printf("FAILED seed %llu: a replay differs\n", static_cast<unsigned long long>(seed));
+      return 1;
+    }
+    counts.add(one);
+  }
+  const auto n = [](int64_t value) { return static_cast<long long>(value); };
+  std::printf(
+      "seeds %llu..%llu: %lld steps, %lld requests, %lld ids, %lld preemptions (%lld resumed with a hit), "
+      "%lld cancels in flight, %lld results reordered, %lld prefix hits, %lld deadlines, %lld errors; log %016llx\n",
+      static_cast<unsigned long long>(options.first), static_cast<unsigned long long>(options.end - 1), n(counts.steps),
+      n(counts.requests), n(counts.ids), n(counts.preemptions), n(counts.resumes_hit), n(counts.cancels_in_flight),
+      n(counts.reordered), n(counts.hits), n(counts.expired), n(counts.errors),
+      static_cast<unsigned long long>(counts.log_hash));
+  if (options.end - options.first < 200) return 0;
+  return check_rarity("preemptions", counts.preemptions, counts) |
+         check_rarity("cancels in flight", counts.cancels_in_flight, counts) |
+         check_rarity("reordered results", counts.reordered, counts) | check_rarity("hits", counts.hits, counts);
+}
+
+// A planted bug may end the process in a CHECK: so a child runs the seeds, and any end but success is a catch.
+int run_mutant(const Options& options, int mutant) {
+  std::printf("mutant %d (%s): ", mutant, kMutants[mutant - 1]);
+  std::fflush(stdout);
+  const pid_t child = fork();
+  if (child == 0) {
+    g_planted_fault = static_cast<Fault>(mutant);
+    if (dup2(STDOUT_FILENO, STDERR_FILENO) < 0) std::_Exit(0);
+    for (uint64_t seed = options.first; seed < options.end; ++seed) Simulation(seed).run();
+    std::_Exit(0);
+  }
+  int status = 0;
+  const bool ended = child > 0 && waitpid(child, &status, 0) == child;
+  const bool caught = ended && !(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  std::printf("%s\n", caught ? "caught" : "SURVIVED");
+  return caught ? 0 : 1;
+}
+
+int run(const Options& options) {
+  if (options.list) {
+    for (int i = 0; i < kNumFaults; ++i) std::printf("%2d %s\n", i + 1, kMutants[i]);
+    return 0;
+  }
+  if (options.mutant > 0) return run_mutant(options, options.mutant);
+  if (!options.all_mutants) return run_seeds(options);
+  int failures = 0;
+  for (int mutant = 1; mutant <= kNumFaults; ++mutant) failures += run_mutant(options, mutant);
+  std::printf("%d of %d planted bugs caught\n", kNumFaults - failures, kNumFaults);
+  return failures == 0 ? 0 : 1;
+}
+
+}  // namespace
+}  // namespace perigee::sim
+
+int main(int argc, char** argv) {
+  perigee::sim::Options options;
+  if (!perigee::sim::parse(argc, argv, options)) {
+    std::fprintf(stderr,
+                 "usage: sim [--seed N | --seeds N | --seeds A..B] [--replay] [--mutant K | --all-mutants | "
+                 "--list-mutants]\n");
+    return 2;
+  }
+  return perigee::sim::run(options);
+}

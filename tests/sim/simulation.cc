@@ -1,0 +1,208 @@
+#include "sim/simulation.h"
+
+#include <algorithm>
+
+namespace perigee::sim {
+namespace {
+
+constexpr int64_t kMaxTicks = 200000;
+
+int32_t shared_token(uint64_t stream, int32_t position) {
+  return static_cast<int32_t>(random_u64(stream + 77, static_cast<uint64_t>(position)) % kVocabulary);
+}
+
+}  // namespace
+
+void Counts::add(const Counts& other) {
+  steps += other.steps;
+  preemptions += other.preemptions;
+  cancels_in_flight += other.cancels_in_flight;
+  reordered += other.reordered;
+  hits += other.hits;
+  requests += other.requests;
+  ids += other.ids;
+  resumes_hit += other.resumes_hit;
+  expired += other.expired;
+  errors += other.errors;
+  log_hash = mix64(log_hash * 31 + other.log_hash);
+}
+
+Simulation::Simulation(uint64_t seed)
+    : judge_{seed, 0},
+      rng_(seed),
+      config_(draw_config()),
+      scheduler_(config_),
+      worker_(judge_, config_.num_pages, config_.max_sequences),
+      slots_(static_cast<size_t>(config_.max_sequences)) {
+  num_to_submit_ = static_cast<int32_t>(rng_.between(30, 120));
+  longest_prompt_ = rng_.chance(0.4) ? 70 : rng_.chance(0.5) ? 140 : config_.max_model_len - 1;
+  long_outputs_chance_ = rng_.chance(0.7) ? 0.8 : 0.2;
+  arrival_chance_ = rng_.chance(0.8) ? 0.5 : 0.08;
+  cancel_chance_ = rng_.chance(0.8) ? 0.05 : 0.0;
+  deliver_chance_ = rng_.chance(0.5) ? 0.3 : 0.7;
+}
+
+SchedulerConfig Simulation::draw_config() {
+  SchedulerConfig config;
+  config.num_pages = static_cast<int32_t>(rng_.between(6, rng_.chance(0.8) ? 20 : 60));
+  config.max_sequences = static_cast<int32_t>(rng_.chance(0.8) ? rng_.between(8, 20) : rng_.between(1, 4));
+  config.max_model_len = static_cast<int32_t>(rng_.between(200, std::min(config.num_pages * kBlockTokens + 1, 700)));
+  config.max_waiting = static_cast<int32_t>(rng_.between(4, 64));
+  config.deterministic = rng_.chance(0.4);
+  constexpr int32_t kAlignments[] = {1, 16, 64, 96, 128};
+  config.attention_alignment = kAlignments[rng_.below(5)];
+  config.max_step_tokens = static_cast<int32_t>(config.attention_alignment +
+                                                (rng_.chance(0.2) ? rng_.between(4, 40) : rng_.between(60, 500)));
+  if (rng_.chance(0.3)) config.long_prefill_tokens = static_cast<int32_t>(rng_.between(20, 150));
+  config.prefix_caching = rng_.chance(0.95);
+  config.hash_seed = rng_.next();
+  config.hash_bits = rng_.chance(0.25) ? 4 : 128;
+  return config;
+}
+
+Counts Simulation::run() {
+  while (num_to_submit_ > 0 || !scheduler_.idle()) {
+    tick();
+    judge_.require(judge_.tick < kMaxTicks, "no end in sight");
+  }
+  check_end();
+  counts_.preemptions = scheduler_.gauges().preemptions;
+  counts_.requests = static_cast<int64_t>(requests_.size());
+  return counts_;
+}
+
+void Simulation::tick() {
+  ++judge_.tick;
+  now_s_ += rng_.unit() * 0.01;
+  if (num_to_submit_ > 0 && rng_.chance(arrival_chance_)) submit_some();
+  if (rng_.chance(cancel_chance_)) cancel_some();
+  if (rng_.chance(0.002)) scheduler_.drop_prefix_cache();
+  if (rng_.chance(0.7)) plan_step();
+  for (uint64_t i = rng_.below(6); i > 0; --i) worker_.run_one(rng_);
+  if (!flights_.empty() && rng_.chance(deliver_chance_)) deliver();
+  check_books();
+}
+
+int32_t Simulation::draw_length() {
+  const int32_t longest = std::min(longest_prompt_, config_.max_model_len - 1);
+  if (rng_.chance(0.5)) return static_cast<int32_t>(rng_.between(1, longest));
+  const int64_t blocks = rng_.between(1, std::max(1, longest / kBlockTokens));
+  return static_cast<int32_t>(std::clamp<int64_t>(blocks * kBlockTokens + rng_.between(-1, 1), 1, longest));
+}
+
+// A shared stream, or a former request and its outputs, up to some point; after it tokens of its own.
+std::shared_ptr<const std::vector<int32_t>> Simulation::draw_prompt() {
+  const auto prompt = std::make_shared<std::vector<int32_t>>();
+  const int32_t length = draw_length();
+  if (!requests_.empty() && rng_.chance(0.3)) {
+    const Request& former = requests_[rng_.below(requests_.size())];
+    *prompt = *former.submit.prompt;
+    prompt->insert(prompt->end(), former.ids.begin(), former.ids.end());
+  } else {
+    const uint64_t stream = rng_.below(3);
+    for (int32_t i = 0; i < length; ++i) prompt->push_back(shared_token(stream, i));
+  }
+  if (static_cast<int32_t>(prompt->size()) > length) prompt->resize(static_cast<size_t>(length));
+  if (rng_.chance(0.4)) {
+    for (size_t i = rng_.below(prompt->size() + 1); i < prompt->size(); ++i)
+      (*prompt)[i] = static_cast<int32_t>(rng_.below(kVocabulary));
+  }
+  while (static_cast<int32_t>(prompt->size()) < length)
+    prompt->push_back(static_cast<int32_t>(rng_.below(kVocabulary)));
+  return prompt;
+}
+
+std::shared_ptr<const SamplingParams> Simulation::draw_sampling(int32_t num_prompt) {
+  const auto sampling = std::make_shared<SamplingParams>();
+  const int32_t room = config_.max_model_len - num_prompt;
+  const int32_t wanted =
+      static_cast<int32_t>(rng_.chance(long_outputs_chance_) ? rng_.between(40, 250) : rng_.between(1, 24));
+  sampling->max_tokens = std::min(wanted, room);
+  sampling->min_tokens = rng_.chance(0.2) ? static_cast<int32_t>(rng_.between(1, 10)) : 0;
+  sampling->seed = rng_.next();
+  if (rng_.chance(0.4)) {
+    for (uint64_t i = rng_.between(1, 20); i > 0; --i)
+      sampling->stop_ids.push_back(static_cast<int32_t>(rng_.below(kVocabulary)));
+  }
+  if (rng_.chance(0.1)) sampling->prompt_logprobs = 0;
+  return sampling;
+}
+
+void Simulation::submit_some() {
+  const auto prompt = draw_prompt();
+  const std::string salt = rng_.chance(0.7) ? "" : rng_.chance(0.5) ? "a" : "b";
+  const int64_t group = rng_.chance(0.12) ? rng_.between(2, 4) : 1;
+  const SequenceId leader(static_cast<int64_t>(requests_.size()));
+  for (int64_t i = 0; i < group; ++i)
+    if (!submit_one(prompt, salt, i == 0 ? SequenceId() : leader)) break;
+  --num_to_submit_;
+}
+
+bool Simulation::submit_one(const std::shared_ptr<const std::vector<int32_t>>& prompt, const std::string& salt,
+                            SequenceId leader) {
+  Request request;
+  Submit& submit = request.submit;
+  submit.sequence = SequenceId(static_cast<int64_t>(requests_.size()));
+  submit.prompt = prompt;
+  submit.sampling = draw_sampling(static_cast<int32_t>(prompt->size()));
+  submit.priority = static_cast<int32_t>(rng_.chance(0.8) ? 0 : rng_.between(-1, 1));
+  submit.arrival_s = now_s_;
+  submit.deadline_s = rng_.chance(0.08) ? now_s_ + rng_.unit() * 3 : 0;
+  submit.cache_salt = salt;
+  submit.leader = leader;
+  request.max_outputs = submit.sampling->max_tokens;
+  judge_.require(scheduler_.fits(static_cast<int64_t>(prompt->size()), request.max_outputs), "a request does not fit");
+  const bool full = scheduler_.gauges().waiting >= config_.max_waiting;
+  const bool accepted = scheduler_.submit(submit);
+  judge_.require(accepted == !full, "the queue's limit is not kept");
+  if (!accepted) return false;
+  request.expected = run_alone(*prompt, *submit.sampling, request.max_outputs);
+  live_.push_back(submit.sequence.value);
+  requests_.push_back(std::move(request));
+  return true;
+}
+
+void Simulation::cancel_some() {
+  if (requests_.empty()) return;
+  SequenceId sequence(static_cast<int64_t>(rng_.below(requests_.size() + 1)));  // ended and unknown ones too
+  if (!live_.empty() && rng_.chance(0.8)) sequence = SequenceId(live_[rng_.below(live_.size())]);
+  const bool known = sequence.value < static_cast<int64_t>(requests_.size());
+  const bool alive = known && !requests_[static_cast<size_t>(sequence.value)].ended;
+  if (alive && has_row_in_flight(sequence)) ++counts_.cancels_in_flight;
+  if (alive) requests_[static_cast<size_t>(sequence.value)].cancelled = true;
+  scheduler_.cancel({sequence, rng_.chance(0.3) ? FinishReason::kStop : FinishReason::kCancelled});
+  take_updates();
+  judge_.require(!alive || requests_[static_cast<size_t>(sequence.value)].ended, "cancelled sequence ", sequence,
+                 " did not end at once");
+}
+
+void Simulation::plan_step() {
+  std::optional<StepPlan> plan = scheduler_.next_plan(now_s_);
+  take_updates();
+  check_deadlines();
+  if (!plan) {
+    judge_.require(!flights_.empty() || scheduler_.idle(), "nothing is in flight and nothing is planned");
+    return;
+  }
+  ++counts_.steps;
+  check_plan(*plan);
+  worker_.launch(*plan);
+  Flight flight;
+  for (const PlanRow& row : plan->rows) flight.pages |= slots_[static_cast<size_t>(row.slot.value)].pages;
+  flight.plan = std::move(*plan);
+  flights_.push_back(std::move(flight));
+}
+
+void Simulation::deliver() {
+  size_t index = 0;
+  if (flights_.size() > 1 && rng_.chance(0.3)) {
+    index = 1;
+    ++counts_.reordered;
+  }
+  const StepResult result = worker_.collect(flights_[index].plan.step);
+  flights_.erase(flights_.begin() + static_cast<std::ptrdiff_t>(index));
+  scheduler_.apply(result);
+  take_updates();
+}
+
+}  // namespace perigee::sim

@@ -1,0 +1,100 @@
+// Simulation: the real scheduler, a fake worker, a virtual clock and a seed.
+//
+// One seed decides everything: pool size, limits, prompts (which share prefixes), salts, n > 1, priorities, deadlines,
+// cancellations, and when each row runs and each result arrives. After every event the invariants INV-1 ... INV-10 of
+// the reliability notes are checked as far as they apply to one engine; all that happens is folded into one hash, so
+// that a replay can be compared.
+#pragma once
+
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/rng.h"
+#include "control/scheduler.h"
+#include "sim/chain_model.h"
+#include "sim/fake_worker.h"
+#include "sim/judge.h"
+
+namespace perigee::sim {
+
+struct Counts {
+  int64_t steps = 0, preemptions = 0, cancels_in_flight = 0, reordered = 0, hits = 0;
+  int64_t requests = 0, ids = 0, resumes_hit = 0, expired = 0, errors = 0;
+  uint64_t log_hash = 0;
+
+  void add(const Counts& other);
+};
+
+class Simulation {
+ public:
+  explicit Simulation(uint64_t seed);
+  Counts run();  // ends the process when an invariant does not hold
+
+ private:
+  struct Request {
+    Submit submit;
+    int32_t max_outputs = 0;
+    Expected expected;
+    std::vector<int32_t> ids;
+    int32_t num_prompt_logprobs = 0;
+    bool cancelled = false, ended = false;
+    int32_t num_lives = 0;
+  };
+  struct Flight {
+    StepPlan plan;
+    uint64_t pages = 0;  // every page that a row of the plan can reach
+  };
+  struct SlotView {  // a slot's block table as the plans describe it
+    SequenceId sequence;
+    uint64_t pages = 0;
+  };
+
+  // simulation.cc: events
+  SchedulerConfig draw_config();
+  void tick();
+  void submit_some();
+  bool submit_one(const std::shared_ptr<const std::vector<int32_t>>& prompt, const std::string& salt,
+                  SequenceId leader);
+  std::shared_ptr<const std::vector<int32_t>> draw_prompt();
+  std::shared_ptr<const SamplingParams> draw_sampling(int32_t num_prompt);
+  int32_t draw_length();
+  void cancel_some();
+  void plan_step();
+  void deliver();
+
+  // checks.cc
+  void check_plan(const StepPlan& plan);
+  void check_row(const StepPlan& plan, const PlanRow& row) const;
+  void check_start(const SequenceStart& start);
+  void check_pages(const StepPlan& plan);
+  void check_progress(const StepPlan& plan);
+  void take_updates();
+  void take_update(const SequenceUpdate& update);
+  void check_finish(const Request& request, const SequenceUpdate& update) const;
+  void check_books() const;
+  void check_deadlines() const;
+  void check_end();
+  void note(uint64_t value) { counts_.log_hash = mix64(counts_.log_hash * 31 + value); }
+  bool has_row_in_flight(SequenceId sequence) const;
+
+  Judge judge_;
+  Rng rng_;
+  SchedulerConfig config_;
+  Scheduler scheduler_;
+  FakeWorker worker_;
+  double now_s_ = 1.0;
+  std::vector<Request> requests_;  // by sequence id
+  std::vector<int64_t> live_;
+  std::deque<Flight> flights_;
+  std::vector<SlotView> slots_;
+  int32_t num_to_submit_ = 0, longest_prompt_ = 0;
+  double arrival_chance_ = 0, cancel_chance_ = 0, deliver_chance_ = 0, long_outputs_chance_ = 0;
+  int64_t best_ = -1, best_idle_plans_ = 0;
+  Counts counts_;
+};
+
+}  // namespace perigee::sim
