@@ -1,8 +1,6 @@
 // Test only: small vocabularies with Kimi's special tokens, and the real one where a machine has it.
 #pragma once
 
-#include <gtest/gtest.h>
-
 #include <cstdlib>
 #include <fstream>
 #include <memory>
@@ -61,12 +59,12 @@ inline std::shared_ptr<const Tokenizer> test_tokenizer(const std::vector<std::st
   return *made;
 }
 
-// The folder of the real Kimi vocabulary, or "" when this machine has none; under CI that is a failure.
+// The folder of the real Kimi vocabulary, or "" when this machine has none. Under CI a test fails then, elsewhere it is
+// skipped.
 inline std::string real_vocabulary_dir() {
   const char* data = std::getenv("PERIGEE_TEST_DATA");
   const std::string dir = data == nullptr ? "" : std::string(data) + "/kimi-tokenizer";
   if (!dir.empty() && std::ifstream(dir + "/tiktoken.model").good()) return dir;
-  if (std::getenv("CI") != nullptr) ADD_FAILURE() << "PERIGEE_TEST_DATA has no kimi-tokenizer";
   return "";
 }
 

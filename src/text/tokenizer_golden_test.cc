@@ -14,6 +14,8 @@ class RealVocabulary : public ::testing::Test {
  protected:
   void SetUp() override {
     const std::string dir = real_vocabulary_dir();
+    // A failure followed by a skip would count as skipped, so under CI only the failure.
+    if (dir.empty() && std::getenv("CI") != nullptr) FAIL() << "PERIGEE_TEST_DATA has no kimi-tokenizer";
     if (dir.empty()) GTEST_SKIP() << "set PERIGEE_TEST_DATA to a folder with kimi-tokenizer";
     auto loaded = Tokenizer::load(dir);
     ASSERT_TRUE(loaded.ok()) << loaded.error().message;
