@@ -1,0 +1,170 @@
+#include "ops/cpu/elementwise.h"
+
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+#include "ops/cpu/elementwise_kernels.h"
+
+namespace perigee::cpu {
+namespace {
+
+struct PackedEmbed final : PackedWeight {
+  Buffer rows;  // [vocab, dim] bf16
+  int64_t bytes() const override { return static_cast<int64_t>(rows.size()); }
+};
+
+const ElementwiseKernels& kernels(Isa isa) {
+  return isa == Isa::kAvx2 ? kElementwiseAvx2 : kElementwiseAvx512;
+}
+
+// f(row) for rows [0, n) of `cols` elements: on the pool only where the work outweighs waking it (a few µs).
+template <typename F>
+void for_rows(const CpuContext& cpu, int64_t n, int64_t cols, F&& f) {
+  constexpr int64_t kMinElements = 32 << 10;
+  if (n * cols < kMinElements) {
+    for (int64_t r = 0; r < n; ++r) f(r);
+    return;
+  }
+  cpu.pool.run(n, [&](int64_t r, int) { f(r); });
+}
+
+void check_float(const Tensor& x) {
+  CHECK(x.dtype == DType::kF32 || x.dtype == DType::kBF16, "want f32 or bf16, got ", dtype_name(x.dtype));
+}
+
+// Row r of x (f32 or bf16) as bf16 into out.
+void copy_as_bf16(const ElementwiseKernels& k, const Tensor& x, int64_t r, uint16_t* out) {
+  if (x.dtype == DType::kBF16) {
+    std::memcpy(out, x.row<const uint16_t>(r), static_cast<size_t>(x.cols) * sizeof(uint16_t));
+  } else {
+    k.narrow(x.row<const float>(r), x.cols, out);
+  }
+}
+
+}  // namespace
+
+EmbedWeight pack_embed(const RawMatrix& table) {
+  auto packed = std::make_shared<PackedEmbed>();
+  packed->rows = Buffer(static_cast<size_t>(table.out * table.in) * sizeof(uint16_t));
+  auto* out = reinterpret_cast<uint16_t*>(packed->rows.data());
+  std::vector<float> row(static_cast<size_t>(table.in));
+  for (int64_t r = 0; r < table.out; ++r) {
+    raw_row(table, r, row.data());
+    for (int64_t i = 0; i < table.in; ++i) out[r * table.in + i] = f32_to_bf16(row[static_cast<size_t>(i)]);
+  }
+  return {.vocab = table.out, .dim = table.in, .packed = std::move(packed)};
+}
+
+Tensor embed(const CpuContext& cpu, const EmbedWeight& table, std::span<const int32_t> tokens) {
+  const auto& packed = static_cast<const PackedEmbed&>(*table.packed);
+  const auto* rows = reinterpret_cast<const uint16_t*>(packed.rows.data());
+  const ElementwiseKernels& k = kernels(cpu.isa);
+  const Tensor out = cpu.arena.tensor(DType::kF32, static_cast<int64_t>(tokens.size()), table.dim);
+  for_rows(cpu, out.rows, out.cols, [&](int64_t r) {
+    const int64_t id = tokens[static_cast<size_t>(r)];
+    CHECK(id >= 0 && id < table.vocab, "token id ", id, " outside the vocabulary of ", table.vocab);
+    k.widen(rows + id * table.dim, table.dim, out.row<float>(r));
+  });
+  return out;
+}
+
+Tensor rms_norm(const CpuContext& cpu, const Tensor& x, std::span<const float> weight, float eps) {
+  check_float(x);
+  CHECK(static_cast<int64_t>(weight.size()) == x.cols, weight.size(), " weights for ", x.cols, " columns");
+  const ElementwiseKernels& k = kernels(cpu.isa);
+  const Tensor out = cpu.arena.tensor(DType::kBF16, x.rows, x.cols);
+  for_rows(cpu, x.rows, x.cols, [&](int64_t r) {
+    if (x.dtype == DType::kF32) {
+      k.rms_norm_f32(x.row<const float>(r), weight.data(), eps, x.cols, out.row<uint16_t>(r));
+    } else {
+      k.rms_norm_bf16(x.row<const uint16_t>(r), weight.data(), eps, x.cols, out.row<uint16_t>(r));
+    }
+  });
+  return out;
+}
+
+void add(const CpuContext& cpu, const Tensor& residual, const Tensor& y) {
+  CHECK(residual.dtype == DType::kF32 && y.dtype == DType::kF32);
+  CHECK(residual.rows == y.rows && residual.cols == y.cols);
+  const ElementwiseKernels& k = kernels(cpu.isa);
+  for_rows(cpu, y.rows, y.cols, [&](int64_t r) { k.add(residual.row<float>(r), y.row<const float>(r), y.cols); });
+}
+
+Tensor silu_mul(const CpuContext& cpu, const Tensor& gate_up) {
+  CHECK(gate_up.dtype == DType::kF32 && gate_up.cols % 2 == 0);
+  const ElementwiseKernels& k = kernels(cpu.isa);
+  const int64_t inter = gate_up.cols / 2;
+  const Tensor out = cpu.arena.tensor(DType::kBF16, gate_up.rows, inter);
+  for_rows(cpu, gate_up.rows, gate_up.cols, [&](int64_t r) {
+    const float* gate = gate_up.row<const float>(r);
+    k.silu_mul(gate, gate + inter, inter, out.row<uint16_t>(r));
+  });
+  return out;
+}
+
+void rope(const CpuContext& cpu, const Tensor& x, int64_t head_dim, int64_t rope_begin,
+          std::span<const int32_t> positions, const Rope& rope) {
+  if (!rope.enabled) return;
+  check_float(x);
+  const auto num_pairs = static_cast<int64_t>(rope.inv_freq.size());
+  CHECK(x.cols % head_dim == 0 && rope_begin + 2 * num_pairs <= head_dim);
+  CHECK(static_cast<int64_t>(positions.size()) == x.rows);
+  const ElementwiseKernels& k = kernels(cpu.isa);
+  cpu.scratch.reset();
+  const std::span<float> tables = cpu.scratch.array<float>(cpu.pool.size() * 2 * num_pairs);
+  const auto turn_row = [&](int64_t r, int thread) {
+    float* cos_sin = tables.data() + thread * 2 * num_pairs;
+    for (int64_t i = 0; i < num_pairs; ++i) {
+      const float angle = static_cast<float>(positions[static_cast<size_t>(r)]) * rope.inv_freq[static_cast<size_t>(i)];
+      cos_sin[2 * i] = std::cos(angle) * rope.cos_sin_factor;
+      cos_sin[2 * i + 1] = std::sin(angle) * rope.cos_sin_factor;
+    }
+    for (int64_t begin = rope_begin; begin < x.cols; begin += head_dim) {
+      if (x.dtype == DType::kF32) {
+        k.rotate_f32(x.row<float>(r) + begin, cos_sin, num_pairs);
+      } else {
+        k.rotate_bf16(x.row<uint16_t>(r) + begin, cos_sin, num_pairs);
+      }
+    }
+  };
+  constexpr int64_t kMinRows = 8;  // a row's sines cost about 1 µs
+  if (x.rows < kMinRows) {
+    for (int64_t r = 0; r < x.rows; ++r) turn_row(r, 0);
+    return;
+  }
+  cpu.pool.run(x.rows, turn_row);
+}
+
+void write_latent(const CpuContext& cpu, const Tensor& c, const Tensor& k_rope, const Batch& batch,
+                  const LatentLayer& cache) {
+  check_float(c);
+  check_float(k_rope);
+  CHECK(!cache.f32, "the cpu backend keeps bf16 latents");
+  CHECK(cache.row_bytes == (c.cols + k_rope.cols) * static_cast<int64_t>(sizeof(uint16_t)));
+  const ElementwiseKernels& k = kernels(cpu.isa);
+  for (const SequenceRows& s : batch.sequences) {
+    for_rows(cpu, s.num_tokens, c.cols + k_rope.cols, [&](int64_t i) {
+      const int64_t position = s.position + i;
+      uint8_t* slot = cache.base + s.pages[position / 64] * cache.page_bytes + (position % 64) * cache.row_bytes;
+      auto* out = reinterpret_cast<uint16_t*>(slot);
+      copy_as_bf16(k, c, s.first_row + i, out);
+      copy_as_bf16(k, k_rope, s.first_row + i, out + c.cols);
+    });
+  }
+}
+
+Tensor gather_rows(const CpuContext& cpu, const Tensor& x, std::span<const int32_t> rows) {
+  const Tensor out = cpu.arena.tensor(x.dtype, static_cast<int64_t>(rows.size()), x.cols);
+  const int64_t element = dtype_bytes(x.dtype);
+  for (int64_t r = 0; r < out.rows; ++r) {
+    const int64_t from = rows[static_cast<size_t>(r)];
+    CHECK(from >= 0 && from < x.rows, "row ", from, " of ", x.rows);
+    std::memcpy(static_cast<uint8_t*>(out.data) + r * out.row_stride * element,
+                static_cast<const uint8_t*>(x.data) + from * x.row_stride * element,
+                static_cast<size_t>(x.cols * element));
+  }
+  return out;
+}
+
+}  // namespace perigee::cpu
