@@ -1,0 +1,33 @@
+// Backend: what the server needs of an engine, and nothing more, so that tests can put a scripted one in its place.
+//
+// Calls are thread-safe. A sink is called on the backend's own thread and must not block.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "engine/engine.h"
+
+namespace perigee {
+
+struct BackendInfo {
+  int64_t vocab = 0;
+  int64_t max_model_len = 0;
+  int64_t num_pages = 0;
+  std::vector<int32_t> eos_ids;
+};
+
+class Backend {
+ public:
+  virtual ~Backend() = default;
+  // As Engine::submit: kExhausted when the queue is full, kBadInput for what can never fit.
+  virtual Result<RequestId> submit(EngineRequest request, OutputSink sink) = 0;
+  virtual void cancel(RequestId request, int32_t choice, FinishReason reason) = 0;
+  virtual EngineStats stats() const = 0;
+  virtual BackendInfo info() const = 0;
+};
+
+std::shared_ptr<Backend> make_engine_backend(Engine& engine);
+
+}  // namespace perigee

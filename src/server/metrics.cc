@@ -1,0 +1,201 @@
+#include "server/metrics.h"
+
+#include <prometheus/counter.h>
+#include <prometheus/gauge.h>
+#include <prometheus/histogram.h>
+#include <prometheus/registry.h>
+#include <prometheus/text_serializer.h>
+
+#include <array>
+#include <mutex>
+#include <sstream>
+
+#include "control/plan.h"
+
+namespace perigee {
+
+namespace {
+
+using Labels = std::map<std::string, std::string>;
+using Buckets = prometheus::Histogram::BucketBoundaries;
+
+constexpr std::array<const char*, 2> kPrefixes = {"perigee:", "vllm:"};
+
+// The same metric under both prefixes.
+struct GaugePair {
+  std::array<prometheus::Gauge*, 2> each{};
+  void set(double value) {
+    for (auto* gauge : each) gauge->Set(value);
+  }
+};
+struct CounterPair {
+  std::array<prometheus::Counter*, 2> each{};
+  void add(double value) {
+    if (value > 0)
+      for (auto* counter : each) counter->Increment(value);
+  }
+  // For totals counted elsewhere.
+  void raise_to(double total) { add(total - each[0]->Value()); }
+};
+struct HistogramPair {
+  std::array<prometheus::Histogram*, 2> each{};
+  void observe(double value) {
+    for (auto* histogram : each) histogram->Observe(value);
+  }
+};
+
+class Registrar {
+ public:
+  Registrar(prometheus::Registry& registry, Labels labels) : registry_(registry), labels_(std::move(labels)) {}
+
+  GaugePair gauge(const std::string& name, const std::string& help, const Labels& extra = {}) {
+    GaugePair pair;
+    for (size_t i = 0; i < 2; ++i)
+      pair.each[i] =
+          &prometheus::BuildGauge().Name(kPrefixes[i] + name).Help(help).Register(registry_).Add(with(extra));
+    return pair;
+  }
+  CounterPair counter(const std::string& name, const std::string& help, const Labels& extra = {}) {
+    CounterPair pair;
+    for (size_t i = 0; i < 2; ++i)
+      pair.each[i] = &prometheus::BuildCounter()
+                          .Name(kPrefixes[i] + name + "_total")
+                          .Help(help)
+                          .Register(registry_)
+                          .Add(with(extra));
+    return pair;
+  }
+  HistogramPair histogram(const std::string& name, const std::string& help, const Buckets& buckets) {
+    HistogramPair pair;
+    for (size_t i = 0; i < 2; ++i)
+      pair.each[i] =
+          &prometheus::BuildHistogram().Name(kPrefixes[i] + name).Help(help).Register(registry_).Add(labels_, buckets);
+    return pair;
+  }
+
+ private:
+  Labels with(const Labels& extra) const {
+    Labels labels = labels_;
+    labels.insert(extra.begin(), extra.end());
+    return labels;
+  }
+  prometheus::Registry& registry_;
+  Labels labels_;
+};
+
+const Buckets kFirstToken = {.001, .005, .01, .02, .04, .06, .08, .1, .25, .5,  .75,
+                             1,    2.5,  5,   7.5, 10,  20,  40,  80, 160, 640, 2560};
+const Buckets kPerToken = {.01, .025, .05, .075, .1, .15, .2, .3, .4, .5, .75, 1, 2.5, 5, 7.5, 10, 20, 40, 80};
+const Buckets kRequest = {.3, .5, .8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680};
+const Buckets kParallel = {1, 2, 5, 10, 20};
+const Buckets kTokens = {1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 1e4, 2e4, 5e4, 1e5, 2e5, 5e5};
+
+}  // namespace
+
+struct Metrics::Impl {
+  explicit Impl(const std::string& model_name)
+      : labels{{"model_name", model_name}, {"engine", "0"}}, make(registry, labels) {}
+
+  prometheus::Registry registry;
+  Labels labels;
+  Registrar make;
+  std::mutex render_mutex;  // totals are raised by one scrape at a time
+
+  GaugePair running = make.gauge("num_requests_running", "Sequences in the running batch.");
+  GaugePair waiting = make.gauge("num_requests_waiting", "Sequences that wait to run.");
+  GaugePair waiting_capacity =
+      make.gauge("num_requests_waiting_by_reason", "Sequences that wait, by reason.", {{"reason", "capacity"}});
+  GaugePair waiting_deferred =
+      make.gauge("num_requests_waiting_by_reason", "Sequences that wait, by reason.", {{"reason", "deferred"}});
+  GaugePair kv_usage = make.gauge("kv_cache_usage_perc", "Cache pages in use, 1 is all.");
+  GaugePair sleep_state = make.gauge("engine_sleep_state", "1 while awake.", {{"sleep_state", "awake"}});
+  CounterPair preemptions = make.counter("num_preemptions", "Sequences put back to wait.");
+  CounterPair prefix_queries = make.counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.");
+  CounterPair prefix_hits = make.counter("prefix_cache_hits", "Prompt tokens found in the prefix cache.");
+  CounterPair prompt_tokens = make.counter("prompt_tokens", "Prompt tokens processed.");
+  CounterPair generation_tokens = make.counter("generation_tokens", "Tokens generated.");
+  CounterPair cached_tokens = make.counter("prompt_tokens_cached", "Prompt tokens taken from the prefix cache.");
+  CounterPair from_compute =
+      make.counter("prompt_tokens_by_source", "Prompt tokens by where they came from.", {{"source", "local_compute"}});
+  CounterPair from_cache = make.counter("prompt_tokens_by_source", "Prompt tokens by where they came from.",
+                                        {{"source", "local_cache_hit"}});
+  CounterPair stop = success("stop"), length = success("length"), abort = success("abort"), error = success("error");
+  HistogramPair ttft = make.histogram("time_to_first_token_seconds", "From arrival to the first token.", kFirstToken);
+  HistogramPair itl = make.histogram("inter_token_latency_seconds", "Between two chunks of a choice.", kPerToken);
+  HistogramPair tpot = make.histogram("request_time_per_output_token_seconds",
+                                      "Mean time of a request's tokens but the first.", kPerToken);
+  HistogramPair e2e = make.histogram("e2e_request_latency_seconds", "From arrival to the end.", kRequest);
+  HistogramPair prefill = make.histogram(
+      "request_prefill_time_seconds", "From hand-over to the engine to the first token, waiting included.", kRequest);
+  HistogramPair decode = make.histogram("request_decode_time_seconds", "From the first token to the last.", kRequest);
+  HistogramPair inference =
+      make.histogram("request_inference_time_seconds", "From hand-over to the engine to the last token.", kRequest);
+  HistogramPair prompt_size = make.histogram("request_prompt_tokens", "Prompt tokens of a request.", kTokens);
+  HistogramPair output_size = make.histogram("request_generation_tokens", "Tokens generated by a request.", kTokens);
+  HistogramPair params_n = make.histogram("request_params_n", "n of a request.", kParallel);
+  HistogramPair params_max = make.histogram("request_params_max_tokens", "max_tokens of a request.", kTokens);
+
+  CounterPair success(const char* reason) {
+    return make.counter("request_success", "Requests ended, by reason.", {{"finished_reason", reason}});
+  }
+};
+
+Metrics::Metrics(const std::string& model_name) : impl_(std::make_unique<Impl>(model_name)) {
+  impl_->sleep_state.set(1);
+}
+Metrics::~Metrics() = default;
+
+void Metrics::set_engine(const BackendInfo& info) {
+  const Labels labels = {{"block_size", str_cat(kBlockTokens)},
+                         {"num_gpu_blocks", str_cat(info.num_pages)},
+                         {"dcp_world_size", "1"},
+                         {"enable_prefix_caching", "True"}};
+  impl_->make.gauge("cache_config_info", "Configuration of the cache, as labels.", labels).set(1);
+}
+
+void Metrics::first_token(double seconds) {
+  impl_->ttft.observe(seconds);
+}
+void Metrics::inter_token(double seconds) {
+  impl_->itl.observe(seconds);
+}
+
+void Metrics::request_done(const RequestRecord& record) {
+  Impl& m = *impl_;
+  const std::string_view reason = record.reason;
+  (reason == "stop" ? m.stop : reason == "length" ? m.length : reason == "abort" ? m.abort : m.error).add(1);
+  m.e2e.observe(record.end_s);
+  m.prompt_size.observe(static_cast<double>(record.prompt_tokens));
+  m.output_size.observe(static_cast<double>(record.completion_tokens));
+  m.params_n.observe(record.n);
+  m.params_max.observe(static_cast<double>(record.max_tokens));
+  m.cached_tokens.add(static_cast<double>(record.cached_tokens));
+  m.from_cache.add(static_cast<double>(record.cached_tokens));
+  m.from_compute.add(static_cast<double>(record.prompt_tokens - record.cached_tokens));
+  if (record.first_token_s <= 0) return;
+  const double decode_s = record.last_token_s - record.first_token_s;
+  m.prefill.observe(record.first_token_s - record.submitted_s);
+  m.decode.observe(decode_s);
+  m.inference.observe(record.last_token_s - record.submitted_s);
+  const int64_t later_tokens = record.completion_tokens - record.n;
+  m.tpot.observe(later_tokens > 0 ? decode_s * record.n / static_cast<double>(later_tokens) : 0.0);
+}
+
+std::string Metrics::render(const EngineStats& stats) {
+  Impl& m = *impl_;
+  const std::lock_guard lock(m.render_mutex);
+  const SchedulerGauges& gauges = stats.scheduler;
+  m.running.set(gauges.running);
+  m.waiting.set(gauges.waiting);
+  m.waiting_capacity.set(gauges.waiting);
+  m.waiting_deferred.set(0);
+  m.kv_usage.set(stats.kv_usage);
+  m.preemptions.raise_to(static_cast<double>(gauges.preemptions));
+  m.prefix_queries.raise_to(static_cast<double>(gauges.prefix_queries));
+  m.prefix_hits.raise_to(static_cast<double>(gauges.prefix_hits));
+  m.prompt_tokens.raise_to(static_cast<double>(gauges.prompt_tokens));
+  m.generation_tokens.raise_to(static_cast<double>(gauges.generated_tokens));
+  return prometheus::TextSerializer().Serialize(m.registry.Collect());
+}
+
+}  // namespace perigee
