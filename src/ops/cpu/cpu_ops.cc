@@ -1,0 +1,116 @@
+#include "ops/cpu/cpu_ops.h"
+
+#include <algorithm>
+#include <thread>
+
+#include "ops/cpu/elementwise.h"
+#include "ops/cpu/experts.h"
+#include "ops/cpu/gemm.h"
+#include "ops/cpu/mla_attend.h"
+#include "ops/cpu/router.h"
+
+namespace perigee {
+namespace {
+
+struct PackedLinear final : PackedWeight {
+  cpu::PanelMatrix matrix;
+  Buffer buffer;
+  int64_t bytes() const override { return static_cast<int64_t>(buffer.size()); }
+};
+
+}  // namespace
+
+CpuOps::CpuOps(Isa isa, int num_threads) : isa_(isa), pool_(num_threads) {}
+
+const char* CpuOps::name() const {
+  switch (isa_) {
+    case Isa::kAmx: return "cpu-amx";
+    case Isa::kAvx512: return "cpu-avx512";
+    case Isa::kAvx2: break;
+  }
+  return "cpu-avx2";
+}
+
+LinearWeight CpuOps::pack_linear(std::span<const RawMatrix> stacked) {
+  CHECK(!stacked.empty(), "nothing to pack");
+  int64_t out = 0;
+  bool int4 = true;
+  for (const RawMatrix& raw : stacked) {
+    CHECK(raw.in == stacked[0].in, "stacked matrices of ", raw.in, " and ", stacked[0].in, " inputs");
+    out += raw.out;
+    int4 = int4 && raw.format == WeightFormat::kInt4Group32;
+  }
+  auto packed = std::make_shared<PackedLinear>();
+  packed->matrix = cpu::panel_matrix(out, stacked[0].in, int4);
+  packed->buffer = Buffer(static_cast<size_t>(packed->matrix.bytes()));
+  packed->matrix.data = packed->buffer.data();
+  cpu::pack_panels(pool_, packed->matrix, cpu::stacked_rows(stacked));
+  return {.out = out, .in = stacked[0].in, .packed = packed};
+}
+
+ExpertWeights CpuOps::pack_experts(std::span<const RawExpert> experts) {
+  return cpu::pack_experts(pool_, experts);
+}
+
+MlaUpWeight CpuOps::pack_mla_up(const RawMatrix& kv_b, const MlaShape& shape) {
+  return cpu::pack_mla_up(kv_b, shape);
+}
+
+EmbedWeight CpuOps::pack_embed(const RawMatrix& table) {
+  return cpu::pack_embed(table);
+}
+
+Tensor CpuOps::embed(const EmbedWeight& table, std::span<const int32_t> tokens) {
+  return cpu::embed(context(), table, tokens);
+}
+
+Tensor CpuOps::rms_norm(const Tensor& x, std::span<const float> weight, float eps) {
+  return cpu::rms_norm(context(), x, weight, eps);
+}
+
+Tensor CpuOps::linear(const Tensor& x, const LinearWeight& w, DType out) {
+  return cpu::linear(context(), x, static_cast<const PackedLinear&>(*w.packed).matrix, out);
+}
+
+void CpuOps::add(const Tensor& residual, const Tensor& y) {
+  cpu::add(context(), residual, y);
+}
+
+Tensor CpuOps::silu_mul(const Tensor& gate_up) {
+  return cpu::silu_mul(context(), gate_up);
+}
+
+void CpuOps::rope(const Tensor& x, int64_t head_dim, int64_t rope_begin, std::span<const int32_t> positions,
+                  const Rope& rope) {
+  cpu::rope(context(), x, head_dim, rope_begin, positions, rope);
+}
+
+void CpuOps::write_latent(const Tensor& c, const Tensor& k_rope, const Batch& batch, const LatentLayer& cache) {
+  cpu::write_latent(context(), c, k_rope, batch, cache);
+}
+
+Tensor CpuOps::mla_attend(const Tensor& q, const MlaUpWeight& up, const MlaShape& shape, const Batch& batch,
+                          const LatentLayer& cache) {
+  return cpu::mla_attend(context(), q, up, shape, batch, cache);
+}
+
+Routing CpuOps::route(const Tensor& x, const RouterWeight& router) {
+  return cpu::route(context(), x, router);
+}
+
+Tensor CpuOps::moe_experts(const Tensor& x, const Routing& routing, const ExpertWeights& experts) {
+  return cpu::moe_experts(context(), x, routing, static_cast<const cpu::PackedExperts&>(*experts.packed));
+}
+
+Tensor CpuOps::gather_rows(const Tensor& x, std::span<const int32_t> rows) {
+  return cpu::gather_rows(context(), x, rows);
+}
+
+Result<std::unique_ptr<Ops>> make_cpu_ops(const CpuOptions& options) {
+  ASSIGN_OR_RETURN(const Isa isa, detect_isa(options));
+  const int cores = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+  if (options.num_threads < 0) return bad_input("number of threads must not be negative", "num_threads");
+  return std::unique_ptr<Ops>(std::make_unique<CpuOps>(isa, options.num_threads > 0 ? options.num_threads : cores));
+}
+
+}  // namespace perigee

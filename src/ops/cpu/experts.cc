@@ -1,0 +1,215 @@
+#include "ops/cpu/experts.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "ops/cpu/gemm.h"
+
+namespace perigee::cpu {
+namespace {
+
+// Rows of one expert that are computed together. Slot s is choice s % k of token s / k.
+struct Group {
+  int32_t expert = 0;
+  int64_t first = 0;       // into Step::slots
+  int64_t rows = 0;        // <= kMaxBlockRows
+  int64_t first_tile = 0;  // row tiles before it in the packed activations
+};
+
+// What one call works on, all in the scratch arena.
+struct Step {
+  const PackedExperts& experts;
+  const PanelKernels& kernels;
+  std::span<Group> groups = {};
+  std::span<int32_t> slots = {};   // by expert, ascending within one
+  std::span<int32_t> tokens = {};  // slots[i] / k
+  int64_t num_tiles = 0;
+  uint16_t* x = nullptr;  // packed rows of all groups, [num_tiles * 16, hidden padded]
+  uint16_t* h = nullptr;  // silu(gate) * up, packed likewise, [num_tiles * 16, inter padded]
+  float* y = nullptr;     // [n * k, hidden] by slot
+  std::span<PanelScratch> scratches = {};
+};
+
+bool is_int4(const RawExpert& e) {
+  return e.gate.format == WeightFormat::kInt4Group32 && e.up.format == WeightFormat::kInt4Group32 &&
+         e.down.format == WeightFormat::kInt4Group32;
+}
+
+std::vector<OutputRow> gate_up_rows(const RawExpert& expert, int64_t num_panels) {
+  std::vector<OutputRow> rows(static_cast<size_t>(num_panels * kPanelOutputs));
+  for (int64_t r = 0; r < expert.gate.out; ++r) {
+    const int64_t at = r / kPanelOutputs * 2 * kPanelOutputs + r % kPanelOutputs;
+    rows[static_cast<size_t>(at)] = {&expert.gate, r};
+    rows[static_cast<size_t>(at + kPanelOutputs)] = {&expert.up, r};
+  }
+  return rows;
+}
+
+// Stable counting sort of the slots by expert; also cuts experts into groups.
+void group_slots(const CpuContext& cpu, const Routing& routing, Step& step) {
+  const int64_t num_slots = routing.num_tokens * routing.top_k;
+  const int64_t num_experts = step.experts.num_experts;
+  const std::span<int64_t> end = cpu.scratch.array<int64_t>(num_experts + 1);
+  std::fill(end.begin(), end.end(), 0);
+  for (int64_t s = 0; s < num_slots; ++s) {
+    CHECK(routing.ids[s] < num_experts, "expert ", routing.ids[s], " of ", num_experts);
+    if (routing.ids[s] >= 0) ++end[static_cast<size_t>(routing.ids[s]) + 1];
+  }
+  int64_t num_groups = 0;
+  step.groups = cpu.scratch.array<Group>(num_experts + num_slots / kMaxBlockRows);
+  for (int64_t e = 0; e < num_experts; ++e) {
+    const int64_t count = end[static_cast<size_t>(e) + 1];
+    end[static_cast<size_t>(e) + 1] += end[static_cast<size_t>(e)];
+    for (int64_t at = 0; at < count; at += kMaxBlockRows) {
+      Group& group = step.groups[static_cast<size_t>(num_groups++)];
+      group = {.expert = static_cast<int32_t>(e),
+               .first = end[static_cast<size_t>(e)] + at,
+               .rows = std::min(kMaxBlockRows, count - at),
+               .first_tile = step.num_tiles};
+      step.num_tiles += ceil_div(group.rows, kTileRows);
+    }
+  }
+  step.groups = step.groups.first(static_cast<size_t>(num_groups));
+  step.slots = cpu.scratch.array<int32_t>(num_slots);
+  step.tokens = cpu.scratch.array<int32_t>(num_slots);
+  for (int64_t s = 0; s < num_slots; ++s) {
+    if (routing.ids[s] < 0) continue;
+    const auto at = static_cast<size_t>(end[static_cast<size_t>(routing.ids[s])]++);
+    step.slots[at] = static_cast<int32_t>(s);
+    step.tokens[at] = static_cast<int32_t>(s / routing.top_k);
+  }
+}
+
+// Calls f(group, panel, thread) for every panel of every group, each thread a contiguous stretch of equal cost.
+template <typename F>
+void for_panels(ThreadPool& pool, std::span<const Group> groups, int64_t num_panels, F&& f) {
+  const auto cost = [](const Group& group) { return ceil_div(group.rows, kTileRows) + 2; };  // 2: reading the weights
+  int64_t total = 0;
+  for (const Group& group : groups) total += num_panels * cost(group);
+  pool.run(pool.size(), [&](int64_t share, int thread) {
+    const int64_t begin = total * share / pool.size(), end = total * (share + 1) / pool.size();
+    int64_t at = 0;
+    for (const Group& group : groups) {
+      const int64_t first = std::clamp<int64_t>(ceil_div(begin - at, cost(group)), 0, num_panels);
+      const int64_t last = std::clamp<int64_t>(ceil_div(end - at, cost(group)), 0, num_panels);
+      for (int64_t panel = first; panel < last; ++panel) f(group, panel, thread);
+      at += num_panels * cost(group);
+    }
+  });
+}
+
+// Panel p of gate and of up, joined: k tile p of the packed rows of `h`.
+void gate_up_panel(const Step& step, const Group& group, int64_t panel, const PanelScratch& scratch) {
+  const PanelMatrix w = step.experts.gate_up_of(group.expert);
+  const PackedRows rows{.a = step.x + group.first_tile * kTileRows * w.k_tiles * kTileK, .rows = group.rows};
+  const KRange whole{.begin = 0, .end = w.k_tiles};
+  float* gate = scratch.c;
+  float* up = scratch.c + kPanelC;
+  multiply_panel(step.kernels, w, 2 * panel, rows, whole, scratch, gate);
+  multiply_panel(step.kernels, w, 2 * panel + 1, rows, whole, scratch, up);
+  const int64_t tile_elements = kTileRows * step.experts.down.k_tiles * kTileK;
+  for (int64_t row = 0; row < group.rows; row += kTileRows, gate += 2 * kAccumulators, up += 2 * kAccumulators) {
+    const int64_t m = std::min(kTileRows, group.rows - row);
+    uint16_t* out = step.h + (group.first_tile + row / kTileRows) * tile_elements + panel * m * kTileK;
+    step.kernels.silu_mul_tile(gate, up, m, out, kTileK);
+    step.kernels.silu_mul_tile(gate + kAccumulators, up + kAccumulators, m, out + kTileOutputs, kTileK);
+  }
+}
+
+void down_panel(const Step& step, const Group& group, int64_t panel, const PanelScratch& scratch) {
+  const PanelMatrix w = step.experts.down_of(group.expert);
+  const PackedRows rows{.a = step.h + group.first_tile * kTileRows * w.k_tiles * kTileK, .rows = group.rows};
+  multiply_panel(step.kernels, w, panel, rows, {.begin = 0, .end = w.k_tiles}, scratch, scratch.c);
+  for (int64_t half = 0; half < 2; ++half) {
+    const int64_t column = panel * kPanelOutputs + half * kTileOutputs;
+    const int64_t columns = std::min(kTileOutputs, w.out - column);
+    if (columns <= 0) return;
+    for (int64_t r = 0; r < group.rows; ++r) {
+      const float* c = scratch.c + (r / kTileRows * 2 + half) * kAccumulators + r % kTileRows * kTileOutputs;
+      float* y = step.y + step.slots[static_cast<size_t>(group.first + r)] * w.out + column;
+      std::memcpy(y, c, static_cast<size_t>(columns) * sizeof(float));
+    }
+  }
+}
+
+// out = sum of weight_k * y_k in the order of k. Slots without an expert are skipped, whatever their y holds.
+void sum_token(const Step& step, const Routing& routing, int64_t token, float* out) {
+  const int64_t hidden = step.experts.hidden;
+  const int32_t* ids = routing.ids + token * routing.top_k;
+  for (int32_t j = 0; j < routing.top_k; ++j) {
+    if (ids[j] < 0) std::memset(step.y + (token * routing.top_k + j) * hidden, 0, static_cast<size_t>(hidden) * 4);
+  }
+  step.kernels.weighted_sum(step.y + token * routing.top_k * hidden, hidden, routing.weights + token * routing.top_k,
+                            routing.top_k, out, hidden);
+}
+
+}  // namespace
+
+PanelMatrix PackedExperts::gate_up_of(int64_t expert) const {
+  PanelMatrix m = gate_up;
+  m.data += expert * gate_up_stride;
+  return m;
+}
+
+PanelMatrix PackedExperts::down_of(int64_t expert) const {
+  PanelMatrix m = down;
+  m.data += expert * down_stride;
+  return m;
+}
+
+ExpertWeights pack_experts(ThreadPool& pool, std::span<const RawExpert> experts) {
+  CHECK(!experts.empty(), "no experts");
+  const RawExpert& first = experts.front();
+  const bool int4 = std::all_of(experts.begin(), experts.end(), is_int4);
+  auto packed = std::make_shared<PackedExperts>();
+  packed->num_experts = static_cast<int64_t>(experts.size());
+  packed->hidden = first.gate.in;
+  packed->inter = first.gate.out;
+  packed->gate_up = panel_matrix(ceil_div(packed->inter, kPanelOutputs) * 2 * kPanelOutputs, packed->hidden, int4);
+  packed->down = panel_matrix(packed->hidden, packed->inter, int4);
+  packed->gate_up_stride = packed->gate_up.bytes();
+  packed->down_stride = packed->down.bytes();
+  const int64_t bytes = packed->num_experts * (packed->gate_up_stride + packed->down_stride);
+  packed->buffer = Buffer(static_cast<size_t>(bytes));
+  packed->gate_up.data = packed->buffer.data();
+  packed->down.data = packed->buffer.data() + packed->num_experts * packed->gate_up_stride;
+  for (int64_t e = 0; e < packed->num_experts; ++e) {
+    const RawExpert& raw = experts[static_cast<size_t>(e)];
+    const bool same = raw.gate.out == packed->inter && raw.gate.in == packed->hidden && raw.up.out == packed->inter &&
+                      raw.up.in == packed->hidden && raw.down.out == packed->hidden && raw.down.in == packed->inter;
+    CHECK(same, "expert ", e, " has other shapes than expert 0");
+    pack_panels(pool, packed->gate_up_of(e), gate_up_rows(raw, packed->gate_up.num_panels));
+    pack_panels(pool, packed->down_of(e), stacked_rows(std::span(&raw.down, 1)));
+  }
+  return {.num_experts = packed->num_experts, .hidden = packed->hidden, .inter = packed->inter, .packed = packed};
+}
+
+Tensor moe_experts(const CpuContext& cpu, const Tensor& x, const Routing& routing, const PackedExperts& experts) {
+  CHECK(x.dtype == DType::kBF16 && x.cols == experts.hidden && x.rows == routing.num_tokens, "experts of ", x.rows,
+        " rows of ", x.cols, ", routed ", routing.num_tokens);
+  const Tensor out = cpu.arena.tensor(DType::kF32, x.rows, experts.hidden);
+  cpu.scratch.reset();
+  Step step{.experts = experts, .kernels = panel_kernels(cpu.isa)};
+  group_slots(cpu, routing, step);
+  const int64_t rows = step.num_tiles * kTileRows;
+  step.x = cpu.scratch.array<uint16_t>(rows * experts.gate_up.k_tiles * kTileK).data();
+  step.h = cpu.scratch.array<uint16_t>(rows * experts.down.k_tiles * kTileK).data();
+  step.y = cpu.scratch.array<float>(routing.num_tokens * routing.top_k * experts.hidden).data();
+  step.scratches = panel_scratches(cpu);
+  cpu.pool.run(static_cast<int64_t>(step.groups.size()), [&](int64_t i, int) {
+    const Group& group = step.groups[static_cast<size_t>(i)];
+    uint16_t* a = step.x + group.first_tile * kTileRows * experts.gate_up.k_tiles * kTileK;
+    for (int64_t row = 0; row < group.rows; row += kTileRows)
+      pack_row_tile(x, step.tokens.data() + group.first, row, group.rows, a);
+  });
+  for_panels(cpu.pool, step.groups, experts.down.k_tiles, [&](const Group& group, int64_t panel, int thread) {
+    gate_up_panel(step, group, panel, step.scratches[static_cast<size_t>(thread)]);
+  });
+  for_panels(cpu.pool, step.groups, experts.down.num_panels, [&](const Group& group, int64_t panel, int thread) {
+    down_panel(step, group, panel, step.scratches[static_cast<size_t>(thread)]);
+  });
+  cpu.pool.run(x.rows, [&](int64_t token, int) { sum_token(step, routing, token, out.row<float>(token)); });
+  return out;
+}
+
+}  // namespace perigee::cpu

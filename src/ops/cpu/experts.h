@@ -1,0 +1,28 @@
+// Routed experts of the CPU backend: tokens gathered by expert, gate and up, silu, down, weighted sum.
+#pragma once
+
+#include "ops/cpu/context.h"
+#include "ops/cpu/panels.h"
+
+namespace perigee::cpu {
+
+// All experts of a layer in one buffer. gate_up has panels 2p (outputs 32p ... of gate) and 2p + 1 (of up).
+struct PackedExperts final : PackedWeight {
+  int64_t num_experts = 0, hidden = 0, inter = 0;
+  PanelMatrix gate_up, down;  // of expert 0; those of expert e are e * stride bytes further
+  int64_t gate_up_stride = 0, down_stride = 0;
+  Buffer buffer;
+
+  int64_t bytes() const override { return static_cast<int64_t>(buffer.size()); }
+  PanelMatrix gate_up_of(int64_t expert) const;
+  PanelMatrix down_of(int64_t expert) const;
+};
+
+// All matrices of one format; INT4 stays 4-bit, everything else becomes bf16.
+ExpertWeights pack_experts(ThreadPool& pool, std::span<const RawExpert> experts);
+
+// x [n, H] bf16 -> [n, H] f32: sum over k, ascending, of weight_k * down(bf16(silu(gate x) * (up x))). A negative id
+// means no expert. A token's result does not depend on the others.
+Tensor moe_experts(const CpuContext& cpu, const Tensor& x, const Routing& routing, const PackedExperts& experts);
+
+}  // namespace perigee::cpu

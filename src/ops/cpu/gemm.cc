@@ -1,0 +1,133 @@
+#include "ops/cpu/gemm.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace perigee::cpu {
+namespace {
+
+// k tiles of a panel (32 KB of bf16) that stay in the first-level cache while all rows of a block pass.
+constexpr int64_t kInnerTiles = 16;
+// k tiles of a row block (256 x 2048 bf16, 1 MB) that stay in the second-level cache while the panels pass.
+constexpr int64_t kOuterTiles = 64;
+
+struct Task {
+  int64_t first_row = 0, rows = 0;
+  int64_t first_panel = 0, num_panels = 0;
+};
+
+// Blocks of rows, then groups of panels: neighbours share their rows.
+struct TaskGrid {
+  TaskGrid(int64_t rows, int64_t panels, int num_threads) : rows_(rows), panels_(panels) {
+    const int64_t row_blocks = ceil_div(rows, kMaxBlockRows);
+    // Four tasks a thread if there is so much, so that the static split is even.
+    const int64_t groups_wanted = ceil_div(4 * num_threads, row_blocks);
+    group_ = std::clamp<int64_t>(panels / groups_wanted, 1, kBlockPanels);
+    groups_ = ceil_div(panels, group_);
+    num_tasks_ = row_blocks * groups_;
+  }
+  int64_t num_tasks() const { return num_tasks_; }
+  Task task(int64_t i) const {
+    const int64_t row = i / groups_ * kMaxBlockRows, panel = i % groups_ * group_;
+    return {.first_row = row,
+            .rows = std::min(kMaxBlockRows, rows_ - row),
+            .first_panel = panel,
+            .num_panels = std::min(group_, panels_ - panel)};
+  }
+
+ private:
+  int64_t rows_, panels_, group_ = 1, groups_ = 1, num_tasks_ = 0;
+};
+
+// One C tile to the output, whose columns end at out.cols.
+void store_tile(const PanelKernels& kernels, const float* c, int64_t first_row, int64_t rows, int64_t column,
+                const Tensor& out) {
+  const int64_t columns = std::min(kTileOutputs, out.cols - column);
+  if (columns <= 0) return;
+  if (out.dtype == DType::kBF16) {
+    kernels.tile_to_bf16(c, rows, columns, out.row<uint16_t>(first_row) + column, out.row_stride);
+    return;
+  }
+  for (int64_t r = 0; r < rows; ++r)
+    std::memcpy(out.row<float>(first_row + r) + column, c + r * kTileOutputs, static_cast<size_t>(columns) * 4);
+}
+
+void store_panel(const PanelKernels& kernels, const float* c, const Task& task, int64_t panel, const Tensor& out) {
+  for (int64_t row = 0; row < task.rows; row += kTileRows, c += 2 * kAccumulators) {
+    const int64_t rows = std::min(kTileRows, task.rows - row);
+    const int64_t column = panel * kPanelOutputs;
+    store_tile(kernels, c, task.first_row + row, rows, column, out);
+    store_tile(kernels, c + kAccumulators, task.first_row + row, rows, column + kTileOutputs, out);
+  }
+}
+
+void run_task(const PanelKernels& kernels, const PanelMatrix& w, const uint16_t* a, const Task& task,
+              const PanelScratch& scratch, const Tensor& out) {
+  const PackedRows rows{.a = a + task.first_row * w.k_tiles * kTileK, .rows = task.rows};
+  const int64_t outer = task.rows <= 2 * kTileRows ? w.k_tiles : kOuterTiles;
+  for (int64_t begin = 0; begin < w.k_tiles; begin += outer) {
+    const KRange range{.begin = begin, .end = std::min(begin + outer, w.k_tiles)};
+    for (int64_t p = 0; p < task.num_panels; ++p) {
+      float* c = scratch.c + p * kPanelC;
+      multiply_panel(kernels, w, task.first_panel + p, rows, range, scratch, c);
+      if (range.end == w.k_tiles) store_panel(kernels, c, task, task.first_panel + p, out);
+    }
+  }
+}
+
+}  // namespace
+
+const PanelKernels& panel_kernels(Isa isa) {
+  switch (isa) {
+    case Isa::kAmx: return kPanelKernelsAmx;
+    case Isa::kAvx512: return kPanelKernelsAvx512;
+    case Isa::kAvx2: break;
+  }
+  return kPanelKernelsAvx2;
+}
+
+std::span<PanelScratch> panel_scratches(const CpuContext& cpu) {
+  const std::span<PanelScratch> all = cpu.scratch.array<PanelScratch>(cpu.pool.size());
+  for (PanelScratch& one : all) {
+    one = {.c = cpu.scratch.array<float>(kBlockPanels * kPanelC).data(),
+           .tiles = cpu.scratch.array<uint16_t>(kExpandTiles * kPanelTileElements).data()};
+  }
+  return all;
+}
+
+void multiply_panel(const PanelKernels& kernels, const PanelMatrix& w, int64_t panel, const PackedRows& rows,
+                    KRange range, const PanelScratch& scratch, float* c) {
+  // One row tile passes a panel once: nothing to keep in a cache.
+  const int64_t step = w.int4 ? kExpandTiles : rows.rows <= kTileRows ? range.end - range.begin : kInnerTiles;
+  PanelJob job{.a = rows.a, .a_stride = kTileRows * w.k_tiles * kTileK, .rows = rows.rows, .c = c};
+  for (int64_t k = range.begin; k < range.end; k += step) {
+    job.k_begin = k;
+    job.k_tiles = std::min(step, range.end - k);
+    job.accumulate = k > 0;
+    const uint8_t* packed = w.at(panel, k);
+    if (w.int4) kernels.expand_int4(packed, job.k_tiles, scratch.tiles);
+    job.b = w.int4 ? scratch.tiles : reinterpret_cast<const uint16_t*>(packed);
+    kernels.multiply(job);
+  }
+}
+
+Tensor linear(const CpuContext& cpu, const Tensor& x, const PanelMatrix& w, DType out_type) {
+  CHECK(x.dtype == DType::kBF16 && x.cols == w.in, "linear of ", dtype_name(x.dtype), " [", x.rows, ", ", x.cols,
+        "] with ", w.in, " inputs");
+  CHECK(out_type == DType::kF32 || out_type == DType::kBF16, "linear to ", dtype_name(out_type));
+  const Tensor out = cpu.arena.tensor(out_type, x.rows, w.out);
+  if (x.rows == 0) return out;
+  cpu.scratch.reset();
+  const int64_t row_tiles = ceil_div(x.rows, kTileRows);
+  const std::span<uint16_t> a = cpu.scratch.array<uint16_t>(row_tiles * kTileRows * w.k_tiles * kTileK);
+  const std::span<PanelScratch> scratches = panel_scratches(cpu);
+  cpu.pool.run(row_tiles, [&](int64_t tile, int) { pack_row_tile(x, nullptr, tile * kTileRows, x.rows, a.data()); });
+  const PanelKernels& kernels = panel_kernels(cpu.isa);
+  const TaskGrid grid(x.rows, w.num_panels, cpu.pool.size());
+  cpu.pool.run(grid.num_tasks(), [&](int64_t i, int thread) {
+    run_task(kernels, w, a.data(), grid.task(i), scratches[static_cast<size_t>(thread)], out);
+  });
+  return out;
+}
+
+}  // namespace perigee::cpu

@@ -1,0 +1,40 @@
+// y = W x over packed panels: blocking for the caches, and the split over threads.
+#pragma once
+
+#include "ops/cpu/context.h"
+#include "ops/cpu/panels.h"
+
+namespace perigee::cpu {
+
+const PanelKernels& panel_kernels(Isa isa);
+
+// Rows of activations in row tiles (pack_row_tile), borrowed.
+struct PackedRows {
+  const uint16_t* a = nullptr;
+  int64_t rows = 0;
+};
+
+inline constexpr int64_t kMaxBlockRows = 256;                      // rows whose accumulators are kept at once
+inline constexpr int64_t kBlockPanels = 8;                         // panels of one task
+inline constexpr int64_t kExpandTiles = 16;                        // k tiles of an INT4 panel expanded at once
+inline constexpr int64_t kPanelC = kMaxBlockRows * kPanelOutputs;  // f32 accumulators of one panel
+
+// Working memory of one thread of a multiplication.
+struct PanelScratch {
+  float* c = nullptr;         // [kBlockPanels][kPanelC]
+  uint16_t* tiles = nullptr;  // [kExpandTiles * kPanelTileElements]
+};
+std::span<PanelScratch> panel_scratches(const CpuContext& cpu);  // one a thread, from cpu.scratch
+
+struct KRange {
+  int64_t begin = 0, end = 0;  // k tiles
+};
+
+// C = (range.begin > 0: C +) rows * panel over the k tiles of `range`; rows <= kMaxBlockRows. `c` as in PanelJob.
+void multiply_panel(const PanelKernels& kernels, const PanelMatrix& w, int64_t panel, const PackedRows& rows,
+                    KRange range, const PanelScratch& scratch, float* c);
+
+// x [n, in] bf16 -> arena tensor [n, out] of dtype `out` (f32 or bf16).
+Tensor linear(const CpuContext& cpu, const Tensor& x, const PanelMatrix& w, DType out);
+
+}  // namespace perigee::cpu

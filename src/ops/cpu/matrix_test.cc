@@ -1,0 +1,227 @@
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+
+#include "ops/cpu/experts.h"
+#include "ops/cpu/gemm.h"
+#include "ops/cpu/matrix_test_util.h"
+
+namespace perigee::cpu {
+namespace {
+
+constexpr WeightFormat kFormats[] = {WeightFormat::kF32, WeightFormat::kBF16, WeightFormat::kF16,
+                                     WeightFormat::kF8Block128, WeightFormat::kInt4Group32};
+
+struct Packed {
+  PanelMatrix matrix;
+  Buffer buffer;
+};
+
+Packed pack(TestCpu& cpu, std::span<const RawMatrix> stacked) {
+  int64_t out = 0;
+  bool int4 = true;
+  for (const RawMatrix& raw : stacked) {
+    out += raw.out;
+    int4 = int4 && raw.format == WeightFormat::kInt4Group32;
+  }
+  Packed packed{.matrix = panel_matrix(out, stacked[0].in, int4), .buffer = {}};
+  packed.buffer = Buffer(static_cast<size_t>(packed.matrix.bytes()));
+  packed.matrix.data = packed.buffer.data();
+  pack_panels(cpu.pool(), packed.matrix, stacked_rows(stacked));
+  return packed;
+}
+
+// Element (r, c) as a bf16 machine sees it.
+float weight(const RawMatrix& m, int64_t r, int64_t c) {
+  return bf16_to_f32(f32_to_bf16(raw_element(m, r, c)));
+}
+
+// dot(row i of x, row o of m) and the sum of the magnitudes, in double.
+std::pair<double, double> exact(const Tensor& x, int64_t i, const RawMatrix& m, int64_t o) {
+  double sum = 0, size = 0;
+  for (int64_t c = 0; c < m.in; ++c) {
+    const double term = static_cast<double>(bf16_to_f32(x.row<uint16_t>(i)[c])) * weight(m, o, c);
+    sum += term;
+    size += std::fabs(term);
+  }
+  return {sum, size};
+}
+
+class EveryIsa : public ::testing::TestWithParam<Isa> {
+ protected:
+  void SetUp() override {
+    const Result<Isa> best = detect_isa({});
+    if (!best.ok() || *best < GetParam()) GTEST_SKIP() << "this machine has no " << isa_name(GetParam());
+  }
+};
+
+TEST_P(EveryIsa, LinearIsTheMatrixProductInAllFormatsAndOddShapes) {
+  const std::pair<int64_t, int64_t> shapes[] = {{1, 32}, {16, 64}, {33, 96}, {70, 576}, {100, 2112}};
+  for (const WeightFormat format : kFormats) {
+    for (const auto& [out, whole] : shapes) {
+      const int64_t in = format == WeightFormat::kInt4Group32 ? whole : whole - 5;
+      TestCpu cpu(GetParam(), 2);
+      const auto m = test_matrix(format, out, in, 7);
+      const Packed packed = pack(cpu, std::span(&m->raw, 1));
+      const TestRows x(19, in, in + 3, 3);
+      const Tensor y = linear(cpu.context(), x.tensor, packed.matrix, DType::kF32);
+      const Tensor half = linear(cpu.context(), x.tensor, packed.matrix, DType::kBF16);
+      for (int64_t i = 0; i < 19; ++i) {
+        for (int64_t o = 0; o < out; ++o) {
+          const auto [sum, size] = exact(x.tensor, i, m->raw, o);
+          ASSERT_NEAR(y.row<float>(i)[o], sum, 1e-6 * size + 1e-12) << static_cast<int>(format) << " " << i << "," << o;
+          ASSERT_EQ(half.row<uint16_t>(i)[o], f32_to_bf16(y.row<float>(i)[o])) << i << "," << o;
+        }
+      }
+    }
+  }
+}
+
+TEST_P(EveryIsa, RowsDoNotDependOnTheirBatchOrThreads) {
+  constexpr int64_t kRows = 600, kIn = 2400, kOut = 330;
+  for (const WeightFormat format : {WeightFormat::kBF16, WeightFormat::kInt4Group32}) {
+    TestCpu one(GetParam(), 1), two(GetParam(), 2), five(GetParam(), 5);
+    const auto m = test_matrix(format, kOut, kIn, 11);
+    const Packed packed = pack(two, std::span(&m->raw, 1));
+    const TestRows x(kRows, kIn, kIn, 5);
+    const Tensor all = linear(one.context(), x.tensor, packed.matrix, DType::kF32);
+    for (TestCpu* cpu : {&one, &two, &five}) {
+      for (const int64_t rows : {1, 2, 16, 17, 31, 33, 100, 257, 600}) {
+        for (const int64_t first : {int64_t{0}, kRows - rows}) {
+          const Tensor y = linear(cpu->context(), x.tensor.row_range(first, rows), packed.matrix, DType::kF32);
+          const size_t bytes = static_cast<size_t>(rows * kOut) * sizeof(float);
+          ASSERT_EQ(std::memcmp(y.data, all.row<float>(first), bytes), 0) << rows << " rows from " << first;
+        }
+      }
+    }
+  }
+}
+
+TEST_P(EveryIsa, StackedMatricesAreOne) {
+  TestCpu cpu(GetParam(), 2);
+  const auto a = test_matrix(WeightFormat::kInt4Group32, 20, 64, 1), b = test_matrix(WeightFormat::kF32, 37, 64, 2);
+  const RawMatrix both[] = {a->raw, b->raw};
+  const Packed ab = pack(cpu, both), only_a = pack(cpu, std::span(both, 1)), only_b = pack(cpu, std::span(both + 1, 1));
+  const TestRows x(3, 64, 64, 9);
+  const Tensor y = linear(cpu.context(), x.tensor, ab.matrix, DType::kF32);
+  const Tensor ya = linear(cpu.context(), x.tensor, only_a.matrix, DType::kF32);
+  const Tensor yb = linear(cpu.context(), x.tensor, only_b.matrix, DType::kF32);
+  for (int64_t i = 0; i < 3; ++i) {
+    EXPECT_EQ(std::memcmp(y.row<float>(i), ya.row<float>(i), 20 * 4), 0);
+    EXPECT_EQ(std::memcmp(y.row<float>(i) + 20, yb.row<float>(i), 37 * 4), 0);
+  }
+}
+
+// All 16 nibbles times many scales: the expansion is raw_element to the bit.
+TEST_P(EveryIsa, Int4ExpandsToRawElements) {
+  TestCpu cpu(GetParam(), 1);
+  const auto m = test_matrix(WeightFormat::kInt4Group32, 64, 2048, 21);
+  auto* scales = reinterpret_cast<uint16_t*>(m->scale.data());
+  for (int64_t i = 0; i < 64 * 64; ++i) scales[i] = static_cast<uint16_t>(0x3000 + i);  // sixteen binades, positive
+  const Packed packed = pack(cpu, std::span(&m->raw, 1));
+  std::vector<uint16_t> tiles(kPanelTileElements);
+  for (int64_t panel = 0; panel < 2; ++panel) {
+    for (int64_t t = 0; t < packed.matrix.k_tiles; ++t) {
+      panel_kernels(GetParam()).expand_int4(packed.matrix.at(panel, t), 1, tiles.data());
+      for (int64_t i = 0; i < kPanelTileElements; ++i) {
+        const int64_t o = panel * 32 + i / 512 * 16 + i % 32 / 2, c = t * 32 + i % 512 / 32 * 2 + i % 2;
+        ASSERT_EQ(tiles[static_cast<size_t>(i)], f32_to_bf16(raw_element(m->raw, o, c))) << o << "," << c;
+      }
+    }
+  }
+}
+
+// Experts of one format, with routing of n tokens to k of them.
+struct ExpertCase {
+  ExpertCase(WeightFormat format, int64_t experts, int64_t hidden, int64_t inter, int64_t tokens)
+      : x(tokens, hidden, hidden, 77) {
+    for (int64_t e = 0; e < experts; ++e) {
+      for (const auto& [out, in] : {std::pair{inter, hidden}, {inter, hidden}, {hidden, inter}})
+        matrices.push_back(test_matrix(format, out, in, 100 + matrices.size()));
+      const size_t at = matrices.size();
+      raw.push_back({matrices[at - 3]->raw, matrices[at - 2]->raw, matrices[at - 1]->raw});
+    }
+    TestRandom random(5);
+    for (int64_t t = 0; t < tokens; ++t) {
+      const auto first = static_cast<int32_t>(random.bits() % static_cast<uint32_t>(experts));
+      for (int32_t k = 0; k < 3; ++k) {
+        ids.push_back(static_cast<int32_t>((first + k * (t % 2 + 1)) % experts));
+        weights.push_back(random.uniform());
+      }
+    }
+  }
+  Routing routing(int64_t first, int64_t n) {
+    return {.num_tokens = n, .top_k = 3, .ids = ids.data() + first * 3, .weights = weights.data() + first * 3};
+  }
+  std::vector<std::unique_ptr<TestMatrix>> matrices;
+  std::vector<RawExpert> raw;
+  TestRows x;
+  std::vector<int32_t> ids;
+  std::vector<float> weights;
+};
+
+// The formula in double; the product of gate and up is rounded to bf16, as it is stored.
+std::vector<double> expert_formula(const ExpertCase& c, int64_t token, const RawExpert& e) {
+  std::vector<double> h(static_cast<size_t>(e.gate.out)), y(static_cast<size_t>(e.down.out));
+  for (int64_t i = 0; i < e.gate.out; ++i) {
+    const double gate = exact(c.x.tensor, token, e.gate, i).first, up = exact(c.x.tensor, token, e.up, i).first;
+    h[static_cast<size_t>(i)] = bf16_to_f32(f32_to_bf16(static_cast<float>(gate / (1 + std::exp(-gate)) * up)));
+  }
+  for (int64_t o = 0; o < e.down.out; ++o) {
+    for (int64_t i = 0; i < e.down.in; ++i)
+      y[static_cast<size_t>(o)] += h[static_cast<size_t>(i)] * static_cast<double>(weight(e.down, o, i));
+  }
+  return y;
+}
+
+TEST_P(EveryIsa, ExpertsAreTheWeightedSum) {
+  for (const WeightFormat format : kFormats) {
+    const bool int4 = format == WeightFormat::kInt4Group32;
+    ExpertCase c(format, 4, int4 ? 96 : 90, int4 ? 64 : 50, 9);
+    c.ids[4] = -1;  // routed to no expert
+    TestCpu cpu(GetParam(), 2);
+    const ExpertWeights experts = pack_experts(cpu.pool(), c.raw);
+    const auto& packed = static_cast<const PackedExperts&>(*experts.packed);
+    EXPECT_EQ(packed.gate_up.int4, int4);
+    const Tensor y = moe_experts(cpu.context(), c.x.tensor, c.routing(0, 9), packed);
+    for (int64_t t = 0; t < 9; ++t) {
+      std::vector<double> want(static_cast<size_t>(c.raw[0].down.out));
+      double largest = 0;
+      for (size_t k = 0; k < 3; ++k) {
+        const auto slot = static_cast<size_t>(t) * 3 + k;
+        if (c.ids[slot] < 0) continue;
+        const std::vector<double> part = expert_formula(c, t, c.raw[static_cast<size_t>(c.ids[slot])]);
+        for (size_t o = 0; o < want.size(); ++o) want[o] += static_cast<double>(c.weights[slot]) * part[o];
+      }
+      for (const double v : want) largest = std::fmax(largest, std::fabs(v));
+      // A gate * up on the edge between two bf16 numbers may be rounded the other way: 2^-8 of one term.
+      for (size_t o = 0; o < want.size(); ++o)
+        ASSERT_NEAR(y.row<float>(t)[o], want[o], 3e-3 * largest) << t << "," << o;
+    }
+  }
+}
+
+TEST_P(EveryIsa, ExpertsOfATokenDoNotDependOnItsBatchOrThreads) {
+  constexpr int64_t kTokens = 700;  // over 256 rows an expert
+  for (const WeightFormat format : {WeightFormat::kBF16, WeightFormat::kInt4Group32}) {
+    ExpertCase c(format, 5, 160, 96, kTokens);
+    TestCpu one(GetParam(), 1), two(GetParam(), 2), five(GetParam(), 5);
+    const ExpertWeights experts = pack_experts(one.pool(), c.raw);
+    const auto& packed = static_cast<const PackedExperts&>(*experts.packed);
+    const Tensor all = moe_experts(one.context(), c.x.tensor, c.routing(0, kTokens), packed);
+    for (TestCpu* cpu : {&one, &two, &five}) {
+      for (const int64_t rows : {1, 2, 16, 17, 100, 700}) {
+        const int64_t first = kTokens - rows;
+        const Tensor y = moe_experts(cpu->context(), c.x.tensor.row_range(first, rows), c.routing(first, rows), packed);
+        ASSERT_EQ(std::memcmp(y.data, all.row<float>(first), static_cast<size_t>(rows * 160) * 4), 0) << rows;
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Isa, EveryIsa, ::testing::Values(Isa::kAvx2, Isa::kAvx512, Isa::kAmx),
+                         [](const auto& info) { return std::string(isa_name(info.param)); });
+
+}  // namespace
+}  // namespace perigee::cpu

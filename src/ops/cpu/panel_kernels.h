@@ -1,0 +1,60 @@
+// Matrix kernels, one set per instruction set, over one packed layout.
+//
+// Weights: a panel is 32 outputs. For each k tile (32 inputs) it holds two B tiles (outputs 0-15, 16-31) of 16 rows of
+// 64 bytes; row p has, for each of 16 outputs, the bf16 pair (input 2p, input 2p + 1): what TDPBF16PS and VDPBF16PS
+// read. INT4 panels hold 576 bytes a k tile: 32 bf16 scales, then for each B tile and each half of it (8 outputs) two
+// sets of 16 words; word 2o + q of set s has the nibbles of inputs 16s + 2j + q, j = 0 ... 7, of output o of the half.
+//
+// Activations: a row tile is 16 rows (the last one fewer, m). For each k tile it holds m rows of 32 bf16.
+//
+// An output is one chain of additions in ascending k, whatever the number of rows, so it does not depend on the rows
+// that it is computed with. The order inside a k tile is the instruction set's own.
+//
+// This header is included by files compiled for one instruction set: it must stay free of inline functions.
+#pragma once
+
+#include <cstdint>
+
+namespace perigee::cpu {
+
+inline constexpr int64_t kTileRows = 16;
+inline constexpr int64_t kTileOutputs = 16;
+inline constexpr int64_t kTileK = 32;
+inline constexpr int64_t kPanelOutputs = 32;
+inline constexpr int64_t kPanelTileElements = kPanelOutputs * kTileK;  // bf16 elements of one k tile of a panel
+inline constexpr int64_t kInt4TileBytes = 576;
+inline constexpr int64_t kAccumulators = kTileRows * kTileOutputs;  // f32 of one C tile
+
+// C[rows, 32] (+)= A[rows, k tiles] * panel. C: for each row tile two tiles of [16 rows, 16 outputs] f32.
+struct PanelJob {
+  const uint16_t* a = nullptr;  // row tile 0
+  int64_t a_stride = 0;         // elements from one row tile to the next: 16 * padded k
+  int64_t k_begin = 0;          // first k tile within a row tile
+  int64_t k_tiles = 0;          // how many
+  int64_t rows = 0;             // > 0
+  const uint16_t* b = nullptr;  // the panel at k tile k_begin
+  float* c = nullptr;           // [ceil(rows / 16)][2][16][16]
+  bool accumulate = false;      // false: C begins at zero
+};
+
+struct PanelKernels {
+  void (*multiply)(const PanelJob& job);
+  // INT4 k tiles of a panel to bf16 tiles: element = bf16((nibble - 8) * scale), to nearest even.
+  void (*expand_int4)(const uint8_t* packed, int64_t k_tiles, uint16_t* tiles);
+  // out[r][0..cols) = bf16 of row r of a C tile, to nearest even, NaN stays NaN; rows of out are out_stride apart.
+  void (*tile_to_bf16)(const float* c, int64_t rows, int64_t cols, uint16_t* out, int64_t out_stride);
+  void (*to_f32)(const uint16_t* in, float* out, int64_t n);
+  // out[r][0..16) = bf16(silu(gate[r][j]) * up[r][j]) for C tiles gate and up; rows of out are out_stride apart.
+  void (*silu_mul_tile)(const float* gate, const float* up, int64_t rows, uint16_t* out, int64_t out_stride);
+  // out[i] = sum over j = 0 ... count - 1, in this order, of weights[j] * y[j * stride + i]; i < n.
+  void (*weighted_sum)(const float* y, int64_t stride, const float* weights, int64_t count, float* out, int64_t n);
+  // out[i] = dot(x[n], w[i][n]), i < num_rows, each in one fixed order.
+  void (*dots)(const float* x, const float* w, int64_t n, int64_t num_rows, float* out);
+};
+
+// The set of each instruction set; enter only after detect_isa() named it.
+extern const PanelKernels kPanelKernelsAvx2;
+extern const PanelKernels kPanelKernelsAvx512;
+extern const PanelKernels kPanelKernelsAmx;  // AMX tiles; elementwise work as in AVX-512
+
+}  // namespace perigee::cpu

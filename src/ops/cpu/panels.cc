@@ -1,0 +1,123 @@
+#include "ops/cpu/panels.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+namespace perigee::cpu {
+namespace {
+
+const std::array<float, 256>& f8_table() {
+  static const std::array<float, 256> table = [] {
+    std::array<float, 256> t{};
+    for (int bits = 0; bits < 256; ++bits) t[static_cast<size_t>(bits)] = f8e4m3_to_f32(static_cast<uint8_t>(bits));
+    return t;
+  }();
+  return table;
+}
+
+void f8_row(const RawMatrix& m, int64_t r, uint16_t* out) {
+  const std::array<float, 256>& table = f8_table();
+  const auto* bits = static_cast<const uint8_t*>(m.data) + r * m.in;
+  const float* scale = static_cast<const float*>(m.scale) + r / 128 * ceil_div(m.in, 128);
+  for (int64_t c = 0; c < m.in; ++c) out[c] = f32_to_bf16(table[bits[c]] * scale[c / 128]);
+}
+
+// Row r as bf16 into out[m.in].
+void bf16_row(const RawMatrix& m, int64_t r, uint16_t* out) {
+  switch (m.format) {
+    case WeightFormat::kBF16:
+      std::memcpy(out, static_cast<const uint16_t*>(m.data) + r * m.in, static_cast<size_t>(m.in) * 2);
+      return;
+    case WeightFormat::kF8Block128: f8_row(m, r, out); return;
+    default:
+      for (int64_t c = 0; c < m.in; ++c) out[c] = f32_to_bf16(raw_element(m, r, c));
+  }
+}
+
+// Output j of a panel from its bf16 row, zero-padded to whole k tiles.
+void scatter_bf16(const PanelMatrix& m, int64_t panel, int64_t j, const uint16_t* row) {
+  auto* base = reinterpret_cast<uint32_t*>(m.data + panel * m.panel_bytes());
+  uint32_t* lane = base + j / kTileOutputs * (kTileOutputs * kTileK / 2) + j % kTileOutputs;
+  for (int64_t t = 0; t < m.k_tiles; ++t, lane += kPanelTileElements / 2, row += kTileK) {
+    for (int64_t p = 0; p < kTileK / 2; ++p) std::memcpy(lane + p * kTileOutputs, row + 2 * p, 4);
+  }
+}
+
+// The even nibbles of a word, side by side in the low half.
+uint32_t even_nibbles(uint32_t word) {
+  word &= 0x0F0F0F0Fu;
+  word = (word | word >> 4) & 0x00FF00FFu;
+  return (word | word >> 8) & 0xFFFFu;
+}
+
+void scatter_int4(const PanelMatrix& m, int64_t panel, int64_t j, const OutputRow& output) {
+  const auto* words = static_cast<const uint32_t*>(output.matrix->data) + output.row * (m.in / 8);
+  const auto* scales = static_cast<const uint16_t*>(output.matrix->scale) + output.row * (m.in / 32);
+  uint8_t* tile = m.data + panel * m.panel_bytes();
+  for (int64_t t = 0; t < m.k_tiles; ++t, tile += kInt4TileBytes) {
+    std::memcpy(tile + 2 * j, scales + t, 2);
+    auto* sets = reinterpret_cast<uint32_t*>(tile + 64 + j / 8 * 128);
+    for (int64_t set = 0; set < 2; ++set) {
+      const uint32_t first = words[4 * t + 2 * set], second = words[4 * t + 2 * set + 1];
+      uint32_t* lane = sets + set * 16 + j % 8 * 2;
+      lane[0] = even_nibbles(first) | even_nibbles(second) << 16;
+      lane[1] = even_nibbles(first >> 4) | even_nibbles(second >> 4) << 16;
+    }
+  }
+}
+
+}  // namespace
+
+PanelMatrix panel_matrix(int64_t out, int64_t in, bool int4) {
+  CHECK(!int4 || in % kTileK == 0, "INT4 group-32 weights with ", in, " inputs");
+  return {
+      .int4 = int4, .out = out, .in = in, .num_panels = ceil_div(out, kPanelOutputs), .k_tiles = ceil_div(in, kTileK)};
+}
+
+void pack_panels(ThreadPool& pool, const PanelMatrix& m, std::span<const OutputRow> rows) {
+  CHECK(static_cast<int64_t>(rows.size()) == m.num_panels * kPanelOutputs, "rows: ", rows.size());
+  std::vector<std::vector<uint16_t>> lines(static_cast<size_t>(pool.size()));
+  for (auto& line : lines) line.resize(static_cast<size_t>(m.k_tiles * kTileK));
+  pool.run(m.num_panels, [&](int64_t panel, int thread) {
+    std::vector<uint16_t>& line = lines[static_cast<size_t>(thread)];
+    for (int64_t j = 0; j < kPanelOutputs; ++j) {
+      const OutputRow& output = rows[static_cast<size_t>(panel * kPanelOutputs + j)];
+      if (output.matrix == nullptr) continue;
+      if (m.int4) {
+        scatter_int4(m, panel, j, output);
+      } else {
+        bf16_row(*output.matrix, output.row, line.data());
+        scatter_bf16(m, panel, j, line.data());
+      }
+    }
+  });
+}
+
+std::vector<OutputRow> stacked_rows(std::span<const RawMatrix> stacked) {
+  std::vector<OutputRow> rows;
+  for (const RawMatrix& raw : stacked) {
+    for (int64_t r = 0; r < raw.out; ++r) rows.push_back({&raw, r});
+  }
+  rows.resize(static_cast<size_t>(ceil_div(static_cast<int64_t>(rows.size()), kPanelOutputs) * kPanelOutputs));
+  return rows;
+}
+
+void pack_row_tile(const Tensor& x, const int32_t* ids, int64_t first, int64_t rows, uint16_t* a) {
+  const int64_t m = std::min(kTileRows, rows - first);
+  const int64_t k_tiles = ceil_div(x.cols, kTileK);
+  const int64_t whole = x.cols / kTileK;
+  uint16_t* out = a + first * k_tiles * kTileK;
+  const uint16_t* source[kTileRows];
+  for (int64_t r = 0; r < m; ++r) source[r] = x.row<uint16_t>(ids != nullptr ? ids[first + r] : first + r);
+  for (int64_t t = 0; t < whole; ++t) {
+    for (int64_t r = 0; r < m; ++r, out += kTileK) std::memcpy(out, source[r] + t * kTileK, kTileK * 2);
+  }
+  if (whole == k_tiles) return;
+  for (int64_t r = 0; r < m; ++r, out += kTileK) {
+    std::memset(out, 0, kTileK * 2);
+    std::memcpy(out, source[r] + whole * kTileK, static_cast<size_t>(x.cols % kTileK) * 2);
+  }
+}
+
+}  // namespace perigee::cpu
