@@ -4,6 +4,7 @@
 // is given with the row. The id is always in [0, vocab), whatever the row holds. One thread at a time.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -23,8 +24,8 @@ struct SamplerRow {
 
 struct SampledToken {
   int32_t id = 0;
-  bool finite = true;  // false: a NaN or +inf, or nothing left to choose from; the id is then meaningless but in range
-  TokenLogprobs logprobs;  // filled when params->logprobs >= 0
+  bool finite = true;      // false: a NaN or +inf, or no id left to choose from; the id then means nothing
+  TokenLogprobs logprobs;  // filled when params->logprobs >= 0 and the row is finite
 };
 
 class Sampler {
@@ -37,21 +38,39 @@ class Sampler {
   TokenLogprobs token_logprobs(std::span<const float> logits, int32_t id, int32_t top);
 
  private:
-  struct Candidate {
-    float weight;  // exp(logit - max), unnormalised
-    int32_t id;
+  // Ids ordered by descending weight, the lower id first on a tie, are walked bucket by bucket: bucket b holds the ids
+  // whose exponent t = (logit - max) / temperature lies in (-(b + 1), -b] / kBucketsPerNat, so that only the bucket in
+  // which a walk ends has to be sorted.
+  static constexpr int kNumBuckets = 1024;
+  static constexpr float kBucketsPerNat = 32.0f;
+  struct Bucket {
+    double mass = 0;  // sum of exp(t)
+    int64_t count = 0;
+  };
+  struct Limits {
+    double mass;     // stop once this much has been walked
+    int64_t count;   // or this many ids
+    float exponent;  // or before the first id with a smaller t
+  };
+  struct Walk {
+    double mass = 0;
+    int64_t count = 0;
+    int32_t id = 0;  // the last id walked; 0 when the walk ended between buckets
   };
 
-  void adjust(const SamplerRow& row);
+  std::span<const float> adjust(const SamplerRow& row);
   void penalise(const SamplerRow& row);
-  int32_t draw(const SamplerRow& row, float max);
-  void keep_top_k(int32_t top_k);
-  size_t keep_top_p(float top_p, float min_p);
+  int32_t draw(const SamplingParams& params, float uniform);
+  void fill_buckets();
+  Walk walk(const Limits& limits);
+  void gather_bucket(int bucket);
+  void walk_bucket(int bucket, const Limits& limits, Walk& walk);
 
   int64_t vocab_;
-  std::vector<float> work_;            // adjusted logits of the row at hand
-  std::vector<Candidate> candidates_;  // kept ids, in no order until sorted
-  std::vector<std::pair<float, int32_t>> top_;
+  std::vector<float> work_;      // [vocab] adjusted logits, then exponents t
+  std::vector<int32_t> sorted_;  // ids of one bucket in walking order
+  std::array<Bucket, kNumBuckets> buckets_;
+  std::vector<std::pair<int32_t, float>> top_;
 };
 
 }  // namespace perigee
