@@ -1,0 +1,243 @@
+#include "model/config.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "model/test_checkpoint.h"
+
+namespace perigee {
+namespace {
+
+Json rope_scaling(double factor, double beta_fast, double mscale) {
+  Json yarn;
+  yarn.set("type", "yarn");
+  yarn.set("factor", factor);
+  yarn.set("beta_fast", beta_fast);
+  yarn.set("beta_slow", 1.0);
+  yarn.set("mscale", mscale);
+  yarn.set("mscale_all_dim", mscale);
+  yarn.set("original_max_position_embeddings", 4096);
+  return yarn;
+}
+
+ModelConfig with_rope(double theta, Json scaling, int nope = 128) {
+  Json config = tiny_config();
+  config.set("rope_theta", theta);
+  config.set("rope_scaling", std::move(scaling));
+  config.set("qk_nope_head_dim", nope);
+  config.set("qk_rope_head_dim", 64);
+  const auto parsed = parse_config(config, Json());
+  CHECK(parsed.ok(), parsed.error().message);
+  return *parsed;
+}
+
+void expect_frequencies(const ModelConfig& c, const std::vector<std::pair<int, double>>& samples) {
+  const std::vector<float> f = rope_inv_freq(c.rope_config, 64);
+  ASSERT_EQ(f.size(), 32u);
+  for (const auto& [i, expected] : samples) EXPECT_NEAR(f[i] / expected, 1, 1e-6) << i;
+}
+
+void expect_scale(const ModelConfig& c, double expected) {
+  EXPECT_NEAR(mla_softmax_scale(c) / expected, 1, 1e-6);
+  EXPECT_NEAR(rope_cos_sin_factor(c.rope_config), 1, 1e-12);
+}
+
+TEST(Yarn, KimiK2Instruct) {
+  const ModelConfig c = with_rope(50000, rope_scaling(32, 1, 1));
+  expect_scale(c, 0.130860800);
+  expect_frequencies(c, {{0, 1},
+                         {1, 0.713111085},
+                         {8, 0.0668740305},
+                         {9, 0.0476886124},
+                         {12, 0.0172936334},
+                         {15, 0.00627130338},
+                         {19, 0.00162175991},
+                         {20, 3.61404677e-05},
+                         {23, 1.31058542e-05},
+                         {31, 8.76441291e-07}});
+}
+
+TEST(Yarn, KimiK2Thinking) {
+  const ModelConfig c = with_rope(50000, rope_scaling(64, 1, 1));
+  expect_scale(c, 0.144679626);
+  expect_frequencies(c, {{9, 0.0476886124}, {19, 0.00162175991}, {20, 1.80702339e-05}, {31, 4.38220646e-07}});
+}
+
+TEST(Yarn, KimiK26) {
+  const ModelConfig c = with_rope(50000, rope_scaling(64, 32, 1));
+  expect_scale(c, 0.144679626);
+  expect_frequencies(c, {{8, 0.0668740305},
+                         {9, 0.043776656},
+                         {12, 0.0116191599},
+                         {15, 0.00267020339},
+                         {19, 0.000158374991},
+                         {20, 1.80702339e-05},
+                         {23, 6.55292708e-06}});
+}
+
+TEST(Yarn, DeepseekV3AndV2Lite) {
+  const ModelConfig v3 = with_rope(10000, rope_scaling(40, 32, 1));
+  expect_scale(v3, 0.135233779);
+  expect_frequencies(v3, {{1, 0.749894209},
+                          {8, 0.1},
+                          {9, 0.0749894209},
+                          {12, 0.0268793601},
+                          {15, 0.00833450895},
+                          {19, 0.00137051364},
+                          {20, 0.000790569415},
+                          {23, 3.33380358e-05},
+                          {31, 3.33380358e-06}});
+  expect_scale(with_rope(10000, rope_scaling(40, 32, 0.707)), 0.114721387);
+}
+
+TEST(Yarn, PlainRope) {
+  expect_scale(with_rope(50000, Json()), 0.0721687836);
+  expect_scale(with_rope(1000000, Json(), 192), 0.0625);
+}
+
+TEST(Yarn, CosSinFactorIsTheRatioOfBothScales) {
+  Json scaling = rope_scaling(40, 32, 1);
+  scaling.set("mscale_all_dim", 0.0);
+  const ModelConfig c = with_rope(10000, scaling);
+  EXPECT_NEAR(rope_cos_sin_factor(c.rope_config), 0.1 * std::log(40) + 1, 1e-9);
+  EXPECT_NEAR(mla_softmax_scale(c), 0.0721687836, 1e-9);
+}
+
+TEST(Config, NewRopeStyle) {
+  Json config = tiny_config();
+  config.set("rope_theta", Json());
+  config.set("rope_scaling", Json());
+  Json parameters = rope_scaling(64.0, 32, 1);
+  parameters.set("type", Json());
+  parameters.set("rope_type", "yarn");
+  parameters.set("rope_theta", 50000.0);
+  config.set("rope_parameters", parameters);
+  const auto c = parse_config(config, Json());
+  ASSERT_TRUE(c.ok()) << c.error().message;
+  EXPECT_EQ(c->rope_config.theta, 50000);
+  ASSERT_TRUE(c->rope_config.yarn);
+  EXPECT_EQ(c->rope_config.yarn->factor, 64);
+}
+
+TEST(Config, NestedTextConfig) {
+  Json text = tiny_config();
+  text.set("quantization_config", int4_quantization());
+  Json config;
+  config.set("architectures", Json(Json::Array{"KimiK25ForConditionalGeneration"}));
+  config.set("text_config", text);
+  config.set("eos_token_id", 7);
+  Json generation;
+  generation.set("eos_token_id", Json(Json::Array{Json(9), Json(7)}));
+  const auto c = parse_config(config, generation);
+  ASSERT_TRUE(c.ok()) << c.error().message;
+  EXPECT_EQ(c->prefix, "language_model.");
+  EXPECT_EQ(c->architecture, "DeepseekV3ForCausalLM");
+  EXPECT_EQ(c->eos_ids, (std::vector<int32_t>{1, 7, 9}));
+  EXPECT_EQ(c->quantization, Quantization::kInt4Group32);
+}
+
+TEST(Config, FamilyDefaults) {
+  Json config = tiny_config();
+  for (const char* key : {"scoring_func", "topk_method", "norm_topk_prob", "q_lora_rank"}) config.set(key, Json());
+  auto c = parse_config(config, Json());
+  ASSERT_TRUE(c.ok()) << c.error().message;
+  EXPECT_EQ(c->score, RouterScore::kSigmoid);
+  EXPECT_TRUE(c->correction_bias && c->normalize_top_k);
+  EXPECT_EQ(c->q_lora, 0);
+  config.set("architectures", Json(Json::Array{"DeepseekV2ForCausalLM"}));
+  c = parse_config(config, Json());
+  ASSERT_TRUE(c.ok()) << c.error().message;
+  EXPECT_EQ(c->score, RouterScore::kSoftmax);
+  EXPECT_FALSE(c->correction_bias || c->normalize_top_k);
+  EXPECT_EQ(c->num_groups, 1);  // greedy: no groups
+}
+
+void expect_error(const Json& config, const std::vector<std::string>& parts) {
+  const auto c = parse_config(config, Json());
+  ASSERT_FALSE(c.ok()) << parts[0];
+  for (const std::string& part : parts)
+    EXPECT_NE(c.error().message.find(part), std::string::npos) << c.error().message << " lacks " << part;
+}
+
+TEST(Config, MissingKeysAreNamed) {
+  for (const char* key :
+       {"vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "kv_lora_rank", "qk_nope_head_dim",
+        "qk_rope_head_dim", "v_head_dim", "intermediate_size", "moe_intermediate_size", "n_routed_experts",
+        "num_experts_per_tok", "rms_norm_eps", "max_position_embeddings"}) {
+    Json config = tiny_config();
+    config.set(key, Json());
+    expect_error(config, {key, "found nothing"});
+  }
+}
+
+TEST(Config, BadValuesAreNamed) {
+  const std::vector<std::tuple<const char*, Json, const char*>> table = {
+      {"hidden_size", Json(-1), "-1"},
+      {"hidden_size", Json(1.5), "1.5"},
+      {"hidden_size", Json("64"), "\"64\""},
+      {"vocab_size", Json(1e300), "1e+300"},
+      {"qk_rope_head_dim", Json(7), "even"},
+      {"num_key_value_heads", Json(1), "number of heads"},
+      {"num_experts_per_tok", Json(9), "9"},
+      {"num_experts_per_tok", Json(5), "2 groups"},
+      {"n_group", Json(3), "divisor"},
+      {"n_group", Json(8), "at least two"},
+      {"scoring_func", Json("tanh"), "tanh"},
+      {"topk_method", Json("group_limited_greedy"), "group_limited_greedy"},
+      {"hidden_act", Json("gelu"), "gelu"},
+      {"attention_bias", Json(true), "true"},
+      {"tie_word_embeddings", Json(true), "true"},
+      {"rope_scaling", Json("yarn"), "object"},
+      {"rope_scaling", json(R"({"type": "linear", "factor": 2})"), "linear"},
+      {"rope_scaling", json(R"({"type": "yarn", "original_max_position_embeddings": 64})"), "factor"},
+      {"eos_token_id", Json(96), "96"},
+      {"eos_token_id", Json("x"), "\"x\""},
+      {"quantization_config", Json(1), "number"},
+      {"quantization_config", json(R"({"quant_method": "gptq"})"), "gptq"},
+      {"quantization_config", json(R"({"quant_method": "fp8", "weight_block_size": [64, 64]})"), "[64,64]"},
+  };
+  for (const auto& [key, value, found] : table) {
+    Json config = tiny_config();
+    config.set(key, value);
+    expect_error(config, {key, found});
+  }
+}
+
+TEST(Config, Int4GroupsOfAnotherKindAreNamed) {
+  for (const auto& [key, value] : std::vector<std::pair<const char*, Json>>{{"num_bits", Json(8)},
+                                                                            {"group_size", Json(128)},
+                                                                            {"symmetric", Json(false)},
+                                                                            {"actorder", Json("static")}}) {
+    Json quantization = int4_quantization();
+    quantization.find("config_groups")->find("group_0")->find("weights")->set(key, value);
+    Json config = tiny_config();
+    config.set("quantization_config", quantization);
+    expect_error(config, {"quantization_config", "group_0", key});
+  }
+}
+
+TEST(Config, UnsupportedArchitectureListsTheSupported) {
+  Json config = tiny_config();
+  config.set("architectures", Json(Json::Array{"LlamaForCausalLM"}));
+  expect_error(config, {"LlamaForCausalLM", "DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM"});
+  config.set("architectures", Json());
+  expect_error(config, {"nothing", "DeepseekV3ForCausalLM"});
+}
+
+TEST(Config, FilesAreReadFromTheFolder) {
+  const TempFolder folder;
+  EXPECT_FALSE(read_config(folder.path()).ok());
+  folder.write("config.json", "{\"architectures\": [");
+  const auto broken = read_config(folder.path());
+  ASSERT_FALSE(broken.ok());
+  EXPECT_NE(broken.error().message.find("config.json"), std::string::npos);
+  folder.write("config.json", dump_json(tiny_config()));
+  folder.write("generation_config.json", R"({"eos_token_id": [2, 3]})");
+  const auto c = read_config(folder.path());
+  ASSERT_TRUE(c.ok()) << c.error().message;
+  EXPECT_EQ(c->eos_ids, (std::vector<int32_t>{1, 2, 3}));
+}
+
+}  // namespace
+}  // namespace perigee

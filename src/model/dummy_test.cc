@@ -1,0 +1,95 @@
+#include "model/dummy.h"
+
+#include <gtest/gtest.h>
+
+#include "base/file.h"
+#include "base/json.h"
+#include "base/rng.h"
+
+namespace perigee {
+namespace {
+
+// What tools/goldens computed in Python: the first bytes of tensors and their FNV-1a hash.
+Json vectors() {
+  const auto text = read_file(PERIGEE_SOURCE_DIR "/tests/golden/dummy_weights.json", 1u << 20);
+  CHECK(text.ok(), text.error().message);
+  auto json = parse_json(*text);
+  CHECK(json.ok(), json.error().message);
+  return std::move(*json);
+}
+
+std::string hex(uint64_t value) {
+  char out[17];
+  std::snprintf(out, sizeof(out), "%016llx", static_cast<unsigned long long>(value));
+  return out;
+}
+
+template <typename T, typename Fill>
+std::string made(size_t bytes, const Fill& fill) {
+  std::vector<T> values(bytes / sizeof(T));
+  fill(std::span<T>(values));
+  return std::string(reinterpret_cast<const char*>(values.data()), bytes);
+}
+
+// The first `bytes` bytes of a tensor by one rule; empty for rules of other families.
+std::string first_bytes(const std::string& rule, const std::string& name, int64_t fan_in, size_t bytes) {
+  if (rule == "weight") return made<uint16_t>(bytes, [&](auto out) { dummy_matrix(name, fan_in, 2, out); });
+  if (rule == "norm") return made<uint16_t>(bytes, [&](auto out) { dummy_norm(name, out); });
+  if (rule == "e_score_correction_bias") return made<float>(bytes, [&](auto out) { dummy_bias(name, out); });
+  if (rule == "int4_packed") return made<uint32_t>(bytes, [&](auto out) { dummy_int4(name, 2, out); });
+  if (rule == "int4_scale") return made<uint16_t>(bytes, [&](auto out) { dummy_int4_scale(name, fan_in, 2, out); });
+  if (rule == "fp8") return made<uint8_t>(bytes, [&](auto out) { dummy_fp8(name, 2, out); });
+  if (rule == "fp8_scale_inv") return made<float>(bytes, [&](auto out) { dummy_fp8_scale(name, fan_in, out); });
+  return "";
+}
+
+// Columns of the projection that a tensor belongs to: the vectors give the stored shape.
+int64_t fan_in(const std::string& rule, const Json& shape) {
+  int64_t in = 1;
+  for (size_t i = 1; i < shape.as_array().size(); ++i) in *= shape.as_array()[i].as_int();
+  if (rule == "int4_scale") return in * 32;
+  return rule == "fp8_scale_inv" ? in * 128 : in;
+}
+
+TEST(Dummy, RandomNumbersEqualPython) {
+  const Json golden = vectors();
+  for (const Json& stream : golden.find("u64")->as_array()) {
+    const uint64_t key = fnv1a(stream.find("name")->as_string());
+    EXPECT_EQ(hex(key), stream.find("fnv1a64")->as_string());
+    uint64_t i = 0;
+    for (const Json& value : stream.find("first")->as_array()) EXPECT_EQ(hex(random_u64(key, i++)), value.as_string());
+  }
+}
+
+TEST(Dummy, TensorsEqualPythonBitForBit) {
+  const Json golden = vectors();
+  int compared = 0;
+  for (const Json& t : golden.find("tensors")->as_array()) {
+    const std::string rule = t.find("rule")->as_string(), name = t.find("name")->as_string();
+    const std::string bytes =
+        first_bytes(rule, name, fan_in(rule, *t.find("shape")), static_cast<size_t>(t.find("bytes")->as_int()));
+    if (bytes.empty()) continue;
+    EXPECT_EQ(hex(fnv1a(bytes)), t.find("fnv1a64")->as_string()) << name;
+    ++compared;
+  }
+  EXPECT_GE(compared, 8);
+}
+
+TEST(Dummy, ThreadsDoNotChangeTheValues) {
+  std::vector<uint16_t> one(300'001), four(300'001);
+  dummy_matrix("x.weight", 64, 1, one);
+  dummy_matrix("x.weight", 64, 4, four);
+  EXPECT_EQ(one, four);
+}
+
+TEST(Dummy, RefusesInt4GroupsThatDoNotFit) {
+  ModelConfig config;
+  config.quantization = Quantization::kInt4Group32;
+  const std::vector<TensorSpec> specs = {{"e", TensorRole::kRoutedExpert, 8, 48}};
+  const auto total = make_dummy_source(1)->verify(specs, config);
+  ASSERT_FALSE(total.ok());
+  EXPECT_NE(total.error().message.find("tensor e: INT4 groups of 32"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace perigee
