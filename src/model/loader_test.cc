@@ -1,0 +1,247 @@
+// load_model from folders: round trips of checkpoints in every storage format, and every way in which one can be wrong.
+#include <gtest/gtest.h>
+
+#include <functional>
+
+#include "model/dummy.h"
+#include "model/registry.h"
+#include "model/single_sequence.h"
+#include "model/test_checkpoint.h"
+
+namespace perigee {
+namespace {
+
+const std::vector<int32_t> kPrompt = {5, 17, 80, 2, 44, 44, 9, 61, 30, 7};
+
+std::vector<StoredTensor> dummy_checkpoint(const Json& config) {
+  const auto parsed = parse_config(config, Json());
+  CHECK(parsed.ok(), parsed.error().message);
+  const auto source = make_dummy_source(1);
+  const std::vector<TensorSpec> specs = find_family(parsed->architecture)->tensors(*parsed);
+  CHECK(source->verify(specs, *parsed).ok());
+  return stored_tensors(*source, specs);
+}
+
+Result<std::unique_ptr<Model>> load(const TempFolder& folder, LoadFormat format, Ops& ops) {
+  LoadOptions options;
+  options.path = folder.path();
+  options.format = format;
+  return load_model(options, ops);
+}
+
+std::vector<float> last_logits(const TempFolder& folder, LoadFormat format) {
+  const auto ops = make_ref_ops();
+  const auto model = load(folder, format, *ops);
+  if (!model.ok()) {
+    ADD_FAILURE() << model.error().message;
+    return {};
+  }
+  SingleSequence sequence(**model, *ops, DType::kF32, 64);
+  return sequence.run(kPrompt, MlaForm::kExpanded).back();
+}
+
+// A checkpoint of dummy weights must give the very logits that dummy loading gives.
+void expect_round_trip(const Json& config, size_t pad) {
+  const TempFolder folder;
+  folder.write("config.json", dump_json(config));
+  folder.write("model.safetensors", safetensors_bytes(dummy_checkpoint(config), pad));
+  const std::vector<float> stored = last_logits(folder, LoadFormat::kSafetensors);
+  ASSERT_EQ(stored.size(), 96u);
+  EXPECT_EQ(stored, last_logits(folder, LoadFormat::kDummy));
+}
+
+Json with(const char* key, Json value) {
+  Json config = tiny_config();
+  config.set(key, std::move(value));
+  return config;
+}
+
+TEST(Loader, RoundTripsEveryFormat) {
+  for (const size_t pad : {0, 1}) {  // 1: nothing in the file is aligned
+    expect_round_trip(tiny_config(), pad);
+    expect_round_trip(with("quantization_config", int4_quantization()), pad);
+    expect_round_trip(with("quantization_config", fp8_quantization()), pad);
+    expect_round_trip(with("q_lora_rank", Json()), pad);
+    expect_round_trip(with("n_shared_experts", Json(0)), pad);
+  }
+}
+
+TEST(Loader, RoundTripsShardsUnderAPrefix) {
+  Json config;
+  config.set("architectures", Json(Json::Array{"KimiK25ForConditionalGeneration"}));
+  config.set("text_config", tiny_config());
+  const std::vector<StoredTensor> all = dummy_checkpoint(config);
+  EXPECT_TRUE(all[0].name.starts_with("language_model.model."));
+  const size_t half = all.size() / 2;
+  std::vector<StoredTensor> one(all.begin(), all.begin() + half), two(all.begin() + half, all.end());
+  two.push_back({"vision_tower.patch_embed.proj.bias", "F32", {1}, "abcd"});
+  const TempFolder folder;
+  folder.write("config.json", dump_json(config));
+  folder.write("a.safetensors", safetensors_bytes(one));
+  folder.write("b.safetensors", safetensors_bytes(two));
+  Json map{Json::Object{}}, index;
+  for (const StoredTensor& t : one) map.set(t.name, "a.safetensors");
+  for (const StoredTensor& t : two) map.set(t.name, "b.safetensors");
+  index.set("weight_map", map);
+  folder.write("model.safetensors.index.json", dump_json(index));
+  EXPECT_EQ(last_logits(folder, LoadFormat::kSafetensors), last_logits(folder, LoadFormat::kDummy));
+}
+
+TEST(Loader, ProgressReachesTheTotal) {
+  const TempFolder folder;
+  folder.write("config.json", dump_json(tiny_config()));
+  LoadOptions options;
+  options.path = folder.path();
+  options.format = LoadFormat::kDummy;
+  int64_t last = 0, all = 0;
+  options.progress = [&](const char*, int64_t done, int64_t total) {
+    EXPECT_LE(last, done);
+    EXPECT_LE(done, total);
+    last = done;
+    all = total;
+  };
+  const auto ops = make_ref_ops();
+  const auto model = load_model(options, *ops);
+  ASSERT_TRUE(model.ok());
+  EXPECT_GT(all, 100'000);
+  EXPECT_EQ(last, all);
+  EXPECT_GT((*model)->info().weight_bytes, all);  // f32 in ref
+}
+
+TEST(Loader, LatentEpsDefaultsToTheNormEps) {
+  const TempFolder folder;
+  folder.write("config.json", dump_json(with("rms_norm_eps", Json(0.5))));
+  const auto logits = [&](double latent_eps) {
+    LoadOptions options;
+    options.path = folder.path();
+    options.format = LoadFormat::kDummy;
+    options.latent_norm_eps = latent_eps;
+    const auto ops = make_ref_ops();
+    const auto model = load_model(options, *ops);
+    SingleSequence sequence(**model, *ops, DType::kF32, 64);
+    return sequence.run(kPrompt, MlaForm::kAbsorbed).back();
+  };
+  EXPECT_EQ(logits(-1), logits(0.5));
+  EXPECT_NE(logits(-1), logits(1e-6));
+}
+
+class Wrong : public ::testing::Test {
+ protected:
+  using Tensors = std::vector<StoredTensor>;
+  static StoredTensor& find(Tensors& tensors, const std::string& name) {
+    for (StoredTensor& t : tensors)
+      if (t.name == name) return t;
+    CHECK(false, "no tensor ", name);
+  }
+  // The error of loading the checkpoint after `change`; empty when it loads.
+  static std::string error(const Json& config, const std::function<void(Tensors&)>& change) {
+    Tensors tensors = dummy_checkpoint(config);
+    change(tensors);
+    const TempFolder folder;
+    folder.write("config.json", dump_json(config));
+    folder.write("model.safetensors", safetensors_bytes(tensors));
+    const auto ops = make_ref_ops();
+    const auto model = load(folder, LoadFormat::kSafetensors, *ops);
+    if (model.ok()) return "";
+    EXPECT_NE(model.error().message.find(folder.path()), std::string::npos) << model.error().message;
+    return model.error().message;
+  }
+  static void expect_parts(const std::string& error, const std::vector<std::string>& parts) {
+    for (const std::string& part : parts)
+      EXPECT_NE(error.find(part), std::string::npos) << "\"" << error << "\" lacks " << part;
+  }
+};
+
+TEST_F(Wrong, EveryMissingTensorIsNamed) {
+  for (const Json& config : {tiny_config(), with("quantization_config", fp8_quantization())}) {
+    for (const StoredTensor& t : dummy_checkpoint(config)) {
+      const std::string message = error(config, [&](Tensors& all) {
+        std::erase_if(all, [&](const StoredTensor& other) { return other.name == t.name; });
+      });
+      expect_parts(message, {"tensor " + t.name + " is missing", "expected"});
+    }
+  }
+}
+
+TEST_F(Wrong, MissingInt4ScaleIsNamed) {
+  const std::string name = "model.layers.2.mlp.experts.7.up_proj.weight_scale";
+  expect_parts(error(with("quantization_config", int4_quantization()),
+                     [&](Tensors& all) { std::erase_if(all, [&](const auto& t) { return t.name == name; }); }),
+               {name, "missing", "BF16 [32, 2]"});
+}
+
+TEST_F(Wrong, ShapesAndTypesAreNamed) {
+  const std::string q_b = "model.layers.1.self_attn.q_b_proj.weight";
+  expect_parts(error(tiny_config(),
+                     [&](Tensors& all) {
+                       find(all, q_b).shape = {40, 48};
+                     }),
+               {"model.safetensors", q_b, "[48, 40]", "found BF16 [40, 48]"});
+  expect_parts(error(tiny_config(), [&](Tensors& all) { find(all, q_b).shape = {48 * 40}; }),
+               {q_b, "found BF16 [1920]"});
+  expect_parts(error(tiny_config(), [&](Tensors& all) { find(all, q_b).type = "I16"; }), {q_b, "found I16 [48, 40]"});
+  const std::string norm = "model.norm.weight";
+  expect_parts(error(tiny_config(), [&](Tensors& all) { find(all, norm).type = "I32"; }),
+               {norm, "BF16, F16 or F32 [64]", "found I32 [64]"});
+  expect_parts(error(tiny_config(),
+                     [&](Tensors& all) {
+                       find(all, norm) = {norm, "F32", {63}, std::string(63 * 4, 'x')};
+                     }),
+               {norm, "[64]", "found F32 [63]"});
+}
+
+TEST_F(Wrong, QuantisationMustBeDeclared) {
+  const auto swap_in = [](const Json& from, const char* name) {
+    return [&from, name](Tensors& all) {
+      for (const StoredTensor& t : dummy_checkpoint(from))
+        if (t.name.starts_with(std::string(name) + ".weight")) all.push_back(t);
+      std::erase_if(all,
+                    [&](const StoredTensor& t) { return t.name == std::string(name) + ".weight" && t.type == "BF16"; });
+    };
+  };
+  const char* expert = "model.layers.1.mlp.experts.0.gate_proj";
+  const Json int4 = with("quantization_config", int4_quantization());
+  const Json fp8 = with("quantization_config", fp8_quantization());
+  expect_parts(error(tiny_config(), swap_in(int4, expert)), {expert, "config.json declares none", "I32 [32, 8]"});
+  expect_parts(error(tiny_config(), swap_in(fp8, expert)), {expert, "BF16, F16 or F32", "found F8_E4M3"});
+  // One expert left in bf16 in a quantised checkpoint is fine: the tensors decide.
+  const std::string base = expert;
+  EXPECT_EQ(error(int4,
+                  [&](Tensors& all) {
+                    std::erase_if(all, [&](const StoredTensor& t) { return t.name.starts_with(base + ".weight"); });
+                    all.push_back({base + ".weight", "BF16", {32, 64}, std::string(32 * 64 * 2, '\0')});
+                  }),
+            "");
+}
+
+TEST_F(Wrong, Int4ShapeTensorMustAgree) {
+  const std::string name = "model.layers.1.mlp.experts.0.gate_proj.weight_shape";
+  expect_parts(
+      error(with("quantization_config", int4_quantization()), [&](Tensors& all) { find(all, name).bytes[0] = 33; }),
+      {name, "(32, 64)", "(33, 64)"});
+}
+
+TEST_F(Wrong, ExtraTensorsAreNamedUnlessKnown) {
+  const auto add = [](const char* name) { return [name](Tensors& all) { all.push_back({name, "U8", {1}, "x"}); }; };
+  for (const char* known : {"model.layers.0.self_attn.rotary_emb.inv_freq", "model.layers.3.eh_proj.weight",
+                            "model.layers.61.mlp.gate.weight", "vision_tower.x", "mm_projector.pre_norm.weight"})
+    EXPECT_EQ(error(tiny_config(), add(known)), "") << known;
+  for (const char* extra : {"model.layers.0.mlp.gate.weight", "model.layers.2.self_attn.q_proj.weight",
+                            "model.layers.3", "model.layers.-1.x", "model.layers.9x.y", "lm_head.bias",
+                            "xmodel.layers.7.y", "model.layers.1.mlp.experts.8.up_proj.weight"})
+    expect_parts(error(tiny_config(), add(extra)), {extra, "expected no such tensor", "3 layers", "U8 [1]"});
+}
+
+TEST_F(Wrong, ATruncatedFileIsAnError) {
+  const TempFolder folder;
+  folder.write("config.json", dump_json(tiny_config()));
+  const std::string whole = safetensors_bytes(dummy_checkpoint(tiny_config()));
+  const auto ops = make_ref_ops();
+  for (size_t n = 0; n < whole.size(); n += whole.size() / 97) {
+    folder.write("model.safetensors", whole.substr(0, n));
+    EXPECT_FALSE(load(folder, LoadFormat::kSafetensors, *ops).ok()) << n;
+  }
+}
+
+}  // namespace
+}  // namespace perigee
