@@ -329,6 +329,7 @@ asio::awaitable<bool> answer(ConnectionPtr connection, const Parser& parser, Htt
   exchange->close = !parser.keep_alive();
   connection->lose_exchange = [exchange] { exchange->lose(); };
   asio::co_spawn(connection->loop->context(), watch(connection, exchange), asio::detached);
+  ++connection->shared->open_answers;
   connection->stream.expires_never();
   try {
     connection->shared->handler(exchange, std::move(request));
@@ -338,6 +339,7 @@ asio::awaitable<bool> answer(ConnectionPtr connection, const Parser& parser, Htt
     exchange->respond(std::move(reply));
   }
   const bool sent = co_await write_answer(connection, exchange);
+  --connection->shared->open_answers;
   connection->lose_exchange = nullptr;
   exchange->poll.cancel();
   error_code ignored;

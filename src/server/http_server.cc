@@ -110,6 +110,9 @@ int HttpServer::port() const {
 size_t HttpServer::open_connections() const {
   return impl_->shared->open_connections;
 }
+size_t HttpServer::open_answers() const {
+  return impl_->shared->open_answers;
+}
 void HttpServer::close_after_replies() {
   impl_->shared->close_after_replies = true;
 }

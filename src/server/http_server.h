@@ -45,6 +45,7 @@ class HttpServer {
 
   int port() const;
   size_t open_connections() const;
+  size_t open_answers() const;  // requests whose answer is not yet written to its end
 
   // Calls `work` every `period_s` on the first event loop, until stop().
   void every(double period_s, std::function<void()> work);

@@ -2,21 +2,11 @@
 
 #include <cmath>
 
-#include "base/file.h"
 #include "text/detokenizer.h"
 
 namespace perigee {
 
 namespace {
-
-constexpr size_t kMaxConfigBytes = 16u << 20;
-
-Result<Json> read_json_file(const std::string& path) {
-  ASSIGN_OR_RETURN(const std::string text, read_file(path, kMaxConfigBytes));
-  Result<Json> json = parse_json(text);
-  if (!json.ok()) return Error(json.error().code, path + ": " + json.error().message);
-  return json;
-}
 
 void take_number(const Json& config, const char* name, double low, double high, double& out) {
   const Json* value = config.find(name);

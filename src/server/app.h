@@ -1,0 +1,108 @@
+// App: the routes. Turns HTTP requests into replies and generations; knows no sockets.
+//
+// Thread-safe: handlers run on the executors of their exchanges, the rest may be called from any thread.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "server/auth.h"
+#include "server/backend.h"
+#include "server/generation.h"
+#include "server/health.h"
+#include "server/http_types.h"
+#include "server/metrics.h"
+#include "server/model_text.h"
+#include "server/request_fields.h"
+
+namespace perigee {
+
+struct AppConfig {
+  std::vector<std::string> served_names;  // at least one; the first is the default
+  std::string model_path;
+  std::vector<std::string> api_keys;  // empty: everything is open
+  bool metrics_open = true;           // GET /metrics needs no key
+  std::string reasoning_field = "both";
+  double stall_s = 60;
+  RequestCaps caps;
+};
+
+class App {
+ public:
+  App(AppConfig config, std::shared_ptr<const ModelText> text);
+
+  // Before the body is read: the key, and 503 while loading or draining.
+  std::optional<HttpReply> check_head(const HttpRequest& request) const;
+  void handle(std::shared_ptr<Exchange> exchange, HttpRequest request);
+
+  void set_progress(const std::string& phase, double percent);  // while loading
+  void set_ready(std::shared_ptr<Backend> backend);
+  void begin_drain() { draining_ = true; }
+  LiveGenerations& live() { return *live_; }
+
+  // Logs throughput since the last call, unless nothing happened. To be called every `period_s`.
+  void log_stats(double period_s);
+
+ private:
+  struct Route {
+    const char* method;
+    const char* path;
+    bool open;  // needs no key
+    void (App::*handler)(const std::shared_ptr<Exchange>&, const HttpRequest&);
+  };
+  static const std::vector<Route>& routes();
+  using ExchangePtr = const std::shared_ptr<Exchange>&;
+
+  void completions(ExchangePtr exchange, const HttpRequest& request);
+  void chat(ExchangePtr exchange, const HttpRequest& request);
+  void models(ExchangePtr exchange, const HttpRequest& request);
+  void post_tokenize(ExchangePtr exchange, const HttpRequest& request);
+  void post_detokenize(ExchangePtr exchange, const HttpRequest& request);
+  void get_tokenizer_info(ExchangePtr exchange, const HttpRequest& request);
+  void health(ExchangePtr exchange, const HttpRequest& request);
+  void livez(ExchangePtr exchange, const HttpRequest& request);
+  void readyz(ExchangePtr exchange, const HttpRequest& request);
+  void metrics(ExchangePtr exchange, const HttpRequest& request);
+  void version(ExchangePtr exchange, const HttpRequest& request);
+  void load(ExchangePtr exchange, const HttpRequest& request);
+
+  struct Serving {  // what exists once the model is loaded
+    std::shared_ptr<Backend> backend;
+    RequestContext context;
+  };
+  std::shared_ptr<const Serving> serving() const;
+  bool is_open(const HttpRequest& request) const;
+  HealthInputs health_inputs() const;
+  Result<Json> body_of(const HttpRequest& request) const;
+  Result<std::string> model_name(const std::string& asked) const;
+  Result<GenerationSpec> make_spec(const RequestFields& fields, const HttpRequest& request,
+                                   std::vector<TokenIds> prompts);
+  ReplyContext reply_context(const Serving& serving) const;
+  std::optional<Error> start_completions(ExchangePtr exchange, const HttpRequest& request);
+  std::optional<Error> start_chat(ExchangePtr exchange, const HttpRequest& request);
+  void log_unknown_fields(const std::vector<std::string>& names);
+  std::string new_id();
+
+  const AppConfig config_;
+  const std::shared_ptr<const ModelText> text_;
+  const KeyRing keys_;
+  const std::shared_ptr<Metrics> metrics_;
+  const std::shared_ptr<LiveGenerations> live_ = std::make_shared<LiveGenerations>();
+  const uint64_t id_key_;
+  const int64_t started_;  // seconds since 1970
+  std::atomic<uint64_t> id_counter_{0};
+  std::atomic<bool> draining_{false};
+  mutable std::mutex mutex_;  // guards what follows
+  std::shared_ptr<const Serving> serving_;
+  std::string phase_ = "starting";
+  double percent_ = 0;
+  std::set<std::string> logged_fields_;
+  SchedulerGauges last_gauges_;
+};
+
+}  // namespace perigee

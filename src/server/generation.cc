@@ -1,0 +1,250 @@
+#include "server/generation.h"
+
+#include <algorithm>
+
+#include "base/clock.h"
+#include "base/log.h"
+
+namespace perigee {
+
+void LiveGenerations::add(const std::shared_ptr<Generation>& generation) {
+  const std::lock_guard lock(mutex_);
+  live_.emplace(generation.get(), generation);
+}
+
+void LiveGenerations::remove(const Generation* generation) {
+  const std::lock_guard lock(mutex_);
+  live_.erase(generation);
+}
+
+size_t LiveGenerations::count() const {
+  const std::lock_guard lock(mutex_);
+  return live_.size();
+}
+
+void LiveGenerations::end_all(const std::string& message) {
+  std::vector<std::shared_ptr<Generation>> all;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [key, weak] : live_)
+      if (auto generation = weak.lock()) all.push_back(std::move(generation));
+  }
+  for (const auto& generation : all)
+    generation->exchange().post([generation, message] { generation->fail(503, message); });
+}
+
+Generation::Generation(GenerationSpec spec, std::shared_ptr<Exchange> exchange)
+    : spec_(std::move(spec)),
+      exchange_(std::move(exchange)),
+      requests_(spec_.prompts.size()),
+      cached_(spec_.prompts.size(), 0),
+      last_chunk_s_(spec_.prompts.size() * spec_.fields.n, 0),
+      created_(static_cast<int64_t>(wall_time_s())) {
+  for (size_t prompt = 0; prompt < spec_.prompts.size(); ++prompt)
+    for (int32_t i = 0; i < spec_.fields.n; ++i) {
+      ChoiceState state;
+      state.index = static_cast<int32_t>(choices_.size());
+      state.prompt_index = prompt;
+      state.fold = spec_.format->make_fold(*spec_.prompts[prompt]);
+      choices_.push_back(std::move(state));
+    }
+}
+
+void Generation::start(GenerationSpec spec, std::shared_ptr<Exchange> exchange) {
+  const std::shared_ptr<Generation> self(new Generation(std::move(spec), std::move(exchange)));
+  self->spec_.live->add(self);
+  if (!self->submit_all()) return;
+  self->exchange_->on_disconnect([weak = std::weak_ptr<Generation>(self)] {
+    if (const auto generation = weak.lock()) generation->on_disconnect();
+  });
+  self->streaming_ = self->spec_.fields.stream && !self->ended_;
+  if (self->streaming_) self->exchange_->begin_stream({{"X-Request-Id", self->spec_.id}});
+}
+
+int64_t Generation::max_tokens_of(size_t prompt_index) const {
+  if (spec_.format->discards_output()) return 1;
+  const int64_t room = spec_.max_model_len - static_cast<int64_t>(spec_.prompts[prompt_index]->size());
+  return std::min(spec_.fields.max_tokens.value_or(room), room);
+}
+
+Result<RequestId> Generation::submit(size_t prompt_index) {
+  EngineRequest request;
+  request.prompt = spec_.prompts[prompt_index];
+  request.sampling = spec_.fields.sampling;
+  request.sampling.max_tokens = static_cast<int32_t>(max_tokens_of(prompt_index));
+  request.sampling.min_tokens = std::min(request.sampling.min_tokens, request.sampling.max_tokens);
+  request.sampling.seed = spec_.fields.seed.value_or(0);
+  request.n = spec_.fields.n;
+  request.priority = spec_.fields.priority;
+  request.timeout_s = spec_.fields.timeout_s;
+  request.cache_salt = spec_.fields.cache_salt;
+  return spec_.backend->submit(std::move(request), [self = shared_from_this(), prompt_index](OutputChunk&& chunk) {
+    self->exchange_->post([self, prompt_index, held = std::make_shared<OutputChunk>(std::move(chunk))] {
+      self->on_chunk(prompt_index, std::move(*held));
+    });
+  });
+}
+
+bool Generation::submit_all() {
+  submitted_s_ = system_clock().now_s();
+  for (size_t i = 0; i < requests_.size(); ++i) {
+    Result<RequestId> id = submit(i);
+    if (id.ok()) {
+      requests_[i] = *id;
+      continue;
+    }
+    cancel_all();
+    HttpReply reply = error_reply(id.error());
+    end("error", reply.status);
+    exchange_->respond(std::move(reply));
+    return false;
+  }
+  return true;
+}
+
+void Generation::cancel_all() {
+  for (const RequestId id : requests_)
+    if (id.valid()) spec_.backend->cancel(id, -1, FinishReason::kCancelled);
+}
+
+void Generation::on_disconnect() {
+  if (ended_) return;
+  cancel_all();
+  end("abort", 499);
+}
+
+void Generation::note_times(const OutputChunk& chunk, double now_s) {
+  if (chunk.ids.empty()) return;
+  const auto choice = static_cast<size_t>(chunk.choice);
+  if (first_token_s_ == 0) {
+    first_token_s_ = now_s;
+    spec_.metrics->first_token(now_s - spec_.arrival_s);
+  } else if (last_chunk_s_[choice] > 0) {
+    spec_.metrics->inter_token(now_s - last_chunk_s_[choice]);
+  }
+  last_chunk_s_[choice] = now_s;
+  last_token_s_ = now_s;
+}
+
+void Generation::on_chunk(size_t prompt_index, OutputChunk&& chunk) {
+  if (ended_) return;
+  const int32_t engine_choice = chunk.choice;
+  chunk.choice += static_cast<int32_t>(prompt_index) * spec_.fields.n;
+  ChoiceState& state = choices_[static_cast<size_t>(chunk.choice)];
+  cached_[prompt_index] = std::max<int64_t>(cached_[prompt_index], chunk.num_cached_tokens);
+  std::move(chunk.prompt_logprobs.begin(), chunk.prompt_logprobs.end(), std::back_inserter(state.prompt_logprobs));
+  if (state.fold->ended()) return;
+  note_times(chunk, system_clock().now_s());
+  if (spec_.format->discards_output()) {
+    chunk.ids.clear();
+    chunk.logprobs.clear();
+    if (chunk.finish == FinishReason::kStop) chunk.finish = FinishReason::kLength;
+  }
+  ChoiceDelta delta = state.fold->push(std::move(chunk));
+  if (delta.ended_by_text) spec_.backend->cancel(requests_[prompt_index], engine_choice, FinishReason::kStop);
+  completion_tokens_ += static_cast<int64_t>(delta.ids.size());
+  if (take_failure(delta)) return;
+  length_ended_ = length_ended_ || delta.finish == FinishReason::kLength;
+  num_finished_ += delta.finish.has_value();
+  if (streaming_)
+    stream_delta(state, delta);
+  else
+    state.total.append(std::move(delta));
+  if (num_finished_ == choices_.size()) complete();
+}
+
+bool Generation::take_failure(const ChoiceDelta& delta) {
+  if (!delta.finish) return false;
+  switch (*delta.finish) {
+    case FinishReason::kStop:
+    case FinishReason::kLength: return false;
+    case FinishReason::kDeadline: fail(504, "the request's timeout passed before its last token"); return true;
+    case FinishReason::kCancelled: fail(503, "the request was cancelled by the server"); return true;
+    case FinishReason::kError: fail(500, delta.error.empty() ? "the model failed on this request" : delta.error);
+  }
+  return true;
+}
+
+Json Generation::envelope(bool streamed) const {
+  return Json(Json::Object{{"id", str_cat(spec_.format->id_prefix(), spec_.id)},
+                           {"object", spec_.format->object_name(streamed)},
+                           {"created", created_},
+                           {"model", spec_.model}});
+}
+
+Usage Generation::usage() const {
+  Usage usage;
+  for (const TokenIds& prompt : spec_.prompts) usage.prompt_tokens += std::ssize(*prompt);
+  for (const int64_t cached : cached_) usage.cached_tokens += cached;
+  usage.completion_tokens = completion_tokens_;
+  return usage;
+}
+
+void Generation::send_event(Json choices, bool with_usage) {
+  Json event = envelope(true);
+  event.set("choices", std::move(choices));
+  if (with_usage) event.set("usage", usage_json(usage()));
+  exchange_->write("data: " + dump_json(event) + "\n\n");
+}
+
+void Generation::stream_delta(ChoiceState& state, const ChoiceDelta& delta) {
+  for (Json& choice : spec_.format->stream(state, delta)) {
+    Json::Array choices;
+    choices.push_back(std::move(choice));
+    send_event(Json(std::move(choices)), spec_.fields.continuous_usage);
+  }
+}
+
+void Generation::complete() {
+  if (streaming_) {
+    if (spec_.fields.include_usage) send_event(Json(Json::Array{}), true);
+    exchange_->write("data: [DONE]\n\n");
+    end(length_ended_ ? "length" : "stop", 200);
+    exchange_->finish(false);
+    return;
+  }
+  Json reply = envelope(false);
+  Json::Array choices;
+  for (ChoiceState& state : choices_) choices.push_back(spec_.format->whole(state));
+  reply.set("choices", Json(std::move(choices)));
+  reply.set("usage", usage_json(usage()));
+  spec_.format->add_reply_members(choices_, reply);
+  HttpReply http = json_reply(reply);
+  http.headers.emplace_back("X-Request-Id", spec_.id);
+  end(length_ended_ ? "length" : "stop", 200);
+  exchange_->respond(std::move(http));
+}
+
+void Generation::fail(int status, const std::string& message) {
+  if (ended_) return;
+  cancel_all();
+  const bool was_streaming = streaming_;
+  end("error", status);
+  if (!was_streaming) return exchange_->respond(error_reply(status, message));
+  exchange_->write("data: " + dump_json(error_json(status, message)) + "\n\n");
+  exchange_->finish(true);  // no [DONE]: the client must not take this for a whole answer
+}
+
+void Generation::end(const char* reason, int status) {
+  ended_ = true;
+  const double now_s = system_clock().now_s();
+  const Usage total = usage();
+  const auto since_arrival = [&](double time_s) { return time_s > 0 ? time_s - spec_.arrival_s : 0; };
+  RequestRecord record;
+  record.reason = reason;
+  record.prompt_tokens = total.prompt_tokens;
+  record.completion_tokens = total.completion_tokens;
+  record.cached_tokens = total.cached_tokens;
+  record.n = spec_.fields.n;
+  record.max_tokens = max_tokens_of(0);
+  record.submitted_s = since_arrival(submitted_s_);
+  record.first_token_s = since_arrival(first_token_s_);
+  record.last_token_s = since_arrival(last_token_s_);
+  record.end_s = since_arrival(now_s);
+  spec_.metrics->request_done(record);
+  spec_.live->remove(this);
+  log_info("POST ", spec_.path, " ", status, " prompt ", total.prompt_tokens, " out ", total.completion_tokens,
+           " cached ", total.cached_tokens, " ", static_cast<int64_t>(record.end_s * 1000), " ms ", spec_.id);
+}
+
+}  // namespace perigee

@@ -1,0 +1,94 @@
+// Generation: one request from validated prompts to the last byte of its answer.
+//
+// It hands the prompts to the backend, folds what comes back, and answers whole or streamed. Everything but the
+// backend's sink runs on the exchange's executor. It ends exactly once: complete, failed, or abandoned by the client.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "server/backend.h"
+#include "server/http_types.h"
+#include "server/metrics.h"
+#include "server/reply_format.h"
+#include "server/reply_json.h"
+
+namespace perigee {
+
+class Generation;
+
+// The requests under way, so that a drain can wait for them and, at its limit, end them.
+class LiveGenerations {
+ public:
+  void add(const std::shared_ptr<Generation>& generation);
+  void remove(const Generation* generation);
+  size_t count() const;
+  void end_all(const std::string& message);  // each is told on its own executor
+
+ private:
+  mutable std::mutex mutex_;  // guards the map
+  std::map<const Generation*, std::weak_ptr<Generation>> live_;
+};
+
+struct GenerationSpec {
+  std::shared_ptr<Backend> backend;
+  std::shared_ptr<Metrics> metrics;
+  std::shared_ptr<LiveGenerations> live;
+  std::unique_ptr<ReplyFormat> format;
+  std::vector<TokenIds> prompts;
+  RequestFields fields;  // max_tokens and seed decided
+  std::string model;     // the name that the reply carries
+  std::string id;        // without the format's prefix
+  std::string path;      // for the access log
+  int64_t max_model_len = 0;
+  double arrival_s = 0;  // system_clock()
+};
+
+class Generation : public std::enable_shared_from_this<Generation> {
+ public:
+  // Submits everything; a refusal of any prompt ends the request with that error, before a byte of a stream.
+  static void start(GenerationSpec spec, std::shared_ptr<Exchange> exchange);
+
+  // Ends it with an error reply or event. No effect on one that has ended.
+  void fail(int status, const std::string& message);
+
+  Exchange& exchange() { return *exchange_; }
+
+ private:
+  Generation(GenerationSpec spec, std::shared_ptr<Exchange> exchange);
+  bool submit_all();
+  Result<RequestId> submit(size_t prompt_index);
+  int64_t max_tokens_of(size_t prompt_index) const;
+  void on_chunk(size_t prompt_index, OutputChunk&& chunk);
+  void on_disconnect();
+  void note_times(const OutputChunk& chunk, double now_s);
+  bool take_failure(const ChoiceDelta& delta);
+  void stream_delta(ChoiceState& state, const ChoiceDelta& delta);
+  void send_event(Json choices, bool with_usage);
+  void complete();
+  void end(const char* reason, int status);
+  void cancel_all();
+  Json envelope(bool streamed) const;
+  Usage usage() const;
+
+  GenerationSpec spec_;
+  std::shared_ptr<Exchange> exchange_;
+  std::vector<ChoiceState> choices_;
+  std::vector<RequestId> requests_;   // one per prompt
+  std::vector<int64_t> cached_;       // prompt tokens from the prefix cache, per prompt
+  std::vector<double> last_chunk_s_;  // per choice
+  size_t num_finished_ = 0;
+  int64_t completion_tokens_ = 0;
+  bool length_ended_ = false;
+  bool streaming_ = false;
+  bool ended_ = false;
+  double submitted_s_ = 0, first_token_s_ = 0, last_token_s_ = 0;  // clock times; 0: not yet
+  int64_t created_ = 0;
+};
+
+}  // namespace perigee

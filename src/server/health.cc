@@ -1,0 +1,29 @@
+#include "server/health.h"
+
+#include <algorithm>
+
+namespace perigee {
+
+Readiness check_readiness(const HealthInputs& inputs) {
+  Json::Array reasons;
+  const SchedulerGauges& gauges = inputs.stats.scheduler;
+  const double age_s = inputs.stats.steps > 0 ? std::max(0.0, inputs.stats.now_s - inputs.stats.last_step_s) : 0.0;
+  if (!inputs.loaded)
+    reasons.emplace_back(str_cat("loading: ", inputs.phase, ", ", static_cast<int>(inputs.percent), " %"));
+  if (inputs.draining) reasons.emplace_back("draining: the server is shutting down");
+  if (inputs.loaded && gauges.running > 0 && age_s > inputs.stall_s)
+    reasons.emplace_back(str_cat("stalled: no step for ", static_cast<int>(age_s), " s with work in flight"));
+  const char* phase = !inputs.loaded ? inputs.phase.c_str() : inputs.draining ? "draining" : "serving";
+  Readiness out;
+  out.ready = reasons.empty();
+  out.body = Json(Json::Object{{"ready", out.ready},
+                               {"phase", phase},
+                               {"percent", inputs.loaded ? 100.0 : inputs.percent},
+                               {"reasons", Json(std::move(reasons))},
+                               {"running", static_cast<int64_t>(gauges.running)},
+                               {"waiting", static_cast<int64_t>(gauges.waiting)},
+                               {"last_step_age_s", age_s}});
+  return out;
+}
+
+}  // namespace perigee

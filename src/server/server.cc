@@ -1,0 +1,101 @@
+#include "server/server.h"
+
+#include <chrono>
+#include <thread>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "server/app.h"
+
+namespace perigee {
+
+namespace {
+
+// Waits for `done` up to `limit_s`, or until `hurry`.
+template <typename Done>
+bool wait_until(Done done, double limit_s, const std::atomic<bool>& hurry) {
+  const double end_s = system_clock().now_s() + limit_s;
+  while (!done()) {
+    if (hurry || system_clock().now_s() >= end_s) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  return true;
+}
+
+Status check_config(const ServerConfig& config) {
+  const std::string& field = config.reasoning_field;
+  if (field != "both" && field != "reasoning" && field != "reasoning_content")
+    return bad_input("reasoning-field must be both, reasoning or reasoning_content", "reasoning-field");
+  return {};
+}
+
+}  // namespace
+
+Server::Server(const ServerConfig& config, std::shared_ptr<App> app, std::unique_ptr<HttpServer> http)
+    : config_(config), app_(std::move(app)), http_(std::move(http)) {}
+
+Result<std::unique_ptr<Server>> Server::start(const ServerConfig& config) {
+  ASSIGN_OR_RETURN(auto text, ModelText::load(config.model_path));
+  return start(config, std::move(text));
+}
+
+Result<std::unique_ptr<Server>> Server::start(const ServerConfig& config, std::shared_ptr<const ModelText> text) {
+  RETURN_IF_ERROR(check_config(config));
+  AppConfig app_config;
+  app_config.served_names = config.served_names;
+  if (app_config.served_names.empty()) app_config.served_names.push_back(config.model_path);
+  app_config.model_path = config.model_path;
+  app_config.api_keys = config.api_keys;
+  app_config.metrics_open = config.metrics_open;
+  app_config.reasoning_field = config.reasoning_field;
+  app_config.stall_s = config.stall_s;
+  app_config.caps = config.caps;
+  const auto app = std::make_shared<App>(std::move(app_config), std::move(text));
+  HttpConfig http_config = config.http;
+  http_config.host = config.host;
+  http_config.port = config.port;
+  http_config.threads = config.threads;
+  ASSIGN_OR_RETURN(auto http, HttpServer::start(
+                                  http_config, [app](const HttpRequest& request) { return app->check_head(request); },
+                                  [app](std::shared_ptr<Exchange> exchange, HttpRequest request) {
+                                    app->handle(std::move(exchange), std::move(request));
+                                  }));
+  http->every(config.stats_period_s, [app, period_s = config.stats_period_s] { app->log_stats(period_s); });
+  log_info("listening on http://", config.host, ":", http->port());
+  if (config.api_keys.empty() && config.host != "127.0.0.1" && config.host != "::1" && config.host != "localhost")
+    log_warning("listening on ", config.host, " without an API key: anyone who reaches the port can use it");
+  return std::unique_ptr<Server>(new Server(config, app, std::move(http)));
+}
+
+Server::~Server() {
+  http_->stop();
+}
+
+int Server::port() const {
+  return http_->port();
+}
+void Server::set_progress(const std::string& phase, double percent) {
+  app_->set_progress(phase, percent);
+}
+void Server::set_ready(std::shared_ptr<Backend> backend) {
+  app_->set_ready(std::move(backend));
+}
+void Server::stop_now() {
+  hurry_ = true;
+}
+
+void Server::drain_and_stop() {
+  constexpr double kFlushSeconds = 5;
+  const std::atomic<bool> patient{false};
+  app_->begin_drain();
+  http_->close_after_replies();
+  log_info("draining: ", app_->live().count(), " requests in flight, at most ", config_.drain_s, " s");
+  if (!wait_until([&] { return app_->live().count() == 0; }, config_.drain_s, hurry_)) {
+    log_warning("drain limit: ending ", app_->live().count(), " requests");
+    app_->live().end_all("the server is shutting down");
+  }
+  wait_until([&] { return app_->live().count() == 0 && http_->open_answers() == 0; }, kFlushSeconds, patient);
+  http_->stop();
+}
+
+}  // namespace perigee

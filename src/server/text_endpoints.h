@@ -1,0 +1,20 @@
+// POST /tokenize, POST /detokenize, GET /tokenizer_info: the tokenizer over HTTP.
+#pragma once
+
+#include "base/json.h"
+#include "base/result.h"
+#include "server/model_text.h"
+#include "server/request_fields.h"
+
+namespace perigee {
+
+// {prompt} or {messages, tools, add_generation_prompt, chat_template_kwargs} to {count, max_model_len, tokens,
+// token_strs}.
+Result<Json> tokenize(const Json& body, const RequestContext& context, const ModelText& text);
+
+// {tokens} to {prompt}.
+Result<Json> detokenize(const Json& body, const RequestContext& context, const ModelText& text);
+
+Result<Json> tokenizer_info(const ModelText& text);
+
+}  // namespace perigee
