@@ -46,7 +46,6 @@ struct Scheduler::Impl {
   void plan_decodes(Draft& draft);
   void plan_prefills(Draft& draft);
   void plan_admissions(Draft& draft);
-  int32_t reserve_for_best() const;
   bool ensure_page(Sequence& sequence, Draft& draft);
   void preempt(Sequence& sequence);
   bool admit(Sequence& sequence, Draft& draft);

@@ -33,17 +33,11 @@ StepPlan Scheduler::Impl::launch(Draft draft) {
   return std::move(draft.plan);
 }
 
-// Tokens that decode rows leave to the best running sequence while it prefills, so that it moves at every step.
-int32_t Scheduler::Impl::reserve_for_best() const {
-  if (running_.empty() || !running_.front()->in_prefill()) return 0;
-  const Sequence& best = *running_.front();
-  return std::min(config_.deterministic ? config_.attention_alignment : 1, best.num_input() - best.num_scheduled);
-}
-
 // Preemption takes from the back of running_, behind the row being planned, so that no planned row loses its pages.
+// Decode rows cannot starve a running prefill: a sequence is admitted with what the others leave, in a step where each
+// of those has its row, so the budget holds next time too.
 void Scheduler::Impl::plan_decodes(Draft& draft) {
-  const int32_t reserve = reserve_for_best();
-  for (size_t i = 0; i < running_.size() && draft.budget_tokens > reserve; ++i) {
+  for (size_t i = 0; i < running_.size() && draft.budget_tokens > 0; ++i) {
     Sequence& sequence = *running_[i];
     if (sequence.in_prefill() || !sequence.wants_sample()) continue;
     if (ensure_page(sequence, draft)) add_decode_row(sequence, draft);

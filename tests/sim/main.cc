@@ -3,14 +3,16 @@
 //   sim --seed 17            one seed
 //   sim --seeds 2000         seeds 0 ... 1999;  --seeds 500..900: that range
 //   sim --replay             runs each seed twice and compares the event logs' hashes
-//   sim --mutant 3           plants bug 3 and succeeds when a seed catches it; --all-mutants does so for each
+//   sim --mutant 3           plants bug 3 and succeeds when one of 300 seeds or more catches it; 0 plants none
+//   sim --all-mutants        does so for each
 //   sim --list-mutants
 
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
-#include <cstring>
+#include <cstdlib>
 #include <string>
 
 #include "control/faults.h"
@@ -18,6 +20,8 @@
 
 namespace perigee::sim {
 namespace {
+
+constexpr uint64_t kSeedsPerMutant = 300;
 
 constexpr const char* kMutants[kNumFaults] = {
     "pages and slot of an ended sequence are free while plans in flight touch them",
@@ -34,7 +38,7 @@ constexpr const char* kMutants[kNumFaults] = {
 
 struct Options {
   uint64_t first = 0, end = 200;
-  bool replay = false, all_mutants = false, list = false, help = false;
+  bool replay = false, all_mutants = false, list = false;
   int mutant = 0;
 };
 
@@ -71,7 +75,7 @@ bool parse(int argc, char** argv, Options& options) {
       ++i;
     } else if (flag == "--mutant") {
       options.mutant = std::atoi(value);
-      if (options.mutant < 1 || options.mutant > kNumFaults) return false;
+      if (options.mutant < 0 || options.mutant > kNumFaults) return false;
       ++i;
     } else {
       return false;
@@ -118,7 +122,8 @@ int run_mutant(const Options& options, int mutant) {
   if (child == 0) {
     g_planted_fault = static_cast<Fault>(mutant);
     if (dup2(STDOUT_FILENO, STDERR_FILENO) < 0) std::_Exit(0);
-    for (uint64_t seed = options.first; seed < options.end; ++seed) Simulation(seed).run();
+    const uint64_t end = std::max(options.end, options.first + kSeedsPerMutant);
+    for (uint64_t seed = options.first; seed < end; ++seed) Simulation(seed).run();
     std::_Exit(0);
   }
   int status = 0;

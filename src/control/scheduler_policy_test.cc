@@ -1,0 +1,269 @@
+// Who runs, with how many tokens and whose pages: order, budget, alignment, prefix hits, followers, preemption.
+#include "control/scheduler.h"
+#include "control/scheduler_testing.h"
+
+namespace perigee {
+namespace {
+
+using Rows = std::vector<std::pair<int64_t, int32_t>>;
+using Request = SchedulerHarness::Request;
+
+Request with_max_tokens(Request request, int32_t max_tokens) {
+  request.sampling.max_tokens = max_tokens;
+  return request;
+}
+
+TEST(SchedulerOrder, PriorityThenArrival) {
+  SchedulerConfig config = small_config();
+  config.max_sequences = 2;
+  SchedulerHarness h(config);
+  const SequenceId late = h.submit(10, 2, 1);
+  const SequenceId first = h.submit(10, 2, 0);
+  const SequenceId second = h.submit(10, 2, 0);
+  const SequenceId urgent = h.submit(10, 2, -1);
+  EXPECT_EQ(rows_of(h.plan()), (Rows{{urgent.value, 10}, {first.value, 10}}));
+  (void)late;
+  (void)second;
+}
+
+TEST(SchedulerOrder, DecodesThenPrefillsThenAdmissions) {
+  SchedulerConfig config = small_config();
+  config.max_step_tokens = 100;
+  SchedulerHarness h(config);
+  const SequenceId a = h.submit(40, 50);
+  const SequenceId b = h.submit(150, 50);
+  const SequenceId c = h.submit(60, 50);
+  const StepPlan first = h.plan();
+  EXPECT_EQ(rows_of(first), (Rows{{a.value, 40}, {b.value, 60}}));
+  const StepPlan second = h.plan();
+  EXPECT_EQ(rows_of(second), (Rows{{a.value, 1}, {b.value, 90}, {c.value, 9}}));
+  EXPECT_EQ(second.num_decode_rows, 1);
+  EXPECT_EQ(second.num_tokens(), 100);
+  EXPECT_FALSE(first.rows[1].sample);
+  EXPECT_TRUE(second.rows[1].sample);
+  h.apply(first);
+  EXPECT_EQ(rows_of(h.plan()), (Rows{{a.value, 1}, {b.value, 1}, {c.value, 51}}));
+}
+
+TEST(SchedulerChunks, LongPrefillCap) {
+  SchedulerConfig config = small_config();
+  config.long_prefill_tokens = 50;
+  SchedulerHarness h(config);
+  const SequenceId a = h.submit(120, 5);
+  EXPECT_EQ(rows_of(h.plan()), (Rows{{a.value, 50}}));
+  EXPECT_EQ(rows_of(h.plan()), (Rows{{a.value, 50}}));
+}
+
+TEST(SchedulerChunks, EndAtTheAlignmentOrAtTheEnd) {
+  SchedulerConfig config = small_config();
+  config.max_step_tokens = 100;
+  config.attention_alignment = 64;
+  SchedulerHarness h(config);
+  const SequenceId a = h.submit(150, 5);
+  const SequenceId b = h.submit(100, 5);
+  const StepPlan first = h.plan();
+  EXPECT_EQ(rows_of(first), (Rows{{a.value, 64}, {b.value, 36}})) << "without determinism some progress is better";
+  h.apply(first);
+  EXPECT_EQ(rows_of(h.plan()), (Rows{{a.value, 86}, {b.value, 14}}));
+}
+
+TEST(SchedulerChunks, DeterministicOnlyAtTheAlignment) {
+  SchedulerConfig config = small_config();
+  config.max_step_tokens = 100;
+  config.attention_alignment = 64;
+  config.long_prefill_tokens = 10;  // raised to the alignment
+  config.deterministic = true;
+  SchedulerHarness h(config);
+  const SequenceId a = h.submit(150, 5);
+  const SequenceId b = h.submit(100, 5);
+  EXPECT_EQ(rows_of(h.plan()), (Rows{{a.value, 64}})) << "b's chunk would end at 36";
+  EXPECT_EQ(rows_of(h.plan()), (Rows{{a.value, 64}}));
+  EXPECT_FALSE(h.scheduler.gauges().running == 2);
+  (void)b;
+}
+
+TEST(SchedulerHits, WholeConfirmedBlocksButNeverTheWholePrompt) {
+  SchedulerHarness h(small_config());
+  h.submit(with_max_tokens({.prompt = tokens_from(0, 192)}, 1));
+  h.run_to_end();
+  const SequenceId a = h.submit(with_max_tokens({.prompt = tokens_from(0, 192)}, 3));
+  const StepPlan plan = h.plan();
+  EXPECT_EQ(plan.starts[0].num_cached_tokens, 128);
+  EXPECT_EQ(plan.rows[0].position, 128);
+  EXPECT_EQ(plan.tokens, tokens_from(128, 64));
+  EXPECT_EQ(plan.appends.size(), 3u);
+  h.apply(plan);
+  EXPECT_EQ(h.outcomes[a].num_cached_tokens, 128);
+  const SchedulerGauges gauges = h.scheduler.gauges();
+  EXPECT_EQ(gauges.prefix_queries, 384);
+  EXPECT_EQ(gauges.prefix_hits, 128);
+}
+
+TEST(SchedulerHits, UnconfirmedBlocksAreNoHits) {
+  SchedulerHarness h(small_config());
+  h.submit({.prompt = tokens_from(0, 200)});
+  const StepPlan first = h.plan();
+  h.submit({.prompt = tokens_from(0, 200)});
+  const StepPlan second = h.plan();
+  ASSERT_EQ(second.starts.size(), 1u);
+  EXPECT_EQ(second.starts[0].num_cached_tokens, 0);
+  h.apply(first);
+  h.submit({.prompt = tokens_from(0, 200)});
+  EXPECT_EQ(h.plan().starts[0].num_cached_tokens, 192);
+}
+
+TEST(SchedulerHits, BlocksOfOutputsAreHitsToo) {
+  SchedulerHarness h(small_config());
+  const SequenceId a = h.submit(with_max_tokens({.prompt = tokens_from(0, 60)}, 80));
+  h.run_to_end();
+  std::vector<int32_t> turn = tokens_from(0, 60);
+  turn.insert(turn.end(), h.outcomes[a].ids.begin(), h.outcomes[a].ids.end());
+  turn.push_back(1);
+  h.submit({.prompt = turn});
+  EXPECT_EQ(h.plan().starts[0].num_cached_tokens, 128);
+}
+
+TEST(SchedulerHits, SaltAndSwitchSeparate) {
+  SchedulerHarness h(small_config());
+  h.submit({.prompt = tokens_from(0, 100), .salt = "a"});
+  h.run_to_end();
+  h.submit({.prompt = tokens_from(0, 100), .salt = "b"});
+  EXPECT_EQ(h.plan().starts[0].num_cached_tokens, 0);
+  h.submit({.prompt = tokens_from(0, 100), .salt = "a"});
+  EXPECT_EQ(h.plan().starts[0].num_cached_tokens, 64);
+
+  SchedulerConfig config = small_config();
+  config.prefix_caching = false;
+  SchedulerHarness off(config);
+  const SequenceId leader = off.submit({.prompt = tokens_from(0, 100)});
+  off.submit({.prompt = tokens_from(0, 100), .leader = leader});
+  EXPECT_EQ(off.plan().starts.size(), 2u) << "nothing to wait for";
+  EXPECT_EQ(off.scheduler.gauges().cached_pages, 0);
+}
+
+TEST(SchedulerHits, DeterministicHitsAreAligned) {
+  SchedulerConfig config = small_config();
+  config.attention_alignment = 96;  // with blocks of 64: every 192 tokens
+  config.deterministic = true;
+  SchedulerHarness h(config);
+  h.submit({.prompt = tokens_from(0, 400)});
+  h.run_to_end();
+  h.submit({.prompt = tokens_from(0, 380)});
+  EXPECT_EQ(h.plan().starts[0].num_cached_tokens, 192);
+}
+
+TEST(SchedulerHits, DroppingTheCacheForgetsAll) {
+  SchedulerHarness h(small_config());
+  h.submit({.prompt = tokens_from(0, 200)});
+  h.run_to_end();
+  const SequenceId runs = h.submit(with_max_tokens({.prompt = tokens_from(0, 200)}, 100));
+  h.step();
+  h.scheduler.drop_prefix_cache();
+  h.scheduler.check_integrity();
+  EXPECT_EQ(h.scheduler.gauges().cached_pages, 0);
+  h.run_to_end();
+  EXPECT_EQ(h.outcomes[runs].ids.size(), 100u);
+  h.submit({.prompt = tokens_from(0, 200)});
+  EXPECT_EQ(h.plan().starts[0].num_cached_tokens, 0);
+}
+
+TEST(SchedulerFollowers, WaitForTheLeadersPrompt) {
+  SchedulerConfig config = small_config();
+  config.max_step_tokens = 100;
+  SchedulerHarness h(config);
+  const SequenceId leader = h.submit({.prompt = tokens_from(0, 150)});
+  const SequenceId follower = h.submit({.prompt = tokens_from(0, 150), .leader = leader});
+  const SequenceId other = h.submit(10, 5);
+  h.step();
+  const StepPlan second = h.plan();
+  EXPECT_EQ(rows_of(second), (Rows{{leader.value, 50}, {other.value, 10}})) << "others pass the follower";
+  h.apply(second);
+  const StepPlan third = h.plan();
+  ASSERT_EQ(third.starts.size(), 1u);
+  EXPECT_EQ(third.starts[0].sequence, follower);
+  EXPECT_EQ(third.starts[0].num_cached_tokens, 128);
+}
+
+TEST(SchedulerFollowers, ALeaderThatEndsOrIsLateDoesNotHold) {
+  SchedulerHarness h(small_config());
+  const SequenceId leader = h.submit({.prompt = tokens_from(0, 150)});
+  const SequenceId follower = h.submit({.prompt = tokens_from(0, 150), .leader = leader});
+  h.scheduler.cancel({leader, FinishReason::kCancelled});
+  EXPECT_EQ(h.plan().starts[0].sequence, follower);
+  const SequenceId gone = h.submit({.prompt = tokens_from(0, 150), .leader = leader});
+  const SequenceId slow = h.submit(64, 5, 9);
+  const SequenceId urgent = h.submit({.prompt = tokens_from(0, 10), .priority = -9, .leader = slow});
+  const StepPlan plan = h.plan();
+  ASSERT_EQ(plan.starts.size(), 3u);
+  EXPECT_EQ(plan.starts[0].sequence, urgent);
+  EXPECT_EQ(plan.starts[1].sequence, gone);
+}
+
+TEST(SchedulerAdmission, NeedsThePromptsPagesAndOneMore) {
+  SchedulerConfig config = small_config();
+  config.num_pages = 5;
+  SchedulerHarness h(config);
+  h.submit(128, 3);
+  h.submit(192, 50);
+  const SequenceId small = h.submit(10, 3);
+  EXPECT_EQ(rows_of(h.plan()), (Rows{{1, 128}})) << "3 pages are left, the next one needs 3 and one more";
+  EXPECT_EQ(h.scheduler.gauges().waiting, 2) << "and nobody overtakes the head";
+  (void)small;
+}
+
+// Two sequences whose outputs outgrow the pool: the later one gives way, resumes by a hit, and both finish.
+TEST(SchedulerPreemption, TheWorstGivesWayAndResumes) {
+  SchedulerConfig config = small_config();
+  config.num_pages = 5;
+  SchedulerHarness h(config);
+  const SequenceId a = h.submit(100, 150);
+  const SequenceId b = h.submit(100, 150);
+  h.steps(70);
+  EXPECT_EQ(h.scheduler.gauges().preemptions, 1);
+  EXPECT_EQ(h.scheduler.gauges().running, 1);
+  const size_t before = h.outcomes[b].ids.size();
+  EXPECT_GT(before, 20u);
+  StepPlan resume;
+  while (resume.starts.empty()) {
+    resume = h.plan();
+    h.apply(resume);
+  }
+  EXPECT_TRUE(h.outcomes[a].finish);
+  EXPECT_EQ(resume.starts[0].sequence, b);
+  EXPECT_EQ(resume.starts[0].num_prompt_tokens, 100);
+  EXPECT_EQ(resume.starts[0].tokens->size(), 100 + before) << "prompt and former outputs";
+  h.run_to_end();
+  EXPECT_EQ(h.outcomes[a].ids.size(), 150u);
+  EXPECT_EQ(h.outcomes[b].ids.size(), 150u);
+  EXPECT_EQ(h.outcomes[b].finish, FinishReason::kLength);
+}
+
+TEST(SchedulerPreemption, PagesUnderFlightAreWaitedFor) {
+  SchedulerConfig config = small_config();
+  config.num_pages = 4;
+  SchedulerHarness h(config);
+  const SequenceId a = h.submit(63, 100);
+  const SequenceId b = h.submit(63, 100);
+  StepPlan in_flight = h.plan();
+  std::optional<StepPlan> next = h.scheduler.next_plan(h.now_s);
+  while (next && h.scheduler.gauges().preemptions == 0) {
+    h.apply(in_flight);
+    in_flight = *std::exchange(next, h.scheduler.next_plan(h.now_s));
+  }
+  EXPECT_FALSE(next) << "the victim's pages are under flight, so the winner waits, and takes no second victim";
+  EXPECT_EQ(h.scheduler.gauges().preemptions, 1);
+  EXPECT_EQ(h.scheduler.gauges().running, 1);
+  EXPECT_EQ(h.scheduler.gauges().free_pages, 0);
+  const size_t known = h.outcomes[b].ids.size();
+  h.apply(in_flight);
+  EXPECT_EQ(h.outcomes[b].ids.size(), known) << "the victim's late id is dropped";
+  const StepPlan alone = h.plan();
+  EXPECT_EQ(rows_of(alone), (Rows{{a.value, 1}}));
+  h.apply(alone);
+  h.run_to_end();
+  EXPECT_EQ(h.outcomes[a].ids.size(), 100u);
+  EXPECT_EQ(h.outcomes[b].ids.size(), 100u);
+}
+
+}  // namespace
+}  // namespace perigee

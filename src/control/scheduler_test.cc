@@ -1,0 +1,299 @@
+// Life of a sequence: submission, chunks, decode rows, ends.
+#include "control/scheduler.h"
+
+#include "control/scheduler_testing.h"
+
+namespace perigee {
+namespace {
+
+using Rows = std::vector<std::pair<int64_t, int32_t>>;
+
+TEST(Scheduler, NothingToDo) {
+  SchedulerHarness h(small_config());
+  EXPECT_TRUE(h.scheduler.idle());
+  EXPECT_FALSE(h.has_plan());
+  EXPECT_TRUE(h.scheduler.take_updates().empty());
+}
+
+TEST(Scheduler, OneSequenceFromPromptToLength) {
+  SchedulerHarness h(small_config());
+  const SequenceId a = h.submit(70, 3);
+  const StepPlan first = h.plan();
+  ASSERT_EQ(first.starts.size(), 1u);
+  EXPECT_EQ(first.starts[0].num_prompt_tokens, 70);
+  EXPECT_EQ(first.starts[0].num_cached_tokens, 0);
+  EXPECT_EQ(first.appends.size(), 2u);
+  EXPECT_EQ(first.tokens, tokens_from(1000, 70));
+  EXPECT_EQ(first.num_decode_rows, 0);
+  EXPECT_TRUE(first.rows[0].sample);
+  h.apply(first, 11);
+  const StepPlan second = h.plan();
+  EXPECT_TRUE(second.rows[0].is_decode());
+  EXPECT_EQ(second.rows[0].position, 70);
+  EXPECT_EQ(second.num_decode_rows, 1);
+  h.apply(second, 12);
+  h.step(13);
+  EXPECT_EQ(h.outcomes[a].ids, (std::vector<int32_t>{11, 12, 13}));
+  EXPECT_EQ(h.outcomes[a].finish, FinishReason::kLength);
+  EXPECT_TRUE(h.scheduler.idle());
+  const SchedulerGauges gauges = h.scheduler.gauges();
+  EXPECT_EQ(gauges.used_pages, 0);
+  EXPECT_EQ(gauges.cached_pages, 1) << "the prompt's full block";
+  EXPECT_EQ(gauges.prompt_tokens, 70);
+  EXPECT_EQ(gauges.generated_tokens, 3);
+  EXPECT_EQ(gauges.steps, 3);
+}
+
+TEST(Scheduler, TwoPlansInFlightAndNoMore) {
+  SchedulerHarness h(small_config());
+  const SequenceId a = h.submit(10, 100);
+  const StepPlan first = h.plan();
+  const StepPlan second = h.plan();
+  EXPECT_TRUE(second.rows[0].is_decode());
+  EXPECT_EQ(second.rows[0].position, 10);
+  EXPECT_FALSE(h.has_plan());
+  EXPECT_EQ(h.scheduler.gauges().plans_in_flight, 2);
+  h.apply(first, 1);
+  const StepPlan third = h.plan();
+  EXPECT_EQ(third.rows[0].position, 11);
+  h.apply(second, 2);
+  h.apply(third, 3);
+  EXPECT_EQ(h.outcomes[a].ids, (std::vector<int32_t>{1, 2, 3}));
+}
+
+TEST(Scheduler, ResultsOutOfOrderAreDeliveredInOrder) {
+  SchedulerHarness h(small_config());
+  const SequenceId a = h.submit(10, 100);
+  const StepPlan first = h.plan();
+  const StepPlan second = h.plan();
+  h.apply(second, 2);
+  EXPECT_TRUE(h.outcomes[a].ids.empty());
+  EXPECT_FALSE(h.has_plan()) << "both plans still count as in flight";
+  h.apply(first, 1);
+  EXPECT_EQ(h.outcomes[a].ids, (std::vector<int32_t>{1, 2}));
+  EXPECT_EQ(h.scheduler.gauges().plans_in_flight, 0);
+}
+
+TEST(Scheduler, NoRowPastMaxTokens) {
+  SchedulerHarness h(small_config());
+  const SequenceId a = h.submit(10, 1);
+  const StepPlan first = h.plan();
+  EXPECT_FALSE(h.has_plan()) << "the row in flight gives the last output";
+  h.apply(first);
+  EXPECT_EQ(h.outcomes[a].finish, FinishReason::kLength);
+}
+
+TEST(Scheduler, MaxModelLenEndsASequence) {
+  SchedulerConfig config = small_config();
+  config.max_model_len = 100;
+  SchedulerHarness h(config);
+  const SequenceId a = h.submit(98, 50);
+  h.run_to_end();
+  EXPECT_EQ(h.outcomes[a].ids.size(), 2u);
+  EXPECT_EQ(h.outcomes[a].finish, FinishReason::kLength);
+}
+
+TEST(Scheduler, StopIdsCountAfterMinTokens) {
+  SchedulerHarness h(small_config());
+  SchedulerHarness::Request request{.prompt = tokens_from(0, 10)};
+  request.sampling.stop_ids = {5, 7};
+  request.sampling.min_tokens = 2;
+  request.sampling.max_tokens = 10;
+  const SequenceId a = h.submit(request);
+  h.step(7);
+  h.step(5);
+  EXPECT_FALSE(h.outcomes[a].finish);
+  h.step(7);
+  EXPECT_EQ(h.outcomes[a].finish, FinishReason::kStop);
+  EXPECT_EQ(h.outcomes[a].stop_id, 7);
+  EXPECT_EQ(h.outcomes[a].ids, (std::vector<int32_t>{7, 5, 7}));
+}
+
+TEST(Scheduler, ALateRowsIdIsDropped) {
+  SchedulerHarness h(small_config());
+  SchedulerHarness::Request request{.prompt = tokens_from(0, 10)};
+  request.sampling.stop_ids = {7};
+  const SequenceId a = h.submit(request);
+  const StepPlan first = h.plan();
+  const StepPlan late = h.plan();
+  h.apply(first, 7);
+  EXPECT_EQ(h.outcomes[a].finish, FinishReason::kStop);
+  EXPECT_GT(h.scheduler.gauges().used_pages, 0) << "the late row may still write";
+  EXPECT_FALSE(h.scheduler.idle());
+  h.apply(late, 9);
+  EXPECT_EQ(h.outcomes[a].ids, std::vector<int32_t>{7});
+  EXPECT_EQ(h.scheduler.gauges().used_pages, 0);
+  EXPECT_TRUE(h.scheduler.idle());
+}
+
+TEST(Scheduler, CancelWaitingAndRunningAndUnknown) {
+  SchedulerConfig config = small_config();
+  config.max_sequences = 1;
+  SchedulerHarness h(config);
+  const SequenceId a = h.submit(10, 100);
+  const SequenceId b = h.submit(10, 100);
+  const StepPlan first = h.plan();
+  h.scheduler.cancel({b, FinishReason::kCancelled});
+  h.scheduler.cancel({a, FinishReason::kStop});
+  h.scheduler.cancel({a, FinishReason::kCancelled});
+  h.scheduler.cancel({SequenceId(999), FinishReason::kCancelled});
+  h.collect();
+  EXPECT_EQ(h.outcomes[a].finish, FinishReason::kStop);
+  EXPECT_EQ(h.outcomes[b].finish, FinishReason::kCancelled);
+  const SequenceId c = h.submit(10, 1);
+  EXPECT_FALSE(h.has_plan()) << "the only slot is still touched by the plan in flight";
+  EXPECT_EQ(h.scheduler.gauges().used_pages, 1);
+  h.apply(first);
+  EXPECT_EQ(h.scheduler.gauges().used_pages, 0);
+  h.run_to_end();
+  EXPECT_EQ(h.outcomes[c].finish, FinishReason::kLength);
+}
+
+TEST(Scheduler, DeadlinesEndRunningAndWaiting) {
+  SchedulerConfig config = small_config();
+  config.max_sequences = 1;
+  SchedulerHarness h(config);
+  const SequenceId a = h.submit({.prompt = tokens_from(0, 10), .deadline_s = 5});
+  const SequenceId b = h.submit({.prompt = tokens_from(0, 10), .deadline_s = 4});
+  const SequenceId c = h.submit({.prompt = tokens_from(0, 10), .deadline_s = 50});
+  h.step();
+  h.now_s = 4;
+  h.step();
+  h.collect();
+  EXPECT_EQ(h.outcomes[b].finish, FinishReason::kDeadline);
+  EXPECT_FALSE(h.outcomes[a].finish);
+  h.now_s = 5.5;
+  const StepPlan next = h.plan();
+  h.collect();
+  EXPECT_EQ(h.outcomes[a].finish, FinishReason::kDeadline);
+  EXPECT_EQ(next.rows[0].sequence, c);
+  h.now_s = 60;
+  EXPECT_FALSE(h.has_plan());
+  h.collect();
+  EXPECT_EQ(h.outcomes[c].finish, FinishReason::kDeadline);
+}
+
+TEST(Scheduler, ANonFiniteRowEndsOnlyItsSequence) {
+  SchedulerHarness h(small_config());
+  const SequenceId a = h.submit(10, 5);
+  const SequenceId b = h.submit(10, 5);
+  const StepPlan first = h.plan();
+  StepResult result = h.answer(first);
+  result.rows[0].finite = false;
+  h.apply(result);
+  EXPECT_EQ(h.outcomes[a].finish, FinishReason::kError);
+  EXPECT_FALSE(h.outcomes[a].error.empty());
+  EXPECT_TRUE(h.outcomes[a].ids.empty());
+  h.run_to_end();
+  EXPECT_EQ(h.outcomes[b].ids.size(), 5u);
+}
+
+TEST(Scheduler, LogprobsFollowTheIds) {
+  SchedulerHarness h(small_config());
+  h.submit(10, 5);
+  StepResult result = h.answer(h.plan(), 3);
+  result.rows[0].logprobs = {{.id = 3, .logprob = -1.5f, .rank = 2, .top = {}}};
+  h.scheduler.apply(result);
+  const auto updates = h.scheduler.take_updates();
+  ASSERT_EQ(updates.size(), 1u);
+  ASSERT_EQ(updates[0].logprobs.size(), 1u);
+  EXPECT_EQ(updates[0].logprobs[0].logprob, -1.5f);
+}
+
+TEST(Scheduler, PromptLogprobsComeOnceAndTakeNoHit) {
+  SchedulerConfig config = small_config();
+  config.max_step_tokens = 100;
+  SchedulerHarness h(config);
+  h.submit({.prompt = tokens_from(0, 200)});
+  h.run_to_end();
+  SchedulerHarness::Request request{.prompt = tokens_from(0, 200)};
+  request.sampling.prompt_logprobs = 0;
+  request.sampling.max_tokens = 2;
+  const SequenceId a = h.submit(request);
+  h.run_to_end();
+  EXPECT_EQ(h.outcomes[a].prompt_logprob_ids, tokens_from(1, 199));
+  EXPECT_EQ(h.outcomes[a].num_cached_tokens, 0);
+}
+
+TEST(Scheduler, TheQueueIsBounded) {
+  SchedulerConfig config = small_config();
+  config.max_waiting = 1;
+  SchedulerHarness h(config);
+  h.submit(10, 1);
+  Submit submit;
+  submit.sequence = SequenceId(99);
+  submit.prompt = std::make_shared<std::vector<int32_t>>(tokens_from(0, 3));
+  submit.sampling = std::make_shared<SamplingParams>();
+  EXPECT_FALSE(h.scheduler.submit(submit));
+  h.step();
+  EXPECT_TRUE(h.scheduler.submit(submit));
+}
+
+TEST(Scheduler, FitsKnowsThePoolAndTheModel) {
+  SchedulerConfig config = small_config();
+  config.num_pages = 4;
+  config.max_model_len = 300;
+  const Scheduler scheduler(config);
+  EXPECT_TRUE(scheduler.fits(1, 1));
+  EXPECT_TRUE(scheduler.fits(256, 1));
+  EXPECT_TRUE(scheduler.fits(200, 57)) << "the last output is not computed";
+  EXPECT_FALSE(scheduler.fits(200, 58));
+  EXPECT_FALSE(scheduler.fits(0, 5));
+  EXPECT_FALSE(scheduler.fits(5, 0));
+  EXPECT_FALSE(scheduler.fits(10, int64_t{1} << 40));
+  config.num_pages = 100;
+  EXPECT_TRUE(Scheduler(config).fits(200, 100));
+  EXPECT_FALSE(Scheduler(config).fits(200, 101));
+}
+
+TEST(Scheduler, APromptThatFillsThePoolRuns) {
+  SchedulerConfig config = small_config();
+  config.num_pages = 4;
+  SchedulerHarness h(config);
+  const SequenceId a = h.submit(256, 1);
+  h.run_to_end();
+  EXPECT_EQ(h.outcomes[a].finish, FinishReason::kLength);
+}
+
+TEST(Scheduler, ValidateNamesTheField) {
+  const auto field = [](auto change) {
+    SchedulerConfig config = small_config();
+    change(config);
+    const Status status = validate(config);
+    return status.ok() ? std::string() : status.error().field;
+  };
+  EXPECT_EQ(field([](SchedulerConfig&) {}), "");
+  EXPECT_EQ(field([](SchedulerConfig& c) { c.num_pages = 0; }), "num_pages");
+  EXPECT_EQ(field([](SchedulerConfig& c) { c.max_sequences = 0; }), "max_sequences");
+  EXPECT_EQ(field([](SchedulerConfig& c) { c.max_model_len = 1; }), "max_model_len");
+  EXPECT_EQ(field([](SchedulerConfig& c) { c.max_step_tokens = 0; }), "max_step_tokens");
+  EXPECT_EQ(field([](SchedulerConfig& c) { c.attention_alignment = 0; }), "attention_alignment");
+  EXPECT_EQ(field([](SchedulerConfig& c) { c.long_prefill_tokens = -1; }), "long_prefill_tokens");
+  EXPECT_EQ(field([](SchedulerConfig& c) { c.max_waiting = -1; }), "max_waiting");
+  EXPECT_EQ(field([](SchedulerConfig& c) { c.hash_bits = 0; }), "hash_bits");
+  EXPECT_EQ(field([](SchedulerConfig& c) {
+              c.attention_alignment = 1024;
+              c.deterministic = true;
+            }),
+            "max_step_tokens");
+}
+
+TEST(SchedulerDeathTest, WrongResultsAreBugs) {
+  SchedulerHarness h(small_config());
+  h.submit(10, 5);
+  const StepPlan first = h.plan();
+  const StepPlan second = h.plan();
+  StepResult result = h.answer(second);
+  EXPECT_DEATH(h.scheduler.apply(StepResult{StepId(9), {}}), "not in flight");
+  EXPECT_DEATH(h.scheduler.apply(StepResult{first.step, {}}), "rows");
+  result.rows[0].slot = SlotId(3);
+  result.step = first.step;
+  EXPECT_DEATH(h.scheduler.apply(result), "another sequence");
+  h.apply(second);
+  EXPECT_DEATH(h.scheduler.apply(h.answer(second)), "twice");
+  h.apply(first);
+  EXPECT_DEATH(h.scheduler.apply(h.answer(first)), "not in flight");
+}
+
+}  // namespace
+}  // namespace perigee
