@@ -1,0 +1,277 @@
+// Every op of a backend against its definition in `ref`, over generated shapes, on every instruction set present.
+//
+// Bound: ||backend - ref|| / ||ref|| <= kBound with bf16 inputs on both sides; outputs lie in memory poisoned with NaN
+// before, so that an element that is not written cannot pass.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <memory>
+#include <string>
+
+#include "base/rng.h"
+#include "ops/ops.h"
+
+namespace perigee {
+namespace {
+
+constexpr double kBound = 8e-3;  // bf16 has 8 bits: one rounding is 2^-9 = 2e-3
+
+struct Backend {
+  std::string name;
+  std::unique_ptr<Ops> ops;
+};
+
+std::vector<Backend> backends() {
+  std::vector<Backend> out;
+  const CpuOptions options[] = {{.num_threads = 2},
+                                {.num_threads = 2, .allow_amx = false},
+                                {.num_threads = 2, .allow_amx = false, .allow_avx512 = false}};
+  const char* names[] = {"best", "avx512", "avx2"};
+  for (int i = 0; i < 3; ++i)
+    if (auto ops = make_cpu_ops(options[i]); ops.ok()) out.push_back({names[i], std::move(*ops)});
+  return out;
+}
+
+// Values that bf16 holds exactly, so that both backends see the same input.
+float value_at(uint64_t key, int64_t i) {
+  return bf16_to_f32(f32_to_bf16(2 * random_unit(key, static_cast<uint64_t>(i)) - 1));
+}
+
+Tensor activation(Ops& ops, int64_t rows, int64_t cols, uint64_t key, DType dtype) {
+  Tensor t = ops.arena().tensor(dtype, rows, cols);
+  for (int64_t i = 0; i < rows * cols; ++i) {
+    const float v = value_at(key, i);
+    if (dtype == DType::kF32)
+      static_cast<float*>(t.data)[i] = v;
+    else
+      static_cast<uint16_t*>(t.data)[i] = f32_to_bf16(v);
+  }
+  return t;
+}
+
+Tensor activation(Ops& ops, int64_t rows, int64_t cols, uint64_t key) {
+  return activation(ops, rows, cols, key, ops.activation_dtype());
+}
+
+float element(const Tensor& t, int64_t r, int64_t c) {
+  return t.dtype == DType::kF32 ? t.row<float>(r)[c] : bf16_to_f32(t.row<uint16_t>(r)[c]);
+}
+
+void expect_close(const Tensor& got, const Tensor& wanted, const std::string& what, double bound = kBound) {
+  ASSERT_EQ(got.rows, wanted.rows) << what;
+  ASSERT_EQ(got.cols, wanted.cols) << what;
+  double error = 0, norm = 0;
+  for (int64_t r = 0; r < got.rows; ++r)
+    for (int64_t c = 0; c < got.cols; ++c) {
+      const double a = element(got, r, c), b = element(wanted, r, c);
+      ASSERT_TRUE(std::isfinite(a)) << what << " row " << r << " column " << c;
+      error += (a - b) * (a - b);
+      norm += b * b;
+    }
+  EXPECT_LE(std::sqrt(error / std::max(norm, 1e-30)), bound) << what;
+}
+
+// Fills the arena's memory with NaN, then hands it out again.
+void poison(Ops& ops, int64_t bytes) {
+  ops.begin_step();
+  auto words = ops.arena().array<uint32_t>(bytes / 4);
+  std::fill(words.begin(), words.end(), 0x7FC07FC0u);
+  ops.begin_step();
+}
+
+// Checkpoint bytes of one matrix.
+struct Stored {
+  std::vector<uint8_t> data, scale;
+  RawMatrix raw;
+};
+
+Stored store(WeightFormat format, int64_t out, int64_t in, uint64_t key) {
+  Stored s;
+  s.raw = {.format = format, .out = out, .in = in};
+  const float gain = 1.0f / std::sqrt(static_cast<float>(in));
+  const auto fill = [&](auto convert, size_t width) {
+    s.data.resize(static_cast<size_t>(out * in) * width);
+    for (int64_t i = 0; i < out * in; ++i) {
+      const auto bits = convert(value_at(key, i) * gain);
+      std::copy_n(reinterpret_cast<const uint8_t*>(&bits), width, s.data.data() + static_cast<size_t>(i) * width);
+    }
+  };
+  const auto scales = [&](int64_t count, auto convert, size_t width, float base) {
+    s.scale.resize(static_cast<size_t>(count) * width);
+    for (int64_t i = 0; i < count; ++i) {
+      const auto bits = convert(base * (1 + 0.25f * value_at(key + 1, i)));
+      std::copy_n(reinterpret_cast<const uint8_t*>(&bits), width, s.scale.data() + static_cast<size_t>(i) * width);
+    }
+  };
+  if (format == WeightFormat::kF32) fill([](float v) { return v; }, 4);
+  if (format == WeightFormat::kBF16) fill([](float v) { return f32_to_bf16(v); }, 2);
+  if (format == WeightFormat::kF8Block128) {
+    fill([&](float v) { return f32_to_f8e4m3(v / gain * 448); }, 1);
+    scales((out + 127) / 128 * ((in + 127) / 128), [](float v) { return v; }, 4, gain / 448);
+  }
+  if (format == WeightFormat::kInt4Group32) {
+    s.data.resize(static_cast<size_t>(out * in / 2));
+    for (size_t i = 0; i < s.data.size(); ++i) s.data[i] = static_cast<uint8_t>(random_u64(key, i));
+    scales(
+        out * in / 32, [](float v) { return f32_to_bf16(v); }, 2, gain / 4.6f);
+  }
+  s.raw.data = s.data.data();
+  s.raw.scale = s.scale.data();
+  return s;
+}
+
+TEST(Conformance, Linear) {
+  const auto ref = make_ref_ops();
+  for (Backend& backend : backends())
+    for (const WeightFormat format : {WeightFormat::kBF16, WeightFormat::kF32, WeightFormat::kF8Block128})
+      for (const int64_t rows : {1, 3, 16, 37})
+        for (const auto& [out, in] : {std::pair<int64_t, int64_t>{16, 32}, {576, 256}, {100, 72}, {2304, 128}}) {
+          const Stored w = store(format, out, in, fnv1a("linear") + static_cast<uint64_t>(out));
+          poison(*backend.ops, 4 << 20);
+          ref->begin_step();
+          const Tensor got =
+              backend.ops->linear(activation(*backend.ops, rows, in, 5), backend.ops->pack_linear(w.raw), DType::kF32);
+          const Tensor wanted = ref->linear(activation(*ref, rows, in, 5), ref->pack_linear(w.raw), DType::kF32);
+          expect_close(got, wanted, str_cat(backend.name, " linear ", rows, "x", out, "x", in));
+        }
+}
+
+TEST(Conformance, NormActivationRopeEmbed) {
+  const auto ref = make_ref_ops();
+  std::vector<float> weight(192);
+  for (size_t i = 0; i < weight.size(); ++i) weight[i] = 1 + 0.25f * value_at(9, static_cast<int64_t>(i));
+  const Rope rope{.inv_freq = [] {
+    std::vector<float> f(32);
+    for (size_t i = 0; i < f.size(); ++i) f[i] = std::pow(50000.0f, -static_cast<float>(i) / 32);
+    return f;
+  }()};
+  const std::vector<int32_t> positions = {0, 1, 77, 4095, 100000};
+  const Stored table = store(WeightFormat::kBF16, 50, 192, 3);
+  const std::vector<int32_t> tokens = {0, 49, 7, 7, 1};
+  for (Backend& backend : backends()) {
+    Ops& cpu = *backend.ops;
+    poison(cpu, 4 << 20);
+    ref->begin_step();
+    expect_close(cpu.rms_norm(activation(cpu, 5, 192, 1, DType::kF32), weight, 1e-5f),
+                 ref->rms_norm(activation(*ref, 5, 192, 1, DType::kF32), weight, 1e-5f), backend.name + " rms_norm");
+    expect_close(cpu.silu_mul(activation(cpu, 5, 192, 2, DType::kF32)),
+                 ref->silu_mul(activation(*ref, 5, 192, 2, DType::kF32)), backend.name + " silu_mul");
+    const Tensor a = activation(cpu, 5, 2 * 192, 3), b = activation(*ref, 5, 2 * 192, 3);
+    cpu.rope(a, 192, 128, positions, rope);
+    ref->rope(b, 192, 128, positions, rope);
+    expect_close(a, b, backend.name + " rope");
+    expect_close(cpu.embed(cpu.pack_embed(table.raw), tokens), ref->embed(ref->pack_embed(table.raw), tokens),
+                 backend.name + " embed", 0);
+  }
+}
+
+RouterWeight make_router(int64_t experts, int64_t hidden, RouterScore score, int32_t groups) {
+  RouterWeight router{.num_experts = experts, .hidden = hidden, .score = score, .top_k = 4};
+  for (int64_t i = 0; i < experts * hidden; ++i)
+    router.weight.push_back(value_at(21, i) * 2 / std::sqrt(static_cast<float>(hidden)));
+  if (score == RouterScore::kSigmoid)
+    for (int64_t e = 0; e < experts; ++e) router.bias.push_back(0.1f * value_at(22, e));
+  router.num_groups = groups;
+  router.top_groups = std::max(1, groups / 2);
+  router.normalize = score == RouterScore::kSigmoid;
+  router.scale = 2.5f;
+  return router;
+}
+
+TEST(Conformance, Route) {
+  const auto ref = make_ref_ops();
+  for (Backend& backend : backends())
+    for (const auto& [score, groups] :
+         {std::pair{RouterScore::kSigmoid, 1}, {RouterScore::kSigmoid, 8}, {RouterScore::kSoftmax, 1}}) {
+      const RouterWeight router = make_router(32, 256, score, groups);
+      poison(*backend.ops, 1 << 20);
+      ref->begin_step();
+      const Routing got = backend.ops->route(activation(*backend.ops, 40, 256, 6), router);
+      const Routing wanted = ref->route(activation(*ref, 40, 256, 6), router);
+      for (int64_t i = 0; i < 40 * 4; ++i) {
+        ASSERT_EQ(got.ids[i], wanted.ids[i]) << backend.name << " groups " << groups << " at " << i;
+        ASSERT_NEAR(got.weights[i], wanted.weights[i], 1e-5) << backend.name;
+      }
+    }
+}
+
+TEST(Conformance, Experts) {
+  const auto ref = make_ref_ops();
+  constexpr int64_t kExperts = 8, kHidden = 256, kInter = 128;
+  for (Backend& backend : backends())
+    for (const WeightFormat format : {WeightFormat::kBF16, WeightFormat::kInt4Group32, WeightFormat::kF8Block128})
+      for (const int64_t rows : {1, 5, 70}) {
+        std::vector<Stored> stored;
+        for (int64_t e = 0; e < kExperts; ++e) {
+          stored.push_back(store(format, kInter, kHidden, 100 + static_cast<uint64_t>(e)));
+          stored.push_back(store(format, kInter, kHidden, 200 + static_cast<uint64_t>(e)));
+          stored.push_back(store(format, kHidden, kInter, 300 + static_cast<uint64_t>(e)));
+        }
+        std::vector<RawExpert> experts;
+        for (size_t e = 0; e < kExperts; ++e)
+          experts.push_back({stored[3 * e].raw, stored[3 * e + 1].raw, stored[3 * e + 2].raw});
+        const RouterWeight router = make_router(kExperts, kHidden, RouterScore::kSigmoid, 1);
+        const auto run = [&](Ops& ops) {
+          const Tensor x = activation(ops, rows, kHidden, 6);
+          return ops.moe_experts(x, ops.route(x, router), ops.pack_experts(experts));
+        };
+        poison(*backend.ops, 4 << 20);
+        ref->begin_step();
+        expect_close(run(*backend.ops), run(*ref), str_cat(backend.name, " experts, rows ", rows));
+      }
+}
+
+// A paged cache with its unused slots poisoned, written through write_latent.
+struct Cache {
+  std::vector<uint8_t> memory;
+  LatentLayer layer;
+  std::vector<int32_t> pages;
+};
+
+Cache make_cache(Ops& ops, int64_t tokens, bool f32) {
+  Cache cache;
+  const int64_t blocks = (tokens + 63) / 64;
+  const int64_t row_bytes = 576 * (f32 ? 4 : 2);
+  cache.memory.resize(static_cast<size_t>((blocks + 1) * 64 * row_bytes));
+  auto* words = reinterpret_cast<uint32_t*>(cache.memory.data());
+  std::fill_n(words, cache.memory.size() / 4, 0x7FC07FC0u);
+  cache.layer = {.base = cache.memory.data(), .page_bytes = 64 * row_bytes, .row_bytes = row_bytes, .f32 = f32};
+  for (int64_t b = 0; b < blocks; ++b) cache.pages.push_back(static_cast<int32_t>(blocks - b));  // out of order
+  const SequenceRows rows{.num_tokens = static_cast<int32_t>(tokens), .pages = cache.pages.data()};
+  const Batch batch{.sequences = {&rows, 1}};
+  ops.write_latent(activation(ops, tokens, 512, 31), activation(ops, tokens, 64, 32, DType::kF32), batch, cache.layer);
+  return cache;
+}
+
+TEST(Conformance, MlaAttend) {
+  const auto ref = make_ref_ops();
+  for (Backend& backend : backends())
+    for (const int64_t heads : {1, 8, 20})
+      for (const auto& [context, fresh] : {std::pair<int64_t, int64_t>{1, 1}, {65, 1}, {1100, 1}, {130, 67}, {1030, 9}})
+        for (const MlaForm form : {MlaForm::kAbsorbed, MlaForm::kExpanded}) {
+          const MlaShape shape{
+              .heads = heads, .nope = 128, .rope = 64, .value = 128, .latent = 512, .softmax_scale = 0.1447f};
+          const Stored up = store(WeightFormat::kBF16, heads * 256, 512, 41);
+          const auto run = [&](Ops& ops) {
+            Cache cache = make_cache(ops, context, ops.activation_dtype() == DType::kF32);
+            const SequenceRows rows{.num_tokens = static_cast<int32_t>(fresh),
+                                    .position = static_cast<int32_t>(context - fresh),
+                                    .pages = cache.pages.data(),
+                                    .form = form};
+            const Batch batch{.sequences = {&rows, 1}};
+            const Tensor q = activation(ops, fresh, heads * 192, 42);
+            return ops.mla_attend(q, ops.pack_mla_up(up.raw, shape), shape, batch, cache.layer);
+          };
+          poison(*backend.ops, 16 << 20);
+          ref->begin_step();
+          expect_close(run(*backend.ops), run(*ref),
+                       str_cat(backend.name, " mla heads ", heads, " context ", context, " new ", fresh, " form ",
+                               static_cast<int>(form)),
+                       2e-2);
+        }
+}
+
+}  // namespace
+}  // namespace perigee
