@@ -1,0 +1,48 @@
+#include "text/template_value.h"
+
+namespace perigee {
+namespace {
+
+using Kind = TemplateSequence::Kind;
+
+template <typename... Cases>
+struct Overloaded : Cases... {
+  using Cases::operator()...;
+};
+
+}  // namespace
+
+bool TemplateValue::is_indexable() const {
+  return is_sequence() && sequence().kind != Kind::kIterator && sequence().kind != Kind::kView;
+}
+
+const char* TemplateValue::type_name() const {
+  static constexpr const char* kNames[] = {"Undefined", "NoneType", "bool",        "int",       "float", "str",
+                                           "list",      "dict",     "LoopContext", "Namespace", "Macro", "function"};
+  static constexpr const char* kSequences[] = {"list", "tuple", "range", "generator", "view"};
+  return is_sequence() ? kSequences[static_cast<int>(sequence().kind)] : kNames[value_.index()];
+}
+
+bool TemplateValue::truthy() const {
+  return std::visit(Overloaded{
+                        [](Undefined) { return false; },
+                        [](None) { return false; },
+                        [](bool value) { return value; },
+                        [](int64_t value) { return value != 0; },
+                        [](double value) { return value != 0; },
+                        [](const String& value) { return !value->empty(); },
+                        [](const Sequence& value) { return value->kind == Kind::kIterator || !value->items.empty(); },
+                        [](const Dict& value) { return !value->entries.empty(); },
+                        [](const auto&) { return true; },
+                    },
+                    value_);
+}
+
+int TemplateValue::nesting() const {
+  if (is_sequence()) return sequence().nesting;
+  if (is_dict()) return dict().nesting;
+  if (is<Loop>()) return as<Loop>()->sequence->nesting + 1;
+  return 0;
+}
+
+}  // namespace perigee
