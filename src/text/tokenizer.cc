@@ -43,20 +43,6 @@ Result<SpecialToken> parse_added_token(const std::string& key, const Json& value
   return out;
 }
 
-Result<std::vector<SpecialToken>> parse_tokenizer_config(std::string_view text) {
-  ASSIGN_OR_RETURN(const Json config, parse_json(text, {.max_bytes = kMaxConfigBytes, .max_depth = 16}));
-  std::vector<SpecialToken> out;
-  if (!config.is_object()) return bad_input("is no JSON object");
-  const Json* added = config.find("added_tokens_decoder");
-  if (added == nullptr) return out;
-  if (!added->is_object()) return bad_input("\"added_tokens_decoder\" is no object");
-  for (const auto& [key, value] : added->as_object()) {
-    ASSIGN_OR_RETURN(SpecialToken token, parse_added_token(key, value));
-    out.push_back(std::move(token));
-  }
-  return out;
-}
-
 Error in_file(const std::string& path, const Error& error) {
   return Error(error.code, path + ": " + error.message);
 }
@@ -85,6 +71,20 @@ Result<std::vector<SpecialToken>> complete_specials(std::vector<SpecialToken> na
 }
 
 }  // namespace
+
+Result<std::vector<SpecialToken>> parse_tokenizer_config(std::string_view text) {
+  ASSIGN_OR_RETURN(const Json config, parse_json(text, {.max_bytes = kMaxConfigBytes, .max_depth = 16}));
+  std::vector<SpecialToken> out;
+  if (!config.is_object()) return bad_input("is no JSON object");
+  const Json* added = config.find("added_tokens_decoder");
+  if (added == nullptr) return out;
+  if (!added->is_object()) return bad_input("\"added_tokens_decoder\" is no object");
+  for (const auto& [key, value] : added->as_object()) {
+    ASSIGN_OR_RETURN(SpecialToken token, parse_added_token(key, value));
+    out.push_back(std::move(token));
+  }
+  return out;
+}
 
 Result<std::shared_ptr<const Tokenizer>> Tokenizer::load(const std::string& dir) {
   const std::string vocabulary_path = dir + "/tiktoken.model";

@@ -23,6 +23,10 @@ struct SpecialToken {
   bool special;  // what skip_special_tokens removes; tool and think markers say no
 };
 
+// The added_tokens_decoder of a tokenizer_config.json (none: empty). Ids and texts are not checked against a
+// vocabulary.
+Result<std::vector<SpecialToken>> parse_tokenizer_config(std::string_view json);
+
 enum class SpecialsIn { kRecognised, kPlainText };
 
 // Stands inside every special-token string of untrusted text (U+FDD0, a noncharacter that no text may interchange).

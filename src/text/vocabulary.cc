@@ -198,9 +198,10 @@ void Vocabulary::merge_short(std::string_view piece, std::vector<int32_t>& out) 
   }
   rank[parts - 1] = kNoRank;
   while (true) {
-    const auto lowest = std::min_element(rank.begin(), rank.begin() + parts);
-    if (*lowest == kNoRank) break;
-    const size_t i = static_cast<size_t>(lowest - rank.begin());
+    int32_t lowest = kNoRank;  // the minimum first, then its place: the compiler vectorises both, not std::min_element
+    for (size_t i = 0; i < parts; ++i) lowest = std::min(lowest, rank[i]);
+    if (lowest == kNoRank) break;
+    const size_t i = static_cast<size_t>(std::find(rank.begin(), rank.begin() + parts, lowest) - rank.begin());
     std::memmove(&begin[i + 1], &begin[i + 2], (parts - i - 1) * sizeof(begin[0]));
     std::memmove(&rank[i], &rank[i + 1], (parts - i - 1) * sizeof(rank[0]));
     --parts;
