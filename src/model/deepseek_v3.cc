@@ -111,6 +111,7 @@ class DeepseekV3 final : public Model {
     const float eps = static_cast<float>(config_.rms_norm_eps);
     const Tensor x = ops.embed(embed_, batch.tokens);  // [n, H], the residual stream
     for (int64_t i = 0; i < config_.num_layers; ++i) {
+      const ArenaScope temporaries(ops.arena());
       const Layer& l = layers_[i];
       const LatentLayer cache = pool.latent_layer(i);
       Tensor h = ops.rms_norm(x, l.attention_norm, eps);

@@ -47,11 +47,13 @@ void Arena::reset() {
 
 void* Arena::allocate(size_t bytes) {
   const size_t need = round_up(std::max<size_t>(bytes, 1), kAlignment);
-  if (chunks_.empty() || used_ + need > chunks_[chunk_].size()) {
+  while (chunk_ < chunks_.size() && used_ + need > chunks_[chunk_].size()) {
+    ++chunk_;
+    used_ = 0;
+  }
+  if (chunk_ == chunks_.size()) {
     chunks_.emplace_back(std::max(need, kMinChunkBytes));
     ++num_growths_;
-    chunk_ = chunks_.size() - 1;
-    used_ = 0;
   }
   void* p = chunks_[chunk_].data() + used_;
   used_ += need;

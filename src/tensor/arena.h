@@ -39,6 +39,15 @@ class Arena {
     return {static_cast<T*>(allocate(static_cast<size_t>(count) * sizeof(T))), static_cast<size_t>(count)};
   }
   void* allocate(size_t bytes);
+  // Everything handed out after mark() becomes invalid at release(): a layer's temporaries, between layers.
+  struct Mark {
+    size_t chunk = 0, used = 0;
+  };
+  Mark mark() const { return {chunk_, used_}; }
+  void release(Mark mark) {
+    chunk_ = mark.chunk;
+    used_ = mark.used;
+  }
   int64_t num_growths() const { return num_growths_; }  // system allocations so far: constant after warm-up
 
  private:
@@ -46,6 +55,19 @@ class Arena {
   size_t chunk_ = 0;
   size_t used_ = 0;
   int64_t num_growths_ = 0;
+};
+
+// Gives back what was taken from the arena during its life.
+class ArenaScope {
+ public:
+  explicit ArenaScope(Arena& arena) : arena_(arena), mark_(arena.mark()) {}
+  ~ArenaScope() { arena_.release(mark_); }
+  ArenaScope(const ArenaScope&) = delete;
+  ArenaScope& operator=(const ArenaScope&) = delete;
+
+ private:
+  Arena& arena_;
+  const Arena::Mark mark_;
 };
 
 }  // namespace perigee

@@ -1,0 +1,67 @@
+#include "tensor/tensor.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "tensor/arena.h"
+
+namespace perigee {
+namespace {
+
+TEST(Formats, Bf16RoundsToNearestEven) {
+  EXPECT_EQ(f32_to_bf16(1.0f), 0x3F80);
+  EXPECT_EQ(f32_to_bf16(1.00390625f), 0x3F80);  // half way: even
+  EXPECT_EQ(f32_to_bf16(1.01171875f), 0x3F82);  // half way: even
+  EXPECT_TRUE(std::isnan(bf16_to_f32(f32_to_bf16(NAN))));
+  EXPECT_EQ(bf16_to_f32(f32_to_bf16(-INFINITY)), -INFINITY);
+}
+
+TEST(Formats, EveryFp8ValueRoundTrips) {
+  for (int bits = 0; bits < 256; ++bits) {
+    const float value = f8e4m3_to_f32(static_cast<uint8_t>(bits));
+    if (std::isnan(value)) continue;
+    EXPECT_EQ(f32_to_f8e4m3(value), bits) << value;
+  }
+}
+
+TEST(Formats, Fp8RoundsToNearestAndSaturates) {
+  for (int bits = 0; bits < 0x7E; ++bits) {
+    const float low = f8e4m3_to_f32(static_cast<uint8_t>(bits)), high = f8e4m3_to_f32(static_cast<uint8_t>(bits + 1));
+    const float middle = (low + high) / 2;
+    EXPECT_EQ(f32_to_f8e4m3(std::nextafter(middle, 0.0f)), bits);
+    EXPECT_EQ(f32_to_f8e4m3(std::nextafter(middle, 1e9f)), bits + 1);
+    EXPECT_EQ(f32_to_f8e4m3(middle) % 2, 0) << "a tie goes to the even one";
+  }
+  EXPECT_EQ(f8e4m3_to_f32(f32_to_f8e4m3(1e9f)), 448.0f);
+  EXPECT_EQ(f8e4m3_to_f32(f32_to_f8e4m3(-1e9f)), -448.0f);
+}
+
+TEST(Formats, F16) {
+  EXPECT_EQ(f16_to_f32(0x3C00), 1.0f);
+  EXPECT_EQ(f16_to_f32(0x0001), std::ldexp(1.0f, -24));
+  EXPECT_EQ(f16_to_f32(0xFBFF), -65504.0f);
+}
+
+TEST(Arena, GrowsOnlyWhileWarmingUp) {
+  Arena arena;
+  const auto step = [&] {
+    arena.reset();
+    for (int layer = 0; layer < 8; ++layer) {
+      const ArenaScope temporaries(arena);
+      arena.tensor(DType::kF32, 1000, 1000);
+      arena.tensor(DType::kBF16, 3000, 1000);
+    }
+    return arena.tensor(DType::kF32, 2000, 1000).data;
+  };
+  step();
+  step();
+  const int64_t growths = arena.num_growths();
+  void* first = step();
+  EXPECT_EQ(step(), first);
+  EXPECT_EQ(arena.num_growths(), growths);
+}
+
+}  // namespace
+}  // namespace perigee
