@@ -61,9 +61,6 @@ Result<std::unique_ptr<Server>> Server::start(const ServerConfig& config, std::s
                                     app->handle(std::move(exchange), std::move(request));
                                   }));
   http->every(config.stats_period_s, [app, period_s = config.stats_period_s] { app->log_stats(period_s); });
-  log_info("listening on http://", config.host, ":", http->port());
-  if (config.api_keys.empty() && config.host != "127.0.0.1" && config.host != "::1" && config.host != "localhost")
-    log_warning("listening on ", config.host, " without an API key: anyone who reaches the port can use it");
   return std::unique_ptr<Server>(new Server(config, app, std::move(http)));
 }
 

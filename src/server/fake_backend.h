@@ -1,0 +1,159 @@
+// Test only: a backend that answers from a script, on a thread of its own, one token per choice and tick.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "server/backend.h"
+
+namespace perigee {
+
+struct FakeOptions {
+  // The ids that a prompt is answered with; after them, stop id `eos` if it is among the request's.
+  std::function<std::vector<int32_t>(const std::vector<int32_t>& prompt)> reply;
+  int32_t eos = 258;  // <|im_end|> of test_tokenizer()
+  int32_t vocab = 512;
+  int64_t max_model_len = 256;
+  double tick_s = 0;  // between tokens
+  int32_t tokens_per_chunk = 1;
+  int32_t fail_after = -1;  // every choice ends with kError after that many tokens
+  bool queue_full = false;
+};
+
+class FakeBackend : public Backend {
+ public:
+  explicit FakeBackend(FakeOptions options) : options_(std::move(options)), thread_([this] { run(); }) {}
+  ~FakeBackend() override {
+    {
+      const std::lock_guard lock(mutex_);
+      stop_ = true;
+    }
+    wake_.notify_all();
+    thread_.join();
+  }
+
+  Result<RequestId> submit(EngineRequest request, OutputSink sink) override {
+    if (options_.queue_full) return Error(Code::kExhausted, "the queue is full");
+    const std::lock_guard lock(mutex_);
+    const RequestId id(next_id_++);
+    for (int32_t i = 0; i < request.n; ++i) choices_.push_back({id, i, request, sink, options_.reply(*request.prompt)});
+    submitted.push_back(std::move(request));
+    wake_.notify_all();
+    return id;
+  }
+
+  void cancel(RequestId id, int32_t choice, FinishReason reason) override {
+    const std::lock_guard lock(mutex_);
+    ++cancels[reason];
+    for (Choice& each : choices_)
+      if (each.id == id && (choice < 0 || each.index == choice)) each.cancelled = reason;
+    wake_.notify_all();
+  }
+
+  EngineStats stats() const override {
+    const std::lock_guard lock(mutex_);
+    EngineStats stats;
+    stats.scheduler.running = static_cast<int32_t>(choices_.size());
+    stats.scheduler.generated_tokens = generated_;
+    return stats;
+  }
+  BackendInfo info() const override {
+    return {
+        .vocab = options_.vocab, .max_model_len = options_.max_model_len, .num_pages = 77, .eos_ids = {options_.eos}};
+  }
+
+  size_t running() const {
+    const std::lock_guard lock(mutex_);
+    return choices_.size();
+  }
+  int num_cancels(FinishReason reason) const {
+    const std::lock_guard lock(mutex_);
+    const auto it = cancels.find(reason);
+    return it == cancels.end() ? 0 : it->second;
+  }
+
+  std::vector<EngineRequest> submitted;
+
+ private:
+  struct Choice {
+    RequestId id;
+    int32_t index;
+    EngineRequest request;
+    OutputSink sink;
+    std::vector<int32_t> reply;
+    size_t done = 0;
+    std::optional<FinishReason> cancelled = std::nullopt;
+  };
+
+  // A made-up score: token id has -id/100, the two best are ids 1 and 2.
+  static TokenLogprobs score(int32_t id, int32_t num_top) {
+    TokenLogprobs out{.id = id, .logprob = -static_cast<float>(id) / 100.0f, .rank = id, .top = {}};
+    for (int32_t i = 1; i <= num_top; ++i) out.top.emplace_back(i, -static_cast<float>(i) / 100.0f);
+    return out;
+  }
+
+  OutputChunk next_chunk(Choice& choice) {
+    const SamplingParams& sampling = choice.request.sampling;
+    OutputChunk chunk;
+    chunk.choice = choice.index;
+    chunk.num_cached_tokens = 0;
+    if (choice.done == 0 && sampling.prompt_logprobs >= 0)
+      for (size_t i = 1; i < choice.request.prompt->size(); ++i)
+        chunk.prompt_logprobs.push_back(score((*choice.request.prompt)[i], sampling.prompt_logprobs));
+    if (choice.cancelled) chunk.finish = choice.cancelled;
+    for (int32_t i = 0; i < options_.tokens_per_chunk && !chunk.finish; ++i) {
+      const bool over = choice.done >= choice.reply.size();
+      const int32_t id = over ? options_.eos : choice.reply[choice.done];
+      ++choice.done;
+      ++generated_;
+      chunk.ids.push_back(id);
+      if (sampling.logprobs >= 0) chunk.logprobs.push_back(score(id, sampling.logprobs));
+      if (std::find(sampling.stop_ids.begin(), sampling.stop_ids.end(), id) != sampling.stop_ids.end()) {
+        chunk.finish = FinishReason::kStop;
+        chunk.stop_id = id;
+      } else if (static_cast<int32_t>(choice.done) == options_.fail_after) {
+        chunk.finish = FinishReason::kError;
+        chunk.error = "planted failure";
+      } else if (static_cast<int32_t>(choice.done) >= sampling.max_tokens) {
+        chunk.finish = FinishReason::kLength;
+      }
+    }
+    return chunk;
+  }
+
+  void run() {
+    std::unique_lock lock(mutex_);
+    while (true) {
+      wake_.wait(lock, [&] { return stop_ || !choices_.empty(); });
+      if (stop_) return;
+      std::vector<std::pair<OutputSink, OutputChunk>> out;
+      for (Choice& choice : choices_) out.emplace_back(choice.sink, next_chunk(choice));
+      size_t i = 0;
+      std::erase_if(choices_, [&](const Choice&) { return out[i++].second.finish.has_value(); });
+      lock.unlock();
+      for (auto& [sink, chunk] : out) sink(std::move(chunk));
+      out.clear();
+      if (options_.tick_s > 0) std::this_thread::sleep_for(std::chrono::duration<double>(options_.tick_s));
+      lock.lock();
+    }
+  }
+
+  const FakeOptions options_;
+  mutable std::mutex mutex_;
+  std::condition_variable wake_;
+  std::vector<Choice> choices_;
+  std::map<FinishReason, int> cancels;
+  int64_t next_id_ = 0;
+  int64_t generated_ = 0;
+  bool stop_ = false;
+  std::thread thread_;
+};
+
+}  // namespace perigee
