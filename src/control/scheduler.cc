@@ -190,7 +190,7 @@ void Scheduler::Impl::check_sequence(const Sequence& sequence) const {
   CHECK(sequence.num_confirmed <= sequence.num_scheduled, "sequence ", sequence.id(), " is ahead of itself");
   CHECK(sequence.num_scheduled <= static_cast<int32_t>(sequence.pages.size()) * kBlockTokens, "sequence ",
         sequence.id(), " writes outside its pages");
-  CHECK(sequence.num_outputs() + sequence.samples_in_flight <= sequence.max_outputs, "sequence ", sequence.id(),
+  CHECK(sequence.num_outputs() + sequence.ids_in_flight <= sequence.max_outputs, "sequence ", sequence.id(),
         " samples too much");
   CHECK((sequence.plans == 0) == (sequence.num_confirmed == sequence.num_scheduled), "sequence ", sequence.id(),
         " has lost a plan");
@@ -243,7 +243,9 @@ std::optional<StepPlan> Scheduler::next_plan(double now_s) {
   return impl_->next_plan(now_s);
 }
 std::vector<SequenceUpdate> Scheduler::take_updates() {
-  return std::exchange(impl_->updates_, {});
+  std::vector<SequenceUpdate> taken = std::exchange(impl_->updates_, {});
+  impl_->updates_.reserve(taken.size());  // the next step's are about as many
+  return taken;
 }
 SchedulerGauges Scheduler::gauges() const {
   return impl_->gauges();

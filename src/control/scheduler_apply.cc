@@ -88,12 +88,13 @@ void Scheduler::Impl::accept_prompt_logprobs(Sequence& sequence, const PlanRow& 
 }
 
 // Moves the confirmed position. A prefill chunk confirms its tokens; a decode row the token that it was given and each
-// id that it accepted but the last, whose cache entry the next row writes.
+// id that it accepted but the last, whose cache entry the next row writes. A decode row was planned at the position
+// that the sequence reaches when everything in flight is accepted, so it may lie ahead of what is confirmed by then.
 void Scheduler::Impl::advance(Sequence& sequence, const PlanRow& row, const RowResult& result) {
-  CHECK(row.position == sequence.num_confirmed, "sequence ", sequence.id(), ": row at ", row.position, ", confirmed ",
-        sequence.num_confirmed);
+  CHECK(row.is_decode() ? row.position >= sequence.num_confirmed : row.position == sequence.num_confirmed, "sequence ",
+        sequence.id(), ": row at ", row.position, ", confirmed ", sequence.num_confirmed);
   CHECK(row.sample == !result.ids.empty(), "sequence ", sequence.id(), ": ids come from rows that sample");
-  sequence.samples_in_flight -= row.sample ? 1 : 0;
+  sequence.ids_in_flight -= max_ids(row);
   const int32_t num_kept = row.is_decode() ? static_cast<int32_t>(result.ids.size()) : row.num_tokens;
   CHECK(num_kept <= row.num_tokens, "sequence ", sequence.id(), " accepted ", num_kept, " of ", row.num_tokens);
   sequence.num_scheduled -= row.num_tokens - num_kept;

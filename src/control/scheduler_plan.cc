@@ -98,7 +98,7 @@ void Scheduler::Impl::preempt(Sequence& sequence) {
   }
   const int32_t stale = planted(Fault::kStaleLength) ? sequence.num_confirmed : 0;
   sequence.num_scheduled = sequence.num_confirmed = stale;
-  sequence.samples_in_flight = 0;
+  sequence.ids_in_flight = 0;
   sequence.num_chained = 0;
   sequence.chain_broken = false;
   ++totals_.preemptions;
@@ -231,7 +231,7 @@ void Scheduler::Impl::add_row(Sequence& sequence, const PlanRow& row, Draft& dra
   added.sequence = sequence.id();
   added.position = sequence.num_scheduled;
   sequence.num_scheduled += row.num_tokens;
-  sequence.samples_in_flight += row.sample ? 1 : 0;
+  sequence.ids_in_flight += max_ids(row);
   sequence.plans |= plan_bit(draft.plan.step);
   draft.budget_tokens -= row.num_tokens;
 }

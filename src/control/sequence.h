@@ -19,6 +19,12 @@
 
 namespace perigee {
 
+// Ids that the row's result has at most: a decode row may keep every token that it is given, and adds one.
+inline int32_t max_ids(const PlanRow& row) {
+  if (!row.sample) return 0;
+  return row.is_decode() ? row.num_tokens : 1;
+}
+
 constexpr int32_t num_blocks(int32_t num_tokens) {
   return (num_tokens + kBlockTokens - 1) / kBlockTokens;
 }
@@ -35,8 +41,8 @@ struct Sequence {
 
   int32_t num_scheduled = 0;
   int32_t num_confirmed = 0;
-  int32_t samples_in_flight = 0;  // ids that rows in flight will add
-  uint32_t plans = 0;             // bits of the plans in flight that have a row of it
+  int32_t ids_in_flight = 0;  // that rows in flight may add at most
+  uint32_t plans = 0;         // bits of the plans in flight that have a row of it
 
   // The chain of its confirmed blocks in the prefix index; broken when a parent was evicted.
   PrefixNode chain;
@@ -58,7 +64,7 @@ struct Sequence {
   bool in_prefill() const { return num_scheduled < num_input(); }
 
   // A further sampled id would still be wanted if nothing in flight ends the sequence early.
-  bool wants_sample() const { return num_outputs() + samples_in_flight < max_outputs; }
+  bool wants_sample() const { return num_outputs() + ids_in_flight < max_outputs; }
 
   bool wants_prompt_logprobs() const {
     return sampling().prompt_logprobs >= 0 && prompt_logprobs_known < num_prompt() - 1;
