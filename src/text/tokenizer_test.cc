@@ -3,7 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstring>
 #include <filesystem>
+#include <unordered_map>
 
 #include "base/rng.h"
 #include "text/detokenizer.h"
@@ -238,6 +240,35 @@ TEST(Vocabulary, FindsTokensOfEveryLength) {
   EXPECT_EQ(vocabulary->find(""), -1);
   EXPECT_EQ(vocabulary->find("yx"), -1);
   EXPECT_EQ(vocabulary->find(std::string(41, 'x')), -1);
+}
+
+// Two strings of 20 bytes that the table's hash cannot tell apart (found by a birthday search over the first word, then
+// the tail makes up the difference): only comparing the bytes can.
+TEST(Vocabulary, HashCollisionsAreNotMatches) {
+  const std::string middle = "bbbbbbbb";
+  uint64_t middle_word;
+  std::memcpy(&middle_word, middle.data(), 8);
+  std::unordered_map<uint32_t, std::pair<uint64_t, uint64_t>> seen;  // low half of the hash -> first word, hash
+  for (uint64_t first = 0x6161616161616161ull;; ++first) {
+    const uint64_t hash = mix64(mix64(20 ^ first) ^ middle_word);
+    const auto [other, is_new] = seen.try_emplace(static_cast<uint32_t>(hash), first, hash);
+    if (is_new) continue;
+    const auto text = [&](uint64_t word, uint32_t tail) {
+      std::string out(8, '\0');
+      std::memcpy(out.data(), &word, 8);
+      out += middle + "....";
+      std::memcpy(out.data() + 16, &tail, 4);
+      return out;
+    };
+    const std::string token = text(first, 0x63636363);
+    const std::string twin =
+        text(other->second.first, 0x63636363 ^ static_cast<uint32_t>((hash ^ other->second.second) >> 32));
+    const auto vocabulary = Vocabulary::parse(tiktoken_file({token}));
+    ASSERT_TRUE(vocabulary.ok());
+    EXPECT_EQ(vocabulary->find(token), 256);
+    EXPECT_EQ(vocabulary->find(twin), -1);
+    return;
+  }
 }
 
 TEST(Tokenizer, Specials) {
