@@ -1,0 +1,385 @@
+// Absorbed MLA attention: q~ = W_UK^T q_nope meets cached rows; u = sum p c; out = W_UV u.
+#include <algorithm>
+#include <limits>
+#include <span>
+
+#include "ops/cpu/mla_call.h"
+
+namespace perigee::cpu {
+namespace {
+
+constexpr int64_t kPieceKeys = 1024;  // absolute multiples (DESIGN D10)
+constexpr int64_t kTileRows = 64;     // query rows (token, head) that share one reading of the keys
+constexpr int64_t kTokenTile = 32;    // tokens of one task of the per-head projections
+constexpr int64_t kValueKeys = 256;   // keys and columns of the piece of values that stays in the first cache
+constexpr int64_t kValuePanels = 4;
+constexpr int64_t kPartialBytes = 64 << 20;  // of partial results kept at a time
+constexpr float kEmpty = -std::numeric_limits<float>::infinity();
+
+// Query rows [first_row, first_row + num_rows) of a sequence; row r is token r / heads, head r % heads.
+struct Tile {
+  const SequenceRows* sequence = nullptr;
+  int64_t first_token = 0;  // of the sequence, among all absorbed tokens
+  int64_t first_row = 0;
+  int64_t num_rows = 0;
+  int64_t num_keys = 0;  // that its last row sees
+  int64_t num_pieces() const { return (num_keys + kPieceKeys - 1) / kPieceKeys; }
+  int64_t panels() const { return (num_rows + kPanel - 1) / kPanel; }
+};
+
+struct Piece {
+  const Tile* tile = nullptr;
+  int64_t index = 0;
+  Partial* parts = nullptr;  // [kTileRows]
+  float* output = nullptr;   // [panels * 16, latent_depth]
+};
+
+// One thread's working memory.
+struct Work {
+  uint16_t* rows;     // [kTokenTile, nope_depth]
+  float* projected;   // [kTokenTile, max(latent_depth, value_columns)]
+  uint32_t* queries;  // panels of a tile's rows, depth row_depth
+  float* scores;      // [kPieceKeys, kTileRows]
+  uint32_t* weights;  // one panel [kPieceKeys / 2, 16]
+  uint32_t* turned;   // [kTileRows, kPieceKeys / 2] words: the weights, row-major bf16
+  uint32_t* values;   // kValuePanels panels of kValueKeys keys
+  uint16_t* block;    // see block_rows()
+  float* output;      // [kTileRows, latent_depth] of one piece
+  float* total;       // [kTileRows, latent_depth] of a tile
+  Partial* parts;     // [kTileRows]
+};
+
+class Absorbed {
+ public:
+  explicit Absorbed(const MlaCall& call) : call_(call), d_(call.dims), k_(call.kernels) {}
+  void run();
+
+ private:
+  void list_tokens();
+  void list_tiles();
+  Work make_work();
+  void absorb_task(int64_t task, Work& w);
+  void project_task(int64_t task, Work& w);
+  void attend_whole_tiles();
+  void attend_by_pieces();
+  void attend_pieces(std::span<const Piece> pieces);
+  int64_t partial_floats(const Tile& tile) const {
+    return tile.num_pieces() * tile.panels() * kPanel * d_.latent_depth;
+  }
+  void load_queries(const Tile& tile, Work& w);
+  void piece(const Tile& tile, int64_t index, Work& w, Partial* parts, float* output);
+  void piece_weights(const Tile& tile, int64_t begin, int64_t keys, Work& w, Partial* parts);
+  void piece_values(const Tile& tile, int64_t begin, int64_t keys, Work& w, float* output);
+  void store(const Tile& tile, int64_t row, const Partial& part, const float* total);
+  int64_t num_token_tiles() const { return (num_tokens_ + kTokenTile - 1) / kTokenTile; }
+
+  const MlaCall& call_;
+  const MlaDims& d_;
+  const MlaKernels& k_;
+  int64_t num_tokens_ = 0;
+  std::span<int32_t> token_rows_;  // batch row of each absorbed token
+  std::span<Tile> tiles_;
+  std::span<Piece> pieces_;
+  std::span<Work> work_;
+  uint16_t* queries_ = nullptr;   // [tokens, heads, row_depth]: [q~ | q_rope]
+  uint16_t* attended_ = nullptr;  // [tokens rounded up to kTokenTile, heads, latent_depth]: u
+};
+
+void Absorbed::run() {
+  list_tokens();
+  if (num_tokens_ == 0) return;
+  list_tiles();
+  Arena& arena = call_.cpu.scratch;
+  queries_ = arena.array<uint16_t>(num_tokens_ * d_.heads * d_.row_depth).data();
+  attended_ = arena.array<uint16_t>(num_token_tiles() * kTokenTile * d_.heads * d_.latent_depth).data();
+  work_ = arena.array<Work>(call_.cpu.pool.size());
+  for (Work& w : work_) w = make_work();
+  ThreadPool& pool = call_.cpu.pool;
+  const int64_t num_projections = d_.heads * num_token_tiles();
+  pool.run(num_projections,
+           [this](int64_t task, int thread) { absorb_task(task, work_[static_cast<size_t>(thread)]); });
+  // Enough tiles: each thread runs its own to the end. Else pieces in parallel and merged after; the same sums.
+  if (static_cast<int64_t>(tiles_.size()) >= 4 * pool.size() || pool.size() == 1) {
+    attend_whole_tiles();
+  } else {
+    attend_by_pieces();
+  }
+  pool.run(num_projections,
+           [this](int64_t task, int thread) { project_task(task, work_[static_cast<size_t>(thread)]); });
+}
+
+void Absorbed::list_tokens() {
+  for (const SequenceRows& s : call_.batch.sequences) {
+    if (s.form == MlaForm::kAbsorbed) num_tokens_ += s.num_tokens;
+  }
+  token_rows_ = call_.cpu.scratch.array<int32_t>(num_tokens_);
+  size_t i = 0;
+  for (const SequenceRows& s : call_.batch.sequences) {
+    if (s.form != MlaForm::kAbsorbed) continue;
+    for (int32_t t = 0; t < s.num_tokens; ++t) token_rows_[i++] = s.first_row + t;
+  }
+}
+
+void Absorbed::list_tiles() {
+  const int64_t most = num_tokens_ * d_.heads / kTileRows + static_cast<int64_t>(call_.batch.sequences.size());
+  tiles_ = call_.cpu.scratch.array<Tile>(most);
+  size_t count = 0;
+  int64_t first_token = 0;
+  for (const SequenceRows& s : call_.batch.sequences) {
+    if (s.form != MlaForm::kAbsorbed) continue;
+    const int64_t rows = s.num_tokens * d_.heads;
+    for (int64_t row = 0; row < rows; row += kTileRows) {
+      const int64_t num_rows = std::min(kTileRows, rows - row);
+      const int64_t last_token = (row + num_rows - 1) / d_.heads;
+      tiles_[count++] = {.sequence = &s,
+                         .first_token = first_token,
+                         .first_row = row,
+                         .num_rows = num_rows,
+                         .num_keys = s.position + last_token + 1};
+    }
+    first_token += s.num_tokens;
+  }
+  tiles_ = tiles_.first(count);
+}
+
+Work Absorbed::make_work() {
+  Arena& arena = call_.cpu.scratch;
+  return {.rows = arena.array<uint16_t>(kTokenTile * d_.nope_depth).data(),
+          .projected = arena.array<float>(kTokenTile * std::max(d_.latent_depth, d_.value_columns)).data(),
+          .queries = arena.array<uint32_t>(kTileRows * d_.row_depth / 2).data(),
+          .scores = arena.array<float>(kPieceKeys * kTileRows).data(),
+          .weights = arena.array<uint32_t>(kPieceKeys / 2 * kPanel).data(),
+          .turned = arena.array<uint32_t>(kTileRows * kPieceKeys / 2).data(),
+          .values = arena.array<uint32_t>(kValuePanels * kValueKeys / 2 * kPanel).data(),
+          .block = arena.array<uint16_t>(block_scratch_elements(d_)).data(),
+          .output = arena.array<float>(kTileRows * d_.latent_depth).data(),
+          .total = arena.array<float>(kTileRows * d_.latent_depth).data(),
+          .parts = arena.array<Partial>(kTileRows).data()};
+}
+
+// One head of up to 32 tokens: q_nope [t, nope] times W_UK [nope, latent], and q_rope beside it.
+void Absorbed::absorb_task(int64_t task, Work& w) {
+  const int64_t head = task / num_token_tiles();
+  const int64_t first = task % num_token_tiles() * kTokenTile;
+  const int64_t count = std::min(kTokenTile, num_tokens_ - first);
+  std::fill_n(w.rows, kTokenTile * d_.nope_depth, uint16_t{0});
+  const auto query = [&](int64_t t) {
+    return call_.q.row<const uint16_t>(token_rows_[static_cast<size_t>(first + t)]) + head * (d_.nope + d_.rope);
+  };
+  for (int64_t t = 0; t < count; ++t) std::copy_n(query(t), d_.nope, w.rows + t * d_.nope_depth);
+  k_.multiply({.a = w.rows,
+               .a_stride = d_.nope_depth,
+               .b = PackedMlaUp::head(call_.up.absorb, head, d_.nope_depth, d_.latent_depth),
+               .panel_stride = d_.nope_depth / 2 * kPanel,
+               .c = w.projected,
+               .c_stride = d_.latent_depth,
+               .m = round_up(count, kPanel),
+               .k = d_.nope_depth,
+               .panels = d_.latent_depth / kPanel,
+               .accumulate = false});
+  for (int64_t t = 0; t < count; ++t) {
+    uint16_t* out = queries_ + ((first + t) * d_.heads + head) * d_.row_depth;
+    k_.narrow(w.projected + t * d_.latent_depth, 1.0f, d_.latent, out);
+    std::copy_n(query(t) + d_.nope, d_.rope, out + d_.latent);
+  }
+}
+
+// One head of up to 32 tokens: u [t, latent] times W_UV^T [latent, value].
+void Absorbed::project_task(int64_t task, Work& w) {
+  const int64_t head = task / num_token_tiles();
+  const int64_t first = task % num_token_tiles() * kTokenTile;
+  const int64_t count = std::min(kTokenTile, num_tokens_ - first);
+  k_.multiply({.a = attended_ + (first * d_.heads + head) * d_.latent_depth,
+               .a_stride = d_.heads * d_.latent_depth,
+               .b = PackedMlaUp::head(call_.up.values, head, d_.latent_depth, d_.value_columns),
+               .panel_stride = d_.latent_depth / 2 * kPanel,
+               .c = w.projected,
+               .c_stride = d_.value_columns,
+               .m = round_up(count, kPanel),
+               .k = d_.latent_depth,
+               .panels = d_.value_columns / kPanel,
+               .accumulate = false});
+  for (int64_t t = 0; t < count; ++t) {
+    uint16_t* out = call_.out.row<uint16_t>(token_rows_[static_cast<size_t>(first + t)]) + head * d_.value;
+    k_.narrow(w.projected + t * d_.value_columns, 1.0f, d_.value, out);
+  }
+}
+
+void Absorbed::attend_whole_tiles() {
+  call_.cpu.pool.run(static_cast<int64_t>(tiles_.size()), [this](int64_t task, int thread) {
+    const Tile& tile = tiles_[static_cast<size_t>(task)];
+    Work& w = work_[static_cast<size_t>(thread)];
+    Partial total[kTileRows];
+    for (Partial& part : total) part = {.max = kEmpty, .sum = 0};
+    load_queries(tile, w);
+    for (int64_t p = 0; p < tile.num_pieces(); ++p) {
+      piece(tile, p, w, w.parts, w.output);
+      for (int64_t r = 0; r < tile.num_rows; ++r) {
+        const int64_t at = r * d_.latent_depth;
+        k_.merge(total[r], w.total + at, w.parts[r], w.output + at, d_.latent_depth);
+      }
+    }
+    for (int64_t r = 0; r < tile.num_rows; ++r) store(tile, r, total[r], w.total + r * d_.latent_depth);
+  });
+}
+
+// As many tiles at a time as kPartialBytes hold the partial results of, at least one.
+void Absorbed::attend_by_pieces() {
+  int64_t all = 0, largest = 0, num_pieces = 0;
+  for (const Tile& tile : tiles_) {
+    all += partial_floats(tile);
+    largest = std::max(largest, partial_floats(tile));
+    num_pieces += tile.num_pieces();
+  }
+  const int64_t room = std::min(all, std::max(largest, kPartialBytes / static_cast<int64_t>(sizeof(float))));
+  Arena& arena = call_.cpu.scratch;
+  float* outputs = arena.array<float>(room).data();
+  pieces_ = arena.array<Piece>(num_pieces);
+  Partial* parts = arena.array<Partial>(num_pieces * kTileRows).data();
+  for (size_t begin = 0; begin < tiles_.size();) {
+    size_t end = begin, count = 0;
+    int64_t used = 0;
+    while (end < tiles_.size() && used + partial_floats(tiles_[end]) <= room) {
+      const Tile& tile = tiles_[end++];
+      for (int64_t p = 0; p < tile.num_pieces(); ++p) {
+        pieces_[count] = {.tile = &tile,
+                          .index = p,
+                          .parts = parts + static_cast<int64_t>(count) * kTileRows,
+                          .output = outputs + used};
+        used += partial_floats(tile) / tile.num_pieces();
+        ++count;
+      }
+    }
+    attend_pieces(pieces_.first(count));
+    begin = end;
+  }
+}
+
+void Absorbed::attend_pieces(std::span<const Piece> pieces) {
+  ThreadPool& pool = call_.cpu.pool;
+  pool.run(static_cast<int64_t>(pieces.size()), [&](int64_t task, int thread) {
+    const Piece& p = pieces[static_cast<size_t>(task)];
+    Work& w = work_[static_cast<size_t>(thread)];
+    load_queries(*p.tile, w);
+    piece(*p.tile, p.index, w, p.parts, p.output);
+  });
+  // The pieces of a tile lie together, in ascending order; a task merges those of one of its rows.
+  pool.run(static_cast<int64_t>(pieces.size()) * kTileRows, [&](int64_t task, int thread) {
+    const auto first = static_cast<size_t>(task / kTileRows);
+    const int64_t row = task % kTileRows;
+    const Tile& tile = *pieces[first].tile;
+    if (pieces[first].index != 0 || row >= tile.num_rows) return;
+    float* total = work_[static_cast<size_t>(thread)].total;
+    Partial part{.max = kEmpty, .sum = 0};
+    for (int64_t i = 0; i < tile.num_pieces(); ++i) {
+      const Piece& p = pieces[first + static_cast<size_t>(i)];
+      k_.merge(part, total, p.parts[row], p.output + row * d_.latent_depth, d_.latent_depth);
+    }
+    store(tile, row, part, total);
+  });
+}
+
+void Absorbed::load_queries(const Tile& tile, Work& w) {
+  for (int64_t panel = 0; panel < tile.panels(); ++panel) {
+    const uint16_t* rows[kPanel] = {};
+    for (int64_t i = 0; i < kPanel && panel * kPanel + i < tile.num_rows; ++i) {
+      const int64_t row = tile.first_token * d_.heads + tile.first_row + panel * kPanel + i;
+      rows[i] = queries_ + row * d_.row_depth;
+    }
+    k_.pack_rows(rows, d_.latent + d_.rope, d_.row_depth, w.queries + panel * (d_.row_depth / 2) * kPanel);
+  }
+}
+
+// Keys [index * 1024, ...) of the tile's rows: parts [rows] and output [rows, latent_depth], not yet normalised.
+void Absorbed::piece(const Tile& tile, int64_t index, Work& w, Partial* parts, float* output) {
+  const int64_t begin = index * kPieceKeys;
+  const int64_t keys = std::min(kPieceKeys, tile.num_keys - begin);
+  piece_weights(tile, begin, keys, w, parts);
+  piece_values(tile, begin, keys, w, output);
+}
+
+void Absorbed::piece_weights(const Tile& tile, int64_t begin, int64_t keys, Work& w, Partial* parts) {
+  for (int64_t key = 0; key < keys; key += kBlockKeys) {
+    const int64_t valid = std::min(kBlockKeys, keys - key);
+    const BlockRows rows = block_rows(call_, *tile.sequence, (begin + key) / kBlockKeys, valid, w.block);
+    k_.multiply({.a = rows.rows,
+                 .a_stride = rows.stride,
+                 .b = w.queries,
+                 .panel_stride = d_.row_depth / 2 * kPanel,
+                 .c = w.scores + key * kTileRows,
+                 .c_stride = kTileRows,
+                 .m = round_up(valid, kDepth),
+                 .k = d_.row_depth,
+                 .panels = tile.panels(),
+                 .accumulate = false});
+  }
+  const int64_t padded = round_up(keys, kDepth);
+  for (int64_t panel = 0; panel < tile.panels(); ++panel) {
+    alignas(64) float max[kPanel], sum[kPanel], fade[kPanel];
+    int32_t limit[kPanel];
+    for (int64_t i = 0; i < kPanel; ++i) {
+      const int64_t row = panel * kPanel + i;
+      const int64_t position = tile.sequence->position + (tile.first_row + row) / d_.heads;
+      limit[i] = row < tile.num_rows ? static_cast<int32_t>(std::clamp<int64_t>(position + 1 - begin, 0, keys)) : 0;
+      max[i] = kEmpty;
+      sum[i] = 0;
+    }
+    k_.softmax({.scores = w.scores + panel * kPanel,
+                .stride = kTileRows,
+                .num_keys = padded,
+                .limit = limit,
+                .scale = call_.scale,
+                .max = max,
+                .sum = sum,
+                .fade = fade,
+                .weights = w.weights});
+    k_.transpose(w.weights, padded / 2, kPieceKeys / 2, w.turned + panel * kPanel * kPieceKeys / 2);
+    for (int64_t i = 0; i < kPanel; ++i) parts[panel * kPanel + i] = {.max = max[i], .sum = sum[i]};
+  }
+}
+
+void Absorbed::piece_values(const Tile& tile, int64_t begin, int64_t keys, Work& w, float* output) {
+  const auto* weights = reinterpret_cast<const uint16_t*>(w.turned);
+  for (int64_t column = 0; column < d_.latent_depth; column += kValuePanels * kPanel) {
+    const int64_t panels = std::min(kValuePanels, (d_.latent_depth - column) / kPanel);
+    for (int64_t key = 0; key < keys; key += kValueKeys) {
+      const int64_t count = std::min(kValueKeys, keys - key);
+      for (int64_t i = 0; i < count; i += kBlockKeys) {
+        const int64_t valid = std::min(kBlockKeys, count - i);
+        const BlockRows rows = block_rows(call_, *tile.sequence, (begin + key + i) / kBlockKeys, valid, w.block);
+        k_.interleave({.rows = rows.rows + column,
+                       .stride = rows.stride,
+                       .num_rows = valid,
+                       .padded_rows = round_up(valid, kDepth),
+                       .panels = panels,
+                       .panel_stride = kValueKeys / 2 * kPanel,
+                       .out = w.values + i / 2 * kPanel});
+      }
+      k_.multiply({.a = weights + key,
+                   .a_stride = kPieceKeys,
+                   .b = w.values,
+                   .panel_stride = kValueKeys / 2 * kPanel,
+                   .c = output + column,
+                   .c_stride = d_.latent_depth,
+                   .m = tile.panels() * kPanel,
+                   .k = round_up(count, kDepth),
+                   .panels = panels,
+                   .accumulate = key > 0});
+    }
+  }
+}
+
+// u = total / sum in bf16; columns beyond the latent are zero, whatever the padding of the values held.
+void Absorbed::store(const Tile& tile, int64_t row, const Partial& part, const float* total) {
+  uint16_t* out = attended_ + (tile.first_token * d_.heads + tile.first_row + row) * d_.latent_depth;
+  k_.narrow(total, 1.0f / part.sum, d_.latent, out);
+  std::fill(out + d_.latent, out + d_.latent_depth, uint16_t{0});
+}
+
+}  // namespace
+
+void attend_absorbed(const MlaCall& call) {
+  Absorbed(call).run();
+}
+
+}  // namespace perigee::cpu

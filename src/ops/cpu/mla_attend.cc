@@ -1,0 +1,79 @@
+#include "ops/cpu/mla_attend.h"
+
+#include <vector>
+
+#include "ops/cpu/mla_call.h"
+
+namespace perigee::cpu {
+namespace {
+
+// Panels of the [depth, columns] matrix at(k, c), zero beyond (num_k, num_columns).
+template <typename F>
+void pack_panels(F&& at, int64_t num_k, int64_t num_columns, int64_t depth, int64_t columns, uint32_t* out) {
+  for (int64_t c = 0; c < columns; ++c) {
+    for (int64_t k = 0; k < depth; k += 2) {
+      const uint32_t low = c < num_columns && k < num_k ? at(k, c) : 0;
+      const uint32_t high = c < num_columns && k + 1 < num_k ? at(k + 1, c) : 0;
+      out[c / kPanel * (depth / 2 * kPanel) + k / 2 * kPanel + c % kPanel] = low | high << 16;
+    }
+  }
+}
+
+uint32_t* head_words(const Buffer& panels, int64_t head, int64_t depth, int64_t columns) {
+  return reinterpret_cast<uint32_t*>(panels.data()) + head * (depth / 2) * columns;
+}
+
+}  // namespace
+
+MlaUpWeight pack_mla_up(const RawMatrix& kv_b, const MlaShape& shape) {
+  const MlaDims d(shape);
+  const int64_t per_head = d.nope + d.value;
+  CHECK(kv_b.out == d.heads * per_head && kv_b.in == d.latent, "kv_b is [", kv_b.out, ", ", kv_b.in, "]");
+  auto packed = std::make_shared<PackedMlaUp>();
+  const auto bytes = [&](int64_t depth, int64_t columns) { return static_cast<size_t>(d.heads * depth * columns * 2); };
+  packed->absorb = Buffer(bytes(d.nope_depth, d.latent_depth));
+  packed->keys = Buffer(bytes(d.latent_depth, d.nope_columns));
+  packed->values = Buffer(bytes(d.latent_depth, d.value_columns));
+  std::vector<float> row(static_cast<size_t>(d.latent));
+  std::vector<uint16_t> up(static_cast<size_t>(per_head * d.latent));  // one head in bf16
+  for (int64_t h = 0; h < d.heads; ++h) {
+    for (int64_t r = 0; r < per_head; ++r) {
+      raw_row(kv_b, h * per_head + r, row.data());
+      for (int64_t i = 0; i < d.latent; ++i) {
+        up[static_cast<size_t>(r * d.latent + i)] = f32_to_bf16(row[static_cast<size_t>(i)]);
+      }
+    }
+    const uint16_t* w = up.data();
+    pack_panels([&](int64_t k, int64_t c) { return w[k * d.latent + c]; }, d.nope, d.latent, d.nope_depth,
+                d.latent_depth, head_words(packed->absorb, h, d.nope_depth, d.latent_depth));
+    pack_panels([&](int64_t k, int64_t c) { return w[c * d.latent + k]; }, d.latent, d.nope, d.latent_depth,
+                d.nope_columns, head_words(packed->keys, h, d.latent_depth, d.nope_columns));
+    pack_panels([&](int64_t k, int64_t c) { return w[(d.nope + c) * d.latent + k]; }, d.latent, d.value, d.latent_depth,
+                d.value_columns, head_words(packed->values, h, d.latent_depth, d.value_columns));
+  }
+  return {.packed = std::move(packed)};
+}
+
+Tensor mla_attend(const CpuContext& cpu, const Tensor& q, const MlaUpWeight& up, const MlaShape& shape,
+                  const Batch& batch, const LatentLayer& cache) {
+  const MlaDims dims(shape);
+  CHECK(q.dtype == DType::kBF16 && q.cols == dims.heads * shape.q_head(), "q is ", dtype_name(q.dtype), " of ", q.cols,
+        " columns");
+  CHECK(!cache.f32 && cache.row_bytes == (dims.latent + dims.rope) * static_cast<int64_t>(sizeof(uint16_t)));
+  const Tensor out = cpu.arena.tensor(DType::kBF16, q.rows, dims.heads * dims.value);
+  const MlaCall call{.cpu = cpu,
+                     .kernels = mla_kernels(cpu.isa),
+                     .dims = dims,
+                     .up = static_cast<const PackedMlaUp&>(*up.packed),
+                     .q = q,
+                     .batch = batch,
+                     .cache = cache,
+                     .out = out,
+                     .scale = shape.softmax_scale * kLog2E};
+  cpu.scratch.reset();
+  attend_absorbed(call);
+  attend_expanded(call);
+  return out;
+}
+
+}  // namespace perigee::cpu

@@ -1,0 +1,321 @@
+#include "ops/cpu/mla_attend.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <memory>
+
+#include "base/rng.h"
+
+namespace perigee {
+namespace {
+
+constexpr uint16_t kPoison = 0x7FC1;  // a NaN
+
+std::vector<Isa> isas() {
+  std::vector<Isa> out = {Isa::kAvx2};
+  const Result<Isa> best = detect_isa({});
+  if (best.ok() && *best != Isa::kAvx2) out.push_back(Isa::kAvx512);
+  if (best.ok() && *best == Isa::kAmx) out.push_back(Isa::kAmx);
+  return out;
+}
+
+MlaShape shape_of(int64_t heads) {
+  return {.heads = heads, .nope = 128, .rope = 64, .value = 128, .latent = 512, .softmax_scale = 0.0721687836f};
+}
+
+std::vector<uint16_t> random_bf16(int64_t count, float spread, uint64_t seed) {
+  std::vector<uint16_t> out(static_cast<size_t>(count));
+  for (size_t i = 0; i < out.size(); ++i) out[i] = f32_to_bf16(spread * (2.0f * random_unit(seed, i) - 1.0f));
+  return out;
+}
+
+// Sequences in a page pool whose every unwritten slot is NaN; pages are handed out backwards.
+struct World {
+  World(const MlaShape& shape_in, std::vector<int64_t> lengths_in) : shape(shape_in), lengths(std::move(lengths_in)) {
+    const int64_t width = shape.latent + shape.rope;
+    kv_b = random_bf16(shape.heads * (shape.nope + shape.value) * shape.latent, 0.1f, 1);
+    up = cpu::pack_mla_up({.out = shape.heads * (shape.nope + shape.value), .in = shape.latent, .data = kv_b.data()},
+                          shape);
+    int64_t num_pages = 0;
+    for (const int64_t length : lengths) num_pages += (length + 63) / 64;
+    pool.assign(static_cast<size_t>(num_pages * 64 * width), kPoison);
+    for (size_t s = 0; s < lengths.size(); ++s) {
+      rows.push_back(random_bf16(lengths[s] * width, 1.5f, 100 + s));
+      queries.push_back(random_bf16(lengths[s] * query_width(), 2.0f, 200 + s));
+      pages.emplace_back();
+      for (int64_t b = 0; b < (lengths[s] + 63) / 64; ++b) pages[s].push_back(static_cast<int32_t>(--num_pages));
+    }
+    cache = {.base = reinterpret_cast<uint8_t*>(pool.data()), .page_bytes = 64 * width * 2, .row_bytes = width * 2};
+  }
+  int64_t query_width() const { return shape.heads * (shape.nope + shape.rope); }
+  int64_t out_width() const { return shape.heads * shape.value; }
+  // Slots [0, end) of sequence s hold its rows, all later ones NaN.
+  void fill(size_t s, int64_t end) {
+    const int64_t width = shape.latent + shape.rope;
+    for (int64_t t = 0; t < static_cast<int64_t>(pages[s].size()) * 64; ++t) {
+      uint16_t* slot = pool.data() + (pages[s][static_cast<size_t>(t / 64)] * 64 + t % 64) * width;
+      if (t < end) {
+        std::copy_n(rows[s].data() + t * width, width, slot);
+      } else {
+        std::fill_n(slot, width, kPoison);
+      }
+    }
+  }
+
+  MlaShape shape;
+  std::vector<int64_t> lengths;
+  std::vector<uint16_t> kv_b, pool;
+  MlaUpWeight up;
+  std::vector<std::vector<uint16_t>> rows, queries;  // per sequence [length, L + dr], [length, h * (dn + dr)]
+  std::vector<std::vector<int32_t>> pages;
+  LatentLayer cache;
+};
+
+struct Slice {
+  size_t sequence = 0;
+  int64_t position = 0;
+  int64_t count = 0;
+  MlaForm form = MlaForm::kAbsorbed;
+};
+
+class MlaAttendTest : public testing::TestWithParam<Isa> {
+ protected:
+  // Results of the runs, one after the other, [sum of counts, h * dv].
+  std::vector<uint16_t> attend(World& w, const std::vector<Slice>& runs, int num_threads = 1) {
+    std::vector<SequenceRows> sequences;
+    std::vector<uint16_t> q;
+    int32_t row = 0;
+    for (const Slice& r : runs) {
+      w.fill(r.sequence, r.position + r.count);
+      sequences.push_back({.first_row = row,
+                           .num_tokens = static_cast<int32_t>(r.count),
+                           .position = static_cast<int32_t>(r.position),
+                           .pages = w.pages[r.sequence].data(),
+                           .form = r.form});
+      const auto begin = w.queries[r.sequence].begin() + r.position * w.query_width();
+      q.insert(q.end(), begin, begin + r.count * w.query_width());
+      row += static_cast<int32_t>(r.count);
+    }
+    ThreadPool pool(num_threads);
+    poison();
+    arena_.reset();
+    const CpuContext cpu{pool, arena_, scratch_, GetParam()};
+    Batch batch;
+    batch.sequences = sequences;
+    const Tensor queries{
+        .data = q.data(), .dtype = DType::kBF16, .rows = row, .cols = w.query_width(), .row_stride = w.query_width()};
+    const Tensor out = cpu::mla_attend(cpu, queries, w.up, w.shape, batch, w.cache);
+    const auto* data = static_cast<const uint16_t*>(out.data);
+    return {data, data + out.rows * out.cols};
+  }
+
+  // Memory that the next call is given holds NaN, so that reading what was not written shows.
+  void poison() {
+    for (Arena* arena : {&arena_, &scratch_}) {
+      arena->reset();
+      std::memset(arena->allocate(48 << 20), 0xFF, 48 << 20);
+    }
+  }
+
+  Arena arena_, scratch_;
+};
+
+// One query row by plain loops in double: [h * dv].
+std::vector<double> reference(const World& w, size_t s, int64_t position) {
+  const MlaShape& m = w.shape;
+  const int64_t width = m.latent + m.rope;
+  const auto key = [&](int64_t t, int64_t i) {
+    return static_cast<double>(bf16_to_f32(w.rows[s][static_cast<size_t>(t * width + i)]));
+  };
+  std::vector<double> out(static_cast<size_t>(w.out_width()));
+  for (int64_t h = 0; h < m.heads; ++h) {
+    const uint16_t* q = w.queries[s].data() + position * w.query_width() + h * m.q_head();
+    const uint16_t* up = w.kv_b.data() + h * (m.nope + m.value) * m.latent;
+    std::vector<double> mapped(static_cast<size_t>(width));
+    for (int64_t i = 0; i < m.nope; ++i) {
+      const double x = bf16_to_f32(q[i]);
+      for (int64_t l = 0; l < m.latent; ++l) mapped[static_cast<size_t>(l)] += x * bf16_to_f32(up[i * m.latent + l]);
+    }
+    for (int64_t i = 0; i < m.rope; ++i) mapped[static_cast<size_t>(m.latent + i)] = bf16_to_f32(q[m.nope + i]);
+    std::vector<double> score(static_cast<size_t>(position + 1));
+    for (int64_t t = 0; t <= position; ++t) {
+      for (int64_t i = 0; i < width; ++i) score[static_cast<size_t>(t)] += mapped[static_cast<size_t>(i)] * key(t, i);
+      score[static_cast<size_t>(t)] *= m.softmax_scale;
+    }
+    const double max = *std::max_element(score.begin(), score.end());
+    double sum = 0;
+    std::vector<double> u(static_cast<size_t>(m.latent));
+    for (int64_t t = 0; t <= position; ++t) {
+      const double p = std::exp(score[static_cast<size_t>(t)] - max);
+      sum += p;
+      for (int64_t l = 0; l < m.latent; ++l) u[static_cast<size_t>(l)] += p * key(t, l);
+    }
+    for (int64_t v = 0; v < m.value; ++v) {
+      double total = 0;
+      for (int64_t l = 0; l < m.latent; ++l)
+        total += u[static_cast<size_t>(l)] * bf16_to_f32(up[(m.nope + v) * m.latent + l]);
+      out[static_cast<size_t>(h * m.value + v)] = total / sum;
+    }
+  }
+  return out;
+}
+
+double relative_error(const uint16_t* got, const std::vector<double>& want) {
+  double error = 0, norm = 0;
+  for (size_t i = 0; i < want.size(); ++i) {
+    error += std::pow(bf16_to_f32(got[i]) - want[i], 2);
+    norm += want[i] * want[i];
+  }
+  return std::isfinite(error) ? std::sqrt(error / norm) : 1e9;
+}
+
+constexpr MlaForm kForms[] = {MlaForm::kAbsorbed, MlaForm::kExpanded};
+constexpr double kBound = 0.012;  // queries or keys, weights, values and result are each rounded to bf16 (2^-9) once
+
+TEST_P(MlaAttendTest, one_token_at_every_edge_of_length) {
+  for (const int64_t length : {1, 2, 63, 64, 65, 255, 257, 1023, 1024, 1025, 4097}) {
+    World w(shape_of(2), {length});
+    const std::vector<double> want = reference(w, 0, length - 1);
+    for (const MlaForm form : kForms) {
+      const std::vector<uint16_t> got = attend(w, {{0, length - 1, 1, form}});
+      EXPECT_LT(relative_error(got.data(), want), kBound) << length << " form " << static_cast<int>(form);
+    }
+  }
+}
+
+TEST_P(MlaAttendTest, every_number_of_heads) {
+  for (const int64_t heads : {1, 3, 4, 8, 16, 20, 64, 128}) {
+    World w(shape_of(heads), {200});
+    for (const MlaForm form : kForms) {
+      const std::vector<uint16_t> got = attend(w, {{0, 195, 5, form}}, 2);
+      for (const int64_t t : {0, 4}) {
+        EXPECT_LT(relative_error(got.data() + t * w.out_width(), reference(w, 0, 195 + t)), kBound)
+            << heads << " heads, token " << t << " form " << static_cast<int>(form);
+      }
+    }
+  }
+}
+
+TEST_P(MlaAttendTest, sizes_that_need_padding) {
+  const MlaShape shapes[] = {
+      {.heads = 3, .nope = 16, .rope = 8, .value = 20, .latent = 24, .softmax_scale = 0.2f},
+      {.heads = 4, .nope = 32, .rope = 16, .value = 32, .latent = 64, .softmax_scale = 0.15f},
+      {.heads = 5, .nope = 192, .rope = 64, .value = 256, .latent = 512, .softmax_scale = 0.0625f},
+  };
+  for (const MlaShape& shape : shapes) {
+    World w(shape, {1100});
+    for (const MlaForm form : kForms) {
+      const std::vector<uint16_t> got = attend(w, {{0, 1000, 100, form}}, 2);
+      for (const int64_t t : {0, 23, 24, 99}) {
+        EXPECT_LT(relative_error(got.data() + t * w.out_width(), reference(w, 0, 1000 + t)), kBound)
+            << shape.latent << " token " << t << " form " << static_cast<int>(form);
+      }
+    }
+  }
+}
+
+TEST_P(MlaAttendTest, a_result_is_the_same_bits_for_any_chunking_batch_and_threads) {
+  World w(shape_of(4), {2100, 700, 65});
+  for (const MlaForm form : kForms) {
+    const std::vector<uint16_t> whole = attend(w, {{0, 0, 2100, form}});
+    const auto expect_rows = [&](const std::vector<uint16_t>& got, int64_t at, int64_t position, int64_t count) {
+      const size_t bytes = static_cast<size_t>(count * w.out_width()) * sizeof(uint16_t);
+      EXPECT_EQ(std::memcmp(got.data() + at * w.out_width(), whole.data() + position * w.out_width(), bytes), 0)
+          << "position " << position << " count " << count << " form " << static_cast<int>(form);
+    };
+    for (const auto& [position, count] : std::vector<std::pair<int64_t, int64_t>>{
+             {0, 1}, {0, 100}, {60, 9}, {255, 2}, {1000, 300}, {1023, 1}, {1024, 1}, {1025, 1075}, {2099, 1}}) {
+      for (const int threads : {1, 2, 3}) {
+        expect_rows(attend(w, {{0, position, count, form}}, threads), 0, position, count);
+        expect_rows(
+            attend(w, {{1, 600, 100, form}, {0, position, count, form}, {2, 64, 1, MlaForm::kAbsorbed}}, threads), 100,
+            position, count);
+      }
+    }
+  }
+}
+
+TEST_P(MlaAttendTest, both_forms_agree) {
+  World w(shape_of(8), {1500});
+  const std::vector<uint16_t> absorbed = attend(w, {{0, 1200, 300, MlaForm::kAbsorbed}}, 2);
+  const std::vector<uint16_t> expanded = attend(w, {{0, 1200, 300, MlaForm::kExpanded}}, 2);
+  std::vector<double> want;
+  for (const uint16_t x : expanded) want.push_back(bf16_to_f32(x));
+  EXPECT_LT(relative_error(absorbed.data(), want), 2 * kBound);
+}
+
+TEST_P(MlaAttendTest, a_nan_of_its_own_shows_and_stays_in_its_sequence) {
+  World w(shape_of(2), {300, 300});
+  const std::vector<uint16_t> clean = attend(w, {{1, 290, 10, MlaForm::kAbsorbed}});
+  w.rows[0][5 * 576 + 3] = kPoison;
+  for (const MlaForm form : kForms) {
+    const std::vector<uint16_t> got = attend(w, {{0, 290, 10, form}, {1, 290, 10, MlaForm::kAbsorbed}});
+    EXPECT_TRUE(std::isnan(bf16_to_f32(got[0])));
+    EXPECT_EQ(std::memcmp(got.data() + 10 * w.out_width(), clean.data(), clean.size() * 2), 0);
+  }
+}
+
+TEST_P(MlaAttendTest, no_memory_is_taken_after_the_first_call) {
+  World w(shape_of(4), {3000});
+  for (const MlaForm form : kForms) {
+    attend(w, {{0, 2000, 1000, form}});
+    attend(w, {{0, 2000, 1000, form}});
+    const int64_t before = scratch_.num_growths() + arena_.num_growths();
+    attend(w, {{0, 2000, 1000, form}});
+    EXPECT_EQ(scratch_.num_growths() + arena_.num_growths(), before);
+  }
+}
+
+// Best of several calls, in seconds.
+template <typename F>
+double seconds(F&& f) {
+  double best = 1e9;
+  for (int i = 0; i < 5; ++i) {
+    const auto begin = std::chrono::steady_clock::now();
+    f();
+    best = std::min(best, std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+  }
+  return best;
+}
+
+TEST_P(MlaAttendTest, prints_its_speed) {
+  World w(shape_of(16), {16384});
+  w.fill(0, 16384);
+  for (const int threads : {1, 2}) {
+    ThreadPool pool(threads);
+    const CpuContext cpu{pool, arena_, scratch_, GetParam()};
+    const auto time = [&](int32_t position, int32_t count, MlaForm form) {
+      const SequenceRows rows{
+          .first_row = 0, .num_tokens = count, .position = position, .pages = w.pages[0].data(), .form = form};
+      Batch batch;
+      batch.sequences = {&rows, 1};
+      const Tensor q{.data = w.queries[0].data(),
+                     .dtype = DType::kBF16,
+                     .rows = count,
+                     .cols = w.query_width(),
+                     .row_stride = w.query_width()};
+      return seconds([&] {
+        arena_.reset();
+        cpu::mla_attend(cpu, q, w.up, w.shape, batch, w.cache);
+      });
+    };
+    const double decode = time(16383, 1, MlaForm::kAbsorbed);
+    std::printf("%s, %d threads: decode h=16 S=16384: %.2f ms, %.1f GB/s of latents\n", isa_name(GetParam()), threads,
+                decode * 1e3, 16384 * 1152 / decode / 1e9);
+    const double prefill = time(0, 2048, MlaForm::kExpanded);
+    const double flop = 16.0 * (2048.0 * 2049 * 320 + 2.0 * 2048 * 512 * 256);
+    std::printf("%s, %d threads: prefill h=16 n=2048: %.1f ms, %.0f GFLOP/s\n", isa_name(GetParam()), threads,
+                prefill * 1e3, flop / prefill / 1e9);
+    EXPECT_LT(decode, 10);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Isa, MlaAttendTest, testing::ValuesIn(isas()),
+                         [](const auto& info) { return isa_name(info.param); });
+
+}  // namespace
+}  // namespace perigee

@@ -1,0 +1,91 @@
+// What both forms of MLA attention share: packed up-projections, padded sizes, access to the cached rows.
+#pragma once
+
+#include <cstring>
+
+#include "ops/batch.h"
+#include "ops/cpu/context.h"
+#include "ops/cpu/mla_kernels.h"
+#include "ops/weights.h"
+#include "tensor/tensor.h"
+
+namespace perigee::cpu {
+
+inline constexpr int64_t kBlockKeys = 64;  // rows of a page
+
+// Sizes as the products want them: depths rounded up to 32, columns to 16; all padding is zero.
+struct MlaDims {
+  explicit MlaDims(const MlaShape& s)
+      : heads(s.heads),
+        nope(s.nope),
+        rope(s.rope),
+        value(s.value),
+        latent(s.latent),
+        nope_depth(round_up(s.nope, kDepth)),
+        nope_columns(round_up(s.nope, kPanel)),
+        value_columns(round_up(s.value, kPanel)),
+        latent_depth(round_up(s.latent, kDepth)),
+        row_depth(round_up(s.latent + s.rope, kDepth)),
+        query_depth(round_up(s.nope + s.rope, kDepth)) {}
+  int64_t heads, nope, rope, value, latent;
+  int64_t nope_depth, nope_columns, value_columns, latent_depth;
+  int64_t row_depth;    // of a cached row [c | k_rope]
+  int64_t query_depth;  // of a head's [nope | rope]
+};
+
+// Panels of each head, one after the other (see mla_kernels.h).
+struct PackedMlaUp final : PackedWeight {
+  Buffer absorb;  // W_UK: depth nope, latent columns: q_nope -> latent
+  Buffer keys;    // W_UK transposed: depth latent, nope columns: c -> k_nope
+  Buffer values;  // W_UV transposed: depth latent, value columns: c -> v, and the attended c -> output
+  int64_t bytes() const override { return static_cast<int64_t>(absorb.size() + keys.size() + values.size()); }
+
+  static const uint32_t* head(const Buffer& panels, int64_t head, int64_t depth, int64_t columns) {
+    return reinterpret_cast<const uint32_t*>(panels.data()) + head * (depth / 2) * columns;
+  }
+};
+
+struct MlaCall {
+  const CpuContext& cpu;
+  const MlaKernels& kernels;
+  const MlaDims dims;
+  const PackedMlaUp& up;
+  const Tensor& q;
+  const Batch& batch;
+  const LatentLayer& cache;
+  const Tensor& out;
+  float scale = 0;  // softmax scale * log2(e)
+};
+
+// Cached rows of one block as operand: in place, or copied with zero padding where the model's sizes need it.
+struct BlockRows {
+  const uint16_t* rows = nullptr;
+  int64_t stride = 0;  // elements
+};
+
+inline int64_t block_scratch_elements(const MlaDims& d) {
+  return kBlockKeys * d.row_depth;
+}
+
+// Block b of the sequence, of which the first num_valid rows matter.
+inline BlockRows block_rows(const MlaCall& call, const SequenceRows& s, int64_t b, int64_t num_valid,
+                            uint16_t* scratch) {
+  const MlaDims& d = call.dims;
+  const uint8_t* page = call.cache.base + s.pages[b] * call.cache.page_bytes;
+  const int64_t stride = call.cache.row_bytes / static_cast<int64_t>(sizeof(uint16_t));
+  if (d.latent_depth == d.latent && d.row_depth == d.latent + d.rope) {
+    return {.rows = reinterpret_cast<const uint16_t*>(page), .stride = stride};
+  }
+  const size_t row_bytes = static_cast<size_t>(d.latent + d.rope) * sizeof(uint16_t);
+  std::memset(scratch, 0, static_cast<size_t>(block_scratch_elements(d)) * sizeof(uint16_t));
+  for (int64_t r = 0; r < num_valid; ++r) {
+    std::memcpy(scratch + r * d.row_depth, page + r * call.cache.row_bytes, row_bytes);
+  }
+  return {.rows = scratch, .stride = d.row_depth};
+}
+
+// The sequences of the batch that are to be computed in the form of the name.
+void attend_absorbed(const MlaCall& call);
+void attend_expanded(const MlaCall& call);
+
+}  // namespace perigee::cpu

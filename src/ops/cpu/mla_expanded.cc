@@ -1,0 +1,242 @@
+// Expanded MLA attention: keys [W_UK c | k_rope] and values W_UV c of one head at a time, online softmax.
+//
+// A task is one head of up to 1,024 queries of a sequence. It keeps their running maxima, sums and outputs (transposed,
+// [value][query], so that a query is a vector lane) and walks the keys 256 at a time.
+#include <algorithm>
+#include <limits>
+#include <span>
+
+#include "ops/cpu/mla_call.h"
+
+namespace perigee::cpu {
+namespace {
+
+constexpr int64_t kTileKeys = 256;  // absolute multiples: the steps of the online softmax
+constexpr int64_t kSpan = 1024;     // queries of one task
+constexpr int64_t kPair = 2 * kPanel;
+constexpr float kEmpty = -std::numeric_limits<float>::infinity();
+
+// Queries [first, first + count) of a sequence.
+struct Span {
+  const SequenceRows* sequence = nullptr;
+  int64_t first = 0;
+  int64_t count = 0;
+  int64_t position() const { return sequence->position + first; }
+};
+
+// One thread's working memory.
+struct Work {
+  uint32_t* queries;  // panels of the span, depth query_depth
+  uint16_t* keys;     // [kTileKeys, query_depth]
+  uint16_t* values;   // [value_columns, kTileKeys]
+  uint16_t* block;    // see block_rows()
+  float* expanded;    // [kBlockKeys, max(nope_columns, value_columns)]
+  float* scores;      // [kTileKeys, kPair]
+  uint32_t* weights;  // two panels [kTileKeys / 2, 16]
+  float* outputs;     // for each pair of panels of the span [value_columns, kPair]
+  float* max;         // [kSpan]
+  float* sum;         // [kSpan]
+};
+
+class Expanded {
+ public:
+  explicit Expanded(const MlaCall& call) : call_(call), d_(call.dims), k_(call.kernels) {}
+  void run();
+
+ private:
+  void list_spans();
+  Work make_work();
+  void attend(const Span& span, int64_t head, Work& w);
+  void load_queries(const Span& span, int64_t head, Work& w);
+  void expand(const Span& span, int64_t head, int64_t begin, int64_t keys, Work& w);
+  void expand_keys(const BlockRows& rows, int64_t head, uint16_t* out, Work& w);
+  void meet(const Span& span, int64_t pair, int64_t begin, int64_t keys, Work& w);
+  void store(const Span& span, int64_t head, int64_t panel, const Work& w);
+
+  const MlaCall& call_;
+  const MlaDims& d_;
+  const MlaKernels& k_;
+  std::span<Span> spans_;
+  std::span<Work> work_;
+};
+
+void Expanded::run() {
+  list_spans();
+  if (spans_.empty()) return;
+  ThreadPool& pool = call_.cpu.pool;
+  work_ = call_.cpu.scratch.array<Work>(pool.size());
+  for (Work& w : work_) w = make_work();
+  const auto num_spans = static_cast<int64_t>(spans_.size());
+  // Heads outermost: a thread's share is then whole heads, which cost the same, not early or late spans.
+  pool.run(d_.heads * num_spans, [&](int64_t task, int thread) {
+    attend(spans_[static_cast<size_t>(task % num_spans)], task / num_spans, work_[static_cast<size_t>(thread)]);
+  });
+}
+
+void Expanded::list_spans() {
+  int64_t count = 0;
+  for (const SequenceRows& s : call_.batch.sequences) {
+    if (s.form == MlaForm::kExpanded) count += (s.num_tokens + kSpan - 1) / kSpan;
+  }
+  spans_ = call_.cpu.scratch.array<Span>(count);
+  size_t i = 0;
+  for (const SequenceRows& s : call_.batch.sequences) {
+    if (s.form != MlaForm::kExpanded) continue;
+    for (int64_t first = 0; first < s.num_tokens; first += kSpan) {
+      spans_[i++] = {.sequence = &s, .first = first, .count = std::min(kSpan, s.num_tokens - first)};
+    }
+  }
+}
+
+Work Expanded::make_work() {
+  Arena& arena = call_.cpu.scratch;
+  return {.queries = arena.array<uint32_t>(kSpan * d_.query_depth / 2).data(),
+          .keys = arena.array<uint16_t>(kTileKeys * d_.query_depth).data(),
+          .values = arena.array<uint16_t>(kTileKeys * d_.value_columns).data(),
+          .block = arena.array<uint16_t>(block_scratch_elements(d_)).data(),
+          .expanded = arena.array<float>(kBlockKeys * std::max(d_.nope_columns, d_.value_columns)).data(),
+          .scores = arena.array<float>(kTileKeys * kPair).data(),
+          .weights = arena.array<uint32_t>(2 * kTileKeys / 2 * kPanel).data(),
+          .outputs = arena.array<float>(kSpan * d_.value_columns).data(),
+          .max = arena.array<float>(kSpan).data(),
+          .sum = arena.array<float>(kSpan).data()};
+}
+
+void Expanded::attend(const Span& span, int64_t head, Work& w) {
+  const int64_t num_queries = round_up(span.count, kPair);
+  load_queries(span, head, w);
+  std::fill_n(w.outputs, num_queries * d_.value_columns, 0.0f);
+  std::fill_n(w.max, num_queries, kEmpty);
+  std::fill_n(w.sum, num_queries, 0.0f);
+  const int64_t end = span.position() + span.count;
+  for (int64_t begin = 0; begin < end; begin += kTileKeys) {
+    const int64_t keys = std::min(kTileKeys, end - begin);
+    expand(span, head, begin, keys, w);
+    for (int64_t pair = 0; pair < num_queries / kPair; ++pair) {
+      const int64_t last = span.position() + std::min((pair + 1) * kPair, span.count) - 1;
+      if (last >= begin) meet(span, pair, begin, std::min(keys, last + 1 - begin), w);
+    }
+  }
+  for (int64_t panel = 0; panel * kPanel < span.count; ++panel) store(span, head, panel, w);
+}
+
+void Expanded::load_queries(const Span& span, int64_t head, Work& w) {
+  const int64_t width = d_.nope + d_.rope;
+  for (int64_t panel = 0; panel < round_up(span.count, kPair) / kPanel; ++panel) {
+    const uint16_t* rows[kPanel] = {};
+    for (int64_t i = 0; i < kPanel && panel * kPanel + i < span.count; ++i) {
+      const int64_t row = span.sequence->first_row + span.first + panel * kPanel + i;
+      rows[i] = call_.q.row<const uint16_t>(row) + head * width;
+    }
+    k_.pack_rows(rows, width, d_.query_depth, w.queries + panel * (d_.query_depth / 2) * kPanel);
+  }
+}
+
+// Keys and values of this head for positions [begin, begin + keys), begin a multiple of 256. Values beyond are zero;
+// keys beyond may be anything, their scores are masked.
+void Expanded::expand(const Span& span, int64_t head, int64_t begin, int64_t keys, Work& w) {
+  for (int64_t key = 0; key < keys; key += kBlockKeys) {
+    const int64_t valid = std::min(kBlockKeys, keys - key);
+    const BlockRows rows = block_rows(call_, *span.sequence, (begin + key) / kBlockKeys, valid, w.block);
+    expand_keys(rows, head, w.keys + key * d_.query_depth, w);
+    k_.multiply({.a = rows.rows,
+                 .a_stride = rows.stride,
+                 .b = PackedMlaUp::head(call_.up.values, head, d_.latent_depth, d_.value_columns),
+                 .panel_stride = d_.latent_depth / 2 * kPanel,
+                 .c = w.expanded,
+                 .c_stride = d_.value_columns,
+                 .m = kBlockKeys,
+                 .k = d_.latent_depth,
+                 .panels = d_.value_columns / kPanel,
+                 .accumulate = false});
+    k_.transpose_values(w.expanded, kBlockKeys, valid, d_.value_columns, kTileKeys, w.values + key);
+  }
+}
+
+void Expanded::expand_keys(const BlockRows& rows, int64_t head, uint16_t* out, Work& w) {
+  k_.multiply({.a = rows.rows,
+               .a_stride = rows.stride,
+               .b = PackedMlaUp::head(call_.up.keys, head, d_.latent_depth, d_.nope_columns),
+               .panel_stride = d_.latent_depth / 2 * kPanel,
+               .c = w.expanded,
+               .c_stride = d_.nope_columns,
+               .m = kBlockKeys,
+               .k = d_.latent_depth,
+               .panels = d_.nope_columns / kPanel,
+               .accumulate = false});
+  for (int64_t r = 0; r < kBlockKeys; ++r, out += d_.query_depth) {
+    k_.narrow(w.expanded + r * d_.nope_columns, 1.0f, d_.nope, out);
+    std::copy_n(rows.rows + r * rows.stride + d_.latent, d_.rope, out + d_.nope);
+    std::fill(out + d_.nope + d_.rope, out + d_.query_depth, uint16_t{0});
+  }
+}
+
+// 32 queries meet the keys [begin, begin + keys) that w holds.
+void Expanded::meet(const Span& span, int64_t pair, int64_t begin, int64_t keys, Work& w) {
+  const int64_t padded = round_up(keys, kDepth);
+  k_.multiply({.a = w.keys,
+               .a_stride = d_.query_depth,
+               .b = w.queries + pair * 2 * (d_.query_depth / 2) * kPanel,
+               .panel_stride = d_.query_depth / 2 * kPanel,
+               .c = w.scores,
+               .c_stride = kPair,
+               .m = padded,
+               .k = d_.query_depth,
+               .panels = 2,
+               .accumulate = false});
+  float* outputs = w.outputs + pair * kPair * d_.value_columns;
+  for (int64_t panel = 0; panel < 2; ++panel) {
+    alignas(64) float fade[kPanel];
+    int32_t limit[kPanel];
+    const int64_t first = pair * kPair + panel * kPanel;
+    for (int64_t i = 0; i < kPanel; ++i) {
+      const int64_t visible = span.position() + first + i + 1 - begin;
+      limit[i] = first + i < span.count ? static_cast<int32_t>(std::clamp<int64_t>(visible, 0, keys)) : 0;
+    }
+    k_.softmax({.scores = w.scores + panel * kPanel,
+                .stride = kPair,
+                .num_keys = padded,
+                .limit = limit,
+                .scale = call_.scale,
+                .max = w.max + first,
+                .sum = w.sum + first,
+                .fade = fade,
+                .weights = w.weights + panel * kTileKeys / 2 * kPanel});
+    k_.fade(outputs + panel * kPanel, d_.value_columns, kPair, fade);
+  }
+  k_.multiply({.a = w.values,
+               .a_stride = kTileKeys,
+               .b = w.weights,
+               .panel_stride = kTileKeys / 2 * kPanel,
+               .c = outputs,
+               .c_stride = kPair,
+               .m = d_.value_columns,
+               .k = padded,
+               .panels = 2,
+               .accumulate = true});
+}
+
+// Outputs [value][query] of one panel, divided by their sums, into the rows of the result.
+void Expanded::store(const Span& span, int64_t head, int64_t panel, const Work& w) {
+  const float* outputs = w.outputs + panel / 2 * kPair * d_.value_columns + panel % 2 * kPanel;
+  for (int64_t v = 0; v < d_.value_columns; v += kPanel) {
+    alignas(64) uint32_t block[kPanel * kPanel], turned[kPanel * kPanel];
+    alignas(64) float row[kPanel];
+    for (int64_t i = 0; i < kPanel; ++i) std::memcpy(block + i * kPanel, outputs + (v + i) * kPair, sizeof(row));
+    k_.transpose(block, kPanel, kPanel, turned);
+    for (int64_t i = 0; i < kPanel && panel * kPanel + i < span.count; ++i) {
+      const int64_t query = panel * kPanel + i;
+      std::memcpy(row, turned + i * kPanel, sizeof(row));
+      uint16_t* out = call_.out.row<uint16_t>(span.sequence->first_row + span.first + query) + head * d_.value + v;
+      k_.narrow(row, 1.0f / w.sum[query], std::min(kPanel, d_.value - v), out);
+    }
+  }
+}
+
+}  // namespace
+
+void attend_expanded(const MlaCall& call) {
+  Expanded(call).run();
+}
+
+}  // namespace perigee::cpu

@@ -1,0 +1,91 @@
+// The inner loops of mla_absorbed.cc and mla_expanded.cc, compiled once for each instruction set.
+//
+// One product serves everything: A row-major bf16 as it lies in memory (cached latents, weights, softmax weights) times
+// B in column panels of 16 (queries, latents as values, up-projections). Element (k, c) of a panel is half k % 2 of
+// word [k / 2][c]: what AMX calls VNNI and vdpbf16ps takes as it is. Scores are computed transposed, keys by queries,
+// so that pages of the cache are the A operand without being touched first.
+//
+// Every element of a product is summed over k in one order, whatever m and the number of panels; every other loop here
+// works on each query column or row by itself. That is what makes results independent of the batch.
+#pragma once
+
+#include <cstdint>
+
+#include "ops/cpu/isa.h"
+
+namespace perigee::cpu {
+
+inline constexpr int64_t kPanel = 16;  // columns of a panel, rows of a tile
+inline constexpr int64_t kDepth = 32;  // k is a multiple of this
+inline constexpr float kLog2E = 1.44269504f;
+
+inline int64_t round_up(int64_t n, int64_t to) {
+  return (n + to - 1) / to * to;
+}
+
+// c [m, 16 * panels] = or += a [m, k] b [k, 16 * panels]; m a multiple of 16, k of 32.
+struct Product {
+  const uint16_t* a = nullptr;
+  int64_t a_stride = 0;  // elements
+  const uint32_t* b = nullptr;
+  int64_t panel_stride = 0;  // words, >= k / 2 * 16
+  float* c = nullptr;
+  int64_t c_stride = 0;  // elements
+  int64_t m = 0, k = 0, panels = 0;
+  bool accumulate = false;
+};
+
+// Softmax of one panel of scores s [num_keys, 16], where key j counts for query column q if j < limit[q] only: a
+// select, so that a masked score may be anything.
+struct SoftmaxPanel {
+  const float* scores = nullptr;
+  int64_t stride = 0;              // of a key's row, elements
+  int64_t num_keys = 0;            // a multiple of 32
+  const int32_t* limit = nullptr;  // [16]
+  float scale = 0;                 // softmax scale * log2(e)
+  float* max = nullptr;            // [16] in: running maximum of scaled scores (-inf: none yet), out: the new one
+  float* sum = nullptr;            // [16] running sum, scaled to the new maximum
+  float* fade = nullptr;           // [16] out: 2^(old max - new max), what earlier outputs are to be multiplied by
+  uint32_t* weights = nullptr;     // out: [num_keys / 2][16] the panel of bf16 weights
+};
+
+// Rows 2p and 2p + 1 become word row p of `panels` panels; rows [num_rows, padded_rows) are taken as zero, unread.
+struct Interleave {
+  const uint16_t* rows = nullptr;
+  int64_t stride = 0;  // elements
+  int64_t num_rows = 0, padded_rows = 0;
+  int64_t panels = 0, panel_stride = 0;
+  uint32_t* out = nullptr;
+};
+
+// Result of some keys for one query row: sum_j 2^(s_j - max) v_j and its parts.
+struct Partial {
+  float max = 0, sum = 0;
+};
+
+struct MlaKernels {
+  void (*multiply)(const Product& p);
+  // 16 rows of `k` bf16 (null: zeros), zero up to padded_k, become the columns of one panel [padded_k / 2][16].
+  void (*pack_rows)(const uint16_t* const* rows, int64_t k, int64_t padded_k, uint32_t* panel);
+  void (*interleave)(const Interleave& p);
+  void (*softmax)(const SoftmaxPanel& p);
+  // [num_pairs][16] words -> [16][num_pairs] words, rows `stride` words apart; num_pairs a multiple of 16.
+  void (*transpose)(const uint32_t* in, int64_t num_pairs, int64_t stride, uint32_t* out);
+  // v [num_keys, dims] f32 -> out [dims][num_keys] bf16 (rows `stride` apart); keys from num_valid on become zero.
+  void (*transpose_values)(const float* v, int64_t num_keys, int64_t num_valid, int64_t dims, int64_t stride,
+                           uint16_t* out);
+  void (*fade)(float* o, int64_t rows, int64_t stride, const float* factors);  // o[row][0..15] *= factors
+  // into (max, sum, o[n]) += next, in this order; an empty part (max = -inf) is the exact identity.
+  void (*merge)(Partial& into, float* o, const Partial& next, const float* next_o, int64_t n);
+  void (*narrow)(const float* x, float factor, int64_t n, uint16_t* out);  // bf16(x * factor)
+};
+
+extern const MlaKernels kMlaAvx2;
+extern const MlaKernels kMlaAvx512;
+extern const MlaKernels kMlaAmx;
+
+inline const MlaKernels& mla_kernels(Isa isa) {
+  return isa == Isa::kAmx ? kMlaAmx : isa == Isa::kAvx512 ? kMlaAvx512 : kMlaAvx2;
+}
+
+}  // namespace perigee::cpu
