@@ -59,9 +59,25 @@ void read_sizes(ConfigReader& r, ModelConfig& c) {
   if (r.boolean("tie_word_embeddings", false)) r.fail("tie_word_embeddings", "false", "true");
 }
 
+// How many layers at the front have a dense MLP: first_k_dense_replace, or mlp_layer_types (GLM), one word a layer.
+int64_t read_first_dense(ConfigReader& r, int64_t num_layers) {
+  const Json* types = r.find("mlp_layer_types");
+  if (types == nullptr || r.find("first_k_dense_replace") != nullptr)
+    return r.integer("first_k_dense_replace", 0, num_layers);
+  int64_t dense = 0;
+  const bool whole = types->is_array() && std::ssize(types->as_array()) == num_layers;
+  while (whole && dense < num_layers && types->as_array()[dense] == Json("dense")) ++dense;
+  bool sparse = whole;
+  for (int64_t i = dense; sparse && i < num_layers; ++i) sparse = types->as_array()[i] == Json("sparse");
+  if (!sparse)
+    r.fail("mlp_layer_types", str_cat(num_layers, " words, \"dense\" and then \"sparse\""),
+           dump_json(*types).substr(0, 200));
+  return dense;
+}
+
 void read_mlp(ConfigReader& r, ModelConfig& c) {
   const bool v2 = c.architecture == "DeepseekV2ForCausalLM";
-  c.first_dense = r.integer("first_k_dense_replace", 0, c.num_layers, 0);
+  c.first_dense = read_first_dense(r, c.num_layers);
   c.moe_layer_freq = r.integer("moe_layer_freq", 1, 4096, 1);
   c.inter = r.integer("intermediate_size", 1, kMaxDim);
   c.moe_inter = r.integer("moe_intermediate_size", 1, kMaxDim);
@@ -70,8 +86,8 @@ void read_mlp(ConfigReader& r, ModelConfig& c) {
   c.num_shared_experts = r.integer("n_shared_experts", 0, 1024, 0);
   c.num_groups = r.integer("n_group", 1, c.num_experts, 1);
   c.top_groups = r.integer("topk_group", 1, c.num_groups, 1);
-  c.normalize_top_k = r.boolean("norm_topk_prob", !v2);
-  c.routed_scale = r.number("routed_scaling_factor", 0, 1e6, 1.0);
+  c.normalize_top_k = r.boolean("norm_topk_prob");
+  c.routed_scale = r.number("routed_scaling_factor", 0, 1e6);
   const std::string score = r.text("scoring_func", v2 ? "softmax" : "sigmoid");
   if (score != "sigmoid" && score != "softmax") r.fail("scoring_func", "sigmoid or softmax", score);
   c.score = score == "softmax" ? RouterScore::kSoftmax : RouterScore::kSigmoid;
@@ -96,7 +112,7 @@ Status read_rope(ConfigReader& r, const std::string& where, RopeConfig& rope) {
     return r.status();
   }
   if (parameters == nullptr || parameters->find("rope_theta") == nullptr)
-    rope.theta = r.number("rope_theta", 1.0001, 1e12, 10000.0);
+    rope.theta = r.number("rope_theta", 1.0001, 1e12);
   if (scaling == nullptr) return r.status();
   ConfigReader s(*scaling, where + (parameters != nullptr ? ": rope_parameters" : ": rope_scaling"));
   if (parameters != nullptr) rope.theta = s.number("rope_theta", 1.0001, 1e12, rope.theta);

@@ -120,6 +120,23 @@ TEST(Config, NewRopeStyle) {
   EXPECT_EQ(c->rope_config.yarn->factor, 64);
 }
 
+TEST(Config, LayerTypesInsteadOfACount) {
+  Json config = tiny_config();
+  config.set("first_k_dense_replace", Json());
+  config.set("mlp_layer_types", json(R"(["dense", "dense", "sparse"])"));
+  const auto c = parse_config(config, Json());
+  ASSERT_TRUE(c.ok()) << c.error().message;
+  EXPECT_EQ(c->first_dense, 2);
+  EXPECT_FALSE(c->is_moe(1));
+  EXPECT_TRUE(c->is_moe(2));
+  for (const char* bad : {R"(["dense"])", R"(["sparse", "dense", "sparse"])", R"(["dense", "dense", 1])", "3"}) {
+    config.set("mlp_layer_types", json(bad));
+    const auto wrong = parse_config(config, Json());
+    ASSERT_FALSE(wrong.ok()) << bad;
+    EXPECT_NE(wrong.error().message.find("mlp_layer_types"), std::string::npos) << wrong.error().message;
+  }
+}
+
 TEST(Config, NestedTextConfig) {
   Json text = tiny_config();
   text.set("quantization_config", int4_quantization());
@@ -139,17 +156,17 @@ TEST(Config, NestedTextConfig) {
 
 TEST(Config, FamilyDefaults) {
   Json config = tiny_config();
-  for (const char* key : {"scoring_func", "topk_method", "norm_topk_prob", "q_lora_rank"}) config.set(key, Json());
+  for (const char* key : {"scoring_func", "topk_method", "q_lora_rank"}) config.set(key, Json());
   auto c = parse_config(config, Json());
   ASSERT_TRUE(c.ok()) << c.error().message;
   EXPECT_EQ(c->score, RouterScore::kSigmoid);
-  EXPECT_TRUE(c->correction_bias && c->normalize_top_k);
+  EXPECT_TRUE(c->correction_bias);
   EXPECT_EQ(c->q_lora, 0);
   config.set("architectures", Json(Json::Array{"DeepseekV2ForCausalLM"}));
   c = parse_config(config, Json());
   ASSERT_TRUE(c.ok()) << c.error().message;
   EXPECT_EQ(c->score, RouterScore::kSoftmax);
-  EXPECT_FALSE(c->correction_bias || c->normalize_top_k);
+  EXPECT_FALSE(c->correction_bias);
   EXPECT_EQ(c->num_groups, 1);  // greedy: no groups
 }
 

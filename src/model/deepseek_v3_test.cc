@@ -147,7 +147,12 @@ TEST(TinyK2, AnswersWordProblems) {
   ASSERT_TRUE(model.ok()) << model.error().message;
   const std::vector<int32_t>& eos = (*model)->info().eos_ids;
   EXPECT_EQ(eos, (std::vector<int32_t>{2049, 2050}));
-  for (const Question& question : kQuestions) {
+#ifdef PERIGEE_CHECK_ABORTS
+  const auto questions = std::span(kQuestions).first(1);  // plain loops under a sanitizer: 15 s a question
+#else
+  const auto questions = std::span(kQuestions);
+#endif
+  for (const Question& question : questions) {
     SingleSequence sequence(**model, *ops, DType::kBF16, 256);
     std::vector<int32_t> reply = {sequence.greedy(question.ids)};
     while (reply.back() != eos[0] && reply.size() < 100) reply.push_back(sequence.greedy({reply.back()}));
