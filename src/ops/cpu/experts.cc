@@ -105,8 +105,15 @@ void gate_up_panel(const Step& step, const Group& group, int64_t panel, const Pa
   const KRange whole{.begin = 0, .end = w.k_tiles};
   float* gate = scratch.c;
   float* up = scratch.c + kPanelC;
-  multiply_panel(step.kernels, w, 2 * panel, rows, whole, scratch, gate);
-  multiply_panel(step.kernels, w, 2 * panel + 1, rows, whole, scratch, up);
+  for (const auto& [c, at] : {std::pair{gate, 2 * panel}, {up, 2 * panel + 1}}) {
+    multiply_panel(step.kernels, {.w = w,
+                                  .panel = at,
+                                  .rows = rows,
+                                  .range = whole,
+                                  .tiles = scratch.tiles,
+                                  .sums = {.c = c},
+                                  .fetch_next = at + 1 < w.num_panels});
+  }
   const int64_t tile_elements = kTileRows * step.experts.down.k_tiles * kTileK;
   for (int64_t row = 0; row < group.rows; row += kTileRows, gate += 2 * kAccumulators, up += 2 * kAccumulators) {
     const int64_t m = std::min(kTileRows, group.rows - row);
@@ -119,7 +126,13 @@ void gate_up_panel(const Step& step, const Group& group, int64_t panel, const Pa
 void down_panel(const Step& step, const Group& group, int64_t panel, const PanelScratch& scratch) {
   const PanelMatrix w = step.experts.down_of(group.expert);
   const PackedRows rows{.a = step.h + group.first_tile * kTileRows * w.k_tiles * kTileK, .rows = group.rows};
-  multiply_panel(step.kernels, w, panel, rows, {.begin = 0, .end = w.k_tiles}, scratch, scratch.c);
+  multiply_panel(step.kernels, {.w = w,
+                                .panel = panel,
+                                .rows = rows,
+                                .range = {.begin = 0, .end = w.k_tiles},
+                                .tiles = scratch.tiles,
+                                .sums = {.c = scratch.c},
+                                .fetch_next = panel + 1 < w.num_panels});
   for (int64_t half = 0; half < 2; ++half) {
     const int64_t column = panel * kPanelOutputs + half * kTileOutputs;
     const int64_t columns = std::min(kTileOutputs, w.out - column);

@@ -6,8 +6,6 @@
 namespace perigee::cpu {
 namespace {
 
-// k tiles of a panel (32 KB of bf16) that stay in the first-level cache while all rows of a block pass.
-constexpr int64_t kInnerTiles = 16;
 // k tiles of a row block (256 x 2048 bf16, 1 MB) that stay in the second-level cache while the panels pass.
 constexpr int64_t kOuterTiles = 64;
 
@@ -63,14 +61,26 @@ void store_panel(const PanelKernels& kernels, const float* c, const Task& task, 
 
 void run_task(const PanelKernels& kernels, const PanelMatrix& w, const uint16_t* a, const Task& task,
               const PanelScratch& scratch, const Tensor& out) {
-  const PackedRows rows{.a = a + task.first_row * w.k_tiles * kTileK, .rows = task.rows};
   const int64_t outer = task.rows <= 2 * kTileRows ? w.k_tiles : kOuterTiles;
   for (int64_t begin = 0; begin < w.k_tiles; begin += outer) {
     const KRange range{.begin = begin, .end = std::min(begin + outer, w.k_tiles)};
     for (int64_t p = 0; p < task.num_panels; ++p) {
-      float* c = scratch.c + p * kPanelC;
-      multiply_panel(kernels, w, task.first_panel + p, rows, range, scratch, c);
-      if (range.end == w.k_tiles) store_panel(kernels, c, task, task.first_panel + p, out);
+      const int64_t panel = task.first_panel + p;
+      // Whole f32 panels are summed where they belong.
+      const bool direct = out.dtype == DType::kF32 && (panel + 1) * kPanelOutputs <= out.cols;
+      const PanelSums sums = direct ? PanelSums{.c = out.row<float>(task.first_row) + panel * kPanelOutputs,
+                                                .row = out.row_stride,
+                                                .half = kTileOutputs,
+                                                .tile = kTileRows * out.row_stride}
+                                    : PanelSums{.c = scratch.c + p * kPanelC};
+      multiply_panel(kernels, {.w = w,
+                               .panel = panel,
+                               .rows = {.a = a + task.first_row * w.k_tiles * kTileK, .rows = task.rows},
+                               .range = range,
+                               .tiles = scratch.tiles,
+                               .sums = sums,
+                               .fetch_next = p + 1 < task.num_panels});
+      if (!direct && range.end == w.k_tiles) store_panel(kernels, sums.c, task, panel, out);
     }
   }
 }
@@ -95,18 +105,23 @@ std::span<PanelScratch> panel_scratches(const CpuContext& cpu) {
   return all;
 }
 
-void multiply_panel(const PanelKernels& kernels, const PanelMatrix& w, int64_t panel, const PackedRows& rows,
-                    KRange range, const PanelScratch& scratch, float* c) {
-  // One row tile passes a panel once: nothing to keep in a cache.
-  const int64_t step = w.int4 ? kExpandTiles : rows.rows <= kTileRows ? range.end - range.begin : kInnerTiles;
-  PanelJob job{.a = rows.a, .a_stride = kTileRows * w.k_tiles * kTileK, .rows = rows.rows, .c = c};
+void multiply_panel(const PanelKernels& kernels, const PanelCall& call) {
+  const PanelMatrix& w = call.w;
+  const KRange range = call.range;
+  const bool expands = w.int4 && !(call.rows.rows <= kTileRows && kernels.int4_streams);
+  const int64_t step = expands ? kExpandTiles : range.end - range.begin;
+  PanelJob job{.a = call.rows.a,
+               .a_stride = kTileRows * w.k_tiles * kTileK,
+               .rows = call.rows.rows,
+               .int4 = w.int4,
+               .tiles = call.tiles,
+               .out = call.sums};
   for (int64_t k = range.begin; k < range.end; k += step) {
     job.k_begin = k;
     job.k_tiles = std::min(step, range.end - k);
     job.accumulate = k > 0;
-    const uint8_t* packed = w.at(panel, k);
-    if (w.int4) kernels.expand_int4(packed, job.k_tiles, scratch.tiles);
-    job.b = w.int4 ? scratch.tiles : reinterpret_cast<const uint16_t*>(packed);
+    job.b = w.at(call.panel, k);
+    job.next = call.fetch_next && !w.int4 ? w.at(call.panel + 1, k) : nullptr;
     kernels.multiply(job);
   }
 }

@@ -30,9 +30,18 @@ struct KRange {
   int64_t begin = 0, end = 0;  // k tiles
 };
 
-// C = (range.begin > 0: C +) rows * panel over the k tiles of `range`; rows <= kMaxBlockRows. `c` as in PanelJob.
-void multiply_panel(const PanelKernels& kernels, const PanelMatrix& w, int64_t panel, const PackedRows& rows,
-                    KRange range, const PanelScratch& scratch, float* c);
+// sums = (range.begin > 0: sums +) rows * panel over the k tiles of `range`; rows <= kMaxBlockRows. `tiles` is
+// PanelScratch's; with `fetch_next` the panel after this one is brought near meanwhile.
+struct PanelCall {
+  const PanelMatrix& w;
+  int64_t panel = 0;
+  PackedRows rows;
+  KRange range;
+  uint16_t* tiles = nullptr;
+  PanelSums sums;
+  bool fetch_next = false;
+};
+void multiply_panel(const PanelKernels& kernels, const PanelCall& call);
 
 // x [n, in] bf16 -> arena tensor [n, out] of dtype `out` (f32 or bf16).
 Tensor linear(const CpuContext& cpu, const Tensor& x, const PanelMatrix& w, DType out);

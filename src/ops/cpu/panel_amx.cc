@@ -36,82 +36,131 @@ void configure(int64_t rows0, int64_t rows1) {
   _tile_loadconfig(&config);
 }
 
-// Fetches the lines that the B stream reaches `kAhead` elements from here: single rows are bound by memory.
-inline void prefetch_panel_tile(const uint16_t* b) {
-  constexpr int64_t kAhead = 4 * kPanelTileElements;
-  for (int64_t i = 0; i < kPanelTileElements; i += kLine) _mm_prefetch(b + kAhead + i, _MM_HINT_T0);
+// Fetches `lines` lines from p on towards the second-level cache.
+inline void prefetch_lines(const uint8_t* p, int64_t lines) {
+  for (int64_t i = 0; i < lines; ++i) _mm_prefetch(p + i * 64, _MM_HINT_T1);
 }
 
-// Two row tiles, two output tiles.
-void multiply_pair(const PanelJob& job, const uint16_t* a0, const uint16_t* a1, int64_t rows1, float* c) {
-  float* c1 = c + 2 * kAccumulators;
+// One row tile of a pair.
+struct RowTile {
+  const uint16_t* a = nullptr;
+  int64_t step = 0;  // elements from one k tile to the next
+  float* c = nullptr;
+};
+
+RowTile row_tile(const PanelJob& job, int64_t row, int64_t rows) {
+  return {.a = job.a + row / kTileRows * job.a_stride + job.k_begin * rows * kLine,
+          .step = rows * kLine,
+          .c = job.out.c + row / kTileRows * job.out.tile};
+}
+
+// Two row tiles, two output tiles; `ahead` lines of job.next are fetched with each k tile, from line `fetched` on.
+void multiply_pair(const PanelJob& job, RowTile r0, RowTile r1, int64_t fetched, int64_t ahead) {
+  const int64_t stride = job.out.row * 4, half = job.out.half;
   if (job.accumulate) {
-    _tile_loadd(4, c, 64);
-    _tile_loadd(5, c + kAccumulators, 64);
-    _tile_loadd(6, c1, 64);
-    _tile_loadd(7, c1 + kAccumulators, 64);
+    _tile_loadd(4, r0.c, stride);
+    _tile_loadd(5, r0.c + half, stride);
+    _tile_loadd(6, r1.c, stride);
+    _tile_loadd(7, r1.c + half, stride);
   } else {
     _tile_zero(4);
     _tile_zero(5);
     _tile_zero(6);
     _tile_zero(7);
   }
-  const uint16_t* b = job.b;
-  for (int64_t t = 0; t < job.k_tiles; ++t, b += kPanelTileElements, a0 += 16 * kLine, a1 += rows1 * kLine) {
+  const auto* b = reinterpret_cast<const uint16_t*>(job.int4 ? reinterpret_cast<const uint8_t*>(job.tiles) : job.b);
+  const uint8_t* next = job.next + fetched * 64;
+  for (int64_t t = 0; t < job.k_tiles; ++t, b += kPanelTileElements, r0.a += r0.step, r1.a += r1.step) {
+    prefetch_lines(next, ahead);
+    next += ahead * 64;
     _tile_loadd(2, b, 64);
-    _tile_loadd(0, a0, 64);
+    _tile_loadd(0, r0.a, 64);
     _tile_dpbf16ps(4, 0, 2);
     _tile_loadd(3, b + kPanelTileElements / 2, 64);
     _tile_dpbf16ps(5, 0, 3);
-    _tile_loadd(1, a1, 64);
+    _tile_loadd(1, r1.a, 64);
     _tile_dpbf16ps(6, 1, 2);
     _tile_dpbf16ps(7, 1, 3);
   }
-  _tile_stored(4, c, 64);
-  _tile_stored(5, c + kAccumulators, 64);
-  _tile_stored(6, c1, 64);
-  _tile_stored(7, c1 + kAccumulators, 64);
+  _tile_stored(4, r0.c, stride);
+  _tile_stored(5, r0.c + half, stride);
+  _tile_stored(6, r1.c, stride);
+  _tile_stored(7, r1.c + half, stride);
 }
 
-// One row tile, two output tiles.
-void multiply_single(const PanelJob& job, const uint16_t* a, int64_t rows, float* c) {
+void begin_single(const PanelJob& job, const RowTile& r) {
   if (job.accumulate) {
-    _tile_loadd(4, c, 64);
-    _tile_loadd(5, c + kAccumulators, 64);
+    _tile_loadd(4, r.c, job.out.row * 4);
+    _tile_loadd(5, r.c + job.out.half, job.out.row * 4);
   } else {
     _tile_zero(4);
     _tile_zero(5);
   }
-  const uint16_t* b = job.b;
-  for (int64_t t = 0; t < job.k_tiles; ++t, b += kPanelTileElements, a += rows * kLine) {
-    prefetch_panel_tile(b);
-    _tile_loadd(0, a, 64);
-    _tile_loadd(2, b, 64);
-    _tile_dpbf16ps(4, 0, 2);
-    _tile_loadd(3, b + kPanelTileElements / 2, 64);
-    _tile_dpbf16ps(5, 0, 3);
+}
+
+void end_single(const PanelJob& job, const RowTile& r) {
+  _tile_stored(4, r.c, job.out.row * 4);
+  _tile_stored(5, r.c + job.out.half, job.out.row * 4);
+}
+
+inline void step_single(const uint16_t* a, const uint16_t* b) {
+  _tile_loadd(0, a, 64);
+  _tile_loadd(2, b, 64);
+  _tile_dpbf16ps(4, 0, 2);
+  _tile_loadd(3, b + kPanelTileElements / 2, 64);
+  _tile_dpbf16ps(5, 0, 3);
+}
+
+// One row tile, two output tiles. A single row tile is bound by memory: fetch well ahead.
+void multiply_single(const PanelJob& job, RowTile r) {
+  constexpr int64_t kAhead = 4 * kPanelTileElements * 2;
+  begin_single(job, r);
+  const bool tiles = job.int4;
+  const auto* b = tiles ? job.tiles : reinterpret_cast<const uint16_t*>(job.b);
+  for (int64_t t = 0; t < job.k_tiles; ++t, b += kPanelTileElements, r.a += r.step) {
+    if (!tiles) prefetch_lines(reinterpret_cast<const uint8_t*>(b) + kAhead, kPanelTileElements * 2 / 64);
+    step_single(r.a, b);
   }
-  _tile_stored(4, c, 64);
-  _tile_stored(5, c + kAccumulators, 64);
+  end_single(job, r);
+}
+
+// The same of an INT4 panel, expanded one k tile before it is used, so that both kinds of work overlap.
+void multiply_single_int4(const PanelJob& job, RowTile r) {
+  constexpr int64_t kAhead = 6 * kInt4TileBytes;
+  begin_single(job, r);
+  expand_int4_avx512(job.b, 1, job.tiles);
+  for (int64_t t = 0; t < job.k_tiles; ++t, r.a += r.step) {
+    const uint8_t* following = job.b + (t + 1) * kInt4TileBytes;
+    prefetch_lines(following + kAhead, kInt4TileBytes / 64);
+    if (t + 1 < job.k_tiles) expand_int4_avx512(following, 1, job.tiles + (t + 1) % 4 * kPanelTileElements);
+    step_single(r.a, job.tiles + t % 4 * kPanelTileElements);
+  }
+  end_single(job, r);
 }
 
 void multiply(const PanelJob& job) {
+  if (job.rows <= kTileRows) {
+    configure(job.rows, 0);
+    (job.int4 ? multiply_single_int4 : multiply_single)(job, row_tile(job, 0, job.rows));
+    _tile_release();
+    return;
+  }
+  if (job.int4) expand_int4_avx512(job.b, job.k_tiles, job.tiles);
   const int64_t full = job.rows / 32 * 32;
-  const auto row_tile = [&](int64_t row, int64_t rows) {
-    return job.a + row / kTileRows * job.a_stride + job.k_begin * rows * kLine;
-  };
-  const auto c_tile = [&](int64_t row) { return job.c + row / kTileRows * 2 * kAccumulators; };
+  const int64_t pairs = full / 32;
+  const int64_t next_lines = job.next != nullptr && pairs > 0 ? kPanelTileElements * 2 / 64 * job.k_tiles : 0;
+  const int64_t ahead = next_lines > 0 ? (next_lines + pairs * job.k_tiles - 1) / (pairs * job.k_tiles) : 0;
   if (full > 0) configure(16, 16);
   for (int64_t row = 0; row < full; row += 32) {
-    multiply_pair(job, row_tile(row, 16), row_tile(row + 16, 16), 16, c_tile(row));
+    multiply_pair(job, row_tile(job, row, 16), row_tile(job, row + 16, 16), row / 32 * ahead * job.k_tiles, ahead);
   }
   const int64_t rest = job.rows - full;
   if (rest > 16) {
     configure(16, rest - 16);
-    multiply_pair(job, row_tile(full, 16), row_tile(full + 16, rest - 16), rest - 16, c_tile(full));
+    multiply_pair(job, row_tile(job, full, 16), row_tile(job, full + 16, rest - 16), 0, 0);
   } else if (rest > 0) {
     configure(rest, 0);
-    multiply_single(job, row_tile(full, rest), rest, c_tile(full));
+    multiply_single(job, row_tile(job, full, rest));
   }
   _tile_release();
 }
@@ -119,6 +168,7 @@ void multiply(const PanelJob& job) {
 }  // namespace
 
 const PanelKernels kPanelKernelsAmx = {
+    .int4_streams = true,
     .multiply = multiply,
     .expand_int4 = expand_int4_avx512,
     .tile_to_bf16 = tile_to_bf16_avx512,

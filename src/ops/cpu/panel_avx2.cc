@@ -22,9 +22,11 @@ template <int R>
 void multiply_rows(const PanelJob& job, int64_t half, const uint16_t* a, int64_t m, float* c) {
   __m256 acc[R][2];
   for (int r = 0; r < R; ++r) {
-    for (int h = 0; h < 2; ++h) acc[r][h] = job.accumulate ? _mm256_loadu_ps(c + r * 16 + h * 8) : _mm256_setzero_ps();
+    for (int h = 0; h < 2; ++h)
+      acc[r][h] = job.accumulate ? _mm256_loadu_ps(c + r * job.out.row + h * 8) : _mm256_setzero_ps();
   }
-  const uint16_t* b = job.b + half * kPanelTileElements / 2;
+  const uint16_t* b = job.int4 ? job.tiles : reinterpret_cast<const uint16_t*>(job.b);
+  b += half * kPanelTileElements / 2;
   for (int64_t t = 0; t < job.k_tiles; ++t, a += m * kTileK, b += kPanelTileElements) {
     const auto* pairs = reinterpret_cast<const int32_t*>(a);
     for (int64_t p = 0; p < kPairs; ++p) {
@@ -41,7 +43,7 @@ void multiply_rows(const PanelJob& job, int64_t half, const uint16_t* a, int64_t
     }
   }
   for (int r = 0; r < R; ++r) {
-    for (int h = 0; h < 2; ++h) _mm256_storeu_ps(c + r * 16 + h * 8, acc[r][h]);
+    for (int h = 0; h < 2; ++h) _mm256_storeu_ps(c + r * job.out.row + h * 8, acc[r][h]);
   }
 }
 
@@ -51,15 +53,18 @@ void multiply_row_tile(const PanelJob& job, const uint16_t* a, int64_t m, float*
   for (int64_t row = 0; row < m; row += 4) {
     const int64_t rows = m - row < 4 ? m - row : 4;
     for (int64_t half = 0; half < 2; ++half)
-      kBodies[rows - 1](job, half, a + row * kTileK, m, c + half * kAccumulators + row * 16);
+      kBodies[rows - 1](job, half, a + row * kTileK, m, c + half * job.out.half + row * job.out.row);
   }
 }
 
+void expand_int4(const uint8_t* packed, int64_t k_tiles, uint16_t* tiles);
+
 void multiply(const PanelJob& job) {
+  if (job.int4) expand_int4(job.b, job.k_tiles, job.tiles);
   for (int64_t row = 0; row < job.rows; row += kTileRows) {
     const int64_t m = job.rows - row < kTileRows ? job.rows - row : kTileRows;
     const int64_t tile = row / kTileRows;
-    multiply_row_tile(job, job.a + tile * job.a_stride + job.k_begin * m * kTileK, m, job.c + tile * 2 * kAccumulators);
+    multiply_row_tile(job, job.a + tile * job.a_stride + job.k_begin * m * kTileK, m, job.out.c + tile * job.out.tile);
   }
 }
 
@@ -192,6 +197,7 @@ void dots(const float* x, const float* w, int64_t n, int64_t num_rows, float* ou
 }  // namespace
 
 const PanelKernels kPanelKernelsAvx2 = {
+    .int4_streams = false,
     .multiply = multiply,
     .expand_int4 = expand_int4,
     .tile_to_bf16 = tile_to_bf16,

@@ -18,12 +18,13 @@ inline __m512bh as_bf16(__m512i v) {
 // R rows of a row tile of m rows times a panel: R x 2 accumulators, one chain each.
 template <int R>
 void multiply_rows(const PanelJob& job, const uint16_t* a, int64_t m, float* c) {
+  const PanelSums& out = job.out;
   __m512 acc[R][2];
   for (int r = 0; r < R; ++r) {
     for (int h = 0; h < 2; ++h)
-      acc[r][h] = job.accumulate ? _mm512_loadu_ps(c + h * kAccumulators + r * 16) : _mm512_setzero_ps();
+      acc[r][h] = job.accumulate ? _mm512_loadu_ps(c + h * out.half + r * out.row) : _mm512_setzero_ps();
   }
-  const uint16_t* b = job.b;
+  const uint16_t* b = job.int4 ? job.tiles : reinterpret_cast<const uint16_t*>(job.b);
   for (int64_t t = 0; t < job.k_tiles; ++t, a += m * kTileK, b += kPanelTileElements) {
     const auto* pairs = reinterpret_cast<const int32_t*>(a);
     for (int64_t p = 0; p < kPairs; ++p) {
@@ -38,7 +39,7 @@ void multiply_rows(const PanelJob& job, const uint16_t* a, int64_t m, float* c) 
     }
   }
   for (int r = 0; r < R; ++r) {
-    for (int h = 0; h < 2; ++h) _mm512_storeu_ps(c + h * kAccumulators + r * 16, acc[r][h]);
+    for (int h = 0; h < 2; ++h) _mm512_storeu_ps(c + h * out.half + r * out.row, acc[r][h]);
   }
 }
 
@@ -48,15 +49,16 @@ void multiply_row_tile(const PanelJob& job, const uint16_t* a, int64_t m, float*
                               multiply_rows<4>, multiply_rows<5>, multiply_rows<6>};
   for (int64_t row = 0; row < m; row += 6) {
     const int64_t rows = m - row < 6 ? m - row : 6;
-    kBodies[rows - 1](job, a + row * kTileK, m, c + row * 16);
+    kBodies[rows - 1](job, a + row * kTileK, m, c + row * job.out.row);
   }
 }
 
 void multiply(const PanelJob& job) {
+  if (job.int4) expand_int4_avx512(job.b, job.k_tiles, job.tiles);
   for (int64_t row = 0; row < job.rows; row += kTileRows) {
     const int64_t m = job.rows - row < kTileRows ? job.rows - row : kTileRows;
     const int64_t tile = row / kTileRows;
-    multiply_row_tile(job, job.a + tile * job.a_stride + job.k_begin * m * kTileK, m, job.c + tile * 2 * kAccumulators);
+    multiply_row_tile(job, job.a + tile * job.a_stride + job.k_begin * m * kTileK, m, job.out.c + tile * job.out.tile);
   }
 }
 
@@ -198,6 +200,7 @@ void dots_avx512(const float* x, const float* w, int64_t n, int64_t num_rows, fl
 }
 
 const PanelKernels kPanelKernelsAvx512 = {
+    .int4_streams = false,
     .multiply = multiply,
     .expand_int4 = expand_int4_avx512,
     .tile_to_bf16 = tile_to_bf16_avx512,

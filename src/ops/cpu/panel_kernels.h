@@ -25,19 +25,30 @@ inline constexpr int64_t kPanelTileElements = kPanelOutputs * kTileK;  // bf16 e
 inline constexpr int64_t kInt4TileBytes = 576;
 inline constexpr int64_t kAccumulators = kTileRows * kTileOutputs;  // f32 of one C tile
 
-// C[rows, 32] (+)= A[rows, k tiles] * panel. C: for each row tile two tiles of [16 rows, 16 outputs] f32.
+// Where the f32 sums of a panel are, in elements: output 16h + j of row 16t + r is at c[t * tile + h * half + r * row +
+// j].
+struct PanelSums {
+  float* c = nullptr;
+  int64_t row = kTileOutputs, half = kAccumulators, tile = 2 * kAccumulators;
+};
+
+// C[rows, 32] (+)= A[rows, k tiles] * panel.
 struct PanelJob {
   const uint16_t* a = nullptr;  // row tile 0
   int64_t a_stride = 0;         // elements from one row tile to the next: 16 * padded k
   int64_t k_begin = 0;          // first k tile within a row tile
   int64_t k_tiles = 0;          // how many
   int64_t rows = 0;             // > 0
-  const uint16_t* b = nullptr;  // the panel at k tile k_begin
-  float* c = nullptr;           // [ceil(rows / 16)][2][16][16]
+  const uint8_t* b = nullptr;   // the panel at k tile k_begin
+  bool int4 = false;            // of b
   bool accumulate = false;      // false: C begins at zero
+  uint16_t* tiles = nullptr;    // for INT4: k_tiles expanded tiles, working memory
+  PanelSums out;
+  const uint8_t* next = nullptr;  // what is read next, k_tiles bf16 tiles: a hint, may be null
 };
 
 struct PanelKernels {
+  bool int4_streams;  // a single row tile of an INT4 job needs `tiles` of four k tiles only
   void (*multiply)(const PanelJob& job);
   // INT4 k tiles of a panel to bf16 tiles: element = bf16((nibble - 8) * scale), to nearest even.
   void (*expand_int4)(const uint8_t* packed, int64_t k_tiles, uint16_t* tiles);
