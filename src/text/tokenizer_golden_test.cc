@@ -104,6 +104,20 @@ TEST_F(RealVocabulary, SpecialsHaveTheirNamesAndFlags) {
   EXPECT_EQ(tokenizer_->bytes(163589), "<|reserved_token_163589|>");
 }
 
+// The bundled tiny model's files, which every machine has.
+TEST(BundledVocabulary, Loads) {
+  const auto loaded = Tokenizer::load(PERIGEE_SOURCE_DIR "/models/tiny-k2");
+  ASSERT_TRUE(loaded.ok()) << loaded.error().message;
+  const Tokenizer& tokenizer = **loaded;
+  EXPECT_EQ(tokenizer.vocab_size(), 2304);
+  EXPECT_EQ(tokenizer.special_id("<|im_end|>"), 2050);
+  EXPECT_EQ(tokenizer.special_id("<think>"), 2070);
+  const std::string text = "Hello, 世界! 12345 \n\t🙂 don't";
+  const Ids ids = tokenizer.encode(text, SpecialsIn::kRecognised);
+  EXPECT_LT(ids.size(), text.size());
+  EXPECT_EQ(decode(tokenizer, ids, true), text);
+}
+
 // Every token's own bytes, taken as one piece, are that token.
 TEST_F(RealVocabulary, EveryTokenIsFound) {
   std::string file;
