@@ -150,6 +150,13 @@ std::vector<Bomb> bombs() {
   };
 }
 
+// SEC-03's 100 ms hold for the optimised build; sanitizers and -O0 slow the same work down.
+#if defined(NDEBUG) && !defined(PERIGEE_CHECK_ABORTS)
+constexpr double kBombSeconds = 0.1;
+#else
+constexpr double kBombSeconds = 5;
+#endif
+
 TEST(ChatTemplate, BombsFailQuicklyAndNameTheirCap) {
   double slowest = 0;
   for (const Bomb& bomb : bombs()) {
@@ -162,7 +169,7 @@ TEST(ChatTemplate, BombsFailQuicklyAndNameTheirCap) {
     } else {
       EXPECT_NE(message.find(bomb.cap), std::string::npos) << head << "\n" << message.substr(0, 200);
     }
-    EXPECT_LT(seconds, 0.1) << head;
+    EXPECT_LT(seconds, kBombSeconds) << head;
     slowest = std::max(slowest, seconds);
   }
   RecordProperty("slowest_ms", static_cast<int>(slowest * 1000));

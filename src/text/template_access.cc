@@ -4,6 +4,7 @@
 
 #include "text/template_builtins.h"
 #include "text/template_text.h"
+#include "text/utf8.h"
 
 namespace perigee {
 namespace {
@@ -40,8 +41,8 @@ Value char_at(TemplateMachine& machine, std::string_view text, int64_t index) {
   if (index < 0) index += length;
   if (index < 0 || index >= length) return {};
   size_t at = 0;
-  for (; index > 0; --index) at += utf8_at(text, at).size;
-  return machine.make_string(std::string(text.substr(at, utf8_at(text, at).size)));
+  for (; index > 0; --index) at += utf8_at(text, at).length;
+  return machine.make_string(std::string(text.substr(at, utf8_at(text, at).length)));
 }
 
 struct Bounds {
@@ -117,14 +118,14 @@ TemplateValue slice_template_value(TemplateMachine& machine, const TemplateValue
   if (slice.step.is_integral() && slice.step.integer() == 0) return machine.fail("a slice with a step of 0");
   if (object.is_string()) {
     const std::string& text = object.string();
-    if (!machine.charge(1 + text.size() / 8) || !machine.reserve(text.size())) return {};
+    if (!machine.charge(1 + text.size() / 4) || !machine.reserve(text.size())) return {};
     const auto chars = utf8_chars(text);
     std::string out;
     visit_slice(resolve(slice, static_cast<int64_t>(chars.size())), [&](size_t at) { out += chars[at]; });
     return machine.make_string(std::move(out));
   }
   const Bounds bounds = resolve(slice, static_cast<int64_t>(object.items().size()));
-  if (!machine.charge(1 + bounds.count / 16)) return {};
+  if (!machine.charge(1 + bounds.count / 4)) return {};
   TemplateValues out;
   visit_slice(bounds, [&](size_t at) { out.push_back(object.items()[at]); });
   return machine.make_sequence(object.sequence().kind, std::move(out));

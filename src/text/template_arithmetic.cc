@@ -100,7 +100,7 @@ Value repeat(TemplateMachine& machine, const Value& value, int64_t times) {
     return machine.make_string(std::move(out));
   }
   TemplateValues out;
-  if (!machine.charge(1 + value.items().size() * count / 16)) return {};
+  if (!machine.charge(1 + value.items().size() * count / 2)) return {};
   for (size_t i = 0; size > 0 && i < count; ++i) out.insert(out.end(), value.items().begin(), value.items().end());
   return machine.make_sequence(value.sequence().kind, std::move(out));
 }
@@ -118,7 +118,7 @@ Value concatenate(TemplateMachine& machine, const Value& a, const Value& b) {
   if (!same || (a.sequence().kind != Kind::kList && a.sequence().kind != Kind::kTuple))
     return fail_kinds(machine, TemplateOp::kAdd, a, b);
   TemplateValues out = a.items();
-  if (!machine.charge(1 + (a.items().size() + b.items().size()) / 16)) return {};
+  if (!machine.charge(1 + (a.items().size() + b.items().size()) / 2)) return {};
   out.insert(out.end(), b.items().begin(), b.items().end());
   return machine.make_sequence(a.sequence().kind, std::move(out));
 }

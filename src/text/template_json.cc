@@ -5,6 +5,7 @@
 
 #include "text/template_machine.h"
 #include "text/template_text.h"
+#include "text/utf8.h"
 
 namespace perigee {
 namespace {
@@ -50,17 +51,17 @@ void JsonTextWriter::write_string(std::string_view text) {
   append_json_string(plain, text);
   for (size_t at = 0; at < plain.size();) {
     const Utf8Char c = utf8_at(plain, at);
-    at += c.size;
-    if (c.code < 0x7F) {
-      out_ += static_cast<char>(c.code);
+    at += c.length;
+    if (c.code_point < 0x7F) {
+      out_ += static_cast<char>(c.code_point);
       continue;
     }
     const auto unit = [&](uint32_t code) {
       out_ += "\\u";
       for (int shift = 12; shift >= 0; shift -= 4) out_ += "0123456789abcdef"[(code >> shift) & 15];
     };
-    if (c.code >= 0x10000) unit(0xD800 + ((c.code - 0x10000) >> 10));
-    unit(c.code >= 0x10000 ? 0xDC00 + ((c.code - 0x10000) & 0x3FF) : c.code);
+    if (c.code_point >= 0x10000) unit(0xD800 + ((c.code_point - 0x10000) >> 10));
+    unit(c.code_point >= 0x10000 ? 0xDC00 + ((c.code_point - 0x10000) & 0x3FF) : c.code_point);
   }
 }
 

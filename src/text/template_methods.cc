@@ -5,6 +5,7 @@
 
 #include "text/template_builtins.h"
 #include "text/template_text.h"
+#include "text/utf8.h"
 
 namespace perigee {
 namespace {
@@ -50,7 +51,7 @@ Value string_split(Machine& machine, const Arguments& arguments) {
 
 Value string_splitlines(Machine& machine, const Arguments& arguments) {
   const BoundArguments given(machine, arguments, {"self"}, 1);
-  if (!given.ok() || !machine.charge_text(given[0]->string().size())) return {};
+  if (!given.ok() || !machine.charge(1 + given[0]->string().size() / 4)) return {};
   return machine.make_strings(python_splitlines(given[0]->string()));
 }
 
@@ -94,7 +95,7 @@ Value string_replace(Machine& machine, const Arguments& arguments) {
     out.append(text, at, hit - at).append(fresh);
     at = hit + old.size();
     if (!old.empty() || at >= text.size()) continue;
-    const size_t size = utf8_at(text, at).size;
+    const size_t size = utf8_at(text, at).length;
     out.append(text, at, size);
     at += size;
   }

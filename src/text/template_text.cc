@@ -4,6 +4,9 @@
 #include <array>
 #include <cstring>
 
+#include "text/unicode.h"
+#include "text/utf8.h"
+
 namespace perigee {
 namespace {
 
@@ -66,15 +69,15 @@ size_t trailing_space(std::string_view text) {
     size_t start = end - 1;
     while (start > 0 && end - start < 4 && is_continuation(text[start])) --start;
     const Utf8Char c = utf8_at(text, start);
-    if (start + c.size != end || !is_python_space(c.code)) break;
+    if (start + c.length != end || !is_python_space(c.code_point)) break;
     end = start;
   }
   return text.size() - end;
 }
 
 bool contains_char(std::string_view chars, std::string_view one) {
-  for (size_t at = 0; at < chars.size(); at += utf8_at(chars, at).size)
-    if (chars.substr(at, utf8_at(chars, at).size) == one) return true;
+  for (size_t at = 0; at < chars.size(); at += utf8_at(chars, at).length)
+    if (chars.substr(at, utf8_at(chars, at).length) == one) return true;
   return false;
 }
 
@@ -87,7 +90,7 @@ std::vector<std::string_view> split_blanks(std::string_view text, int64_t max_sp
       break;
     }
     size_t end = 0;
-    while (end < text.size() && !is_python_space(utf8_at(text, end).code)) end += utf8_at(text, end).size;
+    while (end < text.size() && !is_python_space(utf8_at(text, end).code_point)) end += utf8_at(text, end).length;
     parts.push_back(text.substr(0, end));
     text.remove_prefix(end);
     text.remove_prefix(leading_space(text));
@@ -115,22 +118,9 @@ std::vector<std::string_view> rsplit_blanks(std::string_view text, int64_t max_s
 
 }  // namespace
 
-Utf8Char utf8_at(std::string_view text, size_t at) {
-  const auto byte = [&](size_t i) { return static_cast<uint32_t>(static_cast<unsigned char>(text[at + i])); };
-  const uint32_t lead = byte(0);
-  const size_t size = lead < 0x80 ? 1 : lead >= 0xF0 ? 4 : lead >= 0xE0 ? 3 : lead >= 0xC2 ? 2 : 1;
-  if (size == 1 || at + size > text.size()) return {lead, 1};
-  uint32_t code = lead & (0xFFu >> (size + 1));
-  for (size_t i = 1; i < size; ++i) {
-    if (!is_continuation(text[at + i])) return {lead, 1};
-    code = code << 6 | (byte(i) & 0x3F);
-  }
-  return {code, size};
-}
-
 size_t utf8_length(std::string_view text) {
   size_t count = 0;
-  for (size_t at = 0; at < text.size(); at += utf8_at(text, at).size) ++count;
+  for (size_t at = 0; at < text.size(); at += utf8_at(text, at).length) ++count;
   return count;
 }
 
@@ -148,26 +138,19 @@ void append_utf8(std::string& out, uint32_t code) {
 std::vector<std::string_view> utf8_chars(std::string_view text) {
   std::vector<std::string_view> chars;
   for (size_t at = 0; at < text.size();) {
-    const size_t size = utf8_at(text, at).size;
+    const size_t size = utf8_at(text, at).length;
     chars.push_back(text.substr(at, size));
     at += size;
   }
   return chars;
 }
 
-bool is_python_space(uint32_t code) {
-  return (code >= 0x09 && code <= 0x0D) || (code >= 0x1C && code <= 0x20) || code == 0x85 || code == 0xA0 ||
-         code == 0x1680 || (code >= 0x2000 && code <= 0x200A) || code == 0x2028 || code == 0x2029 || code == 0x202F ||
-         code == 0x205F || code == 0x3000;
-}
-
 size_t leading_space(std::string_view text) {
   size_t at = 0;
   while (at < text.size()) {
     const Utf8Char c = utf8_at(text, at);
-    // A lone byte 0x85 or 0xA0 is no character and so no blank.
-    if (!is_python_space(c.code) || (c.code >= 0x80 && c.size == 1)) break;
-    at += c.size;
+    if (!is_python_space(c.code_point)) break;
+    at += c.length;
   }
   return at;
 }
@@ -179,7 +162,7 @@ std::string_view python_strip(std::string_view text, StripSide side, const std::
     return text;
   }
   while (side != StripSide::kRight && !text.empty()) {
-    const size_t size = utf8_at(text, 0).size;
+    const size_t size = utf8_at(text, 0).length;
     if (!contains_char(*chars, text.substr(0, size))) break;
     text.remove_prefix(size);
   }
@@ -226,12 +209,12 @@ std::vector<std::string_view> python_splitlines(std::string_view text) {
   std::vector<std::string_view> lines;
   for (size_t at = 0, start = 0; at < text.size();) {
     const Utf8Char c = utf8_at(text, at);
-    if (breaks(c.code)) {
+    if (breaks(c.code_point)) {
       lines.push_back(text.substr(start, at - start));
-      start = at + c.size + (text.substr(at, 2) == "\r\n" ? 1 : 0);
+      start = at + c.length + (text.substr(at, 2) == "\r\n" ? 1 : 0);
       at = start;
     } else {
-      at += c.size;
+      at += c.length;
       if (at >= text.size()) lines.push_back(text.substr(start));
     }
   }
@@ -285,10 +268,11 @@ std::string jinja_title(std::string_view text) {
   bool in_word = false;
   for (size_t at = 0; at < out.size();) {
     const Utf8Char c = utf8_at(text, at);
-    const bool separates = is_python_space(c.code) || std::string_view("-({[<").find(out[at]) != std::string::npos;
-    if (c.size == 1) out[at] = in_word ? lower(out[at]) : upper(out[at]);
+    const bool separates =
+        is_python_space(c.code_point) || std::string_view("-({[<").find(out[at]) != std::string::npos;
+    if (c.length == 1) out[at] = in_word ? lower(out[at]) : upper(out[at]);
     in_word = !separates;
-    at += c.size;
+    at += c.length;
   }
   return out;
 }
@@ -299,17 +283,17 @@ void append_python_repr(std::string& out, std::string_view text) {
   out += quote;
   for (size_t at = 0; at < text.size();) {
     const Utf8Char c = utf8_at(text, at);
-    if (c.code == '\\' || c.code == static_cast<uint32_t>(quote)) {
+    if (c.code_point == '\\' || c.code_point == static_cast<uint32_t>(quote)) {
       out += '\\';
-      out += static_cast<char>(c.code);
-    } else if (c.code == '\n' || c.code == '\r' || c.code == '\t') {
-      out += c.code == '\n' ? "\\n" : c.code == '\r' ? "\\r" : "\\t";
-    } else if (!is_printable(c.code)) {
-      append_escaped(out, c.code);
+      out += static_cast<char>(c.code_point);
+    } else if (c.code_point == '\n' || c.code_point == '\r' || c.code_point == '\t') {
+      out += c.code_point == '\n' ? "\\n" : c.code_point == '\r' ? "\\r" : "\\t";
+    } else if (!is_printable(c.code_point)) {
+      append_escaped(out, c.code_point);
     } else {
-      out.append(text.substr(at, c.size));
+      out.append(text.substr(at, c.length));
     }
-    at += c.size;
+    at += c.length;
   }
   out += quote;
 }

@@ -1,6 +1,6 @@
 // Python's string operations on UTF-8 text, as far as chat templates use them.
 //
-// Positions and lengths are in code points, as in Python. A byte that is no valid UTF-8 counts as one character.
+// Positions and lengths are in code points, as in Python. What is no valid UTF-8 counts as text/utf8.h cuts it.
 // Upper and lower case are mapped for ASCII letters only; other characters stay as they are.
 #pragma once
 
@@ -12,18 +12,10 @@
 
 namespace perigee {
 
-// The character at byte `at` (< text.size()) and its length in bytes.
-struct Utf8Char {
-  uint32_t code = 0;
-  size_t size = 1;
-};
-Utf8Char utf8_at(std::string_view text, size_t at);
 size_t utf8_length(std::string_view text);
 void append_utf8(std::string& out, uint32_t code);  // a code point below 0x110000 that is no surrogate
 std::vector<std::string_view> utf8_chars(std::string_view text);
 
-// str.isspace() of one character; \s of re matches the same.
-bool is_python_space(uint32_t code);
 // Bytes of blanks that `text` starts with.
 size_t leading_space(std::string_view text);
 
