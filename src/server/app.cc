@@ -291,7 +291,7 @@ std::optional<Error> App::start_chat(ExchangePtr exchange, const HttpRequest& ht
   if (!text_->has_chat()) return bad_input("this checkpoint has no chat template; use /v1/completions", "messages");
   Result<std::vector<int32_t>> ids =
       text_->encode_chat(request->messages, request->tools, request->template_kwargs, request->add_generation_prompt);
-  if (!ids.ok()) return Error(ids.error().code, ids.error().message, "messages");
+  if (!ids.ok()) return ids.error();
   const auto prompt = std::make_shared<const std::vector<int32_t>>(std::move(*ids));
   Result<GenerationSpec> spec = make_spec(request->fields, http, {prompt});
   if (!spec.ok()) return spec.error();

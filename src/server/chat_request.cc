@@ -73,11 +73,10 @@ Result<Json> read_message(const Json& message, const RequestCaps& caps, const st
   if (const auto id = fields.text("tool_call_id", caps.max_string_bytes)) out.set("tool_call_id", *id);
   if (calls != nullptr && !assistant) fields.fail("tool_calls", "belongs in assistant messages only");
   RETURN_IF_ERROR(fields.status());
-  std::string text;
   if (content != nullptr) {
-    ASSIGN_OR_RETURN(text, read_content(*content, caps, where + "."));
+    ASSIGN_OR_RETURN(std::string text, read_content(*content, caps, where + "."));
+    out.set("content", std::move(text));
   }
-  out.set("content", std::move(text));
   if (calls != nullptr && !(calls->is_array() && calls->as_array().empty())) {
     RETURN_IF_ERROR(check_tool_calls(*calls, caps, where + "."));
     out.set("tool_calls", *calls);
@@ -144,10 +143,6 @@ void read_thinking(Fields& fields, ChatRequest& out) {
     for (const char* name : {"thinking", "enable_thinking"})
       if (const Json* value = given->find(name); value != nullptr && !value->is_bool())
         fields.fail("chat_template_kwargs", str_cat(name, " must be true or false"));
-    // If either switch is given, thinking is on when one of those given says so.
-    const Json* a = given->find("thinking");
-    const Json* b = given->find("enable_thinking");
-    if (fields.ok() && b != nullptr) kwargs.set("thinking", (a != nullptr && a->as_bool()) || b->as_bool());
     for (const char* name : {"messages", "tools", "tools_ts_str", "add_generation_prompt", "chat_template"})
       if (given->find(name) != nullptr) fields.fail("chat_template_kwargs", str_cat("must not set ", name));
   }

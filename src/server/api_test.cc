@@ -1,0 +1,506 @@
+// The API over loopback with a scripted backend: shapes, streams, errors, keys, drain.
+#include <gtest/gtest.h>
+
+#include <thread>
+
+#include "base/clock.h"
+#include "server/fake_backend.h"
+#include "server/server.h"
+#include "server/test_client.h"
+#include "text/test_vocabulary.h"
+
+namespace perigee {
+namespace {
+
+// Ids of test_tokenizer() without merges: bytes are themselves, specials from 256.
+constexpr int32_t kEnd = 258, kSectionBegin = 267, kSectionEnd = 268, kCallBegin = 269, kArgumentBegin = 270,
+                  kCallEnd = 271, kThink = 278, kEndThink = 279;
+
+std::vector<int32_t> ids_of(std::string_view text) {
+  std::vector<int32_t> ids;
+  for (const char c : text) ids.push_back(static_cast<uint8_t>(c));
+  return ids;
+}
+std::vector<int32_t> joined(const std::vector<std::vector<int32_t>>& parts) {
+  std::vector<int32_t> ids;
+  for (const auto& part : parts) ids.insert(ids.end(), part.begin(), part.end());
+  return ids;
+}
+
+// What a client of a stream puts together.
+struct Streamed {
+  std::string text, reasoning, content, arguments, call_id, name, finish;
+  Json stop_reason, usage, error;
+  std::vector<std::string> tokens;
+  std::vector<Json> top_logprobs;
+  int num_chunks = 0, num_roles = 0, num_usages = 0;
+  bool done = false;
+};
+
+std::string string_at(const Json& object, std::string_view key) {
+  const Json* value = object.find(key);
+  return value != nullptr && value->is_string() ? value->as_string() : "";
+}
+
+void take_choice(const Json& choice, Streamed& out) {
+  out.text += string_at(choice, "text");
+  if (const std::string finish = string_at(choice, "finish_reason"); !finish.empty()) {
+    out.finish = finish;
+    out.stop_reason = *choice.find("stop_reason");
+  }
+  if (const Json* logprobs = choice.find("logprobs"); logprobs != nullptr && logprobs->find("tokens") != nullptr) {
+    for (const Json& token : logprobs->find("tokens")->as_array()) out.tokens.push_back(token.as_string());
+    for (const Json& top : logprobs->find("top_logprobs")->as_array()) out.top_logprobs.push_back(top);
+  }
+  const Json* delta = choice.find("delta");
+  if (delta == nullptr) return;
+  out.num_roles += delta->find("role") != nullptr;
+  out.reasoning += string_at(*delta, "reasoning_content");
+  out.content += string_at(*delta, "content");
+  if (const Json* calls = delta->find("tool_calls"))
+    for (const Json& call : calls->as_array()) {
+      out.call_id += string_at(call, "id");
+      out.name += string_at(*call.find("function"), "name");
+      out.arguments += string_at(*call.find("function"), "arguments");
+    }
+}
+
+Streamed read_stream(std::string_view body) {
+  Streamed out;
+  while (!body.empty()) {
+    const size_t end = body.find("\n\n");
+    EXPECT_NE(end, std::string_view::npos) << "an event without its blank line";
+    if (end == std::string_view::npos) break;
+    std::string_view event = body.substr(0, end);
+    body.remove_prefix(end + 2);
+    if (event.starts_with(':')) continue;
+    EXPECT_TRUE(event.starts_with("data: ")) << event;
+    event.remove_prefix(6);
+    EXPECT_FALSE(out.done) << "an event after [DONE]";
+    if (event == "[DONE]") {
+      out.done = true;
+      continue;
+    }
+    const auto json = parse_json(event);
+    EXPECT_TRUE(json.ok()) << event;
+    if (!json.ok()) break;
+    if (const Json* error = json->find("error")) {
+      out.error = *error;
+      continue;
+    }
+    ++out.num_chunks;
+    if (const Json* usage = json->find("usage")) {
+      out.usage = *usage;
+      ++out.num_usages;
+    }
+    for (const Json& choice : json->find("choices")->as_array()) take_choice(choice, out);
+  }
+  return out;
+}
+
+class ApiTest : public testing::Test {
+ protected:
+  void start(std::vector<int32_t> reply) {
+    options_.reply = [reply](const std::vector<int32_t>&) { return reply; };
+    start();
+  }
+  void start() {
+    config_.port = 0;
+    config_.model_path = "/models/tiny";
+    if (config_.served_names.empty()) config_.served_names = {"tiny", "alias"};
+    const ModelText::ChatEncoder chat = [](const Json& messages, const Json&, const Json& kwargs,
+                                           bool) -> Result<std::vector<int32_t>> {
+      std::vector<int32_t> ids = ids_of(messages.as_array().back().find("content")->as_string());
+      const Json* thinking = kwargs.find("thinking");
+      ids.push_back(260);  // <|im_assistant|>
+      ids.push_back(kThink);
+      if (thinking != nullptr && *thinking == Json(false)) ids.push_back(kEndThink);
+      return ids;
+    };
+    const auto text = with_tokenizer_ ? ModelText::make(test_tokenizer(), chat, true, {})
+                                      : ModelText::make(nullptr, nullptr, false, {});
+    auto server = Server::start(config_, text);
+    ASSERT_TRUE(server.ok()) << server.error().message;
+    server_ = std::move(*server);
+    backend_ = std::make_shared<FakeBackend>(options_);
+    if (ready_) server_->set_ready(backend_);
+  }
+  TestClient::Reply post(const std::string& path, const std::string& body, const std::string& headers = "") {
+    TestClient client(server_->port());
+    return client.post(path, body, headers);
+  }
+  Json choice(const std::string& path, const std::string& body) {
+    const auto reply = post(path, body);
+    EXPECT_EQ(reply.status, 200) << reply.body;
+    const Json json = reply.json();
+    return json.find("choices") == nullptr ? Json() : json.find("choices")->as_array()[0];
+  }
+  void TearDown() override {
+    server_.reset();
+    backend_.reset();
+  }
+
+  ServerConfig config_;
+  FakeOptions options_;
+  bool with_tokenizer_ = true;
+  bool ready_ = true;
+  std::shared_ptr<FakeBackend> backend_;
+  std::unique_ptr<Server> server_;
+};
+
+TEST_F(ApiTest, CompletionWholeAndStreamedAreTheSame) {
+  start(ids_of("Hello, w\xC3\xB6rld"));
+  for (const int32_t per_chunk : {1, 2, 5, 64}) {
+    TearDown();
+    options_.tokens_per_chunk = per_chunk;
+    start(ids_of("Hello, w\xC3\xB6rld"));
+    const std::string members = R"("prompt":"ab","max_tokens":50,"logprobs":2)";
+    const auto reply = post("/v1/completions", "{" + members + "}");
+    ASSERT_EQ(reply.status, 200) << reply.body;
+    const Json whole = reply.json();
+    EXPECT_EQ(*whole.find("object"), Json("text_completion"));
+    EXPECT_EQ(*whole.find("model"), Json("tiny"));
+    const Json& first = whole.find("choices")->as_array()[0];
+    EXPECT_EQ(*first.find("text"), Json("Hello, w\xC3\xB6rld"));
+    EXPECT_EQ(*first.find("finish_reason"), Json("stop"));
+    EXPECT_TRUE(first.find("stop_reason")->is_null());
+    EXPECT_EQ(*whole.find("usage")->find("prompt_tokens"), Json(2));
+    EXPECT_EQ(*whole.find("usage")->find("completion_tokens"), Json(14));  // 13 bytes and the end
+    const Streamed streamed = read_stream(
+        post("/v1/completions", "{" + members + R"(,"stream":true,"stream_options":{"include_usage":true}})").body);
+    EXPECT_TRUE(streamed.done);
+    EXPECT_EQ(streamed.text, first.find("text")->as_string());
+    EXPECT_EQ(streamed.finish, "stop");
+    EXPECT_EQ(streamed.num_usages, 1);
+    EXPECT_EQ(streamed.usage, *whole.find("usage"));
+    EXPECT_EQ(Json(Json::Array(streamed.tokens.begin(), streamed.tokens.end())),
+              *first.find("logprobs")->find("tokens"));
+    EXPECT_EQ(Json(Json::Array(streamed.top_logprobs)), *first.find("logprobs")->find("top_logprobs"));
+  }
+}
+
+TEST_F(ApiTest, EchoWithLogprobsAsLmEvalReadsIt) {
+  start(ids_of("Z"));
+  const Json first = choice(
+      "/v1/completions", R"({"prompt":[65,66,67],"temperature":0,"max_tokens":1,"logprobs":1,"seed":1,"echo":true})");
+  EXPECT_EQ(*first.find("text"), Json("ABCZ"));
+  const Json& logprobs = *first.find("logprobs");
+  EXPECT_EQ(dump_json(*logprobs.find("tokens")), R"(["A","B","C","Z"])");
+  EXPECT_EQ(dump_json(*logprobs.find("text_offset")), "[0,1,2,3]");
+  const auto& scores = logprobs.find("token_logprobs")->as_array();
+  ASSERT_EQ(scores.size(), 4u);
+  EXPECT_TRUE(scores[0].is_null());
+  EXPECT_NEAR(scores[1].as_double(), -0.66, 1e-6);
+  EXPECT_NEAR(scores[3].as_double(), -0.90, 1e-6);
+  const auto& top = logprobs.find("top_logprobs")->as_array();
+  EXPECT_TRUE(top[0].is_null());
+  EXPECT_EQ(top[1].as_object().size(), 2u);  // the sampled token and one more
+  EXPECT_NE(top[1].find("B"), nullptr);
+  EXPECT_EQ(*first.find("finish_reason"), Json("length"));
+}
+
+TEST_F(ApiTest, EchoAloneReturnsThePromptOnly) {
+  start(ids_of("Z"));
+  const auto reply = post("/v1/completions", R"({"prompt":"ABC","max_tokens":0,"logprobs":0,"echo":true})");
+  ASSERT_EQ(reply.status, 200) << reply.body;
+  const Json json = reply.json();
+  const Json& first = json.find("choices")->as_array()[0];
+  EXPECT_EQ(*first.find("text"), Json("ABC"));
+  EXPECT_EQ(first.find("logprobs")->find("tokens")->as_array().size(), 3u);
+  EXPECT_EQ(*json.find("usage")->find("completion_tokens"), Json(0));
+  EXPECT_EQ(post("/v1/completions", R"({"prompt":"ABC","max_tokens":0})").status, 400);
+}
+
+TEST_F(ApiTest, ListsOfPromptsAndSeveralChoices) {
+  options_.reply = [](const std::vector<int32_t>& prompt) { return prompt; };
+  start();
+  const auto reply = post("/v1/completions", R"({"prompt":["ab",[99,100]],"n":2,"return_token_ids":true})");
+  ASSERT_EQ(reply.status, 200) << reply.body;
+  const Json json = reply.json();
+  const auto& choices = json.find("choices")->as_array();
+  ASSERT_EQ(choices.size(), 4u);
+  const char* texts[] = {"ab", "ab", "cd", "cd"};
+  for (int i = 0; i < 4; ++i) {
+    EXPECT_EQ(*choices[i].find("index"), Json(i));
+    EXPECT_EQ(*choices[i].find("text"), Json(texts[i]));
+  }
+  EXPECT_EQ(dump_json(*choices[2].find("token_ids")), "[99,100,258]");
+  EXPECT_EQ(dump_json(*choices[2].find("prompt_token_ids")), "[99,100]");
+  EXPECT_EQ(*json.find("usage")->find("prompt_tokens"), Json(4));
+}
+
+TEST_F(ApiTest, StopStringEndsTheChoiceInTheEngine) {
+  options_.tick_s = 0.001;
+  start(ids_of("one two three four five six seven eight nine ten"));
+  for (const bool stream : {false, true}) {
+    const std::string body = std::string(R"({"prompt":"x","max_tokens":200,"stop":["zzz","three"],"stream":)") +
+                             (stream ? "true}" : "false}");
+    const auto reply = post("/v1/completions", body);
+    const Streamed streamed = stream ? read_stream(reply.body) : Streamed();
+    const Json whole = stream ? Json() : reply.json().find("choices")->as_array()[0];
+    EXPECT_EQ(stream ? streamed.text : whole.find("text")->as_string(), "one two ");
+    EXPECT_EQ(stream ? streamed.finish : whole.find("finish_reason")->as_string(), "stop");
+    EXPECT_EQ(stream ? streamed.stop_reason : *whole.find("stop_reason"), Json("three"));
+  }
+  EXPECT_EQ(backend_->num_cancels(FinishReason::kStop), 2);
+  EXPECT_EQ(
+      *choice("/v1/completions", R"({"prompt":"x","max_tokens":200,"stop":"two","include_stop_str_in_output":true})")
+           .find("text"),
+      Json("one two"));
+}
+
+TEST_F(ApiTest, StopIdsAreHiddenAndNamed) {
+  start(ids_of("abc"));
+  const Json first = choice("/v1/completions", R"({"prompt":"x","stop_token_ids":[98]})");
+  EXPECT_EQ(*first.find("text"), Json("a"));
+  EXPECT_EQ(*first.find("stop_reason"), Json(98));
+  const Json rest = choice("/v1/completions", R"({"prompt":"x","max_tokens":6,"ignore_eos":true})");
+  EXPECT_EQ(*rest.find("text"), Json("abc"));
+  EXPECT_EQ(*rest.find("finish_reason"), Json("length"));
+}
+
+TEST_F(ApiTest, ChatReasoningContentAndTools) {
+  const std::vector<int32_t> reply = joined({ids_of("hmm"),
+                                             {kEndThink},
+                                             ids_of("Sure."),
+                                             {kSectionBegin, kCallBegin},
+                                             ids_of("functions.add:0"),
+                                             {kArgumentBegin},
+                                             ids_of(R"({"a": 1})"),
+                                             {kCallEnd, kSectionEnd}});
+  for (const int32_t per_chunk : {1, 3, 100}) {
+    TearDown();
+    options_.tokens_per_chunk = per_chunk;
+    start(reply);
+    const std::string members =
+        R"("messages":[{"role":"user","content":"hi"}],"tools":[{"type":"function","function":{"name":"add"}}])";
+    const auto whole_reply = post("/v1/chat/completions", "{" + members + "}");
+    ASSERT_EQ(whole_reply.status, 200) << whole_reply.body;
+    const Json whole = whole_reply.json().find("choices")->as_array()[0];
+    const Json& message = *whole.find("message");
+    EXPECT_EQ(*message.find("reasoning"), Json("hmm"));
+    EXPECT_EQ(*message.find("reasoning_content"), Json("hmm"));
+    EXPECT_EQ(*message.find("content"), Json("Sure."));
+    EXPECT_EQ(*whole.find("finish_reason"), Json("tool_calls"));
+    const Json& call = message.find("tool_calls")->as_array()[0];
+    EXPECT_EQ(*call.find("id"), Json("functions.add:0"));
+    EXPECT_EQ(dump_json(*call.find("function")), R"({"name":"add","arguments":"{\"a\": 1}"})");
+    const Streamed streamed = read_stream(post("/v1/chat/completions", "{" + members + R"(,"stream":true})").body);
+    EXPECT_EQ(streamed.num_roles, 1);
+    EXPECT_EQ(streamed.reasoning, "hmm");
+    EXPECT_EQ(streamed.content, "Sure.");
+    EXPECT_EQ(streamed.call_id, "functions.add:0");
+    EXPECT_EQ(streamed.name, "add");
+    EXPECT_EQ(streamed.arguments, R"({"a": 1})");
+    EXPECT_EQ(streamed.finish, "tool_calls");
+    EXPECT_TRUE(streamed.done);
+  }
+}
+
+TEST_F(ApiTest, ChatWithoutThinkingAndLogprobs) {
+  start(ids_of("Hi"));
+  const Json first = choice("/v1/chat/completions",
+                            R"({"messages":[{"role":"user","content":"x"}],"thinking":{"type":"disabled"},
+                                "logprobs":true,"top_logprobs":2})");
+  EXPECT_EQ(dump_json(*first.find("message")), R"({"role":"assistant","content":"Hi"})");
+  const auto& content = first.find("logprobs")->find("content")->as_array();
+  ASSERT_EQ(content.size(), 3u);
+  EXPECT_EQ(*content[0].find("token"), Json("H"));
+  EXPECT_EQ(dump_json(*content[0].find("bytes")), "[72]");
+  EXPECT_EQ(content[0].find("top_logprobs")->as_array().size(), 2u);
+}
+
+TEST_F(ApiTest, ContinuousUsageCountsEveryToken) {
+  start(ids_of("abcdef"));
+  const Streamed streamed = read_stream(
+      post("/v1/chat/completions", R"({"messages":[{"role":"user","content":"x"}],"max_tokens":6,"stream":true,
+            "stream_options":{"include_usage":true,"continuous_usage_stats":true}})")
+          .body);
+  EXPECT_EQ(streamed.num_usages, streamed.num_chunks);
+  EXPECT_EQ(*streamed.usage.find("completion_tokens"), Json(6));
+}
+
+TEST_F(ApiTest, FailuresAreErrorsWholeAndStreamed) {
+  options_.fail_after = 3;
+  start(ids_of("abcdef"));
+  const auto whole = post("/v1/completions", R"({"prompt":"x"})");
+  EXPECT_EQ(whole.status, 500);
+  EXPECT_EQ(*whole.json().find("error")->find("code"), Json(500));
+  TestClient client(server_->port());
+  client.send_post("/v1/completions", R"({"prompt":"x","stream":true})");
+  const Streamed streamed = read_stream(client.read_reply().body);
+  EXPECT_EQ(streamed.text, "ab");
+  EXPECT_FALSE(streamed.done);
+  EXPECT_EQ(*streamed.error.find("message"), Json("planted failure"));
+  EXPECT_FALSE(client.read_some(2000));  // the server closes
+}
+
+TEST_F(ApiTest, ErrorsHaveTheEnvelope) {
+  start(ids_of("a"));
+  const auto unknown = post("/v1/completions", R"({"prompt":"x","model":"gpt-9"})");
+  EXPECT_EQ(unknown.status, 404);
+  EXPECT_NE(unknown.body.find("'tiny', 'alias'"), std::string::npos) << unknown.body;
+  EXPECT_EQ(*post("/v1/completions", R"({"prompt":"x","model":"alias"})").json().find("model"), Json("alias"));
+  const auto bad = post("/v1/completions", R"({"prompt":"x","temperature":-1,"stream":true})");
+  EXPECT_EQ(bad.status, 400);
+  const Json& error = *bad.json().find("error");
+  EXPECT_EQ(*error.find("param"), Json("temperature"));
+  EXPECT_EQ(*error.find("type"), Json("BadRequestError"));
+  EXPECT_EQ(post("/v1/completions", R"({"prompt":)").status, 400);
+  EXPECT_EQ(post("/v1/completions", "[]").status, 400);
+  EXPECT_EQ(post("/nothing", "{}").status, 404);
+  TestClient client(server_->port());
+  EXPECT_EQ(client.get("/v1/completions").status, 405);
+  client.send("POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: text/plain\r\nContent-Length: 2\r\n\r\n{}");
+  EXPECT_EQ(client.read_reply().status, 400);
+  const auto too_long = post("/v1/completions", R"({"prompt":")" + std::string(250, 'a') + R"(","max_tokens":10})");
+  EXPECT_EQ(too_long.status, 400);
+  EXPECT_EQ(*too_long.json().find("error")->find("param"), Json("input_tokens"));
+}
+
+TEST_F(ApiTest, FullQueueIs429) {
+  options_.queue_full = true;
+  start(ids_of("a"));
+  const auto reply = post("/v1/completions", R"({"prompt":"x","stream":true})");
+  EXPECT_EQ(reply.status, 429);
+  EXPECT_NE(reply.head.find("Retry-After: "), std::string::npos);
+}
+
+TEST_F(ApiTest, EveryRouteButProbesNeedsTheKey) {
+  config_.api_keys = {"first", "second"};
+  start(ids_of("a"));
+  const auto status_of = [&](const std::string& method, const std::string& path, const std::string& headers) {
+    TestClient client(server_->port());
+    client.send(method + " " + path + " HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n" + headers + "\r\n");
+    return client.read_reply().status;
+  };
+  for (const char* path : {"/v1/models", "/version", "/load", "/tokenizer_info", "/tokenize", "/v1/completions",
+                           "/ping", "/nothing", "//v1/models", "/%2e%2e/health", "/health;x", "/livez/"})
+    for (const char* key : {"", "Authorization: Bearer firs\r\n", "Authorization: Bearer firstt\r\n",
+                            "Authorization: first\r\n", "Authorization: Bearer \r\n"})
+      for (const char* method : {"GET", "POST"}) EXPECT_EQ(status_of(method, path, key), 401) << path << key;
+  EXPECT_EQ(status_of("GET", "/v1/models", "Authorization: Bearer second\r\n"), 200);
+  for (const char* path : {"/health", "/livez", "/readyz", "/metrics"})
+    EXPECT_EQ(status_of("GET", path, ""), 200) << path;
+  EXPECT_EQ(status_of("GET", "http://x/health", ""), 401);
+}
+
+TEST_F(ApiTest, LoadingThenReadyThenDraining) {
+  ready_ = false;
+  options_.tick_s = 0.02;
+  start(ids_of("abcdefghij"));
+  server_->set_progress("reading weights", 42);
+  TestClient client(server_->port());
+  EXPECT_EQ(client.get("/health").status, 503);
+  EXPECT_EQ(client.get("/livez").status, 200);
+  const auto loading = client.get("/readyz");
+  EXPECT_EQ(loading.status, 503);
+  EXPECT_NE(loading.body.find("reading weights, 42 %"), std::string::npos);
+  EXPECT_EQ(post("/v1/completions", R"({"prompt":"x"})").status, 503);
+  server_->set_ready(backend_);
+  EXPECT_EQ(client.get("/health").status, 200);
+  EXPECT_EQ(client.get("/health").body, "");
+  TestClient busy(server_->port());
+  busy.send_post("/v1/completions", R"({"prompt":"x","stream":true})");
+  ASSERT_TRUE(busy.read_until("data: "));
+  std::thread drain([&] { server_->drain_and_stop(); });
+  while (client.get("/readyz").status == 200) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  const auto refused = post("/v1/completions", R"({"prompt":"x"})");
+  EXPECT_EQ(refused.status, 503);
+  EXPECT_NE(refused.head.find("Retry-After"), std::string::npos);
+  const Streamed streamed = read_stream(busy.read_reply().body);  // what was accepted is finished
+  EXPECT_TRUE(streamed.done);
+  EXPECT_EQ(streamed.text, "abcdefghij");
+  drain.join();
+  EXPECT_FALSE(TestClient(server_->port()).connected());
+}
+
+TEST_F(ApiTest, DrainLimitEndsWhatIsLeftWithAnError) {
+  options_.tick_s = 0.05;
+  config_.drain_s = 0.1;
+  start(ids_of(std::string(100, 'a')));
+  TestClient busy(server_->port());
+  busy.send_post("/v1/completions", R"({"prompt":"x","stream":true,"max_tokens":100})");
+  ASSERT_TRUE(busy.read_until("data: "));
+  server_->drain_and_stop();
+  const Streamed streamed = read_stream(busy.read_reply().body);
+  EXPECT_FALSE(streamed.done);
+  EXPECT_EQ(*streamed.error.find("code"), Json(503));
+}
+
+TEST_F(ApiTest, DisconnectCancelsAtOnce) {
+  options_.tick_s = 0.005;
+  start(ids_of(std::string(200, 'a')));
+  for (const char* body : {R"({"prompt":"x","max_tokens":200,"stream":true})", R"({"prompt":"x","max_tokens":200})"}) {
+    TestClient client(server_->port());
+    client.send_post("/v1/completions", body);
+    while (backend_->running() == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    client.close();
+    const double left_at = system_clock().now_s();
+    while (backend_->running() > 0 && system_clock().now_s() < left_at + 2)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    EXPECT_LT(system_clock().now_s() - left_at, 0.1) << body;
+  }
+  EXPECT_EQ(backend_->num_cancels(FinishReason::kCancelled), 2);
+}
+
+TEST_F(ApiTest, ManyParallelStreams) {
+  constexpr int kStreams = 256;
+  options_.tick_s = 0.002;
+  config_.threads = 2;
+  start(ids_of("The quick brown fox."));
+  std::vector<std::unique_ptr<TestClient>> clients;
+  for (int i = 0; i < kStreams; ++i) {
+    clients.push_back(std::make_unique<TestClient>(server_->port()));
+    ASSERT_TRUE(clients.back()->connected());
+    ASSERT_TRUE(clients.back()->send_post("/v1/completions", R"({"prompt":"x","max_tokens":50,"stream":true})"));
+  }
+  for (int i = 0; i < kStreams; i += 5) clients[i]->close();  // a fifth leaves
+  for (int i = 0; i < kStreams; ++i) {
+    if (i % 5 == 0) continue;
+    const Streamed streamed = read_stream(clients[i]->read_reply().body);
+    EXPECT_EQ(streamed.text, "The quick brown fox.");
+    EXPECT_TRUE(streamed.done);
+  }
+  const double end = system_clock().now_s() + 2;
+  while (backend_->running() > 0 && system_clock().now_s() < end)
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  EXPECT_EQ(backend_->running(), 0u);
+}
+
+TEST_F(ApiTest, WithoutTokenizerIdsOnly) {
+  with_tokenizer_ = false;
+  start({7, 8});
+  const Json first =
+      choice("/v1/completions", R"({"prompt":[1,2],"logprobs":1,"max_tokens":2,"return_token_ids":true})");
+  EXPECT_EQ(*first.find("text"), Json(""));
+  EXPECT_EQ(dump_json(*first.find("logprobs")->find("tokens")), R"(["token_id:7","token_id:8"])");
+  EXPECT_EQ(post("/v1/completions", R"({"prompt":"x"})").status, 400);
+  EXPECT_EQ(post("/v1/chat/completions", R"({"messages":[{"role":"user","content":"x"}]})").status, 400);
+  EXPECT_EQ(post("/tokenize", R"({"prompt":"x"})").status, 400);
+}
+
+TEST_F(ApiTest, ModelsMetricsAndTokenizer) {
+  start(ids_of("ab"));
+  EXPECT_EQ(post("/v1/completions", R"({"prompt":"x"})").status, 200);
+  TestClient client(server_->port());
+  const Json models = client.get("/v1/models").json();
+  ASSERT_EQ(models.find("data")->as_array().size(), 2u);
+  EXPECT_EQ(*models.find("data")->as_array()[1].find("id"), Json("alias"));
+  EXPECT_EQ(*models.find("data")->as_array()[0].find("max_model_len"), Json(256));
+  const std::string metrics = client.get("/metrics").body;
+  for (const char* text : {"vllm:num_requests_running{", "perigee:num_requests_running{",
+                           "vllm:generation_tokens_total{", "vllm:time_to_first_token_seconds_bucket{",
+                           "num_gpu_blocks=\"77\"", "block_size=\"64\"", "dcp_world_size=\"1\"",
+                           "vllm:request_success_total{engine=\"0\",finished_reason=\"stop\",model_name=\"tiny\"} 1"})
+    EXPECT_NE(metrics.find(text), std::string::npos) << text;
+  EXPECT_EQ(dump_json(*post("/tokenize", R"({"prompt":"ab"})").json().find("tokens")), "[97,98]");
+  EXPECT_EQ(*post("/detokenize", R"({"tokens":[97,98]})").json().find("prompt"), Json("ab"));
+  EXPECT_EQ(post("/detokenize", R"({"tokens":[9999]})").status, 400);
+  EXPECT_TRUE(client.get("/tokenizer_info").json().is_object());
+  EXPECT_EQ(*client.get("/load").json().find("server_load"), Json(0));
+  EXPECT_NE(client.get("/version").json().find("version"), nullptr);
+}
+
+}  // namespace
+}  // namespace perigee

@@ -1,0 +1,221 @@
+#include "server/http_server.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <thread>
+
+#include "base/clock.h"
+#include "server/http_head.h"
+#include "server/test_client.h"
+
+namespace perigee {
+namespace {
+
+// Answers "METHOD PATH BODYSIZE"; /stream keeps a stream open until the client goes.
+class HttpTest : public testing::Test {
+ protected:
+  void start(HttpConfig config) {
+    config.port = 0;
+    auto made = HttpServer::start(
+        config, [](const HttpRequest&) { return std::nullopt; },
+        [this](std::shared_ptr<Exchange> exchange, HttpRequest request) { handle(exchange, request); });
+    ASSERT_TRUE(made.ok()) << made.error().message;
+    server_ = std::move(*made);
+  }
+  void handle(const std::shared_ptr<Exchange>& exchange, const HttpRequest& request) {
+    if (request.path != "/stream") {
+      HttpReply reply;
+      reply.body = request.method + " " + request.path + " " + std::to_string(request.body.size());
+      return exchange->respond(std::move(reply));
+    }
+    exchange->on_disconnect([this] { gone_at_ = system_clock().now_s(); });
+    exchange->begin_stream({});
+    exchange->write("data: 1\n\n");
+    held_ = exchange;
+  }
+  bool wait_gone(double limit_s) {
+    const double end = system_clock().now_s() + limit_s;
+    while (gone_at_ == 0 && system_clock().now_s() < end) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    return gone_at_ != 0;
+  }
+  void TearDown() override {
+    if (server_) server_->stop();
+    held_ = nullptr;
+  }
+
+  std::unique_ptr<HttpServer> server_;
+  std::shared_ptr<Exchange> held_;
+  std::atomic<double> gone_at_{0};
+};
+
+TEST_F(HttpTest, KeepsAliveAndPipelines) {
+  start({});
+  TestClient client(server_->port());
+  EXPECT_EQ(client.get("/a?q=1").body, "GET /a 0");
+  EXPECT_EQ(client.post("/b", "xyz").body, "POST /b 3");
+  client.send(
+      "GET /1 HTTP/1.1\r\nHost: x\r\n\r\nPOST /2 HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\nhiGET /3 "
+      "HTTP/1.1\r\nHost: "
+      "x\r\n\r\n");
+  EXPECT_EQ(client.read_reply().body, "GET /1 0");
+  EXPECT_EQ(client.read_reply().body, "POST /2 2");
+  EXPECT_EQ(client.read_reply().body, "GET /3 0");
+}
+
+TEST_F(HttpTest, HeadClosesAndOldVersions) {
+  start({});
+  TestClient client(server_->port());
+  client.send("HEAD /a HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+  client.read_to_end();
+  EXPECT_TRUE(client.text().ends_with("\r\n\r\n"));
+  EXPECT_NE(client.text().find("Connection: close"), std::string::npos);
+  TestClient old(server_->port());
+  old.send("GET /a HTTP/1.0\r\n\r\n");
+  old.read_to_end();
+  EXPECT_TRUE(old.text().ends_with("GET /a 0"));
+}
+
+TEST_F(HttpTest, RefusesMalformedHeads) {
+  start({});
+  const std::pair<const char*, int> heads[] = {
+      {"GET /a HTTP/1.1\r\n\r\n", 400},
+      {"GET /a HTTP/1.1\r\nHost: x\r\nHost: y\r\n\r\n", 400},
+      {"GET /a HTTP/1.1\r\nHost: x\r\nA: b\r\n c\r\n\r\n", 400},
+      {"GET /a HTTP/1.1\r\nHost : x\r\n\r\n", 400},
+      {"GET /a HTTP/1.1\r\nHost: x\nA: b\r\n\r\n", 400},
+      {"GET /a HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nContent-Length: 1\r\n\r\na", 400},
+      {"POST /a HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400},
+      {"POST /a HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n", 400},
+      {"POST /a HTTP/1.1\r\nHost: x\r\nContent-Encoding: gzip\r\nContent-Length: 1\r\n\r\na", 415},
+      {"POST /a HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n\r\n", 400},
+      {"nonsense\r\n\r\n", 400},
+      {"GET /a HTTP/0.9\r\nHost: x\r\n\r\n", 400}};
+  for (const auto& [head, status] : heads) {
+    TestClient client(server_->port());
+    client.send(head);
+    EXPECT_EQ(client.read_reply().status, status) << head;
+  }
+}
+
+TEST_F(HttpTest, CapsWhileReading) {
+  HttpConfig config;
+  config.max_body_bytes = 1000;
+  start(config);
+  const auto status_of = [&](const std::string& bytes) {
+    TestClient client(server_->port());
+    client.send(bytes);
+    return client.read_reply().status;
+  };
+  EXPECT_EQ(status_of("GET / HTTP/1.1\r\nHost: x\r\nA: " + std::string(17000, 'a') + "\r\n\r\n"), 431);
+  std::string many = "GET / HTTP/1.1\r\nHost: x\r\n";
+  for (int i = 0; i < 100; ++i) many += str_cat("A", i, ": b\r\n");
+  EXPECT_EQ(status_of(many + "\r\n"), 431);
+  EXPECT_EQ(status_of("GET / HTTP/1.1\r\nHost: x\r\n" + std::string(80000, 'a')), 431);
+  // Refused before a byte of the body: none is sent.
+  EXPECT_EQ(status_of("POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1001\r\n\r\n"), 413);
+  EXPECT_EQ(status_of("POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n" + std::string(1000, 'b')), 200);
+  std::string chunks = "POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n";
+  for (int i = 0; i < 300; ++i) chunks += "4\r\nabcd\r\n";
+  EXPECT_EQ(status_of(chunks), 413);
+}
+
+TEST_F(HttpTest, ChunkFloodIsJustABody) {
+  start({});
+  TestClient client(server_->port());
+  client.send("POST /f HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n");
+  std::string block;
+  for (int i = 0; i < 1000; ++i) block += "1\r\na\r\n";
+  for (int i = 0; i < 300; ++i) ASSERT_TRUE(client.send(block));
+  client.send("0\r\n\r\n");
+  EXPECT_EQ(client.read_reply().body, "POST /f 300000");
+}
+
+TEST_F(HttpTest, SlowClientsMeetTheirDeadline) {
+  HttpConfig config;
+  config.head_timeout_s = 0.2;
+  config.body_timeout_s = 0.2;
+  config.idle_timeout_s = 0.2;
+  start(config);
+  for (const char* bytes : {"", "GET / HT", "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nab"}) {
+    const double start_s = system_clock().now_s();
+    TestClient client(server_->port());
+    client.send(bytes);
+    // A trickle does not move the deadline.
+    for (int i = 0; i < 50 && client.send(*bytes == 0 ? "" : "a"); ++i) {
+      if (client.read_some(20) || client.text().find("408") != std::string::npos) break;
+    }
+    client.read_to_end();
+    EXPECT_LT(system_clock().now_s() - start_s, 3.5) << bytes;
+  }
+}
+
+TEST_F(HttpTest, DisconnectIsSeenWithin100ms) {
+  start({});
+  TestClient client(server_->port());
+  client.send("GET /stream HTTP/1.1\r\nHost: x\r\n\r\n");
+  ASSERT_TRUE(client.read_until("data: 1"));
+  const double left_at = system_clock().now_s();
+  client.close();
+  ASSERT_TRUE(wait_gone(2));
+  EXPECT_LT(gone_at_ - left_at, 0.1);
+}
+
+TEST_F(HttpTest, DisconnectIsSeenBehindAPipelinedRequest) {
+  start({});
+  TestClient client(server_->port());
+  client.send("GET /stream HTTP/1.1\r\nHost: x\r\n\r\n");
+  ASSERT_TRUE(client.read_until("data: 1"));
+  client.send("GET /next HTTP/1.1\r\nHost: x\r\n\r\n");
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  const double left_at = system_clock().now_s();
+  client.close();
+  ASSERT_TRUE(wait_gone(2));
+  EXPECT_LT(gone_at_ - left_at, 0.1);
+}
+
+TEST_F(HttpTest, SilentStreamsCommentAndSlowReadersAreDropped) {
+  HttpConfig config;
+  config.sse_comment_s = 0.1;
+  config.max_unsent_bytes = 1 << 20;
+  start(config);
+  TestClient client(server_->port());
+  client.send("GET /stream HTTP/1.1\r\nHost: x\r\n\r\n");
+  EXPECT_TRUE(client.read_until(": keep-alive\n\n"));
+  for (int i = 0; i < 200 && gone_at_ == 0; ++i) {
+    held_->post([exchange = held_] { exchange->write(std::string(100000, 'x')); });
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  EXPECT_TRUE(wait_gone(1));
+}
+
+TEST_F(HttpTest, StopEndsOpenStreams) {
+  start({});
+  TestClient client(server_->port());
+  client.send("GET /stream HTTP/1.1\r\nHost: x\r\n\r\n");
+  ASSERT_TRUE(client.read_until("data: 1"));
+  server_->stop();
+  EXPECT_TRUE(wait_gone(0));
+  held_->post([] { FAIL() << "work after the end must be dropped"; });
+  client.read_to_end();
+  EXPECT_EQ(server_->open_connections(), 0u);
+}
+
+TEST(HttpServerStart, BadAddressesAreErrors) {
+  HttpConfig config;
+  config.host = "not an address";
+  const auto check = [](const HttpRequest&) { return std::nullopt; };
+  EXPECT_FALSE(HttpServer::start(config, check, {}).ok());
+  config.host = "127.0.0.1";
+  config.port = 0;
+  auto first = HttpServer::start(config, check, {});
+  ASSERT_TRUE(first.ok());
+  config.port = (*first)->port();
+  const auto second = HttpServer::start(config, check, {});
+  ASSERT_FALSE(second.ok());
+  EXPECT_NE(second.error().message.find("--port"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace perigee

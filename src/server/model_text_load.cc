@@ -1,0 +1,64 @@
+#include "base/file.h"
+#include "base/log.h"
+#include "server/model_text.h"
+#include "text/chat_prompt.h"
+
+namespace perigee {
+
+namespace {
+
+constexpr size_t kMaxConfigBytes = 16u << 20;
+
+Result<Json> read_json_file(const std::string& path) {
+  ASSIGN_OR_RETURN(const std::string text, read_file(path, kMaxConfigBytes));
+  Result<Json> json = parse_json(text);
+  if (!json.ok()) return Error(json.error().code, path + ": " + json.error().message, json.error().field);
+  return json;
+}
+
+// The template of `dir`: chat_template.jinja, else the one inside tokenizer_config.json; "" when there is none.
+Result<std::string> template_source(const std::string& dir, const Json& tokenizer_config) {
+  const std::string path = dir + "/chat_template.jinja";
+  if (file_exists(path)) return read_file(path, kMaxTemplateBytes);
+  const Json* inside = tokenizer_config.find("chat_template");
+  return inside != nullptr && inside->is_string() ? inside->as_string() : std::string();
+}
+
+Result<std::vector<int32_t>> encode(const ChatPrompt& chat, const Tokenizer& tokenizer, const Json& messages,
+                                    const Json& tools, const Json& kwargs, bool open) {
+  ChatPromptOptions options;
+  options.add_generation_prompt = open;
+  options.template_kwargs = kwargs;
+  const auto neutralise = [&](std::string_view untrusted) { return tokenizer.neutralise(untrusted); };
+  ASSIGN_OR_RETURN(const std::string prompt, chat.render(messages, tools, options, neutralise));
+  return tokenizer.encode_rendered(prompt);
+}
+
+}  // namespace
+
+Result<std::shared_ptr<const ModelText>> ModelText::load(const std::string& dir) {
+  auto text = std::make_shared<ModelText>();
+  if (file_exists(dir + "/generation_config.json")) {
+    ASSIGN_OR_RETURN(const Json generation, read_json_file(dir + "/generation_config.json"));
+    text->defaults_ = read_generation_config(generation);
+  }
+  if (!file_exists(dir + "/tiktoken.model")) {
+    log_warning(dir, " has no tiktoken.model: served with token ids only");
+    return std::shared_ptr<const ModelText>(std::move(text));
+  }
+  ASSIGN_OR_RETURN(text->tokenizer_config_, read_json_file(dir + "/tokenizer_config.json"));
+  ASSIGN_OR_RETURN(text->tokenizer_, Tokenizer::load(dir));
+  ASSIGN_OR_RETURN(const std::string source, template_source(dir, text->tokenizer_config_));
+  if (source.empty()) return std::shared_ptr<const ModelText>(std::move(text));
+  text->tokenizer_config_.set("chat_template", source);
+  text->thinks_ = source.find("<think>") != std::string::npos;
+  Result<ChatPrompt> chat = ChatPrompt::create(source);
+  if (!chat.ok()) return Error(chat.error().code, dir + ": chat template: " + chat.error().message);
+  text->chat_ = [chat = *chat, tokenizer = text->tokenizer_](const Json& messages, const Json& tools,
+                                                             const Json& kwargs, bool open) {
+    return encode(chat, *tokenizer, messages, tools, kwargs, open);
+  };
+  return std::shared_ptr<const ModelText>(std::move(text));
+}
+
+}  // namespace perigee
