@@ -8,11 +8,13 @@
 #include <limits>
 
 #include "ops/cpu/mla_kernels.h"
+#include "ops/cpu/vector16.h"
 #include "ops/cpu/vector_math.h"
 
 // GCC 12 takes the deliberately undefined operands inside its own AVX-512 headers for mistakes (GCC bug 105593).
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#pragma GCC diagnostic ignored "-Wuninitialized"
 #endif
 
 namespace perigee::cpu {
@@ -93,59 +95,63 @@ void interleave(const Interleave& p) {
   }
 }
 
-inline void raise_max(const float* s, float scale, float* max) {
+// Limits of a panel: keys below `open` are masked for no query, keys from `last` on for all.
+struct PanelLimits {
+  int32_t open, last;
+};
+
+PanelLimits panel_limits(const SoftmaxPanel& p) {
+  PanelLimits out{.open = static_cast<int32_t>(p.num_keys), .last = 0};
   for (int64_t q = 0; q < kPanel; ++q) {
-    const float t = s[q] * scale;
-    max[q] = t > max[q] ? t : max[q];
+    out.open = p.limit[q] < out.open ? p.limit[q] : out.open;
+    out.last = p.limit[q] > out.last ? p.limit[q] : out.last;
   }
+  return out;
 }
 
-inline void raise_max_below(const float* s, float scale, int32_t key, const int32_t* limit, float* max) {
-  for (int64_t q = 0; q < kPanel; ++q) {
-    const float t = s[q] * scale;
-    max[q] = (key < limit[q]) & (t > max[q]) ? t : max[q];
+// The largest unmasked score; scaling it afterwards is the same as scaling all, for rounding is monotonic.
+V16 panel_max(const SoftmaxPanel& p, const PanelLimits& limits) {
+  const V16 none = all16(-kMlaInfinity);
+  V16 even = none, odd = none;
+  int32_t key = 0;
+  for (; key + 2 <= limits.open; key += 2) {
+    even = max16(load16(p.scores + key * p.stride), even);
+    odd = max16(load16(p.scores + (key + 1) * p.stride), odd);
   }
-}
-
-// Weights of key `key` as f32, zero where masked; added to sum.
-inline void weigh(const SoftmaxPanel& p, int64_t key, const float* max, float* sum, float* weight) {
-  const float* s = p.scores + key * p.stride;
-  for (int64_t q = 0; q < kPanel; ++q) {
-    const float e = exp2_vector(s[q] * p.scale - max[q]);
-    weight[q] = static_cast<int32_t>(key) < p.limit[q] ? e : 0.0f;
-    sum[q] += weight[q];
+  for (; key < limits.last; ++key) {
+    even = max16(below16(key, p.limit, load16(p.scores + key * p.stride), none), even);
   }
+  return max16(even, odd);
 }
 
 void softmax(const SoftmaxPanel& p) {
-  alignas(64) float max[kPanel], base[kPanel], sums[2][kPanel] = {}, even[kPanel], odd[kPanel];
-  int32_t open = static_cast<int32_t>(p.num_keys);  // keys below are masked for no query
-  int32_t last = 0;                                 // keys from here on are masked for all
-  for (int64_t q = 0; q < kPanel; ++q) {
-    max[q] = p.max[q];
-    open = p.limit[q] < open ? p.limit[q] : open;
-    last = p.limit[q] > last ? p.limit[q] : last;
-  }
-  last = last > p.num_keys ? static_cast<int32_t>(p.num_keys) : last;
-  int32_t key = 0;
-  for (; key < open; ++key) raise_max(p.scores + key * p.stride, p.scale, max);
-  for (; key < last; ++key) raise_max_below(p.scores + key * p.stride, p.scale, key, p.limit, max);
+  const PanelLimits limits = panel_limits(p);
+  const V16 scale = all16(p.scale), zero = all16(0.0f);
+  alignas(64) float max[kPanel], base[kPanel];
+  store16(max, max16(mul16(panel_max(p, limits), scale), load16(p.max)));
   for (int64_t q = 0; q < kPanel; ++q) {
     base[q] = max[q] == -kMlaInfinity ? 0.0f : max[q];  // a row without any key: every weight is masked to zero
     p.fade[q] = max[q] == p.max[q] ? 1.0f : exp2_vector(p.max[q] - base[q]);
   }
-  const int64_t end = (last + 1) / 2 * 2;
-  for (int64_t j = 0; j < end; j += 2) {
-    weigh(p, j, base, sums[0], even);
-    weigh(p, j + 1, base, sums[1], odd);
-    uint32_t* out = p.weights + j / 2 * kPanel;
-    for (int64_t q = 0; q < kPanel; ++q) out[q] = bf16_bits(even[q]) | bf16_bits(odd[q]) << 16;
+  const V16 top = load16(base);
+  const auto weight = [&](int32_t key) { return exp2_16(fms16(load16(p.scores + key * p.stride), scale, top)); };
+  V16 sums[2] = {zero, zero};  // of even and of odd keys
+  int32_t key = 0;
+  for (; key + 2 <= limits.open; key += 2) {
+    const V16 even = weight(key), odd = weight(key + 1);
+    sums[0] = add16(sums[0], even);
+    sums[1] = add16(sums[1], odd);
+    store_pairs16(p.weights + key / 2 * kPanel, even, odd);
   }
-  std::memset(p.weights + end / 2 * kPanel, 0, static_cast<size_t>((p.num_keys - end) / 2 * kPanel) * sizeof(uint32_t));
-  for (int64_t q = 0; q < kPanel; ++q) {
-    p.sum[q] = p.sum[q] * p.fade[q] + (sums[0][q] + sums[1][q]);
-    p.max[q] = max[q];
+  for (; key < limits.last; key += 2) {
+    const V16 even = below16(key, p.limit, weight(key), zero), odd = below16(key + 1, p.limit, weight(key + 1), zero);
+    sums[0] = add16(sums[0], even);
+    sums[1] = add16(sums[1], odd);
+    store_pairs16(p.weights + key / 2 * kPanel, even, odd);
   }
+  std::memset(p.weights + key / 2 * kPanel, 0, static_cast<size_t>((p.num_keys - key) / 2 * kPanel) * sizeof(uint32_t));
+  store16(p.sum, fma16(load16(p.sum), load16(p.fade), add16(sums[0], sums[1])));
+  store16(p.max, load16(max));
 }
 
 void transpose_values(const float* v, int64_t num_keys, int64_t num_valid, int64_t dims, int64_t stride,
@@ -173,9 +179,8 @@ void fade(float* o, int64_t rows, int64_t stride, const float* factors) {
   bool all_one = true;
   for (int64_t q = 0; q < kPanel; ++q) all_one &= factors[q] == 1.0f;
   if (all_one) return;
-  for (int64_t r = 0; r < rows; ++r) {
-    for (int64_t q = 0; q < kPanel; ++q) o[r * stride + q] *= factors[q];
-  }
+  const V16 f = load16(factors);
+  for (int64_t r = 0; r < rows; ++r) store16(o + r * stride, mul16(load16(o + r * stride), f));
 }
 
 void merge(Partial& into, float* o, const Partial& next, const float* next_o, int64_t n) {
