@@ -20,14 +20,17 @@ import dummy_weights as dummy
 import reference_forward
 import transformers_forward
 
+HERE = os.path.dirname(os.path.abspath(__file__))
 PROMPT_TOKENS, GREEDY_TOKENS, TOP = 48, 16, 20
 LATENT_NORM_EPS = 1e-6
 # Smallest accepted distance between the last expert (or expert group) taken and the first left out. Softmax scores of
 # 16 experts lie closer together than sigmoid scores.
-PROMPT_MARGIN = {"sigmoid": 0.01, "softmax": 0.004}
+PROMPT_MARGIN = {"sigmoid": 0.02, "softmax": 0.006}
 GREEDY_MARGIN, GREEDY_LOGIT_GAP = 0.002, 0.08
+# Under noise of bf16's size no leading log-probability at a prompt position may move further than STEADY: a changed
+# expert moves one by about 1.
+NOISE, NOISY_COPIES, STEADY = 2.0**-9, 32, 0.3
 LARGEST_DIFFERENCE = 1e-4
-TRIES = 600
 
 
 class Model:
@@ -44,24 +47,17 @@ class Model:
         return reference_forward.log_probabilities(self.text, self.doubles, ids, LATENT_NORM_EPS)
 
 
-def choose_prompt(model, name):
-    """Prompt ids whose every position routes clearly, and their greedy continuation.
-
-    Candidates are u64(name, 0) % vocab, u64(name, 1) % vocab, …; position by position the first one that keeps
-    the routing margin is taken. The last one must also make the greedy continuation clear. None after TRIES.
+def steadiness(judge, ids):
+    """ids = prompt, or prompt and greedy continuation, under noise of bf16's size. Returns (largest change of a leading
+    log-probability at a prompt position, number of leading greedy tokens that stay the choice in every draw).
     """
-    ids = []
-    for candidate in (dummy.u64(name, TRIES) % np.uint64(model.text["vocab_size"])).tolist():
-        _, margin = model.reference(ids + [candidate])
-        if margin[-1] < model.prompt_margin:
-            continue
-        if len(ids) < PROMPT_TOKENS - 1:
-            ids.append(candidate)
-            continue
-        greedy = continue_greedily(model, ids + [candidate])
-        if greedy:
-            return ids + [candidate], greedy
-    return None
+    clean = transformers_forward.log_probabilities(judge, ids)
+    noisy = transformers_forward.noisy_log_probabilities(judge, ids, NOISY_COPIES, NOISE)
+    top = clean.topk(TOP).indices.expand(NOISY_COPIES, -1, -1)
+    change = (noisy.gather(-1, top) - clean.gather(-1, top[0])).abs().amax(dim=(0, 2))
+    same = (noisy.argmax(-1) == clean.argmax(-1)).all(0) & (change <= STEADY)
+    greedy = same[PROMPT_TOKENS - 1:len(ids) - 1].tolist()
+    return change[:PROMPT_TOKENS].max().item(), (greedy + [False]).index(False)
 
 
 def continue_greedily(model, prompt):
@@ -78,30 +74,29 @@ def continue_greedily(model, prompt):
     return {"ids": ids[len(prompt):], "router_margin": margin[len(prompt):].min(), "logit_gap": min(gaps)}
 
 
-def judged_prompt(model, name):
+def judged_prompt(model, source, ids):
     """One entry of expected.json's `prompts`, values from transformers, checked against the reference."""
-    for bump in range(20):
-        source = name if bump == 0 else "%s.%d" % (name, bump)
-        found = choose_prompt(model, source)
-        if found:
-            break
-    else:
-        raise ValueError("no prompt with clear routing for " + name)
-    ids, greedy = found
+    greedy = continue_greedily(model, ids)
+    assert greedy, "prompt %s comes too close to a tie" % source
     whole = ids + greedy["ids"]
     judged = transformers_forward.log_probabilities(model.judge, whole).numpy()
     reference, margin = model.reference(whole)
     difference = np.abs(judged - reference).max()
-    assert difference < LARGEST_DIFFERENCE, (name, difference)
+    assert difference < LARGEST_DIFFERENCE, (source, difference)
     judged_greedy = judged[len(ids) - 1:-1].argmax(-1).tolist()
-    assert judged_greedy == greedy["ids"], (name, judged_greedy, greedy["ids"])
+    assert judged_greedy == greedy["ids"], (source, judged_greedy, greedy["ids"])
+    change, steady = steadiness(model.judge, torch.tensor(whole))
+    assert change <= STEADY, (source, change)
+    assert margin[:len(ids)].min() >= model.prompt_margin, (source, margin[:len(ids)].min())
     top = np.argsort(-judged[:len(ids)], axis=-1, kind="stable")[:, :TOP]
     positions = [{"top": [[int(i), round(float(judged[p, i]), 6)] for i in row]} for p, row in enumerate(top)]
     chosen = [round(float(judged[len(ids) - 1 + step, token]), 6) for step, token in enumerate(greedy["ids"])]
     return {"name": source, "ids": ids, "greedy_next": greedy["ids"], "greedy_logprobs": chosen,
+            "greedy_steady": steady,
             "min_router_margin_prompt": _short(margin[:len(ids)].min()),
             "min_router_margin_greedy": _short(greedy["router_margin"]),
             "min_logit_gap_greedy": _short(greedy["logit_gap"]),
+            "max_change_under_noise": _short(change),
             "max_difference_to_reference": _short(difference), "positions": positions}
 
 
@@ -109,12 +104,13 @@ def _short(value):
     return float("%.3g" % value)
 
 
-def expected(config):
+def expected(config, prompts):
+    """Contents of expected.json. prompts: [{name, ids}]."""
     model = Model(config)
     versions = {"transformers": transformers.__version__, "torch": torch.__version__, "numpy": np.__version__,
                 "class": type(model.judge).__name__, "device": "cpu", "dtype": "float32"}
     return {"versions": versions, "latent_norm_eps": LATENT_NORM_EPS,
-            "prompts": [judged_prompt(model, "prompt%d" % i) for i in range(2)]}
+            "prompts": [judged_prompt(model, prompt["name"], prompt["ids"]) for prompt in prompts]}
 
 
 def unit_vectors():
@@ -158,8 +154,8 @@ def render(value, indent=0):
 def same(new, old):
     """Equal up to float noise; margins and differences to the reference are informative only."""
     if isinstance(new, dict):
-        return new.keys() == old.keys() and all(same(v, old[k]) for k, v in new.items() if k != "versions"
-                                                and not k.startswith(("min_", "max_")))
+        return new.keys() == old.keys() and all(same(v, old[k]) for k, v in new.items() if not
+                                                k.startswith(("versions", "greedy_steady", "min_", "max_")))
     if isinstance(new, list):
         return len(new) == len(old) and all(map(same, new, old))
     return abs(new - old) < 2e-5 if isinstance(new, float) else new == old
@@ -167,30 +163,47 @@ def same(new, old):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    here = os.path.dirname(os.path.abspath(__file__))
-    parser.add_argument("--out", default=os.path.join(here, "..", "..", "tests", "golden"))
+    parser.add_argument("--out", default=os.path.join(HERE, "..", "..", "tests", "golden"))
     parser.add_argument("--check", action="store_true")
     parser.add_argument("names", nargs="*", choices=[[], *configs.GOLDENS], default=[])
     options = parser.parse_args()
-    files = {"dummy_weights.json": unit_vectors}
-    for name in options.names or configs.GOLDENS:
-        config = configs.GOLDENS[name]
-        files[name + "/config.json"] = lambda config=config: config
-        files[name + "/expected.json"] = lambda config=config: expected(config)
     bad = []
-    for name, make in files.items():
-        path, value = os.path.join(options.out, name), make()
-        if options.check:
-            with open(path) as stored:
-                bad += [] if same(value, json.load(stored)) else [name]
-        else:
-            os.makedirs(os.path.dirname(path), exist_ok=True)
-            with open(path, "w") as out:
-                out.write(json.dumps(value, indent=1) + "\n" if name.endswith("config.json") else render(value) + "\n")
-        print(name, *("%s %s" % (p["name"], {k: v for k, v in p.items() if k.startswith(("min_", "max_"))})
-                      for p in value.get("prompts", [])), flush=True)
+    for name in ["", *(options.names or configs.GOLDENS)]:
+        made = make(name, options)
+        for path, value in made.items():
+            if options.check and not same(value, read(options.out, path)):
+                bad.append(path)
+            elif not options.check:
+                write(options.out, path, value)
+        report(name, made)
     if bad:
         sys.exit("differs: " + " ".join(bad))
+
+
+def make(name, options):
+    """{path: contents} of one golden; of the file of unit vectors if the name is empty."""
+    if not name:
+        return {"dummy_weights.json": unit_vectors()}
+    config, path = configs.GOLDENS[name], name + "/expected.json"
+    return {name + "/config.json": config, path: expected(config, read(HERE, "prompts.json")[name])}
+
+
+def read(folder, path):
+    with open(os.path.join(folder, path)) as stored:
+        return json.load(stored)
+
+
+def write(folder, path, value):
+    path = os.path.join(folder, path)
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(path, "w") as out:
+        out.write((json.dumps(value, indent=1) if path.endswith("config.json") else render(value)) + "\n")
+
+
+def report(name, made):
+    for prompt in made.get(name + "/expected.json", {}).get("prompts", []):
+        figures = {key: value for key, value in prompt.items() if key.startswith(("min_", "max_", "greedy_s"))}
+        print(name, prompt["name"], figures, flush=True)
 
 
 if __name__ == "__main__":

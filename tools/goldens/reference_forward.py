@@ -97,8 +97,8 @@ class Forward:
             q = self.linear(q, base + "q_b_proj")
         q = q.reshape(tokens, heads, nope + rope)
         compressed = self.linear(x, base + "kv_a_proj_with_mqa")
-        kv = self.linear(self.norm(compressed[:, :latent], base + "kv_a_layernorm", self.latent_eps), base + "kv_b_proj")
-        kv = kv.reshape(tokens, heads, nope + c["v_head_dim"])
+        kv = self.norm(compressed[:, :latent], base + "kv_a_layernorm", self.latent_eps)
+        kv = self.linear(kv, base + "kv_b_proj").reshape(tokens, heads, nope + c["v_head_dim"])
         k_rope, q_rope, scale = compressed[:, None, latent:], q[..., nope:], (nope + rope) ** -0.5
         if not c.get("mla_use_nope", False):
             scaling = c.get("rope_scaling")

@@ -52,3 +52,26 @@ def log_probabilities(model, ids):
     tokens = torch.as_tensor(ids)
     logits = model(torch.atleast_2d(tokens), use_cache=False).logits
     return torch.log_softmax(logits, dim=-1).reshape(*tokens.shape, -1)
+
+
+@torch.no_grad()
+def noisy_log_probabilities(model, ids, copies, noise):
+    """ids [T] to [copies, T, vocab]: every layer's and every norm's output is multiplied by 1 + noise * normal().
+
+    Stands for the rounding of an engine that keeps activations in bf16: half a unit is 2^-9 at most, 2^-9/sqrt(3) in
+    the mean square.
+    """
+    tokens = torch.as_tensor(ids)
+    generator = torch.Generator(tokens.device).manual_seed(1)
+
+    def disturb(module, inputs, output):
+        return output * (1 + noise * torch.randn(output.shape, generator=generator, device=output.device))
+
+    noisy = ("Linear", "RMSNorm", "RMSNormGated", "Experts", "DecoderLayer")
+    disturbed = [module for module in model.modules() if type(module).__name__.endswith(noisy)]
+    hooks = [module.register_forward_hook(disturb) for module in disturbed]
+    try:
+        return log_probabilities(model, tokens.repeat(copies, 1))
+    finally:
+        for hook in hooks:
+            hook.remove()
