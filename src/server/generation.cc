@@ -243,6 +243,7 @@ void Generation::end(const char* reason, int status) {
   record.end_s = since_arrival(now_s);
   spec_.metrics->request_done(record);
   spec_.live->remove(this);
+  spec_.backend = nullptr;  // its last sinks may outlive the request, and must not be what keeps it alive
   log_info("POST ", spec_.path, " ", status, " prompt ", total.prompt_tokens, " out ", total.completion_tokens,
            " cached ", total.cached_tokens, " ", static_cast<int64_t>(record.end_s * 1000), " ms ", spec_.id);
 }

@@ -149,6 +149,9 @@ void HttpServer::stop() {
   closed.get_future().wait();
   for (const auto& loop : impl_->loops) asio::post(loop->context(), [loop] { loop->close(); });
   for (const auto& loop : impl_->loops) loop->join();
+  // An exchange may outlive the server; what the handler owns must not live that long.
+  impl_->shared->handler = nullptr;
+  impl_->shared->check = nullptr;
 }
 
 }  // namespace perigee
