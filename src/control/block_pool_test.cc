@@ -2,10 +2,10 @@
 
 #include <gtest/gtest.h>
 
-#include <cstdlib>
 #include <list>
 
 #include "base/rng.h"
+#include "base/soak.h"
 
 namespace perigee {
 namespace {
@@ -125,7 +125,7 @@ class PoolAndModel {
 };
 
 TEST(BlockPool, AgreesWithTheModelOverRandomOperations) {
-  const int64_t num_operations = std::getenv("PERIGEE_SOAK") != nullptr ? 10'000'000 : 1'000'000;
+  const int64_t num_operations = soak_requested() ? 10'000'000 : 1'000'000;
   constexpr int kOperationsPerPool = 1000;
   for (int64_t pool = 0; pool < num_operations / kOperationsPerPool; ++pool) {
     PoolAndModel both(static_cast<uint64_t>(pool), 1 + static_cast<int>(pool % 23));

@@ -40,7 +40,6 @@ struct Scheduler::Impl {
   struct Draft {
     StepPlan plan;
     int32_t budget_tokens = 0;
-    bool short_of_pages = false;  // a running sequence had to preempt or to wait for a page
   };
   std::optional<StepPlan> next_plan(double now_s);
   void plan_decodes(Draft& draft);

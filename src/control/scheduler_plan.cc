@@ -19,7 +19,7 @@ std::optional<StepPlan> Scheduler::Impl::next_plan(double now_s) {
   draft.plan.appends.reserve(slots_.size());
   plan_decodes(draft);
   plan_prefills(draft);
-  if (!draft.short_of_pages) plan_admissions(draft);
+  plan_admissions(draft);
   if (draft.plan.rows.empty()) return std::nullopt;
   return launch(std::move(draft));
 }
@@ -35,7 +35,7 @@ StepPlan Scheduler::Impl::launch(Draft draft) {
 
 // Preemption takes from the back of running_, behind the row being planned, so that no planned row loses its pages.
 // Decode rows cannot starve a running prefill: a sequence is admitted with what the others leave, in a step where each
-// of those has its row, so the budget holds next time too.
+// of those has its row, so the budget holds next time too. (Where a row lacks a page, no admission finds one either.)
 void Scheduler::Impl::plan_decodes(Draft& draft) {
   for (size_t i = 0; i < running_.size() && draft.budget_tokens > 0; ++i) {
     Sequence& sequence = *running_[i];
@@ -54,7 +54,8 @@ void Scheduler::Impl::plan_prefills(Draft& draft) {
   }
 }
 
-// In order of service; only followers whose leader still computes the common prompt are stepped over.
+// In order of service; only followers whose leader still computes the common prompt are stepped over. A sequence that
+// was preempted in this step stays out: the page that it was preempted for is one that it needs.
 void Scheduler::Impl::plan_admissions(Draft& draft) {
   size_t i = 0;
   while (i < waiting_.size() && draft.budget_tokens > 0 && !free_slots_.empty()) {
@@ -78,7 +79,6 @@ bool Scheduler::Impl::ensure_page(Sequence& sequence, Draft& draft) {
       append_page(sequence, std::move(page), draft);
       return true;
     }
-    draft.short_of_pages = true;
     if (!quarantine_.empty()) return false;
     Sequence& victim = *running_.back();
     preempt(victim);

@@ -1,4 +1,6 @@
 // Who runs, with how many tokens and whose pages: order, budget, alignment, prefix hits, followers, preemption.
+#include <gtest/gtest.h>
+
 #include "control/scheduler.h"
 #include "control/scheduler_testing.h"
 
@@ -60,11 +62,20 @@ TEST(SchedulerChunks, EndAtTheAlignmentOrAtTheEnd) {
   config.attention_alignment = 64;
   SchedulerHarness h(config);
   const SequenceId a = h.submit(150, 5);
-  const SequenceId b = h.submit(100, 5);
-  const StepPlan first = h.plan();
-  EXPECT_EQ(rows_of(first), (Rows{{a.value, 64}, {b.value, 36}})) << "without determinism some progress is better";
-  h.apply(first);
+  const SequenceId b = h.submit(300, 5);
+  EXPECT_EQ(rows_of(h.plan()), (Rows{{a.value, 64}, {b.value, 36}})) << "without determinism a short chunk is progress";
   EXPECT_EQ(rows_of(h.plan()), (Rows{{a.value, 86}, {b.value, 14}}));
+}
+
+TEST(SchedulerChunks, AShortChunkIsMadeUpForAtTheNextMultiple) {
+  SchedulerConfig config = small_config();
+  config.max_step_tokens = 100;
+  config.attention_alignment = 64;
+  SchedulerHarness h(config);
+  const SequenceId a = h.submit(70, 5);
+  const SequenceId b = h.submit(300, 5);
+  h.step();
+  EXPECT_EQ(rows_of(h.plan()), (Rows{{a.value, 1}, {b.value, 98}})) << "30 + 98 = 128";
 }
 
 TEST(SchedulerChunks, DeterministicOnlyAtTheAlignment) {
@@ -209,6 +220,21 @@ TEST(SchedulerAdmission, NeedsThePromptsPagesAndOneMore) {
   EXPECT_EQ(rows_of(h.plan()), (Rows{{1, 128}})) << "3 pages are left, the next one needs 3 and one more";
   EXPECT_EQ(h.scheduler.gauges().waiting, 2) << "and nobody overtakes the head";
   (void)small;
+}
+
+TEST(SchedulerAdmission, TheBlockedHeadStartsWhenPagesReturn) {
+  SchedulerConfig config = small_config();
+  config.num_pages = 6;
+  SchedulerHarness h(config);
+  const SequenceId runs = h.submit(100, 20);
+  const SequenceId ends = h.submit(64, 3);
+  const SequenceId head = h.submit(192, 50);
+  h.steps(2);
+  EXPECT_EQ(h.scheduler.gauges().waiting, 1);
+  h.step();
+  EXPECT_TRUE(h.outcomes[ends].finish);
+  const StepPlan next = h.plan();
+  EXPECT_EQ(rows_of(next), (Rows{{runs.value, 1}, {head.value, 192}}));
 }
 
 // Two sequences whose outputs outgrow the pool: the later one gives way, resumes by a hit, and both finish.

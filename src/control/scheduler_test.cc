@@ -1,6 +1,8 @@
 // Life of a sequence: submission, chunks, decode rows, ends.
 #include "control/scheduler.h"
 
+#include <gtest/gtest.h>
+
 #include "control/scheduler_testing.h"
 
 namespace perigee {

@@ -1,13 +1,13 @@
-// What the scheduler's tests share: a scheduler with a small pool, submissions in one line, results by hand.
+// What the scheduler's tests share: a scheduler with a small pool, submissions in one line, results by hand. A test
+// that cannot go on ends in a CHECK.
 #pragma once
-
-#include <gtest/gtest.h>
 
 #include <map>
 #include <memory>
 #include <utility>
 #include <vector>
 
+#include "base/check.h"
 #include "control/scheduler.h"
 
 namespace perigee {
@@ -53,7 +53,7 @@ class SchedulerHarness {
     submit.cache_salt = request.salt;
     submit.leader = request.leader;
     const SequenceId sequence = submit.sequence;
-    EXPECT_TRUE(scheduler.submit(std::move(submit)));
+    CHECK(scheduler.submit(std::move(submit)), "the queue is full");
     return sequence;
   }
   SequenceId submit(int32_t num_prompt, int32_t max_tokens, int32_t priority = 0) {
@@ -66,8 +66,8 @@ class SchedulerHarness {
   StepPlan plan() {
     std::optional<StepPlan> plan = scheduler.next_plan(now_s);
     scheduler.check_integrity();
-    EXPECT_TRUE(plan.has_value());
-    return plan ? *plan : StepPlan{};
+    CHECK(plan.has_value(), "nothing is planned");
+    return *plan;
   }
   bool has_plan() { return scheduler.next_plan(now_s).has_value(); }
 
@@ -99,13 +99,13 @@ class SchedulerHarness {
   }
   void run_to_end() {
     for (int i = 0; i < 5000 && !scheduler.idle(); ++i) step();
-    EXPECT_TRUE(scheduler.idle());
+    CHECK(scheduler.idle(), "no end in sight");
   }
 
   void collect() {
     for (SequenceUpdate& update : scheduler.take_updates()) {
       Outcome& outcome = outcomes[update.sequence];
-      EXPECT_FALSE(outcome.finish) << "sequence " << update.sequence << " goes on after its end";
+      CHECK(!outcome.finish, "sequence ", update.sequence, " goes on after its end");
       outcome.ids.insert(outcome.ids.end(), update.ids.begin(), update.ids.end());
       for (const TokenLogprobs& entry : update.prompt_logprobs) outcome.prompt_logprob_ids.push_back(entry.id);
       outcome.finish = update.finish;
