@@ -125,6 +125,11 @@ std::vector<Bomb> bombs() {
        "{% macro m() %}" + repeated("{{ x }}", 99) + "{% endmacro %}{% set x = 'a' * 1000000 %}{{ m() }}"},
       {"max_output_bytes", "{% for i in range(9999) %}" + std::string(9999, 'x') + "{% endfor %}"},
       {"max_call_depth", "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}"},
+      {"depth of evaluation", "{% macro m() %}" + repeated("{% if 1 %}", 60) + "{{ m() }}" +
+                                  repeated("{% endif %}", 60) + "{% endmacro %}{{ m() }}"},
+      {"depth of evaluation", "{% macro m() %}{{ m()" + repeated(" + 1", 190) + " }}{% endmacro %}{{ m() }}"},
+      {"max_call_depth",
+       "{% macro m() %}{{ " + repeated("(m() or ", 50) + "m()" + repeated(")", 50) + " }}{% endmacro %}{{ m() }}"},
       {"nesting of values",
        "{% set ns = namespace(x=[]) %}{% for i in range(999) %}{% set ns.x = [ns.x] %}{% endfor %}"},
       {"nesting", repeated("(", 5000) + "1" + repeated(")", 5000)},

@@ -9,8 +9,6 @@ namespace {
 using Kind = TemplateExpr::Kind;
 using Value = TemplateValue;
 
-constexpr size_t kMaxEvaluationDepth = 1000;  // bounds the stack that one render can use
-
 }  // namespace
 
 TemplateValue TemplateRenderer::evaluate(const TemplateExpr& expr) {
@@ -18,8 +16,7 @@ TemplateValue TemplateRenderer::evaluate(const TemplateExpr& expr) {
   if (expr.kind == Kind::kConstant) return expr.constant;
   if (expr.kind == Kind::kName) return variable(expr.name);
   machine_.set_line(expr.line);
-  if (depth_ >= kMaxEvaluationDepth) return machine_.over("depth of evaluation", kMaxEvaluationDepth);
-  ++depth_;
+  if (!enter()) return {};
   Value value = evaluate_checked(expr);
   --depth_;
   return value;

@@ -9,6 +9,8 @@ namespace {
 using StatementKind = TemplateStatement::Kind;
 using Value = TemplateValue;
 
+constexpr size_t kMaxEvaluationDepth = 1000;  // bounds the stack that one render can use
+
 struct NamedFunction {
   std::string_view name;
   TemplateFunction function;
@@ -80,6 +82,15 @@ Result<std::string> TemplateRenderer::run(const Json& context) {
   return out;
 }
 
+bool TemplateRenderer::enter() {
+  if (depth_ >= kMaxEvaluationDepth) {
+    machine_.over("depth of evaluation", kMaxEvaluationDepth);
+    return false;
+  }
+  ++depth_;
+  return true;
+}
+
 TemplateRenderer::Flow TemplateRenderer::render(const TemplateBody& body) {
   for (const TemplateStatement& statement : body) {
     const Flow flow = render(statement);
@@ -89,8 +100,14 @@ TemplateRenderer::Flow TemplateRenderer::render(const TemplateBody& body) {
 }
 
 TemplateRenderer::Flow TemplateRenderer::render(const TemplateStatement& statement) {
-  if (!machine_.charge()) return Flow::kNormal;
   machine_.set_line(statement.line);
+  if (!machine_.charge() || !enter()) return Flow::kNormal;
+  const Flow flow = render_checked(statement);
+  --depth_;
+  return flow;
+}
+
+TemplateRenderer::Flow TemplateRenderer::render_checked(const TemplateStatement& statement) {
   switch (statement.kind) {
     case StatementKind::kText: write(statement.text); break;
     case StatementKind::kOutput: {

@@ -31,6 +31,7 @@ class TemplateRenderer {
   // Statements: template_renderer.cc
   Flow render(const TemplateBody& body);
   Flow render(const TemplateStatement& statement);
+  Flow render_checked(const TemplateStatement& statement);
   Flow render_if(const TemplateStatement& statement);
   Flow render_for(const TemplateStatement& statement);
   Flow render_set_block(const TemplateStatement& statement);
@@ -42,6 +43,8 @@ class TemplateRenderer {
   void set_variable(int name, TemplateValue value);
   const TemplateValue& variable(int name) const;
   TemplateValue call_macro(const TemplateMacro& macro, const TemplateArguments& arguments);
+  // Goes one expression or statement deeper, if that is allowed; the caller takes it back.
+  bool enter();
   bool bind_parameters(const TemplateMacro& macro, const TemplateArguments& arguments);
 
   // Expressions: template_evaluator.cc
