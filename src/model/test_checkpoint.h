@@ -1,8 +1,6 @@
 // For tests: a temporary model folder, a tiny config.json and a writer of safetensors files.
 #pragma once
 
-#include <gtest/gtest.h>
-
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
