@@ -112,6 +112,7 @@ void gate_up_panel(const Step& step, const Group& group, int64_t panel, const Pa
                                   .range = whole,
                                   .tiles = scratch.tiles,
                                   .sums = {.c = c},
+                                  .out = {.c = c},
                                   .fetch_next = at + 1 < w.num_panels});
   }
   const int64_t tile_elements = kTileRows * step.experts.down.k_tiles * kTileK;
@@ -132,6 +133,7 @@ void down_panel(const Step& step, const Group& group, int64_t panel, const Panel
                                 .range = {.begin = 0, .end = w.k_tiles},
                                 .tiles = scratch.tiles,
                                 .sums = {.c = scratch.c},
+                                .out = {.c = scratch.c},
                                 .fetch_next = panel + 1 < w.num_panels});
   for (int64_t half = 0; half < 2; ++half) {
     const int64_t column = panel * kPanelOutputs + half * kTileOutputs;

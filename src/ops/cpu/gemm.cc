@@ -66,19 +66,23 @@ void run_task(const PanelKernels& kernels, const PanelMatrix& w, const uint16_t*
     const KRange range{.begin = begin, .end = std::min(begin + outer, w.k_tiles)};
     for (int64_t p = 0; p < task.num_panels; ++p) {
       const int64_t panel = task.first_panel + p;
-      // Whole f32 panels are summed where they belong.
+      // Whole f32 panels end where they belong, others by way of the scratch.
       const bool direct = out.dtype == DType::kF32 && (panel + 1) * kPanelOutputs <= out.cols;
-      const PanelSums sums = direct ? PanelSums{.c = out.row<float>(task.first_row) + panel * kPanelOutputs,
-                                                .row = out.row_stride,
-                                                .half = kTileOutputs,
-                                                .tile = kTileRows * out.row_stride}
-                                    : PanelSums{.c = scratch.c + p * kPanelC};
+      const PanelSums sums{.c = scratch.c + p * kPanelC};
+      PanelSums place = sums;
+      if (direct) {
+        place = {.c = out.row<float>(task.first_row) + panel * kPanelOutputs,
+                 .row = out.row_stride,
+                 .half = kTileOutputs,
+                 .tile = kTileRows * out.row_stride};
+      }
       multiply_panel(kernels, {.w = w,
                                .panel = panel,
                                .rows = {.a = a + task.first_row * w.k_tiles * kTileK, .rows = task.rows},
                                .range = range,
                                .tiles = scratch.tiles,
                                .sums = sums,
+                               .out = place,
                                .fetch_next = p + 1 < task.num_panels});
       if (!direct && range.end == w.k_tiles) store_panel(kernels, sums.c, task, panel, out);
     }
@@ -100,7 +104,7 @@ std::span<PanelScratch> panel_scratches(const CpuContext& cpu) {
   const std::span<PanelScratch> all = cpu.scratch.array<PanelScratch>(cpu.pool.size());
   for (PanelScratch& one : all) {
     one = {.c = cpu.scratch.array<float>(kBlockPanels * kPanelC).data(),
-           .tiles = cpu.scratch.array<uint16_t>(kExpandTiles * kPanelTileElements).data()};
+           .tiles = cpu.scratch.array<uint16_t>(kInnerTiles * kPanelTileElements).data()};
   }
   return all;
 }
@@ -108,18 +112,19 @@ std::span<PanelScratch> panel_scratches(const CpuContext& cpu) {
 void multiply_panel(const PanelKernels& kernels, const PanelCall& call) {
   const PanelMatrix& w = call.w;
   const KRange range = call.range;
-  const bool expands = w.int4 && !(call.rows.rows <= kTileRows && kernels.int4_streams);
-  const int64_t step = expands ? kExpandTiles : range.end - range.begin;
+  // A single row tile passes a panel once: nothing to keep in a cache.
+  const bool whole = call.rows.rows <= kTileRows && (!w.int4 || kernels.int4_streams);
+  const int64_t step = whole ? range.end - range.begin : kInnerTiles;
   PanelJob job{.a = call.rows.a,
                .a_stride = kTileRows * w.k_tiles * kTileK,
                .rows = call.rows.rows,
                .int4 = w.int4,
-               .tiles = call.tiles,
-               .out = call.sums};
+               .tiles = call.tiles};
   for (int64_t k = range.begin; k < range.end; k += step) {
     job.k_begin = k;
     job.k_tiles = std::min(step, range.end - k);
-    job.accumulate = k > 0;
+    job.in = k > 0 ? call.sums : PanelSums{};
+    job.out = k + job.k_tiles == w.k_tiles ? call.out : call.sums;
     job.b = w.at(call.panel, k);
     job.next = call.fetch_next && !w.int4 ? w.at(call.panel + 1, k) : nullptr;
     kernels.multiply(job);

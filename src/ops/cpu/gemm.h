@@ -16,13 +16,13 @@ struct PackedRows {
 
 inline constexpr int64_t kMaxBlockRows = 256;                      // rows whose accumulators are kept at once
 inline constexpr int64_t kBlockPanels = 8;                         // panels of one task
-inline constexpr int64_t kExpandTiles = 16;                        // k tiles of an INT4 panel expanded at once
+inline constexpr int64_t kInnerTiles = 16;                         // k tiles of an INT4 panel expanded at once
 inline constexpr int64_t kPanelC = kMaxBlockRows * kPanelOutputs;  // f32 accumulators of one panel
 
 // Working memory of one thread of a multiplication.
 struct PanelScratch {
   float* c = nullptr;         // [kBlockPanels][kPanelC]
-  uint16_t* tiles = nullptr;  // [kExpandTiles * kPanelTileElements]
+  uint16_t* tiles = nullptr;  // [kInnerTiles * kPanelTileElements]
 };
 std::span<PanelScratch> panel_scratches(const CpuContext& cpu);  // one a thread, from cpu.scratch
 
@@ -30,15 +30,16 @@ struct KRange {
   int64_t begin = 0, end = 0;  // k tiles
 };
 
-// sums = (range.begin > 0: sums +) rows * panel over the k tiles of `range`; rows <= kMaxBlockRows. `tiles` is
-// PanelScratch's; with `fetch_next` the panel after this one is brought near meanwhile.
+// rows * panel over the k tiles of `range`, added to `sums` unless it begins at 0, and left in `sums`, or in `out`
+// (which may be the same place) once the last k tile is in. rows <= kMaxBlockRows. `tiles` is PanelScratch's; with
+// `fetch_next` the panel after this one is brought near meanwhile.
 struct PanelCall {
   const PanelMatrix& w;
   int64_t panel = 0;
   PackedRows rows;
   KRange range;
   uint16_t* tiles = nullptr;
-  PanelSums sums;
+  PanelSums sums, out;
   bool fetch_next = false;
 };
 void multiply_panel(const PanelKernels& kernels, const PanelCall& call);

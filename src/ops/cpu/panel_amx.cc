@@ -44,24 +44,27 @@ inline void prefetch_lines(const uint8_t* p, int64_t lines) {
 // One row tile of a pair.
 struct RowTile {
   const uint16_t* a = nullptr;
-  int64_t step = 0;  // elements from one k tile to the next
-  float* c = nullptr;
+  int64_t step = 0;           // elements from one k tile to the next
+  const float* in = nullptr;  // null: zero
+  float* out = nullptr;
 };
 
 RowTile row_tile(const PanelJob& job, int64_t row, int64_t rows) {
   return {.a = job.a + row / kTileRows * job.a_stride + job.k_begin * rows * kLine,
           .step = rows * kLine,
-          .c = job.out.c + row / kTileRows * job.out.tile};
+          .in = job.in.c == nullptr ? nullptr : job.in.c + row / kTileRows * job.in.tile,
+          .out = job.out.c + row / kTileRows * job.out.tile};
 }
 
-// Two row tiles, two output tiles; `ahead` lines of job.next are fetched with each k tile, from line `fetched` on.
+// Two row tiles, two output tiles. Activations are streamed past the first-level cache, which then keeps the panel for
+// the next pair of row tiles. `ahead` lines of job.next are fetched with each k tile, from line `fetched` on.
 void multiply_pair(const PanelJob& job, RowTile r0, RowTile r1, int64_t fetched, int64_t ahead) {
-  const int64_t stride = job.out.row * 4, half = job.out.half;
-  if (job.accumulate) {
-    _tile_loadd(4, r0.c, stride);
-    _tile_loadd(5, r0.c + half, stride);
-    _tile_loadd(6, r1.c, stride);
-    _tile_loadd(7, r1.c + half, stride);
+  if (r0.in != nullptr) {
+    const int64_t stride = job.in.row * 4;
+    _tile_loadd(4, r0.in, stride);
+    _tile_loadd(5, r0.in + job.in.half, stride);
+    _tile_loadd(6, r1.in, stride);
+    _tile_loadd(7, r1.in + job.in.half, stride);
   } else {
     _tile_zero(4);
     _tile_zero(5);
@@ -74,24 +77,25 @@ void multiply_pair(const PanelJob& job, RowTile r0, RowTile r1, int64_t fetched,
     prefetch_lines(next, ahead);
     next += ahead * 64;
     _tile_loadd(2, b, 64);
-    _tile_loadd(0, r0.a, 64);
+    _tile_stream_loadd(0, r0.a, 64);
     _tile_dpbf16ps(4, 0, 2);
     _tile_loadd(3, b + kPanelTileElements / 2, 64);
     _tile_dpbf16ps(5, 0, 3);
-    _tile_loadd(1, r1.a, 64);
+    _tile_stream_loadd(1, r1.a, 64);
     _tile_dpbf16ps(6, 1, 2);
     _tile_dpbf16ps(7, 1, 3);
   }
-  _tile_stored(4, r0.c, stride);
-  _tile_stored(5, r0.c + half, stride);
-  _tile_stored(6, r1.c, stride);
-  _tile_stored(7, r1.c + half, stride);
+  const int64_t stride = job.out.row * 4;
+  _tile_stored(4, r0.out, stride);
+  _tile_stored(5, r0.out + job.out.half, stride);
+  _tile_stored(6, r1.out, stride);
+  _tile_stored(7, r1.out + job.out.half, stride);
 }
 
 void begin_single(const PanelJob& job, const RowTile& r) {
-  if (job.accumulate) {
-    _tile_loadd(4, r.c, job.out.row * 4);
-    _tile_loadd(5, r.c + job.out.half, job.out.row * 4);
+  if (r.in != nullptr) {
+    _tile_loadd(4, r.in, job.in.row * 4);
+    _tile_loadd(5, r.in + job.in.half, job.in.row * 4);
   } else {
     _tile_zero(4);
     _tile_zero(5);
@@ -99,8 +103,8 @@ void begin_single(const PanelJob& job, const RowTile& r) {
 }
 
 void end_single(const PanelJob& job, const RowTile& r) {
-  _tile_stored(4, r.c, job.out.row * 4);
-  _tile_stored(5, r.c + job.out.half, job.out.row * 4);
+  _tile_stored(4, r.out, job.out.row * 4);
+  _tile_stored(5, r.out + job.out.half, job.out.row * 4);
 }
 
 inline void step_single(const uint16_t* a, const uint16_t* b) {

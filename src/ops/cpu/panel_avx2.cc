@@ -19,11 +19,14 @@ inline __m256 odd_f32(__m256i pairs) {
 
 // R rows of a row tile of m rows times the 16 outputs of one B tile: R x 2 accumulators of 8, one chain each.
 template <int R>
-void multiply_rows(const PanelJob& job, int64_t half, const uint16_t* a, int64_t m, float* c) {
+void multiply_rows(const PanelJob& job, int64_t half, const uint16_t* a, int64_t m, int64_t row) {
+  const bool adds = job.in.c != nullptr;
+  const float* in =
+      !adds ? nullptr : job.in.c + row / kTileRows * job.in.tile + row % kTileRows * job.in.row + half * job.in.half;
+  float* out = job.out.c + row / kTileRows * job.out.tile + row % kTileRows * job.out.row + half * job.out.half;
   __m256 acc[R][2];
   for (int r = 0; r < R; ++r) {
-    for (int h = 0; h < 2; ++h)
-      acc[r][h] = job.accumulate ? _mm256_loadu_ps(c + r * job.out.row + h * 8) : _mm256_setzero_ps();
+    for (int h = 0; h < 2; ++h) acc[r][h] = adds ? _mm256_loadu_ps(in + r * job.in.row + h * 8) : _mm256_setzero_ps();
   }
   const uint16_t* b = job.int4 ? job.tiles : reinterpret_cast<const uint16_t*>(job.b);
   b += half * kPanelTileElements / 2;
@@ -43,17 +46,17 @@ void multiply_rows(const PanelJob& job, int64_t half, const uint16_t* a, int64_t
     }
   }
   for (int r = 0; r < R; ++r) {
-    for (int h = 0; h < 2; ++h) _mm256_storeu_ps(c + r * job.out.row + h * 8, acc[r][h]);
+    for (int h = 0; h < 2; ++h) _mm256_storeu_ps(out + r * job.out.row + h * 8, acc[r][h]);
   }
 }
 
-void multiply_row_tile(const PanelJob& job, const uint16_t* a, int64_t m, float* c) {
-  using Body = void (*)(const PanelJob&, int64_t, const uint16_t*, int64_t, float*);
+// `first` is the row of the job that the row tile begins with.
+void multiply_row_tile(const PanelJob& job, const uint16_t* a, int64_t m, int64_t first) {
+  using Body = void (*)(const PanelJob&, int64_t, const uint16_t*, int64_t, int64_t);
   constexpr Body kBodies[] = {multiply_rows<1>, multiply_rows<2>, multiply_rows<3>, multiply_rows<4>};
   for (int64_t row = 0; row < m; row += 4) {
     const int64_t rows = m - row < 4 ? m - row : 4;
-    for (int64_t half = 0; half < 2; ++half)
-      kBodies[rows - 1](job, half, a + row * kTileK, m, c + half * job.out.half + row * job.out.row);
+    for (int64_t half = 0; half < 2; ++half) kBodies[rows - 1](job, half, a + row * kTileK, m, first + row);
   }
 }
 
@@ -64,7 +67,7 @@ void multiply(const PanelJob& job) {
   for (int64_t row = 0; row < job.rows; row += kTileRows) {
     const int64_t m = job.rows - row < kTileRows ? job.rows - row : kTileRows;
     const int64_t tile = row / kTileRows;
-    multiply_row_tile(job, job.a + tile * job.a_stride + job.k_begin * m * kTileK, m, job.out.c + tile * job.out.tile);
+    multiply_row_tile(job, job.a + tile * job.a_stride + job.k_begin * m * kTileK, m, row);
   }
 }
 

@@ -17,12 +17,14 @@ inline __m512bh as_bf16(__m512i v) {
 
 // R rows of a row tile of m rows times a panel: R x 2 accumulators, one chain each.
 template <int R>
-void multiply_rows(const PanelJob& job, const uint16_t* a, int64_t m, float* c) {
-  const PanelSums& out = job.out;
+void multiply_rows(const PanelJob& job, const uint16_t* a, int64_t m, int64_t row) {
+  const bool adds = job.in.c != nullptr;
+  const float* in = !adds ? nullptr : job.in.c + row / kTileRows * job.in.tile + row % kTileRows * job.in.row;
+  float* out = job.out.c + row / kTileRows * job.out.tile + row % kTileRows * job.out.row;
   __m512 acc[R][2];
   for (int r = 0; r < R; ++r) {
     for (int h = 0; h < 2; ++h)
-      acc[r][h] = job.accumulate ? _mm512_loadu_ps(c + h * out.half + r * out.row) : _mm512_setzero_ps();
+      acc[r][h] = adds ? _mm512_loadu_ps(in + h * job.in.half + r * job.in.row) : _mm512_setzero_ps();
   }
   const uint16_t* b = job.int4 ? job.tiles : reinterpret_cast<const uint16_t*>(job.b);
   for (int64_t t = 0; t < job.k_tiles; ++t, a += m * kTileK, b += kPanelTileElements) {
@@ -39,17 +41,18 @@ void multiply_rows(const PanelJob& job, const uint16_t* a, int64_t m, float* c) 
     }
   }
   for (int r = 0; r < R; ++r) {
-    for (int h = 0; h < 2; ++h) _mm512_storeu_ps(c + h * out.half + r * out.row, acc[r][h]);
+    for (int h = 0; h < 2; ++h) _mm512_storeu_ps(out + h * job.out.half + r * job.out.row, acc[r][h]);
   }
 }
 
-void multiply_row_tile(const PanelJob& job, const uint16_t* a, int64_t m, float* c) {
-  using Body = void (*)(const PanelJob&, const uint16_t*, int64_t, float*);
+// `first` is the row of the job that the row tile begins with.
+void multiply_row_tile(const PanelJob& job, const uint16_t* a, int64_t m, int64_t first) {
+  using Body = void (*)(const PanelJob&, const uint16_t*, int64_t, int64_t);
   constexpr Body kBodies[] = {multiply_rows<1>, multiply_rows<2>, multiply_rows<3>,
                               multiply_rows<4>, multiply_rows<5>, multiply_rows<6>};
   for (int64_t row = 0; row < m; row += 6) {
     const int64_t rows = m - row < 6 ? m - row : 6;
-    kBodies[rows - 1](job, a + row * kTileK, m, c + row * job.out.row);
+    kBodies[rows - 1](job, a + row * kTileK, m, first + row);
   }
 }
 
@@ -58,7 +61,7 @@ void multiply(const PanelJob& job) {
   for (int64_t row = 0; row < job.rows; row += kTileRows) {
     const int64_t m = job.rows - row < kTileRows ? job.rows - row : kTileRows;
     const int64_t tile = row / kTileRows;
-    multiply_row_tile(job, job.a + tile * job.a_stride + job.k_begin * m * kTileK, m, job.out.c + tile * job.out.tile);
+    multiply_row_tile(job, job.a + tile * job.a_stride + job.k_begin * m * kTileK, m, row);
   }
 }
 

@@ -32,18 +32,18 @@ struct PanelSums {
   int64_t row = kTileOutputs, half = kAccumulators, tile = 2 * kAccumulators;
 };
 
-// C[rows, 32] (+)= A[rows, k tiles] * panel.
+// out[rows, 32] = in[rows, 32] + A[rows, k tiles] * panel.
 struct PanelJob {
-  const uint16_t* a = nullptr;  // row tile 0
-  int64_t a_stride = 0;         // elements from one row tile to the next: 16 * padded k
-  int64_t k_begin = 0;          // first k tile within a row tile
-  int64_t k_tiles = 0;          // how many
-  int64_t rows = 0;             // > 0
-  const uint8_t* b = nullptr;   // the panel at k tile k_begin
-  bool int4 = false;            // of b
-  bool accumulate = false;      // false: C begins at zero
-  uint16_t* tiles = nullptr;    // for INT4: k_tiles expanded tiles, working memory
-  PanelSums out;
+  const uint16_t* a = nullptr;    // row tile 0
+  int64_t a_stride = 0;           // elements from one row tile to the next: 16 * padded k
+  int64_t k_begin = 0;            // first k tile within a row tile
+  int64_t k_tiles = 0;            // how many
+  int64_t rows = 0;               // > 0
+  const uint8_t* b = nullptr;     // the panel at k tile k_begin
+  bool int4 = false;              // of b
+  uint16_t* tiles = nullptr;      // for INT4: k_tiles expanded tiles, working memory
+  PanelSums in;                   // what is added to; c null: zero
+  PanelSums out;                  // may be the same place
   const uint8_t* next = nullptr;  // what is read next, k_tiles bf16 tiles: a hint, may be null
 };
 
