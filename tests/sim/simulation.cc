@@ -37,7 +37,7 @@ Simulation::Simulation(uint64_t seed)
   num_to_submit_ = static_cast<int32_t>(rng_.between(30, 120));
   longest_prompt_ = rng_.chance(0.4) ? 70 : rng_.chance(0.5) ? 140 : config_.max_model_len - 1;
   long_outputs_chance_ = rng_.chance(0.7) ? 0.8 : 0.2;
-  arrival_chance_ = rng_.chance(0.8) ? 0.5 : 0.08;
+  arrival_chance_ = rng_.chance(0.9) ? 0.5 : 0.08;
   cancel_chance_ = rng_.chance(0.8) ? 0.05 : 0.0;
   deliver_chance_ = rng_.chance(0.5) ? 0.3 : 0.7;
 }
@@ -45,14 +45,14 @@ Simulation::Simulation(uint64_t seed)
 SchedulerConfig Simulation::draw_config() {
   SchedulerConfig config;
   config.num_pages = static_cast<int32_t>(rng_.between(6, rng_.chance(0.8) ? 20 : 60));
-  config.max_sequences = static_cast<int32_t>(rng_.chance(0.8) ? rng_.between(8, 20) : rng_.between(1, 4));
+  config.max_sequences = static_cast<int32_t>(rng_.chance(0.88) ? rng_.between(10, 24) : rng_.between(1, 4));
   config.max_model_len = static_cast<int32_t>(rng_.between(200, std::min(config.num_pages * kBlockTokens + 1, 700)));
   config.max_waiting = static_cast<int32_t>(rng_.between(4, 64));
   config.deterministic = rng_.chance(0.4);
   constexpr int32_t kAlignments[] = {1, 16, 64, 96, 128};
   config.attention_alignment = kAlignments[rng_.below(5)];
   config.max_step_tokens = static_cast<int32_t>(config.attention_alignment +
-                                                (rng_.chance(0.2) ? rng_.between(4, 40) : rng_.between(60, 500)));
+                                                (rng_.chance(0.12) ? rng_.between(4, 40) : rng_.between(60, 500)));
   if (rng_.chance(0.3)) config.long_prefill_tokens = static_cast<int32_t>(rng_.between(20, 150));
   config.prefix_caching = rng_.chance(0.95);
   config.hash_seed = rng_.next();
