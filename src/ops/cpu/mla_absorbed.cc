@@ -11,7 +11,7 @@ namespace {
 constexpr int64_t kPieceKeys = 1024;  // absolute multiples (DESIGN D10)
 constexpr int64_t kTileRows = 64;     // query rows (token, head) that share one reading of the keys
 constexpr int64_t kTokenTile = 32;    // tokens of one task of the per-head projections
-constexpr int64_t kValueKeys = 256;   // keys and columns of the piece of values that stays in the first cache
+constexpr int64_t kStepKeys = 256;    // absolute multiples: the steps of the online softmax within a piece
 constexpr int64_t kValuePanels = 4;
 constexpr int64_t kPartialBytes = 64 << 20;  // of partial results kept at a time
 constexpr float kEmpty = -std::numeric_limits<float>::infinity();
@@ -39,14 +39,20 @@ struct Work {
   uint16_t* rows;     // [kTokenTile, nope_depth]
   float* projected;   // [kTokenTile, max(latent_depth, value_columns)]
   uint32_t* queries;  // panels of a tile's rows, depth row_depth
-  float* scores;      // [kPieceKeys, kTileRows]
-  uint32_t* weights;  // one panel [kPieceKeys / 2, 16]
-  uint32_t* turned;   // [kTileRows, kPieceKeys / 2] words: the weights, row-major bf16
-  uint32_t* values;   // kValuePanels panels of kValueKeys keys
+  float* scores;      // [kStepKeys, kTileRows]
+  uint32_t* weights;  // one panel [kStepKeys / 2, 16]
+  uint32_t* turned;   // [kTileRows, kStepKeys / 2] words: the weights, row-major bf16
+  uint32_t* values;   // kValuePanels panels of kStepKeys keys
   uint16_t* block;    // see block_rows()
   float* output;      // [kTileRows, latent_depth] of one piece
   float* total;       // [kTileRows, latent_depth] of a tile
   Partial* parts;     // [kTileRows]
+};
+
+// Where 16 query rows stand within a piece.
+struct Running {
+  Work& w;
+  float *max, *sum, *fade;  // [16]
 };
 
 class Absorbed {
@@ -68,8 +74,9 @@ class Absorbed {
   }
   void load_queries(const Tile& tile, Work& w);
   void piece(const Tile& tile, int64_t index, Work& w, Partial* parts, float* output);
-  void piece_weights(const Tile& tile, int64_t begin, int64_t keys, Work& w, Partial* parts);
-  void piece_values(const Tile& tile, int64_t begin, int64_t keys, Work& w, float* output);
+  void scores(const Tile& tile, int64_t begin, int64_t keys, Work& w);
+  void soften(const Tile& tile, int64_t row, int64_t begin, int64_t keys, const Running& running);
+  void add_values(const Tile& tile, int64_t begin, int64_t keys, Work& w, float* output);
   void store(const Tile& tile, int64_t row, const Partial& part, const float* total);
   int64_t num_token_tiles() const { return (num_tokens_ + kTokenTile - 1) / kTokenTile; }
 
@@ -147,10 +154,10 @@ Work Absorbed::make_work() {
   return {.rows = arena.array<uint16_t>(kTokenTile * d_.nope_depth).data(),
           .projected = arena.array<float>(kTokenTile * std::max(d_.latent_depth, d_.value_columns)).data(),
           .queries = arena.array<uint32_t>(kTileRows * d_.row_depth / 2).data(),
-          .scores = arena.array<float>(kPieceKeys * kTileRows).data(),
-          .weights = arena.array<uint32_t>(kPieceKeys / 2 * kPanel).data(),
-          .turned = arena.array<uint32_t>(kTileRows * kPieceKeys / 2).data(),
-          .values = arena.array<uint32_t>(kValuePanels * kValueKeys / 2 * kPanel).data(),
+          .scores = arena.array<float>(kStepKeys * kTileRows).data(),
+          .weights = arena.array<uint32_t>(kStepKeys / 2 * kPanel).data(),
+          .turned = arena.array<uint32_t>(kTileRows * kStepKeys / 2).data(),
+          .values = arena.array<uint32_t>(kValuePanels * kStepKeys / 2 * kPanel).data(),
           .block = arena.array<uint16_t>(block_scratch_elements(d_)).data(),
           .output = arena.array<float>(kTileRows * d_.latent_depth).data(),
           .total = arena.array<float>(kTileRows * d_.latent_depth).data(),
@@ -290,18 +297,37 @@ void Absorbed::load_queries(const Tile& tile, Work& w) {
   }
 }
 
-// Keys [index * 1024, ...) of the tile's rows: parts [rows] and output [rows, latent_depth], not yet normalised.
+// Keys [index * 1024, ...) of the tile's rows: parts [rows] and output [rows, latent_depth], not yet normalised. Within
+// the piece 256 keys at a time, so that their rows are still in the second cache when they serve as values.
 void Absorbed::piece(const Tile& tile, int64_t index, Work& w, Partial* parts, float* output) {
   const int64_t begin = index * kPieceKeys;
-  const int64_t keys = std::min(kPieceKeys, tile.num_keys - begin);
-  piece_weights(tile, begin, keys, w, parts);
-  piece_values(tile, begin, keys, w, output);
+  const int64_t end = std::min(begin + kPieceKeys, tile.num_keys);
+  alignas(64) float max[kTileRows], sum[kTileRows], fade[kTileRows];
+  std::fill_n(max, kTileRows, kEmpty);
+  std::fill_n(sum, kTileRows, 0.0f);
+  for (int64_t key = begin; key < end; key += kStepKeys) {
+    const int64_t keys = std::min(kStepKeys, end - key);
+    scores(tile, key, keys, w);
+    for (int64_t panel = 0; panel < tile.panels(); ++panel) {
+      const int64_t row = panel * kPanel;
+      soften(tile, row, key, keys, {.w = w, .max = max + row, .sum = sum + row, .fade = fade + row});
+    }
+    if (key > begin) {
+      for (int64_t r = 0; r < tile.num_rows; ++r) {
+        if (fade[r] != 1.0f) k_.scale(output + r * d_.latent_depth, fade[r], d_.latent_depth);
+      }
+    }
+    add_values(tile, key, keys, w, output);
+  }
+  for (int64_t r = 0; r < tile.num_rows; ++r) parts[r] = {.max = max[r], .sum = sum[r]};
 }
 
-void Absorbed::piece_weights(const Tile& tile, int64_t begin, int64_t keys, Work& w, Partial* parts) {
+void Absorbed::scores(const Tile& tile, int64_t begin, int64_t keys, Work& w) {
   for (int64_t key = 0; key < keys; key += kBlockKeys) {
     const int64_t valid = std::min(kBlockKeys, keys - key);
-    const BlockRows rows = block_rows(call_, *tile.sequence, (begin + key) / kBlockKeys, valid, w.block);
+    const int64_t block = (begin + key) / kBlockKeys;
+    if (begin + key + kBlockKeys < tile.num_keys) prefetch_block(call_, *tile.sequence, block + 1);
+    const BlockRows rows = block_rows(call_, *tile.sequence, block, valid, w.block);
     k_.multiply({.a = rows.rows,
                  .a_stride = rows.stride,
                  .b = w.queries,
@@ -313,59 +339,55 @@ void Absorbed::piece_weights(const Tile& tile, int64_t begin, int64_t keys, Work
                  .panels = tile.panels(),
                  .accumulate = false});
   }
-  const int64_t padded = round_up(keys, kDepth);
-  for (int64_t panel = 0; panel < tile.panels(); ++panel) {
-    alignas(64) float max[kPanel], sum[kPanel], fade[kPanel];
-    int32_t limit[kPanel];
-    for (int64_t i = 0; i < kPanel; ++i) {
-      const int64_t row = panel * kPanel + i;
-      const int64_t position = tile.sequence->position + (tile.first_row + row) / d_.heads;
-      limit[i] = row < tile.num_rows ? static_cast<int32_t>(std::clamp<int64_t>(position + 1 - begin, 0, keys)) : 0;
-      max[i] = kEmpty;
-      sum[i] = 0;
-    }
-    k_.softmax({.scores = w.scores + panel * kPanel,
-                .stride = kTileRows,
-                .num_keys = padded,
-                .limit = limit,
-                .scale = call_.scale,
-                .max = max,
-                .sum = sum,
-                .fade = fade,
-                .weights = w.weights});
-    k_.transpose(w.weights, padded / 2, kPieceKeys / 2, w.turned + panel * kPanel * kPieceKeys / 2);
-    for (int64_t i = 0; i < kPanel; ++i) parts[panel * kPanel + i] = {.max = max[i], .sum = sum[i]};
-  }
 }
 
-void Absorbed::piece_values(const Tile& tile, int64_t begin, int64_t keys, Work& w, float* output) {
-  const auto* weights = reinterpret_cast<const uint16_t*>(w.turned);
+// Scores of 16 query rows from `row` on become weights, row-major.
+void Absorbed::soften(const Tile& tile, int64_t row, int64_t begin, int64_t keys, const Running& running) {
+  const int64_t padded = round_up(keys, kDepth);
+  int32_t limit[kPanel];
+  for (int64_t i = 0; i < kPanel; ++i) {
+    const int64_t position = tile.sequence->position + (tile.first_row + row + i) / d_.heads;
+    limit[i] = row + i < tile.num_rows ? static_cast<int32_t>(std::clamp<int64_t>(position + 1 - begin, 0, keys)) : 0;
+  }
+  Work& w = running.w;
+  k_.softmax({.scores = w.scores + row,
+              .stride = kTileRows,
+              .num_keys = padded,
+              .limit = limit,
+              .scale = call_.scale,
+              .max = running.max,
+              .sum = running.sum,
+              .fade = running.fade,
+              .weights = w.weights});
+  k_.transpose(w.weights, padded / 2, kStepKeys / 2, w.turned + row * kStepKeys / 2);
+}
+
+// output [rows, latent_depth] = (first step of a piece) or += weights times cached latents.
+void Absorbed::add_values(const Tile& tile, int64_t begin, int64_t keys, Work& w, float* output) {
+  constexpr int64_t kPanelStride = kStepKeys / 2 * kPanel;
   for (int64_t column = 0; column < d_.latent_depth; column += kValuePanels * kPanel) {
     const int64_t panels = std::min(kValuePanels, (d_.latent_depth - column) / kPanel);
-    for (int64_t key = 0; key < keys; key += kValueKeys) {
-      const int64_t count = std::min(kValueKeys, keys - key);
-      for (int64_t i = 0; i < count; i += kBlockKeys) {
-        const int64_t valid = std::min(kBlockKeys, count - i);
-        const BlockRows rows = block_rows(call_, *tile.sequence, (begin + key + i) / kBlockKeys, valid, w.block);
-        k_.interleave({.rows = rows.rows + column,
-                       .stride = rows.stride,
-                       .num_rows = valid,
-                       .padded_rows = round_up(valid, kDepth),
-                       .panels = panels,
-                       .panel_stride = kValueKeys / 2 * kPanel,
-                       .out = w.values + i / 2 * kPanel});
-      }
-      k_.multiply({.a = weights + key,
-                   .a_stride = kPieceKeys,
-                   .b = w.values,
-                   .panel_stride = kValueKeys / 2 * kPanel,
-                   .c = output + column,
-                   .c_stride = d_.latent_depth,
-                   .m = tile.panels() * kPanel,
-                   .k = round_up(count, kDepth),
-                   .panels = panels,
-                   .accumulate = key > 0});
+    for (int64_t key = 0; key < keys; key += kBlockKeys) {
+      const int64_t valid = std::min(kBlockKeys, keys - key);
+      const BlockRows rows = block_rows(call_, *tile.sequence, (begin + key) / kBlockKeys, valid, w.block);
+      k_.interleave({.rows = rows.rows + column,
+                     .stride = rows.stride,
+                     .num_rows = valid,
+                     .padded_rows = round_up(valid, kDepth),
+                     .panels = panels,
+                     .panel_stride = kPanelStride,
+                     .out = w.values + key / 2 * kPanel});
     }
+    k_.multiply({.a = reinterpret_cast<const uint16_t*>(w.turned),
+                 .a_stride = kStepKeys,
+                 .b = w.values,
+                 .panel_stride = kPanelStride,
+                 .c = output + column,
+                 .c_stride = d_.latent_depth,
+                 .m = tile.panels() * kPanel,
+                 .k = round_up(keys, kDepth),
+                 .panels = panels,
+                 .accumulate = begin % kPieceKeys != 0});
   }
 }
 

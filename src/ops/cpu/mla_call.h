@@ -84,6 +84,12 @@ inline BlockRows block_rows(const MlaCall& call, const SequenceRows& s, int64_t 
   return {.rows = scratch, .stride = d.row_depth};
 }
 
+// Asks for block b line by line: a product walks sixteen rows at a time, an order that no hardware prefetcher follows.
+inline void prefetch_block(const MlaCall& call, const SequenceRows& s, int64_t b) {
+  const uint8_t* page = call.cache.base + s.pages[b] * call.cache.page_bytes;
+  for (int64_t at = 0; at < kBlockKeys * call.cache.row_bytes; at += 64) __builtin_prefetch(page + at, 0, 2);
+}
+
 // The sequences of the batch that are to be computed in the form of the name.
 void attend_absorbed(const MlaCall& call);
 void attend_expanded(const MlaCall& call);

@@ -75,6 +75,7 @@ struct MlaKernels {
   void (*transpose_values)(const float* v, int64_t num_keys, int64_t num_valid, int64_t dims, int64_t stride,
                            uint16_t* out);
   void (*fade)(float* o, int64_t rows, int64_t stride, const float* factors);  // o[row][0..15] *= factors
+  void (*scale)(float* x, float factor, int64_t n);
   // into (max, sum, o[n]) += next, in this order; an empty part (max = -inf) is the exact identity.
   void (*merge)(Partial& into, float* o, const Partial& next, const float* next_o, int64_t n);
   void (*narrow)(const float* x, float factor, int64_t n, uint16_t* out);  // bf16(x * factor)

@@ -197,8 +197,20 @@ void merge(Partial& into, float* o, const Partial& next, const float* next_o, in
   into.max = max;
 }
 
+void scale(float* x, float factor, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) x[i] *= factor;
+}
+
 void narrow(const float* x, float factor, int64_t n, uint16_t* out) {
-  for (int64_t i = 0; i < n; ++i) out[i] = static_cast<uint16_t>(bf16_bits(x[i] * factor));
+  int64_t i = 0;
+#ifdef __AVX512F__
+  const __m512 f = _mm512_set1_ps(factor);
+  for (; i + 32 <= n; i += 32) {
+    const __m512 low = _mm512_mul_ps(_mm512_loadu_ps(x + i), f), high = _mm512_mul_ps(_mm512_loadu_ps(x + i + 16), f);
+    _mm512_storeu_si512(out + i, (__m512i)_mm512_cvtne2ps_pbh(high, low));
+  }
+#endif
+  for (; i < n; ++i) out[i] = static_cast<uint16_t>(bf16_bits(x[i] * factor));
 }
 
 constexpr MlaKernels mla_loops(void (*multiply)(const Product&)) {
@@ -209,6 +221,7 @@ constexpr MlaKernels mla_loops(void (*multiply)(const Product&)) {
           .transpose = transpose,
           .transpose_values = transpose_values,
           .fade = fade,
+          .scale = scale,
           .merge = merge,
           .narrow = narrow};
 }
