@@ -117,7 +117,7 @@ class MlaAttendTest : public testing::TestWithParam<Isa> {
   void poison() {
     for (Arena* arena : {&arena_, &scratch_}) {
       arena->reset();
-      std::memset(arena->allocate(48 << 20), 0xFF, 48 << 20);
+      std::memset(arena->allocate(24 << 20), 0xFF, 24 << 20);
     }
   }
 
@@ -219,7 +219,7 @@ TEST_P(MlaAttendTest, sizes_that_need_padding) {
 }
 
 TEST_P(MlaAttendTest, a_result_is_the_same_bits_for_any_chunking_batch_and_threads) {
-  World w(shape_of(4), {2100, 700, 65});
+  World w(shape_of(2), {2100, 700, 65});
   for (const MlaForm form : kForms) {
     const std::vector<uint16_t> whole = attend(w, {{0, 0, 2100, form}});
     const auto expect_rows = [&](const std::vector<uint16_t>& got, int64_t at, int64_t position, int64_t count) {
@@ -229,7 +229,7 @@ TEST_P(MlaAttendTest, a_result_is_the_same_bits_for_any_chunking_batch_and_threa
     };
     for (const auto& [position, count] : std::vector<std::pair<int64_t, int64_t>>{
              {0, 1}, {0, 100}, {60, 9}, {255, 2}, {1000, 300}, {1023, 1}, {1024, 1}, {1025, 1075}, {2099, 1}}) {
-      for (const int threads : {1, 2, 3}) {
+      for (const int threads : {1, 3}) {
         expect_rows(attend(w, {{0, position, count, form}}, threads), 0, position, count);
         expect_rows(
             attend(w, {{1, 600, 100, form}, {0, position, count, form}, {2, 64, 1, MlaForm::kAbsorbed}}, threads), 100,
@@ -260,12 +260,12 @@ TEST_P(MlaAttendTest, a_nan_of_its_own_shows_and_stays_in_its_sequence) {
 }
 
 TEST_P(MlaAttendTest, no_memory_is_taken_after_the_first_call) {
-  World w(shape_of(4), {3000});
+  World w(shape_of(2), {3000});
   for (const MlaForm form : kForms) {
-    attend(w, {{0, 2000, 1000, form}});
-    attend(w, {{0, 2000, 1000, form}});
+    attend(w, {{0, 2700, 300, form}});
+    attend(w, {{0, 2700, 300, form}});
     const int64_t before = scratch_.num_growths() + arena_.num_growths();
-    attend(w, {{0, 2000, 1000, form}});
+    attend(w, {{0, 2700, 300, form}});
     EXPECT_EQ(scratch_.num_growths() + arena_.num_growths(), before);
   }
 }
@@ -274,7 +274,7 @@ TEST_P(MlaAttendTest, no_memory_is_taken_after_the_first_call) {
 template <typename F>
 double seconds(F&& f) {
   double best = 1e9;
-  for (int i = 0; i < 5; ++i) {
+  for (int i = 0; i < 7; ++i) {
     const auto begin = std::chrono::steady_clock::now();
     f();
     best = std::min(best, std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
@@ -283,6 +283,7 @@ double seconds(F&& f) {
 }
 
 TEST_P(MlaAttendTest, prints_its_speed) {
+  if (GetParam() != isas().back()) GTEST_SKIP() << "timed on the best instruction set only";
   World w(shape_of(16), {16384});
   w.fill(0, 16384);
   for (const int threads : {1, 2}) {
