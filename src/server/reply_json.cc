@@ -148,6 +148,17 @@ Json CompletionLogprobs::json() && {
 
 namespace {
 
+// 1 for the most likely token.
+int64_t rank_of(const TokenLogprobs& entry, int32_t id) {
+  if (id == entry.id) return entry.rank;
+  int64_t rank = 1;
+  for (const auto& [other, logprob] : entry.top) {
+    if (other == id) return rank;
+    ++rank;
+  }
+  return rank;
+}
+
 Json chat_token(const ModelText& text, bool as_ids, int32_t id, float logprob) {
   const std::string_view bytes = text.tokenizer() == nullptr ? std::string_view() : text.tokenizer()->bytes(id);
   return Json(Json::Object{
@@ -175,13 +186,10 @@ Json prompt_logprobs_json(const ModelText& text, bool as_ids, int32_t num_top,
   out.emplace_back();
   for (const TokenLogprobs& entry : entries) {
     Json map(Json::Object{});
-    for (const auto& [id, logprob] : sampled_and_top(entry, num_top)) {
-      const auto place = std::find_if(entry.top.begin(), entry.top.end(), [&](const auto& t) { return t.first == id; });
-      const int64_t rank = id == entry.id ? entry.rank : place - entry.top.begin() + 1;
+    for (const auto& [id, logprob] : sampled_and_top(entry, num_top))
       map.set(str_cat(id), Json(Json::Object{{"logprob", clamp_logprob(logprob)},
-                                             {"rank", rank},
+                                             {"rank", rank_of(entry, id)},
                                              {"decoded_token", text.token_text(id, as_ids)}}));
-    }
     out.push_back(std::move(map));
   }
   return Json(std::move(out));
