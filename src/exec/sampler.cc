@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 
 #include "base/check.h"
@@ -12,7 +13,7 @@ namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kMaxFloat = std::numeric_limits<float>::max();
-constexpr int64_t kLanes = 32;            // independent lanes of a reduction, so that it becomes vector code
+constexpr float kMaxTemperature = 1e30f;
 constexpr float kMinTemperature = 1e-5f;  // below: greedy, the distribution has collapsed within float's range
 
 struct RowMax {
@@ -20,65 +21,99 @@ struct RowMax {
   bool finite = true;  // no NaN, no +inf, not all -inf
 };
 
-RowMax row_max(std::span<const float> x) {
-  float high[kLanes];
-  uint32_t bad[kLanes] = {};
-  std::fill_n(high, kLanes, -kInfinity);
-  const auto n = static_cast<int64_t>(x.size());
-  const float* p = x.data();
-  int64_t i = 0;
-  for (; i + kLanes <= n; i += kLanes) {
-    for (int64_t j = 0; j < kLanes; ++j) {
-      const float v = p[i + j];
-      high[j] = v > high[j] ? v : high[j];
-      bad[j] |= v <= kMaxFloat ? 0u : 1u;  // true of NaN and +inf
-    }
-  }
-  for (; i < n; ++i) {
-    high[0] = p[i] > high[0] ? p[i] : high[0];
-    bad[0] |= p[i] <= kMaxFloat ? 0u : 1u;
-  }
-  RowMax out;
-  uint32_t any_bad = 0;
-  for (int64_t j = 0; j < kLanes; ++j) {
-    out.max = std::max(out.max, high[j]);
-    any_bad |= bad[j];
-  }
-  out.finite = any_bad == 0 && out.max >= -kMaxFloat;
+// Four floats, written out because a maximum and a branch-free search are not turned into vector code by themselves.
+using F4 = float __attribute__((vector_size(16)));
+using I4 = int32_t __attribute__((vector_size(16)));
+constexpr size_t kLanes = 4;
+
+F4 load4(const float* p) {
+  F4 out;
+  std::memcpy(&out, p, sizeof(out));
   return out;
 }
 
-int32_t first_of(std::span<const float> x, float value) {
-  return static_cast<int32_t>(std::find(x.begin(), x.end(), value) - x.begin());
+// x[i ... i + 3], -inf beyond the end.
+F4 load4_tail(std::span<const float> x, size_t i) {
+  F4 out = {-kInfinity, -kInfinity, -kInfinity, -kInfinity};
+  std::memcpy(&out, x.data() + i, std::min(x.size() - i, kLanes) * sizeof(float));
+  return out;
 }
 
-// e^t for t <= 0, relative error < 1e-6, 0 below -87; vectorises, unlike std::exp. Series of 2^r on [-1/2, 1/2].
-inline float exp_negative(float t) {
-  constexpr float kRound = 12582912.0f;  // 1.5 * 2^23
-  const float scaled = (t < -87.0f ? -87.0f : t) * 1.44269504f;
-  const float shifted = scaled + kRound;
-  const float r = scaled - (shifted - kRound);
-  float p = 1.5403530e-4f;
-  p = p * r + 1.3333558e-3f;
+// f(i, four values from i on) over a row, the last of them padded with -inf.
+template <typename F>
+void for_fours(std::span<const float> x, F&& f) {
+  size_t i = 0;
+  for (; i + kLanes <= x.size(); i += kLanes) f(i, load4(x.data() + i));
+  if (i < x.size()) f(i, load4_tail(x, i));
+}
+
+RowMax row_max(std::span<const float> x) {
+  F4 high[2] = {load4_tail(x, 0), load4_tail(x, 0)};
+  I4 good = {-1, -1, -1, -1};
+  for_fours(x, [&](size_t i, F4 v) {
+    F4& best = high[i / kLanes % 2];
+    best = v > best ? v : best;
+    good &= v <= kMaxFloat;  // false of NaN and +inf
+  });
+  RowMax out;
+  bool all_good = true;
+  for (size_t j = 0; j < kLanes; ++j) {
+    out.max = std::max({out.max, high[0][j], high[1][j]});
+    all_good &= good[j] != 0;
+  }
+  out.finite = all_good && out.max >= -kMaxFloat;
+  return out;
+}
+
+// Index of the first element equal to `value`, which is there.
+int32_t first_of(std::span<const float> x, float value) {
+  constexpr size_t kChunk = 256;
+  size_t i = 0;
+  for (; i + kChunk <= x.size(); i += kChunk) {
+    I4 hits = {0, 0, 0, 0};
+    for (size_t j = 0; j < kChunk; j += kLanes) hits |= load4(x.data() + i + j) == value;
+    if ((hits[0] | hits[1] | hits[2] | hits[3]) != 0) break;
+  }
+  return static_cast<int32_t>(std::find(x.begin() + static_cast<int64_t>(i), x.end(), value) - x.begin());
+}
+
+// e^t for t <= 0, relative error < 1e-6, 0 below -87. Series of 2^r on [-1/2, 1/2].
+F4 exp_negative(F4 t) {
+  constexpr float kLowest = -87.0f;
+  constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it leaves the nearest integer in the low mantissa bits
+  const I4 gone = t < kLowest;
+  const F4 scaled = (gone ? F4{kLowest, kLowest, kLowest, kLowest} : t) * 1.44269504f;
+  const F4 shifted = scaled + kRound;
+  const F4 r = scaled - (shifted - kRound);
+  F4 p = 1.5403530e-4f * r + 1.3333558e-3f;
   p = p * r + 9.6181291e-3f;
   p = p * r + 5.5504109e-2f;
   p = p * r + 2.4022651e-1f;
   p = p * r + 6.9314718e-1f;
   p = p * r + 1.0f;
-  const uint32_t exponent = (__builtin_bit_cast(uint32_t, shifted) + 127u) << 23;
-  return t < -87.0f ? 0.0f : p * __builtin_bit_cast(float, exponent);
+  using U4 = uint32_t __attribute__((vector_size(16)));
+  const U4 exponent = (__builtin_bit_cast(U4, shifted) + 127u) << 23;
+  return gone ? F4{0, 0, 0, 0} : p * __builtin_bit_cast(F4, exponent);
+}
+
+float exp_negative(float t) {
+  return exp_negative(F4{t, t, t, t})[0];
 }
 
 // log(sum exp(x - max)) with the sum in double.
 double log_sum(std::span<const float> x, float max) {
   double total = 0;
-  for (size_t i = 0; i < x.size(); i += kLanes) {
-    const size_t count = std::min<size_t>(kLanes, x.size() - i);
-    float e[kLanes];
-    for (size_t j = 0; j < count; ++j) e[j] = exp_negative(x[i + j] - max);
-    for (size_t j = 0; j < count; ++j) total += e[j];
-  }
+  for_fours(x, [&](size_t, F4 v) {
+    const F4 e = exp_negative(v - max);
+    total += static_cast<double>((e[0] + e[1]) + (e[2] + e[3]));
+  });
   return std::log(total);
+}
+
+// Bucket of an exponent t <= 0; the last one has no lower end.
+I4 bucket_of(F4 t, float per_nat, float last) {
+  const F4 depth = t * -per_nat;
+  return __builtin_convertvector(depth < last ? depth : F4{last, last, last, last}, I4);
 }
 
 }  // namespace
@@ -102,7 +137,7 @@ SampledToken Sampler::sample(const SamplerRow& row) {
   if (params.temperature < kMinTemperature) {
     out.id = first_of(logits, top.max);
   } else {
-    const float scale = 1.0f / params.temperature;
+    const float scale = 1.0f / std::min(params.temperature, kMaxTemperature);
     for (size_t i = 0; i < work_.size(); ++i) work_[i] = (logits[i] - top.max) * scale;
     out.id = draw(params, random_unit(mix64(params.seed), static_cast<uint64_t>(row.num_outputs)));
   }
@@ -174,23 +209,16 @@ int32_t Sampler::draw(const SamplingParams& params, float uniform) {
 
 void Sampler::fill_buckets() {
   buckets_.fill({});
-  constexpr auto kLast = static_cast<float>(kNumBuckets - 1);
-  for (size_t i = 0; i < work_.size(); i += kLanes) {
-    const size_t count = std::min<size_t>(kLanes, work_.size() - i);
-    float weight[kLanes];
-    int32_t bucket[kLanes];
-    for (size_t j = 0; j < count; ++j) {
-      const float t = work_[i + j];
-      weight[j] = exp_negative(t);
-      bucket[j] = static_cast<int32_t>(std::min(-t * kBucketsPerNat, kLast));
-    }
-    for (size_t j = 0; j < count; ++j) {
-      if (work_[i + j] == -kInfinity) continue;  // not to be chosen
+  for_fours(work_, [this](size_t, F4 t) {
+    const F4 weight = exp_negative(t);
+    const I4 bucket = bucket_of(t, kBucketsPerNat, kNumBuckets - 1);
+    for (size_t j = 0; j < kLanes; ++j) {
+      if (t[j] == -kInfinity) continue;  // not to be chosen
       Bucket& b = buckets_[static_cast<size_t>(bucket[j])];
-      b.mass += weight[j];
+      b.mass += static_cast<double>(weight[j]);
       ++b.count;
     }
-  }
+  });
 }
 
 Sampler::Walk Sampler::walk(const Limits& limits) {
@@ -228,12 +256,13 @@ void Sampler::walk_bucket(int bucket, const Limits& limits, Walk& walk) {
 
 void Sampler::gather_bucket(int bucket) {
   sorted_.clear();
-  constexpr auto kLast = static_cast<float>(kNumBuckets - 1);
-  for (size_t i = 0; i < work_.size(); ++i) {
-    const float t = work_[i];
-    if (t == -kInfinity) continue;
-    if (static_cast<int>(std::min(-t * kBucketsPerNat, kLast)) == bucket) sorted_.push_back(static_cast<int32_t>(i));
-  }
+  for_fours(work_, [this, bucket](size_t i, F4 t) {
+    const I4 hit = bucket_of(t, kBucketsPerNat, kNumBuckets - 1) == bucket;
+    if ((hit[0] | hit[1] | hit[2] | hit[3]) == 0) return;
+    for (size_t j = 0; j < kLanes; ++j) {
+      if (hit[j] != 0 && t[j] != -kInfinity) sorted_.push_back(static_cast<int32_t>(i + j));
+    }
+  });
   std::sort(sorted_.begin(), sorted_.end(), [this](int32_t a, int32_t b) {
     const float ta = work_[static_cast<size_t>(a)], tb = work_[static_cast<size_t>(b)];
     return ta > tb || (ta == tb && a < b);
