@@ -199,7 +199,8 @@ TEST(ChatRequest, MessagesInTheTemplatesShape) {
   const RequestContext context = test_context();
   const auto body = parse_body(R"({"messages":[
       {"role":"developer","content":[{"type":"text","text":"a"},{"type":"text","text":"b"}]},
-      {"role":"assistant","content":null,"reasoning":"r","tool_calls":[{"id":"functions.f:0","function":{"name":"f"}}]}],
+      {"role":"assistant","content":null,"reasoning":"r",
+      "tool_calls":[{"id":"functions.f:0","function":{"name":"f"}}]}],
       "tools":[{"type":"function","function":{"name":"f"}}],"tool_choice":"none","thinking":{"type":"disabled"},
       "max_tokens":3,"max_completion_tokens":5})",
                                context.caps);
