@@ -87,6 +87,12 @@ TEST(ToolDeclarations, Types) {
             fields("  p?: {\n    q?: boolean,\n    [k: string]: never\n  }"));
 }
 
+TEST(ToolDeclarations, RequiredFieldsComeFirst) {
+  EXPECT_EQ(declared(R"({"type":"object","required":["z","m"],"properties":{"b":{"type":"string"},"z":{"type":"string"},
+      "a":{"type":"string"},"m":{"type":"string"}}})"),
+            fields("  m: string,\n  z: string,\n  a?: string,\n  b?: string"));
+}
+
 TEST(ToolDeclarations, CommentsAndDefaults) {
   EXPECT_EQ(one_field(R"({"type":"string","description":"one\n\ntwo","pattern":"^a$","minLength":1,"minimum":3})"),
             fields("  // one\n\n  // two\n  // minLength: 1, pattern: ^a$\n  p?: string"));
