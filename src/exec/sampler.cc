@@ -48,17 +48,26 @@ void for_fours(std::span<const float> x, F&& f) {
 }
 
 RowMax row_max(std::span<const float> x) {
-  F4 high[2] = {load4_tail(x, 0), load4_tail(x, 0)};
+  constexpr size_t kWays = 4;  // independent chains, as many as hide the latency of a comparison
+  const F4 none = {-kInfinity, -kInfinity, -kInfinity, -kInfinity};
+  F4 a = none, b = none, c = none, d = none;
   I4 good = {-1, -1, -1, -1};
-  for_fours(x, [&](size_t i, F4 v) {
-    F4& best = high[i / kLanes % 2];
+  const auto raise = [&good](F4& best, F4 v) {
     best = v > best ? v : best;
     good &= v <= kMaxFloat;  // false of NaN and +inf
-  });
+  };
+  size_t i = 0;
+  for (; i + kWays * kLanes <= x.size(); i += kWays * kLanes) {
+    raise(a, load4(x.data() + i));
+    raise(b, load4(x.data() + i + kLanes));
+    raise(c, load4(x.data() + i + 2 * kLanes));
+    raise(d, load4(x.data() + i + 3 * kLanes));
+  }
+  for_fours(x.subspan(i), [&](size_t, F4 v) { raise(a, v); });
   RowMax out;
   bool all_good = true;
   for (size_t j = 0; j < kLanes; ++j) {
-    out.max = std::max({out.max, high[0][j], high[1][j]});
+    out.max = std::max({out.max, a[j], b[j], c[j], d[j]});
     all_good &= good[j] != 0;
   }
   out.finite = all_good && out.max >= -kMaxFloat;
