@@ -83,7 +83,7 @@ void run_task(const PanelKernels& kernels, const PanelMatrix& w, const uint16_t*
                                .tiles = scratch.tiles,
                                .sums = sums,
                                .out = place,
-                               .fetch_next = p + 1 < task.num_panels});
+                               .fetch_next = panel + 1 < w.num_panels});
       if (!direct && range.end == w.k_tiles) store_panel(kernels, sums.c, task, panel, out);
     }
   }

@@ -15,7 +15,7 @@ struct PackedRows {
 };
 
 inline constexpr int64_t kMaxBlockRows = 256;                      // rows whose accumulators are kept at once
-inline constexpr int64_t kBlockPanels = 8;                         // panels of one task
+inline constexpr int64_t kBlockPanels = 16;                        // panels of one task
 inline constexpr int64_t kInnerTiles = 16;                         // k tiles of an INT4 panel expanded at once
 inline constexpr int64_t kPanelC = kMaxBlockRows * kPanelOutputs;  // f32 accumulators of one panel
 

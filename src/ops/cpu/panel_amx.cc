@@ -76,6 +76,12 @@ void multiply_pair(const PanelJob& job, RowTile r0, RowTile r1, int64_t fetched,
   for (int64_t t = 0; t < job.k_tiles; ++t, b += kPanelTileElements, r0.a += r0.step, r1.a += r1.step) {
     prefetch_lines(next, ahead);
     next += ahead * 64;
+    if (t < kTileRows) {  // where the sums will go, a row of each tile with each k tile
+      for (const float* out : {r0.out, r1.out}) {
+        _mm_prefetch(out + t * job.out.row, _MM_HINT_T0);
+        _mm_prefetch(out + t * job.out.row + job.out.half, _MM_HINT_T0);
+      }
+    }
     _tile_loadd(2, b, 64);
     _tile_stream_loadd(0, r0.a, 64);
     _tile_dpbf16ps(4, 0, 2);
@@ -130,12 +136,10 @@ void multiply_single(const PanelJob& job, RowTile r) {
 
 // The same of an INT4 panel, expanded one k tile before it is used, so that both kinds of work overlap.
 void multiply_single_int4(const PanelJob& job, RowTile r) {
-  constexpr int64_t kAhead = 6 * kInt4TileBytes;
   begin_single(job, r);
   expand_int4_avx512(job.b, 1, job.tiles);
   for (int64_t t = 0; t < job.k_tiles; ++t, r.a += r.step) {
     const uint8_t* following = job.b + (t + 1) * kInt4TileBytes;
-    prefetch_lines(following + kAhead, kInt4TileBytes / 64);
     if (t + 1 < job.k_tiles) expand_int4_avx512(following, 1, job.tiles + (t + 1) % 4 * kPanelTileElements);
     step_single(r.a, job.tiles + t % 4 * kPanelTileElements);
   }

@@ -139,6 +139,9 @@ void expand_int4_avx512(const uint8_t* packed, int64_t k_tiles, uint16_t* tiles)
     const uint8_t* base = packed + t / 2 * kInt4TileBytes;
     const auto* scales = reinterpret_cast<const __m256i*>(base + t % 2 * 32);
     const uint8_t* words = base + 64 + t % 2 * 256;
+    // Packed panels lie one after another: what will be expanded some k tiles later is being fetched meanwhile.
+    for (int64_t i = t % 2; i < kInt4TileBytes / 64; i += 2)
+      _mm_prefetch(base + 7 * kInt4TileBytes + i * 64, _MM_HINT_T0);
     const __m512i wide = _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(scales)), 16);
     const NibbleScale low_s = nibble_scale(_mm512_castsi512_ps(_mm512_permutexvar_epi32(spread_low, wide)));
     const NibbleScale high_s = nibble_scale(_mm512_castsi512_ps(_mm512_permutexvar_epi32(spread_high, wide)));
