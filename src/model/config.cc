@@ -10,7 +10,8 @@
 namespace perigee {
 namespace {
 
-constexpr int64_t kMaxDim = 1 << 20;  // of any one dimension but the vocabulary: far above every known model
+constexpr int64_t kMaxDim = 1 << 20;      // of any one dimension but the vocabulary: far above every known model
+constexpr int64_t kMaxExperts = 1 << 20;  // in all layers
 constexpr size_t kMaxConfigBytes = 4u << 20;
 
 struct Architecture {
@@ -81,7 +82,8 @@ void read_mlp(ConfigReader& r, ModelConfig& c) {
   c.moe_layer_freq = r.integer("moe_layer_freq", 1, 4096, 1);
   c.inter = r.integer("intermediate_size", 1, kMaxDim);
   c.moe_inter = r.integer("moe_intermediate_size", 1, kMaxDim);
-  c.num_experts = r.integer("n_routed_experts", 1, 65536);
+  // The product bounds what checking the tensor list may cost; K2 has 23,424.
+  c.num_experts = r.integer("n_routed_experts", 1, kMaxExperts / c.num_layers);
   c.top_k = r.integer("num_experts_per_tok", 1, std::min<int64_t>(c.num_experts, 1024));
   c.num_shared_experts = r.integer("n_shared_experts", 0, 1024, 0);
   c.num_groups = r.integer("n_group", 1, c.num_experts, 1);

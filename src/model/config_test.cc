@@ -198,6 +198,7 @@ TEST(Config, BadValuesAreNamed) {
       {"num_key_value_heads", Json(1), "number of heads"},
       {"num_experts_per_tok", Json(9), "9"},
       {"num_experts_per_tok", Json(5), "2 groups"},
+      {"n_routed_experts", Json(1 << 20), "1048576"},
       {"n_group", Json(3), "divisor"},
       {"n_group", Json(8), "at least two"},
       {"scoring_func", Json("tanh"), "tanh"},
