@@ -100,6 +100,12 @@ std::string repeated(const std::string& text, int times) {
   return out;
 }
 
+std::string many_variables(int count) {
+  std::string out;
+  for (int i = count - 1; i >= 0; --i) out += str_cat("{% set v", i, " = 1 %}");
+  return out;
+}
+
 std::vector<Bomb> bombs() {
   const std::string doubling = "{% set ns = namespace(x='ab') %}{% for i in range(99) %}{% set ns.x = ns.x ";
   const std::string big = "{% set a = 'ab' * 1000000 %}";
@@ -129,6 +135,9 @@ std::vector<Bomb> bombs() {
       {"depth of evaluation", "{% macro m() %}{{ m()" + repeated(" + 1", 190) + " }}{% endmacro %}{{ m() }}"},
       {"max_call_depth",
        "{% macro m() %}{{ " + repeated("(m() or ", 50) + "m()" + repeated(")", 50) + " }}{% endmacro %}{{ m() }}"},
+      {"max_steps", "{% for i in range(99999) %}" + many_variables(5000) + "{{ v0 }}{% endfor %}"},
+      {"max_steps", "{% for i in range(99999) %}{{ loop.cycle(1" + repeated(",1", 50000) + ") }}{% endfor %}"},
+      {"max_steps", "{% for i in range(99999) %}{% if 1" + repeated(" == 1", 50000) + " %}{% endif %}{% endfor %}"},
       {"nesting of values",
        "{% set ns = namespace(x=[]) %}{% for i in range(999) %}{% set ns.x = [ns.x] %}{% endfor %}"},
       {"nesting", repeated("(", 5000) + "1" + repeated(")", 5000)},

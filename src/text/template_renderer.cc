@@ -244,19 +244,21 @@ void TemplateRenderer::set_variable(int name, TemplateValue value) {
     globals_[static_cast<size_t>(name)] = std::move(value);
     return;
   }
+  machine_.charge(scope_->variables.size() / 16);
   for (auto& [known, old] : scope_->variables) {
     if (known != name) continue;
     old = std::move(value);
     return;
   }
-  machine_.charge(1 + scope_->variables.size() / 16);
   scope_->variables.emplace_back(name, std::move(value));
 }
 
-const TemplateValue& TemplateRenderer::variable(int name) const {
-  for (const Scope* scope = scope_; scope; scope = scope->parent)
+const TemplateValue& TemplateRenderer::variable(int name) {
+  for (const Scope* scope = scope_; scope; scope = scope->parent) {
+    machine_.charge(scope->variables.size() / 16);
     for (const auto& [known, value] : scope->variables)
       if (known == name) return value;
+  }
   return globals_[static_cast<size_t>(name)];
 }
 

@@ -41,7 +41,7 @@ class TemplateRenderer {
   void assign(const TemplateTarget& target, const TemplateValue& value);
   void assign_attribute(const TemplateTarget& target, const TemplateValue& value);
   void set_variable(int name, TemplateValue value);
-  const TemplateValue& variable(int name) const;
+  const TemplateValue& variable(int name);
   TemplateValue call_macro(const TemplateMacro& macro, const TemplateArguments& arguments);
   // Goes one expression or statement deeper, if that is allowed; the caller takes it back.
   bool enter();
