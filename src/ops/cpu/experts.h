@@ -22,7 +22,7 @@ struct PackedExperts final : PackedWeight {
 ExpertWeights pack_experts(ThreadPool& pool, std::span<const RawExpert> experts);
 
 // x [n, H] bf16 -> [n, H] f32: sum over k, ascending, of weight_k * down(bf16(silu(gate x) * (up x))). A negative id
-// means no expert. A token's result does not depend on the others.
+// means no expert (its weight must be finite). A token's result does not depend on the others.
 Tensor moe_experts(const CpuContext& cpu, const Tensor& x, const Routing& routing, const PackedExperts& experts);
 
 }  // namespace perigee::cpu
