@@ -25,6 +25,7 @@ setup-%:
 
 lint: setup-check
 	python3 tools/tidy.py
+	git ls-files -z '*.h' '*.cc' | xargs -0 clang-format-14 --dry-run -Werror
 
 format: setup-check
 	git ls-files -z '*.h' '*.cc' | xargs -0 clang-format-14 -i

@@ -8,6 +8,12 @@
 #include "control/scheduler_impl.h"
 
 namespace perigee {
+namespace {
+
+// Every token of such a chunk needs a row of logits: [256, 163840] f32 is 168 MB.
+constexpr int32_t kPromptLogprobTokens = 256;
+
+}  // namespace
 
 std::optional<StepPlan> Scheduler::Impl::next_plan(double now_s) {
   expire(now_s);
@@ -191,6 +197,7 @@ int32_t Scheduler::Impl::chunk_tokens(const Sequence& sequence, int32_t budget_t
   const int32_t left = sequence.num_input() - sequence.num_scheduled;
   const int32_t alignment = config_.attention_alignment;
   int32_t cap = budget_tokens;
+  if (sequence.wants_prompt_logprobs()) cap = std::min(cap, std::max(kPromptLogprobTokens, alignment));
   if (config_.long_prefill_tokens > 0)
     cap = std::min(cap, std::max(config_.long_prefill_tokens, config_.deterministic ? alignment : 1));
   if (left <= cap) return left;

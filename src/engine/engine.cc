@@ -96,7 +96,7 @@ Result<std::unique_ptr<Engine>> Engine::create(const EngineConfig& config) {
   impl->max_model_len = config.max_model_len > 0
                             ? config.max_model_len
                             : static_cast<int32_t>(std::min<int64_t>(info.max_positions, cache_tokens));
-  impl->scheduler = std::make_unique<Scheduler>(SchedulerConfig{
+  const SchedulerConfig scheduling{
       .num_pages = impl->worker->num_pages(),
       .max_sequences = config.max_sequences,
       .max_step_tokens = config.max_step_tokens,
@@ -105,7 +105,9 @@ Result<std::unique_ptr<Engine>> Engine::create(const EngineConfig& config) {
       .prefix_caching = config.prefix_caching,
       .deterministic = config.deterministic,
       .hash_seed = mix64(static_cast<uint64_t>(wall_time_s() * 1e6)),
-  });
+  };
+  RETURN_IF_ERROR(validate(scheduling));
+  impl->scheduler = std::make_unique<Scheduler>(scheduling);
   impl->publish_stats(0, false);
   impl->thread = std::thread([p] { p->run(); });
   return std::unique_ptr<Engine>(new Engine(std::move(impl)));
