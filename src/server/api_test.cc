@@ -343,7 +343,7 @@ TEST_F(ApiTest, ErrorsHaveTheEnvelope) {
   EXPECT_EQ(*post("/v1/completions", R"({"prompt":"x","model":"alias"})").json().find("model"), Json("alias"));
   const auto bad = post("/v1/completions", R"({"prompt":"x","temperature":-1,"stream":true})");
   EXPECT_EQ(bad.status, 400);
-  const Json& error = *bad.json().find("error");
+  const Json error = *bad.json().find("error");
   EXPECT_EQ(*error.find("param"), Json("temperature"));
   EXPECT_EQ(*error.find("type"), Json("BadRequestError"));
   EXPECT_EQ(post("/v1/completions", R"({"prompt":)").status, 400);
