@@ -254,7 +254,7 @@ TEST(Conformance, MlaAttend) {
           const MlaShape shape{
               .heads = heads, .nope = 128, .rope = 64, .value = 128, .latent = 512, .softmax_scale = 0.1447f};
           const Stored up = store(WeightFormat::kBF16, heads * 256, 512, 41);
-          const auto run = [&](Ops& ops) {
+          const auto run = [&, context = context, fresh = fresh](Ops& ops) {
             Cache cache = make_cache(ops, context, ops.activation_dtype() == DType::kF32);
             const SequenceRows rows{.num_tokens = static_cast<int32_t>(fresh),
                                     .position = static_cast<int32_t>(context - fresh),
