@@ -39,16 +39,21 @@ def load(folder, only, limit):
     return rows
 
 
+def max_tokens(row):
+    """Retrieval prompts leave little room under the model's 16,384 positions."""
+    return 32 if row["kind"].startswith("retrieval") else 400
+
+
 def ask_text(server, row):
     status, reply = server.post("/v1/completions", {
-        "model": "tiny-k2", "prompt": row["prompt"], "temperature": 0, "max_tokens": 256, "stop": ["Question:"]}, 600)
+        "model": "tiny-k2", "prompt": row["prompt"], "temperature": 0, "max_tokens": max_tokens(row), "stop": ["Question:"]}, 600)
     if status != 200:
         return f"HTTP {status}: {reply}"
     return reply["choices"][0]["text"]
 
 
 def ask_chat(server, messages, row):
-    body = {"model": "tiny-k2", "messages": messages, "temperature": 0, "max_tokens": 400,
+    body = {"model": "tiny-k2", "messages": messages, "temperature": 0, "max_tokens": max_tokens(row),
             "chat_template_kwargs": {"thinking": row.get("thinking", True)}}
     if row.get("tools"):
         body["tools"] = row["tools"]
