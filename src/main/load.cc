@@ -21,6 +21,7 @@ std::string request_json(const std::string& model, const LoadRequest& request) {
   body.set("max_tokens", static_cast<int64_t>(request.max_tokens));
   body.set("temperature", 0);
   body.set("ignore_eos", request.ignore_eos);
+  body.set("return_token_ids", true);  // a chunk for each token, also where no text comes of it
   body.set("stream", true);
   Json options;
   options.set("include_usage", true);
