@@ -25,8 +25,9 @@ class LoadProgress {
   void operator()(const char* phase, int64_t done, int64_t total) {
     const double now = system_clock().now_s();
     if (phase != phase_) {
+      if (phase_ != nullptr) begin_s_ = now;  // the first phase began when this object was made
       phase_ = phase;
-      begin_s_ = last_s_ = now;
+      last_s_ = now;
     }
     if (done < total && now - last_s_ < 1.0) return;
     last_s_ = now;
@@ -42,7 +43,7 @@ class LoadProgress {
 
  private:
   const char* phase_ = nullptr;
-  double begin_s_ = 0, last_s_ = 0;
+  double begin_s_ = system_clock().now_s(), last_s_ = 0;
 };
 
 void add_device_options(Options& options) {
