@@ -44,7 +44,7 @@ check: setup-check
 	.ci/run
 
 soak: setup-check
-	SOAK=1 FUZZ_SECONDS=60 SEEDS=20000 .ci/run
+	PERIGEE_SOAK=1 FUZZ_SECONDS=60 SEEDS=20000 .ci/run
 
 eval: build setup-test
 	tools/eval

@@ -77,7 +77,6 @@ Result<std::unique_ptr<Engine>> Engine::create(const EngineConfig& config) {
   auto impl = std::make_unique<Impl>();
   impl->config = config;
   impl->config.worker.max_sequences = config.max_sequences;
-  impl->config.worker.max_step_tokens = config.max_step_tokens;
   impl->config.worker.deterministic = config.deterministic;
   Impl* p = impl.get();
   ASSIGN_OR_RETURN(impl->worker, Worker::create(impl->config.worker, [p](StepResult&& result) {

@@ -23,7 +23,6 @@ struct WorkerConfig {
   int num_threads = 0;            // 0: one per core
   int64_t cache_bytes = 1 << 30;  // page pool
   int32_t max_sequences = 128;
-  int32_t max_step_tokens = 2048;
   bool deterministic = false;
   bool allow_amx = true;  // false forces a slower instruction set (tests)
   bool allow_avx512 = true;

@@ -108,6 +108,8 @@ struct Metrics::Impl {
   GaugePair waiting_deferred =
       make.gauge("num_requests_waiting_by_reason", "Sequences that wait, by reason.", {{"reason", "deferred"}});
   GaugePair kv_usage = make.gauge("kv_cache_usage_perc", "Cache pages in use, 1 is all.");
+  GaugePair host_step =
+      make.gauge("host_step_microseconds", "Scheduler and batch building, host time of a step, mean of the last 64.");
   GaugePair sleep_state = make.gauge("engine_sleep_state", "1 while awake.", {{"sleep_state", "awake"}});
   CounterPair preemptions = make.counter("num_preemptions", "Sequences put back to wait.");
   CounterPair prefix_queries = make.counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.");
@@ -190,6 +192,7 @@ std::string Metrics::render(const EngineStats& stats) {
   m.waiting_capacity.set(gauges.waiting);
   m.waiting_deferred.set(0);
   m.kv_usage.set(stats.kv_usage);
+  m.host_step.set(stats.host_step_us);
   m.preemptions.raise_to(static_cast<double>(gauges.preemptions));
   m.prefix_queries.raise_to(static_cast<double>(gauges.prefix_queries));
   m.prefix_hits.raise_to(static_cast<double>(gauges.prefix_hits));
