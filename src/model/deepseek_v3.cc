@@ -73,7 +73,7 @@ MlaShape mla_shape(const ModelConfig& c) {
 }
 
 struct Layer {
-  std::vector<float> attention_norm, mlp_norm;
+  VectorWeight attention_norm, mlp_norm;
   MlaWeights mla;
   MlpWeights mlp;  // of dense layers
   MoeWeights moe;  // of the others
@@ -156,7 +156,7 @@ class DeepseekV3 final : public Model {
     w.kv_a_norm = reader.vector(names_.kv_a_norm(i));
     w.up = reader.mla_up(names_.kv_b(i), w.shape);
     w.o = reader.linear(names_.o(i));
-    w.rope.inv_freq = rope_inv_freq(config_.rope_config, config_.rope);
+    w.rope.inv_freq = reader.pack_vector(rope_inv_freq(config_.rope_config, config_.rope));
     w.rope.cos_sin_factor = static_cast<float>(rope_cos_sin_factor(config_.rope_config));
     w.latent_eps = latent_eps_;
     return w;
@@ -192,7 +192,7 @@ class DeepseekV3 final : public Model {
   const float latent_eps_;
   EmbedWeight embed_;
   std::vector<Layer> layers_;
-  std::vector<float> norm_;
+  VectorWeight norm_;
   LinearWeight head_;
   ModelInfo info_;
 };

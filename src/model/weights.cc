@@ -60,18 +60,18 @@ ExpertWeights WeightReader::experts(std::span<const TensorSpec> specs) {
   return weights;
 }
 
-std::vector<float> WeightReader::matrix_f32(const TensorSpec& spec) {
+VectorWeight WeightReader::matrix_f32(const TensorSpec& spec) {
   const RawWeight weight = raw(spec);
   std::vector<float> out(spec.out * spec.in);
   for (int64_t r = 0; r < spec.out; ++r) raw_row(weight.matrix, r, out.data() + r * spec.in);
   packed_bytes_ += static_cast<int64_t>(out.size() * sizeof(float));
-  return out;
+  return ops_.pack_vector(std::move(out));
 }
 
-std::vector<float> WeightReader::vector(const TensorSpec& spec) {
+VectorWeight WeightReader::vector(const TensorSpec& spec) {
   std::vector<float> out = source_.vector(spec);
   packed_bytes_ += static_cast<int64_t>(out.size() * sizeof(float));
-  return out;
+  return ops_.pack_vector(std::move(out));
 }
 
 }  // namespace perigee

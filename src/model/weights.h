@@ -66,8 +66,10 @@ class WeightReader {
   MlaUpWeight mla_up(const TensorSpec& spec, const MlaShape& shape);
   // Three specs an expert: gate, up, down.
   ExpertWeights experts(std::span<const TensorSpec> specs);
-  std::vector<float> matrix_f32(const TensorSpec& spec);  // row-major
-  std::vector<float> vector(const TensorSpec& spec);
+  VectorWeight matrix_f32(const TensorSpec& spec);  // row-major
+  VectorWeight vector(const TensorSpec& spec);
+  // Values that the model computes from its config, where the backend reads them.
+  VectorWeight pack_vector(std::vector<float> values) { return ops_.pack_vector(std::move(values)); }
   int64_t packed_bytes() const { return packed_bytes_; }
 
  private:

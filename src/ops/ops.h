@@ -34,6 +34,8 @@ class Ops {
   // kv_b: per head dn rows of W_UK, then dv rows of W_UV; [h * (dn + dv), L].
   virtual MlaUpWeight pack_mla_up(const RawMatrix& kv_b, const MlaShape& shape) = 0;
   virtual EmbedWeight pack_embed(const RawMatrix& table) = 0;
+  // Norms, biases, frequencies and routers go through here; host backends keep what they are given.
+  virtual VectorWeight pack_vector(VectorWeight host) { return host; }
   LinearWeight pack_linear(const RawMatrix& raw) { return pack_linear(std::span(&raw, 1)); }
 
   // --- Plain ops ---

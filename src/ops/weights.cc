@@ -18,6 +18,13 @@ float fp8_element(const RawMatrix& m, int64_t r, int64_t c) {
 
 }  // namespace
 
+VectorWeight::VectorWeight(std::vector<float> values) {
+  auto owner = std::make_shared<const std::vector<float>>(std::move(values));
+  data_ = owner->data();
+  size_ = owner->size();
+  owner_ = std::move(owner);
+}
+
 float raw_element(const RawMatrix& m, int64_t r, int64_t c) {
   const int64_t at = r * m.in + c;
   switch (m.format) {

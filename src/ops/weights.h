@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
 #include <memory>
 #include <vector>
 
@@ -42,6 +43,28 @@ struct PackedWeight {
 };
 using Packed = std::shared_ptr<const PackedWeight>;
 
+// A vector of f32 where the backend's kernels read it: norms, biases, frequencies, the router's matrix. Made of host
+// values it is one for host backends; Ops::pack_vector() makes it one for its own. Elements are for host code only.
+class VectorWeight {
+ public:
+  VectorWeight() = default;
+  VectorWeight(std::vector<float> values);  // NOLINT: a list of numbers is a weight of the host
+  VectorWeight(std::initializer_list<float> values) : VectorWeight(std::vector<float>(values)) {}
+  VectorWeight(const float* data, size_t size, std::shared_ptr<const void> owner)
+      : data_(data), size_(size), owner_(std::move(owner)) {}
+  const float* data() const { return data_; }
+  size_t size() const { return size_; }
+  bool empty() const { return size_ == 0; }
+  const float* begin() const { return data_; }
+  const float* end() const { return data_ + size_; }
+  float operator[](size_t i) const { return data_[i]; }
+
+ private:
+  const float* data_ = nullptr;
+  size_t size_ = 0;
+  std::shared_ptr<const void> owner_;
+};
+
 struct LinearWeight {
   int64_t out = 0, in = 0;
   Packed packed;
@@ -69,17 +92,17 @@ struct MlaUpWeight {
 
 struct Rope {
   bool enabled = true;          // false: NoPE (Kimi-Linear)
-  std::vector<float> inv_freq;  // [dr / 2]
+  VectorWeight inv_freq;  // [dr / 2]
   float cos_sin_factor = 1.0f;
 };
 
 struct MlaWeights {
   MlaShape shape;
   LinearWeight q_a;              // [q_lora, H]; packed is null without q_lora
-  std::vector<float> q_a_norm;   // [q_lora]
+  VectorWeight q_a_norm;   // [q_lora]
   LinearWeight q;                // [h * (dn + dr), q_lora or H]
   LinearWeight kv_a;             // [L + dr, H]
-  std::vector<float> kv_a_norm;  // [L]
+  VectorWeight kv_a_norm;  // [L]
   MlaUpWeight up;
   LinearWeight o;  // [H, h * dv]
   Rope rope;
@@ -95,8 +118,8 @@ enum class RouterScore : uint8_t { kSigmoid, kSoftmax };
 
 struct RouterWeight {
   int64_t num_experts = 0, hidden = 0;
-  std::vector<float> weight;  // [E, H] row-major; scores are f32 dot products of the activation with it
-  std::vector<float> bias;    // [E] selection only; empty: none
+  VectorWeight weight;  // [E, H] row-major; scores are f32 dot products of the activation with it
+  VectorWeight bias;    // [E] selection only; empty: none
   RouterScore score = RouterScore::kSigmoid;
   int32_t top_k = 0;
   int32_t num_groups = 1, top_groups = 1;  // group score: sum of its two largest biased scores

@@ -169,10 +169,13 @@ TEST(Conformance, NormActivationRopeEmbed) {
 
 RouterWeight make_router(int64_t experts, int64_t hidden, RouterScore score, int32_t groups) {
   RouterWeight router{.num_experts = experts, .hidden = hidden, .score = score, .top_k = 4};
+  std::vector<float> weight, bias;
   for (int64_t i = 0; i < experts * hidden; ++i)
-    router.weight.push_back(value_at(21, i) * 2 / std::sqrt(static_cast<float>(hidden)));
+    weight.push_back(value_at(21, i) * 2 / std::sqrt(static_cast<float>(hidden)));
   if (score == RouterScore::kSigmoid)
-    for (int64_t e = 0; e < experts; ++e) router.bias.push_back(0.1f * value_at(22, e));
+    for (int64_t e = 0; e < experts; ++e) bias.push_back(0.1f * value_at(22, e));
+  router.weight = std::move(weight);
+  router.bias = std::move(bias);
   router.num_groups = groups;
   router.top_groups = std::max(1, groups / 2);
   router.normalize = score == RouterScore::kSigmoid;

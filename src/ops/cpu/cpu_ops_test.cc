@@ -40,10 +40,11 @@ TEST(CpuOps, StepsRepeatWithoutNewMemoryOnAnyNumberOfThreads) {
       w.router.num_experts = 8;
       w.router.hidden = 96;
       w.router.top_k = 2;
-      w.router.weight.resize(8 * 96);
+      std::vector<float> router(8 * 96);
+      for (size_t i = 0; i < router.size(); ++i) router[i] = static_cast<float>(i * 37 % 101) * 0.01f;
+      w.router.weight = std::move(router);
       w.experts = ops.pack_experts(experts);
       w.shared = {.gate_up = ops.pack_linear(gate_up), .down = ops.pack_linear(raw[2]->raw)};
-      for (size_t i = 0; i < w.router.weight.size(); ++i) w.router.weight[i] = static_cast<float>(i * 37 % 101) * 0.01f;
       int64_t growths = 0;
       for (int step = 0; step < 4; ++step) {
         ops.begin_step();

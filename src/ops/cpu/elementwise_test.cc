@@ -104,7 +104,9 @@ TEST_P(ElementwiseTest, add_leaves_columns_outside_the_view) {
 TEST_P(ElementwiseTest, rope_turns_interleaved_pairs_of_a_strided_view) {
   constexpr int64_t kHeads = 3, kHead = 48, kBegin = 16, kPairs = 16;
   Rope rope;
-  for (int i = 0; i < kPairs; ++i) rope.inv_freq.push_back(std::pow(50000.0f, -static_cast<float>(i) / kPairs));
+  std::vector<float> inv_freq;
+  for (int i = 0; i < kPairs; ++i) inv_freq.push_back(std::pow(50000.0f, -static_cast<float>(i) / kPairs));
+  rope.inv_freq = std::move(inv_freq);
   rope.cos_sin_factor = 1.25f;
   std::vector<int32_t> positions;
   for (int i = 0; i < 20; ++i) positions.push_back(i * 6553);

@@ -22,7 +22,9 @@ class Router : public ::testing::TestWithParam<Isa> {
 RouterWeight random_router(int64_t experts, int64_t hidden) {
   RouterWeight router{.num_experts = experts, .hidden = hidden, .top_k = 4};
   TestRandom random(3);
-  for (int64_t i = 0; i < experts * hidden; ++i) router.weight.push_back(random.uniform() * 0.2f);
+  std::vector<float> weight;
+  for (int64_t i = 0; i < experts * hidden; ++i) weight.push_back(random.uniform() * 0.2f);
+  router.weight = std::move(weight);
   return router;
 }
 
