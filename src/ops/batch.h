@@ -19,6 +19,13 @@ struct SequenceRows {
   int32_t position = 0;
   const int32_t* pages = nullptr;  // page of block b = position / 64, for all blocks up to the last new token
   MlaForm form = MlaForm::kAbsorbed;
+  // Recurrent state with deferred commit (DESIGN D7); see StateLayer.
+  const int32_t* state_pages = nullptr;       // pages of this sequence's units
+  int32_t slot = 0;                           // its place in the ring
+  int32_t committed = 0;                      // tokens the state has seen; [committed, position) are in the ring
+  bool commit_all = false;                    // prefill: the state goes to the end of this run
+  int32_t checkpoint_position = -1;           // the state at this position is also written to ...
+  const int32_t* checkpoint_pages = nullptr;  // ... these pages, by the step that takes the state there or past it
 };
 
 struct Batch {
@@ -34,6 +41,35 @@ struct LatentLayer {
   int64_t page_bytes = 0;
   int64_t row_bytes = 0;  // (L + dr) elements
   bool f32 = false;       // element type: f32 (ref) or bf16
+};
+
+// One recurrent layer's state. Unit u, a (layer, head), of a sequence lies in page state_pages[u / units_per_page] at
+// (u % units_per_page) * unit_bytes; a sequence begins with units of zeros. What a unit and a ring's token are:
+// KdaShape.
+//
+// Running n tokens from `position` on with the state at `committed` first takes the tokens in between from the ring
+// and leaves the state at `position`. With commit_all the new tokens then move the state too, to position + n. Without
+// (decode, verify: n <= ring_tokens) they leave it alone and go into the ring, at position % ring_tokens, until a
+// later step says by its `position` how many of them count; rejected ones are overwritten.
+struct StateLayer {
+  uint8_t* base = nullptr;
+  int64_t page_bytes = 0;
+  int64_t unit_bytes = 0;
+  int32_t units_per_page = 1;
+  int32_t first_unit = 0;  // of this layer: index among recurrent layers * heads
+  uint8_t* ring = nullptr;
+  int64_t ring_slot_bytes = 0;   // all units of one sequence
+  int64_t ring_token_bytes = 0;  // one token of one unit
+  int32_t ring_tokens = 0;       // K + 1
+
+  uint8_t* unit(const int32_t* pages, int64_t head) const {
+    const int64_t u = first_unit + head;
+    return base + pages[u / units_per_page] * page_bytes + u % units_per_page * unit_bytes;
+  }
+  uint8_t* ring_token(int32_t slot, int64_t head, int64_t position) const {
+    return ring + slot * ring_slot_bytes +
+           ((first_unit + head) * ring_tokens + position % ring_tokens) * ring_token_bytes;
+  }
 };
 
 }  // namespace perigee

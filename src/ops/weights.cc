@@ -41,4 +41,19 @@ void raw_row(const RawMatrix& m, int64_t r, float* out) {
   for (int64_t c = 0; c < m.in; ++c) out[c] = raw_element(m, r, c);
 }
 
+std::vector<float> kda_conv_taps(const RawMatrix& q, const RawMatrix& k, const RawMatrix& v) {
+  std::vector<float> taps(static_cast<size_t>(3 * q.out * q.in));
+  std::vector<float> row(static_cast<size_t>(q.in));
+  int64_t channel = 0;
+  for (const RawMatrix* m : {&q, &k, &v}) {
+    CHECK(m->out == q.out && m->in == q.in, "convolutions of ", q.out, "x", q.in, " and ", m->out, "x", m->in);
+    for (int64_t r = 0; r < m->out; ++r, ++channel) {
+      raw_row(*m, r, row.data());
+      for (int64_t t = 0; t < m->in; ++t)
+        taps[static_cast<size_t>(t * 3 * q.out + channel)] = row[static_cast<size_t>(t)];
+    }
+  }
+  return taps;
+}
+
 }  // namespace perigee

@@ -91,23 +91,54 @@ struct MlaUpWeight {
 };
 
 struct Rope {
-  bool enabled = true;          // false: NoPE (Kimi-Linear)
+  bool enabled = true;    // false: NoPE (Kimi-Linear)
   VectorWeight inv_freq;  // [dr / 2]
   float cos_sin_factor = 1.0f;
 };
 
 struct MlaWeights {
   MlaShape shape;
-  LinearWeight q_a;              // [q_lora, H]; packed is null without q_lora
+  LinearWeight q_a;        // [q_lora, H]; packed is null without q_lora
   VectorWeight q_a_norm;   // [q_lora]
-  LinearWeight q;                // [h * (dn + dr), q_lora or H]
-  LinearWeight kv_a;             // [L + dr, H]
+  LinearWeight q;          // [h * (dn + dr), q_lora or H]
+  LinearWeight kv_a;       // [L + dr, H]
   VectorWeight kv_a_norm;  // [L]
   MlaUpWeight up;
   LinearWeight o;  // [H, h * dv]
   Rope rope;
   float latent_eps = 1e-6f;
 };
+
+// Kimi Delta Attention (Kimi Linear 2025, section 3): a recurrent state per head instead of a cache of tokens.
+struct KdaShape {
+  int64_t heads = 0, dim = 128;  // of a head: keys and values alike
+  int64_t conv = 4;              // taps of the causal convolution
+  int64_t width() const { return heads * dim; }
+  // What one head of one layer keeps, a unit (DESIGN D7), f32: S [dim keys][dim values], values contiguous, so that
+  // neither step nor chunk sums across lanes; then the convolution's last inputs [q, k, v][conv - 1, oldest
+  // first][dim].
+  int64_t tail_floats() const { return 3 * (conv - 1) * dim; }
+  int64_t unit_bytes() const { return (dim * dim + tail_floats()) * 4; }
+  // One token of a unit's ring, f32: inputs of the convolution q, k, v, then log decay g, [dim] each; beta; padding.
+  int64_t ring_token_floats() const { return 4 * dim + 16; }
+};
+
+struct KdaWeights {
+  KdaShape shape;
+  LinearWeight qkv;      // [3 * h * dim, H]: q rows, k rows, v rows
+  LinearWeight gates;    // [dim + dim + h, H]: f_a rows, g_a rows, b rows
+  LinearWeight f_b;      // [h * dim, dim]: decay
+  LinearWeight g_b;      // [h * dim, dim]: output gate
+  VectorWeight conv;     // [conv][3 * h * dim], the last tap meets the current token; see kda_conv_taps
+  VectorWeight a;        // [h] exp(A_log)
+  VectorWeight dt_bias;  // [h * dim]
+  VectorWeight o_norm;   // [dim]
+  float eps = 1e-5f;
+  LinearWeight o;  // [H, h * dim]
+};
+
+// KdaWeights::conv from the checkpoint's q, k and v convolutions, [h * dim, conv] each.
+std::vector<float> kda_conv_taps(const RawMatrix& q, const RawMatrix& k, const RawMatrix& v);
 
 struct MlpWeights {
   LinearWeight gate_up;  // [2I, H]: gate rows, then up rows
