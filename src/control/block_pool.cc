@@ -1,5 +1,7 @@
 #include "control/block_pool.h"
 
+#include <utility>
+
 namespace perigee {
 
 BlockPool::BlockPool(int32_t num_pages, std::function<void(PageId)> on_evict) : on_evict_(std::move(on_evict)) {
@@ -19,12 +21,14 @@ PageHandle BlockPool::allocate(PageOwner owner) {
     remove_cached(page);
     at(page).published = false;
     if (on_evict_) on_evict_(page);
+    --owned(at(page).owner);
   } else {
     return {};
   }
   CHECK(at(page).holders == 0, "page ", page, " is allocated while it has holders");
   at(page).holders = 1;
   at(page).owner = owner;
+  ++owned(owner);
   return PageHandle(this, page);
 }
 
@@ -62,7 +66,7 @@ void BlockPool::drop_holder(PageId page) {
 }
 
 void BlockPool::push_free(PageId page) {
-  at(page).owner = PageOwner::kNone;
+  --owned(std::exchange(at(page).owner, PageOwner::kNone));
   free_.push_back(page.value);
 }
 
@@ -98,8 +102,12 @@ void BlockPool::check_integrity() const {
     ++num_listed;
   }
   CHECK(num_listed == num_cached_, num_listed, " cached pages listed, ", num_cached_, " counted");
-  for (size_t page = 0; page < pages_.size(); ++page)
+  std::array<int32_t, kNumPageOwners> num_owned{};
+  for (size_t page = 0; page < pages_.size(); ++page) {
     CHECK((pages_[page].holders == 0) == (idle[page] == 1), "page ", page, " is lost");
+    if (pages_[page].owner != PageOwner::kNone) ++num_owned[static_cast<size_t>(pages_[page].owner)];
+  }
+  CHECK(num_owned == num_owned_, "pages are counted under the wrong owner");
 }
 
 }  // namespace perigee

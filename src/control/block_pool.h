@@ -2,10 +2,11 @@
 //
 // A page is free, used (at least one PageHandle names it) or cached (no handle, but published: a prefix hit may revive
 // it, and allocation may evict it, least recently released first). Handles are move-only and counted: losing the last
-// one frees the page, so there is no release to forget. Each page has one typed owner, because latent blocks and
-// recurrent state share a pool but never a page (DESIGN D7). All state lies in arrays indexed by page id.
+// one frees the page, so there is no release to forget. Each page has one typed owner, because latent blocks, recurrent
+// states and their checkpoints share a pool but never a page (DESIGN D7). All state lies in arrays indexed by page id.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <utility>
@@ -16,7 +17,8 @@
 
 namespace perigee {
 
-enum class PageOwner : uint8_t { kNone, kLatent, kState };
+enum class PageOwner : uint8_t { kNone, kLatent, kState, kCheckpoint };
+inline constexpr size_t kNumPageOwners = 4;
 
 class BlockPool;
 
@@ -48,7 +50,7 @@ class PageHandle {
 
 class BlockPool {
  public:
-  // `on_evict` hears of every cached page that allocation takes, before it has a new owner.
+  // `on_evict` hears of every cached page that allocation takes, before it has a new owner; it may unpublish others.
   BlockPool(int32_t num_pages, std::function<void(PageId)> on_evict);
   BlockPool(const BlockPool&) = delete;
   BlockPool& operator=(const BlockPool&) = delete;
@@ -69,6 +71,7 @@ class BlockPool {
   int32_t num_cached() const { return num_cached_; }
   int32_t num_used() const { return num_pages() - num_free() - num_cached_; }
   int32_t num_available() const { return num_free() + num_cached_; }
+  int32_t num_owned(PageOwner owner) const { return num_owned_[static_cast<size_t>(owner)]; }  // used or cached
 
   int32_t num_holders(PageId page) const { return at(page).holders; }
   bool is_published(PageId page) const { return at(page).published; }
@@ -99,11 +102,13 @@ class BlockPool {
   void push_cached(PageId page);
   void remove_cached(PageId page);
   void push_free(PageId page);
+  int32_t& owned(PageOwner owner) { return num_owned_[static_cast<size_t>(owner)]; }
 
   std::vector<Page> pages_;
   std::vector<int32_t> free_;
   int32_t oldest_ = kNil, newest_ = kNil;
   int32_t num_cached_ = 0;
+  std::array<int32_t, kNumPageOwners> num_owned_{};
   std::function<void(PageId)> on_evict_;
 };
 

@@ -17,6 +17,18 @@ enum class Fault {
   kFullPromptHit = 8,       // a hit may cover the whole prompt
   kStaleLength = 9,         // a preempted sequence keeps the length that it had
   kLateIdsDelivered = 10,   // ids of a row that was in flight when its sequence ended are delivered
+
+  // Recurrent state.
+  kHitMaxOverGroups = 11,         // a hit is as long as the cached blocks, wherever the last checkpoint lies
+  kCheckpointLate = 12,           // a checkpoint holds the state one token behind its boundary
+  kCheckpointFreeUnderCopy = 13,  // the pages of a checkpoint may be reused while a plan in flight copies them
+  kCheckpointUnconfirmed = 14,    // a checkpoint may be hit before the result of the step that writes it is in
+  kCheckpointOutlivesBlock = 15,  // a block that is evicted leaves its checkpoint behind, at whatever comes there
+  kPartialEviction = 16,          // a checkpoint of which one page was evicted is still hit
+  kStateFreeUnderFlight = 17,     // an ended sequence's state pages are free while plans in flight still touch them
+  kStateNotCleared = 18,          // the worker does not zero the state of a sequence that starts without a hit
+  kCommitUnconfirmed = 19,        // the worker commits the token of a decode row that is still in its ring
+  kRingDropped = 20,              // the worker forgets its ring where a chunk or row should replay it
 };
 inline constexpr int kNumFaults = 10;
 

@@ -8,7 +8,9 @@
 // because with two plans in flight the host does not know them yet.
 //
 // A slot (0 ... max_sequences-1) is a sequence's place in the worker's arrays. A page is the unit of a rank's memory
-// pool; a block is 64 tokens of one cache group; for the latent group one block fills one page (D5, D7).
+// pool; a block is 64 tokens of one cache group; for the latent group one block fills one page (D5, D7). A sequence of
+// a recurrent model also has a state, a fixed number of pages from admission to its end; a checkpoint is a saved state
+// of as many pages.
 #pragma once
 
 #include <cstdint>
@@ -38,6 +40,11 @@ struct SequenceStart {
   int32_t num_prompt_tokens = 0;
   int32_t num_cached_tokens = 0;  // positions [0, n) are already in the pages appended below (a prefix hit)
   std::shared_ptr<const SamplingParams> sampling;
+
+  // Recurrent models. Before its first row the worker makes state_pages the state after num_cached_tokens tokens: a
+  // copy of the checkpoint's pages, or zeros where there is none.
+  std::vector<PageId> state_pages = {};
+  std::vector<PageId> checkpoint = {};
 };
 
 // Block `block_index` of the slot's sequence lives in `page` of the rank's pool. Block tables are append-only: indices
@@ -62,12 +69,22 @@ struct PlanRow {
   bool is_decode() const { return tokens_offset < 0; }
 };
 
+// When the state of this slot is committed at exactly `position` in this step, it is also written to these pages. A
+// prefill chunk commits its end. A decode row at position p commits p, since the newest token's inputs wait in the
+// worker's ring until they are certain (deferred commit, D7).
+struct CheckpointWrite {
+  SlotId slot;
+  int32_t position = 0;
+  std::vector<PageId> pages;
+};
+
 struct StepPlan {
   StepId step;
   std::vector<SequenceStart> starts;
   std::vector<BlockAppend> appends;
   std::vector<PlanRow> rows;    // decode rows first, then prefill chunks
   std::vector<int32_t> tokens;  // ids of the prefill chunks, back to back
+  std::vector<CheckpointWrite> checkpoints;
   int32_t num_decode_rows = 0;
 
   int32_t num_tokens() const {

@@ -49,6 +49,7 @@ class PrefixIndex {
 
   void erase(PageId page);  // requires a published page
   bool contains(PageId page) const { return entry(page).serial != 0; }
+  bool contains(const PrefixNode& block) const { return block.serial != 0 && entry(block.page).serial == block.serial; }
   int32_t size() const { return size_; }
 
  private:

@@ -38,6 +38,16 @@ int32_t hit_granularity_blocks(const SchedulerConfig& config) {
   return config.deterministic ? std::lcm(config.attention_alignment, kBlockTokens) / kBlockTokens : 1;
 }
 
+CheckpointPolicy checkpoint_policy(const SchedulerConfig& config) {
+  const int32_t granularity = hit_granularity_blocks(config);
+  const auto tokens = [&](int32_t blocks) {
+    return (blocks + granularity - 1) / granularity * granularity * kBlockTokens;
+  };
+  return {.granularity_tokens = granularity * kBlockTokens,
+          .interval_tokens = tokens(config.checkpoint_interval_blocks),
+          .turn_tokens = tokens(config.checkpoint_turn_blocks)};
+}
+
 }  // namespace
 
 Status validate(const SchedulerConfig& config) {
@@ -47,6 +57,10 @@ Status validate(const SchedulerConfig& config) {
   if (config.attention_alignment < 1) return bad_input("must be positive", "attention_alignment");
   if (config.long_prefill_tokens < 0) return bad_input("must not be negative", "long_prefill_tokens");
   if (config.max_waiting < 0) return bad_input("must not be negative", "max_waiting");
+  if (config.state_pages < 0 || config.state_pages >= config.num_pages)
+    return bad_input("must leave pages for the blocks of a sequence", "state_pages");
+  if (config.checkpoint_interval_blocks < 0) return bad_input("must not be negative", "checkpoint_interval_blocks");
+  if (config.checkpoint_turn_blocks < 0) return bad_input("must not be negative", "checkpoint_turn_blocks");
   if (config.hash_bits < 1 || config.hash_bits > 128) return bad_input("must be in [1, 128]", "hash_bits");
   const int32_t least = config.deterministic ? config.attention_alignment : 1;
   if (config.max_step_tokens < least)
@@ -57,8 +71,10 @@ Status validate(const SchedulerConfig& config) {
 Scheduler::Impl::Impl(const SchedulerConfig& config)
     : config_(checked(config)),
       hit_blocks_(hit_granularity_blocks(config)),
+      policy_(checkpoint_policy(config)),
       index_(config.num_pages, config.hash_seed, config.hash_bits),
-      pool_(config.num_pages, [this](PageId page) { index_.erase(page); }),
+      pool_(config.num_pages, [this](PageId page) { page_evicted(page); }),
+      checkpoints_(pool_),
       slots_(static_cast<size_t>(config.max_sequences), nullptr),
       next_deadline_s_(kNever) {
   for (int32_t slot = config.max_sequences - 1; slot >= 0; --slot) free_slots_.push_back(SlotId(slot));
@@ -77,8 +93,8 @@ bool Scheduler::Impl::submit(Submit submit) {
   sequence.request = std::move(submit);
   sequence.input = sequence.request.prompt;
   sequence.max_outputs = max_outputs(sequence.num_prompt(), sequence.sampling().max_tokens);
-  CHECK(sequence.max_outputs >= 1 && sequence.max_blocks() <= config_.num_pages, "sequence ", sequence.id(),
-        " can never fit");
+  CHECK(sequence.max_outputs >= 1 && sequence.max_blocks() + config_.state_pages <= config_.num_pages, "sequence ",
+        sequence.id(), " can never fit");
   const bool fresh = sequences_.emplace(sequence.id(), std::move(owned)).second;
   CHECK(fresh, "sequence ", sequence.id(), " is submitted twice");
 
@@ -130,10 +146,11 @@ void Scheduler::Impl::stop_running(Sequence& sequence) {
   const SlotId slot = std::exchange(sequence.slot, SlotId());
   at_slot(slot) = nullptr;
   const uint32_t plans = std::exchange(sequence.plans, 0u);
+  std::vector<PageHandle> pages = take_all_pages(sequence);
   if (plans != 0 && !planted(Fault::kFreeUnderFlight)) {
-    quarantine_.hold(plans, slot, std::exchange(sequence.pages, {}));
+    quarantine_.hold(plans, slot, std::move(pages));
   } else {
-    release_back_to_front(sequence.pages);
+    release_back_to_front(pages);
     free_slots_.push_back(slot);
   }
 }
@@ -178,14 +195,21 @@ SchedulerGauges Scheduler::Impl::gauges() const {
   gauges.cached_pages = pool_.num_cached();
   gauges.used_pages = pool_.num_used();
   gauges.total_pages = pool_.num_pages();
+  gauges.latent_pages = pool_.num_owned(PageOwner::kLatent);
+  gauges.state_pages = pool_.num_owned(PageOwner::kState);
+  gauges.checkpoint_pages = pool_.num_owned(PageOwner::kCheckpoint);
+  gauges.checkpoints = checkpoints_.size();
   return gauges;
 }
 
 void Scheduler::Impl::check_sequence(const Sequence& sequence) const {
   const bool running = sequence.slot.valid();
-  CHECK(running || (sequence.pages.empty() && sequence.plans == 0 && sequence.num_scheduled == 0), "waiting sequence ",
-        sequence.id(), " holds something");
+  CHECK(running || (sequence.pages.empty() && sequence.state_pages.empty() && sequence.plans == 0 &&
+                    sequence.num_scheduled == 0),
+        "waiting sequence ", sequence.id(), " holds something");
   if (!running) return;
+  CHECK(static_cast<int32_t>(sequence.state_pages.size()) == config_.state_pages, "sequence ", sequence.id(),
+        " has no whole state");
   CHECK(slots_[static_cast<size_t>(sequence.slot.value)] == &sequence, "slot ", sequence.slot, " has another sequence");
   CHECK(sequence.num_confirmed <= sequence.num_scheduled, "sequence ", sequence.id(), " is ahead of itself");
   CHECK(sequence.num_scheduled <= static_cast<int32_t>(sequence.pages.size()) * kBlockTokens, "sequence ",
@@ -206,25 +230,61 @@ void Scheduler::Impl::check_integrity() const {
   CHECK(static_cast<size_t>(quarantine_.num_slots()) + free_slots_.size() + running_.size() == slots_.size(),
         "a slot is lost");
   CHECK(quarantine_.empty() || plans_in_flight() > 0, "pages wait for no plan");
+  for (const auto* list : {&running_, &waiting_})
+    for (const Sequence* sequence : *list) check_sequence(*sequence);
+  check_pages();
+}
 
+// INV-1: every page is held as often as it is known to be, by holders of its own kind; what is published can be found.
+void Scheduler::Impl::check_pages() const {
   std::vector<int32_t> holders(static_cast<size_t>(pool_.num_pages()), 0);
   const auto count = [&](PageId page) { ++holders[static_cast<size_t>(page.value)]; };
-  for (const auto* list : {&running_, &waiting_}) {
-    for (const Sequence* sequence : *list) {
-      check_sequence(*sequence);
-      for (const PageHandle& handle : sequence->pages) count(handle.page());
+  const auto count_as = [&](PageOwner owner, const std::vector<PageHandle>& handles) {
+    for (const PageHandle& handle : handles) {
+      CHECK(pool_.owner(handle.page()) == owner, "page ", handle.page(), " is held under another type than it has");
+      count(handle.page());
     }
+  };
+  for (const Sequence* sequence : running_) {
+    count_as(PageOwner::kLatent, sequence->pages);
+    count_as(PageOwner::kState, sequence->state_pages);
+  }
+  for (const InFlight& flight : flights_) {
+    count_as(PageOwner::kCheckpoint, flight.traffic.copied);
+    for (const WriteInFlight& write : flight.traffic.writes) count_as(PageOwner::kCheckpoint, write.pages);
   }
   quarantine_.for_each_page(count);
-  int32_t num_published = 0;
+  int32_t num_blocks = 0, num_checkpoint_pages = 0;
   for (int32_t i = 0; i < pool_.num_pages(); ++i) {
     const PageId page(i);
     CHECK(pool_.num_holders(page) == holders[static_cast<size_t>(i)], "page ", page, " has ", pool_.num_holders(page),
           " holders, ", holders[static_cast<size_t>(i)], " known");
-    CHECK(pool_.is_published(page) == index_.contains(page), "page ", page, ": pool and prefix index disagree");
-    num_published += pool_.is_published(page) ? 1 : 0;
+    const PageId block = checkpoints_.block_of(page);
+    const bool is_block = index_.contains(page);
+    CHECK(pool_.is_published(page) == (is_block || block.valid()), "page ", page, " is published and unknown");
+    CHECK(!is_block || pool_.owner(page) == PageOwner::kLatent, "page ", page, " is no block");
+    CHECK(is_block || checkpoints_.at(page).serial == 0, "the checkpoint at page ", page, " has lost its block");
+    CHECK(!block.valid() || pool_.owner(page) == PageOwner::kCheckpoint, "page ", page, " is of no checkpoint");
+    num_blocks += is_block ? 1 : 0;
+    num_checkpoint_pages += block.valid() ? 1 : 0;
   }
-  CHECK(num_published == index_.size(), "the prefix index miscounts");
+  CHECK(num_blocks == index_.size(), "the prefix index miscounts");
+  CHECK(num_checkpoint_pages == checkpoints_.size() * config_.state_pages, "a checkpoint is not whole");
+}
+
+// A block leaves the prefix index, and its checkpoint with it.
+void Scheduler::Impl::forget_block(PageId page) {
+  index_.erase(page);
+  if (checkpoints_.drop(page)) ++totals_.checkpoint_evictions;
+}
+
+void Scheduler::Impl::page_evicted(PageId page) {
+  if (pool_.owner(page) == PageOwner::kLatent) {
+    forget_block(page);
+  } else {
+    checkpoints_.page_evicted(page);
+    ++totals_.checkpoint_evictions;
+  }
 }
 
 Scheduler::Scheduler(const SchedulerConfig& config) : impl_(std::make_unique<Impl>(config)) {}
@@ -258,7 +318,7 @@ bool Scheduler::fits(int64_t num_prompt_tokens, int64_t max_tokens) const {
   const SchedulerConfig& config = impl_->config_;
   if (num_prompt_tokens < 1 || max_tokens < 1) return false;
   if (num_prompt_tokens > config.max_model_len || max_tokens > config.max_model_len - num_prompt_tokens) return false;
-  return num_blocks(static_cast<int32_t>(num_prompt_tokens + max_tokens - 1)) <= config.num_pages;
+  return num_blocks(static_cast<int32_t>(num_prompt_tokens + max_tokens - 1)) + config.state_pages <= config.num_pages;
 }
 
 bool Scheduler::idle() const {
@@ -268,8 +328,8 @@ bool Scheduler::idle() const {
 void Scheduler::drop_prefix_cache() {
   for (int32_t i = 0; i < impl_->pool_.num_pages(); ++i) {
     const PageId page(i);
-    if (!impl_->pool_.is_published(page)) continue;
-    impl_->index_.erase(page);
+    if (!impl_->index_.contains(page)) continue;
+    impl_->forget_block(page);
     impl_->pool_.unpublish(page);
   }
 }

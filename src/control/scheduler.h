@@ -2,7 +2,8 @@
 //
 // Continuous batching with one token budget for prefill and decode, chunked prefill, prefix caching, preemption by
 // recomputation, priorities, cancellation and deadlines. Up to two plans are in flight; the pages of a plan in flight
-// are never reused before its result arrives (INV-2 of the reliability notes).
+// are never reused before its result arrives (INV-2 of the reliability notes). A recurrent model's state takes pages of
+// the same pool, and its prefix hits end where a checkpoint of the state lies (INV-11).
 #pragma once
 
 #include <cstdint>
@@ -25,6 +26,9 @@ struct SchedulerConfig {
   int32_t long_prefill_tokens = 0;  // cap of one sequence's chunk; 0: the budget
   int32_t attention_alignment = 1;  // prefill chunks end at multiples of this where they do not end the prompt
   bool prefix_caching = true;
+  int32_t state_pages = 0;                  // of one sequence's recurrent state; 0: attention alone
+  int32_t checkpoint_interval_blocks = 64;  // of prompt and output between checkpoints that stay; 0: none (for which
+  int32_t checkpoint_turn_blocks = 4;       // and why see CheckpointPolicy); the same of output, one a sequence
   bool deterministic = false;  // prefix hits, chunk and resume points at fixed absolute multiples only (D10)
   uint64_t hash_seed = 0;      // per process
   int32_t hash_bits = 128;     // fewer only in tests: every output must stay right
@@ -67,6 +71,11 @@ struct SchedulerGauges {
   int32_t free_pages = 0, cached_pages = 0, used_pages = 0, total_pages = 0;  // free + cached + used = total
   int64_t preemptions = 0, prefix_queries = 0, prefix_hits = 0;               // queries and hits in tokens
   int64_t prompt_tokens = 0, generated_tokens = 0, steps = 0;
+
+  int32_t latent_pages = 0, state_pages = 0, checkpoint_pages = 0;  // by owner: with free_pages they are the total
+  int32_t checkpoints = 0;
+  int64_t checkpoint_writes = 0, checkpoint_hits = 0, checkpoint_evictions = 0;
+  int64_t checkpoint_skips = 0;  // not written for lack of pages
 };
 
 class Scheduler {

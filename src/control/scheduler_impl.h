@@ -1,4 +1,4 @@
-// The scheduler's state and its steps, split over scheduler{,_plan,_apply}.cc. Not for other folders.
+// The scheduler's state and its steps, split over scheduler{,_plan,_apply,_state}.cc. Not for other folders.
 //
 // A sequence is in exactly one of `waiting_` and `running_` until it ends. `slots_` names the sequence whose rows the
 // slot may have; it is cleared when the sequence stops running, so that late rows find nobody, and the slot itself is
@@ -12,6 +12,8 @@
 #include <vector>
 
 #include "control/block_pool.h"
+#include "control/checkpoint_policy.h"
+#include "control/checkpoints.h"
 #include "control/prefix_index.h"
 #include "control/quarantine.h"
 #include "control/scheduler.h"
@@ -35,11 +37,33 @@ struct Scheduler::Impl {
   SchedulerGauges gauges() const;
   void check_integrity() const;
   void check_sequence(const Sequence& sequence) const;
+  void check_pages() const;
+  void forget_block(PageId page);
+  void page_evicted(PageId page);
+
+  // What a plan in flight does with checkpoints: writes these, for the sequence's position ...
+  struct WriteInFlight {
+    SlotId slot;
+    SequenceId sequence;
+    int32_t position = 0;
+    bool is_turn = false;
+    std::vector<PageHandle> pages;
+  };
+  struct StateTraffic {
+    std::vector<WriteInFlight> writes;  // in the order of the plan's rows, at most one a row
+    std::vector<PageHandle> copied;     // ... and copies from these
+  };
 
   // scheduler_plan.cc: the next step
   struct Draft {
     StepPlan plan;
+    StateTraffic traffic;
     int32_t budget_tokens = 0;
+  };
+  struct Hit {
+    int32_t num_blocks = 0;
+    std::vector<PageHandle> checkpoint;
+    int32_t num_idle_pages = 0;  // of its pages, these were available to others
   };
   std::optional<StepPlan> next_plan(double now_s);
   void plan_decodes(Draft& draft);
@@ -48,8 +72,9 @@ struct Scheduler::Impl {
   bool ensure_page(Sequence& sequence, Draft& draft);
   void preempt(Sequence& sequence);
   bool admit(Sequence& sequence, Draft& draft);
-  int32_t match_prefix(Sequence& sequence);
-  void start(Sequence& sequence, Draft& draft);
+  Hit match_prefix(Sequence& sequence);
+  void release_hit(Sequence& sequence, Hit& hit);
+  void start(Sequence& sequence, Hit hit, Draft& draft);
   int32_t chunk_tokens(const Sequence& sequence, int32_t budget_tokens) const;
   void add_prefill_row(Sequence& sequence, int32_t num_tokens, Draft& draft);
   void add_decode_row(Sequence& sequence, Draft& draft);
@@ -57,15 +82,27 @@ struct Scheduler::Impl {
   void append_page(Sequence& sequence, PageHandle page, Draft& draft);
   StepPlan launch(Draft draft);
 
+  // scheduler_state.cc: the recurrent state and its checkpoints
+  bool is_recurrent() const { return config_.state_pages > 0; }
+  bool keeps_checkpoints() const { return is_recurrent() && config_.prefix_caching; }
+  bool pages_come_back(const Draft& draft) const;
+  void start_state(Sequence& sequence, Hit hit, SequenceStart& start, Draft& draft);
+  void plan_checkpoint(Sequence& sequence, const PlanRow& row, Draft& draft);
+  void write_checkpoint(Sequence& sequence, int32_t position, bool is_turn, Draft& draft);
+  void keep_checkpoint(Sequence& sequence, WriteInFlight& write);
+  std::vector<PageHandle> take_pages(PageOwner owner, int32_t count);
+  std::vector<PageHandle> take_all_pages(Sequence& sequence);
+
   // scheduler_apply.cc: a step's result
   struct InFlight {
     StepId step;  // not valid: nothing in flight here
     std::vector<PlanRow> rows;
+    StateTraffic traffic;
     std::optional<StepResult> early;  // came before the result of the step before it
   };
   void apply(const StepResult& result);
   void digest(InFlight& flight, const StepResult& result);
-  void accept_row(Sequence& sequence, const PlanRow& row, const RowResult& result);
+  void accept_row(Sequence& sequence, const PlanRow& row, const RowResult& result, WriteInFlight* write);
   void accept_prompt_logprobs(Sequence& sequence, const PlanRow& row, const RowResult& result);
   void advance(Sequence& sequence, const PlanRow& row, const RowResult& result);
   void confirm_prompt(Sequence& sequence);
@@ -79,8 +116,10 @@ struct Scheduler::Impl {
 
   const SchedulerConfig config_;
   const int32_t hit_blocks_;  // prefix hits are multiples of this many blocks
+  const CheckpointPolicy policy_;
   PrefixIndex index_;
   BlockPool pool_;
+  Checkpoints checkpoints_;
   Quarantine quarantine_;
 
   std::unordered_map<SequenceId, std::unique_ptr<Sequence>> sequences_;  // for events only, never on the step path
@@ -88,6 +127,7 @@ struct Scheduler::Impl {
   std::vector<Sequence*> running_;
   std::vector<Sequence*> slots_;
   std::vector<SlotId> free_slots_;
+  std::vector<PageId> matched_;  // scratch of match_prefix
 
   std::array<InFlight, kMaxPlansInFlight> flights_;
   StepId oldest_step_{0};  // [oldest, next) are in flight

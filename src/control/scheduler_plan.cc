@@ -34,6 +34,7 @@ StepPlan Scheduler::Impl::launch(Draft draft) {
   InFlight& flight = this->flight(next_step_);
   flight.step = next_step_;
   flight.rows.assign(draft.plan.rows.begin(), draft.plan.rows.end());
+  flight.traffic = std::move(draft.traffic);
   next_step_ = StepId(next_step_.value + 1);
   ++totals_.steps;
   return std::move(draft.plan);
@@ -75,8 +76,8 @@ void Scheduler::Impl::plan_admissions(Draft& draft) {
   }
 }
 
-// Makes the page of the next position exist. Pages in quarantine come back when the plans in flight return, so waiting
-// for them costs a step, where another victim would cost a recomputation.
+// Makes the page of the next position exist. Pages that come back when the plans in flight return are waited for: that
+// costs a step, where another victim would cost a recomputation.
 bool Scheduler::Impl::ensure_page(Sequence& sequence, Draft& draft) {
   const int32_t capacity = static_cast<int32_t>(sequence.pages.size()) * kBlockTokens;
   if (sequence.num_scheduled < capacity + (planted(Fault::kPageOffByOne) ? 1 : 0)) return true;
@@ -85,7 +86,7 @@ bool Scheduler::Impl::ensure_page(Sequence& sequence, Draft& draft) {
       append_page(sequence, std::move(page), draft);
       return true;
     }
-    if (!quarantine_.empty()) return false;
+    if (pages_come_back(draft)) return false;
     Sequence& victim = *running_.back();
     preempt(victim);
     if (&victim == &sequence) return false;
@@ -107,55 +108,81 @@ void Scheduler::Impl::preempt(Sequence& sequence) {
   sequence.ids_in_flight = 0;
   sequence.num_chained = 0;
   sequence.chain_broken = false;
+  sequence.newest_checkpoint = {};
   ++totals_.preemptions;
   enqueue(sequence);
 }
 
-// Takes handles of the longest confirmed prefix that leaves at least one token to compute, for its logits. Returns how
-// many of those pages were idle.
-int32_t Scheduler::Impl::match_prefix(Sequence& sequence) {
+// Takes handles of the longest confirmed prefix that leaves at least one token to compute, for its logits, and that
+// every kind of cache can serve: a recurrent model needs a checkpoint at exactly its end.
+Scheduler::Impl::Hit Scheduler::Impl::match_prefix(Sequence& sequence) {
+  Hit hit;
   sequence.chain = index_.root(sequence.request.cache_salt);
-  if (!config_.prefix_caching || sequence.wants_prompt_logprobs()) return 0;
+  sequence.junction = 0;
+  sequence.newest_is_turn = false;
+  if (!config_.prefix_caching || sequence.wants_prompt_logprobs()) return hit;
   const int32_t last = planted(Fault::kFullPromptHit) ? sequence.num_input() : sequence.num_input() - 1;
-  const int32_t idle_before = pool_.num_cached();
   std::array<int32_t, kBlockTokens> scratch;
   PrefixNode node = sequence.chain;
+  matched_.clear();
+  int32_t num_matched = 0;
   for (int32_t block = 0; block < last / kBlockTokens; ++block) {
     const auto found = index_.find(node, sequence.block_tokens(block, scratch), sequence.request.cache_salt);
     if (!found) break;
     node = *found;
-    sequence.pages.push_back(pool_.share(node.page));
-    if (static_cast<int32_t>(sequence.pages.size()) % hit_blocks_ == 0) {
-      sequence.chain = node;
-      sequence.num_chained = static_cast<int32_t>(sequence.pages.size());
-    }
+    matched_.push_back(node.page);
+    if ((block + 1) % hit_blocks_ != 0) continue;
+    num_matched = block + 1;
+    if (is_recurrent() && checkpoints_.at(node.page).serial == 0 && !planted(Fault::kHitMaxOverGroups)) continue;
+    hit.num_blocks = block + 1;
+    sequence.chain = node;
   }
-  while (static_cast<int32_t>(sequence.pages.size()) > sequence.num_chained) sequence.pages.pop_back();
-  return idle_before - pool_.num_cached();
+  sequence.junction = policy_.junction(hit.num_blocks * kBlockTokens, num_matched * kBlockTokens);
+  const int32_t idle_before = pool_.num_cached();
+  for (int32_t block = 0; block < hit.num_blocks; ++block)
+    sequence.pages.push_back(pool_.share(matched_[static_cast<size_t>(block)]));
+  sequence.num_chained = hit.num_blocks;
+  if (is_recurrent() && hit.num_blocks > 0) {
+    sequence.newest_checkpoint = checkpoints_.at(sequence.chain.page);
+    if (sequence.newest_checkpoint.serial != 0) checkpoints_.share(sequence.newest_checkpoint, hit.checkpoint);
+  }
+  hit.num_idle_pages = idle_before - pool_.num_cached();
+  return hit;
 }
 
-// Starts the sequence if all pages of its input and one for its next tokens are at hand. False: nothing has changed.
+void Scheduler::Impl::release_hit(Sequence& sequence, Hit& hit) {
+  release_back_to_front(sequence.pages);
+  release_back_to_front(hit.checkpoint);
+  hit.num_blocks = 0;
+  sequence.chain = index_.root(sequence.request.cache_salt);
+  sequence.num_chained = 0;
+  sequence.newest_checkpoint = {};
+}
+
+// Starts the sequence if all pages of its input, of its state and one for its next tokens are at hand. False: nothing
+// has changed.
 bool Scheduler::Impl::admit(Sequence& sequence, Draft& draft) {
   const bool alone = running_.empty() && plans_in_flight() == 0;
   if (blocked_ == sequence.id() && pool_.num_available() < blocked_pages_ && !alone) return false;
-  const int32_t num_idle_hits = match_prefix(sequence);
-  const int32_t num_hits = static_cast<int32_t>(sequence.pages.size());
-  const int32_t num_needed = std::min(num_blocks(sequence.num_input()) + 1, sequence.max_blocks()) - num_hits;
+  Hit hit = match_prefix(sequence);
+  const int32_t num_pages = std::min(num_blocks(sequence.num_input()) + 1, sequence.max_blocks()) + config_.state_pages;
+  // A hit holds a checkpoint's pages for a while. Where even an empty pool has none for that, it is computed instead.
+  if (alone && pool_.num_available() < num_pages - hit.num_blocks) release_hit(sequence, hit);
+  const int32_t num_needed = num_pages - hit.num_blocks;
   const bool fits = pool_.num_available() >= num_needed;
   const int32_t stale = sequence.num_scheduled;
-  sequence.num_scheduled = std::max(stale, num_hits * kBlockTokens);
+  sequence.num_scheduled = std::max(stale, hit.num_blocks * kBlockTokens);
   const int32_t num_tokens = chunk_tokens(sequence, draft.budget_tokens);
   if (!fits || (num_tokens == 0 && sequence.in_prefill())) {
     if (!fits) {
       blocked_ = sequence.id();
-      blocked_pages_ = num_needed + num_idle_hits;
+      blocked_pages_ = num_needed + hit.num_idle_pages;
     }
-    release_back_to_front(sequence.pages);
+    release_hit(sequence, hit);
     sequence.num_scheduled = stale;
-    sequence.num_chained = 0;
     return false;
   }
-  start(sequence, draft);
+  start(sequence, std::move(hit), draft);
   if (sequence.in_prefill()) {
     add_prefill_row(sequence, num_tokens, draft);
   } else {
@@ -164,8 +191,8 @@ bool Scheduler::Impl::admit(Sequence& sequence, Draft& draft) {
   return true;
 }
 
-void Scheduler::Impl::start(Sequence& sequence, Draft& draft) {
-  const int32_t num_hits = static_cast<int32_t>(sequence.pages.size());
+void Scheduler::Impl::start(Sequence& sequence, Hit hit, Draft& draft) {
+  const int32_t num_hits = hit.num_blocks;
   const int32_t num_hit_tokens = num_hits * kBlockTokens;
   sequence.num_confirmed = sequence.num_scheduled;
   sequence.slot = free_slots_.back();
@@ -178,8 +205,9 @@ void Scheduler::Impl::start(Sequence& sequence, Draft& draft) {
   totals_.prefix_hits += num_hit_tokens;
   if (sequence.num_cached_tokens < 0) sequence.num_cached_tokens = num_hit_tokens;
 
-  draft.plan.starts.push_back(SequenceStart{sequence.slot, sequence.id(), sequence.input, sequence.num_prompt(),
-                                            num_hit_tokens, sequence.request.sampling});
+  SequenceStart& start = draft.plan.starts.emplace_back(SequenceStart{
+      sequence.slot, sequence.id(), sequence.input, sequence.num_prompt(), num_hit_tokens, sequence.request.sampling});
+  if (is_recurrent()) start_state(sequence, std::move(hit), start, draft);
   for (int32_t block = 0; block < num_hits; ++block)
     draft.plan.appends.push_back({sequence.slot, block, sequence.pages[static_cast<size_t>(block)].page()});
   const int32_t num_input_blocks = num_blocks(sequence.num_input());
@@ -192,17 +220,21 @@ void Scheduler::Impl::start(Sequence& sequence, Draft& draft) {
 }
 
 // Tokens of the next prefill chunk: all that is left, or up to the last multiple of the alignment that the budget
-// reaches. Without determinism a chunk shorter than the alignment is better than none.
+// reaches, and never past a position whose state is to be kept. Without determinism a chunk shorter than the alignment
+// is better than none.
 int32_t Scheduler::Impl::chunk_tokens(const Sequence& sequence, int32_t budget_tokens) const {
-  const int32_t left = sequence.num_input() - sequence.num_scheduled;
+  const int32_t first = sequence.num_scheduled;
+  const int32_t stop = keeps_checkpoints() && sequence.in_prefill()
+                           ? policy_.next_in_input(first, sequence.num_input(), sequence.junction)
+                           : sequence.num_input();
   const int32_t alignment = config_.attention_alignment;
   int32_t cap = budget_tokens;
   if (sequence.wants_prompt_logprobs()) cap = std::min(cap, std::max(kPromptLogprobTokens, alignment));
   if (config_.long_prefill_tokens > 0)
     cap = std::min(cap, std::max(config_.long_prefill_tokens, config_.deterministic ? alignment : 1));
-  if (left <= cap) return left;
-  const int32_t end = (sequence.num_scheduled + cap) / alignment * alignment;
-  if (end > sequence.num_scheduled) return end - sequence.num_scheduled;
+  if (stop - first <= cap) return stop - first;
+  const int32_t end = (first + cap) / alignment * alignment;
+  if (end > first) return end - first;
   return config_.deterministic ? 0 : cap;
 }
 
@@ -237,6 +269,7 @@ void Scheduler::Impl::add_row(Sequence& sequence, const PlanRow& row, Draft& dra
   added.slot = sequence.slot;
   added.sequence = sequence.id();
   added.position = sequence.num_scheduled;
+  if (keeps_checkpoints()) plan_checkpoint(sequence, added, draft);
   sequence.num_scheduled += row.num_tokens;
   sequence.ids_in_flight += max_ids(row);
   sequence.plans |= plan_bit(draft.plan.step);

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "control/block_pool.h"
+#include "control/checkpoints.h"
 #include "control/plan.h"
 #include "control/prefix_index.h"
 #include "control/scheduler.h"
@@ -37,7 +38,8 @@ struct Sequence {
 
   // Resources, held while running.
   SlotId slot;
-  std::vector<PageHandle> pages;  // by block index
+  std::vector<PageHandle> pages;        // by block index
+  std::vector<PageHandle> state_pages;  // of the recurrent state
 
   int32_t num_scheduled = 0;
   int32_t num_confirmed = 0;
@@ -48,6 +50,11 @@ struct Sequence {
   PrefixNode chain;
   int32_t num_chained = 0;
   bool chain_broken = false;
+
+  // Of this life: the checkpoint that it started from or wrote last, and whether that is one that its next replaces.
+  CheckpointRef newest_checkpoint;
+  bool newest_is_turn = false;
+  int32_t junction = 0;  // CheckpointPolicy::junction
 
   // Facts that outlive a preemption.
   int32_t num_cached_tokens = -1;     // hit at the first admission; -1 before

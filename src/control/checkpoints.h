@@ -1,0 +1,62 @@
+// Checkpoints: the saved recurrent states of a prefix cache, each at the block after whose last token it is the state.
+//
+// A checkpoint is a fixed number of pages that live and die together. Nobody holds them except a plan that copies from
+// them: they are cached pages of the pool, evicted like any other, and when one of them goes the others are free at
+// once. A block that leaves the prefix index takes its checkpoint along, so that no hit meets a state without the keys
+// and values before it. Blocks are named by their page. All state lies in arrays indexed by page id.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "control/block_pool.h"
+
+namespace perigee {
+
+// One checkpoint; the serial number tells it from a later one at the same block.
+struct CheckpointRef {
+  PageId block;
+  int64_t serial = 0;  // 0: none
+};
+
+class Checkpoints {
+ public:
+  explicit Checkpoints(BlockPool& pool);
+
+  // The checkpoint at a block, or none.
+  CheckpointRef at(PageId block) const;
+  bool contains(const CheckpointRef& checkpoint) const {
+    return checkpoint.serial != 0 && entry(checkpoint.block).serial == checkpoint.serial;
+  }
+
+  // Makes these pages, written with the state after the block, its checkpoint. Requires a block without one.
+  CheckpointRef attach(PageId block, std::vector<PageHandle> pages);
+
+  // Appends one more holder of each of its pages, in the order in which they were attached. Requires contains().
+  void share(const CheckpointRef& checkpoint, std::vector<PageHandle>& handles);
+
+  bool drop(PageId block);         // the block's checkpoint, if it has one: whether it had
+  void page_evicted(PageId page);  // the pool took this page of a checkpoint
+  PageId block_of(PageId page) const { return PageId(entry(page).block); }  // of a checkpoint's page; else not valid
+  int32_t size() const { return size_; }
+
+ private:
+  static constexpr int32_t kNil = -1;
+
+  struct Entry {
+    int64_t serial = 0;    // of the checkpoint at this block
+    int32_t first = kNil;  // its first page
+    int32_t next = kNil;   // as a page of a checkpoint: the page after it
+    int32_t block = kNil;  // and the block that it belongs to
+  };
+
+  Entry& entry(PageId page) { return entries_[static_cast<size_t>(page.value)]; }
+  const Entry& entry(PageId page) const { return entries_[static_cast<size_t>(page.value)]; }
+
+  BlockPool& pool_;
+  std::vector<Entry> entries_;  // by page: as a block, and as a page of a checkpoint
+  int64_t next_serial_ = 1;
+  int32_t size_ = 0;
+};
+
+}  // namespace perigee

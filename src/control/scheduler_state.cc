@@ -1,0 +1,103 @@
+// The recurrent state of a sequence and its checkpoints: pages taken, written, copied from, kept.
+
+#include <algorithm>
+#include <utility>
+
+#include "control/faults.h"
+#include "control/scheduler_impl.h"
+
+namespace perigee {
+
+std::vector<PageHandle> Scheduler::Impl::take_pages(PageOwner owner, int32_t count) {
+  std::vector<PageHandle> pages;
+  pages.reserve(static_cast<size_t>(count));
+  for (int32_t i = 0; i < count; ++i) {
+    pages.push_back(pool_.allocate(owner));
+    CHECK(pages.back(), "pages that were counted are not there");
+  }
+  return pages;
+}
+
+// Plans in flight, or the one in the making, hold pages for a moment only.
+bool Scheduler::Impl::pages_come_back(const Draft& draft) const {
+  const auto holds = [](const StateTraffic& traffic) { return !traffic.writes.empty() || !traffic.copied.empty(); };
+  return !quarantine_.empty() || holds(draft.traffic) ||
+         std::any_of(flights_.begin(), flights_.end(), [&](const InFlight& flight) { return holds(flight.traffic); });
+}
+
+// The state begins as a copy of the hit's checkpoint, whose pages are held until the plan that copies them returns.
+void Scheduler::Impl::start_state(Sequence& sequence, Hit hit, SequenceStart& start, Draft& draft) {
+  sequence.state_pages = take_pages(PageOwner::kState, config_.state_pages);
+  for (const PageHandle& handle : sequence.state_pages) start.state_pages.push_back(handle.page());
+  if (hit.checkpoint.empty()) return;
+  ++totals_.checkpoint_hits;
+  for (PageHandle& handle : hit.checkpoint) {
+    start.checkpoint.push_back(handle.page());
+    if (!planted(Fault::kCheckpointFreeUnderCopy)) draft.traffic.copied.push_back(std::move(handle));
+  }
+}
+
+// A prefill chunk commits its end. A decode row commits the position that it starts from: its own token may prove to be
+// one too many.
+void Scheduler::Impl::plan_checkpoint(Sequence& sequence, const PlanRow& row, Draft& draft) {
+  if (!row.is_decode()) {
+    const int32_t end = row.position + row.num_tokens;
+    if (policy_.keeps_in_input(end, sequence.num_input(), sequence.junction))
+      write_checkpoint(sequence, end, false, draft);
+    return;
+  }
+  const int32_t position = row.position - (planted(Fault::kCheckpointLate) ? 1 : 0);
+  const CheckpointPolicy::Keep keep = policy_.in_decode(position);
+  if (keep != CheckpointPolicy::Keep::kNo && position > sequence.num_input())
+    write_checkpoint(sequence, position, keep == CheckpointPolicy::Keep::kTurn, draft);
+}
+
+// Best effort: it may evict what nobody uses, but leaves a page for each running sequence and preempts none.
+void Scheduler::Impl::write_checkpoint(Sequence& sequence, int32_t position, bool is_turn, Draft& draft) {
+  if (pool_.num_available() < config_.state_pages + static_cast<int32_t>(running_.size())) {
+    ++totals_.checkpoint_skips;
+    return;
+  }
+  CheckpointWrite& planned = draft.plan.checkpoints.emplace_back();
+  planned.slot = sequence.slot;
+  planned.position = position + (planted(Fault::kCheckpointLate) ? 1 : 0);
+  WriteInFlight& write = draft.traffic.writes.emplace_back();
+  write = {sequence.slot, sequence.id(), position, is_turn, take_pages(PageOwner::kCheckpoint, config_.state_pages)};
+  planned.pages.reserve(write.pages.size());
+  for (const PageHandle& handle : write.pages) planned.pages.push_back(handle.page());
+  if (planted(Fault::kCheckpointUnconfirmed)) keep_checkpoint(sequence, write);
+}
+
+// The state after `position` tokens is in the write's pages: they become the checkpoint of the block that ends there,
+// unless that has one or is gone.
+void Scheduler::Impl::keep_checkpoint(Sequence& sequence, WriteInFlight& write) {
+  if (sequence.chain_broken || sequence.num_chained * kBlockTokens != write.position) return;
+  if (write.pages.empty() || !index_.contains(sequence.chain)) return;
+  const PageId block = sequence.chain.page;
+  const CheckpointRef former = std::exchange(sequence.newest_checkpoint, checkpoints_.at(block));
+  const bool former_is_turn = std::exchange(sequence.newest_is_turn, false);
+  if (sequence.newest_checkpoint.serial == 0) {
+    sequence.newest_checkpoint = checkpoints_.attach(block, std::exchange(write.pages, {}));
+    sequence.newest_is_turn = write.is_turn;
+    ++totals_.checkpoint_writes;
+  }
+  if (former_is_turn && checkpoints_.contains(former)) checkpoints_.drop(former.block);
+}
+
+// All handles of a sequence that stops, in the order in which they should survive: the checkpoint that goes on from it
+// longest, then its blocks from the first, so that eviction takes the last blocks and with them their checkpoint first.
+std::vector<PageHandle> Scheduler::Impl::take_all_pages(Sequence& sequence) {
+  if (!is_recurrent()) return std::exchange(sequence.pages, {});
+  std::vector<PageHandle> handles;
+  handles.reserve(sequence.pages.size() + 2 * sequence.state_pages.size());
+  if (checkpoints_.contains(sequence.newest_checkpoint)) checkpoints_.share(sequence.newest_checkpoint, handles);
+  for (auto* pages : {&sequence.pages, &sequence.state_pages}) {
+    if (pages == &sequence.state_pages && planted(Fault::kStateFreeUnderFlight)) break;
+    std::move(pages->begin(), pages->end(), std::back_inserter(handles));
+  }
+  sequence.pages.clear();
+  sequence.state_pages.clear();
+  return handles;
+}
+
+}  // namespace perigee
