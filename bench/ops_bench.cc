@@ -134,7 +134,7 @@ Tensor random_rows(Arena& arena, int64_t rows, int64_t cols) {
 
 void bench_linear(Machine& m, int64_t in, int64_t out, bool int4) {
   const RandomMatrix raw(int4 ? WeightFormat::kInt4Group32 : WeightFormat::kBF16, out, in);
-  PanelMatrix w = panel_matrix(out, in, int4);
+  PanelMatrix w = panel_matrix(out, in, panel_format(std::span(&raw.raw, 1)));
   const int64_t copies = kColdBytes / w.bytes() + 1;
   std::vector<Buffer> buffers;
   for (int64_t i = 0; i < copies; ++i) {

@@ -114,14 +114,14 @@ class DeepseekV3 final : public Model {
       const ArenaScope temporaries(ops.arena());
       const Layer& l = layers_[i];
       const LatentLayer cache = pool.latent_layer(i);
-      Tensor h = ops.rms_norm(x, l.attention_norm, eps);
+      Tensor h = ops.rms_norm(x, l.attention_norm, eps, ops.wide_dtype());
       const Tensor q = ops.mla_in(h, l.mla, batch, cache);                      // [n, h (dn + dr)]
       const Tensor o = ops.mla_attend(q, l.mla.up, l.mla.shape, batch, cache);  // [n, h dv]
       ops.add(x, ops.linear(o, l.mla.o, DType::kF32));
       h = ops.rms_norm(x, l.mlp_norm, eps);
       ops.add(x, l.is_moe ? ops.moe(h, l.moe) : ops.dense_mlp(h, l.mlp));
     }
-    const Tensor last = ops.rms_norm(ops.gather_rows(x, batch.logit_rows), norm_, eps);
+    const Tensor last = ops.rms_norm(ops.gather_rows(x, batch.logit_rows), norm_, eps, ops.wide_dtype());
     return ops.logits(last, head_);
   }
 

@@ -26,6 +26,9 @@ class Ops {
   virtual ~Ops() = default;
   virtual const char* name() const = 0;
   virtual DType activation_dtype() const = 0;
+  // Of queries, of attention's output and of what the projections around attention read: those errors add up over the
+  // layers. f32 where a backend multiplies f32 at little cost (as two bf16 terms), else the activation dtype.
+  virtual DType wide_dtype() const { return activation_dtype(); }
 
   // --- Weights, once at load: copied and repacked into this backend's layout; `raw` may go afterwards. ---
   // Matrices stacked by rows become one: y = concat(W_i x).
@@ -41,9 +44,12 @@ class Ops {
   // --- Plain ops ---
   void begin_step() { arena_.reset(); }
   virtual Tensor embed(const EmbedWeight& table, std::span<const int32_t> tokens) = 0;  // -> [n, H] f32
-  // RMSNorm (Zhang, Sennrich 2019): y = x / sqrt(mean(x^2) + eps) * weight; x [n, d] f32 or activation -> activation.
-  virtual Tensor rms_norm(const Tensor& x, std::span<const float> weight, float eps) = 0;
-  virtual Tensor linear(const Tensor& x, const LinearWeight& w, DType out) = 0;  // x [n, in] activation -> [n, out]
+  // RMSNorm (Zhang, Sennrich 2019): y = x / sqrt(mean(x^2) + eps) * weight; x [n, d] f32 or activation -> `out`.
+  virtual Tensor rms_norm(const Tensor& x, std::span<const float> weight, float eps, DType out) = 0;
+  Tensor rms_norm(const Tensor& x, std::span<const float> weight, float eps) {
+    return rms_norm(x, weight, eps, activation_dtype());
+  }
+  virtual Tensor linear(const Tensor& x, const LinearWeight& w, DType out) = 0;  // x [n, in] activation or wide
   virtual void add(const Tensor& residual, const Tensor& y) = 0;                 // residual += y, both f32 [n, H]
   virtual Tensor silu_mul(const Tensor& gate_up) = 0;  // [n, 2I] f32 -> silu(first half) * second half, activation
   // Rotates the dr columns of `head_dim` wide heads that begin at `rope_begin`, interleaved pairs, in place.
@@ -53,7 +59,7 @@ class Ops {
   // Stores [c | k_rope] of each new token into its slot: row (position % 64) of page pages[position / 64].
   virtual void write_latent(const Tensor& c, const Tensor& k_rope, const Batch& batch, const LatentLayer& cache) = 0;
   // Multi-head latent attention over the cache, causal, per sequence (DeepSeek-V2 2024, section 2.1), absorbed or
-  // expanded as row.form says. q [n, h * (dn + dr)] activation, rotated; -> [n, h * dv] activation.
+  // expanded as row.form says. q [n, h * (dn + dr)] wide, rotated; -> [n, h * dv] wide.
   virtual Tensor mla_attend(const Tensor& q, const MlaUpWeight& up, const MlaShape& shape, const Batch& batch,
                             const LatentLayer& cache) = 0;
   // Expert choice (DeepSeek-V3 2024, section 2.1.2): x [n, H] activation; ids and weights [n, k]; ties: lower id.

@@ -138,6 +138,30 @@ TEST(Conformance, Linear) {
         }
 }
 
+// Values that bf16 does not hold: a wide input is not rounded to it, and FP8 weights keep their scales.
+TEST(Conformance, WideLinearIsExactToSixteenBits) {
+  const auto ref = make_ref_ops();
+  const auto wide = [](Ops& ops, int64_t rows, int64_t cols) {
+    const Tensor t = ops.arena().tensor(DType::kF32, rows, cols);
+    for (int64_t i = 0; i < rows * cols; ++i)
+      static_cast<float*>(t.data)[i] = 2 * random_unit(77, static_cast<uint64_t>(i)) - 1;
+    return t;
+  };
+  for (Backend& backend : backends()) {
+    if (backend.ops->wide_dtype() != DType::kF32) continue;
+    for (const WeightFormat format : {WeightFormat::kBF16, WeightFormat::kF8Block128})
+      for (const int64_t in : {128, 576, 2048 + 128})
+        for (const int64_t rows : {1, 17, 300}) {
+          const Stored w = store(format, 200, in, 78);
+          poison(*backend.ops, 16 << 20);
+          ref->begin_step();
+          expect_close(backend.ops->linear(wide(*backend.ops, rows, in), backend.ops->pack_linear(w.raw), DType::kF32),
+                       ref->linear(wide(*ref, rows, in), ref->pack_linear(w.raw), DType::kF32),
+                       str_cat(backend.name, " wide linear, inputs ", in, " rows ", rows), 1e-5);
+        }
+  }
+}
+
 TEST(Conformance, NormActivationRopeEmbed) {
   const auto ref = make_ref_ops();
   std::vector<float> weight(192);
@@ -156,6 +180,9 @@ TEST(Conformance, NormActivationRopeEmbed) {
     ref->begin_step();
     expect_close(cpu.rms_norm(activation(cpu, 5, 192, 1, DType::kF32), weight, 1e-5f),
                  ref->rms_norm(activation(*ref, 5, 192, 1, DType::kF32), weight, 1e-5f), backend.name + " rms_norm");
+    expect_close(cpu.rms_norm(activation(cpu, 5, 192, 1, DType::kF32), weight, 1e-5f, cpu.wide_dtype()),
+                 ref->rms_norm(activation(*ref, 5, 192, 1, DType::kF32), weight, 1e-5f), backend.name + " wide norm",
+                 cpu.wide_dtype() == DType::kF32 ? 1e-6 : kBound);
     expect_close(cpu.silu_mul(activation(cpu, 5, 192, 2, DType::kF32)),
                  ref->silu_mul(activation(*ref, 5, 192, 2, DType::kF32)), backend.name + " silu_mul");
     const Tensor a = activation(cpu, 5, 2 * 192, 3), b = activation(*ref, 5, 2 * 192, 3);
@@ -264,7 +291,7 @@ TEST(Conformance, MlaAttend) {
                                     .pages = cache.pages.data(),
                                     .form = form};
             const Batch batch{.sequences = {&rows, 1}};
-            const Tensor q = activation(ops, fresh, heads * 192, 42);
+            const Tensor q = activation(ops, fresh, heads * 192, 42, ops.wide_dtype());
             return ops.mla_attend(q, ops.pack_mla_up(up.raw, shape), shape, batch, cache.layer);
           };
           poison(*backend.ops, 16 << 20);

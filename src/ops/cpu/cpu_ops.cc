@@ -34,14 +34,12 @@ const char* CpuOps::name() const {
 LinearWeight CpuOps::pack_linear(std::span<const RawMatrix> stacked) {
   CHECK(!stacked.empty(), "nothing to pack");
   int64_t out = 0;
-  bool int4 = true;
   for (const RawMatrix& raw : stacked) {
     CHECK(raw.in == stacked[0].in, "stacked matrices of ", raw.in, " and ", stacked[0].in, " inputs");
     out += raw.out;
-    int4 = int4 && raw.format == WeightFormat::kInt4Group32;
   }
   auto packed = std::make_shared<PackedLinear>();
-  packed->matrix = cpu::panel_matrix(out, stacked[0].in, int4);
+  packed->matrix = cpu::panel_matrix(out, stacked[0].in, cpu::panel_format(stacked));
   packed->buffer = Buffer(static_cast<size_t>(packed->matrix.bytes()));
   packed->matrix.data = packed->buffer.data();
   cpu::pack_panels(pool_, packed->matrix, cpu::stacked_rows(stacked));
@@ -64,8 +62,8 @@ Tensor CpuOps::embed(const EmbedWeight& table, std::span<const int32_t> tokens) 
   return cpu::embed(context(), table, tokens);
 }
 
-Tensor CpuOps::rms_norm(const Tensor& x, std::span<const float> weight, float eps) {
-  return cpu::rms_norm(context(), x, weight, eps);
+Tensor CpuOps::rms_norm(const Tensor& x, std::span<const float> weight, float eps, DType out) {
+  return cpu::rms_norm(context(), x, weight, eps, out);
 }
 
 Tensor CpuOps::linear(const Tensor& x, const LinearWeight& w, DType out) {

@@ -1,4 +1,5 @@
-// CpuOps: the fast CPU backend. Activations bf16, sums f32, threads of its own; results do not depend on how many.
+// CpuOps: the fast CPU backend. Activations bf16 (around attention f32, multiplied as two bf16 terms), sums f32,
+// threads of its own; results do not depend on how many.
 //
 // The work is in free functions: matrices in gemm.h, experts.h and router.h, attention in mla_attend.h, the rest in
 // elementwise.h. This class owns the threads and the memory that they need, and packs weights for them.
@@ -17,6 +18,7 @@ class CpuOps final : public Ops {
 
   const char* name() const override;  // "cpu-avx2", "cpu-avx512" or "cpu-amx"
   DType activation_dtype() const override { return DType::kBF16; }
+  DType wide_dtype() const override { return DType::kF32; }
   Isa isa() const { return isa_; }
 
   using Ops::pack_linear;
@@ -26,7 +28,8 @@ class CpuOps final : public Ops {
   EmbedWeight pack_embed(const RawMatrix& table) override;
 
   Tensor embed(const EmbedWeight& table, std::span<const int32_t> tokens) override;
-  Tensor rms_norm(const Tensor& x, std::span<const float> weight, float eps) override;
+  using Ops::rms_norm;
+  Tensor rms_norm(const Tensor& x, std::span<const float> weight, float eps, DType out) override;
   Tensor linear(const Tensor& x, const LinearWeight& w, DType out) override;
   void add(const Tensor& residual, const Tensor& y) override;
   Tensor silu_mul(const Tensor& gate_up) override;

@@ -1,7 +1,7 @@
 // The memory-bound ops of the CPU backend: one pass over rows, rows spread over the pool's threads.
 //
-// Shapes, meaning and sources are those of ops/ops.h; activations are bf16. Every view may be strided. A row's result
-// depends on that row alone: not on the number of rows, of threads, or its place among them.
+// Shapes, meaning and sources are those of ops/ops.h; activations are bf16 or f32. Every view may be strided. A row's
+// result depends on that row alone: not on the number of rows, of threads, or its place among them.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@ namespace perigee::cpu {
 EmbedWeight pack_embed(const RawMatrix& table);  // any weight format; kept as bf16 rows
 
 Tensor embed(const CpuContext& cpu, const EmbedWeight& table, std::span<const int32_t> tokens);
-Tensor rms_norm(const CpuContext& cpu, const Tensor& x, std::span<const float> weight, float eps);
+Tensor rms_norm(const CpuContext& cpu, const Tensor& x, std::span<const float> weight, float eps, DType out);
 void add(const CpuContext& cpu, const Tensor& residual, const Tensor& y);
 Tensor silu_mul(const CpuContext& cpu, const Tensor& gate_up);
 void rope(const CpuContext& cpu, const Tensor& x, int64_t head_dim, int64_t rope_begin,

@@ -42,6 +42,11 @@ void rms_norm(const T* x, const float* weight, float eps, int64_t d, uint16_t* o
   for (int64_t i = 0; i < d; ++i) out[i] = static_cast<uint16_t>(bf16_bits(as_float(x[i]) * scale * weight[i]));
 }
 
+void rms_norm_wide(const float* x, const float* weight, float eps, int64_t d, float* out) {
+  const float scale = 1.0f / std::sqrt(sum_of_squares(x, d) / static_cast<float>(d) + eps);
+  for (int64_t i = 0; i < d; ++i) out[i] = x[i] * scale * weight[i];
+}
+
 void add(float* x, const float* y, int64_t d) {
   for (int64_t i = 0; i < d; ++i) x[i] += y[i];
 }
@@ -83,6 +88,7 @@ void widen(const uint16_t* x, int64_t d, float* out) {
 constexpr ElementwiseKernels kLoops = {
     .rms_norm_f32 = rms_norm<float>,
     .rms_norm_bf16 = rms_norm<uint16_t>,
+    .rms_norm_wide = rms_norm_wide,
     .add = add,
     .silu_mul = silu_mul,
     .rotate_f32 = rotate_f32,

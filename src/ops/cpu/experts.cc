@@ -1,6 +1,7 @@
 #include "ops/cpu/experts.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 
 #include "ops/cpu/gemm.h"
@@ -30,9 +31,12 @@ struct Step {
   std::span<PanelScratch> scratches = {};
 };
 
-bool is_int4(const RawExpert& e) {
-  return e.gate.format == WeightFormat::kInt4Group32 && e.up.format == WeightFormat::kInt4Group32 &&
-         e.down.format == WeightFormat::kInt4Group32;
+// The format that all matrices of all experts have in common.
+PanelFormat format_of(std::span<const RawExpert> experts) {
+  const auto of = [](const RawExpert& e) { return panel_format(std::array{e.gate, e.up, e.down}); };
+  const PanelFormat first = of(experts.front());
+  const bool same = std::all_of(experts.begin(), experts.end(), [&](const RawExpert& e) { return of(e) == first; });
+  return same ? first : PanelFormat::kBF16;
 }
 
 std::vector<OutputRow> gate_up_rows(const RawExpert& expert, int64_t num_panels) {
@@ -110,7 +114,7 @@ void gate_up_panel(const Step& step, const Group& group, int64_t panel, const Pa
                                   .panel = at,
                                   .rows = rows,
                                   .range = whole,
-                                  .tiles = scratch.tiles,
+                                  .scratch = scratch,
                                   .sums = {.c = c},
                                   .out = {.c = c},
                                   .fetch_next = at + 1 < w.num_panels});
@@ -131,7 +135,7 @@ void down_panel(const Step& step, const Group& group, int64_t panel, const Panel
                                 .panel = panel,
                                 .rows = rows,
                                 .range = {.begin = 0, .end = w.k_tiles},
-                                .tiles = scratch.tiles,
+                                .scratch = scratch,
                                 .sums = {.c = scratch.c},
                                 .out = {.c = scratch.c},
                                 .fetch_next = panel + 1 < w.num_panels});
@@ -175,13 +179,13 @@ PanelMatrix PackedExperts::down_of(int64_t expert) const {
 ExpertWeights pack_experts(ThreadPool& pool, std::span<const RawExpert> experts) {
   CHECK(!experts.empty(), "no experts");
   const RawExpert& first = experts.front();
-  const bool int4 = std::all_of(experts.begin(), experts.end(), is_int4);
+  const PanelFormat format = format_of(experts);
   auto packed = std::make_shared<PackedExperts>();
   packed->num_experts = static_cast<int64_t>(experts.size());
   packed->hidden = first.gate.in;
   packed->inter = first.gate.out;
-  packed->gate_up = panel_matrix(ceil_div(packed->inter, kPanelOutputs) * 2 * kPanelOutputs, packed->hidden, int4);
-  packed->down = panel_matrix(packed->hidden, packed->inter, int4);
+  packed->gate_up = panel_matrix(ceil_div(packed->inter, kPanelOutputs) * 2 * kPanelOutputs, packed->hidden, format);
+  packed->down = panel_matrix(packed->hidden, packed->inter, format);
   packed->gate_up_stride = packed->gate_up.bytes();
   packed->down_stride = packed->down.bytes();
   const int64_t bytes = packed->num_experts * (packed->gate_up_stride + packed->down_stride);

@@ -18,7 +18,7 @@ struct PackedExperts final : PackedWeight {
   PanelMatrix down_of(int64_t expert) const;
 };
 
-// All matrices of one format; INT4 stays 4-bit, everything else becomes bf16.
+// Where all matrices are INT4 they stay 4-bit, where all are FP8 they keep their scales; everything else becomes bf16.
 ExpertWeights pack_experts(ThreadPool& pool, std::span<const RawExpert> experts);
 
 // x [n, H] bf16 -> [n, H] f32: sum over k, ascending, of weight_k * down(bf16(silu(gate x) * (up x))). A negative id

@@ -59,8 +59,10 @@ void store_panel(const PanelKernels& kernels, const float* c, const Task& task, 
   }
 }
 
-void run_task(const PanelKernels& kernels, const PanelMatrix& w, const uint16_t* a, const Task& task,
+void run_task(const PanelKernels& kernels, const PanelMatrix& w, const PackedRows& x, const Task& task,
               const PanelScratch& scratch, const Tensor& out) {
+  const int64_t begins = task.first_row * w.k_tiles * kTileK;
+  const PackedRows rows{.a = x.a + begins, .rows = task.rows, .low = x.low == nullptr ? nullptr : x.low + begins};
   const int64_t outer = task.rows <= 2 * kTileRows ? w.k_tiles : kOuterTiles;
   for (int64_t begin = 0; begin < w.k_tiles; begin += outer) {
     const KRange range{.begin = begin, .end = std::min(begin + outer, w.k_tiles)};
@@ -78,9 +80,9 @@ void run_task(const PanelKernels& kernels, const PanelMatrix& w, const uint16_t*
       }
       multiply_panel(kernels, {.w = w,
                                .panel = panel,
-                               .rows = {.a = a + task.first_row * w.k_tiles * kTileK, .rows = task.rows},
+                               .rows = rows,
                                .range = range,
-                               .tiles = scratch.tiles,
+                               .scratch = scratch,
                                .sums = sums,
                                .out = place,
                                .fetch_next = panel + 1 < w.num_panels});
@@ -104,48 +106,75 @@ std::span<PanelScratch> panel_scratches(const CpuContext& cpu) {
   const std::span<PanelScratch> all = cpu.scratch.array<PanelScratch>(cpu.pool.size());
   for (PanelScratch& one : all) {
     one = {.c = cpu.scratch.array<float>(kBlockPanels * kPanelC).data(),
-           .tiles = cpu.scratch.array<uint16_t>(kInnerTiles * kPanelTileElements).data()};
+           .tiles = cpu.scratch.array<uint16_t>(kInnerTiles * kPanelTileElements).data(),
+           .part = cpu.scratch.array<float>(kPanelC).data()};
   }
   return all;
 }
 
+namespace {
+
+// One stretch of k tiles: both terms of the rows, one after the other, while the stretch is in the first-level cache.
+void multiply_stretch(const PanelKernels& kernels, const PackedRows& rows, PanelJob job) {
+  job.a = rows.a;
+  kernels.multiply(job);
+  if (rows.low == nullptr) return;
+  job.a = rows.low;
+  job.in = job.out;
+  job.next = nullptr;
+  kernels.multiply(job);
+}
+
+}  // namespace
+
 void multiply_panel(const PanelKernels& kernels, const PanelCall& call) {
   const PanelMatrix& w = call.w;
   const KRange range = call.range;
-  // A single row tile passes a panel once: nothing to keep in a cache.
-  const bool whole = call.rows.rows <= kTileRows && (!w.int4 || kernels.int4_streams);
-  const int64_t step = whole ? range.end - range.begin : kInnerTiles;
-  PanelJob job{.a = call.rows.a,
-               .a_stride = kTileRows * w.k_tiles * kTileK,
+  // A single row tile passes a panel once: nothing to keep in a cache. Two terms pass it twice.
+  const bool once = call.rows.rows <= kTileRows && call.rows.low == nullptr && (!w.int4() || kernels.int4_streams);
+  const int64_t step = w.scaled() ? kScaleTiles : once ? range.end - range.begin : kInnerTiles;
+  PanelJob job{.a_stride = kTileRows * w.k_tiles * kTileK,
                .rows = call.rows.rows,
-               .int4 = w.int4,
-               .tiles = call.tiles};
+               .int4 = w.int4(),
+               .tiles = call.scratch.tiles};
   for (int64_t k = range.begin; k < range.end; k += step) {
     job.k_begin = k;
     job.k_tiles = std::min(step, range.end - k);
-    job.in = k > 0 ? call.sums : PanelSums{};
-    job.out = k + job.k_tiles == w.k_tiles ? call.out : call.sums;
+    const PanelSums in = k > 0 ? call.sums : PanelSums{};
+    const PanelSums out = k + job.k_tiles == w.k_tiles ? call.out : call.sums;
+    job.in = w.scaled() ? PanelSums{} : in;
+    job.out = w.scaled() ? PanelSums{.c = call.scratch.part} : out;
     job.b = w.at(call.panel, k);
-    job.next = call.fetch_next && !w.int4 ? w.at(call.panel + 1, k) : nullptr;
-    kernels.multiply(job);
+    job.next = call.fetch_next && !w.int4() ? w.at(call.panel + 1, k) : nullptr;
+    multiply_stretch(kernels, call.rows, job);
+    if (w.scaled()) kernels.add_scaled(call.scratch.part, w.scales(call.panel, k), call.rows.rows, in, out);
   }
 }
 
 Tensor linear(const CpuContext& cpu, const Tensor& x, const PanelMatrix& w, DType out_type) {
-  CHECK(x.dtype == DType::kBF16 && x.cols == w.in, "linear of ", dtype_name(x.dtype), " [", x.rows, ", ", x.cols,
-        "] with ", w.in, " inputs");
+  const bool terms = x.dtype == DType::kF32;
+  CHECK((terms || x.dtype == DType::kBF16) && x.cols == w.in, "linear of ", dtype_name(x.dtype), " [", x.rows, ", ",
+        x.cols, "] with ", w.in, " inputs");
   CHECK(out_type == DType::kF32 || out_type == DType::kBF16, "linear to ", dtype_name(out_type));
   const Tensor out = cpu.arena.tensor(out_type, x.rows, w.out);
   if (x.rows == 0) return out;
   cpu.scratch.reset();
   const int64_t row_tiles = ceil_div(x.rows, kTileRows);
-  const std::span<uint16_t> a = cpu.scratch.array<uint16_t>(row_tiles * kTileRows * w.k_tiles * kTileK);
+  const int64_t elements = row_tiles * kTileRows * w.k_tiles * kTileK;
+  uint16_t* a = cpu.scratch.array<uint16_t>(terms ? 2 * elements : elements).data();
+  const PackedRows rows{.a = a, .rows = x.rows, .low = terms ? a + elements : nullptr};
   const std::span<PanelScratch> scratches = panel_scratches(cpu);
-  cpu.pool.run(row_tiles, [&](int64_t tile, int) { pack_row_tile(x, nullptr, tile * kTileRows, x.rows, a.data()); });
   const PanelKernels& kernels = panel_kernels(cpu.isa);
+  cpu.pool.run(row_tiles, [&](int64_t tile, int) {
+    if (terms) {
+      pack_row_tile_terms(kernels, x, tile * kTileRows, a, a + elements);
+    } else {
+      pack_row_tile(x, nullptr, tile * kTileRows, x.rows, a);
+    }
+  });
   const TaskGrid grid(x.rows, w.num_panels, cpu.pool.size());
   cpu.pool.run(grid.num_tasks(), [&](int64_t i, int thread) {
-    run_task(kernels, w, a.data(), grid.task(i), scratches[static_cast<size_t>(thread)], out);
+    run_task(kernels, w, rows, grid.task(i), scratches[static_cast<size_t>(thread)], out);
   });
   return out;
 }

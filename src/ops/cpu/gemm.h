@@ -12,6 +12,7 @@ const PanelKernels& panel_kernels(Isa isa);
 struct PackedRows {
   const uint16_t* a = nullptr;
   int64_t rows = 0;
+  const uint16_t* low = nullptr;  // the second term of each activation; null: there is one only
 };
 
 inline constexpr int64_t kMaxBlockRows = 256;                      // rows whose accumulators are kept at once
@@ -23,6 +24,7 @@ inline constexpr int64_t kPanelC = kMaxBlockRows * kPanelOutputs;  // f32 accumu
 struct PanelScratch {
   float* c = nullptr;         // [kBlockPanels][kPanelC]
   uint16_t* tiles = nullptr;  // [kInnerTiles * kPanelTileElements]
+  float* part = nullptr;      // [kPanelC]: sums under one scale
 };
 std::span<PanelScratch> panel_scratches(const CpuContext& cpu);  // one a thread, from cpu.scratch
 
@@ -31,20 +33,20 @@ struct KRange {
 };
 
 // rows * panel over the k tiles of `range`, added to `sums` unless it begins at 0, and left in `sums`, or in `out`
-// (which may be the same place) once the last k tile is in. rows <= kMaxBlockRows. `tiles` is PanelScratch's; with
-// `fetch_next` the panel after this one is brought near meanwhile.
+// (which may be the same place) once the last k tile is in. rows <= kMaxBlockRows. With `fetch_next` the panel after
+// this one is brought near meanwhile.
 struct PanelCall {
   const PanelMatrix& w;
   int64_t panel = 0;
   PackedRows rows;
   KRange range;
-  uint16_t* tiles = nullptr;
+  const PanelScratch& scratch;  // its tiles and part
   PanelSums sums, out;
   bool fetch_next = false;
 };
 void multiply_panel(const PanelKernels& kernels, const PanelCall& call);
 
-// x [n, in] bf16 -> arena tensor [n, out] of dtype `out` (f32 or bf16).
+// x [n, in] bf16, or f32 multiplied as two terms -> arena tensor [n, out] of dtype `out` (f32 or bf16).
 Tensor linear(const CpuContext& cpu, const Tensor& x, const PanelMatrix& w, DType out);
 
 }  // namespace perigee::cpu

@@ -20,20 +20,17 @@ struct Packed {
 
 Packed pack(TestCpu& cpu, std::span<const RawMatrix> stacked) {
   int64_t out = 0;
-  bool int4 = true;
-  for (const RawMatrix& raw : stacked) {
-    out += raw.out;
-    int4 = int4 && raw.format == WeightFormat::kInt4Group32;
-  }
-  Packed packed{.matrix = panel_matrix(out, stacked[0].in, int4), .buffer = {}};
+  for (const RawMatrix& raw : stacked) out += raw.out;
+  Packed packed{.matrix = panel_matrix(out, stacked[0].in, panel_format(stacked)), .buffer = {}};
   packed.buffer = Buffer(static_cast<size_t>(packed.matrix.bytes()));
   packed.matrix.data = packed.buffer.data();
   pack_panels(cpu.pool(), packed.matrix, stacked_rows(stacked));
   return packed;
 }
 
-// Element (r, c) as a bf16 machine sees it.
+// Element (r, c) as the backend keeps it: all but FP8 as bf16.
 float weight(const RawMatrix& m, int64_t r, int64_t c) {
+  if (m.format == WeightFormat::kF8Block128) return raw_element(m, r, c);
   return bf16_to_f32(f32_to_bf16(raw_element(m, r, c)));
 }
 
@@ -183,7 +180,7 @@ TEST_P(EveryIsa, ExpertsAreTheWeightedSum) {
     TestCpu cpu(GetParam(), 2);
     const ExpertWeights experts = pack_experts(cpu.pool(), c.raw);
     const auto& packed = static_cast<const PackedExperts&>(*experts.packed);
-    EXPECT_EQ(packed.gate_up.int4, int4);
+    EXPECT_EQ(packed.gate_up.int4(), int4);
     const Tensor y = moe_experts(cpu.context(), c.x.tensor, c.routing(0, 9), packed);
     for (int64_t t = 0; t < 9; ++t) {
       std::vector<double> want(static_cast<size_t>(c.raw[0].down.out));

@@ -36,7 +36,7 @@ struct Piece {
 
 // One thread's working memory.
 struct Work {
-  uint16_t* rows;     // [kTokenTile, nope_depth]
+  uint16_t* rows;     // two terms [kTokenTile, nope_depth]
   float* projected;   // [kTokenTile, max(latent_depth, value_columns)]
   uint32_t* queries;  // panels of a tile's rows, depth row_depth
   float* scores;      // [kStepKeys, kTileRows]
@@ -88,8 +88,10 @@ class Absorbed {
   std::span<Tile> tiles_;
   std::span<Piece> pieces_;
   std::span<Work> work_;
-  uint16_t* queries_ = nullptr;   // [tokens, heads, row_depth]: [q~ | q_rope]
-  uint16_t* attended_ = nullptr;  // [tokens rounded up to kTokenTile, heads, latent_depth]: u
+  uint16_t* queries_ = nullptr;  // [tokens, heads, row_depth]: [q~ | q_rope]
+  // u in two terms, each [tokens rounded up to kTokenTile, heads, latent_depth]
+  uint16_t* attended_ = nullptr;
+  uint16_t* attended_low_ = nullptr;
 };
 
 void Absorbed::run() {
@@ -98,7 +100,9 @@ void Absorbed::run() {
   list_tiles();
   Arena& arena = call_.cpu.scratch;
   queries_ = arena.array<uint16_t>(num_tokens_ * d_.heads * d_.row_depth).data();
-  attended_ = arena.array<uint16_t>(num_token_tiles() * kTokenTile * d_.heads * d_.latent_depth).data();
+  const int64_t attended = num_token_tiles() * kTokenTile * d_.heads * d_.latent_depth;
+  attended_ = arena.array<uint16_t>(2 * attended).data();
+  attended_low_ = attended_ + attended;
   work_ = arena.array<Work>(call_.cpu.pool.size());
   for (Work& w : work_) w = make_work();
   ThreadPool& pool = call_.cpu.pool;
@@ -151,7 +155,7 @@ void Absorbed::list_tiles() {
 
 Work Absorbed::make_work() {
   Arena& arena = call_.cpu.scratch;
-  return {.rows = arena.array<uint16_t>(kTokenTile * d_.nope_depth).data(),
+  return {.rows = arena.array<uint16_t>(2 * kTokenTile * d_.nope_depth).data(),
           .projected = arena.array<float>(kTokenTile * std::max(d_.latent_depth, d_.value_columns)).data(),
           .queries = arena.array<uint32_t>(kTileRows * d_.row_depth / 2).data(),
           .scores = arena.array<float>(kStepKeys * kTileRows).data(),
@@ -169,25 +173,29 @@ void Absorbed::absorb_task(int64_t task, Work& w) {
   const int64_t head = task / num_token_tiles();
   const int64_t first = task % num_token_tiles() * kTokenTile;
   const int64_t count = std::min(kTokenTile, num_tokens_ - first);
-  std::fill_n(w.rows, kTokenTile * d_.nope_depth, uint16_t{0});
+  uint16_t* low = w.rows + kTokenTile * d_.nope_depth;
+  std::fill_n(w.rows, 2 * kTokenTile * d_.nope_depth, uint16_t{0});
   const auto query = [&](int64_t t) {
-    return call_.q.row<const uint16_t>(token_rows_[static_cast<size_t>(first + t)]) + head * (d_.nope + d_.rope);
+    return call_.q.row<const float>(token_rows_[static_cast<size_t>(first + t)]) + head * (d_.nope + d_.rope);
   };
-  for (int64_t t = 0; t < count; ++t) std::copy_n(query(t), d_.nope, w.rows + t * d_.nope_depth);
-  k_.multiply({.a = w.rows,
-               .a_stride = d_.nope_depth,
-               .b = PackedMlaUp::head(call_.up.absorb, head, d_.nope_depth, d_.latent_depth),
-               .panel_stride = d_.nope_depth / 2 * kPanel,
-               .c = w.projected,
-               .c_stride = d_.latent_depth,
-               .m = round_up(count, kPanel),
-               .k = d_.nope_depth,
-               .panels = d_.latent_depth / kPanel,
-               .accumulate = false});
+  for (int64_t t = 0; t < count; ++t)
+    k_.split(query(t), 1.0f, d_.nope, w.rows + t * d_.nope_depth, low + t * d_.nope_depth);
+  multiply_terms(k_,
+                 {.a = w.rows,
+                  .a_stride = d_.nope_depth,
+                  .b = PackedMlaUp::head(call_.up.absorb, head, d_.nope_depth, d_.latent_depth),
+                  .panel_stride = d_.nope_depth / 2 * kPanel,
+                  .c = w.projected,
+                  .c_stride = d_.latent_depth,
+                  .m = round_up(count, kPanel),
+                  .k = d_.nope_depth,
+                  .panels = d_.latent_depth / kPanel,
+                  .accumulate = false},
+                 low);
   for (int64_t t = 0; t < count; ++t) {
     uint16_t* out = queries_ + ((first + t) * d_.heads + head) * d_.row_depth;
     k_.narrow(w.projected + t * d_.latent_depth, 1.0f, d_.latent, out);
-    std::copy_n(query(t) + d_.nope, d_.rope, out + d_.latent);
+    k_.narrow(query(t) + d_.nope, 1.0f, d_.rope, out + d_.latent);
   }
 }
 
@@ -196,19 +204,22 @@ void Absorbed::project_task(int64_t task, Work& w) {
   const int64_t head = task / num_token_tiles();
   const int64_t first = task % num_token_tiles() * kTokenTile;
   const int64_t count = std::min(kTokenTile, num_tokens_ - first);
-  k_.multiply({.a = attended_ + (first * d_.heads + head) * d_.latent_depth,
-               .a_stride = d_.heads * d_.latent_depth,
-               .b = PackedMlaUp::head(call_.up.values, head, d_.latent_depth, d_.value_columns),
-               .panel_stride = d_.latent_depth / 2 * kPanel,
-               .c = w.projected,
-               .c_stride = d_.value_columns,
-               .m = round_up(count, kPanel),
-               .k = d_.latent_depth,
-               .panels = d_.value_columns / kPanel,
-               .accumulate = false});
+  const int64_t begin = (first * d_.heads + head) * d_.latent_depth;
+  multiply_terms(k_,
+                 {.a = attended_ + begin,
+                  .a_stride = d_.heads * d_.latent_depth,
+                  .b = PackedMlaUp::head(call_.up.values, head, d_.latent_depth, d_.value_columns),
+                  .panel_stride = d_.latent_depth / 2 * kPanel,
+                  .c = w.projected,
+                  .c_stride = d_.value_columns,
+                  .m = round_up(count, kPanel),
+                  .k = d_.latent_depth,
+                  .panels = d_.value_columns / kPanel,
+                  .accumulate = false},
+                 attended_low_ + begin);
   for (int64_t t = 0; t < count; ++t) {
-    uint16_t* out = call_.out.row<uint16_t>(token_rows_[static_cast<size_t>(first + t)]) + head * d_.value;
-    k_.narrow(w.projected + t * d_.value_columns, 1.0f, d_.value, out);
+    float* out = call_.out.row<float>(token_rows_[static_cast<size_t>(first + t)]) + head * d_.value;
+    std::copy_n(w.projected + t * d_.value_columns, d_.value, out);
   }
 }
 
@@ -391,11 +402,12 @@ void Absorbed::add_values(const Tile& tile, int64_t begin, int64_t keys, Work& w
   }
 }
 
-// u = total / sum in bf16; columns beyond the latent are zero, whatever the padding of the values held.
+// u = total / sum; columns beyond the latent are zero, whatever the padding of the values held.
 void Absorbed::store(const Tile& tile, int64_t row, const Partial& part, const float* total) {
-  uint16_t* out = attended_ + (tile.first_token * d_.heads + tile.first_row + row) * d_.latent_depth;
-  k_.narrow(total, 1.0f / part.sum, d_.latent, out);
-  std::fill(out + d_.latent, out + d_.latent_depth, uint16_t{0});
+  const int64_t at = (tile.first_token * d_.heads + tile.first_row + row) * d_.latent_depth;
+  k_.split(total, 1.0f / part.sum, d_.latent, attended_ + at, attended_low_ + at);
+  for (uint16_t* out : {attended_ + at, attended_low_ + at})
+    std::fill(out + d_.latent, out + d_.latent_depth, uint16_t{0});
 }
 
 }  // namespace

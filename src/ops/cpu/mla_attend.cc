@@ -57,10 +57,10 @@ MlaUpWeight pack_mla_up(const RawMatrix& kv_b, const MlaShape& shape) {
 Tensor mla_attend(const CpuContext& cpu, const Tensor& q, const MlaUpWeight& up, const MlaShape& shape,
                   const Batch& batch, const LatentLayer& cache) {
   const MlaDims dims(shape);
-  CHECK(q.dtype == DType::kBF16 && q.cols == dims.heads * shape.q_head(), "q is ", dtype_name(q.dtype), " of ", q.cols,
+  CHECK(q.dtype == DType::kF32 && q.cols == dims.heads * shape.q_head(), "q is ", dtype_name(q.dtype), " of ", q.cols,
         " columns");
   CHECK(!cache.f32 && cache.row_bytes == (dims.latent + dims.rope) * static_cast<int64_t>(sizeof(uint16_t)));
-  const Tensor out = cpu.arena.tensor(DType::kBF16, q.rows, dims.heads * dims.value);
+  const Tensor out = cpu.arena.tensor(DType::kF32, q.rows, dims.heads * dims.value);
   const MlaCall call{.cpu = cpu,
                      .kernels = mla_kernels(cpu.isa),
                      .dims = dims,

@@ -27,6 +27,12 @@ MlaShape shape_of(int64_t heads) {
   return {.heads = heads, .nope = 128, .rope = 64, .value = 128, .latent = 512, .softmax_scale = 0.0721687836f};
 }
 
+std::vector<float> random_f32(int64_t count, float spread, uint64_t seed) {
+  std::vector<float> out(static_cast<size_t>(count));
+  for (size_t i = 0; i < out.size(); ++i) out[i] = spread * (2.0f * random_unit(seed, i) - 1.0f);
+  return out;
+}
+
 std::vector<uint16_t> random_bf16(int64_t count, float spread, uint64_t seed) {
   std::vector<uint16_t> out(static_cast<size_t>(count));
   for (size_t i = 0; i < out.size(); ++i) out[i] = f32_to_bf16(spread * (2.0f * random_unit(seed, i) - 1.0f));
@@ -45,7 +51,7 @@ struct World {
     pool.assign(static_cast<size_t>(num_pages * 64 * width), kPoison);
     for (size_t s = 0; s < lengths.size(); ++s) {
       rows.push_back(random_bf16(lengths[s] * width, 1.5f, 100 + s));
-      queries.push_back(random_bf16(lengths[s] * query_width(), 2.0f, 200 + s));
+      queries.push_back(random_f32(lengths[s] * query_width(), 2.0f, 200 + s));
       pages.emplace_back();
       for (int64_t b = 0; b < (lengths[s] + 63) / 64; ++b) pages[s].push_back(static_cast<int32_t>(--num_pages));
     }
@@ -70,7 +76,8 @@ struct World {
   std::vector<int64_t> lengths;
   std::vector<uint16_t> kv_b, pool;
   MlaUpWeight up;
-  std::vector<std::vector<uint16_t>> rows, queries;  // per sequence [length, L + dr], [length, h * (dn + dr)]
+  std::vector<std::vector<uint16_t>> rows;  // per sequence [length, L + dr]
+  std::vector<std::vector<float>> queries;  // per sequence [length, h * (dn + dr)]
   std::vector<std::vector<int32_t>> pages;
   LatentLayer cache;
 };
@@ -85,9 +92,9 @@ struct Slice {
 class MlaAttendTest : public testing::TestWithParam<Isa> {
  protected:
   // Results of the runs, one after the other, [sum of counts, h * dv].
-  std::vector<uint16_t> attend(World& w, const std::vector<Slice>& runs, int num_threads = 1) {
+  std::vector<float> attend(World& w, const std::vector<Slice>& runs, int num_threads = 1) {
     std::vector<SequenceRows> sequences;
-    std::vector<uint16_t> q;
+    std::vector<float> q;
     int32_t row = 0;
     for (const Slice& r : runs) {
       w.fill(r.sequence, r.position + r.count);
@@ -107,9 +114,9 @@ class MlaAttendTest : public testing::TestWithParam<Isa> {
     Batch batch;
     batch.sequences = sequences;
     const Tensor queries{
-        .data = q.data(), .dtype = DType::kBF16, .rows = row, .cols = w.query_width(), .row_stride = w.query_width()};
+        .data = q.data(), .dtype = DType::kF32, .rows = row, .cols = w.query_width(), .row_stride = w.query_width()};
     const Tensor out = cpu::mla_attend(cpu, queries, w.up, w.shape, batch, w.cache);
-    const auto* data = static_cast<const uint16_t*>(out.data);
+    const auto* data = static_cast<const float*>(out.data);
     return {data, data + out.rows * out.cols};
   }
 
@@ -133,14 +140,14 @@ std::vector<double> reference(const World& w, size_t s, int64_t position) {
   };
   std::vector<double> out(static_cast<size_t>(w.out_width()));
   for (int64_t h = 0; h < m.heads; ++h) {
-    const uint16_t* q = w.queries[s].data() + position * w.query_width() + h * m.q_head();
+    const float* q = w.queries[s].data() + position * w.query_width() + h * m.q_head();
     const uint16_t* up = w.kv_b.data() + h * (m.nope + m.value) * m.latent;
     std::vector<double> mapped(static_cast<size_t>(width));
     for (int64_t i = 0; i < m.nope; ++i) {
-      const double x = bf16_to_f32(q[i]);
+      const double x = q[i];
       for (int64_t l = 0; l < m.latent; ++l) mapped[static_cast<size_t>(l)] += x * bf16_to_f32(up[i * m.latent + l]);
     }
-    for (int64_t i = 0; i < m.rope; ++i) mapped[static_cast<size_t>(m.latent + i)] = bf16_to_f32(q[m.nope + i]);
+    for (int64_t i = 0; i < m.rope; ++i) mapped[static_cast<size_t>(m.latent + i)] = q[m.nope + i];
     std::vector<double> score(static_cast<size_t>(position + 1));
     for (int64_t t = 0; t <= position; ++t) {
       for (int64_t i = 0; i < width; ++i) score[static_cast<size_t>(t)] += mapped[static_cast<size_t>(i)] * key(t, i);
@@ -164,10 +171,10 @@ std::vector<double> reference(const World& w, size_t s, int64_t position) {
   return out;
 }
 
-double relative_error(const uint16_t* got, const std::vector<double>& want) {
+double relative_error(const float* got, const std::vector<double>& want) {
   double error = 0, norm = 0;
   for (size_t i = 0; i < want.size(); ++i) {
-    error += std::pow(bf16_to_f32(got[i]) - want[i], 2);
+    error += std::pow(got[i] - want[i], 2);
     norm += want[i] * want[i];
   }
   return std::isfinite(error) ? std::sqrt(error / norm) : 1e9;
@@ -181,7 +188,7 @@ TEST_P(MlaAttendTest, one_token_at_every_edge_of_length) {
     World w(shape_of(2), {length});
     const std::vector<double> want = reference(w, 0, length - 1);
     for (const MlaForm form : kForms) {
-      const std::vector<uint16_t> got = attend(w, {{0, length - 1, 1, form}});
+      const std::vector<float> got = attend(w, {{0, length - 1, 1, form}});
       EXPECT_LT(relative_error(got.data(), want), kBound) << length << " form " << static_cast<int>(form);
     }
   }
@@ -191,7 +198,7 @@ TEST_P(MlaAttendTest, every_number_of_heads) {
   for (const int64_t heads : {1, 3, 4, 8, 16, 20, 64, 128}) {
     World w(shape_of(heads), {200});
     for (const MlaForm form : kForms) {
-      const std::vector<uint16_t> got = attend(w, {{0, 195, 5, form}}, 2);
+      const std::vector<float> got = attend(w, {{0, 195, 5, form}}, 2);
       for (const int64_t t : {0, 4}) {
         EXPECT_LT(relative_error(got.data() + t * w.out_width(), reference(w, 0, 195 + t)), kBound)
             << heads << " heads, token " << t << " form " << static_cast<int>(form);
@@ -209,7 +216,7 @@ TEST_P(MlaAttendTest, sizes_that_need_padding) {
   for (const MlaShape& shape : shapes) {
     World w(shape, {1100});
     for (const MlaForm form : kForms) {
-      const std::vector<uint16_t> got = attend(w, {{0, 1000, 100, form}}, 2);
+      const std::vector<float> got = attend(w, {{0, 1000, 100, form}}, 2);
       for (const int64_t t : {0, 23, 24, 99}) {
         EXPECT_LT(relative_error(got.data() + t * w.out_width(), reference(w, 0, 1000 + t)), kBound)
             << shape.latent << " token " << t << " form " << static_cast<int>(form);
@@ -221,9 +228,9 @@ TEST_P(MlaAttendTest, sizes_that_need_padding) {
 TEST_P(MlaAttendTest, a_result_is_the_same_bits_for_any_chunking_batch_and_threads) {
   World w(shape_of(2), {2100, 700, 65});
   for (const MlaForm form : kForms) {
-    const std::vector<uint16_t> whole = attend(w, {{0, 0, 2100, form}});
-    const auto expect_rows = [&](const std::vector<uint16_t>& got, int64_t at, int64_t position, int64_t count) {
-      const size_t bytes = static_cast<size_t>(count * w.out_width()) * sizeof(uint16_t);
+    const std::vector<float> whole = attend(w, {{0, 0, 2100, form}});
+    const auto expect_rows = [&](const std::vector<float>& got, int64_t at, int64_t position, int64_t count) {
+      const size_t bytes = static_cast<size_t>(count * w.out_width()) * sizeof(float);
       EXPECT_EQ(std::memcmp(got.data() + at * w.out_width(), whole.data() + position * w.out_width(), bytes), 0)
           << "position " << position << " count " << count << " form " << static_cast<int>(form);
     };
@@ -241,20 +248,20 @@ TEST_P(MlaAttendTest, a_result_is_the_same_bits_for_any_chunking_batch_and_threa
 
 TEST_P(MlaAttendTest, both_forms_agree) {
   World w(shape_of(8), {1500});
-  const std::vector<uint16_t> absorbed = attend(w, {{0, 1200, 300, MlaForm::kAbsorbed}}, 2);
-  const std::vector<uint16_t> expanded = attend(w, {{0, 1200, 300, MlaForm::kExpanded}}, 2);
+  const std::vector<float> absorbed = attend(w, {{0, 1200, 300, MlaForm::kAbsorbed}}, 2);
+  const std::vector<float> expanded = attend(w, {{0, 1200, 300, MlaForm::kExpanded}}, 2);
   std::vector<double> want;
-  for (const uint16_t x : expanded) want.push_back(bf16_to_f32(x));
+  for (const float x : expanded) want.push_back(x);
   EXPECT_LT(relative_error(absorbed.data(), want), 2 * kBound);
 }
 
 TEST_P(MlaAttendTest, a_nan_of_its_own_shows_and_stays_in_its_sequence) {
   World w(shape_of(2), {300, 300});
-  const std::vector<uint16_t> clean = attend(w, {{1, 290, 10, MlaForm::kAbsorbed}});
+  const std::vector<float> clean = attend(w, {{1, 290, 10, MlaForm::kAbsorbed}});
   w.rows[0][5 * 576 + 3] = kPoison;
   for (const MlaForm form : kForms) {
-    const std::vector<uint16_t> got = attend(w, {{0, 290, 10, form}, {1, 290, 10, MlaForm::kAbsorbed}});
-    EXPECT_TRUE(std::isnan(bf16_to_f32(got[0])));
+    const std::vector<float> got = attend(w, {{0, 290, 10, form}, {1, 290, 10, MlaForm::kAbsorbed}});
+    EXPECT_TRUE(std::isnan(got[0]));
     EXPECT_EQ(std::memcmp(got.data() + 10 * w.out_width(), clean.data(), clean.size() * 2), 0);
   }
 }
@@ -295,7 +302,7 @@ TEST_P(MlaAttendTest, prints_its_speed) {
       Batch batch;
       batch.sequences = {&rows, 1};
       const Tensor q{.data = w.queries[0].data(),
-                     .dtype = DType::kBF16,
+                     .dtype = DType::kF32,
                      .rows = count,
                      .cols = w.query_width(),
                      .row_stride = w.query_width()};

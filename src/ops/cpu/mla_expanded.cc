@@ -26,7 +26,8 @@ struct Span {
 
 // One thread's working memory.
 struct Work {
-  uint32_t* queries;  // panels of the span, depth query_depth
+  uint32_t* queries;  // panels of the span, depth query_depth; in two terms, the low ones after all high ones
+  uint16_t* terms;    // of 16 queries: high [kPanel, query_depth], then low
   uint16_t* keys;     // [kTileKeys, query_depth]
   uint16_t* values;   // [value_columns, kTileKeys]
   uint16_t* block;    // see block_rows()
@@ -90,7 +91,8 @@ void Expanded::list_spans() {
 
 Work Expanded::make_work() {
   Arena& arena = call_.cpu.scratch;
-  return {.queries = arena.array<uint32_t>(kSpan * d_.query_depth / 2).data(),
+  return {.queries = arena.array<uint32_t>(2 * kSpan * d_.query_depth / 2).data(),
+          .terms = arena.array<uint16_t>(2 * kPanel * d_.query_depth).data(),
           .keys = arena.array<uint16_t>(kTileKeys * d_.query_depth).data(),
           .values = arena.array<uint16_t>(kTileKeys * d_.value_columns).data(),
           .block = arena.array<uint16_t>(block_scratch_elements(d_)).data(),
@@ -123,12 +125,17 @@ void Expanded::attend(const Span& span, int64_t head, Work& w) {
 void Expanded::load_queries(const Span& span, int64_t head, Work& w) {
   const int64_t width = d_.nope + d_.rope;
   for (int64_t panel = 0; panel < round_up(span.count, kPair) / kPanel; ++panel) {
-    const uint16_t* rows[kPanel] = {};
+    const uint16_t *high[kPanel] = {}, *low[kPanel] = {};
     for (int64_t i = 0; i < kPanel && panel * kPanel + i < span.count; ++i) {
       const int64_t row = span.sequence->first_row + span.first + panel * kPanel + i;
-      rows[i] = call_.q.row<const uint16_t>(row) + head * width;
+      uint16_t* term = w.terms + i * d_.query_depth;
+      k_.split(call_.q.row<const float>(row) + head * width, 1.0f, width, term, term + kPanel * d_.query_depth);
+      high[i] = term;
+      low[i] = term + kPanel * d_.query_depth;
     }
-    k_.pack_rows(rows, width, d_.query_depth, w.queries + panel * (d_.query_depth / 2) * kPanel);
+    uint32_t* to = w.queries + panel * (d_.query_depth / 2) * kPanel;
+    k_.pack_rows(high, width, d_.query_depth, to);
+    k_.pack_rows(low, width, d_.query_depth, to + kSpan * d_.query_depth / 2);
   }
 }
 
@@ -174,16 +181,20 @@ void Expanded::expand_keys(const BlockRows& rows, int64_t head, uint16_t* out, W
 // 32 queries meet the keys [begin, begin + keys) that w holds.
 void Expanded::meet(const Span& span, int64_t pair, int64_t begin, int64_t keys, Work& w) {
   const int64_t padded = round_up(keys, kDepth);
-  k_.multiply({.a = w.keys,
-               .a_stride = d_.query_depth,
-               .b = w.queries + pair * 2 * (d_.query_depth / 2) * kPanel,
-               .panel_stride = d_.query_depth / 2 * kPanel,
-               .c = w.scores,
-               .c_stride = kPair,
-               .m = padded,
-               .k = d_.query_depth,
-               .panels = 2,
-               .accumulate = false});
+  Product scores{.a = w.keys,
+                 .a_stride = d_.query_depth,
+                 .b = w.queries + pair * 2 * (d_.query_depth / 2) * kPanel,
+                 .panel_stride = d_.query_depth / 2 * kPanel,
+                 .c = w.scores,
+                 .c_stride = kPair,
+                 .m = padded,
+                 .k = d_.query_depth,
+                 .panels = 2,
+                 .accumulate = false};
+  k_.multiply(scores);
+  scores.b += kSpan * d_.query_depth / 2;
+  scores.accumulate = true;
+  k_.multiply(scores);
   float* outputs = w.outputs + pair * kPair * d_.value_columns;
   for (int64_t panel = 0; panel < 2; ++panel) {
     alignas(64) float fade[kPanel];
@@ -226,9 +237,11 @@ void Expanded::store(const Span& span, int64_t head, int64_t panel, const Work& 
     k_.transpose(block, kPanel, kPanel, turned);
     for (int64_t i = 0; i < kPanel && panel * kPanel + i < span.count; ++i) {
       const int64_t query = panel * kPanel + i;
+      const auto width = static_cast<size_t>(std::min(kPanel, d_.value - v));
       std::memcpy(row, turned + i * kPanel, sizeof(row));
-      uint16_t* out = call_.out.row<uint16_t>(span.sequence->first_row + span.first + query) + head * d_.value + v;
-      k_.narrow(row, 1.0f / w.sum[query], std::min(kPanel, d_.value - v), out);
+      k_.scale(row, 1.0f / w.sum[query], kPanel);
+      float* out = call_.out.row<float>(span.sequence->first_row + span.first + query) + head * d_.value + v;
+      std::memcpy(out, row, width * sizeof(float));
     }
   }
 }

@@ -164,6 +164,15 @@ void narrow(const float* x, float factor, int64_t n, uint16_t* out) {
   for (; i < n; ++i) out[i] = static_cast<uint16_t>(bf16_bits(x[i] * factor));
 }
 
+void split(const float* x, float factor, int64_t n, uint16_t* high, uint16_t* low) {
+  for (int64_t i = 0; i < n; ++i) {
+    const float y = x[i] * factor;
+    const uint32_t h = bf16_bits(y);
+    high[i] = static_cast<uint16_t>(h);
+    low[i] = static_cast<uint16_t>(bf16_bits(y - exact_float(static_cast<uint16_t>(h))));
+  }
+}
+
 constexpr MlaKernels mla_loops(void (*multiply)(const Product&)) {
   return {.multiply = multiply,
           .pack_rows = pack_rows,
@@ -174,7 +183,8 @@ constexpr MlaKernels mla_loops(void (*multiply)(const Product&)) {
           .fade = fade,
           .scale = scale,
           .merge = merge,
-          .narrow = narrow};
+          .narrow = narrow,
+          .split = split};
 }
 
 }  // namespace

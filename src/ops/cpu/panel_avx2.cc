@@ -136,6 +136,31 @@ void to_f32(const uint16_t* in, float* out, int64_t n) {
   for (; i < n; ++i) out[i] = _mm_cvtss_f32(_mm_castsi128_ps(_mm_cvtsi32_si128(in[i] << 16)));
 }
 
+void split(const float* x, uint16_t* high, uint16_t* low) {
+  for (int64_t i = 0; i < kTileK; i += 16) {
+    const __m256 a = _mm256_loadu_ps(x + i), b = _mm256_loadu_ps(x + i + 8);
+    const __m256i ha = round_bf16(a), hb = round_bf16(b);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(high + i), join(ha, hb));
+    const __m256i la = round_bf16(_mm256_sub_ps(a, even_f32(ha))), lb = round_bf16(_mm256_sub_ps(b, even_f32(hb)));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(low + i), join(la, lb));
+  }
+}
+
+void add_scaled(const float* part, const float* scale, int64_t rows, const PanelSums& in, const PanelSums& out) {
+  for (int64_t r = 0; r < rows; ++r) {
+    const int64_t tile = r / kTileRows, row = r % kTileRows;
+    for (int64_t j = 0; j < kPanelOutputs; j += 8) {
+      const int64_t h = j / kTileOutputs, column = j % kTileOutputs;
+      const __m256 p = _mm256_loadu_ps(part + (tile * 2 + h) * kAccumulators + row * kTileOutputs + column);
+      const __m256 before = in.c == nullptr
+                                ? _mm256_setzero_ps()
+                                : _mm256_loadu_ps(in.c + tile * in.tile + h * in.half + row * in.row + column);
+      _mm256_storeu_ps(out.c + tile * out.tile + h * out.half + row * out.row + column,
+                       _mm256_fmadd_ps(p, _mm256_loadu_ps(scale + j), before));
+    }
+  }
+}
+
 // e^x to about 1 ulp, x clamped to [-87, 88]: 2^n * e^r, |r| <= ln(2) / 2, Taylor to the seventh order.
 inline __m256 exp_avx2(__m256 x) {
   x = _mm256_min_ps(_mm256_max_ps(x, _mm256_set1_ps(-87.0f)), _mm256_set1_ps(88.0f));
@@ -204,6 +229,8 @@ const PanelKernels kPanelKernelsAvx2 = {
     .multiply = multiply,
     .expand_int4 = expand_int4,
     .tile_to_bf16 = tile_to_bf16,
+    .split = split,
+    .add_scaled = add_scaled,
     .to_f32 = to_f32,
     .silu_mul_tile = silu_mul_tile,
     .weighted_sum = weighted_sum,

@@ -168,6 +168,29 @@ void to_f32_avx512(const uint16_t* in, float* out, int64_t n) {
   }
 }
 
+void split_avx512(const float* x, uint16_t* high, uint16_t* low) {
+  for (int64_t i = 0; i < kTileK; i += 16) {
+    const __m512 v = _mm512_loadu_ps(x + i);
+    const __m256i h = round_bf16(v);
+    const __m512 back = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(high + i), h);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(low + i), round_bf16(_mm512_sub_ps(v, back)));
+  }
+}
+
+void add_scaled_avx512(const float* part, const float* scale, int64_t rows, const PanelSums& in, const PanelSums& out) {
+  for (int64_t h = 0; h < 2; ++h) {
+    const __m512 s = _mm512_loadu_ps(scale + h * kTileOutputs);
+    for (int64_t r = 0; r < rows; ++r) {
+      const int64_t tile = r / kTileRows, row = r % kTileRows;
+      const __m512 p = _mm512_loadu_ps(part + tile * 2 * kAccumulators + h * kAccumulators + row * kTileOutputs);
+      const __m512 before =
+          in.c == nullptr ? _mm512_setzero_ps() : _mm512_loadu_ps(in.c + tile * in.tile + h * in.half + row * in.row);
+      _mm512_storeu_ps(out.c + tile * out.tile + h * out.half + row * out.row, _mm512_fmadd_ps(p, s, before));
+    }
+  }
+}
+
 void silu_mul_tile_avx512(const float* gate, const float* up, int64_t rows, uint16_t* out, int64_t out_stride) {
   for (int64_t r = 0; r < rows; ++r) {
     const __m512 g = _mm512_loadu_ps(gate + r * 16);
@@ -210,6 +233,8 @@ const PanelKernels kPanelKernelsAvx512 = {
     .multiply = multiply,
     .expand_int4 = expand_int4_avx512,
     .tile_to_bf16 = tile_to_bf16_avx512,
+    .split = split_avx512,
+    .add_scaled = add_scaled_avx512,
     .to_f32 = to_f32_avx512,
     .silu_mul_tile = silu_mul_tile_avx512,
     .weighted_sum = weighted_sum_avx512,

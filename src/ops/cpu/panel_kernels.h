@@ -54,6 +54,11 @@ struct PanelKernels {
   void (*expand_int4)(const uint8_t* packed, int64_t k_tiles, uint16_t* tiles);
   // out[r][0..cols) = bf16 of row r of a C tile, to nearest even, NaN stays NaN; rows of out are out_stride apart.
   void (*tile_to_bf16)(const float* c, int64_t rows, int64_t cols, uint16_t* out, int64_t out_stride);
+  // Two terms of x[32]: high = bf16(x), low = bf16(x - high).
+  void (*split)(const float* x, uint16_t* high, uint16_t* low);
+  // out[rows, 32] = in[rows, 32] + part[rows, 32] * scale[32]; in.c null: zero. `part` as PanelSums lays out by
+  // default.
+  void (*add_scaled)(const float* part, const float* scale, int64_t rows, const PanelSums& in, const PanelSums& out);
   void (*to_f32)(const uint16_t* in, float* out, int64_t n);
   // out[r][0..16) = bf16(silu(gate[r][j]) * up[r][j]) for C tiles gate and up; rows of out are out_stride apart.
   void (*silu_mul_tile)(const float* gate, const float* up, int64_t rows, uint16_t* out, int64_t out_stride);

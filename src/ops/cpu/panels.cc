@@ -16,11 +16,18 @@ const std::array<float, 256>& f8_table() {
   return table;
 }
 
+// An FP8 row without its scales: exact, for bf16 has more bits of both kinds.
 void f8_row(const RawMatrix& m, int64_t r, uint16_t* out) {
   const std::array<float, 256>& table = f8_table();
   const auto* bits = static_cast<const uint8_t*>(m.data) + r * m.in;
-  const float* scale = static_cast<const float*>(m.scale) + r / 128 * ceil_div(m.in, 128);
-  for (int64_t c = 0; c < m.in; ++c) out[c] = f32_to_bf16(table[bits[c]] * scale[c / 128]);
+  for (int64_t c = 0; c < m.in; ++c) out[c] = f32_to_bf16(table[bits[c]]);
+}
+
+// Output j of the panel's scales.
+void scatter_scales(const PanelMatrix& m, int64_t panel, int64_t j, const OutputRow& output) {
+  const int64_t blocks = m.scale_blocks();
+  const float* scale = static_cast<const float*>(output.matrix->scale) + output.row / 128 * blocks;
+  for (int64_t b = 0; b < blocks; ++b) m.scales(panel, b * kScaleTiles)[j] = scale[b];
 }
 
 // Row r as bf16 into out[m.in].
@@ -29,7 +36,6 @@ void bf16_row(const RawMatrix& m, int64_t r, uint16_t* out) {
     case WeightFormat::kBF16:
       std::memcpy(out, static_cast<const uint16_t*>(m.data) + r * m.in, static_cast<size_t>(m.in) * 2);
       return;
-    case WeightFormat::kF8Block128: f8_row(m, r, out); return;
     default:
       for (int64_t c = 0; c < m.in; ++c) out[c] = f32_to_bf16(raw_element(m, r, c));
   }
@@ -69,10 +75,21 @@ void scatter_int4(const PanelMatrix& m, int64_t panel, int64_t j, const OutputRo
 
 }  // namespace
 
-PanelMatrix panel_matrix(int64_t out, int64_t in, bool int4) {
-  CHECK(!int4 || in % kTileK == 0, "INT4 group-32 weights with ", in, " inputs");
-  return {
-      .int4 = int4, .out = out, .in = in, .num_panels = ceil_div(out, kPanelOutputs), .k_tiles = ceil_div(in, kTileK)};
+PanelMatrix panel_matrix(int64_t out, int64_t in, PanelFormat format) {
+  CHECK(format != PanelFormat::kInt4 || in % kTileK == 0, "INT4 group-32 weights with ", in, " inputs");
+  return {.format = format,
+          .out = out,
+          .in = in,
+          .num_panels = ceil_div(out, kPanelOutputs),
+          .k_tiles = ceil_div(in, kTileK)};
+}
+
+PanelFormat panel_format(std::span<const RawMatrix> stacked) {
+  const auto all = [&](WeightFormat format) {
+    return std::all_of(stacked.begin(), stacked.end(), [&](const RawMatrix& m) { return m.format == format; });
+  };
+  if (all(WeightFormat::kInt4Group32)) return PanelFormat::kInt4;
+  return all(WeightFormat::kF8Block128) ? PanelFormat::kScaled : PanelFormat::kBF16;
 }
 
 void pack_panels(ThreadPool& pool, const PanelMatrix& m, std::span<const OutputRow> rows) {
@@ -84,12 +101,17 @@ void pack_panels(ThreadPool& pool, const PanelMatrix& m, std::span<const OutputR
     for (int64_t j = 0; j < kPanelOutputs; ++j) {
       const OutputRow& output = rows[static_cast<size_t>(panel * kPanelOutputs + j)];
       if (output.matrix == nullptr) continue;
-      if (m.int4) {
+      if (m.int4()) {
         scatter_int4(m, panel, j, output);
+        continue;
+      }
+      if (m.scaled()) {
+        f8_row(*output.matrix, output.row, line.data());
+        scatter_scales(m, panel, j, output);
       } else {
         bf16_row(*output.matrix, output.row, line.data());
-        scatter_bf16(m, panel, j, line.data());
       }
+      scatter_bf16(m, panel, j, line.data());
     }
   });
 }
@@ -117,6 +139,22 @@ void pack_row_tile(const Tensor& x, const int32_t* ids, int64_t first, int64_t r
   for (int64_t r = 0; r < m; ++r, out += kTileK) {
     std::memset(out, 0, kTileK * 2);
     std::memcpy(out, source[r] + whole * kTileK, static_cast<size_t>(x.cols % kTileK) * 2);
+  }
+}
+
+void pack_row_tile_terms(const PanelKernels& kernels, const Tensor& x, int64_t first, uint16_t* high, uint16_t* low) {
+  const int64_t m = std::min(kTileRows, x.rows - first);
+  const int64_t k_tiles = ceil_div(x.cols, kTileK);
+  const int64_t begin = first * k_tiles * kTileK;
+  for (int64_t t = 0; t < k_tiles; ++t) {
+    const int64_t columns = std::min(kTileK, x.cols - t * kTileK);
+    for (int64_t r = 0; r < m; ++r) {
+      const int64_t at = begin + (t * m + r) * kTileK;
+      const float* row = x.row<const float>(first + r) + t * kTileK;
+      float padded[kTileK] = {};
+      if (columns < kTileK) row = static_cast<float*>(std::memcpy(padded, row, static_cast<size_t>(columns) * 4));
+      kernels.split(row, high + at, low + at);
+    }
   }
 }
 

@@ -12,16 +12,31 @@
 
 namespace perigee::cpu {
 
+enum class PanelFormat : uint8_t {
+  kBF16,
+  kInt4,    // 4-bit with scales inside the panels
+  kScaled,  // FP8 values as bf16, which holds them exactly; f32 scales of 128 inputs apart, applied to sums
+};
+inline constexpr int64_t kScaleTiles = 128 / kTileK;  // k tiles under one scale of kScaled
+
 // A view; the owner of the bytes is a PackedWeight. Outputs and inputs beyond the matrix are zero weights.
 struct PanelMatrix {
-  bool int4 = false;  // 4-bit with scales, else bf16
+  PanelFormat format = PanelFormat::kBF16;
   int64_t out = 0, in = 0;
   int64_t num_panels = 0, k_tiles = 0;
   uint8_t* data = nullptr;
 
-  int64_t k_tile_bytes() const { return int4 ? kInt4TileBytes : kPanelTileElements * 2; }
+  bool int4() const { return format == PanelFormat::kInt4; }
+  bool scaled() const { return format == PanelFormat::kScaled; }
+  int64_t k_tile_bytes() const { return int4() ? kInt4TileBytes : kPanelTileElements * 2; }
   int64_t panel_bytes() const { return k_tiles * k_tile_bytes(); }
-  int64_t bytes() const { return num_panels * panel_bytes(); }
+  int64_t scale_blocks() const { return scaled() ? (k_tiles + kScaleTiles - 1) / kScaleTiles : 0; }
+  int64_t bytes() const { return num_panels * (panel_bytes() + scale_blocks() * kPanelOutputs * 4); }
+  // kScaled: the scales of a panel's outputs for the 128 inputs around a k tile; behind all panels.
+  float* scales(int64_t panel, int64_t k_tile) const {
+    const int64_t block = panel * scale_blocks() + k_tile / kScaleTiles;
+    return reinterpret_cast<float*>(data + num_panels * panel_bytes()) + block * kPanelOutputs;
+  }
   const uint8_t* at(int64_t panel, int64_t k_tile) const {
     return data + panel * panel_bytes() + k_tile * k_tile_bytes();
   }
@@ -34,10 +49,12 @@ struct OutputRow {
 };
 
 // The shape of a packed matrix of `out` outputs, data still null.
-PanelMatrix panel_matrix(int64_t out, int64_t in, bool int4);
+PanelMatrix panel_matrix(int64_t out, int64_t in, PanelFormat format);
+// That of matrices stacked: kBF16 unless all are INT4 or all are FP8.
+PanelFormat panel_format(std::span<const RawMatrix> stacked);
 
 // Fills m.data (m.bytes() zeroed bytes); rows.size() = 32 * m.num_panels. Every row has m.in inputs, and is
-// kInt4Group32 if m.int4. FP8, F16 and F32 elements are rounded to bf16 after scaling.
+// kInt4Group32 or kF8Block128 as m.format wants. F16 and F32 elements are rounded to bf16.
 void pack_panels(ThreadPool& pool, const PanelMatrix& m, std::span<const OutputRow> rows);
 
 // Rows of the matrices one after another.
@@ -46,6 +63,8 @@ std::vector<OutputRow> stacked_rows(std::span<const RawMatrix> stacked);
 // Packs activations: rows `ids` of x (null: rows 0 ...) into row tiles of k_tiles each; `first` is a multiple of 16.
 // Row tile i of the destination begins at a + i * 16 * 32 * k_tiles. Inputs beyond x.cols are zero.
 void pack_row_tile(const Tensor& x, const int32_t* ids, int64_t first, int64_t rows, uint16_t* a);
+// The same of f32 rows 0 ... as two terms: high + low is x to 16 bits.
+void pack_row_tile_terms(const PanelKernels& kernels, const Tensor& x, int64_t first, uint16_t* high, uint16_t* low);
 
 inline int64_t ceil_div(int64_t n, int64_t by) {
   return (n + by - 1) / by;

@@ -108,8 +108,9 @@ Tensor RefOps::embed(const EmbedWeight& table, std::span<const int32_t> tokens) 
   return y;
 }
 
-Tensor RefOps::rms_norm(const Tensor& x, std::span<const float> weight, float eps) {
-  CHECK(static_cast<int64_t>(weight.size()) == x.cols, weight.size(), " weights for ", x.cols, " columns");
+Tensor RefOps::rms_norm(const Tensor& x, std::span<const float> weight, float eps, DType out) {
+  CHECK(out == DType::kF32 && static_cast<int64_t>(weight.size()) == x.cols, weight.size(), " weights for ", x.cols,
+        " columns");
   const Tensor y = arena_.tensor(DType::kF32, x.rows, x.cols);
   for (int64_t i = 0; i < x.rows; ++i) {
     const float* in = x.row<float>(i);

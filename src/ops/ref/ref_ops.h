@@ -21,8 +21,9 @@ class RefOps final : public Ops {
   EmbedWeight pack_embed(const RawMatrix& table) override;
 
   Tensor embed(const EmbedWeight& table, std::span<const int32_t> tokens) override;
-  Tensor rms_norm(const Tensor& x, std::span<const float> weight, float eps) override;
-  Tensor linear(const Tensor& x, const LinearWeight& w, DType out) override;  // `out` must be f32
+  using Ops::rms_norm;
+  Tensor rms_norm(const Tensor& x, std::span<const float> weight, float eps, DType out) override;  // `out` must be f32
+  Tensor linear(const Tensor& x, const LinearWeight& w, DType out) override;                       // `out` must be f32
   void add(const Tensor& residual, const Tensor& y) override;
   Tensor silu_mul(const Tensor& gate_up) override;
   void rope(const Tensor& x, int64_t head_dim, int64_t rope_begin, std::span<const int32_t> positions,
