@@ -19,6 +19,16 @@ Tensor Ops::mla_in(const Tensor& x, const MlaWeights& w, const Batch& batch, con
   return q;
 }
 
+Tensor Ops::kda(const Tensor& x, const KdaWeights& w, const Batch& batch, const StateLayer& state) {
+  const int64_t dim = w.shape.dim;
+  const Tensor gates = linear(x, w.gates, activation_dtype());  // f_a | g_a | b
+  const KdaInputs in{.qkv = linear(x, w.qkv, DType::kF32),
+                     .a = linear(gates.columns(0, dim), w.f_b, DType::kF32),
+                     .b = gates.columns(2 * dim, w.shape.heads),
+                     .z = linear(gates.columns(dim, dim), w.g_b, DType::kF32)};
+  return kda_attend(in, w, batch, state);
+}
+
 Tensor Ops::dense_mlp(const Tensor& x, const MlpWeights& w) {
   return linear(silu_mul(linear(x, w.gate_up, DType::kF32)), w.down, DType::kF32);
 }

@@ -6,6 +6,7 @@
 #include "ops/cpu/elementwise.h"
 #include "ops/cpu/experts.h"
 #include "ops/cpu/gemm.h"
+#include "ops/cpu/kda.h"
 #include "ops/cpu/mla_attend.h"
 #include "ops/cpu/router.h"
 
@@ -90,6 +91,10 @@ void CpuOps::write_latent(const Tensor& c, const Tensor& k_rope, const Batch& ba
 Tensor CpuOps::mla_attend(const Tensor& q, const MlaUpWeight& up, const MlaShape& shape, const Batch& batch,
                           const LatentLayer& cache) {
   return cpu::mla_attend(context(), q, up, shape, batch, cache);
+}
+
+Tensor CpuOps::kda_attend(const KdaInputs& in, const KdaWeights& w, const Batch& batch, const StateLayer& state) {
+  return cpu::kda_attend(context(), in, w, batch, state, activation_dtype());
 }
 
 Routing CpuOps::route(const Tensor& x, const RouterWeight& router) {

@@ -1,8 +1,8 @@
 // CpuOps: the fast CPU backend. Activations bf16 (around attention f32, multiplied as two bf16 terms), sums f32,
 // threads of its own; results do not depend on how many.
 //
-// The work is in free functions: matrices in gemm.h, experts.h and router.h, attention in mla_attend.h, the rest in
-// elementwise.h. This class owns the threads and the memory that they need, and packs weights for them.
+// The work is in free functions: matrices in gemm.h, experts.h and router.h, attention in mla_attend.h and kda.h, the
+// rest in elementwise.h. This class owns the threads and the memory that they need, and packs weights for them.
 #pragma once
 
 #include <memory>
@@ -38,6 +38,7 @@ class CpuOps final : public Ops {
   void write_latent(const Tensor& c, const Tensor& k_rope, const Batch& batch, const LatentLayer& cache) override;
   Tensor mla_attend(const Tensor& q, const MlaUpWeight& up, const MlaShape& shape, const Batch& batch,
                     const LatentLayer& cache) override;
+  Tensor kda_attend(const KdaInputs& in, const KdaWeights& w, const Batch& batch, const StateLayer& state) override;
   Routing route(const Tensor& x, const RouterWeight& router) override;
   Tensor moe_experts(const Tensor& x, const Routing& routing, const ExpertWeights& experts) override;
   Tensor gather_rows(const Tensor& x, std::span<const int32_t> rows) override;

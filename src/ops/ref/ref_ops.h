@@ -32,6 +32,7 @@ class RefOps final : public Ops {
   // The absorbed form here is the same sum in another order, for contexts where the expanded one takes too long.
   Tensor mla_attend(const Tensor& q, const MlaUpWeight& up, const MlaShape& shape, const Batch& batch,
                     const LatentLayer& cache) override;
+  Tensor kda_attend(const KdaInputs& in, const KdaWeights& w, const Batch& batch, const StateLayer& state) override;
   Routing route(const Tensor& x, const RouterWeight& router) override;
   Tensor moe_experts(const Tensor& x, const Routing& routing, const ExpertWeights& experts) override;
   Tensor gather_rows(const Tensor& x, std::span<const int32_t> rows) override;
