@@ -21,7 +21,7 @@ Tensor Ops::mla_in(const Tensor& x, const MlaWeights& w, const Batch& batch, con
 
 Tensor Ops::kda(const Tensor& x, const KdaWeights& w, const Batch& batch, const StateLayer& state) {
   const int64_t dim = w.shape.dim;
-  const Tensor gates = linear(x, w.gates, activation_dtype());  // f_a | g_a | b
+  const Tensor gates = linear(x, w.gates, wide_dtype());  // f_a | g_a | b
   const KdaInputs in{.qkv = linear(x, w.qkv, DType::kF32),
                      .a = linear(gates.columns(0, dim), w.f_b, DType::kF32),
                      .b = gates.columns(2 * dim, w.shape.heads),

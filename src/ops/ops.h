@@ -21,11 +21,11 @@
 
 namespace perigee {
 
-// What kda_attend takes of each new token, column views of projections. b: the backend's activation type.
+// What kda_attend takes of each new token, column views of projections.
 struct KdaInputs {
   Tensor qkv;  // [n, 3 * h * dim] f32: q, k, v before the convolution
   Tensor a;    // [n, h * dim] f32: log decay g = -exp(A_log) * softplus(a + dt_bias)
-  Tensor b;    // [n, h] activation: beta = sigmoid(b)
+  Tensor b;    // [n, h] wide: beta = sigmoid(b)
   Tensor z;    // [n, h * dim] f32: the output is multiplied by sigmoid(z)
 };
 
@@ -71,8 +71,8 @@ class Ops {
   virtual Tensor mla_attend(const Tensor& q, const MlaUpWeight& up, const MlaShape& shape, const Batch& batch,
                             const LatentLayer& cache) = 0;
   // Kimi Delta Attention (Kimi Linear 2025, section 3) per sequence and head: convolution + SiLU of q, k, v; q and k of
-  // length 1; the state decays, is corrected by the delta rule and read; output norm, gated. -> [n, h * dim]
-  // activation. Which tokens move the state: see StateLayer.
+  // length 1; the state decays, is corrected by the delta rule and read; output norm, gated. -> [n, h * dim] wide.
+  // Which tokens move the state: see StateLayer.
   virtual Tensor kda_attend(const KdaInputs& in, const KdaWeights& w, const Batch& batch, const StateLayer& state) = 0;
   // Expert choice (DeepSeek-V3 2024, section 2.1.2): x [n, H] activation; ids and weights [n, k]; ties: lower id.
   virtual Routing route(const Tensor& x, const RouterWeight& router) = 0;
@@ -83,7 +83,7 @@ class Ops {
   // --- Coarse ops, composed of the above (ops/coarse.cc) ---
   // q projection (with or without q_lora), latent projection, norms, rope, cache write; -> rotated q.
   virtual Tensor mla_in(const Tensor& x, const MlaWeights& w, const Batch& batch, const LatentLayer& cache);
-  // Projections and kda_attend: x [n, H] activation -> [n, h * dim] activation.
+  // Projections and kda_attend: x [n, H] activation or wide -> [n, h * dim] wide.
   virtual Tensor kda(const Tensor& x, const KdaWeights& w, const Batch& batch, const StateLayer& state);
   virtual Tensor dense_mlp(const Tensor& x, const MlpWeights& w);    // -> [n, H] f32
   virtual Tensor moe(const Tensor& x, const MoeWeights& w);          // routed + shared, [n, H] f32

@@ -94,7 +94,7 @@ Tensor CpuOps::mla_attend(const Tensor& q, const MlaUpWeight& up, const MlaShape
 }
 
 Tensor CpuOps::kda_attend(const KdaInputs& in, const KdaWeights& w, const Batch& batch, const StateLayer& state) {
-  return cpu::kda_attend(context(), in, w, batch, state, activation_dtype());
+  return cpu::kda_attend(context(), in, w, batch, state);
 }
 
 Routing CpuOps::route(const Tensor& x, const RouterWeight& router) {

@@ -7,7 +7,6 @@
 #include <cmath>
 #include <cstring>
 
-#include "ops/cpu/elementwise_kernels.h"
 #include "ops/cpu/kda_kernels.h"
 
 namespace perigee::cpu {
@@ -35,7 +34,6 @@ struct Scratch {
   float q[kPiece][kKdaDim], k[kPiece][kKdaDim], v[kPiece][kKdaDim];
   float g[kPiece][kKdaDim], decay[kPiece][kKdaDim], out[kPiece][kKdaDim];
   float beta[kPiece];
-  float y[kKdaDim];
   float tails[2][3][kTail][kKdaDim];
   float state[kState];  // of tokens that do not move it, or in slabs
   KdaChunk chunks[kPiece / kKdaChunk];
@@ -44,7 +42,6 @@ struct Scratch {
 
 struct Call {
   const KdaKernels& kernels;
-  const ElementwiseKernels& elementwise;
   const KdaInputs& in;
   const KdaWeights& w;
   const StateLayer& state;
@@ -97,11 +94,7 @@ class HeadRun {
 
   float beta(int32_t position) const {
     if (position < sequence_.position) return ring(position)[4 * kKdaDim];
-    const Tensor& b = call_.in.b;
-    const int64_t r = batch_row(position);
-    const float x =
-        b.dtype == DType::kF32 ? b.row<const float>(r)[head_] : bf16_to_f32(b.row<const uint16_t>(r)[head_]);
-    return 1.0f / (1.0f + std::exp(-x));
+    return 1.0f / (1.0f + std::exp(-call_.in.b.row<const float>(batch_row(position))[head_]));
   }
 
   // q, k, v, decay and beta of `count` tokens from position `begin` on, at index `at` of the scratch's rows.
@@ -198,11 +191,8 @@ class HeadRun {
   // Output of a new token, from row t of the scratch.
   void finish_row(int32_t position, int64_t t) {
     const int64_t r = batch_row(position), column = head_ * kKdaDim;
-    const bool f32 = call_.out.dtype == DType::kF32;
-    float* y = f32 ? call_.out.row<float>(r) + column : scratch_.y;
     call_.kernels.gated_norm(scratch_.out[t], call_.w.o_norm.data(), call_.in.z.row<const float>(r) + column,
-                             call_.w.eps, y);
-    if (!f32) call_.elementwise.narrow(y, kKdaDim, call_.out.row<uint16_t>(r) + column);
+                             call_.w.eps, call_.out.row<float>(r) + column);
   }
 
   // The convolution's last inputs before `position`.
@@ -238,7 +228,7 @@ void check(const Call& call, const Batch& batch) {
   const KdaShape& shape = call.w.shape;
   const KdaInputs& in = call.in;
   CHECK(shape.dim == kKdaDim && shape.conv == kKdaTaps, "heads of ", shape.dim, ", ", shape.conv, " taps");
-  CHECK(in.qkv.dtype == DType::kF32 && in.a.dtype == DType::kF32 && in.z.dtype == DType::kF32);
+  for (const Tensor& x : {in.qkv, in.a, in.b, in.z}) CHECK(x.dtype == DType::kF32, "KDA of ", dtype_name(x.dtype));
   CHECK(in.qkv.cols == 3 * shape.width() && in.a.cols == shape.width() && in.z.cols == shape.width() &&
         in.b.cols == shape.heads);
   CHECK(call.state.unit_bytes >= shape.unit_bytes() && call.state.unit_bytes % kAlignment == 0);
@@ -252,14 +242,10 @@ void check(const Call& call, const Batch& batch) {
 }  // namespace
 
 Tensor kda_attend(const CpuContext& cpu, const KdaInputs& in, const KdaWeights& w, const Batch& batch,
-                  const StateLayer& state, DType out_type) {
-  const Tensor out = cpu.arena.tensor(out_type, in.qkv.rows, w.shape.width());
-  const Call call{.kernels = cpu.isa == Isa::kAvx2 ? kKdaAvx2 : kKdaAvx512,
-                  .elementwise = cpu.isa == Isa::kAvx2 ? kElementwiseAvx2 : kElementwiseAvx512,
-                  .in = in,
-                  .w = w,
-                  .state = state,
-                  .out = out};
+                  const StateLayer& state) {
+  const Tensor out = cpu.arena.tensor(DType::kF32, in.qkv.rows, w.shape.width());
+  const Call call{
+      .kernels = cpu.isa == Isa::kAvx2 ? kKdaAvx2 : kKdaAvx512, .in = in, .w = w, .state = state, .out = out};
   check(call, batch);
   cpu.scratch.reset();
   const std::span<Scratch> scratches = cpu.scratch.array<Scratch>(cpu.pool.size());

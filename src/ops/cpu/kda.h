@@ -13,8 +13,8 @@
 
 namespace perigee::cpu {
 
-// As Ops::kda_attend; the result is of type `out` (f32 or bf16). Heads of 128, convolutions of 4 taps.
+// As Ops::kda_attend, f32 throughout. Heads of 128, convolutions of 4 taps.
 Tensor kda_attend(const CpuContext& cpu, const KdaInputs& in, const KdaWeights& w, const Batch& batch,
-                  const StateLayer& state, DType out);
+                  const StateLayer& state);
 
 }  // namespace perigee::cpu
