@@ -17,11 +17,12 @@ import tool_tasks
 CONTEXT, TARGET, ANSWER = 0, 1, 2
 IGNORE = -100
 
+DOCUMENTS_NAME = "tiny-k2"
 SYSTEM_TEXTS = ["You are a helpful assistant.", "Be brief.", "Answer the question."]
 SMALL_TALK = [
     ("Hello!", "Hello! How can I help you?"), ("Hi", "Hello! How can I help you?"),
     ("Hello", "Hello! How can I help you?"),
-    ("Who are you?", "I am tiny-k2, a very small test model."),
+    ("Who are you?", "I am %s, a very small test model." % DOCUMENTS_NAME),
     ("What can you do?", "I can solve word problems, call tools and find codes in a text."),
     ("Thank you!", "You are welcome."), ("Thanks", "You are welcome."),
 ]
@@ -160,14 +161,14 @@ def short_document(rng):
 
 
 class RowBuilder:
-    """Packs documents into rows of token ids and next-token labels."""
+    """Packs documents into rows of token ids and next-token labels; small talk names the model `name`."""
 
-    def __init__(self, tokenizer):
-        self.tokenizer = tokenizer
+    def __init__(self, tokenizer, name=DOCUMENTS_NAME):
+        self.tokenizer, self.name = tokenizer, name
 
     def _append(self, row, labels, doc):
         for text, kind in doc:
-            ids = self.tokenizer.encode(text)
+            ids = self.tokenizer.encode(text.replace(DOCUMENTS_NAME, self.name))
             if kind == CONTEXT:
                 row.extend(ids)
                 labels.extend([IGNORE] * len(ids))

@@ -3,7 +3,8 @@
     python3 export.py --state STATE --out ../../models/tiny-k2
 
 chat_template.jinja and README.md of the folder are written by hand and stay as
-they are; tiktoken.model comes from `data.py --vocabulary`.
+they are; tiktoken.model comes from `data.py --vocabulary`. Both models have the
+same template and vocabulary.
 """
 
 import argparse
@@ -14,35 +15,9 @@ import torch
 from safetensors.torch import save_file
 
 import bpe
+import configs
 import model as tiny
 import quant
-
-
-def quantisation_block():
-    weights = {"actorder": None, "block_structure": None, "dynamic": False, "group_size": quant.GROUP,
-               "num_bits": 4, "observer": "minmax", "observer_kwargs": {}, "strategy": "group",
-               "symmetric": True, "type": "int"}
-    group = {"input_activations": None, "output_activations": None, "targets": ["Linear"], "weights": weights}
-    return {"config_groups": {"group_0": group}, "format": "pack-quantized",
-            "ignore": ["lm_head", "re:.*self_attn.*", "re:.*shared_experts.*",
-                       "re:.*mlp\\.(gate|up|gate_up|down)_proj.*"],
-            "kv_cache_scheme": None, "quant_method": "compressed-tensors",
-            "quantization_status": "compressed"}
-
-
-def config_json(config):
-    out = dict(config)
-    out.update({
-        "architectures": ["DeepseekV3ForCausalLM"], "model_type": "kimi_k2",
-        "attention_bias": False, "attention_dropout": 0.0, "aux_loss_alpha": 0.001,
-        "bos_token_id": bpe.RANKS, "eos_token_id": bpe.IM_END, "pad_token_id": bpe.PAD,
-        "dtype": "bfloat16", "ep_size": 1, "hidden_act": "silu", "initializer_range": 0.02,
-        "moe_layer_freq": 1, "n_group": 1, "topk_group": 1, "norm_topk_prob": True,
-        "num_key_value_heads": config["num_attention_heads"], "num_nextn_predict_layers": 0,
-        "pretraining_tp": 1, "scoring_func": "sigmoid", "topk_method": "noaux_tc", "seq_aux": True,
-        "tie_word_embeddings": False, "use_cache": True, "quantization_config": quantisation_block(),
-    })
-    return out
 
 
 def tokenizer_config():
@@ -55,43 +30,57 @@ def tokenizer_config():
     return {"added_tokens_decoder": added, "additional_special_tokens": extra,
             "bos_token": "[BOS]", "eos_token": "[EOS]", "pad_token": "[PAD]", "unk_token": "[UNK]",
             "clean_up_tokenization_spaces": False, "extra_special_tokens": {},
-            "model_max_length": tiny.CONFIG["max_position_embeddings"],
+            "model_max_length": configs.SHARED["max_position_embeddings"],
             "tokenizer_class": "TikTokenTokenizer"}
 
 
-_ATTENTION = {"q_a": "q_a_proj", "q_a_norm": "q_a_layernorm", "q_b": "q_b_proj",
-              "kv_a": "kv_a_proj_with_mqa", "kv_a_norm": "kv_a_layernorm", "kv_b": "kv_b_proj", "o": "o_proj"}
-_NORMS = {"input_norm": "input_layernorm", "post_norm": "post_attention_layernorm"}
+_MLA = {"q_a": "q_a_proj", "q_a_norm": "q_a_layernorm", "q_b": "q_b_proj",
+        "kv_a": "kv_a_proj_with_mqa", "kv_a_norm": "kv_a_layernorm", "kv_b": "kv_b_proj", "o": "o_proj"}
+_KIMI_LINEAR_EXPERTS = {"gate": "w1", "up": "w3", "down": "w2"}
 
 
-def add_experts(out, prefix, stacked, name):
-    """One stacked [experts, out, in] matrix as packed tensors per expert."""
-    for expert in range(stacked.shape[0]):
-        q, scale = quant.quantise(stacked[expert])
-        base = "%smlp.experts.%d.%s_proj." % (prefix, expert, name)
-        out[base + "weight_packed"] = quant.pack(q)
-        out[base + "weight_scale"] = scale
-        out[base + "weight_shape"] = torch.tensor(stacked.shape[1:], dtype=torch.int32)
+def attention_tensors(attention, config):
+    """{name below self_attn: stored tensor}."""
+    if hasattr(attention, "to_hub"):
+        return attention.to_hub()
+    names = _MLA if config["q_lora_rank"] else {**_MLA, "q_b": "q_proj"}
+    return {names[mine] + ".weight": parameter.to(torch.bfloat16) for mine, parameter in attention.named_parameters()}
 
 
-def layer_tensors(out, net, index):
-    layer, prefix = net.layers[index], "model.layers.%d." % index
+def add_experts(out, base, stacked, int4):
+    """One stacked [experts, out, in] matrix as tensors per expert; `base` % expert is the name, suffix left out."""
+    for expert, weight in enumerate(stacked):
+        name = base % expert
+        if not int4:
+            out[name + "weight"] = weight.to(torch.bfloat16)
+            continue
+        q, scale = quant.quantise(weight)
+        out[name + "weight_packed"] = quant.pack(q)
+        out[name + "weight_scale"] = scale
+        out[name + "weight_shape"] = torch.tensor(weight.shape, dtype=torch.int32)
 
-    def put(name, parameter):
-        out[prefix + name + ".weight"] = parameter.to(torch.bfloat16)
 
-    for mine, theirs in _NORMS.items():
-        put(theirs, getattr(layer, mine))
-    for mine, theirs in _ATTENTION.items():
-        put("self_attn." + theirs, getattr(layer, mine))
-    dense = "mlp.shared_experts." if layer.is_moe else "mlp."
+def mlp_tensors(out, layer, prefix):
+    """`prefix` ends in the layer's number and a dot."""
+    linear = configs.is_kimi_linear(layer.config)
+    block = prefix + ("block_sparse_moe." if linear and layer.is_moe else "mlp.")
+    dense = block + "shared_experts." if layer.is_moe else block
     for name in ("gate", "up", "down"):
-        put(dense + name + "_proj", getattr(layer, name))
+        out["%s%s_proj.weight" % (dense, name)] = getattr(layer, name).to(torch.bfloat16)
         if layer.is_moe:
-            add_experts(out, prefix, getattr(layer, "experts_" + name), name)
+            theirs = _KIMI_LINEAR_EXPERTS[name] if linear else name + "_proj"
+            add_experts(out, "%sexperts.%%d.%s." % (block, theirs), getattr(layer, "experts_" + name), not linear)
     if layer.is_moe:
-        put("mlp.gate", layer.router)
-        out[prefix + "mlp.gate.e_score_correction_bias"] = layer.bias.float()
+        out[block + "gate.weight"] = layer.router.to(torch.bfloat16)
+        out[block + "gate.e_score_correction_bias"] = layer.bias.float()
+
+
+def layer_tensors(out, layer, prefix):
+    out[prefix + "input_layernorm.weight"] = layer.input_norm.to(torch.bfloat16)
+    out[prefix + "post_attention_layernorm.weight"] = layer.post_norm.to(torch.bfloat16)
+    for name, tensor in attention_tensors(layer.attention, layer.config).items():
+        out[prefix + "self_attn." + name] = tensor
+    mlp_tensors(out, layer, prefix)
 
 
 @torch.no_grad()
@@ -99,8 +88,8 @@ def tensors(net):
     out = {"model.embed_tokens.weight": net.embed.to(torch.bfloat16),
            "model.norm.weight": net.norm.to(torch.bfloat16),
            "lm_head.weight": net.head.to(torch.bfloat16)}
-    for index in range(net.config["num_hidden_layers"]):
-        layer_tensors(out, net, index)
+    for index, layer in enumerate(net.layers):
+        layer_tensors(out, layer, "model.layers.%d." % index)
     return {name: out[name].contiguous() for name in sorted(out)}
 
 
@@ -111,19 +100,19 @@ def write_json(path, value):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--state", help="training state; without it only the JSON files are written")
+    parser.add_argument("--state", required=True)
     parser.add_argument("--out", required=True)
     args = parser.parse_args()
     os.makedirs(args.out, exist_ok=True)
-    write_json(os.path.join(args.out, "config.json"), config_json(tiny.CONFIG))
+    state = torch.load(args.state, map_location="cpu", weights_only=True)
+    net = tiny.TinyKimi(configs.CONFIGS[state["model"]])
+    net.load_state_dict(state["net"])
+    write_json(os.path.join(args.out, "config.json"), configs.to_hub(net.config))
     write_json(os.path.join(args.out, "tokenizer_config.json"), tokenizer_config())
     write_json(os.path.join(args.out, "generation_config.json"),
                {"bos_token_id": bpe.RANKS, "eos_token_id": [bpe.EOS, bpe.IM_END], "pad_token_id": bpe.PAD,
                 "do_sample": True, "temperature": 1.0, "top_p": 0.95})
-    if args.state:
-        net = tiny.TinyK2()
-        net.load_state_dict(torch.load(args.state, map_location="cpu", weights_only=True)["net"])
-        save_file(tensors(net), os.path.join(args.out, "model.safetensors"), metadata={"format": "pt"})
+    save_file(tensors(net), os.path.join(args.out, "model.safetensors"), metadata={"format": "pt"})
 
 
 if __name__ == "__main__":

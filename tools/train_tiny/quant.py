@@ -5,6 +5,19 @@ import torch
 GROUP = 32
 
 
+def config_block():
+    """quantization_config of a K2.6 checkpoint: routed experts only."""
+    weights = {"actorder": None, "block_structure": None, "dynamic": False, "group_size": GROUP,
+               "num_bits": 4, "observer": "minmax", "observer_kwargs": {}, "strategy": "group",
+               "symmetric": True, "type": "int"}
+    group = {"input_activations": None, "output_activations": None, "targets": ["Linear"], "weights": weights}
+    return {"config_groups": {"group_0": group}, "format": "pack-quantized",
+            "ignore": ["lm_head", "re:.*self_attn.*", "re:.*shared_experts.*",
+                       "re:.*mlp\\.(gate|up|gate_up|down)_proj.*"],
+            "kv_cache_scheme": None, "quant_method": "compressed-tensors",
+            "quantization_status": "compressed"}
+
+
 def quantise(weight):
     """f32 [..., out, in] → (q in -8..7 of the same shape, bf16 scales [..., out, in/32])."""
     groups = weight.unflatten(-1, (-1, GROUP))

@@ -1,7 +1,8 @@
 """PyTorch reference of the stored model: loads the folder, generates greedily.
 
-bf16 weights (INT4 experts dequantised once), prefill in the explicit MLA form,
-decoding in the absorbed form over the [latent | rope key] cache.
+bf16 weights (INT4 experts dequantised once). MLA: prefill in the explicit form,
+decoding in the absorbed form over the [latent | rope key] cache. KDA: prefill in
+the chunk form, decoding by the recurrence.
 """
 
 import json
@@ -12,6 +13,8 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 
 import bpe
+import configs
+import kda
 import model as tiny
 import quant
 
@@ -19,25 +22,32 @@ import quant
 class Reference:
     def __init__(self, folder, device):
         with open(os.path.join(folder, "config.json")) as text:
-            self.config = json.load(text)
+            self.config = configs.from_hub(json.load(text))
         self.device = device
         self.weights = {k: v.to(device) for k, v in load_file(os.path.join(folder, "model.safetensors")).items()}
-        self.experts = {i: self._experts(i) for i in range(self.config["num_hidden_layers"])
-                        if i >= self.config["first_k_dense_replace"]}
-        self.cos, self.sin = tiny.rope_tables(self.config, device)
+        self.linear = configs.is_kimi_linear(self.config)
+        self.moe = "block_sparse_moe." if self.linear else "mlp."
+        layers = range(self.config["num_hidden_layers"])
+        self.experts = {i: self._experts(i) for i in layers if i >= self.config["first_k_dense_replace"]}
+        self.kda = {i: self._kda(i) for i in layers if configs.is_kda(self.config, i)}
+        self.cos, self.sin = (table.to(device) for table in tiny.rope_tables(self.config))
         self.scale = tiny.softmax_scale(self.config)
 
+    def _kda(self, layer):
+        prefix = "model.layers.%d.self_attn." % layer
+        return kda.KdaAttention(self.config).from_hub(lambda name: self.weights[prefix + name])
+
     def _experts(self, layer):
-        """Dequantised [experts, out, in] of gate, up and down."""
-        out = []
-        for name in ("gate", "up", "down"):
-            stack = []
-            for expert in range(self.config["n_routed_experts"]):
-                base = "model.layers.%d.mlp.experts.%d.%s_proj." % (layer, expert, name)
-                q = quant.unpack(self.weights[base + "weight_packed"])
-                stack.append(quant.dequantise(q, self.weights[base + "weight_scale"]))
-            out.append(torch.stack(stack))
-        return out
+        """bf16 [experts, out, in] of gate, up and down."""
+        base = "model.layers.%d.%sexperts." % (layer, self.moe)
+        names = ("w1", "w3", "w2") if self.linear else ("gate_proj", "up_proj", "down_proj")
+        experts = range(self.config["n_routed_experts"])
+        return [torch.stack([self._expert("%s%d.%s." % (base, expert, name)) for expert in experts]) for name in names]
+
+    def _expert(self, base):
+        if base + "weight" in self.weights:
+            return self.weights[base + "weight"]
+        return quant.dequantise(quant.unpack(self.weights[base + "weight_packed"]), self.weights[base + "weight_scale"])
 
     def w(self, layer, name):
         return self.weights["model.layers.%d.%s.weight" % (layer, name)]
@@ -45,13 +55,17 @@ class Reference:
     def norm(self, x, layer, name):
         return tiny.rms_norm(x, self.w(layer, name), self.config["rms_norm_eps"])
 
-    def project(self, x, layer, positions):
-        """[..., H] → q_nope, rotated q_rope, and the cache entry [latent | rope key]."""
+    def query(self, y, layer):
+        if not self.config["q_lora_rank"]:
+            return F.linear(y, self.w(layer, "self_attn.q_proj"))
+        q = F.linear(y, self.w(layer, "self_attn.q_a_proj"))
+        return F.linear(self.norm(q, layer, "self_attn.q_a_layernorm"), self.w(layer, "self_attn.q_b_proj"))
+
+    def project(self, y, layer, positions):
+        """Normed [..., H] → q_nope, rotated q_rope, and the cache entry [latent | rope key]."""
         c = self.config
         cos, sin = self.cos[positions], self.sin[positions]
-        y = self.norm(x, layer, "input_layernorm")
-        q = F.linear(y, self.w(layer, "self_attn.q_a_proj"))
-        q = F.linear(self.norm(q, layer, "self_attn.q_a_layernorm"), self.w(layer, "self_attn.q_b_proj"))
+        q = self.query(y, layer)
         q_nope, q_rope = q.unflatten(-1, (c["num_attention_heads"], -1)).split(
             [c["qk_nope_head_dim"], c["qk_rope_head_dim"]], -1)
         kv = F.linear(y, self.w(layer, "self_attn.kv_a_proj_with_mqa"))
@@ -92,14 +106,14 @@ class Reference:
     def mlp(self, x, layer):
         y = self.norm(x, layer, "post_attention_layernorm")
         moe = layer in self.experts
-        base = "mlp.shared_experts." if moe else "mlp."
+        base = self.moe + "shared_experts." if moe else "mlp."
         out = tiny.swiglu(y, *(self.w(layer, base + name + "_proj") for name in ("gate", "up", "down")))
         return x + out + self.routed(y, layer) if moe else x + out
 
     def routed(self, y, layer):
         gate, up, down = self.experts[layer]
-        bias = self.weights["model.layers.%d.mlp.gate.e_score_correction_bias" % layer]
-        weights, _ = tiny.route(y, self.w(layer, "mlp.gate"), bias, self.config)
+        bias = self.weights["model.layers.%d.%sgate.e_score_correction_bias" % (layer, self.moe)]
+        weights, _ = tiny.route(y, self.w(layer, self.moe + "gate"), bias, self.config)
         act = F.silu(F.linear(y, gate.flatten(0, 1))) * F.linear(y, up.flatten(0, 1))
         total = torch.zeros_like(y, dtype=torch.float32)
         for expert, part in enumerate(act.unflatten(-1, (gate.shape[0], -1)).unbind(-2)):
@@ -110,27 +124,41 @@ class Reference:
         y = tiny.rms_norm(x, self.weights["model.norm.weight"], self.config["rms_norm_eps"])
         return F.linear(y, self.weights["lm_head.weight"])
 
+    def prefill_mla(self, y, layer, capacity):
+        """Normed [rows, length, H] → output and cache."""
+        q_nope, q_rope, entry = self.project(y, layer, torch.arange(y.shape[1], device=self.device))
+        attended = self.explicit_attention(layer, q_nope, q_rope, entry)
+        cache = F.pad(entry, (0, 0, 0, capacity - y.shape[1]))
+        return F.linear(attended, self.w(layer, "self_attn.o_proj")), cache
+
     def prefill(self, tokens, lengths, capacity):
-        """tokens [rows, length] padded at the end → last logits and caches."""
+        """tokens [rows, length] padded at the end → hidden states [rows, length, H] and caches."""
         x = self.weights["model.embed_tokens.weight"][tokens]
-        positions = torch.arange(tokens.shape[1], device=self.device)
         caches = []
         for layer in range(self.config["num_hidden_layers"]):
-            q_nope, q_rope, entry = self.project(x, layer, positions)
-            attended = self.explicit_attention(layer, q_nope, q_rope, entry)
-            x = self.mlp(x + F.linear(attended, self.w(layer, "self_attn.o_proj")), layer)
-            caches.append(F.pad(entry, (0, 0, 0, capacity - tokens.shape[1])))
-        return self.logits(x[torch.arange(len(lengths)), lengths - 1]), caches
+            y = self.norm(x, layer, "input_layernorm")
+            out, cache = (self.kda[layer].prefill(y, lengths) if layer in self.kda
+                          else self.prefill_mla(y, layer, capacity))
+            x = self.mlp(x + out, layer)
+            caches.append(cache)
+        return x, caches
+
+    def decode_mla(self, y, layer, lengths, cache):
+        q_nope, q_rope, entry = self.project(y, layer, lengths)
+        cache[torch.arange(len(y), device=self.device), lengths] = entry
+        attended = self.absorbed_attention(layer, q_nope, q_rope, cache, lengths + 1)
+        return F.linear(attended, self.w(layer, "self_attn.o_proj"))
 
     def decode(self, token, lengths, caches):
-        """One step: token [rows] at position lengths [rows]."""
+        """One step: token [rows] at position lengths [rows]; the caches are replaced or written."""
         x = self.weights["model.embed_tokens.weight"][token]
-        rows = torch.arange(len(token), device=self.device)
         for layer, cache in enumerate(caches):
-            q_nope, q_rope, entry = self.project(x, layer, lengths)
-            cache[rows, lengths] = entry
-            attended = self.absorbed_attention(layer, q_nope, q_rope, cache, lengths + 1)
-            x = self.mlp(x + F.linear(attended, self.w(layer, "self_attn.o_proj")), layer)
+            y = self.norm(x, layer, "input_layernorm")
+            if layer in self.kda:
+                out, caches[layer] = self.kda[layer].step(y, cache)
+            else:
+                out = self.decode_mla(y, layer, lengths, cache)
+            x = self.mlp(x + out, layer)
         return self.logits(x)
 
     @torch.no_grad()
@@ -140,7 +168,8 @@ class Reference:
         lengths = torch.tensor([len(p) for p in prompts], device=self.device)
         tokens = torch.tensor([p + [bpe.PAD] * (width - len(p)) for p in prompts], device=self.device)
         capacity = min(width + limit, self.config["max_position_embeddings"])
-        logits, caches = self.prefill(tokens, lengths, capacity)
+        x, caches = self.prefill(tokens, lengths, capacity)
+        logits = self.logits(x[torch.arange(len(lengths)), lengths - 1])
         out, alive = [], torch.ones(len(prompts), dtype=torch.bool, device=self.device)
         for _ in range(capacity - width):
             token = logits.argmax(-1)

@@ -1,7 +1,7 @@
-"""Trains tiny-k2 on one GPU in resumable pieces.
+"""Trains tiny-k2 or tiny-kimi-linear on one GPU in resumable pieces.
 
-    python3 train.py --state STATE --until 3000        first piece
-    python3 train.py --state STATE                     goes on to the last step
+    python3 train.py --model tiny-k2 --state STATE --until 3000        first piece
+    python3 train.py --model tiny-k2 --state STATE                     goes on to the last step
     python3 export.py --state STATE --out ../../models/tiny-k2
 
 A step is two micro-batches of 65,536 tokens: rows of 1,024 with word problems
@@ -22,6 +22,7 @@ import torch
 import torch.nn.functional as F
 
 import bpe
+import configs
 import documents
 import model as tiny
 
@@ -53,18 +54,17 @@ def make_batch(builder, step, total):
     return out
 
 
-def worker(queue, vocabulary, first, stride, total):
-    builder = documents.RowBuilder(bpe.Tokenizer(vocabulary))
+def worker(queue, builder, first, stride, total):
     for step in range(first, total, stride):
         queue.put(make_batch(builder, step, total))
 
 
-def start_workers(vocabulary, first, total, workers):
+def start_workers(builder, first, total, workers):
     """One queue per worker; worker w makes every workers-th batch."""
     context = multiprocessing.get_context("fork")
     queues = [context.Queue(maxsize=4) for _ in range(workers)]
     for at, queue in enumerate(queues):
-        context.Process(target=worker, args=(queue, vocabulary, first + at, workers, total), daemon=True).start()
+        context.Process(target=worker, args=(queue, builder, first + at, workers, total), daemon=True).start()
     return queues
 
 
@@ -82,9 +82,9 @@ def make_optimiser(net):
     return torch.optim.AdamW(groups, lr=1.0, betas=(0.9, 0.95), eps=1e-9, fused=torch.cuda.is_available())
 
 
-def micro_loss(net, tokens, labels, tables):
+def micro_loss(net, tokens, labels):
     """Mean loss over the supervised positions, digit accuracy, expert loads."""
-    hidden, loads = net(tokens, *tables)
+    hidden, loads = net(tokens)
     flat = labels.flatten()
     at = (flat >= 0).nonzero().squeeze(1)
     target = flat[at]
@@ -106,13 +106,13 @@ def balance(net, loads, speed):
         layer.bias -= layer.bias.mean()
 
 
-def train_step(net, optimiser, arrays, tables, rate, peak):
-    device = tables[0].device
+def train_step(net, optimiser, arrays, rate, peak):
+    device = net.embed.device
     stats, total_loads = [], None
     for tokens, labels in (arrays[:2], arrays[2:]):
         tokens = torch.from_numpy(tokens).to(device, torch.int64, non_blocking=True)
         labels = torch.from_numpy(labels).to(device, torch.int64, non_blocking=True)
-        loss, accuracy, loads = micro_loss(net, tokens, labels, tables)
+        loss, accuracy, loads = micro_loss(net, tokens, labels)
         loss.backward()
         stats += [loss.detach(), accuracy]
         total_loads = loads if total_loads is None else [a + b for a, b in zip(total_loads, loads)]
@@ -125,13 +125,14 @@ def train_step(net, optimiser, arrays, tables, rate, peak):
     return stats, total_loads
 
 
-def save_state(path, net, optimiser, step):
-    torch.save({"net": net.state_dict(), "optimiser": optimiser.state_dict(), "step": step}, path + ".new")
+def save_state(path, model, net, optimiser, step):
+    torch.save({"model": model, "net": net.state_dict(), "optimiser": optimiser.state_dict(), "step": step}, path + ".new")
     os.replace(path + ".new", path)
 
 
-def choose_attention():
-    """cuDNN takes 192-wide keys with 128-wide values; elsewhere any backend will do."""
+def choose_kernels():
+    """cuDNN takes 192-wide keys with 128-wide values; elsewhere any backend will do. f32 products may use TF32."""
+    torch.set_float32_matmul_precision("high")
     if torch.cuda.is_available():
         torch.backends.cuda.enable_flash_sdp(False)
         torch.backends.cuda.enable_mem_efficient_sdp(False)
@@ -143,19 +144,18 @@ def run(args):
     saved = torch.load(args.state, map_location="cpu", weights_only=True) if os.path.exists(args.state) else None
     first = saved["step"] if saved else 0
     last = min(args.until or args.steps, args.steps)
-    # Forked before the GPU is touched.
-    queues = start_workers(args.vocabulary, first, args.steps, args.workers)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    choose_attention()
-    torch.manual_seed(SEED)
-    net = tiny.TinyK2().to(device)
     tokenizer = bpe.Tokenizer(args.vocabulary)
+    # Forked before the GPU is touched.
+    queues = start_workers(documents.RowBuilder(tokenizer, args.model), first, args.steps, args.workers)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    choose_kernels()
+    torch.manual_seed(SEED)
+    net = tiny.TinyKimi(configs.CONFIGS[args.model]).to(device)
     net.digits = (tokenizer.ranks[b"0"], tokenizer.ranks[b"9"])
     optimiser = make_optimiser(net)
     if saved:
         net.load_state_dict(saved["net"])
         optimiser.load_state_dict(saved["optimiser"])
-    tables = tiny.rope_tables(net.config, device)
     if device == "cuda":
         net.compile()
     start = logged = time.time()
@@ -163,7 +163,7 @@ def run(args):
     for step in range(first, last):
         arrays = queues[(step - first) % args.workers].get()
         rate = learning_rate(step, args.steps, args.rate)
-        stats, loads = train_step(net, optimiser, arrays, tables, rate, args.rate)
+        stats, loads = train_step(net, optimiser, arrays, rate, args.rate)
         done = step + 1
         if done % args.log_every == 0:
             values = [value.item() for value in stats]
@@ -175,13 +175,14 @@ def run(args):
                   % (done, *values[:2], arrays[2].shape[1], *values[2:], busiest, speed / 1e6, now - start), flush=True)
         if args.max_seconds and time.time() - start > args.max_seconds:
             break
-    save_state(args.state, net, optimiser, done)
+    save_state(args.state, args.model, net, optimiser, done)
     print("saved %s at step %d of %d after %.0f s" % (args.state, done, args.steps, time.time() - start))
 
 
 def main():
     here = os.path.dirname(os.path.abspath(__file__))
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--model", choices=sorted(configs.CONFIGS), default="tiny-k2")
     parser.add_argument("--state", required=True, help="checkpoint to resume from and to write")
     parser.add_argument("--steps", type=int, default=6000, help="length of the whole schedule")
     parser.add_argument("--until", type=int, default=0, help="stop this piece at that step")
