@@ -36,8 +36,8 @@ void Checkpoints::share(const CheckpointRef& checkpoint, std::vector<PageHandle>
     handles.push_back(pool_.share(PageId(page)));
 }
 
-bool Checkpoints::drop(PageId block) {
-  if (entry(block).serial == 0 || planted(Fault::kCheckpointOutlivesBlock)) return false;
+void Checkpoints::drop(PageId block) {
+  if (entry(block).serial == 0 || planted(Fault::kCheckpointOutlivesBlock)) return;
   entry(block).serial = 0;
   int32_t page = std::exchange(entry(block).first, kNil);
   while (page != kNil) {
@@ -47,7 +47,6 @@ bool Checkpoints::drop(PageId block) {
     page = std::exchange(gone.next, kNil);
   }
   --size_;
-  return true;
 }
 
 void Checkpoints::page_evicted(PageId page) {

@@ -35,8 +35,8 @@ class Checkpoints {
   // Appends one more holder of each of its pages, in the order in which they were attached. Requires contains().
   void share(const CheckpointRef& checkpoint, std::vector<PageHandle>& handles);
 
-  bool drop(PageId block);         // the block's checkpoint, if it has one: whether it had
-  void page_evicted(PageId page);  // the pool took this page of a checkpoint
+  void drop(PageId block);                                                  // the block's checkpoint, if it has one
+  void page_evicted(PageId page);                                           // the pool took this page of a checkpoint
   PageId block_of(PageId page) const { return PageId(entry(page).block); }  // of a checkpoint's page; else not valid
   int32_t size() const { return size_; }
 

@@ -30,7 +30,7 @@ enum class Fault {
   kCommitUnconfirmed = 19,        // the worker commits the token of a decode row that is still in its ring
   kRingDropped = 20,              // the worker forgets its ring where a chunk or row should replay it
 };
-inline constexpr int kNumFaults = 10;
+inline constexpr int kNumFaults = 20;
 
 #ifdef PERIGEE_FAULTS
 inline Fault g_planted_fault = Fault::kNone;

@@ -275,16 +275,17 @@ void Scheduler::Impl::check_pages() const {
 // A block leaves the prefix index, and its checkpoint with it.
 void Scheduler::Impl::forget_block(PageId page) {
   index_.erase(page);
-  if (checkpoints_.drop(page)) ++totals_.checkpoint_evictions;
+  checkpoints_.drop(page);
 }
 
 void Scheduler::Impl::page_evicted(PageId page) {
+  const int32_t before = checkpoints_.size();
   if (pool_.owner(page) == PageOwner::kLatent) {
     forget_block(page);
   } else {
     checkpoints_.page_evicted(page);
-    ++totals_.checkpoint_evictions;
   }
+  totals_.checkpoint_evictions += before - checkpoints_.size();
 }
 
 Scheduler::Scheduler(const SchedulerConfig& config) : impl_(std::make_unique<Impl>(config)) {}

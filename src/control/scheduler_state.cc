@@ -60,7 +60,7 @@ void Scheduler::Impl::write_checkpoint(Sequence& sequence, int32_t position, boo
   }
   CheckpointWrite& planned = draft.plan.checkpoints.emplace_back();
   planned.slot = sequence.slot;
-  planned.position = position + (planted(Fault::kCheckpointLate) ? 1 : 0);
+  planned.position = position + (planted(Fault::kCheckpointLate) && position < sequence.num_scheduled ? 1 : 0);
   WriteInFlight& write = draft.traffic.writes.emplace_back();
   write = {sequence.slot, sequence.id(), position, is_turn, take_pages(PageOwner::kCheckpoint, config_.state_pages)};
   planned.pages.reserve(write.pages.size());

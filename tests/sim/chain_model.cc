@@ -4,27 +4,33 @@
 
 namespace perigee::sim {
 
-Expected run_alone(const std::vector<int32_t>& prompt, const SamplingParams& sampling, int32_t max_outputs) {
+Expected run_alone(const std::vector<int32_t>& prompt, const SamplingParams& sampling, int32_t max_outputs,
+                   int32_t num_state_pages) {
   Expected expected;
-  Reading reading;
+  Context context;
+  context.state.values.assign(static_cast<size_t>(num_state_pages), 0);
   int32_t position = 0;
+  const auto read = [&](int32_t token) {
+    context.cache.read(entry_of(token, position++, context));
+    context.state.read(token);
+  };
   for (const int32_t token : prompt) {
-    if (position > 0) expected.prompt_logprobs.push_back(prompt_logprob(reading));
-    reading.read(entry_of(token, position++, reading));
+    if (position > 0) expected.prompt_logprobs.push_back(prompt_logprob(context));
+    read(token);
   }
   for (int32_t output = 0; output < max_outputs; ++output) {
     if (!is_finite(sampling.seed, output)) {
       expected.finish = FinishReason::kError;
       return expected;
     }
-    const int32_t id = next_id(reading, sampling.seed, output);
+    const int32_t id = next_id(context, sampling.seed, output);
     expected.ids.push_back(id);
     const auto& stops = sampling.stop_ids;
     if (output >= sampling.min_tokens && std::find(stops.begin(), stops.end(), id) != stops.end()) {
       expected.finish = FinishReason::kStop;
       return expected;
     }
-    reading.read(entry_of(id, position++, reading));
+    read(id);
   }
   return expected;
 }

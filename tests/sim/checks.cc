@@ -9,8 +9,8 @@ namespace {
 
 constexpr int64_t kMaxIdlePlansOfBest = 600;
 
-uint64_t page_bit(PageId page) {
-  return 1ull << page.value;
+size_t index_of(PageId page) {
+  return static_cast<size_t>(page.value);
 }
 
 }  // namespace
@@ -27,6 +27,7 @@ void Simulation::check_plan(const StepPlan& plan) {
   judge_.require(plan.num_tokens() <= config_.max_step_tokens, "the token budget is overdrawn");
   for (const SequenceStart& start : plan.starts) check_start(start);
   check_pages(plan);
+  for (const CheckpointWrite& write : plan.checkpoints) check_checkpoint(plan, write);
   for (const PlanRow& row : plan.rows) check_row(plan, row);
   check_progress(plan);
 }
@@ -53,38 +54,102 @@ void Simulation::check_start(const SequenceStart& start) {
   if (hit > 0) ++counts_.hits;
   if (hit > 0 && request.num_lives > 0) ++counts_.resumes_hit;
   ++request.num_lives;
-  slots_[static_cast<size_t>(start.slot.value)] = SlotView{start.sequence, 0};
+  slots_[static_cast<size_t>(start.slot.value)] = SlotView{start.sequence, {}};
+  check_state(start);
+}
+
+// INV-7, INV-11: the whole state is there, and a hit has a checkpoint of it at exactly its length.
+void Simulation::check_state(const SequenceStart& start) {
+  judge_.require(static_cast<int32_t>(start.state_pages.size()) == config_.state_pages, "sequence ", start.sequence,
+                 " starts with ", start.state_pages.size(), " state pages");
+  const size_t num_copied = start.num_cached_tokens > 0 ? start.state_pages.size() : 0;
+  judge_.require(start.checkpoint.size() == num_copied, "sequence ", start.sequence, " hits ", start.num_cached_tokens,
+                 " tokens and a checkpoint of ", start.checkpoint.size(), " pages");
+  bool is_shared = false;
+  for (size_t i = 0; i < num_copied; ++i) {
+    const PageId page = start.checkpoint[i];
+    judge_.require(worker_.state_position(page, i) == start.num_cached_tokens, "sequence ", start.sequence, " hits ",
+                   start.num_cached_tokens, " tokens, the checkpoint is at ", worker_.state_position(page, i));
+    check_salt(page, start.sequence);
+    for (const Flight& flight : flights_) is_shared |= flight.copied.test(index_of(page));
+  }
+  counts_.shared_copies += is_shared ? 1 : 0;
+}
+
+// A checkpoint lies where a row of its plan commits the state, at a length that a hit may have.
+void Simulation::check_checkpoint(const StepPlan& plan, const CheckpointWrite& write) const {
+  judge_.require(static_cast<int32_t>(write.pages.size()) == config_.state_pages && config_.prefix_caching,
+                 "a checkpoint of ", write.pages.size(), " pages");
+  judge_.require(write.position % kBlockTokens == 0, "a checkpoint at ", write.position);
+  if (config_.deterministic)
+    judge_.require(write.position % config_.attention_alignment == 0, "a checkpoint at ", write.position);
+  const auto commits = [&](const PlanRow& row) {
+    return row.slot == write.slot && row.position + (row.is_decode() ? 0 : row.num_tokens) == write.position;
+  };
+  judge_.require(std::count_if(plan.rows.begin(), plan.rows.end(), commits) == 1, "no row commits ", write.position);
+}
+
+// Every page that the plan reads or writes.
+Simulation::PageSet Simulation::reach(const StepPlan& plan, const std::vector<SlotView>& slots) {
+  PageSet pages;
+  for (const PlanRow& row : plan.rows) pages |= slots[static_cast<size_t>(row.slot.value)].pages;
+  for (const SequenceStart& start : plan.starts)
+    for (const PageId page : start.checkpoint) pages.set(index_of(page));
+  for (const CheckpointWrite& write : plan.checkpoints)
+    for (const PageId page : write.pages) pages.set(index_of(page));
+  return pages;
+}
+
+void Simulation::check_salt(PageId page, SequenceId reader) const {
+  const auto& salt_of = [&](SequenceId id) { return requests_[static_cast<size_t>(id.value)].submit.cache_salt; };
+  judge_.require(salt_of(worker_.writer(page)) == salt_of(reader), "sequence ", reader,
+                 " reads a page of another salt");
+}
+
+void Simulation::check_fresh(PageId page, PageSet& fresh) const {
+  judge_.require(!fresh.test(index_of(page)), "page ", page, " is given twice");
+  fresh.set(index_of(page));
+  for (const Flight& flight : flights_)
+    judge_.require(!flight.pages.test(index_of(page)), "page ", page, " is reused under flight");
 }
 
 // INV-2 for pages: a fresh page is reachable from no plan in flight and from no other row of this plan.
 void Simulation::check_pages(const StepPlan& plan) {
-  uint64_t fresh = 0;
+  PageSet fresh;
+  std::vector<PageSet> own(slots_.size());  // the fresh ones of each slot
+  for (const SequenceStart& start : plan.starts) {
+    const size_t slot = static_cast<size_t>(start.slot.value);
+    for (const PageId page : start.state_pages) {
+      check_fresh(page, fresh);
+      own[slot].set(index_of(page));
+      slots_[slot].pages.set(index_of(page));
+    }
+  }
+  for (const CheckpointWrite& write : plan.checkpoints)
+    for (const PageId page : write.pages) check_fresh(page, fresh);
   for (const BlockAppend& append : plan.appends) {
     SlotView& slot = slots_[static_cast<size_t>(append.slot.value)];
     const auto start = std::find_if(plan.starts.begin(), plan.starts.end(),
                                     [&](const SequenceStart& candidate) { return candidate.slot == append.slot; });
     const bool cached = start != plan.starts.end() && append.block_index * kBlockTokens < start->num_cached_tokens;
-    judge_.require((slot.pages & page_bit(append.page)) == 0, "page ", append.page, " is twice in slot ", append.slot);
-    slot.pages |= page_bit(append.page);
+    judge_.require(!slot.pages.test(index_of(append.page)), "page ", append.page, " is twice in slot ", append.slot);
+    slot.pages.set(index_of(append.page));
     note(static_cast<uint64_t>(append.page.value) * 64 + static_cast<uint64_t>(append.slot.value));
     if (cached) {
-      const auto& writer = requests_[static_cast<size_t>(worker_.writer(append.page).value)];
-      judge_.require(writer.submit.cache_salt == requests_[static_cast<size_t>(slot.sequence.value)].submit.cache_salt,
-                     "sequence ", slot.sequence, " reads a page of another salt");
+      check_salt(append.page, slot.sequence);
       continue;
     }
-    judge_.require((fresh & page_bit(append.page)) == 0, "page ", append.page, " is given twice");
-    fresh |= page_bit(append.page);
-    for (const Flight& flight : flights_)
-      judge_.require((flight.pages & page_bit(append.page)) == 0, "page ", append.page, " is reused under flight");
+    check_fresh(append.page, fresh);
+    own[static_cast<size_t>(append.slot.value)].set(index_of(append.page));
   }
   for (const PlanRow& row : plan.rows) {
-    uint64_t own = 0;
-    for (const BlockAppend& append : plan.appends)
-      if (append.slot == row.slot) own |= page_bit(append.page);
-    judge_.require((slots_[static_cast<size_t>(row.slot.value)].pages & fresh & ~own) == 0, "sequence ", row.sequence,
+    const size_t slot = static_cast<size_t>(row.slot.value);
+    judge_.require((slots_[slot].pages & fresh & ~own[slot]).none(), "sequence ", row.sequence,
                    " has lost a page to another");
   }
+  for (const SequenceStart& start : plan.starts)
+    for (const PageId page : start.checkpoint)
+      judge_.require(!fresh.test(index_of(page)), "page ", page, " is copied from and given away at once");
 }
 
 void Simulation::check_row(const StepPlan& plan, const PlanRow& row) const {
@@ -179,6 +244,10 @@ void Simulation::check_books() const {
   scheduler_.check_integrity();
   const SchedulerGauges gauges = scheduler_.gauges();
   judge_.require(gauges.free_pages + gauges.cached_pages + gauges.used_pages == gauges.total_pages, "pages are lost");
+  judge_.require(
+      gauges.free_pages + gauges.latent_pages + gauges.state_pages + gauges.checkpoint_pages == gauges.total_pages,
+      "pages are of no type");
+  judge_.require(config_.state_pages == 0 || gauges.state_pages % config_.state_pages == 0, "half a state");
   judge_.require(gauges.running + gauges.waiting == static_cast<int32_t>(live_.size()), live_.size(),
                  " sequences live, ", gauges.running + gauges.waiting, " known");
   if (flights_.empty() && gauges.running == 0)

@@ -1,5 +1,9 @@
 #include "sim/fake_worker.h"
 
+#include <utility>
+
+#include "control/faults.h"
+
 namespace perigee::sim {
 
 void FakeWorker::launch(const StepPlan& plan) {
@@ -11,6 +15,8 @@ void FakeWorker::launch(const StepPlan& plan) {
       if (start.slot == row.slot) work.starts.push_back(start);
     for (const BlockAppend& append : plan.appends)
       if (append.slot == row.slot) work.appends.push_back(append);
+    for (const CheckpointWrite& write : plan.checkpoints)
+      if (write.slot == row.slot) work.checkpoints.push_back(write);
     if (!row.is_decode()) {
       const auto first = plan.tokens.begin() + row.tokens_offset;
       work.tokens.assign(first, first + row.num_tokens);
@@ -62,6 +68,7 @@ void FakeWorker::run(Work& work) {
     slot.start = start;
     slot.length = start.num_cached_tokens;
     slot.num_outputs = static_cast<int32_t>(start.tokens->size()) - start.num_prompt_tokens;
+    start_state(slot);
   }
   judge_.require(slot.start.sequence == work.row.sequence, "slot ", work.row.slot, " runs a row of sequence ",
                  work.row.sequence, " but holds ", slot.start.sequence);
@@ -79,14 +86,15 @@ void FakeWorker::append(Slot& slot, const BlockAppend& append) {
   if (append.block_index * kBlockTokens < slot.start.num_cached_tokens) return;
   Page& page = pages_[static_cast<size_t>(append.page.value)];
   page.writer = slot.start.sequence;
-  page.entries.fill(kPoison);
+  page.state_position = -1;
+  page.words.fill(kPoison);
 }
 
 uint64_t& FakeWorker::entry(Slot& slot, int32_t position) {
   const size_t block = static_cast<size_t>(position / kBlockTokens);
   judge_.require(block < slot.table.size(), "sequence ", slot.start.sequence, " has no page for position ", position);
   Page& page = pages_[static_cast<size_t>(slot.table[block].value)];
-  return page.entries[static_cast<size_t>(position % kBlockTokens)];
+  return page.words[static_cast<size_t>(position % kBlockTokens)];
 }
 
 Reading FakeWorker::read_cache(Slot& slot) {
@@ -107,31 +115,106 @@ void FakeWorker::compute(Slot& slot, Work& work) {
     judge_.require(slot.last_id >= 0 && row.num_tokens == 1, "sequence ", row.sequence, " decodes without an id");
     work.tokens.assign(1, slot.last_id);
   }
-  Reading reading = read_cache(slot);
+  Context context{.cache = read_cache(slot), .state = commit_state(slot, work)};
   for (const int32_t token : work.tokens) {
     const auto& known = *slot.start.tokens;
     const size_t position = static_cast<size_t>(slot.length);
     if (position < known.size())
       judge_.require(known[position] == token, "sequence ", row.sequence, ": wrong token at ", position);
-    const uint64_t value = entry_of(token, slot.length, reading);
+    const uint64_t value = entry_of(token, slot.length, context);
     entry(slot, slot.length++) = value;
-    reading.read(value);
+    context.cache.read(value);
+    context.state.read(token);
     if (!row.prompt_logprobs) continue;
     TokenLogprobs logprobs;
     logprobs.id = position + 1 < known.size() ? known[position + 1] : -1;
-    logprobs.logprob = prompt_logprob(reading);
+    logprobs.logprob = prompt_logprob(context);
     work.result.prompt_logprobs.push_back(logprobs);
   }
   slot.last_id = -1;
-  if (row.sample) sample(slot, reading, work.result);
+  if (row.sample) sample(slot, context, work.result);
 }
 
-void FakeWorker::sample(Slot& slot, const Reading& reading, RowResult& result) {
+void FakeWorker::sample(Slot& slot, const Context& context, RowResult& result) {
   const uint64_t seed = slot.start.sampling->seed;
   result.finite = is_finite(seed, slot.num_outputs);
-  slot.last_id = next_id(reading, seed, slot.num_outputs);
+  slot.last_id = next_id(context, seed, slot.num_outputs);
   ++slot.num_outputs;
   result.ids.assign(1, slot.last_id);
+}
+
+int32_t FakeWorker::state_position(PageId page, size_t index) const {
+  const Page& entry = pages_[static_cast<size_t>(page.value)];
+  return entry.state_index == index ? entry.state_position : -1;
+}
+
+// A copy of the checkpoint, word by word, or zeros.
+void FakeWorker::start_state(Slot& slot) {
+  const SequenceStart& start = slot.start;
+  slot.committed = start.num_cached_tokens;
+  if (start.checkpoint.empty() && !planted(Fault::kStateNotCleared))
+    write_state(slot, start.state_pages, State{std::vector<uint64_t>(start.state_pages.size(), 0)});
+  judge_.require(start.checkpoint.empty() || start.checkpoint.size() == start.state_pages.size(), "sequence ",
+                 start.sequence, " starts from half a checkpoint");
+  for (size_t i = 0; i < start.checkpoint.size(); ++i)
+    pages_[static_cast<size_t>(start.state_pages[i].value)] = pages_[static_cast<size_t>(start.checkpoint[i].value)];
+}
+
+// A state page has its value in the first word; the others follow from it, so that no foreign word goes unnoticed.
+State FakeWorker::read_state(const std::vector<PageId>& pages) const {
+  State state;
+  for (const PageId page : pages) {
+    const auto& words = pages_[static_cast<size_t>(page.value)].words;
+    uint64_t value = words[0];
+    for (size_t i = 1; i < words.size(); ++i) value ^= words[i] ^ mix64(words[0] + i);
+    state.values.push_back(value);
+  }
+  return state;
+}
+
+void FakeWorker::write_state(Slot& slot, const std::vector<PageId>& pages, const State& state) {
+  judge_.require(pages.size() == state.values.size(), "sequence ", slot.start.sequence, " has no whole state");
+  for (size_t i = 0; i < pages.size(); ++i) {
+    Page& page = pages_[static_cast<size_t>(pages[i].value)];
+    page.writer = slot.start.sequence;
+    page.state_position = slot.committed;
+    page.state_index = i;
+    page.words[0] = state.values[i];
+    for (size_t j = 1; j < page.words.size(); ++j) page.words[j] = mix64(state.values[i] + j);
+  }
+}
+
+// Replays the ring, which brings the state to the row's position; a prefill chunk commits its own tokens too. Returns
+// the state at the row's position, for the row's tokens to go on from.
+State FakeWorker::commit_state(Slot& slot, const Work& work) {
+  const std::vector<PageId>& pages = slot.start.state_pages;
+  if (pages.empty()) return {};
+  State state = read_state(pages);
+  std::vector<int32_t> tokens = std::exchange(slot.ring, {});
+  if (planted(Fault::kRingDropped)) tokens.clear();
+  State at_row;
+  const auto commit = [&](int32_t token) {
+    state.read(token);
+    ++slot.committed;
+    for (const CheckpointWrite& write : work.checkpoints)
+      if (write.position == slot.committed) write_state(slot, write.pages, state);
+  };
+  for (const int32_t token : tokens) commit(token);
+  if (planted(Fault::kRingDropped)) slot.committed = work.row.position;
+  judge_.require(slot.committed == work.row.position, "sequence ", work.row.sequence, ": the state is at ",
+                 slot.committed, ", the row at ", work.row.position);
+  at_row = state;
+  if (work.row.is_decode()) {
+    slot.ring = work.tokens;
+    if (planted(Fault::kCommitUnconfirmed)) state.read(work.tokens[0]);
+  } else {
+    for (const int32_t token : work.tokens) commit(token);
+  }
+  write_state(slot, pages, state);
+  for (const CheckpointWrite& write : work.checkpoints)
+    judge_.require(state_position(write.pages[0], 0) == write.position, "sequence ", work.row.sequence,
+                   " did not commit ", write.position);
+  return at_row;
 }
 
 }  // namespace perigee::sim

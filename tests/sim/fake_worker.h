@@ -2,7 +2,9 @@
 //
 // Rows of plans in flight run one by one in any order that keeps the rows of one slot in order: later than they were
 // launched, interleaved with rows of the other plan, at the latest when their plan's result is collected. What a page
-// held before is poisoned when a new owner gets it.
+// held before is poisoned when a new owner gets it. Pages are untyped words: a page that is read as what it is not
+// gives other values. The recurrent state is committed late, as a device would: a decode row's own token waits in a
+// ring.
 #pragma once
 
 #include <array>
@@ -25,18 +27,24 @@ class FakeWorker {
   void run_one(Rng& rng);                // one row that may run now, if there is one
   StepResult collect(StepId step);       // runs what is left of the step
   SequenceId writer(PageId page) const;  // who wrote the page last, as far as rows have run
+  // After how many tokens the page is the state, as its number `index`; -1 where it is no such thing.
+  int32_t state_position(PageId page, size_t index) const;
 
  private:
   struct Page {
     SequenceId writer;
-    std::array<uint64_t, kBlockTokens> entries;
+    int32_t state_position = -1;
+    size_t state_index = 0;
+    std::array<uint64_t, kBlockTokens> words;
   };
   struct Slot {
     SequenceStart start;
     std::vector<PageId> table;
     int32_t length = 0;
     int32_t num_outputs = 0;
-    int32_t last_id = -1;  // sampled and not yet computed
+    int32_t last_id = -1;       // sampled and not yet computed
+    int32_t committed = 0;      // the state pages hold the state after so many tokens
+    std::vector<int32_t> ring;  // the tokens after those
   };
   struct Work {  // what a plan says about one slot
     StepId step;
@@ -44,6 +52,7 @@ class FakeWorker {
     std::vector<BlockAppend> appends;
     PlanRow row;
     std::vector<int32_t> tokens;
+    std::vector<CheckpointWrite> checkpoints;
     RowResult result;
     bool done = false;
   };
@@ -53,7 +62,12 @@ class FakeWorker {
   uint64_t& entry(Slot& slot, int32_t position);
   Reading read_cache(Slot& slot);
   void compute(Slot& slot, Work& work);
-  void sample(Slot& slot, const Reading& reading, RowResult& result);
+  void sample(Slot& slot, const Context& context, RowResult& result);
+
+  void start_state(Slot& slot);
+  State read_state(const std::vector<PageId>& pages) const;
+  void write_state(Slot& slot, const std::vector<PageId>& pages, const State& state);
+  State commit_state(Slot& slot, const Work& work);
   bool is_first_of_slot(size_t index) const;
 
   const Judge& judge_;

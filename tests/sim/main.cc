@@ -34,6 +34,16 @@ constexpr const char* kMutants[kNumFaults] = {
     "a hit may cover the whole prompt",
     "a preempted sequence keeps its former length",
     "ids of a late row are delivered after the end",
+    "a hit is as long as the cached blocks, wherever the last checkpoint lies",
+    "a checkpoint holds the state one token behind its boundary",
+    "the pages of a checkpoint may be reused while a plan in flight copies them",
+    "a checkpoint may be hit before the result of the step that writes it is in",
+    "a block that is evicted leaves its checkpoint behind",
+    "a checkpoint of which one page was evicted is still hit",
+    "an ended sequence's state pages are free while plans in flight touch them",
+    "the worker does not zero the state of a sequence without a hit",
+    "the worker commits the token of a decode row that is still in its ring",
+    "the worker forgets its ring where a row should replay it",
 };
 
 struct Options {
@@ -84,8 +94,8 @@ bool parse(int argc, char** argv, Options& options) {
   return true;
 }
 
-int check_rarity(const char* name, int64_t count, const Counts& counts) {
-  if (count * 100 >= counts.steps) return 0;
+int check_rarity(const char* name, int64_t count, int64_t steps) {
+  if (count * 100 >= steps) return 0;
   std::printf("FAILED: %s are rarer than 1 %% of steps\n", name);
   return 1;
 }
@@ -108,10 +118,20 @@ int run_seeds(const Options& options) {
       n(counts.requests), n(counts.ids), n(counts.preemptions), n(counts.resumes_hit), n(counts.cancels_in_flight),
       n(counts.reordered), n(counts.hits), n(counts.expired), n(counts.errors),
       static_cast<unsigned long long>(counts.log_hash));
+  std::printf(
+      "recurrent: %lld steps, %lld checkpoints written, %lld hit (%lld while another plan copied them), %lld evicted, "
+      "%lld skipped, %lld lost with their sequence\n",
+      n(counts.hybrid_steps), n(counts.checkpoint_writes), n(counts.checkpoint_hits), n(counts.shared_copies),
+      n(counts.checkpoint_evictions), n(counts.checkpoint_skips), n(counts.lost_writes));
   if (options.end - options.first < 200) return 0;
-  return check_rarity("preemptions", counts.preemptions, counts) |
-         check_rarity("cancels in flight", counts.cancels_in_flight, counts) |
-         check_rarity("reordered results", counts.reordered, counts) | check_rarity("hits", counts.hits, counts);
+  return check_rarity("preemptions", counts.preemptions, counts.steps) |
+         check_rarity("cancels in flight", counts.cancels_in_flight, counts.steps) |
+         check_rarity("reordered results", counts.reordered, counts.steps) |
+         check_rarity("hits", counts.hits, counts.steps) |
+         check_rarity("checkpoint writes", counts.checkpoint_writes, counts.hybrid_steps) |
+         check_rarity("checkpoint hits", counts.checkpoint_hits, counts.hybrid_steps) |
+         check_rarity("checkpoint evictions", counts.checkpoint_evictions, counts.hybrid_steps) |
+         check_rarity("checkpoints skipped", counts.checkpoint_skips, counts.hybrid_steps);
 }
 
 // A planted bug may end the process in a CHECK: so a child runs the seeds, and any end but success is a catch.

@@ -24,6 +24,13 @@ void Counts::add(const Counts& other) {
   resumes_hit += other.resumes_hit;
   expired += other.expired;
   errors += other.errors;
+  hybrid_steps += other.hybrid_steps;
+  checkpoint_writes += other.checkpoint_writes;
+  checkpoint_hits += other.checkpoint_hits;
+  checkpoint_evictions += other.checkpoint_evictions;
+  checkpoint_skips += other.checkpoint_skips;
+  lost_writes += other.lost_writes;
+  shared_copies += other.shared_copies;
   log_hash = mix64(log_hash * 31 + other.log_hash);
 }
 
@@ -35,8 +42,11 @@ Simulation::Simulation(uint64_t seed)
       worker_(judge_, config_.num_pages, config_.max_sequences),
       slots_(static_cast<size_t>(config_.max_sequences)) {
   num_to_submit_ = static_cast<int32_t>(rng_.between(30, 120));
-  longest_prompt_ = rng_.chance(0.4) ? 70 : rng_.chance(0.5) ? 140 : config_.max_model_len - 1;
-  long_outputs_chance_ = rng_.chance(0.7) ? 0.8 : 0.2;
+  longest_prompt_ = rng_.chance(config_.state_pages > 0 ? 0.6 : 0.4) ? 70
+                    : rng_.chance(0.5)                               ? 140
+                                                                     : config_.max_model_len - 1;
+  long_outputs_chance_ = rng_.chance(0.8) ? 0.8 : 0.2;
+  turn_chance_ = rng_.chance(config_.state_pages > 0 ? 0.8 : 0.5) ? 0.6 : 0.1;
   arrival_chance_ = rng_.chance(0.9) ? 0.5 : 0.08;
   cancel_chance_ = rng_.chance(0.8) ? 0.05 : 0.0;
   deliver_chance_ = rng_.chance(0.5) ? 0.3 : 0.7;
@@ -44,9 +54,11 @@ Simulation::Simulation(uint64_t seed)
 
 SchedulerConfig Simulation::draw_config() {
   SchedulerConfig config;
-  config.num_pages = static_cast<int32_t>(rng_.between(6, rng_.chance(0.8) ? 20 : 60));
-  config.max_sequences = static_cast<int32_t>(rng_.chance(0.88) ? rng_.between(10, 24) : rng_.between(1, 4));
-  config.max_model_len = static_cast<int32_t>(rng_.between(200, std::min(config.num_pages * kBlockTokens + 1, 700)));
+  int32_t num_blocks = static_cast<int32_t>(rng_.between(6, rng_.chance(0.8) ? 20 : 60));
+  config.max_sequences = static_cast<int32_t>(rng_.chance(0.94) ? rng_.between(10, 24) : rng_.between(1, 4));
+  config.num_pages = num_blocks;
+  if (rng_.chance(0.5)) draw_recurrent(config, num_blocks);
+  config.max_model_len = static_cast<int32_t>(rng_.between(200, std::min(num_blocks * kBlockTokens + 1, 700)));
   config.max_waiting = static_cast<int32_t>(rng_.between(4, 64));
   config.deterministic = rng_.chance(0.4);
   constexpr int32_t kAlignments[] = {1, 16, 64, 96, 128};
@@ -60,13 +72,32 @@ SchedulerConfig Simulation::draw_config() {
   return config;
 }
 
+// A recurrent model: room for checkpoints and few that run, or more that want to run than the pool can bear.
+void Simulation::draw_recurrent(SchedulerConfig& config, int32_t& num_blocks) {
+  const bool roomy = rng_.chance(0.3);
+  config.state_pages = static_cast<int32_t>(rng_.between(1, roomy ? 4 : 2));
+  constexpr int32_t kIntervals[] = {0, 1, 1, 2, 64};
+  config.checkpoint_interval_blocks = kIntervals[rng_.below(5)];
+  config.checkpoint_turn_blocks = static_cast<int32_t>(rng_.below(4));
+  if (roomy) config.max_sequences = static_cast<int32_t>(rng_.between(4, 10));
+  if (!roomy) num_blocks = static_cast<int32_t>(rng_.between(6, 14));
+  const int32_t num_states = static_cast<int32_t>(roomy ? rng_.between(14, 28) : rng_.between(12, 20));
+  config.num_pages = std::min(num_blocks + config.state_pages * num_states, kMaxPages);
+}
+
 Counts Simulation::run() {
   while (num_to_submit_ > 0 || !scheduler_.idle()) {
     tick();
     judge_.require(judge_.tick < kMaxTicks, "no end in sight");
   }
   check_end();
-  counts_.preemptions = scheduler_.gauges().preemptions;
+  const SchedulerGauges gauges = scheduler_.gauges();
+  counts_.preemptions = gauges.preemptions;
+  counts_.checkpoint_writes = gauges.checkpoint_writes;
+  counts_.checkpoint_hits = gauges.checkpoint_hits;
+  counts_.checkpoint_evictions = gauges.checkpoint_evictions;
+  counts_.checkpoint_skips = gauges.checkpoint_skips;
+  if (config_.state_pages > 0) counts_.hybrid_steps = counts_.steps;
   counts_.requests = static_cast<int64_t>(requests_.size());
   return counts_;
 }
@@ -74,7 +105,8 @@ Counts Simulation::run() {
 void Simulation::tick() {
   ++judge_.tick;
   now_s_ += rng_.unit() * 0.01;
-  if (num_to_submit_ > 0 && rng_.chance(arrival_chance_)) submit_some();
+  const bool full = scheduler_.gauges().waiting >= config_.max_waiting;
+  if (num_to_submit_ > 0 && rng_.chance(full ? 0.02 : arrival_chance_)) submit_some();
   if (rng_.chance(cancel_chance_)) cancel_some();
   if (rng_.chance(0.002)) scheduler_.drop_prefix_cache();
   if (rng_.chance(0.7)) plan_step();
@@ -112,6 +144,18 @@ std::shared_ptr<const std::vector<int32_t>> Simulation::draw_prompt() {
   return prompt;
 }
 
+// A former request, all that it gave so far, and some tokens more; unless that is too long.
+void Simulation::draw_next_turn(std::shared_ptr<const std::vector<int32_t>>& prompt, std::string& salt) {
+  if (requests_.empty()) return;
+  const Request& former = requests_[requests_.size() - 1 - rng_.below(std::min<size_t>(requests_.size(), 16))];
+  auto turn = std::make_shared<std::vector<int32_t>>(*former.submit.prompt);
+  turn->insert(turn->end(), former.ids.begin(), former.ids.end());
+  for (uint64_t i = rng_.between(1, 40); i > 0; --i) turn->push_back(static_cast<int32_t>(rng_.below(kVocabulary)));
+  if (static_cast<int32_t>(turn->size()) >= config_.max_model_len) return;
+  prompt = std::move(turn);
+  salt = former.submit.cache_salt;
+}
+
 std::shared_ptr<const SamplingParams> Simulation::draw_sampling(int32_t num_prompt) {
   const auto sampling = std::make_shared<SamplingParams>();
   const int32_t room = config_.max_model_len - num_prompt;
@@ -129,8 +173,9 @@ std::shared_ptr<const SamplingParams> Simulation::draw_sampling(int32_t num_prom
 }
 
 void Simulation::submit_some() {
-  const auto prompt = draw_prompt();
-  const std::string salt = rng_.chance(0.7) ? "" : rng_.chance(0.5) ? "a" : "b";
+  auto prompt = draw_prompt();
+  std::string salt = rng_.chance(0.7) ? "" : rng_.chance(0.5) ? "a" : "b";
+  if (rng_.chance(turn_chance_)) draw_next_turn(prompt, salt);
   const int64_t group = rng_.chance(0.12) ? rng_.between(2, 4) : 1;
   const SequenceId leader(static_cast<int64_t>(requests_.size()));
   for (int64_t i = 0; i < group; ++i)
@@ -156,7 +201,7 @@ bool Simulation::submit_one(const std::shared_ptr<const std::vector<int32_t>>& p
   const bool accepted = scheduler_.submit(submit);
   judge_.require(accepted == !full, "the queue's limit is not kept");
   if (!accepted) return false;
-  request.expected = run_alone(*prompt, *submit.sampling, request.max_outputs);
+  request.expected = run_alone(*prompt, *submit.sampling, request.max_outputs, config_.state_pages);
   live_.push_back(submit.sequence.value);
   requests_.push_back(std::move(request));
   return true;
@@ -188,7 +233,9 @@ void Simulation::plan_step() {
   check_plan(*plan);
   worker_.launch(*plan);
   Flight flight;
-  for (const PlanRow& row : plan->rows) flight.pages |= slots_[static_cast<size_t>(row.slot.value)].pages;
+  flight.pages = reach(*plan, slots_);
+  for (const SequenceStart& start : plan->starts)
+    for (const PageId page : start.checkpoint) flight.copied.set(static_cast<size_t>(page.value));
   flight.plan = std::move(*plan);
   flights_.push_back(std::move(flight));
 }
@@ -199,6 +246,9 @@ void Simulation::deliver() {
     index = 1;
     ++counts_.reordered;
   }
+  for (const CheckpointWrite& write : flights_[index].plan.checkpoints)
+    for (const PlanRow& row : flights_[index].plan.rows)
+      if (row.slot == write.slot && requests_[static_cast<size_t>(row.sequence.value)].ended) ++counts_.lost_writes;
   const StepResult result = worker_.collect(flights_[index].plan.step);
   flights_.erase(flights_.begin() + static_cast<std::ptrdiff_t>(index));
   scheduler_.apply(result);

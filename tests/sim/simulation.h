@@ -1,11 +1,12 @@
 // Simulation: the real scheduler, a fake worker, a virtual clock and a seed.
 //
-// One seed decides everything: pool size, limits, prompts (which share prefixes), salts, n > 1, priorities, deadlines,
-// cancellations, and when each row runs and each result arrives. After every event the invariants INV-1 ... INV-10 of
-// the reliability notes are checked as far as they apply to one engine; all that happens is folded into one hash, so
-// that a replay can be compared.
+// One seed decides everything: whether the model is recurrent, pool size, limits, prompts (which share prefixes),
+// salts, n > 1, priorities, deadlines, cancellations, and when each row runs and each result arrives. After every event
+// the invariants INV-1 ... INV-11 of the reliability notes are checked as far as they apply to one engine; all that
+// happens is folded into one hash, so that a replay can be compared.
 #pragma once
 
+#include <bitset>
 #include <deque>
 #include <map>
 #include <memory>
@@ -24,6 +25,9 @@ namespace perigee::sim {
 struct Counts {
   int64_t steps = 0, preemptions = 0, cancels_in_flight = 0, reordered = 0, hits = 0;
   int64_t requests = 0, ids = 0, resumes_hit = 0, expired = 0, errors = 0;
+  int64_t hybrid_steps = 0, checkpoint_writes = 0, checkpoint_hits = 0, checkpoint_evictions = 0, checkpoint_skips = 0;
+  int64_t lost_writes = 0;    // checkpoints whose sequence had stopped when they were written
+  int64_t shared_copies = 0;  // checkpoints hit while a plan in flight copied them already
   uint64_t log_hash = 0;
 
   void add(const Counts& other);
@@ -44,22 +48,27 @@ class Simulation {
     bool cancelled = false, ended = false;
     int32_t num_lives = 0;
   };
+  static constexpr int32_t kMaxPages = 128;
+  using PageSet = std::bitset<kMaxPages>;
   struct Flight {
     StepPlan plan;
-    uint64_t pages = 0;  // every page that a row of the plan can reach
+    PageSet pages;   // every page that the plan can reach
+    PageSet copied;  // of those: of checkpoints that it copies from
   };
-  struct SlotView {  // a slot's block table as the plans describe it
+  struct SlotView {  // a slot's block table and state pages as the plans describe them
     SequenceId sequence;
-    uint64_t pages = 0;
+    PageSet pages;
   };
 
   // simulation.cc: events
   SchedulerConfig draw_config();
+  void draw_recurrent(SchedulerConfig& config, int32_t& num_blocks);
   void tick();
   void submit_some();
   bool submit_one(const std::shared_ptr<const std::vector<int32_t>>& prompt, const std::string& salt,
                   SequenceId leader);
   std::shared_ptr<const std::vector<int32_t>> draw_prompt();
+  void draw_next_turn(std::shared_ptr<const std::vector<int32_t>>& prompt, std::string& salt);
   std::shared_ptr<const SamplingParams> draw_sampling(int32_t num_prompt);
   int32_t draw_length();
   void cancel_some();
@@ -70,7 +79,12 @@ class Simulation {
   void check_plan(const StepPlan& plan);
   void check_row(const StepPlan& plan, const PlanRow& row) const;
   void check_start(const SequenceStart& start);
+  void check_state(const SequenceStart& start);
+  void check_checkpoint(const StepPlan& plan, const CheckpointWrite& write) const;
   void check_pages(const StepPlan& plan);
+  void check_fresh(PageId page, PageSet& fresh) const;
+  void check_salt(PageId page, SequenceId reader) const;
+  static PageSet reach(const StepPlan& plan, const std::vector<SlotView>& slots);
   void check_progress(const StepPlan& plan);
   void take_updates();
   void take_update(const SequenceUpdate& update);
@@ -92,7 +106,7 @@ class Simulation {
   std::deque<Flight> flights_;
   std::vector<SlotView> slots_;
   int32_t num_to_submit_ = 0, longest_prompt_ = 0;
-  double arrival_chance_ = 0, cancel_chance_ = 0, deliver_chance_ = 0, long_outputs_chance_ = 0;
+  double arrival_chance_ = 0, cancel_chance_ = 0, deliver_chance_ = 0, long_outputs_chance_ = 0, turn_chance_ = 0;
   int64_t best_ = -1, best_idle_plans_ = 0;
   Counts counts_;
 };
