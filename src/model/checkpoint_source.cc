@@ -16,15 +16,6 @@ bool is_float(const MappedTensor& t) {
   return type == "BF16" || type == "F16" || type == "F32";
 }
 
-std::vector<int64_t> expected_shape(const TensorSpec& spec) {
-  const bool vector = spec.role == TensorRole::kNorm || spec.role == TensorRole::kBias;
-  return vector ? std::vector<int64_t>{spec.in} : std::vector<int64_t>{spec.out, spec.in};
-}
-
-std::string full_name(const TensorSpec& spec) {
-  return spec.role == TensorRole::kBias ? spec.name : spec.name + ".weight";
-}
-
 class CheckpointSource final : public TensorSource {
  public:
   CheckpointSource(Checkpoint checkpoint, bool language_model_only)
@@ -47,7 +38,7 @@ class CheckpointSource final : public TensorSource {
       weight.matrix.scale = aligned(get(spec.name + ".weight_scale"), weight);
       return weight;
     }
-    const MappedTensor& data = get(full_name(spec));
+    const MappedTensor& data = get(spec.stored_name());
     weight.matrix.format = format(data);
     weight.matrix.data = aligned(data, weight);
     if (weight.matrix.format == WeightFormat::kF8Block128)
@@ -107,15 +98,15 @@ class CheckpointSource final : public TensorSource {
   Status verify_one(const TensorSpec& spec, Quantization quantization) {
     if (spec.role == TensorRole::kRoutedExpert && checkpoint_.find(spec.name + ".weight_packed") != nullptr)
       return verify_int4(spec, quantization);
-    const std::string name = full_name(spec);
+    const std::string name = spec.stored_name();
     const MappedTensor* tensor = checkpoint_.find(name);
     const bool projection = spec.role == TensorRole::kProjection || spec.role == TensorRole::kRoutedExpert;
     const bool fp8 = projection && quantization == Quantization::kFp8Block128 && tensor != nullptr &&
                      tensor->type->name == std::string_view("F8_E4M3");
-    if (tensor == nullptr || tensor->shape != expected_shape(spec) || !(fp8 || is_float(*tensor))) {
+    if (tensor == nullptr || tensor->shape != spec.stored_shape() || !(fp8 || is_float(*tensor))) {
       const bool may_be_fp8 = projection && quantization == Quantization::kFp8Block128;
       return mismatch(name, str_cat(may_be_fp8 ? "F8_E4M3, BF16, F16 or F32 " : "BF16, F16 or F32 ",
-                                    shape_text(expected_shape(spec))));
+                                    shape_text(spec.stored_shape()), spec.why));
     }
     used_.insert(name);
     if (!fp8) return {};

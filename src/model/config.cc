@@ -24,8 +24,28 @@ constexpr Architecture kArchitectures[] = {
     {"DeepseekV3ForCausalLM", "DeepseekV3ForCausalLM", ""},
     {"DeepseekV2ForCausalLM", "DeepseekV2ForCausalLM", ""},
     {"Glm4MoeLiteForCausalLM", "Glm4MoeLiteForCausalLM", ""},
+    {"KimiLinearForCausalLM", "KimiLinearForCausalLM", ""},
     {"KimiK25ForConditionalGeneration", "DeepseekV3ForCausalLM", "language_model."},
 };
+
+// What differs in spelling between the families.
+struct Keys {
+  const char *max_positions, *num_experts, *top_k, *num_shared_experts, *num_groups, *normalize_top_k, *score;
+};
+constexpr Keys kDeepseekKeys = {
+    "max_position_embeddings", "n_routed_experts", "num_experts_per_tok", "n_shared_experts", "n_group",
+    "norm_topk_prob",          "scoring_func"};
+constexpr Keys kKimiLinearKeys = {"model_max_length",          "num_experts",      "num_experts_per_token",
+                                  "num_shared_experts",        "num_expert_group", "moe_renormalize",
+                                  "moe_router_activation_func"};
+
+bool is_kimi_linear(const ModelConfig& c) {
+  return c.architecture == "KimiLinearForCausalLM";
+}
+
+const Keys& keys_of(const ModelConfig& c) {
+  return is_kimi_linear(c) ? kKimiLinearKeys : kDeepseekKeys;
+}
 
 Result<Architecture> find_architecture(const Json& config) {
   const Json* list = config.find("architectures");
@@ -53,7 +73,7 @@ void read_sizes(ConfigReader& r, ModelConfig& c) {
   c.rope = r.integer("qk_rope_head_dim", 2, 65536);
   if (c.rope % 2 != 0) r.fail("qk_rope_head_dim", "an even number", str_cat(c.rope));
   c.value = r.integer("v_head_dim", 1, 65536);
-  c.max_positions = r.integer("max_position_embeddings", 1, 1 << 28);
+  c.max_positions = r.integer(keys_of(c).max_positions, 1, 1 << 28);
   c.rms_norm_eps = r.number("rms_norm_eps", 0, 1);
   if (r.text("hidden_act", "silu") != "silu") r.fail("hidden_act", "silu", r.text("hidden_act"));
   if (r.boolean("attention_bias", false)) r.fail("attention_bias", "false", "true");
@@ -76,33 +96,40 @@ int64_t read_first_dense(ConfigReader& r, int64_t num_layers) {
   return dense;
 }
 
+// Experts are chosen from the best of several groups.
+void read_groups(ConfigReader& r, ModelConfig& c) {
+  const char* key = keys_of(c).num_groups;
+  c.num_groups = r.integer(key, 1, c.num_experts, 1);
+  c.top_groups = r.integer("topk_group", 1, c.num_groups, 1);
+  if (c.num_experts % c.num_groups != 0)
+    r.fail(key, str_cat("a divisor of the ", c.num_experts, " experts"), str_cat(c.num_groups));
+  if (c.num_groups > 1 && c.num_experts / c.num_groups < 2)
+    r.fail(key, "groups of at least two experts", str_cat(c.num_groups, " groups of ", c.num_experts));
+  if (c.top_k > c.num_experts / c.num_groups * c.top_groups)
+    r.fail(keys_of(c).top_k, str_cat("at most the experts of ", c.top_groups, " groups"), str_cat(c.top_k));
+}
+
 void read_mlp(ConfigReader& r, ModelConfig& c) {
+  const Keys& keys = keys_of(c);
   const bool v2 = c.architecture == "DeepseekV2ForCausalLM";
   c.first_dense = read_first_dense(r, c.num_layers);
   c.moe_layer_freq = r.integer("moe_layer_freq", 1, 4096, 1);
   c.inter = r.integer("intermediate_size", 1, kMaxDim);
   c.moe_inter = r.integer("moe_intermediate_size", 1, kMaxDim);
   // The product bounds what checking the tensor list may cost; K2 has 23,424.
-  c.num_experts = r.integer("n_routed_experts", 1, kMaxExperts / c.num_layers);
-  c.top_k = r.integer("num_experts_per_tok", 1, std::min<int64_t>(c.num_experts, 1024));
-  c.num_shared_experts = r.integer("n_shared_experts", 0, 1024, 0);
-  c.num_groups = r.integer("n_group", 1, c.num_experts, 1);
-  c.top_groups = r.integer("topk_group", 1, c.num_groups, 1);
-  c.normalize_top_k = r.boolean("norm_topk_prob");
+  c.num_experts = r.integer(keys.num_experts, 1, kMaxExperts / c.num_layers);
+  c.top_k = r.integer(keys.top_k, 1, std::min<int64_t>(c.num_experts, 1024));
+  c.num_shared_experts = r.integer(keys.num_shared_experts, 0, 1024, 0);
+  c.normalize_top_k = r.boolean(keys.normalize_top_k);
   c.routed_scale = r.number("routed_scaling_factor", 0, 1e6);
-  const std::string score = r.text("scoring_func", v2 ? "softmax" : "sigmoid");
-  if (score != "sigmoid" && score != "softmax") r.fail("scoring_func", "sigmoid or softmax", score);
+  const std::string score = r.text(keys.score, v2 ? "softmax" : "sigmoid");
+  if (score != "sigmoid" && score != "softmax") r.fail(keys.score, "sigmoid or softmax", score);
   c.score = score == "softmax" ? RouterScore::kSoftmax : RouterScore::kSigmoid;
   const std::string method = r.text("topk_method", v2 ? "greedy" : "noaux_tc");
   if (method != "noaux_tc" && method != "greedy") r.fail("topk_method", "noaux_tc or greedy", method);
   c.correction_bias = method == "noaux_tc";
-  if (method == "greedy") c.num_groups = c.top_groups = 1;  // the plain top-k knows no groups
-  if (c.num_experts % c.num_groups != 0)
-    r.fail("n_group", str_cat("a divisor of n_routed_experts ", c.num_experts), str_cat(c.num_groups));
-  if (c.num_groups > 1 && c.num_experts / c.num_groups < 2)
-    r.fail("n_group", "groups of at least two experts", str_cat(c.num_groups, " groups of ", c.num_experts));
-  if (c.top_k > c.num_experts / c.num_groups * c.top_groups)
-    r.fail("num_experts_per_tok", str_cat("at most the experts of ", c.top_groups, " groups"), str_cat(c.top_k));
+  // The plain top-k knows no groups.
+  if (method == "noaux_tc" && r.boolean("use_grouped_topk", true)) read_groups(r, c);
 }
 
 // Old style: rope_theta and rope_scaling; transformers 5: rope_parameters holds both.
@@ -130,6 +157,49 @@ Status read_rope(ConfigReader& r, const std::string& where, RopeConfig& rope) {
   yarn.original_positions = s.integer("original_max_position_embeddings", 1, 1 << 28);
   rope.yarn = yarn;
   return s.status();
+}
+
+// Marks the layers of one list, which counts from 1, in `lists`: the name of the list that each layer is in.
+Status read_layer_list(ConfigReader& r, const char* key, std::vector<const char*>& lists) {
+  const Json* list = r.find(key);
+  if (list == nullptr || !list->is_array()) {
+    r.fail(key, "a list of layers, counted from 1", list == nullptr ? "nothing" : list->type_name());
+    return r.status();
+  }
+  for (const Json& layer : list->as_array()) {
+    if (!layer.is_int() || layer.as_int() < 1 || layer.as_int() > std::ssize(lists)) {
+      r.fail(key, str_cat("layers in [1, ", lists.size(), "]"), dump_json(layer).substr(0, 100));
+      return r.status();
+    }
+    const char*& mark = lists[static_cast<size_t>(layer.as_int() - 1)];
+    if (mark != nullptr)
+      r.fail(key, "each layer once in one list", str_cat("layer ", layer.as_int(), ", which is in ", mark, " already"));
+    mark = key;
+  }
+  return r.status();
+}
+
+// Kimi-Linear: which layers have which attention. The lists say it; no period is assumed.
+Status read_linear_attention(ConfigReader& text, const std::string& where, ModelConfig& c) {
+  c.moe_names = {"block_sparse_moe", "w1", "w3", "w2"};
+  c.rope_enabled = !text.boolean("mla_use_nope");
+  const Json* linear = text.find("linear_attn_config");
+  if (linear == nullptr || !linear->is_object())
+    text.fail("linear_attn_config", "an object", linear == nullptr ? "nothing" : linear->type_name());
+  RETURN_IF_ERROR(text.status());
+  ConfigReader r(*linear, where + ": linear_attn_config");
+  c.kda.heads = r.integer("num_heads", 1, 4096);
+  c.kda.dim = r.integer("head_dim", 128, 128);                // the only size
+  c.kda.conv = r.integer("short_conv_kernel_size", 4, 4, 4);  // that backends compute
+  std::vector<const char*> lists(static_cast<size_t>(c.num_layers));
+  RETURN_IF_ERROR(read_layer_list(r, "kda_layers", lists));
+  RETURN_IF_ERROR(read_layer_list(r, "full_attn_layers", lists));
+  const auto missed = std::find(lists.begin(), lists.end(), nullptr);
+  if (missed != lists.end())
+    r.fail("kda_layers", "each layer in this list or in full_attn_layers",
+           str_cat("layer ", missed - lists.begin() + 1, " in neither"));
+  for (const char* list : lists) c.kda_layers.push_back(list == std::string_view("kda_layers"));
+  return r.status();
 }
 
 Status check_int4_group(const Json& group, const std::string& where) {
@@ -235,7 +305,9 @@ Result<ModelConfig> parse_config(const Json& config, const Json& generation) {
   RETURN_IF_ERROR(reader.status());
   read_mlp(reader, c);
   RETURN_IF_ERROR(reader.status());
-  RETURN_IF_ERROR(read_rope(reader, where, c.rope_config));
+  c.latent_norm_eps = c.rms_norm_eps;
+  if (is_kimi_linear(c)) RETURN_IF_ERROR(read_linear_attention(reader, where, c));
+  if (c.rope_enabled) RETURN_IF_ERROR(read_rope(reader, where, c.rope_config));
   RETURN_IF_ERROR(read_eos(config, text, generation, c));
   ASSIGN_OR_RETURN(c.quantization, read_quantization(config, text));
   return c;

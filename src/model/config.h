@@ -1,9 +1,11 @@
-// ModelConfig: what config.json says about a network of the DeepSeek-V3 family, checked and in one spelling.
+// ModelConfig: what config.json says about a network of the DeepSeek-V3 lineage, checked and in one spelling.
 //
 // Everything comes from the file; no constant is shared between models. Nested configs (Kimi-K2.5: text_config), both
-// rope styles and all end-of-sequence lists are resolved here, so nothing behind this header looks at JSON.
+// rope styles, Kimi-Linear's key names and layer lists and all end-of-sequence lists are resolved here, so nothing
+// behind this header looks at JSON.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -35,6 +37,11 @@ enum class Quantization : uint8_t {
   kInt4Group32,  // routed experts only: compressed-tensors, pack-quantized
 };
 
+// How a family calls the parts of a mixture of experts.
+struct MoeNames {
+  const char *block, *gate, *up, *down;
+};
+
 struct ModelConfig {
   std::string architecture;  // of the language model
   std::string prefix;        // of its tensor names: "" or "language_model."
@@ -50,13 +57,23 @@ struct ModelConfig {
   int64_t num_groups = 1, top_groups = 1;
   bool normalize_top_k = true;
   double routed_scale = 1;
+  // Weights of the chosen experts are scores with the bias (LoadOptions::kimi_linear_biased_routing; never in a file).
+  bool bias_in_weights = false;
+  MoeNames moe_names = {"mlp", "gate_proj", "up_proj", "down_proj"};
   double rms_norm_eps = 1e-6;
+  double latent_norm_eps = 1e-6;  // of the norms of q_a and kv_a: rms_norm_eps, or LoadOptions::latent_norm_eps
+  bool rope_enabled = true;       // false: latent attention without positions (NoPE)
   RopeConfig rope_config;
+  // Layers with Kimi Delta Attention instead of latent attention.
+  std::vector<bool> kda_layers;  // [num_layers], or empty: none
+  KdaShape kda;
   int64_t max_positions = 0;
   std::vector<int32_t> eos_ids;  // ascending, unique
   Quantization quantization = Quantization::kNone;
 
   bool is_moe(int64_t layer) const { return layer >= first_dense && layer % moe_layer_freq == 0; }
+  bool is_kda(int64_t layer) const { return !kda_layers.empty() && kda_layers[static_cast<size_t>(layer)]; }
+  int64_t num_kda_layers() const { return std::count(kda_layers.begin(), kda_layers.end(), true); }
 };
 
 // `generation` is generation_config.json, or null where there is none. Errors name key, found and expected.

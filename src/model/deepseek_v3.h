@@ -14,7 +14,7 @@ namespace perigee {
 // Every tensor of the network: what build_deepseek_v3() will read.
 std::vector<TensorSpec> deepseek_v3_tensors(const ModelConfig& config);
 
-// Packs the weights. `latent_eps` is the eps of the norms of q_a and kv_a.
-std::unique_ptr<Model> build_deepseek_v3(const ModelConfig& config, double latent_eps, WeightReader& reader);
+// Packs the weights.
+std::unique_ptr<Model> build_deepseek_v3(const ModelConfig& config, WeightReader& reader);
 
 }  // namespace perigee

@@ -67,7 +67,7 @@ class DummySource final : public TensorSource {
       m.scale = scales.data();
     } else {
       const auto values = hold<uint16_t>(weight, count);
-      dummy_matrix(spec.name + ".weight", m.in, num_threads_, values);
+      dummy_matrix(spec.stored_name(), m.in, num_threads_, values);
       m.data = values.data();
     }
     return weight;
@@ -75,13 +75,16 @@ class DummySource final : public TensorSource {
 
   std::vector<float> vector(const TensorSpec& spec) const override {
     std::vector<float> out(spec.in);
-    if (spec.role == TensorRole::kBias) {
-      dummy_bias(spec.name, out);
-      return out;
+    switch (spec.role) {
+      case TensorRole::kBias: dummy_bias(spec.name, out); break;
+      case TensorRole::kLogDecay: dummy_log_decay(spec.name, out); break;
+      case TensorRole::kTimeBias: dummy_time_bias(spec.name, out); break;
+      default: {
+        std::vector<uint16_t> stored(spec.in);
+        dummy_norm(spec.stored_name(), stored);
+        std::transform(stored.begin(), stored.end(), out.begin(), bf16_to_f32);
+      }
     }
-    std::vector<uint16_t> stored(spec.in);
-    dummy_norm(spec.name + ".weight", stored);
-    std::transform(stored.begin(), stored.end(), out.begin(), bf16_to_f32);
     return out;
   }
 
@@ -122,6 +125,21 @@ void dummy_norm(std::string_view name, std::span<uint16_t> out) {
 void dummy_bias(std::string_view name, std::span<float> out) {
   const uint64_t key = fnv1a(name);
   for (size_t i = 0; i < out.size(); ++i) out[i] = 0.1f * uniform(key, i);
+}
+
+void dummy_log_decay(std::string_view name, std::span<float> out) {
+  const uint64_t key = fnv1a(name);
+  const float range = static_cast<float>(std::log(16.0));
+  for (size_t i = 0; i < out.size(); ++i) out[i] = range * (uniform(key, i) + 1.0f) * 0.5f;
+}
+
+void dummy_time_bias(std::string_view name, std::span<float> out) {
+  const uint64_t key = fnv1a(name);
+  for (size_t i = 0; i < out.size(); ++i) {
+    // Rounded by a conversion, so that no compiler fuses it into the sum.
+    const float offset = static_cast<float>(2.5 * static_cast<double>(uniform(key, i)));
+    out[i] = -4.5f + offset;
+  }
 }
 
 void dummy_int4(std::string_view name, int num_threads, std::span<uint32_t> words) {

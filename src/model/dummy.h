@@ -7,6 +7,8 @@
 //   matrices    bf16(x * s),  s = f32(sqrt(3 / fan_in)), fan_in = product of the dimensions after the first
 //   norms       bf16(1 + 0.25 x)
 //   router bias f32(0.1) * x
+//   log decay   f32(ln 16) * (x + 1) * 0.5
+//   time bias   -4.5 + 2.5 x
 //   INT4        word i = low 32 bits of random_u64(fnv1a(name), i)
 //               scale bf16(s * (1 + 0.25 x)), s = f32(1 / (4.6097722 sqrt(in)))
 //   FP8         e4m3(448 x), nearest even, saturating; scale s * (1 + 0.25 x), s = f32(sqrt(3 / in) / 448)
@@ -24,6 +26,8 @@ namespace perigee {
 void dummy_matrix(std::string_view name, int64_t fan_in, int num_threads, std::span<uint16_t> out);
 void dummy_norm(std::string_view name, std::span<uint16_t> out);
 void dummy_bias(std::string_view name, std::span<float> out);
+void dummy_log_decay(std::string_view name, std::span<float> out);
+void dummy_time_bias(std::string_view name, std::span<float> out);
 void dummy_int4(std::string_view name, int num_threads, std::span<uint32_t> words);
 void dummy_int4_scale(std::string_view name, int64_t in, int num_threads, std::span<uint16_t> out);
 void dummy_fp8(std::string_view name, int num_threads, std::span<uint8_t> out);

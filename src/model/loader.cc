@@ -14,18 +14,28 @@ Result<std::unique_ptr<TensorSource>> open_source(const LoadOptions& options) {
   return make_dummy_source(options.num_threads > 0 ? options.num_threads : static_cast<int>(cores));
 }
 
+// What the file says and the options change.
+Result<ModelConfig> configure(const LoadOptions& options) {
+  ASSIGN_OR_RETURN(ModelConfig config, read_config(options.path));
+  if (options.latent_norm_eps >= 0) config.latent_norm_eps = options.latent_norm_eps;
+  if (options.kimi_linear_biased_routing && config.architecture != "KimiLinearForCausalLM")
+    return bad_input(str_cat("biased routing weights are for KimiLinearForCausalLM, this is a ", config.architecture),
+                     "kimi-linear-biased-routing");
+  config.bias_in_weights = options.kimi_linear_biased_routing;
+  return config;
+}
+
 }  // namespace
 
 Result<std::unique_ptr<Model>> load_model(const LoadOptions& options, Ops& ops) {
-  ASSIGN_OR_RETURN(const ModelConfig config, read_config(options.path));
+  ASSIGN_OR_RETURN(const ModelConfig config, configure(options));
   const Family* family = find_family(config.architecture);
   CHECK(family != nullptr, config.architecture, " passed the config check and has no family");
   ASSIGN_OR_RETURN(const std::unique_ptr<TensorSource> source, open_source(options));
   const std::vector<TensorSpec> specs = family->tensors(config);
   ASSIGN_OR_RETURN(const int64_t total_bytes, source->verify(specs, config));
-  const double latent_eps = options.latent_norm_eps < 0 ? config.rms_norm_eps : options.latent_norm_eps;
   WeightReader reader(*source, ops, total_bytes, options.progress);
-  std::unique_ptr<Model> model = family->build(config, latent_eps, reader);
+  std::unique_ptr<Model> model = family->build(config, reader);
   if (options.progress) options.progress("weights", total_bytes, total_bytes);
   return model;
 }

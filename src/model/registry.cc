@@ -1,6 +1,7 @@
 #include "model/registry.h"
 
 #include "model/deepseek_v3.h"
+#include "model/kimi_linear.h"
 
 namespace perigee {
 
@@ -10,7 +11,8 @@ const Family* find_family(std::string_view architecture) {
                                                           "Glm4MoeLiteForCausalLM"};
   for (const std::string_view name : kDeepseekV3Names)
     if (architecture == name) return &kDeepseekV3;
-  return nullptr;
+  static constexpr Family kKimiLinear = {kimi_linear_tensors, build_kimi_linear};
+  return architecture == "KimiLinearForCausalLM" ? &kKimiLinear : nullptr;
 }
 
 }  // namespace perigee

@@ -13,7 +13,7 @@ namespace perigee {
 
 struct Family {
   std::vector<TensorSpec> (*tensors)(const ModelConfig& config);
-  std::unique_ptr<Model> (*build)(const ModelConfig& config, double latent_eps, WeightReader& reader);
+  std::unique_ptr<Model> (*build)(const ModelConfig& config, WeightReader& reader);
 };
 
 // The family of a ModelConfig::architecture, or nullptr.

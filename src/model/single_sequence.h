@@ -5,6 +5,7 @@
 #include <numeric>
 #include <vector>
 
+#include "base/check.h"
 #include "model/model.h"
 #include "tensor/arena.h"
 
@@ -12,48 +13,81 @@ namespace perigee {
 
 class SingleSequence {
  public:
-  // Room for `capacity` tokens. The pages lie in reverse order in the pool, so that a mix-up of page and block shows.
+  static constexpr int32_t kRingTokens = 8;
+
+  // Room for `capacity` tokens. The pages lie in reverse order in the pool, so that a mix-up of page and block shows;
+  // those of the recurrent state come first.
   SingleSequence(const Model& model, Ops& ops, DType cache_dtype, int64_t capacity) : model_(model), ops_(ops) {
-    const int64_t blocks = (capacity + 63) / 64;
-    layout_ = model.cache_layout(cache_dtype);
-    memory_ = Buffer(static_cast<size_t>(blocks * layout_.page_bytes()));
-    pages_.resize(blocks);
-    for (int64_t b = 0; b < blocks; ++b) pages_[b] = static_cast<int32_t>(blocks - 1 - b);
+    const CacheLayout layout = model.cache_layout(cache_dtype);
+    const int64_t pages = (capacity + 63) / 64 + layout.state_pages();
+    memory_ = Buffer(static_cast<size_t>(pages * layout.page_bytes()));
+    ring_ = Buffer(static_cast<size_t>(layout.ring_slot_bytes(kRingTokens)));
+    pool_ = {.base = memory_.data(), .layout = layout, .ring = ring_.data(), .ring_tokens = kRingTokens};
+    pages_.resize(static_cast<size_t>(pages));
+    for (int64_t p = 0; p < pages; ++p) pages_[static_cast<size_t>(p)] = static_cast<int32_t>(pages - 1 - p);
   }
 
   // Runs `tokens` as one step; returns the logits of each of them, [n, vocab].
   std::vector<std::vector<float>> run(const std::vector<int32_t>& tokens, MlaForm form) {
-    const int32_t n = static_cast<int32_t>(tokens.size());
-    std::vector<int32_t> positions(n), rows(n);
-    std::iota(positions.begin(), positions.end(), length_);
-    std::iota(rows.begin(), rows.end(), 0);
-    const SequenceRows sequence{
-        .first_row = 0, .num_tokens = n, .position = length_, .pages = pages_.data(), .form = form};
-    const Batch batch{
-        .tokens = tokens, .positions = positions, .sequences = std::span(&sequence, 1), .logit_rows = rows};
-    ops_.begin_step();
-    const Tensor logits = model_.forward(batch, ops_, {.base = memory_.data(), .layout = layout_});
-    length_ += n;
-    std::vector<std::vector<float>> out;
-    for (int64_t r = 0; r < n; ++r) out.emplace_back(logits.row<float>(r), logits.row<float>(r) + logits.cols);
-    return out;
+    auto logits = step(tokens, form, true);
+    committed_ = length_;
+    return logits;
+  }
+
+  // The same of at most kRingTokens tokens that reject() may take back until the next step (deferred commit, D7).
+  std::vector<std::vector<float>> propose(const std::vector<int32_t>& tokens, MlaForm form) {
+    const int32_t position = length_;
+    auto logits = step(tokens, form, false);
+    committed_ = position;
+    return logits;
+  }
+
+  // The newest `count` tokens of propose() never were.
+  void reject(int32_t count) {
+    CHECK(length_ - count >= committed_, count, " of ", length_ - committed_, " proposed tokens rejected");
+    length_ -= count;
   }
 
   // The most likely token after `tokens`, which are run in the form that the model chooses; ties: the lower id.
   int32_t greedy(const std::vector<int32_t>& tokens) {
-    const auto logits = run(tokens, model_.choose_form(static_cast<int64_t>(tokens.size()), length_, false));
+    const MlaForm form = model_.choose_form(static_cast<int64_t>(tokens.size()), length_, false);
+    const auto logits = tokens.size() == 1 ? propose(tokens, form) : run(tokens, form);
     return static_cast<int32_t>(std::max_element(logits.back().begin(), logits.back().end()) - logits.back().begin());
   }
 
   int32_t length() const { return length_; }
 
  private:
+  std::vector<std::vector<float>> step(const std::vector<int32_t>& tokens, MlaForm form, bool commit_all) {
+    const int32_t n = static_cast<int32_t>(tokens.size());
+    std::vector<int32_t> positions(n), rows(n);
+    std::iota(positions.begin(), positions.end(), length_);
+    std::iota(rows.begin(), rows.end(), 0);
+    const SequenceRows sequence{.first_row = 0,
+                                .num_tokens = n,
+                                .position = length_,
+                                .pages = pages_.data() + pool_.layout.state_pages(),
+                                .form = form,
+                                .state_pages = pages_.data(),
+                                .committed = committed_,
+                                .commit_all = commit_all};
+    const Batch batch{
+        .tokens = tokens, .positions = positions, .sequences = std::span(&sequence, 1), .logit_rows = rows};
+    ops_.begin_step();
+    const Tensor logits = model_.forward(batch, ops_, pool_);
+    length_ += n;
+    std::vector<std::vector<float>> out;
+    for (int64_t r = 0; r < n; ++r) out.emplace_back(logits.row<float>(r), logits.row<float>(r) + logits.cols);
+    return out;
+  }
+
   const Model& model_;
   Ops& ops_;
-  CacheLayout layout_;
-  Buffer memory_;
+  Buffer memory_, ring_;
+  PagePool pool_;
   std::vector<int32_t> pages_;
   int32_t length_ = 0;
+  int32_t committed_ = 0;  // of the recurrent state; the tokens behind it are in the ring
 };
 
 }  // namespace perigee

@@ -49,6 +49,19 @@ inline Json tiny_config() {
     "max_position_embeddings": 256, "eos_token_id": 1, "tie_word_embeddings": false})");
 }
 
+// A Kimi-Linear-like network of five layers: KDA, KDA, MLA, KDA, MLA; heads of 128, which is what backends compute.
+inline Json tiny_hybrid_config() {
+  return json(R"({"architectures": ["KimiLinearForCausalLM"], "model_type": "kimi_linear", "vocab_size": 96,
+    "hidden_size": 64, "num_hidden_layers": 5, "num_attention_heads": 2, "num_key_value_heads": 2, "q_lora_rank": null,
+    "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 12, "mla_use_nope": true,
+    "intermediate_size": 160, "moe_intermediate_size": 32, "num_experts": 8, "num_experts_per_token": 3,
+    "num_shared_experts": 1, "first_k_dense_replace": 1, "moe_layer_freq": 1, "moe_router_activation_func": "sigmoid",
+    "num_expert_group": 1, "topk_group": 1, "use_grouped_topk": true, "moe_renormalize": true,
+    "routed_scaling_factor": 2.446, "rms_norm_eps": 1e-5, "model_max_length": 512, "eos_token_id": 1,
+    "linear_attn_config": {"head_dim": 128, "num_heads": 3, "short_conv_kernel_size": 4,
+                           "kda_layers": [1, 2, 4], "full_attn_layers": [3, 5]}})");
+}
+
 inline Json int4_quantization() {
   return json(R"({"quant_method": "compressed-tensors", "format": "pack-quantized",
     "config_groups": {"group_0": {"weights": {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32,
@@ -88,10 +101,9 @@ inline std::string bytes_of(const void* data, int64_t count) {
 inline std::vector<StoredTensor> stored_tensors(const TensorSource& source, const std::vector<TensorSpec>& specs) {
   std::vector<StoredTensor> out;
   for (const TensorSpec& spec : specs) {
-    if (spec.role == TensorRole::kNorm || spec.role == TensorRole::kBias) {
+    if (is_vector(spec.role)) {
       const std::vector<float> v = source.vector(spec);
-      const std::string name = spec.role == TensorRole::kNorm ? spec.name + ".weight" : spec.name;
-      out.push_back({name, "F32", {spec.in}, bytes_of(v.data(), spec.in * 4)});
+      out.push_back({spec.stored_name(), "F32", spec.stored_shape(), bytes_of(v.data(), spec.in * 4)});
       continue;
     }
     const RawWeight w = source.matrix(spec);
@@ -107,7 +119,7 @@ inline std::vector<StoredTensor> stored_tensors(const TensorSource& source, cons
       out.push_back({spec.name + ".weight", "F8_E4M3", {spec.out, spec.in}, bytes_of(w.matrix.data, count)});
       out.push_back({spec.name + ".weight_scale_inv", "F32", {rows, cols}, bytes_of(w.matrix.scale, rows * cols * 4)});
     } else {
-      out.push_back({spec.name + ".weight", "BF16", {spec.out, spec.in}, bytes_of(w.matrix.data, count * 2)});
+      out.push_back({spec.stored_name(), "BF16", spec.stored_shape(), bytes_of(w.matrix.data, count * 2)});
     }
   }
   return out;

@@ -1,5 +1,7 @@
 #include "model/weights.h"
 
+#include <cmath>
+
 namespace perigee {
 
 int64_t raw_bytes(const RawMatrix& m) {
@@ -12,6 +14,17 @@ int64_t raw_bytes(const RawMatrix& m) {
     case WeightFormat::kInt4Group32: return elements / 2 + elements / 32 * 2;
   }
   return 0;
+}
+
+std::string TensorSpec::stored_name() const {
+  const bool bare = role == TensorRole::kBias || role == TensorRole::kLogDecay || role == TensorRole::kTimeBias;
+  return bare ? name : name + ".weight";
+}
+
+std::vector<int64_t> TensorSpec::stored_shape() const {
+  if (role == TensorRole::kConv) return {out, 1, in};
+  if (role == TensorRole::kLogDecay) return {1, 1, in, 1};
+  return is_vector(role) ? std::vector<int64_t>{in} : std::vector<int64_t>{out, in};
 }
 
 RawWeight WeightReader::raw(const TensorSpec& spec) {
@@ -60,18 +73,31 @@ ExpertWeights WeightReader::experts(std::span<const TensorSpec> specs) {
   return weights;
 }
 
+VectorWeight WeightReader::pack_vector(std::vector<float> values) {
+  packed_bytes_ += static_cast<int64_t>(values.size() * sizeof(float));
+  return ops_.pack_vector(std::move(values));
+}
+
+VectorWeight WeightReader::kda_conv(const TensorSpec& q, const TensorSpec& k, const TensorSpec& v) {
+  const RawWeight a = raw(q), b = raw(k), c = raw(v);
+  return pack_vector(kda_conv_taps(a.matrix, b.matrix, c.matrix));
+}
+
 VectorWeight WeightReader::matrix_f32(const TensorSpec& spec) {
   const RawWeight weight = raw(spec);
   std::vector<float> out(spec.out * spec.in);
   for (int64_t r = 0; r < spec.out; ++r) raw_row(weight.matrix, r, out.data() + r * spec.in);
-  packed_bytes_ += static_cast<int64_t>(out.size() * sizeof(float));
-  return ops_.pack_vector(std::move(out));
+  return pack_vector(std::move(out));
 }
 
 VectorWeight WeightReader::vector(const TensorSpec& spec) {
+  return pack_vector(source_.vector(spec));
+}
+
+VectorWeight WeightReader::exp_vector(const TensorSpec& spec) {
   std::vector<float> out = source_.vector(spec);
-  packed_bytes_ += static_cast<int64_t>(out.size() * sizeof(float));
-  return ops_.pack_vector(std::move(out));
+  for (float& x : out) x = static_cast<float>(std::exp(static_cast<double>(x)));
+  return pack_vector(std::move(out));
 }
 
 }  // namespace perigee

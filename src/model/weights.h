@@ -22,12 +22,25 @@ enum class TensorRole : uint8_t {
   kMatrix,        // name + ".weight" in a float format
   kNorm,          // name + ".weight", a vector in a float format
   kBias,          // `name` itself, a vector in a float format
+  kConv,          // name + ".weight", [out, 1, in] in a float format: `in` taps of each channel
+  kLogDecay,      // `name` itself, [1, 1, in, 1] in a float format: log of a decay rate of each head
+  kTimeBias,      // `name` itself, a vector in a float format: what the decay's step size begins from
 };
+
+// Whether TensorSource::vector() serves the role; else matrix() does.
+constexpr bool is_vector(TensorRole role) {
+  return role == TensorRole::kNorm || role == TensorRole::kBias || role == TensorRole::kLogDecay ||
+         role == TensorRole::kTimeBias;
+}
 
 struct TensorSpec {
   std::string name;  // full hub name, prefix included, without the suffix that the role implies
   TensorRole role = TensorRole::kProjection;
   int64_t out = 0, in = 0;  // of vectors: in = length, out = 1
+  std::string why = {};     // why config.json asks for it, where that is not plain; for messages
+
+  std::string stored_name() const;            // with the suffix, of all but INT4
+  std::vector<int64_t> stored_shape() const;  // as the file has it
 };
 
 // A matrix and what keeps its bytes alive (null: the source does).
@@ -64,12 +77,14 @@ class WeightReader {
   LinearWeight linear(const TensorSpec& spec) { return linear(std::span(&spec, 1)); }
   EmbedWeight embed(const TensorSpec& spec);
   MlaUpWeight mla_up(const TensorSpec& spec, const MlaShape& shape);
+  VectorWeight kda_conv(const TensorSpec& q, const TensorSpec& k, const TensorSpec& v);  // KdaWeights::conv
   // Three specs an expert: gate, up, down.
   ExpertWeights experts(std::span<const TensorSpec> specs);
   VectorWeight matrix_f32(const TensorSpec& spec);  // row-major
   VectorWeight vector(const TensorSpec& spec);
+  VectorWeight exp_vector(const TensorSpec& spec);  // e to the power of each
   // Values that the model computes from its config, where the backend reads them.
-  VectorWeight pack_vector(std::vector<float> values) { return ops_.pack_vector(std::move(values)); }
+  VectorWeight pack_vector(std::vector<float> values);
   int64_t packed_bytes() const { return packed_bytes_; }
 
  private:

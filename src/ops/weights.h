@@ -149,8 +149,9 @@ enum class RouterScore : uint8_t { kSigmoid, kSoftmax };
 
 struct RouterWeight {
   int64_t num_experts = 0, hidden = 0;
-  VectorWeight weight;  // [E, H] row-major; scores are f32 dot products of the activation with it
-  VectorWeight bias;    // [E] selection only; empty: none
+  VectorWeight weight;           // [E, H] row-major; scores are f32 dot products of the activation with it
+  VectorWeight bias;             // [E] selection only; empty: none
+  bool bias_in_weights = false;  // the weights are scores with the bias, as Kimi-Linear's own code has it
   RouterScore score = RouterScore::kSigmoid;
   int32_t top_k = 0;
   int32_t num_groups = 1, top_groups = 1;  // group score: sum of its two largest biased scores

@@ -31,17 +31,10 @@ Json read_golden(const std::string& name) {
   return std::move(*json);
 }
 
-// Made by tools/goldens for a family that src/model has no file for.
-bool is_unsupported(const std::string& name) {
-  return name == "kimi_linear";
-}
-
-// Golden folders of the families served.
 std::vector<std::string> golden_names() {
   std::vector<std::string> names;
   for (const auto& entry : fs::directory_iterator(PERIGEE_SOURCE_DIR "/tests/golden"))
-    if (fs::exists(entry.path() / "expected.json") && !is_unsupported(entry.path().filename()))
-      names.push_back(entry.path().filename());
+    if (fs::exists(entry.path() / "expected.json")) names.push_back(entry.path().filename());
   std::sort(names.begin(), names.end());
   return names;
 }

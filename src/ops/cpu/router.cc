@@ -73,7 +73,7 @@ void route_token(const RouterWeight& router, const RouteScratch& scratch, int32_
   for (int32_t k = 0; k < router.top_k; ++k) {
     // Only a row of NaN has no largest expert; it keeps its NaN weights and the sampler's finite check reports it.
     ids[k] = static_cast<int32_t>(std::max<int64_t>(arg_max(scratch.choice, n), 0));
-    weights[k] = scratch.scores[ids[k]];
+    weights[k] = (router.bias_in_weights ? scratch.choice : scratch.scores)[ids[k]];
     scratch.choice[ids[k]] = -INFINITY;
     sum += weights[k];
   }

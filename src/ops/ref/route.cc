@@ -61,7 +61,7 @@ void route_token(const RouterWeight& router, const float* x, int32_t* ids, float
   for (int32_t k = 0; k < router.top_k; ++k) {
     // Only a row of NaN has no largest expert; it keeps its NaN weights and the sampler's finite check reports it.
     ids[k] = std::max(arg_max(choice), 0);
-    weights[k] = scores[ids[k]];
+    weights[k] = (router.bias_in_weights ? choice : scores)[ids[k]];
     choice[ids[k]] = -INFINITY;
     sum += weights[k];
   }

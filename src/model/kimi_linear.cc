@@ -1,0 +1,162 @@
+#include "model/kimi_linear.h"
+
+#include "model/layer_weights.h"
+#include "model/mla_form.h"
+
+namespace perigee {
+namespace {
+
+// The tensors of one layer's Kimi Delta Attention.
+struct KdaTensors {
+  TensorSpec q, k, v, q_conv, k_conv, v_conv, log_decay, time_bias, f_a, f_b, b, g_a, g_b, o_norm, o;
+
+  KdaTensors(const ModelConfig& c, int64_t i) {
+    const TensorNames names(c);
+    const int64_t width = c.kda.width(), dim = c.kda.dim;
+    const auto projection = [&](const char* name, int64_t out, int64_t in) {
+      return names.projection(i, str_cat("self_attn.", name).c_str(), out, in);
+    };
+    const auto own = [&](const char* name, TensorRole role, int64_t out, int64_t in) {
+      return TensorSpec{names.layer(i, str_cat("self_attn.", name)), role, out, in};
+    };
+    q = projection("q_proj", width, c.hidden);
+    k = projection("k_proj", width, c.hidden);
+    v = projection("v_proj", width, c.hidden);
+    q_conv = own("q_conv1d", TensorRole::kConv, width, c.kda.conv);
+    k_conv = own("k_conv1d", TensorRole::kConv, width, c.kda.conv);
+    v_conv = own("v_conv1d", TensorRole::kConv, width, c.kda.conv);
+    log_decay = own("A_log", TensorRole::kLogDecay, 1, c.kda.heads);
+    log_decay.why = str_cat(", as kda_layers of config.json has layer ", i + 1);
+    time_bias = own("dt_bias", TensorRole::kTimeBias, 1, width);
+    f_a = projection("f_a_proj", dim, c.hidden);
+    f_b = projection("f_b_proj", width, dim);
+    b = projection("b_proj", c.kda.heads, c.hidden);
+    g_a = projection("g_a_proj", dim, c.hidden);
+    g_b = projection("g_b_proj", width, dim);
+    o_norm = own("o_norm", TensorRole::kNorm, 1, dim);
+    o = projection("o_proj", c.hidden, width);
+  }
+};
+
+KdaWeights read_kda(const ModelConfig& c, int64_t layer, WeightReader& reader) {
+  const KdaTensors t(c, layer);
+  KdaWeights w;
+  w.shape = c.kda;
+  w.qkv = reader.linear(std::vector{t.q, t.k, t.v});
+  w.gates = reader.linear(std::vector{t.f_a, t.g_a, t.b});
+  w.f_b = reader.linear(t.f_b);
+  w.g_b = reader.linear(t.g_b);
+  w.conv = reader.kda_conv(t.q_conv, t.k_conv, t.v_conv);
+  w.a = reader.exp_vector(t.log_decay);
+  w.dt_bias = reader.vector(t.time_bias);
+  w.o_norm = reader.vector(t.o_norm);
+  w.eps = static_cast<float>(c.rms_norm_eps);
+  w.o = reader.linear(t.o);
+  return w;
+}
+
+// What config.json says of a layer shows in these tensors, which the other kind of layer lacks: they are checked first.
+std::vector<TensorSpec> attention_tensors(const ModelConfig& c, int64_t i) {
+  if (c.is_kda(i)) {
+    const KdaTensors t(c, i);
+    return {t.log_decay, t.time_bias, t.q, t.k,   t.v,   t.q_conv, t.k_conv, t.v_conv,
+            t.f_a,       t.f_b,       t.b, t.g_a, t.g_b, t.o_norm, t.o};
+  }
+  std::vector<TensorSpec> out = TensorNames(c).mla(i);
+  out.front().why = str_cat(", as full_attn_layers of config.json has layer ", i + 1);
+  return out;
+}
+
+struct Layer {
+  VectorWeight attention_norm;
+  bool is_kda = false;
+  int64_t index = 0;  // among the layers of its kind
+  KdaWeights kda;
+  MlaWeights mla;
+  FeedForward mlp;
+};
+
+class KimiLinear final : public Model {
+ public:
+  KimiLinear(const ModelConfig& config, WeightReader& reader) : config_(config) {
+    const TensorNames names(config_);
+    embed_ = reader.embed(names.embed());
+    for (int64_t i = 0; i < config_.num_layers; ++i) layers_.push_back(read_layer(i, reader));
+    norm_ = reader.vector(names.norm());
+    head_ = reader.linear(names.head());
+    info_ = model_info(config_, reader);
+  }
+
+  const ModelInfo& info() const override { return info_; }
+
+  CacheLayout cache_layout(DType cache_dtype) const override { return cache_layout_of(config_, cache_dtype); }
+
+  Tensor forward(const Batch& batch, Ops& ops, const PagePool& pool) const override {
+    const float eps = static_cast<float>(config_.rms_norm_eps);
+    const Tensor x = ops.embed(embed_, batch.tokens);  // [n, H], the residual stream
+    for (const Layer& l : layers_) {
+      const ArenaScope temporaries(ops.arena());
+      Tensor h = ops.rms_norm(x, l.attention_norm, eps, ops.wide_dtype());
+      if (l.is_kda) {
+        const Tensor o = ops.kda(h, l.kda, batch, pool.state_layer(l.index));  // [n, h d]
+        ops.add(x, ops.linear(o, l.kda.o, DType::kF32));
+      } else {
+        const LatentLayer cache = pool.latent_layer(l.index);
+        const Tensor q = ops.mla_in(h, l.mla, batch, cache);                      // [n, h (dn + dr)]
+        const Tensor o = ops.mla_attend(q, l.mla.up, l.mla.shape, batch, cache);  // [n, h dv]
+        ops.add(x, ops.linear(o, l.mla.o, DType::kF32));
+      }
+      h = ops.rms_norm(x, l.mlp.norm, eps);
+      ops.add(x, l.mlp.is_moe ? ops.moe(h, l.mlp.moe) : ops.dense_mlp(h, l.mlp.dense));
+    }
+    const Tensor last = ops.rms_norm(ops.gather_rows(x, batch.logit_rows), norm_, eps, ops.wide_dtype());
+    return ops.logits(last, head_);
+  }
+
+  MlaForm choose_form(int64_t new_tokens, int64_t context, bool deterministic) const override {
+    return choose_mla_form(mla_shape(config_), new_tokens, context, deterministic);
+  }
+
+ private:
+  Layer read_layer(int64_t i, WeightReader& reader) const {
+    Layer l;
+    l.attention_norm = reader.vector(TensorNames(config_).attention_norm(i));
+    l.is_kda = config_.is_kda(i);
+    l.index =
+        std::count_if(layers_.begin(), layers_.end(), [&](const Layer& other) { return other.is_kda == l.is_kda; });
+    if (l.is_kda) {
+      l.kda = read_kda(config_, i, reader);
+    } else {
+      l.mla = read_mla(config_, i, reader);
+    }
+    l.mlp = read_feed_forward(config_, i, reader);
+    return l;
+  }
+
+  const ModelConfig config_;
+  EmbedWeight embed_;
+  std::vector<Layer> layers_;
+  VectorWeight norm_;
+  LinearWeight head_;
+  ModelInfo info_;
+};
+
+}  // namespace
+
+std::vector<TensorSpec> kimi_linear_tensors(const ModelConfig& config) {
+  const TensorNames names(config);
+  std::vector<TensorSpec> out = {names.embed(), names.norm(), names.head()};
+  const auto add = [&](const std::vector<TensorSpec>& specs) { out.insert(out.end(), specs.begin(), specs.end()); };
+  for (int64_t i = 0; i < config.num_layers; ++i) {
+    add({names.attention_norm(i)});
+    add(attention_tensors(config, i));
+    add(names.feed_forward(i));
+  }
+  return out;
+}
+
+std::unique_ptr<Model> build_kimi_linear(const ModelConfig& config, WeightReader& reader) {
+  return std::make_unique<KimiLinear>(config, reader);
+}
+
+}  // namespace perigee

@@ -1,0 +1,78 @@
+// What the networks of the DeepSeek-V3 lineage have in common: names and shapes of their tensors, and the packing of
+// latent attention, MLPs and experts (DeepSeek-V3 2024, section 2.1). Each family's own file holds the forward pass.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "model/config.h"
+#include "model/model.h"
+#include "model/weights.h"
+
+namespace perigee {
+
+// The tensors of one checkpoint by their part in the network, for both the check of the whole and the reading of each.
+// Layers count from 0.
+class TensorNames {
+ public:
+  explicit TensorNames(const ModelConfig& config) : c_(config) {}  // borrowed
+
+  TensorSpec embed() const { return {c_.prefix + "model.embed_tokens", TensorRole::kMatrix, c_.vocab, c_.hidden}; }
+  TensorSpec norm() const { return {c_.prefix + "model.norm", TensorRole::kNorm, 1, c_.hidden}; }
+  TensorSpec head() const { return {c_.prefix + "lm_head", TensorRole::kMatrix, c_.vocab, c_.hidden}; }
+
+  std::string layer(int64_t i, const std::string& name) const {
+    return str_cat(c_.prefix, "model.layers.", i, ".", name);
+  }
+  TensorSpec attention_norm(int64_t i) const { return vector(i, "input_layernorm", c_.hidden); }
+  TensorSpec mlp_norm(int64_t i) const { return vector(i, "post_attention_layernorm", c_.hidden); }
+
+  TensorSpec q_a(int64_t i) const { return projection(i, "self_attn.q_a_proj", c_.q_lora, c_.hidden); }
+  TensorSpec q_a_norm(int64_t i) const { return vector(i, "self_attn.q_a_layernorm", c_.q_lora); }
+  TensorSpec q(int64_t i) const;
+  TensorSpec kv_a(int64_t i) const;
+  TensorSpec kv_a_norm(int64_t i) const { return vector(i, "self_attn.kv_a_layernorm", c_.kv_lora); }
+  TensorSpec kv_b(int64_t i) const;
+  TensorSpec o(int64_t i) const { return projection(i, "self_attn.o_proj", c_.hidden, c_.heads * c_.value); }
+
+  TensorSpec router(int64_t i) const;
+  TensorSpec router_bias(int64_t i) const;
+  // gate, up, down; of the experts three specs each.
+  std::vector<TensorSpec> dense_mlp(int64_t i) const;
+  std::vector<TensorSpec> shared_experts(int64_t i) const;
+  std::vector<TensorSpec> experts(int64_t i) const;
+
+  // Every tensor of a layer's latent attention, and of what follows the attention.
+  std::vector<TensorSpec> mla(int64_t i) const;
+  std::vector<TensorSpec> feed_forward(int64_t i) const;
+
+  // A matrix and a norm's vector in layer i.
+  TensorSpec projection(int64_t i, const char* name, int64_t out, int64_t in) const {
+    return {layer(i, name), TensorRole::kProjection, out, in};
+  }
+  TensorSpec vector(int64_t i, const char* name, int64_t length) const {
+    return {layer(i, name), TensorRole::kNorm, 1, length};
+  }
+
+ private:
+  std::vector<TensorSpec> gated_mlp(int64_t i, const std::string& name, int64_t inter) const;
+  const ModelConfig& c_;
+};
+
+// The second half of a layer.
+struct FeedForward {
+  VectorWeight norm;
+  bool is_moe = false;
+  MlpWeights dense;
+  MoeWeights moe;
+};
+
+MlaShape mla_shape(const ModelConfig& config);
+MlaWeights read_mla(const ModelConfig& config, int64_t layer, WeightReader& reader);
+FeedForward read_feed_forward(const ModelConfig& config, int64_t layer, WeightReader& reader);
+ModelInfo model_info(const ModelConfig& config, const WeightReader& reader);
+
+// What a sequence keeps: latents of the layers with latent attention, state of the others.
+CacheLayout cache_layout_of(const ModelConfig& config, DType cache_dtype);
+
+}  // namespace perigee
