@@ -1,10 +1,12 @@
-// Speed of the CPU backend's matrix ops, beside what the machine can do at all (measured here too): the peak of the
-// multipliers with their data at hand, and the rate at which all threads together read memory.
+// Speed of the CPU backend's matrix ops and of KDA, beside what the machine can do at all (measured here too): the peak
+// of the multipliers with their data at hand, and the rate at which all threads together read memory.
 //
-// usage: ops_bench [num_threads] [avx2|avx512|amx]
+// usage: ops_bench [num_threads] [avx2|avx512|amx] [linear|experts|kda]
 //
 // "cold": the weights of a call have not been touched for at least 400 MB of other traffic, as in a decode step;
 // "warm": the same weights again and again, as in a prefill.
+#include <immintrin.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -18,6 +20,7 @@
 #include "base/rng.h"
 #include "ops/cpu/experts.h"
 #include "ops/cpu/gemm.h"
+#include "ops/cpu/kda.h"
 
 namespace perigee {
 
@@ -48,6 +51,7 @@ struct Machine {
   CpuContext cpu;
   double peak_flops = 0;  // per second, all threads
   double peak_bytes = 0;  // per second, all threads
+  double peak_f32_flops = 0, peak_update_bytes = 0;
 };
 
 // AMX: tiles in registers. Else the kernel itself, on one panel and 96 rows in the first-level cache.
@@ -78,6 +82,56 @@ double measure_flops(const CpuContext& cpu) {
     });
   });
   return 2.0 * static_cast<double>(kRepeats * threads * kRows * kPanelOutputs * kTiles * kTileK) / seconds;
+}
+
+// Chains of f32 multiply-adds in registers, -> operations. Twelve chains hide four cycles of latency on two units.
+__attribute__((target("avx512f"))) double f32_flops_avx512(int64_t steps, float* sink) {
+  __m512 acc[12];
+  for (__m512& x : acc) x = _mm512_set1_ps(1.0f);
+  const __m512 factor = _mm512_set1_ps(0.999f);
+  for (int64_t i = 0; i < steps; ++i) {
+    for (__m512& x : acc) x = _mm512_fmadd_ps(x, factor, factor);
+  }
+  for (const __m512& x : acc) *sink += x[0];
+  return 12.0 * 2 * 16 * static_cast<double>(steps);
+}
+__attribute__((target("avx2,fma"))) double f32_flops_avx2(int64_t steps, float* sink) {
+  __m256 acc[12];
+  for (__m256& x : acc) x = _mm256_set1_ps(1.0f);
+  const __m256 factor = _mm256_set1_ps(0.999f);
+  for (int64_t i = 0; i < steps; ++i) {
+    for (__m256& x : acc) x = _mm256_fmadd_ps(x, factor, factor);
+  }
+  for (const __m256& x : acc) *sink += x[0];
+  return 12.0 * 2 * 8 * static_cast<double>(steps);
+}
+
+double measure_f32_flops(const CpuContext& cpu) {
+  constexpr int64_t kSteps = 2'000'000;
+  const auto body = cpu.isa == Isa::kAvx2 ? f32_flops_avx2 : f32_flops_avx512;
+  const int64_t threads = cpu.pool.size();
+  std::vector<float> sinks(static_cast<size_t>(threads) * 16);
+  double flops = 0;
+  const double seconds = median_seconds([&](int) {
+    cpu.pool.run(threads, [&](int64_t t, int) {
+      const double done = body(kSteps, &sinks[static_cast<size_t>(t) * 16]);
+      if (t == 0) flops = done * static_cast<double>(threads);
+    });
+  });
+  return flops / seconds;
+}
+
+// Bytes read and written where every number of a large memory is changed in place.
+double measure_update_bytes(const CpuContext& cpu) {
+  const Buffer buffer(static_cast<size_t>(kColdBytes) * 2);
+  constexpr int64_t kPart = 1 << 16;
+  const double seconds = median_seconds([&](int) {
+    cpu.pool.run(static_cast<int64_t>(buffer.size()) / kPart, [&](int64_t part, int) {
+      auto* words = reinterpret_cast<uint64_t*>(buffer.data() + part * kPart);
+      for (int64_t i = 0; i < kPart / 8; ++i) words[i] += 3;
+    });
+  });
+  return 2 * static_cast<double>(buffer.size()) / seconds;
 }
 
 double measure_bytes(const CpuContext& cpu) {
@@ -196,21 +250,121 @@ void bench_experts(Machine& m, bool int4) {
   }
 }
 
-int run(int num_threads, Isa isa) {
+// One layer of Kimi-Linear (32 heads): states of enough sequences to be cold, and inputs.
+class KdaBench {
+ public:
+  explicit KdaBench(Machine& m) : m_(m) {
+    w_.shape.heads = 32;
+    const int64_t width = w_.shape.width();
+    w_.conv = std::vector<float>(static_cast<size_t>(12 * width), 0.3f);
+    w_.a = std::vector<float>(32, 4.0f);
+    w_.dt_bias = std::vector<float>(static_cast<size_t>(width), -4.0f);
+    w_.o_norm = std::vector<float>(128, 1.0f);
+    const int64_t sequence_bytes = w_.shape.heads * w_.shape.unit_bytes();
+    num_sequences_ = static_cast<int32_t>(kColdBytes / sequence_bytes) + 1;
+    states_ = Buffer(static_cast<size_t>(num_sequences_ * sequence_bytes));
+    layer_ = {.base = states_.data(),
+              .page_bytes = sequence_bytes,
+              .unit_bytes = w_.shape.unit_bytes(),
+              .units_per_page = 32,
+              .ring_token_bytes = w_.shape.ring_token_floats() * 4,
+              .ring_tokens = 4};
+    layer_.ring_slot_bytes = 32 * layer_.ring_tokens * layer_.ring_token_bytes;
+    rings_ = Buffer(static_cast<size_t>(num_sequences_ * layer_.ring_slot_bytes));
+    layer_.ring = rings_.data();
+    for (int32_t i = 0; i < num_sequences_; ++i) pages_.push_back(i);
+  }
+
+  // `batch` sequences, each with `replayed` tokens in its ring and `fresh` new ones.
+  void run(int32_t batch, int32_t replayed, int32_t fresh, bool prefill) {
+    Arena inputs;
+    const auto rows = [&](int64_t cols) {
+      const Tensor x = inputs.tensor(DType::kF32, batch * fresh, cols);
+      for (int64_t i = 0; i < x.rows * cols; ++i) x.row<float>(0)[i] = random_unit(5, static_cast<uint64_t>(i)) - 0.5f;
+      return x;
+    };
+    const int64_t width = w_.shape.width();
+    const KdaInputs in{.qkv = rows(3 * width), .a = rows(width), .b = rows(32), .z = rows(width)};
+    std::vector<SequenceRows> sequences(static_cast<size_t>(batch));
+    const double seconds = median_seconds([&](int i) {
+      for (int32_t s = 0; s < batch; ++s) {
+        const int32_t slot = (i * batch + s) % num_sequences_;
+        sequences[static_cast<size_t>(s)] = {.first_row = s * fresh,
+                                             .num_tokens = fresh,
+                                             .position = 64 + replayed,
+                                             .state_pages = &pages_[static_cast<size_t>(slot)],
+                                             .slot = slot,
+                                             .committed = 64,
+                                             .commit_all = prefill};
+      }
+      Batch b;
+      b.sequences = sequences;
+      m_.cpu.arena.reset();
+      kda_attend(m_.cpu, in, w_, b, layer_);
+    });
+    print(batch, replayed, fresh, prefill, seconds);
+  }
+
+ private:
+  void print(int32_t batch, int32_t replayed, int32_t fresh, bool prefill, double seconds) const {
+    const std::string what = prefill ? "kda prefill 32 heads, " + std::to_string(fresh) + " tokens"
+                                     : "kda decode 32 heads, " + std::to_string(batch) + " sequences of " +
+                                           std::to_string(fresh) + " new, " + std::to_string(replayed) + " replayed";
+    // Chunks of 16: k S, q S and the new state, 2 * 128 * 128 each; four triangles of 16 by 128.
+    const double flops = 32.0 * (6 * 128 * 128 + 4 * 16 * 128) * batch * (fresh + replayed);
+    const double bytes = 2.0 * static_cast<double>(32 * batch * w_.shape.unit_bytes());
+    if (prefill) {
+      std::printf("%-58s %9.3f ms %7.1f GFLOP/s (%5.1f %% of f32 peak)\n", what.c_str(), seconds * 1e3,
+                  flops / seconds * 1e-9, flops / seconds / m_.peak_f32_flops * 100);
+    } else {
+      std::printf("%-58s %9.1f us %7.1f GB/s (%5.1f %% of updates in place)\n", what.c_str(), seconds * 1e6,
+                  bytes / seconds * 1e-9, bytes / seconds / m_.peak_update_bytes * 100);
+    }
+    std::fflush(stdout);
+  }
+
+  Machine& m_;
+  KdaWeights w_;
+  Buffer states_, rings_;
+  StateLayer layer_;
+  int32_t num_sequences_ = 0;
+  std::vector<int32_t> pages_;
+};
+
+void bench_kda(Machine& m) {
+  m.peak_f32_flops = measure_f32_flops(m.cpu);
+  m.peak_update_bytes = measure_update_bytes(m.cpu);
+  std::printf("f32 peak %.1f GFLOP/s, memory updated in place %.1f GB/s\n", m.peak_f32_flops * 1e-9,
+              m.peak_update_bytes * 1e-9);
+  KdaBench bench(m);
+  for (const int32_t batch : {1, 4, 16}) bench.run(batch, 1, 1, false);
+  bench.run(1, 4, 4, false);
+  bench.run(16, 2, 4, false);
+  for (const int32_t tokens : {16, 64, 512, 2048}) bench.run(1, 0, tokens, true);
+}
+
+int run(int num_threads, Isa isa, const std::string& part) {
   ThreadPool pool(num_threads);
   Arena arena, scratch;
   Machine m{.cpu = {.pool = pool, .arena = arena, .scratch = scratch, .isa = isa}};
+  const bool all = part.empty();
+  if (all || part == "kda") bench_kda(m);
+  if (part == "kda") return 0;
   m.peak_flops = measure_flops(m.cpu);
   m.peak_bytes = measure_bytes(m.cpu);
   std::printf("%s, %d threads: peak %.1f GFLOP/s bf16, memory read %.1f GB/s\n", isa_name(isa), num_threads,
               m.peak_flops * 1e-9, m.peak_bytes * 1e-9);
-  bench_linear(m, 2048, 2048, false);
-  bench_linear(m, 2048, 4096, false);
-  bench_linear(m, 2048, 10944, false);
-  bench_linear(m, 10944, 2048, false);
-  bench_linear(m, 2048, 2048, true);
-  bench_experts(m, false);
-  bench_experts(m, true);
+  if (all || part == "linear") {
+    bench_linear(m, 2048, 2048, false);
+    bench_linear(m, 2048, 4096, false);
+    bench_linear(m, 2048, 10944, false);
+    bench_linear(m, 10944, 2048, false);
+    bench_linear(m, 2048, 2048, true);
+  }
+  if (all || part == "experts") {
+    bench_experts(m, false);
+    bench_experts(m, true);
+  }
   return 0;
 }
 
@@ -230,5 +384,5 @@ int main(int argc, char** argv) {
     return 1;
   }
   const int threads = argc > 1 ? std::atoi(argv[1]) : static_cast<int>(std::thread::hardware_concurrency());
-  return cpu::run(std::max(threads, 1), *isa);
+  return cpu::run(std::max(threads, 1), *isa, argc > 3 ? argv[3] : "");
 }
