@@ -55,6 +55,8 @@ void add_device_options(Options& options) {
   options.add("threads", "0", "threads of the CPU backend; 0: one per core", group);
   options.add("latent-norm-eps", "-1", "eps of the q_a and kv_a norms; -1: rms_norm_eps (transformers uses 1e-6)",
               group);
+  options.add_switch("kimi-linear-biased-routing", false,
+                     "weigh experts with the selection bias, as Kimi-Linear's own code does", group);
   options.add_switch("language-model-only", false, "skip the vision part of a multimodal checkpoint", group);
   options.add("tensor-parallel-size", "1", "ranks (only 1 in this version)", group);
   options.add("decode-context-parallel-size", "1", "ranks that share a sequence's cache (only 1 in this version)",
@@ -111,6 +113,7 @@ Result<EngineConfig> engine_config(const Options& options) {
     return bad_input(str_cat("--load-format must be auto, safetensors or dummy, not \"", format, "\""), "load-format");
   load.format = format == "dummy" ? LoadFormat::kDummy : LoadFormat::kSafetensors;
   ASSIGN_OR_RETURN(load.latent_norm_eps, options.number("latent-norm-eps", -1, 1));
+  load.kimi_linear_biased_routing = options.enabled("kimi-linear-biased-routing");
   load.language_model_only = options.enabled("language-model-only");
   load.progress = [progress = LoadProgress()](const char* phase, int64_t done, int64_t total) mutable {
     progress(phase, done, total);

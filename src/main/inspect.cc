@@ -5,13 +5,26 @@
 #include "main/commands.h"
 #include "main/options.h"
 #include "model/config.h"
-#include "model/model.h"
+#include "model/layer_weights.h"
 
 namespace perigee {
 namespace {
 
 void line(const char* name, const std::string& value) {
   std::printf("%-22s %s\n", name, value.c_str());
+}
+
+// "3, 7, 11-13": the layers with or without Kimi Delta Attention, counted from 0 as tensor names do.
+std::string layers_text(const ModelConfig& c, bool kda) {
+  std::string text;
+  for (int64_t i = 0; i < c.num_layers; ++i) {
+    if (c.is_kda(i) != kda) continue;
+    int64_t last = i;
+    while (last + 1 < c.num_layers && c.is_kda(last + 1) == kda) ++last;
+    text += str_cat(text.empty() ? "" : ", ", i, last > i ? str_cat("-", last) : std::string());
+    i = last;
+  }
+  return text;
 }
 
 std::string attention_text(const ModelConfig& c) {
@@ -27,6 +40,7 @@ std::string experts_text(const ModelConfig& c) {
 }
 
 std::string rope_text(const ModelConfig& c) {
+  if (!c.rope_enabled) return "none (NoPE)";
   std::string text = str_cat("theta ", c.rope_config.theta);
   if (const auto& yarn = c.rope_config.yarn)
     text += str_cat(", YaRN factor ", yarn->factor, ", beta ", yarn->beta_fast, "/", yarn->beta_slow);
@@ -60,22 +74,42 @@ std::string ids_text(const std::vector<int32_t>& ids) {
   return text;
 }
 
+double gb(int64_t bytes) {
+  return static_cast<double>(bytes) * 1e-9;
+}
+
+// What sequences keep in the page pool.
+void print_cache(const ModelConfig& c) {
+  const CacheLayout cache = cache_layout_of(c, DType::kBF16);
+  const int64_t state = cache.state_pages() * cache.page_bytes();
+  line("cache, bf16", str_cat(cache.num_layers * cache.row_bytes(), " bytes a token, ", cache.page_bytes(),
+                              " bytes a block of 64 tokens"));
+  if (state > 0) {
+    line("state of one sequence", str_cat(state, " bytes: ", cache.units(), " units of ", cache.unit_bytes, ", ",
+                                          cache.units_per_page(), " a page, ", cache.state_pages(), " pages"));
+    line("a checkpoint of it", str_cat(state, " bytes, as much as ", cache.state_pages() * 64, " tokens"));
+  }
+  line("cache for one sequence",
+       str_cat(gb(state + cache.page_bytes() * ((c.max_positions + 63) / 64)), " GB at full length"));
+}
+
 void print_config(const std::string& folder, const ModelConfig& c) {
-  const CacheLayout cache{.num_layers = c.num_layers, .row_elements = c.kv_lora + c.rope};
   line("architecture", c.architecture);
   line("weights", weights_text(folder));
   line("quantization", quantization_text(c.quantization));
   line("layers", str_cat(c.num_layers, " (", c.first_dense, " dense), hidden ", c.hidden));
   line("attention", attention_text(c));
+  if (c.num_kda_layers() > 0) {
+    line("  in layers", layers_text(c, false));
+    line("linear attention", str_cat("KDA, ", c.kda.heads, " heads of ", c.kda.dim, ", convolution of ", c.kda.conv));
+    line("  in layers", layers_text(c, true));
+  }
   line("experts", experts_text(c));
   line("rope", rope_text(c));
   line("vocabulary", std::to_string(c.vocab));
   line("positions", std::to_string(c.max_positions));
   line("end-of-sequence ids", ids_text(c.eos_ids));
-  line("cache, bf16", str_cat(cache.num_layers * cache.row_bytes(), " bytes a token, ", cache.page_bytes(),
-                              " bytes a block of 64 tokens"));
-  line("cache for one sequence",
-       str_cat(static_cast<double>(cache.page_bytes() * ((c.max_positions + 63) / 64)) * 1e-9, " GB at full length"));
+  print_cache(c);
 }
 
 }  // namespace

@@ -189,16 +189,16 @@ Status read_linear_attention(ConfigReader& text, const std::string& where, Model
   RETURN_IF_ERROR(text.status());
   ConfigReader r(*linear, where + ": linear_attn_config");
   c.kda.heads = r.integer("num_heads", 1, 4096);
-  c.kda.dim = r.integer("head_dim", 128, 128);                // the only size
-  c.kda.conv = r.integer("short_conv_kernel_size", 4, 4, 4);  // that backends compute
+  c.kda.dim = r.integer("head_dim", 128, 128);  // this and four taps are what backends compute
+  c.kda.conv = r.integer("short_conv_kernel_size", 4, 4);
   std::vector<const char*> lists(static_cast<size_t>(c.num_layers));
   RETURN_IF_ERROR(read_layer_list(r, "kda_layers", lists));
   RETURN_IF_ERROR(read_layer_list(r, "full_attn_layers", lists));
-  const auto missed = std::find(lists.begin(), lists.end(), nullptr);
-  if (missed != lists.end())
-    r.fail("kda_layers", "each layer in this list or in full_attn_layers",
-           str_cat("layer ", missed - lists.begin() + 1, " in neither"));
-  for (const char* list : lists) c.kda_layers.push_back(list == std::string_view("kda_layers"));
+  for (size_t i = 0; i < lists.size(); ++i) {
+    if (lists[i] == nullptr)
+      r.fail("kda_layers", "each layer in this list or in full_attn_layers", str_cat("layer ", i + 1, " in neither"));
+    c.kda_layers.push_back(lists[i] != nullptr && lists[i] == std::string_view("kda_layers"));
+  }
   return r.status();
 }
 

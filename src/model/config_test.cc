@@ -199,7 +199,7 @@ TEST(Config, BadValuesAreNamed) {
       {"num_experts_per_tok", Json(9), "9"},
       {"num_experts_per_tok", Json(5), "2 groups"},
       {"n_routed_experts", Json(1 << 20), "1048576"},
-      {"n_group", Json(3), "divisor"},
+      {"n_group", Json(3), "divisor of the 8"},
       {"n_group", Json(8), "at least two"},
       {"scoring_func", Json("tanh"), "tanh"},
       {"topk_method", Json("group_limited_greedy"), "group_limited_greedy"},
@@ -233,6 +233,91 @@ TEST(Config, Int4GroupsOfAnotherKindAreNamed) {
     config.set("quantization_config", quantization);
     expect_error(config, {"quantization_config", "group_0", key});
   }
+}
+
+// The lists of Kimi-Linear-48B: every fourth layer is latent, but the last group is shorter.
+TEST(KimiLinearConfig, LayersAreWhatTheListsSay) {
+  Json config = tiny_hybrid_config();
+  config.set("num_hidden_layers", 27);
+  config.find("linear_attn_config")
+      ->set("kda_layers", json("[1, 2, 3, 5, 6, 7, 9, 10, 11, 13, 14, 15, 17, 18, 19, 21, 22, 23, 25, 26]"));
+  config.find("linear_attn_config")->set("full_attn_layers", json("[4, 8, 12, 16, 20, 24, 27]"));
+  const auto c = parse_config(config, Json());
+  ASSERT_TRUE(c.ok()) << c.error().message;
+  EXPECT_EQ(c->num_kda_layers(), 20);
+  std::vector<int64_t> latent;
+  for (int64_t i = 0; i < 27; ++i)
+    if (!c->is_kda(i)) latent.push_back(i);
+  EXPECT_EQ(latent, (std::vector<int64_t>{3, 7, 11, 15, 19, 23, 26}));
+}
+
+TEST(KimiLinearConfig, ReadsItsOwnKeyNames) {
+  const auto c = parse_config(tiny_hybrid_config(), Json());
+  ASSERT_TRUE(c.ok()) << c.error().message;
+  EXPECT_EQ(c->num_experts, 8);
+  EXPECT_EQ(c->top_k, 3);
+  EXPECT_EQ(c->num_shared_experts, 1);
+  EXPECT_EQ(c->max_positions, 512);
+  EXPECT_EQ(c->kda.heads, 3);
+  EXPECT_EQ(c->kda.width(), 384);
+  EXPECT_TRUE(c->normalize_top_k);
+  EXPECT_TRUE(c->correction_bias);
+  EXPECT_FALSE(c->bias_in_weights);
+  EXPECT_FALSE(c->rope_enabled);
+  EXPECT_EQ(c->latent_norm_eps, 1e-5);
+  EXPECT_NEAR(mla_softmax_scale(*c), 1 / std::sqrt(24.0), 1e-12);
+}
+
+// Without rotation its scaling must not touch the softmax; with rotation it is that of the other families.
+TEST(KimiLinearConfig, RopeIsReadOnlyWhenUsed) {
+  Json config = tiny_hybrid_config();
+  config.set("rope_scaling", rope_scaling(40, 32, 1));
+  auto c = parse_config(config, Json());
+  ASSERT_TRUE(c.ok()) << c.error().message;
+  EXPECT_FALSE(c->rope_config.yarn);
+  config.set("mla_use_nope", false);
+  config.set("rope_theta", 10000);
+  c = parse_config(config, Json());
+  ASSERT_TRUE(c.ok()) << c.error().message;
+  EXPECT_TRUE(c->rope_enabled);
+  EXPECT_TRUE(c->rope_config.yarn);
+}
+
+TEST(KimiLinearConfig, UngroupedChoiceIgnoresGroups) {
+  Json config = tiny_hybrid_config();
+  config.set("num_expert_group", 4);
+  config.set("topk_group", 2);
+  EXPECT_EQ(parse_config(config, Json())->num_groups, 4);
+  config.set("use_grouped_topk", false);
+  EXPECT_EQ(parse_config(config, Json())->num_groups, 1);
+}
+
+TEST(KimiLinearConfig, BadLayerListsNameTheLayer) {
+  const std::vector<std::tuple<const char*, const char*, std::vector<std::string>>> table = {
+      {"kda_layers", "[1, 2, 3, 4]", {"full_attn_layers", "layer 3", "in kda_layers already"}},
+      {"kda_layers", "[1, 2]", {"layer 4 in neither"}},
+      {"kda_layers", "[1, 2, 2, 4]", {"kda_layers", "layer 2", "already"}},
+      {"kda_layers", "[0, 1, 2, 4]", {"kda_layers", "[1, 5]", "found 0"}},
+      {"full_attn_layers", "[3, 5, 6]", {"full_attn_layers", "[1, 5]", "found 6"}},
+      {"full_attn_layers", "[3, 1.5]", {"full_attn_layers", "found 1.5"}},
+      {"full_attn_layers", "[3]", {"layer 5 in neither"}},
+      {"full_attn_layers", "null", {"full_attn_layers", "found nothing"}},
+      {"kda_layers", "3", {"kda_layers", "a list"}},
+      {"num_heads", "0", {"num_heads", "found 0"}},
+      {"head_dim", "64", {"head_dim", "[128, 128]", "found 64"}},
+      {"short_conv_kernel_size", "3", {"short_conv_kernel_size", "found 3"}},
+  };
+  for (const auto& [key, value, parts] : table) {
+    Json config = tiny_hybrid_config();
+    config.find("linear_attn_config")->set(key, json(value));
+    expect_error(config, parts);
+  }
+  Json config = tiny_hybrid_config();
+  config.set("linear_attn_config", Json());
+  expect_error(config, {"linear_attn_config", "found nothing"});
+  config = tiny_hybrid_config();
+  config.set("mla_use_nope", Json());
+  expect_error(config, {"mla_use_nope", "found nothing"});
 }
 
 TEST(Config, UnsupportedArchitectureListsTheSupported) {

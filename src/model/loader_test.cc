@@ -56,6 +56,12 @@ Json with(const char* key, Json value) {
   return config;
 }
 
+Json hybrid_with(const char* key, Json value) {
+  Json config = tiny_hybrid_config();
+  config.set(key, std::move(value));
+  return config;
+}
+
 TEST(Loader, RoundTripsEveryFormat) {
   for (const size_t pad : {0, 1}) {  // 1: nothing in the file is aligned
     expect_round_trip(tiny_config(), pad);
@@ -63,6 +69,8 @@ TEST(Loader, RoundTripsEveryFormat) {
     expect_round_trip(with("quantization_config", fp8_quantization()), pad);
     expect_round_trip(with("q_lora_rank", Json()), pad);
     expect_round_trip(with("n_shared_experts", Json(0)), pad);
+    expect_round_trip(tiny_hybrid_config(), pad);
+    expect_round_trip(hybrid_with("quantization_config", fp8_quantization()), pad);
   }
 }
 
@@ -153,7 +161,7 @@ class Wrong : public ::testing::Test {
 };
 
 TEST_F(Wrong, EveryMissingTensorIsNamed) {
-  for (const Json& config : {tiny_config(), with("quantization_config", fp8_quantization())}) {
+  for (const Json& config : {tiny_config(), with("quantization_config", fp8_quantization()), tiny_hybrid_config()}) {
     for (const StoredTensor& t : dummy_checkpoint(config)) {
       const std::string message = error(config, [&](Tensors& all) {
         std::erase_if(all, [&](const StoredTensor& other) { return other.name == t.name; });
@@ -161,6 +169,41 @@ TEST_F(Wrong, EveryMissingTensorIsNamed) {
       expect_parts(message, {"tensor " + t.name + " is missing", "expected"});
     }
   }
+}
+
+TEST_F(Wrong, TensorsOfKimiLinearHaveTheirShapes) {
+  const std::string attention = "model.layers.3.self_attn.";
+  for (const auto& [name, shape] : std::vector<std::pair<std::string, std::vector<int64_t>>>{
+           {attention + "A_log", {1, 1, 3, 1}},
+           {attention + "dt_bias", {384}},
+           {attention + "k_conv1d.weight", {384, 1, 4}},
+           {attention + "f_b_proj.weight", {384, 128}},
+           {attention + "b_proj.weight", {3, 64}},
+           {attention + "o_norm.weight", {128}},
+           {"model.layers.4.block_sparse_moe.experts.7.w2.weight", {64, 32}},
+           {"model.layers.0.mlp.down_proj.weight", {64, 160}}}) {
+    const std::string message = error(tiny_hybrid_config(), [&](Tensors& all) {
+      StoredTensor& tensor = find(all, name);
+      EXPECT_EQ(tensor.shape, shape) << name;
+      tensor.shape.push_back(1);
+    });
+    expect_parts(message, {name, shape_text(shape)});
+  }
+}
+
+// A list that says one kind of layer over tensors of the other: the message names the layer as the list counts.
+TEST_F(Wrong, LayerListsMustAgreeWithTheTensors) {
+  const std::vector<StoredTensor> tensors = dummy_checkpoint(tiny_hybrid_config());
+  const auto error_of = [&](const char* kda, const char* latent) {
+    Json config = tiny_hybrid_config();
+    config.find("linear_attn_config")->set("kda_layers", json(kda));
+    config.find("linear_attn_config")->set("full_attn_layers", json(latent));
+    return error(config, [&](Tensors& all) { all = tensors; });
+  };
+  expect_parts(error_of("[1, 2, 3, 4]", "[5]"),
+               {"model.layers.2.self_attn.A_log", "missing", "kda_layers of config.json has layer 3"});
+  expect_parts(error_of("[1, 2]", "[3, 4, 5]"), {"model.layers.3.self_attn.kv_a_proj_with_mqa.weight", "missing",
+                                                 "full_attn_layers of config.json has layer 4"});
 }
 
 TEST_F(Wrong, MissingInt4ScaleIsNamed) {

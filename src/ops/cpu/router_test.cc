@@ -81,6 +81,11 @@ TEST_P(Router, BiasSelectsOnlyTiesTakeTheLowerIdAndGroupsCountTheirTwoBest) {
   EXPECT_EQ(r.ids[0], 3);
   EXPECT_EQ(r.ids[1], 2);
   EXPECT_LT(r.weights[0], r.weights[1]);
+  router.bias_in_weights = true;
+  r = route(cpu.context(), x, router);
+  EXPECT_EQ(r.ids[0], 3);
+  EXPECT_NEAR(r.weights[0] / r.weights[1], (9 + 1 / (1 + std::exp(9.0))) / (1 / (1 + std::exp(-1.0))), 1e-4);
+  router.bias_in_weights = false;
   router.bias = {};
   router.weight = {0, 0, -1, 0};
   r = route(cpu.context(), x, router);

@@ -66,6 +66,11 @@ TEST(RefOps, RouterBiasSelectsOnlyAndTiesTakeTheLowerId) {
   EXPECT_EQ(r.ids[0], 3);
   EXPECT_EQ(r.ids[1], 2);
   EXPECT_NEAR(r.weights[1], top / (top + biased), 1e-6);
+  router.bias_in_weights = true;
+  r = ops.route(view(x, 1, 1), router);
+  EXPECT_EQ(r.ids[0], 3);
+  EXPECT_NEAR(r.weights[0], (9 + biased) / (9 + biased + top), 1e-6);
+  router.bias_in_weights = false;
   router.bias = {};
   router.normalize = false;
   router.scale = 2;
