@@ -1,11 +1,11 @@
-# perigee_module(NAME [DEPS a b ...] [LINK lib ...] [SOURCES f.cc ...] [TESTS t_test.cc ...])
+# perigee_module(NAME [CUDA] [DEPS a b ...] [LINK lib ...] [SOURCES f.cc ...] [TESTS t_test.cc ...])
 #
 # A folder is a library: every *.cc of it that is no *_test.cc becomes perigee_NAME, every *_test.cc joins the one test
 # program NAME_test. DEPS are the only other modules whose headers it may include (tools/tidy.py reads this line and
 # rejects any other); `base` is implied. LINK are third-party libraries. SOURCES and TESTS name the files where two
-# modules share a folder.
+# modules share a folder. A CUDA module also takes its *.cu; where no toolkit is, it is its cuda_absent.cc alone.
 function(perigee_module NAME)
-  cmake_parse_arguments(ARG "" "" "DEPS;LINK;SOURCES;TESTS" ${ARGN})
+  cmake_parse_arguments(ARG "CUDA" "" "DEPS;LINK;SOURCES;TESTS" ${ARGN})
   if(ARG_SOURCES OR ARG_TESTS)
     set(sources ${ARG_SOURCES})
     set(tests ${ARG_TESTS})
@@ -16,6 +16,15 @@ function(perigee_module NAME)
     list(FILTER tests INCLUDE REGEX "_test\\.cc$")
   endif()
   set(links ${ARG_LINK})
+  if(ARG_CUDA AND PERIGEE_HAS_CUDA)
+    file(GLOB kernels CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/*.cu)
+    list(FILTER sources EXCLUDE REGEX "/cuda_absent\\.cc$")
+    list(APPEND sources ${kernels})
+    list(APPEND links CUDA::cudart_static)
+  elseif(ARG_CUDA)
+    list(FILTER sources INCLUDE REGEX "/cuda_absent\\.cc$")
+    set(tests)
+  endif()
   foreach(dep ${ARG_DEPS})
     list(APPEND links perigee_${dep})
   endforeach()

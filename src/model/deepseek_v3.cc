@@ -40,8 +40,7 @@ class DeepseekV3 final : public Model {
       Tensor h = ops.rms_norm(x, l.attention_norm, eps, ops.wide_dtype());
       const Tensor q = ops.mla_in(h, l.mla, batch, cache);                      // [n, h (dn + dr)]
       const Tensor o = ops.mla_attend(q, l.mla.up, l.mla.shape, batch, cache);  // [n, h dv]
-      ops.add(x, ops.linear(o, l.mla.o, DType::kF32));
-      h = ops.rms_norm(x, l.mlp.norm, eps);
+      h = ops.add_norm(x, ops.linear(o, l.mla.o, DType::kF32), l.mlp.norm, eps);
       ops.add(x, l.mlp.is_moe ? ops.moe(h, l.mlp.moe) : ops.dense_mlp(h, l.mlp.dense));
     }
     const Tensor last = ops.rms_norm(ops.gather_rows(x, batch.logit_rows), norm_, eps, ops.wide_dtype());

@@ -7,6 +7,7 @@
 
 #include "base/check.h"
 #include "model/model.h"
+#include "ops/place_batch.h"
 #include "tensor/arena.h"
 
 namespace perigee {
@@ -20,8 +21,8 @@ class SingleSequence {
   SingleSequence(const Model& model, Ops& ops, DType cache_dtype, int64_t capacity) : model_(model), ops_(ops) {
     const CacheLayout layout = model.cache_layout(cache_dtype);
     const int64_t pages = (capacity + 63) / 64 + layout.state_pages();
-    memory_ = Buffer(static_cast<size_t>(pages * layout.page_bytes()));
-    ring_ = Buffer(static_cast<size_t>(layout.ring_slot_bytes(kRingTokens)));
+    memory_ = ops.make_buffer(static_cast<size_t>(pages * layout.page_bytes()));
+    ring_ = ops.make_buffer(static_cast<size_t>(layout.ring_slot_bytes(kRingTokens)));
     pool_ = {.base = memory_.data(), .layout = layout, .ring = ring_.data(), .ring_tokens = kRingTokens};
     pages_.resize(static_cast<size_t>(pages));
     for (int64_t p = 0; p < pages; ++p) pages_[static_cast<size_t>(p)] = static_cast<int32_t>(pages - 1 - p);
@@ -74,10 +75,14 @@ class SingleSequence {
     const Batch batch{
         .tokens = tokens, .positions = positions, .sequences = std::span(&sequence, 1), .logit_rows = rows};
     ops_.begin_step();
-    const Tensor logits = model_.forward(batch, ops_, pool_);
+    const PlacedBatch placed(batch, ops_);
+    const Tensor logits = model_.forward(placed.batch(), ops_, pool_);
     length_ += n;
     std::vector<std::vector<float>> out;
-    for (int64_t r = 0; r < n; ++r) out.emplace_back(logits.row<float>(r), logits.row<float>(r) + logits.cols);
+    for (int64_t r = 0; r < n; ++r) {
+      out.emplace_back(static_cast<size_t>(logits.cols));
+      ops_.copy(out.back().data(), logits.row<float>(r), out.back().size() * sizeof(float));
+    }
     return out;
   }
 

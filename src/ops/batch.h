@@ -28,11 +28,26 @@ struct SequenceRows {
   const int32_t* checkpoint_pages = nullptr;  // ... these pages, by the step that takes the state there or past it
 };
 
+// Sequences as device backends read them, all arrays in device memory (DESIGN D4): their lengths may be newer than what
+// the host knows. A slot is a sequence's row in the block tables.
+struct DeviceSequences {
+  const int32_t* first_row = nullptr;     // [sequences]
+  const int32_t* num_tokens = nullptr;    // [sequences]
+  const int32_t* position = nullptr;      // [sequences] of the first new token; < 0: padding, nothing is to be done
+  const int32_t* slot = nullptr;          // [sequences]
+  const int32_t* row_slot = nullptr;      // [n] slot of each row's sequence
+  const int32_t* block_tables = nullptr;  // [slots][max_blocks] page of each block
+  int32_t max_blocks = 0;
+};
+
+// On device backends tokens, positions and logit_rows point to device memory and `device` is set; `sequences` then
+// tells the host how many rows and which form, and its positions may lag behind.
 struct Batch {
-  std::span<const int32_t> tokens;          // [n]
+  std::span<const int32_t> tokens;          // [n]; < 0: a padding row, whose outputs nobody reads
   std::span<const int32_t> positions;       // [n]
   std::span<const SequenceRows> sequences;  // ascending first_row, covering [0, n)
   std::span<const int32_t> logit_rows;      // rows whose logits are wanted
+  const DeviceSequences* device = nullptr;
 };
 
 // One layer of the latent group in the page pool: row s of page p is at base + p * page_bytes + s * row_bytes.

@@ -1,7 +1,13 @@
 // The coarse ops, written in plain ops: their definition, and what a backend runs that does not fuse them.
+#include <cstring>
+
 #include "ops/ops.h"
 
 namespace perigee {
+
+void Ops::copy(void* to, const void* from, size_t bytes) {
+  std::memcpy(to, from, bytes);
+}
 
 Tensor Ops::mla_in(const Tensor& x, const MlaWeights& w, const Batch& batch, const LatentLayer& cache) {
   const MlaShape& s = w.shape;
@@ -27,6 +33,11 @@ Tensor Ops::kda(const Tensor& x, const KdaWeights& w, const Batch& batch, const 
                      .b = gates.columns(2 * dim, w.shape.heads),
                      .z = linear(gates.columns(dim, dim), w.g_b, DType::kF32)};
   return kda_attend(in, w, batch, state);
+}
+
+Tensor Ops::add_norm(const Tensor& residual, const Tensor& y, std::span<const float> weight, float eps) {
+  add(residual, y);
+  return rms_norm(residual, weight, eps);
 }
 
 Tensor Ops::dense_mlp(const Tensor& x, const MlpWeights& w) {

@@ -38,6 +38,12 @@ class Ops {
   // layers. f32 where a backend multiplies f32 at little cost (as two bf16 terms), else the activation dtype.
   virtual DType wide_dtype() const { return activation_dtype(); }
 
+  // --- Memory that this backend's kernels read and write; the host's unless a backend says otherwise. ---
+  virtual bool on_device() const { return false; }
+  virtual Buffer make_buffer(size_t bytes) { return Buffer(bytes); }
+  virtual void copy(void* to, const void* from, size_t bytes);  // between it and the host's; complete on return
+  virtual Status status() { return {}; }  // kDeviceLost: everything computed since the last success is void
+
   // --- Weights, once at load: copied and repacked into this backend's layout; `raw` may go afterwards. ---
   // Matrices stacked by rows become one: y = concat(W_i x).
   virtual LinearWeight pack_linear(std::span<const RawMatrix> stacked) = 0;
@@ -50,7 +56,7 @@ class Ops {
   LinearWeight pack_linear(const RawMatrix& raw) { return pack_linear(std::span(&raw, 1)); }
 
   // --- Plain ops ---
-  void begin_step() { arena_.reset(); }
+  virtual void begin_step() { arena_.reset(); }
   virtual Tensor embed(const EmbedWeight& table, std::span<const int32_t> tokens) = 0;  // -> [n, H] f32
   // RMSNorm (Zhang, Sennrich 2019): y = x / sqrt(mean(x^2) + eps) * weight; x [n, d] f32 or activation -> `out`.
   virtual Tensor rms_norm(const Tensor& x, std::span<const float> weight, float eps, DType out) = 0;
@@ -85,6 +91,8 @@ class Ops {
   virtual Tensor mla_in(const Tensor& x, const MlaWeights& w, const Batch& batch, const LatentLayer& cache);
   // Projections and kda_attend: x [n, H] activation or wide -> [n, h * dim] wide.
   virtual Tensor kda(const Tensor& x, const KdaWeights& w, const Batch& batch, const StateLayer& state);
+  // residual += y, then its norm.
+  virtual Tensor add_norm(const Tensor& residual, const Tensor& y, std::span<const float> weight, float eps);
   virtual Tensor dense_mlp(const Tensor& x, const MlpWeights& w);    // -> [n, H] f32
   virtual Tensor moe(const Tensor& x, const MoeWeights& w);          // routed + shared, [n, H] f32
   virtual Tensor logits(const Tensor& x, const LinearWeight& head);  // -> [rows, vocab] f32
@@ -92,6 +100,9 @@ class Ops {
   Arena& arena() { return arena_; }
 
  protected:
+  Ops() = default;
+  explicit Ops(Arena arena) : arena_(std::move(arena)) {}
+
   Arena arena_;
 };
 

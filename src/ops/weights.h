@@ -23,8 +23,9 @@ struct RawMatrix {
   WeightFormat format = WeightFormat::kBF16;
   int64_t out = 0;
   int64_t in = 0;
-  const void* data = nullptr;
+  const void* data = nullptr;  // null: to be made by the backend from the keys (model/dummy.h has the formula)
   const void* scale = nullptr;
+  uint64_t data_key = 0, scale_key = 0;
 };
 
 // Element (r, c) as f32: the definition of every format. INT4 and FP8: q * scale in f32, INT4 then rounded to bf16.

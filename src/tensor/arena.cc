@@ -25,11 +25,7 @@ Buffer::Buffer(size_t bytes) : size_(bytes) {
   CHECK(p != nullptr, "out of host memory allocating ", bytes, " bytes");
   if (alignment == kHugePage) ::madvise(p, padded, MADV_HUGEPAGE);
   std::memset(p, 0, padded);
-  data_.reset(static_cast<uint8_t*>(p));
-}
-
-void Buffer::Free::operator()(uint8_t* p) const {
-  std::free(p);
+  data_ = {static_cast<uint8_t*>(p), [](uint8_t* memory) { std::free(memory); }};
 }
 
 void Arena::reset() {
@@ -38,7 +34,7 @@ void Arena::reset() {
     size_t total = 0;
     for (const Buffer& chunk : chunks_) total += chunk.size();
     chunks_.clear();
-    chunks_.emplace_back(total);
+    chunks_.push_back(source_(total));
     ++num_growths_;
   }
   chunk_ = 0;
@@ -52,7 +48,7 @@ void* Arena::allocate(size_t bytes) {
     used_ = 0;
   }
   if (chunk_ == chunks_.size()) {
-    chunks_.emplace_back(std::max(need, kMinChunkBytes));
+    chunks_.push_back(source_(std::max(need, kMinChunkBytes)));
     ++num_growths_;
   }
   void* p = chunks_[chunk_].data() + used_;

@@ -1,6 +1,6 @@
 // Arena: per-step memory, reset at the start of each step. Grows while warming up, never after.
 //
-// Buffer: aligned host memory that lives as long as its owner.
+// Buffer: aligned memory that lives as long as its owner, of the host unless it was made for a device.
 #pragma once
 
 #include <cstdint>
@@ -18,19 +18,21 @@ class Buffer {
  public:
   Buffer() = default;
   explicit Buffer(size_t bytes);  // zeroed, kAlignment-aligned; huge pages where the system offers them
+  // Memory made elsewhere, given back by `release`.
+  Buffer(uint8_t* data, size_t bytes, void (*release)(uint8_t*)) : data_(data, release), size_(bytes) {}
   uint8_t* data() const { return data_.get(); }
   size_t size() const { return size_; }
 
  private:
-  struct Free {
-    void operator()(uint8_t* p) const;
-  };
-  std::unique_ptr<uint8_t[], Free> data_;
+  std::unique_ptr<uint8_t[], void (*)(uint8_t*)> data_{nullptr, nullptr};
   size_t size_ = 0;
 };
 
 class Arena {
  public:
+  using Source = Buffer (*)(size_t bytes);
+  // `source` makes the memory, on the host unless told otherwise.
+  explicit Arena(Source source = [](size_t bytes) { return Buffer(bytes); }) : source_(source) {}
   // Everything handed out before becomes invalid; no memory is returned to the system.
   void reset();
   Tensor tensor(DType dtype, int64_t rows, int64_t cols);  // uninitialised, contiguous
@@ -51,6 +53,7 @@ class Arena {
   int64_t num_growths() const { return num_growths_; }  // system allocations so far: constant after warm-up
 
  private:
+  Source source_;
   std::vector<Buffer> chunks_;
   size_t chunk_ = 0;
   size_t used_ = 0;

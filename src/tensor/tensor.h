@@ -24,7 +24,7 @@ struct Tensor {
   int64_t row_stride = 0;  // in elements, >= cols
 
   template <typename T>
-  T* row(int64_t r) const {
+  constexpr T* row(int64_t r) const {  // constexpr: for device code too
     return static_cast<T*>(data) + r * row_stride;
   }
   // Columns [begin, begin + count) of every row.

@@ -11,7 +11,9 @@
 #include <string>
 
 #include "base/rng.h"
+#include "ops/cuda/cuda_ops.h"
 #include "ops/ops.h"
+#include "ops/place_batch.h"
 
 namespace perigee {
 namespace {
@@ -31,6 +33,8 @@ std::vector<Backend> backends() {
   const char* names[] = {"best", "avx512", "avx2"};
   for (int i = 0; i < 3; ++i)
     if (auto ops = make_cpu_ops(options[i]); ops.ok()) out.push_back({names[i], std::move(*ops)});
+  if (auto ops = make_cuda_ops({}); ops.ok()) out.push_back({"cuda", std::move(*ops)});
+  if (auto ops = make_cuda_ops({.deterministic = true}); ops.ok()) out.push_back({"cuda_fixed", std::move(*ops)});
   return out;
 }
 
@@ -40,14 +44,16 @@ float value_at(uint64_t key, int64_t i) {
 }
 
 Tensor activation(Ops& ops, int64_t rows, int64_t cols, uint64_t key, DType dtype) {
-  Tensor t = ops.arena().tensor(dtype, rows, cols);
+  const Tensor t = ops.arena().tensor(dtype, rows, cols);
+  std::vector<uint8_t> host(static_cast<size_t>(rows * cols * dtype_bytes(dtype)));
   for (int64_t i = 0; i < rows * cols; ++i) {
     const float v = value_at(key, i);
     if (dtype == DType::kF32)
-      static_cast<float*>(t.data)[i] = v;
+      reinterpret_cast<float*>(host.data())[i] = v;
     else
-      static_cast<uint16_t*>(t.data)[i] = f32_to_bf16(v);
+      reinterpret_cast<uint16_t*>(host.data())[i] = f32_to_bf16(v);
   }
+  ops.copy(t.data, host.data(), host.size());
   return t;
 }
 
@@ -55,17 +61,45 @@ Tensor activation(Ops& ops, int64_t rows, int64_t cols, uint64_t key) {
   return activation(ops, rows, cols, key, ops.activation_dtype());
 }
 
-float element(const Tensor& t, int64_t r, int64_t c) {
-  return t.dtype == DType::kF32 ? t.row<float>(r)[c] : bf16_to_f32(t.row<uint16_t>(r)[c]);
+// A contiguous tensor's numbers, on the host.
+struct Values {
+  int64_t rows = 0, cols = 0;
+  std::vector<float> at;
+};
+
+Values fetch(Ops& ops, const Tensor& t) {
+  CHECK(t.contiguous());
+  std::vector<uint8_t> host(static_cast<size_t>(t.rows * t.cols * dtype_bytes(t.dtype)));
+  ops.copy(host.data(), t.data, host.size());
+  Values out{.rows = t.rows, .cols = t.cols, .at = std::vector<float>(static_cast<size_t>(t.rows * t.cols))};
+  for (size_t i = 0; i < out.at.size(); ++i)
+    out.at[i] = t.dtype == DType::kF32 ? reinterpret_cast<const float*>(host.data())[i]
+                                       : bf16_to_f32(reinterpret_cast<const uint16_t*>(host.data())[i]);
+  return out;
 }
 
-void expect_close(const Tensor& got, const Tensor& wanted, const std::string& what, double bound = kBound) {
+template <typename T>
+std::vector<T> fetch(Ops& ops, const T* from, int64_t count) {
+  std::vector<T> out(static_cast<size_t>(count));
+  ops.copy(out.data(), from, out.size() * sizeof(T));
+  return out;
+}
+
+// Ids where the backend reads them.
+std::span<const int32_t> place(Ops& ops, const std::vector<int32_t>& ids) {
+  const std::span<int32_t> there = ops.arena().array<int32_t>(std::ssize(ids));
+  ops.copy(there.data(), ids.data(), ids.size() * sizeof(int32_t));
+  return there;
+}
+
+void expect_close(const Values& got, const Values& wanted, const std::string& what, double bound = kBound) {
   ASSERT_EQ(got.rows, wanted.rows) << what;
   ASSERT_EQ(got.cols, wanted.cols) << what;
   double error = 0, norm = 0;
   for (int64_t r = 0; r < got.rows; ++r)
     for (int64_t c = 0; c < got.cols; ++c) {
-      const double a = element(got, r, c), b = element(wanted, r, c);
+      const auto i = static_cast<size_t>(r * got.cols + c);
+      const double a = got.at[i], b = wanted.at[i];
       ASSERT_TRUE(std::isfinite(a)) << what << " row " << r << " column " << c;
       error += (a - b) * (a - b);
       norm += b * b;
@@ -76,8 +110,8 @@ void expect_close(const Tensor& got, const Tensor& wanted, const std::string& wh
 // Fills the arena's memory with NaN, then hands it out again.
 void poison(Ops& ops, int64_t bytes) {
   ops.begin_step();
-  auto words = ops.arena().array<uint32_t>(bytes / 4);
-  std::fill(words.begin(), words.end(), 0x7FC07FC0u);
+  const std::vector<uint32_t> nans(static_cast<size_t>(bytes / 4), 0x7FC07FC0u);
+  ops.copy(ops.arena().array<uint32_t>(bytes / 4).data(), nans.data(), nans.size() * 4);
   ops.begin_step();
 }
 
@@ -134,7 +168,8 @@ TEST(Conformance, Linear) {
           const Tensor got =
               backend.ops->linear(activation(*backend.ops, rows, in, 5), backend.ops->pack_linear(w.raw), DType::kF32);
           const Tensor wanted = ref->linear(activation(*ref, rows, in, 5), ref->pack_linear(w.raw), DType::kF32);
-          expect_close(got, wanted, str_cat(backend.name, " linear ", rows, "x", out, "x", in));
+          expect_close(fetch(*backend.ops, got), fetch(*ref, wanted),
+                       str_cat(backend.name, " linear ", rows, "x", out, "x", in));
         }
 }
 
@@ -155,8 +190,9 @@ TEST(Conformance, WideLinearIsExactToSixteenBits) {
           const Stored w = store(format, 200, in, 78);
           poison(*backend.ops, 16 << 20);
           ref->begin_step();
-          expect_close(backend.ops->linear(wide(*backend.ops, rows, in), backend.ops->pack_linear(w.raw), DType::kF32),
-                       ref->linear(wide(*ref, rows, in), ref->pack_linear(w.raw), DType::kF32),
+          expect_close(fetch(*backend.ops, backend.ops->linear(wide(*backend.ops, rows, in),
+                                                               backend.ops->pack_linear(w.raw), DType::kF32)),
+                       fetch(*ref, ref->linear(wide(*ref, rows, in), ref->pack_linear(w.raw), DType::kF32)),
                        str_cat(backend.name, " wide linear, inputs ", in, " rows ", rows), 1e-5);
         }
   }
@@ -178,19 +214,31 @@ TEST(Conformance, NormActivationRopeEmbed) {
     Ops& cpu = *backend.ops;
     poison(cpu, 4 << 20);
     ref->begin_step();
-    expect_close(cpu.rms_norm(activation(cpu, 5, 192, 1, DType::kF32), weight, 1e-5f),
-                 ref->rms_norm(activation(*ref, 5, 192, 1, DType::kF32), weight, 1e-5f), backend.name + " rms_norm");
-    expect_close(cpu.rms_norm(activation(cpu, 5, 192, 1, DType::kF32), weight, 1e-5f, cpu.wide_dtype()),
-                 ref->rms_norm(activation(*ref, 5, 192, 1, DType::kF32), weight, 1e-5f), backend.name + " wide norm",
-                 cpu.wide_dtype() == DType::kF32 ? 1e-6 : kBound);
-    expect_close(cpu.silu_mul(activation(cpu, 5, 192, 2, DType::kF32)),
-                 ref->silu_mul(activation(*ref, 5, 192, 2, DType::kF32)), backend.name + " silu_mul");
+    const auto vector = [](Ops& ops, const std::vector<float>& values) { return ops.pack_vector(values); };
+    expect_close(fetch(cpu, cpu.rms_norm(activation(cpu, 5, 192, 1, DType::kF32), vector(cpu, weight), 1e-5f)),
+                 fetch(*ref, ref->rms_norm(activation(*ref, 5, 192, 1, DType::kF32), weight, 1e-5f)),
+                 backend.name + " rms_norm");
+    expect_close(
+        fetch(cpu, cpu.rms_norm(activation(cpu, 5, 192, 1, DType::kF32), vector(cpu, weight), 1e-5f, cpu.wide_dtype())),
+        fetch(*ref, ref->rms_norm(activation(*ref, 5, 192, 1, DType::kF32), weight, 1e-5f)),
+        backend.name + " wide norm", cpu.wide_dtype() == DType::kF32 ? 1e-6 : kBound);
+    const Tensor sum = activation(cpu, 5, 192, 1, DType::kF32), ref_sum = activation(*ref, 5, 192, 1, DType::kF32);
+    expect_close(fetch(cpu, cpu.add_norm(sum, activation(cpu, 5, 192, 4, DType::kF32), vector(cpu, weight), 1e-5f)),
+                 fetch(*ref, ref->add_norm(ref_sum, activation(*ref, 5, 192, 4, DType::kF32), weight, 1e-5f)),
+                 backend.name + " add_norm");
+    expect_close(fetch(cpu, sum), fetch(*ref, ref_sum), backend.name + " sum of add_norm", 0);
+    expect_close(fetch(cpu, cpu.silu_mul(activation(cpu, 5, 192, 2, DType::kF32))),
+                 fetch(*ref, ref->silu_mul(activation(*ref, 5, 192, 2, DType::kF32))), backend.name + " silu_mul");
     const Tensor a = activation(cpu, 5, 2 * 192, 3), b = activation(*ref, 5, 2 * 192, 3);
-    cpu.rope(a, 192, 128, positions, rope);
+    cpu.rope(a, 192, 128, place(cpu, positions),
+             {.inv_freq = cpu.pack_vector(rope.inv_freq), .cos_sin_factor = rope.cos_sin_factor});
     ref->rope(b, 192, 128, positions, rope);
-    expect_close(a, b, backend.name + " rope");
-    expect_close(cpu.embed(cpu.pack_embed(table.raw), tokens), ref->embed(ref->pack_embed(table.raw), tokens),
-                 backend.name + " embed", 0);
+    expect_close(fetch(cpu, a), fetch(*ref, b), backend.name + " rope");
+    expect_close(fetch(cpu, cpu.embed(cpu.pack_embed(table.raw), place(cpu, tokens))),
+                 fetch(*ref, ref->embed(ref->pack_embed(table.raw), tokens)), backend.name + " embed", 0);
+    expect_close(fetch(cpu, cpu.gather_rows(activation(cpu, 5, 192, 1, DType::kF32), place(cpu, {4, 0, 4}))),
+                 fetch(*ref, ref->gather_rows(activation(*ref, 5, 192, 1, DType::kF32), std::vector<int32_t>{4, 0, 4})),
+                 backend.name + " gather_rows", 0);
   }
 }
 
@@ -210,6 +258,13 @@ RouterWeight make_router(int64_t experts, int64_t hidden, RouterScore score, int
   return router;
 }
 
+// The router with its vectors where the backend reads them.
+RouterWeight packed(Ops& ops, RouterWeight router) {
+  router.weight = ops.pack_vector(router.weight);
+  router.bias = ops.pack_vector(router.bias);
+  return router;
+}
+
 TEST(Conformance, Route) {
   const auto ref = make_ref_ops();
   for (Backend& backend : backends())
@@ -218,11 +273,14 @@ TEST(Conformance, Route) {
       const RouterWeight router = make_router(32, 256, score, groups);
       poison(*backend.ops, 1 << 20);
       ref->begin_step();
-      const Routing got = backend.ops->route(activation(*backend.ops, 40, 256, 6), router);
+      Ops& ops = *backend.ops;
+      const Routing got = ops.route(activation(ops, 40, 256, 6), packed(ops, router));
+      const std::vector<int32_t> ids = fetch(ops, got.ids, 40 * 4);
+      const std::vector<float> weights = fetch(ops, got.weights, 40 * 4);
       const Routing wanted = ref->route(activation(*ref, 40, 256, 6), router);
       for (int64_t i = 0; i < 40 * 4; ++i) {
-        ASSERT_EQ(got.ids[i], wanted.ids[i]) << backend.name << " groups " << groups << " at " << i;
-        ASSERT_NEAR(got.weights[i], wanted.weights[i], 1e-5) << backend.name;
+        ASSERT_EQ(ids[static_cast<size_t>(i)], wanted.ids[i]) << backend.name << " groups " << groups << " at " << i;
+        ASSERT_NEAR(weights[static_cast<size_t>(i)], wanted.weights[i], 1e-5) << backend.name;
       }
     }
 }
@@ -232,7 +290,7 @@ TEST(Conformance, Experts) {
   constexpr int64_t kExperts = 8, kHidden = 256, kInter = 128;
   for (Backend& backend : backends())
     for (const WeightFormat format : {WeightFormat::kBF16, WeightFormat::kInt4Group32, WeightFormat::kF8Block128})
-      for (const int64_t rows : {1, 5, 70}) {
+      for (const int64_t rows : {1, 5, 70, 300}) {
         std::vector<Stored> stored;
         for (int64_t e = 0; e < kExperts; ++e) {
           stored.push_back(store(format, kInter, kHidden, 100 + static_cast<uint64_t>(e)));
@@ -245,7 +303,7 @@ TEST(Conformance, Experts) {
         const RouterWeight router = make_router(kExperts, kHidden, RouterScore::kSigmoid, 1);
         const auto run = [&](Ops& ops) {
           const Tensor x = activation(ops, rows, kHidden, 6);
-          return ops.moe_experts(x, ops.route(x, router), ops.pack_experts(experts));
+          return fetch(ops, ops.moe_experts(x, ops.route(x, packed(ops, router)), ops.pack_experts(experts)));
         };
         poison(*backend.ops, 4 << 20);
         ref->begin_step();
@@ -255,23 +313,35 @@ TEST(Conformance, Experts) {
 
 // A paged cache with its unused slots poisoned, written through write_latent.
 struct Cache {
-  std::vector<uint8_t> memory;
+  Buffer memory;
   LatentLayer layer;
   std::vector<int32_t> pages;
+};
+
+// A batch of one sequence.
+struct OneSequence {
+  SequenceRows rows;
+  std::vector<int32_t> positions;
+  Batch batch;
+  explicit OneSequence(const SequenceRows& sequence) : rows(sequence) {
+    for (int32_t i = 0; i < rows.num_tokens; ++i) positions.push_back(rows.position + i);
+    batch = {.positions = positions, .sequences = {&rows, 1}};
+  }
 };
 
 Cache make_cache(Ops& ops, int64_t tokens, bool f32) {
   Cache cache;
   const int64_t blocks = (tokens + 63) / 64;
   const int64_t row_bytes = 576 * (f32 ? 4 : 2);
-  cache.memory.resize(static_cast<size_t>((blocks + 1) * 64 * row_bytes));
-  auto* words = reinterpret_cast<uint32_t*>(cache.memory.data());
-  std::fill_n(words, cache.memory.size() / 4, 0x7FC07FC0u);
+  const std::vector<uint32_t> nans(static_cast<size_t>((blocks + 1) * 64 * row_bytes / 4), 0x7FC07FC0u);
+  cache.memory = ops.make_buffer(nans.size() * 4);
+  ops.copy(cache.memory.data(), nans.data(), nans.size() * 4);
   cache.layer = {.base = cache.memory.data(), .page_bytes = 64 * row_bytes, .row_bytes = row_bytes, .f32 = f32};
   for (int64_t b = 0; b < blocks; ++b) cache.pages.push_back(static_cast<int32_t>(blocks - b));  // out of order
-  const SequenceRows rows{.num_tokens = static_cast<int32_t>(tokens), .pages = cache.pages.data()};
-  const Batch batch{.sequences = {&rows, 1}};
-  ops.write_latent(activation(ops, tokens, 512, 31), activation(ops, tokens, 64, 32, DType::kF32), batch, cache.layer);
+  const OneSequence all({.num_tokens = static_cast<int32_t>(tokens), .pages = cache.pages.data()});
+  const PlacedBatch placed(all.batch, ops);
+  ops.write_latent(activation(ops, tokens, 512, 31), activation(ops, tokens, 64, 32, DType::kF32), placed.batch(),
+                   cache.layer);
   return cache;
 }
 
@@ -286,13 +356,13 @@ TEST(Conformance, MlaAttend) {
           const Stored up = store(WeightFormat::kBF16, heads * 256, 512, 41);
           const auto run = [&, context = context, fresh = fresh](Ops& ops) {
             Cache cache = make_cache(ops, context, ops.activation_dtype() == DType::kF32);
-            const SequenceRows rows{.num_tokens = static_cast<int32_t>(fresh),
-                                    .position = static_cast<int32_t>(context - fresh),
-                                    .pages = cache.pages.data(),
-                                    .form = form};
-            const Batch batch{.sequences = {&rows, 1}};
+            const OneSequence one({.num_tokens = static_cast<int32_t>(fresh),
+                                   .position = static_cast<int32_t>(context - fresh),
+                                   .pages = cache.pages.data(),
+                                   .form = form});
+            const PlacedBatch placed(one.batch, ops);
             const Tensor q = activation(ops, fresh, heads * 192, 42, ops.wide_dtype());
-            return ops.mla_attend(q, ops.pack_mla_up(up.raw, shape), shape, batch, cache.layer);
+            return fetch(ops, ops.mla_attend(q, ops.pack_mla_up(up.raw, shape), shape, placed.batch(), cache.layer));
           };
           poison(*backend.ops, 16 << 20);
           ref->begin_step();

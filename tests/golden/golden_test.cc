@@ -11,6 +11,7 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "model/single_sequence.h"
+#include "ops/cuda/cuda_ops.h"
 
 namespace perigee {
 namespace {
@@ -120,6 +121,15 @@ TEST_P(Golden, Cpu) {
     EXPECT_LE(d.mean(), 0.01) << (*ops)->name();
     EXPECT_LE(d.max, 0.08) << (*ops)->name();
   }
+}
+
+TEST_P(Golden, Cuda) {
+  const auto ops = make_cuda_ops({});
+  if (!ops.ok()) GTEST_SKIP() << ops.error().message;
+  const Differences d = run(**ops, DType::kBF16);
+  EXPECT_GT(d.count, 0);
+  EXPECT_LE(d.mean(), 0.015);
+  EXPECT_LE(d.max, 0.12);
 }
 
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(Golden);

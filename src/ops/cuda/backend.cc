@@ -1,0 +1,130 @@
+// CudaOps without its weights (pack.cc) and its experts and attention (blocks.cc).
+#include "ops/cuda/backend.h"
+
+#include "ops/cuda/elementwise.h"
+#include "ops/cuda/tile_gemm.h"
+
+namespace perigee {
+
+Result<std::unique_ptr<Ops>> make_cuda_ops(const CudaOptions& options) {
+  RETURN_IF_ERROR(select_device(options.device));
+  auto ops = std::make_unique<CudaOps>(options);
+  RETURN_IF_ERROR(device_status());
+  return std::unique_ptr<Ops>(std::move(ops));
+}
+
+CudaOps::CudaOps(const CudaOptions& options) : Ops(Arena(device_buffer)), options_(options) {
+  if (!options.deterministic) cublas_ = CublasLt::load();
+}
+
+Status CudaOps::status() {
+  return device_status();
+}
+
+void CudaOps::begin_step() {
+  for (Buffer& buffer : staging_) buffer = Buffer();
+  arena_.reset();
+}
+
+Tensor CudaOps::embed(const EmbedWeight& table, std::span<const int32_t> tokens) {
+  const Tensor y = arena_.tensor(DType::kF32, std::ssize(tokens), table.dim);
+  check(embed_rows(static_cast<const CudaMatrix&>(*table.packed), tokens.data(), y, stream()), "embed");
+  return y;
+}
+
+Tensor CudaOps::rms_norm(const Tensor& x, std::span<const float> weight, float eps, DType out) {
+  CHECK(std::ssize(weight) == x.cols && out == DType::kBF16, weight.size(), " weights for ", x.cols, " columns");
+  const Tensor y = arena_.tensor(DType::kBF16, x.rows, x.cols);
+  check(rms_norm_rows(x, nullptr, weight.data(), eps, y, stream()), "rms_norm");
+  return y;
+}
+
+Tensor CudaOps::add_norm(const Tensor& residual, const Tensor& x, std::span<const float> weight, float eps) {
+  CHECK(std::ssize(weight) == x.cols && residual.rows == x.rows && residual.cols == x.cols);
+  const Tensor y = arena_.tensor(DType::kBF16, x.rows, x.cols);
+  check(rms_norm_rows(residual, &x, weight.data(), eps, y, stream()), "add_norm");
+  return y;
+}
+
+void CudaOps::multiply(const GemmCall& call, const char* op) {
+  if (call.rows <= kMaxSkinnyRows) {
+    const int item_rows = call.rows <= 8 ? 8 : call.rows <= 16 ? 16 : 32;
+    check(skinny_gemm(WeightFormat::kBF16, call, item_rows, stream()), op);
+    return;
+  }
+  const int64_t padded = static_cast<int64_t>(call.chunks) * 128;
+  if (cublas_ != nullptr && cublas_->multiply({.x = call.x,
+                                               .x_stride = call.x_stride,
+                                               .x_head = call.x_head,
+                                               .w = reinterpret_cast<const uint16_t*>(call.weight),
+                                               .w_stride = padded,
+                                               .w_head = call.weight_stride / 2,
+                                               .y = call.y,
+                                               .y_stride = call.y_stride,
+                                               .y_head = call.y_head,
+                                               .rows = call.rows,
+                                               .out = call.out,
+                                               .in = call.in,
+                                               .heads = call.heads,
+                                               .f32_out = call.output == GemmOutput::kF32},
+                                              stream()))
+    return;
+  check(tile_gemm(WeightFormat::kBF16, call, stream()), op);
+}
+
+Tensor CudaOps::linear(const Tensor& x, const LinearWeight& w, DType out) {
+  CHECK(x.cols == w.in && x.dtype == DType::kBF16, x.cols, " columns for ", w.in);
+  const auto& matrix = static_cast<const CudaMatrix&>(*w.packed);
+  const Tensor y = arena_.tensor(out, x.rows, w.out);
+  multiply({.weight = matrix.data.data(),
+            .x = x.row<const uint16_t>(0),
+            .x_stride = x.row_stride,
+            .y = y.data,
+            .y_stride = y.row_stride,
+            .rows = static_cast<int32_t>(x.rows),
+            .out = static_cast<int32_t>(w.out),
+            .in = static_cast<int32_t>(w.in),
+            .chunks = static_cast<int32_t>(matrix.padded_in / 128),
+            .output = out == DType::kF32 ? GemmOutput::kF32 : GemmOutput::kBF16},
+           "linear");
+  return y;
+}
+
+void CudaOps::add(const Tensor& residual, const Tensor& y) {
+  CHECK(residual.rows == y.rows && residual.cols == y.cols);
+  check(add_rows(residual, y, stream()), "add");
+}
+
+Tensor CudaOps::silu_mul(const Tensor& gate_up) {
+  const Tensor y = arena_.tensor(DType::kBF16, gate_up.rows, gate_up.cols / 2);
+  check(silu_mul_rows(gate_up, y, stream()), "silu_mul");
+  return y;
+}
+
+void CudaOps::rope(const Tensor& x, int64_t head_dim, int64_t rope_begin, std::span<const int32_t> positions,
+                   const Rope& rope) {
+  const auto pairs = static_cast<int32_t>(rope.inv_freq.size());
+  CHECK(x.cols % head_dim == 0 && rope_begin + 2 * pairs <= head_dim);
+  check(rope_rows(x,
+                  {.head_dim = head_dim,
+                   .rope_begin = rope_begin,
+                   .positions = positions.data(),
+                   .inv_freq = rope.inv_freq.data(),
+                   .pairs = pairs,
+                   .factor = rope.cos_sin_factor},
+                  stream()),
+        "rope");
+}
+
+void CudaOps::write_latent(const Tensor& c, const Tensor& k_rope, const Batch& batch, const LatentLayer& cache) {
+  CHECK(!cache.f32 && batch.device != nullptr);
+  check(write_latent_rows(c, k_rope, batch, cache, stream()), "write_latent");
+}
+
+Tensor CudaOps::gather_rows(const Tensor& x, std::span<const int32_t> rows) {
+  const Tensor y = arena_.tensor(DType::kF32, std::ssize(rows), x.cols);
+  check(gather_f32_rows(x, rows.data(), y, stream()), "gather_rows");
+  return y;
+}
+
+}  // namespace perigee

@@ -1,0 +1,68 @@
+// CudaOps: the class behind make_cuda_ops(), for code that includes CUDA headers.
+#pragma once
+
+#include "ops/cuda/cublaslt.h"
+#include "ops/cuda/cuda_ops.h"
+#include "ops/cuda/packed.h"
+#include "ops/cuda/skinny.h"
+#include "tensor/cuda/check.h"
+#include "tensor/cuda/device.h"
+
+namespace perigee {
+
+class CudaOps final : public Ops {
+ public:
+  explicit CudaOps(const CudaOptions& options);
+  cudaStream_t stream() const { return stream_.get(); }
+
+  const char* name() const override { return "cuda"; }
+  DType activation_dtype() const override { return DType::kBF16; }
+  bool on_device() const override { return true; }
+  Buffer make_buffer(size_t bytes) override { return device_buffer(bytes); }
+  void copy(void* to, const void* from, size_t bytes) override { device_copy(to, from, bytes); }
+  Status status() override;
+  void begin_step() override;
+
+  using Ops::pack_linear;
+  LinearWeight pack_linear(std::span<const RawMatrix> stacked) override;
+  ExpertWeights pack_experts(std::span<const RawExpert> experts) override;
+  MlaUpWeight pack_mla_up(const RawMatrix& kv_b, const MlaShape& shape) override;
+  EmbedWeight pack_embed(const RawMatrix& table) override;
+  VectorWeight pack_vector(VectorWeight host) override;
+
+  Tensor embed(const EmbedWeight& table, std::span<const int32_t> tokens) override;
+  using Ops::rms_norm;
+  Tensor rms_norm(const Tensor& x, std::span<const float> weight, float eps, DType out) override;
+  Tensor linear(const Tensor& x, const LinearWeight& w, DType out) override;
+  void add(const Tensor& residual, const Tensor& y) override;
+  Tensor silu_mul(const Tensor& gate_up) override;
+  void rope(const Tensor& x, int64_t head_dim, int64_t rope_begin, std::span<const int32_t> positions,
+            const Rope& rope) override;
+  void write_latent(const Tensor& c, const Tensor& k_rope, const Batch& batch, const LatentLayer& cache) override;
+  Tensor mla_attend(const Tensor& q, const MlaUpWeight& up, const MlaShape& shape, const Batch& batch,
+                    const LatentLayer& cache) override;
+  Tensor kda_attend(const KdaInputs& in, const KdaWeights& w, const Batch& batch, const StateLayer& state) override;
+  Routing route(const Tensor& x, const RouterWeight& router) override;
+  Tensor moe_experts(const Tensor& x, const Routing& routing, const ExpertWeights& experts) override;
+  Tensor gather_rows(const Tensor& x, std::span<const int32_t> rows) override;
+  Tensor add_norm(const Tensor& residual, const Tensor& y, std::span<const float> weight, float eps) override;
+
+ private:
+  // Keeps the first failure; a step's launches after it are void.
+  void check(cudaError_t error, const char* op) { cuda_ok(error, op); }
+  CudaMatrix make_matrix(WeightFormat format, int64_t out, int64_t in, int64_t count);
+  void pack(const RawMatrix& raw, PackTarget target);
+  PackTarget target(CudaMatrix& matrix, int64_t index, int interleave, int64_t first_row) const;
+  // y = x W^T by whichever kernel serves this many rows; dense bf16 weights.
+  void multiply(const GemmCall& call, const char* op);
+  void attend_rows(const Tensor& query, const Tensor& mixed, const MlaShape& shape, const Batch& batch,
+                   const LatentLayer& cache);
+  void expert_product(const CudaMatrix& weight, GemmCall call, int item_rows, const char* op);
+
+  const CudaOptions options_;
+  Stream stream_;
+  Buffer staging_[2];  // checkpoint bytes and scales on their way, until the first step
+  std::unique_ptr<CublasLt> cublas_;
+};
+
+}  // namespace perigee

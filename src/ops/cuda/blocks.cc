@@ -1,0 +1,162 @@
+// CudaOps: experts and attention.
+#include <algorithm>
+
+#include "ops/cuda/backend.h"
+#include "ops/cuda/elementwise.h"
+#include "ops/cuda/latent_attention.h"
+#include "ops/cuda/route.h"
+#include "ops/cuda/tile_gemm.h"
+
+namespace perigee {
+namespace {
+
+// So few pairs that sorting them costs more than reading an expert twice.
+constexpr int64_t kUnsortedPairs = 16;
+constexpr int64_t kAttentionRows = 1024;  // of one launch: bounds its scratch memory
+
+// Pairs of one item, by how many an expert gets on average; more than 32 go to the tile kernel.
+int choose_item_rows(int64_t num_pairs, int64_t num_experts, bool deterministic) {
+  const int64_t average = num_pairs / num_experts;
+  if (average <= 6) return 8;
+  if (average <= 14) return 16;
+  return average <= 40 || deterministic ? 32 : kTileRows;
+}
+
+}  // namespace
+
+Tensor CudaOps::kda_attend(const KdaInputs&, const KdaWeights&, const Batch&, const StateLayer&) {
+  CHECK(false, "the CUDA backend has no recurrent layers yet: a worker refuses such models");
+  return {};
+}
+
+Routing CudaOps::route(const Tensor& x, const RouterWeight& router) {
+  CHECK(x.cols == router.hidden && router.num_experts <= kMaxRoutedExperts && router.num_groups <= 64);
+  const Routing routing{.num_tokens = x.rows,
+                        .top_k = router.top_k,
+                        .ids = arena_.array<int32_t>(x.rows * router.top_k).data(),
+                        .weights = arena_.array<float>(x.rows * router.top_k).data()};
+  float* scores = arena_.array<float>(x.rows * router.num_experts).data();
+  check(route_rows(x, router, scores, routing, stream()), "route");
+  return routing;
+}
+
+void CudaOps::expert_product(const CudaMatrix& weight, GemmCall call, int item_rows, const char* op) {
+  call.weight = weight.data.data();
+  call.scale = weight.scale.data();
+  call.weight_stride = weight.matrix_bytes();
+  call.scale_stride = weight.scale_bytes();
+  call.out = static_cast<int32_t>(weight.out);
+  call.in = static_cast<int32_t>(weight.in);
+  call.chunks = static_cast<int32_t>(weight.padded_in / 128);
+  if (item_rows == kTileRows)
+    check(tile_gemm(weight.format, call, stream()), op);
+  else
+    check(skinny_gemm(weight.format, call, item_rows, stream()), op);
+}
+
+Tensor CudaOps::moe_experts(const Tensor& x, const Routing& routing, const ExpertWeights& weights) {
+  CHECK(x.cols == weights.hidden && weights.num_experts <= kMaxRoutedExperts);
+  const auto& experts = static_cast<const CudaExperts&>(*weights.packed);
+  const int64_t num_pairs = x.rows * routing.top_k;
+  const Tensor y = arena_.tensor(DType::kF32, x.rows, weights.hidden);
+  const Tensor hidden = arena_.tensor(DType::kBF16, num_pairs, weights.inter);
+  const Tensor parts = arena_.tensor(DType::kF32, num_pairs, weights.hidden);
+  GemmCall lists;
+  int item_rows = 8;
+  if (num_pairs <= kUnsortedPairs) {
+    lists.expert_ids = routing.ids;
+    lists.max_items = static_cast<int32_t>(num_pairs);
+  } else {
+    item_rows = choose_item_rows(num_pairs, weights.num_experts, options_.deterministic);
+    lists.max_items = static_cast<int32_t>(moe_max_items(num_pairs, weights.num_experts, item_rows));
+    lists.items = arena_.array<MoeItem>(lists.max_items).data();
+    lists.pairs = arena_.array<int32_t>(num_pairs).data();
+    lists.num_items = arena_.array<int32_t>(1).data();
+    check(sort_pairs(routing.ids, num_pairs, weights.num_experts, item_rows, lists, stream()), "moe_sort");
+  }
+  GemmCall up = lists;
+  up.x = x.row<const uint16_t>(0);
+  up.x_stride = x.row_stride;
+  up.x_divisor = routing.top_k;
+  up.y = hidden.data;
+  up.y_stride = hidden.row_stride;
+  up.output = GemmOutput::kSiluMul;
+  expert_product(experts.gate_up, up, item_rows, "moe gate and up");
+  GemmCall down = lists;
+  down.x = hidden.row<const uint16_t>(0);
+  down.x_stride = hidden.row_stride;
+  down.y = parts.data;
+  down.y_stride = parts.row_stride;
+  expert_product(experts.down, down, item_rows, "moe down");
+  check(combine_pairs(parts.row<const float>(0), routing, y, stream()), "moe_combine");
+  return y;
+}
+
+Tensor CudaOps::mla_attend(const Tensor& q, const MlaUpWeight& up, const MlaShape& s, const Batch& batch,
+                           const LatentLayer& cache) {
+  CHECK(q.cols == s.heads * s.q_head() && batch.device != nullptr && !cache.f32 && s.latent <= 512 && s.rope <= 64);
+  const auto& weights = static_cast<const CudaMlaUp&>(*up.packed);
+  const int64_t n = q.rows, width = s.latent + s.rope;
+  const Tensor y = arena_.tensor(DType::kBF16, n, s.heads * s.value);
+  const Tensor query = arena_.tensor(DType::kBF16, n, s.heads * width);
+  const Tensor mixed = arena_.tensor(DType::kBF16, n, s.heads * s.latent);
+  GemmCall call{.weight = weights.keys.data.data(),
+                .weight_stride = s.latent * weights.keys.row_bytes(),
+                .x = q.row<const uint16_t>(0),
+                .x_stride = q.row_stride,
+                .x_head = s.q_head(),
+                .y = query.data,
+                .y_stride = query.row_stride,
+                .y_head = width,
+                .rows = static_cast<int32_t>(n),
+                .heads = static_cast<int32_t>(s.heads),
+                .out = static_cast<int32_t>(s.latent),
+                .in = static_cast<int32_t>(s.nope),
+                .chunks = static_cast<int32_t>(weights.keys.padded_in / 128),
+                .output = GemmOutput::kBF16};
+  multiply(call, "mla query");
+  check(copy_head_columns(q.row<const uint16_t>(0), {q.row_stride, s.q_head(), s.nope}, query.row<uint16_t>(0),
+                          {query.row_stride, width, s.latent},
+                          dim3(static_cast<unsigned>(n), static_cast<unsigned>(s.heads), static_cast<unsigned>(s.rope)),
+                          stream()),
+        "mla query");
+  attend_rows(query, mixed, s, batch, cache);
+  call.weight = weights.kv_b.data.data() + s.nope * weights.kv_b.row_bytes();
+  call.weight_stride = (s.nope + s.value) * weights.kv_b.row_bytes();
+  call.x = mixed.row<const uint16_t>(0);
+  call.x_stride = mixed.row_stride;
+  call.x_head = s.latent;
+  call.y = y.data;
+  call.y_stride = y.row_stride;
+  call.y_head = s.value;
+  call.out = static_cast<int32_t>(s.value);
+  call.in = static_cast<int32_t>(s.latent);
+  call.chunks = static_cast<int32_t>(weights.kv_b.padded_in / 128);
+  multiply(call, "mla value");
+  return y;
+}
+
+void CudaOps::attend_rows(const Tensor& query, const Tensor& mixed, const MlaShape& s, const Batch& batch,
+                          const LatentLayer& cache) {
+  for (int64_t begin = 0; begin < query.rows; begin += kAttentionRows) {
+    const int64_t rows = std::min(kAttentionRows, query.rows - begin);
+    LatentAttention call{.q = query.row<const uint16_t>(begin),
+                         .out = mixed.row<uint16_t>(begin),
+                         .rows = static_cast<int32_t>(rows),
+                         .heads = static_cast<int32_t>(s.heads),
+                         .latent = static_cast<int32_t>(s.latent),
+                         .rope = static_cast<int32_t>(s.rope),
+                         .splits = options_.deterministic ? 1 : latent_attention_splits(rows, s.heads),
+                         .softmax_scale = s.softmax_scale};
+    const ArenaScope scratch(arena_);
+    call.parts = arena_.array<float>(latent_attention_floats(rows, s.heads, s.latent, call.splits)).data();
+    DeviceSequences sequences = *batch.device;
+    sequences.row_slot += begin;
+    Batch part = batch;
+    part.positions = batch.positions.subspan(static_cast<size_t>(begin), static_cast<size_t>(rows));
+    part.device = &sequences;
+    check(latent_attention(call, part, cache, stream()), "mla_attend");
+  }
+}
+
+}  // namespace perigee

@@ -1,0 +1,9 @@
+#include "ops/cuda/cuda_ops.h"
+
+namespace perigee {
+
+Result<std::unique_ptr<Ops>> make_cuda_ops(const CudaOptions&) {
+  return Error(Code::kUnavailable, "this build has no CUDA backend: build where nvcc is found", "device");
+}
+
+}  // namespace perigee

@@ -1,0 +1,19 @@
+// The CUDA backend: Ops on one GPU, activations bf16, the residual stream f32. No CUDA header here.
+#pragma once
+
+#include <memory>
+
+#include "base/result.h"
+#include "ops/ops.h"
+
+namespace perigee {
+
+struct CudaOptions {
+  int device = 0;
+  bool deterministic = false;  // no cuBLASLt: one GEMM configuration for each (out, in), whatever the number of rows
+};
+
+// kUnavailable: built without a toolkit, or no such GPU.
+Result<std::unique_ptr<Ops>> make_cuda_ops(const CudaOptions& options);
+
+}  // namespace perigee

@@ -1,0 +1,129 @@
+// CudaOps: weights to the GPU, once at load.
+#include "ops/cuda/backend.h"
+#include "ops/cuda/packed.h"
+
+namespace perigee {
+namespace {
+
+constexpr int64_t kColumnUnit = 128;
+
+int64_t data_bytes(const RawMatrix& m) {
+  switch (m.format) {
+    case WeightFormat::kF32: return m.out * m.in * 4;
+    case WeightFormat::kBF16:
+    case WeightFormat::kF16: return m.out * m.in * 2;
+    case WeightFormat::kF8Block128: return m.out * m.in;
+    case WeightFormat::kInt4Group32: return m.out * m.in / 2;
+  }
+  return 0;
+}
+
+int64_t scale_bytes(const RawMatrix& m) {
+  if (m.format == WeightFormat::kInt4Group32) return m.out * (m.in / 32) * 2;
+  if (m.format == WeightFormat::kF8Block128) return (m.out + 127) / 128 * ((m.in + 127) / 128) * 4;
+  return 0;
+}
+
+// Formats that stay as they are in experts; all else, and all dense matrices, become bf16.
+WeightFormat expert_format(WeightFormat raw) {
+  return raw == WeightFormat::kInt4Group32 || raw == WeightFormat::kF8Block128 ? raw : WeightFormat::kBF16;
+}
+
+const void* upload(const void* from, int64_t bytes, Buffer& staging) {
+  if (from == nullptr || bytes == 0) return nullptr;
+  if (staging.size() < static_cast<size_t>(bytes)) {
+    staging = Buffer();  // first, so that both are never there at once
+    staging = device_buffer(static_cast<size_t>(bytes));
+  }
+  device_copy(staging.data(), from, static_cast<size_t>(bytes));
+  return staging.data();
+}
+
+}  // namespace
+
+CudaMatrix CudaOps::make_matrix(WeightFormat format, int64_t out, int64_t in, int64_t count) {
+  CHECK(in % 8 == 0, "a matrix of ", in, " columns: the CUDA kernels need a multiple of 8");
+  CudaMatrix m;
+  m.format = format;
+  m.out = out;
+  m.in = in;
+  m.padded_in = (in + kColumnUnit - 1) / kColumnUnit * kColumnUnit;
+  m.data = device_buffer(static_cast<size_t>(count * m.matrix_bytes()));
+  if (m.scale_bytes() > 0) m.scale = device_buffer(static_cast<size_t>(count * m.scale_bytes()));
+  return m;
+}
+
+PackTarget CudaOps::target(CudaMatrix& m, int64_t index, int interleave, int64_t first_row) const {
+  return {.format = m.format,
+          .data = m.data.data() + index * m.matrix_bytes(),
+          .scale = m.scale.data() + index * m.scale_bytes(),
+          .padded_in = m.padded_in,
+          .first_row = first_row,
+          .interleave = interleave};
+}
+
+void CudaOps::pack(const RawMatrix& raw, PackTarget target) {
+  RawMatrix there = raw;
+  there.data = upload(raw.data, data_bytes(raw), staging_[0]);
+  there.scale = upload(raw.scale, scale_bytes(raw), staging_[1]);
+  if (device_status().ok()) check(pack_matrix(there, target, stream()), "packing weights");
+}
+
+LinearWeight CudaOps::pack_linear(std::span<const RawMatrix> stacked) {
+  CHECK(!stacked.empty());
+  int64_t out = 0;
+  for (const RawMatrix& m : stacked) {
+    CHECK(m.in == stacked[0].in, "stacked matrices of ", m.in, " and ", stacked[0].in, " columns");
+    out += m.out;
+  }
+  auto packed = std::make_shared<CudaMatrix>(make_matrix(WeightFormat::kBF16, out, stacked[0].in, 1));
+  int64_t row = 0;
+  for (const RawMatrix& m : stacked) {
+    pack(m, target(*packed, 0, -1, row));
+    row += m.out;
+  }
+  return {.out = out, .in = stacked[0].in, .packed = std::move(packed)};
+}
+
+ExpertWeights CudaOps::pack_experts(std::span<const RawExpert> experts) {
+  CHECK(!experts.empty());
+  const auto count = std::ssize(experts);
+  const int64_t hidden = experts[0].gate.in, inter = experts[0].gate.out;
+  CHECK(inter % 8 == 0, "experts of ", inter, " rows: the CUDA kernels need a multiple of 8");
+  const WeightFormat format = expert_format(experts[0].gate.format);
+  auto packed = std::make_shared<CudaExperts>();
+  packed->gate_up = make_matrix(format, 2 * inter, hidden, count);
+  packed->down = make_matrix(format, hidden, inter, count);
+  for (int64_t e = 0; e < count; ++e) {
+    pack(experts[e].gate, target(packed->gate_up, e, 0, 0));
+    pack(experts[e].up, target(packed->gate_up, e, 1, 0));
+    pack(experts[e].down, target(packed->down, e, -1, 0));
+  }
+  return {.num_experts = count, .hidden = hidden, .inter = inter, .packed = std::move(packed)};
+}
+
+MlaUpWeight CudaOps::pack_mla_up(const RawMatrix& kv_b, const MlaShape& shape) {
+  CHECK(kv_b.out == shape.heads * (shape.nope + shape.value) && kv_b.in == shape.latent, kv_b.out, "x", kv_b.in);
+  auto packed = std::make_shared<CudaMlaUp>();
+  packed->kv_b = make_matrix(WeightFormat::kBF16, kv_b.out, kv_b.in, 1);
+  packed->keys = make_matrix(WeightFormat::kBF16, shape.heads * shape.latent, shape.nope, 1);
+  CHECK(packed->kv_b.padded_in == shape.latent, "latent of ", shape.latent, ": a multiple of 128 is needed");
+  pack(kv_b, target(packed->kv_b, 0, -1, 0));
+  if (device_status().ok()) check(pack_mla_keys(packed->kv_b, shape, packed->keys, stream()), "packing weights");
+  return {.packed = std::move(packed)};
+}
+
+EmbedWeight CudaOps::pack_embed(const RawMatrix& table) {
+  auto packed = std::make_shared<CudaMatrix>(make_matrix(WeightFormat::kBF16, table.out, table.in, 1));
+  pack(table, target(*packed, 0, -1, 0));
+  return {.vocab = table.out, .dim = table.in, .packed = std::move(packed)};
+}
+
+VectorWeight CudaOps::pack_vector(VectorWeight host) {
+  if (host.empty()) return host;
+  auto memory = std::make_shared<Buffer>(device_buffer(host.size() * sizeof(float)));
+  device_copy(memory->data(), host.data(), host.size() * sizeof(float));
+  return {reinterpret_cast<const float*>(memory->data()), host.size(), memory};
+}
+
+}  // namespace perigee

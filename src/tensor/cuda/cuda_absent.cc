@@ -1,0 +1,26 @@
+// What tensor/cuda/device.h says on a build without a toolkit: there is no GPU.
+#include "tensor/cuda/device.h"
+
+namespace perigee {
+
+Status select_device(int) {
+  return Error(Code::kUnavailable, "this build has no CUDA backend: build where nvcc is found", "device");
+}
+Buffer device_buffer(size_t) {
+  return {};
+}
+Buffer pinned_buffer(size_t) {
+  return {};
+}
+int64_t num_device_allocations() {
+  return 0;
+}
+int64_t device_memory_free() {
+  return 0;
+}
+void device_copy(void*, const void*, size_t) {}
+Status device_status() {
+  return select_device(0);
+}
+
+}  // namespace perigee

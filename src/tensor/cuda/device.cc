@@ -1,0 +1,93 @@
+#include "tensor/cuda/device.h"
+
+#include <cuda_runtime.h>
+
+#include <atomic>
+#include <cstring>
+#include <mutex>
+
+#include "tensor/cuda/check.h"
+
+namespace perigee {
+namespace {
+
+std::atomic<int64_t> allocations{0};
+std::atomic<bool> failed{false};
+std::mutex first_error_mutex;
+std::string first_error;
+
+}  // namespace
+
+bool cuda_ok(cudaError_t error, const char* what) {
+  if (error == cudaSuccess) return true;
+  std::lock_guard lock(first_error_mutex);
+  if (failed) return false;
+  first_error = str_cat("the GPU failed at ", what, ": ", cudaGetErrorString(error));
+  failed = true;
+  return false;
+}
+
+Status device_status() {
+  if (!failed) return {};
+  std::lock_guard lock(first_error_mutex);
+  return Error(Code::kDeviceLost, first_error);
+}
+
+Status select_device(int index) {
+  int count = 0;
+  if (const cudaError_t error = cudaGetDeviceCount(&count); error != cudaSuccess || count == 0)
+    return Error(Code::kUnavailable, str_cat("no usable GPU: ", cudaGetErrorString(error)), "device");
+  if (index < 0 || index >= count)
+    return Error(Code::kUnavailable, str_cat("GPU ", index, " of ", count, " does not exist"), "device");
+  if (const cudaError_t error = cudaSetDevice(index); error != cudaSuccess)
+    return Error(Code::kUnavailable, str_cat("GPU ", index, ": ", cudaGetErrorString(error)), "device");
+  return {};
+}
+
+Buffer device_buffer(size_t bytes) {
+  void* p = nullptr;
+  if (failed || !cuda_ok(cudaMalloc(&p, bytes), "reserving memory")) return {};
+  ++allocations;
+  return {static_cast<uint8_t*>(p), bytes, [](uint8_t* memory) { cudaFree(memory); }};
+}
+
+Buffer pinned_buffer(size_t bytes) {
+  void* p = nullptr;
+  if (failed || !cuda_ok(cudaMallocHost(&p, bytes), "reserving pinned memory")) return {};
+  ++allocations;
+  std::memset(p, 0, bytes);
+  return {static_cast<uint8_t*>(p), bytes, [](uint8_t* memory) { cudaFreeHost(memory); }};
+}
+
+int64_t num_device_allocations() {
+  return allocations;
+}
+
+int64_t device_memory_free() {
+  size_t free = 0, total = 0;
+  return cuda_ok(cudaMemGetInfo(&free, &total), "asking for free memory") ? static_cast<int64_t>(free) : 0;
+}
+
+void device_copy(void* to, const void* from, size_t bytes) {
+  if (failed) return;
+  // The streams of this process do not wait for the default stream, nor it for them.
+  if (!cuda_ok(cudaDeviceSynchronize(), "waiting before a copy")) return;
+  if (!cuda_ok(cudaMemcpy(to, from, bytes, cudaMemcpyDefault), "copying")) return;
+  cuda_ok(cudaStreamSynchronize(nullptr), "waiting for a copy");
+}
+
+Stream::Stream() {
+  cuda_ok(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "making a stream");
+}
+Stream::~Stream() {
+  if (stream_ != nullptr) cudaStreamDestroy(stream_);
+}
+
+Event::Event(bool timing) {
+  cuda_ok(cudaEventCreateWithFlags(&event_, timing ? cudaEventDefault : cudaEventDisableTiming), "making an event");
+}
+Event::~Event() {
+  if (event_ != nullptr) cudaEventDestroy(event_);
+}
+
+}  // namespace perigee
