@@ -17,6 +17,7 @@
 namespace perigee {
 
 struct CheckpointPolicy {
+  static constexpr int32_t kNone = std::numeric_limits<int32_t>::max();
   enum class Keep : uint8_t { kNo, kTurn, kLong };
 
   int32_t granularity_tokens = 64;  // of hits; every kept position is a multiple of it
@@ -27,18 +28,14 @@ struct CheckpointPolicy {
   // a conversation's next turn does by itself; else 0.
   int32_t junction(int32_t hit, int32_t matched) const { return matched - hit > turn_tokens ? matched : 0; }
 
-  // The first kept position behind `from` within an input of num_tokens tokens; num_tokens where there is none.
+  // The first kept position behind `from` in an input of num_tokens tokens; kNone where none follows.
   int32_t next_in_input(int32_t from, int32_t num_tokens, int32_t junction) const {
-    int32_t next = num_tokens;
+    int32_t next = kNone;
     const int32_t end_of_prompt = (num_tokens - 1) / granularity_tokens * granularity_tokens;
-    if (end_of_prompt > from) next = std::min(next, end_of_prompt);
-    if (junction > from) next = std::min(next, junction);
-    if (interval_tokens > 0) next = std::min<int32_t>(next, (from / interval_tokens + 1) * interval_tokens);
+    const int32_t interval_end = interval_tokens > 0 ? (from / interval_tokens + 1) * interval_tokens : 0;
+    for (const int32_t position : {end_of_prompt, junction, interval_end})
+      if (position > from && position <= num_tokens) next = std::min(next, position);
     return next;
-  }
-  bool keeps_in_input(int32_t position, int32_t num_tokens, int32_t junction) const {
-    return position % granularity_tokens == 0 && next_in_input(position - 1, num_tokens, junction) == position &&
-           (position < num_tokens || in_decode(position) == Keep::kLong);
   }
 
   // For a position among the outputs.

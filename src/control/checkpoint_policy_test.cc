@@ -9,10 +9,9 @@ namespace {
 
 std::vector<int32_t> stops(const CheckpointPolicy& policy, int32_t num_tokens, int32_t junction = 0) {
   std::vector<int32_t> kept;
-  for (int32_t at = 0; at < num_tokens;) {
-    at = policy.next_in_input(at, num_tokens, junction);
-    if (policy.keeps_in_input(at, num_tokens, junction)) kept.push_back(at);
-  }
+  for (int32_t at = policy.next_in_input(0, num_tokens, junction); at != CheckpointPolicy::kNone;
+       at = policy.next_in_input(at, num_tokens, junction))
+    kept.push_back(at);
   return kept;
 }
 

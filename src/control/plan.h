@@ -69,9 +69,10 @@ struct PlanRow {
   bool is_decode() const { return tokens_offset < 0; }
 };
 
-// When the state of this slot is committed at exactly `position` in this step, it is also written to these pages. A
-// prefill chunk commits its end. A decode row at position p commits p, since the newest token's inputs wait in the
-// worker's ring until they are certain (deferred commit, D7).
+// The state of this slot after exactly `position` tokens is also written to these pages, in the step that commits it or
+// a later position. A prefill chunk commits all its tokens, so `position` lies in it or at its end. A decode row at
+// position p commits p, since the newest token's inputs wait in the worker's ring until they are certain (deferred
+// commit, D7). At most one a row.
 struct CheckpointWrite {
   SlotId slot;
   int32_t position = 0;

@@ -69,14 +69,14 @@ void Scheduler::Impl::accept_row(Sequence& sequence, const PlanRow& row, const R
   if (row.prompt_logprobs) accept_prompt_logprobs(sequence, row, result);
   advance(sequence, row, result);
   if (!row.sample) {
-    publish_blocks(sequence, sequence.num_confirmed);
     if (write != nullptr) keep_checkpoint(sequence, *write);
+    publish_blocks(sequence, sequence.num_confirmed);
     return;
   }
   SequenceUpdate& update = add_update(sequence);
   const std::optional<FinishReason> finish = append_ids(sequence, result, update);
-  publish_blocks(sequence, std::min(sequence.num_confirmed, sequence.num_tokens()));
   if (write != nullptr) keep_checkpoint(sequence, *write);
+  publish_blocks(sequence, std::min(sequence.num_confirmed, sequence.num_tokens()));
   if (planted(Fault::kDoubleDelivery) && sequence.num_confirmed % kBlockTokens == 0)
     update.ids.insert(update.ids.end(), result.ids.begin(), result.ids.end());
   if (finish) end(sequence, *finish, update);
@@ -140,6 +140,7 @@ std::optional<FinishReason> Scheduler::Impl::append_ids(Sequence& sequence, cons
 // keeps that page there; the chain goes on from it.
 void Scheduler::Impl::publish_blocks(Sequence& sequence, int32_t num_tokens) {
   if (!config_.prefix_caching) return;
+  if (is_recurrent() && config_.deterministic) num_tokens = std::min(num_tokens, num_chunked(sequence));
   std::array<int32_t, kBlockTokens> scratch;
   while (!sequence.chain_broken && (sequence.num_chained + 1) * kBlockTokens <= num_tokens) {
     const int32_t block = sequence.num_chained;

@@ -85,6 +85,8 @@ struct Scheduler::Impl {
   // scheduler_state.cc: the recurrent state and its checkpoints
   bool is_recurrent() const { return config_.state_pages > 0; }
   bool keeps_checkpoints() const { return is_recurrent() && config_.prefix_caching; }
+  int32_t num_chunked(const Sequence& sequence) const;
+  int32_t chunk_stop(const Sequence& sequence) const;
   bool pages_come_back(const Draft& draft) const;
   void start_state(Sequence& sequence, Hit hit, SequenceStart& start, Draft& draft);
   void plan_checkpoint(Sequence& sequence, const PlanRow& row, Draft& draft);

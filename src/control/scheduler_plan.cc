@@ -121,7 +121,8 @@ Scheduler::Impl::Hit Scheduler::Impl::match_prefix(Sequence& sequence) {
   sequence.junction = 0;
   sequence.newest_is_turn = false;
   if (!config_.prefix_caching || sequence.wants_prompt_logprobs()) return hit;
-  const int32_t last = planted(Fault::kFullPromptHit) ? sequence.num_input() : sequence.num_input() - 1;
+  const int32_t last =
+      planted(Fault::kFullPromptHit) ? sequence.num_input() : std::min(sequence.num_input() - 1, num_chunked(sequence));
   std::array<int32_t, kBlockTokens> scratch;
   PrefixNode node = sequence.chain;
   matched_.clear();
@@ -220,13 +221,10 @@ void Scheduler::Impl::start(Sequence& sequence, Hit hit, Draft& draft) {
 }
 
 // Tokens of the next prefill chunk: all that is left, or up to the last multiple of the alignment that the budget
-// reaches, and never past a position whose state is to be kept. Without determinism a chunk shorter than the alignment
-// is better than none.
+// reaches. Without determinism a chunk shorter than the alignment is better than none.
 int32_t Scheduler::Impl::chunk_tokens(const Sequence& sequence, int32_t budget_tokens) const {
   const int32_t first = sequence.num_scheduled;
-  const int32_t stop = keeps_checkpoints() && sequence.in_prefill()
-                           ? policy_.next_in_input(first, sequence.num_input(), sequence.junction)
-                           : sequence.num_input();
+  const int32_t stop = is_recurrent() ? chunk_stop(sequence) : sequence.num_input();
   const int32_t alignment = config_.attention_alignment;
   int32_t cap = budget_tokens;
   if (sequence.wants_prompt_logprobs()) cap = std::min(cap, std::max(kPromptLogprobTokens, alignment));

@@ -37,15 +37,33 @@ void Scheduler::Impl::start_state(Sequence& sequence, Hit hit, SequenceStart& st
   }
 }
 
-// A prefill chunk commits its end. A decode row commits the position that it starts from: its own token may prove to be
+// How much of its input chunks compute. The state after a chunk differs in its last bits from the state after the same
+// tokens one by one. So where each bit counts, outputs stay out of the cache, and what a preempted sequence had given
+// runs again as it ran at first.
+int32_t Scheduler::Impl::num_chunked(const Sequence& sequence) const {
+  return is_recurrent() && config_.deterministic ? sequence.num_prompt() : sequence.num_input();
+}
+
+// Where the next chunk ends at the latest: a row writes one checkpoint, wherever in it that lies.
+int32_t Scheduler::Impl::chunk_stop(const Sequence& sequence) const {
+  const int32_t first = sequence.num_scheduled, end = num_chunked(sequence);
+  if (first >= end) return std::min(first + 1, sequence.num_input());
+  if (!keeps_checkpoints()) return end;
+  const int32_t next = policy_.next_in_input(first, end, sequence.junction);
+  if (next == CheckpointPolicy::kNone) return end;
+  const bool another = policy_.next_in_input(next, end, sequence.junction) != CheckpointPolicy::kNone;
+  return another ? next : end;
+}
+
+// A chunk commits all its tokens. A decode row commits the position that it starts from: its own token may prove to be
 // one too many.
 void Scheduler::Impl::plan_checkpoint(Sequence& sequence, const PlanRow& row, Draft& draft) {
   if (!row.is_decode()) {
-    const int32_t end = row.position + row.num_tokens;
-    if (policy_.keeps_in_input(end, sequence.num_input(), sequence.junction))
-      write_checkpoint(sequence, end, false, draft);
+    const int32_t next = policy_.next_in_input(row.position, num_chunked(sequence), sequence.junction);
+    if (next <= row.position + row.num_tokens) write_checkpoint(sequence, next, false, draft);
     return;
   }
+  if (config_.deterministic) return;  // see num_chunked
   const int32_t position = row.position - (planted(Fault::kCheckpointLate) ? 1 : 0);
   const CheckpointPolicy::Keep keep = policy_.in_decode(position);
   if (keep != CheckpointPolicy::Keep::kNo && position > sequence.num_input())
@@ -65,12 +83,14 @@ void Scheduler::Impl::write_checkpoint(Sequence& sequence, int32_t position, boo
   write = {sequence.slot, sequence.id(), position, is_turn, take_pages(PageOwner::kCheckpoint, config_.state_pages)};
   planned.pages.reserve(write.pages.size());
   for (const PageHandle& handle : write.pages) planned.pages.push_back(handle.page());
-  if (planted(Fault::kCheckpointUnconfirmed)) keep_checkpoint(sequence, write);
+  if (planted(Fault::kCheckpointUnconfirmed) && sequence.num_chained * kBlockTokens == position)
+    keep_checkpoint(sequence, write);
 }
 
 // The state after `position` tokens is in the write's pages: they become the checkpoint of the block that ends there,
 // unless that has one or is gone.
 void Scheduler::Impl::keep_checkpoint(Sequence& sequence, WriteInFlight& write) {
+  publish_blocks(sequence, std::min({write.position, sequence.num_confirmed, sequence.num_tokens()}));
   if (sequence.chain_broken || sequence.num_chained * kBlockTokens != write.position) return;
   if (write.pages.empty() || !index_.contains(sequence.chain)) return;
   const PageId block = sequence.chain.page;

@@ -84,7 +84,9 @@ void Simulation::check_checkpoint(const StepPlan& plan, const CheckpointWrite& w
   if (config_.deterministic)
     judge_.require(write.position % config_.attention_alignment == 0, "a checkpoint at ", write.position);
   const auto commits = [&](const PlanRow& row) {
-    return row.slot == write.slot && row.position + (row.is_decode() ? 0 : row.num_tokens) == write.position;
+    if (row.slot != write.slot) return false;
+    if (row.is_decode()) return row.position == write.position;
+    return row.position < write.position && write.position <= row.position + row.num_tokens;
   };
   judge_.require(std::count_if(plan.rows.begin(), plan.rows.end(), commits) == 1, "no row commits ", write.position);
 }
@@ -160,8 +162,12 @@ void Simulation::check_row(const StepPlan& plan, const PlanRow& row) const {
   judge_.require(row.is_decode() == (static_cast<int32_t>(index) < plan.num_decode_rows), "decode rows come first");
   judge_.require(row.num_tokens > 0, "an empty row");
   const int32_t end = row.position + row.num_tokens;
-  if (!row.is_decode() && config_.deterministic && !row.sample)
+  const bool is_output = end >= static_cast<int32_t>(request.submit.prompt->size());  // of a former life
+  if (!row.is_decode() && config_.deterministic && !row.sample && !(config_.state_pages > 0 && is_output))
     judge_.require(end % config_.attention_alignment == 0, "a chunk ends at ", end);
+  if (!row.is_decode() && config_.deterministic && config_.state_pages > 0)
+    judge_.require(row.num_tokens == 1 || end <= static_cast<int32_t>(request.submit.prompt->size()),
+                   "outputs run again in a chunk that ends at ", end);
   judge_.require(end < static_cast<int32_t>(request.submit.prompt->size()) + request.max_outputs, "sequence ",
                  row.sequence, " computes its last output");
 }
