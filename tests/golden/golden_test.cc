@@ -64,16 +64,21 @@ std::vector<int32_t> token_ids(const Json& list) {
   return out;
 }
 
-// Feeds a prompt in pieces of `chunk` tokens.
-void compare_prompt(const Model& model, Ops& ops, DType cache, const Json& prompt, MlaForm form, size_t chunk,
-                    Differences& d) {
+// How a prompt is fed: in pieces of `chunk` tokens, as prefill or as decode and verify steps.
+struct Feed {
+  MlaForm form;
+  size_t chunk;
+  bool propose = false;
+};
+
+void compare_prompt(const Model& model, Ops& ops, DType cache, const Json& prompt, const Feed& feed, Differences& d) {
   const std::vector<int32_t> ids = token_ids(*prompt.find("ids"));
   SingleSequence sequence(model, ops, cache, static_cast<int64_t>(ids.size()));
   const Json::Array& positions = prompt.find("positions")->as_array();
   ASSERT_EQ(positions.size(), ids.size());
-  for (size_t at = 0; at < ids.size(); at += chunk) {
-    const std::vector<int32_t> piece(ids.begin() + at, ids.begin() + std::min(at + chunk, ids.size()));
-    const auto logits = sequence.run(piece, form);
+  for (size_t at = 0; at < ids.size(); at += feed.chunk) {
+    const std::vector<int32_t> piece(ids.begin() + at, ids.begin() + std::min(at + feed.chunk, ids.size()));
+    const auto logits = feed.propose ? sequence.propose(piece, feed.form) : sequence.run(piece, feed.form);
     for (size_t i = 0; i < piece.size(); ++i)
       if (at + i > 0) compare(positions[at + i], logits[i], d);
   }
@@ -81,7 +86,7 @@ void compare_prompt(const Model& model, Ops& ops, DType cache, const Json& promp
 
 class Golden : public ::testing::TestWithParam<std::string> {
  protected:
-  // The differences over all prompts, both forms, whole and in pieces.
+  // The differences over all prompts, both forms, whole, in pieces and as decode steps.
   Differences run(Ops& ops, DType cache) {
     const Json expected = read_golden(GetParam());
     LoadOptions options;
@@ -95,8 +100,9 @@ class Golden : public ::testing::TestWithParam<std::string> {
       return d;
     }
     for (const Json& prompt : expected.find("prompts")->as_array()) {
-      compare_prompt(**model, ops, cache, prompt, MlaForm::kExpanded, 1000, d);
-      compare_prompt(**model, ops, cache, prompt, MlaForm::kAbsorbed, 7, d);
+      compare_prompt(**model, ops, cache, prompt, {MlaForm::kExpanded, 1000}, d);
+      compare_prompt(**model, ops, cache, prompt, {MlaForm::kAbsorbed, 7}, d);
+      compare_prompt(**model, ops, cache, prompt, {MlaForm::kAbsorbed, 5, true}, d);
     }
     std::cout << GetParam() << " on " << ops.name() << ": |d logprob| mean " << d.mean() << " max " << d.max << " over "
               << d.count << std::endl;
