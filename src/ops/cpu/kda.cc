@@ -12,7 +12,7 @@
 namespace perigee::cpu {
 namespace {
 
-constexpr int64_t kPiece = 64;  // tokens prepared together; chunk form: positions [64 i, 64 (i + 1))
+constexpr int64_t kMaxSteps = 64;  // uncommitted and new tokens of a sequence that run token by token
 constexpr int64_t kState = kKdaDim * kKdaDim;
 constexpr int64_t kTail = kKdaTaps - 1;
 
@@ -30,14 +30,15 @@ class FlushDenormals {
 };
 
 // Working memory of one thread.
-struct Scratch {
-  float q[kPiece][kKdaDim], k[kPiece][kKdaDim], v[kPiece][kKdaDim];
-  float g[kPiece][kKdaDim], decay[kPiece][kKdaDim], out[kPiece][kKdaDim];
-  float beta[kPiece];
+struct alignas(kAlignment) Scratch {
+  float q[kMaxSteps][kKdaDim], k[kMaxSteps][kKdaDim], v[kMaxSteps][kKdaDim];
+  float g[kMaxSteps][kKdaDim], decay[kMaxSteps][kKdaDim], out[kMaxSteps][kKdaDim];
+  float beta[kMaxSteps];
+  float decayed_q[kMaxSteps][kKdaDim], decayed_k[kMaxSteps][kKdaDim];
   float tails[2][3][kTail][kKdaDim];
-  float state[kState];  // of tokens that do not move it, or in slabs
-  KdaChunk chunks[kPiece / kKdaChunk];
-  const float* rows[3][kTail + kPiece];
+  float state[kState];  // slabs of it
+  KdaRelations relations;
+  const float* rows[3][kTail + kMaxSteps];
 };
 
 struct Call {
@@ -51,10 +52,12 @@ struct Call {
 // One head of one sequence: its tokens [committed, end).
 class HeadRun {
  public:
-  HeadRun(const Call& call, const SequenceRows& sequence, int64_t head, Scratch& scratch)
+  // `ahead` is the state that this thread is likely to be given next, or null.
+  HeadRun(const Call& call, const SequenceRows& sequence, int64_t head, const float* ahead, Scratch& scratch)
       : call_(call),
         sequence_(sequence),
         head_(head),
+        ahead_(ahead),
         width_(call.w.shape.width()),
         scratch_(scratch),
         unit_(unit(sequence.state_pages)),
@@ -97,8 +100,8 @@ class HeadRun {
     return 1.0f / (1.0f + std::exp(-call_.in.b.row<const float>(batch_row(position))[head_]));
   }
 
-  // q, k, v, decay and beta of `count` tokens from position `begin` on, at index `at` of the scratch's rows.
-  void prepare(int32_t begin, int32_t count, int64_t at) {
+  // q, k, v, decay and beta of `count` tokens from position `begin` on.
+  void prepare(int32_t begin, int32_t count) {
     Scratch& s = scratch_;
     const KdaKernels& kernels = call_.kernels;
     float(*parts[3])[kKdaDim] = {s.q, s.k, s.v};
@@ -108,21 +111,21 @@ class HeadRun {
                         .weights = call_.w.conv.data() + part * width_ + head_ * kKdaDim,
                         .stride = 3 * width_,
                         .num_tokens = count,
-                        .out = parts[part][at]});
+                        .out = parts[part][0]});
     }
-    kernels.normalise(s.q[at], count, 1.0f / std::sqrt(static_cast<float>(kKdaDim)));
-    kernels.normalise(s.k[at], count, 1.0f);
+    kernels.normalise(s.q[0], count, 1.0f / std::sqrt(static_cast<float>(kKdaDim)));
+    kernels.normalise(s.k[0], count, 1.0f);
     for (int32_t t = 0; t < count; ++t) {
       const int32_t position = begin + t;
-      const float* g = s.g[at + t];
+      const float* g = s.g[t];
       if (position < sequence_.position) {
         g = ring(position) + 3 * kKdaDim;
       } else {
         kernels.log_decay(call_.in.a.row<const float>(batch_row(position)) + head_ * kKdaDim,
-                          call_.w.dt_bias.data() + head_ * kKdaDim, call_.w.a[static_cast<size_t>(head_)], s.g[at + t]);
+                          call_.w.dt_bias.data() + head_ * kKdaDim, call_.w.a[static_cast<size_t>(head_)], s.g[t]);
       }
-      kernels.exponential(g, s.decay[at + t]);
-      s.beta[at + t] = beta(position);
+      kernels.exponential(g, s.decay[t]);
+      s.beta[t] = beta(position);
     }
   }
 
@@ -130,8 +133,8 @@ class HeadRun {
   void run_steps(int32_t end) {
     Scratch& s = scratch_;
     const int32_t first = sequence_.committed, count = end - first;
-    CHECK(count <= kPiece, count, " uncommitted and new tokens of a sequence, ", kPiece, " at most");
-    prepare(first, count, 0);
+    CHECK(count <= kMaxSteps, count, " uncommitted and new tokens of a sequence, ", kMaxSteps, " at most");
+    prepare(first, count);
     call_.kernels.steps({.num_tokens = count,
                          .num_commit = std::min(commit_, end) - first,
                          .first_output = sequence_.position - first,
@@ -140,44 +143,61 @@ class HeadRun {
                          .v = s.v[0],
                          .decay = s.decay[0],
                          .beta = s.beta,
+                         .decayed_q = s.decayed_q[0],
+                         .decayed_k = s.decayed_k[0],
                          .state = unit_,
                          .work = s.state,
                          .checkpoint = checkpoint_ != nullptr ? sequence_.checkpoint_position - first : -1,
                          .checkpoint_state = checkpoint_,
+                         .ahead = ahead_,
                          .out = s.out[0]});
     for (int32_t position = sequence_.position; position < end; ++position) finish_row(position, position - first);
   }
 
-  // The new tokens in chunk form; the state goes along.
+  // The new tokens in chunk form, cut at multiples of kKdaChunk positions and at the checkpoint; the state goes along.
   void run_chunks() {
-    Scratch& s = scratch_;
-    call_.kernels.to_slabs(unit_, s.state);
+    float* slabs = scratch_.state;
+    call_.kernels.to_slabs(unit_, slabs);
     for (int32_t begin = sequence_.position; begin < end_;) {
-      int32_t end = std::min(end_, static_cast<int32_t>((begin / kPiece + 1) * kPiece));
-      if (checkpoint_ != nullptr && begin < sequence_.checkpoint_position) {
-        end = std::min(end, sequence_.checkpoint_position);
-      }
-      run_piece(begin, end - begin);
-      if (checkpoint_ != nullptr && end == sequence_.checkpoint_position) {
-        call_.kernels.from_slabs(s.state, checkpoint_);
-      }
+      int32_t end = std::min(end_, static_cast<int32_t>((begin / kKdaChunk + 1) * kKdaChunk));
+      const int32_t checkpoint = checkpoint_ != nullptr ? sequence_.checkpoint_position : -1;
+      if (begin < checkpoint) end = std::min(end, checkpoint);
+      run_chunk(begin, end - begin);
+      if (end == checkpoint) call_.kernels.from_slabs(slabs, checkpoint_);
       begin = end;
     }
-    call_.kernels.from_slabs(s.state, unit_);
+    call_.kernels.from_slabs(slabs, unit_);
   }
 
-  void run_piece(int32_t begin, int32_t count) {
+  void run_chunk(int32_t begin, int32_t count) {
     Scratch& s = scratch_;
-    const int64_t lead = begin % kKdaChunk, num_chunks = (lead + count + kKdaChunk - 1) / kKdaChunk;
-    prepare(begin, count, lead);
-    for (int64_t t = 0; t < lead; ++t) clear_row(t);
-    for (int64_t t = lead + count; t < num_chunks * kKdaChunk; ++t) clear_row(t);
-    for (int64_t c = 0; c < num_chunks; ++c) {
-      call_.kernels.relate(s.q[c * kKdaChunk], s.k[c * kKdaChunk], s.decay[c * kKdaChunk], s.chunks[c]);
+    prepare(begin, count);
+    for (int64_t t = count; t < kKdaChunk; ++t) clear_row(t);
+    call_.kernels.relate(s.q[0], s.k[0], s.decay[0], s.relations);
+    call_.kernels.apply({.relations = &s.relations,
+                         .v = s.v[0],
+                         .beta = s.beta,
+                         .slabs = s.state,
+                         .out = s.out[0],
+                         .ahead = rows_from(begin + count)});
+    for (int32_t t = 0; t < count; ++t) finish_row(begin + t, t);
+  }
+
+  // What the chunk that begins at `position` reads and writes.
+  KdaAhead rows_from(int32_t position) const {
+    KdaAhead ahead{.num_tokens = std::min<int64_t>(end_ - position, kKdaChunk)};
+    const Tensor rows[] = {call_.in.qkv.columns(0, width_),
+                           call_.in.qkv.columns(width_, width_),
+                           call_.in.qkv.columns(2 * width_, width_),
+                           call_.in.a,
+                           call_.in.z,
+                           call_.out};
+    static_assert(std::size(rows) == KdaAhead::kStreams);
+    for (int64_t i = 0; i < KdaAhead::kStreams && ahead.num_tokens > 0; ++i) {
+      ahead.begin[i] = rows[i].row<const float>(batch_row(position)) + head_ * kKdaDim;
+      ahead.stride[i] = rows[i].row_stride;
     }
-    call_.kernels.apply(
-        {.num_chunks = num_chunks, .chunks = s.chunks, .v = s.v[0], .beta = s.beta, .slabs = s.state, .out = s.out[0]});
-    for (int32_t t = 0; t < count; ++t) finish_row(begin + t, lead + t);
+    return ahead;
   }
 
   // Row t of the scratch stands for no token: the state passes it unchanged.
@@ -217,7 +237,9 @@ class HeadRun {
 
   const Call& call_;
   const SequenceRows& sequence_;
-  const int64_t head_, width_;
+  const int64_t head_;
+  const float* const ahead_;
+  const int64_t width_;
   Scratch& scratch_;
   float* unit_;
   float* checkpoint_ = nullptr;  // unit to write the state at checkpoint_position to, if this run gets there
@@ -251,12 +273,20 @@ Tensor kda_attend(const CpuContext& cpu, const KdaInputs& in, const KdaWeights& 
   const std::span<Scratch> scratches = cpu.scratch.array<Scratch>(cpu.pool.size());
   const auto num_sequences = static_cast<int64_t>(batch.sequences.size());
   const int64_t num_tasks = num_sequences * w.shape.heads;
+  const auto sequence_of = [&](int64_t task) -> const SequenceRows& {
+    return batch.sequences[static_cast<size_t>(task % num_sequences)];
+  };
+  const int64_t num_threads = std::min<int64_t>(cpu.pool.size(), num_tasks);
   std::atomic<int64_t> next{0};  // tasks differ in length: whoever is free takes one
-  cpu.pool.run(std::min<int64_t>(cpu.pool.size(), num_tasks), [&](int64_t, int thread) {
+  cpu.pool.run(num_threads, [&](int64_t, int thread) {
     const FlushDenormals flush;
     for (int64_t task = next++; task < num_tasks; task = next++) {
-      const SequenceRows& sequence = batch.sequences[static_cast<size_t>(task % num_sequences)];
-      HeadRun(call, sequence, task / num_sequences, scratches[static_cast<size_t>(thread)]).run();
+      const int64_t likely = task + num_threads;
+      const uint8_t* ahead =
+          likely < num_tasks ? state.unit(sequence_of(likely).state_pages, likely / num_sequences) : nullptr;
+      HeadRun(call, sequence_of(task), task / num_sequences, reinterpret_cast<const float*>(ahead),
+              scratches[static_cast<size_t>(thread)])
+          .run();
     }
   });
   return out;

@@ -2,7 +2,8 @@
 //
 // Decode and verify rows run the recurrence itself, one pass over a head's state a token; a row's result, and the
 // state it leaves, are the same bits whatever runs beside it, and whether a token's inputs come from the batch or are
-// replayed from the ring. Prefill rows (commit_all) run the chunk form, cut at absolute multiples of 16 positions.
+// replayed from the ring. Prefill rows (commit_all) run the chunk form, cut at absolute multiples of 16 positions: on a
+// processor longer chunks only mean more arithmetic.
 // Only decays between a token and a later one are formed, as products of numbers <= 1: nothing overflows.
 #pragma once
 

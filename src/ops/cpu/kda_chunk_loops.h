@@ -32,49 +32,66 @@ void from_slabs(const float* slabs, float* state) {
   }
 }
 
-// Row i of qk and kk. Lane j of left[d] is k_j decayed through token i: earlier lanes decay once more with each i, lane
-// i begins with k_i, and the lanes after it hold what is overwritten when their turn comes.
-void relate_row(const float* q, const float* k, const float* decay, int64_t i, KdaChunk& chunk) {
-  constexpr int64_t kChains = 4;  // sums that do not wait for each other
-  V16 qk[kChains], kk[kChains];
-  for (int64_t c = 0; c < kChains; ++c) qk[c] = kk[c] = all16(0.0f);
-  for (int64_t d = 0; d < kKdaDim; d += kChains) {
-    for (int64_t c = 0; c < kChains; ++c) {
-      const V16 new_k = all16(k[d + c]);
-      const V16 left = multiply_first16(i, load16(chunk.left[d + c]), all16(decay[d + c]), new_k);
-      store16(chunk.left[d + c], left);
-      qk[c] = fma16(all16(q[d + c]), left, qk[c]);
-      kk[c] = fma16(new_k, left, kk[c]);
+// Rows [first, first + kProductRows) of qk and kk. Lane j of left[d] is k_j decayed through the last row: with each row
+// i earlier lanes decay once more, lane i begins with k_i, and later lanes hold what is overwritten in their turn.
+void relate_rows(const float* q, const float* k, const float* decay, int64_t first, KdaRelations& out) {
+  V16 qk[kProductRows], kk[kProductRows];
+  for (int64_t r = 0; r < kProductRows; ++r) qk[r] = kk[r] = all16(0.0f);
+  for (int64_t d = 0; d < kKdaDim; ++d) {
+    V16 left = load16(out.left[d]);
+#pragma GCC unroll 4
+    for (int64_t r = 0; r < kProductRows; ++r) {
+      const int64_t at = (first + r) * kKdaDim + d;
+      const V16 new_k = all16(k[at]);
+      left = multiply_first16(first + r, left, all16(decay[at]), new_k);
+      qk[r] = fma16(all16(q[at]), left, qk[r]);
+      kk[r] = fma16(new_k, left, kk[r]);
     }
+    store16(out.left[d], left);
   }
-  store16(chunk.qk[i], add16(add16(qk[0], qk[1]), add16(qk[2], qk[3])));
-  store16(chunk.kk[i], add16(add16(kk[0], kk[1]), add16(kk[2], kk[3])));
+  for (int64_t r = 0; r < kProductRows; ++r) {
+    store16(out.qk[first + r], qk[r]);
+    store16(out.kk[first + r], kk[r]);
+  }
 }
 
-void relate(const float* q, const float* k, const float* decay, KdaChunk& chunk) {
-  std::memset(chunk.left, 0, sizeof(chunk.left));
-  for (int64_t i = 0; i < kKdaChunk; ++i) {
-    relate_row(q + i * kKdaDim, k + i * kKdaDim, decay + i * kKdaDim, i, chunk);
-  }
+void relate(const float* q, const float* k, const float* decay, KdaRelations& out) {
+  std::memset(out.left, 0, sizeof(out.left));
+  for (int64_t first = 0; first < kKdaChunk; first += kProductRows) relate_rows(q, k, decay, first, out);
   for (int64_t d = 0; d < kKdaDim; d += kLanes) {
     V16 total = all16(1.0f);
     for (int64_t i = 0; i < kKdaChunk; ++i) {
       total = mul16(total, load16(decay + i * kKdaDim + d));
-      store16(chunk.q[i] + d, mul16(total, load16(q + i * kKdaDim + d)));
-      store16(chunk.k[i] + d, mul16(total, load16(k + i * kKdaDim + d)));
+      store16(out.q[i] + d, mul16(total, load16(q + i * kKdaDim + d)));
+      store16(out.k[i] + d, mul16(total, load16(k + i * kKdaDim + d)));
     }
-    store16(chunk.decay + d, total);
+    store16(out.decay + d, total);
   }
 }
 
-// out [rows][kSlab] = a [rows][kKdaDim] slab [kKdaDim][kSlab]
-void read_state(const float* a, int64_t rows, const float* slab, float* out) {
-  for (int64_t i = 0; i < rows; i += kProductRows) {
+// Walks through the tokens of a KdaAhead.
+struct KdaFetch {
+  const KdaAhead& ahead;
+  int64_t next = 0;
+};
+
+// out [kKdaChunk][kSlab] = a [kKdaChunk][kKdaDim] slab [kKdaDim][kSlab]; meanwhile some tokens are fetched.
+void read_state(const float* a, const float* slab, KdaFetch& fetch, float* out) {
+  for (int64_t i = 0; i < kKdaChunk; i += kProductRows) {
+    const float* fetched[KdaAhead::kStreams] = {};
+    const bool fetches = fetch.next < fetch.ahead.num_tokens;
+    for (int64_t f = 0; fetches && f < KdaAhead::kStreams; ++f) {
+      fetched[f] = fetch.ahead.begin[f] + fetch.next * fetch.ahead.stride[f];
+    }
+    ++fetch.next;
     V16 acc[kProductRows][kSlabVectors];
     for (auto& row : acc) {
       for (V16& x : row) x = all16(0.0f);
     }
     for (int64_t d = 0; d < kKdaDim; ++d) {
+      if (fetches && d % kLanes == 0) {
+        for (const float* row : fetched) __builtin_prefetch(row + d, 0, 2);
+      }
       V16 s[kSlabVectors];
       for (int64_t n = 0; n < kSlabVectors; ++n) s[n] = load16(slab + d * kSlab + n * kLanes);
 #pragma GCC unroll 8
@@ -91,7 +108,7 @@ void read_state(const float* a, int64_t rows, const float* slab, float* out) {
 }
 
 // slab = decay slab + left corrections [kKdaChunk][kSlab]
-void move_state(const KdaChunk& chunk, const float* corrections, float* slab) {
+void move_state(const KdaRelations& chunk, const float* corrections, float* slab) {
   for (int64_t d = 0; d < kKdaDim; d += kProductRows) {
     V16 acc[kProductRows][kSlabVectors];
     for (int64_t r = 0; r < kProductRows; ++r) {
@@ -114,43 +131,41 @@ void move_state(const KdaChunk& chunk, const float* corrections, float* slab) {
   }
 }
 
-// One chunk on one slab, whose first column is `column`: corrections_i = beta_i (v_i - k_i^T S - sum over j < i of
-// kk_ij corrections_j), row by row; out_i = q_i^T S + sum over j <= i of qk_ij corrections_j.
-void apply_chunk(const KdaChunk& chunk, const float* v, const float* beta, float* slab, float* out) {
+// One slab, whose first column is `column`: corrections_i = beta_i (v_i - k_i^T S - sum over j < i of kk_ij
+// corrections_j), row by row; out_i = q_i^T S + sum over j <= i of qk_ij corrections_j.
+void apply_slab(const KdaChunk& chunk, int64_t column, KdaFetch& fetch, float* slab) {
   alignas(64) float held[kKdaChunk * kSlab], seen[kKdaChunk * kSlab], corrections[kKdaChunk * kSlab];
-  read_state(chunk.k[0], kKdaChunk, slab, held);
-  read_state(chunk.q[0], kKdaChunk, slab, seen);
+  const KdaRelations& relations = *chunk.relations;
+  read_state(relations.k[0], slab, fetch, held);
+  read_state(relations.q[0], slab, fetch, seen);
   for (int64_t i = 0; i < kKdaChunk; ++i) {
     V16 c[kSlabVectors], o[kSlabVectors];
     for (int64_t n = 0; n < kSlabVectors; ++n) {
-      c[n] = sub16(load16(v + i * kKdaDim + n * kLanes), load16(held + i * kSlab + n * kLanes));
+      c[n] = sub16(load16(chunk.v + i * kKdaDim + column + n * kLanes), load16(held + i * kSlab + n * kLanes));
       o[n] = load16(seen + i * kSlab + n * kLanes);
     }
     for (int64_t j = 0; j < i; ++j) {
-      const V16 kk = all16(-chunk.kk[i][j]), qk = all16(chunk.qk[i][j]);
+      const V16 kk = all16(-relations.kk[i][j]), qk = all16(relations.qk[i][j]);
       for (int64_t n = 0; n < kSlabVectors; ++n) {
         const V16 earlier = load16(corrections + j * kSlab + n * kLanes);
         c[n] = fma16(kk, earlier, c[n]);
         o[n] = fma16(qk, earlier, o[n]);
       }
     }
-    const V16 scale = all16(beta[i]), qk = all16(chunk.qk[i][i]);
+    const V16 scale = all16(chunk.beta[i]), qk = all16(relations.qk[i][i]);
     for (int64_t n = 0; n < kSlabVectors; ++n) {
       c[n] = mul16(scale, c[n]);
       store16(corrections + i * kSlab + n * kLanes, c[n]);
-      store16(out + i * kKdaDim + n * kLanes, fma16(qk, c[n], o[n]));
+      store16(chunk.out + i * kKdaDim + column + n * kLanes, fma16(qk, c[n], o[n]));
     }
   }
-  move_state(chunk, corrections, slab);
+  move_state(relations, corrections, slab);
 }
 
-void apply(const KdaPiece& p) {
-  float* slab = p.slabs;
-  for (int64_t column = 0; column < kKdaDim; column += kSlab, slab += kKdaDim * kSlab) {
-    for (int64_t c = 0; c < p.num_chunks; ++c) {
-      const int64_t first = c * kKdaChunk;
-      apply_chunk(p.chunks[c], p.v + first * kKdaDim + column, p.beta + first, slab, p.out + first * kKdaDim + column);
-    }
+void apply(const KdaChunk& chunk) {
+  KdaFetch fetch{.ahead = chunk.ahead};
+  for (int64_t column = 0; column < kKdaDim; column += kSlab) {
+    apply_slab(chunk, column, fetch, chunk.slabs + column * kKdaDim);
   }
 }
 

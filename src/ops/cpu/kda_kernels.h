@@ -27,22 +27,25 @@ struct KdaConvolution {
 // The recurrence, token by token: S = decay S + k (beta (v - k^T decay S))^T, out = q^T S.
 struct KdaSteps {
   int64_t num_tokens = 0;
-  int64_t num_commit = 0;    // this many move `state`; the others work on `work`
+  int64_t num_commit = 0;    // after this many, 0 for none, `state` is written
   int64_t first_output = 0;  // tokens before give none
   const float* q = nullptr;  // q, k, v, decay: [num_tokens][kKdaDim]
   const float* k = nullptr;
   const float* v = nullptr;
   const float* decay = nullptr;
   const float* beta = nullptr;  // [num_tokens]
-  float* state = nullptr;       // [kKdaDim][kKdaDim]
-  float* work = nullptr;        // the same size, for the tokens that do not move the state
-  int64_t checkpoint = -1;      // <= num_commit; after this many tokens (> 0) the state is copied to ...
+  float* decayed_q = nullptr;   // working memory, decayed_k and work too: [num_tokens][kKdaDim]
+  float* decayed_k = nullptr;
+  float* state = nullptr;   // [kKdaDim][kKdaDim]
+  float* work = nullptr;    // the same size
+  int64_t checkpoint = -1;  // <= num_commit; after this many tokens (> 0) the state is copied to ...
   float* checkpoint_state = nullptr;
-  float* out = nullptr;  // [num_tokens][kKdaDim]
+  const float* ahead = nullptr;  // the state that is likely next, to be brought near meanwhile; null: none
+  float* out = nullptr;          // [num_tokens][kKdaDim]
 };
 
 // What one chunk's tokens are to each other; rows of tokens that are not there: k = q = 0, decay = 1.
-struct KdaChunk {
+struct KdaRelations {
   float q[kKdaChunk][kKdaDim];     // q_i * decay from the chunk's begin through i
   float k[kKdaChunk][kKdaDim];     // k_i * the same
   float decay[kKdaDim];            // of the whole chunk
@@ -51,13 +54,22 @@ struct KdaChunk {
   float kk[kKdaChunk][kKdaChunk];  // k_i . k_j * the same, for j < i
 };
 
-struct KdaPiece {
-  int64_t num_chunks = 0;
-  const KdaChunk* chunks = nullptr;
-  const float* v = nullptr;     // [num_chunks * kKdaChunk][kKdaDim]
-  const float* beta = nullptr;  // [num_chunks * kKdaChunk]; 0 for tokens that are not there
-  float* slabs = nullptr;       // S as to_slabs() gives it, moved to the piece's end
-  float* out = nullptr;         // [num_chunks * kKdaChunk][kKdaDim]
+// Rows that the next chunk will touch, to be brought near while this one is computed: they lie so far apart that no
+// hardware prefetcher finds them.
+struct KdaAhead {
+  static constexpr int64_t kStreams = 6;
+  const float* begin[kStreams] = {};  // of the first token, kKdaDim numbers
+  int64_t stride[kStreams] = {};      // from token to token
+  int64_t num_tokens = 0;
+};
+
+struct KdaChunk {
+  const KdaRelations* relations = nullptr;
+  const float* v = nullptr;     // [kKdaChunk][kKdaDim]
+  const float* beta = nullptr;  // [kKdaChunk]; 0 for tokens that are not there
+  float* slabs = nullptr;       // S as to_slabs() gives it, moved to the chunk's end
+  float* out = nullptr;         // [kKdaChunk][kKdaDim]
+  KdaAhead ahead;
 };
 
 struct KdaKernels {
@@ -70,8 +82,8 @@ struct KdaKernels {
   void (*to_slabs)(const float* state, float* slabs);
   void (*from_slabs)(const float* slabs, float* state);
   // q, k, decay [kKdaChunk][kKdaDim]
-  void (*relate)(const float* q, const float* k, const float* decay, KdaChunk& chunk);
-  void (*apply)(const KdaPiece& piece);
+  void (*relate)(const float* q, const float* k, const float* decay, KdaRelations& out);
+  void (*apply)(const KdaChunk& chunk);
   // out = RMSNorm(o) * weight * sigmoid(z), [kKdaDim]
   void (*gated_norm)(const float* o, const float* weight, const float* z, float eps, float* out);
 };

@@ -51,6 +51,10 @@ static inline V16 reciprocal16(V16 x) {
 static inline V16 multiply_first16(int64_t n, V16 a, V16 b, V16 other) {  // a * b in the first n lanes
   return {_mm512_mask_mul_ps(other.v, static_cast<__mmask16>((1u << n) - 1), a.v, b.v)};
 }
+template <int kBits>
+static inline V16 shift_left16(V16 x) {  // of the bits of each number
+  return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(x.v), kBits))};
+}
 static inline float sum16(V16 x) {
   return _mm512_reduce_add_ps(x.v);
 }
@@ -119,6 +123,11 @@ static inline V16 multiply_first16(int64_t n, V16 a, V16 b, V16 other) {
     out.v[h] = _mm256_blendv_ps(other.v[h], _mm256_mul_ps(a.v[h], b.v[h]), first);
   }
   return out;
+}
+template <int kBits>
+static inline V16 shift_left16(V16 x) {
+  return {{_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(x.v[0]), kBits)),
+           _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(x.v[1]), kBits))}};
 }
 static inline float sum16(V16 x) {
   const __m256 eight = _mm256_add_ps(x.v[0], x.v[1]);
