@@ -38,6 +38,13 @@ int32_t hit_granularity_blocks(const SchedulerConfig& config) {
   return config.deterministic ? std::lcm(config.attention_alignment, kBlockTokens) / kBlockTokens : 1;
 }
 
+// Where a chunk of a recurrent model ends can change the last bits of its state. So that its company does not decide
+// that, chunks keep to the alignment wherever the budget has room for one beside all decode rows.
+bool keeps_alignment(const SchedulerConfig& config) {
+  const int64_t enough = int64_t{config.attention_alignment} + config.max_sequences;
+  return config.deterministic || (config.state_pages > 0 && config.max_step_tokens >= enough);
+}
+
 CheckpointPolicy checkpoint_policy(const SchedulerConfig& config) {
   const int32_t granularity = hit_granularity_blocks(config);
   const auto tokens = [&](int32_t blocks) {
@@ -71,6 +78,7 @@ Status validate(const SchedulerConfig& config) {
 Scheduler::Impl::Impl(const SchedulerConfig& config)
     : config_(checked(config)),
       hit_blocks_(hit_granularity_blocks(config)),
+      strict_alignment_(keeps_alignment(config)),
       policy_(checkpoint_policy(config)),
       index_(config.num_pages, config.hash_seed, config.hash_bits),
       pool_(config.num_pages, [this](PageId page) { page_evicted(page); }),

@@ -117,7 +117,8 @@ struct Scheduler::Impl {
   Sequence*& at_slot(SlotId slot) { return slots_[static_cast<size_t>(slot.value)]; }
 
   const SchedulerConfig config_;
-  const int32_t hit_blocks_;  // prefix hits are multiples of this many blocks
+  const int32_t hit_blocks_;     // prefix hits are multiples of this many blocks
+  const bool strict_alignment_;  // no chunk ends elsewhere but where its input does
   const CheckpointPolicy policy_;
   PrefixIndex index_;
   BlockPool pool_;

@@ -221,7 +221,7 @@ void Scheduler::Impl::start(Sequence& sequence, Hit hit, Draft& draft) {
 }
 
 // Tokens of the next prefill chunk: all that is left, or up to the last multiple of the alignment that the budget
-// reaches. Without determinism a chunk shorter than the alignment is better than none.
+// reaches. Where the alignment is not strict, a chunk shorter than that is better than none.
 int32_t Scheduler::Impl::chunk_tokens(const Sequence& sequence, int32_t budget_tokens) const {
   const int32_t first = sequence.num_scheduled;
   const int32_t stop = is_recurrent() ? chunk_stop(sequence) : sequence.num_input();
@@ -229,11 +229,11 @@ int32_t Scheduler::Impl::chunk_tokens(const Sequence& sequence, int32_t budget_t
   int32_t cap = budget_tokens;
   if (sequence.wants_prompt_logprobs()) cap = std::min(cap, std::max(kPromptLogprobTokens, alignment));
   if (config_.long_prefill_tokens > 0)
-    cap = std::min(cap, std::max(config_.long_prefill_tokens, config_.deterministic ? alignment : 1));
+    cap = std::min(cap, std::max(config_.long_prefill_tokens, strict_alignment_ ? alignment : 1));
   if (stop - first <= cap) return stop - first;
   const int32_t end = (first + cap) / alignment * alignment;
   if (end > first) return end - first;
-  return config_.deterministic ? 0 : cap;
+  return strict_alignment_ ? 0 : cap;
 }
 
 void Scheduler::Impl::append_page(Sequence& sequence, PageHandle page, Draft& draft) {

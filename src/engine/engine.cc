@@ -83,7 +83,8 @@ Result<std::unique_ptr<Engine>> Engine::create(const EngineConfig& config) {
                      p->mailbox.push_reserved(Message(std::move(result)));
                    }));
   const ModelInfo& info = impl->worker->model().info();
-  const int64_t cache_tokens = static_cast<int64_t>(impl->worker->num_pages()) * kBlockTokens;
+  const int32_t state_pages = impl->worker->state_pages();
+  const int64_t cache_tokens = static_cast<int64_t>(impl->worker->num_pages() - state_pages) * kBlockTokens;
   if (config.max_model_len > info.max_positions)
     return bad_input(
         str_cat("max-model-len ", config.max_model_len, " is over the model's ", info.max_positions, " positions"),
@@ -101,7 +102,11 @@ Result<std::unique_ptr<Engine>> Engine::create(const EngineConfig& config) {
       .max_step_tokens = config.max_step_tokens,
       .max_model_len = impl->max_model_len,
       .max_waiting = config.max_waiting,
+      .attention_alignment = state_pages > 0 ? kBlockTokens : 1,
       .prefix_caching = config.prefix_caching,
+      .state_pages = state_pages,
+      .checkpoint_interval_blocks = config.checkpoint_interval_blocks,
+      .checkpoint_turn_blocks = config.checkpoint_turn_blocks,
       .deterministic = config.deterministic,
       .hash_seed = mix64(static_cast<uint64_t>(wall_time_s() * 1e6)),
   };

@@ -29,6 +29,8 @@ struct EngineConfig {
   int32_t max_model_len = 0;       // 0: the model's limit, or what fits the cache when that is less
   int32_t max_waiting = 4096;
   bool prefix_caching = true;
+  int32_t checkpoint_interval_blocks = SchedulerConfig().checkpoint_interval_blocks;  // recurrent models
+  int32_t checkpoint_turn_blocks = SchedulerConfig().checkpoint_turn_blocks;
   bool deterministic = false;
   bool selfcheck = false;  // check_integrity() after every step
 };

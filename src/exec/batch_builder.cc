@@ -11,6 +11,7 @@ const Batch& BatchBuilder::build(const StepPlan& plan, const Slots& slots) {
   first_logit_.clear();
   sequences_.clear();
   for (const PlanRow& row : plan.rows) add_row(row, plan, slots[row.slot]);
+  if (!plan.checkpoints.empty()) add_checkpoints(plan);
   batch_ = {.tokens = tokens_, .positions = positions_, .sequences = sequences_, .logit_rows = logit_rows_};
   return batch_;
 }
@@ -38,11 +39,41 @@ void BatchBuilder::add_row(const PlanRow& row, const StepPlan& plan, const Slot&
                         .position = position,
                         .pages = slot.pages.data(),
                         .form = model_.choose_form(extent, context, deterministic_)});
+  if (!slot.state_pages.empty()) add_state(row, slot, sequences_.back());
   first_logit_.push_back(static_cast<int32_t>(logit_rows_.size()));
   if (row.prompt_logprobs)
     for (int32_t i = 0; i < row.num_tokens; ++i) logit_rows_.push_back(first_row + i);
   else if (row.sample)
     logit_rows_.push_back(first_row + row.num_tokens - 1);
+}
+
+// A chunk commits all its tokens, a decode row none. What a preempted sequence had given comes as chunks of one token
+// in deterministic mode, and is committed as it was when decode rows gave it: late, from the ring.
+void BatchBuilder::add_state(const PlanRow& row, const Slot& slot, SequenceRows& rows) const {
+  rows.state_pages = slot.state_pages.data();
+  rows.slot = row.slot.value;
+  rows.committed = slot.committed;
+  rows.commit_all = !row.is_decode() && !(deterministic_ && row.position >= slot.num_prompt_tokens);
+}
+
+// The writes come in the order of the rows that make them, at most one a row.
+void BatchBuilder::add_checkpoints(const StepPlan& plan) {
+  checkpoint_pages_.clear();
+  for (const CheckpointWrite& write : plan.checkpoints)
+    for (const PageId page : write.pages) checkpoint_pages_.push_back(page.value);
+  const int32_t* pages = checkpoint_pages_.data();
+  size_t index = 0;
+  for (const CheckpointWrite& write : plan.checkpoints) {
+    while (index < plan.rows.size() && plan.rows[index].slot != write.slot) ++index;
+    CHECK(index < plan.rows.size(), "no row writes the checkpoint of slot ", write.slot, " at ", write.position);
+    SequenceRows& rows = sequences_[index++];
+    const int32_t commit = rows.position + (rows.commit_all ? rows.num_tokens : 0);
+    CHECK(write.position > rows.committed && write.position <= commit, "slot ", write.slot, " commits ", commit,
+          ", its checkpoint is at ", write.position);
+    rows.checkpoint_position = write.position;
+    rows.checkpoint_pages = pages;
+    pages += write.pages.size();
+  }
 }
 
 }  // namespace perigee

@@ -31,6 +31,9 @@ void Slots::start(const SequenceStart& start) {
   slot.num_outputs = static_cast<int32_t>(start.tokens->size()) - start.num_prompt_tokens;
   slot.newest_id = -1;
   slot.pages.clear();
+  slot.state_pages.clear();
+  for (const PageId page : start.state_pages) slot.state_pages.push_back(page.value);
+  slot.committed = start.num_cached_tokens;
   slot.seen.clear();
   slot.output_counts.clear();
   if (!start.sampling->has_penalties()) return;
@@ -45,6 +48,12 @@ void Slots::append(const BlockAppend& append) {
   CHECK(append.block_index == static_cast<int32_t>(slot.pages.size()), "block ", append.block_index, " after ",
         slot.pages.size(), " blocks of slot ", append.slot);
   slot.pages.push_back(append.page.value);
+}
+
+void Slots::advance(SlotId id, int32_t num_tokens, bool commit_all) {
+  Slot& slot = (*this)[id];
+  slot.committed = slot.length + (commit_all ? num_tokens : 0);
+  slot.length += num_tokens;
 }
 
 void Slots::accept(SlotId id, int32_t token) {

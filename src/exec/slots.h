@@ -23,6 +23,8 @@ struct Slot {
   int32_t num_outputs = 0;  // sampled ids, former ones included
   int32_t newest_id = -1;   // the id that the next decode row runs
   std::vector<int32_t> pages;
+  std::vector<int32_t> state_pages;     // of a recurrent model
+  int32_t committed = 0;                // tokens that the state in them has seen; the rest up to length is in the ring
   std::vector<uint16_t> output_counts;  // [vocab]; kept only under penalties
   std::vector<uint8_t> seen;            // [ceil(vocab / 8)] prompt or output; kept only under penalties
 };
@@ -33,6 +35,8 @@ class Slots {
 
   void start(const SequenceStart& start);
   void append(const BlockAppend& append);
+  // A row of num_tokens tokens has run; its recurrent state stands at its end, or where it began (commit_all false).
+  void advance(SlotId slot, int32_t num_tokens, bool commit_all);
   // The sampled id becomes the slot's newest and is counted.
   void accept(SlotId slot, int32_t id);
   Slot& operator[](SlotId slot) { return slots_[static_cast<size_t>(slot.value)]; }

@@ -16,6 +16,8 @@
 namespace perigee {
 namespace {
 
+constexpr int32_t kRingTokens = 1;  // without speculation one token a sequence is uncertain at a time
+
 Result<std::unique_ptr<Ops>> make_ops(const WorkerConfig& config) {
   if (config.device == Device::kRef) return make_ref_ops();
   return make_cpu_ops(
@@ -30,7 +32,8 @@ struct Worker::Impl {
   std::unique_ptr<Ops> ops;
   std::unique_ptr<Model> model;
   CacheLayout layout;
-  Buffer pool_memory;
+  Buffer pool_memory, ring_memory;
+  std::vector<uint8_t> zero_page;  // recurrent models
   int32_t num_pages = 0;
   std::unique_ptr<Slots> slots;
   std::unique_ptr<BatchBuilder> builder;
@@ -45,6 +48,8 @@ struct Worker::Impl {
 
   void run();
   void execute(const StepPlan& plan);
+  void start_state(const SequenceStart& start);
+  uint8_t* page(PageId page) { return pool_memory.data() + page.value * layout.page_bytes(); }
   RowResult finish_row(const StepPlan& plan, size_t index, const Tensor& logits);
   void prompt_logprobs(const PlanRow& row, const Slot& slot, int32_t first, const Tensor& logits, RowResult& out);
   std::vector<uint32_t> wait_mask(StepId step, SlotId slot);
@@ -60,12 +65,19 @@ Result<std::unique_ptr<Worker>> Worker::create(const WorkerConfig& config,
   ASSIGN_OR_RETURN(impl->model, load_model(config.load, *impl->ops));
   impl->layout = impl->model->cache_layout(impl->ops->activation_dtype());
   const int64_t pages = config.cache_bytes / impl->layout.page_bytes();
-  if (pages < 2)
-    return bad_input(str_cat("the cache of ", config.cache_bytes, " bytes holds ", pages, " blocks of ",
-                             impl->layout.page_bytes(), " bytes; raise it to at least two blocks"),
+  const int64_t least = 2 + impl->layout.state_pages();
+  if (pages < least)
+    return bad_input(str_cat("the cache of ", config.cache_bytes, " bytes holds ", pages, " pages of ",
+                             impl->layout.page_bytes(), " bytes; raise it to at least ", least,
+                             ": two blocks and a recurrent state of ", impl->layout.state_pages()),
                      "kv-cache-memory-bytes");
   impl->num_pages = static_cast<int32_t>(std::min<int64_t>(pages, INT32_MAX));
-  impl->pool_memory = Buffer(static_cast<size_t>(impl->num_pages * impl->layout.page_bytes()));
+  impl->pool_memory = impl->ops->make_buffer(static_cast<size_t>(impl->num_pages * impl->layout.page_bytes()));
+  if (impl->layout.state_pages() > 0) {
+    const int64_t ring_bytes = config.max_sequences * impl->layout.ring_slot_bytes(kRingTokens);
+    impl->ring_memory = impl->ops->make_buffer(static_cast<size_t>(ring_bytes));
+    impl->zero_page.resize(static_cast<size_t>(impl->layout.page_bytes()));
+  }
   const ModelInfo& info = impl->model->info();
   const int64_t max_blocks = std::min<int64_t>(impl->num_pages, info.max_positions / kBlockTokens + 1);
   impl->slots = std::make_unique<Slots>(config.max_sequences, info.vocab, static_cast<int32_t>(max_blocks));
@@ -100,6 +112,9 @@ const Model& Worker::model() const {
 int32_t Worker::num_pages() const {
   return impl_->num_pages;
 }
+int32_t Worker::state_pages() const {
+  return static_cast<int32_t>(impl_->layout.state_pages());
+}
 double Worker::last_build_us() const {
   return impl_->build_us.load(std::memory_order_relaxed);
 }
@@ -115,16 +130,31 @@ void Worker::Impl::execute(const StepPlan& plan) {
   const Batch& batch = builder->build(plan, *slots);
   build_us.store((system_clock().now_s() - begin) * 1e6, std::memory_order_relaxed);
 
+  for (const SequenceStart& start : plan.starts) start_state(start);
   ops->begin_step();
-  const Tensor logits = model->forward(batch, *ops, {.base = pool_memory.data(), .layout = layout});
+  const PagePool pool{
+      .base = pool_memory.data(), .layout = layout, .ring = ring_memory.data(), .ring_tokens = kRingTokens};
+  const Tensor logits = model->forward(batch, *ops, pool);
   StepResult result{.step = plan.step, .rows = {}};
   result.rows.reserve(plan.rows.size());
   for (size_t i = 0; i < plan.rows.size(); ++i) {
-    (*slots)[plan.rows[i].slot].length += plan.rows[i].num_tokens;
+    slots->advance(plan.rows[i].slot, plan.rows[i].num_tokens, batch.sequences[i].commit_all);
     result.rows.push_back(finish_row(plan, i, logits));
   }
   drop_masks(plan.step);
   on_result(std::move(result));
+}
+
+// The recurrent state before the sequence's first row: a copy of the checkpoint that it starts from, or zeros.
+void Worker::Impl::start_state(const SequenceStart& start) {
+  CHECK(static_cast<int64_t>(start.state_pages.size()) == layout.state_pages(), "sequence ", start.sequence, " has ",
+        start.state_pages.size(), " state pages");
+  CHECK(start.checkpoint.empty() == (start.state_pages.empty() || start.num_cached_tokens == 0), "sequence ",
+        start.sequence, " starts at ", start.num_cached_tokens, " without the state there");
+  for (size_t i = 0; i < start.state_pages.size(); ++i) {
+    const uint8_t* from = start.checkpoint.empty() ? zero_page.data() : page(start.checkpoint[i]);
+    ops->copy(page(start.state_pages[i]), from, static_cast<size_t>(layout.page_bytes()));
+  }
 }
 
 RowResult Worker::Impl::finish_row(const StepPlan& plan, size_t index, const Tensor& logits) {

@@ -39,6 +39,7 @@ class Worker {
   void set_masks(StepMasks masks);  // for the step's sampled rows; before or while its forward pass runs
   const Model& model() const;
   int32_t num_pages() const;
+  int32_t state_pages() const;   // of those, one sequence's recurrent state takes so many; 0: the model has none
   double last_build_us() const;  // time to turn the newest plan into a batch
 
  private:
