@@ -1,6 +1,7 @@
 # Each target is one CMake preset or one tool. A bare Debian 12 lacks `make` itself: apt-get install make.
 JOBS ?= $(shell nproc)
 SEED ?= 1
+MODEL ?= models/tiny-k2
 SEEDS ?= 2000
 MUTANT ?= 0
 FUZZ_SECONDS ?= 15
@@ -8,13 +9,13 @@ FUZZ_SECONDS ?= 15
 .PHONY: demo test build lint format bench sim check soak eval clean
 
 demo: build
-	python3 tools/demo.py --program build/perigee --seed $(SEED)
+	python3 tools/demo.py --program build/perigee --model $(MODEL) --seed $(SEED)
 
 test: setup-test
 	cmake --preset release
 	cmake --build --preset release -j $(JOBS)
 	ctest --test-dir build --output-on-failure
-	.venv/bin/python -m pytest -q tests/e2e
+	for model in models/*; do PERIGEE_MODEL=$$model .venv/bin/python -m pytest -q tests/e2e || exit 1; done
 
 build: setup-build
 	cmake --preset release -DPERIGEE_TESTS=$(if $(wildcard build/tests),ON,OFF)

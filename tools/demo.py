@@ -37,7 +37,7 @@ class Reply:
 def ask(server, messages, tools=None, thinking=True):
     """Streams one chat completion to the terminal and returns it."""
     body = {
-        "model": "tiny-k2",
+        "model": server.model,
         "messages": messages,
         "temperature": 0,
         "max_tokens": 400,

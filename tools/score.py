@@ -46,14 +46,14 @@ def max_tokens(row):
 
 def ask_text(server, row):
     status, reply = server.post("/v1/completions", {
-        "model": "tiny-k2", "prompt": row["prompt"], "temperature": 0, "max_tokens": max_tokens(row), "stop": ["Question:"]}, 600)
+        "model": server.model, "prompt": row["prompt"], "temperature": 0, "max_tokens": max_tokens(row), "stop": ["Question:"]}, 600)
     if status != 200:
         return f"HTTP {status}: {reply}"
     return reply["choices"][0]["text"]
 
 
 def ask_chat(server, messages, row):
-    body = {"model": "tiny-k2", "messages": messages, "temperature": 0, "max_tokens": max_tokens(row),
+    body = {"model": server.model, "messages": messages, "temperature": 0, "max_tokens": max_tokens(row),
             "chat_template_kwargs": {"thinking": row.get("thinking", True)}}
     if row.get("tools"):
         body["tools"] = row["tools"]

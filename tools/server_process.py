@@ -24,6 +24,7 @@ class ServerProcess:
 
     def __init__(self, program, model, flags=(), log_path=os.devnull):
         self.port = free_port()
+        self.model = os.path.basename(os.path.normpath(model))  # as the server names it
         self.log = open(log_path, "ab")
         command = [program, "serve", model, "--port", str(self.port), *flags]
         self.process = subprocess.Popen(command, stdout=self.log, stderr=self.log)

@@ -1,4 +1,4 @@
-"""One served tiny-k2 for the whole run; tests that need other flags start their own server."""
+"""One served model for the whole run (PERIGEE_MODEL, else tiny-k2); tests that need other flags start their own server."""
 import os
 import pathlib
 import sys
@@ -12,12 +12,12 @@ sys.path.insert(0, str(TOP / "tools"))
 from server_process import ServerProcess  # noqa: E402
 
 PROGRAM = os.environ.get("PERIGEE_PROGRAM", str(TOP / "build" / "perigee"))
-MODEL = str(TOP / "models" / "tiny-k2")
+FOLDER = str((TOP / os.environ.get("PERIGEE_MODEL", "models/tiny-k2")).resolve())
 
 
 def start(tmp_path_factory, *flags):
     log = tmp_path_factory.mktemp("server") / "log"
-    server = ServerProcess(PROGRAM, MODEL, flags, str(log))
+    server = ServerProcess(PROGRAM, FOLDER, flags, str(log))
     server.log_path = str(log)
     return server
 

@@ -1,10 +1,13 @@
 """The API through the official client: shapes, streaming, tools, reasoning, sampling."""
 import json
+import os
 
 import openai
 import pytest
 
-MODEL = "tiny-k2"
+from conftest import FOLDER
+
+MODEL = os.path.basename(FOLDER)
 PROBLEM = "Question: Rosa fills 9 drawers with 10 oranges each. Rosa then finds 10 oranges and gives 33 oranges to Elena. How many oranges does Rosa have?\nAnswer:"
 CHAT = [{"role": "user", "content": "Hugo earns 15 dollars per hour and works 9 hours. How many dollars does Hugo earn?"}]
 TOOLS = [{

@@ -1,16 +1,16 @@
 """What an operator relies on: storms, disconnects, drains, keys, clear refusals."""
 import concurrent.futures
 import json
+import os
 import random
 import signal
 import subprocess
 import threading
 import time
 
-from conftest import MODEL as FOLDER
-from conftest import PROGRAM, gauge
+from conftest import FOLDER, PROGRAM, gauge
 
-MODEL = "tiny-k2"
+MODEL = os.path.basename(FOLDER)
 
 
 def random_prompt(rng, shared):

@@ -1,13 +1,14 @@
 // A request's tokens and log-probabilities must not depend on how the engine happened to run it (INV-6).
 //
-// On the bundled model: together or alone, chunked or whole, one thread or two: bit-identical. Cached or cold,
-// preempted or not: identical up to the tie rule of DESIGN D10 (counted and printed), bit-identical in deterministic
-// mode.
+// On the bundled models, attention alone and hybrid: together or alone, chunked or whole, one thread or two:
+// bit-identical. Cached or cold, preempted or not: identical up to the tie rule of DESIGN D10 (counted and printed),
+// bit-identical in deterministic mode.
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <condition_variable>
 #include <cstdio>
+#include <filesystem>
 #include <fstream>
 #include <map>
 #include <mutex>
@@ -20,7 +21,6 @@
 namespace perigee {
 namespace {
 
-constexpr int32_t kVocab = 2048;
 constexpr float kTie = 0.05f;  // D10: a greedy flip is allowed only where the top two logits differ by less
 
 struct Reply {
@@ -72,9 +72,39 @@ class Collector {
   size_t finished_ = 0;
 };
 
-EngineConfig base_config() {
+struct TestModel {
+  const char* name;
+  std::string folder;
+  LoadFormat format = LoadFormat::kSafetensors;
+  int32_t vocab = 2048;
+  int64_t tight_bytes = 0;  // of a cache in which a handful of sequences preempt each other
+  // Step budgets. A hybrid's must have room for an aligned chunk beside all decode rows.
+  std::vector<int32_t> budgets = {80, 128, 333};
+};
+
+TestModel tiny_k2() {
+  return {.name = "TinyK2",
+          .folder = PERIGEE_SOURCE_DIR "/models/tiny-k2",
+          .tight_bytes = 16 << 20,
+          .budgets = {16, 64, 333}};
+}
+
+// Delta attention and latent attention in turn: the bundled model, or the golden's network where that is not there.
+TestModel hybrid_model() {
+  const std::string bundled = PERIGEE_SOURCE_DIR "/models/tiny-kimi-linear";
+  if (std::filesystem::exists(bundled + "/config.json"))
+    return {.name = "Hybrid", .folder = bundled, .tight_bytes = 12 << 20};
+  return {.name = "Hybrid",
+          .folder = PERIGEE_SOURCE_DIR "/tests/golden/kimi_linear",
+          .format = LoadFormat::kDummy,
+          .vocab = 512,
+          .tight_bytes = 4 << 20};
+}
+
+EngineConfig base_config(const TestModel& model) {
   EngineConfig config;
-  config.worker.load.path = PERIGEE_SOURCE_DIR "/models/tiny-k2";
+  config.worker.load.path = model.folder;
+  config.worker.load.format = model.format;
   config.worker.num_threads = 2;
   config.worker.cache_bytes = 256 << 20;
   config.max_sequences = 16;
@@ -115,17 +145,26 @@ std::vector<Reply> run(Engine& engine, const std::vector<Job>& jobs, bool togeth
   return replies;
 }
 
-std::vector<Job> make_jobs(uint64_t seed, int count, int max_prompt) {
+std::vector<int32_t> random_ids(Rng& rng, int64_t count, int32_t vocab) {
+  std::vector<int32_t> ids(static_cast<size_t>(count));
+  for (int32_t& id : ids) id = static_cast<int32_t>(rng.below(static_cast<uint64_t>(vocab)));
+  return ids;
+}
+
+std::vector<int32_t> joined(std::vector<int32_t> a, const std::vector<int32_t>& b) {
+  a.insert(a.end(), b.begin(), b.end());
+  return a;
+}
+
+std::vector<Job> make_jobs(uint64_t seed, int count, int max_prompt, int32_t vocab) {
   Rng rng(seed);
-  std::vector<int32_t> shared(300);
-  for (int32_t& id : shared) id = static_cast<int32_t>(rng.below(kVocab));
+  const std::vector<int32_t> shared = random_ids(rng, 300, vocab);
   std::vector<Job> jobs;
   for (int i = 0; i < count; ++i) {
     Job job;
     const auto from_shared = static_cast<size_t>(rng.below(shared.size()));
     job.prompt.assign(shared.begin(), shared.begin() + static_cast<std::ptrdiff_t>(from_shared));
-    const int64_t own = rng.between(1, max_prompt);
-    for (int64_t k = 0; k < own; ++k) job.prompt.push_back(static_cast<int32_t>(rng.below(kVocab)));
+    job.prompt = joined(std::move(job.prompt), random_ids(rng, rng.between(1, max_prompt), vocab));
     job.max_tokens = static_cast<int32_t>(rng.between(1, 32));
     job.temperature = i % 3 == 2 ? 0.8f : 0.0f;
     job.prompt_logprobs = i % 5 == 0 ? 1 : -1;
@@ -170,34 +209,35 @@ int count_flips(const std::vector<Job>& jobs, const std::vector<Reply>& a, const
   return flips;
 }
 
-class Equality : public testing::Test {
+class Equality : public testing::TestWithParam<TestModel> {
  protected:
-  static void SetUpTestSuite() {
-    jobs = make_jobs(1, 24, 400);
-    alone = run(*make_engine(base_config()), jobs, false);
+  void SetUp() override {
+    jobs = make_jobs(1, 24, 400, GetParam().vocab);
+    static std::map<std::string, std::vector<Reply>> replies;
+    std::vector<Reply>& known = replies[GetParam().name];
+    if (known.empty()) known = run(*make_engine(base_config(GetParam())), jobs, false);
+    alone = known;
   }
-  static std::vector<Job> jobs;
-  static std::vector<Reply> alone;
+  std::vector<Job> jobs;
+  std::vector<Reply> alone;
 };
-std::vector<Job> Equality::jobs;
-std::vector<Reply> Equality::alone;
 
-TEST_F(Equality, TogetherAsAlone) {
-  expect_identical(alone, run(*make_engine(base_config()), jobs, true));
+TEST_P(Equality, TogetherAsAlone) {
+  expect_identical(alone, run(*make_engine(base_config(GetParam())), jobs, true));
 }
 
-TEST_F(Equality, AnyChunkSize) {
-  for (const int32_t budget : {16, 64, 333}) {
-    EngineConfig config = base_config();
+TEST_P(Equality, AnyChunkSize) {
+  for (const int32_t budget : GetParam().budgets) {
+    EngineConfig config = base_config(GetParam());
     config.max_step_tokens = budget;
     SCOPED_TRACE(budget);
     expect_identical(alone, run(*make_engine(config), jobs, true));
   }
 }
 
-TEST_F(Equality, AnyThreadCount) {
+TEST_P(Equality, AnyThreadCount) {
   for (const int threads : {1, 3}) {
-    EngineConfig config = base_config();
+    EngineConfig config = base_config(GetParam());
     config.worker.num_threads = threads;
     expect_identical(alone, run(*make_engine(config), jobs, true));
   }
@@ -205,8 +245,8 @@ TEST_F(Equality, AnyThreadCount) {
 
 // Held-out questions in the form the model was trained on; five shots at random, so prompts share only their
 // beginnings.
-std::vector<Job> task_jobs(size_t count) {
-  const auto tokenizer = Tokenizer::load(PERIGEE_SOURCE_DIR "/models/tiny-k2");
+std::vector<Job> task_jobs(const TestModel& model, size_t count) {
+  const auto tokenizer = Tokenizer::load(model.folder);
   CHECK(tokenizer.ok(), tokenizer.error().message);
   std::ifstream file(PERIGEE_SOURCE_DIR "/tests/data/tiny_tasks/gsm_5shot_a.jsonl");
   std::vector<Job> jobs;
@@ -221,10 +261,12 @@ std::vector<Job> task_jobs(size_t count) {
   return jobs;
 }
 
-TEST(EqualityOnTasks, CachedAsColdUpToTies) {
-  const std::vector<Job> jobs = task_jobs(60);
-  const std::vector<Reply> cold = run(*make_engine(base_config()), jobs, true);
-  EngineConfig config = base_config();
+class EqualityOnTasks : public testing::TestWithParam<TestModel> {};
+
+TEST_P(EqualityOnTasks, CachedAsColdUpToTies) {
+  const std::vector<Job> jobs = task_jobs(GetParam(), 60);
+  EngineConfig config = base_config(GetParam());
+  const std::vector<Reply> cold = run(*make_engine(config), jobs, true);
   config.prefix_caching = true;
   const auto engine = make_engine(config);
   run(*engine, jobs, true);
@@ -236,8 +278,8 @@ TEST(EqualityOnTasks, CachedAsColdUpToTies) {
               count_flips(jobs, cold, cached), jobs.size(), static_cast<long long>(hits));
 }
 
-TEST_F(Equality, DeterministicCachedChunkedPreempted) {
-  EngineConfig config = base_config();
+TEST_P(Equality, DeterministicCachedChunkedPreempted) {
+  EngineConfig config = base_config(GetParam());
   config.deterministic = true;
   const std::vector<Reply> reference = run(*make_engine(config), jobs, false);
   config.prefix_caching = true;
@@ -251,7 +293,7 @@ TEST_F(Equality, DeterministicCachedChunkedPreempted) {
 
   EngineConfig tight = config;
   tight.max_step_tokens = 96;
-  tight.worker.cache_bytes = 16 << 20;
+  tight.worker.cache_bytes = GetParam().tight_bytes;
   tight.max_model_len = 1024;
   const auto crowded = make_engine(tight);
   std::vector<Job> longer = jobs;
@@ -265,8 +307,8 @@ TEST_F(Equality, DeterministicCachedChunkedPreempted) {
               static_cast<long long>(crowded->stats().scheduler.preemptions), static_cast<long long>(hits));
 }
 
-TEST_F(Equality, SeveralChoicesAsSingleRequests) {
-  const auto engine = make_engine(base_config());
+TEST_P(Equality, SeveralChoicesAsSingleRequests) {
+  const auto engine = make_engine(base_config(GetParam()));
   EngineRequest request = request_of(jobs[2]);
   request.sampling.temperature = 1.0f;
   request.n = 3;
@@ -299,8 +341,10 @@ TEST_F(Equality, SeveralChoicesAsSingleRequests) {
   }
 }
 
-TEST(Engine, CancelAndDeadlineEndAndFreeEverything) {
-  const auto engine = make_engine(base_config());
+class EngineEnds : public testing::TestWithParam<TestModel> {};
+
+TEST_P(EngineEnds, CancelAndDeadlineEndAndFreeEverything) {
+  const auto engine = make_engine(base_config(GetParam()));
   Job job{.prompt = std::vector<int32_t>(500, 7), .max_tokens = 4000};
   Collector collector;
   EngineRequest request = request_of(job);
@@ -320,8 +364,8 @@ TEST(Engine, CancelAndDeadlineEndAndFreeEverything) {
   EXPECT_EQ(engine->stats().scheduler.used_pages, 0);
 }
 
-TEST(Engine, RefusesWhatCannotFitAndAnswersAllAtShutdown) {
-  EngineConfig config = base_config();
+TEST_P(EngineEnds, RefusesWhatCannotFitAndAnswersAllAtShutdown) {
+  EngineConfig config = base_config(GetParam());
   config.max_model_len = 256;
   const auto engine = make_engine(config);
   Collector collector;
@@ -333,6 +377,20 @@ TEST(Engine, RefusesWhatCannotFitAndAnswersAllAtShutdown) {
   engine->shutdown();
   EXPECT_EQ(collector.wait(1)[0].finish.has_value(), true);
 }
+
+std::string name_of(const testing::TestParamInfo<TestModel>& info) {
+  return info.param.name;
+}
+
+std::vector<TestModel> trained_models() {
+  std::vector<TestModel> models = {tiny_k2()};
+  if (hybrid_model().format == LoadFormat::kSafetensors) models.push_back(hybrid_model());
+  return models;
+}
+
+INSTANTIATE_TEST_SUITE_P(, Equality, testing::Values(tiny_k2(), hybrid_model()), name_of);
+INSTANTIATE_TEST_SUITE_P(, EngineEnds, testing::Values(tiny_k2(), hybrid_model()), name_of);
+INSTANTIATE_TEST_SUITE_P(, EqualityOnTasks, testing::ValuesIn(trained_models()), name_of);
 
 }  // namespace
 }  // namespace perigee
