@@ -118,4 +118,8 @@ def test_bad_flags_and_folders_are_refused_with_a_way_out(tmp_path):
 
 def test_inspect():
     done = subprocess.run([PROGRAM, "inspect", FOLDER], capture_output=True, text=True, check=True)
-    assert "DeepseekV3ForCausalLM" in done.stdout and "INT4" in done.stdout
+    with open(os.path.join(FOLDER, "config.json"), encoding="utf-8") as file:
+        config = json.load(file)
+    assert config["architectures"][0] in done.stdout
+    assert ("INT4" in done.stdout) == ("quantization_config" in config)
+    assert ("a checkpoint of it" in done.stdout) == ("linear_attn_config" in config)
