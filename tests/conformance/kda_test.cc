@@ -36,22 +36,30 @@ Backend ops_backend(const std::string& name, std::shared_ptr<Ops> ops) {
           .begin_step = [ops] { ops->begin_step(); }};
 }
 
-// The CPU backend's function itself, with memory full of NaN.
+// The CPU backend's function itself; its memory is full of NaN before every eighth step.
 Backend cpu_backend(const std::string& name, Isa isa, int num_threads) {
   struct Machine {
     explicit Machine(int n) : pool(n) {}
     ThreadPool pool;
     Arena arena, scratch;
+    int64_t steps = 0;
+    void begin_step() {
+      for (Arena* memory : {&arena, &scratch}) {
+        memory->reset();
+        if (steps % 8 == 0) std::memset(memory->allocate(1 << 20), 0xFF, 1 << 20);
+        memory->reset();
+      }
+      ++steps;
+    }
   };
   auto m = std::make_shared<Machine>(num_threads);
-  for (Arena* arena : {&m->arena, &m->scratch}) std::memset(arena->allocate(8 << 20), 0xFF, 8 << 20);
   return {.name = name,
           .attend =
               [m, isa](const auto& in, const auto& w, const auto& batch, const auto& state) {
                 const CpuContext cpu{m->pool, m->arena, m->scratch, isa};
                 return cpu::kda_attend(cpu, in, w, batch, state);
               },
-          .begin_step = [m] { m->arena.reset(); }};
+          .begin_step = [m] { m->begin_step(); }};
 }
 
 std::vector<Backend> backends() {
