@@ -1,0 +1,241 @@
+// MLA decode on one GPU: microseconds of attention plus combine for a layer, cold memory. Every call of a captured
+// graph reads other pages of a pool several times the L2; a figure is the median of 11 replays, divided by the calls of
+// one.
+//
+//   cuda_mla_bench [substring]     rows whose name holds it; memory bytes counted: keys once (queries, outputs left
+//   out)
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "base/rng.h"
+#include "ops/cuda/mla_decode.h"
+#include "ops/cuda/mla_prefill.h"
+#include "ops/cuda/mla_write.h"
+
+namespace perigee {
+namespace {
+
+constexpr double kReadRate = 4.54e12;   // bytes/s an H200 was seen to read (facts of the project)
+constexpr double kMatrixRate = 790e12;  // bf16 flop/s a large product was seen to reach
+constexpr int64_t kPoolBytes = 6ll << 30;
+constexpr int kReplays = 11;
+
+void must(cudaError_t error) {
+  if (error == cudaSuccess) return;
+  std::fprintf(stderr, "CUDA: %s\n", cudaGetErrorString(error));
+  std::exit(1);
+}
+
+// Finite random bytes: bf16 in about [-2, 2] or any e4m3 below 2.
+__global__ void fill(uint32_t* data, int64_t words, bool fp8) {
+  for (int64_t i = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x; i < words;
+       i += static_cast<int64_t>(gridDim.x) * blockDim.x) {
+    uint64_t z = (i + 1) * 0x9E3779B97F4A7C15ull;
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
+    const uint32_t x = static_cast<uint32_t>(z >> 32);
+    data[i] = fp8 ? x & 0xBFBFBFBFu : (x & 0x807F807Fu) | 0x3F003F00u;
+  }
+}
+
+struct Row {
+  int heads, batch, length, query;
+  bool fp8;
+  int capability;  // 0: the device's
+};
+
+std::string name_of(const Row& r) {
+  char text[96];
+  std::snprintf(text, sizeof text, "%s h%d B%d S%d q%d%s", r.fp8 ? "fp8" : "bf16", r.heads, r.batch, r.length, r.query,
+                r.capability ? " portable" : "");
+  return text;
+}
+
+template <typename T>
+T* upload(const std::vector<T>& host) {
+  T* data = nullptr;
+  must(cudaMalloc(&data, host.size() * sizeof(T)));
+  must(cudaMemcpy(data, host.data(), host.size() * sizeof(T), cudaMemcpyHostToDevice));
+  return data;
+}
+
+MlaDecodeConfig config_of(const Row& r) {
+  cudaDeviceProp device{};
+  must(cudaGetDeviceProperties(&device, 0));
+  MlaDecodeShape shape;
+  shape.heads = r.heads, shape.max_sequences = r.batch, shape.max_tokens = r.batch * r.query, shape.max_query = r.query;
+  shape.fp8 = r.fp8;
+  shape.multiprocessors = device.multiProcessorCount;
+  shape.compute_capability = r.capability ? r.capability : device.major * 10 + device.minor;
+  return mla_decode_config(shape);
+}
+
+double median_us(cudaGraphExec_t graph, cudaStream_t stream, int calls) {
+  cudaEvent_t begin, end;
+  must(cudaEventCreate(&begin)), must(cudaEventCreate(&end));
+  std::vector<float> times;
+  for (int i = 0; i < kReplays + 3; ++i) {
+    must(cudaEventRecord(begin, stream));
+    must(cudaGraphLaunch(graph, stream));
+    must(cudaEventRecord(end, stream));
+    must(cudaEventSynchronize(end));
+    float ms = 0;
+    must(cudaEventElapsedTime(&ms, begin, end));
+    if (i >= 3) times.push_back(ms);
+  }
+  std::nth_element(times.begin(), times.begin() + kReplays / 2, times.end());
+  return times[kReplays / 2] * 1e3 / calls;
+}
+
+// Graph of `calls` calls, timed; microseconds of one.
+template <typename Call>
+double time_calls(int calls, cudaStream_t stream, const Call& call) {
+  must(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed));
+  for (int i = 0; i < calls; ++i) must(call(i));
+  cudaGraph_t graph;
+  cudaGraphExec_t exec;
+  must(cudaStreamEndCapture(stream, &graph));
+  must(cudaGraphInstantiate(&exec, graph, 0));
+  const double us = median_us(exec, stream, calls);
+  must(cudaGraphExecDestroy(exec)), must(cudaGraphDestroy(graph));
+  return us;
+}
+
+void measure(const Row& r, uint8_t* pool, uint16_t* q, uint16_t* out, float* lse, cudaStream_t stream) {
+  const MlaDecodeConfig config = config_of(r);
+  const int64_t page_bytes = 64ll * kMlaWidth * (r.fp8 ? 1 : 2);
+  const int width = (r.length + 63) / 64;
+  const int64_t pages = kPoolBytes / page_bytes, used = static_cast<int64_t>(width) * r.batch;
+  const int calls = static_cast<int>(std::clamp<int64_t>(pages / used, 1, 40));
+  std::vector<int32_t> order(pages), first_row(r.batch + 1), lengths(r.batch, r.length);
+  for (int64_t i = 0; i < pages; ++i) order[i] = static_cast<int32_t>(i);
+  for (int64_t i = pages - 1; i > 0; --i) std::swap(order[i], order[random_u64(7, i) % (i + 1)]);
+  for (int s = 0; s <= r.batch; ++s) first_row[s] = s * r.query;
+  int32_t* table = upload(order);
+  MlaBatch batch;
+  batch.first_row = upload(first_row), batch.lengths = upload(lengths);
+  batch.sequences = r.batch, batch.table_width = width;
+  MlaDecodeArgs args;
+  args.q = q, args.kv = pool, args.page_bytes = page_bytes, args.softmax_scale = 0.07f, args.out = out, args.lse = lse;
+  void* workspace = nullptr;
+  must(cudaMalloc(&workspace, config.workspace_bytes()));
+  must(mla_plan(config, batch, workspace, stream));
+  must(cudaStreamSynchronize(stream));
+  const double us = time_calls(calls, stream, [&](int i) {
+    batch.block_table = table + i * used;
+    return mla_decode(config, batch, args, workspace, stream);
+  });
+  const double bytes = static_cast<double>(r.batch) * r.length * page_bytes / 64;
+  const double flop = 2.0 * r.batch * r.heads * r.query * r.length * (kMlaWidth + kMlaLatent);
+  const double limit = std::max(bytes / kReadRate, flop / kMatrixRate) * 1e6;
+  std::printf("%-30s %9.1f us %7.0f GB/s %6.0f TFLOP/s %5.0f %% of limit   %s\n", name_of(r).c_str(), us,
+              bytes / us / 1e3, flop / us / 1e6, 100 * limit / us, config.name().c_str());
+  std::fflush(stdout);
+  must(cudaFree(workspace)), must(cudaFree(table));
+  must(cudaFree(const_cast<int32_t*>(batch.first_row))), must(cudaFree(const_cast<int32_t*>(batch.lengths)));
+}
+
+std::vector<Row> rows() {
+  std::vector<Row> all;
+  for (const bool fp8 : {false, true}) {
+    for (const int heads : {8, 16, 32, 64, 128}) all.push_back({heads, 1, 80000, 1, fp8, 0});
+    for (const int heads : {8, 64}) {
+      all.push_back({heads, 1, 1024, 1, fp8, 0});
+      all.push_back({heads, 1, 16384, 1, fp8, 0});
+      all.push_back({heads, 64, 1024, 1, fp8, 0});
+      all.push_back({heads, 64, 16384, 1, fp8, 0});
+    }
+    all.push_back({8, 64, 4096, 4, fp8, 0});
+    all.push_back({64, 8, 16384, 4, fp8, 0});
+    all.push_back({128, 64, 4096, 1, fp8, 0});
+    all.push_back({64, 1, 100000, 64, fp8, 0});
+    for (const int heads : {16, 32, 64}) all.push_back({heads, 1, 80000, 1, fp8, 80});
+  }
+  return all;
+}
+
+// A whole prompt of `length` tokens, causal, expanded form; queries, keys and outputs lie in the pool.
+void measure_prefill(int heads, int nope, int value, int length, uint8_t* pool, cudaStream_t stream) {
+  char name[64];
+  std::snprintf(name, sizeof name, "prefill %d/%d h%d S%d", nope + 64, value, heads, length);
+  MlaPrefillArgs a;
+  a.heads = heads, a.nope = nope, a.value = value, a.sequences = 1, a.max_query = length, a.softmax_scale = 0.07f;
+  const int32_t* rows = upload(std::vector<int32_t>{0, length});
+  a.first_query = a.first_key = rows;
+  const int64_t q_bytes = 2ll * length * heads * (nope + 64), up_bytes = 2ll * length * heads * (nope + value);
+  a.q = pool, a.up = pool + q_bytes, a.k_rope = pool + q_bytes + up_bytes;
+  a.out = pool + q_bytes + up_bytes + length * 128ll;
+  const double us = time_calls(2, stream, [&](int) { return mla_prefill(a, stream); });
+  const double flop = 1.0 * heads * length * length * (nope + 64 + value);
+  std::printf("%-30s %9.1f us %7s      %6.0f TFLOP/s %5.0f %% of limit\n", name, us, "", flop / us / 1e6,
+              100 * flop / kMatrixRate * 1e6 / us);
+  must(cudaFree(const_cast<int32_t*>(rows)));
+}
+
+// The cache write of `tokens` tokens of as many sequences; every call writes other pages.
+void measure_write(int tokens, int heads, uint8_t* pool, cudaStream_t stream) {
+  constexpr int kCalls = 8;
+  std::vector<int32_t> pages(tokens * kCalls), positions(tokens);
+  for (int i = 0; i < tokens * kCalls; ++i) pages[i] = i;
+  for (int i = 0; i < tokens; ++i) positions[i] = i % 64;
+  MlaWriteArgs a;
+  a.tokens = tokens, a.heads = heads, a.nope = 128, a.kv_stride = kMlaWidth, a.eps = 1e-6f;
+  int32_t* all_pages = upload(pages);
+  a.positions = upload(positions), a.norm = upload(std::vector<float>(kMlaLatent, 1.0f));
+  a.inv_freq = upload(std::vector<float>(32, 0.01f)), a.page_bytes = 64 * kMlaWidth * 2;
+  const int64_t kv_bytes = 4ll * tokens * kMlaWidth, q_bytes = 2ll * tokens * heads * 192;
+  uint8_t* inputs = pool + (5ll << 30);
+  const double us = time_calls(kCalls, stream, [&](int i) {
+    a.pages = all_pages + i * tokens, a.cache = pool;
+    a.kv = reinterpret_cast<const float*>(inputs + i * (kv_bytes + q_bytes)),
+    a.q = inputs + i * (kv_bytes + q_bytes) + kv_bytes;
+    return mla_write(a, stream);
+  });
+  const double bytes = tokens * (kMlaWidth * 6.0 + heads * 64 * 4.0);
+  std::printf("write h%-3d %5d tokens          %9.1f us %7.0f GB/s\n", heads, tokens, us, bytes / us / 1e3);
+}
+
+int main_of(const char* filter) {
+  cudaStream_t stream;
+  must(cudaStreamCreate(&stream));
+  uint8_t* pool = nullptr;
+  uint16_t *q = nullptr, *out = nullptr;
+  float* lse = nullptr;
+  constexpr int64_t kRows = 64 * 128;  // of the largest batch: tokens * heads
+  must(cudaMalloc(&pool, kPoolBytes));
+  must(cudaMalloc(&q, kRows * kMlaWidth * 2)), must(cudaMalloc(&out, kRows * kMlaLatent * 2));
+  must(cudaMalloc(&lse, kRows * 4));
+  must(mla_decode_prepare());
+  fill<<<1024, 256, 0, stream>>>(reinterpret_cast<uint32_t*>(q), kRows * kMlaWidth / 2, false);
+  int filled = -1;
+  for (const Row& r : rows()) {
+    if (name_of(r).find(filter) == std::string::npos) continue;
+    if (filled != r.fp8) fill<<<1024, 256, 0, stream>>>(reinterpret_cast<uint32_t*>(pool), kPoolBytes / 4, r.fp8);
+    filled = r.fp8;
+    measure(r, pool, q, out, lse, stream);
+  }
+  must(mla_prefill_prepare());
+  fill<<<1024, 256, 0, stream>>>(reinterpret_cast<uint32_t*>(pool), kPoolBytes / 4, false);
+  if (std::strstr("prefill", filter)) {
+    measure_prefill(8, 128, 128, 8192, pool, stream);
+    measure_prefill(64, 128, 128, 4096, pool, stream);
+    measure_prefill(64, 128, 128, 16384, pool, stream);
+    measure_prefill(20, 192, 256, 8192, pool, stream);
+  }
+  if (std::strstr("write", filter)) {
+    for (const int tokens : {1, 64, 1024}) measure_write(tokens, 64, pool, stream);
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace perigee
+
+int main(int argc, char** argv) {
+  return perigee::main_of(argc > 1 ? argv[1] : "");
+}

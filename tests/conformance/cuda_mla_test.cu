@@ -1,0 +1,345 @@
+// MLA attention on CUDA against plain loops in f64 over the same rounded inputs: generated shapes, odd ones included,
+// caches and outputs poisoned with NaN before.
+#include <cuda_bf16.h>
+#include <cuda_fp8.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <thread>
+#include <vector>
+
+#include "base/rng.h"
+#include "ops/cuda/mla_decode.h"
+
+namespace perigee {
+namespace {
+
+constexpr float kScale = 0.07f;
+
+void must(cudaError_t error) {
+  ASSERT_EQ(error, cudaSuccess) << cudaGetErrorString(error);
+}
+
+// A device copy of a vector; freed with it.
+template <typename T>
+struct Device {
+  explicit Device(const std::vector<T>& host) : size(host.size()) {
+    must(cudaMalloc(&data, std::max<size_t>(1, size) * sizeof(T)));
+    must(cudaMemcpy(data, host.data(), size * sizeof(T), cudaMemcpyHostToDevice));
+  }
+  ~Device() { cudaFree(data); }
+  Device(const Device&) = delete;
+  [[maybe_unused]] std::vector<T> host() const {
+    std::vector<T> out(size);
+    must(cudaMemcpy(out.data(), data, size * sizeof(T), cudaMemcpyDeviceToHost));
+    return out;
+  }
+  T* data = nullptr;
+  size_t size;
+};
+
+float bf16_value(uint16_t bits) {
+  const uint32_t word = static_cast<uint32_t>(bits) << 16;
+  float x;
+  std::memcpy(&x, &word, 4);
+  return x;
+}
+uint16_t bf16_bits(float x) {
+  return __nv_bfloat16_raw(__float2bfloat16(x)).x;
+}
+float e4m3_value(uint8_t bits) {
+  return __half2float(__half(__nv_cvt_fp8_to_halfraw(bits, __NV_E4M3)));
+}
+
+struct Sequence {
+  int length;  // with the new tokens
+  int query;
+};
+
+struct Case {
+  int heads = 8;
+  std::vector<Sequence> sequences;
+  bool fp8 = false;
+  MlaLists lists = MlaLists::kBalanced;
+  int ranks = 1;  // blocks dealt over this many ranks; this one holds every ranks-th
+  int rank = 0;
+  int spare_sequences = 0;  // empty ones behind, as in a padded batch
+  bool force_portable = false;
+};
+
+// The batch of a case on the host: keys as f32 by position, and their cache image with NaN in every unused byte.
+struct Problem {
+  explicit Problem(const Case& c, uint64_t seed) : rng(seed), test(c) {
+    first_row.push_back(0);
+    for (const Sequence& s : c.sequences) {
+      table_width = std::max(table_width, (s.length + 63) / 64 + 1);
+      first_row.push_back(first_row.back() + s.query);
+      lengths.push_back(s.length);
+    }
+    for (int i = 0; i < c.spare_sequences; ++i) first_row.push_back(first_row.back()), lengths.push_back(1);
+    q.resize(static_cast<size_t>(first_row.back()) * c.heads * kMlaWidth);
+    for (uint16_t& x : q) x = bf16_bits(gauss());
+    row_bytes = kMlaWidth * (c.fp8 ? 1 : 2);
+    page_bytes = 64 * row_bytes + 256;
+    const int pages = table_width * static_cast<int>(lengths.size()) + 3;
+    cache.assign(pages * page_bytes, c.fp8 ? 0x7F : 0xFF);
+    table.assign(table_width * lengths.size(), -1), index.assign(table.size(), -1);
+    std::vector<int> free_pages(pages);
+    for (int i = 0; i < pages; ++i) free_pages[i] = i;
+    for (int i = pages - 1; i > 0; --i) std::swap(free_pages[i], free_pages[rng.below(i + 1)]);
+    for (size_t s = 0; s < lengths.size(); ++s) fill_sequence(s, free_pages);
+  }
+
+  float gauss() {
+    float sum = 0;
+    for (int i = 0; i < 6; ++i) sum += random_unit(rng.next(), 0) - 0.5f;
+    return sum * 1.4f;
+  }
+
+  void fill_sequence(size_t s, std::vector<int>& free_pages) {
+    keys.emplace_back(static_cast<size_t>(lengths[s]) * kMlaWidth);
+    int count = 0;
+    for (int block = 0; block * 64 < lengths[s]; ++block) {
+      const bool mine = block % test.ranks == test.rank;
+      const int page = mine ? free_pages.back() : -1;
+      if (mine) {
+        free_pages.pop_back();
+        table[s * table_width + count] = page, index[s * table_width + count++] = block;
+      }
+      for (int p = block * 64; p < std::min(lengths[s], block * 64 + 64); ++p) store_key(s, p, page);
+    }
+    local_blocks.push_back(count);
+  }
+
+  void store_key(size_t s, int position, int page) {
+    uint8_t* row = page < 0 ? nullptr : cache.data() + page * page_bytes + position % 64 * row_bytes;
+    for (int j = 0; j < kMlaWidth; ++j) {
+      float& key = keys[s][static_cast<size_t>(position) * kMlaWidth + j];
+      key = gauss();
+      if (test.fp8) {
+        const uint8_t bits = __nv_cvt_float_to_fp8(key / kv_scale, __NV_SATFINITE, __NV_E4M3);
+        key = e4m3_value(bits) * kv_scale;
+        if (row) row[j] = bits;
+      } else {
+        const uint16_t bits = bf16_bits(key);
+        key = bf16_value(bits);
+        if (row) std::memcpy(row + 2 * j, &bits, 2);
+      }
+    }
+  }
+
+  // Row `flat` = token * heads + head -> out [512] and the log-sum-exp.
+  double reference(int flat, double* out) const {
+    const int token = flat / test.heads;
+    size_t s = 0;
+    while (first_row[s + 1] <= token) ++s;
+    const int last = lengths[s] - (first_row[s + 1] - token);
+    std::vector<double> score;
+    std::vector<const float*> seen;
+    for (int p = 0; p <= last; ++p) {
+      if (p / 64 % test.ranks != test.rank) continue;
+      seen.push_back(keys[s].data() + static_cast<size_t>(p) * kMlaWidth);
+      double dot = 0;
+      for (int j = 0; j < kMlaWidth; ++j)
+        dot += static_cast<double>(bf16_value(q[static_cast<size_t>(flat) * kMlaWidth + j])) * seen.back()[j];
+      score.push_back(dot * kScale);
+    }
+    std::fill_n(out, kMlaLatent, 0.0);
+    double largest = -INFINITY, sum = 0;
+    for (const double x : score) largest = std::max(largest, x);
+    for (double& x : score) sum += x = std::exp(x - largest);
+    for (size_t i = 0; i < seen.size(); ++i)
+      for (int j = 0; j < kMlaLatent; ++j) out[j] += score[i] / sum * seen[i][j];
+    return seen.empty() ? -INFINITY : largest + std::log(sum);
+  }
+
+  Rng rng;
+  Case test;
+  int table_width = 1;
+  int64_t row_bytes = 0, page_bytes = 0;
+  float kv_scale = 0.03f;
+  std::vector<int32_t> first_row, lengths, table, index, local_blocks;
+  std::vector<uint16_t> q;
+  std::vector<std::vector<float>> keys;
+  std::vector<uint8_t> cache;
+};
+
+struct Answer {
+  std::vector<uint16_t> out;
+  std::vector<float> lse;
+};
+
+MlaDecodeConfig config_of(const Problem& p) {
+  const Case& c = p.test;
+  MlaDecodeShape shape;
+  shape.heads = c.heads;
+  shape.max_sequences = static_cast<int>(p.lengths.size());
+  shape.max_tokens = p.first_row.back() + c.spare_sequences;
+  for (const Sequence& s : c.sequences) shape.max_query = std::max(shape.max_query, s.query);
+  for (const int count : p.local_blocks) shape.total_blocks += count;
+  shape.fp8 = c.fp8;
+  shape.lists = c.lists;
+  cudaDeviceProp device{};
+  must(cudaGetDeviceProperties(&device, 0));
+  shape.multiprocessors = device.multiProcessorCount;
+  shape.compute_capability = c.force_portable ? 80 : device.major * 10 + device.minor;
+  return mla_decode_config(shape);
+}
+
+Answer run(const Problem& p) {
+  const Case& c = p.test;
+  const MlaDecodeConfig config = config_of(p);
+  Device first_row(p.first_row), lengths(p.lengths), table(p.table), index(p.index), blocks(p.local_blocks);
+  Device q(p.q);
+  Device cache(p.cache);
+  Device out(std::vector<uint16_t>(static_cast<size_t>(config.max_tokens) * c.heads * kMlaLatent, 0x7FFF));
+  Device lse(std::vector<float>(static_cast<size_t>(config.max_tokens) * c.heads, NAN));
+  Device workspace(std::vector<uint8_t>(config.workspace_bytes(), 0xFF));
+  MlaBatch batch;
+  batch.first_row = first_row.data, batch.lengths = lengths.data, batch.block_table = table.data;
+  if (c.ranks > 1) batch.block_index = index.data, batch.local_blocks = blocks.data;
+  batch.sequences = static_cast<int>(p.lengths.size()), batch.table_width = p.table_width;
+  MlaDecodeArgs args;
+  args.q = q.data, args.kv = cache.data, args.page_bytes = p.page_bytes;
+  args.softmax_scale = kScale, args.kv_scale = c.fp8 ? p.kv_scale : 1;
+  args.out = out.data, args.lse = lse.data;
+  must(mla_decode_prepare());
+  must(mla_plan(config, batch, workspace.data, nullptr));
+  must(mla_decode(config, batch, args, workspace.data, nullptr));
+  must(cudaDeviceSynchronize());
+  return {out.host(), lse.host()};
+}
+
+void check_row(const Problem& p, const Answer& answer, int row) {
+  std::vector<double> want(kMlaLatent);
+  const double lse = p.reference(row, want.data());
+  double error = 0, norm = 0, largest = 0, worst = 0;
+  for (int j = 0; j < kMlaLatent; ++j) {
+    const double got = bf16_value(answer.out[static_cast<size_t>(row) * kMlaLatent + j]);
+    ASSERT_TRUE(std::isfinite(got)) << "row " << row << " column " << j;
+    error += (got - want[j]) * (got - want[j]), norm += want[j] * want[j];
+    largest = std::max(largest, std::fabs(want[j])), worst = std::max(worst, std::fabs(got - want[j]));
+  }
+  // Weights and outputs are rounded to 8 bits: 2^-9 each, independent; 6e-3 is about twice their sum in quadrature.
+  EXPECT_LE(std::sqrt(error), 6e-3 * std::sqrt(norm)) << "row " << row;
+  EXPECT_LE(worst, 1.2e-2 * largest) << "row " << row;
+  if (std::isinf(lse)) {
+    EXPECT_EQ(answer.lse[row], -INFINITY) << "row " << row;
+    EXPECT_EQ(largest, 0);
+  } else {
+    EXPECT_NEAR(answer.lse[row], lse, 2e-3) << "row " << row;
+  }
+}
+
+void check(const Case& c, uint64_t seed) {
+  const Problem p(c, seed);
+  const Answer answer = run(p);
+  if (testing::Test::HasFatalFailure()) return;
+  SCOPED_TRACE(config_of(p).name() + ", heads " + std::to_string(c.heads));
+  const int rows = p.first_row.back() * c.heads, step = std::max(1, rows / 192);
+  const int threads = std::max(1u, std::thread::hardware_concurrency());
+  (void)threads;
+  for (int row = 0; row < rows; row += step) check_row(p, answer, row);
+  check_row(p, answer, rows - 1);
+}
+
+std::vector<Sequence> odd_lengths(int query) {
+  std::vector<Sequence> out;
+  for (const int length : {1, 63, 64, 65, 31, 32, 33, 127, 128, 129, 700, 1025}) {
+    if (length >= query) out.push_back({length, query});
+  }
+  return out;
+}
+
+TEST(CudaMlaConfig, ChoiceIsPure) {
+  MlaDecodeShape shape;
+  shape.heads = 8, shape.max_sequences = 1, shape.max_tokens = 1, shape.multiprocessors = 132;
+  shape.compute_capability = 90;
+  EXPECT_EQ(mla_decode_config(shape).name(), "mla_decode mma16 bf16 balanced, 264 slots");
+  shape.heads = 64;
+  EXPECT_EQ(mla_decode_config(shape).kernel, MlaKernel::kWgmma64);
+  shape.compute_capability = 120;
+  EXPECT_EQ(mla_decode_config(shape).kernel, MlaKernel::kMma32);
+}
+
+class CudaMla : public testing::TestWithParam<std::tuple<bool, bool>> {
+ protected:
+  Case make(int heads, std::vector<Sequence> sequences) const {
+    Case c;
+    c.heads = heads, c.sequences = std::move(sequences);
+    c.fp8 = std::get<0>(GetParam()), c.force_portable = std::get<1>(GetParam());
+    return c;
+  }
+};
+
+TEST_P(CudaMla, OddLengths) {
+  for (const int heads : {1, 8, 16, 20, 32, 64, 128}) check(make(heads, odd_lengths(1)), heads);
+}
+
+TEST_P(CudaMla, SeveralQueriesAreCausal) {
+  for (const int query : {2, 3, 4, 8}) {
+    check(make(8, odd_lengths(query)), 100 + query);
+    check(make(16, odd_lengths(query)), 200 + query);
+  }
+  check(make(8, {{5, 5}, {300, 1}, {64, 8}, {513, 3}}), 7);
+}
+
+TEST_P(CudaMla, LongSequenceIsCut) {
+  check(make(8, {{20000, 1}}), 1);
+  check(make(64, {{9000, 1}, {70, 1}}), 2);
+  check(make(16, {{5000, 4}, {1, 1}, {2500, 2}}), 3);
+}
+
+TEST_P(CudaMla, RanksHoldSomeBlocks) {
+  for (int rank = 0; rank < 3; ++rank) {
+    Case c = make(16, {{1, 1}, {64, 2}, {65, 2}, {190, 4}, {1000, 4}, {130, 8}});
+    c.ranks = 3, c.rank = rank;
+    check(c, 11 + rank);
+  }
+}
+
+TEST_P(CudaMla, PaddedBatch) {
+  Case c = make(8, {{100, 1}, {200, 2}});
+  c.spare_sequences = 5;
+  check(c, 17);
+}
+
+TEST_P(CudaMla, ManySequences) {
+  std::vector<Sequence> sequences;
+  Rng rng(5);
+  for (int i = 0; i < 300; ++i) sequences.push_back({static_cast<int>(1 + rng.below(i % 50 == 0 ? 3000 : 200)), 1});
+  check(make(8, sequences), 21);
+}
+
+TEST_P(CudaMla, ManyQueriesExtend) {
+  check(make(16, {{500, 40}, {90, 90}, {1200, 7}}), 23);
+}
+
+TEST_P(CudaMla, FixedListsDoNotDependOnTheBatch) {
+  Case alone = make(8, {{5000, 1}});
+  alone.lists = MlaLists::kFixed;
+  check(alone, 31);
+  const Problem one(alone, 31);
+  const Answer a = run(one);
+  Problem two(alone, 31);
+  // The same sequence beside others of other lengths: same bits.
+  Case beside = alone;
+  beside.sequences = {{5000, 1}, {777, 1}, {64, 1}, {2048, 1}};
+  Problem many(beside, 33);
+  for (int p = 0; p < 5000; ++p) {
+    const int page = many.table[p / 64], from = one.table[p / 64];
+    std::memcpy(many.cache.data() + page * many.page_bytes + p % 64 * many.row_bytes,
+                one.cache.data() + from * one.page_bytes + p % 64 * one.row_bytes, many.row_bytes);
+  }
+  std::copy_n(one.q.begin(), 8 * kMlaWidth, many.q.begin());
+  const Answer b = run(many);
+  for (int i = 0; i < 8 * kMlaLatent; ++i) ASSERT_EQ(a.out[i], b.out[i]) << i;
+}
+
+INSTANTIATE_TEST_SUITE_P(Kinds, CudaMla, testing::Combine(testing::Bool(), testing::Bool()), [](const auto& info) {
+  return std::string(std::get<0>(info.param) ? "fp8" : "bf16") + (std::get<1>(info.param) ? "_portable" : "");
+});
+
+}  // namespace
+}  // namespace perigee
