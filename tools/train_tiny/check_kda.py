@@ -32,11 +32,9 @@ def recurrence(q, k, v, g, beta):
 def chunked(*inputs):
     """The same in chunks, as KdaAttention runs them."""
     rows = inputs[0].shape[0]
-    terms = kda.chunk_terms(*(x.flatten(0, 1).unflatten(0, (-1, kda.CHUNK)).transpose(1, 2) for x in inputs))
-    local, queries, transition, addition = (x.unflatten(0, (rows, -1)) for x in terms)
-    states = kda.start_states(transition, addition)
-    out = (local + queries @ states).transpose(2, 3).flatten(1, 2)
-    return out, transition[:, -1] @ states[:, -1] + addition[:, -1]
+    flat = [kda.by_chunks(x.flatten(0, 1), rows).unflatten(0, (-1, kda.CHUNK)).transpose(1, 2) for x in inputs]
+    out, state = kda.run_chunks(kda.chunk_terms(*flat), rows)
+    return kda.by_rows(out, rows).unflatten(0, (rows, -1)), state
 
 
 def relative(a, b):

@@ -184,12 +184,12 @@ class RowBuilder:
             self._append(row, labels, short_document(rng))
         return row[:length], labels[:length]
 
-    def retrieval_row(self, rng, length, whole_share=0.4):
-        """Spans from 64 tokens to the whole row; a key occurs once in a row."""
+    def retrieval_row(self, rng, length, longest=None, whole_share=0.4):
+        """Spans from 64 tokens to `longest` or the whole row; a key occurs once in a row."""
         keys = rng.sample(retrieval.KEYS, min(len(retrieval.KEYS), length // 10 + 200))
         row, labels, used = [], [], 0
         while len(row) < length - 64:
-            left = length - len(row)
+            left = min(length - len(row), longest or length)
             tokens = left if rng.random() < whole_share else int(
                 math.exp(rng.uniform(math.log(64), math.log(left))))
             doc, count = retrieval_document(rng, keys[used:], tokens)

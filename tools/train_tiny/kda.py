@@ -14,46 +14,107 @@ from torch import nn
 
 from layers import linear, matrix, ones, output_gain
 
+if torch.cuda.is_available():
+    import kda_triton
+
 CHUNK = 64
 # Up to these sizes the recursions below end in sums that are exact in f32 and fuse into one kernel.
-PRODUCT_LEAF, INVERSE_LEAF = 16, 8
+PRODUCT_LEAF, INVERSE_LEAF = 16, 16
 
 
-def halves(x):
-    """[..., n, d] → its rows' first and second half [..., n/2, d]."""
-    return x.unflatten(-2, (2, -1)).unbind(-3)
+def corner_join(diagonal, corner):
+    """Diagonal blocks [..., 2, n, n] and the lower left one → [..., 2n, 2n]."""
+    top, bottom = diagonal.unbind(-3)
+    top = torch.cat((top, torch.zeros_like(top)), -1)
+    return torch.cat((top, torch.cat((corner, bottom), -1)), -2)
 
 
-def corner_join(top_left, bottom_left, bottom_right):
-    top = torch.cat((top_left, torch.zeros_like(top_left)), -1)
-    return torch.cat((top, torch.cat((bottom_left, bottom_right), -1)), -2)
+def corner_operands(a, k, total):
+    """Rows of the second half meet columns of the first at the decay of the first half's last row, which splits the
+    exponent G_i - G_j into two that are <= 0: (second half of a, its factor, first half of k, its factor)."""
+    first, second = total.unflatten(-2, (2, -1)).unbind(-3)
+    middle = first[..., -1:, :]
+    return (a.unflatten(-2, (2, -1)).select(-3, 1), (second - middle).exp(),
+            k.unflatten(-2, (2, -1)).select(-3, 0), (middle - first).exp())
 
 
-def decayed_products(a, k, total):
-    """P_ij = sum over d of a_i k_j e^(G_i - G_j) for j <= i, else 0: [..., n, d] each → [..., n, n].
+def leaf_decay(total):
+    n = total.shape[-2]
+    lower = torch.ones(n, n, dtype=torch.bool, device=total.device).tril()
+    gap = total.unsqueeze(-2) - total.unsqueeze(-3)
+    return gap.masked_fill(~lower[..., None], float("-inf")).exp()
 
-    Rows of the second half meet columns of the first at the decay of the first half's last row, which splits the
-    exponent into two that are <= 0, and the sum becomes a matrix product.
-    """
+
+def product_forward(a, k, total):
+    if k.shape[-2] <= PRODUCT_LEAF:
+        return (a.unsqueeze(-2) * (k.unsqueeze(-3) * leaf_decay(total))).sum(-1)
+    diagonal = product_forward(*(x.unflatten(-2, (2, -1)) for x in (a, k, total)))
+    low_a, row_decay, high_k, column_decay = corner_operands(a, k, total)
+    return corner_join(diagonal, (low_a * row_decay) @ (high_k * column_decay).transpose(-1, -2))
+
+
+def product_backward(grad, a, k, total):
+    """Gradients of a as rows and k as columns."""
     n = k.shape[-2]
     if n <= PRODUCT_LEAF:
-        gap = total.unsqueeze(-2) - total.unsqueeze(-3)
-        lower = torch.ones(n, n, dtype=torch.bool, device=k.device).tril()
-        decay = gap.masked_fill(~lower[..., None], float("-inf")).exp()
-        return (a.unsqueeze(-2) * k.unsqueeze(-3) * decay).sum(-1)
-    diagonal = decayed_products(*(x.unflatten(-2, (2, -1)) for x in (a, k, total)))
-    (_, low_a), (high_k, _), (high, low) = halves(a), halves(k), halves(total)
-    middle = high[..., -1:, :]
-    corner = (low_a * (low - middle).exp()) @ (high_k * (middle - high).exp()).transpose(-1, -2)
-    return corner_join(diagonal[..., 0, :, :], corner, diagonal[..., 1, :, :])
+        weighted = grad.unsqueeze(-1) * leaf_decay(total)
+        return (weighted * k.unsqueeze(-3)).sum(-2), (weighted * a.unsqueeze(-2)).sum(-3)
+    half = n // 2
+    blocks = torch.stack((grad[..., :half, :half], grad[..., half:, half:]), -3)
+    grad_a, grad_k = product_backward(blocks, *(x.unflatten(-2, (2, -1)) for x in (a, k, total)))
+    corner = grad[..., half:, :half]
+    low_a, row_decay, high_k, column_decay = corner_operands(a, k, total)
+    low_grad = (corner @ (high_k * column_decay)) * row_decay
+    high_grad = (corner.transpose(-1, -2) @ (low_a * row_decay)) * column_decay
+    grad_a = torch.cat((grad_a.select(-3, 0), grad_a.select(-3, 1) + low_grad), -2)
+    return grad_a, torch.cat((grad_k.select(-3, 0) + high_grad, grad_k.select(-3, 1)), -2)
+
+
+@torch.library.custom_op("tiny::decayed_products", mutates_args=())
+def decayed_products(q: torch.Tensor, k: torch.Tensor, total: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """P_ij = sum over d of a_i k_j e^(G_i - G_j) for j <= i, else 0, for a = q and a = k: [..., n, d] → [..., n, n]."""
+    if not q.is_cuda:
+        return product_forward(q, k, total), product_forward(k, k, total)
+    out = [q.new_zeros(*q.shape[:-1], q.shape[-2]) for _ in range(2)]
+    kda_triton.products(q.contiguous(), k.contiguous(), total.contiguous(), *out)
+    return tuple(out)
+
+
+@decayed_products.register_fake
+def _(q, k, total):
+    return tuple(q.new_empty(*q.shape[:-1], q.shape[-2]) for _ in range(2))
+
+
+@torch.library.custom_op("tiny::decayed_products_backward", mutates_args=())
+def decayed_products_backward(grad_q: torch.Tensor, grad_k: torch.Tensor, q: torch.Tensor, k: torch.Tensor,
+                              total: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Gradients of q, k and total from those of the two products."""
+    if not q.is_cuda:
+        row_q, column_q = product_backward(grad_q, q, k, total)
+        row_k, column_k = product_backward(grad_k, k, k, total)
+        columns = column_q + column_k
+        # P holds a_i e^(G_i) and k_j e^(-G_j) only.
+        return row_q, row_k + columns, q * row_q + k * (row_k - columns)
+    out = [torch.empty_like(q, memory_format=torch.contiguous_format) for _ in range(3)]
+    kda_triton.products_backward(*(x.contiguous() for x in (q, k, total, grad_q, grad_k)), *out)
+    return tuple(out)
+
+
+@decayed_products_backward.register_fake
+def _(grad_q, grad_k, q, k, total):
+    return tuple(torch.empty_like(q, memory_format=torch.contiguous_format) for _ in range(3))
+
+
+decayed_products.register_autograd(
+    lambda ctx, grad_q, grad_k: decayed_products_backward(grad_q, grad_k, *ctx.saved_tensors),
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs))
 
 
 def small_product(a, b):
     return (a.unsqueeze(-1) * b.unsqueeze(-3)).sum(-2)
 
 
-def unit_lower_inverse(lower):
-    """(I + L)^-1 for strictly lower triangular L [..., n, n]."""
+def inverse_forward(lower):
     n = lower.shape[-1]
     if n <= INVERSE_LEAF:
         inverse, power = torch.eye(n, dtype=lower.dtype, device=lower.device) - lower, lower
@@ -62,34 +123,91 @@ def unit_lower_inverse(lower):
             inverse = inverse + small_product(inverse, power)
         return inverse
     half = n // 2
-    corner = lower[..., half:, :half]
-    first, second = unit_lower_inverse(torch.stack((lower[..., :half, :half], lower[..., half:, half:]), -3)).unbind(-3)
-    return corner_join(first, -(second @ corner @ first), second)
+    diagonal = inverse_forward(torch.stack((lower[..., :half, :half], lower[..., half:, half:]), -3))
+    first, second = diagonal.unbind(-3)
+    return corner_join(diagonal, -(second @ lower[..., half:, :half] @ first))
+
+
+class UnitLowerInverse(torch.autograd.Function):
+    """(I + L)^-1 for strictly lower triangular L [..., n, n]."""
+
+    @staticmethod
+    def forward(ctx, lower):
+        inverse = inverse_forward(lower)
+        ctx.save_for_backward(inverse)
+        return inverse
+
+    @staticmethod
+    def backward(ctx, grad):
+        turned = ctx.saved_tensors[0].transpose(-1, -2)
+        return -(turned @ grad @ turned).tril(-1)
 
 
 def chunk_terms(q, k, v, g, beta):
-    """What each chunk does by itself: [..., 64, d] and beta [..., 64] → output for a zero start state, queries that
-    read the start state, and the state's transition [..., key, key] and addition [..., key, value]."""
+    """What each chunk does by itself: [..., 64, d] and beta [..., 64] → values to add for a zero start state, what they
+    lose by the start state's, keys decayed to the chunk's end, its whole decay; queries on the start state, weights of
+    the chunk's values."""
     total = g.cumsum(-2)
-    to_end = (total[..., -1:, :] - total).exp()
-    attend, overlap = decayed_products(torch.stack((q, k)), k, total).unbind(0)
-    inverse = unit_lower_inverse(beta[..., None] * overlap.tril(-1)) * beta[..., None, :]
-    new_values, removed = inverse @ v, inverse @ (k * total.exp())
-    kept = (k * to_end).transpose(-1, -2)
-    transition = torch.diag_embed(total[..., -1, :].exp()) - kept @ removed
-    return attend @ new_values, q * total.exp() - attend @ removed, transition, kept @ new_values
+    attend, overlap = decayed_products(q, k, total)
+    inverse = UnitLowerInverse.apply(beta[..., None] * overlap.tril(-1)) * beta[..., None, :]
+    since_start, last = total.exp(), total[..., -1:, :]
+    kept = k * (last - total).exp()
+    return inverse @ v, inverse @ (k * since_start), kept, last.exp().transpose(-1, -2), q * since_start, attend
 
 
-def start_states(transition, addition):
-    """State before each chunk of a row: [rows, chunks, ..., key, key or value] → the same, by pairwise combination."""
-    count = addition.shape[1]
-    if count == 1:
-        return torch.zeros_like(addition)
-    if count % 2:
-        transition, addition = (F.pad(x, [0, 0] * (x.dim() - 2) + [0, 1]) for x in (transition, addition))
-    (a0, a1), (b0, b1) = ((x[:, 0::2], x[:, 1::2]) for x in (transition, addition))
-    even = start_states(a1 @ a0, a1 @ b0 + b1)
-    return torch.stack((even, a0 @ even + b0), 2).flatten(1, 2)[:, :count]
+class ChunkStates(torch.autograd.Function):
+    """Runs the state through the chunks: terms [chunks, batch, 64 or d, d] → values that each chunk adds, the state
+    before each chunk, and the last state."""
+
+    @staticmethod
+    def forward(ctx, added, removed, kept, decay):
+        chunks, batch, _, d = added.shape
+        values, states = torch.empty_like(added), added.new_zeros(chunks + 1, batch, kept.shape[-1], d)
+        if added.is_cuda:
+            removed, kept, decay = (x.contiguous() for x in (removed, kept, decay))
+            kda_triton.states(added.contiguous(), removed, kept, decay, values, states)
+        for c in range(0 if added.is_cuda else chunks):
+            torch.baddbmm(added[c], removed[c], states[c], alpha=-1, out=values[c])
+            torch.mul(states[c], decay[c], out=states[c + 1])
+            states[c + 1].baddbmm_(kept[c].transpose(-1, -2), values[c])
+        ctx.save_for_backward(removed, kept, decay, values, states)
+        return values, states[:-1], states[-1]
+
+    @staticmethod
+    def backward(ctx, grad_values, grad_states, grad_last):
+        removed, kept, decay, values, states = ctx.saved_tensors
+        # onward[c] is the gradient of the state after chunk c.
+        added, onward = torch.empty_like(values), torch.empty_like(states[1:])
+        if added.is_cuda:
+            kda_triton.states_backward(*(x.contiguous() for x in (grad_values, grad_states, grad_last)),
+                                       removed, kept, decay, added, onward)
+        grad = grad_last
+        for c in reversed(range(0 if added.is_cuda else len(values))):
+            onward[c] = grad
+            torch.baddbmm(grad_values[c], kept[c], grad, out=added[c])
+            grad = torch.addcmul(grad_states[c], grad, decay[c])
+            grad.baddbmm_(removed[c].transpose(-1, -2), added[c], alpha=-1)
+        grad_removed = -(added @ states[:-1].transpose(-1, -2))
+        grad_kept = values @ onward.transpose(-1, -2)
+        return added, grad_removed, grad_kept, (states[:-1] * onward).sum(-1, keepdim=True)
+
+
+def by_chunks(x, rows):
+    """Tokens [T, ...] in the order [row, chunk, 64] → [chunk, row, 64], in which chunks of all rows can run at once."""
+    return x.unflatten(0, (rows, -1, CHUNK)).transpose(0, 1).flatten(0, 2)
+
+
+def by_rows(x, rows):
+    return x.unflatten(0, (-1, rows, CHUNK)).transpose(0, 1).flatten(0, 2)
+
+
+def run_chunks(terms, rows):
+    """chunk_terms [chunks * rows, heads, ...] → output [T, heads, d] in the same order and the rows' last states
+    [rows, heads, d, d]."""
+    *terms, queries, attend = (x.unflatten(0, (-1, rows)).flatten(1, 2) for x in terms)
+    values, states, last = ChunkStates.apply(*terms)
+    out = torch.baddbmm((queries @ states).flatten(0, 1), attend.flatten(0, 1), values.flatten(0, 1))
+    return out.unflatten(0, (len(values) * rows, -1)).transpose(1, 2).flatten(0, 1), last.unflatten(0, (rows, -1))
 
 
 def recurrent_step(state, q, k, v, g, beta):
@@ -142,19 +260,27 @@ class KdaAttention(nn.Module):
 
     def terms(self, mixed, decay, beta):
         """chunk_terms of flat tokens [T, ...] → [T/64, heads, ...]."""
-        inputs = [x.unflatten(0, (-1, CHUNK)).transpose(1, 2) for x in (*self.split_heads(mixed), decay)]
+        inputs = [x.unflatten(0, (-1, CHUNK)).transpose(1, 2).contiguous() for x in (*self.split_heads(mixed), decay)]
         return chunk_terms(*inputs, beta.unflatten(0, (-1, CHUNK)).transpose(1, 2))
 
+    def arrange(self, x, rows):
+        """[T, H] → each token and those that the convolution sees before it, by chunks: [T, taps, H]."""
+        x = x.unflatten(0, (rows, -1))
+        length, x = x.shape[1], F.pad(x, (0, 0, self.taps - 1, 0))
+        windows = torch.stack([x[:, tap:tap + length] for tap in range(self.taps)], 2)
+        return by_chunks(windows.flatten(0, 1), rows)
+
     def project(self, y, positions):
-        """Normed input [T, H] of rows whose tokens stand at `positions` → the parts of mix."""
-        decay, beta, z = self.gates(y)
-        return (*self.terms(convolve(linear(y, self.qkv), self.conv, positions), decay, beta), z)
+        """Normed input [T, taps, H] → the parts of mix. Projection and convolution are one matrix product."""
+        taps, matrices = (w.to(y.dtype).float() for w in (self.conv, self.qkv))
+        mixed = F.silu(linear(y.flatten(1), (taps[..., None] * matrices[:, None]).flatten(1)))
+        decay, beta, z = self.gates(y[:, -1])
+        return (*self.terms(mixed, decay, beta), z)
 
     def mix(self, parts, rows):
         """→ (attention's output [T, heads, dim], output gate)."""
-        local, queries, transition, addition, z = parts
-        states = start_states(*(x.unflatten(0, (rows, -1)) for x in (transition, addition))).flatten(0, 1)
-        return (local + queries @ states).transpose(1, 2).flatten(0, 1).to(z.dtype), z
+        *terms, z = parts
+        return by_rows(run_chunks(terms, rows)[0].to(z.dtype), rows), by_rows(z, rows)
 
     def finish(self, mixed):
         out, z = mixed
@@ -171,11 +297,9 @@ class KdaAttention(nn.Module):
         # Beyond its length a row neither decays its state nor writes to it.
         valid = (positions.unflatten(0, (rows, -1)) < lengths[:, None]).flatten()
         raw, (decay, beta, z) = linear(y, self.qkv), self.gates(y.flatten(0, 1))
-        parts = (*self.terms(convolve(raw.flatten(0, 1), self.conv, positions),
-                             decay * valid[:, None, None], beta * valid[:, None]), z)
-        out = self.finish(self.mix(parts, rows)).unflatten(0, (rows, -1))[:, :length]
-        transition, addition = (x.unflatten(0, (rows, -1)) for x in parts[2:4])
-        state = transition[:, -1] @ start_states(transition, addition)[:, -1] + addition[:, -1]
+        inputs = (convolve(raw.flatten(0, 1), self.conv, positions), decay * valid[:, None, None], beta * valid[:, None])
+        out, state = run_chunks(self.terms(*(by_chunks(x, rows) for x in inputs)), rows)
+        out = self.finish((by_rows(out.to(z.dtype), rows), z)).unflatten(0, (rows, -1))[:, :length]
         at = lengths[:, None] + torch.arange(self.taps - 1, device=y.device)
         tail = F.pad(raw, (0, 0, self.taps - 1, 0))[torch.arange(rows, device=y.device)[:, None], at]
         return out, (tail, state)

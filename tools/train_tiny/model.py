@@ -79,6 +79,9 @@ class MlaAttention(nn.Module):
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
 
+    def arrange(self, x, rows):
+        return x
+
     def project(self, y, positions):
         """Normed input [T, H] → q, k [T, heads, 192] and v [T, heads, 128]."""
         c = self.config
@@ -162,10 +165,11 @@ class TinyKimi(nn.Module):
         """tokens [rows, length] → normed hidden states [rows * length, H], expert loads."""
         rows, length = tokens.shape
         positions = torch.arange(length, device=tokens.device).repeat(rows)
-        x = self.embed.to(torch.bfloat16)[tokens.flatten()]
+        x = F.embedding(tokens.flatten(), self.embed.to(torch.bfloat16))
         loads = []
         for layer in self.layers:
-            mixed = layer.attention.mix(self.before(layer, x, positions), rows)
+            attention = layer.attention
+            mixed = attention.mix(self.before(layer, attention.arrange(x, rows), positions), rows)
             x, load = self.after(layer, x, mixed)
             if load is not None:
                 loads.append(load)

@@ -88,7 +88,7 @@ def micro_loss(net, tokens, labels):
     flat = labels.flatten()
     at = (flat >= 0).nonzero().squeeze(1)
     target = flat[at]
-    logits = F.linear(hidden[at], net.head.to(hidden.dtype)).float()
+    logits = F.linear(hidden.index_select(0, at), net.head.to(hidden.dtype)).float()
     loss = F.cross_entropy(logits, target)
     with torch.no_grad():
         digit = (target >= net.digits[0]) & (target <= net.digits[1])
