@@ -45,6 +45,15 @@ class BoundedQueue {
     return item;
   }
 
+  // An item if one waits.
+  std::optional<T> try_pop() {
+    std::lock_guard lock(mutex_);
+    if (items_.empty()) return std::nullopt;
+    T item = std::move(items_.front());
+    items_.pop_front();
+    return item;
+  }
+
   // Moves everything that waits into `out`, after waiting up to `timeout_s` for the first item.
   void drain(std::vector<T>& out, double timeout_s) {
     std::unique_lock lock(mutex_);

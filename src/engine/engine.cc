@@ -11,6 +11,7 @@
 #include "base/clock.h"
 #include "base/queue.h"
 #include "base/rng.h"
+#include "exec/cuda/cuda_worker.h"
 
 namespace perigee {
 namespace {
@@ -79,7 +80,9 @@ Result<std::unique_ptr<Engine>> Engine::create(const EngineConfig& config) {
   impl->config.worker.max_sequences = config.max_sequences;
   impl->config.worker.deterministic = config.deterministic;
   Impl* p = impl.get();
-  ASSIGN_OR_RETURN(impl->worker, Worker::create(impl->config.worker, [p](StepResult&& result) {
+  impl->config.worker.max_step_tokens = config.max_step_tokens;
+  const auto make_worker = config.worker.device == Device::kCuda ? make_cuda_worker : Worker::create;
+  ASSIGN_OR_RETURN(impl->worker, make_worker(impl->config.worker, [p](StepResult&& result) {
                      p->mailbox.push_reserved(Message(std::move(result)));
                    }));
   const ModelInfo& info = impl->worker->model().info();

@@ -2,13 +2,12 @@
 
 #include <algorithm>
 #include <atomic>
-#include <condition_variable>
-#include <mutex>
 #include <thread>
 
 #include "base/clock.h"
 #include "base/queue.h"
 #include "exec/batch_builder.h"
+#include "exec/mask_box.h"
 #include "exec/sampler.h"
 #include "exec/slots.h"
 #include "ops/ops.h"
@@ -24,149 +23,122 @@ Result<std::unique_ptr<Ops>> make_ops(const WorkerConfig& config) {
       {.num_threads = config.num_threads, .allow_amx = config.allow_amx, .allow_avx512 = config.allow_avx512});
 }
 
-}  // namespace
+class HostWorker final : public Worker {
+ public:
+  static Result<std::unique_ptr<Worker>> create(const WorkerConfig& config,
+                                                std::function<void(StepResult&&)> on_result);
+  ~HostWorker() override {
+    plans_.close();
+    if (thread_.joinable()) thread_.join();
+  }
 
-struct Worker::Impl {
-  WorkerConfig config;
-  std::function<void(StepResult&&)> on_result;
-  std::unique_ptr<Ops> ops;
-  std::unique_ptr<Model> model;
-  CacheLayout layout;
-  Buffer pool_memory, ring_memory;
-  std::vector<uint8_t> zero_page;  // recurrent models
-  int32_t num_pages = 0;
-  std::unique_ptr<Slots> slots;
-  std::unique_ptr<BatchBuilder> builder;
-  std::unique_ptr<Sampler> sampler;
+  void submit(StepPlan plan) override {
+    CHECK(plans_.try_push(std::move(plan)), "more than ", kMaxPlansInFlight, " plans in flight");
+  }
+  void set_masks(StepMasks masks) override { masks_.put(std::move(masks)); }
+  const Model& model() const override { return *model_; }
+  int32_t num_pages() const override { return num_pages_; }
+  int32_t state_pages() const override { return static_cast<int32_t>(layout_.state_pages()); }
+  double last_build_us() const override { return build_us_.load(std::memory_order_relaxed); }
 
-  BoundedQueue<StepPlan> plans{kMaxPlansInFlight};
-  std::mutex masks_mutex;
-  std::condition_variable masks_ready;
-  std::vector<StepMasks> masks;
-  std::atomic<double> build_us{0};
-  std::thread thread;
-
+ private:
   void run();
   void execute(const StepPlan& plan);
   void start_state(const SequenceStart& start);
-  uint8_t* page(PageId page) { return pool_memory.data() + page.value * layout.page_bytes(); }
+  uint8_t* page(PageId page) { return pool_memory_.data() + page.value * layout_.page_bytes(); }
   RowResult finish_row(const StepPlan& plan, size_t index, const Tensor& logits);
   void prompt_logprobs(const PlanRow& row, const Slot& slot, int32_t first, const Tensor& logits, RowResult& out);
-  std::vector<uint32_t> wait_mask(StepId step, SlotId slot);
-  void drop_masks(StepId step);
+
+  WorkerConfig config_;
+  std::function<void(StepResult&&)> on_result_;
+  std::unique_ptr<Ops> ops_;
+  std::unique_ptr<Model> model_;
+  CacheLayout layout_;
+  Buffer pool_memory_, ring_memory_;
+  std::vector<uint8_t> zero_page_;  // recurrent models
+  int32_t num_pages_ = 0;
+  std::unique_ptr<Slots> slots_;
+  std::unique_ptr<BatchBuilder> builder_;
+  std::unique_ptr<Sampler> sampler_;
+  BoundedQueue<StepPlan> plans_{kMaxPlansInFlight};
+  MaskBox masks_;
+  std::atomic<double> build_us_{0};
+  std::thread thread_;
 };
 
-Result<std::unique_ptr<Worker>> Worker::create(const WorkerConfig& config,
-                                               std::function<void(StepResult&&)> on_result) {
-  auto impl = std::make_unique<Impl>();
-  impl->config = config;
-  impl->on_result = std::move(on_result);
-  ASSIGN_OR_RETURN(impl->ops, make_ops(config));
-  ASSIGN_OR_RETURN(impl->model, load_model(config.load, *impl->ops));
-  impl->layout = impl->model->cache_layout(impl->ops->activation_dtype());
-  const int64_t pages = config.cache_bytes / impl->layout.page_bytes();
-  const int64_t least = 2 + impl->layout.state_pages();
-  if (pages < least)
-    return bad_input(str_cat("the cache of ", config.cache_bytes, " bytes holds ", pages, " pages of ",
-                             impl->layout.page_bytes(), " bytes; raise it to at least ", least,
-                             ": two blocks and a recurrent state of ", impl->layout.state_pages()),
-                     "kv-cache-memory-bytes");
-  impl->num_pages = static_cast<int32_t>(std::min<int64_t>(pages, INT32_MAX));
-  impl->pool_memory = impl->ops->make_buffer(static_cast<size_t>(impl->num_pages * impl->layout.page_bytes()));
-  if (impl->layout.state_pages() > 0) {
-    const int64_t ring_bytes = config.max_sequences * impl->layout.ring_slot_bytes(kRingTokens);
-    impl->ring_memory = impl->ops->make_buffer(static_cast<size_t>(ring_bytes));
-    impl->zero_page.resize(static_cast<size_t>(impl->layout.page_bytes()));
+Result<std::unique_ptr<Worker>> HostWorker::create(const WorkerConfig& config,
+                                                   std::function<void(StepResult&&)> on_result) {
+  auto worker = std::make_unique<HostWorker>();
+  HostWorker& w = *worker;
+  w.config_ = config;
+  w.on_result_ = std::move(on_result);
+  ASSIGN_OR_RETURN(w.ops_, make_ops(config));
+  ASSIGN_OR_RETURN(w.model_, load_model(config.load, *w.ops_));
+  w.layout_ = w.model_->cache_layout(w.ops_->activation_dtype());
+  ASSIGN_OR_RETURN(w.num_pages_, count_pages(config.cache_bytes, w.layout_));
+  w.pool_memory_ = w.ops_->make_buffer(static_cast<size_t>(w.num_pages_ * w.layout_.page_bytes()));
+  if (w.layout_.state_pages() > 0) {
+    const int64_t ring_bytes = config.max_sequences * w.layout_.ring_slot_bytes(kRingTokens);
+    w.ring_memory_ = w.ops_->make_buffer(static_cast<size_t>(ring_bytes));
+    w.zero_page_.resize(static_cast<size_t>(w.layout_.page_bytes()));
   }
-  const ModelInfo& info = impl->model->info();
-  const int64_t max_blocks = std::min<int64_t>(impl->num_pages, info.max_positions / kBlockTokens + 1);
-  impl->slots = std::make_unique<Slots>(config.max_sequences, info.vocab, static_cast<int32_t>(max_blocks));
-  impl->builder = std::make_unique<BatchBuilder>(*impl->model, config.deterministic);
-  impl->sampler = std::make_unique<Sampler>(info.vocab);
-  impl->thread = std::thread([p = impl.get()] { p->run(); });
-  return std::unique_ptr<Worker>(new Worker(std::move(impl)));
+  const ModelInfo& info = w.model_->info();
+  const int64_t max_blocks = std::min<int64_t>(w.num_pages_, info.max_positions / kBlockTokens + 1);
+  w.slots_ = std::make_unique<Slots>(config.max_sequences, info.vocab, static_cast<int32_t>(max_blocks));
+  w.builder_ = std::make_unique<BatchBuilder>(*w.model_, config.deterministic);
+  w.sampler_ = std::make_unique<Sampler>(info.vocab);
+  w.thread_ = std::thread([&w] { w.run(); });
+  return std::unique_ptr<Worker>(std::move(worker));
 }
 
-Worker::Worker(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
-
-Worker::~Worker() {
-  impl_->plans.close();
-  impl_->thread.join();
+void HostWorker::run() {
+  while (std::optional<StepPlan> plan = plans_.pop()) execute(*plan);
 }
 
-void Worker::submit(StepPlan plan) {
-  CHECK(impl_->plans.try_push(std::move(plan)), "more than ", kMaxPlansInFlight, " plans in flight");
-}
-
-void Worker::set_masks(StepMasks masks) {
-  {
-    std::lock_guard lock(impl_->masks_mutex);
-    impl_->masks.push_back(std::move(masks));
-  }
-  impl_->masks_ready.notify_all();
-}
-
-const Model& Worker::model() const {
-  return *impl_->model;
-}
-int32_t Worker::num_pages() const {
-  return impl_->num_pages;
-}
-int32_t Worker::state_pages() const {
-  return static_cast<int32_t>(impl_->layout.state_pages());
-}
-double Worker::last_build_us() const {
-  return impl_->build_us.load(std::memory_order_relaxed);
-}
-
-void Worker::Impl::run() {
-  while (std::optional<StepPlan> plan = plans.pop()) execute(*plan);
-}
-
-void Worker::Impl::execute(const StepPlan& plan) {
+void HostWorker::execute(const StepPlan& plan) {
   const double begin = system_clock().now_s();
-  for (const SequenceStart& start : plan.starts) slots->start(start);
-  for (const BlockAppend& append : plan.appends) slots->append(append);
-  const Batch& batch = builder->build(plan, *slots);
-  build_us.store((system_clock().now_s() - begin) * 1e6, std::memory_order_relaxed);
+  for (const SequenceStart& start : plan.starts) slots_->start(start);
+  for (const BlockAppend& append : plan.appends) slots_->append(append);
+  const Batch& batch = builder_->build(plan, *slots_);
+  build_us_.store((system_clock().now_s() - begin) * 1e6, std::memory_order_relaxed);
 
   for (const SequenceStart& start : plan.starts) start_state(start);
-  ops->begin_step();
+  ops_->begin_step();
   const PagePool pool{
-      .base = pool_memory.data(), .layout = layout, .ring = ring_memory.data(), .ring_tokens = kRingTokens};
-  const Tensor logits = model->forward(batch, *ops, pool);
+      .base = pool_memory_.data(), .layout = layout_, .ring = ring_memory_.data(), .ring_tokens = kRingTokens};
+  const Tensor logits = model_->forward(batch, *ops_, pool);
   StepResult result{.step = plan.step, .rows = {}};
   result.rows.reserve(plan.rows.size());
   for (size_t i = 0; i < plan.rows.size(); ++i) {
-    slots->advance(plan.rows[i].slot, plan.rows[i].num_tokens, batch.sequences[i].commit_all);
+    slots_->advance(plan.rows[i].slot, plan.rows[i].num_tokens, batch.sequences[i].commit_all);
     result.rows.push_back(finish_row(plan, i, logits));
   }
-  drop_masks(plan.step);
-  on_result(std::move(result));
+  masks_.drop(plan.step);
+  on_result_(std::move(result));
 }
 
 // The recurrent state before the sequence's first row: a copy of the checkpoint that it starts from, or zeros.
-void Worker::Impl::start_state(const SequenceStart& start) {
-  CHECK(static_cast<int64_t>(start.state_pages.size()) == layout.state_pages(), "sequence ", start.sequence, " has ",
+void HostWorker::start_state(const SequenceStart& start) {
+  CHECK(static_cast<int64_t>(start.state_pages.size()) == layout_.state_pages(), "sequence ", start.sequence, " has ",
         start.state_pages.size(), " state pages");
   CHECK(start.checkpoint.empty() == (start.state_pages.empty() || start.num_cached_tokens == 0), "sequence ",
         start.sequence, " starts at ", start.num_cached_tokens, " without the state there");
   for (size_t i = 0; i < start.state_pages.size(); ++i) {
-    const uint8_t* from = start.checkpoint.empty() ? zero_page.data() : page(start.checkpoint[i]);
-    ops->copy(page(start.state_pages[i]), from, static_cast<size_t>(layout.page_bytes()));
+    const uint8_t* from = start.checkpoint.empty() ? zero_page_.data() : page(start.checkpoint[i]);
+    ops_->copy(page(start.state_pages[i]), from, static_cast<size_t>(layout_.page_bytes()));
   }
 }
 
-RowResult Worker::Impl::finish_row(const StepPlan& plan, size_t index, const Tensor& logits) {
+RowResult HostWorker::finish_row(const StepPlan& plan, size_t index, const Tensor& logits) {
   const PlanRow& row = plan.rows[index];
-  Slot& slot = (*slots)[row.slot];
+  Slot& slot = (*slots_)[row.slot];
   RowResult out{.slot = row.slot, .sequence = row.sequence, .ids = {}, .logprobs = {}, .prompt_logprobs = {}};
-  const int32_t first = builder->logit_row(index);
+  const int32_t first = builder_->logit_row(index);
   if (row.prompt_logprobs) prompt_logprobs(row, slot, first, logits, out);
   if (!row.sample) return out;
 
   const int32_t logit_row = row.prompt_logprobs ? first + row.num_tokens - 1 : first;
-  const std::vector<uint32_t> mask = row.masked ? wait_mask(plan.step, row.slot) : std::vector<uint32_t>();
+  const std::vector<uint32_t> mask = row.masked ? masks_.wait(plan.step, row.slot) : std::vector<uint32_t>();
   const SamplerRow sampled_row{
       .logits = {logits.row<const float>(logit_row), static_cast<size_t>(logits.cols)},
       .params = slot.sampling.get(),
@@ -175,47 +147,46 @@ RowResult Worker::Impl::finish_row(const StepPlan& plan, size_t index, const Ten
       .seen = slot.seen,
       .mask = mask,
   };
-  SampledToken token = sampler->sample(sampled_row);
+  SampledToken token = sampler_->sample(sampled_row);
   out.finite = token.finite;
   if (!token.finite) {
-    slots->accept(row.slot, 0);  // the next plan may be in flight already: its row needs an id that exists
+    slots_->accept(row.slot, 0);  // the next plan may be in flight already: its row needs an id that exists
     return out;
   }
-  slots->accept(row.slot, token.id);
+  slots_->accept(row.slot, token.id);
   out.ids.push_back(token.id);
   if (slot.sampling->logprobs >= 0) out.logprobs.push_back(std::move(token.logprobs));
   return out;
 }
 
-void Worker::Impl::prompt_logprobs(const PlanRow& row, const Slot& slot, int32_t first, const Tensor& logits,
-                                   RowResult& out) {
+void HostWorker::prompt_logprobs(const PlanRow& row, const Slot& slot, int32_t first, const Tensor& logits,
+                                 RowResult& out) {
   for (int32_t i = 0; i < row.num_tokens; ++i) {
     const int32_t next = row.position + i + 1;
     if (next >= slot.num_prompt_tokens) break;
     const std::span<const float> logit_row(logits.row<const float>(first + i), static_cast<size_t>(logits.cols));
     out.prompt_logprobs.push_back(
-        sampler->token_logprobs(logit_row, (*slot.tokens)[static_cast<size_t>(next)], slot.sampling->prompt_logprobs));
+        sampler_->token_logprobs(logit_row, (*slot.tokens)[static_cast<size_t>(next)], slot.sampling->prompt_logprobs));
   }
 }
 
-std::vector<uint32_t> Worker::Impl::wait_mask(StepId step, SlotId slot) {
-  std::unique_lock lock(masks_mutex);
-  std::vector<uint32_t> found;
-  masks_ready.wait(lock, [&] {
-    for (StepMasks& message : masks)
-      for (RowMask& mask : message.rows)
-        if (message.step == step && mask.slot == slot) {
-          found = std::move(mask.words);
-          return true;
-        }
-    return false;
-  });
-  return found;
+}  // namespace
+
+Result<int32_t> count_pages(int64_t cache_bytes, const CacheLayout& layout) {
+  const int64_t pages = cache_bytes / layout.page_bytes();
+  const int64_t least = 2 + layout.state_pages();
+  if (pages < least)
+    return bad_input(
+        str_cat("the cache of ", cache_bytes, " bytes holds ", pages, " pages of ", layout.page_bytes(),
+                " bytes; raise it to at least ", least, ": two blocks and a recurrent state of ", layout.state_pages()),
+        "kv-cache-memory-bytes");
+  return static_cast<int32_t>(std::min<int64_t>(pages, INT32_MAX));
 }
 
-void Worker::Impl::drop_masks(StepId step) {
-  std::lock_guard lock(masks_mutex);
-  std::erase_if(masks, [&](const StepMasks& message) { return message.step <= step; });
+Result<std::unique_ptr<Worker>> Worker::create(const WorkerConfig& config,
+                                               std::function<void(StepResult&&)> on_result) {
+  CHECK(config.device != Device::kCuda);
+  return HostWorker::create(config, std::move(on_result));
 }
 
 }  // namespace perigee

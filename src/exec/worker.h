@@ -15,7 +15,7 @@
 
 namespace perigee {
 
-enum class Device { kCpu, kRef };
+enum class Device { kCpu, kRef, kCuda };
 
 struct WorkerConfig {
   Device device = Device::kCpu;
@@ -23,6 +23,7 @@ struct WorkerConfig {
   int num_threads = 0;            // 0: one per core
   int64_t cache_bytes = 1 << 30;  // page pool
   int32_t max_sequences = 128;
+  int32_t max_step_tokens = 2048;
   bool deterministic = false;
   bool allow_amx = true;  // false forces a slower instruction set (tests)
   bool allow_avx512 = true;
@@ -30,22 +31,21 @@ struct WorkerConfig {
 
 class Worker {
  public:
-  // Loads the model and reserves the page pool. `on_result` is called on the worker's thread.
+  // Loads the model and reserves the page pool. `on_result` is called on the worker's thread. Devices: kCpu, kRef;
+  // make_cuda_worker() in exec/cuda makes those of a GPU.
   static Result<std::unique_ptr<Worker>> create(const WorkerConfig& config,
                                                 std::function<void(StepResult&&)> on_result);
-  ~Worker();
+  virtual ~Worker() = default;
 
-  void submit(StepPlan plan);       // at most kMaxPlansInFlight without a result
-  void set_masks(StepMasks masks);  // for the step's sampled rows; before or while its forward pass runs
-  const Model& model() const;
-  int32_t num_pages() const;
-  int32_t state_pages() const;   // of those, one sequence's recurrent state takes so many; 0: the model has none
-  double last_build_us() const;  // time to turn the newest plan into a batch
-
- private:
-  struct Impl;
-  explicit Worker(std::unique_ptr<Impl> impl);
-  std::unique_ptr<Impl> impl_;
+  virtual void submit(StepPlan plan) = 0;       // at most kMaxPlansInFlight without a result
+  virtual void set_masks(StepMasks masks) = 0;  // for the step's sampled rows; before or while its forward pass runs
+  virtual const Model& model() const = 0;
+  virtual int32_t num_pages() const = 0;
+  virtual int32_t state_pages() const = 0;   // of those, one sequence's recurrent state takes so many; 0: it has none
+  virtual double last_build_us() const = 0;  // time to turn the newest plan into a batch
 };
+
+// How many pages `cache_bytes` hold; an error when they are too few for any work.
+Result<int32_t> count_pages(int64_t cache_bytes, const CacheLayout& layout);
 
 }  // namespace perigee

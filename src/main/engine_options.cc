@@ -50,7 +50,7 @@ void add_device_options(Options& options) {
   const char* group = "Model and device";
   options.positional("model", "folder with config.json");
   options.add("load-format", "auto", "auto, safetensors, or dummy (made-up weights, for sizing)", group);
-  options.add("device", "cpu", "cpu (AVX2, AVX-512, AMX) or ref (the slow definition)", group);
+  options.add("device", "cpu", "cpu (AVX2, AVX-512, AMX), cuda (one GPU) or ref (the slow definition)", group);
   options.add("cpu-isa", "auto", "auto, avx2 or avx512: an upper limit", group);
   options.add("threads", "0", "threads of the CPU backend; 0: one per core", group);
   options.add("latent-norm-eps", "-1", "eps of the q_a and kv_a norms; -1: rms_norm_eps (transformers uses 1e-6)",
@@ -120,10 +120,9 @@ Result<EngineConfig> engine_config(const Options& options) {
   };
 
   const std::string& device = options.text("device");
-  if (device != "cpu" && device != "ref")
-    return Error(Code::kUnavailable, str_cat("--device must be cpu or ref in this build, not \"", device, "\""),
-                 "device");
-  config.worker.device = device == "ref" ? Device::kRef : Device::kCpu;
+  if (device != "cpu" && device != "cuda" && device != "ref")
+    return bad_input(str_cat("--device must be cpu, cuda or ref, not \"", device, "\""), "device");
+  config.worker.device = device == "ref" ? Device::kRef : device == "cuda" ? Device::kCuda : Device::kCpu;
   const std::string& isa = options.text("cpu-isa");
   if (isa != "auto" && isa != "avx2" && isa != "avx512")
     return bad_input(str_cat("--cpu-isa must be auto, avx2 or avx512, not \"", isa, "\""), "cpu-isa");

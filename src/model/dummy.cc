@@ -73,6 +73,14 @@ class DummySource final : public TensorSource {
     return weight;
   }
 
+  RawWeight matrix_or_keys(const TensorSpec& spec) const override {
+    RawWeight weight{.matrix = {.format = format(spec), .out = spec.out, .in = spec.in}, .owners = {}};
+    const bool int4 = weight.matrix.format == WeightFormat::kInt4Group32;
+    weight.matrix.data_key = fnv1a(spec.name + (int4 ? ".weight_packed" : ".weight"));
+    weight.matrix.scale_key = fnv1a(spec.name + (int4 ? ".weight_scale" : ".weight_scale_inv"));
+    return weight;
+  }
+
   std::vector<float> vector(const TensorSpec& spec) const override {
     std::vector<float> out(spec.in);
     switch (spec.role) {

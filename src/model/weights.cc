@@ -28,7 +28,14 @@ std::vector<int64_t> TensorSpec::stored_shape() const {
 }
 
 RawWeight WeightReader::raw(const TensorSpec& spec) {
-  RawWeight weight = source_.matrix(spec);
+  return counted(ops_.makes_dummy_weights() ? source_.matrix_or_keys(spec) : source_.matrix(spec));
+}
+
+RawWeight WeightReader::raw_on_host(const TensorSpec& spec) {
+  return counted(source_.matrix(spec));
+}
+
+RawWeight WeightReader::counted(RawWeight weight) {
   done_ += raw_bytes(weight.matrix);
   if (progress_) progress_("weights", done_, total_);
   return weight;
@@ -79,12 +86,12 @@ VectorWeight WeightReader::pack_vector(std::vector<float> values) {
 }
 
 VectorWeight WeightReader::kda_conv(const TensorSpec& q, const TensorSpec& k, const TensorSpec& v) {
-  const RawWeight a = raw(q), b = raw(k), c = raw(v);
+  const RawWeight a = raw_on_host(q), b = raw_on_host(k), c = raw_on_host(v);
   return pack_vector(kda_conv_taps(a.matrix, b.matrix, c.matrix));
 }
 
 VectorWeight WeightReader::matrix_f32(const TensorSpec& spec) {
-  const RawWeight weight = raw(spec);
+  const RawWeight weight = raw_on_host(spec);
   std::vector<float> out(spec.out * spec.in);
   for (int64_t r = 0; r < spec.out; ++r) raw_row(weight.matrix, r, out.data() + r * spec.in);
   return pack_vector(std::move(out));

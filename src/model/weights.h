@@ -57,6 +57,8 @@ class TensorSource {
   virtual Result<int64_t> verify(std::span<const TensorSpec> specs, const ModelConfig& config) = 0;
   // Requires that verify() accepted a list with `spec`.
   virtual RawWeight matrix(const TensorSpec& spec) const = 0;
+  // The same, or, where the source computes its numbers, the keys alone: for backends that compute them too.
+  virtual RawWeight matrix_or_keys(const TensorSpec& spec) const { return matrix(spec); }
   virtual std::vector<float> vector(const TensorSpec& spec) const = 0;
 };
 
@@ -88,7 +90,9 @@ class WeightReader {
   int64_t packed_bytes() const { return packed_bytes_; }
 
  private:
-  RawWeight raw(const TensorSpec& spec);
+  RawWeight raw(const TensorSpec& spec);          // for the backend: perhaps keys alone
+  RawWeight raw_on_host(const TensorSpec& spec);  // with its numbers
+  RawWeight counted(RawWeight weight);
   void packed(const Packed& packed);
 
   const TensorSource& source_;

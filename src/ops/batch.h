@@ -29,15 +29,14 @@ struct SequenceRows {
 };
 
 // Sequences as device backends read them, all arrays in device memory (DESIGN D4): their lengths may be newer than what
-// the host knows. A slot is a sequence's row in the block tables.
+// the host knows.
 struct DeviceSequences {
-  const int32_t* first_row = nullptr;     // [sequences]
-  const int32_t* num_tokens = nullptr;    // [sequences]
-  const int32_t* position = nullptr;      // [sequences] of the first new token; < 0: padding, nothing is to be done
-  const int32_t* slot = nullptr;          // [sequences]
-  const int32_t* row_slot = nullptr;      // [n] slot of each row's sequence
-  const int32_t* block_tables = nullptr;  // [slots][max_blocks] page of each block
-  int32_t max_blocks = 0;
+  const int32_t* first_row = nullptr;     // [sequences + 1]
+  const int32_t* lengths = nullptr;       // [sequences] tokens, the new ones included; 0: padding
+  const int32_t* block_tables = nullptr;  // [sequences][table_width] page of each block
+  int32_t table_width = 0;
+  const int32_t* row_sequence = nullptr;  // [n]
+  const int32_t* row_page = nullptr;      // [n] page of each row's token; -1: padding, stored nowhere
 };
 
 // On device backends tokens, positions and logit_rows point to device memory and `device` is set; `sequences` then

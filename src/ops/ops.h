@@ -53,6 +53,8 @@ class Ops {
   virtual EmbedWeight pack_embed(const RawMatrix& table) = 0;
   // Norms, biases, frequencies and routers go through here; host backends keep what they are given.
   virtual VectorWeight pack_vector(VectorWeight host) { return host; }
+  // Whether pack_linear, pack_experts, pack_mla_up and pack_embed take a RawMatrix of keys without data.
+  virtual bool makes_dummy_weights() const { return false; }
   LinearWeight pack_linear(const RawMatrix& raw) { return pack_linear(std::span(&raw, 1)); }
 
   // --- Plain ops ---

@@ -19,28 +19,27 @@ PlacedBatch::PlacedBatch(const Batch& host, Ops& ops) : batch_(host) {
   batch_.tokens = place(host.tokens, ops);
   batch_.positions = place(host.positions, ops);
   batch_.logit_rows = place(host.logit_rows, ops);
-  std::vector<int32_t> first_row, num_tokens, position, slot, row_slot;
-  int32_t max_blocks = 1;
+  std::vector<int32_t> first_row, lengths, row_sequence, row_page;
+  int32_t width = 1;
   for (const SequenceRows& s : host.sequences) {
     first_row.push_back(s.first_row);
-    num_tokens.push_back(s.num_tokens);
-    position.push_back(s.position);
-    slot.push_back(static_cast<int32_t>(slot.size()));
-    row_slot.insert(row_slot.end(), static_cast<size_t>(s.num_tokens), slot.back());
-    max_blocks = std::max(max_blocks, (s.position + s.num_tokens + 63) / 64);
+    lengths.push_back(s.position + s.num_tokens);
+    width = std::max(width, (lengths.back() + 63) / 64);
+    for (int32_t i = 0; i < s.num_tokens; ++i) {
+      row_sequence.push_back(static_cast<int32_t>(lengths.size()) - 1);
+      row_page.push_back(s.pages[(s.position + i) / 64]);
+    }
   }
-  std::vector<int32_t> tables(host.sequences.size() * static_cast<size_t>(max_blocks));
-  for (size_t i = 0; i < host.sequences.size(); ++i) {
-    const SequenceRows& s = host.sequences[i];
-    std::copy_n(s.pages, (s.position + s.num_tokens + 63) / 64, tables.begin() + static_cast<int64_t>(i) * max_blocks);
-  }
+  first_row.push_back(static_cast<int32_t>(row_page.size()));
+  std::vector<int32_t> tables(host.sequences.size() * static_cast<size_t>(width));
+  for (size_t i = 0; i < host.sequences.size(); ++i)
+    std::copy_n(host.sequences[i].pages, (lengths[i] + 63) / 64, tables.begin() + static_cast<int64_t>(i) * width);
   device_ = {.first_row = place(first_row, ops).data(),
-             .num_tokens = place(num_tokens, ops).data(),
-             .position = place(position, ops).data(),
-             .slot = place(slot, ops).data(),
-             .row_slot = place(row_slot, ops).data(),
+             .lengths = place(lengths, ops).data(),
              .block_tables = place(tables, ops).data(),
-             .max_blocks = max_blocks};
+             .table_width = width,
+             .row_sequence = place(row_sequence, ops).data(),
+             .row_page = place(row_page, ops).data()};
   batch_.device = &device_;
 }
 

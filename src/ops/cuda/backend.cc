@@ -2,6 +2,7 @@
 #include "ops/cuda/backend.h"
 
 #include "ops/cuda/elementwise.h"
+#include "ops/cuda/mla_decode.h"
 #include "ops/cuda/tile_gemm.h"
 
 namespace perigee {
@@ -15,6 +16,12 @@ Result<std::unique_ptr<Ops>> make_cuda_ops(const CudaOptions& options) {
 
 CudaOps::CudaOps(const CudaOptions& options) : Ops(Arena(device_buffer)), options_(options) {
   if (!options.deterministic) cublas_ = CublasLt::load();
+  int major = 0, minor = 0;
+  cuda_ok(cudaDeviceGetAttribute(&multiprocessors_, cudaDevAttrMultiProcessorCount, options.device), "asking the GPU");
+  cuda_ok(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, options.device), "asking the GPU");
+  cuda_ok(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, options.device), "asking the GPU");
+  compute_capability_ = 10 * major + minor;
+  cuda_ok(mla_decode_prepare(), "loading attention kernels");
 }
 
 Status CudaOps::status() {
@@ -24,6 +31,7 @@ Status CudaOps::status() {
 void CudaOps::begin_step() {
   for (Buffer& buffer : staging_) buffer = Buffer();
   arena_.reset();
+  mla_planned_ = false;
 }
 
 Tensor CudaOps::embed(const EmbedWeight& table, std::span<const int32_t> tokens) {
@@ -35,6 +43,7 @@ Tensor CudaOps::embed(const EmbedWeight& table, std::span<const int32_t> tokens)
 Tensor CudaOps::rms_norm(const Tensor& x, std::span<const float> weight, float eps, DType out) {
   CHECK(std::ssize(weight) == x.cols && out == DType::kBF16, weight.size(), " weights for ", x.cols, " columns");
   const Tensor y = arena_.tensor(DType::kBF16, x.rows, x.cols);
+  if (x.rows == 0) return y;  // no row's logits are wanted
   check(rms_norm_rows(x, nullptr, weight.data(), eps, y, stream()), "rms_norm");
   return y;
 }
@@ -47,6 +56,7 @@ Tensor CudaOps::add_norm(const Tensor& residual, const Tensor& x, std::span<cons
 }
 
 void CudaOps::multiply(const GemmCall& call, const char* op) {
+  if (call.rows == 0) return;
   if (call.rows <= kMaxSkinnyRows) {
     const int item_rows = call.rows <= 8 ? 8 : call.rows <= 16 ? 16 : 32;
     check(skinny_gemm(WeightFormat::kBF16, call, item_rows, stream()), op);
@@ -123,7 +133,7 @@ void CudaOps::write_latent(const Tensor& c, const Tensor& k_rope, const Batch& b
 
 Tensor CudaOps::gather_rows(const Tensor& x, std::span<const int32_t> rows) {
   const Tensor y = arena_.tensor(DType::kF32, std::ssize(rows), x.cols);
-  check(gather_f32_rows(x, rows.data(), y, stream()), "gather_rows");
+  if (y.rows > 0) check(gather_f32_rows(x, rows.data(), y, stream()), "gather_rows");
   return y;
 }
 

@@ -14,6 +14,7 @@ class CudaOps final : public Ops {
  public:
   explicit CudaOps(const CudaOptions& options);
   cudaStream_t stream() const { return stream_.get(); }
+  const Stream& owned_stream() const { return stream_; }
 
   const char* name() const override { return "cuda"; }
   DType activation_dtype() const override { return DType::kBF16; }
@@ -23,6 +24,7 @@ class CudaOps final : public Ops {
   Status status() override;
   void begin_step() override;
 
+  bool makes_dummy_weights() const override { return true; }
   using Ops::pack_linear;
   LinearWeight pack_linear(std::span<const RawMatrix> stacked) override;
   ExpertWeights pack_experts(std::span<const RawExpert> experts) override;
@@ -39,11 +41,13 @@ class CudaOps final : public Ops {
   void rope(const Tensor& x, int64_t head_dim, int64_t rope_begin, std::span<const int32_t> positions,
             const Rope& rope) override;
   void write_latent(const Tensor& c, const Tensor& k_rope, const Batch& batch, const LatentLayer& cache) override;
+  Tensor mla_in(const Tensor& x, const MlaWeights& w, const Batch& batch, const LatentLayer& cache) override;
   Tensor mla_attend(const Tensor& q, const MlaUpWeight& up, const MlaShape& shape, const Batch& batch,
                     const LatentLayer& cache) override;
   Tensor kda_attend(const KdaInputs& in, const KdaWeights& w, const Batch& batch, const StateLayer& state) override;
   Routing route(const Tensor& x, const RouterWeight& router) override;
   Tensor moe_experts(const Tensor& x, const Routing& routing, const ExpertWeights& experts) override;
+  Tensor moe(const Tensor& x, const MoeWeights& w) override;
   Tensor gather_rows(const Tensor& x, std::span<const int32_t> rows) override;
   Tensor add_norm(const Tensor& residual, const Tensor& y, std::span<const float> weight, float eps) override;
 
@@ -55,14 +59,25 @@ class CudaOps final : public Ops {
   PackTarget target(CudaMatrix& matrix, int64_t index, int interleave, int64_t first_row) const;
   // y = x W^T by whichever kernel serves this many rows; dense bf16 weights.
   void multiply(const GemmCall& call, const char* op);
+  // Whether the kernels of mla_decode.h and mla_write.h serve this geometry; others run in latent_attention.h.
+  bool is_usual(const MlaShape& shape, const LatentLayer& cache) const;
+  void attend_usual(const Tensor& query, const Tensor& mixed, const MlaShape& shape, const Batch& batch,
+                    const LatentLayer& cache);
   void attend_rows(const Tensor& query, const Tensor& mixed, const MlaShape& shape, const Batch& batch,
                    const LatentLayer& cache);
+  // The routed experts, plus `addend` if there is one.
+  Tensor run_experts(const Tensor& x, const Routing& routing, const ExpertWeights& weights, const Tensor* addend);
   void expert_product(const CudaMatrix& weight, GemmCall call, int item_rows, const char* op);
 
   const CudaOptions options_;
   Stream stream_;
   Buffer staging_[2];  // checkpoint bytes and scales on their way, until the first step
   std::unique_ptr<CublasLt> cublas_;
+  int multiprocessors_ = 0, compute_capability_ = 0;
+  // Work lists of attention: made in a step's first layer, read by all. Outgrown memory stays for the graphs that hold
+  // its address.
+  std::vector<Buffer> mla_workspaces_;
+  bool mla_planned_ = false;
 };
 
 }  // namespace perigee

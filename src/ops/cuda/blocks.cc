@@ -4,6 +4,8 @@
 #include "ops/cuda/backend.h"
 #include "ops/cuda/elementwise.h"
 #include "ops/cuda/latent_attention.h"
+#include "ops/cuda/mla_decode.h"
+#include "ops/cuda/mla_write.h"
 #include "ops/cuda/route.h"
 #include "ops/cuda/tile_gemm.h"
 
@@ -55,6 +57,18 @@ void CudaOps::expert_product(const CudaMatrix& weight, GemmCall call, int item_r
 }
 
 Tensor CudaOps::moe_experts(const Tensor& x, const Routing& routing, const ExpertWeights& weights) {
+  return run_experts(x, routing, weights, nullptr);
+}
+
+Tensor CudaOps::moe(const Tensor& x, const MoeWeights& w) {
+  const Routing routing = route(x, w.router);
+  if (!w.shared.down.packed) return run_experts(x, routing, w.experts, nullptr);
+  const Tensor shared = dense_mlp(x, w.shared);
+  return run_experts(x, routing, w.experts, &shared);
+}
+
+Tensor CudaOps::run_experts(const Tensor& x, const Routing& routing, const ExpertWeights& weights,
+                            const Tensor* addend) {
   CHECK(x.cols == weights.hidden && weights.num_experts <= kMaxRoutedExperts);
   const auto& experts = static_cast<const CudaExperts&>(*weights.packed);
   const int64_t num_pairs = x.rows * routing.top_k;
@@ -88,8 +102,65 @@ Tensor CudaOps::moe_experts(const Tensor& x, const Routing& routing, const Exper
   down.y = parts.data;
   down.y_stride = parts.row_stride;
   expert_product(experts.down, down, item_rows, "moe down");
-  check(combine_pairs(parts.row<const float>(0), routing, y, stream()), "moe_combine");
+  check(combine_pairs(parts.row<const float>(0), routing, addend, y, stream()), "moe_combine");
   return y;
+}
+
+bool CudaOps::is_usual(const MlaShape& s, const LatentLayer& cache) const {
+  return s.latent == kMlaLatent && s.latent + s.rope == kMlaWidth && cache.row_bytes == 2 * kMlaWidth && !cache.f32;
+}
+
+Tensor CudaOps::mla_in(const Tensor& x, const MlaWeights& w, const Batch& batch, const LatentLayer& cache) {
+  const MlaShape& s = w.shape;
+  if (!is_usual(s, cache)) return Ops::mla_in(x, w, batch, cache);
+  const Tensor q_in = w.q_a.packed ? rms_norm(linear(x, w.q_a, DType::kF32), w.q_a_norm, w.latent_eps) : x;
+  const Tensor q = linear(q_in, w.q, DType::kBF16);
+  const Tensor kv = linear(x, w.kv_a, DType::kF32);
+  const MlaWriteArgs args{.tokens = static_cast<int>(x.rows),
+                          .heads = static_cast<int>(s.heads),
+                          .nope = static_cast<int>(s.nope),
+                          .kv = kv.row<const float>(0),
+                          .kv_stride = kv.row_stride,
+                          .norm = w.kv_a_norm.data(),
+                          .eps = w.latent_eps,
+                          .q = q.data,
+                          .positions = batch.positions.data(),
+                          .inv_freq = w.rope.enabled ? w.rope.inv_freq.data() : nullptr,
+                          .cos_sin_factor = w.rope.cos_sin_factor,
+                          .pages = batch.device->row_page,
+                          .cache = cache.base,
+                          .page_bytes = cache.page_bytes};
+  check(mla_write(args, stream()), "mla_in");
+  return q;
+}
+
+void CudaOps::attend_usual(const Tensor& query, const Tensor& mixed, const MlaShape& s, const Batch& batch,
+                           const LatentLayer& cache) {
+  int max_query = 1;
+  for (const SequenceRows& rows : batch.sequences) max_query = std::max(max_query, rows.num_tokens);
+  const MlaDecodeConfig config = mla_decode_config({.heads = static_cast<int>(s.heads),
+                                                    .max_sequences = static_cast<int>(batch.sequences.size()),
+                                                    .max_tokens = static_cast<int>(query.rows),
+                                                    .max_query = max_query,
+                                                    .multiprocessors = multiprocessors_,
+                                                    .compute_capability = compute_capability_});
+  if (mla_workspaces_.empty() || mla_workspaces_.back().size() < config.workspace_bytes())
+    mla_workspaces_.push_back(device_buffer(config.workspace_bytes()));
+  uint8_t* workspace = mla_workspaces_.back().data();
+  const DeviceSequences& sequences = *batch.device;
+  const MlaBatch lists{.first_row = sequences.first_row,
+                       .lengths = sequences.lengths,
+                       .block_table = sequences.block_tables,
+                       .sequences = static_cast<int>(batch.sequences.size()),
+                       .table_width = sequences.table_width};
+  if (!mla_planned_) check(mla_plan(config, lists, workspace, stream()), "mla_plan");
+  mla_planned_ = true;
+  const MlaDecodeArgs args{.q = query.data,
+                           .kv = cache.base,
+                           .page_bytes = cache.page_bytes,
+                           .softmax_scale = s.softmax_scale,
+                           .out = mixed.data};
+  check(mla_decode(config, lists, args, workspace, stream()), "mla_attend");
 }
 
 Tensor CudaOps::mla_attend(const Tensor& q, const MlaUpWeight& up, const MlaShape& s, const Batch& batch,
@@ -120,7 +191,11 @@ Tensor CudaOps::mla_attend(const Tensor& q, const MlaUpWeight& up, const MlaShap
                           dim3(static_cast<unsigned>(n), static_cast<unsigned>(s.heads), static_cast<unsigned>(s.rope)),
                           stream()),
         "mla query");
-  attend_rows(query, mixed, s, batch, cache);
+  // The plain kernel cuts nothing by what else is in the batch.
+  if (is_usual(s, cache) && !options_.deterministic && batch.sequences.size() <= kMlaMaxSequences)
+    attend_usual(query, mixed, s, batch, cache);
+  else
+    attend_rows(query, mixed, s, batch, cache);
   call.weight = weights.kv_b.data.data() + s.nope * weights.kv_b.row_bytes();
   call.weight_stride = (s.nope + s.value) * weights.kv_b.row_bytes();
   call.x = mixed.row<const uint16_t>(0);
@@ -151,7 +226,7 @@ void CudaOps::attend_rows(const Tensor& query, const Tensor& mixed, const MlaSha
     const ArenaScope scratch(arena_);
     call.parts = arena_.array<float>(latent_attention_floats(rows, s.heads, s.latent, call.splits)).data();
     DeviceSequences sequences = *batch.device;
-    sequences.row_slot += begin;
+    sequences.row_sequence += begin;
     Batch part = batch;
     part.positions = batch.positions.subspan(static_cast<size_t>(begin), static_cast<size_t>(rows));
     part.device = &sequences;

@@ -101,11 +101,8 @@ __global__ void write_latent_kernel(Tensor c, Tensor k_rope, const int32_t* posi
                                     LatentLayer cache) {
   dependency_wait();
   dependency_trigger();
-  const int64_t position = positions[blockIdx.x];
-  if (position < 0) return;
-  const int64_t page =
-      sequences
-          .block_tables[static_cast<int64_t>(sequences.row_slot[blockIdx.x]) * sequences.max_blocks + position / 64];
+  const int64_t position = positions[blockIdx.x], page = sequences.row_page[blockIdx.x];
+  if (page < 0) return;
   auto* row = reinterpret_cast<__nv_bfloat16*>(cache.base + page * cache.page_bytes + position % 64 * cache.row_bytes);
   for (int64_t j = threadIdx.x; j < c.cols + k_rope.cols; j += blockDim.x)
     row[j] = j < c.cols ? c.row<__nv_bfloat16>(blockIdx.x)[j]

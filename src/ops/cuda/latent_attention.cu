@@ -65,7 +65,8 @@ __global__ __launch_bounds__(32 * kWarps) void attend_kernel(LatentAttention a, 
   const int visible = positions[row] + 1;
   const int per_split = ((visible + a.splits - 1) / a.splits + kKeys - 1) / kKeys * kKeys;
   const int begin = blockIdx.z * per_split, end = min(visible, begin + per_split);
-  const int32_t* table = sequences.block_tables + static_cast<int64_t>(sequences.row_slot[row]) * sequences.max_blocks;
+  const int32_t* table =
+      sequences.block_tables + static_cast<int64_t>(sequences.row_sequence[row]) * sequences.table_width;
   float* q = queries + warp * kMaxWidth;
   const auto* from = reinterpret_cast<const __nv_bfloat16*>(a.q) + (static_cast<int64_t>(row) * a.heads + head) * width;
   if (head < a.heads)

@@ -5,30 +5,40 @@
 namespace perigee {
 namespace {
 
-constexpr int kScoreTokens = 4;  // tokens that share a pass over the router's rows
-constexpr int kScoreWarps = 8;
+constexpr int kScoreThreads = 256;
+constexpr int kScoreWarps = kScoreThreads / 32;
 
-// scores[token][expert] = x . W[expert]; a warp does one expert and kScoreTokens tokens.
-__global__ void score_kernel(Tensor x, const float* weight, int64_t experts, float* scores) {
-  const int64_t expert = blockIdx.x * kScoreWarps + threadIdx.x / 32;
-  const int64_t first = blockIdx.y * kScoreTokens, lane = threadIdx.x % 32;
+// scores[token][expert] = x . W[expert]; a block does one expert and kTokens tokens, its warps each their columns.
+template <int kTokens>
+__global__ __launch_bounds__(kScoreThreads) void score_kernel(Tensor x, const float* weight, int64_t experts,
+                                                              float* scores) {
+  __shared__ float parts[kScoreWarps][kTokens];
+  const int64_t expert = blockIdx.x, first = static_cast<int64_t>(blockIdx.y) * kTokens;
+  const float* w = weight + expert * x.cols;
   dependency_wait();
   dependency_trigger();
-  if (expert >= experts) return;
-  const float* w = weight + expert * x.cols;
-  float sum[kScoreTokens] = {};
-  for (int64_t c = 2 * lane; c < x.cols; c += 64) {
-    const float2 pair = *reinterpret_cast<const float2*>(w + c);
-    for (int i = 0; i < kScoreTokens; ++i) {
+  float sum[kTokens] = {};
+  for (int64_t c = 4 * threadIdx.x; c < x.cols; c += 4 * kScoreThreads) {
+    const float4 v = __ldg(reinterpret_cast<const float4*>(w + c));
+#pragma unroll
+    for (int i = 0; i < kTokens; ++i) {
       if (first + i >= x.rows) continue;
-      const float2 v =
-          __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(x.row<__nv_bfloat16>(first + i) + c));
-      sum[i] += v.x * pair.x + v.y * pair.y;
+      const uint2 pairs = *reinterpret_cast<const uint2*>(x.row<uint16_t>(first + i) + c);
+      const float2 low = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&pairs.x));
+      const float2 high = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&pairs.y));
+      sum[i] += low.x * v.x + low.y * v.y + high.x * v.z + high.y * v.w;
     }
   }
-  for (int i = 0; i < kScoreTokens; ++i) {
+#pragma unroll
+  for (int i = 0; i < kTokens; ++i) {
     for (int offset = 16; offset > 0; offset /= 2) sum[i] += __shfl_xor_sync(~0u, sum[i], offset);
-    if (lane == 0 && first + i < x.rows) scores[(first + i) * experts + expert] = sum[i];
+    if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32][i] = sum[i];
+  }
+  __syncthreads();
+  if (const int i = static_cast<int>(threadIdx.x); i < kTokens && first + i < x.rows) {
+    float total = 0;
+    for (int warp = 0; warp < kScoreWarps; ++warp) total += parts[warp][i];
+    scores[(first + i) * experts + expert] = total;
   }
 }
 
@@ -165,7 +175,7 @@ __global__ __launch_bounds__(kSortThreads) void sort_kernel(const int32_t* ids, 
   for (int i = threadIdx.x; i < num_pairs; i += blockDim.x) pairs[atomicAdd(&place[ids[i]], 1)] = i;
 }
 
-__global__ void combine_kernel(const float* parts, const float* weights, int top_k, Tensor y) {
+__global__ void combine_kernel(const float* parts, const float* weights, int top_k, Tensor addend, Tensor y) {
   dependency_wait();
   dependency_trigger();
   const int64_t c = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x;
@@ -175,7 +185,7 @@ __global__ void combine_kernel(const float* parts, const float* weights, int top
     const int64_t pair = static_cast<int64_t>(blockIdx.y) * top_k + k;
     sum += weights[pair] * parts[pair * y.cols + c];
   }
-  y.row<float>(blockIdx.y)[c] = sum;
+  y.row<float>(blockIdx.y)[c] = addend.data == nullptr ? sum : sum + addend.row<float>(blockIdx.y)[c];
 }
 
 }  // namespace
@@ -183,9 +193,11 @@ __global__ void combine_kernel(const float* parts, const float* weights, int top
 cudaError_t route_rows(const Tensor& x, const RouterWeight& router, float* scores, const Routing& routing,
                        cudaStream_t stream) {
   const auto experts = static_cast<unsigned>(router.num_experts);
-  const dim3 grid((experts + kScoreWarps - 1) / kScoreWarps,
-                  static_cast<unsigned>((x.rows + kScoreTokens - 1) / kScoreTokens));
-  const cudaError_t error = launch(score_kernel, {.grid = grid, .block = dim3(32 * kScoreWarps), .stream = stream}, x,
+  // One token more does not change the order in which a token's own products are added.
+  const auto score = x.rows <= 2 ? score_kernel<2> : score_kernel<16>;
+  const int tokens = x.rows <= 2 ? 2 : 16;
+  const dim3 grid(experts, static_cast<unsigned>((x.rows + tokens - 1) / tokens));
+  const cudaError_t error = launch(score, {.grid = grid, .block = dim3(kScoreThreads), .stream = stream}, x,
                                    router.weight.data(), router.num_experts, scores);
   if (error != cudaSuccess) return error;
   const SelectCall call{.bias = router.bias.data(),
@@ -212,11 +224,13 @@ cudaError_t sort_pairs(const int32_t* ids, int64_t num_pairs, int64_t num_expert
                 const_cast<int32_t*>(lists.num_items));
 }
 
-cudaError_t combine_pairs(const float* parts, const Routing& routing, const Tensor& y, cudaStream_t stream) {
+cudaError_t combine_pairs(const float* parts, const Routing& routing, const Tensor* addend, const Tensor& y,
+                          cudaStream_t stream) {
   const LaunchShape shape{.grid = dim3(static_cast<unsigned>((y.cols + 255) / 256), static_cast<unsigned>(y.rows)),
                           .block = dim3(256),
                           .stream = stream};
-  return launch(combine_kernel, shape, parts, static_cast<const float*>(routing.weights), routing.top_k, y);
+  return launch(combine_kernel, shape, parts, static_cast<const float*>(routing.weights), routing.top_k,
+                addend == nullptr ? Tensor() : *addend, y);
 }
 
 }  // namespace perigee

@@ -1,0 +1,81 @@
+// What a step brings to the GPU and takes back: plain records, packed by the worker, read and written by its kernels.
+#pragma once
+
+#include <cstdint>
+
+namespace perigee {
+
+inline constexpr int32_t kMaxListed = 1024;  // entries of logit_bias and stop_ids together, of one sequence
+inline constexpr int32_t kMaxTopLogprobs = 20;
+
+// SamplingParams as the kernels read them; lists lie in SlotArrays.
+struct SlotParams {
+  float temperature, top_p, min_p, presence, frequency, repetition;
+  uint64_t random_key;
+  int32_t top_k, min_tokens, num_bias, num_stops, logprobs, penalties;
+};
+
+struct StartRecord {
+  int32_t slot, length, num_outputs, reserved;
+  SlotParams params;
+};
+
+struct AppendRecord {
+  int32_t slot, index, page;
+};
+
+// A plan row: the ids of decode rows (tokens_offset < 0) are the worker's.
+struct RowRecord {
+  int32_t slot, num_tokens, tokens_offset, first_row;
+};
+
+struct SampleRecord {
+  int32_t slot, logit_row, mask_row, reserved;  // mask_row < 0: all ids allowed
+};
+
+// A row of logits whose probabilities a prompt asks for.
+struct ScoreRecord {
+  int32_t logit_row, id, top;
+};
+
+struct TokenScore {
+  float logprob;
+  int32_t rank, num_top;
+  int32_t top_ids[kMaxTopLogprobs];
+  float top_logprobs[kMaxTopLogprobs];
+};
+
+struct SampleResult {
+  int32_t id, finite;
+  TokenScore score;
+};
+
+// What the GPU knows of each slot (DESIGN D4), device pointers.
+struct SlotArrays {
+  int32_t* newest = nullptr;        // [slots] the id that the next decode row runs
+  int32_t* length = nullptr;        // [slots]
+  int32_t* num_outputs = nullptr;   // [slots]
+  int32_t* block_tables = nullptr;  // [slots][max_blocks]
+  SlotParams* params = nullptr;     // [slots]
+  int32_t* listed_ids = nullptr;    // [slots][kMaxListed] ids of logit_bias, then stop ids
+  float* listed_bias = nullptr;     // [slots][kMaxListed]
+  uint32_t* counts = nullptr;       // [slots][ceil(vocab / 2)] two 16-bit counts of sampled ids a word; under penalties
+  uint32_t* seen = nullptr;         // [slots][ceil(vocab / 32)] bits of prompt and sampled ids; under penalties
+  int32_t max_blocks = 0, vocab = 0;
+
+  constexpr int64_t count_words() const { return (vocab + 1) / 2; }
+  constexpr int64_t bit_words() const { return (vocab + 31) / 32; }
+};
+
+// The arrays of a batch in device memory; DeviceSequences and the spans of Batch point into them.
+struct BatchArrays {
+  int32_t* tokens = nullptr;        // [rows]
+  int32_t* positions = nullptr;     // [rows]
+  int32_t* row_sequence = nullptr;  // [rows]
+  int32_t* row_page = nullptr;      // [rows]
+  int32_t* first_row = nullptr;     // [sequences + 1]
+  int32_t* lengths = nullptr;       // [sequences]
+  int32_t* block_tables = nullptr;  // [sequences][SlotArrays::max_blocks]
+};
+
+}  // namespace perigee

@@ -1,0 +1,27 @@
+// Sampling on the GPU by the rules of control/sampling.h: a block for each row of logits, no sort. The sums that decide
+// are integers, so that a seed gives the same id whatever order threads add in.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "exec/cuda/records.h"
+
+namespace perigee {
+
+struct SampleCall {
+  const SampleRecord* samples = nullptr;  // [count]
+  int32_t count = 0;
+  const float* logits = nullptr;    // [rows][vocab]
+  const uint32_t* masks = nullptr;  // [mask rows][ceil(vocab / 32)] allowed ids
+  float* work = nullptr;            // [count][vocab] scratch
+  SampleResult* results = nullptr;  // [count]
+};
+
+// Samples, makes the ids the slots' newest and counts them. A row with a NaN, +inf or nothing to choose from has
+// finite = 0 and id 0.
+cudaError_t sample_rows(const SampleCall& call, const SlotArrays& slots, cudaStream_t stream);
+// Log-probabilities of records' ids; logits as above.
+cudaError_t score_rows(const ScoreRecord* records, int32_t count, const float* logits, int32_t vocab,
+                       TokenScore* results, cudaStream_t stream);
+
+}  // namespace perigee

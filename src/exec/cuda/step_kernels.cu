@@ -1,0 +1,88 @@
+#include "exec/cuda/step_kernels.h"
+
+namespace perigee {
+namespace {
+
+constexpr int kThreads = 256;
+
+__global__ void apply_kernel(PlanArrays plan, SlotArrays slots) {
+  const int first = blockIdx.x * blockDim.x + threadIdx.x, stride = gridDim.x * blockDim.x;
+  for (int i = first; i < plan.num_starts; i += stride) {
+    const StartRecord& start = plan.starts[i];
+    slots.newest[start.slot] = -1;
+    slots.length[start.slot] = start.length;
+    slots.num_outputs[start.slot] = start.num_outputs;
+    slots.params[start.slot] = start.params;
+  }
+  for (int i = first; i < plan.num_appends; i += stride) {
+    const AppendRecord append = plan.appends[i];
+    slots.block_tables[static_cast<int64_t>(append.slot) * slots.max_blocks + append.index] = append.page;
+  }
+}
+
+// One block a sequence.
+__global__ void build_kernel(PlanArrays plan, SlotArrays slots, BatchArrays batch) {
+  const int s = blockIdx.x;
+  if (s >= plan.num_rows) {
+    if (threadIdx.x != 0) return;
+    batch.tokens[s] = batch.positions[s] = batch.row_page[s] = -1;
+    batch.row_sequence[s] = batch.first_row[s] = s;
+    batch.lengths[s] = 0;
+    batch.first_row[s + 1] = s + 1;
+    return;
+  }
+  const RowRecord row = plan.rows[s];
+  const int position = slots.length[row.slot], newest = slots.newest[row.slot];
+  const int32_t* table = slots.block_tables + static_cast<int64_t>(row.slot) * slots.max_blocks;
+  for (int i = threadIdx.x; i < row.num_tokens; i += blockDim.x) {
+    batch.tokens[row.first_row + i] = row.tokens_offset < 0 ? newest : plan.tokens[row.tokens_offset + i];
+    batch.positions[row.first_row + i] = position + i;
+    batch.row_sequence[row.first_row + i] = s;
+    batch.row_page[row.first_row + i] = table[(position + i) / 64];
+  }
+  const int length = position + row.num_tokens;
+  for (int i = threadIdx.x; i < (length + 63) / 64; i += blockDim.x)
+    batch.block_tables[static_cast<int64_t>(s) * slots.max_blocks + i] = table[i];
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  batch.first_row[s] = row.first_row;
+  if (s == plan.num_rows - 1) batch.first_row[s + 1] = row.first_row + row.num_tokens;
+  batch.lengths[s] = length;
+  slots.length[row.slot] = length;
+}
+
+__global__ void count_kernel(uint32_t* counts, uint32_t* seen, int64_t count_words, int64_t bit_words,
+                             const int32_t* tokens, int32_t num_tokens, int32_t num_prompt) {
+  for (int64_t i = threadIdx.x; i < count_words; i += blockDim.x) counts[i] = 0;
+  for (int64_t i = threadIdx.x; i < bit_words; i += blockDim.x) seen[i] = 0;
+  __syncthreads();
+  for (int i = threadIdx.x; i < num_tokens; i += blockDim.x) {
+    const int id = tokens[i];
+    atomicOr(&seen[id / 32], 1u << (id % 32));
+    if (i >= num_prompt) atomicAdd(&counts[id / 2], id % 2 == 0 ? 1u : 1u << 16);
+  }
+}
+
+}  // namespace
+
+cudaError_t apply_deltas(const PlanArrays& plan, const SlotArrays& slots, cudaStream_t stream) {
+  const int count = plan.num_starts > plan.num_appends ? plan.num_starts : plan.num_appends;
+  if (count == 0) return cudaSuccess;
+  apply_kernel<<<(count + kThreads - 1) / kThreads, kThreads, 0, stream>>>(plan, slots);
+  return cudaGetLastError();
+}
+
+cudaError_t build_batch(const PlanArrays& plan, const SlotArrays& slots, const BatchArrays& batch, int32_t padded_rows,
+                        cudaStream_t stream) {
+  build_kernel<<<padded_rows, kThreads, 0, stream>>>(plan, slots, batch);
+  return cudaGetLastError();
+}
+
+cudaError_t count_tokens(const SlotArrays& slots, int32_t slot, const int32_t* tokens, int32_t num_tokens,
+                         int32_t num_prompt, cudaStream_t stream) {
+  count_kernel<<<1, 1024, 0, stream>>>(slots.counts + slot * slots.count_words(), slots.seen + slot * slots.bit_words(),
+                                       slots.count_words(), slots.bit_words(), tokens, num_tokens, num_prompt);
+  return cudaGetLastError();
+}
+
+}  // namespace perigee

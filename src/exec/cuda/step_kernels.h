@@ -1,0 +1,28 @@
+// The kernels around a step's forward pass: a plan's deltas into the slots, the batch out of them, penalty counts.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "exec/cuda/records.h"
+
+namespace perigee {
+
+// A packed plan in device memory.
+struct PlanArrays {
+  const StartRecord* starts = nullptr;
+  const AppendRecord* appends = nullptr;
+  const RowRecord* rows = nullptr;
+  const int32_t* tokens = nullptr;
+  int32_t num_starts = 0, num_appends = 0, num_rows = 0;
+};
+
+cudaError_t apply_deltas(const PlanArrays& plan, const SlotArrays& slots, cudaStream_t stream);
+// Sequences num_rows ... padded_rows - 1 become padding of one row each (so padded_rows > num_rows only where every
+// sequence has one row). Moves the slots' lengths on.
+cudaError_t build_batch(const PlanArrays& plan, const SlotArrays& slots, const BatchArrays& batch, int32_t padded_rows,
+                        cudaStream_t stream);
+// Counts of a slot that starts: tokens[0 ... num_prompt) as seen, the rest also as sampled.
+cudaError_t count_tokens(const SlotArrays& slots, int32_t slot, const int32_t* tokens, int32_t num_tokens,
+                         int32_t num_prompt, cudaStream_t stream);
+
+}  // namespace perigee
