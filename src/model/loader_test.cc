@@ -182,7 +182,7 @@ TEST_F(Wrong, TensorsOfKimiLinearHaveTheirShapes) {
            {attention + "o_norm.weight", {128}},
            {"model.layers.4.block_sparse_moe.experts.7.w2.weight", {64, 32}},
            {"model.layers.0.mlp.down_proj.weight", {64, 160}}}) {
-    const std::string message = error(tiny_hybrid_config(), [&](Tensors& all) {
+    const std::string message = error(tiny_hybrid_config(), [&, name = name, shape = shape](Tensors& all) {
       StoredTensor& tensor = find(all, name);
       EXPECT_EQ(tensor.shape, shape) << name;
       tensor.shape.push_back(1);
