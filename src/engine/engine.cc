@@ -171,6 +171,9 @@ int32_t Engine::max_model_len() const {
 int32_t Engine::num_pages() const {
   return impl_->worker->num_pages();
 }
+int32_t Engine::state_pages() const {
+  return impl_->worker->state_pages();
+}
 
 void Engine::Impl::run() {
   std::vector<Message> messages;

@@ -89,8 +89,11 @@ void log_sizes(const Engine& engine, double seconds) {
   log_info("Model loading took ", static_cast<double>(engine.model().weight_bytes) / 0x1p30, " GiB and ", seconds,
            " s");
   log_info("KV cache size: ", tokens, " tokens (", engine.num_pages(), " blocks of ", kBlockTokens, ")");
+  if (engine.state_pages() > 0)
+    log_info("Recurrent state: ", engine.state_pages(), " of those pages a sequence, and a checkpoint");
+  const int64_t pages = (engine.max_model_len() + kBlockTokens - 1) / kBlockTokens + engine.state_pages();
   log_info("Maximum concurrency for ", engine.max_model_len(),
-           " tokens per request: ", static_cast<double>(tokens) / engine.max_model_len(), "x");
+           " tokens per request: ", static_cast<double>(engine.num_pages()) / static_cast<double>(pages), "x");
 }
 
 int serve_until_signal(const Options& options, const ServerConfig& server_settings,

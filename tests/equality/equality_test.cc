@@ -337,8 +337,57 @@ TEST_P(Equality, DeterministicCachedChunkedPreempted) {
               static_cast<long long>(crowded->stats().scheduler.preemptions), static_cast<long long>(hits));
 }
 
+// A prompt that leaves another one at any block boundary goes on from there with the bits of a cold start.
+TEST_P(Equality, DeterministicHitAtEveryBlockBoundary) {
+  constexpr int32_t kBlocks = 7;
+  EngineConfig config = base_config(GetParam());
+  config.deterministic = true;
+  Rng rng(3);
+  const std::vector<int32_t> base = random_ids(rng, kBlocks * 64 + 9, GetParam().vocab);
+  std::vector<Job> branches;
+  for (int32_t b = 0; b <= kBlocks; ++b) {
+    const std::vector<int32_t> kept(base.begin(), base.begin() + b * 64);
+    branches.push_back({.prompt = joined(kept, random_ids(rng, 1 + 23 * b, GetParam().vocab)), .max_tokens = 12});
+  }
+  const std::vector<Reply> cold = run(*make_engine(config), branches, false);
+  config.prefix_caching = true;
+  config.checkpoint_interval_blocks = 1;
+  const auto engine = make_engine(config);
+  run(*engine, {{.prompt = base, .max_tokens = 3}}, false);
+  const std::vector<Reply> cached = run(*engine, branches, false);
+  for (size_t b = 0; b < branches.size(); ++b) EXPECT_EQ(cached[b].cached, static_cast<int32_t>(b) * 64);
+  expect_identical(cold, cached);
+}
+
+// The next turn of a conversation goes on from what decode steps left: the same up to rounding as a cold prompt.
+TEST_P(Equality, ANextTurnGoesOnFromItsOutputs) {
+  EngineConfig config = base_config(GetParam());
+  config.worker.device = Device::kRef;
+  config.prefix_caching = true;
+  config.checkpoint_interval_blocks = 0;
+  config.checkpoint_turn_blocks = 1;
+  Rng rng(4);
+  const auto engine = make_engine(config);
+  const std::vector<Reply> turn =
+      run(*engine, {{.prompt = random_ids(rng, 100, GetParam().vocab), .max_tokens = 120}}, false);
+  Rng again(4);
+  const std::vector<int32_t> prompt = joined(random_ids(again, 100, GetParam().vocab), turn[0].ids);
+  const std::vector<Job> next = {{.prompt = joined(prompt, random_ids(again, 20, GetParam().vocab)), .max_tokens = 8}};
+  const std::vector<Reply> cached = run(*engine, next, false);
+  EXPECT_EQ(cached[0].cached, 192) << "of 219 tokens that have cache entries";
+  config.prefix_caching = false;
+  const std::vector<Reply> cold = run(*make_engine(config), next, false);
+  ASSERT_EQ(cached[0].ids, cold[0].ids);
+  for (size_t t = 0; t < cold[0].ids.size(); ++t)
+    EXPECT_NEAR(cached[0].logprobs[t].logprob, cold[0].logprobs[t].logprob, 1e-3) << t;
+}
+
 TEST_P(Equality, SeveralChoicesAsSingleRequests) {
-  const auto engine = make_engine(base_config(GetParam()));
+  EngineConfig config = base_config(GetParam());
+  config.deterministic = true;
+  const auto cold = make_engine(config);
+  config.prefix_caching = true;  // the other choices go on from what the first one's prompt left
+  const auto engine = make_engine(config);
   EngineRequest request = request_of(jobs[2]);
   request.sampling.temperature = 1.0f;
   request.n = 3;
@@ -366,7 +415,7 @@ TEST_P(Equality, SeveralChoicesAsSingleRequests) {
     single.n = 1;
     single.sampling.seed = seed + static_cast<uint64_t>(i);
     Collector collector;
-    CHECK(engine->submit(single, collector.sink(0)).ok());
+    CHECK(cold->submit(single, collector.sink(0)).ok());
     EXPECT_EQ(collector.wait(1)[0].ids, choices[i]) << "choice " << i;
   }
 }
