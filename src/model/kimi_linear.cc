@@ -97,16 +97,15 @@ class KimiLinear final : public Model {
     for (const Layer& l : layers_) {
       const ArenaScope temporaries(ops.arena());
       Tensor h = ops.rms_norm(x, l.attention_norm, eps, ops.wide_dtype());
+      Tensor o;
       if (l.is_kda) {
-        const Tensor o = ops.kda(h, l.kda, batch, pool.state_layer(l.index));  // [n, h d]
-        ops.add(x, ops.linear(o, l.kda.o, DType::kF32));
+        o = ops.kda(h, l.kda, batch, pool.state_layer(l.index));  // [n, h d]
       } else {
         const LatentLayer cache = pool.latent_layer(l.index);
-        const Tensor q = ops.mla_in(h, l.mla, batch, cache);                      // [n, h (dn + dr)]
-        const Tensor o = ops.mla_attend(q, l.mla.up, l.mla.shape, batch, cache);  // [n, h dv]
-        ops.add(x, ops.linear(o, l.mla.o, DType::kF32));
+        const Tensor q = ops.mla_in(h, l.mla, batch, cache);         // [n, h (dn + dr)]
+        o = ops.mla_attend(q, l.mla.up, l.mla.shape, batch, cache);  // [n, h dv]
       }
-      h = ops.rms_norm(x, l.mlp.norm, eps);
+      h = ops.add_norm(x, ops.linear(o, l.is_kda ? l.kda.o : l.mla.o, DType::kF32), l.mlp.norm, eps);
       ops.add(x, l.mlp.is_moe ? ops.moe(h, l.mlp.moe) : ops.dense_mlp(h, l.mlp.dense));
     }
     const Tensor last = ops.rms_norm(ops.gather_rows(x, batch.logit_rows), norm_, eps, ops.wide_dtype());
