@@ -28,14 +28,16 @@ struct Device {
   }
   ~Device() { cudaFree(data); }
   Device(const Device&) = delete;
-  [[maybe_unused]] std::vector<T> host() const {
-    std::vector<T> out(size);
-    must(cudaMemcpy(out.data(), data, size * sizeof(T), cudaMemcpyDeviceToHost));
-    return out;
-  }
   T* data = nullptr;
   size_t size;
 };
+
+template <typename T>
+std::vector<T> download(const Device<T>& from) {
+  std::vector<T> out(from.size);
+  must(cudaMemcpy(out.data(), from.data, from.size * sizeof(T), cudaMemcpyDeviceToHost));
+  return out;
+}
 
 float bf16_value(uint16_t bits) {
   const uint32_t word = static_cast<uint32_t>(bits) << 16;
@@ -148,21 +150,31 @@ void check_whole(const Prefill& p) {
   must(mla_prefill_prepare());
   must(mla_prefill(a, nullptr));
   must(cudaDeviceSynchronize());
-  compare(p, out.host(), lse.host());
+  compare(p, download(out), download(lse));
 }
+
+class NeedsGpu : public testing::Test {
+ protected:
+  void SetUp() override {
+    int devices = 0;
+    if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) GTEST_SKIP() << "no GPU";
+  }
+};
+using CudaMlaPrefill = NeedsGpu;
+using CudaMlaWrite = NeedsGpu;
 
 const std::vector<Sequence> kOdd = {{0, 1},    {0, 63},  {0, 64},    {5, 65}, {200, 1},
                                     {64, 128}, {1, 129}, {130, 257}, {0, 300}};
 
-TEST(CudaMlaPrefill, Heads192) {
+TEST_F(CudaMlaPrefill, Heads192) {
   check_whole(Prefill(3, 128, 128, kOdd, 1));
 }
-TEST(CudaMlaPrefill, Heads256) {
+TEST_F(CudaMlaPrefill, Heads256) {
   check_whole(Prefill(2, 192, 256, kOdd, 2));
 }
 
 // One sequence, its keys in three pieces that are joined; the last is the causal one.
-TEST(CudaMlaPrefill, PiecesJoin) {
+TEST_F(CudaMlaPrefill, PiecesJoin) {
   const Prefill p(2, 128, 128, {{300, 90}}, 3);
   Device q(p.q), up(p.up), rope(p.rope);
   const size_t rows = static_cast<size_t>(p.first_query.back()) * p.heads;
@@ -182,7 +194,7 @@ TEST(CudaMlaPrefill, PiecesJoin) {
     must(mla_prefill(a, nullptr));
     must(cudaDeviceSynchronize());
   }
-  compare(p, out.host(), lse.host());
+  compare(p, download(out), download(lse));
 }
 
 struct Write {
@@ -211,8 +223,8 @@ void check_write(const Write& test) {
   a.inv_freq = test.rope ? d_freq.data : nullptr;
   must(mla_write(a, nullptr));
   must(cudaDeviceSynchronize());
-  const std::vector<uint16_t> got_q = d_q.host();
-  const std::vector<uint8_t> got = cache.host();
+  const std::vector<uint16_t> got_q = download(d_q);
+  const std::vector<uint8_t> got = download(cache);
   std::vector<bool> written(got.size());
   const auto rotated = [&](const double* x, int token, int column) {
     if (!test.rope) return x[column];
@@ -257,13 +269,13 @@ void check_write(const Write& test) {
   for (size_t i = 0; i < got.size(); ++i) ASSERT_TRUE(written[i] || got[i] == 0xEE) << "byte " << i << " was touched";
 }
 
-TEST(CudaMlaWrite, Bf16) {
+TEST_F(CudaMlaWrite, Bf16) {
   check_write({false, true});
 }
-TEST(CudaMlaWrite, Fp8) {
+TEST_F(CudaMlaWrite, Fp8) {
   check_write({true, true});
 }
-TEST(CudaMlaWrite, WithoutRope) {
+TEST_F(CudaMlaWrite, WithoutRope) {
   check_write({false, false});
 }
 

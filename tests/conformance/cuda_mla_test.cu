@@ -6,7 +6,6 @@
 
 #include <cmath>
 #include <cstring>
-#include <thread>
 #include <vector>
 
 #include "base/rng.h"
@@ -30,14 +29,16 @@ struct Device {
   }
   ~Device() { cudaFree(data); }
   Device(const Device&) = delete;
-  [[maybe_unused]] std::vector<T> host() const {
-    std::vector<T> out(size);
-    must(cudaMemcpy(out.data(), data, size * sizeof(T), cudaMemcpyDeviceToHost));
-    return out;
-  }
   T* data = nullptr;
   size_t size;
 };
+
+template <typename T>
+std::vector<T> download(const Device<T>& from) {
+  std::vector<T> out(from.size);
+  must(cudaMemcpy(out.data(), from.data, from.size * sizeof(T), cudaMemcpyDeviceToHost));
+  return out;
+}
 
 float bf16_value(uint16_t bits) {
   const uint32_t word = static_cast<uint32_t>(bits) << 16;
@@ -208,7 +209,7 @@ Answer run(const Problem& p) {
   must(mla_plan(config, batch, workspace.data, nullptr));
   must(mla_decode(config, batch, args, workspace.data, nullptr));
   must(cudaDeviceSynchronize());
-  return {out.host(), lse.host()};
+  return {download(out), download(lse)};
 }
 
 void check_row(const Problem& p, const Answer& answer, int row) {
@@ -238,8 +239,6 @@ void check(const Case& c, uint64_t seed) {
   if (testing::Test::HasFatalFailure()) return;
   SCOPED_TRACE(config_of(p).name() + ", heads " + std::to_string(c.heads));
   const int rows = p.first_row.back() * c.heads, step = std::max(1, rows / 192);
-  const int threads = std::max(1u, std::thread::hardware_concurrency());
-  (void)threads;
   for (int row = 0; row < rows; row += step) check_row(p, answer, row);
   check_row(p, answer, rows - 1);
 }
@@ -265,6 +264,10 @@ TEST(CudaMlaConfig, ChoiceIsPure) {
 
 class CudaMla : public testing::TestWithParam<std::tuple<bool, bool>> {
  protected:
+  void SetUp() override {
+    int devices = 0;
+    if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) GTEST_SKIP() << "no GPU";
+  }
   Case make(int heads, std::vector<Sequence> sequences) const {
     Case c;
     c.heads = heads, c.sequences = std::move(sequences);
@@ -322,7 +325,6 @@ TEST_P(CudaMla, FixedListsDoNotDependOnTheBatch) {
   check(alone, 31);
   const Problem one(alone, 31);
   const Answer a = run(one);
-  Problem two(alone, 31);
   // The same sequence beside others of other lengths: same bits.
   Case beside = alone;
   beside.sequences = {{5000, 1}, {777, 1}, {64, 1}, {2048, 1}};

@@ -6,7 +6,9 @@
 // grid; partial results then join in a second kernel by their log-sum-exp. Which slot reads what is a work list made
 // on the device from the lengths there, once a step (mla_plan), so a captured graph stays valid at any length.
 //
-// A step calls mla_plan once, then mla_decode for each layer. Nothing here allocates or synchronises.
+// A step calls mla_plan once, then mla_decode for each layer. Nothing here allocates or synchronises. Keys older than
+// the batch's new tokens, tables and lengths must be complete before the kernel that precedes mla_plan's: they are read
+// before mla_decode waits for the kernel in front of it (launch.h).
 #pragma once
 
 #include <cuda_runtime.h>
@@ -52,8 +54,10 @@ struct MlaDecodeConfig {
   MlaLists lists = MlaLists::kBalanced;
   int heads = 0;
   bool fp8 = false;
-  int rows = 0;   // of a row tile
-  int slots = 0;  // grid of the attention kernel
+  int rows = 0;        // of a row tile
+  int slots = 0;       // grid of the attention kernel
+  int key_halves = 0;  // half key tiles in shared memory, of the portable kernel
+  int multiprocessors = 0;
   int max_sequences = 0, max_tokens = 0, max_tiles = 0;
   int64_t max_partials = 0;
 

@@ -12,7 +12,7 @@
 #include "ops/cuda/launch.h"
 #include "ops/cuda/mla_plan.cuh"
 #include "ops/cuda/mla_tiles.cuh"
-#include "ops/cuda/mma.cuh"
+#include "ops/cuda/wgmma.cuh"
 
 namespace perigee {
 namespace {
@@ -24,49 +24,95 @@ constexpr int kSteps = kMlaWidth / 16 / kGroups;   // products of 16 columns in 
 constexpr int kWarpColumns = kMlaLatent / kWarps;  // of the output
 constexpr float kLog2e = 1.4426950408889634f;
 
+constexpr int kMostHalves = 5;
+
 template <bool kFp8, int kRowTiles>
 struct Shape {
   using Element = std::conditional_t<kFp8, F16, Bf16>;
   static constexpr int kRows = 16 * kRowTiles;
   static constexpr int kTokens = kFp8 && kRowTiles == 1 ? 64 : 32;
   static constexpr int kTokenTiles = kTokens / 16;  // products of 8 tokens in a half
+  static constexpr int kHalf = kTokens / 2;
   static constexpr int kRowBytes = kMlaWidth * (kFp8 ? 1 : 2);
   static constexpr int kRowChunks = kRowBytes / 16;
-  static constexpr int kTileBytes = kTokens * kRowBytes;
+  static constexpr int kStride = kRowBytes + 16;  // in shared memory: eight tokens' same chunks are in eight banks
+  static constexpr int kHalfBytes = kHalf * kStride;
   static constexpr int kScoreStride = kTokens + 8;  // so that a warp's rows fall into different banks
   static constexpr int kRowLanes = 32 * kWarps / kRows;
   static constexpr int kLaneTokens = kTokens / kRowLanes;
 
   struct Shared {
-    alignas(128) uint8_t keys[2][kTileBytes];
     float scores[kGroups][kRows][kScoreStride];
     uint16_t weights[kRows][kScoreStride];
     float rescale[kRows];
     float scale[kRows];
+    uint64_t full[kMostHalves];
+    alignas(16) uint8_t keys[];  // the ring
   };
 
-  // Where 16-byte chunk `chunk` of token `token` lies: rotated so that eight tokens' same chunks are in eight banks.
-  static __device__ __forceinline__ int place(int token, int chunk) {
-    return token * kRowBytes + ((kFp8 ? chunk ^ ((token >> 1) & 3) : chunk ^ (token & 7)) << 4);
+  static __device__ __forceinline__ int place(int token, int chunk) { return token * kStride + chunk * 16; }
+};
+
+// A place in the ring and how often it was gone round.
+struct Turn {
+  int slot = 0, parity = 0;
+  __device__ void next(int halves) {
+    if (++slot == halves) slot = 0, parity ^= 1;
   }
 };
 
+// Fills the ring: from 90 on by bulk copies of a row each that complete on the half's barrier, before by cp.async. All
+// threads take part: a warp that issued all copies of a half would hold up the others. Tokens behind the sequence's
+// last are filled with zeros: the cache may hold anything there.
 template <typename S>
-__device__ void copy_tile(const MlaAttendParams& params, const TileStream<S::kTokens>& tile, uint32_t to) {
-  const int valid = tile.length - tile.position;  // tokens behind it are filled with zeros: they may hold anything
-  const uint8_t* from = static_cast<const uint8_t*>(params.args.kv) + tile.page * params.args.page_bytes +
-                        static_cast<int64_t>(tile.token % kMlaBlock) * S::kRowBytes;
-  int row = threadIdx.x / S::kRowChunks, chunk = threadIdx.x % S::kRowChunks;
-#pragma unroll
-  for (int i = 0; i < (S::kTileBytes / 16 + kThreads - 1) / kThreads; ++i) {
-    if (S::kTileBytes / 16 % kThreads == 0 || row < S::kTokens) {
-      copy_async16(to + S::place(row, chunk), from + row * S::kRowBytes + chunk * 16, row < valid ? 16 : 0);
+struct Filler {
+  const MlaAttendParams& params;
+  typename S::Shared& shared;
+  TileStream<S::kHalf> from;
+  int halves;
+  Turn turn;
+
+  __device__ void bring() {
+    const int valid = min(S::kHalf, from.length - from.position);
+    const uint8_t* source = static_cast<const uint8_t*>(params.args.kv) + from.page * params.args.page_bytes +
+                            static_cast<int64_t>(from.token % kMlaBlock) * S::kRowBytes;
+    const uint32_t to = shared_address(shared.keys) + turn.slot * S::kHalfBytes;
+#if __CUDA_ARCH__ >= 900
+    if (threadIdx.x == 0) barrier_expect(&shared.full[turn.slot], max(0, valid) * S::kRowBytes);
+    const int row = threadIdx.x / 32 * (S::kHalf / kWarps) + threadIdx.x % 32;
+    if (threadIdx.x % 32 < S::kHalf / kWarps && row < valid) {
+      bulk_copy(to + row * S::kStride, source + row * S::kRowBytes, S::kRowBytes, &shared.full[turn.slot]);
     }
-    row += kThreads / S::kRowChunks;
-    chunk += kThreads % S::kRowChunks;
-    if (chunk >= S::kRowChunks) chunk -= S::kRowChunks, ++row;
+    if (valid < S::kHalf) clear(shared.keys + turn.slot * S::kHalfBytes, max(0, valid));
+#else
+    for (int i = threadIdx.x; i < S::kHalf * S::kRowChunks; i += kThreads) {
+      const int row = i / S::kRowChunks, chunk = i % S::kRowChunks;
+      copy_async16(to + S::place(row, chunk), source + row * S::kRowBytes + chunk * 16, row < valid ? 16 : 0);
+    }
+    copy_async_commit();
+#endif
+    from.next();
+    turn.next(halves);
   }
-}
+
+  // Seen by all after the block's next barrier, which is before the half is read.
+  __device__ void clear(uint8_t* half, int first_row) {
+    for (int i = threadIdx.x; i < (S::kHalf - first_row) * S::kRowChunks; i += kThreads) {
+      const int at = S::place(first_row + i / S::kRowChunks, i % S::kRowChunks);
+      *reinterpret_cast<uint4*>(half + at) = make_uint4(0, 0, 0, 0);
+    }
+    fence_async_proxy();  // a later bulk copy may overwrite them
+  }
+
+  // Waits for the half at `use`.
+  __device__ void wait(const Turn& use) {
+#if __CUDA_ARCH__ >= 900
+    barrier_wait(&shared.full[use.slot], use.parity);
+#else
+    copy_async_wait<0>();
+#endif
+  }
+};
 
 // This warp's 144 columns of the tile's query rows, as A fragments.
 template <bool kFp8, int kRowTiles>
@@ -96,31 +142,30 @@ __device__ void load_queries(const MlaAttendParams& params, const MlaItem& item,
   }
 }
 
-// Partial scores of all rows against this warp's half of the tokens, over its columns, into shared.scores.
+// Partial scores of all rows against the half tile `keys`, over this warp's columns, into shared.scores.
 template <bool kFp8, int kRowTiles>
 __device__ void multiply_keys(typename Shape<kFp8, kRowTiles>::Shared& shared, uint32_t keys,
                               const uint32_t (&q)[kRowTiles][kSteps][4]) {
   using S = Shape<kFp8, kRowTiles>;
   using Element = typename S::Element;
-  const int lane = threadIdx.x % 32, group = threadIdx.x / 64, half = threadIdx.x / 32 % 2;
-  const int first_token = half * S::kTokens / 2;
+  const int lane = threadIdx.x % 32, group = threadIdx.x / 64, first_token = threadIdx.x / 32 % 2 * S::kHalf;
   float score[kRowTiles][S::kTokenTiles][4] = {};
 #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     uint32_t b[S::kTokenTiles][2];
     if constexpr (!kFp8) {
-      const int token = first_token + lane % 8 + lane / 16 * 8, chunk = (group * kSteps + step) * 2 + lane / 8 % 2;
+      const int token = lane % 8 + lane / 16 * 8, chunk = (group * kSteps + step) * 2 + lane / 8 % 2;
       uint32_t r[4];
       load_matrix_x4(r, keys + S::place(token, chunk));
       b[0][0] = r[0], b[0][1] = r[1], b[1][0] = r[2], b[1][1] = r[3];
     } else if constexpr (S::kTokenTiles == 4) {
       uint32_t r[4];
-      load_matrix_x4(r, keys + S::place(first_token + lane, group * kSteps + step));
+      load_matrix_x4(r, keys + S::place(lane, group * kSteps + step));
 #pragma unroll
       for (int n = 0; n < 4; ++n) e4m3x4_to_f16(r[n], b[n][0], b[n][1]);
     } else {
       uint32_t r[2];
-      load_matrix_x2(r, keys + S::place(first_token + lane % 16, group * kSteps + step));
+      load_matrix_x2(r, keys + S::place(lane % 16, group * kSteps + step));
 #pragma unroll
       for (int n = 0; n < 2; ++n) e4m3x4_to_f16(r[n], b[n][0], b[n][1]);
     }
@@ -207,7 +252,7 @@ __device__ void rescale_output(const float* rescale, Output<kRowTiles>& out) {
 // out += weights * the tile's first 512 columns, this warp's 64 of them. fp8: product n holds the even columns of
 // 16-byte chunk n / 2 (n even) or its odd ones.
 template <bool kFp8, int kRowTiles>
-__device__ void multiply_values(typename Shape<kFp8, kRowTiles>::Shared& shared, uint32_t keys,
+__device__ void multiply_values(typename Shape<kFp8, kRowTiles>::Shared& shared, const uint32_t (&halves)[2],
                                 Output<kRowTiles>& out) {
   using S = Shape<kFp8, kRowTiles>;
   using Element = typename S::Element;
@@ -219,7 +264,8 @@ __device__ void multiply_values(typename Shape<kFp8, kRowTiles>::Shared& shared,
     uint32_t a[kRowTiles][4];
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) load_matrix_x4(a[m], weights + (m * 16 * S::kScoreStride + step * 16) * 2);
-    const int token = step * 16 + lane % 16;
+    const uint32_t keys = halves[step * 16 / S::kHalf];
+    const int token = step * 16 % S::kHalf + lane % 16;
 #pragma unroll
     for (int pair = 0; pair < kWarpColumns / (kFp8 ? 32 : 16); ++pair) {
       const int chunk = warp * (kWarpColumns * S::kRowBytes / kMlaWidth / 16) + pair * 2 + lane / 16;
@@ -318,22 +364,27 @@ __device__ RowState first_state(const MlaAttendParams& params, const MlaItem& it
 
 template <bool kFp8, int kRowTiles>
 __global__ void __launch_bounds__(kThreads, kRowTiles == 1 ? 2 : 1)
-    mla_mma_kernel(const __grid_constant__ MlaAttendParams params) {
+    mla_mma_kernel(const __grid_constant__ MlaAttendParams params, const int halves) {
   using S = Shape<kFp8, kRowTiles>;
-  extern __shared__ uint8_t shared_bytes[];
+  extern __shared__ __align__(128) uint8_t shared_bytes[];
   auto& shared = *reinterpret_cast<typename S::Shared*>(shared_bytes);
+#if __CUDA_ARCH__ >= 900
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < halves; ++i) barrier_init(&shared.full[i], 1);
+    barrier_init_fence();
+  }
+  __syncthreads();
+#endif
+  const int2 items = params.plan.slot_items[blockIdx.x];
+  Filler<S> filler{params, shared, {params, items}, halves, {}};
+  int ahead = 0;  // halves brought and not used up
+  for (; ahead < halves && !filler.from.done() && filler.from.settled(); ++ahead) filler.bring();
   dependency_wait();
   dependency_trigger();
-  const int2 items = params.plan.slot_items[blockIdx.x];
-  TileStream<S::kTokens> ahead(params, items);
-  if (ahead.done()) return;
+  for (; ahead < halves && !filler.from.done(); ++ahead) filler.bring();
   const float scale = params.args.softmax_scale * kLog2e * (kFp8 ? params.args.kv_scale : 1.0f);
-  const uint32_t keys = shared_address(shared.keys);
-  copy_tile<S>(params, ahead, keys);
-  copy_async_commit();
-  int position = ahead.position;  // of the tile that is computed on next
-  ahead.next();
-  uint32_t buffer = 0;
+  Turn use;
+  bool first = true;
   for (int i = items.x; i < items.y; ++i) {
     const MlaItem item = params.plan.items[i];
     uint32_t q[kRowTiles][kSteps][4];
@@ -341,21 +392,23 @@ __global__ void __launch_bounds__(kThreads, kRowTiles == 1 ? 2 : 1)
     RowState state = first_state<kFp8, kRowTiles>(params, item);
     Output<kRowTiles> out = {};
     for (int token = item.block_begin * kMlaBlock; token < item.block_end * kMlaBlock; token += S::kTokens) {
-      copy_async_wait<0>();
-      __syncthreads();  // this tile is there for all warps, and all are done with the one before
-      const int tile_position = position;
-      if (!ahead.done()) {
-        copy_tile<S>(params, ahead, keys + (buffer ^ 1) * S::kTileBytes);
-        copy_async_commit();
-        position = ahead.position;
-        ahead.next();
+      const int position = block_position(params.batch, item.sequence, token / kMlaBlock) + token % kMlaBlock;
+      uint32_t keys[2];
+#pragma unroll
+      for (uint32_t& half : keys) {
+        half = shared_address(shared.keys) + use.slot * S::kHalfBytes;
+        filler.wait(use);
+        use.next(halves);
       }
-      multiply_keys<kFp8, kRowTiles>(shared, keys + buffer * S::kTileBytes, q);
+      __syncthreads();  // this tile is there for all warps, and all are done with the one before
+      if (!first) ahead -= 2;
+      for (; ahead < halves && !filler.from.done(); ++ahead) filler.bring();
+      first = false;
+      multiply_keys<kFp8, kRowTiles>(shared, threadIdx.x / 32 % 2 == 0 ? keys[0] : keys[1], q);
       __syncthreads();
-      update_row<kFp8, kRowTiles>(shared, state, scale, tile_position);
+      update_row<kFp8, kRowTiles>(shared, state, scale, position);
       __syncthreads();
-      multiply_values<kFp8, kRowTiles>(shared, keys + buffer * S::kTileBytes, out);
-      buffer ^= 1;
+      multiply_values<kFp8, kRowTiles>(shared, keys, out);
     }
     finish_rows<kFp8, kRowTiles>(params, item, shared, state);
     __syncthreads();
@@ -364,15 +417,30 @@ __global__ void __launch_bounds__(kThreads, kRowTiles == 1 ? 2 : 1)
 }
 
 template <bool kFp8, int kRowTiles>
+constexpr size_t shared_bytes_of(int halves) {
+  using S = Shape<kFp8, kRowTiles>;
+  return sizeof(typename S::Shared) + static_cast<size_t>(halves) * S::kHalfBytes;
+}
+
+template <bool kFp8, int kRowTiles>
 cudaError_t launch_one(const MlaDecodeConfig& config, const MlaAttendParams& params, cudaStream_t stream) {
-  const size_t bytes = sizeof(typename Shape<kFp8, kRowTiles>::Shared);
-  static_assert(sizeof(typename Shape<kFp8, kRowTiles>::Shared) <= 99 * 1024);
-  return launch(mla_mma_kernel<kFp8, kRowTiles>, {dim3(config.slots), dim3(kThreads), bytes, stream}, params);
+  static_assert(shared_bytes_of<kFp8, kRowTiles>(4) <= 99 * 1024);
+  static_assert(kRowTiles == 2 || shared_bytes_of<kFp8, kRowTiles>(5) <= 113 * 1024, "two blocks a multiprocessor");
+  const size_t bytes = shared_bytes_of<kFp8, kRowTiles>(config.key_halves);
+  const LaunchShape shape{dim3(config.slots), dim3(kThreads), bytes, stream};
+  return launch(mla_mma_kernel<kFp8, kRowTiles>, shape, params, config.key_halves);
 }
 
 template <bool kFp8, int kRowTiles>
 cudaError_t prepare_one() {
-  return allow_shared(mla_mma_kernel<kFp8, kRowTiles>, sizeof(typename Shape<kFp8, kRowTiles>::Shared));
+  // Five halves only where they fit: elsewhere the portable kernels run with four.
+  int device = 0, limit = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error != cudaSuccess) return error;
+  error = cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  if (error != cudaSuccess) return error;
+  const size_t most = shared_bytes_of<kFp8, kRowTiles>(kMostHalves), least = shared_bytes_of<kFp8, kRowTiles>(4);
+  return allow_shared(mla_mma_kernel<kFp8, kRowTiles>, most <= static_cast<size_t>(limit) ? most : least);
 }
 
 }  // namespace

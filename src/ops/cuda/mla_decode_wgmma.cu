@@ -6,8 +6,8 @@
 // accumulates the other 384 from the same tile and weights; the third brings tiles in. So the values of tile t are
 // summed while the scores of tile t + 1 are made, and keys are fetched from memory once.
 //
-// bf16: two tiles, by tensor map in the swizzle that the products read. fp8: e4m3 tiles arrive as they lie in the cache
-// and the third warpgroup writes them out as f16, exactly; queries and weights are rounded to f16, outputs scaled.
+// bf16: by tensor map, in the swizzle that the products read. fp8: the third warpgroup loads e4m3 into registers and
+// writes f16, exactly, while the tile before is computed on; queries and weights are rounded to f16, outputs scaled.
 #include <cudaTypedefs.h>
 
 #include "ops/cuda/launch.h"
@@ -27,35 +27,30 @@ constexpr int kGroup = 128;                  // threads of a warpgroup
 constexpr int kColumnBytes = kTokens * 128;  // 64 tokens or rows x 64 elements
 constexpr int kColumns = kMlaWidth / 64;     // nine of them make a tile or the queries
 constexpr int kTileBytes = kColumns * kColumnBytes;
-constexpr int kRawBytes = kTokens * kMlaWidth;  // of an fp8 tile
-constexpr int kValueColumns = 128;              // of the output, in one product
+constexpr int kValueColumns = 128;  // of the output, in one product
 constexpr float kLog2e = 1.4426950408889634f;
 
-enum NamedBarrier { kConsumers = 1, kConverters = 2 };
+enum NamedBarrier { kConsumers = 1 };
 
 struct Shared {
   alignas(1024) uint8_t queries[kTileBytes];
-  uint8_t tiles[2][kTileBytes];  // fp8: one tile, then two raw ones
+  uint8_t tiles[2][kTileBytes];
   uint8_t weights[kColumnBytes];
   float rescale[kRows];
   float scale[kRows];
   uint64_t full[2], empty[2];  // tiles
   uint64_t weights_full, weights_empty;
-  uint64_t raw_full[2];
 };
 
 template <bool kFp8>
-struct Kind {
-  using Element = std::conditional_t<kFp8, F16, Bf16>;
-  static constexpr int kStages = kFp8 ? 1 : 2;
-};
+using ElementOf = std::conditional_t<kFp8, F16, Bf16>;
 
-// Which of the stages is next, and the parity of its barrier.
-template <int kStages>
+// Which of the two tiles is next, and the parity of its barrier.
 struct Turn {
   int stage = 0, parity = 0;
   __device__ void next() {
-    if (++stage == kStages) stage = 0, parity ^= 1;
+    stage ^= 1;
+    parity ^= stage ^ 1;
   }
 };
 
@@ -75,7 +70,7 @@ __device__ void load_queries(const MlaAttendParams& params, const MlaItem& item,
   const int rows = item.num_tokens * params.heads - item.row_begin;
   const int64_t first = static_cast<int64_t>(item.first_token) * params.heads + item.row_begin;
   const uint4* from = static_cast<const uint4*>(params.args.q) + first * (kMlaWidth / 8);
-#pragma unroll 6
+#pragma unroll 9
   for (int i = threadIdx.x; i < kRows * kMlaWidth / 8; i += 2 * kGroup) {
     const int row = i / (kMlaWidth / 8), chunk = i % (kMlaWidth / 8);
     uint4 x = make_uint4(0, 0, 0, 0);
@@ -261,16 +256,11 @@ __device__ void store_output(const MlaAttendParams& params, const MlaItem& item,
   }
 }
 
-__device__ int block_position(const MlaBatch& batch, int sequence, int block) {
-  return (batch.block_index ? batch.block_index[static_cast<int64_t>(sequence) * batch.table_width + block] : block) *
-         kMlaBlock;
-}
-
 template <bool kFp8>
 __device__ void run_scores(const MlaAttendParams& params, Shared& shared, int2 items) {
-  using Element = typename Kind<kFp8>::Element;
+  using Element = ElementOf<kFp8>;
   const float scale = params.args.softmax_scale * kLog2e * (kFp8 ? params.args.kv_scale : 1.0f);
-  Turn<Kind<kFp8>::kStages> turn;
+  Turn turn;
   int weights_parity = 0;
   for (int i = items.x; i < items.y; ++i) {
     const MlaItem item = params.plan.items[i];
@@ -303,7 +293,7 @@ __device__ void run_scores(const MlaAttendParams& params, Shared& shared, int2 i
 
 template <bool kFp8>
 __device__ void run_values(const MlaAttendParams& params, Shared& shared, int2 items) {
-  Turn<Kind<kFp8>::kStages> turn;
+  Turn turn;
   int weights_parity = 0;
   for (int i = items.x; i < items.y; ++i) {
     const MlaItem item = params.plan.items[i];
@@ -312,8 +302,7 @@ __device__ void run_values(const MlaAttendParams& params, Shared& shared, int2 i
     for (int block = item.block_begin; block < item.block_end; ++block) {
       barrier_wait(&shared.full[turn.stage], turn.parity);
       barrier_wait(&shared.weights_full, weights_parity);
-      multiply_values<typename Kind<kFp8>::Element, 3>(shared, shared_address(shared.tiles[turn.stage]), kValueColumns,
-                                                       out);
+      multiply_values<ElementOf<kFp8>, 3>(shared, shared_address(shared.tiles[turn.stage]), kValueColumns, out);
       arrive_by_warp(&shared.weights_empty);
       arrive_by_warp(&shared.empty[turn.stage]);
       weights_parity ^= 1;
@@ -326,8 +315,10 @@ __device__ void run_values(const MlaAttendParams& params, Shared& shared, int2 i
 
 // One thread: the tiles of all items through the tensor map.
 __device__ void bring_bf16(const MlaAttendParams& params, const CUtensorMap& map, Shared& shared, int2 items) {
-  Turn<2> turn;
+  Turn turn;
+  bool waited = false;
   for (TileStream<kTokens> tile(params, items); !tile.done(); tile.next()) {
+    if (!waited && !tile.settled()) dependency_wait(), waited = true;
     barrier_wait(&shared.empty[turn.stage], turn.parity ^ 1);
     barrier_expect(&shared.full[turn.stage], kTileBytes);
     const uint32_t to = shared_address(shared.tiles[turn.stage]);
@@ -338,52 +329,37 @@ __device__ void bring_bf16(const MlaAttendParams& params, const CUtensorMap& map
   }
 }
 
-// e4m3 rows of 576 bytes to f16 columns. Eight lanes take two rows by four chunks, so that neither side has two of
-// them in one bank.
-__device__ void convert_tile(const uint8_t* raw, uint8_t* tile) {
-  const int thread = threadIdx.x % kGroup, row_of_pair = thread / 4 % 2, chunk_of_column = thread % 4;
-#pragma unroll 6
-  for (int unit = thread / 8; unit < kTokens / 2 * kColumns; unit += kGroup / 8) {
-    const int column = unit % kColumns, row = unit / kColumns * 2 + row_of_pair;
-    const uint4 x = *reinterpret_cast<const uint4*>(raw + row * kMlaWidth + column * 64 + chunk_of_column * 16);
-    uint4 low, high;
-    e4m3x4_to_f16(x.x, low.x, low.y);
-    e4m3x4_to_f16(x.y, low.z, low.w);
-    e4m3x4_to_f16(x.z, high.x, high.y);
-    e4m3x4_to_f16(x.w, high.z, high.w);
-    uint8_t* to = tile + column * kColumnBytes;
-    *reinterpret_cast<uint4*>(to + place(row, 2 * chunk_of_column)) = low;
-    *reinterpret_cast<uint4*>(to + place(row, 2 * chunk_of_column + 1)) = high;
-  }
-}
-
-// A warpgroup: raw tiles two ahead, each written out as f16 once the tile before it is used up.
+// A warpgroup: e4m3 rows of 576 bytes through registers into f16 columns. Eight lanes take two rows by four chunks of a
+// column, so that no two of them write to one bank.
 __device__ void bring_fp8(const MlaAttendParams& params, Shared& shared, int2 items) {
-  const bool leader = threadIdx.x % kGroup == 0;
-  TileStream<kTokens> ahead(params, items);
-  const auto fetch = [&](int slot) {
-    if (ahead.done()) return;
-    if (leader) {
-      const uint8_t* from = static_cast<const uint8_t*>(params.args.kv) + ahead.page * params.args.page_bytes;
-      barrier_expect(&shared.raw_full[slot], kRawBytes);
-      bulk_copy(shared_address(shared.tiles[1] + slot * kRawBytes), from, kRawBytes, &shared.raw_full[slot]);
+  const int thread = threadIdx.x % kGroup, first_row = thread / 8 * 2 + thread / 4 % 2, chunk = thread % 4;
+  Turn turn;
+  bool waited = false;
+  for (TileStream<kTokens> tile(params, items); !tile.done(); tile.next()) {
+    if (!waited && !tile.settled()) dependency_wait(), waited = true;
+    const uint8_t* from = static_cast<const uint8_t*>(params.args.kv) + tile.page * params.args.page_bytes +
+                          first_row * kMlaWidth + chunk * 16;
+    uint4 raw[2 * kColumns];
+#pragma unroll
+    for (int i = 0; i < 2 * kColumns; ++i) {
+      raw[i] = __ldg(reinterpret_cast<const uint4*>(from + i % 2 * (kTokens / 2) * kMlaWidth + i / 2 * 64));
     }
-    ahead.next();
-  };
-  int tiles = 0;
-  for (int i = items.x; i < items.y; ++i) tiles += params.plan.items[i].block_end - params.plan.items[i].block_begin;
-  fetch(0);
-  fetch(1);
-  Turn<2> raw;
-  for (int t = 0; t < tiles; ++t) {
-    barrier_wait(&shared.raw_full[raw.stage], raw.parity);
-    barrier_wait(&shared.empty[0], t % 2 ^ 1);
-    convert_tile(shared.tiles[1] + raw.stage * kRawBytes, shared.tiles[0]);
+    barrier_wait(&shared.empty[turn.stage], turn.parity ^ 1);
+    uint8_t* to = shared.tiles[turn.stage];
+#pragma unroll
+    for (int i = 0; i < 2 * kColumns; ++i) {
+      const int row = first_row + i % 2 * (kTokens / 2);
+      uint4 low, high;
+      e4m3x4_to_f16(raw[i].x, low.x, low.y);
+      e4m3x4_to_f16(raw[i].y, low.z, low.w);
+      e4m3x4_to_f16(raw[i].z, high.x, high.y);
+      e4m3x4_to_f16(raw[i].w, high.z, high.w);
+      *reinterpret_cast<uint4*>(to + i / 2 * kColumnBytes + place(row, 2 * chunk)) = low;
+      *reinterpret_cast<uint4*>(to + i / 2 * kColumnBytes + place(row, 2 * chunk + 1)) = high;
+    }
     fence_async_proxy();
-    barrier_arrive(&shared.full[0]);
-    named_barrier(kConverters, kGroup);
-    fetch(raw.stage);
-    raw.next();
+    barrier_arrive(&shared.full[turn.stage]);
+    turn.next();
   }
 }
 
@@ -392,7 +368,6 @@ __device__ void init_barriers(Shared& shared) {
   for (int i = 0; i < 2; ++i) {
     barrier_init(&shared.full[i], kFp8 ? kGroup : 1);
     barrier_init(&shared.empty[i], 2 * kGroup / 32);
-    barrier_init(&shared.raw_full[i], 1);
   }
   barrier_init(&shared.weights_full, kGroup);
   barrier_init(&shared.weights_empty, kGroup / 32);
@@ -407,15 +382,16 @@ __global__ void __launch_bounds__(3 * kGroup, 1)
   Shared& shared = *reinterpret_cast<Shared*>(shared_bytes);
   if (threadIdx.x == 0) init_barriers<kFp8>(shared);
   __syncthreads();
-  dependency_wait();
-  dependency_trigger();
   const int2 items = params.plan.slot_items[blockIdx.x];
   const int group = threadIdx.x / kGroup;
   if (group == 0) {
     registers_grow<168>();
+    dependency_wait();
+    dependency_trigger();
     run_scores<kFp8>(params, shared, items);
   } else if (group == 1) {
     registers_grow<240>();
+    dependency_wait();
     run_values<kFp8>(params, shared, items);
   } else {
     registers_shrink<96>();

@@ -8,6 +8,8 @@
 namespace perigee {
 namespace {
 
+constexpr int kFewPartials = 32;  // a warp joins a row alone
+
 constexpr int kPlanThreads = 1024;
 static_assert(kPlanThreads == kMlaMaxSequences, "one thread a sequence");
 
@@ -18,6 +20,7 @@ struct PlanShared {
   int unit[kPlanThreads + 1];
   int units_of_tile[kPlanThreads];
   int blocks[kPlanThreads];
+  int few_joins, many_joins;
   int warp_sums[2][32];
 };
 
@@ -52,7 +55,7 @@ __device__ int find_sequence(const int* begin, int sequences, int x) {
 struct PlanArgs {
   MlaPlan plan;
   MlaBatch batch;
-  int heads, rows, slots, max_tokens;
+  int heads, rows, slots, max_tiles;
 };
 
 __device__ MlaItem make_item(const PlanArgs& a, int sequence, int tile_of_sequence) {
@@ -65,9 +68,17 @@ __device__ MlaItem make_item(const PlanArgs& a, int sequence, int tile_of_sequen
   return item;
 }
 
+// Adds a join, in any order: each is worked on by itself.
+__device__ void add_join(const PlanArgs& a, PlanShared& shared, const MlaItem& item, int first_partial, int count) {
+  const int rows = min(a.rows, item.num_tokens * a.heads - item.row_begin);
+  const bool few = count <= kFewPartials;
+  const int at = few ? atomicAdd(&shared.few_joins, 1) : a.max_tiles - 1 - atomicAdd(&shared.many_joins, 1);
+  a.plan.joins[at] = {item.first_token * a.heads + item.row_begin, rows, first_partial, count};
+}
+
 // Slot p takes the units [p * budget, (p + 1) * budget) of the row tiles laid end to end. Row tile v of slot p is item
 // and partial p + v: walking along, either p or v grows by one, so the numbers are distinct and dense.
-__device__ void list_balanced(const PlanArgs& a, const PlanShared& shared) {
+__device__ void list_balanced(const PlanArgs& a, PlanShared& shared) {
   const int sequences = a.batch.sequences, total = shared.unit[sequences];
   const int budget = max(1, (total + a.slots - 1) / a.slots);
   for (int p = threadIdx.x; p < a.slots; p += kPlanThreads) {
@@ -94,11 +105,11 @@ __device__ void list_balanced(const PlanArgs& a, const PlanShared& shared) {
     const int s = find_sequence(shared.tile, sequences, v), blocks = shared.units_of_tile[s];
     const int start = shared.unit[s] + (v - shared.tile[s]) * blocks;
     const int first = start / budget, last = (start + blocks - 1) / budget;
-    a.plan.tile_partials[v] = make_int2(first + v, last - first + 1);
+    if (last > first) add_join(a, shared, make_item(a, s, v - shared.tile[s]), first + v, last - first + 1);
   }
 }
 
-__device__ void list_fixed(const PlanArgs& a, const PlanShared& shared) {
+__device__ void list_fixed(const PlanArgs& a, PlanShared& shared) {
   const int sequences = a.batch.sequences, total = shared.unit[sequences];
   const int budget = max(1, (total + a.slots - 1) / a.slots);
   for (int p = threadIdx.x; p < a.slots; p += kPlanThreads) {
@@ -112,7 +123,7 @@ __device__ void list_fixed(const PlanArgs& a, const PlanShared& shared) {
     item.block_end = min(item.block_begin + kMlaFixedBlocks, shared.blocks[s]);
     item.partial = pieces == 1 ? -1 : i;
     a.plan.items[i] = item;
-    if (piece == 0) a.plan.tile_partials[shared.tile[s] + r] = make_int2(i, pieces);
+    if (piece == 0 && pieces > 1) add_join(a, shared, item, i, pieces);
   }
 }
 
@@ -121,9 +132,10 @@ __global__ void __launch_bounds__(kPlanThreads) mla_plan_kernel(PlanArgs a, bool
   dependency_wait();
   dependency_trigger();
   const int s = threadIdx.x;
-  int tiles = 0, units = 0, blocks = 0;
+  int tiles = 0, units = 0, blocks = 0, tokens = 0;
+  if (s == 0) shared.few_joins = shared.many_joins = 0;
   if (s < a.batch.sequences) {
-    const int tokens = a.batch.first_row[s + 1] - a.batch.first_row[s];
+    tokens = a.batch.first_row[s + 1] - a.batch.first_row[s];
     blocks = a.batch.local_blocks ? a.batch.local_blocks[s] : (a.batch.lengths[s] + kMlaBlock - 1) / kMlaBlock;
     if (tokens > 0 && blocks > 0) {
       tiles = (tokens * a.heads + a.rows - 1) / a.rows;
@@ -133,88 +145,144 @@ __global__ void __launch_bounds__(kPlanThreads) mla_plan_kernel(PlanArgs a, bool
   shared.units_of_tile[s] = units;
   shared.blocks[s] = blocks;
   scan_two(shared, tiles, tiles * units);
-  for (int row = threadIdx.x; row < a.max_tokens; row += kPlanThreads) {
-    const bool used = row < a.batch.first_row[a.batch.sequences];
-    a.plan.row_sequence[row] = used ? find_sequence(a.batch.first_row, a.batch.sequences, row) : -1;
+  for (int r = 0; tokens > 0 && blocks <= 0 && r * a.rows < tokens * a.heads; ++r) {
+    add_join(a, shared, make_item(a, s, r), 0, 0);
   }
-  if (s < a.batch.sequences) a.plan.tile_begin[s] = tiles > 0 ? shared.tile[s] : -1;
   if (fixed) {
     list_fixed(a, shared);
   } else {
     list_balanced(a, shared);
   }
+  __syncthreads();
+  if (s == 0) a.plan.num_joins[0] = shared.few_joins, a.plan.num_joins[1] = shared.many_joins;
 }
 
-constexpr int kCombineThreads = 256;
-constexpr int kCombineColumns = 128;  // of one block: four a lane
+// Does nothing. Behind mla_plan_kernel, it makes the lists complete before the wait of any later kernel (launch.h).
+__global__ void mla_plan_settled_kernel() {
+  dependency_wait();
+  dependency_trigger();
+}
 
-struct CombineArgs {
+constexpr int kJoinThreads = 256;
+constexpr int kJoinBlocks = 4;  // of a multiprocessor
+constexpr int kJoinSlices = 8;  // of 64 columns: blocks that share a row with many partials
+struct JoinArgs {
   MlaPlan plan;
-  const int32_t* first_row;
-  int heads, rows;
+  int rows, max_tiles;
   __nv_bfloat16* out;
   float* lse;
 };
 
-// Sum of this warp's share of the partials, each weighted by 2^(its log-sum-exp - the largest).
-__device__ float4 weighted_sum(const CombineArgs& a, int2 partials, int row, float largest) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int column = blockIdx.y * kCombineColumns + lane * 4;
-  float4 sum = make_float4(0, 0, 0, 0);
-#pragma unroll 4
-  for (int i = warp; i < partials.y; i += kCombineThreads / 32) {
-    const int64_t at = static_cast<int64_t>(partials.x + i) * a.rows + row;
-    const float weight = __expf(a.plan.partial_lse[at] - largest);
-    const float4 o = *reinterpret_cast<const float4*>(a.plan.partial_out + at * kMlaLatent + column);
-    sum.x += weight * o.x;
-    sum.y += weight * o.y;
-    sum.z += weight * o.z;
-    sum.w += weight * o.w;
-  }
-  return sum;
+struct JoinShared {
+  float warp_values[2][kJoinThreads / 32];
+  float4 sums[kJoinThreads];
+};
+
+__device__ float reduce_warp_max(float x) {
+  for (int step = 16; step > 0; step /= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, step));
+  return x;
+}
+__device__ float reduce_warp_sum(float x) {
+  for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(~0u, x, step);
+  return x;
 }
 
-// Block (x, y): query row x (token * heads + head), columns 128 y .... Rows without any key get 0 and -inf.
-__global__ void __launch_bounds__(kCombineThreads) mla_combine_kernel(CombineArgs a) {
-  __shared__ float4 sums[kCombineThreads / 32][32];
+// The largest log-sum-exp of a row's partials and the sum of exp(each - largest); -inf and 0 if there is nothing.
+__device__ float2 join_weights(const JoinArgs& a, JoinShared& shared, const MlaJoin& join, int row) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const float* lse = a.plan.partial_lse + static_cast<int64_t>(join.first_partial) * a.rows + row;
+  float largest = -INFINITY, sum = 0;
+  for (int i = threadIdx.x; i < join.count; i += kJoinThreads) largest = fmaxf(largest, lse[i * a.rows]);
+  const float warp_largest = reduce_warp_max(largest);
+  if (lane == 0) shared.warp_values[0][warp] = warp_largest;
+  __syncthreads();
+  largest = reduce_warp_max(shared.warp_values[0][lane % (kJoinThreads / 32)]);
+  if (largest == -INFINITY) return make_float2(largest, 0);
+  for (int i = threadIdx.x; i < join.count; i += kJoinThreads) sum += __expf(lse[i * a.rows] - largest);
+  const float warp_sum = reduce_warp_sum(sum);
+  if (lane == 0) shared.warp_values[1][warp] = warp_sum;
+  __syncthreads();
+  return make_float2(largest, reduce_warp_sum(lane < kJoinThreads / 32 ? shared.warp_values[1][lane] : 0));
+}
+
+__device__ void add_weighted(float4& sum, float weight, const float4& o) {
+  sum.x += weight * o.x, sum.y += weight * o.y, sum.z += weight * o.z, sum.w += weight * o.w;
+}
+
+// Four columns of an output row, from the weighted sum of the partials.
+__device__ void store_joined(const JoinArgs& a, int64_t out_row, int column, const float4& sum, float2 weights) {
+  const float scale = weights.y > 0 ? 1 / weights.y : 0;
+  *reinterpret_cast<uint2*>(a.out + out_row * kMlaLatent + column) =
+      make_uint2(pack_pair(Bf16(), sum.x * scale, sum.y * scale), pack_pair(Bf16(), sum.z * scale, sum.w * scale));
+  if (a.lse && column == 0) a.lse[out_row] = weights.y > 0 ? weights.x + __logf(weights.y) : -INFINITY;
+}
+
+// A slice of one row with many partials, by a block: sixteen threads hold four columns each, and the groups of sixteen
+// share the partials.
+__device__ void join_many(const JoinArgs& a, JoinShared& shared, const MlaJoin& join, int row, int slice) {
+  constexpr int kWidth = kMlaLatent / kJoinSlices / 4, kGroups = kJoinThreads / kWidth;
+  const float2 weights = join_weights(a, shared, join, row);
+  const int group = threadIdx.x / kWidth, column = slice * kWidth * 4 + threadIdx.x % kWidth * 4;
+  const int count = weights.y > 0 ? join.count : 0;
+  const int64_t first = static_cast<int64_t>(join.first_partial) * a.rows + row;
+  const float* from = a.plan.partial_out + first * kMlaLatent + column;
+  float4 sum = make_float4(0, 0, 0, 0);
+#pragma unroll 9
+  for (int i = group; i < count; i += kGroups) {
+    const float4 o = *reinterpret_cast<const float4*>(from + static_cast<int64_t>(i) * a.rows * kMlaLatent);
+    add_weighted(sum, __expf(a.plan.partial_lse[first + i * a.rows] - weights.x), o);
+  }
+  shared.sums[threadIdx.x] = sum;
+  __syncthreads();
+  if (group == 0) {
+#pragma unroll
+    for (int g = 1; g < kGroups; ++g) add_weighted(sum, 1, shared.sums[g * kWidth + threadIdx.x]);
+    store_joined(a, join.out_row + row, column, sum, weights);
+  }
+  __syncthreads();  // before the next row's sums
+}
+
+// One row with at most as many partials as there are lanes, by a warp.
+__device__ void join_few(const JoinArgs& a, const MlaJoin& join, int row) {
+  const int lane = threadIdx.x % 32;
+  const int64_t first = static_cast<int64_t>(join.first_partial) * a.rows + row;
+  const float lse = lane < join.count ? a.plan.partial_lse[first + lane * a.rows] : -INFINITY;
+  const float largest = reduce_warp_max(lse);
+  const float weight = largest == -INFINITY ? 0 : __expf(lse - largest);
+  const float2 weights = make_float2(largest, reduce_warp_sum(weight));
+  const float* from = a.plan.partial_out + first * kMlaLatent + lane * 4;
+  float4 sums[kMlaLatent / 128] = {};
+#pragma unroll 2
+  for (int i = 0; i < join.count; ++i) {
+    const float of_partial = __shfl_sync(~0u, weight, i);
+#pragma unroll
+    for (int n = 0; n < kMlaLatent / 128; ++n) {
+      const float* at = from + static_cast<int64_t>(i) * a.rows * kMlaLatent + n * 128;
+      add_weighted(sums[n], of_partial, *reinterpret_cast<const float4*>(at));
+    }
+  }
+#pragma unroll
+  for (int n = 0; n < kMlaLatent / 128; ++n) {
+    store_joined(a, join.out_row + row, n * 128 + lane * 4, sums[n], weights);
+  }
+}
+
+// Rows with few partials are dealt over the warps of the grid, slices of those with many over its blocks.
+__global__ void __launch_bounds__(kJoinThreads, kJoinBlocks) mla_join_kernel(const __grid_constant__ JoinArgs a) {
+  __shared__ JoinShared shared;
+  const int few = a.plan.num_joins[0] * a.rows;  // the lists are older than the kernel in front
+  const int many = a.plan.num_joins[1] * a.rows;
   dependency_wait();
   dependency_trigger();
-  const int token = blockIdx.x / a.heads, head = blockIdx.x % a.heads;
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int sequence = a.plan.row_sequence[token];
-  if (sequence < 0) return;
-  int2 partials = make_int2(0, 0);
-  int row = 0;
-  if (const int tile = a.plan.tile_begin[sequence]; tile >= 0) {
-    const int flat = (token - a.first_row[sequence]) * a.heads + head;
-    partials = a.plan.tile_partials[tile + flat / a.rows];
-    row = flat % a.rows;
-    if (partials.y == 1) return;
+  for (int unit = threadIdx.x / 32 * gridDim.x + blockIdx.x; unit < few; unit += gridDim.x * (kJoinThreads / 32)) {
+    const MlaJoin join = a.plan.joins[unit / a.rows];
+    if (unit % a.rows < join.rows) join_few(a, join, unit % a.rows);
   }
-  float largest = -INFINITY, weights = 0;
-  for (int i = lane; i < partials.y; i += 32) {
-    largest = fmaxf(largest, a.plan.partial_lse[static_cast<int64_t>(partials.x + i) * a.rows + row]);
+  for (int unit = blockIdx.x; unit < many * kJoinSlices; unit += gridDim.x) {
+    const MlaJoin join = a.plan.joins[a.max_tiles - 1 - unit / kJoinSlices / a.rows];
+    const int row = unit / kJoinSlices % a.rows;
+    if (row < join.rows) join_many(a, shared, join, row, unit % kJoinSlices);
   }
-  for (int step = 16; step > 0; step /= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, step));
-  if (largest == -INFINITY) partials.y = 0;
-  for (int i = lane; i < partials.y; i += 32) {
-    weights += __expf(a.plan.partial_lse[static_cast<int64_t>(partials.x + i) * a.rows + row] - largest);
-  }
-  for (int step = 16; step > 0; step /= 2) weights += __shfl_xor_sync(~0u, weights, step);
-  sums[warp][lane] = weighted_sum(a, partials, row, largest);
-  __syncthreads();
-  if (warp > 0) return;
-  float4 sum = sums[0][lane];
-  for (int w = 1; w < kCombineThreads / 32; ++w) {
-    const float4 other = sums[w][lane];
-    sum.x += other.x, sum.y += other.y, sum.z += other.z, sum.w += other.w;
-  }
-  const float scale = weights > 0 ? 1 / weights : 0;
-  const uint2 packed =
-      make_uint2(pack_pair(Bf16(), sum.x * scale, sum.y * scale), pack_pair(Bf16(), sum.z * scale, sum.w * scale));
-  const int64_t out_row = blockIdx.x;
-  *reinterpret_cast<uint2*>(a.out + out_row * kMlaLatent + blockIdx.y * kCombineColumns + lane * 4) = packed;
-  if (a.lse && blockIdx.y == 0 && lane == 0) a.lse[out_row] = weights > 0 ? largest + __logf(weights) : -INFINITY;
 }
 
 int rows_of(MlaKernel kernel) {
@@ -237,9 +305,10 @@ MlaDecodeConfig mla_decode_config(const MlaDecodeShape& shape) {
   c.heads = shape.heads;
   c.fp8 = shape.fp8;
   c.rows = rows_of(c.kernel);
-  // Two blocks of the small kernel fit a multiprocessor's shared memory on 80 (164 KiB) and 90 (228), one on 86, 89,
-  // 120.
-  const bool two = c.kernel == MlaKernel::kMma16 && (shape.compute_capability == 80 || hopper);
+  // Two blocks of the small kernel fit a multiprocessor's shared memory on 90 (228 KiB), one elsewhere.
+  const bool two = c.kernel == MlaKernel::kMma16 && hopper;
+  c.key_halves = two ? 5 : 4;
+  c.multiprocessors = shape.multiprocessors;
   c.slots = shape.multiprocessors * (two ? 2 : 1);
   c.max_sequences = shape.max_sequences;
   c.max_tokens = shape.max_tokens;
@@ -270,8 +339,10 @@ cudaError_t mla_decode_prepare() {
 cudaError_t mla_plan(const MlaDecodeConfig& config, const MlaBatch& batch, void* workspace, cudaStream_t stream) {
   if (batch.sequences > config.max_sequences || config.max_sequences > kMlaMaxSequences) return cudaErrorInvalidValue;
   const PlanArgs args{
-      mla_plan_view(config, workspace), batch, config.heads, config.rows, config.slots, config.max_tokens};
-  return launch(mla_plan_kernel, {dim3(1), dim3(kPlanThreads), 0, stream}, args, config.lists == MlaLists::kFixed);
+      mla_plan_view(config, workspace), batch, config.heads, config.rows, config.slots, config.max_tiles};
+  const bool fixed = config.lists == MlaLists::kFixed;
+  const cudaError_t error = launch(mla_plan_kernel, {dim3(1), dim3(kPlanThreads), 0, stream}, args, fixed);
+  return error == cudaSuccess ? launch(mla_plan_settled_kernel, {dim3(1), dim3(32), 0, stream}) : error;
 }
 
 cudaError_t mla_decode(const MlaDecodeConfig& config, const MlaBatch& batch, const MlaDecodeArgs& args, void* workspace,
@@ -280,10 +351,9 @@ cudaError_t mla_decode(const MlaDecodeConfig& config, const MlaBatch& batch, con
   const cudaError_t error = config.kernel == MlaKernel::kWgmma64 ? mla_wgmma_launch(config, params, stream)
                                                                  : mla_mma_launch(config, params, stream);
   if (error != cudaSuccess) return error;
-  const CombineArgs combine{
-      params.plan, batch.first_row, config.heads, config.rows, static_cast<__nv_bfloat16*>(args.out), args.lse};
-  const dim3 grid(config.max_tokens * config.heads, kMlaLatent / kCombineColumns);
-  return launch(mla_combine_kernel, {grid, dim3(kCombineThreads), 0, stream}, combine);
+  const JoinArgs join{params.plan, config.rows, config.max_tiles, static_cast<__nv_bfloat16*>(args.out), args.lse};
+  const dim3 grid(std::min(config.max_tiles * config.rows * kJoinSlices, config.multiprocessors * kJoinBlocks));
+  return launch(mla_join_kernel, {grid, dim3(kJoinThreads), 0, stream}, join);
 }
 
 }  // namespace perigee

@@ -17,28 +17,34 @@ struct alignas(32) MlaItem {
   int32_t num_tokens;
 };
 
+// A row tile whose partial results must be joined; none at all (count 0): its rows get 0 and -inf.
+struct alignas(16) MlaJoin {
+  int32_t out_row;  // of its first row: batch row * heads + head
+  int32_t rows;
+  int32_t first_partial;
+  int32_t count;
+};
+
 struct MlaPlan {
-  MlaItem* items;         // [max_partials]
-  int2* slot_items;       // [slots] first and last + 1 item
-  int2* tile_partials;    // [max_tiles] first partial and how many; 1: written directly
-  int32_t* tile_begin;    // [max_sequences] first row tile, -1: the sequence has no key here
-  int32_t* row_sequence;  // [max_tokens] sequence of a batch row, -1: none
-  float* partial_lse;     // [max_partials][rows]
-  float* partial_out;     // [max_partials][rows][512]
+  MlaItem* items;      // [max_partials]
+  int2* slot_items;    // [slots] first and last + 1 item
+  MlaJoin* joins;      // [max_tiles]: those of few partials from the front, of many from the back
+  int32_t* num_joins;  // [2] few, many
+  float* partial_lse;  // [max_partials][rows]
+  float* partial_out;  // [max_partials][rows][512]
 };
 
 struct MlaPlanLayout {
-  size_t slot_items, tile_partials, tile_begin, row_sequence, partial_lse, partial_out, end;
+  size_t slot_items, joins, num_joins, partial_lse, partial_out, end;
 };
 
 inline MlaPlanLayout mla_plan_layout(const MlaDecodeConfig& c) {
   const auto align = [](size_t bytes) { return (bytes + 255) / 256 * 256; };
   MlaPlanLayout at{};
   at.slot_items = align(c.max_partials * sizeof(MlaItem));
-  at.tile_partials = at.slot_items + align(c.slots * sizeof(int2));
-  at.tile_begin = at.tile_partials + align(c.max_tiles * sizeof(int2));
-  at.row_sequence = at.tile_begin + align(c.max_sequences * sizeof(int32_t));
-  at.partial_lse = at.row_sequence + align(c.max_tokens * sizeof(int32_t));
+  at.joins = at.slot_items + align(c.slots * sizeof(int2));
+  at.num_joins = at.joins + align(c.max_tiles * sizeof(MlaJoin));
+  at.partial_lse = at.num_joins + align(2 * sizeof(int32_t));
   at.partial_out = at.partial_lse + align(c.max_partials * c.rows * sizeof(float));
   at.end = at.partial_out + static_cast<size_t>(c.max_partials) * c.rows * kMlaLatent * sizeof(float);
   return at;
@@ -49,9 +55,8 @@ inline MlaPlan mla_plan_view(const MlaDecodeConfig& config, void* workspace) {
   char* base = static_cast<char*>(workspace);
   return {reinterpret_cast<MlaItem*>(base),
           reinterpret_cast<int2*>(base + at.slot_items),
-          reinterpret_cast<int2*>(base + at.tile_partials),
-          reinterpret_cast<int32_t*>(base + at.tile_begin),
-          reinterpret_cast<int32_t*>(base + at.row_sequence),
+          reinterpret_cast<MlaJoin*>(base + at.joins),
+          reinterpret_cast<int32_t*>(base + at.num_joins),
           reinterpret_cast<float*>(base + at.partial_lse),
           reinterpret_cast<float*>(base + at.partial_out)};
 }
