@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <memory>
 #include <new>
+#include <numeric>
 #include <vector>
 
 #include "control/scheduler.h"
@@ -77,9 +78,11 @@ SchedulerConfig bench_config() {
   return config;
 }
 
-void bench_decode(int32_t num_sequences, int32_t num_prompt) {
+void bench_decode(int32_t num_sequences, int32_t num_prompt, int32_t state_pages) {
   constexpr int kWarmup = 200, kSteps = 4000;
-  Scheduler scheduler(bench_config());
+  SchedulerConfig config = bench_config();
+  config.state_pages = state_pages;
+  Scheduler scheduler(config);
   for (int32_t i = 0; i < num_sequences; ++i) scheduler.submit(make_submit(i, num_prompt, i * 100, kSteps + 1000));
   StepResult result;
   while (scheduler.gauges().waiting > 0) {
@@ -103,9 +106,12 @@ void bench_decode(int32_t num_sequences, int32_t num_prompt) {
     }
     in_flight = std::move(*next);
   }
-  std::printf("decode, %3d sequences, %6d tokens of context: median %6.2f us, p99 %6.2f us, %.1f allocations a step\n",
-              num_sequences, num_prompt, percentile(times, 0.5), percentile(times, 0.99),
-              static_cast<double>(num_allocations) / kSteps);
+  std::printf(
+      "decode, %3d sequences, %6d tokens of context, states of %2d pages: median %6.2f us, mean %6.2f us, "
+      "p99 %6.2f us, %.1f allocations a step\n",
+      num_sequences, num_prompt, state_pages, percentile(times, 0.5),
+      std::accumulate(times.begin(), times.end(), 0.0) / kSteps, percentile(times, 0.99),
+      static_cast<double>(num_allocations) / kSteps);
 }
 
 void bench_admission(int32_t num_prompt) {
@@ -129,8 +135,9 @@ void bench_admission(int32_t num_prompt) {
 }  // namespace perigee
 
 int main() {
-  for (const int32_t num_sequences : {1, 8, 64, 128}) perigee::bench_decode(num_sequences, 1000);
-  perigee::bench_decode(64, 16000);
+  for (const int32_t num_sequences : {1, 8, 64, 128}) perigee::bench_decode(num_sequences, 1000, 0);
+  perigee::bench_decode(64, 16000, 0);
+  for (const int32_t state_pages : {12, 92}) perigee::bench_decode(64, 1000, state_pages);  // Kimi-Linear at TP 8 and 1
   for (const int32_t num_prompt : {1000, 10000, 100000}) perigee::bench_admission(num_prompt);
   return 0;
 }

@@ -16,9 +16,10 @@ PageHandle BlockPool::allocate(PageOwner owner) {
   if (!free_.empty()) {
     page = PageId(free_.back());
     free_.pop_back();
-  } else if (oldest_ != kNil) {
-    page = PageId(oldest_);
+  } else if (num_cached_ > 0) {
+    page = PageId(demoted_.oldest != kNil ? demoted_.oldest : cached_.oldest);
     remove_cached(page);
+    at(page).demoted = false;
     at(page).published = false;
     if (on_evict_) on_evict_(page);
     --owned(at(page).owner);
@@ -36,6 +37,7 @@ PageHandle BlockPool::share(PageId page) {
   Page& entry = at(page);
   CHECK(entry.holders > 0 || entry.published, "a free page is shared: ", page);
   if (entry.holders == 0) remove_cached(page);
+  entry.demoted = false;
   ++entry.holders;
   return PageHandle(this, page);
 }
@@ -49,9 +51,20 @@ void BlockPool::unpublish(PageId page) {
   Page& entry = at(page);
   if (!entry.published) return;
   entry.published = false;
-  if (entry.holders > 0) return;
-  remove_cached(page);
-  push_free(page);
+  if (entry.holders == 0) {
+    remove_cached(page);
+    push_free(page);
+  }
+  entry.demoted = false;
+}
+
+void BlockPool::demote(PageId page) {
+  Page& entry = at(page);
+  CHECK(entry.published, "an unpublished page is demoted: ", page);
+  if (entry.demoted) return;
+  if (entry.holders == 0) remove_cached(page);
+  entry.demoted = true;
+  if (entry.holders == 0) push_cached(page);
 }
 
 void BlockPool::drop_holder(PageId page) {
@@ -72,17 +85,19 @@ void BlockPool::push_free(PageId page) {
 
 void BlockPool::push_cached(PageId page) {
   Page& entry = at(page);
-  entry.older = newest_;
+  List& list = list_of(entry);
+  entry.older = list.newest;
   entry.newer = kNil;
-  (newest_ == kNil ? oldest_ : at(PageId(newest_)).newer) = page.value;
-  newest_ = page.value;
+  (list.newest == kNil ? list.oldest : at(PageId(list.newest)).newer) = page.value;
+  list.newest = page.value;
   ++num_cached_;
 }
 
 void BlockPool::remove_cached(PageId page) {
   Page& entry = at(page);
-  (entry.older == kNil ? oldest_ : at(PageId(entry.older)).newer) = entry.newer;
-  (entry.newer == kNil ? newest_ : at(PageId(entry.newer)).older) = entry.older;
+  List& list = list_of(entry);
+  (entry.older == kNil ? list.oldest : at(PageId(entry.older)).newer) = entry.newer;
+  (entry.newer == kNil ? list.newest : at(PageId(entry.newer)).older) = entry.older;
   entry.older = entry.newer = kNil;
   --num_cached_;
 }
@@ -91,15 +106,19 @@ void BlockPool::check_integrity() const {
   std::vector<uint8_t> idle(pages_.size(), 0);
   for (const int32_t page : free_) {
     const Page& entry = at(PageId(page));
-    CHECK(entry.holders == 0 && !entry.published && entry.owner == PageOwner::kNone, "free page ", page, " is in use");
+    CHECK(entry.holders == 0 && !entry.published && !entry.demoted && entry.owner == PageOwner::kNone, "free page ",
+          page, " is in use");
     CHECK(idle[static_cast<size_t>(page)]++ == 0, "page ", page, " is free twice");
   }
   int32_t num_listed = 0;
-  for (int32_t page = oldest_; page != kNil; page = at(PageId(page)).newer) {
-    const Page& entry = at(PageId(page));
-    CHECK(entry.holders == 0 && entry.published, "cached page ", page, " is in use");
-    CHECK(idle[static_cast<size_t>(page)]++ == 0, "page ", page, " is free and cached");
-    ++num_listed;
+  for (const List* list : {&cached_, &demoted_}) {
+    for (int32_t page = list->oldest; page != kNil; page = at(PageId(page)).newer) {
+      const Page& entry = at(PageId(page));
+      CHECK(entry.holders == 0 && entry.published, "cached page ", page, " is in use");
+      CHECK(entry.demoted == (list == &demoted_), "page ", page, " is in the wrong list");
+      CHECK(idle[static_cast<size_t>(page)]++ == 0, "page ", page, " is free and cached");
+      ++num_listed;
+    }
   }
   CHECK(num_listed == num_cached_, num_listed, " cached pages listed, ", num_cached_, " counted");
   std::array<int32_t, kNumPageOwners> num_owned{};

@@ -1,9 +1,10 @@
 // BlockPool: who holds which page of one rank's memory pool. It knows page ids only, no bytes, no tokens.
 //
 // A page is free, used (at least one PageHandle names it) or cached (no handle, but published: a prefix hit may revive
-// it, and allocation may evict it, least recently released first). Handles are move-only and counted: losing the last
-// one frees the page, so there is no release to forget. Each page has one typed owner, because latent blocks, recurrent
-// states and their checkpoints share a pool but never a page (DESIGN D7). All state lies in arrays indexed by page id.
+// it, and allocation may evict it, demoted pages before others, least recently released first). Handles are move-only
+// and counted: losing the last one frees the page, so there is no release to forget. Each page has one typed owner,
+// because latent blocks, recurrent states and their checkpoints share a pool but never a page (DESIGN D7). All state
+// lies in arrays indexed by page id.
 #pragma once
 
 #include <array>
@@ -55,7 +56,7 @@ class BlockPool {
   BlockPool(const BlockPool&) = delete;
   BlockPool& operator=(const BlockPool&) = delete;
 
-  // A page that nobody holds: a free one, else the least recently released cached one. Empty when there is neither.
+  // A page that nobody holds: a free one, else the cached one that is next to go. Empty when there is neither.
   PageHandle allocate(PageOwner owner);
 
   // One more holder of a used or cached page (a prefix hit).
@@ -65,6 +66,9 @@ class BlockPool {
   // page at once. Both are idempotent.
   void publish(PageId page);
   void unpublish(PageId page);
+
+  // A published page is to be evicted before those that are not demoted, until it is shared again. Idempotent.
+  void demote(PageId page);
 
   int32_t num_pages() const { return static_cast<int32_t>(pages_.size()); }
   int32_t num_free() const { return static_cast<int32_t>(free_.size()); }
@@ -88,6 +92,10 @@ class BlockPool {
     int32_t older = kNil, newer = kNil;  // neighbours in the list of cached pages
     PageOwner owner = PageOwner::kNone;
     bool published = false;
+    bool demoted = false;
+  };
+  struct List {  // of cached pages
+    int32_t oldest = kNil, newest = kNil;
   };
 
   Page& at(PageId page) {
@@ -103,10 +111,11 @@ class BlockPool {
   void remove_cached(PageId page);
   void push_free(PageId page);
   int32_t& owned(PageOwner owner) { return num_owned_[static_cast<size_t>(owner)]; }
+  List& list_of(const Page& page) { return page.demoted ? demoted_ : cached_; }
 
   std::vector<Page> pages_;
   std::vector<int32_t> free_;
-  int32_t oldest_ = kNil, newest_ = kNil;
+  List cached_, demoted_;
   int32_t num_cached_ = 0;
   std::array<int32_t, kNumPageOwners> num_owned_{};
   std::function<void(PageId)> on_evict_;

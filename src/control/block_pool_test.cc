@@ -12,7 +12,7 @@ namespace {
 
 // What a pool is, written the slow way.
 struct Model {
-  explicit Model(int num_pages) : holders(num_pages, 0), published(num_pages, false) {
+  explicit Model(int num_pages) : holders(num_pages, 0), published(num_pages, false), is_demoted(num_pages, false) {
     for (int page = num_pages - 1; page >= 0; --page) free.push_back(page);
   }
 
@@ -21,10 +21,11 @@ struct Model {
     if (!free.empty()) {
       page = free.back();
       free.pop_back();
-    } else if (!cached.empty()) {
-      page = cached.front();
-      cached.pop_front();
-      published[page] = false;
+    } else if (!cached.empty() || !demoted.empty()) {
+      std::list<int>& list = demoted.empty() ? cached : demoted;
+      page = list.front();
+      list.pop_front();
+      published[page] = is_demoted[page] = false;
       evicted.push_back(page);
     } else {
       return -1;
@@ -33,23 +34,38 @@ struct Model {
     return page;
   }
   void share(int page) {
-    if (holders[page]++ == 0) cached.remove(page);
+    if (holders[page]++ == 0) forget(page);
+    is_demoted[page] = false;
   }
   void release(int page) {
     if (--holders[page] > 0) return;
-    published[page] ? cached.push_back(page) : free.push_back(page);
+    if (!published[page])
+      free.push_back(page);
+    else
+      (is_demoted[page] ? demoted : cached).push_back(page);
+  }
+  void demote(int page) {
+    if (is_demoted[page]) return;
+    is_demoted[page] = true;
+    if (holders[page] > 0) return;
+    cached.remove(page);
+    demoted.push_back(page);
+  }
+  void forget(int page) {
+    cached.remove(page);
+    demoted.remove(page);
   }
   void unpublish(int page) {
     if (published[page] && holders[page] == 0) {
-      cached.remove(page);
+      forget(page);
       free.push_back(page);
     }
-    published[page] = false;
+    published[page] = is_demoted[page] = false;
   }
 
   std::vector<int> holders, free, evicted;
-  std::vector<bool> published;
-  std::list<int> cached;  // least recently released first
+  std::vector<bool> published, is_demoted;
+  std::list<int> cached, demoted;  // least recently released first
 };
 
 class PoolAndModel {
@@ -58,12 +74,13 @@ class PoolAndModel {
       : rng_(seed), model_(num_pages), pool_(num_pages, [this](PageId page) { evicted_.push_back(page.value); }) {}
 
   void step() {
-    switch (rng_.below(6)) {
+    switch (rng_.below(7)) {
       case 0:
       case 1: allocate(); break;
       case 2: share(); break;
       case 3: publish(); break;
       case 4: unpublish(); break;
+      case 5: demote(); break;
       default: release(); break;
     }
   }
@@ -91,6 +108,12 @@ class PoolAndModel {
     pool_.unpublish(PageId(page));
     model_.unpublish(page);
   }
+  void demote() {
+    const int page = static_cast<int>(rng_.below(model_.holders.size()));
+    if (!model_.published[page]) return;
+    pool_.demote(PageId(page));
+    model_.demote(page);
+  }
   void release() {
     if (handles_.empty()) return;
     std::swap(any_handle(), handles_.back());
@@ -101,7 +124,7 @@ class PoolAndModel {
 
   void compare() const {
     ASSERT_EQ(pool_.num_free(), static_cast<int>(model_.free.size()));
-    ASSERT_EQ(pool_.num_cached(), static_cast<int>(model_.cached.size()));
+    ASSERT_EQ(pool_.num_cached(), static_cast<int>(model_.cached.size() + model_.demoted.size()));
     ASSERT_EQ(evicted_, model_.evicted);
     for (size_t page = 0; page < model_.holders.size(); ++page) {
       ASSERT_EQ(pool_.num_holders(PageId(static_cast<int>(page))), model_.holders[page]);
@@ -179,10 +202,30 @@ TEST(BlockPool, EvictsTheLeastRecentlyReleased) {
   EXPECT_EQ(pool.owner(fresh.page()), PageOwner::kState);
 }
 
+TEST(BlockPool, DemotedPagesGoFirstUntilTheyAreShared) {
+  std::vector<PageId> evicted;
+  BlockPool pool(3, [&](PageId page) { evicted.push_back(page); });
+  std::vector<PageHandle> handles;
+  for (int i = 0; i < 3; ++i) {
+    handles.push_back(pool.allocate(PageOwner::kLatent));
+    pool.publish(handles.back().page());
+  }
+  const PageId first = handles[0].page(), second = handles[1].page(), third = handles[2].page();
+  pool.demote(second);
+  handles.clear();
+  pool.demote(third);
+  { const PageHandle revived = pool.share(second); }
+  handles.push_back(pool.allocate(PageOwner::kLatent));
+  handles.push_back(pool.allocate(PageOwner::kLatent));
+  EXPECT_EQ(evicted, (std::vector<PageId>{third, first}));
+  EXPECT_TRUE(pool.is_published(second));
+}
+
 TEST(BlockPoolDeathTest, MisuseIsABug) {
   BlockPool pool(2, {});
   EXPECT_DEATH(pool.share(PageId(0)), "free page is shared");
   EXPECT_DEATH(pool.publish(PageId(0)), "without holder");
+  EXPECT_DEATH(pool.demote(PageId(0)), "unpublished");
 }
 
 }  // namespace

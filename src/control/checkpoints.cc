@@ -26,6 +26,7 @@ CheckpointRef Checkpoints::attach(PageId block, std::vector<PageHandle> pages) {
     pool_.publish(handle.page());
   }
   entry(block).serial = next_serial_++;
+  entry(block).num_starts = 0;
   ++size_;
   return at(block);
 }
@@ -34,6 +35,12 @@ void Checkpoints::share(const CheckpointRef& checkpoint, std::vector<PageHandle>
   CHECK(contains(checkpoint), "the checkpoint at page ", checkpoint.block, " is gone");
   for (int32_t page = entry(checkpoint.block).first; page != kNil; page = entry(PageId(page)).next)
     handles.push_back(pool_.share(PageId(page)));
+}
+
+void Checkpoints::supersede(const CheckpointRef& checkpoint) {
+  if (entry(checkpoint.block).num_starts > 1) return;
+  for (int32_t page = entry(checkpoint.block).first; page != kNil; page = entry(PageId(page)).next)
+    pool_.demote(PageId(page));
 }
 
 void Checkpoints::drop(PageId block) {

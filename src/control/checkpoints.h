@@ -35,6 +35,11 @@ class Checkpoints {
   // Appends one more holder of each of its pages, in the order in which they were attached. Requires contains().
   void share(const CheckpointRef& checkpoint, std::vector<PageHandle>& handles);
 
+  // A sequence starts from it. A checkpoint that no two sequences have started from is demoted when a later one of its
+  // sequence supersedes it: evicted before others, since a conversation goes on from its end. Both require contains().
+  void count_start(const CheckpointRef& checkpoint) { ++entry(checkpoint.block).num_starts; }
+  void supersede(const CheckpointRef& checkpoint);
+
   void drop(PageId block);                                                  // the block's checkpoint, if it has one
   void page_evicted(PageId page);                                           // the pool took this page of a checkpoint
   PageId block_of(PageId page) const { return PageId(entry(page).block); }  // of a checkpoint's page; else not valid
@@ -46,6 +51,7 @@ class Checkpoints {
   struct Entry {
     int64_t serial = 0;    // of the checkpoint at this block
     int32_t first = kNil;  // its first page
+    int32_t num_starts = 0;
     int32_t next = kNil;   // as a page of a checkpoint: the page after it
     int32_t block = kNil;  // and the block that it belongs to
   };

@@ -31,6 +31,7 @@ void Scheduler::Impl::start_state(Sequence& sequence, Hit hit, SequenceStart& st
   for (const PageHandle& handle : sequence.state_pages) start.state_pages.push_back(handle.page());
   if (hit.checkpoint.empty()) return;
   ++totals_.checkpoint_hits;
+  if (checkpoints_.contains(sequence.newest_checkpoint)) checkpoints_.count_start(sequence.newest_checkpoint);
   for (PageHandle& handle : hit.checkpoint) {
     start.checkpoint.push_back(handle.page());
     if (!planted(Fault::kCheckpointFreeUnderCopy)) draft.traffic.copied.push_back(std::move(handle));
@@ -101,7 +102,8 @@ void Scheduler::Impl::keep_checkpoint(Sequence& sequence, WriteInFlight& write) 
     sequence.newest_is_turn = write.is_turn;
     ++totals_.checkpoint_writes;
   }
-  if (former_is_turn && checkpoints_.contains(former)) checkpoints_.drop(former.block);
+  if (!checkpoints_.contains(former)) return;
+  former_is_turn ? checkpoints_.drop(former.block) : checkpoints_.supersede(former);
 }
 
 // All handles of a sequence that stops, in the order in which they should survive: the checkpoint that goes on from it

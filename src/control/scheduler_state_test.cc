@@ -309,6 +309,32 @@ TEST(SchedulerState, TheEndOfASequenceRefreshesItsCheckpoint) {
   EXPECT_EQ(hit_of(h, tokens_from(0, 70)), 64);
 }
 
+// Under pressure a conversation keeps the checkpoint that its next turn needs, and a prefix that two sequences have
+// started from keeps its own; what a later one superseded goes first, however young.
+TEST(SchedulerState, SupersededCheckpointsGoFirst) {
+  SchedulerConfig config = hybrid_config();
+  config.num_pages = 28;
+  SchedulerHarness h(config);
+  const std::vector<int32_t> shared = tokens_from(0, 70), other = tokens_from(5000, 70);
+  h.submit(with_max_tokens({.prompt = shared}, 1));  // a block and its checkpoint
+  h.run_to_end();
+  for (const int32_t own : {3000, 4000}) {  // two start from it: each adds a block and a checkpoint
+    h.submit(with_max_tokens({.prompt = plus(tokens_from(0, 64), tokens_from(own, 70))}, 1));
+    h.run_to_end();
+  }
+  h.submit(with_max_tokens({.prompt = other}, 1));
+  h.run_to_end();
+  h.submit(with_max_tokens({.prompt = plus(tokens_from(5000, 64), tokens_from(6000, 70))}, 1));  // its next turn
+  h.run_to_end();
+  ASSERT_EQ(h.scheduler.gauges().checkpoints, 5);
+  ASSERT_EQ(h.scheduler.gauges().free_pages, 28 - 5 * 4);
+  h.submit(with_max_tokens({.prompt = tokens_from(9000, 400)}, 1));  // 7 pages and a state
+  h.run_to_end();
+  EXPECT_EQ(hit_of(h, plus(tokens_from(5000, 64), {1, 2, 3})), 0) << "superseded by its next turn";
+  EXPECT_EQ(hit_of(h, plus(plus(tokens_from(5000, 64), tokens_from(6000, 64)), {1})), 128);
+  EXPECT_EQ(hit_of(h, shared), 64);
+}
+
 TEST(SchedulerState, DeterministicPositionsAreAligned) {
   SchedulerConfig config = hybrid_config();
   config.deterministic = true;
