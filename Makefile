@@ -5,6 +5,8 @@ MODEL ?= models/tiny-k2
 SEEDS ?= 2000
 MUTANT ?= 0
 FUZZ_SECONDS ?= 15
+# The program has the CUDA backend where there is a GPU to run it; the tests compile it wherever there is a toolkit.
+CUDA ?= $(if $(wildcard /dev/nvidia0),AUTO,OFF)
 
 .PHONY: demo test build lint format bench sim check soak eval clean
 
@@ -12,13 +14,13 @@ demo: build
 	python3 tools/demo.py --program build/perigee --model $(MODEL) --seed $(SEED)
 
 test: setup-test
-	cmake --preset release
+	cmake --preset release -DPERIGEE_CUDA=AUTO
 	cmake --build --preset release -j $(JOBS)
 	ctest --test-dir build --output-on-failure
 	for model in models/*; do PERIGEE_MODEL=$$model .venv/bin/python -m pytest -q tests/e2e || exit 1; done
 
 build: setup-build
-	cmake --preset release -DPERIGEE_TESTS=$(if $(wildcard build/tests),ON,OFF)
+	cmake --preset release -DPERIGEE_TESTS=$(if $(wildcard build/tests),ON,OFF) -DPERIGEE_CUDA=$(CUDA)
 	cmake --build --preset release -j $(JOBS) --target perigee
 
 setup-%:
