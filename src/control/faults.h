@@ -22,7 +22,7 @@ enum class Fault {
   kHitMaxOverGroups = 11,         // a hit is as long as the cached blocks, wherever the last checkpoint lies
   kCheckpointLate = 12,           // a checkpoint holds the state one token behind its boundary
   kCheckpointFreeUnderCopy = 13,  // the pages of a checkpoint may be reused while a plan in flight copies them
-  kCheckpointUnconfirmed = 14,    // a checkpoint may be hit before the result of the step that writes it is in
+  kCheckpointUnconfirmed = 14,    // a checkpoint and its blocks may be hit before the result of their step is in
   kCheckpointOutlivesBlock = 15,  // a block that is evicted leaves its checkpoint behind, at whatever comes there
   kPartialEviction = 16,          // a checkpoint of which one page was evicted is still hit
   kStateFreeUnderFlight = 17,     // an ended sequence's state pages are free while plans in flight still touch them

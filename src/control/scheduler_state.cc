@@ -84,8 +84,10 @@ void Scheduler::Impl::write_checkpoint(Sequence& sequence, int32_t position, boo
   write = {sequence.slot, sequence.id(), position, is_turn, take_pages(PageOwner::kCheckpoint, config_.state_pages)};
   planned.pages.reserve(write.pages.size());
   for (const PageHandle& handle : write.pages) planned.pages.push_back(handle.page());
-  if (planted(Fault::kCheckpointUnconfirmed) && sequence.num_chained * kBlockTokens == position)
+  if (planted(Fault::kCheckpointUnconfirmed) && position <= sequence.num_input()) {
+    publish_blocks(sequence, position);
     keep_checkpoint(sequence, write);
+  }
 }
 
 // The state after `position` tokens is in the write's pages: they become the checkpoint of the block that ends there,

@@ -37,7 +37,7 @@ constexpr const char* kMutants[kNumFaults] = {
     "a hit is as long as the cached blocks, wherever the last checkpoint lies",
     "a checkpoint holds the state one token behind its boundary",
     "the pages of a checkpoint may be reused while a plan in flight copies them",
-    "a checkpoint may be hit before the result of the step that writes it is in",
+    "a checkpoint and its blocks may be hit before the result of their step is in",
     "a block that is evicted leaves its checkpoint behind",
     "a checkpoint of which one page was evicted is still hit",
     "an ended sequence's state pages are free while plans in flight touch them",
