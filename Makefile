@@ -28,6 +28,7 @@ setup-%:
 
 lint: setup-check
 	python3 tools/tidy.py
+	JOBS=$(JOBS) python3 tools/static_checks.py
 	git ls-files -z '*.h' '*.cc' | xargs -0 clang-format-14 --dry-run -Werror
 
 format: setup-check

@@ -100,7 +100,7 @@ Streamed read_stream(std::string_view body) {
 
 class ApiTest : public testing::Test {
  protected:
-  void start(std::vector<int32_t> reply) {
+  void start(const std::vector<int32_t>& reply) {
     options_.reply = [reply](const std::vector<int32_t>&) { return reply; };
     start();
   }

@@ -98,7 +98,7 @@ std::optional<HttpReply> App::check_head(const HttpRequest& request) const {
   return std::nullopt;
 }
 
-void App::handle(std::shared_ptr<Exchange> exchange, HttpRequest request) {
+void App::handle(const std::shared_ptr<Exchange>& exchange, const HttpRequest& request) {
   const std::string method = request.method == "HEAD" ? "GET" : request.method;
   bool path_known = false;
   for (const Route& route : routes()) {

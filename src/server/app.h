@@ -38,7 +38,7 @@ class App {
 
   // Before the body is read: the key, and 503 while loading or draining.
   std::optional<HttpReply> check_head(const HttpRequest& request) const;
-  void handle(std::shared_ptr<Exchange> exchange, HttpRequest request);
+  void handle(const std::shared_ptr<Exchange>& exchange, const HttpRequest& request);
 
   void set_progress(const std::string& phase, double percent);  // while loading
   void set_ready(std::shared_ptr<Backend> backend);

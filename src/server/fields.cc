@@ -31,7 +31,7 @@ const Json* Fields::any(std::string_view name) {
   return value == nullptr || value->is_null() ? nullptr : value;
 }
 
-void Fields::fail(std::string_view name, std::string message) {
+void Fields::fail(std::string_view name, const std::string& message) {
   if (!error_) error_ = bad_input(where_ + std::string(name) + " " + message, where_ + std::string(name));
 }
 

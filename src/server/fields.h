@@ -32,7 +32,7 @@ class Fields {
   // A member that this server does not offer: anything but absent, null or `harmless` is a fault.
   void refuse(std::string_view name, std::string_view why, const Json& harmless = Json());
 
-  void fail(std::string_view name, std::string message);
+  void fail(std::string_view name, const std::string& message);
   bool ok() const { return !error_; }
   Status status() const { return error_ ? Status(*error_) : Status(); }
   std::vector<std::string> unknown() const;

@@ -20,7 +20,7 @@ class HttpTest : public testing::Test {
     config.port = 0;
     auto made = HttpServer::start(
         config, [](const HttpRequest&) { return std::nullopt; },
-        [this](std::shared_ptr<Exchange> exchange, HttpRequest request) { handle(exchange, request); });
+        [this](const std::shared_ptr<Exchange>& exchange, const HttpRequest& request) { handle(exchange, request); });
     ASSERT_TRUE(made.ok()) << made.error().message;
     server_ = std::move(*made);
   }

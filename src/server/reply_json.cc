@@ -78,7 +78,7 @@ int status_of(Code code) {
     case Code::kNotFound: return 404;
     case Code::kTooLarge: return 413;
     case Code::kExhausted: return 429;
-    case Code::kUnavailable: return 503;
+    case Code::kUnavailable:
     case Code::kCancelled: return 503;
     case Code::kDeadline: return 504;
     case Code::kDeviceLost: return 500;

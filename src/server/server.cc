@@ -57,8 +57,8 @@ Result<std::unique_ptr<Server>> Server::start(const ServerConfig& config, std::s
   http_config.threads = config.threads;
   ASSIGN_OR_RETURN(auto http, HttpServer::start(
                                   http_config, [app](const HttpRequest& request) { return app->check_head(request); },
-                                  [app](std::shared_ptr<Exchange> exchange, HttpRequest request) {
-                                    app->handle(std::move(exchange), std::move(request));
+                                  [app](const std::shared_ptr<Exchange>& exchange, const HttpRequest& request) {
+                                    app->handle(exchange, request);
                                   }));
   http->every(config.stats_period_s, [app, period_s = config.stats_period_s] { app->log_stats(period_s); });
   return std::unique_ptr<Server>(new Server(config, app, std::move(http)));

@@ -243,7 +243,7 @@ Value filter_map(Machine& machine, const Arguments& arguments) {
     for (const Value& item : items->items) {
       if (!machine.charge()) return {};
       Value found = follow(machine, item, *given[1]);
-      out.push_back(found.is_undefined() && given[2] ? *given[2] : std::move(found));
+      out.push_back(found.is_undefined() && given[2] ? *given[2] : found);
     }
     return iterator_of(machine, std::move(out));
   }

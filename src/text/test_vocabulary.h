@@ -63,7 +63,7 @@ inline std::shared_ptr<const Tokenizer> test_tokenizer(const std::vector<std::st
 // skipped.
 inline std::string real_vocabulary_dir() {
   const char* data = std::getenv("PERIGEE_TEST_DATA");
-  const std::string dir = data == nullptr ? "" : std::string(data) + "/kimi-tokenizer";
+  std::string dir = data == nullptr ? "" : std::string(data) + "/kimi-tokenizer";
   if (!dir.empty() && std::ifstream(dir + "/tiktoken.model").good()) return dir;
   return "";
 }
