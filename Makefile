@@ -48,7 +48,7 @@ check: setup-check
 	.ci/run
 
 soak: setup-check
-	PERIGEE_SOAK=1 FUZZ_SECONDS=60 SEEDS=20000 .ci/run
+	tools/soak
 
 eval: build setup-test
 	tools/eval

@@ -2,6 +2,7 @@
 import os
 import pathlib
 import sys
+import time
 
 import openai
 import pytest
@@ -61,3 +62,15 @@ def gauge(metrics, name):
         if line.startswith((name + " ", name + "{")):
             return float(line.rsplit(" ", 1)[1])
     raise AssertionError(f"no metric {name}")
+
+
+def wait_idle(server, seconds=20):
+    """Whether nothing runs, waits or holds a block within that time."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        metrics = server.get("/metrics")[1]
+        if all(gauge(metrics, name) == 0 for name in
+               ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc")):
+            return True
+        time.sleep(0.05)
+    return False

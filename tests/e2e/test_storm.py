@@ -1,0 +1,110 @@
+"""A storm: many clients at once, a fifth of which leave midway, on a cache too small for them all.
+
+PERIGEE_SOAK makes it 2,000 requests instead of 512. Every reply that was not cut short must have exactly the tokens
+that the same request gives alone (checked on a sample; all of them in a soak), no block may leak, the server must still
+answer, and its memory must not grow from wave to wave.
+"""
+import concurrent.futures
+import json
+import os
+import random
+import re
+import time
+
+from conftest import FOLDER, gauge, wait_idle
+
+MODEL = os.path.basename(FOLDER)
+SOAK = "PERIGEE_SOAK" in os.environ
+NUM_REQUESTS, NUM_WAVES, NUM_CLIENTS = (2000, 5, 256) if SOAK else (512, 2, 256)
+NUM_COMPARED = NUM_REQUESTS if SOAK else 60
+MAX_GROWTH_MIB = 24  # of resident memory after the first wave
+DEADLINE = "deadline"
+
+
+def make_job(rng, shared):
+    prompt = shared[: rng.randrange(len(shared))] + [rng.randrange(2048) for _ in range(rng.randrange(1, 200))]
+    body = {"model": MODEL, "prompt": prompt, "max_tokens": rng.randrange(1, 40), "ignore_eos": True, "return_token_ids": True,
+            "seed": rng.randrange(1 << 31), "temperature": rng.choice([0, 0, 0.8]), "priority": rng.randrange(-1, 2),
+            "n": rng.choice([1, 1, 1, 1, 2, 3]), "stream": rng.random() < 0.5}
+    if rng.random() < 0.05:
+        body["timeout"] = rng.uniform(0.01, 2)
+    cut_after = rng.randrange(0, 20) if rng.random() < 0.2 else None
+    return body, cut_after
+
+
+def whole(server, body):
+    status, reply = server.post("/v1/completions", {**body, "stream": False}, 600)
+    if status == 504 and "timeout" in body:
+        return DEADLINE
+    assert status == 200, reply
+    return [choice["token_ids"] for choice in reply["choices"]]
+
+
+def streamed(server, body):
+    ids = [[] for _ in range(body["n"])]
+    try:
+        for event in server.stream("/v1/completions", body, 600):
+            if "error" in event:
+                assert "timeout" in body, event
+                return DEADLINE
+            for choice in event["choices"]:
+                ids[choice["index"]] += choice["token_ids"]
+    except RuntimeError:
+        if "timeout" in body:
+            return DEADLINE
+        raise
+    return ids
+
+
+def cut_short(server, body, num_lines):
+    connection = server.connection(600)
+    body = {**body, "stream": True, "max_tokens": body["max_tokens"] + 40}
+    connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+    if num_lines:
+        reply = connection.getresponse()
+        for _ in range(num_lines):
+            reply.readline()
+    connection.close()
+
+
+def resident_mib(server):
+    with open(f"/proc/{server.process.pid}/status", encoding="ascii") as file:
+        return int(re.search(r"VmRSS:\s+(\d+)", file.read()).group(1)) / 1024
+
+
+def test_storm(launch, capsys):
+    server = launch("--deterministic", "--selfcheck", "--kv-cache-memory-bytes", "24M", "--max-num-seqs", "64")
+    rng = random.Random(11)
+    shared = [rng.randrange(2048) for _ in range(300)]
+    jobs = [make_job(rng, shared) for _ in range(NUM_REQUESTS)]
+    begin = time.monotonic()
+
+    def run(job):
+        body, cut_after = job
+        if cut_after is not None:
+            return cut_short(server, body, cut_after)
+        return streamed(server, body) if body["stream"] else whole(server, body)
+
+    together, resident = [], []
+    with concurrent.futures.ThreadPoolExecutor(NUM_CLIENTS) as pool:
+        per_wave = -(-NUM_REQUESTS // NUM_WAVES)
+        for first in range(0, NUM_REQUESTS, per_wave):
+            together += pool.map(run, jobs[first: first + per_wave])
+            assert wait_idle(server, 60), "blocks or requests leaked"
+            resident.append(resident_mib(server))
+    storm_s = time.monotonic() - begin
+    finished = [index for index, ids in enumerate(together) if ids not in (None, DEADLINE)]
+    preemptions = gauge(server.get("/metrics")[1], "vllm:num_preemptions_total")
+    compared = rng.sample(finished, min(NUM_COMPARED, len(finished)))
+    for index in compared:
+        body = {key: value for key, value in jobs[index][0].items() if key != "timeout"}
+        assert whole(server, body) == together[index], f"request {index} differs alone: {body}"
+    assert wait_idle(server)
+    growth = max(resident[1:]) - resident[0]
+    with capsys.disabled():
+        print(f"\nstorm on {MODEL}: {NUM_REQUESTS} requests of {NUM_CLIENTS} clients in {storm_s:.0f} s, "
+              f"{together.count(None)} cut by the client, {together.count(DEADLINE)} by their deadline, "
+              f"{preemptions:.0f} preemptions; {len(compared)} replies equal to themselves alone, no block leaked, "
+              f"memory {resident[0]:.0f} MiB after the first wave, {growth:+.1f} MiB at most after a later one")
+    assert preemptions > 0, "the cache was meant to be too small"
+    assert growth <= MAX_GROWTH_MIB
