@@ -29,6 +29,7 @@ class HostWorker final : public Worker {
                                                 std::function<void(StepResult&&)> on_result);
   ~HostWorker() override {
     plans_.close();
+    masks_.close();
     if (thread_.joinable()) thread_.join();
   }
 

@@ -37,8 +37,10 @@ class Worker {
                                                 std::function<void(StepResult&&)> on_result);
   virtual ~Worker() = default;
 
-  virtual void submit(StepPlan plan) = 0;       // at most kMaxPlansInFlight without a result
-  virtual void set_masks(StepMasks masks) = 0;  // for the step's sampled rows; before or while its forward pass runs
+  virtual void submit(StepPlan plan) = 0;  // at most kMaxPlansInFlight without a result
+  // Exactly once for each plan with masked rows, before, while or after its forward pass runs (mask_box.h). A row
+  // without an entry samples freely: its sequence has ended.
+  virtual void set_masks(StepMasks masks) = 0;
   virtual const Model& model() const = 0;
   virtual int32_t num_pages() const = 0;
   virtual int32_t state_pages() const = 0;   // of those, one sequence's recurrent state takes so many; 0: it has none

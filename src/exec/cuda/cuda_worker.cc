@@ -51,6 +51,7 @@ class CudaWorker final : public Worker {
                                                 std::function<void(StepResult&&)> on_result);
   ~CudaWorker() override {
     plans_.close();
+    masks_.close();
     if (thread_.joinable()) thread_.join();
   }
   void submit(StepPlan plan) override {
