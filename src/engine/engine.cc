@@ -35,6 +35,7 @@ struct LiveRequest {
   SequenceId first_sequence;  // choice i is sequence first + i
   int32_t n = 1;
   int32_t live_choices = 1;
+  double scheduled_s = 0;  // 0: not yet
 };
 
 constexpr double kIdleWaitS = 1.0;
@@ -59,15 +60,18 @@ struct Engine::Impl {
   std::unordered_map<SequenceId, RequestId> owners;
   int64_t next_sequence = 0;
   std::deque<double> host_us;
+  StepTokens step_tokens;
 
   mutable std::mutex stats_mutex;
   EngineStats stats;
+  double progress_s = 0;  // the newest step, or the last time that there was nothing to do
 
   void run();
   void handle(Message&& message);
   void submit(SubmitMessage&& message);
   void cancel(const CancelMessage& message);
   void emit_plans();
+  void note_plan(const StepPlan& plan);
   void dispatch_updates();
   void deliver(SequenceUpdate&& update);
   void end_all(const std::string& why);
@@ -159,6 +163,8 @@ EngineStats Engine::stats() const {
   std::lock_guard lock(impl_->stats_mutex);
   EngineStats copy = impl_->stats;
   copy.now_s = system_clock().now_s();
+  // Counted at submission, so that an engine thread that hangs before it sees a request counts as stalled too.
+  if (impl_->live_choices > 0) copy.stalled_s = std::max(0.0, copy.now_s - impl_->progress_s);
   return copy;
 }
 
@@ -246,7 +252,23 @@ void Engine::Impl::cancel(const CancelMessage& message) {
 }
 
 void Engine::Impl::emit_plans() {
-  while (std::optional<StepPlan> plan = scheduler->next_plan(system_clock().now_s())) worker->submit(std::move(*plan));
+  while (std::optional<StepPlan> plan = scheduler->next_plan(system_clock().now_s())) {
+    note_plan(*plan);
+    worker->submit(std::move(*plan));
+  }
+}
+
+void Engine::Impl::note_plan(const StepPlan& plan) {
+  const int32_t tokens = plan.num_tokens();
+  const auto bucket = std::lower_bound(kStepTokenBounds.begin(), kStepTokenBounds.end(), tokens);
+  ++step_tokens.steps[static_cast<size_t>(bucket - kStepTokenBounds.begin())];
+  step_tokens.tokens += tokens;
+  for (const SequenceStart& start : plan.starts) {
+    const auto owner = owners.find(start.sequence);
+    CHECK(owner != owners.end(), "sequence ", start.sequence, " is planned and has ended");
+    LiveRequest& request = requests.find(owner->second)->second;
+    if (request.scheduled_s == 0) request.scheduled_s = system_clock().now_s();
+  }
 }
 
 void Engine::Impl::dispatch_updates() {
@@ -267,6 +289,7 @@ void Engine::Impl::deliver(SequenceUpdate&& update) {
       .finish = update.finish,
       .stop_id = update.stop_id,
       .num_cached_tokens = update.num_cached_tokens,
+      .scheduled_s = request.scheduled_s,
       .error = std::move(update.error),
   });
   if (!finished) return;
@@ -292,7 +315,10 @@ void Engine::Impl::publish_stats(double host_s, bool stepped) {
   stats.scheduler = gauges;
   stats.steps = gauges.steps;
   stats.kv_usage = gauges.total_pages > 0 ? static_cast<double>(gauges.used_pages) / gauges.total_pages : 0;
-  if (stepped) stats.last_step_s = system_clock().now_s();
+  const double now_s = system_clock().now_s();
+  if (stepped) stats.last_step_s = now_s;
+  if (stepped || scheduler->idle()) progress_s = now_s;
+  stats.step_tokens = step_tokens;
   double sum = 0;
   for (const double us : host_us) sum += us;
   stats.host_step_us = host_us.empty() ? 0 : sum / static_cast<double>(host_us.size());

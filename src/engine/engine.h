@@ -53,15 +53,27 @@ struct OutputChunk {
   std::optional<FinishReason> finish;
   int32_t stop_id = -1;
   int32_t num_cached_tokens = 0;
+  double scheduled_s = 0;  // engine clock, when the request's first choice was first planned; 0: never
   std::string error;
 };
 using OutputSink = std::function<void(OutputChunk&&)>;
+
+// Tokens of a step, by bucket: at most kStepTokenBounds[i] and more than the bound before; the last bucket has no
+// bound.
+inline constexpr std::array<int32_t, 13> kStepTokenBounds = {1,   8,    16,   32,   64,   128,  256,
+                                                             512, 1024, 2048, 4096, 8192, 16384};
+struct StepTokens {
+  std::array<int64_t, kStepTokenBounds.size() + 1> steps{};
+  int64_t tokens = 0;
+};
 
 // Request timings in seconds for metrics: buckets are the server's business, the engine keeps none.
 struct EngineStats {
   SchedulerGauges scheduler;
   double kv_usage = 0;     // used / total pages
   double last_step_s = 0;  // when the newest step ended, engine clock
+  double stalled_s = 0;    // choices are in flight, and for so long no step has been planned or finished
+  StepTokens step_tokens;
   double now_s = 0;
   int64_t steps = 0;
   double host_step_us = 0;  // scheduler + batch building, mean of the last 64 steps

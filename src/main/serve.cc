@@ -25,6 +25,7 @@ void add_server_options(Options& options) {
   options.add_list("api-key", "keys that clients must send; none: open", group);
   options.add("reasoning-field", "both", "both, reasoning_content or reasoning", group);
   options.add("drain-seconds", "60", "how long SIGTERM lets accepted requests finish", group);
+  options.add("stall-seconds", "60", "/livez turns 503 when no step ends for so long while work is in flight", group);
   options.add("front-end-threads", "1", "threads of the HTTP front end", group);
   options.add("config", "", "YAML file whose keys are these flags", group);
   options.add("log-level", "info", "debug, info, warning or error", group);
@@ -56,6 +57,7 @@ Result<ServerConfig> server_config(const Options& options) {
   config.host = options.text("host");
   ASSIGN_OR_RETURN(const int64_t port, options.integer("port", 0, 65535));
   ASSIGN_OR_RETURN(config.drain_s, options.number("drain-seconds", 0, 86400));
+  ASSIGN_OR_RETURN(config.stall_s, options.number("stall-seconds", 1, 86400));
   ASSIGN_OR_RETURN(const int64_t threads, options.integer("front-end-threads", 1, 256));
   config.port = static_cast<int>(port);
   config.threads = static_cast<int>(threads);
@@ -118,8 +120,7 @@ int serve_until_signal(const Options& options, const ServerConfig& server_settin
 
   int signal = 0;
   sigwait(&signals, &signal);
-  log_info(signal == SIGTERM ? "SIGTERM" : "SIGINT", ": draining, at most ", server_settings.drain_s,
-           " s; a second signal stops at once");
+  log_info(signal == SIGTERM ? "SIGTERM" : "SIGINT", "; a second signal stops at once");
   std::thread impatient([&signals] {
     int second = 0;
     sigwait(&signals, &second);

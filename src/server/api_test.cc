@@ -385,6 +385,49 @@ TEST_F(ApiTest, EveryRouteButProbesNeedsTheKey) {
   EXPECT_EQ(status_of("GET", "http://x/health", ""), 401);
 }
 
+TEST_F(ApiTest, AStuckEngineIsFirstNotReadyThenNotAlive) {
+  config_.stall_s = 60;
+  start(ids_of("ab"));
+  TestClient client(server_->port());
+  backend_->stalled_s = 9;
+  EXPECT_EQ(client.get("/readyz").status, 200);
+  backend_->stalled_s = 30;
+  const auto stalled = client.get("/readyz");
+  EXPECT_EQ(stalled.status, 503);
+  EXPECT_NE(stalled.body.find("no step for 30 s"), std::string::npos) << stalled.body;
+  EXPECT_EQ(client.get("/livez").status, 200);
+  backend_->stalled_s = 61;
+  EXPECT_EQ(client.get("/livez").status, 503);
+  backend_->stalled_s = 0;
+  EXPECT_EQ(client.get("/livez").status, 200);
+  EXPECT_EQ(client.get("/readyz").status, 200);
+}
+
+TEST_F(ApiTest, HistogramsOfQueueStepsAndSizes) {
+  start(ids_of("abc"));
+  TestClient client(server_->port());
+  EXPECT_EQ(post("/v1/completions", R"({"prompt":"wxyz","n":2})").status, 200);
+  client.get("/metrics");
+  const std::string metrics = client.get("/metrics").body;  // the second scrape counts no step again
+  const std::string labels = R"({engine="0",model_name="tiny")";
+  for (const char* prefix : {"vllm:", "perigee:"})
+    for (const std::string& text :
+         {std::string("iteration_tokens_total_bucket") + labels + R"(,le="1"} 0)",
+          std::string("iteration_tokens_total_bucket") + labels + R"(,le="8"} 3)",
+          std::string("iteration_tokens_total_sum") + labels + "} 12",
+          std::string("request_queue_time_seconds_count") + labels + "} 1",
+          std::string("request_prefill_time_seconds_count") + labels + "} 1",
+          std::string("request_decode_time_seconds_count") + labels + "} 1",
+          std::string("request_inference_time_seconds_count") + labels + "} 1",
+          std::string("e2e_request_latency_seconds_count") + labels + "} 1",
+          std::string("time_to_first_token_seconds_count") + labels + "} 1",
+          std::string("request_time_per_output_token_seconds_count") + labels + "} 1",
+          std::string("inter_token_latency_seconds_bucket") + labels,
+          std::string("request_max_num_generation_tokens_sum") + labels + "} 4",  // the stop id counts
+          std::string("request_prefill_kv_computed_tokens_sum") + labels + "} 4"})
+      EXPECT_NE(metrics.find(prefix + text), std::string::npos) << prefix << text;
+}
+
 TEST_F(ApiTest, LoadingThenReadyThenDraining) {
   ready_ = false;
   options_.tick_s = 0.02;

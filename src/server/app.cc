@@ -149,7 +149,7 @@ void App::health(ExchangePtr exchange, const HttpRequest&) {
 }
 
 void App::livez(ExchangePtr exchange, const HttpRequest&) {
-  exchange->respond(empty_reply(200));
+  exchange->respond(empty_reply(check_liveness(health_inputs()) ? 200 : 503));
 }
 
 void App::readyz(ExchangePtr exchange, const HttpRequest&) {

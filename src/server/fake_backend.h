@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <functional>
@@ -11,6 +12,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/clock.h"
 #include "server/backend.h"
 
 namespace perigee {
@@ -43,7 +45,8 @@ class FakeBackend : public Backend {
     if (options_.queue_full) return Error(Code::kExhausted, "the queue is full");
     const std::lock_guard lock(mutex_);
     const RequestId id(next_id_++);
-    for (int32_t i = 0; i < request.n; ++i) choices_.push_back({id, i, request, sink, options_.reply(*request.prompt)});
+    for (int32_t i = 0; i < request.n; ++i)
+      choices_.push_back({id, i, request, sink, options_.reply(*request.prompt), system_clock().now_s()});
     submitted.push_back(std::move(request));
     wake_.notify_all();
     return id;
@@ -62,6 +65,9 @@ class FakeBackend : public Backend {
     EngineStats stats;
     stats.scheduler.running = static_cast<int32_t>(choices_.size());
     stats.scheduler.generated_tokens = generated_;
+    stats.stalled_s = stalled_s;
+    stats.step_tokens.steps[1] = 3;  // three steps of 2 to 8 tokens, 12 tokens in all
+    stats.step_tokens.tokens = 12;
     return stats;
   }
   BackendInfo info() const override {
@@ -80,6 +86,7 @@ class FakeBackend : public Backend {
   }
 
   std::vector<EngineRequest> submitted;
+  std::atomic<double> stalled_s{0};
 
  private:
   struct Choice {
@@ -88,6 +95,7 @@ class FakeBackend : public Backend {
     EngineRequest request;
     OutputSink sink;
     std::vector<int32_t> reply;
+    double scheduled_s = 0;
     size_t done = 0;
     std::optional<FinishReason> cancelled = std::nullopt;
   };
@@ -104,6 +112,7 @@ class FakeBackend : public Backend {
     OutputChunk chunk;
     chunk.choice = choice.index;
     chunk.num_cached_tokens = 0;
+    chunk.scheduled_s = choice.scheduled_s;
     if (choice.done == 0 && sampling.prompt_logprobs >= 0)
       for (size_t i = 1; i < choice.request.prompt->size(); ++i)
         chunk.prompt_logprobs.push_back(score((*choice.request.prompt)[i], sampling.prompt_logprobs));

@@ -39,6 +39,7 @@ Generation::Generation(GenerationSpec spec, std::shared_ptr<Exchange> exchange)
       requests_(spec_.prompts.size()),
       cached_(spec_.prompts.size(), 0),
       last_chunk_s_(spec_.prompts.size() * spec_.fields.n, 0),
+      tokens_of_(last_chunk_s_.size(), 0),
       created_(static_cast<int64_t>(wall_time_s())) {
   for (size_t prompt = 0; prompt < spec_.prompts.size(); ++prompt)
     for (int32_t i = 0; i < spec_.fields.n; ++i) {
@@ -133,6 +134,7 @@ void Generation::on_chunk(size_t prompt_index, OutputChunk&& chunk) {
   ChoiceState& state = choices_[static_cast<size_t>(chunk.choice)];
   cached_[prompt_index] = std::max<int64_t>(cached_[prompt_index], chunk.num_cached_tokens);
   std::move(chunk.prompt_logprobs.begin(), chunk.prompt_logprobs.end(), std::back_inserter(state.prompt_logprobs));
+  if (scheduled_s_ == 0) scheduled_s_ = chunk.scheduled_s;
   if (state.fold->ended()) return;
   note_times(chunk, system_clock().now_s());
   if (spec_.format->discards_output()) {
@@ -143,6 +145,7 @@ void Generation::on_chunk(size_t prompt_index, OutputChunk&& chunk) {
   ChoiceDelta delta = state.fold->push(std::move(chunk));
   if (delta.ended_by_text) spec_.backend->cancel(requests_[prompt_index], engine_choice, FinishReason::kStop);
   completion_tokens_ += static_cast<int64_t>(delta.ids.size());
+  tokens_of_[static_cast<size_t>(state.index)] += static_cast<int64_t>(delta.ids.size());
   if (take_failure(delta)) return;
   length_ended_ = length_ended_ || delta.finish == FinishReason::kLength;
   num_finished_ += delta.finish.has_value();
@@ -235,9 +238,11 @@ void Generation::end(const char* reason, int status) {
   record.prompt_tokens = total.prompt_tokens;
   record.completion_tokens = total.completion_tokens;
   record.cached_tokens = total.cached_tokens;
+  record.longest_output = *std::max_element(tokens_of_.begin(), tokens_of_.end());
   record.n = spec_.fields.n;
   record.max_tokens = max_tokens_of(0);
   record.submitted_s = since_arrival(submitted_s_);
+  record.scheduled_s = since_arrival(scheduled_s_);
   record.first_token_s = since_arrival(first_token_s_);
   record.last_token_s = since_arrival(last_token_s_);
   record.end_s = since_arrival(now_s);

@@ -82,12 +82,13 @@ class Generation : public std::enable_shared_from_this<Generation> {
   std::vector<RequestId> requests_;   // one per prompt
   std::vector<int64_t> cached_;       // prompt tokens from the prefix cache, per prompt
   std::vector<double> last_chunk_s_;  // per choice
+  std::vector<int64_t> tokens_of_;    // per choice
   size_t num_finished_ = 0;
   int64_t completion_tokens_ = 0;
   bool length_ended_ = false;
   bool streaming_ = false;
   bool ended_ = false;
-  double submitted_s_ = 0, first_token_s_ = 0, last_token_s_ = 0;  // clock times; 0: not yet
+  double submitted_s_ = 0, scheduled_s_ = 0, first_token_s_ = 0, last_token_s_ = 0;  // clock times; 0: not yet
   int64_t created_ = 0;
 };
 

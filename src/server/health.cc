@@ -4,6 +4,16 @@
 
 namespace perigee {
 
+namespace {
+
+constexpr double kReadyStallSeconds = 10;
+
+}  // namespace
+
+bool check_liveness(const HealthInputs& inputs) {
+  return !inputs.loaded || inputs.stats.stalled_s <= inputs.stall_s;
+}
+
 Readiness check_readiness(const HealthInputs& inputs) {
   Json::Array reasons;
   const SchedulerGauges& gauges = inputs.stats.scheduler;
@@ -11,8 +21,9 @@ Readiness check_readiness(const HealthInputs& inputs) {
   if (!inputs.loaded)
     reasons.emplace_back(str_cat("loading: ", inputs.phase, ", ", static_cast<int>(inputs.percent), " %"));
   if (inputs.draining) reasons.emplace_back("draining: the server is shutting down");
-  if (inputs.loaded && gauges.running > 0 && age_s > inputs.stall_s)
-    reasons.emplace_back(str_cat("stalled: no step for ", static_cast<int>(age_s), " s with work in flight"));
+  const double stalled_s = inputs.loaded ? inputs.stats.stalled_s : 0;
+  if (stalled_s > std::min(kReadyStallSeconds, inputs.stall_s))
+    reasons.emplace_back(str_cat("stalled: no step for ", static_cast<int>(stalled_s), " s with work in flight"));
   const char* phase = !inputs.loaded ? inputs.phase.c_str() : inputs.draining ? "draining" : "serving";
   Readiness out;
   out.ready = reasons.empty();

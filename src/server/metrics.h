@@ -19,9 +19,11 @@ struct RequestRecord {
   int64_t prompt_tokens = 0;
   int64_t completion_tokens = 0;
   int64_t cached_tokens = 0;
+  int64_t longest_output = 0;  // tokens of the longest choice
   int32_t n = 1;
   int64_t max_tokens = 0;
   double submitted_s = 0;    // handed to the engine
+  double scheduled_s = 0;    // first planned; 0: never
   double first_token_s = 0;  // 0: there was none
   double last_token_s = 0;
   double end_s = 0;

@@ -25,7 +25,7 @@ struct ServerConfig {
   std::vector<std::string> api_keys;      // empty: no key is asked for
   bool metrics_open = true;               // GET /metrics needs no key
   double drain_s = 60;
-  double stall_s = 60;                   // work in flight and no step for longer: not ready
+  double stall_s = 60;                   // work in flight and no step for longer: /livez says 503
   double stats_period_s = 10;            // of the throughput line
   std::string reasoning_field = "both";  // "both", "reasoning" or "reasoning_content"
   RequestCaps caps;
