@@ -9,7 +9,7 @@ void append(std::vector<TensorSpec>& out, std::vector<TensorSpec> specs) {
 
 MlpWeights read_mlp(const std::vector<TensorSpec>& specs, WeightReader& reader) {
   MlpWeights w;
-  w.gate_up = reader.linear(std::span(specs).first(2));
+  w.gate_up = reader.gate_up(specs[0], specs[1]);
   w.down = reader.linear(specs[2]);
   return w;
 }

@@ -57,6 +57,13 @@ LinearWeight WeightReader::linear(std::span<const TensorSpec> stacked) {
   return weight;
 }
 
+LinearWeight WeightReader::gate_up(const TensorSpec& gate, const TensorSpec& up) {
+  const RawWeight a = raw(gate), b = raw(up);
+  LinearWeight weight = ops_.pack_gate_up(a.matrix, b.matrix);
+  packed(weight.packed);
+  return weight;
+}
+
 EmbedWeight WeightReader::embed(const TensorSpec& spec) {
   EmbedWeight weight = ops_.pack_embed(raw(spec).matrix);
   packed(weight.packed);

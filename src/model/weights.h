@@ -77,6 +77,7 @@ class WeightReader {
 
   LinearWeight linear(std::span<const TensorSpec> stacked);
   LinearWeight linear(const TensorSpec& spec) { return linear(std::span(&spec, 1)); }
+  LinearWeight gate_up(const TensorSpec& gate, const TensorSpec& up);
   EmbedWeight embed(const TensorSpec& spec);
   MlaUpWeight mla_up(const TensorSpec& spec, const MlaShape& shape);
   VectorWeight kda_conv(const TensorSpec& q, const TensorSpec& k, const TensorSpec& v);  // KdaWeights::conv

@@ -9,6 +9,11 @@ void Ops::copy(void* to, const void* from, size_t bytes) {
   std::memcpy(to, from, bytes);
 }
 
+LinearWeight Ops::pack_gate_up(const RawMatrix& gate, const RawMatrix& up) {
+  const RawMatrix both[] = {gate, up};
+  return pack_linear(both);
+}
+
 Tensor Ops::mla_in(const Tensor& x, const MlaWeights& w, const Batch& batch, const LatentLayer& cache) {
   const MlaShape& s = w.shape;
   const DType wide = wide_dtype();
@@ -48,6 +53,10 @@ Tensor Ops::moe(const Tensor& x, const MoeWeights& w) {
   const Tensor y = moe_experts(x, route(x, w.router), w.experts);
   if (w.shared.down.packed) add(y, dense_mlp(x, w.shared));
   return y;
+}
+
+void Ops::add_moe(const Tensor& residual, const Tensor& x, const MoeWeights& w) {
+  add(residual, moe(x, w));
 }
 
 Tensor Ops::logits(const Tensor& x, const LinearWeight& head) {

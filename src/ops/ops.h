@@ -47,6 +47,8 @@ class Ops {
   // --- Weights, once at load: copied and repacked into this backend's layout; `raw` may go afterwards. ---
   // Matrices stacked by rows become one: y = concat(W_i x).
   virtual LinearWeight pack_linear(std::span<const RawMatrix> stacked) = 0;
+  // Of a gated MLP, for dense_mlp() alone, which may want its rows in another order.
+  virtual LinearWeight pack_gate_up(const RawMatrix& gate, const RawMatrix& up);
   virtual ExpertWeights pack_experts(std::span<const RawExpert> experts) = 0;
   // kv_b: per head dn rows of W_UK, then dv rows of W_UV; [h * (dn + dv), L].
   virtual MlaUpWeight pack_mla_up(const RawMatrix& kv_b, const MlaShape& shape) = 0;
@@ -95,9 +97,10 @@ class Ops {
   virtual Tensor kda(const Tensor& x, const KdaWeights& w, const Batch& batch, const StateLayer& state);
   // residual += y, then its norm.
   virtual Tensor add_norm(const Tensor& residual, const Tensor& y, std::span<const float> weight, float eps);
-  virtual Tensor dense_mlp(const Tensor& x, const MlpWeights& w);    // -> [n, H] f32
-  virtual Tensor moe(const Tensor& x, const MoeWeights& w);          // routed + shared, [n, H] f32
-  virtual Tensor logits(const Tensor& x, const LinearWeight& head);  // -> [rows, vocab] f32
+  virtual Tensor dense_mlp(const Tensor& x, const MlpWeights& w);                      // -> [n, H] f32
+  virtual Tensor moe(const Tensor& x, const MoeWeights& w);                            // routed + shared, [n, H] f32
+  virtual void add_moe(const Tensor& residual, const Tensor& x, const MoeWeights& w);  // residual += moe(x)
+  virtual Tensor logits(const Tensor& x, const LinearWeight& head);                    // -> [rows, vocab] f32
 
   Arena& arena() { return arena_; }
 

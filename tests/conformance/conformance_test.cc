@@ -198,6 +198,22 @@ TEST(Conformance, WideLinearIsExactToSixteenBits) {
   }
 }
 
+TEST(Conformance, DenseMlp) {
+  const auto ref = make_ref_ops();
+  for (Backend& backend : backends())
+    for (const int64_t rows : {1, 5, 40, 130}) {
+      const Stored gate = store(WeightFormat::kBF16, 200, 256, 1), up = store(WeightFormat::kBF16, 200, 256, 2);
+      const Stored down = store(WeightFormat::kBF16, 256, 200, 3);
+      const auto run = [&](Ops& ops) {
+        const MlpWeights w{.gate_up = ops.pack_gate_up(gate.raw, up.raw), .down = ops.pack_linear(down.raw)};
+        return fetch(ops, ops.dense_mlp(activation(ops, rows, 256, 6), w));
+      };
+      poison(*backend.ops, 4 << 20);
+      ref->begin_step();
+      expect_close(run(*backend.ops), run(*ref), str_cat(backend.name, " dense_mlp, rows ", rows));
+    }
+}
+
 TEST(Conformance, NormActivationRopeEmbed) {
   const auto ref = make_ref_ops();
   std::vector<float> weight(192);

@@ -188,6 +188,7 @@ void CudaWorker::reserve_slots(int64_t slots, int64_t max_blocks) {
 void CudaWorker::reserve_batch(int64_t tokens) {
   const size_t array = (static_cast<size_t>(tokens + 1) * 4 + 255) / 256 * 256;
   batch_memory_ = device_buffer(6 * array + static_cast<size_t>(config_.max_sequences) * slots_.max_blocks * 4);
+  cuda_ok(cudaMemset(batch_memory_.data(), 0, batch_memory_.size()), "clearing the batch");
   int32_t** const arrays[] = {&batch_.tokens,    &batch_.positions, &batch_.row_sequence, &batch_.row_page,
                               &batch_.first_row, &batch_.lengths,   &batch_.block_tables};
   for (size_t i = 0; i < 7; ++i) *arrays[i] = reinterpret_cast<int32_t*>(batch_memory_.data() + i * array);
@@ -199,20 +200,25 @@ void CudaWorker::reserve_batch(int64_t tokens) {
                 .row_page = batch_.row_page};
 }
 
-// The largest step of padding alone, twice, so that the arena has its final size; then the graphs.
+// The largest steps of padding alone, in both forms of attention, so that the arena has its final size; then the
+// graphs.
 Status CudaWorker::warm_up() {
-  const int32_t rows = std::max(config_.max_step_tokens, config_.max_sequences);
-  const int32_t sequences = config_.max_sequences;
+  const int32_t rows = std::max(config_.max_step_tokens, config_.max_sequences), sequences = config_.max_sequences;
   for (int32_t i = 0; i < sequences; ++i)
     host_rows_.push_back({.first_row = i, .num_tokens = i + 1 < sequences ? 1 : rows - i});
   cuda_ok(build_batch({}, slots_, batch_, rows, stream()), "warming up");
   const std::span<const int32_t> any_rows(batch_.row_sequence, static_cast<size_t>(rows));
-  for (int pass = 0; pass < 2; ++pass) {
+  for (const MlaForm form : {MlaForm::kAbsorbed, MlaForm::kExpanded}) {
+    SequenceRows& last = host_rows_.back();
+    last.form = form;
+    last.position = std::max(slots_.max_blocks * kBlockTokens - last.num_tokens, 0);
+    if (last.position + last.num_tokens > slots_.max_blocks * kBlockTokens) last.num_tokens = 1;
     ops_->begin_step();
     model_->forward(device_batch(batch_, sequences_, host_rows_, rows, any_rows), *ops_, pool());
     RETURN_IF_ERROR(ops_->status());
     cuda_ok(cudaStreamSynchronize(stream()), "warming up");
   }
+  ops_->begin_step();
   graphs_ = std::make_unique<DecodeGraphs>(batch_, sequences_, config_.max_sequences);
   RETURN_IF_ERROR(graphs_->capture(*model_, *ops_, pool()));
   cuda_ok(cudaStreamSynchronize(stream()), "warming up");

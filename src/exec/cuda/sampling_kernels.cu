@@ -189,19 +189,38 @@ __device__ int draw(const Row& row, Bins& bins, const SlotParams& p, float unifo
 
 struct RowMax {
   float max;
+  int id;  // the lowest of those with the largest value
   bool finite;
 };
 
-__device__ RowMax row_max(const float* x, int n) {
-  float best = -INFINITY;
-  int good = 1;
-  for (int i = threadIdx.x; i < n; i += kThreads) {
-    best = fmaxf(best, x[i]);
-    good &= x[i] <= FLT_MAX;  // false of NaN and +inf
+struct Best {
+  float value = -INFINITY;
+  int id = 0, good = 1;
+  __device__ void take(float x, int i) {
+    good &= x <= FLT_MAX;  // false of NaN and +inf
+    if (x > value) {
+      value = x;
+      id = i;
+    }
   }
-  best = block_reduce(best, [](float a, float b) { return fmaxf(a, b); });
-  good = __syncthreads_and(good);
-  return {best, good != 0 && best >= -FLT_MAX};
+};
+
+__device__ RowMax row_max(const float* x, int n) {
+  Best best;
+  const int fours = reinterpret_cast<uintptr_t>(x) % 16 == 0 ? n / 4 : 0;
+#pragma unroll 8
+  for (int i = threadIdx.x; i < fours; i += kThreads) {
+    const float4 v = reinterpret_cast<const float4*>(x)[i];
+    best.take(v.x, 4 * i);
+    best.take(v.y, 4 * i + 1);
+    best.take(v.z, 4 * i + 2);
+    best.take(v.w, 4 * i + 3);
+  }
+  for (int i = 4 * fours + threadIdx.x; i < n; i += kThreads) best.take(x[i], i);
+  const Mass key = block_reduce<Mass>(order_key(best.value, best.id), [](Mass a, Mass b) { return a < b ? a : b; });
+  const int good = __syncthreads_and(best.good);
+  const int id = static_cast<int>(key & 0xFFFFFFFFu);
+  return {x[id], id, good != 0 && x[id] >= -FLT_MAX};
 }
 
 // logit_bias, mask, min_tokens and penalties, in that order, on a copy.
@@ -289,7 +308,7 @@ __global__ __launch_bounds__(kThreads) void sample_kernel(SampleCall call, SlotA
   int id = 0;
   if (top.finite) {
     if (p.temperature < kMinTemperature) {
-      id = static_cast<int>(next_in_order(x, slots.vocab, 0, true) & 0xFFFFFFFFu);
+      id = top.id;
     } else {
       const Row row{x, slots.vocab, top.max, 1.0f / fminf(p.temperature, kMaxTemperature)};
       id = draw(row, bins, p, random_unit(p.random_key, static_cast<uint64_t>(outputs)));

@@ -3,6 +3,7 @@
 
 #include "ops/cuda/elementwise.h"
 #include "ops/cuda/mla_decode.h"
+#include "ops/cuda/mla_prefill.h"
 #include "ops/cuda/tile_gemm.h"
 
 namespace perigee {
@@ -22,6 +23,7 @@ CudaOps::CudaOps(const CudaOptions& options) : Ops(Arena(device_buffer)), option
   cuda_ok(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, options.device), "asking the GPU");
   compute_capability_ = 10 * major + minor;
   cuda_ok(mla_decode_prepare(), "loading attention kernels");
+  cuda_ok(mla_prefill_prepare(), "loading attention kernels");
 }
 
 Status CudaOps::status() {
@@ -63,21 +65,23 @@ void CudaOps::multiply(const GemmCall& call, const char* op) {
     return;
   }
   const int64_t padded = static_cast<int64_t>(call.chunks) * 128;
-  if (cublas_ != nullptr && cublas_->multiply({.x = call.x,
-                                               .x_stride = call.x_stride,
-                                               .x_head = call.x_head,
-                                               .w = reinterpret_cast<const uint16_t*>(call.weight),
-                                               .w_stride = padded,
-                                               .w_head = call.weight_stride / 2,
-                                               .y = call.y,
-                                               .y_stride = call.y_stride,
-                                               .y_head = call.y_head,
-                                               .rows = call.rows,
-                                               .out = call.out,
-                                               .in = call.in,
-                                               .heads = call.heads,
-                                               .f32_out = call.output == GemmOutput::kF32},
-                                              stream()))
+  const bool plain = call.output != GemmOutput::kSiluMul;  // the library cannot join gate and up
+  if (plain && cublas_ != nullptr &&
+      cublas_->multiply({.x = call.x,
+                         .x_stride = call.x_stride,
+                         .x_head = call.x_head,
+                         .w = reinterpret_cast<const uint16_t*>(call.weight),
+                         .w_stride = padded,
+                         .w_head = call.weight_stride / 2,
+                         .y = call.y,
+                         .y_stride = call.y_stride,
+                         .y_head = call.y_head,
+                         .rows = call.rows,
+                         .out = call.out,
+                         .in = call.in,
+                         .heads = call.heads,
+                         .f32_out = call.output == GemmOutput::kF32},
+                        stream()))
     return;
   check(tile_gemm(WeightFormat::kBF16, call, stream()), op);
 }
@@ -107,7 +111,7 @@ void CudaOps::add(const Tensor& residual, const Tensor& y) {
 
 Tensor CudaOps::silu_mul(const Tensor& gate_up) {
   const Tensor y = arena_.tensor(DType::kBF16, gate_up.rows, gate_up.cols / 2);
-  check(silu_mul_rows(gate_up, y, stream()), "silu_mul");
+  check(silu_mul_rows(gate_up, false, y, stream()), "silu_mul");
   return y;
 }
 

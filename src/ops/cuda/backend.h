@@ -27,6 +27,7 @@ class CudaOps final : public Ops {
   bool makes_dummy_weights() const override { return true; }
   using Ops::pack_linear;
   LinearWeight pack_linear(std::span<const RawMatrix> stacked) override;
+  LinearWeight pack_gate_up(const RawMatrix& gate, const RawMatrix& up) override;
   ExpertWeights pack_experts(std::span<const RawExpert> experts) override;
   MlaUpWeight pack_mla_up(const RawMatrix& kv_b, const MlaShape& shape) override;
   EmbedWeight pack_embed(const RawMatrix& table) override;
@@ -47,7 +48,9 @@ class CudaOps final : public Ops {
   Tensor kda_attend(const KdaInputs& in, const KdaWeights& w, const Batch& batch, const StateLayer& state) override;
   Routing route(const Tensor& x, const RouterWeight& router) override;
   Tensor moe_experts(const Tensor& x, const Routing& routing, const ExpertWeights& experts) override;
+  Tensor dense_mlp(const Tensor& x, const MlpWeights& w) override;
   Tensor moe(const Tensor& x, const MoeWeights& w) override;
+  void add_moe(const Tensor& residual, const Tensor& x, const MoeWeights& w) override;
   Tensor gather_rows(const Tensor& x, std::span<const int32_t> rows) override;
   Tensor add_norm(const Tensor& residual, const Tensor& y, std::span<const float> weight, float eps) override;
 
@@ -61,12 +64,27 @@ class CudaOps final : public Ops {
   void multiply(const GemmCall& call, const char* op);
   // Whether the kernels of mla_decode.h and mla_write.h serve this geometry; others run in latent_attention.h.
   bool is_usual(const MlaShape& shape, const LatentLayer& cache) const;
+  struct CachedSequence {
+    const SequenceRows& rows;
+    const int32_t* block_table;  // on the device
+  };
+  // The first sequences of the batch, whose rows are those of q.
+  void attend_absorbed(const Tensor& q, const CudaMlaUp& weights, const MlaShape& shape, const Batch& batch,
+                       size_t num_sequences, const LatentLayer& cache, const Tensor& y);
+  void attend_expanded(const CachedSequence& sequence, const Tensor& q, const CudaMlaUp& weights, const MlaShape& shape,
+                       const LatentLayer& cache, const Tensor& y);
   void attend_usual(const Tensor& query, const Tensor& mixed, const MlaShape& shape, const Batch& batch,
                     const LatentLayer& cache);
   void attend_rows(const Tensor& query, const Tensor& mixed, const MlaShape& shape, const Batch& batch,
                    const LatentLayer& cache);
-  // The routed experts, plus `addend` if there is one.
-  Tensor run_experts(const Tensor& x, const Routing& routing, const ExpertWeights& weights, const Tensor* addend);
+  // y = the routed experts, plus `addend` if there is one, plus y itself under `accumulate`.
+  struct ExpertSum {
+    Tensor y;
+    const Tensor* addend = nullptr;
+    bool accumulate = false;
+  };
+  void run_experts(const Tensor& x, const Routing& routing, const ExpertWeights& weights, const ExpertSum& to);
+  void run_moe(const Tensor& x, const MoeWeights& w, ExpertSum to);
   void expert_product(const CudaMatrix& weight, GemmCall call, int item_rows, const char* op);
 
   const CudaOptions options_;

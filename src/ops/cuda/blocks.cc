@@ -5,6 +5,7 @@
 #include "ops/cuda/elementwise.h"
 #include "ops/cuda/latent_attention.h"
 #include "ops/cuda/mla_decode.h"
+#include "ops/cuda/mla_prefill.h"
 #include "ops/cuda/mla_write.h"
 #include "ops/cuda/route.h"
 #include "ops/cuda/tile_gemm.h"
@@ -14,7 +15,13 @@ namespace {
 
 // So few pairs that sorting them costs more than reading an expert twice.
 constexpr int64_t kUnsortedPairs = 16;
+constexpr int64_t kExpandedKeys = 4096;   // of one piece in expanded attention: bounds its scratch memory
 constexpr int64_t kAttentionRows = 1024;  // of one launch: bounds its scratch memory
+
+// The geometries of mla_prefill.h.
+bool can_expand(const MlaShape& s) {
+  return (s.nope == 128 && s.value == 128) || (s.nope == 192 && s.value == 256);
+}
 
 // Pairs of one item, by how many an expert gets on average; more than 32 go to the tile kernel.
 int choose_item_rows(int64_t num_pairs, int64_t num_experts, bool deterministic) {
@@ -57,22 +64,56 @@ void CudaOps::expert_product(const CudaMatrix& weight, GemmCall call, int item_r
 }
 
 Tensor CudaOps::moe_experts(const Tensor& x, const Routing& routing, const ExpertWeights& weights) {
-  return run_experts(x, routing, weights, nullptr);
+  const Tensor y = arena_.tensor(DType::kF32, x.rows, weights.hidden);
+  run_experts(x, routing, weights, {.y = y});
+  return y;
+}
+
+Tensor CudaOps::dense_mlp(const Tensor& x, const MlpWeights& w) {
+  const auto& gate_up = static_cast<const CudaMatrix&>(*w.gate_up.packed);
+  const Tensor hidden = arena_.tensor(DType::kBF16, x.rows, w.gate_up.out / 2);
+  if (x.rows > kMaxSkinnyRows && cublas_ != nullptr) {
+    check(silu_mul_rows(linear(x, w.gate_up, DType::kF32), true, hidden, stream()), "dense_mlp");
+    return linear(hidden, w.down, DType::kF32);
+  }
+  multiply({.weight = gate_up.data.data(),
+            .x = x.row<const uint16_t>(0),
+            .x_stride = x.row_stride,
+            .y = hidden.data,
+            .y_stride = hidden.row_stride,
+            .rows = static_cast<int32_t>(x.rows),
+            .out = static_cast<int32_t>(w.gate_up.out),
+            .in = static_cast<int32_t>(w.gate_up.in),
+            .chunks = static_cast<int32_t>(gate_up.padded_in / 128),
+            .output = GemmOutput::kSiluMul},
+           "dense_mlp");
+  return linear(hidden, w.down, DType::kF32);
 }
 
 Tensor CudaOps::moe(const Tensor& x, const MoeWeights& w) {
-  const Routing routing = route(x, w.router);
-  if (!w.shared.down.packed) return run_experts(x, routing, w.experts, nullptr);
-  const Tensor shared = dense_mlp(x, w.shared);
-  return run_experts(x, routing, w.experts, &shared);
+  const Tensor y = arena_.tensor(DType::kF32, x.rows, w.experts.hidden);
+  run_moe(x, w, {.y = y});
+  return y;
 }
 
-Tensor CudaOps::run_experts(const Tensor& x, const Routing& routing, const ExpertWeights& weights,
-                            const Tensor* addend) {
+void CudaOps::add_moe(const Tensor& residual, const Tensor& x, const MoeWeights& w) {
+  run_moe(x, w, {.y = residual, .accumulate = true});
+}
+
+void CudaOps::run_moe(const Tensor& x, const MoeWeights& w, ExpertSum to) {
+  const Routing routing = route(x, w.router);
+  Tensor shared;
+  if (w.shared.down.packed) {
+    shared = dense_mlp(x, w.shared);
+    to.addend = &shared;
+  }
+  run_experts(x, routing, w.experts, to);
+}
+
+void CudaOps::run_experts(const Tensor& x, const Routing& routing, const ExpertWeights& weights, const ExpertSum& to) {
   CHECK(x.cols == weights.hidden && weights.num_experts <= kMaxRoutedExperts);
   const auto& experts = static_cast<const CudaExperts&>(*weights.packed);
   const int64_t num_pairs = x.rows * routing.top_k;
-  const Tensor y = arena_.tensor(DType::kF32, x.rows, weights.hidden);
   const Tensor hidden = arena_.tensor(DType::kBF16, num_pairs, weights.inter);
   const Tensor parts = arena_.tensor(DType::kF32, num_pairs, weights.hidden);
   GemmCall lists;
@@ -102,8 +143,7 @@ Tensor CudaOps::run_experts(const Tensor& x, const Routing& routing, const Exper
   down.y = parts.data;
   down.y_stride = parts.row_stride;
   expert_product(experts.down, down, item_rows, "moe down");
-  check(combine_pairs(parts.row<const float>(0), routing, addend, y, stream()), "moe_combine");
-  return y;
+  check(combine_pairs(parts.row<const float>(0), routing, {to.addend, to.accumulate}, to.y, stream()), "moe_combine");
 }
 
 bool CudaOps::is_usual(const MlaShape& s, const LatentLayer& cache) const {
@@ -167,8 +207,29 @@ Tensor CudaOps::mla_attend(const Tensor& q, const MlaUpWeight& up, const MlaShap
                            const LatentLayer& cache) {
   CHECK(q.cols == s.heads * s.q_head() && batch.device != nullptr && !cache.f32 && s.latent <= 512 && s.rope <= 64);
   const auto& weights = static_cast<const CudaMlaUp&>(*up.packed);
+  const Tensor y = arena_.tensor(DType::kBF16, q.rows, s.heads * s.value);
+  // Decode rows come first; of the others, those that may take the expanded form do.
+  const bool expandable = is_usual(s, cache) && can_expand(s) && !options_.deterministic;
+  size_t first = batch.sequences.size();
+  while (expandable && first > 0 && batch.sequences[first - 1].form == MlaForm::kExpanded) --first;
+  const int64_t absorbed_rows = first < batch.sequences.size() ? batch.sequences[first].first_row : q.rows;
+  if (absorbed_rows > 0)
+    attend_absorbed(q.row_range(0, absorbed_rows), weights, s, batch, first, cache, y.row_range(0, absorbed_rows));
+  for (size_t i = first; i < batch.sequences.size(); ++i) {
+    const SequenceRows& rows = batch.sequences[i];
+    const int32_t* table = batch.device->block_tables + static_cast<int64_t>(i) * batch.device->table_width;
+    attend_expanded({rows, table}, q.row_range(rows.first_row, rows.num_tokens), weights, s, cache,
+                    y.row_range(rows.first_row, rows.num_tokens));
+  }
+  return y;
+}
+
+void CudaOps::attend_absorbed(const Tensor& q, const CudaMlaUp& weights, const MlaShape& s, const Batch& batch,
+                              size_t num_sequences, const LatentLayer& cache, const Tensor& y) {
   const int64_t n = q.rows, width = s.latent + s.rope;
-  const Tensor y = arena_.tensor(DType::kBF16, n, s.heads * s.value);
+  Batch part = batch;
+  part.positions = batch.positions.first(static_cast<size_t>(n));
+  part.sequences = batch.sequences.first(num_sequences);
   const Tensor query = arena_.tensor(DType::kBF16, n, s.heads * width);
   const Tensor mixed = arena_.tensor(DType::kBF16, n, s.heads * s.latent);
   GemmCall call{.weight = weights.keys.data.data(),
@@ -192,10 +253,10 @@ Tensor CudaOps::mla_attend(const Tensor& q, const MlaUpWeight& up, const MlaShap
                           stream()),
         "mla query");
   // The plain kernel cuts nothing by what else is in the batch.
-  if (is_usual(s, cache) && !options_.deterministic && batch.sequences.size() <= kMlaMaxSequences)
-    attend_usual(query, mixed, s, batch, cache);
+  if (is_usual(s, cache) && !options_.deterministic && num_sequences <= kMlaMaxSequences)
+    attend_usual(query, mixed, s, part, cache);
   else
-    attend_rows(query, mixed, s, batch, cache);
+    attend_rows(query, mixed, s, part, cache);
   call.weight = weights.kv_b.data.data() + s.nope * weights.kv_b.row_bytes();
   call.weight_stride = (s.nope + s.value) * weights.kv_b.row_bytes();
   call.x = mixed.row<const uint16_t>(0);
@@ -208,7 +269,59 @@ Tensor CudaOps::mla_attend(const Tensor& q, const MlaUpWeight& up, const MlaShap
   call.in = static_cast<int32_t>(s.latent);
   call.chunks = static_cast<int32_t>(weights.kv_b.padded_in / 128);
   multiply(call, "mla value");
-  return y;
+}
+
+// Keys and values of the cached latents, a piece at a time; the pieces' results join by their log-sum-exp.
+void CudaOps::attend_expanded(const CachedSequence& sequence, const Tensor& q, const CudaMlaUp& weights,
+                              const MlaShape& s, const LatentLayer& cache, const Tensor& y) {
+  const ArenaScope scratch(arena_);
+  const SequenceRows& rows = sequence.rows;
+  const int64_t context = rows.position + rows.num_tokens;
+  const bool whole = context <= kExpandedKeys;
+  float* lse = whole ? nullptr : arena_.array<float>(q.rows * s.heads).data();
+  float* joined = whole ? nullptr : arena_.array<float>(q.rows * s.heads * s.value).data();
+  for (int64_t begin = 0; begin < context; begin += kExpandedKeys) {
+    const int64_t keys = std::min(kExpandedKeys, context - begin);
+    const ArenaScope piece(arena_);
+    const Tensor latents = arena_.tensor(DType::kBF16, keys, s.latent + s.rope);
+    const Tensor up = arena_.tensor(DType::kBF16, keys, weights.kv_b.out);
+    int32_t* numbers = arena_.array<int32_t>(5).data();
+    check(gather_latent_rows(sequence.block_table, begin, cache, latents, stream()), "mla_expand");
+    multiply({.weight = weights.kv_b.data.data(),
+              .x = latents.row<const uint16_t>(0),
+              .x_stride = latents.row_stride,
+              .y = up.data,
+              .y_stride = up.row_stride,
+              .rows = static_cast<int32_t>(keys),
+              .out = static_cast<int32_t>(weights.kv_b.out),
+              .in = static_cast<int32_t>(s.latent),
+              .chunks = static_cast<int32_t>(weights.kv_b.padded_in / 128),
+              .output = GemmOutput::kBF16},
+             "mla_expand");
+    const auto count = static_cast<int32_t>(keys);
+    const FiveNumbers values{{0, rows.num_tokens, 0, count, rows.position - static_cast<int32_t>(begin)}};
+    check(store_numbers(values, numbers, stream()), "mla_expand");
+    const bool last = begin + keys == context;
+    check(mla_prefill({.heads = static_cast<int>(s.heads),
+                       .nope = static_cast<int>(s.nope),
+                       .value = static_cast<int>(s.value),
+                       .sequences = 1,
+                       .max_query = rows.num_tokens,
+                       .first_query = numbers,
+                       .first_key = numbers + 2,
+                       .offset = numbers + 4,
+                       .q = q.data,
+                       .up = up.data,
+                       .k_rope = latents.row<const uint16_t>(0) + s.latent,
+                       .k_rope_stride = latents.row_stride,
+                       .softmax_scale = s.softmax_scale,
+                       .join = begin > 0,
+                       .out_f32 = joined,
+                       .out = last ? y.data : nullptr,
+                       .lse = lse},
+                      stream()),
+          "mla_prefill");
+  }
 }
 
 void CudaOps::attend_rows(const Tensor& query, const Tensor& mixed, const MlaShape& s, const Batch& batch,

@@ -43,6 +43,55 @@ __device__ float block_sum(float x) {
   return total;
 }
 
+constexpr int kNormThreads = 512;
+constexpr int kNormFours = 4;  // of a thread: rows of up to 8,192 columns
+
+// The usual row: f32, in fours, read once and kept in registers.
+__global__ __launch_bounds__(kNormThreads) void norm_kernel(Tensor x, Tensor addend, const float* weight, float eps,
+                                                            Tensor y) {
+  __shared__ float parts[kNormThreads / 32];
+  const int fours = static_cast<int>(x.cols / 4);
+  float4 w[kNormFours], v[kNormFours];
+#pragma unroll
+  for (int i = 0; i < kNormFours; ++i)
+    if (const int c = threadIdx.x + i * kNormThreads; c < fours) w[i] = reinterpret_cast<const float4*>(weight)[c];
+  dependency_wait();
+  dependency_trigger();
+  auto* in = reinterpret_cast<float4*>(x.row<float>(blockIdx.x));
+  const auto* more = reinterpret_cast<const float4*>(addend.row<float>(blockIdx.x));
+  float squares = 0;
+#pragma unroll
+  for (int i = 0; i < kNormFours; ++i) {
+    const int c = threadIdx.x + i * kNormThreads;
+    if (c >= fours) continue;
+    v[i] = in[c];
+    if (addend.data != nullptr) {
+      const float4 b = more[c];
+      v[i] = {v[i].x + b.x, v[i].y + b.y, v[i].z + b.z, v[i].w + b.w};
+      in[c] = v[i];
+    }
+    squares += v[i].x * v[i].x + v[i].y * v[i].y + v[i].z * v[i].z + v[i].w * v[i].w;
+  }
+  for (int offset = 16; offset > 0; offset /= 2) squares += __shfl_xor_sync(~0u, squares, offset);
+  if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = squares;
+  __syncthreads();
+  float total = 0;
+  for (const float part : parts) total += part;
+  const float factor = rsqrtf(total / static_cast<float>(x.cols) + eps);
+  auto* out = reinterpret_cast<uint2*>(y.row<uint16_t>(blockIdx.x));
+#pragma unroll
+  for (int i = 0; i < kNormFours; ++i)
+    if (const int c = threadIdx.x + i * kNormThreads; c < fours)
+      out[c] = {pack_pair(Bf16(), v[i].x * factor * w[i].x, v[i].y * factor * w[i].y),
+                pack_pair(Bf16(), v[i].z * factor * w[i].z, v[i].w * factor * w[i].w)};
+}
+
+// Whether norm_kernel can take it: everything in fours on 16 bytes.
+bool in_fours(const Tensor& x, const Tensor& addend) {
+  return x.dtype == DType::kF32 && x.cols % 4 == 0 && x.cols <= 4 * kNormFours * kNormThreads &&
+         x.row_stride % 4 == 0 && reinterpret_cast<uintptr_t>(x.data) % 16 == 0 && addend.row_stride % 4 == 0;
+}
+
 template <typename T>
 __global__ void rms_norm_kernel(Tensor x, Tensor addend, const float* weight, float eps, Tensor y) {
   dependency_wait();
@@ -68,14 +117,15 @@ __global__ void add_kernel(Tensor residual, Tensor y) {
   if (c < y.cols) residual.row<float>(blockIdx.y)[c] += y.row<float>(blockIdx.y)[c];
 }
 
-__global__ void silu_mul_kernel(Tensor gate_up, Tensor y) {
+__global__ void silu_mul_kernel(Tensor gate_up, bool interleaved, Tensor y) {
   dependency_wait();
   dependency_trigger();
   const int64_t c = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x;
   if (c >= y.cols) return;
   const float* in = gate_up.row<float>(blockIdx.y);
-  const float gate = in[c];
-  y.row<__nv_bfloat16>(blockIdx.y)[c] = __float2bfloat16_rn(gate / (1.0f + __expf(-gate)) * in[y.cols + c]);
+  const int64_t at = interleaved ? c / 8 * 16 + c % 8 : c;
+  const float gate = in[at], up = in[at + (interleaved ? 8 : y.cols)];
+  y.row<__nv_bfloat16>(blockIdx.y)[c] = __float2bfloat16_rn(gate / (1.0f + __expf(-gate)) * up);
 }
 
 template <typename T>
@@ -116,6 +166,22 @@ __global__ void gather_kernel(Tensor x, const int32_t* rows, Tensor y) {
   for (int64_t c = threadIdx.x; c < y.cols; c += blockDim.x) y.row<float>(blockIdx.x)[c] = from[c];
 }
 
+__global__ void gather_latent_kernel(const int32_t* block_table, int64_t begin, LatentLayer cache, Tensor y) {
+  dependency_wait();
+  dependency_trigger();
+  const int64_t position = begin + blockIdx.x;
+  const auto* from = reinterpret_cast<const uint32_t*>(cache.base + block_table[position / 64] * cache.page_bytes +
+                                                       position % 64 * cache.row_bytes);
+  auto* to = reinterpret_cast<uint32_t*>(y.row<uint16_t>(blockIdx.x));
+  for (int c = threadIdx.x; c < y.cols / 2; c += blockDim.x) to[c] = from[c];
+}
+
+__global__ void store_kernel(FiveNumbers numbers, int32_t* to) {
+  dependency_wait();
+  dependency_trigger();
+  if (threadIdx.x < 5) to[threadIdx.x] = numbers.values[threadIdx.x];
+}
+
 __global__ void head_columns_kernel(const uint16_t* x, HeadColumns from, uint16_t* y, HeadColumns to, int count) {
   dependency_wait();
   dependency_trigger();
@@ -134,7 +200,11 @@ cudaError_t embed_rows(const CudaMatrix& table, const int32_t* tokens, const Ten
 cudaError_t rms_norm_rows(const Tensor& x, const Tensor* addend, const float* weight, float eps, const Tensor& y,
                           cudaStream_t stream) {
   const Tensor other = addend == nullptr ? Tensor() : *addend;
-  const LaunchShape shape = shape_of(x.rows, stream);
+  LaunchShape shape = shape_of(x.rows, stream);
+  if (in_fours(x, other)) {
+    shape.block = dim3(kNormThreads);
+    return launch(norm_kernel, shape, x, other, weight, eps, y);
+  }
   if (x.dtype == DType::kF32) return launch(rms_norm_kernel<float>, shape, x, other, weight, eps, y);
   return launch(rms_norm_kernel<__nv_bfloat16>, shape, x, other, weight, eps, y);
 }
@@ -143,8 +213,8 @@ cudaError_t add_rows(const Tensor& residual, const Tensor& y, cudaStream_t strea
   return launch(add_kernel, shape_of(blocks_for(y.cols), stream, y.rows), residual, y);
 }
 
-cudaError_t silu_mul_rows(const Tensor& gate_up, const Tensor& y, cudaStream_t stream) {
-  return launch(silu_mul_kernel, shape_of(blocks_for(y.cols), stream, y.rows), gate_up, y);
+cudaError_t silu_mul_rows(const Tensor& gate_up, bool interleaved, const Tensor& y, cudaStream_t stream) {
+  return launch(silu_mul_kernel, shape_of(blocks_for(y.cols), stream, y.rows), gate_up, interleaved, y);
 }
 
 cudaError_t rope_rows(const Tensor& x, const RopeCall& call, cudaStream_t stream) {
@@ -155,6 +225,15 @@ cudaError_t rope_rows(const Tensor& x, const RopeCall& call, cudaStream_t stream
 cudaError_t write_latent_rows(const Tensor& c, const Tensor& k_rope, const Batch& batch, const LatentLayer& cache,
                               cudaStream_t stream) {
   return launch(write_latent_kernel, shape_of(c.rows, stream), c, k_rope, batch.positions.data(), *batch.device, cache);
+}
+
+cudaError_t gather_latent_rows(const int32_t* block_table, int64_t begin, const LatentLayer& cache, const Tensor& y,
+                               cudaStream_t stream) {
+  return launch(gather_latent_kernel, shape_of(y.rows, stream), block_table, begin, cache, y);
+}
+
+cudaError_t store_numbers(const FiveNumbers& numbers, int32_t* to, cudaStream_t stream) {
+  return launch(store_kernel, {.grid = dim3(1), .block = dim3(32), .stream = stream}, numbers, to);
 }
 
 cudaError_t gather_f32_rows(const Tensor& x, const int32_t* rows, const Tensor& y, cudaStream_t stream) {

@@ -16,7 +16,8 @@ cudaError_t embed_rows(const CudaMatrix& table, const int32_t* tokens, const Ten
 cudaError_t rms_norm_rows(const Tensor& x, const Tensor* addend, const float* weight, float eps, const Tensor& y,
                           cudaStream_t stream);
 cudaError_t add_rows(const Tensor& residual, const Tensor& y, cudaStream_t stream);
-cudaError_t silu_mul_rows(const Tensor& gate_up, const Tensor& y, cudaStream_t stream);
+// `interleaved`: 8 columns of gate, 8 of up, ..., as packed.h has the rows of their weights.
+cudaError_t silu_mul_rows(const Tensor& gate_up, bool interleaved, const Tensor& y, cudaStream_t stream);
 
 struct RopeCall {
   int64_t head_dim = 0, rope_begin = 0;
@@ -30,6 +31,14 @@ cudaError_t rope_rows(const Tensor& x, const RopeCall& call, cudaStream_t stream
 // The rotated key part is read where it lies, f32 [n, dr].
 cudaError_t write_latent_rows(const Tensor& c, const Tensor& k_rope, const Batch& batch, const LatentLayer& cache,
                               cudaStream_t stream);
+// y[i] = the cached row of position begin + i of the sequence with this block table; y bf16 [keys, L + dr].
+cudaError_t gather_latent_rows(const int32_t* block_table, int64_t begin, const LatentLayer& cache, const Tensor& y,
+                               cudaStream_t stream);
+// to[i] = values[i], i < 5: a few numbers that a kernel wants to read in device memory.
+struct FiveNumbers {
+  int32_t values[5];
+};
+cudaError_t store_numbers(const FiveNumbers& numbers, int32_t* to, cudaStream_t stream);
 cudaError_t gather_f32_rows(const Tensor& x, const int32_t* rows, const Tensor& y, cudaStream_t stream);
 // y[n, h, begin ...] = x[n, h, x_begin ...], `count` bf16 each: the rope part of the queries beside their latent part.
 struct HeadColumns {

@@ -85,6 +85,16 @@ LinearWeight CudaOps::pack_linear(std::span<const RawMatrix> stacked) {
   return {.out = out, .in = stacked[0].in, .packed = std::move(packed)};
 }
 
+// Interleaved as in experts (packed.h).
+LinearWeight CudaOps::pack_gate_up(const RawMatrix& gate, const RawMatrix& up) {
+  CHECK(gate.out == up.out && gate.in == up.in && gate.out % 8 == 0, gate.out, "x", gate.in, " and ", up.out, "x",
+        up.in);
+  auto packed = std::make_shared<CudaMatrix>(make_matrix(WeightFormat::kBF16, 2 * gate.out, gate.in, 1));
+  pack(gate, target(*packed, 0, 0, 0));
+  pack(up, target(*packed, 0, 1, 0));
+  return {.out = 2 * gate.out, .in = gate.in, .packed = std::move(packed)};
+}
+
 ExpertWeights CudaOps::pack_experts(std::span<const RawExpert> experts) {
   CHECK(!experts.empty());
   const auto count = std::ssize(experts);

@@ -8,38 +8,46 @@ namespace {
 constexpr int kScoreThreads = 256;
 constexpr int kScoreWarps = kScoreThreads / 32;
 
-// scores[token][expert] = x . W[expert]; a block does one expert and kTokens tokens, its warps each their columns.
-template <int kTokens>
-__global__ __launch_bounds__(kScoreThreads) void score_kernel(Tensor x, const float* weight, int64_t experts,
+// scores[token][expert] = x . W[expert]; a block does kExperts experts and kTokens tokens, its threads each their
+// columns, in an order that does not depend on how many of either.
+template <int kTokens, int kExperts>
+__global__ __launch_bounds__(kScoreThreads) void score_kernel(Tensor x, const float* weight, int experts,
                                                               float* scores) {
-  __shared__ float parts[kScoreWarps][kTokens];
-  const int64_t expert = blockIdx.x, first = static_cast<int64_t>(blockIdx.y) * kTokens;
-  const float* w = weight + expert * x.cols;
+  __shared__ float parts[kScoreWarps][kTokens * kExperts];
+  const int first_expert = blockIdx.x * kExperts;
+  const int64_t first = static_cast<int64_t>(blockIdx.y) * kTokens;
   dependency_wait();
   dependency_trigger();
-  float sum[kTokens] = {};
+  float sum[kTokens][kExperts] = {};
   for (int64_t c = 4 * threadIdx.x; c < x.cols; c += 4 * kScoreThreads) {
-    const float4 v = __ldg(reinterpret_cast<const float4*>(w + c));
+    float4 w[kExperts];
+#pragma unroll
+    for (int e = 0; e < kExperts; ++e)
+      w[e] = __ldg(reinterpret_cast<const float4*>(weight + min(first_expert + e, experts - 1) * x.cols + c));
 #pragma unroll
     for (int i = 0; i < kTokens; ++i) {
       if (first + i >= x.rows) continue;
       const uint2 pairs = *reinterpret_cast<const uint2*>(x.row<uint16_t>(first + i) + c);
       const float2 low = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&pairs.x));
       const float2 high = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&pairs.y));
-      sum[i] += low.x * v.x + low.y * v.y + high.x * v.z + high.y * v.w;
+#pragma unroll
+      for (int e = 0; e < kExperts; ++e)
+        sum[i][e] += low.x * w[e].x + low.y * w[e].y + high.x * w[e].z + high.y * w[e].w;
     }
   }
 #pragma unroll
-  for (int i = 0; i < kTokens; ++i) {
-    for (int offset = 16; offset > 0; offset /= 2) sum[i] += __shfl_xor_sync(~0u, sum[i], offset);
-    if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32][i] = sum[i];
-  }
+  for (int i = 0; i < kTokens; ++i)
+#pragma unroll
+    for (int e = 0; e < kExperts; ++e) {
+      for (int offset = 16; offset > 0; offset /= 2) sum[i][e] += __shfl_xor_sync(~0u, sum[i][e], offset);
+      if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32][i * kExperts + e] = sum[i][e];
+    }
   __syncthreads();
-  if (const int i = static_cast<int>(threadIdx.x); i < kTokens && first + i < x.rows) {
-    float total = 0;
-    for (int warp = 0; warp < kScoreWarps; ++warp) total += parts[warp][i];
-    scores[(first + i) * experts + expert] = total;
-  }
+  const int i = threadIdx.x / kExperts, e = threadIdx.x % kExperts;
+  if (i >= kTokens || first + i >= x.rows || first_expert + e >= experts) return;
+  float total = 0;
+  for (int warp = 0; warp < kScoreWarps; ++warp) total += parts[warp][i * kExperts + e];
+  scores[(first + i) * experts + first_expert + e] = total;
 }
 
 __device__ float warp_max(float v) {
@@ -175,7 +183,8 @@ __global__ __launch_bounds__(kSortThreads) void sort_kernel(const int32_t* ids, 
   for (int i = threadIdx.x; i < num_pairs; i += blockDim.x) pairs[atomicAdd(&place[ids[i]], 1)] = i;
 }
 
-__global__ void combine_kernel(const float* parts, const float* weights, int top_k, Tensor addend, Tensor y) {
+__global__ void combine_kernel(const float* parts, const float* weights, int top_k, Tensor addend, bool accumulate,
+                               Tensor y) {
   dependency_wait();
   dependency_trigger();
   const int64_t c = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x;
@@ -185,7 +194,9 @@ __global__ void combine_kernel(const float* parts, const float* weights, int top
     const int64_t pair = static_cast<int64_t>(blockIdx.y) * top_k + k;
     sum += weights[pair] * parts[pair * y.cols + c];
   }
-  y.row<float>(blockIdx.y)[c] = addend.data == nullptr ? sum : sum + addend.row<float>(blockIdx.y)[c];
+  if (addend.data != nullptr) sum += addend.row<float>(blockIdx.y)[c];
+  float& to = y.row<float>(blockIdx.y)[c];
+  to = accumulate ? to + sum : sum;
 }
 
 }  // namespace
@@ -193,12 +204,12 @@ __global__ void combine_kernel(const float* parts, const float* weights, int top
 cudaError_t route_rows(const Tensor& x, const RouterWeight& router, float* scores, const Routing& routing,
                        cudaStream_t stream) {
   const auto experts = static_cast<unsigned>(router.num_experts);
-  // One token more does not change the order in which a token's own products are added.
-  const auto score = x.rows <= 2 ? score_kernel<2> : score_kernel<16>;
-  const int tokens = x.rows <= 2 ? 2 : 16;
-  const dim3 grid(experts, static_cast<unsigned>((x.rows + tokens - 1) / tokens));
+  const bool few = x.rows <= 4;
+  const auto score = few ? score_kernel<2, 1> : score_kernel<8, 8>;
+  const unsigned tokens = few ? 2 : 8, block_experts = few ? 1 : 8;
+  const dim3 grid((experts + block_experts - 1) / block_experts, (static_cast<unsigned>(x.rows) + tokens - 1) / tokens);
   const cudaError_t error = launch(score, {.grid = grid, .block = dim3(kScoreThreads), .stream = stream}, x,
-                                   router.weight.data(), router.num_experts, scores);
+                                   router.weight.data(), static_cast<int>(experts), scores);
   if (error != cudaSuccess) return error;
   const SelectCall call{.bias = router.bias.data(),
                         .experts = static_cast<int>(router.num_experts),
@@ -224,13 +235,13 @@ cudaError_t sort_pairs(const int32_t* ids, int64_t num_pairs, int64_t num_expert
                 const_cast<int32_t*>(lists.num_items));
 }
 
-cudaError_t combine_pairs(const float* parts, const Routing& routing, const Tensor* addend, const Tensor& y,
+cudaError_t combine_pairs(const float* parts, const Routing& routing, const CombineAlso& also, const Tensor& y,
                           cudaStream_t stream) {
   const LaunchShape shape{.grid = dim3(static_cast<unsigned>((y.cols + 255) / 256), static_cast<unsigned>(y.rows)),
                           .block = dim3(256),
                           .stream = stream};
   return launch(combine_kernel, shape, parts, static_cast<const float*>(routing.weights), routing.top_k,
-                addend == nullptr ? Tensor() : *addend, y);
+                also.addend == nullptr ? Tensor() : *also.addend, also.accumulate, y);
 }
 
 }  // namespace perigee

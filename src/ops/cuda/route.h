@@ -21,8 +21,12 @@ int64_t moe_max_items(int64_t num_pairs, int64_t num_experts, int64_t item_rows)
 cudaError_t sort_pairs(const int32_t* ids, int64_t num_pairs, int64_t num_experts, int item_rows, const GemmCall& lists,
                        cudaStream_t stream);
 
-// y[i] = sum over k of weights[i, k] * parts[i * top_k + k], in the order of k, plus addend[i] if there is one.
-cudaError_t combine_pairs(const float* parts, const Routing& routing, const Tensor* addend, const Tensor& y,
+// y[i] = sum over k of weights[i, k] * parts[i * top_k + k], in the order of k, plus `also`.
+struct CombineAlso {
+  const Tensor* addend = nullptr;  // [n, H] f32, if any
+  bool accumulate = false;         // y itself
+};
+cudaError_t combine_pairs(const float* parts, const Routing& routing, const CombineAlso& also, const Tensor& y,
                           cudaStream_t stream);
 
 }  // namespace perigee

@@ -8,6 +8,7 @@ namespace {
 
 constexpr int kWarps = 8;
 constexpr int kThreads = 32 * kWarps;
+constexpr int kAhead = 2;  // chunks of weights that a warp has under way
 
 __device__ __forceinline__ uint4 load_weights(const uint8_t* p) {
   uint4 v;
@@ -91,6 +92,18 @@ __device__ void multiply_chunk(const Chunk<kFormat>& a, const uint4 (&x)[kTiles]
     for (int i = 0; i < 4; ++i) sum[n][i] += part[n][i] * a.scale(i / 2);
 }
 
+// What goes with a chunk of the weights: columns of this lane's tokens, zeros beyond the last.
+template <WeightFormat kFormat, int kTiles>
+__device__ void load_x(const uint16_t* const (&x)[kTiles], int chunk, int t, int in, uint4 (&b)[kTiles][4]) {
+#pragma unroll
+  for (int n = 0; n < kTiles; ++n)
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const int column = chunk * 128 + Chunk<kFormat>::column(j, t);
+      b[n][j] = x[n] != nullptr && column < in ? *reinterpret_cast<const uint4*>(x[n] + column) : uint4{0, 0, 0, 0};
+    }
+}
+
 // The tokens of a block: rows of x and y.
 struct Tokens {
   int expert = 0, begin = 0, count = 0;
@@ -147,8 +160,8 @@ __device__ void finish(const GemmCall& c, const Tokens& tokens, int warps_k, con
 }
 
 template <WeightFormat kFormat, int kTiles>
-__global__ __launch_bounds__(kThreads, 2) void skinny_kernel(const GemmCall c, int64_t row_bytes, int64_t scale_row,
-                                                             int warps_k) {
+__global__ __launch_bounds__(kThreads, kTiles == 4 ? 1 : 2) void skinny_kernel(const GemmCall c, int64_t row_bytes,
+                                                                               int64_t scale_row, int warps_k) {
   __shared__ float partial[kWarps][128 * kTiles];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const int part = warp % warps_k;
@@ -170,8 +183,11 @@ __global__ __launch_bounds__(kThreads, 2) void skinny_kernel(const GemmCall c, i
     if (c.scale != nullptr)
       scale[r] = static_cast<const uint8_t*>(c.scale) + matrix * c.scale_stride + scale_index * scale_row;
   }
-  Chunk<kFormat> next;
-  if (part < c.chunks) next.load(row, scale, part, t);  // weights never change: no need to wait for other kernels
+  // Two chunks under way while one is multiplied. Weights never change: no need to wait for other kernels.
+  Chunk<kFormat> ahead[kAhead];
+#pragma unroll
+  for (int i = 0; i < kAhead; ++i)
+    if (part + i * warps_k < c.chunks) ahead[i].load(row, scale, part + i * warps_k, t);
   if (!grouped) dependency_wait();
   dependency_trigger();
 
@@ -181,18 +197,16 @@ __global__ __launch_bounds__(kThreads, 2) void skinny_kernel(const GemmCall c, i
     x[n] = m < tokens.count ? c.x + tokens.row(m) / tokens.x_divisor * c.x_stride + blockIdx.z * c.x_head : nullptr;
   }
   float sum[kTiles][4] = {};
-  for (int chunk = part; chunk < c.chunks; chunk += warps_k) {
-    const Chunk<kFormat> a = next;
-    if (chunk + warps_k < c.chunks) next.load(row, scale, chunk + warps_k, t);
-    uint4 b[kTiles][4];
+  for (int first = part; first < c.chunks; first += kAhead * warps_k) {
 #pragma unroll
-    for (int n = 0; n < kTiles; ++n)
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const int column = chunk * 128 + Chunk<kFormat>::column(j, t);
-        b[n][j] = x[n] != nullptr && column < c.in ? *reinterpret_cast<const uint4*>(x[n] + column) : uint4{0, 0, 0, 0};
-      }
-    multiply_chunk<kFormat, kTiles>(a, b, sum);
+    for (int i = 0; i < kAhead; ++i) {
+      const int chunk = first + i * warps_k;
+      if (chunk >= c.chunks) break;
+      uint4 b[kTiles][4];
+      load_x<kFormat, kTiles>(x, chunk, t, c.in, b);
+      multiply_chunk<kFormat, kTiles>(ahead[i], b, sum);
+      if (chunk + kAhead * warps_k < c.chunks) ahead[i].load(row, scale, chunk + kAhead * warps_k, t);
+    }
   }
 #pragma unroll
   for (int n = 0; n < kTiles; ++n)
