@@ -385,6 +385,36 @@ TEST_F(ApiTest, EveryRouteButProbesNeedsTheKey) {
   EXPECT_EQ(status_of("GET", "http://x/health", ""), 401);
 }
 
+TEST_F(ApiTest, AKeyHasItsShareOfConnections) {
+  config_.api_keys = {"one", "two"};
+  config_.http.max_connections_per_key = 2;
+  start(ids_of("ab"));
+  const auto status = [](TestClient& client, const std::string& key) {
+    client.send("GET /version HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer " + key + "\r\n\r\n");
+    return client.read_reply().status;
+  };
+  const int port = server_->port();
+  TestClient first(port), third(port), other(port), wrong(port);
+  auto second = std::make_unique<TestClient>(port);
+  EXPECT_EQ(status(first, "one"), 200);
+  EXPECT_EQ(status(*second, "one"), 200);
+  EXPECT_EQ(status(*second, "one"), 200) << "a connection counts once";
+  EXPECT_EQ(status(third, "one"), 429);
+  EXPECT_EQ(status(other, "two"), 200);
+  EXPECT_EQ(status(wrong, "none"), 401);
+  EXPECT_EQ(status(*second, "two"), 200) << "a connection counts for its newest key";
+  TestClient fourth(port);
+  EXPECT_EQ(status(fourth, "one"), 200);
+  second.reset();
+  int last = 0;
+  for (int i = 0; i < 200 && last != 200; ++i) {
+    TestClient again(port);
+    last = status(again, "two");
+    if (last != 200) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  EXPECT_EQ(last, 200) << "a closed connection leaves its place";
+}
+
 TEST_F(ApiTest, AStuckEngineIsFirstNotReadyThenNotAlive) {
   config_.stall_s = 60;
   start(ids_of("ab"));

@@ -72,7 +72,17 @@ class HttpConnection {
   }
   ~HttpConnection() {
     loop->connections.erase(this);
+    if (key) shared->leave_key(*key);
     --shared->open_connections;
+  }
+  // From here on it counts among the connections of that key; false: they are too many, and it counts nowhere.
+  bool count_for(std::string_view credentials) {
+    const size_t hash = std::hash<std::string_view>()(credentials);
+    if (key == hash) return true;
+    if (key) shared->leave_key(*std::exchange(key, std::nullopt));
+    if (!shared->join_key(hash)) return false;
+    key = hash;
+    return true;
   }
   void close() {
     error_code ignored;
@@ -85,7 +95,22 @@ class HttpConnection {
   beast::tcp_stream stream;
   beast::flat_buffer buffer;
   std::function<void()> lose_exchange;  // set while an answer is under way
+  std::optional<size_t> key;            // whose connection it is, by hash
 };
+
+bool HttpShared::join_key(size_t key) {
+  const std::lock_guard lock(keys_mutex_);
+  size_t& count = connections_of_key_[key];
+  if (count < config.max_connections_per_key) return ++count > 0;
+  if (count == 0) connections_of_key_.erase(key);
+  return false;
+}
+
+void HttpShared::leave_key(size_t key) {
+  const std::lock_guard lock(keys_mutex_);
+  const auto found = connections_of_key_.find(key);
+  if (--found->second == 0) connections_of_key_.erase(found);
+}
 
 void close_connection(HttpConnection& connection) {
   connection.close();
@@ -372,6 +397,11 @@ asio::awaitable<bool> serve_request(ConnectionPtr connection) {
   }
   HttpRequest request = take_request(*parser);
   std::optional<HttpReply> refusal = connection->shared->check(request);
+  const std::string* credentials = request.header("Authorization");
+  if (!refusal && credentials != nullptr && !connection->count_for(*credentials)) {
+    refusal = plain_error(429, str_cat("this key has ", config.max_connections_per_key, " connections already"));
+    refusal->headers.emplace_back("Retry-After", "1");
+  }
   if (refusal && parser->is_done()) parser->get().body().clear();
   if (refusal) {
     co_await refuse(connection, std::move(*refusal));

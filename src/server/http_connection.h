@@ -16,6 +16,7 @@
 #include <mutex>
 #include <set>
 #include <thread>
+#include <unordered_map>
 #include <vector>
 
 #include "server/http_server.h"
@@ -32,6 +33,14 @@ struct HttpShared {
   std::atomic<size_t> open_connections{0};
   std::atomic<size_t> open_answers{0};
   std::atomic<bool> close_after_replies{false};
+
+  // Connections of one key; false: it has its share already. Thread-safe.
+  bool join_key(size_t key);
+  void leave_key(size_t key);
+
+ private:
+  std::mutex keys_mutex_;
+  std::unordered_map<size_t, size_t> connections_of_key_;  // hash of the key -> connections, none of 0
 };
 
 // One thread's event loop. The queue of posted work is its own, so that work posted after the end is dropped instead

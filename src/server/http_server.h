@@ -25,12 +25,13 @@ struct HttpConfig {
   size_t max_line_bytes = 16u << 10;
   size_t max_headers = 100;
   size_t max_connections = 4096;
-  size_t max_unsent_bytes = 8u << 20;  // queued for one reader; over it the reader counts as gone
-  double head_timeout_s = 10;          // to receive a head once its first byte is there
-  double idle_timeout_s = 300;         // between requests of one connection
-  double body_timeout_s = 30;          // without a byte of the body
-  double write_timeout_s = 60;         // without a byte taken by the client
-  double sse_comment_s = 15;           // a silent stream says ": keep-alive"
+  size_t max_connections_per_key = 512;  // connections whose newest request has one Authorization header
+  size_t max_unsent_bytes = 8u << 20;    // queued for one reader; over it the reader counts as gone
+  double head_timeout_s = 10;            // to receive a head once its first byte is there
+  double idle_timeout_s = 300;           // between requests of one connection
+  double body_timeout_s = 30;            // without a byte of the body
+  double write_timeout_s = 60;           // without a byte taken by the client
+  double sse_comment_s = 15;             // a silent stream says ": keep-alive"
 };
 
 class HttpServer {
