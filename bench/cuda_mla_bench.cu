@@ -163,19 +163,23 @@ std::vector<Row> rows() {
 
 // A whole prompt of `length` tokens, causal, expanded form; queries, keys and outputs lie in the pool.
 void measure_prefill(int heads, int nope, int value, int length, uint8_t* pool, cudaStream_t stream) {
+  cudaDeviceProp device{};
+  must(cudaGetDeviceProperties(&device, 0));
+  const PrefillKernel kernel = mla_prefill_choice(nope, value, device.major * 10 + device.minor);
   char name[64];
   std::snprintf(name, sizeof name, "prefill %d/%d h%d S%d", nope + 64, value, heads, length);
   MlaPrefillArgs a;
-  a.heads = heads, a.nope = nope, a.value = value, a.sequences = 1, a.max_query = length, a.softmax_scale = 0.07f;
+  a.heads = heads, a.nope = nope, a.value = value, a.sequences = 1, a.max_query = a.keys = length,
+  a.softmax_scale = 0.07f;
   const int32_t* rows = upload(std::vector<int32_t>{0, length});
   a.first_query = a.first_key = rows;
   const int64_t q_bytes = 2ll * length * heads * (nope + 64), up_bytes = 2ll * length * heads * (nope + value);
   a.q = pool, a.up = pool + q_bytes, a.k_rope = pool + q_bytes + up_bytes;
   a.out = pool + q_bytes + up_bytes + length * 128ll;
-  const double us = time_calls(2, stream, [&](int) { return mla_prefill(a, stream); });
+  const double us = time_calls(2, stream, [&](int) { return mla_prefill(kernel, a, stream); });
   const double flop = 1.0 * heads * length * length * (nope + 64 + value);
-  std::printf("%-30s %9.1f us %7s      %6.0f TFLOP/s %5.0f %% of limit\n", name, us, "", flop / us / 1e6,
-              100 * flop / kMatrixRate * 1e6 / us);
+  std::printf("%-30s %9.1f us %7s      %6.0f TFLOP/s %5.0f %% of limit   %s\n", name, us, "", flop / us / 1e6,
+              100 * flop / kMatrixRate * 1e6 / us, mla_prefill_name(kernel));
   must(cudaFree(const_cast<int32_t*>(rows)));
 }
 

@@ -105,6 +105,7 @@ struct Prefill {
     MlaPrefillArgs a;
     a.heads = heads, a.nope = nope, a.value = value, a.sequences = static_cast<int>(sequences.size());
     a.max_query = max_query, a.softmax_scale = scale;
+    a.keys = first_key.back();
     return a;
   }
 
@@ -136,7 +137,13 @@ void compare(const Prefill& p, const std::vector<uint16_t>& out, const std::vect
   }
 }
 
-void check_whole(const Prefill& p) {
+PrefillKernel kernel_of(const Prefill& p, bool portable) {
+  cudaDeviceProp device{};
+  must(cudaGetDeviceProperties(&device, 0));
+  return mla_prefill_choice(p.nope, p.value, portable ? 80 : device.major * 10 + device.minor);
+}
+
+void check_whole(const Prefill& p, bool portable = false) {
   Device q(p.q), up(p.up), rope(p.rope);
   Device first_query(p.first_query), first_key(p.first_key);
   const size_t rows = static_cast<size_t>(p.first_query.back()) * p.heads;
@@ -148,7 +155,7 @@ void check_whole(const Prefill& p) {
   a.first_query = first_query.data, a.first_key = first_key.data;
   a.q = q.data, a.up = up.data, a.k_rope = rope.data, a.out = out.data, a.lse = lse.data;
   must(mla_prefill_prepare());
-  must(mla_prefill(a, nullptr));
+  must(mla_prefill(kernel_of(p, portable), a, nullptr));
   must(cudaDeviceSynchronize());
   compare(p, download(out), download(lse));
 }
@@ -169,12 +176,15 @@ const std::vector<Sequence> kOdd = {{0, 1},    {0, 63},  {0, 64},    {5, 65}, {2
 TEST_F(CudaMlaPrefill, Heads192) {
   check_whole(Prefill(3, 128, 128, kOdd, 1));
 }
+TEST_F(CudaMlaPrefill, Heads192Portable) {
+  check_whole(Prefill(3, 128, 128, kOdd, 1), true);
+}
 TEST_F(CudaMlaPrefill, Heads256) {
   check_whole(Prefill(2, 192, 256, kOdd, 2));
 }
 
 // One sequence, its keys in three pieces that are joined; the last is the causal one.
-TEST_F(CudaMlaPrefill, PiecesJoin) {
+void check_pieces(bool portable) {
   const Prefill p(2, 128, 128, {{300, 90}}, 3);
   Device q(p.q), up(p.up), rope(p.rope);
   const size_t rows = static_cast<size_t>(p.first_query.back()) * p.heads;
@@ -187,14 +197,22 @@ TEST_F(CudaMlaPrefill, PiecesJoin) {
     const int keys = cuts[piece + 1] - cuts[piece];
     Device first_key(std::vector<int32_t>{0, keys}), offset(std::vector<int32_t>{piece == 2 ? 0 : 1 << 30});
     MlaPrefillArgs a = p.args(90);
+    a.keys = p.first_key.back() - cuts[piece];
     a.first_query = first_query.data, a.first_key = first_key.data, a.offset = offset.data;
     a.q = q.data, a.up = up.data + static_cast<size_t>(cuts[piece]) * p.heads * (p.nope + p.value);
     a.k_rope = rope.data + cuts[piece] * 64, a.join = piece > 0, a.out_f32 = sums.data, a.lse = lse.data;
     a.out = piece == 2 ? out.data : nullptr;
-    must(mla_prefill(a, nullptr));
+    must(mla_prefill(kernel_of(p, portable), a, nullptr));
     must(cudaDeviceSynchronize());
   }
   compare(p, download(out), download(lse));
+}
+
+TEST_F(CudaMlaPrefill, PiecesJoin) {
+  check_pieces(false);
+}
+TEST_F(CudaMlaPrefill, PiecesJoinPortable) {
+  check_pieces(true);
 }
 
 struct Write {

@@ -40,9 +40,10 @@ struct Shape {
   static constexpr int kScoreStride = kTokens + 8;  // so that a warp's rows fall into different banks
   static constexpr int kRowLanes = 32 * kWarps / kRows;
   static constexpr int kLaneTokens = kTokens / kRowLanes;
+  static_assert(kLaneTokens == 2 || kLaneTokens == 4);
 
   struct Shared {
-    float scores[kGroups][kRows][kScoreStride];
+    alignas(16) float scores[kGroups][kRows][kScoreStride];
     uint16_t weights[kRows][kScoreStride];
     float rescale[kRows];
     float scale[kRows];
@@ -202,11 +203,13 @@ __device__ void update_row(typename Shape<kFp8, kRowTiles>::Shared& shared, RowS
   float x[S::kLaneTokens] = {};
 #pragma unroll
   for (int group = 0; group < kGroups; ++group) {
-#pragma unroll
-    for (int j = 0; j < S::kLaneTokens; j += 2) {
-      const float2 part = *reinterpret_cast<const float2*>(&shared.scores[group][row][first + j]);
-      x[j] += part.x;
-      x[j + 1] += part.y;
+    const float* part = &shared.scores[group][row][first];
+    if constexpr (S::kLaneTokens == 4) {
+      const float4 four = *reinterpret_cast<const float4*>(part);
+      x[0] += four.x, x[1] += four.y, x[2] += four.z, x[3] += four.w;
+    } else {
+      const float2 two = *reinterpret_cast<const float2*>(part);
+      x[0] += two.x, x[1] += two.y;
     }
   }
   float largest = state.largest;
@@ -229,6 +232,16 @@ __device__ void update_row(typename Shape<kFp8, kRowTiles>::Shared& shared, RowS
         pack_pair(typename S::Element(), first_weight, second_weight);
   }
   if (threadIdx.x % S::kRowLanes == 0) shared.rescale[row] = rescale;
+}
+
+// For a warp without query rows, once an item: weights 0 that stay.
+template <bool kFp8, int kRowTiles>
+__device__ void clear_row(typename Shape<kFp8, kRowTiles>::Shared& shared) {
+  using S = Shape<kFp8, kRowTiles>;
+  const int row = threadIdx.x / S::kRowLanes, first = threadIdx.x % S::kRowLanes * S::kLaneTokens;
+#pragma unroll
+  for (int j = 0; j < S::kLaneTokens; j += 2) *reinterpret_cast<uint32_t*>(&shared.weights[row][first + j]) = 0;
+  if (threadIdx.x % S::kRowLanes == 0) shared.rescale[row] = 1.0f;
 }
 
 template <int kRowTiles>
@@ -390,6 +403,9 @@ __global__ void __launch_bounds__(kThreads, kRowTiles == 1 ? 2 : 1)
     uint32_t q[kRowTiles][kSteps][4];
     load_queries<kFp8, kRowTiles>(params, item, q);
     RowState state = first_state<kFp8, kRowTiles>(params, item);
+    const int warp_row = item.row_begin + static_cast<int>(threadIdx.x) / 32 * (S::kRows / kWarps);
+    const bool has_rows = warp_row < item.num_tokens * params.heads;
+    if (!has_rows) clear_row<kFp8, kRowTiles>(shared);
     Output<kRowTiles> out = {};
     for (int token = item.block_begin * kMlaBlock; token < item.block_end * kMlaBlock; token += S::kTokens) {
       const int position = block_position(params.batch, item.sequence, token / kMlaBlock) + token % kMlaBlock;
@@ -406,7 +422,7 @@ __global__ void __launch_bounds__(kThreads, kRowTiles == 1 ? 2 : 1)
       first = false;
       multiply_keys<kFp8, kRowTiles>(shared, threadIdx.x / 32 % 2 == 0 ? keys[0] : keys[1], q);
       __syncthreads();
-      update_row<kFp8, kRowTiles>(shared, state, scale, position);
+      if (has_rows) update_row<kFp8, kRowTiles>(shared, state, scale, position);
       __syncthreads();
       multiply_values<kFp8, kRowTiles>(shared, keys, out);
     }

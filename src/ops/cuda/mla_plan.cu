@@ -76,13 +76,32 @@ __device__ void add_join(const PlanArgs& a, PlanShared& shared, const MlaItem& i
   a.plan.joins[at] = {item.first_token * a.heads + item.row_begin, rows, first_partial, count};
 }
 
-// Slot p takes the units [p * budget, (p + 1) * budget) of the row tiles laid end to end. Row tile v of slot p is item
-// and partial p + v: walking along, either p or v grows by one, so the numbers are distinct and dense.
+// How the units [0, total) of the row tiles, laid end to end, are dealt to slots; a slot that is used gets at least
+// one. Long lists: as evenly as whole units allow. Short ones: the same number for every slot but the last, which cuts
+// sequences of equal length at equal places; there, each cut costs more than an idle slot.
+struct Deal {
+  static constexpr int kShort = 8;
+  int total, slots, budget;
+
+  __device__ Deal(int total_in, int most_slots) : total(total_in), slots(min(most_slots, total_in)), budget(0) {
+    const int share = total > 0 ? (total + slots - 1) / slots : 0;
+    if (share > 0 && share <= kShort) budget = share, slots = (total + share - 1) / share;
+  }
+  __device__ int begin(int slot) const {
+    return budget > 0 ? min(slot * budget, total) : static_cast<int>(static_cast<int64_t>(slot) * total / slots);
+  }
+  __device__ int slot_of(int unit) const {
+    return budget > 0 ? unit / budget : static_cast<int>((static_cast<int64_t>(unit + 1) * slots - 1) / total);
+  }
+};
+
+// Row tile v of slot p is item and partial p + v: walking along, either p or v grows by one, so the numbers are
+// distinct and dense.
 __device__ void list_balanced(const PlanArgs& a, PlanShared& shared) {
   const int sequences = a.batch.sequences, total = shared.unit[sequences];
-  const int budget = max(1, (total + a.slots - 1) / a.slots);
+  const Deal deal(total, a.slots);
   for (int p = threadIdx.x; p < a.slots; p += kPlanThreads) {
-    const int low = min(p * budget, total), high = min(low + budget, total);
+    const int low = p < deal.slots ? deal.begin(p) : total, high = p < deal.slots ? deal.begin(p + 1) : total;
     int2 range = make_int2(0, 0);
     int s = low < high ? find_sequence(shared.unit, sequences, low) : 0;
     for (int at = low; at < high;) {
@@ -104,7 +123,7 @@ __device__ void list_balanced(const PlanArgs& a, PlanShared& shared) {
   for (int v = threadIdx.x; v < shared.tile[sequences]; v += kPlanThreads) {
     const int s = find_sequence(shared.tile, sequences, v), blocks = shared.units_of_tile[s];
     const int start = shared.unit[s] + (v - shared.tile[s]) * blocks;
-    const int first = start / budget, last = (start + blocks - 1) / budget;
+    const int first = deal.slot_of(start), last = deal.slot_of(start + blocks - 1);
     if (last > first) add_join(a, shared, make_item(a, s, v - shared.tile[s]), first + v, last - first + 1);
   }
 }

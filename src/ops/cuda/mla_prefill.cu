@@ -1,14 +1,12 @@
 // Flash attention (Dao 2023) on mma.sync: a block owns query rows of one head, a warp 16 of them, and walks over key
 // tiles that arrive by cp.async in two buffers; scores and weights stay in registers.
 #include "ops/cuda/launch.h"
-#include "ops/cuda/mla_prefill.h"
-#include "ops/cuda/mma.cuh"
+#include "ops/cuda/mla_prefill.cuh"
 
 namespace perigee {
 namespace {
 
-constexpr int kRope = 64;
-constexpr float kLog2e = 1.4426950408889634f;
+constexpr int kRope = kPrefillRope;
 
 // Heads of 192 / 128: queries stay in registers, 64 keys a tile. 256 / 256: there is no room for them beside the
 // output, so they lie in shared memory, and a block is half as tall.
@@ -32,28 +30,6 @@ template <int kChunks>
 __device__ __forceinline__ int place(int row, int chunk) {
   static_assert(kChunks % 8 == 0);
   return (row * kChunks + (chunk ^ (row & 7))) * 16;
-}
-
-// This block's place in the batch.
-struct Place {
-  int head;
-  int first_query, queries;  // of the sequence
-  int first_key, keys;
-  int offset;
-  int row_begin;  // of this block, in the sequence
-};
-
-__device__ Place find_place(const MlaPrefillArgs& a, int rows) {
-  const int s = blockIdx.z;
-  Place at;
-  at.head = blockIdx.x;
-  at.first_query = a.first_query[s];
-  at.queries = a.first_query[s + 1] - at.first_query;
-  at.first_key = a.first_key[s];
-  at.keys = a.first_key[s + 1] - at.first_key;
-  at.offset = a.offset ? a.offset[s] : at.keys - at.queries;
-  at.row_begin = (gridDim.y - 1 - blockIdx.y) * rows;  // the longest first
-  return at;
 }
 
 // 16-byte chunks of `rows` rows into shared memory; rows from `valid` on are filled with zeros.
@@ -191,37 +167,14 @@ __device__ void multiply_values(Rows<S>& rows, const float (&s)[S::kKeys / 8][4]
   }
 }
 
-// Joins row i of this lane with the result over earlier pieces, if asked, and stores it.
 template <typename S>
 __device__ void store_row(const MlaPrefillArgs& a, const Place& at, const Rows<S>& rows, int i) {
   const int lane = threadIdx.x % 32, row = at.row_begin + threadIdx.x / 32 * 16 + lane / 4 + 8 * i;
-  const int64_t flat = static_cast<int64_t>(at.first_query + row) * a.heads + at.head;
-  const bool there = row < at.queries;
-  const float old = there && a.join ? a.lse[flat] : -INFINITY;
-  float sum = rows.sum[i];
-  sum += __shfl_xor_sync(~0u, sum, 1);
-  sum += __shfl_xor_sync(~0u, sum, 2);
-  __syncwarp();  // the four lanes of a row have read its old log-sum-exp
-  if (!there) return;
-  float lse = sum > 0 ? rows.largest[i] / kLog2e + __logf(sum) : -INFINITY;
-  float scale = sum > 0 ? 1 / sum : 0.0f, old_scale = 0;
-  if (const float largest = fmaxf(old, lse); a.join && largest > -INFINITY) {
-    const float old_weight = __expf(old - largest), weight = __expf(lse - largest);
-    old_scale = old_weight / (old_weight + weight);
-    scale *= weight / (old_weight + weight);
-    lse = largest + __logf(old_weight + weight);
-  }
-  if (a.lse && lane % 4 == 0) a.lse[flat] = lse;
+  const Joined joined = join_earlier(a, at, row, rows.largest[i], rows.sum[i]);
+  if (row >= at.queries) return;
 #pragma unroll
   for (int n = 0; n < S::kValueColumns / 8; ++n) {
-    const int64_t to = flat * S::kValueColumns + n * 8 + lane % 4 * 2;
-    float2 x = make_float2(rows.out[n][2 * i] * scale, rows.out[n][2 * i + 1] * scale);
-    if (a.join && old_scale > 0) {
-      const float2 old = *reinterpret_cast<const float2*>(a.out_f32 + to);
-      x.x += old.x * old_scale, x.y += old.y * old_scale;
-    }
-    if (a.out_f32) *reinterpret_cast<float2*>(a.out_f32 + to) = x;
-    if (a.out) *reinterpret_cast<uint32_t*>(static_cast<uint16_t*>(a.out) + to) = pack_pair(Bf16(), x.x, x.y);
+    store_pair(a, joined, n * 8 + lane % 4 * 2, make_float2(rows.out[n][2 * i], rows.out[n][2 * i + 1]));
   }
 }
 
@@ -270,15 +223,38 @@ cudaError_t launch_one(const MlaPrefillArgs& args, cudaStream_t stream) {
 }  // namespace
 
 cudaError_t mla_prefill_prepare() {
-  const cudaError_t error = allow_shared(mla_prefill_kernel<Heads192>, Heads192::kSharedBytes);
-  return error == cudaSuccess ? allow_shared(mla_prefill_kernel<Heads256>, Heads256::kSharedBytes) : error;
+  for (const cudaError_t error :
+       {allow_shared(mla_prefill_kernel<Heads192>, Heads192::kSharedBytes),
+        allow_shared(mla_prefill_kernel<Heads256>, Heads256::kSharedBytes), mla_prefill_wgmma_prepare()}) {
+    if (error != cudaSuccess) return error;
+  }
+  return cudaSuccess;
 }
 
-cudaError_t mla_prefill(const MlaPrefillArgs& args, cudaStream_t stream) {
+PrefillKernel mla_prefill_choice(int nope, int value, int compute_capability) {
+  if (nope == 128 && value == 128) return compute_capability == 90 ? PrefillKernel::kWgmma192 : PrefillKernel::kMma192;
+  return nope == 192 && value == 256 ? PrefillKernel::kMma256 : PrefillKernel::kNone;
+}
+
+const char* mla_prefill_name(PrefillKernel kernel) {
+  switch (kernel) {
+    case PrefillKernel::kNone: return "none";
+    case PrefillKernel::kMma192: return "mla_prefill mma 192/128";
+    case PrefillKernel::kMma256: return "mla_prefill mma 256/256";
+    case PrefillKernel::kWgmma192: return "mla_prefill wgmma 192/128";
+  }
+  return "";
+}
+
+cudaError_t mla_prefill(PrefillKernel kernel, const MlaPrefillArgs& args, cudaStream_t stream) {
   if (args.sequences == 0 || args.max_query == 0) return cudaSuccess;
   if (args.join && (!args.out_f32 || !args.lse)) return cudaErrorInvalidValue;
-  if (args.nope == 128 && args.value == 128) return launch_one<Heads192>(args, stream);
-  if (args.nope == 192 && args.value == 256) return launch_one<Heads256>(args, stream);
+  switch (kernel) {
+    case PrefillKernel::kMma192: return launch_one<Heads192>(args, stream);
+    case PrefillKernel::kMma256: return launch_one<Heads256>(args, stream);
+    case PrefillKernel::kWgmma192: return mla_prefill_wgmma_launch(args, stream);
+    case PrefillKernel::kNone: break;
+  }
   return cudaErrorNotSupported;
 }
 

@@ -14,6 +14,7 @@ struct MlaPrefillArgs {
   int heads = 0, nope = 0, value = 0;
   int sequences = 0;
   int max_query = 0;                     // upper bound of a sequence's new tokens
+  int keys = 0;                          // rows that `up` and `k_rope` have room for, at least first_key[sequences]
   const int32_t* first_query = nullptr;  // [sequences + 1] rows of q
   const int32_t* first_key = nullptr;    // [sequences + 1] rows of this call's keys
   // A query of row i of its sequence sees keys j <= i + offset of this call's; null: offset = keys - queries, which is
@@ -30,7 +31,18 @@ struct MlaPrefillArgs {
   float* lse = nullptr;      // [queries, heads] natural log, -inf where nothing was seen; null: not wanted
 };
 
+enum class PrefillKernel : uint8_t {
+  kNone,      // no kernel for these heads
+  kMma192,    // portable
+  kMma256,    // portable
+  kWgmma192,  // Hopper
+};
+
+// The kernel choice: a pure function.
+PrefillKernel mla_prefill_choice(int nope, int value, int compute_capability);
+const char* mla_prefill_name(PrefillKernel kernel);
+
 cudaError_t mla_prefill_prepare();
-cudaError_t mla_prefill(const MlaPrefillArgs& args, cudaStream_t stream);
+cudaError_t mla_prefill(PrefillKernel kernel, const MlaPrefillArgs& args, cudaStream_t stream);
 
 }  // namespace perigee
