@@ -150,8 +150,6 @@ std::vector<Row> rows() {
       all.push_back({heads, 64, 1024, 1, fp8, 0});
       all.push_back({heads, 64, 16384, 1, fp8, 0});
     }
-    all.push_back({17, 1, 80000, 1, fp8, 0});
-    all.push_back({17, 64, 16384, 1, fp8, 0});
     all.push_back({8, 64, 4096, 4, fp8, 0});
     all.push_back({64, 8, 16384, 4, fp8, 0});
     all.push_back({128, 64, 4096, 1, fp8, 0});
