@@ -302,11 +302,15 @@ void CudaOps::attend_expanded(const CachedSequence& sequence, const Tensor& q, c
     const FiveNumbers values{{0, rows.num_tokens, 0, count, rows.position - static_cast<int32_t>(begin)}};
     check(store_numbers(values, numbers, stream()), "mla_expand");
     const bool last = begin + keys == context;
-    check(mla_prefill({.heads = static_cast<int>(s.heads),
+    const PrefillKernel kernel =
+        mla_prefill_choice(static_cast<int>(s.nope), static_cast<int>(s.value), compute_capability_);
+    check(mla_prefill(kernel,
+                      {.heads = static_cast<int>(s.heads),
                        .nope = static_cast<int>(s.nope),
                        .value = static_cast<int>(s.value),
                        .sequences = 1,
                        .max_query = rows.num_tokens,
+                       .keys = count,
                        .first_query = numbers,
                        .first_key = numbers + 2,
                        .offset = numbers + 4,
