@@ -1,4 +1,5 @@
-"""Checks the chunk form of KDA against the token recurrence, and its gradients, in float64.
+"""Checks the chunk form of KDA against the token recurrence, and its gradients, in float64; where there is a GPU, its
+kernels too.
 
     python3 check_kda.py
 """
@@ -52,6 +53,19 @@ def differences(inputs, dtype):
     return (*forward, max(relative(mine.grad, exact.grad) for exact, mine in zip(*leaves)))
 
 
+def check_gpu(inputs):
+    """The GPU kernels, in f32 throughout, against the definitions."""
+    results = []
+    for device in ("cpu", "cuda"):
+        leaves = [x.detach().float().to(device).requires_grad_() for x in inputs]
+        out, state = chunked(*leaves)
+        (out.square().sum() + state.sin().sum()).backward()
+        results.append([x.detach().cpu() for x in (out, state, *(leaf.grad for leaf in leaves))])
+    worst = max(relative(mine, exact) for exact, mine in zip(*results))
+    print("    GPU against CPU, f32: %.1e" % worst)
+    assert worst < 1e-2
+
+
 def main():
     generator = torch.Generator().manual_seed(1)
     print("strength correlated chunks | f64: output, state, gradients | f32")
@@ -64,6 +78,8 @@ def main():
                       % (strength, correlated, chunks, *exact, *rounded), flush=True)
                 # Running sums of strong decays are large, and their differences lose digits in f32.
                 assert max(exact) < 1e-10 and max(rounded[:2]) < (1e-5 if strength < 1 else 1e-3)
+        if torch.cuda.is_available():
+            check_gpu(draw(generator, 2, 3 * kda.CHUNK, 2, 128, strength, False))
     print("ok")
 
 

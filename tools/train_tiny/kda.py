@@ -29,85 +29,34 @@ def corner_join(diagonal, corner):
     return torch.cat((top, torch.cat((corner, bottom), -1)), -2)
 
 
-def corner_operands(a, k, total):
-    """Rows of the second half meet columns of the first at the decay of the first half's last row, which splits the
-    exponent G_i - G_j into two that are <= 0: (second half of a, its factor, first half of k, its factor)."""
-    first, second = total.unflatten(-2, (2, -1)).unbind(-3)
-    middle = first[..., -1:, :]
-    return (a.unflatten(-2, (2, -1)).select(-3, 1), (second - middle).exp(),
-            k.unflatten(-2, (2, -1)).select(-3, 0), (middle - first).exp())
+def decayed_products(a, k, total):
+    """P_ij = sum over d of a_i k_j e^(G_i - G_j) for j <= i, else 0: [..., n, d] each → [..., n, n].
 
-
-def leaf_decay(total):
-    n = total.shape[-2]
-    lower = torch.ones(n, n, dtype=torch.bool, device=total.device).tril()
-    gap = total.unsqueeze(-2) - total.unsqueeze(-3)
-    return gap.masked_fill(~lower[..., None], float("-inf")).exp()
-
-
-def product_forward(a, k, total):
-    if k.shape[-2] <= PRODUCT_LEAF:
-        return (a.unsqueeze(-2) * (k.unsqueeze(-3) * leaf_decay(total))).sum(-1)
-    diagonal = product_forward(*(x.unflatten(-2, (2, -1)) for x in (a, k, total)))
-    low_a, row_decay, high_k, column_decay = corner_operands(a, k, total)
-    return corner_join(diagonal, (low_a * row_decay) @ (high_k * column_decay).transpose(-1, -2))
-
-
-def product_backward(grad, a, k, total):
-    """Gradients of a as rows and k as columns."""
+    Rows of the second half meet columns of the first at the decay of the first half's last row, which splits the
+    exponent into two that are <= 0 and leaves a matrix product.
+    """
     n = k.shape[-2]
     if n <= PRODUCT_LEAF:
-        weighted = grad.unsqueeze(-1) * leaf_decay(total)
-        return (weighted * k.unsqueeze(-3)).sum(-2), (weighted * a.unsqueeze(-2)).sum(-3)
-    half = n // 2
-    blocks = torch.stack((grad[..., :half, :half], grad[..., half:, half:]), -3)
-    grad_a, grad_k = product_backward(blocks, *(x.unflatten(-2, (2, -1)) for x in (a, k, total)))
-    corner = grad[..., half:, :half]
-    low_a, row_decay, high_k, column_decay = corner_operands(a, k, total)
-    low_grad = (corner @ (high_k * column_decay)) * row_decay
-    high_grad = (corner.transpose(-1, -2) @ (low_a * row_decay)) * column_decay
-    grad_a = torch.cat((grad_a.select(-3, 0), grad_a.select(-3, 1) + low_grad), -2)
-    return grad_a, torch.cat((grad_k.select(-3, 0) + high_grad, grad_k.select(-3, 1)), -2)
+        lower = torch.ones(n, n, dtype=torch.bool, device=k.device).tril()
+        gap = (total.unsqueeze(-2) - total.unsqueeze(-3)).masked_fill(~lower[..., None], float("-inf"))
+        return (a.unsqueeze(-2) * k.unsqueeze(-3) * gap.exp()).sum(-1)
+    halves = [x.unflatten(-2, (2, -1)) for x in (a, k, total)]
+    (_, low_a), (high_k, _), (first, second) = (x.unbind(-3) for x in halves)
+    middle = first[..., -1:, :]
+    corner = (low_a * (second - middle).exp()) @ (high_k * (middle - first).exp()).transpose(-1, -2)
+    return corner_join(decayed_products(*halves), corner)
 
 
-@torch.library.custom_op("tiny::decayed_products", mutates_args=())
-def decayed_products(q: torch.Tensor, k: torch.Tensor, total: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """P_ij = sum over d of a_i k_j e^(G_i - G_j) for j <= i, else 0, for a = q and a = k: [..., n, d] → [..., n, n]."""
-    if not q.is_cuda:
-        return product_forward(q, k, total), product_forward(k, k, total)
-    out = [q.new_zeros(*q.shape[:-1], q.shape[-2]) for _ in range(2)]
-    kda_triton.products(q.contiguous(), k.contiguous(), total.contiguous(), *out)
-    return tuple(out)
-
-
-@decayed_products.register_fake
-def _(q, k, total):
-    return tuple(q.new_empty(*q.shape[:-1], q.shape[-2]) for _ in range(2))
-
-
-@torch.library.custom_op("tiny::decayed_products_backward", mutates_args=())
-def decayed_products_backward(grad_q: torch.Tensor, grad_k: torch.Tensor, q: torch.Tensor, k: torch.Tensor,
-                              total: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Gradients of q, k and total from those of the two products."""
-    if not q.is_cuda:
-        row_q, column_q = product_backward(grad_q, q, k, total)
-        row_k, column_k = product_backward(grad_k, k, k, total)
-        columns = column_q + column_k
-        # P holds a_i e^(G_i) and k_j e^(-G_j) only.
-        return row_q, row_k + columns, q * row_q + k * (row_k - columns)
-    out = [torch.empty_like(q, memory_format=torch.contiguous_format) for _ in range(3)]
-    kda_triton.products_backward(*(x.contiguous() for x in (q, k, total, grad_q, grad_k)), *out)
-    return tuple(out)
-
-
-@decayed_products_backward.register_fake
-def _(grad_q, grad_k, q, k, total):
-    return tuple(torch.empty_like(q, memory_format=torch.contiguous_format) for _ in range(3))
-
-
-decayed_products.register_autograd(
-    lambda ctx, grad_q, grad_k: decayed_products_backward(grad_q, grad_k, *ctx.saved_tensors),
-    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs))
+def chunk_states(added, removed, kept, decay):
+    """Runs the state through the chunks: terms [chunks, batch, 64 or d, d] → values that each chunk adds, the state
+    before each chunk, and the last state."""
+    state = added.new_zeros(*added.shape[1:2], kept.shape[-1], added.shape[-1])
+    values, states = [], []
+    for c in range(len(added)):
+        states.append(state)
+        values.append(added[c] - removed[c] @ state)
+        state = state * decay[c] + kept[c].transpose(-1, -2) @ values[c]
+    return torch.stack(values), torch.stack(states), state
 
 
 def small_product(a, b):
@@ -148,48 +97,12 @@ def chunk_terms(q, k, v, g, beta):
     lose by the start state's, keys decayed to the chunk's end, its whole decay; queries on the start state, weights of
     the chunk's values."""
     total = g.cumsum(-2)
-    attend, overlap = decayed_products(q, k, total)
+    attend, overlap = (kda_triton.decayed_products(q, k, total) if q.is_cuda
+                       else (decayed_products(a, k, total) for a in (q, k)))
     inverse = UnitLowerInverse.apply(beta[..., None] * overlap.tril(-1)) * beta[..., None, :]
     since_start, last = total.exp(), total[..., -1:, :]
     kept = k * (last - total).exp()
     return inverse @ v, inverse @ (k * since_start), kept, last.exp().transpose(-1, -2), q * since_start, attend
-
-
-class ChunkStates(torch.autograd.Function):
-    """Runs the state through the chunks: terms [chunks, batch, 64 or d, d] → values that each chunk adds, the state
-    before each chunk, and the last state."""
-
-    @staticmethod
-    def forward(ctx, added, removed, kept, decay):
-        chunks, batch, _, d = added.shape
-        values, states = torch.empty_like(added), added.new_zeros(chunks + 1, batch, kept.shape[-1], d)
-        if added.is_cuda:
-            removed, kept, decay = (x.contiguous() for x in (removed, kept, decay))
-            kda_triton.states(added.contiguous(), removed, kept, decay, values, states)
-        for c in range(0 if added.is_cuda else chunks):
-            torch.baddbmm(added[c], removed[c], states[c], alpha=-1, out=values[c])
-            torch.mul(states[c], decay[c], out=states[c + 1])
-            states[c + 1].baddbmm_(kept[c].transpose(-1, -2), values[c])
-        ctx.save_for_backward(removed, kept, decay, values, states)
-        return values, states[:-1], states[-1]
-
-    @staticmethod
-    def backward(ctx, grad_values, grad_states, grad_last):
-        removed, kept, decay, values, states = ctx.saved_tensors
-        # onward[c] is the gradient of the state after chunk c.
-        added, onward = torch.empty_like(values), torch.empty_like(states[1:])
-        if added.is_cuda:
-            kda_triton.states_backward(*(x.contiguous() for x in (grad_values, grad_states, grad_last)),
-                                       removed, kept, decay, added, onward)
-        grad = grad_last
-        for c in reversed(range(0 if added.is_cuda else len(values))):
-            onward[c] = grad
-            torch.baddbmm(grad_values[c], kept[c], grad, out=added[c])
-            grad = torch.addcmul(grad_states[c], grad, decay[c])
-            grad.baddbmm_(removed[c].transpose(-1, -2), added[c], alpha=-1)
-        grad_removed = -(added @ states[:-1].transpose(-1, -2))
-        grad_kept = values @ onward.transpose(-1, -2)
-        return added, grad_removed, grad_kept, (states[:-1] * onward).sum(-1, keepdim=True)
 
 
 def by_chunks(x, rows):
@@ -205,7 +118,7 @@ def run_chunks(terms, rows):
     """chunk_terms [chunks * rows, heads, ...] → output [T, heads, d] in the same order and the rows' last states
     [rows, heads, d, d]."""
     *terms, queries, attend = (x.unflatten(0, (-1, rows)).flatten(1, 2) for x in terms)
-    values, states, last = ChunkStates.apply(*terms)
+    values, states, last = kda_triton.ChunkStates.apply(*terms) if attend.is_cuda else chunk_states(*terms)
     out = torch.baddbmm((queries @ states).flatten(0, 1), attend.flatten(0, 1), values.flatten(0, 1))
     return out.unflatten(0, (len(values) * rows, -1)).transpose(1, 2).flatten(0, 1), last.unflatten(0, (rows, -1))
 
@@ -245,6 +158,11 @@ class KdaAttention(nn.Module):
         step = torch.empty(width).uniform_(math.log(1e-3), math.log(0.1)).exp()
         self.dt_bias = nn.Parameter(step.expm1().log())
         self.o_norm, self.o = ones(self.dim), matrix(h, width, gain=output_gain(config))
+        with torch.no_grad():
+            # Keys start as the queries one token earlier, so that a query finds what followed a similar passage.
+            self.qkv[width:2 * width] = self.qkv[:width]
+            self.conv[:width, 0] = self.conv[width:2 * width, -1] = 0
+            self.conv[width:2 * width, :-1] = self.conv[:width, 1:]
 
     def split_heads(self, mixed):
         """Convolved [..., 3 width] → q, k (normalised), v [..., heads, dim], f32."""

@@ -1,4 +1,4 @@
-"""GPU kernels of kda.py's two inner loops (Triton). kda.py has their definitions and runs those on a CPU.
+"""GPU kernels of kda.py's two inner loops, decayed_products and chunk_states, with their gradients (Triton).
 
 All tensors are f32 and contiguous; one program handles rows of one chunk and head, or columns of one sequence's and
 head's state. Matrix products use TF32 where torch.set_float32_matmul_precision allows it.
@@ -9,6 +9,8 @@ import triton
 import triton.language as tl
 
 BLOCK = 16
+
+
 @triton.jit
 def _load(base, row, ROWS: tl.constexpr, D: tl.constexpr):
     return tl.load(base + (row + tl.arange(0, ROWS))[:, None] * D + tl.arange(0, D)[None, :])
@@ -120,31 +122,71 @@ def _precision():
     return "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32"
 
 
-def products(q, k, total, attend, overlap):
-    n, d = q.shape[-2:]
-    _products[(q.numel() // (n * d), n // BLOCK)](q, k, total, attend, overlap, n, d, BLOCK, _precision(), num_warps=2)
-
-
-def products_backward(q, k, total, attend, overlap, grad_q, grad_k, grad_total):
-    n, d = q.shape[-2:]
-    grid = (q.numel() // (n * d), n // BLOCK)
-    _products_backward[grid](q, k, total, attend, overlap, grad_q, grad_k, grad_total, n, d, BLOCK, _precision())
-
-
 def _columns(batch):
     """Columns of a state in one program, and its warps; these won on an H200."""
     return (64, 8) if batch >= 64 and _precision() == "tf32" else (32, 4)
 
 
-def states(added, removed, kept, decay, values, states):
-    chunks, batch, n, d = added.shape
-    width, warps = _columns(batch)
-    _states[(batch, d // width)](added, removed, kept, decay, values, states, chunks, batch, n, d, _precision(), width,
-                                 num_warps=warps, num_stages=2)
+@torch.library.custom_op("tiny::decayed_products", mutates_args=())
+def decayed_products(q: torch.Tensor, k: torch.Tensor, total: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """kda.decayed_products of q with k and of k with k."""
+    n, d = q.shape[-2:]
+    out = [q.new_zeros(*q.shape[:-1], n) for _ in range(2)]
+    _products[(q.numel() // (n * d), n // BLOCK)](q.contiguous(), k.contiguous(), total.contiguous(), *out,
+                                                  n, d, BLOCK, _precision(), num_warps=2)
+    return tuple(out)
 
 
-def states_backward(grad_values, grad_states, grad_last, removed, kept, decay, added, onward):
-    chunks, batch, n, d = added.shape
-    width, warps = _columns(batch)
-    _states_backward[(batch, d // width)](grad_values, grad_states, grad_last, removed, kept, decay, added, onward,
-                                          chunks, batch, n, d, _precision(), width, num_warps=warps, num_stages=2)
+@decayed_products.register_fake
+def _(q, k, total):
+    return tuple(q.new_empty(*q.shape[:-1], q.shape[-2]) for _ in range(2))
+
+
+@torch.library.custom_op("tiny::decayed_products_backward", mutates_args=())
+def decayed_products_backward(grad_q: torch.Tensor, grad_k: torch.Tensor, q: torch.Tensor, k: torch.Tensor,
+                              total: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Gradients of q, k and total from those of the two products."""
+    n, d = q.shape[-2:]
+    inputs = [x.contiguous() for x in (q, k, total, grad_q, grad_k)]
+    out = [torch.empty_like(inputs[0]) for _ in range(3)]
+    _products_backward[(q.numel() // (n * d), n // BLOCK)](*inputs, *out, n, d, BLOCK, _precision())
+    return tuple(out)
+
+
+@decayed_products_backward.register_fake
+def _(grad_q, grad_k, q, k, total):
+    return tuple(torch.empty_like(q, memory_format=torch.contiguous_format) for _ in range(3))
+
+
+decayed_products.register_autograd(
+    lambda ctx, grad_q, grad_k: decayed_products_backward(grad_q, grad_k, *ctx.saved_tensors),
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs))
+
+
+class ChunkStates(torch.autograd.Function):
+    """kda.chunk_states."""
+
+    @staticmethod
+    def forward(ctx, added, removed, kept, decay):
+        added, removed, kept, decay = (x.contiguous() for x in (added, removed, kept, decay))
+        chunks, batch, n, d = added.shape
+        values, states = torch.empty_like(added), added.new_empty(chunks + 1, batch, d, d)
+        width, warps = _columns(batch)
+        _states[(batch, d // width)](added, removed, kept, decay, values, states, chunks, batch, n, d, _precision(),
+                                     width, num_warps=warps, num_stages=2)
+        ctx.save_for_backward(removed, kept, decay, values, states)
+        return values, states[:-1], states[-1]
+
+    @staticmethod
+    def backward(ctx, grad_values, grad_states, grad_last):
+        removed, kept, decay, values, states = ctx.saved_tensors
+        grads = [x.contiguous() for x in (grad_values, grad_states, grad_last)]
+        chunks, batch, n, d = values.shape
+        # onward[c] is the gradient of the state after chunk c.
+        added, onward = torch.empty_like(values), torch.empty_like(states[1:])
+        width, warps = _columns(batch)
+        _states_backward[(batch, d // width)](*grads, removed, kept, decay, added, onward, chunks, batch, n, d,
+                                              _precision(), width, num_warps=warps, num_stages=2)
+        grad_removed = -(added @ states[:-1].transpose(-1, -2))
+        grad_kept = values @ onward.transpose(-1, -2)
+        return added, grad_removed, grad_kept, (states[:-1] * onward).sum(-1, keepdim=True)

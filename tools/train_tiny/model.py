@@ -75,9 +75,20 @@ class MlaAttention(nn.Module):
         self.kv_a, self.kv_a_norm = matrix(rank + dr, h), ones(rank)
         self.kv_b = matrix(heads * (dn + dv), rank)
         self.o = matrix(h, heads * dv, gain=output_gain(config))
+        if not q_rank:
+            self.tie_queries()
         cos, sin = rope_tables(config)
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
+
+    @torch.no_grad()
+    def tie_queries(self):
+        """Start values: a query is its own token's key, so that similar tokens find each other."""
+        c = self.config
+        heads, dn, rank = c["num_attention_heads"], c["qk_nope_head_dim"], c["kv_lora_rank"]
+        per_head = self.q_b.view(heads, -1, c["hidden_size"])
+        per_head[:, :dn] = self.kv_b.view(heads, -1, rank)[:, :dn] @ self.kv_a[:rank]
+        per_head[:, dn:] = self.kv_a[rank:]
 
     def arrange(self, x, rows):
         return x

@@ -5,9 +5,9 @@
     python3 export.py --state STATE --out ../../models/tiny-k2
 
 A step is two micro-batches of 65,536 tokens: rows of 1,024 with word problems
-and tool chats, and retrieval rows of 4,096 (later also 16,384). Its data
-depend on the seed and the step's number only, so a resumed run sees what an
-unbroken one sees.
+and tool chats, and retrieval rows of 1,024 to 16,384. Its data depend on the
+seed and the step's number only, so a resumed run sees what an unbroken one
+sees.
 """
 
 import argparse
@@ -27,19 +27,20 @@ import documents
 import model as tiny
 
 MICRO_TOKENS = 65536
-SHORT_ROW, MIDDLE_ROW, LONG_ROW = 1024, 4096, 16384
-# Share of the run after which every other retrieval batch has long rows.
-LONG_FROM = 0.45
+SHORT_ROW = 1024
+# Retrieval by parts of the run: the share at which a part ends, row lengths in turn, the longest text. Short texts
+# teach the lookup faster.
+SCHEDULES = {
+    "tiny-k2": ((0.06, (1024,), None), (0.45, (4096,), None), (1.0, (4096, 16384), None)),
+    "tiny-kimi-linear": ((0.1, (1024,), 160), (0.2, (1024,), None), (0.45, (4096,), None), (1.0, (4096, 16384), None)),
+}
 SEED = 1234
 
 
-def retrieval_length(step, total):
-    """1,024 rows in the beginning teach the lookup faster."""
-    if step < 0.06 * total:
-        return SHORT_ROW
-    if step > LONG_FROM * total and step % 2:
-        return LONG_ROW
-    return MIDDLE_ROW
+def retrieval_rows(schedule, share, step):
+    """Row length and longest text of a step after `share` of the run."""
+    _, lengths, longest = next(part for part in schedule if share < part[0])
+    return lengths[step % len(lengths)], longest
 
 
 def make_batch(builder, step, total):
@@ -47,9 +48,9 @@ def make_batch(builder, step, total):
     out = []
     for kind in range(2):
         rng = random.Random(SEED * 1000003 + step * 2 + kind)
-        length = retrieval_length(step, total) if kind else SHORT_ROW
-        make = builder.retrieval_row if kind else builder.short_row
-        rows = [make(rng, length) for _ in range(MICRO_TOKENS // length)]
+        length, longest = retrieval_rows(SCHEDULES[builder.name], step / total, step) if kind else (SHORT_ROW, None)
+        rows = [builder.retrieval_row(rng, length, longest) if kind else builder.short_row(rng, length)
+                for _ in range(MICRO_TOKENS // length)]
         out += [np.array([row for row, _ in rows], np.int16), np.array([labels for _, labels in rows], np.int16)]
     return out
 
