@@ -431,8 +431,11 @@ void CudaWorker::upload_masks(const StepPlan& plan) {
   for (const PlanRow& row : plan.rows) {
     if (!row.sample || !row.masked) continue;
     const std::vector<uint32_t> mask = masks_.wait(plan.step, row.slot);
-    CHECK(mask.size() >= words, "a mask of ", mask.size(), " words");
-    std::copy_n(mask.begin(), words, to);
+    CHECK(mask.empty() || mask.size() >= words, "a mask of ", mask.size(), " words");
+    if (mask.empty())
+      std::fill_n(to, words, ~0u);  // the sequence has ended: nobody reads its id
+    else
+      std::copy_n(mask.begin(), words, to);
     to += words;
   }
   const size_t bytes = reinterpret_cast<uint8_t*>(to) - masks_host_.data();

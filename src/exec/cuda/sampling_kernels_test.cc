@@ -1,0 +1,163 @@
+// Sampling on the GPU against exec/sampler.h: the same ids for the same seeds, and the same log-probabilities.
+#include "exec/cuda/sampling_kernels.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "base/rng.h"
+#include "exec/cuda/plan_upload.h"
+#include "exec/sampler.h"
+#include "tensor/cuda/device.h"
+
+namespace perigee {
+namespace {
+
+constexpr int32_t kVocab = 5000, kRows = 24;
+
+template <typename T>
+T* place(Buffer& memory, const std::vector<T>& values) {
+  memory = device_buffer(values.size() * sizeof(T));
+  device_copy(memory.data(), values.data(), values.size() * sizeof(T));
+  return reinterpret_cast<T*>(memory.data());
+}
+
+// One row of each kind of request, by number.
+SamplingParams params_of(int row) {
+  SamplingParams p{.temperature = row % 4 == 0 ? 0.0f : 0.3f + 0.2f * static_cast<float>(row % 5)};
+  p.seed = static_cast<uint64_t>(100 + row);
+  p.logprobs = row % 3 == 0 ? 5 : -1;
+  if (row % 5 == 1) p.top_k = 1 + row;
+  if (row % 5 == 2) p.top_p = 0.8f;
+  if (row % 7 == 3) p.min_p = 0.05f;
+  if (row % 6 == 4) p.logit_bias = {{7, 30.0f}, {8, -5.0f}, {kVocab + 3, 9.0f}};
+  if (row % 6 == 5) p.presence_penalty = 0.7f, p.frequency_penalty = 0.2f, p.repetition_penalty = 1.3f;
+  p.stop_ids = {1, 2};
+  p.min_tokens = row % 2 == 0 ? 10 : 0;
+  return p;
+}
+
+std::vector<uint32_t> mask_of(int row) {
+  std::vector<uint32_t> words((kVocab + 31) / 32);
+  for (size_t i = 0; i < words.size(); ++i) words[i] = static_cast<uint32_t>(random_u64(77, 100 * row + i));
+  return words;
+}
+
+bool is_masked(int row) {
+  return row % 8 == 6;
+}
+
+class Sampling : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (const Status gpu = select_device(0); !gpu.ok()) GTEST_SKIP() << gpu.error().message;
+    slots_.vocab = kVocab;
+    std::vector<int32_t> ids(kRows * kMaxListed);
+    std::vector<float> bias(kRows * kMaxListed);
+    std::vector<SlotParams> params;
+    std::vector<uint32_t> masks;
+    for (int row = 0; row < kRows; ++row) {
+      const SamplingParams p = params_of(row);
+      params.push_back(slot_params(p));
+      size_t at = static_cast<size_t>(row) * kMaxListed;
+      for (const auto& [id, value] : p.logit_bias) {
+        ids[at] = id;
+        bias[at++] = value;
+      }
+      for (const int32_t id : p.stop_ids) ids[at++] = id;
+      SampleRecord sample{.slot = row, .logit_row = row, .mask_row = -1};
+      if (is_masked(row)) {
+        sample.mask_row = num_masks_++;
+        const auto words = mask_of(row);
+        masks.insert(masks.end(), words.begin(), words.end());
+      }
+      samples_.push_back(sample);
+      for (int i = 0; i < kVocab; ++i) logits_.push_back(8 * random_unit(5 + static_cast<uint64_t>(row), i));
+    }
+    slots_.newest = place(memory_[0], std::vector<int32_t>(kRows));
+    slots_.num_outputs = place(memory_[1], std::vector<int32_t>(kRows, 4));
+    slots_.params = place(memory_[2], params);
+    slots_.listed_ids = place(memory_[3], ids);
+    slots_.listed_bias = place(memory_[4], bias);
+    slots_.counts = place(memory_[5], std::vector<uint32_t>(static_cast<size_t>(kRows * slots_.count_words())));
+    slots_.seen = place(memory_[6], std::vector<uint32_t>(static_cast<size_t>(kRows * slots_.bit_words())));
+    call_ = {.samples = place(memory_[7], samples_), .count = kRows, .masks = place(memory_[8], masks)};
+    call_.work = place(memory_[9], std::vector<float>(static_cast<size_t>(kRows) * kVocab));
+    call_.results = place(memory_[10], std::vector<SampleResult>(kRows));
+  }
+
+  std::vector<SampleResult> run() {
+    call_.logits = place(memory_[11], logits_);
+    EXPECT_EQ(sample_rows(call_, slots_, nullptr), cudaSuccess);
+    std::vector<SampleResult> results(kRows);
+    device_copy(results.data(), call_.results, results.size() * sizeof(SampleResult));
+    EXPECT_TRUE(device_status().ok());
+    return results;
+  }
+
+  SlotArrays slots_;
+  SampleCall call_;
+  std::vector<SampleRecord> samples_;
+  std::vector<float> logits_;
+  int32_t num_masks_ = 0;
+  Buffer memory_[12];
+};
+
+// Several tokens in a row, so that counts of sampled ids matter.
+TEST_F(Sampling, SameIdsAsTheHost) {
+  Sampler host(kVocab);
+  std::vector<std::vector<uint16_t>> counts(kRows, std::vector<uint16_t>(kVocab));
+  std::vector<std::vector<uint8_t>> seen(kRows, std::vector<uint8_t>((kVocab + 7) / 8));
+  for (int step = 0; step < 20; ++step) {
+    const std::vector<SampleResult> results = run();
+    for (int row = 0; row < kRows; ++row) {
+      const SamplingParams p = params_of(row);
+      const std::vector<uint32_t> mask = is_masked(row) ? mask_of(row) : std::vector<uint32_t>();
+      const auto at = static_cast<size_t>(row);
+      SamplerRow wanted{.logits = std::span(logits_).subspan(at * kVocab, kVocab), .params = &p};
+      wanted.num_outputs = 4 + step;
+      if (p.has_penalties()) wanted.output_counts = counts[at], wanted.seen = seen[at];
+      wanted.mask = mask;
+      const SampledToken token = host.sample(wanted);
+      const SampleResult& got = results[at];
+      ASSERT_EQ(got.finite != 0, token.finite);
+      ASSERT_EQ(got.id, token.id) << "row " << row << " step " << step;
+      ++counts[at][static_cast<size_t>(token.id)];
+      seen[at][static_cast<size_t>(token.id) / 8] |= static_cast<uint8_t>(1u << (token.id % 8));
+      if (p.logprobs < 0) continue;
+      ASSERT_NEAR(got.score.logprob, token.logprobs.logprob, 1e-4);
+      ASSERT_EQ(got.score.rank, token.logprobs.rank);
+      ASSERT_EQ(got.score.num_top, p.logprobs);
+      for (int i = 0; i < got.score.num_top; ++i) {
+        ASSERT_EQ(got.score.top_ids[i], token.logprobs.top[static_cast<size_t>(i)].first);
+        ASSERT_NEAR(got.score.top_logprobs[i], token.logprobs.top[static_cast<size_t>(i)].second, 1e-4);
+      }
+    }
+  }
+}
+
+TEST_F(Sampling, SaysWhatIsNotFinite) {
+  logits_[3] = std::numeric_limits<float>::quiet_NaN();
+  logits_[kVocab + 4999] = std::numeric_limits<float>::infinity();
+  for (int i = 0; i < kVocab; ++i) logits_[2 * kVocab + i] = -std::numeric_limits<float>::infinity();
+  const std::vector<SampleResult> results = run();
+  for (int row = 0; row < kRows; ++row) EXPECT_EQ(results[static_cast<size_t>(row)].finite, row < 3 ? 0 : 1) << row;
+}
+
+// Many equal logits, and fewer than top_k open ones.
+TEST_F(Sampling, TiesTakeTheLowerId) {
+  std::fill(logits_.begin(), logits_.end(), 1.0f);
+  Sampler host(kVocab);
+  const std::vector<SampleResult> results = run();
+  for (int row = 0; row < kRows; ++row) {
+    const SamplingParams p = params_of(row);
+    if (p.has_penalties() || is_masked(row)) continue;
+    const auto at = static_cast<size_t>(row);
+    const SamplerRow wanted{.logits = std::span(logits_).subspan(at * kVocab, kVocab), .params = &p, .num_outputs = 4};
+    EXPECT_EQ(results[at].id, host.sample(wanted).id) << row;
+  }
+}
+
+}  // namespace
+}  // namespace perigee
