@@ -173,9 +173,9 @@ __device__ __forceinline__ void barrier_wait(uint64_t* barrier, int parity) {
       : "memory");
 }
 
-// A barrier of `threads` threads of the block, by number.
+// A barrier of `threads` threads of the block, by number; their warps need not have converged.
 __device__ __forceinline__ void named_barrier(int number, int threads) {
-  asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
+  asm volatile("barrier.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }
 
 __device__ __forceinline__ void bulk_copy(uint32_t to, const void* from, int bytes, uint64_t* barrier) {
