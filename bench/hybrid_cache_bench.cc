@@ -7,8 +7,10 @@
 // latent layers, seven units of its state.
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstdio>
+#include <cstring>
 #include <deque>
 #include <map>
 #include <memory>
@@ -203,12 +205,37 @@ void print_replay(int64_t tp, int32_t num_pages, const Workload& workload) {
   }
 }
 
+// Copying a checkpoint's pages into a state's, as a worker does on a hit, on one thread. The pages are spread over a
+// pool that no cache holds.
+void print_copies() {
+  constexpr int64_t kPool = 2048;
+  std::vector<uint8_t> pool(static_cast<size_t>(kPool * kPageBytes), uint8_t{1});
+  Rng rng(7);
+  std::printf("\n| TP | MB a copy | ms a copy | GB/s read and written |\n|---|---|---|---|\n");
+  for (const int64_t tp : {1, 2, 4, 8}) {
+    std::vector<double> seconds;
+    for (int run = 0; run < 21; ++run) {
+      const auto begin = std::chrono::steady_clock::now();
+      for (int64_t i = 0; i < state_pages(tp); ++i) {
+        const auto from = static_cast<int64_t>(rng.below(kPool / 2)), to = kPool / 2 + i;
+        std::memcpy(pool.data() + to * kPageBytes, pool.data() + from * kPageBytes, static_cast<size_t>(kPageBytes));
+      }
+      seconds.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+    }
+    std::nth_element(seconds.begin(), seconds.begin() + 10, seconds.end());
+    const auto bytes = static_cast<double>(state_pages(tp) * kPageBytes);
+    std::printf("| %lld | %.1f | %.2f | %.1f |\n", static_cast<long long>(tp), bytes / 1e6, seconds[10] * 1e3,
+                2 * bytes / seconds[10] / 1e9);
+  }
+}
+
 }  // namespace
 }  // namespace perigee
 
 int main() {
   using perigee::print_replay;
   perigee::print_sizes();
+  perigee::print_copies();
   print_replay(1, 65536, {.conversations = 64});
   print_replay(1, 65536, {.conversations = 192});
   print_replay(8, 65536, {.conversations = 64});
