@@ -9,10 +9,10 @@
 // fp8 keys stay e4m3 in shared memory and become f16 in registers, exactly; then the product runs in f16, to which the
 // queries and probabilities are rounded too. Inside each group of 16 the columns of a key are taken in the order in
 // which the bytes fall into registers; a sum does not mind, and the query is loaded in the same order.
+#include "ops/cuda/bulk_copy.cuh"
 #include "ops/cuda/launch.h"
 #include "ops/cuda/mla_plan.cuh"
 #include "ops/cuda/mla_tiles.cuh"
-#include "ops/cuda/wgmma.cuh"
 
 namespace perigee {
 namespace {

@@ -10,6 +10,7 @@
 // writes f16, exactly, while the tile before is computed on; queries and weights are rounded to f16, outputs scaled.
 #include <cudaTypedefs.h>
 
+#include "ops/cuda/bulk_copy.cuh"
 #include "ops/cuda/launch.h"
 #include "ops/cuda/mla_tiles.cuh"
 #include "ops/cuda/wgmma.cuh"

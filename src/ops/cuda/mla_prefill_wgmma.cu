@@ -3,6 +3,7 @@
 // the left operand of the second product; while one warpgroup is at its softmax the other's products run.
 #include <cudaTypedefs.h>
 
+#include "ops/cuda/bulk_copy.cuh"
 #include "ops/cuda/launch.h"
 #include "ops/cuda/mla_prefill.cuh"
 #include "ops/cuda/wgmma.cuh"

@@ -1,5 +1,5 @@
-// Thin wrappers of the Hopper instructions: warpgroup matrix products on shared memory, bulk copies that complete on a
-// barrier in shared memory, register hand-over between warpgroups. sm_90a only; elsewhere nothing may call them.
+// Thin wrappers of Hopper's warpgroup instructions: matrix products on shared memory, register hand-over between
+// warpgroups. sm_90a only; elsewhere nothing may call them.
 //
 // A product's accumulator: thread of warp w (of the warpgroup), lane l holds rows 16 w + l / 4 (d[4 j], d[4 j + 1]) and
 // 8 below (d[4 j + 2], d[4 j + 3]), columns 8 j + 2 (l % 4) and the next.
@@ -140,66 +140,6 @@ __device__ __forceinline__ void wgmma_n128_registers(float (&d)[64], const uint3
         "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]),
         "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-}
-
-// Makes this thread's ordinary writes to shared memory visible to matrix products and bulk copies.
-__device__ __forceinline__ void fence_async_proxy() {
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
-
-__device__ __forceinline__ void barrier_init(uint64_t* barrier, int arrivals) {
-  asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
-}
-__device__ __forceinline__ void barrier_init_fence() {
-  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-}
-
-__device__ __forceinline__ void barrier_arrive(uint64_t* barrier) {
-  asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
-}
-
-// Arrives and announces bytes that bulk copies will bring.
-__device__ __forceinline__ void barrier_expect(uint64_t* barrier, int bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
-               : "memory");
-}
-
-// Waits until the phase of this parity is complete.
-__device__ __forceinline__ void barrier_wait(uint64_t* barrier, int parity) {
-  asm volatile(
-      "{\n.reg .pred done;\nagain:\nmbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n@done bra ready;\nbra "
-      "again;\nready:\n}" ::"r"(shared_address(barrier)),
-      "r"(parity)
-      : "memory");
-}
-
-// A barrier of `threads` threads of the block, by number; their warps need not have converged.
-__device__ __forceinline__ void named_barrier(int number, int threads) {
-  asm volatile("barrier.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
-}
-
-__device__ __forceinline__ void bulk_copy(uint32_t to, const void* from, int bytes, uint64_t* barrier) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
-               "l"(from), "r"(bytes), "r"(shared_address(barrier))
-               : "memory");
-}
-
-// The box of a three-dimensional tensor map at (x, y, z).
-__device__ __forceinline__ void bulk_copy_box(uint32_t to, const void* map, int x, int y, int z, uint64_t* barrier) {
-  asm volatile(
-      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], "
-      "[%5];" ::"r"(to),
-      "l"(map), "r"(x), "r"(y), "r"(z), "r"(shared_address(barrier))
-      : "memory");
-}
-
-// The box of a two-dimensional tensor map at (x, y).
-__device__ __forceinline__ void bulk_copy_box(uint32_t to, const void* map, int x, int y, uint64_t* barrier) {
-  asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::
-          "r"(to),
-      "l"(map), "r"(x), "r"(y), "r"(shared_address(barrier))
-      : "memory");
 }
 
 template <int kRegisters>
