@@ -59,7 +59,8 @@ Tensor CudaOps::add_norm(const Tensor& residual, const Tensor& x, std::span<cons
 
 void CudaOps::multiply(const GemmCall& call, const char* op) {
   if (call.rows == 0) return;
-  if (call.rows <= kMaxSkinnyRows) {
+  // Deterministic: one kernel for any number of rows, however slow, whose sums do not depend on it.
+  if (call.rows <= kMaxSkinnyRows || options_.deterministic) {
     const int item_rows = call.rows <= 8 ? 8 : call.rows <= 16 ? 16 : 32;
     check(skinny_gemm(WeightFormat::kBF16, call, item_rows, stream()), op);
     return;

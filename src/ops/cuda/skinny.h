@@ -41,7 +41,8 @@ struct GemmCall {
 
 constexpr int kMaxSkinnyRows = 32;
 
-// Dense: rows <= kMaxSkinnyRows. Grouped: items of at most `item_rows` (8, 16 or 32) pairs.
+// Dense: any number of rows, good for up to kMaxSkinnyRows: each item_rows (8, 16 or 32) of them read all weights.
+// Grouped: items of at most `item_rows` (8, 16 or 32) pairs.
 cudaError_t skinny_gemm(WeightFormat format, const GemmCall& call, int item_rows, cudaStream_t stream);
 
 }  // namespace perigee
