@@ -151,6 +151,22 @@ TEST(Scheduler, CancelWaitingAndRunningAndUnknown) {
   EXPECT_EQ(h.outcomes[c].finish, FinishReason::kLength);
 }
 
+// A client that leaves: whatever was in flight then, the pages are free when those steps are in, two at most.
+TEST(Scheduler, ACancelFreesThePagesWithinTwoSteps) {
+  SchedulerHarness h(small_config());
+  const SequenceId gone = h.submit(100, 100);
+  const SequenceId stays = h.submit(10, 100);
+  while (h.outcomes[gone].ids.empty() || h.outcomes[stays].ids.empty()) h.step();
+  const StepPlan one = h.plan(), two = h.plan();
+  EXPECT_EQ(rows_of(two).size(), 2);
+  h.scheduler.cancel({gone, FinishReason::kCancelled});
+  EXPECT_GE(h.scheduler.gauges().used_pages, 3) << "pages in flight are not given away";
+  h.apply(one);
+  h.apply(two);
+  EXPECT_EQ(h.outcomes[gone].finish, FinishReason::kCancelled);
+  EXPECT_EQ(h.scheduler.gauges().used_pages, 1) << "of the sequence that stays";
+}
+
 TEST(Scheduler, DeadlinesEndRunningAndWaiting) {
   SchedulerConfig config = small_config();
   config.max_sequences = 1;
