@@ -82,9 +82,9 @@ Result<std::unique_ptr<Engine>> Engine::create(const EngineConfig& config) {
   auto impl = std::make_unique<Impl>();
   impl->config = config;
   impl->config.worker.max_sequences = config.max_sequences;
+  impl->config.worker.max_step_tokens = config.max_step_tokens;
   impl->config.worker.deterministic = config.deterministic;
   Impl* p = impl.get();
-  impl->config.worker.max_step_tokens = config.max_step_tokens;
   const auto make_worker = config.worker.device == Device::kCuda ? make_cuda_worker : Worker::create;
   ASSIGN_OR_RETURN(impl->worker, make_worker(impl->config.worker, [p](StepResult&& result) {
                      p->mailbox.push_reserved(Message(std::move(result)));
