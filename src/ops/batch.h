@@ -37,6 +37,16 @@ struct DeviceSequences {
   int32_t table_width = 0;
   const int32_t* row_sequence = nullptr;  // [n]
   const int32_t* row_page = nullptr;      // [n] page of each row's token; -1: padding, stored nowhere
+
+  // Recurrent models, see SequenceRows and StateLayer; undefined for padding. A sequence's position is its length less
+  // its rows.
+  const int32_t* state_pages = nullptr;  // [sequences][state_width] pages of its units
+  int32_t state_width = 0;
+  const int32_t* slots = nullptr;      // [sequences] place in the ring
+  const int32_t* committed = nullptr;  // [sequences] tokens the state has seen before this step ...
+  const int32_t* commit = nullptr;     // [sequences] ... and after it: the position, or the length (commit_all)
+  const int32_t* checkpoint_position = nullptr;  // [sequences] -1: none
+  const int32_t* checkpoint_pages = nullptr;     // [sequences][state_width]
 };
 
 // On device backends tokens, positions and logit_rows point to device memory and `device` is set; `sequences` then
