@@ -10,7 +10,7 @@
 #include "exec/mask_box.h"
 #include "exec/sampler.h"
 #include "exec/slots.h"
-#include "ops/ops.h"
+#include "ops/observed_ops.h"
 
 namespace perigee {
 namespace {
@@ -53,6 +53,7 @@ class HostWorker final : public Worker {
   WorkerConfig config_;
   std::function<void(StepResult&&)> on_result_;
   std::unique_ptr<Ops> ops_;
+  std::unique_ptr<Ops> observed_;  // null without an observer
   std::unique_ptr<Model> model_;
   CacheLayout layout_;
   Buffer pool_memory_, ring_memory_;
@@ -74,6 +75,7 @@ Result<std::unique_ptr<Worker>> HostWorker::create(const WorkerConfig& config,
   w.config_ = config;
   w.on_result_ = std::move(on_result);
   ASSIGN_OR_RETURN(w.ops_, make_ops(config));
+  if (config.observer != nullptr) w.observed_ = observe_ops(*w.ops_, *config.observer);
   ASSIGN_OR_RETURN(w.model_, load_model(config.load, *w.ops_));
   w.layout_ = w.model_->cache_layout(w.ops_->activation_dtype());
   ASSIGN_OR_RETURN(w.num_pages_, count_pages(config.cache_bytes, w.layout_));
@@ -104,10 +106,11 @@ void HostWorker::execute(const StepPlan& plan) {
   build_us_.store((system_clock().now_s() - begin) * 1e6, std::memory_order_relaxed);
 
   for (const SequenceStart& start : plan.starts) start_state(start);
-  ops_->begin_step();
+  Ops& ops = observed_ ? *observed_ : *ops_;
+  ops.begin_step();
   const PagePool pool{
       .base = pool_memory_.data(), .layout = layout_, .ring = ring_memory_.data(), .ring_tokens = kRingTokens};
-  const Tensor logits = model_->forward(batch, *ops_, pool);
+  const Tensor logits = model_->forward(batch, ops, pool);
   StepResult result{.step = plan.step, .rows = {}};
   result.rows.reserve(plan.rows.size());
   for (size_t i = 0; i < plan.rows.size(); ++i) {

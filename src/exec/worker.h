@@ -15,6 +15,8 @@
 
 namespace perigee {
 
+class OpObserver;
+
 enum class Device { kCpu, kRef, kCuda };
 
 struct WorkerConfig {
@@ -27,6 +29,7 @@ struct WorkerConfig {
   bool deterministic = false;
   bool allow_amx = true;  // false forces a slower instruction set (tests)
   bool allow_avx512 = true;
+  OpObserver* observer = nullptr;  // of the model's ops (ops/observed_ops.h); none costs nothing
 };
 
 class Worker {

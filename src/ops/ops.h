@@ -102,7 +102,7 @@ class Ops {
   virtual void add_moe(const Tensor& residual, const Tensor& x, const MoeWeights& w);  // residual += moe(x)
   virtual Tensor logits(const Tensor& x, const LinearWeight& head);                    // -> [rows, vocab] f32
 
-  Arena& arena() { return arena_; }
+  virtual Arena& arena() { return arena_; }
 
  protected:
   Ops() = default;

@@ -16,6 +16,7 @@
 #include "exec/cuda/sampling_kernels.h"
 #include "exec/mask_box.h"
 #include "ops/cuda/backend.h"
+#include "ops/observed_ops.h"
 
 namespace perigee {
 namespace {
@@ -88,6 +89,7 @@ class CudaWorker final : public Worker {
   WorkerConfig config_;
   std::function<void(StepResult&&)> on_result_;
   std::unique_ptr<CudaOps> ops_;
+  std::unique_ptr<Ops> observed_;  // null without an observer; steps outside of graphs run on it
   std::unique_ptr<Model> model_;
   CacheLayout layout_;
   int32_t num_pages_ = 0;
@@ -124,6 +126,10 @@ Result<std::unique_ptr<Worker>> CudaWorker::create(const WorkerConfig& config,
   w.config_ = config;
   w.on_result_ = std::move(on_result);
   w.ops_ = std::make_unique<CudaOps>(CudaOptions{.deterministic = config.deterministic});
+  if (config.observer != nullptr) {
+    w.observed_ = observe_ops(*w.ops_, *config.observer);
+    w.ops_->observe_launches(config.observer);
+  }
   ASSIGN_OR_RETURN(w.model_, load_model(config.load, *w.ops_));
   w.layout_ = w.model_->cache_layout(DType::kBF16);
   if (w.layout_.state_layers > 0)
@@ -417,8 +423,9 @@ Tensor CudaWorker::forward(const StepPlan& plan, const PackedPlan& packed) {
                           .form = model_->choose_form(extent, context, config_.deterministic)});
     rows += row.num_tokens;
   }
-  ops_->begin_step();
-  return model_->forward(device_batch(batch_, sequences_, host_rows_, rows, packed.logit_rows), *ops_, pool());
+  Ops& ops = observed_ ? *observed_ : *ops_;
+  ops.begin_step();
+  return model_->forward(device_batch(batch_, sequences_, host_rows_, rows, packed.logit_rows), ops, pool());
 }
 
 void CudaWorker::upload_masks(const StepPlan& plan) {

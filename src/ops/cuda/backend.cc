@@ -82,12 +82,18 @@ void CudaOps::multiply(const GemmCall& call, const char* op) {
                          .in = call.in,
                          .heads = call.heads,
                          .f32_out = call.output == GemmOutput::kF32},
-                        stream()))
+                        stream())) {
+    check(cudaSuccess, op);
     return;
+  }
   check(tile_gemm(WeightFormat::kBF16, call, stream()), op);
 }
 
 Tensor CudaOps::linear(const Tensor& x, const LinearWeight& w, DType out) {
+  return product(x, w, out, "linear");
+}
+
+Tensor CudaOps::product(const Tensor& x, const LinearWeight& w, DType out, const char* op) {
   CHECK(x.cols == w.in && x.dtype == DType::kBF16, x.cols, " columns for ", w.in);
   const auto& matrix = static_cast<const CudaMatrix&>(*w.packed);
   const Tensor y = arena_.tensor(out, x.rows, w.out);
@@ -101,7 +107,7 @@ Tensor CudaOps::linear(const Tensor& x, const LinearWeight& w, DType out) {
             .in = static_cast<int32_t>(w.in),
             .chunks = static_cast<int32_t>(matrix.padded_in / 128),
             .output = out == DType::kF32 ? GemmOutput::kF32 : GemmOutput::kBF16},
-           "linear");
+           op);
   return y;
 }
 

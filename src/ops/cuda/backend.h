@@ -5,6 +5,7 @@
 #include "ops/cuda/cuda_ops.h"
 #include "ops/cuda/packed.h"
 #include "ops/cuda/skinny.h"
+#include "ops/observed_ops.h"
 #include "tensor/cuda/check.h"
 #include "tensor/cuda/device.h"
 
@@ -15,6 +16,8 @@ class CudaOps final : public Ops {
   explicit CudaOps(const CudaOptions& options);
   cudaStream_t stream() const { return stream_.get(); }
   const Stream& owned_stream() const { return stream_; }
+  // The observer hears the label of each launch.
+  void observe_launches(OpObserver* observer) { observer_ = observer; }
 
   const char* name() const override { return "cuda"; }
   DType activation_dtype() const override { return DType::kBF16; }
@@ -56,12 +59,16 @@ class CudaOps final : public Ops {
 
  private:
   // Keeps the first failure; a step's launches after it are void.
-  void check(cudaError_t error, const char* op) { cuda_ok(error, op); }
+  void check(cudaError_t error, const char* op) {
+    cuda_ok(error, op);
+    if (observer_ != nullptr) observer_->launched(op);
+  }
   CudaMatrix make_matrix(WeightFormat format, int64_t out, int64_t in, int64_t count);
   void pack(const RawMatrix& raw, PackTarget target);
   PackTarget target(CudaMatrix& matrix, int64_t index, int interleave, int64_t first_row) const;
   // y = x W^T by whichever kernel serves this many rows; dense bf16 weights.
   void multiply(const GemmCall& call, const char* op);
+  Tensor product(const Tensor& x, const LinearWeight& w, DType out, const char* op);  // linear() under that label
   // Whether the kernels of mla_decode.h and mla_write.h serve this geometry; others run in latent_attention.h.
   bool is_usual(const MlaShape& shape, const LatentLayer& cache) const;
   struct CachedSequence {
@@ -88,6 +95,7 @@ class CudaOps final : public Ops {
   void expert_product(const CudaMatrix& weight, GemmCall call, int item_rows, const char* op);
 
   const CudaOptions options_;
+  OpObserver* observer_ = nullptr;
   Stream stream_;
   Buffer staging_[2];  // checkpoint bytes and scales on their way, until the first step
   std::unique_ptr<CublasLt> cublas_;

@@ -73,7 +73,7 @@ Tensor CudaOps::dense_mlp(const Tensor& x, const MlpWeights& w) {
   const auto& gate_up = static_cast<const CudaMatrix&>(*w.gate_up.packed);
   const Tensor hidden = arena_.tensor(DType::kBF16, x.rows, w.gate_up.out / 2);
   if (x.rows > kMaxSkinnyRows && cublas_ != nullptr) {
-    check(silu_mul_rows(linear(x, w.gate_up, DType::kF32), true, hidden, stream()), "dense_mlp");
+    check(silu_mul_rows(product(x, w.gate_up, DType::kF32, "dense_mlp"), true, hidden, stream()), "silu_mul");
     return linear(hidden, w.down, DType::kF32);
   }
   multiply({.weight = gate_up.data.data(),

@@ -1,0 +1,48 @@
+// What the ops that models call read and compute, for traces: the one place where their bytes are counted.
+//
+// Bytes are what must come from memory at least once: packed weights (of experts those that were chosen), the cache,
+// the recurrent state (read and written), and the activations that go in. FLOPs count a multiply-add as two.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "ops/batch.h"
+#include "ops/weights.h"
+#include "tensor/tensor.h"
+
+namespace perigee {
+
+// A piece of an op that a backend may run as kernels of its own. `label` is what such a backend calls these launches
+// (OpObserver::launched); where several parts share a label, they are the first, second ... launch of that label.
+struct CostPart {
+  const char* label = "";
+  std::string what;  // for readers: "q", "experts: down"
+  int64_t bytes = 0;
+  double flops = 0;
+};
+
+struct OpCost {
+  std::string op;  // its name, with what tells its uses apart
+  std::vector<CostPart> parts;
+  int64_t distinct_experts = 0, num_experts = 0;  // of MoE ops
+
+  int64_t bytes() const;
+  double flops() const;
+};
+
+OpCost embed_cost(const EmbedWeight& table, int64_t rows, DType stored);
+OpCost rms_norm_cost(const Tensor& x);
+OpCost linear_cost(const Tensor& x, const LinearWeight& w);
+OpCost add_cost(const Tensor& residual);
+OpCost add_norm_cost(const Tensor& residual);
+OpCost gather_rows_cost(const Tensor& x, int64_t rows);
+OpCost mla_in_cost(const Tensor& x, const MlaWeights& w, const LatentLayer& cache);
+// `wide`: element type of the up-projections and queries.
+OpCost mla_attend_cost(const MlaShape& shape, const Batch& batch, const LatentLayer& cache, DType wide);
+OpCost kda_cost(const Tensor& x, const KdaWeights& w, const Batch& batch);
+OpCost dense_mlp_cost(const Tensor& x, const MlpWeights& w);
+OpCost moe_cost(const Tensor& x, const MoeWeights& w, int64_t distinct_experts);
+
+}  // namespace perigee
