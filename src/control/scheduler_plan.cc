@@ -221,10 +221,13 @@ void Scheduler::Impl::start(Sequence& sequence, Hit hit, Draft& draft) {
 }
 
 // Tokens of the next prefill chunk: all that is left, or up to the last multiple of the alignment that the budget
-// reaches. Where the alignment is not strict, a chunk shorter than that is better than none.
+// reaches. Where the alignment is not strict, a chunk shorter than that is better than none. Former outputs have chunks
+// of their own: their attention takes another form than the prompt's, but for deterministic runs.
 int32_t Scheduler::Impl::chunk_tokens(const Sequence& sequence, int32_t budget_tokens) const {
   const int32_t first = sequence.num_scheduled;
-  const int32_t stop = is_recurrent() ? chunk_stop(sequence) : sequence.num_input();
+  const bool in_prompt = !config_.deterministic && first < sequence.num_prompt();
+  const int32_t kind_end = in_prompt ? sequence.num_prompt() : sequence.num_input();
+  const int32_t stop = is_recurrent() ? std::min(chunk_stop(sequence), kind_end) : kind_end;
   const int32_t alignment = config_.attention_alignment;
   int32_t cap = budget_tokens;
   if (sequence.wants_prompt_logprobs()) cap = std::min(cap, std::max(kPromptLogprobTokens, alignment));

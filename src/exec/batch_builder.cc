@@ -4,6 +4,12 @@
 
 namespace perigee {
 
+MlaForm form_of(const PlanRow& row, const Admission& admission, const Model& model, bool deterministic) {
+  if (deterministic || row.is_decode()) return MlaForm::kAbsorbed;
+  const TokenKind kind = row.position < admission.num_prompt_tokens ? TokenKind::kPrompt : TokenKind::kOutput;
+  return model.choose_form(kind, admission.num_tokens - admission.num_cached_tokens, admission.num_cached_tokens);
+}
+
 const Batch& BatchBuilder::build(const StepPlan& plan, const Slots& slots) {
   tokens_.clear();
   positions_.clear();
@@ -25,20 +31,18 @@ void BatchBuilder::add_row(const PlanRow& row, const StepPlan& plan, const Slot&
   CHECK(blocks <= static_cast<int64_t>(slot.pages.size()), "sequence ", row.sequence, " needs ", blocks,
         " blocks, has ", slot.pages.size());
   const auto first_row = static_cast<int32_t>(tokens_.size());
+  const Admission admission{.num_prompt_tokens = slot.num_prompt_tokens,
+                            .num_cached_tokens = slot.num_cached_tokens,
+                            .num_tokens = static_cast<int32_t>(slot.tokens->size())};
   for (int32_t i = 0; i < row.num_tokens; ++i) {
     tokens_.push_back(row.is_decode() ? slot.newest_id : plan.tokens[static_cast<size_t>(row.tokens_offset + i)]);
     positions_.push_back(position + i);
   }
-  // The form depends on what the sequence had to compute when it was admitted, never on how that was cut into chunks:
-  // so chunk sizes do not change a single bit.
-  const int64_t extent =
-      row.is_decode() ? row.num_tokens : static_cast<int64_t>(slot.tokens->size()) - slot.num_cached_tokens;
-  const int64_t context = row.is_decode() ? position : slot.num_cached_tokens;
   sequences_.push_back({.first_row = first_row,
                         .num_tokens = row.num_tokens,
                         .position = position,
                         .pages = slot.pages.data(),
-                        .form = model_.choose_form(extent, context, deterministic_)});
+                        .form = form_of(row, admission, model_, deterministic_)});
   if (!slot.state_pages.empty()) add_state(row, slot, sequences_.back());
   first_logit_.push_back(static_cast<int32_t>(logit_rows_.size()));
   if (row.prompt_logprobs)

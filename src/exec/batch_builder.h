@@ -10,6 +10,15 @@
 
 namespace perigee {
 
+// What a sequence brought when it entered its slot.
+struct Admission {
+  int32_t num_prompt_tokens = 0, num_cached_tokens = 0;
+  int32_t num_tokens = 0;  // the prompt and former outputs
+};
+// Form of a row's attention. It depends on the admission, never on how that is cut into chunks, and a chunk has tokens
+// of one kind: so chunk sizes change no bit.
+MlaForm form_of(const PlanRow& row, const Admission& admission, const Model& model, bool deterministic);
+
 class BatchBuilder {
  public:
   BatchBuilder(const Model& model, bool deterministic) : model_(model), deterministic_(deterministic) {}

@@ -11,8 +11,8 @@ class StillModel : public Model {
   const ModelInfo& info() const override { return info_; }
   CacheLayout cache_layout(DType) const override { return {}; }
   Tensor forward(const Batch&, Ops&, const PagePool&) const override { return {}; }
-  MlaForm choose_form(int64_t new_tokens, int64_t, bool deterministic) const override {
-    return deterministic || new_tokens < 100 ? MlaForm::kAbsorbed : MlaForm::kExpanded;
+  MlaForm choose_form(TokenKind kind, int64_t, int64_t) const override {
+    return kind == TokenKind::kPrompt ? MlaForm::kExpanded : MlaForm::kAbsorbed;
   }
 
  private:
@@ -88,6 +88,22 @@ TEST_F(BuilderTest, ChunksCommitAndDecodeRowsWait) {
     EXPECT_FALSE(batch.sequences[0].commit_all);
     advance(decode, batch);
   }
+}
+
+TEST_F(BuilderTest, TheFormFollowsFromTheKindOfToken) {
+  const Admission admission{.num_prompt_tokens = 100, .num_cached_tokens = 64, .num_tokens = 130};
+  const auto form = [&](int32_t position, int32_t tokens_offset, bool deterministic) {
+    PlanRow row;
+    row.num_tokens = 1;
+    row.position = position;
+    row.tokens_offset = tokens_offset;
+    return form_of(row, admission, model_, deterministic);
+  };
+  EXPECT_EQ(form(64, 0, false), MlaForm::kExpanded);
+  EXPECT_EQ(form(99, 0, false), MlaForm::kExpanded) << "a chunk of one token is a chunk";
+  EXPECT_EQ(form(100, 0, false), MlaForm::kAbsorbed) << "outputs that a preemption threw away";
+  EXPECT_EQ(form(130, -1, false), MlaForm::kAbsorbed);
+  EXPECT_EQ(form(64, 0, true), MlaForm::kAbsorbed);
 }
 
 TEST_F(BuilderTest, AHitIsCommittedFromTheStart) {

@@ -114,8 +114,8 @@ TEST_F(TinyModel, SaysWhatItIs) {
   EXPECT_EQ(layout.row_bytes(), 80);
   EXPECT_EQ(layout.layer_bytes(), 64 * 80);
   EXPECT_EQ(layout.page_bytes(), 3 * 64 * 80);
-  EXPECT_EQ(model_->choose_form(1, 100, false), MlaForm::kAbsorbed);
-  EXPECT_EQ(model_->choose_form(100, 0, false), MlaForm::kExpanded);
+  EXPECT_EQ(model_->choose_form(TokenKind::kOutput, 1, 100), MlaForm::kAbsorbed);
+  EXPECT_EQ(model_->choose_form(TokenKind::kPrompt, 100, 0), MlaForm::kExpanded);
 }
 
 // Word problems of tests/data/tiny_tasks/gsm_0shot.jsonl as ids of the bundled tokenizer.

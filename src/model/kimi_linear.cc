@@ -112,8 +112,8 @@ class KimiLinear final : public Model {
     return ops.logits(last, head_);
   }
 
-  MlaForm choose_form(int64_t new_tokens, int64_t context, bool deterministic) const override {
-    return choose_mla_form(mla_shape(config_), new_tokens, context, deterministic);
+  MlaForm choose_form(TokenKind kind, int64_t new_tokens, int64_t context) const override {
+    return choose_mla_form(mla_shape(config_), kind, new_tokens, context);
   }
 
  private:

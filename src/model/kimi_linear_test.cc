@@ -207,7 +207,7 @@ TEST_F(Hybrid, SaysWhatItIs) {
   EXPECT_EQ(info.architecture, "KimiLinearForCausalLM");
   EXPECT_EQ(info.num_layers, 5);
   EXPECT_EQ(info.max_positions, 512);
-  EXPECT_EQ(model_->choose_form(1, 100, false), MlaForm::kAbsorbed);
+  EXPECT_EQ(model_->choose_form(TokenKind::kOutput, 1, 100), MlaForm::kAbsorbed);
   // Two latent layers make a block of 64 * 80 * 2 bytes, less than one unit: the unit sets the page.
   const CacheLayout layout = model_->cache_layout(DType::kBF16);
   EXPECT_EQ(layout.num_layers, 2);

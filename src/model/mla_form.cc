@@ -2,8 +2,9 @@
 
 namespace perigee {
 
-MlaForm choose_mla_form(const MlaShape& shape, int64_t new_tokens, int64_t context, bool deterministic) {
-  if (deterministic || new_tokens <= 1) return MlaForm::kAbsorbed;
+MlaForm choose_mla_form(const MlaShape& shape, TokenKind kind, int64_t new_tokens, int64_t context) {
+  if (kind == TokenKind::kPrompt && context <= kOneFormTokens) return MlaForm::kExpanded;
+  if (kind == TokenKind::kOutput && context + new_tokens <= kOneFormTokens) return MlaForm::kAbsorbed;
   const double n = static_cast<double>(new_tokens);
   const double cached = static_cast<double>(context);
   const double pairs = n * cached + n * (n + 1) / 2;

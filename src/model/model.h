@@ -86,8 +86,8 @@ class Model {
   // Runs the batch: writes the cache of every new token, returns logits f32 [logit_rows, vocab] in the step's arena.
   // Requires ops.begin_step() before; one call per step.
   virtual Tensor forward(const Batch& batch, Ops& ops, const PagePool& pool) const = 0;
-  // Which form serves n new tokens on `context` cached ones; `deterministic` demands one form for all (D10).
-  virtual MlaForm choose_form(int64_t new_tokens, int64_t context, bool deterministic) const = 0;
+  // Which form serves a sequence admitted with n tokens to compute on `context` cached ones; see choose_mla_form.
+  virtual MlaForm choose_form(TokenKind kind, int64_t new_tokens, int64_t context) const = 0;
 };
 
 enum class LoadFormat { kSafetensors, kDummy };

@@ -49,10 +49,10 @@ class SingleSequence {
     length_ -= count;
   }
 
-  // The most likely token after `tokens`, which are run in the form that the model chooses; ties: the lower id.
+  // The most likely token after `tokens`, run as a decode row if it is one, else as a prompt; ties: the lower id.
   int32_t greedy(const std::vector<int32_t>& tokens) {
-    const MlaForm form = model_.choose_form(static_cast<int64_t>(tokens.size()), length_, false);
-    const auto logits = tokens.size() == 1 ? propose(tokens, form) : run(tokens, form);
+    const MlaForm form = model_.choose_form(TokenKind::kPrompt, static_cast<int64_t>(tokens.size()), length_);
+    const auto logits = tokens.size() == 1 ? propose(tokens, MlaForm::kAbsorbed) : run(tokens, form);
     return static_cast<int32_t>(std::max_element(logits.back().begin(), logits.back().end()) - logits.back().begin());
   }
 

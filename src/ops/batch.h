@@ -12,6 +12,9 @@ enum class MlaForm : uint8_t {
   kExpanded,  // cached latents are up-projected to per-head keys and values, piece by piece
 };
 
+// Whether a token came with the request or was sampled for it.
+enum class TokenKind : uint8_t { kPrompt, kOutput };
+
 // Run num_tokens tokens at positions position ... of one sequence; they are batch rows first_row ....
 struct SequenceRows {
   int32_t first_row = 0;

@@ -16,6 +16,7 @@
 #include "base/json.h"
 #include "base/rng.h"
 #include "engine/engine.h"
+#include "model/mla_form.h"
 #include "text/tokenizer.h"
 
 namespace perigee {
@@ -281,15 +282,47 @@ TEST_P(EqualityOnTasks, CachedAsColdUpToTies) {
   expect_cached_as_cold(base_config(GetParam()), task_jobs(GetParam(), 60), 10000);
 }
 
-// On random ids the router is unsure everywhere, and where two experts score alike a bf16 engine may take the other
-// one: that is no tie of logits. In f32 nothing but a fault of the cache can show.
-TEST_P(Equality, CachedAsColdUpToTiesInF32) {
+// Behind more than kOneFormTokens cached tokens a short rest is absorbed where a cold start expands.
+TEST_P(EqualityOnTasks, CachedAsColdUpToTiesOnLongContexts) {
+  constexpr size_t kJoined = 10;
+  const std::vector<Job> parts = task_jobs(GetParam(), 10 * kJoined);
+  std::vector<Job> jobs;
+  for (size_t i = 0; i < parts.size(); i += kJoined) {
+    jobs.push_back({.prompt = {}, .max_tokens = 32});
+    for (size_t k = 0; k < kJoined; ++k) jobs.back().prompt = joined(jobs.back().prompt, parts[i + k].prompt);
+  }
+  expect_cached_as_cold(base_config(GetParam()), jobs, 10 * kOneFormTokens);
+}
+
+// Random ids: the router is unsure everywhere, so that the last bit of a cached row would show. None differs (ADR
+// 0005).
+TEST_P(Equality, CachedAsCold) {
   EngineConfig config = base_config(GetParam());
-  config.worker.device = Device::kRef;
-  config.worker.cache_bytes = 512 << 20;
-  jobs.resize(10);
-  for (Job& job : jobs) job.temperature = 0;
-  expect_cached_as_cold(config, jobs, 500);
+  config.prefix_caching = true;
+  config.checkpoint_interval_blocks = 1;
+  const auto engine = make_engine(config);
+  run(*engine, jobs, true);
+  const std::vector<Reply> cached = run(*engine, jobs, true);
+  int64_t hits = 0;
+  for (const Reply& reply : cached) hits += reply.cached;
+  ASSERT_GT(hits, 2000) << "nothing was cached: the test says nothing";
+  expect_identical(alone, cached);
+}
+
+// On random ids as well, where each token comes from attention alone: former outputs run again in the form in which
+// decode steps gave them. A chunk of delta attention rounds otherwise than single tokens do.
+TEST(EqualityOfLatentAttention, PreemptedAsNot) {
+  std::vector<Job> jobs = make_jobs(2, 24, 400, tiny_k2().vocab);
+  for (Job& job : jobs) job.max_tokens += 150;
+  const std::vector<Reply> whole = run(*make_engine(base_config(tiny_k2())), jobs, true);
+  EngineConfig tight = base_config(tiny_k2());
+  tight.prefix_caching = true;
+  tight.worker.cache_bytes = tiny_k2().tight_bytes;
+  tight.max_model_len = 1024;
+  const auto crowded = make_engine(tight);
+  const std::vector<Reply> preempted = run(*crowded, jobs, true);
+  ASSERT_GT(crowded->stats().scheduler.preemptions, 2) << "hardly any was preempted: the test says nothing";
+  expect_identical(whole, preempted);
 }
 
 TEST_P(EqualityOnTasks, PreemptedAsNotUpToTies) {

@@ -162,7 +162,10 @@ void Simulation::check_row(const StepPlan& plan, const PlanRow& row) const {
   judge_.require(row.is_decode() == (static_cast<int32_t>(index) < plan.num_decode_rows), "decode rows come first");
   judge_.require(row.num_tokens > 0, "an empty row");
   const int32_t end = row.position + row.num_tokens;
-  const bool is_output = end >= static_cast<int32_t>(request.submit.prompt->size());  // of a former life
+  const auto num_prompt = static_cast<int32_t>(request.submit.prompt->size());
+  const bool is_output = end >= num_prompt;  // of a former life
+  judge_.require(config_.deterministic || row.position >= num_prompt || end <= num_prompt, "a row of ", row.position,
+                 " to ", end, " with a prompt of ", num_prompt);
   if (!row.is_decode() && config_.deterministic && !row.sample && !(config_.state_pages > 0 && is_output))
     judge_.require(end % config_.attention_alignment == 0, "a chunk ends at ", end);
   if (!row.is_decode() && config_.deterministic && config_.state_pages > 0)

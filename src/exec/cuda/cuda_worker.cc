@@ -11,6 +11,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/queue.h"
+#include "exec/batch_builder.h"
 #include "exec/cuda/decode_graphs.h"
 #include "exec/cuda/plan_upload.h"
 #include "exec/cuda/sampling_kernels.h"
@@ -414,13 +415,13 @@ Tensor CudaWorker::forward(const StepPlan& plan, const PackedPlan& packed) {
   int32_t rows = 0;
   for (const PlanRow& row : plan.rows) {
     const SlotMirror& slot = mirror_[static_cast<size_t>(row.slot.value)];
-    const int64_t extent =
-        row.is_decode() ? row.num_tokens : static_cast<int64_t>(slot.tokens->size()) - slot.num_cached_tokens;
-    const int64_t context = row.is_decode() ? row.position : slot.num_cached_tokens;
+    const Admission admission{.num_prompt_tokens = slot.num_prompt_tokens,
+                              .num_cached_tokens = slot.num_cached_tokens,
+                              .num_tokens = static_cast<int32_t>(slot.tokens->size())};
     host_rows_.push_back({.first_row = rows,
                           .num_tokens = row.num_tokens,
                           .position = row.position,
-                          .form = model_->choose_form(extent, context, config_.deterministic)});
+                          .form = form_of(row, admission, *model_, config_.deterministic)});
     rows += row.num_tokens;
   }
   Ops& ops = observed_ ? *observed_ : *ops_;
