@@ -1,4 +1,5 @@
-// `perigee bench serve | decode | prefill`: loads a running server and prints the tables people compare.
+// `perigee bench serve | decode | prefill`: loads a running server and prints the tables people compare; `bench step`
+// is step_bench.cc.
 #include <algorithm>
 #include <cstdio>
 #include <fstream>
@@ -9,6 +10,7 @@
 #include "main/commands.h"
 #include "main/load.h"
 #include "main/options.h"
+#include "main/step_bench.h"
 
 namespace perigee {
 namespace {
@@ -277,10 +279,11 @@ Result<int> bench_prefill(const std::vector<std::string>& arguments) {
 int run_bench(const std::vector<std::string>& arguments) {
   const std::string what = arguments.empty() ? "" : arguments[0];
   const std::vector<std::string> rest(arguments.begin() + (arguments.empty() ? 0 : 1), arguments.end());
-  Result<int> outcome = bad_input(str_cat("bench what? serve, decode or prefill, not \"", what, "\""));
+  Result<int> outcome = bad_input(str_cat("bench what? serve, decode, prefill or step, not \"", what, "\""));
   if (what == "serve") outcome = bench_serve(rest);
   if (what == "decode") outcome = bench_decode(rest);
   if (what == "prefill") outcome = bench_prefill(rest);
+  if (what == "step") outcome = bench_step(rest);
   return outcome.ok() ? *outcome : fail(outcome.error());
 }
 

@@ -8,6 +8,6 @@ namespace perigee {
 
 int run_serve(const std::vector<std::string>& arguments);
 int run_inspect(const std::vector<std::string>& arguments);
-int run_bench(const std::vector<std::string>& arguments);  // bench serve | decode | prefill
+int run_bench(const std::vector<std::string>& arguments);  // bench serve | decode | prefill | step
 
 }  // namespace perigee

@@ -14,6 +14,7 @@ constexpr char kUsage[] =
     "  perigee bench serve [flags]     load a running server, print throughput and latencies\n"
     "  perigee bench decode [flags]    decode matrix, context x concurrency, of a running server\n"
     "  perigee bench prefill [flags]   prefill table of a running server\n"
+    "  perigee bench step MODEL        time of one step in this process; --trace: where it goes\n"
     "  perigee inspect MODEL           what a checkpoint is and what it needs\n"
     "  perigee --version\n"
     "\n"

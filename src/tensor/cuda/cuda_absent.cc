@@ -1,4 +1,5 @@
 // What tensor/cuda/device.h says on a build without a toolkit: there is no GPU.
+#include "tensor/cuda/activity.h"
 #include "tensor/cuda/device.h"
 
 namespace perigee {
@@ -21,6 +22,9 @@ int64_t device_memory_free() {
 void device_copy(void*, const void*, size_t) {}
 Status device_status() {
   return select_device(0);
+}
+Result<std::unique_ptr<ActivityTrace>> ActivityTrace::create() {
+  return select_device(0).error();
 }
 
 }  // namespace perigee

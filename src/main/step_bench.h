@@ -1,0 +1,32 @@
+// `perigee bench step MODEL [flags]`: the time of one step of a model, in this process, and where it goes.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "exec/worker.h"
+#include "main/step_driver.h"
+#include "main/step_table.h"
+
+namespace perigee {
+
+struct StepMeasurement {
+  std::vector<double> step_us;                                    // untraced, in order
+  int32_t step_tokens = 0;                                        // that one computes
+  int64_t moe_layers = 0, distinct_experts = 0, num_experts = 0;  // of one step; num_experts of a layer
+  StepTable table;                                                // empty unless traced
+  double traced_us = 0;  // the step of the table, by the worker's results (host) or the device's clock
+};
+
+struct StepRequest {
+  StepShape shape;
+  int32_t warm_steps = 10, steps = 50;
+  bool trace = false;
+};
+
+Result<StepMeasurement> measure_steps(WorkerConfig config, const StepRequest& request);
+
+// The command; returns the exit code.
+Result<int> bench_step(const std::vector<std::string>& arguments);
+
+}  // namespace perigee

@@ -1,0 +1,76 @@
+#include "main/step_bench.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+namespace perigee {
+namespace {
+
+WorkerConfig tiny(Device device = Device::kCpu) {
+  WorkerConfig config;
+  config.device = device;
+  config.load.path = PERIGEE_SOURCE_DIR "/models/tiny-k2";
+  config.cache_bytes = 64 << 20;
+  config.num_threads = 1;
+  return config;
+}
+
+const StepGroup* find_group(const StepTable& table, const std::string& op) {
+  for (const StepGroup& group : table.groups)
+    if (group.op == op) return &group;
+  return nullptr;
+}
+
+TEST(StepBench, TheRowsOfADecodeStepAddUpToIt) {
+  const StepRequest request{.shape = {.batch = 3, .context = 200}, .warm_steps = 3, .steps = 5, .trace = true};
+  const auto measured = measure_steps(tiny(), request);
+  ASSERT_TRUE(measured.ok()) << measured.error().message;
+  EXPECT_EQ(measured->step_us.size(), 5u);
+  EXPECT_EQ(measured->step_tokens, 3);
+  EXPECT_NEAR(measured->table.sum_us() / measured->traced_us, 1, 0.03);
+  const StepGroup* attend = find_group(measured->table, "mla_attend");
+  ASSERT_NE(attend, nullptr);
+  EXPECT_EQ(attend->total.calls, 4);
+  EXPECT_GT(attend->total.us, 0);
+  // Between ops and steps there is little: the rows are of the ops.
+  double ops_us = 0;
+  for (const StepGroup& group : measured->table.groups)
+    if (group.total.bytes > 0) ops_us += group.total.us;
+  EXPECT_GT(ops_us, 0.3 * measured->traced_us);
+}
+
+TEST(StepBench, BytesAreThoseOfTheModel) {
+  const StepRequest request{.shape = {.batch = 2, .context = 100}, .warm_steps = 1, .steps = 1, .trace = true};
+  const auto measured = measure_steps(tiny(), request);
+  ASSERT_TRUE(measured.ok()) << measured.error().message;
+  EXPECT_EQ(measured->moe_layers, 3);
+  EXPECT_EQ(measured->num_experts, 16);
+  // Two tokens choose four experts of a layer each.
+  EXPECT_GE(measured->distinct_experts, 3 * 4);
+  EXPECT_LE(measured->distinct_experts, 3 * 8);
+  const StepGroup* head = find_group(measured->table, "linear 256 -> 2304");
+  ASSERT_NE(head, nullptr);
+  EXPECT_GE(head->total.bytes, 256 * 2304 * 2);
+  EXPECT_LE(head->total.bytes, 256 * 2304 * 2 * 1.1);
+}
+
+TEST(StepBench, PrefillStepsRunWholePrompts) {
+  const StepRequest request{
+      .shape = {.batch = 2, .context = 130, .prefill = true}, .warm_steps = 1, .steps = 3, .trace = true};
+  const auto measured = measure_steps(tiny(), request);
+  ASSERT_TRUE(measured.ok()) << measured.error().message;
+  EXPECT_EQ(measured->step_tokens, 260);
+  EXPECT_NEAR(measured->table.sum_us() / measured->traced_us, 1, 0.03);
+}
+
+TEST(StepBench, SaysWhatTheCacheLacks) {
+  WorkerConfig config = tiny();
+  config.cache_bytes = 4 << 20;
+  const auto measured = measure_steps(config, {.shape = {.batch = 64, .context = 1000}});
+  ASSERT_FALSE(measured.ok());
+  EXPECT_NE(measured.error().message.find("kv-cache-memory-bytes"), std::string::npos) << measured.error().message;
+}
+
+}  // namespace
+}  // namespace perigee

@@ -1,0 +1,154 @@
+#include "main/step_driver.h"
+
+#include <algorithm>
+
+#include "base/clock.h"
+#include "base/rng.h"
+#include "exec/cuda/cuda_worker.h"
+
+namespace perigee {
+
+Result<std::unique_ptr<StepDriver>> StepDriver::create(WorkerConfig config, const StepShape& shape) {
+  const int32_t chunk = std::max(config.max_step_tokens / kBlockTokens * kBlockTokens, kBlockTokens);
+  config.max_sequences = shape.batch;
+  config.max_step_tokens = shape.prefill ? shape.batch * shape.context : std::max(chunk, shape.batch);
+  std::unique_ptr<StepDriver> driver(new StepDriver(shape, config));
+  const auto make_worker = config.device == Device::kCuda ? make_cuda_worker : Worker::create;
+  ASSIGN_OR_RETURN(driver->worker_, make_worker(config, [d = driver.get()](StepResult&& result) {
+                     const auto finite = [](const RowResult& row) { return row.finite; };
+                     d->done_.push_reserved({.at_s = system_clock().now_s(),
+                                             .finite = std::all_of(result.rows.begin(), result.rows.end(), finite)});
+                   }));
+  RETURN_IF_ERROR(driver->check_room());
+  Rng rng(1);
+  const int64_t vocab = driver->worker_->model().info().vocab;
+  for (int32_t i = 0; i < shape.batch; ++i) {
+    std::vector<int32_t> prompt(static_cast<size_t>(shape.context));
+    for (int32_t& id : prompt) id = static_cast<int32_t>(rng.below(static_cast<uint64_t>(vocab)));
+    driver->prompts_.push_back(std::make_shared<const std::vector<int32_t>>(std::move(prompt)));
+  }
+  if (!shape.prefill) RETURN_IF_ERROR(driver->fill_caches(chunk));
+  return driver;
+}
+
+StepDriver::StepDriver(const StepShape& shape, WorkerConfig& config)
+    : shape_(shape), num_blocks_(static_cast<size_t>(config.max_sequences)) {
+  SamplingParams greedy;
+  greedy.temperature = 0;
+  greedy.max_tokens = INT32_MAX;
+  sampling_ = std::make_shared<const SamplingParams>(greedy);
+}
+
+int32_t StepDriver::blocks_per_sequence() const {
+  const int32_t tokens = shape_.context + (shape_.prefill ? 0 : shape_.max_steps);
+  return (tokens + kBlockTokens - 1) / kBlockTokens;
+}
+
+Status StepDriver::check_room() const {
+  const int64_t tokens = static_cast<int64_t>(blocks_per_sequence()) * kBlockTokens;
+  const int64_t pages = shape_.batch * static_cast<int64_t>(blocks_per_sequence() + worker_->state_pages());
+  const int64_t positions = worker_->model().info().max_positions;
+  if (tokens > positions)
+    return bad_input(str_cat("context and steps take ", tokens, " positions, the model has ", positions), "context");
+  if (pages > worker_->num_pages())
+    return bad_input(
+        str_cat("batch ", shape_.batch, " at this context takes ", pages, " pages, the cache has ",
+                worker_->num_pages(), ": multiply --kv-cache-memory-bytes by ", pages / worker_->num_pages() + 1),
+        "kv-cache-memory-bytes");
+  return {};
+}
+
+void StepDriver::start(int32_t sequence, StepPlan& plan) {
+  const int32_t state_pages = worker_->state_pages();
+  SequenceStart start{.slot = SlotId(sequence),
+                      .sequence = SequenceId(started_ + sequence),
+                      .tokens = prompts_[static_cast<size_t>(sequence)],
+                      .num_prompt_tokens = shape_.context,
+                      .sampling = sampling_};
+  for (int32_t i = 0; i < state_pages; ++i)
+    start.state_pages.push_back(PageId(shape_.batch * blocks_per_sequence() + sequence * state_pages + i));
+  plan.starts.push_back(std::move(start));
+  num_blocks_[static_cast<size_t>(sequence)] = 0;
+}
+
+// Blocks for all positions below `end`.
+void StepDriver::append_blocks(int32_t sequence, int32_t end, StepPlan& plan) {
+  for (int32_t& block = num_blocks_[static_cast<size_t>(sequence)]; block * kBlockTokens < end; ++block)
+    plan.appends.push_back(
+        {.slot = SlotId(sequence), .block_index = block, .page = PageId(sequence * blocks_per_sequence() + block)});
+}
+
+void StepDriver::prefill_row(int32_t sequence, int32_t position, int32_t num_tokens, StepPlan& plan) {
+  append_blocks(sequence, position + num_tokens, plan);
+  plan.rows.push_back({.slot = SlotId(sequence),
+                       .sequence = SequenceId(started_ + sequence),
+                       .num_tokens = num_tokens,
+                       .position = position,
+                       .tokens_offset = static_cast<int32_t>(plan.tokens.size()),
+                       .sample = position + num_tokens == shape_.context});
+  const auto first = prompts_[static_cast<size_t>(sequence)]->begin() + position;
+  plan.tokens.insert(plan.tokens.end(), first, first + num_tokens);
+}
+
+Status StepDriver::fill_caches(int32_t chunk_tokens) {
+  for (int32_t sequence = 0; sequence < shape_.batch; ++sequence) {
+    for (int32_t position = 0; position < shape_.context;) {
+      const int32_t n = std::min(chunk_tokens, shape_.context - position);
+      StepPlan plan{.step = StepId(step_++)};
+      if (position == 0) start(sequence, plan);
+      prefill_row(sequence, position, n, plan);
+      worker_->submit(std::move(plan));
+      RETURN_IF_ERROR(wait());
+      position += n;
+    }
+  }
+  position_ = shape_.context;
+  return {};
+}
+
+StepPlan StepDriver::next_plan(bool eager) {
+  StepPlan plan{.step = StepId(step_++)};
+  if (shape_.prefill) {
+    started_ += shape_.batch;
+    for (int32_t i = 0; i < shape_.batch; ++i) {
+      start(i, plan);
+      prefill_row(i, 0, shape_.context, plan);
+    }
+    return plan;
+  }
+  for (int32_t i = 0; i < shape_.batch; ++i) {
+    append_blocks(i, position_ + 1, plan);
+    // A row whose prompt's logprobs are wanted runs outside of graphs; a decode row has none to give.
+    plan.rows.push_back({.slot = SlotId(i),
+                         .sequence = SequenceId(i),
+                         .num_tokens = 1,
+                         .position = position_,
+                         .sample = true,
+                         .prompt_logprobs = eager});
+  }
+  plan.num_decode_rows = shape_.batch;
+  ++position_;
+  return plan;
+}
+
+Result<StepDriver::Done> StepDriver::wait() {
+  const Done done = *done_.pop();
+  last_result_s_ = done.at_s;
+  if (!done.finite) return Error(Code::kUnavailable, "the model's logits are not finite");
+  return done;
+}
+
+Result<std::vector<double>> StepDriver::run(int32_t count, bool eager) {
+  std::vector<double> seconds;
+  double last_s = system_clock().now_s();
+  int32_t submitted = 0;
+  for (int32_t finished = 0; finished < count; ++finished) {
+    for (; submitted < std::min(count, finished + kMaxPlansInFlight); ++submitted) worker_->submit(next_plan(eager));
+    ASSIGN_OR_RETURN(const Done done, wait());
+    seconds.push_back(done.at_s - last_s);
+    last_s = done.at_s;
+  }
+  return seconds;
+}
+
+}  // namespace perigee

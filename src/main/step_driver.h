@@ -1,0 +1,61 @@
+// StepDriver: a worker without engine or server, given one plan after another of the same shape, two in flight as an
+// engine has them. For `perigee bench step`.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "base/queue.h"
+#include "exec/worker.h"
+
+namespace perigee {
+
+struct StepShape {
+  int32_t batch = 1;
+  int32_t context = 1024;  // decode: tokens in the cache before the first step; prefill: new tokens of each sequence
+  bool prefill = false;
+  int32_t max_steps = 64;  // how many will ever run
+};
+
+class StepDriver {
+ public:
+  // Makes the worker of `config`, whose limits on sequences and tokens it sets, and for decode fills the caches with
+  // random prompts of `context` tokens. Errors: the worker's; the cache or the model's positions are too few.
+  static Result<std::unique_ptr<StepDriver>> create(WorkerConfig config, const StepShape& shape);
+
+  const Worker& worker() const { return *worker_; }
+  // Runs `count` steps; the seconds of each, which add up to the time from the first submission to the last result.
+  // `eager`: decode steps outside of graphs, with the same logits.
+  Result<std::vector<double>> run(int32_t count, bool eager = false);
+  double last_result_s() const { return last_result_s_; }  // on the system clock
+  // The tokens that a step computes.
+  int32_t step_tokens() const { return shape_.prefill ? shape_.batch * shape_.context : shape_.batch; }
+
+ private:
+  struct Done {
+    double at_s = 0;
+    bool finite = true;
+  };
+  StepDriver(const StepShape& shape, WorkerConfig& config);
+  Status check_room() const;
+  Status fill_caches(int32_t chunk_tokens);
+  StepPlan next_plan(bool eager);
+  void start(int32_t sequence, StepPlan& plan);
+  void append_blocks(int32_t sequence, int32_t end, StepPlan& plan);
+  void prefill_row(int32_t sequence, int32_t position, int32_t num_tokens, StepPlan& plan);
+  Result<Done> wait();
+  int32_t blocks_per_sequence() const;
+
+  const StepShape shape_;
+  BoundedQueue<Done> done_{kMaxPlansInFlight};  // outlives the worker, which fills it
+  std::vector<std::shared_ptr<const std::vector<int32_t>>> prompts_;
+  std::shared_ptr<const SamplingParams> sampling_;
+  std::vector<int32_t> num_blocks_;  // of each sequence
+  int64_t step_ = 0, started_ = 0;
+  int32_t position_ = 0;  // of the next decode step
+  double last_result_s_ = 0;
+  std::unique_ptr<Worker> worker_;
+};
+
+}  // namespace perigee

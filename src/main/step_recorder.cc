@@ -1,0 +1,74 @@
+#include "main/step_recorder.h"
+
+#include <algorithm>
+
+#include "base/clock.h"
+
+namespace perigee {
+
+void StepRecorder::set_mode(Mode mode, ActivityTrace* trace) {
+  mode_ = mode;
+  trace_ = trace;
+  if (mode == Mode::kCosts) costs_.clear();
+  if (mode == Mode::kTimes) {
+    num_steps_ = 0;
+    between_ops_s_ = between_steps_s_ = 0;
+    seconds_.clear();
+    last_s_ = system_clock().now_s();
+  }
+  if (mode == Mode::kMarks) marks_.assign(1, {});
+}
+
+void StepRecorder::begin_step() {
+  op_ = kOutsideModel;
+  if (mode_ == Mode::kTimes) ++num_steps_;
+}
+
+void StepRecorder::begin_op() {
+  ++op_;
+  if (mode_ == Mode::kTimes) {
+    const double now = system_clock().now_s();
+    (op_ == 0 ? between_steps_s_ : between_ops_s_) += now - last_s_;
+    last_s_ = now;
+    if (static_cast<size_t>(op_) == seconds_.size()) seconds_.push_back(0);
+  } else if (mode_ == Mode::kMarks) {
+    next_mark();
+  }
+}
+
+void StepRecorder::end_op() {
+  if (mode_ == Mode::kTimes) {
+    const double now = system_clock().now_s();
+    seconds_[static_cast<size_t>(op_)] += now - last_s_;
+    last_s_ = now;
+  } else if (mode_ == Mode::kMarks) {
+    trace_->mark(0);
+  }
+}
+
+void StepRecorder::next_mark() {
+  marks_.push_back({.op = op_, .label = "", .use = 0});
+  trace_->mark(marks_.size() - 1);
+}
+
+void StepRecorder::launched(const char* label) {
+  if (mode_ != Mode::kMarks || op_ == kOutsideModel) return;
+  LaunchPlace& place = marks_.back();
+  place.label = label;
+  const auto earlier = [&](const LaunchPlace& other) { return other.op == place.op && other.label == place.label; };
+  place.use = static_cast<int32_t>(std::count_if(marks_.begin(), marks_.end() - 1, earlier));
+  next_mark();
+}
+
+std::vector<StepPiece> StepRecorder::mean_pieces(double end_s) const {
+  const double to_us = 1e6 / static_cast<double>(std::max<int64_t>(num_steps_, 1));
+  std::vector<StepPiece> pieces;
+  for (size_t i = 0; i < seconds_.size(); ++i)
+    pieces.push_back({.place = {.op = static_cast<int32_t>(i)}, .us = seconds_[i] * to_us});
+  pieces.push_back({.place = {.label = "between ops"}, .us = between_ops_s_ * to_us});
+  pieces.push_back(
+      {.place = {.label = "batch, sampling, hand-over"}, .us = (between_steps_s_ + end_s - last_s_) * to_us});
+  return pieces;
+}
+
+}  // namespace perigee

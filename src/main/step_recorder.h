@@ -1,0 +1,46 @@
+// StepRecorder: an observer of a worker's ops for `perigee bench step`. It learns what the ops of a step read, takes
+// the time of each by the clock (host backends), or marks each launch in a trace of the GPU.
+//
+// The mode changes between steps alone, while no plan is in flight.
+#pragma once
+
+#include <vector>
+
+#include "main/step_table.h"
+#include "ops/observed_ops.h"
+#include "tensor/cuda/activity.h"
+
+namespace perigee {
+
+class StepRecorder final : public OpObserver {
+ public:
+  enum class Mode { kOff, kCosts, kTimes, kMarks };
+  // kMarks needs the trace. Entering kCosts, kTimes or kMarks forgets what was recorded in it before.
+  void set_mode(Mode mode, ActivityTrace* trace = nullptr);
+
+  void begin_step() override;
+  bool wants_costs() const override { return mode_ == Mode::kCosts; }
+  void cost(OpCost&& cost) override { costs_.push_back(std::move(cost)); }
+  void begin_op() override;
+  void end_op() override;
+  void launched(const char* label) override;
+
+  const std::vector<OpCost>& costs() const { return costs_; }  // of one step
+  // kTimes: of a step, on average, with what lies between ops of one step and between steps; the last ended at `end_s`.
+  std::vector<StepPiece> mean_pieces(double end_s) const;
+  const LaunchPlace& marked(uint64_t mark) const { return marks_[mark]; }
+
+ private:
+  void next_mark();
+
+  Mode mode_ = Mode::kOff;
+  ActivityTrace* trace_ = nullptr;
+  std::vector<OpCost> costs_;
+  int32_t op_ = kOutsideModel;
+  int64_t num_steps_ = 0;
+  double last_s_ = 0, between_ops_s_ = 0, between_steps_s_ = 0;
+  std::vector<double> seconds_;     // of each op
+  std::vector<LaunchPlace> marks_;  // by mark; 0: outside
+};
+
+}  // namespace perigee
