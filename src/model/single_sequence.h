@@ -75,7 +75,7 @@ class SingleSequence {
     const Batch batch{
         .tokens = tokens, .positions = positions, .sequences = std::span(&sequence, 1), .logit_rows = rows};
     ops_.begin_step();
-    const PlacedBatch placed(batch, ops_);
+    const PlacedBatch placed(batch, ops_, pool_.layout.state_pages());
     const Tensor logits = model_.forward(placed.batch(), ops_, pool_);
     length_ += n;
     std::vector<std::vector<float>> out;

@@ -89,11 +89,12 @@ struct StateLayer {
   int64_t ring_token_bytes = 0;  // one token of one unit
   int32_t ring_tokens = 0;       // K + 1
 
-  uint8_t* unit(const int32_t* pages, int64_t head) const {
-    const int64_t u = first_unit + head;
+  // constexpr: for device code too
+  constexpr uint8_t* unit(const int32_t* pages, int64_t head) const {
+    const int32_t u = first_unit + static_cast<int32_t>(head);
     return base + pages[u / units_per_page] * page_bytes + u % units_per_page * unit_bytes;
   }
-  uint8_t* ring_token(int32_t slot, int64_t head, int64_t position) const {
+  constexpr uint8_t* ring_token(int32_t slot, int64_t head, int32_t position) const {
     return ring + slot * ring_slot_bytes +
            ((first_unit + head) * ring_tokens + position % ring_tokens) * ring_token_bytes;
   }

@@ -14,7 +14,7 @@ std::span<const int32_t> place(std::span<const int32_t> host, Ops& ops) {
 
 }  // namespace
 
-PlacedBatch::PlacedBatch(const Batch& host, Ops& ops) : batch_(host) {
+PlacedBatch::PlacedBatch(const Batch& host, Ops& ops, int32_t state_pages) : batch_(host) {
   if (!ops.on_device()) return;
   batch_.tokens = place(host.tokens, ops);
   batch_.positions = place(host.positions, ops);
@@ -27,20 +27,43 @@ PlacedBatch::PlacedBatch(const Batch& host, Ops& ops) : batch_(host) {
     width = std::max(width, (lengths.back() + 63) / 64);
     for (int32_t i = 0; i < s.num_tokens; ++i) {
       row_sequence.push_back(static_cast<int32_t>(lengths.size()) - 1);
-      row_page.push_back(s.pages[(s.position + i) / 64]);
+      row_page.push_back(s.pages != nullptr ? s.pages[(s.position + i) / 64] : -1);
     }
   }
   first_row.push_back(static_cast<int32_t>(row_page.size()));
   std::vector<int32_t> tables(host.sequences.size() * static_cast<size_t>(width));
-  for (size_t i = 0; i < host.sequences.size(); ++i)
+  for (size_t i = 0; i < host.sequences.size(); ++i) {
+    if (host.sequences[i].pages == nullptr) continue;  // without latent layers
     std::copy_n(host.sequences[i].pages, (lengths[i] + 63) / 64, tables.begin() + static_cast<int64_t>(i) * width);
+  }
   device_ = {.first_row = place(first_row, ops).data(),
              .lengths = place(lengths, ops).data(),
              .block_tables = place(tables, ops).data(),
              .table_width = width,
              .row_sequence = place(row_sequence, ops).data(),
              .row_page = place(row_page, ops).data()};
+  if (state_pages > 0) place_states(host, ops, state_pages);
   batch_.device = &device_;
+}
+
+void PlacedBatch::place_states(const Batch& host, Ops& ops, int32_t state_pages) {
+  std::vector<int32_t> pages, checkpoint_pages, slots, committed, commit, checkpoint_position;
+  for (const SequenceRows& s : host.sequences) {
+    pages.insert(pages.end(), s.state_pages, s.state_pages + state_pages);
+    const int32_t* checkpoint = s.checkpoint_position >= 0 ? s.checkpoint_pages : s.state_pages;
+    checkpoint_pages.insert(checkpoint_pages.end(), checkpoint, checkpoint + state_pages);
+    slots.push_back(s.slot);
+    committed.push_back(s.committed);
+    commit.push_back(s.commit_all ? s.position + s.num_tokens : s.position);
+    checkpoint_position.push_back(s.checkpoint_position);
+  }
+  device_.state_pages = place(pages, ops).data();
+  device_.state_width = state_pages;
+  device_.slots = place(slots, ops).data();
+  device_.committed = place(committed, ops).data();
+  device_.commit = place(commit, ops).data();
+  device_.checkpoint_position = place(checkpoint_position, ops).data();
+  device_.checkpoint_pages = place(checkpoint_pages, ops).data();
 }
 
 }  // namespace perigee

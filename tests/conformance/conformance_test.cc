@@ -284,10 +284,17 @@ RouterWeight packed(Ops& ops, RouterWeight router) {
 
 TEST(Conformance, Route) {
   const auto ref = make_ref_ops();
+  struct Case {
+    RouterScore score;
+    int32_t groups;
+    bool bias_in_weights = false;
+  };
   for (Backend& backend : backends())
-    for (const auto& [score, groups] :
-         {std::pair{RouterScore::kSigmoid, 1}, {RouterScore::kSigmoid, 8}, {RouterScore::kSoftmax, 1}}) {
-      const RouterWeight router = make_router(32, 256, score, groups);
+    for (const auto& [score, groups, bias_in_weights] :
+         {Case{RouterScore::kSigmoid, 1}, Case{RouterScore::kSigmoid, 8}, Case{RouterScore::kSigmoid, 1, true},
+          Case{RouterScore::kSigmoid, 8, true}, Case{RouterScore::kSoftmax, 1}}) {
+      RouterWeight router = make_router(32, 256, score, groups);
+      router.bias_in_weights = bias_in_weights;
       poison(*backend.ops, 1 << 20);
       ref->begin_step();
       Ops& ops = *backend.ops;

@@ -104,8 +104,11 @@ class KdaMemory {
  public:
   static constexpr int32_t kUnitsPerPage = 3, kFirstUnit = 2;  // units of another layer come first
 
-  KdaMemory(const KdaShape& shape, int32_t num_sequences, int32_t ring_tokens)
-      : shape_(shape), pages_each_((kFirstUnit + static_cast<int32_t>(shape.heads) - 1) / kUnitsPerPage + 1) {
+  // In the memory of `device`, where there is one.
+  KdaMemory(const KdaShape& shape, int32_t num_sequences, int32_t ring_tokens, Ops* device = nullptr)
+      : shape_(shape),
+        device_(device),
+        pages_each_((kFirstUnit + static_cast<int32_t>(shape.heads) - 1) / kUnitsPerPage + 1) {
     layer = {.page_bytes = kUnitsPerPage * shape.unit_bytes() + 640,
              .unit_bytes = shape.unit_bytes(),
              .units_per_page = kUnitsPerPage,
@@ -123,42 +126,65 @@ class KdaMemory {
       for (int64_t h = 0; h < shape.heads; ++h)
         std::memset(layer.unit(pages(s), h), 0, static_cast<size_t>(shape.unit_bytes()));
     }
+    if (device == nullptr) return;
+    pool_there_ = upload(pool_);
+    ring_there_ = upload(ring_);
+    layer.base = pool_there_.data();
+    layer.ring = ring_there_.data();
   }
   KdaMemory(const KdaMemory&) = delete;
   KdaMemory& operator=(const KdaMemory&) = delete;
 
+  int32_t pages_each() const { return pages_each_; }
   const int32_t* pages(int32_t sequence) const { return pages_.data() + sequence * pages_each_; }
   const int32_t* checkpoint(int32_t sequence) const {
     return pages_.data() + static_cast<int32_t>(pages_.size()) / 2 + sequence * pages_each_;
   }
   // The units of all heads, [heads][S, then tail].
   std::vector<float> units(const int32_t* pages) const {
-    std::vector<float> out;
-    for (int64_t h = 0; h < shape_.heads; ++h) {
-      const auto* unit = reinterpret_cast<const float*>(layer.unit(pages, h));
-      out.insert(out.end(), unit, unit + shape_.unit_bytes() / 4);
-    }
+    const auto bytes = static_cast<size_t>(shape_.unit_bytes());
+    std::vector<float> out(static_cast<size_t>(shape_.heads) * bytes / 4);
+    for (int64_t h = 0; h < shape_.heads; ++h)
+      copy(out.data() + h * shape_.unit_bytes() / 4, layer.unit(pages, h), bytes);
     return out;
   }
   void load_units(const int32_t* pages, const std::vector<float>& units) {
-    for (int64_t h = 0; h < shape_.heads; ++h) {
-      std::memcpy(layer.unit(pages, h), units.data() + h * shape_.unit_bytes() / 4,
-                  static_cast<size_t>(shape_.unit_bytes()));
-    }
+    for (int64_t h = 0; h < shape_.heads; ++h)
+      copy(layer.unit(pages, h), units.data() + h * shape_.unit_bytes() / 4, static_cast<size_t>(shape_.unit_bytes()));
   }
   // All there is, bit by bit: NaN where nobody wrote.
   bool operator==(const KdaMemory& other) const {
-    return std::memcmp(pool_.data(), other.pool_.data(), pool_.size() * sizeof(float)) == 0 &&
-           std::memcmp(ring_.data(), other.ring_.data(), ring_.size() * sizeof(float)) == 0;
+    return same(layer.base, other.layer.base, pool_.size()) && same(layer.ring, other.layer.ring, ring_.size());
   }
 
   StateLayer layer;
 
  private:
   static constexpr float kPoison = std::numeric_limits<float>::quiet_NaN();
+
+  void copy(void* to, const void* from, size_t bytes) const {
+    if (device_ != nullptr)
+      device_->copy(to, from, bytes);
+    else
+      std::memcpy(to, from, bytes);
+  }
+  Buffer upload(const std::vector<float>& from) const {
+    Buffer there = device_->make_buffer(from.size() * sizeof(float));
+    device_->copy(there.data(), from.data(), from.size() * sizeof(float));
+    return there;
+  }
+  bool same(const uint8_t* a, const uint8_t* b, size_t floats) const {
+    std::vector<float> first(floats), second(floats);
+    copy(first.data(), a, floats * sizeof(float));
+    copy(second.data(), b, floats * sizeof(float));
+    return std::memcmp(first.data(), second.data(), floats * sizeof(float)) == 0;
+  }
+
   KdaShape shape_;
+  Ops* device_ = nullptr;
   int32_t pages_each_;
-  std::vector<float> pool_, ring_;
+  std::vector<float> pool_, ring_;  // of a device: what it began with
+  Buffer pool_there_, ring_there_;
   std::vector<int32_t> pages_;
 };
 

@@ -2,6 +2,7 @@
 #include "ops/cuda/backend.h"
 
 #include "ops/cuda/elementwise.h"
+#include "ops/cuda/kda.h"
 #include "ops/cuda/mla_decode.h"
 #include "ops/cuda/mla_prefill.h"
 #include "ops/cuda/tile_gemm.h"
@@ -24,6 +25,7 @@ CudaOps::CudaOps(const CudaOptions& options) : Ops(Arena(device_buffer)), option
   compute_capability_ = 10 * major + minor;
   cuda_ok(mla_decode_prepare(), "loading attention kernels");
   cuda_ok(mla_prefill_prepare(), "loading attention kernels");
+  cuda_ok(kda_load_kernels(), "loading recurrent kernels");
 }
 
 Status CudaOps::status() {

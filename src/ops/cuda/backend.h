@@ -11,6 +11,8 @@
 
 namespace perigee {
 
+struct KdaCall;
+
 class CudaOps final : public Ops {
  public:
   explicit CudaOps(const CudaOptions& options);
@@ -92,6 +94,7 @@ class CudaOps final : public Ops {
   };
   void run_experts(const Tensor& x, const Routing& routing, const ExpertWeights& weights, const ExpertSum& to);
   void run_moe(const Tensor& x, const MoeWeights& w, ExpertSum to);
+  void run_prefills(const KdaCall& call, const Batch& batch);
   void expert_product(const CudaMatrix& weight, GemmCall call, int item_rows, const char* op);
 
   const CudaOptions options_;

@@ -33,11 +33,6 @@ int choose_item_rows(int64_t num_pairs, int64_t num_experts, bool deterministic)
 
 }  // namespace
 
-Tensor CudaOps::kda_attend(const KdaInputs&, const KdaWeights&, const Batch&, const StateLayer&) {
-  CHECK(false, "the CUDA backend has no recurrent layers yet: a worker refuses such models");
-  return {};
-}
-
 Routing CudaOps::route(const Tensor& x, const RouterWeight& router) {
   CHECK(x.cols == router.hidden && router.num_experts <= kMaxRoutedExperts && router.num_groups <= 64);
   const Routing routing{.num_tokens = x.rows,

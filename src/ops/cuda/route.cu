@@ -81,7 +81,7 @@ __device__ int warp_arg_max(const float* x, int count) {
 struct SelectCall {
   const float* bias;
   int experts, top_k, num_groups, top_groups;
-  bool softmax, normalize;
+  bool softmax, normalize, bias_in_weights;
   float scale;
 };
 
@@ -137,9 +137,11 @@ __global__ void select_kernel(const float* logits, SelectCall c, int32_t* ids, f
     // Only a row of NaN has no largest expert; its weights are NaN and the sampler's finite check reports it.
     const int best = max(warp_arg_max(choice, c.experts), 0);
     __syncwarp();
-    total += scores[best];
+    total += (c.bias_in_weights ? choice : scores)[best];
+    __syncwarp();
     if (lane == 0) {
       ids[token * c.top_k + k] = best;
+      if (c.bias_in_weights) scores[best] = choice[best];
       choice[best] = -INFINITY;
     }
     __syncwarp();
@@ -218,6 +220,7 @@ cudaError_t route_rows(const Tensor& x, const RouterWeight& router, float* score
                         .top_groups = router.top_groups,
                         .softmax = router.score == RouterScore::kSoftmax,
                         .normalize = router.normalize,
+                        .bias_in_weights = router.bias_in_weights,
                         .scale = router.scale};
   const LaunchShape shape{.grid = dim3(static_cast<unsigned>(x.rows)), .block = dim3(32), .stream = stream};
   return launch(select_kernel, shape, static_cast<const float*>(scores), call, routing.ids, routing.weights);

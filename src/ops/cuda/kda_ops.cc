@@ -1,0 +1,80 @@
+// CudaOps: Kimi Delta Attention.
+#include <algorithm>
+
+#include "ops/cuda/backend.h"
+#include "ops/cuda/kda.h"
+
+namespace perigee {
+namespace {
+
+void check_shapes(const KdaInputs& in, const KdaWeights& w, const Batch& batch, const StateLayer& state) {
+  const KdaShape& s = w.shape;
+  CHECK(s.dim == kKdaDim && s.conv == kKdaTaps, "heads of ", s.dim, ", ", s.conv, " taps");
+  for (const Tensor& x : {in.qkv, in.a, in.z})
+    CHECK(x.dtype == DType::kF32 && x.row_stride % 4 == 0, "KDA of ", dtype_name(x.dtype));
+  CHECK(in.b.dtype == DType::kBF16 && in.b.cols == s.heads && in.qkv.cols == 3 * s.width() && in.a.cols == s.width() &&
+        in.z.cols == s.width());
+  CHECK(state.unit_bytes >= s.unit_bytes() && state.unit_bytes % 16 == 0 && state.page_bytes % 16 == 0);
+  CHECK(state.ring_tokens <= kKdaMaxRing, "a ring of ", state.ring_tokens, " tokens");
+  CHECK(batch.device != nullptr && batch.device->committed != nullptr);
+}
+
+}  // namespace
+
+Tensor CudaOps::kda_attend(const KdaInputs& in, const KdaWeights& w, const Batch& batch, const StateLayer& state) {
+  check_shapes(in, w, batch, state);
+  const Tensor y = arena_.tensor(DType::kBF16, in.qkv.rows, w.shape.width());
+  const KdaCall call{.qkv = in.qkv,
+                     .a = in.a,
+                     .b = in.b,
+                     .z = in.z,
+                     .y = y,
+                     .conv = w.conv.data(),
+                     .rate = w.a.data(),
+                     .dt_bias = w.dt_bias.data(),
+                     .o_norm = w.o_norm.data(),
+                     .eps = w.eps,
+                     .heads = static_cast<int32_t>(w.shape.heads),
+                     .num_sequences = static_cast<int32_t>(batch.sequences.size()),
+                     .state = state,
+                     .sequences = *batch.device};
+  check(kda_step(call, stream()), "kda_step");
+  run_prefills(call, batch);
+  return y;
+}
+
+// Prefills in chunk form, as many chunks in one go as the scratch memory holds.
+void CudaOps::run_prefills(const KdaCall& call, const Batch& batch) {
+  const auto is_prefill = [](const SequenceRows& s) { return s.commit_all; };
+  if (std::none_of(batch.sequences.begin(), batch.sequences.end(), is_prefill)) return;
+  const ArenaScope scope(arena_);
+  int64_t slots = 0;
+  for (const SequenceRows& s : batch.sequences)
+    if (is_prefill(s)) slots += kda_max_chunks(s.num_tokens);
+  KdaPieces pieces{.scratch = arena_.allocate(
+                       static_cast<size_t>(kda_scratch_bytes(std::min<int64_t>(slots, kKdaMaxChunks), call.heads))),
+                   .out = arena_.array<float>(call.y.rows * call.y.cols).data()};
+  const auto run = [&] {
+    check(kda_relate(call, pieces, stream()), "kda_relate");
+    check(kda_carry(call, pieces, stream()), "kda_carry");
+    pieces.count = pieces.num_slots = 0;
+  };
+  for (size_t i = 0; i < batch.sequences.size(); ++i) {
+    if (!is_prefill(batch.sequences[i])) continue;
+    const auto chunks = static_cast<int32_t>(kda_max_chunks(batch.sequences[i].num_tokens));
+    for (int32_t first = 0; first < chunks;) {
+      const int32_t count = std::min(chunks - first, kKdaMaxChunks - pieces.num_slots);
+      pieces.pieces[pieces.count++] = {.sequence = static_cast<int32_t>(i),
+                                       .first_chunk = first,
+                                       .num_chunks = count,
+                                       .first_slot = pieces.num_slots};
+      pieces.num_slots += count;
+      first += count;
+      if (pieces.num_slots == kKdaMaxChunks) run();
+    }
+  }
+  if (pieces.count > 0) run();
+  check(kda_finish(call, pieces.out, stream()), "kda_finish");
+}
+
+}  // namespace perigee
