@@ -65,10 +65,11 @@ class Layers {
     std::vector<int32_t> tokens(static_cast<size_t>(num_tokens), 7), positions(tokens.size());
     std::iota(positions.begin(), positions.end(), context);
     const bool prefill = num_tokens > 1;
+    const MlaForm prompt = model_->choose_form(TokenKind::kPrompt, num_tokens, context);
     const SequenceRows sequence{.num_tokens = num_tokens,
                                 .position = context,
                                 .pages = pages_.data() + pool_.layout.state_pages(),
-                                .form = model_->choose_form(num_tokens, context, false),
+                                .form = prefill ? prompt : MlaForm::kAbsorbed,
                                 .state_pages = pages_.data(),
                                 .committed = prefill ? context : context - 1,
                                 .commit_all = prefill};

@@ -286,6 +286,16 @@ void Scheduler::Impl::forget_block(PageId page) {
   checkpoints_.drop(page);
 }
 
+// All that this sequence read leaves the prefix index: which of its blocks spoilt its output is not known, and the next
+// request with this prompt shall compute them anew.
+void Scheduler::Impl::forget_blocks(const Sequence& sequence) {
+  for (const PageHandle& handle : sequence.pages) {
+    if (!index_.contains(handle.page())) continue;
+    forget_block(handle.page());
+    pool_.unpublish(handle.page());
+  }
+}
+
 void Scheduler::Impl::page_evicted(PageId page) {
   const int32_t before = checkpoints_.size();
   if (pool_.owner(page) == PageOwner::kLatent) {

@@ -63,6 +63,7 @@ void Scheduler::Impl::accept_row(Sequence& sequence, const PlanRow& row, const R
   if (!result.finite) {
     SequenceUpdate& update = add_update(sequence);
     update.error = "the model's output for this request is not finite";
+    forget_blocks(sequence);
     end(sequence, FinishReason::kError, update);
     return;
   }

@@ -39,6 +39,7 @@ struct Scheduler::Impl {
   void check_sequence(const Sequence& sequence) const;
   void check_pages() const;
   void forget_block(PageId page);
+  void forget_blocks(const Sequence& sequence);
   void page_evicted(PageId page);
 
   // What a plan in flight does with checkpoints: writes these, for the sequence's position ...

@@ -206,6 +206,25 @@ TEST(Scheduler, ANonFiniteRowEndsOnlyItsSequence) {
   EXPECT_EQ(h.outcomes[b].ids.size(), 5u);
 }
 
+// Chunks before the one that samples are published unseen; nothing of them may be hit once the output was not finite.
+TEST(Scheduler, ANonFiniteRowLeavesNothingInThePrefixCache) {
+  SchedulerConfig config = small_config();
+  config.max_step_tokens = 128;
+  SchedulerHarness h(config);
+  const SchedulerHarness::Request request{.prompt = tokens_from(5, 200)};
+  const SequenceId bad = h.submit(request);
+  h.step(1);
+  EXPECT_EQ(h.scheduler.gauges().latent_pages, 4);
+  const StepPlan last = h.plan();
+  StepResult result = h.answer(last);
+  result.rows[0].finite = false;
+  h.apply(result);
+  EXPECT_EQ(h.outcomes[bad].finish, FinishReason::kError);
+  EXPECT_EQ(h.scheduler.gauges().cached_pages, 0);
+  h.submit(request);
+  EXPECT_EQ(h.plan().starts.at(0).num_cached_tokens, 0);
+}
+
 TEST(Scheduler, LogprobsFollowTheIds) {
   SchedulerHarness h(small_config());
   h.submit(10, 5);

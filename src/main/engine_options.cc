@@ -75,6 +75,12 @@ void add_scheduler_options(Options& options) {
   options.add("max-num-batched-tokens", "2048", "token budget of a step, prefill and decode together", group);
   options.add("max-waiting-seqs", "4096", "queue length; over it requests get 429", group);
   options.add_switch("enable-prefix-caching", true, "reuse the cache of common prefixes", group);
+  options.add("checkpoint-interval-blocks", "64",
+              "recurrent models: blocks of 64 tokens between states that stay; 0: none", group);
+  options.add("checkpoint-turn-blocks", "4",
+              "recurrent models: blocks of output between states saved for the next turn; "
+              "0: none",
+              group);
   options.add_switch("deterministic", false, "same bits for a request whatever runs beside it, cached or not", group);
   options.add_switch("selfcheck", false, "check the books after every step", group);
 }
@@ -145,6 +151,10 @@ Result<EngineConfig> engine_config(const Options& options) {
     return bad_input(str_cat("--max-num-batched-tokens ", budget, " is under --max-num-seqs ", sequences,
                              ": a decode step needs one token for each sequence"),
                      "max-num-batched-tokens");
+  ASSIGN_OR_RETURN(const int64_t interval, options.integer("checkpoint-interval-blocks", 0, 1 << 20));
+  ASSIGN_OR_RETURN(const int64_t turn, options.integer("checkpoint-turn-blocks", 0, 1 << 20));
+  config.checkpoint_interval_blocks = static_cast<int32_t>(interval);
+  config.checkpoint_turn_blocks = static_cast<int32_t>(turn);
   config.max_model_len = static_cast<int32_t>(model_len);
   config.max_sequences = static_cast<int32_t>(sequences);
   config.max_step_tokens = static_cast<int32_t>(budget);

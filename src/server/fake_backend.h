@@ -66,6 +66,9 @@ class FakeBackend : public Backend {
     stats.scheduler.running = static_cast<int32_t>(choices_.size());
     stats.scheduler.generated_tokens = generated_;
     stats.stalled_s = stalled_s;
+    stats.scheduler.checkpoint_pages = 9;
+    stats.scheduler.checkpoints = 3;
+    stats.scheduler.checkpoint_hits = 5;
     stats.step_tokens.steps[1] = 3;  // three steps of 2 to 8 tokens, 12 tokens in all
     stats.step_tokens.tokens = 12;
     return stats;

@@ -125,6 +125,12 @@ struct Metrics::Impl {
       make.counter("prompt_tokens_by_source", "Prompt tokens by where they came from.", {{"source", "local_compute"}});
   CounterPair from_cache = make.counter("prompt_tokens_by_source", "Prompt tokens by where they came from.",
                                         {{"source", "local_cache_hit"}});
+  GaugePair latent_pages = pages("latent"), state_pages = pages("state"), checkpoint_pages = pages("checkpoint");
+  GaugePair checkpoints = make.gauge("state_checkpoints", "Saved recurrent states that a prompt can start from.");
+  CounterPair checkpoint_writes = make.counter("state_checkpoint_writes", "Recurrent states saved.");
+  CounterPair checkpoint_hits = make.counter("state_checkpoint_hits", "Sequences that began from a saved state.");
+  CounterPair checkpoint_evictions = make.counter("state_checkpoint_evictions", "Saved states that gave up pages.");
+  CounterPair checkpoint_skips = make.counter("state_checkpoint_skips", "States not saved for lack of pages.");
   StepTokens step_tokens_seen;
   CounterPair stop = success("stop"), length = success("length"), abort = success("abort"), error = success("error");
   HistogramPair ttft = make.histogram("time_to_first_token_seconds", "From arrival to the first token.", kFirstToken);
@@ -150,6 +156,10 @@ struct Metrics::Impl {
   HistogramPair params_max = make.histogram("request_params_max_tokens", "max_tokens of a request.", kTokens);
 
   void observe_steps(const StepTokens& now);
+  void copy_pages(const SchedulerGauges& gauges);
+  GaugePair pages(const char* owner) {
+    return make.gauge("cache_pages", "Pages of the pool that hold something, in use or cached.", {{"owner", owner}});
+  }
   CounterPair success(const char* reason) {
     return make.counter("request_success", "Requests ended, by reason.", {{"finished_reason", reason}});
   }
@@ -208,6 +218,17 @@ void Metrics::Impl::observe_steps(const StepTokens& now) {
   step_tokens_seen = now;
 }
 
+void Metrics::Impl::copy_pages(const SchedulerGauges& gauges) {
+  latent_pages.set(gauges.latent_pages);
+  state_pages.set(gauges.state_pages);
+  checkpoint_pages.set(gauges.checkpoint_pages);
+  checkpoints.set(gauges.checkpoints);
+  checkpoint_writes.raise_to(static_cast<double>(gauges.checkpoint_writes));
+  checkpoint_hits.raise_to(static_cast<double>(gauges.checkpoint_hits));
+  checkpoint_evictions.raise_to(static_cast<double>(gauges.checkpoint_evictions));
+  checkpoint_skips.raise_to(static_cast<double>(gauges.checkpoint_skips));
+}
+
 std::string Metrics::render(const EngineStats& stats) {
   Impl& m = *impl_;
   const std::lock_guard lock(m.render_mutex);
@@ -223,6 +244,7 @@ std::string Metrics::render(const EngineStats& stats) {
   m.prefix_hits.raise_to(static_cast<double>(gauges.prefix_hits));
   m.prompt_tokens.raise_to(static_cast<double>(gauges.prompt_tokens));
   m.generation_tokens.raise_to(static_cast<double>(gauges.generated_tokens));
+  m.copy_pages(gauges);
   m.observe_steps(stats.step_tokens);
   return prometheus::TextSerializer().Serialize(m.registry.Collect());
 }
