@@ -8,7 +8,7 @@ FUZZ_SECONDS ?= 15
 # The program has the CUDA backend where there is a GPU to run it; the tests compile it wherever there is a toolkit.
 CUDA ?= $(if $(wildcard /dev/nvidia0),AUTO,OFF)
 
-.PHONY: demo test build lint format bench sim check soak eval clean
+.PHONY: demo test build lint format bench sim check soak eval gpu-check clean
 
 demo: build
 	python3 tools/demo.py --program build/perigee --model $(MODEL) --seed $(SEED)
@@ -52,6 +52,11 @@ soak: setup-check
 
 eval: build setup-test
 	tools/eval
+
+gpu-check: setup-test
+	cmake --preset release -DPERIGEE_CUDA=ON
+	cmake --build --preset release -j $(JOBS)
+	.venv/bin/python tools/gpu_checks.py
 
 clean:
 	rm -rf build build-*

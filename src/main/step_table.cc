@@ -140,7 +140,7 @@ std::string full_name(const std::string& name) {
   if (!name.starts_with("_Z")) return name;  // "a" would be a type
   int status = 0;
   char* demangled = abi::__cxa_demangle(name.c_str(), nullptr, nullptr, &status);
-  const std::string out = status == 0 ? demangled : name;
+  std::string out = status == 0 ? demangled : name;
   std::free(demangled);
   return out;
 }

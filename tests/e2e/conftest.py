@@ -1,10 +1,12 @@
-"""One served model for the whole run (PERIGEE_MODEL, else tiny-k2); tests that need other flags start their own server."""
+"""One served model for the whole run (PERIGEE_MODEL, else tiny-k2); tests that need other flags start their own server.
+
+PERIGEE_PROGRAM is the program, PERIGEE_FLAGS are flags that every server gets, such as "--device cuda".
+"""
 import os
 import pathlib
 import sys
 import time
 
-import openai
 import pytest
 
 TOP = pathlib.Path(__file__).resolve().parents[2]
@@ -18,7 +20,7 @@ FOLDER = str((TOP / os.environ.get("PERIGEE_MODEL", "models/tiny-k2")).resolve()
 
 def start(tmp_path_factory, *flags):
     log = tmp_path_factory.mktemp("server") / "log"
-    server = ServerProcess(PROGRAM, FOLDER, flags, str(log))
+    server = ServerProcess(PROGRAM, FOLDER, [*flags, *os.environ.get("PERIGEE_FLAGS", "").split()], str(log))
     server.log_path = str(log)
     return server
 
@@ -53,6 +55,8 @@ def launch(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def client(server):
+    import openai  # the storm runs on machines without it
+
     return openai.OpenAI(base_url=server.url, api_key="none", max_retries=0, timeout=60)
 
 

@@ -1,0 +1,117 @@
+#!/usr/bin/env python3
+"""What can only be checked where a GPU is: `make gpu-check`, or tools/gpu_checks.py [--build build] [SECTION ...].
+
+Each section has a time limit of its own and ends with a line "PASS name" or "FAIL name"; without a name all run. None
+takes more than four minutes on an H200. The full-size sections write their figures, with the commands that made them,
+to --results. Needs pytest, and libcupti.so.13 on LD_LIBRARY_PATH for the traces.
+"""
+import argparse
+import glob
+import os
+import subprocess
+import sys
+import time
+
+from server_process import TOP, ServerProcess
+
+SERVED = ["--load-format", "dummy", "--device", "cuda", "--max-model-len", "16384"]
+STEPS = [["--batch", "1", "--context", "1024", "--steps", "200"], ["--batch", "64", "--context", "1024", "--steps", "100"],
+         ["--form", "prefill", "--context", "8192", "--steps", "5", "--warm-steps", "2"]]
+LOADS = [["serve", "--num-prompts", "256", "--max-concurrency", "64", "--random-input-len", "1024", "--random-output-len", "128"],
+         ["decode", "--contexts", "1024,8192", "--concurrencies", "1,16,64", "--output-len", "256"],
+         ["prefill", "--lengths", "512,2048,8192"]]
+
+
+class Runner:
+    def __init__(self, build, results):
+        self.build, self.results = build, results
+        self.program = f"{build}/perigee"
+        self.deadline = 0.0
+
+    def run(self, command, env=None, log=None):
+        """Runs it within the section's time; `log` gets what it prints, too."""
+        left = self.deadline - time.monotonic()
+        if left <= 0:
+            raise subprocess.TimeoutExpired(command, 0)
+        process = subprocess.run(command, cwd=TOP, env={**os.environ, **(env or {})}, timeout=left, text=True,
+                                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        sys.stdout.write(process.stdout)
+        sys.stdout.flush()
+        if log:
+            log.write(process.stdout)
+        return process
+
+    def tests(self, program, tests="*"):
+        """A test program whose tests were skipped has found no GPU: a failure here."""
+        process = self.run([f"{self.build}/{program}", f"--gtest_filter={tests}", "--gtest_brief=1"])
+        return process.returncode == 0 and "[  PASSED  ]" in process.stdout and "[  SKIPPED ]" not in process.stdout
+
+    def storm(self):
+        env = {"PERIGEE_PROGRAM": os.path.abspath(self.program), "PERIGEE_FLAGS": "--device cuda"}
+        return self.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/e2e/test_storm.py"], env).returncode == 0
+
+    def score(self, *flags):
+        codes = [self.run([sys.executable, "tools/score.py", "--program", self.program, "--model", model, "--concurrency", "64",
+                           "--flags", " ".join(["--device", "cuda", *flags])]).returncode for model in sorted(glob.glob("models/*"))]
+        return not any(codes)
+
+    def full_size(self, name, cache):
+        flags = ["--kv-cache-memory-bytes", cache, *SERVED]
+        model = f"bench/models/{name}"
+        os.makedirs(self.results, exist_ok=True)
+        with open(f"{self.results}/gpu_{name}.txt", "w", encoding="utf-8") as log:
+            good = all([self.measure(["bench", "step", model, *flags, "--trace", *step], log) for step in STEPS])
+            log.write(f"$ perigee serve {model} {' '.join(flags)}\n")
+            server_log = f"{self.results}/gpu_{name}_server.log"
+            with ServerProcess(self.program, model, flags, server_log) as server:
+                good &= all([self.measure(["bench", *load, "--port", str(server.port)], log) for load in LOADS])
+            return good and server.process.returncode == 0
+
+    def measure(self, words, log):
+        line = f"$ perigee {' '.join(words)}\n"
+        sys.stdout.write(line)
+        log.write(line)
+        return self.run([self.program, *words], log=log).returncode == 0
+
+    def section(self, name, limit_s, check):
+        print(f"== {name}", flush=True)
+        begin = time.monotonic()
+        self.deadline = begin + limit_s
+        try:
+            good, why = check(self), ""
+        except (subprocess.TimeoutExpired, RuntimeError, OSError) as error:
+            good, why = False, f": {error}"
+        print(f"{'PASS' if good else 'FAIL'} {name} ({time.monotonic() - begin:.0f} s){why}", flush=True)
+        return good
+
+
+SECTIONS = {  # name: (seconds, check)
+    "golden": (60, lambda r: r.tests("tests/golden/golden_test", "*Cuda*")),
+    "conformance": (150, lambda r: r.tests("tests/conformance/conformance_test") and r.tests("tests/conformance/cuda_mla_test")),
+    "equality": (150, lambda r: r.tests("tests/equality/equality_test", "Device*")),
+    "storm": (150, Runner.storm),  # 256 clients on tiny-k2, a fifth of which leave midway; no block may leak
+    "score": (150, Runner.score),  # task accuracy of the tiny models against their model cards
+    "score-fp8": (150, lambda r: r.score("--kv-cache-dtype", "fp8")),
+    "v2-lite": (180, lambda r: r.full_size("v2-lite", "40G")),
+    "kimi-linear-48b": (240, lambda r: r.full_size("kimi-linear-48b", "20G")),
+}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("sections", nargs="*", metavar="SECTION", help=", ".join(SECTIONS))
+    parser.add_argument("--build", default="build")
+    parser.add_argument("--results", default="bench/results")
+    arguments = parser.parse_args()
+    unknown = [name for name in arguments.sections if name not in SECTIONS]
+    if unknown:
+        parser.error(f"no section {unknown[0]}; there are {', '.join(SECTIONS)}")
+    os.chdir(TOP)
+    runner = Runner(arguments.build, arguments.results)
+    outcomes = [runner.section(name, *SECTIONS[name]) for name in arguments.sections or SECTIONS]
+    print(f"{sum(outcomes)} of {len(outcomes)} sections passed")
+    return 0 if all(outcomes) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
