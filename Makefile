@@ -48,14 +48,12 @@ check: setup-check
 	.ci/run
 
 soak: setup-check
-	tools/soak
-
 eval: build setup-test
-	tools/eval
+soak eval:
+	tools/$@
 
 gpu-check: setup-test
-	cmake --preset release -DPERIGEE_CUDA=ON
-	cmake --build --preset release -j $(JOBS)
+	cmake --preset release -DPERIGEE_CUDA=ON && cmake --build --preset release -j $(JOBS)
 	.venv/bin/python tools/gpu_checks.py
 
 clean:
