@@ -15,7 +15,7 @@ void count(Slot& slot, int32_t id, bool output) {
 
 }  // namespace
 
-Slots::Slots(int32_t num_slots, int64_t vocab, int32_t max_blocks) : vocab_(vocab) {
+Slots::Slots(int32_t num_slots, int64_t vocab, int32_t max_blocks) : vocab_(vocab), max_blocks_(max_blocks) {
   slots_.resize(static_cast<size_t>(num_slots));
   for (Slot& slot : slots_) slot.pages.reserve(static_cast<size_t>(max_blocks));
 }
@@ -36,7 +36,7 @@ void Slots::start(const SequenceStart& start) {
   slot.committed = start.num_cached_tokens;
   slot.seen.clear();
   slot.output_counts.clear();
-  if (!start.sampling->has_penalties()) return;
+  if (vocab_ == 0 || !start.sampling->has_penalties()) return;
   slot.seen.assign(static_cast<size_t>((vocab_ + 7) / 8), 0);
   slot.output_counts.assign(static_cast<size_t>(vocab_), 0);
   for (size_t i = 0; i < start.tokens->size(); ++i)
@@ -45,8 +45,8 @@ void Slots::start(const SequenceStart& start) {
 
 void Slots::append(const BlockAppend& append) {
   Slot& slot = (*this)[append.slot];
-  CHECK(append.block_index == static_cast<int32_t>(slot.pages.size()), "block ", append.block_index, " after ",
-        slot.pages.size(), " blocks of slot ", append.slot);
+  CHECK(append.block_index == std::ssize(slot.pages) && append.block_index < max_blocks_, "block ", append.block_index,
+        " after ", slot.pages.size(), " blocks of slot ", append.slot, ", which has room for ", max_blocks_);
   slot.pages.push_back(append.page.value);
 }
 

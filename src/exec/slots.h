@@ -1,7 +1,7 @@
 // Slots: what a worker knows of each sequence it runs: length, newest id, block table, penalty counts (DESIGN D4).
 //
-// Plans only carry deltas. On a GPU these are device arrays that the next step reads directly; here they are the same
-// arrays in host memory, touched by the worker's thread alone.
+// Plans only carry deltas. Touched by the worker's thread alone. A GPU has arrays of its own that its steps read and
+// write; beside them this is what the host must know, without ids and counts (DESIGN D4).
 #pragma once
 
 #include <cstdint>
@@ -31,6 +31,7 @@ struct Slot {
 
 class Slots {
  public:
+  // vocab 0: penalties are counted elsewhere, on the device.
   Slots(int32_t num_slots, int64_t vocab, int32_t max_blocks);
 
   void start(const SequenceStart& start);
@@ -44,6 +45,7 @@ class Slots {
 
  private:
   int64_t vocab_;
+  int32_t max_blocks_;
   std::vector<Slot> slots_;
 };
 

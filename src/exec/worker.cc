@@ -1,21 +1,11 @@
 #include "exec/worker.h"
 
-#include <algorithm>
-#include <atomic>
-#include <thread>
-
-#include "base/clock.h"
-#include "base/queue.h"
-#include "exec/batch_builder.h"
-#include "exec/mask_box.h"
+#include "exec/plan_worker.h"
 #include "exec/sampler.h"
-#include "exec/slots.h"
-#include "ops/observed_ops.h"
+#include "ops/ops.h"
 
 namespace perigee {
 namespace {
-
-constexpr int32_t kRingTokens = 1;  // without speculation one token a sequence is uncertain at a time
 
 Result<std::unique_ptr<Ops>> make_ops(const WorkerConfig& config) {
   if (config.device == Device::kRef) return make_ref_ops();
@@ -23,74 +13,36 @@ Result<std::unique_ptr<Ops>> make_ops(const WorkerConfig& config) {
       {.num_threads = config.num_threads, .allow_amx = config.allow_amx, .allow_avx512 = config.allow_avx512});
 }
 
-class HostWorker final : public Worker {
+class HostWorker final : public PlanWorker {
  public:
-  static Result<std::unique_ptr<Worker>> create(const WorkerConfig& config,
-                                                std::function<void(StepResult&&)> on_result);
-  ~HostWorker() override {
-    plans_.close();
-    masks_.close();
-    if (thread_.joinable()) thread_.join();
-  }
-
-  void submit(StepPlan plan) override {
-    CHECK(plans_.try_push(std::move(plan)), "more than ", kMaxPlansInFlight, " plans in flight");
-  }
-  void set_masks(StepMasks masks) override { masks_.put(std::move(masks)); }
-  const Model& model() const override { return *model_; }
-  int32_t num_pages() const override { return num_pages_; }
-  int32_t state_pages() const override { return static_cast<int32_t>(layout_.state_pages()); }
-  double last_build_us() const override { return build_us_.load(std::memory_order_relaxed); }
+  static Result<std::unique_ptr<Worker>> create(const WorkerConfig& config, OnResult on_result);
+  using PlanWorker::PlanWorker;
+  ~HostWorker() override { end(); }
 
  private:
-  void run();
+  void run() override;
   void execute(const StepPlan& plan);
   void start_state(const SequenceStart& start);
   uint8_t* page(PageId page) { return pool_memory_.data() + page.value * layout_.page_bytes(); }
   RowResult finish_row(const StepPlan& plan, size_t index, const Tensor& logits);
   void prompt_logprobs(const PlanRow& row, const Slot& slot, int32_t first, const Tensor& logits, RowResult& out);
 
-  WorkerConfig config_;
-  std::function<void(StepResult&&)> on_result_;
-  std::unique_ptr<Ops> ops_;
-  std::unique_ptr<Ops> observed_;  // null without an observer
-  std::unique_ptr<Model> model_;
-  CacheLayout layout_;
   Buffer pool_memory_, ring_memory_;
   std::vector<uint8_t> zero_page_;  // recurrent models
-  int32_t num_pages_ = 0;
-  std::unique_ptr<Slots> slots_;
-  std::unique_ptr<BatchBuilder> builder_;
   std::unique_ptr<Sampler> sampler_;
-  BoundedQueue<StepPlan> plans_{kMaxPlansInFlight};
-  MaskBox masks_;
-  std::atomic<double> build_us_{0};
-  std::thread thread_;
 };
 
-Result<std::unique_ptr<Worker>> HostWorker::create(const WorkerConfig& config,
-                                                   std::function<void(StepResult&&)> on_result) {
-  auto worker = std::make_unique<HostWorker>();
-  HostWorker& w = *worker;
-  w.config_ = config;
-  w.on_result_ = std::move(on_result);
-  ASSIGN_OR_RETURN(w.ops_, make_ops(config));
-  if (config.observer != nullptr) w.observed_ = observe_ops(*w.ops_, *config.observer);
-  ASSIGN_OR_RETURN(w.model_, load_model(config.load, *w.ops_));
-  w.layout_ = w.model_->cache_layout(w.ops_->activation_dtype());
-  ASSIGN_OR_RETURN(w.num_pages_, count_pages(config.cache_bytes, w.layout_));
-  w.pool_memory_ = w.ops_->make_buffer(static_cast<size_t>(w.num_pages_ * w.layout_.page_bytes()));
-  if (w.layout_.state_pages() > 0) {
-    const int64_t ring_bytes = config.max_sequences * w.layout_.ring_slot_bytes(kRingTokens);
-    w.ring_memory_ = w.ops_->make_buffer(static_cast<size_t>(ring_bytes));
-    w.zero_page_.resize(static_cast<size_t>(w.layout_.page_bytes()));
+Result<std::unique_ptr<Worker>> HostWorker::create(const WorkerConfig& config, OnResult on_result) {
+  auto worker = std::make_unique<HostWorker>(config, std::move(on_result));
+  ASSIGN_OR_RETURN(auto ops, make_ops(config));
+  RETURN_IF_ERROR(worker->load(std::move(ops), true));
+  worker->pool_memory_ = worker->ops_->make_buffer(static_cast<size_t>(worker->page_pool_bytes()));
+  if (worker->state_pages() > 0) {
+    worker->ring_memory_ = worker->ops_->make_buffer(static_cast<size_t>(worker->ring_bytes()));
+    worker->zero_page_.resize(static_cast<size_t>(worker->layout_.page_bytes()));
   }
-  const ModelInfo& info = w.model_->info();
-  const int64_t max_blocks = std::min<int64_t>(w.num_pages_, info.max_positions / kBlockTokens + 1);
-  w.slots_ = std::make_unique<Slots>(config.max_sequences, info.vocab, static_cast<int32_t>(max_blocks));
-  w.builder_ = std::make_unique<BatchBuilder>(*w.model_, config.deterministic);
-  w.sampler_ = std::make_unique<Sampler>(info.vocab);
-  w.thread_ = std::thread([&w] { w.run(); });
+  worker->sampler_ = std::make_unique<Sampler>(worker->model().info().vocab);
+  worker->begin();
   return std::unique_ptr<Worker>(std::move(worker));
 }
 
@@ -99,14 +51,9 @@ void HostWorker::run() {
 }
 
 void HostWorker::execute(const StepPlan& plan) {
-  const double begin = system_clock().now_s();
-  for (const SequenceStart& start : plan.starts) slots_->start(start);
-  for (const BlockAppend& append : plan.appends) slots_->append(append);
-  const Batch& batch = builder_->build(plan, *slots_);
-  build_us_.store((system_clock().now_s() - begin) * 1e6, std::memory_order_relaxed);
-
+  const Batch& batch = build(plan);
   for (const SequenceStart& start : plan.starts) start_state(start);
-  Ops& ops = observed_ ? *observed_ : *ops_;
+  Ops& ops = step_ops();
   ops.begin_step();
   const PagePool pool{
       .base = pool_memory_.data(), .layout = layout_, .ring = ring_memory_.data(), .ring_tokens = kRingTokens};
@@ -175,17 +122,6 @@ void HostWorker::prompt_logprobs(const PlanRow& row, const Slot& slot, int32_t f
 }
 
 }  // namespace
-
-Result<int32_t> count_pages(int64_t cache_bytes, const CacheLayout& layout) {
-  const int64_t pages = cache_bytes / layout.page_bytes();
-  const int64_t least = 2 + layout.state_pages();
-  if (pages < least)
-    return bad_input(
-        str_cat("the cache of ", cache_bytes, " bytes holds ", pages, " pages of ", layout.page_bytes(),
-                " bytes; raise it to at least ", least, ": two blocks and a recurrent state of ", layout.state_pages()),
-        "kv-cache-memory-bytes");
-  return static_cast<int32_t>(std::min<int64_t>(pages, INT32_MAX));
-}
 
 Result<std::unique_ptr<Worker>> Worker::create(const WorkerConfig& config,
                                                std::function<void(StepResult&&)> on_result) {

@@ -50,7 +50,4 @@ class Worker {
   virtual double last_build_us() const = 0;  // time to turn the newest plan into a batch
 };
 
-// How many pages `cache_bytes` hold; an error when they are too few for any work.
-Result<int32_t> count_pages(int64_t cache_bytes, const CacheLayout& layout);
-
 }  // namespace perigee

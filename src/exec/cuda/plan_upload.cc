@@ -1,16 +1,14 @@
 #include "exec/cuda/plan_upload.h"
 
-#include <algorithm>
-
 #include "base/rng.h"
 #include "tensor/cuda/device.h"
 
 namespace perigee {
 
 int64_t UploadLimits::bytes() const {
-  constexpr int64_t kPadding = 64 * 8;
+  constexpr int64_t kPadding = 64 * 16;
   const int64_t sequence = static_cast<int64_t>(sizeof(StartRecord) + sizeof(RowRecord) + sizeof(SampleRecord)) +
-                           max_blocks * static_cast<int64_t>(sizeof(AppendRecord));
+                           max_blocks * static_cast<int64_t>(sizeof(AppendRecord)) + 3 * 4 * state_width;
   return kPadding + max_sequences * sequence + 4 * static_cast<int64_t>(max_tokens) +
          max_logit_rows * static_cast<int64_t>(4 + sizeof(ScoreRecord));
 }
@@ -34,6 +32,68 @@ void* PlanUpload::take_bytes(size_t bytes) {
 void PlanUpload::send(const Stream& stream) {
   const size_t bytes = std::min(used_, host_.size());
   cuda_ok(cudaMemcpyAsync(device_.data(), host_.data(), bytes, cudaMemcpyHostToDevice, stream.get()), "sending a plan");
+}
+
+namespace {
+
+// [starts][2][width], see PlanArrays.
+const int32_t* pack_start_pages(const StepPlan& plan, int32_t width, PlanUpload& upload) {
+  int32_t* const pages = upload.take<int32_t>(std::ssize(plan.starts) * 2 * width);
+  int32_t* to = pages;
+  for (const SequenceStart& start : plan.starts) {
+    CHECK(std::ssize(start.state_pages) == width, "sequence ", start.sequence, " has ", start.state_pages.size(),
+          " state pages");
+    CHECK(start.checkpoint.empty() == (width == 0 || start.num_cached_tokens == 0), "sequence ", start.sequence,
+          " starts at ", start.num_cached_tokens, " without the state there");
+    for (const PageId page : start.state_pages) *to++ = page.value;
+    for (int32_t i = 0; i < width; ++i)
+      *to++ = start.checkpoint.empty() ? -1 : start.checkpoint[static_cast<size_t>(i)].value;
+  }
+  return upload.device(pages);
+}
+
+StartRecord start_record(const SequenceStart& start) {
+  return {.slot = start.slot.value,
+          .length = start.num_cached_tokens,
+          .num_outputs = static_cast<int32_t>(start.tokens->size()) - start.num_prompt_tokens,
+          .reserved = 0,
+          .params = slot_params(*start.sampling)};
+}
+
+}  // namespace
+
+PlanArrays pack_plan(const StepPlan& plan, std::span<const SequenceRows> sequences, int32_t state_width,
+                     PlanUpload& upload) {
+  StartRecord* const starts = upload.take<StartRecord>(std::ssize(plan.starts));
+  std::transform(plan.starts.begin(), plan.starts.end(), starts, start_record);
+  AppendRecord* const appends = upload.take<AppendRecord>(std::ssize(plan.appends));
+  std::transform(plan.appends.begin(), plan.appends.end(), appends, [](const BlockAppend& append) {
+    return AppendRecord{append.slot.value, append.block_index, append.page.value};
+  });
+  RowRecord* const rows = upload.take<RowRecord>(std::ssize(plan.rows));
+  int32_t* const checkpoints = upload.take<int32_t>(std::ssize(plan.checkpoints) * state_width);
+  int32_t num_checkpoints = 0;
+  for (size_t i = 0; i < plan.rows.size(); ++i) {
+    const SequenceRows& sequence = sequences[i];
+    rows[i] = {.slot = plan.rows[i].slot.value,
+               .num_tokens = sequence.num_tokens,
+               .tokens_offset = plan.rows[i].tokens_offset,
+               .first_row = sequence.first_row,
+               .commit_all = sequence.commit_all ? 1 : 0,
+               .checkpoint_position = sequence.checkpoint_position,
+               .checkpoint = num_checkpoints};
+    if (sequence.checkpoint_position < 0) continue;
+    std::copy_n(sequence.checkpoint_pages, state_width, checkpoints + num_checkpoints++ * state_width);
+  }
+  return {.starts = upload.device(starts),
+          .appends = upload.device(appends),
+          .rows = upload.device(rows),
+          .tokens = upload.place(std::span<const int32_t>(plan.tokens)).data(),
+          .start_pages = pack_start_pages(plan, state_width, upload),
+          .checkpoint_pages = upload.device(checkpoints),
+          .num_starts = static_cast<int32_t>(plan.starts.size()),
+          .num_appends = static_cast<int32_t>(plan.appends.size()),
+          .num_rows = static_cast<int32_t>(plan.rows.size())};
 }
 
 SlotParams slot_params(const SamplingParams& p) {

@@ -2,19 +2,20 @@
 // that the next plan is packed while the copy of the last may still be under way.
 #pragma once
 
-#include <functional>
-#include <vector>
+#include <algorithm>
+#include <span>
 
 #include "control/plan.h"
 #include "exec/cuda/records.h"
 #include "exec/cuda/step_kernels.h"
+#include "ops/batch.h"
 #include "tensor/arena.h"
 #include "tensor/cuda/check.h"
 
 namespace perigee {
 
 struct UploadLimits {
-  int32_t max_sequences = 0, max_tokens = 0, max_blocks = 0, max_logit_rows = 0;
+  int32_t max_sequences = 0, max_tokens = 0, max_blocks = 0, max_logit_rows = 0, state_width = 0;
   int64_t bytes() const;
 };
 
@@ -33,6 +34,13 @@ class PlanUpload {
   const T* device(const T* host) const {
     return reinterpret_cast<const T*>(device_.data() + (reinterpret_cast<const uint8_t*>(host) - host_.data()));
   }
+  // The values, copied; where they will be in device memory.
+  template <typename T>
+  std::span<const T> place(std::span<const T> values) {
+    T* to = take<T>(std::ssize(values));
+    std::copy(values.begin(), values.end(), to);
+    return {device(to), values.size()};
+  }
   void send(const Stream& stream);
   // The same memory is free again once what was queued on the stream up to here is done.
   void fence(const Stream& stream) { fence_.record(stream); }
@@ -43,6 +51,10 @@ class PlanUpload {
   size_t used_ = 0;
   Event fence_;
 };
+
+// The plan and its rows, as the host's batch has them (forms apart), for the kernels of step_kernels.h.
+PlanArrays pack_plan(const StepPlan& plan, std::span<const SequenceRows> sequences, int32_t state_width,
+                     PlanUpload& upload);
 
 // SamplingParams as the kernels read them.
 SlotParams slot_params(const SamplingParams& params);

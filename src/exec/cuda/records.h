@@ -16,7 +16,7 @@ struct SlotParams {
 };
 
 struct StartRecord {
-  int32_t slot, length, num_outputs, reserved;
+  int32_t slot, length, num_outputs, reserved;  // `length` tokens are in the cache and in the state
   SlotParams params;
 };
 
@@ -27,6 +27,7 @@ struct AppendRecord {
 // A plan row: the ids of decode rows (tokens_offset < 0) are the worker's.
 struct RowRecord {
   int32_t slot, num_tokens, tokens_offset, first_row;
+  int32_t commit_all, checkpoint_position, checkpoint;  // of a recurrent model; see PlanArrays::checkpoint_pages
 };
 
 struct SampleRecord {
@@ -56,12 +57,14 @@ struct SlotArrays {
   int32_t* length = nullptr;        // [slots]
   int32_t* num_outputs = nullptr;   // [slots]
   int32_t* block_tables = nullptr;  // [slots][max_blocks]
+  int32_t* committed = nullptr;     // [slots] tokens that the recurrent state has seen
+  int32_t* state_tables = nullptr;  // [slots][state_width] pages of the recurrent state
   SlotParams* params = nullptr;     // [slots]
   int32_t* listed_ids = nullptr;    // [slots][kMaxListed] ids of logit_bias, then stop ids
   float* listed_bias = nullptr;     // [slots][kMaxListed]
   uint32_t* counts = nullptr;       // [slots][ceil(vocab / 2)] two 16-bit counts of sampled ids a word; under penalties
   uint32_t* seen = nullptr;         // [slots][ceil(vocab / 32)] bits of prompt and sampled ids; under penalties
-  int32_t max_blocks = 0, vocab = 0;
+  int32_t max_blocks = 0, vocab = 0, state_width = 0;
 
   constexpr int64_t count_words() const { return (vocab + 1) / 2; }
   constexpr int64_t bit_words() const { return (vocab + 31) / 32; }
@@ -69,13 +72,19 @@ struct SlotArrays {
 
 // The arrays of a batch in device memory; DeviceSequences and the spans of Batch point into them.
 struct BatchArrays {
-  int32_t* tokens = nullptr;        // [rows]
-  int32_t* positions = nullptr;     // [rows]
-  int32_t* row_sequence = nullptr;  // [rows]
-  int32_t* row_page = nullptr;      // [rows]
-  int32_t* first_row = nullptr;     // [sequences + 1]
-  int32_t* lengths = nullptr;       // [sequences]
-  int32_t* block_tables = nullptr;  // [sequences][SlotArrays::max_blocks]
+  int32_t* tokens = nullptr;               // [rows]
+  int32_t* positions = nullptr;            // [rows]
+  int32_t* row_sequence = nullptr;         // [rows]
+  int32_t* row_page = nullptr;             // [rows]
+  int32_t* first_row = nullptr;            // [sequences + 1]
+  int32_t* lengths = nullptr;              // [sequences]
+  int32_t* block_tables = nullptr;         // [sequences][SlotArrays::max_blocks]
+  int32_t* slots = nullptr;                // [sequences], these and the rest for recurrent models
+  int32_t* committed = nullptr;            // [sequences]
+  int32_t* commit = nullptr;               // [sequences]
+  int32_t* checkpoint_position = nullptr;  // [sequences]
+  int32_t* state_pages = nullptr;          // [sequences][SlotArrays::state_width]
+  int32_t* checkpoint_pages = nullptr;     // [sequences][SlotArrays::state_width]
 };
 
 }  // namespace perigee

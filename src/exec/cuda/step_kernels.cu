@@ -4,6 +4,7 @@ namespace perigee {
 namespace {
 
 constexpr int kThreads = 256;
+constexpr int64_t kCopyBytes = 16384;  // of a page, by one block
 
 __global__ void apply_kernel(PlanArrays plan, SlotArrays slots) {
   const int first = blockIdx.x * blockDim.x + threadIdx.x, stride = gridDim.x * blockDim.x;
@@ -12,12 +13,46 @@ __global__ void apply_kernel(PlanArrays plan, SlotArrays slots) {
     slots.newest[start.slot] = -1;
     slots.length[start.slot] = start.length;
     slots.num_outputs[start.slot] = start.num_outputs;
+    slots.committed[start.slot] = start.length;
     slots.params[start.slot] = start.params;
   }
   for (int i = first; i < plan.num_appends; i += stride) {
     const AppendRecord append = plan.appends[i];
     slots.block_tables[static_cast<int64_t>(append.slot) * slots.max_blocks + append.index] = append.page;
   }
+}
+
+// Block (x, y): piece y of page x % width of start x / width.
+__global__ void start_state_kernel(PlanArrays plan, SlotArrays slots, RawPages pool) {
+  const int width = slots.state_width, start = blockIdx.x / width, i = blockIdx.x % width;
+  const int32_t* pages = plan.start_pages + static_cast<int64_t>(start) * 2 * width;
+  const int to = pages[i], from = pages[width + i];
+  if (blockIdx.y == 0 && threadIdx.x == 0)
+    slots.state_tables[static_cast<int64_t>(plan.starts[start].slot) * width + i] = to;
+  auto* out = reinterpret_cast<uint4*>(pool.base + to * pool.page_bytes);
+  const auto* in = reinterpret_cast<const uint4*>(pool.base + from * pool.page_bytes);
+  const int64_t begin = blockIdx.y * kCopyBytes, end = min(begin + kCopyBytes, pool.page_bytes);
+  for (int64_t k = begin / 16 + threadIdx.x; k < end / 16; k += kThreads) out[k] = from < 0 ? uint4() : in[k];
+}
+
+// What a recurrent model needs of sequence s; `length` with its new rows.
+__device__ void build_state(const PlanArrays& plan, const SlotArrays& slots, const BatchArrays& batch, int s,
+                            int length) {
+  const RowRecord row = plan.rows[s];
+  const int width = slots.state_width;
+  const int32_t* state = slots.state_tables + static_cast<int64_t>(row.slot) * width;
+  const int32_t* checkpoint = plan.checkpoint_pages + static_cast<int64_t>(row.checkpoint) * width;
+  for (int i = threadIdx.x; i < width; i += blockDim.x) {
+    batch.state_pages[static_cast<int64_t>(s) * width + i] = state[i];
+    if (row.checkpoint_position >= 0) batch.checkpoint_pages[static_cast<int64_t>(s) * width + i] = checkpoint[i];
+  }
+  if (threadIdx.x != 0) return;
+  const int commit = row.commit_all != 0 ? length : length - row.num_tokens;
+  batch.slots[s] = row.slot;
+  batch.committed[s] = slots.committed[row.slot];
+  batch.commit[s] = commit;
+  batch.checkpoint_position[s] = row.checkpoint_position;
+  slots.committed[row.slot] = commit;
 }
 
 // One block a sequence.
@@ -29,6 +64,8 @@ __global__ void build_kernel(PlanArrays plan, SlotArrays slots, BatchArrays batc
     batch.row_sequence[s] = batch.first_row[s] = s;
     batch.lengths[s] = 0;
     batch.first_row[s + 1] = s + 1;
+    batch.slots[s] = batch.committed[s] = batch.commit[s] = 0;
+    batch.checkpoint_position[s] = -1;
     return;
   }
   const RowRecord row = plan.rows[s];
@@ -43,6 +80,7 @@ __global__ void build_kernel(PlanArrays plan, SlotArrays slots, BatchArrays batc
   const int length = position + row.num_tokens;
   for (int i = threadIdx.x; i < (length + 63) / 64; i += blockDim.x)
     batch.block_tables[static_cast<int64_t>(s) * slots.max_blocks + i] = table[i];
+  if (slots.state_width > 0) build_state(plan, slots, batch, s, length);
   __syncthreads();
   if (threadIdx.x != 0) return;
   batch.first_row[s] = row.first_row;
@@ -64,6 +102,14 @@ __global__ void count_kernel(uint32_t* counts, uint32_t* seen, int64_t count_wor
 }
 
 }  // namespace
+
+cudaError_t start_states(const PlanArrays& plan, const SlotArrays& slots, const RawPages& pool, cudaStream_t stream) {
+  if (plan.num_starts == 0 || slots.state_width == 0) return cudaSuccess;
+  const dim3 grid(static_cast<unsigned>(plan.num_starts * slots.state_width),
+                  static_cast<unsigned>((pool.page_bytes + kCopyBytes - 1) / kCopyBytes));
+  start_state_kernel<<<grid, kThreads, 0, stream>>>(plan, slots, pool);
+  return cudaGetLastError();
+}
 
 cudaError_t apply_deltas(const PlanArrays& plan, const SlotArrays& slots, cudaStream_t stream) {
   const int count = plan.num_starts > plan.num_appends ? plan.num_starts : plan.num_appends;

@@ -13,9 +13,20 @@ struct PlanArrays {
   const AppendRecord* appends = nullptr;
   const RowRecord* rows = nullptr;
   const int32_t* tokens = nullptr;
+  // Recurrent models, SlotArrays::state_width pages each.
+  const int32_t* start_pages = nullptr;       // [starts][2]: of the state; then of the checkpoint in it, -1: zeros
+  const int32_t* checkpoint_pages = nullptr;  // [RowRecord::checkpoint]
   int32_t num_starts = 0, num_appends = 0, num_rows = 0;
 };
 
+// The page pool as raw memory; page_bytes is a multiple of 16.
+struct RawPages {
+  uint8_t* base = nullptr;
+  int64_t page_bytes = 0;
+};
+
+// Makes the states of the slots that start: copies of checkpoints, or zeros. Nothing without recurrent layers.
+cudaError_t start_states(const PlanArrays& plan, const SlotArrays& slots, const RawPages& pool, cudaStream_t stream);
 cudaError_t apply_deltas(const PlanArrays& plan, const SlotArrays& slots, cudaStream_t stream);
 // Sequences num_rows ... padded_rows - 1 become padding of one row each (so padded_rows > num_rows only where every
 // sequence has one row). Moves the slots' lengths on.

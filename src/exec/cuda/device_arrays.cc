@@ -1,0 +1,69 @@
+#include "exec/cuda/device_arrays.h"
+
+#include "tensor/cuda/check.h"
+#include "tensor/cuda/device.h"
+
+namespace perigee {
+
+DeviceArrays::DeviceArrays(const ArraySizes& sizes) {
+  slots_.max_blocks = static_cast<int32_t>(sizes.max_blocks);
+  slots_.vocab = static_cast<int32_t>(sizes.vocab);
+  slots_.state_width = static_cast<int32_t>(sizes.state_width);
+  for (int pass = 0; pass < 2; ++pass) {  // the first adds up, the second has the memory
+    if (pass == 1) memory_ = device_buffer(used_);
+    used_ = 0;
+    cut_slots(sizes, memory_.data());
+    cut_batch(sizes, memory_.data());
+  }
+  if (memory_.data() != nullptr) cuda_ok(cudaMemset(memory_.data(), 0, memory_.size()), "clearing slots");
+}
+
+template <typename T>
+void DeviceArrays::cut(T*& array, int64_t count, uint8_t* memory) {
+  array = reinterpret_cast<T*>(memory + used_);
+  used_ += (static_cast<size_t>(count) * sizeof(T) + 255) / 256 * 256;
+}
+
+void DeviceArrays::cut_slots(const ArraySizes& sizes, uint8_t* memory) {
+  cut(slots_.newest, sizes.slots, memory);
+  cut(slots_.length, sizes.slots, memory);
+  cut(slots_.num_outputs, sizes.slots, memory);
+  cut(slots_.block_tables, sizes.slots * sizes.max_blocks, memory);
+  cut(slots_.committed, sizes.slots, memory);
+  cut(slots_.state_tables, sizes.slots * sizes.state_width, memory);
+  cut(slots_.params, sizes.slots, memory);
+  cut(slots_.listed_ids, sizes.slots * kMaxListed, memory);
+  cut(slots_.listed_bias, sizes.slots * kMaxListed, memory);
+  cut(slots_.counts, sizes.slots * slots_.count_words(), memory);
+  cut(slots_.seen, sizes.slots * slots_.bit_words(), memory);
+}
+
+void DeviceArrays::cut_batch(const ArraySizes& sizes, uint8_t* memory) {
+  for (int32_t** rows : {&batch_.tokens, &batch_.positions, &batch_.row_sequence, &batch_.row_page})
+    cut(*rows, sizes.tokens, memory);
+  // Of sequences; warming up has one for each token.
+  for (int32_t** numbers : {&batch_.first_row, &batch_.lengths, &batch_.slots, &batch_.committed, &batch_.commit,
+                            &batch_.checkpoint_position})
+    cut(*numbers, sizes.tokens + 1, memory);
+  cut(batch_.block_tables, sizes.slots * sizes.max_blocks, memory);
+  cut(batch_.state_pages, sizes.slots * sizes.state_width, memory);
+  cut(batch_.checkpoint_pages, sizes.slots * sizes.state_width, memory);
+}
+
+DeviceSequences DeviceArrays::sequences() const {
+  return {.first_row = batch_.first_row,
+          .lengths = batch_.lengths,
+          .block_tables = batch_.block_tables,
+          .table_width = slots_.max_blocks,
+          .row_sequence = batch_.row_sequence,
+          .row_page = batch_.row_page,
+          .state_pages = batch_.state_pages,
+          .state_width = slots_.state_width,
+          .slots = batch_.slots,
+          .committed = batch_.committed,
+          .commit = batch_.commit,
+          .checkpoint_position = batch_.checkpoint_position,
+          .checkpoint_pages = batch_.checkpoint_pages};
+}
+
+}  // namespace perigee

@@ -1,0 +1,37 @@
+// DeviceArrays: the memory of the slots and of a step's batch on the GPU, at addresses that never change.
+#pragma once
+
+#include "exec/cuda/records.h"
+#include "ops/batch.h"
+#include "tensor/arena.h"
+
+namespace perigee {
+
+struct ArraySizes {
+  int64_t slots = 0;   // sequences that run together
+  int64_t tokens = 0;  // of a step, at least `slots`
+  int64_t max_blocks = 0, vocab = 0, state_width = 0;
+};
+
+class DeviceArrays {
+ public:
+  // Zeroed. A failure shows in device_status().
+  explicit DeviceArrays(const ArraySizes& sizes);
+  const SlotArrays& slots() const { return slots_; }
+  const BatchArrays& batch() const { return batch_; }
+  // The batch's arrays under the names that ops know them by.
+  DeviceSequences sequences() const;
+
+ private:
+  void cut_slots(const ArraySizes& sizes, uint8_t* memory);
+  void cut_batch(const ArraySizes& sizes, uint8_t* memory);
+  template <typename T>
+  void cut(T*& array, int64_t count, uint8_t* memory);
+
+  SlotArrays slots_;
+  BatchArrays batch_;
+  Buffer memory_;
+  size_t used_ = 0;
+};
+
+}  // namespace perigee

@@ -1,0 +1,205 @@
+// What a step's kernels make of random plans, against the host's slots and batch builder.
+#include "exec/cuda/step_kernels.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+
+#include "base/rng.h"
+#include "exec/batch_builder.h"
+#include "exec/cuda/device_arrays.h"
+#include "exec/cuda/plan_upload.h"
+#include "tensor/cuda/device.h"
+
+namespace perigee {
+namespace {
+
+constexpr int32_t kSlots = 5, kMaxBlocks = 12, kWidth = 3, kPages = 120, kMaxTokens = 600;
+constexpr int64_t kPageBytes = 20480;
+
+class StillModel : public Model {
+ public:
+  const ModelInfo& info() const override { return info_; }
+  CacheLayout cache_layout(DType) const override { return {}; }
+  Tensor forward(const Batch&, Ops&, const PagePool&) const override { return {}; }
+  MlaForm choose_form(TokenKind, int64_t, int64_t) const override { return MlaForm::kAbsorbed; }
+
+ private:
+  ModelInfo info_;
+};
+
+template <typename T>
+std::vector<T> fetch(const T* device, size_t count) {
+  std::vector<T> out(count);
+  device_copy(out.data(), device, count * sizeof(T));
+  return out;
+}
+
+class StepKernels : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (const Status gpu = select_device(0); !gpu.ok()) GTEST_SKIP() << gpu.error().message;
+    arrays_ = std::make_unique<DeviceArrays>(ArraySizes{
+        .slots = kSlots, .tokens = kMaxTokens, .max_blocks = kMaxBlocks, .vocab = 100, .state_width = kWidth});
+    upload_ = std::make_unique<PlanUpload>(UploadLimits{.max_sequences = kSlots,
+                                                        .max_tokens = kMaxTokens,
+                                                        .max_blocks = kMaxBlocks,
+                                                        .max_logit_rows = kMaxTokens,
+                                                        .state_width = kWidth});
+    pool_ = device_buffer(kPages * kPageBytes);
+    for (size_t i = 0; i < host_pool_.size(); ++i) host_pool_[i] = static_cast<uint8_t>(random_u64(3, i));
+    device_copy(pool_.data(), host_pool_.data(), host_pool_.size());
+  }
+
+  int32_t pick(int32_t end) { return static_cast<int32_t>(random_u64(9, ++draws_) % static_cast<uint64_t>(end)); }
+  std::vector<PageId> any_pages() { return {PageId(pick(kPages)), PageId(pick(kPages)), PageId(pick(kPages))}; }
+
+  // States of a plan never share pages with others, nor with the checkpoints that they are copied from.
+  void start(StepPlan& plan, int32_t slot) {
+    SequenceStart start;
+    start.slot = SlotId(slot);
+    start.sequence = SequenceId(++sequences_);
+    start.num_prompt_tokens = 40 + pick(60);
+    start.tokens = std::make_shared<std::vector<int32_t>>(start.num_prompt_tokens + pick(40), 5);
+    start.num_cached_tokens = pick(2) * 64;
+    start.sampling = std::make_shared<SamplingParams>();
+    for (int32_t i = 0; i < kWidth; ++i) start.state_pages.push_back(PageId(slot * kWidth + i));
+    for (int32_t i = 0; i < kWidth && start.num_cached_tokens > 0; ++i)
+      start.checkpoint.push_back(PageId(kSlots * kWidth + pick(kPages - kSlots * kWidth)));
+    plan.starts.push_back(start);
+    slots_.start(start);
+    for (int32_t i = 0; i < kWidth; ++i) {
+      uint8_t* to = host_pool_.data() + start.state_pages[static_cast<size_t>(i)].value * kPageBytes;
+      if (start.checkpoint.empty())
+        std::memset(to, 0, kPageBytes);
+      else
+        std::memcpy(to, host_pool_.data() + start.checkpoint[static_cast<size_t>(i)].value * kPageBytes, kPageBytes);
+    }
+  }
+
+  void add_row(StepPlan& plan, int32_t slot, bool decode) {
+    const Slot& state = slots_[SlotId(slot)];
+    PlanRow row{.slot = SlotId(slot), .sequence = state.sequence, .num_tokens = decode ? 1 : 1 + pick(80)};
+    row.position = state.length;
+    row.sample = true;
+    if (!decode) row.tokens_offset = static_cast<int32_t>(plan.tokens.size());
+    for (int32_t i = 0; !decode && i < row.num_tokens; ++i) plan.tokens.push_back(pick(1000));
+    while (std::ssize(slots_[SlotId(slot)].pages) * 64 < state.length + row.num_tokens) {
+      const BlockAppend append{row.slot, static_cast<int32_t>(state.pages.size()), PageId(pick(kPages))};
+      plan.appends.push_back(append);
+      slots_.append(append);
+    }
+    plan.rows.push_back(row);
+    const int32_t commit = state.length + (decode ? 0 : row.num_tokens);
+    const bool commits = decode || row.position < state.num_prompt_tokens;  // also in deterministic mode
+    if (commits && commit > state.committed && pick(3) == 0)
+      plan.checkpoints.push_back({row.slot, state.committed + 1 + pick(commit - state.committed), any_pages()});
+  }
+
+  StepPlan make_plan() {
+    StepPlan plan;
+    for (int32_t slot = 0; slot < kSlots; ++slot)
+      if (!slots_[SlotId(slot)].sequence.valid() || slots_[SlotId(slot)].length > 500 || pick(20) == 0)
+        start(plan, slot);
+    const bool only_decode = pick(3) == 0;
+    for (const bool decode : {true, false})
+      for (int32_t slot = 0; slot < kSlots; ++slot)
+        if ((slot % 2 == 0 || only_decode) == decode && (decode || !only_decode) && pick(6) > 0)
+          add_row(plan, slot, decode);
+    return plan;
+  }
+
+  void run(const StepPlan& plan, const Batch& batch, int32_t padded) {
+    upload_->begin();
+    const PlanArrays packed = pack_plan(plan, batch.sequences, kWidth, *upload_);
+    upload_->send(stream_);
+    const SlotArrays& slots = arrays_->slots();
+    ASSERT_EQ(apply_deltas(packed, slots, stream_.get()), cudaSuccess);
+    ASSERT_EQ(start_states(packed, slots, {pool_.data(), kPageBytes}, stream_.get()), cudaSuccess);
+    ASSERT_TRUE(padded == 0 || build_batch(packed, slots, arrays_->batch(), padded, stream_.get()) == cudaSuccess);
+    upload_->fence(stream_);
+    stream_.synchronize();
+  }
+
+  void check_rows(const Batch& want) {
+    const BatchArrays& got = arrays_->batch();
+    const size_t rows = want.positions.size();
+    EXPECT_EQ(fetch(got.tokens, rows), std::vector<int32_t>(want.tokens.begin(), want.tokens.end()));
+    EXPECT_EQ(fetch(got.positions, rows), std::vector<int32_t>(want.positions.begin(), want.positions.end()));
+    const auto row_sequence = fetch(got.row_sequence, rows), row_page = fetch(got.row_page, rows);
+    for (size_t s = 0; s < want.sequences.size(); ++s)
+      for (int32_t i = 0; i < want.sequences[s].num_tokens; ++i) {
+        const auto row = static_cast<size_t>(want.sequences[s].first_row + i);
+        EXPECT_EQ(row_sequence[row], static_cast<int32_t>(s));
+        EXPECT_EQ(row_page[row], want.sequences[s].pages[want.positions[row] / 64]);
+      }
+  }
+
+  void check_sequence(const SequenceRows& want, size_t s) {
+    const BatchArrays& got = arrays_->batch();
+    const auto number = [s](const int32_t* array) { return fetch(array + s, 1)[0]; };
+    const auto list = [s](const int32_t* array) { return fetch(array + s * kWidth, kWidth); };
+    const int32_t length = want.position + want.num_tokens;
+    EXPECT_EQ(number(got.first_row), want.first_row);
+    EXPECT_EQ(number(got.first_row + 1), want.first_row + want.num_tokens);
+    EXPECT_EQ(number(got.lengths), length);
+    EXPECT_EQ(number(got.slots), want.slot);
+    EXPECT_EQ(number(got.committed), want.committed);
+    EXPECT_EQ(number(got.commit), want.commit_all ? length : want.position);
+    EXPECT_EQ(number(got.checkpoint_position), want.checkpoint_position);
+    EXPECT_EQ(list(got.state_pages), std::vector<int32_t>(want.state_pages, want.state_pages + kWidth));
+    if (want.checkpoint_position >= 0) {
+      EXPECT_EQ(list(got.checkpoint_pages),
+                std::vector<int32_t>(want.checkpoint_pages, want.checkpoint_pages + kWidth));
+    }
+    const auto blocks = static_cast<size_t>((length + 63) / 64);
+    EXPECT_EQ(fetch(got.block_tables + s * kMaxBlocks, blocks), std::vector<int32_t>(want.pages, want.pages + blocks));
+  }
+
+  void run_random_steps(bool deterministic) {
+    BatchBuilder builder(model_, deterministic);
+    for (int step = 0; step < 120 && !HasFailure(); ++step) {
+      SCOPED_TRACE(step);
+      const StepPlan plan = make_plan();
+      const Batch& want = builder.build(plan, slots_);
+      const auto sequences = static_cast<int32_t>(plan.rows.size());
+      const bool may_pad = plan.tokens.empty();
+      run(plan, want, may_pad ? kSlots : sequences);
+      check_rows(want);
+      for (size_t s = 0; s < plan.rows.size(); ++s) check_sequence(want.sequences[s], s);
+      for (int32_t s = sequences; may_pad && s < kSlots; ++s) {
+        EXPECT_EQ(fetch(arrays_->batch().lengths + s, 1)[0], 0);
+        EXPECT_EQ(fetch(arrays_->batch().row_page + s, 1)[0], -1);
+      }
+      EXPECT_EQ(fetch(pool_.data(), pool_.size()), host_pool_);
+      for (size_t i = 0; i < plan.rows.size(); ++i) {
+        const SlotId slot = plan.rows[i].slot;
+        slots_.advance(slot, plan.rows[i].num_tokens, want.sequences[i].commit_all);
+        slots_.accept(slot, pick(1000));
+        device_copy(arrays_->slots().newest + slot.value, &slots_[slot].newest_id, 4);
+      }
+    }
+  }
+
+  StillModel model_;
+  Slots slots_{kSlots, 0, kMaxBlocks};
+  std::unique_ptr<DeviceArrays> arrays_;
+  std::unique_ptr<PlanUpload> upload_;
+  Stream stream_;
+  Buffer pool_;
+  std::vector<uint8_t> host_pool_ = std::vector<uint8_t>(kPages * kPageBytes);
+  uint64_t draws_ = 0;
+  int64_t sequences_ = 0;
+};
+
+TEST_F(StepKernels, SameBatchAsTheHost) {
+  run_random_steps(false);
+}
+
+// What a preempted sequence had given comes again in chunks, and is not committed.
+TEST_F(StepKernels, SameBatchAsTheHostInDeterministicMode) {
+  run_random_steps(true);
+}
+
+}  // namespace
+}  // namespace perigee

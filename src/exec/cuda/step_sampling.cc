@@ -1,0 +1,152 @@
+#include "exec/cuda/step_sampling.h"
+
+#include <tuple>
+
+#include "tensor/cuda/device.h"
+
+namespace perigee {
+namespace {
+
+TokenLogprobs token_logprobs(int32_t id, const TokenScore& score) {
+  TokenLogprobs out{.id = id, .logprob = score.logprob, .rank = score.rank, .top = {}};
+  for (int32_t i = 0; i < score.num_top; ++i) out.top.emplace_back(score.top_ids[i], score.top_logprobs[i]);
+  return out;
+}
+
+}  // namespace
+
+StepSampling::StepSampling(const SamplingSizes& sizes, const SlotArrays& slots, const Stream& stream)
+    : sizes_(sizes), slots_(slots), stream_(stream) {
+  work_ = device_buffer(static_cast<size_t>(sizes.slots * slots.vocab) * sizeof(float));
+  masks_device_ = device_buffer(static_cast<size_t>(sizes.slots * slots.bit_words()) * 4);
+  masks_host_ = pinned_buffer(masks_device_.size());
+  lists_host_ = pinned_buffer(kMaxListed * 8 + static_cast<size_t>(sizes.max_positions + 1) * 4);
+  lists_device_ = device_buffer(lists_host_.size());
+  results_device_ = device_buffer(static_cast<size_t>(sizes.slots) * sizeof(SampleResult) +
+                                  static_cast<size_t>(sizes.tokens) * sizeof(TokenScore));
+  for (Buffer& buffer : results_host_) buffer = pinned_buffer(results_device_.size());
+}
+
+// Rare, so the lists have one buffer and wait for its last use.
+void StepSampling::start(const SequenceStart& start) {
+  const SamplingParams& p = *start.sampling;
+  const SlotParams sizes = slot_params(p);
+  if (sizes.num_bias + sizes.num_stops == 0 && sizes.penalties == 0) return;
+  lists_sent_.wait();
+  auto* ids = reinterpret_cast<int32_t*>(lists_host_.data());
+  auto* bias = reinterpret_cast<float*>(ids + kMaxListed);
+  int32_t* tokens = ids + 2 * kMaxListed;
+  for (int32_t i = 0; i < sizes.num_bias; ++i) std::tie(ids[i], bias[i]) = p.logit_bias[static_cast<size_t>(i)];
+  std::copy_n(p.stop_ids.begin(), sizes.num_stops, ids + sizes.num_bias);
+  const auto send = [this](void* to, const void* from, int32_t count) {
+    if (count > 0)
+      cuda_ok(cudaMemcpyAsync(to, from, static_cast<size_t>(count) * 4, cudaMemcpyHostToDevice, stream_.get()),
+              "sending sampling lists");
+  };
+  const int64_t at = static_cast<int64_t>(start.slot.value) * kMaxListed;
+  send(slots_.listed_ids + at, ids, sizes.num_bias + sizes.num_stops);
+  send(slots_.listed_bias + at, bias, sizes.num_bias);
+  if (sizes.penalties != 0) {
+    const auto count = static_cast<int32_t>(start.tokens->size());
+    std::copy(start.tokens->begin(), start.tokens->end(), tokens);
+    auto* there = reinterpret_cast<int32_t*>(lists_device_.data());
+    send(there, tokens, count);
+    cuda_ok(count_tokens(slots_, start.slot.value, there, count, start.num_prompt_tokens, stream_.get()),
+            "counting tokens");
+  }
+  lists_sent_.record(stream_);
+}
+
+AskedLogits StepSampling::ask(const StepPlan& plan, const Slots& slots, const BatchBuilder& builder, bool graph,
+                              PlanUpload& upload) {
+  samples_.clear();
+  scores_.clear();
+  AskedLogits asked;
+  int32_t masks = 0;
+  for (size_t i = 0; i < plan.rows.size(); ++i) {
+    const PlanRow& row = plan.rows[i];
+    const Slot& slot = slots[row.slot];
+    const int32_t first = graph ? static_cast<int32_t>(i) : builder.logit_row(i);
+    const int32_t num_scores =
+        row.prompt_logprobs ? std::clamp(slot.num_prompt_tokens - 1 - row.position, 0, row.num_tokens) : 0;
+    for (int32_t k = 0; k < num_scores; ++k) {
+      const int32_t id = (*slot.tokens)[static_cast<size_t>(row.position + k + 1)];
+      scores_.push_back({.logit_row = first + k, .id = id, .top = slot.sampling->prompt_logprobs});
+      asked.score_ids.push_back(id);
+    }
+    asked.num_scores.push_back(num_scores);
+    asked.logprobs.push_back(slot.sampling->logprobs >= 0);
+    if (!row.sample) continue;
+    samples_.push_back({.slot = row.slot.value,
+                        .logit_row = row.prompt_logprobs ? first + row.num_tokens - 1 : first,
+                        .mask_row = row.masked ? masks++ : -1});
+  }
+  asked.samples = upload.place(std::span<const SampleRecord>(samples_));
+  asked.scores = upload.place(std::span<const ScoreRecord>(scores_));
+  return asked;
+}
+
+void StepSampling::upload_masks(const StepPlan& plan, MaskBox& masks) {
+  const auto words = static_cast<size_t>(slots_.bit_words());
+  auto* to = reinterpret_cast<uint32_t*>(masks_host_.data());
+  for (const PlanRow& row : plan.rows) {
+    if (!row.sample || !row.masked) continue;
+    const std::vector<uint32_t> mask = masks.wait(plan.step, row.slot);
+    CHECK(mask.empty() || mask.size() >= words, "a mask of ", mask.size(), " words");
+    if (mask.empty())
+      std::fill_n(to, words, ~0u);  // the sequence has ended: nobody reads its id
+    else
+      std::copy_n(mask.begin(), words, to);
+    to += words;
+  }
+  const size_t bytes = reinterpret_cast<uint8_t*>(to) - masks_host_.data();
+  cuda_ok(cudaMemcpyAsync(masks_device_.data(), masks_host_.data(), bytes, cudaMemcpyHostToDevice, stream_.get()),
+          "sending masks");
+}
+
+void StepSampling::run(const AskedLogits& asked, const Tensor& logits, int32_t turn) {
+  auto* results = const_cast<SampleResult*>(samples_of(results_device_));
+  auto* scores = const_cast<TokenScore*>(scores_of(results_device_));
+  cuda_ok(score_rows(asked.scores.data(), static_cast<int32_t>(asked.scores.size()),
+                     static_cast<const float*>(logits.data), slots_.vocab, scores, stream_.get()),
+          "scoring prompts");
+  cuda_ok(sample_rows({.samples = asked.samples.data(),
+                       .count = static_cast<int32_t>(asked.samples.size()),
+                       .logits = static_cast<const float*>(logits.data),
+                       .masks = reinterpret_cast<const uint32_t*>(masks_device_.data()),
+                       .work = reinterpret_cast<float*>(work_.data()),
+                       .results = results},
+                      slots_, stream_.get()),
+          "sampling");
+  const auto fetch = [&](const void* from, size_t bytes) {
+    uint8_t* to =
+        results_host_[static_cast<size_t>(turn)].data() + (static_cast<const uint8_t*>(from) - results_device_.data());
+    if (bytes > 0) cuda_ok(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, stream_.get()), "fetching results");
+  };
+  fetch(results, asked.samples.size() * sizeof(SampleResult));
+  fetch(scores, asked.scores.size() * sizeof(TokenScore));
+}
+
+std::vector<RowResult> StepSampling::result(const StepPlan& plan, const AskedLogits& asked, int32_t turn) const {
+  const SampleResult* sample = samples_of(results_host_[static_cast<size_t>(turn)]);
+  const TokenScore* score = scores_of(results_host_[static_cast<size_t>(turn)]);
+  auto id = asked.score_ids.begin();
+  std::vector<RowResult> rows;
+  rows.reserve(plan.rows.size());
+  for (size_t i = 0; i < plan.rows.size(); ++i) {
+    const PlanRow& row = plan.rows[i];
+    RowResult& out = rows.emplace_back();
+    out.slot = row.slot;
+    out.sequence = row.sequence;
+    for (int32_t k = 0; k < asked.num_scores[i]; ++k) out.prompt_logprobs.push_back(token_logprobs(*id++, *score++));
+    if (!row.sample) continue;
+    const SampleResult& sampled = *sample++;
+    out.finite = sampled.finite != 0;
+    if (!out.finite) continue;
+    out.ids.push_back(sampled.id);
+    if (asked.logprobs[i]) out.logprobs.push_back(token_logprobs(sampled.id, sampled.score));
+  }
+  return rows;
+}
+
+}  // namespace perigee

@@ -1,0 +1,67 @@
+// StepSampling: what plans ask of their logits, from the penalties of a slot that starts to the rows of a result.
+//
+// Holds the memory for masks, sampling lists, scratch and results. One step after another: ask(), upload_masks() when
+// rows are masked, run(), and when the step's event has come, result(). Two steps may be between run() and result(),
+// told apart by their turn, 0 or 1.
+#pragma once
+
+#include <array>
+#include <span>
+#include <vector>
+
+#include "control/plan.h"
+#include "exec/batch_builder.h"
+#include "exec/cuda/plan_upload.h"
+#include "exec/cuda/sampling_kernels.h"
+#include "exec/mask_box.h"
+#include "exec/slots.h"
+
+namespace perigee {
+
+struct SamplingSizes {
+  int64_t slots = 0, tokens = 0, max_positions = 0;
+};
+
+// What one step asks: device records, and what of its results belongs to which row of the plan.
+struct AskedLogits {
+  std::span<const SampleRecord> samples;
+  std::span<const ScoreRecord> scores;
+  std::vector<int32_t> score_ids;   // of all prompt scores, in the order of the plan's rows
+  std::vector<int32_t> num_scores;  // of each plan row
+  std::vector<bool> logprobs;       // of each plan row: whether the sampled id's are wanted
+};
+
+class StepSampling {
+ public:
+  StepSampling(const SamplingSizes& sizes, const SlotArrays& slots, const Stream& stream);
+
+  // Bias, stop ids and penalty counts of a slot that starts, on their way behind what the stream has.
+  void start(const SequenceStart& start);
+  // Row i of the logits is plan row i's when they come of a graph, else they are those that the builder lists.
+  AskedLogits ask(const StepPlan& plan, const Slots& slots, const BatchBuilder& builder, bool graph,
+                  PlanUpload& upload);
+  // Waits for the step's masks. Requires the results of every earlier step to be there.
+  void upload_masks(const StepPlan& plan, MaskBox& masks);
+  void run(const AskedLogits& asked, const Tensor& logits, int32_t turn);
+  std::vector<RowResult> result(const StepPlan& plan, const AskedLogits& asked, int32_t turn) const;
+
+ private:
+  const SampleResult* samples_of(const Buffer& results) const {
+    return reinterpret_cast<const SampleResult*>(results.data());
+  }
+  const TokenScore* scores_of(const Buffer& results) const {
+    return reinterpret_cast<const TokenScore*>(samples_of(results) + sizes_.slots);
+  }
+
+  const SamplingSizes sizes_;
+  const SlotArrays slots_;
+  const Stream& stream_;
+  Buffer work_, masks_device_, masks_host_, lists_device_, lists_host_;
+  Buffer results_device_;  // SampleResult [slots], then TokenScore [tokens]
+  std::array<Buffer, 2> results_host_;
+  Event lists_sent_;
+  std::vector<SampleRecord> samples_;  // of the plan being packed
+  std::vector<ScoreRecord> scores_;
+};
+
+}  // namespace perigee
