@@ -60,9 +60,6 @@ Result<std::unique_ptr<Worker>> CudaWorker::create(const WorkerConfig& config, O
   auto ops = std::make_unique<CudaOps>(CudaOptions{.deterministic = config.deterministic});
   if (config.observer != nullptr) ops->observe_launches(config.observer);
   RETURN_IF_ERROR(worker->load(std::move(ops), false));
-  if (worker->state_pages() > 0)
-    return Error(Code::kUnavailable, "--device cuda does not run models with recurrent layers yet: use --device cpu",
-                 "device");
   RETURN_IF_ERROR(worker->reserve());
   RETURN_IF_ERROR(worker->warm_up());
   worker->begin();
