@@ -2,7 +2,7 @@
 #pragma once
 
 #include "ops/cpu/isa.h"
-#include "ops/cpu/thread_pool.h"
+#include "base/thread_pool.h"
 #include "tensor/arena.h"
 
 namespace perigee {

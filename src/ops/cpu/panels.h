@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "ops/cpu/panel_kernels.h"
-#include "ops/cpu/thread_pool.h"
+#include "base/thread_pool.h"
 #include "ops/weights.h"
 #include "tensor/arena.h"
 

@@ -33,7 +33,7 @@ Status CudaOps::status() {
 }
 
 void CudaOps::begin_step() {
-  for (Buffer& buffer : staging_) buffer = Buffer();
+  upload_.reset();
   arena_.reset();
   mla_planned_ = false;
 }

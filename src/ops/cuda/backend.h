@@ -8,6 +8,7 @@
 #include "ops/observed_ops.h"
 #include "tensor/cuda/check.h"
 #include "tensor/cuda/device.h"
+#include "tensor/cuda/upload.h"
 
 namespace perigee {
 
@@ -100,7 +101,7 @@ class CudaOps final : public Ops {
   const CudaOptions options_;
   OpObserver* observer_ = nullptr;
   Stream stream_;
-  Buffer staging_[2];  // checkpoint bytes and scales on their way, until the first step
+  std::unique_ptr<Upload> upload_;  // from the first weight that is read to the first step
   std::unique_ptr<CublasLt> cublas_;
   int multiprocessors_ = 0, compute_capability_ = 0;
   // Work lists of attention: made in a step's first layer, read by all. Outgrown memory stays for the graphs that hold

@@ -1,4 +1,7 @@
 // CudaOps: weights to the GPU, once at load.
+#include <algorithm>
+#include <thread>
+
 #include "ops/cuda/backend.h"
 #include "ops/cuda/packed.h"
 
@@ -29,14 +32,9 @@ WeightFormat expert_format(WeightFormat raw) {
   return raw == WeightFormat::kInt4Group32 || raw == WeightFormat::kF8Block128 ? raw : WeightFormat::kBF16;
 }
 
-const void* upload(const void* from, int64_t bytes, Buffer& staging) {
-  if (from == nullptr || bytes == 0) return nullptr;
-  if (staging.size() < static_cast<size_t>(bytes)) {
-    staging = Buffer();  // first, so that both are never there at once
-    staging = device_buffer(static_cast<size_t>(bytes));
-  }
-  device_copy(staging.data(), from, static_cast<size_t>(bytes));
-  return staging.data();
+// More do not read a file faster than the link takes it.
+int num_upload_threads() {
+  return static_cast<int>(std::clamp(std::thread::hardware_concurrency(), 1u, 8u));
 }
 
 }  // namespace
@@ -64,8 +62,11 @@ PackTarget CudaOps::target(CudaMatrix& m, int64_t index, int interleave, int64_t
 
 void CudaOps::pack(const RawMatrix& raw, PackTarget target) {
   RawMatrix there = raw;
-  there.data = upload(raw.data, data_bytes(raw), staging_[0]);
-  there.scale = upload(raw.scale, scale_bytes(raw), staging_[1]);
+  if (raw.data != nullptr) {
+    if (!upload_) upload_ = std::make_unique<Upload>(num_upload_threads());
+    there.data = upload_->bring(raw.data, data_bytes(raw), stream_);
+    there.scale = upload_->bring(raw.scale, scale_bytes(raw), stream_);
+  }
   if (device_status().ok()) check(pack_matrix(there, target, stream()), "packing weights");
 }
 

@@ -1,4 +1,4 @@
-// ThreadPool: the fixed threads of one CPU rank, and the one way to spread a loop over them.
+// ThreadPool: fixed threads, and the one way to spread a loop over them.
 //
 // run() splits tasks [0, n) into one contiguous range a thread, the caller being thread 0, and returns when all are
 // done. Tasks must not depend on each other, so that results are the same for any number of threads. Nothing is

@@ -1,4 +1,4 @@
-#include "ops/cpu/thread_pool.h"
+#include "base/thread_pool.h"
 
 #include "base/check.h"
 

@@ -1,11 +1,9 @@
-#include "ops/cpu/thread_pool.h"
+#include "base/thread_pool.h"
 
 #include <gtest/gtest.h>
 
 #include <chrono>
 #include <numeric>
-
-#include "ops/cpu/isa.h"
 
 namespace perigee {
 namespace {
@@ -36,14 +34,6 @@ TEST(ThreadPool, RunsFollowOneAnother) {
     if (round % 500 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(2));
   }
   for (int64_t i = 0; i < 64; ++i) EXPECT_EQ(values[static_cast<size_t>(i)], 2000 * (63 - i));
-}
-
-TEST(Isa, OptionsOnlyLowerIt) {
-  const Result<Isa> best = detect_isa({});
-  if (!best.ok()) GTEST_SKIP() << "no AVX2";
-  EXPECT_EQ(*detect_isa({.num_threads = 0, .allow_amx = true, .allow_avx512 = false}), Isa::kAvx2);
-  EXPECT_EQ(*detect_isa({.num_threads = 0, .allow_amx = false, .allow_avx512 = true}), std::min(*best, Isa::kAvx512));
-  EXPECT_EQ(*detect_isa({}), *best);
 }
 
 }  // namespace

@@ -1,0 +1,53 @@
+#include "tensor/cuda/upload.h"
+
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "base/rng.h"
+#include "tensor/cuda/device.h"
+
+namespace perigee {
+namespace {
+
+class UploadTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (const Status status = select_device(0); !status.ok()) GTEST_SKIP() << status.error().message;
+  }
+};
+
+// More calls than slots, sizes on both sides of a piece, and kernels (here: copies) that read late.
+TEST_F(UploadTest, WhatArrivesIsWhatWasSent) {
+  Upload upload(3);
+  const Stream consumer;
+  Rng rng(1);
+  std::vector<std::vector<uint8_t>> sources;
+  std::vector<Buffer> arrived;
+  for (const int64_t bytes : {1, 4096, 5'000'000, 16 << 20, (16 << 20) + 1, 77, 40'000'000, 300'000, 9, 20'000'000}) {
+    std::vector<uint8_t>& source = sources.emplace_back(static_cast<size_t>(bytes));
+    for (size_t i = 0; i < source.size(); i += 97) source[i] = static_cast<uint8_t>(rng.below(256));
+    arrived.push_back(device_buffer(source.size()));
+    const void* there = upload.bring(source.data(), bytes, consumer);
+    ASSERT_NE(there, nullptr);
+    ASSERT_TRUE(
+        cuda_ok(cudaMemcpyAsync(arrived.back().data(), there, source.size(), cudaMemcpyDeviceToDevice, consumer.get()),
+                "test"));
+  }
+  for (size_t i = 0; i < sources.size(); ++i) {
+    std::vector<uint8_t> back(sources[i].size());
+    device_copy(back.data(), arrived[i].data(), back.size());
+    EXPECT_EQ(back, sources[i]) << "upload " << i;
+  }
+  EXPECT_TRUE(device_status().ok());
+}
+
+TEST_F(UploadTest, NothingIsNothing) {
+  Upload upload(1);
+  const Stream consumer;
+  EXPECT_EQ(upload.bring(nullptr, 100, consumer), nullptr);
+  EXPECT_EQ(upload.bring(&upload, 0, consumer), nullptr);
+}
+
+}  // namespace
+}  // namespace perigee
