@@ -19,7 +19,7 @@ const CostPart* find_part(const OpCost& op, const LaunchPlace& place) {
   const CostPart* last = nullptr;
   int32_t use = 0;
   for (const CostPart& part : op.parts) {
-    if (part.label != place.label) continue;
+    if (!part.has_label(place.label)) continue;
     last = &part;
     if (use++ == place.use) break;
   }

@@ -23,7 +23,7 @@ double total(const std::vector<StepPiece>& pieces) {
 
 // Two layers of an op with two products, of 1 and 3 MB, and a norm that no part knows.
 std::vector<OpCost> two_layers() {
-  const OpCost layer{.op = "in", .parts = {{"linear", "q", 1000000, 4e9}, {"linear", "kv", 3000000, 0}}};
+  const OpCost layer{.op = "in", .parts = {{"qk|linear", "q", 1000000, 4e9}, {"linear", "kv", 3000000, 0}}};
   return {layer, layer};
 }
 

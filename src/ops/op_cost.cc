@@ -1,5 +1,8 @@
 #include "ops/op_cost.h"
 
+#include <algorithm>
+#include <functional>
+
 #include "base/result.h"
 
 namespace perigee {
@@ -9,8 +12,8 @@ int64_t tensor_bytes(const Tensor& x) {
   return x.rows * x.cols * dtype_bytes(x.dtype);
 }
 
-CostPart product(const char* label, std::string what, const Tensor& x, const LinearWeight& w) {
-  return {.label = label,
+CostPart product(const char* labels, std::string what, const Tensor& x, const LinearWeight& w) {
+  return {.labels = labels,
           .what = std::move(what),
           .bytes = w.packed->bytes() + x.rows * w.in * dtype_bytes(x.dtype),
           .flops = 2.0 * static_cast<double>(x.rows * w.out * w.in)};
@@ -22,6 +25,15 @@ double attended_pairs(const SequenceRows& rows) {
 }
 
 }  // namespace
+
+bool CostPart::has_label(std::string_view label) const {
+  for (std::string_view left = labels; !left.empty();) {
+    const size_t end = std::min(left.find('|'), left.size());
+    if (left.substr(0, end) == label) return true;
+    left.remove_prefix(std::min(end + 1, left.size()));
+  }
+  return false;
+}
 
 int64_t OpCost::bytes() const {
   int64_t sum = 0;
@@ -74,10 +86,10 @@ OpCost mla_in_cost(const Tensor& x, const MlaWeights& w, const LatentLayer& cach
 }
 
 OpCost mla_attend_cost(const MlaShape& s, const Batch& batch, const LatentLayer& cache, DType wide) {
-  CostPart query{.label = "mla query", .what = "query to latent"}, attend{.label = "mla_attend", .what = "attention"};
-  CostPart value{.label = "mla value", .what = "latent to value"};
-  CostPart expand{.label = "mla_expand", .what = "keys, values of latents"};
-  CostPart prefill{.label = "mla_prefill", .what = "attention, expanded"};
+  CostPart query{.labels = "mla query", .what = "query to latent"}, attend{.labels = "mla_attend", .what = "attention"};
+  CostPart value{.labels = "mla value", .what = "latent to value"};
+  CostPart expand{.labels = "mla_expand", .what = "keys, values of latents"};
+  CostPart prefill{.labels = "mla_prefill", .what = "attention, expanded"};
   const auto h = static_cast<double>(s.heads);
   const int64_t element = dtype_bytes(wide), up_rows = s.heads * (s.nope + s.value);
   for (const SequenceRows& rows : batch.sequences) {
@@ -109,14 +121,23 @@ OpCost kda_cost(const Tensor& x, const KdaWeights& w, const Batch& batch) {
   low.cols = s.dim;
   OpCost cost{.op = "kda",
               .parts = {product("linear", "gates", x, w.gates), product("linear", "q, k, v", x, w.qkv),
-                        product("linear", "decay", low, w.f_b), product("linear", "output gate", low, w.g_b)}};
-  CostPart attend{.label = "kda_attend", .what = "state"};
+                        product("linear|kda gates", "decay, output gate", low, w.f_b)}};
+  const CostPart output_gate = product("", "", low, w.g_b);
+  cost.parts.back().bytes += output_gate.bytes;
+  cost.parts.back().flops += output_gate.flops;
+  CostPart state{.labels = "kda_step|kda_carry|kda_attend", .what = "state"};
+  CostPart relate{.labels = "kda_relate", .what = "within chunks"},
+      finish{.labels = "kda_finish", .what = "norm, gate"};
   const double decay_correct_read = 7.0 * static_cast<double>(s.dim * s.dim);  // S *= g; v - S k; S += k v'; S q
   for (const SequenceRows& rows : batch.sequences) {
-    attend.bytes += 2 * s.heads * s.unit_bytes() + rows.num_tokens * s.width() * 5 * 4;
-    attend.flops += static_cast<double>(rows.num_tokens * s.heads) * decay_correct_read;
+    const int64_t activations = rows.num_tokens * s.width() * 4;
+    state.bytes += 2 * s.heads * s.unit_bytes();
+    state.flops += static_cast<double>(rows.num_tokens * s.heads) * decay_correct_read;
+    (rows.commit_all ? relate : state).bytes += 4 * activations;  // q, k, v, log decay
+    (rows.commit_all ? finish : state).bytes += activations;      // output gate
   }
-  cost.parts.push_back(std::move(attend));
+  for (CostPart& part : {std::ref(state), std::ref(relate), std::ref(finish)})
+    if (part.bytes > 0) cost.parts.push_back(std::move(part));
   return cost;
 }
 

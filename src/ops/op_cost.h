@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "ops/batch.h"
@@ -14,13 +15,16 @@
 
 namespace perigee {
 
-// A piece of an op that a backend may run as kernels of its own. `label` is what such a backend calls these launches
-// (OpObserver::launched); where several parts share a label, they are the first, second ... launch of that label.
+// A piece of an op that a backend may run as kernels of its own. `labels` are what such a backend calls these launches
+// (OpObserver::launched), with | between; where several parts share a label, they are the first, second ... launch of
+// that label.
 struct CostPart {
-  const char* label = "";
+  const char* labels = "";
   std::string what;  // for readers: "q", "experts: down"
   int64_t bytes = 0;
   double flops = 0;
+
+  bool has_label(std::string_view label) const;
 };
 
 struct OpCost {
