@@ -1,7 +1,7 @@
-"""Data generator of tiny-k2: samples, proof of the split, evaluation sets.
+"""Data generator of both models: samples, proof of the split, evaluation sets.
 
     python3 data.py --sample 3          print training documents
-    python3 data.py --check             prove that training and evaluation share no pair
+    python3 data.py --check             prove that training and evaluation share no pair; sources of retrieved digits
     python3 data.py --make-eval DIR     write the evaluation sets (same bytes every time)
     python3 data.py --make-eval DIR --full-text   also write the long retrieval prompts
     python3 data.py --make-lm-eval DIR  write the documents of the lm_eval task
@@ -134,6 +134,20 @@ def lm_eval_sets():
             "fewshot": lm_eval_documents(44, ids, False, EVAL_SEED + 7)}
 
 
+def check_lookups(rows):
+    """Every retrieved digit of training rows has its source in the text."""
+    here = os.path.dirname(os.path.abspath(__file__))
+    builder = documents.RowBuilder(bpe.Tokenizer(os.path.join(here, "../../models/tiny-k2/tiktoken.model")))
+    digits, found = {builder.tokenizer.ranks[b"%d" % digit] for digit in range(10)}, 0
+    for seed in range(rows):
+        row, labels = builder.retrieval_row(random.Random(seed), 1024)
+        lookups = builder.lookups(row, labels)
+        assert [at for at, _ in lookups] == [at for at, label in enumerate(labels) if label in digits]
+        assert all(source < at and row[source] == labels[at] for at, source in lookups)
+        found += len(lookups)
+    print("    %d retrieved digits of training rows, each with its source" % found)
+
+
 def check(samples):
     """Proves the split: by the rule and on a large draw."""
     sets = eval_sets(False)
@@ -153,6 +167,7 @@ def check(samples):
           % (len(gsm), len(eval_keys), held_out, len(tools)))
     print("    none among %d training pairs and %d training calls drawn"
           % (len(train_keys), len(train_calls)))
+    check_lookups(50)
 
 
 def vocabulary(path):

@@ -197,3 +197,16 @@ class RowBuilder:
             self._append(row, labels, doc)
         pad = max(0, length - len(row))
         return (row + [bpe.PAD] * pad)[:length], (labels + [IGNORE] * pad)[:length]
+
+    def lookups(self, row, labels):
+        """(position, source) of every supervised digit in a retrieval row: its token in the text's record."""
+        ranks, found, noun, out = self.tokenizer.ranks, {}, 0, []
+        of, verb, digits = ranks[b" of"], ranks[b" is"], range(ranks[b"0"], ranks[b"9"] + 1)
+        for at in range(3, len(row)):
+            if row[at] == verb and row[at - 3] == of:
+                noun = at - 1
+                # A key's first " of KEY is" in the row stands in its record.
+                found.setdefault((row[noun - 1], row[noun]), noun)
+            if labels[at] in digits:
+                out.append((at, found[row[noun - 1], row[noun]] + at + 1 - noun))
+        return out

@@ -63,6 +63,10 @@ def route(x, gate, bias, config):
     return weights * config["routed_scaling_factor"], mask
 
 
+# Heads of every MLA layer that the guided training of retrieval teaches where to look.
+GUIDED_HEADS = 2
+
+
 class MlaAttention(nn.Module):
     def __init__(self, config):
         super().__init__()
@@ -75,20 +79,9 @@ class MlaAttention(nn.Module):
         self.kv_a, self.kv_a_norm = matrix(rank + dr, h), ones(rank)
         self.kv_b = matrix(heads * (dn + dv), rank)
         self.o = matrix(h, heads * dv, gain=output_gain(config))
-        if not q_rank:
-            self.tie_queries()
         cos, sin = rope_tables(config)
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
-
-    @torch.no_grad()
-    def tie_queries(self):
-        """Start values: a query is its own token's key, so that similar tokens find each other."""
-        c = self.config
-        heads, dn, rank = c["num_attention_heads"], c["qk_nope_head_dim"], c["kv_lora_rank"]
-        per_head = self.q_b.view(heads, -1, c["hidden_size"])
-        per_head[:, :dn] = self.kv_b.view(heads, -1, rank)[:, :dn] @ self.kv_a[:rank]
-        per_head[:, dn:] = self.kv_a[rank:]
 
     def arrange(self, x, rows):
         return x
@@ -111,6 +104,21 @@ class MlaAttention(nn.Module):
         q, k, v = (t.unflatten(0, (rows, -1)).transpose(1, 2) for t in parts)
         out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=self.scale)
         return out.transpose(1, 2).flatten(0, 1).flatten(1)
+
+    def guidance(self, parts, rows, lookups):
+        """Mean cross-entropy of the first heads' attention against the token that each lookup must find.
+
+        parts as for mix; lookups [rows, n, 2]: a position and its source at or before it, -1 where there is none.
+        """
+        q, k = (t[:, :GUIDED_HEADS].unflatten(0, (rows, -1)).transpose(1, 2) for t in parts[:2])
+        at, source = lookups.clamp_min(0)[:, None].expand(-1, GUIDED_HEADS, -1, -1).unbind(-1)
+        q = q.gather(2, at[..., None].expand(-1, -1, -1, q.shape[-1]))
+        scores = (q @ k.transpose(-1, -2)).float() * self.scale
+        later = torch.arange(k.shape[2], device=k.device) > at[..., None]
+        scores = scores.masked_fill(later, float("-inf"))
+        loss = scores.logsumexp(-1) - scores.gather(-1, source[..., None]).squeeze(-1)
+        valid = (lookups[..., 1] >= 0)[:, None].expand_as(loss)
+        return (loss * valid).sum() / valid.sum().clamp_min(1)
 
     def finish(self, attended):
         return linear(attended, self.o)
@@ -172,16 +180,19 @@ class TinyKimi(nn.Module):
         self.before = torch.compile(Layer.before_attention, dynamic=False)
         self.after = torch.compile(Layer.after_attention, dynamic=False)
 
-    def forward(self, tokens):
-        """tokens [rows, length] → normed hidden states [rows * length, H], expert loads."""
+    def forward(self, tokens, lookups=None):
+        """tokens [rows, length] → normed hidden states [rows * length, H], expert loads, guidance losses of the MLA
+        layers (none without lookups)."""
         rows, length = tokens.shape
         positions = torch.arange(length, device=tokens.device).repeat(rows)
         x = F.embedding(tokens.flatten(), self.embed.to(torch.bfloat16))
-        loads = []
+        loads, guidance = [], []
         for layer in self.layers:
             attention = layer.attention
-            mixed = attention.mix(self.before(layer, attention.arrange(x, rows), positions), rows)
-            x, load = self.after(layer, x, mixed)
+            parts = self.before(layer, attention.arrange(x, rows), positions)
+            if lookups is not None and isinstance(attention, MlaAttention):
+                guidance.append(attention.guidance(parts, rows, lookups))
+            x, load = self.after(layer, x, attention.mix(parts, rows))
             if load is not None:
                 loads.append(load)
-        return rms_norm(x, self.norm, self.config["rms_norm_eps"]), loads
+        return rms_norm(x, self.norm, self.config["rms_norm_eps"]), loads, guidance

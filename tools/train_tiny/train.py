@@ -32,8 +32,10 @@ SHORT_ROW = 1024
 # teach the lookup faster.
 SCHEDULES = {
     "tiny-k2": ((0.06, (1024,), None), (0.45, (4096,), None), (1.0, (4096, 16384), None)),
-    "tiny-kimi-linear": ((0.1, (1024,), 160), (0.2, (1024,), None), (0.45, (4096,), None), (1.0, (4096, 16384), None)),
+    "tiny-kimi-linear": ((0.06, (1024,), 160), (0.12, (1024,), None), (0.4, (4096,), None), (1.0, (4096, 16384), None)),
 }
+# Weight of the loss on where MLA looks when it copies a retrieved digit.
+GUIDANCE = {"tiny-k2": 0.0, "tiny-kimi-linear": 0.3}
 SEED = 1234
 
 
@@ -44,7 +46,7 @@ def retrieval_rows(schedule, share, step):
 
 
 def make_batch(builder, step, total):
-    """(tokens, labels) of the two micro-batches, int16."""
+    """Of the two micro-batches (tokens, labels), and the second one's lookups [rows, n, 2], int16."""
     out = []
     for kind in range(2):
         rng = random.Random(SEED * 1000003 + step * 2 + kind)
@@ -52,7 +54,11 @@ def make_batch(builder, step, total):
         rows = [builder.retrieval_row(rng, length, longest) if kind else builder.short_row(rng, length)
                 for _ in range(MICRO_TOKENS // length)]
         out += [np.array([row for row, _ in rows], np.int16), np.array([labels for _, labels in rows], np.int16)]
-    return out
+    found = [builder.lookups(*row) for row in rows]
+    lookups = np.full((len(rows), max(map(len, found)), 2), -1, np.int16)
+    for at, pairs in enumerate(found):
+        lookups[at, :len(pairs)] = pairs
+    return [*out, lookups]
 
 
 def worker(queue, builder, first, stride, total):
@@ -83,9 +89,9 @@ def make_optimiser(net):
     return torch.optim.AdamW(groups, lr=1.0, betas=(0.9, 0.95), eps=1e-9, fused=torch.cuda.is_available())
 
 
-def micro_loss(net, tokens, labels):
-    """Mean loss over the supervised positions, digit accuracy, expert loads."""
-    hidden, loads = net(tokens)
+def micro_loss(net, tokens, labels, lookups=None):
+    """Mean loss over the supervised positions, digit accuracy, expert loads, guidance loss."""
+    hidden, loads, guidance = net(tokens, lookups)
     flat = labels.flatten()
     at = (flat >= 0).nonzero().squeeze(1)
     target = flat[at]
@@ -95,7 +101,7 @@ def micro_loss(net, tokens, labels):
         digit = (target >= net.digits[0]) & (target <= net.digits[1])
         right = (logits.argmax(-1) == target) & digit
         accuracy = right.sum() / digit.sum().clamp_min(1)
-    return loss, accuracy, loads
+    return loss, accuracy, loads, sum(guidance) / max(1, len(guidance))
 
 
 @torch.no_grad()
@@ -108,22 +114,22 @@ def balance(net, loads, speed):
 
 
 def train_step(net, optimiser, arrays, rate, peak):
-    device = net.embed.device
-    stats, total_loads = [], None
-    for tokens, labels in (arrays[:2], arrays[2:]):
-        tokens = torch.from_numpy(tokens).to(device, torch.int64, non_blocking=True)
-        labels = torch.from_numpy(labels).to(device, torch.int64, non_blocking=True)
-        loss, accuracy, loads = micro_loss(net, tokens, labels)
-        loss.backward()
-        stats += [loss.detach(), accuracy]
-        total_loads = loads if total_loads is None else [a + b for a, b in zip(total_loads, loads)]
+    """Loss and digit accuracy of both micro-batches, the guidance loss; summed expert loads."""
+    device, weight = net.embed.device, net.guidance
+    arrays = [torch.from_numpy(x).to(device, torch.int64, non_blocking=True) for x in arrays]
+    short, right, loads, _ = micro_loss(net, *arrays[:2])
+    short.backward()
+    lookups = arrays[4] if weight else None
+    retrieval, found, more, guidance = micro_loss(net, *arrays[2:4], lookups)
+    (retrieval + weight * guidance).backward()
+    total_loads = [a + b for a, b in zip(loads, more)]
     torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
     for group in optimiser.param_groups:
         group["lr"] = rate
     optimiser.step()
     optimiser.zero_grad(set_to_none=True)
     balance(net, total_loads, 1e-3 * rate / peak)
-    return stats, total_loads
+    return [x.detach() for x in (short, right, retrieval, found, torch.as_tensor(guidance))], total_loads
 
 
 def save_state(path, model, net, optimiser, step):
@@ -153,6 +159,7 @@ def run(args):
     torch.manual_seed(SEED)
     net = tiny.TinyKimi(configs.CONFIGS[args.model]).to(device)
     net.digits = (tokenizer.ranks[b"0"], tokenizer.ranks[b"9"])
+    net.guidance = GUIDANCE[args.model]
     optimiser = make_optimiser(net)
     if saved:
         net.load_state_dict(saved["net"])
@@ -172,10 +179,14 @@ def run(args):
             speed = args.log_every * 2 * MICRO_TOKENS / (now - logged)
             logged = now
             busiest = max((load.max() / load.mean()).item() for load in loads)
-            print("step %d short %.4f digits %.4f | retrieval(%d) %.4f digits %.4f | load %.2f | %.2f M tokens/s %.0f s"
+            print("step %d short %.4f digits %.4f | retrieval(%d) %.4f digits %.4f looks %.4f | load %.2f | %.2f M tokens/s %.0f s"
                   % (done, *values[:2], arrays[2].shape[1], *values[2:], busiest, speed / 1e6, now - start), flush=True)
+            if done == args.give_up and values[3] < 0.9:
+                raise SystemExit("retrieval is not learned")
         if args.max_seconds and time.time() - start > args.max_seconds:
             break
+    for child in multiprocessing.active_children():
+        child.kill()
     save_state(args.state, args.model, net, optimiser, done)
     print("saved %s at step %d of %d after %.0f s" % (args.state, done, args.steps, time.time() - start))
 
@@ -188,6 +199,8 @@ def main():
     parser.add_argument("--steps", type=int, default=6000, help="length of the whole schedule")
     parser.add_argument("--until", type=int, default=0, help="stop this piece at that step")
     parser.add_argument("--max-seconds", type=float, default=0, help="stop this piece after that time")
+    parser.add_argument("--give-up", type=int, default=0, help="fail at that step (a logged one) if under 90 %% of the "
+                        "retrieved digits are right")
     parser.add_argument("--rate", type=float, default=2e-3)
     parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 2))
     parser.add_argument("--log-every", type=int, default=50)
