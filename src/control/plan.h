@@ -16,6 +16,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "base/ids.h"
@@ -118,6 +119,8 @@ struct RowResult {
 struct StepResult {
   StepId step;
   std::vector<RowResult> rows;  // one per plan row, in the plan's order
+  // Not empty: the device is lost, with what was being done where. There are no rows, and no result follows.
+  std::string device_lost = {};
 };
 
 enum class FinishReason { kStop, kLength, kCancelled, kDeadline, kError };

@@ -53,6 +53,7 @@ struct Engine::Impl {
   std::atomic<int64_t> next_request{0};
   std::atomic<int64_t> live_choices{0};
   std::atomic<bool> stopping{false};
+  std::atomic<bool> lost{false};  // the device
   std::thread thread;
 
   // Engine thread only.
@@ -75,6 +76,7 @@ struct Engine::Impl {
   void dispatch_updates();
   void deliver(SequenceUpdate&& update);
   void end_all(const std::string& why);
+  void lose_device(const std::string& why);
   void publish_stats(double host_s, bool stepped);
 };
 
@@ -139,6 +141,7 @@ void Engine::shutdown() {
 Result<RequestId> Engine::submit(EngineRequest request, OutputSink sink) {
   CHECK(request.n >= 1 && request.prompt != nullptr && !request.prompt->empty(), "an unvalidated request");
   if (impl_->stopping) return Error(Code::kUnavailable, "the engine is shutting down");
+  if (impl_->lost) return Error(Code::kDeviceLost, "the device is lost");
   const auto num_prompt = static_cast<int64_t>(request.prompt->size());
   if (!impl_->scheduler->fits(num_prompt, request.sampling.max_tokens))
     return bad_input(str_cat("a prompt of ", num_prompt, " tokens and max_tokens ", request.sampling.max_tokens,
@@ -205,12 +208,21 @@ void Engine::Impl::run() {
 
 void Engine::Impl::handle(Message&& message) {
   if (auto* result = std::get_if<StepResult>(&message)) {
-    scheduler->apply(*result);
+    if (result->device_lost.empty())
+      scheduler->apply(*result);
+    else
+      lose_device(result->device_lost);
   } else if (auto* submitted = std::get_if<SubmitMessage>(&message)) {
     submit(std::move(*submitted));
   } else if (auto* cancelled = std::get_if<CancelMessage>(&message)) {
     cancel(*cancelled);
   }
+}
+
+void Engine::Impl::lose_device(const std::string& why) {
+  lost = true;
+  end_all(str_cat("device_lost: ", why));
+  if (config.on_device_lost) config.on_device_lost(why);
 }
 
 void Engine::Impl::submit(SubmitMessage&& message) {
@@ -252,6 +264,7 @@ void Engine::Impl::cancel(const CancelMessage& message) {
 }
 
 void Engine::Impl::emit_plans() {
+  if (lost) return end_all("device_lost");  // what was submitted meanwhile
   while (std::optional<StepPlan> plan = scheduler->next_plan(system_clock().now_s())) {
     note_plan(*plan);
     worker->submit(std::move(*plan));

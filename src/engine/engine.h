@@ -33,6 +33,9 @@ struct EngineConfig {
   int32_t checkpoint_turn_blocks = SchedulerConfig().checkpoint_turn_blocks;
   bool deterministic = false;
   bool selfcheck = false;  // check_integrity() after every step
+  // Called on the engine thread when a device is lost and every choice has got an error. Nothing can be submitted after
+  // that; the process should end with code 70.
+  std::function<void(const std::string& why)> on_device_lost = {};
 };
 
 struct EngineRequest {
@@ -85,8 +88,8 @@ class Engine {
   static Result<std::unique_ptr<Engine>> create(const EngineConfig& config);
   ~Engine();
 
-  // kExhausted: the queue is full. kBadInput: can never fit (message has the numbers). The sink is called until every
-  // choice has finished, also after cancel(), and never after that.
+  // kExhausted: the queue is full. kBadInput: can never fit (message has the numbers). kDeviceLost. The sink is called
+  // until every choice has finished, also after cancel(), and never after that.
   Result<RequestId> submit(EngineRequest request, OutputSink sink);
 
   // Ends one choice (kStop: the server saw a stop string) or all of them (choice -1). Unknown ids are ignored.

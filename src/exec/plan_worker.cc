@@ -51,6 +51,10 @@ void PlanWorker::end() {
   if (thread_.joinable()) thread_.join();
 }
 
+void PlanWorker::lose_device(StepId step, const std::string& why) const {
+  on_result_({.step = step, .rows = {}, .device_lost = str_cat(why, ", in step ", step, " of rank 0")});
+}
+
 const Batch& PlanWorker::build(const StepPlan& plan) {
   const double begin = system_clock().now_s();
   for (const SequenceStart& start : plan.starts) slots_->start(start);

@@ -42,6 +42,8 @@ class PlanWorker : public Worker {
 
   // Starts, block appends and the batch of a plan; its time is last_build_us(). Valid until the next call.
   const Batch& build(const StepPlan& plan);
+  // Tells so in place of the step's result. Nothing may be computed or told after it.
+  void lose_device(StepId step, const std::string& why) const;
   // What steps outside of graphs run on.
   Ops& step_ops() const { return observed_ ? *observed_ : *ops_; }
   int64_t page_pool_bytes() const { return num_pages_ * layout_.page_bytes(); }

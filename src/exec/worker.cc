@@ -47,7 +47,10 @@ Result<std::unique_ptr<Worker>> HostWorker::create(const WorkerConfig& config, O
 }
 
 void HostWorker::run() {
-  while (std::optional<StepPlan> plan = plans_.pop()) execute(*plan);
+  while (std::optional<StepPlan> plan = plans_.pop()) {
+    if (plan->step.value == config_.fail_at_step) return lose_device(plan->step, "a test's fault");
+    execute(*plan);
+  }
 }
 
 void HostWorker::execute(const StepPlan& plan) {

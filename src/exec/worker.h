@@ -29,6 +29,7 @@ struct WorkerConfig {
   bool deterministic = false;
   bool allow_amx = true;  // false forces a slower instruction set (tests)
   bool allow_avx512 = true;
+  int64_t fail_at_step = -1;       // tests: the device is lost in this step; < 0: never
   OpObserver* observer = nullptr;  // of the model's ops (ops/observed_ops.h); none costs nothing
 };
 

@@ -83,6 +83,7 @@ void add_scheduler_options(Options& options) {
               group);
   options.add_switch("deterministic", false, "same bits for a request whatever runs beside it, cached or not", group);
   options.add_switch("selfcheck", false, "check the books after every step", group);
+  options.add("fail-at-step", "-1", "for tests: the device is lost in this step; -1: never", group);
 }
 
 }  // namespace
@@ -140,6 +141,7 @@ Result<EngineConfig> engine_config(const Options& options) {
                  str_cat("--kv-cache-dtype must be auto or bf16 in this version, not \"", dtype, "\""),
                  "kv-cache-dtype");
 
+  ASSIGN_OR_RETURN(config.worker.fail_at_step, options.integer("fail-at-step", -1, int64_t{1} << 62));
   ASSIGN_OR_RETURN(const int64_t threads, options.integer("threads", 0, 1024));
   config.worker.num_threads = load.num_threads = static_cast<int>(threads);
   ASSIGN_OR_RETURN(config.worker.cache_bytes, options.bytes("kv-cache-memory-bytes"));

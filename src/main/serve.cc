@@ -1,4 +1,7 @@
 // `perigee serve MODEL`: opens the port, loads the model, serves until SIGTERM, drains.
+#include <unistd.h>
+
+#include <atomic>
 #include <csignal>
 #include <cstdio>
 #include <thread>
@@ -16,6 +19,7 @@ namespace {
 
 constexpr int kUsageError = 2;
 constexpr int kStartFailed = 1;
+constexpr int kDeviceLost = 70;
 
 void add_server_options(Options& options) {
   const char* group = "Server";
@@ -98,8 +102,7 @@ void log_sizes(const Engine& engine, double seconds) {
            " tokens per request: ", static_cast<double>(engine.num_pages()) / static_cast<double>(pages), "x");
 }
 
-int serve_until_signal(const Options& options, const ServerConfig& server_settings,
-                       const EngineConfig& engine_settings) {
+int serve_until_signal(const Options& options, const ServerConfig& server_settings, EngineConfig engine_settings) {
   const sigset_t signals = block_signals();
   auto server = Server::start(server_settings, nullptr);
   if (!server.ok()) {
@@ -107,6 +110,12 @@ int serve_until_signal(const Options& options, const ServerConfig& server_settin
     return kStartFailed;
   }
   log_info("listening on http://", server_settings.host, ":", (*server)->port(), ", loading ", options.text("model"));
+  std::atomic<bool> lost{false};
+  engine_settings.on_device_lost = [&lost](const std::string& why) {
+    log_error("device lost: ", why);
+    lost = true;
+    kill(getpid(), SIGTERM);  // ends the wait below; every stream has got its error
+  };
   const double begin = system_clock().now_s();
   auto engine = Engine::create(engine_settings);
   if (!engine.ok()) {
@@ -120,10 +129,15 @@ int serve_until_signal(const Options& options, const ServerConfig& server_settin
 
   int signal = 0;
   sigwait(&signals, &signal);
+  if (lost) {
+    (*server)->drain_and_stop();
+    std::_Exit(kDeviceLost);  // nothing that belongs to the device can be given back
+  }
   log_info(signal == SIGTERM ? "SIGTERM" : "SIGINT", "; a second signal stops at once");
-  std::thread impatient([&signals] {
+  std::thread impatient([&signals, &lost] {
     int second = 0;
     sigwait(&signals, &second);
+    if (lost) std::_Exit(kDeviceLost);
     log_warning("second signal: stopping now");
     std::_Exit(0);
   });

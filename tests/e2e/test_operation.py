@@ -52,6 +52,29 @@ def test_sigterm_drains(launch):
     assert server.process.wait(20) == 0
 
 
+def test_a_lost_device_ends_streams_with_an_error_and_the_process_with_70(launch):
+    server = launch("--fail-at-step", "20")
+    replies = []
+
+    def stream():
+        connection = server.connection(60)
+        body = {"model": MODEL, "prompt": [300, 301], "max_tokens": 400, "ignore_eos": True, "stream": True}
+        connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+        replies.append(connection.getresponse().read().decode())
+
+    threads = [threading.Thread(target=stream) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert server.process.wait(20) == 70
+    assert len(replies) == 3
+    for reply in replies:
+        error = [line for line in reply.splitlines() if line.startswith("data: ") and '"error"' in line][-1]
+        message = json.loads(error[len("data: "):])["error"]["message"]
+        assert "device_lost" in message and "in step 20 of rank 0" in message, message
+
+
 def test_api_key_guards_every_route(launch):
     server = launch("--api-key", "secret")
     for path in ("/v1/models", "/version", "/tokenizer_info"):

@@ -51,6 +51,7 @@ class CudaWorker final : public PlanWorker {
   std::unique_ptr<DecodeGraphs> graphs_;
   std::deque<StepInFlight> in_flight_;
   int32_t turn_ = 0;
+  bool lost_ = false;        // the device: nothing is computed any more
   int64_t allocations_ = 0;  // when the worker was ready
 };
 
@@ -126,7 +127,7 @@ Status CudaWorker::run_padding(std::span<const SequenceRows> sequences) {
 void CudaWorker::run() {
   CHECK(select_device(0).ok());
   constexpr auto kPoll = std::chrono::microseconds(2);
-  while (true) {
+  while (!lost_) {
     std::optional<StepPlan> plan = in_flight_.empty() ? plans_.pop() : plans_.try_pop();
     if (plan) {
       start(std::move(*plan));
@@ -158,12 +159,14 @@ void CudaWorker::start(StepPlan plan) {
   cuda_ok(build_batch(packed, arrays_->slots(), arrays_->batch(), std::max(bucket, packed.num_rows), stream()),
           "building a batch");
   build_us_.store((system_clock().now_s() - begin) * 1e6, std::memory_order_relaxed);
+  if (plan.step.value == config_.fail_at_step) cuda_ok(break_device(stream()), "breaking the device");
   const Tensor logits = bucket > 0 ? graphs_->launch(bucket, stream()) : forward(host, logit_rows);
   for (size_t i = 0; i < plan.rows.size(); ++i)
     slots_->advance(plan.rows[i].slot, plan.rows[i].num_tokens, host.sequences[i].commit_all);
   if (std::any_of(plan.rows.begin(), plan.rows.end(), [](const PlanRow& row) { return row.masked; })) {
     // A grammar advances by the results before, and the masks' memory is free once those are there.
     while (!in_flight_.empty()) finish();
+    if (lost_) return;
     sampling_->upload_masks(plan, masks_);
   }
   sampling_->run(step.asked, logits, turn_);
@@ -192,8 +195,11 @@ void CudaWorker::finish() {
   StepInFlight step = std::move(in_flight_.front());
   in_flight_.pop_front();
   done_[static_cast<size_t>(step.turn)].wait();
-  const Status status = device_status();
-  CHECK(status.ok(), "device lost in step ", step.plan.step, ", rank 0: ", status.error().message);
+  if (const Status status = device_status(); !status.ok()) {
+    lost_ = true;
+    in_flight_.clear();
+    return lose_device(step.plan.step, status.error().message);
+  }
   CHECK(num_device_allocations() == allocations_, "memory was reserved after the start, in step ", step.plan.step);
   StepResult result{.step = step.plan.step, .rows = sampling_->result(step.plan, step.asked, step.turn)};
   masks_.drop(step.plan.step);

@@ -101,7 +101,16 @@ __global__ void count_kernel(uint32_t* counts, uint32_t* seen, int64_t count_wor
   }
 }
 
+__global__ void trap_kernel() {
+  asm volatile("trap;");
+}
+
 }  // namespace
+
+cudaError_t break_device(cudaStream_t stream) {
+  trap_kernel<<<1, 1, 0, stream>>>();
+  return cudaGetLastError();
+}
 
 cudaError_t start_states(const PlanArrays& plan, const SlotArrays& slots, const RawPages& pool, cudaStream_t stream) {
   if (plan.num_starts == 0 || slots.state_width == 0) return cudaSuccess;

@@ -32,6 +32,8 @@ cudaError_t apply_deltas(const PlanArrays& plan, const SlotArrays& slots, cudaSt
 // sequence has one row). Moves the slots' lengths on.
 cudaError_t build_batch(const PlanArrays& plan, const SlotArrays& slots, const BatchArrays& batch, int32_t padded_rows,
                         cudaStream_t stream);
+// A kernel that ends the device's context with an error: for tests of what follows.
+cudaError_t break_device(cudaStream_t stream);
 // Counts of a slot that starts: tokens[0 ... num_prompt) as seen, the rest also as sampled.
 cudaError_t count_tokens(const SlotArrays& slots, int32_t slot, const int32_t* tokens, int32_t num_tokens,
                          int32_t num_prompt, cudaStream_t stream);
