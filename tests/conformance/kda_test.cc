@@ -337,8 +337,8 @@ TEST(Kda, ConvolutionTapsAreStackedByTap) {
 }
 
 // A KDA layer from hidden states, with projections: outputs of one prefill.
-std::vector<float> run_layer(Ops& ops, const KdaWorld& world) {
-  constexpr int64_t kHidden = 96, kTokens = 37;
+std::vector<float> run_layer(Ops& ops, const KdaWorld& world, int32_t num_tokens) {
+  constexpr int64_t kHidden = 96;
   const int64_t heads = world.weights.shape.heads;
   std::vector<std::vector<uint16_t>> kept;
   const auto matrix = [&](int64_t out, int64_t in) {
@@ -355,18 +355,18 @@ std::vector<float> run_layer(Ops& ops, const KdaWorld& world) {
   w.g_b = matrix(heads * 128, 128);
   for (VectorWeight* v : {&w.conv, &w.a, &w.dt_bias, &w.o_norm}) *v = ops.pack_vector(*v);
   const KdaMemory memory(w.shape, 1, kKdaRing, ops.on_device() ? &ops : nullptr);
-  const SequenceRows rows{.num_tokens = kTokens, .state_pages = memory.pages(0), .commit_all = true};
+  const SequenceRows rows{.num_tokens = num_tokens, .state_pages = memory.pages(0), .commit_all = true};
   Batch batch;
   batch.sequences = {&rows, 1};
   ops.begin_step();
   const PlacedBatch placed(batch, ops, memory.pages_each());
   std::vector<uint16_t> narrow;
   std::vector<float> wide;
-  for (int64_t i = 0; i < kTokens * kHidden; ++i) {
+  for (int64_t i = 0; i < num_tokens * kHidden; ++i) {
     narrow.push_back(f32_to_bf16(2 * random_unit(99, static_cast<uint64_t>(i)) - 1));
     wide.push_back(bf16_to_f32(narrow.back()));
   }
-  const Tensor x = ops.arena().tensor(ops.wide_dtype(), kTokens, kHidden);
+  const Tensor x = ops.arena().tensor(ops.wide_dtype(), num_tokens, kHidden);
   const bool f32 = x.dtype == DType::kF32;
   ops.copy(x.data, f32 ? static_cast<void*>(wide.data()) : narrow.data(), wide.size() * (f32 ? 4 : 2));
   const Tensor y = ops.kda(x, w, placed.batch(), memory.layer);
@@ -383,10 +383,10 @@ std::vector<float> run_layer(Ops& ops, const KdaWorld& world) {
 
 // Every path against ref.
 TEST(Kda, LayerIsThatOfRef) {
-  for (const int64_t heads : {3, 8}) {
+  for (const auto& [heads, num_tokens] : {std::pair<int64_t, int32_t>{3, 37}, {8, 37}, {8, 5}}) {
     const KdaWorld world(heads, KdaInputStyle::kPlain);
-    const std::vector<float> wanted = run_layer(*make_ref_ops(), world);
-    ASSERT_EQ(wanted.size(), static_cast<size_t>(37 * heads * 128));
+    const std::vector<float> wanted = run_layer(*make_ref_ops(), world, num_tokens);
+    ASSERT_EQ(wanted.size(), static_cast<size_t>(num_tokens * heads * 128));
     std::vector<Result<std::unique_ptr<Ops>>> all;
     all.push_back(make_cpu_ops({.num_threads = 2}));
     all.push_back(make_cpu_ops({.num_threads = 2, .allow_amx = false}));
@@ -395,7 +395,7 @@ TEST(Kda, LayerIsThatOfRef) {
     for (const auto& ops : all) {
       if (!ops.ok()) continue;
       Error error;
-      error.add(run_layer(**ops, world), {wanted.begin(), wanted.end()});
+      error.add(run_layer(**ops, world, num_tokens), {wanted.begin(), wanted.end()});
       EXPECT_LE(error.relative(), (*ops)->wide_dtype() == DType::kF32 ? 1e-4 : 1e-2) << (*ops)->name();
     }
   }

@@ -51,6 +51,7 @@ class CudaOps final : public Ops {
   Tensor mla_in(const Tensor& x, const MlaWeights& w, const Batch& batch, const LatentLayer& cache) override;
   Tensor mla_attend(const Tensor& q, const MlaUpWeight& up, const MlaShape& shape, const Batch& batch,
                     const LatentLayer& cache) override;
+  Tensor kda(const Tensor& x, const KdaWeights& w, const Batch& batch, const StateLayer& state) override;
   Tensor kda_attend(const KdaInputs& in, const KdaWeights& w, const Batch& batch, const StateLayer& state) override;
   Routing route(const Tensor& x, const RouterWeight& router) override;
   Tensor moe_experts(const Tensor& x, const Routing& routing, const ExpertWeights& experts) override;

@@ -54,7 +54,10 @@ struct KdaPieces {
   int32_t count = 0, num_slots = 0;
   KdaPiece pieces[kKdaMaxPieces];
   void* scratch = nullptr;  // kda_scratch_bytes(num_slots, heads)
-  float* out = nullptr;     // [n, heads * 128], before the norm
+  // The kernel before in the stream is the kda_carry of other pieces of this call, with other scratch memory:
+  // kda_relate does not wait for it.
+  bool beside_carry = false;
+  float* out = nullptr;  // [n, heads * 128], before the norm
 };
 
 int64_t kda_scratch_bytes(int64_t num_slots, int64_t heads);

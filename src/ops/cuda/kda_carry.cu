@@ -10,7 +10,7 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kTail = kKdaTaps - 1;
-constexpr int kManyStages = 3;  // chunks under way and in use, where shared memory has room for them; else one
+constexpr int kManyStages = 2;  // chunks under way and in use, where shared memory has room for them; else one
 constexpr int kStageBytes = kKdaSharedBytes + kKdaSliceBytes;
 static_assert(kStageBytes % 16 == 0 && kKdaSharedBytes % 16 == 0 && kKdaSlice == 32 && kKdaChunk == 32);
 
@@ -256,7 +256,7 @@ __device__ void write_tail(const Chunks& c, int position, const float* tail, flo
 }
 
 template <int kStages>
-__global__ __launch_bounds__(kThreads, 1) void carry_kernel(const __grid_constant__ KdaCall call,
+__global__ __launch_bounds__(kThreads, 2) void carry_kernel(const __grid_constant__ KdaCall call,
                                                             const __grid_constant__ KdaPieces pieces) {
   extern __shared__ __align__(128) uint8_t memory[];
   auto& shared = *reinterpret_cast<Shared<kStages>*>(memory);

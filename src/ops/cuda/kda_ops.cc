@@ -21,6 +21,37 @@ void check_shapes(const KdaInputs& in, const KdaWeights& w, const Batch& batch, 
 
 }  // namespace
 
+// Of few rows, decay and output gate, two products of the same shape, are one launch.
+Tensor CudaOps::kda(const Tensor& x, const KdaWeights& w, const Batch& batch, const StateLayer& state) {
+  if (x.rows > kMaxSkinnyRows) return Ops::kda(x, w, batch, state);
+  const int64_t dim = w.shape.dim, width = w.shape.width();
+  const Tensor gates = linear(x, w.gates, DType::kBF16);  // f_a | g_a | b
+  const Tensor qkv = linear(x, w.qkv, DType::kF32);
+  const Tensor a_and_z = arena_.tensor(DType::kF32, 2 * x.rows, width);
+  const auto& decay = static_cast<const CudaMatrix&>(*w.f_b.packed);
+  const auto& gate = static_cast<const CudaMatrix&>(*w.g_b.packed);
+  multiply({.weight = decay.data.data(),
+            .weight_stride = gate.data.data() - decay.data.data(),
+            .x = gates.row<const uint16_t>(0),
+            .x_stride = gates.row_stride,
+            .x_head = dim,
+            .y = a_and_z.data,
+            .y_stride = width,
+            .y_head = x.rows * width,
+            .rows = static_cast<int32_t>(x.rows),
+            .heads = 2,
+            .out = static_cast<int32_t>(width),
+            .in = static_cast<int32_t>(dim),
+            .chunks = static_cast<int32_t>(decay.padded_in / 128),
+            .output = GemmOutput::kF32},
+           "kda gates");
+  const KdaInputs in{.qkv = qkv,
+                     .a = a_and_z.row_range(0, x.rows),
+                     .b = gates.columns(2 * dim, w.shape.heads),
+                     .z = a_and_z.row_range(x.rows, x.rows)};
+  return kda_attend(in, w, batch, state);
+}
+
 Tensor CudaOps::kda_attend(const KdaInputs& in, const KdaWeights& w, const Batch& batch, const StateLayer& state) {
   check_shapes(in, w, batch, state);
   const Tensor y = arena_.tensor(DType::kBF16, in.qkv.rows, w.shape.width());
@@ -43,24 +74,26 @@ Tensor CudaOps::kda_attend(const KdaInputs& in, const KdaWeights& w, const Batch
   return y;
 }
 
-// Prefills in chunk form, as many chunks in one go as the scratch memory holds.
+// Prefills in chunk form, kKdaMaxChunks at a time: while the state goes through some, the relations of the next are
+// computed, in the other half of the scratch memory.
 void CudaOps::run_prefills(const KdaCall& call, const Batch& batch) {
-  const auto is_prefill = [](const SequenceRows& s) { return s.commit_all; };
-  if (std::none_of(batch.sequences.begin(), batch.sequences.end(), is_prefill)) return;
-  const ArenaScope scope(arena_);
   int64_t slots = 0;
   for (const SequenceRows& s : batch.sequences)
-    if (is_prefill(s)) slots += kda_max_chunks(s.num_tokens);
-  KdaPieces pieces{.scratch = arena_.allocate(
-                       static_cast<size_t>(kda_scratch_bytes(std::min<int64_t>(slots, kKdaMaxChunks), call.heads))),
-                   .out = arena_.array<float>(call.y.rows * call.y.cols).data()};
+    if (s.commit_all) slots += kda_max_chunks(s.num_tokens);
+  if (slots == 0) return;
+  const ArenaScope scope(arena_);
+  const auto bytes = static_cast<size_t>(kda_scratch_bytes(std::min<int64_t>(slots, kKdaMaxChunks), call.heads));
+  void* const scratch[] = {arena_.allocate(bytes), slots > kKdaMaxChunks ? arena_.allocate(bytes) : nullptr};
+  KdaPieces pieces{.scratch = scratch[0], .out = arena_.array<float>(call.y.rows * call.y.cols).data()};
   const auto run = [&] {
     check(kda_relate(call, pieces, stream()), "kda_relate");
     check(kda_carry(call, pieces, stream()), "kda_carry");
     pieces.count = pieces.num_slots = 0;
+    pieces.beside_carry = true;
+    pieces.scratch = scratch[pieces.scratch == scratch[0] ? 1 : 0];
   };
   for (size_t i = 0; i < batch.sequences.size(); ++i) {
-    if (!is_prefill(batch.sequences[i])) continue;
+    if (!batch.sequences[i].commit_all) continue;
     const auto chunks = static_cast<int32_t>(kda_max_chunks(batch.sequences[i].num_tokens));
     for (int32_t first = 0; first < chunks;) {
       const int32_t count = std::min(chunks - first, kKdaMaxChunks - pieces.num_slots);

@@ -311,12 +311,8 @@ __device__ void write_values(const Chunk& c, const Shared& shared, const float* 
   }
 }
 
-__global__ __launch_bounds__(kThreads, 2) void relate_kernel(const __grid_constant__ KdaCall call,
-                                                             const __grid_constant__ KdaPieces pieces) {
-  extern __shared__ __align__(16) uint8_t memory[];
-  Shared& shared = *reinterpret_cast<Shared*>(memory);
-  dependency_wait();
-  dependency_trigger();
+// The chunk in slot blockIdx.y of head blockIdx.x.
+__device__ void relate_chunk(const KdaCall& call, const KdaPieces& pieces, Shared& shared) {
   const int head = blockIdx.x, slot = blockIdx.y;
   int p = 0;
   while (p + 1 < pieces.count && slot >= pieces.pieces[p + 1].first_slot) ++p;
@@ -346,6 +342,17 @@ __global__ __launch_bounds__(kThreads, 2) void relate_kernel(const __grid_consta
   __syncthreads();
   if (threadIdx.x / 32 == 0) invert(shared, data);
   write_values(c, shared, unit, at, data);
+}
+
+__global__ __launch_bounds__(kThreads, 2) void relate_kernel(const __grid_constant__ KdaCall call,
+                                                             const __grid_constant__ KdaPieces pieces) {
+  extern __shared__ __align__(16) uint8_t memory[];
+  if (!pieces.beside_carry) {
+    dependency_wait();
+    dependency_trigger();
+  }
+  relate_chunk(call, pieces, *reinterpret_cast<Shared*>(memory));
+  if (pieces.beside_carry) dependency_wait();  // complete no earlier than the kernel before, as all others
 }
 
 }  // namespace

@@ -1,0 +1,206 @@
+// Kimi Delta Attention on one GPU, 32 heads: microseconds of CudaOps::kda_attend for a layer (convolution, gates,
+// recurrence, output norm, ring), cold memory: every call of a captured graph works on another layer's states, several
+// times the L2 together. A figure is the median of 11 replays, divided by the calls of one.
+//
+//   cuda_kda_bench [substring]     rows whose name holds it
+//
+// Bytes counted, each once. Step: the state and the convolution's tail read and written, the ring written and read,
+// inputs, outputs. Prefill: inputs and outputs.
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "ops/cuda/backend.h"
+#include "ops/cuda/kda.h"
+
+namespace perigee {
+namespace {
+
+constexpr double kRate = 4.5e12;  // bytes/s an H200 was seen to move (facts of the project)
+constexpr int kReplays = 11;
+constexpr int kHeads = 32, kRing = 4;
+constexpr int64_t kWidth = kHeads * kKdaDim;
+
+void must(cudaError_t error) {
+  if (error == cudaSuccess) return;
+  std::fprintf(stderr, "CUDA: %s\n", cudaGetErrorString(error));
+  std::exit(1);
+}
+
+// Random numbers in [low, high).
+__global__ void fill(float* data, int64_t count, float low, float high) {
+  for (int64_t i = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x; i < count;
+       i += static_cast<int64_t>(gridDim.x) * blockDim.x) {
+    uint64_t z = (i + 1) * 0x9E3779B97F4A7C15ull;
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
+    data[i] = low + (high - low) * static_cast<float>(z >> 40) * 0x1p-24f;
+  }
+}
+
+float* filled(int64_t count, float low, float high) {
+  float* data = nullptr;
+  must(cudaMalloc(&data, count * sizeof(float)));
+  fill<<<1024, 256>>>(data, count, low, high);
+  return data;
+}
+
+template <typename T>
+const T* upload(const std::vector<T>& host) {
+  T* data = nullptr;
+  must(cudaMalloc(&data, host.size() * sizeof(T)));
+  must(cudaMemcpy(data, host.data(), host.size() * sizeof(T), cudaMemcpyHostToDevice));
+  return data;
+}
+
+struct Row {
+  const char* name;
+  int batch, tokens, replayed;  // sequences, new tokens of each, tokens of each that move the state first
+  bool prefill;
+};
+
+// Inputs, weights and states of one row.
+class World {
+ public:
+  World(const Row& r, CudaOps& ops) : row_(r), ops_(ops) {
+    const int64_t n = static_cast<int64_t>(r.batch) * r.tokens;
+    const auto tensor = [&](float* data, int64_t cols) {
+      return Tensor{.data = data, .dtype = DType::kF32, .rows = n, .cols = cols, .row_stride = cols};
+    };
+    in_.qkv = tensor(filled(n * 3 * kWidth, -2, 2), 3 * kWidth);
+    in_.a = tensor(filled(n * kWidth, -2, 2), kWidth);
+    in_.z = tensor(filled(n * kWidth, -2, 2), kWidth);
+    in_.b = {.data = filled(n * kHeads, 0, 0), .dtype = DType::kBF16, .rows = n, .cols = kHeads, .row_stride = kHeads};
+    weights_.shape.heads = kHeads;
+    const auto vector = [](int64_t count, float low, float high) {
+      return VectorWeight(filled(count, low, high), static_cast<size_t>(count), nullptr);
+    };
+    weights_.conv = vector(4 * 3 * kWidth, -0.6f, 0.6f);
+    weights_.a = vector(kHeads, 1, 16);
+    weights_.dt_bias = vector(kWidth, -7, -2);
+    weights_.o_norm = vector(kKdaDim, 0.5f, 1.5f);
+    place_states();
+    place_batch();
+  }
+
+  void call(int layer) {
+    state_.first_unit = layer * kHeads;
+    ops_.begin_step();
+    ops_.kda_attend(in_, weights_, batch_, state_);
+  }
+  int layers() const { return layers_; }
+
+ private:
+  void place_states() {
+    const KdaShape& shape = weights_.shape;
+    layers_ = row_.prefill ? 2 : std::clamp(640 / row_.batch, 4, 80);
+    const int64_t units = static_cast<int64_t>(layers_) * kHeads * row_.batch;
+    state_ = {.page_bytes = shape.unit_bytes() * kHeads,
+              .unit_bytes = shape.unit_bytes(),
+              .units_per_page = kHeads,
+              .ring_token_bytes = shape.ring_token_floats() * 4,
+              .ring_tokens = kRing};
+    state_.ring_slot_bytes = state_.ring_token_bytes * kRing * kHeads * layers_;
+    state_.base = reinterpret_cast<uint8_t*>(filled(units * shape.unit_bytes() / 4, -0.1f, 0.1f));
+    state_.ring = reinterpret_cast<uint8_t*>(filled(state_.ring_slot_bytes / 4 * row_.batch, -0.5f, -0.01f));
+  }
+
+  void place_batch() {
+    constexpr int32_t kPosition = 1021;
+    std::vector<int32_t> first_row, lengths, committed, commit, pages, slots, row_sequence;
+    for (int s = 0; s < row_.batch; ++s) {
+      const int32_t position = row_.prefill ? 0 : kPosition;
+      sequences_.push_back({.first_row = s * row_.tokens, .num_tokens = row_.tokens, .commit_all = row_.prefill});
+      first_row.push_back(s * row_.tokens);
+      lengths.push_back(position + row_.tokens);
+      committed.push_back(position - row_.replayed);
+      commit.push_back(row_.prefill ? lengths.back() : position);
+      slots.push_back(s);
+      for (int layer = 0; layer < layers_; ++layer) pages.push_back(layer * row_.batch + s);
+      row_sequence.insert(row_sequence.end(), static_cast<size_t>(row_.tokens), s);
+    }
+    first_row.push_back(row_.batch * row_.tokens);
+    device_ = {.first_row = upload(first_row),
+               .lengths = upload(lengths),
+               .row_sequence = upload(row_sequence),
+               .state_pages = upload(pages),
+               .state_width = layers_,
+               .slots = upload(slots),
+               .committed = upload(committed),
+               .commit = upload(commit),
+               .checkpoint_position = upload(std::vector<int32_t>(static_cast<size_t>(row_.batch), -1)),
+               .checkpoint_pages = upload(pages)};
+    batch_.sequences = sequences_;
+    batch_.device = &device_;
+  }
+
+  const Row row_;
+  CudaOps& ops_;
+  KdaInputs in_;
+  KdaWeights weights_;
+  StateLayer state_;
+  DeviceSequences device_;
+  std::vector<SequenceRows> sequences_;
+  Batch batch_;
+  int layers_ = 0;
+};
+
+double median_us(cudaGraphExec_t graph, cudaStream_t stream, int calls) {
+  cudaEvent_t begin, end;
+  must(cudaEventCreate(&begin)), must(cudaEventCreate(&end));
+  std::vector<float> times;
+  for (int i = 0; i < kReplays + 3; ++i) {
+    must(cudaEventRecord(begin, stream));
+    must(cudaGraphLaunch(graph, stream));
+    must(cudaEventRecord(end, stream));
+    must(cudaEventSynchronize(end));
+    float ms = 0;
+    must(cudaEventElapsedTime(&ms, begin, end));
+    if (i >= 3) times.push_back(ms);
+  }
+  std::nth_element(times.begin(), times.begin() + kReplays / 2, times.end());
+  return times[kReplays / 2] * 1e3 / calls;
+}
+
+void measure(const Row& r, CudaOps& ops) {
+  World world(r, ops);
+  must(cudaDeviceSynchronize());
+  world.call(0);  // its memory grows here
+  must(cudaStreamSynchronize(ops.stream()));
+  must(cudaStreamBeginCapture(ops.stream(), cudaStreamCaptureModeRelaxed));
+  for (int layer = 0; layer < world.layers(); ++layer) world.call(layer);
+  cudaGraph_t graph;
+  cudaGraphExec_t exec;
+  must(cudaStreamEndCapture(ops.stream(), &graph));
+  must(cudaGraphInstantiate(&exec, graph, 0));
+  const double us = median_us(exec, ops.stream(), world.layers());
+  const KdaShape shape{.heads = kHeads};
+  const double row_bytes = kWidth * (5 * 4 + 2.0), ring_bytes = shape.ring_token_floats() * 4.0 * kHeads;
+  double bytes = r.batch * r.tokens * row_bytes;
+  if (!r.prefill) bytes += r.batch * (2.0 * shape.unit_bytes() * kHeads + (r.tokens + r.replayed) * ring_bytes);
+  std::printf("%-36s %9.1f us %7.0f GB/s %5.0f %% of limit\n", r.name, us, bytes / us / 1e3,
+              100 * bytes / kRate * 1e6 / us);
+  std::fflush(stdout);
+  must(cudaGraphExecDestroy(exec)), must(cudaGraphDestroy(graph));
+}
+
+int main_of(const std::string& filter) {
+  must(cudaSetDevice(0));
+  CudaOps ops(CudaOptions{});
+  for (const Row& r :
+       {Row{"step B1", 1, 1, 1, false}, Row{"step B16", 16, 1, 1, false}, Row{"step B64", 64, 1, 1, false},
+        Row{"step B256", 256, 1, 1, false}, Row{"verify B1 q4, 3 replayed", 1, 4, 3, false},
+        Row{"verify B64 q4, 3 replayed", 64, 4, 3, false}, Row{"prefill 1 x 512", 1, 512, 0, true},
+        Row{"prefill 1 x 2048", 1, 2048, 0, true}, Row{"prefill 1 x 8192", 1, 8192, 0, true},
+        Row{"prefill 8 x 1024", 8, 1024, 0, true}})
+    if (std::string(r.name).find(filter) != std::string::npos) measure(r, ops);
+  return 0;
+}
+
+}  // namespace
+}  // namespace perigee
+
+int main(int argc, char** argv) {
+  return perigee::main_of(argc > 1 ? argv[1] : "");
+}
