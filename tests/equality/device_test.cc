@@ -1,15 +1,17 @@
-// The GPU gives the CPU's answers: greedy replies to the task prompts of the bundled model, up to the tie rule of
+// The GPU gives the CPU's answers: greedy replies to the task prompts of the bundled models, up to the tie rule of
 // DESIGN D10, whatever runs beside them. Skipped where there is no GPU.
+#include "tensor/cuda/device.h"
+
 #include <gtest/gtest.h>
 
 #include <condition_variable>
 #include <cstdio>
+#include <filesystem>
 #include <fstream>
 #include <mutex>
 
 #include "base/json.h"
 #include "engine/engine.h"
-#include "ops/cuda/cuda_ops.h"
 #include "text/tokenizer.h"
 
 namespace perigee {
@@ -36,10 +38,14 @@ std::vector<std::vector<int32_t>> task_prompts(const Tokenizer& tokenizer, size_
   return prompts;
 }
 
-EngineConfig config_for(Device device, bool deterministic) {
+std::string folder_of(const std::string& model) {
+  return PERIGEE_SOURCE_DIR "/models/" + model;
+}
+
+EngineConfig config_for(const std::string& model, Device device, bool deterministic) {
   EngineConfig config;
   config.worker.device = device;
-  config.worker.load.path = PERIGEE_SOURCE_DIR "/models/tiny-k2";
+  config.worker.load.path = folder_of(model);
   config.worker.cache_bytes = 512 << 20;
   config.max_sequences = 64;
   config.deterministic = deterministic;
@@ -95,25 +101,30 @@ int count_flips(const std::vector<Reply>& a, const std::vector<Reply>& b) {
   return flips;
 }
 
-TEST(DeviceEquality, TaskRepliesOfTinyK2) {
-  if (const auto ops = make_cuda_ops({}); !ops.ok()) GTEST_SKIP() << ops.error().message;
-  const auto tokenizer = Tokenizer::load(PERIGEE_SOURCE_DIR "/models/tiny-k2");
+class DeviceEquality : public testing::TestWithParam<std::string> {
+ protected:
+  void SetUp() override {
+    if (const Status gpu = select_device(0); !gpu.ok()) GTEST_SKIP() << gpu.error().message;
+  }
+};
+
+TEST_P(DeviceEquality, TaskReplies) {
+  const auto tokenizer = Tokenizer::load(folder_of(GetParam()));
   ASSERT_TRUE(tokenizer.ok());
   const auto prompts = task_prompts(**tokenizer, 520);
   ASSERT_EQ(prompts.size(), 520u);
-  const std::vector<Reply> cpu = answers(config_for(Device::kCpu, false), prompts);
-  const int flips = count_flips(cpu, answers(config_for(Device::kCuda, false), prompts));
-  const int fixed_flips = count_flips(cpu, answers(config_for(Device::kCuda, true), prompts));
+  const std::vector<Reply> cpu = answers(config_for(GetParam(), Device::kCpu, false), prompts);
+  const int flips = count_flips(cpu, answers(config_for(GetParam(), Device::kCuda, false), prompts));
+  const int fixed_flips = count_flips(cpu, answers(config_for(GetParam(), Device::kCuda, true), prompts));
   std::printf("520 greedy replies: %d leave the CPU's path at a near tie, %d in deterministic mode\n", flips,
               fixed_flips);
 }
 
-TEST(DeviceEquality, DeterministicRepliesDoNotDependOnWhoRunsBeside) {
-  if (const auto ops = make_cuda_ops({}); !ops.ok()) GTEST_SKIP() << ops.error().message;
-  const auto tokenizer = Tokenizer::load(PERIGEE_SOURCE_DIR "/models/tiny-k2");
+TEST_P(DeviceEquality, DeterministicRepliesDoNotDependOnWhoRunsBeside) {
+  const auto tokenizer = Tokenizer::load(folder_of(GetParam()));
   ASSERT_TRUE(tokenizer.ok());
   const auto prompts = task_prompts(**tokenizer, 256);
-  EngineConfig config = config_for(Device::kCuda, true);
+  EngineConfig config = config_for(GetParam(), Device::kCuda, true);
   config.max_sequences = 256;
   const std::vector<Reply> alone = answers(config, prompts, false), beside = answers(config, prompts);
   int64_t tokens = 0;
@@ -125,6 +136,19 @@ TEST(DeviceEquality, DeterministicRepliesDoNotDependOnWhoRunsBeside) {
   }
   std::printf("%lld tokens of 256 concurrent requests, all as alone\n", static_cast<long long>(tokens));
 }
+
+std::vector<std::string> bundled_models() {
+  std::vector<std::string> models;
+  for (const char* model : {"tiny-k2", "tiny-kimi-linear"})
+    if (std::filesystem::exists(folder_of(model) + "/config.json")) models.push_back(model);
+  return models;
+}
+
+INSTANTIATE_TEST_SUITE_P(, DeviceEquality, testing::ValuesIn(bundled_models()), [](const auto& info) {
+  std::string name = info.param;
+  std::erase(name, '-');
+  return name;
+});
 
 }  // namespace
 }  // namespace perigee

@@ -2,7 +2,7 @@
 //
 // On the bundled models, attention alone and hybrid: together or alone, chunked or whole, one thread or two:
 // bit-identical. Cached or cold, preempted or not: identical up to the tie rule of DESIGN D10 (counted and printed),
-// bit-identical in deterministic mode.
+// bit-identical in deterministic mode. The last two hold on a GPU as well and run there, where there is one.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -17,6 +17,7 @@
 #include "base/rng.h"
 #include "engine/engine.h"
 #include "model/mla_form.h"
+#include "tensor/cuda/device.h"
 #include "text/tokenizer.h"
 
 namespace perigee {
@@ -81,6 +82,7 @@ struct TestModel {
   int64_t tight_bytes = 0;  // of a cache in which a handful of sequences preempt each other
   // Step budgets. A hybrid's must have room for an aligned chunk beside all decode rows.
   std::vector<int32_t> budgets = {80, 128, 333};
+  Device device = Device::kCpu;
 };
 
 TestModel tiny_k2() {
@@ -106,6 +108,7 @@ EngineConfig base_config(const TestModel& model) {
   EngineConfig config;
   config.worker.load.path = model.folder;
   config.worker.load.format = model.format;
+  config.worker.device = model.device;
   config.worker.num_threads = 2;
   config.worker.cache_bytes = 256 << 20;
   config.max_sequences = 16;
@@ -341,7 +344,12 @@ TEST_P(EqualityOnTasks, PreemptedAsNotUpToTies) {
               static_cast<long long>(crowded->stats().scheduler.preemptions));
 }
 
-TEST_P(Equality, DeterministicCachedChunkedPreempted) {
+class EqualityOfDeterministic : public testing::TestWithParam<TestModel> {
+ protected:
+  const std::vector<Job> jobs = make_jobs(1, 24, 400, GetParam().vocab);
+};
+
+TEST_P(EqualityOfDeterministic, CachedChunkedPreempted) {
   EngineConfig config = base_config(GetParam());
   config.deterministic = true;
   const std::vector<Reply> reference = run(*make_engine(config), jobs, false);
@@ -371,7 +379,7 @@ TEST_P(Equality, DeterministicCachedChunkedPreempted) {
 }
 
 // A prompt that leaves another one at any block boundary goes on from there with the bits of a cold start.
-TEST_P(Equality, DeterministicHitAtEveryBlockBoundary) {
+TEST_P(EqualityOfDeterministic, HitAtEveryBlockBoundary) {
   constexpr int32_t kBlocks = 7;
   EngineConfig config = base_config(GetParam());
   config.deterministic = true;
@@ -415,7 +423,7 @@ TEST_P(Equality, ANextTurnGoesOnFromItsOutputs) {
     EXPECT_NEAR(cached[0].logprobs[t].logprob, cold[0].logprobs[t].logprob, 1e-3) << t;
 }
 
-TEST_P(Equality, SeveralChoicesAsSingleRequests) {
+TEST_P(EqualityOfDeterministic, SeveralChoicesAsSingleRequests) {
   EngineConfig config = base_config(GetParam());
   config.deterministic = true;
   const auto cold = make_engine(config);
@@ -494,14 +502,30 @@ std::string name_of(const testing::TestParamInfo<TestModel>& info) {
   return info.param.name;
 }
 
+TestModel on_gpu(TestModel model, const char* name) {
+  model.device = Device::kCuda;
+  model.name = name;
+  return model;
+}
+
+std::vector<TestModel> on_all_devices() {
+  std::vector<TestModel> models = {tiny_k2(), hybrid_model()};
+  if (select_device(0).ok()) {
+    models.push_back(on_gpu(tiny_k2(), "TinyK2Cuda"));
+    models.push_back(on_gpu(hybrid_model(), "HybridCuda"));
+  }
+  return models;
+}
+
 std::vector<TestModel> trained_models() {
-  std::vector<TestModel> models = {tiny_k2()};
-  if (hybrid_model().format == LoadFormat::kSafetensors) models.push_back(hybrid_model());
+  std::vector<TestModel> models = on_all_devices();
+  std::erase_if(models, [](const TestModel& model) { return model.format != LoadFormat::kSafetensors; });
   return models;
 }
 
 INSTANTIATE_TEST_SUITE_P(, Equality, testing::Values(tiny_k2(), hybrid_model()), name_of);
-INSTANTIATE_TEST_SUITE_P(, EngineEnds, testing::Values(tiny_k2(), hybrid_model()), name_of);
+INSTANTIATE_TEST_SUITE_P(, EqualityOfDeterministic, testing::ValuesIn(on_all_devices()), name_of);
+INSTANTIATE_TEST_SUITE_P(, EngineEnds, testing::ValuesIn(on_all_devices()), name_of);
 INSTANTIATE_TEST_SUITE_P(, EqualityOnTasks, testing::ValuesIn(trained_models()), name_of);
 
 }  // namespace
