@@ -114,6 +114,8 @@ Result<StepRequest> read_request(const Options& options) {
     return bad_input(str_cat("--form must be decode or prefill, not \"", form, "\""), "form");
   request.shape.prefill = form == "prefill";
   request.trace = options.enabled("trace");
+  ASSIGN_OR_RETURN(const double temperature, options.number("temperature", 0, 100));
+  request.shape.temperature = static_cast<float>(temperature);
   const auto read = [&](const char* name, int64_t high, int32_t& to) -> Status {
     ASSIGN_OR_RETURN(const int64_t value, options.integer(name, 1, high));
     to = static_cast<int32_t>(value);
@@ -161,6 +163,7 @@ Result<int> bench_step(const std::vector<std::string>& arguments) {
   options.add("batch", "1", "sequences of the step", group);
   options.add("context", "1024", "tokens: before the step (decode), or computed by it (prefill), of each", group);
   options.add("form", "decode", "decode: one token of each sequence; prefill: whole prompts in one step", group);
+  options.add("temperature", "0", "of sampling; with made-up weights greedy sequences may come to look alike", group);
   options.add("steps", "50", "steps measured; the median counts", group);
   options.add("warm-steps", "10", "steps before those", group);
   options.add_switch("trace", false, "also a table of one step by op (on a GPU: by kernel, with CUPTI)", group);

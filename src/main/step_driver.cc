@@ -33,10 +33,13 @@ Result<std::unique_ptr<StepDriver>> StepDriver::create(WorkerConfig config, cons
 
 StepDriver::StepDriver(const StepShape& shape, WorkerConfig& config)
     : shape_(shape), num_blocks_(static_cast<size_t>(config.max_sequences)) {
-  SamplingParams greedy;
-  greedy.temperature = 0;
-  greedy.max_tokens = INT32_MAX;
-  sampling_ = std::make_shared<const SamplingParams>(greedy);
+  for (int32_t i = 0; i < shape.batch; ++i) {
+    SamplingParams sampling;
+    sampling.temperature = shape.temperature;
+    sampling.seed = static_cast<uint64_t>(i);
+    sampling.max_tokens = INT32_MAX;
+    sampling_.push_back(std::make_shared<const SamplingParams>(sampling));
+  }
 }
 
 int32_t StepDriver::blocks_per_sequence() const {
@@ -64,7 +67,7 @@ void StepDriver::start(int32_t sequence, StepPlan& plan) {
                       .sequence = SequenceId(started_ + sequence),
                       .tokens = prompts_[static_cast<size_t>(sequence)],
                       .num_prompt_tokens = shape_.context,
-                      .sampling = sampling_};
+                      .sampling = sampling_[static_cast<size_t>(sequence)]};
   for (int32_t i = 0; i < state_pages; ++i)
     start.state_pages.push_back(PageId(shape_.batch * blocks_per_sequence() + sequence * state_pages + i));
   plan.starts.push_back(std::move(start));

@@ -15,6 +15,7 @@ struct StepShape {
   int32_t batch = 1;
   int32_t context = 1024;  // decode: tokens in the cache before the first step; prefill: new tokens of each sequence
   bool prefill = false;
+  float temperature = 0;   // 0: greedy
   int32_t max_steps = 64;  // how many will ever run
 };
 
@@ -50,7 +51,7 @@ class StepDriver {
   const StepShape shape_;
   BoundedQueue<Done> done_{kMaxPlansInFlight};  // outlives the worker, which fills it
   std::vector<std::shared_ptr<const std::vector<int32_t>>> prompts_;
-  std::shared_ptr<const SamplingParams> sampling_;
+  std::vector<std::shared_ptr<const SamplingParams>> sampling_;
   std::vector<int32_t> num_blocks_;  // of each sequence
   int64_t step_ = 0, started_ = 0;
   int32_t position_ = 0;  // of the next decode step
