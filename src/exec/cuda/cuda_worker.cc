@@ -5,6 +5,7 @@
 #include <deque>
 
 #include "base/clock.h"
+#include "base/log.h"
 #include "exec/cuda/decode_graphs.h"
 #include "exec/cuda/device_arrays.h"
 #include "exec/cuda/step_sampling.h"
@@ -57,6 +58,7 @@ class CudaWorker final : public PlanWorker {
 
 Result<std::unique_ptr<Worker>> CudaWorker::create(const WorkerConfig& config, OnResult on_result) {
   RETURN_IF_ERROR(select_device(0));
+  log_info("GPU 0: ", gpu_report(0), ", ", static_cast<double>(device_memory_free()) / 0x1p30, " GiB free");
   auto worker = std::make_unique<CudaWorker>(config, std::move(on_result));
   auto ops = std::make_unique<CudaOps>(CudaOptions{.deterministic = config.deterministic});
   if (config.observer != nullptr) ops->observe_launches(config.observer);
@@ -198,6 +200,7 @@ void CudaWorker::finish() {
   if (const Status status = device_status(); !status.ok()) {
     lost_ = true;
     in_flight_.clear();
+    log_error("GPU 0 after the failure: ", gpu_report(0));
     return lose_device(step.plan.step, status.error().message);
   }
   CHECK(num_device_allocations() == allocations_, "memory was reserved after the start, in step ", step.plan.step);

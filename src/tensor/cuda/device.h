@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "base/result.h"
 #include "tensor/arena.h"
@@ -18,6 +19,8 @@ Buffer device_buffer(size_t bytes);  // uninitialised, 256-byte aligned; empty a
 Buffer pinned_buffer(size_t bytes);  // host memory, zeroed, that the GPU copies from and to without a stop
 int64_t num_device_allocations();    // of both kinds so far: constant once an engine is ready
 int64_t device_memory_free();
+// Name, driver, heat, power and clock of GPU `index` in one line, with what is wrong with it in capitals; for logs.
+std::string gpu_report(int index);
 
 // Between any two of host and device memory; complete when it returns.
 void device_copy(void* to, const void* from, size_t bytes);

@@ -1,16 +1,16 @@
-#include "tensor/cuda/upload.h"
+#include "tensor/cuda/device.h"
 
 #include <gtest/gtest.h>
 
 #include <vector>
 
 #include "base/rng.h"
-#include "tensor/cuda/device.h"
+#include "tensor/cuda/upload.h"
 
 namespace perigee {
 namespace {
 
-class UploadTest : public testing::Test {
+class DeviceTest : public testing::Test {
  protected:
   void SetUp() override {
     if (const Status status = select_device(0); !status.ok()) GTEST_SKIP() << status.error().message;
@@ -18,7 +18,7 @@ class UploadTest : public testing::Test {
 };
 
 // More calls than slots, sizes on both sides of a piece, and kernels (here: copies) that read late.
-TEST_F(UploadTest, WhatArrivesIsWhatWasSent) {
+TEST_F(DeviceTest, WhatArrivesIsWhatWasSent) {
   Upload upload(3);
   const Stream consumer;
   Rng rng(1);
@@ -42,11 +42,16 @@ TEST_F(UploadTest, WhatArrivesIsWhatWasSent) {
   EXPECT_TRUE(device_status().ok());
 }
 
-TEST_F(UploadTest, NothingIsNothing) {
+TEST_F(DeviceTest, NothingIsNothing) {
   Upload upload(1);
   const Stream consumer;
   EXPECT_EQ(upload.bring(nullptr, 100, consumer), nullptr);
   EXPECT_EQ(upload.bring(&upload, 0, consumer), nullptr);
+}
+
+TEST_F(DeviceTest, AReportNamesTheGpu) {
+  EXPECT_NE(gpu_report(0).find("NVIDIA"), std::string::npos) << gpu_report(0);
+  EXPECT_EQ(gpu_report(99), "not reachable");
 }
 
 }  // namespace
