@@ -133,6 +133,8 @@ TEST_P(Golden, Cuda) {
   const auto ops = make_cuda_ops({});
   if (!ops.ok()) GTEST_SKIP() << ops.error().message;
   const Differences d = run(**ops, DType::kBF16);
+  const Status device = (*ops)->status();
+  ASSERT_TRUE(device.ok()) << device.error().message;
   EXPECT_GT(d.count, 0);
   EXPECT_LE(d.mean(), 0.015);
   EXPECT_LE(d.max, 0.12);

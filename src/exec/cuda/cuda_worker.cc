@@ -53,7 +53,7 @@ class CudaWorker final : public PlanWorker {
   std::deque<StepInFlight> in_flight_;
   int32_t turn_ = 0;
   bool lost_ = false;        // the device: nothing is computed any more
-  int64_t allocations_ = 0;  // when the worker was ready
+  int64_t allocations_ = 0;  // by this thread before its first step
 };
 
 Result<std::unique_ptr<Worker>> CudaWorker::create(const WorkerConfig& config, OnResult on_result) {
@@ -110,7 +110,6 @@ Status CudaWorker::warm_up() {
   graphs_ = std::make_unique<DecodeGraphs>(arrays_->batch(), sequences_, config_.max_sequences);
   RETURN_IF_ERROR(graphs_->capture(*model_, ops(), pool()));
   cuda_ok(cudaStreamSynchronize(stream()), "warming up");
-  allocations_ = num_device_allocations();
   return device_status();
 }
 
@@ -128,6 +127,7 @@ Status CudaWorker::run_padding(std::span<const SequenceRows> sequences) {
 
 void CudaWorker::run() {
   CHECK(select_device(0).ok());
+  allocations_ = num_device_allocations();
   constexpr auto kPoll = std::chrono::microseconds(2);
   while (!lost_) {
     std::optional<StepPlan> plan = in_flight_.empty() ? plans_.pop() : plans_.try_pop();

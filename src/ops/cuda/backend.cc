@@ -98,7 +98,9 @@ Tensor CudaOps::linear(const Tensor& x, const LinearWeight& w, DType out) {
 Tensor CudaOps::product(const Tensor& x, const LinearWeight& w, DType out, const char* op) {
   CHECK(x.cols == w.in && x.dtype == DType::kBF16, x.cols, " columns for ", w.in);
   const auto& matrix = static_cast<const CudaMatrix&>(*w.packed);
-  const Tensor y = arena_.tensor(out, x.rows, w.out);
+  // Products read rows of bf16 by 16 bytes: also those of column ranges, whose stride is this one.
+  const int64_t stride = out == DType::kBF16 ? (w.out + 7) / 8 * 8 : w.out;
+  const Tensor y = arena_.tensor(out, x.rows, stride).columns(0, w.out);
   multiply({.weight = matrix.data.data(),
             .x = x.row<const uint16_t>(0),
             .x_stride = x.row_stride,

@@ -11,7 +11,7 @@
 namespace perigee {
 namespace {
 
-std::atomic<int64_t> allocations{0};
+thread_local int64_t allocations = 0;
 std::atomic<bool> failed{false};
 std::mutex first_error_mutex;
 std::string first_error;
