@@ -30,12 +30,12 @@ class Runner:
         self.deadline = 0.0
 
     def run(self, command, env=None, log=None):
-        """Runs it within the section's time; `log` gets what it prints, too."""
+        """Runs it within the section's time; `log` gets its standard output, too."""
         left = self.deadline - time.monotonic()
         if left <= 0:
             raise subprocess.TimeoutExpired(command, 0)
         process = subprocess.run(command, cwd=TOP, env={**os.environ, **(env or {})}, timeout=left, text=True,
-                                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+                                 stdout=subprocess.PIPE)
         sys.stdout.write(process.stdout)
         sys.stdout.flush()
         if log:
@@ -89,6 +89,7 @@ class Runner:
 SECTIONS = {  # name: (seconds, check)
     "golden": (60, lambda r: r.tests("tests/golden/golden_test", "*Cuda*")),
     "conformance": (150, lambda r: r.tests("tests/conformance/conformance_test") and r.tests("tests/conformance/cuda_mla_test")),
+    "kernels": (60, lambda r: r.tests("src/exec/cuda/exec_cuda_test") and r.tests("src/tensor/cuda/tensor_cuda_test")),
     "equality": (150, lambda r: r.tests("tests/equality/equality_test", "Device*:*Cuda")),
     "storm": (150, Runner.storm),  # 256 clients on tiny-k2, a fifth of which leave midway; no block may leak
     "score": (150, Runner.score),  # task accuracy of the tiny models against their model cards

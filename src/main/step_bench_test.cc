@@ -72,5 +72,13 @@ TEST(StepBench, SaysWhatTheCacheLacks) {
   EXPECT_NE(measured.error().message.find("kv-cache-memory-bytes"), std::string::npos) << measured.error().message;
 }
 
+TEST(StepBench, EndsWhenTheDeviceIsLost) {
+  WorkerConfig config = tiny();
+  config.fail_at_step = 4;
+  const auto measured = measure_steps(config, {.shape = {.batch = 1, .context = 64}, .warm_steps = 5, .steps = 5});
+  ASSERT_FALSE(measured.ok());
+  EXPECT_EQ(measured.error().code, Code::kDeviceLost);
+}
+
 }  // namespace
 }  // namespace perigee

@@ -17,7 +17,8 @@ Result<std::unique_ptr<StepDriver>> StepDriver::create(WorkerConfig config, cons
   ASSIGN_OR_RETURN(driver->worker_, make_worker(config, [d = driver.get()](StepResult&& result) {
                      const auto finite = [](const RowResult& row) { return row.finite; };
                      d->done_.push_reserved({.at_s = system_clock().now_s(),
-                                             .finite = std::all_of(result.rows.begin(), result.rows.end(), finite)});
+                                             .finite = std::all_of(result.rows.begin(), result.rows.end(), finite),
+                                             .device_lost = std::move(result.device_lost)});
                    }));
   RETURN_IF_ERROR(driver->check_room());
   Rng rng(1);
@@ -135,8 +136,9 @@ StepPlan StepDriver::next_plan(bool eager) {
 }
 
 Result<StepDriver::Done> StepDriver::wait() {
-  const Done done = *done_.pop();
+  Done done = *done_.pop();
   last_result_s_ = done.at_s;
+  if (!done.device_lost.empty()) return Error(Code::kDeviceLost, std::move(done.device_lost));
   if (!done.finite) return Error(Code::kUnavailable, "the model's logits are not finite");
   return done;
 }

@@ -37,6 +37,7 @@ class StepDriver {
   struct Done {
     double at_s = 0;
     bool finite = true;
+    std::string device_lost = {};
   };
   StepDriver(const StepShape& shape, WorkerConfig& config);
   Status check_room() const;
