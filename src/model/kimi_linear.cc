@@ -106,7 +106,11 @@ class KimiLinear final : public Model {
         o = ops.mla_attend(q, l.mla.up, l.mla.shape, batch, cache);  // [n, h dv]
       }
       h = ops.add_norm(x, ops.linear(o, l.is_kda ? l.kda.o : l.mla.o, DType::kF32), l.mlp.norm, eps);
-      ops.add(x, l.mlp.is_moe ? ops.moe(h, l.mlp.moe) : ops.dense_mlp(h, l.mlp.dense));
+      if (l.mlp.is_moe) {
+        ops.add_moe(x, h, l.mlp.moe);
+      } else {
+        ops.add(x, ops.dense_mlp(h, l.mlp.dense));
+      }
     }
     const Tensor last = ops.rms_norm(ops.gather_rows(x, batch.logit_rows), norm_, eps, ops.wide_dtype());
     return ops.logits(last, head_);
