@@ -27,10 +27,13 @@ void PlanWorker::submit(StepPlan plan) {
 }
 
 Status PlanWorker::load(std::unique_ptr<Ops> ops, bool count_penalties) {
+  if (config_.fp8_cache && config_.device == Device::kCpu)
+    return Error(Code::kUnavailable, "--kv-cache-dtype fp8: the cpu backend keeps bf16; use auto, or --device cuda",
+                 "kv-cache-dtype");
   ops_ = std::move(ops);
   if (config_.observer != nullptr) observed_ = observe_ops(*ops_, *config_.observer);
   ASSIGN_OR_RETURN(model_, load_model(config_.load, *ops_));
-  layout_ = model_->cache_layout(ops_->activation_dtype());
+  layout_ = model_->cache_layout(config_.fp8_cache ? DType::kF8E4M3 : ops_->activation_dtype());
   ASSIGN_OR_RETURN(num_pages_, count_pages(config_.cache_bytes, layout_));
   slots_ = std::make_unique<Slots>(config_.max_sequences, count_penalties ? model_->info().vocab : 0, max_blocks());
   builder_ = std::make_unique<BatchBuilder>(*model_, config_.deterministic);

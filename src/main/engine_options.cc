@@ -69,7 +69,7 @@ void add_device_options(Options& options) {
 void add_scheduler_options(Options& options) {
   const char* group = "Cache and scheduler";
   options.add("kv-cache-memory-bytes", "1G", "size of the page pool", group);
-  options.add("kv-cache-dtype", "auto", "auto or bf16", group);
+  options.add("kv-cache-dtype", "auto", "auto or bf16; fp8: e4m3 with a scale of 1 (--device cuda, ref)", group);
   options.add("max-model-len", "0", "longest prompt + reply; 0: the model's, or what the cache holds", group);
   options.add("max-num-seqs", "128", "sequences that run together", group);
   options.add("max-num-batched-tokens", "2048", "token budget of a step, prefill and decode together", group);
@@ -136,12 +136,12 @@ Result<EngineConfig> engine_config(const Options& options) {
   config.worker.allow_amx = isa == "auto";
   config.worker.allow_avx512 = isa != "avx2";
   const std::string& dtype = options.text("kv-cache-dtype");
-  if (dtype != "auto" && dtype != "bf16" && dtype != "bfloat16")
-    return Error(Code::kUnavailable,
-                 str_cat("--kv-cache-dtype must be auto or bf16 in this version, not \"", dtype, "\""),
+  config.worker.fp8_cache = dtype == "fp8" || dtype == "fp8_e4m3";
+  if (dtype != "auto" && dtype != "bf16" && dtype != "bfloat16" && !config.worker.fp8_cache)
+    return Error(Code::kUnavailable, str_cat("--kv-cache-dtype must be auto, bf16 or fp8, not \"", dtype, "\""),
                  "kv-cache-dtype");
 
-  ASSIGN_OR_RETURN(config.worker.fail_at_step, options.integer("fail-at-step", -1, int64_t{1} << 62));
+  ASSIGN_OR_RETURN(config.worker.fail_at_step, options.integer("fail-at-step", -1, INT64_MAX));
   ASSIGN_OR_RETURN(const int64_t threads, options.integer("threads", 0, 1024));
   config.worker.num_threads = load.num_threads = static_cast<int>(threads);
   ASSIGN_OR_RETURN(config.worker.cache_bytes, options.bytes("kv-cache-memory-bytes"));

@@ -90,11 +90,12 @@ sigset_t block_signals() {
   return signals;
 }
 
-void log_sizes(const Engine& engine, double seconds) {
+void log_sizes(const Engine& engine, double seconds, bool fp8_cache) {
   const int64_t tokens = static_cast<int64_t>(engine.num_pages()) * kBlockTokens;
   log_info("Model loading took ", static_cast<double>(engine.model().weight_bytes) / 0x1p30, " GiB and ", seconds,
            " s");
-  log_info("KV cache size: ", tokens, " tokens (", engine.num_pages(), " blocks of ", kBlockTokens, ")");
+  log_info("KV cache size: ", tokens, " tokens (", engine.num_pages(), " blocks of ", kBlockTokens, ")",
+           fp8_cache ? ", fp8 (e4m3) with a scale of 1, uncalibrated" : "");
   if (engine.state_pages() > 0)
     log_info("Recurrent state: ", engine.state_pages(), " of those pages a sequence, and a checkpoint");
   const int64_t pages = (engine.max_model_len() + kBlockTokens - 1) / kBlockTokens + engine.state_pages();
@@ -123,7 +124,7 @@ int serve_until_signal(const Options& options, const ServerConfig& server_settin
     log_error("cannot load ", options.text("model"), ": ", engine.error().message);
     return kStartFailed;
   }
-  log_sizes(**engine, system_clock().now_s() - begin);
+  log_sizes(**engine, system_clock().now_s() - begin, engine_settings.worker.fp8_cache);
   (*server)->set_ready(**engine);
   log_info("ready");
 

@@ -22,13 +22,13 @@ namespace perigee {
 struct CacheLayout {
   int64_t num_layers = 0;    // with latent attention
   int64_t row_elements = 0;  // L + dr
-  bool f32 = false;          // else bf16
+  DType dtype = DType::kBF16;
   // Recurrent layers; all zero without.
   int64_t state_layers = 0, state_heads = 0;
   int64_t unit_bytes = 0;        // a multiple of 128
   int64_t ring_token_bytes = 0;  // what a token leaves in the ring for one unit; see StateLayer
 
-  int64_t row_bytes() const { return row_elements * (f32 ? 4 : 2); }
+  int64_t row_bytes() const { return row_elements * dtype_bytes(dtype); }
   int64_t layer_bytes() const { return (64 * row_bytes() + 127) / 128 * 128; }
   // Never less than a unit: few latent layers beside large heads waste the rest of a block's page.
   int64_t page_bytes() const { return std::max(num_layers * layer_bytes(), unit_bytes); }
@@ -51,7 +51,7 @@ struct PagePool {
     return {.base = base + i * layout.layer_bytes(),
             .page_bytes = layout.page_bytes(),
             .row_bytes = layout.row_bytes(),
-            .f32 = layout.f32};
+            .dtype = layout.dtype};
   }
   // i counts the recurrent layers alone.
   StateLayer state_layer(int64_t i) const {

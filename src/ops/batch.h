@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <span>
 
+#include "tensor/tensor.h"
+
 namespace perigee {
 
 // How a sequence's attention is computed (DESIGN D3). Equal in exact arithmetic, so the choice is one of speed.
@@ -66,8 +68,9 @@ struct Batch {
 struct LatentLayer {
   uint8_t* base = nullptr;
   int64_t page_bytes = 0;
-  int64_t row_bytes = 0;  // (L + dr) elements
-  bool f32 = false;       // element type: f32 (ref) or bf16
+  int64_t row_bytes = 0;       // (L + dr) elements
+  DType dtype = DType::kBF16;  // f32 (ref), bf16, or e4m3 (cuda, ref): a cached number is element * scale
+  float scale = 1;             // e4m3 alone
 };
 
 // One recurrent layer's state. Unit u, a (layer, head), of a sequence lies in page state_pages[u / units_per_page] at

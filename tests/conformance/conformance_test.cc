@@ -353,14 +353,16 @@ struct OneSequence {
   }
 };
 
-Cache make_cache(Ops& ops, int64_t tokens, bool f32) {
+Cache make_cache(Ops& ops, int64_t tokens, DType dtype) {
   Cache cache;
   const int64_t blocks = (tokens + 63) / 64;
-  const int64_t row_bytes = 576 * (f32 ? 4 : 2);
-  const std::vector<uint32_t> nans(static_cast<size_t>((blocks + 1) * 64 * row_bytes / 4), 0x7FC07FC0u);
+  const int64_t row_bytes = 576 * dtype_bytes(dtype);
+  const uint32_t nan = dtype == DType::kF8E4M3 ? 0x7F7F7F7Fu : 0x7FC07FC0u;
+  const std::vector<uint32_t> nans(static_cast<size_t>((blocks + 1) * 64 * row_bytes / 4), nan);
   cache.memory = ops.make_buffer(nans.size() * 4);
   ops.copy(cache.memory.data(), nans.data(), nans.size() * 4);
-  cache.layer = {.base = cache.memory.data(), .page_bytes = 64 * row_bytes, .row_bytes = row_bytes, .f32 = f32};
+  cache.layer = {.base = cache.memory.data(), .page_bytes = 64 * row_bytes, .row_bytes = row_bytes, .dtype = dtype};
+  if (dtype == DType::kF8E4M3) cache.layer.scale = 0.37f;
   for (int64_t b = 0; b < blocks; ++b) cache.pages.push_back(static_cast<int32_t>(blocks - b));  // out of order
   const OneSequence all({.num_tokens = static_cast<int32_t>(tokens), .pages = cache.pages.data()});
   const PlacedBatch placed(all.batch, ops);
@@ -369,33 +371,54 @@ Cache make_cache(Ops& ops, int64_t tokens, bool f32) {
   return cache;
 }
 
-TEST(Conformance, MlaAttend) {
+struct MlaCase {
+  int64_t heads = 0, context = 0, fresh = 0;
+  MlaForm form = MlaForm::kAbsorbed;
+  bool fp8 = false;
+};
+
+std::vector<MlaCase> mla_cases(bool fp8) {
+  std::vector<MlaCase> cases;
+  for (const int64_t heads : {1, kSanitized ? 3 : 20})
+    for (const auto& [context, fresh] :
+         ends_if_sanitized<std::pair<int64_t, int64_t>>({{1, 1}, {65, 1}, {1100, 1}, {130, 67}}))
+      for (const MlaForm form : {MlaForm::kAbsorbed, MlaForm::kExpanded})
+        cases.push_back({heads, context, fresh, form, fp8});
+  return cases;
+}
+
+void check_mla_attend(Backend& backend, const MlaCase& c) {
+  const MlaShape shape{
+      .heads = c.heads, .nope = 128, .rope = 64, .value = 128, .latent = 512, .softmax_scale = 0.1447f};
+  const Stored up = store(WeightFormat::kBF16, c.heads * 256, 512, 41);
+  const auto run = [&](Ops& ops) {
+    Cache cache = make_cache(ops, c.context, c.fp8 ? DType::kF8E4M3 : ops.activation_dtype());
+    const OneSequence one({.num_tokens = static_cast<int32_t>(c.fresh),
+                           .position = static_cast<int32_t>(c.context - c.fresh),
+                           .pages = cache.pages.data(),
+                           .form = c.form});
+    const PlacedBatch placed(one.batch, ops);
+    const Tensor q = activation(ops, c.fresh, c.heads * 192, 42, ops.wide_dtype());
+    return fetch(ops, ops.mla_attend(q, ops.pack_mla_up(up.raw, shape), shape, placed.batch(), cache.layer));
+  };
   const auto ref = make_ref_ops();
+  poison(*backend.ops, 16 << 20);
+  expect_close(run(*backend.ops), run(*ref),
+               str_cat(backend.name, " mla heads ", c.heads, " context ", c.context, " new ", c.fresh, " form ",
+                       static_cast<int>(c.form), c.fp8 ? " fp8" : ""),
+               2e-2);
+}
+
+TEST(Conformance, MlaAttend) {
   for (Backend& backend : backends())
-    for (const int64_t heads : {1, kSanitized ? 3 : 20})
-      for (const auto& [context, fresh] :
-           ends_if_sanitized<std::pair<int64_t, int64_t>>({{1, 1}, {65, 1}, {1100, 1}, {130, 67}}))
-        for (const MlaForm form : {MlaForm::kAbsorbed, MlaForm::kExpanded}) {
-          const MlaShape shape{
-              .heads = heads, .nope = 128, .rope = 64, .value = 128, .latent = 512, .softmax_scale = 0.1447f};
-          const Stored up = store(WeightFormat::kBF16, heads * 256, 512, 41);
-          const auto run = [&, context = context, fresh = fresh](Ops& ops) {
-            Cache cache = make_cache(ops, context, ops.activation_dtype() == DType::kF32);
-            const OneSequence one({.num_tokens = static_cast<int32_t>(fresh),
-                                   .position = static_cast<int32_t>(context - fresh),
-                                   .pages = cache.pages.data(),
-                                   .form = form});
-            const PlacedBatch placed(one.batch, ops);
-            const Tensor q = activation(ops, fresh, heads * 192, 42, ops.wide_dtype());
-            return fetch(ops, ops.mla_attend(q, ops.pack_mla_up(up.raw, shape), shape, placed.batch(), cache.layer));
-          };
-          poison(*backend.ops, 16 << 20);
-          ref->begin_step();
-          expect_close(run(*backend.ops), run(*ref),
-                       str_cat(backend.name, " mla heads ", heads, " context ", context, " new ", fresh, " form ",
-                               static_cast<int>(form)),
-                       2e-2);
-        }
+    for (const MlaCase& c : mla_cases(false)) check_mla_attend(backend, c);
+}
+
+// Of the backends that have one.
+TEST(Conformance, MlaAttendOverAnFp8Cache) {
+  for (Backend& backend : backends())
+    for (const MlaCase& c : mla_cases(true))
+      if (backend.ops->on_device()) check_mla_attend(backend, c);
 }
 
 }  // namespace

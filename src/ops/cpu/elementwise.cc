@@ -143,7 +143,7 @@ void write_latent(const CpuContext& cpu, const Tensor& c, const Tensor& k_rope, 
                   const LatentLayer& cache) {
   check_float(c);
   check_float(k_rope);
-  CHECK(!cache.f32, "the cpu backend keeps bf16 latents");
+  CHECK(cache.dtype == DType::kBF16, "the cpu backend keeps bf16 latents");
   CHECK(cache.row_bytes == (c.cols + k_rope.cols) * static_cast<int64_t>(sizeof(uint16_t)));
   const ElementwiseKernels& k = kernels(cpu.isa);
   for (const SequenceRows& s : batch.sequences) {

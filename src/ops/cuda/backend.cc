@@ -142,7 +142,7 @@ void CudaOps::rope(const Tensor& x, int64_t head_dim, int64_t rope_begin, std::s
 }
 
 void CudaOps::write_latent(const Tensor& c, const Tensor& k_rope, const Batch& batch, const LatentLayer& cache) {
-  CHECK(!cache.f32 && batch.device != nullptr);
+  CHECK(cache.dtype != DType::kF32 && batch.device != nullptr);
   check(write_latent_rows(c, k_rope, batch, cache, stream()), "write_latent");
 }
 

@@ -142,7 +142,8 @@ void CudaOps::run_experts(const Tensor& x, const Routing& routing, const ExpertW
 }
 
 bool CudaOps::is_usual(const MlaShape& s, const LatentLayer& cache) const {
-  return s.latent == kMlaLatent && s.latent + s.rope == kMlaWidth && cache.row_bytes == 2 * kMlaWidth && !cache.f32;
+  return s.latent == kMlaLatent && s.latent + s.rope == kMlaWidth &&
+         cache.row_bytes == dtype_bytes(cache.dtype) * kMlaWidth && cache.dtype != DType::kF32;
 }
 
 Tensor CudaOps::mla_in(const Tensor& x, const MlaWeights& w, const Batch& batch, const LatentLayer& cache) {
@@ -164,7 +165,9 @@ Tensor CudaOps::mla_in(const Tensor& x, const MlaWeights& w, const Batch& batch,
                           .cos_sin_factor = w.rope.cos_sin_factor,
                           .pages = batch.device->row_page,
                           .cache = cache.base,
-                          .page_bytes = cache.page_bytes};
+                          .page_bytes = cache.page_bytes,
+                          .fp8 = cache.dtype == DType::kF8E4M3,
+                          .kv_scale = cache.scale};
   check(mla_write(args, stream()), "mla_in");
   return q;
 }
@@ -177,6 +180,7 @@ void CudaOps::attend_usual(const Tensor& query, const Tensor& mixed, const MlaSh
                                                     .max_sequences = static_cast<int>(batch.sequences.size()),
                                                     .max_tokens = static_cast<int>(query.rows),
                                                     .max_query = max_query,
+                                                    .fp8 = cache.dtype == DType::kF8E4M3,
                                                     .multiprocessors = multiprocessors_,
                                                     .compute_capability = compute_capability_});
   if (mla_workspaces_.empty() || mla_workspaces_.back().size() < config.workspace_bytes())
@@ -194,13 +198,15 @@ void CudaOps::attend_usual(const Tensor& query, const Tensor& mixed, const MlaSh
                            .kv = cache.base,
                            .page_bytes = cache.page_bytes,
                            .softmax_scale = s.softmax_scale,
+                           .kv_scale = cache.scale,
                            .out = mixed.data};
   check(mla_decode(config, lists, args, workspace, stream()), "mla_attend");
 }
 
 Tensor CudaOps::mla_attend(const Tensor& q, const MlaUpWeight& up, const MlaShape& s, const Batch& batch,
                            const LatentLayer& cache) {
-  CHECK(q.cols == s.heads * s.q_head() && batch.device != nullptr && !cache.f32 && s.latent <= 512 && s.rope <= 64);
+  CHECK(q.cols == s.heads * s.q_head() && batch.device != nullptr && cache.dtype != DType::kF32 && s.latent <= 512 &&
+        s.rope <= 64);
   const auto& weights = static_cast<const CudaMlaUp&>(*up.packed);
   const Tensor y = arena_.tensor(DType::kBF16, q.rows, s.heads * s.value);
   // Decode rows come first; of the others, those that may take the expanded form do.

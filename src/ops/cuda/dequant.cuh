@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cuda_bf16.h>
+#include <cuda_fp8.h>
 
 #include <cstdint>
 
@@ -28,6 +29,11 @@ __device__ __forceinline__ uint32_t fp8_pair(uint32_t word, int first) {
   const uint32_t high = __byte_perm(word, 0, first == 0 ? 0x1404 : 0x3424);
   const uint32_t moved = (high & 0x80008000u) | ((high & 0x7F007F00u) >> 4);
   return as_bits(__hmul2(as_bf16x2(moved), as_bf16x2(0x7B807B80u)));
+}
+
+// Of a cache, whose numbers may be NaN.
+__device__ __forceinline__ float2 fp8_values(uint16_t pair) {
+  return __half22float2(__half2(__nv_cvt_fp8x2_to_halfraw2(pair, __NV_E4M3)));
 }
 
 }  // namespace perigee

@@ -1,3 +1,4 @@
+#include "ops/cuda/dequant.cuh"
 #include "ops/cuda/elementwise.h"
 #include "ops/cuda/launch.h"
 #include "ops/cuda/mma.cuh"
@@ -153,10 +154,15 @@ __global__ void write_latent_kernel(Tensor c, Tensor k_rope, const int32_t* posi
   dependency_trigger();
   const int64_t position = positions[blockIdx.x], page = sequences.row_page[blockIdx.x];
   if (page < 0) return;
-  auto* row = reinterpret_cast<__nv_bfloat16*>(cache.base + page * cache.page_bytes + position % 64 * cache.row_bytes);
-  for (int64_t j = threadIdx.x; j < c.cols + k_rope.cols; j += blockDim.x)
-    row[j] = j < c.cols ? c.row<__nv_bfloat16>(blockIdx.x)[j]
-                        : __float2bfloat16_rn(k_rope.row<float>(blockIdx.x)[j - c.cols]);
+  uint8_t* row = cache.base + page * cache.page_bytes + position % 64 * cache.row_bytes;
+  for (int64_t j = threadIdx.x; j < c.cols + k_rope.cols; j += blockDim.x) {
+    const float value =
+        j < c.cols ? __bfloat162float(c.row<__nv_bfloat16>(blockIdx.x)[j]) : k_rope.row<float>(blockIdx.x)[j - c.cols];
+    if (cache.dtype == DType::kBF16)
+      reinterpret_cast<__nv_bfloat16*>(row)[j] = __float2bfloat16_rn(value);
+    else
+      row[j] = __nv_cvt_float_to_fp8(value / cache.scale, __NV_SATFINITE, __NV_E4M3);
+  }
 }
 
 __global__ void gather_kernel(Tensor x, const int32_t* rows, Tensor y) {
@@ -170,10 +176,16 @@ __global__ void gather_latent_kernel(const int32_t* block_table, int64_t begin, 
   dependency_wait();
   dependency_trigger();
   const int64_t position = begin + blockIdx.x;
-  const auto* from = reinterpret_cast<const uint32_t*>(cache.base + block_table[position / 64] * cache.page_bytes +
-                                                       position % 64 * cache.row_bytes);
+  const uint8_t* from = cache.base + block_table[position / 64] * cache.page_bytes + position % 64 * cache.row_bytes;
   auto* to = reinterpret_cast<uint32_t*>(y.row<uint16_t>(blockIdx.x));
-  for (int c = threadIdx.x; c < y.cols / 2; c += blockDim.x) to[c] = from[c];
+  for (int c = threadIdx.x; c < y.cols / 2; c += blockDim.x) {
+    if (cache.dtype == DType::kBF16) {
+      to[c] = reinterpret_cast<const uint32_t*>(from)[c];
+    } else {
+      const float2 x = fp8_values(reinterpret_cast<const uint16_t*>(from)[c]);
+      to[c] = pack_pair(Bf16(), x.x * cache.scale, x.y * cache.scale);
+    }
+  }
 }
 
 __global__ void store_kernel(FiveNumbers numbers, int32_t* to) {

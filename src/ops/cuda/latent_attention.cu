@@ -1,3 +1,4 @@
+#include "ops/cuda/dequant.cuh"
 #include "ops/cuda/latent_attention.h"
 #include "ops/cuda/launch.h"
 #include "ops/cuda/mma.cuh"
@@ -67,10 +68,12 @@ __global__ __launch_bounds__(32 * kWarps) void attend_kernel(LatentAttention a, 
   const int begin = blockIdx.z * per_split, end = min(visible, begin + per_split);
   const int32_t* table =
       sequences.block_tables + static_cast<int64_t>(sequences.row_sequence[row]) * sequences.table_width;
+  const bool is_fp8 = cache.dtype == DType::kF8E4M3;  // exact in bf16; the cache's scale joins the others
+  const float value_scale = is_fp8 ? cache.scale : 1.0f, scale = a.softmax_scale * value_scale;
   float* q = queries + warp * kMaxWidth;
   const auto* from = reinterpret_cast<const __nv_bfloat16*>(a.q) + (static_cast<int64_t>(row) * a.heads + head) * width;
   if (head < a.heads)
-    for (int c = lane; c < width; c += 32) q[c] = __bfloat162float(from[c]) * a.softmax_scale;
+    for (int c = lane; c < width; c += 32) q[c] = __bfloat162float(from[c]) * scale;
   Online o;
   for (int first = begin; first < end; first += kKeys) {
     const int count = min(kKeys, end - first);
@@ -78,7 +81,13 @@ __global__ __launch_bounds__(32 * kWarps) void attend_kernel(LatentAttention a, 
     for (int i = threadIdx.x; i < count * (width / 2); i += blockDim.x) {
       const int k = i / (width / 2), c = i % (width / 2) * 2, position = first + k;
       const uint8_t* p = cache.base + table[position / 64] * cache.page_bytes + position % 64 * cache.row_bytes;
-      *reinterpret_cast<uint32_t*>(keys + k * kKeyStride + c) = *reinterpret_cast<const uint32_t*>(p + 2 * c);
+      auto* key = reinterpret_cast<uint32_t*>(keys + k * kKeyStride + c);
+      if (is_fp8) {
+        const float2 x = fp8_values(*reinterpret_cast<const uint16_t*>(p + c));
+        *key = pack_pair(Bf16(), x.x, x.y);
+      } else {
+        *key = *reinterpret_cast<const uint32_t*>(p + 2 * c);
+      }
     }
     __syncthreads();
     if (head >= a.heads) continue;
@@ -89,7 +98,8 @@ __global__ __launch_bounds__(32 * kWarps) void attend_kernel(LatentAttention a, 
   float* part = a.parts + ((static_cast<int64_t>(row) * a.heads + head) * a.splits + blockIdx.z) * (a.latent + 2);
   for (int i = 0; i < kMaxLatent / 64; ++i) {
     const int c = 2 * lane + 64 * i;
-    if (c < a.latent) *reinterpret_cast<float2*>(part + c) = o.value[i];
+    if (c < a.latent)
+      *reinterpret_cast<float2*>(part + c) = make_float2(o.value[i].x * value_scale, o.value[i].y * value_scale);
   }
   if (lane == 0) *reinterpret_cast<float2*>(part + a.latent) = {o.largest, o.sum};
 }

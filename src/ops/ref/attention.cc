@@ -12,12 +12,21 @@ uint8_t* cache_row(const LatentLayer& cache, const SequenceRows& sequence, int64
 }
 
 void store(const LatentLayer& cache, uint8_t* row, int64_t begin, const float* x, int64_t n) {
-  for (int64_t j = 0; j < n; ++j) {
-    if (cache.f32) {
-      reinterpret_cast<float*>(row)[begin + j] = x[j];
-    } else {
-      reinterpret_cast<uint16_t*>(row)[begin + j] = f32_to_bf16(x[j]);
+  for (int64_t j = begin; j < begin + n; ++j) {
+    const float value = x[j - begin];
+    switch (cache.dtype) {
+      case DType::kF32: reinterpret_cast<float*>(row)[j] = value; break;
+      case DType::kBF16: reinterpret_cast<uint16_t*>(row)[j] = f32_to_bf16(value); break;
+      default: row[j] = f32_to_f8e4m3(value / cache.scale);
     }
+  }
+}
+
+float load(const LatentLayer& cache, const uint8_t* row, int64_t j) {
+  switch (cache.dtype) {
+    case DType::kF32: return reinterpret_cast<const float*>(row)[j];
+    case DType::kBF16: return bf16_to_f32(reinterpret_cast<const uint16_t*>(row)[j]);
+    default: return f8e4m3_to_f32(row[j]) * cache.scale;
   }
 }
 
@@ -27,10 +36,7 @@ std::vector<float> read_latents(const LatentLayer& cache, const SequenceRows& se
   std::vector<float> out(context * width);
   for (int64_t s = 0; s < context; ++s) {
     const uint8_t* row = cache_row(cache, sequence, s);
-    for (int64_t j = 0; j < width; ++j) {
-      out[s * width + j] =
-          cache.f32 ? reinterpret_cast<const float*>(row)[j] : bf16_to_f32(reinterpret_cast<const uint16_t*>(row)[j]);
-    }
+    for (int64_t j = 0; j < width; ++j) out[s * width + j] = load(cache, row, j);
   }
   return out;
 }

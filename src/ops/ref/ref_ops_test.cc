@@ -112,12 +112,16 @@ class Attention : public ::testing::Test {
   std::vector<float> q_ = noise(2, kTokens * 24), c_ = noise(3, kTokens * 16), k_ = noise(4, kTokens * 4);
   std::vector<int32_t> pages_ = {2, 0};
 
-  // Attends to all tokens in pieces of `chunk`, cache in f32 or bf16.
-  std::vector<float> run(MlaForm form, int32_t chunk, bool f32) {
+  // Attends to all tokens in pieces of `chunk`.
+  std::vector<float> run(MlaForm form, int32_t chunk, DType dtype) {
     RefOps ops;
     const MlaUpWeight up = ops.pack_mla_up(raw(kv_b_, 28, 16), shape_);
     std::vector<uint8_t> pool(3 * 64 * 80, 0xFF);  // NaN wherever nothing is written
-    const LatentLayer cache{.base = pool.data(), .page_bytes = 64 * 80, .row_bytes = f32 ? 80 : 40, .f32 = f32};
+    const LatentLayer cache{.base = pool.data(),
+                            .page_bytes = 64 * 80,
+                            .row_bytes = 20 * dtype_bytes(dtype),
+                            .dtype = dtype,
+                            .scale = dtype == DType::kF8E4M3 ? 0.25f : 1.0f};
     std::vector<float> out;
     for (int32_t at = 0; at < kTokens; at += chunk) {
       const int32_t n = std::min<int32_t>(chunk, kTokens - at);
@@ -156,19 +160,24 @@ class Attention : public ::testing::Test {
 TEST_F(Attention, BothFormsAndAnyChunksGiveTheFormula) {
   for (const MlaForm form : {MlaForm::kAbsorbed, MlaForm::kExpanded}) {
     for (const int32_t chunk : {1, 33, 64, 100}) {
-      const std::vector<float> out = run(form, chunk, true);
+      const std::vector<float> out = run(form, chunk, DType::kF32);
       for (const int64_t t : {0, 1, 63, 64, 99})
         for (int64_t j = 0; j < 12; ++j) ASSERT_NEAR(out[t * 12 + j], expected(t, j / 6, j % 6), 2e-6) << t;
     }
   }
 }
 
-TEST_F(Attention, Bf16CacheIsCloseAndDifferent) {
-  const std::vector<float> exact = run(MlaForm::kExpanded, 100, true), rounded = run(MlaForm::kExpanded, 100, false);
-  double worst = 0;
-  for (size_t i = 0; i < exact.size(); ++i) worst = std::max<double>(worst, std::fabs(exact[i] - rounded[i]));
-  EXPECT_GT(worst, 1e-4);
-  EXPECT_LT(worst, 3e-2);
+// What a cached number loses: at most one part in 2^9 as bf16, in 2^5 as e4m3.
+TEST_F(Attention, RoundedCachesAreCloseAndDifferent) {
+  const std::vector<float> exact = run(MlaForm::kExpanded, 100, DType::kF32);
+  for (const auto& [dtype, least, most] :
+       {std::tuple(DType::kBF16, 1e-4, 3e-2), std::tuple(DType::kF8E4M3, 3e-2, 16 * 3e-2)}) {
+    const std::vector<float> rounded = run(MlaForm::kExpanded, 100, dtype);
+    double worst = 0;
+    for (size_t i = 0; i < exact.size(); ++i) worst = std::max<double>(worst, std::fabs(exact[i] - rounded[i]));
+    EXPECT_GT(worst, least) << dtype_name(dtype);
+    EXPECT_LT(worst, most) << dtype_name(dtype);
+  }
 }
 
 }  // namespace
