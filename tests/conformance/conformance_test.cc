@@ -161,8 +161,9 @@ TEST(Conformance, Linear) {
   const auto ref = make_ref_ops();
   for (Backend& backend : backends())
     for (const WeightFormat format : {WeightFormat::kBF16, WeightFormat::kF32, WeightFormat::kF8Block128})
-      for (const int64_t rows : ends_if_sanitized<int64_t>({1, 3, 16, 37}))
-        for (const auto& [out, in] : {std::pair<int64_t, int64_t>{16, 32}, {576, 256}, {100, 72}, {2304, 128}}) {
+      for (const int64_t rows : ends_if_sanitized<int64_t>({1, 3, 16, 30, 37}))
+        for (const auto& [out, in] :
+             {std::pair<int64_t, int64_t>{16, 32}, {576, 256}, {100, 72}, {2304, 128}, {64, 776}, {136, 2200}}) {
           const Stored w = store(format, out, in, fnv1a("linear") + static_cast<uint64_t>(out));
           poison(*backend.ops, 4 << 20);
           ref->begin_step();
@@ -172,6 +173,24 @@ TEST(Conformance, Linear) {
           expect_close(fetch(*backend.ops, got), fetch(*ref, wanted),
                        str_cat(backend.name, " linear ", rows, "x", out, "x", in));
         }
+}
+
+// Stacks of FP8 matrices keep their scales wherever the seams are.
+TEST(Conformance, StackedFp8Linear) {
+  const auto ref = make_ref_ops();
+  for (Backend& backend : backends())
+    for (const int64_t first : {72, 100})
+      for (const int64_t rows : ends_if_sanitized<int64_t>({1, 40, 12})) {
+        const Stored a = store(WeightFormat::kF8Block128, first, 328, 51),
+                     b = store(WeightFormat::kF8Block128, 136, 328, 52);
+        const std::vector<RawMatrix> stack = {a.raw, b.raw};
+        poison(*backend.ops, 4 << 20);
+        ref->begin_step();
+        const auto run = [&](Ops& ops) {
+          return fetch(ops, ops.linear(activation(ops, rows, 328, 5), ops.pack_linear(stack), DType::kF32));
+        };
+        expect_close(run(*backend.ops), run(*ref), str_cat(backend.name, " stack after ", first, " rows ", rows));
+      }
 }
 
 // Values that bf16 does not hold: a wide input is not rounded to it, and FP8 weights keep their scales.
@@ -202,17 +221,19 @@ TEST(Conformance, WideLinearIsExactToSixteenBits) {
 TEST(Conformance, DenseMlp) {
   const auto ref = make_ref_ops();
   for (Backend& backend : backends())
-    for (const int64_t rows : ends_if_sanitized<int64_t>({1, 5, 130, 40})) {
-      const Stored gate = store(WeightFormat::kBF16, 200, 256, 1), up = store(WeightFormat::kBF16, 200, 256, 2);
-      const Stored down = store(WeightFormat::kBF16, 256, 200, 3);
-      const auto run = [&](Ops& ops) {
-        const MlpWeights w{.gate_up = ops.pack_gate_up(gate.raw, up.raw), .down = ops.pack_linear(down.raw)};
-        return fetch(ops, ops.dense_mlp(activation(ops, rows, 256, 6), w));
-      };
-      poison(*backend.ops, 4 << 20);
-      ref->begin_step();
-      expect_close(run(*backend.ops), run(*ref), str_cat(backend.name, " dense_mlp, rows ", rows));
-    }
+    for (const WeightFormat format : {WeightFormat::kBF16, WeightFormat::kF8Block128})
+      for (const int64_t rows : ends_if_sanitized<int64_t>({1, 5, 130, 40})) {
+        const Stored gate = store(format, 200, 256, 1), up = store(format, 200, 256, 2);
+        const Stored down = store(format, 256, 200, 3);
+        const auto run = [&](Ops& ops) {
+          const MlpWeights w{.gate_up = ops.pack_gate_up(gate.raw, up.raw), .down = ops.pack_linear(down.raw)};
+          return fetch(ops, ops.dense_mlp(activation(ops, rows, 256, 6), w));
+        };
+        poison(*backend.ops, 4 << 20);
+        ref->begin_step();
+        expect_close(run(*backend.ops), run(*ref),
+                     str_cat(backend.name, " dense_mlp, format ", static_cast<int>(format), " rows ", rows));
+      }
 }
 
 TEST(Conformance, NormActivationRopeEmbed) {
@@ -283,55 +304,79 @@ RouterWeight packed(Ops& ops, RouterWeight router) {
 }
 
 TEST(Conformance, Route) {
-  const auto ref = make_ref_ops();
   struct Case {
     RouterScore score;
     int32_t groups;
+    int64_t experts, hidden, rows;
     bool bias_in_weights = false;
   };
+  const auto ref = make_ref_ops();
   for (Backend& backend : backends())
-    for (const auto& [score, groups, bias_in_weights] :
-         {Case{RouterScore::kSigmoid, 1}, Case{RouterScore::kSigmoid, 8}, Case{RouterScore::kSigmoid, 1, true},
-          Case{RouterScore::kSigmoid, 8, true}, Case{RouterScore::kSoftmax, 1}}) {
-      RouterWeight router = make_router(32, 256, score, groups);
-      router.bias_in_weights = bias_in_weights;
-      poison(*backend.ops, 1 << 20);
+    for (const Case& c : ends_if_sanitized<Case>({{RouterScore::kSigmoid, 1, 32, 256, 40},
+                                                  {RouterScore::kSigmoid, 8, 32, 256, 40},
+                                                  {RouterScore::kSigmoid, 8, 32, 256, 40, true},
+                                                  {RouterScore::kSigmoid, 1, 32, 256, 3, true},
+                                                  {RouterScore::kSigmoid, 1, 384, 1000, 1},
+                                                  {RouterScore::kSigmoid, 1, 384, 1000, 70, true},
+                                                  {RouterScore::kSoftmax, 1, 70, 584, 200},
+                                                  {RouterScore::kSoftmax, 1, 32, 256, 40}})) {
+      RouterWeight router = make_router(c.experts, c.hidden, c.score, c.groups);
+      router.bias_in_weights = c.bias_in_weights;
+      poison(*backend.ops, 4 << 20);
       ref->begin_step();
       Ops& ops = *backend.ops;
-      const Routing got = ops.route(activation(ops, 40, 256, 6), packed(ops, router));
-      const std::vector<int32_t> ids = fetch(ops, got.ids, 40 * 4);
-      const std::vector<float> weights = fetch(ops, got.weights, 40 * 4);
-      const Routing wanted = ref->route(activation(*ref, 40, 256, 6), router);
-      for (int64_t i = 0; i < 40 * 4; ++i) {
-        ASSERT_EQ(ids[static_cast<size_t>(i)], wanted.ids[i]) << backend.name << " groups " << groups << " at " << i;
+      const auto count = c.rows * router.top_k;
+      const Routing got = ops.route(activation(ops, c.rows, c.hidden, 6), packed(ops, router));
+      const std::vector<int32_t> ids = fetch(ops, got.ids, count);
+      const std::vector<float> weights = fetch(ops, got.weights, count);
+      const Routing wanted = ref->route(activation(*ref, c.rows, c.hidden, 6), router);
+      for (int64_t i = 0; i < count; ++i) {
+        ASSERT_EQ(ids[static_cast<size_t>(i)], wanted.ids[i])
+            << backend.name << " experts " << c.experts << " groups " << c.groups << " at " << i;
         ASSERT_NEAR(weights[static_cast<size_t>(i)], wanted.weights[i], 1e-5) << backend.name;
       }
     }
 }
 
+struct ExpertCase {
+  int64_t hidden, inter, rows;
+};
+
+// Every kernel by its number of pairs, whole and cut tiles.
+std::vector<ExpertCase> expert_cases(const Ops& ops) {
+  std::vector<ExpertCase> all =
+      ends_if_sanitized<ExpertCase>({{256, 128, 1}, {256, 128, 5}, {256, 128, 300}, {256, 128, 70}});
+  if (!ops.on_device()) return all;
+  for (const int64_t rows : {1, 3, 12, 24, 70, 200, 300, 420, 700}) all.push_back({352, 96, rows});
+  for (const int64_t rows : {2, 40, 600}) all.push_back({1408, 320, rows});
+  return all;
+}
+
 TEST(Conformance, Experts) {
   const auto ref = make_ref_ops();
-  constexpr int64_t kExperts = 8, kHidden = 256, kInter = 128;
+  constexpr int64_t kExperts = 8;
   for (Backend& backend : backends())
     for (const WeightFormat format : {WeightFormat::kBF16, WeightFormat::kInt4Group32, WeightFormat::kF8Block128})
-      for (const int64_t rows : ends_if_sanitized<int64_t>({1, 5, 300, 70})) {
+      for (const auto& [hidden, inter, rows] : expert_cases(*backend.ops)) {
         std::vector<Stored> stored;
         for (int64_t e = 0; e < kExperts; ++e) {
-          stored.push_back(store(format, kInter, kHidden, 100 + static_cast<uint64_t>(e)));
-          stored.push_back(store(format, kInter, kHidden, 200 + static_cast<uint64_t>(e)));
-          stored.push_back(store(format, kHidden, kInter, 300 + static_cast<uint64_t>(e)));
+          stored.push_back(store(format, inter, hidden, 100 + static_cast<uint64_t>(e)));
+          stored.push_back(store(format, inter, hidden, 200 + static_cast<uint64_t>(e)));
+          stored.push_back(store(format, hidden, inter, 300 + static_cast<uint64_t>(e)));
         }
         std::vector<RawExpert> experts;
         for (size_t e = 0; e < kExperts; ++e)
           experts.push_back({stored[3 * e].raw, stored[3 * e + 1].raw, stored[3 * e + 2].raw});
-        const RouterWeight router = make_router(kExperts, kHidden, RouterScore::kSigmoid, 1);
-        const auto run = [&](Ops& ops) {
-          const Tensor x = activation(ops, rows, kHidden, 6);
+        const RouterWeight router = make_router(kExperts, hidden, RouterScore::kSigmoid, 1);
+        const auto run = [&, hidden = hidden, rows = rows](Ops& ops) {
+          const Tensor x = activation(ops, rows, hidden, 6);
           return fetch(ops, ops.moe_experts(x, ops.route(x, packed(ops, router)), ops.pack_experts(experts)));
         };
-        poison(*backend.ops, 4 << 20);
+        poison(*backend.ops, 64 << 20);
         ref->begin_step();
-        expect_close(run(*backend.ops), run(*ref), str_cat(backend.name, " experts, rows ", rows));
+        expect_close(run(*backend.ops), run(*ref),
+                     str_cat(backend.name, " experts, format ", static_cast<int>(format), " hidden ", hidden, " inter ",
+                             inter, " rows ", rows));
       }
 }
 

@@ -2,6 +2,7 @@
 #include "ops/cuda/backend.h"
 
 #include "ops/cuda/elementwise.h"
+#include "ops/cuda/hopper_gemm.h"
 #include "ops/cuda/kda.h"
 #include "ops/cuda/mla_decode.h"
 #include "ops/cuda/mla_prefill.h"
@@ -23,6 +24,8 @@ CudaOps::CudaOps(const CudaOptions& options) : Ops(Arena(device_buffer)), option
   cuda_ok(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, options.device), "asking the GPU");
   cuda_ok(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, options.device), "asking the GPU");
   compute_capability_ = 10 * major + minor;
+  hopper_ = compute_capability_ == 90 && !options.deterministic;
+  if (hopper_) cuda_ok(hopper_gemm_prepare(), "loading matrix kernels");
   cuda_ok(mla_decode_prepare(), "loading attention kernels");
   cuda_ok(mla_prefill_prepare(), "loading attention kernels");
   cuda_ok(kda_load_kernels(), "loading recurrent kernels");
@@ -59,36 +62,59 @@ Tensor CudaOps::add_norm(const Tensor& residual, const Tensor& x, std::span<cons
   return y;
 }
 
+void CudaOps::multiply_rows(WeightFormat format, const GemmCall& call, const char* op) {
+  // Deterministic: one kernel for any number of rows, however slow, whose sums do not depend on it.
+  if (call.rows <= kMaxSkinnyRows || options_.deterministic)
+    check(skinny_gemm(format, call, call.rows <= 8 ? 8 : call.rows <= 16 ? 16 : 32, stream()), op);
+  else if (hopper_ && hopper_gemm_fits(call))
+    check(hopper_gemm(format, call, 1, stream()), op);
+  else
+    check(tile_gemm(format, call, stream()), op);
+}
+
+// Whether cuBLASLt serves this product: it cannot join gate and up.
+bool CudaOps::by_library(const GemmCall& call) const {
+  return cublas_ != nullptr && call.rows > kMaxSkinnyRows && call.output != GemmOutput::kSiluMul;
+}
+
+void CudaOps::multiply(const CudaMatrix& w, GemmCall call, const char* op) {
+  call.weight = w.data.data();
+  call.scale = w.scale.data();
+  call.out = static_cast<int32_t>(w.out);
+  call.in = static_cast<int32_t>(w.in);
+  call.chunks = static_cast<int32_t>(w.padded_in / 128);
+  if (call.rows == 0) return;
+  if (w.format == WeightFormat::kBF16) return multiply(call, op);
+  if (!by_library(call)) return multiply_rows(w.format, call, op);
+  const ArenaScope scratch(arena_);
+  auto* wide = arena_.array<uint16_t>(w.out * w.padded_in).data();
+  check(widen_fp8(w, wide, stream()), "widen");
+  call.weight = reinterpret_cast<const uint8_t*>(wide);
+  multiply(call, op);
+}
+
 void CudaOps::multiply(const GemmCall& call, const char* op) {
   if (call.rows == 0) return;
-  // Deterministic: one kernel for any number of rows, however slow, whose sums do not depend on it.
-  if (call.rows <= kMaxSkinnyRows || options_.deterministic) {
-    const int item_rows = call.rows <= 8 ? 8 : call.rows <= 16 ? 16 : 32;
-    check(skinny_gemm(WeightFormat::kBF16, call, item_rows, stream()), op);
-    return;
-  }
   const int64_t padded = static_cast<int64_t>(call.chunks) * 128;
-  const bool plain = call.output != GemmOutput::kSiluMul;  // the library cannot join gate and up
-  if (plain && cublas_ != nullptr &&
-      cublas_->multiply({.x = call.x,
-                         .x_stride = call.x_stride,
-                         .x_head = call.x_head,
-                         .w = reinterpret_cast<const uint16_t*>(call.weight),
-                         .w_stride = padded,
-                         .w_head = call.weight_stride / 2,
-                         .y = call.y,
-                         .y_stride = call.y_stride,
-                         .y_head = call.y_head,
-                         .rows = call.rows,
-                         .out = call.out,
-                         .in = call.in,
-                         .heads = call.heads,
-                         .f32_out = call.output == GemmOutput::kF32},
-                        stream())) {
+  if (by_library(call) && cublas_->multiply({.x = call.x,
+                                             .x_stride = call.x_stride,
+                                             .x_head = call.x_head,
+                                             .w = reinterpret_cast<const uint16_t*>(call.weight),
+                                             .w_stride = padded,
+                                             .w_head = call.weight_stride / 2,
+                                             .y = call.y,
+                                             .y_stride = call.y_stride,
+                                             .y_head = call.y_head,
+                                             .rows = call.rows,
+                                             .out = call.out,
+                                             .in = call.in,
+                                             .heads = call.heads,
+                                             .f32_out = call.output == GemmOutput::kF32},
+                                            stream())) {
     check(cudaSuccess, op);
     return;
   }
-  check(tile_gemm(WeightFormat::kBF16, call, stream()), op);
+  multiply_rows(WeightFormat::kBF16, call, op);
 }
 
 Tensor CudaOps::linear(const Tensor& x, const LinearWeight& w, DType out) {
@@ -97,19 +123,15 @@ Tensor CudaOps::linear(const Tensor& x, const LinearWeight& w, DType out) {
 
 Tensor CudaOps::product(const Tensor& x, const LinearWeight& w, DType out, const char* op) {
   CHECK(x.cols == w.in && x.dtype == DType::kBF16, x.cols, " columns for ", w.in);
-  const auto& matrix = static_cast<const CudaMatrix&>(*w.packed);
   // Products read rows of bf16 by 16 bytes: also those of column ranges, whose stride is this one.
   const int64_t stride = out == DType::kBF16 ? (w.out + 7) / 8 * 8 : w.out;
   const Tensor y = arena_.tensor(out, x.rows, stride).columns(0, w.out);
-  multiply({.weight = matrix.data.data(),
-            .x = x.row<const uint16_t>(0),
+  multiply(static_cast<const CudaMatrix&>(*w.packed),
+           {.x = x.row<const uint16_t>(0),
             .x_stride = x.row_stride,
             .y = y.data,
             .y_stride = y.row_stride,
             .rows = static_cast<int32_t>(x.rows),
-            .out = static_cast<int32_t>(w.out),
-            .in = static_cast<int32_t>(w.in),
-            .chunks = static_cast<int32_t>(matrix.padded_in / 128),
             .output = out == DType::kF32 ? GemmOutput::kF32 : GemmOutput::kBF16},
            op);
   return y;

@@ -70,8 +70,12 @@ class CudaOps final : public Ops {
   CudaMatrix make_matrix(WeightFormat format, int64_t out, int64_t in, int64_t count);
   void pack(const RawMatrix& raw, PackTarget target);
   PackTarget target(CudaMatrix& matrix, int64_t index, int interleave, int64_t first_row) const;
-  // y = x W^T by whichever kernel serves this many rows; dense bf16 weights.
+  // y = x W^T by whichever kernel serves this many rows: of a dense bf16 or FP8 matrix; of bf16 weights as the call has
+  // them; by our own kernels.
+  void multiply(const CudaMatrix& w, GemmCall call, const char* op);
   void multiply(const GemmCall& call, const char* op);
+  void multiply_rows(WeightFormat format, const GemmCall& call, const char* op);
+  bool by_library(const GemmCall& call) const;
   Tensor product(const Tensor& x, const LinearWeight& w, DType out, const char* op);  // linear() under that label
   // Whether the kernels of mla_decode.h and mla_write.h serve this geometry; others run in latent_attention.h.
   bool is_usual(const MlaShape& shape, const LatentLayer& cache) const;
@@ -94,10 +98,18 @@ class CudaOps final : public Ops {
     const Tensor* addend = nullptr;
     bool accumulate = false;
   };
-  void run_experts(const Tensor& x, const Routing& routing, const ExpertWeights& weights, const ExpertSum& to);
+  enum class ExpertKernel : uint8_t { kSkinny, kTile, kHopper };
+  struct ExpertLists {
+    GemmCall call;  // its lists alone
+    ExpertKernel kernel = ExpertKernel::kSkinny;
+    int item_rows = 8;
+  };
+  ExpertLists make_lists(const Routing& routing, const ExpertWeights& weights);
+  void run_experts(const Tensor& x, const Routing& routing, const ExpertLists& lists, const ExpertWeights& weights,
+                   const ExpertSum& to);
   void run_moe(const Tensor& x, const MoeWeights& w, ExpertSum to);
   void run_prefills(const KdaCall& call, const Batch& batch);
-  void expert_product(const CudaMatrix& weight, GemmCall call, int item_rows, const char* op);
+  void expert_product(const CudaMatrix& weight, GemmCall call, const ExpertLists& lists, const char* op);
 
   const CudaOptions options_;
   OpObserver* observer_ = nullptr;
@@ -105,6 +117,7 @@ class CudaOps final : public Ops {
   std::unique_ptr<Upload> upload_;  // from the first weight that is read to the first step
   std::unique_ptr<CublasLt> cublas_;
   int multiprocessors_ = 0, compute_capability_ = 0;
+  bool hopper_ = false;  // hopper_gemm.h may be used
   // Work lists of attention: made in a step's first layer, read by all. Outgrown memory stays for the graphs that hold
   // its address.
   std::vector<Buffer> mla_workspaces_;

@@ -1,4 +1,4 @@
-// CudaOps: experts and attention.
+// CudaOps: attention.
 #include <algorithm>
 
 #include "ops/cuda/backend.h"
@@ -7,14 +7,10 @@
 #include "ops/cuda/mla_decode.h"
 #include "ops/cuda/mla_prefill.h"
 #include "ops/cuda/mla_write.h"
-#include "ops/cuda/route.h"
-#include "ops/cuda/tile_gemm.h"
 
 namespace perigee {
 namespace {
 
-// So few pairs that sorting them costs more than reading an expert twice.
-constexpr int64_t kUnsortedPairs = 16;
 constexpr int64_t kExpandedKeys = 4096;   // of one piece in expanded attention: bounds its scratch memory
 constexpr int64_t kAttentionRows = 1024;  // of one launch: bounds its scratch memory
 
@@ -23,123 +19,7 @@ bool can_expand(const MlaShape& s) {
   return (s.nope == 128 && s.value == 128) || (s.nope == 192 && s.value == 256);
 }
 
-// Pairs of one item, by how many an expert gets on average; more than 32 go to the tile kernel.
-int choose_item_rows(int64_t num_pairs, int64_t num_experts, bool deterministic) {
-  const int64_t average = num_pairs / num_experts;
-  if (average <= 6) return 8;
-  if (average <= 14) return 16;
-  return average <= 40 || deterministic ? 32 : kTileRows;
-}
-
 }  // namespace
-
-Routing CudaOps::route(const Tensor& x, const RouterWeight& router) {
-  CHECK(x.cols == router.hidden && router.num_experts <= kMaxRoutedExperts && router.num_groups <= 64);
-  const Routing routing{.num_tokens = x.rows,
-                        .top_k = router.top_k,
-                        .ids = arena_.array<int32_t>(x.rows * router.top_k).data(),
-                        .weights = arena_.array<float>(x.rows * router.top_k).data()};
-  float* scores = arena_.array<float>(x.rows * router.num_experts).data();
-  check(route_rows(x, router, scores, routing, stream()), "route");
-  return routing;
-}
-
-void CudaOps::expert_product(const CudaMatrix& weight, GemmCall call, int item_rows, const char* op) {
-  call.weight = weight.data.data();
-  call.scale = weight.scale.data();
-  call.weight_stride = weight.matrix_bytes();
-  call.scale_stride = weight.scale_bytes();
-  call.out = static_cast<int32_t>(weight.out);
-  call.in = static_cast<int32_t>(weight.in);
-  call.chunks = static_cast<int32_t>(weight.padded_in / 128);
-  if (item_rows == kTileRows)
-    check(tile_gemm(weight.format, call, stream()), op);
-  else
-    check(skinny_gemm(weight.format, call, item_rows, stream()), op);
-}
-
-Tensor CudaOps::moe_experts(const Tensor& x, const Routing& routing, const ExpertWeights& weights) {
-  const Tensor y = arena_.tensor(DType::kF32, x.rows, weights.hidden);
-  run_experts(x, routing, weights, {.y = y});
-  return y;
-}
-
-Tensor CudaOps::dense_mlp(const Tensor& x, const MlpWeights& w) {
-  const auto& gate_up = static_cast<const CudaMatrix&>(*w.gate_up.packed);
-  const Tensor hidden = arena_.tensor(DType::kBF16, x.rows, w.gate_up.out / 2);
-  if (x.rows > kMaxSkinnyRows && cublas_ != nullptr) {
-    check(silu_mul_rows(product(x, w.gate_up, DType::kF32, "dense_mlp"), true, hidden, stream()), "silu_mul");
-    return linear(hidden, w.down, DType::kF32);
-  }
-  multiply({.weight = gate_up.data.data(),
-            .x = x.row<const uint16_t>(0),
-            .x_stride = x.row_stride,
-            .y = hidden.data,
-            .y_stride = hidden.row_stride,
-            .rows = static_cast<int32_t>(x.rows),
-            .out = static_cast<int32_t>(w.gate_up.out),
-            .in = static_cast<int32_t>(w.gate_up.in),
-            .chunks = static_cast<int32_t>(gate_up.padded_in / 128),
-            .output = GemmOutput::kSiluMul},
-           "dense_mlp");
-  return linear(hidden, w.down, DType::kF32);
-}
-
-Tensor CudaOps::moe(const Tensor& x, const MoeWeights& w) {
-  const Tensor y = arena_.tensor(DType::kF32, x.rows, w.experts.hidden);
-  run_moe(x, w, {.y = y});
-  return y;
-}
-
-void CudaOps::add_moe(const Tensor& residual, const Tensor& x, const MoeWeights& w) {
-  run_moe(x, w, {.y = residual, .accumulate = true});
-}
-
-void CudaOps::run_moe(const Tensor& x, const MoeWeights& w, ExpertSum to) {
-  const Routing routing = route(x, w.router);
-  Tensor shared;
-  if (w.shared.down.packed) {
-    shared = dense_mlp(x, w.shared);
-    to.addend = &shared;
-  }
-  run_experts(x, routing, w.experts, to);
-}
-
-void CudaOps::run_experts(const Tensor& x, const Routing& routing, const ExpertWeights& weights, const ExpertSum& to) {
-  CHECK(x.cols == weights.hidden && weights.num_experts <= kMaxRoutedExperts);
-  const auto& experts = static_cast<const CudaExperts&>(*weights.packed);
-  const int64_t num_pairs = x.rows * routing.top_k;
-  const Tensor hidden = arena_.tensor(DType::kBF16, num_pairs, weights.inter);
-  const Tensor parts = arena_.tensor(DType::kF32, num_pairs, weights.hidden);
-  GemmCall lists;
-  int item_rows = 8;
-  if (num_pairs <= kUnsortedPairs) {
-    lists.expert_ids = routing.ids;
-    lists.max_items = static_cast<int32_t>(num_pairs);
-  } else {
-    item_rows = choose_item_rows(num_pairs, weights.num_experts, options_.deterministic);
-    lists.max_items = static_cast<int32_t>(moe_max_items(num_pairs, weights.num_experts, item_rows));
-    lists.items = arena_.array<MoeItem>(lists.max_items).data();
-    lists.pairs = arena_.array<int32_t>(num_pairs).data();
-    lists.num_items = arena_.array<int32_t>(1).data();
-    check(sort_pairs(routing.ids, num_pairs, weights.num_experts, item_rows, lists, stream()), "moe_sort");
-  }
-  GemmCall up = lists;
-  up.x = x.row<const uint16_t>(0);
-  up.x_stride = x.row_stride;
-  up.x_divisor = routing.top_k;
-  up.y = hidden.data;
-  up.y_stride = hidden.row_stride;
-  up.output = GemmOutput::kSiluMul;
-  expert_product(experts.gate_up, up, item_rows, "moe gate and up");
-  GemmCall down = lists;
-  down.x = hidden.row<const uint16_t>(0);
-  down.x_stride = hidden.row_stride;
-  down.y = parts.data;
-  down.y_stride = parts.row_stride;
-  expert_product(experts.down, down, item_rows, "moe down");
-  check(combine_pairs(parts.row<const float>(0), routing, {to.addend, to.accumulate}, to.y, stream()), "moe_combine");
-}
 
 bool CudaOps::is_usual(const MlaShape& s, const LatentLayer& cache) const {
   return s.latent == kMlaLatent && s.latent + s.rope == kMlaWidth &&

@@ -30,6 +30,11 @@ __device__ __forceinline__ void barrier_expect(uint64_t* barrier, int bytes) {
                : "memory");
 }
 
+// Arrives once all earlier asynchronous 16- and 4-byte copies of this thread have landed.
+__device__ __forceinline__ void barrier_arrive_copies(uint64_t* barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+
 // Waits until the phase of this parity is complete.
 __device__ __forceinline__ void barrier_wait(uint64_t* barrier, int parity) {
   asm volatile(

@@ -18,7 +18,8 @@ __device__ __forceinline__ uint32_t as_bits(__nv_bfloat162 pair) {
 // Columns 2i, 2i + 1 of a packed INT4 word (packed.h), times the scale, rounded once.
 __device__ __forceinline__ uint32_t int4_pair(uint32_t word, int i, __nv_bfloat162 scale) {
   // 0x4300 is 128 in bf16, whose last bit is worth one: or-ing a nibble in adds it.
-  const uint32_t biased = (word >> (4 * i) & 0x000F000Fu) | 0x43004300u;
+  uint32_t biased;
+  asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(biased) : "r"(word >> (4 * i)), "r"(0x000F000Fu), "r"(0x43004300u));
   const __nv_bfloat162 value = __hsub2(as_bf16x2(biased), as_bf16x2(0x43084308u));  // minus 136
   return as_bits(__hmul2(value, scale));
 }

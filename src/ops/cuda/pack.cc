@@ -1,5 +1,6 @@
 // CudaOps: weights to the GPU, once at load.
 #include <algorithm>
+#include <array>
 #include <thread>
 
 #include "ops/cuda/backend.h"
@@ -27,7 +28,16 @@ int64_t scale_bytes(const RawMatrix& m) {
   return 0;
 }
 
-// Formats that stay as they are in experts; all else, and all dense matrices, become bf16.
+// Dense matrices stay FP8 if all of a stack are and its seams lie between the 8 rows that share a scale (packed.h); all
+// else becomes bf16.
+WeightFormat dense_format(std::span<const RawMatrix> stacked) {
+  for (size_t i = 0; i < stacked.size(); ++i)
+    if (stacked[i].format != WeightFormat::kF8Block128 || (i + 1 < stacked.size() && stacked[i].out % 8 != 0))
+      return WeightFormat::kBF16;
+  return WeightFormat::kF8Block128;
+}
+
+// Formats that stay as they are in experts; all else becomes bf16.
 WeightFormat expert_format(WeightFormat raw) {
   return raw == WeightFormat::kInt4Group32 || raw == WeightFormat::kF8Block128 ? raw : WeightFormat::kBF16;
 }
@@ -77,7 +87,7 @@ LinearWeight CudaOps::pack_linear(std::span<const RawMatrix> stacked) {
     CHECK(m.in == stacked[0].in, "stacked matrices of ", m.in, " and ", stacked[0].in, " columns");
     out += m.out;
   }
-  auto packed = std::make_shared<CudaMatrix>(make_matrix(WeightFormat::kBF16, out, stacked[0].in, 1));
+  auto packed = std::make_shared<CudaMatrix>(make_matrix(dense_format(stacked), out, stacked[0].in, 1));
   int64_t row = 0;
   for (const RawMatrix& m : stacked) {
     pack(m, target(*packed, 0, -1, row));
@@ -90,7 +100,8 @@ LinearWeight CudaOps::pack_linear(std::span<const RawMatrix> stacked) {
 LinearWeight CudaOps::pack_gate_up(const RawMatrix& gate, const RawMatrix& up) {
   CHECK(gate.out == up.out && gate.in == up.in && gate.out % 8 == 0, gate.out, "x", gate.in, " and ", up.out, "x",
         up.in);
-  auto packed = std::make_shared<CudaMatrix>(make_matrix(WeightFormat::kBF16, 2 * gate.out, gate.in, 1));
+  const WeightFormat format = dense_format(std::array{gate, up});
+  auto packed = std::make_shared<CudaMatrix>(make_matrix(format, 2 * gate.out, gate.in, 1));
   pack(gate, target(*packed, 0, 0, 0));
   pack(up, target(*packed, 0, 1, 0));
   return {.out = 2 * gate.out, .in = gate.in, .packed = std::move(packed)};

@@ -5,6 +5,9 @@
 #include <cmath>
 
 #include "base/rng.h"
+#include "ops/cuda/dequant.cuh"
+#include "ops/cuda/launch.h"
+#include "ops/cuda/mma.cuh"
 #include "ops/cuda/packed.h"
 
 namespace perigee {
@@ -132,6 +135,24 @@ __global__ void transpose_keys(const __nv_bfloat16* kv_b, __nv_bfloat16* keys, M
   }
 }
 
+// A thread widens 8 columns.
+__global__ void widen_kernel(const uint8_t* from, const float* scale, int64_t padded_in, int64_t count,
+                             __nv_bfloat16* to) {
+  dependency_wait();
+  dependency_trigger();
+  const int64_t i = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x;
+  if (i >= count) return;
+  const int64_t row = i * 8 / padded_in, column = i * 8 % padded_in;
+  const float factor = scale[row / 8 * (padded_in / 128) + column / 128];
+  const uint2 bytes = reinterpret_cast<const uint2*>(from)[i];
+  __nv_bfloat162 pairs[4];
+  for (int k = 0; k < 4; ++k) {
+    const float2 v = __bfloat1622float2(as_bf16x2(fp8_pair(k < 2 ? bytes.x : bytes.y, k % 2 * 2)));
+    pairs[k] = __floats2bfloat162_rn(v.x * factor, v.y * factor);
+  }
+  reinterpret_cast<uint4*>(to)[i] = *reinterpret_cast<const uint4*>(pairs);
+}
+
 constexpr int kThreads = 128;
 
 dim3 pack_grid(int64_t groups, int64_t rows) {
@@ -161,6 +182,16 @@ cudaError_t pack_mla_keys(const CudaMatrix& kv_b, const MlaShape& shape, CudaMat
                                                 reinterpret_cast<__nv_bfloat16*>(keys.data.data()), shape,
                                                 keys.padded_in);
   return cudaGetLastError();
+}
+
+cudaError_t widen_fp8(const CudaMatrix& from, uint16_t* to, cudaStream_t stream) {
+  const int64_t count = from.out * from.padded_in / 8;
+  const LaunchShape shape{.grid = dim3(static_cast<unsigned>((count + kThreads - 1) / kThreads)),
+                          .block = dim3(kThreads),
+                          .stream = stream};
+  return launch(widen_kernel, shape, static_cast<const uint8_t*>(from.data.data()),
+                reinterpret_cast<const float*>(from.scale.data()), from.padded_in, count,
+                reinterpret_cast<__nv_bfloat16*>(to));
 }
 
 }  // namespace perigee

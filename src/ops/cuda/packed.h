@@ -61,4 +61,7 @@ cudaError_t pack_matrix(const RawMatrix& raw, const PackTarget& target, cudaStre
 // keys[g][l][d] = kv_b[g * (dn + dv) + d][l].
 cudaError_t pack_mla_keys(const CudaMatrix& kv_b, const MlaShape& shape, CudaMatrix& keys, cudaStream_t stream);
 
+// A packed FP8 matrix as packed bf16 [out][padded_in], scales multiplied in and rounded.
+cudaError_t widen_fp8(const CudaMatrix& from, uint16_t* to, cudaStream_t stream);
+
 }  // namespace perigee

@@ -9,24 +9,29 @@
 
 namespace perigee {
 
-// scores f32 [n, E] is scratch. x bf16 [n, H]; at most kMaxRoutedExperts experts.
+// scores f32 [route_splits()][n, E] is scratch. x bf16 [n, H]; at most kMaxRoutedExperts experts, 64 of them chosen.
+// `fixed_order`: a token's scores are summed in one order whatever the number of tokens.
 constexpr int64_t kMaxRoutedExperts = 1024;
-cudaError_t route_rows(const Tensor& x, const RouterWeight& router, float* scores, const Routing& routing,
-                       cudaStream_t stream);
+int64_t route_splits(int64_t rows, const RouterWeight& router, bool fixed_order);
+cudaError_t route_rows(const Tensor& x, const RouterWeight& router, bool fixed_order, float* scores,
+                       const Routing& routing, cudaStream_t stream);
 
 // Sorts the pairs (token, choice) by expert and cuts each expert's into items of at most item_rows.
 // pairs [n * k], items [moe_max_items()], num_items [1]. Which pair stands where among those of one expert is left
 // open: no result depends on it.
+// counts [sort_counts()] is scratch.
 int64_t moe_max_items(int64_t num_pairs, int64_t num_experts, int64_t item_rows);
-cudaError_t sort_pairs(const int32_t* ids, int64_t num_pairs, int64_t num_experts, int item_rows, const GemmCall& lists,
-                       cudaStream_t stream);
+int64_t sort_counts(int64_t num_pairs, int64_t num_experts);
+cudaError_t sort_pairs(const int32_t* ids, int64_t num_pairs, int64_t num_experts, int item_rows, int32_t* counts,
+                       const GemmCall& lists, cudaStream_t stream);
 
-// y[i] = sum over k of weights[i, k] * parts[i * top_k + k], in the order of k, plus `also`.
+// y[i] = sum over k of weights[i, k] * parts[i * top_k + k], in the order of k, plus `also`. parts bf16 or f32, [n * k,
+// H]; H a multiple of 8.
 struct CombineAlso {
   const Tensor* addend = nullptr;  // [n, H] f32, if any
   bool accumulate = false;         // y itself
 };
-cudaError_t combine_pairs(const float* parts, const Routing& routing, const CombineAlso& also, const Tensor& y,
+cudaError_t combine_pairs(const Tensor& parts, const Routing& routing, const CombineAlso& also, const Tensor& y,
                           cudaStream_t stream);
 
 }  // namespace perigee

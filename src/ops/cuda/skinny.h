@@ -37,6 +37,7 @@ struct GemmCall {
   const int32_t* expert_ids = nullptr;
   int32_t max_items = 0;
   int32_t x_divisor = 1;
+  bool lists_settled = false;  // the lists were complete before the kernel in front began
 };
 
 constexpr int kMaxSkinnyRows = 32;

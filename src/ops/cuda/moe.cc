@@ -1,0 +1,152 @@
+// CudaOps: router, experts and gated MLPs.
+#include "ops/cuda/backend.h"
+#include "ops/cuda/elementwise.h"
+#include "ops/cuda/hopper_gemm.h"
+#include "ops/cuda/route.h"
+#include "ops/cuda/tile_gemm.h"
+
+namespace perigee {
+namespace {
+
+// So few pairs that sorting them costs more than reading an expert twice.
+constexpr int64_t kUnsortedPairs = 16;
+// Pairs an expert gets on average from which on its tile is worth a warpgroup's.
+constexpr int64_t kHopperPairs = 16;
+
+}  // namespace
+
+Routing CudaOps::route(const Tensor& x, const RouterWeight& router) {
+  CHECK(x.cols == router.hidden && router.num_experts <= kMaxRoutedExperts && router.num_groups <= 64 &&
+        router.top_k <= 64);
+  const Routing routing{.num_tokens = x.rows,
+                        .top_k = router.top_k,
+                        .ids = arena_.array<int32_t>(x.rows * router.top_k).data(),
+                        .weights = arena_.array<float>(x.rows * router.top_k).data()};
+  const bool fixed = options_.deterministic;
+  float* scores = arena_.array<float>(route_splits(x.rows, router, fixed) * x.rows * router.num_experts).data();
+  check(route_rows(x, router, fixed, scores, routing, stream()), "route");
+  return routing;
+}
+
+// Sorted by expert where that pays, and by which kernel: few pairs of an expert read its weights at memory speed, many
+// are matrix-bound. Deterministic: one kernel for any number of pairs, whose sums do not depend on it.
+CudaOps::ExpertLists CudaOps::make_lists(const Routing& routing, const ExpertWeights& weights) {
+  const WeightFormat format = static_cast<const CudaExperts&>(*weights.packed).down.format;
+  const int64_t num_pairs = routing.num_tokens * routing.top_k, average = num_pairs / weights.num_experts;
+  ExpertLists lists;
+  if (num_pairs <= kUnsortedPairs) {
+    lists.call.expert_ids = routing.ids;
+    lists.call.max_items = static_cast<int32_t>(num_pairs);
+    return lists;
+  }
+  if (hopper_ && average >= kHopperPairs) {
+    lists.kernel = ExpertKernel::kHopper;
+    lists.item_rows = hopper_item_rows(format);
+  } else if (!options_.deterministic && average > 40) {
+    lists.kernel = ExpertKernel::kTile;
+    lists.item_rows = kTileRows;
+  } else {
+    lists.item_rows = average <= 6 ? 8 : average <= 14 ? 16 : 32;
+  }
+  lists.call.max_items = static_cast<int32_t>(moe_max_items(num_pairs, weights.num_experts, lists.item_rows));
+  lists.call.items = arena_.array<MoeItem>(lists.call.max_items).data();
+  lists.call.pairs = arena_.array<int32_t>(num_pairs).data();
+  lists.call.num_items = arena_.array<int32_t>(1).data();
+  int32_t* counts = arena_.array<int32_t>(sort_counts(num_pairs, weights.num_experts)).data();
+  check(sort_pairs(routing.ids, num_pairs, weights.num_experts, lists.item_rows, counts, lists.call, stream()),
+        "moe_sort");
+  return lists;
+}
+
+void CudaOps::expert_product(const CudaMatrix& weight, GemmCall call, const ExpertLists& lists, const char* op) {
+  call.weight = weight.data.data();
+  call.scale = weight.scale.data();
+  call.weight_stride = weight.matrix_bytes();
+  call.scale_stride = weight.scale_bytes();
+  call.out = static_cast<int32_t>(weight.out);
+  call.in = static_cast<int32_t>(weight.in);
+  call.chunks = static_cast<int32_t>(weight.padded_in / 128);
+  switch (lists.kernel) {
+    case ExpertKernel::kSkinny: return check(skinny_gemm(weight.format, call, lists.item_rows, stream()), op);
+    case ExpertKernel::kTile: return check(tile_gemm(weight.format, call, stream()), op);
+    case ExpertKernel::kHopper: {
+      const auto experts = static_cast<int>(weight.data.size() / static_cast<size_t>(weight.matrix_bytes()));
+      return check(hopper_gemm(weight.format, call, experts, stream()), op);
+    }
+  }
+}
+
+Tensor CudaOps::moe_experts(const Tensor& x, const Routing& routing, const ExpertWeights& weights) {
+  const Tensor y = arena_.tensor(DType::kF32, x.rows, weights.hidden);
+  run_experts(x, routing, make_lists(routing, weights), weights, {.y = y});
+  return y;
+}
+
+Tensor CudaOps::dense_mlp(const Tensor& x, const MlpWeights& w) {
+  const Tensor hidden = arena_.tensor(DType::kBF16, x.rows, w.gate_up.out / 2);
+  const bool bf16 = static_cast<const CudaMatrix&>(*w.gate_up.packed).format == WeightFormat::kBF16;
+  if (x.rows > kMaxSkinnyRows && cublas_ != nullptr && bf16) {
+    check(silu_mul_rows(product(x, w.gate_up, DType::kF32, "dense_mlp"), true, hidden, stream()), "silu_mul");
+    return linear(hidden, w.down, DType::kF32);
+  }
+  multiply(static_cast<const CudaMatrix&>(*w.gate_up.packed),
+           {.x = x.row<const uint16_t>(0),
+            .x_stride = x.row_stride,
+            .y = hidden.data,
+            .y_stride = hidden.row_stride,
+            .rows = static_cast<int32_t>(x.rows),
+            .output = GemmOutput::kSiluMul},
+           "dense_mlp");
+  return linear(hidden, w.down, DType::kF32);
+}
+
+Tensor CudaOps::moe(const Tensor& x, const MoeWeights& w) {
+  const Tensor y = arena_.tensor(DType::kF32, x.rows, w.experts.hidden);
+  run_moe(x, w, {.y = y});
+  return y;
+}
+
+void CudaOps::add_moe(const Tensor& residual, const Tensor& x, const MoeWeights& w) {
+  run_moe(x, w, {.y = residual, .accumulate = true});
+}
+
+void CudaOps::run_moe(const Tensor& x, const MoeWeights& w, ExpertSum to) {
+  const Routing routing = route(x, w.router);
+  ExpertLists lists = make_lists(routing, w.experts);
+  Tensor shared;
+  if (w.shared.down.packed) {
+    shared = dense_mlp(x, w.shared);
+    to.addend = &shared;
+    lists.call.lists_settled = true;
+  }
+  run_experts(x, routing, lists, w.experts, to);
+}
+
+void CudaOps::run_experts(const Tensor& x, const Routing& routing, const ExpertLists& lists,
+                          const ExpertWeights& weights, const ExpertSum& to) {
+  CHECK(x.cols == weights.hidden && weights.num_experts <= kMaxRoutedExperts);
+  const auto& experts = static_cast<const CudaExperts&>(*weights.packed);
+  const int64_t num_pairs = x.rows * routing.top_k;
+  const bool hopper = lists.kernel == ExpertKernel::kHopper;
+  const Tensor hidden = arena_.tensor(DType::kBF16, num_pairs, weights.inter);
+  const Tensor parts = arena_.tensor(hopper ? DType::kBF16 : DType::kF32, num_pairs, weights.hidden);
+  GemmCall up = lists.call;
+  up.x = x.row<const uint16_t>(0);
+  up.x_stride = x.row_stride;
+  up.x_divisor = routing.top_k;
+  up.y = hidden.data;
+  up.y_stride = hidden.row_stride;
+  up.output = GemmOutput::kSiluMul;
+  expert_product(experts.gate_up, up, lists, "moe gate and up");
+  GemmCall down = lists.call;
+  down.lists_settled = true;
+  down.x = hidden.row<const uint16_t>(0);
+  down.x_stride = hidden.row_stride;
+  down.y = parts.data;
+  down.y_stride = parts.row_stride;
+  down.output = hopper ? GemmOutput::kBF16 : GemmOutput::kF32;
+  expert_product(experts.down, down, lists, "moe down");
+  check(combine_pairs(parts, routing, {to.addend, to.accumulate}, to.y, stream()), "moe_combine");
+}
+
+}  // namespace perigee
