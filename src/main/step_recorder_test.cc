@@ -1,0 +1,60 @@
+#include "main/step_recorder.h"
+
+#include <gtest/gtest.h>
+
+namespace perigee {
+namespace {
+
+// A GPU on which every launch is known by the mark that was set when it was made.
+class FakeTrace final : public ActivityTrace {
+ public:
+  Status start(bool) override { return {}; }
+  void mark(uint64_t id) override { current_ = id; }
+  Result<std::vector<DeviceActivity>> stop() override { return std::vector<DeviceActivity>(); }
+  uint64_t launch() const { return current_; }
+
+ private:
+  uint64_t current_ = 0;
+};
+
+TEST(StepRecorder, MarksSayWhatALaunchWasFor) {
+  FakeTrace trace;
+  StepRecorder recorder;
+  recorder.set_mode(StepRecorder::Mode::kMarks, &trace);
+  std::vector<uint64_t> launches;
+  const auto op = [&](std::initializer_list<std::pair<const char*, int>> labels) {
+    recorder.begin_op();
+    for (const auto& [label, count] : labels) {
+      for (int i = 0; i < count; ++i) launches.push_back(trace.launch());
+      recorder.launched(label);
+    }
+    recorder.end_op();
+    launches.push_back(trace.launch());  // outside of ops
+  };
+  recorder.begin_step();
+  op({{"linear", 1}, {"linear", 2}, {"norm", 1}});
+  op({{"linear", 1}});
+  const std::vector<LaunchPlace> want = {{0, "linear", 0},      {0, "linear", 1},       {0, "linear", 1},
+                                         {0, "norm", 0},        {kOutsideModel, "", 0}, {1, "linear", 0},
+                                         {kOutsideModel, "", 0}};
+  ASSERT_EQ(launches.size(), want.size());
+  for (size_t i = 0; i < want.size(); ++i) {
+    const LaunchPlace& place = recorder.marked(launches[i]);
+    EXPECT_EQ(place.op, want[i].op) << i;
+    EXPECT_EQ(place.label, want[i].label) << i;
+    EXPECT_EQ(place.use, want[i].use) << i;
+  }
+}
+
+TEST(StepRecorder, LaunchesOutsideOfOpsAreNobodys) {
+  FakeTrace trace;
+  StepRecorder recorder;
+  recorder.launched("while loading");
+  recorder.set_mode(StepRecorder::Mode::kMarks, &trace);
+  recorder.begin_step();
+  recorder.launched("before the first op");
+  EXPECT_EQ(trace.launch(), 0u);
+}
+
+}  // namespace
+}  // namespace perigee
