@@ -161,9 +161,8 @@ ModelInfo model_info(const ModelConfig& c, const WeightReader& reader) {
 CacheLayout cache_layout_of(const ModelConfig& c, DType cache_dtype) {
   CHECK(cache_dtype == DType::kF32 || cache_dtype == DType::kBF16 || cache_dtype == DType::kF8E4M3, "cache of ",
         dtype_name(cache_dtype));
-  CacheLayout layout{.num_layers = c.num_layers - c.num_kda_layers(),
-                     .row_elements = c.kv_lora + c.rope,
-                     .dtype = cache_dtype};
+  CacheLayout layout{
+      .num_layers = c.num_layers - c.num_kda_layers(), .row_elements = c.kv_lora + c.rope, .dtype = cache_dtype};
   if (c.num_kda_layers() == 0) return layout;
   layout.state_layers = c.num_kda_layers();
   layout.state_heads = c.kda.heads;

@@ -1,8 +1,8 @@
 // CpuContext: what every free function of this backend is given besides its operands.
 #pragma once
 
-#include "ops/cpu/isa.h"
 #include "base/thread_pool.h"
+#include "ops/cpu/isa.h"
 #include "tensor/arena.h"
 
 namespace perigee {

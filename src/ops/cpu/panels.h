@@ -5,8 +5,8 @@
 #include <span>
 #include <vector>
 
-#include "ops/cpu/panel_kernels.h"
 #include "base/thread_pool.h"
+#include "ops/cpu/panel_kernels.h"
 #include "ops/weights.h"
 #include "tensor/arena.h"
 
