@@ -28,8 +28,8 @@ setup-%:
 
 lint: setup-check
 	python3 tools/tidy.py
-	JOBS=$(JOBS) python3 tools/static_checks.py
 	git ls-files -z '*.h' '*.cc' | xargs -0 clang-format-14 --dry-run -Werror
+	JOBS=$(JOBS) python3 tools/static_checks.py
 
 format: setup-check
 	git ls-files -z '*.h' '*.cc' | xargs -0 clang-format-14 -i
