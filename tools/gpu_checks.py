@@ -90,7 +90,7 @@ SECTIONS = {  # name: (seconds, check)
     "golden": (60, lambda r: r.tests("tests/golden/golden_test", "*Cuda*")),
     "conformance": (150, lambda r: r.tests("tests/conformance/conformance_test") and r.tests("tests/conformance/cuda_mla_test")),
     "kernels": (60, lambda r: r.tests("src/exec/cuda/exec_cuda_test") and r.tests("src/tensor/cuda/tensor_cuda_test")),
-    "equality": (150, lambda r: r.tests("tests/equality/equality_test", "Device*:*Cuda")),
+    "equality": (150, lambda r: r.tests("tests/equality/equality_test", "Device*:*Cuda*")),
     "storm": (150, Runner.storm),  # 256 clients on tiny-k2, a fifth of which leave midway; no block may leak
     "score": (150, Runner.score),  # task accuracy of the tiny models against their model cards
     "score-fp8": (150, lambda r: r.score("--kv-cache-dtype", "fp8")),

@@ -140,6 +140,17 @@ TEST_P(Golden, Cuda) {
   EXPECT_LE(d.max, 0.12);
 }
 
+// Rounding the cache moves these made-up models far; the definition with such a cache says how far.
+TEST_P(Golden, CudaFp8Cache) {
+  const auto ops = make_cuda_ops({});
+  if (!ops.ok()) GTEST_SKIP() << ops.error().message;
+  const Differences d = run(**ops, DType::kF8E4M3), defined = run(*make_ref_ops(), DType::kF8E4M3);
+  const Status device = (*ops)->status();
+  ASSERT_TRUE(device.ok()) << device.error().message;
+  EXPECT_GT(d.count, 0);
+  EXPECT_NEAR(d.mean(), defined.mean(), 0.015);
+}
+
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(Golden);
 INSTANTIATE_TEST_SUITE_P(All, Golden, ::testing::ValuesIn(golden_names()), [](const auto& info) { return info.param; });
 
