@@ -10,8 +10,8 @@ namespace {
 
 // So few pairs that sorting them costs more than reading an expert twice.
 constexpr int64_t kUnsortedPairs = 16;
-// Pairs an expert gets on average from which on its tile is worth a warpgroup's.
-constexpr int64_t kHopperPairs = 16;
+// Pairs an expert gets on average from which on they are worth a warpgroup's tile.
+constexpr int64_t kHopperPairs = 8;
 
 }  // namespace
 
