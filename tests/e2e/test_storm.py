@@ -73,7 +73,7 @@ def resident_mib(server):
 
 
 def test_storm(launch, capsys):
-    server = launch("--deterministic", "--selfcheck", "--kv-cache-memory-bytes", "24M", "--max-num-seqs", "64")
+    server = launch("--deterministic", "--selfcheck", "--kv-cache-memory-bytes", "20M", "--max-num-seqs", "64")
     rng = random.Random(11)
     shared = [rng.randrange(2048) for _ in range(300)]
     jobs = [make_job(rng, shared) for _ in range(NUM_REQUESTS)]
