@@ -70,10 +70,9 @@ constexpr int64_t kda_max_chunks(int64_t num_tokens) {
 cudaError_t kda_load_kernels();
 // Decode and verify rows of all sequences; of prefills, the replay of their ring. Padding rows' outputs become zeros.
 cudaError_t kda_step(const KdaCall& call, cudaStream_t stream);
-// Prefill rows, after kda_step: the chunks' relations, then the state through them; pieces of one sequence in order.
-cudaError_t kda_relate(const KdaCall& call, const KdaPieces& pieces, cudaStream_t stream);
+// Prefill rows, after kda_step: the chunks' relations, then the state through the chunks; pieces of one sequence in
+// order. Besides, kda_relate finishes pieces that are through: y = RMSNorm(out) * weight * sigmoid(z).
+cudaError_t kda_relate(const KdaCall& call, const KdaPieces& pieces, const KdaPieces& carried, cudaStream_t stream);
 cudaError_t kda_carry(const KdaCall& call, const KdaPieces& pieces, cudaStream_t stream);
-// The outputs of all prefill rows of the batch: y = RMSNorm(out) * weight * sigmoid(z).
-cudaError_t kda_finish(const KdaCall& call, const float* out, cudaStream_t stream);
 
 }  // namespace perigee

@@ -2,17 +2,19 @@
 // S the state before a chunk and the matrices of KdaChunkData:
 //   corrections = solve (v - k S),   out = q S + qk corrections,   S = decay S + end^T corrections.
 // S is kept in f32, in registers; products read it as two bf16.
+#include "ops/cuda/bulk_copy.cuh"
 #include "ops/cuda/kda_chunk.cuh"
 #include "ops/cuda/launch.h"
 
 namespace perigee {
 namespace {
 
-constexpr int kThreads = 256;
+constexpr int kThreads = 512;
 constexpr int kTail = kKdaTaps - 1;
 constexpr int kManyStages = 2;  // chunks under way and in use, where shared memory has room for them; else one
 constexpr int kStageBytes = kKdaSharedBytes + kKdaSliceBytes;
-static_assert(kStageBytes % 16 == 0 && kKdaSharedBytes % 16 == 0 && kKdaSlice == 32 && kKdaChunk == 32);
+constexpr int kRow128 = 256, kRow32 = 64;  // bytes of a row
+static_assert(kStageBytes % 256 == 0 && kKdaSharedBytes % 256 == 0 && kKdaSlice == 32 && kKdaChunk == 32);
 
 struct Split {
   uint16_t high[kKdaDim * kKdaSlice], low[kKdaDim * kKdaSlice];
@@ -26,35 +28,24 @@ struct Shared {
   Split state;
   SplitTokens errors, corrections;
 };
+constexpr uint32_t kLowOfState = sizeof(Split) / 2, kLowOfTokens = sizeof(SplitTokens) / 2;  // bytes from high to low
+constexpr uint32_t kLowOf128 = kKdaChunk * kRow128, kLowOf32 = kKdaChunk * kRow32;
 
+// Where a lane reads fragments, in bytes from the begin of a matrix that begins at a multiple of 256. Sixteen rows on,
+// an address is larger by 16 rows; 8 n columns on, n even or a matrix of 32 columns, it differs by XOR with 16 n.
 struct Lanes {
   int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   int row = lane / 4, column = lane % 4 * 2;  // of a fragment of sums
+
+  __device__ uint32_t a128() const { return 2 * kda_at128(lane % 16, lane / 16 * 8); }
+  __device__ uint32_t a128_transposed() const { return 2 * kda_at128(lane / 16 * 8 + lane % 8, lane / 8 % 2 * 8); }
+  __device__ uint32_t a32() const { return 2 * kda_at32(lane % 16, lane / 16 * 8); }
+  __device__ uint32_t b32() const { return 2 * kda_at32(lane % 16, lane / 16 * 8); }  // transposed: 16 x 16
 };
 
 __device__ void store_sums(uint16_t* high, uint16_t* low, int row, int column, const float (&sum)[4]) {
   store_split(high, low, kda_at32(row, column), sum[0], sum[1]);
   store_split(high, low, kda_at32(row + 8, column), sum[2], sum[3]);
-}
-
-// Two fragments of B, rows row ... row + 15 and columns column ... column + 15 of a matrix of 32 columns.
-__device__ void load_b(uint32_t (&b)[4], const uint16_t* matrix, int row, int column) {
-  const int lane = threadIdx.x % 32;
-  load_matrix_x4_transposed(b, shared_address(matrix + kda_at32(row + lane % 16, column + lane / 16 * 8)));
-}
-__device__ void load_a32(uint32_t (&a)[4], const uint16_t* matrix, int row, int column) {
-  const int lane = threadIdx.x % 32;
-  load_matrix_x4(a, shared_address(matrix + kda_at32(row + lane % 16, column + lane / 16 * 8)));
-}
-__device__ void load_a128(uint32_t (&a)[4], const uint16_t* matrix, int row, int column) {
-  const int lane = threadIdx.x % 32;
-  load_matrix_x4(a, shared_address(matrix + kda_at128(row + lane % 16, column + lane / 16 * 8)));
-}
-// Rows row ... row + 15 of the transpose of a matrix of 128 columns.
-__device__ void load_a_transposed(uint32_t (&a)[4], const uint16_t* matrix, int row, int column) {
-  const int lane = threadIdx.x % 32;
-  load_matrix_x4_transposed(
-      a, shared_address(matrix + kda_at128(column + lane / 16 * 8 + lane % 8, row + lane / 8 % 2 * 8)));
 }
 
 struct Chunks {
@@ -64,175 +55,176 @@ struct Chunks {
   KdaRun run;
   int head, slice;
 
-  __device__ const uint8_t* data(int index) const {
-    const int64_t slot = piece.first_slot + index;
-    return reinterpret_cast<const uint8_t*>(static_cast<const KdaChunkData*>(pieces.scratch) + slot * call.heads +
-                                            head);
-  }
   __device__ KdaRange range(int index) const { return kda_chunk(run, piece.first_chunk + index); }
-  // The piece's next chunk from `index` on that has tokens; num_chunks: none.
-  __device__ int next(int index) const {
-    for (; index < piece.num_chunks; ++index) {
-      const KdaRange r = range(index);
-      if (r.begin < r.end) break;
-    }
-    return index;
-  }
+  // The piece's chunks that have tokens; they come first.
+  __device__ int count() const { return min(piece.num_chunks, kda_num_chunks(run) - piece.first_chunk); }
+  // By the upper half of the block's threads.
   __device__ void fetch(int index, uint8_t* stage) const {
-    if (index < piece.num_chunks) {
-      const uint8_t* from = data(index);
-      for (int at = threadIdx.x * 16; at < kKdaSharedBytes; at += kThreads * 16)
-        copy_async16(shared_address(stage + at), from + at);
-      from += kKdaSharedBytes + slice * kKdaSliceBytes;
-      for (int at = threadIdx.x * 16; at < kKdaSliceBytes; at += kThreads * 16)
-        copy_async16(shared_address(stage + kKdaSharedBytes + at), from + at);
-    }
-    copy_async_commit();
+    constexpr int kStep = kThreads / 2 * 16;
+    const int at = threadIdx.x % (kThreads / 2) * 16;
+    const auto* from =
+        reinterpret_cast<const uint8_t*>(static_cast<const KdaChunkData*>(pieces.scratch) +
+                                         static_cast<int64_t>(piece.first_slot + index) * call.heads + head);
+    const uint32_t to = shared_address(stage) + at;
+    const uint8_t* values = from + kKdaSharedBytes + slice * kKdaSliceBytes + at;
+    from += at;
+#pragma unroll
+    for (int i = 0; i < kKdaSharedBytes; i += kStep)
+      if (i + kStep <= kKdaSharedBytes || at < kKdaSharedBytes - i) copy_async16(to + i, from + i);
+#pragma unroll
+    for (int i = 0; i < kKdaSliceBytes; i += kStep) copy_async16(to + kKdaSharedBytes + i, values + i);
   }
 };
 
-// A warp's sixteen keys of S by the slice's values, as fragments of sums.
+// Sixteen keys of S by sixteen of the slice's values, a warp's, as fragments of sums.
 struct State {
-  float at[4][4];
+  float at[2][4];
+  int key, value;  // first of the lane's
 
-  __device__ float2* pair(float* unit, const Lanes& l, int slice, int n, int half) const {
-    const int key = 16 * l.warp + l.row + 8 * half;
-    return reinterpret_cast<float2*>(unit + key * kKdaDim + slice * kKdaSlice + 8 * n + l.column);
+  __device__ explicit State(const Lanes& l) : key(l.warp / 2 * 16 + l.row), value(l.warp % 2 * 16 + l.column) {}
+  __device__ float2* pair(float* unit, int slice, int n, int half) const {
+    return reinterpret_cast<float2*>(unit + (key + 8 * half) * kKdaDim + slice * kKdaSlice + value + 8 * n);
   }
-  __device__ void load(float* unit, const Lanes& l, int slice) {
+  __device__ void load(float* unit, int slice) {
 #pragma unroll
-    for (int n = 0; n < 4; ++n)
+    for (int n = 0; n < 2; ++n)
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const float2 x = *pair(unit, l, slice, n, half);
+        const float2 x = *pair(unit, slice, n, half);
         at[n][2 * half] = x.x;
         at[n][2 * half + 1] = x.y;
       }
   }
-  __device__ void store(float* unit, const Lanes& l, int slice) const {
+  __device__ void store(float* unit, int slice) const {
 #pragma unroll
-    for (int n = 0; n < 4; ++n)
+    for (int n = 0; n < 2; ++n)
 #pragma unroll
-      for (int half = 0; half < 2; ++half) *pair(unit, l, slice, n, half) = {at[n][2 * half], at[n][2 * half + 1]};
+      for (int half = 0; half < 2; ++half) *pair(unit, slice, n, half) = {at[n][2 * half], at[n][2 * half + 1]};
   }
-  __device__ void split(Split& to, const Lanes& l) const {
+  __device__ void split(Split& to) const {
 #pragma unroll
-    for (int n = 0; n < 4; ++n) store_sums(to.high, to.low, 16 * l.warp + l.row, 8 * n + l.column, at[n]);
+    for (int n = 0; n < 2; ++n) store_sums(to.high, to.low, key, value + 8 * n, at[n]);
   }
   // S = decay S + end^T corrections
-  __device__ void move(const KdaChunkData& data, const SplitTokens& corrections, const Lanes& l) {
-    const float first = data.decay[16 * l.warp + l.row], second = data.decay[16 * l.warp + l.row + 8];
+  __device__ void move(const Lanes& l, const float* decay, uint32_t end, uint32_t corrections) {
+    const uint32_t a = (end + l.a128_transposed()) ^ (l.warp / 2 * 32);
+    const uint32_t b = (corrections + l.b32()) ^ (l.warp % 2 * 32);
+    const float first = decay[key], second = decay[key + 8];
+    float rest[2][4] = {};
 #pragma unroll
-    for (int n = 0; n < 4; ++n) {
+    for (int n = 0; n < 2; ++n) {
       at[n][0] *= first, at[n][1] *= first;
       at[n][2] *= second, at[n][3] *= second;
     }
 #pragma unroll
     for (int step = 0; step < 2; ++step) {
-      uint32_t high[4], low[4];
-      load_a_transposed(high, data.end_high, 16 * l.warp, 16 * step);
-      load_a_transposed(low, data.end_low, 16 * l.warp, 16 * step);
+      uint32_t high[4], low[4], b_high[4], b_low[4];
+      load_matrix_x4_transposed(high, a + step * 16 * kRow128);
+      load_matrix_x4_transposed(b_high, b + step * 16 * kRow32);
+      load_matrix_x4_transposed(low, a + step * 16 * kRow128 + kLowOf128);
+      load_matrix_x4_transposed(b_low, b + step * 16 * kRow32 + kLowOfTokens);
 #pragma unroll
-      for (int n = 0; n < 4; n += 2) {
-        uint32_t b_high[4], b_low[4];
-        load_b(b_high, corrections.high, 16 * step, 8 * n);
-        load_b(b_low, corrections.low, 16 * step, 8 * n);
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          mma_16x8x16(Bf16(), at[n + i], low, b_high[2 * i], b_high[2 * i + 1]);
-          mma_16x8x16(Bf16(), at[n + i], high, b_low[2 * i], b_low[2 * i + 1]);
-          mma_16x8x16(Bf16(), at[n + i], high, b_high[2 * i], b_high[2 * i + 1]);
-        }
+      for (int n = 0; n < 2; ++n) {
+        mma_16x8x16(Bf16(), at[n], high, b_high[2 * n], b_high[2 * n + 1]);
+        mma_16x8x16(Bf16(), rest[n], high, b_low[2 * n], b_low[2 * n + 1]);
+        mma_16x8x16(Bf16(), rest[n], low, b_high[2 * n], b_high[2 * n + 1]);
       }
     }
+#pragma unroll
+    for (int n = 0; n < 2; ++n)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) at[n][i] += rest[n][i];
   }
 };
 
-// What sixteen rows of k (kLow) or q read of the state, by sixteen values.
+// What sixteen rows of k (kLow) or q read of the state, by sixteen values; a and b are the lane's addresses.
 template <bool kLow>
-__device__ void read_state(const uint16_t* high, const uint16_t* low, const Split& state, int row, int column,
-                           float (&sum)[2][4]) {
-  float rest[2][4] = {};
+__device__ void read_state(uint32_t a, uint32_t b, float (&sum)[2][4]) {
+  float rest[2][4] = {}, last[2][4] = {};
 #pragma unroll
-  for (int key = 0; key < kKdaDim; key += 16) {
-    uint32_t a[4], b_high[4], b_low[4];
-    load_a128(a, high, row, key);
-    load_b(b_high, state.high, key, column);
-    load_b(b_low, state.low, key, column);
+  for (int step = 0; step < 8; ++step) {
+    uint32_t high[4], b_high[4], b_low[4];
+    load_matrix_x4(high, a ^ (32 * step));
+    load_matrix_x4_transposed(b_high, b + step * 16 * kRow32);
+    load_matrix_x4_transposed(b_low, b + step * 16 * kRow32 + kLowOfState);
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
-      mma_16x8x16(Bf16(), sum[n], a, b_high[2 * n], b_high[2 * n + 1]);
-      mma_16x8x16(Bf16(), rest[n], a, b_low[2 * n], b_low[2 * n + 1]);
+      mma_16x8x16(Bf16(), sum[n], high, b_high[2 * n], b_high[2 * n + 1]);
+      mma_16x8x16(Bf16(), rest[n], high, b_low[2 * n], b_low[2 * n + 1]);
     }
     if constexpr (kLow) {
-      load_a128(a, low, row, key);
+      uint32_t low[4];
+      load_matrix_x4(low, (a ^ (32 * step)) + kLowOf128);
 #pragma unroll
-      for (int n = 0; n < 2; ++n) mma_16x8x16(Bf16(), rest[n], a, b_high[2 * n], b_high[2 * n + 1]);
+      for (int n = 0; n < 2; ++n) mma_16x8x16(Bf16(), last[n], low, b_high[2 * n], b_high[2 * n + 1]);
     }
   }
 #pragma unroll
   for (int n = 0; n < 2; ++n)
 #pragma unroll
-    for (int i = 0; i < 4; ++i) sum[n][i] += rest[n][i];
+    for (int i = 0; i < 4; ++i) sum[n][i] += rest[n][i] + last[n][i];
 }
 
 // errors = v - k S of a warp's tile
-__device__ void write_errors(const float* v, const float (&held)[2][4], int row, int column, SplitTokens& errors) {
-  const Lanes l;
+__device__ void write_errors(const Lanes& l, const float* v, const float (&held)[2][4], int row, int column,
+                             SplitTokens& out) {
 #pragma unroll
   for (int n = 0; n < 2; ++n) {
     const int c = column + 8 * n + l.column;
     const float2 first = *reinterpret_cast<const float2*>(v + kda_value_at(row + l.row, c));
     const float2 second = *reinterpret_cast<const float2*>(v + kda_value_at(row + l.row + 8, c));
     const float error[4] = {first.x - held[n][0], first.y - held[n][1], second.x - held[n][2], second.y - held[n][3]};
-    store_sums(errors.high, errors.low, row + l.row, c, error);
+    store_sums(out.high, out.low, row + l.row, c, error);
   }
 }
 
-// corrections = solve errors, a tile of 16 x 8 a warp
-__device__ void solve(const KdaChunkData& data, const SplitTokens& errors, SplitTokens& corrections, const Lanes& l) {
-  const int row = l.warp / 4 * 16, column = l.warp % 4 * 8;
-  float sum[4] = {}, rest[4] = {};
-  uint32_t b_high[4], b_low[4];
-  load_matrix_x4_transposed(b_high, shared_address(errors.high + kda_at32(l.lane, column)));
-  load_matrix_x4_transposed(b_low, shared_address(errors.low + kda_at32(l.lane, column)));
+// corrections = solve errors, a tile of 16 x 16 a warp; a and b are the lane's addresses.
+__device__ void correct(const Lanes& l, uint32_t a, uint32_t b, int row, int column, SplitTokens& out) {
+  float sum[2][4] = {}, rest[2][4] = {}, last[2][4] = {};
 #pragma unroll
   for (int step = 0; step < 2; ++step) {
-    uint32_t high[4], low[4];
-    load_a32(high, data.solve_high, row, 16 * step);
-    load_a32(low, data.solve_low, row, 16 * step);
-    mma_16x8x16(Bf16(), sum, high, b_high[2 * step], b_high[2 * step + 1]);
-    mma_16x8x16(Bf16(), rest, high, b_low[2 * step], b_low[2 * step + 1]);
-    mma_16x8x16(Bf16(), rest, low, b_high[2 * step], b_high[2 * step + 1]);
+    uint32_t high[4], low[4], b_high[4], b_low[4];
+    load_matrix_x4(high, a ^ (32 * step));
+    load_matrix_x4_transposed(b_high, b + step * 16 * kRow32);
+    load_matrix_x4_transposed(b_low, b + step * 16 * kRow32 + kLowOfTokens);
+    load_matrix_x4(low, (a ^ (32 * step)) + kLowOf32);
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+      mma_16x8x16(Bf16(), sum[n], high, b_high[2 * n], b_high[2 * n + 1]);
+      mma_16x8x16(Bf16(), rest[n], high, b_low[2 * n], b_low[2 * n + 1]);
+      mma_16x8x16(Bf16(), last[n], low, b_high[2 * n], b_high[2 * n + 1]);
+    }
   }
 #pragma unroll
-  for (int i = 0; i < 4; ++i) sum[i] += rest[i];
-  store_sums(corrections.high, corrections.low, row + l.row, column + l.column, sum);
+  for (int n = 0; n < 2; ++n) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) sum[n][i] += rest[n][i] + last[n][i];
+    store_sums(out.high, out.low, row + l.row, column + 8 * n + l.column, sum[n]);
+  }
 }
 
 // out = q S (in `sum`) + qk corrections, a tile of 16 x 16 a warp, into the rows of the chunk's tokens.
-__device__ void write_out(const Chunks& c, KdaRange range, const KdaChunkData& data, const SplitTokens& corrections,
-                          int row, int column, float (&sum)[2][4]) {
-  const Lanes l;
+__device__ void write_out(const Chunks& c, KdaRange range, const Lanes& l, uint32_t a, uint32_t b, int row, int column,
+                          float (&sum)[2][4]) {
 #pragma unroll
   for (int step = 0; step < 2; ++step) {
-    uint32_t a[4], b_high[4], b_low[4];
-    load_a32(a, data.qk, row, 16 * step);
-    load_b(b_high, corrections.high, 16 * step, column);
-    load_b(b_low, corrections.low, 16 * step, column);
+    uint32_t high[4], b_high[4], b_low[4];
+    load_matrix_x4(high, a ^ (32 * step));
+    load_matrix_x4_transposed(b_high, b + step * 16 * kRow32);
+    load_matrix_x4_transposed(b_low, b + step * 16 * kRow32 + kLowOfTokens);
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
-      mma_16x8x16(Bf16(), sum[n], a, b_low[2 * n], b_low[2 * n + 1]);
-      mma_16x8x16(Bf16(), sum[n], a, b_high[2 * n], b_high[2 * n + 1]);
+      mma_16x8x16(Bf16(), sum[n], high, b_low[2 * n], b_low[2 * n + 1]);
+      mma_16x8x16(Bf16(), sum[n], high, b_high[2 * n], b_high[2 * n + 1]);
     }
   }
   const int64_t width = static_cast<int64_t>(c.call.heads) * kKdaDim;
+  const int position = range.begin + row + l.row;
+  float* to = c.pieces.out + (c.run.first_row + position - c.run.position) * width + c.head * kKdaDim +
+              c.slice * kKdaSlice + column + l.column;
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int position = range.begin + row + l.row + 8 * half;
-    if (position >= range.end) continue;
-    float* to = c.pieces.out + (c.run.first_row + position - c.run.position) * width + c.head * kKdaDim +
-                c.slice * kKdaSlice + column + l.column;
+  for (int half = 0; half < 2; ++half, to += 8 * width) {
+    if (position + 8 * half >= range.end) continue;
 #pragma unroll
     for (int n = 0; n < 2; ++n) *reinterpret_cast<float2*>(to + 8 * n) = {sum[n][2 * half], sum[n][2 * half + 1]};
   }
@@ -255,11 +247,61 @@ __device__ void write_tail(const Chunks& c, int position, const float* tail, flo
   }
 }
 
+// Four warps read the state with keys and solve, four read it with queries and give the output, eight fetch what comes
+// next; all move the state.
+template <int kStages>
+__device__ void carry(const Chunks& c, Shared<kStages>& shared) {
+  const Lanes l;
+  const int count = c.count();
+  if (count <= 0) return;
+  const bool fetches = l.warp >= 8, reads_keys = l.warp < 4;
+  if (fetches) c.fetch(0, shared.stages[0]);
+  float* unit = kda_unit(c.call.state, c.call.sequences, c.piece.sequence, c.head);
+  constexpr int kState = kKdaDim * kKdaDim;
+  State state(l);
+  state.load(unit, c.slice);
+  state.split(shared.state);
+  const int row = l.warp / 2 % 2 * 16, column = l.warp % 2 * 16;  // of the warp's tile of k S or q S
+  const uint32_t b = l.b32() ^ (2 * column), a32 = row * kRow32 + l.a32(), a128 = row * kRow128 + l.a128();
+  const uint32_t errors = shared_address(&shared.errors), corrections = shared_address(&shared.corrections);
+  for (int index = 0; index < count; ++index) {
+    const auto& data = *reinterpret_cast<const KdaChunkData*>(shared.stages[index % kStages]);
+    if (fetches) copy_async_commit(), copy_async_wait<0>();
+    __syncthreads();
+    if (kStages > 1 && fetches && index + 1 < count) c.fetch(index + 1, shared.stages[(index + 1) % kStages]);
+    float sum[2][4] = {};
+    if (reads_keys) {
+      read_state<true>(shared_address(data.k_high) + a128, shared_address(&shared.state) + b, sum);
+      write_errors(l, data.v[0], sum, row, column, shared.errors);
+      named_barrier(1, 128);
+      correct(l, shared_address(data.solve_high) + a32, errors + b, row, column, shared.corrections);
+    } else if (!fetches) {
+      read_state<false>(shared_address(data.q_high) + a128, shared_address(&shared.state) + b, sum);
+    }
+    __syncthreads();
+    state.move(l, data.decay, shared_address(data.end_high), corrections);
+    state.split(shared.state);
+    const KdaRange range = c.range(index);
+    if (!fetches && !reads_keys)
+      write_out(c, range, l, shared_address(data.qk) + a32, corrections + b, row, column, sum);
+    if (range.end == c.run.checkpoint) {
+      float* checkpoint = kda_checkpoint_unit(c.call.state, c.call.sequences, c.piece.sequence, c.head);
+      state.store(checkpoint, c.slice);
+      if (c.slice == 0) write_tail(c, range.end, unit + kState, checkpoint + kState);
+    }
+    if (range.end == c.run.length && c.slice == 0) write_tail(c, range.end, unit + kState, unit + kState);
+    if constexpr (kStages == 1) {
+      __syncthreads();
+      if (fetches && index + 1 < count) c.fetch(index + 1, shared.stages[0]);
+    }
+  }
+  state.store(unit, c.slice);
+}
+
 template <int kStages>
 __global__ __launch_bounds__(kThreads, 2) void carry_kernel(const __grid_constant__ KdaCall call,
                                                             const __grid_constant__ KdaPieces pieces) {
-  extern __shared__ __align__(128) uint8_t memory[];
-  auto& shared = *reinterpret_cast<Shared<kStages>*>(memory);
+  extern __shared__ __align__(256) uint8_t memory[];
   dependency_wait();
   dependency_trigger();
   const KdaPiece& piece = pieces.pieces[blockIdx.y];
@@ -270,67 +312,7 @@ __global__ __launch_bounds__(kThreads, 2) void carry_kernel(const __grid_constan
                  static_cast<int>(blockIdx.x) / kKdaSlices,
                  static_cast<int>(blockIdx.x) % kKdaSlices};
   if (c.run.length == 0 || !c.run.prefill) return;
-  int index = c.next(0), fetched = index;
-  if (index == piece.num_chunks) return;
-  const Lanes l;
-  constexpr int kAhead = kStages > 1 ? kStages - 1 : 1;
-  for (int i = 0; i < kAhead; ++i, fetched = c.next(fetched + 1)) c.fetch(fetched, shared.stages[i]);
-  float* unit = kda_unit(call.state, call.sequences, piece.sequence, c.head);
-  constexpr int kState = kKdaDim * kKdaDim;
-  State state;
-  state.load(unit, l, c.slice);
-  state.split(shared.state, l);
-  const bool reads_keys = l.warp < 4;
-  const int row = l.warp / 2 % 2 * 16, column = l.warp % 2 * 16;  // of the warp's tile of k S or q S
-  for (int stage = 0; index < piece.num_chunks; index = c.next(index + 1), stage = (stage + 1) % kStages) {
-    copy_async_wait<kAhead - 1>();
-    __syncthreads();
-    if constexpr (kStages > 1) {
-      c.fetch(fetched, shared.stages[(stage + kAhead) % kStages]);
-      fetched = c.next(fetched + 1);
-    }
-    const auto& data = *reinterpret_cast<const KdaChunkData*>(shared.stages[stage]);
-    const KdaRange range = c.range(index);
-    float sum[2][4] = {};
-    if (reads_keys) {
-      read_state<true>(data.k_high, data.k_low, shared.state, row, column, sum);
-      write_errors(data.v[0], sum, row, column, shared.errors);
-    } else {
-      read_state<false>(data.q_high, nullptr, shared.state, row, column, sum);
-    }
-    __syncthreads();
-    solve(data, shared.errors, shared.corrections, l);
-    __syncthreads();
-    if (!reads_keys) write_out(c, range, data, shared.corrections, row, column, sum);
-    state.move(data, shared.corrections, l);
-    state.split(shared.state, l);
-    if (range.end == c.run.checkpoint) {
-      float* checkpoint = kda_checkpoint_unit(call.state, call.sequences, piece.sequence, c.head);
-      state.store(checkpoint, l, c.slice);
-      if (c.slice == 0) write_tail(c, range.end, unit + kState, checkpoint + kState);
-    }
-    if (range.end == c.run.length && c.slice == 0) write_tail(c, range.end, unit + kState, unit + kState);
-    if constexpr (kStages == 1) {
-      __syncthreads();
-      c.fetch(fetched, shared.stages[0]);
-      fetched = c.next(fetched + 1);
-    }
-  }
-  state.store(unit, l, c.slice);
-}
-
-// A warp a (row, head) of a prefill.
-__global__ __launch_bounds__(kThreads) void finish_kernel(const __grid_constant__ KdaCall call, const float* out) {
-  dependency_wait();
-  dependency_trigger();
-  const int lane = threadIdx.x % 32, head = blockIdx.y * (kThreads / 32) + threadIdx.x / 32;
-  const int64_t row = blockIdx.x;
-  if (head >= call.heads) return;
-  const int sequence = call.sequences.row_sequence[row], length = call.sequences.lengths[sequence];
-  if (length == 0 || call.sequences.commit[sequence] != length) return;
-  const float4 o = reinterpret_cast<const float4*>(out + (row * call.heads + head) * kKdaDim)[lane];
-  const float4 z = reinterpret_cast<const float4*>(call.z.row<float>(row) + head * kKdaDim)[lane];
-  kda_gated_norm(call, o, z, call.y.row<uint16_t>(row) + head * kKdaDim);
+  carry(c, *reinterpret_cast<Shared<kStages>*>(memory));
 }
 
 // Whether the device's blocks have shared memory for kManyStages.
@@ -354,8 +336,7 @@ cudaError_t kda_load_carry() {
 cudaError_t kda_load_kernels() {
   for (const auto load : {kda_load_step, kda_load_relate, kda_load_carry})
     if (const cudaError_t error = load(); error != cudaSuccess) return error;
-  cudaFuncAttributes attributes;
-  return cudaFuncGetAttributes(&attributes, finish_kernel);
+  return cudaSuccess;
 }
 
 cudaError_t kda_carry(const KdaCall& call, const KdaPieces& pieces, cudaStream_t stream) {
@@ -366,12 +347,6 @@ cudaError_t kda_carry(const KdaCall& call, const KdaPieces& pieces, cudaStream_t
   return many ? launch(carry_kernel<kManyStages>, {grid, dim3(kThreads), sizeof(Shared<kManyStages>), stream}, call,
                        pieces)
               : launch(carry_kernel<1>, {grid, dim3(kThreads), sizeof(Shared<1>), stream}, call, pieces);
-}
-
-cudaError_t kda_finish(const KdaCall& call, const float* out, cudaStream_t stream) {
-  constexpr int kHeads = kThreads / 32;
-  const dim3 grid(static_cast<unsigned>(call.y.rows), static_cast<unsigned>((call.heads + kHeads - 1) / kHeads));
-  return launch(finish_kernel, {grid, dim3(kThreads), 0, stream}, call, out);
 }
 
 }  // namespace perigee

@@ -75,7 +75,7 @@ Tensor CudaOps::kda_attend(const KdaInputs& in, const KdaWeights& w, const Batch
 }
 
 // Prefills in chunk form, kKdaMaxChunks at a time: while the state goes through some, the relations of the next are
-// computed, in the other half of the scratch memory.
+// computed, in the other half of the scratch memory, and those before them get their outputs.
 void CudaOps::run_prefills(const KdaCall& call, const Batch& batch) {
   int64_t slots = 0;
   for (const SequenceRows& s : batch.sequences)
@@ -84,10 +84,13 @@ void CudaOps::run_prefills(const KdaCall& call, const Batch& batch) {
   const ArenaScope scope(arena_);
   const auto bytes = static_cast<size_t>(kda_scratch_bytes(std::min<int64_t>(slots, kKdaMaxChunks), call.heads));
   void* const scratch[] = {arena_.allocate(bytes), slots > kKdaMaxChunks ? arena_.allocate(bytes) : nullptr};
-  KdaPieces pieces{.scratch = scratch[0], .out = arena_.array<float>(call.y.rows * call.y.cols).data()};
+  float* const out = arena_.array<float>(call.y.rows * call.y.cols).data();
+  KdaPieces pieces{.scratch = scratch[0], .out = out}, carried{.out = out}, finished{.out = out};
   const auto run = [&] {
-    check(kda_relate(call, pieces, stream()), "kda_relate");
+    check(kda_relate(call, pieces, finished, stream()), "kda_relate");
     check(kda_carry(call, pieces, stream()), "kda_carry");
+    finished = carried;
+    carried = pieces;
     pieces.count = pieces.num_slots = 0;
     pieces.beside_carry = true;
     pieces.scratch = scratch[pieces.scratch == scratch[0] ? 1 : 0];
@@ -107,7 +110,9 @@ void CudaOps::run_prefills(const KdaCall& call, const Batch& batch) {
     }
   }
   if (pieces.count > 0) run();
-  check(kda_finish(call, pieces.out, stream()), "kda_finish");
+  check(kda_relate(call, pieces, finished, stream()), "kda_finish");
+  pieces.beside_carry = false;
+  check(kda_relate(call, pieces, carried, stream()), "kda_finish");
 }
 
 }  // namespace perigee

@@ -9,7 +9,8 @@ namespace perigee {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kTokens = 8;         // of a thread, by two channels
+constexpr int kTokens = 8;  // of a thread, by two channels
+constexpr int kLevels = 5;
 constexpr int kHalf = 16;          // rows, and columns, of a level
 constexpr int kRow = kKdaDim + 8;  // elements of a row in shared memory: eight rows touch all banks
 constexpr int kTail = kKdaTaps - 1;
@@ -21,10 +22,12 @@ struct Level {
 };
 struct Shared {
   Level levels[2];
-  float sums[2][2][kKdaChunk][kKdaChunk];  // [half of the channels][qk, kk]
-  float lengths[2][kKdaChunk][4];          // [half of the channels] q.q, k.k, q.k
+  float sums[kLevels][2][2][kHalf][kHalf + 4];  // [level][half of the channels][qk, kk]
+  float lengths[2][kKdaChunk][4];               // [half of the channels] q.q, k.k, q.k
   float of_block[kKdaChunk / kTokens][kKdaDim];
-  float relation[kKdaChunk][kKdaChunk];  // L
+  float relation[kKdaChunk][kKdaChunk];     // L
+  float inverse[kKdaChunk][kKdaChunk + 1];  // (I + L)^-1
+  float product[kHalf][kHalf + 1];
   float diagonal[kKdaChunk], beta[kKdaChunk];
 };
 
@@ -80,23 +83,31 @@ __device__ float2 load_pair(const float* from) {
   return *reinterpret_cast<const float2*>(from);
 }
 
-// The thread's outputs of the convolution of q, k or v; zeros for tokens that are not there.
+__device__ float2 silu(float2 x) {
+  return {x.x * kda_sigmoid(x.x), x.y * kda_sigmoid(x.y)};
+}
+
+// The thread's outputs of the convolution of q, k or v; zeros for tokens that are not there. kInner: all tokens are
+// there, and those before them are rows of the batch too.
+template <bool kInner>
 __device__ void convolve(const Chunk& c, const float* unit, int part, Place at, float2 (&out)[kTokens]) {
   const int64_t width = static_cast<int64_t>(c.call.heads) * kKdaDim;
   const int64_t column = part * width + c.head * kKdaDim + at.channel;
+  const int begin = c.range.begin + at.token;
+  const float* const rows = c.call.qkv.row<float>(c.row(begin - kTail)) + column;
   float2 taps[kKdaTaps], x[kTail + kTokens];
 #pragma unroll
   for (int j = 0; j < kKdaTaps; ++j) taps[j] = load_pair(c.call.conv + j * 3 * width + column);
 #pragma unroll
   for (int i = 0; i < kTail + kTokens; ++i) {
-    const int position = c.range.begin + at.token - kTail + i, before = position - c.run.position;
+    const float* from = rows + i * c.call.qkv.row_stride;
     x[i] = {0, 0};
-    if (position >= c.range.end) continue;
-    x[i] = before < 0
-               ? (before >= -kTail
-                      ? load_pair(unit + kKdaDim * kKdaDim + (part * kTail + kTail + before) * kKdaDim + at.channel)
-                      : x[i])
-               : load_pair(c.call.qkv.row<float>(c.row(position)) + column);
+    if (!kInner) {
+      const int position = begin - kTail + i, before = position - c.run.position;
+      if (before < -kTail || position >= c.range.end) continue;
+      if (before < 0) from = unit + kKdaDim * kKdaDim + (part * kTail + kTail + before) * kKdaDim + at.channel;
+    }
+    x[i] = load_pair(from);
   }
 #pragma unroll
   for (int i = 0; i < kTokens; ++i) {
@@ -106,24 +117,24 @@ __device__ void convolve(const Chunk& c, const float* unit, int part, Place at, 
       sum.x = fmaf(taps[j].x, x[i + j].x, sum.x);
       sum.y = fmaf(taps[j].y, x[i + j].y, sum.y);
     }
-    const bool there = c.range.begin + at.token + i < c.range.end;
-    out[i].x = there ? sum.x * kda_sigmoid(sum.x) : 0.0f;
-    out[i].y = there ? sum.y * kda_sigmoid(sum.y) : 0.0f;
+    out[i] = kInner || begin + i < c.range.end ? silu(sum) : make_float2(0, 0);
   }
 }
 
 // Decay of each of the thread's tokens by itself; 1 for those that are not there.
+template <bool kInner>
 __device__ void decays(const Chunk& c, Place at, float2 (&out)[kTokens]) {
-  const int column = c.head * kKdaDim + at.channel;
+  const int column = c.head * kKdaDim + at.channel, begin = c.range.begin + at.token;
   const float rate = c.call.rate[c.head];
   const float2 bias = load_pair(c.call.dt_bias + column);
+  const float* const rows = c.call.a.row<float>(c.row(begin)) + column;
+#pragma unroll
+  for (int i = 0; i < kTokens; ++i)
+    if (kInner || begin + i < c.range.end) out[i] = load_pair(rows + i * c.call.a.row_stride);
 #pragma unroll
   for (int i = 0; i < kTokens; ++i) {
-    const int position = c.range.begin + at.token + i;
-    out[i] = {1, 1};
-    if (position >= c.range.end) continue;
-    const float2 a = load_pair(c.call.a.row<float>(c.row(position)) + column);
-    out[i] = {expf(kda_log_decay(rate, a.x + bias.x)), expf(kda_log_decay(rate, a.y + bias.y))};
+    const float2 g = {kda_log_decay(rate, out[i].x + bias.x), kda_log_decay(rate, out[i].y + bias.y)};
+    out[i] = kInner || begin + i < c.range.end ? make_float2(expf(g.x), expf(g.y)) : make_float2(1, 1);
   }
 }
 
@@ -168,7 +179,7 @@ __device__ void normalise(Shared& shared, Place at, Part& part) {
   for (int i = 0; i < kTokens; ++i) {
     const float4 a = *reinterpret_cast<const float4*>(shared.lengths[0][at.token + i]);
     const float4 b = *reinterpret_cast<const float4*>(shared.lengths[1][at.token + i]);
-    const float q = 0.08838834764831845f / sqrtf(a.x + b.x + 1e-6f), k = 1.0f / sqrtf(a.y + b.y + 1e-6f);
+    const float q = 0.08838834764831845f * kda_inverse_root(a.x + b.x + 1e-6f), k = kda_inverse_root(a.y + b.y + 1e-6f);
     part.q[i] = {part.q[i].x * q, part.q[i].y * q};
     part.k[i] = {part.k[i].x * k, part.k[i].y * k};
     if (at.channel == 0) shared.diagonal[at.token + i] = (a.z + b.z) * q * k;
@@ -192,61 +203,60 @@ __device__ void write_level(Level& level, Place at, const Part& part) {
 }
 
 // Products of a level: a warp takes one of q and k, eight columns and half of the channels.
-template <int h>
-__device__ void multiply_level(const Level& level, float (*sums)[2][kKdaChunk][kKdaChunk]) {
+__device__ void multiply_level(const Level& level, float (*sums)[2][kHalf][kHalf + 4]) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int matrix = warp / 2 % 2, columns = warp % 2 * 8, half = warp / 4;
-  const auto& high = matrix == 0 ? level.q_high : level.k_high;
-  const auto& low = matrix == 0 ? level.q_low : level.k_low;
-  float sum[4] = {}, rest[4] = {};
+  const uint32_t a = shared_address(matrix == 0 ? &level.q_high[lane % 16][half * 64 + lane / 16 * 8]
+                                                : &level.k_high[lane % 16][half * 64 + lane / 16 * 8]);
+  const uint32_t b = shared_address(&level.left_high[columns + lane % 8][half * 64 + lane / 8 * 8]);
+  constexpr uint32_t kLow = sizeof(level.q_high);  // bytes from high to low
+  float sum[2][4] = {}, rest[2][4] = {};
 #pragma unroll
   for (int step = 0; step < 2; ++step) {
-    const int channel = half * 64 + step * 32;
     uint32_t b_high[4], b_low[4];
-    load_matrix_x4(b_high, shared_address(&level.left_high[columns + lane % 8][channel + lane / 8 * 8]));
-    load_matrix_x4(b_low, shared_address(&level.left_low[columns + lane % 8][channel + lane / 8 * 8]));
+    load_matrix_x4(b_high, b + 64 * step);
+    load_matrix_x4(b_low, b + 64 * step + kLow);
 #pragma unroll
     for (int k = 0; k < 2; ++k) {
-      uint32_t a_high[4], a_low[4];
-      load_matrix_x4(a_high, shared_address(&high[lane % 16][channel + 16 * k + lane / 16 * 8]));
-      load_matrix_x4(a_low, shared_address(&low[lane % 16][channel + 16 * k + lane / 16 * 8]));
-      mma_16x8x16(Bf16(), sum, a_high, b_high[2 * k], b_high[2 * k + 1]);
-      mma_16x8x16(Bf16(), rest, a_high, b_low[2 * k], b_low[2 * k + 1]);
-      mma_16x8x16(Bf16(), rest, a_low, b_high[2 * k], b_high[2 * k + 1]);
+      uint32_t high[4], low[4];
+      load_matrix_x4(high, a + 64 * step + 32 * k);
+      load_matrix_x4(low, a + 64 * step + 32 * k + kLow);
+      mma_16x8x16(Bf16(), sum[k], high, b_high[2 * k], b_high[2 * k + 1]);
+      mma_16x8x16(Bf16(), rest[0], high, b_low[2 * k], b_low[2 * k + 1]);
+      mma_16x8x16(Bf16(), rest[1], low, b_high[2 * k], b_high[2 * k + 1]);
     }
   }
 #pragma unroll
-  for (int n = 0; n < 4; ++n) {
-    const int row = lane / 4 + n / 2 * 8, column = columns + lane % 4 * 2 + n % 2;
-    if (row / h != column / h) continue;
-    const int i = row / h * 2 * h + h + row % h, j = column / h * 2 * h + column % h;
-    sums[half][matrix][i][j] = sum[n] + rest[n];
-  }
+  for (int n = 0; n < 4; ++n) sum[0][n] += sum[1][n] + (rest[0][n] + rest[1][n]);
+  auto& to = sums[half][matrix];
+  const int row = lane / 4, column = columns + lane % 4 * 2;
+  *reinterpret_cast<float2*>(&to[row][column]) = {sum[0][0], sum[0][1]};
+  *reinterpret_cast<float2*>(&to[row + 8][column]) = {sum[0][2], sum[0][3]};
 }
 
 // All levels: sums of q_i . k_j and k_i . k_j, decayed, for j < i. Leaves the decays of the whole chunk in `part`.
 __device__ void relate(Shared& shared, Place at, Part& part) {
   write_level<1>(shared.levels[0], at, part);
   __syncthreads();
-  multiply_level<1>(shared.levels[0], shared.sums);
+  multiply_level(shared.levels[0], shared.sums[0]);
   part.join<1>();
   write_level<2>(shared.levels[1], at, part);
   __syncthreads();
-  multiply_level<2>(shared.levels[1], shared.sums);
+  multiply_level(shared.levels[1], shared.sums[1]);
   part.join<2>();
   write_level<4>(shared.levels[0], at, part);
   __syncthreads();
-  multiply_level<4>(shared.levels[0], shared.sums);
+  multiply_level(shared.levels[0], shared.sums[2]);
   part.join<4>();
   const int block = at.token / kTokens;
   *reinterpret_cast<float2*>(&shared.of_block[block][at.channel]) = part.through[kTokens - 1];
   write_level<8>(shared.levels[1], at, part);
   __syncthreads();
-  multiply_level<8>(shared.levels[1], shared.sums);
+  multiply_level(shared.levels[1], shared.sums[3]);
   part.join(block % 2 == 1, load_pair(&shared.of_block[block ^ 1][at.channel]));
   write_level<16>(shared.levels[0], at, part);
   __syncthreads();
-  multiply_level<16>(shared.levels[0], shared.sums);
+  multiply_level(shared.levels[0], shared.sums[4]);
   const int other = block < 2 ? 2 : 0;
   const float2 x = load_pair(&shared.of_block[other][at.channel]),
                y = load_pair(&shared.of_block[other + 1][at.channel]);
@@ -254,36 +264,67 @@ __device__ void relate(Shared& shared, Place at, Part& part) {
   __syncthreads();
 }
 
-// qk and L from the sums of both halves of the channels.
+// qk and L from the sums of both halves of the channels, at the level of each pair of tokens.
 __device__ void write_relations(Shared& shared, KdaChunkData& data) {
   const int i = threadIdx.x / 8, first = threadIdx.x % 8 * 4;
   const float beta = shared.beta[i];
-  float qk[4];
+  float qk[4], relation[4];
 #pragma unroll
   for (int n = 0; n < 4; ++n) {
     const int j = first + n;
-    qk[n] = j < i ? shared.sums[0][0][i][j] + shared.sums[1][0][i][j] : j == i ? shared.diagonal[i] : 0.0f;
-    shared.relation[i][j] = j < i ? beta * (shared.sums[0][1][i][j] + shared.sums[1][1][i][j]) : 0.0f;
+    qk[n] = j == i ? shared.diagonal[i] : 0.0f;
+    relation[n] = 0;
+    if (j >= i) continue;
+    const int level = 31 - __clz(i ^ j), inside = (1 << level) - 1;
+    const int row = (i >> (level + 1) << level) | (i & inside), column = (j >> (level + 1) << level) | (j & inside);
+    const auto& sums = shared.sums[level];
+    qk[n] = sums[0][0][row][column] + sums[1][0][row][column];
+    relation[n] = beta * (sums[0][1][row][column] + sums[1][1][row][column]);
   }
-  uint32_t* to = reinterpret_cast<uint32_t*>(data.qk + kda_at32(i, first));
-  to[0] = pack_pair(Bf16(), qk[0], qk[1]);
-  to[1] = pack_pair(Bf16(), qk[2], qk[3]);
+  *reinterpret_cast<float4*>(&shared.relation[i][first]) = {relation[0], relation[1], relation[2], relation[3]};
+  *reinterpret_cast<uint2*>(data.qk + kda_at32(i, first)) = {pack_pair(Bf16(), qk[0], qk[1]),
+                                                             pack_pair(Bf16(), qk[2], qk[3])};
 }
 
-// (I + L)^-1 by one warp, a column a lane, row by row.
-__device__ void invert(const Shared& shared, KdaChunkData& data) {
-  const int lane = threadIdx.x % 32;
-  float x[kKdaChunk];
+// (I + L)^-1 of the two diagonal blocks of 16, by one warp: a column a lane, row by row.
+__device__ void invert_blocks(Shared& shared) {
+  const int lane = threadIdx.x % 32, block = lane / kHalf * kHalf, column = lane % kHalf;
+  float x[kHalf];
 #pragma unroll
-  for (int i = 0; i < kKdaChunk; ++i) {
-    float sum[4] = {lane == i ? 1.0f : 0.0f, 0, 0, 0};
+  for (int i = 0; i < kHalf; ++i) {
+    float sum[4] = {column == i ? 1.0f : 0.0f, 0, 0, 0};
 #pragma unroll
-    for (int j = 0; j < i; ++j) sum[j % 4] = fmaf(-shared.relation[i][j], x[j], sum[j % 4]);
+    for (int j = 0; j < i; j += 4) {
+      const float4 l = *reinterpret_cast<const float4*>(&shared.relation[block + i][block + j]);
+      sum[0] = fmaf(-l.x, x[j], sum[0]);
+      if (j + 1 < i) sum[1] = fmaf(-l.y, x[j + 1], sum[1]);
+      if (j + 2 < i) sum[2] = fmaf(-l.z, x[j + 2], sum[2]);
+      if (j + 3 < i) sum[3] = fmaf(-l.w, x[j + 3], sum[3]);
+    }
     x[i] = sum[0] + sum[1] + (sum[2] + sum[3]);
-    const SplitPair pair = split_pair(x[i], 0);
-    data.solve_high[kda_at32(i, lane)] = static_cast<uint16_t>(pair.high);
-    data.solve_low[kda_at32(i, lane)] = static_cast<uint16_t>(pair.low);
+    shared.inverse[block + i][lane] = x[i];
+    shared.inverse[block + i][lane ^ kHalf] = 0;
   }
+}
+
+// The block below the diagonal: (I + L)^-1 of [A 0; B C] is [A^-1 0; -C^-1 B A^-1, C^-1]. Then all of it is written.
+__device__ void finish_inverse(Shared& shared, KdaChunkData& data) {
+  const int i = threadIdx.x / kHalf, column = threadIdx.x % kHalf;
+  float sum = 0;
+#pragma unroll
+  for (int j = 0; j < kHalf; ++j) sum = fmaf(shared.relation[kHalf + i][j], shared.inverse[j][column], sum);
+  shared.product[i][column] = sum;
+  __syncthreads();
+  sum = 0;
+#pragma unroll
+  for (int j = 0; j < kHalf; ++j) sum = fmaf(shared.inverse[kHalf + i][kHalf + j], shared.product[j][column], sum);
+  shared.inverse[kHalf + i][column] = -sum;
+  __syncthreads();
+  const int row = threadIdx.x / 8, first = threadIdx.x % 8 * 4, to = kda_at32(row, first);
+  const float* x = &shared.inverse[row][first];
+  const SplitPair left = split_pair(x[0], x[1]), right = split_pair(x[2], x[3]);
+  *reinterpret_cast<uint2*>(data.solve_high + to) = {left.high, right.high};
+  *reinterpret_cast<uint2*>(data.solve_low + to) = {left.low, right.low};
 }
 
 __device__ void write_rows(const Shared& shared, Place at, const Part& part, KdaChunkData& data) {
@@ -299,9 +340,10 @@ __device__ void write_rows(const Shared& shared, Place at, const Part& part, Kda
   if (at.token + kTokens == kKdaChunk) *reinterpret_cast<float2*>(data.decay + at.channel) = part.through[kTokens - 1];
 }
 
+template <bool kInner>
 __device__ void write_values(const Chunk& c, const Shared& shared, const float* unit, Place at, KdaChunkData& data) {
   float2 v[kTokens];
-  convolve(c, unit, 2, at, v);
+  convolve<kInner>(c, unit, 2, at, v);
 #pragma unroll
   for (int i = 0; i < kTokens; ++i) {
     const int row = at.token + i;
@@ -311,47 +353,89 @@ __device__ void write_values(const Chunk& c, const Shared& shared, const float* 
   }
 }
 
-// The chunk in slot blockIdx.y of head blockIdx.x.
-__device__ void relate_chunk(const KdaCall& call, const KdaPieces& pieces, Shared& shared) {
-  const int head = blockIdx.x, slot = blockIdx.y;
-  int p = 0;
-  while (p + 1 < pieces.count && slot >= pieces.pieces[p + 1].first_slot) ++p;
-  const KdaPiece& piece = pieces.pieces[p];
-  Chunk c{call, KdaRun(call.sequences, piece.sequence), {}, piece.sequence, head};
-  if (c.run.length == 0 || !c.run.prefill) return;
-  c.range = kda_chunk(c.run, piece.first_chunk + slot - piece.first_slot);
-  if (c.range.begin >= c.range.end) return;
-  const float* unit = kda_unit(call.state, call.sequences, piece.sequence, head);
-  KdaChunkData& data = static_cast<KdaChunkData*>(pieces.scratch)[static_cast<int64_t>(slot) * call.heads + head];
-  if (threadIdx.x < kKdaChunk) {
-    const int position = c.range.begin + static_cast<int>(threadIdx.x);
-    shared.beta[threadIdx.x] =
-        position < c.range.end ? kda_sigmoid(__bfloat162float(call.b.row<__nv_bfloat16>(c.row(position))[head])) : 0.0f;
-  }
+template <bool kInner>
+__device__ void relate_tokens(const Chunk& c, const float* unit, Shared& shared, KdaChunkData& data) {
   const Place at;
   Part part;
-  convolve(c, unit, 0, at, part.q);
-  convolve(c, unit, 1, at, part.k);
-  decays(c, at, part.through);
+  convolve<kInner>(c, unit, 0, at, part.q);
+  convolve<kInner>(c, unit, 1, at, part.k);
+  decays<kInner>(c, at, part.through);
 #pragma unroll
   for (int i = 0; i < kTokens; ++i) part.after[i] = {1, 1};
   normalise(shared, at, part);
   relate(shared, at, part);
   write_relations(shared, data);
-  write_rows(shared, at, part, data);
   __syncthreads();
-  if (threadIdx.x / 32 == 0) invert(shared, data);
-  write_values(c, shared, unit, at, data);
+  if (threadIdx.x / 32 == 0) invert_blocks(shared);
+  write_rows(shared, at, part, data);
+  write_values<kInner>(c, shared, unit, at, data);
+  __syncthreads();
+  finish_inverse(shared, data);
 }
 
+// The chunk in a slot of some pieces; without tokens where it is not there.
+__device__ Chunk chunk_of(const KdaCall& call, const KdaPieces& pieces, int slot) {
+  int p = 0;
+  while (p + 1 < pieces.count && slot >= pieces.pieces[p + 1].first_slot) ++p;
+  const KdaPiece& piece = pieces.pieces[p];
+  Chunk c{call, KdaRun(call.sequences, piece.sequence), {}, piece.sequence, static_cast<int32_t>(blockIdx.x)};
+  if (c.run.length > 0 && c.run.prefill) c.range = kda_chunk(c.run, piece.first_chunk + slot - piece.first_slot);
+  return c;
+}
+
+__device__ void relate_chunk(const Chunk& c, Shared& shared, KdaChunkData& data) {
+  if (threadIdx.x < kKdaChunk) {
+    const int position = c.range.begin + static_cast<int>(threadIdx.x);
+    shared.beta[threadIdx.x] = position < c.range.end
+                                   ? kda_sigmoid(__bfloat162float(c.call.b.row<__nv_bfloat16>(c.row(position))[c.head]))
+                                   : 0.0f;
+  }
+  const float* unit = kda_unit(c.call.state, c.call.sequences, c.sequence, c.head);
+  const bool inner = c.range.begin - kTail >= c.run.position && c.range.end - c.range.begin == kKdaChunk;
+  inner ? relate_tokens<true>(c, unit, shared, data) : relate_tokens<false>(c, unit, shared, data);
+}
+
+// The outputs of a chunk from what kda_carry left of them, a warp a row. Other kernels wrote it lately: past L1.
+__device__ void finish_chunk(const Chunk& c, const float* out) {
+  constexpr int kWarps = kThreads / 32;
+  const int lane = threadIdx.x % 32, first = c.range.begin + static_cast<int>(threadIdx.x) / 32;
+  const float4 weight = reinterpret_cast<const float4*>(c.call.o_norm)[lane];
+  float4 o[kKdaChunk / kWarps] = {}, z[kKdaChunk / kWarps] = {};
+#pragma unroll
+  for (int i = 0; i < kKdaChunk / kWarps; ++i) {
+    const int position = first + i * kWarps;
+    if (position >= c.range.end) continue;
+    const int64_t row = c.row(position);
+    o[i] = __ldcg(reinterpret_cast<const float4*>(out + (row * c.call.heads + c.head) * kKdaDim) + lane);
+    z[i] = reinterpret_cast<const float4*>(c.call.z.row<float>(row) + c.head * kKdaDim)[lane];
+  }
+#pragma unroll
+  for (int i = 0; i < kKdaChunk / kWarps; ++i) {
+    const int position = first + i * kWarps;
+    if (position < c.range.end)
+      kda_gated_norm(o[i], weight, c.call.eps, z[i], c.call.y.row<uint16_t>(c.row(position)) + c.head * kKdaDim);
+  }
+}
+
+// Blocks (head, slot of `pieces`) relate, blocks after them (head, slot of `carried`) finish.
 __global__ __launch_bounds__(kThreads, 2) void relate_kernel(const __grid_constant__ KdaCall call,
-                                                             const __grid_constant__ KdaPieces pieces) {
+                                                             const __grid_constant__ KdaPieces pieces,
+                                                             const __grid_constant__ KdaPieces carried) {
   extern __shared__ __align__(16) uint8_t memory[];
   if (!pieces.beside_carry) {
     dependency_wait();
     dependency_trigger();
   }
-  relate_chunk(call, pieces, *reinterpret_cast<Shared*>(memory));
+  const int slot = blockIdx.y;
+  const bool relates = slot < pieces.num_slots;
+  const Chunk c = relates ? chunk_of(call, pieces, slot) : chunk_of(call, carried, slot - pieces.num_slots);
+  if (c.range.begin < c.range.end) {
+    if (relates)
+      relate_chunk(c, *reinterpret_cast<Shared*>(memory),
+                   static_cast<KdaChunkData*>(pieces.scratch)[static_cast<int64_t>(slot) * call.heads + c.head]);
+    else
+      finish_chunk(c, carried.out);
+  }
   if (pieces.beside_carry) dependency_wait();  // complete no earlier than the kernel before, as all others
 }
 
@@ -365,10 +449,10 @@ cudaError_t kda_load_relate() {
   return allow_shared(relate_kernel, sizeof(Shared));
 }
 
-cudaError_t kda_relate(const KdaCall& call, const KdaPieces& pieces, cudaStream_t stream) {
-  if (pieces.num_slots == 0) return cudaSuccess;
-  const dim3 grid(static_cast<unsigned>(call.heads), static_cast<unsigned>(pieces.num_slots));
-  return launch(relate_kernel, {grid, dim3(kThreads), sizeof(Shared), stream}, call, pieces);
+cudaError_t kda_relate(const KdaCall& call, const KdaPieces& pieces, const KdaPieces& carried, cudaStream_t stream) {
+  if (pieces.num_slots + carried.num_slots == 0) return cudaSuccess;
+  const dim3 grid(static_cast<unsigned>(call.heads), static_cast<unsigned>(pieces.num_slots + carried.num_slots));
+  return launch(relate_kernel, {grid, dim3(kThreads), sizeof(Shared), stream}, call, pieces, carried);
 }
 
 }  // namespace perigee

@@ -1,10 +1,11 @@
-#include "ops/cuda/kda.cuh"
+#include "ops/cuda/bulk_copy.cuh"
+#include "ops/cuda/kda_chunk.cuh"
 #include "ops/cuda/launch.h"
 
 namespace perigee {
 namespace {
 
-constexpr int kThreads = 512;                // a warp eight values of the state, a lane eight keys by four values
+constexpr int kThreads = 512;                // a warp 32 keys of 32 values of the state, a lane eight of four
 constexpr int kMaxTokens = 2 * kKdaMaxRing;  // replayed and new
 constexpr int kTail = kKdaTaps - 1;
 constexpr int kFetched = 4;  // tokens whose inputs are under way at a time
@@ -14,96 +15,132 @@ struct Shared {
   float decayed_q[kMaxTokens][kKdaDim];  // q until it is normalised
   float decayed_k[kMaxTokens][kKdaDim];
   float out[kKdaMaxRing][kKdaDim];
-  float qk[kMaxTokens], beta[kMaxTokens];
+  // Of two tokens in turn, what each quarter of the keys reads of the state with decayed_k and with decayed_q.
+  float read[2][4][2][kKdaDim];
+  float qk[kMaxTokens], beta[kMaxTokens], o_norm[kKdaDim];
 };
 
-// One head of one sequence: its tokens [committed, end), of which those before `position` lie in the ring.
+// One head of one sequence: `count` tokens from the committed one on, of which `replayed` lie in the ring and the rest
+// are rows of the batch.
 struct Step {
   const KdaCall& call;
-  int32_t sequence, head;
+  int32_t head;
   KdaRun run;
-  int32_t end, count;
+  int32_t count, replayed, ring_begin;
+  uint8_t* ring_base;
 
-  __device__ Step(const KdaCall& c, int32_t sequence_, int32_t head_)
-      : call(c), sequence(sequence_), head(head_), run(c.sequences, sequence_) {
-    end = run.prefill ? run.position : run.length;
-    count = end - run.committed;
+  __device__ Step(const KdaCall& c, int32_t sequence, int32_t head_)
+      : call(c), head(head_), run(c.sequences, sequence) {
+    ring_base = c.state.ring_token(c.sequences.slots[sequence], head, 0);
+    replayed = run.position - run.committed;
+    count = replayed + (run.prefill ? 0 : run.rows);
+    ring_begin = run.committed % c.state.ring_tokens;
   }
-  __device__ float* ring(int32_t position) const {
-    return reinterpret_cast<float*>(call.state.ring_token(call.sequences.slots[sequence], head, position));
+  // Of token i <= 2 ring_tokens.
+  __device__ float* ring(int i) const {
+    int at = ring_begin + i;
+    at -= at >= call.state.ring_tokens ? call.state.ring_tokens : 0;
+    at -= at >= call.state.ring_tokens ? call.state.ring_tokens : 0;
+    return reinterpret_cast<float*>(ring_base + at * call.state.ring_token_bytes);
   }
-  __device__ int64_t row(int32_t position) const { return run.first_row + position - run.position; }
+  __device__ int64_t row(int i) const { return run.first_row + i - replayed; }
+  // After how many tokens the checkpoint is due; never: -1.
+  __device__ int checkpoint() const {
+    const int at = run.checkpoint - run.committed;
+    return at > 0 && at <= replayed ? at : -1;
+  }
+};
+
+// A thread's weights: the taps of a channel of q, k or v, or the decay's rate and bias of one.
+struct Weights {
+  float taps[kKdaTaps];
+
+  __device__ Weights(const KdaCall& call, int part, int column) {
+    const int64_t width = static_cast<int64_t>(call.heads) * kKdaDim;
+#pragma unroll
+    for (int j = 0; j < kKdaTaps; ++j) {
+      const int64_t tap = j * 3 * width + part * width + column;
+      taps[j] = part < 3 ? call.conv[tap] : j == 0 ? call.rate[column / kKdaDim] : call.dt_bias[column];
+    }
+  }
 };
 
 // Channel `channel` of part 0, 1, 2 (q, k, v): the convolution of all tokens, into `out` [tokens][128]. The inputs of
 // new tokens go into the ring, and the last ones before the committed position into the tail; only this thread reads
 // what it overwrites there.
-__device__ void convolve(const Step& s, int part, int channel, float* tail, float* checkpoint_tail,
+__device__ void convolve(const Step& s, const Weights& w, int part, int channel, float* tail, float* checkpoint_tail,
                          float (*out)[kKdaDim]) {
-  const int64_t width = static_cast<int64_t>(s.call.heads) * kKdaDim;
-  const int64_t column = part * width + s.head * kKdaDim + channel;
-  float taps[kKdaTaps], window[kKdaTaps];
+  const int64_t column = (static_cast<int64_t>(part) * s.call.heads + s.head) * kKdaDim + channel;
+  const int in_ring = part * kKdaDim + channel;
+  tail += part * kTail * kKdaDim + channel;
+  checkpoint_tail += part * kTail * kKdaDim + channel;
+  float window[kKdaTaps];
 #pragma unroll
-  for (int j = 0; j < kKdaTaps; ++j) taps[j] = s.call.conv[j * 3 * width + column];
-#pragma unroll
-  for (int j = 0; j < kTail; ++j) window[j] = tail[(part * kTail + j) * kKdaDim + channel];
+  for (int j = 0; j < kTail; ++j) window[j] = tail[j * kKdaDim];
   const auto keep = [&](float* to) {
 #pragma unroll
-    for (int j = 0; j < kTail; ++j) to[(part * kTail + j) * kKdaDim + channel] = window[j];
+    for (int j = 0; j < kTail; ++j) to[j * kKdaDim] = window[j];
   };
+  const int checkpoint = s.checkpoint();
   for (int first = 0; first < s.count; first += kFetched) {
     float x[kFetched];
 #pragma unroll
     for (int i = 0; i < kFetched; ++i) {
-      const int32_t position = s.run.committed + first + i;
-      if (position >= s.end) continue;
-      x[i] = position < s.run.position ? s.ring(position)[part * kKdaDim + channel]
-                                       : s.call.qkv.row<float>(s.row(position))[column];
+      const int t = first + i;
+      if (t < s.count) x[i] = t < s.replayed ? s.ring(t)[in_ring] : s.call.qkv.row<float>(s.row(t))[column];
     }
 #pragma unroll
     for (int i = 0; i < kFetched; ++i) {
-      const int32_t position = s.run.committed + first + i;
-      if (position >= s.end) continue;
-      if (first + i > 0 && position == s.run.checkpoint && checkpoint_tail != nullptr) keep(checkpoint_tail);
-      if (first + i > 0 && position == s.run.position) keep(tail);
+      const int t = first + i;
+      if (t >= s.count) continue;
       window[kTail] = x[i];
-      float sum = taps[0] * window[0];
+      float sum = w.taps[0] * window[0];
 #pragma unroll
-      for (int j = 1; j < kKdaTaps; ++j) sum = fmaf(taps[j], window[j], sum);
-      out[first + i][channel] = sum * kda_sigmoid(sum);
+      for (int j = 1; j < kKdaTaps; ++j) sum = fmaf(w.taps[j], window[j], sum);
+      out[t][channel] = sum * kda_sigmoid(sum);
 #pragma unroll
       for (int j = 0; j < kTail; ++j) window[j] = window[j + 1];
-      if (position >= s.run.position) s.ring(position)[part * kKdaDim + channel] = x[i];
+      if (t >= s.replayed) s.ring(t)[in_ring] = x[i];
+      if (t + 1 == checkpoint) keep(checkpoint_tail);
+      if (t + 1 == s.replayed) keep(tail);
     }
   }
-  if (s.end != s.run.position) return;  // of a prefill: all tokens count
-  if (s.end == s.run.checkpoint && checkpoint_tail != nullptr) keep(checkpoint_tail);
-  keep(tail);
 }
 
-// Decays of a channel and, by the first thread, beta.
-__device__ void gates(const Step& s, int channel, Shared& shared) {
-  const int column = s.head * kKdaDim + channel;
-  const float rate = s.call.rate[s.head], bias = s.call.dt_bias[column];
-  for (int i = 0; i < s.count; ++i) {
-    const int32_t position = s.run.committed + i;
-    float* ring = s.ring(position);
-    float g, beta = 0;
-    if (position < s.run.position) {
-      g = ring[3 * kKdaDim + channel];
-      if (channel == 0) beta = ring[4 * kKdaDim];
-    } else {
-      const int64_t row = s.row(position);
-      g = kda_log_decay(rate, s.call.a.row<float>(row)[column] + bias);
-      ring[3 * kKdaDim + channel] = g;
-      if (channel == 0) {
-        beta = kda_sigmoid(__bfloat162float(s.call.b.row<__nv_bfloat16>(row)[s.head]));
-        ring[4 * kKdaDim] = beta;
-      }
+// Decays of a channel. As above: in the ring a thread overwrites what it alone has read before.
+__device__ void decays(const Step& s, const Weights& w, int channel, float (*out)[kKdaDim]) {
+  for (int first = 0; first < s.count; first += kFetched) {
+    float x[kFetched];
+#pragma unroll
+    for (int i = 0; i < kFetched; ++i) {
+      const int t = first + i;
+      if (t >= s.count) continue;
+      x[i] =
+          t < s.replayed ? s.ring(t)[3 * kKdaDim + channel] : s.call.a.row<float>(s.row(t))[s.head * kKdaDim + channel];
     }
-    shared.decay[i][channel] = expf(g);
-    if (channel == 0) shared.beta[i] = beta;
+#pragma unroll
+    for (int i = 0; i < kFetched; ++i) {
+      const int t = first + i;
+      if (t >= s.count) continue;
+      const float g = t < s.replayed ? x[i] : kda_log_decay(w.taps[0], x[i] + w.taps[1]);
+      if (t >= s.replayed) s.ring(t)[3 * kKdaDim + channel] = g;
+      out[t][channel] = expf(g);
+    }
   }
+}
+
+// beta of all tokens, by one warp.
+__device__ void betas(const Step& s, float* out) {
+  const int t = threadIdx.x % 32;
+  float beta = 0;
+  if (t < s.replayed)
+    beta = s.ring(t)[4 * kKdaDim];
+  else if (t < s.count)
+    beta = kda_sigmoid(__bfloat162float(s.call.b.row<__nv_bfloat16>(s.row(t))[s.head]));
+  __syncwarp();  // a new token may take the place of one just read
+  if (t >= s.count) return;
+  if (t >= s.replayed) s.ring(t)[4 * kKdaDim] = beta;
+  out[t] = beta;
 }
 
 // q and k of token t to length 128^-1/2 and 1, times the token's decay where the state is read with them.
@@ -115,7 +152,7 @@ __device__ void normalise(Shared& shared, int t) {
   const float qq = warp_total(q.x * q.x + q.y * q.y + q.z * q.z + q.w * q.w);
   const float kk = warp_total(k.x * k.x + k.y * k.y + k.z * k.z + k.w * k.w);
   const float qk = warp_total(q.x * k.x + q.y * k.y + q.z * k.z + q.w * k.w);
-  const float q_scale = 0.08838834764831845f / sqrtf(qq + 1e-6f), k_scale = 1.0f / sqrtf(kk + 1e-6f);
+  const float q_scale = 0.08838834764831845f * kda_inverse_root(qq + 1e-6f), k_scale = kda_inverse_root(kk + 1e-6f);
   const float4 key = {k.x * k_scale, k.y * k_scale, k.z * k_scale, k.w * k_scale};
   reinterpret_cast<float4*>(shared.k[t])[lane] = key;
   reinterpret_cast<float4*>(shared.decayed_k[t])[lane] = {key.x * decay.x, key.y * decay.y, key.z * decay.z,
@@ -137,130 +174,149 @@ __device__ void decay_and_add(float4& s, float decay, float k, const float4& cor
   s.z = fmaf(k, correction.z, decay * s.z);
   s.w = fmaf(k, correction.w, decay * s.w);
 }
+__device__ float4 plus(const float4& a, const float4& b) {
+  return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w};
+}
 __device__ float4 shuffle_xor(const float4& x, int mask) {
   return {__shfl_xor_sync(~0u, x.x, mask), __shfl_xor_sync(~0u, x.y, mask), __shfl_xor_sync(~0u, x.z, mask),
           __shfl_xor_sync(~0u, x.w, mask)};
 }
+__device__ float4 load_four(const float* from) {
+  return *reinterpret_cast<const float4*>(from);
+}
 
-// A lane's part of S [128 keys][128 values]: keys 4 (lane / 2) + j and those 64 later, values 8 warp + 4 (lane % 2)
-// ....
+// A lane's part of S [128 keys][128 values]: eight keys from `key` on, four values from `value` on. The four warps of
+// the same values hold a quarter of the keys each.
 struct StatePart {
   float4 at[8];
+  int quarter, key, value;
 
-  static __device__ int offset(int i) {
+  __device__ StatePart() {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    return (64 * (i / 4) + 4 * (lane / 2) + i % 4) * kKdaDim + 8 * warp + 4 * (lane % 2);
+    quarter = warp / 4;
+    key = 32 * quarter + lane / 8 * 8;
+    value = warp % 4 * 32 + lane % 8 * 4;
   }
   __device__ void load(const float* unit) {
 #pragma unroll
-    for (int i = 0; i < 8; ++i) at[i] = __ldcg(reinterpret_cast<const float4*>(unit + offset(i)));
+    for (int i = 0; i < 8; ++i) at[i] = __ldcg(reinterpret_cast<const float4*>(unit + (key + i) * kKdaDim + value));
   }
   __device__ void store(float* unit) const {
 #pragma unroll
-    for (int i = 0; i < 8; ++i) __stcg(reinterpret_cast<float4*>(unit + offset(i)), at[i]);
+    for (int i = 0; i < 8; ++i) __stcg(reinterpret_cast<float4*>(unit + (key + i) * kKdaDim + value), at[i]);
   }
 
   // S = decay S + k correction^T, correction = beta (v - k^T decay S). q^T S goes to `out` where it is not null: it is
   // q^T decay S + (q . k) correction, so that S is passed once.
-  __device__ void move(const Shared& shared, int t, float* out) {
-    const int lane = threadIdx.x % 32, group = lane / 2, column = 8 * (threadIdx.x / 32) + 4 * (lane % 2);
+  __device__ void move(Shared& shared, int t, float* out) {
+    const int lane = threadIdx.x % 32;
     float4 held = {}, seen = {};
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const float4 k = reinterpret_cast<const float4*>(shared.decayed_k[t])[16 * half + group];
-      const float4 q = reinterpret_cast<const float4*>(shared.decayed_q[t])[16 * half + group];
-      accumulate(held, k.x, at[4 * half]), accumulate(seen, q.x, at[4 * half]);
-      accumulate(held, k.y, at[4 * half + 1]), accumulate(seen, q.y, at[4 * half + 1]);
-      accumulate(held, k.z, at[4 * half + 2]), accumulate(seen, q.z, at[4 * half + 2]);
-      accumulate(held, k.w, at[4 * half + 3]), accumulate(seen, q.w, at[4 * half + 3]);
+    for (int i = 0; i < 8; i += 4) {
+      const float4 k = load_four(&shared.decayed_k[t][key + i]), q = load_four(&shared.decayed_q[t][key + i]);
+      accumulate(held, k.x, at[i]), accumulate(seen, q.x, at[i]);
+      accumulate(held, k.y, at[i + 1]), accumulate(seen, q.y, at[i + 1]);
+      accumulate(held, k.z, at[i + 2]), accumulate(seen, q.z, at[i + 2]);
+      accumulate(held, k.w, at[i + 3]), accumulate(seen, q.w, at[i + 3]);
     }
     // The lower half of the warp sums `held` over the keys, the upper half `seen`.
     const bool upper = lane >= 16;
-    float4 sum = upper ? seen : held;
-    const float4 given = upper ? held : seen;
-    for (int mask = 16; mask >= 2; mask /= 2) {
-      const float4 other = shuffle_xor(mask == 16 ? given : sum, mask);
-      sum = {sum.x + other.x, sum.y + other.y, sum.z + other.z, sum.w + other.w};
-    }
-    const float4 v = *reinterpret_cast<const float4*>(&shared.v[t][column]);
+    float4 sum = plus(upper ? seen : held, shuffle_xor(upper ? held : seen, 16));
+    sum = plus(sum, shuffle_xor(sum, 8));
+    auto& read = shared.read[t % 2];
+    if (lane % 16 < 8) *reinterpret_cast<float4*>(&read[quarter][upper ? 1 : 0][value]) = sum;
+    named_barrier(1 + value / 32, kThreads / 4);
+    const auto total = [&](int which) {
+      return plus(plus(load_four(&read[0][which][value]), load_four(&read[1][which][value])),
+                  plus(load_four(&read[2][which][value]), load_four(&read[3][which][value])));
+    };
+    held = total(0);
+    const float4 v = load_four(&shared.v[t][value]);
     const float beta = shared.beta[t];
-    const float4 own = {beta * (v.x - sum.x), beta * (v.y - sum.y), beta * (v.z - sum.z), beta * (v.w - sum.w)};
-    const int from = lane % 16;
-    const float4 correction = {__shfl_sync(~0u, own.x, from), __shfl_sync(~0u, own.y, from),
-                               __shfl_sync(~0u, own.z, from), __shfl_sync(~0u, own.w, from)};
-    if (out != nullptr && (lane == 16 || lane == 17)) {
+    const float4 correction = {beta * (v.x - held.x), beta * (v.y - held.y), beta * (v.z - held.z),
+                               beta * (v.w - held.w)};
+    if (out != nullptr && quarter == 0 && lane < 8) {
       const float qk = shared.qk[t];
-      *reinterpret_cast<float4*>(out + column) = {fmaf(qk, correction.x, sum.x), fmaf(qk, correction.y, sum.y),
-                                                  fmaf(qk, correction.z, sum.z), fmaf(qk, correction.w, sum.w)};
+      seen = total(1);
+      *reinterpret_cast<float4*>(out + value) = {fmaf(qk, correction.x, seen.x), fmaf(qk, correction.y, seen.y),
+                                                 fmaf(qk, correction.z, seen.z), fmaf(qk, correction.w, seen.w)};
     }
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const float4 k = reinterpret_cast<const float4*>(shared.k[t])[16 * half + group];
-      const float4 decay = reinterpret_cast<const float4*>(shared.decay[t])[16 * half + group];
-      decay_and_add(at[4 * half], decay.x, k.x, correction);
-      decay_and_add(at[4 * half + 1], decay.y, k.y, correction);
-      decay_and_add(at[4 * half + 2], decay.z, k.z, correction);
-      decay_and_add(at[4 * half + 3], decay.w, k.w, correction);
+    for (int i = 0; i < 8; i += 4) {
+      const float4 k = load_four(&shared.k[t][key + i]), decay = load_four(&shared.decay[t][key + i]);
+      decay_and_add(at[i], decay.x, k.x, correction);
+      decay_and_add(at[i + 1], decay.y, k.y, correction);
+      decay_and_add(at[i + 2], decay.z, k.z, correction);
+      decay_and_add(at[i + 3], decay.w, k.w, correction);
     }
   }
 };
 
+// All tokens on the state, once they are in shared memory.
+__device__ void move_state(const Step& s, StatePart& state, float* unit, float* checkpoint_unit, Shared& shared) {
+  const int checkpoint = s.checkpoint();
+  for (int t = 0; t < s.count; ++t) {
+    state.move(shared, t, t >= s.replayed ? shared.out[t - s.replayed] : nullptr);
+    if (t + 1 == checkpoint) state.store(checkpoint_unit);
+    if (t + 1 == s.replayed) state.store(unit);
+  }
+}
+
 __global__ __launch_bounds__(kThreads, 2) void step_kernel(const __grid_constant__ KdaCall call) {
-  __shared__ Shared shared;
+  extern __shared__ __align__(16) uint8_t memory[];
+  Shared& shared = *reinterpret_cast<Shared*>(memory);
+  const int head = blockIdx.x, sequence = blockIdx.y, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int part = threadIdx.x / kKdaDim, channel = threadIdx.x % kKdaDim;
+  const Weights weights(call, part, head * kKdaDim + channel);
+  if (part == 3) shared.o_norm[channel] = call.o_norm[channel];
   dependency_wait();
   dependency_trigger();
-  const int head = blockIdx.x, sequence = blockIdx.y, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const Step s(call, sequence, head);
+  float* unit = kda_unit(call.state, call.sequences, sequence, head);
   if (s.run.length == 0) {  // padding
     for (int i = warp; i < s.run.rows; i += kThreads / 32)
       reinterpret_cast<uint2*>(call.y.row<uint16_t>(s.run.first_row + i) + head * kKdaDim)[lane] = {0, 0};
     return;
   }
   if (s.count == 0) return;
-  float* unit = kda_unit(call.state, call.sequences, sequence, head);
-  float* checkpoint = nullptr;
-  if (s.run.checkpoint > s.run.committed && s.run.checkpoint <= s.run.position)
-    checkpoint = kda_checkpoint_unit(call.state, call.sequences, sequence, head);
   StatePart state;
   state.load(unit);
-  const int part = threadIdx.x / kKdaDim, channel = threadIdx.x % kKdaDim;
-  constexpr int kState = kKdaDim * kKdaDim;
-  if (part < 3)
-    convolve(s, part, channel, unit + kState, checkpoint != nullptr ? checkpoint + kState : nullptr,
-             part == 0   ? shared.decayed_q
-             : part == 1 ? shared.k
-                         : shared.v);
-  else
-    gates(s, channel, shared);
-  const int replayed = s.run.position - s.run.committed, new_rows = s.end - s.run.position;
+  const int new_rows = s.count - s.replayed;
   float4 z = {};
   if (warp < new_rows)
     z = reinterpret_cast<const float4*>(call.z.row<float>(s.run.first_row + warp) + head * kKdaDim)[lane];
+  float* checkpoint = unit;
+  if (s.checkpoint() > 0) checkpoint = kda_checkpoint_unit(call.state, call.sequences, sequence, head);
+  constexpr int kState = kKdaDim * kKdaDim;
+  if (part < 3) {
+    convolve(s, weights, part, channel, unit + kState, checkpoint + kState,
+             part == 0   ? shared.decayed_q
+             : part == 1 ? shared.k
+                         : shared.v);
+  } else {
+    decays(s, weights, channel, shared.decay);
+    if (channel < 32) betas(s, shared.beta);
+  }
   __syncthreads();
   if (warp < s.count) normalise(shared, warp);
   __syncthreads();
-  for (int t = 0; t < s.count; ++t) {
-    state.move(shared, t, t >= replayed ? shared.out[t - replayed] : nullptr);
-    if (checkpoint != nullptr && s.run.committed + t + 1 == s.run.checkpoint) state.store(checkpoint);
-    if (t + 1 == replayed) state.store(unit);
-  }
+  move_state(s, state, unit, checkpoint, shared);
   __syncthreads();
   if (warp >= new_rows) return;
-  kda_gated_norm(call, reinterpret_cast<const float4*>(shared.out[warp])[lane], z,
+  kda_gated_norm(load_four(&shared.out[warp][4 * lane]), load_four(&shared.o_norm[4 * lane]), call.eps, z,
                  call.y.row<uint16_t>(s.run.first_row + warp) + head * kKdaDim);
 }
 
 }  // namespace
 
 cudaError_t kda_load_step() {
-  cudaFuncAttributes attributes;
-  return cudaFuncGetAttributes(&attributes, step_kernel);
+  return allow_shared(step_kernel, sizeof(Shared));
 }
 
 cudaError_t kda_step(const KdaCall& call, cudaStream_t stream) {
   if (call.num_sequences == 0) return cudaSuccess;
   const dim3 grid(static_cast<unsigned>(call.heads), static_cast<unsigned>(call.num_sequences));
-  return launch(step_kernel, {grid, dim3(kThreads), 0, stream}, call);
+  return launch(step_kernel, {grid, dim3(kThreads), sizeof(Shared), stream}, call);
 }
 
 }  // namespace perigee
