@@ -23,13 +23,14 @@ void check_shapes(const KdaInputs& in, const KdaWeights& w, const Batch& batch, 
 
 // Of few rows, decay and output gate, two products of the same shape, are one launch.
 Tensor CudaOps::kda(const Tensor& x, const KdaWeights& w, const Batch& batch, const StateLayer& state) {
-  if (x.rows > kMaxSkinnyRows) return Ops::kda(x, w, batch, state);
+  const auto& decay = static_cast<const CudaMatrix&>(*w.f_b.packed);
+  const auto& gate = static_cast<const CudaMatrix&>(*w.g_b.packed);
+  const bool bf16 = decay.format == WeightFormat::kBF16 && gate.format == WeightFormat::kBF16;
+  if (x.rows > kMaxSkinnyRows || !bf16) return Ops::kda(x, w, batch, state);
   const int64_t dim = w.shape.dim, width = w.shape.width();
   const Tensor gates = linear(x, w.gates, DType::kBF16);  // f_a | g_a | b
   const Tensor qkv = linear(x, w.qkv, DType::kF32);
   const Tensor a_and_z = arena_.tensor(DType::kF32, 2 * x.rows, width);
-  const auto& decay = static_cast<const CudaMatrix&>(*w.f_b.packed);
-  const auto& gate = static_cast<const CudaMatrix&>(*w.g_b.packed);
   multiply({.weight = decay.data.data(),
             .weight_stride = gate.data.data() - decay.data.data(),
             .x = gates.row<const uint16_t>(0),
