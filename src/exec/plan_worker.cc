@@ -27,9 +27,6 @@ void PlanWorker::submit(StepPlan plan) {
 }
 
 Status PlanWorker::load(std::unique_ptr<Ops> ops, bool count_penalties) {
-  if (config_.fp8_cache && config_.device == Device::kCpu)
-    return Error(Code::kUnavailable, "--kv-cache-dtype fp8: the cpu backend keeps bf16; use auto, or --device cuda",
-                 "kv-cache-dtype");
   ops_ = std::move(ops);
   if (config_.observer != nullptr) observed_ = observe_ops(*ops_, *config_.observer);
   ASSIGN_OR_RETURN(model_, load_model(config_.load, *ops_));

@@ -24,7 +24,7 @@ struct WorkerConfig {
   LoadOptions load;
   int num_threads = 0;            // 0: one per core
   int64_t cache_bytes = 1 << 30;  // page pool
-  bool fp8_cache = false;         // latents as e4m3, scale 1: kCuda and kRef
+  bool fp8_cache = false;         // latents as e4m3, scale 1
   int32_t max_sequences = 128;
   int32_t max_step_tokens = 2048;
   bool deterministic = false;

@@ -69,7 +69,7 @@ void add_device_options(Options& options) {
 void add_scheduler_options(Options& options) {
   const char* group = "Cache and scheduler";
   options.add("kv-cache-memory-bytes", "1G", "size of the page pool", group);
-  options.add("kv-cache-dtype", "auto", "auto or bf16; fp8: e4m3 with a scale of 1 (--device cuda, ref)", group);
+  options.add("kv-cache-dtype", "auto", "auto or bf16; fp8: e4m3 with a scale of 1", group);
   options.add("max-model-len", "0", "longest prompt + reply; 0: the model's, or what the cache holds", group);
   options.add("max-num-seqs", "128", "sequences that run together", group);
   options.add("max-num-batched-tokens", "2048", "token budget of a step, prefill and decode together", group);

@@ -69,7 +69,7 @@ struct LatentLayer {
   uint8_t* base = nullptr;
   int64_t page_bytes = 0;
   int64_t row_bytes = 0;       // (L + dr) elements
-  DType dtype = DType::kBF16;  // f32 (ref), bf16, or e4m3 (cuda, ref): a cached number is element * scale
+  DType dtype = DType::kBF16;  // f32 (ref), bf16, or e4m3: a cached number is element * scale
   float scale = 1;             // e4m3 alone
 };
 

@@ -42,6 +42,14 @@ void copy_as_bf16(const ElementwiseKernels& k, const Tensor& x, int64_t r, uint1
   }
 }
 
+// The same as e4m3 of x * factor.
+void copy_as_f8(const Tensor& x, int64_t r, float factor, uint8_t* out) {
+  for (int64_t j = 0; j < x.cols; ++j) {
+    const float value = x.dtype == DType::kBF16 ? bf16_to_f32(x.row<const uint16_t>(r)[j]) : x.row<const float>(r)[j];
+    out[j] = f32_to_f8e4m3(value * factor);
+  }
+}
+
 }  // namespace
 
 EmbedWeight pack_embed(const RawMatrix& table) {
@@ -143,13 +151,18 @@ void write_latent(const CpuContext& cpu, const Tensor& c, const Tensor& k_rope, 
                   const LatentLayer& cache) {
   check_float(c);
   check_float(k_rope);
-  CHECK(cache.dtype == DType::kBF16, "the cpu backend keeps bf16 latents");
-  CHECK(cache.row_bytes == (c.cols + k_rope.cols) * static_cast<int64_t>(sizeof(uint16_t)));
+  CHECK(cache.dtype != DType::kF32, "the cpu backend keeps bf16 or e4m3 latents");
+  CHECK(cache.row_bytes == (c.cols + k_rope.cols) * dtype_bytes(cache.dtype));
   const ElementwiseKernels& k = kernels(cpu.isa);
   for (const SequenceRows& s : batch.sequences) {
     for_rows(cpu, s.num_tokens, c.cols + k_rope.cols, [&](int64_t i) {
       const int64_t position = s.position + i;
       uint8_t* slot = cache.base + s.pages[position / 64] * cache.page_bytes + (position % 64) * cache.row_bytes;
+      if (cache.dtype == DType::kF8E4M3) {
+        copy_as_f8(c, s.first_row + i, 1 / cache.scale, slot);
+        copy_as_f8(k_rope, s.first_row + i, 1 / cache.scale, slot + c.cols);
+        return;
+      }
       auto* out = reinterpret_cast<uint16_t*>(slot);
       copy_as_bf16(k, c, s.first_row + i, out);
       copy_as_bf16(k, k_rope, s.first_row + i, out + c.cols);

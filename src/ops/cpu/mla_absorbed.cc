@@ -12,6 +12,7 @@ constexpr int64_t kPieceKeys = 1024;  // absolute multiples (DESIGN D10)
 constexpr int64_t kTileRows = 64;     // query rows (token, head) that share one reading of the keys
 constexpr int64_t kTokenTile = 32;    // tokens of one task of the per-head projections
 constexpr int64_t kStepKeys = 256;    // absolute multiples: the steps of the online softmax within a piece
+constexpr int64_t kStepBlocks = kStepKeys / kBlockKeys;
 constexpr int64_t kValuePanels = 4;
 constexpr int64_t kPartialBytes = 64 << 20;  // of partial results kept at a time
 constexpr float kEmpty = -std::numeric_limits<float>::infinity();
@@ -36,17 +37,18 @@ struct Piece {
 
 // One thread's working memory.
 struct Work {
-  uint16_t* rows;     // two terms [kTokenTile, nope_depth]
-  float* projected;   // [kTokenTile, max(latent_depth, value_columns)]
-  uint32_t* queries;  // panels of a tile's rows, depth row_depth
-  float* scores;      // [kStepKeys, kTileRows]
-  uint32_t* weights;  // one panel [kStepKeys / 2, 16]
-  uint32_t* turned;   // [kTileRows, kStepKeys / 2] words: the weights, row-major bf16
-  uint32_t* values;   // kValuePanels panels of kStepKeys keys
-  uint16_t* block;    // see block_rows()
-  float* output;      // [kTileRows, latent_depth] of one piece
-  float* total;       // [kTileRows, latent_depth] of a tile
-  Partial* parts;     // [kTileRows]
+  uint16_t* rows;                 // two terms [kTokenTile, nope_depth]
+  float* projected;               // [kTokenTile, max(latent_depth, value_columns)]
+  uint32_t* queries;              // panels of a tile's rows, depth row_depth
+  float* scores;                  // [kStepKeys, kTileRows]
+  uint32_t* weights;              // one panel [kStepKeys / 2, 16]
+  uint32_t* turned;               // [kTileRows, kStepKeys / 2] words: the weights, row-major bf16
+  uint32_t* values;               // kValuePanels panels of kStepKeys keys
+  uint16_t* block;                // kStepBlocks times, see block_rows()
+  float* output;                  // [kTileRows, latent_depth] of one piece
+  float* total;                   // [kTileRows, latent_depth] of a tile
+  Partial* parts;                 // [kTileRows]
+  BlockRows blocks[kStepBlocks];  // the keys of a step
 };
 
 // Where 16 query rows stand within a piece.
@@ -162,7 +164,7 @@ Work Absorbed::make_work() {
           .weights = arena.array<uint32_t>(kStepKeys / 2 * kPanel).data(),
           .turned = arena.array<uint32_t>(kTileRows * kStepKeys / 2).data(),
           .values = arena.array<uint32_t>(kValuePanels * kStepKeys / 2 * kPanel).data(),
-          .block = arena.array<uint16_t>(block_scratch_elements(d_)).data(),
+          .block = arena.array<uint16_t>(kStepBlocks * block_scratch_elements(d_)).data(),
           .output = arena.array<float>(kTileRows * d_.latent_depth).data(),
           .total = arena.array<float>(kTileRows * d_.latent_depth).data(),
           .parts = arena.array<Partial>(kTileRows).data()};
@@ -336,9 +338,10 @@ void Absorbed::piece(const Tile& tile, int64_t index, Work& w, Partial* parts, f
 void Absorbed::scores(const Tile& tile, int64_t begin, int64_t keys, Work& w) {
   for (int64_t key = 0; key < keys; key += kBlockKeys) {
     const int64_t valid = std::min(kBlockKeys, keys - key);
-    const int64_t block = (begin + key) / kBlockKeys;
+    const int64_t block = (begin + key) / kBlockKeys, in_step = key / kBlockKeys;
     if (begin + key + kBlockKeys < tile.num_keys) prefetch_block(call_, *tile.sequence, block + 1);
-    const BlockRows rows = block_rows(call_, *tile.sequence, block, valid, w.block);
+    BlockRows& rows = w.blocks[in_step];
+    rows = block_rows(call_, *tile.sequence, block, valid, w.block + in_step * block_scratch_elements(d_));
     k_.multiply({.a = rows.rows,
                  .a_stride = rows.stride,
                  .b = w.queries,
@@ -380,7 +383,7 @@ void Absorbed::add_values(const Tile& tile, int64_t begin, int64_t keys, Work& w
     const int64_t panels = std::min(kValuePanels, (d_.latent_depth - column) / kPanel);
     for (int64_t key = 0; key < keys; key += kBlockKeys) {
       const int64_t valid = std::min(kBlockKeys, keys - key);
-      const BlockRows rows = block_rows(call_, *tile.sequence, (begin + key) / kBlockKeys, valid, w.block);
+      const BlockRows& rows = w.blocks[key / kBlockKeys];
       k_.interleave({.rows = rows.rows + column,
                      .stride = rows.stride,
                      .num_rows = valid,

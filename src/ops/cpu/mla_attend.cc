@@ -59,8 +59,7 @@ Tensor mla_attend(const CpuContext& cpu, const Tensor& q, const MlaUpWeight& up,
   const MlaDims dims(shape);
   CHECK(q.dtype == DType::kF32 && q.cols == dims.heads * shape.q_head(), "q is ", dtype_name(q.dtype), " of ", q.cols,
         " columns");
-  CHECK(cache.dtype == DType::kBF16 &&
-        cache.row_bytes == (dims.latent + dims.rope) * static_cast<int64_t>(sizeof(uint16_t)));
+  CHECK(cache.dtype != DType::kF32 && cache.row_bytes == (dims.latent + dims.rope) * dtype_bytes(cache.dtype));
   const Tensor out = cpu.arena.tensor(DType::kF32, q.rows, dims.heads * dims.value);
   const MlaCall call{.cpu = cpu,
                      .kernels = mla_kernels(cpu.isa),

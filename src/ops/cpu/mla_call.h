@@ -65,7 +65,8 @@ struct MlaCall {
   float scale = 0;  // softmax scale * log2(e)
 };
 
-// Cached rows of one block as operand: in place, or copied with zero padding where the model's sizes need it.
+// Cached rows of one block as operand: in place, or copied with zero padding where the model's sizes need it, or
+// widened from e4m3.
 struct BlockRows {
   const uint16_t* rows = nullptr;
   int64_t stride = 0;  // elements
@@ -80,14 +81,18 @@ inline BlockRows block_rows(const MlaCall& call, const SequenceRows& s, int64_t 
                             uint16_t* scratch) {
   const MlaDims& d = call.dims;
   const uint8_t* page = call.cache.base + s.pages[b] * call.cache.page_bytes;
-  const int64_t stride = call.cache.row_bytes / static_cast<int64_t>(sizeof(uint16_t));
-  if (d.latent_depth == d.latent && d.row_depth == d.latent + d.rope) {
-    return {.rows = reinterpret_cast<const uint16_t*>(page), .stride = stride};
-  }
-  const size_t row_bytes = static_cast<size_t>(d.latent + d.rope) * sizeof(uint16_t);
+  const bool is_fp8 = call.cache.dtype == DType::kF8E4M3;
+  if (!is_fp8 && d.latent_depth == d.latent && d.row_depth == d.latent + d.rope)
+    return {.rows = reinterpret_cast<const uint16_t*>(page),
+            .stride = call.cache.row_bytes / static_cast<int64_t>(sizeof(uint16_t))};
   std::memset(scratch, 0, static_cast<size_t>(block_scratch_elements(d)) * sizeof(uint16_t));
   for (int64_t r = 0; r < num_valid; ++r) {
-    std::memcpy(scratch + r * d.row_depth, page + r * call.cache.row_bytes, row_bytes);
+    const uint8_t* from = page + r * call.cache.row_bytes;
+    uint16_t* to = scratch + r * d.row_depth;
+    if (is_fp8)
+      call.kernels.widen(from, call.cache.scale, d.latent + d.rope, to);
+    else
+      std::memcpy(to, from, static_cast<size_t>(d.latent + d.rope) * sizeof(uint16_t));
   }
   return {.rows = scratch, .stride = d.row_depth};
 }

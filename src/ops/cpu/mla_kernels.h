@@ -78,7 +78,8 @@ struct MlaKernels {
   void (*scale)(float* x, float factor, int64_t n);
   // into (max, sum, o[n]) += next, in this order; an empty part (max = -inf) is the exact identity.
   void (*merge)(Partial& into, float* o, const Partial& next, const float* next_o, int64_t n);
-  void (*narrow)(const float* x, float factor, int64_t n, uint16_t* out);  // bf16(x * factor)
+  void (*narrow)(const float* x, float factor, int64_t n, uint16_t* out);   // bf16(x * factor)
+  void (*widen)(const uint8_t* x, float factor, int64_t n, uint16_t* out);  // bf16(e4m3 * factor); NaN stays NaN
   // Two terms of y = x * factor: high = bf16(y), low = bf16(y - high).
   void (*split)(const float* x, float factor, int64_t n, uint16_t* high, uint16_t* low);
 };
