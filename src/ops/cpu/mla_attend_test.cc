@@ -9,6 +9,7 @@
 #include <memory>
 
 #include "base/rng.h"
+#include "ops/cpu/mla_kernels.h"
 
 namespace perigee {
 namespace {
@@ -253,6 +254,23 @@ TEST_P(MlaAttendTest, both_forms_agree) {
   std::vector<double> want;
   for (const float x : expanded) want.push_back(x);
   EXPECT_LT(relative_error(absorbed.data(), want), 2 * kBound);
+}
+
+TEST_P(MlaAttendTest, every_e4m3_number_is_widened_exactly) {
+  for (const float factor : {1.0f, 0.37f}) {
+    uint8_t codes[256];
+    uint16_t wide[256];
+    for (int i = 0; i < 256; ++i) codes[i] = static_cast<uint8_t>(i);
+    cpu::mla_kernels(GetParam()).widen(codes, factor, 256, wide);
+    for (int i = 0; i < 256; ++i) {
+      const float value = f8e4m3_to_f32(codes[i]);
+      if (std::isnan(value)) {
+        EXPECT_TRUE(std::isnan(bf16_to_f32(wide[i]))) << i;
+      } else {
+        EXPECT_EQ(wide[i], f32_to_bf16(value * factor)) << i;
+      }
+    }
+  }
 }
 
 TEST_P(MlaAttendTest, a_nan_of_its_own_shows_and_stays_in_its_sequence) {
