@@ -279,6 +279,8 @@ Result<int> bench_prefill(const std::vector<std::string>& arguments) {
 int run_bench(const std::vector<std::string>& arguments) {
   const std::string what = arguments.empty() ? "" : arguments[0];
   const std::vector<std::string> rest(arguments.begin() + (arguments.empty() ? 0 : 1), arguments.end());
+  if (what == "--help" || what == "-h")
+    return std::fputs("perigee bench serve | decode | prefill | step; each has its own --help\n", stdout) < 0;
   Result<int> outcome = bad_input(str_cat("bench what? serve, decode, prefill or step, not \"", what, "\""));
   if (what == "serve") outcome = bench_serve(rest);
   if (what == "decode") outcome = bench_decode(rest);
