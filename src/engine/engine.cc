@@ -221,6 +221,7 @@ void Engine::Impl::handle(Message&& message) {
 
 void Engine::Impl::lose_device(const std::string& why) {
   lost = true;
+  dispatch_updates();  // what steps before this one gave
   end_all(str_cat("device_lost: ", why));
   if (config.on_device_lost) config.on_device_lost(why);
 }

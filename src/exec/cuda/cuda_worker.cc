@@ -8,9 +8,12 @@
 #include "base/log.h"
 #include "exec/cuda/decode_graphs.h"
 #include "exec/cuda/device_arrays.h"
+#include "exec/cuda/sampling_kernels.h"
+#include "exec/cuda/step_kernels.h"
 #include "exec/cuda/step_sampling.h"
 #include "exec/plan_worker.h"
 #include "ops/cuda/backend.h"
+#include "ops/cuda/mla_decode.h"
 
 namespace perigee {
 namespace {
@@ -56,7 +59,20 @@ class CudaWorker final : public PlanWorker {
   int64_t allocations_ = 0;  // by this thread before its first step
 };
 
+// What the kernels' grids and the attention's work lists hold.
+Status check_limits(const WorkerConfig& config) {
+  constexpr int32_t kMaxTokens = 65535;
+  if (config.max_sequences > kMlaMaxSequences)
+    return bad_input(str_cat("--max-num-seqs ", config.max_sequences, ": a GPU runs at most ", kMlaMaxSequences),
+                     "max-num-seqs");
+  if (config.max_step_tokens > kMaxTokens)
+    return bad_input(str_cat("--max-num-batched-tokens ", config.max_step_tokens, ": a GPU takes at most ", kMaxTokens),
+                     "max-num-batched-tokens");
+  return {};
+}
+
 Result<std::unique_ptr<Worker>> CudaWorker::create(const WorkerConfig& config, OnResult on_result) {
+  RETURN_IF_ERROR(check_limits(config));
   RETURN_IF_ERROR(select_device(0));
   log_info("GPU 0: ", gpu_report(0), ", ", static_cast<double>(device_memory_free()) / 0x1p30, " GiB free");
   auto worker = std::make_unique<CudaWorker>(config, std::move(on_result));
@@ -91,6 +107,8 @@ Status CudaWorker::reserve() {
 // The largest steps of padding alone, so that the arena has its final size: one long chunk behind decode rows, in both
 // forms of attention, and chunks in every slot. Then the graphs.
 Status CudaWorker::warm_up() {
+  cuda_ok(load_sampling_kernels(), "loading the sampling kernels");
+  cuda_ok(load_step_kernels(), "loading the step kernels");
   const int32_t rows = max_tokens(), room = max_blocks() * kBlockTokens;
   std::vector<SequenceRows> sequences;
   for (int32_t i = 0; i < config_.max_sequences; ++i) sequences.push_back({.first_row = i, .num_tokens = 1});
@@ -200,8 +218,9 @@ void CudaWorker::finish() {
   if (const Status status = device_status(); !status.ok()) {
     lost_ = true;
     in_flight_.clear();
-    log_error("GPU 0 after the failure: ", gpu_report(0));
-    return lose_device(step.plan.step, status.error().message);
+    lose_device(step.plan.step, status.error().message);
+    log_error("GPU 0 after the failure: ", gpu_report(0));  // last: it may hang where the GPU is gone
+    return;
   }
   CHECK(num_device_allocations() == allocations_, "memory was reserved after the start, in step ", step.plan.step);
   StepResult result{.step = step.plan.step, .rows = sampling_->result(step.plan, step.asked, step.turn)};

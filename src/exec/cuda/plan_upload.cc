@@ -97,8 +97,9 @@ PlanArrays pack_plan(const StepPlan& plan, std::span<const SequenceRows> sequenc
 }
 
 SlotParams slot_params(const SamplingParams& p) {
-  const auto room = static_cast<size_t>(kMaxListed);
-  const size_t num_bias = std::min(p.logit_bias.size(), room);
+  const size_t num_bias = p.logit_bias.size();
+  const size_t num_stops = p.min_tokens > 0 ? p.stop_ids.size() : 0;  // the kernels only ever forbid them
+  CHECK(num_bias + num_stops <= static_cast<size_t>(kMaxListed), num_bias, " biases and ", num_stops, " stop ids");
   return {.temperature = p.temperature,
           .top_p = p.top_p,
           .min_p = p.min_p,
@@ -109,7 +110,7 @@ SlotParams slot_params(const SamplingParams& p) {
           .top_k = p.top_k,
           .min_tokens = p.stop_ids.empty() ? 0 : p.min_tokens,
           .num_bias = static_cast<int32_t>(num_bias),
-          .num_stops = static_cast<int32_t>(std::min(p.stop_ids.size(), room - num_bias)),
+          .num_stops = static_cast<int32_t>(num_stops),
           .logprobs = std::min(p.logprobs, kMaxTopLogprobs),
           .penalties = p.has_penalties() ? 1 : 0};
 }

@@ -5,7 +5,7 @@
 
 namespace perigee {
 
-inline constexpr int32_t kMaxListed = 1024;  // entries of logit_bias and stop_ids together, of one sequence
+inline constexpr int32_t kMaxListed = 2048;  // entries of logit_bias (at most 1,024) and stop ids of one sequence
 inline constexpr int32_t kMaxTopLogprobs = 20;
 
 // SamplingParams as the kernels read them; lists lie in SlotArrays.

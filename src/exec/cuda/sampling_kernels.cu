@@ -343,4 +343,10 @@ cudaError_t score_rows(const ScoreRecord* records, int32_t count, const float* l
   return cudaGetLastError();
 }
 
+cudaError_t load_sampling_kernels() {
+  cudaFuncAttributes unused;
+  const cudaError_t error = cudaFuncGetAttributes(&unused, sample_kernel);
+  return error != cudaSuccess ? error : cudaFuncGetAttributes(&unused, score_kernel);
+}
+
 }  // namespace perigee

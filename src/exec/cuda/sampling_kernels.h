@@ -23,5 +23,7 @@ cudaError_t sample_rows(const SampleCall& call, const SlotArrays& slots, cudaStr
 // Log-probabilities of records' ids; logits as above.
 cudaError_t score_rows(const ScoreRecord* records, int32_t count, const float* logits, int32_t vocab,
                        TokenScore* results, cudaStream_t stream);
+// Loads the kernels, which would else happen at their first launch and may need memory then.
+cudaError_t load_sampling_kernels();
 
 }  // namespace perigee

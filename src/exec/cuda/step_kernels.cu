@@ -140,4 +140,14 @@ cudaError_t count_tokens(const SlotArrays& slots, int32_t slot, const int32_t* t
   return cudaGetLastError();
 }
 
+cudaError_t load_step_kernels() {
+  for (const void* kernel :
+       {reinterpret_cast<const void*>(apply_kernel), reinterpret_cast<const void*>(build_kernel),
+        reinterpret_cast<const void*>(count_kernel), reinterpret_cast<const void*>(start_state_kernel)}) {
+    cudaFuncAttributes unused;
+    if (const cudaError_t error = cudaFuncGetAttributes(&unused, kernel); error != cudaSuccess) return error;
+  }
+  return cudaSuccess;
+}
+
 }  // namespace perigee

@@ -34,6 +34,8 @@ cudaError_t build_batch(const PlanArrays& plan, const SlotArrays& slots, const B
                         cudaStream_t stream);
 // A kernel that ends the device's context with an error: for tests of what follows.
 cudaError_t break_device(cudaStream_t stream);
+// As load_sampling_kernels().
+cudaError_t load_step_kernels();
 // Counts of a slot that starts: tokens[0 ... num_prompt) as seen, the rest also as sampled.
 cudaError_t count_tokens(const SlotArrays& slots, int32_t slot, const int32_t* tokens, int32_t num_tokens,
                          int32_t num_prompt, cudaStream_t stream);

@@ -89,10 +89,12 @@ Tensor CudaOps::mla_attend(const Tensor& q, const MlaUpWeight& up, const MlaShap
         s.rope <= 64);
   const auto& weights = static_cast<const CudaMlaUp&>(*up.packed);
   const Tensor y = arena_.tensor(DType::kBF16, q.rows, s.heads * s.value);
-  // Decode rows come first; of the others, those that may take the expanded form do.
+  // Absorbed rows are one run from the first on. Decode rows come first; a chunk that asks for the absorbed form behind
+  // one that asks for the expanded takes the expanded too: up-projecting its context once costs less than computing a
+  // long prompt the other way.
   const bool expandable = is_usual(s, cache) && can_expand(s) && !options_.deterministic;
-  size_t first = batch.sequences.size();
-  while (expandable && first > 0 && batch.sequences[first - 1].form == MlaForm::kExpanded) --first;
+  size_t first = expandable ? 0 : batch.sequences.size();
+  while (first < batch.sequences.size() && batch.sequences[first].form != MlaForm::kExpanded) ++first;
   const int64_t absorbed_rows = first < batch.sequences.size() ? batch.sequences[first].first_row : q.rows;
   if (absorbed_rows > 0)
     attend_absorbed(q.row_range(0, absorbed_rows), weights, s, batch, first, cache, y.row_range(0, absorbed_rows));

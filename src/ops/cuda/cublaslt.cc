@@ -3,7 +3,8 @@
 #include <cublasLt.h>
 #include <dlfcn.h>
 
-#include <vector>
+#include <compare>
+#include <map>
 
 #include "base/log.h"
 #include "tensor/cuda/device.h"
@@ -52,14 +53,13 @@ bool find_all(void* so, Library& f) {
 
 // What the choice of an algorithm depends on.
 struct Key {
-  int64_t rows, out, in, heads, x_stride, y_stride;
+  int64_t rows, out, in, heads, w_stride, x_stride, y_stride, w_head, x_head, y_head;
   bool f32_out;
-  bool operator==(const Key&) const = default;
+  auto operator<=>(const Key&) const = default;
 };
 
 // Descriptors and algorithm for one key. Our row-major y [rows, out] is their column-major [out, rows].
 struct Plan {
-  Key key;
   cublasLtMatmulDesc_t desc = nullptr;
   cublasLtMatrixLayout_t w = nullptr, x = nullptr, y = nullptr;
   cublasLtMatmulAlgo_t algorithm{};
@@ -71,7 +71,7 @@ class Loaded final : public CublasLt {
   Loaded(const Library& library, cublasLtHandle_t handle)
       : f_(library), handle_(handle), workspace_(device_buffer(kWorkspaceBytes)) {}
   ~Loaded() override {
-    for (const Plan& p : plans_) {
+    for (const auto& [key, p] : plans_) {
       f_.layout_destroy(p.w);
       f_.layout_destroy(p.x);
       f_.layout_destroy(p.y);
@@ -90,14 +90,14 @@ class Loaded final : public CublasLt {
 
  private:
   const Plan& plan_for(const DenseProduct& p) {
-    const Key key{p.rows, p.out, p.in, p.heads, p.x_stride, p.y_stride, p.f32_out};
-    for (const Plan& plan : plans_)
-      if (plan.key == key) return plan;
-    return plans_.emplace_back(make_plan(p, key));
+    const Key key{p.rows,     p.out,    p.in,     p.heads,  p.w_stride, p.x_stride,
+                  p.y_stride, p.w_head, p.x_head, p.y_head, p.f32_out};
+    const auto known = plans_.find(key);
+    return known != plans_.end() ? known->second : plans_.emplace(key, make_plan(p)).first->second;
   }
 
-  Plan make_plan(const DenseProduct& p, const Key& key) {
-    Plan plan{.key = key};
+  Plan make_plan(const DenseProduct& p) {
+    Plan plan;
     f_.desc_create(&plan.desc, CUBLAS_COMPUTE_32F, CUDA_R_32F);
     const cublasOperation_t transposed = CUBLAS_OP_T;
     f_.desc_set(plan.desc, CUBLASLT_MATMUL_DESC_TRANSA, &transposed, sizeof(transposed));
@@ -131,7 +131,7 @@ class Loaded final : public CublasLt {
   const Library f_;
   const cublasLtHandle_t handle_;
   Buffer workspace_;
-  std::vector<Plan> plans_;
+  std::map<Key, Plan> plans_;  // mixed steps have any number of rows, so they become many
 };
 
 }  // namespace

@@ -42,6 +42,15 @@ WeightFormat expert_format(WeightFormat raw) {
   return raw == WeightFormat::kInt4Group32 || raw == WeightFormat::kF8Block128 ? raw : WeightFormat::kBF16;
 }
 
+// Theirs if all matrices of all experts share it, else bf16: a checkpoint may leave some of them unquantised.
+WeightFormat common_format(std::span<const RawExpert> experts) {
+  const WeightFormat format = experts[0].gate.format;
+  const bool alike = std::all_of(experts.begin(), experts.end(), [format](const RawExpert& e) {
+    return e.gate.format == format && e.up.format == format && e.down.format == format;
+  });
+  return alike ? expert_format(format) : WeightFormat::kBF16;
+}
+
 // More do not read a file faster than the link takes it.
 int num_upload_threads() {
   return static_cast<int>(std::clamp(std::thread::hardware_concurrency(), 1u, 8u));
@@ -112,11 +121,14 @@ ExpertWeights CudaOps::pack_experts(std::span<const RawExpert> experts) {
   const auto count = std::ssize(experts);
   const int64_t hidden = experts[0].gate.in, inter = experts[0].gate.out;
   CHECK(inter % 8 == 0, "experts of ", inter, " rows: the CUDA kernels need a multiple of 8");
-  const WeightFormat format = expert_format(experts[0].gate.format);
+  const WeightFormat format = common_format(experts);
   auto packed = std::make_shared<CudaExperts>();
   packed->gate_up = make_matrix(format, 2 * inter, hidden, count);
   packed->down = make_matrix(format, hidden, inter, count);
   for (int64_t e = 0; e < count; ++e) {
+    for (const RawMatrix* m : {&experts[e].gate, &experts[e].up})
+      CHECK(m->out == inter && m->in == hidden, "expert ", e, " is ", m->out, "x", m->in);
+    CHECK(experts[e].down.out == hidden && experts[e].down.in == inter, "expert ", e, " differs from the first");
     pack(experts[e].gate, target(packed->gate_up, e, 0, 0));
     pack(experts[e].up, target(packed->gate_up, e, 1, 0));
     pack(experts[e].down, target(packed->down, e, -1, 0));

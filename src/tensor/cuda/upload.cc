@@ -33,9 +33,10 @@ const void* Upload::bring(const void* from, int64_t bytes, const Stream& consume
   return slot.memory.data();
 }
 
-// The kernels that read the slot before this one are queued by now, so their end can be marked.
+// Of the slot that the next call will take, the kernels that read it are queued by now: their end is marked here, early
+// enough for that call to wait for nothing newer.
 Upload::Slot& Upload::next_slot(int64_t bytes, const Stream& consumer) {
-  slots_[slot_].consumed.record(consumer);
+  slots_[(slot_ + 2) % slots_.size()].consumed.record(consumer);
   slot_ = (slot_ + 1) % slots_.size();
   Slot& slot = slots_[slot_];
   if (slot.memory.size() < static_cast<size_t>(bytes)) {

@@ -16,8 +16,8 @@ class Upload {
  public:
   explicit Upload(int num_threads);
 
-  // Copies of the bytes in device memory, 256-byte aligned, for kernels that are queued on `consumer` before the next
-  // kSlots - 1 calls are over. Returns once `from` is read. Null: nothing to bring, or the device failed.
+  // Copies of the bytes in device memory, 256-byte aligned, for kernels that are queued on `consumer` before the call
+  // after the next one. Returns once `from` is read. Null: nothing to bring, or the device failed.
   const void* bring(const void* from, int64_t bytes, const Stream& consumer);
 
   static constexpr int kSlots = 4;
