@@ -5,7 +5,7 @@
 namespace perigee {
 
 Status select_device(int) {
-  return Error(Code::kUnavailable, "this build has no CUDA backend: build where nvcc is found", "device");
+  return Error(Code::kUnavailable, "this build has no CUDA backend: run make build where nvcc and a GPU are", "device");
 }
 Buffer device_buffer(size_t) {
   return {};
