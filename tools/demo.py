@@ -145,7 +145,7 @@ def main():
         [sys.executable, f"{TOP}/tools/train_tiny/questions.py", "--seed", str(arguments.seed), "--json"],
         capture_output=True, check=True)
     print(f"Serving {arguments.model} on the CPU, asking the questions of seed {arguments.seed}.")
-    with ServerProcess(arguments.program, arguments.model) as server:
+    with ServerProcess(arguments.program, arguments.model, ["--device", "cpu"]) as server:
         print(f"Ready after {time.monotonic() - begin:.1f} s at {server.url}")
         demo = Demo(server, json.loads(drawn.stdout))
         demo.word_problem()

@@ -34,8 +34,11 @@ class PlanWorker : public Worker {
  protected:
   static constexpr int32_t kRingTokens = 1;  // without speculation one token a sequence is uncertain at a time
 
-  // Loads the model for `ops` and counts the pages. `count_penalties`: whether slots_ keep what penalties need.
-  Status load(std::unique_ptr<Ops> ops, bool count_penalties);
+  // Loads the model for `ops`.
+  Status load(std::unique_ptr<Ops> ops);
+  // Sizes the pool, and the slots with it; again to make it smaller. `count_penalties`: whether slots_ keep what
+  // penalties need. kBadInput names the flag when the pages are too few for any work.
+  Status set_pool(int64_t bytes, bool count_penalties);
   void begin();
   void end();
   virtual void run() = 0;  // the thread, until plans_ is closed and empty
@@ -46,6 +49,7 @@ class PlanWorker : public Worker {
   void lose_device(StepId step, const std::string& why) const;
   // What steps outside of graphs run on.
   Ops& step_ops() const { return observed_ ? *observed_ : *ops_; }
+  int64_t least_pages() const { return 2 + layout_.state_pages(); }  // for any work
   int64_t page_pool_bytes() const { return num_pages_ * layout_.page_bytes(); }
   int64_t ring_bytes() const { return config_.max_sequences * layout_.ring_slot_bytes(kRingTokens); }
   int32_t max_blocks() const;  // of one sequence

@@ -35,7 +35,8 @@ class HostWorker final : public PlanWorker {
 Result<std::unique_ptr<Worker>> HostWorker::create(const WorkerConfig& config, OnResult on_result) {
   auto worker = std::make_unique<HostWorker>(config, std::move(on_result));
   ASSIGN_OR_RETURN(auto ops, make_ops(config));
-  RETURN_IF_ERROR(worker->load(std::move(ops), true));
+  RETURN_IF_ERROR(worker->load(std::move(ops)));
+  RETURN_IF_ERROR(worker->set_pool(config.cache_bytes, true));
   worker->pool_memory_ = worker->ops_->make_buffer(static_cast<size_t>(worker->page_pool_bytes()));
   if (worker->state_pages() > 0) {
     worker->ring_memory_ = worker->ops_->make_buffer(static_cast<size_t>(worker->ring_bytes()));

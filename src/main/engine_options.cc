@@ -5,6 +5,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "tensor/cuda/device.h"
 
 namespace perigee {
 namespace {
@@ -15,9 +16,32 @@ constexpr const char* kAcceptedSwitches[] = {
     "async-scheduling",    "enforce-eager",           "disable-log-requests",
     "enable-log-requests", "disable-log-stats",       "disable-hybrid-kv-cache-manager"};
 constexpr const char* kAcceptedValues[] = {
-    "tool-call-parser",       "reasoning-parser",   "gpu-memory-utilization", "dtype",
-    "mm-processor-cache-gb",  "mm-encoder-tp-mode", "attention-backend",      "tokenizer",
-    "pipeline-parallel-size", "block-size"};
+    "tool-call-parser",   "reasoning-parser",  "dtype",     "mm-processor-cache-gb",
+    "mm-encoder-tp-mode", "attention-backend", "tokenizer", "pipeline-parallel-size",
+    "block-size"};
+
+constexpr const char* kAuto = "auto";
+
+Result<Device> device(const std::string& name) {
+  if (name == "cpu") return Device::kCpu;
+  if (name == "cuda") return Device::kCuda;
+  if (name == "ref") return Device::kRef;
+  if (name != kAuto) return bad_input(str_cat("--device must be auto, cpu, cuda or ref, not \"", name, "\""), "device");
+  const Status gpu = select_device(0);
+  log_info("device: ", gpu.ok() ? "cuda" : str_cat("cpu; ", gpu.error().message));
+  return gpu.ok() ? Device::kCuda : Device::kCpu;
+}
+
+// The flag's value, at least 1, or under "auto" the given one.
+Result<int64_t> integer_or(int64_t automatic, const Options& options, const std::string& name, int64_t high) {
+  if (options.text(name) == kAuto) return automatic;
+  return options.integer(name, 1, high);
+}
+
+Result<int64_t> cache_bytes(bool gpu, const Options& options) {
+  if (options.text("kv-cache-memory-bytes") == kAuto) return gpu ? 0 : int64_t{1} << 30;
+  return options.bytes("kv-cache-memory-bytes");
+}
 
 // One progress line at most each second, with rate and time left.
 class LoadProgress {
@@ -50,7 +74,9 @@ void add_device_options(Options& options) {
   const char* group = "Model and device";
   options.positional("model", "folder with config.json");
   options.add("load-format", "auto", "auto, safetensors, or dummy (made-up weights, for sizing)", group);
-  options.add("device", "cpu", "cpu (AVX2, AVX-512, AMX), cuda (one GPU) or ref (the slow definition)", group);
+  options.add("device", "auto",
+              "cpu (AVX2, AVX-512, AMX), cuda (one GPU), ref (the slow definition); auto: cuda if there is a GPU",
+              group);
   options.add("cpu-isa", "auto", "auto, avx2 or avx512: an upper limit", group);
   options.add("threads", "0", "threads of the CPU backend; 0: one per core", group);
   options.add("latent-norm-eps", "-1", "eps of the q_a and kv_a norms; -1: rms_norm_eps (transformers uses 1e-6)",
@@ -68,11 +94,14 @@ void add_device_options(Options& options) {
 
 void add_scheduler_options(Options& options) {
   const char* group = "Cache and scheduler";
-  options.add("kv-cache-memory-bytes", "1G", "size of the page pool", group);
+  options.add("kv-cache-memory-bytes", "auto",
+              "size of the page pool; auto: what gpu-memory-utilization leaves, on a CPU 1G", group);
+  options.add("gpu-memory-utilization", "0.9", "share of the GPU's memory for weights, workspace and page pool", group);
   options.add("kv-cache-dtype", "auto", "auto or bf16; fp8: e4m3 with a scale of 1", group);
   options.add("max-model-len", "0", "longest prompt + reply; 0: the model's, or what the cache holds", group);
-  options.add("max-num-seqs", "128", "sequences that run together", group);
-  options.add("max-num-batched-tokens", "2048", "token budget of a step, prefill and decode together", group);
+  options.add("max-num-seqs", "auto", "sequences that run together; auto: 1024 on a GPU, 128 on a CPU", group);
+  options.add("max-num-batched-tokens", "auto",
+              "token budget of a step, prefill and decode together; auto: 8192 on a GPU, 2048 on a CPU", group);
   options.add("max-waiting-seqs", "4096", "queue length; over it requests get 429", group);
   options.add_switch("enable-prefix-caching", true, "reuse the cache of common prefixes", group);
   options.add("checkpoint-interval-blocks", "64",
@@ -126,10 +155,8 @@ Result<EngineConfig> engine_config(const Options& options) {
     progress(phase, done, total);
   };
 
-  const std::string& device = options.text("device");
-  if (device != "cpu" && device != "cuda" && device != "ref")
-    return bad_input(str_cat("--device must be cpu, cuda or ref, not \"", device, "\""), "device");
-  config.worker.device = device == "ref" ? Device::kRef : device == "cuda" ? Device::kCuda : Device::kCpu;
+  ASSIGN_OR_RETURN(config.worker.device, device(options.text("device")));
+  const bool gpu = config.worker.device == Device::kCuda;
   const std::string& isa = options.text("cpu-isa");
   if (isa != "auto" && isa != "avx2" && isa != "avx512")
     return bad_input(str_cat("--cpu-isa must be auto, avx2 or avx512, not \"", isa, "\""), "cpu-isa");
@@ -144,10 +171,12 @@ Result<EngineConfig> engine_config(const Options& options) {
   ASSIGN_OR_RETURN(config.worker.fail_at_step, options.integer("fail-at-step", -1, INT64_MAX));
   ASSIGN_OR_RETURN(const int64_t threads, options.integer("threads", 0, 1024));
   config.worker.num_threads = load.num_threads = static_cast<int>(threads);
-  ASSIGN_OR_RETURN(config.worker.cache_bytes, options.bytes("kv-cache-memory-bytes"));
+  ASSIGN_OR_RETURN(config.worker.memory_share, options.number("gpu-memory-utilization", 0.01, 1));
+  ASSIGN_OR_RETURN(config.worker.cache_bytes, cache_bytes(gpu, options));
   ASSIGN_OR_RETURN(const int64_t model_len, options.integer("max-model-len", 0, 1 << 28));
-  ASSIGN_OR_RETURN(const int64_t sequences, options.integer("max-num-seqs", 1, 65536));
-  ASSIGN_OR_RETURN(const int64_t budget, options.integer("max-num-batched-tokens", 1, 1 << 20));
+  ASSIGN_OR_RETURN(const int64_t sequences, integer_or(gpu ? 1024 : 128, options, "max-num-seqs", 65536));
+  ASSIGN_OR_RETURN(const int64_t budget, integer_or(std::max<int64_t>(gpu ? 8192 : 2048, sequences), options,
+                                                    "max-num-batched-tokens", 1 << 20));
   ASSIGN_OR_RETURN(const int64_t waiting, options.integer("max-waiting-seqs", 1, 1 << 20));
   if (budget < sequences)
     return bad_input(str_cat("--max-num-batched-tokens ", budget, " is under --max-num-seqs ", sequences,

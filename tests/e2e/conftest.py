@@ -20,7 +20,7 @@ FOLDER = str((TOP / os.environ.get("PERIGEE_MODEL", "models/tiny-k2")).resolve()
 
 def start(tmp_path_factory, *flags):
     log = tmp_path_factory.mktemp("server") / "log"
-    server = ServerProcess(PROGRAM, FOLDER, [*flags, *os.environ.get("PERIGEE_FLAGS", "").split()], str(log))
+    server = ServerProcess(PROGRAM, FOLDER, [*flags, *os.environ.get("PERIGEE_FLAGS", "--device cpu").split()], str(log))
     server.log_path = str(log)
     return server
 

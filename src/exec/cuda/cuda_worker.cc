@@ -33,6 +33,8 @@ class CudaWorker final : public PlanWorker {
  private:
   Status reserve();
   Status warm_up();
+  Status reserve_pool();
+  Status capture();
   Status run_padding(std::span<const SequenceRows> sequences);
   void run() override;
   void start(StepPlan plan);
@@ -59,6 +61,10 @@ class CudaWorker final : public PlanWorker {
   int64_t allocations_ = 0;  // by this thread before its first step
 };
 
+double gib(int64_t bytes) {
+  return static_cast<double>(bytes) / 0x1p30;
+}
+
 // What the kernels' grids and the attention's work lists hold.
 Status check_limits(const WorkerConfig& config) {
   constexpr int32_t kMaxTokens = 65535;
@@ -74,20 +80,25 @@ Status check_limits(const WorkerConfig& config) {
 Result<std::unique_ptr<Worker>> CudaWorker::create(const WorkerConfig& config, OnResult on_result) {
   RETURN_IF_ERROR(check_limits(config));
   RETURN_IF_ERROR(select_device(0));
-  log_info("GPU 0: ", gpu_report(0), ", ", static_cast<double>(device_memory_free()) / 0x1p30, " GiB free");
+  log_info("GPU 0: ", gpu_report(0), ", ", gib(device_memory().free), " GiB free");
   auto worker = std::make_unique<CudaWorker>(config, std::move(on_result));
   auto ops = std::make_unique<CudaOps>(CudaOptions{.deterministic = config.deterministic});
   if (config.observer != nullptr) ops->observe_launches(config.observer);
-  RETURN_IF_ERROR(worker->load(std::move(ops), false));
+  RETURN_IF_ERROR(worker->load(std::move(ops)));
   RETURN_IF_ERROR(worker->reserve());
   RETURN_IF_ERROR(worker->warm_up());
+  RETURN_IF_ERROR(worker->reserve_pool());
+  RETURN_IF_ERROR(worker->capture());
   worker->begin();
   return std::unique_ptr<Worker>(std::move(worker));
 }
 
+// All but the pool, whose size may depend on what this takes; until then one page, which padding reads, and tables for
+// as many as there can be.
 Status CudaWorker::reserve() {
+  RETURN_IF_ERROR(set_pool(config_.cache_bytes > 0 ? config_.cache_bytes : device_memory().free, false));
   const int64_t slots = config_.max_sequences, tokens = max_tokens(), vocab = model_->info().vocab;
-  pages_ = device_buffer(static_cast<size_t>(page_pool_bytes()));
+  pages_ = device_buffer(static_cast<size_t>(layout_.page_bytes()));
   if (state_pages() > 0) ring_ = device_buffer(static_cast<size_t>(ring_bytes()));
   arrays_ = std::make_unique<DeviceArrays>(ArraySizes{
       .slots = slots, .tokens = tokens, .max_blocks = max_blocks(), .vocab = vocab, .state_width = state_pages()});
@@ -105,7 +116,7 @@ Status CudaWorker::reserve() {
 }
 
 // The largest steps of padding alone, so that the arena has its final size: one long chunk behind decode rows, in both
-// forms of attention, and chunks in every slot. Then the graphs.
+// forms of attention, and chunks in every slot.
 Status CudaWorker::warm_up() {
   cuda_ok(load_sampling_kernels(), "loading the sampling kernels");
   cuda_ok(load_step_kernels(), "loading the step kernels");
@@ -124,7 +135,32 @@ Status CudaWorker::warm_up() {
   for (int32_t i = 0; i < config_.max_sequences; ++i)
     sequences[static_cast<size_t>(i)] = {
         .first_row = i * share, .num_tokens = share, .form = MlaForm::kExpanded, .commit_all = state_pages() > 0};
-  RETURN_IF_ERROR(run_padding(sequences));
+  return run_padding(sequences);
+}
+
+// Graphs come after it, of what memory_share leaves to others: they hold the pool's address.
+Status CudaWorker::reserve_pool() {
+  const DeviceMemory memory = device_memory();
+  const int64_t used = memory.total - memory.free;
+  const int64_t left = static_cast<int64_t>(config_.memory_share * static_cast<double>(memory.total)) - used;
+  if (config_.cache_bytes > memory.free)
+    return bad_input(str_cat("--kv-cache-memory-bytes ", gib(config_.cache_bytes), " GiB: the GPU has ",
+                             gib(memory.free), " GiB left beside weights and workspace"),
+                     "kv-cache-memory-bytes");
+  const int64_t least = least_pages() * layout_.page_bytes();
+  if (config_.cache_bytes == 0 && left < least)
+    return bad_input(
+        str_cat("--gpu-memory-utilization ", config_.memory_share, " of ", gib(memory.total),
+                " GiB: weights, workspace and other processes take ", gib(used), " GiB, and a cache needs ", gib(least),
+                "; raise it, or lower --max-num-batched-tokens or --max-num-seqs"),
+        "gpu-memory-utilization");
+  RETURN_IF_ERROR(set_pool(config_.cache_bytes > 0 ? config_.cache_bytes : left, false));
+  pages_ = {};
+  pages_ = device_buffer(static_cast<size_t>(page_pool_bytes()));
+  return device_status();
+}
+
+Status CudaWorker::capture() {
   graphs_ = std::make_unique<DecodeGraphs>(arrays_->batch(), sequences_, config_.max_sequences);
   RETURN_IF_ERROR(graphs_->capture(*model_, ops(), pool()));
   cuda_ok(cudaStreamSynchronize(stream()), "warming up");

@@ -16,8 +16,8 @@ Buffer pinned_buffer(size_t) {
 int64_t num_device_allocations() {
   return 0;
 }
-int64_t device_memory_free() {
-  return 0;
+DeviceMemory device_memory() {
+  return {};
 }
 std::string gpu_report(int) {
   return {};

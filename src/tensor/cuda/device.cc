@@ -46,7 +46,15 @@ Status select_device(int index) {
 
 Buffer device_buffer(size_t bytes) {
   void* p = nullptr;
-  if (failed || !cuda_ok(cudaMalloc(&p, bytes), "reserving memory")) return {};
+  if (failed) return {};
+  if (const cudaError_t error = cudaMalloc(&p, bytes); error != cudaSuccess) {
+    const auto gib = [](size_t size) { return static_cast<double>(size) / 0x1p30; };
+    size_t free = 0, total = 0;
+    cudaMemGetInfo(&free, &total);
+    cuda_ok(error,
+            str_cat("reserving ", gib(bytes), " GiB where ", gib(free), " of ", gib(total), " are free").c_str());
+    return {};
+  }
   ++allocations;
   return {static_cast<uint8_t*>(p), bytes, [](uint8_t* memory) { cudaFree(memory); }};
 }
@@ -63,9 +71,10 @@ int64_t num_device_allocations() {
   return allocations;
 }
 
-int64_t device_memory_free() {
+DeviceMemory device_memory() {
   size_t free = 0, total = 0;
-  return cuda_ok(cudaMemGetInfo(&free, &total), "asking for free memory") ? static_cast<int64_t>(free) : 0;
+  cuda_ok(cudaMemGetInfo(&free, &total), "asking for free memory");
+  return {static_cast<int64_t>(free), static_cast<int64_t>(total)};
 }
 
 void device_copy(void* to, const void* from, size_t bytes) {

@@ -18,7 +18,10 @@ Status select_device(int index);
 Buffer device_buffer(size_t bytes);  // uninitialised, 256-byte aligned; empty after a failure
 Buffer pinned_buffer(size_t bytes);  // host memory, zeroed, that the GPU copies from and to without a stop
 int64_t num_device_allocations();    // of both kinds so far by the calling thread: constant on the step path
-int64_t device_memory_free();
+struct DeviceMemory {
+  int64_t free = 0, total = 0;  // bytes
+};
+DeviceMemory device_memory();  // of the selected GPU
 // Name, driver, heat, power and clock of GPU `index` in one line, with what is wrong with it in capitals; for logs.
 std::string gpu_report(int index);
 

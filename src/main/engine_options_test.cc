@@ -1,0 +1,59 @@
+#include "main/engine_options.h"
+
+#include <gtest/gtest.h>
+
+namespace perigee {
+namespace {
+
+Result<EngineConfig> parsed(std::vector<std::string> arguments) {
+  Options options("test", "");
+  add_engine_options(options);
+  arguments.insert(arguments.begin(), "folder");
+  const Status status = options.parse(arguments);
+  if (!status.ok()) return status.error();
+  return engine_config(options);
+}
+
+TEST(EngineOptions, DefaultsFollowTheDevice) {
+  const auto cpu = parsed({"--device", "cpu"}), gpu = parsed({"--device", "cuda"});
+  ASSERT_TRUE(cpu.ok() && gpu.ok());
+  EXPECT_EQ(cpu->worker.cache_bytes, 1 << 30);
+  EXPECT_EQ(cpu->max_sequences, 128);
+  EXPECT_EQ(cpu->max_step_tokens, 2048);
+  EXPECT_EQ(gpu->worker.cache_bytes, 0);  // what the share leaves
+  EXPECT_EQ(gpu->worker.memory_share, 0.9);
+  EXPECT_EQ(gpu->max_sequences, 1024);
+  EXPECT_EQ(gpu->max_step_tokens, 8192);
+}
+
+TEST(EngineOptions, GivenValuesWin) {
+  const auto config = parsed({"--device", "cuda", "--kv-cache-memory-bytes", "4G", "--gpu-memory-utilization", "0.5",
+                              "--max-num-seqs", "7", "--max-num-batched-tokens", "70"});
+  ASSERT_TRUE(config.ok()) << config.error().message;
+  EXPECT_EQ(config->worker.cache_bytes, int64_t{4} << 30);
+  EXPECT_EQ(config->worker.memory_share, 0.5);
+  EXPECT_EQ(config->max_sequences, 7);
+  EXPECT_EQ(config->max_step_tokens, 70);
+}
+
+TEST(EngineOptions, TheBudgetGrowsWithTheSequences) {
+  const auto config = parsed({"--device", "cpu", "--max-num-seqs", "4096"});
+  ASSERT_TRUE(config.ok()) << config.error().message;
+  EXPECT_EQ(config->max_step_tokens, 4096);
+}
+
+TEST(EngineOptions, ErrorsNameTheFlag) {
+  const std::pair<const char*, const char*> cases[] = {
+      {"--device", "tpu"},          {"--gpu-memory-utilization", "1.5"},  {"--gpu-memory-utilization", "90%"},
+      {"--max-num-seqs", "0"},      {"--max-num-batched-tokens", "many"}, {"--kv-cache-memory-bytes", "-1"},
+      {"--kv-cache-dtype", "int4"}, {"--speculative-config", "{}"},       {"--tensor-parallel-size", "8"},
+  };
+  for (const auto& [flag, value] : cases) {
+    const auto config = parsed({flag, value});
+    ASSERT_FALSE(config.ok()) << flag << " " << value;
+    EXPECT_NE(config.error().message.find(flag), std::string::npos) << config.error().message;
+  }
+}
+
+}  // namespace
+}  // namespace perigee
