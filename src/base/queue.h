@@ -26,13 +26,15 @@ class BoundedQueue {
     return true;
   }
 
-  // For the few items whose number is bounded elsewhere (results of plans in flight, shutdown): never refused.
-  void push_reserved(T item) {
+  // For the few items whose number is bounded elsewhere (results of plans in flight, shutdown). False when closed.
+  bool push_reserved(T item) {
     {
       std::lock_guard lock(mutex_);
+      if (closed_) return false;
       items_.push_back(std::move(item));
     }
     ready_.notify_one();
+    return true;
   }
 
   // Waits for an item. Nothing when the queue is closed and empty.

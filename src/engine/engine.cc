@@ -42,6 +42,10 @@ constexpr double kIdleWaitS = 1.0;
 constexpr double kBusyWaitS = 0.05;  // how late a deadline of a waiting sequence may be noticed
 constexpr size_t kHostSamples = 64;
 
+Error shutting_down() {
+  return Error(Code::kUnavailable, "the engine is shutting down");
+}
+
 }  // namespace
 
 struct Engine::Impl {
@@ -140,7 +144,7 @@ void Engine::shutdown() {
 
 Result<RequestId> Engine::submit(EngineRequest request, OutputSink sink) {
   CHECK(request.n >= 1 && request.prompt != nullptr && !request.prompt->empty(), "an unvalidated request");
-  if (impl_->stopping) return Error(Code::kUnavailable, "the engine is shutting down");
+  if (impl_->stopping) return shutting_down();
   if (impl_->lost) return Error(Code::kDeviceLost, "the device is lost");
   const auto num_prompt = static_cast<int64_t>(request.prompt->size());
   if (!impl_->scheduler->fits(num_prompt, request.sampling.max_tokens))
@@ -152,10 +156,14 @@ Result<RequestId> Engine::submit(EngineRequest request, OutputSink sink) {
     impl_->live_choices.fetch_sub(request.n);
     return Error(Code::kExhausted, str_cat("the queue is full (", limit, " sequences): try again later"));
   }
+  const int32_t n = request.n;
   const RequestId id(impl_->next_request.fetch_add(1));
-  impl_->mailbox.push_reserved(Message(SubmitMessage{
-      .request = id, .body = std::move(request), .sink = std::move(sink), .arrival_s = system_clock().now_s()}));
-  return id;
+  SubmitMessage message{
+      .request = id, .body = std::move(request), .sink = std::move(sink), .arrival_s = system_clock().now_s()};
+  // Closed since the look at `stopping`: nobody reads the mailbox any more.
+  if (impl_->mailbox.push_reserved(Message(std::move(message)))) return id;
+  impl_->live_choices.fetch_sub(n);
+  return shutting_down();
 }
 
 void Engine::cancel(RequestId request, int32_t choice, FinishReason reason) {
@@ -199,10 +207,11 @@ void Engine::Impl::run() {
     if (config.selfcheck || scheduler->idle()) scheduler->check_integrity();
   }
   messages.clear();
+  mailbox.close();  // what comes later is refused where it is submitted ...
   mailbox.drain(messages, 0);
-  for (Message& message : messages) handle(std::move(message));  // so that late submissions are answered too
+  for (Message& message : messages) handle(std::move(message));  // ... and what came before is answered below
   dispatch_updates();
-  end_all("the engine is shutting down");
+  end_all(shutting_down().message);
   worker.reset();  // joins the worker's thread: no result arrives after this
 }
 

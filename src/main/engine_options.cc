@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <filesystem>
 
 #include "base/clock.h"
 #include "base/log.h"
@@ -115,6 +116,13 @@ void add_scheduler_options(Options& options) {
   options.add("fail-at-step", "-1", "for tests: the device is lost in this step; -1: never", group);
 }
 
+Status check_model_folder(const std::string& path) {
+  if (path.empty()) return bad_input("no model given: name a folder with config.json, such as models/tiny-k2", "model");
+  if (std::error_code unknown; !std::filesystem::is_directory(path, unknown))
+    return bad_input(str_cat("there is no folder ", path), "model");
+  return {};
+}
+
 }  // namespace
 
 void add_engine_options(Options& options) {
@@ -127,8 +135,7 @@ void add_engine_options(Options& options) {
 
 Result<EngineConfig> engine_config(const Options& options) {
   EngineConfig config;
-  if (options.text("model").empty())
-    return bad_input("no model given: name a folder with config.json, such as models/tiny-k2", "model");
+  RETURN_IF_ERROR(check_model_folder(options.text("model")));
   for (const char* name : {"tensor-parallel-size", "decode-context-parallel-size"}) {
     ASSIGN_OR_RETURN(const int64_t size, options.integer(name, 1, 1024));
     if (size != 1)

@@ -8,7 +8,8 @@ namespace {
 Result<EngineConfig> parsed(std::vector<std::string> arguments) {
   Options options("test", "");
   add_engine_options(options);
-  arguments.insert(arguments.begin(), "folder");
+  if (arguments.empty() || arguments[0].starts_with("--"))
+    arguments.insert(arguments.begin(), PERIGEE_SOURCE_DIR "/models/tiny-k2");
   const Status status = options.parse(arguments);
   if (!status.ok()) return status.error();
   return engine_config(options);
@@ -53,6 +54,12 @@ TEST(EngineOptions, ErrorsNameTheFlag) {
     ASSERT_FALSE(config.ok()) << flag << " " << value;
     EXPECT_NE(config.error().message.find(flag), std::string::npos) << config.error().message;
   }
+}
+
+TEST(EngineOptions, AFolderThatIsNotThereIsSaid) {
+  const auto config = parsed({"/nowhere/a-model", "--device", "cpu"});
+  ASSERT_FALSE(config.ok());
+  EXPECT_NE(config.error().message.find("/nowhere/a-model"), std::string::npos) << config.error().message;
 }
 
 }  // namespace

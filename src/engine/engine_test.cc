@@ -1,0 +1,54 @@
+#include "engine/engine.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <thread>
+
+namespace perigee {
+namespace {
+
+std::unique_ptr<Engine> small_engine() {
+  EngineConfig config;
+  config.worker.device = Device::kRef;
+  config.worker.load.path = PERIGEE_SOURCE_DIR "/tests/golden/heads16";
+  config.worker.load.format = LoadFormat::kDummy;
+  config.worker.cache_bytes = 8 << 20;
+  config.max_sequences = 4;
+  config.max_step_tokens = 64;
+  auto engine = Engine::create(config);
+  CHECK(engine.ok(), engine.error().message);
+  return std::move(*engine);
+}
+
+// Every submission is refused, or its sink hears the end: also those that race with shutdown().
+TEST(Engine, ShutdownAnswersEverySubmission) {
+  for (int round = 0; round < 16; ++round) {
+    const auto engine = small_engine();
+    std::atomic<int> accepted{0}, finished{0};
+    const auto submit_until_refused = [&] {
+      EngineRequest request;
+      request.prompt = std::make_shared<const std::vector<int32_t>>(std::vector<int32_t>{1, 2, 3});
+      request.sampling.max_tokens = 4;
+      const auto sink = [&](OutputChunk&& chunk) { finished += chunk.finish.has_value(); };
+      for (;;) {
+        const auto id = engine->submit(request, sink);
+        accepted += id.ok();
+        if (id.ok() || id.error().code == Code::kExhausted) continue;
+        EXPECT_EQ(id.error().code, Code::kUnavailable);
+        return;
+      }
+    };
+    std::thread submitters[4];
+    for (std::thread& thread : submitters) thread = std::thread(submit_until_refused);
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    engine->shutdown();
+    for (std::thread& thread : submitters) thread.join();
+    EXPECT_GT(accepted, 0);
+    EXPECT_EQ(accepted, finished);
+  }
+}
+
+}  // namespace
+}  // namespace perigee
