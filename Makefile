@@ -8,7 +8,7 @@ FUZZ_SECONDS ?= 15
 # The program has the CUDA backend where there is a GPU to run it; the tests compile it wherever there is a toolkit.
 CUDA ?= $(if $(wildcard /dev/nvidia0),AUTO,OFF)
 
-.PHONY: demo test build lint format bench sim check soak eval gpu-check clean
+.PHONY: demo test build lint format bench bench-ops sim check soak eval gpu-check clean
 
 demo: build
 	python3 tools/demo.py --program build/perigee --model $(MODEL) --seed $(SEED)
@@ -34,10 +34,10 @@ lint: setup-check
 format: setup-check
 	git ls-files -z '*.h' '*.cc' | xargs -0 clang-format-14 -i
 
-bench: setup-test
+bench bench-ops: setup-test
 	cmake --preset release
 	cmake --build --preset release -j $(JOBS) --target benchmarks
-	tools/bench
+	tools/$(subst -, ,$@)
 
 sim: setup-test
 	cmake --preset release

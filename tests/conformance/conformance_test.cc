@@ -280,6 +280,27 @@ TEST(Conformance, NormActivationRopeEmbed) {
   }
 }
 
+// A row of many has the bits that it has alone: long rows and ones that end within a vector of threads.
+TEST(Conformance, NormsDoNotDependOnTheNumberOfRows) {
+  for (Backend& backend : backends())
+    for (const int64_t cols : {192, 2304, 7168}) {
+      Ops& ops = *backend.ops;
+      ops.begin_step();
+      constexpr int64_t kRows = 600, kRow = 431;
+      const std::vector<float> ones(static_cast<size_t>(cols), 1.25f);
+      const VectorWeight weight = ops.pack_vector(ones);
+      const Tensor x = activation(ops, kRows, cols, 1, DType::kF32), y = activation(ops, kRows, cols, 2, DType::kF32);
+      const Tensor row = ops.arena().tensor(DType::kF32, 1, cols), addend = ops.arena().tensor(DType::kF32, 1, cols);
+      ops.copy(row.data, x.row<float>(kRow), static_cast<size_t>(cols) * 4);
+      ops.copy(addend.data, y.row<float>(kRow), static_cast<size_t>(cols) * 4);
+      const Values many = fetch(ops, ops.add_norm(x, y, weight, 1e-5f));
+      const Values one = fetch(ops, ops.add_norm(row, addend, weight, 1e-5f));
+      for (int64_t c = 0; c < cols; ++c)
+        ASSERT_EQ(many.at[static_cast<size_t>(kRow * cols + c)], one.at[static_cast<size_t>(c)])
+            << backend.name << " " << cols << " column " << c;
+    }
+}
+
 RouterWeight make_router(int64_t experts, int64_t hidden, RouterScore score, int32_t groups) {
   RouterWeight router{.num_experts = experts, .hidden = hidden, .score = score, .top_k = 4};
   std::vector<float> weight, bias;

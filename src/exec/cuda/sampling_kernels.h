@@ -1,5 +1,6 @@
-// Sampling on the GPU by the rules of control/sampling.h: a block for each row of logits, no sort. The sums that decide
-// are integers, so that a seed gives the same id whatever order threads add in.
+// Sampling on the GPU by the rules of control/sampling.h, without a sort (sampling_order.cuh): several blocks a row
+// find its maximum and count its ids by distance from it, then one chooses. The sums that decide are integers, so that
+// a seed gives the same id whatever order threads add in.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -14,9 +15,11 @@ struct SampleCall {
   const float* logits = nullptr;    // [rows][vocab]
   const uint32_t* masks = nullptr;  // [mask rows][ceil(vocab / 32)] allowed ids
   float* work = nullptr;            // [count][vocab] scratch
+  void* scratch = nullptr;          // sample_scratch_bytes(count)
   SampleResult* results = nullptr;  // [count]
 };
 
+int64_t sample_scratch_bytes(int64_t rows);
 // Samples, makes the ids the slots' newest and counts them. A row with a NaN, +inf or nothing to choose from has
 // finite = 0 and id 0.
 cudaError_t sample_rows(const SampleCall& call, const SlotArrays& slots, cudaStream_t stream);

@@ -14,7 +14,7 @@
 namespace perigee {
 namespace {
 
-constexpr int32_t kVocab = 5000, kRows = 24;
+constexpr int32_t kVocab = 50002, kRows = 24;  // rows that are aligned to 16 bytes and rows that are not
 
 template <typename T>
 T* place(Buffer& memory, const std::vector<T>& values) {
@@ -73,7 +73,9 @@ class Sampling : public testing::Test {
         masks.insert(masks.end(), words.begin(), words.end());
       }
       samples_.push_back(sample);
-      for (int i = 0; i < kVocab; ++i) logits_.push_back(8 * random_unit(5 + static_cast<uint64_t>(row), i));
+      // Spread over a few bins, over more than there are, and all in one.
+      const float spread = row % 11 == 3 ? 0.005f : row % 11 == 5 ? 60.0f : 8.0f;
+      for (int i = 0; i < kVocab; ++i) logits_.push_back(spread * random_unit(5 + static_cast<uint64_t>(row), i));
     }
     slots_.newest = place(memory_[0], std::vector<int32_t>(kRows));
     slots_.num_outputs = place(memory_[1], std::vector<int32_t>(kRows, 4));
@@ -84,6 +86,8 @@ class Sampling : public testing::Test {
     slots_.seen = place(memory_[6], std::vector<uint32_t>(static_cast<size_t>(kRows * slots_.bit_words())));
     call_ = {.samples = place(memory_[7], samples_), .count = kRows, .masks = place(memory_[8], masks)};
     call_.work = place(memory_[9], std::vector<float>(static_cast<size_t>(kRows) * kVocab));
+    memory_[12] = device_buffer(static_cast<size_t>(sample_scratch_bytes(kRows)));
+    call_.scratch = memory_[12].data();
     call_.results = place(memory_[10], std::vector<SampleResult>(kRows));
   }
 
@@ -101,7 +105,7 @@ class Sampling : public testing::Test {
   std::vector<SampleRecord> samples_;
   std::vector<float> logits_;
   int32_t num_masks_ = 0;
-  Buffer memory_[12];
+  Buffer memory_[13];
 };
 
 // Several tokens in a row, so that counts of sampled ids matter.
@@ -139,7 +143,7 @@ TEST_F(Sampling, SameIdsAsTheHost) {
 
 TEST_F(Sampling, SaysWhatIsNotFinite) {
   logits_[3] = std::numeric_limits<float>::quiet_NaN();
-  logits_[kVocab + 4999] = std::numeric_limits<float>::infinity();
+  logits_[2 * kVocab - 1] = std::numeric_limits<float>::infinity();
   for (int i = 0; i < kVocab; ++i) logits_[2 * kVocab + i] = -std::numeric_limits<float>::infinity();
   const std::vector<SampleResult> results = run();
   for (int row = 0; row < kRows; ++row) EXPECT_EQ(results[static_cast<size_t>(row)].finite, row < 3 ? 0 : 1) << row;

@@ -18,6 +18,7 @@ TokenLogprobs token_logprobs(int32_t id, const TokenScore& score) {
 StepSampling::StepSampling(const SamplingSizes& sizes, const SlotArrays& slots, const Stream& stream)
     : sizes_(sizes), slots_(slots), stream_(stream) {
   work_ = device_buffer(static_cast<size_t>(sizes.slots * slots.vocab) * sizeof(float));
+  scratch_ = device_buffer(static_cast<size_t>(sample_scratch_bytes(sizes.slots)));
   masks_device_ = device_buffer(static_cast<size_t>(sizes.slots * slots.bit_words()) * 4);
   masks_host_ = pinned_buffer(masks_device_.size());
   lists_host_ = pinned_buffer(kMaxListed * 8 + static_cast<size_t>(sizes.max_positions + 1) * 4);
@@ -115,6 +116,7 @@ void StepSampling::run(const AskedLogits& asked, const Tensor& logits, int32_t t
                        .logits = static_cast<const float*>(logits.data),
                        .masks = reinterpret_cast<const uint32_t*>(masks_device_.data()),
                        .work = reinterpret_cast<float*>(work_.data()),
+                       .scratch = scratch_.data(),
                        .results = results},
                       slots_, stream_.get()),
           "sampling");

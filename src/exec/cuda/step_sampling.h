@@ -56,7 +56,7 @@ class StepSampling {
   const SamplingSizes sizes_;
   const SlotArrays slots_;
   const Stream& stream_;
-  Buffer work_, masks_device_, masks_host_, lists_device_, lists_host_;
+  Buffer work_, scratch_, masks_device_, masks_host_, lists_device_, lists_host_;
   Buffer results_device_;  // SampleResult [slots], then TokenScore [tokens]
   std::array<Buffer, 2> results_host_;
   Event lists_sent_;

@@ -1,3 +1,4 @@
+#include "base/check.h"
 #include "ops/cuda/dequant.cuh"
 #include "ops/cuda/elementwise.h"
 #include "ops/cuda/launch.h"
@@ -45,46 +46,58 @@ __device__ float block_sum(float x) {
 }
 
 constexpr int kNormThreads = 512;
-constexpr int kNormFours = 4;  // of a thread: rows of up to 8,192 columns
+constexpr int kNormFours = 4;   // of a thread: rows of up to 8,192 columns
+constexpr int kNormSplit = 4;   // of many rows: the work of so many threads is one's
+constexpr int kManyRows = 512;  // from here on
 
-// The usual row: f32, in fours, read once and kept in registers.
-__global__ __launch_bounds__(kNormThreads) void norm_kernel(Tensor x, Tensor addend, const float* weight, float eps,
-                                                            Tensor y) {
+// The usual row: f32, in fours, read once and kept in registers. The sum's order does not depend on kSplit.
+template <int kSplit>
+__global__ __launch_bounds__(kNormThreads / kSplit) void norm_kernel(Tensor x, Tensor addend, const float* weight,
+                                                                     float eps, Tensor y) {
   __shared__ float parts[kNormThreads / 32];
+  constexpr int kPieces = kNormFours * kSplit, kOwn = kNormThreads / kSplit;  // piece p is thread p % kSplit's of 512
   const int fours = static_cast<int>(x.cols / 4);
-  float4 w[kNormFours], v[kNormFours];
+  const auto column = [](int p) { return threadIdx.x + p % kSplit * kOwn + p / kSplit * kNormThreads; };
+  const auto weight_of = [&](int p) { return reinterpret_cast<const float4*>(weight)[column(p)]; };
+  float4 w[kPieces], v[kPieces];
 #pragma unroll
-  for (int i = 0; i < kNormFours; ++i)
-    if (const int c = threadIdx.x + i * kNormThreads; c < fours) w[i] = reinterpret_cast<const float4*>(weight)[c];
+  for (int p = 0; p < kPieces && kSplit == 1; ++p)
+    if (column(p) < fours) w[p] = weight_of(p);
   dependency_wait();
   dependency_trigger();
   auto* in = reinterpret_cast<float4*>(x.row<float>(blockIdx.x));
   const auto* more = reinterpret_cast<const float4*>(addend.row<float>(blockIdx.x));
-  float squares = 0;
 #pragma unroll
-  for (int i = 0; i < kNormFours; ++i) {
-    const int c = threadIdx.x + i * kNormThreads;
-    if (c >= fours) continue;
-    v[i] = in[c];
-    if (addend.data != nullptr) {
-      const float4 b = more[c];
-      v[i] = {v[i].x + b.x, v[i].y + b.y, v[i].z + b.z, v[i].w + b.w};
-      in[c] = v[i];
-    }
-    squares += v[i].x * v[i].x + v[i].y * v[i].y + v[i].z * v[i].z + v[i].w * v[i].w;
+  for (int p = 0; p < kPieces; ++p) {
+    if (column(p) >= fours) continue;
+    v[p] = in[column(p)];
+    if (addend.data == nullptr) continue;
+    const float4 b = more[column(p)];
+    v[p] = {v[p].x + b.x, v[p].y + b.y, v[p].z + b.z, v[p].w + b.w};
+    in[column(p)] = v[p];
   }
-  for (int offset = 16; offset > 0; offset /= 2) squares += __shfl_xor_sync(~0u, squares, offset);
-  if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = squares;
+#pragma unroll
+  for (int s = 0; s < kSplit; ++s) {
+    float squares = 0;
+#pragma unroll
+    for (int p = s; p < kPieces; p += kSplit)
+      if (column(p) < fours)
+        squares = fmaf(v[p].x, v[p].x, fmaf(v[p].y, v[p].y, fmaf(v[p].z, v[p].z, fmaf(v[p].w, v[p].w, squares))));
+    for (int offset = 16; offset > 0; offset /= 2) squares += __shfl_xor_sync(~0u, squares, offset);
+    if (threadIdx.x % 32 == 0) parts[(threadIdx.x + s * kOwn) / 32] = squares;
+  }
   __syncthreads();
   float total = 0;
   for (const float part : parts) total += part;
   const float factor = rsqrtf(total / static_cast<float>(x.cols) + eps);
   auto* out = reinterpret_cast<uint2*>(y.row<uint16_t>(blockIdx.x));
 #pragma unroll
-  for (int i = 0; i < kNormFours; ++i)
-    if (const int c = threadIdx.x + i * kNormThreads; c < fours)
-      out[c] = {pack_pair(Bf16(), v[i].x * factor * w[i].x, v[i].y * factor * w[i].y),
-                pack_pair(Bf16(), v[i].z * factor * w[i].z, v[i].w * factor * w[i].w)};
+  for (int p = 0; p < kPieces; ++p) {
+    if (column(p) >= fours) continue;
+    const float4 a = kSplit == 1 ? w[p] : weight_of(p);
+    out[column(p)] = {pack_pair(Bf16(), v[p].x * factor * a.x, v[p].y * factor * a.y),
+                      pack_pair(Bf16(), v[p].z * factor * a.z, v[p].w * factor * a.w)};
+  }
 }
 
 // Whether norm_kernel can take it: everything in fours on 16 bytes.
@@ -118,15 +131,22 @@ __global__ void add_kernel(Tensor residual, Tensor y) {
   if (c < y.cols) residual.row<float>(blockIdx.y)[c] += y.row<float>(blockIdx.y)[c];
 }
 
+__device__ float silu_mul(float gate, float up) {
+  return gate / (1.0f + __expf(-gate)) * up;
+}
+
+// A thread has four columns.
 __global__ void silu_mul_kernel(Tensor gate_up, bool interleaved, Tensor y) {
   dependency_wait();
   dependency_trigger();
-  const int64_t c = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x;
+  const int64_t c = 4 * (blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x);
   if (c >= y.cols) return;
-  const float* in = gate_up.row<float>(blockIdx.y);
-  const int64_t at = interleaved ? c / 8 * 16 + c % 8 : c;
-  const float gate = in[at], up = in[at + (interleaved ? 8 : y.cols)];
-  y.row<__nv_bfloat16>(blockIdx.y)[c] = __float2bfloat16_rn(gate / (1.0f + __expf(-gate)) * up);
+  const float* in = gate_up.row<float>(blockIdx.y) + (interleaved ? c / 8 * 16 + c % 8 : c);
+  const float4 gate = *reinterpret_cast<const float4*>(in);
+  const float4 up = *reinterpret_cast<const float4*>(in + (interleaved ? 8 : y.cols));
+  *reinterpret_cast<uint2*>(y.row<uint16_t>(blockIdx.y) + c) = {
+      pack_pair(Bf16(), silu_mul(gate.x, up.x), silu_mul(gate.y, up.y)),
+      pack_pair(Bf16(), silu_mul(gate.z, up.z), silu_mul(gate.w, up.w))};
 }
 
 template <typename T>
@@ -214,8 +234,9 @@ cudaError_t rms_norm_rows(const Tensor& x, const Tensor* addend, const float* we
   const Tensor other = addend == nullptr ? Tensor() : *addend;
   LaunchShape shape = shape_of(x.rows, stream);
   if (in_fours(x, other)) {
-    shape.block = dim3(kNormThreads);
-    return launch(norm_kernel, shape, x, other, weight, eps, y);
+    const bool many = x.rows >= kManyRows;
+    shape.block = dim3(many ? kNormThreads / kNormSplit : kNormThreads);
+    return launch(many ? norm_kernel<kNormSplit> : norm_kernel<1>, shape, x, other, weight, eps, y);
   }
   if (x.dtype == DType::kF32) return launch(rms_norm_kernel<float>, shape, x, other, weight, eps, y);
   return launch(rms_norm_kernel<__nv_bfloat16>, shape, x, other, weight, eps, y);
@@ -226,7 +247,8 @@ cudaError_t add_rows(const Tensor& residual, const Tensor& y, cudaStream_t strea
 }
 
 cudaError_t silu_mul_rows(const Tensor& gate_up, bool interleaved, const Tensor& y, cudaStream_t stream) {
-  return launch(silu_mul_kernel, shape_of(blocks_for(y.cols), stream, y.rows), gate_up, interleaved, y);
+  CHECK(y.cols % 4 == 0 && gate_up.row_stride % 4 == 0 && y.row_stride % 4 == 0, "silu_mul of ", y.cols, " columns");
+  return launch(silu_mul_kernel, shape_of(blocks_for(y.cols / 4), stream, y.rows), gate_up, interleaved, y);
 }
 
 cudaError_t rope_rows(const Tensor& x, const RopeCall& call, cudaStream_t stream) {
