@@ -100,15 +100,38 @@ __device__ void adjust(const float* logits, const uint32_t* mask, const SlotArra
   __syncthreads();
 }
 
-// The smallest order_key above `after`, ~0 if there is none.
-__device__ uint64_t next_in_order(const float* x, int n, uint64_t after, bool any) {
-  uint64_t best = ~0ull;
-  for (int i = threadIdx.x; i < n; i += kThreads) {
-    const uint64_t key = order_key(x[i], i);
-    if (any || key > after) best = key < best ? key : best;
+// Gives ids in their order, one a call of the whole block. A thread knows the next of its own ids, those that equal its
+// number modulo the block's size; when it is taken, the thread's warp looks for the one behind it.
+class InOrder {
+ public:
+  __device__ InOrder(const float* x, int n) : x_(x), n_(n) {
+#pragma unroll 8
+    for (int i = threadIdx.x; i < n; i += kThreads) next_ = earlier(next_, order_key(x[i], i));
   }
-  return block_reduce<unsigned long long>(best, [](Mass a, Mass b) { return a < b ? a : b; });
-}
+  // Requires that an id is left.
+  __device__ int take() {
+    const uint64_t taken = block_reduce<unsigned long long>(next_, earlier);
+    if (const unsigned mine = __ballot_sync(~0u, next_ == taken); mine != 0) advance(taken, __ffs(mine) - 1);
+    return static_cast<int>(taken & 0xFFFFFFFFu);
+  }
+
+ private:
+  __device__ static unsigned long long earlier(unsigned long long a, unsigned long long b) {
+    return a < b ? a : b;
+  }
+  __device__ void advance(uint64_t taken, int owner) {
+    const int lane = threadIdx.x % 32, first = threadIdx.x - lane + owner;
+    unsigned long long best = ~0ull;
+    for (int i = first + lane * kThreads; i < n_; i += 32 * kThreads)
+      if (const uint64_t key = order_key(x_[i], i); key > taken) best = earlier(best, key);
+    for (int offset = 16; offset > 0; offset /= 2) best = earlier(best, __shfl_xor_sync(~0u, best, offset));
+    if (lane == owner) next_ = best;
+  }
+
+  const float* x_;
+  int n_;
+  unsigned long long next_ = ~0ull;
+};
 
 __device__ void score(const float* x, int n, int id, int top, TokenScore& out) {
   const float max = x[row_max(x, 0, n).id()];
@@ -126,10 +149,10 @@ __device__ void score(const float* x, int n, int id, int top, TokenScore& out) {
     out.rank = rank;
     out.num_top = min(top, min(n, kMaxTopLogprobs));
   }
-  uint64_t last = 0;
+  if (top == 0) return;
+  InOrder order(x, n);
   for (int k = 0; k < min(top, min(n, kMaxTopLogprobs)); ++k) {
-    last = next_in_order(x, n, last, k == 0);
-    const int at = static_cast<int>(last & 0xFFFFFFFFu);
+    const int at = order.take();
     if (threadIdx.x != 0) continue;
     out.top_ids[k] = at;
     out.top_logprobs[k] = logprob(x[at]);
