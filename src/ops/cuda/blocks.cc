@@ -11,7 +11,7 @@
 namespace perigee {
 namespace {
 
-constexpr int64_t kExpandedKeys = 4096;   // of one piece in expanded attention: bounds its scratch memory
+constexpr int64_t kExpandedKeys = 8192;   // of one piece in expanded attention: bounds its scratch memory
 constexpr int64_t kAttentionRows = 1024;  // of one launch: bounds its scratch memory
 
 // The geometries of mla_prefill.h.
