@@ -33,10 +33,28 @@ Result<Device> device(const std::string& name) {
   return gpu.ok() ? Device::kCuda : Device::kCpu;
 }
 
-// The flag's value, at least 1, or under "auto" the given one.
-Result<int64_t> integer_or(int64_t automatic, const Options& options, const std::string& name, int64_t high) {
-  if (options.text(name) == kAuto) return automatic;
-  return options.integer(name, 1, high);
+struct BatchLimits {
+  int64_t sequences = 0, tokens = 0;
+};
+
+// A limit that is not given follows the device, and gives way to one that is: half a small budget stays for prefills.
+Result<BatchLimits> batch_limits(bool gpu, const Options& options) {
+  const bool any_sequences = options.text("max-num-seqs") == kAuto;
+  const bool any_tokens = options.text("max-num-batched-tokens") == kAuto;
+  BatchLimits limits{.sequences = gpu ? 1024 : 128, .tokens = gpu ? 8192 : 2048};
+  if (!any_sequences) {
+    ASSIGN_OR_RETURN(limits.sequences, options.integer("max-num-seqs", 1, 65536));
+  }
+  if (!any_tokens) {
+    ASSIGN_OR_RETURN(limits.tokens, options.integer("max-num-batched-tokens", 1, 1 << 20));
+  }
+  if (any_sequences) limits.sequences = std::clamp<int64_t>(limits.tokens / 2, 1, limits.sequences);
+  if (any_tokens) limits.tokens = std::max(limits.tokens, limits.sequences);
+  if (limits.tokens < limits.sequences)
+    return bad_input(str_cat("--max-num-batched-tokens ", limits.tokens, " is under --max-num-seqs ", limits.sequences,
+                             ": a decode step needs one token for each sequence"),
+                     "max-num-batched-tokens");
+  return limits;
 }
 
 Result<int64_t> cache_bytes(bool gpu, const Options& options) {
@@ -181,21 +199,15 @@ Result<EngineConfig> engine_config(const Options& options) {
   ASSIGN_OR_RETURN(config.worker.memory_share, options.number("gpu-memory-utilization", 0.01, 1));
   ASSIGN_OR_RETURN(config.worker.cache_bytes, cache_bytes(gpu, options));
   ASSIGN_OR_RETURN(const int64_t model_len, options.integer("max-model-len", 0, 1 << 28));
-  ASSIGN_OR_RETURN(const int64_t sequences, integer_or(gpu ? 1024 : 128, options, "max-num-seqs", 65536));
-  ASSIGN_OR_RETURN(const int64_t budget, integer_or(std::max<int64_t>(gpu ? 8192 : 2048, sequences), options,
-                                                    "max-num-batched-tokens", 1 << 20));
+  ASSIGN_OR_RETURN(const BatchLimits limits, batch_limits(gpu, options));
   ASSIGN_OR_RETURN(const int64_t waiting, options.integer("max-waiting-seqs", 1, 1 << 20));
-  if (budget < sequences)
-    return bad_input(str_cat("--max-num-batched-tokens ", budget, " is under --max-num-seqs ", sequences,
-                             ": a decode step needs one token for each sequence"),
-                     "max-num-batched-tokens");
   ASSIGN_OR_RETURN(const int64_t interval, options.integer("checkpoint-interval-blocks", 0, 1 << 20));
   ASSIGN_OR_RETURN(const int64_t turn, options.integer("checkpoint-turn-blocks", 0, 1 << 20));
   config.checkpoint_interval_blocks = static_cast<int32_t>(interval);
   config.checkpoint_turn_blocks = static_cast<int32_t>(turn);
   config.max_model_len = static_cast<int32_t>(model_len);
-  config.max_sequences = static_cast<int32_t>(sequences);
-  config.max_step_tokens = static_cast<int32_t>(budget);
+  config.max_sequences = static_cast<int32_t>(limits.sequences);
+  config.max_step_tokens = static_cast<int32_t>(limits.tokens);
   config.max_waiting = static_cast<int32_t>(waiting);
   config.prefix_caching = options.enabled("enable-prefix-caching");
   config.deterministic = options.enabled("deterministic");

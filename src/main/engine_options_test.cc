@@ -37,10 +37,14 @@ TEST(EngineOptions, GivenValuesWin) {
   EXPECT_EQ(config->max_step_tokens, 70);
 }
 
-TEST(EngineOptions, TheBudgetGrowsWithTheSequences) {
-  const auto config = parsed({"--device", "cpu", "--max-num-seqs", "4096"});
-  ASSERT_TRUE(config.ok()) << config.error().message;
-  EXPECT_EQ(config->max_step_tokens, 4096);
+TEST(EngineOptions, ALimitThatIsNotGivenGivesWay) {
+  const auto many = parsed({"--device", "cpu", "--max-num-seqs", "4096"});
+  ASSERT_TRUE(many.ok()) << many.error().message;
+  EXPECT_EQ(many->max_step_tokens, 4096);
+  const auto small = parsed({"--device", "cuda", "--max-num-batched-tokens", "512"});
+  ASSERT_TRUE(small.ok()) << small.error().message;
+  EXPECT_EQ(small->max_sequences, 256);
+  EXPECT_FALSE(parsed({"--max-num-seqs", "200", "--max-num-batched-tokens", "199"}).ok());
 }
 
 TEST(EngineOptions, ErrorsNameTheFlag) {
