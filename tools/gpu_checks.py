@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 
+from gpu_sanitize import sanitize
 from server_process import TOP, ServerProcess
 
 SERVED = ["--load-format", "dummy", "--device", "cuda", "--max-model-len", "16384"]
@@ -94,6 +95,7 @@ SECTIONS = {  # name: (seconds, check)
     "storm": (150, Runner.storm),  # 256 clients on tiny-k2, a fifth of which leave midway; no block may leak
     "score": (150, Runner.score),  # task accuracy of the tiny models against their model cards
     "score-fp8": (150, lambda r: r.score("--kv-cache-dtype", "fp8")),
+    "sanitize": (240, lambda r: sanitize(r.build, f"{r.build}/sanitize", r.deadline - time.monotonic())),
     "v2-lite": (180, lambda r: r.full_size("v2-lite", "40G")),
     "kimi-linear-48b": (240, lambda r: r.full_size("kimi-linear-48b", "20G")),
 }

@@ -17,7 +17,7 @@ class SingleSequence {
   static constexpr int32_t kRingTokens = 8;
 
   // Room for `capacity` tokens. The pages lie in reverse order in the pool, so that a mix-up of page and block shows;
-  // those of the recurrent state come first.
+  // those of the recurrent state come first, and begin with zeros.
   SingleSequence(const Model& model, Ops& ops, DType cache_dtype, int64_t capacity) : model_(model), ops_(ops) {
     const CacheLayout layout = model.cache_layout(cache_dtype);
     const int64_t pages = (capacity + 63) / 64 + layout.state_pages();
@@ -26,6 +26,9 @@ class SingleSequence {
     pool_ = {.base = memory_.data(), .layout = layout, .ring = ring_.data(), .ring_tokens = kRingTokens};
     pages_.resize(static_cast<size_t>(pages));
     for (int64_t p = 0; p < pages; ++p) pages_[static_cast<size_t>(p)] = static_cast<int32_t>(pages - 1 - p);
+    const std::vector<uint8_t> zeros(static_cast<size_t>(layout.page_bytes()));
+    for (int32_t p = 0; p < layout.state_pages(); ++p)
+      ops.copy(memory_.data() + pages_[static_cast<size_t>(p)] * layout.page_bytes(), zeros.data(), zeros.size());
   }
 
   // Runs `tokens` as one step; returns the logits of each of them, [n, vocab].

@@ -29,6 +29,7 @@ Buffer::Buffer(size_t bytes) : size_(bytes) {
 }
 
 void Arena::reset() {
+  if (separate_) return release({});
   // One chunk as large as all of them together, so that a warm step never crosses chunks.
   if (chunks_.size() > 1) {
     size_t total = 0;
@@ -41,7 +42,18 @@ void Arena::reset() {
   used_ = 0;
 }
 
+void Arena::release(Mark mark) {
+  if (separate_) chunks_.erase(chunks_.begin() + static_cast<std::ptrdiff_t>(mark.chunk), chunks_.end());
+  chunk_ = mark.chunk;
+  used_ = mark.used;
+}
+
 void* Arena::allocate(size_t bytes) {
+  if (separate_) {
+    ++num_growths_;
+    ++chunk_;
+    return chunks_.emplace_back(source_(std::max<size_t>(bytes, 1))).data();
+  }
   const size_t need = round_up(std::max<size_t>(bytes, 1), kAlignment);
   while (chunk_ < chunks_.size() && used_ + need > chunks_[chunk_].size()) {
     ++chunk_;

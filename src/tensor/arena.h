@@ -32,7 +32,11 @@ class Arena {
  public:
   using Source = Buffer (*)(size_t bytes);
   // `source` makes the memory, on the host unless told otherwise.
-  explicit Arena(Source source = [](size_t bytes) { return Buffer(bytes); }) : source_(source) {}
+  // `separate`: each piece of memory is made and given back by itself and ends where it was asked to end, so that a
+  // memory checker sees reads beyond it, and reads of what nobody wrote; slow.
+  explicit Arena(
+      Source source = [](size_t bytes) { return Buffer(bytes); }, bool separate = false)
+      : source_(source), separate_(separate) {}
   // Everything handed out before becomes invalid; no memory is returned to the system.
   void reset();
   Tensor tensor(DType dtype, int64_t rows, int64_t cols);  // uninitialised, contiguous
@@ -46,14 +50,12 @@ class Arena {
     size_t chunk = 0, used = 0;
   };
   Mark mark() const { return {chunk_, used_}; }
-  void release(Mark mark) {
-    chunk_ = mark.chunk;
-    used_ = mark.used;
-  }
+  void release(Mark mark);
   int64_t num_growths() const { return num_growths_; }  // system allocations so far: constant after warm-up
 
  private:
   Source source_;
+  bool separate_;
   std::vector<Buffer> chunks_;
   size_t chunk_ = 0;
   size_t used_ = 0;

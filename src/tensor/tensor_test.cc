@@ -63,5 +63,32 @@ TEST(Arena, GrowsOnlyWhileWarmingUp) {
   EXPECT_EQ(arena.num_growths(), growths);
 }
 
+// What a checker needs: each array ends where its memory does, and is gone with its scope.
+TEST(Arena, SeparateArraysAreMemoryOfTheirOwn) {
+  static std::vector<size_t> asked;
+  static int live = 0;
+  const auto source = [](size_t bytes) {
+    asked.push_back(bytes);
+    ++live;
+    return Buffer(new uint8_t[bytes], bytes, [](uint8_t* memory) {
+      --live;
+      delete[] memory;
+    });
+  };
+  Arena arena(source, true);
+  arena.tensor(DType::kBF16, 3, 5);
+  {
+    const ArenaScope temporaries(arena);
+    arena.array<int32_t>(7);
+    arena.allocate(0);
+    EXPECT_EQ(live, 3);
+  }
+  EXPECT_EQ(live, 1);
+  arena.array<float>(2);
+  EXPECT_EQ(asked, (std::vector<size_t>{30, 28, 1, 8}));
+  arena.reset();
+  EXPECT_EQ(live, 0);
+}
+
 }  // namespace
 }  // namespace perigee

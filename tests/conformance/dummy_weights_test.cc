@@ -3,6 +3,7 @@
 
 #include <cstring>
 
+#include "base/soak.h"
 #include "model/dummy.h"
 #include "ops/cuda/cuda_ops.h"
 
@@ -47,7 +48,7 @@ std::vector<float> run(Ops& ops, const TensorSource& source, bool from_keys) {
 }
 
 TEST(DummyWeights, MadeOnTheGpuAreTheHosts) {
-  const auto ops = make_cuda_ops({});
+  const auto ops = make_cuda_ops({.separate_arrays = gpu_sanitizer(), .no_library = gpu_sanitizer_of_own_kernels()});
   if (!ops.ok()) GTEST_SKIP() << ops.error().message;
   for (const Quantization quantization :
        {Quantization::kNone, Quantization::kInt4Group32, Quantization::kFp8Block128}) {

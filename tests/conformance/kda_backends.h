@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "base/soak.h"
 #include "kda_world.h"
 #include "ops/cpu/kda.h"
 #include "ops/cuda/cuda_ops.h"
@@ -111,10 +112,11 @@ inline KdaBackend cuda_backend(std::shared_ptr<Ops> ops) {
           .state_bound = 1e-4};
 }
 
-// All there are; with PERIGEE_ONLY_CUDA in the environment CUDA alone, for a machine lent by the minute.
+// All there are; CUDA alone under a checker of its accesses, and with PERIGEE_ONLY_CUDA in the environment, for a
+// machine lent by the minute.
 inline std::vector<KdaBackend> kda_backends() {
-  if (std::getenv("PERIGEE_ONLY_CUDA") != nullptr) {
-    auto ops = make_cuda_ops({});
+  if (gpu_sanitizer() || std::getenv("PERIGEE_ONLY_CUDA") != nullptr) {
+    auto ops = make_cuda_ops({.separate_arrays = gpu_sanitizer(), .no_library = gpu_sanitizer_of_own_kernels()});
     CHECK(ops.ok(), ops.ok() ? "" : ops.error().message);
     return {cuda_backend(std::move(*ops))};
   }

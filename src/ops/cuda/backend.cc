@@ -17,13 +17,13 @@ Result<std::unique_ptr<Ops>> make_cuda_ops(const CudaOptions& options) {
   return std::unique_ptr<Ops>(std::move(ops));
 }
 
-CudaOps::CudaOps(const CudaOptions& options) : Ops(Arena(device_buffer)), options_(options) {
-  if (!options.deterministic) cublas_ = CublasLt::load();
+CudaOps::CudaOps(const CudaOptions& options) : Ops(Arena(device_buffer, options.separate_arrays)), options_(options) {
+  if (!options.deterministic && !options.no_library) cublas_ = CublasLt::load();
   int major = 0, minor = 0;
   cuda_ok(cudaDeviceGetAttribute(&multiprocessors_, cudaDevAttrMultiProcessorCount, options.device), "asking the GPU");
   cuda_ok(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, options.device), "asking the GPU");
   cuda_ok(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, options.device), "asking the GPU");
-  compute_capability_ = 10 * major + minor;
+  compute_capability_ = options.portable ? 80 : 10 * major + minor;
   hopper_ = compute_capability_ == 90 && !options.deterministic;
   if (hopper_) cuda_ok(hopper_gemm_prepare(), "loading matrix kernels");
   cuda_ok(mla_decode_prepare(), "loading attention kernels");

@@ -11,6 +11,9 @@ namespace perigee {
 struct CudaOptions {
   int device = 0;
   bool deterministic = false;  // no cuBLASLt: one GEMM configuration for each (out, in), whatever the number of rows
+  // For tests: the kernels of GPUs other than Hopper; temporary arrays as a memory checker wants them (Arena); no
+  // cuBLASLt, whose bulk stores such a checker does not see.
+  bool portable = false, separate_arrays = false, no_library = false;
 };
 
 // kUnavailable: built without a toolkit, or no such GPU.

@@ -102,26 +102,24 @@ __global__ __launch_bounds__(kNormThreads / kSplit) void norm_kernel(Tensor x, T
 
 // Whether norm_kernel can take it: everything in fours on 16 bytes.
 bool in_fours(const Tensor& x, const Tensor& addend) {
-  return x.dtype == DType::kF32 && x.cols % 4 == 0 && x.cols <= 4 * kNormFours * kNormThreads &&
-         x.row_stride % 4 == 0 && reinterpret_cast<uintptr_t>(x.data) % 16 == 0 && addend.row_stride % 4 == 0;
+  return x.cols % 4 == 0 && x.cols <= 4 * kNormFours * kNormThreads && x.row_stride % 4 == 0 &&
+         reinterpret_cast<uintptr_t>(x.data) % 16 == 0 && addend.row_stride % 4 == 0;
 }
 
-template <typename T>
+// Any other.
 __global__ void rms_norm_kernel(Tensor x, Tensor addend, const float* weight, float eps, Tensor y) {
   dependency_wait();
   dependency_trigger();
-  T* in = x.row<T>(blockIdx.x);
+  auto* in = x.row<float>(blockIdx.x);
   float squares = 0;
   for (int64_t c = threadIdx.x; c < x.cols; c += blockDim.x) {
-    float v = as_float(in[c]);
-    if constexpr (std::is_same_v<T, float>) {
-      if (addend.data != nullptr) in[c] = v += addend.row<float>(blockIdx.x)[c];
-    }
+    float v = in[c];
+    if (addend.data != nullptr) in[c] = v += addend.row<float>(blockIdx.x)[c];
     squares += v * v;
   }
   const float factor = 1.0f / sqrtf(block_sum(squares) / static_cast<float>(x.cols) + eps);
   for (int64_t c = threadIdx.x; c < x.cols; c += blockDim.x)
-    y.row<__nv_bfloat16>(blockIdx.x)[c] = __float2bfloat16_rn(as_float(in[c]) * factor * weight[c]);
+    y.row<__nv_bfloat16>(blockIdx.x)[c] = __float2bfloat16_rn(in[c] * factor * weight[c]);
 }
 
 __global__ void add_kernel(Tensor residual, Tensor y) {
@@ -231,6 +229,7 @@ cudaError_t embed_rows(const CudaMatrix& table, const int32_t* tokens, const Ten
 
 cudaError_t rms_norm_rows(const Tensor& x, const Tensor* addend, const float* weight, float eps, const Tensor& y,
                           cudaStream_t stream) {
+  CHECK(x.dtype == DType::kF32, "a norm of ", dtype_name(x.dtype));
   const Tensor other = addend == nullptr ? Tensor() : *addend;
   LaunchShape shape = shape_of(x.rows, stream);
   if (in_fours(x, other)) {
@@ -238,8 +237,7 @@ cudaError_t rms_norm_rows(const Tensor& x, const Tensor* addend, const float* we
     shape.block = dim3(many ? kNormThreads / kNormSplit : kNormThreads);
     return launch(many ? norm_kernel<kNormSplit> : norm_kernel<1>, shape, x, other, weight, eps, y);
   }
-  if (x.dtype == DType::kF32) return launch(rms_norm_kernel<float>, shape, x, other, weight, eps, y);
-  return launch(rms_norm_kernel<__nv_bfloat16>, shape, x, other, weight, eps, y);
+  return launch(rms_norm_kernel, shape, x, other, weight, eps, y);
 }
 
 cudaError_t add_rows(const Tensor& residual, const Tensor& y, cudaStream_t stream) {

@@ -1,0 +1,153 @@
+"""The section `sanitize` of tools/gpu_checks.py: compute-sanitizer's four tools over every CUDA kernel.
+
+First each tool is run on a kernel with the fault that it is there for, and must report it (tests/sanitize). Every job
+below runs once by itself, under a list of the kernels that it launches, and under each tool, many at a time. A kernel
+that the programs hold and no job launches is a failure.
+
+The jobs run with PERIGEE_GPU_SANITIZER set (src/base/soak.h): few, small cases. What the tools can see:
+memcheck   each temporary array of operations and goldens is an allocation of its own, with room behind it: a read beyond
+           an array is seen. A worker's arena, pages and lists are one allocation each: inside them nothing is.
+initcheck  the same arrays, read before they are written. Not what cuBLASLt wrote (its bulk stores are not followed, so
+           it stays unused), and no worker, whose memory is written by earlier steps.
+racecheck  shared memory alone, without cuBLASLt but in engines.
+synccheck  barriers that not all threads reach.
+"""
+import concurrent.futures
+import os
+import re
+import signal
+import subprocess
+import time
+
+OPS, MLA, GOLDEN, EQUALITY = ("tests/conformance/conformance_test", "tests/conformance/cuda_mla_test", "tests/golden/golden_test",
+                              "tests/equality/equality_test")
+JOBS = {  # name: (program, tests); long ones first
+    "experts": (OPS, "*Experts:DummyWeights.*"),
+    "kda": (OPS, "Kda.*"),
+    "engine": (EQUALITY, "EqualityOnTasks.Preempted*/TinyK2Cuda"),
+    "engine-kimi-linear": (EQUALITY, "EqualityOnTasks.Preempted*/HybridCuda"),
+    "golden": (GOLDEN, "*.Cuda/v3_groups"),
+    "golden-int4": (GOLDEN, "*.Cuda/int4"),
+    "golden-fp8": (GOLDEN, "*.Cuda/fp8_block"),
+    "golden-kimi-linear": (GOLDEN, "*.Cuda/kimi_linear"),
+    "ops": (OPS, "Conformance.*-*Experts:*Mla*"),
+    "attention": (OPS, "Conformance.Mla*"),
+    "mla": (MLA, "*"),
+    "steps": ("src/exec/cuda/exec_cuda_test", "*"),
+    "memory": ("src/tensor/cuda/tensor_cuda_test", "*-*AReport*"),
+}
+TOOLS = {  # name: (the fault it must see, arguments on jobs)
+    "racecheck": ("missing_barrier", ["--racecheck-num-workers", "2"]),
+    "initcheck": ("uninitialised", []),
+    "memcheck": ("out_of_bounds", ["--kernel-name", "kns=perigee"]),
+    "synccheck": ("divided_barrier", []),
+}
+SKIPPED = {("initcheck", "engine"), ("initcheck", "engine-kimi-linear")}
+# Kernels that no job launches, by mangled name: they break the device on purpose, or run where a block has less shared
+# memory.
+NOT_LAUNCHED = re.compile(r"trap_kernel|carry_kernelILi1E")
+# Reports of racecheck whose places all match and that are none.
+KNOWN = [
+    # cuBLASLt's own, which only an engine runs here.
+    r"^nvjet_|^cutlass",
+    # The scales of a stage that comes round again: a lane gives it back for its warp, after __syncwarp. Bulk copies,
+    # which the other formats use alone, are not checked that way.
+    r"copy_async4\(.* in hopper_gemm.cu|__nv_bfloat162\(.* in cuda_bf16.hpp",
+    # Four warps of a block meet at a barrier of their own. With one of all warps in its place nothing is reported.
+    r"load_matrix_x4_transposed\(.* in mma.cuh|store_split\(.* in kda_chunk.cuh|carry_kernel",
+]
+JOB_LIMIT_S = 120
+AT_ONCE = max(2, min(10, os.cpu_count() - 4))
+REPORT = re.compile(r"^=+ +(?:Error|Warning|Invalid|Uninitialized|Barrier|Host API|Program hit|Race|Internal|Unsupported|Fatal)", re.M)
+PLACE = re.compile(r"(?:access|^=+ +) ?at (.+)$", re.M)
+
+
+def reports(tool, output):
+    """-> each report of a tool as its lines, without the known ones, and how many of these there were."""
+    pieces = [piece for piece in re.split(r"^=+ *$", output, flags=re.M) if REPORT.search(piece)]
+    known = [tool == "racecheck" and any(all(re.search(pattern, place) for place in PLACE.findall(piece)) for pattern in KNOWN)
+             and bool(PLACE.search(piece)) for piece in pieces]
+    return [piece.strip() for piece, is_known in zip(pieces, known) if not is_known], sum(known)
+
+
+class Sanitizer:
+    def __init__(self, build, folder, limit_s):
+        self.build, self.folder, self.end = os.path.abspath(build), os.path.abspath(folder), time.monotonic() + limit_s
+        os.makedirs(self.folder, exist_ok=True)
+
+    def run(self, name, command, env):
+        """-> (exit code, output, seconds); the output is in the folder as NAME.log, too."""
+        begin = time.monotonic()
+        path = f"{self.folder}/{name}.log"
+        with open(path, "w", encoding="utf-8") as log:
+            process = subprocess.Popen(command, env={**os.environ, **env}, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+            try:
+                code = process.wait(timeout=max(1, min(JOB_LIMIT_S, self.end - begin)))
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)  # the program under the tool, too
+                process.wait()
+                code = 124
+        with open(path, encoding="utf-8", errors="replace") as log:
+            return code, log.read(), time.monotonic() - begin
+
+    def checked(self, name, tool, arguments, program, words, env):
+        command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9", "--print-limit", "200", "--show-backtrace", "device"]
+        if tool == "memcheck":
+            command += ["--padding", "512"]
+        return self.run(f"{tool}.{name}", [*command, *arguments, f"{self.build}/{program}", *words], env)
+
+    def sees_fault(self, tool):
+        fault = TOOLS[tool][0]
+        code, output, _ = self.checked("fault", tool, [], "tests/sanitize/faulty_kernels", [fault], {})
+        found, _ = reports(tool, output)
+        return code == 9 and bool(found), f"{tool} on {fault}: exit {code}, {len(found)} reports"
+
+    def job(self, tool, name):
+        program, tests = JOBS[name]
+        code, output, seconds = self.checked(name, tool, TOOLS[tool][1], program, [f"--gtest_filter={tests}", "--gtest_brief=1"], {"PERIGEE_GPU_SANITIZER": tool})
+        found, known = reports(tool, output)
+        good = code in (0, 9) and passed(output) and not found and (code == 0 or known > 0)
+        line = f"{tool} on {name}: exit {code}, {seconds:.0f} s" + (f", {known} known reports" if known else "")
+        return good, line if good else f"{line}, {len(found)} reports: {self.folder}/{tool}.{name}.log" + "".join("\n" + text for text in found[:2])
+
+    def alone(self, name):
+        program, tests = JOBS[name]
+        env = {"PERIGEE_GPU_SANITIZER": "none", "CUDA_INJECTION64_PATH": f"{self.build}/tests/sanitize/liblaunched_kernels.so",
+               "PERIGEE_LAUNCHED_KERNELS": f"{self.folder}/{name}.kernels"}
+        code, output, seconds = self.run(f"alone.{name}", [f"{self.build}/{program}", f"--gtest_filter={tests}", "--gtest_brief=1"], env)
+        good = code == 0 and passed(output)
+        return good, f"{name} alone: exit {code}, {seconds:.0f} s" + ("" if good else f": {self.folder}/alone.{name}.log")
+
+    def launched_all(self):
+        there, ran = set(), set()
+        for program in {program for program, _ in JOBS.values()}:
+            output = subprocess.run(["cuobjdump", "-res-usage", f"{self.build}/{program}"], capture_output=True, text=True, check=False)
+            there |= set(re.findall(r"Function (\w+):", output.stdout + output.stderr))
+        for name in JOBS:
+            path = f"{self.folder}/{name}.kernels"
+            if os.path.exists(path):
+                with open(path, encoding="utf-8") as file:
+                    ran |= set(file.read().split())
+        missing = sorted(kernel for kernel in there - ran if not NOT_LAUNCHED.search(kernel))
+        readable = subprocess.run(["c++filt"], input="\n".join(missing), capture_output=True, text=True, check=False).stdout
+        print(f"{len(there & ran)} of {len(there)} kernels were launched" + (f"; missing:\n{readable}" if missing else ""), flush=True)
+        return bool(there) and not missing
+
+
+def passed(output):
+    return "[  PASSED  ]" in output and "[  FAILED  ]" not in output and "[  SKIPPED ]" not in output
+
+
+def sanitize(build, folder, limit_s, tools=tuple(TOOLS), jobs=tuple(JOBS)):
+    """-> whether every tool sees its fault and reports nothing else, and every kernel was launched."""
+    checker = Sanitizer(build, folder, limit_s)
+    good = True
+    with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
+        calls = [pool.submit(checker.sees_fault, tool) for tool in tools]
+        calls += [pool.submit(checker.alone, name) for name in JOBS]
+        calls += [pool.submit(checker.job, tool, name) for tool in tools for name in jobs if (tool, name) not in SKIPPED]
+        for call in calls:
+            fine, line = call.result()
+            print(line, flush=True)
+            good &= fine
+    return checker.launched_all() and good
