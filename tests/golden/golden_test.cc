@@ -7,6 +7,7 @@
 #include <cmath>
 #include <filesystem>
 #include <iostream>
+#include <span>
 
 #include "base/file.h"
 #include "base/json.h"
@@ -21,9 +22,23 @@ namespace fs = std::filesystem;
 
 struct Differences {
   double sum = 0, max = 0;
-  int64_t count = 0;
+  size_t count = 0;
   double mean() const { return count == 0 ? 0 : sum / static_cast<double>(count); }
 };
+
+// Log-probabilities of the tokens that a golden lists, of all its prompts, once for each way of feeding them.
+using Logprobs = std::vector<double>;
+
+Differences differences(const Logprobs& a, const Logprobs& b) {
+  CHECK(a.size() == b.size(), a.size(), " and ", b.size());
+  Differences d{.count = a.size()};
+  for (size_t i = 0; i < a.size(); ++i) {
+    const double difference = std::fabs(a[i] - b[i]);
+    d.sum += difference;
+    d.max = std::isnan(difference) ? INFINITY : std::max(d.max, difference);
+  }
+  return d;
+}
 
 Json read_golden(const std::string& name) {
   const auto text = read_file(PERIGEE_SOURCE_DIR "/tests/golden/" + name + "/expected.json", 64u << 20);
@@ -48,17 +63,6 @@ double log_sum_exp(const std::vector<float>& x) {
   return largest + std::log(sum);
 }
 
-void compare(const Json& position, const std::vector<float>& logits, Differences& d) {
-  const double normalizer = log_sum_exp(logits);
-  for (const Json& pair : position.find("top")->as_array()) {
-    const double ours = logits[pair.as_array()[0].as_int()] - normalizer;
-    const double difference = std::fabs(ours - pair.as_array()[1].as_double());
-    d.sum += difference;
-    d.max = std::isnan(difference) ? INFINITY : std::max(d.max, difference);
-    ++d.count;
-  }
-}
-
 std::vector<int32_t> token_ids(const Json& list) {
   std::vector<int32_t> out;
   for (const Json& id : list.as_array()) out.push_back(static_cast<int32_t>(id.as_int()));
@@ -72,7 +76,15 @@ struct Feed {
   bool propose = false;
 };
 
-void compare_prompt(const Model& model, Ops& ops, DType cache, const Json& prompt, const Feed& feed, Differences& d) {
+constexpr Feed kFeeds[] = {{MlaForm::kExpanded, 1000}, {MlaForm::kAbsorbed, 7}, {MlaForm::kAbsorbed, 5, true}};
+
+void append_ours(const Json& position, const std::vector<float>& logits, Logprobs& out) {
+  const double normalizer = log_sum_exp(logits);
+  for (const Json& pair : position.find("top")->as_array())
+    out.push_back(logits[static_cast<size_t>(pair.as_array()[0].as_int())] - normalizer);
+}
+
+void append_prompt(const Model& model, Ops& ops, DType cache, const Json& prompt, const Feed& feed, Logprobs& out) {
   const std::vector<int32_t> ids = token_ids(*prompt.find("ids"));
   SingleSequence sequence(model, ops, cache, static_cast<int64_t>(ids.size()));
   const Json::Array& positions = prompt.find("positions")->as_array();
@@ -81,52 +93,80 @@ void compare_prompt(const Model& model, Ops& ops, DType cache, const Json& promp
     const std::vector<int32_t> piece(ids.begin() + at, ids.begin() + std::min(at + feed.chunk, ids.size()));
     const auto logits = feed.propose ? sequence.propose(piece, feed.form) : sequence.run(piece, feed.form);
     for (size_t i = 0; i < piece.size(); ++i)
-      if (at + i > 0) compare(positions[at + i], logits[i], d);
+      if (at + i > 0) append_ours(positions[at + i], logits[i], out);
   }
 }
 
 class Golden : public ::testing::TestWithParam<std::string> {
  protected:
-  // The differences over all prompts, both forms, whole, in pieces and as decode steps.
-  Differences run(Ops& ops, DType cache) {
-    const Json expected = read_golden(GetParam());
+  static std::span<const Json> some(std::span<const Json> prompts) {
+    return gpu_sanitizer() ? prompts.first(1) : prompts;
+  }
+
+  const Json golden_ = read_golden(GetParam());
+  const std::span<const Json> prompts_ = some(golden_.find("prompts")->as_array());
+
+  Logprobs expected() const {
+    Logprobs out;
+    for (const Json& prompt : prompts_)
+      for (size_t feed = 0; feed < std::size(kFeeds); ++feed)
+        for (size_t i = 1; i < prompt.find("positions")->as_array().size(); ++i)
+          for (const Json& pair : prompt.find("positions")->as_array()[i].find("top")->as_array())
+            out.push_back(pair.as_array()[1].as_double());
+    return out;
+  }
+
+  Logprobs ours(Ops& ops, DType cache) const {
     LoadOptions options;
     options.path = PERIGEE_SOURCE_DIR "/tests/golden/" + GetParam();
     options.format = LoadFormat::kDummy;
-    options.latent_norm_eps = expected.find("latent_norm_eps")->as_double();
+    options.latent_norm_eps = golden_.find("latent_norm_eps")->as_double();
     const auto model = load_model(options, ops);
-    Differences d;
-    if (!model.ok()) {
-      ADD_FAILURE() << model.error().message;
-      return d;
-    }
-    for (const Json& prompt : expected.find("prompts")->as_array()) {
-      compare_prompt(**model, ops, cache, prompt, {MlaForm::kExpanded, 1000}, d);
-      compare_prompt(**model, ops, cache, prompt, {MlaForm::kAbsorbed, 7}, d);
-      compare_prompt(**model, ops, cache, prompt, {MlaForm::kAbsorbed, 5, true}, d);
-      if (gpu_sanitizer()) break;
-    }
+    CHECK(model.ok(), model.error().message);
+    Logprobs out;
+    for (const Json& prompt : prompts_)
+      for (const Feed& feed : kFeeds) append_prompt(**model, ops, cache, prompt, feed, out);
+    const Status device = ops.status();
+    CHECK(device.ok(), device.error().message);
+    return out;
+  }
+
+  Differences from_golden(Ops& ops, DType cache) const {
+    const Differences d = differences(ours(ops, cache), expected());
     std::cout << GetParam() << " on " << ops.name() << ": |d logprob| mean " << d.mean() << " max " << d.max << " over "
               << d.count << std::endl;
+    EXPECT_GT(d.count, 0u);
     return d;
+  }
+
+  // With an e4m3 cache against the definition with one, as shares of how far the cache's own rounding takes these
+  // made-up models. Both round the same latents, but roundings of 2^-9 upstream carry about every twentieth element
+  // over the edge between two e4m3 numbers, 9 % apart: 0.5 to 0.6 where every operand is bf16, 0.1 to 0.45 with the f32
+  // around attention that the CPU has. Bugs that were tried: a cache read with a scale off by a sixteenth 1.4 to 2.3,
+  // one rounded towards zero 1.9 to 2.4, latents rounded to bf16 on their way to e4m3 0.7 to 0.8 on the CPU.
+  void expect_near_defined_fp8(Ops& ops, double share, double mean_bound) const {
+    const Logprobs defined = ours(*make_ref_ops(), DType::kF8E4M3);
+    const double rounding = differences(defined, expected()).mean();
+    const Differences d = differences(ours(ops, DType::kF8E4M3), defined);
+    std::cout << GetParam() << " on " << ops.name() << ", fp8 cache: |d logprob| mean " << d.mean() << " max " << d.max
+              << " to the definition, whose distance to f32 is " << rounding << std::endl;
+    EXPECT_LE(d.mean(), std::max(mean_bound, share * rounding));
   }
 };
 
 TEST_P(Golden, Ref) {
-  const auto ops = make_ref_ops();
-  const Differences d = run(*ops, DType::kF32);
-  EXPECT_GT(d.count, 0);
-  EXPECT_LE(d.max, 1e-4);
+  EXPECT_LE(from_golden(*make_ref_ops(), DType::kF32).max, 1e-4);
 }
+
+constexpr double kCpuMean = 0.01, kCudaMean = 0.015;
 
 TEST_P(Golden, Cpu) {
   const CpuOptions paths[] = {{}, {.allow_amx = false}, {.allow_amx = false, .allow_avx512 = false}};
   for (const CpuOptions& path : paths) {
     const auto ops = make_cpu_ops(path);
     if (!ops.ok()) GTEST_SKIP() << ops.error().message;
-    const Differences d = run(**ops, DType::kBF16);
-    EXPECT_GT(d.count, 0);
-    EXPECT_LE(d.mean(), 0.01) << (*ops)->name();
+    const Differences d = from_golden(**ops, DType::kBF16);
+    EXPECT_LE(d.mean(), kCpuMean) << (*ops)->name();
     EXPECT_LE(d.max, 0.08) << (*ops)->name();
   }
 }
@@ -134,23 +174,21 @@ TEST_P(Golden, Cpu) {
 TEST_P(Golden, Cuda) {
   const auto ops = make_cuda_ops({.separate_arrays = gpu_sanitizer(), .no_library = gpu_sanitizer_of_own_kernels()});
   if (!ops.ok()) GTEST_SKIP() << ops.error().message;
-  const Differences d = run(**ops, DType::kBF16);
-  const Status device = (*ops)->status();
-  ASSERT_TRUE(device.ok()) << device.error().message;
-  EXPECT_GT(d.count, 0);
-  EXPECT_LE(d.mean(), 0.015);
+  const Differences d = from_golden(**ops, DType::kBF16);
+  EXPECT_LE(d.mean(), kCudaMean);
   EXPECT_LE(d.max, 0.12);
 }
 
-// Rounding the cache moves these made-up models far; the definition with such a cache says how far.
-TEST_P(Golden, CudaFp8Cache) {
-  const auto ops = make_cuda_ops({});
+TEST_P(Golden, CpuFp8Cache) {
+  const auto ops = make_cpu_ops({});
   if (!ops.ok()) GTEST_SKIP() << ops.error().message;
-  const Differences d = run(**ops, DType::kF8E4M3), defined = run(*make_ref_ops(), DType::kF8E4M3);
-  const Status device = (*ops)->status();
-  ASSERT_TRUE(device.ok()) << device.error().message;
-  EXPECT_GT(d.count, 0);
-  EXPECT_NEAR(d.mean(), defined.mean(), 0.015);
+  expect_near_defined_fp8(**ops, 0.5, kCpuMean);
+}
+
+TEST_P(Golden, CudaFp8Cache) {
+  const auto ops = make_cuda_ops({.separate_arrays = gpu_sanitizer(), .no_library = gpu_sanitizer_of_own_kernels()});
+  if (!ops.ok()) GTEST_SKIP() << ops.error().message;
+  expect_near_defined_fp8(**ops, 0.8, kCudaMean);
 }
 
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(Golden);
