@@ -25,7 +25,7 @@ struct WorkerConfig {
   int num_threads = 0;            // 0: one per core
   int64_t cache_bytes = 1 << 30;  // page pool; on a GPU 0: what memory_share leaves beside weights and workspace
   double memory_share = 0.9;      // of the GPU's memory, with what others have of it
-  bool fp8_cache = false;         // latents as e4m3, scale 1
+  bool fp8_cache = false;         // latents as e4m3
   int32_t max_sequences = 128;
   int32_t max_step_tokens = 2048;
   bool deterministic = false;

@@ -116,7 +116,7 @@ void add_scheduler_options(Options& options) {
   options.add("kv-cache-memory-bytes", "auto",
               "size of the page pool; auto: what gpu-memory-utilization leaves, on a CPU 1G", group);
   options.add("gpu-memory-utilization", "0.9", "share of the GPU's memory for weights, workspace and page pool", group);
-  options.add("kv-cache-dtype", "auto", "auto or bf16; fp8: e4m3 with a scale of 1", group);
+  options.add("kv-cache-dtype", "auto", "auto or bf16; fp8: e4m3 with the checkpoint's scales or 1", group);
   options.add("max-model-len", "0", "longest prompt + reply; 0: the model's, or what the cache holds", group);
   options.add("max-num-seqs", "auto", "sequences that run together; auto: 1024 on a GPU, 128 on a CPU", group);
   options.add("max-num-batched-tokens", "auto",

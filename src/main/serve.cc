@@ -95,7 +95,9 @@ void log_sizes(const Engine& engine, double seconds, bool fp8_cache) {
   log_info("Model loading took ", static_cast<double>(engine.model().weight_bytes) / 0x1p30, " GiB and ", seconds,
            " s");
   log_info("KV cache size: ", tokens, " tokens (", engine.num_pages(), " blocks of ", kBlockTokens, ")",
-           fp8_cache ? ", fp8 (e4m3) with a scale of 1, uncalibrated" : "");
+           !fp8_cache                        ? ""
+           : engine.model().has_cache_scales ? ", fp8 (e4m3) with the checkpoint's scales"
+                                             : ", fp8 (e4m3) with a scale of 1, uncalibrated");
   if (engine.state_pages() > 0)
     log_info("Recurrent state: ", engine.state_pages(), " of those pages a sequence, and a checkpoint");
   const int64_t pages = (engine.max_model_len() + kBlockTokens - 1) / kBlockTokens + engine.state_pages();

@@ -1,6 +1,7 @@
 // TensorSource over a mapped checkpoint: the whole list is checked against the files before a byte is used.
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 #include <cstring>
 #include <set>
 
@@ -14,6 +15,20 @@ namespace {
 bool is_float(const MappedTensor& t) {
   const std::string_view type = t.type->name;
   return type == "BF16" || type == "F16" || type == "F32";
+}
+
+// Names of the scale of an e4m3 cache behind "self_attn.", the one that counts first: latents are keys and values at
+// once and take the keys'. A checkpoint may repeat it for the values, and may have scales of quantised queries and
+// probabilities, which stay bf16 here.
+constexpr std::string_view kCacheScales[] = {"k_scale", "attn.k_scale", "k_proj.k_scale", "kv_scale",
+                                             "v_scale", "attn.v_scale", "v_proj.v_scale"};
+constexpr std::string_view kUnusedScales[] = {"q_scale", "attn.q_scale", "q_proj.q_scale", "prob_scale",
+                                              "attn.prob_scale"};
+
+// Whether `name` is one of these of some layer's attention.
+bool is_scale(std::string_view name, std::span<const std::string_view> scales) {
+  return std::any_of(scales.begin(), scales.end(),
+                     [&](std::string_view scale) { return name.ends_with(str_cat(".self_attn.", scale)); });
 }
 
 class CheckpointSource final : public TensorSource {
@@ -46,6 +61,12 @@ class CheckpointSource final : public TensorSource {
     return weight;
   }
 
+  float cache_scale(const std::string& attention) const override {
+    for (const std::string_view scale : kCacheScales)
+      if (const MappedTensor* tensor = checkpoint_.find(str_cat(attention, ".", scale))) return scalar(*tensor);
+    return 1;
+  }
+
   std::vector<float> vector(const TensorSpec& spec) const override {
     const RawWeight weight = matrix(spec);
     std::vector<float> out(spec.in);
@@ -65,6 +86,11 @@ class CheckpointSource final : public TensorSource {
     const MappedTensor* tensor = checkpoint_.find(name);
     CHECK(tensor != nullptr, name, " was not verified");
     return *tensor;
+  }
+
+  static float scalar(const MappedTensor& tensor) {
+    RawWeight copy;
+    return raw_element({.format = format(tensor), .out = 1, .in = 1, .data = aligned(tensor, copy)}, 0, 0);
   }
 
   // The file promises no alignment; bytes that lie badly are copied once.
@@ -135,11 +161,26 @@ class CheckpointSource final : public TensorSource {
     return {};
   }
 
-  // Every tensor that no spec used must be one that is known to be left out.
+  Status verify_cache_scale(const std::string& name, const MappedTensor& tensor) const {
+    const bool one = static_cast<int64_t>(tensor.data.size()) == tensor.type->bytes;
+    if (!one || !is_float(tensor)) return mismatch(name, "BF16, F16 or F32, one number");
+    if (const float scale = scalar(tensor); !std::isfinite(scale) || scale <= 0)
+      return bad_input(str_cat(checkpoint_.where(tensor), ": tensor ", name,
+                               ": the scale of a cache must be finite and over 0, found ", scale),
+                       name);
+    return {};
+  }
+
+  // Every tensor that no spec used must be one that is known to be left out, or the scale of a cache.
   Status verify_rest(const ModelConfig& config) const {
     int64_t vision = 0;
     for (const auto& [name, tensor] : checkpoint_.tensors()) {
       if (used_.contains(name) || name.ends_with("rotary_emb.inv_freq") || beyond_last_layer(name, config)) continue;
+      if (is_scale(name, kUnusedScales)) continue;
+      if (is_scale(name, kCacheScales)) {
+        RETURN_IF_ERROR(verify_cache_scale(std::string(name), tensor));
+        continue;
+      }
       if (name.starts_with("vision_tower.") || name.starts_with("mm_projector.")) {
         ++vision;
         continue;

@@ -36,7 +36,7 @@ class DeepseekV3 final : public Model {
     for (int64_t i = 0; i < config_.num_layers; ++i) {
       const ArenaScope temporaries(ops.arena());
       const Layer& l = layers_[i];
-      const LatentLayer cache = pool.latent_layer(i);
+      const LatentLayer cache = pool.latent_layer(i, l.mla.cache_scale);
       Tensor h = ops.rms_norm(x, l.attention_norm, eps, ops.wide_dtype());
       const Tensor q = ops.mla_in(h, l.mla, batch, cache);                      // [n, h (dn + dr)]
       const Tensor o = ops.mla_attend(q, l.mla.up, l.mla.shape, batch, cache);  // [n, h dv]

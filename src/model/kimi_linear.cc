@@ -101,7 +101,7 @@ class KimiLinear final : public Model {
       if (l.is_kda) {
         o = ops.kda(h, l.kda, batch, pool.state_layer(l.index));  // [n, h d]
       } else {
-        const LatentLayer cache = pool.latent_layer(l.index);
+        const LatentLayer cache = pool.latent_layer(l.index, l.mla.cache_scale);
         const Tensor q = ops.mla_in(h, l.mla, batch, cache);         // [n, h (dn + dr)]
         o = ops.mla_attend(q, l.mla.up, l.mla.shape, batch, cache);  // [n, h dv]
       }

@@ -131,6 +131,7 @@ MlaWeights read_mla(const ModelConfig& c, int64_t layer, WeightReader& reader) {
   w.rope.inv_freq = reader.pack_vector(rope_inv_freq(c.rope_config, c.rope));
   w.rope.cos_sin_factor = static_cast<float>(rope_cos_sin_factor(c.rope_config));
   w.latent_eps = static_cast<float>(c.latent_norm_eps);
+  w.cache_scale = reader.cache_scale(names.layer(layer, "self_attn"));
   return w;
 }
 
@@ -155,7 +156,8 @@ ModelInfo model_info(const ModelConfig& c, const WeightReader& reader) {
           .heads = c.heads,
           .max_positions = c.max_positions,
           .eos_ids = c.eos_ids,
-          .weight_bytes = reader.packed_bytes()};
+          .weight_bytes = reader.packed_bytes(),
+          .has_cache_scales = reader.read_cache_scales()};
 }
 
 CacheLayout cache_layout_of(const ModelConfig& c, DType cache_dtype) {

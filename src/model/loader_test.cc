@@ -1,6 +1,7 @@
 // load_model from folders: round trips of checkpoints in every storage format, and every way in which one can be wrong.
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <functional>
 
 #include "model/dummy.h"
@@ -93,6 +94,50 @@ TEST(Loader, RoundTripsShardsUnderAPrefix) {
   index.set("weight_map", map);
   folder.write("model.safetensors.index.json", dump_json(index));
   EXPECT_EQ(last_logits(folder, LoadFormat::kSafetensors), last_logits(folder, LoadFormat::kDummy));
+}
+
+// Logits with an e4m3 cache of a checkpoint with these tensors besides; `name` within each layer's attention.
+Result<std::vector<float>> logits_with(const std::vector<StoredTensor>& scales, DType cache = DType::kF8E4M3) {
+  std::vector<StoredTensor> tensors = dummy_checkpoint(tiny_config());
+  for (int layer = 0; layer < 3; ++layer)
+    for (StoredTensor scale : scales) {
+      scale.name = str_cat("model.layers.", layer, ".self_attn.", scale.name);
+      tensors.push_back(scale);
+    }
+  const TempFolder folder;
+  folder.write("config.json", dump_json(tiny_config()));
+  folder.write("model.safetensors", safetensors_bytes(tensors));
+  const auto ops = make_ref_ops();
+  ASSIGN_OR_RETURN(const auto model, load(folder, LoadFormat::kSafetensors, *ops));
+  SingleSequence sequence(*model, *ops, cache, 64);
+  return sequence.run(kPrompt, MlaForm::kExpanded).back();
+}
+
+StoredTensor f32_scale(const std::string& name, float value) {
+  return {name, "F32", {}, bytes_of(&value, 4)};
+}
+
+TEST(Loader, ReadsTheScalesOfAnFp8Cache) {
+  const auto plain = logits_with({}), scaled = logits_with({f32_scale("k_scale", 0.375f)});
+  ASSERT_TRUE(plain.ok() && scaled.ok());
+  EXPECT_NE(*plain, *scaled);
+  EXPECT_EQ(*plain, *logits_with({f32_scale("k_scale", 1)}));
+  EXPECT_EQ(*scaled, *logits_with({f32_scale("attn.k_scale", 0.375f), f32_scale("attn.v_scale", 3)}));
+  EXPECT_EQ(*scaled, *logits_with({f32_scale("k_proj.k_scale", 0.375f), f32_scale("q_scale", 3)}));
+  EXPECT_EQ(*scaled, *logits_with({{"kv_scale", "BF16", {1}, std::string("\xC0\x3E", 2)}}));
+  EXPECT_EQ(*logits_with({}, DType::kF32), *logits_with({f32_scale("k_scale", 0.375f)}, DType::kF32));
+  // 448 of them are the largest latent that is kept: so small a scale cuts them all.
+  EXPECT_NE(*logits_with({f32_scale("k_scale", 1e-4f)}), *logits_with({f32_scale("k_scale", 1e-5f)}));
+}
+
+TEST(Loader, RefusesScalesThatAreNone) {
+  for (const float value : {0.0f, -1.0f, NAN, INFINITY}) {
+    const auto logits = logits_with({f32_scale("k_scale", value)});
+    ASSERT_FALSE(logits.ok()) << value;
+    EXPECT_NE(logits.error().message.find("layers.0.self_attn.k_scale"), std::string::npos) << logits.error().message;
+  }
+  EXPECT_FALSE(logits_with({{"k_scale", "F32", {2}, std::string(8, '\x3F')}}).ok());
+  EXPECT_FALSE(logits_with({f32_scale("o_scale", 1)}).ok());
 }
 
 TEST(Loader, ProgressReachesTheTotal) {

@@ -46,12 +46,13 @@ struct PagePool {
   uint8_t* ring = nullptr;  // slots * layout.ring_slot_bytes(ring_tokens); null without recurrent layers
   int32_t ring_tokens = 1;  // K + 1: the most tokens of a step that a later step may still reject
 
-  // i counts the latent layers alone.
-  LatentLayer latent_layer(int64_t i) const {
+  // i counts the latent layers alone; `scale` is of an e4m3 cache.
+  LatentLayer latent_layer(int64_t i, float scale = 1) const {
     return {.base = base + i * layout.layer_bytes(),
             .page_bytes = layout.page_bytes(),
             .row_bytes = layout.row_bytes(),
-            .dtype = layout.dtype};
+            .dtype = layout.dtype,
+            .scale = layout.dtype == DType::kF8E4M3 ? scale : 1};
   }
   // i counts the recurrent layers alone.
   StateLayer state_layer(int64_t i) const {
@@ -74,8 +75,9 @@ struct ModelInfo {
   int64_t num_layers = 0;
   int64_t heads = 0;
   int64_t max_positions = 0;
-  std::vector<int32_t> eos_ids;  // union of config.json and generation_config.json
-  int64_t weight_bytes = 0;      // as packed
+  std::vector<int32_t> eos_ids;   // union of config.json and generation_config.json
+  int64_t weight_bytes = 0;       // as packed
+  bool has_cache_scales = false;  // of an e4m3 cache
 };
 
 class Model {

@@ -114,4 +114,10 @@ VectorWeight WeightReader::exp_vector(const TensorSpec& spec) {
   return pack_vector(std::move(out));
 }
 
+float WeightReader::cache_scale(const std::string& attention) {
+  const float scale = source_.cache_scale(attention);
+  read_cache_scales_ |= scale != 1;
+  return scale;
+}
+
 }  // namespace perigee

@@ -60,6 +60,9 @@ class TensorSource {
   // The same, or, where the source computes its numbers, the keys alone: for backends that compute them too.
   virtual RawWeight matrix_or_keys(const TensorSpec& spec) const { return matrix(spec); }
   virtual std::vector<float> vector(const TensorSpec& spec) const = 0;
+  // What an e4m3 cache's numbers are multiplied by, of the attention named so (..."layers.3.self_attn"); 1 where the
+  // source has no such scalar. Finite and positive, as verify() checks.
+  virtual float cache_scale(const std::string&) const { return 1; }
 };
 
 // A checkpoint in `folder`. Tensors of layers beyond the last (MTP), rotary inv_freq and, with a note or when
@@ -86,9 +89,11 @@ class WeightReader {
   VectorWeight matrix_f32(const TensorSpec& spec);  // row-major
   VectorWeight vector(const TensorSpec& spec);
   VectorWeight exp_vector(const TensorSpec& spec);  // e to the power of each
+  float cache_scale(const std::string& attention);
   // Values that the model computes from its config, where the backend reads them.
   VectorWeight pack_vector(std::vector<float> values);
   int64_t packed_bytes() const { return packed_bytes_; }
+  bool read_cache_scales() const { return read_cache_scales_; }  // any but 1
 
  private:
   RawWeight raw(const TensorSpec& spec);          // for the backend: perhaps keys alone
@@ -99,6 +104,7 @@ class WeightReader {
   const TensorSource& source_;
   Ops& ops_;
   int64_t total_ = 0, done_ = 0, packed_bytes_ = 0;
+  bool read_cache_scales_ = false;
   Progress progress_;
 };
 

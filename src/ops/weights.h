@@ -108,6 +108,7 @@ struct MlaWeights {
   LinearWeight o;  // [H, h * dv]
   Rope rope;
   float latent_eps = 1e-6f;
+  float cache_scale = 1;  // LatentLayer::scale of this layer
 };
 
 // Kimi Delta Attention (Kimi Linear 2025, section 3): a recurrent state per head instead of a cache of tokens.
