@@ -120,7 +120,7 @@ int run_inspect(const std::vector<std::string>& arguments) {
   options.positional("model", "folder with config.json");
   if (Status status = options.parse(arguments); !status.ok()) {
     const bool help = status.error().code == Code::kCancelled;
-    std::fprintf(help ? stdout : stderr, "%s\n", status.error().message.c_str());
+    std::fprintf(help ? stdout : stderr, "%s%s\n", help ? "" : "perigee inspect: ", status.error().message.c_str());
     return help ? 0 : 2;
   }
   const auto config = read_config(options.text("model"));

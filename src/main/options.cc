@@ -138,7 +138,7 @@ Result<int64_t> Options::bytes(const std::string& name) const {
   return static_cast<int64_t>(parsed * found->second);
 }
 
-std::string Options::nearest(const std::string& name) const {
+std::string Options::nearest(const std::string& name, const char* dashes) const {
   std::string best;
   size_t distance = name.size() / 2 + 1;
   for (const Option& option : options_)
@@ -146,7 +146,7 @@ std::string Options::nearest(const std::string& name) const {
       distance = d;
       best = option.name;
     }
-  return best.empty() ? "" : str_cat("; did you mean \"", best, "\"?");
+  return best.empty() ? "" : str_cat("; did you mean \"", dashes, best, "\"?");
 }
 
 Status Options::apply(const std::vector<Pending>& pending, OptionSource source, const std::string& origin) {
@@ -179,6 +179,8 @@ Status Options::read_file(const std::string& path) {
       else
         pending.push_back({name, entry.second.as<std::string>()});
     }
+  } catch (const YAML::BadFile&) {
+    return bad_input(str_cat("--config ", path, " cannot be read"), "config");
   } catch (const YAML::Exception& error) {
     return bad_input(str_cat(path, ": ", error.what()));
   }
@@ -204,8 +206,10 @@ Status Options::read_arguments(const std::vector<std::string>& arguments, std::v
       app.add_flag_callback("--no-" + option.name, [&out, name = option.name] { out.push_back({name, "false"}); });
     } else if (option.kind == Kind::kList) {
       app.add_option(spelling, values[option.name])->expected(1, 64);
+    } else if (option.name == positional_name_) {
+      app.add_option(spelling, values[option.name])->take_all();
     } else {
-      app.add_option(spelling, values[option.name])->expected(1)->take_last();
+      app.add_option(spelling, values[option.name])->expected(1)->allow_extra_args(false)->take_last();
     }
   }
   app.allow_extras();
@@ -217,8 +221,10 @@ Status Options::read_arguments(const std::vector<std::string>& arguments, std::v
   }
   for (const std::string& extra : app.remaining()) {
     const std::string bare = extra.substr(std::min(extra.find_first_not_of('-'), extra.size()));
-    return bad_input(str_cat("unknown flag or word \"", extra, "\"", nearest(bare.substr(0, bare.find('=')))));
+    return bad_input(str_cat("unknown flag or word \"", extra, "\"", nearest(bare.substr(0, bare.find('=')), "--")));
   }
+  if (const auto& given = values[positional_name_]; given.size() > 1)
+    return bad_input(str_cat("more than one ", positional_name_, ": ", given[0], " and ", given[1]), positional_name_);
   for (auto& [name, given] : values)
     for (std::string& value : given) out.push_back({name, std::move(value)});
   return {};
@@ -269,7 +275,7 @@ std::string Options::shown(const Option& option) {
   std::string value;
   for (const std::string& item : option.values)
     value += (value.empty() ? "" : " ") + (is_secret(option.name) && !item.empty() ? std::string("***") : item);
-  return str_cat(option.name, ": ", value, "  (", source_name(option.source), ")");
+  return str_cat(option.name, ": ", value, " (", source_name(option.source), ")");
 }
 
 std::string Options::resolved() const {

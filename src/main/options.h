@@ -69,7 +69,7 @@ class Options {
   Status read_file(const std::string& path);
   Status read_environment();
   Status apply(const std::vector<Pending>& pending, OptionSource source, const std::string& origin);
-  std::string nearest(const std::string& name) const;
+  std::string nearest(const std::string& name, const char* dashes = "") const;
 
   std::string command_, summary_;
   std::string positional_name_;

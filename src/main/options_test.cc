@@ -45,13 +45,33 @@ TEST(Options, UnknownNamesSuggestTheNearest) {
   Options options = make();
   const Status status = options.parse({"--max-num-seq", "4"});
   ASSERT_FALSE(status.ok());
-  EXPECT_NE(status.error().message.find("max-num-seqs"), std::string::npos) << status.error().message;
+  EXPECT_NE(status.error().message.find("\"--max-num-seqs\""), std::string::npos) << status.error().message;
   const std::string path = testing::TempDir() + "/bad.yaml";
   std::ofstream(path) << "enable-prefix-cachin: true\n";
   options = make();
   const Status from_file = options.parse({"--config", path});
   ASSERT_FALSE(from_file.ok());
   EXPECT_NE(from_file.error().message.find("enable-prefix-caching"), std::string::npos);
+}
+
+TEST(Options, OneModelAndAFileThatIsThere) {
+  Options options = make();
+  const Status two = options.parse({"one", "--max-num-seqs", "4", "two"});
+  ASSERT_FALSE(two.ok());
+  EXPECT_EQ(two.error().message, "more than one model: one and two");
+  for (const auto& words : {std::vector<std::string>{"--model", "one", "--max-num-seqs", "4"},
+                            {"--max-num-seqs", "4", "one"},
+                            {"--max-num-seqs", "3", "--max-num-seqs=4", "one"},
+                            {"one", "-tp", "4"}}) {
+    options = make();
+    ASSERT_TRUE(options.parse(words).ok());
+    EXPECT_EQ(options.text("model"), "one");
+    EXPECT_EQ(options.text("max-num-seqs"), "4");
+  }
+  options = make();
+  const Status absent = options.parse({"--config", "/nowhere.yaml"});
+  ASSERT_FALSE(absent.ok());
+  EXPECT_EQ(absent.error().message, "--config /nowhere.yaml cannot be read");
 }
 
 TEST(Options, NumbersAndSizesAreChecked) {

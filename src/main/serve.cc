@@ -122,8 +122,8 @@ int serve_until_signal(const Options& options, const ServerConfig& server_settin
   const double begin = system_clock().now_s();
   auto engine = Engine::create(engine_settings);
   if (!engine.ok()) {
-    (*server)->drain_and_stop();
     log_error("cannot load ", options.text("model"), ": ", engine.error().message);
+    (*server)->drain_and_stop();
     return kStartFailed;
   }
   log_sizes(**engine, system_clock().now_s() - begin, engine_settings.worker.fp8_cache);

@@ -358,6 +358,17 @@ TEST_F(ApiTest, ErrorsHaveTheEnvelope) {
   EXPECT_EQ(*too_long.json().find("error")->find("param"), Json("input_tokens"));
 }
 
+TEST_F(ApiTest, TheLogNamesTheRefusedFieldAndNotItsValue) {
+  start(ids_of("a"));
+  testing::internal::CaptureStderr();
+  EXPECT_EQ(post("/v1/completions", R"({"prompt":"x","temperature":-17.25})").status, 400);
+  EXPECT_EQ(post("/v1/completions", R"({"prompt":"secret" )").status, 400);
+  const std::string log = testing::internal::GetCapturedStderr();
+  EXPECT_NE(log.find("POST /v1/completions 400, because of temperature\n"), std::string::npos) << log;
+  EXPECT_NE(log.find("POST /v1/completions 400\n"), std::string::npos) << log;
+  EXPECT_EQ(log.find("17.25"), std::string::npos) << log;
+}
+
 TEST_F(ApiTest, FullQueueIs429) {
   options_.queue_full = true;
   start(ids_of("a"));

@@ -28,14 +28,23 @@ HttpReply empty_reply(int status) {
   return reply;
 }
 
-HttpReply reply_of(const Result<Json>& result) {
-  return result.ok() ? json_reply(*result) : error_reply(result.error());
-}
-
 // One access line. Probes and scrapes stay out of the log.
 void answer(const std::shared_ptr<Exchange>& exchange, const HttpRequest& request, HttpReply reply) {
   log_info(request.method, " ", request.path.substr(0, 128), " ", reply.status);
   exchange->respond(std::move(reply));
+}
+
+// The line names the field that was refused, not what it held.
+void refuse(const std::shared_ptr<Exchange>& exchange, const HttpRequest& request, const Error& error) {
+  HttpReply reply = error_reply(error);
+  log_info(request.method, " ", request.path.substr(0, 128), " ", reply.status,
+           error.field.empty() ? "" : ", because of ", error.field);
+  exchange->respond(std::move(reply));
+}
+
+void answer(const std::shared_ptr<Exchange>& exchange, const HttpRequest& request, const Result<Json>& result) {
+  if (!result.ok()) return refuse(exchange, request, result.error());
+  answer(exchange, request, json_reply(*result));
 }
 
 bool is_json(const HttpRequest& request) {
@@ -190,22 +199,23 @@ void App::models(ExchangePtr exchange, const HttpRequest& request) {
 }
 
 Result<Json> App::body_of(const HttpRequest& request) const {
-  if (!is_json(request)) return bad_input("Content-Type must be application/json");
+  if (!is_json(request))
+    return bad_input("Content-Type must be application/json (curl: -H 'Content-Type: application/json')");
   return parse_body(request.body, config_.caps);
 }
 
 void App::post_tokenize(ExchangePtr exchange, const HttpRequest& request) {
   Result<Json> body = body_of(request);
-  answer(exchange, request, reply_of(body.ok() ? tokenize(*body, serving()->context, *text_) : body));
+  answer(exchange, request, body.ok() ? tokenize(*body, serving()->context, *text_) : body);
 }
 
 void App::post_detokenize(ExchangePtr exchange, const HttpRequest& request) {
   Result<Json> body = body_of(request);
-  answer(exchange, request, reply_of(body.ok() ? detokenize(*body, serving()->context, *text_) : body));
+  answer(exchange, request, body.ok() ? detokenize(*body, serving()->context, *text_) : body);
 }
 
 void App::get_tokenizer_info(ExchangePtr exchange, const HttpRequest& request) {
-  answer(exchange, request, reply_of(tokenizer_info(*text_)));
+  answer(exchange, request, tokenizer_info(*text_));
 }
 
 Result<std::string> App::model_name(const std::string& asked) const {
@@ -302,11 +312,11 @@ std::optional<Error> App::start_chat(ExchangePtr exchange, const HttpRequest& ht
 }
 
 void App::completions(ExchangePtr exchange, const HttpRequest& request) {
-  if (const auto error = start_completions(exchange, request)) answer(exchange, request, error_reply(*error));
+  if (const auto error = start_completions(exchange, request)) refuse(exchange, request, *error);
 }
 
 void App::chat(ExchangePtr exchange, const HttpRequest& request) {
-  if (const auto error = start_chat(exchange, request)) answer(exchange, request, error_reply(*error));
+  if (const auto error = start_chat(exchange, request)) refuse(exchange, request, *error);
 }
 
 void App::log_unknown_fields(const std::vector<std::string>& names) {
