@@ -174,6 +174,9 @@ Status Options::read_file(const std::string& path) {
     if (!root.IsMap()) return bad_input(path + ": must be a map of flag names to values");
     for (const auto& entry : root) {
       const auto name = entry.first.as<std::string>();
+      if (const Option* option = lookup(name);
+          entry.second.IsSequence() && option != nullptr && option->kind != Kind::kList)
+        return bad_input(str_cat(path, ": \"", name, "\" takes one value, not a list"), name);
       if (entry.second.IsSequence())
         for (const auto& item : entry.second) pending.push_back({name, item.as<std::string>()});
       else

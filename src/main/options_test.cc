@@ -72,6 +72,12 @@ TEST(Options, OneModelAndAFileThatIsThere) {
   const Status absent = options.parse({"--config", "/nowhere.yaml"});
   ASSERT_FALSE(absent.ok());
   EXPECT_EQ(absent.error().message, "--config /nowhere.yaml cannot be read");
+  const std::string path = testing::TempDir() + "/list.yaml";
+  std::ofstream(path) << "max-num-seqs: [1, 2]\n";
+  options = make();
+  const Status list = options.parse({"--config", path});
+  ASSERT_FALSE(list.ok());
+  EXPECT_EQ(list.error().message, path + ": \"max-num-seqs\" takes one value, not a list");
 }
 
 TEST(Options, NumbersAndSizesAreChecked) {

@@ -53,7 +53,7 @@ Result<std::shared_ptr<const ModelText>> ModelText::load(const std::string& dir)
   text->tokenizer_config_.set("chat_template", source);
   text->thinks_ = source.find("<think>") != std::string::npos;
   Result<ChatPrompt> chat = ChatPrompt::create(source);
-  if (!chat.ok()) return Error(chat.error().code, dir + ": chat template: " + chat.error().message);
+  if (!chat.ok()) return Error(chat.error().code, dir + ": " + chat.error().message);
   text->chat_ = [chat = *chat, tokenizer = text->tokenizer_](const Json& messages, const Json& tools,
                                                              const Json& kwargs, bool open) {
     return encode(chat, *tokenizer, messages, tools, kwargs, open);
