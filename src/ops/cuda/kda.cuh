@@ -49,13 +49,34 @@ __device__ inline KdaRange kda_chunk(const KdaRun& run, int index) {
   return range;
 }
 
+// a / b of numbers below 2^21, in few instructions.
+__device__ inline int kda_quotient(int a, int b) {
+  float inverse;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(static_cast<float>(b)));
+  return static_cast<int>((static_cast<float>(a) + 0.5f) * inverse);
+}
+
+// StateLayer::unit and the ring's first token of a unit; addresses below 2^31 bytes from page and slot.
+__device__ inline float* kda_unit_of(const StateLayer& state, const int32_t* pages, int head) {
+  const int unit = state.first_unit + head, page = kda_quotient(unit, state.units_per_page);
+  return reinterpret_cast<float*>(state.base + static_cast<int64_t>(pages[page]) * static_cast<int>(state.page_bytes) +
+                                  (unit - page * state.units_per_page) * static_cast<int>(state.unit_bytes));
+}
 __device__ inline float* kda_unit(const StateLayer& state, const DeviceSequences& s, int sequence, int head) {
-  return reinterpret_cast<float*>(state.unit(s.state_pages + static_cast<int64_t>(sequence) * s.state_width, head));
+  return kda_unit_of(state, s.state_pages + sequence * s.state_width, head);
 }
 __device__ inline float* kda_checkpoint_unit(const StateLayer& state, const DeviceSequences& s, int sequence,
                                              int head) {
-  return reinterpret_cast<float*>(
-      state.unit(s.checkpoint_pages + static_cast<int64_t>(sequence) * s.state_width, head));
+  return kda_unit_of(state, s.checkpoint_pages + sequence * s.state_width, head);
+}
+__device__ inline uint8_t* kda_ring(const StateLayer& state, int slot, int head) {
+  return state.ring + static_cast<int64_t>(slot) * static_cast<int>(state.ring_slot_bytes) +
+         (state.first_unit + head) * state.ring_tokens * static_cast<int>(state.ring_token_bytes);
+}
+
+// A row of f32.
+__device__ inline const float* kda_row(const Tensor& t, int row) {
+  return static_cast<const float*>(t.data) + static_cast<int64_t>(row) * static_cast<int>(t.row_stride);
 }
 
 // Fast functions of normal numbers, relative errors of a few 2^-24.

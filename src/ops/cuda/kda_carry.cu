@@ -1,52 +1,36 @@
-// The state of one head through the chunks of a prefill, one after the other; kKdaSlices blocks share its values. With
-// S the state before a chunk and the matrices of KdaChunkData:
+// The state of one head through the chunks of a prefill, one after the other; kKdaSlices blocks of four warps share its
+// values. With S the state before a chunk and the matrices of KdaChunkData:
 //   corrections = solve (v - k S),   out = q S + qk corrections,   S = decay S + end^T corrections.
-// S is kept in f32, in registers; products read it as two bf16.
-#include "ops/cuda/bulk_copy.cuh"
+// All of it is computed transposed, values as rows: what a product leaves is the left operand of the next, so that S
+// (f32), errors and corrections never leave the registers; products read them as two bf16 each.
 #include "ops/cuda/kda_chunk.cuh"
+#include "ops/cuda/kda_product.cuh"
 #include "ops/cuda/launch.h"
 
 namespace perigee {
 namespace {
 
-constexpr int kThreads = 512;
+constexpr int kThreads = 128;
 constexpr int kTail = kKdaTaps - 1;
 constexpr int kManyStages = 2;  // chunks under way and in use, where shared memory has room for them; else one
 constexpr int kStageBytes = kKdaSharedBytes + kKdaSliceBytes;
-constexpr int kRow128 = 256, kRow32 = 64;  // bytes of a row
-static_assert(kStageBytes % 256 == 0 && kKdaSharedBytes % 256 == 0 && kKdaSlice == 32 && kKdaChunk == 32);
+constexpr int kTileBytes = kKdaChunk * 128;  // 64 columns of the chunk's tokens
+static_assert(kStageBytes % 1024 == 0 && kKdaSharedBytes % 16 == 0 && kKdaSlice == 64 && kKdaChunk == 32);
 
-struct Split {
-  uint16_t high[kKdaDim * kKdaSlice], low[kKdaDim * kKdaSlice];
-};
-struct SplitTokens {
-  uint16_t high[kKdaChunk * kKdaSlice], low[kKdaChunk * kKdaSlice];
-};
-template <int kStages>
-struct Shared {
-  uint8_t stages[kStages][kStageBytes];
-  Split state;
-  SplitTokens errors, corrections;
-};
-constexpr uint32_t kLowOfState = sizeof(Split) / 2, kLowOfTokens = sizeof(SplitTokens) / 2;  // bytes from high to low
-constexpr uint32_t kLowOf128 = kKdaChunk * kRow128, kLowOf32 = kKdaChunk * kRow32;
+template <int kSteps>
+struct Fragments {
+  uint32_t high[kSteps][4], low[kSteps][4];  // of 16 columns each
 
-// Where a lane reads fragments, in bytes from the begin of a matrix that begins at a multiple of 256. Sixteen rows on,
-// an address is larger by 16 rows; 8 n columns on, n even or a matrix of 32 columns, it differs by XOR with 16 n.
-struct Lanes {
-  int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  int row = lane / 4, column = lane % 4 * 2;  // of a fragment of sums
-
-  __device__ uint32_t a128() const { return 2 * kda_at128(lane % 16, lane / 16 * 8); }
-  __device__ uint32_t a128_transposed() const { return 2 * kda_at128(lane / 16 * 8 + lane % 8, lane / 8 % 2 * 8); }
-  __device__ uint32_t a32() const { return 2 * kda_at32(lane % 16, lane / 16 * 8); }
-  __device__ uint32_t b32() const { return 2 * kda_at32(lane % 16, lane / 16 * 8); }  // transposed: 16 x 16
+  // From sums of a product.
+  __device__ void split(const float (&x)[8 * kSteps], int step) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const SplitPair pair = split_pair(x[8 * step + 2 * i], x[8 * step + 2 * i + 1]);
+      high[step][i] = pair.high;
+      low[step][i] = pair.low;
+    }
+  }
 };
-
-__device__ void store_sums(uint16_t* high, uint16_t* low, int row, int column, const float (&sum)[4]) {
-  store_split(high, low, kda_at32(row, column), sum[0], sum[1]);
-  store_split(high, low, kda_at32(row + 8, column), sum[2], sum[3]);
-}
 
 struct Chunks {
   const KdaCall& call;
@@ -58,175 +42,143 @@ struct Chunks {
   __device__ KdaRange range(int index) const { return kda_chunk(run, piece.first_chunk + index); }
   // The piece's chunks that have tokens; they come first.
   __device__ int count() const { return min(piece.num_chunks, kda_num_chunks(run) - piece.first_chunk); }
-  // By the upper half of the block's threads.
   __device__ void fetch(int index, uint8_t* stage) const {
-    constexpr int kStep = kThreads / 2 * 16;
-    const int at = threadIdx.x % (kThreads / 2) * 16;
+    constexpr int kStep = kThreads * 16;
     const auto* from =
         reinterpret_cast<const uint8_t*>(static_cast<const KdaChunkData*>(pieces.scratch) +
                                          static_cast<int64_t>(piece.first_slot + index) * call.heads + head);
-    const uint32_t to = shared_address(stage) + at;
-    const uint8_t* values = from + kKdaSharedBytes + slice * kKdaSliceBytes + at;
-    from += at;
+    const uint8_t* values = from + kKdaSharedBytes + slice * kKdaSliceBytes;
+    const uint32_t to = shared_address(stage);
+    const int at = threadIdx.x * 16;
 #pragma unroll
     for (int i = 0; i < kKdaSharedBytes; i += kStep)
-      if (i + kStep <= kKdaSharedBytes || at < kKdaSharedBytes - i) copy_async16(to + i, from + i);
+      if (i + kStep <= kKdaSharedBytes || at < kKdaSharedBytes - i) copy_async16(to + i + at, from + i + at);
 #pragma unroll
-    for (int i = 0; i < kKdaSliceBytes; i += kStep) copy_async16(to + kKdaSharedBytes + i, values + i);
+    for (int i = 0; i < kKdaSliceBytes; i += kStep)
+      if (i + kStep <= kKdaSliceBytes || at < kKdaSliceBytes - i)
+        copy_async16(to + kKdaSharedBytes + i + at, values + i + at);
+    copy_async_commit();
   }
 };
 
-// Sixteen keys of S by sixteen of the slice's values, a warp's, as fragments of sums.
+// A thread's place in sums: rows (values) `value` and 8 below, columns `column`, the next, and those every 8.
+struct Lane {
+  int value = static_cast<int>(threadIdx.x) / 32 * 16 + static_cast<int>(threadIdx.x) % 32 / 4;
+  int column = static_cast<int>(threadIdx.x) % 4 * 2;
+};
+
+// S^T of the slice, as sums: 64 values by 128 keys.
 struct State {
-  float at[2][4];
-  int key, value;  // first of the lane's
+  float at[64];
 
-  __device__ explicit State(const Lanes& l) : key(l.warp / 2 * 16 + l.row), value(l.warp % 2 * 16 + l.column) {}
-  __device__ float2* pair(float* unit, int slice, int n, int half) const {
-    return reinterpret_cast<float2*>(unit + (key + 8 * half) * kKdaDim + slice * kKdaSlice + value + 8 * n);
+  __device__ static float& element(const Lane& l, float* unit, int slice, int i) {
+    const int key = i / 4 * 8 + l.column + i % 2, value = slice * kKdaSlice + l.value + i / 2 % 2 * 8;
+    return unit[key * kKdaDim + value];
   }
-  __device__ void load(float* unit, int slice) {
+  __device__ void load(const Lane& l, float* unit, int slice) {
 #pragma unroll
-    for (int n = 0; n < 2; ++n)
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const float2 x = *pair(unit, slice, n, half);
-        at[n][2 * half] = x.x;
-        at[n][2 * half + 1] = x.y;
-      }
+    for (int i = 0; i < 64; ++i) at[i] = element(l, unit, slice, i);
   }
-  __device__ void store(float* unit, int slice) const {
+  __device__ void store(const Lane& l, float* unit, int slice) const {
 #pragma unroll
-    for (int n = 0; n < 2; ++n)
-#pragma unroll
-      for (int half = 0; half < 2; ++half) *pair(unit, slice, n, half) = {at[n][2 * half], at[n][2 * half + 1]};
+    for (int i = 0; i < 64; ++i) element(l, unit, slice, i) = at[i];
   }
-  __device__ void split(Split& to) const {
+  __device__ void decay(const Lane& l, const float* by) {
 #pragma unroll
-    for (int n = 0; n < 2; ++n) store_sums(to.high, to.low, key, value + 8 * n, at[n]);
-  }
-  // S = decay S + end^T corrections
-  __device__ void move(const Lanes& l, const float* decay, uint32_t end, uint32_t corrections) {
-    const uint32_t a = (end + l.a128_transposed()) ^ (l.warp / 2 * 32);
-    const uint32_t b = (corrections + l.b32()) ^ (l.warp % 2 * 32);
-    const float first = decay[key], second = decay[key + 8];
-    float rest[2][4] = {};
-#pragma unroll
-    for (int n = 0; n < 2; ++n) {
-      at[n][0] *= first, at[n][1] *= first;
-      at[n][2] *= second, at[n][3] *= second;
+    for (int i = 0; i < 64; i += 4) {
+      const float2 x = *reinterpret_cast<const float2*>(by + i * 2 + l.column);
+      at[i] *= x.x, at[i + 1] *= x.y, at[i + 2] *= x.x, at[i + 3] *= x.y;
     }
-#pragma unroll
-    for (int step = 0; step < 2; ++step) {
-      uint32_t high[4], low[4], b_high[4], b_low[4];
-      load_matrix_x4_transposed(high, a + step * 16 * kRow128);
-      load_matrix_x4_transposed(b_high, b + step * 16 * kRow32);
-      load_matrix_x4_transposed(low, a + step * 16 * kRow128 + kLowOf128);
-      load_matrix_x4_transposed(b_low, b + step * 16 * kRow32 + kLowOfTokens);
-#pragma unroll
-      for (int n = 0; n < 2; ++n) {
-        mma_16x8x16(Bf16(), at[n], high, b_high[2 * n], b_high[2 * n + 1]);
-        mma_16x8x16(Bf16(), rest[n], high, b_low[2 * n], b_low[2 * n + 1]);
-        mma_16x8x16(Bf16(), rest[n], low, b_high[2 * n], b_high[2 * n + 1]);
-      }
-    }
-#pragma unroll
-    for (int n = 0; n < 2; ++n)
-#pragma unroll
-      for (int i = 0; i < 4; ++i) at[n][i] += rest[n][i];
   }
 };
 
-// What sixteen rows of k (kLow) or q read of the state, by sixteen values; a and b are the lane's addresses.
-template <bool kLow>
-__device__ void read_state(uint32_t a, uint32_t b, float (&sum)[2][4]) {
-  float rest[2][4] = {}, last[2][4] = {};
+// What keys and queries read of the state: errors = v - k S, out = q S, the latter still under way. The state decays.
+__device__ void read_state(const KdaChunkData& data, const Lane& l, State& state, float (&errors)[16],
+                           float (&out)[16]) {
+  const uint32_t stage = shared_address(&data);
+  const float* const v = data.v[0];
+  Fragments<8> s;
+#pragma unroll
+  for (int i = 0; i < 16; ++i) {
+    const int token = i / 4 * 8 + l.column + i % 2;
+    errors[i] = v[token * kKdaValueRow + l.value + i / 2 % 2 * 8];
+    out[i] = 0;
+  }
+#pragma unroll
+  for (int step = 0; step < 8; ++step) s.split(state.at, step);
+  state.decay(l, data.decay);
+  product_begin(errors, out);
 #pragma unroll
   for (int step = 0; step < 8; ++step) {
-    uint32_t high[4], b_high[4], b_low[4];
-    load_matrix_x4(high, a ^ (32 * step));
-    load_matrix_x4_transposed(b_high, b + step * 16 * kRow32);
-    load_matrix_x4_transposed(b_low, b + step * 16 * kRow32 + kLowOfState);
-#pragma unroll
-    for (int n = 0; n < 2; ++n) {
-      mma_16x8x16(Bf16(), sum[n], high, b_high[2 * n], b_high[2 * n + 1]);
-      mma_16x8x16(Bf16(), rest[n], high, b_low[2 * n], b_low[2 * n + 1]);
-    }
-    if constexpr (kLow) {
-      uint32_t low[4];
-      load_matrix_x4(low, (a ^ (32 * step)) + kLowOf128);
-#pragma unroll
-      for (int n = 0; n < 2; ++n) mma_16x8x16(Bf16(), last[n], low, b_high[2 * n], b_high[2 * n + 1]);
-    }
+    const uint32_t high = stage + offsetof(KdaChunkData, kq_high) + step / 4 * 2 * kTileBytes + step % 4 * 32;
+    const uint32_t low = stage + offsetof(KdaChunkData, k_low) + step / 4 * kTileBytes + step % 4 * 32;
+    add_product(errors, s.low[step], high);
+    add_product(errors, s.high[step], low);
+    add_product(errors, s.high[step], high);
   }
+  product_end();
 #pragma unroll
-  for (int n = 0; n < 2; ++n)
-#pragma unroll
-    for (int i = 0; i < 4; ++i) sum[n][i] += rest[n][i] + last[n][i];
+  for (int step = 0; step < 8; ++step) {
+    const uint32_t q = stage + offsetof(KdaChunkData, kq_high) + step / 4 * 2 * kTileBytes + kTileBytes + step % 4 * 32;
+    add_product(out, s.low[step], q);
+    add_product(out, s.high[step], q);
+  }
+  product_end();
+  product_wait<1>();
 }
 
-// errors = v - k S of a warp's tile
-__device__ void write_errors(const Lanes& l, const float* v, const float (&held)[2][4], int row, int column,
-                             SplitTokens& out) {
+// solve errors
+__device__ void correct(uint32_t stage, const float (&errors)[16], Fragments<2>& corrections) {
+  Fragments<2> e;
+  float sum[16] = {};
 #pragma unroll
-  for (int n = 0; n < 2; ++n) {
-    const int c = column + 8 * n + l.column;
-    const float2 first = *reinterpret_cast<const float2*>(v + kda_value_at(row + l.row, c));
-    const float2 second = *reinterpret_cast<const float2*>(v + kda_value_at(row + l.row + 8, c));
-    const float error[4] = {first.x - held[n][0], first.y - held[n][1], second.x - held[n][2], second.y - held[n][3]};
-    store_sums(out.high, out.low, row + l.row, c, error);
-  }
-}
-
-// corrections = solve errors, a tile of 16 x 16 a warp; a and b are the lane's addresses.
-__device__ void correct(const Lanes& l, uint32_t a, uint32_t b, int row, int column, SplitTokens& out) {
-  float sum[2][4] = {}, rest[2][4] = {}, last[2][4] = {};
+  for (int step = 0; step < 2; ++step) e.split(errors, step);
+  const uint32_t high = stage + offsetof(KdaChunkData, solve_high), low = stage + offsetof(KdaChunkData, solve_low);
+  product_begin(sum);
 #pragma unroll
   for (int step = 0; step < 2; ++step) {
-    uint32_t high[4], low[4], b_high[4], b_low[4];
-    load_matrix_x4(high, a ^ (32 * step));
-    load_matrix_x4_transposed(b_high, b + step * 16 * kRow32);
-    load_matrix_x4_transposed(b_low, b + step * 16 * kRow32 + kLowOfTokens);
-    load_matrix_x4(low, (a ^ (32 * step)) + kLowOf32);
-#pragma unroll
-    for (int n = 0; n < 2; ++n) {
-      mma_16x8x16(Bf16(), sum[n], high, b_high[2 * n], b_high[2 * n + 1]);
-      mma_16x8x16(Bf16(), rest[n], high, b_low[2 * n], b_low[2 * n + 1]);
-      mma_16x8x16(Bf16(), last[n], low, b_high[2 * n], b_high[2 * n + 1]);
-    }
+    add_product_narrow(sum, e.low[step], high + step * 32);
+    add_product_narrow(sum, e.high[step], low + step * 32);
+    add_product_narrow(sum, e.high[step], high + step * 32);
   }
+  product_end();
+  product_wait<0>();
 #pragma unroll
-  for (int n = 0; n < 2; ++n) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) sum[n][i] += rest[n][i] + last[n][i];
-    store_sums(out.high, out.low, row + l.row, column + 8 * n + l.column, sum[n]);
-  }
+  for (int step = 0; step < 2; ++step) corrections.split(sum, step);
 }
 
-// out = q S (in `sum`) + qk corrections, a tile of 16 x 16 a warp, into the rows of the chunk's tokens.
-__device__ void write_out(const Chunks& c, KdaRange range, const Lanes& l, uint32_t a, uint32_t b, int row, int column,
-                          float (&sum)[2][4]) {
+// out += qk corrections in one group, S += end^T corrections in the next.
+__device__ void apply(uint32_t stage, const Fragments<2>& corrections, float (&own)[16], State& state) {
+  const uint32_t qk = stage + offsetof(KdaChunkData, qk);
+  const uint32_t high = stage + offsetof(KdaChunkData, end_high), low = stage + offsetof(KdaChunkData, end_low);
+#pragma unroll
+  for (int i = 0; i < 16; ++i) own[i] = 0;
+  product_begin(own, state.at);
 #pragma unroll
   for (int step = 0; step < 2; ++step) {
-    uint32_t high[4], b_high[4], b_low[4];
-    load_matrix_x4(high, a ^ (32 * step));
-    load_matrix_x4_transposed(b_high, b + step * 16 * kRow32);
-    load_matrix_x4_transposed(b_low, b + step * 16 * kRow32 + kLowOfTokens);
-#pragma unroll
-    for (int n = 0; n < 2; ++n) {
-      mma_16x8x16(Bf16(), sum[n], high, b_low[2 * n], b_low[2 * n + 1]);
-      mma_16x8x16(Bf16(), sum[n], high, b_high[2 * n], b_high[2 * n + 1]);
-    }
+    add_product_narrow(own, corrections.low[step], qk + step * 32);
+    add_product_narrow(own, corrections.high[step], qk + step * 32);
   }
-  const int64_t width = static_cast<int64_t>(c.call.heads) * kKdaDim;
-  const int position = range.begin + row + l.row;
-  float* to = c.pieces.out + (c.run.first_row + position - c.run.position) * width + c.head * kKdaDim +
-              c.slice * kKdaSlice + column + l.column;
 #pragma unroll
-  for (int half = 0; half < 2; ++half, to += 8 * width) {
-    if (position + 8 * half >= range.end) continue;
+  for (int step = 0; step < 2; ++step) {
+    const int rows = step * 16 * 128;
+    add_product_by_rows(state.at, corrections.low[step], high + rows, kTileBytes);
+    add_product_by_rows(state.at, corrections.high[step], low + rows, kTileBytes);
+    add_product_by_rows(state.at, corrections.high[step], high + rows, kTileBytes);
+  }
+  product_end();
+}
+
+__device__ void write_out(const Chunks& c, KdaRange range, const Lane& l, const float (&out)[16]) {
+  int64_t width = static_cast<int64_t>(c.call.heads) * kKdaDim;
+  float* to = c.pieces.out + (c.run.first_row + range.begin - c.run.position + l.column) * width + c.head * kKdaDim +
+              c.slice * kKdaSlice + l.value;
+  asm volatile("" : "+l"(to), "+l"(width));  // addresses take registers only from here on
+  const int count = range.end - range.begin - l.column;
 #pragma unroll
-    for (int n = 0; n < 2; ++n) *reinterpret_cast<float2*>(to + 8 * n) = {sum[n][2 * half], sum[n][2 * half + 1]};
+  for (int i = 0; i < 16; i += 4, to += 8 * width) {
+    if (2 * i < count) to[0] = out[i], to[8] = out[i + 2];
+    if (2 * i + 1 < count) to[width] = out[i + 1], to[width + 8] = out[i + 3];
   }
 }
 
@@ -247,61 +199,55 @@ __device__ void write_tail(const Chunks& c, int position, const float* tail, flo
   }
 }
 
-// Four warps read the state with keys and solve, four read it with queries and give the output, eight fetch what comes
-// next; all move the state.
-template <int kStages>
-__device__ void carry(const Chunks& c, Shared<kStages>& shared) {
-  const Lanes l;
-  const int count = c.count();
-  if (count <= 0) return;
-  const bool fetches = l.warp >= 8, reads_keys = l.warp < 4;
-  if (fetches) c.fetch(0, shared.stages[0]);
-  float* unit = kda_unit(c.call.state, c.call.sequences, c.piece.sequence, c.head);
+// What the end of a chunk leaves: the checkpoint's state, the convolution's tails.
+__device__ void finish_chunk(const Chunks& c, KdaRange range, const Lane& l, const State& state, float* unit) {
   constexpr int kState = kKdaDim * kKdaDim;
-  State state(l);
-  state.load(unit, c.slice);
-  state.split(shared.state);
-  const int row = l.warp / 2 % 2 * 16, column = l.warp % 2 * 16;  // of the warp's tile of k S or q S
-  const uint32_t b = l.b32() ^ (2 * column), a32 = row * kRow32 + l.a32(), a128 = row * kRow128 + l.a128();
-  const uint32_t errors = shared_address(&shared.errors), corrections = shared_address(&shared.corrections);
-  for (int index = 0; index < count; ++index) {
-    const auto& data = *reinterpret_cast<const KdaChunkData*>(shared.stages[index % kStages]);
-    if (fetches) copy_async_commit(), copy_async_wait<0>();
-    __syncthreads();
-    if (kStages > 1 && fetches && index + 1 < count) c.fetch(index + 1, shared.stages[(index + 1) % kStages]);
-    float sum[2][4] = {};
-    if (reads_keys) {
-      read_state<true>(shared_address(data.k_high) + a128, shared_address(&shared.state) + b, sum);
-      write_errors(l, data.v[0], sum, row, column, shared.errors);
-      named_barrier(1, 128);
-      correct(l, shared_address(data.solve_high) + a32, errors + b, row, column, shared.corrections);
-    } else if (!fetches) {
-      read_state<false>(shared_address(data.q_high) + a128, shared_address(&shared.state) + b, sum);
-    }
-    __syncthreads();
-    state.move(l, data.decay, shared_address(data.end_high), corrections);
-    state.split(shared.state);
-    const KdaRange range = c.range(index);
-    if (!fetches && !reads_keys)
-      write_out(c, range, l, shared_address(data.qk) + a32, corrections + b, row, column, sum);
-    if (range.end == c.run.checkpoint) {
-      float* checkpoint = kda_checkpoint_unit(c.call.state, c.call.sequences, c.piece.sequence, c.head);
-      state.store(checkpoint, c.slice);
-      if (c.slice == 0) write_tail(c, range.end, unit + kState, checkpoint + kState);
-    }
-    if (range.end == c.run.length && c.slice == 0) write_tail(c, range.end, unit + kState, unit + kState);
-    if constexpr (kStages == 1) {
-      __syncthreads();
-      if (fetches && index + 1 < count) c.fetch(index + 1, shared.stages[0]);
-    }
+  if (range.end == c.run.checkpoint) {
+    float* checkpoint = kda_checkpoint_unit(c.call.state, c.call.sequences, c.piece.sequence, c.head);
+    state.store(l, checkpoint, c.slice);
+    if (c.slice == 0) write_tail(c, range.end, unit + kState, checkpoint + kState);
   }
-  state.store(unit, c.slice);
+  if (range.end == c.run.length && c.slice == 0) write_tail(c, range.end, unit + kState, unit + kState);
 }
 
 template <int kStages>
-__global__ __launch_bounds__(kThreads, 2) void carry_kernel(const __grid_constant__ KdaCall call,
+__device__ void carry(const Chunks& c, uint8_t (*stages)[kStageBytes]) {
+  const Lane l;
+  const int count = c.count();
+  if (count <= 0) return;
+  c.fetch(0, stages[0]);
+  float* unit = kda_unit(c.call.state, c.call.sequences, c.piece.sequence, c.head);
+  State state;
+  state.load(l, unit, c.slice);
+  for (int index = 0; index < count; ++index) {
+    const auto& data = *reinterpret_cast<const KdaChunkData*>(stages[index % kStages]);
+    const uint32_t stage = shared_address(&data);
+    copy_async_wait<0>();
+    product_operands_written();
+    __syncthreads();
+    if (kStages > 1 && index + 1 < count) c.fetch(index + 1, stages[(index + 1) % kStages]);
+    float errors[16], out[16], own[16];
+    Fragments<2> corrections;
+    read_state(data, l, state, errors, out);
+    correct(stage, errors, corrections);
+    apply(stage, corrections, own, state);
+    product_wait<0>();
+    const KdaRange range = c.range(index);
+#pragma unroll
+    for (int i = 0; i < 16; ++i) out[i] += own[i];
+    write_out(c, range, l, out);
+    finish_chunk(c, range, l, state, unit);
+    if (kStages > 1 || index + 1 == count) continue;
+    __syncthreads();
+    c.fetch(index + 1, stages[0]);
+  }
+  state.store(l, unit, c.slice);
+}
+
+template <int kStages>
+__global__ __launch_bounds__(kThreads, 1) void carry_kernel(const __grid_constant__ KdaCall call,
                                                             const __grid_constant__ KdaPieces pieces) {
-  extern __shared__ __align__(256) uint8_t memory[];
+  extern __shared__ __align__(1024) uint8_t memory[];
   dependency_wait();
   dependency_trigger();
   const KdaPiece& piece = pieces.pieces[blockIdx.y];
@@ -312,7 +258,7 @@ __global__ __launch_bounds__(kThreads, 2) void carry_kernel(const __grid_constan
                  static_cast<int>(blockIdx.x) / kKdaSlices,
                  static_cast<int>(blockIdx.x) % kKdaSlices};
   if (c.run.length == 0 || !c.run.prefill) return;
-  carry(c, *reinterpret_cast<Shared<kStages>*>(memory));
+  carry<kStages>(c, reinterpret_cast<uint8_t(*)[kStageBytes]>(memory));
 }
 
 // Whether the device's blocks have shared memory for kManyStages.
@@ -320,7 +266,7 @@ cudaError_t has_room(bool& many) {
   int device = 0, bytes = 0;
   if (const cudaError_t error = cudaGetDevice(&device); error != cudaSuccess) return error;
   const cudaError_t error = cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-  many = bytes >= static_cast<int>(sizeof(Shared<kManyStages>));
+  many = bytes >= kManyStages * kStageBytes;
   return error;
 }
 
@@ -329,8 +275,8 @@ cudaError_t has_room(bool& many) {
 cudaError_t kda_load_carry() {
   bool many = false;
   if (const cudaError_t error = has_room(many); error != cudaSuccess) return error;
-  return many ? allow_shared(carry_kernel<kManyStages>, sizeof(Shared<kManyStages>))
-              : allow_shared(carry_kernel<1>, sizeof(Shared<1>));
+  return many ? allow_shared(carry_kernel<kManyStages>, kManyStages * kStageBytes)
+              : allow_shared(carry_kernel<1>, kStageBytes);
 }
 
 cudaError_t kda_load_kernels() {
@@ -344,9 +290,9 @@ cudaError_t kda_carry(const KdaCall& call, const KdaPieces& pieces, cudaStream_t
   const dim3 grid(static_cast<unsigned>(call.heads * kKdaSlices), static_cast<unsigned>(pieces.count));
   bool many = false;
   if (const cudaError_t error = has_room(many); error != cudaSuccess) return error;
-  return many ? launch(carry_kernel<kManyStages>, {grid, dim3(kThreads), sizeof(Shared<kManyStages>), stream}, call,
+  return many ? launch(carry_kernel<kManyStages>, {grid, dim3(kThreads), kManyStages * kStageBytes, stream}, call,
                        pieces)
-              : launch(carry_kernel<1>, {grid, dim3(kThreads), sizeof(Shared<1>), stream}, call, pieces);
+              : launch(carry_kernel<1>, {grid, dim3(kThreads), kStageBytes, stream}, call, pieces);
 }
 
 }  // namespace perigee

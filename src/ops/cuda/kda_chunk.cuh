@@ -8,35 +8,36 @@
 
 namespace perigee {
 
-inline constexpr int kKdaSlices = 4;  // blocks that share a head's values in the carry kernel
+inline constexpr int kKdaSlices = 2;  // blocks that share a head's values in the carry kernel
 inline constexpr int kKdaSlice = kKdaDim / kKdaSlices;
+inline constexpr int kKdaValueRow = kKdaSlice + 4;  // so that two tokens of four and eight values touch all banks
 
-// A chunk of one head in scratch memory, as it will lie in shared memory. Matrices are bf16, row-major, 16-byte units
-// of a row permuted (kda_unit_of) so that eight rows of a column are read without bank conflicts.
+// A chunk of one head in scratch memory, as it will lie in shared memory. Matrices are bf16; kda_at and kda_at32 say
+// where an element is.
 struct KdaChunkData {
-  // rows x 128: keys and queries as the state before the chunk is read with them, keys as they enter the state after.
-  uint16_t k_high[kKdaChunk * kKdaDim], k_low[kKdaChunk * kKdaDim];      // beta_i k_i * decay from the begin through i
-  uint16_t q_high[kKdaChunk * kKdaDim];                                  // q_i * the same
-  uint16_t end_high[kKdaChunk * kKdaDim], end_low[kKdaChunk * kKdaDim];  // k_j * decay after j to the end
+  // Keys, then queries, as the state before the chunk is read with them: -beta_i k_i and q_i, times the decay from the
+  // begin through i.
+  uint16_t kq_high[2 * kKdaChunk * kKdaDim], k_low[kKdaChunk * kKdaDim];
+  // Keys as they enter the state after the chunk: k_j * decay after j to the end.
+  uint16_t end_high[kKdaChunk * kKdaDim], end_low[kKdaChunk * kKdaDim];
   // (I + L)^-1, L_ij = beta_i k_i . k_j * decay after j through i, for j < i.
   uint16_t solve_high[kKdaChunk * kKdaChunk], solve_low[kKdaChunk * kKdaChunk];
-  uint16_t qk[kKdaChunk * kKdaChunk];          // q_i . k_j * decay after j through i, for j <= i
-  float decay[kKdaDim];                        // of the whole chunk
-  float v[kKdaSlices][kKdaChunk * kKdaSlice];  // beta_i v_i; kda_value_at
+  uint16_t qk[kKdaChunk * kKdaChunk];             // q_i . k_j * decay after j through i, for j <= i
+  float decay[kKdaDim];                           // of the whole chunk
+  float v[kKdaSlices][kKdaChunk * kKdaValueRow];  // beta_i v_i
 };
 inline constexpr int kKdaSharedBytes = offsetof(KdaChunkData, v);  // what all slices read
-inline constexpr int kKdaSliceBytes = kKdaChunk * kKdaSlice * 4;
+inline constexpr int kKdaSliceBytes = kKdaChunk * kKdaValueRow * 4;
 
-// Element (row, column) of a matrix of 128 columns, and of 32.
-__device__ inline int kda_at128(int row, int column) {
-  return row * 128 + ((column / 8) ^ (row % 8)) * 8 + column % 8;
+// Element (row, column) of a matrix of kRows rows of 128: two halves of the columns, in each rows of 128 bytes, whose
+// 16-byte unit c lies at place c ^ (row % 8).
+template <int kRows>
+__device__ inline int kda_at(int row, int column) {
+  return column / 64 * (kRows * 64) + row * 64 + ((column / 8 % 8) ^ (row % 8)) * 8 + column % 8;
 }
+// Of a matrix of 32 columns, rows of 64 bytes: unit c at place c ^ (row / 2 % 4).
 __device__ inline int kda_at32(int row, int column) {
   return row * 32 + ((column / 8) ^ (row / 2 % 4)) * 8 + column % 8;
-}
-// Of a slice of v; pairs of columns stay together.
-__device__ inline int kda_value_at(int row, int column) {
-  return row * 32 + (column ^ (row % 4 * 8));
 }
 
 struct SplitPair {

@@ -7,6 +7,9 @@
 namespace perigee {
 namespace {
 
+constexpr int64_t kLargest = int64_t{1} << 31;     // bytes: strides are 32-bit numbers in the kernels
+constexpr int32_t kMostTokens = int32_t{1} << 21;  // of a sequence: kda_quotient
+
 void check_shapes(const KdaInputs& in, const KdaWeights& w, const Batch& batch, const StateLayer& state) {
   const KdaShape& s = w.shape;
   CHECK(s.dim == kKdaDim && s.conv == kKdaTaps, "heads of ", s.dim, ", ", s.conv, " taps");
@@ -16,6 +19,8 @@ void check_shapes(const KdaInputs& in, const KdaWeights& w, const Batch& batch, 
         in.z.cols == s.width());
   CHECK(state.unit_bytes >= s.unit_bytes() && state.unit_bytes % 16 == 0 && state.page_bytes % 16 == 0);
   CHECK(state.ring_tokens <= kKdaMaxRing, "a ring of ", state.ring_tokens, " tokens");
+  CHECK(state.page_bytes < kLargest && state.ring_slot_bytes < kLargest && in.qkv.row_stride < kLargest);
+  for (const SequenceRows& rows : batch.sequences) CHECK(rows.position + rows.num_tokens < kMostTokens);
   CHECK(batch.device != nullptr && batch.device->committed != nullptr);
 }
 

@@ -1,7 +1,7 @@
-// What the tokens of a chunk are to each other. A decay between tokens j < i is cut where the largest power of two of
-// their positions in the chunk lies between them: at level h, of blocks of h tokens in pairs, i lies in a pair's second
-// block and j in its first, and the decay is that from the second's begin through i times that after j to the first's
-// end. So each level is one matrix product, of numbers <= 1 that never were differences of sums.
+// What the tokens of a chunk are to each other. The decay between tokens j < i is that from some point through i times
+// that after j to the point. For tokens of different blocks of eight the point is the largest multiple of 16 between
+// them, else of 8, and both factors are products of decays, <= 1. Within a block it is the block's middle: a factor may
+// be a reciprocal, of at most four decays, and those are taken as 2^-24 at least, so that nothing overflows.
 #include "ops/cuda/kda_chunk.cuh"
 #include "ops/cuda/launch.h"
 
@@ -9,63 +9,48 @@ namespace perigee {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kTokens = 8;  // of a thread, by two channels
-constexpr int kLevels = 5;
-constexpr int kHalf = 16;          // rows, and columns, of a level
+constexpr int kTokens = 8;  // of a thread, by two channels: a block
+constexpr int kHalf = 16;
 constexpr int kRow = kKdaDim + 8;  // elements of a row in shared memory: eight rows touch all banks
 constexpr int kTail = kKdaTaps - 1;
+constexpr int kFactors = 8;    // Left and Right matrices each: 4 within blocks, 2 for 8, 2 for 16 tokens apart
+constexpr int kProducts = 10;  // 4, 2 and, all combinations, 4
+constexpr float kSmallestDecay = 0x1p-24f;
 
-struct Level {
-  uint16_t q_high[kHalf][kRow], q_low[kHalf][kRow];
-  uint16_t k_high[kHalf][kRow], k_low[kHalf][kRow];
-  uint16_t left_high[kHalf][kRow], left_low[kHalf][kRow];  // keys of first blocks
+struct Later {
+  uint16_t high[2 * kTokens][kRow], k_low[kTokens][kRow];  // queries, then keys, of a block
+};
+struct Earlier {
+  uint16_t high[kTokens][kRow], low[kTokens][kRow];  // keys
+};
+struct Factors {
+  Later later[kFactors];
+  Earlier earlier[kFactors];
+};
+struct Relations {
+  float sums[2][kProducts][2 * kTokens][kTokens];  // [half of the channels][product][q and k][earlier k]
+  float relation[kKdaChunk][kKdaChunk];            // L
+  float inverse[kKdaChunk][kKdaChunk + 1];         // (I + L)^-1
+  float product[kHalf][kHalf + 1];
 };
 struct Shared {
-  Level levels[2];
-  float sums[kLevels][2][2][kHalf][kHalf + 4];  // [level][half of the channels][qk, kk]
-  float lengths[2][kKdaChunk][4];               // [half of the channels] q.q, k.k, q.k
-  float of_block[kKdaChunk / kTokens][kKdaDim];
-  float relation[kKdaChunk][kKdaChunk];     // L
-  float inverse[kKdaChunk][kKdaChunk + 1];  // (I + L)^-1
-  float product[kHalf][kHalf + 1];
+  union {
+    Factors factors;
+    Relations relations;  // after them
+  };
+  float lengths[2][kKdaChunk][4];                // [half of the channels] q.q, k.k, q.k
+  float of_block[kKdaChunk / kTokens][kKdaDim];  // decays
   float diagonal[kKdaChunk], beta[kKdaChunk];
 };
 
-// A thread's tokens and channels.
-struct Part {
-  float2 q[kTokens], k[kTokens];
-  float2 through[kTokens], after[kTokens];  // decays within a block: from its begin through the token, after it
-
-  // From blocks of h to blocks of 2 h tokens, 2 h <= kTokens.
-  template <int h>
-  __device__ void join() {
-#pragma unroll
-    for (int first = 0; first < kTokens; first += 2 * h) {
-      const float2 left = through[first + h - 1], right = through[first + 2 * h - 1];
-#pragma unroll
-      for (int i = first; i < first + h; ++i) after[i] = {after[i].x * right.x, after[i].y * right.y};
-#pragma unroll
-      for (int i = first + h; i < first + 2 * h; ++i) through[i] = {through[i].x * left.x, through[i].y * left.y};
-    }
-  }
-  // The thread's tokens are the second block of a pair, or the first; `other` is the decay of the other block.
-  __device__ void join(bool second, float2 other) {
-#pragma unroll
-    for (int i = 0; i < kTokens; ++i) {
-      if (second)
-        through[i] = {through[i].x * other.x, through[i].y * other.y};
-      else
-        after[i] = {after[i].x * other.x, after[i].y * other.y};
-    }
-  }
-};
-
+// A thread's block and channels.
 struct Place {
-  int token, channel;  // first of the thread's
+  int block, token, channel;  // first of the thread's
 
   __device__ Place() {
     const int warp = threadIdx.x / 32;
-    token = warp / 2 * kTokens;
+    block = warp / 2;
+    token = block * kTokens;
     channel = warp % 2 * 64 + threadIdx.x % 32 * 2;
   }
 };
@@ -82,61 +67,104 @@ struct Chunk {
 __device__ float2 load_pair(const float* from) {
   return *reinterpret_cast<const float2*>(from);
 }
-
+__device__ float2 times(float2 a, float2 b) {
+  return {a.x * b.x, a.y * b.y};
+}
+__device__ float2 times(float a, float2 b) {
+  return {a * b.x, a * b.y};
+}
+__device__ float2 reciprocal(float2 x) {
+  return {kda_reciprocal(x.x), kda_reciprocal(x.y)};
+}
 __device__ float2 silu(float2 x) {
   return {x.x * kda_sigmoid(x.x), x.y * kda_sigmoid(x.y)};
 }
 
-// The thread's outputs of the convolution of q, k or v; zeros for tokens that are not there. kInner: all tokens are
-// there, and those before them are rows of the batch too.
-template <bool kInner>
-__device__ void convolve(const Chunk& c, const float* unit, int part, Place at, float2 (&out)[kTokens]) {
-  const int64_t width = static_cast<int64_t>(c.call.heads) * kKdaDim;
-  const int64_t column = part * width + c.head * kKdaDim + at.channel;
-  const int begin = c.range.begin + at.token;
-  const float* const rows = c.call.qkv.row<float>(c.row(begin - kTail)) + column;
-  float2 taps[kKdaTaps], x[kTail + kTokens];
+// A load that stays where it is among others.
+__device__ float2 load_now(const float* from) {
+  float2 x;
+  asm volatile("ld.global.nc.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "l"(from));
+  return x;
+}
+
+// A thread's part of the batch's rows, all asked for before any is used. kInner: all tokens are there, and those before
+// them are rows of the batch too.
+struct Inputs {
+  float2 qkv[3][kTail + kTokens], a[kTokens];
+
+  template <bool kInner>
+  __device__ void load(const Chunk& c, const float* unit, Place at) {
+    const int begin = c.range.begin + at.token;
+    const int64_t stride = c.call.qkv.row_stride, width = static_cast<int64_t>(c.call.heads) * kKdaDim;
+    const int column = c.head * kKdaDim + at.channel;
+    const float* const rows = c.call.qkv.row<float>(c.row(begin - kTail)) + column;
+    const float* const gates = c.call.a.row<float>(c.row(begin)) + column;
 #pragma unroll
-  for (int j = 0; j < kKdaTaps; ++j) taps[j] = load_pair(c.call.conv + j * 3 * width + column);
+    for (int part = 0; part < 3; ++part)
 #pragma unroll
-  for (int i = 0; i < kTail + kTokens; ++i) {
-    const float* from = rows + i * c.call.qkv.row_stride;
-    x[i] = {0, 0};
-    if (!kInner) {
-      const int position = begin - kTail + i, before = position - c.run.position;
-      if (before < -kTail || position >= c.range.end) continue;
-      if (before < 0) from = unit + kKdaDim * kKdaDim + (part * kTail + kTail + before) * kKdaDim + at.channel;
+      for (int i = 0; i < kTail + kTokens; ++i) {
+        const float* from = rows + part * width + i * stride;
+        qkv[part][i] = {0, 0};
+        if (!kInner) {
+          const int position = begin - kTail + i, before = position - c.run.position;
+          if (before < -kTail || position >= c.range.end) continue;
+          if (before < 0) from = unit + kKdaDim * kKdaDim + (part * kTail + kTail + before) * kKdaDim + at.channel;
+        }
+        qkv[part][i] = kInner ? load_now(from) : load_pair(from);
+      }
+#pragma unroll
+    for (int i = 0; i < kTokens; ++i) {
+      const float* const from = gates + i * c.call.a.row_stride;
+      a[i] = {0, 0};
+      if (kInner) a[i] = load_now(from);
+      if (!kInner && begin + i < c.range.end) a[i] = load_pair(from);
     }
-    x[i] = load_pair(from);
   }
+};
+
+// The thread's outputs of the convolution of q, k or v; zeros for tokens that are not there.
+template <bool kInner>
+__device__ void convolve(const Chunk& c, int part, Place at, const float2 (&x)[kTail + kTokens],
+                         float2 (&out)[kTokens]) {
+  const int64_t width = static_cast<int64_t>(c.call.heads) * kKdaDim;
+  const float* const column = c.call.conv + part * width + c.head * kKdaDim + at.channel;
+  float2 taps[kKdaTaps];
+#pragma unroll
+  for (int j = 0; j < kKdaTaps; ++j) taps[j] = load_pair(column + j * 3 * width);
 #pragma unroll
   for (int i = 0; i < kTokens; ++i) {
-    float2 sum = {0, 0};
+    float2 sum = times(x[i], taps[0]);
 #pragma unroll
-    for (int j = 0; j < kKdaTaps; ++j) {
-      sum.x = fmaf(taps[j].x, x[i + j].x, sum.x);
-      sum.y = fmaf(taps[j].y, x[i + j].y, sum.y);
-    }
-    out[i] = kInner || begin + i < c.range.end ? silu(sum) : make_float2(0, 0);
+    for (int j = 1; j < kKdaTaps; ++j) sum = {fmaf(taps[j].x, x[i + j].x, sum.x), fmaf(taps[j].y, x[i + j].y, sum.y)};
+    out[i] = kInner || c.range.begin + at.token + i < c.range.end ? silu(sum) : make_float2(0, 0);
   }
 }
 
-// Decay of each of the thread's tokens by itself; 1 for those that are not there.
-template <bool kInner>
-__device__ void decays(const Chunk& c, Place at, float2 (&out)[kTokens]) {
-  const int column = c.head * kKdaDim + at.channel, begin = c.range.begin + at.token;
-  const float rate = c.call.rate[c.head];
-  const float2 bias = load_pair(c.call.dt_bias + column);
-  const float* const rows = c.call.a.row<float>(c.row(begin)) + column;
+// A thread's tokens and channels.
+struct Part {
+  float2 q[kTokens], k[kTokens];
+  float2 decay[kTokens];                    // of each token by itself; 1 for those that are not there
+  float2 through[kTokens], after[kTokens];  // decays from the block's begin through the token, after it to the end
+
+  template <bool kInner>
+  __device__ void decays(const Chunk& c, Place at, const float2 (&a)[kTokens]) {
+    const float rate = 1.4426950409f * c.call.rate[c.head];
+    const float2 bias = load_pair(c.call.dt_bias + c.head * kKdaDim + at.channel);
 #pragma unroll
-  for (int i = 0; i < kTokens; ++i)
-    if (kInner || begin + i < c.range.end) out[i] = load_pair(rows + i * c.call.a.row_stride);
+    for (int i = 0; i < kTokens; ++i) {
+      decay[i] = {1, 1};
+      if (kInner || c.range.begin + at.token + i < c.range.end)
+        decay[i] = {exp2_fast(kda_log_decay(rate, a[i].x + bias.x)), exp2_fast(kda_log_decay(rate, a[i].y + bias.y))};
+    }
+    through[0] = decay[0];
+    after[kTokens - 1] = {1, 1};
 #pragma unroll
-  for (int i = 0; i < kTokens; ++i) {
-    const float2 g = {kda_log_decay(rate, out[i].x + bias.x), kda_log_decay(rate, out[i].y + bias.y)};
-    out[i] = kInner || begin + i < c.range.end ? make_float2(expf(g.x), expf(g.y)) : make_float2(1, 1);
+    for (int i = 1; i < kTokens; ++i) {
+      through[i] = times(through[i - 1], decay[i]);
+      after[kTokens - 1 - i] = times(after[kTokens - i], decay[kTokens - i]);
+    }
   }
-}
+};
 
 // Sums over the warp of three numbers for each of eight tokens: lane l gets those of token l / 4.
 __device__ void sum_tokens(float (&x)[kTokens][3], float (&total)[3]) {
@@ -160,16 +188,17 @@ __device__ void sum_tokens(float (&x)[kTokens][3], float (&total)[3]) {
   }
 }
 
-// q and k to length 128^-1/2 and 1; q_i . k_i goes to shared.diagonal.
+// q and k to length 128^-1/2 and 1; q_i . k_i goes to shared.diagonal. The barrier within shows what was written
+// before.
 __device__ void normalise(Shared& shared, Place at, Part& part) {
   const int lane = threadIdx.x % 32, half = at.channel / 64;
   float x[kTokens][3], total[3];
 #pragma unroll
   for (int i = 0; i < kTokens; ++i) {
     const float2 q = part.q[i], k = part.k[i];
-    x[i][0] = q.x * q.x + q.y * q.y;
-    x[i][1] = k.x * k.x + k.y * k.y;
-    x[i][2] = q.x * k.x + q.y * k.y;
+    x[i][0] = fmaf(q.x, q.x, q.y * q.y);
+    x[i][1] = fmaf(k.x, k.x, k.y * k.y);
+    x[i][2] = fmaf(q.x, k.x, q.y * k.y);
   }
   sum_tokens(x, total);
   if (lane % 4 == 0)
@@ -180,114 +209,138 @@ __device__ void normalise(Shared& shared, Place at, Part& part) {
     const float4 a = *reinterpret_cast<const float4*>(shared.lengths[0][at.token + i]);
     const float4 b = *reinterpret_cast<const float4*>(shared.lengths[1][at.token + i]);
     const float q = 0.08838834764831845f * kda_inverse_root(a.x + b.x + 1e-6f), k = kda_inverse_root(a.y + b.y + 1e-6f);
-    part.q[i] = {part.q[i].x * q, part.q[i].y * q};
-    part.k[i] = {part.k[i].x * k, part.k[i].y * k};
+    part.q[i] = times(q, part.q[i]);
+    part.k[i] = times(k, part.k[i]);
     if (at.channel == 0) shared.diagonal[at.token + i] = (a.z + b.z) * q * k;
   }
 }
 
-// The thread's rows of a level: tokens of second blocks as q and k, of first blocks as k.
-template <int h>
-__device__ void write_level(Level& level, Place at, const Part& part) {
+__device__ void write_later(Later& to, int i, Place at, const Part& part, float2 factor) {
+  const float2 q = times(factor, part.q[i]), k = times(factor, part.k[i]);
+  *reinterpret_cast<uint32_t*>(&to.high[i][at.channel]) = pack_pair(Bf16(), q.x, q.y);
+  store_split(to.high[kTokens + i], to.k_low[i], at.channel, k.x, k.y);
+}
+__device__ void write_earlier(Earlier& to, int i, Place at, const Part& part, float2 factor) {
+  const float2 k = times(factor, part.k[i]);
+  store_split(to.high[i], to.low[i], at.channel, k.x, k.y);
+}
+
+// The thread's rows with the decay from the block's begin, or to its end, and across another block.
+__device__ void write_block(Later& to, Place at, const Part& part, float2 across) {
 #pragma unroll
-  for (int i = 0; i < kTokens; ++i) {
-    const int token = at.token + i, row = token / (2 * h) * h + token % h;
-    const float2 q = part.q[i], k = part.k[i], through = part.through[i], after = part.after[i];
-    if ((token / h) % 2 == 1) {
-      store_split(level.q_high[row], level.q_low[row], at.channel, q.x * through.x, q.y * through.y);
-      store_split(level.k_high[row], level.k_low[row], at.channel, k.x * through.x, k.y * through.y);
-    } else {
-      store_split(level.left_high[row], level.left_low[row], at.channel, k.x * after.x, k.y * after.y);
-    }
+  for (int i = 0; i < kTokens; ++i) write_later(to, i, at, part, times(across, part.through[i]));
+}
+__device__ void write_block(Earlier& to, Place at, const Part& part, float2 across) {
+#pragma unroll
+  for (int i = 0; i < kTokens; ++i) write_earlier(to, i, at, part, times(across, part.after[i]));
+}
+
+// The thread's rows of all products; decays of other blocks are in shared.of_block.
+__device__ void write_factors(Shared& shared, Place at, const Part& part) {
+  Factors& f = shared.factors;
+  constexpr int kMiddle = kTokens / 2;
+  float2 from_middle = {1, 1}, to_middle = {1, 1};
+#pragma unroll
+  for (int n = 0; n < kMiddle; ++n) {
+    const int second = kMiddle + n, first = kMiddle - 1 - n;
+    const float2 x = part.decay[second], y = part.decay[first];
+    from_middle = times(from_middle, {fmaxf(x.x, kSmallestDecay), fmaxf(x.y, kSmallestDecay)});
+    write_later(f.later[at.block], second, at, part, from_middle);
+    write_earlier(f.earlier[at.block], second, at, part, reciprocal(from_middle));
+    write_later(f.later[at.block], first, at, part, reciprocal(to_middle));
+    write_earlier(f.earlier[at.block], first, at, part, to_middle);
+    to_middle = times(to_middle, {fmaxf(y.x, kSmallestDecay), fmaxf(y.y, kSmallestDecay)});
+  }
+  // 8 apart: blocks 1 and 3 after 0 and 2; 16 apart: 2 and 3 after 0 and 1. Blocks 0 and 3 reach across another.
+  if (at.block == 0) {
+    write_block(f.earlier[4], at, part, {1, 1});
+    write_block(f.earlier[6], at, part, load_pair(&shared.of_block[1][at.channel]));
+  } else if (at.block == 1) {
+    write_block(f.later[4], at, part, {1, 1});
+    write_block(f.earlier[7], at, part, {1, 1});
+  } else if (at.block == 2) {
+    write_block(f.earlier[5], at, part, {1, 1});
+    write_block(f.later[6], at, part, {1, 1});
+  } else {
+    write_block(f.later[5], at, part, {1, 1});
+    write_block(f.later[7], at, part, load_pair(&shared.of_block[2][at.channel]));
   }
 }
 
-// Products of a level: a warp takes one of q and k, eight columns and half of the channels.
-__device__ void multiply_level(const Level& level, float (*sums)[2][kHalf][kHalf + 4]) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int matrix = warp / 2 % 2, columns = warp % 2 * 8, half = warp / 4;
-  const uint32_t a = shared_address(matrix == 0 ? &level.q_high[lane % 16][half * 64 + lane / 16 * 8]
-                                                : &level.k_high[lane % 16][half * 64 + lane / 16 * 8]);
-  const uint32_t b = shared_address(&level.left_high[columns + lane % 8][half * 64 + lane / 8 * 8]);
-  constexpr uint32_t kLow = sizeof(level.q_high);  // bytes from high to low
-  float sum[2][4] = {}, rest[2][4] = {};
+// A warp's products, of half of the channels: which of later and earlier rows meet is in kProducts' order.
+struct Products {
+  static constexpr int kEach = 3;
+  float sums[kEach][4];
+  int first = static_cast<int>(threadIdx.x) / 64, half = static_cast<int>(threadIdx.x) / 32 % 2;
+
+  __device__ int index(int n) const { return first + 4 * n; }
+
+  __device__ void multiply(const Factors& f) {
+    const int lane = threadIdx.x % 32, column = half * 64;
 #pragma unroll
-  for (int step = 0; step < 2; ++step) {
-    uint32_t b_high[4], b_low[4];
-    load_matrix_x4(b_high, b + 64 * step);
-    load_matrix_x4(b_low, b + 64 * step + kLow);
+    for (int n = 0; n < kEach; ++n) {
+      const int p = index(n);
+      if (p >= kProducts) continue;
+      const Later& later = f.later[p < 6 ? p : 6 + (p - 6) / 2];
+      const Earlier& earlier = f.earlier[p < 6 ? p : 6 + p % 2];
+      const uint32_t a = shared_address(&later.high[lane % 16][column + lane / 16 * 8]);
+      const uint32_t a_low = shared_address(&later.k_low[lane % 8][column + lane / 8 % 2 * 8]);
+      const uint32_t b = shared_address(&earlier.high[lane / 16 * 8 + lane % 8][column + lane / 8 % 2 * 8]);
+      float sum[4] = {}, rest[4] = {}, last[4] = {};
 #pragma unroll
-    for (int k = 0; k < 2; ++k) {
-      uint32_t high[4], low[4];
-      load_matrix_x4(high, a + 64 * step + 32 * k);
-      load_matrix_x4(low, a + 64 * step + 32 * k + kLow);
-      mma_16x8x16(Bf16(), sum[k], high, b_high[2 * k], b_high[2 * k + 1]);
-      mma_16x8x16(Bf16(), rest[0], high, b_low[2 * k], b_low[2 * k + 1]);
-      mma_16x8x16(Bf16(), rest[1], low, b_high[2 * k], b_high[2 * k + 1]);
+      for (int k = 0; k < 4; ++k) {
+        uint32_t high[4], low[2], keys[4];
+        load_matrix_x4(high, a + 32 * k);
+        load_matrix_x2(low, a_low + 32 * k);
+        load_matrix_x4(keys, b + 32 * k);
+        mma_16x8x16(Bf16(), sum, high, keys[0], keys[1]);
+        mma_16x8x16(Bf16(), rest, high, keys[2], keys[3]);
+        mma_16x8x16(Bf16(), last, {0, low[0], 0, low[1]}, keys[0], keys[1]);
+      }
+#pragma unroll
+      for (int i = 0; i < 4; ++i) sums[n][i] = sum[i] + (rest[i] + last[i]);
     }
   }
+  __device__ void store(Relations& to) const {
+    const int lane = threadIdx.x % 32, row = lane / 4, column = lane % 4 * 2;
 #pragma unroll
-  for (int n = 0; n < 4; ++n) sum[0][n] += sum[1][n] + (rest[0][n] + rest[1][n]);
-  auto& to = sums[half][matrix];
-  const int row = lane / 4, column = columns + lane % 4 * 2;
-  *reinterpret_cast<float2*>(&to[row][column]) = {sum[0][0], sum[0][1]};
-  *reinterpret_cast<float2*>(&to[row + 8][column]) = {sum[0][2], sum[0][3]};
-}
+    for (int n = 0; n < kEach; ++n) {
+      if (index(n) >= kProducts) continue;
+      auto& rows = to.sums[half][index(n)];
+      *reinterpret_cast<float2*>(&rows[row][column]) = {sums[n][0], sums[n][1]};
+      *reinterpret_cast<float2*>(&rows[row + kTokens][column]) = {sums[n][2], sums[n][3]};
+    }
+  }
+};
 
-// All levels: sums of q_i . k_j and k_i . k_j, decayed, for j < i. Leaves the decays of the whole chunk in `part`.
-__device__ void relate(Shared& shared, Place at, Part& part) {
-  write_level<1>(shared.levels[0], at, part);
-  __syncthreads();
-  multiply_level(shared.levels[0], shared.sums[0]);
-  part.join<1>();
-  write_level<2>(shared.levels[1], at, part);
-  __syncthreads();
-  multiply_level(shared.levels[1], shared.sums[1]);
-  part.join<2>();
-  write_level<4>(shared.levels[0], at, part);
-  __syncthreads();
-  multiply_level(shared.levels[0], shared.sums[2]);
-  part.join<4>();
-  const int block = at.token / kTokens;
-  *reinterpret_cast<float2*>(&shared.of_block[block][at.channel]) = part.through[kTokens - 1];
-  write_level<8>(shared.levels[1], at, part);
-  __syncthreads();
-  multiply_level(shared.levels[1], shared.sums[3]);
-  part.join(block % 2 == 1, load_pair(&shared.of_block[block ^ 1][at.channel]));
-  write_level<16>(shared.levels[0], at, part);
-  __syncthreads();
-  multiply_level(shared.levels[0], shared.sums[4]);
-  const int other = block < 2 ? 2 : 0;
-  const float2 x = load_pair(&shared.of_block[other][at.channel]),
-               y = load_pair(&shared.of_block[other + 1][at.channel]);
-  part.join(block >= 2, {x.x * y.x, x.y * y.y});
-  __syncthreads();
-}
-
-// qk and L from the sums of both halves of the channels, at the level of each pair of tokens.
+// qk and L from the sums of both halves of the channels.
 __device__ void write_relations(Shared& shared, KdaChunkData& data) {
-  const int i = threadIdx.x / 8, first = threadIdx.x % 8 * 4;
-  const float beta = shared.beta[i];
-  float qk[4], relation[4];
-#pragma unroll
-  for (int n = 0; n < 4; ++n) {
-    const int j = first + n;
-    qk[n] = j == i ? shared.diagonal[i] : 0.0f;
-    relation[n] = 0;
-    if (j >= i) continue;
-    const int level = 31 - __clz(i ^ j), inside = (1 << level) - 1;
-    const int row = (i >> (level + 1) << level) | (i & inside), column = (j >> (level + 1) << level) | (j & inside);
-    const auto& sums = shared.sums[level];
-    qk[n] = sums[0][0][row][column] + sums[1][0][row][column];
-    relation[n] = beta * (sums[0][1][row][column] + sums[1][1][row][column]);
+  const int i = threadIdx.x / 8, first = threadIdx.x % 8 * 4, later = i / kTokens, earlier = first / kTokens;
+  float4 qk = {0, 0, 0, 0}, kk = {0, 0, 0, 0};
+  if (earlier <= later) {
+    const int product = later == earlier         ? later
+                        : (later ^ earlier) == 1 ? 4 + later / 2
+                                                 : 6 + (later - 2) * 2 + earlier;
+    const auto sum = [&](int row) {
+      const float4 a = *reinterpret_cast<const float4*>(&shared.relations.sums[0][product][row][first % kTokens]);
+      const float4 b = *reinterpret_cast<const float4*>(&shared.relations.sums[1][product][row][first % kTokens]);
+      return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
+    };
+    qk = sum(i % kTokens);
+    kk = sum(kTokens + i % kTokens);
   }
-  *reinterpret_cast<float4*>(&shared.relation[i][first]) = {relation[0], relation[1], relation[2], relation[3]};
-  *reinterpret_cast<uint2*>(data.qk + kda_at32(i, first)) = {pack_pair(Bf16(), qk[0], qk[1]),
-                                                             pack_pair(Bf16(), qk[2], qk[3])};
+  const float beta = shared.beta[i], diagonal = shared.diagonal[i];
+  const auto of_qk = [&](int j, float x) { return j < i ? x : j == i ? diagonal : 0.0f; };
+  const auto of_kk = [&](int j, float x) { return j < i ? beta * x : 0.0f; };
+  *reinterpret_cast<float4*>(&shared.relations.relation[i][first]) = {of_kk(first, kk.x), of_kk(first + 1, kk.y),
+                                                                      of_kk(first + 2, kk.z), of_kk(first + 3, kk.w)};
+  *reinterpret_cast<uint2*>(data.qk + kda_at32(i, first)) = {
+      pack_pair(Bf16(), of_qk(first, qk.x), of_qk(first + 1, qk.y)),
+      pack_pair(Bf16(), of_qk(first + 2, qk.z), of_qk(first + 3, qk.w))};
 }
 
 // (I + L)^-1 of the two diagonal blocks of 16, by one warp: a column a lane, row by row.
-__device__ void invert_blocks(Shared& shared) {
+__device__ void invert_blocks(Relations& shared) {
   const int lane = threadIdx.x % 32, block = lane / kHalf * kHalf, column = lane % kHalf;
   float x[kHalf];
 #pragma unroll
@@ -308,7 +361,7 @@ __device__ void invert_blocks(Shared& shared) {
 }
 
 // The block below the diagonal: (I + L)^-1 of [A 0; B C] is [A^-1 0; -C^-1 B A^-1, C^-1]. Then all of it is written.
-__device__ void finish_inverse(Shared& shared, KdaChunkData& data) {
+__device__ void finish_inverse(Relations& shared, KdaChunkData& data) {
   const int i = threadIdx.x / kHalf, column = threadIdx.x % kHalf;
   float sum = 0;
 #pragma unroll
@@ -327,50 +380,68 @@ __device__ void finish_inverse(Shared& shared, KdaChunkData& data) {
   *reinterpret_cast<uint2*>(data.solve_low + to) = {left.low, right.low};
 }
 
+// The thread's rows of what the carry kernel reads.
 __device__ void write_rows(const Shared& shared, Place at, const Part& part, KdaChunkData& data) {
+  float2 before = {1, 1}, behind = {1, 1};  // decays of the blocks before and after the thread's
 #pragma unroll
-  for (int i = 0; i < kTokens; ++i) {
-    const int row = at.token + i, to = kda_at128(row, at.channel);
-    const float beta = shared.beta[row];
-    const float2 q = part.q[i], k = part.k[i], through = part.through[i], after = part.after[i];
-    store_split(data.k_high, data.k_low, to, beta * k.x * through.x, beta * k.y * through.y);
-    *reinterpret_cast<uint32_t*>(data.q_high + to) = pack_pair(Bf16(), q.x * through.x, q.y * through.y);
-    store_split(data.end_high, data.end_low, to, k.x * after.x, k.y * after.y);
+  for (int block = 0; block < kKdaChunk / kTokens; ++block) {
+    const float2 x = load_pair(&shared.of_block[block][at.channel]);
+    if (block < at.block) before = times(before, x);
+    if (block > at.block) behind = times(behind, x);
   }
-  if (at.token + kTokens == kKdaChunk) *reinterpret_cast<float2*>(data.decay + at.channel) = part.through[kTokens - 1];
-}
-
-template <bool kInner>
-__device__ void write_values(const Chunk& c, const Shared& shared, const float* unit, Place at, KdaChunkData& data) {
-  float2 v[kTokens];
-  convolve<kInner>(c, unit, 2, at, v);
 #pragma unroll
   for (int i = 0; i < kTokens; ++i) {
     const int row = at.token + i;
-    const float beta = shared.beta[row];
-    *reinterpret_cast<float2*>(data.v[at.channel / kKdaSlice] + kda_value_at(row, at.channel % kKdaSlice)) = {
-        beta * v[i].x, beta * v[i].y};
+    const float2 through = times(before, part.through[i]), after = times(behind, part.after[i]);
+    const float2 q = times(part.q[i], through), k = times(-shared.beta[row], times(part.k[i], through));
+    const float2 end = times(part.k[i], after);
+    *reinterpret_cast<uint32_t*>(data.kq_high + kda_at<2 * kKdaChunk>(kKdaChunk + row, at.channel)) =
+        pack_pair(Bf16(), q.x, q.y);
+    const SplitPair key = split_pair(k.x, k.y);
+    *reinterpret_cast<uint32_t*>(data.kq_high + kda_at<2 * kKdaChunk>(row, at.channel)) = key.high;
+    *reinterpret_cast<uint32_t*>(data.k_low + kda_at<kKdaChunk>(row, at.channel)) = key.low;
+    store_split(data.end_high, data.end_low, kda_at<kKdaChunk>(row, at.channel), end.x, end.y);
   }
+  if (at.token + kTokens == kKdaChunk)
+    *reinterpret_cast<float2*>(data.decay + at.channel) = times(before, part.through[kTokens - 1]);
+}
+
+__device__ void write_values(const Shared& shared, Place at, const float2 (&v)[kTokens], KdaChunkData& data) {
+#pragma unroll
+  for (int i = 0; i < kTokens; ++i)
+    *reinterpret_cast<float2*>(data.v[at.channel / kKdaSlice] + (at.token + i) * kKdaValueRow +
+                               at.channel % kKdaSlice) = times(shared.beta[at.token + i], v[i]);
 }
 
 template <bool kInner>
 __device__ void relate_tokens(const Chunk& c, const float* unit, Shared& shared, KdaChunkData& data) {
   const Place at;
   Part part;
-  convolve<kInner>(c, unit, 0, at, part.q);
-  convolve<kInner>(c, unit, 1, at, part.k);
-  decays<kInner>(c, at, part.through);
-#pragma unroll
-  for (int i = 0; i < kTokens; ++i) part.after[i] = {1, 1};
+  float2 v[kTokens];
+  {
+    Inputs in;
+    in.load<kInner>(c, unit, at);
+    convolve<kInner>(c, 0, at, in.qkv[0], part.q);
+    convolve<kInner>(c, 1, at, in.qkv[1], part.k);
+    convolve<kInner>(c, 2, at, in.qkv[2], v);
+    part.decays<kInner>(c, at, in.a);
+  }
+  *reinterpret_cast<float2*>(&shared.of_block[at.block][at.channel]) = part.through[kTokens - 1];
   normalise(shared, at, part);
-  relate(shared, at, part);
+  write_values(shared, at, v, data);
+  write_factors(shared, at, part);
+  __syncthreads();
+  Products products;
+  products.multiply(shared.factors);
+  __syncthreads();
+  products.store(shared.relations);
+  __syncthreads();
   write_relations(shared, data);
   __syncthreads();
-  if (threadIdx.x / 32 == 0) invert_blocks(shared);
+  if (threadIdx.x / 32 == 0) invert_blocks(shared.relations);
   write_rows(shared, at, part, data);
-  write_values<kInner>(c, shared, unit, at, data);
   __syncthreads();
-  finish_inverse(shared, data);
+  finish_inverse(shared.relations, data);
 }
 
 // The chunk in a slot of some pieces; without tokens where it is not there.
