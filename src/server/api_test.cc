@@ -369,6 +369,27 @@ TEST_F(ApiTest, TheLogNamesTheRefusedFieldAndNotItsValue) {
   EXPECT_EQ(log.find("17.25"), std::string::npos) << log;
 }
 
+TEST_F(ApiTest, RefusalsAreCountedByStatus) {
+  config_.api_keys = {"key"};
+  start(ids_of("a"));
+  const auto get = [&](const char* path) { return TestClient(server_->port()).get(path); };
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(get("/v1/models").status, 401);
+  const auto with_key = [&](const std::string& path, const std::string& body) {
+    TestClient client(server_->port());
+    client.send("POST " + path + " HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer key\r\nContent-Length: " +
+                std::to_string(body.size()) + "\r\n\r\n" + body);
+    return client.read_reply().status;
+  };
+  EXPECT_EQ(with_key("/v1/completions", R"({"prompt":"x","temperature":-1})"), 400);
+  EXPECT_EQ(with_key("/tokenize", "{}"), 400);
+  EXPECT_EQ(with_key("/nothing", "{}"), 404);
+  EXPECT_EQ(with_key("/v1/completions", R"({"prompt":"x"})"), 200);
+  const std::string metrics = get("/metrics").body, name = "perigee:requests_refused_total";
+  for (const char* text : {"status=\"401\"} 3", "status=\"400\"} 2", "status=\"404\"} 1"})
+    EXPECT_NE(metrics.find(name + R"({engine="0",model_name="tiny",)" + text), std::string::npos) << text;
+  EXPECT_EQ(metrics.find("status=\"200\""), std::string::npos);
+}
+
 TEST_F(ApiTest, FullQueueIs429) {
   options_.queue_full = true;
   start(ids_of("a"));

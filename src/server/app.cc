@@ -34,19 +34,6 @@ void answer(const std::shared_ptr<Exchange>& exchange, const HttpRequest& reques
   exchange->respond(std::move(reply));
 }
 
-// The line names the field that was refused, not what it held.
-void refuse(const std::shared_ptr<Exchange>& exchange, const HttpRequest& request, const Error& error) {
-  HttpReply reply = error_reply(error);
-  log_info(request.method, " ", request.path.substr(0, 128), " ", reply.status,
-           error.field.empty() ? "" : ", because of ", error.field);
-  exchange->respond(std::move(reply));
-}
-
-void answer(const std::shared_ptr<Exchange>& exchange, const HttpRequest& request, const Result<Json>& result) {
-  if (!result.ok()) return refuse(exchange, request, result.error());
-  answer(exchange, request, json_reply(*result));
-}
-
 bool is_json(const HttpRequest& request) {
   const std::string* type = request.header("Content-Type");
   if (type == nullptr) return true;
@@ -91,6 +78,25 @@ bool App::is_open(const HttpRequest& request) const {
   return std::any_of(all.begin(), all.end(), [&](const Route& r) { return r.open && request.path == r.path; });
 }
 
+HttpReply App::refusal(int status, const std::string& message) const {
+  metrics_->refused(status);
+  return error_reply(status, message);
+}
+
+// The line names the field that was refused, not what it held.
+void App::refuse(ExchangePtr exchange, const HttpRequest& request, const Error& error) {
+  HttpReply reply = error_reply(error);
+  metrics_->refused(reply.status);
+  log_info(request.method, " ", request.path.substr(0, 128), " ", reply.status,
+           error.field.empty() ? "" : ", because of ", error.field);
+  exchange->respond(std::move(reply));
+}
+
+void App::answer_or_refuse(ExchangePtr exchange, const HttpRequest& request, const Result<Json>& result) {
+  if (!result.ok()) return refuse(exchange, request, result.error());
+  answer(exchange, request, json_reply(*result));
+}
+
 std::shared_ptr<const App::Serving> App::serving() const {
   const std::lock_guard lock(mutex_);
   return serving_;
@@ -98,12 +104,12 @@ std::shared_ptr<const App::Serving> App::serving() const {
 
 std::optional<HttpReply> App::check_head(const HttpRequest& request) const {
   if (!is_open(request) && !keys_.admits(request))
-    return error_reply(401, "a valid API key is required: Authorization: Bearer KEY");
-  if (request.path.empty()) return error_reply(400, "the request target must be a path");
+    return refusal(401, "a valid API key is required: Authorization: Bearer KEY");
+  if (request.path.empty()) return refusal(400, "the request target must be a path");
   const bool needs_model = request.path.starts_with("/v1/") || request.path.ends_with("tokenize");
   if (!needs_model) return std::nullopt;
-  if (draining_) return error_reply(503, "the server is shutting down; send the request to another one");
-  if (!serving()) return error_reply(503, "the model is still loading; see /readyz");
+  if (draining_) return refusal(503, "the server is shutting down; send the request to another one");
+  if (!serving()) return refusal(503, "the model is still loading; see /readyz");
   return std::nullopt;
 }
 
@@ -115,8 +121,8 @@ void App::handle(const std::shared_ptr<Exchange>& exchange, const HttpRequest& r
     path_known = true;
     if (method == route.method) return (this->*route.handler)(exchange, request);
   }
-  if (path_known) return answer(exchange, request, error_reply(405, "this path does not take that method"));
-  answer(exchange, request, error_reply(404, "no such path; the API is under /v1"));
+  if (path_known) return answer(exchange, request, refusal(405, "this path does not take that method"));
+  answer(exchange, request, refusal(404, "no such path; the API is under /v1"));
 }
 
 void App::set_progress(const std::string& phase, double percent) {
@@ -206,16 +212,16 @@ Result<Json> App::body_of(const HttpRequest& request) const {
 
 void App::post_tokenize(ExchangePtr exchange, const HttpRequest& request) {
   Result<Json> body = body_of(request);
-  answer(exchange, request, body.ok() ? tokenize(*body, serving()->context, *text_) : body);
+  answer_or_refuse(exchange, request, body.ok() ? tokenize(*body, serving()->context, *text_) : body);
 }
 
 void App::post_detokenize(ExchangePtr exchange, const HttpRequest& request) {
   Result<Json> body = body_of(request);
-  answer(exchange, request, body.ok() ? detokenize(*body, serving()->context, *text_) : body);
+  answer_or_refuse(exchange, request, body.ok() ? detokenize(*body, serving()->context, *text_) : body);
 }
 
 void App::get_tokenizer_info(ExchangePtr exchange, const HttpRequest& request) {
-  answer(exchange, request, tokenizer_info(*text_));
+  answer_or_refuse(exchange, request, tokenizer_info(*text_));
 }
 
 Result<std::string> App::model_name(const std::string& asked) const {

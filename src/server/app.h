@@ -77,6 +77,9 @@ class App {
   };
   std::shared_ptr<const Serving> serving() const;
   bool is_open(const HttpRequest& request) const;
+  HttpReply refusal(int status, const std::string& message) const;
+  void refuse(ExchangePtr exchange, const HttpRequest& request, const Error& error);
+  void answer_or_refuse(ExchangePtr exchange, const HttpRequest& request, const Result<Json>& result);
   HealthInputs health_inputs() const;
   Result<Json> body_of(const HttpRequest& request) const;
   Result<std::string> model_name(const std::string& asked) const;

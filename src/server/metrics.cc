@@ -210,6 +210,11 @@ void Metrics::request_done(const RequestRecord& record) {
   m.tpot.observe(later_tokens > 0 ? decode_s * record.n / static_cast<double>(later_tokens) : 0.0);
 }
 
+void Metrics::refused(int status) {
+  impl_->make.counter("requests_refused", "Requests refused before they were run.", {{"status", str_cat(status)}})
+      .add(1);
+}
+
 void Metrics::Impl::observe_steps(const StepTokens& now) {
   std::vector<double> more;
   for (size_t i = 0; i < now.steps.size(); ++i)

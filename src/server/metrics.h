@@ -38,6 +38,7 @@ class Metrics {
   void first_token(double seconds);          // since arrival
   void inter_token(double seconds);          // between two chunks of one choice
   void request_done(const RequestRecord& record);
+  void refused(int status);  // a request that did not come so far
   std::string render(const EngineStats& stats);
 
  private:
