@@ -53,8 +53,6 @@ KNOWN = [
     # The scales of a stage that comes round again: a lane gives it back for its warp, after __syncwarp. Bulk copies,
     # which the other formats use alone, are not checked that way.
     r"copy_async4\(.* in hopper_gemm.cu|__nv_bfloat162\(.* in cuda_bf16.hpp",
-    # Four warps of a block meet at a barrier of their own. With one of all warps in its place nothing is reported.
-    r"load_matrix_x4_transposed\(.* in mma.cuh|store_split\(.* in kda_chunk.cuh|carry_kernel",
 ]
 JOB_LIMIT_S = 120
 AT_ONCE = max(2, min(10, os.cpu_count() - 4))
