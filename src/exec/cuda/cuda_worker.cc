@@ -104,7 +104,7 @@ Status CudaWorker::reserve() {
       .slots = slots, .tokens = tokens, .max_blocks = max_blocks(), .vocab = vocab, .state_width = state_pages()});
   sequences_ = arrays_->sequences();
   sampling_ = std::make_unique<StepSampling>(
-      SamplingSizes{.slots = slots, .tokens = tokens, .max_positions = model_->info().max_positions}, arrays_->slots(),
+      SamplingSizes{.slots = slots, .tokens = tokens, .max_positions = model_->info().max_positions}, *arrays_,
       ops().owned_stream());
   const UploadLimits limits{.max_sequences = static_cast<int32_t>(slots),
                             .max_tokens = static_cast<int32_t>(tokens),
@@ -131,10 +131,13 @@ Status CudaWorker::warm_up() {
     last.form = form;
     RETURN_IF_ERROR(run_padding(sequences));
   }
-  const int32_t share = std::min(rows / config_.max_sequences, room);
-  for (int32_t i = 0; i < config_.max_sequences; ++i)
+  int32_t first_row = 0;
+  for (int32_t i = 0; i < config_.max_sequences; ++i) {  // these shares sum up to `rows`, if there is room
+    const int32_t num_tokens = std::min((rows + i) / config_.max_sequences, room);
     sequences[static_cast<size_t>(i)] = {
-        .first_row = i * share, .num_tokens = share, .form = MlaForm::kExpanded, .commit_all = state_pages() > 0};
+        .first_row = first_row, .num_tokens = num_tokens, .form = MlaForm::kExpanded, .commit_all = state_pages() > 0};
+    first_row += num_tokens;
+  }
   return run_padding(sequences);
 }
 
@@ -162,7 +165,7 @@ Status CudaWorker::reserve_pool() {
 
 Status CudaWorker::capture() {
   graphs_ = std::make_unique<DecodeGraphs>(arrays_->batch(), sequences_, config_.max_sequences);
-  RETURN_IF_ERROR(graphs_->capture(*model_, ops(), pool()));
+  RETURN_IF_ERROR(graphs_->capture(*model_, ops(), pool(), *sampling_));
   cuda_ok(cudaStreamSynchronize(stream()), "warming up");
   return device_status();
 }
@@ -205,9 +208,10 @@ void CudaWorker::start(StepPlan plan) {
   const Batch& host = build(plan);
   CHECK(std::ssize(host.positions) <= max_tokens(), "a step of ", host.positions.size(), " tokens");
   const int32_t bucket = graph_bucket(plan);
-  const PlanArrays packed = pack_plan(plan, host.sequences, state_pages(), upload);
+  PlanArrays packed = pack_plan(plan, host.sequences, state_pages(), upload);
   const std::span<const int32_t> logit_rows = upload.place(host.logit_rows);
   step.asked = sampling_->ask(plan, *slots_, *builder_, bucket > 0, upload);
+  packed.samples = step.asked.samples.data();
   upload.send(ops().owned_stream());
   cuda_ok(apply_deltas(packed, arrays_->slots(), stream()), "applying a plan");
   cuda_ok(start_states(packed, arrays_->slots(), {pages_.data(), layout_.page_bytes()}, stream()), "starting states");
@@ -216,7 +220,11 @@ void CudaWorker::start(StepPlan plan) {
           "building a batch");
   build_us_.store((system_clock().now_s() - begin) * 1e6, std::memory_order_relaxed);
   if (plan.step.value == config_.fail_at_step) cuda_ok(break_device(stream()), "breaking the device");
-  const Tensor logits = bucket > 0 ? graphs_->launch(bucket, stream()) : forward(host, logit_rows);
+  Tensor logits;  // of steps that are no graphs
+  if (bucket > 0)
+    graphs_->forward(bucket, stream());
+  else
+    logits = forward(host, logit_rows);
   for (size_t i = 0; i < plan.rows.size(); ++i)
     slots_->advance(plan.rows[i].slot, plan.rows[i].num_tokens, host.sequences[i].commit_all);
   if (std::any_of(plan.rows.begin(), plan.rows.end(), [](const PlanRow& row) { return row.masked; })) {
@@ -225,7 +233,12 @@ void CudaWorker::start(StepPlan plan) {
     if (lost_) return;
     sampling_->upload_masks(plan, masks_);
   }
-  sampling_->run(step.asked, logits, turn_);
+  if (bucket > 0) {
+    graphs_->sample(bucket, turn_, stream());
+  } else {
+    sampling_->score(step.asked, logits, turn_);
+    sampling_->sample(step.asked.num_rows, logits, turn_);
+  }
   upload.fence(ops().owned_stream());
   done_[static_cast<size_t>(turn_)].record(ops().owned_stream());
   step.plan = std::move(plan);

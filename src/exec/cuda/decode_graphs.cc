@@ -1,5 +1,6 @@
 #include "exec/cuda/decode_graphs.h"
 
+#include <algorithm>
 #include <numeric>
 
 namespace perigee {
@@ -14,6 +15,23 @@ std::vector<int32_t> bucket_sizes(int32_t max_rows) {
   }
   sizes.push_back(max_rows);
   return sizes;
+}
+
+// What `work` puts on the stream, as a graph that is ready to launch.
+template <typename Work>
+Result<cudaGraphExec_t> capture_graph(cudaStream_t stream, Work&& work) {
+  cudaGraph_t captured = nullptr;
+  cudaGraphExec_t exec = nullptr;
+  // Relaxed: other threads of this process may allocate meanwhile.
+  cuda_ok(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed), "starting a capture");
+  work();
+  cuda_ok(cudaStreamEndCapture(stream, &captured), "capturing a decode step");
+  RETURN_IF_ERROR(device_status());
+  cuda_ok(cudaGraphInstantiate(&exec, captured, 0), "making a graph");
+  cudaGraphDestroy(captured);
+  cuda_ok(cudaGraphUpload(exec, stream), "loading a graph");
+  RETURN_IF_ERROR(device_status());
+  return exec;
 }
 
 }  // namespace
@@ -37,50 +55,57 @@ DecodeGraphs::DecodeGraphs(const BatchArrays& arrays, const DeviceSequences& dev
 }
 
 DecodeGraphs::~DecodeGraphs() {
-  for (const Graph& graph : graphs_) cudaGraphExecDestroy(graph.exec);
+  for (const Graphs& graphs : graphs_)
+    for (cudaGraphExec_t exec : {graphs.forward, graphs.sample[0], graphs.sample[1]}) cudaGraphExecDestroy(exec);
 }
 
-Status DecodeGraphs::capture(const Model& model, CudaOps& ops, const PagePool& pool) {
-  for (const int32_t rows : bucket_sizes(static_cast<int32_t>(sequences_.size())))
-    RETURN_IF_ERROR(capture_one(rows, model, ops, pool));
+Status DecodeGraphs::capture(const Model& model, CudaOps& ops, const PagePool& pool, StepSampling& sampling) {
+  arena_ = &ops.arena();
+  num_growths_ = arena_->num_growths();
+  for (const int32_t rows : bucket_sizes(static_cast<int32_t>(sequences_.size()))) {
+    ASSIGN_OR_RETURN(const Graphs graphs, capture_bucket(rows, model, ops, pool, sampling));
+    graphs_.push_back(graphs);
+  }
   return {};
 }
 
-Status DecodeGraphs::capture_one(int32_t rows, const Model& model, CudaOps& ops, const PagePool& pool) {
+Result<DecodeGraphs::Graphs> DecodeGraphs::capture_bucket(int32_t rows, const Model& model, CudaOps& ops,
+                                                          const PagePool& pool, StepSampling& sampling) {
   const Batch batch = device_batch(arrays_, device_, std::span(sequences_).first(static_cast<size_t>(rows)), rows,
                                    {reinterpret_cast<const int32_t*>(identity_.data()), static_cast<size_t>(rows)});
   ops.begin_step();
   model.forward(batch, ops, pool);
   RETURN_IF_ERROR(ops.status());
   ops.begin_step();
-  Graph graph{.rows = rows};
-  cudaGraph_t captured = nullptr;
-  // Relaxed: other threads of this process may allocate meanwhile.
-  cuda_ok(cudaStreamBeginCapture(ops.stream(), cudaStreamCaptureModeRelaxed), "starting a capture");
-  graph.logits = model.forward(batch, ops, pool);
-  cuda_ok(cudaStreamEndCapture(ops.stream(), &captured), "capturing a decode step");
-  RETURN_IF_ERROR(ops.status());
-  cuda_ok(cudaGraphInstantiate(&graph.exec, captured, 0), "making a graph");
-  cudaGraphDestroy(captured);
-  cuda_ok(cudaGraphUpload(graph.exec, ops.stream()), "loading a graph");
-  RETURN_IF_ERROR(ops.status());
-  graphs_.push_back(graph);
-  return {};
+  Graphs graphs{.rows = rows};
+  Tensor logits;
+  ASSIGN_OR_RETURN(graphs.forward, capture_graph(ops.stream(), [&] { logits = model.forward(batch, ops, pool); }));
+  for (const int32_t turn : {0, 1}) {
+    ASSIGN_OR_RETURN(graphs.sample[static_cast<size_t>(turn)],
+                     capture_graph(ops.stream(), [&] { sampling.sample(rows, logits, turn); }));
+  }
+  return graphs;
 }
 
 int32_t DecodeGraphs::bucket(int32_t rows) const {
-  for (const Graph& graph : graphs_)
-    if (graph.rows >= rows) return graph.rows;
+  for (const Graphs& graphs : graphs_)
+    if (graphs.rows >= rows) return graphs.rows;
   return 0;
 }
 
-Tensor DecodeGraphs::launch(int32_t bucket, cudaStream_t stream) {
-  for (const Graph& graph : graphs_) {
-    if (graph.rows != bucket) continue;
-    cuda_ok(cudaGraphLaunch(graph.exec, stream), "launching a decode step");
-    return graph.logits;
-  }
-  return {};
+const DecodeGraphs::Graphs& DecodeGraphs::of(int32_t bucket) const {
+  CHECK(arena_->num_growths() == num_growths_, "the arena has grown under the graphs");
+  const auto found = std::find_if(graphs_.begin(), graphs_.end(), [&](const Graphs& g) { return g.rows == bucket; });
+  CHECK(found != graphs_.end(), "no graphs of ", bucket, " rows");
+  return *found;
+}
+
+void DecodeGraphs::forward(int32_t bucket, cudaStream_t stream) const {
+  cuda_ok(cudaGraphLaunch(of(bucket).forward, stream), "launching a decode step");
+}
+
+void DecodeGraphs::sample(int32_t bucket, int32_t turn, cudaStream_t stream) const {
+  cuda_ok(cudaGraphLaunch(of(bucket).sample[static_cast<size_t>(turn)], stream), "launching sampling");
 }
 
 }  // namespace perigee

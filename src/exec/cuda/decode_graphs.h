@@ -1,14 +1,18 @@
-// DecodeGraphs: the forward pass of decode steps, captured once for each bucket of rows (DESIGN D11).
+// DecodeGraphs: decode steps as two graphs, captured once for each bucket of rows (DESIGN D11): the forward pass to the
+// logits; then sampling, for which masks may have been uploaded in between.
 //
-// A graph reads tokens, positions and block tables from fixed device arrays, so it stays valid at any length; rows
-// beyond a step's own are padding.
+// Graphs read tokens, positions, block tables and sampling records from fixed device arrays, so they stay valid at any
+// length; rows beyond a step's own are padding. Their temporaries lie in the arena of the Ops, which must not grow any
+// more.
 #pragma once
 
 #include <cuda_runtime.h>
 
+#include <array>
 #include <vector>
 
 #include "exec/cuda/records.h"
+#include "exec/cuda/step_sampling.h"
 #include "model/model.h"
 #include "ops/cuda/backend.h"
 
@@ -26,25 +30,31 @@ class DecodeGraphs {
   DecodeGraphs& operator=(const DecodeGraphs&) = delete;
 
   // Runs each bucket once, so that its kernels are loaded, then captures it. The arrays must hold padding alone.
-  Status capture(const Model& model, CudaOps& ops, const PagePool& pool);
-  // The rows of the smallest graph for so many; 0: there is none.
+  Status capture(const Model& model, CudaOps& ops, const PagePool& pool, StepSampling& sampling);
+  // The rows of the smallest graphs for so many; 0: there are none.
   int32_t bucket(int32_t rows) const;
-  // Launches the graph of exactly `bucket` rows; its logits [bucket, vocab], row i of sequence i.
-  Tensor launch(int32_t bucket, cudaStream_t stream);
+  // Launch the graphs of exactly `bucket` rows, a value of bucket(): logits of sequence i become row i; then
+  // StepSampling::sample() of all rows, for steps of that turn.
+  void forward(int32_t bucket, cudaStream_t stream) const;
+  void sample(int32_t bucket, int32_t turn, cudaStream_t stream) const;
 
  private:
-  struct Graph {
+  struct Graphs {
     int32_t rows = 0;
-    cudaGraphExec_t exec = nullptr;
-    Tensor logits;
+    cudaGraphExec_t forward = nullptr;
+    std::array<cudaGraphExec_t, 2> sample = {};  // by turn
   };
-  Status capture_one(int32_t rows, const Model& model, CudaOps& ops, const PagePool& pool);
+  Result<Graphs> capture_bucket(int32_t rows, const Model& model, CudaOps& ops, const PagePool& pool,
+                                StepSampling& sampling);
+  const Graphs& of(int32_t bucket) const;
 
   const BatchArrays arrays_;
   const DeviceSequences device_;
   std::vector<SequenceRows> sequences_;
   Buffer identity_;  // 0, 1, 2, ...
-  std::vector<Graph> graphs_;
+  std::vector<Graphs> graphs_;
+  const Arena* arena_ = nullptr;
+  int64_t num_growths_ = 0;  // of the arena, when the graphs were captured
 };
 
 }  // namespace perigee

@@ -45,6 +45,7 @@ void DeviceArrays::cut_batch(const ArraySizes& sizes, uint8_t* memory) {
   for (int32_t** numbers : {&batch_.first_row, &batch_.lengths, &batch_.slots, &batch_.committed, &batch_.commit,
                             &batch_.checkpoint_position})
     cut(*numbers, sizes.tokens + 1, memory);
+  cut(batch_.samples, sizes.tokens, memory);
   cut(batch_.block_tables, sizes.slots * sizes.max_blocks, memory);
   cut(batch_.state_pages, sizes.slots * sizes.state_width, memory);
   cut(batch_.checkpoint_pages, sizes.slots * sizes.state_width, memory);

@@ -31,7 +31,7 @@ struct RowRecord {
 };
 
 struct SampleRecord {
-  int32_t slot, logit_row, mask_row, reserved;  // mask_row < 0: all ids allowed
+  int32_t slot, logit_row, mask_row, reserved;  // slot < 0: nothing is sampled; mask_row < 0: all ids allowed
 };
 
 // A row of logits whose probabilities a prompt asks for.
@@ -79,6 +79,7 @@ struct BatchArrays {
   int32_t* first_row = nullptr;            // [sequences + 1]
   int32_t* lengths = nullptr;              // [sequences]
   int32_t* block_tables = nullptr;         // [sequences][SlotArrays::max_blocks]
+  SampleRecord* samples = nullptr;         // [sequences]
   int32_t* slots = nullptr;                // [sequences], these and the rest for recurrent models
   int32_t* committed = nullptr;            // [sequences]
   int32_t* commit = nullptr;               // [sequences]

@@ -217,6 +217,7 @@ __device__ Row row_of(const Sample& sample, const RowMax& max) {
 __global__ __launch_bounds__(kThreads) void prepare_kernel(SampleCall call, SlotArrays slots) {
   dependency_wait();
   dependency_trigger();
+  if (call.samples[blockIdx.y].slot < 0) return;
   const Sample sample = sample_of(call, slots, blockIdx.y);
   const Slice slice = my_slice(sample.vocab);
   RowMax max = row_max(sample.logits, slice.first, slice.end);
@@ -238,6 +239,7 @@ __global__ __launch_bounds__(kThreads) void count_bins_kernel(SampleCall call, S
   __shared__ OrderScratch bins;
   dependency_wait();
   dependency_trigger();
+  if (call.samples[blockIdx.y].slot < 0) return;
   const Sample sample = sample_of(call, slots, blockIdx.y);
   if (sample.params.temperature < kMinTemperature) return;
   const RowMax max = joined_max(sample, gridDim.x);
@@ -286,6 +288,7 @@ __global__ __launch_bounds__(kThreads) void choose_kernel(SampleCall call, SlotA
   __shared__ OrderScratch scratch;
   dependency_wait();
   dependency_trigger();
+  if (call.samples[blockIdx.x].slot < 0) return;
   const Sample sample = sample_of(call, slots, blockIdx.x);
   const SlotParams p = sample.params;
   const RowMax max = joined_max(sample, slices);

@@ -150,6 +150,24 @@ TEST_F(Sampling, SaysWhatIsNotFinite) {
   for (int row = 0; row < kRows; ++row) EXPECT_EQ(results[static_cast<size_t>(row)].finite, row < 3 ? 0 : 1) << row;
 }
 
+// Padding of a graph.
+TEST_F(Sampling, LeavesRowsWithoutASlotAlone) {
+  std::vector<SampleRecord> padded = samples_;
+  padded[5].slot = padded[kRows - 1].slot = -1;
+  device_copy(const_cast<SampleRecord*>(call_.samples), padded.data(), padded.size() * sizeof(SampleRecord));
+  const std::vector<SampleResult> results = run();
+  std::vector<int32_t> newest(kRows), outputs(kRows);
+  device_copy(newest.data(), slots_.newest, kRows * 4);
+  device_copy(outputs.data(), slots_.num_outputs, kRows * 4);
+  for (int row = 0; row < kRows; ++row) {
+    const auto at = static_cast<size_t>(row);
+    const bool sampled = padded[at].slot >= 0;
+    EXPECT_EQ(outputs[at], sampled ? 5 : 4) << row;
+    EXPECT_EQ(newest[at], sampled ? results[at].id : 0) << row;
+    EXPECT_EQ(results[at].finite, sampled ? 1 : 0) << row;
+  }
+}
+
 // Many equal logits, and fewer than top_k open ones.
 TEST_F(Sampling, TiesTakeTheLowerId) {
   std::fill(logits_.begin(), logits_.end(), 1.0f);

@@ -64,6 +64,7 @@ __global__ void build_kernel(PlanArrays plan, SlotArrays slots, BatchArrays batc
     batch.row_sequence[s] = batch.first_row[s] = s;
     batch.lengths[s] = 0;
     batch.first_row[s + 1] = s + 1;
+    batch.samples[s] = {.slot = -1, .logit_row = s, .mask_row = -1, .reserved = 0};
     batch.slots[s] = batch.committed[s] = batch.commit[s] = 0;
     batch.checkpoint_position[s] = -1;
     return;
@@ -86,7 +87,17 @@ __global__ void build_kernel(PlanArrays plan, SlotArrays slots, BatchArrays batc
   batch.first_row[s] = row.first_row;
   if (s == plan.num_rows - 1) batch.first_row[s + 1] = row.first_row + row.num_tokens;
   batch.lengths[s] = length;
+  batch.samples[s] = plan.samples[s];
   slots.length[row.slot] = length;
+}
+
+// Adds 1 to a half of the word, unless it is full; as accept() of sampling_kernels.cu.
+__device__ void count_one(uint32_t* word, int shift) {
+  for (uint32_t now = *word; (now >> shift & 0xFFFFu) != 0xFFFFu;) {
+    const uint32_t found = atomicCAS(word, now, now + (1u << shift));
+    if (found == now) return;
+    now = found;
+  }
 }
 
 __global__ void count_kernel(uint32_t* counts, uint32_t* seen, int64_t count_words, int64_t bit_words,
@@ -97,7 +108,7 @@ __global__ void count_kernel(uint32_t* counts, uint32_t* seen, int64_t count_wor
   for (int i = threadIdx.x; i < num_tokens; i += blockDim.x) {
     const int id = tokens[i];
     atomicOr(&seen[id / 32], 1u << (id % 32));
-    if (i >= num_prompt) atomicAdd(&counts[id / 2], id % 2 == 0 ? 1u : 1u << 16);
+    if (i >= num_prompt) count_one(&counts[id / 2], id % 2 * 16);
   }
 }
 

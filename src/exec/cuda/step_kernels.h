@@ -12,6 +12,7 @@ struct PlanArrays {
   const StartRecord* starts = nullptr;
   const AppendRecord* appends = nullptr;
   const RowRecord* rows = nullptr;
+  const SampleRecord* samples = nullptr;  // [rows]
   const int32_t* tokens = nullptr;
   // Recurrent models, SlotArrays::state_width pages each.
   const int32_t* start_pages = nullptr;       // [starts][2]: of the state; then of the checkpoint in it, -1: zeros
@@ -29,7 +30,7 @@ struct RawPages {
 cudaError_t start_states(const PlanArrays& plan, const SlotArrays& slots, const RawPages& pool, cudaStream_t stream);
 cudaError_t apply_deltas(const PlanArrays& plan, const SlotArrays& slots, cudaStream_t stream);
 // Sequences num_rows ... padded_rows - 1 become padding of one row each (so padded_rows > num_rows only where every
-// sequence has one row). Moves the slots' lengths on.
+// sequence has one row), for which nothing is sampled. Moves the slots' lengths on.
 cudaError_t build_batch(const PlanArrays& plan, const SlotArrays& slots, const BatchArrays& batch, int32_t padded_rows,
                         cudaStream_t stream);
 // A kernel that ends the device's context with an error: for tests of what follows.

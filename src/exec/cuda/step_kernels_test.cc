@@ -112,7 +112,11 @@ class StepKernels : public testing::Test {
 
   void run(const StepPlan& plan, const Batch& batch, int32_t padded) {
     upload_->begin();
-    const PlanArrays packed = pack_plan(plan, batch.sequences, kWidth, *upload_);
+    PlanArrays packed = pack_plan(plan, batch.sequences, kWidth, *upload_);
+    std::vector<SampleRecord> samples;
+    for (const PlanRow& row : plan.rows)
+      samples.push_back({.slot = row.slot.value, .logit_row = row.position, .mask_row = -1, .reserved = 0});
+    packed.samples = upload_->place(std::span<const SampleRecord>(samples)).data();
     upload_->send(stream_);
     const SlotArrays& slots = arrays_->slots();
     ASSERT_EQ(apply_deltas(packed, slots, stream_.get()), cudaSuccess);
@@ -134,6 +138,12 @@ class StepKernels : public testing::Test {
         EXPECT_EQ(row_sequence[row], static_cast<int32_t>(s));
         EXPECT_EQ(row_page[row], want.sequences[s].pages[want.positions[row] / 64]);
       }
+  }
+
+  void check_sample(const PlanRow& want, size_t s) {
+    const SampleRecord got = fetch(arrays_->batch().samples + s, 1)[0];
+    EXPECT_EQ(got.slot, want.slot.value);
+    EXPECT_EQ(got.logit_row, want.position);
   }
 
   void check_sequence(const SequenceRows& want, size_t s) {
@@ -167,10 +177,14 @@ class StepKernels : public testing::Test {
       const bool may_pad = plan.tokens.empty();
       run(plan, want, may_pad ? kSlots : sequences);
       check_rows(want);
-      for (size_t s = 0; s < plan.rows.size(); ++s) check_sequence(want.sequences[s], s);
+      for (size_t s = 0; s < plan.rows.size(); ++s) {
+        check_sequence(want.sequences[s], s);
+        check_sample(plan.rows[s], s);
+      }
       for (int32_t s = sequences; may_pad && s < kSlots; ++s) {
         EXPECT_EQ(fetch(arrays_->batch().lengths + s, 1)[0], 0);
         EXPECT_EQ(fetch(arrays_->batch().row_page + s, 1)[0], -1);
+        EXPECT_EQ(fetch(arrays_->batch().samples + s, 1)[0].slot, -1);
       }
       EXPECT_EQ(fetch(pool_.data(), pool_.size()), host_pool_);
       for (size_t i = 0; i < plan.rows.size(); ++i) {
@@ -200,6 +214,27 @@ TEST_F(StepKernels, SameBatchAsTheHost) {
 // What a preempted sequence had given comes again in chunks, and is not committed.
 TEST_F(StepKernels, SameBatchAsTheHostInDeterministicMode) {
   run_random_steps(true);
+}
+
+// A count stops at 65,535 and leaves its neighbour in the word alone.
+TEST_F(StepKernels, CountsStopWhenTheyAreFull) {
+  constexpr int32_t kPrompt = 3, kSlot = 2;
+  std::vector<int32_t> tokens(kPrompt, 9);
+  tokens.insert(tokens.end(), 70000, 8);
+  tokens.insert(tokens.end(), 5, 9);
+  Buffer memory = device_buffer(tokens.size() * 4);
+  device_copy(memory.data(), tokens.data(), tokens.size() * 4);
+  const SlotArrays& slots = arrays_->slots();
+  const auto* there = reinterpret_cast<const int32_t*>(memory.data());
+  ASSERT_EQ(count_tokens(slots, kSlot, there, static_cast<int32_t>(tokens.size()), kPrompt, stream_.get()),
+            cudaSuccess);
+  stream_.synchronize();
+  const auto counts = fetch(slots.counts + kSlot * slots.count_words(), static_cast<size_t>(slots.count_words()));
+  const auto seen = fetch(slots.seen + kSlot * slots.bit_words(), 1);
+  EXPECT_EQ(counts[4], 5u << 16 | 0xFFFFu);
+  EXPECT_EQ(counts[3], 0u);
+  EXPECT_EQ(counts[5], 0u);
+  EXPECT_EQ(seen[0], 3u << 8);
 }
 
 }  // namespace

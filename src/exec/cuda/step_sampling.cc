@@ -15,11 +15,11 @@ TokenLogprobs token_logprobs(int32_t id, const TokenScore& score) {
 
 }  // namespace
 
-StepSampling::StepSampling(const SamplingSizes& sizes, const SlotArrays& slots, const Stream& stream)
-    : sizes_(sizes), slots_(slots), stream_(stream) {
-  work_ = device_buffer(static_cast<size_t>(sizes.slots * slots.vocab) * sizeof(float));
+StepSampling::StepSampling(const SamplingSizes& sizes, const DeviceArrays& arrays, const Stream& stream)
+    : sizes_(sizes), slots_(arrays.slots()), records_(arrays.batch().samples), stream_(stream) {
+  work_ = device_buffer(static_cast<size_t>(sizes.slots * slots_.vocab) * sizeof(float));
   scratch_ = device_buffer(static_cast<size_t>(sample_scratch_bytes(sizes.slots)));
-  masks_device_ = device_buffer(static_cast<size_t>(sizes.slots * slots.bit_words()) * 4);
+  masks_device_ = device_buffer(static_cast<size_t>(sizes.slots * slots_.bit_words()) * 4);
   masks_host_ = pinned_buffer(masks_device_.size());
   lists_host_ = pinned_buffer(kMaxListed * 8 + static_cast<size_t>(sizes.max_positions + 1) * 4);
   lists_device_ = device_buffer(lists_host_.size());
@@ -77,10 +77,10 @@ AskedLogits StepSampling::ask(const StepPlan& plan, const Slots& slots, const Ba
     }
     asked.num_scores.push_back(num_scores);
     asked.logprobs.push_back(slot.sampling->logprobs >= 0);
-    if (!row.sample) continue;
-    samples_.push_back({.slot = row.slot.value,
+    if (row.sample) asked.num_rows = static_cast<int32_t>(i) + 1;
+    samples_.push_back({.slot = row.sample ? row.slot.value : -1,
                         .logit_row = row.prompt_logprobs ? first + row.num_tokens - 1 : first,
-                        .mask_row = row.masked ? masks++ : -1});
+                        .mask_row = row.sample && row.masked ? masks++ : -1});
   }
   asked.samples = upload.place(std::span<const SampleRecord>(samples_));
   asked.scores = upload.place(std::span<const ScoreRecord>(scores_));
@@ -105,14 +105,18 @@ void StepSampling::upload_masks(const StepPlan& plan, MaskBox& masks) {
           "sending masks");
 }
 
-void StepSampling::run(const AskedLogits& asked, const Tensor& logits, int32_t turn) {
-  auto* results = const_cast<SampleResult*>(samples_of(results_device_));
+void StepSampling::score(const AskedLogits& asked, const Tensor& logits, int32_t turn) {
   auto* scores = const_cast<TokenScore*>(scores_of(results_device_));
   cuda_ok(score_rows(asked.scores.data(), static_cast<int32_t>(asked.scores.size()),
                      static_cast<const float*>(logits.data), slots_.vocab, scores, stream_.get()),
           "scoring prompts");
-  cuda_ok(sample_rows({.samples = asked.samples.data(),
-                       .count = static_cast<int32_t>(asked.samples.size()),
+  fetch(scores, asked.scores.size() * sizeof(TokenScore), turn);
+}
+
+void StepSampling::sample(int32_t rows, const Tensor& logits, int32_t turn) {
+  auto* results = const_cast<SampleResult*>(samples_of(results_device_));
+  cuda_ok(sample_rows({.samples = records_,
+                       .count = rows,
                        .logits = static_cast<const float*>(logits.data),
                        .masks = reinterpret_cast<const uint32_t*>(masks_device_.data()),
                        .work = reinterpret_cast<float*>(work_.data()),
@@ -120,17 +124,18 @@ void StepSampling::run(const AskedLogits& asked, const Tensor& logits, int32_t t
                        .results = results},
                       slots_, stream_.get()),
           "sampling");
-  const auto fetch = [&](const void* from, size_t bytes) {
-    uint8_t* to =
-        results_host_[static_cast<size_t>(turn)].data() + (static_cast<const uint8_t*>(from) - results_device_.data());
-    if (bytes > 0) cuda_ok(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, stream_.get()), "fetching results");
-  };
-  fetch(results, asked.samples.size() * sizeof(SampleResult));
-  fetch(scores, asked.scores.size() * sizeof(TokenScore));
+  fetch(results, static_cast<size_t>(rows) * sizeof(SampleResult), turn);
+}
+
+// To the same place in the host's memory of that turn.
+void StepSampling::fetch(const void* from, size_t bytes, int32_t turn) {
+  uint8_t* to =
+      results_host_[static_cast<size_t>(turn)].data() + (static_cast<const uint8_t*>(from) - results_device_.data());
+  if (bytes > 0) cuda_ok(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, stream_.get()), "fetching results");
 }
 
 std::vector<RowResult> StepSampling::result(const StepPlan& plan, const AskedLogits& asked, int32_t turn) const {
-  const SampleResult* sample = samples_of(results_host_[static_cast<size_t>(turn)]);
+  const SampleResult* samples = samples_of(results_host_[static_cast<size_t>(turn)]);
   const TokenScore* score = scores_of(results_host_[static_cast<size_t>(turn)]);
   auto id = asked.score_ids.begin();
   std::vector<RowResult> rows;
@@ -142,7 +147,7 @@ std::vector<RowResult> StepSampling::result(const StepPlan& plan, const AskedLog
     out.sequence = row.sequence;
     for (int32_t k = 0; k < asked.num_scores[i]; ++k) out.prompt_logprobs.push_back(token_logprobs(*id++, *score++));
     if (!row.sample) continue;
-    const SampleResult& sampled = *sample++;
+    const SampleResult& sampled = samples[i];
     out.finite = sampled.finite != 0;
     if (!out.finite) continue;
     out.ids.push_back(sampled.id);

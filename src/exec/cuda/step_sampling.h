@@ -1,8 +1,8 @@
 // StepSampling: what plans ask of their logits, from the penalties of a slot that starts to the rows of a result.
 //
 // Holds the memory for masks, sampling lists, scratch and results. One step after another: ask(), upload_masks() when
-// rows are masked, run(), and when the step's event has come, result(). Two steps may be between run() and result(),
-// told apart by their turn, 0 or 1.
+// rows are masked, score() where prompts want it, sample() or its graph, and when the step's event has come, result().
+// Two steps may be between sample() and result(), told apart by their turn, 0 or 1.
 #pragma once
 
 #include <array>
@@ -11,6 +11,7 @@
 
 #include "control/plan.h"
 #include "exec/batch_builder.h"
+#include "exec/cuda/device_arrays.h"
 #include "exec/cuda/plan_upload.h"
 #include "exec/cuda/sampling_kernels.h"
 #include "exec/mask_box.h"
@@ -24,7 +25,8 @@ struct SamplingSizes {
 
 // What one step asks: device records, and what of its results belongs to which row of the plan.
 struct AskedLogits {
-  std::span<const SampleRecord> samples;
+  std::span<const SampleRecord> samples;  // of each plan row; for PlanArrays
+  int32_t num_rows = 0;                   // up to the last that samples
   std::span<const ScoreRecord> scores;
   std::vector<int32_t> score_ids;   // of all prompt scores, in the order of the plan's rows
   std::vector<int32_t> num_scores;  // of each plan row
@@ -33,7 +35,7 @@ struct AskedLogits {
 
 class StepSampling {
  public:
-  StepSampling(const SamplingSizes& sizes, const SlotArrays& slots, const Stream& stream);
+  StepSampling(const SamplingSizes& sizes, const DeviceArrays& arrays, const Stream& stream);
 
   // Bias, stop ids and penalty counts of a slot that starts, on their way behind what the stream has.
   void start(const SequenceStart& start);
@@ -42,7 +44,11 @@ class StepSampling {
                   PlanUpload& upload);
   // Waits for the step's masks. Requires the results of every earlier step to be there.
   void upload_masks(const StepPlan& plan, MaskBox& masks);
-  void run(const AskedLogits& asked, const Tensor& logits, int32_t turn);
+  // Scores of prompts, on their way to the host.
+  void score(const AskedLogits& asked, const Tensor& logits, int32_t turn);
+  // Samples as the batch's first `rows` records say, results on their way to the host. All addresses are fixed but that
+  // of `logits`, so a graph may hold it.
+  void sample(int32_t rows, const Tensor& logits, int32_t turn);
   std::vector<RowResult> result(const StepPlan& plan, const AskedLogits& asked, int32_t turn) const;
 
  private:
@@ -52,9 +58,11 @@ class StepSampling {
   const TokenScore* scores_of(const Buffer& results) const {
     return reinterpret_cast<const TokenScore*>(samples_of(results) + sizes_.slots);
   }
+  void fetch(const void* from, size_t bytes, int32_t turn);
 
   const SamplingSizes sizes_;
   const SlotArrays slots_;
+  const SampleRecord* const records_;  // of the batch
   const Stream& stream_;
   Buffer work_, scratch_, masks_device_, masks_host_, lists_device_, lists_host_;
   Buffer results_device_;  // SampleResult [slots], then TokenScore [tokens]
