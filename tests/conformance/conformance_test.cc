@@ -182,6 +182,32 @@ TEST(Conformance, Linear) {
         }
 }
 
+// The scales are multiplied in behind the sums, where a backend does not say otherwise: few rows, or many outputs.
+TEST(Conformance, Fp8LinearIsNotRounded) {
+  constexpr double kExact = 1e-5;
+  const auto ref = make_ref_ops();
+  struct Case {
+    int64_t out, in, rows;
+    double bound = kExact;
+  };
+  const Case cases[] = {{576, 256, 1},   {136, 2200, 40},  {576, 328, 64},          {6144, 328, 40},
+                        {6144, 328, 65}, {6200, 136, 512}, {576, 256, 130, kBound}, {6200, 136, 513, kBound}};
+  for (Backend& backend : backends())
+    for (const Case& c :
+         few_if_gpu_sanitizer<Case>({std::begin(cases), std::end(cases)}, {cases[1], cases[3], cases[6]}))
+      for (const DType out : {DType::kF32, DType::kBF16}) {
+        const Stored w = store(WeightFormat::kF8Block128, c.out, c.in, 53);
+        poison(*backend.ops, 32 << 20);
+        ref->begin_step();
+        const Tensor got =
+            backend.ops->linear(activation(*backend.ops, c.rows, c.in, 5), backend.ops->pack_linear(w.raw), out);
+        const Tensor wanted = ref->linear(activation(*ref, c.rows, c.in, 5), ref->pack_linear(w.raw), DType::kF32);
+        expect_close(fetch(*backend.ops, got), fetch(*ref, wanted),
+                     str_cat(backend.name, " fp8 linear ", c.rows, "x", c.out, "x", c.in),
+                     out == DType::kF32 ? c.bound : kBound);
+      }
+}
+
 // Stacks of FP8 matrices keep their scales wherever the seams are.
 TEST(Conformance, StackedFp8Linear) {
   const auto ref = make_ref_ops();

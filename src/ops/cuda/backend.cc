@@ -9,6 +9,19 @@
 #include "ops/cuda/tile_gemm.h"
 
 namespace perigee {
+namespace {
+
+// FP8 matrices: rows up to which reading one twice costs less than widening it, and from how many outputs on, and up to
+// how many rows, our own tiles beat both.
+constexpr int32_t kMaxSkinnyFp8Rows = 64, kMinDirectOutputs = 6144, kMaxDirectRows = 512;
+
+// Rows that skinny_gemm serves best.
+int32_t max_skinny_rows(WeightFormat format, const GemmCall& call) {
+  const bool fp8 = format == WeightFormat::kF8Block128 && call.output != GemmOutput::kSiluMul;
+  return fp8 && call.out < kMinDirectOutputs ? kMaxSkinnyFp8Rows : kMaxSkinnyRows;
+}
+
+}  // namespace
 
 Result<std::unique_ptr<Ops>> make_cuda_ops(const CudaOptions& options) {
   RETURN_IF_ERROR(select_device(options.device));
@@ -62,9 +75,9 @@ Tensor CudaOps::add_norm(const Tensor& residual, const Tensor& x, std::span<cons
   return y;
 }
 
-void CudaOps::multiply_rows(WeightFormat format, const GemmCall& call, const char* op) {
+void CudaOps::gemm_rows(WeightFormat format, const GemmCall& call, const char* op) {
   // Deterministic: one kernel for any number of rows, however slow, whose sums do not depend on it.
-  if (call.rows <= kMaxSkinnyRows || options_.deterministic)
+  if (call.rows <= max_skinny_rows(format, call) || options_.deterministic)
     check(skinny_gemm(format, call, call.rows <= 8 ? 8 : call.rows <= 16 ? 16 : 32, stream()), op);
   else if (hopper_ && hopper_gemm_fits(call))
     check(hopper_gemm(format, call, 1, stream()), op);
@@ -77,23 +90,30 @@ bool CudaOps::by_library(const GemmCall& call) const {
   return cublas_ != nullptr && call.rows > kMaxSkinnyRows && call.output != GemmOutput::kSiluMul;
 }
 
-void CudaOps::multiply(const CudaMatrix& w, GemmCall call, const char* op) {
+// Whether an FP8 matrix becomes bf16 for one product by cuBLASLt, which reads and writes five times its bytes and
+// rounds its numbers once more: of many rows, or where our own tiles are too few to fill the GPU.
+bool CudaOps::worth_widening(const GemmCall& call) const {
+  if (!by_library(call)) return false;
+  return call.rows > kMaxDirectRows || (call.rows > kMaxSkinnyFp8Rows && call.out < kMinDirectOutputs);
+}
+
+void CudaOps::gemm(const CudaMatrix& w, GemmCall call, const char* op) {
   call.weight = w.data.data();
   call.scale = w.scale.data();
   call.out = static_cast<int32_t>(w.out);
   call.in = static_cast<int32_t>(w.in);
   call.chunks = static_cast<int32_t>(w.padded_in / 128);
   if (call.rows == 0) return;
-  if (w.format == WeightFormat::kBF16) return multiply(call, op);
-  if (!by_library(call)) return multiply_rows(w.format, call, op);
+  if (w.format == WeightFormat::kBF16) return gemm(call, op);
+  if (!worth_widening(call)) return gemm_rows(w.format, call, op);
   const ArenaScope scratch(arena_);
   auto* wide = arena_.array<uint16_t>(w.out * w.padded_in).data();
   check(widen_fp8(w, wide, stream()), "widen");
   call.weight = reinterpret_cast<const uint8_t*>(wide);
-  multiply(call, op);
+  gemm(call, op);
 }
 
-void CudaOps::multiply(const GemmCall& call, const char* op) {
+void CudaOps::gemm(const GemmCall& call, const char* op) {
   if (call.rows == 0) return;
   const int64_t padded = static_cast<int64_t>(call.chunks) * 128;
   if (by_library(call) && cublas_->multiply({.x = call.x,
@@ -114,7 +134,7 @@ void CudaOps::multiply(const GemmCall& call, const char* op) {
     check(cudaSuccess, op);
     return;
   }
-  multiply_rows(WeightFormat::kBF16, call, op);
+  gemm_rows(WeightFormat::kBF16, call, op);
 }
 
 Tensor CudaOps::linear(const Tensor& x, const LinearWeight& w, DType out) {
@@ -126,14 +146,14 @@ Tensor CudaOps::product(const Tensor& x, const LinearWeight& w, DType out, const
   // Products read rows of bf16 by 16 bytes: also those of column ranges, whose stride is this one.
   const int64_t stride = out == DType::kBF16 ? (w.out + 7) / 8 * 8 : w.out;
   const Tensor y = arena_.tensor(out, x.rows, stride).columns(0, w.out);
-  multiply(static_cast<const CudaMatrix&>(*w.packed),
-           {.x = x.row<const uint16_t>(0),
-            .x_stride = x.row_stride,
-            .y = y.data,
-            .y_stride = y.row_stride,
-            .rows = static_cast<int32_t>(x.rows),
-            .output = out == DType::kF32 ? GemmOutput::kF32 : GemmOutput::kBF16},
-           op);
+  gemm(static_cast<const CudaMatrix&>(*w.packed),
+       {.x = x.row<const uint16_t>(0),
+        .x_stride = x.row_stride,
+        .y = y.data,
+        .y_stride = y.row_stride,
+        .rows = static_cast<int32_t>(x.rows),
+        .output = out == DType::kF32 ? GemmOutput::kF32 : GemmOutput::kBF16},
+       op);
   return y;
 }
 

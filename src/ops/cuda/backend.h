@@ -72,10 +72,11 @@ class CudaOps final : public Ops {
   PackTarget target(CudaMatrix& matrix, int64_t index, int interleave, int64_t first_row) const;
   // y = x W^T by whichever kernel serves this many rows: of a dense bf16 or FP8 matrix; of bf16 weights as the call has
   // them; by our own kernels.
-  void multiply(const CudaMatrix& w, GemmCall call, const char* op);
-  void multiply(const GemmCall& call, const char* op);
-  void multiply_rows(WeightFormat format, const GemmCall& call, const char* op);
+  void gemm(const CudaMatrix& w, GemmCall call, const char* op);
+  void gemm(const GemmCall& call, const char* op);
+  void gemm_rows(WeightFormat format, const GemmCall& call, const char* op);
   bool by_library(const GemmCall& call) const;
+  bool worth_widening(const GemmCall& call) const;
   Tensor product(const Tensor& x, const LinearWeight& w, DType out, const char* op);  // linear() under that label
   // Whether the kernels of mla_decode.h and mla_write.h serve this geometry; others run in latent_attention.h.
   bool is_usual(const MlaShape& shape, const LatentLayer& cache) const;

@@ -129,14 +129,15 @@ void CudaOps::attend_absorbed(const Tensor& q, const CudaMlaUp& weights, const M
                 .in = static_cast<int32_t>(s.nope),
                 .chunks = static_cast<int32_t>(weights.keys.padded_in / 128),
                 .output = GemmOutput::kBF16};
-  multiply(call, "mla query");
+  gemm(call, "mla query");
   check(copy_head_columns(q.row<const uint16_t>(0), {q.row_stride, s.q_head(), s.nope}, query.row<uint16_t>(0),
                           {query.row_stride, width, s.latent},
                           dim3(static_cast<unsigned>(n), static_cast<unsigned>(s.heads), static_cast<unsigned>(s.rope)),
                           stream()),
         "mla query");
+  CHECK(num_sequences <= kMlaMaxSequences, num_sequences, " sequences");
   // The plain kernel cuts nothing by what else is in the batch.
-  if (is_usual(s, cache) && !options_.deterministic && num_sequences <= kMlaMaxSequences)
+  if (is_usual(s, cache) && !options_.deterministic)
     attend_usual(query, mixed, s, part, cache);
   else
     attend_rows(query, mixed, s, part, cache);
@@ -151,7 +152,7 @@ void CudaOps::attend_absorbed(const Tensor& q, const CudaMlaUp& weights, const M
   call.out = static_cast<int32_t>(s.value);
   call.in = static_cast<int32_t>(s.latent);
   call.chunks = static_cast<int32_t>(weights.kv_b.padded_in / 128);
-  multiply(call, "mla value");
+  gemm(call, "mla value");
 }
 
 // Keys and values of the cached latents, a piece at a time; the pieces' results join by their log-sum-exp.
@@ -170,17 +171,17 @@ void CudaOps::attend_expanded(const CachedSequence& sequence, const Tensor& q, c
     const Tensor up = arena_.tensor(DType::kBF16, keys, weights.kv_b.out);
     int32_t* numbers = arena_.array<int32_t>(5).data();
     check(gather_latent_rows(sequence.block_table, begin, cache, latents, stream()), "mla_expand");
-    multiply({.weight = weights.kv_b.data.data(),
-              .x = latents.row<const uint16_t>(0),
-              .x_stride = latents.row_stride,
-              .y = up.data,
-              .y_stride = up.row_stride,
-              .rows = static_cast<int32_t>(keys),
-              .out = static_cast<int32_t>(weights.kv_b.out),
-              .in = static_cast<int32_t>(s.latent),
-              .chunks = static_cast<int32_t>(weights.kv_b.padded_in / 128),
-              .output = GemmOutput::kBF16},
-             "mla_expand");
+    gemm({.weight = weights.kv_b.data.data(),
+          .x = latents.row<const uint16_t>(0),
+          .x_stride = latents.row_stride,
+          .y = up.data,
+          .y_stride = up.row_stride,
+          .rows = static_cast<int32_t>(keys),
+          .out = static_cast<int32_t>(weights.kv_b.out),
+          .in = static_cast<int32_t>(s.latent),
+          .chunks = static_cast<int32_t>(weights.kv_b.padded_in / 128),
+          .output = GemmOutput::kBF16},
+         "mla_expand");
     const auto count = static_cast<int32_t>(keys);
     const FiveNumbers values{{0, rows.num_tokens, 0, count, rows.position - static_cast<int32_t>(begin)}};
     check(store_numbers(values, numbers, stream()), "mla_expand");

@@ -366,6 +366,18 @@ __device__ void store_tile(const GemmCall& c, const Tile& tile, const float (&su
   }
 }
 
+// Sums as they are, from registers: eight lanes write 32 bytes of a token.
+template <int kSums>
+__device__ void store_f32(const GemmCall& c, const Tile& tile, const float (&sum)[kSums], int row) {
+  const int pair = threadIdx.x % 4 * 2;
+#pragma unroll
+  for (int i = 0; i < kSums; ++i) {
+    const int token = i / 4 * 8 + pair + i % 2, feature = tile.feature + row + i / 2 % 2 * 8;
+    if (token < tile.count && feature < c.out)
+      static_cast<float*>(c.y)[y_row(c, tile.begin + token) * c.y_stride + feature] = sum[i];
+  }
+}
+
 template <WeightFormat kFormat, int kTokens>
 __device__ __forceinline__ void do_tile(const GemmCall& c, const Tile& tile, Reader<kFormat>& reader) {
   const int group = threadIdx.x / kGroup, thread = threadIdx.x % kGroup, lane = threadIdx.x % 32;
@@ -390,6 +402,7 @@ __device__ __forceinline__ void do_tile(const GemmCall& c, const Tile& tile, Rea
     }
     sum_fp8(reader, c.chunks, row, scales, sum);
   }
+  if (c.output == GemmOutput::kF32) return store_f32(c, tile, sum, row);
   int* kept = reader.shared.y_rows[group];  // the warpgroup's own, read behind its next barrier
 #pragma unroll
   for (int i = 0; i * kGroup < kTokens; ++i) kept[thread + i * kGroup] = y_rows[i];
@@ -496,8 +509,8 @@ cudaError_t launch_hopper(const GemmCall& c, int matrices, cudaStream_t stream) 
 }  // namespace
 
 bool hopper_gemm_fits(const GemmCall& c) {
-  return c.output != GemmOutput::kF32 && c.heads == 1 && c.out % (c.output == GemmOutput::kSiluMul ? 16 : 8) == 0 &&
-         c.in % 8 == 0 && c.x_stride % 8 == 0 && c.y_stride % 8 == 0;
+  return c.heads == 1 && c.out % (c.output == GemmOutput::kSiluMul ? 16 : 8) == 0 && c.in % 8 == 0 &&
+         c.x_stride % 8 == 0 && (c.y_stride % 8 == 0 || c.output == GemmOutput::kF32);
 }
 
 int hopper_item_rows(WeightFormat format) {

@@ -1,6 +1,6 @@
 // Matrix products of many rows of x on Hopper (sm_90a): tiles of 128 rows of W by up to 256 rows of x, warpgroup
 // products that take x from shared memory and W from there (bf16) or, widened on the way, from registers (INT4, FP8).
-// Dense or grouped by expert, as tile_gemm.h; y is bf16. A result depends on its own row alone, not on the tile it is
+// Dense or grouped by expert, as tile_gemm.h. A result depends on its own row alone, not on the tile it is
 // part of, but not in the bits of the other kernels.
 #pragma once
 
@@ -8,7 +8,7 @@
 
 namespace perigee {
 
-// Whether this product has the alignment the kernels need: 16-byte rows of x and y, one head, y bf16.
+// Whether this product has the alignment the kernels need: 16-byte rows of x and of a bf16 y, one head.
 bool hopper_gemm_fits(const GemmCall& call);
 // Pairs of an item in grouped calls.
 int hopper_item_rows(WeightFormat format);

@@ -36,21 +36,21 @@ Tensor CudaOps::kda(const Tensor& x, const KdaWeights& w, const Batch& batch, co
   const Tensor gates = linear(x, w.gates, DType::kBF16);  // f_a | g_a | b
   const Tensor qkv = linear(x, w.qkv, DType::kF32);
   const Tensor a_and_z = arena_.tensor(DType::kF32, 2 * x.rows, width);
-  multiply({.weight = decay.data.data(),
-            .weight_stride = gate.data.data() - decay.data.data(),
-            .x = gates.row<const uint16_t>(0),
-            .x_stride = gates.row_stride,
-            .x_head = dim,
-            .y = a_and_z.data,
-            .y_stride = width,
-            .y_head = x.rows * width,
-            .rows = static_cast<int32_t>(x.rows),
-            .heads = 2,
-            .out = static_cast<int32_t>(width),
-            .in = static_cast<int32_t>(dim),
-            .chunks = static_cast<int32_t>(decay.padded_in / 128),
-            .output = GemmOutput::kF32},
-           "kda gates");
+  gemm({.weight = decay.data.data(),
+        .weight_stride = gate.data.data() - decay.data.data(),
+        .x = gates.row<const uint16_t>(0),
+        .x_stride = gates.row_stride,
+        .x_head = dim,
+        .y = a_and_z.data,
+        .y_stride = width,
+        .y_head = x.rows * width,
+        .rows = static_cast<int32_t>(x.rows),
+        .heads = 2,
+        .out = static_cast<int32_t>(width),
+        .in = static_cast<int32_t>(dim),
+        .chunks = static_cast<int32_t>(decay.padded_in / 128),
+        .output = GemmOutput::kF32},
+       "kda gates");
   const KdaInputs in{.qkv = qkv,
                      .a = a_and_z.row_range(0, x.rows),
                      .b = gates.columns(2 * dim, w.shape.heads),
@@ -83,10 +83,12 @@ Tensor CudaOps::kda_attend(const KdaInputs& in, const KdaWeights& w, const Batch
 // Prefills in chunk form, kKdaMaxChunks at a time: while the state goes through some, the relations of the next are
 // computed, in the other half of the scratch memory, and those before them get their outputs.
 void CudaOps::run_prefills(const KdaCall& call, const Batch& batch) {
-  int64_t slots = 0;
-  for (const SequenceRows& s : batch.sequences)
-    if (s.commit_all) slots += kda_max_chunks(s.num_tokens);
-  if (slots == 0) return;
+  // Scratch memory by a bound that grows with rows and prefills alone, so that the largest step of a warm-up has the
+  // most: at least the sum of kda_max_chunks() of prefills whose tokens are all rows.
+  const int64_t prefills =
+      std::count_if(batch.sequences.begin(), batch.sequences.end(), [](const SequenceRows& s) { return s.commit_all; });
+  if (prefills == 0) return;
+  const int64_t slots = call.y.rows / kKdaChunk + prefills * kda_max_chunks(kKdaChunk - 1);
   const ArenaScope scope(arena_);
   const auto bytes = static_cast<size_t>(kda_scratch_bytes(std::min<int64_t>(slots, kKdaMaxChunks), call.heads));
   void* const scratch[] = {arena_.allocate(bytes), slots > kKdaMaxChunks ? arena_.allocate(bytes) : nullptr};

@@ -89,14 +89,14 @@ Tensor CudaOps::dense_mlp(const Tensor& x, const MlpWeights& w) {
     check(silu_mul_rows(product(x, w.gate_up, DType::kF32, "dense_mlp"), true, hidden, stream()), "silu_mul");
     return linear(hidden, w.down, DType::kF32);
   }
-  multiply(static_cast<const CudaMatrix&>(*w.gate_up.packed),
-           {.x = x.row<const uint16_t>(0),
-            .x_stride = x.row_stride,
-            .y = hidden.data,
-            .y_stride = hidden.row_stride,
-            .rows = static_cast<int32_t>(x.rows),
-            .output = GemmOutput::kSiluMul},
-           "dense_mlp");
+  gemm(static_cast<const CudaMatrix&>(*w.gate_up.packed),
+       {.x = x.row<const uint16_t>(0),
+        .x_stride = x.row_stride,
+        .y = hidden.data,
+        .y_stride = hidden.row_stride,
+        .rows = static_cast<int32_t>(x.rows),
+        .output = GemmOutput::kSiluMul},
+       "dense_mlp");
   return linear(hidden, w.down, DType::kF32);
 }
 
