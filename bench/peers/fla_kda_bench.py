@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Kimi Delta Attention of flash-linear-attention (fla), timed as cuda_kda_bench times Perigee's: one layer of 32 heads of
-128, everything between the projections (short convolutions, gates, recurrence, output norm and gate, final states).
+"""Kimi Delta Attention of flash-linear-attention (fla), timed as cuda_kda_bench times Perigee's: one layer of 32 heads,
+everything between the projections (short convolutions, gates, recurrence, output norm and gate, final states).
 
     python3 bench/peers/fla_kda_bench.py [substring]     rows whose name holds it
 
-Needs torch, triton and fla (pip install flash-linear-attention); Triton compiles and tunes for minutes. The calls are those of fla's KimiDeltaAttention layer,
-unbounded gate, activations bf16. A figure is the median of 11 replays of a CUDA graph divided by its calls; each call
-has inputs and states of its own, several times the L2 together. At the end outputs and states of a short prefill, and
-of a step after it, are compared with the recurrence in float64.
+Needs torch, triton and fla (pip install flash-linear-attention); Triton compiles and tunes for minutes. The calls are
+those of fla's KimiDeltaAttention layer, unbounded gate, activations bf16. A figure is the median of 11 replays of a CUDA
+graph divided by its calls; each call has inputs and states of its own, several times the L2 together. At the end outputs
+and states of a short prefill, and of a step after it, are compared with the recurrence in float64.
 """
 import sys
 
