@@ -220,8 +220,9 @@ Result<Checkpoint> Checkpoint::open(const std::string& folder) {
   checkpoint.folder_ = folder;
   if (!file_exists(folder + "/" + kIndex)) {
     if (!file_exists(folder + "/" + kSingle))
-      return Error(Code::kNotFound, str_cat(folder, ": expected ", kSingle, " or ", kIndex,
-                                            ", found neither (other weight files are not read)"));
+      return Error(Code::kNotFound,
+                   str_cat(folder, ": expected ", kSingle, " or ", kIndex,
+                           ", found neither (other weight files are not read; --load-format dummy needs none)"));
     RETURN_IF_ERROR(checkpoint.add_file(kSingle));
     return checkpoint;
   }
