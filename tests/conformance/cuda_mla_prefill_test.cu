@@ -182,10 +182,13 @@ TEST_F(CudaMlaPrefill, Heads192Portable) {
 TEST_F(CudaMlaPrefill, Heads256) {
   check_whole(Prefill(2, 192, 256, kOdd, 2));
 }
+TEST_F(CudaMlaPrefill, Heads256Portable) {
+  check_whole(Prefill(2, 192, 256, kOdd, 2), true);
+}
 
 // One sequence, its keys in three pieces that are joined; the last is the causal one.
-void check_pieces(bool portable) {
-  const Prefill p(2, 128, 128, {{300, 90}}, 3);
+void check_pieces(int nope, int value, bool portable) {
+  const Prefill p(2, nope, value, {{300, 90}}, 3);
   Device q(p.q), up(p.up), rope(p.rope);
   const size_t rows = static_cast<size_t>(p.first_query.back()) * p.heads;
   Device out(std::vector<uint16_t>(rows * p.value, 0x7FFF));
@@ -209,10 +212,12 @@ void check_pieces(bool portable) {
 }
 
 TEST_F(CudaMlaPrefill, PiecesJoin) {
-  check_pieces(false);
+  check_pieces(128, 128, false);
+  check_pieces(192, 256, false);
 }
 TEST_F(CudaMlaPrefill, PiecesJoinPortable) {
-  check_pieces(true);
+  check_pieces(128, 128, true);
+  check_pieces(192, 256, true);
 }
 
 struct Write {

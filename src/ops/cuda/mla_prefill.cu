@@ -232,8 +232,10 @@ cudaError_t mla_prefill_prepare() {
 }
 
 PrefillKernel mla_prefill_choice(int nope, int value, int compute_capability) {
-  if (nope == 128 && value == 128) return compute_capability == 90 ? PrefillKernel::kWgmma192 : PrefillKernel::kMma192;
-  return nope == 192 && value == 256 ? PrefillKernel::kMma256 : PrefillKernel::kNone;
+  const bool hopper = compute_capability == 90;
+  if (nope == 128 && value == 128) return hopper ? PrefillKernel::kWgmma192 : PrefillKernel::kMma192;
+  if (nope == 192 && value == 256) return hopper ? PrefillKernel::kWgmma256 : PrefillKernel::kMma256;
+  return PrefillKernel::kNone;
 }
 
 const char* mla_prefill_name(PrefillKernel kernel) {
@@ -242,6 +244,7 @@ const char* mla_prefill_name(PrefillKernel kernel) {
     case PrefillKernel::kMma192: return "mla_prefill mma 192/128";
     case PrefillKernel::kMma256: return "mla_prefill mma 256/256";
     case PrefillKernel::kWgmma192: return "mla_prefill wgmma 192/128";
+    case PrefillKernel::kWgmma256: return "mla_prefill wgmma 256/256";
   }
   return "";
 }
@@ -252,7 +255,8 @@ cudaError_t mla_prefill(PrefillKernel kernel, const MlaPrefillArgs& args, cudaSt
   switch (kernel) {
     case PrefillKernel::kMma192: return launch_one<Heads192>(args, stream);
     case PrefillKernel::kMma256: return launch_one<Heads256>(args, stream);
-    case PrefillKernel::kWgmma192: return mla_prefill_wgmma_launch(args, stream);
+    case PrefillKernel::kWgmma192:
+    case PrefillKernel::kWgmma256: return mla_prefill_wgmma_launch(args, stream);
     case PrefillKernel::kNone: break;
   }
   return cudaErrorNotSupported;

@@ -36,6 +36,7 @@ enum class PrefillKernel : uint8_t {
   kMma192,    // portable
   kMma256,    // portable
   kWgmma192,  // Hopper
+  kWgmma256,  // Hopper
 };
 
 // The kernel choice: a pure function.
