@@ -13,9 +13,10 @@ namespace {
 constexpr int kThreads = 128;
 constexpr int kTail = kKdaTaps - 1;
 constexpr int kManyStages = 2;  // chunks under way and in use, where shared memory has room for them; else one
-constexpr int kStageBytes = kKdaSharedBytes + kKdaSliceBytes;
+constexpr int kFetchedBytes = kKdaSharedBytes + kKdaSliceBytes;
+constexpr int kStageBytes = (kFetchedBytes + 1023) / 1024 * 1024;
 constexpr int kTileBytes = kKdaChunk * 128;  // 64 columns of the chunk's tokens
-static_assert(kStageBytes % 1024 == 0 && kKdaSharedBytes % 16 == 0 && kKdaSlice == 64 && kKdaChunk == 32);
+static_assert(kKdaSharedBytes % 16 == 0 && kKdaSlice == 64 && kKdaChunk == 32);
 
 template <int kSteps>
 struct Fragments {
@@ -42,22 +43,52 @@ struct Chunks {
   __device__ KdaRange range(int index) const { return kda_chunk(run, piece.first_chunk + index); }
   // The piece's chunks that have tokens; they come first.
   __device__ int count() const { return min(piece.num_chunks, kda_num_chunks(run) - piece.first_chunk); }
-  __device__ void fetch(int index, uint8_t* stage) const {
-    constexpr int kStep = kThreads * 16;
+};
+
+template <int kStages>
+struct Shared {
+  uint8_t stages[kStages][kStageBytes];
+  uint64_t arrived[kStages];  // from 90 on
+
+  __device__ const KdaChunkData& data(int index) const {
+    return *reinterpret_cast<const KdaChunkData*>(stages[index % kStages]);
+  }
+  __device__ void init() {
+#if __CUDA_ARCH__ >= 900
+    if (threadIdx.x == 0) {
+      for (uint64_t& barrier : arrived) barrier_init(&barrier, 1);
+      barrier_init_fence();
+    }
+#endif
+    __syncthreads();
+  }
+  // Asks for a chunk, in the place of one that all threads are through with.
+  __device__ void fetch(const Chunks& c, int index) {
     const auto* from =
-        reinterpret_cast<const uint8_t*>(static_cast<const KdaChunkData*>(pieces.scratch) +
-                                         static_cast<int64_t>(piece.first_slot + index) * call.heads + head);
-    const uint8_t* values = from + kKdaSharedBytes + slice * kKdaSliceBytes;
-    const uint32_t to = shared_address(stage);
-    const int at = threadIdx.x * 16;
-#pragma unroll
-    for (int i = 0; i < kKdaSharedBytes; i += kStep)
-      if (i + kStep <= kKdaSharedBytes || at < kKdaSharedBytes - i) copy_async16(to + i + at, from + i + at);
-#pragma unroll
-    for (int i = 0; i < kKdaSliceBytes; i += kStep)
-      if (i + kStep <= kKdaSliceBytes || at < kKdaSliceBytes - i)
-        copy_async16(to + kKdaSharedBytes + i + at, values + i + at);
+        reinterpret_cast<const uint8_t*>(static_cast<const KdaChunkData*>(c.pieces.scratch) +
+                                         static_cast<int64_t>(c.piece.first_slot + index) * c.call.heads + c.head);
+    const uint8_t* const values = from + kKdaSharedBytes + c.slice * kKdaSliceBytes;
+    const uint32_t to = shared_address(stages[index % kStages]);
+#if __CUDA_ARCH__ >= 900
+    if (threadIdx.x != 0) return;
+    uint64_t* const barrier = &arrived[index % kStages];
+    barrier_expect(barrier, kFetchedBytes);
+    bulk_copy(to, from, kKdaSharedBytes, barrier);
+    bulk_copy(to + kKdaSharedBytes, values, kKdaSliceBytes, barrier);
+#else
+    for (int at = threadIdx.x * 16; at < kFetchedBytes; at += kThreads * 16)
+      copy_async16(to + at, at < kKdaSharedBytes ? from + at : values + at - kKdaSharedBytes);
     copy_async_commit();
+#endif
+  }
+  // Waits for a chunk, and for all threads.
+  __device__ void await(int index) {
+#if __CUDA_ARCH__ >= 900
+    barrier_wait(&arrived[index % kStages], index / kStages % 2);
+#else
+    copy_async_wait<0>();
+#endif
+    __syncthreads();
   }
 };
 
@@ -92,88 +123,109 @@ struct State {
   }
 };
 
-// What keys and queries read of the state: errors = v - k S, out = q S, the latter still under way. The state decays.
-__device__ void read_state(const KdaChunkData& data, const Lane& l, State& state, float (&errors)[16],
-                           float (&out)[16]) {
-  const uint32_t stage = shared_address(&data);
-  const float* const v = data.v[0];
-  Fragments<8> s;
+// A chunk's matrices as operands.
+struct Matrices {
+  Operand keys, keys_low, queries, solve, solve_low, qk, end, end_low;
+
+  __device__ explicit Matrices(uint32_t stage)
+      : keys(operand_128(stage + offsetof(KdaChunkData, kq_high))),
+        keys_low(operand_128(stage + offsetof(KdaChunkData, k_low))),
+        queries(operand_128(stage + offsetof(KdaChunkData, kq_high) + kTileBytes)),
+        solve(operand_64(stage + offsetof(KdaChunkData, solve_high))),
+        solve_low(operand_64(stage + offsetof(KdaChunkData, solve_low))),
+        qk(operand_64(stage + offsetof(KdaChunkData, qk))),
+        end(operand_by_rows(stage + offsetof(KdaChunkData, end_high), kTileBytes)),
+        end_low(operand_by_rows(stage + offsetof(KdaChunkData, end_low), kTileBytes)) {}
+};
+
+// errors = v - k S
+__device__ void read_keys(const Matrices& m, const float* v, const Lane& l, const Fragments<8>& s,
+                          float (&errors)[16]) {
 #pragma unroll
   for (int i = 0; i < 16; ++i) {
     const int token = i / 4 * 8 + l.column + i % 2;
-    errors[i] = v[token * kKdaValueRow + l.value + i / 2 % 2 * 8];
-    out[i] = 0;
+    errors[i] = v[kda_value_at(token, l.value + i / 2 % 2 * 8)];
   }
-#pragma unroll
-  for (int step = 0; step < 8; ++step) s.split(state.at, step);
-  state.decay(l, data.decay);
-  product_begin(errors, out);
+  product_begin(errors);
 #pragma unroll
   for (int step = 0; step < 8; ++step) {
-    const uint32_t high = stage + offsetof(KdaChunkData, kq_high) + step / 4 * 2 * kTileBytes + step % 4 * 32;
-    const uint32_t low = stage + offsetof(KdaChunkData, k_low) + step / 4 * kTileBytes + step % 4 * 32;
-    add_product(errors, s.low[step], high);
-    add_product(errors, s.high[step], low);
-    add_product(errors, s.high[step], high);
+    const Operand high = m.keys.plus(step / 4 * 2 * kTileBytes + step % 4 * 32);
+    add_product<128>(errors, s.low[step], high);
+    add_product<128>(errors, s.high[step], m.keys_low.plus(step / 4 * kTileBytes + step % 4 * 32));
+    add_product<128>(errors, s.high[step], high);
   }
   product_end();
-#pragma unroll
-  for (int step = 0; step < 8; ++step) {
-    const uint32_t q = stage + offsetof(KdaChunkData, kq_high) + step / 4 * 2 * kTileBytes + kTileBytes + step % 4 * 32;
-    add_product(out, s.low[step], q);
-    add_product(out, s.high[step], q);
-  }
-  product_end();
-  product_wait<1>();
 }
 
-// solve errors
-__device__ void correct(uint32_t stage, const float (&errors)[16], Fragments<2>& corrections) {
+// out += q S of half of the keys; outputs are bf16 in the end, so S is too.
+__device__ void read_queries(const Matrices& m, int half, const Fragments<8>& s, float (&out)[16]) {
+#pragma unroll
+  for (int step = 0; step < 4; ++step)
+    add_product<128>(out, s.high[4 * half + step], m.queries.plus(half * 2 * kTileBytes + step * 32));
+  product_end();
+}
+
+// corrections = solve errors
+__device__ void correct(const Matrices& m, const float (&errors)[16], float (&corrections)[16]) {
   Fragments<2> e;
-  float sum[16] = {};
 #pragma unroll
   for (int step = 0; step < 2; ++step) e.split(errors, step);
-  const uint32_t high = stage + offsetof(KdaChunkData, solve_high), low = stage + offsetof(KdaChunkData, solve_low);
-  product_begin(sum);
+#pragma unroll
+  for (int i = 0; i < 16; ++i) corrections[i] = 0;
+  product_begin(corrections);
 #pragma unroll
   for (int step = 0; step < 2; ++step) {
-    add_product_narrow(sum, e.low[step], high + step * 32);
-    add_product_narrow(sum, e.high[step], low + step * 32);
-    add_product_narrow(sum, e.high[step], high + step * 32);
+    add_product<64>(corrections, e.low[step], m.solve.plus(step * 32));
+    add_product<64>(corrections, e.high[step], m.solve_low.plus(step * 32));
+    add_product<64>(corrections, e.high[step], m.solve.plus(step * 32));
   }
   product_end();
-  product_wait<0>();
-#pragma unroll
-  for (int step = 0; step < 2; ++step) corrections.split(sum, step);
 }
 
-// out += qk corrections in one group, S += end^T corrections in the next.
-__device__ void apply(uint32_t stage, const Fragments<2>& corrections, float (&own)[16], State& state) {
-  const uint32_t qk = stage + offsetof(KdaChunkData, qk);
-  const uint32_t high = stage + offsetof(KdaChunkData, end_high), low = stage + offsetof(KdaChunkData, end_low);
+// out += qk corrections, S += end^T corrections
+__device__ void apply(const Matrices& m, const float (&corrections)[16], float (&out)[16], State& state) {
+  Fragments<2> c;
 #pragma unroll
-  for (int i = 0; i < 16; ++i) own[i] = 0;
-  product_begin(own, state.at);
-#pragma unroll
-  for (int step = 0; step < 2; ++step) {
-    add_product_narrow(own, corrections.low[step], qk + step * 32);
-    add_product_narrow(own, corrections.high[step], qk + step * 32);
-  }
+  for (int step = 0; step < 2; ++step) c.split(corrections, step);
+  product_begin(state.at);
 #pragma unroll
   for (int step = 0; step < 2; ++step) {
     const int rows = step * 16 * 128;
-    add_product_by_rows(state.at, corrections.low[step], high + rows, kTileBytes);
-    add_product_by_rows(state.at, corrections.high[step], low + rows, kTileBytes);
-    add_product_by_rows(state.at, corrections.high[step], high + rows, kTileBytes);
+    add_product<64>(out, c.high[step], m.qk.plus(step * 32));
+    add_product_by_rows(state.at, c.low[step], m.end.plus(rows));
+    add_product_by_rows(state.at, c.high[step], m.end_low.plus(rows));
+    add_product_by_rows(state.at, c.high[step], m.end.plus(rows));
   }
   product_end();
+}
+
+// One chunk. What queries read runs in the gaps of the way from one state to the next.
+__device__ void pass_chunk(const KdaChunkData& data, const Lane& l, State& state, float (&out)[16]) {
+  const Matrices m(shared_address(&data));
+  float errors[16], corrections[16];
+  Fragments<8> s;
+#pragma unroll
+  for (int step = 0; step < 8; ++step) s.split(state.at, step);
+  state.decay(l, data.decay);
+#pragma unroll
+  for (int i = 0; i < 16; ++i) out[i] = 0;
+  product_begin(out);
+  read_keys(m, data.v[0], l, s, errors);
+  read_queries(m, 0, s, out);
+  product_wait<1>();
+  correct(m, errors, corrections);
+  read_queries(m, 1, s, out);
+  product_wait<1>();
+  apply(m, corrections, out, state);
+  product_wait<0>();
 }
 
 __device__ void write_out(const Chunks& c, KdaRange range, const Lane& l, const float (&out)[16]) {
   int64_t width = static_cast<int64_t>(c.call.heads) * kKdaDim;
-  float* to = c.pieces.out + (c.run.first_row + range.begin - c.run.position + l.column) * width + c.head * kKdaDim +
-              c.slice * kKdaSlice + l.value;
-  asm volatile("" : "+l"(to), "+l"(width));  // addresses take registers only from here on
+  int64_t at = (c.run.first_row + range.begin - c.run.position + l.column) * width + c.head * kKdaDim +
+               c.slice * kKdaSlice + l.value;
+  asm volatile("" : "+l"(at), "+l"(width));  // addresses take registers only from here on
+  float* to = c.pieces.out + at;
   const int count = range.end - range.begin - l.column;
 #pragma unroll
   for (int i = 0; i < 16; i += 4, to += 8 * width) {
@@ -211,35 +263,26 @@ __device__ void finish_chunk(const Chunks& c, KdaRange range, const Lane& l, con
 }
 
 template <int kStages>
-__device__ void carry(const Chunks& c, uint8_t (*stages)[kStageBytes]) {
+__device__ void carry(const Chunks& c, Shared<kStages>& shared) {
   const Lane l;
   const int count = c.count();
   if (count <= 0) return;
-  c.fetch(0, stages[0]);
+  shared.init();
+  shared.fetch(c, 0);
   float* unit = kda_unit(c.call.state, c.call.sequences, c.piece.sequence, c.head);
   State state;
   state.load(l, unit, c.slice);
   for (int index = 0; index < count; ++index) {
-    const auto& data = *reinterpret_cast<const KdaChunkData*>(stages[index % kStages]);
-    const uint32_t stage = shared_address(&data);
-    copy_async_wait<0>();
-    product_operands_written();
-    __syncthreads();
-    if (kStages > 1 && index + 1 < count) c.fetch(index + 1, stages[(index + 1) % kStages]);
-    float errors[16], out[16], own[16];
-    Fragments<2> corrections;
-    read_state(data, l, state, errors, out);
-    correct(stage, errors, corrections);
-    apply(stage, corrections, own, state);
-    product_wait<0>();
+    shared.await(index);
+    if (kStages > 1 && index + 1 < count) shared.fetch(c, index + 1);
+    float out[16];
+    pass_chunk(shared.data(index), l, state, out);
     const KdaRange range = c.range(index);
-#pragma unroll
-    for (int i = 0; i < 16; ++i) out[i] += own[i];
     write_out(c, range, l, out);
     finish_chunk(c, range, l, state, unit);
     if (kStages > 1 || index + 1 == count) continue;
     __syncthreads();
-    c.fetch(index + 1, stages[0]);
+    shared.fetch(c, index + 1);
   }
   state.store(l, unit, c.slice);
 }
@@ -258,7 +301,7 @@ __global__ __launch_bounds__(kThreads, 1) void carry_kernel(const __grid_constan
                  static_cast<int>(blockIdx.x) / kKdaSlices,
                  static_cast<int>(blockIdx.x) % kKdaSlices};
   if (c.run.length == 0 || !c.run.prefill) return;
-  carry<kStages>(c, reinterpret_cast<uint8_t(*)[kStageBytes]>(memory));
+  carry(c, *reinterpret_cast<Shared<kStages>*>(memory));
 }
 
 // Whether the device's blocks have shared memory for kManyStages.
@@ -266,7 +309,7 @@ cudaError_t has_room(bool& many) {
   int device = 0, bytes = 0;
   if (const cudaError_t error = cudaGetDevice(&device); error != cudaSuccess) return error;
   const cudaError_t error = cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-  many = bytes >= kManyStages * kStageBytes;
+  many = bytes >= static_cast<int>(sizeof(Shared<kManyStages>));
   return error;
 }
 
@@ -275,8 +318,8 @@ cudaError_t has_room(bool& many) {
 cudaError_t kda_load_carry() {
   bool many = false;
   if (const cudaError_t error = has_room(many); error != cudaSuccess) return error;
-  return many ? allow_shared(carry_kernel<kManyStages>, kManyStages * kStageBytes)
-              : allow_shared(carry_kernel<1>, kStageBytes);
+  return many ? allow_shared(carry_kernel<kManyStages>, sizeof(Shared<kManyStages>))
+              : allow_shared(carry_kernel<1>, sizeof(Shared<1>));
 }
 
 cudaError_t kda_load_kernels() {
@@ -290,9 +333,9 @@ cudaError_t kda_carry(const KdaCall& call, const KdaPieces& pieces, cudaStream_t
   const dim3 grid(static_cast<unsigned>(call.heads * kKdaSlices), static_cast<unsigned>(pieces.count));
   bool many = false;
   if (const cudaError_t error = has_room(many); error != cudaSuccess) return error;
-  return many ? launch(carry_kernel<kManyStages>, {grid, dim3(kThreads), kManyStages * kStageBytes, stream}, call,
+  return many ? launch(carry_kernel<kManyStages>, {grid, dim3(kThreads), sizeof(Shared<kManyStages>), stream}, call,
                        pieces)
-              : launch(carry_kernel<1>, {grid, dim3(kThreads), kStageBytes, stream}, call, pieces);
+              : launch(carry_kernel<1>, {grid, dim3(kThreads), sizeof(Shared<1>), stream}, call, pieces);
 }
 
 }  // namespace perigee

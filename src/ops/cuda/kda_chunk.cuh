@@ -10,7 +10,6 @@ namespace perigee {
 
 inline constexpr int kKdaSlices = 2;  // blocks that share a head's values in the carry kernel
 inline constexpr int kKdaSlice = kKdaDim / kKdaSlices;
-inline constexpr int kKdaValueRow = kKdaSlice + 4;  // so that two tokens of four and eight values touch all banks
 
 // A chunk of one head in scratch memory, as it will lie in shared memory. Matrices are bf16; kda_at and kda_at32 say
 // where an element is.
@@ -22,12 +21,12 @@ struct KdaChunkData {
   uint16_t end_high[kKdaChunk * kKdaDim], end_low[kKdaChunk * kKdaDim];
   // (I + L)^-1, L_ij = beta_i k_i . k_j * decay after j through i, for j < i.
   uint16_t solve_high[kKdaChunk * kKdaChunk], solve_low[kKdaChunk * kKdaChunk];
-  uint16_t qk[kKdaChunk * kKdaChunk];             // q_i . k_j * decay after j through i, for j <= i
-  float decay[kKdaDim];                           // of the whole chunk
-  float v[kKdaSlices][kKdaChunk * kKdaValueRow];  // beta_i v_i
+  uint16_t qk[kKdaChunk * kKdaChunk];          // q_i . k_j * decay after j through i, for j <= i
+  float decay[kKdaDim];                        // of the whole chunk
+  float v[kKdaSlices][kKdaChunk * kKdaSlice];  // beta_i v_i; kda_value_at
 };
 inline constexpr int kKdaSharedBytes = offsetof(KdaChunkData, v);  // what all slices read
-inline constexpr int kKdaSliceBytes = kKdaChunk * kKdaValueRow * 4;
+inline constexpr int kKdaSliceBytes = kKdaChunk * kKdaSlice * 4;
 
 // Element (row, column) of a matrix of kRows rows of 128: two halves of the columns, in each rows of 128 bytes, whose
 // 16-byte unit c lies at place c ^ (row % 8).
@@ -38,6 +37,11 @@ __device__ inline int kda_at(int row, int column) {
 // Of a matrix of 32 columns, rows of 64 bytes: unit c at place c ^ (row / 2 % 4).
 __device__ inline int kda_at32(int row, int column) {
   return row * 32 + ((column / 8) ^ (row / 2 % 4)) * 8 + column % 8;
+}
+
+// Of a slice of v: eight values of four tokens two apart touch all banks, pairs of columns stay together.
+__device__ inline int kda_value_at(int row, int column) {
+  return row * kKdaSlice + (column ^ (row / 2 % 4 * 8));
 }
 
 struct SplitPair {

@@ -3,22 +3,16 @@
 // instruction, which runs beside what follows it; elsewhere 16x8x16 products of each warp.
 //
 // Between product_begin() and product_end() come the products of one group; their registers are read or written again
-// only after product_wait().
+// only after product_wait(). What b holds comes by bulk copies.
 #pragma once
 
 #include "ops/cuda/bulk_copy.cuh"
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-#include "ops/cuda/wgmma_gemm.cuh"
-#endif
+#include "ops/cuda/wgmma.cuh"
 
 namespace perigee {
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-// By every thread that wrote operands into shared memory, before the barrier that hands them to the products.
-__device__ __forceinline__ void product_operands_written() {
-  fence_async_proxy();
-}
 // The sums that the group's products add to are final before it begins.
 template <typename... Sums>
 __device__ __forceinline__ void product_begin(Sums&... sums) {
@@ -38,42 +32,63 @@ __device__ __forceinline__ void product_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
-// b[n][k]: N rows of 128 bytes, 16-byte unit c of row r at place c ^ (r % 8); `b` is where the product's first k lies
-// in row 0.
-__device__ __forceinline__ void add_product(float (&d)[32], const uint32_t (&a)[4], uint32_t b) {
-  wgmma_add(d, a, matrix_k_major(b));
+struct Operand {
+  uint64_t matrix;
+
+  __device__ Operand plus(int bytes) const { return {matrix + (bytes >> 4)}; }
+};
+// b[n][k]: rows of 128 bytes, 16-byte unit c of row r at place c ^ (r % 8); moved by 32 bytes a product.
+__device__ __forceinline__ Operand operand_128(uint32_t address) {
+  return {matrix_k_major(address)};
 }
-__device__ __forceinline__ void add_product_of_32(float (&d)[16], const uint32_t (&a)[4], uint64_t b) {
+// The same with rows of 64 bytes, unit c of row r at place c ^ (r / 2 % 4).
+__device__ __forceinline__ Operand operand_64(uint32_t address) {
+  return {(address & 0x3FFFF) >> 4 | 1ull << 16 | 32ull << 32 | 2ull << 62};
+}
+// b[k][n]: two columns of rows of 128 bytes, `column_bytes` apart, units as of operand_128; moved by 16 rows a product.
+__device__ __forceinline__ Operand operand_by_rows(uint32_t address, int column_bytes) {
+  return {matrix_n_major(address, column_bytes)};
+}
+
+// Of operand_128 and operand_64.
+template <int kRowBytes>
+__device__ __forceinline__ void add_product(float (&d)[16], const uint32_t (&a)[4], Operand b) {
   asm volatile(
       "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, "
       "%13, %14, %15}, {%16, %17, %18, %19}, %20, 1, 1, 1, 0;"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]),
         "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.matrix));
 }
-__device__ __forceinline__ void add_product(float (&d)[16], const uint32_t (&a)[4], uint32_t b) {
-  add_product_of_32(d, a, matrix_k_major(b));
-}
-// b[n][k]: rows of 64 bytes, unit c of row r at place c ^ (r / 2 % 4).
-__device__ __forceinline__ void add_product_narrow(float (&d)[16], const uint32_t (&a)[4], uint32_t b) {
-  add_product_of_32(d, a, (b & 0x3FFFF) >> 4 | 1ull << 16 | 32ull << 32 | 2ull << 62);
-}
-// b[k][n]: two columns of rows of 128 bytes, `column_bytes` apart, units as above; `b` is row 0 of the product's 16.
-__device__ __forceinline__ void add_product_by_rows(float (&d)[64], const uint32_t (&a)[4], uint32_t b,
-                                                    int column_bytes) {
-  wgmma_n128_registers(d, a, matrix_n_major(b, column_bytes));
+__device__ __forceinline__ void add_product_by_rows(float (&d)[64], const uint32_t (&a)[4], Operand b) {
+  wgmma_n128_registers(d, a, b.matrix);
 }
 
 #else
 
-__device__ __forceinline__ void product_operands_written() {}
 template <typename... Sums>
 __device__ __forceinline__ void product_begin(Sums&...) {}
 __device__ __forceinline__ void product_end() {}
 template <int kPending>
 __device__ __forceinline__ void product_wait() {}
 
-// Sixteen columns of d from a's product with two 16x8 fragments.
+struct Operand {
+  uint32_t address;
+  int column_bytes;
+
+  __device__ Operand plus(int bytes) const { return {address + bytes, column_bytes}; }
+};
+__device__ __forceinline__ Operand operand_128(uint32_t address) {
+  return {address, 0};
+}
+__device__ __forceinline__ Operand operand_64(uint32_t address) {
+  return {address, 0};
+}
+__device__ __forceinline__ Operand operand_by_rows(uint32_t address, int column_bytes) {
+  return {address, column_bytes};
+}
+
+// Sixteen columns of d, from `first` on: a's product with two 16x8 fragments.
 template <int kSums>
 __device__ __forceinline__ void add_fragments(float (&d)[kSums], int first, const uint32_t (&a)[4],
                                               const uint32_t (&b)[4]) {
@@ -83,33 +98,25 @@ __device__ __forceinline__ void add_fragments(float (&d)[kSums], int first, cons
     mma_16x8x16(Bf16(), sum, a, b[2 * n], b[2 * n + 1]);
   }
 }
-template <int kRowBytes, int kSums>
-__device__ __forceinline__ void add_product_rows(float (&d)[kSums], const uint32_t (&a)[4], uint32_t b) {
-  const uint32_t lane = threadIdx.x % 32, row = lane / 16 * 8 + lane % 8, begin = b & (kRowBytes - 1);
+template <int kRowBytes>
+__device__ __forceinline__ void add_product(float (&d)[16], const uint32_t (&a)[4], Operand b) {
+  const uint32_t lane = threadIdx.x % 32, row = lane / 16 * 8 + lane % 8, begin = b.address % kRowBytes;
   const uint32_t place = kRowBytes == 128 ? row % 8 : row / 2 % 4;
-  const uint32_t from = b - begin + row * kRowBytes + (((begin / 16 + lane / 8 % 2) ^ place) * 16);
+  const uint32_t from = b.address - begin + row * kRowBytes + (((begin / 16 + lane / 8 % 2) ^ place) * 16);
 #pragma unroll
-  for (int i = 0; i < kSums / 8; ++i) {
+  for (int i = 0; i < 2; ++i) {
     uint32_t fragments[4];
     load_matrix_x4(fragments, from + i * 16 * kRowBytes);
     add_fragments(d, 8 * i, a, fragments);
   }
 }
-template <int kSums>
-__device__ __forceinline__ void add_product(float (&d)[kSums], const uint32_t (&a)[4], uint32_t b) {
-  add_product_rows<128>(d, a, b);
-}
-__device__ __forceinline__ void add_product_narrow(float (&d)[16], const uint32_t (&a)[4], uint32_t b) {
-  add_product_rows<64>(d, a, b);
-}
-__device__ __forceinline__ void add_product_by_rows(float (&d)[64], const uint32_t (&a)[4], uint32_t b,
-                                                    int column_bytes) {
+__device__ __forceinline__ void add_product_by_rows(float (&d)[64], const uint32_t (&a)[4], Operand b) {
   const uint32_t lane = threadIdx.x % 32, row = lane % 16;
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
+    const uint32_t from = b.address + i / 4 * b.column_bytes + row * 128;
     uint32_t fragments[4];
-    load_matrix_x4_transposed(fragments,
-                              b + i / 4 * column_bytes + row * 128 + (((2 * i % 8 + lane / 16) ^ (row % 8)) * 16));
+    load_matrix_x4_transposed(fragments, from + (((2 * i % 8 + lane / 16) ^ (row % 8)) * 16));
     add_fragments(d, 8 * i, a, fragments);
   }
 }

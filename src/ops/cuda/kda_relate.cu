@@ -407,10 +407,11 @@ __device__ void write_rows(const Shared& shared, Place at, const Part& part, Kda
 }
 
 __device__ void write_values(const Shared& shared, Place at, const float2 (&v)[kTokens], KdaChunkData& data) {
+  float* const to = data.v[at.channel / kKdaSlice];
 #pragma unroll
   for (int i = 0; i < kTokens; ++i)
-    *reinterpret_cast<float2*>(data.v[at.channel / kKdaSlice] + (at.token + i) * kKdaValueRow +
-                               at.channel % kKdaSlice) = times(shared.beta[at.token + i], v[i]);
+    *reinterpret_cast<float2*>(to + kda_value_at(at.token + i, at.channel % kKdaSlice)) =
+        times(shared.beta[at.token + i], v[i]);
 }
 
 template <bool kInner>
@@ -418,6 +419,10 @@ __device__ void relate_tokens(const Chunk& c, const float* unit, Shared& shared,
   const Place at;
   Part part;
   float2 v[kTokens];
+  const int position = c.range.begin + static_cast<int>(threadIdx.x);  // of the token whose beta the thread brings
+  const bool brings = threadIdx.x < kKdaChunk && position < c.range.end;
+  __nv_bfloat16 b;
+  if (brings) b = c.call.b.row<__nv_bfloat16>(c.row(position))[c.head];
   {
     Inputs in;
     in.load<kInner>(c, unit, at);
@@ -426,6 +431,7 @@ __device__ void relate_tokens(const Chunk& c, const float* unit, Shared& shared,
     convolve<kInner>(c, 2, at, in.qkv[2], v);
     part.decays<kInner>(c, at, in.a);
   }
+  if (threadIdx.x < kKdaChunk) shared.beta[threadIdx.x] = brings ? kda_sigmoid(__bfloat162float(b)) : 0.0f;
   *reinterpret_cast<float2*>(&shared.of_block[at.block][at.channel]) = part.through[kTokens - 1];
   normalise(shared, at, part);
   write_values(shared, at, v, data);
@@ -455,12 +461,6 @@ __device__ Chunk chunk_of(const KdaCall& call, const KdaPieces& pieces, int slot
 }
 
 __device__ void relate_chunk(const Chunk& c, Shared& shared, KdaChunkData& data) {
-  if (threadIdx.x < kKdaChunk) {
-    const int position = c.range.begin + static_cast<int>(threadIdx.x);
-    shared.beta[threadIdx.x] = position < c.range.end
-                                   ? kda_sigmoid(__bfloat162float(c.call.b.row<__nv_bfloat16>(c.row(position))[c.head]))
-                                   : 0.0f;
-  }
   const float* unit = kda_unit(c.call.state, c.call.sequences, c.sequence, c.head);
   const bool inner = c.range.begin - kTail >= c.run.position && c.range.end - c.range.begin == kKdaChunk;
   inner ? relate_tokens<true>(c, unit, shared, data) : relate_tokens<false>(c, unit, shared, data);
@@ -493,10 +493,8 @@ __global__ __launch_bounds__(kThreads, 2) void relate_kernel(const __grid_consta
                                                              const __grid_constant__ KdaPieces pieces,
                                                              const __grid_constant__ KdaPieces carried) {
   extern __shared__ __align__(16) uint8_t memory[];
-  if (!pieces.beside_carry) {
-    dependency_wait();
-    dependency_trigger();
-  }
+  if (!pieces.beside_carry) dependency_wait();
+  dependency_trigger();
   const int slot = blockIdx.y;
   const bool relates = slot < pieces.num_slots;
   const Chunk c = relates ? chunk_of(call, pieces, slot) : chunk_of(call, carried, slot - pieces.num_slots);
@@ -507,7 +505,9 @@ __global__ __launch_bounds__(kThreads, 2) void relate_kernel(const __grid_consta
     else
       finish_chunk(c, carried.out);
   }
-  if (pieces.beside_carry) dependency_wait();  // complete no earlier than the kernel before, as all others
+  // Complete no earlier than the kernel before, as all others: by the last block, so that none keeps others waiting.
+  const bool last = blockIdx.x + 1 == gridDim.x && blockIdx.y + 1 == gridDim.y;
+  if (pieces.beside_carry && last) dependency_wait();
 }
 
 }  // namespace
