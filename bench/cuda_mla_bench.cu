@@ -144,6 +144,7 @@ std::vector<Row> rows() {
   std::vector<Row> all;
   for (const bool fp8 : {false, true}) {
     for (const int heads : {8, 16, 32, 64, 128}) all.push_back({heads, 1, 80000, 1, fp8, 0});
+    all.push_back({16, 1, 1024, 1, fp8, 0});
     for (const int heads : {8, 64}) {
       all.push_back({heads, 1, 1024, 1, fp8, 0});
       all.push_back({heads, 1, 16384, 1, fp8, 0});

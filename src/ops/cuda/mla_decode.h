@@ -6,6 +6,9 @@
 // grid; partial results then join in a second kernel by their log-sum-exp. Which slot reads what is a work list made
 // on the device from the lengths there, once a step (mla_plan), so a captured graph stays valid at any length.
 //
+// An fp8 cache has one scale, by value: decode, verify and extend take it here, the cache write in MlaWriteArgs; the
+// expanded form (mla_prefill.h) sees latents that were gathered to bf16 with it.
+//
 // A step calls mla_plan once, then mla_decode for each layer. Nothing here allocates or synchronises. Keys older than
 // the batch's new tokens, tables and lengths must be complete before the kernel that precedes mla_plan's: they are read
 // before mla_decode waits for the kernel in front of it (launch.h).
@@ -85,7 +88,7 @@ struct MlaDecodeArgs {
   const void* kv = nullptr;  // row r of page p at kv + p * page_bytes + r * 576 * element size; 16-byte aligned
   int64_t page_bytes = 0;
   float softmax_scale = 0;
-  float kv_scale = 1;    // fp8: a cached number is e4m3 * kv_scale
+  float kv_scale = 1;    // fp8: a cached number is e4m3 * kv_scale, one scale for all of kv
   void* out = nullptr;   // bf16 [tokens, heads, 512]: sum of p_s c_s
   float* lse = nullptr;  // [tokens, heads] natural log; -inf (and out 0) where no key is visible. May be null
 };

@@ -76,7 +76,7 @@ struct Filler {
   __device__ void bring() {
     const int valid = min(S::kHalf, from.length - from.position);
     const uint8_t* source = static_cast<const uint8_t*>(params.args.kv) + from.page * params.args.page_bytes +
-                            static_cast<int64_t>(from.token % kMlaBlock) * S::kRowBytes;
+                            static_cast<int64_t>(from.position % kMlaBlock) * S::kRowBytes;
     const uint32_t to = shared_address(shared.keys) + turn.slot * S::kHalfBytes;
 #if __CUDA_ARCH__ >= 900
     if (threadIdx.x == 0) barrier_expect(&shared.full[turn.slot], max(0, valid) * S::kRowBytes);
@@ -407,8 +407,9 @@ __global__ void __launch_bounds__(kThreads, kRowTiles == 1 ? 2 : 1)
     const bool has_rows = warp_row < item.num_tokens * params.heads;
     if (!has_rows) clear_row<kFp8, kRowTiles>(shared);
     Output<kRowTiles> out = {};
-    for (int token = item.block_begin * kMlaBlock; token < item.block_end * kMlaBlock; token += S::kTokens) {
-      const int position = block_position(params.batch, item.sequence, token / kMlaBlock) + token % kMlaBlock;
+    for (int token = 0; token < (item.block_end - item.block_begin) * kMlaBlock; token += S::kTokens) {
+      const int block = item_block(item, token / kMlaBlock);
+      const int position = block_position(params.batch, item.sequence, block) + token % kMlaBlock;
       uint32_t keys[2];
 #pragma unroll
       for (uint32_t& half : keys) {

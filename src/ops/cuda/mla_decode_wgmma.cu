@@ -1,19 +1,23 @@
-// MLA decode on Hopper: 64 query rows a block, warpgroup products straight from shared memory, keys brought by the bulk
-// copy engine.
+// MLA decode on Hopper: 64 query rows a block, warpgroup products straight from shared memory.
 //
-// Three warpgroups. "Scores" multiplies the queries with a tile of 64 keys, keeps the running softmax (Milakov,
-// Gimelshein 2018), writes the weights to shared memory and accumulates columns 0 ... 127 of the output; "values"
-// accumulates the other 384 from the same tile and weights; the third brings tiles in. So the values of tile t are
-// summed while the scores of tile t + 1 are made, and keys are fetched from memory once.
+// Three warpgroups. The first two own a half of the output each, 256 columns, and, in turn, the tiles of 64 keys: tile
+// t is owned by warpgroup t % 2. The owner multiplies queries and keys, makes weights of the scores, adds weights *
+// values to its half from registers, and leaves the weights in shared memory for the other, which adds them to its half
+// after it has queued its own next product with keys. So one warpgroup's softmax runs beside the other's products, and
+// keys are fetched from memory once. A tile's buffer is given back in two parts, each as soon as its last reader is
+// done.
 //
-// bf16: by tensor map, in the swizzle that the products read. fp8: the third warpgroup loads e4m3 into registers and
-// writes f16, exactly, while the tile before is computed on; queries and weights are rounded to f16, outputs scaled.
+// Weights are 2^(score - base). The base of a row (Milakov, Gimelshein 2018, where it is the running maximum) is passed
+// from tile to tile and moves only when a score exceeds it by more than 8, so outputs are seldom rescaled.
+//
+// The third warpgroup brings tiles (mla_wgmma_tiles.cuh). fp8 keys come as f16, exactly; queries and weights are
+// rounded to f16, scores and outputs scaled.
 #include <cudaTypedefs.h>
 
 #include "ops/cuda/bulk_copy.cuh"
 #include "ops/cuda/launch.h"
-#include "ops/cuda/mla_tiles.cuh"
-#include "ops/cuda/wgmma.cuh"
+#include "ops/cuda/mla_wgmma.cuh"
+#include "ops/cuda/mla_wgmma_tiles.cuh"
 
 #if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #pragma nv_diag_suppress 177  // other architectures compile this file to empty kernels
@@ -22,47 +26,16 @@
 namespace perigee {
 namespace {
 
-constexpr int kRows = 64;
-constexpr int kTokens = 64;
-constexpr int kGroup = 128;                  // threads of a warpgroup
-constexpr int kColumnBytes = kTokens * 128;  // 64 tokens or rows x 64 elements
-constexpr int kColumns = kMlaWidth / 64;     // nine of them make a tile or the queries
-constexpr int kTileBytes = kColumns * kColumnBytes;
-constexpr int kValueColumns = 128;  // of the output, in one product
+using namespace mla_wgmma;
+
 constexpr float kLog2e = 1.4426950408889634f;
+constexpr float kHeadroom = 8;  // weights are at most 2^8
 
-enum NamedBarrier { kConsumers = 1 };
+enum NamedBarrier { kConsumers = 1, kOneConsumer = 2 };  // kOneConsumer, + 1: of one warpgroup
 
-struct Shared {
-  alignas(1024) uint8_t queries[kTileBytes];
-  uint8_t tiles[2][kTileBytes];
-  uint8_t weights[kColumnBytes];
-  float rescale[kRows];
-  float scale[kRows];
-  uint64_t full[2], empty[2];  // tiles
-  uint64_t weights_full, weights_empty;
-};
-
-template <bool kFp8>
-using ElementOf = std::conditional_t<kFp8, F16, Bf16>;
-
-// Which of the two tiles is next, and the parity of its barrier.
-struct Turn {
-  int stage = 0, parity = 0;
-  __device__ void next() {
-    stage ^= 1;
-    parity ^= stage ^ 1;
-  }
-};
-
-// Chunk of 16 bytes `chunk` of row `row` in a column.
-__device__ __forceinline__ int place(int row, int chunk) {
-  return row * 128 + ((chunk ^ (row & 7)) << 4);
-}
-
-__device__ __forceinline__ void arrive_by_warp(uint64_t* barrier) {
-  __syncwarp();
-  if (threadIdx.x % 32 == 0) barrier_arrive(barrier);
+// The first of this thread's two rows of an accumulator; the other is eight below.
+__device__ __forceinline__ int first_row() {
+  return threadIdx.x % kGroup / 32 * 16 + threadIdx.x % 32 / 4;
 }
 
 // The item's query rows into shared memory; rows behind the last are 0.
@@ -72,14 +45,20 @@ __device__ void load_queries(const MlaAttendParams& params, const MlaItem& item,
   const int64_t first = static_cast<int64_t>(item.first_token) * params.heads + item.row_begin;
   const uint4* from = static_cast<const uint4*>(params.args.q) + first * (kMlaWidth / 8);
 #pragma unroll 9
-  for (int i = threadIdx.x; i < kRows * kMlaWidth / 8; i += 2 * kGroup) {
-    const int row = i / (kMlaWidth / 8), chunk = i % (kMlaWidth / 8);
-    uint4 x = make_uint4(0, 0, 0, 0);
-    if (row < rows) x = from[i];
+  for (int n = 0; n < kRows * kMlaWidth / 8 / (2 * kGroup); ++n) {
+    const int i = threadIdx.x + n * 2 * kGroup, row = i / (kMlaWidth / 8), chunk = i % (kMlaWidth / 8);
+    uint8_t* to = queries + chunk / 8 * kColumnBytes + place(row, chunk % 8);
     if constexpr (kFp8) {
-      x = make_uint4(bf16_pair_to_f16(x.x), bf16_pair_to_f16(x.y), bf16_pair_to_f16(x.z), bf16_pair_to_f16(x.w));
+      const uint4 x = row < rows ? from[i] : make_uint4(0, 0, 0, 0);
+      *reinterpret_cast<uint4*>(to) =
+          make_uint4(bf16_pair_to_f16(x.x), bf16_pair_to_f16(x.y), bf16_pair_to_f16(x.z), bf16_pair_to_f16(x.w));
+    } else {
+      copy_async16(shared_address(to), row < rows ? from + i : from, row < rows ? 16 : 0);
     }
-    *reinterpret_cast<uint4*>(queries + chunk / 8 * kColumnBytes + place(row, chunk % 8)) = x;
+  }
+  if constexpr (!kFp8) {
+    copy_async_commit();
+    copy_async_wait<0>();
   }
   fence_async_proxy();
   named_barrier(kConsumers, 2 * kGroup);
@@ -87,291 +66,318 @@ __device__ void load_queries(const MlaAttendParams& params, const MlaItem& item,
 
 // This thread's two rows of the running softmax; four neighbouring lanes share them.
 struct RowPair {
-  float largest[2];  // of the scaled scores, times log2(e)
-  float sum[2];      // of this lane's weights
-  int position[2];   // the last position a row sees; -1: no such row
+  float base[2];  // in units of scaled scores times log2(e); -inf before the first key
+  float sum[2];   // of this lane's weights
+  int last[2];    // the last position a row sees; -1: no such row
 };
 
 __device__ RowPair first_state(const MlaAttendParams& params, const MlaItem& item) {
   RowPair state;
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    const int row = item.row_begin + threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4 + 8 * i, token = row / params.heads;
-    state.largest[i] = -INFINITY;
+    const int token = (item.row_begin + first_row() + 8 * i) / params.heads;
+    state.base[i] = -INFINITY;
     state.sum[i] = 0;
-    state.position[i] = token < item.num_tokens ? item.length - item.num_tokens + token : -1;
+    state.last[i] = token < item.num_tokens ? item.length - item.num_tokens + token : -1;
   }
   return state;
 }
 
-// Scores to weights, in place; the factors by which older sums shrink to `rescale`.
-__device__ void update_rows(float (&s)[32], RowPair& state, float scale, int tile_position, float (&rescale)[2]) {
-  const int t = threadIdx.x % 4;
+using Output = float[128];
+
+// Moves the base of what was summed so far. Under way products of other registers allow no branch around it: then
+// kAlways.
+template <bool kAlways>
+__device__ __forceinline__ void move_base(RowPair& state, const float (&base)[2], Output& out) {
+  float shrink[2];
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    const int visible = state.position[i] - tile_position - 2 * t;  // column offsets up to this one are seen
-    float largest = state.largest[i];
+    shrink[i] = exp2_fast(state.base[i] == base[i] ? 0.0f : state.base[i] - base[i]);
+    state.base[i] = base[i];
+    state.sum[i] *= shrink[i];
+  }
+  if (!kAlways && !__any_sync(~0u, shrink[0] != 1.0f || shrink[1] != 1.0f)) return;
+#pragma unroll
+  for (int j = 0; j < 32; ++j) {
+    out[4 * j] *= shrink[0], out[4 * j + 1] *= shrink[0];
+    out[4 * j + 2] *= shrink[1], out[4 * j + 3] *= shrink[1];
+  }
+}
+
+// Hides the scores of keys that a row does not see; the tile begins at `position`.
+__device__ __forceinline__ void mask(float (&s)[32], const RowPair& state, int position) {
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int visible = state.last[i] - position - 2 * (threadIdx.x % 4);  // column offsets up to this one are seen
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
-#pragma unroll
-      for (int k = 0; k < 2; ++k) {
-        float& x = s[4 * j + 2 * i + k];
-        x = 8 * j + k <= visible ? x * scale : -INFINITY;
-        largest = fmaxf(largest, x);
-      }
+      if (8 * j > visible) s[4 * j + 2 * i] = -INFINITY;
+      if (8 * j + 1 > visible) s[4 * j + 2 * i + 1] = -INFINITY;
     }
+  }
+}
+
+// The base for a tile with these scores.
+__device__ __forceinline__ void choose_base(const float (&s)[32], const RowPair& state, float scale, float (&base)[2]) {
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    float largest = -INFINITY;
+#pragma unroll
+    for (int j = 0; j < 8; ++j) largest = fmaxf(largest, fmaxf(s[4 * j + 2 * i], s[4 * j + 2 * i + 1]));
     largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
-    largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
-    const float base = largest == -INFINITY ? 0.0f : largest;
-    rescale[i] = exp2_fast(state.largest[i] - base);
-    state.largest[i] = largest;
-    float sum = state.sum[i] * rescale[i];
-#pragma unroll
-    for (int j = 0; j < 8; ++j) {
-#pragma unroll
-      for (int k = 0; k < 2; ++k) {
-        float& x = s[4 * j + 2 * i + k];
-        x = exp2_fast(x - base);
-        sum += x;
-      }
-    }
-    state.sum[i] = sum;
+    largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2)) * scale;
+    base[i] = largest > state.base[i] + kHeadroom ? largest : state.base[i];
   }
 }
 
+// Weights of the scores, as pairs in the layout of A fragments; their sum over this lane's columns.
 template <typename Element>
-__device__ void store_weights(Shared& shared, const float (&s)[32], const float (&rescale)[2]) {
+__device__ __forceinline__ void make_weights(const float (&s)[32], const float (&base)[2], float scale,
+                                             uint32_t (&weights)[4][4], float (&sum)[2]) {
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const float minus = base[i] == -INFINITY ? 0.0f : -base[i];  // nothing seen: all scores are -inf
+    sum[i] = 0;
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const float x = exp2_fast(fmaf(s[4 * j + 2 * i], scale, minus));
+      const float y = exp2_fast(fmaf(s[4 * j + 2 * i + 1], scale, minus));
+      sum[i] += x + y;
+      weights[j / 2][j % 2 * 2 + i] = pack_pair(Element(), x, y);
+    }
+  }
+}
+
+__device__ __forceinline__ void store_weights(Shared& shared, const uint32_t (&weights)[4][4], const float (&base)[2]) {
   const int t = threadIdx.x % 4;
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    const int row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4 + 8 * i;
+    const int row = first_row() + 8 * i;
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
-      *reinterpret_cast<uint32_t*>(shared.weights + place(row, j) + 4 * t) =
-          pack_pair(Element(), s[4 * j + 2 * i], s[4 * j + 2 * i + 1]);
+      *reinterpret_cast<uint32_t*>(shared.weights + place(row, j) + 4 * t) = weights[j / 2][j % 2 * 2 + i];
     }
-    if (t == 0) shared.rescale[row] = rescale[i];
+    if (t == 0) shared.base[row] = base[i];
   }
 }
 
-// The tile's tokens from `valid` on may hold anything: 0, so that weight 0 times it is 0.
-__device__ void clear_tokens(uint8_t* tile, int valid) {
-  for (int i = threadIdx.x; i < (kTokens - valid) * (kMlaLatent / 8); i += kGroup) {
+// The compiler does not make them later than here.
+__device__ __forceinline__ void keep(uint32_t (&weights)[4][4]) {
+#pragma unroll
+  for (int i = 0; i < 16; ++i) asm volatile("" : "+r"(weights[i / 4][i % 4])::"memory");
+}
+
+// The tile's tokens from `valid` on may hold anything: 0, so that weight 0 times it is 0. By one warpgroup.
+__device__ void clear_tokens(uint8_t* tile, int valid, int half) {
+  for (int i = threadIdx.x % kGroup; i < (kTokens - valid) * (kMlaLatent / 8); i += kGroup) {
     const int chunk = i % (kMlaLatent / 8), row = valid + i / (kMlaLatent / 8);
     *reinterpret_cast<uint4*>(tile + chunk / 8 * kColumnBytes + place(row, chunk % 8)) = make_uint4(0, 0, 0, 0);
   }
+  fence_async_proxy();
+  named_barrier(kOneConsumer + half, kGroup);
 }
 
-template <int kParts>
-using Output = float[kParts][64];
-
-// out = out * rescale + weights * tile, columns first_column ... of the tile, 128 a part.
-template <typename Element, int kParts>
-__device__ void multiply_values(const Shared& shared, uint32_t tile, int first_column, Output<kParts>& out) {
-  const int row = threadIdx.x % kGroup / 32 * 16 + threadIdx.x % 32 / 4;
-  const float top = shared.rescale[row], bottom = shared.rescale[row + 8];
-  if (__any_sync(~0u, top != 1.0f || bottom != 1.0f)) {
+// Queues the products of kCount columns of queries and keys.
+template <typename Element, int kCount>
+__device__ __forceinline__ void multiply_columns(uint64_t queries, uint64_t keys, bool add, float (&s)[32]) {
 #pragma unroll
-    for (int part = 0; part < kParts; ++part) {
-#pragma unroll
-      for (int j = 0; j < 16; ++j) {
-        out[part][4 * j] *= top, out[part][4 * j + 1] *= top;
-        out[part][4 * j + 2] *= bottom, out[part][4 * j + 3] *= bottom;
-      }
-    }
-  }
-  const uint32_t weights = shared_address(shared.weights), values = tile + first_column / 64 * kColumnBytes;
-  wgmma_fence();
-#pragma unroll
-  for (int part = 0; part < kParts; ++part) {
-#pragma unroll
-    for (int step = 0; step < kTokens / 16; ++step) {
-      const uint32_t from = values + part * (kValueColumns / 64) * kColumnBytes + step * 16 * 128;
-      wgmma_n128(Element(), out[part], matrix_k_major(weights + step * 32), matrix_n_major(from, kColumnBytes), true);
-    }
-  }
-  wgmma_commit();
-  wgmma_wait();
-}
-
-template <typename Element>
-__device__ void multiply_keys(const Shared& shared, uint32_t tile, float (&s)[32]) {
-  const uint32_t queries = shared_address(shared.queries);
-  wgmma_fence();
-#pragma unroll
-  for (int step = 0; step < kMlaWidth / 16; ++step) {
+  for (int step = 0; step < 4 * kCount; ++step) {
     const uint32_t at = step / 4 * kColumnBytes + step % 4 * 32;
-    wgmma_n64(Element(), s, matrix_k_major(queries + at), matrix_k_major(tile + at), step > 0);
+    wgmma_n64(Element(), s, matrix_behind(queries, at), matrix_behind(keys, at), add || step > 0);
   }
-  wgmma_commit();
-  wgmma_wait();
 }
 
-// Row sums to shared.scale (what the output is multiplied by), log-sum-exp to memory.
-__device__ void finish_rows(const MlaAttendParams& params, const MlaItem& item, Shared& shared, const RowPair& state,
-                            float value_scale) {
+// A consumer warpgroup, at its place in the tiles of the block. `half` is of the output, and the buffer of its own
+// tiles.
+template <int kHalf>
+struct Consumer {
+  int own_parity = 0;  // of the barriers of its own tiles
+  int other_parity = 0;
+};
+
+// The columns of a tile that are summed to a half.
+template <int kHalf>
+__device__ __forceinline__ uint64_t values_of(const uint8_t* tile) {
+  return matrix_n_major(shared_address(tile) + kHalf * kHalfColumns * kColumnBytes, kColumnBytes);
+}
+
+// Queues queries * keys of the next own tile.
+template <typename Element, int kHalf>
+__device__ __forceinline__ void multiply_keys(Shared& shared, const Consumer<kHalf>& me, float (&s)[32]) {
+  const uint64_t queries = matrix_k_major(shared_address(shared.queries));
+  const uint64_t keys = matrix_k_major(shared_address(shared.tiles[kHalf]));
+  constexpr uint32_t kMine = kHalf * kHalfColumns * kColumnBytes, kTheirs = (1 - kHalf) * kHalfColumns * kColumnBytes;
+  constexpr uint32_t kRope = kRopeColumn * kColumnBytes;
+  barrier_wait(&shared.full[kHalf][kOwn], me.own_parity);
+  wgmma_fence();
+  multiply_columns<Element, kHalfColumns>(matrix_behind(queries, kMine), matrix_behind(keys, kMine), false, s);
+  multiply_columns<Element, 1>(matrix_behind(queries, kRope), matrix_behind(keys, kRope), true, s);
+  barrier_wait(&shared.full[kHalf][kOther], me.own_parity);
+  multiply_columns<Element, kHalfColumns>(matrix_behind(queries, kTheirs), matrix_behind(keys, kTheirs), true, s);
+  wgmma_commit();
+}
+
+// Queues weights * values of the other's next tile; kFirst: `out` is still 0.
+template <typename Element, bool kFirst, int kHalf>
+__device__ __forceinline__ void multiply_other(Shared& shared, const Consumer<kHalf>& me, RowPair& state, Output& out) {
+  barrier_wait(&shared.weights_full[1 - kHalf], me.other_parity);
+  const float base[2] = {shared.base[first_row()], shared.base[first_row() + 8]};
+  if constexpr (kFirst) {
+    state.base[0] = base[0], state.base[1] = base[1];
+  } else {
+    move_base<true>(state, base, out);
+  }
+  barrier_wait(&shared.full[1 - kHalf][kOther], me.other_parity);
+  const uint64_t weights = matrix_k_major(shared_address(shared.weights));
+  const uint64_t values = values_of<kHalf>(shared.tiles[1 - kHalf]);
+  wgmma_fence();
+#pragma unroll
+  for (int step = 0; step < kTokens / 16; ++step) {
+    wgmma_n256(Element(), out, matrix_behind(weights, step * 32), matrix_behind(values, step * 16 * 128));
+  }
+}
+
+template <int kHalf>
+__device__ __forceinline__ void release_other(Shared& shared, Consumer<kHalf>& me) {
+  arrive_by_warp(&shared.empty[1 - kHalf][kOther]);
+  me.other_parity ^= 1;
+}
+
+// Own weights * values.
+template <typename Element, int kHalf>
+__device__ __forceinline__ void multiply_own(Shared& shared, Consumer<kHalf>& me, const uint32_t (&weights)[4][4],
+                                             Output& out) {
+  const uint64_t values = values_of<kHalf>(shared.tiles[kHalf]);
+  wgmma_fence();
+#pragma unroll
+  for (int step = 0; step < kTokens / 16; ++step) {
+    wgmma_n256(Element(), out, weights[step], matrix_behind(values, step * 16 * 128));
+  }
+  wgmma_commit();
+  wgmma_wait_for<0>();
+  wgmma_settle(out);
+  arrive_by_warp(&shared.empty[kHalf][kOwn]);
+  me.own_parity ^= 1;
+}
+
+// One own tile and, before its weights, the other's tile in front of it; kFirst: the item's first own tile.
+template <bool kFp8, bool kFirst, int kHalf>
+__device__ __forceinline__ void run_tile(const MlaAttendParams& params, const MlaItem& item, Shared& shared,
+                                         Consumer<kHalf>& me, int block, RowPair& state, Output& out) {
+  using Element = ElementOf<kFp8>;
+  constexpr bool kHasOther = !kFirst || kHalf == 1;
+  const float scale = params.args.softmax_scale * kLog2e * (kFp8 ? params.args.kv_scale : 1.0f);
+  const int position = block_position(params.batch, item.sequence, block);
+  float s[32], base[2], sum[2];
+  uint32_t weights[4][4];
+  multiply_keys<Element>(shared, me, s);
+  if constexpr (kHasOther) multiply_other<Element, kFirst>(shared, me, state, out);
+  wgmma_commit();
+  wgmma_wait_for<1>();
+  wgmma_settle(s);
+  if (position + kTokens > item.length - item.num_tokens) mask(s, state, position);
+  choose_base(s, state, scale, base);
+  make_weights<Element>(s, base, scale, weights, sum);
+  if (item.length - position < kTokens) clear_tokens(shared.tiles[kHalf], max(0, item.length - position), kHalf);
+  keep(weights);  // the products under way are waited for behind the weights
+  wgmma_wait_for<0>();
+  wgmma_settle(out);
+  if constexpr (kHasOther) release_other(shared, me);
+  store_weights(shared, weights, base);
+  fence_async_proxy();
+  arrive_by_warp(&shared.weights_full[kHalf]);
+  move_base<false>(state, base, out);
+  state.sum[0] += sum[0], state.sum[1] += sum[1];
+  multiply_own<Element>(shared, me, weights, out);
+}
+
+// What each row's output is multiplied by; the log-sum-exp to memory. Both warpgroups are past their last product.
+__device__ void finish_rows(const MlaAttendParams& params, const MlaItem& item, Shared& shared, int half,
+                            const RowPair& state, float (&scale)[2]) {
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     float sum = state.sum[i];
     sum += __shfl_xor_sync(~0u, sum, 1);
     sum += __shfl_xor_sync(~0u, sum, 2);
-    if (threadIdx.x % 4 != 0) continue;
-    const int row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4 + 8 * i;
-    shared.scale[row] = sum > 0 ? value_scale / sum : 0.0f;
-    const float lse = sum > 0 ? state.largest[i] / kLog2e + __logf(sum) : -INFINITY;
+    if (threadIdx.x % 4 == 0) shared.sums[half][first_row() + 8 * i] = sum;
+  }
+  named_barrier(kConsumers, 2 * kGroup);
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int row = first_row() + 8 * i;
+    const float sum = shared.sums[0][row] + shared.sums[1][row];
+    scale[i] = sum > 0 ? 1 / sum : 0.0f;
+    if (half != 0 || threadIdx.x % 4 != 0) continue;
+    const float lse = sum > 0 ? state.base[i] / kLog2e + __logf(sum) : -INFINITY;
     if (item.partial >= 0) {
       params.plan.partial_lse[static_cast<int64_t>(item.partial) * kRows + row] = lse;
-    } else if (params.args.lse && state.position[i] >= 0) {
+    } else if (params.args.lse && state.last[i] >= 0) {
       params.args.lse[static_cast<int64_t>(item.first_token) * params.heads + item.row_begin + row] = lse;
     }
   }
 }
 
-template <int kParts>
-__device__ void store_output(const MlaAttendParams& params, const MlaItem& item, const Shared& shared, int first_column,
-                             const Output<kParts>& out) {
-  const int lane = threadIdx.x % 32, rows = item.num_tokens * params.heads - item.row_begin;
+__device__ void store_output(const MlaAttendParams& params, const MlaItem& item, int half, const float (&scale)[2],
+                             const Output& out) {
+  const int rows = item.num_tokens * params.heads - item.row_begin;
+  const int first_column = half * kHalfColumns * 64 + threadIdx.x % 4 * 2;
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    const int row = threadIdx.x % kGroup / 32 * 16 + lane / 4 + 8 * i;
+    const int row = first_row() + 8 * i;
     if (row >= rows) continue;
-    const float scale = shared.scale[row];
     const int64_t partial_row = static_cast<int64_t>(item.partial) * kRows + row;
     const int64_t direct_row = static_cast<int64_t>(item.first_token) * params.heads + item.row_begin + row;
-    float* partial = params.plan.partial_out + partial_row * kMlaLatent + first_column + lane % 4 * 2;
-    __nv_bfloat16* direct =
-        static_cast<__nv_bfloat16*>(params.args.out) + direct_row * kMlaLatent + first_column + lane % 4 * 2;
+    float* partial = params.plan.partial_out + partial_row * kMlaLatent + first_column;
+    __nv_bfloat16* direct = static_cast<__nv_bfloat16*>(params.args.out) + direct_row * kMlaLatent + first_column;
 #pragma unroll
-    for (int part = 0; part < kParts; ++part) {
-#pragma unroll
-      for (int j = 0; j < 16; ++j) {
-        const int column = part * kValueColumns + 8 * j;
-        const float2 x = make_float2(out[part][4 * j + 2 * i] * scale, out[part][4 * j + 2 * i + 1] * scale);
-        if (item.partial >= 0) {
-          *reinterpret_cast<float2*>(partial + column) = x;
-        } else {
-          *reinterpret_cast<uint32_t*>(direct + column) = pack_pair(Bf16(), x.x, x.y);
-        }
+    for (int j = 0; j < 32; ++j) {
+      const float2 x = make_float2(out[4 * j + 2 * i] * scale[i], out[4 * j + 2 * i + 1] * scale[i]);
+      if (item.partial >= 0) {
+        *reinterpret_cast<float2*>(partial + 8 * j) = x;
+      } else {
+        *reinterpret_cast<uint32_t*>(direct + 8 * j) = pack_pair(Bf16(), x.x, x.y);
       }
     }
   }
 }
 
-template <bool kFp8>
-__device__ void run_scores(const MlaAttendParams& params, Shared& shared, int2 items) {
-  using Element = ElementOf<kFp8>;
-  const float scale = params.args.softmax_scale * kLog2e * (kFp8 ? params.args.kv_scale : 1.0f);
-  Turn turn;
-  int weights_parity = 0;
+// A consumer warpgroup's whole work.
+template <bool kFp8, int kHalf>
+__device__ __forceinline__ void consume(const MlaAttendParams& params, Shared& shared, int2 items) {
+  Consumer<kHalf> me;
   for (int i = items.x; i < items.y; ++i) {
     const MlaItem item = params.plan.items[i];
     load_queries<kFp8>(params, item, shared.queries);
     RowPair state = first_state(params, item);
-    Output<1> out = {};
-    for (int block = item.block_begin; block < item.block_end; ++block) {
-      const int position = block_position(params.batch, item.sequence, block);
-      uint8_t* tile = shared.tiles[turn.stage];
-      float s[32], rescale[2];
-      barrier_wait(&shared.full[turn.stage], turn.parity);
-      multiply_keys<Element>(shared, shared_address(tile), s);
-      update_rows(s, state, scale, position, rescale);
-      barrier_wait(&shared.weights_empty, weights_parity ^ 1);
-      store_weights<Element>(shared, s, rescale);
-      if (item.length - position < kTokens) clear_tokens(tile, max(0, item.length - position));
-      fence_async_proxy();
-      barrier_arrive(&shared.weights_full);
-      barrier_wait(&shared.weights_full, weights_parity);
-      multiply_values<Element, 1>(shared, shared_address(tile), 0, out);
-      arrive_by_warp(&shared.empty[turn.stage]);
-      weights_parity ^= 1;
-      turn.next();
+    Output out = {};
+    const int count = item.block_end - item.block_begin;
+    if (kHalf < count) run_tile<kFp8, true>(params, item, shared, me, item_block(item, kHalf), state, out);
+    for (int i = kHalf + 2; i < count; i += 2) {
+      run_tile<kFp8, false>(params, item, shared, me, item_block(item, i), state, out);
     }
-    finish_rows(params, item, shared, state, kFp8 ? params.args.kv_scale : 1.0f);
-    named_barrier(kConsumers, 2 * kGroup);
-    store_output<1>(params, item, shared, 0, out);
-  }
-}
-
-template <bool kFp8>
-__device__ void run_values(const MlaAttendParams& params, Shared& shared, int2 items) {
-  Turn turn;
-  int weights_parity = 0;
-  for (int i = items.x; i < items.y; ++i) {
-    const MlaItem item = params.plan.items[i];
-    load_queries<kFp8>(params, item, shared.queries);
-    Output<3> out = {};
-    for (int block = item.block_begin; block < item.block_end; ++block) {
-      barrier_wait(&shared.full[turn.stage], turn.parity);
-      barrier_wait(&shared.weights_full, weights_parity);
-      multiply_values<ElementOf<kFp8>, 3>(shared, shared_address(shared.tiles[turn.stage]), kValueColumns, out);
-      arrive_by_warp(&shared.weights_empty);
-      arrive_by_warp(&shared.empty[turn.stage]);
-      weights_parity ^= 1;
-      turn.next();
+    if ((count - 1) % 2 != kHalf) {  // the last tile is the other's
+      multiply_other<ElementOf<kFp8>, false>(shared, me, state, out);
+      wgmma_commit();
+      wgmma_wait_for<0>();
+      wgmma_settle(out);
+      release_other(shared, me);
     }
-    named_barrier(kConsumers, 2 * kGroup);
-    store_output<3>(params, item, shared, kValueColumns, out);
-  }
-}
-
-// One thread: the tiles of all items through the tensor map.
-__device__ void bring_bf16(const MlaAttendParams& params, const CUtensorMap& map, Shared& shared, int2 items) {
-  Turn turn;
-  bool waited = false;
-  for (TileStream<kTokens> tile(params, items); !tile.done(); tile.next()) {
-    if (!waited && !tile.settled()) dependency_wait(), waited = true;
-    barrier_wait(&shared.empty[turn.stage], turn.parity ^ 1);
-    barrier_expect(&shared.full[turn.stage], kTileBytes);
-    const uint32_t to = shared_address(shared.tiles[turn.stage]);
-    for (int column = 0; column < kColumns; ++column) {
-      bulk_copy_box(to + column * kColumnBytes, &map, column * 64, 0, tile.page, &shared.full[turn.stage]);
-    }
-    turn.next();
-  }
-}
-
-// A warpgroup: e4m3 rows of 576 bytes through registers into f16 columns. Eight lanes take two rows by four chunks of a
-// column, so that no two of them write to one bank.
-__device__ void bring_fp8(const MlaAttendParams& params, Shared& shared, int2 items) {
-  const int thread = threadIdx.x % kGroup, first_row = thread / 8 * 2 + thread / 4 % 2, chunk = thread % 4;
-  Turn turn;
-  bool waited = false;
-  for (TileStream<kTokens> tile(params, items); !tile.done(); tile.next()) {
-    if (!waited && !tile.settled()) dependency_wait(), waited = true;
-    const uint8_t* from = static_cast<const uint8_t*>(params.args.kv) + tile.page * params.args.page_bytes +
-                          first_row * kMlaWidth + chunk * 16;
-    uint4 raw[2 * kColumns];
-#pragma unroll
-    for (int i = 0; i < 2 * kColumns; ++i) {
-      raw[i] = __ldg(reinterpret_cast<const uint4*>(from + i % 2 * (kTokens / 2) * kMlaWidth + i / 2 * 64));
-    }
-    barrier_wait(&shared.empty[turn.stage], turn.parity ^ 1);
-    uint8_t* to = shared.tiles[turn.stage];
-#pragma unroll
-    for (int i = 0; i < 2 * kColumns; ++i) {
-      const int row = first_row + i % 2 * (kTokens / 2);
-      uint4 low, high;
-      e4m3x4_to_f16(raw[i].x, low.x, low.y);
-      e4m3x4_to_f16(raw[i].y, low.z, low.w);
-      e4m3x4_to_f16(raw[i].z, high.x, high.y);
-      e4m3x4_to_f16(raw[i].w, high.z, high.w);
-      *reinterpret_cast<uint4*>(to + i / 2 * kColumnBytes + place(row, 2 * chunk)) = low;
-      *reinterpret_cast<uint4*>(to + i / 2 * kColumnBytes + place(row, 2 * chunk + 1)) = high;
-    }
-    fence_async_proxy();
-    barrier_arrive(&shared.full[turn.stage]);
-    turn.next();
+    float scale[2];
+    finish_rows(params, item, shared, kHalf, state, scale);
+    if constexpr (kFp8) scale[0] *= params.args.kv_scale, scale[1] *= params.args.kv_scale;
+    store_output(params, item, kHalf, scale, out);
   }
 }
 
 template <bool kFp8>
 __device__ void init_barriers(Shared& shared) {
   for (int i = 0; i < 2; ++i) {
-    barrier_init(&shared.full[i], kFp8 ? kGroup : 1);
-    barrier_init(&shared.empty[i], 2 * kGroup / 32);
+    for (int part = 0; part < kParts; ++part) {
+      barrier_init(&shared.full[i][part], kFp8 ? kGroup / 32 : 1);
+      barrier_init(&shared.empty[i][part], kGroup / 32);
+    }
+    barrier_init(&shared.weights_full[i], kGroup / 32);
   }
-  barrier_init(&shared.weights_full, kGroup);
-  barrier_init(&shared.weights_empty, kGroup / 32);
   barrier_init_fence();
 }
 
@@ -386,16 +392,16 @@ __global__ void __launch_bounds__(3 * kGroup, 1)
   const int2 items = params.plan.slot_items[blockIdx.x];
   const int group = threadIdx.x / kGroup;
   if (group == 0) {
-    registers_grow<168>();
+    registers_grow<200>();
     dependency_wait();
     dependency_trigger();
-    run_scores<kFp8>(params, shared, items);
+    consume<kFp8, 0>(params, shared, items);
   } else if (group == 1) {
-    registers_grow<240>();
+    registers_grow<200>();
     dependency_wait();
-    run_values<kFp8>(params, shared, items);
+    consume<kFp8, 1>(params, shared, items);
   } else {
-    registers_shrink<96>();
+    registers_shrink<104>();
     if constexpr (kFp8) {
       bring_fp8(params, shared, items);
     } else {

@@ -95,8 +95,17 @@ struct Deal {
   }
 };
 
-// Row tile v of slot p is item and partial p + v: walking along, either p or v grows by one, so the numbers are
-// distinct and dense.
+// The block of [begin, end) that a slot reads first. All slots then read blocks of the same place in chunks as long as
+// a slot's share at the same time, so that keys are still in L2 when the other row tiles of their sequence need them.
+__device__ int first_block(int begin, int end, int blocks, int share) {
+  const int chunks = max(1, (blocks + share / 2) / max(1, share)), chunk = (blocks + chunks - 1) / chunks;
+  const int first = (begin + chunk - 1) / chunk * chunk;
+  return first < end ? first : begin;
+}
+
+// Row tile v of slot p is partial p + v: walking along, either p or v grows by one, so the numbers are distinct and
+// dense. Items take the same places, those of a slot from the last to the first: the last begins its row tile, so all
+// slots begin where a chunk of keys does (first_block).
 __device__ void list_balanced(const PlanArgs& a, PlanShared& shared) {
   const int sequences = a.batch.sequences, total = shared.unit[sequences];
   const Deal deal(total, a.slots);
@@ -104,6 +113,11 @@ __device__ void list_balanced(const PlanArgs& a, PlanShared& shared) {
     const int low = p < deal.slots ? deal.begin(p) : total, high = p < deal.slots ? deal.begin(p + 1) : total;
     int2 range = make_int2(0, 0);
     int s = low < high ? find_sequence(shared.unit, sequences, low) : 0;
+    if (low < high) {
+      const int last = find_sequence(shared.unit, sequences, high - 1);
+      range.x = p + shared.tile[s] + (low - shared.unit[s]) / shared.units_of_tile[s];
+      range.y = p + shared.tile[last] + (high - 1 - shared.unit[last]) / shared.units_of_tile[last] + 1;
+    }
     for (int at = low; at < high;) {
       const int blocks = shared.units_of_tile[s];
       const int r = (at - shared.unit[s]) / blocks, start = shared.unit[s] + r * blocks;
@@ -112,9 +126,9 @@ __device__ void list_balanced(const PlanArgs& a, PlanShared& shared) {
       item.block_begin = at - start;
       item.block_end = min(high - start, blocks);
       item.partial = item.block_end - item.block_begin == blocks ? -1 : index;
-      a.plan.items[index] = item;
-      if (at == low) range.x = index;
-      range.y = index + 1;
+      const bool shares = shared.tile[s + 1] - shared.tile[s] > 1;
+      item.block_first = shares ? first_block(item.block_begin, item.block_end, blocks, high - low) : item.block_begin;
+      a.plan.items[range.x + range.y - 1 - index] = item;
       at = start + item.block_end;
       while (at < high && at >= shared.unit[s + 1]) ++s;
     }
@@ -140,6 +154,7 @@ __device__ void list_fixed(const PlanArgs& a, PlanShared& shared) {
     MlaItem item = make_item(a, s, r);
     item.block_begin = piece * kMlaFixedBlocks;
     item.block_end = min(item.block_begin + kMlaFixedBlocks, shared.blocks[s]);
+    item.block_first = item.block_begin;
     item.partial = pieces == 1 ? -1 : i;
     a.plan.items[i] = item;
     if (piece == 0 && pieces > 1) add_join(a, shared, item, i, pieces);
@@ -185,6 +200,7 @@ __global__ void mla_plan_settled_kernel() {
 constexpr int kJoinThreads = 256;
 constexpr int kJoinBlocks = 4;  // of a multiprocessor
 constexpr int kJoinSlices = 8;  // of 64 columns: blocks that share a row with many partials
+constexpr int kFewSlices = 4;   // of 128 columns: warps that share a row with few
 struct JoinArgs {
   MlaPlan plan;
   int rows, max_tiles;
@@ -261,41 +277,37 @@ __device__ void join_many(const JoinArgs& a, JoinShared& shared, const MlaJoin& 
   __syncthreads();  // before the next row's sums
 }
 
-// One row with at most as many partials as there are lanes, by a warp.
-__device__ void join_few(const JoinArgs& a, const MlaJoin& join, int row) {
+// A slice of one row with at most as many partials as there are lanes, by a warp: four columns a lane, so that many
+// partials are under way at once.
+__device__ void join_few(const JoinArgs& a, const MlaJoin& join, int row, int slice) {
   const int lane = threadIdx.x % 32;
   const int64_t first = static_cast<int64_t>(join.first_partial) * a.rows + row;
   const float lse = lane < join.count ? a.plan.partial_lse[first + lane * a.rows] : -INFINITY;
   const float largest = reduce_warp_max(lse);
   const float weight = largest == -INFINITY ? 0 : __expf(lse - largest);
   const float2 weights = make_float2(largest, reduce_warp_sum(weight));
-  const float* from = a.plan.partial_out + first * kMlaLatent + lane * 4;
-  float4 sums[kMlaLatent / 128] = {};
-#pragma unroll 2
+  const int column = slice * 128 + lane * 4;
+  const float* from = a.plan.partial_out + first * kMlaLatent + column;
+  float4 sum = make_float4(0, 0, 0, 0);
+#pragma unroll 8
   for (int i = 0; i < join.count; ++i) {
-    const float of_partial = __shfl_sync(~0u, weight, i);
-#pragma unroll
-    for (int n = 0; n < kMlaLatent / 128; ++n) {
-      const float* at = from + static_cast<int64_t>(i) * a.rows * kMlaLatent + n * 128;
-      add_weighted(sums[n], of_partial, *reinterpret_cast<const float4*>(at));
-    }
+    const float4 o = *reinterpret_cast<const float4*>(from + static_cast<int64_t>(i) * a.rows * kMlaLatent);
+    add_weighted(sum, __shfl_sync(~0u, weight, i), o);
   }
-#pragma unroll
-  for (int n = 0; n < kMlaLatent / 128; ++n) {
-    store_joined(a, join.out_row + row, n * 128 + lane * 4, sums[n], weights);
-  }
+  store_joined(a, join.out_row + row, column, sum, weights);
 }
 
-// Rows with few partials are dealt over the warps of the grid, slices of those with many over its blocks.
+// Slices of rows with few partials are dealt over the warps of the grid, of those with many over its blocks.
 __global__ void __launch_bounds__(kJoinThreads, kJoinBlocks) mla_join_kernel(const __grid_constant__ JoinArgs a) {
   __shared__ JoinShared shared;
-  const int few = a.plan.num_joins[0] * a.rows;  // the lists are older than the kernel in front
+  const int few = a.plan.num_joins[0] * a.rows * kFewSlices;  // the lists are older than the kernel in front
   const int many = a.plan.num_joins[1] * a.rows;
   dependency_wait();
   dependency_trigger();
   for (int unit = threadIdx.x / 32 * gridDim.x + blockIdx.x; unit < few; unit += gridDim.x * (kJoinThreads / 32)) {
-    const MlaJoin join = a.plan.joins[unit / a.rows];
-    if (unit % a.rows < join.rows) join_few(a, join, unit % a.rows);
+    const MlaJoin join = a.plan.joins[unit / kFewSlices / a.rows];
+    const int row = unit / kFewSlices % a.rows;
+    if (row < join.rows) join_few(a, join, row, unit % kFewSlices);
   }
   for (int unit = blockIdx.x; unit < many * kJoinSlices; unit += gridDim.x) {
     const MlaJoin join = a.plan.joins[a.max_tiles - 1 - unit / kJoinSlices / a.rows];

@@ -5,12 +5,14 @@
 
 namespace perigee {
 
-// One row tile over key blocks [block_begin, block_end) of its sequence (places in the table).
-struct alignas(32) MlaItem {
+// One row tile over key blocks [block_begin, block_end) of its sequence (places in the table). They are read from
+// block_first to the end and then from the beginning.
+struct alignas(16) MlaItem {
   int32_t sequence;
   int32_t row_begin;  // first query row of the tile; row = token of the sequence * heads + head
   int32_t block_begin;
   int32_t block_end;
+  int32_t block_first;
   int32_t partial;      // where the partial result goes; -1: the item is the whole row tile and writes the output
   int32_t length;       // tokens of the sequence
   int32_t first_token;  // batch row of the sequence's first query token

@@ -10,9 +10,11 @@ template <int kTokens>
 struct TileStream {
   const MlaAttendParams& params;
   int item, item_end;
-  int64_t entry = 0;  // of the table: the sequence's row and the block
-  int token = 0, token_end = 0, length = 0, num_new = 0;
-  int page = 0, position = 0;  // of the tile
+  int row = 0;  // of the table: its first entry
+  int block_begin = 0, block_end = 0;
+  int ahead = 0, left = 0;  // the block looked up; blocks of the item behind the tile's
+  int length = 0, num_new = 0;
+  int page = 0, position = 0;  // of the tile; its block begins at a multiple of 64
   int next_page = 0, next_position = 0;
 
   __device__ TileStream(const MlaAttendParams& p, int2 items) : params(p), item(items.x), item_end(items.y) { open(); }
@@ -22,36 +24,42 @@ struct TileStream {
   __device__ void open() {
     if (done()) return;
     const MlaItem& next = params.plan.items[item];
-    token = next.block_begin * kMlaBlock;
-    token_end = next.block_end * kMlaBlock;
+    block_begin = next.block_begin, block_end = next.block_end;
     length = next.length;
     num_new = next.num_tokens;
-    entry = static_cast<int64_t>(next.sequence) * params.batch.table_width + next.block_begin;
-    look_up(token);
+    row = next.sequence * params.batch.table_width;
+    ahead = next.block_first, left = block_end - block_begin;
+    look_up();
     enter_block();
   }
-  // The block that begins at `first` (place in the table, not position).
-  __device__ void look_up(int first) {
-    next_page = params.batch.block_table[entry];
-    next_position = params.batch.block_index ? params.batch.block_index[entry] * kMlaBlock : first;
-    ++entry;
+  __device__ void look_up() {
+    next_page = params.batch.block_table[row + ahead];
+    next_position = (params.batch.block_index ? params.batch.block_index[row + ahead] : ahead) * kMlaBlock;
   }
   __device__ void enter_block() {
     page = next_page;
     position = next_position;
-    if (token + kMlaBlock < token_end) look_up(token + kMlaBlock);
+    if (--left == 0) return;
+    if (++ahead == block_end) ahead = block_begin;
+    look_up();
   }
   __device__ void next() {
-    token += kTokens;
     position += kTokens;
-    if (token >= token_end) {
+    if (position % kMlaBlock != 0) return;
+    if (left > 0) {
+      enter_block();
+    } else {
       ++item;
       open();
-    } else if (token % kMlaBlock == 0) {
-      enter_block();
     }
   }
 };
+
+// The i-th block of an item that is read.
+__device__ __forceinline__ int item_block(const MlaItem& item, int i) {
+  const int block = item.block_first + i;
+  return block < item.block_end ? block : block - (item.block_end - item.block_begin);
+}
 
 // Position of a block's first token, from its place in the table.
 __device__ __forceinline__ int block_position(const MlaBatch& batch, int sequence, int block) {
