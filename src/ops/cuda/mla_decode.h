@@ -57,9 +57,10 @@ struct MlaDecodeConfig {
   MlaLists lists = MlaLists::kBalanced;
   int heads = 0;
   bool fp8 = false;
-  int rows = 0;        // of a row tile
-  int slots = 0;       // grid of the attention kernel
-  int key_halves = 0;  // half key tiles in shared memory, of the portable kernel
+  int rows = 0;          // of a row tile
+  int slots = 0;         // grid of the attention kernel
+  int key_halves = 0;    // half key tiles in shared memory, of the portable kernel
+  bool fetches = false;  // Hopper kernel: time goes into fetching keys, not into products
   int multiprocessors = 0;
   int max_sequences = 0, max_tokens = 0, max_tiles = 0;
   int64_t max_partials = 0;

@@ -260,18 +260,32 @@ __device__ __forceinline__ void multiply_own(Shared& shared, Consumer<kHalf>& me
   me.own_parity ^= 1;
 }
 
-// One own tile and, before its weights, the other's tile in front of it; kFirst: the item's first own tile.
-template <bool kFp8, bool kFirst, int kHalf>
+// The other's next tile, alone.
+template <bool kFp8, int kHalf>
+__device__ __forceinline__ void add_other(Shared& shared, Consumer<kHalf>& me, RowPair& state, Output& out) {
+  multiply_other<ElementOf<kFp8>, false>(shared, me, state, out);
+  wgmma_commit();
+  wgmma_wait_for<0>();
+  wgmma_settle(out);
+  release_other(shared, me);
+}
+
+// What is done with the other's tile in front of an own tile: nothing, as it was added before or is none; queued behind
+// the own product with keys; the same, and `out` is still 0.
+enum class Front { kNone, kQueued, kFirst };
+
+// One own tile and, before its weights, the other's tile in front of it.
+template <bool kFp8, Front kFront, int kHalf>
 __device__ __forceinline__ void run_tile(const MlaAttendParams& params, const MlaItem& item, Shared& shared,
                                          Consumer<kHalf>& me, int block, RowPair& state, Output& out) {
   using Element = ElementOf<kFp8>;
-  constexpr bool kHasOther = !kFirst || kHalf == 1;
+  constexpr bool kHasOther = kFront != Front::kNone;
   const float scale = params.args.softmax_scale * kLog2e * (kFp8 ? params.args.kv_scale : 1.0f);
   const int position = block_position(params.batch, item.sequence, block);
   float s[32], base[2], sum[2];
   uint32_t weights[4][4];
   multiply_keys<Element>(shared, me, s);
-  if constexpr (kHasOther) multiply_other<Element, kFirst>(shared, me, state, out);
+  if constexpr (kHasOther) multiply_other<Element, kFront == Front::kFirst>(shared, me, state, out);
   wgmma_commit();
   wgmma_wait_for<1>();
   wgmma_settle(s);
@@ -342,7 +356,7 @@ __device__ void store_output(const MlaAttendParams& params, const MlaItem& item,
 }
 
 // A consumer warpgroup's whole work.
-template <bool kFp8, int kHalf>
+template <bool kFp8, bool kFetches, int kHalf>
 __device__ __forceinline__ void consume(const MlaAttendParams& params, Shared& shared, int2 items) {
   Consumer<kHalf> me;
   for (int i = items.x; i < items.y; ++i) {
@@ -351,17 +365,18 @@ __device__ __forceinline__ void consume(const MlaAttendParams& params, Shared& s
     RowPair state = first_state(params, item);
     Output out = {};
     const int count = item.block_end - item.block_begin;
-    if (kHalf < count) run_tile<kFp8, true>(params, item, shared, me, item_block(item, kHalf), state, out);
+    if (kHalf < count) {
+      constexpr Front kFront = kHalf == 0 ? Front::kNone : Front::kFirst;
+      run_tile<kFp8, kFront>(params, item, shared, me, item_block(item, kHalf), state, out);
+    }
     for (int i = kHalf + 2; i < count; i += 2) {
-      run_tile<kFp8, false>(params, item, shared, me, item_block(item, i), state, out);
+      // Where keys come slowly, the other's tile goes first: waiting for own keys in front of it would hold up its
+      // buffer.
+      if constexpr (kFetches) add_other<kFp8>(shared, me, state, out);
+      run_tile<kFp8, kFetches ? Front::kNone : Front::kQueued>(params, item, shared, me, item_block(item, i), state,
+                                                               out);
     }
-    if ((count - 1) % 2 != kHalf) {  // the last tile is the other's
-      multiply_other<ElementOf<kFp8>, false>(shared, me, state, out);
-      wgmma_commit();
-      wgmma_wait_for<0>();
-      wgmma_settle(out);
-      release_other(shared, me);
-    }
+    if ((count - 1) % 2 != kHalf) add_other<kFp8>(shared, me, state, out);  // the last tile is the other's
     float scale[2];
     finish_rows(params, item, shared, kHalf, state, scale);
     if constexpr (kFp8) scale[0] *= params.args.kv_scale, scale[1] *= params.args.kv_scale;
@@ -381,7 +396,7 @@ __device__ void init_barriers(Shared& shared) {
   barrier_init_fence();
 }
 
-template <bool kFp8>
+template <bool kFp8, bool kFetches>
 __global__ void __launch_bounds__(3 * kGroup, 1)
     mla_wgmma_kernel(const __grid_constant__ MlaAttendParams params, const __grid_constant__ CUtensorMap map) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -395,11 +410,11 @@ __global__ void __launch_bounds__(3 * kGroup, 1)
     registers_grow<200>();
     dependency_wait();
     dependency_trigger();
-    consume<kFp8, 0>(params, shared, items);
+    consume<kFp8, kFetches, 0>(params, shared, items);
   } else if (group == 1) {
     registers_grow<200>();
     dependency_wait();
-    consume<kFp8, 1>(params, shared, items);
+    consume<kFp8, kFetches, 1>(params, shared, items);
   } else {
     registers_shrink<104>();
     if constexpr (kFp8) {
@@ -435,16 +450,21 @@ cudaError_t make_map(const MlaDecodeArgs& args, CUtensorMap* map) {
 
 cudaError_t mla_wgmma_prepare() {
   static_assert(sizeof(Shared) <= 227 * 1024);
-  const cudaError_t error = allow_shared(mla_wgmma_kernel<false>, sizeof(Shared));
-  return error == cudaSuccess ? allow_shared(mla_wgmma_kernel<true>, sizeof(Shared)) : error;
+  for (const auto kernel :
+       {mla_wgmma_kernel<false, false>, mla_wgmma_kernel<false, true>, mla_wgmma_kernel<true, false>}) {
+    const cudaError_t error = allow_shared(kernel, sizeof(Shared));
+    if (error != cudaSuccess) return error;
+  }
+  return cudaSuccess;
 }
 
 cudaError_t mla_wgmma_launch(const MlaDecodeConfig& config, const MlaAttendParams& params, cudaStream_t stream) {
   CUtensorMap map{};
   const LaunchShape shape{dim3(config.slots), dim3(3 * kGroup), sizeof(Shared), stream};
-  if (config.fp8) return launch(mla_wgmma_kernel<true>, shape, params, map);
+  if (config.fp8) return launch(mla_wgmma_kernel<true, false>, shape, params, map);
   const cudaError_t error = make_map(params.args, &map);
-  return error == cudaSuccess ? launch(mla_wgmma_kernel<false>, shape, params, map) : error;
+  if (error != cudaSuccess) return error;
+  return launch(config.fetches ? mla_wgmma_kernel<false, true> : mla_wgmma_kernel<false, false>, shape, params, map);
 }
 
 }  // namespace perigee

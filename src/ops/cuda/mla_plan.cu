@@ -339,6 +339,7 @@ MlaDecodeConfig mla_decode_config(const MlaDecodeShape& shape) {
   // Two blocks of the small kernel fit a multiprocessor's shared memory on 90 (228 KiB), one elsewhere.
   const bool two = c.kernel == MlaKernel::kMma16 && hopper;
   c.key_halves = two ? 5 : 4;
+  c.fetches = !shape.fp8 && rows <= c.rows;
   c.multiprocessors = shape.multiprocessors;
   c.slots = shape.multiprocessors * (two ? 2 : 1);
   c.max_sequences = shape.max_sequences;
