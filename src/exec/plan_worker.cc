@@ -24,8 +24,8 @@ Status PlanWorker::set_pool(int64_t bytes, bool count_penalties) {
   const int64_t pages = bytes / layout_.page_bytes();
   if (pages < least_pages())
     return bad_input(str_cat("the cache of ", bytes, " bytes holds ", pages, " pages of ", layout_.page_bytes(),
-                             " bytes; raise it to at least ", least_pages(), ": two blocks and a recurrent state of ",
-                             state_pages()),
+                             " bytes; raise --kv-cache-memory-bytes to at least ", least_pages() * layout_.page_bytes(),
+                             ": two blocks", state_pages() > 0 ? " and a recurrent state" : ""),
                      "kv-cache-memory-bytes");
   num_pages_ = static_cast<int32_t>(std::min<int64_t>(pages, INT32_MAX));
   slots_ = std::make_unique<Slots>(config_.max_sequences, count_penalties ? model_->info().vocab : 0, max_blocks());

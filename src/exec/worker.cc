@@ -1,5 +1,7 @@
 #include "exec/worker.h"
 
+#include <unistd.h>
+
 #include "exec/plan_worker.h"
 #include "exec/sampler.h"
 #include "ops/ops.h"
@@ -32,10 +34,18 @@ class HostWorker final : public PlanWorker {
   std::unique_ptr<Sampler> sampler_;
 };
 
+int64_t host_memory_bytes() {
+  return static_cast<int64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE);
+}
+
 Result<std::unique_ptr<Worker>> HostWorker::create(const WorkerConfig& config, OnResult on_result) {
   auto worker = std::make_unique<HostWorker>(config, std::move(on_result));
   ASSIGN_OR_RETURN(auto ops, make_ops(config));
   RETURN_IF_ERROR(worker->load(std::move(ops)));
+  if (config.cache_bytes > host_memory_bytes())
+    return bad_input(str_cat("the cache of ", config.cache_bytes, " bytes is over this machine's memory of ",
+                             host_memory_bytes(), ": lower --kv-cache-memory-bytes"),
+                     "kv-cache-memory-bytes");
   RETURN_IF_ERROR(worker->set_pool(config.cache_bytes, true));
   worker->pool_memory_ = worker->ops_->make_buffer(static_cast<size_t>(worker->page_pool_bytes()));
   if (worker->state_pages() > 0) {

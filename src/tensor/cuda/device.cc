@@ -36,7 +36,11 @@ Status device_status() {
 Status select_device(int index) {
   int count = 0;
   if (const cudaError_t error = cudaGetDeviceCount(&count); error != cudaSuccess || count == 0)
-    return Error(Code::kUnavailable, str_cat("no usable GPU: ", cudaGetErrorString(error)), "device");
+    return Error(Code::kUnavailable,
+                 str_cat("no usable GPU: ", error == cudaErrorInsufficientDriver
+                                                ? "no NVIDIA driver, or one that is older than CUDA 13's"
+                                                : cudaGetErrorString(error)),
+                 "device");
   if (index < 0 || index >= count)
     return Error(Code::kUnavailable, str_cat("GPU ", index, " of ", count, " does not exist"), "device");
   if (const cudaError_t error = cudaSetDevice(index); error != cudaSuccess)
