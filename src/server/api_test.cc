@@ -356,6 +356,8 @@ TEST_F(ApiTest, ErrorsHaveTheEnvelope) {
   const auto too_long = post("/v1/completions", R"({"prompt":")" + std::string(250, 'a') + R"(","max_tokens":10})");
   EXPECT_EQ(too_long.status, 400);
   EXPECT_EQ(*too_long.json().find("error")->find("param"), Json("input_tokens"));
+  const auto too_many = post("/v1/completions", R"({"prompt":"ab","max_tokens":10,"min_tokens":11})");
+  EXPECT_EQ(*too_many.json().find("error")->find("param"), Json("min_tokens"));
 }
 
 TEST_F(ApiTest, RefusalsAreCountedAndTheLogNamesTheFieldNotItsValue) {

@@ -243,6 +243,9 @@ Result<GenerationSpec> App::make_spec(const RequestFields& fields, const HttpReq
   const auto now_serving = serving();
   const int64_t limit = now_serving->context.max_model_len;
   ASSIGN_OR_RETURN(std::string model, model_name(fields.model));
+  if (fields.max_tokens && fields.sampling.min_tokens > *fields.max_tokens)
+    return bad_input(str_cat("min_tokens ", fields.sampling.min_tokens, " is over max_tokens ", *fields.max_tokens),
+                     "min_tokens");
   for (const TokenIds& prompt : prompts) {
     const int64_t length = std::ssize(*prompt);
     if (length == 0) return bad_input("the prompt has no tokens", "prompt");
