@@ -18,10 +18,10 @@ Tensor Ops::mla_in(const Tensor& x, const MlaWeights& w, const Batch& batch, con
   const MlaShape& s = w.shape;
   const DType wide = wide_dtype();
   const Tensor q_in = w.q_a.packed ? rms_norm(linear(x, w.q_a, DType::kF32), w.q_a_norm, w.latent_eps, wide) : x;
-  const Tensor q = linear(q_in, w.q, wide);                                       // [n, h * (dn + dr)]
-  const Tensor kv = linear(x, w.kv_a, DType::kF32);                               // [n, L + dr]
+  const Tensor q = linear(q_in, w.q, wide);                                             // [n, h * (dn + dr)]
+  const Tensor kv = linear(x, w.kv_a, DType::kF32);                                     // [n, L + dr]
   const Tensor c = rms_norm(kv.columns(0, s.latent), w.kv_a_norm, w.latent_eps, wide);  // [n, L], rounded once
-  const Tensor k_rope = kv.columns(s.latent, s.rope);                             // [n, dr], shared by all heads
+  const Tensor k_rope = kv.columns(s.latent, s.rope);                                   // [n, dr], shared by all heads
   if (w.rope.enabled) {
     rope(q, s.q_head(), s.nope, batch.positions, w.rope);
     rope(k_rope, s.rope, 0, batch.positions, w.rope);
