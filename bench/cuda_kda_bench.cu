@@ -2,32 +2,21 @@
 // recurrence, output norm, ring), cold memory: every call of a captured graph works on another layer's states, several
 // times the L2 together. A figure is the median of 11 replays, divided by the calls of one.
 //
-//   cuda_kda_bench [substring]     rows whose name holds it
+//   cuda_kda_bench [substring ...]     rows whose name holds one of them
 //
 // Bytes counted, each once. Step: the state and the convolution's tail read and written, the ring written and read,
 // inputs, outputs. Prefill: inputs and outputs.
-#include <algorithm>
-#include <cstdio>
-#include <cstdlib>
-#include <string>
-#include <vector>
-
+#include "bench/cuda_timing.h"
 #include "ops/cuda/backend.h"
 #include "ops/cuda/kda.h"
 
 namespace perigee {
 namespace {
 
-constexpr double kRate = 4.5e12;  // bytes/s an H200 was seen to move (facts of the project)
-constexpr int kReplays = 11;
+using bench::must, bench::upload;
+
 constexpr int kHeads = 32, kRing = 4;
 constexpr int64_t kWidth = kHeads * kKdaDim;
-
-void must(cudaError_t error) {
-  if (error == cudaSuccess) return;
-  std::fprintf(stderr, "CUDA: %s\n", cudaGetErrorString(error));
-  std::exit(1);
-}
 
 // Random numbers in [low, high).
 __global__ void fill(float* data, int64_t count, float low, float high) {
@@ -43,14 +32,6 @@ float* filled(int64_t count, float low, float high) {
   float* data = nullptr;
   must(cudaMalloc(&data, count * sizeof(float)));
   fill<<<1024, 256>>>(data, count, low, high);
-  return data;
-}
-
-template <typename T>
-const T* upload(const std::vector<T>& host) {
-  T* data = nullptr;
-  must(cudaMalloc(&data, host.size() * sizeof(T)));
-  must(cudaMemcpy(data, host.data(), host.size() * sizeof(T), cudaMemcpyHostToDevice));
   return data;
 }
 
@@ -146,46 +127,18 @@ class World {
   int layers_ = 0;
 };
 
-double median_us(cudaGraphExec_t graph, cudaStream_t stream, int calls) {
-  cudaEvent_t begin, end;
-  must(cudaEventCreate(&begin)), must(cudaEventCreate(&end));
-  std::vector<float> times;
-  for (int i = 0; i < kReplays + 3; ++i) {
-    must(cudaEventRecord(begin, stream));
-    must(cudaGraphLaunch(graph, stream));
-    must(cudaEventRecord(end, stream));
-    must(cudaEventSynchronize(end));
-    float ms = 0;
-    must(cudaEventElapsedTime(&ms, begin, end));
-    if (i >= 3) times.push_back(ms);
-  }
-  std::nth_element(times.begin(), times.begin() + kReplays / 2, times.end());
-  return times[kReplays / 2] * 1e3 / calls;
-}
-
 void measure(const Row& r, CudaOps& ops) {
   World world(r, ops);
   must(cudaDeviceSynchronize());
-  world.call(0);  // its memory grows here
-  must(cudaStreamSynchronize(ops.stream()));
-  must(cudaStreamBeginCapture(ops.stream(), cudaStreamCaptureModeRelaxed));
-  for (int layer = 0; layer < world.layers(); ++layer) world.call(layer);
-  cudaGraph_t graph;
-  cudaGraphExec_t exec;
-  must(cudaStreamEndCapture(ops.stream(), &graph));
-  must(cudaGraphInstantiate(&exec, graph, 0));
-  const double us = median_us(exec, ops.stream(), world.layers());
+  const double us = bench::time_calls(ops.stream(), world.layers(), [&](int layer) { world.call(layer); });
   const KdaShape shape{.heads = kHeads};
   const double row_bytes = kWidth * (5 * 4 + 2.0), ring_bytes = shape.ring_token_floats() * 4.0 * kHeads;
   double bytes = r.batch * r.tokens * row_bytes;
   if (!r.prefill) bytes += r.batch * (2.0 * shape.unit_bytes() * kHeads + (r.tokens + r.replayed) * ring_bytes);
-  std::printf("%-36s %9.1f us %7.0f GB/s %5.0f %% of limit\n", r.name, us, bytes / us / 1e3,
-              100 * bytes / kRate * 1e6 / us);
-  std::fflush(stdout);
-  must(cudaGraphExecDestroy(exec)), must(cudaGraphDestroy(graph));
+  bench::print_row(r.name, us, bytes);
 }
 
-int main_of(const std::string& filter) {
+int run() {
   must(cudaSetDevice(0));
   CudaOps ops(CudaOptions{});
   for (const Row& r :
@@ -194,7 +147,7 @@ int main_of(const std::string& filter) {
         Row{"verify B64 q4, 3 replayed", 64, 4, 3, false}, Row{"prefill 1 x 512", 1, 512, 0, true},
         Row{"prefill 1 x 2048", 1, 2048, 0, true}, Row{"prefill 1 x 8192", 1, 8192, 0, true},
         Row{"prefill 8 x 1024", 8, 1024, 0, true}})
-    if (std::string(r.name).find(filter) != std::string::npos) measure(r, ops);
+    if (bench::wanted(r.name)) measure(r, ops);
   return 0;
 }
 
@@ -202,5 +155,6 @@ int main_of(const std::string& filter) {
 }  // namespace perigee
 
 int main(int argc, char** argv) {
-  return perigee::main_of(argc > 1 ? argv[1] : "");
+  perigee::bench::filters.assign(argv + 1, argv + argc);
+  return perigee::run();
 }

@@ -2,18 +2,11 @@
 // graph reads other pages of a pool several times the L2; a figure is the median of 11 replays, divided by the calls of
 // one.
 //
-//   cuda_mla_bench [substring]     rows whose name holds it; memory bytes counted: keys once (queries, outputs left
-//   out)
-#include <cuda_runtime.h>
-
-#include <algorithm>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
-#include <string>
-#include <vector>
-
+//   cuda_mla_bench [substring ...]     rows whose name holds one of them
+//
+// Bytes counted: keys once, queries and outputs not.
 #include "base/rng.h"
+#include "bench/cuda_timing.h"
 #include "ops/cuda/mla_decode.h"
 #include "ops/cuda/mla_prefill.h"
 #include "ops/cuda/mla_write.h"
@@ -21,16 +14,9 @@
 namespace perigee {
 namespace {
 
-constexpr double kReadRate = 4.54e12;   // bytes/s an H200 was seen to read (facts of the project)
-constexpr double kMatrixRate = 790e12;  // bf16 flop/s a large product was seen to reach
 constexpr int64_t kPoolBytes = 6ll << 30;
-constexpr int kReplays = 11;
 
-void must(cudaError_t error) {
-  if (error == cudaSuccess) return;
-  std::fprintf(stderr, "CUDA: %s\n", cudaGetErrorString(error));
-  std::exit(1);
-}
+using bench::must, bench::upload, bench::wanted;
 
 // Finite random bytes: bf16 in about [-2, 2] or any e4m3 below 2.
 __global__ void fill(uint32_t* data, int64_t words, bool fp8) {
@@ -56,14 +42,6 @@ std::string name_of(const Row& r) {
   return text;
 }
 
-template <typename T>
-T* upload(const std::vector<T>& host) {
-  T* data = nullptr;
-  must(cudaMalloc(&data, host.size() * sizeof(T)));
-  must(cudaMemcpy(data, host.data(), host.size() * sizeof(T), cudaMemcpyHostToDevice));
-  return data;
-}
-
 MlaDecodeConfig config_of(const Row& r) {
   cudaDeviceProp device{};
   must(cudaGetDeviceProperties(&device, 0));
@@ -73,37 +51,6 @@ MlaDecodeConfig config_of(const Row& r) {
   shape.multiprocessors = device.multiProcessorCount;
   shape.compute_capability = r.capability ? r.capability : device.major * 10 + device.minor;
   return mla_decode_config(shape);
-}
-
-double median_us(cudaGraphExec_t graph, cudaStream_t stream, int calls) {
-  cudaEvent_t begin, end;
-  must(cudaEventCreate(&begin)), must(cudaEventCreate(&end));
-  std::vector<float> times;
-  for (int i = 0; i < kReplays + 3; ++i) {
-    must(cudaEventRecord(begin, stream));
-    must(cudaGraphLaunch(graph, stream));
-    must(cudaEventRecord(end, stream));
-    must(cudaEventSynchronize(end));
-    float ms = 0;
-    must(cudaEventElapsedTime(&ms, begin, end));
-    if (i >= 3) times.push_back(ms);
-  }
-  std::nth_element(times.begin(), times.begin() + kReplays / 2, times.end());
-  return times[kReplays / 2] * 1e3 / calls;
-}
-
-// Graph of `calls` calls, timed; microseconds of one.
-template <typename Call>
-double time_calls(int calls, cudaStream_t stream, const Call& call) {
-  must(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed));
-  for (int i = 0; i < calls; ++i) must(call(i));
-  cudaGraph_t graph;
-  cudaGraphExec_t exec;
-  must(cudaStreamEndCapture(stream, &graph));
-  must(cudaGraphInstantiate(&exec, graph, 0));
-  const double us = median_us(exec, stream, calls);
-  must(cudaGraphExecDestroy(exec)), must(cudaGraphDestroy(graph));
-  return us;
 }
 
 void measure(const Row& r, uint8_t* pool, uint16_t* q, uint16_t* out, float* lse, cudaStream_t stream) {
@@ -126,16 +73,13 @@ void measure(const Row& r, uint8_t* pool, uint16_t* q, uint16_t* out, float* lse
   must(cudaMalloc(&workspace, config.workspace_bytes()));
   must(mla_plan(config, batch, workspace, stream));
   must(cudaStreamSynchronize(stream));
-  const double us = time_calls(calls, stream, [&](int i) {
+  const double us = bench::time_calls(stream, calls, [&](int i) {
     batch.block_table = table + i * used;
-    return mla_decode(config, batch, args, workspace, stream);
+    must(mla_decode(config, batch, args, workspace, stream));
   });
   const double bytes = static_cast<double>(r.batch) * r.length * page_bytes / 64;
   const double flop = 2.0 * r.batch * r.heads * r.query * r.length * (kMlaWidth + kMlaLatent);
-  const double limit = std::max(bytes / kReadRate, flop / kMatrixRate) * 1e6;
-  std::printf("%-30s %9.1f us %7.0f GB/s %6.0f TFLOP/s %5.0f %% of limit   %s\n", name_of(r).c_str(), us,
-              bytes / us / 1e3, flop / us / 1e6, 100 * limit / us, config.name().c_str());
-  std::fflush(stdout);
+  bench::print_row(name_of(r), us, bytes, flop, config.name());
   must(cudaFree(workspace)), must(cudaFree(table));
   must(cudaFree(const_cast<int32_t*>(batch.first_row))), must(cudaFree(const_cast<int32_t*>(batch.lengths)));
 }
@@ -165,8 +109,9 @@ void measure_prefill(int heads, int nope, int value, int length, uint8_t* pool, 
   cudaDeviceProp device{};
   must(cudaGetDeviceProperties(&device, 0));
   const PrefillKernel kernel = mla_prefill_choice(nope, value, device.major * 10 + device.minor);
-  char name[64];
-  std::snprintf(name, sizeof name, "prefill %d/%d h%d S%d", nope + 64, value, heads, length);
+  const std::string name = "prefill " + std::to_string(nope + 64) + "/" + std::to_string(value) + " h" +
+                           std::to_string(heads) + " S" + std::to_string(length);
+  if (!wanted(name)) return;
   MlaPrefillArgs a;
   a.heads = heads, a.nope = nope, a.value = value, a.sequences = 1, a.max_query = a.keys = length,
   a.softmax_scale = 0.07f;
@@ -175,16 +120,17 @@ void measure_prefill(int heads, int nope, int value, int length, uint8_t* pool, 
   const int64_t q_bytes = 2ll * length * heads * (nope + 64), up_bytes = 2ll * length * heads * (nope + value);
   a.q = pool, a.up = pool + q_bytes, a.k_rope = pool + q_bytes + up_bytes;
   a.out = pool + q_bytes + up_bytes + length * 128ll;
-  const double us = time_calls(2, stream, [&](int) { return mla_prefill(kernel, a, stream); });
+  const double us = bench::time_calls(stream, 2, [&](int) { must(mla_prefill(kernel, a, stream)); });
   const double flop = 1.0 * heads * length * length * (nope + 64 + value);
-  std::printf("%-30s %9.1f us %7s      %6.0f TFLOP/s %5.0f %% of limit   %s\n", name, us, "", flop / us / 1e6,
-              100 * flop / kMatrixRate * 1e6 / us, mla_prefill_name(kernel));
+  bench::print_row(name, us, 0, flop, mla_prefill_name(kernel));
   must(cudaFree(const_cast<int32_t*>(rows)));
 }
 
 // The cache write of `tokens` tokens of as many sequences; every call writes other pages.
 void measure_write(int tokens, int heads, uint8_t* pool, cudaStream_t stream) {
   constexpr int kCalls = 8;
+  const std::string name = "write h" + std::to_string(heads) + ", " + std::to_string(tokens) + " tokens";
+  if (!wanted(name)) return;
   std::vector<int32_t> pages(tokens * kCalls), positions(tokens);
   for (int i = 0; i < tokens * kCalls; ++i) pages[i] = i;
   for (int i = 0; i < tokens; ++i) positions[i] = i % 64;
@@ -195,17 +141,17 @@ void measure_write(int tokens, int heads, uint8_t* pool, cudaStream_t stream) {
   a.inv_freq = upload(std::vector<float>(32, 0.01f)), a.page_bytes = 64 * kMlaWidth * 2;
   const int64_t kv_bytes = 4ll * tokens * kMlaWidth, q_bytes = 2ll * tokens * heads * 192;
   uint8_t* inputs = pool + (5ll << 30);
-  const double us = time_calls(kCalls, stream, [&](int i) {
+  const double us = bench::time_calls(stream, kCalls, [&](int i) {
     a.pages = all_pages + i * tokens, a.cache = pool;
     a.kv = reinterpret_cast<const float*>(inputs + i * (kv_bytes + q_bytes)),
     a.q = inputs + i * (kv_bytes + q_bytes) + kv_bytes;
-    return mla_write(a, stream);
+    must(mla_write(a, stream));
   });
   const double bytes = tokens * (kMlaWidth * 6.0 + heads * 64 * 4.0);
-  std::printf("write h%-3d %5d tokens          %9.1f us %7.0f GB/s\n", heads, tokens, us, bytes / us / 1e3);
+  bench::print_row(name, us, bytes);
 }
 
-int main_of(const char* filter) {
+int run() {
   cudaStream_t stream;
   must(cudaStreamCreate(&stream));
   uint8_t* pool = nullptr;
@@ -219,22 +165,18 @@ int main_of(const char* filter) {
   fill<<<1024, 256, 0, stream>>>(reinterpret_cast<uint32_t*>(q), kRows * kMlaWidth / 2, false);
   int filled = -1;
   for (const Row& r : rows()) {
-    if (name_of(r).find(filter) == std::string::npos) continue;
+    if (!wanted(name_of(r))) continue;
     if (filled != r.fp8) fill<<<1024, 256, 0, stream>>>(reinterpret_cast<uint32_t*>(pool), kPoolBytes / 4, r.fp8);
     filled = r.fp8;
     measure(r, pool, q, out, lse, stream);
   }
   must(mla_prefill_prepare());
   fill<<<1024, 256, 0, stream>>>(reinterpret_cast<uint32_t*>(pool), kPoolBytes / 4, false);
-  if (std::strstr("prefill", filter)) {
-    measure_prefill(8, 128, 128, 8192, pool, stream);
-    measure_prefill(64, 128, 128, 4096, pool, stream);
-    measure_prefill(64, 128, 128, 16384, pool, stream);
-    measure_prefill(20, 192, 256, 8192, pool, stream);
-  }
-  if (std::strstr("write", filter)) {
-    for (const int tokens : {1, 64, 1024}) measure_write(tokens, 64, pool, stream);
-  }
+  measure_prefill(8, 128, 128, 8192, pool, stream);
+  measure_prefill(64, 128, 128, 4096, pool, stream);
+  measure_prefill(64, 128, 128, 16384, pool, stream);
+  measure_prefill(20, 192, 256, 8192, pool, stream);
+  for (const int tokens : {1, 64, 1024}) measure_write(tokens, 64, pool, stream);
   return 0;
 }
 
@@ -242,5 +184,6 @@ int main_of(const char* filter) {
 }  // namespace perigee
 
 int main(int argc, char** argv) {
-  return perigee::main_of(argc > 1 ? argv[1] : "");
+  perigee::bench::filters.assign(argv + 1, argv + argc);
+  return perigee::run();
 }

@@ -6,49 +6,22 @@
 //
 // Bytes counted: the weights of the distinct experts touched, once. Limit: the larger of bytes / 4.54 TB/s and flop /
 // 790 TFLOP/s, which an H200 was seen to reach.
-#include <algorithm>
-#include <cstdio>
-#include <cstdlib>
-#include <functional>
-#include <numeric>
 #include <set>
-#include <string>
 
 #include "base/rng.h"
+#include "bench/cuda_timing.h"
 #include "ops/cuda/backend.h"
 
 namespace perigee {
 namespace {
 
-constexpr double kReadRate = 4.54e12, kMatrixRate = 790e12;
-constexpr int kReplays = 11;
-
-std::vector<std::string> filters;
-
-bool wanted(const std::string& name) {
-  return filters.empty() || std::any_of(filters.begin(), filters.end(),
-                                        [&](const std::string& f) { return name.find(f) != std::string::npos; });
-}
-
-void must(cudaError_t error) {
-  if (error == cudaSuccess) return;
-  std::fprintf(stderr, "CUDA: %s\n", cudaGetErrorString(error));
-  std::exit(1);
-}
+using bench::must, bench::print_row, bench::upload, bench::wanted;
 
 // bf16 in about [-2, 2].
 __global__ void fill(uint32_t* data, int64_t words) {
   for (int64_t i = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x; i < words;
        i += static_cast<int64_t>(gridDim.x) * blockDim.x)
     data[i] = (static_cast<uint32_t>(random_u64(5, static_cast<uint64_t>(i))) & 0x807F807Fu) | 0x3F003F00u;
-}
-
-template <typename T>
-T* upload(const std::vector<T>& host) {
-  T* data = nullptr;
-  must(cudaMalloc(&data, host.size() * sizeof(T)));
-  must(cudaMemcpy(data, host.data(), host.size() * sizeof(T), cudaMemcpyHostToDevice));
-  return data;
 }
 
 Tensor random_rows(int64_t rows, int64_t cols) {
@@ -63,44 +36,11 @@ Tensor random_rows(int64_t rows, int64_t cols) {
 
 // Microseconds of one of `calls` calls.
 double time_calls(CudaOps& ops, int calls, const std::function<void(int)>& call) {
-  cudaStream_t stream = ops.stream();
-  const auto all = [&] {
-    ops.begin_step();
-    for (int i = 0; i < calls; ++i) {
-      const ArenaScope scope(ops.arena());
-      call(i);
-    }
-  };
-  all();
-  must(cudaStreamSynchronize(stream));
-  must(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed));
-  all();
-  cudaGraph_t graph;
-  cudaGraphExec_t exec;
-  must(cudaStreamEndCapture(stream, &graph));
-  must(cudaGraphInstantiate(&exec, graph, 0));
-  cudaEvent_t begin, end;
-  must(cudaEventCreate(&begin)), must(cudaEventCreate(&end));
-  std::vector<float> times;
-  for (int i = 0; i < kReplays + 2; ++i) {
-    must(cudaEventRecord(begin, stream)), must(cudaGraphLaunch(exec, stream)), must(cudaEventRecord(end, stream));
-    must(cudaEventSynchronize(end));
-    float ms = 0;
-    must(cudaEventElapsedTime(&ms, begin, end));
-    if (i >= 2) times.push_back(ms);
-  }
-  must(cudaGraphExecDestroy(exec)), must(cudaGraphDestroy(graph));
-  std::nth_element(times.begin(), times.begin() + kReplays / 2, times.end());
-  return times[kReplays / 2] * 1e3 / calls;
-}
-
-void print(const std::string& name, double us, double bytes, double flop, int distinct) {
-  const double limit = std::max(bytes / kReadRate, flop / kMatrixRate) * 1e6;
-  std::printf("%-34s %9.1f us %7.0f GB/s %6.1f TFLOP/s %5.0f %% of %7.1f us", name.c_str(), us, bytes / us / 1e3,
-              flop / us / 1e6, 100 * limit / us, limit);
-  if (distinct > 0) std::printf("   %d experts", distinct);
-  std::printf("\n");
-  std::fflush(stdout);
+  return bench::time_calls(ops.stream(), calls, [&](int i) {
+    if (i == 0) ops.begin_step();
+    const ArenaScope scope(ops.arena());
+    call(i);
+  });
 }
 
 struct ExpertShape {
@@ -160,8 +100,8 @@ void measure_experts(CudaOps& ops, const ExpertShape& s) {
     const Tensor x = random_rows(tokens, s.hidden);
     const double us =
         time_calls(ops, calls, [&](int i) { ops.moe_experts(x, routing[static_cast<size_t>(i)], weights); });
-    print(row_name(tokens), us, distinct * s.bytes(), 6.0 * static_cast<double>(tokens * s.top_k * s.hidden * s.inter),
-          distinct);
+    print_row(row_name(tokens), us, distinct * s.bytes(),
+              6.0 * static_cast<double>(tokens * s.top_k * s.hidden * s.inter), std::to_string(distinct) + " experts");
     must(cudaFree(x.data));
     for (const Routing& r : routing) must(cudaFree(r.ids)), must(cudaFree(r.weights));
   }
@@ -181,7 +121,7 @@ void measure_linear(CudaOps& ops, WeightFormat format, int64_t in, int64_t out) 
     const int calls = rows > 64 ? 2 : static_cast<int>(count);
     const double us =
         time_calls(ops, calls, [&](int i) { ops.linear(x, copies[static_cast<size_t>(i)], DType::kBF16); });
-    print(name, us, bytes, 2.0 * static_cast<double>(rows * out * in), 0);
+    print_row(name, us, bytes, 2.0 * static_cast<double>(rows * out * in));
     must(cudaFree(x.data));
   }
 }
@@ -201,7 +141,7 @@ void measure_mlp(CudaOps& ops, int64_t hidden, int64_t inter) {
     const Tensor x = random_rows(rows, hidden);
     const double us =
         time_calls(ops, rows > 64 ? 2 : 10, [&](int i) { ops.dense_mlp(x, copies[static_cast<size_t>(i)]); });
-    print(name, us, bytes, static_cast<double>(rows) * bytes, 0);
+    print_row(name, us, bytes, static_cast<double>(rows) * bytes);
     must(cudaFree(x.data));
   }
 }
@@ -234,7 +174,7 @@ void measure_router(CudaOps& ops, const RouterShape& s) {
     const Tensor x = random_rows(rows, s.hidden);
     const int calls = rows > 64 ? 2 : static_cast<int>(count);
     const double us = time_calls(ops, calls, [&](int i) { ops.route(x, copies[static_cast<size_t>(i)]); });
-    print(name, us, bytes, 2.0 * static_cast<double>(rows * s.hidden * s.experts), 0);
+    print_row(name, us, bytes, 2.0 * static_cast<double>(rows * s.hidden * s.experts));
     must(cudaFree(x.data));
   }
 }
@@ -261,6 +201,6 @@ int main_of() {
 }  // namespace perigee
 
 int main(int argc, char** argv) {
-  perigee::filters.assign(argv + 1, argv + argc);
+  perigee::bench::filters.assign(argv + 1, argv + argc);
   return perigee::main_of();
 }

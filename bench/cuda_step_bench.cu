@@ -18,7 +18,6 @@ using bench::must;
 
 constexpr size_t kCold = 600 << 20;  // bytes that a row's calls go through, ten times the L2
 
-std::vector<std::string> filters;
 cudaStream_t stream;
 
 __global__ void fill(float* data, int64_t count, float scale) {
@@ -69,7 +68,7 @@ int calls_for(double bytes) {
 void measure_norm(int64_t rows, int64_t cols, bool add) {
   const std::string name = std::string(add ? "add + rms_norm" : "rms_norm") + " [" + std::to_string(rows) + ", " +
                            std::to_string(cols) + "]";
-  if (!bench::wanted(filters, name)) return;
+  if (!bench::wanted(name)) return;
   Memory memory;
   const double bytes = static_cast<double>(rows * cols) * (add ? 14 : 6);
   const int calls = calls_for(bytes);
@@ -83,12 +82,12 @@ void measure_norm(int64_t rows, int64_t cols, bool add) {
     must(rms_norm_rows(rows_of(x + i * count, DType::kF32, rows, cols), add ? &addend : nullptr, weight, 1e-6f,
                        rows_of(y + i * count, DType::kBF16, rows, cols), stream));
   });
-  bench::print_row(name, us, bytes, 0);
+  bench::print_row(name, us, bytes);
 }
 
 void measure_silu(int64_t rows, int64_t cols) {
   const std::string name = "silu * mul [" + std::to_string(rows) + ", " + std::to_string(cols) + "]";
-  if (!bench::wanted(filters, name)) return;
+  if (!bench::wanted(name)) return;
   Memory memory;
   const int64_t count = rows * cols;
   const double bytes = 10.0 * static_cast<double>(count);
@@ -99,7 +98,7 @@ void measure_silu(int64_t rows, int64_t cols) {
     must(silu_mul_rows(rows_of(x + 2 * i * count, DType::kF32, rows, 2 * cols), true,
                        rows_of(y + i * count, DType::kBF16, rows, cols), stream));
   });
-  bench::print_row(name, us, bytes, 0);
+  bench::print_row(name, us, bytes);
 }
 
 // Rows of an embedding table, or of logits to be.
@@ -107,7 +106,7 @@ void measure_rows(int64_t rows, int64_t cols, bool embed) {
   constexpr int64_t kTable = 50000;
   const std::string name =
       std::string(embed ? "embed" : "gather_rows") + " [" + std::to_string(rows) + ", " + std::to_string(cols) + "]";
-  if (!bench::wanted(filters, name)) return;
+  if (!bench::wanted(name)) return;
   Memory memory;
   const double bytes = static_cast<double>(rows * cols) * (embed ? 6 : 8);
   const int calls = calls_for(bytes);
@@ -126,12 +125,12 @@ void measure_rows(int64_t rows, int64_t cols, bool embed) {
     else
       must(gather_f32_rows(rows_of(table, DType::kF32, kTable, cols), places + i * rows, out, stream));
   });
-  bench::print_row(name, us, bytes, 0);
+  bench::print_row(name, us, bytes);
 }
 
 void measure_rope(int64_t rows, int64_t heads) {
   const std::string name = "rope [" + std::to_string(rows) + ", " + std::to_string(heads) + " x 192]";
-  if (!bench::wanted(filters, name)) return;
+  if (!bench::wanted(name)) return;
   Memory memory;
   const int64_t cols = heads * 192;
   const double bytes = static_cast<double>(rows * heads) * 64 * 2 * 2;
@@ -146,7 +145,7 @@ void measure_rope(int64_t rows, int64_t heads) {
   const double us = bench::time_calls(stream, calls, [&](int i) {
     must(rope_rows(rows_of(x + i * rows * cols, DType::kBF16, rows, cols), call, stream));
   });
-  bench::print_row(name, us, bytes, 0);
+  bench::print_row(name, us, bytes);
 }
 
 struct SamplingKind {
@@ -159,7 +158,7 @@ void measure_sampling(const SamplingKind& kind, int rows, float spread) {
   constexpr int32_t kVocab = 163840;
   const std::string name = "sample " + std::string(kind.name) + " [" + std::to_string(rows) + ", 163840] spread " +
                            std::to_string(static_cast<int>(spread));
-  if (!bench::wanted(filters, name)) return;
+  if (!bench::wanted(name)) return;
   Memory memory;
   const double bytes = 4.0 * static_cast<double>(kVocab) * rows;
   const int calls = calls_for(bytes);
@@ -186,7 +185,7 @@ void measure_sampling(const SamplingKind& kind, int rows, float spread) {
     call.logits = logits + static_cast<int64_t>(i) * rows * kVocab;
     must(sample_rows(call, slots, stream));
   });
-  bench::print_row(name, us, bytes, 0);
+  bench::print_row(name, us, bytes);
 }
 
 int run() {
@@ -216,6 +215,6 @@ int run() {
 }  // namespace perigee
 
 int main(int argc, char** argv) {
-  perigee::filters.assign(argv + 1, argv + argc);
+  perigee::bench::filters.assign(argv + 1, argv + argc);
   return perigee::run();
 }

@@ -21,6 +21,15 @@ inline void must(cudaError_t error) {
   std::exit(1);
 }
 
+// Device memory of the caller's.
+template <typename T>
+T* upload(const std::vector<T>& host) {
+  T* data = nullptr;
+  must(cudaMalloc(&data, host.size() * sizeof(T)));
+  must(cudaMemcpy(data, host.data(), host.size() * sizeof(T), cudaMemcpyHostToDevice));
+  return data;
+}
+
 // Microseconds of one of `calls` calls: the median of kReplays replays of a graph of all. Cold memory is the caller's:
 // each call works on other data, together several times the L2.
 inline double time_calls(cudaStream_t stream, int calls, const std::function<void(int)>& call) {
@@ -52,7 +61,7 @@ inline double time_calls(cudaStream_t stream, int calls, const std::function<voi
 }
 
 // A row of a table: time, rates, and the share of the limit, the larger of bytes / kReadRate and flop / kMatrixRate.
-inline void print_row(const std::string& name, double us, double bytes, double flop, const std::string& note = {}) {
+inline void print_row(const std::string& name, double us, double bytes, double flop = 0, const std::string& note = {}) {
   const double limit = std::max(bytes / kReadRate, flop / kMatrixRate) * 1e6;
   std::printf("%-34s %9.1f us %7.0f GB/s %6.1f TFLOP/s %5.0f %% of %7.1f us%s%s\n", name.c_str(), us, bytes / us / 1e3,
               flop / us / 1e6, 100 * limit / us, limit, note.empty() ? "" : "   ", note.c_str());
@@ -60,7 +69,9 @@ inline void print_row(const std::string& name, double us, double bytes, double f
 }
 
 // Rows are chosen by the program's arguments: those whose name holds one of them, or all.
-inline bool wanted(const std::vector<std::string>& filters, const std::string& name) {
+inline std::vector<std::string> filters;
+
+inline bool wanted(const std::string& name) {
   return filters.empty() || std::any_of(filters.begin(), filters.end(),
                                         [&](const std::string& f) { return name.find(f) != std::string::npos; });
 }

@@ -20,7 +20,7 @@ Status PlanWorker::load(std::unique_ptr<Ops> ops) {
   return {};
 }
 
-Status PlanWorker::set_pool(int64_t bytes, bool count_penalties) {
+Status PlanWorker::set_pool(int64_t bytes) {
   const int64_t pages = bytes / layout_.page_bytes();
   if (pages < least_pages())
     return bad_input(str_cat("the cache of ", bytes, " bytes holds ", pages, " pages of ", layout_.page_bytes(),
@@ -28,7 +28,8 @@ Status PlanWorker::set_pool(int64_t bytes, bool count_penalties) {
                              ": two blocks", state_pages() > 0 ? " and a recurrent state" : ""),
                      "kv-cache-memory-bytes");
   num_pages_ = static_cast<int32_t>(std::min<int64_t>(pages, INT32_MAX));
-  slots_ = std::make_unique<Slots>(config_.max_sequences, count_penalties ? model_->info().vocab : 0, max_blocks());
+  const int32_t penalties = ops_->on_device() ? 0 : model_->info().vocab;  // a GPU counts what they need itself
+  slots_ = std::make_unique<Slots>(config_.max_sequences, penalties, max_blocks());
   return {};
 }
 

@@ -36,9 +36,9 @@ class PlanWorker : public Worker {
 
   // Loads the model for `ops`.
   Status load(std::unique_ptr<Ops> ops);
-  // Sizes the pool, and the slots with it; again to make it smaller. `count_penalties`: whether slots_ keep what
-  // penalties need. kBadInput names the flag when the pages are too few for any work.
-  Status set_pool(int64_t bytes, bool count_penalties);
+  // Sizes the pool, and the slots with it; again to make it smaller. kBadInput names the flag when the pages are too
+  // few for any work.
+  Status set_pool(int64_t bytes);
   void begin();
   void end();
   virtual void run() = 0;  // the thread, until plans_ is closed and empty

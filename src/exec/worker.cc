@@ -46,7 +46,7 @@ Result<std::unique_ptr<Worker>> HostWorker::create(const WorkerConfig& config, O
     return bad_input(str_cat("the cache of ", config.cache_bytes, " bytes is over this machine's memory of ",
                              host_memory_bytes(), ": lower --kv-cache-memory-bytes"),
                      "kv-cache-memory-bytes");
-  RETURN_IF_ERROR(worker->set_pool(config.cache_bytes, true));
+  RETURN_IF_ERROR(worker->set_pool(config.cache_bytes));
   worker->pool_memory_ = worker->ops_->make_buffer(static_cast<size_t>(worker->page_pool_bytes()));
   if (worker->state_pages() > 0) {
     worker->ring_memory_ = worker->ops_->make_buffer(static_cast<size_t>(worker->ring_bytes()));

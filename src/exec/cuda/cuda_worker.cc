@@ -63,10 +63,6 @@ class CudaWorker final : public PlanWorker {
   int64_t allocations_ = 0;  // by this thread before its first step
 };
 
-double gib(int64_t bytes) {
-  return static_cast<double>(bytes) / 0x1p30;
-}
-
 // What the kernels' grids and the attention's work lists hold.
 Status check_limits(const WorkerConfig& config) {
   constexpr int32_t kMaxTokens = 65535;
@@ -98,7 +94,8 @@ Result<std::unique_ptr<Worker>> CudaWorker::create(const WorkerConfig& config, O
 // All but the pool, whose size may depend on what this takes; until then one page, which padding reads, and tables for
 // as many as there can be.
 Status CudaWorker::reserve() {
-  RETURN_IF_ERROR(set_pool(config_.cache_bytes > 0 ? config_.cache_bytes : device_memory().free, false));
+  const int64_t most = std::max(device_memory().free, least_pages() * layout_.page_bytes());
+  RETURN_IF_ERROR(set_pool(config_.cache_bytes > 0 ? config_.cache_bytes : most));
   const int64_t slots = config_.max_sequences, tokens = max_tokens(), vocab = model_->info().vocab;
   pages_ = device_buffer(static_cast<size_t>(layout_.page_bytes()));
   if (state_pages() > 0) ring_ = device_buffer(static_cast<size_t>(ring_bytes()));
@@ -159,7 +156,7 @@ Status CudaWorker::reserve_pool() {
                 " GiB: weights, workspace and other processes take ", gib(used), " GiB, and a cache needs ", gib(least),
                 "; raise it, or lower --max-num-batched-tokens or --max-num-seqs"),
         "gpu-memory-utilization");
-  RETURN_IF_ERROR(set_pool(config_.cache_bytes > 0 ? config_.cache_bytes : left, false));
+  RETURN_IF_ERROR(set_pool(config_.cache_bytes > 0 ? config_.cache_bytes : left));
   pages_ = {};
   pages_ = device_buffer(static_cast<size_t>(page_pool_bytes()));
   return device_status();

@@ -52,11 +52,10 @@ Buffer device_buffer(size_t bytes) {
   void* p = nullptr;
   if (failed) return {};
   if (const cudaError_t error = cudaMalloc(&p, bytes); error != cudaSuccess) {
-    const auto gib = [](size_t size) { return static_cast<double>(size) / 0x1p30; };
-    size_t free = 0, total = 0;
-    cudaMemGetInfo(&free, &total);
-    cuda_ok(error,
-            str_cat("reserving ", gib(bytes), " GiB where ", gib(free), " of ", gib(total), " are free").c_str());
+    const DeviceMemory memory = device_memory();
+    cuda_ok(error, str_cat("reserving ", gib(static_cast<int64_t>(bytes)), " GiB where ", gib(memory.free), " of ",
+                           gib(memory.total), " are free")
+                       .c_str());
     return {};
   }
   ++allocations;

@@ -22,6 +22,9 @@ struct DeviceMemory {
   int64_t free = 0, total = 0;  // bytes
 };
 DeviceMemory device_memory();  // of the selected GPU
+inline double gib(int64_t bytes) {
+  return static_cast<double>(bytes) / 0x1p30;
+}
 // Name, driver, heat, power and clock of GPU `index` in one line, with what is wrong with it in capitals; for logs.
 std::string gpu_report(int index);
 
