@@ -111,7 +111,7 @@ void measure_experts(CudaOps& ops, const ExpertShape& s) {
 void measure_linear(CudaOps& ops, WeightFormat format, int64_t in, int64_t out) {
   const double bytes = static_cast<double>(out * in) * (format == WeightFormat::kBF16 ? 2 : 1);
   std::vector<LinearWeight> copies;
-  for (const int64_t rows : {1, 4, 16, 2048}) {
+  for (const int64_t rows : {1, 4, 16, 32, 2048}) {
     const std::string name = std::string(format == WeightFormat::kBF16 ? "bf16" : "fp8") + " [" + std::to_string(in) +
                              " -> " + std::to_string(out) + "] rows " + std::to_string(rows);
     if (!wanted(name)) continue;
@@ -146,6 +146,7 @@ void measure_mlp(CudaOps& ops, int64_t hidden, int64_t inter) {
   }
 }
 
+// Weights are bf16 numbers in f32, as those of checkpoints.
 struct RouterShape {
   const char* name;
   int64_t hidden, experts;
@@ -162,7 +163,8 @@ void measure_router(CudaOps& ops, const RouterShape& s) {
     const auto count = static_cast<size_t>(std::clamp(2e8 / bytes, 4.0, 40.0));
     while (copies.size() < count) {
       std::vector<float> weight(static_cast<size_t>(s.hidden * s.experts));
-      for (size_t i = 0; i < weight.size(); ++i) weight[i] = 0.1f * (random_unit(copies.size(), i) - 0.5f);
+      for (size_t i = 0; i < weight.size(); ++i)
+        weight[i] = bf16_to_f32(f32_to_bf16(0.1f * (random_unit(copies.size(), i) - 0.5f)));
       std::vector<float> bias(static_cast<size_t>(s.experts), 0.01f);
       copies.push_back({.num_experts = s.experts,
                         .hidden = s.hidden,

@@ -52,7 +52,7 @@ KNOWN = [
     r"^nvjet_|^cutlass",
     # The scales of a stage that comes round again: a lane gives it back for its warp, after __syncwarp. Bulk copies,
     # which the other formats use alone, are not checked that way.
-    r"copy_async4\(.* in hopper_gemm.cu|__nv_bfloat162\(.* in cuda_bf16.hpp",
+    r"copy_async4\(.* in mma.cuh|__nv_bfloat162\(.* in cuda_bf16.hpp",
 ]
 JOB_LIMIT_S = 120
 AT_ONCE = max(2, min(10, os.cpu_count() - 4))

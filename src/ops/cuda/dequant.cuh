@@ -15,12 +15,17 @@ __device__ __forceinline__ uint32_t as_bits(__nv_bfloat162 pair) {
   return *reinterpret_cast<const uint32_t*>(&pair);
 }
 
-// Columns 2i, 2i + 1 of a packed INT4 word (packed.h), times the scale, rounded once.
-__device__ __forceinline__ uint32_t int4_pair(uint32_t word, int i, __nv_bfloat162 scale) {
+// Columns 2i, 2i + 1 of a packed INT4 word (packed.h), plus 136.
+__device__ __forceinline__ uint32_t int4_above_136(uint32_t word, int i) {
   // 0x4300 is 128 in bf16, whose last bit is worth one: or-ing a nibble in adds it.
   uint32_t biased;
   asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(biased) : "r"(word >> (4 * i)), "r"(0x000F000Fu), "r"(0x43004300u));
-  const __nv_bfloat162 value = __hsub2(as_bf16x2(biased), as_bf16x2(0x43084308u));  // minus 136
+  return biased;
+}
+
+// Columns 2i, 2i + 1, times the scale, rounded once.
+__device__ __forceinline__ uint32_t int4_pair(uint32_t word, int i, __nv_bfloat162 scale) {
+  const __nv_bfloat162 value = __hsub2(as_bf16x2(int4_above_136(word, i)), as_bf16x2(0x43084308u));
   return as_bits(__hmul2(value, scale));
 }
 

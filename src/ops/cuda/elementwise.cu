@@ -37,7 +37,7 @@ __device__ float as_float(__nv_bfloat16 x) {
 // The sum over the block, the same for every thread, added in a fixed order.
 __device__ float block_sum(float x) {
   __shared__ float parts[kThreads / 32];
-  for (int offset = 16; offset > 0; offset /= 2) x += __shfl_xor_sync(~0u, x, offset);
+  x = warp_sum(x);
   if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = x;
   __syncthreads();
   float total = 0;
@@ -83,7 +83,7 @@ __global__ __launch_bounds__(kNormThreads / kSplit) void norm_kernel(Tensor x, T
     for (int p = s; p < kPieces; p += kSplit)
       if (column(p) < fours)
         squares = fmaf(v[p].x, v[p].x, fmaf(v[p].y, v[p].y, fmaf(v[p].z, v[p].z, fmaf(v[p].w, v[p].w, squares))));
-    for (int offset = 16; offset > 0; offset /= 2) squares += __shfl_xor_sync(~0u, squares, offset);
+    squares = warp_sum(squares);
     if (threadIdx.x % 32 == 0) parts[(threadIdx.x + s * kOwn) / 32] = squares;
   }
   __syncthreads();
@@ -127,10 +127,6 @@ __global__ void add_kernel(Tensor residual, Tensor y) {
   dependency_trigger();
   const int64_t c = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x;
   if (c < y.cols) residual.row<float>(blockIdx.y)[c] += y.row<float>(blockIdx.y)[c];
-}
-
-__device__ float silu_mul(float gate, float up) {
-  return gate / (1.0f + __expf(-gate)) * up;
 }
 
 // A thread has four columns.

@@ -100,10 +100,6 @@ __device__ __forceinline__ int y_row(const GemmCall& c, int index) {
 
 // --- The warpgroup that brings tiles. ---
 
-__device__ __forceinline__ void copy_async4(uint32_t to, const void* from) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
-}
-
 // Brings the stages of one tile whose tokens fill kRows / 4 * 64 columns. Thread i copies chunk i % 8 of rows i / 8,
 // i / 8 + 16, ... of x; rows behind the last are copies of it, and what is made of them is never stored.
 template <WeightFormat kFormat, int kRows>
@@ -174,15 +170,14 @@ __device__ __forceinline__ void widen_int4(const uint8_t* weights, int row, uint
   for (int half = 0; half < 2; ++half) {
     const int r = row + 8 * half;
     const auto* scales = reinterpret_cast<const __nv_bfloat162*>(weights + kFeatures * 32) + r;
-    const __nv_bfloat162 both = *scales;
+    const __nv_bfloat162 both = *scales, first = __low2bfloat162(both), second = __high2bfloat162(both);
 #pragma unroll
-    for (int group = 0; group < 2; ++group) {  // 32 columns: 16 bytes, swizzled by 32
-      const uint4 words = *reinterpret_cast<const uint4*>(weights + r * 32 + ((group ^ (r >> 2 & 1)) << 4));
-      const __nv_bfloat162 scale = group == 0 ? __low2bfloat162(both) : __high2bfloat162(both);
-      a[2 * group][half] = int4_pair(words.x, t, scale);
-      a[2 * group][half + 2] = int4_pair(words.y, t, scale);
-      a[2 * group + 1][half] = int4_pair(words.z, t, scale);
-      a[2 * group + 1][half + 2] = int4_pair(words.w, t, scale);
+    for (int k = 0; k < 2; ++k) {  // 16 columns of both groups: 16 bytes, swizzled by 32
+      const uint4 words = *reinterpret_cast<const uint4*>(weights + r * 32 + ((k ^ (r >> 2 & 1)) << 4));
+      a[k][half] = int4_pair(words.x, t, first);
+      a[k][half + 2] = int4_pair(words.z, t, first);
+      a[k + 2][half] = int4_pair(words.y, t, second);
+      a[k + 2][half + 2] = int4_pair(words.w, t, second);
     }
   }
 }
@@ -313,10 +308,6 @@ __device__ __forceinline__ void store_matrix_x4(uint32_t address, const uint32_t
   asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r[0]),
                "r"(r[1]), "r"(r[2]), "r"(r[3])
                : "memory");
-}
-
-__device__ __forceinline__ float silu_mul(float gate, float up) {
-  return __fdividef(gate, 1.0f + __expf(-gate)) * up;
 }
 
 // 64 tokens from `first` sum on, to [token][64 or, joined, 32 rows of W] in shared memory; chunks of 8 rows lie at

@@ -1,5 +1,6 @@
 // Thin wrappers of the PTX instructions that the portable kernels use: asynchronous copies, matrix fragments, the
-// 16x8x16 matrix product, 8-bit floats, dependent launch. Names and fragment layouts are those of the PTX ISA manual.
+// 16x8x16 matrix product, 8-bit floats, dependent launch; and what several kernels compute alike. Names and fragment
+// layouts are those of the PTX ISA manual.
 //
 // Fragments of m16n8k16, lane l, g = l / 4, t = l % 4: A holds (row g, k 2t..), (row g + 8, k 2t..), (row g, k 2t
 // + 8..), (row g + 8, k 2t + 8..); B holds (k 2t.., column g), (k 2t + 8.., column g); C holds (row g, columns 2t, 2t +
@@ -34,6 +35,14 @@ __device__ __forceinline__ void dependency_trigger() {
 // Copies 16 bytes to shared memory past L1; only the first `bytes` (0 or 16) are read, the rest is filled with zeros.
 __device__ __forceinline__ void copy_async16(uint32_t to, const void* from, int bytes = 16) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+}
+
+// Copies 4 or 8 bytes to shared memory, through L1.
+__device__ __forceinline__ void copy_async4(uint32_t to, const void* from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
+}
+__device__ __forceinline__ void copy_async8(uint32_t to, const void* from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(to), "l"(from) : "memory");
 }
 
 __device__ __forceinline__ void copy_async_commit() {
@@ -122,6 +131,23 @@ __device__ __forceinline__ void e4m3x4_to_f16(uint32_t bytes, uint32_t& low, uin
   low = *reinterpret_cast<const uint32_t*>(&a);
   high = *reinterpret_cast<const uint32_t*>(&b);
 #endif
+}
+
+// SiLU(gate) up.
+__device__ __forceinline__ float silu_mul(float gate, float up) {
+  return __fdividef(gate, 1.0f + __expf(-gate)) * up;
+}
+
+// Over a warp, the same in every lane.
+__device__ __forceinline__ float warp_sum(float v) {
+#pragma unroll
+  for (int offset = 16; offset > 0; offset /= 2) v += __shfl_xor_sync(~0u, v, offset);
+  return v;
+}
+__device__ __forceinline__ float warp_max(float v) {
+#pragma unroll
+  for (int offset = 16; offset > 0; offset /= 2) v = fmaxf(v, __shfl_xor_sync(~0u, v, offset));
+  return v;
 }
 
 __device__ __forceinline__ float exp2_fast(float x) {

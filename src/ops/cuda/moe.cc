@@ -23,7 +23,7 @@ Routing CudaOps::route(const Tensor& x, const RouterWeight& router) {
                         .ids = arena_.array<int32_t>(x.rows * router.top_k).data(),
                         .weights = arena_.array<float>(x.rows * router.top_k).data()};
   const bool fixed = options_.deterministic;
-  float* scores = arena_.array<float>(route_splits(x.rows, router, fixed) * x.rows * router.num_experts).data();
+  float* scores = arena_.array<float>(route_scratch(x.rows, router, fixed)).data();
   check(route_rows(x, router, fixed, scores, routing, stream()), "route");
   return routing;
 }

@@ -105,7 +105,8 @@ __global__ void pack_int4(Source s, PackTarget t) {
       to |= (from >> (8 * i) & 15u) << (4 * i);
       to |= (from >> (8 * i + 4) & 15u) << (16 + 4 * i);
     }
-    reinterpret_cast<uint32_t*>(t.data)[row * (t.padded_in / 8) + word] = to;
+    const int64_t place = word / 8 * 8 + word % 4 * 2 + word / 4 % 2;
+    reinterpret_cast<uint32_t*>(t.data)[row * (t.padded_in / 8) + place] = to;
     if (word % 4 != 0) continue;
     static_cast<__nv_bfloat16*>(t.scale)[row * (t.padded_in / 32) + word / 4] =
         inside ? int4_scale(s, r * (s.raw.in / 32) + word / 4) : __float2bfloat16_rn(0.0f);

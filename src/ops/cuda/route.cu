@@ -9,125 +9,194 @@ namespace {
 
 constexpr int kScoreThreads = 256;
 constexpr int kScoreWarps = kScoreThreads / 32;
-constexpr int64_t kFewTokens = 4;  // so few that W is read at memory speed by a block for each expert
 
-// scores[token][expert] = x . W[expert]; a block does kExperts experts and kTokens tokens, its threads each their
-// columns, in an order that does not depend on how many of either.
-template <int kTokens, int kExperts>
-__global__ __launch_bounds__(kScoreThreads) void score_kernel(Tensor x, const float* weight, int experts,
-                                                              float* scores) {
-  __shared__ float parts[kScoreWarps][kTokens * kExperts];
-  const int first_expert = blockIdx.x * kExperts;
-  const int64_t first = static_cast<int64_t>(blockIdx.y) * kTokens;
-  dependency_wait();
-  dependency_trigger();
-  float sum[kTokens][kExperts] = {};
-  for (int64_t c = 4 * threadIdx.x; c < x.cols; c += 4 * kScoreThreads) {
-    float4 w[kExperts];
+// Four numbers of W as the sum of three pairs of bf16 each, which together hold all their bits. True: the first alone
+// does not.
+__device__ __forceinline__ bool split_terms(const float4& w, uint32_t (&terms)[3][2]) {
+  float2 rest[2] = {{w.x, w.y}, {w.z, w.w}};
+  bool more = false;
 #pragma unroll
-    for (int e = 0; e < kExperts; ++e)
-      w[e] = __ldg(reinterpret_cast<const float4*>(weight + min(first_expert + e, experts - 1) * x.cols + c));
+  for (int term = 0; term < 3; ++term)
 #pragma unroll
-    for (int i = 0; i < kTokens; ++i) {
-      if (first + i >= x.rows) continue;
-      const uint2 pairs = *reinterpret_cast<const uint2*>(x.row<uint16_t>(first + i) + c);
-      const float2 low = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&pairs.x));
-      const float2 high = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&pairs.y));
-#pragma unroll
-      for (int e = 0; e < kExperts; ++e)
-        sum[i][e] += low.x * w[e].x + low.y * w[e].y + high.x * w[e].z + high.y * w[e].w;
+    for (int i = 0; i < 2; ++i) {
+      const __nv_bfloat162 rounded = __floats2bfloat162_rn(rest[i].x, rest[i].y);
+      const float2 back = __bfloat1622float2(rounded);
+      rest[i].x -= back.x, rest[i].y -= back.y;
+      if (term == 0) more |= rest[i].x != 0 || rest[i].y != 0;
+      terms[term][i] = *reinterpret_cast<const uint32_t*>(&rounded);
     }
-  }
-#pragma unroll
-  for (int i = 0; i < kTokens; ++i)
-#pragma unroll
-    for (int e = 0; e < kExperts; ++e) {
-      for (int offset = 16; offset > 0; offset /= 2) sum[i][e] += __shfl_xor_sync(~0u, sum[i][e], offset);
-      if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32][i * kExperts + e] = sum[i][e];
-    }
-  __syncthreads();
-  const int i = threadIdx.x / kExperts, e = threadIdx.x % kExperts;
-  if (i >= kTokens || first + i >= x.rows || first_expert + e >= experts) return;
-  float total = 0;
-  for (int warp = 0; warp < kScoreWarps; ++warp) total += parts[warp][i * kExperts + e];
-  scores[(first + i) * experts + first_expert + e] = total;
+  return more;
 }
 
-// --- Scores of many tokens: bf16 products with W as the sum of three bf16 terms, which together hold all its bits. ---
+// --- Scores of few tokens: a block does 16 experts and 512 columns, of which it asks for W before anything else. ---
 
-constexpr int kTileTokens = 64, kTileExperts = 64, kTileDepth = 64;
-constexpr int kPlaneBytes = kTileExperts * kTileDepth * 2, kScoreStage = 4 * kPlaneBytes;  // x, then W's terms
+constexpr int kFewTokens = 64, kFewExperts = 16;
+constexpr int kWarpChunks = 2, kFewColumns = kScoreWarps * kWarpChunks * 32;
+
+// A warp's 16 experts by 32 columns, one lane's: rows g and g + 8, columns 8t ... 8t + 7, as terms.
+struct WeightChunk {
+  uint32_t a[3][2][4];  // [term][half of the columns][fragment]
+  int terms;
+
+  __device__ void make(const float4 (&w)[2][2]) {
+    bool more = false;
+#pragma unroll
+    for (int r = 0; r < 2; ++r)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        uint32_t split[3][2];
+        more |= split_terms(w[r][half], split);
+#pragma unroll
+        for (int term = 0; term < 3; ++term) a[term][half][r] = split[term][0], a[term][half][r + 2] = split[term][1];
+      }
+    terms = __any_sync(~0u, more) ? 3 : 1;
+  }
+  // sum += the products with a lane's columns of x, smallest terms first.
+  __device__ void multiply(const uint4& x, float (&sum)[4]) const {
+    if (terms > 1) {
+#pragma unroll
+      for (int term = 2; term > 0; --term) {
+        mma_16x8x16(Bf16(), sum, a[term][0], x.x, x.y);
+        mma_16x8x16(Bf16(), sum, a[term][1], x.z, x.w);
+      }
+    }
+    mma_16x8x16(Bf16(), sum, a[0][0], x.x, x.y);
+    mma_16x8x16(Bf16(), sum, a[0][1], x.z, x.w);
+  }
+};
+
+// scores[split][token][expert]: block (experts, split, tokens), each split kFewColumns columns. A token's sums do not
+// depend on how many others there are.
+template <int kTiles>
+__global__ __launch_bounds__(kScoreThreads, kTiles == 1 ? 3 : 2) void score_few_kernel(Tensor x, const float* weight,
+                                                                                       int experts, float* scores) {
+  constexpr int kPitch = kFewExperts + 1, kTokens = 8 * kTiles;
+  __shared__ float parts[kScoreWarps][kTokens * kPitch];
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  const int first_expert = static_cast<int>(blockIdx.x) * kFewExperts, columns = static_cast<int>(x.cols);
+  const int column = static_cast<int>(blockIdx.y) * kFewColumns + warp * kWarpChunks * 32 + t * 8;
+  float4 w[kWarpChunks][2][2];
+#pragma unroll
+  for (int i = 0; i < kWarpChunks * 4; ++i) {
+    const float* row = weight + min(first_expert + g + i / 2 % 2 * 8, experts - 1) * x.cols;
+    const int from = column + i / 4 * 32;
+    w[i / 4][i / 2 % 2][i % 2] =
+        from < columns ? __ldg(reinterpret_cast<const float4*>(row + from) + i % 2) : float4{0, 0, 0, 0};
+  }
+  WeightChunk chunks[kWarpChunks];
+#pragma unroll
+  for (int i = 0; i < kWarpChunks; ++i) chunks[i].make(w[i]);
+  dependency_wait();
+  dependency_trigger();
+  const int64_t first = static_cast<int64_t>(blockIdx.z) * kTokens;
+  const int count = static_cast<int>(min(static_cast<int64_t>(kTokens), x.rows - first));
+  float sum[kTiles][4] = {};
+#pragma unroll
+  for (int i = 0; i < kWarpChunks; ++i) {
+    const int from = column + 32 * i;
+    uint4 values[kTiles];
+#pragma unroll
+    for (int n = 0; n < kTiles; ++n)
+      values[n] = from < columns && n * 8 + g < count
+                      ? *reinterpret_cast<const uint4*>(x.row<const uint16_t>(first + n * 8 + g) + from)
+                      : uint4{0, 0, 0, 0};
+#pragma unroll
+    for (int n = 0; n < kTiles; ++n)
+      if (n * 8 < count) chunks[i].multiply(values[n], sum[n]);
+  }
+#pragma unroll
+  for (int n = 0; n < kTiles; ++n)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) parts[warp][(n * 8 + 2 * t + i % 2) * kPitch + g + i / 2 * 8] = sum[n][i];
+  __syncthreads();
+  float* to = scores + (blockIdx.y * x.rows + first) * experts + first_expert;
+  for (int i = threadIdx.x; i < count * kFewExperts; i += kScoreThreads) {
+    const int token = i / kFewExperts, expert = i % kFewExperts;
+    if (first_expert + expert >= experts) continue;
+    float total = 0;
+    for (int w = 0; w < kScoreWarps; ++w) total += parts[w][token * kPitch + expert];
+    to[static_cast<int64_t>(token) * experts + expert] = total;
+  }
+}
+
+// --- Scores of many tokens: tiles of both in shared memory. ---
+
+constexpr int kTileTokens = 128, kTileExperts = 64, kTileDepth = 64;
+constexpr int kXBytes = kTileTokens * kTileDepth * 2, kTermBytes = kTileExperts * kTileDepth * 2;
+constexpr int kScoreStage = kXBytes + 3 * kTermBytes;
 
 // Chunk of 16 bytes `chunk` of a row of 64 bf16.
 __device__ __forceinline__ int place(int row, int chunk) {
   return row * 128 + ((chunk ^ (row & 7)) << 4);
 }
 
-// 16 columns of one row of x and of W, on their way to shared memory.
+// 16 columns of two rows of x, 64 apart, and of one of W, on their way to shared memory.
 struct ScoreColumns {
-  uint4 x[2];
+  uint4 x[2][2];
   float4 w[4];
 
-  // `x` and `w` are the thread's rows, null beyond the last.
-  __device__ void load(const uint16_t* x_row, const float* w_row, int column, int end) {
+  // Rows that are not there are null.
+  __device__ void load(const uint16_t* const (&x_row)[2], const float* w_row, int column, int end) {
 #pragma unroll
-    for (int i = 0; i < 2; ++i)
-      x[i] = x_row != nullptr && column + 8 * i < end ? reinterpret_cast<const uint4*>(x_row + column)[i]
-                                                      : uint4{0, 0, 0, 0};
+    for (int r = 0; r < 2; ++r)
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+        x[r][i] = x_row[r] != nullptr && column + 8 * i < end ? reinterpret_cast<const uint4*>(x_row[r] + column)[i]
+                                                              : uint4{0, 0, 0, 0};
 #pragma unroll
     for (int i = 0; i < 4; ++i)
       w[i] = w_row != nullptr && column + 4 * i < end ? __ldg(reinterpret_cast<const float4*>(w_row + column) + i)
                                                       : float4{0, 0, 0, 0};
   }
-  __device__ void store(uint8_t* stage, int row, int chunk) const {
-    *reinterpret_cast<uint4*>(stage + place(row, chunk)) = x[0];
-    *reinterpret_cast<uint4*>(stage + place(row, chunk + 1)) = x[1];
+  // True: W has more than a bf16's bits here.
+  __device__ bool store(uint8_t* stage, int row, int chunk) const {
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      *reinterpret_cast<uint4*>(stage + place(row + i / 2 * 64, chunk + i % 2)) = x[i / 2][i % 2];
+    bool more = false;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const float4 a = w[2 * half], b = w[2 * half + 1];
-      float2 rest[4] = {{a.x, a.y}, {a.z, a.w}, {b.x, b.y}, {b.z, b.w}};
+      uint32_t low[3][2], high[3][2];
+      more |= split_terms(w[2 * half], low);
+      more |= split_terms(w[2 * half + 1], high);
 #pragma unroll
-      for (int term = 0; term < 3; ++term) {
-        uint32_t out[4];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const __nv_bfloat162 rounded = __floats2bfloat162_rn(rest[i].x, rest[i].y);
-          const float2 back = __bfloat1622float2(rounded);
-          rest[i].x -= back.x, rest[i].y -= back.y;
-          out[i] = *reinterpret_cast<const uint32_t*>(&rounded);
-        }
-        *reinterpret_cast<uint4*>(stage + (term + 1) * kPlaneBytes + place(row, chunk + half)) =
-            make_uint4(out[0], out[1], out[2], out[3]);
-      }
+      for (int term = 0; term < 3; ++term)
+        *reinterpret_cast<uint4*>(stage + kXBytes + term * kTermBytes + place(row, chunk + half)) =
+            make_uint4(low[term][0], low[term][1], high[term][0], high[term][1]);
     }
+    return more;
   }
 };
 
-// sum += 64 columns of a warp's 16 tokens by 32 experts. The products of a stage are added on their own: the matrix
-// unit's own sums cut bits off, and over thousands of columns that would be seen.
-__device__ void add_scores(const uint8_t* stage, int token, int expert, float (&sum)[4][4]) {
+using Scores = float[2][4][4];  // [16 tokens][8 experts][fragment]
+
+// sum += 64 columns of a warp's 32 tokens by 32 experts, of the first `terms` terms of W. The products of a stage are
+// added on their own: the matrix unit's own sums cut bits off, and over thousands of columns that would be seen.
+__device__ void add_scores(const uint8_t* stage, int token, int expert, int terms, Scores& sum) {
   const int lane = threadIdx.x % 32;
-  float part[4][4] = {};
+  Scores part = {};
 #pragma unroll
   for (int k = 0; k < kTileDepth / 16; ++k) {
-    uint32_t a[4];
-    load_matrix_x4(a, shared_address(stage + place(token + lane % 16, 2 * k + lane / 16)));
+    uint32_t a[2][4];
 #pragma unroll
-    for (int term = 3; term > 0; --term) {
+    for (int m = 0; m < 2; ++m)
+      load_matrix_x4(a[m], shared_address(stage + place(token + m * 16 + lane % 16, 2 * k + lane / 16)));
+    for (int term = terms - 1; term >= 0; --term) {
 #pragma unroll
       for (int pair = 0; pair < 2; ++pair) {
         uint32_t b[4];
         const int row = expert + pair * 16 + lane / 16 * 8 + lane % 8;
-        load_matrix_x4(b, shared_address(stage + term * kPlaneBytes + place(row, 2 * k + lane / 8 % 2)));
-        mma_16x8x16(Bf16(), part[2 * pair], a, b[0], b[1]);
-        mma_16x8x16(Bf16(), part[2 * pair + 1], a, b[2], b[3]);
+        load_matrix_x4(b, shared_address(stage + kXBytes + term * kTermBytes + place(row, 2 * k + lane / 8 % 2)));
+#pragma unroll
+        for (int m = 0; m < 2; ++m) {
+          mma_16x8x16(Bf16(), part[m][2 * pair], a[m], b[0], b[1]);
+          mma_16x8x16(Bf16(), part[m][2 * pair + 1], a[m], b[2], b[3]);
+        }
       }
     }
   }
 #pragma unroll
-  for (int n = 0; n < 4; ++n)
-#pragma unroll
-    for (int i = 0; i < 4; ++i) sum[n][i] += part[n][i];
+  for (int i = 0; i < 32; ++i) sum[i / 16][i / 4 % 4][i % 4] += part[i / 16][i / 4 % 4][i % 4];
 }
 
 // scores[split][token][expert]: block (tokens, experts, split), each split a run of `split_stages` stages.
@@ -139,44 +208,32 @@ __global__ __launch_bounds__(kScoreThreads, 2) void score_tile_kernel(Tensor x, 
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, row = threadIdx.x / 4, chunk = threadIdx.x % 4 * 2;
   const int64_t first_token = static_cast<int64_t>(blockIdx.x) * kTileTokens;
   const int first_expert = static_cast<int>(blockIdx.y) * kTileExperts;
-  const auto columns = static_cast<int>(x.cols);
-  const uint16_t* x_row = first_token + row < x.rows ? x.row<const uint16_t>(first_token + row) : nullptr;
+  const auto x_row = [&](int64_t token) { return token < x.rows ? x.row<const uint16_t>(token) : nullptr; };
+  const uint16_t* const x_rows[2] = {x_row(first_token + row), x_row(first_token + row + 64)};
   const float* w_row = first_expert + row < experts ? weight + (first_expert + row) * x.cols : nullptr;
   const int begin = static_cast<int>(blockIdx.z) * split_stages * kTileDepth;
-  const int end = min(columns, begin + split_stages * kTileDepth);
+  const int end = min(static_cast<int>(x.cols), begin + split_stages * kTileDepth);
   ScoreColumns next;
-  next.load(x_row, w_row, begin + chunk * 8, end);
-  next.store(shared, row, chunk);
-  __syncthreads();
-  float sum[4][4] = {};
+  next.load(x_rows, w_row, begin + chunk * 8, end);
+  bool more = next.store(shared, row, chunk);
+  Scores sum = {};
   for (int column = begin, turn = 0; column < end; column += kTileDepth, turn ^= 1) {
-    const bool more = column + kTileDepth < end;
-    if (more) next.load(x_row, w_row, column + kTileDepth + chunk * 8, end);
-    add_scores(shared + turn * kScoreStage, warp % 4 * 16, warp / 4 * 32, sum);
-    if (more) next.store(shared + (turn ^ 1) * kScoreStage, row, chunk);
-    __syncthreads();
+    const int terms = __syncthreads_or(more) != 0 ? 3 : 1;
+    const bool goes_on = column + kTileDepth < end;
+    if (goes_on) next.load(x_rows, w_row, column + kTileDepth + chunk * 8, end);
+    add_scores(shared + turn * kScoreStage, warp % 4 * 32, warp / 4 * 32, terms, sum);
+    if (goes_on) more = next.store(shared + (turn ^ 1) * kScoreStage, row, chunk);
   }
   float* to = scores + blockIdx.z * x.rows * experts;
 #pragma unroll
-  for (int n = 0; n < 4; ++n)
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int64_t token = first_token + warp % 4 * 16 + lane / 4 + i / 2 * 8;
-      const int expert = first_expert + warp / 4 * 32 + n * 8 + lane % 4 * 2 + i % 2;
-      if (token < x.rows && expert < experts) to[token * experts + expert] = sum[n][i];
-    }
+  for (int i = 0; i < 32; ++i) {
+    const int64_t token = first_token + warp % 4 * 32 + i / 16 * 16 + lane / 4 + i / 2 % 2 * 8;
+    const int expert = first_expert + warp / 4 * 32 + i / 4 % 4 * 8 + lane % 4 * 2 + i % 2;
+    if (token < x.rows && expert < experts) to[token * experts + expert] = sum[i / 16][i / 4 % 4][i % 4];
+  }
 }
 
 // --- Choice. ---
-
-__device__ float warp_max(float v) {
-  for (int offset = 16; offset > 0; offset /= 2) v = fmaxf(v, __shfl_xor_sync(~0u, v, offset));
-  return v;
-}
-__device__ float warp_sum(float v) {
-  for (int offset = 16; offset > 0; offset /= 2) v += __shfl_xor_sync(~0u, v, offset);
-  return v;
-}
 
 // A number whose order as an integer is that of the floats; 0: -infinity or NaN.
 __device__ __forceinline__ uint32_t order_of(float v) {
@@ -184,32 +241,39 @@ __device__ __forceinline__ uint32_t order_of(float v) {
   return v > -INFINITY ? bits ^ (bits >> 31 != 0 ? 0xFFFFFFFFu : 0x80000000u) : 0;
 }
 
-// A lane's largest of x[lane], x[lane + 32], ..., the first of equals.
-struct Best {
-  uint32_t order = 0;
-  int index = 0;
-  __device__ void find(const float* x, int count) {
-    order = 0;
-    for (int i = threadIdx.x % 32; i < count; i += 32) {
-      const uint32_t other = order_of(x[i]);
-      if (other > order) order = other, index = i;
+// The numbers of a warp, taken largest first: lane l has kEach of them from x[l * kEach] on.
+template <int kEach>
+struct Largest {
+  uint32_t order[kEach];
+
+  // Of x[0 ... count).
+  __device__ Largest(const float* x, int count) {
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      const int at = static_cast<int>(threadIdx.x) % 32 * kEach + i;
+      order[i] = at < count ? order_of(x[at]) : 0;
     }
   }
-};
-
-// The warp takes the largest of x[0 ... count), the lowest of equals, out of x and returns its index; -1 when all are
-// -infinity or NaN. Only the lane that had it looks through its numbers again.
-__device__ int take_largest(float* x, int count, Best& best) {
-  const uint32_t order = __reduce_max_sync(~0u, best.order);
-  if (order == 0) return -1;
-  const bool has = best.order == order;
-  const int index = __reduce_min_sync(~0u, has ? best.index : INT32_MAX);
-  if (has && best.index == index) {
-    x[index] = -INFINITY;
-    best.find(x, count);
+  struct Found {
+    uint32_t order;  // 0: all that are left are -infinity or NaN
+    int index;
+  };
+  // The largest that is left, the lowest of equals.
+  __device__ Found take() {
+    uint32_t mine = order[0];
+    int slot = 0;
+#pragma unroll
+    for (int i = 1; i < kEach; ++i)
+      if (order[i] > mine) mine = order[i], slot = i;
+    const uint32_t best = __reduce_max_sync(~0u, mine);
+    const int winner = __ffs(__ballot_sync(~0u, mine == best)) - 1;
+    slot = __shfl_sync(~0u, slot, winner);
+#pragma unroll
+    for (int i = 0; i < kEach; ++i)
+      if (i == slot && static_cast<int>(threadIdx.x) % 32 == winner) order[i] = 0;
+    return {best, winner * kEach + slot};
   }
-  return index;
-}
+};
 
 struct SelectCall {
   const float* bias;
@@ -232,181 +296,117 @@ __device__ void keep_best_groups(const SelectCall& c, float* choice, float* tota
   }
   __syncwarp();
   unsigned kept[2] = {0, 0};  // at most 64 groups
-  Best best;
-  best.find(totals, c.num_groups);
+  Largest<2> left(totals, c.num_groups);
   for (int i = 0; i < c.top_groups; ++i) {
-    const int group = take_largest(totals, c.num_groups, best);
-    if (group < 0) break;
-    kept[group / 32] |= 1u << (group % 32);
+    const auto group = left.take();
+    if (group.order == 0) break;
+    kept[group.index / 32] |= 1u << (group.index % 32);
   }
   for (int e = lane; e < c.experts; e += 32)
     if ((kept[e / size / 32] >> (e / size % 32) & 1u) == 0) choice[e] = -INFINITY;
   __syncwarp();
 }
 
-constexpr int kMaxChoices = 64;
+constexpr int kMaxChoices = 64, kSelectThreads = 512, kSelectWarps = kSelectThreads / 32;  // at most
+constexpr int kSelectEach = kMaxRoutedExperts / kSelectThreads;
 
-// One warp a token: scores in place of logits, then the k best.
-__global__ void select_kernel(const float* logits, SelectCall c, int32_t* ids, float* weights) {
-  __shared__ float scores[kMaxRoutedExperts], choice[kMaxRoutedExperts], totals[64], chosen[kMaxChoices];
-  const int lane = threadIdx.x;
-  const int64_t token = blockIdx.x;
-  dependency_wait();
-  dependency_trigger();
+struct Choice {
+  float scores[kMaxRoutedExperts], choice[kMaxRoutedExperts], totals[64], weights[kMaxChoices];
+  uint32_t orders[kSelectWarps][kMaxChoices + 1];  // of each warp's share of the experts the best, then a zero
+  int indices[kSelectWarps][kMaxChoices + 1], ids[kMaxChoices];
+};
+
+// The largest of the logits and the sum of exp(logit - largest), by each warp for itself.
+__device__ float2 softmax_terms(int experts, const float* logits) {
+  const int lane = threadIdx.x % 32;
   float largest = -INFINITY, sum = 0;
-  for (int e = lane; e < c.experts; e += 32) {
-    float z = 0;
-    for (int i = 0; i < c.splits; ++i) z += logits[i * c.split_stride + token * c.experts + e];
-    scores[e] = c.softmax ? z : 1.0f / (1.0f + expf(-z));
-    largest = fmaxf(largest, z);
-  }
-  if (c.softmax) {
-    largest = warp_max(largest);
-    for (int e = lane; e < c.experts; e += 32) sum += scores[e] = expf(scores[e] - largest);
-    sum = warp_sum(sum);
-    for (int e = lane; e < c.experts; e += 32) scores[e] /= sum;
-  }
-  for (int e = lane; e < c.experts; e += 32) choice[e] = scores[e] + (c.bias != nullptr ? c.bias[e] : 0.0f);
-  __syncwarp();
-  if (c.num_groups > 1) keep_best_groups(c, choice, totals);
-  Best best;
-  best.find(choice, c.experts);
-  float total = 0;
+  for (int e = lane; e < experts; e += 32) largest = fmaxf(largest, logits[e]);
+  largest = warp_max(largest);
+  for (int e = lane; e < experts; e += 32) sum += expf(logits[e] - largest);
+  return make_float2(largest, warp_sum(sum));
+}
+
+// Each warp's k best of its share of the experts.
+__device__ void choose_by_warp(const SelectCall& c, Choice& s) {
+  const int warp = threadIdx.x / 32, warps = blockDim.x / 32, share = (c.experts + warps - 1) / warps;
+  const int first = warp * share;
+  Largest<kSelectEach> left(s.choice + first, min(share, c.experts - first));
   for (int k = 0; k < c.top_k; ++k) {
+    const auto found = left.take();
+    if (threadIdx.x % 32 == 0) s.orders[warp][k] = found.order, s.indices[warp][k] = first + found.index;
+    if (found.order == 0) break;
+  }
+  if (threadIdx.x % 32 == 0) s.orders[warp][c.top_k] = 0;
+}
+
+// The k best of those, by one warp: lane w has the next of warp w.
+__device__ void choose(const SelectCall& c, Choice& s, int32_t* ids, float* weights) {
+  const int lane = threadIdx.x, warps = blockDim.x / 32, from = min(lane, warps - 1);
+  int next = 0;
+  for (int k = 0; k < c.top_k; ++k) {
+    const uint32_t order = lane < warps ? s.orders[from][next] : 0;
+    const int index = s.indices[from][next];
+    const uint32_t best = __reduce_max_sync(~0u, order);
+    const int winner = __ffs(__ballot_sync(~0u, order == best)) - 1;
     // Only a row of NaN has no largest expert; its weights are NaN and the sampler's finite check reports it.
-    const int e = max(take_largest(choice, c.experts, best), 0);
-    const float weight = scores[e] + (c.bias_in_weights && c.bias != nullptr ? c.bias[e] : 0.0f);
-    total += weight;
-    if (lane == 0) ids[token * c.top_k + k] = e, chosen[k] = weight;
+    if (lane == winner) s.ids[k] = best == 0 ? 0 : index, next += best != 0;
   }
   __syncwarp();
+  for (int k = lane; k < c.top_k; k += 32)
+    s.weights[k] = s.scores[s.ids[k]] + (c.bias_in_weights && c.bias != nullptr ? c.bias[s.ids[k]] : 0.0f);
+  __syncwarp();
+  float total = 0;
+  for (int k = 0; k < c.top_k; ++k) total += s.weights[k];
   const float divisor = c.normalize ? total + 1e-20f : 1.0f;
-  for (int k = lane; k < c.top_k; k += 32) weights[token * c.top_k + k] = chosen[k] / divisor * c.scale;
+  for (int k = lane; k < c.top_k; k += 32) ids[k] = s.ids[k], weights[k] = s.weights[k] / divisor * c.scale;
 }
 
-constexpr int kSortThreads = 1024;
-
-constexpr int kSortPairs = 4096;  // of a block
-
-// visit(pair, expert) of this thread's pairs of the block; several loads under way at once.
-template <typename Visit>
-__device__ __forceinline__ void for_each_pair(const int32_t* ids, int num_pairs, const Visit& visit) {
-  constexpr int kEach = kSortPairs / kSortThreads;
-  const int first = static_cast<int>(blockIdx.x) * kSortPairs + static_cast<int>(threadIdx.x);
-  int experts[kEach];
+// One block a token, of a warp for each 32 experts while there are no more than kSelectThreads: the sum of the logits'
+// splits, scores in their place, then the k best.
+__global__ __launch_bounds__(kSelectThreads) void select_kernel(const float* logits, SelectCall c, int32_t* ids,
+                                                                float* weights) {
+  __shared__ Choice s;
+  const auto token = static_cast<int64_t>(blockIdx.x);
+  const int first = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
+  float bias[kSelectEach] = {}, z[kSelectEach] = {};
 #pragma unroll
-  for (int i = 0; i < kEach; ++i)
-    experts[i] = first + i * kSortThreads < num_pairs ? ids[first + i * kSortThreads] : -1;
+  for (int i = 0; i < kSelectEach; ++i)
+    if (c.bias != nullptr && first + i * threads < c.experts) bias[i] = __ldg(c.bias + first + i * threads);
+  dependency_wait();
+  dependency_trigger();
 #pragma unroll
-  for (int i = 0; i < kEach; ++i)
-    if (experts[i] >= 0) visit(first + i * kSortThreads, experts[i]);
-}
-
-// counts[block][expert] of each block's pairs.
-__global__ __launch_bounds__(kSortThreads) void count_kernel(const int32_t* ids, int num_pairs, int experts,
-                                                             int32_t* counts) {
-  __shared__ int count[kMaxRoutedExperts];
-  dependency_wait();
-  dependency_trigger();
-  const int e = threadIdx.x;
-  count[e] = 0;
-  __syncthreads();
-  for_each_pair(ids, num_pairs, [&](int, int expert) { atomicAdd(&count[expert], 1); });
-  __syncthreads();
-  if (e < experts) counts[blockIdx.x * experts + e] = count[e];
-}
-
-// Inclusive prefix sums over the block.
-__device__ void prefix_sums(int (&a)[kSortThreads], int (&b)[kSortThreads]) {
-  const int e = threadIdx.x;
-  for (int step = 1; step < kSortThreads; step *= 2) {
-    __syncthreads();
-    const int from_a = e >= step ? a[e - step] : 0, from_b = e >= step ? b[e - step] : 0;
-    __syncthreads();
-    a[e] += from_a;
-    b[e] += from_b;
-  }
-  __syncthreads();
-}
-
-// Offsets of each expert, from the first block the items, then the places of the block's pairs. A single block counts
-// by itself, of several each adds up all counts.
-__global__ __launch_bounds__(kSortThreads) void sort_kernel(const int32_t* ids, int num_pairs, int experts,
-                                                            int item_rows, const int32_t* counts, int32_t* pairs,
-                                                            MoeItem* items, int32_t* num_items) {
-  static_assert(kSortThreads == kMaxRoutedExperts);
-  __shared__ int place[kSortThreads], item_at[kSortThreads];
-  dependency_wait();
-  dependency_trigger();
-  const int e = threadIdx.x;
-  int count = 0, before = 0;
-  if (counts == nullptr) {
-    place[e] = 0;
-    __syncthreads();
-    for_each_pair(ids, num_pairs, [&](int, int expert) { atomicAdd(&place[expert], 1); });
-    __syncthreads();
-    count = place[e];
-  } else if (e < experts) {
-    for (int block = 0; block < static_cast<int>(gridDim.x); ++block) {
-      if (block == static_cast<int>(blockIdx.x)) before = count;
-      count += counts[block * experts + e];
-    }
-  }
-  const int my_items = (count + item_rows - 1) / item_rows;
-  place[e] = count;
-  item_at[e] = my_items;
-  prefix_sums(place, item_at);
-  const int begin = place[e] - count, first_item = item_at[e] - my_items;
-  if (blockIdx.x == 0) {
-    if (e == kSortThreads - 1) *num_items = item_at[e];
-    for (int i = 0; i < my_items; ++i)
-      items[first_item + i] = {e, begin + i * item_rows, min(item_rows, count - i * item_rows)};
-  }
-  __syncthreads();
-  place[e] = begin + before;
-  __syncthreads();
-  for_each_pair(ids, num_pairs, [&](int pair, int expert) { pairs[atomicAdd(&place[expert], 1)] = pair; });
-}
-
-// Four columns of a part.
-__device__ __forceinline__ float4 part_columns(const float* p) {
-  return __ldcs(reinterpret_cast<const float4*>(p));
-}
-__device__ __forceinline__ float4 part_columns(const __nv_bfloat16* p) {
-  const uint2 pairs = __ldcs(reinterpret_cast<const uint2*>(p));
-  const float2 low = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&pairs.x));
-  const float2 high = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&pairs.y));
-  return {low.x, low.y, high.x, high.y};
-}
-
-constexpr int kCombineThreads = 128;
-
-// A thread sums four columns of one token.
-template <typename Part>
-__global__ __launch_bounds__(kCombineThreads) void combine_kernel(const Part* parts, const float* weights, int top_k,
-                                                                  Tensor addend, bool accumulate, Tensor y) {
-  dependency_wait();
-  dependency_trigger();
-  const int64_t c = 4 * (blockIdx.x * static_cast<int64_t>(kCombineThreads) + threadIdx.x);
-  if (c >= y.cols) return;
-  float4 sum{};
+  for (int i = 0; i < kSelectEach; ++i) {
+    if (i * threads + first >= c.experts) break;
+    const float* from = logits + token * c.experts + i * threads + first;
 #pragma unroll 8
-  for (int k = 0; k < top_k; ++k) {
-    const int64_t pair = static_cast<int64_t>(blockIdx.y) * top_k + k;
-    const float weight = weights[pair];
-    const float4 part = part_columns(parts + pair * y.cols + c);
-    sum.x += weight * part.x, sum.y += weight * part.y, sum.z += weight * part.z, sum.w += weight * part.w;
+    for (int split = 0; split < c.splits; ++split) z[i] += from[split * c.split_stride];
   }
-  const auto add = [&](const float4& v) { sum.x += v.x, sum.y += v.y, sum.z += v.z, sum.w += v.w; };
-  if (addend.data != nullptr) add(*reinterpret_cast<const float4*>(addend.row<float>(blockIdx.y) + c));
-  auto* to = reinterpret_cast<float4*>(y.row<float>(blockIdx.y) + c);
-  if (accumulate) add(*to);
-  *to = sum;
+  float2 softmax{0, 1};
+  if (c.softmax) {
+#pragma unroll
+    for (int i = 0; i < kSelectEach; ++i)
+      if (first + i * threads < c.experts) s.choice[first + i * threads] = z[i];
+    __syncthreads();
+    softmax = softmax_terms(c.experts, s.choice);
+    __syncthreads();
+  }
+#pragma unroll
+  for (int i = 0; i < kSelectEach; ++i) {
+    const int e = first + i * threads;
+    if (e >= c.experts) break;
+    const float score = c.softmax ? expf(z[i] - softmax.x) / softmax.y : 1.0f / (1.0f + expf(-z[i]));
+    s.scores[e] = score;
+    s.choice[e] = score + bias[i];
+  }
+  __syncthreads();
+  if (c.num_groups > 1) {
+    if (threadIdx.x < 32) keep_best_groups(c, s.choice, s.totals);
+    __syncthreads();
+  }
+  choose_by_warp(c, s);
+  __syncthreads();
+  if (threadIdx.x < 32) choose(c, s, ids + token * c.top_k, weights + token * c.top_k);
 }
-
-}  // namespace
-
-namespace {
 
 // Blocks of score_tile_kernel that fill the GPU, and stages below which a split is not worth its sums.
 constexpr int64_t kScoreBlocks = 264, kLeastStages = 4;
@@ -427,38 +427,37 @@ bool by_tiles(int64_t rows, bool fixed_order) {
   return rows > kFewTokens && !fixed_order;
 }
 
-}  // namespace
-
 int64_t route_splits(int64_t rows, const RouterWeight& router, bool fixed_order) {
-  if (!by_tiles(rows, fixed_order)) return 1;
+  if (!by_tiles(rows, fixed_order)) return (router.hidden + kFewColumns - 1) / kFewColumns;
   const int64_t each = split_stages(rows, router);
   return (score_stages(router) + each - 1) / each;
 }
 
-cudaError_t route_rows(const Tensor& x, const RouterWeight& router, bool fixed_order, float* scores,
-                       const Routing& routing, cudaStream_t stream) {
-  const auto experts = static_cast<unsigned>(router.num_experts);
-  const int64_t splits = route_splits(x.rows, router, fixed_order);
-  cudaError_t error = cudaSuccess;
+// Rows of one launch in fixed order, whose scores come in many splits.
+constexpr int64_t kFixedRows = 512;
+
+cudaError_t score_rows(const Tensor& x, const RouterWeight& router, bool fixed_order, float* scores,
+                       cudaStream_t stream) {
+  const auto experts = static_cast<unsigned>(router.num_experts), rows = static_cast<unsigned>(x.rows);
+  const auto splits = static_cast<unsigned>(route_splits(x.rows, router, fixed_order));
   if (by_tiles(x.rows, fixed_order)) {
     static const cudaError_t allowed = allow_shared(score_tile_kernel, 2 * kScoreStage);
     if (allowed != cudaSuccess) return allowed;
-    const dim3 grid((static_cast<unsigned>(x.rows) + kTileTokens - 1) / kTileTokens,
-                    (experts + kTileExperts - 1) / kTileExperts, static_cast<unsigned>(splits));
-    error =
-        launch(score_tile_kernel,
-               {.grid = grid, .block = dim3(kScoreThreads), .shared_bytes = 2 * kScoreStage, .stream = stream}, x,
-               router.weight.data(), static_cast<int>(experts), static_cast<int>(split_stages(x.rows, router)), scores);
-  } else {
-    const bool few = x.rows <= kFewTokens;
-    const auto score = few ? score_kernel<2, 1> : score_kernel<8, 8>;
-    const unsigned tokens = few ? 2 : 8, block_experts = few ? 1 : 8;
-    const dim3 grid((experts + block_experts - 1) / block_experts,
-                    (static_cast<unsigned>(x.rows) + tokens - 1) / tokens);
-    error = launch(score, {.grid = grid, .block = dim3(kScoreThreads), .stream = stream}, x, router.weight.data(),
-                   static_cast<int>(experts), scores);
+    const dim3 grid((rows + kTileTokens - 1) / kTileTokens, (experts + kTileExperts - 1) / kTileExperts, splits);
+    return launch(score_tile_kernel,
+                  {.grid = grid, .block = dim3(kScoreThreads), .shared_bytes = 2 * kScoreStage, .stream = stream}, x,
+                  router.weight.data(), static_cast<int>(experts), static_cast<int>(split_stages(x.rows, router)),
+                  scores);
   }
-  if (error != cudaSuccess) return error;
+  const unsigned tokens = rows <= 8 ? 8 : kFewTokens;
+  const dim3 grid((experts + kFewExperts - 1) / kFewExperts, splits, (rows + tokens - 1) / tokens);
+  return launch(rows <= 8 ? score_few_kernel<1> : score_few_kernel<kFewTokens / 8>,
+                {.grid = grid, .block = dim3(kScoreThreads), .stream = stream}, x, router.weight.data(),
+                static_cast<int>(experts), scores);
+}
+
+cudaError_t select_rows(int64_t rows, const RouterWeight& router, int64_t splits, const float* scores,
+                        const Routing& routing, cudaStream_t stream) {
   const SelectCall call{.bias = router.bias.data(),
                         .experts = static_cast<int>(router.num_experts),
                         .top_k = router.top_k,
@@ -469,49 +468,32 @@ cudaError_t route_rows(const Tensor& x, const RouterWeight& router, bool fixed_o
                         .bias_in_weights = router.bias_in_weights,
                         .scale = router.scale,
                         .splits = static_cast<int>(splits),
-                        .split_stride = x.rows * router.num_experts};
-  const LaunchShape shape{.grid = dim3(static_cast<unsigned>(x.rows)), .block = dim3(32), .stream = stream};
-  return launch(select_kernel, shape, static_cast<const float*>(scores), call, routing.ids, routing.weights);
+                        .split_stride = rows * router.num_experts};
+  const auto threads = static_cast<unsigned>(std::min<int64_t>((router.num_experts + 31) / 32 * 32, kSelectThreads));
+  const LaunchShape shape{.grid = dim3(static_cast<unsigned>(rows)), .block = dim3(threads), .stream = stream};
+  return launch(select_kernel, shape, scores, call, routing.ids, routing.weights);
 }
 
-int64_t moe_max_items(int64_t num_pairs, int64_t num_experts, int64_t item_rows) {
-  return std::min(num_pairs, num_experts + num_pairs / item_rows);
+}  // namespace
+
+int64_t route_scratch(int64_t rows, const RouterWeight& router, bool fixed_order) {
+  const int64_t at_once = fixed_order ? std::min(rows, kFixedRows) : rows;
+  return route_splits(at_once, router, fixed_order) * at_once * router.num_experts;
 }
 
-int64_t sort_counts(int64_t num_pairs, int64_t num_experts) {
-  return num_pairs <= kSortPairs ? 0 : (num_pairs + kSortPairs - 1) / kSortPairs * num_experts;
-}
-
-cudaError_t sort_pairs(const int32_t* ids, int64_t num_pairs, int64_t num_experts, int item_rows, int32_t* counts,
-                       const GemmCall& lists, cudaStream_t stream) {
-  const auto pairs = static_cast<int>(num_pairs), experts = static_cast<int>(num_experts);
-  const LaunchShape shape{.grid = dim3(static_cast<unsigned>((pairs + kSortPairs - 1) / kSortPairs)),
-                          .block = dim3(kSortThreads),
-                          .stream = stream};
-  const bool many = shape.grid.x > 1;
-  if (many) {
-    const cudaError_t error = launch(count_kernel, shape, ids, pairs, experts, counts);
+cudaError_t route_rows(const Tensor& x, const RouterWeight& router, bool fixed_order, float* scores,
+                       const Routing& routing, cudaStream_t stream) {
+  const int64_t at_once = fixed_order ? kFixedRows : x.rows;
+  for (int64_t first = 0; first < x.rows; first += at_once) {
+    const Tensor some = x.row_range(first, std::min(at_once, x.rows - first));
+    Routing to = routing;
+    to.ids += first * router.top_k, to.weights += first * router.top_k;
+    cudaError_t error = score_rows(some, router, fixed_order, scores, stream);
+    if (error != cudaSuccess) return error;
+    error = select_rows(some.rows, router, route_splits(some.rows, router, fixed_order), scores, to, stream);
     if (error != cudaSuccess) return error;
   }
-  return launch(sort_kernel, shape, ids, pairs, experts, item_rows,
-                static_cast<const int32_t*>(many ? counts : nullptr), const_cast<int32_t*>(lists.pairs),
-                const_cast<MoeItem*>(lists.items), const_cast<int32_t*>(lists.num_items));
-}
-
-cudaError_t combine_pairs(const Tensor& parts, const Routing& routing, const CombineAlso& also, const Tensor& y,
-                          cudaStream_t stream) {
-  constexpr unsigned kColumns = 4 * kCombineThreads;
-  const LaunchShape shape{
-      .grid = dim3((static_cast<unsigned>(y.cols) + kColumns - 1) / kColumns, static_cast<unsigned>(y.rows)),
-      .block = dim3(kCombineThreads),
-      .stream = stream};
-  const Tensor addend = also.addend == nullptr ? Tensor() : *also.addend;
-  const float* weights = routing.weights;
-  if (parts.dtype == DType::kBF16)
-    return launch(combine_kernel<__nv_bfloat16>, shape, parts.row<const __nv_bfloat16>(0), weights, routing.top_k,
-                  addend, also.accumulate, y);
-  return launch(combine_kernel<float>, shape, parts.row<const float>(0), weights, routing.top_k, addend,
-                also.accumulate, y);
+  return cudaSuccess;
 }
 
 }  // namespace perigee

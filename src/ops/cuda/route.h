@@ -9,10 +9,10 @@
 
 namespace perigee {
 
-// scores f32 [route_splits()][n, E] is scratch. x bf16 [n, H]; at most kMaxRoutedExperts experts, 64 of them chosen.
-// `fixed_order`: a token's scores are summed in one order whatever the number of tokens.
+// scores f32 [route_scratch()] is scratch. x bf16 [n, H], H a multiple of 8; at most kMaxRoutedExperts experts, 64 of
+// them chosen. `fixed_order`: a token's scores are summed in one order whatever the number of tokens.
 constexpr int64_t kMaxRoutedExperts = 1024;
-int64_t route_splits(int64_t rows, const RouterWeight& router, bool fixed_order);
+int64_t route_scratch(int64_t rows, const RouterWeight& router, bool fixed_order);
 cudaError_t route_rows(const Tensor& x, const RouterWeight& router, bool fixed_order, float* scores,
                        const Routing& routing, cudaStream_t stream);
 

@@ -1,10 +1,11 @@
-// Blocks stay and walk over tiles: 16 rows of W for each warps_k of their warps, whose parts of `in` differ. Each lane
-// copies what it will multiply into slots of its own in shared memory, a ring of chunks across tiles, so that loads
-// never stop at a tile's end and nobody waits for another lane's.
-#include "ops/cuda/dequant.cuh"
+// Blocks stay and walk over tiles of some rows of W, each for warps_k of their warps, whose parts of `in` differ. What
+// a warp multiplies it copies itself, into slots of its own in shared memory, a ring of chunks across tiles, so that
+// loads never stop at a tile's end and no warp waits for another's.
+#include <bit>
+
 #include "ops/cuda/launch.h"
-#include "ops/cuda/mma.cuh"
 #include "ops/cuda/skinny.h"
+#include "ops/cuda/skinny_slot.cuh"
 
 namespace perigee {
 namespace {
@@ -12,102 +13,24 @@ namespace {
 constexpr int kWarps = 8;
 constexpr int kThreads = 32 * kWarps;
 
-__device__ __forceinline__ void copy_async4(uint32_t to, const void* from) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
-}
-
-// Where rows g and g + 8 of a lane's tile lie: the first, and how far from it the second.
-struct Rows {
-  const uint8_t *data = nullptr, *scale = nullptr;
-  uint32_t data_step = 0, scale_step = 0;
-};
-
-// What a lane keeps of 128 columns of its two rows: pieces of 16 bytes and, in 4-byte words, a scale of each row. The
-// columns of x that go with its 8 columns j begin at column(j).
-template <WeightFormat kFormat>
-struct Slot {
-  static constexpr bool kInt4 = kFormat == WeightFormat::kInt4Group32, kFp8 = kFormat == WeightFormat::kF8Block128;
-  static constexpr int kRowPieces = kInt4 ? 1 : kFp8 ? 2 : 4;
-  static constexpr int kBytes = kThreads * (32 * kRowPieces + (kInt4 || kFp8 ? 8 : 0));
-  static constexpr int kCount = kInt4 ? 4 : kFp8 ? 3 : 2;
-
-  uint8_t* base;  // of the block's slots
-  __device__ uint8_t* piece(int i) const { return base + (i * kThreads + threadIdx.x) * 16; }
-  __device__ uint8_t* scale(int r) const {
-    return base + kThreads * 32 * kRowPieces + (r * kThreads + threadIdx.x) * 4;
-  }
-
-  __device__ void fill(const Rows& rows, int chunk) const {
-    const int t = threadIdx.x % 4;
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const uint8_t* from = rows.data + r * rows.data_step + static_cast<int64_t>(chunk) * 64 * kRowPieces + t * 16;
-      const uint8_t* scale_from = rows.scale + r * rows.scale_step;
-#pragma unroll
-      for (int i = 0; i < kRowPieces; ++i) copy_async16(shared_address(piece(r * kRowPieces + i)), from + i * 64);
-      if constexpr (kInt4) copy_async4(shared_address(scale(r)), scale_from + chunk * 8 + t / 2 * 4);
-      if constexpr (kFp8) copy_async4(shared_address(scale(r)), scale_from + chunk * 4);
-    }
-  }
-  __device__ static int column(int j) {
-    const int t = threadIdx.x % 4;
-    return kInt4 ? t * 32 + j * 8 : kFp8 ? j / 2 * 64 + t * 16 + j % 2 * 8 : j * 32 + t * 8;
-  }
-  // Pairs of bf16: the 8 columns j of row r.
-  __device__ uint4 pairs(int r, int j) const {
-    if constexpr (kInt4) {
-      const uint32_t word = *reinterpret_cast<const uint32_t*>(piece(r) + j * 4);
-      const __nv_bfloat162 s = __bfloat162bfloat162(reinterpret_cast<const __nv_bfloat16*>(scale(r))[threadIdx.x % 2]);
-      return {int4_pair(word, 0, s), int4_pair(word, 1, s), int4_pair(word, 2, s), int4_pair(word, 3, s)};
-    } else if constexpr (kFp8) {
-      const uint2 words = *reinterpret_cast<const uint2*>(piece(r * 2 + j / 2) + j % 2 * 8);
-      return {fp8_pair(words.x, 0), fp8_pair(words.x, 2), fp8_pair(words.y, 0), fp8_pair(words.y, 2)};
-    } else {
-      return *reinterpret_cast<const uint4*>(piece(r * 4 + j));
-    }
-  }
-  // Of the sums of 128 columns.
-  __device__ float sum_scale(int r) const {
-    if constexpr (kFp8) return *reinterpret_cast<const float*>(scale(r));
-    return 1.0f;
-  }
-};
-
-template <WeightFormat kFormat, int kTiles>
-__device__ void multiply_chunk(const Slot<kFormat>& slot, const uint4 (&x)[kTiles][4], float (&sum)[kTiles][4]) {
-  float part[kTiles][4] = {};
-#pragma unroll
-  for (int j = 0; j < 4; ++j) {
-    const uint4 a = slot.pairs(0, j), b = slot.pairs(1, j);
-    const uint32_t low[4] = {a.x, b.x, a.y, b.y}, high[4] = {a.z, b.z, a.w, b.w};
-#pragma unroll
-    for (int n = 0; n < kTiles; ++n) {
-      mma_16x8x16(Bf16(), part[n], low, x[n][j].x, x[n][j].y);
-      mma_16x8x16(Bf16(), part[n], high, x[n][j].z, x[n][j].w);
-    }
-  }
-#pragma unroll
-  for (int n = 0; n < kTiles; ++n)
-#pragma unroll
-    for (int i = 0; i < 4; ++i) sum[n][i] += part[n][i] * slot.sum_scale(i / 2);
-}
-
 // Tokens of one item: rows of y, and x by x_divisor.
 struct Tokens {
   int matrix = 0, begin = 0, count = 0;
 };
 
-// The tiles of one call, numbered item by item: an item's matrix, cut into groups of 16 * kWarps / warps_k rows.
-struct Work {
-  const GemmCall& c;
-  int item_rows, row_items, groups;
+// The tiles of one call, numbered item by item: an item's matrix, cut into groups of rows_tile * kWarps / warps_k rows.
+struct Shape {
+  int item_rows, row_items, rows_tile, groups;
   int warps_k, tile_bits;  // 2^tile_bits tiles of a group, warps_k warps for each
   uint32_t row_bytes, scale_row;
-  bool fp8;
+};
 
-  __device__ int64_t tiles() const {
+struct Work : Shape {
+  const GemmCall& c;
+
+  __device__ int tiles() const {
     const int items = c.items != nullptr ? *c.num_items : c.expert_ids != nullptr ? c.max_items : row_items * c.heads;
-    return static_cast<int64_t>(items) * groups;
+    return items * groups;
   }
   __device__ Tokens tokens(int item) const {
     if (c.items != nullptr) {
@@ -126,18 +49,7 @@ struct Work {
   // First row of W of this warp's tile.
   __device__ int first_row(int group) const {
     const int tile = static_cast<int>(threadIdx.x) / 32 * (1 << tile_bits) / kWarps;
-    return ((group << tile_bits) + tile) * 16;
-  }
-  __device__ Rows matrix(int index) const {
-    return {c.weight + index * c.weight_stride, static_cast<const uint8_t*>(c.scale) + index * c.scale_stride};
-  }
-  __device__ Rows rows(const Rows& matrix, int group) const {
-    const int row = first_row(group) + static_cast<int>(threadIdx.x) % 32 / 4, last = c.out - 1;
-    const auto first = static_cast<uint32_t>(min(row, last)), second = static_cast<uint32_t>(min(row + 8, last));
-    const uint32_t first_scale = fp8 ? first / 8 : first, second_scale = fp8 ? second / 8 : second;
-    return {matrix.data + static_cast<uint64_t>(first) * row_bytes,
-            matrix.scale + static_cast<uint64_t>(first_scale) * scale_row, (second - first) * row_bytes,
-            (second_scale - first_scale) * scale_row};
+    return ((group << tile_bits) + tile) * rows_tile;
   }
 };
 
@@ -150,71 +62,123 @@ struct Cursor {
     chunk += work.warps_k;
     if (chunk < work.c.chunks) return false;
     chunk = work.part();
-    next_tile(work);
-    return true;
-  }
-  __device__ void next_tile(const Work& work) {
     --left;
     if (++group == work.groups) group = 0, ++item;
+    return true;
   }
 };
 
 // What to copy next: this warp's chunks of one tile after another.
-template <WeightFormat kFormat>
+template <typename Slot>
 struct Loader {
   const Work& work;
   Cursor at;
   int item = -1;
-  Rows matrix{}, rows{};
+  const uint8_t *matrix = nullptr, *scales = nullptr;
+  typename Slot::Rows rows{};
 
   __device__ Loader(const Work& w, const Cursor& first) : work(w), at(first) { open(); }
   __device__ void open() {
     if (at.left <= 0) return;
+    const GemmCall& c = work.c;
     if (at.item != item) {
       item = at.item;
-      matrix = work.matrix(work.tokens(item).matrix);
+      const int index = work.tokens(item).matrix;
+      matrix = c.weight + index * c.weight_stride;
+      scales = static_cast<const uint8_t*>(c.scale) + index * c.scale_stride;
     }
-    rows = work.rows(matrix, at.group);
+    rows.place(matrix, scales, {work.first_row(at.group), c.out - 1, work.row_bytes, work.scale_row});
+    rows.skip(at.chunk);
   }
   // One group of copies, empty behind the last tile.
-  __device__ void load(const Slot<kFormat>& slot) {
+  __device__ void load(const Slot& slot) {
     if (at.left > 0) {
-      slot.fill(rows, at.chunk);
-      if (at.next(work)) open();
+      slot.fill(rows);
+      if (at.next(work))
+        open();
+      else
+        rows.skip(work.warps_k);
     }
     copy_async_commit();
   }
 };
 
+// Of rows of x in shared memory, which a call of up to 8 tokens an item has where they fit.
+constexpr int kStagedBytes = 15 * 1024;
+
 // Columns of x that go with a chunk, in registers: asked for as soon as those before have been used, or, where there
 // are too many to be kept meanwhile, just before their own use.
-template <WeightFormat kFormat, int kTiles>
+template <typename Slot, int kTiles, bool kStaged>
 struct XColumns {
   static constexpr bool kKept = kTiles < 4;
-  int item = -1, chunk = -1;  // of what the registers hold
+  int chunk = -1;  // of what the registers hold
   const uint16_t* x[kTiles];
-  uint4 columns[kTiles][4] = {};
+  uint4 columns[kKept ? kTiles : 1][4];
 
-  __device__ void load(const Work& work, const Cursor& at) {
-    if (kKept && at.item == item && at.chunk == chunk) return;
-    const GemmCall& c = work.c;
-    if (at.item != item) {
-      const Tokens tokens = work.tokens(at.item);
-      for (int n = 0; n < kTiles; ++n) {
-        const int m = n * 8 + static_cast<int>(threadIdx.x) % 32 / 4;
-        x[n] = m < tokens.count ? c.x + work.y_row(tokens, m) / c.x_divisor * c.x_stride + work.head(tokens) * c.x_head
-                                : nullptr;
+  __device__ const uint16_t* row(const Work& work, const Tokens& tokens, int m) const {
+    const uint32_t found = static_cast<uint32_t>(work.y_row(tokens, m)) / static_cast<uint32_t>(work.c.x_divisor);
+    return work.c.x + found * work.c.x_stride + work.head(tokens) * work.c.x_head;
+  }
+  // Turns to another item; all threads of the block. Of tokens that are not there nothing is stored: the last stands
+  // for them.
+  __device__ void open(const Work& work, const Tokens& tokens, uint8_t* staged) {
+    chunk = -1;
+    const int lane = threadIdx.x % 32;
+    if constexpr (kStaged) {
+      const int pitch = work.c.chunks * 128 + 32;  // not a multiple of 64, so that neighbours meet no bank twice
+      if (tokens.count * pitch * 2 <= kStagedBytes) {
+        stage(work, tokens, pitch, staged);
+        x[0] = reinterpret_cast<const uint16_t*>(staged) + min(lane / 4, tokens.count - 1) * pitch;
+        return;
       }
     }
-    item = at.item, chunk = at.chunk;
+    for (int n = 0; n < kTiles; ++n) x[n] = row(work, tokens, min(n * 8 + lane / 4, tokens.count - 1));
+  }
+  // Copies the rows of x to shared memory, zeros behind their last column.
+  __device__ void stage(const Work& work, const Tokens& tokens, int pitch, uint8_t* staged) {
+    constexpr int kEach = (kStagedBytes / 16 + kThreads - 1) / kThreads;
+    const int pieces = work.c.chunks * 16;
+    const float rows_of_one = 1.0f / static_cast<float>(pieces);  // a quotient of numbers below 2000 is exact by it
+    const auto place = [&](int i) {
+      const int at = static_cast<int>(threadIdx.x) + i * kThreads;
+      const int m = static_cast<int>((static_cast<float>(at) + 0.5f) * rows_of_one);
+      return make_int2(m, (at - m * pieces) * 8);
+    };
+    uint4 values[kEach];
 #pragma unroll
-    for (int n = 0; n < kTiles; ++n)
+    for (int i = 0; i < kEach; ++i) {
+      const auto [m, column] = place(i);
+      values[i] = {0, 0, 0, 0};
+      if (m < tokens.count && column < work.c.in)
+        values[i] = *reinterpret_cast<const uint4*>(row(work, tokens, m) + column);
+    }
+    __syncthreads();  // nobody reads the rows before any more
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        // Behind the last column the weights are zeros; of tokens that are not there nothing is stored.
-        const int column = min(chunk * 128 + Slot<kFormat>::column(j), c.in - 8);
-        if (x[n] != nullptr) columns[n][j] = *reinterpret_cast<const uint4*>(x[n] + column);
-      }
+    for (int i = 0; i < kEach; ++i) {
+      const auto [m, column] = place(i);
+      if (m < tokens.count) *reinterpret_cast<uint4*>(staged + (m * pitch + column) * 2) = values[i];
+    }
+    __syncthreads();
+  }
+  // Turns to another chunk.
+  __device__ void load(const Work& work, const Cursor& at) {
+    if (kKept && at.chunk == chunk) return;
+    chunk = at.chunk;
+    if constexpr (kKept) {
+#pragma unroll
+      for (int n = 0; n < kTiles; ++n)
+#pragma unroll
+        for (int j = 0; j < 4; ++j) columns[n][j] = fetch(work.c, n, j);
+    }
+  }
+  __device__ uint4 fetch(const GemmCall& c, int n, int j) const {
+    // Behind the last column the weights are zeros: any columns do.
+    const int column = chunk * 128 + Slot::column(0) + Slot::column_step(j);
+    return *reinterpret_cast<const uint4*>(x[n] + min(column, c.in - 8));
+  }
+  __device__ uint4 get(const GemmCall& c, int n, int j) const {
+    if constexpr (kKept) return columns[n][j];
+    return fetch(c, n, j);
   }
 };
 
@@ -225,15 +189,12 @@ __device__ __forceinline__ void store(const GemmCall& c, int64_t at, float value
     static_cast<__nv_bfloat16*>(c.y)[at] = __float2bfloat16_rn(value);
 }
 
-__device__ __forceinline__ float silu_mul(float gate, float up) {
-  return __fdividef(gate, 1.0f + __expf(-gate)) * up;
-}
-
 // Stores a warp's own sums: those of warps that share no tile.
-template <int kTiles>
-__device__ void store_warp(const Work& work, const Tokens& tokens, int group, const float (&sum)[kTiles][4]) {
+template <int kRowTiles, int kTiles>
+__device__ void store_warp(const Work& work, const Tokens& tokens, int group,
+                           const float (&sum)[kRowTiles][kTiles][4]) {
   const GemmCall& c = work.c;
-  const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4, first = work.first_row(group);
+  const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll
   for (int n = 0; n < kTiles; ++n)
 #pragma unroll
@@ -241,163 +202,228 @@ __device__ void store_warp(const Work& work, const Tokens& tokens, int group, co
       const int m = n * 8 + 2 * t + i;
       if (m >= tokens.count) continue;
       const int64_t at = work.y_row(tokens, m) * c.y_stride + work.head(tokens) * c.y_head;
-      if (c.output == GemmOutput::kSiluMul) {
-        if (first + g < c.out) store(c, at + first / 2 + g, silu_mul(sum[n][i], sum[n][i + 2]));
-      } else {
-        if (first + g < c.out) store(c, at + first + g, sum[n][i]);
-        if (first + g + 8 < c.out) store(c, at + first + g + 8, sum[n][i + 2]);
+#pragma unroll
+      for (int r = 0; r < kRowTiles; ++r) {
+        const int first = work.first_row(group) + r * 16;
+        const float low = sum[r][n][i], high = sum[r][n][i + 2];
+        if (c.output == GemmOutput::kSiluMul) {
+          if (first + g < c.out) store(c, at + first / 2 + g, silu_mul(low, high));
+        } else {
+          if (first + g < c.out) store(c, at + first + g, low);
+          if (first + g + 8 < c.out) store(c, at + first + g + 8, high);
+        }
       }
     }
 }
 
-// Adds the warps' parts in their order and stores. partial[warp][row of 16][token].
-template <int kTiles>
-__device__ void store_block(const Work& work, const Tokens& tokens, int group, const float (*partial)[128 * kTiles]) {
+// What the warps of a block hand to each other: their parts of a tile, [row of the tile][token], each warp's `step`
+// numbers behind that of the one before.
+struct Parts {
+  float* first;
+  int step;
+  __device__ float* of(int warp) const { return first + warp * step; }
+};
+
+// Adds the warps' parts in their order and stores.
+template <int kRowTiles, int kTiles>
+__device__ void store_block(const Work& work, const Tokens& tokens, int group, const Parts& parts) {
   constexpr int kTokens = 8 * kTiles;
   const GemmCall& c = work.c;
   const bool silu = c.output == GemmOutput::kSiluMul;
-  const int row_bits = silu ? 3 : 4, tile_bits = work.tile_bits, tiles = 1 << tile_bits;
+  const int row_bits = (silu ? 3 : 4) + kRowTiles - 1, tile_bits = work.tile_bits, tiles = 1 << tile_bits;
   const auto sum = [&](int tile, int row, int m) {
     float total = 0;
-    for (int w = 0; w < work.warps_k; ++w) total += partial[tile * work.warps_k + w][row * kTokens + m];
+    for (int w = 0; w < work.warps_k; ++w) total += parts.of(tile * work.warps_k + w)[row * kTokens + m];
     return total;
   };
   for (int i = threadIdx.x; i < tokens.count << (row_bits + tile_bits); i += kThreads) {
     const int row = i & ((1 << row_bits) - 1), tile = i >> row_bits & (tiles - 1), m = i >> (row_bits + tile_bits);
     const int column = ((group << tile_bits) + tile << row_bits) + row;
     if (column >= (silu ? c.out / 2 : c.out)) continue;
-    const float value = silu ? silu_mul(sum(tile, row, m), sum(tile, row + 8, m)) : sum(tile, row, m);
+    const int gate = row / 8 * 16 + row % 8;
+    const float value = silu ? silu_mul(sum(tile, gate, m), sum(tile, gate + 8, m)) : sum(tile, row, m);
     store(c, work.y_row(tokens, m) * c.y_stride + work.head(tokens) * c.y_head + column, value);
   }
 }
 
-template <int kTiles>
-using Partials = float[2][kWarps][128 * kTiles];  // of two tiles in turn
-
-template <int kTiles>
-__device__ void store_tile(const Work& work, const Tokens& tokens, int group, const float (&sum)[kTiles][4],
-                           float (*partials)[128 * kTiles]) {
-  if (work.warps_k == 1) return store_warp<kTiles>(work, tokens, group, sum);
+template <int kRowTiles, int kTiles>
+__device__ void store_tile(const Work& work, const Tokens& tokens, int group, const float (&sum)[kRowTiles][kTiles][4],
+                           const Parts& parts) {
+  if (work.warps_k == 1) return store_warp<kRowTiles, kTiles>(work, tokens, group, sum);
   const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-  float* partial = partials[threadIdx.x / 32];
+  float* mine = parts.of(threadIdx.x / 32);
+  __syncwarp();  // all lanes have read what may have been there
 #pragma unroll
-  for (int n = 0; n < kTiles; ++n)
+  for (int r = 0; r < kRowTiles; ++r)
 #pragma unroll
-    for (int i = 0; i < 4; ++i) partial[(g + i / 2 * 8) * 8 * kTiles + n * 8 + 2 * t + i % 2] = sum[n][i];
+    for (int n = 0; n < kTiles; ++n)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) mine[(r * 16 + g + i / 2 * 8) * 8 * kTiles + n * 8 + 2 * t + i % 2] = sum[r][n][i];
   __syncthreads();
-  store_block<kTiles>(work, tokens, group, partials);
+  store_block<kRowTiles, kTiles>(work, tokens, group, parts);
 }
 
-template <WeightFormat kFormat, int kTiles>
-__device__ void multiply_tiles(const Work& work, Cursor at, Loader<kFormat>& loader, uint8_t* ring,
-                               Partials<kTiles>& partials) {
-  if (at.left <= 0) return;
-  XColumns<kFormat, kTiles> x;
-  if (x.kKept) x.load(work, at);
+// kFew: at most one tile for each block that fits the GPU at once.
+template <WeightFormat kFormat, int kTokens, bool kFew>
+struct Config {
+  static constexpr bool kInt4 = kFormat == WeightFormat::kInt4Group32, kBf16 = kFormat == WeightFormat::kBF16;
+  static constexpr int kTiles = kTokens, kSlots = kBf16 ? (kFew ? 3 : 2) : (kFew ? 4 : 3);
+  using Weights = Slot<kFormat, kInt4 && kTiles == 1 ? 2 : 1, kSlots>;
+  static constexpr bool kStaged = kFew || (kInt4 && kTiles == 1);
+  static constexpr int kBlocks = kTiles == 1 && !kStaged ? 3 : 2;  // of a multiprocessor
+  static constexpr int kPart = 128 * Weights::kRowTiles * kTiles;
+  struct Memory {
+    alignas(128) uint8_t ring[kWarps][kSlots * Weights::kBytes];
+    alignas(128) uint8_t staged[kStaged ? kStagedBytes : 128];       // rows of x
+    float parts[kFew ? 1 : 2][kFew ? 1 : kWarps][kFew ? 1 : kPart];  // of two tiles in turn
+    // A warp's part of its only tile lies where its weights were.
+    __device__ Parts parts_of(int turn) {
+      if constexpr (kFew) return {reinterpret_cast<float*>(ring), static_cast<int>(sizeof(ring[0]) / 4)};
+      return {parts[turn][0], kPart};
+    }
+  };
+};
+
+template <typename C>
+__device__ void multiply_tiles(const Work& work, Cursor at, Loader<typename C::Weights>& loader,
+                               typename C::Weights slot, typename C::Memory& memory) {
+  using Weights = typename C::Weights;
+  constexpr int kTiles = C::kTiles, kRowTiles = Weights::kRowTiles;
+  XColumns<Weights, kTiles, C::kStaged> x;
   Tokens tokens;
-  float sum[kTiles][4] = {};
-  for (int item = -1, slot = 0, turn = 0; at.left > 0;) {
+  float sum[kRowTiles][kTiles][4] = {};
+  for (int item = -1, turn = 0; at.left > 0;) {
     if (at.item != item) {
       item = at.item;
       tokens = work.tokens(item);
+      x.open(work, tokens, memory.staged);
     }
-    if (!x.kKept) x.load(work, at);
-    const Slot<kFormat> weights{ring + slot * Slot<kFormat>::kBytes};
-    copy_async_wait<Slot<kFormat>::kCount - 1>();
-    multiply_chunk<kFormat, kTiles>(weights, x.columns, sum);
+    x.load(work, at);
+    copy_async_wait<Weights::kCount - 1>();
+    if (Weights::kShared) __syncwarp();
+    slot.template multiply<kTiles>([&](int n, int j) { return x.get(work.c, n, j); }, sum);
+    if (Weights::kShared) __syncwarp();
     Cursor ahead = at;
     const bool ends = ahead.next(work);
-    if (x.kKept && ahead.left > 0) x.load(work, ahead);
-    loader.load(weights);
-    slot = slot + 1 == Slot<kFormat>::kCount ? 0 : slot + 1;
+    if (x.kKept && ahead.left > 0 && ahead.item == item) x.load(work, ahead);
+    loader.load(slot);
+    slot.next();
     if (ends) {
-      store_tile<kTiles>(work, tokens, at.group, sum, partials[turn]);
+      store_tile<kRowTiles, kTiles>(work, tokens, at.group, sum, memory.parts_of(turn));
       turn ^= 1;
 #pragma unroll
-      for (int n = 0; n < kTiles; ++n)
-#pragma unroll
-        for (int i = 0; i < 4; ++i) sum[n][i] = 0;
+      for (int i = 0; i < kRowTiles * kTiles * 4; ++i) sum[i / (kTiles * 4)][i / 4 % kTiles][i % 4] = 0;
     }
     at = ahead;
   }
 }
 
-template <int kTiles>
-constexpr int kBlocks = kTiles == 1 ? 3 : 2;  // of a multiprocessor
-
-template <WeightFormat kFormat, int kTiles>
-__global__ __launch_bounds__(kThreads, kBlocks<kTiles>) void skinny_kernel(const __grid_constant__ GemmCall c,
-                                                                           uint32_t row_bytes, uint32_t scale_row,
-                                                                           int warps_k) {
+template <typename C>
+__global__ __launch_bounds__(kThreads, C::kBlocks) void skinny_kernel(const __grid_constant__ GemmCall c, Shape shape) {
   extern __shared__ __align__(128) uint8_t shared[];
-  auto& partials = *reinterpret_cast<Partials<kTiles>*>(shared + Slot<kFormat>::kCount * Slot<kFormat>::kBytes);
-  const int tile_bits = __ffs(kWarps) - __ffs(warps_k), rows_block = 16 << tile_bits;
-  const Work work{.c = c,
-                  .item_rows = 8 * kTiles,
-                  .row_items = (c.rows + 8 * kTiles - 1) / (8 * kTiles),
-                  .groups = (c.out + rows_block - 1) / rows_block,
-                  .warps_k = warps_k,
-                  .tile_bits = tile_bits,
-                  .row_bytes = row_bytes,
-                  .scale_row = scale_row,
-                  .fp8 = kFormat == WeightFormat::kF8Block128};
+  auto& memory = *reinterpret_cast<typename C::Memory*>(shared);
+  const Work work{shape, c};
   // Weights never change: their loads need not wait for other kernels, where it is known which they are.
   const bool early = c.lists_settled || (c.items == nullptr && c.expert_ids == nullptr);
   if (!early) dependency_wait();
-  const int64_t tiles = work.tiles();
-  const int begin = static_cast<int>(tiles * blockIdx.x / gridDim.x);
-  const int end = static_cast<int>(tiles * (blockIdx.x + 1) / gridDim.x);
-  const Cursor at{begin / work.groups, begin % work.groups, end - begin, work.part()};
-  Loader<kFormat> loader(work, at);
-  for (int i = 0; i < Slot<kFormat>::kCount; ++i) loader.load({shared + i * Slot<kFormat>::kBytes});
+  const int tiles = work.tiles(), block = static_cast<int>(blockIdx.x), blocks = static_cast<int>(gridDim.x);
+  const int each = tiles / blocks, rest = tiles - each * blocks;  // some have one more
+  const int begin = each * block + min(block, rest);
+  const Cursor at{begin / work.groups, begin % work.groups, each + (block < rest ? 1 : 0), work.part()};
+  using Weights = typename C::Weights;
+  Loader<Weights> loader(work, at);
+  const Weights slot{memory.ring[threadIdx.x / 32], 0};
+  for (int i = 0; i < Weights::kCount; ++i) loader.load({slot.ring, i * Weights::kBytes});
   if (early) dependency_wait();
   dependency_trigger();
-  multiply_tiles<kFormat, kTiles>(work, at, loader, shared, partials);
+  multiply_tiles<C>(work, at, loader, slot, memory);
+}
+
+int device_attribute(cudaDeviceAttr attribute) {
+  int device = 0, found = 1;
+  cudaGetDevice(&device);
+  cudaDeviceGetAttribute(&found, attribute, device);
+  return found;
 }
 
 int multiprocessors() {
-  static const int count = [] {
-    int device = 0, found = 1;
-    cudaGetDevice(&device);
-    cudaDeviceGetAttribute(&found, cudaDevAttrMultiProcessorCount, device);
-    return found;
-  }();
+  static const int count = device_attribute(cudaDevAttrMultiProcessorCount);
   return count;
 }
 
-// Warps that share a tile, at least two chunks each: with few columns none do, and nobody waits for another.
-int choose_warps_k(int chunks) {
-  return chunks >= 2 * kWarps ? kWarps : chunks >= kWarps ? kWarps / 2 : chunks > 4 ? 2 : 1;
+int shared_limit() {
+  static const int bytes = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
+  return bytes;
+}
+
+// Warps that share a tile, at least two chunks each and about as many: with few columns none do, and nobody waits for
+// another.
+int choose_warps_k(const GemmCall& c) {
+  const bool grouped = c.items != nullptr || c.expert_ids != nullptr || c.heads > 1;
+  const bool short_of_tiles = !grouped && c.out < 32 * multiprocessors();
+  const bool even = c.chunks % kWarps == 0 || c.chunks >= 4 * kWarps || short_of_tiles;
+  return c.chunks >= 2 * kWarps && even ? kWarps : c.chunks >= kWarps ? kWarps / 2 : c.chunks > 4 ? 2 : 1;
+}
+
+template <typename C>
+Shape make_shape(const GemmCall& c) {
+  using Weights = typename C::Weights;
+  Shape shape{.item_rows = 8 * C::kTiles,
+              .row_items = (c.rows + 8 * C::kTiles - 1) / (8 * C::kTiles),
+              .rows_tile = 16 * Weights::kRowTiles,
+              .warps_k = choose_warps_k(c),
+              .row_bytes = static_cast<uint32_t>(c.chunks * Weights::kChunkBytes),
+              .scale_row = static_cast<uint32_t>(c.chunks * Weights::kChunkScales)};
+  shape.tile_bits = std::countr_zero(static_cast<unsigned>(kWarps / shape.warps_k));
+  const int rows_block = shape.rows_tile << shape.tile_bits;
+  shape.groups = (c.out + rows_block - 1) / rows_block;
+  return shape;
+}
+
+int64_t count_tiles(const GemmCall& c, const Shape& shape) {
+  const bool grouped = c.items != nullptr || c.expert_ids != nullptr;
+  return static_cast<int64_t>(grouped ? c.max_items : shape.row_items * c.heads) * shape.groups;
+}
+
+template <typename C>
+cudaError_t launch_skinny(const GemmCall& c, cudaStream_t stream) {
+  static const cudaError_t allowed = allow_shared(skinny_kernel<C>, sizeof(typename C::Memory));
+  if (allowed != cudaSuccess) return allowed;
+  const Shape shape = make_shape<C>(c);
+  // As many tiles for each block, rather than some with one more than others.
+  const int64_t tiles = count_tiles(c, shape), most = static_cast<int64_t>(C::kBlocks) * multiprocessors();
+  const int64_t turns = (tiles + most - 1) / most;
+  return launch(skinny_kernel<C>,
+                {.grid = dim3(static_cast<unsigned>((tiles + turns - 1) / turns)),
+                 .block = dim3(kThreads),
+                 .shared_bytes = sizeof(typename C::Memory),
+                 .stream = stream},
+                c, shape);
+}
+
+// Whether a call is one for the configuration of few tiles, on a GPU that has the memory.
+template <typename C>
+bool has_few_tiles(const GemmCall& c) {
+  return shared_limit() >= static_cast<int>(sizeof(typename C::Memory)) &&
+         count_tiles(c, make_shape<C>(c)) <= C::kBlocks * multiprocessors();
 }
 
 template <WeightFormat kFormat, int kTiles>
-cudaError_t launch_skinny(const GemmCall& c, cudaStream_t stream) {
-  constexpr size_t kShared = Slot<kFormat>::kCount * Slot<kFormat>::kBytes + sizeof(Partials<kTiles>);
-  static_assert(kShared <= 98 * 1024);
-  static const cudaError_t allowed = allow_shared(skinny_kernel<kFormat, kTiles>, kShared);
-  if (allowed != cudaSuccess) return allowed;
-  const int warps_k = choose_warps_k(c.chunks);
-  const bool grouped = c.items != nullptr || c.expert_ids != nullptr;
-  const int rows_block = 16 * kWarps / warps_k, item_rows = 8 * kTiles;
-  const int items = grouped ? c.max_items : (c.rows + item_rows - 1) / item_rows * c.heads;
-  const int64_t tiles = static_cast<int64_t>(items) * ((c.out + rows_block - 1) / rows_block);
-  // As many tiles for each block, rather than some with one more than others.
-  const int64_t most = static_cast<int64_t>(kBlocks<kTiles>) * multiprocessors(), turns = (tiles + most - 1) / most;
-  const auto row_bytes = static_cast<uint32_t>(c.chunks * 64 * Slot<kFormat>::kRowPieces);
-  const auto scale_row = static_cast<uint32_t>(c.chunks * (kFormat == WeightFormat::kF8Block128 ? 4 : 8));
-  return launch(skinny_kernel<kFormat, kTiles>,
-                {.grid = dim3(static_cast<unsigned>((tiles + turns - 1) / turns)),
-                 .block = dim3(kThreads),
-                 .shared_bytes = kShared,
-                 .stream = stream},
-                c, row_bytes, scale_row, warps_k);
+cudaError_t launch_rows(const GemmCall& c, cudaStream_t stream) {
+  using Many = Config<kFormat, kTiles, false>;
+  static_assert(sizeof(typename Many::Memory) <= 99 * 1024);
+  if constexpr (kTiles == 1 && kFormat != WeightFormat::kInt4Group32) {
+    using Few = Config<kFormat, kTiles, true>;
+    if (has_few_tiles<Few>(c)) return launch_skinny<Few>(c, stream);
+  }
+  return launch_skinny<Many>(c, stream);
 }
 
 template <WeightFormat kFormat>
 cudaError_t launch_tiles(const GemmCall& c, int item_rows, cudaStream_t stream) {
-  if (item_rows <= 8) return launch_skinny<kFormat, 1>(c, stream);
-  if (item_rows <= 16) return launch_skinny<kFormat, 2>(c, stream);
-  return launch_skinny<kFormat, 4>(c, stream);
+  if (item_rows <= 8) return launch_rows<kFormat, 1>(c, stream);
+  if (item_rows <= 16) return launch_rows<kFormat, 2>(c, stream);
+  return launch_rows<kFormat, 4>(c, stream);
 }
 
 }  // namespace

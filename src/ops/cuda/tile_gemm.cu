@@ -29,10 +29,6 @@ __device__ __forceinline__ int place(int row, int chunk) {
   return row * 32 + chunk * 16;
 }
 
-__device__ __forceinline__ void copy_async4(uint32_t to, const void* from) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
-}
-
 struct Matrix {
   const uint8_t* data;  // of this block's expert or head
   const uint8_t* scale;
@@ -79,11 +75,11 @@ __device__ void weight_fragments(const uint8_t* stage, int row, int k, uint32_t 
   } else if constexpr (kFormat == WeightFormat::kInt4Group32) {
     for (int n = 0; n < 4; ++n) {
       const int at = row + n * 8 + g;
-      const uint2 words = *reinterpret_cast<const uint2*>(tile + at * 32 + k * 8);
+      const auto* words = reinterpret_cast<const uint32_t*>(tile + at * 32) + k % 2 * 4 + k / 2;
       const auto* scales = reinterpret_cast<const __nv_bfloat16*>(tile + kFeatures * 32 + at * 4);
       const __nv_bfloat162 scale = __bfloat162bfloat162(scales[k / 2]);
-      b[n][0] = int4_pair(words.x, t, scale);
-      b[n][1] = int4_pair(words.y, t, scale);
+      b[n][0] = int4_pair(words[0], t, scale);
+      b[n][1] = int4_pair(words[2], t, scale);
     }
   } else {
     for (int n = 0; n < 4; ++n) {
@@ -152,8 +148,7 @@ __device__ void store_tile(const GemmCall& c, const int* y_rows, int token, int 
         if (c.output != GemmOutput::kSiluMul) {
           if (column < c.out) store_one(c, y_row, column, sum[m][n][i]);
         } else if (n % 2 == 0 && column < c.out) {
-          const float gate = sum[m][n][i];
-          store_one(c, y_row, (first + n * 8) / 2 + 2 * t + i % 2, gate / (1.0f + __expf(-gate)) * sum[m][n + 1][i]);
+          store_one(c, y_row, (first + n * 8) / 2 + 2 * t + i % 2, silu_mul(sum[m][n][i], sum[m][n + 1][i]));
         }
       }
     }
