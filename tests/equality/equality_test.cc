@@ -89,7 +89,7 @@ struct TestModel {
 TestModel tiny_k2() {
   return {.name = "TinyK2",
           .folder = PERIGEE_SOURCE_DIR "/models/tiny-k2",
-          .tight_bytes = (gpu_sanitizer() ? 10 : 16) << 20,
+          .tight_bytes = 16 << 20,
           .budgets = {16, 64, 333}};
 }
 
@@ -333,13 +333,11 @@ TEST(EqualityOfLatentAttention, PreemptedAsNot) {
 }
 
 // A sequence that comes again brings its penalties and, if it had not begun to answer, its prompt's log-probabilities.
-// Under a checker of GPU accesses one engine runs there, the other on the CPU.
 TEST_P(EqualityOnTasks, PreemptedAsNotUpToTies) {
-  std::vector<Job> jobs = task_jobs(GetParam(), gpu_sanitizer() ? 12 : 40);
-  for (Job& job : jobs) job.max_tokens = gpu_sanitizer() ? 70 : 200;
+  std::vector<Job> jobs = task_jobs(GetParam(), 40);
+  for (Job& job : jobs) job.max_tokens = 200;
   for (size_t i = 1; i < jobs.size(); i += 4) jobs[i].presence_penalty = 0.1f, jobs[i - 1].prompt_logprobs = 1;
   EngineConfig roomy = base_config(GetParam());
-  if (gpu_sanitizer()) roomy.worker.device = Device::kCpu;
   const std::vector<Reply> whole = run(*make_engine(roomy), jobs, true);
   EngineConfig tight = base_config(GetParam());
   tight.prefix_caching = true;
@@ -388,6 +386,24 @@ TEST_P(EqualityOfDeterministic, CachedChunkedPreempted) {
   ASSERT_GT(crowded->stats().scheduler.preemptions, 0) << "nothing was preempted: the test says nothing";
   std::printf("deterministic: %lld preemptions, %lld tokens from the cache, all bits equal\n",
               static_cast<long long>(crowded->stats().scheduler.preemptions), static_cast<long long>(hits));
+}
+
+// Whatever the moment at which each request comes and each sequence is preempted.
+TEST_P(EqualityOfDeterministic, TheSameAtAnyTime) {
+  EngineConfig config = base_config(GetParam());
+  config.deterministic = true;
+  config.prefix_caching = true;
+  config.max_step_tokens = 96;
+  config.worker.cache_bytes = GetParam().tight_bytes;
+  config.max_model_len = 1024;
+  const auto engine = make_engine(config);
+  std::vector<Job> longer = jobs;
+  for (Job& job : longer) job.max_tokens += kSanitized ? 20 : 120;
+  const std::vector<Reply> wanted = run(*engine, longer, true);
+  for (int turn = 0; turn < (soak_requested() ? 20 : 1); ++turn) {
+    SCOPED_TRACE(turn);
+    expect_identical(wanted, run(*engine, longer, true));
+  }
 }
 
 // A prompt that leaves another one at any block boundary goes on from there with the bits of a cold start.

@@ -15,7 +15,9 @@ DeviceArrays::DeviceArrays(const ArraySizes& sizes) {
     cut_slots(sizes, memory_.data());
     cut_batch(sizes, memory_.data());
   }
-  if (memory_.data() != nullptr) cuda_ok(cudaMemset(memory_.data(), 0, memory_.size()), "clearing slots");
+  if (memory_.data() == nullptr) return;
+  cuda_ok(cudaMemset(memory_.data(), 0, memory_.size()), "clearing slots");
+  cuda_ok(cudaDeviceSynchronize(), "clearing slots");  // the worker's stream does not wait for this one
 }
 
 template <typename T>

@@ -25,19 +25,23 @@ struct Shape {
   uint32_t row_bytes, scale_row;
 };
 
+// Settled lists are read before dependency_wait(), so from L2: nothing says that this kernel's L1 has forgotten what
+// lay there before.
 struct Work : Shape {
   const GemmCall& c;
 
   __device__ int tiles() const {
-    const int items = c.items != nullptr ? *c.num_items : c.expert_ids != nullptr ? c.max_items : row_items * c.heads;
+    const int items = c.items != nullptr        ? __ldcg(c.num_items)
+                      : c.expert_ids != nullptr ? c.max_items
+                                                : row_items * c.heads;
     return items * groups;
   }
   __device__ Tokens tokens(int item) const {
     if (c.items != nullptr) {
-      const MoeItem found = c.items[item];
-      return {found.expert, found.begin, found.count};
+      const MoeItem* const found = c.items + item;
+      return {__ldcg(&found->expert), __ldcg(&found->begin), __ldcg(&found->count)};
     }
-    if (c.expert_ids != nullptr) return {c.expert_ids[item], item, 1};
+    if (c.expert_ids != nullptr) return {__ldcg(c.expert_ids + item), item, 1};
     const int begin = item % row_items * item_rows;
     return {item / row_items, begin, min(item_rows, c.rows - begin)};
   }

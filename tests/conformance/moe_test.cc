@@ -1,0 +1,160 @@
+// Router and experts of a backend against their definition in `ref`.
+#include "backends.h"
+
+namespace perigee {
+namespace {
+
+RouterWeight make_router(int64_t experts, int64_t hidden, RouterScore score, int32_t groups, bool bf16 = false) {
+  RouterWeight router{.num_experts = experts, .hidden = hidden, .score = score, .top_k = 4};
+  std::vector<float> weight, bias;
+  for (int64_t i = 0; i < experts * hidden; ++i)
+    weight.push_back(value_at(21, i) * 2 / std::sqrt(static_cast<float>(hidden)));
+  if (bf16)
+    for (float& w : weight) w = bf16_to_f32(f32_to_bf16(w));
+  if (score == RouterScore::kSigmoid)
+    for (int64_t e = 0; e < experts; ++e) bias.push_back(0.1f * value_at(22, e));
+  router.weight = std::move(weight);
+  router.bias = std::move(bias);
+  router.num_groups = groups;
+  router.top_groups = std::max(1, groups / 2);
+  router.normalize = score == RouterScore::kSigmoid;
+  router.scale = 2.5f;
+  return router;
+}
+
+// The router with its vectors where the backend reads them.
+RouterWeight packed(Ops& ops, RouterWeight router) {
+  router.weight = ops.pack_vector(router.weight);
+  router.bias = ops.pack_vector(router.bias);
+  return router;
+}
+
+TEST(Conformance, Route) {
+  struct Case {
+    RouterScore score;
+    int32_t groups;
+    int64_t experts, hidden, rows;
+    bool bias_in_weights = false;
+    bool bf16 = false;  // weights are bf16 numbers
+  };
+  const auto ref = make_ref_ops();
+  for (Backend& backend : backends())
+    for (const Case& c : ends_if_sanitized<Case>({{RouterScore::kSigmoid, 1, 32, 256, 40},
+                                                  {RouterScore::kSigmoid, 8, 32, 256, 40},
+                                                  {RouterScore::kSigmoid, 8, 32, 256, 40, true},
+                                                  {RouterScore::kSigmoid, 1, 32, 256, 3, true},
+                                                  {RouterScore::kSigmoid, 1, 384, 1000, 1},
+                                                  {RouterScore::kSigmoid, 1, 384, 1000, 70, true},
+                                                  {RouterScore::kSoftmax, 1, 70, 584, 200},
+                                                  {RouterScore::kSigmoid, 1, 384, 1000, 5, false, true},
+                                                  {RouterScore::kSigmoid, 1, 384, 7168, 64, false, true},
+                                                  {RouterScore::kSoftmax, 1, 70, 2056, 9},
+                                                  {RouterScore::kSoftmax, 1, 70, 584, 129, false, true},
+                                                  {RouterScore::kSoftmax, 1, 1000, 264, 600},
+                                                  {RouterScore::kSoftmax, 1, 32, 256, 40}})) {
+      RouterWeight router = make_router(c.experts, c.hidden, c.score, c.groups, c.bf16);
+      router.bias_in_weights = c.bias_in_weights;
+      poison(*backend.ops, 4 << 20);
+      ref->begin_step();
+      Ops& ops = *backend.ops;
+      const auto count = c.rows * router.top_k;
+      const Routing got = ops.route(activation(ops, c.rows, c.hidden, 6), packed(ops, router));
+      const std::vector<int32_t> ids = fetch(ops, got.ids, count);
+      const std::vector<float> weights = fetch(ops, got.weights, count);
+      const Routing wanted = ref->route(activation(*ref, c.rows, c.hidden, 6), router);
+      for (int64_t i = 0; i < count; ++i) {
+        ASSERT_EQ(ids[static_cast<size_t>(i)], wanted.ids[i])
+            << backend.name << " experts " << c.experts << " groups " << c.groups << " at " << i;
+        ASSERT_NEAR(weights[static_cast<size_t>(i)], wanted.weights[i], 1e-5) << backend.name;
+      }
+    }
+}
+
+struct ExpertCase {
+  int64_t hidden, inter, rows;
+};
+
+// Every kernel by its number of pairs, whole and cut tiles.
+std::vector<ExpertCase> expert_cases(const Ops& ops) {
+  std::vector<ExpertCase> all =
+      ends_if_sanitized<ExpertCase>({{256, 128, 1}, {256, 128, 5}, {256, 128, 300}, {256, 128, 70}});
+  if (!ops.on_device()) return all;
+  if (gpu_sanitizer())
+    return {{352, 96, 1}, {352, 96, 12}, {352, 96, 24}, {352, 96, 100}, {352, 96, 1100}, {2048, 160, 2}};
+  for (const int64_t rows : {1, 3, 12, 24, 70, 200, 300, 420, 700, 1100}) all.push_back({352, 96, rows});
+  for (const int64_t rows : {2, 40, 600}) all.push_back({1408, 320, rows});
+  for (const int64_t rows : {2, 4}) all.push_back({4096, 160, rows});
+  return all;
+}
+
+// Gate, up and down of each.
+std::vector<Stored> store_experts(WeightFormat format, int64_t count, int64_t hidden, int64_t inter) {
+  std::vector<Stored> stored;
+  for (int64_t e = 0; e < count; ++e) {
+    stored.push_back(store(format, inter, hidden, 100 + static_cast<uint64_t>(e)));
+    stored.push_back(store(format, inter, hidden, 200 + static_cast<uint64_t>(e)));
+    stored.push_back(store(format, hidden, inter, 300 + static_cast<uint64_t>(e)));
+  }
+  return stored;
+}
+
+std::vector<RawExpert> raw_experts(const std::vector<Stored>& stored) {
+  std::vector<RawExpert> experts;
+  for (size_t i = 0; i < stored.size(); i += 3)
+    experts.push_back({stored[i].raw, stored[i + 1].raw, stored[i + 2].raw});
+  return experts;
+}
+
+TEST(Conformance, Experts) {
+  const auto ref = make_ref_ops();
+  constexpr int64_t kExperts = 8;
+  for (Backend& backend : backends())
+    for (const WeightFormat format : {WeightFormat::kBF16, WeightFormat::kInt4Group32, WeightFormat::kF8Block128})
+      for (const auto& [hidden, inter, rows] : expert_cases(*backend.ops)) {
+        const std::vector<Stored> stored = store_experts(format, kExperts, hidden, inter);
+        const std::vector<RawExpert> experts = raw_experts(stored);
+        const RouterWeight router = make_router(kExperts, hidden, RouterScore::kSigmoid, 1);
+        const auto run = [&, hidden = hidden, rows = rows](Ops& ops) {
+          const Tensor x = activation(ops, rows, hidden, 6);
+          return fetch(ops, ops.moe_experts(x, ops.route(x, packed(ops, router)), ops.pack_experts(experts)));
+        };
+        poison(*backend.ops, 64 << 20);
+        ref->begin_step();
+        expect_close(run(*backend.ops), run(*ref),
+                     str_cat(backend.name, " experts, format ", static_cast<int>(format), " hidden ", hidden, " inter ",
+                             inter, " rows ", rows));
+      }
+}
+
+// Routed and shared experts together, as an output and onto a residual.
+TEST(Conformance, MoeWithSharedExperts) {
+  const auto ref = make_ref_ops();
+  constexpr int64_t kExperts = 8, kHidden = 352, kInter = 160;
+  for (Backend& backend : backends())
+    for (const WeightFormat format : {WeightFormat::kBF16, WeightFormat::kInt4Group32})
+      for (const int64_t rows : ends_if_sanitized<int64_t>({1, 4, 100, 9})) {
+        const std::vector<Stored> stored = store_experts(format, kExperts, kHidden, kInter);
+        const std::vector<RawExpert> experts = raw_experts(stored);
+        const std::vector<Stored> shared = store_experts(WeightFormat::kBF16, 1, kHidden, kInter);
+        const auto run = [&](Ops& ops, bool add) {
+          const MoeWeights w{
+              .router = packed(ops, make_router(kExperts, kHidden, RouterScore::kSigmoid, 1)),
+              .experts = ops.pack_experts(experts),
+              .shared = {ops.pack_gate_up(shared[0].raw, shared[1].raw), ops.pack_linear(shared[2].raw)}};
+          const Tensor x = activation(ops, rows, kHidden, 6);
+          if (!add) return fetch(ops, ops.moe(x, w));
+          const Tensor residual = activation(ops, rows, kHidden, 7, DType::kF32);
+          ops.add_moe(residual, x, w);
+          return fetch(ops, residual);
+        };
+        for (const bool add : {false, true}) {
+          poison(*backend.ops, 16 << 20);
+          ref->begin_step();
+          expect_close(run(*backend.ops, add), run(*ref, add),
+                       str_cat(backend.name, " moe, format ", static_cast<int>(format), " rows ", rows, " add ", add));
+        }
+      }
+}
+
+}  // namespace
+}  // namespace perigee
