@@ -322,6 +322,40 @@ Result<ModelConfig> read_config(const std::string& folder) {
   return parse_config(config, generation);
 }
 
+Status check_limits(const ModelConfig& c, const ShapeLimits& limits, const char* backend) {
+  struct Field {
+    const char* key;
+    int64_t value, unit, most;
+  };
+  const int64_t unit = limits.unit, any = ShapeLimits::kAny;
+  std::vector<Field> fields = {{"hidden_size", c.hidden, unit, any},
+                               {"q_lora_rank", c.q_lora, unit, any},
+                               {"kv_lora_rank", c.kv_lora, limits.latent_unit, limits.max_latent},
+                               {"qk_nope_head_dim", c.nope, unit, any},
+                               {"qk_rope_head_dim", c.rope, unit, limits.max_rope},
+                               {"v_head_dim", c.value, unit, any}};
+  int64_t moe_layers = 0;
+  for (int64_t i = 0; i < c.num_layers; ++i) moe_layers += c.is_moe(i);
+  if (moe_layers < c.num_layers) fields.push_back({"intermediate_size", c.inter, unit, any});
+  const Keys& keys = keys_of(c);
+  if (moe_layers > 0) {
+    fields.push_back({"moe_intermediate_size", c.moe_inter, unit, any});
+    fields.push_back({keys.num_experts, c.num_experts, 1, limits.max_experts});
+    fields.push_back({keys.top_k, c.top_k, 1, limits.max_top_k});
+    fields.push_back({keys.num_groups, c.num_groups, 1, limits.max_groups});
+  }
+  for (const Field& f : fields) {
+    if (f.value % f.unit == 0 && f.value <= f.most) continue;
+    const std::string multiple = f.unit > 1 ? str_cat("a multiple of ", f.unit) : "",
+                      most = str_cat("at most ", f.most);
+    const std::string need = f.most == any ? multiple : f.unit == 1 ? most : str_cat(multiple, ", ", most);
+    return bad_input(str_cat("config.json: ", f.key, ": --device ", backend, " expects ", need, ", found ", f.value,
+                             "; --device cpu takes any"),
+                     f.key);
+  }
+  return {};
+}
+
 std::vector<float> rope_inv_freq(const RopeConfig& rope, int64_t dim) {
   std::vector<float> out(dim / 2);
   double low = 0, high = 0;

@@ -82,6 +82,10 @@ Result<ModelConfig> parse_config(const Json& config, const Json& generation);
 // Reads `folder`/config.json and, if present, `folder`/generation_config.json.
 Result<ModelConfig> read_config(const std::string& folder);
 
+// Whether `backend` computes such a model: its widths, latents and experts are within `limits`. Errors name key, found,
+// the limit and another backend.
+Status check_limits(const ModelConfig& config, const ShapeLimits& limits, const char* backend);
+
 // The architectures that parse_config accepts at the top of a config.json, for messages.
 std::string supported_architectures();
 

@@ -320,6 +320,67 @@ TEST(KimiLinearConfig, BadLayerListsNameTheLayer) {
   expect_error(config, {"mla_use_nope", "found nothing"});
 }
 
+constexpr ShapeLimits kLimits = {
+    .unit = 8, .latent_unit = 16, .max_latent = 64, .max_rope = 16, .max_experts = 8, .max_groups = 4, .max_top_k = 3};
+
+Status limits_of(Json config, const ShapeLimits& limits) {
+  const auto parsed = parse_config(config, Json());
+  CHECK(parsed.ok(), parsed.error().message);
+  return check_limits(*parsed, limits, "toy");
+}
+
+Status within(Json config, const char* key, int64_t value) {
+  config.set("v_head_dim", 16);  // both tiny models have 12
+  config.set(key, value);
+  return limits_of(config, kLimits);
+}
+
+void expect_beyond(const Json& config, const char* key, int64_t value, const std::string& need) {
+  const Status status = within(config, key, value);
+  ASSERT_FALSE(status.ok()) << key;
+  EXPECT_EQ(status.error().code, Code::kBadInput);
+  EXPECT_EQ(status.error().field, key);
+  EXPECT_EQ(status.error().message, str_cat("config.json: ", key, ": --device toy expects ", need, ", found ", value,
+                                            "; --device cpu takes any"));
+}
+
+TEST(Limits, AModelBeyondThemIsToldTheField) {
+  const std::string eight = "a multiple of 8";
+  for (const char* key :
+       {"hidden_size", "q_lora_rank", "qk_nope_head_dim", "v_head_dim", "intermediate_size", "moe_intermediate_size"}) {
+    EXPECT_TRUE(within(tiny_config(), key, 72).ok()) << key;
+    expect_beyond(tiny_config(), key, 68, eight);
+  }
+  for (const int64_t latent : {40, 80})
+    expect_beyond(tiny_config(), "kv_lora_rank", latent, "a multiple of 16, at most 64");
+  for (const int64_t rope : {12, 24}) expect_beyond(tiny_config(), "qk_rope_head_dim", rope, eight + ", at most 16");
+  expect_beyond(tiny_config(), "n_routed_experts", 16, "at most 8");
+  expect_beyond(tiny_config(), "num_experts_per_tok", 4, "at most 3");
+  Json many = tiny_config();
+  many.set("n_routed_experts", 16);
+  ShapeLimits groups = kLimits;
+  groups.unit = 1, groups.max_experts = 16, groups.max_groups = 3;
+  const Status status = limits_of(many, groups);
+  ASSERT_FALSE(status.ok());
+  EXPECT_EQ(status.error().field, "n_group");
+}
+
+TEST(Limits, KimiLinearHasItsOwnNames) {
+  expect_beyond(tiny_hybrid_config(), "num_experts", 16, "at most 8");
+  expect_beyond(tiny_hybrid_config(), "num_experts_per_token", 4, "at most 3");
+}
+
+TEST(Limits, OnlyWhatTheModelHasCounts) {
+  EXPECT_TRUE(limits_of(tiny_config(), ShapeLimits()).ok());
+  EXPECT_TRUE(within(tiny_config(), "vocab_size", 97).ok());
+  Json dense = tiny_config();
+  dense.set("first_k_dense_replace", 3);
+  EXPECT_TRUE(within(dense, "moe_intermediate_size", 33).ok());
+  Json sparse = tiny_config();
+  sparse.set("first_k_dense_replace", 0);
+  EXPECT_TRUE(within(sparse, "intermediate_size", 33).ok());
+}
+
 TEST(Config, UnsupportedArchitectureListsTheSupported) {
   Json config = tiny_config();
   config.set("architectures", Json(Json::Array{"LlamaForCausalLM"}));

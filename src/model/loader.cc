@@ -29,6 +29,7 @@ Result<ModelConfig> configure(const LoadOptions& options) {
 
 Result<std::unique_ptr<Model>> load_model(const LoadOptions& options, Ops& ops) {
   ASSIGN_OR_RETURN(const ModelConfig config, configure(options));
+  RETURN_IF_ERROR(check_limits(config, ops.limits(), ops.name()));
   const Family* family = find_family(config.architecture);
   CHECK(family != nullptr, config.architecture, " passed the config check and has no family");
   ASSIGN_OR_RETURN(const std::unique_ptr<TensorSource> source, open_source(options));

@@ -8,6 +8,7 @@
 #include "model/registry.h"
 #include "model/single_sequence.h"
 #include "model/test_checkpoint.h"
+#include "ops/ref/ref_ops.h"
 
 namespace perigee {
 namespace {
@@ -249,6 +250,21 @@ TEST_F(Wrong, LayerListsMustAgreeWithTheTensors) {
                {"model.layers.2.self_attn.A_log", "missing", "kda_layers of config.json has layer 3"});
   expect_parts(error_of("[1, 2]", "[3, 4, 5]"), {"model.layers.3.self_attn.kv_a_proj_with_mqa.weight", "missing",
                                                  "full_attn_layers of config.json has layer 4"});
+}
+
+struct NarrowOps : RefOps {
+  const char* name() const override { return "narrow"; }
+  ShapeLimits limits() const override { return {.max_latent = 31}; }
+};
+
+TEST_F(Wrong, AModelThatTheBackendCannotComputeIsRefused) {
+  const TempFolder folder;
+  folder.write("config.json", dump_json(tiny_config()));
+  NarrowOps ops;
+  const auto model = load(folder, LoadFormat::kDummy, ops);
+  ASSERT_FALSE(model.ok());
+  EXPECT_EQ(model.error().field, "kv_lora_rank");
+  expect_parts(model.error().message, {"narrow", "at most 31", "found 32", "--device cpu"});
 }
 
 TEST_F(Wrong, MissingInt4ScaleIsNamed) {

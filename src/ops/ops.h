@@ -45,6 +45,7 @@ class Ops {
   virtual Status status() { return {}; }  // kDeviceLost: everything computed since the last success is void
 
   // --- Weights, once at load: copied and repacked into this backend's layout; `raw` may go afterwards. ---
+  virtual ShapeLimits limits() const { return {}; }  // a model beyond them must not be packed
   // Matrices stacked by rows become one: y = concat(W_i x).
   virtual LinearWeight pack_linear(std::span<const RawMatrix> stacked) = 0;
   // Of a gated MLP, for dense_mlp() alone, which may want its rows in another order.

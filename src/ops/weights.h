@@ -161,6 +161,15 @@ struct RouterWeight {
   float scale = 1.0f;                      // weights *= scale
 };
 
+// Of the models that a backend computes; the default is any.
+struct ShapeLimits {
+  static constexpr int64_t kAny = INT64_MAX;
+  int64_t unit = 1;  // the columns of every matrix, the dims of a head and the rows of an MLP are multiples of it
+  int64_t latent_unit = 1;  // so is the latent rank of this
+  int64_t max_latent = kAny, max_rope = kAny;
+  int64_t max_experts = kAny, max_groups = kAny, max_top_k = kAny;
+};
+
 // Expert choice of n tokens, in the step's arena.
 struct Routing {
   int64_t num_tokens = 0;

@@ -1,10 +1,13 @@
-// Dummy weights made by a backend from their keys are the host's, bit for bit (model/dummy.h).
+// What loading a model on a GPU has of its own: dummy weights made there from their keys are the host's, bit for bit
+// (model/dummy.h); a model whose shapes the kernels do not take is an error.
 #include <gtest/gtest.h>
 
 #include <cstring>
 
 #include "base/soak.h"
 #include "model/dummy.h"
+#include "model/model.h"
+#include "model/test_checkpoint.h"
 #include "ops/cuda/cuda_ops.h"
 
 namespace perigee {
@@ -59,6 +62,18 @@ TEST(DummyWeights, MadeOnTheGpuAreTheHosts) {
         << "quantisation " << static_cast<int>(quantization);
     EXPECT_NE(sent[0], 0);
   }
+}
+
+TEST(CudaLimits, AModelBeyondThemIsALoadError) {
+  const auto ops = make_cuda_ops({});
+  if (!ops.ok()) GTEST_SKIP() << ops.error().message;
+  const TempFolder folder;
+  folder.write("config.json", dump_json(tiny_config()));
+  const auto model = load_model({.path = folder.path(), .format = LoadFormat::kDummy}, **ops);
+  ASSERT_FALSE(model.ok());
+  EXPECT_EQ(model.error().message,
+            "config.json: kv_lora_rank: --device cuda expects a multiple of 128, at most 512, found 32; --device cpu "
+            "takes any");
 }
 
 }  // namespace

@@ -30,6 +30,7 @@ class CudaOps final : public Ops {
   Status status() override;
   void begin_step() override;
 
+  ShapeLimits limits() const override { return kCudaLimits; }
   bool makes_dummy_weights() const override { return true; }
   using Ops::pack_linear;
   LinearWeight pack_linear(std::span<const RawMatrix> stacked) override;

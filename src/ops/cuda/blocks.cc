@@ -85,8 +85,8 @@ void CudaOps::attend_usual(const Tensor& query, const Tensor& mixed, const MlaSh
 
 Tensor CudaOps::mla_attend(const Tensor& q, const MlaUpWeight& up, const MlaShape& s, const Batch& batch,
                            const LatentLayer& cache) {
-  CHECK(q.cols == s.heads * s.q_head() && batch.device != nullptr && cache.dtype != DType::kF32 && s.latent <= 512 &&
-        s.rope <= 64);
+  CHECK(q.cols == s.heads * s.q_head() && batch.device != nullptr && cache.dtype != DType::kF32 &&
+        s.latent <= kCudaLimits.max_latent && s.rope <= kCudaLimits.max_rope);
   const auto& weights = static_cast<const CudaMlaUp&>(*up.packed);
   const Tensor y = arena_.tensor(DType::kBF16, q.rows, s.heads * s.value);
   // Absorbed rows are one run from the first on. Decode rows come first; a chunk that asks for the absorbed form behind

@@ -16,6 +16,15 @@ struct CudaOptions {
   bool portable = false, separate_arrays = false, no_library = false;
 };
 
+// What the kernels read by 16 bytes, stage in shared memory or keep one a thread.
+inline constexpr ShapeLimits kCudaLimits = {.unit = 8,
+                                            .latent_unit = 128,
+                                            .max_latent = 512,
+                                            .max_rope = 64,
+                                            .max_experts = 1024,
+                                            .max_groups = 64,
+                                            .max_top_k = 64};
+
 // kUnavailable: built without a toolkit, or no such GPU.
 Result<std::unique_ptr<Ops>> make_cuda_ops(const CudaOptions& options);
 

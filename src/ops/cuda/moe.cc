@@ -13,11 +13,13 @@ constexpr int64_t kUnsortedPairs = 16;
 // Pairs an expert gets on average from which on they are worth a warpgroup's tile.
 constexpr int64_t kHopperPairs = 8;
 
+static_assert(kCudaLimits.max_experts == kMaxRoutedExperts);
+
 }  // namespace
 
 Routing CudaOps::route(const Tensor& x, const RouterWeight& router) {
-  CHECK(x.cols == router.hidden && router.num_experts <= kMaxRoutedExperts && router.num_groups <= 64 &&
-        router.top_k <= 64);
+  CHECK(x.cols == router.hidden && router.num_experts <= kCudaLimits.max_experts &&
+        router.num_groups <= kCudaLimits.max_groups && router.top_k <= kCudaLimits.max_top_k);
   const Routing routing{.num_tokens = x.rows,
                         .top_k = router.top_k,
                         .ids = arena_.array<int32_t>(x.rows * router.top_k).data(),

@@ -9,7 +9,8 @@
 namespace perigee {
 namespace {
 
-constexpr int64_t kColumnUnit = 128;
+constexpr int64_t kColumnUnit = 128;  // of padded columns
+static_assert(kCudaLimits.latent_unit == kColumnUnit, "latents have no padding");
 
 int64_t data_bytes(const RawMatrix& m) {
   switch (m.format) {
@@ -59,7 +60,7 @@ int num_upload_threads() {
 }  // namespace
 
 CudaMatrix CudaOps::make_matrix(WeightFormat format, int64_t out, int64_t in, int64_t count) {
-  CHECK(in % 8 == 0, "a matrix of ", in, " columns: the CUDA kernels need a multiple of 8");
+  CHECK(in % kCudaLimits.unit == 0, "a matrix of ", in, " columns");
   CudaMatrix m;
   m.format = format;
   m.out = out;
@@ -107,8 +108,8 @@ LinearWeight CudaOps::pack_linear(std::span<const RawMatrix> stacked) {
 
 // Interleaved as in experts (packed.h).
 LinearWeight CudaOps::pack_gate_up(const RawMatrix& gate, const RawMatrix& up) {
-  CHECK(gate.out == up.out && gate.in == up.in && gate.out % 8 == 0, gate.out, "x", gate.in, " and ", up.out, "x",
-        up.in);
+  CHECK(gate.out == up.out && gate.in == up.in && gate.out % kCudaLimits.unit == 0, gate.out, "x", gate.in, " and ",
+        up.out, "x", up.in);
   const WeightFormat format = dense_format(std::array{gate, up});
   auto packed = std::make_shared<CudaMatrix>(make_matrix(format, 2 * gate.out, gate.in, 1));
   pack(gate, target(*packed, 0, 0, 0));
@@ -120,7 +121,7 @@ ExpertWeights CudaOps::pack_experts(std::span<const RawExpert> experts) {
   CHECK(!experts.empty());
   const auto count = std::ssize(experts);
   const int64_t hidden = experts[0].gate.in, inter = experts[0].gate.out;
-  CHECK(inter % 8 == 0, "experts of ", inter, " rows: the CUDA kernels need a multiple of 8");
+  CHECK(inter % kCudaLimits.unit == 0, "experts of ", inter, " rows");
   const WeightFormat format = common_format(experts);
   auto packed = std::make_shared<CudaExperts>();
   packed->gate_up = make_matrix(format, 2 * inter, hidden, count);
@@ -141,7 +142,7 @@ MlaUpWeight CudaOps::pack_mla_up(const RawMatrix& kv_b, const MlaShape& shape) {
   auto packed = std::make_shared<CudaMlaUp>();
   packed->kv_b = make_matrix(WeightFormat::kBF16, kv_b.out, kv_b.in, 1);
   packed->keys = make_matrix(WeightFormat::kBF16, shape.heads * shape.latent, shape.nope, 1);
-  CHECK(packed->kv_b.padded_in == shape.latent, "latent of ", shape.latent, ": a multiple of 128 is needed");
+  CHECK(packed->kv_b.padded_in == shape.latent, "latent of ", shape.latent);
   pack(kv_b, target(packed->kv_b, 0, -1, 0));
   if (device_status().ok()) check(pack_mla_keys(packed->kv_b, shape, packed->keys, stream()), "packing weights");
   return {.packed = std::move(packed)};

@@ -9,7 +9,7 @@
 
 namespace perigee {
 
-class RefOps final : public Ops {
+class RefOps : public Ops {
  public:
   const char* name() const override { return "ref"; }
   DType activation_dtype() const override { return DType::kF32; }
