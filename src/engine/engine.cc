@@ -12,6 +12,7 @@
 #include "base/queue.h"
 #include "base/rng.h"
 #include "exec/cuda/cuda_worker.h"
+#include "model/config.h"
 
 namespace perigee {
 namespace {
@@ -84,7 +85,23 @@ struct Engine::Impl {
   void publish_stats(double host_s, bool stepped);
 };
 
+namespace {
+
+// Asked before hundreds of gigabytes of weights are read.
+Status check_positions(const EngineConfig& config) {
+  if (config.max_model_len == 0) return {};
+  ASSIGN_OR_RETURN(const ModelConfig model, read_config(config.worker.load.path));
+  if (config.max_model_len > model.max_positions)
+    return bad_input(str_cat("--max-model-len ", config.max_model_len, " is over the model's ", model.max_positions,
+                             " positions: lower it, or leave it out"),
+                     "max-model-len");
+  return {};
+}
+
+}  // namespace
+
 Result<std::unique_ptr<Engine>> Engine::create(const EngineConfig& config) {
+  RETURN_IF_ERROR(check_positions(config));
   auto impl = std::make_unique<Impl>();
   impl->config = config;
   impl->config.worker.max_sequences = config.max_sequences;
@@ -98,13 +115,9 @@ Result<std::unique_ptr<Engine>> Engine::create(const EngineConfig& config) {
   const ModelInfo& info = impl->worker->model().info();
   const int32_t state_pages = impl->worker->state_pages();
   const int64_t cache_tokens = static_cast<int64_t>(impl->worker->num_pages() - state_pages) * kBlockTokens;
-  if (config.max_model_len > info.max_positions)
-    return bad_input(
-        str_cat("max-model-len ", config.max_model_len, " is over the model's ", info.max_positions, " positions"),
-        "max-model-len");
   if (config.max_model_len > cache_tokens)
-    return bad_input(str_cat("max-model-len ", config.max_model_len, " does not fit the cache of ", cache_tokens,
-                             " tokens: lower it, or raise kv-cache-memory-bytes"),
+    return bad_input(str_cat("--max-model-len ", config.max_model_len, " does not fit the cache of ", cache_tokens,
+                             " tokens: lower it, or raise --kv-cache-memory-bytes"),
                      "max-model-len");
   impl->max_model_len = config.max_model_len > 0
                             ? config.max_model_len

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
+#include <span>
 
 #include "base/clock.h"
 #include "base/log.h"
@@ -11,15 +12,33 @@
 namespace perigee {
 namespace {
 
-// Pasted with every recipe; what they ask for is always so here, or derived from the checkpoint.
-constexpr const char* kAcceptedSwitches[] = {
-    "trust-remote-code",   "enable-auto-tool-choice", "enable-chunked-prefill",
-    "async-scheduling",    "enforce-eager",           "disable-log-requests",
-    "enable-log-requests", "disable-log-stats",       "disable-hybrid-kv-cache-manager"};
-constexpr const char* kAcceptedValues[] = {
-    "tool-call-parser",   "reasoning-parser",  "dtype",     "mm-processor-cache-gb",
-    "mm-encoder-tp-mode", "attention-backend", "tokenizer", "pipeline-parallel-size",
-    "block-size"};
+struct IgnoredFlag {
+  const char *name, *reason;
+};
+
+// Pasted with every recipe. What they ask for is always so here, is derived from the checkpoint, or has no object.
+constexpr IgnoredFlag kIgnoredSwitches[] = {
+    {"trust-remote-code", "nothing of a checkpoint is executed"},
+    {"enable-auto-tool-choice", "tool calls are always read"},
+    {"enable-chunked-prefill", "prefill is always chunked"},
+    {"enable-expert-parallel", "one rank holds every expert"},
+    {"async-scheduling", "two plans are always in flight"},
+    {"enforce-eager", "decode steps are graphs on every GPU"},
+    {"enable-log-requests", "each request is a line at --log-level info, without its text"},
+    {"disable-log-requests", "each request is a line at --log-level info, without its text"},
+    {"disable-log-stats", "the line of throughput comes at --log-level info"},
+    {"disable-hybrid-kv-cache-manager", "one page pool holds every kind of cache"}};
+constexpr IgnoredFlag kIgnoredValues[] = {{"tool-call-parser", "the markers of the checkpoint are read"},
+                                          {"reasoning-parser", "the markers of the checkpoint are read"},
+                                          {"attention-backend", "kernels follow from device and sizes"},
+                                          {"block-size", "a block has 64 tokens"},
+                                          {"compilation-config", "nothing is compiled at start"},
+                                          {"limit-mm-per-prompt", "images are not read"},
+                                          {"mm-processor-cache-gb", "images are not read"},
+                                          {"mm-encoder-tp-mode", "images are not read"}};
+
+constexpr const char* kRankCounts[] = {"tensor-parallel-size", "decode-context-parallel-size", "pipeline-parallel-size",
+                                       "data-parallel-size"};
 
 constexpr const char* kAuto = "auto";
 
@@ -103,12 +122,15 @@ void add_device_options(Options& options) {
   options.add_switch("kimi-linear-biased-routing", false,
                      "weigh experts with the selection bias, as Kimi-Linear's own code does", group);
   options.add_switch("language-model-only", false, "skip the vision part of a multimodal checkpoint", group);
-  options.add("tensor-parallel-size", "1", "ranks (only 1 in this version)", group);
-  options.add("decode-context-parallel-size", "1", "ranks that share a sequence's cache (only 1 in this version)",
-              group);
+  for (const char* name : kRankCounts) options.add(name, "1", "only 1 in this version", group);
   options.add("speculative-config", "", "not in this version", group);
+  options.add("kv-transfer-config", "", "not in this version", group);
+  options.add("dtype", kAuto, "auto or bfloat16: what is computed in", group);
+  options.add("tokenizer", "", "only the model folder's own", group);
   options.alias("-tp", "tensor-parallel-size");
   options.alias("-dcp", "decode-context-parallel-size");
+  options.alias("-pp", "pipeline-parallel-size");
+  options.alias("-dp", "data-parallel-size");
 }
 
 void add_scheduler_options(Options& options) {
@@ -134,11 +156,34 @@ void add_scheduler_options(Options& options) {
   options.add("fail-at-step", "-1", "for tests: the device is lost in this step; -1: never", group);
 }
 
-Status check_model_folder(const std::string& path) {
-  if (path.empty()) return bad_input("no model given: name a folder with config.json, such as models/tiny-k2", "model");
-  if (std::error_code unknown; !std::filesystem::is_directory(path, unknown))
-    return bad_input(str_cat("there is no folder ", path), "model");
+// What a flag asks for and this version cannot do.
+Status check_not_there_yet(const Options& options) {
+  for (const char* name : kRankCounts) {
+    ASSIGN_OR_RETURN(const int64_t size, options.integer(name, 1, 65536));
+    if (size != 1)
+      return Error(Code::kUnavailable, str_cat("--", name, " ", size, ": this version runs one rank; use 1"), name);
+  }
+  if (options.given("speculative-config"))
+    return Error(Code::kUnavailable, "--speculative-config: this version has no speculation; leave it out",
+                 "speculative-config");
+  if (options.given("kv-transfer-config"))
+    return Error(Code::kUnavailable,
+                 "--kv-transfer-config: this version does not separate prefill and decode; leave it out",
+                 "kv-transfer-config");
+  if (const std::string& dtype = options.text("dtype"); dtype != kAuto && dtype != "bfloat16" && dtype != "bf16")
+    return Error(Code::kUnavailable, str_cat("--dtype must be auto or bfloat16, not \"", dtype, "\""), "dtype");
+  if (const std::string& other = options.text("tokenizer"); !other.empty() && other != options.text("model"))
+    return Error(Code::kUnavailable,
+                 str_cat("--tokenizer ", other, ": only the model folder's own tokenizer is read; leave it out"),
+                 "tokenizer");
   return {};
+}
+
+void log_ignored(const Options& options) {
+  for (const auto& list :
+       {std::span<const IgnoredFlag>(kIgnoredSwitches), std::span<const IgnoredFlag>(kIgnoredValues)})
+    for (const IgnoredFlag& flag : list)
+      if (options.given(flag.name)) log_info("--", flag.name, " has no effect: ", flag.reason);
 }
 
 }  // namespace
@@ -146,26 +191,24 @@ Status check_model_folder(const std::string& path) {
 void add_engine_options(Options& options) {
   add_device_options(options);
   add_scheduler_options(options);
-  for (const char* name : kAcceptedSwitches)
-    options.add_switch(name, false, "accepted, needs no action", "Accepted from vLLM");
-  for (const char* name : kAcceptedValues) options.add(name, "", "accepted, needs no action", "Accepted from vLLM");
+  const char* group = "Accepted from vLLM, without effect";
+  for (const IgnoredFlag& flag : kIgnoredSwitches) options.add_switch(flag.name, false, flag.reason, group);
+  for (const IgnoredFlag& flag : kIgnoredValues) options.add(flag.name, "", flag.reason, group);
+}
+
+Status check_model_folder(const std::string& path) {
+  if (path.empty()) return bad_input("no model given: name a folder with config.json, such as models/tiny-k2", "model");
+  if (std::error_code unknown; !std::filesystem::is_directory(path, unknown))
+    return bad_input(str_cat("there is no folder ", path, "; models are not downloaded: name one on this machine"),
+                     "model");
+  return {};
 }
 
 Result<EngineConfig> engine_config(const Options& options) {
   EngineConfig config;
   RETURN_IF_ERROR(check_model_folder(options.text("model")));
-  for (const char* name : {"tensor-parallel-size", "decode-context-parallel-size"}) {
-    ASSIGN_OR_RETURN(const int64_t size, options.integer(name, 1, 1024));
-    if (size != 1)
-      return Error(Code::kUnavailable, str_cat("--", name, " ", size, ": this version runs one rank; use 1"), name);
-  }
-  if (options.given("speculative-config"))
-    return Error(Code::kUnavailable, "--speculative-config: this version has no speculation; leave it out",
-                 "speculative-config");
-  for (const char* name : kAcceptedSwitches)
-    if (options.given(name)) log_info("--", name, " is accepted and needs no action");
-  for (const char* name : kAcceptedValues)
-    if (options.given(name)) log_info("--", name, " is accepted and needs no action");
+  RETURN_IF_ERROR(check_not_there_yet(options));
+  log_ignored(options);
 
   LoadOptions& load = config.worker.load;
   load.path = options.text("model");

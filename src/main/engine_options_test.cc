@@ -49,9 +49,20 @@ TEST(EngineOptions, ALimitThatIsNotGivenGivesWay) {
 
 TEST(EngineOptions, ErrorsNameTheFlag) {
   const std::pair<const char*, const char*> cases[] = {
-      {"--device", "tpu"},          {"--gpu-memory-utilization", "1.5"},  {"--gpu-memory-utilization", "90%"},
-      {"--max-num-seqs", "0"},      {"--max-num-batched-tokens", "many"}, {"--kv-cache-memory-bytes", "-1"},
-      {"--kv-cache-dtype", "int4"}, {"--speculative-config", "{}"},       {"--tensor-parallel-size", "8"},
+      {"--device", "tpu"},
+      {"--gpu-memory-utilization", "1.5"},
+      {"--gpu-memory-utilization", "90%"},
+      {"--max-num-seqs", "0"},
+      {"--max-num-batched-tokens", "many"},
+      {"--kv-cache-memory-bytes", "-1"},
+      {"--kv-cache-dtype", "int4"},
+      {"--speculative-config", "{}"},
+      {"--tensor-parallel-size", "8"},
+      {"--pipeline-parallel-size", "2"},
+      {"--data-parallel-size", "2"},
+      {"--kv-transfer-config", "{}"},
+      {"--dtype", "float16"},
+      {"--tokenizer", "another"},
   };
   for (const auto& [flag, value] : cases) {
     const auto config = parsed({flag, value});
@@ -60,10 +71,26 @@ TEST(EngineOptions, ErrorsNameTheFlag) {
   }
 }
 
+TEST(EngineOptions, ARecipesFlagsAreAcceptedWithAReason) {
+  const std::string model = PERIGEE_SOURCE_DIR "/models/tiny-k2";
+  testing::internal::CaptureStderr();
+  const auto config = parsed({model, "--device", "cpu", "-tp=1", "--trust-remote-code", "--tool-call-parser", "kimi_k2",
+                              "--enable-expert-parallel", "--no-enable-chunked-prefill", "--pipeline-parallel-size",
+                              "1", "--dtype", "bfloat16", "--tokenizer", model, "--compilation-config", "{}"});
+  const std::string log = testing::internal::GetCapturedStderr();
+  ASSERT_TRUE(config.ok()) << config.error().message;
+  for (const char* said :
+       {"--trust-remote-code has no effect: nothing", "--tool-call-parser has no effect: the markers",
+        "--enable-chunked-prefill has no effect: prefill is always chunked"})
+    EXPECT_NE(log.find(said), std::string::npos) << log;
+  EXPECT_EQ(log.find("--dtype"), std::string::npos) << log;
+}
+
 TEST(EngineOptions, AFolderThatIsNotThereIsSaid) {
   const auto config = parsed({"/nowhere/a-model", "--device", "cpu"});
   ASSERT_FALSE(config.ok());
-  EXPECT_NE(config.error().message.find("/nowhere/a-model"), std::string::npos) << config.error().message;
+  EXPECT_EQ(config.error().message,
+            "there is no folder /nowhere/a-model; models are not downloaded: name one on this machine");
 }
 
 }  // namespace

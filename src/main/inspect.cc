@@ -3,6 +3,7 @@
 #include <filesystem>
 
 #include "main/commands.h"
+#include "main/engine_options.h"
 #include "main/options.h"
 #include "model/config.h"
 #include "model/layer_weights.h"
@@ -123,11 +124,13 @@ int run_inspect(const std::vector<std::string>& arguments) {
     std::fprintf(help ? stdout : stderr, "%s%s\n", help ? "" : "perigee inspect: ", status.error().message.c_str());
     return help ? 0 : 2;
   }
-  const auto config = read_config(options.text("model"));
-  if (!config.ok()) {
-    std::fprintf(stderr, "perigee inspect: %s\n", config.error().message.c_str());
+  const auto fail = [](const Error& error) {
+    std::fprintf(stderr, "perigee inspect: %s\n", error.message.c_str());
     return 1;
-  }
+  };
+  if (Status status = check_model_folder(options.text("model")); !status.ok()) return fail(status.error());
+  const auto config = read_config(options.text("model"));
+  if (!config.ok()) return fail(config.error());
   print_config(options.text("model"), *config);
   return 0;
 }

@@ -140,13 +140,16 @@ Result<int64_t> Options::bytes(const std::string& name) const {
 
 std::string Options::nearest(const std::string& name, const char* dashes) const {
   std::string best;
-  size_t distance = name.size() / 2 + 1;
-  for (const Option& option : options_)
-    if (const size_t d = edit_distance(name, option.name); d < distance) {
+  size_t distance = name.size() / 3 + 1;
+  for (const Option& option : options_) {
+    const bool begun = name.size() >= 4 && option.name.starts_with(name);
+    if (const size_t d = begun ? 1 : edit_distance(name, option.name); d < distance) {
       distance = d;
       best = option.name;
     }
-  return best.empty() ? "" : str_cat("; did you mean \"", dashes, best, "\"?");
+  }
+  if (best.empty()) return "; leave it out, or see --help";
+  return str_cat("; did you mean \"", dashes, best, "\"?");
 }
 
 Status Options::apply(const std::vector<Pending>& pending, OptionSource source, const std::string& origin) {
@@ -237,8 +240,9 @@ Status Options::parse(const std::vector<std::string>& arguments) {
   std::vector<std::string> words;
   for (const std::string& word : arguments) {
     if (word == "--help" || word == "-h") return Error(Code::kCancelled, help());
-    const auto found = aliases_.find(word);
-    words.push_back(found == aliases_.end() ? word : "--" + found->second);
+    const size_t end = std::min(word.find('='), word.size());  // -tp=8
+    const auto found = aliases_.find(word.substr(0, end));
+    words.push_back(found == aliases_.end() ? word : str_cat("--", found->second, word.substr(end)));
   }
   std::vector<Pending> from_command_line;
   RETURN_IF_ERROR(read_arguments(words, from_command_line));

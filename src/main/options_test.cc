@@ -46,6 +46,14 @@ TEST(Options, UnknownNamesSuggestTheNearest) {
   const Status status = options.parse({"--max-num-seq", "4"});
   ASSERT_FALSE(status.ok());
   EXPECT_NE(status.error().message.find("\"--max-num-seqs\""), std::string::npos) << status.error().message;
+  options = make();
+  const Status begun = options.parse({"--kv-cache", "4"});
+  ASSERT_FALSE(begun.ok());
+  EXPECT_NE(begun.error().message.find("\"--kv-cache-memory-bytes\""), std::string::npos) << begun.error().message;
+  options = make();
+  const Status far = options.parse({"--mix-nun-bezz", "4"});  // a third of the letters is no near name
+  ASSERT_FALSE(far.ok());
+  EXPECT_EQ(far.error().message, "unknown flag or word \"--mix-nun-bezz\"; leave it out, or see --help");
   const std::string path = testing::TempDir() + "/bad.yaml";
   std::ofstream(path) << "enable-prefix-cachin: true\n";
   options = make();
@@ -62,7 +70,8 @@ TEST(Options, OneModelAndAFileThatIsThere) {
   for (const auto& words : {std::vector<std::string>{"--model", "one", "--max-num-seqs", "4"},
                             {"--max-num-seqs", "4", "one"},
                             {"--max-num-seqs", "3", "--max-num-seqs=4", "one"},
-                            {"one", "-tp", "4"}}) {
+                            {"one", "-tp", "4"},
+                            {"one", "-tp=4"}}) {
     options = make();
     ASSERT_TRUE(options.parse(words).ok());
     EXPECT_EQ(options.text("model"), "one");

@@ -112,7 +112,9 @@ int serve_until_signal(const Options& options, const ServerConfig& server_settin
     log_error("cannot start: ", server.error().message);
     return kStartFailed;
   }
-  log_info("listening on http://", server_settings.host, ":", (*server)->port(), ", loading ", options.text("model"));
+  const bool v6 = server_settings.host.find(':') != std::string::npos;
+  log_info("listening on http://", v6 ? "[" : "", server_settings.host, v6 ? "]:" : ":", (*server)->port(),
+           ", loading ", options.text("model"));
   std::atomic<bool> lost{false};
   engine_settings.on_device_lost = [&lost](const std::string& why) {
     log_error("device lost: ", why);

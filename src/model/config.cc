@@ -142,6 +142,7 @@ Status read_rope(ConfigReader& r, const std::string& where, RopeConfig& rope) {
   }
   if (parameters == nullptr || parameters->find("rope_theta") == nullptr)
     rope.theta = r.number("rope_theta", 1.0001, 1e12);
+  RETURN_IF_ERROR(r.status());
   if (scaling == nullptr) return r.status();
   ConfigReader s(*scaling, where + (parameters != nullptr ? ": rope_parameters" : ": rope_scaling"));
   if (parameters != nullptr) rope.theta = s.number("rope_theta", 1.0001, 1e12, rope.theta);

@@ -181,7 +181,7 @@ TEST(Config, MissingKeysAreNamed) {
   for (const char* key :
        {"vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "kv_lora_rank", "qk_nope_head_dim",
         "qk_rope_head_dim", "v_head_dim", "intermediate_size", "moe_intermediate_size", "n_routed_experts",
-        "num_experts_per_tok", "rms_norm_eps", "max_position_embeddings"}) {
+        "num_experts_per_tok", "rms_norm_eps", "max_position_embeddings", "rope_theta"}) {
     Json config = tiny_config();
     config.set(key, Json());
     expect_error(config, {key, "found nothing"});
@@ -206,6 +206,7 @@ TEST(Config, BadValuesAreNamed) {
       {"hidden_act", Json("gelu"), "gelu"},
       {"attention_bias", Json(true), "true"},
       {"tie_word_embeddings", Json(true), "true"},
+      {"rope_theta", Json(-1), "-1"},
       {"rope_scaling", Json("yarn"), "object"},
       {"rope_scaling", json(R"({"type": "linear", "factor": 2})"), "linear"},
       {"rope_scaling", json(R"({"type": "yarn", "original_max_position_embeddings": 64})"), "factor"},

@@ -328,9 +328,9 @@ int parse_head(HttpConnection& connection, size_t head_bytes, Parser& parser) {
   return 0;
 }
 
-const char* refusal_text(int status) {
+std::string refusal_text(int status, const HttpConfig& config) {
   switch (status) {
-    case 413: return "request body larger than the server's limit (--max-body-bytes)";
+    case 413: return str_cat("the request body is over the server's limit of ", config.max_body_bytes, " bytes");
     case 431: return "request head larger than the server's limit";
     case 408: return "request body arrived too slowly";
     case 415: return "compressed request bodies are not accepted; send them as they are";
@@ -342,6 +342,7 @@ const char* refusal_text(int status) {
 asio::awaitable<void> refuse(ConnectionPtr connection, HttpReply reply) {
   const auto exchange = std::make_shared<SocketExchange>(connection->loop, connection->shared);
   reply.close = true;
+  log_info("a request refused with ", reply.status, " ", http_reason(reply.status));
   exchange->respond(std::move(reply));
   if (co_await write_answer(connection, exchange)) co_await linger(connection);
 }
@@ -386,12 +387,13 @@ asio::awaitable<bool> serve_request(ConnectionPtr connection) {
     fault = check_head(head, limits);
   }
   const auto parser = std::make_unique<Parser>();
+  std::string message = fault.message;
   if (fault.status == 0) {
     fault.status = parse_head(*connection, static_cast<size_t>(head_bytes), *parser);
-    fault.message = refusal_text(fault.status);
+    message = refusal_text(fault.status, config);
   }
   if (fault.status != 0) {
-    HttpReply reply = plain_error(fault.status, fault.message);
+    HttpReply reply = plain_error(fault.status, message);
     co_await refuse(connection, std::move(reply));
     co_return false;
   }
@@ -414,7 +416,7 @@ asio::awaitable<bool> serve_request(ConnectionPtr connection) {
   }
   const int status = co_await read_body(connection, *parser);
   if (status != 0) {
-    HttpReply reply = plain_error(status, refusal_text(status));
+    HttpReply reply = plain_error(status, refusal_text(status, config));
     if (status > 0) co_await refuse(connection, std::move(reply));
     co_return false;
   }

@@ -47,7 +47,9 @@ Status HttpServer::Impl::listen() {
   const HttpConfig& config = shared->config;
   error_code ec;
   const auto address = asio::ip::make_address(config.host == "localhost" ? "127.0.0.1" : config.host, ec);
-  if (ec) return bad_input(str_cat("cannot listen on '", config.host, "': not an IP address"), "host");
+  if (ec)
+    return bad_input(str_cat("cannot listen on '", config.host, "': --host must be an IP address or localhost"),
+                     "host");
   if (config.port < 0 || config.port > 65535)
     return bad_input(str_cat("port must be between 0 and 65535, got ", config.port), "port");
   const tcp::endpoint endpoint(address, static_cast<uint16_t>(config.port));

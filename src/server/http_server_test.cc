@@ -121,6 +121,19 @@ TEST_F(HttpTest, CapsWhileReading) {
   EXPECT_EQ(status_of(chunks), 413);
 }
 
+TEST_F(HttpTest, ABodyOverTheLimitIsToldTheLimitAndLogged) {
+  HttpConfig config;
+  config.max_body_bytes = 1000;
+  start(config);
+  testing::internal::CaptureStderr();
+  TestClient client(server_->port());
+  client.send("POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1001\r\n\r\n");
+  const auto reply = client.read_reply();
+  const std::string log = testing::internal::GetCapturedStderr();
+  EXPECT_NE(reply.body.find("limit of 1000 bytes\""), std::string::npos) << reply.body;
+  EXPECT_NE(log.find("a request refused with 413 Payload Too Large\n"), std::string::npos) << log;
+}
+
 TEST_F(HttpTest, ChunkFloodIsJustABody) {
   start({});
   TestClient client(server_->port());

@@ -26,6 +26,10 @@ Status check_config(const ServerConfig& config) {
   const std::string& field = config.reasoning_field;
   if (field != "both" && field != "reasoning" && field != "reasoning_content")
     return bad_input("reasoning-field must be both, reasoning or reasoning_content", "reasoning-field");
+  for (const std::string& key : config.api_keys)  // as from --api-key "$KEY" where KEY is not set
+    if (key.empty())
+      return bad_input("--api-key is empty, which would let everybody in: give a key, or leave the flag out",
+                       "api-key");
   return {};
 }
 

@@ -93,10 +93,15 @@ def refuse(*arguments):
 
 def test_bad_flags_and_folders_are_refused_with_a_way_out(tmp_path):
     assert "max-model-len" in refuse("serve", FOLDER, "--max-model-length", "100")
-    assert "16384" in refuse("serve", FOLDER, "--port", "0", "--max-model-len", "100000")
+    too_long = refuse("serve", FOLDER, "--port", "0", "--max-model-len", "100000")
+    assert "--max-model-len 100000 is over the model's 16384 positions" in too_long and "weights:" not in too_long
     assert "tensor-parallel-size" in refuse("serve", FOLDER, "-tp", "8")
     assert "config.json" in refuse("serve", str(tmp_path), "--port", "0")
     assert "--port" in refuse("serve", FOLDER, "--port", "99999999")
+    assert "--api-key is empty" in refuse("serve", FOLDER, "--port", "0", "--api-key", "")
+    assert "--host must be an IP address" in refuse("serve", FOLDER, "--port", "0", "--host", "example.org")
+    assert "no model given" in refuse("inspect")
+    assert "there is no folder moonshotai/Kimi-K2.6" in refuse("inspect", "moonshotai/Kimi-K2.6")
 
 
 def test_inspect():
