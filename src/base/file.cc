@@ -7,6 +7,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <string_view>
 #include <utility>
 
 namespace perigee {
@@ -38,6 +39,12 @@ Result<size_t> regular_size(int fd, const std::string& path) {
   return static_cast<size_t>(info.st_size);
 }
 
+// What `git clone` leaves in place of a file when Git LFS is not installed.
+Status refuse_lfs_pointer(const std::string& path, std::string_view text) {
+  if (!text.starts_with("version https://git-lfs")) return {};
+  return bad_input(path + ": is a Git LFS pointer, not the file itself: run git lfs pull in its folder");
+}
+
 }  // namespace
 
 Result<std::string> read_file(const std::string& path, size_t max_bytes) {
@@ -57,6 +64,7 @@ Result<std::string> read_file(const std::string& path, size_t max_bytes) {
     done += static_cast<size_t>(n);
   }
   text.resize(done);
+  RETURN_IF_ERROR(refuse_lfs_pointer(path, text));
   return text;
 }
 
@@ -71,7 +79,9 @@ Result<MappedFile> MappedFile::open(const std::string& path) {
   if (size == 0) return MappedFile(nullptr, 0);
   void* data = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, fd.get(), 0);
   if (data == MAP_FAILED) return file_error(path, "map");
-  return MappedFile(static_cast<const uint8_t*>(data), size);
+  MappedFile file(static_cast<const uint8_t*>(data), size);
+  RETURN_IF_ERROR(refuse_lfs_pointer(path, std::string_view(static_cast<const char*>(data), size)));
+  return file;
 }
 
 MappedFile::MappedFile(MappedFile&& other) noexcept

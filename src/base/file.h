@@ -1,4 +1,4 @@
-// Files: read whole small ones under a cap, map big ones.
+// Files: read whole small ones under a cap, map big ones. A pointer of Git LFS in place of a file is an error.
 #pragma once
 
 #include <cstddef>

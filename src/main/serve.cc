@@ -90,6 +90,43 @@ sigset_t block_signals() {
   return signals;
 }
 
+// Ends the process at a signal that comes while the model loads: nobody is served yet, so there is nothing to drain.
+class LoadingWatch {
+ public:
+  explicit LoadingWatch(const sigset_t& signals) : thread_([this, signals] { run(signals); }) {}
+  LoadingWatch(const LoadingWatch&) = delete;
+  LoadingWatch& operator=(const LoadingWatch&) = delete;
+  ~LoadingWatch() {
+    loaded_ = true;
+    thread_.join();
+  }
+
+ private:
+  void run(const sigset_t& signals) {
+    constexpr timespec kPeriod{.tv_sec = 0, .tv_nsec = 20'000'000};
+    while (!loaded_) {
+      const int signal = sigtimedwait(&signals, nullptr, &kPeriod);
+      if (signal <= 0) continue;
+      log_warning(signal == SIGTERM ? "SIGTERM" : "SIGINT", " while loading: stopping now");
+      std::_Exit(0);
+    }
+  }
+
+  std::atomic<bool> loaded_{false};
+  std::thread thread_;
+};
+
+// Loads; /readyz tells how far it is.
+Result<std::unique_ptr<Engine>> load_engine(EngineConfig config, Server& server, const sigset_t& signals) {
+  config.worker.load.progress = [show = config.worker.load.progress, &server](const char* phase, int64_t done,
+                                                                              int64_t total) {
+    show(phase, done, total);
+    server.set_progress(phase, total > 0 ? 100.0 * static_cast<double>(done) / static_cast<double>(total) : 100);
+  };
+  const LoadingWatch watch(signals);
+  return Engine::create(config);
+}
+
 void log_sizes(const Engine& engine, double seconds, bool fp8_cache) {
   const int64_t tokens = static_cast<int64_t>(engine.num_pages()) * kBlockTokens;
   log_info("Model loading took ", static_cast<double>(engine.model().weight_bytes) / 0x1p30, " GiB and ", seconds,
@@ -122,7 +159,7 @@ int serve_until_signal(const Options& options, const ServerConfig& server_settin
     kill(getpid(), SIGTERM);  // ends the wait below; every stream has got its error
   };
   const double begin = system_clock().now_s();
-  auto engine = Engine::create(engine_settings);
+  auto engine = load_engine(engine_settings, **server, signals);
   if (!engine.ok()) {
     log_error("cannot load ", options.text("model"), ": ", engine.error().message);
     (*server)->drain_and_stop();

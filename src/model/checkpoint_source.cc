@@ -173,9 +173,13 @@ class CheckpointSource final : public TensorSource {
 
   // Every tensor that no spec used must be one that is known to be left out, or the scale of a cache.
   Status verify_rest(const ModelConfig& config) const {
-    int64_t vision = 0;
+    int64_t vision = 0, beyond = 0;
     for (const auto& [name, tensor] : checkpoint_.tensors()) {
-      if (used_.contains(name) || name.ends_with("rotary_emb.inv_freq") || beyond_last_layer(name, config)) continue;
+      if (used_.contains(name) || name.ends_with("rotary_emb.inv_freq")) continue;
+      if (beyond_last_layer(name, config)) {
+        ++beyond;
+        continue;
+      }
       if (is_scale(name, kUnusedScales)) continue;
       if (is_scale(name, kCacheScales)) {
         RETURN_IF_ERROR(verify_cache_scale(std::string(name), tensor));
@@ -190,6 +194,10 @@ class CheckpointSource final : public TensorSource {
                   config.architecture, " of ", config.num_layers, " layers, found ", tensor.description()),
           name);
     }
+    if (beyond > 0)
+      log_info(checkpoint_.folder(), ": ", beyond,
+               " tensors are not loaded: their layers are not under num_hidden_layers ", config.num_layers,
+               " (drafts; or is config.json another model's?)");
     if (vision > 0 && !language_model_only_)
       log_info(checkpoint_.folder(), ": ", vision, " vision tensors are not loaded: this build reads text only");
     return {};

@@ -336,6 +336,13 @@ TEST_F(Wrong, ExtraTensorsAreNamedUnlessKnown) {
     expect_parts(error(tiny_config(), add(extra)), {extra, "expected no such tensor", "3 layers", "U8 [1]"});
 }
 
+TEST_F(Wrong, LayersThatAreLeftOutAreLogged) {
+  testing::internal::CaptureStderr();
+  EXPECT_EQ(error(tiny_config(), [](Tensors& all) { all.push_back({"model.layers.3.x", "U8", {1}, "x"}); }), "");
+  const std::string log = testing::internal::GetCapturedStderr();
+  EXPECT_NE(log.find(": 1 tensors are not loaded"), std::string::npos) << log;
+}
+
 TEST_F(Wrong, ATruncatedFileIsAnError) {
   const TempFolder folder;
   folder.write("config.json", dump_json(tiny_config()));

@@ -20,7 +20,9 @@ Result<std::string> resolve_in_folder(const std::string& folder, const std::stri
   const fs::path path = fs::canonical(inside / name, error);
   if (error) return Error(Code::kNotFound, str_cat(folder, "/", name, ": ", error.message()));
   if (path.parent_path() != inside)
-    return bad_input(str_cat(folder, "/", name, ": the link leaves the model folder; copy or hard-link the file"));
+    return bad_input(str_cat(folder, "/", name,
+                             ": the link leaves the model folder; hard links of all files, without a copy: cp -rlL ",
+                             folder, " NEW_FOLDER"));
   if (!fs::is_regular_file(path, error)) return bad_input(str_cat(folder, "/", name, ": is no regular file"));
   return path.string();
 }

@@ -191,6 +191,18 @@ TEST_F(Sharded, OtherWeightFilesAreNotRead) {
   EXPECT_NE(zip.error().message.find("model.safetensors: header length"), std::string::npos) << zip.error().message;
 }
 
+TEST_F(Sharded, APointerOfGitLfsIsSaidToBeOne) {
+  const std::string pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 19983304\n";
+  for (const char* name : {"model.safetensors", "model.safetensors.index.json"}) {
+    folder_.write(name, pointer);
+    const auto checkpoint = Checkpoint::open(folder_.path());
+    ASSERT_FALSE(checkpoint.ok());
+    EXPECT_EQ(checkpoint.error().message,
+              str_cat(folder_.path(), "/", name,
+                      ": is a Git LFS pointer, not the file itself: run git lfs pull in its folder"));
+  }
+}
+
 TEST_F(Sharded, ALinkInsideTheFolderIsFollowed) {
   write_shards();
   std::filesystem::create_symlink("one.safetensors", folder_.path() + "/model.safetensors");

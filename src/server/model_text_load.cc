@@ -49,7 +49,10 @@ Result<std::shared_ptr<const ModelText>> ModelText::load(const std::string& dir)
   ASSIGN_OR_RETURN(text->tokenizer_config_, read_json_file(dir + "/tokenizer_config.json"));
   ASSIGN_OR_RETURN(text->tokenizer_, Tokenizer::load(dir));
   ASSIGN_OR_RETURN(const std::string source, template_source(dir, text->tokenizer_config_));
-  if (source.empty()) return std::shared_ptr<const ModelText>(std::move(text));
+  if (source.empty()) {
+    log_warning(dir, " has no chat template: served without /v1/chat/completions");
+    return std::shared_ptr<const ModelText>(std::move(text));
+  }
   text->tokenizer_config_.set("chat_template", source);
   text->thinks_ = source.find("<think>") != std::string::npos;
   Result<ChatPrompt> chat = ChatPrompt::create(source);

@@ -1,12 +1,14 @@
 """What an operator relies on: disconnects, drains, keys, clear refusals."""
 import json
 import os
+import pathlib
 import signal
 import subprocess
 import threading
 import time
 
 from conftest import FOLDER, PROGRAM, gauge, wait_idle
+from server_process import ServerProcess
 
 MODEL = os.path.basename(FOLDER)
 
@@ -50,6 +52,26 @@ def test_sigterm_drains(launch):
     thread.join(60)
     assert len(outcome["ids"]) == 400
     assert server.process.wait(20) == 0
+
+
+def test_sigterm_while_loading_ends_at_once(tmp_path):
+    source = pathlib.Path(FOLDER).parent / "tiny-k2"
+    config = json.loads((source / "config.json").read_text(encoding="utf-8"))
+    config["num_hidden_layers"] = 400  # seconds of loading
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    server = ServerProcess(PROGRAM, str(tmp_path), ["--device", "cpu", "--load-format", "dummy"], str(tmp_path / "log"))
+    percent = 0
+    deadline = time.monotonic() + 30
+    while percent == 0 and time.monotonic() < deadline:
+        try:
+            percent = json.loads(server.get("/readyz")[1])["percent"]
+        except OSError:
+            time.sleep(0.01)
+    assert 0 < percent < 50, percent
+    server.process.send_signal(signal.SIGTERM)
+    assert server.process.wait(1) == 0
+    server.stop()
+    assert "SIGTERM while loading" in (tmp_path / "log").read_text(encoding="utf-8")
 
 
 def test_a_lost_device_ends_streams_with_an_error_and_the_process_with_70(launch):
