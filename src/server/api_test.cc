@@ -369,9 +369,9 @@ TEST_F(ApiTest, RefusalsAreCountedAndTheLogNamesTheFieldNotItsValue) {
   EXPECT_NE(log.find("POST /v1/completions 400, because of temperature\n"), std::string::npos) << log;
   EXPECT_NE(log.find("POST /v1/completions 400\n"), std::string::npos) << log;
   EXPECT_EQ(log.find("17.25"), std::string::npos) << log;
-  EXPECT_EQ(post("/nothing", "{}").status, 404);
+  for (const int n : {8, 17000}) EXPECT_EQ(post("/" + std::string(n, 'a'), "{}").status, n == 8 ? 404 : 431);
   const std::string metrics = TestClient(server_->port()).get("/metrics").body;
-  for (const char* text : {"status=\"400\"} 2", "status=\"404\"} 1"})
+  for (const char* text : {"status=\"400\"} 2", "status=\"404\"} 1", "status=\"431\"} 1"})
     EXPECT_NE(metrics.find(str_cat(R"(perigee:requests_refused_total{engine="0",model_name="tiny",)", text)),
               std::string::npos);
 }

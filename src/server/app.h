@@ -40,6 +40,8 @@ class App {
   std::optional<HttpReply> check_head(const HttpRequest& request) const;
   void handle(const std::shared_ptr<Exchange>& exchange, const HttpRequest& request);
 
+  void count_refusal(int status) { metrics_->refused(status); }  // by whoever reads requests
+
   void set_progress(const std::string& phase, double percent);  // while loading
   void set_ready(std::shared_ptr<Backend> backend);
   void begin_drain() { draining_ = true; }

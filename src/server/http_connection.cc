@@ -50,7 +50,9 @@ bool peer_has_closed(int fd) {
   return ::poll(&entry, 1, 0) > 0 && (entry.revents & (POLLRDHUP | POLLHUP | POLLERR)) != 0;
 }
 
-HttpReply plain_error(int status, std::string_view message) {
+// A reply that neither the check nor the handler gave: counted here.
+HttpReply plain_error(const HttpShared& shared, int status, std::string_view message) {
+  shared.count_refusal(status);
   HttpReply reply;
   reply.status = status;
   reply.close = true;
@@ -361,7 +363,7 @@ asio::awaitable<bool> answer(ConnectionPtr connection, const Parser& parser, Htt
     connection->shared->handler(exchange, std::move(request));
   } catch (const std::exception& e) {  // out of memory at most: the handler itself throws nothing
     log_error("request handler failed: ", e.what());
-    HttpReply reply = plain_error(503, "the server is out of memory for this request");
+    HttpReply reply = plain_error(*connection->shared, 503, "the server is out of memory for this request");
     exchange->respond(std::move(reply));
   }
   const bool sent = co_await write_answer(connection, exchange);
@@ -393,7 +395,7 @@ asio::awaitable<bool> serve_request(ConnectionPtr connection) {
     message = refusal_text(fault.status, config);
   }
   if (fault.status != 0) {
-    HttpReply reply = plain_error(fault.status, message);
+    HttpReply reply = plain_error(*connection->shared, fault.status, message);
     co_await refuse(connection, std::move(reply));
     co_return false;
   }
@@ -401,7 +403,8 @@ asio::awaitable<bool> serve_request(ConnectionPtr connection) {
   std::optional<HttpReply> refusal = connection->shared->check(request);
   const std::string* credentials = request.header("Authorization");
   if (!refusal && credentials != nullptr && !connection->count_for(*credentials)) {
-    refusal = plain_error(429, str_cat("this key has ", config.max_connections_per_key, " connections already"));
+    refusal = plain_error(*connection->shared, 429,
+                          str_cat("this key has ", config.max_connections_per_key, " connections already"));
     refusal->headers.emplace_back("Retry-After", "1");
   }
   if (refusal && parser->is_done()) parser->get().body().clear();
@@ -415,9 +418,10 @@ asio::awaitable<bool> serve_request(ConnectionPtr connection) {
     co_await asio::async_write(connection->stream, asio::buffer(go_on), redirect_error(use_awaitable, ec));
   }
   const int status = co_await read_body(connection, *parser);
-  if (status != 0) {
-    HttpReply reply = plain_error(status, refusal_text(status, config));
-    if (status > 0) co_await refuse(connection, std::move(reply));
+  if (status < 0) co_return false;
+  if (status > 0) {
+    HttpReply reply = plain_error(*connection->shared, status, refusal_text(status, config));
+    co_await refuse(connection, std::move(reply));
     co_return false;
   }
   request.body = std::move(parser->get().body());

@@ -30,6 +30,7 @@ struct HttpShared {
   HttpConfig config;
   HttpServer::HeadCheck check;
   HttpHandler handler;
+  HttpServer::RefusalCount count_refusal;
   std::atomic<size_t> open_connections{0};
   std::atomic<size_t> open_answers{0};
   std::atomic<bool> close_after_replies{false};

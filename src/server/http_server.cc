@@ -89,11 +89,13 @@ asio::awaitable<void> HttpServer::Impl::accept_all() {
 
 HttpServer::HttpServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
-Result<std::unique_ptr<HttpServer>> HttpServer::start(const HttpConfig& config, HeadCheck check, HttpHandler handler) {
+Result<std::unique_ptr<HttpServer>> HttpServer::start(const HttpConfig& config, HeadCheck check, HttpHandler handler,
+                                                      RefusalCount count_refusal) {
   auto impl = std::make_unique<Impl>();
   impl->shared->config = config;
   impl->shared->check = std::move(check);
   impl->shared->handler = std::move(handler);
+  impl->shared->count_refusal = std::move(count_refusal);
   for (int i = 0; i < std::max(1, config.threads); ++i) impl->loops.push_back(std::make_shared<HttpLoop>());
   RETURN_IF_ERROR(impl->listen());
   raise_open_files_limit();
@@ -151,9 +153,10 @@ void HttpServer::stop() {
   closed.get_future().wait();
   for (const auto& loop : impl_->loops) asio::post(loop->context(), [loop] { loop->close(); });
   for (const auto& loop : impl_->loops) loop->join();
-  // An exchange may outlive the server; what the handler owns must not live that long.
+  // An exchange may outlive the server; what these own must not live that long.
   impl_->shared->handler = nullptr;
   impl_->shared->check = nullptr;
+  impl_->shared->count_refusal = nullptr;
 }
 
 }  // namespace perigee

@@ -39,9 +39,13 @@ class HttpServer {
   // Looks at a request whose head has arrived, before its body is read; a reply here ends it (wrong key, draining).
   using HeadCheck = std::function<std::optional<HttpReply>(const HttpRequest&)>;
 
+  // Told the status of each reply that neither of the others gave: malformed, over a cap, too slow. Thread-safe.
+  using RefusalCount = std::function<void(int status)>;
+
   // Binds and listens (backlog 4,096) and raises the limit of open files as far as allowed. Errors name address and
   // cause. Connections are accepted from here on.
-  static Result<std::unique_ptr<HttpServer>> start(const HttpConfig& config, HeadCheck check, HttpHandler handler);
+  static Result<std::unique_ptr<HttpServer>> start(const HttpConfig& config, HeadCheck check, HttpHandler handler,
+                                                   RefusalCount count_refusal);
   ~HttpServer();
 
   int port() const;

@@ -20,7 +20,11 @@ class HttpTest : public testing::Test {
     config.port = 0;
     auto made = HttpServer::start(
         config, [](const HttpRequest&) { return std::nullopt; },
-        [this](const std::shared_ptr<Exchange>& exchange, const HttpRequest& request) { handle(exchange, request); });
+        [this](const std::shared_ptr<Exchange>& exchange, const HttpRequest& request) { handle(exchange, request); },
+        [this](int status) {
+          const std::lock_guard lock(refused_mutex_);
+          refused_.push_back(status);
+        });
     ASSERT_TRUE(made.ok()) << made.error().message;
     server_ = std::move(*made);
   }
@@ -48,6 +52,8 @@ class HttpTest : public testing::Test {
   std::unique_ptr<HttpServer> server_;
   std::shared_ptr<Exchange> held_;
   std::atomic<double> gone_at_{0};
+  std::mutex refused_mutex_;
+  std::vector<int> refused_;
 };
 
 TEST_F(HttpTest, KeepsAliveAndPipelines) {
@@ -132,6 +138,34 @@ TEST_F(HttpTest, ABodyOverTheLimitIsToldTheLimitAndLogged) {
   const std::string log = testing::internal::GetCapturedStderr();
   EXPECT_NE(reply.body.find("limit of 1000 bytes\""), std::string::npos) << reply.body;
   EXPECT_NE(log.find("a request refused with 413 Payload Too Large\n"), std::string::npos) << log;
+}
+
+TEST_F(HttpTest, RefusalsOfItsOwnAreCounted) {
+  HttpConfig config;
+  config.max_body_bytes = 1000;
+  config.body_timeout_s = 0.1;
+  config.max_connections_per_key = 1;
+  start(config);
+  TestClient first(server_->port());
+  const std::string head = "POST / HTTP/1.1\r\nHost: x\r\n",
+                    key = head + "Authorization: k\r\nContent-Length: 0\r\n\r\n";
+  first.send(key);
+  EXPECT_EQ(first.read_reply().status, 200);
+  const std::pair<std::string, int> refused[] = {{head + "Content-Length: 1001\r\n\r\n", 413},
+                                                 {head + "A: " + std::string(17000, 'a') + "\r\n\r\n", 431},
+                                                 {head + "Content-Length: 100\r\n\r\na", 408},
+                                                 {head + "Content-Encoding: gzip\r\nContent-Length: 1\r\n\r\na", 415},
+                                                 {"nonsense\r\n\r\n", 400},
+                                                 {key, 429}};
+  std::vector<int> statuses;
+  for (const auto& [bytes, status] : refused) {
+    TestClient client(server_->port());
+    client.send(bytes);
+    EXPECT_EQ(client.read_reply().status, status == 408 ? 0 : status);  // a slow client's connection just ends
+    statuses.push_back(status);
+  }
+  server_->stop();
+  EXPECT_EQ(refused_, statuses);
 }
 
 TEST_F(HttpTest, ChunkFloodIsJustABody) {
@@ -219,13 +253,13 @@ TEST(HttpServerStart, BadAddressesAreErrors) {
   HttpConfig config;
   config.host = "not an address";
   const auto check = [](const HttpRequest&) { return std::nullopt; };
-  EXPECT_FALSE(HttpServer::start(config, check, {}).ok());
+  EXPECT_FALSE(HttpServer::start(config, check, {}, {}).ok());
   config.host = "127.0.0.1";
   config.port = 0;
-  auto first = HttpServer::start(config, check, {});
+  auto first = HttpServer::start(config, check, {}, {});
   ASSERT_TRUE(first.ok());
   config.port = (*first)->port();
-  const auto second = HttpServer::start(config, check, {});
+  const auto second = HttpServer::start(config, check, {}, {});
   ASSERT_FALSE(second.ok());
   EXPECT_NE(second.error().message.find("--port"), std::string::npos);
 }

@@ -63,7 +63,8 @@ Result<std::unique_ptr<Server>> Server::start(const ServerConfig& config, std::s
                                   http_config, [app](const HttpRequest& request) { return app->check_head(request); },
                                   [app](const std::shared_ptr<Exchange>& exchange, const HttpRequest& request) {
                                     app->handle(exchange, request);
-                                  }));
+                                  },
+                                  [app](int status) { app->count_refusal(status); }));
   http->every(config.stats_period_s, [app, period_s = config.stats_period_s] { app->log_stats(period_s); });
   return std::unique_ptr<Server>(new Server(config, app, std::move(http)));
 }
