@@ -20,15 +20,20 @@ import signal
 import subprocess
 import time
 
-OPS, MLA, GOLDEN = "tests/conformance/conformance_test", "tests/conformance/cuda_mla_test", "tests/golden/golden_test"
+OPS, MLA, GOLDEN, EQUALITY = ("tests/conformance/conformance_test", "tests/conformance/cuda_mla_test", "tests/golden/golden_test",
+                              "tests/equality/equality_test")
 JOBS = {  # name: (program, tests); long ones first
-    "experts": (OPS, "*Experts:DummyWeights.*"),
-    "kda": (OPS, "Kda.*"),
+    "experts-bf16": (OPS, "Experts.*/bf16:DummyWeights.*"),
+    "experts-int4": (OPS, "Experts.*/int4"),
+    "experts-fp8": (OPS, "Experts.*/fp8"),
+    "kda-steps": (OPS, "Kda.Rejected*:Kda.AnyMixture*:Kda.SequencesOf*"),
+    "kda": (OPS, "Kda.*-*.Rejected*:*.AnyMixture*:*.SequencesOf*"),
+    "passes": (EQUALITY, "Composition.*Cuda"),
     "golden": (GOLDEN, "*.Cuda/v3_groups"),
     "golden-int4": (GOLDEN, "*.Cuda/int4"),
     "golden-fp8": (GOLDEN, "*.Cuda/fp8_block"),
     "golden-kimi-linear": (GOLDEN, "*.Cuda/kimi_linear"),
-    "ops": (OPS, "Conformance.*-*Experts:*Mla*"),
+    "ops": (OPS, "Conformance.*-*Mla*"),
     "attention": (OPS, "Conformance.Mla*"),
     "mla": (MLA, "*"),
     "steps": ("src/exec/cuda/exec_cuda_test", "*"),

@@ -105,26 +105,34 @@ std::vector<RawExpert> raw_experts(const std::vector<Stored>& stored) {
   return experts;
 }
 
-TEST(Conformance, Experts) {
+class Experts : public testing::TestWithParam<WeightFormat> {};
+
+TEST_P(Experts, AreThoseOfRef) {
   const auto ref = make_ref_ops();
   constexpr int64_t kExperts = 8;
   for (Backend& backend : backends())
-    for (const WeightFormat format : {WeightFormat::kBF16, WeightFormat::kInt4Group32, WeightFormat::kF8Block128})
-      for (const auto& [hidden, inter, rows] : expert_cases(*backend.ops)) {
-        const std::vector<Stored> stored = store_experts(format, kExperts, hidden, inter);
-        const std::vector<RawExpert> experts = raw_experts(stored);
-        const RouterWeight router = make_router(kExperts, hidden, RouterScore::kSigmoid, 1);
-        const auto run = [&, hidden = hidden, rows = rows](Ops& ops) {
-          const Tensor x = activation(ops, rows, hidden, 6);
-          return fetch(ops, ops.moe_experts(x, ops.route(x, packed(ops, router)), ops.pack_experts(experts)));
-        };
-        poison(*backend.ops, 64 << 20);
-        ref->begin_step();
-        expect_close(run(*backend.ops), run(*ref),
-                     str_cat(backend.name, " experts, format ", static_cast<int>(format), " hidden ", hidden, " inter ",
-                             inter, " rows ", rows));
-      }
+    for (const auto& [hidden, inter, rows] : expert_cases(*backend.ops)) {
+      const std::vector<Stored> stored = store_experts(GetParam(), kExperts, hidden, inter);
+      const std::vector<RawExpert> experts = raw_experts(stored);
+      const RouterWeight router = make_router(kExperts, hidden, RouterScore::kSigmoid, 1);
+      const auto run = [&, hidden = hidden, rows = rows](Ops& ops) {
+        const Tensor x = activation(ops, rows, hidden, 6);
+        return fetch(ops, ops.moe_experts(x, ops.route(x, packed(ops, router)), ops.pack_experts(experts)));
+      };
+      poison(*backend.ops, 64 << 20);
+      ref->begin_step();
+      expect_close(run(*backend.ops), run(*ref),
+                   str_cat(backend.name, " experts, hidden ", hidden, " inter ", inter, " rows ", rows));
+    }
 }
+
+INSTANTIATE_TEST_SUITE_P(, Experts,
+                         testing::Values(WeightFormat::kBF16, WeightFormat::kInt4Group32, WeightFormat::kF8Block128),
+                         [](const auto& info) {
+                           return info.param == WeightFormat::kBF16          ? "bf16"
+                                  : info.param == WeightFormat::kInt4Group32 ? "int4"
+                                                                             : "fp8";
+                         });
 
 // Routed and shared experts together, as an output and onto a residual.
 TEST(Conformance, MoeWithSharedExperts) {
