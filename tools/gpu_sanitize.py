@@ -55,6 +55,8 @@ KNOWN = [
     # The scales of a stage that comes round again: a lane gives it back for its warp, after __syncwarp. Bulk copies,
     # which the other formats use alone, are not checked that way.
     r"copy_async4\(.* in mma.cuh|__nv_bfloat162\(.* in cuda_bf16.hpp",
+    # The same of latent attention's tiles and weights: one lane arrives for its warp.
+    r"in mla_decode_wgmma.cu|in mla_wgmma_tiles.cuh",
 ]
 JOB_LIMIT_S = 120
 AT_ONCE = max(2, min(8, os.cpu_count() - 4))
