@@ -60,7 +60,10 @@ CheckpointPolicy checkpoint_policy(const SchedulerConfig& config) {
 Status validate(const SchedulerConfig& config) {
   if (config.num_pages < 1) return bad_input("the pool has no page", "num_pages");
   if (config.max_sequences < 1) return bad_input("at least one sequence must run", "max_sequences");
-  if (config.max_model_len < 2) return bad_input("no room for a prompt and an output", "max_model_len");
+  if (config.max_model_len < 2)
+    return bad_input(str_cat("a context of ", config.max_model_len,
+                             " has no room for a prompt and an output: raise --max-model-len"),
+                     "max_model_len");
   if (config.attention_alignment < 1) return bad_input("must be positive", "attention_alignment");
   if (config.long_prefill_tokens < 0) return bad_input("must not be negative", "long_prefill_tokens");
   if (config.max_waiting < 0) return bad_input("must not be negative", "max_waiting");

@@ -39,13 +39,15 @@ int64_t host_memory_bytes() {
 }
 
 Result<std::unique_ptr<Worker>> HostWorker::create(const WorkerConfig& config, OnResult on_result) {
-  auto worker = std::make_unique<HostWorker>(config, std::move(on_result));
-  ASSIGN_OR_RETURN(auto ops, make_ops(config));
-  RETURN_IF_ERROR(worker->load(std::move(ops)));
   if (config.cache_bytes > host_memory_bytes())
     return bad_input(str_cat("the cache of ", config.cache_bytes, " bytes is over this machine's memory of ",
                              host_memory_bytes(), ": lower --kv-cache-memory-bytes"),
                      "kv-cache-memory-bytes");
+  WorkerConfig bounded = config;
+  bounded.load.memory_bytes = host_memory_bytes() - config.cache_bytes;
+  auto worker = std::make_unique<HostWorker>(bounded, std::move(on_result));
+  ASSIGN_OR_RETURN(auto ops, make_ops(config));
+  RETURN_IF_ERROR(worker->load(std::move(ops)));
   RETURN_IF_ERROR(worker->set_pool(config.cache_bytes));
   worker->pool_memory_ = worker->ops_->make_buffer(static_cast<size_t>(worker->page_pool_bytes()));
   if (worker->state_pages() > 0) {

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 #include <thread>
 
 #include "model/dummy.h"
@@ -25,6 +26,28 @@ Result<ModelConfig> configure(const LoadOptions& options) {
   return config;
 }
 
+// The least that the packed weights take on any backend: none keeps a number in fewer bits than its checkpoint does,
+// but for f32 as bf16.
+double least_bytes(std::span<const TensorSpec> specs, Quantization quantization) {
+  double total = 0;
+  for (const TensorSpec& spec : specs) {
+    const double numbers = static_cast<double>(spec.out) * static_cast<double>(spec.in);
+    const bool int4 = quantization == Quantization::kInt4Group32 && spec.role == TensorRole::kRoutedExpert;
+    const bool fp8 = quantization == Quantization::kFp8Block128;
+    total += numbers * (int4 ? 0.5 + 2.0 / 32 : fp8 ? 1 : 2);
+  }
+  return total;
+}
+
+Status check_memory(const LoadOptions& options, std::span<const TensorSpec> specs, const ModelConfig& config) {
+  const double needed = least_bytes(specs, config.quantization);
+  if (needed <= static_cast<double>(options.memory_bytes)) return {};
+  const auto giga = [](double bytes) { return std::lround(bytes * 1e-9 * 10) / 10.0; };
+  return bad_input(str_cat("the weights take at least ", giga(needed), " GB, and there are ",
+                           giga(static_cast<double>(options.memory_bytes)),
+                           " GB for them: another machine, a smaller or quantised model, or a smaller cache"));
+}
+
 }  // namespace
 
 Result<std::unique_ptr<Model>> load_model(const LoadOptions& options, Ops& ops) {
@@ -35,6 +58,7 @@ Result<std::unique_ptr<Model>> load_model(const LoadOptions& options, Ops& ops) 
   ASSIGN_OR_RETURN(const std::unique_ptr<TensorSource> source, open_source(options));
   const std::vector<TensorSpec> specs = family->tensors(config);
   ASSIGN_OR_RETURN(const int64_t total_bytes, source->verify(specs, config));
+  RETURN_IF_ERROR(check_memory(options, specs, config));
   WeightReader reader(*source, ops, total_bytes, options.progress);
   std::unique_ptr<Model> model = family->build(config, reader);
   if (options.progress) options.progress("weights", total_bytes, total_bytes);

@@ -76,6 +76,26 @@ TEST(Loader, RoundTripsEveryFormat) {
   }
 }
 
+TEST(Loader, WeightsOverTheMemoryAreRefusedBeforeTheyAreRead) {
+  const auto ops = make_ref_ops();
+  for (const Json& config : {tiny_config(), with("quantization_config", int4_quantization()),
+                             with("quantization_config", fp8_quantization())}) {
+    const TempFolder folder;
+    folder.write("config.json", dump_json(config));
+    const std::string file = safetensors_bytes(dummy_checkpoint(config));
+    folder.write("model.safetensors", file);
+    bool read = false;
+    LoadOptions options{.path = folder.path(), .progress = [&](const char*, int64_t, int64_t) { read = true; }};
+    options.memory_bytes = 2000;
+    const auto model = load_model(options, *ops);
+    ASSERT_FALSE(model.ok());
+    EXPECT_NE(model.error().message.find("the weights take at least"), std::string::npos) << model.error().message;
+    EXPECT_FALSE(read);
+    options.memory_bytes = static_cast<int64_t>(file.size());  // nothing that is stored takes more
+    EXPECT_TRUE(load_model(options, *ops).ok());
+  }
+}
+
 TEST(Loader, RoundTripsShardsUnderAPrefix) {
   Json config;
   config.set("architectures", Json(Json::Array{"KimiK25ForConditionalGeneration"}));

@@ -102,6 +102,8 @@ struct LoadOptions {
   // Weigh experts by the scores with the selection bias, as Kimi-Linear's own (hub) code does and no server does.
   bool kimi_linear_biased_routing = false;
   int num_threads = 0;  // 0: one per core
+  // What the device has for weights: a model that needs more is refused before its first tensor is read.
+  int64_t memory_bytes = INT64_MAX;
   // Progress on long work: phase, bytes done, bytes in all. May be empty; called from one thread at a time.
   std::function<void(const char* phase, int64_t done, int64_t total)> progress;
 };
