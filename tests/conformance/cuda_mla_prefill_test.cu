@@ -1,14 +1,11 @@
 // The expanded form of MLA and the fused cache write on CUDA, against plain loops in f64 over the same rounded inputs;
 // outputs poisoned with NaN before.
-#include <cuda_bf16.h>
-#include <cuda_fp8.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <cstring>
-#include <vector>
 
 #include "base/rng.h"
+#include "cuda_arrays.h"
 #include "ops/cuda/mla_decode.h"
 #include "ops/cuda/mla_prefill.h"
 #include "ops/cuda/mla_write.h"
@@ -16,38 +13,6 @@
 namespace perigee {
 namespace {
 
-void must(cudaError_t error) {
-  ASSERT_EQ(error, cudaSuccess) << cudaGetErrorString(error);
-}
-
-template <typename T>
-struct Device {
-  explicit Device(const std::vector<T>& host) : size(host.size()) {
-    must(cudaMalloc(&data, std::max<size_t>(1, size) * sizeof(T)));
-    must(cudaMemcpy(data, host.data(), size * sizeof(T), cudaMemcpyHostToDevice));
-  }
-  ~Device() { cudaFree(data); }
-  Device(const Device&) = delete;
-  T* data = nullptr;
-  size_t size;
-};
-
-template <typename T>
-std::vector<T> download(const Device<T>& from) {
-  std::vector<T> out(from.size);
-  must(cudaMemcpy(out.data(), from.data, from.size * sizeof(T), cudaMemcpyDeviceToHost));
-  return out;
-}
-
-float bf16_value(uint16_t bits) {
-  const uint32_t word = static_cast<uint32_t>(bits) << 16;
-  float x;
-  std::memcpy(&x, &word, 4);
-  return x;
-}
-uint16_t bf16_bits(float x) {
-  return __nv_bfloat16_raw(__float2bfloat16(x)).x;
-}
 float noise(Rng& rng) {
   return 3.4f * (random_unit(rng.next(), 0) - 0.5f);
 }
@@ -138,9 +103,7 @@ void compare(const Prefill& p, const std::vector<uint16_t>& out, const std::vect
 }
 
 PrefillKernel kernel_of(const Prefill& p, bool portable) {
-  cudaDeviceProp device{};
-  must(cudaGetDeviceProperties(&device, 0));
-  return mla_prefill_choice(p.nope, p.value, portable ? 80 : device.major * 10 + device.minor);
+  return mla_prefill_choice(p.nope, p.value, compute_capability(portable));
 }
 
 void check_whole(const Prefill& p, bool portable = false) {
@@ -163,8 +126,7 @@ void check_whole(const Prefill& p, bool portable = false) {
 class NeedsGpu : public testing::Test {
  protected:
   void SetUp() override {
-    int devices = 0;
-    if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) GTEST_SKIP() << "no GPU";
+    if (!has_gpu()) GTEST_SKIP() << "no GPU";
   }
 };
 using CudaMlaPrefill = NeedsGpu;
@@ -277,7 +239,7 @@ void check_write(const Write& test) {
           d < kMlaLatent ? kv[token * kStride + d] * inverse * norm[d] : rotated(rope, token, d - kMlaLatent);
       double value;
       if (test.fp8) {
-        value = __half2float(__half(__nv_cvt_fp8_to_halfraw(got[row + d], __NV_E4M3))) * kv_scale;
+        value = e4m3_value(got[row + d]) * kv_scale;
         written[row + d] = true;
       } else {
         uint16_t bits;

@@ -1,58 +1,18 @@
 // MLA attention on CUDA against plain loops in f64 over the same rounded inputs: generated shapes, odd ones included,
 // caches and outputs poisoned with NaN before.
-#include <cuda_bf16.h>
-#include <cuda_fp8.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <cstring>
-#include <vector>
 
 #include "base/rng.h"
 #include "base/soak.h"
+#include "cuda_arrays.h"
 #include "ops/cuda/mla_decode.h"
 
 namespace perigee {
 namespace {
 
 constexpr float kScale = 0.07f;
-
-void must(cudaError_t error) {
-  ASSERT_EQ(error, cudaSuccess) << cudaGetErrorString(error);
-}
-
-// A device copy of a vector; freed with it.
-template <typename T>
-struct Device {
-  explicit Device(const std::vector<T>& host) : size(host.size()) {
-    must(cudaMalloc(&data, std::max<size_t>(1, size) * sizeof(T)));
-    must(cudaMemcpy(data, host.data(), size * sizeof(T), cudaMemcpyHostToDevice));
-  }
-  ~Device() { cudaFree(data); }
-  Device(const Device&) = delete;
-  T* data = nullptr;
-  size_t size;
-};
-
-template <typename T>
-std::vector<T> download(const Device<T>& from) {
-  std::vector<T> out(from.size);
-  must(cudaMemcpy(out.data(), from.data, from.size * sizeof(T), cudaMemcpyDeviceToHost));
-  return out;
-}
-
-float bf16_value(uint16_t bits) {
-  const uint32_t word = static_cast<uint32_t>(bits) << 16;
-  float x;
-  std::memcpy(&x, &word, 4);
-  return x;
-}
-uint16_t bf16_bits(float x) {
-  return __nv_bfloat16_raw(__float2bfloat16(x)).x;
-}
-float e4m3_value(uint8_t bits) {
-  return __half2float(__half(__nv_cvt_fp8_to_halfraw(bits, __NV_E4M3)));
-}
 
 struct Sequence {
   int length;  // with the new tokens
@@ -182,10 +142,8 @@ MlaDecodeConfig config_of(const Problem& p) {
   for (const int count : p.local_blocks) shape.total_blocks += count;
   shape.fp8 = c.fp8;
   shape.lists = c.lists;
-  cudaDeviceProp device{};
-  must(cudaGetDeviceProperties(&device, 0));
-  shape.multiprocessors = device.multiProcessorCount;
-  shape.compute_capability = c.force_portable ? 80 : device.major * 10 + device.minor;
+  must(cudaDeviceGetAttribute(&shape.multiprocessors, cudaDevAttrMultiProcessorCount, 0));
+  shape.compute_capability = compute_capability(c.force_portable);
   return mla_decode_config(shape);
 }
 
@@ -266,8 +224,7 @@ TEST(CudaMlaConfig, ChoiceIsPure) {
 class CudaMla : public testing::TestWithParam<std::tuple<bool, bool>> {
  protected:
   void SetUp() override {
-    int devices = 0;
-    if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) GTEST_SKIP() << "no GPU";
+    if (!has_gpu()) GTEST_SKIP() << "no GPU";
   }
   Case make(int heads, std::vector<Sequence> sequences) const {
     Case c;
@@ -278,7 +235,8 @@ class CudaMla : public testing::TestWithParam<std::tuple<bool, bool>> {
 };
 
 TEST_P(CudaMla, OddLengths) {
-  for (const int heads : few_if_gpu_sanitizer<int>({1, 8, 16, 20, 32, 64, 128}, {20, 64})) check(make(heads, odd_lengths(1)), heads);
+  for (const int heads : few_if_gpu_sanitizer<int>({1, 8, 16, 20, 32, 64, 128}, {20, 64}))
+    check(make(heads, odd_lengths(1)), heads);
 }
 
 TEST_P(CudaMla, SeveralQueriesAreCausal) {
@@ -313,7 +271,8 @@ TEST_P(CudaMla, PaddedBatch) {
 TEST_P(CudaMla, ManySequences) {
   std::vector<Sequence> sequences;
   Rng rng(5);
-  for (int i = 0; i < (gpu_sanitizer() ? 24 : 300); ++i) sequences.push_back({static_cast<int>(1 + rng.below(i % 50 == 0 ? 3000 : 200)), 1});
+  for (int i = 0; i < (gpu_sanitizer() ? 24 : 300); ++i)
+    sequences.push_back({static_cast<int>(1 + rng.below(i % 50 == 0 ? 3000 : 200)), 1});
   check(make(8, sequences), 21);
 }
 
