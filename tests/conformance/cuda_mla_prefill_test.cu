@@ -148,20 +148,23 @@ TEST_F(CudaMlaPrefill, Heads256Portable) {
   check_whole(Prefill(2, 192, 256, kOdd, 2), true);
 }
 
-// One sequence, its keys in three pieces that are joined; the last is the causal one.
-void check_pieces(int nope, int value, bool portable) {
-  const Prefill p(2, nope, value, {{300, 90}}, 3);
+// One sequence, its keys in three pieces that are joined. Where the last begins behind the first new token, the first
+// queries see nothing of it: its offset is below zero.
+void check_pieces(int nope, int value, bool portable, const std::vector<int>& cuts) {
+  constexpr int kContext = 300, kQueries = 90;
+  const Prefill p(2, nope, value, {{kContext, kQueries}}, 3);
   Device q(p.q), up(p.up), rope(p.rope);
   const size_t rows = static_cast<size_t>(p.first_query.back()) * p.heads;
   Device out(std::vector<uint16_t>(rows * p.value, 0x7FFF));
   Device lse(std::vector<float>(rows, NAN)), sums(std::vector<float>(rows * p.value, NAN));
   Device first_query(p.first_query);
   must(mla_prefill_prepare());
-  const int cuts[] = {0, 64, 300, 390};
   for (int piece = 0; piece < 3; ++piece) {
     const int keys = cuts[piece + 1] - cuts[piece];
-    Device first_key(std::vector<int32_t>{0, keys}), offset(std::vector<int32_t>{piece == 2 ? 0 : 1 << 30});
-    MlaPrefillArgs a = p.args(90);
+    const bool earlier = cuts[piece + 1] <= kContext;
+    Device first_key(std::vector<int32_t>{0, keys});
+    Device offset(std::vector<int32_t>{earlier ? 1 << 30 : kContext - cuts[piece]});
+    MlaPrefillArgs a = p.args(kQueries);
     a.keys = p.first_key.back() - cuts[piece];
     a.first_query = first_query.data, a.first_key = first_key.data, a.offset = offset.data;
     a.q = q.data, a.up = up.data + static_cast<size_t>(cuts[piece]) * p.heads * (p.nope + p.value);
@@ -173,13 +176,20 @@ void check_pieces(int nope, int value, bool portable) {
   compare(p, download(out), download(lse));
 }
 
+void check_cuts(bool portable) {
+  const std::vector<std::vector<int>> all = {{0, 64, 300, 390}, {0, 64, 330, 390}, {0, 310, 389, 390}};
+  for (const std::vector<int>& cuts : all) {
+    SCOPED_TRACE(testing::PrintToString(cuts));
+    check_pieces(128, 128, portable, cuts);
+    check_pieces(192, 256, portable, cuts);
+  }
+}
+
 TEST_F(CudaMlaPrefill, PiecesJoin) {
-  check_pieces(128, 128, false);
-  check_pieces(192, 256, false);
+  check_cuts(false);
 }
 TEST_F(CudaMlaPrefill, PiecesJoinPortable) {
-  check_pieces(128, 128, true);
-  check_pieces(192, 256, true);
+  check_cuts(true);
 }
 
 struct Write {
