@@ -3,8 +3,10 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
 
 #include "base/rng.h"
 #include "base/soak.h"
@@ -179,6 +181,60 @@ TEST_F(Sampling, TiesTakeTheLowerId) {
     const auto at = static_cast<size_t>(row);
     const SamplerRow wanted{.logits = std::span(logits_).subspan(at * kVocab, kVocab), .params = &p, .num_outputs = 4};
     EXPECT_EQ(results[at].id, host.sample(wanted).id) << row;
+  }
+}
+
+// As ScoreRecord wants it, in f64.
+void expect_score(std::span<const float> x, const ScoreRecord& wanted, const TokenScore& got) {
+  double sum = 0;
+  const float largest = *std::max_element(x.begin(), x.end());
+  for (const float value : x) sum += std::exp(static_cast<double>(value) - largest);
+  const auto logprob = [&](int32_t id) { return x[static_cast<size_t>(id)] - largest - std::log(sum); };
+  const float own = x[static_cast<size_t>(wanted.id)];
+  EXPECT_NEAR(got.logprob, logprob(wanted.id), 1e-4);
+  EXPECT_EQ(got.rank, 1 + std::count_if(x.begin(), x.end(), [own](float value) { return value > own; }));
+  std::vector<int32_t> order(x.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(),
+                   [x](int32_t a, int32_t b) { return x[static_cast<size_t>(a)] > x[static_cast<size_t>(b)]; });
+  ASSERT_EQ(got.num_top, std::min({wanted.top, kMaxTopLogprobs, static_cast<int32_t>(x.size())}));
+  for (int i = 0; i < got.num_top; ++i) {
+    EXPECT_EQ(got.top_ids[i], order[static_cast<size_t>(i)]) << i;
+    EXPECT_NEAR(got.top_logprobs[i], logprob(order[static_cast<size_t>(i)]), 1e-4) << i;
+  }
+}
+
+// Rows in any order, one twice; ids at both ends and where the row is largest; more wanted than are given or there.
+TEST_F(Sampling, ScoresOfAPlainSoftmax) {
+  const auto row_at = [this](int row) { return logits_.begin() + row * kVocab; };
+  std::fill_n(row_at(4), kVocab, 1.0f);
+  for (int i = 0; i < 300; ++i) row_at(6)[160 * i] = 9;  // more of the largest than are asked for
+  std::fill_n(row_at(8), kVocab / 2, -std::numeric_limits<float>::infinity());
+  call_.logits = place(memory_[11], logits_);
+  for (const int32_t vocab : {kVocab, 1000, 7}) {
+    const auto row_of = [&](int32_t row) {
+      return std::span<const float>(logits_).subspan(static_cast<size_t>(row) * vocab, static_cast<size_t>(vocab));
+    };
+    std::vector<ScoreRecord> records;
+    for (const int32_t row : {7, 4, 6, 8, 23, 5, 3, 7}) {
+      const auto x = row_of(row);
+      const auto largest = static_cast<int32_t>(std::max_element(x.begin(), x.end()) - x.begin());
+      for (const auto& [id, top] :
+           {std::pair(vocab - 1, 0), {largest, 1}, {vocab / 2, 5}, {vocab - 2, 20}, {largest, 25}})
+        records.push_back({.logit_row = row, .id = id, .top = top});
+    }
+    Buffer asked, given;
+    TokenScore* results = place(given, std::vector<TokenScore>(records.size()));
+    ASSERT_EQ(
+        score_rows(place(asked, records), static_cast<int32_t>(records.size()), call_.logits, vocab, results, nullptr),
+        cudaSuccess);
+    std::vector<TokenScore> scores(records.size());
+    device_copy(scores.data(), results, scores.size() * sizeof(TokenScore));
+    ASSERT_TRUE(device_status().ok());
+    for (size_t i = 0; i < records.size(); ++i) {
+      SCOPED_TRACE(testing::Message() << vocab << " ids, record " << i);
+      expect_score(row_of(records[i].logit_row), records[i], scores[i]);
+    }
   }
 }
 

@@ -216,6 +216,40 @@ TEST_F(StepKernels, SameBatchAsTheHostInDeterministicMode) {
   run_random_steps(true);
 }
 
+// Of one slot: what stood there goes, what stands in others stays.
+TEST_F(StepKernels, CountsOfAPlainLoop) {
+  constexpr uint32_t kStale = 0xA5A5A5A5;
+  SlotArrays slots = arrays_->slots();
+  const std::pair<int32_t, int32_t> sizes[] = {{0, 0}, {1, 0}, {0, 1}, {37, 20}, {900, 3000}, {5000, 2}};
+  for (const int32_t vocab : {100, 97})
+    for (const auto& [num_prompt, num_sampled] : sizes) {
+      SCOPED_TRACE(testing::Message() << vocab << " ids, " << num_prompt << " and " << num_sampled << " tokens");
+      slots.vocab = vocab;
+      const auto count_words = static_cast<size_t>(slots.count_words()),
+                 bit_words = static_cast<size_t>(slots.bit_words());
+      const auto slot = static_cast<size_t>(pick(kSlots));
+      std::vector<uint32_t> counts(kSlots * count_words, kStale), seen(kSlots * bit_words, kStale);
+      device_copy(slots.counts, counts.data(), counts.size() * 4);
+      device_copy(slots.seen, seen.data(), seen.size() * 4);
+      std::fill_n(counts.begin() + static_cast<int64_t>(slot * count_words), count_words, 0);
+      std::fill_n(seen.begin() + static_cast<int64_t>(slot * bit_words), bit_words, 0);
+      std::vector<int32_t> tokens(static_cast<size_t>(num_prompt + num_sampled));
+      for (size_t i = 0; i < tokens.size(); ++i) {
+        const auto id = static_cast<uint32_t>(tokens[i] = pick(vocab));
+        seen[slot * bit_words + id / 32] |= 1u << (id % 32);
+        if (i >= static_cast<size_t>(num_prompt)) counts[slot * count_words + id / 2] += id % 2 == 0 ? 1 : 1u << 16;
+      }
+      Buffer memory = device_buffer(tokens.size() * 4 + 4);
+      device_copy(memory.data(), tokens.data(), tokens.size() * 4);
+      ASSERT_EQ(count_tokens(slots, static_cast<int32_t>(slot), reinterpret_cast<const int32_t*>(memory.data()),
+                             num_prompt + num_sampled, num_prompt, stream_.get()),
+                cudaSuccess);
+      stream_.synchronize();
+      EXPECT_EQ(fetch(slots.counts, counts.size()), counts);
+      EXPECT_EQ(fetch(slots.seen, seen.size()), seen);
+    }
+}
+
 // A count stops at 65,535 and leaves its neighbour in the word alone.
 TEST_F(StepKernels, CountsStopWhenTheyAreFull) {
   constexpr int32_t kPrompt = 3, kSlot = 2;
