@@ -186,6 +186,19 @@ Json& Json::set(std::string_view key, Json value) {
   return as_object().back().second;
 }
 
+namespace {
+
+// What is wrong where `rest` begins.
+std::string fault(const boost::json::error_code& ec, std::string_view rest, const JsonLimits& limits) {
+  if (!ec) return "it ends too early";
+  if (ec == boost::json::error::too_deep) return str_cat("more than ", limits.max_depth, " levels of nesting");
+  if (ec == boost::json::error::syntax && !rest.empty() && static_cast<unsigned char>(rest[0]) >= 0x80)
+    return "a byte that is no ASCII, outside a string or not valid UTF-8 in it";
+  return ec.message();
+}
+
+}  // namespace
+
 Result<Json> parse_json(std::string_view text, const JsonLimits& limits) {
   if (text.size() > limits.max_bytes)
     return Error(Code::kTooLarge, str_cat("JSON of ", text.size(), " bytes is over the limit of ", limits.max_bytes));
@@ -202,7 +215,7 @@ Result<Json> parse_json(std::string_view text, const JsonLimits& limits) {
   if (!parser.handler().duplicate().empty())
     return bad_input(
         str_cat("JSON has the key \"", parser.handler().duplicate().substr(0, 64), "\" twice in one object"));
-  return bad_input(str_cat("invalid JSON at byte ", used, ": ", ec ? ec.message() : "it ends too early"));
+  return bad_input(str_cat("invalid JSON at byte ", used, ": ", fault(ec, text.substr(used), limits)));
 }
 
 std::string format_double(double value) {

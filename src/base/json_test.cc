@@ -34,6 +34,22 @@ TEST(Json, ExactDoublesOnInput) {
   EXPECT_TRUE(parsed->as_array()[2].is_double());
 }
 
+TEST(Json, ErrorsSayWhatIsWrongAndWhere) {
+  const std::pair<std::string, const char*> cases[] = {
+      {"{\"a\":", "invalid JSON at byte 5: incomplete JSON"},
+      {"{\"a\":\"\xff\"}",
+       "invalid JSON at byte 6: a byte that is no ASCII, outside a string or not valid UTF-8 in it"},
+      {"\xef\xbb\xbf{}", "invalid JSON at byte 0: a byte that is no ASCII, outside a string or not valid UTF-8 in it"},
+      {"[1,]", "invalid JSON at byte 3: syntax error"},
+      {std::string(40, '['), "invalid JSON at byte 32: more than 32 levels of nesting"},
+  };
+  for (const auto& [text, message] : cases) {
+    const auto parsed = parse_json(text);
+    ASSERT_FALSE(parsed.ok()) << text;
+    EXPECT_EQ(parsed.error().message, message);
+  }
+}
+
 TEST(Json, RejectsHostileInput) {
   EXPECT_FALSE(parse_json("").ok());
   EXPECT_FALSE(parse_json("{\"a\":1,\"a\":2}").ok());

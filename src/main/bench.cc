@@ -223,6 +223,7 @@ Result<int> bench_decode(const std::vector<std::string>& arguments) {
   for (size_t i = 0; i < concurrencies.size(); ++i) std::printf("---|");
   std::printf("\n");
   Json figures;
+  std::string why;  // of the first cell without a figure
   uint64_t seed = target.seed;
   for (const int64_t context : contexts) {
     std::printf("| %lld |", static_cast<long long>(context));
@@ -234,10 +235,12 @@ Result<int> bench_decode(const std::vector<std::string>& arguments) {
       std::printf(rate > 0 ? " %.1f |" : " - |", rate);
       std::fflush(stdout);
       row.set(std::to_string(c), rate);
+      if (why.empty()) why = total(timings).first_error;
     }
     std::printf("\n");
     figures.set(std::to_string(context), std::move(row));
   }
+  if (!why.empty()) std::fprintf(stderr, "perigee bench decode: no figure (-): %s\n", why.c_str());
   save(options, figures);
   return 0;
 }

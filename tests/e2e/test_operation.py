@@ -126,6 +126,13 @@ def test_bad_flags_and_folders_are_refused_with_a_way_out(tmp_path):
     assert "there is no folder moonshotai/Kimi-K2.6" in refuse("inspect", "moonshotai/Kimi-K2.6")
 
 
+def test_a_decode_cell_without_a_figure_says_why(server):
+    done = subprocess.run([PROGRAM, "bench", "decode", "--port", str(server.port), "--contexts", "99999", "--concurrencies", "1"],
+                          capture_output=True, text=True, timeout=60)
+    assert "| 99999 | - |" in done.stdout
+    assert "context is 16384 tokens" in done.stderr, done.stderr
+
+
 def test_inspect():
     done = subprocess.run([PROGRAM, "inspect", FOLDER], capture_output=True, text=True, check=True)
     with open(os.path.join(FOLDER, "config.json"), encoding="utf-8") as file:
