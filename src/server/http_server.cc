@@ -30,6 +30,20 @@ void raise_open_files_limit() {
   if (setrlimit(RLIMIT_NOFILE, &limit) != 0) log_warning("cannot raise the limit of open files");
 }
 
+// Says why connections are turned away, once in a while.
+class TurnedAway {
+ public:
+  void say(const std::string& why) {
+    const auto now = std::chrono::steady_clock::now();
+    if (now < quiet_until_) return;
+    quiet_until_ = now + std::chrono::seconds(10);
+    log_warning("connections are turned away: ", why, " (said at most every 10 s)");
+  }
+
+ private:
+  std::chrono::steady_clock::time_point quiet_until_;
+};
+
 }  // namespace
 
 struct HttpServer::Impl {
@@ -59,16 +73,17 @@ Status HttpServer::Impl::listen() {
   if (!ec) acceptor->bind(endpoint, ec);
   if (!ec) acceptor->listen(kListenBacklog, ec);
   if (ec)
-    return Error(
-        Code::kUnavailable,
-        str_cat("cannot listen on ", config.host, ":", config.port, ": ", ec.message(), "; choose another --port"),
-        "port");
+    return Error(Code::kUnavailable,
+                 str_cat("cannot listen on ", config.host, ":", config.port, ": ", ec.message(),
+                         "; choose another --port or --host"),
+                 "port");
   port = acceptor->local_endpoint(ec).port();
   return {};
 }
 
 asio::awaitable<void> HttpServer::Impl::accept_all() {
   asio::steady_timer pause(loops[0]->context());
+  TurnedAway turned_away;
   for (size_t next = 0; acceptor->is_open(); next = (next + 1) % loops.size()) {
     error_code ec;
     const std::shared_ptr<HttpLoop> loop = loops[next];
@@ -76,11 +91,15 @@ asio::awaitable<void> HttpServer::Impl::accept_all() {
         co_await acceptor->async_accept(loop->context(), asio::redirect_error(asio::use_awaitable, ec));
     if (ec == asio::error::operation_aborted) co_return;
     if (ec) {  // out of descriptors or memory: others will close
+      turned_away.say(ec.message());
       pause.expires_after(std::chrono::milliseconds(50));
       co_await pause.async_wait(asio::redirect_error(asio::use_awaitable, ec));
       continue;
     }
-    if (shared->open_connections >= shared->config.max_connections) continue;  // the socket closes here
+    if (shared->open_connections >= shared->config.max_connections) {  // the socket closes here
+      turned_away.say(str_cat(shared->config.max_connections, " are open, the most that are served"));
+      continue;
+    }
     ++shared->open_connections;
     socket.set_option(tcp::no_delay(true), ec);
     asio::co_spawn(loop->context(), serve_connection(loop, shared, std::move(socket)), asio::detached);

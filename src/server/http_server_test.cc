@@ -168,6 +168,25 @@ TEST_F(HttpTest, RefusalsOfItsOwnAreCounted) {
   EXPECT_EQ(refused_, statuses);
 }
 
+TEST_F(HttpTest, ConnectionsOverTheMostAreClosedAndThatIsLoggedOnce) {
+  HttpConfig config;
+  config.max_connections = 1;
+  start(config);
+  testing::internal::CaptureStderr();
+  TestClient served(server_->port());
+  served.send("GET / HTTP/1.1\r\nHost: x\r\n\r\n");
+  EXPECT_EQ(served.read_reply().status, 200);
+  for (int i = 0; i < 2; ++i) {
+    TestClient over(server_->port());
+    over.send("GET / HTTP/1.1\r\nHost: x\r\n\r\n");
+    EXPECT_EQ(over.read_reply().status, 0);
+  }
+  const std::string log = testing::internal::GetCapturedStderr();
+  const size_t first = log.find("connections are turned away: 1 are open");
+  EXPECT_NE(first, std::string::npos) << log;
+  EXPECT_EQ(log.find("turned away", first + 20), std::string::npos) << log;
+}
+
 TEST_F(HttpTest, ChunkFloodIsJustABody) {
   start({});
   TestClient client(server_->port());
