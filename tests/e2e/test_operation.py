@@ -11,6 +11,8 @@ from conftest import FOLDER, PROGRAM, gauge, wait_idle
 from server_process import ServerProcess
 
 MODEL = os.path.basename(FOLDER)
+# The tests' own PERIGEE_MODEL would be --model to the program.
+PLAIN = {name: value for name, value in os.environ.items() if not name.startswith("PERIGEE_")}
 
 
 def one_request(server, prompt, max_tokens):
@@ -108,7 +110,7 @@ def test_api_key_guards_every_route(launch):
 
 
 def refuse(*arguments):
-    done = subprocess.run([PROGRAM, *arguments], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([PROGRAM, *arguments], capture_output=True, text=True, timeout=60, env=PLAIN)
     assert done.returncode in (1, 2), done
     return done.stderr
 
@@ -128,7 +130,7 @@ def test_bad_flags_and_folders_are_refused_with_a_way_out(tmp_path):
 
 def test_a_decode_cell_without_a_figure_says_why(server):
     done = subprocess.run([PROGRAM, "bench", "decode", "--port", str(server.port), "--contexts", "99999", "--concurrencies", "1"],
-                          capture_output=True, text=True, timeout=60)
+                          capture_output=True, text=True, timeout=60, env=PLAIN)
     assert "| 99999 | - |" in done.stdout
     assert "context is 16384 tokens" in done.stderr, done.stderr
 
