@@ -1,7 +1,9 @@
 #include "server/model_text.h"
 
+#include <algorithm>
 #include <cmath>
 
+#include "base/log.h"
 #include "text/detokenizer.h"
 
 namespace perigee {
@@ -10,9 +12,13 @@ namespace {
 
 void take_number(const Json& config, const char* name, double low, double high, double& out) {
   const Json* value = config.find(name);
-  if (value == nullptr || !value->is_number()) return;
-  const double number = value->as_double();
-  if (std::isfinite(number) && number >= low && number <= high) out = number;
+  if (value == nullptr || value->is_null()) return;
+  const double number = value->is_number() ? value->as_double() : std::nan("");
+  if (number >= low && number <= high)
+    out = number;
+  else
+    log_warning("generation_config.json: ", name, " ", dump_json(*value).substr(0, 100), " is no number from ", low,
+                " to ", high, ": left out");
 }
 
 }  // namespace
@@ -24,8 +30,8 @@ SamplingDefaults read_generation_config(const Json& config) {
   take_number(config, "min_p", 0, 1, defaults.min_p);
   take_number(config, "repetition_penalty", 0.01, 100, defaults.repetition_penalty);
   double top_k = 0;
-  take_number(config, "top_k", 0, 1e9, top_k);
-  defaults.top_k = static_cast<int64_t>(top_k);
+  take_number(config, "top_k", -1, 1e9, top_k);
+  defaults.top_k = static_cast<int64_t>(std::max(top_k, 0.0));
   return defaults;
 }
 

@@ -16,11 +16,19 @@ TEST(GenerationConfig, TakesWhatIsSane) {
   EXPECT_EQ(good.temperature, 0.6);
   EXPECT_EQ(good.top_p, 0.95);
   EXPECT_EQ(good.top_k, 20);
+  testing::internal::CaptureStderr();
+  EXPECT_EQ(read(R"({"temperature":null,"top_k":-1})").top_k, 0);
+  EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
+  testing::internal::CaptureStderr();
   const SamplingDefaults bad = read(R"({"temperature":-1,"top_p":0,"top_k":"x","min_p":7})");
   EXPECT_EQ(bad.temperature, 1.0);
   EXPECT_EQ(bad.top_p, 1.0);
   EXPECT_EQ(bad.top_k, 0);
   EXPECT_EQ(bad.min_p, 0.0);
+  const std::string log = testing::internal::GetCapturedStderr();
+  for (const char* said :
+       {"temperature -1 is no number from 0 to 100: left out", "top_p 0 is", "top_k \"x\" is", "min_p 7"})
+    EXPECT_NE(log.find(said), std::string::npos) << said << " is not in " << log;
 }
 
 TEST(ModelText, TokenTextOfPiecesAndIds) {
