@@ -225,6 +225,8 @@ Result<EngineConfig> engine_config(const Options& options) {
 
   ASSIGN_OR_RETURN(config.worker.device, device(options.text("device")));
   const bool gpu = config.worker.device == Device::kCuda;
+  if (!gpu && options.given("gpu-memory-utilization"))
+    log_info("--gpu-memory-utilization has no effect on a CPU: --kv-cache-memory-bytes sizes the page pool");
   const std::string& isa = options.text("cpu-isa");
   if (isa != "auto" && isa != "avx2" && isa != "avx512")
     return bad_input(str_cat("--cpu-isa must be auto, avx2 or avx512, not \"", isa, "\""), "cpu-isa");

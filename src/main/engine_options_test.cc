@@ -74,14 +74,16 @@ TEST(EngineOptions, ErrorsNameTheFlag) {
 TEST(EngineOptions, ARecipesFlagsAreAcceptedWithAReason) {
   const std::string model = PERIGEE_SOURCE_DIR "/models/tiny-k2";
   testing::internal::CaptureStderr();
-  const auto config = parsed({model, "--device", "cpu", "-tp=1", "--trust-remote-code", "--tool-call-parser", "kimi_k2",
-                              "--enable-expert-parallel", "--no-enable-chunked-prefill", "--pipeline-parallel-size",
-                              "1", "--dtype", "bfloat16", "--tokenizer", model, "--compilation-config", "{}"});
+  const auto config =
+      parsed({model, "--device", "cpu", "-tp=1", "--trust-remote-code", "--tool-call-parser", "kimi_k2",
+              "--enable-expert-parallel", "--no-enable-chunked-prefill", "--pipeline-parallel-size", "1", "--dtype",
+              "bfloat16", "--gpu-memory-utilization", "0.85", "--tokenizer", model, "--compilation-config", "{}"});
   const std::string log = testing::internal::GetCapturedStderr();
   ASSERT_TRUE(config.ok()) << config.error().message;
   for (const char* said :
        {"--trust-remote-code has no effect: nothing", "--tool-call-parser has no effect: the markers",
-        "--enable-chunked-prefill has no effect: prefill is always chunked"})
+        "--enable-chunked-prefill has no effect: prefill is always chunked",
+        "--gpu-memory-utilization has no effect on a CPU"})
     EXPECT_NE(log.find(said), std::string::npos) << log;
   EXPECT_EQ(log.find("--dtype"), std::string::npos) << log;
 }
