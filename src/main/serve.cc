@@ -4,6 +4,7 @@
 #include <atomic>
 #include <csignal>
 #include <cstdio>
+#include <filesystem>
 #include <thread>
 
 #include "base/clock.h"
@@ -36,10 +37,16 @@ void add_server_options(Options& options) {
   options.add_switch("print-config", false, "print every setting with its source and stop", group);
 }
 
-std::string folder_name(const std::string& path) {
-  const size_t end = path.find_last_not_of('/');
-  const size_t slash = path.find_last_of('/', end);
-  return path.substr(slash + 1, end - slash);
+// The folder's name; of a snapshot in the cache of Hugging Face, models--ORG--NAME/snapshots/REVISION, ORG/NAME.
+std::string model_name(const std::string& path) {
+  namespace fs = std::filesystem;
+  const fs::path folder = fs::path(path).has_filename() ? fs::path(path) : fs::path(path).parent_path();
+  const std::string holder = folder.parent_path().parent_path().filename();
+  constexpr std::string_view kModels = "models--";
+  const size_t cut = holder.find("--", kModels.size());
+  if (folder.parent_path().filename() != "snapshots" || !holder.starts_with(kModels) || cut == std::string::npos)
+    return folder.filename();
+  return str_cat(holder.substr(kModels.size(), cut - kModels.size()), "/", holder.substr(cut + 2));
 }
 
 Status set_level(const std::string& name) {
@@ -67,14 +74,15 @@ Result<ServerConfig> server_config(const Options& options) {
   config.threads = static_cast<int>(threads);
   config.model_path = options.text("model");
   config.served_names = options.list("served-model-name");
-  if (config.served_names.empty()) config.served_names = {folder_name(config.model_path)};
+  if (config.served_names.empty()) config.served_names = {model_name(config.model_path)};
   config.api_keys = options.list("api-key");
   config.reasoning_field = options.text("reasoning-field");
   const std::string& field = config.reasoning_field;
   if (field != "both" && field != "reasoning_content" && field != "reasoning")
     return bad_input(str_cat("--reasoning-field must be both, reasoning_content or reasoning, not \"", field, "\""),
                      "reasoning-field");
-  if (options.given("host") && config.api_keys.empty())
+  const bool loopback = config.host == "localhost" || config.host == "::1" || config.host.starts_with("127.");
+  if (options.given("host") && !loopback && config.api_keys.empty())
     log_warning("--host ", config.host, " without --api-key: anyone who reaches this address can use the server");
   return config;
 }

@@ -5,6 +5,17 @@
 namespace perigee {
 namespace fs = std::filesystem;
 
+namespace {
+
+// Of a snapshot in the cache of Hugging Face, .../models--X/snapshots/REVISION, the files are links to
+// .../models--X/blobs.
+bool may_hold_files_of(const fs::path& folder, const fs::path& holder) {
+  const fs::path snapshots = folder.parent_path();
+  return holder == folder || (snapshots.filename() == "snapshots" && holder == snapshots.parent_path() / "blobs");
+}
+
+}  // namespace
+
 Result<std::string> resolve_in_folder(const std::string& folder, const std::string& name) {
   const bool plain = !name.empty() && name.size() <= 255 && name.find('/') == std::string::npos &&
                      name.find('\0') == std::string::npos && name != "." && name != "..";
@@ -19,7 +30,7 @@ Result<std::string> resolve_in_folder(const std::string& folder, const std::stri
   if (error) return Error(Code::kNotFound, str_cat(folder, ": ", error.message()));
   const fs::path path = fs::canonical(inside / name, error);
   if (error) return Error(Code::kNotFound, str_cat(folder, "/", name, ": ", error.message()));
-  if (path.parent_path() != inside)
+  if (!may_hold_files_of(inside, path.parent_path()))
     return bad_input(str_cat(folder, "/", name,
                              ": the link leaves the model folder; hard links of all files, without a copy: cp -rlL ",
                              folder, " NEW_FOLDER"));

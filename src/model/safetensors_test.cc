@@ -210,5 +210,28 @@ TEST_F(Sharded, ALinkInsideTheFolderIsFollowed) {
   EXPECT_TRUE(checkpoint.ok()) << checkpoint.error().message;
 }
 
+// As the cache of Hugging Face has a model: links to files named by their hash, and none to anywhere else.
+TEST(Snapshot, LinksToItsBlobsAreFollowed) {
+  namespace fs = std::filesystem;
+  const TempFolder cache;
+  const fs::path model = fs::path(cache.path()) / "models--a--b", revision = model / "snapshots" / "0123";
+  for (const fs::path& folder : {revision, model / "blobs", model / "refs", revision / "blobs"})
+    fs::create_directories(folder);
+  const std::string bytes = safetensors_bytes({{"a", "U8", {1}, "x"}});
+  cache.write("models--a--b/blobs/4567", bytes);
+  cache.write("models--a--b/refs/main", bytes);
+  fs::create_symlink("../../blobs/4567", revision / "model.safetensors");
+  const auto checkpoint = Checkpoint::open(revision);
+  ASSERT_TRUE(checkpoint.ok()) << checkpoint.error().message;
+  EXPECT_EQ(checkpoint->find("a")->data[0], 'x');
+  fs::remove(revision / "model.safetensors");
+  fs::create_symlink("../../refs/main", revision / "model.safetensors");
+  EXPECT_NE(Checkpoint::open(revision).error().message.find("leaves the model folder"), std::string::npos);
+  const fs::path plain = model / "other" / "0123";  // blobs beside any other folder are not its own
+  fs::create_directories(plain);
+  fs::create_symlink("../../blobs/4567", plain / "model.safetensors");
+  EXPECT_NE(Checkpoint::open(plain).error().message.find("leaves the model folder"), std::string::npos);
+}
+
 }  // namespace
 }  // namespace perigee

@@ -76,6 +76,19 @@ def test_sigterm_while_loading_ends_at_once(tmp_path):
     assert "SIGTERM while loading" in (tmp_path / "log").read_text(encoding="utf-8")
 
 
+def test_a_snapshot_of_the_cache_is_served_by_its_name(tmp_path):
+    model = tmp_path / "models--org--name"
+    revision = model / "snapshots" / "0123"
+    (model / "blobs").mkdir(parents=True)
+    revision.mkdir(parents=True)
+    for file in pathlib.Path(FOLDER).iterdir():
+        if file.is_file():
+            (model / "blobs" / f"{file.name}.hash").write_bytes(file.read_bytes())
+            (revision / file.name).symlink_to(f"../../blobs/{file.name}.hash")
+    with ServerProcess(PROGRAM, str(revision), ["--device", "cpu"], str(tmp_path / "log")) as server:
+        assert json.loads(server.get("/v1/models")[1])["data"][0]["id"] == "org/name"
+
+
 def test_a_lost_device_ends_streams_with_an_error_and_the_process_with_70(launch):
     server = launch("--fail-at-step", "20")
     replies = []
