@@ -1,6 +1,10 @@
 #include "exec/worker.h"
 
+#include <sys/resource.h>
 #include <unistd.h>
+
+#include <algorithm>
+#include <fstream>
 
 #include "exec/plan_worker.h"
 #include "exec/sampler.h"
@@ -34,15 +38,23 @@ class HostWorker final : public PlanWorker {
   std::unique_ptr<Sampler> sampler_;
 };
 
+// What this process may have: the machine's memory, or less where a container or a shell says so.
 int64_t host_memory_bytes() {
-  return static_cast<int64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE);
+  int64_t bytes = static_cast<int64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE), limit = 0;
+  for (const char* path : {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"})
+    if (std::ifstream(path) >> limit) bytes = std::min(bytes, limit);
+  rlimit shell{};
+  if (getrlimit(RLIMIT_AS, &shell) == 0 && shell.rlim_cur != RLIM_INFINITY)
+    bytes = std::min(bytes, static_cast<int64_t>(shell.rlim_cur));
+  return bytes;
 }
 
 Result<std::unique_ptr<Worker>> HostWorker::create(const WorkerConfig& config, OnResult on_result) {
   if (config.cache_bytes > host_memory_bytes())
-    return bad_input(str_cat("the cache of ", config.cache_bytes, " bytes is over this machine's memory of ",
-                             host_memory_bytes(), ": lower --kv-cache-memory-bytes"),
-                     "kv-cache-memory-bytes");
+    return bad_input(
+        str_cat("the cache of ", config.cache_bytes, " bytes is over the memory that this process may have, ",
+                host_memory_bytes(), ": lower --kv-cache-memory-bytes"),
+        "kv-cache-memory-bytes");
   WorkerConfig bounded = config;
   bounded.load.memory_bytes = host_memory_bytes() - config.cache_bytes;
   auto worker = std::make_unique<HostWorker>(bounded, std::move(on_result));

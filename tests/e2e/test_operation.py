@@ -141,6 +141,12 @@ def test_bad_flags_and_folders_are_refused_with_a_way_out(tmp_path):
     assert "there is no folder moonshotai/Kimi-K2.6" in refuse("inspect", "moonshotai/Kimi-K2.6")
 
 
+def test_a_cache_over_the_shells_limit_is_refused():
+    words = f"ulimit -v 4000000; exec {PROGRAM} serve {FOLDER} --device cpu --port 0 --kv-cache-memory-bytes 6G"
+    process = subprocess.run(["bash", "-c", words], capture_output=True, text=True, timeout=60, check=False)
+    assert process.returncode == 1 and "lower --kv-cache-memory-bytes" in process.stderr
+
+
 def test_a_decode_cell_without_a_figure_says_why(server):
     done = subprocess.run([PROGRAM, "bench", "decode", "--port", str(server.port), "--contexts", "99999", "--concurrencies", "1"],
                           capture_output=True, text=True, timeout=60, env=PLAIN)
