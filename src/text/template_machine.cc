@@ -155,7 +155,7 @@ TemplateValue TemplateMachine::make_strings(const std::vector<std::string_view>&
   TemplateValues items;
   items.reserve(parts.size());
   for (const std::string_view part : parts) {
-    if (!charge()) return {};
+    if (!charge(3)) return {};  // the string takes as long as three nodes
     items.push_back(make_string(std::string(part)));
   }
   return make_list(std::move(items));
