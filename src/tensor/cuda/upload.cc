@@ -21,6 +21,10 @@ Upload::Upload(int num_threads) : threads_(num_threads) {
   for (Piece& piece : pieces_) piece.memory = pinned_buffer(kPieceBytes);
 }
 
+Upload::~Upload() {
+  cuda_ok(cudaDeviceSynchronize(), "waiting for uploads");
+}
+
 const void* Upload::bring(const void* from, int64_t bytes, const Stream& consumer) {
   if (from == nullptr || bytes == 0 || !device_status().ok()) return nullptr;
   Slot& slot = next_slot(bytes, consumer);

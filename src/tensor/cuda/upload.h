@@ -15,6 +15,9 @@ namespace perigee {
 class Upload {
  public:
   explicit Upload(int num_threads);
+  ~Upload();  // waits for the device: what was brought may still be on its way, or be read
+  Upload(const Upload&) = delete;
+  Upload& operator=(const Upload&) = delete;
 
   // Copies of the bytes in device memory, 256-byte aligned, for kernels that are queued on `consumer` before the call
   // after the next one. Returns once `from` is read. Null: nothing to bring, or the device failed.
