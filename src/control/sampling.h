@@ -43,6 +43,7 @@ struct TokenLogprobs {
   float logprob = 0.0f;
   int32_t rank = 0;
   std::vector<std::pair<int32_t, float>> top;
+  bool operator==(const TokenLogprobs&) const = default;
 };
 
 }  // namespace perigee

@@ -187,8 +187,26 @@ void expect_identical(const std::vector<Reply>& a, const std::vector<Reply>& b) 
     ASSERT_EQ(a[i].error, "") << "job " << i;
     expect_same_bits(a[i].prompt_logprobs, b[i].prompt_logprobs, i);
     expect_same_bits(a[i].logprobs, b[i].logprobs, i);  // where they left each other, before tokens differ
-    ASSERT_EQ(a[i].ids, b[i].ids) << "job " << i;
+    EXPECT_TRUE(a[i].ids == b[i].ids) << "job " << i;
   }
+}
+
+int num_same(const std::vector<Reply>& a, const std::vector<Reply>& b) {
+  int same = 0;
+  for (size_t i = 0; i < a.size(); ++i)
+    same += a[i].ids == b[i].ids && a[i].logprobs == b[i].logprobs && a[i].prompt_logprobs == b[i].prompt_logprobs;
+  return same;
+}
+
+// After a difference, for one that does not come again: which side is off, and whether its engine stays off (what it
+// holds, weights above all) or not (what happened in one step).
+void print_suspects(Engine& alone, Engine& crowded, const std::vector<Job>& jobs, const std::vector<Reply>& wanted,
+                    const std::vector<Reply>& got) {
+  const std::vector<Reply> alone_again = run(alone, jobs, false), crowded_again = run(crowded, jobs, true);
+  std::printf(
+      "of %zu replies the same: %d at first, %d alone and alone again, %d crowded and crowded again, %d both again\n",
+      jobs.size(), num_same(wanted, got), num_same(wanted, alone_again), num_same(got, crowded_again),
+      num_same(alone_again, crowded_again));
 }
 
 // Where comparisons of tokens stop: on a GPU behind the end of text, on the CPU nowhere. What the models say there is
@@ -381,8 +399,10 @@ TEST_P(EqualityOfDeterministic, CachedChunkedPreempted) {
   for (Job& job : longer) job.max_tokens += 150;
   EngineConfig roomy = config;
   roomy.prefix_caching = false;
-  const std::vector<Reply> wanted = run(*make_engine(roomy), longer, false);
-  expect_identical(wanted, run(*crowded, longer, true));
+  const auto alone = make_engine(roomy);
+  const std::vector<Reply> wanted = run(*alone, longer, false), preempted = run(*crowded, longer, true);
+  expect_identical(wanted, preempted);
+  if (HasFailure()) return print_suspects(*alone, *crowded, longer, wanted, preempted);
   ASSERT_GT(crowded->stats().scheduler.preemptions, 0) << "nothing was preempted: the test says nothing";
   std::printf("deterministic: %lld preemptions, %lld tokens from the cache, all bits equal\n",
               static_cast<long long>(crowded->stats().scheduler.preemptions), static_cast<long long>(hits));
