@@ -31,6 +31,7 @@ struct Target {
 void add_target_options(Options& options) {
   options.add("host", "127.0.0.1", "server address");
   options.add("port", "8000", "server port");
+  options.add("api-key", "", "key that the server wants");
   options.add("model", "", "model name; empty: the first the server lists");
   options.add("vocab", "2048", "prompts are random token ids below this");
   options.add("seed", "1", "seed of the prompts");
@@ -39,7 +40,7 @@ void add_target_options(Options& options) {
 
 Result<Target> make_target(const Options& options) {
   Target target;
-  target.endpoint = {.host = options.text("host"), .port = options.text("port")};
+  target.endpoint = {.host = options.text("host"), .port = options.text("port"), .api_key = options.text("api-key")};
   ASSIGN_OR_RETURN(target.facts, ask_server(target.endpoint));
   if (!options.text("model").empty()) target.facts.model = options.text("model");
   ASSIGN_OR_RETURN(const int64_t vocab, options.integer("vocab", 2, 1 << 20));

@@ -80,6 +80,7 @@ Result<HttpReply> HttpClient::Impl::exchange(http::request<http::string_body>& r
                                              const std::function<void(std::string_view)>& on_data) {
   RETURN_IF_ERROR(connect());
   request.set(http::field::host, endpoint.host + ":" + endpoint.port);
+  if (!endpoint.api_key.empty()) request.set(http::field::authorization, "Bearer " + endpoint.api_key);
   request.prepare_payload();
   error_code error;
   http::write(stream, request, error);

@@ -13,6 +13,7 @@ namespace perigee {
 struct HttpEndpoint {
   std::string host = "127.0.0.1";
   std::string port = "8000";
+  std::string api_key;  // sent as a bearer token; empty: none
 };
 
 struct HttpReply {

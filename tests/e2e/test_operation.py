@@ -120,6 +120,10 @@ def test_api_key_guards_every_route(launch):
     connection = server.connection()
     connection.request("GET", "/v1/models", headers={"Authorization": "Bearer secret"})
     assert connection.getresponse().status == 200
+    words = [PROGRAM, "bench", "prefill", "--port", str(server.port), "--lengths", "64"]
+    wrong = subprocess.run(words, capture_output=True, text=True, timeout=60, env=PLAIN, check=False)
+    assert wrong.returncode != 0 and "401" in wrong.stderr
+    subprocess.run([*words, "--api-key", "secret"], timeout=60, env=PLAIN, check=True)
 
 
 def refuse(*arguments):
