@@ -70,7 +70,9 @@ struct SchedulerGauges {
   int32_t running = 0, waiting = 0, plans_in_flight = 0;
   int32_t free_pages = 0, cached_pages = 0, used_pages = 0, total_pages = 0;  // free + cached + used = total
   int64_t preemptions = 0, prefix_queries = 0, prefix_hits = 0;               // queries and hits in tokens
-  int64_t prompt_tokens = 0, generated_tokens = 0, steps = 0;
+  int64_t prompt_tokens = 0, generated_tokens = 0,
+          steps = 0;                 // of each sequence: with n choices a prompt counts n times
+  int64_t cached_prompt_tokens = 0;  // of prompt_tokens, those taken from the prefix cache
 
   int32_t latent_pages = 0, state_pages = 0, checkpoint_pages = 0;  // by owner: with free_pages they are the total
   int32_t checkpoints = 0;

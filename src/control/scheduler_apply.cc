@@ -114,6 +114,7 @@ void Scheduler::Impl::advance(Sequence& sequence, const PlanRow& row, const RowR
 void Scheduler::Impl::confirm_prompt(Sequence& sequence) {
   sequence.prompt_confirmed = true;
   totals_.prompt_tokens += sequence.num_prompt();
+  totals_.cached_prompt_tokens += sequence.num_cached_tokens;
   release_followers(sequence);
 }
 

@@ -193,6 +193,9 @@ TEST(SchedulerFollowers, WaitForTheLeadersPrompt) {
   ASSERT_EQ(third.starts.size(), 1u);
   EXPECT_EQ(third.starts[0].sequence, follower);
   EXPECT_EQ(third.starts[0].num_cached_tokens, 128);
+  h.apply(third);
+  EXPECT_EQ(h.scheduler.gauges().prompt_tokens, 150 + 10 + 150) << "of each choice";
+  EXPECT_EQ(h.scheduler.gauges().cached_prompt_tokens, 128);
 }
 
 TEST(SchedulerFollowers, ALeaderThatEndsOrIsLateDoesNotHold) {

@@ -475,7 +475,23 @@ TEST_F(ApiTest, HistogramsOfQueueStepsAndSizes) {
           std::string("request_time_per_output_token_seconds_count") + labels + "} 1",
           std::string("inter_token_latency_seconds_bucket") + labels,
           std::string("request_max_num_generation_tokens_sum") + labels + "} 4",  // the stop id counts
-          std::string("request_prefill_kv_computed_tokens_sum") + labels + "} 4"})
+          std::string("request_prefill_kv_computed_tokens_sum") + labels + "} 3"})
+      EXPECT_NE(metrics.find(prefix + text), std::string::npos) << prefix << text;
+}
+
+// As vLLM counts: a prompt once in `usage`, for each choice in the counters, whose sources add up to the total.
+TEST_F(ApiTest, PromptTokensOfSeveralChoices) {
+  start(ids_of("abc"));
+  const Json usage = *post("/v1/completions", R"({"prompt":"wxyz","n":3})").json().find("usage");
+  EXPECT_EQ(*usage.find("prompt_tokens"), Json(4));
+  EXPECT_EQ(*usage.find("prompt_tokens_details")->find("cached_tokens"), Json(1)) << "not what its choices share";
+  const std::string metrics = TestClient(server_->port()).get("/metrics").body;
+  const std::string labels = R"({engine="0",model_name="tiny")";
+  for (const char* prefix : {"vllm:", "perigee:"})
+    for (const std::string& text :
+         {str_cat("prompt_tokens_total", labels, "} 12\n"), str_cat("prompt_tokens_cached_total", labels, "} 7\n"),
+          str_cat("prompt_tokens_by_source_total", labels, ",source=\"local_compute\"} 5\n"),
+          str_cat("prompt_tokens_by_source_total", labels, ",source=\"local_cache_hit\"} 7\n")})
       EXPECT_NE(metrics.find(prefix + text), std::string::npos) << prefix << text;
 }
 

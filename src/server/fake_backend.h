@@ -45,8 +45,11 @@ class FakeBackend : public Backend {
     if (options_.queue_full) return Error(Code::kExhausted, "the queue is full");
     const std::lock_guard lock(mutex_);
     const RequestId id(next_id_++);
-    for (int32_t i = 0; i < request.n; ++i)
+    for (int32_t i = 0; i < request.n; ++i) {
       choices_.push_back({id, i, request, sink, options_.reply(*request.prompt), system_clock().now_s()});
+      prompt_tokens_ += std::ssize(*request.prompt);
+      cached_tokens_ += cached(choices_.back());
+    }
     submitted.push_back(std::move(request));
     wake_.notify_all();
     return id;
@@ -65,6 +68,8 @@ class FakeBackend : public Backend {
     EngineStats stats;
     stats.scheduler.running = static_cast<int32_t>(choices_.size());
     stats.scheduler.generated_tokens = generated_;
+    stats.scheduler.prompt_tokens = prompt_tokens_;
+    stats.scheduler.cached_prompt_tokens = cached_tokens_;
     stats.stalled_s = stalled_s;
     stats.scheduler.checkpoint_pages = 9;
     stats.scheduler.checkpoints = 3;
@@ -110,11 +115,16 @@ class FakeBackend : public Backend {
     return out;
   }
 
+  // As of an engine where every prompt begins with one cached token: later choices find all but the last.
+  static int32_t cached(const Choice& choice) {
+    return choice.index == 0 ? 1 : static_cast<int32_t>(choice.request.prompt->size()) - 1;
+  }
+
   OutputChunk next_chunk(Choice& choice) {
     const SamplingParams& sampling = choice.request.sampling;
     OutputChunk chunk;
     chunk.choice = choice.index;
-    chunk.num_cached_tokens = 0;
+    chunk.num_cached_tokens = cached(choice);
     chunk.scheduled_s = choice.scheduled_s;
     if (choice.done == 0 && sampling.prompt_logprobs >= 0)
       for (size_t i = 1; i < choice.request.prompt->size(); ++i)
@@ -163,7 +173,7 @@ class FakeBackend : public Backend {
   std::vector<Choice> choices_;
   std::map<FinishReason, int> cancels;
   int64_t next_id_ = 0;
-  int64_t generated_ = 0;
+  int64_t generated_ = 0, prompt_tokens_ = 0, cached_tokens_ = 0;
   bool stop_ = false;
   std::thread thread_;
 };

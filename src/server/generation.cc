@@ -132,7 +132,8 @@ void Generation::on_chunk(size_t prompt_index, OutputChunk&& chunk) {
   const int32_t engine_choice = chunk.choice;
   chunk.choice += static_cast<int32_t>(prompt_index) * spec_.fields.n;
   ChoiceState& state = choices_[static_cast<size_t>(chunk.choice)];
-  cached_[prompt_index] = std::max<int64_t>(cached_[prompt_index], chunk.num_cached_tokens);
+  // A prompt counts once: what its other choices find in the cache is what the first has computed.
+  if (engine_choice == 0) cached_[prompt_index] = std::max<int64_t>(cached_[prompt_index], chunk.num_cached_tokens);
   std::move(chunk.prompt_logprobs.begin(), chunk.prompt_logprobs.end(), std::back_inserter(state.prompt_logprobs));
   if (scheduled_s_ == 0) scheduled_s_ = chunk.scheduled_s;
   if (state.fold->ended()) return;

@@ -118,7 +118,7 @@ struct Metrics::Impl {
   CounterPair preemptions = make.counter("num_preemptions", "Sequences put back to wait.");
   CounterPair prefix_queries = make.counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.");
   CounterPair prefix_hits = make.counter("prefix_cache_hits", "Prompt tokens found in the prefix cache.");
-  CounterPair prompt_tokens = make.counter("prompt_tokens", "Prompt tokens processed.");
+  CounterPair prompt_tokens = make.counter("prompt_tokens", "Prompt tokens processed, once for each choice.");
   CounterPair generation_tokens = make.counter("generation_tokens", "Tokens generated.");
   CounterPair cached_tokens = make.counter("prompt_tokens_cached", "Prompt tokens taken from the prefix cache.");
   CounterPair from_compute =
@@ -194,9 +194,6 @@ void Metrics::request_done(const RequestRecord& record) {
   m.output_size.observe(static_cast<double>(record.completion_tokens));
   m.params_n.observe(record.n);
   m.params_max.observe(static_cast<double>(record.max_tokens));
-  m.cached_tokens.add(static_cast<double>(record.cached_tokens));
-  m.from_cache.add(static_cast<double>(record.cached_tokens));
-  m.from_compute.add(static_cast<double>(record.prompt_tokens - record.cached_tokens));
   m.longest_output.observe(static_cast<double>(record.longest_output));
   if (record.scheduled_s <= 0) return;
   m.queue.observe(record.scheduled_s - record.submitted_s);
@@ -248,6 +245,9 @@ std::string Metrics::render(const EngineStats& stats) {
   m.prefix_queries.raise_to(static_cast<double>(gauges.prefix_queries));
   m.prefix_hits.raise_to(static_cast<double>(gauges.prefix_hits));
   m.prompt_tokens.raise_to(static_cast<double>(gauges.prompt_tokens));
+  m.cached_tokens.raise_to(static_cast<double>(gauges.cached_prompt_tokens));
+  m.from_cache.raise_to(static_cast<double>(gauges.cached_prompt_tokens));
+  m.from_compute.raise_to(static_cast<double>(gauges.prompt_tokens - gauges.cached_prompt_tokens));
   m.generation_tokens.raise_to(static_cast<double>(gauges.generated_tokens));
   m.copy_pages(gauges);
   m.observe_steps(stats.step_tokens);

@@ -5,7 +5,7 @@ import os
 import openai
 import pytest
 
-from conftest import FOLDER
+from conftest import FOLDER, gauge
 
 MODEL = os.path.basename(FOLDER)
 PROBLEM = "Question: Rosa fills 9 drawers with 10 oranges each. Rosa then finds 10 oranges and gives 33 oranges to Elena. How many oranges does Rosa have?\nAnswer:"
@@ -45,6 +45,24 @@ def test_completion_answers(client):
     assert reply.choices[0].text.strip().endswith("#### 67")
     assert reply.choices[0].finish_reason == "stop"
     assert reply.usage.total_tokens == reply.usage.prompt_tokens + reply.usage.completion_tokens
+
+
+def test_prompt_tokens_count_once_in_usage_and_per_choice_in_metrics(client, server):
+    def counts():
+        metrics = server.get("/metrics")[1]
+        sources = [float(line.rsplit(b" ", 1)[1]) for line in metrics.splitlines()
+                   if line.startswith(b"vllm:prompt_tokens_by_source_total{")]
+        return gauge(metrics, "vllm:prompt_tokens_total"), sum(sources)
+
+    total, by_source = counts()
+    assert total == by_source
+    reply = client.completions.create(model=MODEL, prompt="Zebras " * 100, max_tokens=4, n=3)
+    again = client.completions.create(model=MODEL, prompt="Zebras " * 100, max_tokens=4)
+    assert reply.usage.prompt_tokens == again.usage.prompt_tokens
+    assert reply.usage.prompt_tokens_details.cached_tokens == 0, "the first choice computed all of it"
+    assert again.usage.prompt_tokens_details.cached_tokens > 0
+    after = total + 4 * reply.usage.prompt_tokens
+    assert counts() == (after, after)
 
 
 def test_streamed_equals_whole(client):
