@@ -28,7 +28,10 @@ __device__ __forceinline__ bool split_terms(const float4& w, uint32_t (&terms)[3
   return more;
 }
 
-// --- Scores of few tokens: a block does 16 experts and 512 columns, of which it asks for W before anything else. ---
+// --- Scores of few tokens: a block does 16 experts and 512 columns. ---
+//
+// W is asked for first in this text and not by the machine: nvcc puts the loads, __ldg, behind dependency_wait(), so
+// that they do not overlap with the kernel in front (docs/cuda.md, Router).
 
 constexpr int kFewTokens = 64, kFewExperts = 16;
 constexpr int kWarpChunks = 2, kFewColumns = kScoreWarps * kWarpChunks * 32;
