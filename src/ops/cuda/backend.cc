@@ -1,4 +1,4 @@
-// CudaOps without its weights (pack.cc) and its experts and attention (blocks.cc).
+// CudaOps: what is left beside weights (pack.cc), experts (moe.cc), latent attention (mla_ops.cc) and KDA (kda_ops.cc).
 #include "ops/cuda/backend.h"
 
 #include "ops/cuda/elementwise.h"

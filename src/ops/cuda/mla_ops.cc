@@ -1,4 +1,4 @@
-// CudaOps: attention.
+// CudaOps: latent attention.
 #include <algorithm>
 
 #include "ops/cuda/backend.h"
