@@ -48,9 +48,9 @@ class Runner:
         process = self.run([f"{self.build}/{program}", f"--gtest_filter={tests}", "--gtest_brief=1"])
         return process.returncode == 0 and "[  PASSED  ]" in process.stdout and "[  SKIPPED ]" not in process.stdout
 
-    def storm(self):
+    def served(self, *tests):
         env = {"PERIGEE_PROGRAM": os.path.abspath(self.program), "PERIGEE_FLAGS": "--device cuda"}
-        return self.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/e2e/test_storm.py"], env).returncode == 0
+        return self.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests], env).returncode == 0
 
     def score(self, *flags):
         codes = [self.run([sys.executable, "tools/score.py", "--program", self.program, "--model", model, "--concurrency", "64",
@@ -92,7 +92,8 @@ SECTIONS = {  # name: (seconds, check)
     "conformance": (150, lambda r: r.tests("tests/conformance/conformance_test") and r.tests("tests/conformance/cuda_mla_test")),
     "kernels": (60, lambda r: r.tests("src/exec/cuda/exec_cuda_test") and r.tests("src/tensor/cuda/tensor_cuda_test")),
     "equality": (150, lambda r: r.tests("tests/equality/equality_test", "Device*:*Cuda*")),
-    "storm": (150, Runner.storm),  # 256 clients on tiny-k2, a fifth of which leave midway; no block may leak
+    "storm": (150, lambda r: r.served("tests/e2e/test_storm.py")),  # 256 clients, a fifth leave midway; no block may leak
+    "lost-device": (60, lambda r: r.served("tests/e2e/test_operation.py", "-k", "lost_device")),  # errors, then code 70
     "score": (150, Runner.score),  # task accuracy of the tiny models against their model cards
     "score-fp8": (150, lambda r: r.score("--kv-cache-dtype", "fp8")),
     "sanitize": (240, lambda r: sanitize(r.build, f"{r.build}/sanitize", r.deadline - time.monotonic())),

@@ -2,6 +2,7 @@
 import json
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import threading
@@ -106,10 +107,12 @@ def test_a_lost_device_ends_streams_with_an_error_and_the_process_with_70(launch
         thread.join(60)
     assert server.process.wait(20) == 70
     assert len(replies) == 3
+    # Of a GPU, two steps are in flight, and the wait for the first may be what sees the second's fault.
+    steps = "(19|20)" if "cuda" in os.environ.get("PERIGEE_FLAGS", "") else "20"
     for reply in replies:
         error = [line for line in reply.splitlines() if line.startswith("data: ") and '"error"' in line][-1]
         message = json.loads(error[len("data: "):])["error"]["message"]
-        assert "device_lost" in message and "in step 20 of rank 0" in message, message
+        assert re.search(f"device_lost: .+, in step {steps} of rank 0", message), message
 
 
 def test_api_key_guards_every_route(launch):
