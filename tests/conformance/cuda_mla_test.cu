@@ -247,6 +247,13 @@ TEST_P(CudaMla, SeveralQueriesAreCausal) {
   check(make(8, {{5, 5}, {300, 1}, {64, 8}, {513, 3}}), 7);
 }
 
+// Row tiles of 16, 32 and 64 that are full, that end within a token's heads, that hold one row.
+TEST_P(CudaMla, AnyHeadsOfAnyQuery) {
+  for (const int heads : few_if_gpu_sanitizer<int>({1, 20, 64, 128}, {20}))
+    for (const int query : few_if_gpu_sanitizer<int>({2, 5, 8}, {5}))
+      check(make(heads, {{query, query}, {64, query}, {129, query}, {700, query}}), 300 + heads + query);
+}
+
 TEST_P(CudaMla, LongSequenceIsCut) {
   const int part = gpu_sanitizer() ? 8 : 1;
   check(make(8, {{20000 / part, 1}}), 1);
@@ -255,11 +262,12 @@ TEST_P(CudaMla, LongSequenceIsCut) {
 }
 
 TEST_P(CudaMla, RanksHoldSomeBlocks) {
-  for (int rank = 0; rank < 3; ++rank) {
-    Case c = make(16, {{1, 1}, {64, 2}, {65, 2}, {190, 4}, {1000, 4}, {130, 8}});
-    c.ranks = 3, c.rank = rank;
-    check(c, 11 + rank);
-  }
+  for (const int heads : few_if_gpu_sanitizer<int>({16, 64}, {16}))
+    for (int rank = 0; rank < 3; ++rank) {
+      Case c = make(heads, {{1, 1}, {64, 2}, {65, 2}, {190, 4}, {1000, 4}, {130, 8}});
+      c.ranks = 3, c.rank = rank;
+      check(c, 11 + rank);
+    }
 }
 
 TEST_P(CudaMla, PaddedBatch) {
@@ -278,6 +286,7 @@ TEST_P(CudaMla, ManySequences) {
 
 TEST_P(CudaMla, ManyQueriesExtend) {
   check(make(16, {{gpu_sanitizer() ? 130 : 500, 40}, {90, 90}, {1200, 7}}), 23);
+  if (!gpu_sanitizer()) check(make(16, {{900, 170}, {333, 1}}), 24);  // the most that is not expanded
 }
 
 TEST_P(CudaMla, FixedListsDoNotDependOnTheBatch) {
