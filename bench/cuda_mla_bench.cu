@@ -32,13 +32,14 @@ __global__ void fill(uint32_t* data, int64_t words, bool fp8) {
 struct Row {
   int heads, batch, length, query;
   bool fp8;
-  int capability;  // 0: the device's
+  int capability;      // 0: the device's
+  bool fixed = false;  // lists cut at fixed places
 };
 
 std::string name_of(const Row& r) {
   char text[96];
-  std::snprintf(text, sizeof text, "%s h%d B%d S%d q%d%s", r.fp8 ? "fp8" : "bf16", r.heads, r.batch, r.length, r.query,
-                r.capability ? " portable" : "");
+  std::snprintf(text, sizeof text, "%s h%d B%d S%d q%d%s%s", r.fp8 ? "fp8" : "bf16", r.heads, r.batch, r.length,
+                r.query, r.capability ? " portable" : "", r.fixed ? " fixed" : "");
   return text;
 }
 
@@ -48,6 +49,8 @@ MlaDecodeConfig config_of(const Row& r) {
   MlaDecodeShape shape;
   shape.heads = r.heads, shape.max_sequences = r.batch, shape.max_tokens = r.batch * r.query, shape.max_query = r.query;
   shape.fp8 = r.fp8;
+  shape.lists = r.fixed ? MlaLists::kFixed : MlaLists::kBalanced;
+  shape.total_blocks = static_cast<int64_t>(r.batch) * ((r.length + 63) / 64);
   shape.multiprocessors = device.multiProcessorCount;
   shape.compute_capability = r.capability ? r.capability : device.major * 10 + device.minor;
   return mla_decode_config(shape);
@@ -100,36 +103,51 @@ std::vector<Row> rows() {
     all.push_back({128, 64, 4096, 1, fp8, 0});
     all.push_back({64, 1, 100000, 64, fp8, 0});
     for (const int heads : {16, 32, 64}) all.push_back({heads, 1, 80000, 1, fp8, 80});
+    for (const int heads : {8, 64}) {
+      all.push_back({heads, 1, 80000, 1, fp8, 0, true});
+      all.push_back({heads, 64, 16384, 1, fp8, 0, true});
+    }
   }
   return all;
 }
 
-// A whole prompt of `length` tokens, causal, expanded form; queries, keys and outputs lie in the pool.
-void measure_prefill(int heads, int nope, int value, int length, uint8_t* pool, cudaStream_t stream) {
+// `length` new tokens of a prompt behind `context` cached ones, causal, expanded form.
+struct PrefillRow {
+  int heads, nope, value, length, context = 0;
+};
+
+// Queries, keys and outputs lie in the pool.
+void measure_prefill(const PrefillRow& r, uint8_t* pool, cudaStream_t stream) {
+  const auto [heads, nope, value, length, context] = r;
+  const int keys = context + length;
   cudaDeviceProp device{};
   must(cudaGetDeviceProperties(&device, 0));
   const PrefillKernel kernel = mla_prefill_choice(nope, value, device.major * 10 + device.minor);
   const std::string name = "prefill " + std::to_string(nope + 64) + "/" + std::to_string(value) + " h" +
-                           std::to_string(heads) + " S" + std::to_string(length);
+                           std::to_string(heads) + " S" + std::to_string(length) +
+                           (context > 0 ? " on " + std::to_string(context) : "");
   if (!wanted(name)) return;
   MlaPrefillArgs a;
-  a.heads = heads, a.nope = nope, a.value = value, a.sequences = 1, a.max_query = a.keys = length,
+  a.heads = heads, a.nope = nope, a.value = value, a.sequences = 1, a.max_query = length, a.keys = keys;
   a.softmax_scale = 0.07f;
-  const int32_t* rows = upload(std::vector<int32_t>{0, length});
-  a.first_query = a.first_key = rows;
-  const int64_t q_bytes = 2ll * length * heads * (nope + 64), up_bytes = 2ll * length * heads * (nope + value);
+  const int32_t* rows = upload(std::vector<int32_t>{0, length, 0, keys});
+  a.first_query = rows, a.first_key = rows + 2;
+  const int64_t q_bytes = 2ll * length * heads * (nope + 64), up_bytes = 2ll * keys * heads * (nope + value);
   a.q = pool, a.up = pool + q_bytes, a.k_rope = pool + q_bytes + up_bytes;
-  a.out = pool + q_bytes + up_bytes + length * 128ll;
+  a.out = pool + q_bytes + up_bytes + keys * 128ll;
   const double us = bench::time_calls(stream, 2, [&](int) { must(mla_prefill(kernel, a, stream)); });
-  const double flop = 1.0 * heads * length * length * (nope + 64 + value);
+  const double pairs = 0.5 * length * length + 1.0 * length * context;
+  const double flop = 2.0 * heads * pairs * (nope + 64 + value);
   bench::print_row(name, us, 0, flop, mla_prefill_name(kernel));
   must(cudaFree(const_cast<int32_t*>(rows)));
 }
 
 // The cache write of `tokens` tokens of as many sequences; every call writes other pages.
-void measure_write(int tokens, int heads, uint8_t* pool, cudaStream_t stream) {
-  constexpr int kCalls = 8;
-  const std::string name = "write h" + std::to_string(heads) + ", " + std::to_string(tokens) + " tokens";
+void measure_write(int tokens, bool fp8, uint8_t* pool, cudaStream_t stream) {
+  constexpr int kCalls = 8, heads = 64;
+  const int number_bytes = fp8 ? 1 : 2;
+  const std::string name =
+      std::string(fp8 ? "fp8 " : "") + "write h" + std::to_string(heads) + ", " + std::to_string(tokens) + " tokens";
   if (!wanted(name)) return;
   std::vector<int32_t> pages(tokens * kCalls), positions(tokens);
   for (int i = 0; i < tokens * kCalls; ++i) pages[i] = i;
@@ -138,7 +156,7 @@ void measure_write(int tokens, int heads, uint8_t* pool, cudaStream_t stream) {
   a.tokens = tokens, a.heads = heads, a.nope = 128, a.kv_stride = kMlaWidth, a.eps = 1e-6f;
   int32_t* all_pages = upload(pages);
   a.positions = upload(positions), a.norm = upload(std::vector<float>(kMlaLatent, 1.0f));
-  a.inv_freq = upload(std::vector<float>(32, 0.01f)), a.page_bytes = 64 * kMlaWidth * 2;
+  a.inv_freq = upload(std::vector<float>(32, 0.01f)), a.page_bytes = 64 * kMlaWidth * number_bytes, a.fp8 = fp8;
   const int64_t kv_bytes = 4ll * tokens * kMlaWidth, q_bytes = 2ll * tokens * heads * 192;
   uint8_t* inputs = pool + (5ll << 30);
   const double us = bench::time_calls(stream, kCalls, [&](int i) {
@@ -147,7 +165,7 @@ void measure_write(int tokens, int heads, uint8_t* pool, cudaStream_t stream) {
     a.q = inputs + i * (kv_bytes + q_bytes) + kv_bytes;
     must(mla_write(a, stream));
   });
-  const double bytes = tokens * (kMlaWidth * 6.0 + heads * 64 * 4.0);
+  const double bytes = tokens * (kMlaWidth * (4.0 + number_bytes) + heads * 64 * 4.0);
   bench::print_row(name, us, bytes);
 }
 
@@ -172,11 +190,12 @@ int run() {
   }
   must(mla_prefill_prepare());
   fill<<<1024, 256, 0, stream>>>(reinterpret_cast<uint32_t*>(pool), kPoolBytes / 4, false);
-  measure_prefill(8, 128, 128, 8192, pool, stream);
-  measure_prefill(64, 128, 128, 4096, pool, stream);
-  measure_prefill(64, 128, 128, 16384, pool, stream);
-  measure_prefill(20, 192, 256, 8192, pool, stream);
-  for (const int tokens : {1, 64, 1024}) measure_write(tokens, 64, pool, stream);
+  for (const PrefillRow& r :
+       {PrefillRow{8, 128, 128, 8192}, PrefillRow{64, 128, 128, 4096}, PrefillRow{64, 128, 128, 16384},
+        PrefillRow{64, 128, 128, 2048, 14336}, PrefillRow{20, 192, 256, 8192}, PrefillRow{20, 192, 256, 2048, 14336}})
+    measure_prefill(r, pool, stream);
+  for (const bool fp8 : {false, true})
+    for (const int tokens : {1, 64, 1024}) measure_write(tokens, fp8, pool, stream);
   return 0;
 }
 

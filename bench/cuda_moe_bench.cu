@@ -192,10 +192,14 @@ int main_of() {
   measure_router(ops, {"V2-Lite", 2048, 64, 6, RouterScore::kSoftmax});
   measure_router(ops, {"Kimi-Linear", 2304, 256, 8, RouterScore::kSigmoid});
   measure_router(ops, {"K2.5", 7168, 384, 8, RouterScore::kSigmoid});
-  measure_experts(ops, {"bf16 V2-Lite", kBF16, 2048, 1408, 64, 6, {1, 4, 16, 64, 256, 512, 2048, 8192}});
-  measure_experts(ops, {"bf16 Kimi-Linear", kBF16, 2304, 1024, 256, 8, {1, 4, 16, 64, 512, 2048, 8192}});
-  measure_experts(ops, {"int4 K2.5/8", kInt4, 7168, 256, 384, 8, {1, 4, 16, 64, 512, 2048, 8192}});
-  measure_experts(ops, {"fp8 V3/8", kFp8, 7168, 256, 256, 8, {1, 64, 2048, 8192}});
+  measure_experts(ops, {"bf16 V2-Lite", kBF16, 2048, 1408, 64, 6, {1, 4, 16, 64, 256, 512, 2048, 8192, 16384}});
+  measure_experts(ops, {"bf16 Kimi-Linear", kBF16, 2304, 1024, 256, 8, {1, 4, 16, 64, 512, 2048, 8192, 16384}});
+  measure_experts(ops, {"int4 K2.5/8", kInt4, 7168, 256, 384, 8, {1, 4, 16, 64, 512, 2048, 8192, 16384}});
+  measure_experts(ops, {"fp8 V3/8", kFp8, 7168, 256, 256, 8, {1, 64, 2048, 8192, 16384}});
+  CudaOps portable({.portable = true});
+  measure_experts(portable, {"portable bf16 Kimi-Linear", kBF16, 2304, 1024, 256, 8, {2048, 8192}});
+  measure_experts(portable, {"portable int4 K2.5/8", kInt4, 7168, 256, 384, 8, {2048, 8192}});
+  measure_experts(portable, {"portable fp8 V3/8", kFp8, 7168, 256, 256, 8, {2048, 8192}});
   return ops.status().ok() ? 0 : (std::fprintf(stderr, "%s\n", ops.status().error().message.c_str()), 1);
 }
 
