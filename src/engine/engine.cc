@@ -127,7 +127,7 @@ Result<std::unique_ptr<Engine>> Engine::create(const EngineConfig& config) {
       .max_sequences = config.max_sequences,
       .max_step_tokens = config.max_step_tokens,
       .max_model_len = impl->max_model_len,
-      .max_waiting = config.max_waiting,
+      .max_waiting = config.max_waiting + config.max_sequences,  // all that submit() lets in: they may come at once
       .attention_alignment = state_pages > 0 ? kBlockTokens : 1,
       .prefix_caching = config.prefix_caching,
       .state_pages = state_pages,
@@ -270,10 +270,7 @@ void Engine::Impl::submit(SubmitMessage&& message) {
         .cache_salt = body.cache_salt,
         .leader = i > 0 ? first : SequenceId(),
     });
-    if (!accepted)
-      deliver({.sequence = sequence,
-               .finish = FinishReason::kError,
-               .error = "the waiting queue is full: try again later"});
+    CHECK(accepted || lost, "sequence ", sequence, " is over the limit that was checked before");
   }
 }
 

@@ -9,8 +9,9 @@
 namespace perigee {
 namespace {
 
-std::unique_ptr<Engine> small_engine() {
+std::unique_ptr<Engine> small_engine(int32_t max_waiting = 4096) {
   EngineConfig config;
+  config.max_waiting = max_waiting;
   config.worker.device = Device::kRef;
   config.worker.load.path = PERIGEE_SOURCE_DIR "/tests/golden/heads16";
   config.worker.load.format = LoadFormat::kDummy;
@@ -48,6 +49,26 @@ TEST(Engine, ShutdownAnswersEverySubmission) {
     EXPECT_GT(accepted, 0);
     EXPECT_EQ(accepted, finished);
   }
+}
+
+// The queue and a step together hold six: as many at once, before any of them runs, are all answered.
+TEST(Engine, AcceptsAsManyAtOnceAsItSays) {
+  const auto engine = small_engine(2);
+  EngineRequest request;
+  request.prompt = std::make_shared<const std::vector<int32_t>>(std::vector<int32_t>{1, 2, 3});
+  request.sampling.max_tokens = 4;
+  request.n = 6;
+  std::atomic<int> finished{0};
+  std::string errors;  // of the engine's thread until all have finished
+  const auto sink = [&](OutputChunk&& chunk) {
+    errors += chunk.error;
+    finished += chunk.finish.has_value();
+  };
+  ASSERT_TRUE(engine->submit(request, sink).ok());
+  while (finished < 6) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  EXPECT_EQ(errors, "");
+  request.n = 7;
+  EXPECT_EQ(engine->submit(request, sink).error().code, Code::kExhausted);
 }
 
 }  // namespace
