@@ -1,33 +1,30 @@
 """Starts `perigee serve` on a free port and stops it; shared by the demo, the end-to-end tests and the scoring tool.
 
-Standard library only: the demo runs on machines that have nothing else.
+Standard library only: the demo runs on machines that have nothing else. Limits in seconds are there to end what hangs;
+none says how fast anything should be.
 """
 import http.client
 import json
 import os
+import re
 import signal
-import socket
 import subprocess
+import tempfile
 import time
 
 TOP = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 class ServerProcess:
     """A running server; use as a context manager. `log_path` receives its standard error."""
 
-    def __init__(self, program, model, flags=(), log_path=os.devnull):
-        self.port = free_port()
+    def __init__(self, program, model, flags=(), log_path=None):
         self.model = os.path.basename(os.path.normpath(model))  # as the server names it
-        self.log = open(log_path, "ab")
-        command = [program, "serve", model, "--port", str(self.port), *flags]
+        self.log = open(log_path, "a+b") if log_path else tempfile.TemporaryFile()
+        self.log_begin = os.fstat(self.log.fileno()).st_size
+        command = [program, "serve", model, "--port", "0", *flags]
         self.process = subprocess.Popen(command, stdout=self.log, stderr=self.log)
+        self.port = self.read_port()
 
     def __enter__(self):
         self.wait_ready()
@@ -40,11 +37,28 @@ class ServerProcess:
     def url(self):
         return f"http://127.0.0.1:{self.port}/v1"
 
-    def wait_ready(self, timeout_s=60):
+    def text(self):
+        """What the server has logged so far."""
+        return os.pread(self.log.fileno(), 1 << 24, self.log_begin).decode(errors="replace")
+
+    def read_port(self, timeout_s=300):
+        """The port that the server chose, from the log: one that is looked for beforehand may be gone by then."""
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            ended = self.process.poll() is not None
+            if found := re.search(r"listening on http://\S+:(\d+), ", self.text()):
+                return int(found.group(1))
+            if ended:
+                raise RuntimeError(f"the server ended with exit code {self.process.returncode}: {self.text()[-2000:]}")
+            time.sleep(0.01)
+        self.process.kill()
+        raise RuntimeError(f"the server did not listen within {timeout_s} s")
+
+    def wait_ready(self, timeout_s=300):
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             if self.process.poll() is not None:
-                raise RuntimeError(f"the server ended with exit code {self.process.returncode}")
+                raise RuntimeError(f"the server ended with exit code {self.process.returncode}: {self.text()[-2000:]}")
             try:
                 if self.get("/readyz")[0] == 200:
                     return
@@ -53,7 +67,7 @@ class ServerProcess:
             time.sleep(0.02)
         raise RuntimeError(f"the server was not ready within {timeout_s} s")
 
-    def stop(self, timeout_s=30):
+    def stop(self, timeout_s=300):
         """SIGTERM (drain), then wait; returns the exit code."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
@@ -65,11 +79,11 @@ class ServerProcess:
         self.log.close()
         return self.process.returncode
 
-    def connection(self, timeout_s=120):
+    def connection(self, timeout_s=300):
         return http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout_s)
 
     def get(self, path):
-        connection = self.connection(10)
+        connection = self.connection()
         try:
             connection.request("GET", path)
             reply = connection.getresponse()
@@ -77,7 +91,7 @@ class ServerProcess:
         finally:
             connection.close()
 
-    def post(self, path, body, timeout_s=120):
+    def post(self, path, body, timeout_s=300):
         """Returns (status, parsed JSON)."""
         connection = self.connection(timeout_s)
         try:
@@ -87,7 +101,7 @@ class ServerProcess:
         finally:
             connection.close()
 
-    def stream(self, path, body, timeout_s=120):
+    def stream(self, path, body, timeout_s=300):
         """Yields the parsed events of a streamed reply; ends at [DONE] and fails without it."""
         connection = self.connection(timeout_s)
         try:

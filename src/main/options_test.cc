@@ -3,7 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
-#include <fstream>
+
+#include "base/temp_folder.h"
 
 namespace perigee {
 namespace {
@@ -22,8 +23,9 @@ Options make() {
 }
 
 TEST(Options, CommandLineBeatsEnvironmentBeatsFileBeatsDefault) {
-  const std::string path = testing::TempDir() + "/options.yaml";
-  std::ofstream(path) << "max-num-seqs: 2\nserved-model-name: [a, b]\nenable-prefix-caching: false\n";
+  const TempFolder folder;
+  const std::string path =
+      folder.write("options.yaml", "max-num-seqs: 2\nserved-model-name: [a, b]\nenable-prefix-caching: false\n");
   Options options = make();
   ASSERT_TRUE(options.parse({"--config", path}).ok());
   EXPECT_EQ(options.text("max-num-seqs"), "2");
@@ -54,8 +56,8 @@ TEST(Options, UnknownNamesSuggestTheNearest) {
   const Status far = options.parse({"--mix-nun-bezz", "4"});  // a third of the letters is no near name
   ASSERT_FALSE(far.ok());
   EXPECT_EQ(far.error().message, "unknown flag or word \"--mix-nun-bezz\"; leave it out, or see --help");
-  const std::string path = testing::TempDir() + "/bad.yaml";
-  std::ofstream(path) << "enable-prefix-cachin: true\n";
+  const TempFolder folder;
+  const std::string path = folder.write("bad.yaml", "enable-prefix-cachin: true\n");
   options = make();
   const Status from_file = options.parse({"--config", path});
   ASSERT_FALSE(from_file.ok());
@@ -81,8 +83,8 @@ TEST(Options, OneModelAndAFileThatIsThere) {
   const Status absent = options.parse({"--config", "/nowhere.yaml"});
   ASSERT_FALSE(absent.ok());
   EXPECT_EQ(absent.error().message, "--config /nowhere.yaml cannot be read");
-  const std::string path = testing::TempDir() + "/list.yaml";
-  std::ofstream(path) << "max-num-seqs: [1, 2]\n";
+  const TempFolder folder;
+  const std::string path = folder.write("list.yaml", "max-num-seqs: [1, 2]\n");
   options = make();
   const Status list = options.parse({"--config", path});
   ASSERT_FALSE(list.ok());

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "base/clock.h"
-
 namespace perigee {
 
 void StepRecorder::set_mode(Mode mode, ActivityTrace* trace) {
@@ -14,7 +12,7 @@ void StepRecorder::set_mode(Mode mode, ActivityTrace* trace) {
     num_steps_ = 0;
     between_ops_s_ = between_steps_s_ = 0;
     seconds_.clear();
-    last_s_ = system_clock().now_s();
+    last_s_ = clock_.now_s();
   }
   if (mode == Mode::kMarks) marks_.assign(1, {});
 }
@@ -27,7 +25,7 @@ void StepRecorder::begin_step() {
 void StepRecorder::begin_op() {
   ++op_;
   if (mode_ == Mode::kTimes) {
-    const double now = system_clock().now_s();
+    const double now = clock_.now_s();
     (op_ == 0 ? between_steps_s_ : between_ops_s_) += now - last_s_;
     last_s_ = now;
     if (static_cast<size_t>(op_) == seconds_.size()) seconds_.push_back(0);
@@ -38,7 +36,7 @@ void StepRecorder::begin_op() {
 
 void StepRecorder::end_op() {
   if (mode_ == Mode::kTimes) {
-    const double now = system_clock().now_s();
+    const double now = clock_.now_s();
     seconds_[static_cast<size_t>(op_)] += now - last_s_;
     last_s_ = now;
   } else if (mode_ == Mode::kMarks) {

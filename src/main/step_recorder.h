@@ -6,6 +6,7 @@
 
 #include <vector>
 
+#include "base/clock.h"
 #include "main/step_table.h"
 #include "ops/observed_ops.h"
 #include "tensor/cuda/activity.h"
@@ -14,6 +15,8 @@ namespace perigee {
 
 class StepRecorder final : public OpObserver {
  public:
+  explicit StepRecorder(const Clock& clock = system_clock()) : clock_(clock) {}
+
   enum class Mode { kOff, kCosts, kTimes, kMarks };
   // kMarks needs the trace. Entering kCosts, kTimes or kMarks forgets what was recorded in it before.
   void set_mode(Mode mode, ActivityTrace* trace = nullptr);
@@ -33,6 +36,7 @@ class StepRecorder final : public OpObserver {
  private:
   void next_mark();
 
+  const Clock& clock_;
   Mode mode_ = Mode::kOff;
   ActivityTrace* trace_ = nullptr;
   std::vector<OpCost> costs_;

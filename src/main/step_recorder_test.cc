@@ -56,5 +56,34 @@ TEST(StepRecorder, LaunchesOutsideOfOpsAreNobodys) {
   EXPECT_EQ(trace.launch(), 0u);
 }
 
+class FakeClock final : public Clock {
+ public:
+  double now_s() const override { return now; }
+  double now = 100;
+};
+
+TEST(StepRecorder, TimesBelongToTheOpsAndToWhatLiesBetweenThem) {
+  FakeClock clock;
+  StepRecorder recorder(clock);
+  recorder.set_mode(StepRecorder::Mode::kTimes);
+  for (int step = 0; step < 2; ++step) {
+    recorder.begin_step();
+    clock.now += 10;  // a batch is built
+    for (const double seconds : {2.0, 3.0}) {
+      recorder.begin_op();
+      clock.now += seconds;
+      recorder.end_op();
+      clock.now += 0.5;
+    }
+    clock.now += 20;  // the result is handed over
+  }
+  const std::vector<StepPiece> pieces = recorder.mean_pieces(clock.now);
+  ASSERT_EQ(pieces.size(), 4u);
+  const double seconds[] = {2, 3, 0.5, 30.5};
+  for (size_t i = 0; i < pieces.size(); ++i) EXPECT_NEAR(pieces[i].us, seconds[i] * 1e6, 1e-3) << i;
+  EXPECT_EQ(pieces[1].place.op, 1);
+  EXPECT_EQ(pieces[2].place.label, "between ops");
+}
+
 }  // namespace
 }  // namespace perigee

@@ -1,34 +1,16 @@
-// For tests: a temporary model folder, a tiny config.json and a writer of safetensors files.
+// For tests: a tiny config.json and a writer of safetensors files.
 #pragma once
 
-#include <cstdlib>
 #include <cstring>
-#include <filesystem>
-#include <fstream>
 #include <string>
 #include <vector>
 
 #include "base/json.h"
+#include "base/temp_folder.h"
 #include "model/safetensors.h"
 #include "model/weights.h"
 
 namespace perigee {
-
-class TempFolder {
- public:
-  TempFolder() {
-    std::string pattern = (std::filesystem::temp_directory_path() / "perigee_model_XXXXXX").string();
-    path_ = ::mkdtemp(pattern.data());
-  }
-  ~TempFolder() { std::filesystem::remove_all(path_); }
-  const std::string& path() const { return path_; }
-  void write(const std::string& name, const std::string& bytes) const {
-    std::ofstream(path_ + "/" + name, std::ios::binary) << bytes;
-  }
-
- private:
-  std::string path_;
-};
 
 inline Json json(const std::string& text) {
   auto parsed = parse_json(text);

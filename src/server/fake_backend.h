@@ -25,7 +25,8 @@ struct FakeOptions {
   int64_t max_model_len = 256;
   double tick_s = 0;  // between tokens
   int32_t tokens_per_chunk = 1;
-  int32_t fail_after = -1;  // every choice ends with kError after that many tokens
+  int32_t hold_after = INT32_MAX;  // a choice with so many tokens has no more until release() or a cancel
+  int32_t fail_after = -1;         // every choice ends with kError after that many tokens
   bool queue_full = false;
 };
 
@@ -58,6 +59,7 @@ class FakeBackend : public Backend {
   void cancel(RequestId id, int32_t choice, FinishReason reason) override {
     const std::lock_guard lock(mutex_);
     ++cancels[reason];
+    looks_before_cancel = looks.load();
     for (Choice& each : choices_)
       if (each.id == id && (choice < 0 || each.index == choice)) each.cancelled = reason;
     wake_.notify_all();
@@ -65,6 +67,7 @@ class FakeBackend : public Backend {
 
   EngineStats stats() const override {
     const std::lock_guard lock(mutex_);
+    ++looks;
     EngineStats stats;
     stats.scheduler.running = static_cast<int32_t>(choices_.size());
     stats.scheduler.generated_tokens = generated_;
@@ -89,12 +92,20 @@ class FakeBackend : public Backend {
   }
   int num_cancels(FinishReason reason) const {
     const std::lock_guard lock(mutex_);
-    const auto it = cancels.find(reason);
-    return it == cancels.end() ? 0 : it->second;
+    return cancels.contains(reason) ? cancels.at(reason) : 0;
+  }
+
+  // Ends what `hold_after` began.
+  void release() {
+    const std::lock_guard lock(mutex_);
+    released_ = true;
+    wake_.notify_all();
   }
 
   std::vector<EngineRequest> submitted;
   std::atomic<double> stalled_s{0};
+  mutable std::atomic<int> looks{0};        // how often stats() was asked for
+  std::atomic<int> looks_before_cancel{0};  // the newest one
 
  private:
   struct Choice {
@@ -106,6 +117,7 @@ class FakeBackend : public Backend {
     double scheduled_s = 0;
     size_t done = 0;
     std::optional<FinishReason> cancelled = std::nullopt;
+    bool ended = false;
   };
 
   // A made-up score: token id has -id/100, the two best are ids 1 and 2.
@@ -150,15 +162,22 @@ class FakeBackend : public Backend {
     return chunk;
   }
 
+  bool goes_on(const Choice& choice) const {
+    return released_ || choice.cancelled || choice.done < static_cast<size_t>(options_.hold_after);
+  }
+
   void run() {
     std::unique_lock lock(mutex_);
     while (true) {
-      wake_.wait(lock, [&] { return stop_ || !choices_.empty(); });
+      wake_.wait(lock, [&] { return stop_ || std::ranges::any_of(choices_, [&](auto& c) { return goes_on(c); }); });
       if (stop_) return;
       std::vector<std::pair<OutputSink, OutputChunk>> out;
-      for (Choice& choice : choices_) out.emplace_back(choice.sink, next_chunk(choice));
-      size_t i = 0;
-      std::erase_if(choices_, [&](const Choice&) { return out[i++].second.finish.has_value(); });
+      for (Choice& choice : choices_) {
+        if (!goes_on(choice)) continue;
+        out.emplace_back(choice.sink, next_chunk(choice));
+        choice.ended = out.back().second.finish.has_value();
+      }
+      std::erase_if(choices_, [](const Choice& choice) { return choice.ended; });
       lock.unlock();
       for (auto& [sink, chunk] : out) sink(std::move(chunk));
       out.clear();
@@ -174,7 +193,7 @@ class FakeBackend : public Backend {
   std::map<FinishReason, int> cancels;
   int64_t next_id_ = 0;
   int64_t generated_ = 0, prompt_tokens_ = 0, cached_tokens_ = 0;
-  bool stop_ = false;
+  bool released_ = false, stop_ = false;
   std::thread thread_;
 };
 

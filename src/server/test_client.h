@@ -40,13 +40,14 @@ class TestClient {
     }
     return true;
   }
-  // Reads more into text(); false at the end of the stream or after `timeout_ms`.
-  bool read_some(int timeout_ms = 10000) {
+  // Reads more into text(); false at the end of the stream, which ended() tells, or after `timeout_ms`.
+  bool read_some(int timeout_ms = 60000) {
     pollfd entry{fd_, POLLIN, 0};
     if (::poll(&entry, 1, timeout_ms) <= 0) return false;
     char bytes[65536];
     const ssize_t n = recv(fd_, bytes, sizeof bytes, 0);
-    if (n <= 0) return false;
+    ended_ = n <= 0;
+    if (ended_) return false;
     text_.append(bytes, static_cast<size_t>(n));
     return true;
   }
@@ -59,6 +60,8 @@ class TestClient {
     while (read_some()) {
     }
   }
+
+  bool ended() const { return ended_; }  // the server has closed the connection, and that was read
 
   struct Reply {
     int status = 0;  // 0: none came
@@ -118,6 +121,7 @@ class TestClient {
   }
   int fd_;
   bool connected_ = false;
+  bool ended_ = false;
   std::string text_;
 };
 

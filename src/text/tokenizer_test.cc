@@ -4,10 +4,10 @@
 
 #include <algorithm>
 #include <cstring>
-#include <filesystem>
 #include <unordered_map>
 
 #include "base/rng.h"
+#include "base/temp_folder.h"
 #include "text/detokenizer.h"
 #include "text/pretokenizer.h"
 #include "text/test_vocabulary.h"
@@ -379,12 +379,11 @@ TEST(Tokenizer, LoadReportsBadFolders) {
   const auto missing = Tokenizer::load("/nonexistent");
   ASSERT_FALSE(missing.ok());
   EXPECT_EQ(missing.error().code, Code::kNotFound);
-  const std::string dir = ::testing::TempDir() + "perigee_tokenizer_test";
-  std::filesystem::create_directories(dir);
+  const TempFolder folder;
   const auto load_with = [&](const std::string& config) {
-    std::ofstream(dir + "/tiktoken.model") << tiktoken_file();
-    std::ofstream(dir + "/tokenizer_config.json") << config;
-    return Tokenizer::load(dir);
+    folder.write("tiktoken.model", tiktoken_file());
+    folder.write("tokenizer_config.json", config);
+    return Tokenizer::load(folder.path());
   };
   const auto good = load_with(R"({"added_tokens_decoder": {"300": {"content": "<x>", "special": false}}})");
   ASSERT_TRUE(good.ok()) << good.error().message;
@@ -397,7 +396,6 @@ TEST(Tokenizer, LoadReportsBadFolders) {
                           R"({"added_tokens_decoder": {"300 ": {"content": "x"}}})",
                           R"({"added_tokens_decoder": {"300": {"content": "x", "special": 1}}})"})
     EXPECT_FALSE(load_with(bad).ok()) << bad;
-  std::filesystem::remove_all(dir);
 }
 
 }  // namespace
