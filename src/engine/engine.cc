@@ -164,7 +164,9 @@ Result<RequestId> Engine::submit(EngineRequest request, OutputSink sink) {
     return bad_input(str_cat("a prompt of ", num_prompt, " tokens and max_tokens ", request.sampling.max_tokens,
                              " are over the limit of ", impl_->max_model_len, " tokens together"),
                      "max_tokens");
-  const int64_t limit = static_cast<int64_t>(impl_->config.max_waiting) + impl_->config.max_sequences;
+  const int64_t limit = max_choices();
+  if (request.n > limit)
+    return bad_input(str_cat("n ", request.n, " is over the ", limit, " sequences that run and wait at once"), "n");
   if (impl_->live_choices.fetch_add(request.n) + request.n > limit) {
     impl_->live_choices.fetch_sub(request.n);
     return Error(Code::kExhausted, str_cat("the queue is full (", limit, " sequences): try again later"));
@@ -197,6 +199,9 @@ const ModelInfo& Engine::model() const {
 }
 int32_t Engine::max_model_len() const {
   return impl_->max_model_len;
+}
+int64_t Engine::max_choices() const {
+  return static_cast<int64_t>(impl_->config.max_waiting) + impl_->config.max_sequences;
 }
 int32_t Engine::num_pages() const {
   return impl_->worker->num_pages();

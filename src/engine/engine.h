@@ -88,8 +88,8 @@ class Engine {
   static Result<std::unique_ptr<Engine>> create(const EngineConfig& config);
   ~Engine();
 
-  // kExhausted: the queue is full. kBadInput: can never fit (message has the numbers). kDeviceLost. The sink is called
-  // until every choice has finished, also after cancel(), and never after that.
+  // kExhausted: the queue is full. kBadInput: can never fit, its tokens or its n choices (message has the numbers).
+  // kDeviceLost. The sink is called until every choice has finished, also after cancel(), and never after that.
   Result<RequestId> submit(EngineRequest request, OutputSink sink);
 
   // Ends one choice (kStop: the server saw a stop string) or all of them (choice -1). Unknown ids are ignored.
@@ -98,6 +98,7 @@ class Engine {
   EngineStats stats() const;
   const ModelInfo& model() const;
   int32_t max_model_len() const;
+  int64_t max_choices() const;  // that run and wait at once: what one request can have
   int32_t num_pages() const;
   int32_t state_pages() const;  // of those, what a sequence's recurrent state takes; 0: the model has none
 

@@ -68,7 +68,10 @@ TEST(Engine, AcceptsAsManyAtOnceAsItSays) {
   while (finished < 6) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   EXPECT_EQ(errors, "");
   request.n = 7;
-  EXPECT_EQ(engine->submit(request, sink).error().code, Code::kExhausted);
+  const auto never = engine->submit(request, sink);  // not even when it is idle
+  ASSERT_FALSE(never.ok());
+  EXPECT_EQ(never.error().code, Code::kBadInput);
+  EXPECT_EQ(never.error().field, "n");
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 // The API over loopback with a scripted backend: shapes, streams, errors, keys, drain.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <thread>
 
 #include "base/eventually.h"
@@ -313,6 +314,23 @@ TEST_F(ApiTest, FullQueueIs429) {
   const auto reply = post("/v1/completions", R"({"prompt":"x","stream":true})");
   EXPECT_EQ(reply.status, 429);
   EXPECT_NE(reply.head.find("Retry-After: "), std::string::npos);
+}
+
+TEST_F(ApiTest, MoreChoicesThanTheQueueCanEverHoldAre400) {
+  options_.max_choices = 5;
+  start(ids_of("abc"));
+  EXPECT_EQ(post("/v1/completions", R"({"prompt":["a","b","c","d","e"]})").status, 200);
+  EXPECT_EQ(post("/v1/completions", R"({"prompt":"a","n":5})").status, 200);
+  for (const auto& [path, body, field, text] : std::vector<std::array<std::string, 4>>{
+           {"/v1/completions", R"({"prompt":["a","b","c"],"n":2})", "prompt", "3 prompts with n 2 are 6 sequences"},
+           {"/v1/completions", R"({"prompt":"a","n":6})", "n", "at most 5: lower n"},
+           {"/v1/chat/completions", R"({"messages":[{"role":"user","content":"x"}],"n":6})", "n",
+            "--max-waiting-seqs"}}) {
+    const auto reply = post(path, body);
+    EXPECT_EQ(reply.status, 400) << body;
+    EXPECT_EQ(*reply.json().find("error")->find("param"), Json(field)) << body;
+    EXPECT_NE(reply.body.find(text), std::string::npos) << reply.body;
+  }
 }
 
 TEST_F(ApiTest, EveryRouteButProbesNeedsTheKey) {

@@ -42,6 +42,17 @@ bool is_json(const HttpRequest& request) {
   return lower.starts_with("application/json");
 }
 
+// What not even an empty queue has room for: to try again would not help.
+Status check_choices(int64_t num_prompts, int64_t n, int64_t limit) {
+  if (num_prompts * n <= limit) return {};
+  const char* field = num_prompts > 1 ? "prompt" : "n";
+  return bad_input(str_cat(num_prompts, num_prompts > 1 ? " prompts" : " prompt", " with n ", n, " are ",
+                           num_prompts * n, " sequences; this server runs and queues at most ", limit,
+                           num_prompts > 1 ? ": send several requests" : ": lower n",
+                           ", or raise --max-waiting-seqs where it is started"),
+                   field);
+}
+
 }  // namespace
 
 App::App(AppConfig config, std::shared_ptr<const ModelText> text)
@@ -139,6 +150,7 @@ void App::set_ready(std::shared_ptr<Backend> backend) {
                       .defaults = text_->defaults(),
                       .vocab = info.vocab,
                       .max_model_len = info.max_model_len,
+                      .max_choices = info.max_choices,
                       .eos_ids = info.eos_ids,
                       .has_tokenizer = text_->tokenizer() != nullptr};
   metrics_->set_engine(info);
@@ -246,6 +258,7 @@ Result<GenerationSpec> App::make_spec(const RequestFields& fields, const HttpReq
   if (fields.max_tokens && fields.sampling.min_tokens > *fields.max_tokens)
     return bad_input(str_cat("min_tokens ", fields.sampling.min_tokens, " is over max_tokens ", *fields.max_tokens),
                      "min_tokens");
+  RETURN_IF_ERROR(check_choices(std::ssize(prompts), fields.n, now_serving->context.max_choices));
   for (const TokenIds& prompt : prompts) {
     const int64_t length = std::ssize(*prompt);
     if (length == 0) return bad_input("the prompt has no tokens", "prompt");

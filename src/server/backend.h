@@ -14,6 +14,7 @@ namespace perigee {
 struct BackendInfo {
   int64_t vocab = 0;
   int64_t max_model_len = 0;
+  int64_t max_choices = 0;  // that run and wait at once
   int64_t num_pages = 0;
   std::vector<int32_t> eos_ids;
 };

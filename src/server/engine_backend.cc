@@ -19,6 +19,7 @@ class EngineBackend : public Backend {
   BackendInfo info() const override {
     return {.vocab = engine_.model().vocab,
             .max_model_len = engine_.max_model_len(),
+            .max_choices = engine_.max_choices(),
             .num_pages = engine_.num_pages(),
             .eos_ids = engine_.model().eos_ids};
   }

@@ -23,6 +23,7 @@ struct FakeOptions {
   int32_t eos = 258;  // <|im_end|> of test_tokenizer()
   int32_t vocab = 512;
   int64_t max_model_len = 256;
+  int64_t max_choices = 1024;
   double tick_s = 0;  // between tokens
   int32_t tokens_per_chunk = 1;
   int32_t hold_after = INT32_MAX;  // a choice with so many tokens has no more until release() or a cancel
@@ -82,8 +83,11 @@ class FakeBackend : public Backend {
     return stats;
   }
   BackendInfo info() const override {
-    return {
-        .vocab = options_.vocab, .max_model_len = options_.max_model_len, .num_pages = 77, .eos_ids = {options_.eos}};
+    return {.vocab = options_.vocab,
+            .max_model_len = options_.max_model_len,
+            .max_choices = options_.max_choices,
+            .num_pages = 77,
+            .eos_ids = {options_.eos}};
   }
 
   size_t running() const {

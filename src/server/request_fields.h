@@ -42,6 +42,7 @@ struct RequestContext {
   SamplingDefaults defaults;
   int64_t vocab = 0;
   int64_t max_model_len = 0;
+  int64_t max_choices = 0;  // that run and wait at once
   std::vector<int32_t> eos_ids;
   bool has_tokenizer = true;
 };
