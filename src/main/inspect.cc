@@ -1,4 +1,4 @@
-// `perigee inspect MODEL`: what a checkpoint is and what it needs, from its files alone.
+// `perigee inspect MODEL`: what a checkpoint is and what it needs, from its files alone, and whether it is whole.
 #include <cstdio>
 #include <filesystem>
 
@@ -7,6 +7,7 @@
 #include "main/options.h"
 #include "model/config.h"
 #include "model/layer_weights.h"
+#include "model/model.h"
 
 namespace perigee {
 namespace {
@@ -57,16 +58,20 @@ const char* quantization_text(Quantization quantization) {
   return "?";
 }
 
-std::string weights_text(const std::string& folder) {
+struct WeightFiles {
+  int count = 0;
   uint64_t bytes = 0;
-  int files = 0;
+};
+
+WeightFiles weight_files(const std::string& folder) {
+  WeightFiles files;
   std::error_code error;
   for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
     if (entry.path().extension() != ".safetensors" || !entry.is_regular_file(error)) continue;
-    bytes += entry.file_size(error);
-    ++files;
+    files.bytes += entry.file_size(error);
+    ++files.count;
   }
-  return str_cat(files, files == 1 ? " file, " : " files, ", static_cast<double>(bytes) * 1e-9, " GB");
+  return files;
 }
 
 std::string ids_text(const std::vector<int32_t>& ids) {
@@ -95,9 +100,10 @@ void print_cache(const ModelConfig& c) {
        str_cat(gb(state + cache.page_bytes() * ((c.max_positions + 63) / 64)), " GB at full length"));
 }
 
-void print_config(const std::string& folder, const ModelConfig& c) {
+void print_config(const WeightFiles& files, const ModelConfig& c) {
   line("architecture", c.architecture);
-  line("weights", weights_text(folder));
+  line("weights",
+       str_cat(files.count, files.count == 1 ? " file, " : " files, ", gb(static_cast<int64_t>(files.bytes)), " GB"));
   line("quantization", quantization_text(c.quantization));
   line("layers", str_cat(c.num_layers, " (", c.first_dense, " dense), hidden ", c.hidden));
   line("attention", attention_text(c));
@@ -117,7 +123,7 @@ void print_config(const std::string& folder, const ModelConfig& c) {
 }  // namespace
 
 int run_inspect(const std::vector<std::string>& arguments) {
-  Options options("perigee inspect", "What a checkpoint is and what it needs.");
+  Options options("perigee inspect", "What a checkpoint is, what it needs, and whether its files are whole.");
   options.positional("model", "folder with config.json");
   if (Status status = options.parse(arguments); !status.ok()) {
     const bool help = status.error().code == Code::kCancelled;
@@ -131,8 +137,14 @@ int run_inspect(const std::vector<std::string>& arguments) {
   if (Status status = check_model_folder(options.text("model")); !status.ok()) return fail(status.error());
   const auto config = read_config(options.text("model"));
   if (!config.ok()) return fail(config.error());
-  print_config(options.text("model"), *config);
-  return 0;
+  const WeightFiles files = weight_files(options.text("model"));
+  print_config(files, *config);
+  if (files.count == 0) return 0;  // config.json alone is enough for sizing
+  std::fflush(stdout);
+  LoadOptions load;
+  load.path = options.text("model");
+  const Status whole = check_model_files(load);
+  return whole.ok() ? 0 : fail(whole.error());
 }
 
 }  // namespace perigee

@@ -50,6 +50,13 @@ Status check_memory(const LoadOptions& options, std::span<const TensorSpec> spec
 
 }  // namespace
 
+Status check_model_files(const LoadOptions& options) {
+  ASSIGN_OR_RETURN(const ModelConfig config, configure(options));
+  ASSIGN_OR_RETURN(const std::unique_ptr<TensorSource> source, open_source(options));
+  const Result<int64_t> bytes = source->verify(find_family(config.architecture)->tensors(config), config);
+  return bytes.ok() ? Status() : bytes.error();
+}
+
 Result<std::unique_ptr<Model>> load_model(const LoadOptions& options, Ops& ops) {
   ASSIGN_OR_RETURN(const ModelConfig config, configure(options));
   RETURN_IF_ERROR(check_limits(config, ops.limits(), ops.name()));

@@ -108,6 +108,9 @@ struct LoadOptions {
   std::function<void(const char* phase, int64_t done, int64_t total)> progress;
 };
 
+// The checks of load_model() alone: that every tensor is there, whole, as config.json says. Reads no data.
+Status check_model_files(const LoadOptions& options);
+
 // Reads config.json, checks every tensor (name, shape, dtype) before using any, and packs the weights for `ops`.
 // Errors name file, tensor, expected and found.
 Result<std::unique_ptr<Model>> load_model(const LoadOptions& options, Ops& ops);

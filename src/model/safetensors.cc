@@ -51,8 +51,8 @@ Result<std::vector<int64_t>> read_shape(std::string_view name, const Json* value
   return shape;
 }
 
-// Reads data_offsets and checks them against shape, type and the bytes of data in the file.
-Status read_offsets(const Json* value, uint64_t data_bytes, SafetensorsEntry& entry) {
+// Reads data_offsets and checks them against shape and type.
+Status read_offsets(const Json* value, SafetensorsEntry& entry) {
   if (value == nullptr || !value->is_array() || value->as_array().size() != 2)
     return tensor_error(entry.name, "data_offsets: expected two integers");
   for (const Json& offset : value->as_array())
@@ -61,9 +61,9 @@ Status read_offsets(const Json* value, uint64_t data_bytes, SafetensorsEntry& en
                           "data_offsets: expected integers >= 0, found " + dump_json(offset).substr(0, 100));
   entry.begin = static_cast<uint64_t>(value->as_array()[0].as_int());
   entry.end = static_cast<uint64_t>(value->as_array()[1].as_int());
-  if (entry.begin > entry.end || entry.end > data_bytes)
-    return tensor_error(entry.name, str_cat("data_offsets: expected begin <= end <= ", data_bytes,
-                                            " data bytes, found [", entry.begin, ", ", entry.end, "]"));
+  if (entry.begin > entry.end)
+    return tensor_error(entry.name,
+                        str_cat("data_offsets: expected begin <= end, found [", entry.begin, ", ", entry.end, "]"));
   uint64_t bytes = static_cast<uint64_t>(entry.type->bytes);
   for (const int64_t dim : entry.shape)
     if (__builtin_mul_overflow(bytes, static_cast<uint64_t>(dim), &bytes))
@@ -74,7 +74,7 @@ Status read_offsets(const Json* value, uint64_t data_bytes, SafetensorsEntry& en
   return {};
 }
 
-Result<SafetensorsEntry> read_entry(const Json::Member& member, uint64_t data_bytes) {
+Result<SafetensorsEntry> read_entry(const Json::Member& member) {
   SafetensorsEntry entry{.name = member.first, .type = nullptr, .shape = {}};
   if (entry.name.empty() || entry.name.size() > kMaxNameBytes)
     return tensor_error(entry.name, str_cat("expected a name of 1 to ", kMaxNameBytes, " bytes"));
@@ -84,7 +84,7 @@ Result<SafetensorsEntry> read_entry(const Json::Member& member, uint64_t data_by
       return tensor_error(entry.name, "unknown field " + printable(field.first));
   ASSIGN_OR_RETURN(entry.type, read_type(entry.name, member.second.find("dtype")));
   ASSIGN_OR_RETURN(entry.shape, read_shape(entry.name, member.second.find("shape")));
-  RETURN_IF_ERROR(read_offsets(member.second.find("data_offsets"), data_bytes, entry));
+  RETURN_IF_ERROR(read_offsets(member.second.find("data_offsets"), entry));
   return entry;
 }
 
@@ -107,6 +107,9 @@ Status check_cover(uint64_t data_bytes, std::vector<SafetensorsEntry>& entries) 
                                               entry.begin < at ? ": tensors overlap" : ": a hole between tensors"));
     at = entry.end;
   }
+  if (at > data_bytes)
+    return bad_input(str_cat("the file is truncated: its header names ", at, " bytes of tensors, ", data_bytes,
+                             " are there, ", at - data_bytes, " are missing: fetch it again"));
   if (at != data_bytes) return bad_input(str_cat("expected ", at, " bytes of data, found ", data_bytes));
   return {};
 }
@@ -129,9 +132,11 @@ Result<SafetensorsHeader> parse_safetensors(std::span<const uint8_t> file) {
     return bad_input(str_cat("expected at least 8 bytes of header length, found ", file.size(), " bytes"));
   std::memcpy(&length, file.data(), sizeof(length));  // little-endian, as the machine is
   const uint64_t rest = file.size() - sizeof(length);
-  if (length > kMaxSafetensorsHeader || length > rest)
-    return bad_input(
-        str_cat("header length: expected at most ", std::min(kMaxSafetensorsHeader, rest), ", found ", length));
+  if (length > kMaxSafetensorsHeader)
+    return bad_input(str_cat("header length: expected at most ", kMaxSafetensorsHeader, ", found ", length));
+  if (length > rest)
+    return bad_input(str_cat("the file is truncated: its header has ", length, " bytes, ", rest, " are there, ",
+                             length - rest, " are missing, and every tensor: fetch it again"));
   const std::string_view text(reinterpret_cast<const char*>(file.data()) + sizeof(length), length);
   Result<Json> json = parse_json(text, {.max_bytes = kMaxSafetensorsHeader, .max_depth = 16});
   if (!json.ok()) return bad_input("header: " + json.error().message);
@@ -143,7 +148,7 @@ Result<SafetensorsHeader> parse_safetensors(std::span<const uint8_t> file) {
       RETURN_IF_ERROR(check_metadata(member.second));
       continue;
     }
-    ASSIGN_OR_RETURN(SafetensorsEntry entry, read_entry(member, rest - length));
+    ASSIGN_OR_RETURN(SafetensorsEntry entry, read_entry(member));
     header.entries.push_back(std::move(entry));
   }
   RETURN_IF_ERROR(check_cover(rest - length, header.entries));

@@ -3,6 +3,7 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import signal
 import subprocess
 import time
@@ -158,3 +159,16 @@ def test_inspect():
     assert config["architectures"][0] in done.stdout
     assert ("INT4" in done.stdout) == ("quantization_config" in config)
     assert ("a checkpoint of it" in done.stdout) == ("linear_attn_config" in config)
+
+
+def test_inspect_sees_what_loading_would_refuse(tmp_path):
+    for name in os.listdir(FOLDER):
+        shutil.copy(os.path.join(FOLDER, name), tmp_path)
+    weights = tmp_path / "model.safetensors"
+    os.truncate(weights, weights.stat().st_size - 1000)
+    done = subprocess.run([PROGRAM, "inspect", str(tmp_path)], capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and "architecture" in done.stdout, done
+    assert f"{weights}: the file is truncated" in done.stderr and " 1000 are missing" in done.stderr, done.stderr
+    assert "the file is truncated" in refuse("serve", str(tmp_path), "--port", "0", "--device", "cpu")
+    weights.unlink()
+    subprocess.run([PROGRAM, "inspect", str(tmp_path)], capture_output=True, check=True)  # config.json is enough
