@@ -51,6 +51,17 @@ TEST(Engine, ShutdownAnswersEverySubmission) {
   }
 }
 
+TEST(Engine, WithoutAGpuTheWayOutIsNamed) {
+  EngineConfig config;
+  config.worker.device = Device::kCuda;
+  config.worker.load.path = PERIGEE_SOURCE_DIR "/tests/golden/heads16";
+  config.worker.load.format = LoadFormat::kDummy;
+  const auto engine = Engine::create(config);
+  if (engine.ok()) GTEST_SKIP() << "here is a GPU";
+  EXPECT_EQ(engine.error().field, "device");
+  EXPECT_NE(engine.error().message.find("--device cpu"), std::string::npos) << engine.error().message;
+}
+
 // The queue and a step together hold six: as many at once, before any of them runs, are all answered.
 TEST(Engine, AcceptsAsManyAtOnceAsItSays) {
   const auto engine = small_engine(2);

@@ -1,9 +1,10 @@
 #include "exec/cuda/cuda_worker.h"
+#include "tensor/cuda/device.h"
 
 namespace perigee {
 
 Result<std::unique_ptr<Worker>> make_cuda_worker(const WorkerConfig&, std::function<void(StepResult&&)>) {
-  return Error(Code::kUnavailable, "this build has no CUDA backend: run make build where nvcc and a GPU are", "device");
+  return without_gpu(select_device(0).error());
 }
 
 }  // namespace perigee

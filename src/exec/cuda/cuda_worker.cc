@@ -77,7 +77,7 @@ Status check_limits(const WorkerConfig& config) {
 
 Result<std::unique_ptr<Worker>> CudaWorker::create(const WorkerConfig& config, OnResult on_result) {
   RETURN_IF_ERROR(check_limits(config));
-  RETURN_IF_ERROR(select_device(0));
+  if (const Status gpu = select_device(0); !gpu.ok()) return without_gpu(gpu.error());
   log_info("GPU 0: ", gpu_report(0), ", ", gib(device_memory().free), " GiB free");
   auto worker = std::make_unique<CudaWorker>(config, std::move(on_result));
   auto ops = std::make_unique<CudaOps>(CudaOptions{.deterministic = config.deterministic});
