@@ -4,8 +4,8 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <fstream>
 
+#include "exec/cgroup.h"
 #include "exec/plan_worker.h"
 #include "exec/sampler.h"
 #include "ops/ops.h"
@@ -40,9 +40,8 @@ class HostWorker final : public PlanWorker {
 
 // What this process may have: the machine's memory, or less where a container or a shell says so.
 int64_t host_memory_bytes() {
-  int64_t bytes = static_cast<int64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE), limit = 0;
-  for (const char* path : {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"})
-    if (std::ifstream(path) >> limit) bytes = std::min(bytes, limit);
+  int64_t bytes = static_cast<int64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE);
+  bytes = std::min(bytes, cgroup_memory_bytes());
   rlimit shell{};
   if (getrlimit(RLIMIT_AS, &shell) == 0 && shell.rlim_cur != RLIM_INFINITY)
     bytes = std::min(bytes, static_cast<int64_t>(shell.rlim_cur));
