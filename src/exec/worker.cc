@@ -26,6 +26,7 @@ class HostWorker final : public PlanWorker {
   ~HostWorker() override { end(); }
 
  private:
+  Status reserve();  // the page pool, and what recurrent models have beside it
   void run() override;
   void execute(const StepPlan& plan);
   void start_state(const SequenceStart& start);
@@ -48,6 +49,23 @@ int64_t host_memory_bytes() {
   return bytes;
 }
 
+Status HostWorker::reserve() {
+  RETURN_IF_ERROR(set_pool(config_.cache_bytes));
+  const int64_t bytes = page_pool_bytes() + (state_pages() > 0 ? ring_bytes() : 0);
+  if (!Buffer::can_make(static_cast<size_t>(bytes)))
+    return bad_input(
+        str_cat("the system does not give ", bytes, " bytes for the cache beside ", model_->info().weight_bytes,
+                " of weights and what the program takes; this process may have ", host_memory_bytes(),
+                ": lower --kv-cache-memory-bytes, or raise the limit (ulimit -v)"),
+        "kv-cache-memory-bytes");
+  pool_memory_ = ops_->make_buffer(static_cast<size_t>(page_pool_bytes()));
+  if (state_pages() > 0) {
+    ring_memory_ = ops_->make_buffer(static_cast<size_t>(ring_bytes()));
+    zero_page_.resize(static_cast<size_t>(layout_.page_bytes()));
+  }
+  return {};
+}
+
 Result<std::unique_ptr<Worker>> HostWorker::create(const WorkerConfig& config, OnResult on_result) {
   if (config.cache_bytes > host_memory_bytes())
     return bad_input(
@@ -59,12 +77,7 @@ Result<std::unique_ptr<Worker>> HostWorker::create(const WorkerConfig& config, O
   auto worker = std::make_unique<HostWorker>(bounded, std::move(on_result));
   ASSIGN_OR_RETURN(auto ops, make_ops(config));
   RETURN_IF_ERROR(worker->load(std::move(ops)));
-  RETURN_IF_ERROR(worker->set_pool(config.cache_bytes));
-  worker->pool_memory_ = worker->ops_->make_buffer(static_cast<size_t>(worker->page_pool_bytes()));
-  if (worker->state_pages() > 0) {
-    worker->ring_memory_ = worker->ops_->make_buffer(static_cast<size_t>(worker->ring_bytes()));
-    worker->zero_page_.resize(static_cast<size_t>(worker->layout_.page_bytes()));
-  }
+  RETURN_IF_ERROR(worker->reserve());
   worker->sampler_ = std::make_unique<Sampler>(worker->model().info().vocab);
   worker->begin();
   return std::unique_ptr<Worker>(std::move(worker));

@@ -39,13 +39,16 @@ double least_bytes(std::span<const TensorSpec> specs, Quantization quantization)
   return total;
 }
 
-Status check_memory(const LoadOptions& options, std::span<const TensorSpec> specs, const ModelConfig& config) {
-  const double needed = least_bytes(specs, config.quantization);
-  if (needed <= static_cast<double>(options.memory_bytes)) return {};
+// What the device has is known to the caller; what the host's system gives now, with all that is mapped, only here.
+Status check_memory(const LoadOptions& options, double needed, const Ops& ops) {
+  const bool fits = needed <= static_cast<double>(options.memory_bytes);
+  if (fits && (ops.on_device() || Buffer::can_make(static_cast<size_t>(needed)))) return {};
   const auto giga = [](double bytes) { return std::lround(bytes * 1e-9 * 10) / 10.0; };
   return bad_input(str_cat("the weights take at least ", giga(needed), " GB, and there are ",
-                           giga(static_cast<double>(options.memory_bytes)),
-                           " GB for them: another machine, a smaller or quantised model, or a smaller cache"));
+                           giga(static_cast<double>(options.memory_bytes)), " GB for them",
+                           fits ? ", of which the system does not give so much in one piece (ulimit -v)" : "",
+                           ": another machine, a smaller or quantised model, or a smaller cache "
+                           "(--kv-cache-memory-bytes)"));
 }
 
 }  // namespace
@@ -65,7 +68,7 @@ Result<std::unique_ptr<Model>> load_model(const LoadOptions& options, Ops& ops) 
   ASSIGN_OR_RETURN(const std::unique_ptr<TensorSource> source, open_source(options));
   const std::vector<TensorSpec> specs = family->tensors(config);
   ASSIGN_OR_RETURN(const int64_t total_bytes, source->verify(specs, config));
-  RETURN_IF_ERROR(check_memory(options, specs, config));
+  RETURN_IF_ERROR(check_memory(options, least_bytes(specs, config.quantization), ops));
   WeightReader reader(*source, ops, total_bytes, options.progress);
   std::unique_ptr<Model> model = family->build(config, reader);
   if (options.progress) options.progress("weights", total_bytes, total_bytes);

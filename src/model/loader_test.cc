@@ -91,6 +91,7 @@ TEST(Loader, WeightsOverTheMemoryAreRefusedBeforeTheyAreRead) {
     ASSERT_FALSE(model.ok());
     EXPECT_NE(model.error().message.find("the weights take at least"), std::string::npos) << model.error().message;
     EXPECT_FALSE(read);
+    EXPECT_NE(model.error().message.find("--kv-cache-memory-bytes"), std::string::npos) << model.error().message;
     options.memory_bytes = static_cast<int64_t>(file.size());  // nothing that is stored takes more
     EXPECT_TRUE(load_model(options, *ops).ok());
   }

@@ -18,6 +18,12 @@ size_t round_up(size_t n, size_t to) {
 
 }  // namespace
 
+bool Buffer::can_make(size_t bytes) {
+  const size_t with_slack = round_up(bytes, kHugePage) + 2 * kHugePage;
+  void* p = ::mmap(nullptr, with_slack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  return p != MAP_FAILED && ::munmap(p, with_slack) == 0;
+}
+
 Buffer::Buffer(size_t bytes) : size_(bytes) {
   const size_t alignment = bytes >= kHugePage ? kHugePage : kAlignment;
   const size_t padded = round_up(std::max<size_t>(bytes, 1), alignment);

@@ -17,9 +17,13 @@ inline constexpr size_t kAlignment = 64;  // a cache line, an AMX tile row
 class Buffer {
  public:
   Buffer() = default;
+  // Where bytes may be too many, ask can_make() first: not to get them is a failed check.
   explicit Buffer(size_t bytes);  // zeroed, kAlignment-aligned; huge pages where the system offers them
   // Memory made elsewhere, given back by `release`.
   Buffer(uint8_t* data, size_t bytes, void (*release)(uint8_t*)) : data_(data, release), size_(bytes) {}
+  // Whether the system has address space and commitment for so many more bytes now; nothing is kept. A container's
+  // limit is met later, when they are written.
+  static bool can_make(size_t bytes);
   uint8_t* data() const { return data_.get(); }
   size_t size() const { return size_; }
 

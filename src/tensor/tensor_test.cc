@@ -63,6 +63,12 @@ TEST(Arena, GrowsOnlyWhileWarmingUp) {
   EXPECT_EQ(arena.num_growths(), growths);
 }
 
+TEST(Buffer, SaysWhatCannotBeHad) {
+  EXPECT_TRUE(Buffer::can_make(0));
+  EXPECT_TRUE(Buffer::can_make(100 << 20));
+  EXPECT_FALSE(Buffer::can_make(size_t{1} << 60));
+}
+
 // What a checker needs: each array ends where its memory does, and is gone with its scope.
 TEST(Arena, SeparateArraysAreMemoryOfTheirOwn) {
   static std::vector<size_t> asked;

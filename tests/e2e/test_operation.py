@@ -9,6 +9,7 @@ import subprocess
 import time
 
 import pytest
+
 from conftest import FOLDER, PROGRAM, gauge, wait_idle
 from server_process import ServerProcess
 
@@ -139,10 +140,12 @@ def test_bad_flags_and_folders_are_refused_with_a_way_out(tmp_path):
     assert "there is no folder moonshotai/Kimi-K2.6" in refuse("inspect", "moonshotai/Kimi-K2.6")
 
 
-def test_a_cache_over_the_shells_limit_is_refused():
-    words = f"ulimit -v 4000000; exec {PROGRAM} serve {FOLDER} --device cpu --port 0 --kv-cache-memory-bytes 6G"
+@pytest.mark.parametrize("size, why", [("6G", "is over the memory that this process may have"),
+                                       ("3850M", "the system does not give")])
+def test_a_cache_over_or_just_under_the_shells_limit_is_refused(size, why):
+    words = f"ulimit -v 4000000; exec {PROGRAM} serve {FOLDER} --device cpu --port 0 --kv-cache-memory-bytes {size}"
     process = subprocess.run(["bash", "-c", words], capture_output=True, text=True, timeout=HANG_S, check=False)
-    assert process.returncode == 1 and "lower --kv-cache-memory-bytes" in process.stderr
+    assert process.returncode == 1 and "lower --kv-cache-memory-bytes" in process.stderr and why in process.stderr
 
 
 def test_a_decode_cell_without_a_figure_says_why(server):
