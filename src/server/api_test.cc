@@ -538,13 +538,18 @@ TEST_F(ApiTest, WithoutTokenizerIdsOnly) {
 }
 
 TEST_F(ApiTest, ModelsMetricsAndTokenizer) {
+  config_.served_names = {"tiny", "org/alias"};
   start(ids_of("ab"));
   EXPECT_EQ(post("/v1/completions", R"({"prompt":"x"})").status, 200);
   TestClient client(server_->port());
   const Json models = client.get("/v1/models").json();
   ASSERT_EQ(models.find("data")->as_array().size(), 2u);
-  EXPECT_EQ(*models.find("data")->as_array()[1].find("id"), Json("alias"));
+  EXPECT_EQ(*models.find("data")->as_array()[1].find("id"), Json("org/alias"));
   EXPECT_EQ(*models.find("data")->as_array()[0].find("max_model_len"), Json(256));
+  EXPECT_EQ(client.get("/v1/models/org%2Falias").json(), models.find("data")->as_array()[1]);
+  EXPECT_EQ(client.get("/v1/models/org/alias").status, 200);
+  EXPECT_EQ(client.get("/v1/models/other").status, 404);
+  EXPECT_EQ(client.get("/v1/models/").status, 404);
   const std::string metrics = client.get("/metrics").body;
   for (const char* text : {"vllm:num_requests_running{", "perigee:num_requests_running{",
                            "vllm:generation_tokens_total{", "vllm:time_to_first_token_seconds_bucket{",

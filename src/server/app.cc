@@ -21,6 +21,8 @@ uint64_t random_key() {
   return (static_cast<uint64_t>(device()) << 32) | device();
 }
 
+constexpr std::string_view kModelPath = "/v1/models/";
+
 HttpReply empty_reply(int status) {
   HttpReply reply;
   reply.status = status;
@@ -132,6 +134,8 @@ void App::handle(const std::shared_ptr<Exchange>& exchange, const HttpRequest& r
     path_known = true;
     if (method == route.method) return (this->*route.handler)(exchange, request);
   }
+  if (method == "GET" && request.path.starts_with(kModelPath) && request.path != kModelPath)
+    return model(exchange, request);
   if (path_known) return answer(exchange, request, refusal(405, "this path does not take that method"));
   answer(exchange, request, refusal(404, "no such path; the API is under /v1"));
 }
@@ -202,17 +206,29 @@ void App::load(ExchangePtr exchange, const HttpRequest& request) {
   answer(exchange, request, json_reply(Json(Json::Object{{"server_load", static_cast<int64_t>(live_->count())}})));
 }
 
+Json App::model_json(const std::string& name) const {
+  return Json(Json::Object{{"id", name},
+                           {"object", "model"},
+                           {"created", started_},
+                           {"owned_by", "perigee"},
+                           {"root", config_.model_path},
+                           {"parent", Json()},
+                           {"max_model_len", serving()->context.max_model_len},
+                           {"permission", Json(Json::Array{})}});
+}
+
+// GET /v1/models/NAME; clients may write the slash of ORG/NAME as %2F.
+void App::model(ExchangePtr exchange, const HttpRequest& request) {
+  std::string asked = request.path.substr(kModelPath.size());
+  for (const char* slash : {"%2F", "%2f"})
+    for (size_t at = asked.find(slash); at != std::string::npos; at = asked.find(slash)) asked.replace(at, 3, 1, '/');
+  const Result<std::string> name = model_name(asked);
+  answer_or_refuse(exchange, request, name.ok() ? Result<Json>(model_json(*name)) : name.error());
+}
+
 void App::models(ExchangePtr exchange, const HttpRequest& request) {
   Json::Array data;
-  for (const std::string& name : config_.served_names)
-    data.push_back(Json(Json::Object{{"id", name},
-                                     {"object", "model"},
-                                     {"created", started_},
-                                     {"owned_by", "perigee"},
-                                     {"root", config_.model_path},
-                                     {"parent", Json()},
-                                     {"max_model_len", serving()->context.max_model_len},
-                                     {"permission", Json(Json::Array{})}}));
+  for (const std::string& name : config_.served_names) data.push_back(model_json(name));
   answer(exchange, request, json_reply(Json(Json::Object{{"object", "list"}, {"data", Json(std::move(data))}})));
 }
 

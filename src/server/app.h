@@ -63,6 +63,8 @@ class App {
   void completions(ExchangePtr exchange, const HttpRequest& request);
   void chat(ExchangePtr exchange, const HttpRequest& request);
   void models(ExchangePtr exchange, const HttpRequest& request);
+  void model(ExchangePtr exchange, const HttpRequest& request);
+  Json model_json(const std::string& name) const;
   void post_tokenize(ExchangePtr exchange, const HttpRequest& request);
   void post_detokenize(ExchangePtr exchange, const HttpRequest& request);
   void get_tokenizer_info(ExchangePtr exchange, const HttpRequest& request);
