@@ -198,7 +198,10 @@ void add_engine_options(Options& options) {
 
 Status check_model_folder(const std::string& path) {
   if (path.empty()) return bad_input("no model given: name a folder with config.json, such as models/tiny-k2", "model");
-  if (std::error_code unknown; !std::filesystem::is_directory(path, unknown))
+  std::error_code unknown;
+  if (std::filesystem::is_regular_file(path, unknown))
+    return bad_input(str_cat(path, " is a file: name the folder that it is in"), "model");
+  if (!std::filesystem::is_directory(path, unknown))
     return bad_input(str_cat("there is no folder ", path, "; models are not downloaded: name one on this machine"),
                      "model");
   return {};

@@ -93,6 +93,8 @@ TEST(EngineOptions, AFolderThatIsNotThereIsSaid) {
   ASSERT_FALSE(config.ok());
   EXPECT_EQ(config.error().message,
             "there is no folder /nowhere/a-model; models are not downloaded: name one on this machine");
+  const std::string file = PERIGEE_SOURCE_DIR "/models/tiny-k2/config.json";
+  EXPECT_EQ(check_model_folder(file).error().message, file + " is a file: name the folder that it is in");
 }
 
 }  // namespace

@@ -222,6 +222,9 @@ Status Options::read_arguments(const std::vector<std::string>& arguments, std::v
   std::vector<std::string> reversed(arguments.rbegin(), arguments.rend());
   try {
     app.parse(reversed);
+  } catch (const CLI::ArgumentMismatch& error) {
+    const std::string what = error.what(), flag = what.substr(0, what.find(':'));
+    return bad_input(str_cat(flag, " needs a value (", flag, " VALUE); see --help"), flag.substr(2));
   } catch (const CLI::ParseError& error) {
     return bad_input(error.what());
   }
