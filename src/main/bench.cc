@@ -2,14 +2,13 @@
 // is step_bench.cc.
 #include <algorithm>
 #include <cstdio>
-#include <fstream>
 #include <map>
 
 #include "base/clock.h"
-#include "base/json.h"
 #include "main/commands.h"
 #include "main/load.h"
 #include "main/options.h"
+#include "main/result_file.h"
 #include "main/step_bench.h"
 
 namespace perigee {
@@ -35,10 +34,11 @@ void add_target_options(Options& options) {
   options.add("model", "", "model name; empty: the first the server lists");
   options.add("vocab", "2048", "prompts are random token ids below this");
   options.add("seed", "1", "seed of the prompts");
-  options.add("save-result", "", "write the figures as JSON to this file");
+  add_result_option(options);
 }
 
 Result<Target> make_target(const Options& options) {
+  RETURN_IF_ERROR(check_result_file(options));
   Target target;
   target.endpoint = {.host = options.text("host"), .port = options.text("port"), .api_key = options.text("api-key")};
   ASSIGN_OR_RETURN(target.facts, ask_server(target.endpoint));
@@ -65,11 +65,6 @@ Result<std::vector<int64_t>> parse_sizes(const Options& options, const std::stri
     item.clear();
   }
   return sizes;
-}
-
-void save(const Options& options, const Json& figures) {
-  if (options.text("save-result").empty()) return;
-  std::ofstream(options.text("save-result")) << dump_json(figures, JsonStyle::kSpaced) << "\n";
 }
 
 struct Totals {
@@ -181,7 +176,7 @@ Result<int> bench_serve(const std::vector<std::string>& arguments) {
   const auto requests = random_prompts(count, input, static_cast<int32_t>(output), target.vocab, target.seed);
   const auto timings = run_load(target.endpoint, target.facts.model, requests, static_cast<int>(concurrency), rate);
   const Json figures = print_serving_block(timings);
-  save(options, figures);
+  RETURN_IF_ERROR(save_result(options, figures));
   return figures.find("failed")->as_int() == 0 ? 0 : 1;
 }
 
@@ -242,7 +237,7 @@ Result<int> bench_decode(const std::vector<std::string>& arguments) {
     figures.set(std::to_string(context), std::move(row));
   }
   if (!why.empty()) std::fprintf(stderr, "perigee bench decode: no figure (-): %s\n", why.c_str());
-  save(options, figures);
+  RETURN_IF_ERROR(save_result(options, figures));
   return 0;
 }
 
@@ -274,7 +269,7 @@ Result<int> bench_prefill(const std::vector<std::string>& arguments) {
                 median * 1e3);
     figures.set(std::to_string(length), static_cast<double>(length) / median);
   }
-  save(options, figures);
+  RETURN_IF_ERROR(save_result(options, figures));
   return 0;
 }
 

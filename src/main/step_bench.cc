@@ -2,12 +2,12 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <fstream>
 #include <numeric>
 
 #include "main/engine_options.h"
 #include "main/load.h"
 #include "main/options.h"
+#include "main/result_file.h"
 #include "main/step_recorder.h"
 
 namespace perigee {
@@ -170,8 +170,9 @@ Result<int> bench_step(const std::vector<std::string>& arguments) {
   options.add("limit-gbs", "4540", "memory limit in GB/s for % of limit on a GPU (the default: reads of an H200)",
               group);
   options.add("limit-tflops", "790", "compute limit in TFLOP/s, likewise (bf16 products of an H200)", group);
-  options.add("save-result", "", "write the figures as JSON to this file", group);
+  add_result_option(options, group);
   RETURN_IF_ERROR(options.parse(arguments));
+  RETURN_IF_ERROR(check_result_file(options));
   ASSIGN_OR_RETURN(const StepRequest request, read_request(options));
   ASSIGN_OR_RETURN(const EngineConfig config, engine_config(options));
   WorkerConfig worker = config.worker;
@@ -188,8 +189,7 @@ Result<int> bench_step(const std::vector<std::string>& arguments) {
   std::printf("%s, %s, %s, batch %d, context %d\n", options.text("model").c_str(), options.text("device").c_str(),
               options.text("form").c_str(), request.shape.batch, request.shape.context);
   print(measured, limits);
-  if (!options.text("save-result").empty())
-    std::ofstream(options.text("save-result")) << dump_json(to_json(measured, limits), JsonStyle::kSpaced) << "\n";
+  RETURN_IF_ERROR(save_result(options, to_json(measured, limits)));
   return 0;
 }
 

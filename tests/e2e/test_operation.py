@@ -134,6 +134,7 @@ def test_bad_flags_and_folders_are_refused_with_a_way_out(tmp_path):
     assert "tensor-parallel-size" in refuse("serve", FOLDER, "-tp", "8")
     assert "config.json" in refuse("serve", str(tmp_path), "--port", "0")
     assert "--port" in refuse("serve", FOLDER, "--port", "99999999")
+    assert "--port needs a value" in refuse("serve", FOLDER, "--port")
     assert "--api-key is empty" in refuse("serve", FOLDER, "--port", "0", "--api-key", "")
     assert "--host must be an IP address" in refuse("serve", FOLDER, "--port", "0", "--host", "example.org")
     assert "no model given" in refuse("inspect")
@@ -153,6 +154,31 @@ def test_a_decode_cell_without_a_figure_says_why(server):
                           capture_output=True, text=True, timeout=HANG_S, env=PLAIN)
     assert "| 99999 | - |" in done.stdout
     assert "context is 16384 tokens" in done.stderr, done.stderr
+
+
+def test_a_full_disk_is_no_success(server):
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        for words in (["inspect", FOLDER], ["serve", FOLDER, "--print-config"], ["--version"]):
+            done = subprocess.run([PROGRAM, *words], stdout=full, stderr=subprocess.PIPE, text=True, timeout=HANG_S, check=False)
+            assert done.returncode == 1 and "is the disk full?" in done.stderr, (words, done)
+    bench = ("bench", "serve", "--port", str(server.port), "--num-prompts", "1", "--random-output-len", "2", "--save-result")
+    assert "--save-result /dev/full cannot be written: No space left" in refuse(*bench, "/dev/full")
+    assert "--save-result /nowhere/result cannot be written: No such" in refuse(*bench, "/nowhere/result")
+
+
+def test_files_that_the_caller_closed_are_not_taken_for_connections():
+    words = f"exec {PROGRAM} serve {FOLDER} --device cpu --port 0 <&- >&- 2>&-"
+    process = subprocess.Popen(["bash", "-c", words])
+    try:
+        of_process = pathlib.Path(f"/proc/{process.pid}")
+        folder = of_process / "fd"
+        while "perigee" not in (of_process / "comm").read_text(encoding="utf-8") or len(os.listdir(folder)) < 5:
+            assert process.poll() is None
+            time.sleep(0.01)
+        assert [os.readlink(folder / str(i)) for i in range(3)] == ["/dev/null"] * 3
+    finally:
+        process.terminate()
+        assert process.wait(HANG_S) == 0
 
 
 def test_inspect():

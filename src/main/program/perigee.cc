@@ -1,4 +1,7 @@
+#include <fcntl.h>
+
 #include <cstdio>
+#include <cstdlib>
 #include <string>
 #include <vector>
 
@@ -20,10 +23,20 @@ constexpr char kUsage[] =
     "\n"
     "`perigee COMMAND --help` lists the flags of a command.\n";
 
-}  // namespace
+// Where the caller has closed one of the three, the next file or connection would get its number, and the log.
+void open_standard_files() {
+  for (int fd = 0; fd <= 2; ++fd)
+    if (::fcntl(fd, F_GETFD) < 0 && ::open("/dev/null", O_RDWR) != fd) std::abort();
+}
 
-int main(int argc, char** argv) {
-  const std::vector<std::string> words(argv + 1, argv + argc);
+// The exit code, unless what was printed has not arrived: a full disk must not look like success.
+int flushed(int code) {
+  if (std::fflush(stdout) == 0 && !std::ferror(stdout)) return code;
+  std::fputs("perigee: standard output cannot be written: is the disk full?\n", stderr);
+  return code == 0 ? 1 : code;
+}
+
+int run(const std::vector<std::string>& words) {
   const std::string command = words.empty() ? "" : words[0];
   const std::vector<std::string> rest(words.begin() + (words.empty() ? 0 : 1), words.end());
   if (command == "serve") return perigee::run_serve(rest);
@@ -34,4 +47,11 @@ int main(int argc, char** argv) {
   std::fputs(kUsage, asked ? stdout : stderr);
   if (!asked && !command.empty()) std::fprintf(stderr, "\nunknown command \"%s\"\n", command.c_str());
   return asked ? 0 : 2;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  open_standard_files();
+  return flushed(run(std::vector<std::string>(argv + 1, argv + argc)));
 }
