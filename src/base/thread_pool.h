@@ -1,8 +1,10 @@
 // ThreadPool: fixed threads, and the one way to spread a loop over them.
 //
 // run() splits tasks [0, n) into one contiguous range a thread, the caller being thread 0, and returns when all are
-// done. Tasks must not depend on each other, so that results are the same for any number of threads. Nothing is
-// allocated per run. One run at a time: the pool belongs to one caller, and a task may not call run().
+// done. Ranges that no thread has begun when the caller is through with its own are the caller's too, so that on a busy
+// machine a run does not wait until each thread has had its turn. Tasks must not depend on each other, so that results
+// are the same for any number of threads. Nothing is allocated per run. One run at a time: the pool belongs to one
+// caller, and a task may not call run().
 #pragma once
 
 #include <atomic>
@@ -23,7 +25,7 @@ class ThreadPool {
 
   int size() const { return static_cast<int>(workers_.size()) + 1; }
 
-  // f(task, thread) for every task in [0, num_tasks), thread in [0, size()).
+  // f(task, thread) for every task in [0, num_tasks), thread in [0, size()): the range's, whoever runs it.
   template <typename F>
   void run(int64_t num_tasks, F&& f) {
     using Body = std::remove_reference_t<F>;
@@ -46,11 +48,13 @@ class ThreadPool {
 
   void dispatch(const Job& job);
   void work(int thread);
-  void run_share(int thread);
+  bool claim(int share, uint32_t epoch);
+  void run_share(int share);
 
-  Job job_;  // written by the caller before epoch_ is raised, read by workers after they saw it raised
+  Job job_;  // written by the caller before epoch_ is raised, read by who has claimed a share of that epoch
   std::atomic<uint32_t> epoch_{0};
-  std::atomic<uint32_t> num_running_{0};
+  std::atomic<uint32_t> num_left_{0};           // shares of this epoch, but the caller's own, that are not done
+  std::vector<std::atomic<uint32_t>> claimed_;  // the newest epoch of which each share is taken
   std::atomic<bool> stop_{false};
   std::vector<std::thread> workers_;
 };

@@ -1,9 +1,14 @@
 #include "base/thread_pool.h"
 
 #include <gtest/gtest.h>
+#include <pthread.h>
 
+#include <atomic>
 #include <chrono>
+#include <csignal>
 #include <numeric>
+
+#include "base/soak.h"
 
 namespace perigee {
 namespace {
@@ -34,6 +39,38 @@ TEST(ThreadPool, RunsFollowOneAnother) {
     if (round % 500 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(2));
   }
   for (int64_t i = 0; i < 64; ++i) EXPECT_EQ(values[static_cast<size_t>(i)], 2000 * (63 - i));
+}
+
+std::atomic<bool> held{false}, let_go{false};
+
+void hold(int) {
+  held = true;
+  while (!let_go) {
+  }
+}
+
+// A thread that does not get the processor holds nobody up: the caller does its share.
+TEST(ThreadPool, DoesNotWaitForAThreadThatHasNotBegun) {
+  if (kSanitized) GTEST_SKIP() << "the thread sanitizer delivers signals when it likes";
+  held = let_go = false;
+  ThreadPool pool(2);
+  std::atomic<pthread_t> other{};
+  while (other.load() == pthread_t())  // until the worker gets a share at all
+    pool.run(2, [&, caller = pthread_self()](int64_t, int) {
+      if (pthread_self() != caller) other = pthread_self();
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    });
+  const auto before = std::signal(SIGUSR1, hold);
+  pthread_kill(other.load(), SIGUSR1);
+  while (!held) std::this_thread::yield();
+  std::vector<int> thread_of(7, -1);
+  pool.run(7, [&](int64_t task, int thread) { thread_of[static_cast<size_t>(task)] = thread; });
+  EXPECT_EQ(thread_of, (std::vector<int>{0, 0, 0, 1, 1, 1, 1}));
+  let_go = true;
+  std::signal(SIGUSR1, before);
+  for (int round = 0; round < 100; ++round)
+    pool.run(7, [&](int64_t task, int) { ++thread_of[static_cast<size_t>(task)]; });
+  EXPECT_EQ(thread_of, (std::vector<int>{100, 100, 100, 101, 101, 101, 101}));
 }
 
 }  // namespace
