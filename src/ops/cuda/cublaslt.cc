@@ -141,7 +141,7 @@ std::unique_ptr<CublasLt> CublasLt::load() {
   Library library{};
   cublasLtHandle_t handle = nullptr;
   if (so == nullptr || !find_all(so, library) || library.create(&handle) != CUBLAS_STATUS_SUCCESS) {
-    log_info("no usable libcublasLt.so.13: all matrix products run on the portable kernels");
+    log_info("no usable libcublasLt.so.13: large dense products run on our own kernels");
     return nullptr;
   }
   return std::make_unique<Loaded>(library, handle);
