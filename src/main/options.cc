@@ -1,5 +1,6 @@
 #include "main/options.h"
 
+#include <unistd.h>
 #include <yaml-cpp/yaml.h>
 
 #include <CLI/CLI.hpp>
@@ -7,6 +8,8 @@
 #include <charconv>
 #include <cmath>
 #include <cstdlib>
+
+#include "base/log.h"
 
 namespace perigee {
 namespace {
@@ -138,7 +141,7 @@ Result<int64_t> Options::bytes(const std::string& name) const {
   return static_cast<int64_t>(parsed * found->second);
 }
 
-std::string Options::nearest(const std::string& name, const char* dashes) const {
+std::string Options::nearest_name(const std::string& name) const {
   std::string best;
   size_t distance = name.size() / 3 + 1;
   for (const Option& option : options_) {
@@ -148,6 +151,11 @@ std::string Options::nearest(const std::string& name, const char* dashes) const 
       best = option.name;
     }
   }
+  return best;
+}
+
+std::string Options::nearest(const std::string& name, const char* dashes) const {
+  const std::string best = nearest_name(name);
   if (best.empty()) return "; leave it out, or see --help";
   return str_cat("; did you mean \"", dashes, best, "\"?");
 }
@@ -191,6 +199,20 @@ Status Options::read_file(const std::string& path) {
     return bad_input(str_cat(path, ": ", error.what()));
   }
   return apply(pending, OptionSource::kFile, path);
+}
+
+// Variables that miss an option's name by little. Others may be other commands'.
+void Options::warn_of_variables() const {
+  constexpr std::string_view kPrefix = "PERIGEE_";
+  for (char** each = environ; each != nullptr && *each != nullptr; ++each) {
+    const std::string_view whole = *each, variable = whole.substr(0, whole.find('='));
+    if (!variable.starts_with(kPrefix)) continue;
+    std::string name(variable.substr(kPrefix.size()));
+    for (char& c : name) c = c == '_' ? '-' : static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+    const std::string near = nearest_name(name);
+    if (!near.empty() && near != name)
+      log_warning(variable, " has no effect; did you mean ", environment_name(near), "?");
+  }
 }
 
 Status Options::read_environment() {
@@ -239,15 +261,32 @@ Status Options::read_arguments(const std::vector<std::string>& arguments, std::v
   return {};
 }
 
+// "--NAME=off" as "--no-NAME", which CLI11 would take for nothing at all; other words as they are.
+Result<std::string> Options::plain_switch(const std::string& word) {
+  const size_t end = word.find('=');
+  if (!word.starts_with("--") || end == std::string::npos) return word;
+  std::string name = word.substr(2, end - 2);
+  const bool negated = lookup(name) == nullptr && name.starts_with("no-");
+  if (negated) name.erase(0, 3);
+  const Option* option = lookup(name);
+  if (option == nullptr || option->kind != Kind::kSwitch) return word;
+  bool on = false;
+  if (!parse_bool(word.substr(end + 1), on))
+    return bad_input(str_cat("--", name, " is a switch: true or false, not \"", word.substr(end + 1), "\""), name);
+  return str_cat(on != negated ? "--" : "--no-", name);
+}
+
 Status Options::parse(const std::vector<std::string>& arguments) {
   std::vector<std::string> words;
   for (const std::string& word : arguments) {
     if (word == "--help" || word == "-h") return Error(Code::kCancelled, help());
     const size_t end = std::min(word.find('='), word.size());  // -tp=8
     const auto found = aliases_.find(word.substr(0, end));
-    words.push_back(found == aliases_.end() ? word : str_cat("--", found->second, word.substr(end)));
+    ASSIGN_OR_RETURN(std::string plain, plain_switch(word));
+    words.push_back(found == aliases_.end() ? std::move(plain) : str_cat("--", found->second, word.substr(end)));
   }
   std::vector<Pending> from_command_line;
+  warn_of_variables();
   RETURN_IF_ERROR(read_arguments(words, from_command_line));
   RETURN_IF_ERROR(read_environment());
   std::string path = lookup("config") != nullptr ? text("config") : "";

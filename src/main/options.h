@@ -66,9 +66,12 @@ class Options {
   const Option& find(const std::string& name) const;
   Option* lookup(const std::string& name);
   Status read_arguments(const std::vector<std::string>& arguments, std::vector<Pending>& out);
+  Result<std::string> plain_switch(const std::string& word);
   Status read_file(const std::string& path);
   Status read_environment();
   Status apply(const std::vector<Pending>& pending, OptionSource source, const std::string& origin);
+  void warn_of_variables() const;
+  std::string nearest_name(const std::string& name) const;  // "": none is near
   std::string nearest(const std::string& name, const char* dashes = "") const;
 
   std::string command_, summary_;

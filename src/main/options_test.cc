@@ -91,6 +91,39 @@ TEST(Options, OneModelAndAFileThatIsThere) {
   EXPECT_EQ(list.error().message, path + ": \"max-num-seqs\" takes one value, not a list");
 }
 
+TEST(Options, ASwitchTakesTrueOrFalse) {
+  const std::pair<const char*, bool> table[] = {
+      {"--enable-prefix-caching", true},        {"--enable-prefix-caching=true", true},
+      {"--enable-prefix-caching=false", false}, {"--enable-prefix-caching=0", false},
+      {"--no-enable-prefix-caching", false},    {"--no-enable-prefix-caching=off", true},
+      {"--no-enable-prefix-caching=on", false}};
+  for (const auto& [word, on] : table) {
+    Options options = make();
+    ASSERT_TRUE(options.parse({"one", word}).ok()) << word;
+    EXPECT_EQ(options.enabled("enable-prefix-caching"), on) << word;
+  }
+  Options options = make();
+  const Status maybe = options.parse({"--enable-prefix-caching=maybe"});
+  ASSERT_FALSE(maybe.ok());
+  EXPECT_EQ(maybe.error().message, "--enable-prefix-caching is a switch: true or false, not \"maybe\"");
+}
+
+TEST(Options, AVariableThatMissesANameIsSaid) {
+  ::setenv("PERIGEE_MAX_NUM_SEQ", "3", 1);
+  ::setenv("PERIGEE_OF_SOMEBODY_ELSE", "3", 1);
+  ::setenv("PERIGEE_API_KEY", "secret", 1);
+  testing::internal::CaptureStderr();
+  Options options = make();
+  const Status status = options.parse({"one"});
+  const std::string log = testing::internal::GetCapturedStderr();
+  for (const char* name : {"PERIGEE_MAX_NUM_SEQ", "PERIGEE_OF_SOMEBODY_ELSE", "PERIGEE_API_KEY"}) ::unsetenv(name);
+  EXPECT_TRUE(status.ok());
+  EXPECT_NE(log.find("PERIGEE_MAX_NUM_SEQ has no effect; did you mean PERIGEE_MAX_NUM_SEQS?"), std::string::npos)
+      << log;
+  EXPECT_EQ(log.find("SOMEBODY"), std::string::npos) << log;
+  EXPECT_EQ(log.find("API_KEY"), std::string::npos) << log;
+}
+
 TEST(Options, NumbersAndSizesAreChecked) {
   Options options = make();
   ASSERT_TRUE(options.parse({"--max-num-seqs", "0", "--kv-cache-memory-bytes", "1.5GiB", "--api-key", "secret"}).ok());

@@ -211,6 +211,11 @@ int run_serve(const std::vector<std::string>& arguments) {
   };
   if (Status status = options.parse(arguments); !status.ok()) return fail(status.error());
   if (options.enabled("print-config")) return std::fputs(options.resolved().c_str(), stdout) < 0;
+  if (options.text("model").empty() && options.list("served-model-name").size() + options.list("api-key").size() > 1)
+    return fail(
+        bad_input("no model given: --served-model-name and --api-key take every word behind them; name the "
+                  "model's folder before them",
+                  "model"));
   if (Status status = set_level(options.text("log-level")); !status.ok()) return fail(status.error());
   const auto engine_settings = engine_config(options);
   if (!engine_settings.ok()) return fail(engine_settings.error());

@@ -134,6 +134,7 @@ def test_bad_flags_and_folders_are_refused_with_a_way_out(tmp_path):
     assert "tensor-parallel-size" in refuse("serve", FOLDER, "-tp", "8")
     assert "config.json" in refuse("serve", str(tmp_path), "--port", "0")
     assert "--port" in refuse("serve", FOLDER, "--port", "99999999")
+    assert "name the model's folder before them" in refuse("serve", "--served-model-name", "a", FOLDER)
     assert "--port needs a value" in refuse("serve", FOLDER, "--port")
     assert "--api-key is empty" in refuse("serve", FOLDER, "--port", "0", "--api-key", "")
     assert "--host must be an IP address" in refuse("serve", FOLDER, "--port", "0", "--host", "example.org")
