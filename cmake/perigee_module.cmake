@@ -43,7 +43,7 @@ function(perigee_module NAME)
     target_link_libraries(${NAME}_test PRIVATE perigee_${NAME} GTest::gtest GTest::gtest_main)
     target_compile_definitions(${NAME}_test PRIVATE PERIGEE_SOURCE_DIR="${CMAKE_SOURCE_DIR}")
     add_test(NAME ${NAME} COMMAND ${NAME}_test)
-    set_tests_properties(${NAME} PROPERTIES LABELS unit TIMEOUT 600)
+    set_tests_properties(${NAME} PROPERTIES LABELS unit TIMEOUT 1800)
   endif()
 endfunction()
 
