@@ -25,7 +25,7 @@ class TempFolder {
   const std::string& path() const { return path_; }
   // Returns the file's path.
   std::string write(const std::string& name, const std::string& bytes) const {
-    const std::string file = path_ + "/" + name;
+    std::string file = path_ + "/" + name;
     std::ofstream(file, std::ios::binary) << bytes;
     return file;
   }

@@ -217,8 +217,8 @@ TEST_F(HttpTest, SlowClientsMeetTheirDeadline) {
     start(config_with(deadline));
     TestClient client(server_->port());
     client.send(bytes);
-    const auto ended = [&] {  // a trickle does not move the deadline
-      if (*bytes != 0) client.send("a");
+    const auto ended = [&client, begun = *bytes != 0] {  // a trickle does not move the deadline
+      if (begun) client.send("a");
       client.read_some(10);
       return client.ended();
     };
