@@ -62,6 +62,7 @@ Result<std::vector<int64_t>> parse_sizes(const Options& options, const std::stri
     if (!digits)
       return bad_input(str_cat("--", name, " must be numbers with commas between, not \"", item, "\""), name);
     sizes.push_back(std::stoll(item));
+    if (sizes.back() == 0) return bad_input(str_cat("--", name, " must be numbers from 1 on, not 0"), name);
     item.clear();
   }
   return sizes;

@@ -182,6 +182,11 @@ def test_files_that_the_caller_closed_are_not_taken_for_connections():
         assert process.wait(HANG_S) == 0
 
 
+def test_a_benchmark_of_nothing_is_refused(server):
+    for flag in ("--contexts", "--concurrencies"):
+        assert f"{flag} must be numbers from 1 on" in refuse("bench", "decode", "--port", str(server.port), flag, "4,0")
+
+
 def test_inspect():
     done = subprocess.run([PROGRAM, "inspect", FOLDER], capture_output=True, text=True, check=True)
     with open(os.path.join(FOLDER, "config.json"), encoding="utf-8") as file:
