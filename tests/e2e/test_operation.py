@@ -31,13 +31,13 @@ def disconnect_midway(server, prompt, max_tokens, events):
 
 
 def test_disconnect_frees_blocks(server):
-    def aborts():
-        return gauge(server.get("/metrics")[1], "vllm:request_success_total", 'finished_reason="abort"')
+    def generated():
+        return gauge(server.get("/metrics")[1], "vllm:generation_tokens_total")
 
-    before = aborts()
-    disconnect_midway(server, list(range(300, 900)), 15000, 3)
+    before = generated()
+    disconnect_midway(server, list(range(300, 900)), 5000, 3)
     assert wait_idle(server)
-    assert aborts() == before + 1, "it ran on to its last token"
+    assert generated() - before < 5000, "it ran on to its last token"
 
 
 def test_sigterm_drains(launch):
