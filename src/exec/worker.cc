@@ -5,7 +5,8 @@
 
 #include <algorithm>
 
-#include "exec/cgroup.h"
+#include "base/cgroup.h"
+#include "base/log.h"
 #include "exec/plan_worker.h"
 #include "exec/sampler.h"
 #include "ops/ops.h"
@@ -15,8 +16,10 @@ namespace {
 
 Result<std::unique_ptr<Ops>> make_ops(const WorkerConfig& config) {
   if (config.device == Device::kRef) return make_ref_ops();
-  return make_cpu_ops(
-      {.num_threads = config.num_threads, .allow_amx = config.allow_amx, .allow_avx512 = config.allow_avx512});
+  const int threads = config.num_threads > 0 ? config.num_threads : available_cores();
+  auto ops = make_cpu_ops({.num_threads = threads, .allow_amx = config.allow_amx, .allow_avx512 = config.allow_avx512});
+  if (ops.ok()) log_info("backend ", (*ops)->name(), ", ", threads, threads == 1 ? " thread" : " threads");
+  return ops;
 }
 
 class HostWorker final : public PlanWorker {

@@ -22,7 +22,7 @@ enum class Device { kCpu, kRef, kCuda };
 struct WorkerConfig {
   Device device = Device::kCpu;
   LoadOptions load;
-  int num_threads = 0;            // 0: one per core
+  int num_threads = 0;            // 0: as many as available_cores()
   int64_t cache_bytes = 1 << 30;  // page pool; on a GPU 0: what memory_share leaves beside weights and workspace
   double memory_share = 0.9;      // of the GPU's memory, with what others have of it
   bool fp8_cache = false;         // latents as e4m3

@@ -116,7 +116,9 @@ void add_device_options(Options& options) {
               "cpu (AVX2, AVX-512, AMX), cuda (one GPU), ref (the slow definition); auto: cuda if there is a GPU",
               group);
   options.add("cpu-isa", "auto", "auto, avx2 or avx512: an upper limit", group);
-  options.add("threads", "0", "threads of the CPU backend; 0: one per core", group);
+  options.add("threads", "0",
+              "threads of the CPU backend; 0: one for each core that this process (its mask, its container) may use",
+              group);
   options.add("latent-norm-eps", "-1", "eps of the q_a and kv_a norms; -1: rms_norm_eps (transformers uses 1e-6)",
               group);
   options.add_switch("kimi-linear-biased-routing", false,

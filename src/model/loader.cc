@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <cmath>
-#include <thread>
 
+#include "base/cgroup.h"
 #include "model/dummy.h"
 #include "model/registry.h"
 
@@ -11,8 +11,7 @@ namespace {
 Result<std::unique_ptr<TensorSource>> open_source(const LoadOptions& options) {
   if (options.format == LoadFormat::kSafetensors)
     return open_checkpoint_source(options.path, options.language_model_only);
-  const unsigned cores = std::max(std::thread::hardware_concurrency(), 1u);
-  return make_dummy_source(options.num_threads > 0 ? options.num_threads : static_cast<int>(cores));
+  return make_dummy_source(options.num_threads > 0 ? options.num_threads : available_cores());
 }
 
 // What the file says and the options change.

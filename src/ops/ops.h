@@ -116,7 +116,7 @@ class Ops {
 std::unique_ptr<Ops> make_ref_ops();
 
 struct CpuOptions {
-  int num_threads = 0;    // 0: one per core
+  int num_threads = 0;    // 0: as many as available_cores()
   bool allow_amx = true;  // false: AVX2 path even where AVX-512 or AMX exist (tests)
   bool allow_avx512 = true;
 };

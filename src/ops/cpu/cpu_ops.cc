@@ -1,8 +1,6 @@
 #include "ops/cpu/cpu_ops.h"
 
-#include <algorithm>
-#include <thread>
-
+#include "base/cgroup.h"
 #include "ops/cpu/elementwise.h"
 #include "ops/cpu/experts.h"
 #include "ops/cpu/gemm.h"
@@ -111,9 +109,9 @@ Tensor CpuOps::gather_rows(const Tensor& x, std::span<const int32_t> rows) {
 
 Result<std::unique_ptr<Ops>> make_cpu_ops(const CpuOptions& options) {
   ASSIGN_OR_RETURN(const Isa isa, detect_isa(options));
-  const int cores = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
   if (options.num_threads < 0) return bad_input("number of threads must not be negative", "num_threads");
-  return std::unique_ptr<Ops>(std::make_unique<CpuOps>(isa, options.num_threads > 0 ? options.num_threads : cores));
+  return std::unique_ptr<Ops>(
+      std::make_unique<CpuOps>(isa, options.num_threads > 0 ? options.num_threads : available_cores()));
 }
 
 }  // namespace perigee

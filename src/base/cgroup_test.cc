@@ -1,11 +1,12 @@
 // The limit of a container, from folders laid out as the kernel does.
-#include "exec/cgroup.h"
+#include "base/cgroup.h"
 
 #include <gtest/gtest.h>
 
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
+
+#include "base/temp_folder.h"
 
 namespace perigee {
 namespace {
@@ -14,20 +15,18 @@ constexpr int64_t kNone = INT64_MAX;
 
 class Cgroup : public testing::Test {
  protected:
-  void SetUp() override {
-    std::string pattern = (std::filesystem::temp_directory_path() / "perigee_cgroup_XXXXXX").string();
-    root_ = ::mkdtemp(pattern.data());
-  }
-  void TearDown() override { std::filesystem::remove_all(root_); }
   void write(const std::string& path, const std::string& text) const {
-    const std::filesystem::path file = root_ + path;
+    const std::filesystem::path file = root() + path;
     std::filesystem::create_directories(file.parent_path());
     std::ofstream(file) << text;
   }
   void in_groups(const std::string& lines) const { write("/proc/self/cgroup", lines); }
-  int64_t limit() const { return cgroup_memory_bytes(root_); }
+  int64_t limit() const { return cgroup_memory_bytes(root()); }
+  int64_t cores() const { return cgroup_cores(root()); }
 
-  std::string root_;
+  const std::string& root() const { return folder_.path(); }
+
+  const TempFolder folder_;
 };
 
 TEST_F(Cgroup, NoneOfAnyKind) {
@@ -40,7 +39,7 @@ TEST_F(Cgroup, V2AsAContainerSeesIt) {
   in_groups("0::/\n");
   write("/sys/fs/cgroup/memory.max", "4294967296\n");
   EXPECT_EQ(limit(), 4294967296);
-  std::filesystem::remove(root_ + "/proc/self/cgroup");
+  std::filesystem::remove(root() + "/proc/self/cgroup");
   EXPECT_EQ(limit(), 4294967296) << "without /proc";
 }
 
@@ -88,9 +87,45 @@ TEST_F(Cgroup, GarbageIsNoLimit) {
     in_groups(text);
     EXPECT_EQ(limit(), kNone) << text;
   }
-  std::filesystem::remove(root_ + "/sys/fs/cgroup/memory.max");
-  std::filesystem::create_directories(root_ + "/sys/fs/cgroup/memory.max");
+  std::filesystem::remove(root() + "/sys/fs/cgroup/memory.max");
+  std::filesystem::create_directories(root() + "/sys/fs/cgroup/memory.max");
   EXPECT_EQ(limit(), kNone) << "a folder";
+}
+
+TEST_F(Cgroup, CoresOfV2) {
+  in_groups("0::/system.slice/perigee.service\n");
+  EXPECT_EQ(cores(), kNone);
+  write("/sys/fs/cgroup/system.slice/perigee.service/cpu.max", "max 100000\n");
+  EXPECT_EQ(cores(), kNone);
+  write("/sys/fs/cgroup/system.slice/perigee.service/cpu.max", "800000 100000\n");
+  EXPECT_EQ(cores(), 8);
+  write("/sys/fs/cgroup/system.slice/cpu.max", "125000 50000\n");
+  EXPECT_EQ(cores(), 2) << "two and a half, of the group above";
+  write("/sys/fs/cgroup/cpu.max", "1000 100000\n");
+  EXPECT_EQ(cores(), 1) << "never none";
+  EXPECT_EQ(limit(), kNone);
+}
+
+TEST_F(Cgroup, CoresOfV1) {
+  in_groups("12:cpu,cpuacct:/docker/x\n3:cpuset:/y\n");
+  write("/sys/fs/cgroup/cpu/docker/x/cpu.cfs_quota_us", "-1\n");
+  write("/sys/fs/cgroup/cpu/docker/x/cpu.cfs_period_us", "100000\n");
+  EXPECT_EQ(cores(), kNone);
+  write("/sys/fs/cgroup/cpu/docker/x/cpu.cfs_quota_us", "400000\n");
+  EXPECT_EQ(cores(), 4);
+}
+
+TEST_F(Cgroup, GarbageIsNoLimitOfCores) {
+  for (const char* text :
+       {"", "\n", "max\n", "100000\n", "1 0\n", "0 1\n", "a b\n", "100000 100000 1\n", "-1 100000\n"}) {
+    write("/sys/fs/cgroup/cpu.max", text);
+    EXPECT_EQ(cores(), kNone) << text;
+  }
+}
+
+TEST(AvailableCores, AreAtLeastOne) {
+  EXPECT_GE(available_cores(), 1);
+  EXPECT_LE(available_cores(), cgroup_cores());
 }
 
 }  // namespace
