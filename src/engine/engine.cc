@@ -127,7 +127,7 @@ Result<std::unique_ptr<Engine>> Engine::create(const EngineConfig& config) {
       .max_sequences = config.max_sequences,
       .max_step_tokens = config.max_step_tokens,
       .max_model_len = impl->max_model_len,
-      .max_waiting = config.max_waiting + config.max_sequences,  // all that submit() lets in: they may come at once
+      .max_waiting = config.max_choices(),  // all that submit() lets in: they may come at once
       .attention_alignment = state_pages > 0 ? kBlockTokens : 1,
       .prefix_caching = config.prefix_caching,
       .state_pages = state_pages,
@@ -164,7 +164,7 @@ Result<RequestId> Engine::submit(EngineRequest request, OutputSink sink) {
     return bad_input(str_cat("a prompt of ", num_prompt, " tokens and max_tokens ", request.sampling.max_tokens,
                              " are over the limit of ", impl_->max_model_len, " tokens together"),
                      "max_tokens");
-  const int64_t limit = max_choices();
+  const int32_t limit = max_choices();
   if (request.n > limit)
     return bad_input(str_cat("n ", request.n, " is over the ", limit, " sequences that run and wait at once"), "n");
   if (impl_->live_choices.fetch_add(request.n) + request.n > limit) {
@@ -200,8 +200,8 @@ const ModelInfo& Engine::model() const {
 int32_t Engine::max_model_len() const {
   return impl_->max_model_len;
 }
-int64_t Engine::max_choices() const {
-  return static_cast<int64_t>(impl_->config.max_waiting) + impl_->config.max_sequences;
+int32_t Engine::max_choices() const {
+  return impl_->config.max_choices();
 }
 int32_t Engine::num_pages() const {
   return impl_->worker->num_pages();

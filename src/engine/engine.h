@@ -27,7 +27,8 @@ struct EngineConfig {
   int32_t max_sequences = 128;     // --max-num-seqs
   int32_t max_step_tokens = 2048;  // --max-num-batched-tokens
   int32_t max_model_len = 0;       // 0: the model's limit, or what fits the cache when that is less
-  int32_t max_waiting = 4096;
+  int32_t max_waiting = 4096;      // --max-waiting-seqs
+  int32_t max_choices() const { return max_waiting + max_sequences; }  // that run and wait at once
   bool prefix_caching = true;
   int32_t checkpoint_interval_blocks = SchedulerConfig().checkpoint_interval_blocks;  // recurrent models
   int32_t checkpoint_turn_blocks = SchedulerConfig().checkpoint_turn_blocks;
@@ -98,7 +99,7 @@ class Engine {
   EngineStats stats() const;
   const ModelInfo& model() const;
   int32_t max_model_len() const;
-  int64_t max_choices() const;  // that run and wait at once: what one request can have
+  int32_t max_choices() const;  // EngineConfig::max_choices(): what one request can have
   int32_t num_pages() const;
   int32_t state_pages() const;  // of those, what a sequence's recurrent state takes; 0: the model has none
 
