@@ -66,7 +66,6 @@ Status validate(const SchedulerConfig& config) {
                      "max_model_len");
   if (config.attention_alignment < 1) return bad_input("must be positive", "attention_alignment");
   if (config.long_prefill_tokens < 0) return bad_input("must not be negative", "long_prefill_tokens");
-  if (config.max_waiting < 0) return bad_input("must not be negative", "max_waiting");
   if (config.state_pages < 0 || config.state_pages >= config.num_pages)
     return bad_input("must leave pages for the blocks of a sequence", "state_pages");
   if (config.checkpoint_interval_blocks < 0) return bad_input("must not be negative", "checkpoint_interval_blocks");
@@ -96,8 +95,7 @@ int32_t Scheduler::Impl::max_outputs(int64_t num_prompt, int64_t max_tokens) con
   return static_cast<int32_t>(std::min<int64_t>(max_tokens, config_.max_model_len - num_prompt));
 }
 
-bool Scheduler::Impl::submit(Submit submit) {
-  if (static_cast<int32_t>(waiting_.size()) >= config_.max_waiting) return false;
+void Scheduler::Impl::submit(Submit submit) {
   CHECK(submit.prompt && submit.sampling && !submit.prompt->empty(), "sequence ", submit.sequence, " is incomplete");
   auto owned = std::make_unique<Sequence>();
   Sequence& sequence = *owned;
@@ -121,7 +119,6 @@ bool Scheduler::Impl::submit(Submit submit) {
   if (sequence.request.deadline_s > 0) next_deadline_s_ = std::min(next_deadline_s_, sequence.request.deadline_s);
   ++num_accepted_;
   enqueue(sequence);
-  return true;
 }
 
 void Scheduler::Impl::enqueue(Sequence& sequence) {
@@ -312,8 +309,8 @@ void Scheduler::Impl::page_evicted(PageId page) {
 Scheduler::Scheduler(const SchedulerConfig& config) : impl_(std::make_unique<Impl>(config)) {}
 Scheduler::~Scheduler() = default;
 
-bool Scheduler::submit(Submit submit) {
-  return impl_->submit(std::move(submit));
+void Scheduler::submit(Submit submit) {
+  impl_->submit(std::move(submit));
 }
 void Scheduler::cancel(const Cancel& cancel) {
   impl_->cancel(cancel);

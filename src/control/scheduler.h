@@ -22,7 +22,6 @@ struct SchedulerConfig {
   int32_t max_sequences = 128;      // slots
   int32_t max_step_tokens = 2048;   // token budget of a step
   int32_t max_model_len = 0;        // prompt + outputs of one sequence
-  int32_t max_waiting = 4096;       // over this, submit() refuses
   int32_t long_prefill_tokens = 0;  // cap of one sequence's chunk; 0: the budget
   int32_t attention_alignment = 1;  // prefill chunks end at multiples of this where they do not end the prompt
   bool prefix_caching = true;
@@ -85,8 +84,8 @@ class Scheduler {
   explicit Scheduler(const SchedulerConfig& config);
   ~Scheduler();
 
-  // False: the waiting queue is full. A sequence that can never fit the pool or max_model_len is refused by fits().
-  bool submit(Submit submit);
+  // The queue has no limit here. A sequence that can never fit the pool or max_model_len is refused by fits().
+  void submit(Submit submit);
   bool fits(int64_t num_prompt_tokens, int64_t max_tokens) const;
   void cancel(const Cancel& cancel);
   void apply(const StepResult& result);  // any order; unknown steps are a bug (CHECK), late rows of ended ones are not

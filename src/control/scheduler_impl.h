@@ -25,7 +25,7 @@ struct Scheduler::Impl {
   explicit Impl(const SchedulerConfig& config);
 
   // scheduler.cc: life and death of sequences
-  bool submit(Submit submit);
+  void submit(Submit submit);
   void cancel(const Cancel& cancel);
   void end(Sequence& sequence, FinishReason reason, SequenceUpdate& update);
   void stop_running(Sequence& sequence);

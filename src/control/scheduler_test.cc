@@ -252,20 +252,6 @@ TEST(Scheduler, PromptLogprobsComeOnceAndTakeNoHit) {
   EXPECT_EQ(h.outcomes[a].num_cached_tokens, 0);
 }
 
-TEST(Scheduler, TheQueueIsBounded) {
-  SchedulerConfig config = small_config();
-  config.max_waiting = 1;
-  SchedulerHarness h(config);
-  h.submit(10, 1);
-  Submit submit;
-  submit.sequence = SequenceId(99);
-  submit.prompt = std::make_shared<std::vector<int32_t>>(tokens_from(0, 3));
-  submit.sampling = std::make_shared<SamplingParams>();
-  EXPECT_FALSE(h.scheduler.submit(submit));
-  h.step();
-  EXPECT_TRUE(h.scheduler.submit(submit));
-}
-
 TEST(Scheduler, FitsKnowsThePoolAndTheModel) {
   SchedulerConfig config = small_config();
   config.num_pages = 4;
@@ -306,7 +292,6 @@ TEST(Scheduler, ValidateNamesTheField) {
   EXPECT_EQ(field([](SchedulerConfig& c) { c.max_step_tokens = 0; }), "max_step_tokens");
   EXPECT_EQ(field([](SchedulerConfig& c) { c.attention_alignment = 0; }), "attention_alignment");
   EXPECT_EQ(field([](SchedulerConfig& c) { c.long_prefill_tokens = -1; }), "long_prefill_tokens");
-  EXPECT_EQ(field([](SchedulerConfig& c) { c.max_waiting = -1; }), "max_waiting");
   EXPECT_EQ(field([](SchedulerConfig& c) { c.hash_bits = 0; }), "hash_bits");
   EXPECT_EQ(field([](SchedulerConfig& c) {
               c.attention_alignment = 1024;

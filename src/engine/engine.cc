@@ -127,7 +127,6 @@ Result<std::unique_ptr<Engine>> Engine::create(const EngineConfig& config) {
       .max_sequences = config.max_sequences,
       .max_step_tokens = config.max_step_tokens,
       .max_model_len = impl->max_model_len,
-      .max_waiting = config.max_choices(),  // all that submit() lets in: they may come at once
       .attention_alignment = state_pages > 0 ? kBlockTokens : 1,
       .prefix_caching = config.prefix_caching,
       .state_pages = state_pages,
@@ -265,7 +264,7 @@ void Engine::Impl::submit(SubmitMessage&& message) {
     owners.emplace(sequence, message.request);
     auto sampling = std::make_shared<SamplingParams>(body.sampling);
     sampling->seed += static_cast<uint64_t>(i);
-    const bool accepted = scheduler->submit({
+    scheduler->submit({
         .sequence = sequence,
         .prompt = body.prompt,
         .sampling = std::move(sampling),
@@ -275,7 +274,6 @@ void Engine::Impl::submit(SubmitMessage&& message) {
         .cache_salt = body.cache_salt,
         .leader = i > 0 ? first : SequenceId(),
     });
-    CHECK(accepted || lost, "sequence ", sequence, " is over the limit that was checked before");
   }
 }
 

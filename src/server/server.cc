@@ -91,7 +91,8 @@ void Server::drain_and_stop() {
   const std::atomic<bool> patient{false};
   app_->begin_drain();
   http_->close_after_replies();
-  log_info("draining: ", app_->live().count(), " requests in flight, at most ", config_.drain_s, " s");
+  if (const size_t live = app_->live().count(); live > 0)
+    log_info("draining: ", live, " requests in flight, at most ", config_.drain_s, " s");
   if (!wait_until([&] { return app_->live().count() == 0; }, config_.drain_s, hurry_)) {
     log_warning("drain limit: ending ", app_->live().count(), " requests");
     app_->live().end_all("the server is shutting down");

@@ -65,7 +65,7 @@ class Simulation {
   void draw_recurrent(SchedulerConfig& config, int32_t& num_blocks);
   void tick();
   void submit_some();
-  bool submit_one(const std::shared_ptr<const std::vector<int32_t>>& prompt, const std::string& salt,
+  void submit_one(const std::shared_ptr<const std::vector<int32_t>>& prompt, const std::string& salt,
                   SequenceId leader);
   std::shared_ptr<const std::vector<int32_t>> draw_prompt();
   void draw_next_turn(std::shared_ptr<const std::vector<int32_t>>& prompt, std::string& salt);
@@ -94,6 +94,7 @@ class Simulation {
   void check_end();
   void note(uint64_t value) { counts_.log_hash = mix64(counts_.log_hash * 31 + value); }
   bool has_row_in_flight(SequenceId sequence) const;
+  bool queue_is_full() const { return scheduler_.gauges().waiting >= queue_length_; }
 
   Judge judge_;
   Rng rng_;
@@ -106,6 +107,7 @@ class Simulation {
   std::deque<Flight> flights_;
   std::vector<SlotView> slots_;
   int32_t num_to_submit_ = 0, longest_prompt_ = 0;
+  int32_t queue_length_ = 0;  // the engine in front lets no more in
   double arrival_chance_ = 0, cancel_chance_ = 0, deliver_chance_ = 0, long_outputs_chance_ = 0, turn_chance_ = 0;
   int64_t best_ = -1, best_idle_plans_ = 0;
   Counts counts_;

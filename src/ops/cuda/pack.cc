@@ -1,8 +1,8 @@
 // CudaOps: weights to the GPU, once at load.
 #include <algorithm>
 #include <array>
-#include <thread>
 
+#include "base/cgroup.h"
 #include "ops/cuda/backend.h"
 #include "ops/cuda/packed.h"
 
@@ -54,7 +54,7 @@ WeightFormat common_format(std::span<const RawExpert> experts) {
 
 // More do not read a file faster than the link takes it.
 int num_upload_threads() {
-  return static_cast<int>(std::clamp(std::thread::hardware_concurrency(), 1u, 8u));
+  return std::min(available_cores(), 8);
 }
 
 }  // namespace
