@@ -232,14 +232,17 @@ Result<int> bench_decode(const std::vector<std::string>& arguments) {
       std::printf(rate > 0 ? " %.1f |" : " - |", rate);
       std::fflush(stdout);
       row.set(std::to_string(c), rate);
-      if (why.empty()) why = total(timings).first_error;
+      if (why.empty() && rate <= 0) why = total(timings).first_error;
+      if (why.empty() && rate <= 0)
+        why =
+            str_cat(c, " streams never decoded all at once: longer --output-len, or a server with more --max-num-seqs");
     }
     std::printf("\n");
     figures.set(std::to_string(context), std::move(row));
   }
   if (!why.empty()) std::fprintf(stderr, "perigee bench decode: no figure (-): %s\n", why.c_str());
   RETURN_IF_ERROR(save_result(options, figures));
-  return 0;
+  return why.empty() ? 0 : 1;
 }
 
 Result<int> bench_prefill(const std::vector<std::string>& arguments) {
