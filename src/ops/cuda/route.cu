@@ -30,8 +30,8 @@ __device__ __forceinline__ bool split_terms(const float4& w, uint32_t (&terms)[3
 
 // --- Scores of few tokens: a block does 16 experts and 512 columns. ---
 //
-// W is asked for first in this text and not by the machine: nvcc puts the loads, __ldg, behind dependency_wait(), so
-// that they do not overlap with the kernel in front (docs/cuda.md, Router).
+// W is asked for while the kernel in front still runs, by plain loads: nvcc puts those of __ldg behind
+// dependency_wait().
 
 constexpr int kFewTokens = 64, kFewExperts = 16;
 constexpr int kWarpChunks = 2, kFewColumns = kScoreWarps * kWarpChunks * 32;
@@ -84,7 +84,7 @@ __global__ __launch_bounds__(kScoreThreads, kTiles == 1 ? 3 : 2) void score_few_
     const float* row = weight + min(first_expert + g + i / 2 % 2 * 8, experts - 1) * x.cols;
     const int from = column + i / 4 * 32;
     w[i / 4][i / 2 % 2][i % 2] =
-        from < columns ? __ldg(reinterpret_cast<const float4*>(row + from) + i % 2) : float4{0, 0, 0, 0};
+        from < columns ? reinterpret_cast<const float4*>(row + from)[i % 2] : float4{0, 0, 0, 0};
   }
   WeightChunk chunks[kWarpChunks];
 #pragma unroll
@@ -374,7 +374,7 @@ __global__ __launch_bounds__(kSelectThreads) void select_kernel(const float* log
   float bias[kSelectEach] = {}, z[kSelectEach] = {};
 #pragma unroll
   for (int i = 0; i < kSelectEach; ++i)
-    if (c.bias != nullptr && first + i * threads < c.experts) bias[i] = __ldg(c.bias + first + i * threads);
+    if (c.bias != nullptr && first + i * threads < c.experts) bias[i] = c.bias[first + i * threads];
   dependency_wait();
   dependency_trigger();
 #pragma unroll
