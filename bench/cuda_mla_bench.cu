@@ -50,7 +50,7 @@ MlaDecodeConfig config_of(const Row& r) {
   shape.heads = r.heads, shape.max_sequences = r.batch, shape.max_tokens = r.batch * r.query, shape.max_query = r.query;
   shape.fp8 = r.fp8;
   shape.lists = r.fixed ? MlaLists::kFixed : MlaLists::kBalanced;
-  shape.total_blocks = static_cast<int64_t>(r.batch) * ((r.length + 63) / 64);
+  shape.max_pieces = static_cast<int64_t>(r.batch) * ((r.heads * r.query + 31) / 32) * mla_pieces((r.length + 63) / 64);
   shape.multiprocessors = device.multiProcessorCount;
   shape.compute_capability = r.capability ? r.capability : device.major * 10 + device.minor;
   return mla_decode_config(shape);
@@ -106,6 +106,10 @@ std::vector<Row> rows() {
     for (const int heads : {8, 64}) {
       all.push_back({heads, 1, 80000, 1, fp8, 0, true});
       all.push_back({heads, 64, 16384, 1, fp8, 0, true});
+    }
+    for (const int length : {1024, 8192}) {
+      for (const int batch : {1, 64}) all.push_back({16, batch, length, 1, fp8, 0, true});
+      all.push_back({16, 1, length, 256, fp8, 0, true});
     }
   }
   return all;

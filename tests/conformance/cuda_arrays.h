@@ -27,6 +27,10 @@ struct Device {
     must(cudaMalloc(&data, std::max<size_t>(1, size) * sizeof(T)));
     must(cudaMemcpy(data, host.data(), size * sizeof(T), cudaMemcpyHostToDevice));
   }
+  Device(size_t count, uint8_t byte) : size(count) {  // every byte of it
+    must(cudaMalloc(&data, std::max<size_t>(1, size) * sizeof(T)));
+    must(cudaMemset(data, byte, size * sizeof(T)));
+  }
   ~Device() { cudaFree(data); }
   Device(const Device&) = delete;
   T* data = nullptr;

@@ -2,6 +2,8 @@
 // caches and outputs poisoned with NaN before.
 #include <gtest/gtest.h>
 
+#include <array>
+#include <bit>
 #include <cmath>
 
 #include "base/rng.h"
@@ -23,7 +25,6 @@ struct Case {
   int heads = 8;
   std::vector<Sequence> sequences;
   bool fp8 = false;
-  MlaLists lists = MlaLists::kBalanced;
   int ranks = 1;  // blocks dealt over this many ranks; this one holds every ranks-th
   int rank = 0;
   int spare_sequences = 0;  // empty ones behind, as in a padded batch
@@ -132,30 +133,34 @@ struct Answer {
   std::vector<float> lse;
 };
 
-MlaDecodeConfig config_of(const Problem& p) {
+MlaDecodeConfig config_of(const Problem& p, MlaLists lists) {
   const Case& c = p.test;
   MlaDecodeShape shape;
   shape.heads = c.heads;
   shape.max_sequences = static_cast<int>(p.lengths.size());
   shape.max_tokens = p.first_row.back() + c.spare_sequences;
-  for (const Sequence& s : c.sequences) shape.max_query = std::max(shape.max_query, s.query);
-  for (const int count : p.local_blocks) shape.total_blocks += count;
+  for (const Sequence& s : c.sequences) {
+    shape.max_query = std::max(shape.max_query, s.query);
+    shape.max_pieces += (s.query * c.heads + 31) / 32 * mla_pieces((s.length + 63) / 64);
+  }
   shape.fp8 = c.fp8;
-  shape.lists = c.lists;
+  shape.lists = lists;
   must(cudaDeviceGetAttribute(&shape.multiprocessors, cudaDevAttrMultiProcessorCount, 0));
   shape.compute_capability = compute_capability(c.force_portable);
   return mla_decode_config(shape);
 }
 
-Answer run(const Problem& p) {
+// In launches that end with the rows `ends` and with the last.
+Answer run(const Problem& p, MlaLists lists, std::vector<int> ends = {}) {
   const Case& c = p.test;
-  const MlaDecodeConfig config = config_of(p);
+  const MlaDecodeConfig config = config_of(p, lists);
+  const size_t rows = static_cast<size_t>(config.max_tokens) * c.heads;
   Device first_row(p.first_row), lengths(p.lengths), table(p.table), index(p.index), blocks(p.local_blocks);
   Device q(p.q);
   Device cache(p.cache);
-  Device out(std::vector<uint16_t>(static_cast<size_t>(config.max_tokens) * c.heads * kMlaLatent, 0x7FFF));
-  Device lse(std::vector<float>(static_cast<size_t>(config.max_tokens) * c.heads, NAN));
-  Device workspace(std::vector<uint8_t>(config.workspace_bytes(), 0xFF));
+  Device<uint16_t> out(rows * kMlaLatent, 0xFF);
+  Device<float> lse(rows, 0xFF);
+  Device<uint8_t> workspace(config.workspace_bytes(), 0xFF);
   MlaBatch batch;
   batch.first_row = first_row.data, batch.lengths = lengths.data, batch.block_table = table.data;
   if (c.ranks > 1) batch.block_index = index.data, batch.local_blocks = blocks.data;
@@ -165,8 +170,13 @@ Answer run(const Problem& p) {
   args.softmax_scale = kScale, args.kv_scale = c.fp8 ? p.kv_scale : 1;
   args.out = out.data, args.lse = lse.data;
   must(mla_decode_prepare());
-  must(mla_plan(config, batch, workspace.data, nullptr));
-  must(mla_decode(config, batch, args, workspace.data, nullptr));
+  ends.push_back(p.first_row.back());
+  for (const int end : ends) {
+    batch.row_end = end;
+    must(mla_plan(config, batch, workspace.data, nullptr));
+    must(mla_decode(config, batch, args, workspace.data, nullptr));
+    batch.row_begin = end;
+  }
   must(cudaDeviceSynchronize());
   return {download(out), download(lse)};
 }
@@ -194,12 +204,14 @@ void check_row(const Problem& p, const Answer& answer, int row) {
 
 void check(const Case& c, uint64_t seed) {
   const Problem p(c, seed);
-  const Answer answer = run(p);
-  if (testing::Test::HasFatalFailure()) return;
-  SCOPED_TRACE(config_of(p).name() + ", heads " + std::to_string(c.heads));
   const int rows = p.first_row.back() * c.heads, step = std::max(1, rows / (gpu_sanitizer() ? 24 : 192));
-  for (int row = 0; row < rows; row += step) check_row(p, answer, row);
-  check_row(p, answer, rows - 1);
+  for (const MlaLists lists : {MlaLists::kBalanced, MlaLists::kFixed}) {
+    const Answer answer = run(p, lists);
+    if (testing::Test::HasFatalFailure()) return;
+    SCOPED_TRACE(config_of(p, lists).name() + ", heads " + std::to_string(c.heads));
+    for (int row = 0; row < rows; row += step) check_row(p, answer, row);
+    check_row(p, answer, rows - 1);
+  }
 }
 
 std::vector<Sequence> odd_lengths(int query) {
@@ -219,6 +231,33 @@ TEST(CudaMlaConfig, ChoiceIsPure) {
   EXPECT_EQ(mla_decode_config(shape).kernel, MlaKernel::kWgmma64);
   shape.compute_capability = 120;
   EXPECT_EQ(mla_decode_config(shape).kernel, MlaKernel::kMma32);
+}
+
+TEST(CudaMlaConfig, PiecesAreAtFixedPlaces) {
+  EXPECT_EQ(mla_pieces(0), 0);
+  for (int blocks = 1, piece = 0; blocks <= 16384; ++blocks) {
+    if (blocks - 1 == mla_piece_begin(piece + 1)) ++piece;
+    ASSERT_EQ(mla_pieces(blocks), piece + 1) << blocks;
+    ASSERT_LE(mla_piece_begin(piece + 1) - mla_piece_begin(piece), kMlaPieceBlocks + mla_piece_begin(piece) / 8);
+  }
+  EXPECT_EQ(mla_piece_begin(1) * kMlaBlock, 512);
+  EXPECT_EQ(mla_piece_begin(8) * kMlaBlock, 4096);
+  EXPECT_EQ(mla_piece_begin(9) * kMlaBlock, 5120);
+  EXPECT_EQ(mla_pieces(16384), 65);
+}
+
+TEST(CudaMlaConfig, FixedListsHaveOneKernel) {
+  MlaDecodeShape shape;
+  shape.heads = 8, shape.max_sequences = 1, shape.max_tokens = 1, shape.multiprocessors = 132;
+  shape.max_pieces = 100, shape.lists = MlaLists::kFixed;
+  for (const int capability : {80, 90}) {
+    shape.compute_capability = capability, shape.max_query = 1;
+    const MlaDecodeConfig one = mla_decode_config(shape);
+    EXPECT_EQ(one.kernel, capability == 90 ? MlaKernel::kWgmma64 : MlaKernel::kMma32);
+    shape.max_query = 1000;
+    const MlaDecodeConfig many = mla_decode_config(shape);
+    EXPECT_TRUE(many.kernel == one.kernel && many.fetches == one.fetches && many.rows == one.rows);
+  }
 }
 
 class CudaMla : public testing::TestWithParam<std::tuple<bool, bool>> {
@@ -289,25 +328,95 @@ TEST_P(CudaMla, ManyQueriesExtend) {
   if (!gpu_sanitizer()) check(make(16, {{900, 170}, {333, 1}}), 24);  // the most that is not expanded
 }
 
-TEST_P(CudaMla, FixedListsDoNotDependOnTheBatch) {
-  const int length = gpu_sanitizer() ? 1500 : 5000;
-  Case alone = make(8, {{length, 1}});
-  alone.lists = MlaLists::kFixed;
-  check(alone, 31);
-  const Problem one(alone, 31);
-  const Answer a = run(one);
-  // The same sequence beside others of other lengths: same bits.
-  Case beside = alone;
-  beside.sequences = {{length, 1}, {777, 1}, {64, 1}, {2048, 1}};
-  Problem many(beside, 33);
-  for (int p = 0; p < length; ++p) {
-    const int page = many.table[p / 64], from = one.table[p / 64];
-    std::memcpy(many.cache.data() + page * many.page_bytes + p % 64 * many.row_bytes,
-                one.cache.data() + from * one.page_bytes + p % 64 * one.row_bytes, many.row_bytes);
+// Tokens [length - query, length) of a sequence of a world.
+struct Part {
+  int sequence, length, query;
+};
+
+// Sequences whose queries and keys do not depend on the batch that they are read through.
+class World {
+ public:
+  World(const Case& c, uint64_t seed) : all_(c, seed), queries_(509 * kMlaWidth) {
+    for (uint16_t& x : queries_) x = bf16_bits(all_.gauss());
+    all_.keys.clear(), all_.q.clear();  // no reference here
   }
-  std::copy_n(one.q.begin(), 8 * kMlaWidth, many.q.begin());
-  const Answer b = run(many);
-  for (int i = 0; i < 8 * kMlaLatent; ++i) ASSERT_EQ(a.out[i], b.out[i]) << i;
+
+  // Outputs and log-sum-exps of parts [first, last), as bits, token by token.
+  std::vector<uint16_t> bits(const std::vector<Part>& parts, size_t first, size_t last,
+                             std::vector<int> ends = {}) const {
+    Problem p = all_;
+    p.test.sequences.clear(), p.lengths.clear(), p.table.clear(), p.first_row = {0};
+    for (const Part& part : parts) {
+      p.test.sequences.push_back({part.length, part.query});
+      p.lengths.push_back(part.length), p.first_row.push_back(p.first_row.back() + part.query);
+      const auto pages = all_.table.begin() + part.sequence * p.table_width;
+      p.table.insert(p.table.end(), pages, pages + p.table_width);
+      for (int token = part.length - part.query; token < part.length; ++token) add_queries(p, part.sequence, token);
+    }
+    const Answer answer = run(p, MlaLists::kFixed, std::move(ends));
+    std::vector<uint16_t> out;
+    for (int row = p.first_row[first] * heads(); row < p.first_row[last] * heads(); ++row) {
+      const auto from = answer.out.begin() + static_cast<ptrdiff_t>(row) * kMlaLatent;
+      out.insert(out.end(), from, from + kMlaLatent);
+      const auto lse = std::bit_cast<std::array<uint16_t, 2>>(answer.lse[row]);
+      out.insert(out.end(), lse.begin(), lse.end());
+    }
+    return out;
+  }
+  int heads() const { return all_.test.heads; }
+  size_t token_bits() const { return static_cast<size_t>(heads()) * (kMlaLatent + 2); }
+
+ private:
+  void add_queries(Problem& p, int sequence, int token) const {
+    for (int head = 0; head < heads(); ++head) {
+      const auto from = queries_.begin() + (token * 31 + head * 7 + sequence) % 509 * kMlaWidth;
+      p.q.insert(p.q.end(), from, from + kMlaWidth);
+    }
+  }
+
+  Problem all_;
+  std::vector<uint16_t> queries_;
+};
+
+// The first sequence's bits at tokens [begin, end) by decode, up to 64 at once.
+std::vector<uint16_t> decoded(const World& world, int begin, int end) {
+  std::vector<uint16_t> out;
+  for (int first = begin; first < end; first += 64) {
+    std::vector<Part> parts;
+    for (int token = first; token < std::min(first + 64, end); ++token) parts.push_back({0, token + 1, 1});
+    const std::vector<uint16_t> some = world.bits(parts, 0, parts.size());
+    out.insert(out.end(), some.begin(), some.end());
+  }
+  return out;
+}
+
+// The last `query` tokens of those decoded, run as one chunk: alone, behind 140 other sequences, in several launches.
+void expect_as_decoded(const World& world, const std::vector<uint16_t>& all, int end, int query) {
+  const std::vector<uint16_t> want(all.end() - static_cast<ptrdiff_t>(query * world.token_bits()), all.end());
+  std::vector<Part> parts{{0, end, query}};
+  const auto expect = [&](const std::vector<uint16_t>& got, const char* how) {
+    ASSERT_EQ(got.size(), want.size());
+    const auto differs = std::mismatch(got.begin(), got.end(), want.begin()).first - got.begin();
+    ASSERT_EQ(differs, std::ssize(want)) << world.heads() << " heads, " << query << " tokens that end at " << end
+                                         << ", " << how << ": token " << differs / world.token_bits();
+  };
+  expect(world.bits(parts, 0, 1), "alone");
+  expect(world.bits(parts, 0, 1, {query / 3, query / 2 + 1}), "in three launches");
+  for (int i = 0; i < 140; ++i) parts.push_back({1 + i % 5, 60 + i * 37 % 700, 1 + i % 19 / 6});
+  std::rotate(parts.begin(), parts.begin() + 1, parts.end());
+  expect(world.bits(parts, 140, 141), "behind others");
+}
+
+TEST_P(CudaMla, FixedListsDoNotDependOnTheBatch) {
+  for (const int heads : few_if_gpu_sanitizer<int>({8, 16, 64, 128}, {16})) {
+    const Case c = make(heads, {{4500, 1}, {760, 1}, {760, 1}, {760, 1}, {760, 1}, {760, 1}});
+    const World world(c, 31 + heads);
+    for (const int end : few_if_gpu_sanitizer<int>({65, 515, 1100, 4500}, {515})) {
+      const std::vector<uint16_t> all = decoded(world, std::max(0, end - 512), end);
+      for (const int query : few_if_gpu_sanitizer<int>({1, 2, 5, 8, 37, 170, 512}, {5}))
+        if (query <= end) ASSERT_NO_FATAL_FAILURE(expect_as_decoded(world, all, end, query));
+    }
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Kinds, CudaMla, testing::Combine(testing::Bool(), testing::Bool()), [](const auto& info) {

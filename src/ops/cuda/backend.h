@@ -120,8 +120,8 @@ class CudaOps final : public Ops {
   std::unique_ptr<CublasLt> cublas_;
   int multiprocessors_ = 0, compute_capability_ = 0;
   bool hopper_ = false;  // hopper_gemm.h may be used
-  // Work lists of attention: made in a step's first layer, read by all. Outgrown memory stays for the graphs that hold
-  // its address.
+  // Work lists of attention: made in a step's first layer, read by all, unless there are several of one layer. Outgrown
+  // memory stays for the graphs that hold its address.
   std::vector<Buffer> mla_workspaces_;
   bool mla_planned_ = false;
 };

@@ -26,7 +26,24 @@ inline constexpr int kMlaLatent = 512;
 inline constexpr int kMlaWidth = 576;  // latent and rope columns of a key
 inline constexpr int kMlaBlock = 64;   // tokens of a page
 inline constexpr int kMlaMaxSequences = 1024;
-inline constexpr int kMlaFixedBlocks = 16;  // fixed lists cut at absolute multiples of this: 1,024 tokens
+
+// The pieces of fixed lists: eight of 512 tokens, eight of 1,024, eight of 2,048 ... from a sequence's first token. So
+// they are few, 65 of 1,048,576 tokens, and none holds up the others: 512 tokens and an eighth of what lies in front.
+inline constexpr int kMlaPieceBlocks = 8;  // of the first pieces
+inline constexpr int kMlaPiecesOfALength = 8;
+
+// The block that a piece begins with.
+constexpr int mla_piece_begin(int piece) {
+  const int blocks = kMlaPieceBlocks << piece / kMlaPiecesOfALength;
+  return blocks * (kMlaPiecesOfALength + piece % kMlaPiecesOfALength) - kMlaPieceBlocks * kMlaPiecesOfALength;
+}
+// How many pieces the first `blocks` blocks of a sequence fall into.
+constexpr int mla_pieces(int blocks) {
+  int piece_blocks = kMlaPieceBlocks, pieces = 1 - kMlaPiecesOfALength;
+  const int last = blocks - 1 + kMlaPieceBlocks * kMlaPiecesOfALength;
+  for (; last >= 2 * kMlaPiecesOfALength * piece_blocks; piece_blocks *= 2) pieces += kMlaPiecesOfALength;
+  return pieces + last / piece_blocks;
+}
 
 enum class MlaKernel : uint8_t {
   kMma16,    // portable, 16 query rows a block, two blocks a multiprocessor
@@ -36,16 +53,16 @@ enum class MlaKernel : uint8_t {
 
 enum class MlaLists : uint8_t {
   kBalanced,  // equal numbers of key blocks for every slot
-  kFixed,     // pieces of 1,024 tokens: a row's result does not depend on what else is in the batch
+  kFixed,     // one kernel, pieces at fixed places: a row's bits do not depend on what else is in the batch
 };
 
 // What is known when the buffers are made; upper bounds of every later call.
 struct MlaDecodeShape {
   int heads = 0;
-  int max_sequences = 0;     // <= kMlaMaxSequences
-  int max_tokens = 0;        // query tokens of a batch
-  int max_query = 1;         // query tokens of one sequence
-  int64_t total_blocks = 0;  // key blocks of a batch, shared ones counted once for each sequence (fixed lists only)
+  int max_sequences = 0;   // <= kMlaMaxSequences
+  int max_tokens = 0;      // query tokens of a batch
+  int max_query = 1;       // query tokens of one sequence
+  int64_t max_pieces = 0;  // fixed lists: pieces of all row tiles of a batch, at least one a tile
   bool fp8 = false;
   MlaLists lists = MlaLists::kBalanced;
   int multiprocessors = 0;
@@ -82,6 +99,7 @@ struct MlaBatch {
   const int32_t* local_blocks = nullptr;  // [sequences] entries of the table; null: all, ceil(lengths / 64)
   int sequences = 0;
   int table_width = 0;
+  int row_begin = 0, row_end = INT32_MAX;  // the query tokens in these batch rows alone
 };
 
 struct MlaDecodeArgs {

@@ -11,12 +11,32 @@
 namespace perigee {
 namespace {
 
-constexpr int64_t kExpandedKeys = 8192;   // of one piece in expanded attention: bounds its scratch memory
-constexpr int64_t kAttentionRows = 1024;  // of one launch: bounds its scratch memory
+constexpr int64_t kExpandedKeys = 8192;    // of one piece in expanded attention: bounds its scratch memory
+constexpr int64_t kAttentionRows = 1024;   // of one launch: bounds its scratch memory
+constexpr int64_t kFixedPieces = 64 * 65;  // likewise, of fixed lists: a token of 64 sequences of 1,048,576 tokens
 
 // The geometries of mla_prefill.h.
 bool can_expand(const MlaShape& s) {
   return (s.nope == 128 && s.value == 128) || (s.nope == 192 && s.value == 256);
+}
+
+// The end of a launch of fixed lists that begins with row `begin`: as many rows as its partial results hold.
+int64_t launch_end(const MlaDecodeConfig& config, const Batch& batch, int64_t begin) {
+  int64_t end = begin, left = config.max_partials;
+  for (const SequenceRows& rows : batch.sequences) {
+    const int64_t last = rows.first_row + rows.num_tokens;
+    if (last <= begin) continue;
+    // Only of a chunk is the host sure to know the position; a captured graph must hold for any.
+    const int32_t blocks = rows.num_tokens == 1 ? batch.device->table_width
+                                                : (rows.position + rows.num_tokens + kMlaBlock - 1) / kMlaBlock;
+    const int64_t pieces = mla_pieces(blocks);
+    const int64_t count = std::min(last - end, left / pieces * config.rows / config.heads);
+    end += count;
+    left -= (count * config.heads + config.rows - 1) / config.rows * pieces;
+    if (end < last) break;
+  }
+  CHECK(end > begin, config.max_partials, " pieces for a row");
+  return end;
 }
 
 }  // namespace
@@ -54,33 +74,41 @@ Tensor CudaOps::mla_in(const Tensor& x, const MlaWeights& w, const Batch& batch,
 
 void CudaOps::attend_usual(const Tensor& query, const Tensor& mixed, const MlaShape& s, const Batch& batch,
                            const LatentLayer& cache) {
+  const bool fixed = options_.deterministic;
   int max_query = 1;
   for (const SequenceRows& rows : batch.sequences) max_query = std::max(max_query, rows.num_tokens);
   const MlaDecodeConfig config = mla_decode_config({.heads = static_cast<int>(s.heads),
                                                     .max_sequences = static_cast<int>(batch.sequences.size()),
                                                     .max_tokens = static_cast<int>(query.rows),
                                                     .max_query = max_query,
+                                                    .max_pieces = kFixedPieces,
                                                     .fp8 = cache.dtype == DType::kF8E4M3,
+                                                    .lists = fixed ? MlaLists::kFixed : MlaLists::kBalanced,
                                                     .multiprocessors = multiprocessors_,
                                                     .compute_capability = compute_capability_});
   if (mla_workspaces_.empty() || mla_workspaces_.back().size() < config.workspace_bytes())
     mla_workspaces_.push_back(device_buffer(config.workspace_bytes()));
   uint8_t* workspace = mla_workspaces_.back().data();
   const DeviceSequences& sequences = *batch.device;
-  const MlaBatch lists{.first_row = sequences.first_row,
-                       .lengths = sequences.lengths,
-                       .block_table = sequences.block_tables,
-                       .sequences = static_cast<int>(batch.sequences.size()),
-                       .table_width = sequences.table_width};
-  if (!mla_planned_) check(mla_plan(config, lists, workspace, stream()), "mla_plan");
-  mla_planned_ = true;
+  MlaBatch lists{.first_row = sequences.first_row,
+                 .lengths = sequences.lengths,
+                 .block_table = sequences.block_tables,
+                 .sequences = static_cast<int>(batch.sequences.size()),
+                 .table_width = sequences.table_width};
   const MlaDecodeArgs args{.q = query.data,
                            .kv = cache.base,
                            .page_bytes = cache.page_bytes,
                            .softmax_scale = s.softmax_scale,
                            .kv_scale = cache.scale,
                            .out = mixed.data};
-  check(mla_decode(config, lists, args, workspace, stream()), "mla_attend");
+  for (int64_t begin = 0, end = 0; begin < query.rows; begin = end) {
+    end = fixed ? launch_end(config, batch, begin) : query.rows;
+    lists.row_begin = static_cast<int>(begin), lists.row_end = static_cast<int>(end);
+    const bool whole = begin == 0 && end == query.rows;
+    if (!whole || !mla_planned_) check(mla_plan(config, lists, workspace, stream()), "mla_plan");
+    mla_planned_ = whole;
+    check(mla_decode(config, lists, args, workspace, stream()), "mla_attend");
+  }
 }
 
 Tensor CudaOps::mla_attend(const Tensor& q, const MlaUpWeight& up, const MlaShape& s, const Batch& batch,
@@ -136,8 +164,7 @@ void CudaOps::attend_absorbed(const Tensor& q, const CudaMlaUp& weights, const M
                           stream()),
         "mla query");
   CHECK(num_sequences <= kMlaMaxSequences, num_sequences, " sequences");
-  // The plain kernel cuts nothing by what else is in the batch.
-  if (is_usual(s, cache) && !options_.deterministic)
+  if (is_usual(s, cache))
     attend_usual(query, mixed, s, part, cache);
   else
     attend_rows(query, mixed, s, part, cache);

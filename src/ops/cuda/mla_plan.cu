@@ -9,37 +9,46 @@ namespace perigee {
 namespace {
 
 constexpr int kFewPartials = 32;  // a warp joins a row alone
+constexpr int kItemBlocks = 2;    // key blocks that beginning and ending an item takes as long as, about
 
 constexpr int kPlanThreads = 1024;
 static_assert(kPlanThreads == kMlaMaxSequences, "one thread a sequence");
 
-// Per sequence: its first row tile and its first unit of work. A unit is a key block (balanced) or a piece (fixed) of
-// one row tile; all row tiles of a sequence have the same number of units.
+// Per sequence: its first row tile, its key blocks and, of balanced lists, its first unit of work: a key block of one
+// row tile.
 struct PlanShared {
   int tile[kPlanThreads + 1];
   int unit[kPlanThreads + 1];
-  int units_of_tile[kPlanThreads];
   int blocks[kPlanThreads];
   int few_joins, many_joins;
-  int warp_sums[2][32];
+  int2 warp_sums[32];
 };
 
-// Exclusive prefix sums of a and b over the threads; the totals of the block are behind the last.
-__device__ void scan_two(PlanShared& shared, int a, int b) {
+__device__ int2 operator+(int2 a, int2 b) {
+  return make_int2(a.x + b.x, a.y + b.y);
+}
+
+// Sums of two numbers a thread: over the threads in front, over all.
+struct Sums {
+  int2 before, total;
+};
+
+__device__ Sums sum_threads(PlanShared& shared, int2 mine) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  int sum_a = a, sum_b = b;
+  int2 sum = mine;
   for (int step = 1; step < 32; step *= 2) {
-    const int up_a = __shfl_up_sync(~0u, sum_a, step), up_b = __shfl_up_sync(~0u, sum_b, step);
-    if (lane >= step) sum_a += up_a, sum_b += up_b;
+    const int2 up = make_int2(__shfl_up_sync(~0u, sum.x, step), __shfl_up_sync(~0u, sum.y, step));
+    if (lane >= step) sum = sum + up;
   }
-  if (lane == 31) shared.warp_sums[0][warp] = sum_a, shared.warp_sums[1][warp] = sum_b;
+  __syncthreads();  // the sums before are read
+  if (lane == 31) shared.warp_sums[warp] = sum;
   __syncthreads();
-  int before_a = 0, before_b = 0;
-  for (int w = 0; w < warp; ++w) before_a += shared.warp_sums[0][w], before_b += shared.warp_sums[1][w];
-  shared.tile[threadIdx.x + 1] = before_a + sum_a;
-  shared.unit[threadIdx.x + 1] = before_b + sum_b;
-  if (threadIdx.x == 0) shared.tile[0] = shared.unit[0] = 0;
-  __syncthreads();
+  Sums out{make_int2(sum.x - mine.x, sum.y - mine.y), make_int2(0, 0)};
+  for (int w = 0; w < kPlanThreads / 32; ++w) {
+    if (w < warp) out.before = out.before + shared.warp_sums[w];
+    out.total = out.total + shared.warp_sums[w];
+  }
+  return out;
 }
 
 // The last sequence whose first entry of `begin` is at most x: the one that holds x.
@@ -56,22 +65,35 @@ struct PlanArgs {
   MlaPlan plan;
   MlaBatch batch;
   int heads, rows, slots, max_tiles;
+  bool fixed;
 };
 
+// A sequence's query tokens in the rows that are planned, and its length up to the last of them.
+struct QueryTokens {
+  int first, count, length;
+};
+
+__device__ QueryTokens query_tokens(const MlaBatch& batch, int sequence) {
+  const int begin = batch.first_row[sequence], end = batch.first_row[sequence + 1];
+  const int first = max(begin, batch.row_begin), last = min(end, batch.row_end);
+  return {first, max(0, last - first), batch.lengths[sequence] - (end - last)};
+}
+
 __device__ MlaItem make_item(const PlanArgs& a, int sequence, int tile_of_sequence) {
+  const QueryTokens tokens = query_tokens(a.batch, sequence);
   MlaItem item{};
   item.sequence = sequence;
   item.row_begin = tile_of_sequence * a.rows;
-  item.length = a.batch.lengths[sequence];
-  item.first_token = a.batch.first_row[sequence];
-  item.num_tokens = a.batch.first_row[sequence + 1] - item.first_token;
+  item.length = tokens.length;
+  item.first_token = tokens.first;
+  item.num_tokens = tokens.count;
   return item;
 }
 
 // Adds a join, in any order: each is worked on by itself.
 __device__ void add_join(const PlanArgs& a, PlanShared& shared, const MlaItem& item, int first_partial, int count) {
   const int rows = min(a.rows, item.num_tokens * a.heads - item.row_begin);
-  const bool few = count <= kFewPartials;
+  const bool few = a.fixed || count <= kFewPartials;  // fixed: one kind, as sums fall otherwise in the other
   const int at = few ? atomicAdd(&shared.few_joins, 1) : a.max_tiles - 1 - atomicAdd(&shared.many_joins, 1);
   a.plan.joins[at] = {item.first_token * a.heads + item.row_begin, rows, first_partial, count};
 }
@@ -115,11 +137,11 @@ __device__ void list_balanced(const PlanArgs& a, PlanShared& shared) {
     int s = low < high ? find_sequence(shared.unit, sequences, low) : 0;
     if (low < high) {
       const int last = find_sequence(shared.unit, sequences, high - 1);
-      range.x = p + shared.tile[s] + (low - shared.unit[s]) / shared.units_of_tile[s];
-      range.y = p + shared.tile[last] + (high - 1 - shared.unit[last]) / shared.units_of_tile[last] + 1;
+      range.x = p + shared.tile[s] + (low - shared.unit[s]) / shared.blocks[s];
+      range.y = p + shared.tile[last] + (high - 1 - shared.unit[last]) / shared.blocks[last] + 1;
     }
     for (int at = low; at < high;) {
-      const int blocks = shared.units_of_tile[s];
+      const int blocks = shared.blocks[s];
       const int r = (at - shared.unit[s]) / blocks, start = shared.unit[s] + r * blocks;
       const int index = p + shared.tile[s] + r;
       MlaItem item = make_item(a, s, r);
@@ -135,56 +157,104 @@ __device__ void list_balanced(const PlanArgs& a, PlanShared& shared) {
     a.plan.slot_items[p] = range;
   }
   for (int v = threadIdx.x; v < shared.tile[sequences]; v += kPlanThreads) {
-    const int s = find_sequence(shared.tile, sequences, v), blocks = shared.units_of_tile[s];
+    const int s = find_sequence(shared.tile, sequences, v), blocks = shared.blocks[s];
     const int start = shared.unit[s] + (v - shared.tile[s]) * blocks;
     const int first = deal.slot_of(start), last = deal.slot_of(start + blocks - 1);
     if (last > first) add_join(a, shared, make_item(a, s, v - shared.tile[s]), first + v, last - first + 1);
   }
 }
 
-__device__ void list_fixed(const PlanArgs& a, PlanShared& shared) {
-  const int sequences = a.batch.sequences, total = shared.unit[sequences];
-  const int budget = max(1, (total + a.slots - 1) / a.slots);
-  for (int p = threadIdx.x; p < a.slots; p += kPlanThreads) {
-    a.plan.slot_items[p] = make_int2(min(p * budget, total), min((p + 1) * budget, total));
-  }
-  for (int i = threadIdx.x; i < total; i += kPlanThreads) {
-    const int s = find_sequence(shared.unit, sequences, i), pieces = shared.units_of_tile[s];
-    const int r = (i - shared.unit[s]) / pieces, piece = (i - shared.unit[s]) % pieces;
-    MlaItem item = make_item(a, s, r);
-    item.block_begin = piece * kMlaFixedBlocks;
-    item.block_end = min(item.block_begin + kMlaFixedBlocks, shared.blocks[s]);
-    item.block_first = item.block_begin;
-    item.partial = pieces == 1 ? -1 : i;
-    a.plan.items[i] = item;
-    if (piece == 0 && pieces > 1) add_join(a, shared, item, i, pieces);
+// Key blocks of which a row of the tile sees a key; with `block_index`, all that are here.
+__device__ int blocks_seen(const PlanArgs& a, const PlanShared& shared, const MlaItem& item) {
+  const int blocks = shared.blocks[item.sequence];
+  if (a.batch.block_index) return blocks;
+  const int last_token = min(item.num_tokens - 1, (item.row_begin + a.rows - 1) / a.heads);
+  const int seen = item.length - item.num_tokens + last_token + 1;
+  return min(blocks, max(0, (seen + kMlaBlock - 1) / kMlaBlock));
+}
+
+// The row tile `v`, and its pieces and how long they take.
+struct FixedTile {
+  MlaItem item{};
+  int blocks = 0;
+  int2 work = make_int2(0, 0);
+};
+
+__device__ FixedTile fixed_tile(const PlanArgs& a, const PlanShared& shared, int v) {
+  FixedTile tile;
+  const int sequences = a.batch.sequences;
+  if (v >= shared.tile[sequences]) return tile;
+  const int s = find_sequence(shared.tile, sequences, v);
+  tile.item = make_item(a, s, v - shared.tile[s]);
+  tile.blocks = blocks_seen(a, shared, tile.item);
+  const int pieces = mla_pieces(tile.blocks);
+  tile.work = make_int2(pieces, tile.blocks + pieces * kItemBlocks);
+  return tile;
+}
+
+// The items of a tile, `before` them those of the tiles in front. A slot takes the items that begin in its share of all
+// work.
+__device__ void list_tile(const PlanArgs& a, PlanShared& shared, const FixedTile& tile, int2 before, int2 total) {
+  const auto slot_of = [&](int work) { return static_cast<int>(static_cast<int64_t>(work) * a.slots / total.y); };
+  const int pieces = tile.work.x;
+  if (pieces != 1) add_join(a, shared, tile.item, before.x, pieces);
+  int work = before.y;
+  for (int piece = 0; piece < pieces; ++piece) {
+    const int index = before.x + piece;
+    MlaItem item = tile.item;
+    item.block_begin = item.block_first = mla_piece_begin(piece);
+    item.block_end = min(mla_piece_begin(piece + 1), tile.blocks);
+    item.partial = pieces == 1 ? -1 : index;
+    a.plan.items[index] = item;
+    const int slot = slot_of(work);
+    work += item.block_end - item.block_begin + kItemBlocks;
+    for (int p = slot; p < slot_of(work); ++p) {
+      a.plan.slot_items[p].y = index + 1;
+      if (p + 1 < a.slots) a.plan.slot_items[p + 1].x = index + 1;
+    }
   }
 }
 
-__global__ void __launch_bounds__(kPlanThreads) mla_plan_kernel(PlanArgs a, bool fixed) {
+__device__ void list_fixed(const PlanArgs& a, PlanShared& shared) {
+  const int tiles = shared.tile[a.batch.sequences];
+  int2 mine = make_int2(0, 0);
+  for (int v = threadIdx.x; v < tiles; v += kPlanThreads) mine = mine + fixed_tile(a, shared, v).work;
+  const int2 total = sum_threads(shared, mine).total;
+  if (threadIdx.x == 0) a.plan.slot_items[0].x = 0;
+  for (int p = threadIdx.x; p < a.slots && total.x == 0; p += kPlanThreads) a.plan.slot_items[p] = make_int2(0, 0);
+  int2 before = make_int2(0, 0);
+  for (int base = 0; base < tiles; base += kPlanThreads) {
+    const FixedTile tile = fixed_tile(a, shared, base + threadIdx.x);
+    const Sums sums = sum_threads(shared, tile.work);
+    if (base + threadIdx.x < tiles) list_tile(a, shared, tile, before + sums.before, total);
+    before = before + sums.total;
+  }
+}
+
+__global__ void __launch_bounds__(kPlanThreads) mla_plan_kernel(PlanArgs a) {
   __shared__ PlanShared shared;
   dependency_wait();
   dependency_trigger();
   const int s = threadIdx.x;
-  int tiles = 0, units = 0, blocks = 0, tokens = 0;
+  QueryTokens tokens{};
+  int blocks = 0;
   if (s == 0) shared.few_joins = shared.many_joins = 0;
   if (s < a.batch.sequences) {
-    tokens = a.batch.first_row[s + 1] - a.batch.first_row[s];
-    blocks = a.batch.local_blocks ? a.batch.local_blocks[s] : (a.batch.lengths[s] + kMlaBlock - 1) / kMlaBlock;
-    if (tokens > 0 && blocks > 0) {
-      tiles = (tokens * a.heads + a.rows - 1) / a.rows;
-      units = fixed ? (blocks + kMlaFixedBlocks - 1) / kMlaFixedBlocks : blocks;
-    }
+    tokens = query_tokens(a.batch, s);
+    blocks = a.batch.local_blocks ? a.batch.local_blocks[s] : max(0, (tokens.length + kMlaBlock - 1) / kMlaBlock);
   }
-  shared.units_of_tile[s] = units;
+  const int all_tiles = (tokens.count * a.heads + a.rows - 1) / a.rows;
+  const int tiles = a.fixed || blocks > 0 ? all_tiles : 0;
   shared.blocks[s] = blocks;
-  scan_two(shared, tiles, tiles * units);
-  for (int r = 0; tokens > 0 && blocks <= 0 && r * a.rows < tokens * a.heads; ++r) {
-    add_join(a, shared, make_item(a, s, r), 0, 0);
-  }
-  if (fixed) {
+  const Sums sums = sum_threads(shared, make_int2(tiles, tiles * blocks));
+  shared.tile[s + 1] = sums.before.x + tiles;
+  shared.unit[s + 1] = sums.before.y + tiles * blocks;
+  if (s == 0) shared.tile[0] = shared.unit[0] = 0;
+  __syncthreads();
+  if (a.fixed) {
     list_fixed(a, shared);
   } else {
+    for (int r = tiles; r < all_tiles; ++r) add_join(a, shared, make_item(a, s, r), 0, 0);
     list_balanced(a, shared);
   }
   __syncthreads();
@@ -277,23 +347,28 @@ __device__ void join_many(const JoinArgs& a, JoinShared& shared, const MlaJoin& 
   __syncthreads();  // before the next row's sums
 }
 
-// A slice of one row with at most as many partials as there are lanes, by a warp: four columns a lane, so that many
-// partials are under way at once.
+// A slice of one row, by a warp: four columns a lane, so that many partials are under way at once. Partials without a
+// key that the row sees change no bit, and one partial comes out as it is.
 __device__ void join_few(const JoinArgs& a, const MlaJoin& join, int row, int slice) {
-  const int lane = threadIdx.x % 32;
-  const int64_t first = static_cast<int64_t>(join.first_partial) * a.rows + row;
-  const float lse = lane < join.count ? a.plan.partial_lse[first + lane * a.rows] : -INFINITY;
-  const float largest = reduce_warp_max(lse);
-  const float weight = largest == -INFINITY ? 0 : __expf(lse - largest);
-  const float2 weights = make_float2(largest, reduce_warp_sum(weight));
-  const int column = slice * 128 + lane * 4;
-  const float* from = a.plan.partial_out + first * kMlaLatent + column;
+  const int lane = threadIdx.x % 32, column = slice * 128 + lane * 4;
+  float2 weights = make_float2(-INFINITY, 0);  // y: of this lane's partials
   float4 sum = make_float4(0, 0, 0, 0);
+  for (int begin = 0; begin < join.count; begin += 32) {
+    const int64_t first = static_cast<int64_t>(join.first_partial + begin) * a.rows + row;
+    const float lse = begin + lane < join.count ? a.plan.partial_lse[first + lane * a.rows] : -INFINITY;
+    const float largest = fmaxf(weights.x, reduce_warp_max(lse));
+    const float weight = largest == -INFINITY ? 0 : __expf(lse - largest);
+    const float shrink = largest == weights.x ? 1 : __expf(weights.x - largest);
+    weights = make_float2(largest, weights.y * shrink + weight);
+    sum.x *= shrink, sum.y *= shrink, sum.z *= shrink, sum.w *= shrink;
+    const float* from = a.plan.partial_out + first * kMlaLatent + column;
 #pragma unroll 8
-  for (int i = 0; i < join.count; ++i) {
-    const float4 o = *reinterpret_cast<const float4*>(from + static_cast<int64_t>(i) * a.rows * kMlaLatent);
-    add_weighted(sum, __shfl_sync(~0u, weight, i), o);
+    for (int i = 0; i < min(32, join.count - begin); ++i) {
+      const float4 o = *reinterpret_cast<const float4*>(from + static_cast<int64_t>(i) * a.rows * kMlaLatent);
+      add_weighted(sum, __shfl_sync(~0u, weight, i), o);
+    }
   }
+  weights.y = reduce_warp_sum(weights.y);
   store_joined(a, join.out_row + row, column, sum, weights);
 }
 
@@ -329,9 +404,10 @@ int rows_of(MlaKernel kernel) {
 
 MlaDecodeConfig mla_decode_config(const MlaDecodeShape& shape) {
   MlaDecodeConfig c;
-  const int rows = shape.heads * shape.max_query;
-  const bool hopper = shape.compute_capability == 90;
-  c.kernel = rows <= 16 ? MlaKernel::kMma16 : hopper ? MlaKernel::kWgmma64 : MlaKernel::kMma32;
+  const bool hopper = shape.compute_capability == 90, fixed = shape.lists == MlaLists::kFixed;
+  const int rows = fixed ? shape.heads : shape.heads * shape.max_query;
+  const bool small = rows <= 16 && !fixed;
+  c.kernel = small ? MlaKernel::kMma16 : hopper ? MlaKernel::kWgmma64 : MlaKernel::kMma32;
   c.lists = shape.lists;
   c.heads = shape.heads;
   c.fp8 = shape.fp8;
@@ -345,9 +421,8 @@ MlaDecodeConfig mla_decode_config(const MlaDecodeShape& shape) {
   c.max_sequences = shape.max_sequences;
   c.max_tokens = shape.max_tokens;
   c.max_tiles = shape.max_sequences + (shape.max_tokens * shape.heads + c.rows - 1) / c.rows;
-  const int64_t tiles_of_sequence = (rows + c.rows - 1) / c.rows;
-  const int64_t pieces = (shape.total_blocks / kMlaFixedBlocks + shape.max_sequences) * tiles_of_sequence;
-  c.max_partials = c.lists == MlaLists::kFixed ? pieces : c.slots + c.max_tiles;
+  if (fixed) c.max_tiles = static_cast<int>(shape.max_pieces);
+  c.max_partials = fixed ? shape.max_pieces : c.slots + c.max_tiles;
   return c;
 }
 
@@ -371,9 +446,9 @@ cudaError_t mla_decode_prepare() {
 cudaError_t mla_plan(const MlaDecodeConfig& config, const MlaBatch& batch, void* workspace, cudaStream_t stream) {
   if (batch.sequences > config.max_sequences || config.max_sequences > kMlaMaxSequences) return cudaErrorInvalidValue;
   const PlanArgs args{
-      mla_plan_view(config, workspace), batch, config.heads, config.rows, config.slots, config.max_tiles};
-  const bool fixed = config.lists == MlaLists::kFixed;
-  const cudaError_t error = launch(mla_plan_kernel, {dim3(1), dim3(kPlanThreads), 0, stream}, args, fixed);
+      mla_plan_view(config, workspace), batch, config.heads, config.rows, config.slots, config.max_tiles,
+      config.lists == MlaLists::kFixed};
+  const cudaError_t error = launch(mla_plan_kernel, {dim3(1), dim3(kPlanThreads), 0, stream}, args);
   return error == cudaSuccess ? launch(mla_plan_settled_kernel, {dim3(1), dim3(32), 0, stream}) : error;
 }
 
