@@ -371,7 +371,11 @@ TEST_P(EqualityOnTasks, PreemptedAsNotUpToTies) {
 
 class EqualityOfDeterministic : public testing::TestWithParam<TestModel> {
  protected:
-  const std::vector<Job> jobs = make_jobs(1, 24, 400, kVocab);
+  EqualityOfDeterministic() {
+    Rng rng(5);
+    for (const int length : {490, 505}) jobs.push_back({.prompt = random_ids(rng, length, kVocab)});
+  }
+  std::vector<Job> jobs = make_jobs(1, 24, 400, kVocab);  // and two that pass the first cut of attention, at 512 tokens
 };
 
 TEST_P(EqualityOfDeterministic, CachedChunkedPreempted) {
