@@ -70,6 +70,41 @@ TEST(Conformance, LinearOfManyTiles) {
   }
 }
 
+// Deterministic: the first rows of many have the bits that they have among few, whichever kernels serve them and
+// however many columns a warp of a GPU asks for at once.
+TEST(Conformance, LinearDoesNotDependOnTheNumberOfRows) {
+  struct Case {
+    WeightFormat format;
+    int64_t out, in;
+  };
+  constexpr auto kBF16 = WeightFormat::kBF16, kFp8 = WeightFormat::kF8Block128;
+  for (Backend& backend : backends()) {
+    if (backend.name != "cuda_fixed") continue;
+    Ops& ops = *backend.ops;
+    for (const Case& c : few_if_gpu_sanitizer<Case>({{kBF16, 2112, 7168},
+                                                     {kBF16, 4200, 7168},
+                                                     {kBF16, 5632, 2048},
+                                                     {kBF16, 7168, 1016},
+                                                     {kBF16, 72, 16392},
+                                                     {kFp8, 2112, 7168},
+                                                     {kFp8, 4200, 7168}},
+                                                    {{kBF16, 136, 4104}})) {
+      const RawMatrix raw{.format = c.format, .out = c.out, .in = c.in, .data_key = 3, .scale_key = 4};
+      const LinearWeight w = ops.pack_linear(raw);
+      const auto run = [&](int64_t rows) {
+        poison(ops, 8 << 20);
+        return fetch(ops, ops.linear(activation(ops, rows, c.in, 5), w, DType::kF32)).at;
+      };
+      const std::vector<float> many = run(40);
+      for (const int64_t rows : {1, 2, 5, 8, 9}) {
+        const std::vector<float> few = run(rows);
+        for (size_t i = 0; i < few.size(); ++i)
+          ASSERT_EQ(few[i], many[i]) << c.out << "x" << c.in << " rows " << rows << " at " << i;
+      }
+    }
+  }
+}
+
 // Stacks of FP8 matrices keep their scales wherever the seams are.
 TEST(Conformance, StackedFp8Linear) {
   const auto ref = make_ref_ops();

@@ -126,6 +126,43 @@ TEST_P(Experts, AreThoseOfRef) {
     }
 }
 
+// Deterministic: a token has the bits beside others that it has alone.
+TEST_P(Experts, DoNotDependOnTheNumberOfTokens) {
+  constexpr int64_t kExperts = 16;
+  for (Backend& backend : backends()) {
+    if (backend.name != "cuda_fixed") continue;
+    Ops& ops = *backend.ops;
+    for (const auto& [hidden, inter] :
+         few_if_gpu_sanitizer<std::pair<int64_t, int64_t>>({{7168, 256}, {2304, 1024}, {352, 96}}, {{352, 96}})) {
+      std::vector<RawExpert> raw;
+      const auto matrix = [&](int64_t out, int64_t in) {
+        const auto key = static_cast<uint64_t>(10 * raw.size());
+        return RawMatrix{.format = GetParam(), .out = out, .in = in, .data_key = key + out, .scale_key = key + 1};
+      };
+      while (std::ssize(raw) < kExperts)
+        raw.push_back({matrix(inter, hidden), matrix(inter, hidden), matrix(hidden, inter)});
+      const ExpertWeights weights = ops.pack_experts(raw);
+      const auto run = [&, hidden = hidden](int64_t tokens) {
+        poison(ops, 16 << 20);
+        std::vector<int32_t> ids;
+        for (int64_t i = 0; i < 4 * tokens; ++i) ids.push_back(static_cast<int32_t>(i * 5 % kExperts));
+        const Tensor factors = activation(ops, tokens, 4, 7, DType::kF32);
+        const Routing routing{.num_tokens = tokens,
+                              .top_k = 4,
+                              .ids = const_cast<int32_t*>(place(ops, ids).data()),
+                              .weights = static_cast<float*>(factors.data)};
+        return fetch(ops, ops.moe_experts(activation(ops, tokens, hidden, 6), routing, weights)).at;
+      };
+      const std::vector<float> many = run(70);
+      for (const int64_t tokens : {1, 2, 4, 7, 24}) {
+        const std::vector<float> few = run(tokens);
+        for (size_t i = 0; i < few.size(); ++i)
+          ASSERT_EQ(few[i], many[i]) << hidden << "x" << inter << " tokens " << tokens << " at " << i;
+      }
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(, Experts,
                          testing::Values(WeightFormat::kBF16, WeightFormat::kInt4Group32, WeightFormat::kF8Block128),
                          [](const auto& info) {

@@ -1,61 +1,20 @@
 // Blocks stay and walk over tiles of some rows of W, each for warps_k of their warps, whose parts of `in` differ. What
 // a warp multiplies it copies itself, into slots of its own in shared memory, a ring of chunks across tiles, so that
 // loads never stop at a tile's end and no warp waits for another's.
+#include <algorithm>
 #include <bit>
+#include <optional>
 
 #include "ops/cuda/launch.h"
 #include "ops/cuda/skinny.h"
+#include "ops/cuda/skinny_one_tile.cuh"
 #include "ops/cuda/skinny_slot.cuh"
+#include "ops/cuda/skinny_work.cuh"
 
 namespace perigee {
 namespace {
 
-constexpr int kWarps = 8;
-constexpr int kThreads = 32 * kWarps;
-
-// Tokens of one item: rows of y, and x by x_divisor.
-struct Tokens {
-  int matrix = 0, begin = 0, count = 0;
-};
-
-// The tiles of one call, numbered item by item: an item's matrix, cut into groups of rows_tile * kWarps / warps_k rows.
-struct Shape {
-  int item_rows, row_items, rows_tile, groups;
-  int warps_k, tile_bits;  // 2^tile_bits tiles of a group, warps_k warps for each
-  uint32_t row_bytes, scale_row;
-};
-
-// Settled lists are read before dependency_wait(), so from L2: nothing says that this kernel's L1 has forgotten what
-// lay there before.
-struct Work : Shape {
-  const GemmCall& c;
-
-  __device__ int tiles() const {
-    const int items = c.items != nullptr        ? __ldcg(c.num_items)
-                      : c.expert_ids != nullptr ? c.max_items
-                                                : row_items * c.heads;
-    return items * groups;
-  }
-  __device__ Tokens tokens(int item) const {
-    if (c.items != nullptr) {
-      const MoeItem* const found = c.items + item;
-      return {__ldcg(&found->expert), __ldcg(&found->begin), __ldcg(&found->count)};
-    }
-    if (c.expert_ids != nullptr) return {__ldcg(c.expert_ids + item), item, 1};
-    const int begin = item % row_items * item_rows;
-    return {item / row_items, begin, min(item_rows, c.rows - begin)};
-  }
-  __device__ int64_t y_row(const Tokens& tokens, int m) const {
-    return c.items != nullptr ? c.pairs[tokens.begin + m] : tokens.begin + m;
-  }
-  __device__ int head(const Tokens& tokens) const { return c.heads > 1 ? tokens.matrix : 0; }
-  __device__ int part() const { return static_cast<int>(threadIdx.x) / 32 & (warps_k - 1); }
-  // First row of W of this warp's tile.
-  __device__ int first_row(int group) const {
-    const int tile = static_cast<int>(threadIdx.x) / 32 * (1 << tile_bits) / kWarps;
-    return ((group << tile_bits) + tile) * rows_tile;
-  }
-};
+using namespace skinny;
 
 // A place in a block's run of tiles: group `group` of item `item`, `left` tiles with this one, chunk `chunk` of them.
 struct Cursor {
@@ -106,9 +65,6 @@ struct Loader {
     copy_async_commit();
   }
 };
-
-// Of rows of x in shared memory, which a call of up to 8 tokens an item has where they fit.
-constexpr int kStagedBytes = 15 * 1024;
 
 // Columns of x that go with a chunk, in registers: asked for as soon as those before have been used, or, where there
 // are too many to be kept meanwhile, just before their own use.
@@ -185,87 +141,6 @@ struct XColumns {
     return fetch(c, n, j);
   }
 };
-
-__device__ __forceinline__ void store(const GemmCall& c, int64_t at, float value) {
-  if (c.output == GemmOutput::kF32)
-    static_cast<float*>(c.y)[at] = value;
-  else
-    static_cast<__nv_bfloat16*>(c.y)[at] = __float2bfloat16_rn(value);
-}
-
-// Stores a warp's own sums: those of warps that share no tile.
-template <int kRowTiles, int kTiles>
-__device__ void store_warp(const Work& work, const Tokens& tokens, int group,
-                           const float (&sum)[kRowTiles][kTiles][4]) {
-  const GemmCall& c = work.c;
-  const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-#pragma unroll
-  for (int n = 0; n < kTiles; ++n)
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int m = n * 8 + 2 * t + i;
-      if (m >= tokens.count) continue;
-      const int64_t at = work.y_row(tokens, m) * c.y_stride + work.head(tokens) * c.y_head;
-#pragma unroll
-      for (int r = 0; r < kRowTiles; ++r) {
-        const int first = work.first_row(group) + r * 16;
-        const float low = sum[r][n][i], high = sum[r][n][i + 2];
-        if (c.output == GemmOutput::kSiluMul) {
-          if (first + g < c.out) store(c, at + first / 2 + g, silu_mul(low, high));
-        } else {
-          if (first + g < c.out) store(c, at + first + g, low);
-          if (first + g + 8 < c.out) store(c, at + first + g + 8, high);
-        }
-      }
-    }
-}
-
-// What the warps of a block hand to each other: their parts of a tile, [row of the tile][token], each warp's `step`
-// numbers behind that of the one before.
-struct Parts {
-  float* first;
-  int step;
-  __device__ float* of(int warp) const { return first + warp * step; }
-};
-
-// Adds the warps' parts in their order and stores.
-template <int kRowTiles, int kTiles>
-__device__ void store_block(const Work& work, const Tokens& tokens, int group, const Parts& parts) {
-  constexpr int kTokens = 8 * kTiles;
-  const GemmCall& c = work.c;
-  const bool silu = c.output == GemmOutput::kSiluMul;
-  const int row_bits = (silu ? 3 : 4) + kRowTiles - 1, tile_bits = work.tile_bits, tiles = 1 << tile_bits;
-  const auto sum = [&](int tile, int row, int m) {
-    float total = 0;
-    for (int w = 0; w < work.warps_k; ++w) total += parts.of(tile * work.warps_k + w)[row * kTokens + m];
-    return total;
-  };
-  for (int i = threadIdx.x; i < tokens.count << (row_bits + tile_bits); i += kThreads) {
-    const int row = i & ((1 << row_bits) - 1), tile = i >> row_bits & (tiles - 1), m = i >> (row_bits + tile_bits);
-    const int column = ((group << tile_bits) + tile << row_bits) + row;
-    if (column >= (silu ? c.out / 2 : c.out)) continue;
-    const int gate = row / 8 * 16 + row % 8;
-    const float value = silu ? silu_mul(sum(tile, gate, m), sum(tile, gate + 8, m)) : sum(tile, row, m);
-    store(c, work.y_row(tokens, m) * c.y_stride + work.head(tokens) * c.y_head + column, value);
-  }
-}
-
-template <int kRowTiles, int kTiles>
-__device__ void store_tile(const Work& work, const Tokens& tokens, int group, const float (&sum)[kRowTiles][kTiles][4],
-                           const Parts& parts) {
-  if (work.warps_k == 1) return store_warp<kRowTiles, kTiles>(work, tokens, group, sum);
-  const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-  float* mine = parts.of(threadIdx.x / 32);
-  __syncwarp();  // all lanes have read what may have been there
-#pragma unroll
-  for (int r = 0; r < kRowTiles; ++r)
-#pragma unroll
-    for (int n = 0; n < kTiles; ++n)
-#pragma unroll
-      for (int i = 0; i < 4; ++i) mine[(r * 16 + g + i / 2 * 8) * 8 * kTiles + n * 8 + 2 * t + i % 2] = sum[r][n][i];
-  __syncthreads();
-  store_block<kRowTiles, kTiles>(work, tokens, group, parts);
-}
 
 // kFew: at most one tile for each block that fits the GPU at once.
 template <WeightFormat kFormat, int kTokens, bool kFew>
@@ -360,6 +235,11 @@ int shared_limit() {
   return bytes;
 }
 
+int shared_of_multiprocessor() {
+  static const int bytes = device_attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor);
+  return bytes;
+}
+
 // Warps that share a tile, at least two chunks each and about as many: with few columns none do, and nobody waits for
 // another.
 int choose_warps_k(const GemmCall& c) {
@@ -369,11 +249,10 @@ int choose_warps_k(const GemmCall& c) {
   return c.chunks >= 2 * kWarps && even ? kWarps : c.chunks >= kWarps ? kWarps / 2 : c.chunks > 4 ? 2 : 1;
 }
 
-template <typename C>
-Shape make_shape(const GemmCall& c) {
-  using Weights = typename C::Weights;
-  Shape shape{.item_rows = 8 * C::kTiles,
-              .row_items = (c.rows + 8 * C::kTiles - 1) / (8 * C::kTiles),
+template <typename Weights>
+Shape make_shape(const GemmCall& c, int item_rows) {
+  Shape shape{.item_rows = item_rows,
+              .row_items = (c.rows + item_rows - 1) / item_rows,
               .rows_tile = 16 * Weights::kRowTiles,
               .warps_k = choose_warps_k(c),
               .row_bytes = static_cast<uint32_t>(c.chunks * Weights::kChunkBytes),
@@ -384,16 +263,20 @@ Shape make_shape(const GemmCall& c) {
   return shape;
 }
 
-int64_t count_tiles(const GemmCall& c, const Shape& shape) {
+int count_items(const GemmCall& c, const Shape& shape) {
   const bool grouped = c.items != nullptr || c.expert_ids != nullptr;
-  return static_cast<int64_t>(grouped ? c.max_items : shape.row_items * c.heads) * shape.groups;
+  return grouped ? c.max_items : shape.row_items * c.heads;
+}
+
+int64_t count_tiles(const GemmCall& c, const Shape& shape) {
+  return static_cast<int64_t>(count_items(c, shape)) * shape.groups;
 }
 
 template <typename C>
 cudaError_t launch_skinny(const GemmCall& c, cudaStream_t stream) {
   static const cudaError_t allowed = allow_shared(skinny_kernel<C>, sizeof(typename C::Memory));
   if (allowed != cudaSuccess) return allowed;
-  const Shape shape = make_shape<C>(c);
+  const Shape shape = make_shape<typename C::Weights>(c, 8 * C::kTiles);
   // As many tiles for each block, rather than some with one more than others.
   const int64_t tiles = count_tiles(c, shape), most = static_cast<int64_t>(C::kBlocks) * multiprocessors();
   const int64_t turns = (tiles + most - 1) / most;
@@ -409,13 +292,53 @@ cudaError_t launch_skinny(const GemmCall& c, cudaStream_t stream) {
 template <typename C>
 bool has_few_tiles(const GemmCall& c) {
   return shared_limit() >= static_cast<int>(sizeof(typename C::Memory)) &&
-         count_tiles(c, make_shape<C>(c)) <= C::kBlocks * multiprocessors();
+         count_tiles(c, make_shape<typename C::Weights>(c, 8 * C::kTiles)) <= C::kBlocks * multiprocessors();
+}
+
+constexpr int kSystemBytes = 1024;  // of shared memory, what the system takes for each block
+
+// How one_tile_kernel does a call, if it is one for it: whose tiles the GPU holds at once and whose warps have more
+// bf16 chunks than the ring of Config's few tiles, or INT4 ones.
+template <typename C>
+std::optional<OneTileShape> plan_one_tile(const GemmCall& c) {
+  using Weights = typename C::Weights;
+  OneTileShape shape{make_shape<Weights>(c, 8)};
+  const auto each = static_cast<int>((count_tiles(c, shape) + multiprocessors() - 1) / multiprocessors());
+  const int most_chunks = (c.chunks + shape.warps_k - 1) / shape.warps_k;
+  if (C::kInt4 ? each > 2 : each > 1 || most_chunks <= C::kShallow) return {};
+  const int limit = std::min(shared_limit(), shared_of_multiprocessor() / each - kSystemBytes);
+  const int tokens = c.items != nullptr ? 8 : c.expert_ids != nullptr ? 1 : std::min(8, c.rows);
+  shape.x_bytes = std::min(kStagedBytes / kWarps, tokens * (most_chunks * 256 + 64));
+  for (const int slots : {C::kDeep, C::kShallow}) {
+    shape.slots = slots;
+    shape.ring_bytes = std::min(slots, most_chunks) * Weights::kBytes;
+    if (shape.shared_bytes() <= limit) return shape;
+  }
+  return {};
+}
+
+template <typename C>
+cudaError_t launch_one_tile(const GemmCall& c, const OneTileShape& shape, cudaStream_t stream) {
+  const int items = count_items(c, shape);
+  static const cudaError_t allowed = allow_shared(one_tile_kernel<C>, static_cast<size_t>(shared_limit()));
+  if (allowed != cudaSuccess) return allowed;
+  return launch(one_tile_kernel<C>,
+                {.grid = dim3(static_cast<unsigned>(shape.groups), static_cast<unsigned>(items / c.heads),
+                              static_cast<unsigned>(c.heads)),
+                 .block = dim3(kThreads),
+                 .shared_bytes = static_cast<size_t>(shape.shared_bytes()),
+                 .stream = stream},
+                c, shape);
 }
 
 template <WeightFormat kFormat, int kTiles>
 cudaError_t launch_rows(const GemmCall& c, cudaStream_t stream) {
   using Many = Config<kFormat, kTiles, false>;
   static_assert(sizeof(typename Many::Memory) <= 99 * 1024);
+  if constexpr (kTiles == 1 && kFormat != WeightFormat::kF8Block128) {
+    using OneTile = OneTileConfig<kFormat>;
+    if (const auto shape = plan_one_tile<OneTile>(c)) return launch_one_tile<OneTile>(c, *shape, stream);
+  }
   if constexpr (kTiles == 1 && kFormat != WeightFormat::kInt4Group32) {
     using Few = Config<kFormat, kTiles, true>;
     if (has_few_tiles<Few>(c)) return launch_skinny<Few>(c, stream);
