@@ -6,6 +6,7 @@
 #include "ops/cuda/kda.h"
 #include "ops/cuda/mla_decode.h"
 #include "ops/cuda/mla_prefill.h"
+#include "ops/cuda/ordered_gemm.h"
 #include "ops/cuda/tile_gemm.h"
 
 namespace perigee {
@@ -14,6 +15,9 @@ namespace {
 // FP8 matrices: rows up to which reading one twice costs less than widening it, and from how many outputs on, and up to
 // how many rows, our own tiles beat both.
 constexpr int32_t kMaxSkinnyFp8Rows = 64, kMinDirectOutputs = 6144, kMaxDirectRows = 512;
+
+// Rows from which on tiles of kOrderedRows rows pay.
+constexpr int32_t kMinOrderedRows = 128;
 
 // Rows that skinny_gemm serves best.
 int32_t max_skinny_rows(WeightFormat format, const GemmCall& call) {
@@ -76,8 +80,10 @@ Tensor CudaOps::add_norm(const Tensor& residual, const Tensor& x, std::span<cons
 }
 
 void CudaOps::gemm_rows(WeightFormat format, const GemmCall& call, const char* op) {
-  // Deterministic: one kernel for any number of rows, however slow, whose sums do not depend on it.
-  if (call.rows <= max_skinny_rows(format, call) || options_.deterministic)
+  // Deterministic: two kernels of the same bits.
+  if (options_.deterministic && call.rows > kMinOrderedRows && ordered_gemm_has(format))
+    check(ordered_gemm(format, call, stream()), op);
+  else if (call.rows <= max_skinny_rows(format, call) || options_.deterministic)
     check(skinny_gemm(format, call, call.rows <= 8 ? 8 : call.rows <= 16 ? 16 : 32, stream()), op);
   else if (hopper_ && hopper_gemm_fits(call))
     check(hopper_gemm(format, call, 1, stream()), op);

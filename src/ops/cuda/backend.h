@@ -100,7 +100,7 @@ class CudaOps final : public Ops {
     const Tensor* addend = nullptr;
     bool accumulate = false;
   };
-  enum class ExpertKernel : uint8_t { kSkinny, kTile, kHopper };
+  enum class ExpertKernel : uint8_t { kSkinny, kOrdered, kTile, kHopper };
   struct ExpertLists {
     GemmCall call;  // its lists alone
     ExpertKernel kernel = ExpertKernel::kSkinny;

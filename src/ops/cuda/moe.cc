@@ -2,6 +2,7 @@
 #include "ops/cuda/backend.h"
 #include "ops/cuda/elementwise.h"
 #include "ops/cuda/hopper_gemm.h"
+#include "ops/cuda/ordered_gemm.h"
 #include "ops/cuda/route.h"
 #include "ops/cuda/tile_gemm.h"
 
@@ -12,6 +13,8 @@ namespace {
 constexpr int64_t kUnsortedPairs = 16;
 // Pairs an expert gets on average from which on they are worth a warpgroup's tile.
 constexpr int64_t kHopperPairs = 8;
+// The same for ordered_gemm.
+constexpr int64_t kOrderedPairs = 32;
 
 static_assert(kCudaLimits.max_experts == kMaxRoutedExperts);
 
@@ -31,7 +34,7 @@ Routing CudaOps::route(const Tensor& x, const RouterWeight& router) {
 }
 
 // Sorted by expert where that pays, and by which kernel: few pairs of an expert read its weights at memory speed, many
-// are matrix-bound. Deterministic: one kernel for any number of pairs, whose sums do not depend on it.
+// are matrix-bound. Deterministic: two kernels of the same bits.
 CudaOps::ExpertLists CudaOps::make_lists(const Routing& routing, const ExpertWeights& weights) {
   const WeightFormat format = static_cast<const CudaExperts&>(*weights.packed).down.format;
   const int64_t num_pairs = routing.num_tokens * routing.top_k, average = num_pairs / weights.num_experts;
@@ -44,6 +47,9 @@ CudaOps::ExpertLists CudaOps::make_lists(const Routing& routing, const ExpertWei
   if (hopper_ && average >= kHopperPairs) {
     lists.kernel = ExpertKernel::kHopper;
     lists.item_rows = hopper_item_rows(format);
+  } else if (options_.deterministic && average > kOrderedPairs && ordered_gemm_has(format)) {
+    lists.kernel = ExpertKernel::kOrdered;
+    lists.item_rows = kOrderedRows;
   } else if (!options_.deterministic && average > 40) {
     lists.kernel = ExpertKernel::kTile;
     lists.item_rows = kTileRows;
@@ -70,6 +76,7 @@ void CudaOps::expert_product(const CudaMatrix& weight, GemmCall call, const Expe
   call.chunks = static_cast<int32_t>(weight.padded_in / 128);
   switch (lists.kernel) {
     case ExpertKernel::kSkinny: return check(skinny_gemm(weight.format, call, lists.item_rows, stream()), op);
+    case ExpertKernel::kOrdered: return check(ordered_gemm(weight.format, call, stream()), op);
     case ExpertKernel::kTile: return check(tile_gemm(weight.format, call, stream()), op);
     case ExpertKernel::kHopper: {
       const auto experts = static_cast<int>(weight.data.size() / static_cast<size_t>(weight.matrix_bytes()));

@@ -46,4 +46,7 @@ constexpr int kMaxSkinnyRows = 32;
 // Grouped: items of at most `item_rows` (8, 16 or 32) pairs.
 cudaError_t skinny_gemm(WeightFormat format, const GemmCall& call, int item_rows, cudaStream_t stream);
 
+// Parts that a sum over the columns is made of, whatever the number of rows: chunk i is of part i % parts.
+int skinny_parts(const GemmCall& call);
+
 }  // namespace perigee
