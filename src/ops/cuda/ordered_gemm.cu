@@ -9,7 +9,7 @@
 namespace perigee {
 namespace {
 
-constexpr int kThreads = 256;
+constexpr int kThreads = 384;
 constexpr int kFeatures = 128;  // rows of W in a tile
 constexpr int kDepth = 64;      // columns of a stage: half a chunk
 constexpr int kStages = 3;
@@ -47,26 +47,45 @@ struct Matrix {
   int first;  // row of W of the tile
 };
 
-// Copies 64 columns of x and W.
+// Brings 64 columns of x and W at a time. A thread copies the same 16 bytes of the same rows each time.
 template <bool kFp8>
-__device__ void load_stage(const GemmCall& c, const Matrix& w, const int* x_rows, uint32_t stage, int column) {
-  constexpr int kBytes = kDepth * (kFp8 ? 1 : 2), kChunks = kBytes / 16;
-#pragma unroll
-  for (int i = threadIdx.x; i < kOrderedRows * 8; i += kThreads) {
-    const int row = i / 8, chunk = i % 8;
-    const bool inside = column + chunk * 8 < c.in;
-    const uint16_t* from = c.x + x_rows[row] * c.x_stride + blockIdx.z * c.x_head + (inside ? column + chunk * 8 : 0);
-    copy_async16(stage + place<128>(row, chunk), from, inside ? 16 : 0);
-  }
-#pragma unroll
-  for (int i = threadIdx.x; i < kFeatures * kChunks; i += kThreads) {
-    const int row = i / kChunks, chunk = i % kChunks;
-    const int64_t at = static_cast<int64_t>(min(w.first + row, c.out - 1)) * c.chunks * 2 * kBytes;
-    copy_async16(stage + kXBytes + place<kBytes>(row, chunk), w.data + at + column / kDepth * kBytes + chunk * 16);
-  }
-}
+struct Loader {
+  static constexpr int kBytes = kDepth * (kFp8 ? 1 : 2), kChunks = kBytes / 16;  // of a row of W
+  static constexpr int kXCopies = kOrderedRows * 8 / kThreads;
+  static constexpr int kWCopies = (kFeatures * kChunks + kThreads - 1) / kThreads;
+  static_assert(kThreads % 8 == 0 && kOrderedRows * 8 % kThreads == 0);
+  const uint16_t* x[kXCopies];
+  const uint8_t* w[kWCopies];
+  int in;
 
-constexpr int kRowTiles = 2, kTokenTiles = 8;  // of a warp: 32 rows of W by 64 tokens
+  __device__ Loader(const GemmCall& c, const Matrix& matrix, const int* x_rows) : in(c.in) {
+#pragma unroll
+    for (int i = 0; i < kXCopies; ++i)
+      x[i] = c.x + x_rows[threadIdx.x / 8 + i * (kThreads / 8)] * c.x_stride + blockIdx.z * c.x_head;
+#pragma unroll
+    for (int i = 0; i < kWCopies; ++i) {
+      const int row = min(matrix.first + static_cast<int>(threadIdx.x + i * kThreads) / kChunks, c.out - 1);
+      w[i] = matrix.data + static_cast<int64_t>(row) * c.chunks * 2 * kBytes + threadIdx.x % kChunks * 16;
+    }
+  }
+  __device__ void load(uint32_t stage, int column) const {
+    const int at = column + threadIdx.x % 8 * 8;
+    const bool inside = at < in;  // zeros behind the last column
+#pragma unroll
+    for (int i = 0; i < kXCopies; ++i) {
+      const int row = threadIdx.x / 8 + i * (kThreads / 8);
+      copy_async16(stage + place<128>(row, threadIdx.x % 8), x[i] + (inside ? at : 0), inside ? 16 : 0);
+    }
+#pragma unroll
+    for (int i = 0; i < kWCopies; ++i) {
+      const int row = (threadIdx.x + i * kThreads) / kChunks;
+      if (row < kFeatures)
+        copy_async16(stage + kXBytes + place<kBytes>(row, threadIdx.x % kChunks), w[i] + column / kDepth * kBytes);
+    }
+  }
+};
+
+constexpr int kRowTiles = 2, kTokenTiles = 4;  // of a warp: 32 rows of W by 32 tokens
 using Sums = float[kRowTiles][kTokenTiles][4];
 
 // Left operands of two products, of columns j of 16 rows of W from `row` on.
@@ -192,11 +211,12 @@ __global__ __launch_bounds__(kThreads, 1) void ordered_kernel(const __grid_const
   __syncthreads();
   const Matrix w{c.weight + matrix * c.weight_stride, static_cast<const uint8_t*>(c.scale) + matrix * c.scale_stride,
                  static_cast<int>(blockIdx.x) * kFeatures};
-  const int warp = threadIdx.x / 32, row = warp % 4 * 32, token = warp / 4 * 64;
+  const int warp = threadIdx.x / 32, row = warp % 4 * 32, token = warp / 4 * 32;
+  const Loader<kFp8> loader(c, w, x_rows);
   Walk ahead{c.chunks, parts};
   const auto load = [&](int stage) {
     if (!ahead.done()) {
-      load_stage<kFp8>(c, w, x_rows, shared_address(shared) + stage * kStageBytes<kFp8>, ahead.column());
+      loader.load(shared_address(shared) + stage * kStageBytes<kFp8>, ahead.column());
       ahead.next();
     }
     copy_async_commit();
@@ -208,7 +228,7 @@ __global__ __launch_bounds__(kThreads, 1) void ordered_kernel(const __grid_const
     copy_async_wait<kStages - 2>();
     __syncthreads();
     load((stage + kStages - 1) % kStages);
-    multiply_stage<kFp8>(shared + stage * kStageBytes<kFp8>, row, token, chunk_sum);
+    if (token < count) multiply_stage<kFp8>(shared + stage * kStageBytes<kFp8>, row, token, chunk_sum);
     if (at.half == 1) add_chunk<kFp8>(c, w, row, at.chunk, chunk_sum, sum);
     if (at.ends_part()) add_part(sum, total);
     stage = (stage + 1) % kStages;
