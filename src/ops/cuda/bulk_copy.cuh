@@ -49,10 +49,30 @@ __device__ __forceinline__ void named_barrier(int number, int threads) {
   asm volatile("barrier.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }
 
+// The same; whether any of the threads says so.
+__device__ __forceinline__ bool named_barrier_any(int number, int threads, bool mine) {
+  int any;
+  asm volatile(
+      "{\n.reg .pred p, q;\nsetp.ne.b32 p, %1, 0;\nbarrier.cta.red.or.pred q, %2, %3, p;\nselp.b32 %0, 1, 0, q;\n}"
+      : "=r"(any)
+      : "r"(static_cast<int>(mine)), "r"(number), "r"(threads)
+      : "memory");
+  return any != 0;
+}
+
 __device__ __forceinline__ void bulk_copy(uint32_t to, const void* from, int bytes, uint64_t* barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
                "l"(from), "r"(bytes), "r"(shared_address(barrier))
                : "memory");
+}
+
+// The box of a four-dimensional tensor map at (x, y, z, w).
+__device__ __forceinline__ void bulk_copy_box(uint32_t to, const void* map, int4 at, uint64_t* barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], "
+      "[%6];" ::"r"(to),
+      "l"(map), "r"(at.x), "r"(at.y), "r"(at.z), "r"(at.w), "r"(shared_address(barrier))
+      : "memory");
 }
 
 // The box of a three-dimensional tensor map at (x, y, z).

@@ -10,10 +10,8 @@
 // Weights are 2^(score - base). The base of a row (Milakov, Gimelshein 2018, where it is the running maximum) is passed
 // from tile to tile and moves only when a score exceeds it by more than 8, so outputs are seldom rescaled.
 //
-// The third warpgroup brings tiles (mla_wgmma_tiles.cuh). fp8 keys come as f16, exactly; queries and weights are
-// rounded to f16, scores and outputs scaled.
-#include <cudaTypedefs.h>
-
+// One thread of the third warpgroup brings tiles (mla_wgmma_tiles.cuh). An fp8 cache has a kernel of its own
+// (mla_decode_wgmma_fp8.cu).
 #include "ops/cuda/bulk_copy.cuh"
 #include "ops/cuda/launch.h"
 #include "ops/cuda/mla_wgmma.cuh"
@@ -39,7 +37,6 @@ __device__ __forceinline__ int first_row() {
 }
 
 // The item's query rows into shared memory; rows behind the last are 0.
-template <bool kFp8>
 __device__ void load_queries(const MlaAttendParams& params, const MlaItem& item, uint8_t* queries) {
   const int rows = item.num_tokens * params.heads - item.row_begin;
   const int64_t first = static_cast<int64_t>(item.first_token) * params.heads + item.row_begin;
@@ -48,18 +45,10 @@ __device__ void load_queries(const MlaAttendParams& params, const MlaItem& item,
   for (int n = 0; n < kRows * kMlaWidth / 8 / (2 * kGroup); ++n) {
     const int i = threadIdx.x + n * 2 * kGroup, row = i / (kMlaWidth / 8), chunk = i % (kMlaWidth / 8);
     uint8_t* to = queries + chunk / 8 * kColumnBytes + place(row, chunk % 8);
-    if constexpr (kFp8) {
-      const uint4 x = row < rows ? from[i] : make_uint4(0, 0, 0, 0);
-      *reinterpret_cast<uint4*>(to) =
-          make_uint4(bf16_pair_to_f16(x.x), bf16_pair_to_f16(x.y), bf16_pair_to_f16(x.z), bf16_pair_to_f16(x.w));
-    } else {
-      copy_async16(shared_address(to), row < rows ? from + i : from, row < rows ? 16 : 0);
-    }
+    copy_async16(shared_address(to), row < rows ? from + i : from, row < rows ? 16 : 0);
   }
-  if constexpr (!kFp8) {
-    copy_async_commit();
-    copy_async_wait<0>();
-  }
+  copy_async_commit();
+  copy_async_wait<0>();
   fence_async_proxy();
   named_barrier(kConsumers, 2 * kGroup);
 }
@@ -131,7 +120,6 @@ __device__ __forceinline__ void choose_base(const float (&s)[32], const RowPair&
 }
 
 // Weights of the scores, as pairs in the layout of A fragments; their sum over this lane's columns.
-template <typename Element>
 __device__ __forceinline__ void make_weights(const float (&s)[32], const float (&base)[2], float scale,
                                              uint32_t (&weights)[4][4], float (&sum)[2]) {
 #pragma unroll
@@ -143,7 +131,7 @@ __device__ __forceinline__ void make_weights(const float (&s)[32], const float (
       const float x = exp2_fast(fmaf(s[4 * j + 2 * i], scale, minus));
       const float y = exp2_fast(fmaf(s[4 * j + 2 * i + 1], scale, minus));
       sum[i] += x + y;
-      weights[j / 2][j % 2 * 2 + i] = pack_pair(Element(), x, y);
+      weights[j / 2][j % 2 * 2 + i] = pack_pair(Bf16(), x, y);
     }
   }
 }
@@ -178,12 +166,12 @@ __device__ void clear_tokens(uint8_t* tile, int valid, int half) {
 }
 
 // Queues the products of kCount columns of queries and keys.
-template <typename Element, int kCount>
+template <int kCount>
 __device__ __forceinline__ void multiply_columns(uint64_t queries, uint64_t keys, bool add, float (&s)[32]) {
 #pragma unroll
   for (int step = 0; step < 4 * kCount; ++step) {
     const uint32_t at = step / 4 * kColumnBytes + step % 4 * 32;
-    wgmma_n64(Element(), s, matrix_behind(queries, at), matrix_behind(keys, at), add || step > 0);
+    wgmma_n64(Bf16(), s, matrix_behind(queries, at), matrix_behind(keys, at), add || step > 0);
   }
 }
 
@@ -202,7 +190,7 @@ __device__ __forceinline__ uint64_t values_of(const uint8_t* tile) {
 }
 
 // Queues queries * keys of the next own tile.
-template <typename Element, int kHalf>
+template <int kHalf>
 __device__ __forceinline__ void multiply_keys(Shared& shared, const Consumer<kHalf>& me, float (&s)[32]) {
   const uint64_t queries = matrix_k_major(shared_address(shared.queries));
   const uint64_t keys = matrix_k_major(shared_address(shared.tiles[kHalf]));
@@ -210,15 +198,15 @@ __device__ __forceinline__ void multiply_keys(Shared& shared, const Consumer<kHa
   constexpr uint32_t kRope = kRopeColumn * kColumnBytes;
   barrier_wait(&shared.full[kHalf][kOwn], me.own_parity);
   wgmma_fence();
-  multiply_columns<Element, kHalfColumns>(matrix_behind(queries, kMine), matrix_behind(keys, kMine), false, s);
-  multiply_columns<Element, 1>(matrix_behind(queries, kRope), matrix_behind(keys, kRope), true, s);
+  multiply_columns<kHalfColumns>(matrix_behind(queries, kMine), matrix_behind(keys, kMine), false, s);
+  multiply_columns<1>(matrix_behind(queries, kRope), matrix_behind(keys, kRope), true, s);
   barrier_wait(&shared.full[kHalf][kOther], me.own_parity);
-  multiply_columns<Element, kHalfColumns>(matrix_behind(queries, kTheirs), matrix_behind(keys, kTheirs), true, s);
+  multiply_columns<kHalfColumns>(matrix_behind(queries, kTheirs), matrix_behind(keys, kTheirs), true, s);
   wgmma_commit();
 }
 
 // Queues weights * values of the other's next tile; kFirst: `out` is still 0.
-template <typename Element, bool kFirst, int kHalf>
+template <bool kFirst, int kHalf>
 __device__ __forceinline__ void multiply_other(Shared& shared, const Consumer<kHalf>& me, RowPair& state, Output& out) {
   barrier_wait(&shared.weights_full[1 - kHalf], me.other_parity);
   const float base[2] = {shared.base[first_row()], shared.base[first_row() + 8]};
@@ -233,7 +221,7 @@ __device__ __forceinline__ void multiply_other(Shared& shared, const Consumer<kH
   wgmma_fence();
 #pragma unroll
   for (int step = 0; step < kTokens / 16; ++step) {
-    wgmma_n256(Element(), out, matrix_behind(weights, step * 32), matrix_behind(values, step * 16 * 128));
+    wgmma_n256(Bf16(), out, matrix_behind(weights, step * 32), matrix_behind(values, step * 16 * 128));
   }
 }
 
@@ -244,14 +232,14 @@ __device__ __forceinline__ void release_other(Shared& shared, Consumer<kHalf>& m
 }
 
 // Own weights * values.
-template <typename Element, int kHalf>
+template <int kHalf>
 __device__ __forceinline__ void multiply_own(Shared& shared, Consumer<kHalf>& me, const uint32_t (&weights)[4][4],
                                              Output& out) {
   const uint64_t values = values_of<kHalf>(shared.tiles[kHalf]);
   wgmma_fence();
 #pragma unroll
   for (int step = 0; step < kTokens / 16; ++step) {
-    wgmma_n256(Element(), out, weights[step], matrix_behind(values, step * 16 * 128));
+    wgmma_n256(Bf16(), out, weights[step], matrix_behind(values, step * 16 * 128));
   }
   wgmma_commit();
   wgmma_wait_for<0>();
@@ -261,9 +249,9 @@ __device__ __forceinline__ void multiply_own(Shared& shared, Consumer<kHalf>& me
 }
 
 // The other's next tile, alone.
-template <bool kFp8, int kHalf>
+template <int kHalf>
 __device__ __forceinline__ void add_other(Shared& shared, Consumer<kHalf>& me, RowPair& state, Output& out) {
-  multiply_other<ElementOf<kFp8>, false>(shared, me, state, out);
+  multiply_other<false>(shared, me, state, out);
   wgmma_commit();
   wgmma_wait_for<0>();
   wgmma_settle(out);
@@ -275,23 +263,22 @@ __device__ __forceinline__ void add_other(Shared& shared, Consumer<kHalf>& me, R
 enum class Front { kNone, kQueued, kFirst };
 
 // One own tile and, before its weights, the other's tile in front of it.
-template <bool kFp8, Front kFront, int kHalf>
+template <Front kFront, int kHalf>
 __device__ __forceinline__ void run_tile(const MlaAttendParams& params, const MlaItem& item, Shared& shared,
                                          Consumer<kHalf>& me, int block, RowPair& state, Output& out) {
-  using Element = ElementOf<kFp8>;
   constexpr bool kHasOther = kFront != Front::kNone;
-  const float scale = params.args.softmax_scale * kLog2e * (kFp8 ? params.args.kv_scale : 1.0f);
+  const float scale = params.args.softmax_scale * kLog2e;
   const int position = block_position(params.batch, item.sequence, block);
   float s[32], base[2], sum[2];
   uint32_t weights[4][4];
-  multiply_keys<Element>(shared, me, s);
-  if constexpr (kHasOther) multiply_other<Element, kFront == Front::kFirst>(shared, me, state, out);
+  multiply_keys(shared, me, s);
+  if constexpr (kHasOther) multiply_other<kFront == Front::kFirst>(shared, me, state, out);
   wgmma_commit();
   wgmma_wait_for<1>();
   wgmma_settle(s);
   if (position + kTokens > item.length - item.num_tokens) mask(s, state, position);
   choose_base(s, state, scale, base);
-  make_weights<Element>(s, base, scale, weights, sum);
+  make_weights(s, base, scale, weights, sum);
   if (item.length - position < kTokens) clear_tokens(shared.tiles[kHalf], max(0, item.length - position), kHalf);
   keep(weights);  // the products under way are waited for behind the weights
   wgmma_wait_for<0>();
@@ -302,7 +289,7 @@ __device__ __forceinline__ void run_tile(const MlaAttendParams& params, const Ml
   arrive_by_warp(&shared.weights_full[kHalf]);
   move_base<false>(state, base, out);
   state.sum[0] += sum[0], state.sum[1] += sum[1];
-  multiply_own<Element>(shared, me, weights, out);
+  multiply_own(shared, me, weights, out);
 }
 
 // What each row's output is multiplied by; the log-sum-exp to memory. Both warpgroups are past their last product.
@@ -356,39 +343,36 @@ __device__ void store_output(const MlaAttendParams& params, const MlaItem& item,
 }
 
 // A consumer warpgroup's whole work.
-template <bool kFp8, bool kFetches, int kHalf>
+template <bool kFetches, int kHalf>
 __device__ __forceinline__ void consume(const MlaAttendParams& params, Shared& shared, int2 items) {
   Consumer<kHalf> me;
   for (int i = items.x; i < items.y; ++i) {
     const MlaItem item = params.plan.items[i];
-    load_queries<kFp8>(params, item, shared.queries);
+    load_queries(params, item, shared.queries);
     RowPair state = first_state(params, item);
     Output out = {};
     const int count = item.block_end - item.block_begin;
     if (kHalf < count) {
       constexpr Front kFront = kHalf == 0 ? Front::kNone : Front::kFirst;
-      run_tile<kFp8, kFront>(params, item, shared, me, item_block(item, kHalf), state, out);
+      run_tile<kFront>(params, item, shared, me, item_block(item, kHalf), state, out);
     }
     for (int i = kHalf + 2; i < count; i += 2) {
       // Where keys come slowly, the other's tile goes first: waiting for own keys in front of it would hold up its
       // buffer.
-      if constexpr (kFetches) add_other<kFp8>(shared, me, state, out);
-      run_tile<kFp8, kFetches ? Front::kNone : Front::kQueued>(params, item, shared, me, item_block(item, i), state,
-                                                               out);
+      if constexpr (kFetches) add_other(shared, me, state, out);
+      run_tile<kFetches ? Front::kNone : Front::kQueued>(params, item, shared, me, item_block(item, i), state, out);
     }
-    if ((count - 1) % 2 != kHalf) add_other<kFp8>(shared, me, state, out);  // the last tile is the other's
+    if ((count - 1) % 2 != kHalf) add_other(shared, me, state, out);  // the last tile is the other's
     float scale[2];
     finish_rows(params, item, shared, kHalf, state, scale);
-    if constexpr (kFp8) scale[0] *= params.args.kv_scale, scale[1] *= params.args.kv_scale;
     store_output(params, item, kHalf, scale, out);
   }
 }
 
-template <bool kFp8>
 __device__ void init_barriers(Shared& shared) {
   for (int i = 0; i < 2; ++i) {
     for (int part = 0; part < kParts; ++part) {
-      barrier_init(&shared.full[i][part], kFp8 ? kGroup / 32 : 1);
+      barrier_init(&shared.full[i][part], 1);
       barrier_init(&shared.empty[i][part], kGroup / 32);
     }
     barrier_init(&shared.weights_full[i], kGroup / 32);
@@ -396,13 +380,13 @@ __device__ void init_barriers(Shared& shared) {
   barrier_init_fence();
 }
 
-template <bool kFp8, bool kFetches>
+template <bool kFetches>
 __global__ void __launch_bounds__(3 * kGroup, 1)
     mla_wgmma_kernel(const __grid_constant__ MlaAttendParams params, const __grid_constant__ CUtensorMap map) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ __align__(1024) uint8_t shared_bytes[];
   Shared& shared = *reinterpret_cast<Shared*>(shared_bytes);
-  if (threadIdx.x == 0) init_barriers<kFp8>(shared);
+  if (threadIdx.x == 0) init_barriers(shared);
   __syncthreads();
   const int2 items = params.plan.slot_items[blockIdx.x];
   const int group = threadIdx.x / kGroup;
@@ -410,33 +394,23 @@ __global__ void __launch_bounds__(3 * kGroup, 1)
     registers_grow<200>();
     dependency_wait();
     dependency_trigger();
-    consume<kFp8, kFetches, 0>(params, shared, items);
+    consume<kFetches, 0>(params, shared, items);
   } else if (group == 1) {
     registers_grow<200>();
     dependency_wait();
-    consume<kFp8, kFetches, 1>(params, shared, items);
+    consume<kFetches, 1>(params, shared, items);
   } else {
     registers_shrink<104>();
-    if constexpr (kFp8) {
-      bring_fp8(params, shared, items);
-    } else {
-      if (threadIdx.x == 2 * kGroup) bring_bf16(params, map, shared, items);
-    }
+    if (threadIdx.x == 2 * kGroup) bring_tiles(params, map, shared, items);
   }
 #endif
 }
 
 // Keys as [page][row][column]; the number of pages is not known here, and only bounds-checks would need it.
 cudaError_t make_map(const MlaDecodeArgs& args, CUtensorMap* map) {
-  static PFN_cuTensorMapEncodeTiled_v12000 encode = nullptr;
-  if (!encode) {
-    cudaDriverEntryPointQueryResult found;
-    void* entry = nullptr;
-    const cudaError_t error =
-        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000, cudaEnableDefault, &found);
-    if (error != cudaSuccess || found != cudaDriverEntryPointSuccess) return cudaErrorNotSupported;
-    encode = reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(entry);
-  }
+  PFN_cuTensorMapEncodeTiled_v12000 encode = nullptr;
+  const cudaError_t error = find_encoder(&encode);
+  if (error != cudaSuccess) return error;
   const cuuint64_t sizes[3] = {kMlaWidth, kMlaBlock, 1u << 26};
   const cuuint64_t strides[2] = {kMlaWidth * 2, static_cast<cuuint64_t>(args.page_bytes)};
   const cuuint32_t box[3] = {64, kTokens, 1}, steps[3] = {1, 1, 1};
@@ -450,21 +424,16 @@ cudaError_t make_map(const MlaDecodeArgs& args, CUtensorMap* map) {
 
 cudaError_t mla_wgmma_prepare() {
   static_assert(sizeof(Shared) <= 227 * 1024);
-  for (const auto kernel :
-       {mla_wgmma_kernel<false, false>, mla_wgmma_kernel<false, true>, mla_wgmma_kernel<true, false>}) {
-    const cudaError_t error = allow_shared(kernel, sizeof(Shared));
-    if (error != cudaSuccess) return error;
-  }
-  return cudaSuccess;
+  const cudaError_t error = allow_shared(mla_wgmma_kernel<false>, sizeof(Shared));
+  return error == cudaSuccess ? allow_shared(mla_wgmma_kernel<true>, sizeof(Shared)) : error;
 }
 
 cudaError_t mla_wgmma_launch(const MlaDecodeConfig& config, const MlaAttendParams& params, cudaStream_t stream) {
   CUtensorMap map{};
   const LaunchShape shape{dim3(config.slots), dim3(3 * kGroup), sizeof(Shared), stream};
-  if (config.fp8) return launch(mla_wgmma_kernel<true, false>, shape, params, map);
   const cudaError_t error = make_map(params.args, &map);
   if (error != cudaSuccess) return error;
-  return launch(config.fetches ? mla_wgmma_kernel<false, true> : mla_wgmma_kernel<false, false>, shape, params, map);
+  return launch(config.fetches ? mla_wgmma_kernel<true> : mla_wgmma_kernel<false>, shape, params, map);
 }
 
 }  // namespace perigee

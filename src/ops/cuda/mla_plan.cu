@@ -437,7 +437,7 @@ std::string MlaDecodeConfig::name() const {
 }
 
 cudaError_t mla_decode_prepare() {
-  for (const cudaError_t error : {mla_mma_prepare(), mla_wgmma_prepare()}) {
+  for (const cudaError_t error : {mla_mma_prepare(), mla_wgmma_prepare(), mla_wgmma_fp8_prepare()}) {
     if (error != cudaSuccess) return error;
   }
   return cudaSuccess;
@@ -455,8 +455,10 @@ cudaError_t mla_plan(const MlaDecodeConfig& config, const MlaBatch& batch, void*
 cudaError_t mla_decode(const MlaDecodeConfig& config, const MlaBatch& batch, const MlaDecodeArgs& args, void* workspace,
                        cudaStream_t stream) {
   const MlaAttendParams params{mla_plan_view(config, workspace), batch, args, config.heads};
-  const cudaError_t error = config.kernel == MlaKernel::kWgmma64 ? mla_wgmma_launch(config, params, stream)
-                                                                 : mla_mma_launch(config, params, stream);
+  const auto attend = config.kernel != MlaKernel::kWgmma64 ? mla_mma_launch
+                      : config.fp8                         ? mla_wgmma_fp8_launch
+                                                           : mla_wgmma_launch;
+  const cudaError_t error = attend(config, params, stream);
   if (error != cudaSuccess) return error;
   const JoinArgs join{params.plan, config.rows, config.max_tiles, static_cast<__nv_bfloat16*>(args.out), args.lse};
   const dim3 grid(std::min(config.max_tiles * config.rows * kJoinSlices, config.multiprocessors * kJoinBlocks));

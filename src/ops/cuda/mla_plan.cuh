@@ -76,5 +76,7 @@ cudaError_t mla_mma_prepare();
 cudaError_t mla_mma_launch(const MlaDecodeConfig& config, const MlaAttendParams& params, cudaStream_t stream);
 cudaError_t mla_wgmma_prepare();
 cudaError_t mla_wgmma_launch(const MlaDecodeConfig& config, const MlaAttendParams& params, cudaStream_t stream);
+cudaError_t mla_wgmma_fp8_prepare();
+cudaError_t mla_wgmma_fp8_launch(const MlaDecodeConfig& config, const MlaAttendParams& params, cudaStream_t stream);
 
 }  // namespace perigee

@@ -43,23 +43,9 @@ __device__ __forceinline__ void wgmma_n256(Bf16, float (&d)[128], uint64_t a, ui
                : "l"(a), "l"(b));
 }
 
-__device__ __forceinline__ void wgmma_n256(F16, float (&d)[128], uint64_t a, uint64_t b) {
-  asm volatile("wgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16 {" PERIGEE_WGMMA_NAMES
-               "}, %128, %129, 1, 1, 1, 0, 1;"
-               : PERIGEE_WGMMA_SUMS
-               : "l"(a), "l"(b));
-}
-
 // The same, a in registers: A fragments of mma.cuh by warp.
 __device__ __forceinline__ void wgmma_n256(Bf16, float (&d)[128], const uint32_t (&a)[4], uint64_t b) {
   asm volatile("wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {" PERIGEE_WGMMA_NAMES
-               "}, {%128, %129, %130, %131}, %132, 1, 1, 1, 1;"
-               : PERIGEE_WGMMA_SUMS
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-}
-
-__device__ __forceinline__ void wgmma_n256(F16, float (&d)[128], const uint32_t (&a)[4], uint64_t b) {
-  asm volatile("wgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16 {" PERIGEE_WGMMA_NAMES
                "}, {%128, %129, %130, %131}, %132, 1, 1, 1, 1;"
                : PERIGEE_WGMMA_SUMS
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
