@@ -36,7 +36,9 @@ JOBS = {  # name: (program, tests); long ones first
     "ops": (OPS, "Conformance.*-*Mla*:*Linear*"),
     "linear": (OPS, "Conformance.*Linear*"),
     "attention": (OPS, "Conformance.Mla*"),
-    "mla": (MLA, "*"),
+    "mla-bf16": (MLA, "*/bf16"),
+    "mla-fp8": (MLA, "*/fp8"),
+    "mla": (MLA, "*-*/bf16:*/fp8"),
     "steps": ("src/exec/cuda/exec_cuda_test", "*"),
     "memory": ("src/tensor/cuda/tensor_cuda_test", "*-*AReport*"),
 }
@@ -97,7 +99,7 @@ class Sanitizer:
             return code, log.read(), time.monotonic() - begin
 
     def checked(self, name, tool, arguments, program, words, env):
-        command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9", "--print-limit", "200", "--show-backtrace", "device"]
+        command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9", "--print-limit", "2000", "--show-backtrace", "device"]
         if tool == "memcheck":
             command += ["--padding", "512"]
         return self.run(f"{tool}.{name}", [*command, *arguments, f"{self.build}/{program}", *words], env)
