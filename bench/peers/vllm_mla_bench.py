@@ -19,7 +19,7 @@ import triton
 from vllm.v1.attention.ops.triton_decode_attention import decode_attention_fwd
 
 LATENT, WIDTH, PAGE, REPLAYS, SCALE = 512, 576, 64, 11, 192 ** -0.5
-POOL_BYTES, MOST_CALLS = 6 << 30, 40
+POOL_BYTES, MOST_CALLS = 3 << 30, 40  # older versions count elements in 32 bits
 AFTER = "is_mla" in inspect.signature(decode_attention_fwd).parameters  # 33529 brought it
 ROWS = [(dtype, heads, batch, length) for dtype in ("bf16", "fp8") for heads, batch, length in
         [(8, 1, 80000), (16, 1, 80000), (64, 1, 80000), (128, 1, 80000), (16, 1, 1024), (8, 64, 16384), (64, 64, 16384)]]
