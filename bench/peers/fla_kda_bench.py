@@ -17,7 +17,9 @@ import fla
 from fla.modules import FusedRMSNormGated, ShortConvolution
 from fla.ops.kda import chunk_kda, fused_recurrent_kda
 
-DIM, TAPS, REPLAYS = 128, 4, 11
+from graph_timing import time_us
+
+DIM, TAPS = 128, 4
 
 
 def uniform(*shape, low=-2.0, high=2.0, dtype=torch.bfloat16):
@@ -100,26 +102,6 @@ def check():
         print(f"{name}: {error:.1e} off float64")
         if not error < 2e-2:
             sys.exit("not the same function")
-
-
-def time_us(calls):
-    """Median microseconds of one of the calls, captured one after the other."""
-    calls[0]()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        kept = [call() for call in calls]
-    times = []
-    for i in range(REPLAYS + 3):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        if i >= 3:
-            times.append(begin.elapsed_time(end))
-    del kept
-    return sorted(times)[REPLAYS // 2] * 1e3 / len(calls)
 
 
 def prefill(w, batch, tokens):

@@ -18,7 +18,9 @@ import torch
 import triton
 from vllm.v1.attention.ops.triton_decode_attention import decode_attention_fwd
 
-LATENT, WIDTH, PAGE, REPLAYS, SCALE = 512, 576, 64, 11, 192 ** -0.5
+from graph_timing import time_us
+
+LATENT, WIDTH, PAGE, SCALE = 512, 576, 64, 192 ** -0.5
 POOL_BYTES, MOST_CALLS = 3 << 30, 40  # older versions count elements in 32 bits
 AFTER = "is_mla" in inspect.signature(decode_attention_fwd).parameters  # 33529 brought it
 ROWS = [(dtype, heads, batch, length) for dtype in ("bf16", "fp8") for heads, batch, length in
@@ -64,22 +66,6 @@ class Row:
         if not error < 2e-2:
             sys.exit(f"not attention: {error:.1e} off")
 
-    def time_us(self):
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            for call in range(len(self.tables)):
-                self.run(call)
-        times = []
-        for i in range(REPLAYS + 3):
-            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            begin.record()
-            graph.replay()
-            end.record()
-            end.synchronize()
-            if i >= 3:
-                times.append(begin.elapsed_time(end))
-        return sorted(times)[REPLAYS // 2] * 1e3 / len(self.tables)
-
 
 @torch.inference_mode()
 def main():
@@ -92,7 +78,8 @@ def main():
             continue
         row = Row(dtype, heads, batch, length)
         row.check()
-        print(f"{name:36} {row.time_us():9.1f} us   {row.splits} splits", flush=True)
+        us = time_us([lambda call=call: row.run(call) for call in range(len(row.tables))])
+        print(f"{name:36} {us:9.1f} us   {row.splits} splits", flush=True)
 
 
 if __name__ == "__main__":

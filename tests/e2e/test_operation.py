@@ -158,6 +158,14 @@ def test_a_decode_cell_without_a_figure_says_why(server):
     assert "context is 16384 tokens" in done.stderr, done.stderr
 
 
+def test_streams_that_never_decode_together_have_no_figure(launch):
+    server = launch("--max-num-seqs", "1")
+    done = subprocess.run([PROGRAM, "bench", "decode", "--port", str(server.port), "--contexts", "64", "--concurrencies", "1,2",
+                           "--output-len", "8"], capture_output=True, text=True, timeout=HANG_S, env=PLAIN)
+    assert done.returncode == 1 and re.search(r"\| 64 \| [0-9.]+ \| - \|", done.stdout), done.stdout
+    assert "2 streams never decoded all at once" in done.stderr and "--max-num-seqs" in done.stderr
+
+
 def test_a_full_disk_is_no_success(server):
     with open("/dev/full", "w", encoding="utf-8") as full:
         for words in (["inspect", FOLDER], ["serve", FOLDER, "--print-config"], ["--version"]):

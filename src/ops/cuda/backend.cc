@@ -16,7 +16,7 @@ namespace {
 // how many rows, our own tiles beat both.
 constexpr int32_t kMaxSkinnyFp8Rows = 64, kMinDirectOutputs = 6144, kMaxDirectRows = 512;
 
-// Rows from which on tiles of kOrderedRows rows pay.
+// Rows above which tiles of kOrderedRows rows pay.
 constexpr int32_t kMinOrderedRows = 128;
 
 // Rows that skinny_gemm serves best.

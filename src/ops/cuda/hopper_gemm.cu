@@ -4,12 +4,11 @@
 //
 // W is the left operand: its rows are the 64 of a product and the tokens its columns, of which there may be 64, 128,
 // 192 or 256; so little is wasted on experts with few tokens, and widened weights can stay in registers.
-#include <cudaTypedefs.h>
-
 #include "ops/cuda/bulk_copy.cuh"
 #include "ops/cuda/dequant.cuh"
 #include "ops/cuda/hopper_gemm.h"
 #include "ops/cuda/launch.h"
+#include "ops/cuda/tensor_map.h"
 #include "ops/cuda/wgmma_gemm.cuh"
 
 #if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -451,15 +450,9 @@ __global__ void __launch_bounds__(kThreads, 1)
 // Boxes of 64 columns by 128 rows of `matrices` packed matrices.
 template <WeightFormat kFormat>
 cudaError_t make_map(const GemmCall& c, int matrices, CUtensorMap* map) {
-  static PFN_cuTensorMapEncodeTiled_v12000 encode = nullptr;
-  if (encode == nullptr) {
-    cudaDriverEntryPointQueryResult found;
-    void* entry = nullptr;
-    const cudaError_t error =
-        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000, cudaEnableDefault, &found);
-    if (error != cudaSuccess || found != cudaDriverEntryPointSuccess) return cudaErrorNotSupported;
-    encode = reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(entry);
-  }
+  PFN_cuTensorMapEncodeTiled_v12000 encode = nullptr;
+  const cudaError_t error = find_tensor_map_encoder(&encode);
+  if (error != cudaSuccess) return error;
   constexpr bool kWide = kFormat == WeightFormat::kBF16;
   using R = Ring<kFormat>;
   const auto row_bytes = static_cast<cuuint64_t>(c.chunks * 2 * R::kRowBytes);

@@ -16,6 +16,7 @@
 #include "ops/cuda/launch.h"
 #include "ops/cuda/mla_wgmma.cuh"
 #include "ops/cuda/mla_wgmma_tiles.cuh"
+#include "ops/cuda/tensor_map.h"
 
 #if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #pragma nv_diag_suppress 177  // other architectures compile this file to empty kernels
@@ -409,7 +410,7 @@ __global__ void __launch_bounds__(3 * kGroup, 1)
 // Keys as [page][row][column]; the number of pages is not known here, and only bounds-checks would need it.
 cudaError_t make_map(const MlaDecodeArgs& args, CUtensorMap* map) {
   PFN_cuTensorMapEncodeTiled_v12000 encode = nullptr;
-  const cudaError_t error = find_encoder(&encode);
+  const cudaError_t error = find_tensor_map_encoder(&encode);
   if (error != cudaSuccess) return error;
   const cuuint64_t sizes[3] = {kMlaWidth, kMlaBlock, 1u << 26};
   const cuuint64_t strides[2] = {kMlaWidth * 2, static_cast<cuuint64_t>(args.page_bytes)};

@@ -23,6 +23,7 @@
 #include "ops/cuda/launch.h"
 #include "ops/cuda/mla_wgmma.cuh"
 #include "ops/cuda/mla_wgmma_tiles.cuh"
+#include "ops/cuda/tensor_map.h"
 
 #if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #pragma nv_diag_suppress 177  // other architectures compile this file to empty kernels
@@ -31,7 +32,7 @@
 namespace perigee {
 namespace {
 
-using mla_wgmma::arrive_by_warp, mla_wgmma::find_encoder, mla_wgmma::place;
+using mla_wgmma::arrive_by_warp, mla_wgmma::place;
 using mla_wgmma::kColumnBytes, mla_wgmma::kColumns, mla_wgmma::kGroup, mla_wgmma::kRows, mla_wgmma::kTokens;
 
 constexpr float kLog2e = 1.4426950408889634f;
@@ -566,7 +567,7 @@ __global__ void __launch_bounds__(3 * kGroup, 1)
 // Of pages as strips: 64 bytes of a row, the rows, the strips of a row, the pages.
 cudaError_t make_maps(const MlaDecodeArgs& args, Maps* maps) {
   PFN_cuTensorMapEncodeTiled_v12000 encode = nullptr;
-  const cudaError_t error = find_encoder(&encode);
+  const cudaError_t error = find_tensor_map_encoder(&encode);
   if (error != cudaSuccess) return error;
   const cuuint64_t sizes[4] = {64, kMlaBlock, kColumns, 1u << 26};
   const cuuint64_t strides[3] = {kMlaWidth, 64, static_cast<cuuint64_t>(args.page_bytes)};

@@ -3,12 +3,11 @@
 // and are, as weights, the left operand of the second product; while one warpgroup is at its softmax the other's
 // products run. The base of a row's weights moves only when a score exceeds it by more than kHeadroom, so outputs are
 // seldom rescaled.
-#include <cudaTypedefs.h>
-
 #include "ops/cuda/bulk_copy.cuh"
 #include "ops/cuda/launch.h"
 #include "ops/cuda/mla_prefill.cuh"
 #include "ops/cuda/mla_wgmma.cuh"
+#include "ops/cuda/tensor_map.h"
 
 #if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #pragma nv_diag_suppress 177  // other architectures compile this file to an empty kernel
@@ -265,15 +264,9 @@ __global__ void __launch_bounds__(3 * kGroup, 1)
 
 // Boxes of 64 columns by a tile's keys of a [rows][columns] bf16 matrix.
 cudaError_t make_map(const void* data, int64_t columns, int64_t rows, int64_t row_bytes, int keys, CUtensorMap* map) {
-  static PFN_cuTensorMapEncodeTiled_v12000 encode = nullptr;
-  if (!encode) {
-    cudaDriverEntryPointQueryResult found;
-    void* entry = nullptr;
-    const cudaError_t error =
-        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000, cudaEnableDefault, &found);
-    if (error != cudaSuccess || found != cudaDriverEntryPointSuccess) return cudaErrorNotSupported;
-    encode = reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(entry);
-  }
+  PFN_cuTensorMapEncodeTiled_v12000 encode = nullptr;
+  const cudaError_t error = find_tensor_map_encoder(&encode);
+  if (error != cudaSuccess) return error;
   const cuuint64_t sizes[2] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(rows)};
   const cuuint64_t strides[1] = {static_cast<cuuint64_t>(row_bytes)};
   const cuuint32_t box[2] = {64, static_cast<cuuint32_t>(keys)}, steps[2] = {1, 1};

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cuda.h>
-#include <cudaTypedefs.h>
 
 #include "ops/cuda/bulk_copy.cuh"
 #include "ops/cuda/mla_tiles.cuh"
@@ -81,19 +80,6 @@ __device__ inline void bring_tiles(const MlaAttendParams& params, const CUtensor
     }
     buffers.leave();
   }
-}
-
-// The driver's function that makes tensor maps.
-inline cudaError_t find_encoder(PFN_cuTensorMapEncodeTiled_v12000* encode) {
-  static void* entry = nullptr;
-  if (!entry) {
-    cudaDriverEntryPointQueryResult found;
-    const cudaError_t error =
-        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000, cudaEnableDefault, &found);
-    if (error != cudaSuccess || found != cudaDriverEntryPointSuccess) return cudaErrorNotSupported;
-  }
-  *encode = reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(entry);
-  return cudaSuccess;
 }
 
 }  // namespace perigee::mla_wgmma

@@ -13,7 +13,7 @@ namespace {
 constexpr int64_t kUnsortedPairs = 16;
 // Pairs an expert gets on average from which on they are worth a warpgroup's tile.
 constexpr int64_t kHopperPairs = 8;
-// The same for ordered_gemm.
+// Above so many ordered_gemm pays.
 constexpr int64_t kOrderedPairs = 32;
 
 static_assert(kCudaLimits.max_experts == kMaxRoutedExperts);

@@ -2,6 +2,7 @@
 // is a chain of eight products from 0 on, chunks add up in their part, parts in their order. A product's columns are
 // those that a lane there loads at once. Here a warp runs through the parts one behind another.
 #include "ops/cuda/dequant.cuh"
+#include "ops/cuda/gemm_store.cuh"
 #include "ops/cuda/launch.h"
 #include "ops/cuda/mma.cuh"
 #include "ops/cuda/ordered_gemm.h"
@@ -159,13 +160,6 @@ __device__ void add_part(Sums& sum, Sums& total) {
   }
 }
 
-__device__ __forceinline__ void store_one(const GemmCall& c, int64_t at, float value) {
-  if (c.output == GemmOutput::kF32)
-    static_cast<float*>(c.y)[at] = value;
-  else
-    static_cast<__nv_bfloat16*>(c.y)[at] = __float2bfloat16_rn(value);
-}
-
 __device__ void store_tile(const GemmCall& c, const int* y_rows, int first_row, int token, const Sums& total) {
   const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll
@@ -177,14 +171,7 @@ __device__ void store_tile(const GemmCall& c, const int* y_rows, int first_row, 
       const int64_t at = y_row * c.y_stride + blockIdx.z * c.y_head;
 #pragma unroll
       for (int m = 0; m < kRowTiles; ++m) {
-        const int first = first_row + m * 16;
-        const float low = total[m][n][i], high = total[m][n][i + 2];
-        if (c.output == GemmOutput::kSiluMul) {
-          if (first + g < c.out) store_one(c, at + first / 2 + g, silu_mul(low, high));
-        } else {
-          if (first + g < c.out) store_one(c, at + first + g, low);
-          if (first + g + 8 < c.out) store_one(c, at + first + g + 8, high);
-        }
+        store_two(c, at, first_row + m * 16, g, total[m][n][i], total[m][n][i + 2]);
       }
     }
 }

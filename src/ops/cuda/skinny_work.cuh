@@ -1,8 +1,7 @@
 // What the kernels of products of few rows share: the tiles of a call, and how the sums of a tile are stored.
 #pragma once
 
-#include "ops/cuda/mma.cuh"
-#include "ops/cuda/skinny.h"
+#include "ops/cuda/gemm_store.cuh"
 
 namespace perigee::skinny {
 
@@ -56,13 +55,6 @@ struct Work : Shape {
   }
 };
 
-__device__ __forceinline__ void store(const GemmCall& c, int64_t at, float value) {
-  if (c.output == GemmOutput::kF32)
-    static_cast<float*>(c.y)[at] = value;
-  else
-    static_cast<__nv_bfloat16*>(c.y)[at] = __float2bfloat16_rn(value);
-}
-
 // Stores a warp's own sums: those of warps that share no tile.
 template <int kRowTiles, int kTiles>
 __device__ void store_warp(const Work& work, const Tokens& tokens, int group,
@@ -78,14 +70,7 @@ __device__ void store_warp(const Work& work, const Tokens& tokens, int group,
       const int64_t at = work.y_row(tokens, m) * c.y_stride + work.head(tokens) * c.y_head;
 #pragma unroll
       for (int r = 0; r < kRowTiles; ++r) {
-        const int first = work.first_row(group) + r * 16;
-        const float low = sum[r][n][i], high = sum[r][n][i + 2];
-        if (c.output == GemmOutput::kSiluMul) {
-          if (first + g < c.out) store(c, at + first / 2 + g, silu_mul(low, high));
-        } else {
-          if (first + g < c.out) store(c, at + first + g, low);
-          if (first + g + 8 < c.out) store(c, at + first + g + 8, high);
-        }
+        store_two(c, at, work.first_row(group) + r * 16, g, sum[r][n][i], sum[r][n][i + 2]);
       }
     }
 }
@@ -122,7 +107,7 @@ __device__ void store_block(const Work& work, const Tokens& tokens, int group, c
     if (column >= (silu ? c.out / 2 : c.out)) continue;
     const int gate = row / 8 * 16 + row % 8;
     const float value = silu ? silu_mul(sum(tile, gate, m), sum(tile, gate + 8, m)) : sum(tile, row, m);
-    store(c, work.y_row(tokens, m) * c.y_stride + work.head(tokens) * c.y_head + column, value);
+    store_one(c, work.y_row(tokens, m) * c.y_stride + work.head(tokens) * c.y_head + column, value);
   }
 }
 

@@ -1,4 +1,5 @@
 #include "ops/cuda/dequant.cuh"
+#include "ops/cuda/gemm_store.cuh"
 #include "ops/cuda/launch.h"
 #include "ops/cuda/mma.cuh"
 #include "ops/cuda/tile_gemm.h"
@@ -125,14 +126,6 @@ __device__ void add_scaled(const GemmCall& c, const Matrix& w, int row, int bloc
   }
 }
 
-__device__ void store_one(const GemmCall& c, int64_t row, int column, float value) {
-  const int64_t at = row * c.y_stride + blockIdx.z * c.y_head + column;
-  if (c.output == GemmOutput::kF32)
-    static_cast<float*>(c.y)[at] = value;
-  else
-    static_cast<__nv_bfloat16*>(c.y)[at] = __float2bfloat16_rn(value);
-}
-
 __device__ void store_tile(const GemmCall& c, const int* y_rows, int token, int row, const Sums& sum) {
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const int first = static_cast<int>(blockIdx.x) * kFeatures + row;
@@ -142,13 +135,14 @@ __device__ void store_tile(const GemmCall& c, const int* y_rows, int token, int 
     for (int i = 0; i < 4; ++i) {
       const int y_row = y_rows[token + m * 16 + g + i / 2 * 8];
       if (y_row < 0) continue;
+      const auto at = [&](int column) { return y_row * c.y_stride + blockIdx.z * c.y_head + column; };
 #pragma unroll
       for (int n = 0; n < 4; ++n) {
         const int column = first + n * 8 + 2 * t + i % 2;
         if (c.output != GemmOutput::kSiluMul) {
-          if (column < c.out) store_one(c, y_row, column, sum[m][n][i]);
+          if (column < c.out) store_one(c, at(column), sum[m][n][i]);
         } else if (n % 2 == 0 && column < c.out) {
-          store_one(c, y_row, (first + n * 8) / 2 + 2 * t + i % 2, silu_mul(sum[m][n][i], sum[m][n + 1][i]));
+          store_one(c, at((first + n * 8) / 2 + 2 * t + i % 2), silu_mul(sum[m][n][i], sum[m][n + 1][i]));
         }
       }
     }
