@@ -142,24 +142,18 @@ struct XColumns {
   }
 };
 
-// kFew: at most one tile for each block that fits the GPU at once.
-template <WeightFormat kFormat, int kTokens, bool kFew>
+template <WeightFormat kFormat, int kTokens>
 struct Config {
-  static constexpr bool kInt4 = kFormat == WeightFormat::kInt4Group32, kBf16 = kFormat == WeightFormat::kBF16;
-  static constexpr int kTiles = kTokens, kSlots = kBf16 ? (kFew ? 3 : 2) : (kFew ? 4 : 3);
+  static constexpr bool kInt4 = kFormat == WeightFormat::kInt4Group32;
+  static constexpr int kTiles = kTokens, kSlots = kFormat == WeightFormat::kBF16 ? 2 : 3;
   using Weights = Slot<kFormat, kInt4 && kTiles == 1 ? 2 : 1, kSlots>;
-  static constexpr bool kStaged = kFew || (kInt4 && kTiles == 1);
+  static constexpr bool kStaged = kInt4 && kTiles == 1;
   static constexpr int kBlocks = kTiles == 1 && !kStaged ? 3 : 2;  // of a multiprocessor
   static constexpr int kPart = 128 * Weights::kRowTiles * kTiles;
   struct Memory {
     alignas(128) uint8_t ring[kWarps][kSlots * Weights::kBytes];
-    alignas(128) uint8_t staged[kStaged ? kStagedBytes : 128];       // rows of x
-    float parts[kFew ? 1 : 2][kFew ? 1 : kWarps][kFew ? 1 : kPart];  // of two tiles in turn
-    // A warp's part of its only tile lies where its weights were.
-    __device__ Parts parts_of(int turn) {
-      if constexpr (kFew) return {reinterpret_cast<float*>(ring), static_cast<int>(sizeof(ring[0]) / 4)};
-      return {parts[turn][0], kPart};
-    }
+    alignas(128) uint8_t staged[kStaged ? kStagedBytes : 128];  // rows of x
+    float parts[2][kWarps][kPart];                              // of two tiles in turn
   };
 };
 
@@ -188,7 +182,7 @@ __device__ void multiply_tiles(const Work& work, Cursor at, Loader<typename C::W
     loader.load(slot);
     slot.next();
     if (ends) {
-      store_tile<kRowTiles, kTiles>(work, tokens, at.group, sum, memory.parts_of(turn));
+      store_tile<kRowTiles, kTiles>(work, tokens, at.group, sum, {memory.parts[turn][0], C::kPart});
       turn ^= 1;
 #pragma unroll
       for (int i = 0; i < kRowTiles * kTiles * 4; ++i) sum[i / (kTiles * 4)][i / 4 % kTiles][i % 4] = 0;
@@ -297,24 +291,23 @@ bool has_few_tiles(const GemmCall& c) {
 
 constexpr int kSystemBytes = 1024;  // of shared memory, what the system takes for each block
 
-// How one_tile_kernel does a call, if it is one for it: whose tiles the GPU holds at once and whose warps have more
-// bf16 chunks than the ring of Config's few tiles, or INT4 ones.
+// A call whose tiles the GPU holds at once, each in a block of its own, and what shared memory they take; none where
+// it has more tiles or the GPU less memory.
 template <typename C>
 std::optional<OneTileShape> plan_one_tile(const GemmCall& c) {
   using Weights = typename C::Weights;
   OneTileShape shape{make_shape<Weights>(c, 8)};
   const auto each = static_cast<int>((count_tiles(c, shape) + multiprocessors() - 1) / multiprocessors());
-  const int most_chunks = (c.chunks + shape.warps_k - 1) / shape.warps_k;
-  if (C::kInt4 ? each > 2 : each > 1 || most_chunks <= C::kShallow) return {};
-  const int limit = std::min(shared_limit(), shared_of_multiprocessor() / each - kSystemBytes);
+  if (each > C::kBlocks) return {};
+  const int chunks = (c.chunks + shape.warps_k - 1) / shape.warps_k;
   const int tokens = c.items != nullptr ? 8 : c.expert_ids != nullptr ? 1 : std::min(8, c.rows);
-  shape.x_bytes = std::min(kStagedBytes / kWarps, tokens * (most_chunks * 256 + 64));
-  for (const int slots : {C::kDeep, C::kShallow}) {
-    shape.slots = slots;
-    shape.ring_bytes = std::min(slots, most_chunks) * Weights::kBytes;
-    if (shape.shared_bytes() <= limit) return shape;
-  }
-  return {};
+  shape.x_bytes = std::min(kStagedBytes / kWarps, tokens * (chunks * 256 + 64));
+  shape.ring_bytes = std::min(C::kSlots, chunks) * Weights::kBytes;
+  // No more blocks of a multiprocessor than that: those of the next kernel would take the memory's time from this one.
+  const int least = shared_of_multiprocessor() / (C::kBlocks + 1);
+  shape.shared_bytes = std::max(kWarps * (shape.ring_bytes + shape.x_bytes), least);
+  if (shape.shared_bytes > std::min(shared_limit(), shared_of_multiprocessor() / each - kSystemBytes)) return {};
+  return shape;
 }
 
 template <typename C>
@@ -326,22 +319,18 @@ cudaError_t launch_one_tile(const GemmCall& c, const OneTileShape& shape, cudaSt
                 {.grid = dim3(static_cast<unsigned>(shape.groups), static_cast<unsigned>(items / c.heads),
                               static_cast<unsigned>(c.heads)),
                  .block = dim3(kThreads),
-                 .shared_bytes = static_cast<size_t>(shape.shared_bytes()),
+                 .shared_bytes = static_cast<size_t>(shape.shared_bytes),
                  .stream = stream},
                 c, shape);
 }
 
 template <WeightFormat kFormat, int kTiles>
 cudaError_t launch_rows(const GemmCall& c, cudaStream_t stream) {
-  using Many = Config<kFormat, kTiles, false>;
+  using Many = Config<kFormat, kTiles>;
   static_assert(sizeof(typename Many::Memory) <= 99 * 1024);
-  if constexpr (kTiles == 1 && kFormat != WeightFormat::kF8Block128) {
+  if constexpr (kTiles == 1) {
     using OneTile = OneTileConfig<kFormat>;
     if (const auto shape = plan_one_tile<OneTile>(c)) return launch_one_tile<OneTile>(c, *shape, stream);
-  }
-  if constexpr (kTiles == 1 && kFormat != WeightFormat::kInt4Group32) {
-    using Few = Config<kFormat, kTiles, true>;
-    if (has_few_tiles<Few>(c)) return launch_skinny<Few>(c, stream);
   }
   return launch_skinny<Many>(c, stream);
 }

@@ -9,16 +9,16 @@ namespace perigee::skinny {
 
 // How a call lies in shared memory: for each warp a ring of chunks, then its columns of x.
 struct OneTileShape : Shape {
-  int slots = 0;  // OneTileConfig::kDeep or kShallow
-  int ring_bytes = 0, x_bytes = 0;
-  int shared_bytes() const { return kWarps * (ring_bytes + x_bytes); }
+  int ring_bytes = 0, x_bytes = 0, shared_bytes = 0;
 };
 
 template <WeightFormat kFormat>
 struct OneTileConfig {
   static constexpr bool kInt4 = kFormat == WeightFormat::kInt4Group32;
-  static constexpr int kDeep = kInt4 ? 7 : 6, kShallow = kInt4 ? 4 : 3;
-  using Weights = Slot<kFormat, kInt4 ? 2 : 1, kDeep>;
+  // INT4 is bound by instructions, and asks for all that a warp has; others take turns with the next kernel's.
+  static constexpr int kSlots = kInt4 ? 7 : kFormat == WeightFormat::kBF16 ? 3 : 4;
+  static constexpr int kBlocks = 2;  // of a multiprocessor
+  using Weights = Slot<kFormat, kInt4 ? 2 : 1, kSlots>;
 };
 
 // The tokens of this block, none behind the last item.
@@ -93,9 +93,10 @@ struct OneTileColumns {
   }
 };
 
-// A warp asks for all its chunks at once, or for as many as fit; sums are those of skinny_kernel, to the bit.
+// A warp asks for as many of its chunks at once as its ring holds; sums are those of skinny_kernel, to the bit.
 template <typename C>
-__global__ __launch_bounds__(kThreads, 2) void one_tile_kernel(const __grid_constant__ GemmCall c, OneTileShape shape) {
+__global__ __launch_bounds__(kThreads, C::kBlocks) void one_tile_kernel(const __grid_constant__ GemmCall c,
+                                                                        OneTileShape shape) {
   using Weights = typename C::Weights;
   extern __shared__ __align__(128) uint8_t shared[];
   const Work work{shape, c};
@@ -117,24 +118,23 @@ __global__ __launch_bounds__(kThreads, 2) void one_tile_kernel(const __grid_cons
     }
     copy_async_commit();
   };
-  for (int i = 0; i < shape.slots; ++i) ask(i, i * Weights::kBytes);
+  for (int i = 0; i < C::kSlots; ++i) ask(i, i * Weights::kBytes);
   OneTileColumns<Weights> x(work, tokens, shape, count);
   if (early) dependency_wait();
-  dependency_trigger();
+  // The next kernel's weights are not to come before this one's.
+  if (count <= C::kSlots) dependency_trigger();
   if (count == 0) return;
   x.open();
   x.load(0, part);
   float sum[Weights::kRowTiles][1][4] = {};
   for (int i = 0, at = 0; i < count; ++i) {
-    if (shape.slots == C::kDeep)
-      copy_async_wait<C::kDeep - 1>();
-    else
-      copy_async_wait<C::kShallow - 1>();
+    copy_async_wait<C::kSlots - 1>();
     if (Weights::kShared) __syncwarp();
     Weights{ring, at}.template multiply<1>([&](int, int j) { return x.columns[j]; }, sum);
     if (i + 1 < count) x.load(i + 1, part + (i + 1) * work.warps_k);
     if (Weights::kShared) __syncwarp();
-    ask(i + shape.slots, at);
+    ask(i + C::kSlots, at);
+    if (i + C::kSlots == count) dependency_trigger();
     at = at + Weights::kBytes == shape.ring_bytes ? 0 : at + Weights::kBytes;
   }
   store_tile<Weights::kRowTiles, 1, true>(
