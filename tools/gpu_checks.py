@@ -18,7 +18,7 @@ from server_process import TOP, ServerProcess
 SERVED = ["--load-format", "dummy", "--device", "cuda", "--max-model-len", "16384"]
 STEPS = [["--batch", "1", "--context", "1024", "--steps", "200"], ["--batch", "64", "--context", "1024", "--steps", "100"],
          ["--batch", "64", "--context", "1024", "--steps", "50", "--temperature", "1"],
-         ["--form", "prefill", "--context", "8192", "--steps", "5", "--warm-steps", "2"]]
+         ["--form", "prefill", "--context", "8192", "--steps", "20", "--warm-steps", "10"]]
 LOADS = [["serve", "--num-prompts", "128", "--max-concurrency", "64", "--random-input-len", "1024", "--random-output-len", "128"],
          ["decode", "--contexts", "1024,8192", "--concurrencies", "1,16,64", "--output-len", "512"],
          ["prefill", "--lengths", "512,2048,8192"]]

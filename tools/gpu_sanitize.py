@@ -23,6 +23,9 @@ import time
 OPS, MLA, GOLDEN, EQUALITY = ("tests/conformance/conformance_test", "tests/conformance/cuda_mla_test", "tests/golden/golden_test",
                               "tests/equality/equality_test")
 JOBS = {  # name: (program, tests); long ones first
+    "ops": (OPS, "Conformance.*-*Mla*:*Linear*"),
+    "attention": (OPS, "Conformance.MlaAttend"),
+    "attention-fp8": (OPS, "Conformance.MlaAttendOverAnFp8Cache"),
     "experts-bf16": (OPS, "Experts.*/bf16:DummyWeights.*"),
     "experts-int4": (OPS, "Experts.*/int4"),
     "experts-fp8": (OPS, "Experts.*/fp8"),
@@ -33,12 +36,11 @@ JOBS = {  # name: (program, tests); long ones first
     "golden-int4": (GOLDEN, "*.Cuda/int4"),
     "golden-fp8": (GOLDEN, "*.Cuda/fp8_block"),
     "golden-kimi-linear": (GOLDEN, "*.Cuda/kimi_linear"),
-    "ops": (OPS, "Conformance.*-*Mla*:*Linear*"),
     "linear": (OPS, "Conformance.*Linear*"),
-    "attention": (OPS, "Conformance.Mla*"),
     "mla-bf16": (MLA, "*/bf16"),
     "mla-fp8": (MLA, "*/fp8"),
-    "mla": (MLA, "*-*/bf16:*/fp8"),
+    "mla-portable": (MLA, "*_portable"),
+    "mla": (MLA, "*-*/bf16*:*/fp8*"),
     "steps": ("src/exec/cuda/exec_cuda_test", "*"),
     "memory": ("src/tensor/cuda/tensor_cuda_test", "*-*AReport*"),
 }

@@ -273,10 +273,10 @@ struct OneSequence {
   }
 };
 
-Cache make_cache(Ops& ops, int64_t tokens, DType dtype) {
+Cache make_cache(Ops& ops, int64_t tokens, const MlaShape& shape, DType dtype) {
   Cache cache;
   const int64_t blocks = (tokens + 63) / 64;
-  const int64_t row_bytes = 576 * dtype_bytes(dtype);
+  const int64_t row_bytes = (shape.latent + shape.rope) * dtype_bytes(dtype);
   const uint32_t nan = dtype == DType::kF8E4M3 ? 0x7F7F7F7Fu : 0x7FC07FC0u;
   const std::vector<uint32_t> nans(static_cast<size_t>((blocks + 1) * 64 * row_bytes / 4), nan);
   cache.memory = ops.make_buffer(nans.size() * 4);
@@ -286,8 +286,8 @@ Cache make_cache(Ops& ops, int64_t tokens, DType dtype) {
   for (int64_t b = 0; b < blocks; ++b) cache.pages.push_back(static_cast<int32_t>(blocks - b));  // out of order
   const OneSequence all({.num_tokens = static_cast<int32_t>(tokens), .pages = cache.pages.data()});
   const PlacedBatch placed(all.batch, ops);
-  ops.write_latent(activation(ops, tokens, 512, 31), activation(ops, tokens, 64, 32, DType::kF32), placed.batch(),
-                   cache.layer);
+  ops.write_latent(activation(ops, tokens, shape.latent, 31), activation(ops, tokens, shape.rope, 32, DType::kF32),
+                   placed.batch(), cache.layer);
   return cache;
 }
 
@@ -295,6 +295,11 @@ struct MlaCase {
   int64_t heads = 0, context = 0, fresh = 0;
   MlaForm form = MlaForm::kAbsorbed;
   bool fp8 = false;
+  bool usual = true;  // the geometry of the family, else one that kernels of their own serve
+  MlaShape shape() const {
+    if (!usual) return {.heads = heads, .nope = 64, .rope = 32, .value = 64, .latent = 256, .softmax_scale = 0.1f};
+    return {.heads = heads, .nope = 128, .rope = 64, .value = 128, .latent = 512, .softmax_scale = 0.1447f};
+  }
 };
 
 std::vector<MlaCase> mla_cases(bool fp8) {
@@ -304,22 +309,21 @@ std::vector<MlaCase> mla_cases(bool fp8) {
   for (const int64_t heads : few_if_gpu_sanitizer<int64_t>({1, kSanitized ? 3 : 20}, {20}))
     for (const auto& [context, fresh] : few_if_gpu_sanitizer(lengths, {{65, 1}, {130, 67}}))
       for (const MlaForm form : {MlaForm::kAbsorbed, MlaForm::kExpanded})
-        cases.push_back({heads, context, fresh, form, fp8});
+        for (const bool usual : {true, false}) cases.push_back({heads, context, fresh, form, fp8, usual});
   return cases;
 }
 
 void check_mla_attend(Backend& backend, const MlaCase& c) {
-  const MlaShape shape{
-      .heads = c.heads, .nope = 128, .rope = 64, .value = 128, .latent = 512, .softmax_scale = 0.1447f};
-  const Stored up = store(WeightFormat::kBF16, c.heads * 256, 512, 41);
+  const MlaShape shape = c.shape();
+  const Stored up = store(WeightFormat::kBF16, c.heads * (shape.nope + shape.value), shape.latent, 41);
   const auto run = [&](Ops& ops) {
-    Cache cache = make_cache(ops, c.context, c.fp8 ? DType::kF8E4M3 : ops.activation_dtype());
+    Cache cache = make_cache(ops, c.context, shape, c.fp8 ? DType::kF8E4M3 : ops.activation_dtype());
     const OneSequence one({.num_tokens = static_cast<int32_t>(c.fresh),
                            .position = static_cast<int32_t>(c.context - c.fresh),
                            .pages = cache.pages.data(),
                            .form = c.form});
     const PlacedBatch placed(one.batch, ops);
-    const Tensor q = activation(ops, c.fresh, c.heads * 192, 42, ops.wide_dtype());
+    const Tensor q = activation(ops, c.fresh, c.heads * shape.q_head(), 42, ops.wide_dtype());
     return fetch(ops, ops.mla_attend(q, ops.pack_mla_up(up.raw, shape), shape, placed.batch(), cache.layer));
   };
   const auto ref = make_ref_ops();

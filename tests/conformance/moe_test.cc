@@ -80,10 +80,11 @@ std::vector<ExpertCase> expert_cases(const Ops& ops) {
       ends_if_sanitized<ExpertCase>({{256, 128, 1}, {256, 128, 5}, {256, 128, 300}, {256, 128, 70}});
   if (!ops.on_device()) return all;
   if (gpu_sanitizer())
-    return {{352, 96, 1}, {352, 96, 12}, {352, 96, 24}, {352, 96, 100}, {352, 96, 1100}, {2048, 160, 2}};
+    return {{352, 96, 1}, {352, 96, 12}, {352, 96, 24}, {352, 96, 100}, {352, 96, 1100}, {8704, 96, 2}};
   for (const int64_t rows : {1, 3, 12, 24, 70, 200, 300, 420, 700, 1100}) all.push_back({352, 96, rows});
   for (const int64_t rows : {2, 40, 600}) all.push_back({1408, 320, rows});
   for (const int64_t rows : {2, 4}) all.push_back({4096, 160, rows});
+  all.push_back({8704, 96, 2});  // more tiles than blocks of a GPU at once
   return all;
 }
 

@@ -44,7 +44,8 @@ struct OneTileColumns {
 
   __device__ OneTileColumns(const Work& work, const Tokens& tokens, const OneTileShape& shape, int count)
       : c(work.c), memory(shared_x(shape)) {
-    const int lane = threadIdx.x % 32, token = min(lane / 4, tokens.count - 1), pitch = count * 256 + 64;
+    const int lane = threadIdx.x % 32, pitch = count * 256 + 64;
+    const int token = max(0, min(lane / 4, tokens.count - 1));  // 0 where a block has none
     mine = tokens.count * pitch <= shape.x_bytes ? token * pitch + Slot::column(0) * 2 : -1;
     const float divisor = __fdividef(1, static_cast<float>(c.x_divisor)),
                 chunks = __fdividef(1, static_cast<float>(count));
