@@ -50,7 +50,9 @@ class Runner:
 
     def served(self, *tests):
         env = {"PERIGEE_PROGRAM": os.path.abspath(self.program), "PERIGEE_FLAGS": "--device cuda"}
-        return self.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests], env).returncode == 0
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests]
+        codes = [self.run(command, {**env, "PERIGEE_MODEL": model}).returncode for model in sorted(glob.glob("models/*"))]
+        return not any(codes)
 
     def score(self, *flags):
         codes = [self.run([sys.executable, "tools/score.py", "--program", self.program, "--model", model, "--concurrency", "64",

@@ -1,0 +1,201 @@
+// Rollback under graphs: a step that tries several tokens of each sequence, captured once and replayed, while any
+// number of them is taken back in between. In deterministic mode a token that counts has the bits that it has in a
+// sequence that runs alone, outside of graphs, a token a step, and never sees a wrong one.
+#include <gtest/gtest.h>
+
+#include <array>
+
+#include "base/rng.h"
+#include "base/soak.h"
+#include "model/single_sequence.h"
+#include "ops/cuda/backend.h"
+
+namespace perigee {
+namespace {
+
+using Rows = std::vector<std::vector<float>>;
+
+constexpr int32_t kTried = 4, kRing = 8, kCapacity = 512, kVocab = 2000;
+constexpr std::array<int32_t, 4> kPrompts = {30, 64, 131, kCapacity - kTried};
+// The last sequence stays where it is, all its tokens are taken back: its length fixes the width of the block tables,
+// so that the arrays of each step lie where those of the captured one lay.
+constexpr size_t kSequences = kPrompts.size(), kMoving = kSequences - 1;
+using Counts = std::array<int32_t, kSequences>;
+
+std::unique_ptr<Model> load(const std::string& name, Ops& ops) {
+  LoadOptions options;
+  options.path = PERIGEE_SOURCE_DIR "/models/" + name;
+  auto model = load_model(options, ops);
+  CHECK(model.ok(), model.error().message);
+  return std::move(*model);
+}
+
+Rows fetch(Ops& ops, const Tensor& logits) {
+  Rows out(static_cast<size_t>(logits.rows), std::vector<float>(static_cast<size_t>(logits.cols)));
+  for (int64_t r = 0; r < logits.rows; ++r)
+    ops.copy(out[static_cast<size_t>(r)].data(), logits.row<float>(r),
+             static_cast<size_t>(logits.cols) * sizeof(float));
+  return out;
+}
+
+struct Trial {
+  std::vector<int32_t> pages, state_pages, tokens;  // the tokens are those that count
+  int32_t position = 0, committed = 0;
+};
+
+class Trials {
+ public:
+  Trials(CudaOps& ops, const Model& model, DType cache) : ops_(ops), model_(model), layout_(model.cache_layout(cache)) {
+    const int64_t blocks = kCapacity / 64, each = blocks + layout_.state_pages();
+    memory_ = device_buffer(kSequences * static_cast<size_t>(each * layout_.page_bytes()));
+    const std::vector<uint8_t> zeros(memory_.size());
+    device_copy(memory_.data(), zeros.data(), zeros.size());
+    ring_ = device_buffer(kSequences * static_cast<size_t>(layout_.ring_slot_bytes(kRing)) + 1);
+    for (size_t i = 0; i < kSequences; ++i) {
+      Trial& t = trials_[i];
+      for (int64_t p = each; p-- > 0;)  // in turns and backwards, so that a mix-up shows
+        (p < blocks ? t.pages : t.state_pages).push_back(static_cast<int32_t>(p * kSequences + i));
+      for (uint64_t n = 0; n < kCapacity; ++n) t.tokens.push_back(static_cast<int32_t>(random_u64(i, n) % kVocab));
+      const std::vector<int32_t> prompt(t.tokens.begin(), t.tokens.begin() + kPrompts[i]);
+      run(prompt, {rows_of(i, 0, kPrompts[i], true)}, {0}, [](auto&& work) { work(); });
+      t.position = t.committed = kPrompts[i];
+    }
+    const auto capture = [this](auto&& work) {
+      cudaGraph_t graph = nullptr;
+      cuda_ok(cudaStreamBeginCapture(ops_.stream(), cudaStreamCaptureModeRelaxed), "starting a capture");
+      work();
+      cuda_ok(cudaStreamEndCapture(ops_.stream(), &graph), "capturing");
+      cuda_ok(cudaGraphInstantiate(&graph_, graph, 0), "making a graph");
+      cudaGraphDestroy(graph);
+    };
+    step({}, [](auto&& work) { work(); });  // loads the kernels
+    logits_ = step({}, capture);
+  }
+  ~Trials() { cudaGraphExecDestroy(graph_); }
+
+  // One replay of kTried tokens a sequence, of which the first counts[i] are its own and stay; the logits of all.
+  Rows replay(const Counts& counts) {
+    const int32_t* before = lengths_;
+    step(counts, [this](auto&&) { cuda_ok(cudaGraphLaunch(graph_, ops_.stream()), "replaying"); });
+    EXPECT_EQ(lengths_, before) << "the arrays do not lie where the graph reads them";
+    for (size_t i = 0; i < kSequences; ++i) {
+      trials_[i].committed = trials_[i].position;
+      trials_[i].position += counts[i];
+    }
+    return fetch(ops_, logits_);
+  }
+
+  const std::vector<int32_t>& tokens(size_t i) const { return trials_[i].tokens; }
+
+ private:
+  SequenceRows rows_of(size_t i, int32_t first_row, int32_t count, bool commit_all) const {
+    const Trial& t = trials_[i];
+    return {.first_row = first_row,
+            .num_tokens = count,
+            .position = t.position,
+            .pages = t.pages.data(),
+            .state_pages = t.state_pages.data(),
+            .slot = static_cast<int32_t>(i),
+            .committed = t.committed,
+            .commit_all = commit_all};
+  }
+
+  template <typename How>
+  Tensor step(const Counts& counts, How&& how) {
+    std::vector<SequenceRows> sequences;
+    std::vector<int32_t> tokens, logit_rows;
+    for (size_t i = 0; i < kSequences; ++i) {
+      sequences.push_back(rows_of(i, static_cast<int32_t>(tokens.size()), kTried, false));
+      for (int32_t n = 0; n < kTried; ++n) {
+        const int32_t own = trials_[i].tokens[static_cast<size_t>(trials_[i].position + n)];
+        logit_rows.push_back(static_cast<int32_t>(tokens.size()));
+        tokens.push_back(n < counts[i] ? own : (own + 1 + n) % kVocab);
+      }
+    }
+    return run(tokens, sequences, logit_rows, how);
+  }
+
+  // Places the arrays of a step, whose forward pass `how` runs, captures, or leaves to a graph.
+  template <typename How>
+  Tensor run(const std::vector<int32_t>& tokens, const std::vector<SequenceRows>& sequences,
+             const std::vector<int32_t>& logit_rows, How&& how) {
+    std::vector<int32_t> positions;
+    for (const SequenceRows& s : sequences)
+      for (int32_t n = 0; n < s.num_tokens; ++n) positions.push_back(s.position + n);
+    ops_.begin_step();
+    const PlacedBatch placed(
+        {.tokens = tokens, .positions = positions, .sequences = sequences, .logit_rows = logit_rows}, ops_,
+        static_cast<int32_t>(layout_.state_pages()));
+    lengths_ = placed.batch().device->lengths;
+    Tensor logits;
+    how([&] {
+      logits = model_.forward(placed.batch(), ops_,
+                              {.base = memory_.data(), .layout = layout_, .ring = ring_.data(), .ring_tokens = kRing});
+    });
+    return logits;
+  }
+
+  CudaOps& ops_;
+  const Model& model_;
+  const CacheLayout layout_;
+  Buffer memory_, ring_;
+  std::array<Trial, kSequences> trials_;
+  cudaGraphExec_t graph_ = nullptr;
+  Tensor logits_;
+  const int32_t* lengths_ = nullptr;
+};
+
+Rows alone(CudaOps& ops, const Model& model, DType cache, const std::vector<int32_t>& tokens, int32_t prompt,
+           size_t count) {
+  SingleSequence sequence(model, ops, cache, kCapacity);
+  const auto next = tokens.begin() + prompt;
+  sequence.run({tokens.begin(), next}, MlaForm::kAbsorbed);
+  Rows out;
+  for (size_t i = 0; i < count; ++i)
+    out.push_back(sequence.propose({next[static_cast<std::ptrdiff_t>(i)]}, MlaForm::kAbsorbed)[0]);
+  return out;
+}
+
+struct Case {
+  const char *name, *model;
+  DType cache;
+};
+
+class Rollback : public testing::TestWithParam<Case> {};
+
+TEST_P(Rollback, ReplayedStepsForgetWhatWasTakenBack) {
+  if (const Status gpu = select_device(0); !gpu.ok()) GTEST_SKIP() << gpu.error().message;
+  if (gpu_sanitizer()) return;  // no graphs under a checker (tools/gpu_sanitize.py)
+  CudaOps ops({.deterministic = true});
+  const auto model = load(GetParam().model, ops);
+  Trials trials(ops, *model, GetParam().cache);
+  Rng rng(5);
+  std::array<Rows, kMoving> kept;
+  Rows still;
+  for (int round = 0; round < 60; ++round) {
+    Counts counts{};
+    for (size_t i = 0; i < kMoving; ++i) counts[i] = static_cast<int32_t>(rng.between(rng.chance(0.1) ? 0 : 1, kTried));
+    const Rows rows = trials.replay(counts);
+    for (size_t i = 0; i < kMoving; ++i)
+      kept[i].insert(kept[i].end(), rows.begin() + static_cast<int32_t>(i) * kTried,
+                     rows.begin() + static_cast<int32_t>(i) * kTried + counts[i]);
+    const Rows last(rows.end() - kTried, rows.end());
+    if (round == 0) still = last;
+    ASSERT_EQ(last, still) << "the sequence that stays where it is, in round " << round;
+  }
+  for (size_t i = 0; i < kMoving; ++i) {
+    const Rows wanted = alone(ops, *model, GetParam().cache, trials.tokens(i), kPrompts[i], kept[i].size());
+    ASSERT_GT(kept[i].size(), 100u);
+    for (size_t t = 0; t < wanted.size(); ++t) ASSERT_EQ(kept[i][t], wanted[t]) << "sequence " << i << " token " << t;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(, Rollback,
+                         testing::Values(Case{"TinyK2", "tiny-k2", DType::kBF16},
+                                         Case{"TinyK2Fp8", "tiny-k2", DType::kF8E4M3},
+                                         Case{"TinyKimiLinear", "tiny-kimi-linear", DType::kBF16},
+                                         Case{"TinyKimiLinearFp8", "tiny-kimi-linear", DType::kF8E4M3}),
+                         [](const auto& info) { return info.param.name; });
+
+}  // namespace
+}  // namespace perigee
