@@ -4,6 +4,7 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
@@ -14,6 +15,7 @@ namespace perigee::bench {
 
 inline constexpr double kReadRate = 4.54e12, kMatrixRate = 790e12;  // bytes/s and flop/s an H200 was seen to reach
 inline constexpr int kReplays = 11;
+inline constexpr std::chrono::milliseconds kWakeTime{300};  // an idle GPU takes so long to reach its clock
 
 inline void must(cudaError_t error) {
   if (error == cudaSuccess) return;
@@ -30,8 +32,8 @@ T* upload(const std::vector<T>& host) {
   return data;
 }
 
-// Microseconds of one of `calls` calls: the median of kReplays replays of a graph of all. Cold memory is the caller's:
-// each call works on other data, together several times the L2.
+// Microseconds of one of `calls` calls: the median of kReplays replays of a graph of all, on a GPU that is awake. Cold
+// memory is the caller's: each call works on other data, together several times the L2.
 inline double time_calls(cudaStream_t stream, int calls, const std::function<void(int)>& call) {
   const auto all = [&] {
     for (int i = 0; i < calls; ++i) call(i);
@@ -44,6 +46,9 @@ inline double time_calls(cudaStream_t stream, int calls, const std::function<voi
   cudaGraphExec_t exec;
   must(cudaStreamEndCapture(stream, &graph));
   must(cudaGraphInstantiate(&exec, graph, 0));
+  for (static const auto start = std::chrono::steady_clock::now();
+       std::chrono::steady_clock::now() - start < kWakeTime;)
+    must(cudaGraphLaunch(exec, stream)), must(cudaStreamSynchronize(stream));
   cudaEvent_t begin, end;
   must(cudaEventCreate(&begin)), must(cudaEventCreate(&end));
   std::vector<float> times;

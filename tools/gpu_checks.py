@@ -3,7 +3,7 @@
 
 Each section has a time limit of its own and ends with a line "PASS name" or "FAIL name"; without a name all run. None
 takes more than four minutes on an H200. The full-size sections write their figures, with the commands that made them,
-to --results. Needs pytest, and libcupti.so.13 on LD_LIBRARY_PATH for the traces.
+to --results. Needs the packages of tests/e2e/requirements.txt, and libcupti.so.13 on LD_LIBRARY_PATH for the traces.
 """
 import argparse
 import glob
@@ -94,8 +94,7 @@ SECTIONS = {  # name: (seconds, check)
     "conformance": (150, lambda r: r.tests("tests/conformance/conformance_test") and r.tests("tests/conformance/cuda_mla_test")),
     "kernels": (60, lambda r: r.tests("src/exec/cuda/exec_cuda_test") and r.tests("src/tensor/cuda/tensor_cuda_test")),
     "equality": (150, lambda r: r.tests("tests/equality/equality_test", "Device*:*Cuda*")),
-    "storm": (150, lambda r: r.served("tests/e2e/test_storm.py")),  # 256 clients, a fifth leave midway; no block may leak
-    "lost-device": (60, lambda r: r.served("tests/e2e/test_operation.py", "-k", "lost_device")),  # errors, then code 70
+    "served": (150, lambda r: r.served("tests/e2e")),  # the server's tests, with the storm and a lost device
     "score": (150, Runner.score),  # task accuracy of the tiny models against their model cards
     "score-fp8": (150, lambda r: r.score("--kv-cache-dtype", "fp8")),
     "sanitize": (240, lambda r: sanitize(r.build, f"{r.build}/sanitize", r.deadline - time.monotonic())),
