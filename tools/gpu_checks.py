@@ -49,7 +49,8 @@ class Runner:
         return process.returncode == 0 and "[  PASSED  ]" in process.stdout and "[  SKIPPED ]" not in process.stdout
 
     def served(self, *tests):
-        env = {"PERIGEE_PROGRAM": os.path.abspath(self.program), "PERIGEE_FLAGS": "--device cuda"}
+        flags = "--device cuda --kv-cache-memory-bytes 4G"  # several servers at once
+        env = {"PERIGEE_PROGRAM": os.path.abspath(self.program), "PERIGEE_FLAGS": flags}
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests]
         codes = [self.run(command, {**env, "PERIGEE_MODEL": model}).returncode for model in sorted(glob.glob("models/*"))]
         return not any(codes)

@@ -1,6 +1,6 @@
 """One served model for the whole run (PERIGEE_MODEL, else tiny-k2); tests that need other flags start their own server.
 
-PERIGEE_PROGRAM is the program, PERIGEE_FLAGS are flags that every server gets, such as "--device cuda".
+PERIGEE_PROGRAM is the program, PERIGEE_FLAGS are flags that every server gets, such as "--device cuda", before its own.
 """
 import os
 import pathlib
@@ -20,7 +20,7 @@ FOLDER = str((TOP / os.environ.get("PERIGEE_MODEL", "models/tiny-k2")).resolve()
 
 def start(tmp_path_factory, *flags):
     log = tmp_path_factory.mktemp("server") / "log"
-    server = ServerProcess(PROGRAM, FOLDER, [*flags, *os.environ.get("PERIGEE_FLAGS", "--device cpu").split()], str(log))
+    server = ServerProcess(PROGRAM, FOLDER, [*os.environ.get("PERIGEE_FLAGS", "--device cpu").split(), *flags], str(log))
     server.log_path = str(log)
     return server
 

@@ -78,7 +78,7 @@ Status check_limits(const WorkerConfig& config) {
 Result<std::unique_ptr<Worker>> CudaWorker::create(const WorkerConfig& config, OnResult on_result) {
   RETURN_IF_ERROR(check_limits(config));
   if (const Status gpu = select_device(0); !gpu.ok()) return without_gpu(gpu.error());
-  log_info("GPU 0: ", gpu_report(0), ", ", gib(device_memory().free), " GiB free");
+  log_info("GPU 0: ", gpu_report(0), ", ", memory_text(device_memory().free), " free");
   auto worker = std::make_unique<CudaWorker>(config, std::move(on_result));
   auto ops = std::make_unique<CudaOps>(CudaOptions{.deterministic = config.deterministic});
   if (config.observer != nullptr) ops->observe_launches(config.observer);
@@ -146,15 +146,15 @@ Status CudaWorker::reserve_pool() {
   const int64_t used = memory.total - memory.free;
   const int64_t left = static_cast<int64_t>(config_.memory_share * static_cast<double>(memory.total)) - used;
   if (config_.cache_bytes > memory.free)
-    return bad_input(str_cat("--kv-cache-memory-bytes ", gib(config_.cache_bytes), " GiB: the GPU has ",
-                             gib(memory.free), " GiB left beside weights and workspace"),
+    return bad_input(str_cat("--kv-cache-memory-bytes ", memory_text(config_.cache_bytes), ": the GPU has ",
+                             memory_text(memory.free), " left beside weights and workspace"),
                      "kv-cache-memory-bytes");
   const int64_t least = least_pages() * layout_.page_bytes();
   if (config_.cache_bytes == 0 && left < least)
     return bad_input(
-        str_cat("--gpu-memory-utilization ", config_.memory_share, " of ", gib(memory.total),
-                " GiB: weights, workspace and other processes take ", gib(used), " GiB, and a cache needs ", gib(least),
-                "; raise it, or lower --max-num-batched-tokens or --max-num-seqs"),
+        str_cat("--gpu-memory-utilization ", config_.memory_share, " of ", memory_text(memory.total),
+                ": weights, workspace and other processes take ", memory_text(used), ", and a cache needs ",
+                memory_text(least), "; raise it, or lower --max-num-batched-tokens or --max-num-seqs"),
         "gpu-memory-utilization");
   RETURN_IF_ERROR(set_pool(config_.cache_bytes > 0 ? config_.cache_bytes : left));
   pages_ = {};

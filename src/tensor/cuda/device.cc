@@ -53,8 +53,8 @@ Buffer device_buffer(size_t bytes) {
   if (failed) return {};
   if (const cudaError_t error = cudaMalloc(&p, bytes); error != cudaSuccess) {
     const DeviceMemory memory = device_memory();
-    cuda_ok(error, str_cat("reserving ", gib(static_cast<int64_t>(bytes)), " GiB where ", gib(memory.free), " of ",
-                           gib(memory.total), " are free")
+    cuda_ok(error, str_cat("reserving ", memory_text(static_cast<int64_t>(bytes)), " where ", memory_text(memory.free),
+                           " of ", memory_text(memory.total), " are free")
                        .c_str());
     return {};
   }
