@@ -3,11 +3,13 @@
 
 Each section has a time limit of its own and ends with a line "PASS name" or "FAIL name"; without a name all run. None
 takes more than four minutes on an H200. The full-size sections write their figures, with the commands that made them,
-to --results. Needs the packages of tests/e2e/requirements.txt, and libcupti.so.13 on LD_LIBRARY_PATH for the traces.
+to --results and hold them to the bars below. Needs the packages of tests/e2e/requirements.txt, and libcupti.so.13 on
+LD_LIBRARY_PATH for the traces.
 """
 import argparse
 import glob
 import os
+import re
 import subprocess
 import sys
 import time
@@ -19,9 +21,28 @@ SERVED = ["--load-format", "dummy", "--device", "cuda", "--max-model-len", "1638
 STEPS = [["--batch", "1", "--context", "1024", "--steps", "200"], ["--batch", "64", "--context", "1024", "--steps", "100"],
          ["--batch", "64", "--context", "1024", "--steps", "50", "--temperature", "1"],
          ["--form", "prefill", "--context", "8192", "--steps", "20", "--warm-steps", "10"]]
+LEAST_TOKENS_S = {"v2-lite": 280, "kimi-linear-48b": 220}  # of the first of STEPS
+MOST_OFF = 0.03  # between the sum of a traced step's rows and the median of untraced steps
 LOADS = [["serve", "--num-prompts", "128", "--max-concurrency", "64", "--random-input-len", "1024", "--random-output-len", "128"],
          ["decode", "--contexts", "1024,8192", "--concurrencies", "1,16,64", "--output-len", "512"],
          ["prefill", "--lengths", "512,2048,8192"]]
+
+
+def missed_bars(name, log):
+    """-> a line for each bar that a full-size model's steps miss, a figure that is not there among them."""
+    missed = []
+    for step in STEPS:
+        words = " ".join(step)
+        printed = re.search(rf"^\$ perigee bench step [^\n]*{words}\n(.*?)(?=^\$ |\Z)", log, re.M | re.S)
+        text = printed.group(1) if printed else ""
+        rows = re.search(r"^The rows add up to ([\d.]+) us; .*, untraced ones ([\d.]+) us", text, re.M)
+        if not rows or abs(float(rows.group(1)) / float(rows.group(2)) - 1) > MOST_OFF:
+            missed.append(f"{words}: {rows.group(0) if rows else 'no sum of rows'}; at most {100 * MOST_OFF:.0f} % off")
+        rate = re.search(r"^median step .*, ([\d.]+) tok/s$", text, re.M)
+        least = LEAST_TOKENS_S[name] if step is STEPS[0] else 0
+        if not rate or float(rate.group(1)) < least:
+            missed.append(f"{words}: {rate.group(1) if rate else 'no'} tok/s; at least {least}")
+    return missed
 
 
 class Runner:
@@ -70,7 +91,12 @@ class Runner:
             server_log = f"{self.results}/gpu_{name}_server.log"
             with ServerProcess(self.program, model, flags, server_log) as server:
                 good &= all([self.measure(["bench", *load, "--port", str(server.port)], log) for load in LOADS])
-            return good and server.process.returncode == 0
+            good &= server.process.returncode == 0
+        with open(f"{self.results}/gpu_{name}.txt", encoding="utf-8") as log:
+            missed = missed_bars(name, log.read())
+        for line in missed:
+            print(f"missed: {line}")
+        return good and not missed
 
     def measure(self, words, log):
         line = f"$ perigee {' '.join(words)}\n"
