@@ -282,13 +282,6 @@ cudaError_t launch_skinny(const GemmCall& c, cudaStream_t stream) {
                 c, shape);
 }
 
-// Whether a call is one for the configuration of few tiles, on a GPU that has the memory.
-template <typename C>
-bool has_few_tiles(const GemmCall& c) {
-  return shared_limit() >= static_cast<int>(sizeof(typename C::Memory)) &&
-         count_tiles(c, make_shape<typename C::Weights>(c, 8 * C::kTiles)) <= C::kBlocks * multiprocessors();
-}
-
 constexpr int kSystemBytes = 1024;  // of shared memory, what the system takes for each block
 
 // A call whose tiles the GPU holds at once, each in a block of its own, and what shared memory they take; none where
