@@ -122,11 +122,14 @@ TEST_P(DeviceEquality, DeterministicRepliesDoNotDependOnWhoRunsBeside) {
   int64_t tokens = 0;
   for (size_t r = 0; r < requests.size(); ++r) {
     const Reply &wanted = alone[which[r]], &got = beside[r];
+    ASSERT_EQ(wanted.error + got.error, "") << "request " << r;
     ASSERT_EQ(wanted.ids, got.ids) << "request " << r;
     tokens += std::ssize(got.ids);
+    ASSERT_EQ(wanted.logprobs.size(), got.logprobs.size()) << "request " << r;
     for (size_t t = 0; t < wanted.logprobs.size(); ++t)
       ASSERT_EQ(wanted.logprobs[t].logprob, got.logprobs[t].logprob) << "request " << r << " token " << t;
   }
+  ASSERT_GT(tokens, 30 * std::ssize(requests)) << "hardly any token came: the test says nothing";
   std::printf("%lld tokens of %zu requests, 256 at once, all as alone\n", static_cast<long long>(tokens),
               requests.size());
 }
