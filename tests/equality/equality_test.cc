@@ -296,6 +296,20 @@ TEST_P(EqualityOnTasks, CachedAsColdUpToTies) {
   expect_cached_as_cold(GetParam(), task_jobs(GetParam(), 60), 10000);
 }
 
+// Whole, or cut into chunks that other sequences' tokens fill up.
+TEST_P(EqualityOnTasks, ChunkedAsWholeUpToTies) {
+  EngineConfig config = base_config(GetParam());
+  const std::vector<Job> jobs = task_jobs(GetParam(), 20);
+  config.max_step_tokens = 4096;
+  const auto large = make_engine(config);
+  config.max_step_tokens = 96;
+  const auto small = make_engine(config);
+  const std::vector<Reply> whole = run(*large, jobs, true), chunked = run(*small, jobs, true);
+  ASSERT_GT(small->stats().steps, 2 * large->stats().steps) << "hardly any was cut: the test says nothing";
+  std::printf("chunked against whole: %d flips at ties in %zu requests\n",
+              count_flips(jobs, whole, chunked, ends_of_text(GetParam(), *small)), jobs.size());
+}
+
 // Behind more than kOneFormTokens cached tokens a short rest is absorbed where a cold start expands.
 TEST_P(EqualityOnTasks, CachedAsColdUpToTiesOnLongContexts) {
   constexpr size_t kJoined = 10;
