@@ -305,7 +305,7 @@ TEST_P(EqualityOnTasks, ChunkedAsWholeUpToTies) {
   config.max_step_tokens = 96;
   const auto small = make_engine(config);
   const std::vector<Reply> whole = run(*large, jobs, true), chunked = run(*small, jobs, true);
-  ASSERT_GT(small->stats().steps, 2 * large->stats().steps) << "hardly any was cut: the test says nothing";
+  ASSERT_GT(small->stats().steps, large->stats().steps + 20) << "hardly any was cut: the test says nothing";
   std::printf("chunked against whole: %d flips at ties in %zu requests\n",
               count_flips(jobs, whole, chunked, ends_of_text(GetParam(), *small)), jobs.size());
 }
