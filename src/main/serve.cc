@@ -9,6 +9,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/memory_text.h"
 #include "engine/engine.h"
 #include "main/commands.h"
 #include "main/engine_options.h"
@@ -137,8 +138,7 @@ Result<std::unique_ptr<Engine>> load_engine(EngineConfig config, Server& server,
 
 void log_sizes(const Engine& engine, double seconds, bool fp8_cache) {
   const int64_t tokens = static_cast<int64_t>(engine.num_pages()) * kBlockTokens;
-  log_info("Model loading took ", static_cast<double>(engine.model().weight_bytes) / 0x1p30, " GiB and ", seconds,
-           " s");
+  log_info("Model loading took ", memory_text(engine.model().weight_bytes), " and ", seconds, " s");
   log_info("KV cache size: ", tokens, " tokens (", engine.num_pages(), " blocks of ", kBlockTokens, ")",
            !fp8_cache                        ? ""
            : engine.model().has_cache_scales ? ", fp8 (e4m3) with the checkpoint's scales"

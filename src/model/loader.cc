@@ -1,7 +1,7 @@
 #include <algorithm>
-#include <cmath>
 
 #include "base/cgroup.h"
+#include "base/memory_text.h"
 #include "model/dummy.h"
 #include "model/registry.h"
 
@@ -42,9 +42,8 @@ double least_bytes(std::span<const TensorSpec> specs, Quantization quantization)
 Status check_memory(const LoadOptions& options, double needed, const Ops& ops) {
   const bool fits = needed <= static_cast<double>(options.memory_bytes);
   if (fits && (ops.on_device() || Buffer::can_make(static_cast<size_t>(needed)))) return {};
-  const auto giga = [](double bytes) { return std::lround(bytes * 1e-9 * 10) / 10.0; };
-  return bad_input(str_cat("the weights take at least ", giga(needed), " GB, and there are ",
-                           giga(static_cast<double>(options.memory_bytes)), " GB for them",
+  return bad_input(str_cat("the weights take at least ", memory_text(static_cast<int64_t>(needed)), ", and there are ",
+                           memory_text(options.memory_bytes), " for them",
                            fits ? ", of which the system does not give so much in one piece (ulimit -v)" : "",
                            ": another machine, a smaller or quantised model, or a smaller cache "
                            "(--kv-cache-memory-bytes)"));

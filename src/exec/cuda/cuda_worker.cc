@@ -8,6 +8,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/memory_text.h"
 #include "exec/cuda/decode_graphs.h"
 #include "exec/cuda/device_arrays.h"
 #include "exec/cuda/sampling_kernels.h"

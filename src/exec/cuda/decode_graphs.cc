@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <numeric>
 
+#include "exec/cuda/capture_graph.h"
+
 namespace perigee {
 namespace {
 
@@ -15,23 +17,6 @@ std::vector<int32_t> bucket_sizes(int32_t max_rows) {
   }
   sizes.push_back(max_rows);
   return sizes;
-}
-
-// What `work` puts on the stream, as a graph that is ready to launch.
-template <typename Work>
-Result<cudaGraphExec_t> capture_graph(cudaStream_t stream, Work&& work) {
-  cudaGraph_t captured = nullptr;
-  cudaGraphExec_t exec = nullptr;
-  // Relaxed: other threads of this process may allocate meanwhile.
-  cuda_ok(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed), "starting a capture");
-  work();
-  cuda_ok(cudaStreamEndCapture(stream, &captured), "capturing a decode step");
-  RETURN_IF_ERROR(device_status());
-  cuda_ok(cudaGraphInstantiate(&exec, captured, 0), "making a graph");
-  cudaGraphDestroy(captured);
-  cuda_ok(cudaGraphUpload(exec, stream), "loading a graph");
-  RETURN_IF_ERROR(device_status());
-  return exec;
 }
 
 }  // namespace

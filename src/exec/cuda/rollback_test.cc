@@ -7,6 +7,7 @@
 
 #include "base/rng.h"
 #include "base/soak.h"
+#include "exec/cuda/capture_graph.h"
 #include "model/single_sequence.h"
 #include "ops/cuda/backend.h"
 
@@ -61,12 +62,9 @@ class Trials {
       t.position = t.committed = kPrompts[i];
     }
     const auto capture = [this](auto&& work) {
-      cudaGraph_t graph = nullptr;
-      cuda_ok(cudaStreamBeginCapture(ops_.stream(), cudaStreamCaptureModeRelaxed), "starting a capture");
-      work();
-      cuda_ok(cudaStreamEndCapture(ops_.stream(), &graph), "capturing");
-      cuda_ok(cudaGraphInstantiate(&graph_, graph, 0), "making a graph");
-      cudaGraphDestroy(graph);
+      auto graph = capture_graph(ops_.stream(), work);
+      CHECK(graph.ok(), graph.error().message);
+      graph_ = *graph;
     };
     step({}, [](auto&& work) { work(); });  // loads the kernels
     logits_ = step({}, capture);

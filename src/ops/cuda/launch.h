@@ -3,7 +3,8 @@
 //
 // The convention that makes this safe: every kernel calls dependency_wait() (mma.cuh) before it touches memory that an
 // earlier kernel wrote or still reads, and only then dependency_trigger(). So when a kernel passes its wait, all
-// kernels before its predecessor are complete too.
+// kernels before its predecessor are complete too. What is complete for longer than that (weights, settled lists, old
+// keys) may be read ahead of the wait; relate_kernel beside another's carry leaves the wait to its last block.
 #pragma once
 
 #include <cuda_runtime.h>

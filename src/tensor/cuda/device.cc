@@ -6,6 +6,7 @@
 #include <cstring>
 #include <mutex>
 
+#include "base/memory_text.h"
 #include "tensor/cuda/check.h"
 
 namespace perigee {

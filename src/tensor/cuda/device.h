@@ -5,7 +5,6 @@
 #pragma once
 
 #include <cstdint>
-#include <cstdio>
 #include <string>
 
 #include "base/result.h"
@@ -23,13 +22,6 @@ struct DeviceMemory {
   int64_t free = 0, total = 0;  // bytes
 };
 DeviceMemory device_memory();  // of the selected GPU
-// "13.5 GiB", "0.6 MiB".
-inline std::string memory_text(int64_t bytes) {
-  const double mib = static_cast<double>(bytes) / 0x1p20;
-  char text[40];
-  std::snprintf(text, sizeof(text), mib < 1024 ? "%.1f MiB" : "%.1f GiB", mib < 1024 ? mib : mib / 1024);
-  return text;
-}
 // Name, driver, heat, power and clock of GPU `index` in one line, with what is wrong with it in capitals; for logs.
 std::string gpu_report(int index);
 

@@ -17,12 +17,6 @@ class DeviceTest : public testing::Test {
   }
 };
 
-TEST(MemoryText, HasOneDecimal) {
-  EXPECT_EQ(memory_text(576 << 10), "0.6 MiB");
-  EXPECT_EQ(memory_text(int64_t{1} << 30), "1.0 GiB");
-  EXPECT_EQ(memory_text(int64_t{139'801} << 20), "136.5 GiB");
-}
-
 // More calls than slots, sizes on both sides of a piece, and kernels (here: copies) that read late.
 TEST_F(DeviceTest, WhatArrivesIsWhatWasSent) {
   Upload upload(3);
