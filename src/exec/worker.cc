@@ -7,6 +7,7 @@
 
 #include "base/cgroup.h"
 #include "base/log.h"
+#include "base/memory_text.h"
 #include "exec/plan_worker.h"
 #include "exec/sampler.h"
 #include "ops/ops.h"
@@ -57,8 +58,9 @@ Status HostWorker::reserve() {
   const int64_t bytes = page_pool_bytes() + (state_pages() > 0 ? ring_bytes() : 0);
   if (!Buffer::can_make(static_cast<size_t>(bytes)))
     return bad_input(
-        str_cat("the system does not give ", bytes, " bytes for the cache beside ", model_->info().weight_bytes,
-                " of weights and what the program takes; this process may have ", host_memory_bytes(),
+        str_cat("the system does not give ", memory_text(bytes), " for the cache beside ",
+                memory_text(model_->info().weight_bytes),
+                " of weights and what the program takes; this process may have ", memory_text(host_memory_bytes()),
                 ": lower --kv-cache-memory-bytes, or raise the limit (ulimit -v)"),
         "kv-cache-memory-bytes");
   pool_memory_ = ops_->make_buffer(static_cast<size_t>(page_pool_bytes()));
@@ -72,8 +74,8 @@ Status HostWorker::reserve() {
 Result<std::unique_ptr<Worker>> HostWorker::create(const WorkerConfig& config, OnResult on_result) {
   if (config.cache_bytes > host_memory_bytes())
     return bad_input(
-        str_cat("the cache of ", config.cache_bytes, " bytes is over the memory that this process may have, ",
-                host_memory_bytes(), ": lower --kv-cache-memory-bytes"),
+        str_cat("the cache of ", memory_text(config.cache_bytes), " is over the memory that this process may have, ",
+                memory_text(host_memory_bytes()), ": lower --kv-cache-memory-bytes"),
         "kv-cache-memory-bytes");
   WorkerConfig bounded = config;
   bounded.load.memory_bytes = host_memory_bytes() - config.cache_bytes;
