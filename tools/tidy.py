@@ -43,6 +43,12 @@ def read(name):
         return file.read().splitlines()
 
 
+def links_of(name, line):
+    """The files and folders of this tree that a line of Markdown links to, relative to the tree."""
+    targets = re.findall(r"\]\(([^)#\s]+)[^)]*\)", line)
+    return [os.path.normpath(os.path.join(os.path.dirname(name), target)) for target in targets if "://" not in target]
+
+
 class Tidy:
     def __init__(self):
         self.files = tracked()
@@ -143,7 +149,7 @@ class Tidy:
                     self.report(name, 1, "unbuilt", "no CMakeLists.txt builds this")
 
     def check_documents(self):
-        known = set(self.files)
+        known, linked = set(self.files), {}
         folders = {os.path.dirname(name) for name in self.files}
         folders |= {parent for folder in folders for parent in (folder.rsplit("/", k)[0] for k in range(1, folder.count("/") + 1))}
         for name in self.files:
@@ -154,6 +160,17 @@ class Tidy:
                     clean = path.rstrip("/")
                     if clean not in known and clean not in folders and not self.generated(clean):
                         self.report(name, number, "dead-path", f"{path} does not exist")
+                for path in links_of(name, line):
+                    if path not in known and path not in folders:
+                        self.report(name, number, "dead-link", f"{path} does not exist")
+                    linked.setdefault(name, set()).add(path)
+        reached, new = set(), {"README.md"}
+        while new:
+            reached |= new
+            new = {path for name in new for path in linked.get(name, ()) if path.endswith(".md")} - reached
+        for name in sorted(known - reached):
+            if name.startswith("docs/") and name.endswith(".md") and not name.startswith("docs/adr/"):
+                self.report(name, 1, "unlinked", "no chain of links from README.md leads here")
 
     @staticmethod
     def generated(path):
