@@ -1,9 +1,15 @@
 #include "base/json.h"
 
+#include <algorithm>
 #include <boost/json/basic_parser_impl.hpp>
 #include <charconv>
 #include <cmath>
+#include <cstdlib>
+#include <limits>
+#include <optional>
 #include <unordered_set>
+
+#include "base/utf8.h"
 
 namespace perigee {
 namespace {
@@ -64,11 +70,10 @@ class Builder {
   }
   bool on_int64(int64_t value, string_view, error_code&) { return add_number(Json(value)); }
   bool on_uint64(uint64_t value, string_view, error_code&) { return add_number(Json(value)); }
-  bool on_double(double value, string_view part, error_code&) {
+  // Boost.JSON's own value can be one step off: the text decides.
+  bool on_double(double, string_view part, error_code&) {
     text_.append(part.data(), part.size());
-    double exact = value;  // Boost.JSON's own value can be one step off
-    std::from_chars(text_.data(), text_.data() + text_.size(), exact);
-    return add_number(Json(exact));
+    return add_number(Json::number(std::move(text_)));
   }
   bool on_bool(bool value, error_code&) { return add(Json(value)); }
   bool on_null(error_code&) { return add(Json()); }
@@ -125,6 +130,8 @@ void dump(const Json& value, JsonStyle style, std::string& out) {
     out += value.as_bool() ? "true" : "false";
   } else if (value.is_int()) {
     out += std::to_string(value.as_int());
+  } else if (value.digits() != nullptr) {
+    out += *value.digits();
   } else if (value.is_double()) {
     out += format_double(value.as_double());
   } else if (value.is_string()) {
@@ -156,12 +163,51 @@ Json::Json(uint64_t value) {
   if (value <= static_cast<uint64_t>(INT64_MAX)) {
     value_ = static_cast<int64_t>(value);
   } else {
-    value_ = static_cast<double>(value);
+    value_ = Digits{std::to_string(value)};
   }
 }
 
+namespace {
+
+// Whether the nearest double has all that `text` says: at most 17 digits, neither overflow nor underflow.
+bool fits_double(std::string_view text, double value) {
+  const std::string_view mantissa = text.substr(0, text.find_first_of("eE"));
+  const size_t first = mantissa.find_first_of("123456789");
+  if (first == std::string_view::npos) return true;
+  const auto is_digit = [](char c) { return c >= '0' && c <= '9'; };
+  const auto count = std::count_if(mantissa.begin() + static_cast<ptrdiff_t>(first), mantissa.end(), is_digit);
+  return count <= std::numeric_limits<double>::max_digits10 && std::isfinite(value) && value != 0;
+}
+
+}  // namespace
+
+Json Json::number(std::string text) {
+  const char* end = text.data() + text.size();
+  Json out;
+  if (int64_t whole = 0; std::from_chars(text.data(), end, whole) == std::from_chars_result{end, std::errc()})
+    return Json(whole);
+  double nearest = 0;
+  const bool in_range = std::from_chars(text.data(), end, nearest).ec == std::errc();
+  const bool is_whole = text.find_first_of(".eE") == std::string::npos;
+  if (in_range && !is_whole && fits_double(text, nearest)) return Json(nearest);
+  out.value_ = Digits{std::move(text)};
+  return out;
+}
+
+const std::string* Json::digits() const {
+  const Digits* kept = std::get_if<Digits>(&value_);
+  return kept == nullptr ? nullptr : &kept->text;
+}
+
+double Json::as_double() const {
+  if (is_int()) return static_cast<double>(as_int());
+  if (const std::string* text = digits()) return std::strtod(text->c_str(), nullptr);  // infinite beyond the range
+  return std::get<double>(value_);
+}
+
 const char* Json::type_name() const {
-  static constexpr const char* kNames[] = {"null", "boolean", "number", "number", "string", "array", "object"};
+  static constexpr const char* kNames[] = {"null",   "boolean", "number", "number",
+                                           "number", "string",  "array",  "object"};
   return kNames[value_.index()];
 }
 
@@ -199,9 +245,44 @@ std::string fault(const boost::json::error_code& ec, std::string_view rest, cons
 
 }  // namespace
 
+namespace {
+
+// The code unit of the escape \uXXXX that begins at text[at]; nothing for anything else.
+std::optional<uint32_t> escaped_unit(std::string_view text, size_t at) {
+  if (text.substr(at, 2) != "\\u" || text.size() < at + 6) return std::nullopt;
+  uint32_t unit = 0;
+  const char* end = text.data() + at + 6;
+  if (std::from_chars(text.data() + at + 2, end, unit, 16).ptr != end) return std::nullopt;
+  return unit;
+}
+
+// `text` with \ufffd for each escaped surrogate without its other half, in the same place: offsets stay. Nothing to
+// replace: nothing.
+std::optional<std::string> replace_lone_surrogates(std::string_view text) {
+  std::optional<std::string> out;
+  for (size_t at = text.find('\\'); at < text.size(); at = text.find('\\', at)) {
+    const auto unit = escaped_unit(text, at);
+    if (!unit || (*unit & 0xF800) != 0xD800) {
+      at += 2;
+      continue;
+    }
+    const bool paired = *unit < 0xDC00 && (escaped_unit(text, at + 6).value_or(0) & 0xFC00) == 0xDC00;
+    if (!paired) {
+      if (!out) out.emplace(text);
+      out->replace(at + 2, 4, "fffd");
+    }
+    at += paired ? 12 : 6;
+  }
+  return out;
+}
+
+}  // namespace
+
 Result<Json> parse_json(std::string_view text, const JsonLimits& limits) {
   if (text.size() > limits.max_bytes)
     return Error(Code::kTooLarge, str_cat("JSON of ", text.size(), " bytes is over the limit of ", limits.max_bytes));
+  const std::optional<std::string> repaired = replace_lone_surrogates(text);
+  if (repaired) text = *repaired;
   boost::json::parse_options options;
   options.max_depth = limits.max_depth;
   boost::json::basic_parser<Builder> parser(options);
@@ -214,7 +295,7 @@ Result<Json> parse_json(std::string_view text, const JsonLimits& limits) {
   }
   if (!parser.handler().duplicate().empty())
     return bad_input(
-        str_cat("JSON has the key \"", parser.handler().duplicate().substr(0, 64), "\" twice in one object"));
+        str_cat("JSON has the key \"", excerpt(parser.handler().duplicate(), 64), "\" twice in one object"));
   return bad_input(str_cat("invalid JSON at byte ", used, ": ", fault(ec, text.substr(used), limits)));
 }
 

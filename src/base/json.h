@@ -1,8 +1,10 @@
 // Json: a parsed JSON value, and the one parser and the one writer that everything in perigee uses.
 //
-// Objects keep the order of their keys, because tool schemas reach prompts in that order. Numbers are exact: an
-// integer that fits int64 stays one, everything else is the nearest double. The parser enforces caps while it reads,
-// so hostile bytes cannot cost more than the caps say; duplicate keys, NaN and invalid UTF-8 are errors.
+// Objects keep the order of their keys, because tool schemas reach prompts in that order. Numbers are exact: an integer
+// that fits int64 stays one; a number that neither int64 nor double holds (12345678901234567890, more than 17 digits,
+// 1e999) keeps its text; everything else is the nearest double. The parser enforces caps while it reads, so hostile
+// bytes cannot cost more than the caps say; duplicate keys, NaN and invalid UTF-8 are errors. An escaped surrogate
+// without its other half becomes U+FFFD.
 #pragma once
 
 #include <cstdint>
@@ -27,18 +29,20 @@ class Json {
   Json(bool value) : value_(value) {}
   Json(int value) : value_(static_cast<int64_t>(value)) {}
   Json(int64_t value) : value_(value) {}
-  Json(uint64_t value);  // a double beyond 2^63 - 1
+  Json(uint64_t value);
   Json(double value) : value_(value) {}
   Json(const char* value) : value_(std::string(value)) {}
   Json(std::string_view value) : value_(std::string(value)) {}
   Json(std::string value) : value_(std::move(value)) {}
   Json(Array value) : value_(std::move(value)) {}
   Json(Object value) : value_(std::move(value)) {}
+  // The number that `text` spells; requires JSON's syntax of numbers.
+  static Json number(std::string text);
 
   bool is_null() const { return value_.index() == 0; }
   bool is_bool() const { return std::holds_alternative<bool>(value_); }
   bool is_int() const { return std::holds_alternative<int64_t>(value_); }
-  bool is_double() const { return std::holds_alternative<double>(value_); }
+  bool is_double() const { return std::holds_alternative<double>(value_) || digits() != nullptr; }
   bool is_number() const { return is_int() || is_double(); }
   bool is_string() const { return std::holds_alternative<std::string>(value_); }
   bool is_array() const { return std::holds_alternative<Array>(value_); }
@@ -48,13 +52,16 @@ class Json {
   // Each requires the matching is_...().
   bool as_bool() const { return std::get<bool>(value_); }
   int64_t as_int() const { return std::get<int64_t>(value_); }
-  double as_double() const { return is_int() ? static_cast<double>(as_int()) : std::get<double>(value_); }
+  double as_double() const;  // the nearest one; of a number, too, that keeps its text
   const std::string& as_string() const { return std::get<std::string>(value_); }
   std::string& as_string() { return std::get<std::string>(value_); }
   const Array& as_array() const { return std::get<Array>(value_); }
   Array& as_array() { return std::get<Array>(value_); }
   const Object& as_object() const { return std::get<Object>(value_); }
   Object& as_object() { return std::get<Object>(value_); }
+
+  // The text of a number that neither int64 nor double holds; nullptr for every other value.
+  const std::string* digits() const;
 
   // Member `key` of an object, or nullptr when this is no object or has no such member. Linear in the members.
   const Json* find(std::string_view key) const;
@@ -65,7 +72,11 @@ class Json {
   bool operator==(const Json& other) const { return value_ == other.value_; }
 
  private:
-  std::variant<std::monostate, bool, int64_t, double, std::string, Array, Object> value_;
+  struct Digits {
+    std::string text;
+    bool operator==(const Digits&) const = default;
+  };
+  std::variant<std::monostate, bool, int64_t, double, Digits, std::string, Array, Object> value_;
 };
 
 struct JsonLimits {

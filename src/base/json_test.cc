@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <limits>
 
 namespace perigee {
@@ -32,6 +33,55 @@ TEST(Json, ExactDoublesOnInput) {
   EXPECT_EQ(parsed->as_array()[0].as_double(), 0.30000000000000004);
   EXPECT_EQ(parsed->as_array()[1].as_double(), std::numeric_limits<double>::min());
   EXPECT_TRUE(parsed->as_array()[2].is_double());
+}
+
+TEST(Json, NumbersThatNoTypeHoldsKeepTheirText) {
+  for (const char* text :
+       {"12345678901234567890", "-12345678901234567890", "9223372036854775807", "-9223372036854775808",
+        "9223372036854775808", "18446744073709551616", "0.1234567890123456789", "1e999", "-1e-999",
+        "340282366920938463463374607431768211456", "3.14159265358979323846e0"}) {
+    const auto parsed = parse_json(text);
+    ASSERT_TRUE(parsed.ok()) << text;
+    EXPECT_TRUE(parsed->is_number());
+    EXPECT_EQ(dump_json(*parsed), text);
+    EXPECT_EQ(*parse_json(dump_json(*parsed, JsonStyle::kSpaced)), *parsed);
+  }
+  EXPECT_EQ(parse_json("12345678901234567890")->as_double(), 12345678901234567890.0);
+  EXPECT_TRUE(std::isinf(parse_json("1e999")->as_double()));
+  EXPECT_EQ(dump_json(Json(uint64_t{18446744073709551615u})), "18446744073709551615");
+  // What a double holds is written as Python does.
+  EXPECT_EQ(dump_json(*parse_json("[1.10, 1e2, 0.00, -0.0, 0.30000000000000004]")),
+            "[1.1,100.0,0.0,-0.0,0.30000000000000004]");
+}
+
+TEST(Json, LoneSurrogatesBecomeTheReplacementCharacter) {
+  const std::pair<const char*, const char*> cases[] = {
+      {R"("\ud800")", "\xEF\xBF\xBD"},
+      {R"("\uDC00x")", "\xEF\xBF\xBDx"},
+      {R"("\ud800\ud83d\ude00")", "\xEF\xBF\xBD\xF0\x9F\x98\x80"},
+      {R"("\ud83d\ude00\ude00")", "\xF0\x9F\x98\x80\xEF\xBF\xBD"},
+      {R"("\ud800\n")", "\xEF\xBF\xBD\n"},
+      {R"("\\ud800")", "\\ud800"},  // an escaped backslash, then letters
+      {R"("\\\ud800")", "\\\xEF\xBF\xBD"},
+      {R"("\u00e9\ud7ff\ue000")", "\xC3\xA9\xED\x9F\xBF\xEE\x80\x80"},
+  };
+  for (const auto& [text, value] : cases) {
+    const auto parsed = parse_json(text);
+    ASSERT_TRUE(parsed.ok()) << text << parsed.error().message;
+    EXPECT_EQ(*parsed, Json(value)) << text;
+  }
+  EXPECT_EQ(parse_json(R"({"\ud800":1})")->as_object()[0].first, "\xEF\xBF\xBD");
+  EXPECT_FALSE(parse_json(R"({"\ud800":1,"\udfff":1})").ok()) << "one key twice";
+  for (const char* text : {R"("\ud80")", R"("\ud8)", R"("\)", R"("\ud800\u")", R"("\ud8-1")", "\"\xED\xA0\x80\""})
+    EXPECT_FALSE(parse_json(text).ok()) << text;
+}
+
+TEST(Json, ADuplicateKeyIsQuotedInWholeCharacters) {
+  std::string key = "k";
+  for (int i = 0; i < 40; ++i) key += "\xC3\xA9";
+  const auto parsed = parse_json("{\"" + key + "\":1,\"" + key + "\":2}");
+  ASSERT_FALSE(parsed.ok());
+  EXPECT_EQ(parsed.error().message, "JSON has the key \"" + key.substr(0, 63) + "...\" twice in one object");
 }
 
 TEST(Json, ErrorsSayWhatIsWrongAndWhere) {

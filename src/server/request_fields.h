@@ -14,7 +14,7 @@
 namespace perigee {
 
 struct RequestCaps {
-  size_t max_json_depth = 32;
+  size_t max_json_depth = 128;
   int64_t max_n = 8;
   size_t max_prompts = 32;
   int64_t max_logprobs = 20;

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/utf8.h"
 #include "text/unicode.h"
-#include "text/utf8.h"
 
 // Markers without a rule in vLLM's table, and what happens here:
 //   <think> in content                      reasoning (again): K2-Thinking opens its thinking itself

@@ -2,9 +2,9 @@
 
 #include <algorithm>
 
+#include "base/utf8.h"
 #include "text/template_builtins.h"
 #include "text/template_text.h"
-#include "text/utf8.h"
 
 namespace perigee {
 namespace {

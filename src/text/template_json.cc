@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/utf8.h"
 #include "text/template_machine.h"
 #include "text/template_text.h"
-#include "text/utf8.h"
 
 namespace perigee {
 namespace {
@@ -66,7 +66,10 @@ void JsonTextWriter::write_string(std::string_view text) {
 }
 
 void JsonTextWriter::write_number(const TemplateValue& value) {
-  out_ += value.is_integral() ? std::to_string(value.integer()) : format_double(value.number());
+  if (value.is<TemplateValue::Number>())
+    out_ += value.as<TemplateValue::Number>()->text;
+  else
+    out_ += value.is_integral() ? std::to_string(value.integer()) : format_double(value.number());
 }
 
 void JsonTextWriter::write_array(const TemplateValues& items) {

@@ -10,7 +10,7 @@ namespace {
 
 using Kind = TemplateSequence::Kind;
 
-constexpr int kMaxNesting = 64;
+constexpr int kMaxNesting = 160;        // a request's 128 levels, and what a template puts around them
 constexpr size_t kStringOverhead = 64;  // the shared string object itself
 
 std::string python_float(double value) {
@@ -177,6 +177,10 @@ TemplateValue TemplateMachine::from_json(const Json& json) {
   if (json.is_null()) return TemplateValue::None{};
   if (json.is_bool()) return TemplateValue(json.as_bool());
   if (json.is_int()) return TemplateValue(json.as_int());
+  if (const std::string* digits = json.digits()) {
+    const bool integral = digits->find_first_of(".eE") == std::string::npos;
+    return TemplateValue(std::make_shared<const TemplateNumber>(*digits, json.as_double(), integral));
+  }
   if (json.is_double()) return TemplateValue(json.as_double());
   if (json.is_string()) return TemplateValue(std::make_shared<const std::string>(json.as_string()));
   int nesting = 0;
@@ -313,6 +317,8 @@ void append_str(TemplateMachine& machine, std::string& out, const TemplateValue&
     out += value.as<bool>() ? "True" : "False";
   } else if (value.is_integral()) {
     out += std::to_string(value.integer());
+  } else if (value.is<TemplateValue::Number>()) {
+    out += value.as<TemplateValue::Number>()->text;
   } else if (value.is_number()) {
     out += python_float(value.number());
   } else if (value.is_dict()) {

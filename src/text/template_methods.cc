@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <array>
 
+#include "base/utf8.h"
 #include "text/template_builtins.h"
 #include "text/template_text.h"
-#include "text/utf8.h"
 
 namespace perigee {
 namespace {

@@ -43,10 +43,11 @@ bool is_number(const Value& value) {
   return value.is_number();
 }
 bool is_integer(const Value& value) {
+  if (value.is<Value::Number>()) return value.as<Value::Number>()->integral;
   return value.is_integral() && !value.is_bool();
 }
 bool is_float(const Value& value) {
-  return value.is<double>();
+  return value.is_number() && !value.is_integral() && !is_integer(value);
 }
 bool is_boolean(const Value& value) {
   return value.is_bool();

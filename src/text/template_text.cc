@@ -4,8 +4,8 @@
 #include <array>
 #include <cstring>
 
+#include "base/utf8.h"
 #include "text/unicode.h"
-#include "text/utf8.h"
 
 namespace perigee {
 namespace {

@@ -1,6 +1,6 @@
 // Python's string operations on UTF-8 text, as far as chat templates use them.
 //
-// Positions and lengths are in code points, as in Python. What is no valid UTF-8 counts as text/utf8.h cuts it.
+// Positions and lengths are in code points, as in Python. What is no valid UTF-8 counts as base/utf8.h cuts it.
 // Upper and lower case are mapped for ASCII letters only; other characters stay as they are.
 #pragma once
 

@@ -22,6 +22,7 @@ const char* TemplateValue::type_name() const {
   static constexpr const char* kNames[] = {"Undefined", "NoneType", "bool",        "int",       "float", "str",
                                            "list",      "dict",     "LoopContext", "Namespace", "Macro", "function"};
   static constexpr const char* kSequences[] = {"list", "tuple", "range", "generator", "view"};
+  if (is<Number>()) return as<Number>()->integral ? "int" : "float";
   return is_sequence() ? kSequences[static_cast<int>(sequence().kind)] : kNames[value_.index()];
 }
 
@@ -32,6 +33,7 @@ bool TemplateValue::truthy() const {
                         [](bool value) { return value; },
                         [](int64_t value) { return value != 0; },
                         [](double value) { return value != 0; },
+                        [](const Number& value) { return value->nearest != 0; },
                         [](const String& value) { return !value->empty(); },
                         [](const Sequence& value) { return value->kind == Kind::kIterator || !value->items.empty(); },
                         [](const Dict& value) { return !value->entries.empty(); },

@@ -46,6 +46,13 @@ struct TemplateNamespace {
   std::vector<std::pair<std::string, TemplateValue>> attributes;
 };
 
+// A number that neither int64 nor double holds, with the text it came in.
+struct TemplateNumber {
+  std::string text;
+  double nearest;
+  bool integral;
+};
+
 enum class TemplateFunction { kRange, kNamespace, kDict, kRaiseException, kStrftimeNow };
 
 class TemplateValue {
@@ -56,6 +63,7 @@ class TemplateValue {
   using Sequence = std::shared_ptr<const TemplateSequence>;
   using Dict = std::shared_ptr<const TemplateDict>;
   using Loop = std::shared_ptr<TemplateLoop>;
+  using Number = std::shared_ptr<const TemplateNumber>;
 
   TemplateValue() = default;  // undefined
   TemplateValue(None) : value_(None{}) {}
@@ -69,6 +77,7 @@ class TemplateValue {
   explicit TemplateValue(TemplateNamespace* value) : value_(value) {}
   explicit TemplateValue(const TemplateMacro* value) : value_(value) {}
   explicit TemplateValue(TemplateFunction value) : value_(value) {}
+  explicit TemplateValue(Number value) : value_(std::move(value)) {}
 
   template <typename T>
   bool is() const {
@@ -86,8 +95,9 @@ class TemplateValue {
   bool is_sequence() const { return is<Sequence>(); }
   bool is_list() const { return is_sequence() && sequence().kind == TemplateSequence::Kind::kList; }
   bool is_dict() const { return is<Dict>(); }
-  bool is_integral() const { return is_bool() || is<int64_t>(); }  // a Python int: True is one
-  bool is_number() const { return is_integral() || is<double>(); }
+  // A Python int that fits 64 bits; True is one. Arithmetic takes every other number as a double.
+  bool is_integral() const { return is_bool() || is<int64_t>(); }
+  bool is_number() const { return is_integral() || is<double>() || is<Number>(); }
   // Whether Python could index it by position: a list, tuple or range.
   bool is_indexable() const;
   const char* type_name() const;  // as Python calls it
@@ -98,14 +108,17 @@ class TemplateValue {
   const TemplateValues& items() const { return sequence().items; }
   const TemplateDict& dict() const { return *as<Dict>(); }
   int64_t integer() const { return is_bool() ? as<bool>() : as<int64_t>(); }
-  double number() const { return is_integral() ? static_cast<double>(integer()) : as<double>(); }
+  double number() const {
+    if (is_integral()) return static_cast<double>(integer());
+    return is<Number>() ? as<Number>()->nearest : as<double>();
+  }
 
   bool truthy() const;
   int nesting() const;  // 0 for scalars
 
  private:
   std::variant<Undefined, None, bool, int64_t, double, String, Sequence, Dict, Loop, TemplateNamespace*,
-               const TemplateMacro*, TemplateFunction>
+               const TemplateMacro*, TemplateFunction, Number>
       value_;
 };
 

@@ -5,8 +5,8 @@
 
 #include "base/file.h"
 #include "base/json.h"
+#include "base/utf8.h"
 #include "text/pretokenizer.h"
-#include "text/utf8.h"
 
 namespace perigee {
 namespace {

@@ -8,10 +8,10 @@
 
 #include "base/rng.h"
 #include "base/temp_folder.h"
+#include "base/utf8.h"
 #include "text/detokenizer.h"
 #include "text/pretokenizer.h"
 #include "text/test_vocabulary.h"
-#include "text/utf8.h"
 
 namespace perigee {
 namespace {

@@ -29,11 +29,17 @@ std::vector<std::string_view> constraint_keys(std::string_view type) {
   return {};
 }
 
+// An integer of any size.
+bool is_whole(const Json& value) {
+  const std::string* digits = value.digits();
+  return value.is_int() || (digits != nullptr && digits->find_first_of(".eE") == std::string::npos);
+}
+
 bool matches_type(const Json& value, std::string_view type) {
   if (type == "string") return value.is_string();
   // A Python bool is an int, so the original writer lets True stand among numbers.
   if (type == "number") return value.is_number() || value.is_bool();
-  if (type == "integer") return value.is_int() || value.is_bool();
+  if (type == "integer") return is_whole(value) || value.is_bool();
   if (type == "boolean") return value.is_bool();
   if (type == "null") return value.is_null();
   return true;

@@ -1,4 +1,4 @@
-#include "text/utf8.h"
+#include "base/utf8.h"
 
 namespace perigee {
 namespace {
@@ -38,6 +38,18 @@ Utf8Char utf8_slow_at(std::string_view text, size_t pos) {
     code_point = code_point << 6 | (byte & 0x3Fu);
   }
   return {code_point, lead.length, Utf8Kind::kValid};
+}
+
+std::string excerpt(std::string_view text, size_t max_bytes) {
+  std::string out;
+  for (size_t pos = 0; pos < text.size();) {
+    const Utf8Char c = utf8_at(text, pos);
+    const std::string_view piece = c.kind == Utf8Kind::kValid ? text.substr(pos, c.length) : kReplacement;
+    if (out.size() + piece.size() > max_bytes) return out + "...";
+    out += piece;
+    pos += c.length;
+  }
+  return out;
 }
 
 }  // namespace perigee

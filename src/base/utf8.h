@@ -33,4 +33,8 @@ inline Utf8Char utf8_at(std::string_view text, size_t pos) {
   return utf8_slow_at(text, pos);
 }
 
+// `text` as a message quotes it: valid UTF-8 of at most `max_bytes` and three dots for what was left out. Bytes that
+// are no character become U+FFFD; no character is cut.
+std::string excerpt(std::string_view text, size_t max_bytes);
+
 }  // namespace perigee
