@@ -68,10 +68,6 @@ Result<std::string> read_file(const std::string& path, size_t max_bytes) {
   return text;
 }
 
-bool file_exists(const std::string& path) {
-  return ::access(path.c_str(), R_OK) == 0;
-}
-
 Result<MappedFile> MappedFile::open(const std::string& path) {
   const Descriptor fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (fd.get() < 0) return file_error(path, "open");

@@ -13,8 +13,6 @@ namespace perigee {
 // Reads a regular file of at most `max_bytes`. Errors name the path.
 Result<std::string> read_file(const std::string& path, size_t max_bytes);
 
-bool file_exists(const std::string& path);
-
 // A read-only memory map of a regular file, unmapped when it goes.
 class MappedFile {
  public:

@@ -4,8 +4,8 @@
 #include <cmath>
 #include <numbers>
 
+#include "base/model_folder.h"
 #include "model/config_reader.h"
-#include "model/model_folder.h"
 
 namespace perigee {
 namespace {
@@ -276,8 +276,8 @@ Status read_eos(const Json& config, const Json& text, const Json& generation, Mo
 }
 
 Result<Json> read_json_object(const std::string& folder, const char* name) {
-  ASSIGN_OR_RETURN(const std::string path, resolve_in_folder(folder, name));
-  ASSIGN_OR_RETURN(const std::string text, read_file(path, kMaxConfigBytes));
+  ASSIGN_OR_RETURN(const std::string text, read_in_folder(folder, name, kMaxConfigBytes));
+  const std::string path = str_cat(folder, "/", name);
   Result<Json> json = parse_json(text);
   if (!json.ok()) return Error(json.error().code, path + ": " + json.error().message);
   if (!json->is_object()) return bad_input(str_cat(path, ": expected an object, found ", json->type_name()));
@@ -317,7 +317,7 @@ Result<ModelConfig> parse_config(const Json& config, const Json& generation) {
 Result<ModelConfig> read_config(const std::string& folder) {
   ASSIGN_OR_RETURN(const Json config, read_json_object(folder, "config.json"));
   Json generation;
-  if (file_exists(folder + "/generation_config.json")) {
+  if (folder_has(folder, "generation_config.json")) {
     ASSIGN_OR_RETURN(generation, read_json_object(folder, "generation_config.json"));
   }
   return parse_config(config, generation);

@@ -5,7 +5,7 @@
 #include <set>
 
 #include "base/json.h"
-#include "model/model_folder.h"
+#include "base/model_folder.h"
 
 namespace perigee {
 namespace {
@@ -182,8 +182,8 @@ Status Checkpoint::add_file(const std::string& name) {
 namespace {
 
 Result<std::map<std::string, std::string>> read_weight_map(const std::string& folder, const std::string& name) {
-  ASSIGN_OR_RETURN(const std::string path, resolve_in_folder(folder, name));
-  ASSIGN_OR_RETURN(const std::string text, read_file(path, kMaxIndexBytes));
+  ASSIGN_OR_RETURN(const std::string text, read_in_folder(folder, name, kMaxIndexBytes));
+  const std::string path = str_cat(folder, "/", name);
   Result<Json> json = parse_json(text, {.max_bytes = kMaxIndexBytes, .max_depth = 16});
   if (!json.ok()) return Error(json.error().code, path + ": " + json.error().message);
   const Json* map = json->find("weight_map");
@@ -223,8 +223,8 @@ Result<Checkpoint> Checkpoint::open(const std::string& folder) {
   constexpr const char* kIndex = "model.safetensors.index.json";
   Checkpoint checkpoint;
   checkpoint.folder_ = folder;
-  if (!file_exists(folder + "/" + kIndex)) {
-    if (!file_exists(folder + "/" + kSingle))
+  if (!folder_has(folder, kIndex)) {
+    if (!folder_has(folder, kSingle))
       return Error(Code::kNotFound,
                    str_cat(folder, ": expected ", kSingle, " or ", kIndex,
                            ", found neither (other weight files are not read; --load-format dummy needs none)"));

@@ -1,5 +1,5 @@
-#include "base/file.h"
 #include "base/log.h"
+#include "base/model_folder.h"
 #include "server/model_text.h"
 #include "text/chat_prompt.h"
 
@@ -9,17 +9,18 @@ namespace {
 
 constexpr size_t kMaxConfigBytes = 16u << 20;
 
-Result<Json> read_json_file(const std::string& path) {
-  ASSIGN_OR_RETURN(const std::string text, read_file(path, kMaxConfigBytes));
+Result<Json> read_json_file(const std::string& dir, const std::string& name) {
+  ASSIGN_OR_RETURN(const std::string text, read_in_folder(dir, name, kMaxConfigBytes));
   Result<Json> json = parse_json(text);
-  if (!json.ok()) return Error(json.error().code, path + ": " + json.error().message, json.error().field);
+  if (!json.ok())
+    return Error(json.error().code, str_cat(dir, "/", name, ": ", json.error().message), json.error().field);
   return json;
 }
 
 // The template of `dir`: chat_template.jinja, else the one inside tokenizer_config.json; "" when there is none.
 Result<std::string> template_source(const std::string& dir, const Json& tokenizer_config) {
-  const std::string path = dir + "/chat_template.jinja";
-  if (file_exists(path)) return read_file(path, kMaxTemplateBytes);
+  constexpr const char* kFile = "chat_template.jinja";
+  if (folder_has(dir, kFile)) return read_in_folder(dir, kFile, kMaxTemplateBytes);
   const Json* inside = tokenizer_config.find("chat_template");
   return inside != nullptr && inside->is_string() ? inside->as_string() : std::string();
 }
@@ -38,15 +39,15 @@ Result<std::vector<int32_t>> encode(const ChatPrompt& chat, const Tokenizer& tok
 
 Result<std::shared_ptr<const ModelText>> ModelText::load(const std::string& dir) {
   auto text = std::make_shared<ModelText>();
-  if (file_exists(dir + "/generation_config.json")) {
-    ASSIGN_OR_RETURN(const Json generation, read_json_file(dir + "/generation_config.json"));
+  if (folder_has(dir, "generation_config.json")) {
+    ASSIGN_OR_RETURN(const Json generation, read_json_file(dir, "generation_config.json"));
     text->defaults_ = read_generation_config(generation);
   }
-  if (!file_exists(dir + "/tiktoken.model")) {
+  if (!folder_has(dir, "tiktoken.model")) {
     log_warning(dir, " has no tiktoken.model: served with token ids only");
     return std::shared_ptr<const ModelText>(std::move(text));
   }
-  ASSIGN_OR_RETURN(text->tokenizer_config_, read_json_file(dir + "/tokenizer_config.json"));
+  ASSIGN_OR_RETURN(text->tokenizer_config_, read_json_file(dir, "tokenizer_config.json"));
   ASSIGN_OR_RETURN(text->tokenizer_, Tokenizer::load(dir));
   ASSIGN_OR_RETURN(const std::string source, template_source(dir, text->tokenizer_config_));
   if (source.empty()) {

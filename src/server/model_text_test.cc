@@ -3,7 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <filesystem>
 
+#include "base/temp_folder.h"
 #include "text/output_parser.h"
 #include "text/test_vocabulary.h"
 
@@ -58,6 +60,23 @@ TEST(ModelText, LoadsTheBundledModelAndKeepsUsersOutOfItsFormat) {
   const auto quiet = text.encode_chat(messages, Json(), *parse_json(R"({"thinking":false})"), true);
   ASSERT_TRUE(quiet.ok()) << quiet.error().message;
   EXPECT_FALSE(prompt_leaves_reasoning_open(*text.tokenizer(), *quiet));
+}
+
+// GET /tokenizer_info answers with what was read, so a link to /etc/passwd must not be followed under any name.
+TEST(ModelText, NoFileIsReadThroughALinkOutOfTheFolder) {
+  namespace fs = std::filesystem;
+  const fs::path source = fs::path(PERIGEE_SOURCE_DIR) / "models/tiny-k2";
+  for (const char* name :
+       {"chat_template.jinja", "generation_config.json", "tiktoken.model", "tokenizer_config.json"}) {
+    const TempFolder outside, folder;
+    for (const auto& entry : fs::directory_iterator(source)) fs::copy(entry.path(), folder.path());
+    fs::rename(fs::path(folder.path()) / name, fs::path(outside.path()) / name);
+    fs::create_symlink(outside.path() + "/" + name, folder.path() + "/" + name);
+    const auto loaded = ModelText::load(folder.path());
+    ASSERT_FALSE(loaded.ok()) << name;
+    EXPECT_NE(loaded.error().message.find(std::string(name) + ": the link leaves the model folder"), std::string::npos)
+        << loaded.error().message;
+  }
 }
 
 TEST(ModelText, WithoutTokenizerFilesThereAreIdsOnly) {

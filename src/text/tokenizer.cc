@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <charconv>
 
-#include "base/file.h"
 #include "base/json.h"
+#include "base/model_folder.h"
 #include "base/utf8.h"
 #include "text/pretokenizer.h"
 
@@ -87,12 +87,10 @@ Result<std::vector<SpecialToken>> parse_tokenizer_config(std::string_view text) 
 }
 
 Result<std::shared_ptr<const Tokenizer>> Tokenizer::load(const std::string& dir) {
-  const std::string vocabulary_path = dir + "/tiktoken.model";
-  const std::string config_path = dir + "/tokenizer_config.json";
-  ASSIGN_OR_RETURN(const std::string config, read_file(config_path, kMaxConfigBytes));
+  ASSIGN_OR_RETURN(const std::string config, read_in_folder(dir, "tokenizer_config.json", kMaxConfigBytes));
   auto specials = parse_tokenizer_config(config);
-  if (!specials.ok()) return in_file(config_path, specials.error());
-  ASSIGN_OR_RETURN(const std::string vocabulary, read_file(vocabulary_path, Vocabulary::kMaxFileBytes));
+  if (!specials.ok()) return in_file(dir + "/tokenizer_config.json", specials.error());
+  ASSIGN_OR_RETURN(const std::string vocabulary, read_in_folder(dir, "tiktoken.model", Vocabulary::kMaxFileBytes));
   auto tokenizer = create(vocabulary, std::move(*specials));
   if (!tokenizer.ok()) return in_file(dir, tokenizer.error());
   return tokenizer;

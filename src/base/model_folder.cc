@@ -1,4 +1,4 @@
-#include "model/model_folder.h"
+#include "base/model_folder.h"
 
 #include <filesystem>
 
@@ -36,6 +36,16 @@ Result<std::string> resolve_in_folder(const std::string& folder, const std::stri
                              folder, " NEW_FOLDER"));
   if (!fs::is_regular_file(path, error)) return bad_input(str_cat(folder, "/", name, ": is no regular file"));
   return path.string();
+}
+
+Result<std::string> read_in_folder(const std::string& folder, const std::string& name, size_t max_bytes) {
+  ASSIGN_OR_RETURN(const std::string path, resolve_in_folder(folder, name));
+  return read_file(path, max_bytes);
+}
+
+bool folder_has(const std::string& folder, const std::string& name) {
+  std::error_code error;
+  return fs::exists(fs::symlink_status(fs::path(folder) / name, error));
 }
 
 }  // namespace perigee
