@@ -9,6 +9,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/rng.h"
+#include "server/api_error.h"
 #include "server/reply_json.h"
 #include "server/text_endpoints.h"
 

@@ -4,6 +4,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "server/api_error.h"
 
 namespace perigee {
 

@@ -18,6 +18,7 @@
 #include <string_view>
 
 #include "base/log.h"
+#include "server/api_error.h"
 #include "server/http_head.h"
 
 namespace perigee {
@@ -53,11 +54,8 @@ bool peer_has_closed(int fd) {
 // A reply that neither the check nor the handler gave: counted here.
 HttpReply plain_error(const HttpShared& shared, int status, std::string_view message) {
   shared.count_refusal(status);
-  HttpReply reply;
-  reply.status = status;
+  HttpReply reply = error_reply(status, std::string(message));
   reply.close = true;
-  reply.body = str_cat(R"({"error":{"message":")", message, R"(","type":")", http_reason(status),
-                       R"(","param":null,"code":)", status, "}}");
   return reply;
 }
 
@@ -405,7 +403,6 @@ asio::awaitable<bool> serve_request(ConnectionPtr connection) {
   if (!refusal && credentials != nullptr && !connection->count_for(*credentials)) {
     refusal = plain_error(*connection->shared, 429,
                           str_cat("this key has ", config.max_connections_per_key, " connections already"));
-    refusal->headers.emplace_back("Retry-After", "1");
   }
   if (refusal && parser->is_done()) parser->get().body().clear();
   if (refusal) {

@@ -15,20 +15,6 @@ Json usage_json(const Usage& usage) {
 
 namespace {
 
-const char* error_type(int status) {
-  switch (status) {
-    case 400: return "BadRequestError";
-    case 401: return "AuthenticationError";
-    case 404: return "NotFoundError";
-    case 413: return "RequestTooLargeError";
-    case 429: return "RateLimitError";
-    case 501: return "NotImplementedError";
-    case 503: return "ServiceUnavailableError";
-    case 504: return "TimeoutError";
-    default: return status < 500 ? "BadRequestError" : "InternalServerError";
-  }
-}
-
 int64_t count_characters(std::string_view text) {
   return std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<uint8_t>(c) & 0xC0) != 0x80; });
 }
@@ -50,44 +36,10 @@ Json bytes_json(std::string_view bytes) {
 
 }  // namespace
 
-Json error_json(int status, const std::string& message, const std::string& param) {
-  Json error(Json::Object{{"message", message},
-                          {"type", error_type(status)},
-                          {"param", param.empty() ? Json() : Json(param)},
-                          {"code", status}});
-  return Json(Json::Object{{"error", std::move(error)}});
-}
-
 HttpReply json_reply(const Json& body) {
   HttpReply reply;
   reply.body = dump_json(body);
   return reply;
-}
-
-HttpReply error_reply(int status, const std::string& message, const std::string& param) {
-  HttpReply reply = json_reply(error_json(status, message, param));
-  reply.status = status;
-  if (status == 429 || status == 503) reply.headers.emplace_back("Retry-After", status == 429 ? "1" : "5");
-  if (status == 401) reply.headers.emplace_back("WWW-Authenticate", "Bearer");
-  return reply;
-}
-
-int status_of(Code code) {
-  switch (code) {
-    case Code::kBadInput: return 400;
-    case Code::kNotFound: return 404;
-    case Code::kTooLarge: return 413;
-    case Code::kExhausted: return 429;
-    case Code::kUnavailable:
-    case Code::kCancelled: return 503;
-    case Code::kDeadline: return 504;
-    case Code::kDeviceLost: return 500;
-  }
-  return 500;
-}
-
-HttpReply error_reply(const Error& error) {
-  return error_reply(status_of(error.code), error.message, error.field);
 }
 
 const char* finish_name(const ChoiceDelta& delta) {

@@ -1,4 +1,4 @@
-// The JSON of replies that both APIs share: errors, usage, logprobs, finish reasons.
+// The JSON of replies that both APIs share: usage, logprobs, finish reasons.
 #pragma once
 
 #include <cstdint>
@@ -20,13 +20,7 @@ struct Usage {
 
 Json usage_json(const Usage& usage);
 
-// {"error": {message, type, param, code}}; param null when `param` is empty.
-Json error_json(int status, const std::string& message, const std::string& param = "");
-HttpReply error_reply(int status, const std::string& message, const std::string& param = "");
-HttpReply error_reply(const Error& error);  // the status that its code stands for
 HttpReply json_reply(const Json& body);
-
-int status_of(Code code);
 
 // "stop", "length", "tool_calls"; for choices that failed "error" or "timeout".
 const char* finish_name(const ChoiceDelta& delta);
