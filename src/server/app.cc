@@ -152,6 +152,7 @@ void App::set_ready(std::shared_ptr<Backend> backend) {
   auto serving = std::make_shared<Serving>();
   serving->backend = std::move(backend);
   serving->context = {.caps = config_.caps,
+                      .served_names = config_.served_names,
                       .defaults = text_->defaults(),
                       .vocab = info.vocab,
                       .max_model_len = info.max_model_len,
@@ -254,12 +255,7 @@ void App::get_tokenizer_info(ExchangePtr exchange, const HttpRequest& request) {
 }
 
 Result<std::string> App::model_name(const std::string& asked) const {
-  if (asked.empty()) return config_.served_names.front();
-  for (const std::string& name : config_.served_names)
-    if (name == asked) return name;
-  std::string names;
-  for (const std::string& name : config_.served_names) names += (names.empty() ? "'" : ", '") + name + "'";
-  return Error(Code::kNotFound, "no such model; this server has " + names, "model");
+  return served_name(config_.served_names, asked);
 }
 
 std::string App::new_id() {

@@ -12,6 +12,7 @@ class ChatFormat : public ReplyFormat {
         fields_(request.fields),
         prompt_(std::move(prompt)),
         tools_(!request.tools.is_null()),
+        one_call_(!request.parallel_tool_calls),
         include_reasoning_(request.include_reasoning),
         num_top_(request.top_logprobs) {}
 
@@ -29,6 +30,7 @@ class ChatFormat : public ReplyFormat {
     options.parse_tools = tools_;
     options.suppress_tools = !tools_;
     options.skip_special_tokens = fields_.skip_special_tokens;
+    options.one_call = one_call_;
     return make_chat_fold(tokenizer, options, fields_, context_.eos_ids);
   }
 
@@ -131,6 +133,7 @@ class ChatFormat : public ReplyFormat {
   const RequestFields fields_;
   const TokenIds prompt_;
   const bool tools_;
+  const bool one_call_;
   const bool include_reasoning_;
   const int32_t num_top_;
 };

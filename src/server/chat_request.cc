@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <cctype>
+#include <unordered_set>
+
+#include "server/refused_fields.h"
 
 namespace perigee {
 
@@ -54,6 +57,19 @@ void copy_reasoning(Fields& fields, Json& out) {
   out.set("reasoning", *reasoning);
 }
 
+// What other servers know in a message, and would change the prompt.
+void refuse_members(Fields& fields) {
+  constexpr std::string_view kPrefill = "use /v1/completions with the rendered prompt";
+  fields.refuse("tools", "declare tools in the request's own tools", Json(Json::Array{}));
+  fields.refuse("partial", kPrefill, Json(false));
+  fields.refuse("prefix", kPrefill, Json(false));
+  fields.refuse("function_call", "use tool_calls");
+  fields.refuse("refusal", "put its text into content");
+  fields.refuse("audio", "this server takes text only");
+  for (const char* name : {"annotations", "cache_control"}) fields.any(name);  // no effect, and none is missed
+  fields.unknown();
+}
+
 Result<Json> read_message(const Json& message, const RequestCaps& caps, const std::string& where) {
   if (!message.is_object()) return bad_input(where + " must be an object", "messages");
   Fields fields(message, where + ".");
@@ -72,6 +88,7 @@ Result<Json> read_message(const Json& message, const RequestCaps& caps, const st
   if (role == "tool" && !fields.any("tool_call_id")) fields.fail("tool_call_id", "is required in a tool message");
   if (const auto id = fields.text("tool_call_id", caps.max_string_bytes)) out.set("tool_call_id", *id);
   if (calls != nullptr && !assistant) fields.fail("tool_calls", "belongs in assistant messages only");
+  refuse_members(fields);
   RETURN_IF_ERROR(fields.status());
   if (content != nullptr) {
     ASSIGN_OR_RETURN(std::string text, read_content(*content, caps, where + "."));
@@ -89,64 +106,68 @@ bool is_tool_name(const std::string& name, const RequestCaps& caps) {
   return !name.empty() && name.size() <= caps.max_tool_name_bytes && std::all_of(name.begin(), name.end(), allowed);
 }
 
-Status check_tool(const Json& tool, const RequestCaps& caps) {
-  const Json* type = tool.find("type");
-  if (type != nullptr && !(*type == Json("function")))
-    return bad_input("tools entries must have \"type\": \"function\"", "tools");
-  const Json* function = tool.find("function");
+// The name of the function that a tool declares.
+Result<std::string_view> check_tool(const Json& tool, const RequestCaps& caps, const std::string& where) {
+  if (!tool.is_object()) return bad_input(where + " must be an object", "tools");
+  Fields fields(tool, where + ".");
+  fields.choice("type", {"function"});
+  const Json* function = fields.object("function");
+  fields.unknown();
+  RETURN_IF_ERROR(fields.status());
   const Json* name = function == nullptr ? nullptr : function->find("name");
   if (name == nullptr || !name->is_string() || !is_tool_name(name->as_string(), caps))
-    return bad_input(str_cat("tools entries need a function.name of 1 to ", caps.max_tool_name_bytes,
+    return bad_input(str_cat(where, " needs a function.name of 1 to ", caps.max_tool_name_bytes,
                              " letters, digits, '_', '-' or '.'"),
                      "tools");
-  const Json* parameters = function->find("parameters");
-  if (parameters != nullptr && !parameters->is_null() && !parameters->is_object())
-    return bad_input("tools function.parameters must be an object (a JSON schema)", "tools");
+  Fields members(*function, where + ".function.");
+  members.any("name");
+  members.object("parameters");  // a JSON schema
+  members.text("description", caps.max_tool_schema_bytes);
+  members.refuse("strict", "it needs grammar support, which this version lacks; leave it out", Json(false));
+  members.unknown();  // others are part of the declaration that the model reads
+  RETURN_IF_ERROR(members.status());
   if (dump_json(tool).size() > caps.max_tool_schema_bytes)
-    return bad_input(str_cat("tools entries must be at most ", caps.max_tool_schema_bytes, " bytes"), "tools");
-  return {};
+    return bad_input(str_cat(where, " must be at most ", caps.max_tool_schema_bytes, " bytes"), "tools");
+  return std::string_view(name->as_string());
 }
 
-// tool_choice: "auto" and "none" are served; forcing a call needs a grammar.
-void read_tool_choice(Fields& fields, ChatRequest& out) {
-  const Json* choice = fields.any("tool_choice");
-  if (choice == nullptr || *choice == Json("auto")) return;
+// "auto" and "none" are served; forcing a call needs a grammar.
+Status apply_tool_choice(const Json* choice, Json& tools) {
+  constexpr const char* kField = "tool_choice";
+  if (choice == nullptr || *choice == Json("auto")) return {};
   if (*choice == Json("none")) {
-    out.tools = Json();
-    return;
+    tools = Json();
+    return {};
   }
   const bool forced = *choice == Json("required") || choice->is_object();
-  if (!forced) return fields.fail("tool_choice", "must be \"auto\" or \"none\"");
-  if (out.tools.is_null()) return fields.fail("tool_choice", "needs tools");
-  fields.fail("tool_choice",
-              "\"required\" and named functions need grammar support, not in this version; use \"auto\"");
+  if (!forced) return bad_input("tool_choice must be \"auto\" or \"none\"", kField);
+  if (tools.is_null()) return bad_input("tool_choice needs tools", kField);
+  return bad_input(
+      "tool_choice \"required\" and named functions need grammar support, not in this version; use \"auto\"", kField);
 }
 
-// The several spellings of the thinking switch become members of chat_template_kwargs, which win where given.
-void read_thinking(Fields& fields, ChatRequest& out) {
-  Json kwargs(Json::Object{});
-  if (const Json* thinking = fields.object("thinking")) {
-    const Json* type = thinking->find("type");
-    const bool on = type != nullptr && *type == Json("enabled");
-    if (!on && (type == nullptr || !(*type == Json("disabled"))))
-      fields.fail("thinking", "must have a \"type\" of \"enabled\" or \"disabled\"");
-    kwargs.set("thinking", on);
-    if (const Json* effort = thinking->find("effort")) kwargs.set("thinking_effort", *effort);
-    if (const Json* keep = thinking->find("keep")) kwargs.set("preserve_thinking", *keep == Json("all"));
-  }
-  if (const auto effort = fields.text("reasoning_effort", 32)) {
-    if (*effort == "none") kwargs.set("thinking", false);
-    if (kwargs.find("thinking_effort") == nullptr) kwargs.set("thinking_effort", *effort);
-  }
-  if (const Json* given = fields.object("chat_template_kwargs")) {
-    for (const auto& [name, value] : given->as_object()) kwargs.set(name, value);
-    for (const char* name : {"thinking", "enable_thinking"})
-      if (const Json* value = given->find(name); value != nullptr && !value->is_bool())
-        fields.fail("chat_template_kwargs", str_cat(name, " must be true or false"));
-    for (const char* name : {"messages", "tools", "tools_ts_str", "add_generation_prompt", "chat_template"})
-      if (given->find(name) != nullptr) fields.fail("chat_template_kwargs", str_cat("must not set ", name));
-  }
-  out.template_kwargs = std::move(kwargs);
+// {"type": "enabled" | "disabled", "keep": "all", "effort": ...} of Moonshot's API.
+void read_thinking(Fields& fields, Json& kwargs) {
+  const Json* thinking = fields.object("thinking");
+  if (thinking == nullptr) return;
+  Fields members(*thinking, "thinking.");
+  const auto type = members.choice("type", {"enabled", "disabled"});
+  if (!type) members.fail("type", "must be \"enabled\" or \"disabled\"");
+  kwargs.set("thinking", type == "enabled");
+  if (const auto effort = members.choice("effort", {"minimal", "low", "medium", "high", "xhigh", "max"}))
+    kwargs.set("thinking_effort", *effort);
+  if (members.choice("keep", {"all"})) kwargs.set("preserve_thinking", true);
+  members.refuse_unknown();
+  fields.adopt(members);
+}
+
+void read_reasoning_effort(Fields& fields, Json& kwargs) {
+  const auto effort = fields.choice("reasoning_effort", {"none", "minimal", "low", "medium", "high", "xhigh", "max"});
+  if (!effort) return;
+  if (*effort == "none" && kwargs.find("thinking") != nullptr && *kwargs.find("thinking") == Json(true))
+    fields.fail("reasoning_effort", "\"none\" contradicts thinking.type \"enabled\"");
+  if (*effort == "none") kwargs.set("thinking", false);
+  if (kwargs.find("thinking_effort") == nullptr) kwargs.set("thinking_effort", *effort);
 }
 
 void read_logprobs(Fields& fields, const RequestContext& context, ChatRequest& out) {
@@ -158,6 +179,33 @@ void read_logprobs(Fields& fields, const RequestContext& context, ChatRequest& o
 }
 
 }  // namespace
+
+Json read_template_kwargs(Fields& fields, const RequestCaps& caps) {
+  constexpr std::string_view kSwitches[] = {"thinking", "enable_thinking", "preserve_thinking", "thinking_effort"};
+  constexpr const char* kField = "chat_template_kwargs";
+  Json kwargs(Json::Object{});
+  read_thinking(fields, kwargs);
+  read_reasoning_effort(fields, kwargs);
+  const Json* given = fields.object(kField);
+  if (given == nullptr) return kwargs;
+  if (given->as_object().size() > caps.max_template_kwargs) {
+    fields.fail(kField,
+                str_cat("must have at most ", caps.max_template_kwargs, " members, got ", given->as_object().size()));
+    return kwargs;
+  }
+  Fields members(*given, "chat_template_kwargs.");
+  for (const std::string_view name : kSwitches)
+    if (name == "thinking_effort")
+      members.text(name, caps.max_string_bytes);
+    else
+      members.flag(name, false);
+  for (const char* name : {"messages", "tools", "tools_ts_str", "add_generation_prompt", "chat_template"})
+    if (given->find(name) != nullptr) members.fail(name, "is set by the server and cannot be given");
+  members.unknown();  // the template may know them, but for a misspelt switch
+  fields.adopt(members);
+  for (const auto& [name, value] : given->as_object()) kwargs.set(name, value);
+  return kwargs;
+}
 
 Result<Json> read_messages(const Json* value, const RequestCaps& caps) {
   if (value == nullptr || !value->is_array() || value->as_array().empty())
@@ -177,7 +225,12 @@ Result<Json> read_tools(const Json* value, const RequestCaps& caps) {
   if (!value->is_array() || value->as_array().empty() || value->as_array().size() > caps.max_tools)
     return bad_input(str_cat("tools must be an array of 1 to ", caps.max_tools, " tools; leave it out for none"),
                      "tools");
-  for (const Json& tool : value->as_array()) RETURN_IF_ERROR(check_tool(tool, caps));
+  std::unordered_set<std::string_view> names;
+  for (size_t i = 0; i < value->as_array().size(); ++i) {
+    ASSIGN_OR_RETURN(const std::string_view name, check_tool(value->as_array()[i], caps, str_cat("tools[", i, "]")));
+    if (!names.insert(name).second)
+      return bad_input(str_cat("tools has the function ", name, " twice; names must differ"), "tools");
+  }
   return *value;
 }
 
@@ -191,26 +244,22 @@ Result<ChatRequest> parse_chat_request(const Json& body, const RequestContext& c
   read_logprobs(fields, context, request);
   const auto older = fields.integer("max_tokens", 1, context.max_model_len);
   const auto newer = fields.integer("max_completion_tokens", 1, context.max_model_len);
+  if (older && newer && *older != *newer)
+    fields.fail("max_completion_tokens", str_cat(*newer, " contradicts max_tokens ", *older, "; send one of them"));
   request.fields.max_tokens = newer ? newer : older;
   request.add_generation_prompt = fields.flag("add_generation_prompt", true);
-  request.continue_final_message = fields.flag("continue_final_message", false);
   request.include_reasoning = fields.flag("include_reasoning", true);
   request.parallel_tool_calls = fields.flag("parallel_tool_calls", true);
-  fields.flag("add_special_tokens", false);
-  fields.refuse("echo", "use /v1/completions", Json(false));
-  fields.refuse("functions", "use tools");
-  fields.refuse("function_call", "use tool_choice");
-  if (request.continue_final_message)
-    fields.fail("continue_final_message", "is not supported: use /v1/completions with the rendered prompt");
   const Json* messages = fields.any("messages");
   const Json* tools = fields.any("tools");
-  read_thinking(fields, request);
+  const Json* tool_choice = fields.any("tool_choice");
+  request.template_kwargs = read_template_kwargs(fields, context.caps);
+  refuse_unsupported(fields, Api::kChat, request.fields.n);
+  request.fields.unknown = fields.unknown();
   RETURN_IF_ERROR(fields.status());
   ASSIGN_OR_RETURN(request.messages, read_messages(messages, context.caps));
   ASSIGN_OR_RETURN(request.tools, read_tools(tools, context.caps));
-  read_tool_choice(fields, request);
-  RETURN_IF_ERROR(fields.status());
-  request.fields.unknown = fields.unknown();
+  RETURN_IF_ERROR(apply_tool_choice(tool_choice, request.tools));
   return request;
 }
 

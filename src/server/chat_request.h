@@ -17,14 +17,16 @@ struct ChatRequest {
   Json tools;            // array, or null when none are to be offered
   Json template_kwargs;  // object: chat_template_kwargs with the thinking switches folded in
   bool add_generation_prompt = true;
-  bool continue_final_message = false;
   bool include_reasoning = true;
-  bool parallel_tool_calls = true;
-  int32_t top_logprobs = -1;  // -1: no logprobs
+  bool parallel_tool_calls = true;  // false: the reply ends with its first call
+  int32_t top_logprobs = -1;        // -1: no logprobs
 };
 
 // Errors: kBadInput with the field, its limit and the way out.
 Result<ChatRequest> parse_chat_request(const Json& body, const RequestContext& context);
+
+// chat_template_kwargs with the other spellings of the thinking switch as members of it; members given win.
+Json read_template_kwargs(Fields& fields, const RequestCaps& caps);
 
 // The messages of a chat or tokenize request in the templates' shape.
 Result<Json> read_messages(const Json* value, const RequestCaps& caps);

@@ -38,11 +38,11 @@ void ChoiceFold::flush(std::string& emit) {
   if (emit.size() > before && !found_) stops_ = StopStrings(stop_list_, include_stop_);
 }
 
-bool ChoiceFold::stop_hit(ChoiceDelta& delta) {
-  if (!found_) return false;
+bool ChoiceFold::stopped(ChoiceDelta& delta) {
+  if (!found_ && !complete_) return false;
   ended_ = true;
   delta.finish = FinishReason::kStop;
-  delta.stop_string = stop_list_[*found_];
+  if (found_) delta.stop_string = stop_list_[*found_];
   return true;
 }
 
@@ -56,7 +56,7 @@ ChoiceDelta ChoiceFold::push(OutputChunk&& chunk) {
     if (i < chunk.logprobs.size()) delta.logprobs.push_back(std::move(chunk.logprobs[i]));
     const bool hidden = by_stop_id && i + 1 == chunk.ids.size() && !include_stop_;
     if (!hidden) feed(chunk.ids[i], delta);
-    if (!stop_hit(delta)) continue;
+    if (!stopped(delta)) continue;
     delta.ended_by_text = !chunk.finish;
     close(delta);
     return delta;
@@ -68,7 +68,7 @@ ChoiceDelta ChoiceFold::push(OutputChunk&& chunk) {
   const bool is_eos = std::find(eos_ids_.begin(), eos_ids_.end(), chunk.stop_id) != eos_ids_.end();
   if (by_stop_id && !is_eos) delta.stop_id = chunk.stop_id;
   close(delta);
-  stop_hit(delta);  // the last bytes may complete a stop string
+  stopped(delta);  // the last bytes may complete a stop string
   return delta;
 }
 
@@ -103,6 +103,7 @@ class ChatFold : public ChoiceFold {
     std::vector<OutputEvent> events;
     parser_.push(id, events);
     take(std::move(events), delta);
+    if (parser_.done()) end_here();
   }
   void close(ChoiceDelta& delta) override {
     std::vector<OutputEvent> events;

@@ -1,7 +1,8 @@
 // ChoiceFold: what the engine's chunks of one choice mean as text.
 //
 // Streamed and whole replies use the same fold: a whole reply is its deltas appended, so the two cannot differ. A stop
-// string ends the choice here; the engine, which knows ids only, is told by the caller (`ended_by_text`).
+// string, or the first call where one is allowed, ends the choice here; the engine, which knows ids only, is told by
+// the caller (`ended_by_text`).
 #pragma once
 
 #include <cstdint>
@@ -48,13 +49,15 @@ class ChoiceFold {
   // The choice is over: appends what was held back.
   virtual void close(ChoiceDelta& delta) = 0;
 
+  // The reply is complete with the token that is being fed.
+  void end_here() { complete_ = true; }
   // Runs new text through the stop strings; appends what is sure to be output.
   void filter(const std::string& text, std::string& emit);
   // Appends the text that waits for a possible stop string; what follows starts a new search.
   void flush(std::string& emit);
 
  private:
-  bool stop_hit(ChoiceDelta& delta);
+  bool stopped(ChoiceDelta& delta);
   std::vector<std::string> stop_list_;
   StopStrings stops_;
   std::vector<int32_t> eos_ids_;
@@ -62,6 +65,7 @@ class ChoiceFold {
   int64_t min_tokens_;
   bool include_stop_;
   int64_t num_tokens_ = 0;
+  bool complete_ = false;
   bool ended_ = false;
 };
 

@@ -1,5 +1,7 @@
 #include "server/completion_request.h"
 
+#include "server/refused_fields.h"
+
 namespace perigee {
 
 Result<std::vector<int32_t>> read_token_ids(const Json::Array& list, int64_t vocab, const std::string& field) {
@@ -59,18 +61,18 @@ Result<CompletionRequest> parse_completion_request(const Json& body, const Reque
   Fields fields(body);
   request.fields = read_request_fields(fields, context);
   request.echo = fields.flag("echo", false);
-  request.add_special_tokens = fields.flag("add_special_tokens", true);
   request.logprobs = static_cast<int32_t>(fields.integer("logprobs", 0, context.caps.max_logprobs).value_or(-1));
   const int64_t low = request.echo ? 0 : 1;
   request.fields.max_tokens = fields.integer("max_tokens", low, context.max_model_len);
   const Json* prompt = fields.any("prompt");
+  refuse_unsupported(fields, Api::kCompletions, request.fields.n);
+  request.fields.unknown = fields.unknown();
   RETURN_IF_ERROR(fields.status());
   ASSIGN_OR_RETURN(request.prompts, read_prompts(prompt, context));
   SamplingParams& sampling = request.fields.sampling;
   sampling.logprobs = request.logprobs;
   if (request.echo && request.logprobs >= 0 && sampling.prompt_logprobs < request.logprobs)
     sampling.prompt_logprobs = request.logprobs;
-  request.fields.unknown = fields.unknown();
   return request;
 }
 

@@ -16,8 +16,7 @@ struct CompletionRequest {
   RequestFields fields;
   std::vector<PromptInput> prompts;  // at least one, none empty
   bool echo = false;
-  bool add_special_tokens = true;  // accepted; Kimi's tokenizer adds none to a text
-  int32_t logprobs = -1;           // -1: none
+  int32_t logprobs = -1;  // -1: none
 };
 
 // Errors: kBadInput with the field, its limit and the way out.

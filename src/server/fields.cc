@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/utf8.h"
+#include "server/spelling.h"
+
 namespace perigee {
 
 namespace {
@@ -107,17 +110,59 @@ const Json* Fields::object(std::string_view name) {
   return value;
 }
 
-void Fields::refuse(std::string_view name, std::string_view why, const Json& harmless) {
+std::optional<std::string> Fields::choice(std::string_view name, std::initializer_list<std::string_view> allowed) {
   const Json* value = any(name);
-  if (value != nullptr && !(*value == harmless)) fail(name, str_cat("is not supported: ", why));
+  if (value == nullptr) return std::nullopt;
+  std::string names;
+  for (const std::string_view each : allowed) {
+    if (*value == Json(each)) return std::string(each);
+    names += str_cat(names.empty() ? "\"" : ", \"", each, "\"");
+  }
+  fail(name, str_cat("must be one of ", names, value->is_string() ? "" : str_cat(", got ", shown(*value))));
+  return std::nullopt;
 }
 
-std::vector<std::string> Fields::unknown() const {
+void Fields::refuse(std::string_view name, std::string_view why, const Json& harmless) {
+  const Json* value = any(name);
+  if (value == nullptr || *value == harmless) return;
+  if (value->is_number() && harmless.is_number() && value->as_double() == harmless.as_double()) return;
+  fail(name, str_cat("is not supported: ", why));
+}
+
+void Fields::adopt(const Fields& members) {
+  if (!error_) error_ = members.error_;
+}
+
+bool Fields::is_known(std::string_view name) const {
+  return std::find(known_.begin(), known_.end(), name) != known_.end();
+}
+
+std::vector<std::string> Fields::unknown() {
+  constexpr size_t kMaxNames = 64;  // more are not looked at
   std::vector<std::string> names;
   if (!object_.is_object()) return names;
-  for (const auto& [name, value] : object_.as_object())
-    if (std::find(known_.begin(), known_.end(), name) == known_.end()) names.push_back(name);
+  for (const auto& [name, value] : object_.as_object()) {
+    if (is_known(name)) continue;
+    if (names.size() == kMaxNames) break;
+    const Status spelling = check_spelling(name, known_, where_);
+    if (!spelling.ok() && !error_) error_ = spelling.error();
+    names.push_back(name);
+  }
   return names;
+}
+
+void Fields::refuse_unknown() {
+  unknown();
+  if (!object_.is_object()) return;
+  for (const auto& [name, value] : object_.as_object())
+    if (!is_known(name)) return fail(excerpt(name, 64), "is not known; leave it out");
+}
+
+Status check_spelling(std::string_view name, std::span<const std::string_view> known, const std::string& where) {
+  const auto meant = nearest_name(name, known);
+  if (!meant) return {};
+  const std::string field = where + excerpt(name, 64);
+  return bad_input(str_cat(field, " is not known; did you mean ", where, *meant, "?"), field);
 }
 
 }  // namespace perigee

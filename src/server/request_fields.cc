@@ -94,8 +94,10 @@ void read_stream(Fields& fields, RequestFields& out) {
   if (!out.stream) return fields.fail("stream_options", "is only allowed with \"stream\": true");
   Fields members(*options, "stream_options.");
   out.include_usage = members.flag("include_usage", false);
-  out.continuous_usage = out.include_usage && members.flag("continuous_usage_stats", false);
-  if (!members.ok()) fields.fail("stream_options", "members must be true or false");
+  out.continuous_usage = members.flag("continuous_usage_stats", false) && out.include_usage;
+  members.flag("include_obfuscation", false);  // padding against listeners on the wire; there is none
+  members.unknown();
+  fields.adopt(members);
 }
 
 }  // namespace
@@ -126,40 +128,19 @@ RequestFields read_request_fields(Fields& fields, const RequestContext& context)
   out.priority = static_cast<int32_t>(fields.integer("priority", -kInt32Max - 1, kInt32Max).value_or(0));
   out.timeout_s = fields.real("timeout", 0, caps.max_timeout_s).value_or(0);
   out.cache_salt = fields.text("cache_salt", caps.max_string_bytes).value_or("");
-  for (const char* name : {"user", "request_id", "session_id", "safety_identifier", "prompt_cache_key"})
-    fields.text(name, caps.max_string_bytes);
-  for (const char* name : {"metadata", "store", "service_tier", "spaces_between_special_tokens"}) fields.any(name);
-  refuse_unsupported(fields);
   if (out.stream && out.sampling.prompt_logprobs >= 0)
     fields.fail("prompt_logprobs", "is not available with \"stream\": true; send the request without stream");
   return out;
 }
 
-void refuse_unsupported(Fields& fields) {
-  constexpr std::string_view kGrammar = "it needs grammar support, which this version lacks; leave it out";
-  constexpr std::string_view kMedia = "this server takes text and token ids only";
-  for (const char* name : {"structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
-                           "guided_decoding_backend", "allowed_token_ids", "bad_words"})
-    fields.refuse(name, kGrammar, Json(Json::Array{}));
-  if (const Json* format = fields.any("response_format")) {
-    const Json* type = format->find("type");
-    if (type == nullptr || !(*type == Json("text")))
-      fields.fail("response_format", str_cat("is not supported: ", kGrammar));
+Result<std::string> served_name(const std::vector<std::string>& served, const std::string& asked) {
+  if (asked.empty()) return served.front();
+  std::string names;
+  for (const std::string& name : served) {
+    if (name == asked) return name;
+    names += (names.empty() ? "'" : ", '") + name + "'";
   }
-  for (const char* name : {"prompt_embeds", "multi_modal_data", "mm_processor_kwargs", "audio", "modalities"})
-    fields.refuse(name, kMedia);
-  fields.refuse("kv_transfer_params", "split prefill and decode are not built in; leave it out");
-  fields.refuse("chat_template", "only the checkpoint's own template is used; leave it out");
-  fields.refuse("documents", "retrieval documents are not part of this model's prompt format; put them in a message");
-  fields.refuse("use_beam_search", "beam search is not offered; use n with a temperature", Json(false));
-  fields.refuse("best_of", "use n", Json(1));
-  fields.refuse("suffix", "this model does not fill in the middle; leave it out", Json(""));
-  fields.refuse("length_penalty", "it belongs to beam search; leave it out", Json(1.0));
-  fields.refuse("truncate_prompt_tokens", "send the part of the prompt that you want");
-  fields.refuse("logprob_token_ids", "use logprobs");
-  fields.refuse("vllm_xargs", "leave it out");
-  fields.refuse("repetition_detection", "leave it out");
-  fields.refuse("thinking_token_budget", "leave it out");
+  return Error(Code::kNotFound, "no such model; this server has " + names, "model");
 }
 
 }  // namespace perigee

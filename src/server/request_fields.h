@@ -23,7 +23,8 @@ struct RequestCaps {
   size_t max_logit_bias = 1024;
   size_t max_messages = 4096, max_parts = 4096;
   size_t max_tools = 128, max_tool_name_bytes = 64, max_tool_schema_bytes = 64u << 10;
-  size_t max_string_bytes = 256;  // cache_salt, user, ids
+  size_t max_template_kwargs = 64;
+  size_t max_string_bytes = 256;  // cache_salt, names, ids
   double max_timeout_s = 86400;
 };
 
@@ -39,6 +40,7 @@ struct SamplingDefaults {
 // What validation needs to know of the model that is served.
 struct RequestContext {
   RequestCaps caps;
+  std::vector<std::string> served_names;
   SamplingDefaults defaults;
   int64_t vocab = 0;
   int64_t max_model_len = 0;
@@ -71,7 +73,7 @@ Result<Json> parse_body(const std::string& body, const RequestCaps& caps);
 // Reads the shared members; faults land in `fields`. `logprobs` are the caller's: the two APIs spell them differently.
 RequestFields read_request_fields(Fields& fields, const RequestContext& context);
 
-// 400 for what exists elsewhere but not here, and for what would be dangerous to ignore (SEC-25).
-void refuse_unsupported(Fields& fields);
+// The served model that a request names, "" for the default one. Errors: kNotFound with the names there are.
+Result<std::string> served_name(const std::vector<std::string>& served, const std::string& asked);
 
 }  // namespace perigee

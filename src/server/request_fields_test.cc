@@ -189,9 +189,9 @@ TEST(ChatRequest, Faults) {
   EXPECT_EQ(chat_fault(user + R"(,"tool_choice":"required")"), "tool_choice");
   EXPECT_EQ(chat_fault(user + R"(,"tool_choice":"auto")"), "");
   EXPECT_EQ(chat_fault(user + R"(,"top_logprobs":3)"), "top_logprobs");
-  EXPECT_EQ(chat_fault(user + R"(,"thinking":{"type":"maybe"})"), "thinking");
-  EXPECT_EQ(chat_fault(user + R"(,"chat_template_kwargs":{"messages":[]})"), "chat_template_kwargs");
-  EXPECT_EQ(chat_fault(user + R"(,"chat_template_kwargs":{"thinking":1})"), "chat_template_kwargs");
+  EXPECT_EQ(chat_fault(user + R"(,"thinking":{"type":"maybe"})"), "thinking.type");
+  EXPECT_EQ(chat_fault(user + R"(,"chat_template_kwargs":{"messages":[]})"), "chat_template_kwargs.messages");
+  EXPECT_EQ(chat_fault(user + R"(,"chat_template_kwargs":{"thinking":1})"), "chat_template_kwargs.thinking");
   EXPECT_EQ(chat_fault(user + R"(,"continue_final_message":true)"), "continue_final_message");
 }
 
@@ -202,7 +202,7 @@ TEST(ChatRequest, MessagesInTheTemplatesShape) {
       {"role":"assistant","content":null,"reasoning":"r",
       "tool_calls":[{"id":"functions.f:0","function":{"name":"f"}}]}],
       "tools":[{"type":"function","function":{"name":"f"}}],"tool_choice":"none","thinking":{"type":"disabled"},
-      "max_tokens":3,"max_completion_tokens":5})",
+      "max_tokens":5,"max_completion_tokens":5})",
                                context.caps);
   const auto request = parse_chat_request(*body, context);
   ASSERT_TRUE(request.ok()) << request.error().message;

@@ -13,47 +13,82 @@ Error no_tokenizer() {
   return bad_input("this checkpoint has no tokenizer files; it is served with token ids only");
 }
 
-Result<std::vector<int32_t>> chat_ids(const Json& body, const RequestContext& context, const ModelText& text) {
-  if (!text.has_chat()) return bad_input("this checkpoint has no chat template", "messages");
-  Fields fields(body);
-  const bool open = fields.flag("add_generation_prompt", true);
-  const Json* kwargs = fields.object("chat_template_kwargs");
+// What /tokenize is asked for; the members of a chat are read only beside messages.
+struct TokenizeRequest {
+  const Json* prompt = nullptr;
+  const Json* messages = nullptr;
+  const Json* tools = nullptr;
+  Json template_kwargs;
+  bool add_generation_prompt = true;
+  bool return_token_strs = false;
+};
+
+Status check_model(Fields& fields, const RequestContext& context) {
+  const std::string asked = fields.text("model", 1024).value_or("");
   RETURN_IF_ERROR(fields.status());
-  ASSIGN_OR_RETURN(const Json messages, read_messages(body.find("messages"), context.caps));
-  ASSIGN_OR_RETURN(const Json tools, read_tools(fields.any("tools"), context.caps));
-  return text.encode_chat(messages, tools, kwargs == nullptr ? Json(Json::Object{}) : *kwargs, open);
+  const Result<std::string> name = served_name(context.served_names, asked);
+  return name.ok() ? Status() : Status(name.error());
 }
 
-Result<std::vector<int32_t>> ids_of(const Json& body, const RequestContext& context, const ModelText& text) {
-  if (body.find("messages") != nullptr) return chat_ids(body, context, text);
-  const Json* prompt = body.find("prompt");
-  if (prompt == nullptr || !prompt->is_string())
-    return bad_input("prompt must be a string (or send messages)", "prompt");
-  return text.tokenizer()->encode(prompt->as_string(), SpecialsIn::kRecognised);
+Result<TokenizeRequest> read_tokenize(const Json& body, const RequestContext& context) {
+  TokenizeRequest request;
+  Fields fields(body);
+  RETURN_IF_ERROR(check_model(fields, context));
+  request.return_token_strs = fields.flag("return_token_strs", false);
+  fields.flag("add_special_tokens", true);  // Kimi's tokenizer adds none
+  request.prompt = fields.any("prompt");
+  request.messages = fields.any("messages");
+  request.tools = fields.any("tools");
+  request.template_kwargs = read_template_kwargs(fields, context.caps);
+  request.add_generation_prompt = fields.flag("add_generation_prompt", true);
+  fields.refuse("continue_final_message", "it is not offered; leave it out", Json(false));
+  fields.refuse("chat_template", "only the checkpoint's own template is used; leave it out");
+  for (const char* name : {"mm_processor_kwargs", "media_io_kwargs"})
+    fields.refuse(name, "this server takes text only", Json(Json::Object{}));
+  if (request.prompt != nullptr && request.messages != nullptr)
+    fields.fail("prompt", "and messages exclude each other; send one of them");
+  if (request.tools != nullptr && request.messages == nullptr) fields.fail("tools", "needs messages");
+  if (request.messages == nullptr && (request.prompt == nullptr || !request.prompt->is_string()))
+    fields.fail("prompt", "must be a string (or send messages)");
+  fields.unknown();
+  RETURN_IF_ERROR(fields.status());
+  return request;
+}
+
+Result<std::vector<int32_t>> ids_of(const TokenizeRequest& request, const RequestContext& context,
+                                    const ModelText& text) {
+  if (request.messages == nullptr)
+    return text.tokenizer()->encode(request.prompt->as_string(), SpecialsIn::kRecognised);
+  if (!text.has_chat()) return bad_input("this checkpoint has no chat template", "messages");
+  ASSIGN_OR_RETURN(const Json messages, read_messages(request.messages, context.caps));
+  ASSIGN_OR_RETURN(const Json tools, read_tools(request.tools, context.caps));
+  return text.encode_chat(messages, tools, request.template_kwargs, request.add_generation_prompt);
 }
 
 }  // namespace
 
 Result<Json> tokenize(const Json& body, const RequestContext& context, const ModelText& text) {
   if (text.tokenizer() == nullptr) return no_tokenizer();
-  Fields fields(body);
-  const bool strings = fields.flag("return_token_strs", false);
-  RETURN_IF_ERROR(fields.status());
-  ASSIGN_OR_RETURN(const std::vector<int32_t> ids, ids_of(body, context, text));
+  ASSIGN_OR_RETURN(const TokenizeRequest request, read_tokenize(body, context));
+  ASSIGN_OR_RETURN(const std::vector<int32_t> ids, ids_of(request, context, text));
   Json reply(Json::Object{{"count", static_cast<int64_t>(ids.size())},
                           {"max_model_len", context.max_model_len},
                           {"tokens", ids_json(ids)}});
   Json::Array names;
-  if (strings)
+  if (request.return_token_strs)
     for (const int32_t id : ids) names.emplace_back(text.token_text(id, false));
-  reply.set("token_strs", strings ? Json(std::move(names)) : Json());
+  reply.set("token_strs", request.return_token_strs ? Json(std::move(names)) : Json());
   return reply;
 }
 
 Result<Json> detokenize(const Json& body, const RequestContext& context, const ModelText& text) {
   if (text.tokenizer() == nullptr) return no_tokenizer();
-  const Json* tokens = body.find("tokens");
-  if (tokens == nullptr || !tokens->is_array()) return bad_input("tokens must be an array of token ids", "tokens");
+  Fields fields(body);
+  RETURN_IF_ERROR(check_model(fields, context));
+  const Json* tokens = fields.any("tokens");
+  if (tokens == nullptr || !tokens->is_array()) fields.fail("tokens", "must be an array of token ids");
+  fields.unknown();
+  RETURN_IF_ERROR(fields.status());
   ASSIGN_OR_RETURN(const std::vector<int32_t> ids, read_token_ids(tokens->as_array(), context.vocab, "tokens"));
   return Json(Json::Object{{"prompt", decode(*text.tokenizer(), ids, false)}});
 }

@@ -94,6 +94,7 @@ OutputParser::Marker OutputParser::marker_of(int32_t id) const {
 }
 
 void OutputParser::push(int32_t id, Events& out) {
+  if (done_) return;
   const Marker marker = marker_of(id);
   if (marker == Marker::kThink || marker == Marker::kEndThink) return on_think_marker(marker, out);
   if (marker != Marker::kNone) return on_tool_marker(marker, out);
@@ -150,6 +151,7 @@ void OutputParser::begin_call(Events& out) {
 // A client that joins the pieces must get what the whole reply says, so a call without arguments gets its `{}` here.
 void OutputParser::end_call(Events& out) {
   if (call_open_ && !arguments_started_) emit(OutputEvent::Kind::kArguments, "{}", out);
+  done_ = done_ || (call_open_ && options_.one_call);
   call_open_ = false;
 }
 

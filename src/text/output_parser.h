@@ -39,6 +39,7 @@ struct OutputParserOptions {
   bool parse_tools = false;          // the tool markers mean something; else they are text
   bool suppress_tools = false;       // tool_choice none: as parse_tools, but calls are dropped
   bool skip_special_tokens = true;   // drop the other special tokens; else they are text
+  bool one_call = false;             // the reply is over with its first call
 };
 
 class OutputParser {
@@ -53,6 +54,7 @@ class OutputParser {
   void finish(std::vector<OutputEvent>& out);
 
   bool saw_tool_call() const { return num_calls_ > 0; }
+  bool done() const { return done_; }  // with one_call: the first call has ended; later tokens give no events
 
  private:
   enum class State { kReasoning, kContent, kPreamble, kName, kArguments, kBetween };
@@ -81,6 +83,7 @@ class OutputParser {
   bool content_started_ = false;  // something other than white space
   bool call_open_ = false;        // kArguments: the header was valid and calls are not suppressed
   bool arguments_started_ = false;
+  bool done_ = false;
   int32_t num_calls_ = 0;
 };
 

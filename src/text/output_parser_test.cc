@@ -122,6 +122,24 @@ TEST(OutputParser, ToolCalls) {
 }
 
 // Markers where vLLM's table has no rule.
+TEST(OutputParser, OneCallEndsTheReply) {
+  OutputParserOptions one = kTools;
+  one.one_call = true;
+  const std::string first = call("functions.f:0", "{\"a\":1}"), second = call("functions.g:1", "{}");
+  check({{"two calls", "x" + kBegin + first + second + kEnd + "y", one, "C[x]{functions.f:0|f|{\"a\":1}}"},
+         {"no end marker", kBegin + "<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{}" + second, one,
+          "{functions.f:0|f|{}}"},
+         {"a dropped header is no call", kBegin + call("nonsense", "{}") + second + kEnd, one, "{functions.g:1|g|{}}"},
+         {"no call", "xyz", one, "C[xyz]"}});
+  OutputParser parser(tokenizer(), one);
+  Events events;
+  for (const int32_t id : tokenizer().encode(kBegin + first, SpecialsIn::kRecognised)) {
+    EXPECT_FALSE(parser.done());
+    parser.push(id, events);
+  }
+  EXPECT_TRUE(parser.done()) << "with the end marker, not later";
+}
+
 TEST(OutputParser, MarkersOutOfPlace) {
   check({
       {"a call without a section", std::string("a") + call("functions.f:0", "{}"), kTools, "C[a]{functions.f:0|f|{}}"},

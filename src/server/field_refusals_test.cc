@@ -1,0 +1,205 @@
+// Fields that would give a wrong answer if they were ignored: each a 400 with its name and the way out.
+#include <gtest/gtest.h>
+
+#include "server/chat_request.h"
+#include "server/completion_request.h"
+#include "server/text_endpoints.h"
+#include "text/test_vocabulary.h"
+
+namespace perigee {
+namespace {
+
+RequestContext test_context() {
+  RequestContext context;
+  context.served_names = {"tiny"};
+  context.vocab = 512;
+  context.max_model_len = 256;
+  context.eos_ids = {258};
+  return context;
+}
+
+const std::string kTool = R"({"type":"function","function":{"name":"f"}})";
+
+// "FIELD: MESSAGE", or "" when the request is accepted.
+template <typename T>
+std::string shown(const Result<T>& result) {
+  return result.ok() ? "" : result.error().field + ": " + result.error().message;
+}
+std::string completion(const std::string& members) {
+  const RequestContext context = test_context();
+  return shown(parse_completion_request(*parse_body(R"({"prompt":"x",)" + members + "}", context.caps), context));
+}
+std::string chat(const std::string& members) {
+  const RequestContext context = test_context();
+  const std::string body = R"({"messages":[{"role":"user","content":"x"}],)" + members + "}";
+  return shown(parse_chat_request(*parse_body(body, context.caps), context));
+}
+std::string message(const std::string& text) {
+  const RequestContext context = test_context();
+  return shown(parse_chat_request(*parse_body(R"({"messages":[)" + text + "]}", context.caps), context));
+}
+std::string tokenizing(const std::string& body) {
+  const RequestContext context = test_context();
+  const auto text = ModelText::make(
+      test_tokenizer(), [](const Json&, const Json&, const Json&, bool) { return std::vector<int32_t>{1}; }, true, {});
+  return shown(tokenize(*parse_body(body, context.caps), context, *text));
+}
+std::string detokenizing(const std::string& body) {
+  const RequestContext context = test_context();
+  const auto text = ModelText::make(test_tokenizer(), nullptr, true, {});
+  return shown(detokenize(*parse_body(body, context.caps), context, *text));
+}
+
+struct Case {
+  std::string members;
+  std::string field;    // "" for accepted
+  std::string way_out;  // in the message
+};
+
+void check(std::string (*parse)(const std::string&), const std::vector<Case>& cases) {
+  for (const Case& c : cases) {
+    const std::string fault = parse(c.members);
+    if (c.field.empty()) {
+      EXPECT_EQ(fault, "") << c.members;
+      continue;
+    }
+    EXPECT_TRUE(fault.starts_with(c.field + ": ")) << c.members << ": " << fault;
+    EXPECT_NE(fault.find(c.way_out, c.field.size()), std::string::npos) << fault;
+    EXPECT_NE(fault.find(c.field, c.field.size()), std::string::npos) << "the message names the field: " << fault;
+  }
+}
+
+TEST(FieldRefusals, OfBothApis) {
+  std::vector<Case> cases;
+  for (const char* name : {"regex", "ebnf", "grammar", "json_schema", "structural_tag", "guided_json", "guided_regex",
+                           "guided_choice", "guided_grammar", "structured_outputs", "guided_whitespace_pattern"})
+    cases.push_back({std::string("\"") + name + "\":\"x\"", name, "grammar"});
+  for (const char* name : {"lora_path", "lora_request"})
+    cases.push_back({std::string("\"") + name + "\":\"x\"", name, "adapters"});
+  for (const Case& c : std::vector<Case>{
+           {R"("logits_processors":["x"])", "logits_processors", "logit_bias"},
+           {R"("typical_p":0.5)", "typical_p", "top_p"},
+           {R"("typical_p":1.0,"use_beam_search":false,"watermarking":false,"length_penalty":1)", "", ""},
+           {R"("max_new_tokens":5)", "max_new_tokens", "use max_tokens"},
+           {R"("repeat_penalty":1.1)", "repeat_penalty", "repetition_penalty"},
+           {R"("store":true)", "store", "not stored"},
+           {R"("store":false,"modalities":["text"],"n":3,"best_of":3,"service_tier":"auto","metadata":{})", "", ""},
+           {R"("n":3,"best_of":4)", "best_of", "use n"},
+           {R"("modalities":["text","audio"])", "modalities", "text"},
+           {R"("service_tier":"flex")", "service_tier", "\"auto\", \"default\""},
+           {R"("metadata":1)", "metadata", "an object"},
+           {R"("user":7)", "user", "a string"},
+           {R"("response_format":"text")", "response_format", "an object"},
+           {R"("response_format":{"type":"json_object"})", "response_format", "grammar"},
+           {R"("stream":true,"stream_options":{"include_usge":true})", "stream_options.include_usge",
+            "stream_options.include_usage"},
+           {R"("stream":true,"stream_options":{"include_usage":1})", "stream_options.include_usage", "true or false"},
+           {R"("stream":true,"stream_options":{"include_obfuscation":false})", "", ""},
+           {R"("temprature":1)", "temprature", "did you mean temperature?"},
+           {R"("max_token":1)", "max_token", "did you mean max_tokens?"},
+           {R"("stop_token_id":[1])", "stop_token_id", "did you mean stop_token_ids?"},
+           {R"("topP":1)", "topP", "did you mean top_p?"},
+           {R"("made_up":1,"another_one":{})", "", ""}})
+    cases.push_back(c);
+  check(completion, cases);
+  check(chat, cases);
+}
+
+TEST(FieldRefusals, OfCompletions) {
+  check(completion, {{R"("messages":[])", "messages", "/v1/chat/completions"},
+                     {R"("tools":[])", "tools", "/v1/chat/completions"},
+                     {R"("max_completion_tokens":5)", "max_completion_tokens", "max_tokens"},
+                     {R"("suffix":"x")", "suffix", "leave it out"},
+                     {R"("suffix":"")", "", ""}});
+}
+
+TEST(FieldRefusals, OfChat) {
+  const std::string tools = "\"tools\":[" + kTool + "]";
+  check(chat, {{R"("max_tokens":3,"max_completion_tokens":4)", "max_completion_tokens", "contradicts max_tokens 3"},
+               {R"("max_tokens":3,"max_completion_tokens":3)", "", ""},
+               {R"("reasoning_effort":"turbo")", "reasoning_effort", "\"none\", \"minimal\", \"low\""},
+               {R"("reasoning_effort":3)", "reasoning_effort", "one of"},
+               {R"("reasoning_effort":"xhigh")", "", ""},
+               {R"("thinking":true)", "thinking", "an object"},
+               {R"("thinking":{})", "thinking.type", "\"enabled\""},
+               {R"("thinking":{"type":"maybe"})", "thinking.type", "\"disabled\""},
+               {R"("thinking":{"type":"enabled","budget_tokens":100})", "thinking.budget_tokens", "leave it out"},
+               {R"("thinking":{"type":"enabled","effort":5})", "thinking.effort", "\"high\""},
+               {R"("thinking":{"type":"enabled","keep":"some"})", "thinking.keep", "\"all\""},
+               {R"("thinking":{"type":"enabled","keep":null,"effort":"low"},"reasoning_effort":"high")", "", ""},
+               {R"("thinking":{"type":"enabled"},"reasoning_effort":"none")", "reasoning_effort", "contradicts"},
+               {R"("thinking":{"type":"disabled"},"reasoning_effort":"none")", "", ""},
+               {R"("chat_template_kwargs":{"thinkng":false})", "chat_template_kwargs.thinkng",
+                "chat_template_kwargs.thinking"},
+               {R"("chat_template_kwargs":{"a_name_of_the_template":1})", "", ""},
+               {R"("enable_thinking":false)", "enable_thinking", "chat_template_kwargs"},
+               {"\"tools\":[" + kTool + "," + kTool + "]", "tools", "function f twice"},
+               {R"("tools":[{"type":"function","function":{"name":"f","strict":true}}])", "tools[0].function.strict",
+                "grammar"},
+               {R"("tools":[{"type":"function","function":{"name":"f","strict":false,"x":1}}])", "", ""},
+               {"\"tools\":[" + kTool + R"(,{"type":"function","function":{"name":"g","parameter":{}}}])",
+                "tools[1].function.parameter", "parameters"},
+               {R"("tools":[{"type":"function","function":{"name":"f","parameters":[]}}])",
+                "tools[0].function.parameters", "an object"},
+               {R"("tools":[{"type":"function","function":{"name":"f","description":1}}])",
+                "tools[0].function.description", "a string"},
+               {R"("tools":[{"type":"web_search"}])", "tools[0].type", "\"function\""},
+               {R"("tools":[7])", "tools", "an object"},
+               {R"("parallel_tool_calls":1)", "parallel_tool_calls", "true or false"},
+               {tools + R"(,"parallel_tool_calls":false)", "", ""},
+               {R"("tool_choice":"none")", "", ""},
+               {R"("prompt":"x")", "prompt", "/v1/completions"},
+               {R"("functions":[])", "functions", "tools"},
+               {R"("verbosity":"high")", "verbosity", "message"},
+               {R"("verbosity":"medium","separate_reasoning":true)", "", ""}});
+}
+
+TEST(FieldRefusals, OfMessages) {
+  check(message,
+        {{R"({"role":"user","content":"x","tools":[]})", "", ""},
+         {R"({"role":"system","content":"x","tools":[{}]})", "messages[0].tools", "request's own tools"},
+         {R"({"role":"assistant","content":"x","partial":true})", "messages[0].partial", "/v1/completions"},
+         {R"({"role":"assistant","content":"x","prefix":true})", "messages[0].prefix", "/v1/completions"},
+         {R"({"role":"assistant","content":"x","partial":false,"refusal":null,"annotations":[]})", "", ""},
+         {R"({"role":"assistant","content":"x","function_call":{}})", "messages[0].function_call", "tool_calls"},
+         {R"({"role":"assistant","content":null,"refusal":"no"})", "messages[0].refusal", "content"},
+         {R"({"role":"user","content":"x"},{"role":"user","contnt":"x","content":"y"})", "messages[1].contnt",
+          "messages[1].content"},
+         {R"({"role":"user","content":"x","cache_control":{"type":"ephemeral"},"weight":1})", "", ""}});
+}
+
+TEST(FieldRefusals, OfTokenize) {
+  check(tokenizing,
+        {{R"({"prompt":"x","model":"tiny"})", "", ""},
+         {R"({"prompt":"x","model":"other"})", "model", "'tiny'"},
+         {R"({"prompt":"x","model":7})", "model", "a string"},
+         {R"({"prompt":7})", "prompt", "a string"},
+         {R"({})", "prompt", "messages"},
+         {R"({"prompt":"x","messages":[]})", "prompt", "exclude"},
+         {R"({"prompt":"x","return_token_strs":1})", "return_token_strs", "true or false"},
+         {R"({"prompt":"x","add_special_tokens":1})", "add_special_tokens", "true or false"},
+         {R"({"prompt":"x","return_token_str":true})", "return_token_str", "return_token_strs"},
+         {R"({"prompt":"x","tools":[]})", "tools", "messages"},
+         {R"({"messages":[{"role":"user","content":"x"}],"chat_template":"x"})", "chat_template", "own"},
+         {R"({"messages":[{"role":"user","content":"x"}],"continue_final_message":true})", "continue_final_message",
+          "leave it out"},
+         {R"({"messages":[{"role":"user","content":"x"}],"chat_template_kwargs":{"thinking":1}})",
+          "chat_template_kwargs.thinking", "true or false"},
+         {R"({"messages":[{"role":"user","content":"x"}],"thinking":{"type":"disabled"},"model":"tiny"})", "", ""}});
+  check(detokenizing, {{R"({"tokens":[97],"model":"tiny"})", "", ""},
+                       {R"({"tokens":[97],"model":"other"})", "model", "'tiny'"},
+                       {R"({"tokens":"x"})", "tokens", "an array"},
+                       {R"({"tokens":[1.5]})", "tokens", "integers"},
+                       {R"({"token":[97],"tokens":[]})", "token", "tokens"}});
+}
+
+TEST(FieldRefusals, TemplateVariablesAreCounted) {
+  std::string members = "\"chat_template_kwargs\":{\"k\":0";
+  for (int i = 1; i < 64; ++i) members += ",\"k" + std::to_string(i) + "\":0";
+  EXPECT_EQ(chat(members + "}"), "");
+  EXPECT_NE(chat(members + ",\"l\":0}").find("chat_template_kwargs must have at most 64 members, got 65"),
+            std::string::npos);
+}
+
+}  // namespace
+}  // namespace perigee
