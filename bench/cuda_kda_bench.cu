@@ -110,8 +110,7 @@ class World {
                .slots = upload(slots),
                .committed = upload(committed),
                .commit = upload(commit),
-               .checkpoint_position = upload(std::vector<int32_t>(static_cast<size_t>(row_.batch), -1)),
-               .checkpoint_pages = upload(pages)};
+               .first_checkpoint = upload(std::vector<int32_t>(static_cast<size_t>(row_.batch) + 1, 0))};
     batch_.sequences = sequences_;
     batch_.device = &device_;
   }

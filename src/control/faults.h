@@ -29,8 +29,10 @@ enum class Fault {
   kStateNotCleared = 18,          // the worker does not zero the state of a sequence that starts without a hit
   kCommitUnconfirmed = 19,        // the worker commits the token of a decode row that is still in its ring
   kRingDropped = 20,              // the worker forgets its ring where a chunk or row should replay it
+  kCheckpointsAtFirst = 21,       // the second checkpoint of a row is written at the position of its first
+  kCheckpointsSwapped = 22,       // a row's last two checkpoints are listed in the wrong order
 };
-inline constexpr int kNumFaults = 20;
+inline constexpr int kNumFaults = 22;
 
 #ifdef PERIGEE_FAULTS
 inline Fault g_planted_fault = Fault::kNone;

@@ -27,6 +27,11 @@ namespace perigee {
 inline constexpr int32_t kBlockTokens = 64;
 inline constexpr int32_t kMaxPlansInFlight = 2;
 
+// Checkpoints of a step's rows at most: a row of n tokens reaches n / 64 block boundaries, or one more.
+constexpr int32_t max_checkpoint_writes(int32_t num_rows, int32_t num_tokens) {
+  return num_rows + num_tokens / kBlockTokens;
+}
+
 using SequenceId = Id<struct SequenceTag, int64_t>;
 using SlotId = Id<struct SlotTag>;
 using PageId = Id<struct PageTag>;
@@ -73,10 +78,10 @@ struct PlanRow {
 // The state of this slot after exactly `position` tokens is also written to these pages, in the step that commits it or
 // a later position. A prefill chunk commits all its tokens, so `position` lies in it or at its end. A decode row at
 // position p commits p, since the newest token's inputs wait in the worker's ring until they are certain (deferred
-// commit, D7). At most one a row.
+// commit, D7).
 struct CheckpointWrite {
   SlotId slot;
-  int32_t position = 0;
+  int32_t position = 0;  // a block boundary
   std::vector<PageId> pages;
 };
 
@@ -84,9 +89,9 @@ struct StepPlan {
   StepId step;
   std::vector<SequenceStart> starts;
   std::vector<BlockAppend> appends;
-  std::vector<PlanRow> rows;    // decode rows first, then prefill chunks
-  std::vector<int32_t> tokens;  // ids of the prefill chunks, back to back
-  std::vector<CheckpointWrite> checkpoints;
+  std::vector<PlanRow> rows;                 // decode rows first, then prefill chunks
+  std::vector<int32_t> tokens;               // ids of the prefill chunks, back to back
+  std::vector<CheckpointWrite> checkpoints;  // in the order of the rows; those of a row ascending
   int32_t num_decode_rows = 0;
 
   int32_t num_tokens() const {

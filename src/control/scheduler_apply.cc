@@ -31,15 +31,16 @@ void Scheduler::Impl::apply(const StepResult& result) {
 
 void Scheduler::Impl::digest(InFlight& flight, const StepResult& result) {
   const uint32_t bit = plan_bit(flight.step);
-  size_t num_writes = 0;  // of the rows so far
+  std::span<WriteInFlight> writes = flight.traffic.writes;  // of the rows from here on
   for (size_t i = 0; i < flight.rows.size(); ++i) {
     const PlanRow& row = flight.rows[i];
     const RowResult& row_result = result.rows[i];
     CHECK(row_result.slot == row.slot && row_result.sequence == row.sequence, "step ", flight.step, " row ", i,
           " is of another sequence");
-    WriteInFlight* write = nullptr;
-    if (num_writes < flight.traffic.writes.size() && flight.traffic.writes[num_writes].slot == row.slot)
-      write = &flight.traffic.writes[num_writes++];
+    size_t num_writes = 0;
+    while (num_writes < writes.size() && writes[num_writes].slot == row.slot) ++num_writes;
+    const std::span<WriteInFlight> row_writes = writes.first(num_writes);
+    writes = writes.subspan(num_writes);
     Sequence* sequence = at_slot(row.slot);
     if (sequence == nullptr || sequence->id() != row.sequence) {  // ended or preempted while the row was in flight
       if (planted(Fault::kLateIdsDelivered)) {
@@ -50,7 +51,7 @@ void Scheduler::Impl::digest(InFlight& flight, const StepResult& result) {
       continue;
     }
     sequence->plans &= ~bit;
-    accept_row(*sequence, row, row_result, write);
+    accept_row(*sequence, row, row_result, row_writes);
   }
   oldest_step_ = StepId(oldest_step_.value + 1);
   flight.step = {};
@@ -59,7 +60,7 @@ void Scheduler::Impl::digest(InFlight& flight, const StepResult& result) {
 }
 
 void Scheduler::Impl::accept_row(Sequence& sequence, const PlanRow& row, const RowResult& result,
-                                 WriteInFlight* write) {
+                                 std::span<WriteInFlight> writes) {
   if (!result.finite) {
     SequenceUpdate& update = add_update(sequence);
     update.error = "the model's output for this request is not finite";
@@ -70,13 +71,13 @@ void Scheduler::Impl::accept_row(Sequence& sequence, const PlanRow& row, const R
   if (row.prompt_logprobs) accept_prompt_logprobs(sequence, row, result);
   advance(sequence, row, result);
   if (!row.sample) {
-    if (write != nullptr) keep_checkpoint(sequence, *write);
+    for (WriteInFlight& write : writes) keep_checkpoint(sequence, write);
     publish_blocks(sequence, sequence.num_confirmed);
     return;
   }
   SequenceUpdate& update = add_update(sequence);
   const std::optional<FinishReason> finish = append_ids(sequence, result, update);
-  if (write != nullptr) keep_checkpoint(sequence, *write);
+  for (WriteInFlight& write : writes) keep_checkpoint(sequence, write);
   publish_blocks(sequence, std::min(sequence.num_confirmed, sequence.num_tokens()));
   if (planted(Fault::kDoubleDelivery) && sequence.num_confirmed % kBlockTokens == 0)
     update.ids.insert(update.ids.end(), result.ids.begin(), result.ids.end());

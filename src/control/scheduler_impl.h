@@ -7,6 +7,7 @@
 
 #include <array>
 #include <memory>
+#include <span>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -51,7 +52,7 @@ struct Scheduler::Impl {
     std::vector<PageHandle> pages;
   };
   struct StateTraffic {
-    std::vector<WriteInFlight> writes;  // in the order of the plan's rows, at most one a row
+    std::vector<WriteInFlight> writes;  // in the order of the plan's checkpoints
     std::vector<PageHandle> copied;     // ... and copies from these
   };
 
@@ -90,7 +91,9 @@ struct Scheduler::Impl {
   int32_t chunk_stop(const Sequence& sequence) const;
   bool pages_come_back(const Draft& draft) const;
   void start_state(Sequence& sequence, Hit hit, SequenceStart& start, Draft& draft);
-  void plan_checkpoint(Sequence& sequence, const PlanRow& row, Draft& draft);
+  void plan_checkpoints(Sequence& sequence, const PlanRow& row, Draft& draft);
+  void plan_chunk_checkpoints(Sequence& sequence, const PlanRow& row, Draft& draft);
+  int32_t num_checkpoints_that_fit() const;
   void write_checkpoint(Sequence& sequence, int32_t position, bool is_turn, Draft& draft);
   void keep_checkpoint(Sequence& sequence, WriteInFlight& write);
   std::vector<PageHandle> take_pages(PageOwner owner, int32_t count);
@@ -105,7 +108,7 @@ struct Scheduler::Impl {
   };
   void apply(const StepResult& result);
   void digest(InFlight& flight, const StepResult& result);
-  void accept_row(Sequence& sequence, const PlanRow& row, const RowResult& result, WriteInFlight* write);
+  void accept_row(Sequence& sequence, const PlanRow& row, const RowResult& result, std::span<WriteInFlight> writes);
   void accept_prompt_logprobs(Sequence& sequence, const PlanRow& row, const RowResult& result);
   void advance(Sequence& sequence, const PlanRow& row, const RowResult& result);
   void confirm_prompt(Sequence& sequence);

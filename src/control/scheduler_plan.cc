@@ -270,7 +270,7 @@ void Scheduler::Impl::add_row(Sequence& sequence, const PlanRow& row, Draft& dra
   added.slot = sequence.slot;
   added.sequence = sequence.id();
   added.position = sequence.num_scheduled;
-  if (keeps_checkpoints()) plan_checkpoint(sequence, added, draft);
+  if (keeps_checkpoints()) plan_checkpoints(sequence, added, draft);
   sequence.num_scheduled += row.num_tokens;
   sequence.ids_in_flight += max_ids(row);
   sequence.plans |= plan_bit(draft.plan.step);

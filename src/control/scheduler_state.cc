@@ -45,41 +45,54 @@ int32_t Scheduler::Impl::num_chunked(const Sequence& sequence) const {
   return is_recurrent() && config_.deterministic ? sequence.num_prompt() : sequence.num_input();
 }
 
-// Where the next chunk ends at the latest: a row writes one checkpoint, wherever in it that lies.
+// Where the next chunk ends at the latest.
 int32_t Scheduler::Impl::chunk_stop(const Sequence& sequence) const {
   const int32_t first = sequence.num_scheduled, end = num_chunked(sequence);
-  if (first >= end) return std::min(first + 1, sequence.num_input());
-  if (!keeps_checkpoints()) return end;
-  const int32_t next = policy_.next_in_input(first, end, sequence.junction);
-  if (next == CheckpointPolicy::kNone) return end;
-  const bool another = policy_.next_in_input(next, end, sequence.junction) != CheckpointPolicy::kNone;
-  return another ? next : end;
+  return first < end ? end : std::min(first + 1, sequence.num_input());
 }
 
 // A chunk commits all its tokens. A decode row commits the position that it starts from: its own token may prove to be
 // one too many.
-void Scheduler::Impl::plan_checkpoint(Sequence& sequence, const PlanRow& row, Draft& draft) {
-  if (!row.is_decode()) {
-    const int32_t next = policy_.next_in_input(row.position, num_chunked(sequence), sequence.junction);
-    if (next <= row.position + row.num_tokens) write_checkpoint(sequence, next, false, draft);
-    return;
-  }
+void Scheduler::Impl::plan_checkpoints(Sequence& sequence, const PlanRow& row, Draft& draft) {
+  if (!row.is_decode()) return plan_chunk_checkpoints(sequence, row, draft);
   if (config_.deterministic) return;  // see num_chunked
   const int32_t position = row.position - (planted(Fault::kCheckpointLate) ? 1 : 0);
   const CheckpointPolicy::Keep keep = policy_.in_decode(position);
-  if (keep != CheckpointPolicy::Keep::kNo && position > sequence.num_input())
-    write_checkpoint(sequence, position, keep == CheckpointPolicy::Keep::kTurn, draft);
-}
-
-// Best effort: it may evict what nobody uses, but leaves a page for each running sequence and preempts none.
-void Scheduler::Impl::write_checkpoint(Sequence& sequence, int32_t position, bool is_turn, Draft& draft) {
-  if (pool_.num_available() < config_.state_pages + static_cast<int32_t>(running_.size())) {
+  if (keep == CheckpointPolicy::Keep::kNo || position <= sequence.num_input()) return;
+  if (num_checkpoints_that_fit() == 0) {
     ++totals_.checkpoint_skips;
     return;
   }
+  write_checkpoint(sequence, position, keep == CheckpointPolicy::Keep::kTurn, draft);
+}
+
+// Where pages are short, the first positions go without: a later checkpoint supersedes an earlier one.
+void Scheduler::Impl::plan_chunk_checkpoints(Sequence& sequence, const PlanRow& row, Draft& draft) {
+  const auto next = [&](int32_t from) { return policy_.next_in_input(from, num_chunked(sequence), sequence.junction); };
+  const int32_t first = next(row.position), end = row.position + row.num_tokens;
+  int32_t num_positions = 0;
+  for (int32_t position = first; position <= end; position = next(position)) ++num_positions;
+  int32_t num_skipped = std::max(num_positions - num_checkpoints_that_fit(), 0);
+  totals_.checkpoint_skips += num_skipped;
+  for (int32_t position = first; position <= end; position = next(position))
+    if (--num_skipped < 0) write_checkpoint(sequence, position, false, draft);
+  std::vector<CheckpointWrite>& writes = draft.plan.checkpoints;
+  if (planted(Fault::kCheckpointsSwapped) && writes.size() > 1 && writes.end()[-2].slot == row.slot)
+    std::swap(writes.end()[-2], writes.end()[-1]);
+}
+
+// Best effort: they may evict what nobody uses, but leave a page for each running sequence and preempt none.
+int32_t Scheduler::Impl::num_checkpoints_that_fit() const {
+  return std::max(pool_.num_available() - static_cast<int32_t>(running_.size()), 0) / config_.state_pages;
+}
+
+void Scheduler::Impl::write_checkpoint(Sequence& sequence, int32_t position, bool is_turn, Draft& draft) {
   CheckpointWrite& planned = draft.plan.checkpoints.emplace_back();
   planned.slot = sequence.slot;
   planned.position = position + (planted(Fault::kCheckpointLate) && position < sequence.num_scheduled ? 1 : 0);
+  if (planted(Fault::kCheckpointsAtFirst) && &planned != draft.plan.checkpoints.data() &&
+      (&planned)[-1].slot == planned.slot)
+    planned.position = (&planned)[-1].position;
   WriteInFlight& write = draft.traffic.writes.emplace_back();
   write = {sequence.slot, sequence.id(), position, is_turn, take_pages(PageOwner::kCheckpoint, config_.state_pages)};
   planned.pages.reserve(write.pages.size());

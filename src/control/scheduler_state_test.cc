@@ -67,23 +67,69 @@ TEST(SchedulerState, PagesFromAdmissionToTheEnd) {
   EXPECT_EQ(gauges.free_pages + gauges.latent_pages + gauges.state_pages + gauges.checkpoint_pages, gauges.total_pages);
 }
 
-TEST(SchedulerState, AChunkHasOneCheckpointAndEndsThereIfAnotherFollows) {
+TEST(SchedulerState, AChunkWritesEachCheckpointThatItPasses) {
   SchedulerConfig config = hybrid_config();
   config.checkpoint_interval_blocks = 2;
   SchedulerHarness h(config);
   const SequenceId a = h.submit(330, 3);
-  for (const auto& [length, position] : std::vector<std::pair<int32_t, int32_t>>{{128, 128}, {128, 256}, {74, 320}}) {
-    const StepPlan plan = h.plan();
-    EXPECT_EQ(rows_of(plan), (Rows{{a.value, length}}));
-    ASSERT_EQ(positions_of(plan), std::vector<int32_t>{position});
-    EXPECT_EQ(plan.checkpoints[0].slot, plan.rows[0].slot);
-    EXPECT_EQ(plan.checkpoints[0].pages.size(), 3u);
-    EXPECT_EQ(plan.rows[0].sample, position == 320);
-    h.apply(plan);
+  const StepPlan plan = h.plan();
+  EXPECT_EQ(rows_of(plan), (Rows{{a.value, 330}}));
+  ASSERT_EQ(positions_of(plan), (std::vector<int32_t>{128, 256, 320}));
+  for (const CheckpointWrite& write : plan.checkpoints) {
+    EXPECT_EQ(write.slot, plan.rows[0].slot);
+    EXPECT_EQ(write.pages.size(), 3u);
   }
+  EXPECT_TRUE(plan.rows[0].sample);
+  h.apply(plan);
   EXPECT_TRUE(h.plan().checkpoints.empty());
   EXPECT_EQ(h.scheduler.gauges().checkpoint_writes, 3);
   EXPECT_EQ(h.scheduler.gauges().checkpoints, 3);
+}
+
+// What the budget cuts off writes its own.
+TEST(SchedulerState, ChunksOfAPromptShareItsCheckpoints) {
+  SchedulerConfig config = hybrid_config();
+  config.checkpoint_interval_blocks = 2;
+  config.max_step_tokens = 270;
+  SchedulerHarness h(config);
+  h.submit(600, 3);
+  h.submit(130, 3);
+  std::vector<std::vector<int32_t>> written;
+  for (int step = 0; step < 3; ++step) {
+    const StepPlan plan = h.plan();
+    written.push_back(positions_of(plan));
+    h.apply(plan);
+  }
+  EXPECT_EQ(written, (std::vector<std::vector<int32_t>>{{128, 256}, {384, 512}, {576, 128}}));
+  EXPECT_EQ(h.scheduler.gauges().checkpoints, 6);
+}
+
+TEST(SchedulerState, WherePagesAreShortTheLastCheckpointsAreWritten) {
+  SchedulerConfig config = hybrid_config();
+  config.checkpoint_interval_blocks = 1;
+  config.num_pages = 6 + 3 + 1 + 7;  // blocks, the state, a page for who runs, and two checkpoints
+  config.max_model_len = 380;
+  SchedulerHarness h(config);
+  h.submit(330, 3);
+  const StepPlan plan = h.plan();
+  EXPECT_EQ(positions_of(plan), (std::vector<int32_t>{256, 320}));
+  EXPECT_EQ(h.scheduler.gauges().checkpoint_skips, 3);
+  h.apply(plan);
+  EXPECT_EQ(h.scheduler.gauges().checkpoints, 2);
+}
+
+TEST(SchedulerState, CheckpointsOfASequenceThatStopsAreFree) {
+  SchedulerConfig config = hybrid_config();
+  config.checkpoint_interval_blocks = 1;
+  SchedulerHarness h(config);
+  const SequenceId a = h.submit(330, 3);
+  const StepPlan plan = h.plan();
+  ASSERT_EQ(plan.checkpoints.size(), 5u);
+  h.scheduler.cancel({a, FinishReason::kCancelled});
+  EXPECT_EQ(h.scheduler.gauges().checkpoint_pages, 15) << "still being written";
+  h.apply(plan);
+  EXPECT_EQ(h.scheduler.gauges().checkpoint_pages, 0);
+  EXPECT_EQ(h.scheduler.gauges().free_pages, h.scheduler.gauges().total_pages);
 }
 
 TEST(SchedulerState, ASmallBudgetStillMeetsTheBoundary) {
@@ -161,7 +207,7 @@ TEST(SchedulerState, AJunctionIsSavedByTheSecondThatMeetsIt) {
   h.submit(with_max_tokens({.prompt = plus(system, tokens_from(6000, 80))}, 1));
   const StepPlan second = h.plan();
   EXPECT_EQ(second.starts[0].num_cached_tokens, 0);
-  EXPECT_EQ(positions_of(second), std::vector<int32_t>{192});
+  EXPECT_EQ(positions_of(second), (std::vector<int32_t>{192, 256})) << "and its own end";
   h.apply(second);
   h.run_to_end();
   EXPECT_EQ(hit_of(h, plus(system, tokens_from(7000, 80))), 192);

@@ -60,24 +60,34 @@ void BatchBuilder::add_state(const PlanRow& row, const Slot& slot, SequenceRows&
   rows.commit_all = !row.is_decode() && !(deterministic_ && row.position >= slot.num_prompt_tokens);
 }
 
-// The writes come in the order of the rows that make them, at most one a row.
+// The writes come in the order of the rows that make them.
 void BatchBuilder::add_checkpoints(const StepPlan& plan) {
+  const std::vector<CheckpointWrite>& writes = plan.checkpoints;
+  size_t num_pages = 0;
+  for (const CheckpointWrite& write : writes) num_pages += write.pages.size();
   checkpoint_pages_.clear();
-  for (const CheckpointWrite& write : plan.checkpoints)
-    for (const PageId page : write.pages) checkpoint_pages_.push_back(page.value);
-  const int32_t* pages = checkpoint_pages_.data();
-  size_t index = 0;
-  for (const CheckpointWrite& write : plan.checkpoints) {
-    while (index < plan.rows.size() && plan.rows[index].slot != write.slot) ++index;
-    CHECK(index < plan.rows.size(), "no row writes the checkpoint of slot ", write.slot, " at ", write.position);
-    SequenceRows& rows = sequences_[index++];
-    const int32_t commit = rows.position + (rows.commit_all ? rows.num_tokens : 0);
-    CHECK(write.position > rows.committed && write.position <= commit, "slot ", write.slot, " commits ", commit,
-          ", its checkpoint is at ", write.position);
-    rows.checkpoint_position = write.position;
-    rows.checkpoint_pages = pages;
-    pages += write.pages.size();
+  checkpoint_pages_.reserve(num_pages);
+  checkpoints_.clear();
+  checkpoints_.reserve(writes.size());
+  for (size_t i = 0; i < plan.rows.size(); ++i) {
+    SequenceRows& rows = sequences_[i];
+    const size_t first = checkpoints_.size();
+    while (checkpoints_.size() < writes.size() && writes[checkpoints_.size()].slot == plan.rows[i].slot) {
+      place_checkpoint(writes[checkpoints_.size()], rows);
+      rows.checkpoints = {checkpoints_.begin() + static_cast<std::ptrdiff_t>(first), checkpoints_.end()};
+    }
   }
+  CHECK(checkpoints_.size() == writes.size(), "no row writes the checkpoint of slot ", writes[checkpoints_.size()].slot,
+        " at ", writes[checkpoints_.size()].position);
+}
+
+void BatchBuilder::place_checkpoint(const CheckpointWrite& write, const SequenceRows& rows) {
+  const int32_t from = rows.checkpoints.empty() ? rows.committed : rows.checkpoints.back().position;
+  const int32_t commit = rows.position + (rows.commit_all ? rows.num_tokens : 0);
+  CHECK(write.position > from && write.position <= commit && write.position % kBlockTokens == 0, "slot ", write.slot,
+        " commits ", commit, ", its checkpoint after ", from, " is at ", write.position);
+  checkpoints_.push_back({.position = write.position, .pages = checkpoint_pages_.data() + checkpoint_pages_.size()});
+  for (const PageId page : write.pages) checkpoint_pages_.push_back(page.value);
 }
 
 }  // namespace perigee

@@ -33,12 +33,14 @@ class BatchBuilder {
   void add_row(const PlanRow& row, const StepPlan& plan, const Slot& slot);
   void add_state(const PlanRow& row, const Slot& slot, SequenceRows& rows) const;
   void add_checkpoints(const StepPlan& plan);
+  void place_checkpoint(const CheckpointWrite& write, const SequenceRows& rows);
 
   const Model& model_;
   const bool deterministic_;
   Batch batch_;
   std::vector<int32_t> tokens_, positions_, logit_rows_, first_logit_;
   std::vector<int32_t> checkpoint_pages_;
+  std::vector<StateCheckpoint> checkpoints_;
   std::vector<SequenceRows> sequences_;
 };
 

@@ -31,6 +31,15 @@ SequenceStart start_of(SlotId slot, int32_t num_prompt, int32_t num_tokens, int3
   return start;
 }
 
+using Checkpoints = std::vector<std::pair<int32_t, std::vector<int32_t>>>;  // position and two pages
+
+Checkpoints checkpoints_of(const Batch& batch, size_t sequence) {
+  Checkpoints out;
+  for (const StateCheckpoint& checkpoint : batch.sequences[sequence].checkpoints)
+    out.push_back({checkpoint.position, {checkpoint.pages[0], checkpoint.pages[1]}});
+  return out;
+}
+
 class BuilderTest : public testing::Test {
  protected:
   BuilderTest() {
@@ -77,7 +86,7 @@ TEST_F(BuilderTest, ChunksCommitAndDecodeRowsWait) {
   EXPECT_EQ(rows.slot, 0);
   EXPECT_EQ(rows.state_pages[0], 10);
   EXPECT_EQ(rows.state_pages[1], 20);
-  EXPECT_EQ(rows.checkpoint_position, -1);
+  EXPECT_TRUE(rows.checkpoints.empty());
   advance(chunk, first);
   for (int32_t position = 100; position < 103; ++position) {
     StepPlan decode;
@@ -116,18 +125,18 @@ TEST_F(BuilderTest, AHitIsCommittedFromTheStart) {
 
 TEST_F(BuilderTest, CheckpointsMeetTheirRows) {
   StepPlan plan;
-  add_row(plan, 0, 100, false);
-  add_row(plan, 1, 36, false);
-  plan.checkpoints.push_back({SlotId(1), 100, {PageId(7), PageId(8)}});
+  add_row(plan, 0, 256, false);
+  add_row(plan, 1, 64, false);
+  plan.checkpoints.push_back({SlotId(1), 128, {PageId(7), PageId(8)}});
   Batch batch = build(plan);
-  EXPECT_EQ(batch.sequences[0].checkpoint_position, -1);
-  EXPECT_EQ(batch.sequences[1].checkpoint_position, 100);
-  EXPECT_EQ(batch.sequences[1].checkpoint_pages[1], 8);
-  plan.checkpoints.insert(plan.checkpoints.begin(), {SlotId(0), 64, {PageId(3), PageId(4)}});
+  EXPECT_TRUE(batch.sequences[0].checkpoints.empty());
+  EXPECT_EQ(checkpoints_of(batch, 1), (Checkpoints{{128, {7, 8}}}));
+  plan.checkpoints.insert(plan.checkpoints.begin(), {{SlotId(0), 64, {PageId(3), PageId(4)}},
+                                                     {SlotId(0), 192, {PageId(1), PageId(9)}},
+                                                     {SlotId(0), 256, {PageId(5), PageId(2)}}});
   batch = build(plan);
-  EXPECT_EQ(batch.sequences[0].checkpoint_position, 64);
-  EXPECT_EQ(batch.sequences[0].checkpoint_pages[0], 3);
-  EXPECT_EQ(batch.sequences[1].checkpoint_pages[0], 7);
+  EXPECT_EQ(checkpoints_of(batch, 0), (Checkpoints{{64, {3, 4}}, {192, {1, 9}}, {256, {5, 2}}}));
+  EXPECT_EQ(checkpoints_of(batch, 1), (Checkpoints{{128, {7, 8}}}));
 }
 
 TEST_F(BuilderTest, DeterministicFormerOutputsAreCommittedLate) {
@@ -168,6 +177,16 @@ TEST_F(BuilderDeathTest, ACheckpointThatNoRowReachesIsABug) {
   EXPECT_DEATH(build(plan), "commits 60");
   plan.checkpoints[0] = {SlotId(1), 64, {PageId(7), PageId(8)}};
   EXPECT_DEATH(build(plan), "no row writes");
+}
+
+TEST_F(BuilderDeathTest, CheckpointsOfARowAscendOverBlockBoundaries) {
+  StepPlan plan;
+  add_row(plan, 0, 256, false);
+  const std::vector<PageId> pages = {PageId(7), PageId(8)};
+  for (const auto& [first, second] : {std::pair{128, 64}, {64, 64}, {64, 100}}) {
+    plan.checkpoints = {{SlotId(0), first, pages}, {SlotId(0), second, pages}};
+    EXPECT_DEATH(build(plan), "its checkpoint after 64 is at|its checkpoint after 128 is at 64");
+  }
 }
 
 }  // namespace

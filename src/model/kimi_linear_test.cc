@@ -186,12 +186,12 @@ TEST_F(Hybrid, ACheckpointIsTheStateAtItsPosition) {
                                           *ops_, pool);
     return std::vector<float>(logits.row<float>(0), logits.row<float>(0) + 96);
   };
+  const StateCheckpoint at_64{.position = 64, .pages = checkpoint.data()};
   const SequenceRows all{.num_tokens = 100,
                          .pages = blocks.data(),
                          .state_pages = state.data(),
                          .commit_all = true,
-                         .checkpoint_position = 64,
-                         .checkpoint_pages = checkpoint.data()};
+                         .checkpoints = {&at_64, 1}};
   EXPECT_EQ(step(all), whole[99]);
   const SequenceRows rest{.num_tokens = 36,
                           .position = 64,

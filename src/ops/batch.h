@@ -17,6 +17,16 @@ enum class MlaForm : uint8_t {
 // Whether a token came with the request or was sampled for it.
 enum class TokenKind : uint8_t { kPrompt, kOutput };
 
+// Where checkpoints of new tokens that move the state lie: at multiples of this many, so that none cuts a chunk of the
+// recurrence in two, and a chunk's bits do not depend on what is saved.
+inline constexpr int32_t kCheckpointTokens = 64;
+
+// The state after `position` tokens is also written to these pages.
+struct StateCheckpoint {
+  int32_t position = 0;
+  const int32_t* pages = nullptr;
+};
+
 // Run num_tokens tokens at positions position ... of one sequence; they are batch rows first_row ....
 struct SequenceRows {
   int32_t first_row = 0;
@@ -25,13 +35,26 @@ struct SequenceRows {
   const int32_t* pages = nullptr;  // page of block b = position / 64, for all blocks up to the last new token
   MlaForm form = MlaForm::kAbsorbed;
   // Recurrent state with deferred commit (DESIGN D7); see StateLayer.
-  const int32_t* state_pages = nullptr;       // pages of this sequence's units
-  int32_t slot = 0;                           // its place in the ring
-  int32_t committed = 0;                      // tokens the state has seen; [committed, position) are in the ring
-  bool commit_all = false;                    // prefill: the state goes to the end of this run
-  int32_t checkpoint_position = -1;           // the state at this position is also written to ...
-  const int32_t* checkpoint_pages = nullptr;  // ... these pages, by the step that takes the state there or past it
+  const int32_t* state_pages = nullptr;  // pages of this sequence's units
+  int32_t slot = 0;                      // its place in the ring
+  int32_t committed = 0;                 // tokens the state has seen; [committed, position) are in the ring
+  bool commit_all = false;               // prefill: the state goes to the end of this run
+  // Ascending. Written by the step that takes the state there or past it; those it does not reach are left alone. At
+  // most one lies among the tokens in the ring; see kCheckpointTokens for the others.
+  std::span<const StateCheckpoint> checkpoints = {};
 };
+
+inline bool checkpoints_are_valid(const SequenceRows& s) {
+  int32_t last = -1, in_ring = 0;
+  for (const StateCheckpoint& checkpoint : s.checkpoints) {
+    const int32_t position = checkpoint.position;
+    if (position <= last) return false;
+    if (position > s.position && s.commit_all && position % kCheckpointTokens != 0) return false;
+    if (position > s.committed && position <= s.position) ++in_ring;
+    last = position;
+  }
+  return in_ring <= 1;
+}
 
 // Sequences as device backends read them, all arrays in device memory (DESIGN D4): their lengths may be newer than what
 // the host knows.
@@ -47,11 +70,12 @@ struct DeviceSequences {
   // its rows.
   const int32_t* state_pages = nullptr;  // [sequences][state_width] pages of its units
   int32_t state_width = 0;
-  const int32_t* slots = nullptr;      // [sequences] place in the ring
-  const int32_t* committed = nullptr;  // [sequences] tokens the state has seen before this step ...
-  const int32_t* commit = nullptr;     // [sequences] ... and after it: the position, or the length (commit_all)
-  const int32_t* checkpoint_position = nullptr;  // [sequences] -1: none
-  const int32_t* checkpoint_pages = nullptr;     // [sequences][state_width]
+  const int32_t* slots = nullptr;             // [sequences] place in the ring
+  const int32_t* committed = nullptr;         // [sequences] tokens the state has seen before this step ...
+  const int32_t* commit = nullptr;            // [sequences] ... and after it: the position, or the length (commit_all)
+  const int32_t* first_checkpoint = nullptr;  // [sequences + 1]
+  const int32_t* checkpoint_position = nullptr;  // [checkpoints], of each sequence ascending
+  const int32_t* checkpoint_pages = nullptr;     // [checkpoints][state_width]
 };
 
 // On device backends tokens, positions and logit_rows point to device memory and `device` is set; `sequences` then

@@ -47,21 +47,24 @@ PlacedBatch::PlacedBatch(const Batch& host, Ops& ops, int32_t state_pages) : bat
 }
 
 void PlacedBatch::place_states(const Batch& host, Ops& ops, int32_t state_pages) {
-  std::vector<int32_t> pages, checkpoint_pages, slots, committed, commit, checkpoint_position;
+  std::vector<int32_t> pages, checkpoint_pages, slots, committed, commit, checkpoint_position, first_checkpoint = {0};
   for (const SequenceRows& s : host.sequences) {
     pages.insert(pages.end(), s.state_pages, s.state_pages + state_pages);
-    const int32_t* checkpoint = s.checkpoint_position >= 0 ? s.checkpoint_pages : s.state_pages;
-    checkpoint_pages.insert(checkpoint_pages.end(), checkpoint, checkpoint + state_pages);
+    for (const StateCheckpoint& checkpoint : s.checkpoints) {
+      checkpoint_position.push_back(checkpoint.position);
+      checkpoint_pages.insert(checkpoint_pages.end(), checkpoint.pages, checkpoint.pages + state_pages);
+    }
+    first_checkpoint.push_back(static_cast<int32_t>(checkpoint_position.size()));
     slots.push_back(s.slot);
     committed.push_back(s.committed);
     commit.push_back(s.commit_all ? s.position + s.num_tokens : s.position);
-    checkpoint_position.push_back(s.checkpoint_position);
   }
   device_.state_pages = place(pages, ops).data();
   device_.state_width = state_pages;
   device_.slots = place(slots, ops).data();
   device_.committed = place(committed, ops).data();
   device_.commit = place(commit, ops).data();
+  device_.first_checkpoint = place(first_checkpoint, ops).data();
   device_.checkpoint_position = place(checkpoint_position, ops).data();
   device_.checkpoint_pages = place(checkpoint_pages, ops).data();
 }

@@ -10,7 +10,7 @@ class PlacedBatch {
  public:
   // Copies the arrays of `host` into the step's arena when the backend is a device; else it is `host` itself. Requires
   // begin_step() before; valid until the next one. Recurrent models: `state_pages` is how many pages the units of a
-  // sequence take; sequences without a checkpoint need no checkpoint_pages.
+  // sequence take.
   PlacedBatch(const Batch& host, Ops& ops, int32_t state_pages = 0);
   PlacedBatch(const PlacedBatch&) = delete;
   PlacedBatch& operator=(const PlacedBatch&) = delete;

@@ -133,8 +133,8 @@ struct KdaFeed {
   uint64_t sequence = 0;
   int32_t position = 0, num_tokens = 0, committed = 0;
   bool commit_all = false;
-  int32_t checkpoint = -1;
-  int32_t first_wrong = 1 << 30;  // tokens from this position on are other ones than those that count
+  std::vector<int32_t> checkpoints = {};  // the i-th goes to KdaMemory::checkpoint(sequence, i)
+  int32_t first_wrong = 1 << 30;          // tokens from this position on are other ones than those that count
 };
 
 // Runs a batch; -> outputs as f32 [rows][h * 128].
@@ -143,8 +143,12 @@ inline std::vector<std::vector<float>> run_kda(const KdaBackend& backend, const 
   KdaRows rows;
   std::vector<SequenceRows> sequences;
   const std::vector<int32_t> nowhere(static_cast<size_t>(memory.pages_each()), 1 << 30);
+  std::vector<std::vector<StateCheckpoint>> checkpoints(runs.size());
   for (const KdaFeed& r : runs) {
     const auto slot = static_cast<int32_t>(r.sequence);
+    std::vector<StateCheckpoint>& own = checkpoints[sequences.size()];
+    for (const int32_t position : r.checkpoints)
+      own.push_back({.position = position, .pages = memory.checkpoint(slot, static_cast<int32_t>(own.size()))});
     sequences.push_back(
         {.first_row = static_cast<int32_t>(rows.b.size()) / static_cast<int32_t>(world.weights.shape.heads),
          .num_tokens = r.num_tokens,
@@ -153,8 +157,7 @@ inline std::vector<std::vector<float>> run_kda(const KdaBackend& backend, const 
          .slot = slot,
          .committed = r.committed,
          .commit_all = r.commit_all,
-         .checkpoint_position = r.checkpoint,
-         .checkpoint_pages = memory.checkpoint(slot)});
+         .checkpoints = own});
     for (int32_t t = r.position; t < r.position + r.num_tokens; ++t) {
       world.append(rows, r.sequence, t, t >= r.first_wrong ? static_cast<uint64_t>(r.position) + 1 : 0);
     }

@@ -187,7 +187,7 @@ class DeferredCommit {
                               {{.position = position_,
                                 .num_tokens = n,
                                 .committed = committed_,
-                                .checkpoint = checkpoint,
+                                .checkpoints = {checkpoint},
                                 .first_wrong = position_ + count}});
     if (position_ >= checkpoint) checkpoint_ = memory_.units(memory_.checkpoint(0));
     if (position_ > checkpoint) expect_same(checkpoint_, never_at_checkpoint_);  // else step_never() comes there
@@ -247,49 +247,107 @@ TEST(Kda, RejectedTokensNeverWereInManyHeads) {
     }
 }
 
+// Wherever the chunk begins and ends, however many there are, in one launch's pieces of a long chunk or across them.
 TEST(Kda, CheckpointsOfPrefillAreTheStateThere) {
+  struct Case {
+    int32_t position, end;
+    std::vector<int32_t> at;
+  };
+  std::vector<Case> cases = {{0, 192, {64}},
+                             {0, 192, {192}},
+                             {0, 192, {64, 128, 192}},
+                             {37, 300, {64, 192}},
+                             {37, 300, {128, 192, 256}},
+                             {64, 200, {128, 192}},
+                             {63, 65, {64}}};
+  if (!kSanitized && !gpu_sanitizer()) cases.push_back({0, 4500, {1984, 2048, 2112, 4096}});
   for (const KdaBackend& backend : kda_backends()) {
     SCOPED_TRACE(backend.name);
     const KdaWorld world(2, KdaInputStyle::kPlain);
-    for (const int32_t at : {1, 64, 70, 128, 159, 191, 192}) {
-      KdaMemory memory = backend.memory(world), until = backend.memory(world);
-      const auto rows = run_kda(backend, world, memory, {{.num_tokens = 192, .commit_all = true, .checkpoint = at}});
-      run_kda(backend, world, until, {{.num_tokens = at, .commit_all = true}});
-      expect_same(memory.units(memory.checkpoint(0)), until.units(until.pages(0)));
-      // Another sequence goes on from the checkpoint.
-      KdaMemory resumed = backend.memory(world);
-      resumed.load_units(resumed.pages(0), memory.units(memory.checkpoint(0)));
-      const KdaFeed rest{.position = at, .num_tokens = 192 - at, .committed = at, .commit_all = true};
-      if (rest.num_tokens == 0) continue;
-      const auto rest_rows = run_kda(backend, world, resumed, {rest});
-      for (size_t t = 0; t < rest_rows.size(); ++t) expect_same(rest_rows[t], rows[static_cast<size_t>(at) + t]);
-      expect_same(resumed.units(resumed.pages(0)), memory.units(memory.pages(0)));
+    for (const Case& c : cases) {
+      SCOPED_TRACE(str_cat(c.position, " to ", c.end));
+      KdaMemory memory = backend.memory(world), plain = backend.memory(world);
+      for (KdaMemory* m : {&memory, &plain})
+        if (c.position > 0) run_kda(backend, world, *m, {{.num_tokens = c.position, .commit_all = true}});
+      KdaFeed run{
+          .position = c.position, .num_tokens = c.end - c.position, .committed = c.position, .commit_all = true};
+      const auto rows_without = run_kda(backend, world, plain, {run});
+      run.checkpoints = c.at;
+      const auto rows = run_kda(backend, world, memory, {run});
+      for (size_t t = 0; t < rows.size(); ++t) expect_same(rows[t], rows_without[t]);
+      expect_same(memory.units(memory.pages(0)), plain.units(plain.pages(0)));
+      for (size_t i = 0; i < c.at.size(); ++i) {
+        const int32_t at = c.at[i];
+        const std::vector<float> saved = memory.units(memory.checkpoint(0, static_cast<int32_t>(i)));
+        KdaMemory until = backend.memory(world), resumed = backend.memory(world);
+        if (c.position > 0) run_kda(backend, world, until, {{.num_tokens = c.position, .commit_all = true}});
+        run_kda(backend, world, until,
+                {{.position = c.position, .num_tokens = at - c.position, .committed = c.position, .commit_all = true}});
+        expect_same(saved, until.units(until.pages(0)));
+        // Another sequence goes on from the checkpoint.
+        resumed.load_units(resumed.pages(0), saved);
+        const KdaFeed rest{.position = at, .num_tokens = c.end - at, .committed = at, .commit_all = true};
+        if (rest.num_tokens == 0) continue;
+        const auto rest_rows = run_kda(backend, world, resumed, {rest});
+        for (size_t t = 0; t < rest_rows.size(); ++t)
+          expect_same(rest_rows[t], rows[static_cast<size_t>(at - c.position) + t]);
+        expect_same(resumed.units(resumed.pages(0)), memory.units(memory.pages(0)));
+      }
     }
-    // One that lies elsewhere is left alone.
+    // Those that lie elsewhere are left alone.
     KdaMemory memory = backend.memory(world), without = backend.memory(world);
-    run_kda(backend, world, memory, {{.num_tokens = 70, .commit_all = true, .checkpoint = 128}});
+    run_kda(backend, world, memory, {{.num_tokens = 70, .commit_all = true, .checkpoints = {128, 192}}});
     run_kda(backend, world, without, {{.num_tokens = 70, .commit_all = true}});
     EXPECT_TRUE(memory == without);
+  }
+}
+
+// One checkpoint among the tokens that a prefill replays, the others among its own.
+TEST(Kda, CheckpointsOfAReplayAndItsPrefill) {
+  for (const KdaBackend& backend : kda_backends()) {
+    SCOPED_TRACE(backend.name);
+    const KdaWorld world(2, KdaInputStyle::kPlain);
+    KdaMemory memory = backend.memory(world), steps = backend.memory(world);
+    for (KdaMemory* m : {&memory, &steps}) {
+      run_kda(backend, world, *m, {{.num_tokens = 62, .commit_all = true}});
+      run_kda(backend, world, *m, {{.position = 62, .num_tokens = 3, .committed = 62}});
+    }
+    run_kda(backend, world, memory,
+            {{.position = 65, .num_tokens = 130, .committed = 62, .commit_all = true, .checkpoints = {64, 128, 192}}});
+    run_kda(backend, world, steps, {{.position = 64, .num_tokens = 1, .committed = 62}});
+    expect_same(memory.units(memory.checkpoint(0, 0)), steps.units(steps.pages(0)));
+    for (const int32_t index : {1, 2}) {
+      KdaMemory until = backend.memory(world);
+      run_kda(backend, world, until, {{.num_tokens = 62, .commit_all = true}});
+      run_kda(backend, world, until, {{.position = 62, .num_tokens = 3, .committed = 62}});
+      run_kda(backend, world, until,
+              {{.position = 65, .num_tokens = 64 * index - 1, .committed = 62, .commit_all = true}});
+      expect_same(memory.units(memory.checkpoint(0, index)), until.units(until.pages(0)));
+    }
   }
 }
 
 // Prefill, replay with prefill, verify and decode rows in one batch, on one to three threads, are what each is alone;
 // nothing else is written.
 TEST(Kda, SequencesOfABatchDoNotMeet) {
-  const std::vector<KdaFeed> prompts = {{.sequence = 0, .num_tokens = 64, .commit_all = true, .checkpoint = 64},
+  const std::vector<KdaFeed> prompts = {{.sequence = 0, .num_tokens = 64, .commit_all = true, .checkpoints = {64}},
                                         {.sequence = 1, .num_tokens = 5, .commit_all = true},
                                         {.sequence = 2, .num_tokens = 130, .commit_all = true},
                                         {.sequence = 3, .num_tokens = 1, .commit_all = true}};
-  const std::vector<KdaFeed> next = {
-      {.sequence = 0, .position = 64, .num_tokens = 100, .committed = 64, .commit_all = true, .checkpoint = 128},
-      {.sequence = 1, .position = 5, .num_tokens = 4, .committed = 5},
-      {.sequence = 2, .position = 130, .num_tokens = 1, .committed = 130},
-      {.sequence = 3, .position = 1, .num_tokens = 3, .committed = 1}};
+  const std::vector<KdaFeed> next = {{.sequence = 0,
+                                      .position = 64,
+                                      .num_tokens = 100,
+                                      .committed = 64,
+                                      .commit_all = true,
+                                      .checkpoints = {128, 192}},
+                                     {.sequence = 1, .position = 5, .num_tokens = 4, .committed = 5},
+                                     {.sequence = 2, .position = 130, .num_tokens = 1, .committed = 130},
+                                     {.sequence = 3, .position = 1, .num_tokens = 3, .committed = 1}};
   const std::vector<KdaFeed> last = {
       {.sequence = 0, .position = 164, .num_tokens = 1, .committed = 164},
-      {.sequence = 1, .position = 9, .num_tokens = 4, .committed = 5, .checkpoint = 7},
-      {.sequence = 2, .position = 131, .num_tokens = 2, .committed = 130, .checkpoint = 131},
-      {.sequence = 3, .position = 3, .num_tokens = 40, .committed = 1, .commit_all = true, .checkpoint = 2}};
+      {.sequence = 1, .position = 9, .num_tokens = 4, .committed = 5, .checkpoints = {7}},
+      {.sequence = 2, .position = 131, .num_tokens = 2, .committed = 130, .checkpoints = {131}},
+      {.sequence = 3, .position = 3, .num_tokens = 40, .committed = 1, .commit_all = true, .checkpoints = {2}}};
   std::vector<KdaBackend> all = kda_backends();
   const Result<Isa> best = detect_isa({});
   for (const int threads : {1, 2, 3}) {

@@ -103,6 +103,7 @@ class KdaWorld {
 class KdaMemory {
  public:
   static constexpr int32_t kUnitsPerPage = 3, kFirstUnit = 2;  // units of another layer come first
+  static constexpr int32_t kCheckpoints = 4;                   // room for so many of a sequence
 
   // In the memory of `device`, where there is one.
   KdaMemory(const KdaShape& shape, int32_t num_sequences, int32_t ring_tokens, Ops* device = nullptr)
@@ -116,7 +117,7 @@ class KdaMemory {
              .ring_token_bytes = shape.ring_token_floats() * 4,
              .ring_tokens = ring_tokens};
     layer.ring_slot_bytes = (kFirstUnit + shape.heads) * ring_tokens * layer.ring_token_bytes;
-    const int32_t num_pages = 2 * num_sequences * pages_each_;  // states, then checkpoints
+    const int32_t num_pages = (1 + kCheckpoints) * num_sequences * pages_each_;  // states, then checkpoints
     pool_ = std::vector<float>(static_cast<size_t>(num_pages * layer.page_bytes / 4), kPoison);
     ring_ = std::vector<float>(static_cast<size_t>(num_sequences * layer.ring_slot_bytes / 4), kPoison);
     layer.base = reinterpret_cast<uint8_t*>(pool_.data());
@@ -137,8 +138,9 @@ class KdaMemory {
 
   int32_t pages_each() const { return pages_each_; }
   const int32_t* pages(int32_t sequence) const { return pages_.data() + sequence * pages_each_; }
-  const int32_t* checkpoint(int32_t sequence) const {
-    return pages_.data() + static_cast<int32_t>(pages_.size()) / 2 + sequence * pages_each_;
+  const int32_t* checkpoint(int32_t sequence, int32_t index = 0) const {
+    const int32_t num_states = static_cast<int32_t>(pages_.size()) / (1 + kCheckpoints);
+    return pages_.data() + num_states + (sequence * kCheckpoints + index) * pages_each_;
   }
   // The units of all heads, [heads][S, then tail].
   std::vector<float> units(const int32_t* pages) const {

@@ -27,7 +27,7 @@ void Simulation::check_plan(const StepPlan& plan) {
   judge_.require(plan.num_tokens() <= config_.max_step_tokens, "the token budget is overdrawn");
   for (const SequenceStart& start : plan.starts) check_start(start);
   check_pages(plan);
-  for (const CheckpointWrite& write : plan.checkpoints) check_checkpoint(plan, write);
+  check_checkpoints(plan);
   for (const PlanRow& row : plan.rows) check_row(plan, row);
   check_progress(plan);
 }
@@ -74,6 +74,25 @@ void Simulation::check_state(const SequenceStart& start) {
     for (const Flight& flight : flights_) is_shared |= flight.copied.test(index_of(page));
   }
   counts_.shared_copies += is_shared ? 1 : 0;
+}
+
+// They come in the order of the rows, those of a row ascending, and are no more than a worker has room for.
+void Simulation::check_checkpoints(const StepPlan& plan) {
+  const auto num_rows = static_cast<int32_t>(plan.rows.size());
+  judge_.require(std::ssize(plan.checkpoints) <= max_checkpoint_writes(num_rows, plan.num_tokens()),
+                 plan.checkpoints.size(), " checkpoints in a step of ", plan.num_tokens(), " tokens");
+  size_t next = 0;
+  for (const PlanRow& row : plan.rows) {
+    const size_t first = next;
+    for (int32_t last = 0; next < plan.checkpoints.size() && plan.checkpoints[next].slot == row.slot; ++next) {
+      const CheckpointWrite& write = plan.checkpoints[next];
+      judge_.require(write.position > last, "a checkpoint at ", write.position, " after one at ", last);
+      last = write.position;
+      check_checkpoint(plan, write);
+    }
+    counts_.rows_of_several += next - first > 1 ? 1 : 0;
+  }
+  judge_.require(next == plan.checkpoints.size(), "a checkpoint that no row writes");
 }
 
 // A checkpoint lies where a row of its plan commits the state, at a length that a hit may have.

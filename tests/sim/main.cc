@@ -44,6 +44,8 @@ constexpr const char* kMutants[kNumFaults] = {
     "the worker does not zero the state of a sequence without a hit",
     "the worker commits the token of a decode row that is still in its ring",
     "the worker forgets its ring where a row should replay it",
+    "the second checkpoint of a row is written at the position of its first",
+    "a row's last two checkpoints are listed in the wrong order",
 };
 
 struct Options {
@@ -119,16 +121,17 @@ int run_seeds(const Options& options) {
       n(counts.reordered), n(counts.hits), n(counts.expired), n(counts.errors),
       static_cast<unsigned long long>(counts.log_hash));
   std::printf(
-      "recurrent: %lld steps, %lld checkpoints written, %lld hit (%lld while another plan copied them), %lld evicted, "
-      "%lld skipped, %lld lost with their sequence\n",
-      n(counts.hybrid_steps), n(counts.checkpoint_writes), n(counts.checkpoint_hits), n(counts.shared_copies),
-      n(counts.checkpoint_evictions), n(counts.checkpoint_skips), n(counts.lost_writes));
+      "recurrent: %lld steps, %lld checkpoints written, %lld rows with several, %lld hit (%lld while another plan "
+      "copied them), %lld evicted, %lld skipped, %lld lost with their sequence\n",
+      n(counts.hybrid_steps), n(counts.checkpoint_writes), n(counts.rows_of_several), n(counts.checkpoint_hits),
+      n(counts.shared_copies), n(counts.checkpoint_evictions), n(counts.checkpoint_skips), n(counts.lost_writes));
   if (options.end - options.first < 200) return 0;
   return check_rarity("preemptions", counts.preemptions, counts.steps) |
          check_rarity("cancels in flight", counts.cancels_in_flight, counts.steps) |
          check_rarity("reordered results", counts.reordered, counts.steps) |
          check_rarity("hits", counts.hits, counts.steps) |
          check_rarity("checkpoint writes", counts.checkpoint_writes, counts.hybrid_steps) |
+         check_rarity("rows with several checkpoints", counts.rows_of_several, counts.checkpoint_writes) |
          check_rarity("checkpoint hits", counts.checkpoint_hits, counts.hybrid_steps) |
          check_rarity("checkpoint evictions", counts.checkpoint_evictions, counts.hybrid_steps) |
          check_rarity("checkpoints skipped", counts.checkpoint_skips, counts.hybrid_steps);

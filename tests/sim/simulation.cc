@@ -31,6 +31,7 @@ void Counts::add(const Counts& other) {
   checkpoint_skips += other.checkpoint_skips;
   lost_writes += other.lost_writes;
   shared_copies += other.shared_copies;
+  rows_of_several += other.rows_of_several;
   log_hash = mix64(log_hash * 31 + other.log_hash);
 }
 

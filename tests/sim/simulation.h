@@ -26,8 +26,9 @@ struct Counts {
   int64_t steps = 0, preemptions = 0, cancels_in_flight = 0, reordered = 0, hits = 0;
   int64_t requests = 0, ids = 0, resumes_hit = 0, expired = 0, errors = 0;
   int64_t hybrid_steps = 0, checkpoint_writes = 0, checkpoint_hits = 0, checkpoint_evictions = 0, checkpoint_skips = 0;
-  int64_t lost_writes = 0;    // checkpoints whose sequence had stopped when they were written
-  int64_t shared_copies = 0;  // checkpoints hit while a plan in flight copied them already
+  int64_t lost_writes = 0;      // checkpoints whose sequence had stopped when they were written
+  int64_t shared_copies = 0;    // checkpoints hit while a plan in flight copied them already
+  int64_t rows_of_several = 0;  // rows that write more than one checkpoint
   uint64_t log_hash = 0;
 
   void add(const Counts& other);
@@ -80,6 +81,7 @@ class Simulation {
   void check_row(const StepPlan& plan, const PlanRow& row) const;
   void check_start(const SequenceStart& start);
   void check_state(const SequenceStart& start);
+  void check_checkpoints(const StepPlan& plan);
   void check_checkpoint(const StepPlan& plan, const CheckpointWrite& write) const;
   void check_pages(const StepPlan& plan);
   void check_fresh(PageId page, PageSet& fresh) const;

@@ -100,8 +100,13 @@ Status CudaWorker::reserve() {
   const int64_t slots = config_.max_sequences, tokens = max_tokens(), vocab = model_->info().vocab;
   pages_ = device_buffer(static_cast<size_t>(layout_.page_bytes()));
   if (state_pages() > 0) ring_ = device_buffer(static_cast<size_t>(ring_bytes()));
-  arrays_ = std::make_unique<DeviceArrays>(ArraySizes{
-      .slots = slots, .tokens = tokens, .max_blocks = max_blocks(), .vocab = vocab, .state_width = state_pages()});
+  const int32_t checkpoints = state_pages() > 0 ? max_checkpoint_writes(config_.max_sequences, max_tokens()) : 0;
+  arrays_ = std::make_unique<DeviceArrays>(ArraySizes{.slots = slots,
+                                                      .tokens = tokens,
+                                                      .max_blocks = max_blocks(),
+                                                      .vocab = vocab,
+                                                      .state_width = state_pages(),
+                                                      .checkpoints = checkpoints});
   sequences_ = arrays_->sequences();
   sampling_ = std::make_unique<StepSampling>(
       SamplingSizes{.slots = slots, .tokens = tokens, .max_positions = model_->info().max_positions}, *arrays_,
@@ -110,7 +115,8 @@ Status CudaWorker::reserve() {
                             .max_tokens = static_cast<int32_t>(tokens),
                             .max_blocks = max_blocks(),
                             .max_logit_rows = static_cast<int32_t>(tokens),
-                            .state_width = state_pages()};
+                            .state_width = state_pages(),
+                            .max_checkpoints = checkpoints};
   for (auto& upload : uploads_) upload = std::make_unique<PlanUpload>(limits);
   return device_status();
 }
@@ -208,6 +214,8 @@ void CudaWorker::start(StepPlan plan) {
   upload.begin();
   const Batch& host = build(plan);
   CHECK(std::ssize(host.positions) <= max_tokens(), "a step of ", host.positions.size(), " tokens");
+  CHECK(std::ssize(plan.checkpoints) <= max_checkpoint_writes(config_.max_sequences, max_tokens()), "a step of ",
+        plan.checkpoints.size(), " checkpoints");
   const int32_t bucket = graph_bucket(plan);
   PlanArrays packed = pack_plan(plan, host.sequences, state_pages(), upload);
   const std::span<const int32_t> logit_rows = upload.place(host.logit_rows);

@@ -44,13 +44,14 @@ void DeviceArrays::cut_batch(const ArraySizes& sizes, uint8_t* memory) {
   for (int32_t** rows : {&batch_.tokens, &batch_.positions, &batch_.row_sequence, &batch_.row_page})
     cut(*rows, sizes.tokens, memory);
   // Of sequences; warming up has one for each token.
-  for (int32_t** numbers : {&batch_.first_row, &batch_.lengths, &batch_.slots, &batch_.committed, &batch_.commit,
-                            &batch_.checkpoint_position})
+  for (int32_t** numbers :
+       {&batch_.first_row, &batch_.lengths, &batch_.slots, &batch_.committed, &batch_.commit, &batch_.first_checkpoint})
     cut(*numbers, sizes.tokens + 1, memory);
   cut(batch_.samples, sizes.tokens, memory);
   cut(batch_.block_tables, sizes.slots * sizes.max_blocks, memory);
   cut(batch_.state_pages, sizes.slots * sizes.state_width, memory);
-  cut(batch_.checkpoint_pages, sizes.slots * sizes.state_width, memory);
+  cut(batch_.checkpoint_position, sizes.checkpoints, memory);
+  cut(batch_.checkpoint_pages, sizes.checkpoints * sizes.state_width, memory);
 }
 
 DeviceSequences DeviceArrays::sequences() const {
@@ -65,6 +66,7 @@ DeviceSequences DeviceArrays::sequences() const {
           .slots = batch_.slots,
           .committed = batch_.committed,
           .commit = batch_.commit,
+          .first_checkpoint = batch_.first_checkpoint,
           .checkpoint_position = batch_.checkpoint_position,
           .checkpoint_pages = batch_.checkpoint_pages};
 }

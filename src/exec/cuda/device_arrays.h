@@ -11,6 +11,7 @@ struct ArraySizes {
   int64_t slots = 0;   // sequences that run together
   int64_t tokens = 0;  // of a step, at least `slots`
   int64_t max_blocks = 0, vocab = 0, state_width = 0;
+  int64_t checkpoints = 0;  // of a step
 };
 
 class DeviceArrays {

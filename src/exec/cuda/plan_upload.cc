@@ -8,8 +8,9 @@ namespace perigee {
 int64_t UploadLimits::bytes() const {
   constexpr int64_t kPadding = 64 * 16;
   const int64_t sequence = static_cast<int64_t>(sizeof(StartRecord) + sizeof(RowRecord) + sizeof(SampleRecord)) +
-                           max_blocks * static_cast<int64_t>(sizeof(AppendRecord)) + 3 * 4 * state_width;
+                           max_blocks * static_cast<int64_t>(sizeof(AppendRecord)) + 2 * 4 * state_width;
   return kPadding + max_sequences * sequence + 4 * static_cast<int64_t>(max_tokens) +
+         max_checkpoints * (4 + 4 * static_cast<int64_t>(state_width)) +
          max_logit_rows * static_cast<int64_t>(4 + sizeof(ScoreRecord));
 }
 
@@ -71,7 +72,8 @@ PlanArrays pack_plan(const StepPlan& plan, std::span<const SequenceRows> sequenc
     return AppendRecord{append.slot.value, append.block_index, append.page.value};
   });
   RowRecord* const rows = upload.take<RowRecord>(std::ssize(plan.rows));
-  int32_t* const checkpoints = upload.take<int32_t>(std::ssize(plan.checkpoints) * state_width);
+  int32_t* const positions = upload.take<int32_t>(std::ssize(plan.checkpoints));
+  int32_t* const pages = upload.take<int32_t>(std::ssize(plan.checkpoints) * state_width);
   int32_t num_checkpoints = 0;
   for (size_t i = 0; i < plan.rows.size(); ++i) {
     const SequenceRows& sequence = sequences[i];
@@ -80,20 +82,24 @@ PlanArrays pack_plan(const StepPlan& plan, std::span<const SequenceRows> sequenc
                .tokens_offset = plan.rows[i].tokens_offset,
                .first_row = sequence.first_row,
                .commit_all = sequence.commit_all ? 1 : 0,
-               .checkpoint_position = sequence.checkpoint_position,
-               .checkpoint = num_checkpoints};
-    if (sequence.checkpoint_position < 0) continue;
-    std::copy_n(sequence.checkpoint_pages, state_width, checkpoints + num_checkpoints++ * state_width);
+               .first_checkpoint = num_checkpoints,
+               .num_checkpoints = static_cast<int32_t>(sequence.checkpoints.size())};
+    for (const StateCheckpoint& checkpoint : sequence.checkpoints) {
+      std::copy_n(checkpoint.pages, state_width, pages + int64_t{num_checkpoints} * state_width);
+      positions[num_checkpoints++] = checkpoint.position;
+    }
   }
   return {.starts = upload.device(starts),
           .appends = upload.device(appends),
           .rows = upload.device(rows),
           .tokens = upload.place(std::span<const int32_t>(plan.tokens)).data(),
           .start_pages = pack_start_pages(plan, state_width, upload),
-          .checkpoint_pages = upload.device(checkpoints),
+          .checkpoint_positions = upload.device(positions),
+          .checkpoint_pages = upload.device(pages),
           .num_starts = static_cast<int32_t>(plan.starts.size()),
           .num_appends = static_cast<int32_t>(plan.appends.size()),
-          .num_rows = static_cast<int32_t>(plan.rows.size())};
+          .num_rows = static_cast<int32_t>(plan.rows.size()),
+          .num_checkpoints = num_checkpoints};
 }
 
 SlotParams slot_params(const SamplingParams& p) {

@@ -15,7 +15,7 @@
 namespace perigee {
 
 struct UploadLimits {
-  int32_t max_sequences = 0, max_tokens = 0, max_blocks = 0, max_logit_rows = 0, state_width = 0;
+  int32_t max_sequences = 0, max_tokens = 0, max_blocks = 0, max_logit_rows = 0, state_width = 0, max_checkpoints = 0;
   int64_t bytes() const;
 };
 

@@ -27,7 +27,8 @@ struct AppendRecord {
 // A plan row: the ids of decode rows (tokens_offset < 0) are the worker's.
 struct RowRecord {
   int32_t slot, num_tokens, tokens_offset, first_row;
-  int32_t commit_all, checkpoint_position, checkpoint;  // of a recurrent model; see PlanArrays::checkpoint_pages
+  int32_t commit_all;                         // of a recurrent model
+  int32_t first_checkpoint, num_checkpoints;  // of PlanArrays
 };
 
 struct SampleRecord {
@@ -83,9 +84,10 @@ struct BatchArrays {
   int32_t* slots = nullptr;                // [sequences], these and the rest for recurrent models
   int32_t* committed = nullptr;            // [sequences]
   int32_t* commit = nullptr;               // [sequences]
-  int32_t* checkpoint_position = nullptr;  // [sequences]
   int32_t* state_pages = nullptr;          // [sequences][SlotArrays::state_width]
-  int32_t* checkpoint_pages = nullptr;     // [sequences][SlotArrays::state_width]
+  int32_t* first_checkpoint = nullptr;     // [sequences + 1]
+  int32_t* checkpoint_position = nullptr;  // [checkpoints]
+  int32_t* checkpoint_pages = nullptr;     // [checkpoints][SlotArrays::state_width]
 };
 
 }  // namespace perigee

@@ -41,17 +41,20 @@ __device__ void build_state(const PlanArrays& plan, const SlotArrays& slots, con
   const RowRecord row = plan.rows[s];
   const int width = slots.state_width;
   const int32_t* state = slots.state_tables + static_cast<int64_t>(row.slot) * width;
-  const int32_t* checkpoint = plan.checkpoint_pages + static_cast<int64_t>(row.checkpoint) * width;
-  for (int i = threadIdx.x; i < width; i += blockDim.x) {
+  for (int i = threadIdx.x; i < width; i += blockDim.x)
     batch.state_pages[static_cast<int64_t>(s) * width + i] = state[i];
-    if (row.checkpoint_position >= 0) batch.checkpoint_pages[static_cast<int64_t>(s) * width + i] = checkpoint[i];
-  }
+  const int64_t first_page = static_cast<int64_t>(row.first_checkpoint) * width;
+  for (int i = threadIdx.x; i < row.num_checkpoints * width; i += blockDim.x)
+    batch.checkpoint_pages[first_page + i] = plan.checkpoint_pages[first_page + i];
+  for (int i = threadIdx.x; i < row.num_checkpoints; i += blockDim.x)
+    batch.checkpoint_position[row.first_checkpoint + i] = plan.checkpoint_positions[row.first_checkpoint + i];
   if (threadIdx.x != 0) return;
   const int commit = row.commit_all != 0 ? length : length - row.num_tokens;
   batch.slots[s] = row.slot;
   batch.committed[s] = slots.committed[row.slot];
   batch.commit[s] = commit;
-  batch.checkpoint_position[s] = row.checkpoint_position;
+  batch.first_checkpoint[s] = row.first_checkpoint;
+  batch.first_checkpoint[s + 1] = row.first_checkpoint + row.num_checkpoints;  // the next one's, if there is a next
   slots.committed[row.slot] = commit;
 }
 
@@ -66,7 +69,7 @@ __global__ void build_kernel(PlanArrays plan, SlotArrays slots, BatchArrays batc
     batch.first_row[s + 1] = s + 1;
     batch.samples[s] = {.slot = -1, .logit_row = s, .mask_row = -1, .reserved = 0};
     batch.slots[s] = batch.committed[s] = batch.commit[s] = 0;
-    batch.checkpoint_position[s] = -1;
+    batch.first_checkpoint[s] = batch.first_checkpoint[s + 1] = plan.num_checkpoints;
     return;
   }
   const RowRecord row = plan.rows[s];

@@ -15,9 +15,10 @@ struct PlanArrays {
   const SampleRecord* samples = nullptr;  // [rows]
   const int32_t* tokens = nullptr;
   // Recurrent models, SlotArrays::state_width pages each.
-  const int32_t* start_pages = nullptr;       // [starts][2]: of the state; then of the checkpoint in it, -1: zeros
-  const int32_t* checkpoint_pages = nullptr;  // [RowRecord::checkpoint]
-  int32_t num_starts = 0, num_appends = 0, num_rows = 0;
+  const int32_t* start_pages = nullptr;           // [starts][2]: of the state; then of the checkpoint in it, -1: zeros
+  const int32_t* checkpoint_positions = nullptr;  // [num_checkpoints]
+  const int32_t* checkpoint_pages = nullptr;      // [num_checkpoints]
+  int32_t num_starts = 0, num_appends = 0, num_rows = 0, num_checkpoints = 0;
 };
 
 // The page pool as raw memory; page_bytes is a multiple of 16.

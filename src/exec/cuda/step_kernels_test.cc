@@ -40,13 +40,19 @@ class StepKernels : public testing::Test {
  protected:
   void SetUp() override {
     if (const Status gpu = select_device(0); !gpu.ok()) GTEST_SKIP() << gpu.error().message;
-    arrays_ = std::make_unique<DeviceArrays>(ArraySizes{
-        .slots = kSlots, .tokens = kMaxTokens, .max_blocks = kMaxBlocks, .vocab = 100, .state_width = kWidth});
+    constexpr int32_t kCheckpoints = max_checkpoint_writes(kSlots, kMaxTokens);
+    arrays_ = std::make_unique<DeviceArrays>(ArraySizes{.slots = kSlots,
+                                                        .tokens = kMaxTokens,
+                                                        .max_blocks = kMaxBlocks,
+                                                        .vocab = 100,
+                                                        .state_width = kWidth,
+                                                        .checkpoints = kCheckpoints});
     upload_ = std::make_unique<PlanUpload>(UploadLimits{.max_sequences = kSlots,
                                                         .max_tokens = kMaxTokens,
                                                         .max_blocks = kMaxBlocks,
                                                         .max_logit_rows = kMaxTokens,
-                                                        .state_width = kWidth});
+                                                        .state_width = kWidth,
+                                                        .max_checkpoints = kCheckpoints});
     pool_ = device_buffer(kPages * kPageBytes);
     for (size_t i = 0; i < host_pool_.size(); ++i) host_pool_[i] = static_cast<uint8_t>(random_u64(3, i));
     device_copy(pool_.data(), host_pool_.data(), host_pool_.size());
@@ -80,7 +86,7 @@ class StepKernels : public testing::Test {
 
   void add_row(StepPlan& plan, int32_t slot, bool decode) {
     const Slot& state = slots_[SlotId(slot)];
-    PlanRow row{.slot = SlotId(slot), .sequence = state.sequence, .num_tokens = decode ? 1 : 1 + pick(80)};
+    PlanRow row{.slot = SlotId(slot), .sequence = state.sequence, .num_tokens = decode ? 1 : 1 + pick(150)};
     row.position = state.length;
     row.sample = true;
     if (!decode) row.tokens_offset = static_cast<int32_t>(plan.tokens.size());
@@ -93,8 +99,8 @@ class StepKernels : public testing::Test {
     plan.rows.push_back(row);
     const int32_t commit = state.length + (decode ? 0 : row.num_tokens);
     const bool commits = decode || row.position < state.num_prompt_tokens;  // also in deterministic mode
-    if (commits && commit > state.committed && pick(3) == 0)
-      plan.checkpoints.push_back({row.slot, state.committed + 1 + pick(commit - state.committed), any_pages()});
+    for (int32_t at = (state.committed / 64 + 1) * 64; commits && at <= commit; at += 64)
+      if (pick(4) > 0) plan.checkpoints.push_back({row.slot, at, any_pages()});
   }
 
   StepPlan make_plan() {
@@ -157,12 +163,18 @@ class StepKernels : public testing::Test {
     EXPECT_EQ(number(got.slots), want.slot);
     EXPECT_EQ(number(got.committed), want.committed);
     EXPECT_EQ(number(got.commit), want.commit_all ? length : want.position);
-    EXPECT_EQ(number(got.checkpoint_position), want.checkpoint_position);
     EXPECT_EQ(list(got.state_pages), std::vector<int32_t>(want.state_pages, want.state_pages + kWidth));
-    if (want.checkpoint_position >= 0) {
-      EXPECT_EQ(list(got.checkpoint_pages),
-                std::vector<int32_t>(want.checkpoint_pages, want.checkpoint_pages + kWidth));
+    const int32_t first = number(got.first_checkpoint);
+    ASSERT_EQ(number(got.first_checkpoint + 1) - first, std::ssize(want.checkpoints));
+    for (size_t i = 0; i < want.checkpoints.size(); ++i) {
+      const StateCheckpoint& checkpoint = want.checkpoints[i];
+      const size_t at = static_cast<size_t>(first) + i;
+      EXPECT_EQ(fetch(got.checkpoint_position + at, 1)[0], checkpoint.position);
+      EXPECT_EQ(fetch(got.checkpoint_pages + at * kWidth, kWidth),
+                std::vector<int32_t>(checkpoint.pages, checkpoint.pages + kWidth));
     }
+    checkpoints_ += std::ssize(want.checkpoints);
+    rows_of_several_ += want.checkpoints.size() > 1 ? 1 : 0;
     const auto blocks = static_cast<size_t>((length + 63) / 64);
     EXPECT_EQ(fetch(got.block_tables + s * kMaxBlocks, blocks), std::vector<int32_t>(want.pages, want.pages + blocks));
   }
@@ -183,6 +195,8 @@ class StepKernels : public testing::Test {
       }
       for (int32_t s = sequences; may_pad && s < kSlots; ++s) {
         EXPECT_EQ(fetch(arrays_->batch().lengths + s, 1)[0], 0);
+        EXPECT_EQ(fetch(arrays_->batch().first_checkpoint + s, 1)[0],
+                  fetch(arrays_->batch().first_checkpoint + s + 1, 1)[0]);
         EXPECT_EQ(fetch(arrays_->batch().row_page + s, 1)[0], -1);
         EXPECT_EQ(fetch(arrays_->batch().samples + s, 1)[0].slot, -1);
       }
@@ -194,6 +208,9 @@ class StepKernels : public testing::Test {
         device_copy(arrays_->slots().newest + slot.value, &slots_[slot].newest_id, 4);
       }
     }
+    if (gpu_sanitizer()) return;
+    EXPECT_GT(checkpoints_, 20);
+    EXPECT_GT(rows_of_several_, 5);
   }
 
   StillModel model_;
@@ -203,6 +220,7 @@ class StepKernels : public testing::Test {
   Stream stream_;
   Buffer pool_;
   std::vector<uint8_t> host_pool_ = std::vector<uint8_t>(kPages * kPageBytes);
+  int64_t checkpoints_ = 0, rows_of_several_ = 0;
   uint64_t draws_ = 0;
   int64_t sequences_ = 0;
 };

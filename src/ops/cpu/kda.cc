@@ -35,7 +35,7 @@ struct alignas(kAlignment) Scratch {
   float g[kMaxSteps][kKdaDim], decay[kMaxSteps][kKdaDim], out[kMaxSteps][kKdaDim];
   float beta[kMaxSteps];
   float decayed_q[kMaxSteps][kKdaDim], decayed_k[kMaxSteps][kKdaDim];
-  float tails[2][3][kTail][kKdaDim];
+  float tail[3][kTail][kKdaDim];
   float state[kState];  // slabs of it
   KdaRelations relations;
   const float* rows[3][kTail + kMaxSteps];
@@ -63,8 +63,11 @@ class HeadRun {
         unit_(unit(sequence.state_pages)),
         end_(sequence.position + sequence.num_tokens),
         commit_(sequence.commit_all ? end_ : sequence.position) {
-    const int32_t at = sequence.checkpoint_position;
-    if (at > sequence.committed && at <= commit_) checkpoint_ = unit(sequence.checkpoint_pages);
+    const auto reached_at = [&](int32_t position) {
+      return std::partition_point(sequence.checkpoints.begin(), sequence.checkpoints.end(),
+                                  [=](const StateCheckpoint& c) { return c.position <= position; });
+    };
+    checkpoints_ = {reached_at(sequence.committed), reached_at(std::max(commit_, sequence.committed))};
   }
 
   void run() {
@@ -72,10 +75,12 @@ class HeadRun {
     if (steps_end > sequence_.committed) run_steps(steps_end);
     if (end_ > steps_end) run_chunks();
     // Inputs are read where they lie until here.
-    if (checkpoint_ != nullptr) gather_tail(sequence_.checkpoint_position, scratch_.tails[0]);
-    gather_tail(commit_, scratch_.tails[1]);
-    if (checkpoint_ != nullptr) std::memcpy(checkpoint_ + kState, scratch_.tails[0], sizeof(scratch_.tails[0]));
-    std::memcpy(unit_ + kState, scratch_.tails[1], sizeof(scratch_.tails[1]));
+    for (const StateCheckpoint& checkpoint : checkpoints_) {
+      gather_tail(checkpoint.position, scratch_.tail);
+      std::memcpy(unit(checkpoint.pages) + kState, scratch_.tail, sizeof(scratch_.tail));
+    }
+    gather_tail(commit_, scratch_.tail);
+    std::memcpy(unit_ + kState, scratch_.tail, sizeof(scratch_.tail));
     if (!sequence_.commit_all) write_ring();
   }
 
@@ -135,6 +140,7 @@ class HeadRun {
     const int32_t first = sequence_.committed, count = end - first;
     CHECK(count <= kMaxSteps, count, " uncommitted and new tokens of a sequence, ", kMaxSteps, " at most");
     prepare(first, count);
+    const bool saves = !checkpoints_.empty() && checkpoints_.front().position <= end;
     call_.kernels.steps({.num_tokens = count,
                          .num_commit = std::min(commit_, end) - first,
                          .first_output = sequence_.position - first,
@@ -147,23 +153,23 @@ class HeadRun {
                          .decayed_k = s.decayed_k[0],
                          .state = unit_,
                          .work = s.state,
-                         .checkpoint = checkpoint_ != nullptr ? sequence_.checkpoint_position - first : -1,
-                         .checkpoint_state = checkpoint_,
+                         .checkpoint = saves ? checkpoints_.front().position - first : -1,
+                         .checkpoint_state = saves ? unit(checkpoints_.front().pages) : nullptr,
                          .ahead = ahead_,
                          .out = s.out[0]});
     for (int32_t position = sequence_.position; position < end; ++position) finish_row(position, position - first);
   }
 
-  // The new tokens in chunk form, cut at multiples of kKdaChunk positions and at the checkpoint; the state goes along.
+  // The new tokens in chunk form, cut at multiples of kKdaChunk positions; the state goes along.
   void run_chunks() {
     float* slabs = scratch_.state;
     call_.kernels.to_slabs(unit_, slabs);
+    auto next = checkpoints_.begin();
+    while (next != checkpoints_.end() && next->position <= sequence_.position) ++next;  // saved by run_steps
     for (int32_t begin = sequence_.position; begin < end_;) {
-      int32_t end = std::min(end_, static_cast<int32_t>((begin / kKdaChunk + 1) * kKdaChunk));
-      const int32_t checkpoint = checkpoint_ != nullptr ? sequence_.checkpoint_position : -1;
-      if (begin < checkpoint) end = std::min(end, checkpoint);
+      const int32_t end = std::min(end_, static_cast<int32_t>((begin / kKdaChunk + 1) * kKdaChunk));
       run_chunk(begin, end - begin);
-      if (end == checkpoint) call_.kernels.from_slabs(slabs, checkpoint_);
+      if (next != checkpoints_.end() && next->position == end) call_.kernels.from_slabs(slabs, unit((next++)->pages));
       begin = end;
     }
     call_.kernels.from_slabs(slabs, unit_);
@@ -242,8 +248,8 @@ class HeadRun {
   const int64_t width_;
   Scratch& scratch_;
   float* unit_;
-  float* checkpoint_ = nullptr;  // unit to write the state at checkpoint_position to, if this run gets there
   const int32_t end_, commit_;
+  std::span<const StateCheckpoint> checkpoints_;  // that this run gets to
 };
 
 void check(const Call& call, const Batch& batch) {
@@ -258,8 +264,11 @@ void check(const Call& call, const Batch& batch) {
     CHECK(s.committed <= s.position && s.position - s.committed <= call.state.ring_tokens, "state at ", s.committed,
           ", tokens from ", s.position);
     CHECK(s.commit_all || s.num_tokens <= call.state.ring_tokens, s.num_tokens, " tokens for the ring");
+    CHECK(checkpoints_are_valid(s), "checkpoints of tokens from ", s.position);
   }
 }
+
+static_assert(kCheckpointTokens % kKdaChunk == 0, "a checkpoint lies at the end of a chunk");
 
 }  // namespace
 

@@ -11,13 +11,14 @@ struct KdaRun {
   int32_t first_row = 0, rows = 0;
   int32_t committed = 0, position = 0, length = 0;  // before the ring, before the new tokens, after them
   bool prefill = false;                             // the new tokens move the state
-  int32_t checkpoint = -1;
+  int32_t first_checkpoint = 0, end_checkpoint = 0;
 
   // All at once, so that a block waits for memory once; of padding only rows and length mean something.
   __device__ KdaRun(const DeviceSequences& s, int sequence) {
     const int32_t after = s.commit[sequence], end = s.first_row[sequence + 1];
     committed = s.committed[sequence];
-    checkpoint = s.checkpoint_position[sequence];
+    first_checkpoint = s.first_checkpoint[sequence];
+    end_checkpoint = s.first_checkpoint[sequence + 1];
     first_row = s.first_row[sequence];
     length = s.lengths[sequence];
     rows = end - first_row;
@@ -30,23 +31,14 @@ struct KdaRange {
   int32_t begin = 0, end = 0;  // positions; none where begin >= end
 };
 
-// Whether the checkpoint lies within a chunk.
-__device__ inline bool kda_cuts(const KdaRun& run) {
-  return run.checkpoint > run.position && run.checkpoint < run.length && run.checkpoint % kKdaChunk != 0;
-}
 __device__ inline int kda_num_chunks(const KdaRun& run) {
-  return (run.length - 1) / kKdaChunk - run.position / kKdaChunk + 1 + (kda_cuts(run) ? 1 : 0);
+  return (run.length - 1) / kKdaChunk - run.position / kKdaChunk + 1;
 }
 
 // Tokens of a prefill's chunk `index`.
 __device__ inline KdaRange kda_chunk(const KdaRun& run, int index) {
-  const int first = run.position / kKdaChunk;
-  const int cut = kda_cuts(run) ? run.checkpoint / kKdaChunk - first : INT32_MAX - 1;
-  const int whole = first + (index > cut ? index - 1 : index);
-  KdaRange range{max(run.position, whole * kKdaChunk), min(run.length, (whole + 1) * kKdaChunk)};
-  if (index == cut) range.end = run.checkpoint;
-  if (index == cut + 1) range.begin = run.checkpoint;
-  return range;
+  const int chunk = run.position / kKdaChunk + index;
+  return {max(run.position, chunk * kKdaChunk), min(run.length, (chunk + 1) * kKdaChunk)};
 }
 
 // a / b of numbers below 2^21, in few instructions.
@@ -65,9 +57,9 @@ __device__ inline float* kda_unit_of(const StateLayer& state, const int32_t* pag
 __device__ inline float* kda_unit(const StateLayer& state, const DeviceSequences& s, int sequence, int head) {
   return kda_unit_of(state, s.state_pages + sequence * s.state_width, head);
 }
-__device__ inline float* kda_checkpoint_unit(const StateLayer& state, const DeviceSequences& s, int sequence,
+__device__ inline float* kda_checkpoint_unit(const StateLayer& state, const DeviceSequences& s, int checkpoint,
                                              int head) {
-  return kda_unit_of(state, s.checkpoint_pages + sequence * s.state_width, head);
+  return kda_unit_of(state, s.checkpoint_pages + checkpoint * s.state_width, head);
 }
 __device__ inline uint8_t* kda_ring(const StateLayer& state, int slot, int head) {
   return state.ring + static_cast<int64_t>(slot) * static_cast<int>(state.ring_slot_bytes) +

@@ -5,8 +5,8 @@
 // step; a row's result, and the state it leaves, are the same bits whatever runs beside it, and whether a token's
 // inputs come from the batch or are replayed from the ring. Prefill rows (commit_all) run the chunk form in three
 // kernels: what the tokens of each chunk are to each other, all chunks at once; the state through the chunks, one after
-// the other; the output norm. Chunks are cut at absolute multiples of kKdaChunk positions and at the checkpoint. Only
-// decays between a token and a later one are formed, as products of numbers <= 1: nothing overflows.
+// the other; the output norm. Chunks are cut at absolute multiples of kKdaChunk positions. Only decays between a token
+// and a later one are formed, as products of numbers <= 1: nothing overflows.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -61,9 +61,9 @@ struct KdaPieces {
 };
 
 int64_t kda_scratch_bytes(int64_t num_slots, int64_t heads);
-// Chunks that a run of num_tokens tokens may have, wherever it begins and is cut.
+// Chunks that a run of num_tokens tokens may have, wherever it begins.
 constexpr int64_t kda_max_chunks(int64_t num_tokens) {
-  return (num_tokens + 2 * kKdaChunk - 2) / kKdaChunk + 1;
+  return (num_tokens + 2 * kKdaChunk - 2) / kKdaChunk;
 }
 
 // Once per device, before the first launch.

@@ -251,13 +251,41 @@ __device__ void write_tail(const Chunks& c, int position, const float* tail, flo
   }
 }
 
-// What the end of a chunk leaves: the checkpoint's state, the convolution's tails.
-__device__ void finish_chunk(const Chunks& c, KdaRange range, const Lane& l, const State& state, float* unit) {
+// The run's first checkpoint after a position; its chunks then pass one after the other.
+struct NextCheckpoint {
+  const Chunks& c;
+  int index, position;  // INT32_MAX: none is left
+
+  __device__ NextCheckpoint(const Chunks& chunks, int after) : c(chunks), index(chunks.run.first_checkpoint) {
+    for (int end = c.run.end_checkpoint; index < end;) {
+      const int middle = (index + end) / 2;
+      if (c.call.sequences.checkpoint_position[middle] <= after)
+        index = middle + 1;
+      else
+        end = middle;
+    }
+    read();
+  }
+  __device__ void advance() {
+    ++index;
+    read();
+  }
+
+ private:
+  __device__ void read() {
+    position = index < c.run.end_checkpoint ? c.call.sequences.checkpoint_position[index] : INT32_MAX;
+  }
+};
+
+// What the end of a chunk leaves: a checkpoint's state, the convolution's tails.
+__device__ void finish_chunk(const Chunks& c, KdaRange range, const Lane& l, const State& state, float* unit,
+                             NextCheckpoint& next) {
   constexpr int kState = kKdaDim * kKdaDim;
-  if (range.end == c.run.checkpoint) {
-    float* checkpoint = kda_checkpoint_unit(c.call.state, c.call.sequences, c.piece.sequence, c.head);
+  if (range.end == next.position) {
+    float* checkpoint = kda_checkpoint_unit(c.call.state, c.call.sequences, next.index, c.head);
     state.store(l, checkpoint, c.slice);
     if (c.slice == 0) write_tail(c, range.end, unit + kState, checkpoint + kState);
+    next.advance();
   }
   if (range.end == c.run.length && c.slice == 0) write_tail(c, range.end, unit + kState, unit + kState);
 }
@@ -270,6 +298,7 @@ __device__ void carry(const Chunks& c, Shared<kStages>& shared) {
   shared.init();
   shared.fetch(c, 0);
   float* unit = kda_unit(c.call.state, c.call.sequences, c.piece.sequence, c.head);
+  NextCheckpoint next(c, c.range(0).begin);
   State state;
   state.load(l, unit, c.slice);
   for (int index = 0; index < count; ++index) {
@@ -279,7 +308,7 @@ __device__ void carry(const Chunks& c, Shared<kStages>& shared) {
     pass_chunk(shared.data(index), l, state, out);
     const KdaRange range = c.range(index);
     write_out(c, range, l, out);
-    finish_chunk(c, range, l, state, unit);
+    finish_chunk(c, range, l, state, unit, next);
     if (kStages > 1 || index + 1 == count) continue;
     __syncthreads();
     shared.fetch(c, index + 1);

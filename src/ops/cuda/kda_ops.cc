@@ -20,9 +20,12 @@ void check_shapes(const KdaInputs& in, const KdaWeights& w, const Batch& batch, 
   CHECK(state.unit_bytes >= s.unit_bytes() && state.unit_bytes % 16 == 0 && state.page_bytes % 16 == 0);
   CHECK(state.ring_tokens <= kKdaMaxRing, "a ring of ", state.ring_tokens, " tokens");
   CHECK(state.page_bytes < kLargest && state.ring_slot_bytes < kLargest && in.qkv.row_stride < kLargest);
-  for (const SequenceRows& rows : batch.sequences) CHECK(rows.position + rows.num_tokens < kMostTokens);
+  for (const SequenceRows& rows : batch.sequences)
+    CHECK(rows.position + rows.num_tokens < kMostTokens && checkpoints_are_valid(rows), "tokens from ", rows.position);
   CHECK(batch.device != nullptr && batch.device->committed != nullptr);
 }
+
+static_assert(kCheckpointTokens % kKdaChunk == 0, "a checkpoint lies at the end of a chunk");
 
 }  // namespace
 

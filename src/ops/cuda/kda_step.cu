@@ -29,6 +29,7 @@ struct Step {
   int32_t head;
   KdaRun run;
   int32_t count, replayed, ring_begin;
+  int32_t checkpoint = -1;  // after how many tokens run.first_checkpoint is due; never: -1
   uint8_t* ring_base;
 
   __device__ Step(const KdaCall& c, int32_t sequence, int32_t head_)
@@ -37,6 +38,9 @@ struct Step {
     replayed = run.position - run.committed;
     count = replayed + (run.prefill ? 0 : run.rows);
     ring_begin = run.committed - kda_quotient(run.committed, c.state.ring_tokens) * c.state.ring_tokens;
+    if (run.first_checkpoint == run.end_checkpoint) return;
+    const int at = c.sequences.checkpoint_position[run.first_checkpoint] - run.committed;
+    if (at > 0 && at <= replayed) checkpoint = at;
   }
   // Of token i <= 2 ring_tokens.
   __device__ float* ring(int i) const {
@@ -46,11 +50,6 @@ struct Step {
     return reinterpret_cast<float*>(ring_base + at * static_cast<int>(call.state.ring_token_bytes));
   }
   __device__ int row(int i) const { return run.first_row + i - replayed; }
-  // After how many tokens the checkpoint is due; never: -1.
-  __device__ int checkpoint() const {
-    const int at = run.checkpoint - run.committed;
-    return at > 0 && at <= replayed ? at : -1;
-  }
 };
 
 // A thread's weights: the taps of a channel of q, k or v, or the decay's rate and bias of one.
@@ -90,7 +89,6 @@ struct Tail {
 // into the ring, and the last ones before the committed position into the tail.
 __device__ void convolve(const Step& s, const Weights& w, int part, int channel, const Tail& tail, Shared& shared) {
   auto& window = tail.window;
-  const int checkpoint = s.checkpoint();
 #pragma unroll 1
   for (int t = 0; t < s.count; ++t) {
     float& x = shared.tokens[t][part][channel];
@@ -102,10 +100,10 @@ __device__ void convolve(const Step& s, const Weights& w, int part, int channel,
     x = sum * kda_sigmoid(sum);
 #pragma unroll
     for (int j = 0; j < kTail; ++j) window[j] = window[j + 1];
-    if (t + 1 != checkpoint && t + 1 != s.replayed) continue;
+    if (t + 1 != s.checkpoint && t + 1 != s.replayed) continue;
 #pragma unroll
     for (int j = 0; j < kTail; ++j) {
-      if (t + 1 == checkpoint) tail.checkpoint[j * kKdaDim] = window[j];
+      if (t + 1 == s.checkpoint) tail.checkpoint[j * kKdaDim] = window[j];
       if (t + 1 == s.replayed) tail.at[j * kKdaDim] = window[j];
     }
   }
@@ -252,13 +250,12 @@ struct StatePart {
 
 // All tokens on the state, once they are in shared memory.
 __device__ void move_state(const Step& s, StatePart& state, float* unit, float* checkpoint_unit, Shared& shared) {
-  const int checkpoint = s.checkpoint();
 #pragma unroll 1
   for (int t = 0; t < s.count; ++t) {
     const float4 correction = state.read(shared, t, t >= s.replayed ? shared.out[t - s.replayed] : nullptr);
     if (t + 1 == s.count && t >= s.replayed) break;  // nobody asks for the state after the last
     state.move(shared, t, correction);
-    if (t + 1 == checkpoint) state.store(checkpoint_unit);
+    if (t + 1 == s.checkpoint) state.store(checkpoint_unit);
     if (t + 1 == s.replayed) state.store(unit);
   }
 }
@@ -291,7 +288,7 @@ __global__ __launch_bounds__(kThreads, kResident) void step_kernel(const __grid_
   fetch_tokens(s, shared);
   if (part == 3 && channel < 32) betas(s, shared);
   float* checkpoint = unit;
-  if (s.checkpoint() > 0) checkpoint = kda_checkpoint_unit(call.state, call.sequences, sequence, head);
+  if (s.checkpoint > 0) checkpoint = kda_checkpoint_unit(call.state, call.sequences, s.run.first_checkpoint, head);
   __syncthreads();
   if (part < 3)
     convolve(s, weights, part, channel, {window, tail, checkpoint + (tail - unit)}, shared);

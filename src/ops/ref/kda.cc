@@ -133,8 +133,8 @@ Tensor RefOps::kda_attend(const KdaInputs& in, const KdaWeights& w, const Batch&
       const int32_t end = s.position + s.num_tokens, commit = s.commit_all ? end : s.position;
       for (int32_t t = s.committed; t <= end; ++t) {  // the state has seen t tokens
         if (t == commit) run.store(state.unit(s.state_pages, head));
-        if (t == s.checkpoint_position && t > s.committed && t <= commit)
-          run.store(state.unit(s.checkpoint_pages, head));
+        for (const StateCheckpoint& checkpoint : s.checkpoints)
+          if (t == checkpoint.position && t > s.committed && t <= commit) run.store(state.unit(checkpoint.pages, head));
         if (t == end) break;
         auto* ring = reinterpret_cast<float*>(state.ring_token(s.slot, head, t));
         if (t < s.position) {
