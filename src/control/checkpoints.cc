@@ -37,6 +37,13 @@ void Checkpoints::share(const CheckpointRef& checkpoint, std::vector<PageHandle>
     handles.push_back(pool_.share(PageId(page)));
 }
 
+int32_t Checkpoints::num_idle_pages(const CheckpointRef& checkpoint) const {
+  int32_t num_idle = 0;
+  for (int32_t page = entry(checkpoint.block).first; page != kNil; page = entry(PageId(page)).next)
+    num_idle += pool_.num_holders(PageId(page)) == 0 ? 1 : 0;
+  return num_idle;
+}
+
 void Checkpoints::supersede(const CheckpointRef& checkpoint) {
   if (entry(checkpoint.block).num_starts > 1) return;
   for (int32_t page = entry(checkpoint.block).first; page != kNil; page = entry(PageId(page)).next)

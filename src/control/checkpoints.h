@@ -34,6 +34,7 @@ class Checkpoints {
 
   // Appends one more holder of each of its pages, in the order in which they were attached. Requires contains().
   void share(const CheckpointRef& checkpoint, std::vector<PageHandle>& handles);
+  int32_t num_idle_pages(const CheckpointRef& checkpoint) const;  // that nobody holds. Requires contains().
 
   // A sequence starts from it. A checkpoint that no two sequences have started from is demoted when a later one of its
   // sequence supersedes it: evicted before others, since a conversation goes on from its end. Both require contains().

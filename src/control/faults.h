@@ -31,8 +31,12 @@ enum class Fault {
   kRingDropped = 20,              // the worker forgets its ring where a chunk or row should replay it
   kCheckpointsAtFirst = 21,       // the second checkpoint of a row is written at the position of its first
   kCheckpointsSwapped = 22,       // a row's last two checkpoints are listed in the wrong order
+
+  // Admission.
+  kStaleMatch = 23,      // the waiting head's match keeps blocks that were evicted meanwhile
+  kQueueOvertaken = 24,  // a head that does not fit is stepped over
 };
-inline constexpr int kNumFaults = 22;
+inline constexpr int kNumFaults = 24;
 
 #ifdef PERIGEE_FAULTS
 inline Fault g_planted_fault = Fault::kNone;

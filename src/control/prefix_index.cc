@@ -34,6 +34,7 @@ PrefixNode PrefixIndex::root(std::string_view salt) const {
 }
 
 BlockHash PrefixIndex::hash_block(const BlockHash& parent, BlockTokens tokens) const {
+  ++num_hashed_;
   std::array<uint8_t, sizeof(BlockHash) + sizeof(int32_t) * kBlockTokens> bytes;
   std::memcpy(bytes.data(), &parent, sizeof(parent));
   std::memcpy(bytes.data() + sizeof(parent), tokens.data(), tokens.size_bytes());

@@ -52,6 +52,11 @@ class PrefixIndex {
   bool contains(const PrefixNode& block) const { return block.serial != 0 && entry(block.page).serial == block.serial; }
   int32_t size() const { return size_; }
 
+  // Blocks ever entered and erased: while both stand, every find() gives what it gave before.
+  int64_t num_published() const { return next_serial_ - 1; }
+  int64_t num_erased() const { return num_published() - size_; }
+  int64_t num_hashed() const { return num_hashed_; }  // blocks hashed so far, for tests and metrics
+
  private:
   static constexpr int32_t kNil = -1;
 
@@ -79,6 +84,7 @@ class PrefixIndex {
   int32_t hash_bits_ = 128;
   int64_t next_serial_ = 1;
   int32_t size_ = 0;
+  mutable int64_t num_hashed_ = 0;
 };
 
 }  // namespace perigee

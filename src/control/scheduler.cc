@@ -45,6 +45,13 @@ bool keeps_alignment(const SchedulerConfig& config) {
   return config.deterministic || (config.state_pages > 0 && config.max_step_tokens >= enough);
 }
 
+// How many sequences may run: with a row of one token for each but one, the budget still has room for that one's
+// smallest chunk. So the first prefill in order of service moves in every step, however many decode beside it.
+int32_t num_slots(const SchedulerConfig& config) {
+  const int32_t smallest_chunk = keeps_alignment(config) ? config.attention_alignment : 1;
+  return std::min(config.max_sequences, config.max_step_tokens - smallest_chunk + 1);
+}
+
 CheckpointPolicy checkpoint_policy(const SchedulerConfig& config) {
   const int32_t granularity = hit_granularity_blocks(config);
   const auto tokens = [&](int32_t blocks) {
@@ -85,9 +92,10 @@ Scheduler::Impl::Impl(const SchedulerConfig& config)
       index_(config.num_pages, config.hash_seed, config.hash_bits),
       pool_(config.num_pages, [this](PageId page) { page_evicted(page); }),
       checkpoints_(pool_),
-      slots_(static_cast<size_t>(config.max_sequences), nullptr),
+      match_(index_),
+      slots_(static_cast<size_t>(num_slots(config)), nullptr),
       next_deadline_s_(kNever) {
-  for (int32_t slot = config.max_sequences - 1; slot >= 0; --slot) free_slots_.push_back(SlotId(slot));
+  for (int32_t slot = num_slots(config) - 1; slot >= 0; --slot) free_slots_.push_back(SlotId(slot));
   running_.reserve(slots_.size());
 }
 
@@ -207,6 +215,7 @@ SchedulerGauges Scheduler::Impl::gauges() const {
   gauges.state_pages = pool_.num_owned(PageOwner::kState);
   gauges.checkpoint_pages = pool_.num_owned(PageOwner::kCheckpoint);
   gauges.checkpoints = checkpoints_.size();
+  gauges.blocks_hashed = index_.num_hashed();
   return gauges;
 }
 

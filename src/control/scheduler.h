@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -16,6 +17,11 @@
 #include "control/plan.h"
 
 namespace perigee {
+
+struct Sequence;
+
+// Pages that an admission leaves available, so that those that run can grow for a while before one must give way.
+using AdmissionReserve = int32_t (*)(std::span<Sequence* const> running, int32_t num_pages);
 
 struct SchedulerConfig {
   int32_t num_pages = 0;            // pool size of a rank
@@ -29,8 +35,9 @@ struct SchedulerConfig {
   int32_t checkpoint_interval_blocks = 64;  // of prompt and output between checkpoints that stay; 0: none (for which
   int32_t checkpoint_turn_blocks = 4;       // and why see CheckpointPolicy); the same of output, one a sequence
   bool deterministic = false;  // prefix hits, chunk and resume points at fixed absolute multiples only (D10)
-  uint64_t hash_seed = 0;      // per process
-  int32_t hash_bits = 128;     // fewer only in tests: every output must stay right
+  AdmissionReserve admission_reserve = nullptr;  // null: none
+  uint64_t hash_seed = 0;                        // per process
+  int32_t hash_bits = 128;                       // fewer only in tests: every output must stay right
 };
 
 // What the constructor requires: the pool, slots and budget exist, and in deterministic mode one aligned chunk fits the
@@ -69,6 +76,7 @@ struct SchedulerGauges {
   int32_t running = 0, waiting = 0, plans_in_flight = 0;
   int32_t free_pages = 0, cached_pages = 0, used_pages = 0, total_pages = 0;  // free + cached + used = total
   int64_t preemptions = 0, prefix_queries = 0, prefix_hits = 0;               // queries and hits in tokens
+  int64_t blocks_hashed = 0;                                                  // for the prefix index
   int64_t prompt_tokens = 0, generated_tokens = 0,
           steps = 0;                 // of each sequence: with n choices a prompt counts n times
   int64_t cached_prompt_tokens = 0;  // of prompt_tokens, those taken from the prefix cache

@@ -16,6 +16,7 @@
 #include "control/checkpoint_policy.h"
 #include "control/checkpoints.h"
 #include "control/prefix_index.h"
+#include "control/prefix_match.h"
 #include "control/quarantine.h"
 #include "control/scheduler.h"
 #include "control/sequence.h"
@@ -62,10 +63,11 @@ struct Scheduler::Impl {
     StateTraffic traffic;
     int32_t budget_tokens = 0;
   };
-  struct Hit {
+  struct Hit {  // the cached prefix that a sequence would start from; holds nothing yet
     int32_t num_blocks = 0;
-    std::vector<PageHandle> checkpoint;
-    int32_t num_idle_pages = 0;  // of its pages, these were available to others
+    int32_t num_matched = 0;     // blocks that are cached, whether or not a checkpoint lets a hit end there
+    int32_t num_idle_pages = 0;  // of its pages, its checkpoint's too, those that are available to others
+    CheckpointRef checkpoint;
   };
   std::optional<StepPlan> next_plan(double now_s);
   void plan_decodes(Draft& draft);
@@ -74,9 +76,10 @@ struct Scheduler::Impl {
   bool ensure_page(Sequence& sequence, Draft& draft);
   void preempt(Sequence& sequence);
   bool admit(Sequence& sequence, Draft& draft);
-  Hit match_prefix(Sequence& sequence);
-  void release_hit(Sequence& sequence, Hit& hit);
-  void start(Sequence& sequence, Hit hit, Draft& draft);
+  void match_prefix(const Sequence& sequence);
+  Hit find_hit() const;
+  std::vector<PageHandle> take_hit(Sequence& sequence, const Hit& hit);
+  void start(Sequence& sequence, const Hit& hit, Draft& draft);
   int32_t chunk_tokens(const Sequence& sequence, int32_t budget_tokens) const;
   void add_prefill_row(Sequence& sequence, int32_t num_tokens, Draft& draft);
   void add_decode_row(Sequence& sequence, Draft& draft);
@@ -90,7 +93,7 @@ struct Scheduler::Impl {
   int32_t num_chunked(const Sequence& sequence) const;
   int32_t chunk_stop(const Sequence& sequence) const;
   bool pages_come_back(const Draft& draft) const;
-  void start_state(Sequence& sequence, Hit hit, SequenceStart& start, Draft& draft);
+  void start_state(Sequence& sequence, std::vector<PageHandle> checkpoint, SequenceStart& start, Draft& draft);
   void plan_checkpoints(Sequence& sequence, const PlanRow& row, Draft& draft);
   void plan_chunk_checkpoints(Sequence& sequence, const PlanRow& row, Draft& draft);
   int32_t num_checkpoints_that_fit() const;
@@ -127,6 +130,7 @@ struct Scheduler::Impl {
   PrefixIndex index_;
   BlockPool pool_;
   Checkpoints checkpoints_;
+  PrefixMatch match_;  // of the sequence that was last considered for admission
   Quarantine quarantine_;
 
   std::unordered_map<SequenceId, std::unique_ptr<Sequence>> sequences_;  // for events only, never on the step path
@@ -134,15 +138,10 @@ struct Scheduler::Impl {
   std::vector<Sequence*> running_;
   std::vector<Sequence*> slots_;
   std::vector<SlotId> free_slots_;
-  std::vector<PageId> matched_;  // scratch of match_prefix
 
   std::array<InFlight, kMaxPlansInFlight> flights_;
   StepId oldest_step_{0};  // [oldest, next) are in flight
   StepId next_step_{0};
-
-  // The head of the queue did not fit with fewer available pages than these: not worth another look before.
-  SequenceId blocked_;
-  int32_t blocked_pages_ = 0;
 
   double next_deadline_s_;  // no deadline of a live sequence is earlier
   std::vector<SequenceUpdate> updates_;

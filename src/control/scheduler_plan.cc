@@ -41,8 +41,7 @@ StepPlan Scheduler::Impl::launch(Draft draft) {
 }
 
 // Preemption takes from the back of running_, behind the row being planned, so that no planned row loses its pages.
-// Decode rows cannot starve a running prefill: a sequence is admitted with what the others leave, in a step where each
-// of those has its row, so the budget holds next time too. (Where a row lacks a page, no admission finds one either.)
+// Decode rows cannot starve a running prefill: see num_slots().
 void Scheduler::Impl::plan_decodes(Draft& draft) {
   for (size_t i = 0; i < running_.size() && draft.budget_tokens > 0; ++i) {
     Sequence& sequence = *running_[i];
@@ -52,12 +51,17 @@ void Scheduler::Impl::plan_decodes(Draft& draft) {
   draft.plan.num_decode_rows = static_cast<int32_t>(draft.plan.rows.size());
 }
 
+// One that the rest of the budget is too small for is not overtaken: those that came later would take that rest for as
+// long as they keep coming.
 void Scheduler::Impl::plan_prefills(Draft& draft) {
   for (size_t i = 0; i < running_.size() && draft.budget_tokens > 0; ++i) {
     Sequence& sequence = *running_[i];
     if (!sequence.in_prefill()) continue;
     const int32_t num_tokens = chunk_tokens(sequence, draft.budget_tokens);
-    if (num_tokens > 0) add_prefill_row(sequence, num_tokens, draft);
+    if (num_tokens > 0)
+      add_prefill_row(sequence, num_tokens, draft);
+    else
+      draft.budget_tokens = 0;
   }
 }
 
@@ -71,7 +75,11 @@ void Scheduler::Impl::plan_admissions(Draft& draft) {
       ++i;
       continue;
     }
-    if (!admit(sequence, draft)) return;
+    if (!admit(sequence, draft)) {
+      if (!planted(Fault::kQueueOvertaken)) return;
+      ++i;
+      continue;
+    }
     waiting_.erase(waiting_.begin() + static_cast<std::ptrdiff_t>(i));
   }
 }
@@ -113,77 +121,68 @@ void Scheduler::Impl::preempt(Sequence& sequence) {
   enqueue(sequence);
 }
 
-// Takes handles of the longest confirmed prefix that leaves at least one token to compute, for its logits, and that
-// every kind of cache can serve: a recurrent model needs a checkpoint at exactly its end.
-Scheduler::Impl::Hit Scheduler::Impl::match_prefix(Sequence& sequence) {
-  Hit hit;
-  sequence.chain = index_.root(sequence.request.cache_salt);
-  sequence.junction = 0;
-  sequence.newest_is_turn = false;
-  if (!config_.prefix_caching || sequence.wants_prompt_logprobs()) return hit;
+// The longest confirmed prefix that leaves at least one token to compute, for its logits.
+void Scheduler::Impl::match_prefix(const Sequence& sequence) {
   const int32_t last =
       planted(Fault::kFullPromptHit) ? sequence.num_input() : std::min(sequence.num_input() - 1, num_chunked(sequence));
-  std::array<int32_t, kBlockTokens> scratch;
-  PrefixNode node = sequence.chain;
-  matched_.clear();
-  int32_t num_matched = 0;
-  for (int32_t block = 0; block < last / kBlockTokens; ++block) {
-    const auto found = index_.find(node, sequence.block_tokens(block, scratch), sequence.request.cache_salt);
-    if (!found) break;
-    node = *found;
-    matched_.push_back(node.page);
-    if ((block + 1) % hit_blocks_ != 0) continue;
-    num_matched = block + 1;
-    if (is_recurrent() && checkpoints_.at(node.page).serial == 0 && !planted(Fault::kHitMaxOverGroups)) continue;
-    hit.num_blocks = block + 1;
-    sequence.chain = node;
-  }
-  sequence.junction = policy_.junction(hit.num_blocks * kBlockTokens, num_matched * kBlockTokens);
-  const int32_t idle_before = pool_.num_cached();
-  for (int32_t block = 0; block < hit.num_blocks; ++block)
-    sequence.pages.push_back(pool_.share(matched_[static_cast<size_t>(block)]));
-  sequence.num_chained = hit.num_blocks;
-  if (is_recurrent() && hit.num_blocks > 0) {
-    sequence.newest_checkpoint = checkpoints_.at(sequence.chain.page);
-    if (sequence.newest_checkpoint.serial != 0) checkpoints_.share(sequence.newest_checkpoint, hit.checkpoint);
-  }
-  hit.num_idle_pages = idle_before - pool_.num_cached();
+  const bool may_hit = config_.prefix_caching && !sequence.wants_prompt_logprobs();
+  match_.update(sequence, may_hit ? last / kBlockTokens : 0);
+}
+
+// What of the match every kind of cache can serve: a recurrent model needs a checkpoint at exactly its end.
+Scheduler::Impl::Hit Scheduler::Impl::find_hit() const {
+  const std::vector<PrefixNode>& blocks = match_.blocks();
+  const auto end_of = [&](int32_t num_blocks) { return blocks[static_cast<size_t>(num_blocks) - 1].page; };
+  Hit hit;
+  hit.num_matched = static_cast<int32_t>(blocks.size()) / hit_blocks_ * hit_blocks_;
+  hit.num_blocks = hit.num_matched;
+  if (is_recurrent() && !planted(Fault::kHitMaxOverGroups))
+    while (hit.num_blocks > 0 && checkpoints_.at(end_of(hit.num_blocks)).serial == 0) hit.num_blocks -= hit_blocks_;
+  for (int32_t block = 1; block <= hit.num_blocks; ++block)
+    hit.num_idle_pages += pool_.num_holders(end_of(block)) == 0 ? 1 : 0;
+  if (is_recurrent() && hit.num_blocks > 0) hit.checkpoint = checkpoints_.at(end_of(hit.num_blocks));
+  if (hit.checkpoint.serial != 0) hit.num_idle_pages += checkpoints_.num_idle_pages(hit.checkpoint);
   return hit;
 }
 
-void Scheduler::Impl::release_hit(Sequence& sequence, Hit& hit) {
-  release_back_to_front(sequence.pages);
-  release_back_to_front(hit.checkpoint);
-  hit.num_blocks = 0;
-  sequence.chain = index_.root(sequence.request.cache_salt);
-  sequence.num_chained = 0;
-  sequence.newest_checkpoint = {};
+// The sequence holds the hit's blocks; returns handles of its checkpoint.
+std::vector<PageHandle> Scheduler::Impl::take_hit(Sequence& sequence, const Hit& hit) {
+  const auto end = static_cast<size_t>(hit.num_blocks);
+  for (size_t block = 0; block < end; ++block) sequence.pages.push_back(pool_.share(match_.blocks()[block].page));
+  sequence.chain = end > 0 ? match_.blocks()[end - 1] : match_.root();
+  sequence.num_chained = hit.num_blocks;
+  sequence.newest_checkpoint = hit.checkpoint;
+  sequence.newest_is_turn = false;
+  std::vector<PageHandle> checkpoint;
+  if (hit.checkpoint.serial != 0) checkpoints_.share(hit.checkpoint, checkpoint);
+  return checkpoint;
 }
 
-// Starts the sequence if all pages of its input, of its state and one for its next tokens are at hand. False: nothing
-// has changed.
+// Starts the sequence if all pages of its input, of its state and one for its next tokens are at hand, and those that
+// run keep what they are about to need. False: nothing has changed.
 bool Scheduler::Impl::admit(Sequence& sequence, Draft& draft) {
   const bool alone = running_.empty() && plans_in_flight() == 0;
-  if (blocked_ == sequence.id() && pool_.num_available() < blocked_pages_ && !alone) return false;
-  Hit hit = match_prefix(sequence);
   const int32_t num_pages = std::min(num_blocks(sequence.num_input()) + 1, sequence.max_blocks()) + config_.state_pages;
+  const int32_t num_available = pool_.num_available();
+  const int32_t reserve =
+      config_.admission_reserve && !alone ? config_.admission_reserve(running_, config_.num_pages) : 0;
+  match_prefix(sequence);
+  // Looked at before each step while it waits: most of the time no hit could be long enough.
+  if (!alone && num_available < num_pages + reserve - static_cast<int32_t>(match_.blocks().size())) return false;
+  Hit hit = find_hit();
   // A hit holds a checkpoint's pages for a while. Where even an empty pool has none for that, it is computed instead.
-  if (alone && pool_.num_available() < num_pages - hit.num_blocks) release_hit(sequence, hit);
-  const int32_t num_needed = num_pages - hit.num_blocks;
-  const bool fits = pool_.num_available() >= num_needed;
+  if (alone && num_available - hit.num_idle_pages < num_pages - hit.num_blocks)
+    hit = Hit{.num_matched = hit.num_matched};
+  if (num_available - hit.num_idle_pages < num_pages + reserve - hit.num_blocks) return false;
+  sequence.junction = policy_.junction(hit.num_blocks * kBlockTokens, hit.num_matched * kBlockTokens);
   const int32_t stale = sequence.num_scheduled;
   sequence.num_scheduled = std::max(stale, hit.num_blocks * kBlockTokens);
   const int32_t num_tokens = chunk_tokens(sequence, draft.budget_tokens);
-  if (!fits || (num_tokens == 0 && sequence.in_prefill())) {
-    if (!fits) {
-      blocked_ = sequence.id();
-      blocked_pages_ = num_needed + hit.num_idle_pages;
-    }
-    release_hit(sequence, hit);
+  if (num_tokens == 0 && sequence.in_prefill()) {
     sequence.num_scheduled = stale;
     return false;
   }
-  start(sequence, std::move(hit), draft);
+  start(sequence, hit, draft);
   if (sequence.in_prefill()) {
     add_prefill_row(sequence, num_tokens, draft);
   } else {
@@ -192,9 +191,10 @@ bool Scheduler::Impl::admit(Sequence& sequence, Draft& draft) {
   return true;
 }
 
-void Scheduler::Impl::start(Sequence& sequence, Hit hit, Draft& draft) {
+void Scheduler::Impl::start(Sequence& sequence, const Hit& hit, Draft& draft) {
   const int32_t num_hits = hit.num_blocks;
   const int32_t num_hit_tokens = num_hits * kBlockTokens;
+  std::vector<PageHandle> checkpoint = take_hit(sequence, hit);
   sequence.num_confirmed = sequence.num_scheduled;
   sequence.slot = free_slots_.back();
   free_slots_.pop_back();
@@ -208,7 +208,7 @@ void Scheduler::Impl::start(Sequence& sequence, Hit hit, Draft& draft) {
 
   SequenceStart& start = draft.plan.starts.emplace_back(SequenceStart{
       sequence.slot, sequence.id(), sequence.input, sequence.num_prompt(), num_hit_tokens, sequence.request.sampling});
-  if (is_recurrent()) start_state(sequence, std::move(hit), start, draft);
+  if (is_recurrent()) start_state(sequence, std::move(checkpoint), start, draft);
   for (int32_t block = 0; block < num_hits; ++block)
     draft.plan.appends.push_back({sequence.slot, block, sequence.pages[static_cast<size_t>(block)].page()});
   const int32_t num_input_blocks = num_blocks(sequence.num_input());

@@ -240,6 +240,116 @@ TEST(SchedulerAdmission, TheBlockedHeadStartsWhenPagesReturn) {
   EXPECT_EQ(rows_of(next), (Rows{{runs.value, 1}, {head.value, 192}}));
 }
 
+// Blocks that the head's prompt begins with, from the first.
+TEST(SchedulerAdmission, AWaitingHeadHashesItsPromptOnce) {
+  SchedulerConfig config = small_config();
+  config.num_pages = 14;
+  SchedulerHarness h(config);
+  h.submit(with_max_tokens({.prompt = tokens_from(0, 400)}, 1));  // leaves six cached blocks
+  h.run_to_end();
+  const SequenceId runs = h.submit(300, 200);  // of five pages, then more
+  h.step();
+  const SequenceId head = h.submit(with_max_tokens({.prompt = tokens_from(0, 800)}, 1));
+  const int64_t before = h.scheduler.gauges().blocks_hashed;
+  h.step();
+  EXPECT_EQ(h.scheduler.gauges().blocks_hashed - before, 7) << "six that are cached and the next one";
+  ASSERT_EQ(h.scheduler.gauges().waiting, 1);
+  int64_t hashed = h.scheduler.gauges().blocks_hashed;
+  for (int i = 0; i < 15; ++i) h.step();  // up to 317 tokens: none completes a block
+  EXPECT_EQ(h.scheduler.gauges().blocks_hashed, hashed) << "nothing was published";
+  for (int i = 0; i < 10; ++i) h.step();  // one is completed
+  EXPECT_EQ(h.scheduler.gauges().blocks_hashed, hashed + 2) << "that block, and the head's next one once more";
+  h.scheduler.cancel({runs, FinishReason::kCancelled});
+  h.collect();
+  const StepPlan start = h.plan();
+  ASSERT_EQ(start.starts.size(), 1u);
+  EXPECT_EQ(start.starts[0].sequence, head);
+  EXPECT_EQ(start.starts[0].num_cached_tokens, 384);
+}
+
+// The head lacks pages for its whole prompt. One that runs publishes the same blocks, and then it lacks none.
+TEST(SchedulerAdmission, AHeadsNeedShrinksWithWhatOthersPublish) {
+  SchedulerConfig config = small_config();
+  config.num_pages = 9;
+  config.max_step_tokens = 128;
+  SchedulerHarness h(config);
+  const SequenceId runs = h.submit(with_max_tokens({.prompt = tokens_from(0, 330)}, 20));
+  const SequenceId head = h.submit(with_max_tokens({.prompt = tokens_from(0, 332)}, 20));
+  std::vector<size_t> starts;
+  for (int i = 0; i < 4; ++i) {
+    const StepPlan plan = h.plan();
+    starts.push_back(plan.starts.size());
+    h.apply(plan);
+  }
+  EXPECT_EQ(starts, (std::vector<size_t>{1, 0, 1, 0})) << "after two chunks of 128 tokens four blocks are shared";
+  EXPECT_FALSE(h.outcomes[runs].finish);
+  h.run_to_end();
+  EXPECT_EQ(h.outcomes[head].ids.size(), 20u);
+  EXPECT_EQ(h.outcomes[head].num_cached_tokens, 256);
+}
+
+// Blocks of the head's match are evicted while it waits, from the last to the first.
+TEST(SchedulerAdmission, AHeadsMatchLosesWhatIsEvicted) {
+  SchedulerConfig config = small_config();
+  config.num_pages = 10;
+  config.max_sequences = 2;
+  SchedulerHarness h(config);
+  h.submit(with_max_tokens({.prompt = tokens_from(0, 257)}, 1));
+  h.run_to_end();
+  ASSERT_EQ(h.scheduler.gauges().cached_pages, 4);
+  const SequenceId grows = h.submit(320, 150);
+  h.step();
+  const SequenceId head = h.submit(with_max_tokens({.prompt = tokens_from(0, 500)}, 2));
+  while (!h.outcomes[grows].finish) {
+    h.step();
+    EXPECT_EQ(h.scheduler.gauges().waiting, 1);
+  }
+  const StepPlan start = h.plan();
+  ASSERT_EQ(start.starts.size(), 1u);
+  EXPECT_EQ(start.starts[0].num_cached_tokens, 128) << "two of the four went when the other one grew";
+  h.apply(start);
+  h.run_to_end();
+  EXPECT_EQ(h.outcomes[head].ids.size(), 2u);
+}
+
+TEST(SchedulerFairness, DecodeRowsLeaveAPrefillItsChunk) {
+  SchedulerConfig config = small_config();
+  config.deterministic = true;
+  config.attention_alignment = 64;
+  config.max_step_tokens = 70;
+  config.max_sequences = 20;
+  SchedulerHarness h(config);
+  for (int i = 0; i < 20; ++i) h.submit(3, 40);
+  for (int i = 0; i < 3; ++i) h.step();
+  EXPECT_EQ(h.scheduler.gauges().running, 7) << "64 tokens are left for a chunk beside six of them";
+  EXPECT_EQ(h.scheduler.gauges().waiting, 13);
+  h.run_to_end();
+}
+
+// The urgent prefill leaves 16 tokens of a step's budget, and the next chunk of the other one has 64 at least. Nobody
+// takes those 16: a stream of short prompts would, for as long as it lasts.
+TEST(SchedulerFairness, NobodyIsAdmittedPastAPrefillThatGetsNothing) {
+  SchedulerConfig config = small_config();
+  config.num_pages = 64;
+  config.deterministic = true;
+  config.attention_alignment = 64;
+  config.max_step_tokens = 400;
+  SchedulerHarness h(config);
+  Request request = with_max_tokens({.prompt = tokens_from(0, 900)}, 5);
+  request.sampling.prompt_logprobs = 0;  // in chunks of 256 tokens
+  const SequenceId patient = h.submit(request);
+  h.step();
+  const SequenceId urgent = h.submit(700, 5, -1);
+  const StepPlan both = h.plan();
+  EXPECT_EQ(rows_of(both), (Rows{{patient.value, 256}, {urgent.value, 128}}));
+  const SequenceId small = h.submit(5, 5);
+  const StepPlan squeezed = h.plan();
+  EXPECT_EQ(rows_of(squeezed), (Rows{{urgent.value, 384}}));
+  h.apply(both);
+  h.apply(squeezed);
+  EXPECT_EQ(rows_of(h.plan()), (Rows{{urgent.value, 188}, {patient.value, 192}, {small.value, 5}}));
+}
+
 // Two sequences whose outputs outgrow the pool: the later one gives way, resumes by a hit, and both finish.
 TEST(SchedulerPreemption, TheWorstGivesWayAndResumes) {
   SchedulerConfig config = small_config();

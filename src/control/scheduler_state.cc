@@ -26,13 +26,14 @@ bool Scheduler::Impl::pages_come_back(const Draft& draft) const {
 }
 
 // The state begins as a copy of the hit's checkpoint, whose pages are held until the plan that copies them returns.
-void Scheduler::Impl::start_state(Sequence& sequence, Hit hit, SequenceStart& start, Draft& draft) {
+void Scheduler::Impl::start_state(Sequence& sequence, std::vector<PageHandle> checkpoint, SequenceStart& start,
+                                  Draft& draft) {
   sequence.state_pages = take_pages(PageOwner::kState, config_.state_pages);
   for (const PageHandle& handle : sequence.state_pages) start.state_pages.push_back(handle.page());
-  if (hit.checkpoint.empty()) return;
+  if (checkpoint.empty()) return;
   ++totals_.checkpoint_hits;
   if (checkpoints_.contains(sequence.newest_checkpoint)) checkpoints_.count_start(sequence.newest_checkpoint);
-  for (PageHandle& handle : hit.checkpoint) {
+  for (PageHandle& handle : checkpoint) {
     start.checkpoint.push_back(handle.page());
     if (!planted(Fault::kCheckpointFreeUnderCopy)) draft.traffic.copied.push_back(std::move(handle));
   }

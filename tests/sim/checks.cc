@@ -7,7 +7,7 @@
 namespace perigee::sim {
 namespace {
 
-constexpr int64_t kMaxIdlePlansOfBest = 600;
+constexpr int32_t kMaxPlansOvertaken = 500;
 
 size_t index_of(PageId page) {
   return static_cast<size_t>(page.value);
@@ -29,6 +29,7 @@ void Simulation::check_plan(const StepPlan& plan) {
   check_pages(plan);
   check_checkpoints(plan);
   for (const PlanRow& row : plan.rows) check_row(plan, row);
+  check_queue(plan);
   check_progress(plan);
 }
 
@@ -194,20 +195,55 @@ void Simulation::check_row(const StepPlan& plan, const PlanRow& row) const {
                  row.sequence, " computes its last output");
 }
 
-// INV-10: the best live sequence gets a row now and then, however it competes.
-void Simulation::check_progress(const StepPlan& plan) {
-  const auto better = [&](int64_t a, int64_t b) {
-    const Submit& x = requests_[static_cast<size_t>(a)].submit;
-    const Submit& y = requests_[static_cast<size_t>(b)].submit;
-    return std::tie(x.priority, x.arrival_s, a) < std::tie(y.priority, y.arrival_s, b);
+// The order of service, as the scheduler's interface promises it.
+bool Simulation::is_before(int64_t a, int64_t b) const {
+  const Submit& x = requests_[static_cast<size_t>(a)].submit;
+  const Submit& y = requests_[static_cast<size_t>(b)].submit;
+  return std::tie(x.priority, x.arrival_s, a) < std::tie(y.priority, y.arrival_s, b);
+}
+
+// Whether the plan, or one in flight, has all that the sequence could run now.
+bool Simulation::is_served(int64_t sequence, const StepPlan& plan) const {
+  const Request& request = requests_[static_cast<size_t>(sequence)];
+  const auto is_own = [&](const PlanRow& row) { return row.sequence.value == sequence; };
+  if (std::any_of(plan.rows.begin(), plan.rows.end(), is_own)) return true;
+  auto num_outputs = static_cast<int32_t>(request.ids.size());
+  for (const Flight& flight : flights_)
+    for (const PlanRow& row : flight.plan.rows) num_outputs += is_own(row) && row.sample ? 1 : 0;
+  return num_outputs >= request.max_outputs;
+}
+
+// Nobody is admitted past a sequence that does not move, except past one that waits for its leader's prompt.
+void Simulation::check_queue(const StepPlan& plan) const {
+  const auto may_follow = [&](int64_t sequence) {
+    const SequenceId leader = requests_[static_cast<size_t>(sequence)].submit.leader;
+    return leader.valid() && requests_[static_cast<size_t>(leader.value)].ids.empty();
   };
-  const auto best = std::min_element(live_.begin(), live_.end(), better);
-  if (best == live_.end()) return;
-  const auto has_row = [&](const PlanRow& row) { return row.sequence.value == *best; };
-  const bool moved = *best != best_ || std::any_of(plan.rows.begin(), plan.rows.end(), has_row);
-  best_ = *best;
-  best_idle_plans_ = moved ? 0 : best_idle_plans_ + 1;
-  judge_.require(best_idle_plans_ < kMaxIdlePlansOfBest, "sequence ", best_, ", the best one, does not move");
+  for (const SequenceStart& start : plan.starts)
+    for (const int64_t other : live_)
+      judge_.require(!is_before(other, start.sequence.value) || is_served(other, plan) || may_follow(other),
+                     "sequence ", start.sequence, " overtakes sequence ", other);
+}
+
+// INV-10: nobody starves. A sequence without a row may see others go on that are served before it, for as long as those
+// take; of those that are served after it, only what ran already when it came.
+void Simulation::check_progress(const StepPlan& plan) {
+  if (plan.rows.empty()) return;
+  const auto served_after = [&](const PlanRow& a, const PlanRow& b) {
+    return is_before(a.sequence.value, b.sequence.value);
+  };
+  const int64_t last = std::max_element(plan.rows.begin(), plan.rows.end(), served_after)->sequence.value;
+  for (const int64_t sequence : live_) {
+    Request& request = requests_[static_cast<size_t>(sequence)];
+    const bool moved = std::any_of(plan.rows.begin(), plan.rows.end(),
+                                   [&](const PlanRow& row) { return row.sequence.value == sequence; });
+    if (moved) request.num_overtaken = 0;
+    if (moved || !is_before(sequence, last)) continue;
+    ++request.num_overtaken;
+    counts_.most_overtaken = std::max<int64_t>(counts_.most_overtaken, request.num_overtaken);
+    judge_.require(request.num_overtaken < kMaxPlansOvertaken, "sequence ", sequence, " does not move while ", last,
+                   " does, which is served after it");
+  }
 }
 
 void Simulation::take_updates() {

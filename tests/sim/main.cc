@@ -46,6 +46,8 @@ constexpr const char* kMutants[kNumFaults] = {
     "the worker forgets its ring where a row should replay it",
     "the second checkpoint of a row is written at the position of its first",
     "a row's last two checkpoints are listed in the wrong order",
+    "the waiting head's match keeps blocks that were evicted",
+    "a head of the queue that does not fit is stepped over",
 };
 
 struct Options {
@@ -122,9 +124,11 @@ int run_seeds(const Options& options) {
       static_cast<unsigned long long>(counts.log_hash));
   std::printf(
       "recurrent: %lld steps, %lld checkpoints written, %lld rows with several, %lld hit (%lld while another plan "
-      "copied them), %lld evicted, %lld skipped, %lld lost with their sequence\n",
+      "copied them), %lld evicted, %lld skipped, %lld lost with their sequence\n"
+      "fairness: at most %lld plans in a row for others that are served later\n",
       n(counts.hybrid_steps), n(counts.checkpoint_writes), n(counts.rows_of_several), n(counts.checkpoint_hits),
-      n(counts.shared_copies), n(counts.checkpoint_evictions), n(counts.checkpoint_skips), n(counts.lost_writes));
+      n(counts.shared_copies), n(counts.checkpoint_evictions), n(counts.checkpoint_skips), n(counts.lost_writes),
+      n(counts.most_overtaken));
   if (options.end - options.first < 200) return 0;
   return check_rarity("preemptions", counts.preemptions, counts.steps) |
          check_rarity("cancels in flight", counts.cancels_in_flight, counts.steps) |

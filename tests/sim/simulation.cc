@@ -32,6 +32,7 @@ void Counts::add(const Counts& other) {
   lost_writes += other.lost_writes;
   shared_copies += other.shared_copies;
   rows_of_several += other.rows_of_several;
+  most_overtaken = std::max(most_overtaken, other.most_overtaken);
   log_hash = mix64(log_hash * 31 + other.log_hash);
 }
 

@@ -29,6 +29,7 @@ struct Counts {
   int64_t lost_writes = 0;      // checkpoints whose sequence had stopped when they were written
   int64_t shared_copies = 0;    // checkpoints hit while a plan in flight copied them already
   int64_t rows_of_several = 0;  // rows that write more than one checkpoint
+  int64_t most_overtaken = 0;   // Request::num_overtaken
   uint64_t log_hash = 0;
 
   void add(const Counts& other);
@@ -48,6 +49,7 @@ class Simulation {
     int32_t num_prompt_logprobs = 0;
     bool cancelled = false, ended = false;
     int32_t num_lives = 0;
+    int32_t num_overtaken = 0;  // plans in a row that have no row of it and one of a sequence that is served later
   };
   static constexpr int32_t kMaxPages = 128;
   using PageSet = std::bitset<kMaxPages>;
@@ -87,6 +89,9 @@ class Simulation {
   void check_fresh(PageId page, PageSet& fresh) const;
   void check_salt(PageId page, SequenceId reader) const;
   static PageSet reach(const StepPlan& plan, const std::vector<SlotView>& slots);
+  bool is_before(int64_t a, int64_t b) const;
+  bool is_served(int64_t sequence, const StepPlan& plan) const;
+  void check_queue(const StepPlan& plan) const;
   void check_progress(const StepPlan& plan);
   void take_updates();
   void take_update(const SequenceUpdate& update);
@@ -111,7 +116,6 @@ class Simulation {
   int32_t num_to_submit_ = 0, longest_prompt_ = 0;
   int32_t queue_length_ = 0;  // the engine in front lets no more in
   double arrival_chance_ = 0, cancel_chance_ = 0, deliver_chance_ = 0, long_outputs_chance_ = 0, turn_chance_ = 0;
-  int64_t best_ = -1, best_idle_plans_ = 0;
   Counts counts_;
 };
 
