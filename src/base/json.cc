@@ -7,107 +7,130 @@
 #include <cstdlib>
 #include <limits>
 #include <optional>
-#include <unordered_set>
 
 #include "base/utf8.h"
 
 namespace perigee {
 namespace {
 
-// Receives Boost.JSON's events and builds a Json; objects over kHashedMembers members find duplicates by hash.
+// Receives Boost.JSON's events and builds a Json under the caps. Boost makes the handler itself, so limits come later.
 class Builder {
  public:
-  static constexpr size_t max_object_size = 1u << 24;
-  static constexpr size_t max_array_size = 1u << 28;
-  static constexpr size_t max_key_size = 1u << 20;
-  static constexpr size_t max_string_size = 1u << 30;
-  static constexpr size_t kHashedMembers = 16;
+  static constexpr size_t max_object_size = SIZE_MAX;
+  static constexpr size_t max_array_size = SIZE_MAX;
+  static constexpr size_t max_key_size = SIZE_MAX;
+  static constexpr size_t max_string_size = SIZE_MAX;
+  static constexpr size_t kMaxNumberBytes = 1024;
 
   using error_code = boost::json::error_code;
   using string_view = boost::json::string_view;
 
-  struct Frame {
-    Json value;
-    std::string key;
-    std::unordered_set<std::string> keys;
-  };
+  void set_limits(const JsonLimits& limits) { limits_ = limits; }
 
   bool on_document_begin(error_code&) { return true; }
   bool on_document_end(error_code&) { return true; }
-  bool on_object_begin(error_code&) { return push(Json(Json::Object{})); }
-  bool on_array_begin(error_code&) { return push(Json(Json::Array{})); }
-  bool on_object_end(size_t, error_code&) { return pop(); }
-  bool on_array_end(size_t, error_code&) { return pop(); }
-  bool on_key_part(string_view part, size_t, error_code&) {
-    text_.append(part.data(), part.size());
-    return true;
+  bool on_object_begin(error_code& ec) { return push(Json(Json::Object{}), ec); }
+  bool on_array_begin(error_code& ec) { return push(Json(Json::Array{}), ec); }
+  bool on_object_end(size_t, error_code& ec) {
+    const std::string* twice = duplicate_key(stack_.back().value.as_object());
+    if (twice != nullptr) return refuse(str_cat("the key \"", excerpt(*twice, 64), "\" twice in one object"), ec);
+    return pop(ec);
+  }
+  bool on_array_end(size_t, error_code& ec) { return pop(ec); }
+  bool on_key_part(string_view part, size_t, error_code& ec) {
+    return append(part, limits_.max_key_bytes, "bytes in one key", ec);
   }
   bool on_key(string_view part, size_t, error_code& ec) {
-    text_.append(part.data(), part.size());
+    if (!append(part, limits_.max_key_bytes, "bytes in one key", ec)) return false;
     Frame& frame = stack_.back();
-    if (is_duplicate(frame, text_)) {
-      duplicate_ = text_;
-      ec = boost::json::error::syntax;
-      return false;
-    }
+    if (frame.value.as_object().size() >= limits_.max_members)
+      return over(limits_.max_members, "members in one object", ec);
     frame.key = std::move(text_);
     text_.clear();
     return true;
   }
-  bool on_string_part(string_view part, size_t, error_code&) {
-    text_.append(part.data(), part.size());
-    return true;
+  bool on_string_part(string_view part, size_t, error_code& ec) {
+    return append(part, limits_.max_string_bytes, "bytes in one string", ec);
   }
-  bool on_string(string_view part, size_t, error_code&) {
-    text_.append(part.data(), part.size());
-    add(Json(std::move(text_)));
+  bool on_string(string_view part, size_t, error_code& ec) {
+    if (!append(part, limits_.max_string_bytes, "bytes in one string", ec)) return false;
+    const bool added = add(Json(std::move(text_)), ec);
     text_.clear();
-    return true;
+    return added;
   }
-  bool on_number_part(string_view part, error_code&) {
-    text_.append(part.data(), part.size());
-    return true;
+  bool on_number_part(string_view part, error_code& ec) {
+    return append(part, kMaxNumberBytes, "bytes in one number", ec);
   }
-  bool on_int64(int64_t value, string_view, error_code&) { return add_number(Json(value)); }
-  bool on_uint64(uint64_t value, string_view, error_code&) { return add_number(Json(value)); }
+  bool on_int64(int64_t value, string_view, error_code& ec) { return add_number(Json(value), ec); }
+  bool on_uint64(uint64_t value, string_view, error_code& ec) { return add_number(Json(value), ec); }
   // Boost.JSON's own value can be one step off: the text decides.
-  bool on_double(double, string_view part, error_code&) {
-    text_.append(part.data(), part.size());
-    return add_number(Json::number(std::move(text_)));
+  bool on_double(double, string_view part, error_code& ec) {
+    if (!append(part, kMaxNumberBytes, "bytes in one number", ec)) return false;
+    return add_number(Json::number(std::move(text_)), ec);
   }
-  bool on_bool(bool value, error_code&) { return add(Json(value)); }
-  bool on_null(error_code&) { return add(Json()); }
+  bool on_bool(bool value, error_code& ec) { return add(Json(value), ec); }
+  bool on_null(error_code& ec) { return add(Json(), ec); }
   bool on_comment_part(string_view, error_code&) { return true; }
   bool on_comment(string_view, error_code&) { return true; }
 
   Json take() { return std::move(root_); }
-  const std::string& duplicate() const { return duplicate_; }
+  const std::string& refusal() const { return refusal_; }  // "": the text itself is wrong, or nothing is
 
  private:
-  static bool is_duplicate(Frame& frame, const std::string& key) {
-    const Json::Object& members = frame.value.as_object();
-    if (members.size() < kHashedMembers) return frame.value.find(key) != nullptr;
-    if (frame.keys.empty())
-      for (const Json::Member& member : members) frame.keys.insert(member.first);
-    return !frame.keys.insert(key).second;
+  struct Frame {
+    Json value;
+    std::string key;
+  };
+
+  // A key that the object has twice, or nullptr. Sorted, not hashed: no choice of keys makes it slow.
+  static const std::string* duplicate_key(const Json::Object& members) {
+    if (members.size() < 2) return nullptr;
+    std::vector<const std::string*> keys;
+    keys.reserve(members.size());
+    for (const Json::Member& member : members) keys.push_back(&member.first);
+    const auto less = [](const std::string* a, const std::string* b) {
+      return a->size() != b->size() ? a->size() < b->size() : *a < *b;
+    };
+    std::sort(keys.begin(), keys.end(), less);
+    const auto same = [](const std::string* a, const std::string* b) { return *a == *b; };
+    const auto found = std::adjacent_find(keys.begin(), keys.end(), same);
+    return found == keys.end() ? nullptr : *found;
   }
-  bool push(Json value) {
-    stack_.push_back({std::move(value), "", {}});
+  bool refuse(std::string what, error_code& ec) {
+    refusal_ = std::move(what);
+    ec = boost::json::error::syntax;
+    return false;
+  }
+  bool over(size_t limit, const char* what, error_code& ec) {
+    return refuse(str_cat("more than ", limit, " ", what), ec);
+  }
+  bool append(string_view part, size_t limit, const char* what, error_code& ec) {
+    if (part.size() > limit || text_.size() > limit - part.size()) return over(limit, what, ec);
+    text_.append(part.data(), part.size());
     return true;
   }
-  bool pop() {
+  bool count(error_code& ec) { return ++num_values_ <= limits_.max_values || over(limits_.max_values, "values", ec); }
+  bool push(Json value, error_code& ec) {
+    if (!count(ec)) return false;
+    stack_.push_back({std::move(value), ""});
+    return true;
+  }
+  bool pop(error_code& ec) {
     Json done = std::move(stack_.back().value);
     stack_.pop_back();
-    return add(std::move(done));
+    return place(std::move(done), ec);
   }
-  bool add_number(Json value) {
+  bool add_number(Json value, error_code& ec) {
     text_.clear();
-    return add(std::move(value));
+    return add(std::move(value), ec);
   }
-  bool add(Json value) {
+  bool add(Json value, error_code& ec) { return count(ec) && place(std::move(value), ec); }
+  bool place(Json value, error_code& ec) {
     if (stack_.empty()) {
       root_ = std::move(value);
     } else if (Frame& frame = stack_.back(); frame.value.is_array()) {
+      if (frame.value.as_array().size() >= limits_.max_elements)
+        return over(limits_.max_elements, "elements in one array", ec);
       frame.value.as_array().push_back(std::move(value));
     } else {
       frame.value.as_object().emplace_back(std::move(frame.key), std::move(value));
@@ -115,9 +138,11 @@ class Builder {
     return true;
   }
 
+  JsonLimits limits_;
   std::vector<Frame> stack_;
   std::string text_;
-  std::string duplicate_;
+  std::string refusal_;
+  size_t num_values_ = 0;
   Json root_;
 };
 
@@ -256,24 +281,29 @@ std::optional<uint32_t> escaped_unit(std::string_view text, size_t at) {
   return unit;
 }
 
-// `text` with \ufffd for each escaped surrogate without its other half, in the same place: offsets stay. Nothing to
-// replace: nothing.
-std::optional<std::string> replace_lone_surrogates(std::string_view text) {
-  std::optional<std::string> out;
-  for (size_t at = text.find('\\'); at < text.size(); at = text.find('\\', at)) {
+// A part of the text for the parser, which ends between two escapes, with \ufffd for each escaped surrogate without its
+// other half: of the same size, so that offsets stay.
+struct Chunk {
+  size_t end;
+  std::optional<std::string> repaired;
+};
+
+Chunk next_chunk(std::string_view text, size_t begin) {
+  constexpr size_t kChunkBytes = 64u << 10;
+  const size_t goal = std::min(text.size(), begin + kChunkBytes);
+  Chunk chunk{begin, std::nullopt};
+  for (size_t at = text.find('\\', begin); at < goal; at = text.find('\\', chunk.end)) {
     const auto unit = escaped_unit(text, at);
-    if (!unit || (*unit & 0xF800) != 0xD800) {
-      at += 2;
-      continue;
-    }
-    const bool paired = *unit < 0xDC00 && (escaped_unit(text, at + 6).value_or(0) & 0xFC00) == 0xDC00;
-    if (!paired) {
-      if (!out) out.emplace(text);
-      out->replace(at + 2, 4, "fffd");
-    }
-    at += paired ? 12 : 6;
+    const bool surrogate = unit && (*unit & 0xF800) == 0xD800;
+    const bool paired = surrogate && *unit < 0xDC00 && (escaped_unit(text, at + 6).value_or(0) & 0xFC00) == 0xDC00;
+    chunk.end = std::min(text.size(), at + (paired ? 12 : surrogate ? 6 : 2));
+    if (!surrogate || paired) continue;
+    if (!chunk.repaired) chunk.repaired.emplace(text.substr(begin, kChunkBytes + 16));
+    chunk.repaired->replace(at - begin + 2, 4, "fffd");
   }
-  return out;
+  chunk.end = std::max(chunk.end, goal);
+  if (chunk.repaired) chunk.repaired->resize(chunk.end - begin);
+  return chunk;
 }
 
 }  // namespace
@@ -281,21 +311,24 @@ std::optional<std::string> replace_lone_surrogates(std::string_view text) {
 Result<Json> parse_json(std::string_view text, const JsonLimits& limits) {
   if (text.size() > limits.max_bytes)
     return Error(Code::kTooLarge, str_cat("JSON of ", text.size(), " bytes is over the limit of ", limits.max_bytes));
-  const std::optional<std::string> repaired = replace_lone_surrogates(text);
-  if (repaired) text = *repaired;
   boost::json::parse_options options;
   options.max_depth = limits.max_depth;
   boost::json::basic_parser<Builder> parser(options);
+  parser.handler().set_limits(limits);
   boost::json::error_code ec;
-  const size_t used = parser.write_some(false, text.data(), text.size(), ec);
+  size_t used = 0;
+  do {
+    const Chunk chunk = next_chunk(text, used);
+    const std::string_view part = chunk.repaired ? *chunk.repaired : text.substr(used, chunk.end - used);
+    used += parser.write_some(chunk.end < text.size(), part.data(), part.size(), ec);
+  } while (!ec && !parser.done() && used < text.size());
   if (!ec && parser.done()) {
     const size_t rest = text.find_first_not_of(" \t\r\n", used);
     if (rest != std::string_view::npos) return bad_input(str_cat("JSON has extra characters at byte ", rest));
     return parser.handler().take();
   }
-  if (!parser.handler().duplicate().empty())
-    return bad_input(
-        str_cat("JSON has the key \"", excerpt(parser.handler().duplicate(), 64), "\" twice in one object"));
+  if (const std::string& refusal = parser.handler().refusal(); !refusal.empty())
+    return bad_input(str_cat("JSON has ", refusal, " (at byte ", used, ")"));
   return bad_input(str_cat("invalid JSON at byte ", used, ": ", fault(ec, text.substr(used), limits)));
 }
 

@@ -79,12 +79,21 @@ class Json {
   std::variant<std::monostate, bool, int64_t, double, Digits, std::string, Array, Object> value_;
 };
 
+// Checked while the text is read, before memory is spent on what they refuse. The defaults suit files of a checkpoint,
+// whose size is capped where they are read.
 struct JsonLimits {
+  static constexpr size_t kAny = SIZE_MAX;
   size_t max_bytes = 32u << 20;
   size_t max_depth = 32;
+  size_t max_values = kAny;        // scalars, arrays and objects of the whole document
+  size_t max_members = kAny;       // of one object
+  size_t max_elements = kAny;      // of one array
+  size_t max_key_bytes = kAny;     // of one key, without escapes
+  size_t max_string_bytes = kAny;  // of one string, without escapes
 };
 
-// Parses exactly one JSON document. Errors: kTooLarge over max_bytes; kBadInput with the byte offset otherwise.
+// Parses exactly one JSON document. Errors: kTooLarge over max_bytes; kBadInput with the byte offset otherwise. Takes
+// time linear in the text, but for the sorting of long objects' keys (duplicates are errors).
 Result<Json> parse_json(std::string_view text, const JsonLimits& limits = {});
 
 // Where the writer puts blanks. Both print numbers as Python's json.dumps does and leave non-ASCII text as it is.

@@ -81,7 +81,8 @@ TEST(Json, ADuplicateKeyIsQuotedInWholeCharacters) {
   for (int i = 0; i < 40; ++i) key += "\xC3\xA9";
   const auto parsed = parse_json("{\"" + key + "\":1,\"" + key + "\":2}");
   ASSERT_FALSE(parsed.ok());
-  EXPECT_EQ(parsed.error().message, "JSON has the key \"" + key.substr(0, 63) + "...\" twice in one object");
+  EXPECT_EQ(parsed.error().message,
+            "JSON has the key \"" + key.substr(0, 63) + "...\" twice in one object (at byte 172)");
 }
 
 TEST(Json, ErrorsSayWhatIsWrongAndWhere) {
@@ -112,6 +113,85 @@ TEST(Json, RejectsHostileInput) {
   for (int i = 0; i < 40; ++i) many += "\"k" + std::to_string(i) + "\":0,";
   EXPECT_FALSE(parse_json(many + "\"k3\":0}").ok());
   EXPECT_TRUE(parse_json(many + "\"k99\":0}").ok());
+}
+
+// Long texts go to the parser in pieces of 64 KiB: no escape, number or word may suffer from where they end.
+TEST(Json, TextOfAnyLengthReadsTheSame) {
+  const std::pair<std::string, std::string> items[] = {
+      {R"("\ud800")", "\"\xEF\xBF\xBD\""},
+      {R"("\ud83d\ude00")", "\"\xF0\x9F\x98\x80\""},
+      {R"("a\\\"\u00e9")", "\"a\\\\\\\"\xC3\xA9\""},
+      {"-12.5", "-12.5"},
+      {"12345678901234567890", "12345678901234567890"},
+      {"{\"key\":true}", "{\"key\":true}"},
+  };
+  for (const auto& [given, wanted] : items)
+    for (size_t shift = 0; shift <= given.size() + 1; ++shift) {
+      const std::string padding((64u << 10) - 5 - shift, 'x');
+      const auto json = parse_json(str_cat("[\"", padding, "\",", given, ",", given, "]"));
+      ASSERT_TRUE(json.ok()) << given << " " << shift << ": " << json.error().message;
+      EXPECT_EQ(dump_json(*json), str_cat("[\"", padding, "\",", wanted, ",", wanted, "]"));
+    }
+  std::string escapes = "[\"", plain = "[\"";
+  for (int i = 0; i < 60'000; ++i) {
+    escapes += i % 3 == 0 ? "\\udead" : i % 3 == 1 ? "\\ud83d\\ude00" : "\\u0041";
+    plain += i % 3 == 0 ? "\xEF\xBF\xBD" : i % 3 == 1 ? "\xF0\x9F\x98\x80" : "A";
+  }
+  const auto json = parse_json(escapes + "\"]");
+  ASSERT_TRUE(json.ok()) << json.error().message;
+  EXPECT_EQ(dump_json(*json), plain + "\"]");
+  EXPECT_FALSE(parse_json("[1]" + std::string(200'000, ' ') + "x").ok());
+  EXPECT_TRUE(parse_json("[1]" + std::string(200'000, ' ')).ok());
+}
+
+// Each cap admits exactly its number and refuses one more, saying which it was.
+TEST(Json, CapsAreExactAndNamed) {
+  const JsonLimits limits{
+      .max_values = 9, .max_members = 3, .max_elements = 4, .max_key_bytes = 5, .max_string_bytes = 6};
+  const auto parse = [&](const std::string& text) {
+    const auto json = parse_json(text, limits);
+    return json.ok() ? "ok" : json.error().message;
+  };
+  const std::pair<const char*, const char*> cases[] = {
+      {R"({"a":1,"b":2,"c":3})", "ok"},
+      {R"({"a":1,"b":2,"c":3,"d":4})", "JSON has more than 3 members in one object (at byte 21)"},
+      {"[1,[],{},\"\"]", "ok"},
+      {"[1,2,3,4,5]", "JSON has more than 4 elements in one array (at byte 10)"},
+      {R"({"aaaaa":1})", "ok"},
+      {R"({"aaaa\u0061a":1})", "JSON has more than 5 bytes in one key (at byte "},
+      {R"({"a":"123456"})", "ok"},
+      {R"({"a":"1234567"})", "JSON has more than 6 bytes in one string (at byte "},
+      {R"({"a":"1234\n67"})", "JSON has more than 6 bytes in one string (at byte "},
+      {"[[1,2,3],[1,2,3]]", "ok"},
+      {"[[1,2,3],[1,2,3,4]]", "JSON has more than 9 values (at byte "},
+      {"[[],[],[[[],[]],[],[[]]]]", "JSON has more than 9 values (at byte "},
+  };
+  for (const auto& [text, message] : cases)
+    EXPECT_EQ(parse(text).substr(0, std::string(message).size()), message) << text;
+  EXPECT_EQ(parse_json(str_cat("[", std::string(1024, '1'), "]")).ok(), true);
+  EXPECT_EQ(parse_json(str_cat("[", std::string(1025, '1'), "]")).ok(), false);
+  EXPECT_EQ(parse_json(str_cat("[0.", std::string(1023, '1'), "]")).ok(), false);
+}
+
+// A refused document is not kept until it is refused: the cap counts what is there, not what was read to its end.
+TEST(Json, CapsHoldBeforeMemoryIsSpent) {
+  std::string text = "[";
+  for (int i = 0; i < 1000; ++i) text += "0,";
+  const auto json = parse_json(text + "broken", {.max_elements = 10});
+  ASSERT_FALSE(json.ok());
+  EXPECT_EQ(json.error().message, "JSON has more than 10 elements in one array (at byte 22)");
+}
+
+TEST(Json, KeysGivenTwiceAreFoundWhereverTheyStand) {
+  for (const int size : {2, 3, 20, 500})
+    for (const int twin : {1, size - 1}) {
+      std::string text = "{";
+      for (int i = 0; i < size; ++i) text += str_cat(i > 0 ? "," : "", "\"k", i == twin ? 0 : i, "\":", i);
+      const auto json = parse_json(text + "}");
+      ASSERT_FALSE(json.ok()) << text;
+      EXPECT_TRUE(json.error().message.starts_with("JSON has the key \"k0\" twice in one object"))
+          << json.error().message;
+    }
 }
 
 }  // namespace

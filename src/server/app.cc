@@ -151,7 +151,8 @@ void App::set_ready(std::shared_ptr<Backend> backend) {
   const BackendInfo info = backend->info();
   auto serving = std::make_shared<Serving>();
   serving->backend = std::move(backend);
-  serving->context = {.caps = config_.caps,
+  const size_t token_bytes = text_->tokenizer() == nullptr ? 0 : text_->tokenizer()->longest_token_bytes();
+  serving->context = {.caps = caps_for(config_.caps, info.max_model_len, token_bytes),
                       .served_names = config_.served_names,
                       .defaults = text_->defaults(),
                       .vocab = info.vocab,
@@ -221,9 +222,13 @@ Json App::model_json(const std::string& name) const {
 
 // GET /v1/models/NAME; clients may write the slash of ORG/NAME as %2F.
 void App::model(ExchangePtr exchange, const HttpRequest& request) {
-  std::string asked = request.path.substr(kModelPath.size());
-  for (const char* slash : {"%2F", "%2f"})
-    for (size_t at = asked.find(slash); at != std::string::npos; at = asked.find(slash)) asked.replace(at, 3, 1, '/');
+  const std::string_view given = std::string_view(request.path).substr(kModelPath.size());
+  std::string asked;
+  for (size_t at = 0; at < given.size(); ++at) {
+    const bool slash = given.substr(at, 3) == "%2F" || given.substr(at, 3) == "%2f";
+    asked += slash ? '/' : given[at];
+    at += slash ? 2 : 0;
+  }
   const Result<std::string> name = model_name(asked);
   answer_or_refuse(exchange, request, name.ok() ? Result<Json>(model_json(*name)) : name.error());
 }
@@ -237,7 +242,7 @@ void App::models(ExchangePtr exchange, const HttpRequest& request) {
 Result<Json> App::body_of(const HttpRequest& request) const {
   if (!is_json(request))
     return bad_input("Content-Type must be application/json (curl: -H 'Content-Type: application/json')");
-  return parse_body(request.body, config_.caps);
+  return parse_body(request.body, serving()->context.caps);
 }
 
 void App::post_tokenize(ExchangePtr exchange, const HttpRequest& request) {

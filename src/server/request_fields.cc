@@ -1,5 +1,6 @@
 #include "server/request_fields.h"
 
+#include <algorithm>
 #include <charconv>
 #include <limits>
 
@@ -102,12 +103,24 @@ void read_stream(Fields& fields, RequestFields& out) {
 
 }  // namespace
 
+RequestCaps caps_for(RequestCaps caps, int64_t max_model_len, size_t longest_token_bytes) {
+  constexpr size_t kLeastString = 1u << 20;
+  const auto length = static_cast<size_t>(max_model_len);
+  caps.json.max_elements = std::max(caps.json.max_elements, length);
+  caps.json.max_values = std::max(caps.json.max_values, 2 * length);
+  caps.json.max_string_bytes =
+      std::min(caps.json.max_string_bytes, std::max(kLeastString, length * longest_token_bytes));
+  return caps;
+}
+
 Result<Json> parse_body(const std::string& body, const RequestCaps& caps) {
-  JsonLimits limits;
+  JsonLimits limits = caps.json;
   limits.max_bytes = body.size() + 1;  // the HTTP layer holds the cap of bodies
-  limits.max_depth = caps.max_json_depth;
   ASSIGN_OR_RETURN(Json json, parse_json(body, limits));
   if (!json.is_object()) return bad_input(str_cat("the body must be a JSON object, got ", json.type_name()));
+  if (json.as_object().size() > caps.max_body_members)
+    return bad_input(
+        str_cat("the body must have at most ", caps.max_body_members, " members, got ", json.as_object().size()));
   return json;
 }
 

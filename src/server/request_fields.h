@@ -14,7 +14,13 @@
 namespace perigee {
 
 struct RequestCaps {
-  size_t max_json_depth = 128;
+  JsonLimits json = {.max_depth = 128,
+                     .max_values = 1u << 18,
+                     .max_members = 4096,
+                     .max_elements = 1u << 16,
+                     .max_key_bytes = 4096,
+                     .max_string_bytes = 32u << 20};  // while a body is parsed; see caps_for()
+  size_t max_body_members = 256;
   int64_t max_n = 8;
   size_t max_prompts = 32;
   int64_t max_logprobs = 20;
@@ -66,6 +72,10 @@ struct RequestFields {
   bool tokens_as_ids = false;  // logprob tokens read "token_id:N"
   std::vector<std::string> unknown;
 };
+
+// `caps` with JSON limits that a request for this model may need: no array longer than a prompt of token ids, no string
+// longer than a prompt of the longest tokens (0: none is known).
+RequestCaps caps_for(RequestCaps caps, int64_t max_model_len, size_t longest_token_bytes);
 
 // Parses a body that must be one JSON object. Errors: kTooLarge, kBadInput.
 Result<Json> parse_body(const std::string& body, const RequestCaps& caps);

@@ -216,5 +216,28 @@ TEST(ChatRequest, MessagesInTheTemplatesShape) {
   EXPECT_EQ(request->fields.max_tokens, 5);
 }
 
+// Long lists and strings of the sizes that a model of this length can use pass; anything longer is refused while it is
+// parsed, and so are more members than any request has.
+TEST(ParseBody, CapsFollowTheModelsLength) {
+  const RequestCaps caps = caps_for({}, 200'000, 128);
+  const auto list = [](size_t n) {
+    std::string text = R"({"prompt":[0)";
+    for (size_t i = 1; i < n; ++i) text += ",0";
+    return text + "]}";
+  };
+  EXPECT_TRUE(parse_body(list(200'000), caps).ok());
+  EXPECT_FALSE(parse_body(list(200'001), caps).ok());
+  EXPECT_TRUE(parse_body(list(65'536), caps_for({}, 4096, 128)).ok());
+  EXPECT_FALSE(parse_body(list(65'537), caps_for({}, 4096, 128)).ok());
+  const auto text = [](size_t n) { return R"({"prompt":")" + std::string(n, 'x') + "\"}"; };
+  EXPECT_TRUE(parse_body(text(200'000 * 128), caps).ok());
+  EXPECT_FALSE(parse_body(text(200'000 * 128 + 1), caps).ok());
+  std::string members;
+  for (int i = 0; i < 257; ++i) members += str_cat(i > 0 ? "," : "", "\"m", i, "\":0");
+  const auto many = parse_body("{" + members + "}", caps);
+  ASSERT_FALSE(many.ok());
+  EXPECT_EQ(many.error().message, "the body must have at most 256 members, got 257");
+}
+
 }  // namespace
 }  // namespace perigee

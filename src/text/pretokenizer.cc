@@ -146,34 +146,26 @@ size_t next_piece_end(std::string_view text, size_t begin) {
   return space_end(text, begin);
 }
 
-std::vector<size_t> reference_cuts(std::string_view text, std::string_view ignored) {
+std::optional<size_t> ReferenceCuts::next() {
   constexpr size_t kMaxSlice = 400'000;
   constexpr size_t kMaxRun = 25'000;
-  std::vector<size_t> cuts;
-  if (text.size() <= kMaxRun) return cuts;  // a character has at least one byte
-  size_t slice = 0;
-  size_t run = 0;
-  bool run_is_space = false;
-  for (size_t pos = 0; pos < text.size();) {
-    const Utf8Char c = utf8_at(text, pos);
-    if (!ignored.empty() && text.substr(pos, c.length) == ignored) {
-      pos += c.length;
-      continue;
-    }
+  if (text_.size() <= kMaxRun) return std::nullopt;  // a character has at least one byte
+  while (pos_ < text_.size()) {
+    const size_t begin = pos_;
+    const Utf8Char c = utf8_at(text_, pos_);
+    pos_ += c.length;
+    if (!ignored_.empty() && text_.substr(begin, c.length) == ignored_) continue;
     const bool is_space = c.kind == Utf8Kind::kValid && is_python_space(c.code_point);
-    if (slice == kMaxSlice) {
-      cuts.push_back(pos);
-      slice = run = 0;
-    } else if (run == kMaxRun && is_space == run_is_space) {
-      cuts.push_back(pos);
-      run = 0;
-    }
-    run = run > 0 && is_space == run_is_space ? run + 1 : 1;
-    run_is_space = is_space;
-    ++slice;
-    pos += c.length;
+    const bool slice_is_full = slice_ == kMaxSlice;
+    const bool cut = slice_is_full || (run_ == kMaxRun && is_space == run_is_space_);
+    if (slice_is_full) slice_ = 0;
+    if (cut) run_ = 0;
+    run_ = run_ > 0 && is_space == run_is_space_ ? run_ + 1 : 1;
+    run_is_space_ = is_space;
+    ++slice_;
+    if (cut) return begin;
   }
-  return cuts;
+  return std::nullopt;
 }
 
 }  // namespace perigee

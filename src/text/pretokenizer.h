@@ -5,8 +5,8 @@
 #pragma once
 
 #include <cstddef>
+#include <optional>
 #include <string_view>
-#include <vector>
 
 namespace perigee {
 
@@ -15,8 +15,19 @@ namespace perigee {
 size_t next_piece_end(std::string_view text, size_t begin);
 
 // Where the reference cuts a long raw text before anything else: after every 400,000 characters, and inside such a
-// slice after every 25,000 consecutive white-space or consecutive other characters. Ascending byte offsets strictly
-// inside the text. Characters equal to `ignored` (a UTF-8 sequence, or empty for none) do not count.
-std::vector<size_t> reference_cuts(std::string_view text, std::string_view ignored);
+// slice after every 25,000 consecutive white-space or consecutive other characters. Characters equal to `ignored` (a
+// UTF-8 sequence, or empty for none) do not count. Looks at the text no further than the cut it was asked for.
+class ReferenceCuts {
+ public:
+  ReferenceCuts(std::string_view text, std::string_view ignored) : text_(text), ignored_(ignored) {}
+  // The next cut, a byte offset strictly inside the text; nothing when there is none.
+  std::optional<size_t> next();
+
+ private:
+  std::string_view text_, ignored_;
+  size_t pos_ = 0;
+  size_t slice_ = 0, run_ = 0;  // characters since the last cut of either kind
+  bool run_is_space_ = false;
+};
 
 }  // namespace perigee

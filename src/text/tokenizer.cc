@@ -102,57 +102,72 @@ Result<std::shared_ptr<const Tokenizer>> Tokenizer::create(std::string_view tikt
   std::shared_ptr<Tokenizer> out(new Tokenizer(std::move(vocabulary)));
   ASSIGN_OR_RETURN(out->specials_, complete_specials(std::move(specials), out->vocabulary_.size()));
   std::vector<std::string_view> texts;
-  for (const SpecialToken& token : out->specials_) texts.push_back(token.text);
+  out->longest_token_bytes_ = out->vocabulary_.longest();
+  for (const SpecialToken& token : out->specials_) {
+    texts.push_back(token.text);
+    out->longest_token_bytes_ = std::max(out->longest_token_bytes_, token.text.size());
+  }
   out->matcher_ = SpecialMatcher(texts);
   return std::shared_ptr<const Tokenizer>(std::move(out));
 }
 
-void Tokenizer::append_ordinary(std::string_view text, std::vector<int32_t>& out) const {
-  for (size_t begin = 0; begin < text.size();) {
+void Tokenizer::append_ordinary(std::string_view text, size_t max_ids, std::vector<int32_t>& out) const {
+  for (size_t begin = 0; begin < text.size() && out.size() <= max_ids;) {
     const size_t end = next_piece_end(text, begin);
     vocabulary_.append_piece(text.substr(begin, end - begin), out);
     begin = end;
   }
 }
 
-std::vector<int32_t> Tokenizer::encode(std::string_view text, SpecialsIn specials) const {
+namespace {
+
+std::vector<int32_t> with_room_for(std::string_view text, size_t max_ids) {
   std::vector<int32_t> out;
-  out.reserve(text.size() / 4 + 8);
-  std::vector<size_t> cuts = reference_cuts(text, "");
-  cuts.push_back(text.size());
-  size_t begin = 0;
-  for (const size_t end : cuts) {
+  out.reserve(std::min(text.size() / 4, max_ids) + 8);
+  return out;
+}
+
+}  // namespace
+
+std::vector<int32_t> Tokenizer::encode(std::string_view text, SpecialsIn specials, size_t max_ids) const {
+  std::vector<int32_t> out = with_room_for(text, max_ids);
+  ReferenceCuts cuts(text, "");
+  for (size_t begin = 0; begin < text.size() && out.size() <= max_ids;) {
+    const size_t end = cuts.next().value_or(text.size());
     const std::string_view slice = text.substr(0, end);
-    while (specials == SpecialsIn::kRecognised) {
+    while (specials == SpecialsIn::kRecognised && out.size() <= max_ids) {
       const auto match = matcher_.find(slice, begin);
       if (!match) break;
-      append_ordinary(slice.substr(begin, match->begin - begin), out);
+      append_ordinary(slice.substr(begin, match->begin - begin), max_ids, out);
+      if (out.size() > max_ids) return out;
       out.push_back(specials_[match->index].id);
       begin = match->begin + match->length;
     }
-    append_ordinary(slice.substr(begin), out);
+    append_ordinary(slice.substr(begin), max_ids, out);
     begin = end;
   }
   return out;
 }
 
-std::vector<int32_t> Tokenizer::encode_rendered(std::string_view text) const {
-  std::vector<int32_t> out;
-  out.reserve(text.size() / 4 + 8);
-  const std::vector<size_t> cuts = reference_cuts(text, kNeutral);
-  auto cut = cuts.begin();
+std::vector<int32_t> Tokenizer::encode_rendered(std::string_view text, size_t max_ids) const {
+  std::vector<int32_t> out = with_room_for(text, max_ids);
+  ReferenceCuts cuts(text, kNeutral);
+  auto cut = cuts.next();
   size_t begin = 0;
   const auto ordinary_to = [&](size_t end) {
-    for (; cut != cuts.end() && *cut < end; ++cut) {
+    for (; cut && *cut < end && out.size() <= max_ids; cut = cuts.next()) {
       if (*cut <= begin) continue;  // inside or at the end of a special token
-      append_ordinary(without_neutral(text.substr(begin, *cut - begin)), out);
+      append_ordinary(without_neutral(text.substr(begin, *cut - begin)), max_ids, out);
       begin = *cut;
     }
-    append_ordinary(without_neutral(text.substr(begin, end - begin)), out);
+    append_ordinary(without_neutral(text.substr(begin, end - begin)), max_ids, out);
     begin = end;
   };
-  while (const auto match = matcher_.find(text, begin)) {
+  while (out.size() <= max_ids) {
+    const auto match = matcher_.find(text, begin);
+    if (!match) break;
     ordinary_to(match->begin);
+    if (out.size() > max_ids) return out;
     out.push_back(specials_[match->index].id);
     begin = match->begin + match->length;
   }

@@ -48,11 +48,12 @@ class Tokenizer {
   // Exactly the reference's ids (official tokenization_kimi.py), its cutting of long texts included: a special string
   // that such a cut goes through is plain text. Invalid UTF-8 is encoded byte by byte: the bytes of the ids joined are
   // always `text`.
-  std::vector<int32_t> encode(std::string_view text, SpecialsIn specials) const;
+  // Stops soon after more than `max_ids` of them: so many mean that there are more.
+  std::vector<int32_t> encode(std::string_view text, SpecialsIn specials, size_t max_ids = SIZE_MAX) const;
 
   // Encodes a rendered chat prompt whose untrusted parts went through neutralise(): recognises special tokens, then
   // removes every kNeutral. Unlike encode(), a cut never breaks a special token: the chat's structure always survives.
-  std::vector<int32_t> encode_rendered(std::string_view text) const;
+  std::vector<int32_t> encode_rendered(std::string_view text, size_t max_ids = SIZE_MAX) const;
 
   // Makes untrusted text safe to be put into a prompt for encode_rendered: removes any kNeutral, then puts one after
   // the first character of every special string in it, and of a tail that more text could complete to a special string
@@ -61,6 +62,9 @@ class Tokenizer {
   std::string neutralise(std::string_view untrusted) const;
 
   int32_t vocab_size() const { return vocabulary_.size() + kNumSpecials; }
+
+  // Of all tokens: n bytes of text are never fewer than n / longest_token_bytes() ids.
+  size_t longest_token_bytes() const { return longest_token_bytes_; }
 
   // The bytes of a token; "" for an id out of range.
   std::string_view bytes(int32_t id) const;
@@ -72,9 +76,10 @@ class Tokenizer {
 
  private:
   explicit Tokenizer(Vocabulary vocabulary) : vocabulary_(std::move(vocabulary)) {}
-  void append_ordinary(std::string_view text, std::vector<int32_t>& out) const;
+  void append_ordinary(std::string_view text, size_t max_ids, std::vector<int32_t>& out) const;
 
   Vocabulary vocabulary_;
+  size_t longest_token_bytes_ = 0;
   std::vector<SpecialToken> specials_;
   SpecialMatcher matcher_;  // its indices are those of specials_
 };

@@ -122,6 +122,13 @@ TEST(Pretokenizer, CutsAsThePatternDoes) {
   EXPECT_EQ(pieces("\x1C\x1C a"), (Pieces{"\x1C\x1C", " a"}));  // U+001C is no white space here
 }
 
+std::vector<size_t> reference_cuts(std::string_view text, std::string_view ignored) {
+  std::vector<size_t> all;
+  ReferenceCuts cuts(text, ignored);
+  while (const auto cut = cuts.next()) all.push_back(*cut);
+  return all;
+}
+
 TEST(Pretokenizer, ReferenceCuts) {
   EXPECT_TRUE(reference_cuts(std::string(25'000, 'x'), "").empty());
   EXPECT_EQ(reference_cuts(std::string(25'001, 'x'), ""), std::vector<size_t>{25'000});
@@ -396,6 +403,33 @@ TEST(Tokenizer, LoadReportsBadFolders) {
                           R"({"added_tokens_decoder": {"300 ": {"content": "x"}}})",
                           R"({"added_tokens_decoder": {"300": {"content": "x", "special": 1}}})"})
     EXPECT_FALSE(load_with(bad).ok()) << bad;
+}
+
+// What an over-long prompt costs depends on the limit, not on the prompt: the ids up to the limit are those of the
+// whole encoding, and little more than them is made.
+TEST(Tokenizer, EncodingStopsOverALimit) {
+  const auto tokenizer = test_tokenizer();
+  std::string text;
+  for (int i = 0; i < 300'000; ++i) text += i % 50 == 0 ? "<|im_end|>" : "ab ";
+  const Ids all = tokenizer->encode(text, SpecialsIn::kRecognised);
+  ASSERT_EQ(tokenizer->encode_rendered(text), all);
+  for (const size_t limit : {size_t{0}, size_t{1}, size_t{1000}, all.size() - 1}) {
+    for (const Ids& some :
+         {tokenizer->encode(text, SpecialsIn::kRecognised, limit), tokenizer->encode_rendered(text, limit)}) {
+      EXPECT_GT(some.size(), limit);
+      EXPECT_LE(some.size(), limit + 200);
+      EXPECT_TRUE(std::equal(some.begin(), some.end(), all.begin()));
+    }
+  }
+  EXPECT_EQ(tokenizer->encode(text, SpecialsIn::kRecognised, all.size()), all);
+  EXPECT_EQ(tokenizer->encode_rendered(text, all.size()), all);
+}
+
+TEST(Tokenizer, NoTokenIsLongerThanTheLongest) {
+  const auto tokenizer = test_tokenizer();
+  size_t longest = 0;
+  for (int32_t id = 0; id < tokenizer->vocab_size(); ++id) longest = std::max(longest, tokenizer->bytes(id).size());
+  EXPECT_EQ(tokenizer->longest_token_bytes(), longest);
 }
 
 }  // namespace

@@ -48,6 +48,7 @@ bool matches_type(const Json& value, std::string_view type) {
 // Writes one function. A schema that cannot be expressed sets failed(); the text is then meaningless.
 class FunctionWriter {
  public:
+  explicit FunctionWriter(size_t& work) : work_(work) {}
   std::string write(const Json& function);
   bool failed() const { return failed_; }
 
@@ -79,6 +80,14 @@ class FunctionWriter {
   std::vector<Field> fields_of(const Json& schema);
   void note_definitions(const Json& schema);
 
+  // Text that is about to be copied into what encloses it. Nested schemas are copied once a level and indented by it,
+  // so that a small schema can be a large text: over the cap it fails.
+  std::string spend(std::string text) {
+    work_ += text.size();
+    return work_ <= kMaxDeclarationWork ? std::move(text) : fail();
+  }
+
+  size_t& work_;
   bool failed_ = false;
   bool refers_to_root_ = false;
   std::vector<std::pair<std::string, const Json*>> definitions_;  // in order of first sight
@@ -98,7 +107,7 @@ std::string FunctionWriter::description_lines(const Json& schema, const std::str
     const std::string_view line = rest.substr(0, end);
     if (!line.empty()) out.append(indent).append("// ").append(line);
     out += '\n';
-    if (end == std::string_view::npos) return out;
+    if (end == std::string_view::npos) return spend(std::move(out));
     rest.remove_prefix(end + 1);
   }
 }
@@ -122,6 +131,7 @@ std::string FunctionWriter::comments(const Json& schema, const std::string& inde
 }
 
 std::string FunctionWriter::type_text(const Json& schema, const std::string& indent) {
+  if (failed_) return {};
   if (schema.is_bool()) return schema.as_bool() ? "any" : "null";
   if (!schema.is_object()) return fail();
   if (schema.as_object().empty()) return "any";
@@ -171,7 +181,7 @@ std::string FunctionWriter::any_of(const Json& options, const std::string& inden
     if (!out.empty()) out += " | ";
     out += type_text(option, indent);
   }
-  return out;
+  return spend(std::move(out));
 }
 
 std::string FunctionWriter::enumeration(const Json& schema, const Json& values) {
@@ -207,8 +217,8 @@ std::string FunctionWriter::array(const Json& schema, const std::string& indent)
   if (!items) return "Array<any>";
   const std::string inner = indent + std::string(kStep);
   const std::string notes = items->is_object() ? comments(*items, inner) : "";
-  if (notes.empty()) return "Array<" + type_text(*items, indent) + ">";
-  return "Array<\n" + notes + inner + type_text(*items, inner) + "\n" + indent + ">";
+  if (notes.empty()) return spend("Array<" + type_text(*items, indent) + ">");
+  return spend("Array<\n" + notes + inner + type_text(*items, inner) + "\n" + indent + ">");
 }
 
 std::string FunctionWriter::object(const Json& schema, const std::string& indent) {
@@ -230,7 +240,7 @@ std::string FunctionWriter::object(const Json& schema, const std::string& indent
 
 std::string FunctionWriter::additional_text(const Json& additional, const std::string& indent) {
   const bool never = additional.is_bool() && !additional.as_bool();
-  return indent + "[k: string]: " + (never ? "never" : type_text(additional, indent));
+  return spend(indent + "[k: string]: " + (never ? "never" : type_text(additional, indent)));
 }
 
 // The properties by name (the schema is deep-sorted), each with whether it may be left out.
@@ -261,7 +271,7 @@ std::string FunctionWriter::field_text(const Field& field, const std::string& in
     out += indent + "// Default: " + (plain ? *python_text(*initial) : dump_json(*initial, JsonStyle::kSpaced)) + "\n";
   }
   out.append(indent).append(field.name).append(field.optional ? "?: " : ": ");
-  return out + type_text(*field.schema, indent);
+  return spend(out + type_text(*field.schema, indent));
 }
 
 void FunctionWriter::note_definitions(const Json& schema) {
@@ -320,6 +330,7 @@ std::string FunctionWriter::write(const Json& function) {
 
 std::optional<std::string> typescript(const Json& tools) {
   std::string body;
+  size_t work = 0;
   if (!tools.is_array()) return std::nullopt;
   for (const Json& tool : tools.as_array()) {
     const Json* type = tool.find("type");
@@ -327,7 +338,7 @@ std::optional<std::string> typescript(const Json& tools) {
     if (type->as_string() != "function") continue;
     const Json* function = tool.find("function");
     if (!function) return std::nullopt;
-    FunctionWriter writer;
+    FunctionWriter writer(work);
     body += writer.write(*function);
     if (writer.failed()) return std::nullopt;
   }

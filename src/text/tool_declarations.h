@@ -15,7 +15,9 @@ Json deep_sorted(const Json& value);
 
 // The declaration of `tools`, an OpenAI list [{"type": "function", "function": {...}}, ...]. The list is deep-sorted
 // first. If one tool has a schema that the TypeScript form cannot express (oneOf, allOf, const, an unknown reference),
-// or nothing would be declared, the result is the whole sorted list as compact JSON instead; it never fails.
+// or whose indented form is out of all proportion (over kMaxDeclarationWork bytes written on the way), or nothing would
+// be declared, the result is the whole sorted list as compact JSON instead; it never fails.
+constexpr size_t kMaxDeclarationWork = 32u << 20;
 std::string declare_tools(const Json& tools);
 
 }  // namespace perigee

@@ -30,6 +30,8 @@ class Vocabulary {
     return std::string_view(blob_).substr(offsets_[id], offsets_[id + 1] - offsets_[id]);
   }
 
+  size_t longest() const { return longest_; }  // bytes of the longest token
+
   // The token with exactly these bytes, or -1.
   int32_t find(std::string_view bytes) const;
 
@@ -60,7 +62,7 @@ class Vocabulary {
   std::vector<uint32_t> offsets_;  // [size + 1]
   std::vector<Slot> slots_;        // open addressing, a power of two
   uint32_t shift_ = 0;             // 64 - log2(slots)
-  size_t longest_ = 0;             // bytes of the longest token
+  size_t longest_ = 0;
   int32_t byte_ids_[256];
   std::vector<int32_t> byte_pair_ids_;  // [256 * 256]: the token of two bytes, or -1
 };
