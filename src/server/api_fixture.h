@@ -39,8 +39,8 @@ class ApiTest : public testing::Test {
     config_.port = 0;
     config_.model_path = "/models/tiny";
     if (config_.served_names.empty()) config_.served_names = {"tiny", "alias"};
-    const ModelText::ChatEncoder chat = [](const Json& messages, const Json&, const Json& kwargs,
-                                           bool) -> Result<std::vector<int32_t>> {
+    const ModelText::ChatEncoder chat = [](const Json& messages, const Json&, const Json& kwargs, bool,
+                                           size_t) -> Result<std::vector<int32_t>> {
       std::vector<int32_t> ids = ids_of(messages.as_array().back().find("content")->as_string());
       const Json* thinking = kwargs.find("thinking");
       ids.push_back(260);  // <|im_assistant|>

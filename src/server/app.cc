@@ -4,14 +4,15 @@
 
 #include <algorithm>
 #include <cctype>
+#include <charconv>
 #include <random>
 
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/rng.h"
 #include "server/api_error.h"
+#include "server/app_requests.h"
 #include "server/reply_json.h"
-#include "server/text_endpoints.h"
 
 namespace perigee {
 
@@ -23,6 +24,7 @@ uint64_t random_key() {
 }
 
 constexpr std::string_view kModelPath = "/v1/models/";
+constexpr size_t kPoolCapacity = 1024;  // requests that wait to be read
 
 HttpReply empty_reply(int status) {
   HttpReply reply;
@@ -31,29 +33,8 @@ HttpReply empty_reply(int status) {
   return reply;
 }
 
-// One access line. Probes and scrapes stay out of the log.
-void answer(const std::shared_ptr<Exchange>& exchange, const HttpRequest& request, HttpReply reply) {
-  log_info(request.method, " ", request.path.substr(0, 128), " ", reply.status);
-  exchange->respond(std::move(reply));
-}
-
-bool is_json(const HttpRequest& request) {
-  const std::string* type = request.header("Content-Type");
-  if (type == nullptr) return true;
-  std::string lower = *type;
-  for (char& c : lower) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
-  return lower.starts_with("application/json");
-}
-
-// What not even an empty queue has room for: to try again would not help.
-Status check_choices(int64_t num_prompts, int64_t n, int64_t limit) {
-  if (num_prompts * n <= limit) return {};
-  const char* field = num_prompts > 1 ? "prompt" : "n";
-  return bad_input(str_cat(num_prompts, num_prompts > 1 ? " prompts" : " prompt", " with n ", n, " are ",
-                           num_prompts * n, " sequences; this server runs and queues at most ", limit,
-                           num_prompts > 1 ? ": send several requests" : ": lower n",
-                           ", or raise --max-waiting-seqs where it is started"),
-                   field);
+size_t longest_token_bytes(const ModelText& text) {
+  return text.tokenizer() == nullptr ? 0 : text.tokenizer()->longest_token_bytes();
 }
 
 }  // namespace
@@ -64,16 +45,17 @@ App::App(AppConfig config, std::shared_ptr<const ModelText> text)
       keys_(config_.api_keys),
       metrics_(std::make_shared<Metrics>(config_.served_names.front())),
       id_key_(random_key()),
-      started_(static_cast<int64_t>(wall_time_s())) {}
+      started_(static_cast<int64_t>(wall_time_s())),
+      pool_(WorkPool::default_threads(), kPoolCapacity) {}
 
 const std::vector<App::Route>& App::routes() {
   static const std::vector<Route> kRoutes = {
-      {"POST", "/v1/completions", false, &App::completions},
-      {"POST", "/v1/chat/completions", false, &App::chat},
+      {.method = "POST", .path = "/v1/completions", .prepare = &App::prepare_completions},
+      {.method = "POST", .path = "/v1/chat/completions", .prepare = &App::prepare_chat},
       {"GET", "/v1/models", false, &App::models},
-      {"POST", "/tokenize", false, &App::post_tokenize},
-      {"POST", "/detokenize", false, &App::post_detokenize},
-      {"GET", "/tokenizer_info", false, &App::get_tokenizer_info},
+      {.method = "POST", .path = "/tokenize", .prepare = &App::prepare_tokenize},
+      {.method = "POST", .path = "/detokenize", .prepare = &App::prepare_detokenize},
+      {.method = "GET", .path = "/tokenizer_info", .prepare = &App::prepare_tokenizer_info},
       {"GET", "/version", false, &App::version},
       {"GET", "/load", false, &App::load},
       {"GET", "/metrics", false, &App::metrics},
@@ -95,6 +77,12 @@ bool App::is_open(const HttpRequest& request) const {
 HttpReply App::refusal(int status, const std::string& message) const {
   metrics_->refused(status);
   return error_reply(status, message);
+}
+
+// One access line. Probes and scrapes stay out of the log.
+void App::answer(ExchangePtr exchange, const HttpRequest& request, HttpReply reply) {
+  log_info(request.method, " ", request.path.substr(0, 128), " ", reply.status);
+  exchange->respond(std::move(reply));
 }
 
 // The line names the field that was refused, not what it held.
@@ -123,22 +111,44 @@ std::optional<HttpReply> App::check_head(const HttpRequest& request) const {
   const bool needs_model = request.path.starts_with("/v1/") || request.path.ends_with("tokenize");
   if (!needs_model) return std::nullopt;
   if (draining_) return refusal(503, "the server is shutting down; send the request to another one");
-  if (!serving()) return refusal(503, "the model is still loading; see /readyz");
+  const auto now_serving = serving();
+  if (!now_serving) return refusal(503, "the model is still loading; see /readyz");
+  const std::optional<Error> too_long = check_length(request, now_serving->context);
+  if (too_long) return refusal(status_of(too_long->code), too_long->message);
   return std::nullopt;
 }
 
-void App::handle(const std::shared_ptr<Exchange>& exchange, const HttpRequest& request) {
+void App::handle(const std::shared_ptr<Exchange>& exchange, HttpRequest request) {
   const std::string method = request.method == "HEAD" ? "GET" : request.method;
   bool path_known = false;
   for (const Route& route : routes()) {
     if (request.path != route.path) continue;
     path_known = true;
-    if (method == route.method) return (this->*route.handler)(exchange, request);
+    if (method != route.method) continue;
+    if (route.prepare != nullptr) return prepare_in_pool(exchange, std::move(request), route.prepare);
+    return (this->*route.handler)(exchange, request);
   }
   if (method == "GET" && request.path.starts_with(kModelPath) && request.path != kModelPath)
     return model(exchange, request);
   if (path_known) return answer(exchange, request, refusal(405, "this path does not take that method"));
   answer(exchange, request, refusal(404, "no such path; the API is under /v1"));
+}
+
+// No body of that many bytes can be a prompt that fits: it is refused before it is read. JSON may write a byte of text
+// as \u00XX, and a token is at most so many bytes; what is no prompt (tools, reasoning that the template leaves out,
+// blanks) has 4 MiB.
+std::optional<Error> App::check_length(const HttpRequest& request, const RequestContext& context) const {
+  constexpr uint64_t kSlack = 4u << 20, kBytesPerByte = 6, kBytesPerId = 12;
+  const std::string* given = request.header("Content-Length");
+  uint64_t length = 0;
+  if (given == nullptr || request.method != "POST") return std::nullopt;
+  if (std::from_chars(given->data(), given->data() + given->size(), length).ec != std::errc()) return std::nullopt;
+  const uint64_t per_token = std::max(kBytesPerId, kBytesPerByte * longest_token_bytes(*text_));
+  const uint64_t prompts = request.path == "/v1/completions" ? context.caps.max_prompts : 1;
+  const uint64_t limit = kSlack + prompts * per_token * static_cast<uint64_t>(context.max_model_len);
+  if (length <= limit) return std::nullopt;
+  return Error(Code::kTooLarge, str_cat("a body of ", length, " bytes cannot be a prompt for this model's context of ",
+                                        context.max_model_len, " tokens; at most ", limit, " bytes are read"));
 }
 
 void App::set_progress(const std::string& phase, double percent) {
@@ -151,8 +161,7 @@ void App::set_ready(std::shared_ptr<Backend> backend) {
   const BackendInfo info = backend->info();
   auto serving = std::make_shared<Serving>();
   serving->backend = std::move(backend);
-  const size_t token_bytes = text_->tokenizer() == nullptr ? 0 : text_->tokenizer()->longest_token_bytes();
-  serving->context = {.caps = caps_for(config_.caps, info.max_model_len, token_bytes),
+  serving->context = {.caps = caps_for(config_.caps, info.max_model_len, longest_token_bytes(*text_)),
                       .served_names = config_.served_names,
                       .defaults = text_->defaults(),
                       .vocab = info.vocab,
@@ -239,26 +248,6 @@ void App::models(ExchangePtr exchange, const HttpRequest& request) {
   answer(exchange, request, json_reply(Json(Json::Object{{"object", "list"}, {"data", Json(std::move(data))}})));
 }
 
-Result<Json> App::body_of(const HttpRequest& request) const {
-  if (!is_json(request))
-    return bad_input("Content-Type must be application/json (curl: -H 'Content-Type: application/json')");
-  return parse_body(request.body, serving()->context.caps);
-}
-
-void App::post_tokenize(ExchangePtr exchange, const HttpRequest& request) {
-  Result<Json> body = body_of(request);
-  answer_or_refuse(exchange, request, body.ok() ? tokenize(*body, serving()->context, *text_) : body);
-}
-
-void App::post_detokenize(ExchangePtr exchange, const HttpRequest& request) {
-  Result<Json> body = body_of(request);
-  answer_or_refuse(exchange, request, body.ok() ? detokenize(*body, serving()->context, *text_) : body);
-}
-
-void App::get_tokenizer_info(ExchangePtr exchange, const HttpRequest& request) {
-  answer_or_refuse(exchange, request, tokenizer_info(*text_));
-}
-
 Result<std::string> App::model_name(const std::string& asked) const {
   return served_name(config_.served_names, asked);
 }
@@ -268,95 +257,9 @@ std::string App::new_id() {
   return fmt::format("{:016x}{:016x}", random_u64(id_key_, 2 * n), random_u64(id_key_, 2 * n + 1));
 }
 
-Result<GenerationSpec> App::make_spec(const RequestFields& fields, const HttpRequest& request,
-                                      std::vector<TokenIds> prompts) {
-  const auto now_serving = serving();
-  const int64_t limit = now_serving->context.max_model_len;
-  ASSIGN_OR_RETURN(std::string model, model_name(fields.model));
-  if (fields.max_tokens && fields.sampling.min_tokens > *fields.max_tokens)
-    return bad_input(str_cat("min_tokens ", fields.sampling.min_tokens, " is over max_tokens ", *fields.max_tokens),
-                     "min_tokens");
-  RETURN_IF_ERROR(check_choices(std::ssize(prompts), fields.n, now_serving->context.max_choices));
-  for (const TokenIds& prompt : prompts) {
-    const int64_t length = std::ssize(*prompt);
-    if (length == 0) return bad_input("the prompt has no tokens", "prompt");
-    // echo with max_tokens 0 still needs one place, which the engine fills and nobody sees.
-    const int64_t wanted = std::max<int64_t>(1, fields.max_tokens.value_or(1));
-    if (length + wanted > limit)
-      return bad_input(str_cat("this model's context is ", limit, " tokens; the prompt has ", length, " and ", wanted,
-                               " are wanted; shorten the prompt or lower max_tokens"),
-                       "input_tokens");
-  }
-  log_unknown_fields(fields.unknown);
-  GenerationSpec spec;
-  spec.backend = now_serving->backend;
-  spec.metrics = metrics_;
-  spec.live = live_;
-  spec.prompts = std::move(prompts);
-  spec.fields = fields;
-  if (!spec.fields.seed) spec.fields.seed = random_u64(id_key_ ^ 0x5EED, id_counter_++);
-  spec.model = std::move(model);
-  spec.id = new_id();
-  spec.path = request.path;
-  spec.max_model_len = limit;
-  return spec;
-}
-
-ReplyContext App::reply_context(const Serving& serving) const {
-  return {.text = text_, .eos_ids = serving.context.eos_ids, .reasoning_field = config_.reasoning_field};
-}
-
-std::optional<Error> App::start_completions(ExchangePtr exchange, const HttpRequest& http) {
-  constexpr int64_t kDefaultMaxTokens = 16;
-  const double arrival_s = system_clock().now_s();
-  const auto now_serving = serving();
-  const Result<Json> body = body_of(http);
-  if (!body.ok()) return body.error();
-  const Result<CompletionRequest> request = parse_completion_request(*body, now_serving->context);
-  if (!request.ok()) return request.error();
-  std::vector<TokenIds> prompts;
-  for (const PromptInput& prompt : request->prompts) {
-    if (const auto* ids = std::get_if<std::vector<int32_t>>(&prompt))
-      prompts.push_back(std::make_shared<const std::vector<int32_t>>(*ids));
-    else
-      prompts.push_back(std::make_shared<const std::vector<int32_t>>(
-          text_->tokenizer()->encode(std::get<std::string>(prompt), SpecialsIn::kRecognised)));
-  }
-  Result<GenerationSpec> spec = make_spec(request->fields, http, prompts);
-  if (!spec.ok()) return spec.error();
-  if (!spec->fields.max_tokens) spec->fields.max_tokens = kDefaultMaxTokens;
-  spec->arrival_s = arrival_s;
-  spec->format = make_completion_format(reply_context(*now_serving), *request, std::move(prompts));
-  Generation::start(std::move(*spec), exchange);
-  return std::nullopt;
-}
-
-std::optional<Error> App::start_chat(ExchangePtr exchange, const HttpRequest& http) {
-  const double arrival_s = system_clock().now_s();
-  const auto now_serving = serving();
-  const Result<Json> body = body_of(http);
-  if (!body.ok()) return body.error();
-  const Result<ChatRequest> request = parse_chat_request(*body, now_serving->context);
-  if (!request.ok()) return request.error();
-  if (!text_->has_chat()) return bad_input("this checkpoint has no chat template; use /v1/completions", "messages");
-  Result<std::vector<int32_t>> ids =
-      text_->encode_chat(request->messages, request->tools, request->template_kwargs, request->add_generation_prompt);
-  if (!ids.ok()) return ids.error();
-  const auto prompt = std::make_shared<const std::vector<int32_t>>(std::move(*ids));
-  Result<GenerationSpec> spec = make_spec(request->fields, http, {prompt});
-  if (!spec.ok()) return spec.error();
-  spec->arrival_s = arrival_s;
-  spec->format = make_chat_format(reply_context(*now_serving), *request, prompt);
-  Generation::start(std::move(*spec), exchange);
-  return std::nullopt;
-}
-
-void App::completions(ExchangePtr exchange, const HttpRequest& request) {
-  if (const auto error = start_completions(exchange, request)) refuse(exchange, request, *error);
-}
-
-void App::chat(ExchangePtr exchange, const HttpRequest& request) {
-  if (const auto error = start_chat(exchange, request)) refuse(exchange, request, *error);
+void App::end_all(const std::string& message) {
+  ended_ = true;
+  live_->end_all(message);
 }
 
 void App::log_unknown_fields(const std::vector<std::string>& names) {

@@ -1,6 +1,7 @@
 // App: the routes. Turns HTTP requests into replies and generations; knows no sockets.
 //
-// Thread-safe: handlers run on the executors of their exchanges, the rest may be called from any thread.
+// Thread-safe: handlers run on the executors of their exchanges, the rest may be called from any thread. What reads
+// bodies or text (app_requests.cc) runs in a pool, and its outcome is posted back: an executor only moves bytes.
 #pragma once
 
 #include <atomic>
@@ -19,6 +20,7 @@
 #include "server/metrics.h"
 #include "server/model_text.h"
 #include "server/request_fields.h"
+#include "server/work_pool.h"
 
 namespace perigee {
 
@@ -27,25 +29,30 @@ struct AppConfig {
   std::string model_path;
   std::vector<std::string> api_keys;  // empty: everything is open
   bool metrics_open = true;           // GET /metrics needs no key
+  bool ignore_priority = false;       // of requests: all have the same
   std::string reasoning_field = "both";
   double stall_s = 60;
   RequestCaps caps;
 };
 
 class App {
+  struct PendingRequest;  // on its way through the pool
+  struct Prepared;        // what came of it
+
  public:
   App(AppConfig config, std::shared_ptr<const ModelText> text);
 
   // Before the body is read: the key, and 503 while loading or draining.
   std::optional<HttpReply> check_head(const HttpRequest& request) const;
-  void handle(const std::shared_ptr<Exchange>& exchange, const HttpRequest& request);
+  void handle(const std::shared_ptr<Exchange>& exchange, HttpRequest request);
 
   void count_refusal(int status) { metrics_->refused(status); }  // by whoever reads requests
 
   void set_progress(const std::string& phase, double percent);  // while loading
   void set_ready(std::shared_ptr<Backend> backend);
   void begin_drain() { draining_ = true; }
-  LiveGenerations& live() { return *live_; }
+  LiveGenerations& live() { return *live_; }  // requests in the pool included
+  void end_all(const std::string& message);   // and whatever is still in the pool is not begun
 
   // Logs throughput since the last call, unless nothing happened. To be called every `period_s`.
   void log_stats(double period_s);
@@ -54,20 +61,16 @@ class App {
   struct Route {
     const char* method;
     const char* path;
-    bool open;  // needs no key
-    void (App::*handler)(const std::shared_ptr<Exchange>&, const HttpRequest&);
+    bool open;                                                                             // needs no key
+    void (App::*handler)(const std::shared_ptr<Exchange>&, const HttpRequest&) = nullptr;  // on the executor, or:
+    Result<Prepared> (App::*prepare)(PendingRequest&) = nullptr;                           // in the pool
   };
   static const std::vector<Route>& routes();
   using ExchangePtr = const std::shared_ptr<Exchange>&;
 
-  void completions(ExchangePtr exchange, const HttpRequest& request);
-  void chat(ExchangePtr exchange, const HttpRequest& request);
   void models(ExchangePtr exchange, const HttpRequest& request);
   void model(ExchangePtr exchange, const HttpRequest& request);
   Json model_json(const std::string& name) const;
-  void post_tokenize(ExchangePtr exchange, const HttpRequest& request);
-  void post_detokenize(ExchangePtr exchange, const HttpRequest& request);
-  void get_tokenizer_info(ExchangePtr exchange, const HttpRequest& request);
   void health(ExchangePtr exchange, const HttpRequest& request);
   void livez(ExchangePtr exchange, const HttpRequest& request);
   void readyz(ExchangePtr exchange, const HttpRequest& request);
@@ -82,16 +85,28 @@ class App {
   std::shared_ptr<const Serving> serving() const;
   bool is_open(const HttpRequest& request) const;
   HttpReply refusal(int status, const std::string& message) const;
+  static void answer(ExchangePtr exchange, const HttpRequest& request, HttpReply reply);
   void refuse(ExchangePtr exchange, const HttpRequest& request, const Error& error);
   void answer_or_refuse(ExchangePtr exchange, const HttpRequest& request, const Result<Json>& result);
   HealthInputs health_inputs() const;
-  Result<Json> body_of(const HttpRequest& request) const;
+  std::optional<Error> check_length(const HttpRequest& request, const RequestContext& context) const;
   Result<std::string> model_name(const std::string& asked) const;
-  Result<GenerationSpec> make_spec(const RequestFields& fields, const HttpRequest& request,
-                                   std::vector<TokenIds> prompts);
+
+  // Requests, in app_requests.cc.
+  void prepare_in_pool(ExchangePtr exchange, HttpRequest request, Result<Prepared> (App::*prepare)(PendingRequest&));
+  void finish(ExchangePtr exchange, const PendingRequest& pending, Result<Prepared>& prepared);
+  Result<Prepared> prepare_completions(PendingRequest& pending);
+  Result<Prepared> prepare_chat(PendingRequest& pending);
+  Result<Prepared> prepare_tokenize(PendingRequest& pending);
+  Result<Prepared> prepare_detokenize(PendingRequest& pending);
+  Result<Prepared> prepare_tokenizer_info(PendingRequest& pending);
+  Result<Json> body_of(PendingRequest& pending) const;
+  static Prepared reply_with(const Json& body);
+  Status check_fields(const RequestFields& fields, int64_t num_prompts, const RequestContext& context) const;
+  Status check_room(const Serving& serving) const;
+  Result<std::unique_ptr<GenerationSpec>> make_spec(const PendingRequest& pending, const Serving& serving,
+                                                    const RequestFields& fields, std::vector<TokenIds> prompts);
   ReplyContext reply_context(const Serving& serving) const;
-  std::optional<Error> start_completions(ExchangePtr exchange, const HttpRequest& request);
-  std::optional<Error> start_chat(ExchangePtr exchange, const HttpRequest& request);
   void log_unknown_fields(const std::vector<std::string>& names);
   std::string new_id();
 
@@ -104,12 +119,14 @@ class App {
   const int64_t started_;  // seconds since 1970
   std::atomic<uint64_t> id_counter_{0};
   std::atomic<bool> draining_{false};
+  std::atomic<bool> ended_{false};
   mutable std::mutex mutex_;  // guards what follows
   std::shared_ptr<const Serving> serving_;
   std::string phase_ = "starting";
   double percent_ = 0;
   std::set<std::string> logged_fields_;
   SchedulerGauges last_gauges_;
+  WorkPool pool_;  // last: its threads use everything above
 };
 
 }  // namespace perigee

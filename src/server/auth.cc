@@ -3,6 +3,10 @@
 #include <openssl/crypto.h>
 #include <openssl/sha.h>
 
+#include <algorithm>
+#include <cctype>
+#include <optional>
+
 namespace perigee {
 
 KeyRing::KeyRing(const std::vector<std::string>& keys) {
@@ -23,11 +27,32 @@ bool KeyRing::knows(std::string_view key) const {
   return known;
 }
 
+namespace {
+
+// KEY of `Authorization: Bearer KEY`; the scheme's case does not matter (RFC 9110, section 11.1).
+std::optional<std::string_view> bearer(const HttpRequest& request) {
+  constexpr std::string_view kScheme = "bearer ";
+  const std::string* value = request.header("Authorization");
+  if (value == nullptr || value->size() < kScheme.size()) return std::nullopt;
+  const auto same = [](char given, char wanted) { return std::tolower(static_cast<unsigned char>(given)) == wanted; };
+  if (!std::equal(kScheme.begin(), kScheme.end(), value->begin(), [&](char w, char g) { return same(g, w); }))
+    return std::nullopt;
+  return std::string_view(*value).substr(kScheme.size());
+}
+
+}  // namespace
+
 bool KeyRing::admits(const HttpRequest& request) const {
   if (digests_.empty()) return true;
-  constexpr std::string_view kScheme = "Bearer ";
-  const std::string* value = request.header("Authorization");
-  return value != nullptr && value->starts_with(kScheme) && knows(std::string_view(*value).substr(kScheme.size()));
+  const std::optional<std::string_view> key = bearer(request);
+  return key && knows(*key);
+}
+
+std::string KeyRing::salt(const HttpRequest& request, const std::string& own) const {
+  const std::optional<std::string_view> key = bearer(request);
+  if (digests_.empty() || !key) return own;
+  const Digest id = digest(*key);
+  return std::string(id.begin(), id.end()) + own;
 }
 
 }  // namespace perigee

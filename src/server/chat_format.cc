@@ -21,6 +21,7 @@ class ChatFormat : public ReplyFormat {
     return streamed ? "chat.completion.chunk" : "chat.completion";
   }
   bool discards_output() const override { return false; }
+  bool shows_prompt() const override { return fields_.return_token_ids; }
 
   std::unique_ptr<ChoiceFold> make_fold(const std::vector<int32_t>& prompt) const override {
     const Tokenizer& tokenizer = *context_.text->tokenizer();

@@ -17,6 +17,7 @@ class CompletionFormat : public ReplyFormat {
 
   const char* id_prefix() const override { return "cmpl-"; }
   const char* object_name(bool) const override { return "text_completion"; }
+  bool shows_prompt() const override { return echo_ || fields_.return_token_ids; }
   bool discards_output() const override { return echo_ && fields_.max_tokens == 0; }
 
   std::unique_ptr<ChoiceFold> make_fold(const std::vector<int32_t>&) const override {

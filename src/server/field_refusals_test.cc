@@ -41,7 +41,8 @@ std::string message(const std::string& text) {
 std::string tokenizing(const std::string& body) {
   const RequestContext context = test_context();
   const auto text = ModelText::make(
-      test_tokenizer(), [](const Json&, const Json&, const Json&, bool) { return std::vector<int32_t>{1}; }, true, {});
+      test_tokenizer(), [](const Json&, const Json&, const Json&, bool, size_t) { return std::vector<int32_t>{1}; },
+      true, {});
   return shown(tokenize(*parse_body(body, context.caps), context, *text));
 }
 std::string detokenizing(const std::string& body) {

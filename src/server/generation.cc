@@ -1,12 +1,20 @@
 #include "server/generation.h"
 
 #include <algorithm>
+#include <new>
+#include <optional>
 
 #include "base/clock.h"
 #include "base/log.h"
 #include "server/api_error.h"
 
 namespace perigee {
+
+namespace {
+
+constexpr const char* kNoMemory = "the server has no memory for this request; try again later, or ask for less";
+
+}  // namespace
 
 void LiveGenerations::add(const std::shared_ptr<Generation>& generation) {
   const std::lock_guard lock(mutex_);
@@ -20,7 +28,7 @@ void LiveGenerations::remove(const Generation* generation) {
 
 size_t LiveGenerations::count() const {
   const std::lock_guard lock(mutex_);
-  return live_.size();
+  return live_.size() + num_tickets_;
 }
 
 void LiveGenerations::end_all(const std::string& message) {
@@ -81,9 +89,32 @@ Result<RequestId> Generation::submit(size_t prompt_index) {
   request.timeout_s = spec_.fields.timeout_s;
   request.cache_salt = spec_.fields.cache_salt;
   return spec_.backend->submit(std::move(request), [self = shared_from_this(), prompt_index](OutputChunk&& chunk) {
-    self->exchange_->post([self, prompt_index, held = std::make_shared<OutputChunk>(std::move(chunk))] {
-      self->on_chunk(prompt_index, std::move(*held));
-    });
+    self->deliver(prompt_index, std::move(chunk));
+  });
+}
+
+// An exception here would end the engine's thread. When there is no memory for a chunk the request fails instead: at
+// once, or with its next chunk if there is none for that either.
+void Generation::deliver(size_t prompt_index, OutputChunk&& chunk) {
+  try {
+    const auto held = std::make_shared<OutputChunk>(std::move(chunk));
+    post([this, prompt_index, held] { on_chunk(prompt_index, std::move(*held)); });
+  } catch (const std::bad_alloc&) {
+    lost_chunk_ = true;
+    try {
+      post([this] { fail(503, kNoMemory); });
+    } catch (const std::bad_alloc&) {
+    }
+  }
+}
+
+void Generation::post(std::function<void()> work) {
+  exchange_->post([self = shared_from_this(), work = std::move(work)] {
+    try {
+      work();
+    } catch (const std::bad_alloc&) {
+      self->fail(503, kNoMemory);
+    }
   });
 }
 
@@ -96,12 +127,21 @@ bool Generation::submit_all() {
       continue;
     }
     cancel_all();
-    HttpReply reply = error_reply(id.error());
-    end("error", reply.status);
-    exchange_->respond(std::move(reply));
+    refuse(id.error());
     return false;
   }
   return true;
+}
+
+// It never ran: no record of it goes into the latencies.
+void Generation::refuse(const Error& error) {
+  ended_ = true;
+  HttpReply reply = error_reply(error);
+  spec_.metrics->refused(reply.status);
+  spec_.live->remove(this);
+  spec_.backend = nullptr;
+  log_info("POST ", spec_.path, " ", reply.status, " ", spec_.id);
+  exchange_->respond(std::move(reply));
 }
 
 void Generation::cancel_all() {
@@ -129,7 +169,20 @@ void Generation::note_times(const OutputChunk& chunk, double now_s) {
 }
 
 void Generation::on_chunk(size_t prompt_index, OutputChunk&& chunk) {
-  if (ended_) return;
+  if (lost_chunk_) return fail(503, kNoMemory);
+  waiting_.emplace_back(prompt_index, std::move(chunk));
+  take_waiting();
+}
+
+void Generation::take_waiting() {
+  while (!ended_ && !writing_ && !waiting_.empty()) {
+    auto [prompt_index, chunk] = std::move(waiting_.front());
+    waiting_.pop_front();
+    take_chunk(prompt_index, std::move(chunk));
+  }
+}
+
+void Generation::take_chunk(size_t prompt_index, OutputChunk&& chunk) {
   const int32_t engine_choice = chunk.choice;
   chunk.choice += static_cast<int32_t>(prompt_index) * spec_.fields.n;
   ChoiceState& state = choices_[static_cast<size_t>(chunk.choice)];
@@ -152,10 +205,10 @@ void Generation::on_chunk(size_t prompt_index, OutputChunk&& chunk) {
   length_ended_ = length_ended_ || delta.finish == FinishReason::kLength;
   num_finished_ += delta.finish.has_value();
   if (streaming_)
-    stream_delta(state, delta);
+    stream_delta(state, std::move(delta));
   else
     state.total.append(std::move(delta));
-  if (num_finished_ == choices_.size()) complete();
+  complete_when_done();
 }
 
 bool Generation::take_failure(const ChoiceDelta& delta) {
@@ -185,39 +238,102 @@ Usage Generation::usage() const {
   return usage;
 }
 
-void Generation::send_event(Json choices, bool with_usage) {
-  Json event = envelope(true);
-  event.set("choices", std::move(choices));
-  if (with_usage) event.set("usage", usage_json(usage()));
-  exchange_->write("data: " + dump_json(event) + "\n\n");
+// About how many JSON values it takes to write `delta`, at roughly a microsecond each.
+int64_t Generation::entries(const ChoiceState& state, const ChoiceDelta& delta) const {
+  const auto scores = [](const std::vector<TokenLogprobs>& list) {
+    return list.empty() ? 0 : std::ssize(list) * (1 + std::ssize(list.back().top));
+  };
+  const int64_t prompt =
+      state.opened || !spec_.format->shows_prompt() ? 0 : std::ssize(*spec_.prompts[state.prompt_index]);
+  return std::ssize(delta.ids) + scores(delta.logprobs) + prompt + scores(state.prompt_logprobs);
 }
 
-void Generation::stream_delta(ChoiceState& state, const ChoiceDelta& delta) {
+// Sends what `write` gives, which is called here or, when that would hold up other streams, in the pool.
+void Generation::write_out(int64_t num_entries, std::function<std::string()> write,
+                           void (Generation::*send)(std::string&&)) {
+  constexpr int64_t kWrittenAtOnce = 2048;
+  if (num_entries <= kWrittenAtOnce) return (this->*send)(write());
+  writing_ = true;
+  const auto written = [this, send](std::optional<std::string> text) {
+    writing_ = false;
+    if (ended_) return;
+    if (!text) return fail(503, kNoMemory);
+    (this->*send)(std::move(*text));
+    complete_when_done();
+    take_waiting();
+  };
+  spec_.pool->submit(WorkPool::Lane::kLong, [self = shared_from_this(), write = std::move(write), written] {
+    const auto text = std::make_shared<std::optional<std::string>>();
+    try {
+      *text = write();
+    } catch (const std::bad_alloc&) {
+    }
+    self->post([written, text] { written(std::move(*text)); });
+  });
+}
+
+std::string Generation::event(Json choices, const Json& usage) const {
+  Json event = envelope(true);
+  event.set("choices", std::move(choices));
+  if (!usage.is_null()) event.set("usage", usage);
+  return "data: " + dump_json(event) + "\n\n";
+}
+
+std::string Generation::events(ChoiceState& state, const ChoiceDelta& delta, const Json& usage) const {
+  std::string text;
   for (Json& choice : spec_.format->stream(state, delta)) {
     Json::Array choices;
     choices.push_back(std::move(choice));
-    send_event(Json(std::move(choices)), spec_.fields.continuous_usage);
+    text += event(Json(std::move(choices)), usage);
   }
+  state.prompt_logprobs.clear();
+  return text;
 }
 
-void Generation::complete() {
-  if (streaming_) {
-    if (spec_.fields.include_usage) send_event(Json(Json::Array{}), true);
-    exchange_->write("data: [DONE]\n\n");
-    end(length_ended_ ? "length" : "stop", 200);
-    exchange_->finish(false);
-    return;
-  }
+void Generation::stream_delta(ChoiceState& state, ChoiceDelta&& delta) {
+  const int64_t num_entries = entries(state, delta);
+  const Json shown = spec_.fields.continuous_usage ? usage_json(usage()) : Json();
+  const auto held = std::make_shared<ChoiceDelta>(std::move(delta));
+  write_out(
+      num_entries, [this, &state, held, shown] { return events(state, *held, shown); }, &Generation::send_events);
+}
+
+// The executor changes nothing of what is read here while this runs in the pool.
+std::string Generation::whole_reply() {
   Json reply = envelope(false);
   Json::Array choices;
   for (ChoiceState& state : choices_) choices.push_back(spec_.format->whole(state));
   reply.set("choices", Json(std::move(choices)));
   reply.set("usage", usage_json(usage()));
   spec_.format->add_reply_members(choices_, reply);
-  HttpReply http = json_reply(reply);
+  for (ChoiceState& state : choices_) {  // many small pieces: freed where they do not hold up others
+    state.total = {};
+    state.prompt_logprobs.clear();
+  }
+  return dump_json(reply);
+}
+
+void Generation::send_whole(std::string&& body) {
+  HttpReply http;
+  http.body = std::move(body);
   http.headers.emplace_back("X-Request-Id", spec_.id);
   end(length_ended_ ? "length" : "stop", 200);
   exchange_->respond(std::move(http));
+}
+
+void Generation::complete_when_done() {
+  if (ended_ || writing_ || num_finished_ < choices_.size()) return;
+  if (streaming_) {
+    if (spec_.fields.include_usage) exchange_->write(event(Json(Json::Array{}), usage_json(usage())));
+    exchange_->write("data: [DONE]\n\n");
+    end(length_ended_ ? "length" : "stop", 200);
+    exchange_->finish(false);
+    return;
+  }
+  int64_t num_entries = 0;
+  for (const ChoiceState& state : choices_) num_entries += entries(state, state.total);
+  write_out(
+      num_entries, [this] { return whole_reply(); }, &Generation::send_whole);
 }
 
 void Generation::fail(int status, const std::string& message) {

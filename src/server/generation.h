@@ -1,11 +1,14 @@
 // Generation: one request from validated prompts to the last byte of its answer.
 //
 // It hands the prompts to the backend, folds what comes back, and answers whole or streamed. Everything but the
-// backend's sink runs on the exchange's executor. It ends exactly once: complete, failed, or abandoned by the client.
+// backend's sink runs on the exchange's executor, except that large JSON is written in the pool; chunks that arrive
+// meanwhile wait. It ends exactly once: complete, failed, or abandoned by the client.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
+#include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -17,6 +20,7 @@
 #include "server/metrics.h"
 #include "server/reply_format.h"
 #include "server/reply_json.h"
+#include "server/work_pool.h"
 
 namespace perigee {
 
@@ -25,12 +29,25 @@ class Generation;
 // The requests under way, so that a drain can wait for them and, at its limit, end them.
 class LiveGenerations {
  public:
+  // Held by a request that is accepted and not yet a Generation.
+  class Ticket {
+   public:
+    explicit Ticket(std::shared_ptr<LiveGenerations> live) : live_(std::move(live)) { ++live_->num_tickets_; }
+    ~Ticket() { --live_->num_tickets_; }
+    Ticket(const Ticket&) = delete;
+    Ticket& operator=(const Ticket&) = delete;
+
+   private:
+    const std::shared_ptr<LiveGenerations> live_;
+  };
+
   void add(const std::shared_ptr<Generation>& generation);
   void remove(const Generation* generation);
-  size_t count() const;
+  size_t count() const;                      // tickets included
   void end_all(const std::string& message);  // each is told on its own executor
 
  private:
+  std::atomic<size_t> num_tickets_{0};
   mutable std::mutex mutex_;  // guards the map
   std::map<const Generation*, std::weak_ptr<Generation>> live_;
 };
@@ -39,6 +56,7 @@ struct GenerationSpec {
   std::shared_ptr<Backend> backend;
   std::shared_ptr<Metrics> metrics;
   std::shared_ptr<LiveGenerations> live;
+  WorkPool* pool = nullptr;  // outlives every executor
   std::unique_ptr<ReplyFormat> format;
   std::vector<TokenIds> prompts;
   RequestFields fields;  // max_tokens and seed decided
@@ -64,14 +82,25 @@ class Generation : public std::enable_shared_from_this<Generation> {
   bool submit_all();
   Result<RequestId> submit(size_t prompt_index);
   int64_t max_tokens_of(size_t prompt_index) const;
+  void deliver(size_t prompt_index, OutputChunk&& chunk);  // on the backend's thread
+  void post(std::function<void()> work);                   // on_executor, failing the request when memory runs out
   void on_chunk(size_t prompt_index, OutputChunk&& chunk);
+  void take_waiting();
+  void take_chunk(size_t prompt_index, OutputChunk&& chunk);
   void on_disconnect();
   void note_times(const OutputChunk& chunk, double now_s);
   bool take_failure(const ChoiceDelta& delta);
-  void stream_delta(ChoiceState& state, const ChoiceDelta& delta);
-  void send_event(Json choices, bool with_usage);
-  void complete();
+  void stream_delta(ChoiceState& state, ChoiceDelta&& delta);
+  int64_t entries(const ChoiceState& state, const ChoiceDelta& delta) const;
+  void write_out(int64_t num_entries, std::function<std::string()> write, void (Generation::*send)(std::string&&));
+  std::string events(ChoiceState& state, const ChoiceDelta& delta, const Json& usage) const;
+  std::string event(Json choices, const Json& usage) const;
+  std::string whole_reply();
+  void send_events(std::string&& text) { exchange_->write(std::move(text)); }
+  void send_whole(std::string&& body);
+  void complete_when_done();
   void end(const char* reason, int status);
+  void refuse(const Error& error);
   void cancel_all();
   Json envelope(bool streamed) const;
   Usage usage() const;
@@ -88,6 +117,9 @@ class Generation : public std::enable_shared_from_this<Generation> {
   bool length_ended_ = false;
   bool streaming_ = false;
   bool ended_ = false;
+  bool writing_ = false;  // in the pool; choices_ are the pool's meanwhile
+  std::deque<std::pair<size_t, OutputChunk>> waiting_;
+  std::atomic<bool> lost_chunk_{false};
   double submitted_s_ = 0, scheduled_s_ = 0, first_token_s_ = 0, last_token_s_ = 0;  // clock times; 0: not yet
   int64_t created_ = 0;
 };

@@ -17,9 +17,10 @@ namespace perigee {
 
 class ModelText {
  public:
-  // Renders messages, tools (or null) and template variables to a prompt's token ids.
+  // Renders messages, tools (or null) and template variables to a prompt's token ids. More than max_ids of them mean
+  // that there are more.
   using ChatEncoder = std::function<Result<std::vector<int32_t>>(const Json& messages, const Json& tools,
-                                                                 const Json& kwargs, bool open)>;
+                                                                 const Json& kwargs, bool open, size_t max_ids)>;
 
   // Reads tokenizer, template and generation_config.json in `dir`. Missing tokenizer files are no error, broken ones
   // are.
@@ -35,9 +36,9 @@ class ModelText {
   const Json& tokenizer_config() const { return tokenizer_config_; }  // with chat_template; null without a tokenizer
 
   // `open`: ends with the beginning of the assistant's turn. Requires has_chat().
-  Result<std::vector<int32_t>> encode_chat(const Json& messages, const Json& tools, const Json& kwargs,
-                                           bool open) const {
-    return chat_(messages, tools, kwargs, open);
+  Result<std::vector<int32_t>> encode_chat(const Json& messages, const Json& tools, const Json& kwargs, bool open,
+                                           size_t max_ids = SIZE_MAX) const {
+    return chat_(messages, tools, kwargs, open, max_ids);
   }
 
   // A token as logprobs show it: its text alone, with U+FFFD for bytes that are no characters, or "token_id:N".

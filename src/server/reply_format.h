@@ -37,6 +37,8 @@ class ReplyFormat {
   virtual Json whole(ChoiceState& state) const = 0;
   // Members of the whole reply beside its choices.
   virtual void add_reply_members(const std::vector<ChoiceState>& choices, Json& reply) const = 0;
+  // Whether the reply has the prompt's tokens or text in it.
+  virtual bool shows_prompt() const = 0;
   // echo with max_tokens 0: the engine makes one token, which nobody sees.
   virtual bool discards_output() const = 0;
 };

@@ -51,6 +51,7 @@ Result<std::unique_ptr<Server>> Server::start(const ServerConfig& config, std::s
   app_config.model_path = config.model_path;
   app_config.api_keys = config.api_keys;
   app_config.metrics_open = config.metrics_open;
+  app_config.ignore_priority = config.ignore_priority;
   app_config.reasoning_field = config.reasoning_field;
   app_config.stall_s = config.stall_s;
   app_config.caps = config.caps;
@@ -61,8 +62,8 @@ Result<std::unique_ptr<Server>> Server::start(const ServerConfig& config, std::s
   http_config.threads = config.threads;
   ASSIGN_OR_RETURN(auto http, HttpServer::start(
                                   http_config, [app](const HttpRequest& request) { return app->check_head(request); },
-                                  [app](const std::shared_ptr<Exchange>& exchange, const HttpRequest& request) {
-                                    app->handle(exchange, request);
+                                  [app](const std::shared_ptr<Exchange>& exchange, HttpRequest request) {
+                                    app->handle(exchange, std::move(request));
                                   },
                                   [app](int status) { app->count_refusal(status); }));
   http->every(config.stats_period_s, [app, period_s = config.stats_period_s] { app->log_stats(period_s); });
@@ -95,7 +96,7 @@ void Server::drain_and_stop() {
     log_info("draining: ", live, " requests in flight, at most ", config_.drain_s, " s");
   if (!wait_until([&] { return app_->live().count() == 0; }, config_.drain_s, hurry_)) {
     log_warning("drain limit: ending ", app_->live().count(), " requests");
-    app_->live().end_all("the server is shutting down");
+    app_->end_all("the server is shutting down");
   }
   wait_until([&] { return app_->live().count() == 0 && http_->open_answers() == 0; }, kFlushSeconds, patient);
   http_->stop();

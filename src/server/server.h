@@ -24,6 +24,7 @@ struct ServerConfig {
   std::vector<std::string> served_names;  // empty: model_path; the first is the default
   std::vector<std::string> api_keys;      // empty: no key is asked for
   bool metrics_open = true;               // GET /metrics needs no key
+  bool ignore_priority = false;           // of requests
   double drain_s = 60;
   double stall_s = 60;                   // work in flight and no step for longer: /livez says 503
   double stats_period_s = 10;            // of the throughput line

@@ -1,5 +1,7 @@
 #include "server/text_endpoints.h"
 
+#include <algorithm>
+
 #include "server/chat_request.h"
 #include "server/completion_request.h"
 #include "server/reply_json.h"
@@ -55,14 +57,21 @@ Result<TokenizeRequest> read_tokenize(const Json& body, const RequestContext& co
   return request;
 }
 
+// Clients count tokens here to find out whether a text fits, so more than the context is answered, within reason.
+size_t max_tokenized(const RequestContext& context) {
+  constexpr size_t kContexts = 4, kLeast = 1u << 16;
+  return std::max(kLeast, kContexts * static_cast<size_t>(context.max_model_len));
+}
+
 Result<std::vector<int32_t>> ids_of(const TokenizeRequest& request, const RequestContext& context,
                                     const ModelText& text) {
   if (request.messages == nullptr)
-    return text.tokenizer()->encode(request.prompt->as_string(), SpecialsIn::kRecognised);
+    return text.tokenizer()->encode(request.prompt->as_string(), SpecialsIn::kRecognised, max_tokenized(context));
   if (!text.has_chat()) return bad_input("this checkpoint has no chat template", "messages");
   ASSIGN_OR_RETURN(const Json messages, read_messages(request.messages, context.caps));
   ASSIGN_OR_RETURN(const Json tools, read_tools(request.tools, context.caps));
-  return text.encode_chat(messages, tools, request.template_kwargs, request.add_generation_prompt);
+  return text.encode_chat(messages, tools, request.template_kwargs, request.add_generation_prompt,
+                          max_tokenized(context));
 }
 
 }  // namespace
@@ -71,6 +80,10 @@ Result<Json> tokenize(const Json& body, const RequestContext& context, const Mod
   if (text.tokenizer() == nullptr) return no_tokenizer();
   ASSIGN_OR_RETURN(const TokenizeRequest request, read_tokenize(body, context));
   ASSIGN_OR_RETURN(const std::vector<int32_t> ids, ids_of(request, context, text));
+  if (ids.size() > max_tokenized(context))
+    return bad_input(str_cat("the text has more than ", max_tokenized(context),
+                             " tokens, the limit of this endpoint; send it in pieces"),
+                     request.messages != nullptr ? "messages" : "prompt");
   Json reply(Json::Object{{"count", static_cast<int64_t>(ids.size())},
                           {"max_model_len", context.max_model_len},
                           {"tokens", ids_json(ids)}});

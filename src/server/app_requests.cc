@@ -1,0 +1,251 @@
+// The requests of App that read bodies and text: prepared in the pool, answered or begun on the executor.
+//
+// Checks go from cheap to dear: what can be refused by its fields is refused before anything is tokenised, and what is
+// tokenised is so up to the model's context only.
+#include "server/app_requests.h"
+
+#include <algorithm>
+#include <cctype>
+#include <new>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/rng.h"
+#include "server/api_error.h"
+#include "server/reply_json.h"
+#include "server/text_endpoints.h"
+
+namespace perigee {
+
+namespace {
+
+constexpr size_t kShortBody = 32u << 10;  // read within about a millisecond
+
+bool is_json(const HttpRequest& request) {
+  const std::string* type = request.header("Content-Type");
+  if (type == nullptr) return true;
+  std::string lower = *type;
+  for (char& c : lower) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  return lower.starts_with("application/json");
+}
+
+// What not even an empty queue has room for: to try again would not help.
+Status check_choices(int64_t num_prompts, int64_t n, int64_t limit) {
+  if (num_prompts * n <= limit) return {};
+  const char* field = num_prompts > 1 ? "prompt" : "n";
+  return bad_input(str_cat(num_prompts, num_prompts > 1 ? " prompts" : " prompt", " with n ", n, " are ",
+                           num_prompts * n, " sequences; this server runs and queues at most ", limit,
+                           num_prompts > 1 ? ": send several requests" : ": lower n",
+                           ", or raise --max-waiting-seqs where it is started"),
+                   field);
+}
+
+// `bytes` of text that can be no prompt for this model, however it is tokenised.
+Status check_bytes(size_t bytes, const RequestContext& context, const ModelText& text, const char* field) {
+  const size_t longest = text.tokenizer()->longest_token_bytes();
+  if (bytes / longest <= static_cast<size_t>(context.max_model_len)) return {};
+  return bad_input(str_cat("this model's context is ", context.max_model_len, " tokens of at most ", longest,
+                           " bytes each; the text of ", field, " has ", bytes, " bytes; shorten it"),
+                   field);
+}
+
+size_t content_bytes(const Json& messages) {
+  size_t bytes = 0;
+  for (const Json& message : messages.as_array())
+    if (const Json* content = message.find("content"); content != nullptr && content->is_string())
+      bytes += content->as_string().size();
+  return bytes;
+}
+
+// Memory that scores of prompt tokens take as JSON is some 60 bytes an entry.
+Status check_scores(const std::vector<TokenIds>& prompts, const RequestFields& fields) {
+  constexpr int64_t kMaxEntries = 1 << 20;
+  if (fields.sampling.prompt_logprobs < 0) return {};
+  int64_t tokens = 0;
+  for (const TokenIds& prompt : prompts) tokens += std::ssize(*prompt);
+  const int64_t entries = tokens * (1 + fields.sampling.prompt_logprobs) * fields.n;
+  if (entries <= kMaxEntries) return {};
+  return bad_input(str_cat("prompt_logprobs for ", tokens, " prompt tokens with ", fields.sampling.prompt_logprobs,
+                           " alternatives and n ", fields.n, " are ", entries, " entries, more than the limit of ",
+                           kMaxEntries, "; ask for fewer"),
+                   "prompt_logprobs");
+}
+
+}  // namespace
+
+void App::prepare_in_pool(ExchangePtr exchange, HttpRequest request,
+                          Result<Prepared> (App::*prepare)(PendingRequest&)) {
+  const auto pending = std::make_shared<PendingRequest>(std::move(request), live_, system_clock().now_s());
+  exchange->on_disconnect([pending] { pending->gone = true; });
+  const auto work = [this, exchange = exchange, pending, prepare] {
+    if (pending->gone) return;
+    const auto deliver = [&](Result<Prepared> result) {
+      const auto prepared = std::make_shared<Result<Prepared>>(std::move(result));
+      exchange->post([this, exchange, pending, prepared] { finish(exchange, *pending, *prepared); });
+    };
+    try {
+      deliver((this->*prepare)(*pending));
+    } catch (const std::bad_alloc&) {
+      pending->request.body = {};
+      deliver(Error(Code::kUnavailable, "the server has no memory for this request; try again, or send less"));
+    }
+  };
+  const auto lane = pending->request.body.size() > kShortBody ? WorkPool::Lane::kLong : WorkPool::Lane::kShort;
+  if (!pool_.try_submit(lane, work))
+    refuse(exchange, pending->request, Error(Code::kExhausted, "too many requests wait to be read; try again later"));
+}
+
+// On the executor.
+void App::finish(ExchangePtr exchange, const PendingRequest& pending, Result<Prepared>& prepared) {
+  const HttpRequest& request = pending.request;
+  if (pending.gone) {
+    metrics_->refused(499);
+    log_info(request.method, " ", request.path.substr(0, 128), " 499, the client left before it began");
+    return;
+  }
+  if (!prepared.ok()) return refuse(exchange, request, prepared.error());
+  if (prepared->reply) return answer(exchange, request, std::move(*prepared->reply));
+  if (ended_) return refuse(exchange, request, Error(Code::kUnavailable, "the server is shutting down"));
+  try {
+    Generation::start(std::move(*prepared->generation), exchange);
+  } catch (const std::bad_alloc&) {
+    refuse(exchange, request, Error(Code::kUnavailable, "the server has no memory for this request; try again later"));
+  }
+}
+
+// Frees the body: what is read from it is all that is needed.
+Result<Json> App::body_of(PendingRequest& pending) const {
+  if (!is_json(pending.request))
+    return bad_input("Content-Type must be application/json (curl: -H 'Content-Type: application/json')");
+  const std::string body = std::exchange(pending.request.body, {});
+  return parse_body(body, serving()->context.caps);
+}
+
+// A hint, a step old at most: the engine decides. It spares a full server the reading of what it will refuse.
+Status App::check_room(const Serving& serving) const {
+  const SchedulerGauges gauges = serving.backend->stats().scheduler;
+  if (gauges.running + gauges.waiting < serving.context.max_choices) return {};
+  return Error(Code::kExhausted,
+               str_cat("the queue is full (", serving.context.max_choices, " sequences): try again later"));
+}
+
+App::Prepared App::reply_with(const Json& body) {
+  Prepared prepared;
+  prepared.reply = json_reply(body);
+  return prepared;
+}
+
+Result<App::Prepared> App::prepare_tokenize(PendingRequest& pending) {
+  ASSIGN_OR_RETURN(const Json body, body_of(pending));
+  ASSIGN_OR_RETURN(const Json reply, tokenize(body, serving()->context, *text_));
+  return reply_with(reply);
+}
+
+Result<App::Prepared> App::prepare_detokenize(PendingRequest& pending) {
+  ASSIGN_OR_RETURN(const Json body, body_of(pending));
+  ASSIGN_OR_RETURN(const Json reply, detokenize(body, serving()->context, *text_));
+  return reply_with(reply);
+}
+
+Result<App::Prepared> App::prepare_tokenizer_info(PendingRequest&) {
+  ASSIGN_OR_RETURN(const Json reply, tokenizer_info(*text_));
+  return reply_with(reply);
+}
+
+Status App::check_fields(const RequestFields& fields, int64_t num_prompts, const RequestContext& context) const {
+  ASSIGN_OR_RETURN(const std::string model, model_name(fields.model));
+  if (fields.max_tokens && fields.sampling.min_tokens > *fields.max_tokens)
+    return bad_input(str_cat("min_tokens ", fields.sampling.min_tokens, " is over max_tokens ", *fields.max_tokens),
+                     "min_tokens");
+  return check_choices(num_prompts, fields.n, context.max_choices);
+}
+
+Result<std::unique_ptr<GenerationSpec>> App::make_spec(const PendingRequest& pending, const Serving& serving,
+                                                       const RequestFields& fields, std::vector<TokenIds> prompts) {
+  const int64_t limit = serving.context.max_model_len;
+  for (const TokenIds& prompt : prompts) {
+    const int64_t length = std::ssize(*prompt);
+    if (length == 0) return bad_input("the prompt has no tokens", "prompt");
+    if (length > limit)
+      return bad_input(
+          str_cat("this model's context is ", limit, " tokens; the prompt has more than that; shorten the prompt"),
+          "input_tokens");
+    // echo with max_tokens 0 still needs one place, which the engine fills and nobody sees.
+    const int64_t wanted = std::max<int64_t>(1, fields.max_tokens.value_or(1));
+    if (length + wanted > limit)
+      return bad_input(str_cat("this model's context is ", limit, " tokens; the prompt has ", length, " and ", wanted,
+                               " are wanted; shorten the prompt or lower max_tokens"),
+                       "input_tokens");
+  }
+  RETURN_IF_ERROR(check_scores(prompts, fields));
+  ASSIGN_OR_RETURN(std::string model, model_name(fields.model));
+  log_unknown_fields(fields.unknown);
+  auto spec = std::make_unique<GenerationSpec>();
+  spec->backend = serving.backend;
+  spec->metrics = metrics_;
+  spec->live = live_;
+  spec->pool = &pool_;
+  spec->prompts = std::move(prompts);
+  spec->fields = fields;
+  spec->fields.cache_salt = keys_.salt(pending.request, fields.cache_salt);
+  if (config_.ignore_priority) spec->fields.priority = 0;
+  if (!spec->fields.seed) spec->fields.seed = random_u64(id_key_ ^ 0x5EED, id_counter_++);
+  spec->model = std::move(model);
+  spec->id = new_id();
+  spec->path = pending.request.path;
+  spec->max_model_len = limit;
+  spec->arrival_s = pending.arrival_s;
+  return spec;
+}
+
+ReplyContext App::reply_context(const Serving& serving) const {
+  return {.text = text_, .eos_ids = serving.context.eos_ids, .reasoning_field = config_.reasoning_field};
+}
+
+Result<App::Prepared> App::prepare_completions(PendingRequest& pending) {
+  constexpr int64_t kDefaultMaxTokens = 16;
+  const auto now_serving = serving();
+  const RequestContext& context = now_serving->context;
+  RETURN_IF_ERROR(check_room(*now_serving));
+  ASSIGN_OR_RETURN(const Json body, body_of(pending));
+  ASSIGN_OR_RETURN(CompletionRequest request, parse_completion_request(body, context));
+  RETURN_IF_ERROR(check_fields(request.fields, std::ssize(request.prompts), context));
+  for (const PromptInput& prompt : request.prompts)
+    if (const auto* words = std::get_if<std::string>(&prompt))
+      RETURN_IF_ERROR(check_bytes(words->size(), context, *text_, "prompt"));
+  std::vector<TokenIds> prompts;
+  for (PromptInput& prompt : request.prompts) {
+    auto* ids = std::get_if<std::vector<int32_t>>(&prompt);
+    prompts.push_back(std::make_shared<const std::vector<int32_t>>(
+        ids != nullptr ? std::move(*ids)
+                       : text_->tokenizer()->encode(std::get<std::string>(prompt), SpecialsIn::kRecognised,
+                                                    static_cast<size_t>(context.max_model_len))));
+  }
+  Prepared prepared;
+  ASSIGN_OR_RETURN(prepared.generation, make_spec(pending, *now_serving, request.fields, prompts));
+  GenerationSpec& spec = *prepared.generation;
+  if (!spec.fields.max_tokens) spec.fields.max_tokens = kDefaultMaxTokens;
+  spec.format = make_completion_format(reply_context(*now_serving), request, std::move(prompts));
+  return prepared;
+}
+
+Result<App::Prepared> App::prepare_chat(PendingRequest& pending) {
+  const auto now_serving = serving();
+  const RequestContext& context = now_serving->context;
+  RETURN_IF_ERROR(check_room(*now_serving));
+  ASSIGN_OR_RETURN(const Json body, body_of(pending));
+  ASSIGN_OR_RETURN(const ChatRequest request, parse_chat_request(body, context));
+  if (!text_->has_chat()) return bad_input("this checkpoint has no chat template; use /v1/completions", "messages");
+  RETURN_IF_ERROR(check_fields(request.fields, 1, context));
+  RETURN_IF_ERROR(check_bytes(content_bytes(request.messages), context, *text_, "messages"));
+  ASSIGN_OR_RETURN(std::vector<int32_t> ids,
+                   text_->encode_chat(request.messages, request.tools, request.template_kwargs,
+                                      request.add_generation_prompt, static_cast<size_t>(context.max_model_len)));
+  const auto prompt = std::make_shared<const std::vector<int32_t>>(std::move(ids));
+  Prepared prepared;
+  ASSIGN_OR_RETURN(prepared.generation, make_spec(pending, *now_serving, request.fields, {prompt}));
+  prepared.generation->format = make_chat_format(reply_context(*now_serving), request, prompt);
+  return prepared;
+}
+
+}  // namespace perigee

@@ -1,0 +1,28 @@
+// The parts of App that app_requests.cc shares with app.cc: a request on its way through the pool.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <optional>
+
+#include "server/app.h"
+
+namespace perigee {
+
+// Shared by the executor, which notes a client that leaves, and the pool.
+struct App::PendingRequest {
+  PendingRequest(HttpRequest request_in, std::shared_ptr<LiveGenerations> live, double arrival)
+      : request(std::move(request_in)), ticket(std::move(live)), arrival_s(arrival) {}
+  HttpRequest request;
+  const LiveGenerations::Ticket ticket;  // a drain waits for it
+  const double arrival_s;
+  std::atomic<bool> gone{false};
+};
+
+// One of the two.
+struct App::Prepared {
+  std::optional<HttpReply> reply;
+  std::unique_ptr<GenerationSpec> generation;
+};
+
+}  // namespace perigee
