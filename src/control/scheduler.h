@@ -85,6 +85,7 @@ struct SchedulerGauges {
   int32_t checkpoints = 0;
   int64_t checkpoint_writes = 0, checkpoint_hits = 0, checkpoint_evictions = 0;
   int64_t checkpoint_skips = 0;  // not written for lack of pages
+  int64_t not_finite = 0;        // sequences ended because a logit was NaN or infinite
 };
 
 class Scheduler {

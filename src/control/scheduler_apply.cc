@@ -62,6 +62,7 @@ void Scheduler::Impl::digest(InFlight& flight, const StepResult& result) {
 void Scheduler::Impl::accept_row(Sequence& sequence, const PlanRow& row, const RowResult& result,
                                  std::span<WriteInFlight> writes) {
   if (!result.finite) {
+    ++totals_.not_finite;
     SequenceUpdate& update = add_update(sequence);
     update.error = "the model's output for this request is not finite";
     forget_blocks(sequence);

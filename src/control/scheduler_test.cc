@@ -202,6 +202,7 @@ TEST(Scheduler, ANonFiniteRowEndsOnlyItsSequence) {
   EXPECT_EQ(h.outcomes[a].finish, FinishReason::kError);
   EXPECT_FALSE(h.outcomes[a].error.empty());
   EXPECT_TRUE(h.outcomes[a].ids.empty());
+  EXPECT_EQ(h.scheduler.gauges().not_finite, 1);
   h.run_to_end();
   EXPECT_EQ(h.outcomes[b].ids.size(), 5u);
 }

@@ -11,6 +11,7 @@
 #include <sstream>
 
 #include "control/plan.h"
+#include "server/process_metrics.h"
 
 namespace perigee {
 
@@ -131,6 +132,8 @@ struct Metrics::Impl {
   CounterPair checkpoint_hits = make.counter("state_checkpoint_hits", "Sequences that began from a saved state.");
   CounterPair checkpoint_evictions = make.counter("state_checkpoint_evictions", "Saved states that gave up pages.");
   CounterPair checkpoint_skips = make.counter("state_checkpoint_skips", "States not saved for lack of pages.");
+  CounterPair corrupted = make.counter("corrupted_requests", "Sequences ended because a logit was not finite.");
+  ProcessMetrics process{registry};
   StepTokens step_tokens_seen;
   CounterPair stop = success("stop"), length = success("length"), abort = success("abort"), error = success("error");
   HistogramPair ttft = make.histogram("time_to_first_token_seconds", "From arrival to the first token.", kFirstToken);
@@ -249,7 +252,9 @@ std::string Metrics::render(const EngineStats& stats) {
   m.from_cache.raise_to(static_cast<double>(gauges.cached_prompt_tokens));
   m.from_compute.raise_to(static_cast<double>(gauges.prompt_tokens - gauges.cached_prompt_tokens));
   m.generation_tokens.raise_to(static_cast<double>(gauges.generated_tokens));
+  m.corrupted.raise_to(static_cast<double>(gauges.not_finite));
   m.copy_pages(gauges);
+  m.process.read();
   m.observe_steps(stats.step_tokens);
   return prometheus::TextSerializer().Serialize(m.registry.Collect());
 }

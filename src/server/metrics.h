@@ -1,8 +1,9 @@
 // Metrics: Prometheus text for GET /metrics.
 //
-// Every family exists twice, as `perigee:NAME` and as `vllm:NAME`, because dashboards, autoscalers and benchmark tools
-// read the latter. Thread-safe. What the engine counts is copied from its statistics at each scrape; what only the
-// front end sees (latencies as a client feels them) is observed here. Buckets are vLLM's.
+// Every family but process_* and perigee_build_info exists twice, as `perigee:NAME` and as `vllm:NAME`, because
+// dashboards, autoscalers and benchmark tools read the latter. Thread-safe. What the engine counts is copied from its
+// statistics at each scrape; what only the front end sees (latencies as a client feels them) is observed here. Buckets
+// are vLLM's.
 #pragma once
 
 #include <memory>
@@ -38,7 +39,7 @@ class Metrics {
   void first_token(double seconds);          // since arrival
   void inter_token(double seconds);          // between two chunks of one choice
   void request_done(const RequestRecord& record);
-  void refused(int status);  // a request that did not come so far
+  void refused(int status);  // a request that never ran: it is in no histogram and no success
   std::string render(const EngineStats& stats);
 
  private:
