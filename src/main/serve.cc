@@ -4,6 +4,7 @@
 #include <atomic>
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <thread>
 
@@ -11,6 +12,7 @@
 #include "base/log.h"
 #include "base/memory_text.h"
 #include "engine/engine.h"
+#include "main/api_keys.h"
 #include "main/commands.h"
 #include "main/engine_options.h"
 #include "main/options.h"
@@ -29,6 +31,9 @@ void add_server_options(Options& options) {
   options.add("port", "8000", "port; 0: any free one", group);
   options.add_list("served-model-name", "names clients may use; default: the folder's name", group);
   options.add_list("api-key", "keys that clients must send; none: open", group);
+  options.add_switch("require-key", false, "refuse to start without --api-key", group);
+  options.add_switch("ignore-priority", false, "the priority of requests has no effect; on when there are several keys",
+                     group);
   options.add("reasoning-field", "both", "both, reasoning_content or reasoning", group);
   options.add("drain-seconds", "60", "how long SIGTERM lets accepted requests finish", group);
   options.add("stall-seconds", "60", "/livez turns 503 when no step ends for so long while work is in flight", group);
@@ -76,7 +81,8 @@ Result<ServerConfig> server_config(const Options& options) {
   config.model_path = options.text("model");
   config.served_names = options.list("served-model-name");
   if (config.served_names.empty()) config.served_names = {model_name(config.model_path)};
-  config.api_keys = options.list("api-key");
+  ASSIGN_OR_RETURN(config.api_keys, api_keys(options, std::getenv("VLLM_API_KEY")));
+  config.ignore_priority = ignores_priority(options, config.api_keys.size());
   config.reasoning_field = options.text("reasoning-field");
   const std::string& field = config.reasoning_field;
   if (field != "both" && field != "reasoning_content" && field != "reasoning")

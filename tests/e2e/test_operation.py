@@ -121,6 +121,25 @@ def test_api_key_guards_every_route(launch):
     subprocess.run([*words, "--api-key", "secret"], timeout=HANG_S, env=PLAIN, check=True)
 
 
+def test_keys_do_not_share_the_prefix_cache(launch):
+    server = launch("--api-key", "alpha", "beta")
+
+    def cached(key, **members):
+        body = json.dumps({"prompt": "one two three four " * 60, "max_tokens": 1, "temperature": 0, **members})
+        connection = server.connection()
+        connection.request("POST", "/v1/completions", body, {"Authorization": f"Bearer {key}",
+                                                             "Content-Type": "application/json"})
+        reply = connection.getresponse()
+        assert reply.status == 200
+        return json.loads(reply.read())["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+    assert cached("alpha") == 0
+    assert cached("alpha") > 0
+    assert cached("beta") == 0, "the second key sees what the first one sent"
+    assert cached("beta") > 0
+    assert cached("alpha", cache_salt="apart") == 0
+
+
 def refuse(*arguments):
     done = subprocess.run([PROGRAM, *arguments], capture_output=True, text=True, timeout=HANG_S, env=PLAIN)
     assert done.returncode in (1, 2), done
@@ -136,6 +155,7 @@ def test_bad_flags_and_folders_are_refused_with_a_way_out(tmp_path):
     assert "--port" in refuse("serve", FOLDER, "--port", "99999999")
     assert "name the model's folder before them" in refuse("serve", "--served-model-name", "a", FOLDER)
     assert "--port needs a value" in refuse("serve", FOLDER, "--port")
+    assert "there is no key" in refuse("serve", FOLDER, "--port", "0", "--require-key")
     assert "--api-key is empty" in refuse("serve", FOLDER, "--port", "0", "--api-key", "")
     assert "--host must be an IP address" in refuse("serve", FOLDER, "--port", "0", "--host", "example.org")
     assert "no model given" in refuse("inspect")
