@@ -22,6 +22,7 @@ struct Sequence;
 
 // Pages that an admission leaves available, so that those that run can grow for a while before one must give way.
 using AdmissionReserve = int32_t (*)(std::span<Sequence* const> running, int32_t num_pages);
+int32_t reserve_page_each(std::span<Sequence* const> running, int32_t num_pages);  // ADR 0006
 
 struct SchedulerConfig {
   int32_t num_pages = 0;            // pool size of a rank
@@ -35,9 +36,9 @@ struct SchedulerConfig {
   int32_t checkpoint_interval_blocks = 64;  // of prompt and output between checkpoints that stay; 0: none (for which
   int32_t checkpoint_turn_blocks = 4;       // and why see CheckpointPolicy); the same of output, one a sequence
   bool deterministic = false;  // prefix hits, chunk and resume points at fixed absolute multiples only (D10)
-  AdmissionReserve admission_reserve = nullptr;  // null: none
-  uint64_t hash_seed = 0;                        // per process
-  int32_t hash_bits = 128;                       // fewer only in tests: every output must stay right
+  AdmissionReserve admission_reserve = reserve_page_each;  // null: none
+  uint64_t hash_seed = 0;                                  // per process
+  int32_t hash_bits = 128;                                 // fewer only in tests: every output must stay right
 };
 
 // What the constructor requires: the pool, slots and budget exist, and in deterministic mode one aligned chunk fits the

@@ -15,6 +15,13 @@ constexpr int32_t kPromptLogprobTokens = 256;
 
 }  // namespace
 
+// One that holds all pages that it can ever fill needs none.
+int32_t reserve_page_each(std::span<Sequence* const> running, int32_t /*num_pages*/) {
+  return static_cast<int32_t>(std::count_if(running.begin(), running.end(), [](const Sequence* sequence) {
+    return static_cast<int32_t>(sequence->pages.size()) < sequence->max_blocks();
+  }));
+}
+
 std::optional<StepPlan> Scheduler::Impl::next_plan(double now_s) {
   expire(now_s);
   if (plans_in_flight() == kMaxPlansInFlight || (running_.empty() && waiting_.empty())) return std::nullopt;

@@ -225,6 +225,43 @@ TEST(SchedulerAdmission, NeedsThePromptsPagesAndOneMore) {
   (void)small;
 }
 
+// Pool of 7: the first sequence holds two pages and can grow, the second one needs three; then the third one, too.
+TEST(SchedulerAdmission, LeavesAPageForEachThatCanGrow) {
+  SchedulerConfig config = small_config();
+  config.num_pages = 7;
+  SchedulerHarness h(config);
+  const SequenceId a = h.submit(100, 150);
+  const SequenceId b = h.submit(100, 150);
+  const SequenceId c = h.submit(60, 5);  // one page, and it will never need another
+  EXPECT_EQ(rows_of(h.plan()), (Rows{{a.value, 100}, {b.value, 100}, {c.value, 60}}))
+      << "3 pages were left: 1 for the third one, 2 for those that run";
+  config.num_pages = 6;
+  SchedulerHarness tight(config);
+  tight.submit(100, 150);
+  tight.submit(100, 150);
+  tight.submit(60, 5);
+  const StepPlan first = tight.plan();
+  EXPECT_EQ(rows_of(first), (Rows{{a.value, 100}, {b.value, 100}}));
+  tight.submit(128, 1, -1);  // the head now
+  const StepPlan second = tight.plan();
+  EXPECT_EQ(rows_of(second), (Rows{{a.value, 1}, {b.value, 1}})) << "it needs the two that are kept back";
+  tight.apply(first);
+  tight.apply(second);
+  tight.run_to_end();
+}
+
+// Neither counts where it would keep a sequence out that has the pool to itself, or beside those that are complete.
+TEST(SchedulerAdmission, NothingIsKeptBackForWhoNeedsNothing) {
+  SchedulerConfig config = small_config();
+  config.num_pages = 4;
+  SchedulerHarness h(config);
+  const SequenceId whole = h.submit(200, 57);  // all four pages in the end
+  h.run_to_end();
+  EXPECT_EQ(h.outcomes[whole].ids.size(), 57u);
+  const SequenceId a = h.submit(128, 1), b = h.submit(128, 1);
+  EXPECT_EQ(rows_of(h.plan()), (Rows{{a.value, 128}, {b.value, 128}}));
+}
+
 TEST(SchedulerAdmission, TheBlockedHeadStartsWhenPagesReturn) {
   SchedulerConfig config = small_config();
   config.num_pages = 6;
@@ -353,6 +390,7 @@ TEST(SchedulerFairness, NobodyIsAdmittedPastAPrefillThatGetsNothing) {
 // Two sequences whose outputs outgrow the pool: the later one gives way, resumes by a hit, and both finish.
 TEST(SchedulerPreemption, TheWorstGivesWayAndResumes) {
   SchedulerConfig config = small_config();
+  config.admission_reserve = nullptr;
   config.num_pages = 5;
   SchedulerHarness h(config);
   const SequenceId a = h.submit(100, 150);
@@ -379,6 +417,7 @@ TEST(SchedulerPreemption, TheWorstGivesWayAndResumes) {
 
 TEST(SchedulerPreemption, PagesUnderFlightAreWaitedFor) {
   SchedulerConfig config = small_config();
+  config.admission_reserve = nullptr;
   config.num_pages = 4;
   SchedulerHarness h(config);
   const SequenceId a = h.submit(63, 100);

@@ -102,13 +102,16 @@ Status check_positions(const EngineConfig& config) {
 
 Result<std::unique_ptr<Engine>> Engine::create(const EngineConfig& config) {
   RETURN_IF_ERROR(check_positions(config));
+  return create(config, config.worker.device == Device::kCuda ? make_cuda_worker : Worker::create);
+}
+
+Result<std::unique_ptr<Engine>> Engine::create(const EngineConfig& config, const WorkerFactory& make_worker) {
   auto impl = std::make_unique<Impl>();
   impl->config = config;
   impl->config.worker.max_sequences = config.max_sequences;
   impl->config.worker.max_step_tokens = config.max_step_tokens;
   impl->config.worker.deterministic = config.deterministic;
   Impl* p = impl.get();
-  const auto make_worker = config.worker.device == Device::kCuda ? make_cuda_worker : Worker::create;
   ASSIGN_OR_RETURN(impl->worker, make_worker(impl->config.worker, [p](StepResult&& result) {
                      p->mailbox.push_reserved(Message(std::move(result)));
                    }));
@@ -133,6 +136,7 @@ Result<std::unique_ptr<Engine>> Engine::create(const EngineConfig& config) {
       .checkpoint_interval_blocks = config.checkpoint_interval_blocks,
       .checkpoint_turn_blocks = config.checkpoint_turn_blocks,
       .deterministic = config.deterministic,
+      .admission_reserve = config.admission_reserve,
       .hash_seed = mix64(static_cast<uint64_t>(wall_time_s() * 1e6)),
   };
   RETURN_IF_ERROR(validate(scheduling));

@@ -32,6 +32,7 @@ struct EngineConfig {
   bool prefix_caching = true;
   int32_t checkpoint_interval_blocks = SchedulerConfig().checkpoint_interval_blocks;  // recurrent models
   int32_t checkpoint_turn_blocks = SchedulerConfig().checkpoint_turn_blocks;
+  AdmissionReserve admission_reserve = SchedulerConfig().admission_reserve;
   bool deterministic = false;
   bool selfcheck = false;  // check_integrity() after every step
   // Called on the engine thread when a device is lost and every choice has got an error. Nothing can be submitted after
@@ -83,10 +84,15 @@ struct EngineStats {
   double host_step_us = 0;  // scheduler + batch building, mean of the last 64 steps
 };
 
+using WorkerFactory = std::function<Result<std::unique_ptr<Worker>>(const WorkerConfig& config,
+                                                                    std::function<void(StepResult&&)> on_result)>;
+
 class Engine {
  public:
   // Loads the model, reserves all memory and starts the threads. Errors say what is wrong and what to change.
   static Result<std::unique_ptr<Engine>> create(const EngineConfig& config);
+  // The same with hands of another make: tests.
+  static Result<std::unique_ptr<Engine>> create(const EngineConfig& config, const WorkerFactory& make_worker);
   ~Engine();
 
   // kExhausted: the queue is full. kBadInput: can never fit, its tokens or its n choices (message has the numbers).

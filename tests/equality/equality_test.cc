@@ -105,6 +105,7 @@ EngineConfig base_config(const TestModel& model) {
   config.max_sequences = 16;
   config.prefix_caching = false;
   config.selfcheck = true;
+  config.admission_reserve = nullptr;  // a tight cache is to preempt
   return config;
 }
 

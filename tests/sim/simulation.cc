@@ -69,6 +69,7 @@ SchedulerConfig Simulation::draw_config() {
                                                 (rng_.chance(0.12) ? rng_.between(4, 40) : rng_.between(60, 500)));
   if (rng_.chance(0.3)) config.long_prefill_tokens = static_cast<int32_t>(rng_.between(20, 150));
   config.prefix_caching = rng_.chance(0.95);
+  if (rng_.chance(0.95)) config.admission_reserve = nullptr;  // so that many are preempted
   config.hash_seed = rng_.next();
   config.hash_bits = rng_.chance(0.25) ? 4 : 128;
   return config;
