@@ -14,6 +14,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <string>
+#include <utility>
 
 #include "control/faults.h"
 #include "sim/simulation.h"
@@ -23,31 +24,38 @@ namespace {
 
 constexpr uint64_t kSeedsPerMutant = 300;
 
-constexpr const char* kMutants[kNumFaults] = {
-    "pages and slot of an ended sequence are free while plans in flight touch them",
-    "blocks are published when planned, not when confirmed",
-    "a hit does not compare token ids",
-    "sequences share prefixes across salts",
-    "the page of a block's first decoded token is missing",
-    "ids are delivered twice at a block's end",
-    "a sequence cancelled while it waits ends without an update",
-    "a hit may cover the whole prompt",
-    "a preempted sequence keeps its former length",
-    "ids of a late row are delivered after the end",
-    "a hit is as long as the cached blocks, wherever the last checkpoint lies",
-    "a checkpoint holds the state one token behind its boundary",
-    "the pages of a checkpoint may be reused while a plan in flight copies them",
-    "a checkpoint and its blocks may be hit before the result of their step is in",
-    "a block that is evicted leaves its checkpoint behind",
-    "a checkpoint of which one page was evicted is still hit",
-    "an ended sequence's state pages are free while plans in flight touch them",
-    "the worker does not zero the state of a sequence without a hit",
-    "the worker commits the token of a decode row that is still in its ring",
-    "the worker forgets its ring where a row should replay it",
-    "the second checkpoint of a row is written at the position of its first",
-    "a row's last two checkpoints are listed in the wrong order",
-    "the waiting head's match keeps blocks that were evicted",
-    "a head of the queue that does not fit is stepped over",
+struct Mutant {
+  const char* name;
+  const char* found;  // what the check says that is there for it; several are told apart by |
+};
+constexpr Mutant kMutants[kNumFaults] = {
+    {"pages and slot of an ended sequence are free while plans in flight touch them", "under flight"},
+    {"blocks are published when planned, not when confirmed",
+     "has lost a page|is not what it gives alone|reads a page"},
+    {"a hit does not compare token ids", "is twice in slot|is not what it gives alone|reads a page"},
+    {"sequences share prefixes across salts", "reads a page of another salt"},
+    {"the page of a block's first decoded token is missing", "has no page for position|writes outside its pages"},
+    {"ids are delivered twice at a block's end", "is not what it gives alone|goes on after its end"},
+    {"a sequence cancelled while it waits ends without an update", "did not end at once|known"},
+    {"a hit may cover the whole prompt", "a hit of"},
+    {"a preempted sequence keeps its former length", "holds something"},
+    {"ids of a late row are delivered after the end", "goes on after its end|an update for nobody"},
+    {"a hit is as long as the cached blocks, wherever the last checkpoint lies", "and a checkpoint of 0 pages"},
+    {"a checkpoint holds the state one token behind its boundary", "a checkpoint at"},
+    {"the pages of a checkpoint may be reused while a plan in flight copies them",
+     "is copied from and given away|under flight"},
+    {"a checkpoint and its blocks may be hit before the result of their step is in", "the checkpoint is at"},
+    {"a block that is evicted leaves its checkpoint behind", "published and unknown|has lost its block"},
+    {"a checkpoint of which one page was evicted is still hit", "is not whole|the checkpoint is at"},
+    {"an ended sequence's state pages are free while plans in flight touch them", "under flight"},
+    {"the worker does not zero the state of a sequence without a hit", "is not what it gives alone"},
+    {"the worker commits the token of a decode row that is still in its ring", "is not what it gives alone"},
+    {"the worker forgets its ring where a row should replay it", "is not what it gives alone"},
+    {"the second checkpoint of a row is written at the position of its first", "a checkpoint at"},
+    {"a row's last two checkpoints are listed in the wrong order", "a checkpoint at"},
+    {"the waiting head's match keeps blocks that were evicted",
+     "a free page is shared|reads a page|is not what it gives alone"},
+    {"a head of the queue that does not fit is stepped over", "overtakes sequence"},
 };
 
 struct Options {
@@ -141,28 +149,59 @@ int run_seeds(const Options& options) {
          check_rarity("checkpoints skipped", counts.checkpoint_skips, counts.hybrid_steps);
 }
 
-// A planted bug may end the process in a CHECK: so a child runs the seeds, and any end but success is a catch.
-int run_mutant(const Options& options, int mutant) {
-  std::printf("mutant %d (%s): ", mutant, kMutants[mutant - 1]);
-  std::fflush(stdout);
+// The last line that a child printed, which runs the seeds with this bug, and how it ended.
+std::string run_child(const Options& options, int mutant, int& status) {
+  int out[2];
+  if (pipe(out) != 0) return "no pipe";
   const pid_t child = fork();
   if (child == 0) {
     g_planted_fault = static_cast<Fault>(mutant);
-    if (dup2(STDOUT_FILENO, STDERR_FILENO) < 0) std::_Exit(0);
+    if (dup2(out[1], STDOUT_FILENO) < 0 || dup2(out[1], STDERR_FILENO) < 0) std::_Exit(0);
     const uint64_t end = std::max(options.end, options.first + kSeedsPerMutant);
     for (uint64_t seed = options.first; seed < end; ++seed) Simulation(seed).run();
     std::_Exit(0);
   }
+  close(out[1]);
+  std::string last, line;
+  FILE* lines = fdopen(out[0], "r");
+  for (int c = std::fgetc(lines); c != EOF; c = std::fgetc(lines)) {
+    if (c != '\n') line += static_cast<char>(c);
+    if (c == '\n' && !line.empty()) last = std::exchange(line, {});
+  }
+  std::fclose(lines);
+  if (child < 0 || waitpid(child, &status, 0) != child) status = 0;
+  return last;
+}
+
+bool says(const std::string& message, const std::string& found) {
+  for (size_t begin = 0; begin <= found.size();) {
+    const size_t end = std::min(found.find('|', begin), found.size());
+    if (message.find(found.substr(begin, end - begin)) != std::string::npos) return true;
+    begin = end + 1;
+  }
+  return false;
+}
+
+// A planted bug may end the process in a CHECK, so a child runs the seeds. Caught is what the judge or a CHECK found,
+// in the words of a check that is there for it; a crash, or any other end, is no catch.
+int run_mutant(const Options& options, int mutant) {
+  constexpr int kJudge = 1, kCheck = 70;  // exit codes
+  std::printf("mutant %d (%s): ", mutant, kMutants[mutant - 1].name);
+  std::fflush(stdout);
   int status = 0;
-  const bool ended = child > 0 && waitpid(child, &status, 0) == child;
-  const bool caught = ended && !(WIFEXITED(status) && WEXITSTATUS(status) == 0);
-  std::printf("%s\n", caught ? "caught" : "SURVIVED");
+  const std::string last = run_child(options, mutant, status);
+  const int code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  const bool by_check = (code == kJudge && last.starts_with("FAILED seed")) ||
+                        (code == kCheck && last.find("CHECK(") != std::string::npos);
+  const bool caught = by_check && says(last, kMutants[mutant - 1].found);
+  if (code != 0) std::printf("%s: ", last.c_str());
+  std::printf("%s\n", caught ? "caught" : code == 0 ? "SURVIVED" : "ENDED OTHERWISE");
   return caught ? 0 : 1;
 }
 
 int run(const Options& options) {
   if (options.list) {
-    for (int i = 0; i < kNumFaults; ++i) std::printf("%2d %s\n", i + 1, kMutants[i]);
+    for (int i = 0; i < kNumFaults; ++i) std::printf("%2d %s\n", i + 1, kMutants[i].name);
     return 0;
   }
   if (options.mutant > 0) return run_mutant(options, options.mutant);
