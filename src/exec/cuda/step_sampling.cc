@@ -1,6 +1,7 @@
 #include "exec/cuda/step_sampling.h"
 
 #include <tuple>
+#include <utility>
 
 #include "tensor/cuda/device.h"
 
@@ -21,22 +22,33 @@ StepSampling::StepSampling(const SamplingSizes& sizes, const DeviceArrays& array
   scratch_ = device_buffer(static_cast<size_t>(sample_scratch_bytes(sizes.slots)));
   masks_device_ = device_buffer(static_cast<size_t>(sizes.slots * slots_.bit_words()) * 4);
   masks_host_ = pinned_buffer(masks_device_.size());
-  lists_host_ = pinned_buffer(kMaxListed * 8 + static_cast<size_t>(sizes.max_positions + 1) * 4);
-  lists_device_ = device_buffer(lists_host_.size());
+  lists_device_ = device_buffer(static_cast<size_t>(sizes.max_positions + 1) * 4);
+  lists_host_ = pinned_buffer(4 * (kMaxListed * 8 + lists_device_.size()));
   results_device_ = device_buffer(static_cast<size_t>(sizes.slots) * sizeof(SampleResult) +
                                   static_cast<size_t>(sizes.tokens) * sizeof(TokenScore));
   for (Buffer& buffer : results_host_) buffer = pinned_buffer(results_device_.size());
 }
 
-// Rare, so the lists have one buffer and wait for its last use.
+// Lists of one start after the other. Only when they have filled the buffer does the host wait for the stream, and with
+// it for the steps in flight: not for the second start of a plan.
+uint8_t* StepSampling::take_lists(size_t bytes) {
+  if (lists_sent_.is_done()) lists_used_ = 0;
+  if (lists_used_ + bytes > lists_host_.size()) {
+    lists_sent_.wait();
+    lists_used_ = 0;
+  }
+  return lists_host_.data() + std::exchange(lists_used_, lists_used_ + bytes);
+}
+
 void StepSampling::start(const SequenceStart& start) {
   const SamplingParams& p = *start.sampling;
   const SlotParams sizes = slot_params(p);
-  if (sizes.num_bias + sizes.num_stops == 0 && sizes.penalties == 0) return;
-  lists_sent_.wait();
-  auto* ids = reinterpret_cast<int32_t*>(lists_host_.data());
-  auto* bias = reinterpret_cast<float*>(ids + kMaxListed);
-  int32_t* tokens = ids + 2 * kMaxListed;
+  const size_t num_listed = static_cast<size_t>(sizes.num_bias + sizes.num_stops);
+  const size_t num_counted = sizes.penalties != 0 ? start.tokens->size() : 0;
+  if (num_listed + num_counted == 0) return;
+  auto* ids = reinterpret_cast<int32_t*>(take_lists((2 * num_listed + num_counted) * 4));
+  auto* bias = reinterpret_cast<float*>(ids + num_listed);
+  int32_t* tokens = ids + 2 * num_listed;
   for (int32_t i = 0; i < sizes.num_bias; ++i) std::tie(ids[i], bias[i]) = p.logit_bias[static_cast<size_t>(i)];
   std::copy_n(p.stop_ids.begin(), sizes.num_stops, ids + sizes.num_bias);
   const auto send = [this](void* to, const void* from, int32_t count) {
@@ -47,8 +59,8 @@ void StepSampling::start(const SequenceStart& start) {
   const int64_t at = static_cast<int64_t>(start.slot.value) * kMaxListed;
   send(slots_.listed_ids + at, ids, sizes.num_bias + sizes.num_stops);
   send(slots_.listed_bias + at, bias, sizes.num_bias);
-  if (sizes.penalties != 0) {
-    const auto count = static_cast<int32_t>(start.tokens->size());
+  if (num_counted > 0) {
+    const auto count = static_cast<int32_t>(num_counted);
     std::copy(start.tokens->begin(), start.tokens->end(), tokens);
     auto* there = reinterpret_cast<int32_t*>(lists_device_.data());
     send(there, tokens, count);

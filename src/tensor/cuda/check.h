@@ -32,6 +32,7 @@ class Event {
   Event& operator=(const Event&) = delete;
   cudaEvent_t get() const { return event_; }
   void record(const Stream& stream) { cuda_ok(cudaEventRecord(event_, stream.get()), "recording an event"); }
+  bool is_done() const { return cudaEventQuery(event_) != cudaErrorNotReady; }  // an error is found by who waits
   void wait() const { cuda_ok(cudaEventSynchronize(event_), "waiting for an event"); }  // success if never recorded
 
  private:
