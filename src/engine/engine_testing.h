@@ -2,8 +2,6 @@
 // sink that checks what every sink is promised: chunks of each choice up to exactly one with `finish`.
 #pragma once
 
-#include <gtest/gtest.h>
-
 #include <deque>
 #include <functional>
 #include <map>
@@ -13,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/check.h"
 #include "base/eventually.h"
 #include "engine/engine.h"
 
@@ -125,7 +124,7 @@ class Chunks {
     return [this](OutputChunk&& chunk) {
       std::lock_guard lock(mutex_);
       OutputChunk& known = choices_[chunk.choice];
-      EXPECT_FALSE(known.finish) << "choice " << chunk.choice << " goes on after its end";
+      CHECK(!known.finish, "choice ", chunk.choice, " goes on after its end");
       chunk.ids.insert(chunk.ids.begin(), known.ids.begin(), known.ids.end());
       known = std::move(chunk);
     };

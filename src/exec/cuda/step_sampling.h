@@ -68,8 +68,8 @@ class StepSampling {
   Buffer work_, scratch_, masks_device_, masks_host_, lists_device_, lists_host_;
   Buffer results_device_;  // SampleResult [slots], then TokenScore [tokens]
   std::array<Buffer, 2> results_host_;
-  Event lists_sent_;       // by the last start
-  size_t lists_used_ = 0;  // bytes of lists_host_ that may still be on their way
+  Event lists_sent_;                   // by the last start
+  size_t lists_used_ = 0;              // bytes of lists_host_ that may still be on their way
   std::vector<SampleRecord> samples_;  // of the plan being packed
   std::vector<ScoreRecord> scores_;
 };
