@@ -131,6 +131,33 @@ void bench_admission(int32_t num_prompt) {
   std::printf("admission of a cached prompt of %6d tokens: median %6.1f us\n", num_prompt, percentile(times, 0.5));
 }
 
+// The books of an idle engine, all of whose pages are cached.
+void bench_checks(int32_t num_pages) {
+  SchedulerConfig config = bench_config();
+  config.num_pages = num_pages;
+  config.max_model_len = 1 << 20;
+  Scheduler scheduler(config);
+  StepResult result;
+  for (int64_t i = 0; scheduler.gauges().free_pages > 5000; ++i) {
+    scheduler.submit(make_submit(i, 250000, static_cast<int32_t>(i) * 300000, 1));
+    for (std::optional<StepPlan> plan = scheduler.next_plan(0); plan; plan = scheduler.next_plan(0)) {
+      fill_result(*plan, result);
+      scheduler.apply(result);
+    }
+  }
+  std::vector<double> all, some;
+  for (int i = 0; i < 50; ++i) {
+    auto start = BenchClock::now();
+    scheduler.check_integrity();
+    all.push_back(microseconds_since(start));
+    start = BenchClock::now();
+    scheduler.check_some(2048);
+    some.push_back(microseconds_since(start));
+  }
+  std::printf("checking %6d pages: median %6.1f us for all, %5.1f us for 2,048 of them\n", num_pages,
+              percentile(all, 0.5), percentile(some, 0.5));
+}
+
 }  // namespace
 }  // namespace perigee
 
@@ -139,5 +166,6 @@ int main() {
   perigee::bench_decode(64, 16000, 0);
   for (const int32_t state_pages : {12, 92}) perigee::bench_decode(64, 1000, state_pages);  // Kimi-Linear at TP 8 and 1
   for (const int32_t num_prompt : {1000, 10000, 100000}) perigee::bench_admission(num_prompt);
+  for (const int32_t num_pages : {32768, 250000}) perigee::bench_checks(num_pages);
   return 0;
 }

@@ -8,7 +8,10 @@ BlockPool::BlockPool(int32_t num_pages, std::function<void(PageId)> on_evict) : 
   CHECK(num_pages > 0, "a pool of ", num_pages, " pages");
   pages_.resize(static_cast<size_t>(num_pages));
   free_.reserve(static_cast<size_t>(num_pages));
-  for (int32_t page = num_pages - 1; page >= 0; --page) free_.push_back(page);
+  for (int32_t page = num_pages - 1; page >= 0; --page) {
+    at(PageId(page)).older = num_free();
+    free_.push_back(page);
+  }
 }
 
 PageHandle BlockPool::allocate(PageOwner owner) {
@@ -16,6 +19,7 @@ PageHandle BlockPool::allocate(PageOwner owner) {
   if (!free_.empty()) {
     page = PageId(free_.back());
     free_.pop_back();
+    at(page).older = kNil;
   } else if (num_cached_ > 0) {
     page = PageId(demoted_.oldest != kNil ? demoted_.oldest : cached_.oldest);
     remove_cached(page);
@@ -80,6 +84,7 @@ void BlockPool::drop_holder(PageId page) {
 
 void BlockPool::push_free(PageId page) {
   --owned(std::exchange(at(page).owner, PageOwner::kNone));
+  at(page).older = num_free();
   free_.push_back(page.value);
 }
 
@@ -102,7 +107,32 @@ void BlockPool::remove_cached(PageId page) {
   --num_cached_;
 }
 
+void BlockPool::check_page(PageId page) const {
+  const Page& entry = at(page);
+  CHECK(entry.holders >= 0 && (entry.published || !entry.demoted), "page ", page, " has ", entry.holders, " holders");
+  if (entry.holders > 0) {
+    CHECK(entry.owner != PageOwner::kNone, "used page ", page, " is of no type");
+    return;
+  }
+  if (!entry.published) {
+    CHECK(entry.owner == PageOwner::kNone, "free page ", page, " is in use");
+    CHECK(entry.older >= 0 && entry.older < num_free() && free_[static_cast<size_t>(entry.older)] == page.value,
+          "page ", page, " is lost");
+    return;
+  }
+  CHECK(entry.owner != PageOwner::kNone, "cached page ", page, " is of no type");
+  const List& list = entry.demoted ? demoted_ : cached_;
+  const auto is_neighbour = [&](int32_t other) { return at(PageId(other)).demoted == entry.demoted; };
+  CHECK(entry.older == kNil ? list.oldest == page.value
+                            : at(PageId(entry.older)).newer == page.value && is_neighbour(entry.older),
+        "cached page ", page, " has lost the one before it");
+  CHECK(entry.newer == kNil ? list.newest == page.value
+                            : at(PageId(entry.newer)).older == page.value && is_neighbour(entry.newer),
+        "cached page ", page, " has lost the one after it");
+}
+
 void BlockPool::check_integrity() const {
+  for (int32_t page = 0; page < num_pages(); ++page) check_page(PageId(page));
   std::vector<uint8_t> idle(pages_.size(), 0);
   for (const int32_t page : free_) {
     const Page& entry = at(PageId(page));

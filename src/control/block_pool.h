@@ -81,15 +81,18 @@ class BlockPool {
   bool is_published(PageId page) const { return at(page).published; }
   PageOwner owner(PageId page) const { return at(page).owner; }
 
-  void check_integrity() const;  // CHECKs that the lists and the pages agree; linear
+  void check_integrity() const;        // CHECKs that the lists and the pages agree; linear
+  void check_page(PageId page) const;  // of that what concerns this page and its neighbours; constant
 
  private:
   friend class PageHandle;
+  friend struct BlockPoolBreaker;  // its test
   static constexpr int32_t kNil = -1;
 
   struct Page {
     int32_t holders = 0;
-    int32_t older = kNil, newer = kNil;  // neighbours in the list of cached pages
+    int32_t older = kNil,
+            newer = kNil;  // neighbours in the list of cached pages; `older` of a free one: index in free_
     PageOwner owner = PageOwner::kNone;
     bool published = false;
     bool demoted = false;

@@ -239,6 +239,27 @@ void Scheduler::Impl::check_sequence(const Sequence& sequence) const {
 
 void Scheduler::Impl::check_integrity() const {
   pool_.check_integrity();
+  check_lists();
+  check_pages(0, pool_.num_pages());
+  int32_t num_blocks = 0, num_checkpoint_pages = 0;
+  for (int32_t i = 0; i < pool_.num_pages(); ++i) {
+    num_blocks += index_.contains(PageId(i)) ? 1 : 0;
+    num_checkpoint_pages += checkpoints_.block_of(PageId(i)).valid() ? 1 : 0;
+  }
+  CHECK(num_blocks == index_.size(), "the prefix index miscounts");
+  CHECK(num_checkpoint_pages == checkpoints_.size() * config_.state_pages, "a checkpoint is not whole");
+}
+
+void Scheduler::Impl::check_some(int32_t num_pages) {
+  check_lists();
+  const int32_t first = next_to_check_;
+  const int32_t end = std::min(first + num_pages, pool_.num_pages());
+  for (int32_t page = first; page < end; ++page) pool_.check_page(PageId(page));
+  check_pages(first, end);
+  next_to_check_ = end < pool_.num_pages() ? end : 0;
+}
+
+void Scheduler::Impl::check_lists() const {
   CHECK(num_accepted_ - num_ended_ == static_cast<int64_t>(waiting_.size() + running_.size()),
         "a sequence is in limbo");
   CHECK(sequences_.size() == waiting_.size() + running_.size(), "a sequence is in no list");
@@ -249,13 +270,14 @@ void Scheduler::Impl::check_integrity() const {
   CHECK(quarantine_.empty() || plans_in_flight() > 0, "pages wait for no plan");
   for (const auto* list : {&running_, &waiting_})
     for (const Sequence* sequence : *list) check_sequence(*sequence);
-  check_pages();
 }
 
 // INV-1: every page is held as often as it is known to be, by holders of its own kind; what is published can be found.
-void Scheduler::Impl::check_pages() const {
-  std::vector<int32_t> holders(static_cast<size_t>(pool_.num_pages()), 0);
-  const auto count = [&](PageId page) { ++holders[static_cast<size_t>(page.value)]; };
+void Scheduler::Impl::check_pages(int32_t first, int32_t end) const {
+  std::vector<int32_t> holders(static_cast<size_t>(end - first), 0);
+  const auto count = [&](PageId page) {
+    if (page.value >= first && page.value < end) ++holders[static_cast<size_t>(page.value - first)];
+  };
   const auto count_as = [&](PageOwner owner, const std::vector<PageHandle>& handles) {
     for (const PageHandle& handle : handles) {
       CHECK(pool_.owner(handle.page()) == owner, "page ", handle.page(), " is held under another type than it has");
@@ -271,22 +293,18 @@ void Scheduler::Impl::check_pages() const {
     for (const WriteInFlight& write : flight.traffic.writes) count_as(PageOwner::kCheckpoint, write.pages);
   }
   quarantine_.for_each_page(count);
-  int32_t num_blocks = 0, num_checkpoint_pages = 0;
-  for (int32_t i = 0; i < pool_.num_pages(); ++i) {
+  for (int32_t i = first; i < end; ++i) {
     const PageId page(i);
-    CHECK(pool_.num_holders(page) == holders[static_cast<size_t>(i)], "page ", page, " has ", pool_.num_holders(page),
-          " holders, ", holders[static_cast<size_t>(i)], " known");
+    const int32_t known = holders[static_cast<size_t>(i - first)];
+    CHECK(pool_.num_holders(page) == known, "page ", page, " has ", pool_.num_holders(page), " holders, ", known,
+          " known");
     const PageId block = checkpoints_.block_of(page);
     const bool is_block = index_.contains(page);
     CHECK(pool_.is_published(page) == (is_block || block.valid()), "page ", page, " is published and unknown");
     CHECK(!is_block || pool_.owner(page) == PageOwner::kLatent, "page ", page, " is no block");
     CHECK(is_block || checkpoints_.at(page).serial == 0, "the checkpoint at page ", page, " has lost its block");
     CHECK(!block.valid() || pool_.owner(page) == PageOwner::kCheckpoint, "page ", page, " is of no checkpoint");
-    num_blocks += is_block ? 1 : 0;
-    num_checkpoint_pages += block.valid() ? 1 : 0;
   }
-  CHECK(num_blocks == index_.size(), "the prefix index miscounts");
-  CHECK(num_checkpoint_pages == checkpoints_.size() * config_.state_pages, "a checkpoint is not whole");
 }
 
 // A block leaves the prefix index, and its checkpoint with it.
@@ -340,6 +358,9 @@ SchedulerGauges Scheduler::gauges() const {
 }
 void Scheduler::check_integrity() const {
   impl_->check_integrity();
+}
+void Scheduler::check_some(int32_t num_pages) {
+  impl_->check_some(num_pages);
 }
 
 bool Scheduler::fits(int64_t num_prompt_tokens, int64_t max_tokens) const {

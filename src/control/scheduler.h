@@ -109,9 +109,13 @@ class Scheduler {
   SchedulerGauges gauges() const;
   bool idle() const;             // nothing waiting, running or in flight
   void check_integrity() const;  // CHECKs INV-1 and friends; linear in the pool
+  // The same for the next num_pages pages of the pool, without what must be counted over all of them; linear in those
+  // and in the pages that sequences hold.
+  void check_some(int32_t num_pages);
   void drop_prefix_cache();
 
  private:
+  friend struct SchedulerBreaker;  // its test
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };

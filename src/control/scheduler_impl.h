@@ -38,8 +38,10 @@ struct Scheduler::Impl {
   int32_t max_outputs(int64_t num_prompt, int64_t max_tokens) const;
   SchedulerGauges gauges() const;
   void check_integrity() const;
+  void check_some(int32_t num_pages);
+  void check_lists() const;
   void check_sequence(const Sequence& sequence) const;
-  void check_pages() const;
+  void check_pages(int32_t first, int32_t end) const;
   void forget_block(PageId page);
   void forget_blocks(const Sequence& sequence);
   void page_evicted(PageId page);
@@ -147,6 +149,7 @@ struct Scheduler::Impl {
   std::vector<SequenceUpdate> updates_;
   SchedulerGauges totals_;  // its counters only
   int64_t num_accepted_ = 0, num_ended_ = 0;
+  int32_t next_to_check_ = 0;  // page
 };
 
 }  // namespace perigee

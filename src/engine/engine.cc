@@ -42,6 +42,7 @@ struct LiveRequest {
 constexpr double kIdleWaitS = 1.0;
 constexpr double kBusyWaitS = 0.05;  // how late a deadline of a waiting sequence may be noticed
 constexpr size_t kHostSamples = 64;
+constexpr int32_t kPagesPerCheck = 2048;  // whenever there is nothing to run: a request that comes then waits for it
 
 Error shutting_down() {
   return Error(Code::kUnavailable, "the engine is shutting down");
@@ -225,7 +226,10 @@ void Engine::Impl::run() {
     const bool stepped = scheduler->gauges().steps != steps_before;
     publish_stats(system_clock().now_s() - begin, stepped);
     dispatch_updates();
-    if (config.selfcheck || scheduler->idle()) scheduler->check_integrity();
+    if (config.selfcheck)
+      scheduler->check_integrity();
+    else if (scheduler->idle())
+      scheduler->check_some(kPagesPerCheck);
   }
   messages.clear();
   mailbox.close();  // what comes later is refused where it is submitted ...

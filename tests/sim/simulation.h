@@ -96,7 +96,7 @@ class Simulation {
   void take_updates();
   void take_update(const SequenceUpdate& update);
   void check_finish(const Request& request, const SequenceUpdate& update) const;
-  void check_books() const;
+  void check_books();
   void check_deadlines() const;
   void check_end();
   void note(uint64_t value) { counts_.log_hash = mix64(counts_.log_hash * 31 + value); }
