@@ -61,7 +61,14 @@ class Builder {
   bool on_number_part(string_view part, error_code& ec) {
     return append(part, kMaxNumberBytes, "bytes in one number", ec);
   }
-  bool on_int64(int64_t value, string_view, error_code& ec) { return add_number(Json(value), ec); }
+  bool on_int64(int64_t value, string_view, error_code& ec) {
+    text_.clear();
+    if (stack_.empty() || !stack_.back().value.is_array()) return add(Json(value), ec);
+    Json::Array& array = stack_.back().value.as_array();  // the way of token ids
+    if (!count(kNumberCost, ec) || !has_room(array, ec)) return false;
+    array.emplace_back(value);
+    return true;
+  }
   bool on_uint64(uint64_t value, string_view, error_code& ec) { return add_number(Json(value), ec); }
   // Boost.JSON's own value can be one step off: the text decides.
   bool on_double(double, string_view part, error_code& ec) {
@@ -109,9 +116,18 @@ class Builder {
     text_.append(part.data(), part.size());
     return true;
   }
-  bool count(error_code& ec) { return ++num_values_ <= limits_.max_values || over(limits_.max_values, "values", ec); }
+  // Token ids are many and cheap; everything else takes several times the time and memory.
+  static constexpr size_t kNumberCost = 1, kCost = 8;
+  bool count(size_t cost, error_code& ec) {
+    spent_ += cost;
+    if (spent_ / kCost + (spent_ % kCost != 0) <= limits_.max_values) return true;
+    return over(limits_.max_values, "values (eight numbers of an array count as one)", ec);
+  }
+  bool has_room(const Json::Array& array, error_code& ec) {
+    return array.size() < limits_.max_elements || over(limits_.max_elements, "elements in one array", ec);
+  }
   bool push(Json value, error_code& ec) {
-    if (!count(ec)) return false;
+    if (!count(kCost, ec)) return false;
     stack_.push_back({std::move(value), ""});
     return true;
   }
@@ -124,13 +140,12 @@ class Builder {
     text_.clear();
     return add(std::move(value), ec);
   }
-  bool add(Json value, error_code& ec) { return count(ec) && place(std::move(value), ec); }
+  bool add(Json value, error_code& ec) { return count(kCost, ec) && place(std::move(value), ec); }
   bool place(Json value, error_code& ec) {
     if (stack_.empty()) {
       root_ = std::move(value);
     } else if (Frame& frame = stack_.back(); frame.value.is_array()) {
-      if (frame.value.as_array().size() >= limits_.max_elements)
-        return over(limits_.max_elements, "elements in one array", ec);
+      if (!has_room(frame.value.as_array(), ec)) return false;
       frame.value.as_array().push_back(std::move(value));
     } else {
       frame.value.as_object().emplace_back(std::move(frame.key), std::move(value));
@@ -142,7 +157,7 @@ class Builder {
   std::vector<Frame> stack_;
   std::string text_;
   std::string refusal_;
-  size_t num_values_ = 0;
+  size_t spent_ = 0;  // of max_values * kCost
   Json root_;
 };
 
@@ -292,7 +307,8 @@ Chunk next_chunk(std::string_view text, size_t begin) {
   constexpr size_t kChunkBytes = 64u << 10;
   const size_t goal = std::min(text.size(), begin + kChunkBytes);
   Chunk chunk{begin, std::nullopt};
-  for (size_t at = text.find('\\', begin); at < goal; at = text.find('\\', chunk.end)) {
+  const std::string_view looked_at = text.substr(0, goal);  // not beyond: the rest has its own chunks
+  for (size_t at = looked_at.find('\\', begin); at < goal; at = looked_at.find('\\', chunk.end)) {
     const auto unit = escaped_unit(text, at);
     const bool surrogate = unit && (*unit & 0xF800) == 0xD800;
     const bool paired = surrogate && *unit < 0xDC00 && (escaped_unit(text, at + 6).value_or(0) & 0xFC00) == 0xDC00;

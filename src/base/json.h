@@ -85,7 +85,7 @@ struct JsonLimits {
   static constexpr size_t kAny = SIZE_MAX;
   size_t max_bytes = 32u << 20;
   size_t max_depth = 32;
-  size_t max_values = kAny;        // scalars, arrays and objects of the whole document
+  size_t max_values = kAny;        // of the whole document; integers in arrays count an eighth
   size_t max_members = kAny;       // of one object
   size_t max_elements = kAny;      // of one array
   size_t max_key_bytes = kAny;     // of one key, without escapes

@@ -162,9 +162,10 @@ TEST(Json, CapsAreExactAndNamed) {
       {R"({"a":"123456"})", "ok"},
       {R"({"a":"1234567"})", "JSON has more than 6 bytes in one string (at byte "},
       {R"({"a":"1234\n67"})", "JSON has more than 6 bytes in one string (at byte "},
-      {"[[1,2,3],[1,2,3]]", "ok"},
-      {"[[1,2,3],[1,2,3,4]]", "JSON has more than 9 values (at byte "},
-      {"[[],[],[[[],[]],[],[[]]]]", "JSON has more than 9 values (at byte "},
+      {"[[],[],[[[],[],[]],[]]]", "ok"},
+      {"[[],[],[[[],[],[]],[],1]]", "JSON has more than 9 values (eight numbers of an array count as one) (at byte "},
+      {"[[],[],[[[],[]],[],[[[]]]]]", "JSON has more than 9 values (eight numbers of an array count as one) (at byte "},
+      {"[[1,2,3],[1,2,3,4],[1,2,3,4],[1,2,3,4]]", "ok"},
   };
   for (const auto& [text, message] : cases)
     EXPECT_EQ(parse(text).substr(0, std::string(message).size()), message) << text;

@@ -107,7 +107,7 @@ RequestCaps caps_for(RequestCaps caps, int64_t max_model_len, size_t longest_tok
   constexpr size_t kLeastString = 1u << 20;
   const auto length = static_cast<size_t>(max_model_len);
   caps.json.max_elements = std::max(caps.json.max_elements, length);
-  caps.json.max_values = std::max(caps.json.max_values, 2 * length);
+  caps.json.max_values += length / 4;  // two prompts of ids, and 32,768 other values
   caps.json.max_string_bytes =
       std::min(caps.json.max_string_bytes, std::max(kLeastString, length * longest_token_bytes));
   return caps;

@@ -15,7 +15,7 @@ namespace perigee {
 
 struct RequestCaps {
   JsonLimits json = {.max_depth = 128,
-                     .max_values = 1u << 18,
+                     .max_values = 1u << 15,
                      .max_members = 4096,
                      .max_elements = 1u << 16,
                      .max_key_bytes = 4096,
