@@ -415,6 +415,25 @@ TEST(SchedulerPreemption, TheWorstGivesWayAndResumes) {
   EXPECT_EQ(h.outcomes[b].finish, FinishReason::kLength);
 }
 
+// Its blocks can be entered in the prefix index no more once the one before them was dropped; in its next life they
+// can.
+TEST(SchedulerPreemption, ABrokenChainIsMendedByThePreemption) {
+  SchedulerConfig config = small_config();
+  config.num_pages = 5;
+  config.admission_reserve = nullptr;
+  SchedulerHarness h(config);
+  h.submit(100, 150);
+  const SequenceId b = h.submit(100, 150);
+  h.steps(10);
+  h.scheduler.drop_prefix_cache();
+  h.run_to_end();
+  ASSERT_EQ(h.scheduler.gauges().preemptions, 1);
+  std::vector<int32_t> again = tokens_from(2000, 100);
+  again.insert(again.end(), h.outcomes[b].ids.begin(), h.outcomes[b].ids.end());
+  h.submit({.prompt = again});
+  EXPECT_EQ(h.plan().starts.at(0).num_cached_tokens, 192);
+}
+
 TEST(SchedulerPreemption, PagesUnderFlightAreWaitedFor) {
   SchedulerConfig config = small_config();
   config.admission_reserve = nullptr;

@@ -118,6 +118,16 @@ TEST(SchedulerState, WherePagesAreShortTheLastCheckpointsAreWritten) {
   EXPECT_EQ(h.scheduler.gauges().checkpoints, 2);
 }
 
+TEST(SchedulerState, CheckpointsLeaveAPageForWhoRuns) {
+  SchedulerConfig config = hybrid_config();
+  config.checkpoint_interval_blocks = 1;
+  config.num_pages = 6 + 3 + 6;  // blocks, the state, and two checkpoints if they took the last page
+  config.max_model_len = 380;
+  SchedulerHarness h(config);
+  h.submit(330, 3);
+  EXPECT_EQ(positions_of(h.plan()), std::vector<int32_t>{320});
+}
+
 TEST(SchedulerState, CheckpointsOfASequenceThatStopsAreFree) {
   SchedulerConfig config = hybrid_config();
   config.checkpoint_interval_blocks = 1;
