@@ -1,0 +1,354 @@
+#!/usr/bin/env python3
+"""Plants the bugs of bugs/*.toml one at a time in a copy of the tree and sees which tests notice. See README.md.
+
+    run.py --check                    each bug applies to the sources as they are; plants nothing
+    run.py                            all of them
+    run.py --sample 15 --seed 7       so many, chosen by the seed
+    run.py --ids text-03,exec-12      these
+    run.py --folder text --resume     a folder, without those that build-mutation/outcomes.json has already
+
+The results go to results.txt. Exit code 1: a bug does not apply or compile, the tests fail without a bug, or over 5 %
+of those planted survived without being named in `survivors`. Standard library only.
+"""
+import argparse
+import collections
+import hashlib
+import json
+import os
+import pathlib
+import random
+import shlex
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+
+HERE = pathlib.Path(__file__).resolve().parent
+TOP = HERE.parents[1]
+WORK = TOP / "build-mutation"
+TREE = WORK / "tree"  # with its build folder inside, as elsewhere: so a compiler cache serves both
+LEAST_CAUGHT = 0.95
+CAUGHT, HUNG, SURVIVED, UNCOMPILED, UNAPPLIED = "caught", "hung", "survived", "does not compile", "does not apply"
+
+Bug = collections.namedtuple("Bug", "id file what find replace")
+# A step of the search: `targets` are built, then `command` is run in the tree; it notices the bug when it fails.
+Step = collections.namedtuple("Step", "name targets command")
+Outcome = collections.namedtuple("Outcome", "outcome by seconds")
+
+
+def unit(folder, *, within="src", filter=None):
+    name = f"{folder.replace('/', '_')}_test"
+    command = [f"{{build}}/{within}/{folder}/{name}", "--gtest_brief=1", "--gtest_fail_fast"]
+    if filter:
+        command.append(f"--gtest_filter={filter}")
+    return Step(name, [name], command)
+
+
+ENGINE = unit("engine")
+SIM = Step("sim", ["sim"], ["{build}/tests/sim/sim", "--seeds", "200"])
+EQUALITY = unit("equality", within="tests", filter="EngineEnds.*:EqualityOfDeterministic.*:Equality.CachedAsCold*"
+                                                   ":Equality.ANextTurn*:EqualityOfLatentAttention.*")
+GOLDEN = unit("golden", within="tests", filter="*ref*:*avx2*:*kimi_linear*")
+CONFORMANCE = unit("conformance", within="tests")
+SERVER = unit("server")
+E2E = Step("e2e", ["perigee"], [".venv/bin/python", "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider",
+                                "tests/e2e/test_api.py", "tests/e2e/test_operation.py"])
+
+# Which tests look for a bug of a folder (the part of its id before the number): the fast ones first, the next only
+# where these saw nothing.
+STEPS = {
+    "control": [unit("control"), SIM, ENGINE, EQUALITY],
+    "engine": [ENGINE, SERVER, EQUALITY, E2E],
+    "exec": [unit("exec"), ENGINE, EQUALITY],
+    "model": [unit("model"), unit("base"), GOLDEN, E2E],
+    "text": [unit("text"), unit("base"), SERVER],
+    "server": [SERVER, E2E],
+    "base": [unit("base"), unit("text"), SERVER],
+    "cpu": [unit("ops/cpu"), CONFORMANCE, GOLDEN, EQUALITY],
+}
+
+
+def folder_of(bug):
+    """The part of the program that a bug belongs to: what its id begins with, wherever its source lies by now."""
+    return bug.id.rsplit("-", 1)[0]
+
+
+def read_bugs(folder):
+    bugs = []
+    for path in sorted(folder.glob("*.toml")):
+        with open(path, "rb") as file:
+            bugs += [Bug(**entry) for entry in tomllib.load(file)["bug"]]
+    twice = [id for id, count in collections.Counter(bug.id for bug in bugs).items() if count > 1]
+    if twice:
+        raise SystemExit(f"{folder}: ids occur twice: {', '.join(twice)}")
+    return bugs
+
+
+def plant(bug, source):
+    """The source with the bug in it; None when its lines do not occur exactly once. How they are indented is free."""
+    lines = source.split("\n")
+    bare = [line.strip() for line in lines]
+    find = [line.strip() for line in bug.find.strip("\n").split("\n")]
+    places = [i for i in range(len(bare) - len(find) + 1) if bare[i:i + len(find)] == find]
+    if len(places) != 1:
+        return None
+    at = places[0]
+    indent = lines[at][:len(lines[at]) - len(lines[at].lstrip())]
+    replacement = [indent + line for line in bug.replace.strip("\n").split("\n") if line]
+    return "\n".join(lines[:at] + replacement + lines[at + len(find):])
+
+
+def unapplied(bugs, tree):
+    out = []
+    for bug in bugs:
+        path = tree / bug.file
+        if not path.exists() or plant(bug, path.read_text(encoding="utf-8")) is None:
+            out.append(bug)
+    return out
+
+
+def copy_tree(source, target):
+    """Brings `target` to the tracked files of `source` as they lie there. What is equal already stays untouched."""
+    names = subprocess.run(["git", "ls-files", "-z"], cwd=source, capture_output=True, check=True).stdout.decode()
+    wanted = {name for name in names.split("\0") if name and (source / name).is_file()}
+    for name in wanted:
+        old, new = target / name, source / name
+        data = new.read_bytes()
+        if old.exists() and old.read_bytes() == data:
+            continue
+        old.parent.mkdir(parents=True, exist_ok=True)
+        old.write_bytes(data)
+        old.chmod(new.stat().st_mode)
+    for folder in {name.split("/")[0] for name in wanted if "/" in name}:
+        for path in (target / folder).rglob("*"):
+            if path.is_file() and str(path.relative_to(target)) not in wanted:
+                path.unlink()
+    if (source / ".venv").exists() and not (target / ".venv").exists():
+        (target / ".venv").symlink_to((source / ".venv").resolve())
+
+
+class Runner:
+    """Builds and tests one tree. `build` is the command that builds targets, which are appended to it."""
+
+    def __init__(self, tree, build, steps, prefix=(), environment=None):
+        self.tree, self.build_command, self.steps, self.prefix = tree, list(build), steps, list(prefix)
+        self.environment = dict(os.environ, **(environment or {}))
+        self.usual_s = {}  # of a step without a bug
+
+    def run(self, command, timeout_s, show=False):
+        """The exit code; None when the time was up. What it started goes with it."""
+        output = None if show else subprocess.DEVNULL
+        process = subprocess.Popen(self.prefix + command, cwd=self.tree, env=self.environment, stdin=subprocess.DEVNULL,
+                                   stdout=output, stderr=output, start_new_session=True)
+        try:
+            return process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return None
+        finally:
+            try:
+                os.killpg(process.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+            process.wait()
+
+    def build(self, targets, show=False):
+        return not targets or self.run(self.build_command + list(targets), 3600, show) == 0
+
+    def test(self, step, timeout_s, show=False):
+        return self.run([word.format(build=self.tree / "build") for word in step.command], timeout_s, show)
+
+    def measure(self, folders):
+        """Runs every step without a bug. What fails then could not tell anything; returns the names of those."""
+        failed = []
+        for step in {step.name: step for folder in folders for step in self.steps[folder]}.values():
+            if step.name in self.usual_s:
+                continue
+            built = self.build(step.targets, show=True)
+            begin = time.monotonic()
+            if not built or self.test(step, 1800) != 0:
+                failed.append(step.name)
+                self.test(step, 1800, show=True)
+            self.usual_s[step.name] = time.monotonic() - begin
+            print(f"without a bug: {step.name} {self.usual_s[step.name]:.1f} s", flush=True)
+        return failed
+
+    def limit_s(self, step):
+        return 60 + 6 * self.usual_s.get(step.name, 60)
+
+    def try_one(self, bug):
+        path = self.tree / bug.file
+        before = path.read_text(encoding="utf-8") if path.exists() else ""
+        planted = plant(bug, before)
+        begin = time.monotonic()
+        if planted is None:
+            return Outcome(UNAPPLIED, "", 0)
+        try:
+            path.write_text(planted, encoding="utf-8")
+            for step in self.steps[folder_of(bug)]:
+                if not self.build(step.targets):
+                    return Outcome(UNCOMPILED, step.name, time.monotonic() - begin)
+                code = self.test(step, self.limit_s(step))
+                if code != 0:
+                    return Outcome(HUNG if code is None else CAUGHT, step.name, time.monotonic() - begin)
+            return Outcome(SURVIVED, "", time.monotonic() - begin)
+        finally:
+            path.write_text(before, encoding="utf-8")
+
+
+def read_survivors(path):
+    """id -> why nothing notices it."""
+    if not path.exists():
+        return {}
+    lines = [line.split("#")[0].strip() for line in path.read_text(encoding="utf-8").splitlines()]
+    return {id.strip(): why.strip() for id, why in (line.split(":", 1) for line in lines if line)}
+
+
+def fingerprint(bug):
+    return hashlib.sha256("\0".join(bug).encode()).hexdigest()[:16]
+
+
+class Outcomes:
+    """What is known, kept in a file so that a run can go on where another ended."""
+
+    def __init__(self, path, resume):
+        self.path = path
+        self.known = json.loads(path.read_text()) if resume and path.exists() else {}
+
+    def get(self, bug):
+        entry = self.known.get(bug.id)
+        return Outcome(*entry[1:]) if entry and entry[0] == fingerprint(bug) else None
+
+    def put(self, bug, outcome):
+        self.known[bug.id] = [fingerprint(bug), *outcome]
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.write_text(json.dumps(self.known, indent=1))
+
+
+def table(bugs, results, survivors, head):
+    lines = [head, ""]
+    by_folder = {}
+    for bug in bugs:
+        by_folder.setdefault(folder_of(bug), []).append(results[bug.id])
+    by_folder["all"] = [results[bug.id] for bug in bugs]
+    lines.append(f"{'folder':<10}{'planted':>8}{'caught':>8}{'of them hung':>14}{'survived':>10}")
+    for folder, outcomes in by_folder.items():
+        count = collections.Counter(outcome.outcome for outcome in outcomes)
+        caught = count[CAUGHT] + count[HUNG]
+        lines.append(f"{folder:<10}{len(outcomes):>8}{caught:>8}{count[HUNG]:>14}{count[SURVIVED]:>10}")
+    lines.append("")
+    for bug in bugs:
+        outcome = results[bug.id]
+        by = f" by {outcome.by}" if outcome.outcome in (CAUGHT, HUNG) else ""
+        lines.append(f"{bug.id:<12} {outcome.outcome}{by}, {outcome.seconds:.0f} s")
+        if outcome.outcome == SURVIVED:
+            lines.append(f"{'':<12} {bug.what}: {survivors.get(bug.id, 'no reason given in survivors')}")
+    return "\n".join(lines) + "\n"
+
+
+def verdict(bugs, results, survivors):
+    """0 when every bug could be planted, and enough were caught; that those in `survivors` are not is known."""
+    count = collections.Counter(results[bug.id].outcome for bug in bugs)
+    if count[UNAPPLIED] or count[UNCOMPILED]:
+        print(f"{count[UNAPPLIED]} bugs do not apply, {count[UNCOMPILED]} do not compile: bring them up to date")
+        return 1
+    caught = count[CAUGHT] + count[HUNG]
+    new = [bug.id for bug in bugs if results[bug.id].outcome == SURVIVED and bug.id not in survivors]
+    print(f"mutation: {caught} of {len(bugs)} planted bugs caught ({100 * caught / len(bugs):.1f} %), "
+          f"{len(new)} survived that are not in the list of survivors: {', '.join(new) or 'none'}")
+    return 0 if len(bugs) - len(new) >= LEAST_CAUGHT * len(bugs) else 1
+
+
+def check_survivors(bugs, survivors):
+    """What is wrong with the list of survivors, or nothing."""
+    unknown = set(survivors) - {bug.id for bug in bugs}
+    if unknown:
+        return f"survivors: no such bug: {', '.join(sorted(unknown))}"
+    if len(survivors) > (1 - LEAST_CAUGHT) * len(bugs):
+        return f"survivors: {len(survivors)} are more than 5 % of {len(bugs)}: write tests"
+    return None
+
+
+def choose(bugs, options):
+    if options.ids:
+        wanted = options.ids.split(",")
+        unknown = set(wanted) - {bug.id for bug in bugs}
+        if unknown:
+            raise SystemExit(f"no such bug: {', '.join(sorted(unknown))}")
+        bugs = [bug for bug in bugs if bug.id in wanted]
+    if options.folder:
+        bugs = [bug for bug in bugs if folder_of(bug) in options.folder.split(",")]
+    if options.sample:
+        chosen = set(random.Random(options.seed).sample([bug.id for bug in bugs], min(options.sample, len(bugs))))
+        bugs = [bug for bug in bugs if bug.id in chosen]
+    return bugs
+
+
+def parse_options(arguments):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="only see that each bug applies")
+    parser.add_argument("--sample", type=int, help="plant so many, chosen by --seed")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--ids", help="plant these, separated by commas")
+    parser.add_argument("--folder", help="plant those of these folders, separated by commas")
+    parser.add_argument("--resume", action="store_true", help="keep the outcomes of an earlier run")
+    parser.add_argument("--steps", type=int, default=99, help="stop looking after so many steps of a folder")
+    parser.add_argument("--minutes", type=float, help="begin no bug after so long; go on with --resume (exit code 3)")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    parser.add_argument("--prefix", default="", help="before each command that builds or tests, such as 'nice'")
+    parser.add_argument("--results", default=str(HERE / "results.txt"))
+    return parser.parse_args(arguments)
+
+
+def configure():
+    TREE.mkdir(parents=True, exist_ok=True)
+    copy_tree(TOP, TREE)
+    subprocess.run(["cmake", "-S", str(TREE), "-B", str(TREE / "build"), "-G", "Ninja", "-DPERIGEE_CUDA=OFF",
+                    "-DCMAKE_BUILD_TYPE=Release"], check=True, stdout=subprocess.DEVNULL)
+
+
+def main(arguments):
+    options = parse_options(arguments)
+    every = read_bugs(HERE / "bugs")
+    bugs = choose(every, options)
+    survivors = read_survivors(HERE / "survivors")
+    if wrong := check_survivors(every, survivors):
+        print(wrong)
+        return 1
+    rotten = unapplied(bugs, TOP)
+    for bug in rotten:
+        print(f"{bug.id}: its lines do not occur exactly once in {bug.file}")
+    if options.check or rotten:
+        print(f"mutation: {len(bugs) - len(rotten)} of {len(bugs)} bugs apply")
+        return 1 if rotten else 0
+    begin = time.monotonic()
+    configure()
+    steps = {folder: steps[:options.steps] for folder, steps in STEPS.items()}
+    runner = Runner(TREE, ["cmake", "--build", "build", f"-j{options.jobs}", "--target"], steps,
+                    shlex.split(options.prefix), {"PERIGEE_PROGRAM": str(TREE / "build" / "perigee")})
+    outcomes = Outcomes(WORK / "outcomes.json", options.resume)
+    todo = [bug for bug in bugs if outcomes.get(bug) is None]
+    usual = WORK / "usual.json"
+    if options.resume and usual.exists():
+        runner.usual_s = json.loads(usual.read_text())
+    failed = runner.measure(dict.fromkeys(folder_of(bug) for bug in todo))
+    usual.write_text(json.dumps(runner.usual_s))
+    if failed:
+        print(f"these fail without a bug: {', '.join(failed)}")
+        return 1
+    for bug in todo:
+        if options.minutes and time.monotonic() - begin > 60 * options.minutes:
+            return 3
+        outcome = runner.try_one(bug)
+        outcomes.put(bug, outcome)
+        print(f"{bug.id:<12} {outcome.outcome:<17} {outcome.by:<16} {outcome.seconds:6.1f} s  {bug.what}", flush=True)
+    results = {bug.id: outcomes.get(bug) for bug in bugs}
+    commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=TOP, capture_output=True, text=True).stdout
+    head = f"{len(bugs)} planted bugs at {commit.strip()}, {time.strftime('%Y-%m-%d', time.gmtime())}"
+    pathlib.Path(options.results).write_text(table(bugs, results, survivors, head), encoding="utf-8")
+    return verdict(bugs, results, survivors)
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # by way of every `finally`: no bug and no process stays
+    sys.exit(main(sys.argv[1:]))
