@@ -104,6 +104,20 @@ TEST(Checkpoints, ALaterCheckpointAtTheSameBlockIsAnother) {
   EXPECT_TRUE(world.checkpoints.contains(later));
 }
 
+// The starts of a block's former checkpoint are not those of its next one.
+TEST(Checkpoints, ALaterCheckpointAtTheSameBlockHasNoStarts) {
+  World world(4);
+  const PageId block = world.block();
+  const CheckpointRef former = world.checkpoints.attach(block, world.pages(PageOwner::kCheckpoint, 1));
+  for (int start = 0; start < 2; ++start) world.checkpoints.count_start(former);
+  world.checkpoints.drop(block);
+  const CheckpointRef later = world.checkpoints.attach(block, world.pages(PageOwner::kCheckpoint, 1));
+  world.checkpoints.supersede(later);
+  std::vector<PageHandle> taken = world.pages(PageOwner::kLatent, 3);  // the free pages, then one of the two cached
+  EXPECT_FALSE(world.checkpoints.contains(later)) << "superseded: it goes before the block";
+  EXPECT_TRUE(world.pool.is_published(block));
+}
+
 TEST(CheckpointsDeathTest, MisuseIsABug) {
   World world(4);
   const PageId block = world.block();

@@ -53,6 +53,16 @@ TEST(PrefixIndex, ErasedParentsTakeNoChildren) {
   EXPECT_TRUE(index.contains(child->page));
 }
 
+TEST(PrefixIndex, AnotherBlockInTheParentsPageTakesNoChildrenEither) {
+  PrefixIndex index(8, 1, 128);
+  const auto parent = index.publish(index.root(""), block_of(1), "", PageId(0));
+  index.erase(PageId(0));
+  const auto other = index.publish(index.root(""), block_of(9), "", PageId(0));
+  EXPECT_FALSE(index.publish(*parent, block_of(2), "", PageId(1)));
+  EXPECT_FALSE(index.contains(PageId(1)));
+  EXPECT_TRUE(index.publish(*other, block_of(2), "", PageId(1)));
+}
+
 TEST(PrefixIndex, SaltsSeparate) {
   for (const int bits : {128, 4, 1}) {
     PrefixIndex index(8, 7, bits);

@@ -308,6 +308,20 @@ TEST(SchedulerState, AHitThatWouldNotFitIsComputedInstead) {
   h.apply(plan);
   h.run_to_end();
   EXPECT_EQ(h.outcomes[a].ids.size(), 20u);
+  EXPECT_EQ(hit_of(h, tokens_from(64, 129)), 0) << "its second block is not found at the start of a prompt";
+}
+
+TEST(SchedulerState, ACheckpointLeavesAPageForEachRunningSequence) {
+  for (const int32_t num_pages : {8, 9}) {  // 2 blocks, the state, a checkpoint; and one page more
+    SchedulerConfig config = hybrid_config();
+    config.num_pages = num_pages;
+    config.max_model_len = 100;
+    SchedulerHarness h(config);
+    h.submit(70, 2);
+    h.step();
+    EXPECT_EQ(h.scheduler.gauges().checkpoint_writes, num_pages - 8);
+    EXPECT_EQ(h.scheduler.gauges().checkpoint_skips, 9 - num_pages);
+  }
 }
 
 TEST(SchedulerState, FollowersStartFromTheLeadersEndOfPrompt) {
