@@ -1,0 +1,80 @@
+// Limits that the engine derives from model and cache, and what it counts.
+#include <gtest/gtest.h>
+
+#include "engine/small_engine.h"
+
+namespace perigee {
+namespace {
+
+constexpr int32_t kPositions = 8192;  // max_position_embeddings of heads16
+constexpr int32_t kBlock = kBlockTokens;
+
+TEST(EngineLimits, TheContextMayBeAsLongAsTheModelsPositions) {
+  EngineConfig config = small_config();
+  config.worker.cache_bytes = 64 << 20;
+  config.max_model_len = kPositions;
+  const auto engine = make_engine(config);
+  EXPECT_EQ(engine->max_model_len(), kPositions);
+  EXPECT_GE(engine->num_pages(), kPositions / kBlock) << "the cache is not the limit here";
+  config.max_model_len = 0;
+  EXPECT_EQ(make_engine(config)->max_model_len(), kPositions);
+  config.max_model_len = kPositions + 1;
+  const auto refused = Engine::create(config);
+  ASSERT_FALSE(refused.ok());
+  EXPECT_EQ(refused.error().field, "max-model-len");
+}
+
+TEST(EngineLimits, TheContextMayFillTheCacheBesideAState) {
+  for (const char* model : {"heads16", "kimi_linear"}) {
+    SCOPED_TRACE(model);
+    EngineConfig config = small_config(model);
+    config.worker.cache_bytes = 4 << 20;
+    const auto engine = make_engine(config);
+    EXPECT_EQ(engine->state_pages() > 0, model == std::string("kimi_linear"));
+    const int32_t room = (engine->num_pages() - engine->state_pages()) * kBlock;
+    ASSERT_LT(room, kPositions);
+    EXPECT_EQ(engine->max_model_len(), room);
+    config.max_model_len = room;
+    EXPECT_EQ(make_engine(config)->max_model_len(), room);
+    config.max_model_len = room + 1;
+    const auto refused = Engine::create(config);
+    ASSERT_FALSE(refused.ok());
+    EXPECT_EQ(refused.error().field, "max-model-len");
+  }
+}
+
+// The two distances between checkpoints are not one: here only turns leave any.
+TEST(EngineLimits, CheckpointsOfATurnHaveADistanceOfTheirOwn) {
+  for (const int32_t turn_blocks : {0, 1}) {
+    EngineConfig config = small_config("kimi_linear");
+    config.checkpoint_interval_blocks = 0;
+    config.checkpoint_turn_blocks = turn_blocks;
+    const auto engine = make_engine(config);
+    run(*engine, request_of(5, 2 * kBlock + 5));
+    EXPECT_TRUE(eventually([&] { return engine->stats().scheduler.checkpoint_writes == 2 * turn_blocks; }))
+        << engine->stats().scheduler.checkpoint_writes << " with " << turn_blocks;
+  }
+}
+
+TEST(EngineLimits, AStepOfABoundsTokensCountsInItsBucket) {
+  const auto engine = make_engine(small_config());
+  run(*engine, request_of(8, 2));  // a step of 8 tokens, one of 1
+  StepTokens counted;
+  EXPECT_TRUE(eventually([&] { return (counted = engine->stats().step_tokens).tokens == 9; })) << counted.tokens;
+  ASSERT_EQ(kStepTokenBounds[1], 8);
+  EXPECT_EQ(counted.steps[0], 1);
+  EXPECT_EQ(counted.steps[1], 1);
+  EXPECT_EQ(counted.steps[2], 0);
+}
+
+TEST(EngineLimits, CachedPagesAreNotInUse) {
+  const auto engine = make_engine(small_config());
+  run(*engine, request_of(70, 2));
+  EngineStats stats;
+  EXPECT_TRUE(eventually([&] { return (stats = engine->stats()).scheduler.used_pages == 0 && stats.steps > 0; }));
+  EXPECT_GT(stats.scheduler.cached_pages, 0);
+  EXPECT_EQ(stats.kv_usage, 0);
+}
+
+}  // namespace
+}  // namespace perigee

@@ -1,0 +1,193 @@
+// What a request asks reaches scheduler and worker, and what they say comes back, through a whole small engine.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <future>
+
+#include "engine/small_engine.h"
+
+namespace perigee {
+namespace {
+
+constexpr int32_t kLong = 1000;  // tokens: more than any test waits for, and they fit the cache
+
+TEST(EngineRequests, APromptIsCachedUnderItsSaltAlone) {
+  const auto engine = make_engine(small_config());
+  EngineRequest request = request_of(70, 2);
+  EXPECT_EQ(run(*engine, request)[0].num_cached_tokens, 0);
+  EXPECT_EQ(run(*engine, request)[0].num_cached_tokens, 64);
+  request.cache_salt = "another";
+  EXPECT_EQ(run(*engine, request)[0].num_cached_tokens, 0);
+}
+
+TEST(EngineRequests, WithoutPrefixCachingNothingIsCached) {
+  EngineConfig config = small_config();
+  config.prefix_caching = false;
+  const auto engine = make_engine(config);
+  for (int i = 0; i < 2; ++i) EXPECT_EQ(run(*engine, request_of(70, 2))[0].num_cached_tokens, 0);
+}
+
+TEST(EngineRequests, FurtherChoicesGoOnFromTheFirstOnesPrompt) {
+  const auto engine = make_engine(small_config());
+  const std::map<int32_t, Reply> replies = run(*engine, request_of(70, 2, 3));
+  EXPECT_EQ(replies.at(0).num_cached_tokens, 0);
+  EXPECT_EQ(replies.at(1).num_cached_tokens, 64);
+  EXPECT_EQ(replies.at(2).num_cached_tokens, 64);
+}
+
+TEST(EngineRequests, RequestsWithSeveralChoicesRunBesideEachOther) {
+  const auto engine = make_engine(small_config());
+  Replies first, second;
+  ASSERT_TRUE(engine->submit(request_of(5, 20, 2), first.sink()).ok());
+  ASSERT_TRUE(engine->submit(request_of(5, 20, 2), second.sink()).ok());
+  for (Replies* replies : {&first, &second})
+    for (const auto& [choice, reply] : replies->wait(2)) EXPECT_EQ(reply.ids.size(), 20u) << "choice " << choice;
+}
+
+// The choices of one request are planned at different times; the request has one: that of its first.
+TEST(EngineRequests, AllChunksHaveTheTimeOfTheFirstPlan) {
+  const auto engine = make_engine(small_config());
+  const double before_s = engine->stats().now_s;
+  const std::map<int32_t, Reply> replies = run(*engine, request_of(70, 3, 2));
+  const double scheduled_s = replies.at(0).scheduled_s.front();
+  EXPECT_GE(scheduled_s, before_s);
+  for (const auto& [choice, reply] : replies)
+    for (const double chunk_s : reply.scheduled_s) EXPECT_EQ(chunk_s, scheduled_s) << "choice " << choice;
+}
+
+TEST(EngineRequests, TheStopIdThatEndedAChoiceIsNamed) {
+  const auto engine = make_engine(small_config());
+  EngineRequest request = request_of(5, 4);
+  const int32_t first_id = run(*engine, request)[0].ids[0];
+  request.sampling.stop_ids = {first_id};
+  const Reply reply = run(*engine, request)[0];
+  EXPECT_EQ(reply.finish, FinishReason::kStop);
+  EXPECT_EQ(reply.stop_id, first_id);
+  EXPECT_EQ(reply.ids, std::vector<int32_t>{first_id});
+}
+
+TEST(EngineRequests, ATimeoutCountsFromTheRequest) {
+  const auto engine = make_engine(small_config());
+  EngineRequest request = request_of(5, 3);
+  request.timeout_s = 3600;
+  EXPECT_EQ(run(*engine, request)[0].finish, FinishReason::kLength);
+  request = request_of(5, kLong);
+  request.timeout_s = 0.01;
+  EXPECT_EQ(run(*engine, request)[0].finish, FinishReason::kDeadline);
+}
+
+// While the sink of the first request holds up the engine, two more are submitted: they arrive at once.
+TEST(EngineRequests, TheLowerPriorityRunsFirst) {
+  EngineConfig config = small_config();
+  config.max_sequences = 1;
+  const auto engine = make_engine(config);
+  std::promise<void> submitted;
+  std::atomic<bool> held{false};
+  ASSERT_TRUE(engine
+                  ->submit(request_of(5, 1),
+                           [&, all = submitted.get_future().share()](OutputChunk&&) {
+                             held = true;
+                             all.wait();
+                           })
+                  .ok());
+  ASSERT_TRUE(eventually([&] { return held.load(); }));
+  std::vector<int32_t> order;  // of the engine's thread, until both have ended
+  std::atomic<int> num_ended{0};
+  for (const int32_t priority : {5, -5}) {
+    EngineRequest request = request_of(5, 2);
+    request.priority = priority;
+    ASSERT_TRUE(engine
+                    ->submit(request,
+                             [&, priority](OutputChunk&& chunk) {
+                               if (!chunk.finish) return;
+                               order.push_back(priority);
+                               ++num_ended;
+                             })
+                    .ok());
+  }
+  submitted.set_value();
+  ASSERT_TRUE(eventually([&] { return num_ended == 2; }));
+  EXPECT_EQ(order, (std::vector<int32_t>{-5, 5}));
+}
+
+// Both cancels arrive at once, before any choice can end by itself.
+TEST(EngineRequests, OneChoiceCanEndForAReasonOfTheCaller) {
+  const auto engine = make_engine(small_config());
+  Replies replies;
+  std::promise<void> cancelled;
+  const auto id = engine->submit(request_of(5, kLong, 3),
+                                 [sink = replies.sink(), all = cancelled.get_future().share()](OutputChunk&& chunk) {
+                                   all.wait();
+                                   sink(std::move(chunk));
+                                 });
+  ASSERT_TRUE(id.ok());
+  engine->cancel(*id, 0, FinishReason::kStop);
+  engine->cancel(*id);
+  cancelled.set_value();
+  const std::map<int32_t, Reply> ended = replies.wait(3);
+  EXPECT_EQ(ended.at(0).finish, FinishReason::kStop);
+  EXPECT_EQ(ended.at(1).finish, FinishReason::kCancelled);
+  EXPECT_EQ(ended.at(2).finish, FinishReason::kCancelled);
+}
+
+TEST(EngineRequests, AFinishedRequestLetsItsSinkGo) {
+  const auto engine = make_engine(small_config());
+  auto held = std::make_shared<std::atomic<int>>(0);
+  const std::weak_ptr<std::atomic<int>> watched = held;
+  ASSERT_TRUE(engine->submit(request_of(5, 2, 2), [held](OutputChunk&&) { ++*held; }).ok());
+  held = nullptr;
+  EXPECT_TRUE(eventually([&] { return watched.expired(); }));
+}
+
+// What was refused for a full queue gives its places back.
+TEST(EngineRequests, AQueueThatWasFullTakesRequestsAgain) {
+  EngineConfig config = small_config();
+  config.max_sequences = 1;
+  config.max_waiting = 1;
+  const auto engine = make_engine(config);
+  for (int round = 0; round < 3; ++round) {
+    Replies replies;
+    std::optional<RequestId> id;
+    const auto accepted = [&] {  // a choice counts until just after its sink has heard the end
+      const Result<RequestId> submitted = engine->submit(request_of(5, kLong, 2), replies.sink());
+      if (submitted.ok()) id = *submitted;
+      return submitted.ok();
+    };
+    ASSERT_TRUE(eventually(accepted)) << "round " << round;
+    const auto refused = engine->submit(request_of(5, 1), [](OutputChunk&&) { ADD_FAILURE(); });
+    ASSERT_FALSE(refused.ok());
+    EXPECT_EQ(refused.error().code, Code::kExhausted);
+    engine->cancel(*id);
+    replies.wait(2);
+  }
+}
+
+TEST(EngineRequests, ShutdownSaysWhy) {
+  const auto engine = make_engine(small_config());
+  Replies replies;
+  ASSERT_TRUE(engine->submit(request_of(5, kLong), replies.sink()).ok());
+  engine->shutdown();
+  const Reply reply = replies.wait()[0];
+  EXPECT_EQ(reply.finish, FinishReason::kError);
+  EXPECT_NE(reply.error.find("shutting down"), std::string::npos) << reply.error;
+}
+
+// The steps before the loss give their tokens, nothing comes after it, and the owner is told once.
+TEST(EngineRequests, ALostDeviceEndsEverything) {
+  std::atomic<int> times_told{0};
+  EngineConfig config = small_config();
+  config.worker.fail_at_step = 3;  // the prompt, then two tokens more
+  config.on_device_lost = [&](const std::string&) { ++times_told; };
+  const auto engine = make_engine(config);
+  const Reply reply = run(*engine, request_of(5, kLong))[0];
+  EXPECT_EQ(reply.finish, FinishReason::kError);
+  EXPECT_EQ(reply.ids.size(), 3u);
+  EXPECT_NE(reply.error.find("device_lost"), std::string::npos) << reply.error;
+  EXPECT_TRUE(eventually([&] { return times_told == 1; }));
+  const auto refused = engine->submit(request_of(5, 1), [](OutputChunk&&) { ADD_FAILURE(); });
+  ASSERT_FALSE(refused.ok());
+  EXPECT_EQ(refused.error().code, Code::kDeviceLost);
+}
+
+}  // namespace
+}  // namespace perigee
