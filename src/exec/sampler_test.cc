@@ -8,6 +8,7 @@
 #include <limits>
 #include <map>
 #include <numeric>
+#include <set>
 
 #include "base/rng.h"
 
@@ -189,6 +190,49 @@ TEST(Sampler, bias_mask_and_min_tokens) {
       sampler
           .sample({.logits = logits, .params = &p, .num_outputs = 0, .output_counts = {}, .seen = {}, .mask = nothing})
           .finite);
+}
+
+TEST(Sampler, a_bias_is_added) {
+  const std::vector<float> logits = {1, 5, 3};
+  SamplingParams p = greedy();
+  p.logit_bias = {{2, 1.5f}};
+  EXPECT_EQ(sample(logits, p).id, 1) << "4.5 is less than 5";
+  p.logit_bias = {{2, 2.5f}};
+  EXPECT_EQ(sample(logits, p).id, 2);
+  p.logit_bias = {{0, 2.5f}, {0, 2.0f}};
+  EXPECT_EQ(sample(logits, p).id, 0) << "twice the same id: 5.5";
+}
+
+TEST(Sampler, a_single_occurrence_has_the_presence_penalty) {
+  const std::vector<float> logits = {5, 4.5f, 0};
+  SamplingParams p = greedy();
+  p.presence_penalty = 1;
+  std::vector<uint16_t> counts = {1, 0, 0};
+  Sampler sampler(3);
+  const auto sampled = [&] {
+    return sampler
+        .sample({.logits = logits, .params = &p, .num_outputs = 1, .output_counts = counts, .seen = {}, .mask = {}})
+        .id;
+  };
+  EXPECT_EQ(sampled(), 1) << "4 is less than 4.5";
+  counts = {3, 1, 0};
+  EXPECT_EQ(sampled(), 0) << "once, however often: 4 and 3.5";
+}
+
+// Equal logits have weights of exactly 1, so the edges of top-p and min-p are met exactly.
+TEST(Sampler, exact_edges_of_top_p_and_min_p) {
+  const std::vector<float> logits = {2, 2, 2, 2};
+  const auto kept = [&](const SamplingParams& params) {
+    std::set<int32_t> ids;
+    for (int32_t i = 0; i < 200; ++i) ids.insert(sample(logits, params, i).id);
+    return ids;
+  };
+  SamplingParams p;
+  p.top_p = 0.5f;
+  EXPECT_EQ(kept(p), (std::set<int32_t>{0, 1})) << "half of the mass is reached, not passed";
+  p.top_p = 1;
+  p.min_p = 1;
+  EXPECT_EQ(kept(p), (std::set<int32_t>{0, 1, 2, 3})) << "as likely as the most likely one is enough";
 }
 
 TEST(Sampler, penalties) {
