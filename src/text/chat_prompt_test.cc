@@ -139,6 +139,12 @@ TEST(ChatPrompt, ThinkingSwitchHasTwoNames) {
   EXPECT_FALSE(thinking_enabled(json(R"({"enable_thinking":false})")).value());
 }
 
+TEST(ChatPrompt, BothNamesOfTheThinkingSwitchReachTheTemplate) {
+  const auto both = ChatPrompt::create("{{ thinking }} {{ enable_thinking }}").value();
+  for (const char* given : {R"({"thinking":false})", R"({"enable_thinking":false})"})
+    EXPECT_EQ(both.render(json("[]"), {}, kwargs(given), same).value(), "False False") << given;
+}
+
 TEST(ChatPrompt, ReservedKwargsAreRefusedByName) {
   for (const char* name : {"messages", "tools", "add_generation_prompt", "tools_ts_str", "chat_template", "range"}) {
     EXPECT_EQ(field_at_fault("[]", kwargs(str_cat("{\"", name, "\":1}"))), str_cat("chat_template_kwargs.", name));
