@@ -38,9 +38,11 @@ TEST(ChatNumbers, OfToolsInBothForms) {
 TEST(ChatNumbers, OfCallsInTheHistory) {
   const char* source =
       "{% for m in messages %}{% for c in m.tool_calls or [] %}"
-      "{% set a = c.function.arguments %}{{ a if a is string else a | tojson }};{% endfor %}{% endfor %}";
+      "{% set a = c.function.arguments %}{{ a if a is string else a | tojson }};"
+      "{% endfor %}{% endfor %}";
   const Json messages = json(R"([{"role":"user","content":"q"},{"role":"assistant","content":null,"tool_calls":[
-      {"id":"functions.f:0","function":{"name":"f","arguments":{"a":12345678901234567890,"b":[0.12345678901234567890]}}},
+      {"id":"functions.f:0","function":{"name":"f",
+       "arguments":{"a":12345678901234567890,"b":[0.12345678901234567890]}}},
       {"id":"functions.f:1","function":{"name":"f","arguments":"{\"a\":12345678901234567890}"}}]}])");
   EXPECT_EQ(rendered(source, messages, {}),
             R"({"a": 12345678901234567890, "b": [0.12345678901234567890]};{"a":12345678901234567890};)");

@@ -17,6 +17,8 @@ from server_process import ServerProcess  # noqa: E402
 PROGRAM = os.environ.get("PERIGEE_PROGRAM", str(TOP / "build" / "perigee"))
 FOLDER = str((TOP / os.environ.get("PERIGEE_MODEL", "models/tiny-k2")).resolve())
 
+EDGE_ONLY = pytest.mark.skipif(os.path.basename(FOLDER) != "tiny-k2", reason="the edge is the same for every model: once is enough")
+
 
 def start(tmp_path_factory, *flags):
     log = tmp_path_factory.mktemp("server") / "log"
