@@ -79,6 +79,20 @@ TEST(ModelText, NoFileIsReadThroughALinkOutOfTheFolder) {
   }
 }
 
+TEST(ModelText, TheTemplatesFileGoesBeforeTheOneInTheConfiguration) {
+  const TempFolder folder;
+  folder.write("tiktoken.model", tiktoken_file());
+  folder.write("tokenizer_config.json", R"({"chat_template": "inside"})");
+  const auto shown = [&] {
+    const auto text = ModelText::load(folder.path());
+    CHECK(text.ok(), text.error().message);
+    return (*text)->tokenizer_config().find("chat_template")->as_string();
+  };
+  EXPECT_EQ(shown(), "inside");
+  folder.write("chat_template.jinja", "beside");
+  EXPECT_EQ(shown(), "beside");
+}
+
 TEST(ModelText, WithoutTokenizerFilesThereAreIdsOnly) {
   const auto loaded = ModelText::load(std::string(PERIGEE_SOURCE_DIR) + "/tests");
   ASSERT_TRUE(loaded.ok()) << loaded.error().message;
