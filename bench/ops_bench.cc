@@ -374,11 +374,8 @@ int run(int num_threads, Isa isa, const std::string& part) {
 
 int main(int argc, char** argv) {
   using namespace perigee;
-  CpuOptions options;
-  const std::string wanted = argc > 2 ? argv[2] : "amx";
-  options.allow_amx = wanted == "amx";
-  options.allow_avx512 = wanted != "avx2";
-  const Result<Isa> isa = detect_isa(options);
+  Result<Isa> isa = argc > 2 ? parse_isa(argv[2]) : detect_isa();
+  if (isa.ok()) isa = detect_isa(*isa);
   if (!isa.ok()) {
     std::fprintf(stderr, "%s\n", isa.error().message.c_str());
     return 1;

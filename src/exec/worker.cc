@@ -18,7 +18,7 @@ namespace {
 Result<std::unique_ptr<Ops>> make_ops(const WorkerConfig& config) {
   if (config.device == Device::kRef) return make_ref_ops();
   const int threads = config.num_threads > 0 ? config.num_threads : available_cores();
-  auto ops = make_cpu_ops({.num_threads = threads, .allow_amx = config.allow_amx, .allow_avx512 = config.allow_avx512});
+  auto ops = make_cpu_ops({.num_threads = threads, .isa = config.isa});
   if (ops.ok()) log_info("backend ", (*ops)->name(), ", ", threads, threads == 1 ? " thread" : " threads");
   return ops;
 }

@@ -29,8 +29,7 @@ struct WorkerConfig {
   int32_t max_sequences = 128;
   int32_t max_step_tokens = 2048;
   bool deterministic = false;
-  bool allow_amx = true;  // false forces a slower instruction set (tests)
-  bool allow_avx512 = true;
+  std::optional<Isa> isa;          // of the CPU backend; none: the best one of this machine
   int64_t fail_at_step = -1;       // tests: the device is lost in this step; < 0: never
   OpObserver* observer = nullptr;  // of the model's ops (ops/observed_ops.h); none costs nothing
 };

@@ -115,7 +115,7 @@ void add_device_options(Options& options) {
   options.add("device", "auto",
               "cpu (AVX2, AVX-512, AMX), cuda (one GPU), ref (the slow definition); auto: cuda if there is a GPU",
               group);
-  options.add("cpu-isa", "auto", "auto, avx2 or avx512: an upper limit", group);
+  options.add("cpu-isa", "auto", "auto (the best of this machine), avx2, avx512 or amx", group);
   options.add("threads", "0",
               "threads of the CPU backend; 0: one for each core that this process (its mask, its container) may use",
               group);
@@ -233,10 +233,12 @@ Result<EngineConfig> engine_config(const Options& options) {
   if (!gpu && options.given("gpu-memory-utilization"))
     log_info("--gpu-memory-utilization has no effect on a CPU: --kv-cache-memory-bytes sizes the page pool");
   const std::string& isa = options.text("cpu-isa");
-  if (isa != "auto" && isa != "avx2" && isa != "avx512")
-    return bad_input(str_cat("--cpu-isa must be auto, avx2 or avx512, not \"", isa, "\""), "cpu-isa");
-  config.worker.allow_amx = isa == "auto";
-  config.worker.allow_avx512 = isa != "avx2";
+  if (isa != "auto") {
+    const Result<Isa> wanted = parse_isa(isa);
+    if (!wanted.ok())
+      return bad_input(str_cat("--cpu-isa must be auto, avx2, avx512 or amx, not \"", isa, "\""), "cpu-isa");
+    config.worker.isa = *wanted;
+  }
   const std::string& dtype = options.text("kv-cache-dtype");
   config.worker.fp8_cache = dtype == "fp8" || dtype == "fp8_e4m3";
   if (dtype != "auto" && dtype != "bf16" && dtype != "bfloat16" && !config.worker.fp8_cache)

@@ -10,11 +10,13 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
 #include "base/result.h"
 #include "ops/batch.h"
+#include "ops/isa.h"
 #include "ops/weights.h"
 #include "tensor/arena.h"
 #include "tensor/tensor.h"
@@ -116,11 +118,10 @@ class Ops {
 std::unique_ptr<Ops> make_ref_ops();
 
 struct CpuOptions {
-  int num_threads = 0;    // 0: as many as available_cores()
-  bool allow_amx = true;  // false: AVX2 path even where AVX-512 or AMX exist (tests)
-  bool allow_avx512 = true;
+  int num_threads = 0;     // 0: as many as available_cores()
+  std::optional<Isa> isa;  // none: the best one of this machine
 };
-// The fast CPU backend. Unavailable without AVX2 + FMA.
+// The fast CPU backend. Unavailable without AVX2 + FMA, and where the machine lacks the wanted instruction set.
 Result<std::unique_ptr<Ops>> make_cpu_ops(const CpuOptions& options);
 
 }  // namespace perigee

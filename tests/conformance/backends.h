@@ -15,6 +15,7 @@
 
 #include "base/rng.h"
 #include "base/soak.h"
+#include "ops/cpu/test_isa.h"
 #include "ops/cuda/cuda_ops.h"
 #include "ops/ops.h"
 
@@ -29,12 +30,12 @@ struct Backend {
 
 inline std::vector<Backend> backends() {
   std::vector<Backend> out;
-  const CpuOptions options[] = {{.num_threads = 2},
-                                {.num_threads = 2, .allow_amx = false},
-                                {.num_threads = 2, .allow_amx = false, .allow_avx512 = false}};
-  const char* names[] = {"best", "avx512", "avx2"};
-  for (int i = 0; i < 3 && !gpu_sanitizer(); ++i)
-    if (auto ops = make_cpu_ops(options[i]); ops.ok()) out.push_back({names[i], std::move(*ops)});
+  if (!gpu_sanitizer())
+    for (const Isa isa : isas_under_test()) {
+      auto ops = make_cpu_ops({.num_threads = 2, .isa = isa});
+      CHECK(ops.ok(), ops.error().message);
+      out.push_back({isa_name(isa), std::move(*ops)});
+    }
   const auto add_cuda = [&out](const char* name, CudaOptions kernels) {
     kernels.separate_arrays = gpu_sanitizer();
     kernels.no_library = gpu_sanitizer_of_own_kernels();
@@ -43,6 +44,7 @@ inline std::vector<Backend> backends() {
   add_cuda("cuda", {});
   add_cuda("cuda_fixed", {.deterministic = true});
   add_cuda("cuda_portable", {.portable = true});
+  CHECK(!out.empty(), "no backend to test: under a checker of GPU accesses there must be a GPU");
   return out;
 }
 

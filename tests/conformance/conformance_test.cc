@@ -5,6 +5,22 @@
 namespace perigee {
 namespace {
 
+class InstructionSet : public testing::TestWithParam<Isa> {};
+
+// What the tests below leave out is reported as skipped.
+TEST_P(InstructionSet, IsAmongTheBackends) {
+  if (gpu_sanitizer()) GTEST_SKIP() << "GPU backends alone, under a checker of their accesses";
+  if (const std::string why = why_not_on(GetParam()); !why.empty()) GTEST_SKIP() << why;
+  const std::vector<Backend> all = backends();
+  const auto named = [](const Backend& backend) { return backend.name == isa_name(GetParam()); };
+  const auto found = std::find_if(all.begin(), all.end(), named);
+  ASSERT_NE(found, all.end());
+  EXPECT_EQ(found->ops->name(), str_cat("cpu-", isa_name(GetParam())));
+}
+
+INSTANTIATE_TEST_SUITE_P(, InstructionSet, testing::ValuesIn(kAllIsas),
+                         [](const auto& info) { return isa_name(info.param); });
+
 TEST(Conformance, Linear) {
   const auto ref = make_ref_ops();
   for (Backend& backend : backends())
@@ -78,19 +94,22 @@ TEST(Conformance, LinearDoesNotDependOnTheNumberOfRows) {
     int64_t out, in;
   };
   constexpr auto kBF16 = WeightFormat::kBF16, kFp8 = WeightFormat::kF8Block128;
+  const std::vector<Case> on_a_gpu = few_if_gpu_sanitizer<Case>({{kBF16, 2112, 7168},
+                                                                 {kBF16, 4200, 7168},
+                                                                 {kBF16, 5632, 2048},
+                                                                 {kBF16, 7168, 1016},
+                                                                 {kBF16, 72, 16392},
+                                                                 {kFp8, 2112, 7168},
+                                                                 {kFp8, 4200, 7168}},
+                                                                {{kBF16, 136, 4104}});
+  const std::vector<Case> on_a_cpu = {{kBF16, 136, 1032}, {WeightFormat::kF32, 72, 264}, {kFp8, 264, 384}};
   for (Backend& backend : backends()) {
-    if (backend.name != "cuda_fixed") continue;
+    if (backend.ops->on_device() && backend.name != "cuda_fixed") continue;
     Ops& ops = *backend.ops;
-    for (const Case& c : few_if_gpu_sanitizer<Case>({{kBF16, 2112, 7168},
-                                                     {kBF16, 4200, 7168},
-                                                     {kBF16, 5632, 2048},
-                                                     {kBF16, 7168, 1016},
-                                                     {kBF16, 72, 16392},
-                                                     {kFp8, 2112, 7168},
-                                                     {kFp8, 4200, 7168}},
-                                                    {{kBF16, 136, 4104}})) {
-      const RawMatrix raw{.format = c.format, .out = c.out, .in = c.in, .data_key = 3, .scale_key = 4};
-      const LinearWeight w = ops.pack_linear(raw);
+    for (const Case& c : ops.on_device() ? on_a_gpu : on_a_cpu) {
+      const Stored stored = ops.on_device() ? Stored() : store(c.format, c.out, c.in, 3);
+      const RawMatrix made{.format = c.format, .out = c.out, .in = c.in, .data_key = 3, .scale_key = 4};
+      const LinearWeight w = ops.pack_linear(ops.on_device() ? made : stored.raw);
       const auto run = [&](int64_t rows) {
         poison(ops, 8 << 20);
         return fetch(ops, ops.linear(activation(ops, rows, c.in, 5), w, DType::kF32)).at;

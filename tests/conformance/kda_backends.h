@@ -11,6 +11,7 @@
 #include "base/soak.h"
 #include "kda_world.h"
 #include "ops/cpu/kda.h"
+#include "ops/cpu/test_isa.h"
 #include "ops/cuda/cuda_ops.h"
 #include "ops/place_batch.h"
 
@@ -121,9 +122,7 @@ inline std::vector<KdaBackend> kda_backends() {
     return {cuda_backend(std::move(*ops))};
   }
   std::vector<KdaBackend> out = {ops_backend("ref", make_ref_ops())};
-  const Result<Isa> best = detect_isa({});
-  if (best.ok()) out.push_back(cpu_backend("avx2", Isa::kAvx2, 2));
-  if (best.ok() && *best != Isa::kAvx2) out.push_back(cpu_backend("avx512", Isa::kAvx512, 2));
+  for (const Isa isa : isas_under_test()) out.push_back(cpu_backend(isa_name(isa), isa, 2));
   if (auto ops = make_cuda_ops({}); ops.ok()) out.push_back(cuda_backend(std::move(*ops)));
   return out;
 }

@@ -349,10 +349,9 @@ TEST(Kda, SequencesOfABatchDoNotMeet) {
       {.sequence = 2, .position = 131, .num_tokens = 2, .committed = 130, .checkpoints = {131}},
       {.sequence = 3, .position = 3, .num_tokens = 40, .committed = 1, .commit_all = true, .checkpoints = {2}}};
   std::vector<KdaBackend> all = kda_backends();
-  const Result<Isa> best = detect_isa({});
   for (const int threads : {1, 2, 3}) {
-    if (best.ok() && !gpu_sanitizer())
-      all.push_back(cpu_backend(str_cat("best on ", threads, " threads"), *best, threads));
+    if (!gpu_sanitizer())
+      all.push_back(cpu_backend(str_cat("best on ", threads, " threads"), isa_under_test(), threads));
   }
   std::vector<std::vector<float>> of_one_thread;
   for (const KdaBackend& backend : all) {
@@ -375,14 +374,13 @@ TEST(Kda, SequencesOfABatchDoNotMeet) {
 }
 
 TEST(Kda, AllocatesNothingOnceWarm) {
-  const Result<Isa> best = detect_isa({});
-  if (!best.ok()) GTEST_SKIP() << best.error().message;
+  const Isa best = isa_under_test();
   ThreadPool pool(2);
   Arena arena, scratch;
   const KdaBackend backend{.name = "cpu",
                            .attend =
                                [&](const auto& in, const auto& w, const auto& batch, const auto& state) {
-                                 return cpu::kda_attend({pool, arena, scratch, *best}, in, w, batch, state);
+                                 return cpu::kda_attend({pool, arena, scratch, best}, in, w, batch, state);
                                },
                            .begin_step = [&] { arena.reset(); }};
   const KdaWorld world(4, KdaInputStyle::kPlain);
@@ -458,11 +456,8 @@ TEST(Kda, LayerIsThatOfRef) {
     const std::vector<float> wanted = run_layer(*make_ref_ops(), world, num_tokens);
     ASSERT_EQ(wanted.size(), static_cast<size_t>(num_tokens * heads * 128));
     std::vector<Result<std::unique_ptr<Ops>>> all;
-    if (!gpu_sanitizer()) {
-      all.push_back(make_cpu_ops({.num_threads = 2}));
-      all.push_back(make_cpu_ops({.num_threads = 2, .allow_amx = false}));
-      all.push_back(make_cpu_ops({.num_threads = 2, .allow_amx = false, .allow_avx512 = false}));
-    }
+    if (!gpu_sanitizer())
+      for (const Isa isa : isas_under_test()) all.push_back(make_cpu_ops({.num_threads = 2, .isa = isa}));
     if (heads % 8 == 0)
       all.push_back(
           make_cuda_ops({.separate_arrays = gpu_sanitizer(),

@@ -13,6 +13,7 @@
 #include "base/json.h"
 #include "base/soak.h"
 #include "model/single_sequence.h"
+#include "ops/cpu/test_isa.h"
 #include "ops/cuda/cuda_ops.h"
 
 namespace perigee {
@@ -97,14 +98,9 @@ void append_prompt(const Model& model, Ops& ops, DType cache, const Json& prompt
   }
 }
 
-class Golden : public ::testing::TestWithParam<std::string> {
- protected:
-  static std::span<const Json> some(std::span<const Json> prompts) {
-    return gpu_sanitizer() ? prompts.first(1) : prompts;
-  }
-
-  const Json golden_ = read_golden(GetParam());
-  const std::span<const Json> prompts_ = some(golden_.find("prompts")->as_array());
+class GoldenModel {
+ public:
+  explicit GoldenModel(std::string name) : name_(std::move(name)), golden_(read_golden(name_)) {}
 
   Logprobs expected() const {
     Logprobs out;
@@ -118,7 +114,7 @@ class Golden : public ::testing::TestWithParam<std::string> {
 
   Logprobs ours(Ops& ops, DType cache) const {
     LoadOptions options;
-    options.path = PERIGEE_SOURCE_DIR "/tests/golden/" + GetParam();
+    options.path = PERIGEE_SOURCE_DIR "/tests/golden/" + name_;
     options.format = LoadFormat::kDummy;
     options.latent_norm_eps = golden_.find("latent_norm_eps")->as_double();
     const auto model = load_model(options, ops);
@@ -133,7 +129,7 @@ class Golden : public ::testing::TestWithParam<std::string> {
 
   Differences from_golden(Ops& ops, DType cache) const {
     const Differences d = differences(ours(ops, cache), expected());
-    std::cout << GetParam() << " on " << ops.name() << ": |d logprob| mean " << d.mean() << " max " << d.max << " over "
+    std::cout << name_ << " on " << ops.name() << ": |d logprob| mean " << d.mean() << " max " << d.max << " over "
               << d.count << std::endl;
     EXPECT_GT(d.count, 0u);
     return d;
@@ -148,51 +144,82 @@ class Golden : public ::testing::TestWithParam<std::string> {
     const Logprobs defined = ours(*make_ref_ops(), DType::kF8E4M3);
     const double rounding = differences(defined, expected()).mean();
     const Differences d = differences(ours(ops, DType::kF8E4M3), defined);
-    std::cout << GetParam() << " on " << ops.name() << ", fp8 cache: |d logprob| mean " << d.mean() << " max " << d.max
+    std::cout << name_ << " on " << ops.name() << ", fp8 cache: |d logprob| mean " << d.mean() << " max " << d.max
               << " to the definition, whose distance to f32 is " << rounding << std::endl;
     EXPECT_LE(d.mean(), std::max(mean_bound, share * rounding));
   }
+
+ private:
+  static std::span<const Json> some(std::span<const Json> prompts) {
+    return gpu_sanitizer() ? prompts.first(1) : prompts;
+  }
+
+  const std::string name_;
+  const Json golden_;
+  const std::span<const Json> prompts_ = some(golden_.find("prompts")->as_array());
+};
+
+class Golden : public testing::TestWithParam<std::string> {
+ protected:
+  const GoldenModel model_{GetParam()};
+};
+
+class GoldenCpu : public testing::TestWithParam<std::tuple<std::string, Isa>> {
+ protected:
+  void SetUp() override {
+    const Isa isa = std::get<Isa>(GetParam());
+    if (const std::string why = why_not_on(isa); !why.empty()) GTEST_SKIP() << why;
+    auto ops = make_cpu_ops({.num_threads = 1, .isa = isa});
+    ASSERT_TRUE(ops.ok()) << ops.error().message;
+    ops_ = std::move(*ops);
+  }
+  const GoldenModel model_{std::get<std::string>(GetParam())};
+  std::unique_ptr<Ops> ops_;
 };
 
 TEST_P(Golden, Ref) {
-  EXPECT_LE(from_golden(*make_ref_ops(), DType::kF32).max, 1e-4);
+  EXPECT_LE(model_.from_golden(*make_ref_ops(), DType::kF32).max, 1e-4);
 }
 
 constexpr double kCpuMean = 0.01, kCudaMean = 0.015;
 
-TEST_P(Golden, Cpu) {
-  const CpuOptions paths[] = {{}, {.allow_amx = false}, {.allow_amx = false, .allow_avx512 = false}};
-  for (const CpuOptions& path : paths) {
-    const auto ops = make_cpu_ops(path);
-    if (!ops.ok()) GTEST_SKIP() << ops.error().message;
-    const Differences d = from_golden(**ops, DType::kBF16);
-    EXPECT_LE(d.mean(), kCpuMean) << (*ops)->name();
-    EXPECT_LE(d.max, 0.08) << (*ops)->name();
-  }
+TEST_P(GoldenCpu, Bf16Cache) {
+  const Differences d = model_.from_golden(*ops_, DType::kBF16);
+  EXPECT_LE(d.mean(), kCpuMean);
+  EXPECT_LE(d.max, 0.08);
 }
 
 TEST_P(Golden, Cuda) {
   const auto ops = make_cuda_ops({.separate_arrays = gpu_sanitizer(), .no_library = gpu_sanitizer_of_own_kernels()});
   if (!ops.ok()) GTEST_SKIP() << ops.error().message;
-  const Differences d = from_golden(**ops, DType::kBF16);
+  const Differences d = model_.from_golden(**ops, DType::kBF16);
   EXPECT_LE(d.mean(), kCudaMean);
   EXPECT_LE(d.max, 0.12);
 }
 
-TEST_P(Golden, CpuFp8Cache) {
-  const auto ops = make_cpu_ops({});
-  if (!ops.ok()) GTEST_SKIP() << ops.error().message;
-  expect_near_defined_fp8(**ops, 0.5, kCpuMean);
+TEST_P(GoldenCpu, Fp8Cache) {
+  model_.expect_near_defined_fp8(*ops_, 0.5, kCpuMean);
 }
 
 TEST_P(Golden, CudaFp8Cache) {
   const auto ops = make_cuda_ops({.separate_arrays = gpu_sanitizer(), .no_library = gpu_sanitizer_of_own_kernels()});
   if (!ops.ok()) GTEST_SKIP() << ops.error().message;
-  expect_near_defined_fp8(**ops, 0.8, kCudaMean);
+  model_.expect_near_defined_fp8(**ops, 0.8, kCudaMean);
 }
 
-GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(Golden);
-INSTANTIATE_TEST_SUITE_P(All, Golden, ::testing::ValuesIn(golden_names()), [](const auto& info) { return info.param; });
+// The names, so that a golden that is lost is a failure.
+TEST(Goldens, AreAllThere) {
+  const std::vector<std::string> all = {"fp8_block", "glm4_flash",  "heads16", "int4",
+                                        "k2_yarn",   "kimi_linear", "v2_lite", "v3_groups"};
+  EXPECT_EQ(golden_names(), all);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, Golden, testing::ValuesIn(golden_names()), [](const auto& info) { return info.param; });
+INSTANTIATE_TEST_SUITE_P(All, GoldenCpu,
+                         testing::Combine(testing::ValuesIn(golden_names()), testing::ValuesIn(kAllIsas)),
+                         [](const auto& info) {
+                           return std::get<std::string>(info.param) + "_" + isa_name(std::get<Isa>(info.param));
+                         });
 
 }  // namespace
 }  // namespace perigee

@@ -108,7 +108,7 @@ Tensor CpuOps::gather_rows(const Tensor& x, std::span<const int32_t> rows) {
 }
 
 Result<std::unique_ptr<Ops>> make_cpu_ops(const CpuOptions& options) {
-  ASSIGN_OR_RETURN(const Isa isa, detect_isa(options));
+  ASSIGN_OR_RETURN(const Isa isa, detect_isa(options.isa));
   if (options.num_threads < 0) return bad_input("number of threads must not be negative", "num_threads");
   return std::unique_ptr<Ops>(
       std::make_unique<CpuOps>(isa, options.num_threads > 0 ? options.num_threads : available_cores()));

@@ -32,20 +32,15 @@ bool has_amx() {
 
 }  // namespace
 
-const char* isa_name(Isa isa) {
-  switch (isa) {
-    case Isa::kAvx2: return "avx2";
-    case Isa::kAvx512: return "avx512";
-    case Isa::kAmx: return "amx";
-  }
-  return "?";
-}
-
-Result<Isa> detect_isa(const CpuOptions& options) {
+Result<Isa> detect_isa(std::optional<Isa> wanted) {
   if (!has_avx2()) return Error(Code::kUnavailable, "the cpu backend needs a processor with AVX2, FMA and F16C");
-  if (!options.allow_avx512 || !has_avx512()) return Isa::kAvx2;
-  if (!options.allow_amx || !has_amx()) return Isa::kAvx512;
-  return Isa::kAmx;
+  Isa best = Isa::kAvx2;
+  if (wanted != Isa::kAvx2 && has_avx512()) best = Isa::kAvx512;
+  if (wanted != Isa::kAvx512 && best == Isa::kAvx512 && has_amx()) best = Isa::kAmx;
+  if (wanted && *wanted != best)
+    return Error(Code::kUnavailable, str_cat("instruction set ", isa_name(*wanted),
+                                             ": this machine has none better than ", isa_name(best)));
+  return best;
 }
 
 }  // namespace perigee

@@ -5,12 +5,29 @@
 namespace perigee {
 namespace {
 
-TEST(Isa, OptionsOnlyLowerIt) {
-  const Result<Isa> best = detect_isa({});
-  if (!best.ok()) GTEST_SKIP() << "no AVX2";
-  EXPECT_EQ(*detect_isa({.num_threads = 0, .allow_amx = true, .allow_avx512 = false}), Isa::kAvx2);
-  EXPECT_EQ(*detect_isa({.num_threads = 0, .allow_amx = false, .allow_avx512 = true}), std::min(*best, Isa::kAvx512));
-  EXPECT_EQ(*detect_isa({}), *best);
+TEST(Isa, TheWantedOneOrAnErrorThatNamesTheBest) {
+  const Result<Isa> best = detect_isa();
+  ASSERT_TRUE(best.ok()) << best.error().message;
+  for (const Isa wanted : kAllIsas) {
+    const Result<Isa> got = detect_isa(wanted);
+    ASSERT_EQ(got.ok(), wanted <= *best) << isa_name(wanted);
+    if (got.ok()) {
+      EXPECT_EQ(*got, wanted);
+    } else {
+      EXPECT_EQ(got.error().code, Code::kUnavailable);
+      EXPECT_EQ(got.error().message,
+                str_cat("instruction set ", isa_name(wanted), ": this machine has none better than ", isa_name(*best)));
+    }
+  }
+}
+
+TEST(Isa, NamesAreParsed) {
+  for (const Isa isa : kAllIsas) EXPECT_EQ(*parse_isa(isa_name(isa)), isa);
+  for (const char* name : {"", "auto", "AVX2", "avx51"}) {
+    const Result<Isa> none = parse_isa(name);
+    ASSERT_FALSE(none.ok()) << name;
+    EXPECT_EQ(none.error().message, str_cat("expected avx2, avx512 or amx, found \"", name, "\""));
+  }
 }
 
 }  // namespace

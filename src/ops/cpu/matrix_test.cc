@@ -48,8 +48,7 @@ std::pair<double, double> exact(const Tensor& x, int64_t i, const RawMatrix& m, 
 class EveryIsa : public ::testing::TestWithParam<Isa> {
  protected:
   void SetUp() override {
-    const Result<Isa> best = detect_isa({});
-    if (!best.ok() || *best < GetParam()) GTEST_SKIP() << "this machine has no " << isa_name(GetParam());
+    if (const std::string why = why_not_on(GetParam()); !why.empty()) GTEST_SKIP() << why;
   }
 };
 
@@ -217,7 +216,7 @@ TEST_P(EveryIsa, ExpertsOfATokenDoNotDependOnItsBatchOrThreads) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Isa, EveryIsa, ::testing::Values(Isa::kAvx2, Isa::kAvx512, Isa::kAmx),
+INSTANTIATE_TEST_SUITE_P(Isa, EveryIsa, ::testing::ValuesIn(kAllIsas),
                          [](const auto& info) { return std::string(isa_name(info.param)); });
 
 }  // namespace

@@ -7,6 +7,7 @@
 
 #include "base/rng.h"
 #include "ops/cpu/context.h"
+#include "ops/cpu/test_isa.h"
 #include "ops/weights.h"
 
 namespace perigee::cpu {
@@ -89,16 +90,5 @@ class TestCpu {
   ThreadPool pool_;
   Arena arena_, scratch_;
 };
-
-// Every instruction set that this machine has.
-inline std::vector<Isa> present_isas() {
-  std::vector<Isa> isas;
-  const Result<Isa> best = detect_isa({});
-  if (!best.ok()) return isas;
-  for (const Isa isa : {Isa::kAvx2, Isa::kAvx512, Isa::kAmx}) {
-    if (isa <= *best) isas.push_back(isa);
-  }
-  return isas;
-}
 
 }  // namespace perigee::cpu

@@ -10,19 +10,12 @@
 #include "base/rng.h"
 #include "base/soak.h"
 #include "ops/cpu/mla_kernels.h"
+#include "ops/cpu/test_isa.h"
 
 namespace perigee {
 namespace {
 
 constexpr uint16_t kPoison = 0x7FC1;  // a NaN
-
-std::vector<Isa> isas() {
-  std::vector<Isa> out = {Isa::kAvx2};
-  const Result<Isa> best = detect_isa({});
-  if (best.ok() && *best != Isa::kAvx2) out.push_back(Isa::kAvx512);
-  if (best.ok() && *best == Isa::kAmx) out.push_back(Isa::kAmx);
-  return out;
-}
 
 MlaShape shape_of(int64_t heads) {
   return {.heads = heads, .nope = 128, .rope = 64, .value = 128, .latent = 512, .softmax_scale = 0.0721687836f};
@@ -295,7 +288,7 @@ TEST_P(MlaAttendTest, no_memory_is_taken_after_the_first_call) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Isa, MlaAttendTest, testing::ValuesIn(isas()),
+INSTANTIATE_TEST_SUITE_P(Isa, MlaAttendTest, testing::ValuesIn(isas_under_test()),
                          [](const auto& info) { return isa_name(info.param); });
 
 }  // namespace

@@ -14,8 +14,7 @@ namespace {
 class Router : public ::testing::TestWithParam<Isa> {
  protected:
   void SetUp() override {
-    const Result<Isa> best = detect_isa({});
-    if (!best.ok() || *best < GetParam()) GTEST_SKIP() << "this machine has no " << isa_name(GetParam());
+    if (const std::string why = why_not_on(GetParam()); !why.empty()) GTEST_SKIP() << why;
   }
 };
 

@@ -1,0 +1,20 @@
+#include "ops/isa.h"
+
+namespace perigee {
+
+const char* isa_name(Isa isa) {
+  switch (isa) {
+    case Isa::kAvx2: return "avx2";
+    case Isa::kAvx512: return "avx512";
+    case Isa::kAmx: return "amx";
+  }
+  return "?";
+}
+
+Result<Isa> parse_isa(std::string_view name) {
+  for (const Isa isa : kAllIsas)
+    if (name == isa_name(isa)) return isa;
+  return bad_input(str_cat("expected avx2, avx512 or amx, found \"", name, "\""));
+}
+
+}  // namespace perigee
