@@ -2,12 +2,12 @@
 JOBS ?= $(shell nproc)
 SEED ?= 1
 MODEL ?= models/tiny-k2
-SEEDS ?= 2000
 MUTANT ?= 0
-FUZZ_SECONDS ?= 15
 # The program has the CUDA backend where there is a GPU to run it; the tests compile it wherever there is a toolkit.
 CUDA ?= $(if $(wildcard /dev/nvidia0),AUTO,OFF)
 
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
 .PHONY: demo test build lint format bench bench-ops sim check soak eval gpu-check clean
 
 demo: build
@@ -16,8 +16,8 @@ demo: build
 test: setup-test
 	cmake --preset release -DPERIGEE_CUDA=AUTO
 	cmake --build --preset release -j $(JOBS)
-	ctest --test-dir build --output-on-failure
-	for model in models/*; do PERIGEE_MODEL=$$model .venv/bin/python -m pytest -q tests/e2e || exit 1; done
+	ctest --test-dir build -j $(JOBS) --output-on-failure --no-tests=error
+	for model in models/*; do PERIGEE_MODEL=$$model .venv/bin/python -m pytest -q tests/e2e; done
 
 build: setup-build
 	cmake --preset release -DPERIGEE_TESTS=$(if $(wildcard build/tests),ON,OFF) -DPERIGEE_CUDA=$(CUDA)
@@ -28,11 +28,11 @@ setup-%:
 
 lint: setup-check
 	python3 tools/tidy.py
-	git ls-files -z '*.h' '*.cc' | xargs -0 clang-format-14 --dry-run -Werror
+	git ls-files -z '*.h' '*.cc' | xargs -r -0 clang-format-14 --dry-run -Werror
 	JOBS=$(JOBS) python3 tools/static_checks.py
 
 format: setup-check
-	git ls-files -z '*.h' '*.cc' | xargs -0 clang-format-14 -i
+	git ls-files -z '*.h' '*.cc' | xargs -r -0 clang-format-14 -i
 
 bench bench-ops: setup-test
 	cmake --preset release

@@ -44,6 +44,9 @@ function(perigee_module NAME)
     target_compile_definitions(${NAME}_test PRIVATE PERIGEE_SOURCE_DIR="${CMAKE_SOURCE_DIR}")
     add_test(NAME ${NAME} COMMAND ${NAME}_test)
     set_tests_properties(${NAME} PROPERTIES LABELS unit TIMEOUT 1800)
+    if(NAME MATCHES "^(base|engine|main|server)$")  # whose tests have deadlines
+      set_tests_properties(${NAME} PROPERTIES RUN_SERIAL ON)
+    endif()
   endif()
 endfunction()
 

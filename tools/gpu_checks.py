@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 
-from gpu_sanitize import sanitize
+from gpu_sanitize import passed, sanitize
 from server_process import TOP, ServerProcess
 
 SERVED = ["--load-format", "dummy", "--device", "cuda", "--max-model-len", "16384"]
@@ -65,9 +65,9 @@ class Runner:
         return process
 
     def tests(self, program, tests="*"):
-        """A test program whose tests were skipped has found no GPU: a failure here."""
+        """A test program whose tests were skipped has found no GPU: a failure here, as is a pattern that matches no test."""
         process = self.run([f"{self.build}/{program}", f"--gtest_filter={tests}", "--gtest_brief=1"])
-        return process.returncode == 0 and "[  PASSED  ]" in process.stdout and "[  SKIPPED ]" not in process.stdout
+        return process.returncode == 0 and passed(process.stdout)
 
     def served(self):
         flags = "--device cuda --kv-cache-memory-bytes 4G"  # several servers at once

@@ -145,7 +145,9 @@ class Sanitizer:
 
 
 def passed(output):
-    return "[  PASSED  ]" in output and "[  FAILED  ]" not in output and "[  SKIPPED ]" not in output
+    """Whether a GoogleTest program ran at least one test, skipped none and failed none."""
+    ran = re.search(r"^\[  PASSED  \] [1-9]", output, re.M)
+    return bool(ran) and "[  FAILED  ]" not in output and "[  SKIPPED ]" not in output
 
 
 def sanitize(build, folder, limit_s, tools=tuple(TOOLS), jobs=tuple(JOBS)):

@@ -110,6 +110,8 @@ def main():
     with concurrent.futures.ThreadPoolExecutor(int(os.environ.get("JOBS", os.cpu_count()))) as pool:
         for found in pool.map(lambda item: check(*item), work):
             findings.update(found)
+    if total == 0:
+        findings.add(f"no file matches {' '.join(wanted)}")
     print("\n".join(sorted(findings)), end="\n" if findings else "")
     print(f"static checks: {total} files, {len(work)} of them checked now, {len(findings)} findings")
     return 1 if findings else 0

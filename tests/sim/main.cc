@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <string>
@@ -190,7 +191,8 @@ int run_mutant(const Options& options, int mutant) {
   std::fflush(stdout);
   int status = 0;
   const std::string last = run_child(options, mutant, status);
-  const int code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  const bool aborted = WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT;  // CHECK under sanitizers
+  const int code = WIFEXITED(status) ? WEXITSTATUS(status) : aborted ? kCheck : -1;
   const bool by_check = (code == kJudge && last.starts_with("FAILED seed")) ||
                         (code == kCheck && last.find("CHECK(") != std::string::npos);
   const bool caught = by_check && says(last, kMutants[mutant - 1].found);
