@@ -74,12 +74,12 @@ class Runner:
         env = {"PERIGEE_PROGRAM": os.path.abspath(self.program), "PERIGEE_FLAGS": flags}
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/e2e"]
         codes = [self.run(command, {**env, "PERIGEE_MODEL": model}).returncode for model in sorted(glob.glob("models/*"))]
-        return not any(codes)
+        return bool(codes) and not any(codes)
 
     def score(self, *flags):
         codes = [self.run([sys.executable, "tools/score.py", "--program", self.program, "--model", model, "--concurrency", "64",
                            "--flags", " ".join(["--device", "cuda", *flags])]).returncode for model in sorted(glob.glob("models/*"))]
-        return not any(codes)
+        return bool(codes) and not any(codes)
 
     def full_size(self, name, cache):
         flags = ["--kv-cache-memory-bytes", cache, *SERVED]

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdlib>
+
 #ifdef PERIGEE_TEST_ICU
 #include <unicode/uchar.h>
 #include <unicode/uscript.h>
@@ -61,6 +63,7 @@ TEST(Unicode, TableEqualsIcuForEveryCodePoint) {
 #else
 
 TEST(Unicode, TableEqualsIcuForEveryCodePoint) {
+  if (std::getenv("CI") != nullptr) FAIL() << "built without ICU: libicu-dev is missing";
   GTEST_SKIP() << "built without ICU";
 }
 
