@@ -3,7 +3,7 @@
 #include <charconv>
 #include <cmath>
 #include <cstring>
-#include <set>
+#include <unordered_set>
 
 #include "base/log.h"
 #include "model/safetensors.h"
@@ -31,6 +31,15 @@ bool is_scale(std::string_view name, std::span<const std::string_view> scales) {
                      [&](std::string_view scale) { return name.ends_with(str_cat(".self_attn.", scale)); });
 }
 
+// The other name that a checkpoint may have for a tensor, or "": transformers 5 writes a dense layer's MLP as part of
+// that layer's block_sparse_moe.
+std::string other_name(std::string_view name) {
+  constexpr std::string_view kPart = ".mlp.";
+  const size_t at = name.find(kPart);
+  if (at == std::string_view::npos) return "";
+  return str_cat(name.substr(0, at), ".block_sparse_moe.", name.substr(at + kPart.size()));
+}
+
 class CheckpointSource final : public TensorSource {
  public:
   CheckpointSource(Checkpoint checkpoint, bool language_model_only)
@@ -41,13 +50,13 @@ class CheckpointSource final : public TensorSource {
     for (const TensorSpec& spec : specs) RETURN_IF_ERROR(verify_one(spec, config.quantization));
     RETURN_IF_ERROR(verify_rest(config));
     int64_t total = 0;
-    for (const std::string_view name : used_) total += static_cast<int64_t>(checkpoint_.find(name)->data.size());
+    for (const MappedTensor* tensor : used_) total += static_cast<int64_t>(tensor->data.size());
     return total;
   }
 
   RawWeight matrix(const TensorSpec& spec) const override {
     RawWeight weight{.matrix = {.out = spec.out, .in = spec.in}, .owners = {}};
-    if (const MappedTensor* words = checkpoint_.find(spec.name + ".weight_packed")) {
+    if (const MappedTensor* words = find(spec.name + ".weight_packed")) {
       weight.matrix.format = WeightFormat::kInt4Group32;
       weight.matrix.data = aligned(*words, weight);
       weight.matrix.scale = aligned(get(spec.name + ".weight_scale"), weight);
@@ -82,8 +91,13 @@ class CheckpointSource final : public TensorSource {
     return type == "BF16" ? WeightFormat::kBF16 : WeightFormat::kF8Block128;
   }
 
-  const MappedTensor& get(std::string_view name) const {
+  const MappedTensor* find(std::string_view name) const {
     const MappedTensor* tensor = checkpoint_.find(name);
+    return tensor != nullptr ? tensor : checkpoint_.find(other_name(name));
+  }
+
+  const MappedTensor& get(std::string_view name) const {
+    const MappedTensor* tensor = find(name);
     CHECK(tensor != nullptr, name, " was not verified");
     return *tensor;
   }
@@ -104,7 +118,7 @@ class CheckpointSource final : public TensorSource {
   }
 
   Error mismatch(const std::string& name, const std::string& expected) const {
-    const MappedTensor* tensor = checkpoint_.find(name);
+    const MappedTensor* tensor = find(name);
     if (tensor == nullptr)
       return bad_input(str_cat(checkpoint_.folder(), ": tensor ", name, " is missing: expected ", expected), name);
     return bad_input(str_cat(checkpoint_.where(*tensor), ": tensor ", name, ": expected ", expected, ", found ",
@@ -114,18 +128,18 @@ class CheckpointSource final : public TensorSource {
 
   // Requires tensor `name` of exactly this type and shape.
   Status require(const std::string& name, const char* type, const std::vector<int64_t>& shape) {
-    const MappedTensor* tensor = checkpoint_.find(name);
+    const MappedTensor* tensor = find(name);
     if (tensor == nullptr || tensor->type->name != std::string_view(type) || tensor->shape != shape)
       return mismatch(name, str_cat(type, " ", shape_text(shape)));
-    used_.insert(name);
+    used_.insert(tensor);
     return {};
   }
 
   Status verify_one(const TensorSpec& spec, Quantization quantization) {
-    if (spec.role == TensorRole::kRoutedExpert && checkpoint_.find(spec.name + ".weight_packed") != nullptr)
+    if (spec.role == TensorRole::kRoutedExpert && find(spec.name + ".weight_packed") != nullptr)
       return verify_int4(spec, quantization);
     const std::string name = spec.stored_name();
-    const MappedTensor* tensor = checkpoint_.find(name);
+    const MappedTensor* tensor = find(name);
     const bool projection = spec.role == TensorRole::kProjection || spec.role == TensorRole::kRoutedExpert;
     const bool fp8 = projection && quantization == Quantization::kFp8Block128 && tensor != nullptr &&
                      tensor->type->name == std::string_view("F8_E4M3");
@@ -134,7 +148,7 @@ class CheckpointSource final : public TensorSource {
       return mismatch(name, str_cat(may_be_fp8 ? "F8_E4M3, BF16, F16 or F32 " : "BF16, F16 or F32 ",
                                     shape_text(spec.stored_shape()), spec.why));
     }
-    used_.insert(name);
+    used_.insert(tensor);
     if (!fp8) return {};
     return require(spec.name + ".weight_scale_inv", "F32", {(spec.out + 127) / 128, (spec.in + 127) / 128});
   }
@@ -147,7 +161,7 @@ class CheckpointSource final : public TensorSource {
     RETURN_IF_ERROR(require(spec.name + ".weight_packed", "I32", {spec.out, spec.in / 8}));
     RETURN_IF_ERROR(require(spec.name + ".weight_scale", "BF16", {spec.out, spec.in / 32}));
     const std::string shape = spec.name + ".weight_shape";
-    const MappedTensor* tensor = checkpoint_.find(shape);
+    const MappedTensor* tensor = find(shape);
     if (tensor == nullptr) return {};  // it repeats what is known
     const bool wide = tensor->type->name == std::string_view("I64");
     RETURN_IF_ERROR(require(shape, wide ? "I64" : "I32", {2}));
@@ -175,7 +189,7 @@ class CheckpointSource final : public TensorSource {
   Status verify_rest(const ModelConfig& config) const {
     int64_t vision = 0, beyond = 0;
     for (const auto& [name, tensor] : checkpoint_.tensors()) {
-      if (used_.contains(name) || name.ends_with("rotary_emb.inv_freq")) continue;
+      if (used_.contains(&tensor) || name.ends_with("rotary_emb.inv_freq")) continue;
       if (beyond_last_layer(name, config)) {
         ++beyond;
         continue;
@@ -214,7 +228,7 @@ class CheckpointSource final : public TensorSource {
 
   Checkpoint checkpoint_;
   bool language_model_only_;
-  std::set<std::string, std::less<>> used_;
+  std::unordered_set<const MappedTensor*> used_;
 };
 
 }  // namespace

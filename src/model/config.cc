@@ -142,6 +142,7 @@ Status read_rope(ConfigReader& r, const std::string& where, RopeConfig& rope) {
   }
   if (parameters == nullptr || parameters->find("rope_theta") == nullptr)
     rope.theta = r.number("rope_theta", 1.0001, 1e12);
+  if (!r.boolean("rope_interleave", true)) r.fail("rope_interleave", "true", "false");
   RETURN_IF_ERROR(r.status());
   if (scaling == nullptr) return r.status();
   ConfigReader s(*scaling, where + (parameters != nullptr ? ": rope_parameters" : ": rope_scaling"));
@@ -180,18 +181,51 @@ Status read_layer_list(ConfigReader& r, const char* key, std::vector<const char*
   return r.status();
 }
 
-// Kimi-Linear: which layers have which attention. The lists say it; no period is assumed.
+struct KdaKeys {
+  const char *heads, *dim, *conv;
+};
+
+void read_kda_shape(ConfigReader& r, const KdaKeys& keys, ModelConfig& c) {
+  c.kda.heads = r.integer(keys.heads, 1, 4096);
+  c.kda.dim = r.integer(keys.dim, 128, 128);  // this and four taps are what backends compute
+  c.kda.conv = r.integer(keys.conv, 4, 4);
+}
+
+// One word a layer, as transformers 5 writes it.
+Status read_layer_types(ConfigReader& r, ModelConfig& c) {
+  const Json* types = r.find("layer_types");
+  std::vector<bool> kda;
+  bool known = types->is_array() && std::ssize(types->as_array()) == c.num_layers;
+  for (int64_t i = 0; known && i < c.num_layers; ++i) {
+    const Json& type = types->as_array()[static_cast<size_t>(i)];
+    kda.push_back(type == Json("linear_attention"));
+    known = kda.back() || type == Json("full_attention");
+  }
+  if (!known)
+    r.fail("layer_types", str_cat(c.num_layers, " words, \"linear_attention\" or \"full_attention\""),
+           dump_json(*types).substr(0, 200));
+  if (!c.kda_layers.empty() && c.kda_layers != kda)
+    r.fail("layer_types", "what linear_attn_config says", dump_json(*types).substr(0, 200));
+  c.kda_layers = std::move(kda);
+  return r.status();
+}
+
+// Kimi-Linear: which layers have which attention. The file says it; no period is assumed. Either linear_attn_config has
+// the shape and lists of layers, or, as transformers 5 writes it, keys of the model itself and layer_types.
 Status read_linear_attention(ConfigReader& text, const std::string& where, ModelConfig& c) {
   c.moe_names = {"block_sparse_moe", "w1", "w3", "w2"};
-  c.rope_enabled = !text.boolean("mla_use_nope");
+  c.rope_enabled = !text.boolean("mla_use_nope", true);  // transformers 5, which leaves the key out, never rotates
   const Json* linear = text.find("linear_attn_config");
+  const bool types = text.find("layer_types") != nullptr;
+  if (linear == nullptr && types) {
+    read_kda_shape(text, {"linear_num_heads", "linear_head_dim", "linear_conv_kernel_dim"}, c);
+    return read_layer_types(text, c);
+  }
   if (linear == nullptr || !linear->is_object())
     text.fail("linear_attn_config", "an object", linear == nullptr ? "nothing" : linear->type_name());
   RETURN_IF_ERROR(text.status());
   ConfigReader r(*linear, where + ": linear_attn_config");
-  c.kda.heads = r.integer("num_heads", 1, 4096);
-  c.kda.dim = r.integer("head_dim", 128, 128);  // this and four taps are what backends compute
-  c.kda.conv = r.integer("short_conv_kernel_size", 4, 4);
+  read_kda_shape(r, {"num_heads", "head_dim", "short_conv_kernel_size"}, c);
   std::vector<const char*> lists(static_cast<size_t>(c.num_layers));
   RETURN_IF_ERROR(read_layer_list(r, "kda_layers", lists));
   RETURN_IF_ERROR(read_layer_list(r, "full_attn_layers", lists));
@@ -200,7 +234,8 @@ Status read_linear_attention(ConfigReader& text, const std::string& where, Model
       r.fail("kda_layers", "each layer in this list or in full_attn_layers", str_cat("layer ", i + 1, " in neither"));
     c.kda_layers.push_back(lists[i] != nullptr && lists[i] == std::string_view("kda_layers"));
   }
-  return r.status();
+  RETURN_IF_ERROR(r.status());
+  return types ? read_layer_types(text, c) : Status();
 }
 
 Status check_int4_group(const Json& group, const std::string& where) {

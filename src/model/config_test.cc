@@ -96,6 +96,14 @@ TEST(Yarn, PlainRope) {
   expect_scale(with_rope(1000000, Json(), 192), 0.0625);
 }
 
+// A context so short that the whole ramp is pair 0: it turns as it did, all others slower by the factor.
+TEST(Yarn, ARampOfNoWidth) {
+  const RopeConfig rope{.theta = 10000, .yarn = YarnConfig{.factor = 4, .original_positions = 6}};
+  const std::vector<float> frequencies = rope_inv_freq(rope, 8);
+  EXPECT_EQ(frequencies[0], 1);
+  for (int i = 1; i < 4; ++i) EXPECT_FLOAT_EQ(frequencies[i], std::pow(10000.0f, -static_cast<float>(i) / 4) / 4) << i;
+}
+
 TEST(Yarn, CosSinFactorIsTheRatioOfBothScales) {
   Json scaling = rope_scaling(40, 32, 1);
   scaling.set("mscale_all_dim", 0.0);
@@ -284,6 +292,48 @@ TEST(KimiLinearConfig, RopeIsReadOnlyWhenUsed) {
   EXPECT_TRUE(c->rope_config.yarn);
 }
 
+TEST(KimiLinearConfig, AsTransformers5WritesIt) {
+  const auto old = parse_config(tiny_hybrid_config(), Json()),
+             c = parse_config(tiny_hybrid_config_of_transformers_5(), Json());
+  ASSERT_TRUE(c.ok()) << c.error().message;
+  EXPECT_FALSE(c->rope_enabled);
+  EXPECT_EQ(c->kda_layers, old->kda_layers);
+  EXPECT_EQ(c->kda.heads, old->kda.heads);
+  EXPECT_EQ(c->first_dense, old->first_dense);
+  EXPECT_EQ(c->score, old->score);
+  EXPECT_EQ(c->correction_bias, old->correction_bias);
+  EXPECT_EQ(c->max_positions, old->max_positions);
+  EXPECT_EQ(c->eos_ids, old->eos_ids);
+}
+
+TEST(KimiLinearConfig, BadLayerTypesAreNamed) {
+  for (const char* types :
+       {R"(["full_attention"])", R"("full_attention")", "[1, 2, 3, 4, 5]",
+        R"(["linear_attention", "linear_attention", "sliding_attention", "linear_attention", "full_attention"])"}) {
+    Json config = tiny_hybrid_config_of_transformers_5();
+    config.set("layer_types", json(types));
+    expect_error(config, {"layer_types", "5 words", "linear_attention", "full_attention"});
+  }
+  Json config = tiny_hybrid_config_of_transformers_5();
+  config.set("linear_head_dim", 64);
+  expect_error(config, {"linear_head_dim", "[128, 128]", "64"});
+  config = tiny_hybrid_config();  // which has lists, too
+  const Json types = *tiny_hybrid_config_of_transformers_5().find("layer_types");
+  config.set("layer_types", types);
+  EXPECT_TRUE(parse_config(config, Json()).ok());
+  config.find("linear_attn_config")->set("kda_layers", json("[1, 2, 3]"));
+  config.find("linear_attn_config")->set("full_attn_layers", json("[4, 5]"));
+  expect_error(config, {"layer_types", "what linear_attn_config says"});
+}
+
+TEST(Config, RopeOfHalvesIsRefused) {
+  Json config = tiny_config();
+  config.set("rope_interleave", true);
+  EXPECT_TRUE(parse_config(config, Json()).ok());
+  config.set("rope_interleave", false);
+  expect_error(config, {"rope_interleave", "true", "false"});
+}
+
 TEST(KimiLinearConfig, UngroupedChoiceIgnoresGroups) {
   Json config = tiny_hybrid_config();
   config.set("num_expert_group", 4);
@@ -317,8 +367,8 @@ TEST(KimiLinearConfig, BadLayerListsNameTheLayer) {
   config.set("linear_attn_config", Json());
   expect_error(config, {"linear_attn_config", "found nothing"});
   config = tiny_hybrid_config();
-  config.set("mla_use_nope", Json());
-  expect_error(config, {"mla_use_nope", "found nothing"});
+  config.set("mla_use_nope", 1);
+  expect_error(config, {"mla_use_nope", "true or false", "found 1"});
 }
 
 constexpr ShapeLimits kLimits = {

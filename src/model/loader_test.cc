@@ -97,6 +97,39 @@ TEST(Loader, WeightsOverTheMemoryAreRefusedBeforeTheyAreRead) {
   }
 }
 
+// The names that transformers 5 writes: a dense layer's MLP under block_sparse_moe, too. The same weights give the same
+// logits, bit for bit; both names at once are one too many.
+TEST(Loader, KimiLinearOfTransformers5) {
+  std::vector<StoredTensor> tensors = dummy_checkpoint(tiny_hybrid_config());
+  const std::vector<StoredTensor> old = tensors;
+  int renamed = 0;
+  for (StoredTensor& tensor : tensors) {
+    const size_t at = tensor.name.find(".mlp.");
+    if (at == std::string::npos) continue;
+    tensor.name.replace(at, 5, ".block_sparse_moe.");
+    ++renamed;
+  }
+  EXPECT_EQ(renamed, 3);
+  const TempFolder before, after;
+  before.write("config.json", dump_json(tiny_hybrid_config()));
+  before.write("model.safetensors", safetensors_bytes(old));
+  after.write("config.json", dump_json(tiny_hybrid_config_of_transformers_5()));
+  after.write("model.safetensors", safetensors_bytes(tensors));
+  const std::vector<float> logits = last_logits(after, LoadFormat::kSafetensors);
+  EXPECT_EQ(logits.size(), 96u);
+  EXPECT_EQ(logits, last_logits(before, LoadFormat::kSafetensors));
+
+  tensors.push_back(*std::find_if(
+      old.begin(), old.end(), [](const StoredTensor& tensor) { return tensor.name.ends_with(".mlp.up_proj.weight"); }));
+  after.write("model.safetensors", safetensors_bytes(tensors));
+  const auto ops = make_ref_ops();
+  const auto twice = load(after, LoadFormat::kSafetensors, *ops);
+  ASSERT_FALSE(twice.ok());
+  EXPECT_NE(twice.error().message.find("layers.0.block_sparse_moe.up_proj.weight: expected no such tensor"),
+            std::string::npos)
+      << twice.error().message;
+}
+
 TEST(Loader, RoundTripsShardsUnderAPrefix) {
   Json config;
   config.set("architectures", Json(Json::Array{"KimiK25ForConditionalGeneration"}));
@@ -150,6 +183,16 @@ TEST(Loader, ReadsTheScalesOfAnFp8Cache) {
   EXPECT_EQ(*logits_with({}, DType::kF32), *logits_with({f32_scale("k_scale", 0.375f)}, DType::kF32));
   // 448 of them are the largest latent that is kept: so small a scale cuts them all.
   EXPECT_NE(*logits_with({f32_scale("k_scale", 1e-4f)}), *logits_with({f32_scale("k_scale", 1e-5f)}));
+}
+
+// Each name counts before those after it; latents are keys first.
+TEST(Loader, TheFirstScaleOfAnFp8CacheCounts) {
+  const std::vector<std::string> names = {"k_scale", "attn.k_scale", "k_proj.k_scale", "kv_scale",
+                                          "v_scale", "attn.v_scale", "v_proj.v_scale"};
+  const auto first = logits_with({f32_scale("k_scale", 0.375f)});
+  for (size_t i = 0; i < names.size(); ++i)
+    for (size_t k = i + 1; k < names.size(); ++k)
+      EXPECT_EQ(*first, *logits_with({f32_scale(names[k], 3), f32_scale(names[i], 0.375f)})) << names[i] << names[k];
 }
 
 TEST(Loader, RefusesScalesThatAreNone) {
@@ -344,6 +387,18 @@ TEST_F(Wrong, Int4ShapeTensorMustAgree) {
   expect_parts(
       error(with("quantization_config", int4_quantization()), [&](Tensors& all) { find(all, name).bytes[0] = 33; }),
       {name, "(32, 64)", "(33, 64)"});
+  expect_parts(
+      error(with("quantization_config", int4_quantization()), [&](Tensors& all) { find(all, name).bytes[4] = 63; }),
+      {name, "(32, 64)", "(32, 63)"});
+  const auto wide = [&](int64_t out, int64_t in) {
+    return error(with("quantization_config", int4_quantization()), [&](Tensors& all) {
+      const int64_t shape[2] = {out, in};
+      find(all, name).type = "I64";
+      find(all, name).bytes = bytes_of(shape, 16);
+    });
+  };
+  EXPECT_EQ(wide(32, 64), "");
+  expect_parts(wide(32, 64 + (int64_t{1} << 32)), {name, "(32, 64)", "(32, 4294967360)"});
 }
 
 TEST_F(Wrong, ExtraTensorsAreNamedUnlessKnown) {

@@ -44,6 +44,21 @@ inline Json tiny_hybrid_config() {
                            "kda_layers": [1, 2, 4], "full_attn_layers": [3, 5]}})");
 }
 
+// The same as transformers 5 (5.17) writes it.
+inline Json tiny_hybrid_config_of_transformers_5() {
+  Json config = tiny_hybrid_config();
+  for (const char* gone : {"mla_use_nope", "first_k_dense_replace", "moe_layer_freq", "moe_router_activation_func",
+                           "use_grouped_topk", "linear_attn_config"})
+    config.set(gone, Json());
+  const Json added = json(R"({"dtype": "bfloat16", "head_dim": 8, "qk_head_dim": 24, "hidden_act": "silu",
+    "attention_bias": false, "tie_word_embeddings": false, "rope_parameters": null,
+    "linear_num_heads": 3, "linear_head_dim": 128, "linear_conv_kernel_dim": 4,
+    "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention", "full_attention"],
+    "mlp_layer_types": ["dense", "sparse", "sparse", "sparse", "sparse"]})");
+  for (const Json::Member& member : added.as_object()) config.set(member.first, member.second);
+  return config;
+}
+
 inline Json int4_quantization() {
   return json(R"({"quant_method": "compressed-tensors", "format": "pack-quantized",
     "config_groups": {"group_0": {"weights": {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32,
