@@ -199,6 +199,7 @@ SequenceUpdate& Scheduler::Impl::add_update(const Sequence& sequence) {
   SequenceUpdate& update = updates_.emplace_back();
   update.sequence = sequence.id();
   update.num_cached_tokens = std::max(sequence.num_cached_tokens, 0);
+  update.num_preemptions = sequence.num_preemptions;
   return update;
 }
 

@@ -70,6 +70,7 @@ struct SequenceUpdate {
   std::optional<FinishReason> finish;
   int32_t stop_id = -1;           // the stop id that ended it, when one did
   int32_t num_cached_tokens = 0;  // prompt tokens taken from the prefix cache at first admission
+  int32_t num_preemptions = 0;    // so far
   std::string error;              // with kError
 };
 

@@ -124,6 +124,7 @@ void Scheduler::Impl::preempt(Sequence& sequence) {
   sequence.num_chained = 0;
   sequence.chain_broken = false;
   sequence.newest_checkpoint = {};
+  ++sequence.num_preemptions;
   ++totals_.preemptions;
   enqueue(sequence);
 }

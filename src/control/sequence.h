@@ -60,6 +60,7 @@ struct Sequence {
   int32_t num_cached_tokens = -1;     // hit at the first admission; -1 before
   int32_t prompt_logprobs_known = 0;  // positions [1, n] are delivered
   bool prompt_confirmed = false;      // once
+  int32_t num_preemptions = 0;
   bool has_followers = false;
 
   SequenceId id() const { return request.sequence; }

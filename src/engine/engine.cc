@@ -333,6 +333,7 @@ void Engine::Impl::deliver(SequenceUpdate&& update) {
       .finish = update.finish,
       .stop_id = update.stop_id,
       .num_cached_tokens = update.num_cached_tokens,
+      .num_preemptions = update.num_preemptions,
       .scheduled_s = request.scheduled_s,
       .error = std::move(update.error),
   });

@@ -58,7 +58,8 @@ struct OutputChunk {
   std::optional<FinishReason> finish;
   int32_t stop_id = -1;
   int32_t num_cached_tokens = 0;
-  double scheduled_s = 0;  // engine clock, when the request's first choice was first planned; 0: never
+  int32_t num_preemptions = 0;  // so far: these ids were sampled after so many
+  double scheduled_s = 0;       // engine clock, when the request's first choice was first planned; 0: never
   std::string error;
 };
 using OutputSink = std::function<void(OutputChunk&&)>;

@@ -8,6 +8,7 @@
 #include "base/rng.h"
 #include "base/soak.h"
 #include "model/model.h"
+#include "ops/cpu/test_isa.h"
 #include "ops/cuda/cuda_ops.h"
 #include "ops/place_batch.h"
 
@@ -104,7 +105,7 @@ void expect_same_beside(Passes& passes, int32_t step) {
 }
 
 TEST(Composition, NoRowDependsOnThoseBesideIt) {
-  const auto ops = make_cpu_ops({.num_threads = 2});
+  const auto ops = make_cpu_ops({.num_threads = 2, .isa = isa_under_test()});
   ASSERT_TRUE(ops.ok()) << ops.error().message;
   Passes passes(**ops, 150);
   expect_same_beside(passes, kSanitized ? 46 : 23);

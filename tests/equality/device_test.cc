@@ -6,7 +6,6 @@
 
 #include <condition_variable>
 #include <cstdio>
-#include <filesystem>
 #include <fstream>
 #include <mutex>
 
@@ -19,6 +18,9 @@ namespace perigee {
 namespace {
 
 using Reply = GreedyReply;
+
+// Both round to bf16, in different places.
+constexpr float kMostApartFromTheCpu = 0.25f;
 
 std::vector<std::vector<int32_t>> task_prompts(const Tokenizer& tokenizer, size_t count) {
   std::vector<std::vector<int32_t>> prompts;
@@ -79,14 +81,20 @@ std::vector<Reply> answers(const EngineConfig& config, const std::vector<std::ve
   return replies;
 }
 
-// Replies that leave the others' path at a near tie; any other difference is a failure.
-int count_flips(const std::vector<Reply>& a, const std::vector<Reply>& b) {
-  int flips = 0;
-  for (size_t i = 0; i < a.size(); ++i) {
+// Replies to the same prompts that part at a near tie, at most one in ten; any other difference is a failure.
+void expect_alike(const char* what, const std::vector<Reply>& cpu, const std::vector<Reply>& gpu) {
+  size_t flips = 0;
+  float most_apart = 0;
+  for (size_t i = 0; i < cpu.size(); ++i) {
     SCOPED_TRACE(str_cat("prompt ", i));
-    flips += leaves_at_tie(a[i], b[i]);
+    const Likeness likeness = compare_greedy(cpu[i], gpu[i], kMostApartFromTheCpu);
+    flips += likeness.parts ? 1 : 0;
+    most_apart = std::max(most_apart, likeness.most_apart);
   }
-  return flips;
+  std::printf(
+      "%s: %zu of %zu greedy replies leave the CPU's path at a near tie; the others' tokens are at most %.4f apart\n",
+      what, flips, cpu.size(), static_cast<double>(most_apart));
+  EXPECT_LE(flips, cpu.size() / 10);
 }
 
 class DeviceEquality : public testing::TestWithParam<std::string> {
@@ -102,10 +110,8 @@ TEST_P(DeviceEquality, TaskReplies) {
   const auto prompts = task_prompts(**tokenizer, 520);
   ASSERT_EQ(prompts.size(), 520u);
   const std::vector<Reply> cpu = answers(config_for(GetParam(), Device::kCpu, false), prompts);
-  const int flips = count_flips(cpu, answers(config_for(GetParam(), Device::kCuda, false), prompts));
-  const int fixed_flips = count_flips(cpu, answers(config_for(GetParam(), Device::kCuda, true), prompts));
-  std::printf("520 greedy replies: %d leave the CPU's path at a near tie, %d in deterministic mode\n", flips,
-              fixed_flips);
+  expect_alike("default", cpu, answers(config_for(GetParam(), Device::kCuda, false), prompts));
+  expect_alike("deterministic", cpu, answers(config_for(GetParam(), Device::kCuda, true), prompts));
 }
 
 TEST_P(DeviceEquality, DeterministicRepliesDoNotDependOnWhoRunsBeside) {
@@ -134,14 +140,7 @@ TEST_P(DeviceEquality, DeterministicRepliesDoNotDependOnWhoRunsBeside) {
               requests.size());
 }
 
-std::vector<std::string> bundled_models() {
-  std::vector<std::string> models;
-  for (const char* model : {"tiny-k2", "tiny-kimi-linear"})
-    if (std::filesystem::exists(folder_of(model) + "/config.json")) models.push_back(model);
-  return models;
-}
-
-INSTANTIATE_TEST_SUITE_P(, DeviceEquality, testing::ValuesIn(bundled_models()), [](const auto& info) {
+INSTANTIATE_TEST_SUITE_P(, DeviceEquality, testing::Values("tiny-k2", "tiny-kimi-linear"), [](const auto& info) {
   std::string name = info.param;
   std::erase(name, '-');
   return name;
