@@ -1,15 +1,14 @@
 #include "base/check.h"
 
-#include <cstdio>
 #include <cstdlib>
 
+#include "base/log.h"
 #include "base/result.h"
 
 namespace perigee {
 
 void check_failed(const char* file, int line, const char* condition, const std::string& message) {
-  std::fprintf(stderr, "perigee: bug: CHECK(%s) failed at %s:%d: %s\n", condition, file, line, message.c_str());
-  std::fflush(stderr);
+  write_last_words(str_cat("perigee: bug: CHECK(", condition, ") failed at ", file, ":", line, ": ", message, "\n"));
 #ifdef PERIGEE_CHECK_ABORTS  // fuzzers and death tests want a stack trace
   std::abort();
 #else

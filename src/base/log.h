@@ -2,7 +2,9 @@
 //
 //   log_info("loaded ", n, " tensors in ", s, " s");
 //
-// Lines carry a time and a level. The text never holds prompt or reply content.
+// Lines carry a time and a level. The text never holds prompt or reply content. To log never waits for a reader: where
+// standard error is a pipe, a terminal or a socket, a thread of its own writes, and over 4,096 waiting lines or 4 MiB
+// lines are dropped and counted. To a file lines are written at once.
 #pragma once
 
 #include <string>
@@ -15,7 +17,14 @@ namespace perigee {
 enum class LogLevel { kDebug, kInfo, kWarning, kError };
 
 void set_log_level(LogLevel level);
-void log_line(LogLevel level, std::string_view text);
+void log_line(LogLevel level, std::string_view text) noexcept;
+
+// Returns when what was logged is written, or after a second. For whoever ends the process by _Exit(); at a normal end
+// it is called.
+void flush_log();
+
+// For a process that ends now: flushes, then writes `text`, unless nothing takes it within a second.
+void write_last_words(std::string_view text);
 
 template <typename... Parts>
 void log_debug(const Parts&... parts) {
