@@ -58,12 +58,12 @@ const std::vector<App::Route>& App::routes() {
       {.method = "GET", .path = "/tokenizer_info", .prepare = &App::prepare_tokenizer_info},
       {"GET", "/version", false, &App::version},
       {"GET", "/load", false, &App::load},
-      {"GET", "/metrics", false, &App::metrics},
-      {"GET", "/ping", false, &App::health},
-      {"POST", "/ping", false, &App::health},
-      {"GET", "/health", true, &App::health},
-      {"GET", "/livez", true, &App::livez},
-      {"GET", "/readyz", true, &App::readyz},
+      {"GET", "/metrics", false, &App::answer_probe},
+      {"GET", "/ping", false, &App::answer_probe},
+      {"POST", "/ping", false, &App::answer_probe},
+      {"GET", "/health", true, &App::answer_probe},
+      {"GET", "/livez", true, &App::answer_probe},
+      {"GET", "/readyz", true, &App::answer_probe},
   };
   return kRoutes;
 }
@@ -120,18 +120,27 @@ std::optional<HttpReply> App::check_head(const HttpRequest& request) const {
 
 void App::handle(const std::shared_ptr<Exchange>& exchange, HttpRequest request) {
   const std::string method = request.method == "HEAD" ? "GET" : request.method;
-  bool path_known = false;
   for (const Route& route : routes()) {
-    if (request.path != route.path) continue;
-    path_known = true;
-    if (method != route.method) continue;
+    if (request.path != route.path || method != route.method) continue;
     if (route.prepare != nullptr) return prepare_in_pool(exchange, std::move(request), route.prepare);
     return (this->*route.handler)(exchange, request);
   }
-  if (method == "GET" && request.path.starts_with(kModelPath) && request.path != kModelPath)
-    return model(exchange, request);
-  if (path_known) return answer(exchange, request, refusal(405, "this path does not take that method"));
-  answer(exchange, request, refusal(404, "no such path; the API is under /v1"));
+  const std::string allowed = allowed_methods(request);
+  if (allowed.empty()) return answer(exchange, request, refusal(404, "no such path; the API is under /v1"));
+  if (method == "GET" && request.path.starts_with(kModelPath)) return model(exchange, request);
+  HttpReply reply =
+      method == "OPTIONS" ? empty_reply(200) : refusal(405, "this path does not take that method, but " + allowed);
+  reply.headers.emplace_back("Allow", allowed);
+  answer(exchange, request, std::move(reply));
+}
+
+// For the header Allow; "": no such path.
+std::string App::allowed_methods(const HttpRequest& request) const {
+  std::string allowed;
+  for (const Route& route : routes())
+    if (request.path == route.path) allowed += std::string(route.method) + (route.takes_get() ? ", HEAD, " : ", ");
+  if (request.path.starts_with(kModelPath) && request.path != kModelPath) allowed = "GET, HEAD, ";
+  return allowed.empty() ? allowed : allowed + "OPTIONS";
 }
 
 // No body of that many bytes can be a prompt that fits: it is refused before it is read. JSON may write a byte of text
@@ -187,27 +196,32 @@ HealthInputs App::health_inputs() const {
   return inputs;
 }
 
-void App::health(ExchangePtr exchange, const HttpRequest&) {
-  exchange->respond(empty_reply(check_readiness(health_inputs()).ready ? 200 : 503));
-}
-
-void App::livez(ExchangePtr exchange, const HttpRequest&) {
-  exchange->respond(empty_reply(check_liveness(health_inputs()) ? 200 : 503));
-}
-
-void App::readyz(ExchangePtr exchange, const HttpRequest&) {
+std::optional<HttpReply> App::probe(const HttpRequest& request) const {
+  const std::string& path = request.path;
+  if (path != "/livez" && path != "/readyz" && path != "/health" && path != "/metrics" && path != "/ping")
+    return std::nullopt;
+  const bool reads = request.method == "GET" || request.method == "HEAD";
+  if (!reads && !(path == "/ping" && request.method == "POST")) return std::nullopt;
+  if (!is_open(request) && !keys_.admits(request)) return std::nullopt;
+  if (path == "/livez") return empty_reply(check_liveness(health_inputs()) ? 200 : 503);
+  if (path == "/metrics") return scrape();
   const Readiness readiness = check_readiness(health_inputs());
-  HttpReply reply = json_reply(readiness.body);
+  HttpReply reply = path == "/readyz" ? json_reply(readiness.body) : empty_reply(200);
   reply.status = readiness.ready ? 200 : 503;
-  exchange->respond(std::move(reply));
+  return reply;
 }
 
-void App::metrics(ExchangePtr exchange, const HttpRequest&) {
+// A probe that came with a body, so that it went the way of other requests.
+void App::answer_probe(ExchangePtr exchange, const HttpRequest& request) {
+  exchange->respond(probe(request).value_or(empty_reply(404)));
+}
+
+HttpReply App::scrape() const {
   const auto now_serving = serving();
   HttpReply reply;
   reply.content_type = "text/plain; version=0.0.4; charset=utf-8";
   reply.body = metrics_->render(now_serving ? now_serving->backend->stats() : EngineStats());
-  exchange->respond(std::move(reply));
+  return reply;
 }
 
 void App::version(ExchangePtr exchange, const HttpRequest& request) {

@@ -46,7 +46,10 @@ class App {
   std::optional<HttpReply> check_head(const HttpRequest& request) const;
   void handle(const std::shared_ptr<Exchange>& exchange, HttpRequest request);
 
-  void count_refusal(int status) { metrics_->refused(status); }  // by whoever reads requests
+  // Answers health probes and scrapes; nullopt: it is another request. Waits for nothing.
+  std::optional<HttpReply> probe(const HttpRequest& request) const;
+
+  HttpReply refusal(int status, const std::string& message) const;  // counts it
 
   void set_progress(const std::string& phase, double percent);  // while loading
   void set_ready(std::shared_ptr<Backend> backend);
@@ -64,6 +67,7 @@ class App {
     bool open;                                                                             // needs no key
     void (App::*handler)(const std::shared_ptr<Exchange>&, const HttpRequest&) = nullptr;  // on the executor, or:
     Result<Prepared> (App::*prepare)(PendingRequest&) = nullptr;                           // in the pool
+    bool takes_get() const { return std::string_view(method) == "GET"; }
   };
   static const std::vector<Route>& routes();
   using ExchangePtr = const std::shared_ptr<Exchange>&;
@@ -71,10 +75,9 @@ class App {
   void models(ExchangePtr exchange, const HttpRequest& request);
   void model(ExchangePtr exchange, const HttpRequest& request);
   Json model_json(const std::string& name) const;
-  void health(ExchangePtr exchange, const HttpRequest& request);
-  void livez(ExchangePtr exchange, const HttpRequest& request);
-  void readyz(ExchangePtr exchange, const HttpRequest& request);
-  void metrics(ExchangePtr exchange, const HttpRequest& request);
+  void answer_probe(ExchangePtr exchange, const HttpRequest& request);  // of a request with a body
+  HttpReply scrape() const;
+  std::string allowed_methods(const HttpRequest& request) const;
   void version(ExchangePtr exchange, const HttpRequest& request);
   void load(ExchangePtr exchange, const HttpRequest& request);
 
@@ -84,7 +87,6 @@ class App {
   };
   std::shared_ptr<const Serving> serving() const;
   bool is_open(const HttpRequest& request) const;
-  HttpReply refusal(int status, const std::string& message) const;
   static void answer(ExchangePtr exchange, const HttpRequest& request, HttpReply reply);
   void refuse(ExchangePtr exchange, const HttpRequest& request, const Error& error);
   void answer_or_refuse(ExchangePtr exchange, const HttpRequest& request, const Result<Json>& result);

@@ -3,8 +3,6 @@
 #include <openssl/crypto.h>
 #include <openssl/sha.h>
 
-#include <algorithm>
-#include <cctype>
 #include <optional>
 
 namespace perigee {
@@ -31,13 +29,13 @@ namespace {
 
 // KEY of `Authorization: Bearer KEY`; the scheme's case does not matter (RFC 9110, section 11.1).
 std::optional<std::string_view> bearer(const HttpRequest& request) {
-  constexpr std::string_view kScheme = "bearer ";
+  constexpr std::string_view kScheme = "Bearer ";
   const std::string* value = request.header("Authorization");
-  if (value == nullptr || value->size() < kScheme.size()) return std::nullopt;
-  const auto same = [](char given, char wanted) { return std::tolower(static_cast<unsigned char>(given)) == wanted; };
-  if (!std::equal(kScheme.begin(), kScheme.end(), value->begin(), [&](char w, char g) { return same(g, w); }))
+  if (value == nullptr || !same_ignoring_case(std::string_view(*value).substr(0, kScheme.size()), kScheme))
     return std::nullopt;
-  return std::string_view(*value).substr(kScheme.size());
+  std::string_view key = std::string_view(*value).substr(kScheme.size());
+  while (key.starts_with(' ')) key.remove_prefix(1);
+  return key;
 }
 
 }  // namespace

@@ -1,37 +1,38 @@
-// The parts of the HTTP server that name Boost types: an event loop and the connections it owns. Included by
-// http_server.cc and http_connection.cc only.
+// The parts of the HTTP server that its loops share: what belongs to a client, and the client's socket on one loop.
 //
-// A connection is one coroutine: read head, read body, call the handler, write what the exchange queues, repeat. While
-// an answer is under way a second coroutine watches the socket, so that a client that leaves is noticed at once.
+// A connection is always in one of two places. Between requests it stands at the door (http_door.h), one loop that
+// reads heads and answers probes; from the end of a head to the end of the answer it is served (http_serving.h) on one
+// of the serving loops. HttpPeer is what moves between them, HttpConnection its socket while it is on a loop.
 #pragma once
 
 #include <atomic>
 #include <boost/asio/awaitable.hpp>
-#include <boost/asio/executor_work_guard.hpp>
-#include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
-#include <boost/asio/steady_timer.hpp>
-#include <functional>
-#include <memory>
+#include <chrono>
 #include <mutex>
-#include <set>
-#include <thread>
+#include <optional>
+#include <string>
+#include <string_view>
 #include <unordered_map>
-#include <vector>
 
+#include "server/http_body.h"
+#include "server/http_loop.h"
 #include "server/http_server.h"
 
 namespace perigee {
 
-class HttpConnection;
-
 // What the connections of one server share.
 struct HttpShared {
+  HttpShared(const HttpConfig& config_in, HttpCallbacks callbacks_in)
+      : config(config_in),
+        callbacks(std::move(callbacks_in)),
+        bodies(std::make_shared<BodyBudget>(config.max_bodies_bytes)) {}
+
   HttpConfig config;
-  HttpServer::HeadCheck check;
-  HttpHandler handler;
-  HttpServer::RefusalCount count_refusal;
+  HttpCallbacks callbacks;
+  const std::shared_ptr<BodyBudget> bodies;
   std::atomic<size_t> open_connections{0};
+  std::atomic<size_t> in_service{0};
   std::atomic<size_t> open_answers{0};
   std::atomic<bool> close_after_replies{false};
 
@@ -44,41 +45,101 @@ struct HttpShared {
   std::unordered_map<size_t, size_t> connections_of_key_;  // hash of the key -> connections, none of 0
 };
 
-// One thread's event loop. The queue of posted work is its own, so that work posted after the end is dropped instead
-// of living for ever inside the io_context.
-class HttpLoop : public std::enable_shared_from_this<HttpLoop> {
+class Counted {
  public:
-  HttpLoop() : context_(1), work_(context_.get_executor()) {}
-
-  boost::asio::io_context& context() { return context_; }
-  void run() {
-    thread_ = std::thread([this] { context_.run(); });
-  }
-  void post(std::function<void()> work);  // thread-safe
-  void close();                           // on the loop: closes every connection, drops posted work, lets run() end
-  void join() {
-    if (thread_.joinable()) thread_.join();
-  }
-
-  // Owned by the loop thread.
-  std::set<HttpConnection*> connections;
-  std::set<boost::asio::steady_timer*> periodic;
-  bool closing = false;
+  explicit Counted(std::atomic<size_t>& count) : count_(count) { ++count_; }
+  Counted(const Counted&) = delete;
+  Counted& operator=(const Counted&) = delete;
+  ~Counted() { --count_; }
 
  private:
-  void run_posted();
-  boost::asio::io_context context_;
-  boost::asio::executor_work_guard<boost::asio::io_context::executor_type> work_;
-  std::thread thread_;
-  std::mutex mutex_;  // guards the two below
-  std::vector<std::function<void()>> posted_;
-  bool closed_ = false;
+  std::atomic<size_t>& count_;
 };
 
-// Serves one accepted socket until it closes. Runs on `loop`.
-boost::asio::awaitable<void> serve_connection(std::shared_ptr<HttpLoop> loop, std::shared_ptr<HttpShared> shared,
-                                              boost::asio::ip::tcp::socket socket);
+std::string body_limit_text(const HttpConfig& config);
 
-void close_connection(HttpConnection& connection);
+// Bytes that were read and not yet understood. Taking from the front moves nothing.
+class ByteQueue {
+ public:
+  std::string_view view() const { return std::string_view(bytes_).substr(begin_); }
+  bool empty() const { return begin_ == bytes_.size(); }
+  void append(std::string_view more);
+  void consume(size_t n);
+
+ private:
+  std::string bytes_;
+  size_t begin_ = 0;
+};
+
+// A client's connection wherever it is. Counts among the open ones; the socket closes with it.
+struct HttpPeer {
+  HttpPeer(std::shared_ptr<HttpShared> shared_in, int fd_in) : shared(std::move(shared_in)), fd(fd_in) {
+    ++shared->open_connections;
+  }
+  HttpPeer(const HttpPeer&) = delete;
+  HttpPeer& operator=(const HttpPeer&) = delete;
+  ~HttpPeer();
+
+  void begin_service();
+  void end_service();
+  // From here on it counts among the connections of that key; false: they are too many, and it counts nowhere.
+  bool count_for(std::string_view credentials);
+
+  const std::shared_ptr<HttpShared> shared;
+  int fd;              // -1 while an HttpConnection has it
+  ByteQueue received;  // read ahead
+  bool asked = false;  // it has sent a request before
+  bool serving = false;
+  std::optional<size_t> key;  // whose connection it is, by hash
+};
+
+// A peer's socket on one loop. Coroutines there hold it; close() and the deadline end what they wait for.
+class HttpConnection : public std::enable_shared_from_this<HttpConnection> {
+ public:
+  using Steady = std::chrono::steady_clock;
+
+  HttpConnection(std::shared_ptr<HttpLoop> loop, std::shared_ptr<HttpPeer> peer);
+  HttpConnection(const HttpConnection&) = delete;
+  HttpConnection& operator=(const HttpConnection&) = delete;
+  ~HttpConnection();
+
+  HttpLoop& loop() { return *loop_; }
+  const std::shared_ptr<HttpLoop>& loop_ptr() const { return loop_; }
+  HttpShared& shared() { return *peer_->shared; }
+  HttpPeer& peer() { return *peer_; }
+  boost::asio::ip::tcp::socket& socket() { return socket_; }
+  bool is_open() const { return socket_.is_open(); }
+
+  void close();
+  std::shared_ptr<HttpPeer> leave();  // takes the socket off this loop; null when it is closed
+
+  // What is waited for ends at the deadline; was_late() says that this is why.
+  void expires_at(Steady::time_point when);
+  void expires_after(double s);
+  void expires_never() { deadline_ = Steady::time_point::max(); }
+  bool was_late() const { return late_; }
+
+  boost::asio::awaitable<size_t> read_some();                     // appended to peer().received; 0: no more comes
+  boost::asio::awaitable<bool> write_all(std::string_view data);  // `data` stays valid; each byte taken renews the time
+  // Ends it in a way that lets the client read what was sent: a close with unread bytes would reset the connection.
+  boost::asio::awaitable<void> linger();
+
+  std::function<void()> lose_exchange;  // set while an answer is under way
+
+ private:
+  void arm();
+  void on_timer();
+  boost::asio::awaitable<size_t> read_scratch();
+
+  const std::shared_ptr<HttpLoop> loop_;
+  std::shared_ptr<HttpPeer> peer_;
+  boost::asio::ip::tcp::socket socket_;
+  boost::asio::steady_timer timer_;
+  Steady::time_point deadline_ = Steady::time_point::max();
+  Steady::time_point armed_for_ = Steady::time_point::max();
+  bool late_ = false;
+};
+
+using ConnectionPtr = std::shared_ptr<HttpConnection>;
 
 }  // namespace perigee

@@ -8,10 +8,11 @@
 #include <boost/asio/redirect_error.hpp>
 #include <boost/asio/use_awaitable.hpp>
 #include <chrono>
-#include <future>
+#include <thread>
 
 #include "base/log.h"
 #include "server/http_connection.h"
+#include "server/http_door.h"
 
 namespace perigee {
 
@@ -30,25 +31,32 @@ void raise_open_files_limit() {
   if (setrlimit(RLIMIT_NOFILE, &limit) != 0) log_warning("cannot raise the limit of open files");
 }
 
-// Says why connections are turned away, once in a while.
-class TurnedAway {
- public:
-  void say(const std::string& why) {
-    const auto now = std::chrono::steady_clock::now();
-    if (now < quiet_until_) return;
-    quiet_until_ = now + std::chrono::seconds(10);
-    log_warning("connections are turned away: ", why, " (said at most every 10 s)");
-  }
-
- private:
-  std::chrono::steady_clock::time_point quiet_until_;
-};
+// As many as the limit of open files leaves beside the files of the process itself.
+size_t connections_within_files(const HttpConfig& config) {
+  constexpr size_t kOtherFiles = 128;
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return config.max_connections;
+  const size_t kept = kOtherFiles + config.reserved_connections;
+  const size_t most = limit.rlim_cur > 2 * kept ? limit.rlim_cur - kept : kept;
+  if (most < config.max_connections)
+    log_warning("at most ", most, " connections instead of ", config.max_connections,
+                ": the process may have no more than ", limit.rlim_cur, " open files (ulimit -n)");
+  return std::min(most, config.max_connections);
+}
 
 }  // namespace
 
 struct HttpServer::Impl {
-  std::shared_ptr<HttpShared> shared = std::make_shared<HttpShared>();
-  std::vector<std::shared_ptr<HttpLoop>> loops;
+  Impl(const HttpConfig& config, HttpCallbacks callbacks)
+      : shared(std::make_shared<HttpShared>(config, std::move(callbacks))) {
+    for (int i = 0; i < std::max(1, config.threads); ++i) serving.push_back(std::make_shared<HttpLoop>());
+    door = std::make_unique<HttpDoor>(door_loop, serving, shared);
+  }
+
+  const std::shared_ptr<HttpShared> shared;
+  const std::shared_ptr<HttpLoop> door_loop = std::make_shared<HttpLoop>();
+  std::vector<std::shared_ptr<HttpLoop>> serving;
+  std::unique_ptr<HttpDoor> door;
   std::unique_ptr<tcp::acceptor> acceptor;
   int port = 0;
   bool stopped = false;
@@ -67,11 +75,12 @@ Status HttpServer::Impl::listen() {
   if (config.port < 0 || config.port > 65535)
     return bad_input(str_cat("port must be between 0 and 65535, got ", config.port), "port");
   const tcp::endpoint endpoint(address, static_cast<uint16_t>(config.port));
-  acceptor = std::make_unique<tcp::acceptor>(loops[0]->context());
+  acceptor = std::make_unique<tcp::acceptor>(door_loop->context());
   acceptor->open(endpoint.protocol(), ec);
   if (!ec) acceptor->set_option(tcp::acceptor::reuse_address(true), ec);
   if (!ec) acceptor->bind(endpoint, ec);
   if (!ec) acceptor->listen(kListenBacklog, ec);
+  if (!ec) acceptor->non_blocking(true, ec);
   if (ec)
     return Error(Code::kUnavailable,
                  str_cat("cannot listen on ", config.host, ":", config.port, ": ", ec.message(),
@@ -81,45 +90,36 @@ Status HttpServer::Impl::listen() {
   return {};
 }
 
+// Without memory for the wait itself it waits on the loop's next turn.
 asio::awaitable<void> HttpServer::Impl::accept_all() {
-  asio::steady_timer pause(loops[0]->context());
-  TurnedAway turned_away;
-  for (size_t next = 0; acceptor->is_open(); next = (next + 1) % loops.size()) {
+  constexpr auto kPause = std::chrono::milliseconds(50);
+  asio::steady_timer pause(door_loop->context());
+  while (acceptor->is_open()) {
     error_code ec;
-    const std::shared_ptr<HttpLoop> loop = loops[next];
-    tcp::socket socket =
-        co_await acceptor->async_accept(loop->context(), asio::redirect_error(asio::use_awaitable, ec));
-    if (ec == asio::error::operation_aborted) co_return;
-    if (ec) {  // out of descriptors or memory: others will close
-      turned_away.say(ec.message());
-      pause.expires_after(std::chrono::milliseconds(50));
+    bool accepted = false;
+    try {
+      co_await acceptor->async_wait(tcp::acceptor::wait_read, asio::redirect_error(asio::use_awaitable, ec));
+      accepted = !ec && door->accept_from(acceptor->native_handle());
+      if (accepted || !acceptor->is_open()) continue;
+      pause.expires_after(kPause);
       co_await pause.async_wait(asio::redirect_error(asio::use_awaitable, ec));
-      continue;
+    } catch (const std::exception&) {
+      log_line(LogLevel::kError, "no memory to accept a connection");
+      std::this_thread::sleep_for(kPause);
     }
-    if (shared->open_connections >= shared->config.max_connections) {  // the socket closes here
-      turned_away.say(str_cat(shared->config.max_connections, " are open, the most that are served"));
-      continue;
-    }
-    ++shared->open_connections;
-    socket.set_option(tcp::no_delay(true), ec);
-    asio::co_spawn(loop->context(), serve_connection(loop, shared, std::move(socket)), asio::detached);
   }
 }
 
 HttpServer::HttpServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
-Result<std::unique_ptr<HttpServer>> HttpServer::start(const HttpConfig& config, HeadCheck check, HttpHandler handler,
-                                                      RefusalCount count_refusal) {
-  auto impl = std::make_unique<Impl>();
-  impl->shared->config = config;
-  impl->shared->check = std::move(check);
-  impl->shared->handler = std::move(handler);
-  impl->shared->count_refusal = std::move(count_refusal);
-  for (int i = 0; i < std::max(1, config.threads); ++i) impl->loops.push_back(std::make_shared<HttpLoop>());
+Result<std::unique_ptr<HttpServer>> HttpServer::start(const HttpConfig& config, HttpCallbacks callbacks) {
+  auto impl = std::make_unique<Impl>(config, std::move(callbacks));
   RETURN_IF_ERROR(impl->listen());
   raise_open_files_limit();
-  asio::co_spawn(impl->loops[0]->context(), impl->accept_all(), asio::detached);
-  for (const auto& loop : impl->loops) loop->run();
+  impl->shared->config.max_connections = connections_within_files(config);
+  asio::co_spawn(impl->door_loop->context(), impl->accept_all(), asio::detached);
+  impl->door_loop->start();
+  for (const auto& loop : impl->serving) loop->start();
   return std::unique_ptr<HttpServer>(new HttpServer(std::move(impl)));
 }
 
@@ -158,24 +158,22 @@ asio::awaitable<void> repeat(std::shared_ptr<HttpLoop> loop, double period_s, st
 }  // namespace
 
 void HttpServer::every(double period_s, std::function<void()> work) {
-  asio::co_spawn(impl_->loops[0]->context(), repeat(impl_->loops[0], period_s, std::move(work)), asio::detached);
+  const auto& loop = impl_->serving.front();
+  asio::co_spawn(loop->context(), repeat(loop, period_s, std::move(work)), asio::detached);
 }
 
 void HttpServer::stop() {
   if (std::exchange(impl_->stopped, true)) return;
-  std::promise<void> closed;
-  asio::post(impl_->loops[0]->context(), [&] {
+  asio::post(impl_->door_loop->context(), [&acceptor = *impl_->acceptor, loop = impl_->door_loop] {
     error_code ignored;
-    impl_->acceptor->close(ignored);
-    closed.set_value();
+    acceptor.close(ignored);
+    loop->close();
   });
-  closed.get_future().wait();
-  for (const auto& loop : impl_->loops) asio::post(loop->context(), [loop] { loop->close(); });
-  for (const auto& loop : impl_->loops) loop->join();
+  for (const auto& loop : impl_->serving) asio::post(loop->context(), [loop] { loop->close(); });
+  impl_->door_loop->join();
+  for (const auto& loop : impl_->serving) loop->join();
   // An exchange may outlive the server; what these own must not live that long.
-  impl_->shared->handler = nullptr;
-  impl_->shared->check = nullptr;
-  impl_->shared->count_refusal = nullptr;
+  impl_->shared->callbacks = {};
 }
 
 }  // namespace perigee

@@ -22,6 +22,7 @@ struct HttpRequest {
   std::string query;  // after '?'
   HttpHeaders headers;
   std::string body;
+  std::shared_ptr<void> body_share;  // of the budget for bodies: given back with the last copy of the request
 
   // The first header of that name (case-insensitive), or nullptr.
   const std::string* header(std::string_view name) const;
@@ -60,5 +61,7 @@ class Exchange {
 using HttpHandler = std::function<void(std::shared_ptr<Exchange>, HttpRequest)>;
 
 const char* http_reason(int status);
+
+bool same_ignoring_case(std::string_view a, std::string_view b);  // ASCII
 
 }  // namespace perigee

@@ -60,12 +60,14 @@ Result<std::unique_ptr<Server>> Server::start(const ServerConfig& config, std::s
   http_config.host = config.host;
   http_config.port = config.port;
   http_config.threads = config.threads;
-  ASSIGN_OR_RETURN(auto http, HttpServer::start(
-                                  http_config, [app](const HttpRequest& request) { return app->check_head(request); },
-                                  [app](const std::shared_ptr<Exchange>& exchange, HttpRequest request) {
-                                    app->handle(exchange, std::move(request));
-                                  },
-                                  [app](int status) { app->count_refusal(status); }));
+  if (config.api_keys.empty()) http_config.max_connections_per_key = 0;  // no key tells clients apart
+  HttpCallbacks callbacks{
+      .probe = [app](const HttpRequest& request) { return app->probe(request); },
+      .check = [app](const HttpRequest& request) { return app->check_head(request); },
+      .handler = [app](const std::shared_ptr<Exchange>& exchange,
+                       HttpRequest request) { app->handle(exchange, std::move(request)); },
+      .refusal = [app](int status, const std::string& message) { return app->refusal(status, message); }};
+  ASSIGN_OR_RETURN(auto http, HttpServer::start(http_config, std::move(callbacks)));
   http->every(config.stats_period_s, [app, period_s = config.stats_period_s] { app->log_stats(period_s); });
   return std::unique_ptr<Server>(new Server(config, app, std::move(http)));
 }

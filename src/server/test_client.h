@@ -32,6 +32,12 @@ class TestClient {
     if (fd_ >= 0) ::close(fd_);
     fd_ = -1;
   }
+  void shut_down_sending() { ::shutdown(fd_, SHUT_WR); }
+  // A small window, so that what is not read stays with the sender.
+  void receive_little() {
+    const int bytes = 64 << 10;
+    setsockopt(fd_, SOL_SOCKET, SO_RCVBUF, &bytes, sizeof bytes);
+  }
   bool send(std::string_view bytes) {
     while (!bytes.empty()) {
       const ssize_t n = ::send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL);

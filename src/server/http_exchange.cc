@@ -1,0 +1,204 @@
+#include "server/http_exchange.h"
+
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <boost/asio/redirect_error.hpp>
+#include <boost/asio/use_awaitable.hpp>
+
+#include "base/log.h"
+
+namespace perigee {
+
+namespace asio = boost::asio;
+using asio::redirect_error;
+using asio::use_awaitable;
+using boost::system::error_code;
+using Steady = HttpConnection::Steady;
+
+namespace {
+
+constexpr std::string_view kComment = ": keep-alive\n\n";
+
+std::string head_bytes(int status, std::string_view content_type, const HttpHeaders& headers, bool close) {
+  std::string out = str_cat("HTTP/1.1 ", status, " ", http_reason(status), "\r\nServer: perigee\r\n");
+  if (!content_type.empty()) out += str_cat("Content-Type: ", content_type, "\r\n");
+  for (const auto& [name, value] : headers) out += str_cat(name, ": ", value, "\r\n");
+  if (close) out += "Connection: close\r\n";
+  return out;
+}
+
+std::string chunk_of(std::string_view data) {
+  char size[24];
+  std::snprintf(size, sizeof size, "%zx\r\n", data.size());
+  std::string out;
+  out.reserve(data.size() + 16);
+  out.append(size).append(data).append("\r\n");
+  return out;
+}
+
+enum class PeerState { kThere, kSilent, kGone };  // kSilent: it has shut down its sending side, or left
+
+PeerState peer_state(int fd) {
+  pollfd entry{fd, POLLRDHUP, 0};
+  if (::poll(&entry, 1, 0) <= 0) return PeerState::kThere;
+  if ((entry.revents & (POLLHUP | POLLERR | POLLNVAL)) != 0) return PeerState::kGone;
+  return (entry.revents & POLLRDHUP) != 0 ? PeerState::kSilent : PeerState::kThere;
+}
+
+}  // namespace
+
+std::string reply_bytes(const HttpReply& reply, bool head_only, bool close) {
+  std::string out = head_bytes(reply.status, reply.content_type, reply.headers, close);
+  out += str_cat("Content-Length: ", reply.body.size(), "\r\n\r\n");
+  if (!head_only) out += reply.body;
+  return out;
+}
+
+void SocketExchange::respond(HttpReply reply) {
+  if (ended || streaming) return;
+  close = close || reply.close || shared_->close_after_replies;
+  unsent += reply_bytes(reply, head_only, close);
+  end();
+}
+
+void SocketExchange::begin_stream(HttpHeaders headers) {
+  if (ended || streaming) return;
+  streaming = true;
+  close = close || !http11 || shared_->close_after_replies;
+  headers.emplace_back("Cache-Control", "no-cache");
+  headers.emplace_back("X-Accel-Buffering", "no");
+  unsent += head_bytes(200, "text/event-stream; charset=utf-8", headers, close);
+  unsent += http11 ? "Transfer-Encoding: chunked\r\n\r\n" : "\r\n";
+  wake.cancel();
+}
+
+void SocketExchange::write(std::string data) {
+  if (ended || !streaming || head_only || data.empty()) return;
+  unsent += http11 ? chunk_of(data) : data;
+  if (unsent.size() > shared_->config.max_unsent_bytes) return lose();
+  wake.cancel();
+}
+
+void SocketExchange::finish(bool close_in) {
+  if (ended || !streaming) return;
+  close = close || close_in || shared_->close_after_replies;
+  if (http11 && !head_only) unsent += "0\r\n\r\n";
+  end();
+}
+
+void SocketExchange::on_disconnect(std::function<void()> callback) {
+  if (gone) return callback();
+  callback_ = std::move(callback);
+}
+
+// Work that throws has run out of memory with the answer half made: it is given up like one whose client left.
+void SocketExchange::post(std::function<void()> work) {
+  loop_->post([self = shared_from_this(), work = std::move(work)] {
+    try {
+      work();
+    } catch (const std::exception&) {
+      log_line(LogLevel::kError, "an answer ran out of memory and is given up");
+      self->lose();
+    }
+  });
+}
+
+void SocketExchange::lose() {
+  gone = true;
+  const auto callback = std::exchange(callback_, nullptr);
+  if (!ended && callback) callback();
+  ended = true;
+  wake.cancel();
+  poll.cancel();
+}
+
+void SocketExchange::ask_for_life() {
+  if (ended || !unsent.empty()) return;
+  if (streaming) return write(std::string(kComment));
+  if (!http11) return;
+  unsent = "HTTP/1.1 100 Continue\r\n\r\n";
+  wake.cancel();
+}
+
+void SocketExchange::end() {
+  ended = true;
+  callback_ = nullptr;
+  wake.cancel();
+}
+
+// A readable socket is the end of what the client sends or a pipelined request; in the second case readability says
+// nothing more, so the state is polled. An end may mean that the client has left, which only its answer to something
+// sent can tell. A stream is asked at once; a whole reply a moment later, since many are there by then.
+asio::awaitable<void> watch_client(ConnectionPtr connection, SocketExchangePtr exchange) {
+  constexpr std::chrono::milliseconds kPeriod(50), kSilentPeriod(10), kMoment(40), kNextPause(1000);
+  error_code ec;
+  co_await connection->socket().async_wait(asio::ip::tcp::socket::wait_read, redirect_error(use_awaitable, ec));
+  std::optional<Steady::time_point> ask_at;  // set once it is silent
+  auto pause = kNextPause;
+  while (!exchange->ended && connection->is_open()) {
+    const PeerState state = peer_state(connection->socket().native_handle());
+    if (state == PeerState::kGone) {
+      connection->close();
+      break;
+    }
+    if (state == PeerState::kSilent) {
+      const auto now = Steady::now();
+      if (!ask_at) ask_at = exchange->streaming ? now : now + kMoment;
+      if (now >= *ask_at) {
+        exchange->ask_for_life();
+        ask_at = now + pause;
+        pause *= 2;
+      }
+    }
+    exchange->poll.expires_after(ask_at ? kSilentPeriod : kPeriod);
+    co_await exchange->poll.async_wait(redirect_error(use_awaitable, ec));
+  }
+}
+
+asio::awaitable<bool> write_answer(ConnectionPtr connection, SocketExchangePtr exchange) {
+  constexpr std::chrono::hours kLong(1);
+  const double comment_s = connection->shared().config.sse_comment_s;
+  error_code ec;
+  while (!exchange->gone) {
+    if (!exchange->unsent.empty()) {
+      const std::string sending = std::exchange(exchange->unsent, {});
+      const bool sent = co_await connection->write_all(sending);
+      if (!sent) exchange->lose();
+      continue;
+    }
+    if (exchange->ended) break;
+    if (exchange->streaming)
+      exchange->wake.expires_after(
+          std::chrono::duration_cast<Steady::duration>(std::chrono::duration<double>(comment_s)));
+    else
+      exchange->wake.expires_after(kLong);
+    co_await exchange->wake.async_wait(redirect_error(use_awaitable, ec));
+    if (!ec) exchange->write(std::string(kComment));
+  }
+  co_return !exchange->gone;
+}
+
+asio::awaitable<void> refuse(ConnectionPtr connection, HttpReply reply, bool head_only) {
+  log_info("a request refused with ", reply.status, " ", http_reason(reply.status));
+  const std::string bytes = reply_bytes(reply, head_only, true);
+  if (co_await connection->write_all(bytes)) co_await connection->linger();
+  connection->close();
+}
+
+asio::awaitable<void> refuse_without_memory(ConnectionPtr connection) {
+  static constexpr std::string_view kReply =
+      "HTTP/1.1 503 Service Unavailable\r\nServer: perigee\r\nRetry-After: 1\r\nConnection: close\r\n"
+      "Content-Type: application/json\r\nContent-Length: 125\r\n\r\n"
+      R"({"error":{"message":"the server is out of memory for this request",)"
+      R"("type":"ServiceUnavailableError","param":null,"code":503}})";
+  if (!connection->is_open()) co_return;
+  (void)::send(connection->socket().native_handle(), kReply.data(), kReply.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+  try {
+    co_await connection->linger();
+  } catch (const std::exception&) {
+    connection->close();
+  }
+}
+
+}  // namespace perigee
