@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <optional>
 #include <thread>
 
 #include "base/clock.h"
@@ -94,21 +95,43 @@ Result<ServerConfig> server_config(const Options& options) {
   return config;
 }
 
-// Blocks the signals in this and all later threads, so that sigwait below is the only one to see them.
-sigset_t block_signals() {
-  sigset_t signals;
-  sigemptyset(&signals);
-  sigaddset(&signals, SIGTERM);
-  sigaddset(&signals, SIGINT);
-  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
-  std::signal(SIGPIPE, SIG_IGN);
-  return signals;
+// The signals that this process handles, blocked in this and all later threads, so that waiting for them is the only
+// way to see them.
+class Signals {
+ public:
+  Signals() {
+    sigemptyset(&set_);
+    for (const int signal : {SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2}) sigaddset(&set_, signal);
+    pthread_sigmask(SIG_BLOCK, &set_, nullptr);
+    std::signal(SIGPIPE, SIG_IGN);
+  }
+  // SIGTERM or SIGINT; nullopt: `limit` is over. The others mean nothing here, and end nothing.
+  std::optional<int> wait(timespec limit) const {
+    const int signal = sigtimedwait(&set_, nullptr, &limit);
+    if (signal == SIGTERM || signal == SIGINT) return signal;
+    if (signal > 0) log_info(signal == SIGHUP ? "SIGHUP" : signal == SIGUSR1 ? "SIGUSR1" : "SIGUSR2", " has no effect");
+    return std::nullopt;
+  }
+  int wait() const {
+    for (;;)
+      if (const auto signal = wait({.tv_sec = 3600})) return *signal;
+  }
+  static const char* name(int signal) { return signal == SIGTERM ? "SIGTERM" : "SIGINT"; }
+
+ private:
+  sigset_t set_;
+};
+
+// Ends the process without its destructors: what runs in it cannot be waited for.
+[[noreturn]] void leave(int code) {
+  flush_log();
+  std::_Exit(code);
 }
 
 // Ends the process at a signal that comes while the model loads: nobody is served yet, so there is nothing to drain.
 class LoadingWatch {
  public:
-  explicit LoadingWatch(const sigset_t& signals) : thread_([this, signals] { run(signals); }) {}
+  explicit LoadingWatch(const Signals& signals) : thread_([this, &signals] { run(signals); }) {}
   LoadingWatch(const LoadingWatch&) = delete;
   LoadingWatch& operator=(const LoadingWatch&) = delete;
   ~LoadingWatch() {
@@ -117,13 +140,13 @@ class LoadingWatch {
   }
 
  private:
-  void run(const sigset_t& signals) {
+  void run(const Signals& signals) {
     constexpr timespec kPeriod{.tv_sec = 0, .tv_nsec = 20'000'000};
     while (!loaded_) {
-      const int signal = sigtimedwait(&signals, nullptr, &kPeriod);
-      if (signal <= 0) continue;
-      log_warning(signal == SIGTERM ? "SIGTERM" : "SIGINT", " while loading: stopping now");
-      std::_Exit(0);
+      const auto signal = signals.wait(kPeriod);
+      if (!signal) continue;
+      log_warning(Signals::name(*signal), " while loading: stopping now");
+      leave(0);
     }
   }
 
@@ -131,8 +154,25 @@ class LoadingWatch {
   std::thread thread_;
 };
 
+// A second signal ends the process at once. A SIGTERM within a second of the first is its echo: whoever signals the
+// process group and a supervisor that passes it on both send one.
+void stop_at_second_signal(const Signals& signals, const std::atomic<bool>& lost) {
+  constexpr double kEchoSeconds = 1;
+  const double first_s = system_clock().now_s();
+  for (;;) {
+    const int signal = signals.wait();
+    if (lost) leave(kDeviceLost);
+    if (signal == SIGTERM && system_clock().now_s() - first_s < kEchoSeconds) {
+      log_info("SIGTERM again within a second: the same one");
+      continue;
+    }
+    log_warning("second signal: stopping now");
+    leave(0);
+  }
+}
+
 // Loads; /readyz tells how far it is.
-Result<std::unique_ptr<Engine>> load_engine(EngineConfig config, Server& server, const sigset_t& signals) {
+Result<std::unique_ptr<Engine>> load_engine(EngineConfig config, Server& server, const Signals& signals) {
   config.worker.load.progress = [show = config.worker.load.progress, &server](const char* phase, int64_t done,
                                                                               int64_t total) {
     show(phase, done, total);
@@ -157,15 +197,15 @@ void log_sizes(const Engine& engine, double seconds, bool fp8_cache) {
 }
 
 int serve_until_signal(const Options& options, const ServerConfig& server_settings, EngineConfig engine_settings) {
-  const sigset_t signals = block_signals();
+  const Signals signals;
   auto server = Server::start(server_settings, nullptr);
   if (!server.ok()) {
     log_error("cannot start: ", server.error().message);
     return kStartFailed;
   }
   const bool v6 = server_settings.host.find(':') != std::string::npos;
-  log_info("listening on http://", v6 ? "[" : "", server_settings.host, v6 ? "]:" : ":", (*server)->port(),
-           ", loading ", options.text("model"));
+  const std::string url = str_cat("http://", v6 ? "[" : "", server_settings.host, v6 ? "]:" : ":", (*server)->port());
+  log_info("listening on ", url, ", loading ", options.text("model"));
   std::atomic<bool> lost{false};
   engine_settings.on_device_lost = [&lost](const std::string& why) {
     log_error("device lost: ", why);
@@ -181,23 +221,15 @@ int serve_until_signal(const Options& options, const ServerConfig& server_settin
   }
   log_sizes(**engine, system_clock().now_s() - begin, engine_settings.worker.fp8_cache);
   (*server)->set_ready(**engine);
-  log_info("ready");
+  log_info("ready: ", url, "/v1");
 
-  int signal = 0;
-  sigwait(&signals, &signal);
+  const int signal = signals.wait();
   if (lost) {
     (*server)->drain_and_stop();
-    std::_Exit(kDeviceLost);  // nothing that belongs to the device can be given back
+    leave(kDeviceLost);  // nothing that belongs to the device can be given back
   }
-  log_info(signal == SIGTERM ? "SIGTERM" : "SIGINT", "; a second signal stops at once");
-  std::thread impatient([&signals, &lost] {
-    int second = 0;
-    sigwait(&signals, &second);
-    if (lost) std::_Exit(kDeviceLost);
-    log_warning("second signal: stopping now");
-    std::_Exit(0);
-  });
-  impatient.detach();
+  log_info(Signals::name(signal), "; a second signal stops at once");
+  std::thread([&signals, &lost] { stop_at_second_signal(signals, lost); }).detach();
   (*server)->drain_and_stop();
   (*engine)->shutdown();
   log_info("stopped");
