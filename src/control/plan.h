@@ -32,6 +32,13 @@ constexpr int32_t max_checkpoint_writes(int32_t num_rows, int32_t num_tokens) {
   return num_rows + num_tokens / kBlockTokens;
 }
 
+// Tokens of a step under prompt_logprobs, at most. Each needs a row of logits: [256, 163840] f32 is 168 MB.
+inline constexpr int32_t kPromptLogprobTokens = 256;
+// Rows of logits of a step, at most: one for each sequence that samples, and those.
+constexpr int32_t max_logit_rows(int32_t num_sequences) {
+  return num_sequences + kPromptLogprobTokens;
+}
+
 using SequenceId = Id<struct SequenceTag, int64_t>;
 using SlotId = Id<struct SlotTag>;
 using PageId = Id<struct PageTag>;

@@ -81,6 +81,9 @@ Status validate(const SchedulerConfig& config) {
   const int32_t least = config.deterministic ? config.attention_alignment : 1;
   if (config.max_step_tokens < least)
     return bad_input(str_cat("must be at least ", least, ", the smallest prefill chunk"), "max_step_tokens");
+  if (config.attention_alignment > kPromptLogprobTokens)
+    return bad_input(str_cat("must be at most ", kPromptLogprobTokens, ", the tokens of a chunk under prompt_logprobs"),
+                     "attention_alignment");
   return {};
 }
 

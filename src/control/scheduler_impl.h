@@ -64,6 +64,7 @@ struct Scheduler::Impl {
     StepPlan plan;
     StateTraffic traffic;
     int32_t budget_tokens = 0;
+    int32_t prompt_logprob_tokens = kPromptLogprobTokens;  // that are left
   };
   struct Hit {  // the cached prefix that a sequence would start from; holds nothing yet
     int32_t num_blocks = 0;
@@ -82,7 +83,8 @@ struct Scheduler::Impl {
   Hit find_hit() const;
   std::vector<PageHandle> take_hit(Sequence& sequence, const Hit& hit);
   void start(Sequence& sequence, const Hit& hit, Draft& draft);
-  int32_t chunk_tokens(const Sequence& sequence, int32_t budget_tokens) const;
+  bool waits_for_logits(const Sequence& sequence, const Draft& draft) const;
+  int32_t chunk_tokens(const Sequence& sequence, const Draft& draft) const;
   void add_prefill_row(Sequence& sequence, int32_t num_tokens, Draft& draft);
   void add_decode_row(Sequence& sequence, Draft& draft);
   void add_row(Sequence& sequence, const PlanRow& row, Draft& draft);

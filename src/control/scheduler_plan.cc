@@ -8,12 +8,6 @@
 #include "control/scheduler_impl.h"
 
 namespace perigee {
-namespace {
-
-// Every token of such a chunk needs a row of logits: [256, 163840] f32 is 168 MB.
-constexpr int32_t kPromptLogprobTokens = 256;
-
-}  // namespace
 
 // One that holds all pages that it can ever fill needs none.
 int32_t reserve_page_each(std::span<Sequence* const> running, int32_t /*num_pages*/) {
@@ -63,8 +57,8 @@ void Scheduler::Impl::plan_decodes(Draft& draft) {
 void Scheduler::Impl::plan_prefills(Draft& draft) {
   for (size_t i = 0; i < running_.size() && draft.budget_tokens > 0; ++i) {
     Sequence& sequence = *running_[i];
-    if (!sequence.in_prefill()) continue;
-    const int32_t num_tokens = chunk_tokens(sequence, draft.budget_tokens);
+    if (!sequence.in_prefill() || waits_for_logits(sequence, draft)) continue;
+    const int32_t num_tokens = chunk_tokens(sequence, draft);
     if (num_tokens > 0)
       add_prefill_row(sequence, num_tokens, draft);
     else
@@ -72,13 +66,14 @@ void Scheduler::Impl::plan_prefills(Draft& draft) {
   }
 }
 
-// In order of service; only followers whose leader still computes the common prompt are stepped over. A sequence that
-// was preempted in this step stays out: the page that it was preempted for is one that it needs.
+// In order of service; stepped over are followers whose leader still computes the common prompt, and who waits for rows
+// of logits. A sequence that was preempted in this step stays out: the page that it was preempted for is one that it
+// needs.
 void Scheduler::Impl::plan_admissions(Draft& draft) {
   size_t i = 0;
   while (i < waiting_.size() && draft.budget_tokens > 0 && !free_slots_.empty()) {
     Sequence& sequence = *waiting_[i];
-    if (sequence.request.leader.valid()) {
+    if (sequence.request.leader.valid() || waits_for_logits(sequence, draft)) {
       ++i;
       continue;
     }
@@ -185,7 +180,7 @@ bool Scheduler::Impl::admit(Sequence& sequence, Draft& draft) {
   sequence.junction = policy_.junction(hit.num_blocks * kBlockTokens, hit.num_matched * kBlockTokens);
   const int32_t stale = sequence.num_scheduled;
   sequence.num_scheduled = std::max(stale, hit.num_blocks * kBlockTokens);
-  const int32_t num_tokens = chunk_tokens(sequence, draft.budget_tokens);
+  const int32_t num_tokens = chunk_tokens(sequence, draft);
   if (num_tokens == 0 && sequence.in_prefill()) {
     sequence.num_scheduled = stale;
     return false;
@@ -228,17 +223,22 @@ void Scheduler::Impl::start(Sequence& sequence, const Hit& hit, Draft& draft) {
   }
 }
 
+// Those served before it, under prompt_logprobs too, have taken the step's rows of logits.
+bool Scheduler::Impl::waits_for_logits(const Sequence& sequence, const Draft& draft) const {
+  return sequence.wants_prompt_logprobs() && draft.prompt_logprob_tokens < config_.attention_alignment;
+}
+
 // Tokens of the next prefill chunk: all that is left, or up to the last multiple of the alignment that the budget
 // reaches. Where the alignment is not strict, a chunk shorter than that is better than none. Former outputs have chunks
 // of their own: their attention takes another form than the prompt's, but for deterministic runs.
-int32_t Scheduler::Impl::chunk_tokens(const Sequence& sequence, int32_t budget_tokens) const {
+int32_t Scheduler::Impl::chunk_tokens(const Sequence& sequence, const Draft& draft) const {
   const int32_t first = sequence.num_scheduled;
   const bool in_prompt = !config_.deterministic && first < sequence.num_prompt();
   const int32_t kind_end = in_prompt ? sequence.num_prompt() : sequence.num_input();
   const int32_t stop = is_recurrent() ? std::min(chunk_stop(sequence), kind_end) : kind_end;
   const int32_t alignment = config_.attention_alignment;
-  int32_t cap = budget_tokens;
-  if (sequence.wants_prompt_logprobs()) cap = std::min(cap, std::max(kPromptLogprobTokens, alignment));
+  int32_t cap = draft.budget_tokens;
+  if (sequence.wants_prompt_logprobs()) cap = std::min(cap, draft.prompt_logprob_tokens / alignment * alignment);
   if (config_.long_prefill_tokens > 0)
     cap = std::min(cap, std::max(config_.long_prefill_tokens, strict_alignment_ ? alignment : 1));
   if (stop - first <= cap) return stop - first;
@@ -260,6 +260,7 @@ void Scheduler::Impl::add_prefill_row(Sequence& sequence, int32_t num_tokens, Dr
   row.tokens_offset = static_cast<int32_t>(draft.plan.tokens.size());
   row.sample = first + num_tokens == sequence.num_input();
   row.prompt_logprobs = sequence.wants_prompt_logprobs() && first + num_tokens > sequence.prompt_logprobs_known;
+  if (row.prompt_logprobs) draft.prompt_logprob_tokens -= num_tokens;
   draft.plan.tokens.insert(draft.plan.tokens.end(), ids, ids + num_tokens);
   add_row(sequence, row, draft);
   if (planted(Fault::kPublishUnconfirmed)) publish_blocks(sequence, sequence.num_scheduled);

@@ -253,6 +253,42 @@ TEST(Scheduler, PromptLogprobsComeOnceAndTakeNoHit) {
   EXPECT_EQ(h.outcomes[a].num_cached_tokens, 0);
 }
 
+// Together they have a step's 256; who asks for none is not held up by who waits for them.
+TEST(Scheduler, PromptLogprobsShareTheRowsOfLogits) {
+  SchedulerConfig config = small_config();
+  config.max_step_tokens = 1000;
+  SchedulerHarness h(config);
+  SchedulerHarness::Request scored{.prompt = tokens_from(0, 200)};
+  scored.sampling.prompt_logprobs = 0;
+  scored.sampling.max_tokens = 2;
+  const SequenceId a = h.submit(scored), b = h.submit(scored), c = h.submit(scored), d = h.submit(100, 2);
+  using Rows = std::vector<std::pair<int64_t, int32_t>>;
+  const StepPlan first = h.plan();
+  EXPECT_EQ(rows_of(first), (Rows{{a.value, 200}, {b.value, 56}, {d.value, 100}}));
+  const StepPlan second = h.plan();
+  EXPECT_EQ(rows_of(second), (Rows{{a.value, 1}, {d.value, 1}, {b.value, 144}, {c.value, 112}}));
+  h.apply(first);
+  h.apply(second);
+  h.run_to_end();
+  for (const SequenceId sequence : {a, b, c}) EXPECT_EQ(h.outcomes[sequence].prompt_logprob_ids, tokens_from(1, 199));
+}
+
+// A chunk of what is left would end where the alignment forbids it.
+TEST(Scheduler, AlignedChunksUnderPromptLogprobsStayAligned) {
+  SchedulerConfig config = small_config();
+  config.max_step_tokens = 1000;
+  config.attention_alignment = 96;
+  config.deterministic = true;
+  SchedulerHarness h(config);
+  SchedulerHarness::Request scored{.prompt = tokens_from(0, 300)};
+  scored.sampling.prompt_logprobs = 0;
+  scored.sampling.max_tokens = 1;
+  const SequenceId a = h.submit(scored), b = h.submit(scored);
+  using Rows = std::vector<std::pair<int64_t, int32_t>>;
+  EXPECT_EQ(rows_of(h.plan()), (Rows{{a.value, 192}}));
+  EXPECT_EQ(rows_of(h.plan()), (Rows{{a.value, 108}, {b.value, 96}}));
+}
+
 TEST(Scheduler, FitsKnowsThePoolAndTheModel) {
   SchedulerConfig config = small_config();
   config.num_pages = 4;
@@ -292,6 +328,7 @@ TEST(Scheduler, ValidateNamesTheField) {
   EXPECT_EQ(field([](SchedulerConfig& c) { c.max_model_len = 1; }), "max_model_len");
   EXPECT_EQ(field([](SchedulerConfig& c) { c.max_step_tokens = 0; }), "max_step_tokens");
   EXPECT_EQ(field([](SchedulerConfig& c) { c.attention_alignment = 0; }), "attention_alignment");
+  EXPECT_EQ(field([](SchedulerConfig& c) { c.attention_alignment = kPromptLogprobTokens + 1; }), "attention_alignment");
   EXPECT_EQ(field([](SchedulerConfig& c) { c.long_prefill_tokens = -1; }), "long_prefill_tokens");
   EXPECT_EQ(field([](SchedulerConfig& c) { c.hash_bits = 0; }), "hash_bits");
   EXPECT_EQ(field([](SchedulerConfig& c) {

@@ -14,7 +14,11 @@ void PlanWorker::submit(StepPlan plan) {
 Status PlanWorker::load(std::unique_ptr<Ops> ops) {
   ops_ = std::move(ops);
   if (config_.observer != nullptr) observed_ = observe_ops(*ops_, *config_.observer);
-  ASSIGN_OR_RETURN(model_, load_model(config_.load, *ops_));
+  if (config_.make_model) {
+    model_ = config_.make_model(*ops_);
+  } else {
+    ASSIGN_OR_RETURN(model_, load_model(config_.load, *ops_));
+  }
   layout_ = model_->cache_layout(config_.fp8_cache ? DType::kF8E4M3 : ops_->activation_dtype());
   builder_ = std::make_unique<BatchBuilder>(*model_, config_.deterministic);
   return {};
@@ -56,6 +60,8 @@ const Batch& PlanWorker::build(const StepPlan& plan) {
   for (const SequenceStart& start : plan.starts) slots_->start(start);
   for (const BlockAppend& append : plan.appends) slots_->append(append);
   const Batch& batch = builder_->build(plan, *slots_);
+  CHECK(std::ssize(batch.logit_rows) <= most_logit_rows(), "step ", plan.step, " asks for ", batch.logit_rows.size(),
+        " rows of logits, ", most_logit_rows(), " at most");
   build_us_.store((system_clock().now_s() - begin) * 1e6, std::memory_order_relaxed);
   return batch;
 }

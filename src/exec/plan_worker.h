@@ -5,6 +5,7 @@
 // first, so that the thread is gone before anything it uses.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <functional>
 #include <memory>
@@ -52,7 +53,9 @@ class PlanWorker : public Worker {
   int64_t least_pages() const { return 2 + layout_.state_pages(); }  // for any work
   int64_t page_pool_bytes() const { return num_pages_ * layout_.page_bytes(); }
   int64_t ring_bytes() const { return config_.max_sequences * layout_.ring_slot_bytes(kRingTokens); }
-  int32_t max_blocks() const;  // of one sequence
+  int32_t max_blocks() const;                                                                      // of one sequence
+  int32_t max_tokens() const { return std::max(config_.max_step_tokens, config_.max_sequences); }  // of a step
+  int32_t most_logit_rows() const { return std::min(max_logit_rows(config_.max_sequences), max_tokens()); }
 
   const WorkerConfig config_;
   const OnResult on_result_;

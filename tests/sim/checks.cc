@@ -25,12 +25,24 @@ bool Simulation::has_row_in_flight(SequenceId sequence) const {
 void Simulation::check_plan(const StepPlan& plan) {
   judge_.require(flights_.size() < kMaxPlansInFlight, "too many plans in flight");
   judge_.require(plan.num_tokens() <= config_.max_step_tokens, "the token budget is overdrawn");
+  check_logit_rows(plan);
   for (const SequenceStart& start : plan.starts) check_start(start);
   check_pages(plan);
   check_checkpoints(plan);
   for (const PlanRow& row : plan.rows) check_row(plan, row);
   check_queue(plan);
   check_progress(plan);
+}
+
+// As many rows of logits as a worker has memory for.
+void Simulation::check_logit_rows(const StepPlan& plan) const {
+  int32_t scored = 0, sampled = 0;
+  for (const PlanRow& row : plan.rows) {
+    if (row.prompt_logprobs) scored += row.num_tokens;
+    if (row.sample && !row.prompt_logprobs) ++sampled;
+  }
+  judge_.require(scored <= kPromptLogprobTokens && scored + sampled <= max_logit_rows(config_.max_sequences), scored,
+                 " and ", sampled, " rows of logits");
 }
 
 // INV-2 for slots; hits are whole blocks of the same salt, short of the last token, at aligned lengths.
@@ -213,11 +225,21 @@ bool Simulation::is_served(int64_t sequence, const StepPlan& plan) const {
   return num_outputs >= request.max_outputs;
 }
 
-// Nobody is admitted past a sequence that does not move, except past one that waits for its leader's prompt.
+// Under prompt_logprobs, in a step whose rows of logits others took.
+bool Simulation::waits_for_logits(int64_t sequence, const StepPlan& plan) const {
+  int32_t scored = 0;
+  for (const PlanRow& row : plan.rows) scored += row.prompt_logprobs ? row.num_tokens : 0;
+  return requests_[static_cast<size_t>(sequence)].submit.sampling->prompt_logprobs >= 0 &&
+         scored + config_.attention_alignment > kPromptLogprobTokens;
+}
+
+// Nobody is admitted past a sequence that does not move, except past one that waits for its leader's prompt or for
+// logits.
 void Simulation::check_queue(const StepPlan& plan) const {
   const auto may_follow = [&](int64_t sequence) {
     const SequenceId leader = requests_[static_cast<size_t>(sequence)].submit.leader;
-    return leader.valid() && requests_[static_cast<size_t>(leader.value)].ids.empty();
+    return waits_for_logits(sequence, plan) ||
+           (leader.valid() && requests_[static_cast<size_t>(leader.value)].ids.empty());
   };
   for (const SequenceStart& start : plan.starts)
     for (const int64_t other : live_)
@@ -238,7 +260,7 @@ void Simulation::check_progress(const StepPlan& plan) {
     const bool moved = std::any_of(plan.rows.begin(), plan.rows.end(),
                                    [&](const PlanRow& row) { return row.sequence.value == sequence; });
     if (moved) request.num_overtaken = 0;
-    if (moved || !is_before(sequence, last)) continue;
+    if (moved || !is_before(sequence, last) || waits_for_logits(sequence, plan)) continue;
     ++request.num_overtaken;
     counts_.most_overtaken = std::max<int64_t>(counts_.most_overtaken, request.num_overtaken);
     judge_.require(request.num_overtaken < kMaxPlansOvertaken, "sequence ", sequence, " does not move while ", last,

@@ -83,6 +83,8 @@ class Simulation {
   void check_row(const StepPlan& plan, const PlanRow& row) const;
   void check_start(const SequenceStart& start);
   void check_state(const SequenceStart& start);
+  void check_logit_rows(const StepPlan& plan) const;
+  bool waits_for_logits(int64_t sequence, const StepPlan& plan) const;
   void check_checkpoints(const StepPlan& plan);
   void check_checkpoint(const StepPlan& plan, const CheckpointWrite& write) const;
   void check_pages(const StepPlan& plan);

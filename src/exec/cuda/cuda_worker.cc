@@ -14,6 +14,7 @@
 #include "exec/cuda/sampling_kernels.h"
 #include "exec/cuda/step_kernels.h"
 #include "exec/cuda/step_sampling.h"
+#include "exec/cuda/warm_up_shapes.h"
 #include "exec/plan_worker.h"
 #include "ops/cuda/backend.h"
 #include "ops/cuda/mla_decode.h"
@@ -44,7 +45,6 @@ class CudaWorker final : public PlanWorker {
   Tensor forward(const Batch& host, std::span<const int32_t> logit_rows);
   void finish();
   int32_t graph_bucket(const StepPlan& plan) const;
-  int32_t max_tokens() const { return std::max(config_.max_step_tokens, config_.max_sequences); }
   CudaOps& ops() const { return static_cast<CudaOps&>(*ops_); }
   cudaStream_t stream() const { return ops().stream(); }
   PagePool pool() const {
@@ -109,42 +109,28 @@ Status CudaWorker::reserve() {
                                                       .checkpoints = checkpoints});
   sequences_ = arrays_->sequences();
   sampling_ = std::make_unique<StepSampling>(
-      SamplingSizes{.slots = slots, .tokens = tokens, .max_positions = model_->info().max_positions}, *arrays_,
-      ops().owned_stream());
+      SamplingSizes{.slots = slots, .scores = kPromptLogprobTokens, .max_positions = model_->info().max_positions},
+      *arrays_, ops().owned_stream());
   const UploadLimits limits{.max_sequences = static_cast<int32_t>(slots),
                             .max_tokens = static_cast<int32_t>(tokens),
                             .max_blocks = max_blocks(),
-                            .max_logit_rows = static_cast<int32_t>(tokens),
+                            .max_logit_rows = most_logit_rows(),
                             .state_width = state_pages(),
                             .max_checkpoints = checkpoints};
   for (auto& upload : uploads_) upload = std::make_unique<PlanUpload>(limits);
   return device_status();
 }
 
-// The largest steps of padding alone, so that the arena has its final size: one long chunk behind decode rows, in both
-// forms of attention, and chunks in every slot.
+// Steps of padding alone, so that the arena has its final size.
 Status CudaWorker::warm_up() {
   cuda_ok(load_sampling_kernels(), "loading the sampling kernels");
   cuda_ok(load_step_kernels(), "loading the step kernels");
-  const int32_t rows = max_tokens(), room = max_blocks() * kBlockTokens;
-  std::vector<SequenceRows> sequences;
-  for (int32_t i = 0; i < config_.max_sequences; ++i) sequences.push_back({.first_row = i, .num_tokens = 1});
-  SequenceRows& last = sequences.back();
-  last.num_tokens = std::min(rows - last.first_row, room);
-  last.position = room - last.num_tokens;
-  last.commit_all = state_pages() > 0;
-  for (const MlaForm form : {MlaForm::kAbsorbed, MlaForm::kExpanded}) {
-    last.form = form;
+  for (const std::vector<SequenceRows>& sequences : warm_up_shapes({.sequences = config_.max_sequences,
+                                                    .tokens = max_tokens(),
+                                                    .sequence_tokens = max_blocks() * kBlockTokens,
+                                                    .recurrent = state_pages() > 0}))
     RETURN_IF_ERROR(run_padding(sequences));
-  }
-  int32_t first_row = 0;
-  for (int32_t i = 0; i < config_.max_sequences; ++i) {  // these shares sum up to `rows`, if there is room
-    const int32_t num_tokens = std::min((rows + i) / config_.max_sequences, room);
-    sequences[static_cast<size_t>(i)] = {
-        .first_row = first_row, .num_tokens = num_tokens, .form = MlaForm::kExpanded, .commit_all = state_pages() > 0};
-    first_row += num_tokens;
-  }
-  return run_padding(sequences);
+  return {};
 }
 
 // Graphs come after it, of what memory_share leaves to others: they hold the pool's address.
@@ -179,7 +165,8 @@ Status CudaWorker::capture() {
 Status CudaWorker::run_padding(std::span<const SequenceRows> sequences) {
   const int32_t rows = sequences.back().first_row + sequences.back().num_tokens;
   cuda_ok(build_batch({}, arrays_->slots(), arrays_->batch(), max_tokens(), stream()), "warming up");
-  const std::span<const int32_t> any_rows(arrays_->batch().row_sequence, static_cast<size_t>(rows));
+  const std::span<const int32_t> any_rows(arrays_->batch().row_sequence,
+                                          static_cast<size_t>(std::min(rows, most_logit_rows())));
   ops_->begin_step();
   model_->forward(device_batch(arrays_->batch(), sequences_, sequences, rows, any_rows), *ops_, pool());
   RETURN_IF_ERROR(ops_->status());

@@ -25,7 +25,7 @@ StepSampling::StepSampling(const SamplingSizes& sizes, const DeviceArrays& array
   lists_device_ = device_buffer(static_cast<size_t>(sizes.max_positions + 1) * 4);
   lists_host_ = pinned_buffer(4 * (kMaxListed * 8 + lists_device_.size()));
   results_device_ = device_buffer(static_cast<size_t>(sizes.slots) * sizeof(SampleResult) +
-                                  static_cast<size_t>(sizes.tokens) * sizeof(TokenScore));
+                                  static_cast<size_t>(sizes.scores) * sizeof(TokenScore));
   for (Buffer& buffer : results_host_) buffer = pinned_buffer(results_device_.size());
 }
 
@@ -94,6 +94,7 @@ AskedLogits StepSampling::ask(const StepPlan& plan, const Slots& slots, const Ba
                         .logit_row = row.prompt_logprobs ? first + row.num_tokens - 1 : first,
                         .mask_row = row.sample && row.masked ? masks++ : -1});
   }
+  CHECK(std::ssize(scores_) <= sizes_.scores, scores_.size(), " prompt logprobs in a step");
   asked.samples = upload.place(std::span<const SampleRecord>(samples_));
   asked.scores = upload.place(std::span<const ScoreRecord>(scores_));
   return asked;

@@ -20,7 +20,7 @@
 namespace perigee {
 
 struct SamplingSizes {
-  int64_t slots = 0, tokens = 0, max_positions = 0;
+  int64_t slots = 0, scores = 0, max_positions = 0;
 };
 
 // What one step asks: device records, and what of its results belongs to which row of the plan.
@@ -66,7 +66,7 @@ class StepSampling {
   const SampleRecord* const records_;  // of the batch
   const Stream& stream_;
   Buffer work_, scratch_, masks_device_, masks_host_, lists_device_, lists_host_;
-  Buffer results_device_;  // SampleResult [slots], then TokenScore [tokens]
+  Buffer results_device_;  // SampleResult [slots], then TokenScore [scores]
   std::array<Buffer, 2> results_host_;
   Event lists_sent_;                   // by the last start
   size_t lists_used_ = 0;              // bytes of lists_host_ that may still be on their way

@@ -129,11 +129,19 @@ __global__ void join_kernel(LatentAttention a) {
 
 }  // namespace
 
+constexpr int32_t kMaxSplits = 32;
+constexpr int64_t kMaxSplitBlocks = 264;  // a context is cut no further than into so many blocks of all rows
+
 int32_t latent_attention_splits(int64_t rows, int64_t heads) {
   const int64_t blocks = rows * ((heads + kWarps - 1) / kWarps);
   int32_t splits = 1;
-  while (splits < 32 && blocks * splits * 2 <= 264) splits *= 2;
+  while (splits < kMaxSplits && blocks * splits * 2 <= kMaxSplitBlocks) splits *= 2;
   return splits;
+}
+
+int64_t latent_attention_most_floats(int64_t rows, int64_t heads, int64_t latent) {
+  const int64_t split_rows = kMaxSplitBlocks / ((heads + kWarps - 1) / kWarps);  // rows times splits, at most
+  return latent_attention_floats(std::min(rows * kMaxSplits, std::max(rows, split_rows)), heads, latent, 1);
 }
 
 int64_t latent_attention_floats(int64_t rows, int64_t heads, int64_t latent, int64_t splits) {

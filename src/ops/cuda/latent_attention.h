@@ -20,6 +20,8 @@ struct LatentAttention {
 // How often the context is cut, from the shape alone: the same for any length, so that a graph stays valid.
 int32_t latent_attention_splits(int64_t rows, int64_t heads);
 int64_t latent_attention_floats(int64_t rows, int64_t heads, int64_t latent, int64_t splits);
+// What calls of at most so many rows need: fewer rows may be cut into more splits.
+int64_t latent_attention_most_floats(int64_t rows, int64_t heads, int64_t latent);
 cudaError_t latent_attention(const LatentAttention& call, const Batch& batch, const LatentLayer& cache,
                              cudaStream_t stream);
 

@@ -88,6 +88,8 @@ struct MlaDecodeConfig {
 
 // The kernel choice: a pure function.
 MlaDecodeConfig mla_decode_config(const MlaDecodeShape& shape);
+// What batches of at most as many sequences and tokens need, whatever their longest run.
+size_t mla_most_workspace_bytes(MlaDecodeShape shape);
 
 // Device pointers. A batch smaller than its bounds has empty sequences (first_row[s] == first_row[s + 1]) behind.
 struct MlaBatch {

@@ -77,17 +77,18 @@ void CudaOps::attend_usual(const Tensor& query, const Tensor& mixed, const MlaSh
   const bool fixed = options_.deterministic;
   int max_query = 1;
   for (const SequenceRows& rows : batch.sequences) max_query = std::max(max_query, rows.num_tokens);
-  const MlaDecodeConfig config = mla_decode_config({.heads = static_cast<int>(s.heads),
-                                                    .max_sequences = static_cast<int>(batch.sequences.size()),
-                                                    .max_tokens = static_cast<int>(query.rows),
-                                                    .max_query = max_query,
-                                                    .max_pieces = kFixedPieces,
-                                                    .fp8 = cache.dtype == DType::kF8E4M3,
-                                                    .lists = fixed ? MlaLists::kFixed : MlaLists::kBalanced,
-                                                    .multiprocessors = multiprocessors_,
-                                                    .compute_capability = compute_capability_});
+  const MlaDecodeShape shape{.heads = static_cast<int>(s.heads),
+                             .max_sequences = static_cast<int>(batch.sequences.size()),
+                             .max_tokens = static_cast<int>(query.rows),
+                             .max_query = max_query,
+                             .max_pieces = kFixedPieces,
+                             .fp8 = cache.dtype == DType::kF8E4M3,
+                             .lists = fixed ? MlaLists::kFixed : MlaLists::kBalanced,
+                             .multiprocessors = multiprocessors_,
+                             .compute_capability = compute_capability_};
+  const MlaDecodeConfig config = mla_decode_config(shape);
   if (mla_workspaces_.empty() || mla_workspaces_.back().size() < config.workspace_bytes())
-    mla_workspaces_.push_back(device_buffer(config.workspace_bytes()));
+    mla_workspaces_.push_back(device_buffer(mla_most_workspace_bytes(shape)));
   uint8_t* workspace = mla_workspaces_.back().data();
   const DeviceSequences& sequences = *batch.device;
   MlaBatch lists{.first_row = sequences.first_row,
@@ -252,7 +253,7 @@ void CudaOps::attend_rows(const Tensor& query, const Tensor& mixed, const MlaSha
                          .splits = options_.deterministic ? 1 : latent_attention_splits(rows, s.heads),
                          .softmax_scale = s.softmax_scale};
     const ArenaScope scratch(arena_);
-    call.parts = arena_.array<float>(latent_attention_floats(rows, s.heads, s.latent, call.splits)).data();
+    call.parts = arena_.array<float>(latent_attention_most_floats(rows, s.heads, s.latent)).data();
     DeviceSequences sequences = *batch.device;
     sequences.row_sequence += begin;
     Batch part = batch;

@@ -426,6 +426,16 @@ MlaDecodeConfig mla_decode_config(const MlaDecodeShape& shape) {
   return c;
 }
 
+// The small kernel serves runs of few tokens, another one all others; either needs more with more of them.
+size_t mla_most_workspace_bytes(MlaDecodeShape shape) {
+  size_t bytes = 0;
+  for (const int longest : {1, shape.max_tokens}) {
+    shape.max_query = longest;
+    bytes = std::max(bytes, mla_decode_config(shape).workspace_bytes());
+  }
+  return bytes;
+}
+
 size_t MlaDecodeConfig::workspace_bytes() const {
   return mla_plan_layout(*this).end;
 }

@@ -13,6 +13,8 @@ namespace {
 constexpr int64_t kUnsortedPairs = 16;
 // Pairs an expert gets on average from which on they are worth a warpgroup's tile.
 constexpr int64_t kHopperPairs = 8;
+// Of an item of few pairs an expert.
+constexpr int kLeastItemRows = 8;
 // Above so many ordered_gemm pays.
 constexpr int64_t kOrderedPairs = 32;
 
@@ -28,7 +30,7 @@ Routing CudaOps::route(const Tensor& x, const RouterWeight& router) {
                         .ids = arena_.array<int32_t>(x.rows * router.top_k).data(),
                         .weights = arena_.array<float>(x.rows * router.top_k).data()};
   const bool fixed = options_.deterministic;
-  float* scores = arena_.array<float>(route_scratch(x.rows, router, fixed)).data();
+  float* scores = arena_.array<float>(route_most_scratch(x.rows, router, fixed)).data();
   check(route_rows(x, router, fixed, scores, routing, stream()), "route");
   return routing;
 }
@@ -54,10 +56,11 @@ CudaOps::ExpertLists CudaOps::make_lists(const Routing& routing, const ExpertWei
     lists.kernel = ExpertKernel::kTile;
     lists.item_rows = kTileRows;
   } else {
-    lists.item_rows = average <= 6 ? 8 : average <= 14 ? 16 : 32;
+    lists.item_rows = average <= 6 ? kLeastItemRows : average <= 14 ? 16 : 32;
   }
   lists.call.max_items = static_cast<int32_t>(moe_max_items(num_pairs, weights.num_experts, lists.item_rows));
-  lists.call.items = arena_.array<MoeItem>(lists.call.max_items).data();
+  // As long as those of fewer pairs in shorter items: what a step takes grows with its rows.
+  lists.call.items = arena_.array<MoeItem>(moe_max_items(num_pairs, weights.num_experts, kLeastItemRows)).data();
   lists.call.pairs = arena_.array<int32_t>(num_pairs).data();
   lists.call.num_items = arena_.array<int32_t>(1).data();
   int32_t* counts = arena_.array<int32_t>(sort_counts(num_pairs, weights.num_experts)).data();
@@ -138,7 +141,11 @@ void CudaOps::run_experts(const Tensor& x, const Routing& routing, const ExpertL
   const int64_t num_pairs = x.rows * routing.top_k;
   const bool hopper = lists.kernel == ExpertKernel::kHopper;
   const Tensor hidden = arena_.tensor(DType::kBF16, num_pairs, weights.inter);
-  const Tensor parts = arena_.tensor(hopper ? DType::kBF16 : DType::kF32, num_pairs, weights.hidden);
+  // As much as those of fewer pairs, which are f32.
+  const int64_t first_narrow = hopper_ ? std::max(kHopperPairs * weights.num_experts, kUnsortedPairs + 1) : INT64_MAX;
+  Tensor parts = arena_.tensor(DType::kF32, moe_most_parts(num_pairs, first_narrow), weights.hidden);
+  parts.dtype = hopper ? DType::kBF16 : DType::kF32;
+  parts.rows = num_pairs;
   GemmCall up = lists.call;
   up.x = x.row<const uint16_t>(0);
   up.x_stride = x.row_stride;

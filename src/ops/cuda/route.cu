@@ -484,6 +484,16 @@ int64_t route_scratch(int64_t rows, const RouterWeight& router, bool fixed_order
   return route_splits(at_once, router, fixed_order) * at_once * router.num_experts;
 }
 
+int64_t route_most_scratch(int64_t rows, const RouterWeight& router, bool fixed_order) {
+  if (fixed_order) return route_scratch(rows, router, true);
+  const int64_t few = std::min<int64_t>(rows, kFewTokens) * route_splits(1, router, false);
+  const int64_t widths = (router.num_experts + kTileExperts - 1) / kTileExperts;
+  const int64_t most_splits = std::max<int64_t>(1, score_stages(router) / kLeastStages);
+  // Rows times splits: there are several splits only where all blocks are kScoreBlocks at most.
+  const int64_t many = std::min(rows * most_splits, std::max(rows, kScoreBlocks / widths * kTileTokens));
+  return std::max(few, many) * router.num_experts;
+}
+
 cudaError_t route_rows(const Tensor& x, const RouterWeight& router, bool fixed_order, float* scores,
                        const Routing& routing, cudaStream_t stream) {
   const int64_t at_once = fixed_order ? kFixedRows : x.rows;

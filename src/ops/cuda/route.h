@@ -3,6 +3,8 @@
 
 #include <cuda_runtime.h>
 
+#include <algorithm>
+
 #include "ops/cuda/skinny.h"
 #include "ops/weights.h"
 #include "tensor/tensor.h"
@@ -13,6 +15,8 @@ namespace perigee {
 // them chosen. `fixed_order`: a token's scores are summed in one order whatever the number of tokens.
 constexpr int64_t kMaxRoutedExperts = 1024;
 int64_t route_scratch(int64_t rows, const RouterWeight& router, bool fixed_order);
+// What calls of at most so many rows need: fewer rows may be cut into more splits.
+int64_t route_most_scratch(int64_t rows, const RouterWeight& router, bool fixed_order);
 cudaError_t route_rows(const Tensor& x, const RouterWeight& router, bool fixed_order, float* scores,
                        const Routing& routing, cudaStream_t stream);
 
@@ -22,6 +26,11 @@ cudaError_t route_rows(const Tensor& x, const RouterWeight& router, bool fixed_o
 // counts [sort_counts()] is scratch.
 int64_t moe_max_items(int64_t num_pairs, int64_t num_experts, int64_t item_rows);
 int64_t sort_counts(int64_t num_pairs, int64_t num_experts);
+// Elements of 4 bytes that hold the experts' outputs of at most so many pairs: `narrow` ones are bf16, and from
+// `first_narrow` pairs on all are.
+constexpr int64_t moe_most_parts(int64_t num_pairs, int64_t first_narrow) {
+  return num_pairs < first_narrow ? num_pairs : std::max((num_pairs + 1) / 2, first_narrow - 1);
+}
 cudaError_t sort_pairs(const int32_t* ids, int64_t num_pairs, int64_t num_experts, int item_rows, int32_t* counts,
                        const GemmCall& lists, cudaStream_t stream);
 
