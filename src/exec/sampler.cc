@@ -241,7 +241,7 @@ Sampler::Walk Sampler::walk(const Limits& limits) {
     const bool above_floor = no_floor || (b + 1 < kNumBuckets && static_cast<float>(b + 1) < floor);
     if (!above_floor || out.mass + bucket.mass >= limits.mass || out.count + bucket.count >= limits.count) {
       walk_bucket(b, limits, out);
-      const bool at_floor = !no_floor && static_cast<float>(b + 1) >= floor;
+      const bool at_floor = !no_floor && static_cast<float>(b + 1) > floor;  // the floor itself is in the next bucket
       if (out.mass >= limits.mass || out.count >= limits.count || at_floor) return out;
       continue;
     }

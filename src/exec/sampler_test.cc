@@ -143,6 +143,49 @@ TEST(Sampler, ties_at_the_edge_of_top_k_keep_the_lower_ids) {
   expect_distribution(logits, p);
 }
 
+// The ids that draws give, all of which are likely.
+std::set<int32_t> drawn(const std::vector<float>& logits, const SamplingParams& params) {
+  std::set<int32_t> ids;
+  for (int i = 0; i < 400; ++i) ids.insert(sample(logits, params, i).id);
+  return ids;
+}
+
+// A float x with x * log2(e) = -1, as the sampler computes it: its weight is 1/2 exactly.
+float half() {
+  float x = -0.693146f;
+  while (x * 1.44269504f != -1.0f) x = std::nextafter(x, -1.0f);
+  return x;
+}
+
+TEST(Sampler, top_p_ends_with_the_id_that_reaches_it) {
+  SamplingParams p;
+  p.top_p = 0.5f;
+  EXPECT_EQ(drawn({0, 0, 0, 0}, p), (std::set<int32_t>{0, 1})) << "within a bucket";
+  const float h = half();
+  EXPECT_EQ(drawn({h, 0, h, 0, h, h}, p), (std::set<int32_t>{1, 3})) << "at the end of a bucket";
+  p.top_p = 0.75f;
+  EXPECT_EQ(drawn({h, 0, h, 0, h, h}, p), (std::set<int32_t>{0, 1, 2, 3})) << "within the next one";
+}
+
+TEST(Sampler, min_p_keeps_what_is_as_likely_as_it_says) {
+  SamplingParams p;
+  p.min_p = 1.0f;
+  EXPECT_EQ(drawn({0, 0, -0.001f, 0}, p), (std::set<int32_t>{0, 1, 3}));
+  p.min_p = 0.5f;
+  const float floor = std::log(0.5f);
+  EXPECT_EQ(drawn({0, floor, std::nextafter(floor, -1.0f), floor}, p), (std::set<int32_t>{0, 1, 3}));
+}
+
+// -1 begins the 33rd bucket: the one before it ends the walk only where nothing lies at the floor itself.
+TEST(Sampler, min_p_keeps_ties_at_the_begin_of_a_bucket) {
+  SamplingParams p;
+  p.min_p = std::exp(-1.0f);
+  while (std::log(p.min_p) > -1.0f) p.min_p = std::nextafter(p.min_p, 0.0f);
+  while (std::log(p.min_p) < -1.0f) p.min_p = std::nextafter(p.min_p, 1.0f);
+  ASSERT_EQ(std::log(p.min_p), -1.0f);
+  EXPECT_EQ(drawn({0, -0.99f, -1.0f, std::nextafter(-1.0f, -2.0f)}, p), (std::set<int32_t>{0, 1, 2}));
+}
+
 TEST(Sampler, a_seed_repeats_and_counters_differ) {
   const std::vector<float> logits = random_logits(4096, 1.0f, 4);
   SamplingParams p;
@@ -265,6 +308,30 @@ TEST(Sampler, penalties) {
   EXPECT_NE(pick(), 1);
 }
 
+// From the first time that an id was given; counts do not end at 255.
+TEST(Sampler, penalties_by_count) {
+  std::vector<float> logits(8, 0.0f);
+  Sampler sampler(8);
+  SamplingParams p = greedy();
+  std::vector<uint16_t> counts(8);
+  const auto pick = [&] {
+    return sampler
+        .sample({.logits = logits, .params = &p, .num_outputs = 1, .output_counts = counts, .seen = {}, .mask = {}})
+        .id;
+  };
+  logits[3] = 1.0f, logits[5] = 0.5f;
+  p.presence_penalty = 1.0f;
+  EXPECT_EQ(pick(), 3);
+  counts[3] = 1;
+  EXPECT_EQ(pick(), 5);
+  p = greedy();
+  p.frequency_penalty = 0.0625f;
+  counts[3] = 256, logits[3] = 16.25f;
+  EXPECT_EQ(pick(), 5) << "256 / 16 is more than the lead of 15.75";
+  counts[3] = 251;
+  EXPECT_EQ(pick(), 3);
+}
+
 TEST(Sampler, bad_rows_are_reported_and_ids_stay_in_range) {
   const float odd[] = {kNan, kInf, -kInf, 0.0f, -0.0f, 3e38f, -3e38f, 1e-45f};
   Rng rng(5);
@@ -318,6 +385,22 @@ TEST(Sampler, logprobs_are_log_softmax) {
     EXPECT_EQ(out.top[i].first, order[i]);
     EXPECT_NEAR(out.top[i].second, want(order[i]), 1e-5);
   }
+}
+
+TEST(Sampler, top_logprobs_keep_the_lower_ids_of_a_tie) {
+  const std::vector<float> logits = {1, 2, 1, 2, 3, 1, 2, 1};
+  Sampler sampler(8);
+  const auto ids = [&](int32_t top) {
+    std::vector<int32_t> out;
+    for (const auto& [id, logprob] : sampler.token_logprobs(logits, 4, top).top) out.push_back(id);
+    return out;
+  };
+  EXPECT_EQ(ids(2), (std::vector<int32_t>{4, 1}));
+  EXPECT_EQ(ids(3), (std::vector<int32_t>{4, 1, 3}));
+  EXPECT_EQ(ids(5), (std::vector<int32_t>{4, 1, 3, 6, 0}));
+  EXPECT_EQ(ids(6), (std::vector<int32_t>{4, 1, 3, 6, 0, 2}));
+  EXPECT_EQ(ids(20), (std::vector<int32_t>{4, 1, 3, 6, 0, 2, 5, 7}));
+  EXPECT_EQ(sampler.token_logprobs(logits, 6, 0).rank, 2) << "equal ones do not count";
 }
 
 TEST(Sampler, sampled_logprobs_ignore_penalties_and_temperature) {

@@ -32,6 +32,7 @@ struct WorkerConfig {
   std::optional<Isa> isa;          // of the CPU backend; none: the best one of this machine
   int64_t fail_at_step = -1;       // tests: the device is lost in this step; < 0: never
   OpObserver* observer = nullptr;  // of the model's ops (ops/observed_ops.h); none costs nothing
+  std::function<std::unique_ptr<Model>(Ops&)> make_model;  // tests: the model, in place of load
 };
 
 class Worker {
