@@ -12,7 +12,8 @@ const char* error_type(int status) {
     case 413:
     case 431: return "RequestTooLargeError";
     case 429: return "RateLimitError";
-    case 501: return "NotImplementedError";
+    case 501:
+    case 505: return "NotImplementedError";
     case 503: return "ServiceUnavailableError";
     case 408:
     case 504: return "TimeoutError";

@@ -241,7 +241,7 @@ TEST_F(ApiTest, RefusalsAreCountedAndTheLogNamesTheFieldNotItsValue) {
 }
 
 TEST_F(ApiTest, FullQueueIs429) {
-  options_.queue_full = true;
+  options_.accepts = 0;
   start(ids_of("a"));
   const auto reply = post("/v1/completions", R"({"prompt":"x","stream":true})");
   EXPECT_EQ(reply.status, 429);

@@ -230,7 +230,7 @@ TEST_F(AppPoolTest, ALengthThatCanBeNoPromptIsRefusedUnread) {
 
 // What overload looks like to an autoscaler: a refused request has no latency and is no success.
 TEST_F(AppPoolTest, RefusalsAreNoSuccessesAndStayOutOfLatencies) {
-  options_.queue_full = true;
+  options_.accepts = 0;
   start();
   for (int i = 0; i < 3; ++i) EXPECT_EQ(answer("/v1/completions", R"({"prompt":"x"})").status, 429);
   const auto exchange = std::make_shared<DirectExchange>();

@@ -28,7 +28,7 @@ struct FakeOptions {
   int32_t tokens_per_chunk = 1;
   int32_t hold_after = INT32_MAX;  // a choice with so many tokens has no more until release() or a cancel
   int32_t fail_after = -1;         // every choice ends with kError after that many tokens
-  bool queue_full = false;
+  size_t accepts = SIZE_MAX;       // requests; later ones find the queue full
 };
 
 class FakeBackend : public Backend {
@@ -44,8 +44,8 @@ class FakeBackend : public Backend {
   }
 
   Result<RequestId> submit(EngineRequest request, OutputSink sink) override {
-    if (options_.queue_full) return Error(Code::kExhausted, "the queue is full");
     const std::lock_guard lock(mutex_);
+    if (submitted.size() >= options_.accepts) return Error(Code::kExhausted, "the queue is full");
     const RequestId id(next_id_++);
     for (int32_t i = 0; i < request.n; ++i) {
       choices_.push_back({id, i, request, sink, options_.reply(*request.prompt), system_clock().now_s()});

@@ -200,6 +200,7 @@ FRAMING = [
     raw("a header of 100 kB", post(f"X-A: {TEXT}\r\n{LENGTH}", PLAIN), 431),
     raw("a path of 100 kB", post("", line=f"GET /{TEXT} HTTP/1.1"), 431),
     raw("two lengths", post(LENGTH + LENGTH, PLAIN), 400),
+    raw("a list of lengths", post(f"Content-Length: {len(PLAIN)}, {len(PLAIN)}\r\n", PLAIN), 400),
     raw("a negative length", post("Content-Length: -1\r\n", PLAIN), 400),
     raw("a length with a sign", post(f"Content-Length: +{len(PLAIN)}\r\n", PLAIN), 400),
     raw("a length of 2^64 + 1", post("Content-Length: 18446744073709551617\r\n", PLAIN), 400, 413),
