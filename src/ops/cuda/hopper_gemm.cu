@@ -476,12 +476,7 @@ cudaError_t launch_hopper(const GemmCall& c, int matrices, cudaStream_t stream) 
   CUtensorMap map;
   const cudaError_t error = make_map<kFormat>(c, matrices, &map);
   if (error != cudaSuccess) return error;
-  static const int blocks = [] {
-    int device = 0, count = 1;
-    cudaGetDevice(&device);
-    cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
-    return count;
-  }();
+  const int64_t blocks = device_limits().multiprocessors;
   const int items = c.items != nullptr ? c.max_items : (c.rows + Ring<kFormat>::kTokens - 1) / Ring<kFormat>::kTokens;
   const int64_t tiles = static_cast<int64_t>(items) * ((c.out + kFeatures - 1) / kFeatures);
   return launch(

@@ -150,7 +150,7 @@ int64_t latent_attention_floats(int64_t rows, int64_t heads, int64_t latent, int
 
 cudaError_t latent_attention(const LatentAttention& call, const Batch& batch, const LatentLayer& cache,
                              cudaStream_t stream) {
-  static const cudaError_t allowed = allow_shared(attend_kernel, kSharedBytes);
+  const cudaError_t allowed = allow_shared_once<attend_kernel>(kSharedBytes);
   if (allowed != cudaSuccess) return allowed;
   const LaunchShape attend{
       .grid = dim3(static_cast<unsigned>(call.rows), static_cast<unsigned>((call.heads + kWarps - 1) / kWarps),

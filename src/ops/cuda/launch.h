@@ -11,12 +11,14 @@
 
 #include <utility>
 
+#include "tensor/cuda/per_device.h"
+
 namespace perigee {
 
 struct LaunchShape {
   dim3 grid;
   dim3 block;
-  size_t shared_bytes = 0;  // dynamic; above 48 KiB the kernel's limit must have been raised once (allow_shared)
+  size_t shared_bytes = 0;  // dynamic; above 48 KiB the kernel's limit must have been raised (allow_shared)
   cudaStream_t stream = nullptr;
 };
 
@@ -36,13 +38,43 @@ cudaError_t launch(void (*kernel)(Params...), const LaunchShape& shape, Args&&..
 }
 
 // Raises a kernel's limit of dynamic shared memory and lets it use the whole of a multiprocessor's (the driver may
-// otherwise set aside room for one block only); once per device, before the first launch. Loads the kernel too.
+// otherwise set aside room for one block only). On each device before the first launch there. Loads the kernel too.
 template <typename... Params>
 cudaError_t allow_shared(void (*kernel)(Params...), size_t bytes) {
   const cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
   if (error != cudaSuccess) return error;
   return cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
+}
+
+// The same where a kernel's limit is the same at every launch; takes effect on the first call of each device.
+template <auto kKernel>
+cudaError_t allow_shared_once(size_t bytes) {
+  static PerDevice<cudaError_t> allowed;
+  return allowed.get(current_device(), [&] { return allow_shared(kKernel, bytes); });
+}
+
+// What kernels are chosen and launched by, of the current device; 1 where it does not tell.
+struct DeviceLimits {
+  int capability = 1;  // 80, 90, 120, ...
+  int multiprocessors = 1;
+  int shared_of_block = 1, shared_of_multiprocessor = 1;  // bytes
+};
+
+inline const DeviceLimits& device_limits() {
+  static PerDevice<DeviceLimits> known;
+  const int device = current_device();
+  return known.get(device, [device] {
+    const auto attribute = [device](cudaDeviceAttr which) {
+      int value = 1;
+      cudaDeviceGetAttribute(&value, which, device);
+      return value;
+    };
+    return DeviceLimits{
+        attribute(cudaDevAttrComputeCapabilityMajor) * 10 + attribute(cudaDevAttrComputeCapabilityMinor),
+        attribute(cudaDevAttrMultiProcessorCount), attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin),
+        attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor)};
+  });
 }
 
 }  // namespace perigee

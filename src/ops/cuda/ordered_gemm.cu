@@ -227,7 +227,7 @@ template <bool kFp8>
 cudaError_t launch_ordered(const GemmCall& c, cudaStream_t stream) {
   constexpr size_t kShared = static_cast<size_t>(kStages) * kStageBytes<kFp8>;
   static_assert(kShared <= 98 * 1024);
-  static const cudaError_t allowed = allow_shared(ordered_kernel<kFp8>, kShared);
+  const cudaError_t allowed = allow_shared_once<ordered_kernel<kFp8>>(kShared);
   if (allowed != cudaSuccess) return allowed;
   const int tiles = c.items != nullptr ? c.max_items : (c.rows + kOrderedRows - 1) / kOrderedRows;
   const dim3 grid(static_cast<unsigned>((c.out + kFeatures - 1) / kFeatures), static_cast<unsigned>(tiles),

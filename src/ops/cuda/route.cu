@@ -444,7 +444,7 @@ cudaError_t score_rows(const Tensor& x, const RouterWeight& router, bool fixed_o
   const auto experts = static_cast<unsigned>(router.num_experts), rows = static_cast<unsigned>(x.rows);
   const auto splits = static_cast<unsigned>(route_splits(x.rows, router, fixed_order));
   if (by_tiles(x.rows, fixed_order)) {
-    static const cudaError_t allowed = allow_shared(score_tile_kernel, 2 * kScoreStage);
+    const cudaError_t allowed = allow_shared_once<score_tile_kernel>(2 * kScoreStage);
     if (allowed != cudaSuccess) return allowed;
     const dim3 grid((rows + kTileTokens - 1) / kTileTokens, (experts + kTileExperts - 1) / kTileExperts, splits);
     return launch(score_tile_kernel,

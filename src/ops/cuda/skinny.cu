@@ -212,33 +212,11 @@ __global__ __launch_bounds__(kThreads, C::kBlocks) void skinny_kernel(const __gr
   multiply_tiles<C>(work, at, loader, slot, memory);
 }
 
-int device_attribute(cudaDeviceAttr attribute) {
-  int device = 0, found = 1;
-  cudaGetDevice(&device);
-  cudaDeviceGetAttribute(&found, attribute, device);
-  return found;
-}
-
-int multiprocessors() {
-  static const int count = device_attribute(cudaDevAttrMultiProcessorCount);
-  return count;
-}
-
-int shared_limit() {
-  static const int bytes = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
-  return bytes;
-}
-
-int shared_of_multiprocessor() {
-  static const int bytes = device_attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor);
-  return bytes;
-}
-
 // Warps that share a tile, at least two chunks each and about as many: with few columns none do, and nobody waits for
 // another.
 int choose_warps_k(const GemmCall& c) {
   const bool grouped = c.items != nullptr || c.expert_ids != nullptr || c.heads > 1;
-  const bool short_of_tiles = !grouped && c.out < 32 * multiprocessors();
+  const bool short_of_tiles = !grouped && c.out < 32 * device_limits().multiprocessors;
   const bool even = c.chunks % kWarps == 0 || c.chunks >= 4 * kWarps || short_of_tiles;
   return c.chunks >= 2 * kWarps && even ? kWarps : c.chunks >= kWarps ? kWarps / 2 : c.chunks > 4 ? 2 : 1;
 }
@@ -268,11 +246,11 @@ int64_t count_tiles(const GemmCall& c, const Shape& shape) {
 
 template <typename C>
 cudaError_t launch_skinny(const GemmCall& c, cudaStream_t stream) {
-  static const cudaError_t allowed = allow_shared(skinny_kernel<C>, sizeof(typename C::Memory));
+  const cudaError_t allowed = allow_shared_once<skinny_kernel<C>>(sizeof(typename C::Memory));
   if (allowed != cudaSuccess) return allowed;
   const Shape shape = make_shape<typename C::Weights>(c, 8 * C::kTiles);
   // As many tiles for each block, rather than some with one more than others.
-  const int64_t tiles = count_tiles(c, shape), most = static_cast<int64_t>(C::kBlocks) * multiprocessors();
+  const int64_t tiles = count_tiles(c, shape), most = int64_t{C::kBlocks} * device_limits().multiprocessors;
   const int64_t turns = (tiles + most - 1) / most;
   return launch(skinny_kernel<C>,
                 {.grid = dim3(static_cast<unsigned>((tiles + turns - 1) / turns)),
@@ -290,23 +268,25 @@ template <typename C>
 std::optional<OneTileShape> plan_one_tile(const GemmCall& c) {
   using Weights = typename C::Weights;
   OneTileShape shape{make_shape<Weights>(c, 8)};
-  const auto each = static_cast<int>((count_tiles(c, shape) + multiprocessors() - 1) / multiprocessors());
+  const DeviceLimits& limits = device_limits();
+  const auto each = static_cast<int>((count_tiles(c, shape) + limits.multiprocessors - 1) / limits.multiprocessors);
   if (each > C::kBlocks) return {};
   const int chunks = (c.chunks + shape.warps_k - 1) / shape.warps_k;
   const int tokens = c.items != nullptr ? 8 : c.expert_ids != nullptr ? 1 : std::min(8, c.rows);
   shape.x_bytes = std::min(kStagedBytes / kWarps, tokens * (chunks * 256 + 64));
   shape.ring_bytes = std::min(C::kSlots, chunks) * Weights::kBytes;
   // No more blocks of a multiprocessor than that: those of the next kernel would take the memory's time from this one.
-  const int least = shared_of_multiprocessor() / (C::kBlocks + 1);
+  const int least = limits.shared_of_multiprocessor / (C::kBlocks + 1);
   shape.shared_bytes = std::max(kWarps * (shape.ring_bytes + shape.x_bytes), least);
-  if (shape.shared_bytes > std::min(shared_limit(), shared_of_multiprocessor() / each - kSystemBytes)) return {};
+  if (shape.shared_bytes > std::min(limits.shared_of_block, limits.shared_of_multiprocessor / each - kSystemBytes))
+    return {};
   return shape;
 }
 
 template <typename C>
 cudaError_t launch_one_tile(const GemmCall& c, const OneTileShape& shape, cudaStream_t stream) {
   const int items = count_items(c, shape);
-  static const cudaError_t allowed = allow_shared(one_tile_kernel<C>, static_cast<size_t>(shared_limit()));
+  const cudaError_t allowed = allow_shared_once<one_tile_kernel<C>>(device_limits().shared_of_block);
   if (allowed != cudaSuccess) return allowed;
   return launch(one_tile_kernel<C>,
                 {.grid = dim3(static_cast<unsigned>(shape.groups), static_cast<unsigned>(items / c.heads),

@@ -7,17 +7,16 @@
 namespace perigee {
 
 inline cudaError_t find_tensor_map_encoder(PFN_cuTensorMapEncodeTiled_v12000* encode) {
-  static PFN_cuTensorMapEncodeTiled_v12000 known = nullptr;
-  if (known == nullptr) {
+  static const auto known = [] {  // of the process: the driver serves all its GPUs
     cudaDriverEntryPointQueryResult found;
     void* entry = nullptr;
     const cudaError_t error =
         cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000, cudaEnableDefault, &found);
-    if (error != cudaSuccess || found != cudaDriverEntryPointSuccess) return cudaErrorNotSupported;
-    known = reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(entry);
-  }
+    const bool there = error == cudaSuccess && found == cudaDriverEntryPointSuccess;
+    return reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(there ? entry : nullptr);
+  }();
   *encode = known;
-  return cudaSuccess;
+  return known != nullptr ? cudaSuccess : cudaErrorNotSupported;
 }
 
 }  // namespace perigee

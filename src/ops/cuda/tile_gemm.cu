@@ -203,7 +203,7 @@ __global__ __launch_bounds__(kThreads, kBlocks<kFormat>) void tile_kernel(const 
 template <WeightFormat kFormat>
 cudaError_t launch_tile(const GemmCall& c, cudaStream_t stream) {
   constexpr size_t kShared = static_cast<size_t>(kStages) * kStageBytes<kFormat>;
-  static const cudaError_t allowed = allow_shared(tile_kernel<kFormat>, kShared);
+  const cudaError_t allowed = allow_shared_once<tile_kernel<kFormat>>(kShared);
   if (allowed != cudaSuccess) return allowed;
   const int tiles = c.items != nullptr ? c.max_items : (c.rows + kTileRows - 1) / kTileRows;
   const dim3 grid(static_cast<unsigned>((c.out + kFeatures - 1) / kFeatures), static_cast<unsigned>(tiles),

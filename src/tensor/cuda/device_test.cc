@@ -2,9 +2,13 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <barrier>
+#include <thread>
 #include <vector>
 
 #include "base/rng.h"
+#include "tensor/cuda/per_device.h"
 #include "tensor/cuda/upload.h"
 
 namespace perigee {
@@ -40,6 +44,22 @@ TEST_F(DeviceTest, WhatArrivesIsWhatWasSent) {
     EXPECT_EQ(back, sources[i]) << "upload " << i;
   }
   EXPECT_TRUE(device_status().ok());
+}
+
+// Without a GPU, too: eight threads ask for four GPUs at once.
+TEST(PerDevice, EachGpuHasAValueOfItsOwnMadeOnce) {
+  PerDevice<int> values;
+  std::atomic<int> made = 0;
+  std::barrier start(8);
+  std::vector<std::jthread> threads;
+  for (int i = 0; i < 8; ++i)
+    threads.emplace_back([&, device = i % 4] {
+      start.arrive_and_wait();
+      EXPECT_EQ(values.get(device, [&] { return ++made, 100 + device; }), 100 + device);
+    });
+  threads.clear();
+  EXPECT_EQ(made, 4);
+  EXPECT_EQ(values.get(3, [] { return -1; }), 103);
 }
 
 TEST_F(DeviceTest, NothingIsNothing) {
