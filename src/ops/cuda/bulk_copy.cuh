@@ -66,6 +66,11 @@ __device__ __forceinline__ void bulk_copy(uint32_t to, const void* from, int byt
                : "memory");
 }
 
+// Asks for a tensor map, a kernel's parameter, ahead of its first use.
+__device__ __forceinline__ void prefetch_map(const void* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
 // The box of a four-dimensional tensor map at (x, y, z, w).
 __device__ __forceinline__ void bulk_copy_box(uint32_t to, const void* map, int4 at, uint64_t* barrier) {
   asm volatile(

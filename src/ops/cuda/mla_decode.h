@@ -9,9 +9,7 @@
 // An fp8 cache has one scale, by value: decode, verify and extend take it here, the cache write in MlaWriteArgs; the
 // expanded form (mla_prefill.h) sees latents that were gathered to bf16 with it.
 //
-// A step calls mla_plan once, then mla_decode for each layer. Nothing here allocates or synchronises. Keys older than
-// the batch's new tokens, tables and lengths must be complete before the kernel that precedes mla_plan's: they are read
-// before mla_decode waits for the kernel in front of it (launch.h).
+// A step calls mla_plan once, then mla_decode for each layer. Nothing here allocates or synchronises.
 #pragma once
 
 #include <cuda_runtime.h>

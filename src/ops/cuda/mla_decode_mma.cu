@@ -1,4 +1,5 @@
-// MLA decode, portable path: mma.sync m16n8k16, cp.async, under 99 KiB of shared memory.
+// MLA decode, portable path: mma.sync m16n8k16, under 99 KiB of shared memory. Keys come by bulk copies from 90 on,
+// else by cp.async, and lie alike.
 //
 // A block of eight warps walks over its key tiles (32 or 64 tokens, two buffers: one computed on, one under way).
 // Scores: warp (k group, token half) multiplies its 144 columns of the query, kept in registers, with its half of the
@@ -11,6 +12,7 @@
 // which the bytes fall into registers; a sum does not mind, and the query is loaded in the same order.
 #include "ops/cuda/bulk_copy.cuh"
 #include "ops/cuda/launch.h"
+#include "ops/cuda/mla_page_map.h"
 #include "ops/cuda/mla_plan.cuh"
 #include "ops/cuda/mla_tiles.cuh"
 
@@ -33,11 +35,13 @@ struct Shape {
   static constexpr int kTokens = kFp8 && kRowTiles == 1 ? 64 : 32;
   static constexpr int kTokenTiles = kTokens / 16;  // products of 8 tokens in a half
   static constexpr int kHalf = kTokens / 2;
-  static constexpr int kRowBytes = kMlaWidth * (kFp8 ? 1 : 2);
-  static constexpr int kRowChunks = kRowBytes / 16;
-  static constexpr int kStride = kRowBytes + 16;  // in shared memory: eight tokens' same chunks are in eight banks
-  static constexpr int kHalfBytes = kHalf * kStride;
-  static constexpr int kScoreStride = kTokens + 8;  // so that a warp's rows fall into different banks
+  static constexpr int kStripRow = kFp8 ? 64 : 128;
+  static constexpr int kStripBytes = kHalf * kStripRow;           // 64 columns of half a tile
+  static constexpr int kRowStride = kMlaStrips * kStripRow + 16;  // bf16
+  static constexpr int kHalfBytes = kFp8 ? kMlaStrips * kStripBytes : kHalf * kRowStride;
+  static constexpr int kStripChunks = kStripRow / 16;
+  static constexpr int kStepChunks = kStripChunks / 4;  // columns of one product
+  static constexpr int kScoreStride = kTokens + 8;      // so that a warp's rows fall into different banks
   static constexpr int kRowLanes = 32 * kWarps / kRows;
   static constexpr int kLaneTokens = kTokens / kRowLanes;
   static_assert(kLaneTokens == 2 || kLaneTokens == 4);
@@ -48,11 +52,25 @@ struct Shape {
     float rescale[kRows];
     float scale[kRows];
     uint64_t full[kMostHalves];
-    alignas(16) uint8_t keys[];  // the ring
+    alignas(1024) uint8_t keys[];  // the ring
   };
 
-  static __device__ __forceinline__ int place(int token, int chunk) { return token * kStride + chunk * 16; }
+  // Where chunk `chunk` of a token in a strip lies; eight tokens' same chunks are in eight banks. fp8 as boxes of a
+  // tensor map lie, swizzled; bf16 by rows, a chunk apart.
+  static __device__ __forceinline__ int place(int token, int strip, int chunk) {
+    if constexpr (kFp8) return strip * kStripBytes + token * kStripRow + ((chunk ^ (token / 2 % 4)) << 4);
+    return token * kRowStride + strip * kStripRow + chunk * 16;
+  }
+  // `chunks` further in the strip: an even number, with fp8 any of a token's first.
+  static __device__ __forceinline__ uint32_t behind(uint32_t place, int chunks) {
+    return kFp8 ? place ^ (chunks * 16) : place + chunks * 16;
+  }
 };
+
+// The strip of a product's columns and its place there: a group has two strips and a quarter of the last.
+__device__ __forceinline__ int2 columns_of(int group, int step) {
+  return step < 8 ? make_int2(2 * group + step / 4, step % 4) : make_int2(kMlaStrips - 1, group);
+}
 
 // A place in the ring and how often it was gone round.
 struct Turn {
@@ -62,47 +80,48 @@ struct Turn {
   }
 };
 
-// Fills the ring: from 90 on by bulk copies of a row each that complete on the half's barrier, before by cp.async. All
-// threads take part: a warp that issued all copies of a half would hold up the others. Tokens behind the sequence's
-// last are filled with zeros: the cache may hold anything there.
+// Fills the ring: from 90 on by copies that complete on the half's barrier, fp8 as one box of the tensor map, bf16 by
+// rows, each warp some of them (a box takes 3 % longer where keys come slowly, copies of short rows 12 %); before by
+// cp.async. What lies behind a sequence's last token may hold anything; cp.async brings zeros instead.
 template <typename S>
 struct Filler {
   const MlaAttendParams& params;
+  const CUtensorMap& map;
   typename S::Shared& shared;
   TileStream<S::kHalf> from;
   int halves;
   Turn turn;
 
   __device__ void bring() {
-    const int valid = min(S::kHalf, from.length - from.position);
-    const uint8_t* source = static_cast<const uint8_t*>(params.args.kv) + from.page * params.args.page_bytes +
-                            static_cast<int64_t>(from.position % kMlaBlock) * S::kRowBytes;
+    const int valid = min(S::kHalf, from.length - from.position), row = from.position % kMlaBlock;
     const uint32_t to = shared_address(shared.keys) + turn.slot * S::kHalfBytes;
+    [[maybe_unused]] constexpr int kRowBytes = kMlaStrips * S::kStripRow;
+    [[maybe_unused]] const uint8_t* source = static_cast<const uint8_t*>(params.args.kv) +
+                                             from.page * params.args.page_bytes + static_cast<int64_t>(row) * kRowBytes;
 #if __CUDA_ARCH__ >= 900
-    if (threadIdx.x == 0) barrier_expect(&shared.full[turn.slot], max(0, valid) * S::kRowBytes);
-    const int row = threadIdx.x / 32 * (S::kHalf / kWarps) + threadIdx.x % 32;
-    if (threadIdx.x % 32 < S::kHalf / kWarps && row < valid) {
-      bulk_copy(to + row * S::kStride, source + row * S::kRowBytes, S::kRowBytes, &shared.full[turn.slot]);
+    uint64_t* const full = &shared.full[turn.slot];
+    if constexpr (std::is_same_v<typename S::Element, F16>) {
+      if (threadIdx.x == 0) {
+        barrier_expect(full, valid > 0 ? S::kHalfBytes : 0);
+        if (valid > 0) bulk_copy_box(to, &map, make_int4(0, row, 0, from.page), full);
+      }
+    } else {
+      if (threadIdx.x == 0) barrier_expect(full, max(0, valid) * kRowBytes);
+      const int token = threadIdx.x / 32 * (S::kHalf / kWarps) + threadIdx.x % 32;
+      if (threadIdx.x % 32 < S::kHalf / kWarps && token < valid)
+        bulk_copy(to + token * S::kRowStride, source + token * kRowBytes, kRowBytes, full);
     }
-    if (valid < S::kHalf) clear(shared.keys + turn.slot * S::kHalfBytes, max(0, valid));
 #else
-    for (int i = threadIdx.x; i < S::kHalf * S::kRowChunks; i += kThreads) {
-      const int row = i / S::kRowChunks, chunk = i % S::kRowChunks;
-      copy_async16(to + S::place(row, chunk), source + row * S::kRowBytes + chunk * 16, row < valid ? 16 : 0);
+    constexpr int kRowChunks = kMlaStrips * S::kStripChunks;
+    for (int i = threadIdx.x; i < S::kHalf * kRowChunks; i += kThreads) {
+      const int token = i / kRowChunks, chunk = i % kRowChunks;
+      copy_async16(to + S::place(token, chunk / S::kStripChunks, chunk % S::kStripChunks), source + i * 16,
+                   token < valid ? 16 : 0);
     }
     copy_async_commit();
 #endif
     from.next();
     turn.next(halves);
-  }
-
-  // Seen by all after the block's next barrier, which is before the half is read.
-  __device__ void clear(uint8_t* half, int first_row) {
-    for (int i = threadIdx.x; i < (S::kHalf - first_row) * S::kRowChunks; i += kThreads) {
-      const int at = S::place(first_row + i / S::kRowChunks, i % S::kRowChunks);
-      *reinterpret_cast<uint4*>(half + at) = make_uint4(0, 0, 0, 0);
-    }
-    fence_async_proxy();  // a later bulk copy may overwrite them
   }
 
   // Waits for the half at `use`.
@@ -115,6 +134,20 @@ struct Filler {
   }
 };
 
+// The latents of a half's tokens from `valid` on as 0, so that weight 0 times them is 0.
+template <typename S>
+__device__ void clear_tokens(uint8_t* half, int valid) {
+#if __CUDA_ARCH__ >= 900
+  constexpr int kChunks = kMlaLatent / 64 * S::kStripChunks;
+  for (int i = threadIdx.x; i < (S::kHalf - valid) * kChunks; i += kThreads) {
+    const int token = valid + i / kChunks, chunk = i % kChunks;
+    const int at = S::place(token, chunk / S::kStripChunks, chunk % S::kStripChunks);
+    *reinterpret_cast<uint4*>(half + at) = make_uint4(0, 0, 0, 0);
+  }
+  fence_async_proxy();  // a later copy may overwrite them
+#endif
+}
+
 // This warp's 144 columns of the tile's query rows, as A fragments.
 template <bool kFp8, int kRowTiles>
 __device__ void load_queries(const MlaAttendParams& params, const MlaItem& item, uint32_t (&q)[kRowTiles][kSteps][4]) {
@@ -124,17 +157,18 @@ __device__ void load_queries(const MlaAttendParams& params, const MlaItem& item,
 #pragma unroll
   for (int i = 0; i < 2 * kRowTiles; ++i) {
     const int row = item.row_begin + i * 8 + lane / 4;
-    const uint16_t* from =
-        static_cast<const uint16_t*>(params.args.q) + (first + row) * kMlaWidth + group * kSteps * 16;
+    const uint16_t* all = static_cast<const uint16_t*>(params.args.q) + (first + row) * kMlaWidth;
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
+      const int2 columns = columns_of(group, step);
+      const uint16_t* from = all + columns.x * 64 + columns.y * 16;
       uint2 pairs = make_uint2(0, 0);
       if (row < rows) {
         if constexpr (kFp8) {
-          pairs = *reinterpret_cast<const uint2*>(from + step * 16 + 4 * t);
+          pairs = *reinterpret_cast<const uint2*>(from + 4 * t);
         } else {
-          pairs.x = *reinterpret_cast<const uint32_t*>(from + step * 16 + 2 * t);
-          pairs.y = *reinterpret_cast<const uint32_t*>(from + step * 16 + 8 + 2 * t);
+          pairs.x = *reinterpret_cast<const uint32_t*>(from + 2 * t);
+          pairs.y = *reinterpret_cast<const uint32_t*>(from + 8 + 2 * t);
         }
       }
       q[i / 2][step][i % 2] = kFp8 ? bf16_pair_to_f16(pairs.x) : pairs.x;
@@ -151,22 +185,24 @@ __device__ void multiply_keys(typename Shape<kFp8, kRowTiles>::Shared& shared, u
   using Element = typename S::Element;
   const int lane = threadIdx.x % 32, group = threadIdx.x / 64, first_token = threadIdx.x / 32 % 2 * S::kHalf;
   float score[kRowTiles][S::kTokenTiles][4] = {};
+  const int token = kFp8 ? lane % S::kHalf : lane % 8 + lane / 16 * 8, chunk = kFp8 ? 0 : lane / 8 % 2;
 #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
+    const int2 columns = columns_of(group, step);
+    const uint32_t from = S::behind(keys + S::place(token, columns.x, chunk), columns.y * S::kStepChunks);
     uint32_t b[S::kTokenTiles][2];
     if constexpr (!kFp8) {
-      const int token = lane % 8 + lane / 16 * 8, chunk = (group * kSteps + step) * 2 + lane / 8 % 2;
       uint32_t r[4];
-      load_matrix_x4(r, keys + S::place(token, chunk));
+      load_matrix_x4(r, from);
       b[0][0] = r[0], b[0][1] = r[1], b[1][0] = r[2], b[1][1] = r[3];
     } else if constexpr (S::kTokenTiles == 4) {
       uint32_t r[4];
-      load_matrix_x4(r, keys + S::place(lane, group * kSteps + step));
+      load_matrix_x4(r, from);
 #pragma unroll
       for (int n = 0; n < 4; ++n) e4m3x4_to_f16(r[n], b[n][0], b[n][1]);
     } else {
       uint32_t r[2];
-      load_matrix_x2(r, keys + S::place(lane % 16, group * kSteps + step));
+      load_matrix_x2(r, from);
 #pragma unroll
       for (int n = 0; n < 2; ++n) e4m3x4_to_f16(r[n], b[n][0], b[n][1]);
     }
@@ -271,19 +307,19 @@ __device__ void multiply_values(typename Shape<kFp8, kRowTiles>::Shared& shared,
   using Element = typename S::Element;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   rescale_output<kRowTiles>(shared.rescale, out);
+  const uint32_t place = S::place(lane % 16, warp, lane / 16);  // a warp's columns are a strip
   const uint32_t weights = shared_address(&shared.weights[lane % 8 + lane / 8 % 2 * 8][lane / 16 * 8]);
 #pragma unroll
   for (int step = 0; step < S::kTokens / 16; ++step) {
     uint32_t a[kRowTiles][4];
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) load_matrix_x4(a[m], weights + (m * 16 * S::kScoreStride + step * 16) * 2);
-    const uint32_t keys = halves[step * 16 / S::kHalf];
-    const int token = step * 16 % S::kHalf + lane % 16;
+    static_assert(kFp8 || S::kHalf == 16);
+    const uint32_t keys = halves[step * 16 / S::kHalf] + step * 16 % S::kHalf * S::kStripRow + place;
 #pragma unroll
-    for (int pair = 0; pair < kWarpColumns / (kFp8 ? 32 : 16); ++pair) {
-      const int chunk = warp * (kWarpColumns * S::kRowBytes / kMlaWidth / 16) + pair * 2 + lane / 16;
+    for (int pair = 0; pair < S::kStripChunks / 2; ++pair) {
       uint32_t r[4];
-      load_matrix_x4_transposed(r, keys + S::place(token, chunk));
+      load_matrix_x4_transposed(r, S::behind(keys, pair * 2));
       if constexpr (kFp8) {
 #pragma unroll
         for (int c = 0; c < 2; ++c) {
@@ -377,23 +413,24 @@ __device__ RowState first_state(const MlaAttendParams& params, const MlaItem& it
 
 template <bool kFp8, int kRowTiles>
 __global__ void __launch_bounds__(kThreads, kRowTiles == 1 ? 2 : 1)
-    mla_mma_kernel(const __grid_constant__ MlaAttendParams params, const int halves) {
+    mla_mma_kernel(const __grid_constant__ MlaAttendParams params, const __grid_constant__ CUtensorMap map,
+                   const int halves) {
   using S = Shape<kFp8, kRowTiles>;
-  extern __shared__ __align__(128) uint8_t shared_bytes[];
+  extern __shared__ __align__(1024) uint8_t shared_bytes[];
   auto& shared = *reinterpret_cast<typename S::Shared*>(shared_bytes);
 #if __CUDA_ARCH__ >= 900
   if (threadIdx.x == 0) {
     for (int i = 0; i < halves; ++i) barrier_init(&shared.full[i], 1);
     barrier_init_fence();
+    if constexpr (kFp8) prefetch_map(&map);
   }
   __syncthreads();
 #endif
-  const int2 items = params.plan.slot_items[blockIdx.x];
-  Filler<S> filler{params, shared, {params, items}, halves, {}};
-  int ahead = 0;  // halves brought and not used up
-  for (; ahead < halves && !filler.from.done() && filler.from.settled(); ++ahead) filler.bring();
   dependency_wait();
   dependency_trigger();
+  const int2 items = params.plan.slot_items[blockIdx.x];
+  Filler<S> filler{params, map, shared, {params, items}, halves, {}};
+  int ahead = 0;  // halves brought and not used up
   for (; ahead < halves && !filler.from.done(); ++ahead) filler.bring();
   const float scale = params.args.softmax_scale * kLog2e * (kFp8 ? params.args.kv_scale : 1.0f);
   Turn use;
@@ -410,10 +447,11 @@ __global__ void __launch_bounds__(kThreads, kRowTiles == 1 ? 2 : 1)
     for (int token = 0; token < (item.block_end - item.block_begin) * kMlaBlock; token += S::kTokens) {
       const int block = item_block(item, token / kMlaBlock);
       const int position = block_position(params.batch, item.sequence, block) + token % kMlaBlock;
+      const uint32_t ring = shared_address(shared.keys);
       uint32_t keys[2];
 #pragma unroll
       for (uint32_t& half : keys) {
-        half = shared_address(shared.keys) + use.slot * S::kHalfBytes;
+        half = ring + use.slot * S::kHalfBytes;
         filler.wait(use);
         use.next(halves);
       }
@@ -423,6 +461,9 @@ __global__ void __launch_bounds__(kThreads, kRowTiles == 1 ? 2 : 1)
       first = false;
       multiply_keys<kFp8, kRowTiles>(shared, threadIdx.x / 32 % 2 == 0 ? keys[0] : keys[1], q);
       __syncthreads();
+      const int valid = item.length - position;
+      if (valid < S::kHalf) clear_tokens<S>(shared.keys + (keys[0] - ring), max(0, valid));
+      if (valid < S::kTokens) clear_tokens<S>(shared.keys + (keys[1] - ring), max(0, valid - S::kHalf));
       if (has_rows) update_row<kFp8, kRowTiles>(shared, state, scale, position);
       __syncthreads();
       multiply_values<kFp8, kRowTiles>(shared, keys, out);
@@ -445,19 +486,20 @@ cudaError_t launch_one(const MlaDecodeConfig& config, const MlaAttendParams& par
   static_assert(kRowTiles == 2 || shared_bytes_of<kFp8, kRowTiles>(5) <= 113 * 1024, "two blocks a multiprocessor");
   const size_t bytes = shared_bytes_of<kFp8, kRowTiles>(config.key_halves);
   const LaunchShape shape{dim3(config.slots), dim3(kThreads), bytes, stream};
-  return launch(mla_mma_kernel<kFp8, kRowTiles>, shape, params, config.key_halves);
+  CUtensorMap map{};
+  if (kFp8 && device_limits().capability >= 90) {
+    const cudaError_t error = make_page_map(params.args, Shape<kFp8, kRowTiles>::kHalf, kMlaStrips, &map);
+    if (error != cudaSuccess) return error;
+  }
+  return launch(mla_mma_kernel<kFp8, kRowTiles>, shape, params, map, config.key_halves);
 }
 
 template <bool kFp8, int kRowTiles>
 cudaError_t prepare_one() {
   // Five halves only where they fit: elsewhere the portable kernels run with four.
-  int device = 0, limit = 0;
-  cudaError_t error = cudaGetDevice(&device);
-  if (error != cudaSuccess) return error;
-  error = cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-  if (error != cudaSuccess) return error;
   const size_t most = shared_bytes_of<kFp8, kRowTiles>(kMostHalves), least = shared_bytes_of<kFp8, kRowTiles>(4);
-  return allow_shared(mla_mma_kernel<kFp8, kRowTiles>, most <= static_cast<size_t>(limit) ? most : least);
+  return allow_shared(mla_mma_kernel<kFp8, kRowTiles>,
+                      most <= static_cast<size_t>(device_limits().shared_of_block) ? most : least);
 }
 
 }  // namespace

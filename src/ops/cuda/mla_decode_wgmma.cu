@@ -389,16 +389,15 @@ __global__ void __launch_bounds__(3 * kGroup, 1)
   Shared& shared = *reinterpret_cast<Shared*>(shared_bytes);
   if (threadIdx.x == 0) init_barriers(shared);
   __syncthreads();
+  dependency_wait();
+  dependency_trigger();
   const int2 items = params.plan.slot_items[blockIdx.x];
   const int group = threadIdx.x / kGroup;
   if (group == 0) {
     registers_grow<200>();
-    dependency_wait();
-    dependency_trigger();
     consume<kFetches, 0>(params, shared, items);
   } else if (group == 1) {
     registers_grow<200>();
-    dependency_wait();
     consume<kFetches, 1>(params, shared, items);
   } else {
     registers_shrink<104>();

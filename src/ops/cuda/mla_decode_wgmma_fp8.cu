@@ -21,9 +21,9 @@
 // tile usually asks of other threads is one vote, whether any base must move.
 #include "ops/cuda/bulk_copy.cuh"
 #include "ops/cuda/launch.h"
+#include "ops/cuda/mla_page_map.h"
 #include "ops/cuda/mla_wgmma.cuh"
 #include "ops/cuda/mla_wgmma_tiles.cuh"
-#include "ops/cuda/tensor_map.h"
 
 #if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #pragma nv_diag_suppress 177  // other architectures compile this file to empty kernels
@@ -509,10 +509,8 @@ struct Maps {
 
 // One thread: the tiles of all items through the tensor maps.
 __device__ void bring_tiles(const MlaAttendParams& params, const Maps& maps, Shared& shared, int2 items) {
-  bool waited = false;
   Ring ring;
   for (TileStream<kTokens> tile(params, items); !tile.done(); tile.next(), ++ring.number) {
-    if (!waited && !tile.settled()) dependency_wait(), waited = true;
     uint64_t* full = &shared.full[ring.stage()];
     barrier_wait(&shared.empty[ring.stage()], ring.parity() ^ 1);
     barrier_expect(full, kLatentBytes + kStripBytes);
@@ -544,42 +542,23 @@ __global__ void __launch_bounds__(3 * kGroup, 1)
   Shared& shared = *reinterpret_cast<Shared*>(shared_bytes);
   if (threadIdx.x == 0) init_barriers(shared);
   __syncthreads();
+  dependency_wait();
+  dependency_trigger();
   const int2 items = params.plan.slot_items[blockIdx.x];
   const int group = __shfl_sync(~0u, threadIdx.x / kGroup, 0);  // the compiler sees that it is the same for a warp
   if (group < 2) {
     registers_grow<232>();
-    dependency_wait();
-    dependency_trigger();
     consume(params, shared, group, items);
   } else {
     registers_shrink<40>();
     const int row = threadIdx.x - 2 * kGroup;
     if (row < kRows) {
-      dependency_wait();
       sum_rows(params, shared, row, items);
     } else if (row == kRows) {
       bring_tiles(params, maps, shared, items);
     }
   }
 #endif
-}
-
-// Of pages as strips: 64 bytes of a row, the rows, the strips of a row, the pages.
-cudaError_t make_maps(const MlaDecodeArgs& args, Maps* maps) {
-  PFN_cuTensorMapEncodeTiled_v12000 encode = nullptr;
-  const cudaError_t error = find_tensor_map_encoder(&encode);
-  if (error != cudaSuccess) return error;
-  const cuuint64_t sizes[4] = {64, kMlaBlock, kColumns, 1u << 26};
-  const cuuint64_t strides[3] = {kMlaWidth, 64, static_cast<cuuint64_t>(args.page_bytes)};
-  for (const bool rope : {false, true}) {
-    const cuuint32_t box[4] = {64, kTokens, rope ? 1u : kMlaLatent / 64, 1}, steps[4] = {1, 1, 1, 1};
-    const CUresult result =
-        encode(rope ? &maps->rope : &maps->latents, CU_TENSOR_MAP_DATA_TYPE_UINT8, 4, const_cast<void*>(args.kv), sizes,
-               strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_64B,
-               CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    if (result != CUDA_SUCCESS) return cudaErrorInvalidValue;
-  }
-  return cudaSuccess;
 }
 
 }  // namespace
@@ -591,7 +570,8 @@ cudaError_t mla_wgmma_fp8_prepare() {
 
 cudaError_t mla_wgmma_fp8_launch(const MlaDecodeConfig& config, const MlaAttendParams& params, cudaStream_t stream) {
   Maps maps{};
-  const cudaError_t error = make_maps(params.args, &maps);
+  cudaError_t error = make_page_map(params.args, kTokens, kMlaLatent / 64, &maps.latents);
+  if (error == cudaSuccess) error = make_page_map(params.args, kTokens, 1, &maps.rope);
   if (error != cudaSuccess) return error;
   return launch(mla_wgmma_fp8_kernel, {dim3(config.slots), dim3(3 * kGroup), sizeof(Shared), stream}, params, maps);
 }

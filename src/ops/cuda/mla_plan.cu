@@ -261,12 +261,6 @@ __global__ void __launch_bounds__(kPlanThreads) mla_plan_kernel(PlanArgs a) {
   if (s == 0) a.plan.num_joins[0] = shared.few_joins, a.plan.num_joins[1] = shared.many_joins;
 }
 
-// Does nothing. Behind mla_plan_kernel, it makes the lists complete before the wait of any later kernel (launch.h).
-__global__ void mla_plan_settled_kernel() {
-  dependency_wait();
-  dependency_trigger();
-}
-
 constexpr int kJoinThreads = 256;
 constexpr int kJoinBlocks = 4;  // of a multiprocessor
 constexpr int kJoinSlices = 8;  // of 64 columns: blocks that share a row with many partials
@@ -375,10 +369,9 @@ __device__ void join_few(const JoinArgs& a, const MlaJoin& join, int row, int sl
 // Slices of rows with few partials are dealt over the warps of the grid, of those with many over its blocks.
 __global__ void __launch_bounds__(kJoinThreads, kJoinBlocks) mla_join_kernel(const __grid_constant__ JoinArgs a) {
   __shared__ JoinShared shared;
-  const int few = a.plan.num_joins[0] * a.rows * kFewSlices;  // the lists are older than the kernel in front
-  const int many = a.plan.num_joins[1] * a.rows;
   dependency_wait();
   dependency_trigger();
+  const int few = a.plan.num_joins[0] * a.rows * kFewSlices, many = a.plan.num_joins[1] * a.rows;
   for (int unit = threadIdx.x / 32 * gridDim.x + blockIdx.x; unit < few; unit += gridDim.x * (kJoinThreads / 32)) {
     const MlaJoin join = a.plan.joins[unit / kFewSlices / a.rows];
     const int row = unit / kFewSlices % a.rows;
@@ -458,8 +451,7 @@ cudaError_t mla_plan(const MlaDecodeConfig& config, const MlaBatch& batch, void*
   const PlanArgs args{
       mla_plan_view(config, workspace), batch, config.heads, config.rows, config.slots, config.max_tiles,
       config.lists == MlaLists::kFixed};
-  const cudaError_t error = launch(mla_plan_kernel, {dim3(1), dim3(kPlanThreads), 0, stream}, args);
-  return error == cudaSuccess ? launch(mla_plan_settled_kernel, {dim3(1), dim3(32), 0, stream}) : error;
+  return launch(mla_plan_kernel, {dim3(1), dim3(kPlanThreads), 0, stream}, args);
 }
 
 cudaError_t mla_decode(const MlaDecodeConfig& config, const MlaBatch& batch, const MlaDecodeArgs& args, void* workspace,

@@ -1,4 +1,5 @@
-// The key tiles that a block of an MLA attention kernel walks over, as its work list says.
+// The key tiles that a block of an MLA attention kernel walks over, as its work list says. Lists, tables and keys are
+// written by earlier kernels of the step: all of it behind dependency_wait().
 #pragma once
 
 #include "ops/cuda/mla_plan.cuh"
@@ -13,20 +14,17 @@ struct TileStream {
   int row = 0;  // of the table: its first entry
   int block_begin = 0, block_end = 0;
   int ahead = 0, left = 0;  // the block looked up; blocks of the item behind the tile's
-  int length = 0, num_new = 0;
+  int length = 0;
   int page = 0, position = 0;  // of the tile; its block begins at a multiple of 64
   int next_page = 0, next_position = 0;
 
   __device__ TileStream(const MlaAttendParams& p, int2 items) : params(p), item(items.x), item_end(items.y) { open(); }
   __device__ bool done() const { return item >= item_end; }
-  // Whether all its keys are older than this step: then it may be read before the kernel in front is complete.
-  __device__ bool settled() const { return position + kTokens <= length - num_new; }
   __device__ void open() {
     if (done()) return;
     const MlaItem& next = params.plan.items[item];
     block_begin = next.block_begin, block_end = next.block_end;
     length = next.length;
-    num_new = next.num_tokens;
     row = next.sequence * params.batch.table_width;
     ahead = next.block_first, left = block_end - block_begin;
     look_up();

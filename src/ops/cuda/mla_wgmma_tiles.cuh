@@ -63,9 +63,7 @@ struct Buffers {
 // One thread: the tiles of all items through the tensor map.
 __device__ inline void bring_tiles(const MlaAttendParams& params, const CUtensorMap& map, Shared& shared, int2 items) {
   Buffers buffers;
-  bool waited = false;
   for (TileStream<kTokens> tile(params, items); !tile.done(); tile.next()) {
-    if (!waited && !tile.settled()) dependency_wait(), waited = true;
     buffers.enter(tile.item);
     const uint32_t to = shared_address(shared.tiles[buffers.stage]);
     for (int part = kOwn; part < kParts; ++part) {
