@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 
+from gpu_fence import fence
 from gpu_sanitize import passed, sanitize
 from server_process import TOP, ServerProcess
 
@@ -124,6 +125,7 @@ SECTIONS = {  # name: (seconds, check)
     "served": (150, Runner.served),  # the server's tests, with the storm and a lost device
     "score": (150, Runner.score),  # task accuracy of the tiny models against their model cards
     "score-fp8": (150, lambda r: r.score("--kv-cache-dtype", "fp8")),
+    "fence": (60, lambda r: fence(r.program)),
     "sanitize": (240, lambda r: sanitize(r.build, f"{r.build}/sanitize", r.deadline - time.monotonic())),
     "v2-lite": (180, lambda r: r.full_size("v2-lite", "40G")),
     "kimi-linear-48b": (240, lambda r: r.full_size("kimi-linear-48b", "20G")),

@@ -13,14 +13,15 @@ struct KdaRun {
   bool prefill = false;                             // the new tokens move the state
   int32_t first_checkpoint = 0, end_checkpoint = 0;
 
-  // All at once, so that a block waits for memory once; of padding only rows and length mean something.
+  // All at once, so that a block waits for memory once; of padding only rows and length mean something. From L2, as a
+  // kernel beside another's carry reads it ahead of its wait.
   __device__ KdaRun(const DeviceSequences& s, int sequence) {
-    const int32_t after = s.commit[sequence], end = s.first_row[sequence + 1];
-    committed = s.committed[sequence];
-    first_checkpoint = s.first_checkpoint[sequence];
-    end_checkpoint = s.first_checkpoint[sequence + 1];
-    first_row = s.first_row[sequence];
-    length = s.lengths[sequence];
+    const int32_t after = __ldcg(s.commit + sequence), end = __ldcg(s.first_row + sequence + 1);
+    committed = __ldcg(s.committed + sequence);
+    first_checkpoint = __ldcg(s.first_checkpoint + sequence);
+    end_checkpoint = __ldcg(s.first_checkpoint + sequence + 1);
+    first_row = __ldcg(s.first_row + sequence);
+    length = __ldcg(s.lengths + sequence);
     rows = end - first_row;
     position = length - rows;
     prefill = after == length;
@@ -51,7 +52,8 @@ __device__ inline int kda_quotient(int a, int b) {
 // StateLayer::unit and the ring's first token of a unit; addresses below 2^31 bytes from page and slot.
 __device__ inline float* kda_unit_of(const StateLayer& state, const int32_t* pages, int head) {
   const int unit = state.first_unit + head, page = kda_quotient(unit, state.units_per_page);
-  return reinterpret_cast<float*>(state.base + static_cast<int64_t>(pages[page]) * static_cast<int>(state.page_bytes) +
+  return reinterpret_cast<float*>(state.base +
+                                  static_cast<int64_t>(__ldcg(pages + page)) * static_cast<int>(state.page_bytes) +
                                   (unit - page * state.units_per_page) * static_cast<int>(state.unit_bytes));
 }
 __device__ inline float* kda_unit(const StateLayer& state, const DeviceSequences& s, int sequence, int head) {

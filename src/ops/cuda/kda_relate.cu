@@ -67,6 +67,10 @@ struct Chunk {
 __device__ float2 load_pair(const float* from) {
   return *reinterpret_cast<const float2*>(from);
 }
+// Beside another's carry nothing was waited for: what earlier kernels wrote is read from L2 (launch.h).
+__device__ float2 load_earlier(const float* from) {
+  return __ldcg(reinterpret_cast<const float2*>(from));
+}
 __device__ float2 times(float2 a, float2 b) {
   return {a.x * b.x, a.y * b.y};
 }
@@ -83,7 +87,7 @@ __device__ float2 silu(float2 x) {
 // A load that stays where it is among others.
 __device__ float2 load_now(const float* from) {
   float2 x;
-  asm volatile("ld.global.nc.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "l"(from));
+  asm volatile("ld.global.cg.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "l"(from));
   return x;
 }
 
@@ -110,14 +114,14 @@ struct Inputs {
           if (before < -kTail || position >= c.range.end) continue;
           if (before < 0) from = unit + kKdaDim * kKdaDim + (part * kTail + kTail + before) * kKdaDim + at.channel;
         }
-        qkv[part][i] = kInner ? load_now(from) : load_pair(from);
+        qkv[part][i] = kInner ? load_now(from) : load_earlier(from);
       }
 #pragma unroll
     for (int i = 0; i < kTokens; ++i) {
       const float* const from = gates + i * c.call.a.row_stride;
       a[i] = {0, 0};
       if (kInner) a[i] = load_now(from);
-      if (!kInner && begin + i < c.range.end) a[i] = load_pair(from);
+      if (!kInner && begin + i < c.range.end) a[i] = load_earlier(from);
     }
   }
 };
@@ -422,7 +426,7 @@ __device__ void relate_tokens(const Chunk& c, const float* unit, Shared& shared,
   const int position = c.range.begin + static_cast<int>(threadIdx.x);  // of the token whose beta the thread brings
   const bool brings = threadIdx.x < kKdaChunk && position < c.range.end;
   __nv_bfloat16 b;
-  if (brings) b = c.call.b.row<__nv_bfloat16>(c.row(position))[c.head];
+  if (brings) b = __ldcg(c.call.b.row<__nv_bfloat16>(c.row(position)) + c.head);
   {
     Inputs in;
     in.load<kInner>(c, unit, at);
@@ -478,7 +482,7 @@ __device__ void finish_chunk(const Chunk& c, const float* out) {
     if (position >= c.range.end) continue;
     const int64_t row = c.row(position);
     o[i] = __ldcg(reinterpret_cast<const float4*>(out + (row * c.call.heads + c.head) * kKdaDim) + lane);
-    z[i] = reinterpret_cast<const float4*>(c.call.z.row<float>(row) + c.head * kKdaDim)[lane];
+    z[i] = __ldcg(reinterpret_cast<const float4*>(c.call.z.row<float>(row) + c.head * kKdaDim) + lane);
   }
 #pragma unroll
   for (int i = 0; i < kKdaChunk / kWarps; ++i) {

@@ -3,8 +3,9 @@
 //
 // The convention that makes this safe: every kernel calls dependency_wait() (mma.cuh) before it touches memory that an
 // earlier kernel wrote or still reads, and only then dependency_trigger(). So when a kernel passes its wait, all
-// kernels before its predecessor are complete too. What is complete for longer than that (weights, settled lists, old
-// keys) may be read ahead of the wait; relate_kernel beside another's carry leaves the wait to its last block.
+// kernels before its predecessor are complete too. Ahead of it a kernel may read weights, and what was complete before
+// its predecessor began (lists of experts), the latter from L2: L1 may hold what lay there before. The machine code is
+// checked for it (tools/gpu_fence.py). relate_kernel beside another's carry leaves the wait to its last block.
 #pragma once
 
 #include <cuda_runtime.h>

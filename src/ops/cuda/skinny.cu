@@ -207,7 +207,7 @@ __global__ __launch_bounds__(kThreads, C::kBlocks) void skinny_kernel(const __gr
   Loader<Weights> loader(work, at);
   const Weights slot{memory.ring[threadIdx.x / 32], 0};
   for (int i = 0; i < Weights::kCount; ++i) loader.load({slot.ring, i * Weights::kBytes});
-  if (early) dependency_wait();
+  dependency_wait();  // unless it has waited before: then this takes no time
   dependency_trigger();
   multiply_tiles<C>(work, at, loader, slot, memory);
 }

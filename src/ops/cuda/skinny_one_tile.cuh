@@ -121,7 +121,7 @@ __global__ __launch_bounds__(kThreads, C::kBlocks) void one_tile_kernel(const __
   };
   for (int i = 0; i < C::kSlots; ++i) ask(i, i * Weights::kBytes);
   OneTileColumns<Weights> x(work, tokens, shape, count);
-  if (early) dependency_wait();
+  dependency_wait();  // unless it has waited before: then this takes no time
   // The next kernel's weights are not to come before this one's.
   if (count <= C::kSlots) dependency_trigger();
   if (count == 0) return;
