@@ -188,6 +188,53 @@ TEST_P(Rollback, ReplayedStepsForgetWhatWasTakenBack) {
   }
 }
 
+// Of so many sequences, all in the same pages, that their pieces fill two launches at the later position and one at the
+// earlier, where the step is captured.
+TEST(Captured, AStepOfSeveralTokensIsCutForAnyPosition) {
+  if (const Status gpu = select_device(0); !gpu.ok()) GTEST_SKIP() << gpu.error().message;
+  if (gpu_sanitizer()) return;  // no graphs under a checker
+  constexpr int32_t kBlocks = 512, kMany = 200, kEarly = 60, kLate = kBlocks * 64 - 100;
+  CudaOps ops({.deterministic = true});
+  const auto model = load("tiny-k2", ops);
+  const CacheLayout layout = model->cache_layout(DType::kBF16);
+  std::vector<uint32_t> numbers(static_cast<size_t>(kBlocks * layout.page_bytes()) / 4);
+  for (size_t i = 0; i < numbers.size(); ++i)  // pairs of bf16 from 2^-3 to 2 in size
+    numbers[i] = (static_cast<uint32_t>(random_u64(3, i)) & 0x81FF81FFu) | 0x3E003E00u;
+  const Buffer memory = device_buffer(numbers.size() * 4);
+  device_copy(memory.data(), numbers.data(), memory.size());
+  std::vector<int32_t> pages;
+  for (int32_t page = kBlocks; page-- > 0;) pages.push_back(page);
+  Tensor logits;
+  const auto step = [&](int32_t position, auto&& how) {
+    std::vector<SequenceRows> sequences;
+    std::vector<int32_t> tokens, positions, logit_rows;
+    for (int32_t i = 0; i <= kMany; ++i) {
+      const int32_t at = i < kMany ? position : kLate;  // the last fixes the width of the block tables
+      sequences.push_back(
+          {.first_row = i * kTried, .num_tokens = kTried, .position = at, .pages = pages.data(), .slot = i});
+      for (int32_t n = 0; n < kTried; ++n) tokens.push_back(100 + n), positions.push_back(at + n);
+      logit_rows.push_back(i * kTried + kTried - 1);
+    }
+    ops.begin_step();
+    const PlacedBatch placed(
+        {.tokens = tokens, .positions = positions, .sequences = sequences, .logit_rows = logit_rows}, ops, 0);
+    how([&] { logits = model->forward(placed.batch(), ops, {.base = memory.data(), .layout = layout}); });
+  };
+  const auto eager = [](auto&& work) { work(); };
+  cudaGraphExec_t graph = nullptr;
+  step(kEarly, eager);  // loads the kernels
+  step(kEarly, [&](auto&& work) { graph = *capture_graph(ops.stream(), work); });
+  const Tensor captured = logits;
+  step(kLate, eager);
+  const Rows wanted = fetch(ops, logits);
+  step(kLate, [&](auto&&) { cuda_ok(cudaGraphLaunch(graph, ops.stream()), "replaying"); });
+  const Rows got = fetch(ops, captured);
+  cudaGraphExecDestroy(graph);
+  ASSERT_TRUE(device_status().ok());
+  ASSERT_EQ(got.size(), wanted.size());
+  for (size_t row = 0; row < got.size(); ++row) ASSERT_EQ(got[row], wanted[row]) << "row " << row;
+}
+
 INSTANTIATE_TEST_SUITE_P(, Rollback,
                          testing::Values(Case{"TinyK2", "tiny-k2", DType::kBF16},
                                          Case{"TinyK2Fp8", "tiny-k2", DType::kF8E4M3},

@@ -20,15 +20,22 @@ bool can_expand(const MlaShape& s) {
   return (s.nope == 128 && s.value == 128) || (s.nope == 192 && s.value == 256);
 }
 
-// The end of a launch of fixed lists that begins with row `begin`: as many rows as its partial results hold.
-int64_t launch_end(const MlaDecodeConfig& config, const Batch& batch, int64_t begin) {
+bool is_captured(cudaStream_t stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  return cudaStreamIsCapturing(stream, &status) == cudaSuccess && status != cudaStreamCaptureStatusNone;
+}
+
+// The end of a launch of fixed lists that begins with row `begin`: as many rows as its partial results hold. For any
+// positions: a captured graph is replayed at others.
+int64_t launch_end(const MlaDecodeConfig& config, const Batch& batch, int64_t begin, bool for_any_position) {
   int64_t end = begin, left = config.max_partials;
   for (const SequenceRows& rows : batch.sequences) {
     const int64_t last = rows.first_row + rows.num_tokens;
     if (last <= begin) continue;
-    // Only of a chunk is the host sure to know the position; a captured graph must hold for any.
-    const int32_t blocks = rows.num_tokens == 1 ? batch.device->table_width
-                                                : (rows.position + rows.num_tokens + kMlaBlock - 1) / kMlaBlock;
+    // Of a decode row, too, the host may not know the position.
+    const int32_t blocks = for_any_position || rows.num_tokens == 1
+                               ? batch.device->table_width
+                               : (rows.position + rows.num_tokens + kMlaBlock - 1) / kMlaBlock;
     const int64_t pieces = mla_pieces(blocks);
     const int64_t count = std::min(last - end, left / pieces * config.rows / config.heads);
     end += count;
@@ -102,8 +109,9 @@ void CudaOps::attend_usual(const Tensor& query, const Tensor& mixed, const MlaSh
                            .softmax_scale = s.softmax_scale,
                            .kv_scale = cache.scale,
                            .out = mixed.data};
+  const bool captured = is_captured(stream());
   for (int64_t begin = 0, end = 0; begin < query.rows; begin = end) {
-    end = fixed ? launch_end(config, batch, begin) : query.rows;
+    end = fixed ? launch_end(config, batch, begin, captured) : query.rows;
     lists.row_begin = static_cast<int>(begin), lists.row_end = static_cast<int>(end);
     const bool whole = begin == 0 && end == query.rows;
     if (!whole || !mla_planned_) check(mla_plan(config, lists, workspace, stream()), "mla_plan");
