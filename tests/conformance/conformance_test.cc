@@ -332,22 +332,23 @@ std::vector<MlaCase> mla_cases(bool fp8) {
   return cases;
 }
 
-void check_mla_attend(Backend& backend, const MlaCase& c) {
+Values run_mla_attend(Ops& ops, const MlaCase& c) {
   const MlaShape shape = c.shape();
   const Stored up = store(WeightFormat::kBF16, c.heads * (shape.nope + shape.value), shape.latent, 41);
-  const auto run = [&](Ops& ops) {
-    Cache cache = make_cache(ops, c.context, shape, c.fp8 ? DType::kF8E4M3 : ops.activation_dtype());
-    const OneSequence one({.num_tokens = static_cast<int32_t>(c.fresh),
-                           .position = static_cast<int32_t>(c.context - c.fresh),
-                           .pages = cache.pages.data(),
-                           .form = c.form});
-    const PlacedBatch placed(one.batch, ops);
-    const Tensor q = activation(ops, c.fresh, c.heads * shape.q_head(), 42, ops.wide_dtype());
-    return fetch(ops, ops.mla_attend(q, ops.pack_mla_up(up.raw, shape), shape, placed.batch(), cache.layer));
-  };
+  Cache cache = make_cache(ops, c.context, shape, c.fp8 ? DType::kF8E4M3 : ops.activation_dtype());
+  const OneSequence one({.num_tokens = static_cast<int32_t>(c.fresh),
+                         .position = static_cast<int32_t>(c.context - c.fresh),
+                         .pages = cache.pages.data(),
+                         .form = c.form});
+  const PlacedBatch placed(one.batch, ops);
+  const Tensor q = activation(ops, c.fresh, c.heads * shape.q_head(), 42, ops.wide_dtype());
+  return fetch(ops, ops.mla_attend(q, ops.pack_mla_up(up.raw, shape), shape, placed.batch(), cache.layer));
+}
+
+void check_mla_attend(Backend& backend, const MlaCase& c) {
   const auto ref = make_ref_ops();
   poison(*backend.ops, 16 << 20);
-  expect_close(run(*backend.ops), run(*ref),
+  expect_close(run_mla_attend(*backend.ops, c), run_mla_attend(*ref, c),
                str_cat(backend.name, " mla heads ", c.heads, " context ", c.context, " new ", c.fresh, " form ",
                        static_cast<int>(c.form), c.fp8 ? " fp8" : ""),
                2e-2);
@@ -361,6 +362,23 @@ TEST(Conformance, MlaAttend) {
 TEST(Conformance, MlaAttendOverAnFp8Cache) {
   for (Backend& backend : backends())
     for (const MlaCase& c : mla_cases(true)) check_mla_attend(backend, c);
+}
+
+// On a GPU: expanded in three pieces of keys, absorbed over lists that are cut.
+TEST(Conformance, MlaAttendOfAnExtendOnManyCachedTokens) {
+  MlaCase c{.heads = 2, .context = 20'037, .fresh = 37};
+  Values wanted;
+  for (Backend& backend : backends()) {
+    if (!backend.name.starts_with("cuda") || gpu_sanitizer()) continue;
+    c.form = MlaForm::kAbsorbed;
+    if (wanted.at.empty()) wanted = run_mla_attend(*make_ref_ops(), c);
+    for (const MlaForm form : {MlaForm::kAbsorbed, MlaForm::kExpanded}) {
+      c.form = form;
+      poison(*backend.ops, 16 << 20);
+      expect_close(run_mla_attend(*backend.ops, c), wanted, str_cat(backend.name, " form ", static_cast<int>(form)),
+                   2e-2);
+    }
+  }
 }
 
 }  // namespace

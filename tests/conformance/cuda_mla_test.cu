@@ -202,9 +202,9 @@ void check_row(const Problem& p, const Answer& answer, int row) {
   }
 }
 
-void check(const Case& c, uint64_t seed) {
+void check(const Case& c, uint64_t seed, int checked_rows = 192) {
   const Problem p(c, seed);
-  const int rows = p.first_row.back() * c.heads, step = std::max(1, rows / (gpu_sanitizer() ? 24 : 192));
+  const int rows = p.first_row.back() * c.heads, step = std::max(1, rows / (gpu_sanitizer() ? 24 : checked_rows));
   for (const MlaLists lists : {MlaLists::kBalanced, MlaLists::kFixed}) {
     const Answer answer = run(p, lists);
     if (testing::Test::HasFatalFailure()) return;
@@ -326,6 +326,11 @@ TEST_P(CudaMla, ManySequences) {
 TEST_P(CudaMla, ManyQueriesExtend) {
   check(make(16, {{gpu_sanitizer() ? 130 : 500, 40}, {90, 90}, {1200, 7}}), 23);
   if (!gpu_sanitizer()) check(make(16, {{900, 170}, {333, 1}}), 24);  // the most that is not expanded
+}
+
+TEST_P(CudaMla, ExtendOnManyCachedTokens) {
+  if (gpu_sanitizer()) return;  // the kernels of the cases above
+  for (const int heads : {16, 64}) check(make(heads, {{20000 + 37, 37}, {70, 3}}), 25 + heads, 24);
 }
 
 // Tokens [length - query, length) of a sequence of a world.

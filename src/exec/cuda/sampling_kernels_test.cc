@@ -17,7 +17,8 @@
 namespace perigee {
 namespace {
 
-constexpr int32_t kVocab = 50002, kRows = 24;  // rows that are aligned to 16 bytes and rows that are not
+constexpr int32_t kVocab = 50002, kRows = 30;  // rows that are aligned to 16 bytes and rows that are not
+constexpr int kTogether = 24;                  // the rows from here on have several limits at once
 
 template <typename T>
 T* place(Buffer& memory, const std::vector<T>& values) {
@@ -36,6 +37,14 @@ SamplingParams params_of(int row) {
   if (row % 7 == 3) p.min_p = 0.05f;
   if (row % 6 == 4) p.logit_bias = {{7, 30.0f}, {8, -5.0f}, {kVocab + 3, 9.0f}};
   if (row % 6 == 5) p.presence_penalty = 0.7f, p.frequency_penalty = 0.2f, p.repetition_penalty = 1.3f;
+  if (row >= kTogether) {
+    constexpr int kWhich[] = {3, 5, 6, 7, 7, 7};  // 1 top_k, 2 top_p, 4 min_p: each of them binds
+    const int which = kWhich[row - kTogether];
+    p.temperature = 0.8f + 0.1f * static_cast<float>(row - kTogether);
+    p.top_k = which & 1 ? 40 + 3000 * (row - kTogether) : 0;
+    p.top_p = which & 2 ? 0.6f : 1.0f;
+    p.min_p = which & 4 ? 0.2f : 0.0f;
+  }
   p.stop_ids = {1, 2};
   p.min_tokens = row % 2 == 0 ? 10 : 0;
   return p;

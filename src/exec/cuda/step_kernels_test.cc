@@ -181,7 +181,7 @@ class StepKernels : public testing::Test {
 
   void run_random_steps(bool deterministic) {
     BatchBuilder builder(model_, deterministic);
-    for (int step = 0; step < (gpu_sanitizer() ? 10 : 120) && !HasFailure(); ++step) {
+    for (int step = 0; step < (gpu_sanitizer() ? 10 : 600) && !HasFailure(); ++step) {
       SCOPED_TRACE(step);
       const StepPlan plan = make_plan();
       const Batch& want = builder.build(plan, slots_);
