@@ -35,10 +35,10 @@ inline std::string nested_tools() {
   std::string inner = R"({"type":"object","properties":{)";
   for (int i = 0; i < 4000; ++i) inner += str_cat(i > 0 ? "," : "", "\"p", i, "\":{}");
   inner += "}}";
-  for (int level = 0; level < 50; ++level) inner = R"({"type":"object","properties":{"a":)" + inner + "}}";
-  const std::string tool = R"({"type":"function","function":{"name":"f","parameters":)" + inner + "}}";
+  for (int level = 0; level < 50; ++level) inner = str_cat(R"({"type":"object","properties":{"a":)", inner, "}}");
+  const std::string tool = str_cat(R"({"type":"function","function":{"name":"f","parameters":)", inner, "}}");
   return hostile_list(R"({"min_tokens":2,"max_tokens":1,"messages":[{"role":"user","content":"x"}],"tools":[)",
-                      [&](size_t) { return tool; }, 3u << 20, "]}");
+                      [&](size_t) { return str_cat(tool); }, 3u << 20, "]}");
 }
 
 // Bodies of `size` bytes, and some of a fixed smaller size.
