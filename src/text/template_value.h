@@ -48,6 +48,9 @@ struct TemplateNamespace {
 
 // A number that neither int64 nor double holds, with the text it came in.
 struct TemplateNumber {
+  TemplateNumber(std::string digits, double value, bool is_integral)
+      : text(std::move(digits)), nearest(value), integral(is_integral) {}
+
   std::string text;
   double nearest;
   bool integral;

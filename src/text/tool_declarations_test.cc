@@ -141,7 +141,7 @@ TEST(ToolDeclarations, SchemasThatUnfoldWithoutMeasureStayJson) {
   std::string inner = R"({"type":"object","properties":{)";
   for (int i = 0; i < 3000; ++i) inner += str_cat(i > 0 ? "," : "", "\"p", i, "\":{}");
   inner += "}}";
-  for (int level = 0; level < 12; ++level) inner = R"({"type":"object","properties":{"a":)" + inner + "}}";
+  for (int level = 0; level < 12; ++level) inner = str_cat(R"({"type":"object","properties":{"a":)", inner, "}}");
   const Json one = json(R"({"type":"function","function":{"name":"f","parameters":)" + inner + "}}");
   EXPECT_TRUE(declare_tools(Json(Json::Array{one})).starts_with("# Tools"));
   const Json many(Json::Array(60, one));
