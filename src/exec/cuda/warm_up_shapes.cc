@@ -17,13 +17,15 @@ std::vector<SequenceRows> longest_last(int32_t count, int32_t rows, const StepLi
   return sequences;
 }
 
+// The last sequence alone has the longest context: expanded chunks attend one after the other in the same memory, and
+// a thousand of them on a million tokens each would take minutes.
 void place(std::vector<SequenceRows>& sequences, const StepLimits& limits) {
   int32_t first_row = 0;
   for (SequenceRows& s : sequences) {
     s.first_row = first_row;
-    s.position = limits.sequence_tokens - s.num_tokens;
     first_row += s.num_tokens;
   }
+  sequences.back().position = limits.sequence_tokens - sequences.back().num_tokens;
 }
 
 }  // namespace

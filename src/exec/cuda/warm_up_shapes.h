@@ -18,7 +18,7 @@ struct StepLimits {
   bool recurrent = false;
 };
 
-// Decode rows come first, as in every plan. Positions are those of the longest context.
+// Decode rows come first, as in every plan. The last sequence has the longest context.
 std::vector<std::vector<SequenceRows>> warm_up_shapes(const StepLimits& limits);
 
 }  // namespace perigee

@@ -113,7 +113,9 @@ TEST(WarmUpShapes, KeepToTheLimits) {
     for (const std::vector<SequenceRows>& sequences : warm_up_shapes(limits)) {
       EXPECT_EQ(std::ssize(sequences), limits.sequences);
       int32_t row = 0;
+      int64_t context = 0;
       for (const SequenceRows& s : sequences) {
+        context += s.position + s.num_tokens;
         EXPECT_EQ(s.first_row, row);
         EXPECT_GE(s.num_tokens, 1);
         EXPECT_GE(s.position, 0);
@@ -121,6 +123,7 @@ TEST(WarmUpShapes, KeepToTheLimits) {
         row += s.num_tokens;
       }
       EXPECT_LE(row, limits.tokens);
+      EXPECT_LE(context, limits.sequence_tokens + limits.tokens);  // the start must not take minutes
     }
 }
 
