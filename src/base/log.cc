@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <condition_variable>
+#include <csignal>
 #include <cstdlib>
 #include <cstring>
 #include <ctime>
@@ -105,7 +106,12 @@ class LogQueue {
   void start_writer() {
     lines_.clear();  // of a child after fork(): its parent writes them
     bytes_ = 0;
+    // Without signals: one that ends the process, or that another thread waits for, must not find this one.
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
     std::thread([this] { write_all(); }).detach();
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
     writer_of_ = ::getpid();
   }
   void write_all() {
