@@ -137,6 +137,7 @@ TEST_F(AppPoolTest, NoMemoryForAHandOverIsA503) {
       EXPECT_TRUE(eventually([&] { return backend_->running() == 0; }));
       EXPECT_EQ(answer("/v1/completions", R"({"prompt":"x"})").status, 200);
       app_.reset();
+      exchange->drop();
     }
 }
 

@@ -39,6 +39,14 @@ class DirectExchange : public Exchange {
     if (const auto callback = std::exchange(callback_, nullptr)) callback();
   }
 
+  // As at the end of the loop: what is posted is dropped, since it may hold what holds this.
+  void drop() {
+    std::deque<std::function<void()>> dropped;
+    const std::lock_guard lock(mutex_);
+    dropped.swap(posted_);
+    callback_ = nullptr;
+  }
+
   // Runs what is posted until `condition` holds; false when it does not within the limit.
   template <typename Condition>
   bool run_until(Condition condition) {

@@ -48,6 +48,11 @@ class GenerationTest : public testing::Test {
     request_.fields.max_tokens = 10;
     request_.fields.seed = 1;
   }
+  // A sink holds its generation, which holds the backend: a test may end before its reply does.
+  ~GenerationTest() override {
+    backend_->sinks.clear();
+    exchange_->leave = nullptr;
+  }
   // Starts request_ with these prompts on a context of 20 tokens.
   void start(const std::vector<std::vector<int32_t>>& prompts) {
     GenerationSpec spec;

@@ -5,9 +5,9 @@
 #include <string>
 
 #include "base/check.h"
+#include "server/api_error.h"
 #include "server/chat_request.h"
 #include "server/completion_request.h"
-#include "server/reply_json.h"
 
 namespace {
 
