@@ -96,7 +96,7 @@ def check_error(status, body, head=""):
     assert set(error) == {"message", "type", "param", "code"}
     assert error["code"] == status and error["type"] == TYPES[status], error
     assert error["message"] and (error["param"] is None or error["param"])
-    assert not re.search(r"0x[0-9a-f]{6}|/work/|\.cc\b|std::|boost", error["message"]), "the message shows internals"
+    assert not re.search(r"0x[0-9a-f]{6}|/src/|\.cc\b|std::|boost", error["message"]), "the message shows internals"
     return error
 
 
