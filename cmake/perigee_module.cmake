@@ -41,6 +41,7 @@ function(perigee_module NAME)
   if(PERIGEE_TESTS AND tests)
     add_executable(${NAME}_test ${tests})
     target_link_libraries(${NAME}_test PRIVATE perigee_${NAME} GTest::gtest GTest::gtest_main)
+    perigee_compile_fast(${NAME}_test)
     target_compile_definitions(${NAME}_test PRIVATE PERIGEE_SOURCE_DIR="${CMAKE_SOURCE_DIR}")
     add_test(NAME ${NAME} COMMAND ${NAME}_test)
     set_tests_properties(${NAME} PROPERTIES LABELS unit TIMEOUT 1800)
@@ -48,6 +49,11 @@ function(perigee_module NAME)
       set_tests_properties(${NAME} PROPERTIES RUN_SERIAL ON)
     endif()
   endif()
+endfunction()
+
+# Tests take longer to compile than to run: a third less time than at -O3.
+function(perigee_compile_fast TARGET)
+  target_compile_options(${TARGET} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-O1>)
 endfunction()
 
 # Compiles the given files for one instruction set; they are entered only after a run-time check of the processor.
