@@ -8,7 +8,7 @@
 // inputs, outputs. Prefill: inputs and outputs.
 #include "bench/cuda_timing.h"
 #include "ops/cuda/backend.h"
-#include "ops/cuda/kda.h"
+#include "ops/cuda/kda/kda.h"
 
 namespace perigee {
 namespace {

@@ -7,9 +7,9 @@
 // Bytes counted: keys once, queries and outputs not.
 #include "base/rng.h"
 #include "bench/cuda_timing.h"
-#include "ops/cuda/mla_decode.h"
-#include "ops/cuda/mla_prefill.h"
-#include "ops/cuda/mla_write.h"
+#include "ops/cuda/mla/mla_decode.h"
+#include "ops/cuda/mla/mla_prefill.h"
+#include "ops/cuda/mla/mla_write.h"
 
 namespace perigee {
 namespace {
@@ -126,7 +126,7 @@ void measure_prefill(const PrefillRow& r, uint8_t* pool, cudaStream_t stream) {
   const int keys = context + length;
   cudaDeviceProp device{};
   must(cudaGetDeviceProperties(&device, 0));
-  const PrefillKernel kernel = mla_prefill_choice(nope, value, device.major * 10 + device.minor);
+  const PrefillKernel kernel = choose_mla_prefill(nope, value, device.major * 10 + device.minor);
   const std::string name = "prefill " + std::to_string(nope + 64) + "/" + std::to_string(value) + " h" +
                            std::to_string(heads) + " S" + std::to_string(length) +
                            (context > 0 ? " on " + std::to_string(context) : "");
@@ -142,7 +142,7 @@ void measure_prefill(const PrefillRow& r, uint8_t* pool, cudaStream_t stream) {
   const double us = bench::time_calls(stream, 2, [&](int) { must(mla_prefill(kernel, a, stream)); });
   const double pairs = 0.5 * length * length + 1.0 * length * context;
   const double flop = 2.0 * heads * pairs * (nope + 64 + value);
-  bench::print_row(name, us, 0, flop, mla_prefill_name(kernel));
+  bench::print_row(name, us, 0, flop, perigee::name(kernel));
   must(cudaFree(const_cast<int32_t*>(rows)));
 }
 

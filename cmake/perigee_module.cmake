@@ -1,29 +1,38 @@
-# perigee_module(NAME [CUDA] [DEPS a b ...] [LINK lib ...] [SOURCES f.cc ...] [TESTS t_test.cc ...])
+# perigee_module(NAME [CUDA] [DEPS a b ...] [LINK lib ...] [ROOMS x y ...] [HOST f.cc ...]
+#                [SOURCES f.cc ...] [TESTS t_test.cc ...])
 #
 # A folder is a library: every *.cc of it that is no *_test.cc becomes perigee_NAME, every *_test.cc joins the one test
 # program NAME_test. DEPS are the only other modules whose headers it may include (tools/tidy.py reads this line and
 # rejects any other); `base` is implied. LINK are third-party libraries. SOURCES and TESTS name the files where two
-# modules share a folder. A CUDA module also takes its *.cu; where no toolkit is, it is its cuda_absent.cc alone.
+# modules share a folder. ROOMS are subfolders that belong to the module. A CUDA module also takes its *.cu; where no
+# toolkit is, it is its cuda_absent.cc and the files HOST, whose tests are then its only ones.
 function(perigee_module NAME)
-  cmake_parse_arguments(ARG "CUDA" "" "DEPS;LINK;SOURCES;TESTS" ${ARGN})
+  cmake_parse_arguments(ARG "CUDA" "" "DEPS;LINK;ROOMS;HOST;SOURCES;TESTS" ${ARGN})
   if(ARG_SOURCES OR ARG_TESTS)
     set(sources ${ARG_SOURCES})
     set(tests ${ARG_TESTS})
   else()
-    file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/*.cc)
+    set(sources)
+    foreach(room "" ${ARG_ROOMS})
+      file(GLOB found CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/${room}/*.cc)
+      list(APPEND sources ${found})
+    endforeach()
     set(tests ${sources})
     list(FILTER sources EXCLUDE REGEX "_test\\.cc$")
     list(FILTER tests INCLUDE REGEX "_test\\.cc$")
   endif()
   set(links ${ARG_LINK})
   if(ARG_CUDA AND PERIGEE_HAS_CUDA)
-    file(GLOB kernels CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/*.cu)
     list(FILTER sources EXCLUDE REGEX "/cuda_absent\\.cc$")
-    list(APPEND sources ${kernels})
+    foreach(room "" ${ARG_ROOMS})
+      file(GLOB kernels CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/${room}/*.cu)
+      list(APPEND sources ${kernels})
+    endforeach()
     list(APPEND links CUDA::cudart_static)
   elseif(ARG_CUDA)
     list(FILTER sources INCLUDE REGEX "/cuda_absent\\.cc$")
-    set(tests)
+    list(APPEND sources ${ARG_HOST})
+    string(REPLACE ".cc" "_test.cc" tests "${ARG_HOST}")
   endif()
   foreach(dep ${ARG_DEPS})
     list(APPEND links perigee_${dep})

@@ -12,6 +12,8 @@ import sys
 TOP = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 MAX_HEADER, MAX_SOURCE, MAX_FUNCTION, MAX_INCLUDES, MAX_COLUMNS = 200, 600, 70, 15, 120
 MAX_TREE_BYTES = 48 << 20
+HEADERS = (".h", ".cuh")
+SOURCES = (".h", ".cuh", ".cc", ".cu")
 
 # Brain headers that the hands may read: plain values.
 VALUES = {"control/plan.h", "control/sampling.h", "control/topology.h"}
@@ -76,8 +78,14 @@ class Tidy:
                 modules[os.path.dirname(name)[4:]] = deps
         return modules
 
+    def module_of(self, folder):
+        """The module that a folder under src belongs to: itself, or the one that it is a room of."""
+        while folder and folder not in self.modules:
+            folder = os.path.dirname(folder)
+        return folder
+
     def check_includes(self, name, lines):
-        folder = os.path.dirname(name)[4:]
+        folder = self.module_of(os.path.dirname(name)[4:])
         allowed = self.modules.get(folder)
         own = 0
         for number, line in enumerate(lines, 1):
@@ -88,7 +96,7 @@ class Tidy:
                 continue
             own += 1
             target = match.group(1)
-            home = os.path.dirname(target)
+            home = self.module_of(os.path.dirname(target))
             if home in (folder, "base") or allowed is None or name.endswith("_test.cc"):
                 continue
             if not any(home == dep or home == dep.replace("_", "/") for dep in allowed) and not (
@@ -98,7 +106,7 @@ class Tidy:
             self.report(name, 1, "includes", f"{own} includes of our own, the limit is {MAX_INCLUDES}")
 
     def check_sizes(self, name, lines):
-        limit = MAX_HEADER if name.endswith(".h") else MAX_SOURCE
+        limit = MAX_HEADER if name.endswith(HEADERS) else MAX_SOURCE
         if len(lines) > limit:
             self.report(name, 1, "size", f"{len(lines)} lines, the limit is {limit}")
         for number, line in enumerate(lines, 1):
@@ -141,7 +149,7 @@ class Tidy:
     def check_tests_built(self):
         for name in self.files:
             if name.endswith("_test.cc") and name.startswith("src/"):
-                if os.path.dirname(name)[4:] not in self.modules:
+                if not self.module_of(os.path.dirname(name)[4:]):
                     self.report(name, 1, "unbuilt", "a test in a folder that is no perigee_module")
             if name.startswith("tests/") and name.endswith(".cc"):
                 folder = os.path.dirname(name)
@@ -183,16 +191,18 @@ class Tidy:
 
     def run(self):
         for name in self.files:
-            if name.endswith((".h", ".cc", ".py", ".sh", ".md", ".cmake")) or os.path.basename(name) in ("Makefile", "CMakeLists.txt"):
+            if name.endswith((".py", ".sh", ".md", ".cmake")) or os.path.basename(name) in ("Makefile", "CMakeLists.txt"):
                 lines = read(name)
                 self.check_markers(name, lines)
-            if name.endswith((".h", ".cc")):
+            if name.endswith(SOURCES):
+                lines = read(name)
+                self.check_markers(name, lines)
                 self.check_sizes(name, lines)
                 self.check_functions(name, lines)
                 self.check_words(name, lines)
-            if name.startswith("src/") and name.endswith((".h", ".cc")):
+            if name.startswith("src/") and name.endswith(SOURCES):
                 self.check_includes(name, lines)
-            if name.startswith("src/") and name.endswith(".h"):
+            if name.startswith("src/") and name.endswith(HEADERS):
                 self.check_header(name, lines)
             if name == "Makefile" and len(lines) > 60:
                 self.report(name, 1, "size", "the Makefile stays under 60 lines")

@@ -6,9 +6,9 @@
 
 #include "base/rng.h"
 #include "cuda_arrays.h"
-#include "ops/cuda/mla_decode.h"
-#include "ops/cuda/mla_prefill.h"
-#include "ops/cuda/mla_write.h"
+#include "ops/cuda/mla/mla_decode.h"
+#include "ops/cuda/mla/mla_prefill.h"
+#include "ops/cuda/mla/mla_write.h"
 
 namespace perigee {
 namespace {
@@ -103,7 +103,7 @@ void compare(const Prefill& p, const std::vector<uint16_t>& out, const std::vect
 }
 
 PrefillKernel kernel_of(const Prefill& p, bool portable) {
-  return mla_prefill_choice(p.nope, p.value, compute_capability(portable));
+  return choose_mla_prefill(p.nope, p.value, compute_capability(portable));
 }
 
 void check_whole(const Prefill& p, bool portable = false) {

@@ -9,7 +9,7 @@
 #include "base/rng.h"
 #include "base/soak.h"
 #include "cuda_arrays.h"
-#include "ops/cuda/mla_decode.h"
+#include "ops/cuda/mla/mla_decode.h"
 
 namespace perigee {
 namespace {

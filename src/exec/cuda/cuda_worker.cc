@@ -17,7 +17,7 @@
 #include "exec/cuda/warm_up_shapes.h"
 #include "exec/plan_worker.h"
 #include "ops/cuda/backend.h"
-#include "ops/cuda/mla_decode.h"
+#include "ops/cuda/mla/mla_decode.h"
 
 namespace perigee {
 namespace {

@@ -6,8 +6,8 @@
 #include <algorithm>
 
 #include "base/rng.h"
-#include "ops/cuda/kda.h"
-#include "ops/cuda/mla_decode.h"
+#include "ops/cuda/kda/kda.h"
+#include "ops/cuda/mla/mla_decode.h"
 
 namespace perigee {
 namespace {

@@ -1,28 +1,24 @@
-// CudaOps: what is left beside weights (pack.cc), experts (moe.cc), latent attention (mla_ops.cc) and KDA (kda_ops.cc).
+// CudaOps: what is left beside weights (pack.cc), experts (moe/), latent attention (mla/) and KDA (kda/).
 #include "ops/cuda/backend.h"
 
+#include "base/log.h"
 #include "ops/cuda/elementwise.h"
-#include "ops/cuda/hopper_gemm.h"
-#include "ops/cuda/kda.h"
-#include "ops/cuda/mla_decode.h"
-#include "ops/cuda/mla_prefill.h"
-#include "ops/cuda/ordered_gemm.h"
-#include "ops/cuda/tile_gemm.h"
+#include "ops/cuda/gemm/hopper_gemm.h"
+#include "ops/cuda/gemm/ordered_gemm.h"
+#include "ops/cuda/gemm/tile_gemm.h"
+#include "ops/cuda/kda/kda.h"
+#include "ops/cuda/mla/mla_decode.h"
+#include "ops/cuda/mla/mla_prefill.h"
 
 namespace perigee {
 namespace {
 
-// FP8 matrices: rows up to which reading one twice costs less than widening it, and from how many outputs on, and up to
-// how many rows, our own tiles beat both.
-constexpr int32_t kMaxSkinnyFp8Rows = 64, kMinDirectOutputs = 6144, kMaxDirectRows = 512;
-
-// Rows above which tiles of kOrderedRows rows pay.
-constexpr int32_t kMinOrderedRows = 128;
-
-// Rows that skinny_gemm serves best.
-int32_t max_skinny_rows(WeightFormat format, const GemmCall& call) {
-  const bool fp8 = format == WeightFormat::kF8Block128 && call.output != GemmOutput::kSiluMul;
-  return fp8 && call.out < kMinDirectOutputs ? kMaxSkinnyFp8Rows : kMaxSkinnyRows;
+GemmShape gemm_shape(WeightFormat format, const GemmCall& call) {
+  return {.format = format,
+          .rows = call.rows,
+          .out = call.out,
+          .silu_mul = call.output == GemmOutput::kSiluMul,
+          .aligned = hopper_gemm_fits(call)};
 }
 
 }  // namespace
@@ -40,9 +36,11 @@ CudaOps::CudaOps(const CudaOptions& options) : Ops(Arena(device_buffer, options.
   cuda_ok(cudaDeviceGetAttribute(&multiprocessors_, cudaDevAttrMultiProcessorCount, options.device), "asking the GPU");
   cuda_ok(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, options.device), "asking the GPU");
   cuda_ok(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, options.device), "asking the GPU");
-  compute_capability_ = options.portable ? 80 : 10 * major + minor;
-  hopper_ = compute_capability_ == 90 && !options.deterministic;
-  if (hopper_) cuda_ok(hopper_gemm_prepare(), "loading matrix kernels");
+  traits_ = {.compute_capability = options.portable ? 80 : 10 * major + minor,
+             .deterministic = options.deterministic,
+             .library = cublas_ != nullptr};
+  log_debug("kernels for ", choices_text(traits_));
+  if (traits_.wgmma_products()) cuda_ok(hopper_gemm_prepare(), "loading matrix kernels");
   cuda_ok(mla_decode_prepare(), "loading attention kernels");
   cuda_ok(mla_prefill_prepare(), "loading attention kernels");
   cuda_ok(kda_load_kernels(), "loading recurrent kernels");
@@ -79,28 +77,14 @@ Tensor CudaOps::add_norm(const Tensor& residual, const Tensor& x, std::span<cons
   return y;
 }
 
-void CudaOps::gemm_rows(WeightFormat format, const GemmCall& call, const char* op) {
-  // Deterministic: two kernels of the same bits.
-  if (options_.deterministic && call.rows > kMinOrderedRows && ordered_gemm_has(format))
-    check(ordered_gemm(format, call, stream()), op);
-  else if (call.rows <= max_skinny_rows(format, call) || options_.deterministic)
-    check(skinny_gemm(format, call, call.rows <= 8 ? 8 : call.rows <= 16 ? 16 : 32, stream()), op);
-  else if (hopper_ && hopper_gemm_fits(call))
-    check(hopper_gemm(format, call, 1, stream()), op);
-  else
-    check(tile_gemm(format, call, stream()), op);
-}
-
-// Whether cuBLASLt serves this product: it cannot join gate and up.
-bool CudaOps::by_library(const GemmCall& call) const {
-  return cublas_ != nullptr && call.rows > kMaxSkinnyRows && call.output != GemmOutput::kSiluMul;
-}
-
-// Whether an FP8 matrix becomes bf16 for one product by cuBLASLt, which reads and writes five times its bytes and
-// rounds its numbers once more: of many rows, or where our own tiles are too few to fill the GPU.
-bool CudaOps::worth_widening(const GemmCall& call) const {
-  if (!by_library(call)) return false;
-  return call.rows > kMaxDirectRows || (call.rows > kMaxSkinnyFp8Rows && call.out < kMinDirectOutputs);
+void CudaOps::own_gemm(WeightFormat format, const GemmCall& call, const GemmChoice& choice, const char* op) {
+  switch (choice.kernel) {
+    case GemmKernel::kSkinny: return check(skinny_gemm(format, call, choice.item_rows, stream()), op);
+    case GemmKernel::kOrdered: return check(ordered_gemm(format, call, stream()), op);
+    case GemmKernel::kTile: return check(tile_gemm(format, call, stream()), op);
+    case GemmKernel::kHopper: return check(hopper_gemm(format, call, 1, stream()), op);
+    case GemmKernel::kLibrary: CHECK(false, op, " by the library");
+  }
 }
 
 void CudaOps::gemm(const CudaMatrix& w, GemmCall call, const char* op) {
@@ -111,7 +95,8 @@ void CudaOps::gemm(const CudaMatrix& w, GemmCall call, const char* op) {
   call.chunks = static_cast<int32_t>(w.padded_in / 128);
   if (call.rows == 0) return;
   if (w.format == WeightFormat::kBF16) return gemm(call, op);
-  if (!worth_widening(call)) return gemm_rows(w.format, call, op);
+  const GemmChoice choice = choose_gemm(gemm_shape(w.format, call), traits_);
+  if (!choice.widen) return own_gemm(w.format, call, choice, op);
   const ArenaScope scratch(arena_);
   auto* wide = arena_.array<uint16_t>(w.out * w.padded_in).data();
   check(widen_fp8(w, wide, stream()), "widen");
@@ -122,25 +107,26 @@ void CudaOps::gemm(const CudaMatrix& w, GemmCall call, const char* op) {
 void CudaOps::gemm(const GemmCall& call, const char* op) {
   if (call.rows == 0) return;
   const int64_t padded = static_cast<int64_t>(call.chunks) * 128;
-  if (by_library(call) && cublas_->multiply({.x = call.x,
-                                             .x_stride = call.x_stride,
-                                             .x_head = call.x_head,
-                                             .w = reinterpret_cast<const uint16_t*>(call.weight),
-                                             .w_stride = padded,
-                                             .w_head = call.weight_stride / 2,
-                                             .y = call.y,
-                                             .y_stride = call.y_stride,
-                                             .y_head = call.y_head,
-                                             .rows = call.rows,
-                                             .out = call.out,
-                                             .in = call.in,
-                                             .heads = call.heads,
-                                             .f32_out = call.output == GemmOutput::kF32},
-                                            stream())) {
-    check(cudaSuccess, op);
-    return;
-  }
-  gemm_rows(WeightFormat::kBF16, call, op);
+  const GemmShape shape = gemm_shape(WeightFormat::kBF16, call);
+  const GemmChoice choice = choose_gemm(shape, traits_);
+  if (choice.kernel != GemmKernel::kLibrary) return own_gemm(WeightFormat::kBF16, call, choice, op);
+  if (cublas_->multiply({.x = call.x,
+                         .x_stride = call.x_stride,
+                         .x_head = call.x_head,
+                         .w = reinterpret_cast<const uint16_t*>(call.weight),
+                         .w_stride = padded,
+                         .w_head = call.weight_stride / 2,
+                         .y = call.y,
+                         .y_stride = call.y_stride,
+                         .y_head = call.y_head,
+                         .rows = call.rows,
+                         .out = call.out,
+                         .in = call.in,
+                         .heads = call.heads,
+                         .f32_out = call.output == GemmOutput::kF32},
+                        stream()))
+    return check(cudaSuccess, op);
+  own_gemm(WeightFormat::kBF16, call, choose_own_gemm(shape, traits_), op);
 }
 
 Tensor CudaOps::linear(const Tensor& x, const LinearWeight& w, DType out) {

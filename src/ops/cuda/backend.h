@@ -1,10 +1,11 @@
 // CudaOps: the class behind make_cuda_ops(), for code that includes CUDA headers.
 #pragma once
 
-#include "ops/cuda/cublaslt.h"
+#include "ops/cuda/choose.h"
 #include "ops/cuda/cuda_ops.h"
+#include "ops/cuda/gemm/cublaslt.h"
+#include "ops/cuda/gemm/skinny.h"
 #include "ops/cuda/packed.h"
-#include "ops/cuda/skinny.h"
 #include "ops/observed_ops.h"
 #include "tensor/cuda/check.h"
 #include "tensor/cuda/device.h"
@@ -75,12 +76,10 @@ class CudaOps final : public Ops {
   // them; by our own kernels.
   void gemm(const CudaMatrix& w, GemmCall call, const char* op);
   void gemm(const GemmCall& call, const char* op);
-  void gemm_rows(WeightFormat format, const GemmCall& call, const char* op);
-  bool by_library(const GemmCall& call) const;
-  bool worth_widening(const GemmCall& call) const;
+  void own_gemm(WeightFormat format, const GemmCall& call, const GemmChoice& choice, const char* op);
   Tensor product(const Tensor& x, const LinearWeight& w, DType out, const char* op);  // linear() under that label
-  // Whether the kernels of mla_decode.h and mla_write.h serve this geometry; others run in latent_attention.h.
-  bool is_usual(const MlaShape& shape, const LatentLayer& cache) const;
+  // 512 latent and 64 rope columns: what mla_decode.h and mla_write.h serve; others run in latent_attention.h.
+  bool has_mla_kernels(const MlaShape& shape, const LatentLayer& cache) const;
   struct CachedSequence {
     const SequenceRows& rows;
     const int32_t* block_table;  // on the device
@@ -90,7 +89,7 @@ class CudaOps final : public Ops {
                        size_t num_sequences, const LatentLayer& cache, const Tensor& y);
   void attend_expanded(const CachedSequence& sequence, const Tensor& q, const CudaMlaUp& weights, const MlaShape& shape,
                        const LatentLayer& cache, const Tensor& y);
-  void attend_usual(const Tensor& query, const Tensor& mixed, const MlaShape& shape, const Batch& batch,
+  void attend_lists(const Tensor& query, const Tensor& mixed, const MlaShape& shape, const Batch& batch,
                     const LatentLayer& cache);
   void attend_rows(const Tensor& query, const Tensor& mixed, const MlaShape& shape, const Batch& batch,
                    const LatentLayer& cache);
@@ -100,11 +99,9 @@ class CudaOps final : public Ops {
     const Tensor* addend = nullptr;
     bool accumulate = false;
   };
-  enum class ExpertKernel : uint8_t { kSkinny, kOrdered, kTile, kHopper };
   struct ExpertLists {
     GemmCall call;  // its lists alone
-    ExpertKernel kernel = ExpertKernel::kSkinny;
-    int item_rows = 8;
+    ExpertChoice choice;
   };
   ExpertLists make_lists(const Routing& routing, const ExpertWeights& weights);
   void run_experts(const Tensor& x, const Routing& routing, const ExpertLists& lists, const ExpertWeights& weights,
@@ -118,8 +115,8 @@ class CudaOps final : public Ops {
   Stream stream_;
   std::unique_ptr<Upload> upload_;  // from the first weight that is read to the first step
   std::unique_ptr<CublasLt> cublas_;
-  int multiprocessors_ = 0, compute_capability_ = 0;
-  bool hopper_ = false;  // hopper_gemm.h may be used
+  int multiprocessors_ = 0;
+  KernelTraits traits_;
   // Work lists of attention: made in a step's first layer, read by all, unless there are several of one layer. Outgrown
   // memory stays for the graphs that hold its address.
   std::vector<Buffer> mla_workspaces_;

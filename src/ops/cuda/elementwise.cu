@@ -1,5 +1,5 @@
 #include "base/check.h"
-#include "ops/cuda/dequant.cuh"
+#include "ops/cuda/gemm/dequant.cuh"
 #include "ops/cuda/elementwise.h"
 #include "ops/cuda/launch.h"
 #include "ops/cuda/mma.cuh"

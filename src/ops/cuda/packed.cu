@@ -5,7 +5,7 @@
 #include <cmath>
 
 #include "base/rng.h"
-#include "ops/cuda/dequant.cuh"
+#include "ops/cuda/gemm/dequant.cuh"
 #include "ops/cuda/launch.h"
 #include "ops/cuda/mma.cuh"
 #include "ops/cuda/packed.h"

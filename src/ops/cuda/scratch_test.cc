@@ -1,9 +1,9 @@
 // What a call takes at most, by its rows alone, against what calls of as many rows or fewer take. Without a GPU.
 #include <gtest/gtest.h>
 
-#include "ops/cuda/latent_attention.h"
-#include "ops/cuda/mla_decode.h"
-#include "ops/cuda/route.h"
+#include "ops/cuda/mla/latent_attention.h"
+#include "ops/cuda/mla/mla_decode.h"
+#include "ops/cuda/moe/route.h"
 
 namespace perigee {
 namespace {

@@ -1,0 +1,82 @@
+// The work lists of MLA decode as they lie in the workspace; made by mla_plan, read by the attention kernels.
+#pragma once
+
+#include "ops/cuda/mla/mla_decode.h"
+
+namespace perigee {
+
+// One row tile over key blocks [block_begin, block_end) of its sequence (places in the table). They are read from
+// block_first to the end and then from the beginning.
+struct alignas(16) MlaItem {
+  int32_t sequence;
+  int32_t row_begin;  // first query row of the tile; row = token of the sequence * heads + head
+  int32_t block_begin;
+  int32_t block_end;
+  int32_t block_first;
+  int32_t partial;      // where the partial result goes; -1: the item is the whole row tile and writes the output
+  int32_t length;       // tokens of the sequence
+  int32_t first_token;  // batch row of the sequence's first query token
+  int32_t num_tokens;
+};
+
+// A row tile whose partial results must be joined; none at all (count 0): its rows get 0 and -inf.
+struct alignas(16) MlaJoin {
+  int32_t out_row;  // of its first row: batch row * heads + head
+  int32_t rows;
+  int32_t first_partial;
+  int32_t count;
+};
+
+struct MlaPlan {
+  MlaItem* items;      // [max_partials]
+  int2* slot_items;    // [slots] first and last + 1 item
+  MlaJoin* joins;      // [max_tiles]: those of few partials from the front, of many from the back
+  int32_t* num_joins;  // [2] few, many
+  float* partial_lse;  // [max_partials][rows]
+  float* partial_out;  // [max_partials][rows][512]
+};
+
+struct MlaPlanLayout {
+  size_t slot_items, joins, num_joins, partial_lse, partial_out, end;
+};
+
+inline MlaPlanLayout mla_plan_layout(const MlaDecodeConfig& c) {
+  const auto align = [](size_t bytes) { return (bytes + 255) / 256 * 256; };
+  MlaPlanLayout at{};
+  at.slot_items = align(c.max_partials * sizeof(MlaItem));
+  at.joins = at.slot_items + align(c.slots * sizeof(int2));
+  at.num_joins = at.joins + align(c.max_tiles * sizeof(MlaJoin));
+  at.partial_lse = at.num_joins + align(2 * sizeof(int32_t));
+  at.partial_out = at.partial_lse + align(c.max_partials * c.rows * sizeof(float));
+  at.end = at.partial_out + static_cast<size_t>(c.max_partials) * c.rows * kMlaLatent * sizeof(float);
+  return at;
+}
+
+inline MlaPlan mla_plan_view(const MlaDecodeConfig& config, void* workspace) {
+  const MlaPlanLayout at = mla_plan_layout(config);
+  char* base = static_cast<char*>(workspace);
+  return {reinterpret_cast<MlaItem*>(base),
+          reinterpret_cast<int2*>(base + at.slot_items),
+          reinterpret_cast<MlaJoin*>(base + at.joins),
+          reinterpret_cast<int32_t*>(base + at.num_joins),
+          reinterpret_cast<float*>(base + at.partial_lse),
+          reinterpret_cast<float*>(base + at.partial_out)};
+}
+
+// What an attention kernel is launched with.
+struct MlaAttendParams {
+  MlaPlan plan;
+  MlaBatch batch;
+  MlaDecodeArgs args;
+  int heads;
+};
+
+// The attention kernels, each in a file of its own.
+cudaError_t mla_mma_prepare();
+cudaError_t mla_mma_launch(const MlaDecodeConfig& config, const MlaAttendParams& params, cudaStream_t stream);
+cudaError_t mla_wgmma_prepare();
+cudaError_t mla_wgmma_launch(const MlaDecodeConfig& config, const MlaAttendParams& params, cudaStream_t stream);
+cudaError_t mla_wgmma_fp8_prepare();
+cudaError_t mla_wgmma_fp8_launch(const MlaDecodeConfig& config, const MlaAttendParams& params, cudaStream_t stream);
+
+}  // namespace perigee
