@@ -215,9 +215,9 @@ class Load {
     StepResult result{.step = plan.step, .rows = {}};
     for (const PlanRow& row : plan.rows) {
       SlotState& slot = slots_[static_cast<size_t>(row.slot.value)];
-      if (!row.is_decode()) (slot.resumed ? outcome_.recomputed : outcome_.prefill) += row.num_tokens;
+      if (row.prefill() != nullptr) (slot.resumed ? outcome_.recomputed : outcome_.prefill) += row.num_tokens();
       RowResult& added = result.rows.emplace_back(RowResult{.slot = row.slot, .sequence = row.sequence});
-      if (!row.sample) continue;
+      if (!row.samples()) continue;
       const bool last = ++slot.num_outputs == shape_.jobs[static_cast<size_t>(row.sequence.value)].num_outputs;
       added.ids.push_back(last ? kStopId : 2 + static_cast<int32_t>(row.sequence.value) * 3000 + slot.num_outputs);
     }

@@ -51,7 +51,10 @@ void fill_result(const StepPlan& plan, StepResult& result) {
   for (size_t i = 0; i < plan.rows.size(); ++i) {
     result.rows[i].slot = plan.rows[i].slot;
     result.rows[i].sequence = plan.rows[i].sequence;
-    result.rows[i].ids.assign(plan.rows[i].sample ? 1 : 0, 7);
+    result.rows[i].ids = plan.rows[i].samples() ? RowIds{7} : RowIds{};
+    result.rows[i].checkpoints.clear();
+    for (const CheckpointWrite& write : plan.checkpoints)
+      if (write.slot == plan.rows[i].slot) result.rows[i].checkpoints.push_back(write.boundary());
   }
 }
 

@@ -140,7 +140,10 @@ class Replay {
       RowResult& added = result.rows.emplace_back();
       added.slot = row.slot;
       added.sequence = row.sequence;
-      if (row.sample) added.ids = {static_cast<int32_t>(mix64(row.sequence.value * 100000 + row.position) % 100000)};
+      for (const CheckpointWrite& write : plan.checkpoints)
+        if (write.slot == row.slot) added.checkpoints.push_back(write.boundary());
+      if (row.samples())
+        added.ids = {static_cast<int32_t>(mix64(row.sequence.value * 100000 + row.position.least) % 100000)};
     }
     now_s_ += 0.01 + 20e-6 * plan.num_tokens();
     scheduler_.apply(result);

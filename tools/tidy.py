@@ -16,7 +16,7 @@ HEADERS = (".h", ".cuh")
 SOURCES = (".h", ".cuh", ".cc", ".cu")
 
 # Brain headers that the hands may read: plain values.
-VALUES = {"control/plan.h", "control/sampling.h", "control/topology.h"}
+VALUES = {"control/plan.h", "control/plan_ids.h", "control/sampling.h", "control/topology.h"}
 
 # Words that say a folder knows what it must not know.
 BANNED = {

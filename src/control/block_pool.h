@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "base/check.h"
-#include "control/plan.h"
+#include "control/plan_ids.h"
 
 namespace perigee {
 
@@ -39,6 +39,7 @@ class PageHandle {
 
   explicit operator bool() const { return pool_ != nullptr; }
   PageId page() const { return page_; }
+  Placement placement() const { return {.page = page_}; }
   void reset();
 
  private:

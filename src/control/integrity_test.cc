@@ -123,11 +123,11 @@ TEST(SchedulerIntegrityDeathTest, BooksOfSequencesAndSlots) {
                "out of order");
   expect_found([&] { impl.free_slots_.pop_back(); }, "a slot is lost");
   expect_found([&] { impl.slots_[static_cast<size_t>(running.slot.value)] = impl.running_[1]; }, "another sequence");
-  expect_found([&] { running.num_confirmed = running.num_scheduled + 1; }, "ahead of itself");
-  expect_found([&] { running.num_scheduled = 1000; }, "outside its pages");
+  expect_found([&] { running.num_confirmed = running.scheduled.least + 1; }, "ahead of itself");
+  expect_found([&] { running.scheduled.most = 1000; }, "outside its pages");
   expect_found([&] { running.ids_in_flight = 9; }, "samples too much");
   expect_found([&] { running.plans = 1; }, "lost a plan");
-  expect_found([&] { impl.waiting_[0]->num_scheduled = 1; }, "holds something");
+  expect_found([&] { impl.waiting_[0]->scheduled.most = 1; }, "holds something");
   EXPECT_DEATH((running.pages.pop_back(), h.scheduler.check_integrity()), "outside its pages");
   EXPECT_DEATH(
       (impl.running_[1]->pages.push_back(impl.pool_.share(running.pages[0].page())), impl.running_[1]->pages.pop_back(),

@@ -1,31 +1,33 @@
 // StepPlan and StepResult: everything that brain and hands say to each other, as plain data.
 //
-// The scheduler emits a plan, a worker on every rank executes it, and a result comes back one step later. A plan can be
-// logged, replayed and sent to another process. Neither side calls the other for anything else.
+// The scheduler emits a plan, every rank executes it, and a result comes back one step later. Both are self-contained:
+// they can be logged, replayed and sent to another process (control/plan_codec.h). Neither side calls the other for
+// anything else.
 //
 // There is one kind of work: "run n new tokens of the sequence in slot s from position p" (DESIGN D3). A prefill chunk
-// carries its token ids; a decode row takes its id, length and penalty counts from the worker, which owns them (D4),
-// because with two plans in flight the host does not know them yet.
+// carries its token ids; a decode or verify row takes its ids, its length and its penalty counts from the device.
 //
-// A slot (0 ... max_sequences-1) is a sequence's place in the worker's arrays. A page is the unit of a rank's memory
-// pool; a block is 64 tokens of one cache group; for the latent group one block fills one page (D5, D7). A sequence of
-// a recurrent model also has a state, a fixed number of pages from admission to its end; a checkpoint is a saved state
-// of as many pages.
+// The device alone owns lengths (D4): with two plans in flight the host does not know yet how many tokens of the first
+// were accepted. So a row gives its position as a range, which whoever knows better checks and nobody relies on to be
+// exact.
+//
+// A slot (0 ... max_sequences-1) is a sequence's place in a rank's arrays. A page is the unit of a rank's memory pool;
+// a block is 64 tokens of one cache group; for the latent group one block fills one page (D5, D7). A sequence of a
+// recurrent model also has a state, a fixed number of pages from admission to its end; a checkpoint is a saved state of
+// as many pages.
 #pragma once
 
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <string>
+#include <variant>
 #include <vector>
 
-#include "base/ids.h"
+#include "base/inline_vector.h"
+#include "control/plan_ids.h"
 #include "control/sampling.h"
 
 namespace perigee {
-
-inline constexpr int32_t kBlockTokens = 64;
-inline constexpr int32_t kMaxPlansInFlight = 2;
 
 // Checkpoints of a step's rows at most: a row of n tokens reaches n / 64 block boundaries, or one more.
 constexpr int32_t max_checkpoint_writes(int32_t num_rows, int32_t num_tokens) {
@@ -39,11 +41,6 @@ constexpr int32_t max_logit_rows(int32_t num_sequences) {
   return num_sequences + kPromptLogprobTokens;
 }
 
-using SequenceId = Id<struct SequenceTag, int64_t>;
-using SlotId = Id<struct SlotTag>;
-using PageId = Id<struct PageTag>;
-using StepId = Id<struct StepTag, int64_t>;
-
 // A sequence enters a slot (first time, or again after preemption, when its former outputs count as tokens to compute
 // but stay outputs for penalties, seeds and min_tokens). Resets the slot's block table, length and counts.
 struct SequenceStart {
@@ -54,58 +51,94 @@ struct SequenceStart {
   int32_t num_cached_tokens = 0;  // positions [0, n) are already in the pages appended below (a prefix hit)
   std::shared_ptr<const SamplingParams> sampling;
 
-  // Recurrent models. Before its first row the worker makes state_pages the state after num_cached_tokens tokens: a
-  // copy of the checkpoint's pages, or zeros where there is none.
-  std::vector<PageId> state_pages = {};
-  std::vector<PageId> checkpoint = {};
+  // Recurrent models. Before its first row a rank makes state_pages the state after num_cached_tokens tokens: a copy of
+  // the checkpoint's pages, or zeros where there is none.
+  std::vector<Placement> state_pages = {};
+  std::vector<Placement> checkpoint = {};
+
+  bool operator==(const SequenceStart& other) const;  // of what the pointers point to
 };
 
-// Block `block_index` of the slot's sequence lives in `page` of the rank's pool. Block tables are append-only: indices
-// of one slot arrive in ascending order.
+// Block `block_index` of the slot's sequence lies there. Block tables are append-only: indices of one slot arrive in
+// ascending order.
 struct BlockAppend {
   SlotId slot;
   int32_t block_index = 0;
-  PageId page;
+  Placement place;
+  bool operator==(const BlockAppend&) const = default;
 };
 
-// Run `num_tokens` new tokens of the slot's sequence.
+// What a row runs. Prefill: tokens of the prompt, or of former outputs after a preemption.
+struct Prefill {
+  int32_t tokens_offset = 0;  // index of the ids in StepPlan::tokens
+  int32_t num_tokens = 0;
+  bool sample = false;           // the last token's logits are wanted: sample one id
+  bool prompt_logprobs = false;  // logits of every new token are wanted
+  bool operator==(const Prefill&) const = default;
+};
+// The slot's newest id; samples the next one.
+struct Decode {
+  bool operator==(const Decode&) const = default;
+};
+// The slot's newest id and after it its drafts. Samples after each; keeps ids up to the first that is not its draft.
+struct Verify {
+  int32_t num_drafts = 0;  // k <= kMaxDrafts
+  bool operator==(const Verify&) const = default;
+};
+using RowWork = std::variant<Prefill, Decode, Verify>;
+
+// New tokens of the slot's sequence.
 struct PlanRow {
   SlotId slot;
   SequenceId sequence;
-  int32_t num_tokens = 0;
-  int32_t position = 0;  // of the first new token; for decode rows what the host expects, the worker's length rules
-  int32_t tokens_offset = -1;    // prefill: index of the ids in StepPlan::tokens; -1: decode, the id is the worker's
-  bool sample = false;           // the last token's logits are wanted: sample one id
-  bool prompt_logprobs = false;  // logits of every new token are wanted
-  bool masked = false;           // sampling waits for this row's StepMasks entry
+  PositionRange position;  // of the first new token; exact for Prefill
+  RowWork work;
+  bool masked = false;  // sampling waits for this row's StepMasks entry
 
-  bool is_decode() const { return tokens_offset < 0; }
+  const Prefill* prefill() const { return std::get_if<Prefill>(&work); }
+  int32_t num_drafts() const {
+    const Verify* verify = std::get_if<Verify>(&work);
+    return verify == nullptr ? 0 : verify->num_drafts;
+  }
+  int32_t num_tokens() const { return prefill() != nullptr ? prefill()->num_tokens : 1 + num_drafts(); }
+  bool samples() const { return prefill() == nullptr || prefill()->sample; }
+  bool scores_prompt() const { return prefill() != nullptr && prefill()->prompt_logprobs; }
+  int32_t max_ids() const { return samples() ? 1 + num_drafts() : 0; }  // of its result
+  // By how much it moves the position at least; at most it is num_tokens(). Every row that samples keeps one id.
+  int32_t min_tokens() const { return prefill() != nullptr ? prefill()->num_tokens : 1; }
+  bool operator==(const PlanRow&) const = default;
 };
 
-// The state of this slot after exactly `position` tokens is also written to these pages, in the step that commits it or
-// a later position. A prefill chunk commits all its tokens, so `position` lies in it or at its end. A decode row at
-// position p commits p, since the newest token's inputs wait in the worker's ring until they are certain (deferred
-// commit, D7).
+// The state after exactly boundary() tokens is also written to these pages if the slot's row commits it: if the
+// committed position passes the boundary in this step. A prefill chunk commits all its tokens. A decode or verify row
+// commits the position that it starts from, since the newest tokens' inputs wait in the device's ring until they are
+// certain (deferred commit, D7).
 struct CheckpointWrite {
   SlotId slot;
-  int32_t position = 0;  // a block boundary
-  std::vector<PageId> pages;
+  int32_t lower = 0, upper = 0;  // (lower, upper] has one block boundary
+  std::vector<Placement> pages;
+
+  int32_t boundary() const { return upper / kBlockTokens * kBlockTokens; }
+  bool is_valid() const { return boundary() > lower && boundary() - kBlockTokens <= lower; }
+  bool operator==(const CheckpointWrite&) const = default;
 };
 
 struct StepPlan {
   StepId step;
   std::vector<SequenceStart> starts;
   std::vector<BlockAppend> appends;
-  std::vector<PlanRow> rows;                 // decode rows first, then prefill chunks
+  std::vector<PlanRow> rows;                 // decode and verify rows first, then prefill chunks
   std::vector<int32_t> tokens;               // ids of the prefill chunks, back to back
   std::vector<CheckpointWrite> checkpoints;  // in the order of the rows; those of a row ascending
   int32_t num_decode_rows = 0;
+  bool eager = false;  // runs outside of graphs: a traced step
 
   int32_t num_tokens() const {
     int32_t sum = 0;
-    for (const PlanRow& row : rows) sum += row.num_tokens;
+    for (const PlanRow& row : rows) sum += row.num_tokens();
     return sum;
   }
+  bool operator==(const StepPlan&) const = default;
 };
 
 // Allowed-token bits for sampled rows of one step (grammars): bit id%32 of word id/32. A separate message, because a
@@ -113,19 +146,25 @@ struct StepPlan {
 struct RowMask {
   SlotId slot;
   std::vector<uint32_t> words;  // ceil(vocab / 32)
+  bool operator==(const RowMask&) const = default;
 };
 struct StepMasks {
   StepId step;
   std::vector<RowMask> rows;
+  bool operator==(const StepMasks&) const = default;
 };
+
+using RowIds = InlineVector<int32_t, kMaxDrafts + 1>;  // of one row
 
 struct RowResult {
   SlotId slot;
   SequenceId sequence;
-  std::vector<int32_t> ids;                    // sampled (later: accepted) ids; empty when the row did not sample
+  RowIds ids;                                // accepted and sampled ids; empty when the row did not sample
   std::vector<TokenLogprobs> logprobs;         // one per id when asked for
   std::vector<TokenLogprobs> prompt_logprobs;  // for positions position+1 ... position+num_tokens when asked for
+  std::vector<int32_t> checkpoints;            // boundaries of those that were written, ascending
   bool finite = true;  // false: a sampled logit was NaN or infinite; the sequence ends with an error
+  bool operator==(const RowResult&) const = default;
 };
 
 struct StepResult {
@@ -133,7 +172,15 @@ struct StepResult {
   std::vector<RowResult> rows;  // one per plan row, in the plan's order
   // Not empty: the device is lost, with what was being done where. There are no rows, and no result follows.
   std::string device_lost = {};
+  bool operator==(const StepResult&) const = default;
 };
+
+inline bool SequenceStart::operator==(const SequenceStart& other) const {
+  const auto same = [](const auto& a, const auto& b) { return a == b || (a && b && *a == *b); };
+  return slot == other.slot && sequence == other.sequence && same(tokens, other.tokens) &&
+         num_prompt_tokens == other.num_prompt_tokens && num_cached_tokens == other.num_cached_tokens &&
+         same(sampling, other.sampling) && state_pages == other.state_pages && checkpoint == other.checkpoint;
+}
 
 enum class FinishReason { kStop, kLength, kCancelled, kDeadline, kError };
 

@@ -13,7 +13,7 @@
 #include <string_view>
 #include <vector>
 
-#include "control/plan.h"
+#include "control/plan_ids.h"
 
 namespace perigee {
 

@@ -226,19 +226,20 @@ SchedulerGauges Scheduler::Impl::gauges() const {
 void Scheduler::Impl::check_sequence(const Sequence& sequence) const {
   const bool running = sequence.slot.valid();
   CHECK(running || (sequence.pages.empty() && sequence.state_pages.empty() && sequence.plans == 0 &&
-                    sequence.num_scheduled == 0),
+                    sequence.scheduled == PositionRange()),
         "waiting sequence ", sequence.id(), " holds something");
   if (!running) return;
   CHECK(static_cast<int32_t>(sequence.state_pages.size()) == config_.state_pages, "sequence ", sequence.id(),
         " has no whole state");
   CHECK(slots_[static_cast<size_t>(sequence.slot.value)] == &sequence, "slot ", sequence.slot, " has another sequence");
-  CHECK(sequence.num_confirmed <= sequence.num_scheduled, "sequence ", sequence.id(), " is ahead of itself");
-  CHECK(sequence.num_scheduled <= static_cast<int32_t>(sequence.pages.size()) * kBlockTokens, "sequence ",
+  CHECK(sequence.num_confirmed <= sequence.scheduled.least && sequence.scheduled.least <= sequence.scheduled.most,
+        "sequence ", sequence.id(), " is ahead of itself");
+  CHECK(sequence.scheduled.most <= static_cast<int32_t>(sequence.pages.size()) * kBlockTokens, "sequence ",
         sequence.id(), " writes outside its pages");
   CHECK(sequence.num_outputs() + sequence.ids_in_flight <= sequence.max_outputs, "sequence ", sequence.id(),
         " samples too much");
-  CHECK((sequence.plans == 0) == (sequence.num_confirmed == sequence.num_scheduled), "sequence ", sequence.id(),
-        " has lost a plan");
+  CHECK((sequence.plans == 0) == (sequence.scheduled == PositionRange::at(sequence.num_confirmed)), "sequence ",
+        sequence.id(), " has lost a plan");
 }
 
 void Scheduler::Impl::check_integrity() const {

@@ -64,7 +64,7 @@ struct Cancel {
 // What one sequence gained; the engine pushes it to the sequence's stream.
 struct SequenceUpdate {
   SequenceId sequence;
-  std::vector<int32_t> ids;
+  RowIds ids;
   std::vector<TokenLogprobs> logprobs;
   std::vector<TokenLogprobs> prompt_logprobs;
   std::optional<FinishReason> finish;

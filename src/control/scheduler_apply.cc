@@ -69,46 +69,48 @@ void Scheduler::Impl::accept_row(Sequence& sequence, const PlanRow& row, const R
     end(sequence, FinishReason::kError, update);
     return;
   }
-  if (row.prompt_logprobs) accept_prompt_logprobs(sequence, row, result);
+  if (row.scores_prompt()) accept_prompt_logprobs(sequence, row, result);
   advance(sequence, row, result);
-  if (!row.sample) {
-    for (WriteInFlight& write : writes) keep_checkpoint(sequence, write);
+  if (!row.samples()) {
+    keep_checkpoints(sequence, writes, result);
     publish_blocks(sequence, sequence.num_confirmed);
     return;
   }
   SequenceUpdate& update = add_update(sequence);
   const std::optional<FinishReason> finish = append_ids(sequence, result, update);
-  for (WriteInFlight& write : writes) keep_checkpoint(sequence, write);
+  keep_checkpoints(sequence, writes, result);
   publish_blocks(sequence, std::min(sequence.num_confirmed, sequence.num_tokens()));
   if (planted(Fault::kDoubleDelivery) && sequence.num_confirmed % kBlockTokens == 0)
-    update.ids.insert(update.ids.end(), result.ids.begin(), result.ids.end());
+    update.ids.append(result.ids.begin(), result.ids.end());
   if (finish) end(sequence, *finish, update);
 }
 
-// Entry i is of position row.position + 1 + i. A chunk that is computed again after a preemption repeats entries that
-// are delivered already; the last entry of the last chunk is of the first output, no prompt token.
+// Entry i is of position row.position + 1 + i; it is a prefill row, whose position is exact. A chunk that is computed
+// again after a preemption repeats entries that are delivered already; the last entry of the last chunk is of the first
+// output, no prompt token.
 void Scheduler::Impl::accept_prompt_logprobs(Sequence& sequence, const PlanRow& row, const RowResult& result) {
-  const int32_t first = std::max(row.position + 1, sequence.prompt_logprobs_known + 1);
-  const int32_t end = std::min(row.position + row.num_tokens, sequence.num_prompt() - 1) + 1;
+  const int32_t position = row.position.least;
+  const int32_t first = std::max(position + 1, sequence.prompt_logprobs_known + 1);
+  const int32_t end = std::min(position + row.num_tokens(), sequence.num_prompt() - 1) + 1;
   if (first >= end) return;
-  const auto entries = result.prompt_logprobs.begin() - (row.position + 1);
-  CHECK(end - row.position - 1 <= static_cast<int32_t>(result.prompt_logprobs.size()), "sequence ", sequence.id(),
+  const auto entries = result.prompt_logprobs.begin() - (position + 1);
+  CHECK(end - position - 1 <= static_cast<int32_t>(result.prompt_logprobs.size()), "sequence ", sequence.id(),
         " lacks prompt logprobs");
   add_update(sequence).prompt_logprobs.assign(entries + first, entries + end);
   sequence.prompt_logprobs_known = end - 1;
 }
 
-// Moves the confirmed position. A prefill chunk confirms its tokens; a decode row the token that it was given and each
-// id that it accepted but the last, whose cache entry the next row writes. A decode row was planned at the position
-// that the sequence reaches when everything in flight is accepted, so it may lie ahead of what is confirmed by then.
+// Moves the confirmed position. A prefill chunk confirms its tokens; a decode or verify row the token that it starts
+// with and each id that it accepted but the last, whose cache entry the next row writes.
 void Scheduler::Impl::advance(Sequence& sequence, const PlanRow& row, const RowResult& result) {
-  CHECK(row.is_decode() ? row.position >= sequence.num_confirmed : row.position == sequence.num_confirmed, "sequence ",
-        sequence.id(), ": row at ", row.position, ", confirmed ", sequence.num_confirmed);
-  CHECK(row.sample == !result.ids.empty(), "sequence ", sequence.id(), ": ids come from rows that sample");
-  sequence.ids_in_flight -= max_ids(row);
-  const int32_t num_kept = row.is_decode() ? static_cast<int32_t>(result.ids.size()) : row.num_tokens;
-  CHECK(num_kept <= row.num_tokens, "sequence ", sequence.id(), " accepted ", num_kept, " of ", row.num_tokens);
-  sequence.num_scheduled -= row.num_tokens - num_kept;
+  CHECK(row.position.contains(sequence.num_confirmed), "sequence ", sequence.id(), ": row at ", row.position.least,
+        " to ", row.position.most, ", confirmed ", sequence.num_confirmed);
+  CHECK(row.samples() == !result.ids.empty(), "sequence ", sequence.id(), ": ids come from rows that sample");
+  sequence.ids_in_flight -= row.max_ids();
+  const int32_t num_kept = row.prefill() != nullptr ? row.num_tokens() : static_cast<int32_t>(result.ids.size());
+  CHECK(num_kept <= row.num_tokens(), "sequence ", sequence.id(), " accepted ", num_kept, " of ", row.num_tokens());
+  sequence.scheduled.least += num_kept - row.min_tokens();
+  sequence.scheduled.most -= row.num_tokens() - num_kept;
   sequence.num_confirmed += num_kept;
   if (!sequence.prompt_confirmed && sequence.num_confirmed >= sequence.num_prompt()) confirm_prompt(sequence);
 }

@@ -46,11 +46,11 @@ struct Scheduler::Impl {
   void forget_blocks(const Sequence& sequence);
   void page_evicted(PageId page);
 
-  // What a plan in flight does with checkpoints: writes these, for the sequence's position ...
+  // What a plan in flight does with checkpoints: writes these, at a boundary of the sequence ...
   struct WriteInFlight {
     SlotId slot;
     SequenceId sequence;
-    int32_t position = 0;
+    int32_t boundary = 0;
     bool is_turn = false;
     std::vector<PageHandle> pages;
   };
@@ -86,8 +86,7 @@ struct Scheduler::Impl {
   bool waits_for_logits(const Sequence& sequence, const Draft& draft) const;
   int32_t chunk_tokens(const Sequence& sequence, const Draft& draft) const;
   void add_prefill_row(Sequence& sequence, int32_t num_tokens, Draft& draft);
-  void add_decode_row(Sequence& sequence, Draft& draft);
-  void add_row(Sequence& sequence, const PlanRow& row, Draft& draft);
+  void add_row(Sequence& sequence, const RowWork& work, Draft& draft);
   void append_page(Sequence& sequence, PageHandle page, Draft& draft);
   StepPlan launch(Draft draft);
 
@@ -101,7 +100,8 @@ struct Scheduler::Impl {
   void plan_checkpoints(Sequence& sequence, const PlanRow& row, Draft& draft);
   void plan_chunk_checkpoints(Sequence& sequence, const PlanRow& row, Draft& draft);
   int32_t num_checkpoints_that_fit() const;
-  void write_checkpoint(Sequence& sequence, int32_t position, bool is_turn, Draft& draft);
+  void write_checkpoint(Sequence& sequence, PositionRange bounds, bool is_turn, Draft& draft);
+  void keep_checkpoints(Sequence& sequence, std::span<WriteInFlight> writes, const RowResult& result);
   void keep_checkpoint(Sequence& sequence, WriteInFlight& write);
   std::vector<PageHandle> take_pages(PageOwner owner, int32_t count);
   std::vector<PageHandle> take_all_pages(Sequence& sequence);

@@ -47,7 +47,7 @@ void Scheduler::Impl::plan_decodes(Draft& draft) {
   for (size_t i = 0; i < running_.size() && draft.budget_tokens > 0; ++i) {
     Sequence& sequence = *running_[i];
     if (sequence.in_prefill() || !sequence.wants_sample()) continue;
-    if (ensure_page(sequence, draft)) add_decode_row(sequence, draft);
+    if (ensure_page(sequence, draft)) add_row(sequence, Decode(), draft);
   }
   draft.plan.num_decode_rows = static_cast<int32_t>(draft.plan.rows.size());
 }
@@ -90,7 +90,7 @@ void Scheduler::Impl::plan_admissions(Draft& draft) {
 // costs a step, where another victim would cost a recomputation.
 bool Scheduler::Impl::ensure_page(Sequence& sequence, Draft& draft) {
   const int32_t capacity = static_cast<int32_t>(sequence.pages.size()) * kBlockTokens;
-  if (sequence.num_scheduled < capacity + (planted(Fault::kPageOffByOne) ? 1 : 0)) return true;
+  if (sequence.scheduled.most < capacity + (planted(Fault::kPageOffByOne) ? 1 : 0)) return true;
   while (true) {
     if (PageHandle page = pool_.allocate(PageOwner::kLatent)) {
       append_page(sequence, std::move(page), draft);
@@ -114,7 +114,8 @@ void Scheduler::Impl::preempt(Sequence& sequence) {
     sequence.generated.clear();
   }
   const int32_t stale = planted(Fault::kStaleLength) ? sequence.num_confirmed : 0;
-  sequence.num_scheduled = sequence.num_confirmed = stale;
+  sequence.num_confirmed = stale;
+  sequence.scheduled = PositionRange::at(stale);
   sequence.ids_in_flight = 0;
   sequence.num_chained = 0;
   sequence.chain_broken = false;
@@ -178,18 +179,18 @@ bool Scheduler::Impl::admit(Sequence& sequence, Draft& draft) {
     hit = Hit{.num_matched = hit.num_matched};
   if (num_available - hit.num_idle_pages < num_pages + reserve - hit.num_blocks) return false;
   sequence.junction = policy_.junction(hit.num_blocks * kBlockTokens, hit.num_matched * kBlockTokens);
-  const int32_t stale = sequence.num_scheduled;
-  sequence.num_scheduled = std::max(stale, hit.num_blocks * kBlockTokens);
+  const PositionRange stale = sequence.scheduled;
+  sequence.scheduled = PositionRange::at(std::max(stale.most, hit.num_blocks * kBlockTokens));
   const int32_t num_tokens = chunk_tokens(sequence, draft);
   if (num_tokens == 0 && sequence.in_prefill()) {
-    sequence.num_scheduled = stale;
+    sequence.scheduled = stale;
     return false;
   }
   start(sequence, hit, draft);
   if (sequence.in_prefill()) {
     add_prefill_row(sequence, num_tokens, draft);
   } else {
-    add_decode_row(sequence, draft);
+    add_row(sequence, Decode(), draft);
   }
   return true;
 }
@@ -198,7 +199,7 @@ void Scheduler::Impl::start(Sequence& sequence, const Hit& hit, Draft& draft) {
   const int32_t num_hits = hit.num_blocks;
   const int32_t num_hit_tokens = num_hits * kBlockTokens;
   std::vector<PageHandle> checkpoint = take_hit(sequence, hit);
-  sequence.num_confirmed = sequence.num_scheduled;
+  sequence.num_confirmed = sequence.scheduled.least;
   sequence.slot = free_slots_.back();
   free_slots_.pop_back();
   at_slot(sequence.slot) = &sequence;
@@ -213,7 +214,7 @@ void Scheduler::Impl::start(Sequence& sequence, const Hit& hit, Draft& draft) {
       sequence.slot, sequence.id(), sequence.input, sequence.num_prompt(), num_hit_tokens, sequence.request.sampling});
   if (is_recurrent()) start_state(sequence, std::move(checkpoint), start, draft);
   for (int32_t block = 0; block < num_hits; ++block)
-    draft.plan.appends.push_back({sequence.slot, block, sequence.pages[static_cast<size_t>(block)].page()});
+    draft.plan.appends.push_back({sequence.slot, block, sequence.pages[static_cast<size_t>(block)].placement()});
   const int32_t num_input_blocks = num_blocks(sequence.num_input());
   sequence.pages.reserve(static_cast<size_t>(sequence.max_blocks()));
   while (static_cast<int32_t>(sequence.pages.size()) < num_input_blocks) {
@@ -232,7 +233,7 @@ bool Scheduler::Impl::waits_for_logits(const Sequence& sequence, const Draft& dr
 // reaches. Where the alignment is not strict, a chunk shorter than that is better than none. Former outputs have chunks
 // of their own: their attention takes another form than the prompt's, but for deterministic runs.
 int32_t Scheduler::Impl::chunk_tokens(const Sequence& sequence, const Draft& draft) const {
-  const int32_t first = sequence.num_scheduled;
+  const int32_t first = sequence.scheduled.most;
   const bool in_prompt = !config_.deterministic && first < sequence.num_prompt();
   const int32_t kind_end = in_prompt ? sequence.num_prompt() : sequence.num_input();
   const int32_t stop = is_recurrent() ? std::min(chunk_stop(sequence), kind_end) : kind_end;
@@ -248,42 +249,34 @@ int32_t Scheduler::Impl::chunk_tokens(const Sequence& sequence, const Draft& dra
 }
 
 void Scheduler::Impl::append_page(Sequence& sequence, PageHandle page, Draft& draft) {
-  draft.plan.appends.push_back({sequence.slot, static_cast<int32_t>(sequence.pages.size()), page.page()});
+  draft.plan.appends.push_back({sequence.slot, static_cast<int32_t>(sequence.pages.size()), page.placement()});
   sequence.pages.push_back(std::move(page));
 }
 
 void Scheduler::Impl::add_prefill_row(Sequence& sequence, int32_t num_tokens, Draft& draft) {
-  const int32_t first = sequence.num_scheduled;
+  const int32_t first = sequence.scheduled.most, end = first + num_tokens;
+  const Prefill chunk{
+      .tokens_offset = static_cast<int32_t>(draft.plan.tokens.size()),
+      .num_tokens = num_tokens,
+      .sample = end == sequence.num_input(),
+      .prompt_logprobs = sequence.wants_prompt_logprobs() && end > sequence.prompt_logprobs_known,
+  };
+  if (chunk.prompt_logprobs) draft.prompt_logprob_tokens -= num_tokens;
   const auto ids = sequence.input->begin() + first;
-  PlanRow row;
-  row.num_tokens = num_tokens;
-  row.tokens_offset = static_cast<int32_t>(draft.plan.tokens.size());
-  row.sample = first + num_tokens == sequence.num_input();
-  row.prompt_logprobs = sequence.wants_prompt_logprobs() && first + num_tokens > sequence.prompt_logprobs_known;
-  if (row.prompt_logprobs) draft.prompt_logprob_tokens -= num_tokens;
   draft.plan.tokens.insert(draft.plan.tokens.end(), ids, ids + num_tokens);
-  add_row(sequence, row, draft);
-  if (planted(Fault::kPublishUnconfirmed)) publish_blocks(sequence, sequence.num_scheduled);
+  add_row(sequence, chunk, draft);
+  if (planted(Fault::kPublishUnconfirmed)) publish_blocks(sequence, sequence.scheduled.most);
 }
 
-void Scheduler::Impl::add_decode_row(Sequence& sequence, Draft& draft) {
-  PlanRow row;
-  row.num_tokens = 1;
-  row.sample = true;
-  add_row(sequence, row, draft);
-}
-
-// Completes and enters a row that has its lengths and flags.
-void Scheduler::Impl::add_row(Sequence& sequence, const PlanRow& row, Draft& draft) {
-  PlanRow& added = draft.plan.rows.emplace_back(row);
-  added.slot = sequence.slot;
-  added.sequence = sequence.id();
-  added.position = sequence.num_scheduled;
-  if (keeps_checkpoints()) plan_checkpoints(sequence, added, draft);
-  sequence.num_scheduled += row.num_tokens;
-  sequence.ids_in_flight += max_ids(row);
+void Scheduler::Impl::add_row(Sequence& sequence, const RowWork& work, Draft& draft) {
+  const PlanRow& row = draft.plan.rows.emplace_back(
+      PlanRow{.slot = sequence.slot, .sequence = sequence.id(), .position = sequence.scheduled, .work = work});
+  if (keeps_checkpoints()) plan_checkpoints(sequence, row, draft);
+  sequence.scheduled.least += row.min_tokens();
+  sequence.scheduled.most += row.num_tokens();
+  sequence.ids_in_flight += row.max_ids();
   sequence.plans |= plan_bit(draft.plan.step);
-  draft.budget_tokens -= row.num_tokens;
+  draft.budget_tokens -= row.num_tokens();
 }
 
 }  // namespace perigee

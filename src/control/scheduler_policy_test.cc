@@ -41,8 +41,8 @@ TEST(SchedulerOrder, DecodesThenPrefillsThenAdmissions) {
   EXPECT_EQ(rows_of(second), (Rows{{a.value, 1}, {b.value, 90}, {c.value, 9}}));
   EXPECT_EQ(second.num_decode_rows, 1);
   EXPECT_EQ(second.num_tokens(), 100);
-  EXPECT_FALSE(first.rows[1].sample);
-  EXPECT_TRUE(second.rows[1].sample);
+  EXPECT_FALSE(first.rows[1].samples());
+  EXPECT_TRUE(second.rows[1].samples());
   h.apply(first);
   EXPECT_EQ(rows_of(h.plan()), (Rows{{a.value, 1}, {b.value, 1}, {c.value, 51}}));
 }
@@ -100,7 +100,7 @@ TEST(SchedulerHits, WholeConfirmedBlocksButNeverTheWholePrompt) {
   const SequenceId a = h.submit(with_max_tokens({.prompt = tokens_from(0, 192)}, 3));
   const StepPlan plan = h.plan();
   EXPECT_EQ(plan.starts[0].num_cached_tokens, 128);
-  EXPECT_EQ(plan.rows[0].position, 128);
+  EXPECT_EQ(plan.rows[0].position, PositionRange::at(128));
   EXPECT_EQ(plan.tokens, tokens_from(128, 64));
   EXPECT_EQ(plan.appends.size(), 3u);
   h.apply(plan);

@@ -105,7 +105,7 @@ TEST(SchedulerChunks, ARestThatFillsTheBudgetIsOneChunk) {
   config.attention_alignment = 64;
   SchedulerHarness h(config);
   h.submit(100, 2);
-  EXPECT_EQ(h.plan().rows[0].num_tokens, 100);
+  EXPECT_EQ(h.plan().rows[0].num_tokens(), 100);
 }
 
 // Each of its tokens takes a row of logits.
@@ -116,8 +116,8 @@ TEST(SchedulerChunks, PromptLogprobsComeInSmallChunks) {
   request.sampling.prompt_logprobs = 0;
   h.submit(std::move(request));
   ASSERT_EQ(config.max_step_tokens, 512);
-  EXPECT_EQ(h.plan().rows[0].num_tokens, 256);
-  EXPECT_EQ(h.plan().rows[0].num_tokens, 244);
+  EXPECT_EQ(h.plan().rows[0].num_tokens(), 256);
+  EXPECT_EQ(h.plan().rows[0].num_tokens(), 244);
 }
 
 }  // namespace

@@ -27,7 +27,7 @@ Request with_max_tokens(Request request, int32_t max_tokens) {
 
 std::vector<int32_t> positions_of(const StepPlan& plan) {
   std::vector<int32_t> positions;
-  for (const CheckpointWrite& write : plan.checkpoints) positions.push_back(write.position);
+  for (const CheckpointWrite& write : plan.checkpoints) positions.push_back(write.boundary());
   return positions;
 }
 
@@ -79,7 +79,7 @@ TEST(SchedulerState, AChunkWritesEachCheckpointThatItPasses) {
     EXPECT_EQ(write.slot, plan.rows[0].slot);
     EXPECT_EQ(write.pages.size(), 3u);
   }
-  EXPECT_TRUE(plan.rows[0].sample);
+  EXPECT_TRUE(plan.rows[0].samples());
   h.apply(plan);
   EXPECT_TRUE(h.plan().checkpoints.empty());
   EXPECT_EQ(h.scheduler.gauges().checkpoint_writes, 3);
@@ -128,6 +128,31 @@ TEST(SchedulerState, CheckpointsLeaveAPageForWhoRuns) {
   EXPECT_EQ(positions_of(h.plan()), std::vector<int32_t>{320});
 }
 
+// The device alone knows whether a row reached the boundary.
+TEST(SchedulerState, OnlyCheckpointsThatWereWrittenAreKept) {
+  SchedulerConfig config = hybrid_config();
+  config.checkpoint_interval_blocks = 2;
+  SchedulerHarness h(config);
+  h.submit({.prompt = tokens_from(0, 330)});
+  const StepPlan plan = h.plan();
+  ASSERT_EQ(positions_of(plan), (std::vector<int32_t>{128, 256, 320}));
+  for (const CheckpointWrite& write : plan.checkpoints) EXPECT_TRUE(write.is_valid());
+  StepResult result = h.answer(plan);
+  result.rows[0].checkpoints = {128, 320};
+  h.apply(result);
+  EXPECT_EQ(h.scheduler.gauges().checkpoints, 2);
+  EXPECT_EQ(h.scheduler.gauges().checkpoint_pages, 6) << "the third one's pages are free";
+  EXPECT_EQ(hit_of(h, tokens_from(0, 300)), 128);
+}
+
+TEST(SchedulerStateDeathTest, ACheckpointThatNobodyAskedForIsABug) {
+  SchedulerHarness h(hybrid_config());
+  h.submit(330, 3);
+  StepResult result = h.answer(h.plan());
+  result.rows[0].checkpoints = {256, 320};
+  EXPECT_DEATH(h.scheduler.apply(result), "a checkpoint at 256 that no plan has");
+}
+
 TEST(SchedulerState, CheckpointsOfASequenceThatStopsAreFree) {
   SchedulerConfig config = hybrid_config();
   config.checkpoint_interval_blocks = 1;
@@ -147,8 +172,8 @@ TEST(SchedulerState, ASmallBudgetStillMeetsTheBoundary) {
   config.max_step_tokens = 100;
   SchedulerHarness h(config);
   h.submit(200, 3);
-  EXPECT_EQ(h.plan().rows[0].num_tokens, 64);
-  EXPECT_EQ(h.plan().rows[0].num_tokens, 64);
+  EXPECT_EQ(h.plan().rows[0].num_tokens(), 64);
+  EXPECT_EQ(h.plan().rows[0].num_tokens(), 64);
 }
 
 // With a checkpoint at every block, the hit is as long as that of an attention model; then at every second one.
@@ -233,8 +258,8 @@ TEST(SchedulerState, OutputsKeepTheirNewestTurnAndIntervals) {
   while (!h.scheduler.idle()) {
     const StepPlan plan = h.plan();
     for (const CheckpointWrite& write : plan.checkpoints) {
-      EXPECT_EQ(plan.rows[0].position, write.position) << "the row that begins there commits it";
-      written.push_back(write.position);
+      EXPECT_EQ(plan.rows[0].position.least, write.boundary()) << "the row that begins there commits it";
+      written.push_back(write.boundary());
     }
     h.apply(plan);
     EXPECT_LE(h.scheduler.gauges().checkpoints, 2);
@@ -415,7 +440,7 @@ TEST(SchedulerState, DeterministicPositionsAreAligned) {
   h.submit(with_max_tokens({.prompt = tokens_from(0, 300)}, 200));
   while (!h.scheduler.idle()) {
     const StepPlan plan = h.plan();
-    for (const CheckpointWrite& write : plan.checkpoints) EXPECT_EQ(write.position % 128, 0);
+    for (const CheckpointWrite& write : plan.checkpoints) EXPECT_EQ(write.boundary() % 128, 0);
     h.apply(plan);
   }
   EXPECT_EQ(hit_of(h, tokens_from(0, 250)), 128);
@@ -438,13 +463,13 @@ TEST(SchedulerState, DeterministicOutputsAreNotCachedAndRunAgainAsTheyRan) {
   const int32_t num_input = static_cast<int32_t>(plan.starts[0].tokens->size());
   ASSERT_GT(num_input, 110);
   EXPECT_LE(plan.starts[0].num_cached_tokens, 64);
-  EXPECT_EQ(plan.rows[0].position + plan.rows[0].num_tokens, 100) << "the prompt as one chunk";
+  EXPECT_EQ(plan.rows[0].position.least + plan.rows[0].num_tokens(), 100) << "the prompt as one chunk";
   for (int32_t position = 100; position < num_input; ++position) {
     plan = h.plan();
-    EXPECT_EQ(plan.rows[0].position, position);
-    EXPECT_EQ(plan.rows[0].num_tokens, 1);
-    EXPECT_FALSE(plan.rows[0].is_decode());
-    EXPECT_EQ(plan.rows[0].sample, position + 1 == num_input);
+    EXPECT_EQ(plan.rows[0].position, PositionRange::at(position));
+    EXPECT_EQ(plan.rows[0].num_tokens(), 1);
+    EXPECT_NE(plan.rows[0].prefill(), nullptr);
+    EXPECT_EQ(plan.rows[0].samples(), position + 1 == num_input);
     EXPECT_TRUE(plan.checkpoints.empty());
     h.apply(plan);
   }
@@ -459,7 +484,7 @@ TEST(SchedulerState, WithoutPrefixCachingThereAreNoCheckpoints) {
   config.prefix_caching = false;
   SchedulerHarness h(config);
   h.submit(200, 100);
-  EXPECT_EQ(h.plan().rows[0].num_tokens, 200);
+  EXPECT_EQ(h.plan().rows[0].num_tokens(), 200);
   EXPECT_EQ(h.scheduler.gauges().checkpoint_pages, 0);
 }
 

@@ -77,10 +77,12 @@ class SchedulerHarness {
       RowResult& added = result.rows.emplace_back();
       added.slot = row.slot;
       added.sequence = row.sequence;
-      if (row.sample) added.ids = {id};
-      if (!row.prompt_logprobs) continue;
-      for (int32_t i = 0; i < row.num_tokens; ++i)
-        added.prompt_logprobs.push_back({.id = row.position + 1 + i, .logprob = 0, .rank = 1, .top = {}});
+      if (row.samples()) added.ids = {id};
+      for (const CheckpointWrite& write : plan.checkpoints)
+        if (write.slot == row.slot) added.checkpoints.push_back(write.boundary());
+      if (!row.scores_prompt()) continue;
+      for (int32_t i = 0; i < row.num_tokens(); ++i)
+        added.prompt_logprobs.push_back({.id = row.position.least + 1 + i, .logprob = 0, .rank = 1, .top = {}});
     }
     return result;
   }
@@ -134,7 +136,7 @@ class SchedulerHarness {
 // (sequence, tokens) of each row, in the plan's order.
 inline std::vector<std::pair<int64_t, int32_t>> rows_of(const StepPlan& plan) {
   std::vector<std::pair<int64_t, int32_t>> rows;
-  for (const PlanRow& row : plan.rows) rows.emplace_back(row.sequence.value, row.num_tokens);
+  for (const PlanRow& row : plan.rows) rows.emplace_back(row.sequence.value, row.num_tokens());
   return rows;
 }
 

@@ -1,9 +1,10 @@
 // Sequence: the scheduler's books of one sequence. Plain data and the arithmetic on it; it decides nothing.
 //
 // Positions [0, num_confirmed) have their cache entries written and the result that says so is in; [num_confirmed,
-// num_scheduled) are in plans in flight. `input` is what prefill computes in this life: the prompt, then, after a
-// preemption, the outputs of the former lives. Ids sampled in this life follow in `generated`; each is computed by the
-// decode row after the one that sampled it, so that with nothing in flight num_tokens() is num_confirmed + 1.
+// scheduled) are in plans in flight, whose rows may keep fewer tokens than they run: so that end is a range. `input` is
+// what prefill computes in this life: the prompt, then, after a preemption, the outputs of the former lives. Ids
+// sampled in this life follow in `generated`; each is computed by the decode row after the one that sampled it, so that
+// with nothing in flight num_tokens() is num_confirmed + 1.
 #pragma once
 
 #include <algorithm>
@@ -20,12 +21,6 @@
 
 namespace perigee {
 
-// Ids that the row's result has at most: a decode row may keep every token that it is given, and adds one.
-inline int32_t max_ids(const PlanRow& row) {
-  if (!row.sample) return 0;
-  return row.is_decode() ? row.num_tokens : 1;
-}
-
 constexpr int32_t num_blocks(int32_t num_tokens) {
   return (num_tokens + kBlockTokens - 1) / kBlockTokens;
 }
@@ -41,7 +36,7 @@ struct Sequence {
   std::vector<PageHandle> pages;        // by block index
   std::vector<PageHandle> state_pages;  // of the recurrent state
 
-  int32_t num_scheduled = 0;
+  PositionRange scheduled;
   int32_t num_confirmed = 0;
   int32_t ids_in_flight = 0;  // that rows in flight may add at most
   uint32_t plans = 0;         // bits of the plans in flight that have a row of it
@@ -69,7 +64,7 @@ struct Sequence {
   int32_t num_input() const { return static_cast<int32_t>(input->size()); }
   int32_t num_tokens() const { return num_input() + static_cast<int32_t>(generated.size()); }
   int32_t num_outputs() const { return num_tokens() - num_prompt(); }
-  bool in_prefill() const { return num_scheduled < num_input(); }
+  bool in_prefill() const { return scheduled.most < num_input(); }
 
   // A further sampled id would still be wanted if nothing in flight ends the sequence early.
   bool wants_sample() const { return num_outputs() + ids_in_flight < max_outputs; }

@@ -327,7 +327,7 @@ void Engine::Impl::deliver(SequenceUpdate&& update) {
   const bool finished = update.finish.has_value();
   request.sink({
       .choice = static_cast<int32_t>(update.sequence.value - request.first_sequence.value),
-      .ids = std::move(update.ids),
+      .ids = {update.ids.begin(), update.ids.end()},
       .logprobs = std::move(update.logprobs),
       .prompt_logprobs = std::move(update.prompt_logprobs),
       .finish = update.finish,

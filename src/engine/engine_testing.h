@@ -68,7 +68,7 @@ class Hands {
     StepResult result{.step = plan.step, .rows = {}};
     for (const PlanRow& row : plan.rows) {
       RowResult& added = result.rows.emplace_back(RowResult{.slot = row.slot, .sequence = row.sequence});
-      if (row.sample) added.ids = {id};
+      if (row.samples()) added.ids = {id};
     }
     on_result(std::move(result));
   }

@@ -5,8 +5,8 @@
 namespace perigee {
 
 MlaForm form_of(const PlanRow& row, const Admission& admission, const Model& model, bool deterministic) {
-  if (deterministic || row.is_decode()) return MlaForm::kAbsorbed;
-  const TokenKind kind = row.position < admission.num_prompt_tokens ? TokenKind::kPrompt : TokenKind::kOutput;
+  if (deterministic || row.prefill() == nullptr) return MlaForm::kAbsorbed;
+  const TokenKind kind = row.position.least < admission.num_prompt_tokens ? TokenKind::kPrompt : TokenKind::kOutput;
   return model.choose_form(kind, admission.num_tokens - admission.num_cached_tokens, admission.num_cached_tokens);
 }
 
@@ -25,30 +25,35 @@ const Batch& BatchBuilder::build(const StepPlan& plan, const Slots& slots) {
 void BatchBuilder::add_row(const PlanRow& row, const StepPlan& plan, const Slot& slot) {
   CHECK(slot.sequence == row.sequence, "plan row of sequence ", row.sequence, " meets slot of ", slot.sequence);
   const int32_t position = slot.length;
-  CHECK(position == row.position, "sequence ", row.sequence, ": plan expects position ", row.position, ", slot has ",
-        position);
-  const int64_t blocks = (position + row.num_tokens + kBlockTokens - 1) / kBlockTokens;
+  CHECK(row.position.contains(position), "sequence ", row.sequence, ": the plan expects a position in [",
+        row.position.least, ", ", row.position.most, "], the slot has ", position);
+  CHECK(row.num_drafts() == 0, "sequence ", row.sequence, " has no drafts to verify");
+  const int32_t num_tokens = row.num_tokens();
+  const int64_t blocks = (position + num_tokens + kBlockTokens - 1) / kBlockTokens;
   CHECK(blocks <= static_cast<int64_t>(slot.pages.size()), "sequence ", row.sequence, " needs ", blocks,
         " blocks, has ", slot.pages.size());
   const auto first_row = static_cast<int32_t>(tokens_.size());
   const Admission admission{.num_prompt_tokens = slot.num_prompt_tokens,
                             .num_cached_tokens = slot.num_cached_tokens,
                             .num_tokens = static_cast<int32_t>(slot.tokens->size())};
-  for (int32_t i = 0; i < row.num_tokens; ++i) {
-    tokens_.push_back(row.is_decode() ? slot.newest_id : plan.tokens[static_cast<size_t>(row.tokens_offset + i)]);
-    positions_.push_back(position + i);
+  if (const Prefill* prefill = row.prefill()) {
+    const auto ids = plan.tokens.begin() + prefill->tokens_offset;
+    tokens_.insert(tokens_.end(), ids, ids + num_tokens);
+  } else {
+    tokens_.push_back(slot.newest_id);
   }
+  for (int32_t i = 0; i < num_tokens; ++i) positions_.push_back(position + i);
   sequences_.push_back({.first_row = first_row,
-                        .num_tokens = row.num_tokens,
+                        .num_tokens = num_tokens,
                         .position = position,
                         .pages = slot.pages.data(),
                         .form = form_of(row, admission, model_, deterministic_)});
   if (!slot.state_pages.empty()) add_state(row, slot, sequences_.back());
   first_logit_.push_back(static_cast<int32_t>(logit_rows_.size()));
-  if (row.prompt_logprobs)
-    for (int32_t i = 0; i < row.num_tokens; ++i) logit_rows_.push_back(first_row + i);
-  else if (row.sample)
-    logit_rows_.push_back(first_row + row.num_tokens - 1);
+  if (row.scores_prompt())
+    for (int32_t i = 0; i < num_tokens; ++i) logit_rows_.push_back(first_row + i);
+  else if (row.samples())
+    logit_rows_.push_back(first_row + num_tokens - 1);
 }
 
 // A chunk commits all its tokens, a decode row none. What a preempted sequence had given comes as chunks of one token
@@ -57,7 +62,7 @@ void BatchBuilder::add_state(const PlanRow& row, const Slot& slot, SequenceRows&
   rows.state_pages = slot.state_pages.data();
   rows.slot = row.slot.value;
   rows.committed = slot.committed;
-  rows.commit_all = !row.is_decode() && !(deterministic_ && row.position >= slot.num_prompt_tokens);
+  rows.commit_all = row.prefill() != nullptr && !(deterministic_ && row.position.least >= slot.num_prompt_tokens);
 }
 
 // The writes come in the order of the rows that make them.
@@ -78,16 +83,17 @@ void BatchBuilder::add_checkpoints(const StepPlan& plan) {
     }
   }
   CHECK(checkpoints_.size() == writes.size(), "no row writes the checkpoint of slot ", writes[checkpoints_.size()].slot,
-        " at ", writes[checkpoints_.size()].position);
+        " at ", writes[checkpoints_.size()].boundary());
 }
 
 void BatchBuilder::place_checkpoint(const CheckpointWrite& write, const SequenceRows& rows) {
   const int32_t from = rows.checkpoints.empty() ? rows.committed : rows.checkpoints.back().position;
   const int32_t commit = rows.position + (rows.commit_all ? rows.num_tokens : 0);
-  CHECK(write.position > from && write.position <= commit && write.position % kBlockTokens == 0, "slot ", write.slot,
-        " commits ", commit, ", its checkpoint after ", from, " is at ", write.position);
-  checkpoints_.push_back({.position = write.position, .pages = checkpoint_pages_.data() + checkpoint_pages_.size()});
-  for (const PageId page : write.pages) checkpoint_pages_.push_back(page.value);
+  const int32_t boundary = write.boundary();
+  CHECK(write.is_valid() && boundary > from && boundary <= commit, "slot ", write.slot, " commits ", commit,
+        ", its checkpoint after ", from, " is in (", write.lower, ", ", write.upper, "]");
+  checkpoints_.push_back({.position = boundary, .pages = checkpoint_pages_.data() + checkpoint_pages_.size()});
+  for (const Placement& place : write.pages) checkpoint_pages_.push_back(place.page.value);
 }
 
 }  // namespace perigee

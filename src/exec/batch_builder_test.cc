@@ -27,7 +27,7 @@ SequenceStart start_of(SlotId slot, int32_t num_prompt, int32_t num_tokens, int3
   start.num_prompt_tokens = num_prompt;
   start.num_cached_tokens = num_cached;
   start.sampling = std::make_shared<SamplingParams>();
-  start.state_pages = {PageId(10 + slot.value), PageId(20 + slot.value)};
+  start.state_pages = {{PageId(10 + slot.value)}, {PageId(20 + slot.value)}};
   return start;
 }
 
@@ -40,13 +40,17 @@ Checkpoints checkpoints_of(const Batch& batch, size_t sequence) {
   return out;
 }
 
+CheckpointWrite checkpoint(int32_t slot, int32_t boundary, std::pair<int32_t, int32_t> pages) {
+  return {SlotId(slot), boundary - 1, boundary, {{PageId(pages.first)}, {PageId(pages.second)}}};
+}
+
 class BuilderTest : public testing::Test {
  protected:
   BuilderTest() {
     for (const int32_t slot : {0, 1}) {
       slots_.start(start_of(SlotId(slot), 100, 100, 64 * slot));
       for (int32_t block = 0; block < 4; ++block)
-        slots_.append({.slot = SlotId(slot), .block_index = block, .page = PageId(30 + 4 * slot + block)});
+        slots_.append({.slot = SlotId(slot), .block_index = block, .place = {PageId(30 + 4 * slot + block)}});
     }
   }
 
@@ -55,10 +59,10 @@ class BuilderTest : public testing::Test {
     PlanRow row;
     row.slot = SlotId(slot);
     row.sequence = SequenceId(slot + 100);
-    row.num_tokens = num_tokens;
-    row.position = slots_[SlotId(slot)].length;
-    if (!decode) row.tokens_offset = static_cast<int32_t>(plan.tokens.size());
-    row.sample = true;
+    row.position = PositionRange::at(slots_[SlotId(slot)].length);
+    const auto offset = static_cast<int32_t>(plan.tokens.size());
+    row.work = Decode();
+    if (!decode) row.work = Prefill{.tokens_offset = offset, .num_tokens = num_tokens, .sample = true};
     if (!decode) plan.tokens.insert(plan.tokens.end(), static_cast<size_t>(num_tokens), 5);
     plan.rows.push_back(row);
   }
@@ -68,7 +72,7 @@ class BuilderTest : public testing::Test {
   }
   void advance(const StepPlan& plan, const Batch& batch) {
     for (size_t i = 0; i < plan.rows.size(); ++i)
-      slots_.advance(plan.rows[i].slot, plan.rows[i].num_tokens, batch.sequences[i].commit_all);
+      slots_.advance(plan.rows[i].slot, plan.rows[i].num_tokens(), batch.sequences[i].commit_all);
   }
 
   StillModel model_;
@@ -101,18 +105,16 @@ TEST_F(BuilderTest, ChunksCommitAndDecodeRowsWait) {
 
 TEST_F(BuilderTest, TheFormFollowsFromTheKindOfToken) {
   const Admission admission{.num_prompt_tokens = 100, .num_cached_tokens = 64, .num_tokens = 130};
-  const auto form = [&](int32_t position, int32_t tokens_offset, bool deterministic) {
-    PlanRow row;
-    row.num_tokens = 1;
-    row.position = position;
-    row.tokens_offset = tokens_offset;
-    return form_of(row, admission, model_, deterministic);
+  const auto form = [&](int32_t position, const RowWork& work, bool deterministic) {
+    return form_of({.position = PositionRange::at(position), .work = work}, admission, model_, deterministic);
   };
-  EXPECT_EQ(form(64, 0, false), MlaForm::kExpanded);
-  EXPECT_EQ(form(99, 0, false), MlaForm::kExpanded) << "a chunk of one token is a chunk";
-  EXPECT_EQ(form(100, 0, false), MlaForm::kAbsorbed) << "outputs that a preemption threw away";
-  EXPECT_EQ(form(130, -1, false), MlaForm::kAbsorbed);
-  EXPECT_EQ(form(64, 0, true), MlaForm::kAbsorbed);
+  const Prefill one{.num_tokens = 1};
+  EXPECT_EQ(form(64, one, false), MlaForm::kExpanded);
+  EXPECT_EQ(form(99, one, false), MlaForm::kExpanded) << "a chunk of one token is a chunk";
+  EXPECT_EQ(form(100, one, false), MlaForm::kAbsorbed) << "outputs that a preemption threw away";
+  EXPECT_EQ(form(130, Decode(), false), MlaForm::kAbsorbed);
+  EXPECT_EQ(form(130, Verify{3}, false), MlaForm::kAbsorbed);
+  EXPECT_EQ(form(64, one, true), MlaForm::kAbsorbed);
 }
 
 TEST_F(BuilderTest, AHitIsCommittedFromTheStart) {
@@ -127,13 +129,12 @@ TEST_F(BuilderTest, CheckpointsMeetTheirRows) {
   StepPlan plan;
   add_row(plan, 0, 256, false);
   add_row(plan, 1, 64, false);
-  plan.checkpoints.push_back({SlotId(1), 128, {PageId(7), PageId(8)}});
+  plan.checkpoints.push_back(checkpoint(1, 128, {7, 8}));
   Batch batch = build(plan);
   EXPECT_TRUE(batch.sequences[0].checkpoints.empty());
   EXPECT_EQ(checkpoints_of(batch, 1), (Checkpoints{{128, {7, 8}}}));
-  plan.checkpoints.insert(plan.checkpoints.begin(), {{SlotId(0), 64, {PageId(3), PageId(4)}},
-                                                     {SlotId(0), 192, {PageId(1), PageId(9)}},
-                                                     {SlotId(0), 256, {PageId(5), PageId(2)}}});
+  plan.checkpoints.insert(plan.checkpoints.begin(),
+                          {checkpoint(0, 64, {3, 4}), checkpoint(0, 192, {1, 9}), checkpoint(0, 256, {5, 2})});
   batch = build(plan);
   EXPECT_EQ(checkpoints_of(batch, 0), (Checkpoints{{64, {3, 4}}, {192, {1, 9}}, {256, {5, 2}}}));
   EXPECT_EQ(checkpoints_of(batch, 1), (Checkpoints{{128, {7, 8}}}));
@@ -141,7 +142,7 @@ TEST_F(BuilderTest, CheckpointsMeetTheirRows) {
 
 TEST_F(BuilderTest, DeterministicFormerOutputsAreCommittedLate) {
   slots_.start(start_of(SlotId(2), 10, 12, 0));
-  slots_.append({.slot = SlotId(2), .block_index = 0, .page = PageId(50)});
+  slots_.append({.slot = SlotId(2), .block_index = 0, .place = {PageId(50)}});
   StepPlan prompt;
   add_row(prompt, 2, 10, false);
   Batch batch = build(prompt, true);
@@ -162,30 +163,46 @@ TEST_F(BuilderTest, WithoutAStateThereIsNone) {
   SequenceStart start = start_of(SlotId(3), 10, 10, 0);
   start.state_pages.clear();
   slots_.start(start);
-  slots_.append({.slot = SlotId(3), .block_index = 0, .page = PageId(51)});
+  slots_.append({.slot = SlotId(3), .block_index = 0, .place = {PageId(51)}});
   StepPlan plan;
   add_row(plan, 3, 10, false);
   EXPECT_EQ(build(plan).sequences[0].state_pages, nullptr);
 }
 
+// What is known of a position may be a range; what is known exactly must lie in it.
+TEST_F(BuilderTest, ThePositionIsTheSlotsOwn) {
+  StepPlan plan;
+  add_row(plan, 1, 36, false);
+  plan.rows[0].position = {60, 70};
+  EXPECT_EQ(build(plan).sequences[0].position, 64);
+}
+
 using BuilderDeathTest = BuilderTest;
+
+TEST_F(BuilderDeathTest, APositionOutOfItsRangeIsABug) {
+  for (const PositionRange range : {PositionRange{60, 63}, {65, 70}}) {
+    StepPlan plan;
+    add_row(plan, 1, 36, false);
+    plan.rows[0].position = range;
+    EXPECT_DEATH(build(plan), "expects a position in .*, the slot has 64");
+  }
+}
 
 TEST_F(BuilderDeathTest, ACheckpointThatNoRowReachesIsABug) {
   StepPlan plan;
   add_row(plan, 0, 60, false);
-  plan.checkpoints.push_back({SlotId(0), 64, {PageId(7), PageId(8)}});
+  plan.checkpoints.push_back(checkpoint(0, 64, {7, 8}));
   EXPECT_DEATH(build(plan), "commits 60");
-  plan.checkpoints[0] = {SlotId(1), 64, {PageId(7), PageId(8)}};
+  plan.checkpoints[0] = checkpoint(1, 64, {7, 8});
   EXPECT_DEATH(build(plan), "no row writes");
 }
 
 TEST_F(BuilderDeathTest, CheckpointsOfARowAscendOverBlockBoundaries) {
   StepPlan plan;
   add_row(plan, 0, 256, false);
-  const std::vector<PageId> pages = {PageId(7), PageId(8)};
   for (const auto& [first, second] : {std::pair{128, 64}, {64, 64}, {64, 100}}) {
-    plan.checkpoints = {{SlotId(0), first, pages}, {SlotId(0), second, pages}};
-    EXPECT_DEATH(build(plan), "its checkpoint after 64 is at|its checkpoint after 128 is at 64");
+    plan.checkpoints = {checkpoint(0, first, {7, 8}), checkpoint(0, second, {7, 8})};
+    EXPECT_DEATH(build(plan), "its checkpoint after (64|128) is in");
   }
 }
 

@@ -30,9 +30,8 @@ PlanRow chunk(int32_t position, int32_t num_tokens) {
   PlanRow row;
   row.slot = SlotId(0);
   row.sequence = SequenceId(1);
-  row.position = position;
-  row.num_tokens = num_tokens;
-  row.tokens_offset = 0;
+  row.position = PositionRange::at(position);
+  row.work = Prefill{.num_tokens = num_tokens, .sample = true};
   return row;
 }
 
@@ -58,18 +57,19 @@ TEST(BatchSteps, AStepHasNothingOfTheStepBefore) {
   start.tokens = std::make_shared<const std::vector<int32_t>>(200, 5);
   start.num_prompt_tokens = 200;
   start.sampling = std::make_shared<const SamplingParams>();
-  start.state_pages = {PageId(1), PageId(2)};
+  start.state_pages = {{PageId(1)}, {PageId(2)}};
   slots.start(start);
   for (int32_t block = 0; block < 4; ++block)
-    slots.append({.slot = SlotId(0), .block_index = block, .page = PageId(10 + block)});
+    slots.append({.slot = SlotId(0), .block_index = block, .place = {PageId(10 + block)}});
   BatchBuilder builder(model, false);
   for (int32_t step = 0; step < 2; ++step) {
     StepPlan plan;
     plan.rows.push_back(chunk(64 * step, 64));
-    plan.rows[0].sample = true;
     plan.tokens.assign(64, 5);
-    plan.checkpoints.push_back(
-        {.slot = SlotId(0), .position = 64 * step + 64, .pages = {PageId(20 + 2 * step), PageId(21 + 2 * step)}});
+    plan.checkpoints.push_back({.slot = SlotId(0),
+                                .lower = 64 * step,
+                                .upper = 64 * step + 64,
+                                .pages = {{PageId(20 + 2 * step)}, {PageId(21 + 2 * step)}}});
     const Batch& batch = builder.build(plan, slots);
     EXPECT_EQ(batch.tokens.size(), 64u);
     EXPECT_EQ(batch.logit_rows.size(), 1u);

@@ -40,14 +40,12 @@ inline StepPlan prompt_plan(const SamplingParams& sampling, std::vector<int32_t>
   start.num_prompt_tokens = static_cast<int32_t>(prompt.size());
   start.tokens = std::make_shared<const std::vector<int32_t>>(std::move(prompt));
   start.sampling = std::make_shared<const SamplingParams>(sampling);
-  plan.appends.push_back({.slot = SlotId(0), .block_index = 0, .page = PageId(0)});
+  plan.appends.push_back({.slot = SlotId(0), .block_index = 0, .place = {PageId(0)}});
   PlanRow& row = plan.rows.emplace_back();
   row.slot = SlotId(0);
   row.sequence = SequenceId(1);
-  row.num_tokens = start.num_prompt_tokens;
-  row.tokens_offset = 0;
-  row.sample = true;
-  row.prompt_logprobs = sampling.prompt_logprobs >= 0;
+  row.work =
+      Prefill{.num_tokens = start.num_prompt_tokens, .sample = true, .prompt_logprobs = sampling.prompt_logprobs >= 0};
   return plan;
 }
 
@@ -57,9 +55,8 @@ inline StepPlan decode_plan(int32_t step) {
   PlanRow& row = plan.rows.emplace_back();
   row.slot = SlotId(0);
   row.sequence = SequenceId(1);
-  row.num_tokens = 1;
-  row.position = static_cast<int32_t>(test_prompt().size()) + step - 1;
-  row.sample = true;
+  row.position = PositionRange::at(static_cast<int32_t>(test_prompt().size()) + step - 1);
+  row.work = Decode();
   plan.num_decode_rows = 1;
   return plan;
 }

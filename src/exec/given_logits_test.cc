@@ -62,7 +62,7 @@ class GivenLogits : public testing::Test {
     tokens.shrink_to_fit();  // so that a checker sees reads beyond them
     start.num_prompt_tokens = static_cast<int32_t>(tokens.size());
     for (int32_t block = 0; block * kBlockTokens <= start.num_prompt_tokens; ++block)
-      plan.appends.push_back({.slot = SlotId(slot), .block_index = block, .page = PageId(next_page_++)});
+      plan.appends.push_back({.slot = SlotId(slot), .block_index = block, .place = {PageId(next_page_++)}});
     start.tokens = std::make_shared<const std::vector<int32_t>>(std::move(tokens));
     start.sampling = std::make_shared<const SamplingParams>(std::move(sampling));
     prompts_[static_cast<size_t>(slot)] = start.tokens;
@@ -76,16 +76,17 @@ class GivenLogits : public testing::Test {
     PlanRow& row = plan.rows.emplace_back();
     row.slot = SlotId(slot);
     row.sequence = SequenceId(slot + 100);
-    row.position = position;
-    row.num_tokens = std::max(count, 1);
-    row.prompt_logprobs = prompt_logprobs;
-    row.sample = count == 0 || position + count == std::ssize(prompt);
+    row.position = PositionRange::at(position);
+    row.work = Decode();
     plan.num_decode_rows += count == 0 ? 1 : 0;
     if (count > 0) {
-      row.tokens_offset = static_cast<int32_t>(plan.tokens.size());
+      row.work = Prefill{.tokens_offset = static_cast<int32_t>(plan.tokens.size()),
+                         .num_tokens = count,
+                         .sample = position + count == std::ssize(prompt),
+                         .prompt_logprobs = prompt_logprobs};
       plan.tokens.insert(plan.tokens.end(), prompt.begin() + position, prompt.begin() + position + count);
     }
-    position += row.num_tokens;
+    position += row.num_tokens();
   }
   void submit(StepPlan plan) {
     plan.step = StepId(next_step_++);
@@ -114,11 +115,11 @@ TEST_F(GivenLogits, ANonFiniteRowEndsNobodyElse) {
   submit(std::move(first));
   submit(std::move(second));
   const StepResult one = result(), two = result();
-  EXPECT_EQ(one.rows[0].ids, std::vector<int32_t>{6});
+  EXPECT_EQ(one.rows[0].ids, RowIds{6});
   EXPECT_TRUE(one.rows[0].finite);
   EXPECT_TRUE(one.rows[1].ids.empty());
   EXPECT_FALSE(one.rows[1].finite);
-  EXPECT_EQ(two.rows[0].ids, std::vector<int32_t>{7});
+  EXPECT_EQ(two.rows[0].ids, RowIds{7});
   EXPECT_TRUE(two.rows[0].finite);
 }
 
@@ -138,7 +139,7 @@ TEST_F(GivenLogits, PromptLogprobsEndWithThePrompt) {
     if (cut > 0) {
       submit(std::move(second));
       const StepResult rest = result();
-      EXPECT_EQ(rest.rows[0].ids, std::vector<int32_t>{11});
+      EXPECT_EQ(rest.rows[0].ids, RowIds{11});
       got.insert(got.end(), rest.rows[0].prompt_logprobs.begin(), rest.rows[0].prompt_logprobs.end());
     }
     ASSERT_EQ(got.size(), 4u) << "of tokens 1 to 4";
@@ -162,8 +163,8 @@ TEST_F(GivenLogits, AContextOfAnyLengthIsUsedToItsEnd) {
     row(decode, 0, 0);
     submit(std::move(plan));
     submit(std::move(decode));
-    EXPECT_EQ(result().rows[0].ids, std::vector<int32_t>{3});
-    EXPECT_EQ(result().rows[0].ids, std::vector<int32_t>{4});
+    EXPECT_EQ(result().rows[0].ids, RowIds{3});
+    EXPECT_EQ(result().rows[0].ids, RowIds{4});
     worker_.reset();
     next_page_ = 0;
   }
@@ -186,8 +187,8 @@ TEST_F(GivenLogits, RowsMeetTheirLogits) {
   submit(std::move(plan));
   const StepResult got = result();
   EXPECT_TRUE(got.rows[0].ids.empty());
-  EXPECT_EQ(got.rows[1].ids, std::vector<int32_t>{7});
-  EXPECT_EQ(got.rows[2].ids, std::vector<int32_t>{8});
+  EXPECT_EQ(got.rows[1].ids, RowIds{7});
+  EXPECT_EQ(got.rows[2].ids, RowIds{8});
   EXPECT_TRUE(got.rows[3].ids.empty());
   ASSERT_EQ(got.rows[1].prompt_logprobs.size(), 2u);
   ASSERT_EQ(got.rows[3].prompt_logprobs.size(), 2u);

@@ -32,7 +32,7 @@ void Slots::start(const SequenceStart& start) {
   slot.newest_id = -1;
   slot.pages.clear();
   slot.state_pages.clear();
-  for (const PageId page : start.state_pages) slot.state_pages.push_back(page.value);
+  for (const Placement& place : start.state_pages) slot.state_pages.push_back(place.page.value);
   slot.committed = start.num_cached_tokens;
   slot.seen.clear();
   slot.output_counts.clear();
@@ -47,7 +47,7 @@ void Slots::append(const BlockAppend& append) {
   Slot& slot = (*this)[append.slot];
   CHECK(append.block_index == std::ssize(slot.pages) && append.block_index < max_blocks_, "block ", append.block_index,
         " after ", slot.pages.size(), " blocks of slot ", append.slot, ", which has room for ", max_blocks_);
-  slot.pages.push_back(append.page.value);
+  slot.pages.push_back(append.place.page.value);
 }
 
 void Slots::advance(SlotId id, int32_t num_tokens, bool commit_all) {

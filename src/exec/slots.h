@@ -19,7 +19,9 @@ struct Slot {
   std::shared_ptr<const SamplingParams> sampling;
   int32_t num_prompt_tokens = 0;
   int32_t num_cached_tokens = 0;
-  int32_t length = 0;       // tokens whose cache entries exist or are being written
+  // Tokens whose cache entries exist or are being written. Exact where this thread computes them; a GPU knows better
+  // than its host, for which it is an upper bound.
+  int32_t length = 0;
   int32_t num_outputs = 0;  // sampled ids, former ones included
   int32_t newest_id = -1;   // the id that the next decode row runs
   std::vector<int32_t> pages;

@@ -63,14 +63,14 @@ TEST(Slots, CountsStopAtTheirLargestValue) {
 TEST(Slots, AStartForgetsTheSequenceBefore) {
   Slots slots(1, 100, 4);
   SequenceStart first = start_of({5, 6, 7}, 3, 0.5f);
-  first.state_pages = {PageId(40), PageId(41)};
+  first.state_pages = {{PageId(40)}, {PageId(41)}};
   slots.start(first);
-  slots.append({.slot = kSlot, .block_index = 0, .page = PageId(3)});
+  slots.append({.slot = kSlot, .block_index = 0, .place = {PageId(3)}});
   slots.accept(kSlot, 9);
   slots.advance(kSlot, 3, true);
 
   SequenceStart plain = start_of({8}, 1, 0);
-  plain.state_pages = {PageId(50), PageId(51)};
+  plain.state_pages = {{PageId(50)}, {PageId(51)}};
   slots.start(plain);
   const Slot& slot = slots[kSlot];
   EXPECT_EQ(slot.state_pages, (std::vector<int32_t>{50, 51}));

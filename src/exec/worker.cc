@@ -34,7 +34,7 @@ class HostWorker final : public PlanWorker {
   void run() override;
   void execute(const StepPlan& plan);
   void start_state(const SequenceStart& start);
-  uint8_t* page(PageId page) { return pool_memory_.data() + page.value * layout_.page_bytes(); }
+  uint8_t* page(const Placement& place) { return pool_memory_.data() + place.page.value * layout_.page_bytes(); }
   RowResult finish_row(const StepPlan& plan, size_t index, const Tensor& logits);
   void prompt_logprobs(const PlanRow& row, const Slot& slot, int32_t first, const Tensor& logits, RowResult& out);
 
@@ -106,8 +106,10 @@ void HostWorker::execute(const StepPlan& plan) {
   StepResult result{.step = plan.step, .rows = {}};
   result.rows.reserve(plan.rows.size());
   for (size_t i = 0; i < plan.rows.size(); ++i) {
-    slots_->advance(plan.rows[i].slot, plan.rows[i].num_tokens, batch.sequences[i].commit_all);
+    slots_->advance(plan.rows[i].slot, plan.rows[i].num_tokens(), batch.sequences[i].commit_all);
     result.rows.push_back(finish_row(plan, i, logits));
+    for (const StateCheckpoint& checkpoint : batch.sequences[i].checkpoints)
+      result.rows.back().checkpoints.push_back(checkpoint.position);
   }
   masks_.drop(plan.step);
   on_result_(std::move(result));
@@ -128,12 +130,12 @@ void HostWorker::start_state(const SequenceStart& start) {
 RowResult HostWorker::finish_row(const StepPlan& plan, size_t index, const Tensor& logits) {
   const PlanRow& row = plan.rows[index];
   Slot& slot = (*slots_)[row.slot];
-  RowResult out{.slot = row.slot, .sequence = row.sequence, .ids = {}, .logprobs = {}, .prompt_logprobs = {}};
+  RowResult out{.slot = row.slot, .sequence = row.sequence};
   const int32_t first = builder_->logit_row(index);
-  if (row.prompt_logprobs) prompt_logprobs(row, slot, first, logits, out);
-  if (!row.sample) return out;
+  if (row.scores_prompt()) prompt_logprobs(row, slot, first, logits, out);
+  if (!row.samples()) return out;
 
-  const int32_t logit_row = row.prompt_logprobs ? first + row.num_tokens - 1 : first;
+  const int32_t logit_row = row.scores_prompt() ? first + row.num_tokens() - 1 : first;
   const std::vector<uint32_t> mask = row.masked ? masks_.wait(plan.step, row.slot) : std::vector<uint32_t>();
   const SamplerRow sampled_row{
       .logits = {logits.row<const float>(logit_row), static_cast<size_t>(logits.cols)},
@@ -157,8 +159,8 @@ RowResult HostWorker::finish_row(const StepPlan& plan, size_t index, const Tenso
 
 void HostWorker::prompt_logprobs(const PlanRow& row, const Slot& slot, int32_t first, const Tensor& logits,
                                  RowResult& out) {
-  for (int32_t i = 0; i < row.num_tokens; ++i) {
-    const int32_t next = row.position + i + 1;
+  for (int32_t i = 0; i < row.num_tokens(); ++i) {
+    const int32_t next = row.position.least + i + 1;
     if (next >= slot.num_prompt_tokens) break;
     const std::span<const float> logit_row(logits.row<const float>(first + i), static_cast<size_t>(logits.cols));
     out.prompt_logprobs.push_back(

@@ -41,10 +41,9 @@ class WorkerMaskTest : public testing::Test {
       start.num_prompt_tokens = 3;
       start.sampling = std::move(sampling);
       plan.starts.push_back(std::move(start));
-      plan.appends.push_back({.slot = SlotId(slot), .block_index = 0, .page = PageId(slot)});
+      plan.appends.push_back({.slot = SlotId(slot), .block_index = 0, .place = {PageId(slot)}});
       PlanRow row = masked_row(slot);
-      row.num_tokens = 3;
-      row.tokens_offset = 3 * slot;
+      row.work = Prefill{.tokens_offset = 3 * slot, .num_tokens = 3, .sample = true};
       plan.rows.push_back(row);
       for (const int32_t id : {300, 301, 302}) plan.tokens.push_back(id);
     }
@@ -54,8 +53,8 @@ class WorkerMaskTest : public testing::Test {
     StepPlan plan{.step = StepId(step), .starts = {}, .appends = {}, .rows = {}, .tokens = {}};
     for (int32_t slot = 0; slot < 2; ++slot) {
       PlanRow row = masked_row(slot);
-      row.num_tokens = 1;
-      row.position = static_cast<int32_t>(2 + step);
+      row.position = PositionRange::at(static_cast<int32_t>(2 + step));
+      row.work = Decode();
       plan.rows.push_back(row);
     }
     plan.num_decode_rows = 2;
@@ -65,7 +64,6 @@ class WorkerMaskTest : public testing::Test {
     PlanRow row;
     row.slot = SlotId(slot);
     row.sequence = SequenceId(slot);
-    row.sample = true;
     row.masked = true;
     return row;
   }

@@ -30,10 +30,10 @@ SamplingParams greedy() {
 }
 
 TEST(Worker, PromptLogprobsDoNotChangeWhatIsSampled) {
-  const int32_t id = run(greedy())[0].ids.at(0);
+  const int32_t id = run(greedy())[0].ids[0];
   SamplingParams sampling = greedy();
   sampling.prompt_logprobs = 0;
-  EXPECT_EQ(run(sampling)[0].ids.at(0), id);
+  EXPECT_EQ(run(sampling)[0].ids[0], id);
 }
 
 TEST(Worker, PromptAndOutputHaveTheirOwnNumbersOfLogprobs) {

@@ -70,7 +70,7 @@ void StepDriver::start(int32_t sequence, StepPlan& plan) {
                       .num_prompt_tokens = shape_.context,
                       .sampling = sampling_[static_cast<size_t>(sequence)]};
   for (int32_t i = 0; i < state_pages; ++i)
-    start.state_pages.push_back(PageId(shape_.batch * blocks_per_sequence() + sequence * state_pages + i));
+    start.state_pages.push_back({PageId(shape_.batch * blocks_per_sequence() + sequence * state_pages + i)});
   plan.starts.push_back(std::move(start));
   num_blocks_[static_cast<size_t>(sequence)] = 0;
 }
@@ -79,17 +79,17 @@ void StepDriver::start(int32_t sequence, StepPlan& plan) {
 void StepDriver::append_blocks(int32_t sequence, int32_t end, StepPlan& plan) {
   for (int32_t& block = num_blocks_[static_cast<size_t>(sequence)]; block * kBlockTokens < end; ++block)
     plan.appends.push_back(
-        {.slot = SlotId(sequence), .block_index = block, .page = PageId(sequence * blocks_per_sequence() + block)});
+        {.slot = SlotId(sequence), .block_index = block, .place = {PageId(sequence * blocks_per_sequence() + block)}});
 }
 
 void StepDriver::prefill_row(int32_t sequence, int32_t position, int32_t num_tokens, StepPlan& plan) {
   append_blocks(sequence, position + num_tokens, plan);
   plan.rows.push_back({.slot = SlotId(sequence),
                        .sequence = SequenceId(started_ + sequence),
-                       .num_tokens = num_tokens,
-                       .position = position,
-                       .tokens_offset = static_cast<int32_t>(plan.tokens.size()),
-                       .sample = position + num_tokens == shape_.context});
+                       .position = PositionRange::at(position),
+                       .work = Prefill{.tokens_offset = static_cast<int32_t>(plan.tokens.size()),
+                                       .num_tokens = num_tokens,
+                                       .sample = position + num_tokens == shape_.context}});
   const auto first = prompts_[static_cast<size_t>(sequence)]->begin() + position;
   plan.tokens.insert(plan.tokens.end(), first, first + num_tokens);
 }
@@ -111,7 +111,7 @@ Status StepDriver::fill_caches(int32_t chunk_tokens) {
 }
 
 StepPlan StepDriver::next_plan(bool eager) {
-  StepPlan plan{.step = StepId(step_++)};
+  StepPlan plan{.step = StepId(step_++), .eager = eager};
   if (shape_.prefill) {
     started_ += shape_.batch;
     for (int32_t i = 0; i < shape_.batch; ++i) {
@@ -122,13 +122,8 @@ StepPlan StepDriver::next_plan(bool eager) {
   }
   for (int32_t i = 0; i < shape_.batch; ++i) {
     append_blocks(i, position_ + 1, plan);
-    // A row whose prompt's logprobs are wanted runs outside of graphs; a decode row has none to give.
-    plan.rows.push_back({.slot = SlotId(i),
-                         .sequence = SequenceId(i),
-                         .num_tokens = 1,
-                         .position = position_,
-                         .sample = true,
-                         .prompt_logprobs = eager});
+    plan.rows.push_back(
+        {.slot = SlotId(i), .sequence = SequenceId(i), .position = PositionRange::at(position_), .work = Decode()});
   }
   plan.num_decode_rows = shape_.batch;
   ++position_;

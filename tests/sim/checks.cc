@@ -38,8 +38,8 @@ void Simulation::check_plan(const StepPlan& plan) {
 void Simulation::check_logit_rows(const StepPlan& plan) const {
   int32_t scored = 0, sampled = 0;
   for (const PlanRow& row : plan.rows) {
-    if (row.prompt_logprobs) scored += row.num_tokens;
-    if (row.sample && !row.prompt_logprobs) ++sampled;
+    if (row.scores_prompt()) scored += row.num_tokens();
+    if (row.samples() && !row.scores_prompt()) ++sampled;
   }
   judge_.require(scored <= kPromptLogprobTokens && scored + sampled <= max_logit_rows(config_.max_sequences), scored,
                  " and ", sampled, " rows of logits");
@@ -80,7 +80,7 @@ void Simulation::check_state(const SequenceStart& start) {
                  " tokens and a checkpoint of ", start.checkpoint.size(), " pages");
   bool is_shared = false;
   for (size_t i = 0; i < num_copied; ++i) {
-    const PageId page = start.checkpoint[i];
+    const PageId page = start.checkpoint[i].page;
     judge_.require(worker_.state_position(page, i) == start.num_cached_tokens, "sequence ", start.sequence, " hits ",
                    start.num_cached_tokens, " tokens, the checkpoint is at ", worker_.state_position(page, i));
     check_salt(page, start.sequence);
@@ -99,8 +99,10 @@ void Simulation::check_checkpoints(const StepPlan& plan) {
     const size_t first = next;
     for (int32_t last = 0; next < plan.checkpoints.size() && plan.checkpoints[next].slot == row.slot; ++next) {
       const CheckpointWrite& write = plan.checkpoints[next];
-      judge_.require(write.position > last, "a checkpoint at ", write.position, " after one at ", last);
-      last = write.position;
+      judge_.require(write.is_valid(), "a checkpoint at no block boundary inside (", write.lower, ", ", write.upper,
+                     "]");
+      judge_.require(write.boundary() > last, "a checkpoint at ", write.boundary(), " after one at ", last);
+      last = write.boundary();
       check_checkpoint(plan, write);
     }
     counts_.rows_of_several += next - first > 1 ? 1 : 0;
@@ -112,15 +114,15 @@ void Simulation::check_checkpoints(const StepPlan& plan) {
 void Simulation::check_checkpoint(const StepPlan& plan, const CheckpointWrite& write) const {
   judge_.require(static_cast<int32_t>(write.pages.size()) == config_.state_pages && config_.prefix_caching,
                  "a checkpoint of ", write.pages.size(), " pages");
-  judge_.require(write.position % kBlockTokens == 0, "a checkpoint at ", write.position);
   if (config_.deterministic)
-    judge_.require(write.position % config_.attention_alignment == 0, "a checkpoint at ", write.position);
-  const auto commits = [&](const PlanRow& row) {
+    judge_.require(write.boundary() % config_.attention_alignment == 0, "a checkpoint at ", write.boundary());
+  const auto may_commit = [&](const PlanRow& row) {
     if (row.slot != write.slot) return false;
-    if (row.is_decode()) return row.position == write.position;
-    return row.position < write.position && write.position <= row.position + row.num_tokens;
+    if (row.prefill() == nullptr) return row.position.contains(write.boundary());
+    return row.position.least < write.boundary() && write.boundary() <= row.position.least + row.num_tokens();
   };
-  judge_.require(std::count_if(plan.rows.begin(), plan.rows.end(), commits) == 1, "no row commits ", write.position);
+  judge_.require(std::count_if(plan.rows.begin(), plan.rows.end(), may_commit) == 1, "no row commits ",
+                 write.boundary());
 }
 
 // Every page that the plan reads or writes.
@@ -128,9 +130,9 @@ Simulation::PageSet Simulation::reach(const StepPlan& plan, const std::vector<Sl
   PageSet pages;
   for (const PlanRow& row : plan.rows) pages |= slots[static_cast<size_t>(row.slot.value)].pages;
   for (const SequenceStart& start : plan.starts)
-    for (const PageId page : start.checkpoint) pages.set(index_of(page));
+    for (const Placement& place : start.checkpoint) pages.set(index_of(place.page));
   for (const CheckpointWrite& write : plan.checkpoints)
-    for (const PageId page : write.pages) pages.set(index_of(page));
+    for (const Placement& place : write.pages) pages.set(index_of(place.page));
   return pages;
 }
 
@@ -153,28 +155,29 @@ void Simulation::check_pages(const StepPlan& plan) {
   std::vector<PageSet> own(slots_.size());  // the fresh ones of each slot
   for (const SequenceStart& start : plan.starts) {
     const size_t slot = static_cast<size_t>(start.slot.value);
-    for (const PageId page : start.state_pages) {
-      check_fresh(page, fresh);
-      own[slot].set(index_of(page));
-      slots_[slot].pages.set(index_of(page));
+    for (const Placement& place : start.state_pages) {
+      check_fresh(place.page, fresh);
+      own[slot].set(index_of(place.page));
+      slots_[slot].pages.set(index_of(place.page));
     }
   }
   for (const CheckpointWrite& write : plan.checkpoints)
-    for (const PageId page : write.pages) check_fresh(page, fresh);
+    for (const Placement& place : write.pages) check_fresh(place.page, fresh);
   for (const BlockAppend& append : plan.appends) {
     SlotView& slot = slots_[static_cast<size_t>(append.slot.value)];
     const auto start = std::find_if(plan.starts.begin(), plan.starts.end(),
                                     [&](const SequenceStart& candidate) { return candidate.slot == append.slot; });
     const bool cached = start != plan.starts.end() && append.block_index * kBlockTokens < start->num_cached_tokens;
-    judge_.require(!slot.pages.test(index_of(append.page)), "page ", append.page, " is twice in slot ", append.slot);
-    slot.pages.set(index_of(append.page));
-    note(static_cast<uint64_t>(append.page.value) * 64 + static_cast<uint64_t>(append.slot.value));
+    const PageId page = append.place.page;
+    judge_.require(!slot.pages.test(index_of(page)), "page ", page, " is twice in slot ", append.slot);
+    slot.pages.set(index_of(page));
+    note(static_cast<uint64_t>(page.value) * 64 + static_cast<uint64_t>(append.slot.value));
     if (cached) {
-      check_salt(append.page, slot.sequence);
+      check_salt(page, slot.sequence);
       continue;
     }
-    check_fresh(append.page, fresh);
-    own[static_cast<size_t>(append.slot.value)].set(index_of(append.page));
+    check_fresh(page, fresh);
+    own[static_cast<size_t>(append.slot.value)].set(index_of(page));
   }
   for (const PlanRow& row : plan.rows) {
     const size_t slot = static_cast<size_t>(row.slot.value);
@@ -182,8 +185,8 @@ void Simulation::check_pages(const StepPlan& plan) {
                    " has lost a page to another");
   }
   for (const SequenceStart& start : plan.starts)
-    for (const PageId page : start.checkpoint)
-      judge_.require(!fresh.test(index_of(page)), "page ", page, " is copied from and given away at once");
+    for (const Placement& place : start.checkpoint)
+      judge_.require(!fresh.test(index_of(place.page)), "page ", place.page, " is copied from and given away at once");
 }
 
 void Simulation::check_row(const StepPlan& plan, const PlanRow& row) const {
@@ -191,17 +194,18 @@ void Simulation::check_row(const StepPlan& plan, const PlanRow& row) const {
   const Request& request = requests_[static_cast<size_t>(row.sequence.value)];
   judge_.require(!request.ended, "ended sequence ", row.sequence, " has a row");
   judge_.require(slots_[static_cast<size_t>(row.slot.value)].sequence == row.sequence, "a row in a foreign slot");
-  judge_.require(row.is_decode() == (static_cast<int32_t>(index) < plan.num_decode_rows), "decode rows come first");
-  judge_.require(row.num_tokens > 0, "an empty row");
-  const int32_t end = row.position + row.num_tokens;
+  const bool is_chunk = row.prefill() != nullptr;
+  judge_.require(is_chunk == (static_cast<int32_t>(index) >= plan.num_decode_rows), "decode rows come first");
+  judge_.require(row.num_tokens() > 0, "an empty row");
+  const int32_t position = row.position.most, end = position + row.num_tokens();
   const auto num_prompt = static_cast<int32_t>(request.submit.prompt->size());
   const bool is_output = end >= num_prompt;  // of a former life
-  judge_.require(config_.deterministic || row.position >= num_prompt || end <= num_prompt, "a row of ", row.position,
-                 " to ", end, " with a prompt of ", num_prompt);
-  if (!row.is_decode() && config_.deterministic && !row.sample && !(config_.state_pages > 0 && is_output))
+  judge_.require(config_.deterministic || position >= num_prompt || end <= num_prompt, "a row of ", position, " to ",
+                 end, " with a prompt of ", num_prompt);
+  if (is_chunk && config_.deterministic && !row.samples() && !(config_.state_pages > 0 && is_output))
     judge_.require(end % config_.attention_alignment == 0, "a chunk ends at ", end);
-  if (!row.is_decode() && config_.deterministic && config_.state_pages > 0)
-    judge_.require(row.num_tokens == 1 || end <= static_cast<int32_t>(request.submit.prompt->size()),
+  if (is_chunk && config_.deterministic && config_.state_pages > 0)
+    judge_.require(row.num_tokens() == 1 || end <= static_cast<int32_t>(request.submit.prompt->size()),
                    "outputs run again in a chunk that ends at ", end);
   judge_.require(end < static_cast<int32_t>(request.submit.prompt->size()) + request.max_outputs, "sequence ",
                  row.sequence, " computes its last output");
@@ -221,14 +225,14 @@ bool Simulation::is_served(int64_t sequence, const StepPlan& plan) const {
   if (std::any_of(plan.rows.begin(), plan.rows.end(), is_own)) return true;
   auto num_outputs = static_cast<int32_t>(request.ids.size());
   for (const Flight& flight : flights_)
-    for (const PlanRow& row : flight.plan.rows) num_outputs += is_own(row) && row.sample ? 1 : 0;
+    for (const PlanRow& row : flight.plan.rows) num_outputs += is_own(row) ? row.max_ids() : 0;
   return num_outputs >= request.max_outputs;
 }
 
 // Under prompt_logprobs, in a step whose rows of logits others took.
 bool Simulation::waits_for_logits(int64_t sequence, const StepPlan& plan) const {
   int32_t scored = 0;
-  for (const PlanRow& row : plan.rows) scored += row.prompt_logprobs ? row.num_tokens : 0;
+  for (const PlanRow& row : plan.rows) scored += row.scores_prompt() ? row.num_tokens() : 0;
   return requests_[static_cast<size_t>(sequence)].submit.sampling->prompt_logprobs >= 0 &&
          scored + config_.attention_alignment > kPromptLogprobTokens;
 }

@@ -17,9 +17,9 @@ void FakeWorker::launch(const StepPlan& plan) {
       if (append.slot == row.slot) work.appends.push_back(append);
     for (const CheckpointWrite& write : plan.checkpoints)
       if (write.slot == row.slot) work.checkpoints.push_back(write);
-    if (!row.is_decode()) {
-      const auto first = plan.tokens.begin() + row.tokens_offset;
-      work.tokens.assign(first, first + row.num_tokens);
+    if (const Prefill* prefill = row.prefill()) {
+      const auto first = plan.tokens.begin() + prefill->tokens_offset;
+      work.tokens.assign(first, first + prefill->num_tokens);
     }
     queue_.push_back(std::move(work));
   }
@@ -82,9 +82,9 @@ void FakeWorker::run(Work& work) {
 void FakeWorker::append(Slot& slot, const BlockAppend& append) {
   judge_.require(append.block_index == static_cast<int32_t>(slot.table.size()), "sequence ", slot.start.sequence,
                  ": block ", append.block_index, " arrives as number ", slot.table.size());
-  slot.table.push_back(append.page);
+  slot.table.push_back(append.place.page);
   if (append.block_index * kBlockTokens < slot.start.num_cached_tokens) return;
-  Page& page = pages_[static_cast<size_t>(append.page.value)];
+  Page& page = pages_[static_cast<size_t>(append.place.page.value)];
   page.writer = slot.start.sequence;
   page.state_position = -1;
   page.words.fill(kPoison);
@@ -109,10 +109,10 @@ Reading FakeWorker::read_cache(Slot& slot) {
 
 void FakeWorker::compute(Slot& slot, Work& work) {
   const PlanRow& row = work.row;
-  judge_.require(row.position == slot.length, "sequence ", row.sequence, ": row at ", row.position, ", length ",
-                 slot.length);
-  if (row.is_decode()) {
-    judge_.require(slot.last_id >= 0 && row.num_tokens == 1, "sequence ", row.sequence, " decodes without an id");
+  judge_.require(row.position.contains(slot.length), "sequence ", row.sequence, ": row at ", row.position.least, " to ",
+                 row.position.most, ", length ", slot.length);
+  if (row.prefill() == nullptr) {
+    judge_.require(slot.last_id >= 0 && row.num_tokens() == 1, "sequence ", row.sequence, " decodes without an id");
     work.tokens.assign(1, slot.last_id);
   }
   Context context{.cache = read_cache(slot), .state = commit_state(slot, work)};
@@ -125,14 +125,14 @@ void FakeWorker::compute(Slot& slot, Work& work) {
     entry(slot, slot.length++) = value;
     context.cache.read(value);
     context.state.read(token);
-    if (!row.prompt_logprobs) continue;
+    if (!row.scores_prompt()) continue;
     TokenLogprobs logprobs;
     logprobs.id = position + 1 < known.size() ? known[position + 1] : -1;
     logprobs.logprob = prompt_logprob(context);
     work.result.prompt_logprobs.push_back(logprobs);
   }
   slot.last_id = -1;
-  if (row.sample) sample(slot, context, work.result);
+  if (row.samples()) sample(slot, context, work.result);
 }
 
 void FakeWorker::sample(Slot& slot, const Context& context, RowResult& result) {
@@ -140,7 +140,7 @@ void FakeWorker::sample(Slot& slot, const Context& context, RowResult& result) {
   result.finite = is_finite(seed, slot.num_outputs);
   slot.last_id = next_id(context, seed, slot.num_outputs);
   ++slot.num_outputs;
-  result.ids.assign(1, slot.last_id);
+  result.ids = {slot.last_id};
 }
 
 int32_t FakeWorker::state_position(PageId page, size_t index) const {
@@ -156,15 +156,14 @@ void FakeWorker::start_state(Slot& slot) {
     write_state(slot, start.state_pages, State{std::vector<uint64_t>(start.state_pages.size(), 0)});
   judge_.require(start.checkpoint.empty() || start.checkpoint.size() == start.state_pages.size(), "sequence ",
                  start.sequence, " starts from half a checkpoint");
-  for (size_t i = 0; i < start.checkpoint.size(); ++i)
-    pages_[static_cast<size_t>(start.state_pages[i].value)] = pages_[static_cast<size_t>(start.checkpoint[i].value)];
+  for (size_t i = 0; i < start.checkpoint.size(); ++i) page(start.state_pages[i]) = page(start.checkpoint[i]);
 }
 
 // A state page has its value in the first word; the others follow from it, so that no foreign word goes unnoticed.
-State FakeWorker::read_state(const std::vector<PageId>& pages) const {
+State FakeWorker::read_state(const std::vector<Placement>& pages) const {
   State state;
-  for (const PageId page : pages) {
-    const auto& words = pages_[static_cast<size_t>(page.value)].words;
+  for (const Placement& place : pages) {
+    const auto& words = pages_[static_cast<size_t>(place.page.value)].words;
     uint64_t value = words[0];
     for (size_t i = 1; i < words.size(); ++i) value ^= words[i] ^ mix64(words[0] + i);
     state.values.push_back(value);
@@ -172,10 +171,10 @@ State FakeWorker::read_state(const std::vector<PageId>& pages) const {
   return state;
 }
 
-void FakeWorker::write_state(Slot& slot, const std::vector<PageId>& pages, const State& state) {
+void FakeWorker::write_state(Slot& slot, const std::vector<Placement>& pages, const State& state) {
   judge_.require(pages.size() == state.values.size(), "sequence ", slot.start.sequence, " has no whole state");
   for (size_t i = 0; i < pages.size(); ++i) {
-    Page& page = pages_[static_cast<size_t>(pages[i].value)];
+    Page& page = this->page(pages[i]);
     page.writer = slot.start.sequence;
     page.state_position = slot.committed;
     page.state_index = i;
@@ -186,8 +185,8 @@ void FakeWorker::write_state(Slot& slot, const std::vector<PageId>& pages, const
 
 // Replays the ring, which brings the state to the row's position; a prefill chunk commits its own tokens too. Returns
 // the state at the row's position, for the row's tokens to go on from.
-State FakeWorker::commit_state(Slot& slot, const Work& work) {
-  const std::vector<PageId>& pages = slot.start.state_pages;
+State FakeWorker::commit_state(Slot& slot, Work& work) {
+  const std::vector<Placement>& pages = slot.start.state_pages;
   if (pages.empty()) return {};
   State state = read_state(pages);
   std::vector<int32_t> tokens = std::exchange(slot.ring, {});
@@ -197,15 +196,16 @@ State FakeWorker::commit_state(Slot& slot, const Work& work) {
   const auto commit = [&](int32_t token) {
     state.read(token);
     ++slot.committed;
-    if (next == work.checkpoints.end() || next->position != slot.committed) return;
+    if (next == work.checkpoints.end() || next->boundary() != slot.committed) return;
     write_state(slot, (next++)->pages, state);
+    work.result.checkpoints.push_back(slot.committed);
   };
   for (const int32_t token : tokens) commit(token);
-  if (planted(Fault::kRingDropped)) slot.committed = work.row.position;
-  judge_.require(slot.committed == work.row.position, "sequence ", work.row.sequence, ": the state is at ",
-                 slot.committed, ", the row at ", work.row.position);
+  if (planted(Fault::kRingDropped)) slot.committed = slot.length;
+  judge_.require(slot.committed == slot.length, "sequence ", work.row.sequence, ": the state is at ", slot.committed,
+                 ", the row at ", slot.length);
   at_row = state;
-  if (work.row.is_decode()) {
+  if (work.row.prefill() == nullptr) {
     slot.ring = work.tokens;
     if (planted(Fault::kCommitUnconfirmed)) state.read(work.tokens[0]);
   } else {
@@ -213,8 +213,8 @@ State FakeWorker::commit_state(Slot& slot, const Work& work) {
   }
   write_state(slot, pages, state);
   for (const CheckpointWrite& write : work.checkpoints)
-    judge_.require(state_position(write.pages[0], 0) == write.position, "sequence ", work.row.sequence,
-                   " did not commit ", write.position);
+    judge_.require(state_position(write.pages[0].page, 0) == write.boundary(), "sequence ", work.row.sequence,
+                   " did not commit ", write.boundary());
   return at_row;
 }
 

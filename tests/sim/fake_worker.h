@@ -57,6 +57,7 @@ class FakeWorker {
     bool done = false;
   };
 
+  Page& page(const Placement& place) { return pages_[static_cast<size_t>(place.page.value)]; }
   void run(Work& work);
   void append(Slot& slot, const BlockAppend& append);
   uint64_t& entry(Slot& slot, int32_t position);
@@ -65,9 +66,9 @@ class FakeWorker {
   void sample(Slot& slot, const Context& context, RowResult& result);
 
   void start_state(Slot& slot);
-  State read_state(const std::vector<PageId>& pages) const;
-  void write_state(Slot& slot, const std::vector<PageId>& pages, const State& state);
-  State commit_state(Slot& slot, const Work& work);
+  State read_state(const std::vector<Placement>& pages) const;
+  void write_state(Slot& slot, const std::vector<Placement>& pages, const State& state);
+  State commit_state(Slot& slot, Work& work);
   bool is_first_of_slot(size_t index) const;
 
   const Judge& judge_;

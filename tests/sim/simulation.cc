@@ -232,7 +232,7 @@ void Simulation::plan_step() {
   Flight flight;
   flight.pages = reach(*plan, slots_);
   for (const SequenceStart& start : plan->starts)
-    for (const PageId page : start.checkpoint) flight.copied.set(static_cast<size_t>(page.value));
+    for (const Placement& place : start.checkpoint) flight.copied.set(static_cast<size_t>(place.page.value));
   flight.plan = std::move(*plan);
   flights_.push_back(std::move(flight));
 }

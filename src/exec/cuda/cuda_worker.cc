@@ -222,7 +222,7 @@ void CudaWorker::start(StepPlan plan) {
   else
     logits = forward(host, logit_rows);
   for (size_t i = 0; i < plan.rows.size(); ++i)
-    slots_->advance(plan.rows[i].slot, plan.rows[i].num_tokens, host.sequences[i].commit_all);
+    slots_->advance(plan.rows[i].slot, plan.rows[i].num_tokens(), host.sequences[i].commit_all);
   if (std::any_of(plan.rows.begin(), plan.rows.end(), [](const PlanRow& row) { return row.masked; })) {
     // A grammar advances by the results before, and the masks' memory is free once those are there.
     while (!in_flight_.empty()) finish();
@@ -243,8 +243,8 @@ void CudaWorker::start(StepPlan plan) {
 }
 
 int32_t CudaWorker::graph_bucket(const StepPlan& plan) const {
-  const auto eager = [](const PlanRow& row) { return !row.is_decode() || row.num_tokens != 1 || row.prompt_logprobs; };
-  if (std::any_of(plan.rows.begin(), plan.rows.end(), eager)) return 0;
+  const auto is_decode = [](const PlanRow& row) { return std::holds_alternative<Decode>(row.work); };
+  if (plan.eager || !std::all_of(plan.rows.begin(), plan.rows.end(), is_decode)) return 0;
   return graphs_->bucket(static_cast<int32_t>(plan.rows.size()));
 }
 

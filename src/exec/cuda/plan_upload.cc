@@ -46,9 +46,9 @@ const int32_t* pack_start_pages(const StepPlan& plan, int32_t width, PlanUpload&
           " state pages");
     CHECK(start.checkpoint.empty() == (width == 0 || start.num_cached_tokens == 0), "sequence ", start.sequence,
           " starts at ", start.num_cached_tokens, " without the state there");
-    for (const PageId page : start.state_pages) *to++ = page.value;
+    for (const Placement& place : start.state_pages) *to++ = place.page.value;
     for (int32_t i = 0; i < width; ++i)
-      *to++ = start.checkpoint.empty() ? -1 : start.checkpoint[static_cast<size_t>(i)].value;
+      *to++ = start.checkpoint.empty() ? -1 : start.checkpoint[static_cast<size_t>(i)].page.value;
   }
   return upload.device(pages);
 }
@@ -69,7 +69,7 @@ PlanArrays pack_plan(const StepPlan& plan, std::span<const SequenceRows> sequenc
   std::transform(plan.starts.begin(), plan.starts.end(), starts, start_record);
   AppendRecord* const appends = upload.take<AppendRecord>(std::ssize(plan.appends));
   std::transform(plan.appends.begin(), plan.appends.end(), appends, [](const BlockAppend& append) {
-    return AppendRecord{append.slot.value, append.block_index, append.page.value};
+    return AppendRecord{append.slot.value, append.block_index, append.place.page.value};
   });
   RowRecord* const rows = upload.take<RowRecord>(std::ssize(plan.rows));
   int32_t* const positions = upload.take<int32_t>(std::ssize(plan.checkpoints));
@@ -77,9 +77,10 @@ PlanArrays pack_plan(const StepPlan& plan, std::span<const SequenceRows> sequenc
   int32_t num_checkpoints = 0;
   for (size_t i = 0; i < plan.rows.size(); ++i) {
     const SequenceRows& sequence = sequences[i];
+    const Prefill* prefill = plan.rows[i].prefill();
     rows[i] = {.slot = plan.rows[i].slot.value,
                .num_tokens = sequence.num_tokens,
-               .tokens_offset = plan.rows[i].tokens_offset,
+               .tokens_offset = prefill == nullptr ? -1 : prefill->tokens_offset,
                .first_row = sequence.first_row,
                .commit_all = sequence.commit_all ? 1 : 0,
                .first_checkpoint = num_checkpoints,

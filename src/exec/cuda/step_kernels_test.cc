@@ -59,7 +59,9 @@ class StepKernels : public testing::Test {
   }
 
   int32_t pick(int32_t end) { return static_cast<int32_t>(random_u64(9, ++draws_) % static_cast<uint64_t>(end)); }
-  std::vector<PageId> any_pages() { return {PageId(pick(kPages)), PageId(pick(kPages)), PageId(pick(kPages))}; }
+  std::vector<Placement> any_pages() {
+    return {{PageId(pick(kPages))}, {PageId(pick(kPages))}, {PageId(pick(kPages))}};
+  }
 
   // States of a plan never share pages with others, nor with the checkpoints that they are copied from.
   void start(StepPlan& plan, int32_t slot) {
@@ -70,37 +72,40 @@ class StepKernels : public testing::Test {
     start.tokens = std::make_shared<std::vector<int32_t>>(start.num_prompt_tokens + pick(40), 5);
     start.num_cached_tokens = pick(2) * 64;
     start.sampling = std::make_shared<SamplingParams>();
-    for (int32_t i = 0; i < kWidth; ++i) start.state_pages.push_back(PageId(slot * kWidth + i));
+    for (int32_t i = 0; i < kWidth; ++i) start.state_pages.push_back({PageId(slot * kWidth + i)});
     for (int32_t i = 0; i < kWidth && start.num_cached_tokens > 0; ++i)
-      start.checkpoint.push_back(PageId(kSlots * kWidth + pick(kPages - kSlots * kWidth)));
+      start.checkpoint.push_back({PageId(kSlots * kWidth + pick(kPages - kSlots * kWidth))});
     plan.starts.push_back(start);
     slots_.start(start);
     for (int32_t i = 0; i < kWidth; ++i) {
-      uint8_t* to = host_pool_.data() + start.state_pages[static_cast<size_t>(i)].value * kPageBytes;
+      uint8_t* to = host_pool_.data() + start.state_pages[static_cast<size_t>(i)].page.value * kPageBytes;
       if (start.checkpoint.empty())
         std::memset(to, 0, kPageBytes);
       else
-        std::memcpy(to, host_pool_.data() + start.checkpoint[static_cast<size_t>(i)].value * kPageBytes, kPageBytes);
+        std::memcpy(to, host_pool_.data() + start.checkpoint[static_cast<size_t>(i)].page.value * kPageBytes,
+                    kPageBytes);
     }
   }
 
   void add_row(StepPlan& plan, int32_t slot, bool decode) {
     const Slot& state = slots_[SlotId(slot)];
-    PlanRow row{.slot = SlotId(slot), .sequence = state.sequence, .num_tokens = decode ? 1 : 1 + pick(150)};
-    row.position = state.length;
-    row.sample = true;
-    if (!decode) row.tokens_offset = static_cast<int32_t>(plan.tokens.size());
-    for (int32_t i = 0; !decode && i < row.num_tokens; ++i) plan.tokens.push_back(pick(1000));
-    while (std::ssize(slots_[SlotId(slot)].pages) * 64 < state.length + row.num_tokens) {
-      const BlockAppend append{row.slot, static_cast<int32_t>(state.pages.size()), PageId(pick(kPages))};
+    const int32_t num_tokens = decode ? 1 : 1 + pick(150);
+    PlanRow row{.slot = SlotId(slot), .sequence = state.sequence, .position = PositionRange::at(state.length)};
+    row.work = Decode();
+    if (!decode)
+      row.work =
+          Prefill{.tokens_offset = static_cast<int32_t>(plan.tokens.size()), .num_tokens = num_tokens, .sample = true};
+    for (int32_t i = 0; !decode && i < num_tokens; ++i) plan.tokens.push_back(pick(1000));
+    while (std::ssize(slots_[SlotId(slot)].pages) * 64 < state.length + num_tokens) {
+      const BlockAppend append{row.slot, static_cast<int32_t>(state.pages.size()), {PageId(pick(kPages))}};
       plan.appends.push_back(append);
       slots_.append(append);
     }
     plan.rows.push_back(row);
-    const int32_t commit = state.length + (decode ? 0 : row.num_tokens);
-    const bool commits = decode || row.position < state.num_prompt_tokens;  // also in deterministic mode
+    const int32_t commit = state.length + (decode ? 0 : num_tokens);
+    const bool commits = decode || state.length < state.num_prompt_tokens;  // also in deterministic mode
     for (int32_t at = (state.committed / 64 + 1) * 64; commits && at <= commit; at += 64)
-      if (pick(4) > 0) plan.checkpoints.push_back({row.slot, at, any_pages()});
+      if (pick(4) > 0) plan.checkpoints.push_back({row.slot, at - 1, at, any_pages()});
   }
 
   StepPlan make_plan() {
@@ -121,7 +126,7 @@ class StepKernels : public testing::Test {
     PlanArrays packed = pack_plan(plan, batch.sequences, kWidth, *upload_);
     std::vector<SampleRecord> samples;
     for (const PlanRow& row : plan.rows)
-      samples.push_back({.slot = row.slot.value, .logit_row = row.position, .mask_row = -1, .reserved = 0});
+      samples.push_back({.slot = row.slot.value, .logit_row = row.position.least, .mask_row = -1, .reserved = 0});
     packed.samples = upload_->place(std::span<const SampleRecord>(samples)).data();
     upload_->send(stream_);
     const SlotArrays& slots = arrays_->slots();
@@ -149,7 +154,7 @@ class StepKernels : public testing::Test {
   void check_sample(const PlanRow& want, size_t s) {
     const SampleRecord got = fetch(arrays_->batch().samples + s, 1)[0];
     EXPECT_EQ(got.slot, want.slot.value);
-    EXPECT_EQ(got.logit_row, want.position);
+    EXPECT_EQ(got.logit_row, want.position.least);
   }
 
   void check_sequence(const SequenceRows& want, size_t s) {
@@ -203,7 +208,7 @@ class StepKernels : public testing::Test {
       EXPECT_EQ(fetch(pool_.data(), pool_.size()), host_pool_);
       for (size_t i = 0; i < plan.rows.size(); ++i) {
         const SlotId slot = plan.rows[i].slot;
-        slots_.advance(slot, plan.rows[i].num_tokens, want.sequences[i].commit_all);
+        slots_.advance(slot, plan.rows[i].num_tokens(), want.sequences[i].commit_all);
         slots_.accept(slot, pick(1000));
         device_copy(arrays_->slots().newest + slot.value, &slots_[slot].newest_id, 4);
       }

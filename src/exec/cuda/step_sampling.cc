@@ -81,18 +81,18 @@ AskedLogits StepSampling::ask(const StepPlan& plan, const Slots& slots, const Ba
     const Slot& slot = slots[row.slot];
     const int32_t first = graph ? static_cast<int32_t>(i) : builder.logit_row(i);
     const int32_t num_scores =
-        row.prompt_logprobs ? std::clamp(slot.num_prompt_tokens - 1 - row.position, 0, row.num_tokens) : 0;
+        row.scores_prompt() ? std::clamp(slot.num_prompt_tokens - 1 - row.position.least, 0, row.num_tokens()) : 0;
     for (int32_t k = 0; k < num_scores; ++k) {
-      const int32_t id = (*slot.tokens)[static_cast<size_t>(row.position + k + 1)];
+      const int32_t id = (*slot.tokens)[static_cast<size_t>(row.position.least + k + 1)];
       scores_.push_back({.logit_row = first + k, .id = id, .top = slot.sampling->prompt_logprobs});
       asked.score_ids.push_back(id);
     }
     asked.num_scores.push_back(num_scores);
     asked.logprobs.push_back(slot.sampling->logprobs >= 0);
-    if (row.sample) asked.num_rows = static_cast<int32_t>(i) + 1;
-    samples_.push_back({.slot = row.sample ? row.slot.value : -1,
-                        .logit_row = row.prompt_logprobs ? first + row.num_tokens - 1 : first,
-                        .mask_row = row.sample && row.masked ? masks++ : -1});
+    if (row.samples()) asked.num_rows = static_cast<int32_t>(i) + 1;
+    samples_.push_back({.slot = row.samples() ? row.slot.value : -1,
+                        .logit_row = row.scores_prompt() ? first + row.num_tokens() - 1 : first,
+                        .mask_row = row.samples() && row.masked ? masks++ : -1});
   }
   CHECK(std::ssize(scores_) <= sizes_.scores, scores_.size(), " prompt logprobs in a step");
   asked.samples = upload.place(std::span<const SampleRecord>(samples_));
@@ -104,7 +104,7 @@ void StepSampling::upload_masks(const StepPlan& plan, MaskBox& masks) {
   const auto words = static_cast<size_t>(slots_.bit_words());
   auto* to = reinterpret_cast<uint32_t*>(masks_host_.data());
   for (const PlanRow& row : plan.rows) {
-    if (!row.sample || !row.masked) continue;
+    if (!row.samples() || !row.masked) continue;
     const std::vector<uint32_t> mask = masks.wait(plan.step, row.slot);
     CHECK(mask.empty() || mask.size() >= words, "a mask of ", mask.size(), " words");
     if (mask.empty())
@@ -151,6 +151,7 @@ std::vector<RowResult> StepSampling::result(const StepPlan& plan, const AskedLog
   const SampleResult* samples = samples_of(results_host_[static_cast<size_t>(turn)]);
   const TokenScore* score = scores_of(results_host_[static_cast<size_t>(turn)]);
   auto id = asked.score_ids.begin();
+  auto write = plan.checkpoints.begin();  // all are written: rows of one new token leave no doubt of their position
   std::vector<RowResult> rows;
   rows.reserve(plan.rows.size());
   for (size_t i = 0; i < plan.rows.size(); ++i) {
@@ -159,7 +160,9 @@ std::vector<RowResult> StepSampling::result(const StepPlan& plan, const AskedLog
     out.slot = row.slot;
     out.sequence = row.sequence;
     for (int32_t k = 0; k < asked.num_scores[i]; ++k) out.prompt_logprobs.push_back(token_logprobs(*id++, *score++));
-    if (!row.sample) continue;
+    for (; write != plan.checkpoints.end() && write->slot == row.slot; ++write)
+      out.checkpoints.push_back(write->boundary());
+    if (!row.samples()) continue;
     const SampleResult& sampled = samples[i];
     out.finite = sampled.finite != 0;
     if (!out.finite) continue;
