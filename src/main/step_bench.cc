@@ -8,7 +8,7 @@
 #include "main/load.h"
 #include "main/options.h"
 #include "main/result_file.h"
-#include "main/step_recorder.h"
+#include "profile/step_recorder.h"
 
 namespace perigee {
 namespace {

@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "exec/worker.h"
-#include "main/step_driver.h"
-#include "main/step_table.h"
+#include "profile/step_driver.h"
+#include "profile/step_table.h"
 
 namespace perigee {
 

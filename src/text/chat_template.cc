@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "text/template_parser.h"
-#include "text/template_renderer.h"
+#include "text/jinja/parser.h"
+#include "text/jinja/renderer.h"
 
 namespace perigee {
 

@@ -11,7 +11,7 @@
 
 #include "base/json.h"
 #include "text/chat_template.h"
-#include "text/template_value.h"
+#include "text/jinja/value.h"
 
 namespace perigee {
 

@@ -2,7 +2,7 @@
 //
 // The Python values that templates can hold, immutable and shared; only a namespace changes. Containers know how deep
 // they nest, so that a value can be walked and freed without deep recursion. Creating values that cost memory is the
-// job of TemplateMachine (text/template_machine.h), which counts.
+// job of TemplateMachine (text/jinja/machine.h), which counts.
 #pragma once
 
 #include <cstdint>

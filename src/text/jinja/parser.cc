@@ -1,8 +1,8 @@
-#include "text/template_parser.h"
+#include "text/jinja/parser.h"
 
 #include <algorithm>
 
-#include "text/template_expression_parser.h"
+#include "text/jinja/expression_parser.h"
 
 namespace perigee {
 namespace {

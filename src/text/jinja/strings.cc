@@ -1,4 +1,4 @@
-#include "text/template_text.h"
+#include "text/jinja/strings.h"
 
 #include <algorithm>
 #include <array>

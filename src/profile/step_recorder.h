@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "base/clock.h"
-#include "main/step_table.h"
 #include "ops/observed_ops.h"
+#include "profile/step_table.h"
 #include "tensor/cuda/activity.h"
 
 namespace perigee {

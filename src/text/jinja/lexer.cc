@@ -1,10 +1,10 @@
-#include "text/template_lexer.h"
+#include "text/jinja/lexer.h"
 
 #include <algorithm>
 #include <array>
 #include <optional>
 
-#include "text/template_text.h"
+#include "text/jinja/strings.h"
 
 namespace perigee {
 namespace {

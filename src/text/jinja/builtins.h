@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "text/template_machine.h"
+#include "text/jinja/machine.h"
 
 namespace perigee {
 

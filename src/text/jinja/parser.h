@@ -5,7 +5,7 @@
 #include <string_view>
 
 #include "base/result.h"
-#include "text/template_ast.h"
+#include "text/jinja/ast.h"
 
 namespace perigee {
 

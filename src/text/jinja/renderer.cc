@@ -1,4 +1,4 @@
-#include "text/template_renderer.h"
+#include "text/jinja/renderer.h"
 
 #include <algorithm>
 #include <array>

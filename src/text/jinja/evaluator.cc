@@ -1,7 +1,7 @@
 // The expressions of a template.
 
-#include "text/template_arithmetic.h"
-#include "text/template_renderer.h"
+#include "text/jinja/arithmetic.h"
+#include "text/jinja/renderer.h"
 
 namespace perigee {
 namespace {

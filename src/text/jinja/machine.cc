@@ -1,9 +1,9 @@
-#include "text/template_machine.h"
+#include "text/jinja/machine.h"
 
 #include <algorithm>
 #include <cmath>
 
-#include "text/template_text.h"
+#include "text/jinja/strings.h"
 
 namespace perigee {
 namespace {

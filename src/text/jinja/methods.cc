@@ -4,8 +4,8 @@
 #include <array>
 
 #include "base/utf8.h"
-#include "text/template_builtins.h"
-#include "text/template_text.h"
+#include "text/jinja/builtins.h"
+#include "text/jinja/strings.h"
 
 namespace perigee {
 namespace {

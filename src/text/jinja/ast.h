@@ -6,8 +6,8 @@
 #include <utility>
 #include <vector>
 
-#include "text/template_builtins.h"
-#include "text/template_value.h"
+#include "text/jinja/builtins.h"
+#include "text/jinja/value.h"
 
 namespace perigee {
 

@@ -1,4 +1,4 @@
-#include "text/template_arithmetic.h"
+#include "text/jinja/arithmetic.h"
 
 #include <cmath>
 

@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "base/utf8.h"
-#include "text/template_builtins.h"
-#include "text/template_text.h"
+#include "text/jinja/builtins.h"
+#include "text/jinja/strings.h"
 
 namespace perigee {
 namespace {

@@ -5,8 +5,8 @@
 #include <charconv>
 #include <cmath>
 
-#include "text/template_builtins.h"
-#include "text/template_text.h"
+#include "text/jinja/builtins.h"
+#include "text/jinja/strings.h"
 
 namespace perigee {
 namespace {

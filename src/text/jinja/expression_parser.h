@@ -1,4 +1,4 @@
-// The half of the template parser that reads expressions; text/template_parser.cc adds the statements.
+// The half of the template parser that reads expressions; text/jinja/parser.cc adds the statements.
 #pragma once
 
 #include <functional>
@@ -6,8 +6,8 @@
 #include <string>
 #include <unordered_map>
 
-#include "text/template_ast.h"
-#include "text/template_lexer.h"
+#include "text/jinja/ast.h"
+#include "text/jinja/lexer.h"
 
 namespace perigee {
 

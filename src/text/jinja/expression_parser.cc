@@ -1,4 +1,4 @@
-#include "text/template_expression_parser.h"
+#include "text/jinja/expression_parser.h"
 
 #include <algorithm>
 #include <array>

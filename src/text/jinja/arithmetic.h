@@ -1,8 +1,8 @@
 // Python's binary operators on template values.
 #pragma once
 
-#include "text/template_ast.h"
-#include "text/template_machine.h"
+#include "text/jinja/ast.h"
+#include "text/jinja/machine.h"
 
 namespace perigee {
 

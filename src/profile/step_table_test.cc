@@ -1,4 +1,4 @@
-#include "main/step_table.h"
+#include "profile/step_table.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "main/step_recorder.h"
+#include "profile/step_recorder.h"
 
 #include <gtest/gtest.h>
 

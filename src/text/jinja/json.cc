@@ -4,8 +4,8 @@
 #include <cmath>
 
 #include "base/utf8.h"
-#include "text/template_machine.h"
-#include "text/template_text.h"
+#include "text/jinja/machine.h"
+#include "text/jinja/strings.h"
 
 namespace perigee {
 namespace {

@@ -5,8 +5,8 @@
 #include <utility>
 #include <vector>
 
-#include "text/template_ast.h"
-#include "text/template_machine.h"
+#include "text/jinja/ast.h"
+#include "text/jinja/machine.h"
 
 namespace perigee {
 
@@ -28,7 +28,7 @@ class TemplateRenderer {
   class Capture;
   class Scoped;
 
-  // Statements: template_renderer.cc
+  // Statements: renderer.cc
   Flow render(const TemplateBody& body);
   Flow render(const TemplateStatement& statement);
   Flow render_checked(const TemplateStatement& statement);
@@ -47,7 +47,7 @@ class TemplateRenderer {
   bool enter();
   bool bind_parameters(const TemplateMacro& macro, const TemplateArguments& arguments);
 
-  // Expressions: template_evaluator.cc
+  // Expressions: evaluator.cc
   TemplateValue evaluate(const TemplateExpr& expr);
   TemplateValue evaluate_checked(const TemplateExpr& expr);
   TemplateValue evaluate_operator(const TemplateExpr& expr);

@@ -1,4 +1,4 @@
-#include "main/step_driver.h"
+#include "profile/step_driver.h"
 
 #include <algorithm>
 
