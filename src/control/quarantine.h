@@ -1,7 +1,7 @@
 // Quarantine: what sequences leave behind when they stop running, until no plan in flight can touch it any more.
 //
 // A sequence that ends or is preempted may still have rows in plans that a device executes. Its page handles and its
-// slot rest here and are given back when the last of those plans has returned (INV-2 of the reliability notes). Plans
+// slot rest here and are given back when the last of those plans has returned (INV-2, docs/invariants.md). Plans
 // are named by a bit: at most kMaxPlansInFlight exist.
 #pragma once
 

@@ -2,7 +2,7 @@
 //
 // Continuous batching with one token budget for prefill and decode, chunked prefill, prefix caching, preemption by
 // recomputation, priorities, cancellation and deadlines. Up to two plans are in flight; the pages of a plan in flight
-// are never reused before its result arrives (INV-2 of the reliability notes). A recurrent model's state takes pages of
+// are never reused before its result arrives (INV-2, docs/invariants.md). A recurrent model's state takes pages of
 // the same pool, and its prefix hits end where a checkpoint of the state lies (INV-11).
 #pragma once
 

@@ -1,6 +1,5 @@
 // The request members that completions and chat share, validated: nothing invalid passes this line.
-//
-// Ranges and caps are those of the caps table in the reliability notes (§1.10); every fault is a 400 naming the field.
+// Every fault is a 400 that names the field and its range or cap.
 #pragma once
 
 #include <cstdint>

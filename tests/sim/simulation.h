@@ -2,7 +2,7 @@
 //
 // One seed decides everything: whether the model is recurrent, pool size, limits, prompts (which share prefixes),
 // salts, n > 1, priorities, deadlines, cancellations, and when each row runs and each result arrives. After every event
-// the invariants INV-1 ... INV-11 of the reliability notes are checked as far as they apply to one engine; all that
+// the invariants INV-1 ... INV-11 of docs/invariants.md are checked as far as they apply to one engine; all that
 // happens is folded into one hash, so that a replay can be compared.
 #pragma once
 
