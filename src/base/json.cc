@@ -89,19 +89,29 @@ class Builder {
     std::string key;
   };
 
-  // A key that the object has twice, or nullptr. Sorted, not hashed: no choice of keys makes it slow.
-  static const std::string* duplicate_key(const Json::Object& members) {
-    if (members.size() < 2) return nullptr;
-    std::vector<const std::string*> keys;
-    keys.reserve(members.size());
-    for (const Json::Member& member : members) keys.push_back(&member.first);
-    const auto less = [](const std::string* a, const std::string* b) {
-      return a->size() != b->size() ? a->size() < b->size() : *a < *b;
+  // A key that the object has twice, or nullptr.
+  const std::string* duplicate_key(const Json::Object& members) {
+    constexpr size_t kFew = 8;  // up to here comparing each with each is faster
+    if (members.size() > kFew) return duplicate_of_many(members);
+    for (size_t i = 1; i < members.size(); ++i)
+      for (size_t j = 0; j < i; ++j)
+        if (members[i].first == members[j].first) return &members[i].first;
+    return nullptr;
+  }
+  // Sorted by hash and then by text, so that no choice of keys makes it slow.
+  const std::string* duplicate_of_many(const Json::Object& members) {
+    keys_.clear();
+    for (const Json::Member& member : members)
+      keys_.emplace_back(std::hash<std::string>()(member.first), &member.first);
+    const auto less = [](const HashedKey& a, const HashedKey& b) {
+      return a.first != b.first ? a.first < b.first : *a.second < *b.second;
     };
-    std::sort(keys.begin(), keys.end(), less);
-    const auto same = [](const std::string* a, const std::string* b) { return *a == *b; };
-    const auto found = std::adjacent_find(keys.begin(), keys.end(), same);
-    return found == keys.end() ? nullptr : *found;
+    std::sort(keys_.begin(), keys_.end(), less);
+    const auto same = [](const HashedKey& a, const HashedKey& b) {
+      return a.first == b.first && *a.second == *b.second;
+    };
+    const auto found = std::adjacent_find(keys_.begin(), keys_.end(), same);
+    return found == keys_.end() ? nullptr : found->second;
   }
   bool refuse(std::string what, error_code& ec) {
     refusal_ = std::move(what);
@@ -126,7 +136,7 @@ class Builder {
   bool has_room(const Json::Array& array, error_code& ec) {
     return array.size() < limits_.max_elements || over(limits_.max_elements, "elements in one array", ec);
   }
-  bool push(Json value, error_code& ec) {
+  bool push(Json&& value, error_code& ec) {
     if (!count(kCost, ec)) return false;
     stack_.push_back({std::move(value), ""});
     return true;
@@ -136,12 +146,12 @@ class Builder {
     stack_.pop_back();
     return place(std::move(done), ec);
   }
-  bool add_number(Json value, error_code& ec) {
+  bool add_number(Json&& value, error_code& ec) {
     text_.clear();
     return add(std::move(value), ec);
   }
-  bool add(Json value, error_code& ec) { return count(kCost, ec) && place(std::move(value), ec); }
-  bool place(Json value, error_code& ec) {
+  bool add(Json&& value, error_code& ec) { return count(kCost, ec) && place(std::move(value), ec); }
+  bool place(Json&& value, error_code& ec) {
     if (stack_.empty()) {
       root_ = std::move(value);
     } else if (Frame& frame = stack_.back(); frame.value.is_array()) {
@@ -153,8 +163,11 @@ class Builder {
     return true;
   }
 
+  using HashedKey = std::pair<size_t, const std::string*>;
+
   JsonLimits limits_;
   std::vector<Frame> stack_;
+  std::vector<HashedKey> keys_;  // scratch
   std::string text_;
   std::string refusal_;
   size_t spent_ = 0;  // of max_values * kCost

@@ -102,7 +102,7 @@ class App {
   Result<Prepared> prepare_tokenize(PendingRequest& pending);
   Result<Prepared> prepare_detokenize(PendingRequest& pending);
   Result<Prepared> prepare_tokenizer_info(PendingRequest& pending);
-  Result<Json> body_of(PendingRequest& pending) const;
+  Result<Json> body_of(PendingRequest& pending, size_t max_tokens) const;
   static Prepared reply_with(const Json& body);
   Status check_fields(const RequestFields& fields, int64_t num_prompts, const RequestContext& context) const;
   Status check_room(const Serving& serving) const;

@@ -12,6 +12,7 @@
 #include "base/log.h"
 #include "base/rng.h"
 #include "server/api_error.h"
+#include "server/long_strings.h"
 #include "server/reply_json.h"
 #include "server/text_endpoints.h"
 
@@ -40,21 +41,35 @@ Status check_choices(int64_t num_prompts, int64_t n, int64_t limit) {
                    field);
 }
 
-// `bytes` of text that can be no prompt for this model, however it is tokenised.
-Status check_bytes(size_t bytes, const RequestContext& context, const ModelText& text, const char* field) {
-  const size_t longest = text.tokenizer()->longest_token_bytes();
-  if (bytes / longest <= static_cast<size_t>(context.max_model_len)) return {};
-  return bad_input(str_cat("this model's context is ", context.max_model_len, " tokens of at most ", longest,
-                           " bytes each; the text of ", field, " has ", bytes, " bytes; shorten it"),
+Error too_long(const RequestContext& context, const char* field) {
+  return bad_input(str_cat("this model's context is ", context.max_model_len, " tokens; the text of ", field,
+                           " has more than that; shorten it"),
                    field);
 }
 
-size_t content_bytes(const Json& messages) {
-  size_t bytes = 0;
-  for (const Json& message : messages.as_array())
-    if (const Json* content = message.find("content"); content != nullptr && content->is_string())
-      bytes += content->as_string().size();
-  return bytes;
+// Prompts that cannot fit, however they are tokenised.
+Status check_text(const std::vector<PromptInput>& prompts, const RequestContext& context, const ModelText& text) {
+  for (const PromptInput& prompt : prompts) {
+    const auto* words = std::get_if<std::string>(&prompt);
+    if (words == nullptr) continue;
+    if (text.tokenizer()->bound().is_over(*words, static_cast<uint64_t>(context.max_model_len)))
+      return too_long(context, "prompt");
+  }
+  return {};
+}
+
+Status check_text(const Json& messages, const RequestContext& context, const ModelText& text) {
+  const TokenBound& bound = text.tokenizer()->bound();
+  const uint64_t limit = static_cast<uint64_t>(context.max_model_len) * TokenBound::kOneToken;
+  uint64_t weight = 0;
+  for (const Json& message : messages.as_array()) {
+    const Json* content = message.find("content");
+    if (content == nullptr || !content->is_string()) continue;
+    if (content->as_string().find(kNeutral) != std::string::npos) continue;  // the prompt has less than this text
+    weight += bound.weight(content->as_string());
+    if (weight > limit) return too_long(context, "messages");
+  }
+  return {};
 }
 
 // Memory that scores of prompt tokens take as JSON is some 60 bytes an entry.
@@ -113,11 +128,13 @@ void App::finish(ExchangePtr exchange, const PendingRequest& pending, Result<Pre
   }
 }
 
-// Frees the body: what is read from it is all that is needed.
-Result<Json> App::body_of(PendingRequest& pending) const {
+// `max_tokens`: of the longest text that can be part of an answerable request. Frees the body: what is read from it is
+// all that is needed.
+Result<Json> App::body_of(PendingRequest& pending, size_t max_tokens) const {
   if (!is_json(pending.request))
     return bad_input("Content-Type must be application/json (curl: -H 'Content-Type: application/json')");
   const std::string body = std::exchange(pending.request.body, {});
+  if (text_->tokenizer() != nullptr) RETURN_IF_ERROR(check_long_strings(body, text_->tokenizer()->bound(), max_tokens));
   return parse_body(body, serving()->context.caps);
 }
 
@@ -136,14 +153,16 @@ App::Prepared App::reply_with(const Json& body) {
 }
 
 Result<App::Prepared> App::prepare_tokenize(PendingRequest& pending) {
-  ASSIGN_OR_RETURN(const Json body, body_of(pending));
-  ASSIGN_OR_RETURN(const Json reply, tokenize(body, serving()->context, *text_));
+  const auto now_serving = serving();
+  ASSIGN_OR_RETURN(const Json body, body_of(pending, max_tokenized(now_serving->context)));
+  ASSIGN_OR_RETURN(const Json reply, tokenize(body, now_serving->context, *text_));
   return reply_with(reply);
 }
 
 Result<App::Prepared> App::prepare_detokenize(PendingRequest& pending) {
-  ASSIGN_OR_RETURN(const Json body, body_of(pending));
-  ASSIGN_OR_RETURN(const Json reply, detokenize(body, serving()->context, *text_));
+  const auto now_serving = serving();
+  ASSIGN_OR_RETURN(const Json body, body_of(pending, max_tokenized(now_serving->context)));
+  ASSIGN_OR_RETURN(const Json reply, detokenize(body, now_serving->context, *text_));
   return reply_with(reply);
 }
 
@@ -207,12 +226,10 @@ Result<App::Prepared> App::prepare_completions(PendingRequest& pending) {
   const auto now_serving = serving();
   const RequestContext& context = now_serving->context;
   RETURN_IF_ERROR(check_room(*now_serving));
-  ASSIGN_OR_RETURN(const Json body, body_of(pending));
+  ASSIGN_OR_RETURN(const Json body, body_of(pending, static_cast<size_t>(context.max_model_len)));
   ASSIGN_OR_RETURN(CompletionRequest request, parse_completion_request(body, context));
   RETURN_IF_ERROR(check_fields(request.fields, std::ssize(request.prompts), context));
-  for (const PromptInput& prompt : request.prompts)
-    if (const auto* words = std::get_if<std::string>(&prompt))
-      RETURN_IF_ERROR(check_bytes(words->size(), context, *text_, "prompt"));
+  RETURN_IF_ERROR(check_text(request.prompts, context, *text_));
   std::vector<TokenIds> prompts;
   for (PromptInput& prompt : request.prompts) {
     auto* ids = std::get_if<std::vector<int32_t>>(&prompt);
@@ -233,11 +250,11 @@ Result<App::Prepared> App::prepare_chat(PendingRequest& pending) {
   const auto now_serving = serving();
   const RequestContext& context = now_serving->context;
   RETURN_IF_ERROR(check_room(*now_serving));
-  ASSIGN_OR_RETURN(const Json body, body_of(pending));
+  ASSIGN_OR_RETURN(const Json body, body_of(pending, static_cast<size_t>(context.max_model_len)));
   ASSIGN_OR_RETURN(const ChatRequest request, parse_chat_request(body, context));
   if (!text_->has_chat()) return bad_input("this checkpoint has no chat template; use /v1/completions", "messages");
   RETURN_IF_ERROR(check_fields(request.fields, 1, context));
-  RETURN_IF_ERROR(check_bytes(content_bytes(request.messages), context, *text_, "messages"));
+  RETURN_IF_ERROR(check_text(request.messages, context, *text_));
   ASSIGN_OR_RETURN(std::vector<int32_t> ids,
                    text_->encode_chat(request.messages, request.tools, request.template_kwargs,
                                       request.add_generation_prompt, static_cast<size_t>(context.max_model_len)));

@@ -57,12 +57,6 @@ Result<TokenizeRequest> read_tokenize(const Json& body, const RequestContext& co
   return request;
 }
 
-// Clients count tokens here to find out whether a text fits, so more than the context is answered, within reason.
-size_t max_tokenized(const RequestContext& context) {
-  constexpr size_t kContexts = 4, kLeast = 1u << 16;
-  return std::max(kLeast, kContexts * static_cast<size_t>(context.max_model_len));
-}
-
 Result<std::vector<int32_t>> ids_of(const TokenizeRequest& request, const RequestContext& context,
                                     const ModelText& text) {
   if (request.messages == nullptr)
@@ -75,6 +69,11 @@ Result<std::vector<int32_t>> ids_of(const TokenizeRequest& request, const Reques
 }
 
 }  // namespace
+
+size_t max_tokenized(const RequestContext& context) {
+  constexpr size_t kContexts = 4, kLeast = 1u << 16;
+  return std::max(kLeast, kContexts * static_cast<size_t>(context.max_model_len));
+}
 
 Result<Json> tokenize(const Json& body, const RequestContext& context, const ModelText& text) {
   if (text.tokenizer() == nullptr) return no_tokenizer();

@@ -15,6 +15,9 @@ Result<Json> tokenize(const Json& body, const RequestContext& context, const Mod
 // {tokens} to {prompt}.
 Result<Json> detokenize(const Json& body, const RequestContext& context, const ModelText& text);
 
+// Clients count tokens with /tokenize to find out whether a text fits, so more than the context is answered: so many.
+size_t max_tokenized(const RequestContext& context);
+
 Result<Json> tokenizer_info(const ModelText& text);
 
 }  // namespace perigee

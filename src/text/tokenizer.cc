@@ -31,14 +31,14 @@ Result<SpecialToken> parse_added_token(const std::string& key, const Json& value
   SpecialToken out{0, "", false};
   const auto [end, error] = std::from_chars(key.data(), key.data() + key.size(), out.id);
   if (error != std::errc() || end != key.data() + key.size() || out.id < 0)
-    return bad_input(str_cat("added_tokens_decoder: \"", key, "\" is no token id"));
+    return bad_input(str_cat("added_tokens_decoder: \"", key, "\" is not a token id"));
   const Json* content = value.find("content");
   if (content == nullptr || !content->is_string())
     return bad_input(str_cat("added_tokens_decoder: token ", key, " has no string \"content\""));
   out.text = content->as_string();
   const Json* special = value.find("special");
   if (special != nullptr && !special->is_bool())
-    return bad_input(str_cat("added_tokens_decoder: \"special\" of token ", key, " is no boolean"));
+    return bad_input(str_cat("added_tokens_decoder: \"special\" of token ", key, " is not a boolean"));
   out.special = special != nullptr && special->as_bool();
   return out;
 }
@@ -75,10 +75,10 @@ Result<std::vector<SpecialToken>> complete_specials(std::vector<SpecialToken> na
 Result<std::vector<SpecialToken>> parse_tokenizer_config(std::string_view text) {
   ASSIGN_OR_RETURN(const Json config, parse_json(text, {.max_bytes = kMaxConfigBytes, .max_depth = 16}));
   std::vector<SpecialToken> out;
-  if (!config.is_object()) return bad_input("is no JSON object");
+  if (!config.is_object()) return bad_input("is not a JSON object");
   const Json* added = config.find("added_tokens_decoder");
   if (added == nullptr) return out;
-  if (!added->is_object()) return bad_input("\"added_tokens_decoder\" is no object");
+  if (!added->is_object()) return bad_input("\"added_tokens_decoder\" is not an object");
   for (const auto& [key, value] : added->as_object()) {
     ASSIGN_OR_RETURN(SpecialToken token, parse_added_token(key, value));
     out.push_back(std::move(token));
@@ -103,8 +103,10 @@ Result<std::shared_ptr<const Tokenizer>> Tokenizer::create(std::string_view tikt
   ASSIGN_OR_RETURN(out->specials_, complete_specials(std::move(specials), out->vocabulary_.size()));
   std::vector<std::string_view> texts;
   out->longest_token_bytes_ = out->vocabulary_.longest();
+  for (int32_t id = 0; id < out->vocabulary_.size(); ++id) out->bound_.add_token(out->vocabulary_.bytes(id));
   for (const SpecialToken& token : out->specials_) {
     texts.push_back(token.text);
+    out->bound_.add_token(token.text);
     out->longest_token_bytes_ = std::max(out->longest_token_bytes_, token.text.size());
   }
   out->matcher_ = SpecialMatcher(texts);

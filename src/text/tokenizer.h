@@ -13,6 +13,7 @@
 
 #include "base/result.h"
 #include "text/special_matcher.h"
+#include "text/token_bound.h"
 #include "text/vocabulary.h"
 
 namespace perigee {
@@ -63,8 +64,9 @@ class Tokenizer {
 
   int32_t vocab_size() const { return vocabulary_.size() + kNumSpecials; }
 
-  // Of all tokens: n bytes of text are never fewer than n / longest_token_bytes() ids.
+  // Of all tokens: n bytes of text are never fewer than n / longest_token_bytes() ids. A closer bound reads the text.
   size_t longest_token_bytes() const { return longest_token_bytes_; }
+  const TokenBound& bound() const { return bound_; }
 
   // The bytes of a token; "" for an id out of range.
   std::string_view bytes(int32_t id) const;
@@ -80,6 +82,7 @@ class Tokenizer {
 
   Vocabulary vocabulary_;
   size_t longest_token_bytes_ = 0;
+  TokenBound bound_;
   std::vector<SpecialToken> specials_;
   SpecialMatcher matcher_;  // its indices are those of specials_
 };
