@@ -1,6 +1,7 @@
 // edge_bench [FOLDER] [MAX_MODEL_LEN]: processor time that refused requests cost, from a body in memory to the reply.
+// edge_bench --list: name and path of each request, one a line. edge_bench --body INDEX: its body.
 //
-// FOLDER has a tokenizer (default models/tiny-k2). Each request of the table is sent three times; the least counts.
+// FOLDER has a tokenizer (default models/tiny-k2). Each request is sent three times; the least counts.
 
 #include <algorithm>
 #include <cstdio>
@@ -15,6 +16,8 @@
 
 namespace perigee {
 namespace {
+
+constexpr size_t kBodyBytes = 30u << 20;
 
 double cpu_ms() {
   timespec now{};
@@ -37,7 +40,7 @@ int run(const std::string& folder, int64_t max_model_len) {
               static_cast<long long>(max_model_len), (*text)->tokenizer()->longest_token_bytes(), "request", "MB",
               "CPU ms", "status");
   double worst_ms = 0;
-  for (const HostileRequest& hostile : hostile_requests(30u << 20)) {
+  for (const HostileRequest& hostile : hostile_requests(kBodyBytes)) {
     double least_ms = 1e9;
     const std::string body = hostile.body();
     int status = 0;
@@ -57,10 +60,26 @@ int run(const std::string& folder, int64_t max_model_len) {
   return 0;
 }
 
+int list() {
+  for (const HostileRequest& hostile : hostile_requests(kBodyBytes))
+    std::printf("%s\t%s\n", hostile.name, hostile.path);
+  return 0;
+}
+
+int print_body(size_t index) {
+  const std::vector<HostileRequest> all = hostile_requests(kBodyBytes);
+  if (index >= all.size()) return 2;
+  const std::string body = all[index].body();
+  return std::fwrite(body.data(), 1, body.size(), stdout) == body.size() ? 0 : 1;
+}
+
 }  // namespace
 }  // namespace perigee
 
 int main(int argc, char** argv) {
+  const std::string_view first = argc > 1 ? argv[1] : "";
+  if (first == "--list") return perigee::list();
+  if (first == "--body" && argc > 2) return perigee::print_body(std::strtoul(argv[2], nullptr, 10));
   perigee::set_log_level(perigee::LogLevel::kError);
   return perigee::run(argc > 1 ? argv[1] : "models/tiny-k2", argc > 2 ? std::atoll(argv[2]) : 4096);
 }
