@@ -26,7 +26,7 @@ std::string first_line(const fs::path& file) {
   return line;
 }
 
-// "max" and whatever else is no positive number is no limit.
+// "max", or anything else that is not a positive number, means no limit.
 int64_t parse_limit(const std::string& text) {
   const bool digits = !text.empty() && text.size() <= 19 &&
                       std::all_of(text.begin(), text.end(), [](char c) { return c >= '0' && c <= '9'; });

@@ -35,7 +35,7 @@ Error file_error(const std::string& path, const char* doing) {
 Result<size_t> regular_size(int fd, const std::string& path) {
   struct stat info;
   if (::fstat(fd, &info) != 0) return file_error(path, "stat");
-  if (!S_ISREG(info.st_mode)) return bad_input(str_cat(path, ": is no regular file"));
+  if (!S_ISREG(info.st_mode)) return bad_input(str_cat(path, ": is not a regular file"));
   return static_cast<size_t>(info.st_size);
 }
 

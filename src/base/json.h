@@ -63,7 +63,7 @@ class Json {
   // The text of a number that neither int64 nor double holds; nullptr for every other value.
   const std::string* digits() const;
 
-  // Member `key` of an object, or nullptr when this is no object or has no such member. Linear in the members.
+  // Member `key` of an object, or nullptr when this is not an object or has no such member. Linear in the members.
   const Json* find(std::string_view key) const;
   Json* find(std::string_view key);
   // Sets or appends a member; requires an object or null (which becomes an object).
@@ -93,7 +93,7 @@ struct JsonLimits {
 };
 
 // Parses exactly one JSON document. Errors: kTooLarge over max_bytes; kBadInput with the byte offset otherwise. Takes
-// time linear in the text, but for the sorting of long objects' keys (duplicates are errors).
+// time linear in the text, except that keys of objects are sorted to find duplicates.
 Result<Json> parse_json(std::string_view text, const JsonLimits& limits = {});
 
 // Where the writer puts blanks. Both print numbers as Python's json.dumps does and leave non-ASCII text as it is.

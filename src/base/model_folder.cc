@@ -23,7 +23,7 @@ Result<std::string> resolve_in_folder(const std::string& folder, const std::stri
     std::string shown = name.substr(0, 100);
     for (char& c : shown)
       if (static_cast<unsigned char>(c) < 0x20) c = '?';
-    return bad_input(str_cat(folder, ": file name \"", shown, "\" is no plain name inside the folder"));
+    return bad_input(str_cat(folder, ": file name \"", shown, "\" must be a name inside the folder, without a path"));
   }
   std::error_code error;
   const fs::path inside = fs::canonical(folder, error);
@@ -34,7 +34,7 @@ Result<std::string> resolve_in_folder(const std::string& folder, const std::stri
     return bad_input(str_cat(folder, "/", name,
                              ": the link leaves the model folder; hard links of all files, without a copy: cp -rlL ",
                              folder, " NEW_FOLDER"));
-  if (!fs::is_regular_file(path, error)) return bad_input(str_cat(folder, "/", name, ": is no regular file"));
+  if (!fs::is_regular_file(path, error)) return bad_input(str_cat(folder, "/", name, ": is not a regular file"));
   return path.string();
 }
 

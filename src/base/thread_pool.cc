@@ -8,7 +8,7 @@ namespace {
 // About 30 microseconds: longer than the gap between two ops of a step, shorter than anyone would notice idle.
 constexpr int kSpins = 600;
 
-// Returns once `value` is no longer `old`.
+// Returns once `value` differs from `old`.
 void wait_while(const std::atomic<uint32_t>& value, uint32_t old) {
   for (int spin = 0; spin < kSpins; ++spin) {
     if (value.load(std::memory_order_acquire) != old) return;

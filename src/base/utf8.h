@@ -33,8 +33,8 @@ inline Utf8Char utf8_at(std::string_view text, size_t pos) {
   return utf8_slow_at(text, pos);
 }
 
-// `text` as a message quotes it: valid UTF-8 of at most `max_bytes` and three dots for what was left out. Bytes that
-// are no character become U+FFFD; no character is cut.
+// `text` cut to at most `max_bytes`, for messages, with three dots where something was left out. The result is valid
+// UTF-8: invalid bytes become U+FFFD, and no character is split.
 std::string excerpt(std::string_view text, size_t max_bytes);
 
 }  // namespace perigee

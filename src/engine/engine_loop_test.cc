@@ -156,7 +156,7 @@ TEST_F(EngineLoop, DeadlinesEndWhatWaitsAndWhatRuns) {
   EXPECT_EQ(runs.choice().finish, FinishReason::kDeadline);
 }
 
-// Time without requests is no stall. `progress` is when the engine last did, or had, nothing to do.
+// Time without requests is not a stall. `progress` is when the engine last did, or had, nothing to do.
 TEST_F(EngineLoop, IdleTimeIsNoStallAndAHangIsOne) {
   answer_at_once();
   const auto engine = engine_with(hands);

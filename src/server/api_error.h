@@ -1,4 +1,4 @@
-// The one vocabulary of errors: every body that is no success, whole or as an event of a stream, comes from here.
+// The one vocabulary of errors: every error body, whole or as an event of a stream, comes from here.
 //
 // {"error": {"message", "type", "param", "code"}}: `code` repeats the HTTP status, `type` is the word for it (the table
 // in docs/operation.md), `param` names the request's field at fault or is null. Text of a client that a message quotes

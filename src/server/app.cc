@@ -144,8 +144,8 @@ std::string App::allowed_methods(const HttpRequest& request) const {
 }
 
 // No body of that many bytes can be a prompt that fits: it is refused before it is read. JSON may write a byte of text
-// as \u00XX, and a token is at most so many bytes; what is no prompt (tools, reasoning that the template leaves out,
-// blanks) has 4 MiB.
+// as \u00XX, and a token is at most so many bytes; what is not prompt text (tools, reasoning that the template leaves
+// out, blanks) has 4 MiB.
 std::optional<Error> App::check_length(const HttpRequest& request, const RequestContext& context) const {
   constexpr uint64_t kSlack = 4u << 20, kBytesPerByte = 6, kBytesPerId = 12;
   const std::string* given = request.header("Content-Length");

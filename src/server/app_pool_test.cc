@@ -76,7 +76,7 @@ TEST_F(AppPoolTest, AClientThatLeavesMeanwhileIsNotSubmitted) {
   std::vector<std::shared_ptr<DirectExchange>> leavers;  // one for each thread of the pool
   for (int i = 0; i < WorkPool::default_threads(); ++i) leavers.push_back(send(kChat, kHello));
   ASSERT_TRUE(eventually([&] { return num_rendered_ == WorkPool::default_threads(); }));
-  const auto never_read = send(kChat, kHello);  // waits behind them
+  const auto never_read = send(kChat, kHello);  // queued after them
   never_read->disconnect();
   for (const auto& leaver : leavers) leaver->disconnect();
   gate.set_value();
@@ -229,8 +229,8 @@ TEST_F(AppPoolTest, ALengthThatCanBeNoPromptIsRefusedUnread) {
   EXPECT_EQ(check("/v1/completions", 32u << 20), 413);
 }
 
-// What overload looks like to an autoscaler: a refused request has no latency and is no success.
-TEST_F(AppPoolTest, RefusalsAreNoSuccessesAndStayOutOfLatencies) {
+// What overload looks like to an autoscaler: a refused request has no latency and does not count as a success.
+TEST_F(AppPoolTest, RefusalsAreNotSuccessesAndStayOutOfLatencies) {
   options_.accepts = 0;
   start();
   for (int i = 0; i < 3; ++i) EXPECT_EQ(answer("/v1/completions", R"({"prompt":"x"})").status, 429);

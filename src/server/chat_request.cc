@@ -201,7 +201,7 @@ Json read_template_kwargs(Fields& fields, const RequestCaps& caps) {
       members.flag(name, false);
   for (const char* name : {"messages", "tools", "tools_ts_str", "add_generation_prompt", "chat_template"})
     if (given->find(name) != nullptr) members.fail(name, "is set by the server and cannot be given");
-  members.unknown();  // the template may know them, but for a misspelt switch
+  members.unknown();  // the template may know them, except a misspelt switch
   fields.adopt(members);
   for (const auto& [name, value] : given->as_object()) kwargs.set(name, value);
   return kwargs;

@@ -1,4 +1,4 @@
-// Where a request ends: what two readers could frame differently is refused, and nothing behind it is ever served.
+// Where a request ends: what two readers could frame differently is refused, and nothing after it is ever served.
 #include <gtest/gtest.h>
 
 #include "server/http_body.h"
@@ -116,7 +116,7 @@ std::vector<Refused> framing_faults() {
   return all;
 }
 
-TEST_F(HttpTest, WhatIsFramedAmbiguouslyIsRefusedAndNothingBehindItIsServed) {
+TEST_F(HttpTest, AmbiguousFramingIsRefusedAndNothingAfterItIsServed) {
   start({});
   for (const Refused& fault : framing_faults()) {
     const bool whole = fault.head.starts_with('=');

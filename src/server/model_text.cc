@@ -17,8 +17,8 @@ void take_number(const Json& config, const char* name, double low, double high, 
   if (number >= low && number <= high)
     out = number;
   else
-    log_warning("generation_config.json: ", name, " ", dump_json(*value).substr(0, 100), " is no number from ", low,
-                " to ", high, ": left out");
+    log_warning("generation_config.json: ", name, " ", dump_json(*value).substr(0, 100), " is not a number from ", low,
+                " to ", high, ": ignored");
 }
 
 }  // namespace

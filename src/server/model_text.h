@@ -22,8 +22,8 @@ class ModelText {
   using ChatEncoder = std::function<Result<std::vector<int32_t>>(const Json& messages, const Json& tools,
                                                                  const Json& kwargs, bool open, size_t max_ids)>;
 
-  // Reads tokenizer, template and generation_config.json in `dir`. Missing tokenizer files are no error, broken ones
-  // are.
+  // Reads tokenizer, template and generation_config.json in `dir`. Missing tokenizer files are fine, broken ones are
+  // errors.
   static Result<std::shared_ptr<const ModelText>> load(const std::string& dir);
   // For tests: the parts as they are.
   static std::shared_ptr<const ModelText> make(std::shared_ptr<const Tokenizer> tokenizer, ChatEncoder chat,
@@ -41,7 +41,7 @@ class ModelText {
     return chat_(messages, tools, kwargs, open, max_ids);
   }
 
-  // A token as logprobs show it: its text alone, with U+FFFD for bytes that are no characters, or "token_id:N".
+  // A token as logprobs show it: its text alone, with U+FFFD for bytes that do not form characters, or "token_id:N".
   std::string token_text(int32_t id, bool as_id) const;
 
  private:

@@ -29,7 +29,7 @@ TEST(GenerationConfig, TakesWhatIsSane) {
   EXPECT_EQ(bad.min_p, 0.0);
   const std::string log = testing::internal::GetCapturedStderr();
   for (const char* said :
-       {"temperature -1 is no number from 0 to 100: left out", "top_p 0 is", "top_k \"x\" is", "min_p 7"})
+       {"temperature -1 is not a number from 0 to 100: ignored", "top_p 0 is", "top_k \"x\" is", "min_p 7"})
     EXPECT_NE(log.find(said), std::string::npos) << said << " is not in " << log;
 }
 

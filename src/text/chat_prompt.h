@@ -21,7 +21,7 @@ struct ChatPromptOptions {
 
 // Whether the model may think: `thinking`, or else `enable_thinking`, of chat_template_kwargs; true when neither is
 // there. The prompt ends accordingly, and the reply's parser must start accordingly. Errors: kBadInput for a value that
-// is no boolean, and for two that contradict each other.
+// is not a boolean, and for two that contradict each other.
 Result<bool> thinking_enabled(const Json& template_kwargs);
 
 class ChatPrompt {

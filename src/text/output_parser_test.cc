@@ -126,11 +126,12 @@ TEST(OutputParser, OneCallEndsTheReply) {
   OutputParserOptions one = kTools;
   one.one_call = true;
   const std::string first = call("functions.f:0", "{\"a\":1}"), second = call("functions.g:1", "{}");
-  check({{"two calls", "x" + kBegin + first + second + kEnd + "y", one, "C[x]{functions.f:0|f|{\"a\":1}}"},
-         {"no end marker", kBegin + "<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{}" + second, one,
-          "{functions.f:0|f|{}}"},
-         {"a dropped header is no call", kBegin + call("nonsense", "{}") + second + kEnd, one, "{functions.g:1|g|{}}"},
-         {"no call", "xyz", one, "C[xyz]"}});
+  check(
+      {{"two calls", "x" + kBegin + first + second + kEnd + "y", one, "C[x]{functions.f:0|f|{\"a\":1}}"},
+       {"no end marker", kBegin + "<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{}" + second, one,
+        "{functions.f:0|f|{}}"},
+       {"a dropped header is not a call", kBegin + call("nonsense", "{}") + second + kEnd, one, "{functions.g:1|g|{}}"},
+       {"no call", "xyz", one, "C[xyz]"}});
   OutputParser parser(tokenizer(), one);
   Events events;
   for (const int32_t id : tokenizer().encode(kBegin + first, SpecialsIn::kRecognised)) {
@@ -171,7 +172,7 @@ TEST(OutputParser, OtherSpecialTokens) {
   parser.push(-1, out);
   parser.push(1 << 30, out);
   parser.finish(out);
-  EXPECT_EQ(shown(collect(out)), "C[" + kBegin + "]");  // spelt with ordinary tokens it is no marker
+  EXPECT_EQ(shown(collect(out)), "C[" + kBegin + "]");  // spelt with ordinary tokens it is not a marker
 }
 
 TEST(OutputParser, VocabularyWithoutMarkers) {

@@ -119,7 +119,7 @@ TEST(Pretokenizer, CutsAsThePatternDoes) {
                     "abc"}));  // so may a combining mark
   EXPECT_EQ(pieces("it'\xC5\xBF"), (Pieces{"it'\xC5\xBF"}));
   EXPECT_EQ(pieces("it'"), (Pieces{"it", "'"}));
-  EXPECT_EQ(pieces("\x1C\x1C a"), (Pieces{"\x1C\x1C", " a"}));  // U+001C is no white space here
+  EXPECT_EQ(pieces("\x1C\x1C a"), (Pieces{"\x1C\x1C", " a"}));  // U+001C is not white space here
 }
 
 std::vector<size_t> reference_cuts(std::string_view text, std::string_view ignored) {

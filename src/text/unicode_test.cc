@@ -20,7 +20,7 @@ TEST(Unicode, ClassesOfKnownCharacters) {
   EXPECT_EQ(unicode_class(0x4F60), kClassHan | kClassLetter);
   EXPECT_EQ(unicode_class(0x3007), kClassHan | kClassNumber);                  // 〇 is a letter number
   EXPECT_EQ(unicode_class(0x2F00), kClassHan);                                 // a radical is a symbol
-  EXPECT_EQ(unicode_class(0x0301), kClassUpper | kClassLower);                 // a combining mark is no letter
+  EXPECT_EQ(unicode_class(0x0301), kClassUpper | kClassLower);                 // a combining mark is not a letter
   EXPECT_EQ(unicode_class(0x3042), kClassUpper | kClassLower | kClassLetter);  // あ
   EXPECT_EQ(unicode_class(0x3000), kClassSpace);
   EXPECT_EQ(unicode_class(0x1C), 0);

@@ -114,7 +114,7 @@ TemplateValue slice_template_value(TemplateMachine& machine, const TemplateValue
   if (!object.is_indexable() && !object.is_string())
     return machine.fail(str_cat("a ", object.type_name(), " has no slices"));
   for (const Value* bound : {&slice.start, &slice.stop, &slice.step})
-    if (!bound->is_integral() && !bound->is_none()) return machine.fail("a bound of a slice is no integer");
+    if (!bound->is_integral() && !bound->is_none()) return machine.fail("a bound of a slice is not an integer");
   if (slice.step.is_integral() && slice.step.integer() == 0) return machine.fail("a slice with a step of 0");
   if (object.is_string()) {
     const std::string& text = object.string();

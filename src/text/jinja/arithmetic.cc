@@ -105,7 +105,7 @@ Value repeat(TemplateMachine& machine, const Value& value, int64_t times) {
   return machine.make_sequence(value.sequence().kind, std::move(out));
 }
 
-// list + list, tuple + tuple; anything else that is no number fails.
+// list + list, tuple + tuple; anything else that is not a number fails.
 Value concatenate(TemplateMachine& machine, const Value& a, const Value& b) {
   using Kind = TemplateSequence::Kind;
   if (a.is_string() && b.is_string()) {

@@ -60,7 +60,8 @@ Value filter_tojson(Machine& machine, const Arguments& arguments) {
   style.ensure_ascii = given.truthy(1, false);
   style.sort_keys = given.truthy(4, false);
   if (const Value* indent = given[2]; indent && !indent->is_none()) {
-    if (!indent->is_string() && !indent->is_integral()) return machine.fail("tojson: indent is no integer or string");
+    if (!indent->is_string() && !indent->is_integral())
+      return machine.fail("tojson: indent is neither an integer nor a string");
     if (indent->is_integral() && indent->integer() > 64) return machine.over("indent of tojson", 64);
     style.indented = true;
     style.item_separator = ",";
@@ -70,7 +71,7 @@ Value filter_tojson(Machine& machine, const Arguments& arguments) {
   if (const Value* pair = given[3]; pair && !pair->is_none()) {
     const bool fits = pair->is_indexable() && pair->items().size() == 2 && pair->items()[0].is_string() &&
                       pair->items()[1].is_string();
-    if (!fits) return machine.fail("tojson: separators are no pair of strings");
+    if (!fits) return machine.fail("tojson: separators are not a pair of strings");
     style.item_separator = pair->items()[0].string();
     style.key_separator = pair->items()[1].string();
   }
@@ -88,7 +89,7 @@ Value filter_trim(Machine& machine, const Arguments& arguments) {
 // The item that a dotted path such as "function.name" leads to.
 Value follow(Machine& machine, Value value, const Value& path) {
   if (path.is_integral()) return get_template_item(machine, value, path);
-  if (!path.is_string()) return machine.fail("an attribute is no string or integer");
+  if (!path.is_string()) return machine.fail("an attribute is neither a string nor an integer");
   for (const std::string_view part : python_split(path.string(), ".", -1)) {
     if (!machine.charge()) return {};
     int64_t index = 0;

@@ -24,7 +24,7 @@ Value string_strip(Machine& machine, const Arguments& arguments) {
   if (!given.ok()) return {};
   const std::string& text = given[0]->string();
   const bool blanks = !given[1] || given[1]->is_none();
-  if (!blanks && !given[1]->is_string()) return machine.fail("strip: chars is no string");
+  if (!blanks && !given[1]->is_string()) return machine.fail("strip: chars is not a string");
   const std::string_view chars = blanks ? std::string_view() : given[1]->string();
   if (chars.size() > kMaxStripChars) return machine.over("characters to strip", kMaxStripChars);
   const std::string_view kept = python_strip(text, kSide, blanks ? nullptr : &chars);
@@ -41,7 +41,7 @@ Value string_split(Machine& machine, const Arguments& arguments) {
     if (!given[1]->is_string() || given[1]->string().empty()) return machine.fail("split: empty or wrong separator");
     separator = given[1]->string();
   }
-  if (given[2] && !given[2]->is_integral()) return machine.fail("split: maxsplit is no integer");
+  if (given[2] && !given[2]->is_integral()) return machine.fail("split: maxsplit is not an integer");
   const std::string& text = given[0]->string();
   const size_t parts = separator.empty() ? text.size() / 2 : count_text(text, separator);
   const bool charged = separator.empty() ? machine.charge_text(text.size()) : machine.charge(text.size() / 64 + parts);
@@ -116,7 +116,7 @@ Value string_join(Machine& machine, const Arguments& arguments) {
   std::string out;
   bool first = true;
   for (const Value& item : items->items) {
-    if (!item.is_string()) return machine.fail("join: an item is no string");
+    if (!item.is_string()) return machine.fail("join: an item is not a string");
     const bool separated = !std::exchange(first, false);
     const size_t added = item.string().size() + (separated ? given[0]->string().size() : 0);
     if (!machine.charge_bytes(added) || !machine.reserve(added)) return {};

@@ -225,7 +225,7 @@ void TemplateRenderer::assign(const TemplateTarget& target, const TemplateValue&
 void TemplateRenderer::assign_attribute(const TemplateTarget& target, const TemplateValue& value) {
   const Value& object = variable(target.name);
   if (!object.is<TemplateNamespace*>()) {
-    machine_.fail("cannot assign an attribute of what is no namespace");
+    machine_.fail("only a namespace's attributes can be assigned");
     return;
   }
   auto& attributes = object.as<TemplateNamespace*>()->attributes;

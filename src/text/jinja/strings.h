@@ -1,6 +1,6 @@
 // Python's string operations on UTF-8 text, as far as chat templates use them.
 //
-// Positions and lengths are in code points, as in Python. What is no valid UTF-8 counts as base/utf8.h cuts it.
+// Positions and lengths are in code points, as in Python. Invalid UTF-8 is split as in base/utf8.h.
 // Upper and lower case are mapped for ASCII letters only; other characters stay as they are.
 #pragma once
 
@@ -13,7 +13,7 @@
 namespace perigee {
 
 size_t utf8_length(std::string_view text);
-void append_utf8(std::string& out, uint32_t code);  // a code point below 0x110000 that is no surrogate
+void append_utf8(std::string& out, uint32_t code);  // a code point below 0x110000, not a surrogate
 std::vector<std::string_view> utf8_chars(std::string_view text);
 
 // Bytes of blanks that `text` starts with.

@@ -41,7 +41,7 @@ struct TemplateLoop {
   std::unique_ptr<TemplateValues> last_changed;
 };
 
-// Owned by the machine, so that a namespace holding itself is no leak.
+// Owned by the machine, so that a namespace that holds itself does not leak.
 struct TemplateNamespace {
   std::vector<std::pair<std::string, TemplateValue>> attributes;
 };
