@@ -33,42 +33,46 @@ PrefixNode PrefixIndex::root(std::string_view salt) const {
   return PrefixNode{truncate({hash.low64, hash.high64}), PageId(), 0};
 }
 
-BlockHash PrefixIndex::hash_block(const BlockHash& parent, BlockTokens tokens) const {
+BlockHash PrefixIndex::hash_block(const BlockHash& parent, BlockTokens tokens, const ExtraKey& extra) const {
   ++num_hashed_;
-  std::array<uint8_t, sizeof(BlockHash) + sizeof(int32_t) * kBlockTokens> bytes;
+  std::array<uint8_t, sizeof(BlockHash) + sizeof(ExtraKey) + sizeof(int32_t) * kBlockTokens> bytes;
   std::memcpy(bytes.data(), &parent, sizeof(parent));
-  std::memcpy(bytes.data() + sizeof(parent), tokens.data(), tokens.size_bytes());
+  std::memcpy(bytes.data() + sizeof(parent), &extra, sizeof(extra));
+  std::memcpy(bytes.data() + sizeof(parent) + sizeof(extra), tokens.data(), tokens.size_bytes());
   const XXH128_hash_t hash = XXH3_128bits_withSeed(bytes.data(), bytes.size(), seed_);
   return truncate({hash.low64, hash.high64});
 }
 
-bool PrefixIndex::is_block(PageId page, const PrefixNode& parent, BlockTokens tokens, std::string_view salt) const {
+bool PrefixIndex::is_block(PageId page, const PrefixNode& parent, BlockTokens tokens, std::string_view salt,
+                           const ExtraKey& extra) const {
   const Entry& candidate = entry(page);
   if (planted(Fault::kHashDecides)) return true;
   if (candidate.parent_page != parent.page || candidate.parent_serial != parent.serial) return false;
+  if (candidate.extra != extra) return false;
   if (parent.is_root() && candidate.salt != salt && !planted(Fault::kSaltIgnored)) return false;
   return std::equal(tokens.begin(), tokens.end(), tokens_.begin() + page.value * int64_t{kBlockTokens});
 }
 
 std::optional<PrefixNode> PrefixIndex::find_hashed(const BlockHash& hash, const PrefixNode& parent, BlockTokens tokens,
-                                                   std::string_view salt) const {
+                                                   std::string_view salt, const ExtraKey& extra) const {
   for (int32_t i = buckets_[hash.low & (buckets_.size() - 1)]; i != kNil; i = entry(PageId(i)).next) {
     const PageId page(i);
-    if (entry(page).hash == hash && is_block(page, parent, tokens, salt))
+    if (entry(page).hash == hash && is_block(page, parent, tokens, salt, extra))
       return PrefixNode{hash, page, entry(page).serial};
   }
   return std::nullopt;
 }
 
-std::optional<PrefixNode> PrefixIndex::find(const PrefixNode& parent, BlockTokens tokens, std::string_view salt) const {
-  return find_hashed(hash_block(parent.hash, tokens), parent, tokens, salt);
+std::optional<PrefixNode> PrefixIndex::find(const PrefixNode& parent, BlockTokens tokens, std::string_view salt,
+                                            const ExtraKey& extra) const {
+  return find_hashed(hash_block(parent.hash, tokens, extra), parent, tokens, salt, extra);
 }
 
 std::optional<PrefixNode> PrefixIndex::publish(const PrefixNode& parent, BlockTokens tokens, std::string_view salt,
-                                               PageId page) {
+                                               PageId page, const ExtraKey& extra) {
   if (!parent.is_root() && entry(parent.page).serial != parent.serial) return std::nullopt;
-  const BlockHash hash = hash_block(parent.hash, tokens);
-  if (auto known = find_hashed(hash, parent, tokens, salt)) return known;
+  const BlockHash hash = hash_block(parent.hash, tokens, extra);
+  if (auto known = find_hashed(hash, parent, tokens, salt, extra)) return known;
 
   Entry& added = entries_[static_cast<size_t>(page.value)];
   CHECK(added.serial == 0, "page ", page, " is published twice");
@@ -76,6 +80,7 @@ std::optional<PrefixNode> PrefixIndex::publish(const PrefixNode& parent, BlockTo
   added.serial = next_serial_++;
   added.parent_serial = parent.serial;
   added.parent_page = parent.page;
+  added.extra = extra;
   added.next = bucket(hash);
   if (parent.is_root()) added.salt = salt;
   std::copy(tokens.begin(), tokens.end(), tokens_.begin() + page.value * int64_t{kBlockTokens});

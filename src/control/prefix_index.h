@@ -1,9 +1,10 @@
 // PrefixIndex: which published page holds the block with these tokens after that prefix.
 //
-// Blocks form chains: a block is found by its parent's identity and its own 64 token ids, the first block by the salt.
-// A chained XXH3-128 hash, seeded per process, nominates candidates; token ids, parent and salt decide (DESIGN D8), so
-// that a collision costs time and never shows one user another's cache. It knows no pool: the caller publishes a page
-// after its tokens are confirmed and erases it when the pool evicts it. Memory is arrays indexed by page id.
+// Blocks form chains: a block is found by its parent's identity, its own 64 token ids and its extra key, the first
+// block by the salt too. A chained XXH3-128 hash, seeded per process, nominates candidates; token ids, extra key,
+// parent and salt decide (DESIGN D8), so that a collision costs time and never shows one user another's cache. It knows
+// no pool: the caller publishes a page after its tokens are confirmed and erases it when the pool evicts it. Memory is
+// arrays indexed by page id.
 #pragma once
 
 #include <cstdint>
@@ -24,6 +25,13 @@ struct BlockHash {
 
 using BlockTokens = std::span<const int32_t, kBlockTokens>;
 
+// What a block's cache entries depend on beside its tokens and the blocks before it: a digest of the images whose
+// placeholders are among the tokens, of an adapter. Zero: nothing. Two of equal value count as the same.
+struct ExtraKey {
+  uint64_t low = 0, high = 0;
+  bool operator==(const ExtraKey&) const = default;
+};
+
 // A position in a chain: a published block, or the root of a salt (page not valid). The serial number tells a block
 // from a later one in the same page.
 struct PrefixNode {
@@ -41,11 +49,13 @@ class PrefixIndex {
   PrefixNode root(std::string_view salt) const;
 
   // The block with these tokens after `parent`; `salt` matters where the parent is a root.
-  std::optional<PrefixNode> find(const PrefixNode& parent, BlockTokens tokens, std::string_view salt) const;
+  std::optional<PrefixNode> find(const PrefixNode& parent, BlockTokens tokens, std::string_view salt,
+                                 const ExtraKey& extra = {}) const;
 
   // Enters `page` as the block with these tokens after `parent`. When another page holds that block already, returns
   // that one and leaves `page` out. Nothing when the parent itself is gone: its children could not be reached.
-  std::optional<PrefixNode> publish(const PrefixNode& parent, BlockTokens tokens, std::string_view salt, PageId page);
+  std::optional<PrefixNode> publish(const PrefixNode& parent, BlockTokens tokens, std::string_view salt, PageId page,
+                                    const ExtraKey& extra = {});
 
   void erase(PageId page);  // requires a published page
   bool contains(PageId page) const { return entry(page).serial != 0; }
@@ -65,16 +75,18 @@ class PrefixIndex {
     int64_t serial = 0;  // 0: not published
     int64_t parent_serial = 0;
     PageId parent_page;
+    ExtraKey extra;
     int32_t next = kNil;  // in the bucket
     std::string salt;     // of first blocks
   };
 
   const Entry& entry(PageId page) const { return entries_[static_cast<size_t>(page.value)]; }
   BlockHash truncate(BlockHash hash) const;
-  BlockHash hash_block(const BlockHash& parent, BlockTokens tokens) const;
-  bool is_block(PageId page, const PrefixNode& parent, BlockTokens tokens, std::string_view salt) const;
+  BlockHash hash_block(const BlockHash& parent, BlockTokens tokens, const ExtraKey& extra) const;
+  bool is_block(PageId page, const PrefixNode& parent, BlockTokens tokens, std::string_view salt,
+                const ExtraKey& extra) const;
   std::optional<PrefixNode> find_hashed(const BlockHash& hash, const PrefixNode& parent, BlockTokens tokens,
-                                        std::string_view salt) const;
+                                        std::string_view salt, const ExtraKey& extra) const;
   int32_t& bucket(const BlockHash& hash) { return buckets_[hash.low & (buckets_.size() - 1)]; }
 
   std::vector<Entry> entries_;   // by page

@@ -73,6 +73,32 @@ TEST(PrefixIndex, SaltsSeparate) {
   }
 }
 
+// Two images stand behind the same placeholders.
+TEST(PrefixIndex, ExtraKeysSeparate) {
+  for (const int bits : {128, 4, 1}) {
+    PrefixIndex index(8, 7, bits);
+    const PrefixNode root = index.root("");
+    const auto first = index.publish(root, block_of(1), "", PageId(0), {1, 2});
+    EXPECT_TRUE(index.find(root, block_of(1), "", {1, 2}));
+    for (uint64_t i = 3; i < 20; ++i) {  // some of whose hashes collide
+      EXPECT_FALSE(index.find(root, block_of(1), "", {1, i})) << bits;
+      EXPECT_FALSE(index.find(root, block_of(1), "", {i, 2})) << bits;
+    }
+    EXPECT_FALSE(index.find(root, block_of(1), "")) << bits;
+    const auto other = index.publish(root, block_of(1), "", PageId(1), {1, 3});
+    EXPECT_EQ(other->page, PageId(1)) << "another block, not the first one again";
+    index.publish(*first, block_of(2), "", PageId(2));
+    EXPECT_FALSE(index.find(*other, block_of(2), "")) << "what follows has the key of its parents";
+  }
+}
+
+TEST(PrefixIndex, ExtraKeysChangeTheHash) {
+  PrefixIndex index(8, 1, 128);
+  const auto plain = index.publish(index.root(""), block_of(1), "", PageId(0));
+  const auto keyed = index.publish(index.root(""), block_of(1), "", PageId(1), {0, 1});
+  EXPECT_NE(plain->hash, keyed->hash);
+}
+
 TEST(PrefixIndex, SeedsChangeTheHash) {
   PrefixIndex a(1, 1, 128);
   PrefixIndex b(1, 2, 128);

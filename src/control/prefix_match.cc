@@ -25,7 +25,7 @@ void PrefixMatch::update(const Sequence& sequence, int32_t max_blocks) {
     while (static_cast<int32_t>(blocks_.size()) < max_blocks) {
       const auto block = static_cast<int32_t>(blocks_.size());
       const auto found = index_.find(blocks_.empty() ? root_ : blocks_.back(), sequence.block_tokens(block, scratch),
-                                     sequence.request.cache_salt);
+                                     sequence.request.cache_salt, sequence.extra_key(block));
       if (!found) break;
       blocks_.push_back(*found);
     }

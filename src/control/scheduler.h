@@ -15,6 +15,7 @@
 
 #include "base/result.h"
 #include "control/plan.h"
+#include "control/prefix_index.h"
 
 namespace perigee {
 
@@ -51,9 +52,10 @@ struct Submit {
   std::shared_ptr<const SamplingParams> sampling;
   int32_t priority = 0;  // lower runs first
   double arrival_s = 0;
-  double deadline_s = 0;   // 0: none; absolute, same clock as next_plan's now_s
-  std::string cache_salt;  // sequences share prefixes only under the same salt
-  SequenceId leader;       // valid: same prompt as that sequence (n > 1): waits until its prompt is computed
+  double deadline_s = 0;                  // 0: none; absolute, same clock as next_plan's now_s
+  std::string cache_salt;                 // sequences share prefixes only under the same salt
+  std::vector<ExtraKey> extra_keys = {};  // of the first blocks; those after them have none
+  SequenceId leader;  // valid: same prompt as that sequence (n > 1): waits until its prompt is computed
 };
 
 struct Cancel {

@@ -151,8 +151,8 @@ void Scheduler::Impl::publish_blocks(Sequence& sequence, int32_t num_tokens) {
   while (!sequence.chain_broken && (sequence.num_chained + 1) * kBlockTokens <= num_tokens) {
     const int32_t block = sequence.num_chained;
     const PageId page = sequence.pages[static_cast<size_t>(block)].page();
-    const auto node =
-        index_.publish(sequence.chain, sequence.block_tokens(block, scratch), sequence.request.cache_salt, page);
+    const auto node = index_.publish(sequence.chain, sequence.block_tokens(block, scratch), sequence.request.cache_salt,
+                                     page, sequence.extra_key(block));
     if (!node) {
       sequence.chain_broken = true;
       return;

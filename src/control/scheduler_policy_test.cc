@@ -152,6 +152,25 @@ TEST(SchedulerHits, SaltAndSwitchSeparate) {
   EXPECT_EQ(off.scheduler.gauges().cached_pages, 0);
 }
 
+// The placeholders of two images are the same tokens.
+TEST(SchedulerHits, PrefixesAreSharedUnderTheSameExtraKeys) {
+  SchedulerHarness h(small_config());
+  const auto hit_with = [&](const std::vector<ExtraKey>& extra_keys) {
+    const SequenceId sequence = h.submit({.prompt = tokens_from(0, 200), .extra_keys = extra_keys});
+    const StepPlan plan = h.plan();
+    CHECK(plan.starts.size() == 1, "one start was expected");
+    h.apply(plan);
+    h.scheduler.cancel({sequence, FinishReason::kCancelled});
+    h.collect();
+    return plan.starts[0].num_cached_tokens;
+  };
+  EXPECT_EQ(hit_with({{}, {1, 0}}), 0);
+  EXPECT_EQ(hit_with({{}, {1, 0}}), 192);
+  EXPECT_EQ(hit_with({{}, {2, 0}}), 64) << "up to the image";
+  EXPECT_EQ(hit_with({}), 64);
+  EXPECT_EQ(hit_with({{}, {1, 0}, {}}), 192) << "blocks without a key have none";
+}
+
 TEST(SchedulerHits, DeterministicHitsAreAligned) {
   SchedulerConfig config = small_config();
   config.attention_alignment = 96;  // with blocks of 64: every 192 tokens

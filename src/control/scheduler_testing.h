@@ -39,6 +39,7 @@ class SchedulerHarness {
     double deadline_s = 0;
     std::string salt = "";
     SequenceId leader = {};
+    std::vector<ExtraKey> extra_keys = {};
   };
 
   SequenceId submit(Request request) {
@@ -51,6 +52,7 @@ class SchedulerHarness {
     submit.deadline_s = request.deadline_s;
     submit.cache_salt = request.salt;
     submit.leader = request.leader;
+    submit.extra_keys = request.extra_keys;
     const SequenceId sequence = submit.sequence;
     scheduler.submit(std::move(submit));
     return sequence;

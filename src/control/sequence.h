@@ -89,6 +89,11 @@ struct Sequence {
     return scratch;
   }
 
+  ExtraKey extra_key(int32_t block) const {
+    const auto index = static_cast<size_t>(block);
+    return index < request.extra_keys.size() ? request.extra_keys[index] : ExtraKey();
+  }
+
   // Order of service: priority, then arrival, then id.
   bool before(const Sequence& other) const {
     if (request.priority != other.request.priority) return request.priority < other.request.priority;
