@@ -7,7 +7,7 @@
     run.py --ids text-03,exec-12      these
     run.py --folder text --resume     a folder, without those that build-mutation/outcomes.json has already
 
-The results go to results.txt. Exit code 1: a bug does not apply or compile, the tests fail without a bug, or over 5 %
+The results of all go to results.txt. Exit code 1: a bug does not apply or compile, the tests fail without a bug, or over 5 %
 of those planted survived without being named in `survivors`. Standard library only.
 """
 import argparse
@@ -17,10 +17,12 @@ import json
 import os
 import pathlib
 import random
+import re
 import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import tomllib
 
@@ -37,19 +39,16 @@ Step = collections.namedtuple("Step", "name targets command")
 Outcome = collections.namedtuple("Outcome", "outcome by seconds")
 
 
-def unit(folder, *, within="src", filter=None):
+def unit(folder, *patterns, within="src"):
     name = f"{folder.replace('/', '_')}_test"
-    command = [f"{{build}}/{within}/{folder}/{name}", "--gtest_brief=1", "--gtest_fail_fast"]
-    if filter:
-        command.append(f"--gtest_filter={filter}")
-    return Step(name, [name], command)
+    return Step(name, [name], ["tools/run_tests", f"{{build}}/{within}/{folder}/{name}", *(patterns or ["*"])])
 
 
 ENGINE = unit("engine")
 SIM = Step("sim", ["sim"], ["{build}/tests/sim/sim", "--seeds", "200"])
-EQUALITY = unit("equality", within="tests", filter="EngineEnds.*:EqualityOfDeterministic.*:Equality.CachedAsCold*"
-                                                   ":Equality.ANextTurn*:EqualityOfLatentAttention.*")
-GOLDEN = unit("golden", within="tests", filter="*ref*:*avx2*:*kimi_linear*")
+EQUALITY = unit("equality", "EngineEnds.*", "EqualityOfDeterministic.*", "Equality.CachedAsCold*", "Equality.ANextTurn*",
+                "EqualityOfLatentAttention.*", within="tests")
+GOLDEN = unit("golden", "*.Ref/*", "*_avx2", "*kimi_linear*", within="tests")
 CONFORMANCE = unit("conformance", within="tests")
 SERVER = unit("server")
 E2E = Step("e2e", ["perigee"], [".venv/bin/python", "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider",
@@ -109,7 +108,9 @@ def unapplied(bugs, tree):
 
 
 def copy_tree(source, target):
-    """Brings `target` to the tracked files of `source` as they lie there. What is equal already stays untouched."""
+    """Brings `target` to the tracked files of `source` as they lie there; whether anything was unlike before. What is
+    equal stays untouched."""
+    changed = False
     names = subprocess.run(["git", "ls-files", "-z"], cwd=source, capture_output=True, check=True).stdout.decode()
     wanted = {name for name in names.split("\0") if name and (source / name).is_file()}
     for name in wanted:
@@ -118,14 +119,23 @@ def copy_tree(source, target):
         if old.exists() and old.read_bytes() == data:
             continue
         old.parent.mkdir(parents=True, exist_ok=True)
+        changed = True
         old.write_bytes(data)
         old.chmod(new.stat().st_mode)
     for folder in {name.split("/")[0] for name in wanted if "/" in name}:
         for path in (target / folder).rglob("*"):
             if path.is_file() and str(path.relative_to(target)) not in wanted:
+                changed = True
                 path.unlink()
     if (source / ".venv").exists() and not (target / ".venv").exists():
         (target / ".venv").symlink_to((source / ".venv").resolve())
+    return changed
+
+
+def first_failure(output):
+    """Which test failed first, as gtest, pytest and the simulator print it; "" where the program ended otherwise."""
+    found = re.search(r"\[  FAILED  \] ([\w./]+)|^(FAILED seed \d+)|^FAILED (\S+)", output, re.MULTILINE)
+    return next(filter(None, found.groups())) if found else ""
 
 
 class Runner:
@@ -136,9 +146,8 @@ class Runner:
         self.environment = dict(os.environ, **(environment or {}))
         self.usual_s = {}  # of a step without a bug
 
-    def run(self, command, timeout_s, show=False):
+    def run(self, command, timeout_s, output=subprocess.DEVNULL):
         """The exit code; None when the time was up. What it started goes with it."""
-        output = None if show else subprocess.DEVNULL
         process = subprocess.Popen(self.prefix + command, cwd=self.tree, env=self.environment, stdin=subprocess.DEVNULL,
                                    stdout=output, stderr=output, start_new_session=True)
         try:
@@ -153,10 +162,15 @@ class Runner:
             process.wait()
 
     def build(self, targets, show=False):
-        return not targets or self.run(self.build_command + list(targets), 3600, show) == 0
+        output = None if show else subprocess.DEVNULL
+        return not targets or self.run(self.build_command + list(targets), 3600, output) == 0
 
-    def test(self, step, timeout_s, show=False):
-        return self.run([word.format(build=self.tree / "build") for word in step.command], timeout_s, show)
+    def test(self, step, timeout_s):
+        """The exit code or None, and what was printed."""
+        with tempfile.TemporaryFile() as output:
+            code = self.run([word.format(build=self.tree / "build") for word in step.command], timeout_s, output)
+            output.seek(0)
+            return code, output.read().decode(errors="replace")
 
     def measure(self, folders):
         """Runs every step without a bug. What fails then could not tell anything; returns the names of those."""
@@ -166,9 +180,10 @@ class Runner:
                 continue
             built = self.build(step.targets, show=True)
             begin = time.monotonic()
-            if not built or self.test(step, 1800) != 0:
+            code, output = self.test(step, 1800) if built else (1, "")
+            if code != 0:
                 failed.append(step.name)
-                self.test(step, 1800, show=True)
+                print(output)
             self.usual_s[step.name] = time.monotonic() - begin
             print(f"without a bug: {step.name} {self.usual_s[step.name]:.1f} s", flush=True)
         return failed
@@ -188,9 +203,10 @@ class Runner:
             for step in self.steps[folder_of(bug)]:
                 if not self.build(step.targets):
                     return Outcome(UNCOMPILED, step.name, time.monotonic() - begin)
-                code = self.test(step, self.limit_s(step))
+                code, output = self.test(step, self.limit_s(step))
                 if code != 0:
-                    return Outcome(HUNG if code is None else CAUGHT, step.name, time.monotonic() - begin)
+                    by = f"{step.name} {first_failure(output)}".strip()
+                    return Outcome(HUNG if code is None else CAUGHT, by, time.monotonic() - begin)
             return Outcome(SURVIVED, "", time.monotonic() - begin)
         finally:
             path.write_text(before, encoding="utf-8")
@@ -211,9 +227,13 @@ def fingerprint(bug):
 class Outcomes:
     """What is known, kept in a file so that a run can go on where another ended."""
 
-    def __init__(self, path, resume):
+    def __init__(self, path):
         self.path = path
-        self.known = json.loads(path.read_text()) if resume and path.exists() else {}
+        self.known = json.loads(path.read_text()) if path.exists() else {}
+
+    def forget(self, bugs):
+        for bug in bugs:
+            self.known.pop(bug.id, None)
 
     def get(self, bug):
         entry = self.known.get(bug.id)
@@ -296,15 +316,16 @@ def parse_options(arguments):
     parser.add_argument("--minutes", type=float, help="begin no bug after so long; go on with --resume (exit code 3)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--prefix", default="", help="before each command that builds or tests, such as 'nice'")
-    parser.add_argument("--results", default=str(HERE / "results.txt"))
+    parser.add_argument("--results", help="where they go; those of all bugs to results.txt, of some to build-mutation")
     return parser.parse_args(arguments)
 
 
 def configure():
     TREE.mkdir(parents=True, exist_ok=True)
-    copy_tree(TOP, TREE)
+    changed = copy_tree(TOP, TREE)
     subprocess.run(["cmake", "-S", str(TREE), "-B", str(TREE / "build"), "-G", "Ninja", "-DPERIGEE_CUDA=OFF",
                     "-DCMAKE_BUILD_TYPE=Release"], check=True, stdout=subprocess.DEVNULL)
+    return changed
 
 
 def main(arguments):
@@ -322,30 +343,34 @@ def main(arguments):
         print(f"mutation: {len(bugs) - len(rotten)} of {len(bugs)} bugs apply")
         return 1 if rotten else 0
     begin = time.monotonic()
-    configure()
+    changed = configure()
     steps = {folder: steps[:options.steps] for folder, steps in STEPS.items()}
     runner = Runner(TREE, ["cmake", "--build", "build", f"-j{options.jobs}", "--target"], steps,
-                    shlex.split(options.prefix), {"PERIGEE_PROGRAM": str(TREE / "build" / "perigee")})
-    outcomes = Outcomes(WORK / "outcomes.json", options.resume)
+                    shlex.split(options.prefix), {"PERIGEE_PROGRAM": str(TREE / "build" / "perigee"), "GTEST_FAIL_FAST": "1"})
+    outcomes = Outcomes(WORK / "outcomes.json")
+    if not options.resume:
+        outcomes.forget(bugs)
     todo = [bug for bug in bugs if outcomes.get(bug) is None]
-    usual = WORK / "usual.json"
-    if options.resume and usual.exists():
+    usual = WORK / "usual.json"  # of this very tree
+    if changed:
+        usual.unlink(missing_ok=True)
+    if usual.exists():
         runner.usual_s = json.loads(usual.read_text())
-    failed = runner.measure(dict.fromkeys(folder_of(bug) for bug in todo))
-    usual.write_text(json.dumps(runner.usual_s))
-    if failed:
+    if failed := runner.measure(dict.fromkeys(folder_of(bug) for bug in todo)):
         print(f"these fail without a bug: {', '.join(failed)}")
         return 1
+    usual.write_text(json.dumps(runner.usual_s))
     for bug in todo:
         if options.minutes and time.monotonic() - begin > 60 * options.minutes:
             return 3
         outcome = runner.try_one(bug)
         outcomes.put(bug, outcome)
-        print(f"{bug.id:<12} {outcome.outcome:<17} {outcome.by:<16} {outcome.seconds:6.1f} s  {bug.what}", flush=True)
+        print(f"{bug.id:<12} {outcome.outcome:<17} {outcome.seconds:6.1f} s  {bug.what}: {outcome.by}", flush=True)
     results = {bug.id: outcomes.get(bug) for bug in bugs}
     commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=TOP, capture_output=True, text=True).stdout
     head = f"{len(bugs)} planted bugs at {commit.strip()}, {time.strftime('%Y-%m-%d', time.gmtime())}"
-    pathlib.Path(options.results).write_text(table(bugs, results, survivors, head), encoding="utf-8")
+    path = options.results or (HERE if len(bugs) == len(every) else WORK) / "results.txt"
+    pathlib.Path(path).write_text(table(bugs, results, survivors, head), encoding="utf-8")
     return verdict(bugs, results, survivors)
 
 

@@ -5,7 +5,7 @@ import tempfile
 import unittest
 
 from run import (CAUGHT, HUNG, SURVIVED, UNAPPLIED, UNCOMPILED, Bug, Outcome, Outcomes, Runner, Step, check_survivors,
-                 plant, read_bugs, read_survivors, table, unapplied, verdict)
+                 first_failure, plant, read_bugs, read_survivors, table, unapplied, verdict)
 
 SOURCE = """def limit(x):
     if x > 10:
@@ -70,6 +70,11 @@ class ToyTree(unittest.TestCase):
         self.file.write_text(plant(NEGATED, SOURCE))
         self.assertEqual(self.runner.measure(["core"]), ["second"])
 
+    def test_the_test_that_noticed_is_named(self):
+        named = f"print('[  FAILED  ] Limit.Small (1 ms)'); {SECOND}"
+        self.runner.steps["core"][1] = Step("second", [], ["python3", "-B", "-c", named])
+        self.assertEqual(self.outcome(NEGATED), (CAUGHT, "second Limit.Small"))
+
     def test_unapplied(self):
         self.assertEqual(unapplied([DROPPED, ABSENT, AMBIGUOUS], self.tree), [ABSENT, AMBIGUOUS])
 
@@ -77,6 +82,13 @@ class ToyTree(unittest.TestCase):
 class Lists(unittest.TestCase):
     def test_the_replacement_is_indented_as_what_it_replaces(self):
         self.assertIn("    while x > 10:\n        pass\n    if x > 10:\n", plant(ENDLESS, SOURCE))
+
+    def test_first_failure(self):
+        self.assertEqual(first_failure("x\n[  FAILED  ] A.b/0, where\n[  FAILED  ] A.c\n"), "A.b/0")
+        self.assertEqual(first_failure("FAILED tests/e2e/test_api.py::test_chat - assert 1\n"),
+                         "tests/e2e/test_api.py::test_chat")
+        self.assertEqual(first_failure("FAILED seed 7 tick 3: a page is not free\n"), "FAILED seed 7")
+        self.assertEqual(first_failure("Segmentation fault\n"), "")
 
     def test_ids_are_unique(self):
         with tempfile.TemporaryDirectory() as name:
@@ -91,10 +103,14 @@ class Lists(unittest.TestCase):
     def test_outcomes_are_kept_while_the_bug_is_the_same(self):
         with tempfile.TemporaryDirectory() as name:
             path = pathlib.Path(name) / "outcomes.json"
-            Outcomes(path, resume=False).put(DROPPED, Outcome(CAUGHT, "first", 1.0))
-            self.assertEqual(Outcomes(path, resume=True).get(DROPPED), Outcome(CAUGHT, "first", 1.0))
-            self.assertIsNone(Outcomes(path, resume=True).get(DROPPED._replace(replace="pass")))
-            self.assertIsNone(Outcomes(path, resume=False).get(DROPPED))
+            for one in (DROPPED, UNSEEN):
+                Outcomes(path).put(one, Outcome(CAUGHT, "first", 1.0))
+            self.assertEqual(Outcomes(path).get(DROPPED), Outcome(CAUGHT, "first", 1.0))
+            self.assertIsNone(Outcomes(path).get(DROPPED._replace(replace="pass")))
+            known = Outcomes(path)
+            known.forget([DROPPED])
+            self.assertIsNone(known.get(DROPPED))
+            self.assertIsNotNone(known.get(UNSEEN))
 
     def test_verdict(self):
         caught, survived = Outcome(CAUGHT, "first", 1), Outcome(SURVIVED, "", 1)
