@@ -40,6 +40,21 @@ TEST_F(EngineLoop, ARequestFromSubmissionToItsEnd) {
   EXPECT_EQ(stats.scheduler.generated_tokens, 5);
 }
 
+// Of few steps as of many: the time that building a batch is said to take outweighs all that is measured here.
+TEST_F(EngineLoop, TheHostTimeOfAStepIsAMean) {
+  hands->build_us = 1e12;
+  answer_at_once();
+  const auto engine = engine_with(hands);
+  EXPECT_EQ(engine->stats().host_step_us, 0);
+  for (const int32_t tokens : {3, 100}) {
+    Chunks chunks;
+    const int64_t before = engine->stats().steps;
+    ASSERT_TRUE(engine->submit(request_for(tokens), chunks.sink()).ok());
+    ASSERT_TRUE(eventually([&] { return engine->stats().steps == before + tokens; }));
+    EXPECT_NEAR(engine->stats().host_step_us, 1e12, 1e11);
+  }
+}
+
 TEST_F(EngineLoop, ChoicesHaveSeedsOfTheirOwn) {
   answer_at_once();
   const auto engine = engine_with(hands);
@@ -49,6 +64,19 @@ TEST_F(EngineLoop, ChoicesHaveSeedsOfTheirOwn) {
   ASSERT_TRUE(engine->submit(request, chunks.sink()).ok());
   ASSERT_TRUE(chunks.wait(3));
   EXPECT_EQ(hands->seeds(), (std::map<int64_t, uint64_t>{{0, 40}, {1, 41}, {2, 42}}));
+}
+
+// The second choice is planned when the first one's prompt has been computed.
+TEST_F(EngineLoop, ARequestIsScheduledWithItsFirstChoice) {
+  const auto engine = engine_with(hands);
+  Chunks chunks;
+  ASSERT_TRUE(engine->submit(request_for(2, 2), chunks.sink()).ok());
+  const StepPlan leader = hands->next();
+  const double planned_s = system_clock().now_s();
+  hands->answer(leader);
+  ASSERT_TRUE(hands->answer_until([&] { return chunks.num_finished() >= 2; }));
+  EXPECT_LE(chunks.choice(0).scheduled_s, planned_s);
+  EXPECT_LE(chunks.choice(1).scheduled_s, planned_s);
 }
 
 TEST_F(EngineLoop, CancellingOneChoiceLeavesTheOthers) {
@@ -273,6 +301,47 @@ TEST_F(EngineLoop, ShutdownAnswersWhatIsInFlightAndWhatWaits) {
   EXPECT_EQ(refused.error().code, Code::kUnavailable);
   engine->cancel(RequestId(0));  // into a closed mailbox
   engine->shutdown();            // again
+}
+
+// A sink holds the engine's thread until the loop is told to stop, so that it ends with a full mailbox.
+TEST_F(EngineLoop, ShutdownAnswersWhatLiesInTheMailbox) {
+  answer_at_once();
+  const auto engine = engine_with(hands);
+  std::promise<void> entered, leave;
+  ASSERT_TRUE(engine
+                  ->submit(request_for(1),
+                           [&](OutputChunk&&) {
+                             entered.set_value();
+                             leave.get_future().wait();
+                           })
+                  .ok());
+  entered.get_future().wait();
+  Chunks late, never;
+  ASSERT_TRUE(engine->submit(request_for(1, 2), late.sink()).ok());
+  std::thread end([&] { engine->shutdown(); });
+  EXPECT_TRUE(eventually([&] {  // what can never fit is refused as such until then
+    return engine->submit(request_for(1 << 20), never.sink()).error().code == Code::kUnavailable;
+  }));
+  leave.set_value();
+  end.join();
+  EXPECT_EQ(late.num_finished(), 2);
+  EXPECT_NE(late.choice(1).error.find("shutting down"), std::string::npos) << late.choice(1).error;
+}
+
+TEST_F(EngineLoop, TheWorkerHasTheEnginesLimits) {
+  EngineConfig config;
+  config.max_sequences = 5;
+  config.max_step_tokens = 700;
+  for (const bool deterministic : {false, true}) {
+    config.deterministic = deterministic;
+    const auto engine = Engine::create(config, [&](const WorkerConfig& worker, std::function<void(StepResult &&)>) {
+      EXPECT_EQ(worker.max_sequences, 5);
+      EXPECT_EQ(worker.max_step_tokens, 700);
+      EXPECT_EQ(worker.deterministic, deterministic);
+      return Result<std::unique_ptr<Worker>>(std::make_unique<NoWorker>(hands));
+    });
+    EXPECT_TRUE(engine.ok());
+  }
 }
 
 TEST_F(EngineLoop, ACacheTooSmallForTheLengthIsNamed) {

@@ -34,6 +34,7 @@ class Hands {
  public:
   // Called on the engine's thread for each plan, in place of keeping it for next().
   std::function<void(const StepPlan&)> on_plan;
+  double build_us = 0;  // what each batch is said to have taken
 
   void take(StepPlan plan) {
     {
@@ -101,7 +102,7 @@ class NoWorker final : public Worker {
   const Model& model() const override { return model_; }
   int32_t num_pages() const override { return 64; }
   int32_t state_pages() const override { return 0; }
-  double last_build_us() const override { return 0; }
+  double last_build_us() const override { return hands_->build_us; }
 
  private:
   NoModel model_;
