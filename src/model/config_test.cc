@@ -104,6 +104,26 @@ TEST(Yarn, ARampOfNoWidth) {
   for (int i = 1; i < 4; ++i) EXPECT_FLOAT_EQ(frequencies[i], std::pow(10000.0f, -static_cast<float>(i) / 4) / 4) << i;
 }
 
+// A context so long that the ramp, from pair 22 to 35, ends beyond the last pair: that one is not slowed in full.
+TEST(Yarn, ARampThatEndsBeyondTheLastPair) {
+  const RopeConfig rope{.theta = 10000, .yarn = YarnConfig{.factor = 4, .original_positions = 131072}};
+  const std::vector<float> frequencies = rope_inv_freq(rope, 64);
+  ASSERT_EQ(frequencies.size(), 32u);
+  for (const int i : {22, 23, 27, 31}) {
+    const double plain = std::pow(10000.0, -i / 32.0), ramp = (i - 22) / 13.0;
+    EXPECT_NEAR(frequencies[static_cast<size_t>(i)] / (plain / 4 * ramp + plain * (1 - ramp)), 1, 1e-6) << i;
+  }
+}
+
+TEST(Yarn, WhatAConfigurationLeavesOut) {
+  const ModelConfig c =
+      with_rope(10000, json(R"({"type": "yarn", "factor": 40, "original_max_position_embeddings": 4096})"));
+  EXPECT_EQ(c.rope_config.yarn->beta_fast, 32);
+  EXPECT_EQ(c.rope_config.yarn->beta_slow, 1);
+  EXPECT_EQ(c.rope_config.yarn->mscale, 1);
+  EXPECT_EQ(c.rope_config.yarn->mscale_all_dim, 0);
+}
+
 TEST(Yarn, CosSinFactorIsTheRatioOfBothScales) {
   Json scaling = rope_scaling(40, 32, 1);
   scaling.set("mscale_all_dim", 0.0);

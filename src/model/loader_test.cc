@@ -139,6 +139,7 @@ TEST(Loader, RoundTripsShardsUnderAPrefix) {
   const size_t half = all.size() / 2;
   std::vector<StoredTensor> one(all.begin(), all.begin() + half), two(all.begin() + half, all.end());
   two.push_back({"vision_tower.patch_embed.proj.bias", "F32", {1}, "abcd"});
+  two.push_back({"language_model.model.layers.3.eh_proj.weight", "U8", {1}, "x"});  // beyond the last
   const TempFolder folder;
   folder.write("config.json", dump_json(config));
   folder.write("a.safetensors", safetensors_bytes(one));

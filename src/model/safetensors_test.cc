@@ -33,6 +33,12 @@ TEST(Safetensors, ReadsAWellFormedFile) {
   EXPECT_EQ(header->entries[2].end, 26u);
 }
 
+TEST(Safetensors, ATensorMayHaveEightDimensions) {
+  const auto header = parse(safetensors_bytes({{"a", "U8", {1, 2, 1, 1, 3, 1, 1, 1}, "123456"}}));
+  ASSERT_TRUE(header.ok()) << header.error().message;
+  EXPECT_EQ(header->entries[0].shape.size(), 8u);
+}
+
 TEST(Safetensors, TruncatedAnywhereIsAnError) {
   const std::string whole = safetensors_bytes({{"a", "F32", {2, 3}, std::string(24, 'a')}, {"b", "U8", {5}, "bbbbb"}});
   ASSERT_TRUE(parse(whole).ok());
