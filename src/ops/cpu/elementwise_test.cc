@@ -161,6 +161,25 @@ TEST_P(ElementwiseTest, write_latent_touches_its_slots_only) {
   EXPECT_EQ(std::count(pool.begin(), pool.end(), 0x7FC0), 4 * 64 * kRow - written);
 }
 
+TEST_P(ElementwiseTest, an_e4m3_cache_holds_numbers_over_its_scale) {
+  std::vector<uint8_t> pool(64 * 40);
+  const LatentLayer cache{
+      .base = pool.data(), .page_bytes = 64 * 40, .row_bytes = 40, .dtype = DType::kF8E4M3, .scale = 0.125f};
+  const int32_t page = 0;
+  const SequenceRows sequence{.first_row = 0, .num_tokens = 3, .position = 1, .pages = &page};
+  const Tensor c = random(DType::kBF16, 3, 32, 32, 8);
+  const Tensor k = random(DType::kF32, 3, 8, 64, 9);
+  Batch batch;
+  batch.sequences = {&sequence, 1};
+  cpu::write_latent(cpu(one_), c, k, batch, cache);
+  for (int64_t r = 0; r < 3; ++r)
+    for (int64_t i = 0; i < 40; ++i) {
+      const double want = i < 32 ? at(c, r, i) : at(k, r, i - 32);
+      const double bound = 1.1 * (std::abs(want) / 16 + 0.125 / 1024);  // half a step of 3 bits, or of the smallest
+      ASSERT_NEAR(0.125 * f8e4m3_to_f32(pool[static_cast<size_t>((1 + r) * 40 + i)]), want, bound) << r << " " << i;
+    }
+}
+
 TEST_P(ElementwiseTest, embed_and_gather) {
   const Tensor raw = random(DType::kBF16, 7, 24, 24, 10);
   const EmbedWeight table = cpu::pack_embed({.format = WeightFormat::kBF16, .out = 7, .in = 24, .data = raw.data});

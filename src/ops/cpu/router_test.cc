@@ -98,6 +98,21 @@ TEST_P(Router, BiasSelectsOnlyTiesTakeTheLowerIdAndGroupsCountTheirTwoBest) {
   EXPECT_EQ(r.ids[1], 3);
 }
 
+// Their exponentials do not fit an f32.
+TEST_P(Router, LargeScoresHaveASoftmax) {
+  TestCpu cpu(GetParam(), 1);
+  std::vector<uint16_t> one = {f32_to_bf16(1.0f)};
+  const Tensor x{.data = one.data(), .dtype = DType::kBF16, .rows = 1, .cols = 1, .row_stride = 1};
+  RouterWeight router{.num_experts = 4, .hidden = 1, .weight = {199, 200, 0, -200}, .top_k = 2};
+  router.score = RouterScore::kSoftmax;
+  router.normalize = false;
+  const Routing r = route(cpu.context(), x, router);
+  EXPECT_EQ(r.ids[0], 1);
+  EXPECT_EQ(r.ids[1], 0);
+  EXPECT_NEAR(r.weights[0], 1 / (1 + std::exp(-1.0)), 1e-6);
+  EXPECT_NEAR(r.weights[1], 1 / (1 + std::exp(1.0)), 1e-6);
+}
+
 TEST_P(Router, ATokenDoesNotDependOnItsBatchOrThreads) {
   TestCpu one(GetParam(), 1), three(GetParam(), 3);
   const TestRows x(100, 256, 256, 8);
