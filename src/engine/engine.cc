@@ -11,7 +11,7 @@
 #include "base/clock.h"
 #include "base/queue.h"
 #include "base/rng.h"
-#include "exec/cuda/cuda_worker.h"
+#include "engine/rank_group.h"
 #include "model/config.h"
 
 namespace perigee {
@@ -53,7 +53,7 @@ Error shutting_down() {
 struct Engine::Impl {
   EngineConfig config;
   int32_t max_model_len = 0;
-  std::unique_ptr<Worker> worker;
+  std::unique_ptr<Executor> executor;
   std::unique_ptr<Scheduler> scheduler;
   BoundedQueue<Message> mailbox{1 << 16};
   std::atomic<int64_t> next_request{0};
@@ -91,7 +91,7 @@ namespace {
 // Asked before hundreds of gigabytes of weights are read.
 Status check_positions(const EngineConfig& config) {
   if (config.max_model_len == 0) return {};
-  ASSIGN_OR_RETURN(const ModelConfig model, read_config(config.worker.load.path));
+  ASSIGN_OR_RETURN(const ModelConfig model, read_config(config.rank.load.path));
   if (config.max_model_len > model.max_positions)
     return bad_input(str_cat("--max-model-len ", config.max_model_len, " is over the model's ", model.max_positions,
                              " positions: lower it, or leave it out"),
@@ -103,22 +103,25 @@ Status check_positions(const EngineConfig& config) {
 
 Result<std::unique_ptr<Engine>> Engine::create(const EngineConfig& config) {
   RETURN_IF_ERROR(check_positions(config));
-  return create(config, config.worker.device == Device::kCuda ? make_cuda_worker : Worker::create);
+  return create(config, [](const EngineConfig& limited, RankGroup::OnResult on_result) {
+    return RankGroup::create({.rank = limited.rank, .timeouts = limited.rank_timeouts, .compare = limited.selfcheck},
+                             std::move(on_result));
+  });
 }
 
-Result<std::unique_ptr<Engine>> Engine::create(const EngineConfig& config, const WorkerFactory& make_worker) {
+Result<std::unique_ptr<Engine>> Engine::create(const EngineConfig& config, const MakeExecutor& make_executor) {
   auto impl = std::make_unique<Impl>();
   impl->config = config;
-  impl->config.worker.max_sequences = config.max_sequences;
-  impl->config.worker.max_step_tokens = config.max_step_tokens;
-  impl->config.worker.deterministic = config.deterministic;
+  impl->config.rank.max_sequences = config.max_sequences;
+  impl->config.rank.max_step_tokens = config.max_step_tokens;
+  impl->config.rank.deterministic = config.deterministic;
   Impl* p = impl.get();
-  ASSIGN_OR_RETURN(impl->worker, make_worker(impl->config.worker, [p](StepResult&& result) {
+  ASSIGN_OR_RETURN(impl->executor, make_executor(impl->config, [p](StepResult&& result) {
                      p->mailbox.push_reserved(Message(std::move(result)));
                    }));
-  const ModelInfo& info = impl->worker->model().info();
-  const int32_t state_pages = impl->worker->state_pages();
-  const int64_t cache_tokens = static_cast<int64_t>(impl->worker->num_pages() - state_pages) * kBlockTokens;
+  const ModelInfo& info = impl->executor->model();
+  const int32_t state_pages = impl->executor->state_pages();
+  const int64_t cache_tokens = static_cast<int64_t>(impl->executor->num_pages() - state_pages) * kBlockTokens;
   if (config.max_model_len > cache_tokens)
     return bad_input(str_cat("--max-model-len ", config.max_model_len, " does not fit the cache of ", cache_tokens,
                              " tokens: lower it, or raise --kv-cache-memory-bytes"),
@@ -127,7 +130,7 @@ Result<std::unique_ptr<Engine>> Engine::create(const EngineConfig& config, const
                             ? config.max_model_len
                             : static_cast<int32_t>(std::min<int64_t>(info.max_positions, cache_tokens));
   const SchedulerConfig scheduling{
-      .num_pages = impl->worker->num_pages(),
+      .num_pages = impl->executor->num_pages(),
       .max_sequences = config.max_sequences,
       .max_step_tokens = config.max_step_tokens,
       .max_model_len = impl->max_model_len,
@@ -193,13 +196,14 @@ EngineStats Engine::stats() const {
   std::lock_guard lock(impl_->stats_mutex);
   EngineStats copy = impl_->stats;
   copy.now_s = system_clock().now_s();
+  copy.lost = impl_->lost;
   // Counted at submission, so that an engine thread that hangs before it sees a request counts as stalled too.
   if (impl_->live_choices > 0) copy.stalled_s = std::max(0.0, copy.now_s - impl_->progress_s);
   return copy;
 }
 
 const ModelInfo& Engine::model() const {
-  return impl_->worker->model().info();
+  return impl_->executor->model();
 }
 int32_t Engine::max_model_len() const {
   return impl_->max_model_len;
@@ -208,10 +212,10 @@ int32_t Engine::max_choices() const {
   return impl_->config.max_choices();
 }
 int32_t Engine::num_pages() const {
-  return impl_->worker->num_pages();
+  return impl_->executor->num_pages();
 }
 int32_t Engine::state_pages() const {
-  return impl_->worker->state_pages();
+  return impl_->executor->state_pages();
 }
 
 void Engine::Impl::run() {
@@ -237,7 +241,7 @@ void Engine::Impl::run() {
   for (Message& message : messages) handle(std::move(message));  // ... and what came before is answered below
   dispatch_updates();
   end_all(shutting_down().message);
-  worker.reset();  // joins the worker's thread: no result arrives after this
+  executor.reset();  // joins its threads: no result arrives after this
 }
 
 void Engine::Impl::handle(Message&& message) {
@@ -298,7 +302,7 @@ void Engine::Impl::emit_plans() {
   if (lost) return end_all("device_lost");  // what was submitted meanwhile
   while (std::optional<StepPlan> plan = scheduler->next_plan(system_clock().now_s())) {
     note_plan(*plan);
-    worker->submit(std::move(*plan));
+    executor->submit(std::move(*plan));
   }
 }
 
@@ -353,7 +357,7 @@ void Engine::Impl::end_all(const std::string& why) {
 void Engine::Impl::publish_stats(double host_s, bool stepped) {
   const SchedulerGauges gauges = scheduler->gauges();
   if (stepped) {
-    host_us.push_back(host_s * 1e6 + worker->last_build_us());
+    host_us.push_back(host_s * 1e6 + executor->last_build_us());
     if (host_us.size() > kHostSamples) host_us.pop_front();
   }
   std::lock_guard lock(stats_mutex);

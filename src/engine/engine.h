@@ -16,14 +16,17 @@
 #include "control/plan.h"
 #include "control/sampling.h"
 #include "control/scheduler.h"
-#include "exec/worker.h"
+#include "engine/executor.h"
+#include "engine/lag_watch.h"
+#include "exec/rank_config.h"
 
 namespace perigee {
 
 using RequestId = Id<struct RequestTag, int64_t>;
 
 struct EngineConfig {
-  WorkerConfig worker;
+  RankConfig rank;  // of each; rank.size of them
+  RankTimeouts rank_timeouts;
   int32_t max_sequences = 128;     // --max-num-seqs
   int32_t max_step_tokens = 2048;  // --max-num-batched-tokens
   int32_t max_model_len = 0;       // 0: the model's limit, or what fits the cache when that is less
@@ -34,7 +37,7 @@ struct EngineConfig {
   int32_t checkpoint_turn_blocks = SchedulerConfig().checkpoint_turn_blocks;
   AdmissionReserve admission_reserve = SchedulerConfig().admission_reserve;
   bool deterministic = false;
-  bool selfcheck = false;  // check_integrity() after every step
+  bool selfcheck = false;  // after every step: check_integrity(), and that all ranks have sampled the same
   // Called on the engine thread when a device is lost and every choice has got an error. Nothing can be submitted after
   // that; the process should end with code 70.
   std::function<void(const std::string& why)> on_device_lost = {};
@@ -83,17 +86,19 @@ struct EngineStats {
   double now_s = 0;
   int64_t steps = 0;
   double host_step_us = 0;  // scheduler + batch building, mean of the last 64 steps
+  bool lost = false;        // a device: nothing is served any more
 };
 
-using WorkerFactory = std::function<Result<std::unique_ptr<Worker>>(const WorkerConfig& config,
-                                                                    std::function<void(StepResult&&)> on_result)>;
+// With the engine's limits in config.rank.
+using MakeExecutor = std::function<Result<std::unique_ptr<Executor>>(const EngineConfig& config,
+                                                                     std::function<void(StepResult&&)> on_result)>;
 
 class Engine {
  public:
   // Loads the model, reserves all memory and starts the threads. Errors say what is wrong and what to change.
   static Result<std::unique_ptr<Engine>> create(const EngineConfig& config);
   // The same with hands of another make: tests.
-  static Result<std::unique_ptr<Engine>> create(const EngineConfig& config, const WorkerFactory& make_worker);
+  static Result<std::unique_ptr<Engine>> create(const EngineConfig& config, const MakeExecutor& make_executor);
   ~Engine();
 
   // kExhausted: the queue is full. kBadInput: can never fit, its tokens or its n choices (message has the numbers).

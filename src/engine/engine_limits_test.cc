@@ -11,7 +11,7 @@ constexpr int32_t kBlock = kBlockTokens;
 
 TEST(EngineLimits, TheContextMayBeAsLongAsTheModelsPositions) {
   EngineConfig config = small_config();
-  config.worker.cache_bytes = 64 << 20;
+  config.rank.cache_bytes = 64 << 20;
   config.max_model_len = kPositions;
   const auto engine = make_engine(config);
   EXPECT_EQ(engine->max_model_len(), kPositions);
@@ -28,7 +28,7 @@ TEST(EngineLimits, TheContextMayFillTheCacheBesideAState) {
   for (const char* model : {"heads16", "kimi_linear"}) {
     SCOPED_TRACE(model);
     EngineConfig config = small_config(model);
-    config.worker.cache_bytes = 4 << 20;
+    config.rank.cache_bytes = 4 << 20;
     const auto engine = make_engine(config);
     EXPECT_EQ(engine->state_pages() > 0, model == std::string("kimi_linear"));
     const int32_t room = (engine->num_pages() - engine->state_pages()) * kBlock;

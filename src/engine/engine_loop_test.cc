@@ -328,17 +328,17 @@ TEST_F(EngineLoop, ShutdownAnswersWhatLiesInTheMailbox) {
   EXPECT_NE(late.choice(1).error.find("shutting down"), std::string::npos) << late.choice(1).error;
 }
 
-TEST_F(EngineLoop, TheWorkerHasTheEnginesLimits) {
+TEST_F(EngineLoop, TheRanksHaveTheEnginesLimits) {
   EngineConfig config;
   config.max_sequences = 5;
   config.max_step_tokens = 700;
   for (const bool deterministic : {false, true}) {
     config.deterministic = deterministic;
-    const auto engine = Engine::create(config, [&](const WorkerConfig& worker, std::function<void(StepResult &&)>) {
-      EXPECT_EQ(worker.max_sequences, 5);
-      EXPECT_EQ(worker.max_step_tokens, 700);
-      EXPECT_EQ(worker.deterministic, deterministic);
-      return Result<std::unique_ptr<Worker>>(std::make_unique<NoWorker>(hands));
+    const auto engine = Engine::create(config, [&](const EngineConfig& made, std::function<void(StepResult &&)>) {
+      EXPECT_EQ(made.rank.max_sequences, 5);
+      EXPECT_EQ(made.rank.max_step_tokens, 700);
+      EXPECT_EQ(made.rank.deterministic, deterministic);
+      return Result<std::unique_ptr<Executor>>(std::make_unique<NoRanks>(hands));
     });
     EXPECT_TRUE(engine.ok());
   }
@@ -347,8 +347,8 @@ TEST_F(EngineLoop, TheWorkerHasTheEnginesLimits) {
 TEST_F(EngineLoop, ACacheTooSmallForTheLengthIsNamed) {
   EngineConfig config;
   config.max_model_len = 64 * 64 + 1;
-  const auto engine = Engine::create(config, [&](const WorkerConfig&, std::function<void(StepResult &&)>) {
-    return Result<std::unique_ptr<Worker>>(std::make_unique<NoWorker>(hands));
+  const auto engine = Engine::create(config, [&](const EngineConfig&, std::function<void(StepResult &&)>) {
+    return Result<std::unique_ptr<Executor>>(std::make_unique<NoRanks>(hands));
   });
   ASSERT_FALSE(engine.ok());
   EXPECT_EQ(engine.error().field, "max-model-len");

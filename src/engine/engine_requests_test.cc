@@ -1,4 +1,4 @@
-// What a request asks reaches scheduler and worker, and what they say comes back, through a whole small engine.
+// What a request asks reaches scheduler and ranks, and what they say comes back, through a whole small engine.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -176,7 +176,7 @@ TEST(EngineRequests, ShutdownSaysWhy) {
 TEST(EngineRequests, ALostDeviceEndsEverything) {
   std::atomic<int> times_told{0};
   EngineConfig config = small_config();
-  config.worker.fail_at_step = 3;  // the prompt, then two tokens more
+  config.rank.fault.step = 3;  // the prompt, then two tokens more
   config.on_device_lost = [&](const std::string&) { ++times_told; };
   const auto engine = make_engine(config);
   const Reply reply = run(*engine, request_of(5, kLong))[0];
@@ -187,6 +187,46 @@ TEST(EngineRequests, ALostDeviceEndsEverything) {
   const auto refused = engine->submit(request_of(5, 1), [](OutputChunk&&) { ADD_FAILURE(); });
   ASSERT_FALSE(refused.ok());
   EXPECT_EQ(refused.error().code, Code::kDeviceLost);
+}
+
+// Replicas of the whole model answer like one, and a lost one ends them all.
+class EngineOfReplicas : public testing::TestWithParam<int32_t> {};
+INSTANTIATE_TEST_SUITE_P(Sizes, EngineOfReplicas, testing::Values(2, 4));
+
+TEST_P(EngineOfReplicas, AnswersLikeOne) {
+  EngineConfig config = small_config();
+  config.rank_timeouts.behind_s = 1e6;
+  config.selfcheck = true;  // compares them
+  const std::vector<int32_t> alone = run(*make_engine(config), request_of(70, 20))[0].ids;
+  config.rank.size = GetParam();
+  const auto engine = make_engine(config);
+  const std::map<int32_t, Reply> replies = run(*engine, request_of(70, 20, 3));
+  for (int32_t i = 0; i < 3; ++i) EXPECT_EQ(replies.at(i).ids, alone) << i;
+}
+
+TEST_P(EngineOfReplicas, OneThatFailsEndsEverything) {
+  for (const RankFault::Mode mode : {RankFault::Mode::kError, RankFault::Mode::kHang}) {
+    std::atomic<bool> told{false};
+    EngineConfig config = small_config();
+    config.rank.size = GetParam();
+    config.rank.fault = {.rank = GetParam() - 1, .step = 3, .mode = mode};
+    config.rank_timeouts = {.behind_s = 0.2, .step_s = 0, .end_s = 0.2};
+    config.on_device_lost = [&](const std::string&) { told = true; };
+    const auto engine = make_engine(config);
+    Replies replies, more;
+    ASSERT_TRUE(engine->submit(request_of(5, kLong), replies.sink()).ok());
+    const auto other = engine->submit(request_of(6, kLong, 2), more.sink());
+    std::vector<Reply> ended = {replies.wait()[0]};
+    if (other.ok())  // else it came too late
+      for (const auto& [choice, reply] : more.wait(2)) ended.push_back(reply);
+    for (const Reply& reply : ended) {
+      EXPECT_EQ(reply.finish, FinishReason::kError);
+      EXPECT_NE(reply.error.find(str_cat("in step 3 of rank ", GetParam() - 1)), std::string::npos) << reply.error;
+    }
+    EXPECT_TRUE(eventually([&] { return told.load(); }));
+    EXPECT_TRUE(engine->stats().lost);
+    EXPECT_EQ(engine->submit(request_of(5, 1), [](OutputChunk&&) {}).error().code, Code::kDeviceLost);
+  }
 }
 
 }  // namespace

@@ -13,10 +13,10 @@ namespace {
 std::unique_ptr<Engine> small_engine(int32_t max_waiting = 4096) {
   EngineConfig config;
   config.max_waiting = max_waiting;
-  config.worker.device = Device::kRef;
-  config.worker.load.path = PERIGEE_SOURCE_DIR "/tests/golden/heads16";
-  config.worker.load.format = LoadFormat::kDummy;
-  config.worker.cache_bytes = 8 << 20;
+  config.rank.device = Device::kRef;
+  config.rank.load.path = PERIGEE_SOURCE_DIR "/tests/golden/heads16";
+  config.rank.load.format = LoadFormat::kDummy;
+  config.rank.cache_bytes = 8 << 20;
   config.max_sequences = 4;
   config.max_step_tokens = 64;
   auto engine = Engine::create(config);
@@ -53,9 +53,9 @@ TEST(Engine, ShutdownAnswersEverySubmission) {
 
 TEST(Engine, WithoutAGpuTheWayOutIsNamed) {
   EngineConfig config;
-  config.worker.device = Device::kCuda;
-  config.worker.load.path = PERIGEE_SOURCE_DIR "/tests/golden/heads16";
-  config.worker.load.format = LoadFormat::kDummy;
+  config.rank.device = Device::kCuda;
+  config.rank.load.path = PERIGEE_SOURCE_DIR "/tests/golden/heads16";
+  config.rank.load.format = LoadFormat::kDummy;
   const auto engine = Engine::create(config);
   if (engine.ok()) GTEST_SKIP() << "here is a GPU";
   EXPECT_EQ(engine.error().field, "device");

@@ -17,19 +17,7 @@
 
 namespace perigee {
 
-class NoModel final : public Model {
- public:
-  NoModel() { info_.max_positions = 4096; }
-  const ModelInfo& info() const override { return info_; }
-  CacheLayout cache_layout(DType) const override { return {}; }
-  Tensor forward(const Batch&, Ops&, const PagePool&) const override { CHECK(false, "there is no model"); }
-  MlaForm choose_form(TokenKind, int64_t, int64_t) const override { return {}; }
-
- private:
-  ModelInfo info_;
-};
-
-// The plans of one engine, and the way back. Shared by the test and the worker, so that it outlives the engine.
+// The plans of one engine, and the way back. Shared by the test and the executor, so that it outlives the engine.
 class Hands {
  public:
   // Called on the engine's thread for each plan, in place of keeping it for next().
@@ -94,25 +82,25 @@ class Hands {
   std::map<int64_t, uint64_t> seeds_;
 };
 
-class NoWorker final : public Worker {
+class NoRanks final : public Executor {
  public:
-  explicit NoWorker(std::shared_ptr<Hands> hands) : hands_(std::move(hands)) {}
+  explicit NoRanks(std::shared_ptr<Hands> hands) : hands_(std::move(hands)) {}
   void submit(StepPlan plan) override { hands_->take(std::move(plan)); }
   void set_masks(StepMasks) override {}
-  const Model& model() const override { return model_; }
+  const ModelInfo& model() const override { return model_; }
   int32_t num_pages() const override { return 64; }
   int32_t state_pages() const override { return 0; }
   double last_build_us() const override { return hands_->build_us; }
 
  private:
-  NoModel model_;
+  ModelInfo model_ = {.max_positions = 4096};
   std::shared_ptr<Hands> hands_;
 };
 
 inline std::unique_ptr<Engine> engine_with(const std::shared_ptr<Hands>& hands, EngineConfig config = {}) {
-  auto engine = Engine::create(config, [&](const WorkerConfig&, std::function<void(StepResult &&)> on_result) {
+  auto engine = Engine::create(config, [&](const EngineConfig&, std::function<void(StepResult &&)> on_result) {
     hands->on_result = std::move(on_result);
-    return Result<std::unique_ptr<Worker>>(std::make_unique<NoWorker>(hands));
+    return Result<std::unique_ptr<Executor>>(std::make_unique<NoRanks>(hands));
   });
   CHECK(engine.ok(), engine.error().message);
   return std::move(*engine);

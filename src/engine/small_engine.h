@@ -15,10 +15,10 @@ namespace perigee {
 // A page holds 64 tokens; the pool has 8 MB, which are some tens of pages.
 inline EngineConfig small_config(const char* golden = "heads16") {
   EngineConfig config;
-  config.worker.device = Device::kRef;
-  config.worker.load.path = std::string(PERIGEE_SOURCE_DIR "/tests/golden/") + golden;
-  config.worker.load.format = LoadFormat::kDummy;
-  config.worker.cache_bytes = 8 << 20;
+  config.rank.device = Device::kRef;
+  config.rank.load.path = std::string(PERIGEE_SOURCE_DIR "/tests/golden/") + golden;
+  config.rank.load.format = LoadFormat::kDummy;
+  config.rank.cache_bytes = 8 << 20;
   config.max_sequences = 4;
   config.max_step_tokens = 64;
   return config;

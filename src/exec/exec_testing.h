@@ -1,17 +1,48 @@
-// Test only: small workers of the reference backend with made-up weights, and plans for one sequence in slot 0.
+// Test only: a rank on a thread of its own, small ones with made-up weights, and plans for one sequence in slot 0.
 #pragma once
 
+#include <deque>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "base/queue.h"
-#include "exec/worker.h"
+#include "exec/host_device.h"
+#include "exec/rank.h"
 
 namespace perigee {
 
-inline WorkerConfig small_worker_config(const char* golden = "heads16") {
-  WorkerConfig config;
+// What a group of one rank is to it: nothing else is needed to execute plans.
+class RankThread {
+ public:
+  static Result<std::unique_ptr<RankThread>> start(const RankConfig& config, RankPort::OnResult on_result) {
+    ASSIGN_OR_RETURN(auto device, make_host_device(config));
+    ASSIGN_OR_RETURN(auto rank, Rank::load(config, std::move(device)));
+    RETURN_IF_ERROR(rank->reserve(rank->max_pages()));
+    return std::unique_ptr<RankThread>(new RankThread(std::move(rank), std::move(on_result)));
+  }
+  ~RankThread() {
+    port_.close();
+    thread_.join();
+  }
+  void submit(StepPlan plan) { CHECK(port_.send(plans_.emplace_back(std::move(plan)))); }
+  void set_masks(StepMasks masks) { port_.send(std::move(masks)); }
+  const RankParts& parts() const { return rank_->parts(); }
+
+ private:
+  RankThread(std::unique_ptr<Rank> rank, RankPort::OnResult on_result)
+      : rank_(std::move(rank)), port_(abort_, std::move(on_result)), thread_([this] { rank_->run(port_); }) {}
+
+  std::unique_ptr<Rank> rank_;
+  const std::atomic<bool> abort_{false};
+  std::deque<StepPlan> plans_;  // at addresses that stay
+  RankPort port_;
+  std::thread thread_;
+};
+
+inline RankConfig small_rank_config(const char* golden = "heads16") {
+  RankConfig config;
   config.device = Device::kRef;
   config.load.path = std::string(PERIGEE_SOURCE_DIR "/tests/golden/") + golden;
   config.load.format = LoadFormat::kDummy;
@@ -21,8 +52,8 @@ inline WorkerConfig small_worker_config(const char* golden = "heads16") {
 }
 
 // `results` must outlive it.
-inline std::unique_ptr<Worker> make_worker(const WorkerConfig& config, BoundedQueue<StepResult>& results) {
-  auto made = Worker::create(config, [&results](StepResult&& result) { results.push_reserved(std::move(result)); });
+inline std::unique_ptr<RankThread> start_rank(const RankConfig& config, BoundedQueue<StepResult>& results) {
+  auto made = RankThread::start(config, [&results](StepResult&& result) { results.push_reserved(std::move(result)); });
   CHECK(made.ok(), made.error().message);
   return std::move(*made);
 }

@@ -1,11 +1,11 @@
-// The host's worker around a model whose logits are given.
+// A rank of the host around a model whose logits are given.
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <limits>
 
 #include "base/queue.h"
-#include "exec/worker.h"
+#include "exec/exec_testing.h"
 #include "ops/ops.h"
 
 namespace perigee {
@@ -43,14 +43,14 @@ class CountingModel : public Model {
 class GivenLogits : public testing::Test {
  protected:
   void make(int64_t max_positions = 1000, int32_t max_sequences = 4) {
-    WorkerConfig config;
+    RankConfig config;
     config.device = Device::kRef;
     config.cache_bytes = 1 << 20;
     config.max_sequences = max_sequences;
     config.make_model = [=](Ops&) { return std::make_unique<CountingModel>(max_positions); };
-    auto made = Worker::create(config, [this](StepResult&& result) { results_.push_reserved(std::move(result)); });
+    auto made = RankThread::start(config, [this](StepResult&& result) { results_.push_reserved(std::move(result)); });
     ASSERT_TRUE(made.ok()) << made.error().message;
-    worker_ = std::move(*made);
+    rank_ = std::move(*made);
   }
 
   // A sequence enters the slot with the blocks of its tokens and one more output.
@@ -90,12 +90,12 @@ class GivenLogits : public testing::Test {
   }
   void submit(StepPlan plan) {
     plan.step = StepId(next_step_++);
-    worker_->submit(std::move(plan));
+    rank_->submit(std::move(plan));
   }
   StepResult result() { return std::move(*results_.pop()); }
 
-  BoundedQueue<StepResult> results_{8};  // outlives the worker
-  std::unique_ptr<Worker> worker_;
+  BoundedQueue<StepResult> results_{8};  // outlives the rank
+  std::unique_ptr<RankThread> rank_;
   std::array<std::shared_ptr<const std::vector<int32_t>>, 8> prompts_;
   std::array<int32_t, 8> positions_ = {};
   int32_t next_page_ = 0;
@@ -165,7 +165,7 @@ TEST_F(GivenLogits, AContextOfAnyLengthIsUsedToItsEnd) {
     submit(std::move(decode));
     EXPECT_EQ(result().rows[0].ids, RowIds{3});
     EXPECT_EQ(result().rows[0].ids, RowIds{4});
-    worker_.reset();
+    rank_.reset();
     next_page_ = 0;
   }
 }

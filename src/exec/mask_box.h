@@ -1,8 +1,8 @@
-// MaskBox: where a worker waits for the grammar masks of a step, which travel beside its plan (DESIGN D11).
+// MaskBox: where a rank waits for the grammar masks of a step, which travel beside its plan (DESIGN D11).
 //
 // Whoever submits a plan with masked rows sends exactly one StepMasks for that step, early or late. A row without an
 // entry there belongs to a sequence that has ended meanwhile: it samples freely and nobody reads its id. So a cancelled
-// sequence costs nothing but its entry, and the message may be empty, never absent. close() ends every wait: a worker
+// sequence costs nothing but its entry, and the message may be empty, never absent. close() ends every wait: a rank
 // that is told to stop does not hang on a message that will not come.
 #pragma once
 

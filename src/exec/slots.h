@@ -1,6 +1,6 @@
-// Slots: what a worker knows of each sequence it runs: length, newest id, block table, penalty counts (DESIGN D4).
+// Slots: what a rank knows of each sequence it runs: length, newest id, block table, penalty counts (DESIGN D4).
 //
-// Plans only carry deltas. Touched by the worker's thread alone. A GPU has arrays of its own that its steps read and
+// Plans only carry deltas. Touched by the rank's thread alone. A GPU has arrays of its own that its steps read and
 // write; beside them this is what the host must know, without ids and counts (DESIGN D4).
 #pragma once
 

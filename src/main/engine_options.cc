@@ -155,7 +155,19 @@ void add_scheduler_options(Options& options) {
               group);
   options.add_switch("deterministic", false, "same bits for a request whatever runs beside it, cached or not", group);
   options.add_switch("selfcheck", false, "check the books after every step", group);
-  options.add("fail-at-step", "-1", "for tests: the device is lost in this step; -1: never", group);
+}
+
+void add_rank_options(Options& options) {
+  const char* group = "Ranks";
+  const RankTimeouts timeouts;
+  options.add("rank-timeout-seconds", str_cat(timeouts.behind_s),
+              "a rank is lost that is so long behind another one of its group", group);
+  options.add("step-timeout-seconds", str_cat(timeouts.step_s),
+              "a rank is lost that works at one step for longer; 0: a step may take any time", group);
+  options.add("replicated-ranks", "1", "for tests: so many CPU ranks that each hold the whole model", group);
+  options.add("fail-at-step", "-1", "for tests: a rank is lost in this step; -1: never", group);
+  options.add("fail-rank", "0", "for tests: which one", group);
+  options.add("fail-mode", "error", "for tests: error (its device is lost) or hang (its thread stops)", group);
 }
 
 // What a flag asks for and this version cannot do.
@@ -181,6 +193,26 @@ Status check_not_there_yet(const Options& options) {
   return {};
 }
 
+// How many ranks, when one of them is lost, and which one a test loses.
+Status read_ranks(const Options& options, EngineConfig& config) {
+  constexpr double kMostSeconds = 86400;
+  ASSIGN_OR_RETURN(config.rank_timeouts.behind_s, options.number("rank-timeout-seconds", 0.01, kMostSeconds));
+  ASSIGN_OR_RETURN(config.rank_timeouts.step_s, options.number("step-timeout-seconds", 0, kMostSeconds));
+  ASSIGN_OR_RETURN(const int64_t size, options.integer("replicated-ranks", 1, 64));
+  if (size > 1 && config.rank.device == Device::kCuda)
+    return bad_input("--replicated-ranks needs --device cpu or ref", "replicated-ranks");
+  config.rank.size = static_cast<int32_t>(size);
+  RankFault& fault = config.rank.fault;
+  ASSIGN_OR_RETURN(fault.step, options.integer("fail-at-step", -1, INT64_MAX));
+  ASSIGN_OR_RETURN(const int64_t rank, options.integer("fail-rank", 0, size - 1));
+  fault.rank = static_cast<int32_t>(rank);
+  const std::string& mode = options.text("fail-mode");
+  if (mode != "error" && mode != "hang")
+    return bad_input(str_cat("--fail-mode must be error or hang, not \"", mode, "\""), "fail-mode");
+  fault.mode = mode == "hang" ? RankFault::Mode::kHang : RankFault::Mode::kError;
+  return {};
+}
+
 void log_ignored(const Options& options) {
   for (const auto& list :
        {std::span<const IgnoredFlag>(kIgnoredSwitches), std::span<const IgnoredFlag>(kIgnoredValues)})
@@ -193,6 +225,7 @@ void log_ignored(const Options& options) {
 void add_engine_options(Options& options) {
   add_device_options(options);
   add_scheduler_options(options);
+  add_rank_options(options);
   const char* group = "Accepted from vLLM, without effect";
   for (const IgnoredFlag& flag : kIgnoredSwitches) options.add_switch(flag.name, false, flag.reason, group);
   for (const IgnoredFlag& flag : kIgnoredValues) options.add(flag.name, "", flag.reason, group);
@@ -215,7 +248,7 @@ Result<EngineConfig> engine_config(const Options& options) {
   RETURN_IF_ERROR(check_not_there_yet(options));
   log_ignored(options);
 
-  LoadOptions& load = config.worker.load;
+  LoadOptions& load = config.rank.load;
   load.path = options.text("model");
   const std::string& format = options.text("load-format");
   if (format != "auto" && format != "safetensors" && format != "fastsafetensors" && format != "dummy")
@@ -228,8 +261,8 @@ Result<EngineConfig> engine_config(const Options& options) {
     progress(phase, done, total);
   };
 
-  ASSIGN_OR_RETURN(config.worker.device, device(options.text("device")));
-  const bool gpu = config.worker.device == Device::kCuda;
+  ASSIGN_OR_RETURN(config.rank.device, device(options.text("device")));
+  const bool gpu = config.rank.device == Device::kCuda;
   if (!gpu && options.given("gpu-memory-utilization"))
     log_info("--gpu-memory-utilization has no effect on a CPU: --kv-cache-memory-bytes sizes the page pool");
   const std::string& isa = options.text("cpu-isa");
@@ -237,19 +270,19 @@ Result<EngineConfig> engine_config(const Options& options) {
     const Result<Isa> wanted = parse_isa(isa);
     if (!wanted.ok())
       return bad_input(str_cat("--cpu-isa must be auto, avx2, avx512 or amx, not \"", isa, "\""), "cpu-isa");
-    config.worker.isa = *wanted;
+    config.rank.isa = *wanted;
   }
   const std::string& dtype = options.text("kv-cache-dtype");
-  config.worker.fp8_cache = dtype == "fp8" || dtype == "fp8_e4m3";
-  if (dtype != "auto" && dtype != "bf16" && dtype != "bfloat16" && !config.worker.fp8_cache)
+  config.rank.fp8_cache = dtype == "fp8" || dtype == "fp8_e4m3";
+  if (dtype != "auto" && dtype != "bf16" && dtype != "bfloat16" && !config.rank.fp8_cache)
     return Error(Code::kUnavailable, str_cat("--kv-cache-dtype must be auto, bf16 or fp8, not \"", dtype, "\""),
                  "kv-cache-dtype");
 
-  ASSIGN_OR_RETURN(config.worker.fail_at_step, options.integer("fail-at-step", -1, INT64_MAX));
+  RETURN_IF_ERROR(read_ranks(options, config));
   ASSIGN_OR_RETURN(const int64_t threads, options.integer("threads", 0, 1024));
-  config.worker.num_threads = load.num_threads = static_cast<int>(threads);
-  ASSIGN_OR_RETURN(config.worker.memory_share, options.number("gpu-memory-utilization", 0.01, 1));
-  ASSIGN_OR_RETURN(config.worker.cache_bytes, cache_bytes(gpu, options));
+  config.rank.num_threads = load.num_threads = static_cast<int>(threads);
+  ASSIGN_OR_RETURN(config.rank.memory_share, options.number("gpu-memory-utilization", 0.01, 1));
+  ASSIGN_OR_RETURN(config.rank.cache_bytes, cache_bytes(gpu, options));
   ASSIGN_OR_RETURN(const int64_t model_len, options.integer("max-model-len", 0, 1 << 28));
   ASSIGN_OR_RETURN(const BatchLimits limits, batch_limits(gpu, options));
   ASSIGN_OR_RETURN(const int64_t waiting, options.integer("max-waiting-seqs", 1, 1 << 20));

@@ -18,11 +18,11 @@ Result<EngineConfig> parsed(std::vector<std::string> arguments) {
 TEST(EngineOptions, DefaultsFollowTheDevice) {
   const auto cpu = parsed({"--device", "cpu"}), gpu = parsed({"--device", "cuda"});
   ASSERT_TRUE(cpu.ok() && gpu.ok());
-  EXPECT_EQ(cpu->worker.cache_bytes, 1 << 30);
+  EXPECT_EQ(cpu->rank.cache_bytes, 1 << 30);
   EXPECT_EQ(cpu->max_sequences, 128);
   EXPECT_EQ(cpu->max_step_tokens, 2048);
-  EXPECT_EQ(gpu->worker.cache_bytes, 0);  // what the share leaves
-  EXPECT_EQ(gpu->worker.memory_share, 0.9);
+  EXPECT_EQ(gpu->rank.cache_bytes, 0);  // what the share leaves
+  EXPECT_EQ(gpu->rank.memory_share, 0.9);
   EXPECT_EQ(gpu->max_sequences, 1024);
   EXPECT_EQ(gpu->max_step_tokens, 8192);
 }
@@ -31,8 +31,8 @@ TEST(EngineOptions, GivenValuesWin) {
   const auto config = parsed({"--device", "cuda", "--kv-cache-memory-bytes", "4G", "--gpu-memory-utilization", "0.5",
                               "--max-num-seqs", "7", "--max-num-batched-tokens", "70"});
   ASSERT_TRUE(config.ok()) << config.error().message;
-  EXPECT_EQ(config->worker.cache_bytes, int64_t{4} << 30);
-  EXPECT_EQ(config->worker.memory_share, 0.5);
+  EXPECT_EQ(config->rank.cache_bytes, int64_t{4} << 30);
+  EXPECT_EQ(config->rank.memory_share, 0.5);
   EXPECT_EQ(config->max_sequences, 7);
   EXPECT_EQ(config->max_step_tokens, 70);
 }
@@ -95,6 +95,26 @@ TEST(EngineOptions, AFolderThatIsNotThereIsSaid) {
             "there is no folder /nowhere/a-model; models are not downloaded: name one on this machine");
   const std::string file = PERIGEE_SOURCE_DIR "/models/tiny-k2/config.json";
   EXPECT_EQ(check_model_folder(file).error().message, file + " is a file: name the folder that it is in");
+}
+
+TEST(EngineOptions, RanksAndTheirFaults) {
+  const auto plain = parsed({"--device", "cpu"});
+  ASSERT_TRUE(plain.ok()) << plain.error().message;
+  EXPECT_EQ(plain->rank.size, 1);
+  EXPECT_EQ(plain->rank.fault.step, -1) << "never";
+  EXPECT_LT(plain->rank_timeouts.behind_s, 4) << "streams of a group with a rank that hangs end within 5 s";
+  const auto faulty = parsed({"--device", "cpu", "--replicated-ranks", "4", "--fail-rank", "3", "--fail-at-step", "9",
+                              "--fail-mode", "hang", "--rank-timeout-seconds", "1.5", "--step-timeout-seconds", "7"});
+  ASSERT_TRUE(faulty.ok()) << faulty.error().message;
+  EXPECT_EQ(faulty->rank.size, 4);
+  EXPECT_EQ(faulty->rank.fault.rank, 3);
+  EXPECT_EQ(faulty->rank.fault.step, 9);
+  EXPECT_EQ(faulty->rank.fault.mode, RankFault::Mode::kHang);
+  EXPECT_EQ(faulty->rank_timeouts.behind_s, 1.5);
+  EXPECT_EQ(faulty->rank_timeouts.step_s, 7);
+  EXPECT_EQ(parsed({"--device", "cpu", "--fail-rank", "1"}).error().field, "fail-rank") << "there is only rank 0";
+  EXPECT_EQ(parsed({"--device", "cpu", "--fail-mode", "sleep"}).error().field, "fail-mode");
+  EXPECT_EQ(parsed({"--device", "cuda", "--replicated-ranks", "2"}).error().field, "replicated-ranks");
 }
 
 }  // namespace

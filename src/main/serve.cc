@@ -173,8 +173,8 @@ void stop_at_second_signal(const Signals& signals, const std::atomic<bool>& lost
 
 // Loads; /readyz tells how far it is.
 Result<std::unique_ptr<Engine>> load_engine(EngineConfig config, Server& server, const Signals& signals) {
-  config.worker.load.progress = [show = config.worker.load.progress, &server](const char* phase, int64_t done,
-                                                                              int64_t total) {
+  config.rank.load.progress = [show = config.rank.load.progress, &server](const char* phase, int64_t done,
+                                                                          int64_t total) {
     show(phase, done, total);
     server.set_progress(phase, total > 0 ? 100.0 * static_cast<double>(done) / static_cast<double>(total) : 100);
   };
@@ -217,9 +217,9 @@ int serve_until_signal(const Options& options, const ServerConfig& server_settin
   if (!engine.ok()) {
     log_error("cannot load ", options.text("model"), ": ", engine.error().message);
     (*server)->drain_and_stop();
-    return kStartFailed;
+    leave(kStartFailed);  // a rank may still load
   }
-  log_sizes(**engine, system_clock().now_s() - begin, engine_settings.worker.fp8_cache);
+  log_sizes(**engine, system_clock().now_s() - begin, engine_settings.rank.fp8_cache);
   (*server)->set_ready(**engine);
   log_info("ready: ", url, "/v1");
 

@@ -130,7 +130,7 @@ Result<StepRequest> read_request(const Options& options) {
 
 }  // namespace
 
-Result<StepMeasurement> measure_steps(WorkerConfig config, const StepRequest& request) {
+Result<StepMeasurement> measure_steps(RankConfig config, const StepRequest& request) {
   const bool device = config.device == Device::kCuda;
   std::unique_ptr<ActivityTrace> trace;
   if (device && request.trace) {
@@ -175,17 +175,17 @@ Result<int> bench_step(const std::vector<std::string>& arguments) {
   RETURN_IF_ERROR(check_result_file(options));
   ASSIGN_OR_RETURN(const StepRequest request, read_request(options));
   ASSIGN_OR_RETURN(const EngineConfig config, engine_config(options));
-  WorkerConfig worker = config.worker;
-  worker.max_step_tokens = config.max_step_tokens;
-  worker.deterministic = config.deterministic;
+  RankConfig rank = config.rank;
+  rank.max_step_tokens = config.max_step_tokens;
+  rank.deterministic = config.deterministic;
   StepLimits limits;
-  if (worker.device == Device::kCuda) {
+  if (rank.device == Device::kCuda) {
     ASSIGN_OR_RETURN(limits.bytes_per_s, options.number("limit-gbs", 1, 1e6));
     ASSIGN_OR_RETURN(limits.flops_per_s, options.number("limit-tflops", 0.001, 1e6));
     limits.bytes_per_s *= 1e9;
     limits.flops_per_s *= 1e12;
   }
-  ASSIGN_OR_RETURN(const StepMeasurement measured, measure_steps(worker, request));
+  ASSIGN_OR_RETURN(const StepMeasurement measured, measure_steps(rank, request));
   std::printf("%s, %s, %s, batch %d, context %d\n", options.text("model").c_str(), options.text("device").c_str(),
               options.text("form").c_str(), request.shape.batch, request.shape.context);
   print(measured, limits);

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "exec/worker.h"
+#include "exec/rank_config.h"
 #include "profile/step_driver.h"
 #include "profile/step_table.h"
 
@@ -15,7 +15,7 @@ struct StepMeasurement {
   int32_t step_tokens = 0;                                        // that one computes
   int64_t moe_layers = 0, distinct_experts = 0, num_experts = 0;  // of one step; num_experts of a layer
   StepTable table;                                                // empty unless traced
-  double traced_us = 0;  // the step of the table, by the worker's results (host) or the device's clock
+  double traced_us = 0;  // the step of the table, by the rank's results (host) or the device's clock
 };
 
 struct StepRequest {
@@ -24,7 +24,7 @@ struct StepRequest {
   bool trace = false;
 };
 
-Result<StepMeasurement> measure_steps(WorkerConfig config, const StepRequest& request);
+Result<StepMeasurement> measure_steps(RankConfig config, const StepRequest& request);
 
 // The command; returns the exit code.
 Result<int> bench_step(const std::vector<std::string>& arguments);

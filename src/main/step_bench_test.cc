@@ -7,8 +7,8 @@
 namespace perigee {
 namespace {
 
-WorkerConfig tiny(Device device = Device::kCpu) {
-  WorkerConfig config;
+RankConfig tiny(Device device = Device::kCpu) {
+  RankConfig config;
   config.device = device;
   config.load.path = PERIGEE_SOURCE_DIR "/models/tiny-k2";
   config.cache_bytes = 64 << 20;
@@ -60,7 +60,7 @@ TEST(StepBench, PrefillStepsRunWholePrompts) {
 }
 
 TEST(StepBench, SaysWhatTheCacheLacks) {
-  WorkerConfig config = tiny();
+  RankConfig config = tiny();
   config.cache_bytes = 4 << 20;
   const auto measured = measure_steps(config, {.shape = {.batch = 64, .context = 1000}});
   ASSERT_FALSE(measured.ok());
@@ -68,8 +68,8 @@ TEST(StepBench, SaysWhatTheCacheLacks) {
 }
 
 TEST(StepBench, EndsWhenTheDeviceIsLost) {
-  WorkerConfig config = tiny();
-  config.fail_at_step = 4;
+  RankConfig config = tiny();
+  config.fault.step = 4;
   const auto measured = measure_steps(config, {.shape = {.batch = 1, .context = 64}, .warm_steps = 5, .steps = 5});
   ASSERT_FALSE(measured.ok());
   EXPECT_EQ(measured.error().code, Code::kDeviceLost);

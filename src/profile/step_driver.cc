@@ -4,17 +4,16 @@
 
 #include "base/clock.h"
 #include "base/rng.h"
-#include "exec/cuda/cuda_worker.h"
+#include "engine/rank_group.h"
 
 namespace perigee {
 
-Result<std::unique_ptr<StepDriver>> StepDriver::create(WorkerConfig config, const StepShape& shape) {
+Result<std::unique_ptr<StepDriver>> StepDriver::create(RankConfig config, const StepShape& shape) {
   const int32_t chunk = std::max(config.max_step_tokens / kBlockTokens * kBlockTokens, kBlockTokens);
   config.max_sequences = shape.batch;
   config.max_step_tokens = shape.prefill ? shape.batch * shape.context : std::max(chunk, shape.batch);
   std::unique_ptr<StepDriver> driver(new StepDriver(shape, config));
-  const auto make_worker = config.device == Device::kCuda ? make_cuda_worker : Worker::create;
-  ASSIGN_OR_RETURN(driver->worker_, make_worker(config, [d = driver.get()](StepResult&& result) {
+  ASSIGN_OR_RETURN(driver->ranks_, RankGroup::create({.rank = config}, [d = driver.get()](StepResult&& result) {
                      const auto finite = [](const RowResult& row) { return row.finite; };
                      d->done_.push_reserved({.at_s = system_clock().now_s(),
                                              .finite = std::all_of(result.rows.begin(), result.rows.end(), finite),
@@ -22,7 +21,7 @@ Result<std::unique_ptr<StepDriver>> StepDriver::create(WorkerConfig config, cons
                    }));
   RETURN_IF_ERROR(driver->check_room());
   Rng rng(1);
-  const int64_t vocab = driver->worker_->model().info().vocab;
+  const int64_t vocab = driver->ranks_->model().vocab;
   for (int32_t i = 0; i < shape.batch; ++i) {
     std::vector<int32_t> prompt(static_cast<size_t>(shape.context));
     for (int32_t& id : prompt) id = static_cast<int32_t>(rng.below(static_cast<uint64_t>(vocab)));
@@ -32,7 +31,7 @@ Result<std::unique_ptr<StepDriver>> StepDriver::create(WorkerConfig config, cons
   return driver;
 }
 
-StepDriver::StepDriver(const StepShape& shape, WorkerConfig& config)
+StepDriver::StepDriver(const StepShape& shape, RankConfig& config)
     : shape_(shape), num_blocks_(static_cast<size_t>(config.max_sequences)) {
   for (int32_t i = 0; i < shape.batch; ++i) {
     SamplingParams sampling;
@@ -50,20 +49,20 @@ int32_t StepDriver::blocks_per_sequence() const {
 
 Status StepDriver::check_room() const {
   const int64_t tokens = static_cast<int64_t>(blocks_per_sequence()) * kBlockTokens;
-  const int64_t pages = shape_.batch * static_cast<int64_t>(blocks_per_sequence() + worker_->state_pages());
-  const int64_t positions = worker_->model().info().max_positions;
+  const int64_t pages = shape_.batch * static_cast<int64_t>(blocks_per_sequence() + ranks_->state_pages());
+  const int64_t positions = ranks_->model().max_positions;
   if (tokens > positions)
     return bad_input(str_cat("context and steps take ", tokens, " positions, the model has ", positions), "context");
-  if (pages > worker_->num_pages())
+  if (pages > ranks_->num_pages())
     return bad_input(
-        str_cat("batch ", shape_.batch, " at this context takes ", pages, " pages, the cache has ",
-                worker_->num_pages(), ": multiply --kv-cache-memory-bytes by ", pages / worker_->num_pages() + 1),
+        str_cat("batch ", shape_.batch, " at this context takes ", pages, " pages, the cache has ", ranks_->num_pages(),
+                ": multiply --kv-cache-memory-bytes by ", pages / ranks_->num_pages() + 1),
         "kv-cache-memory-bytes");
   return {};
 }
 
 void StepDriver::start(int32_t sequence, StepPlan& plan) {
-  const int32_t state_pages = worker_->state_pages();
+  const int32_t state_pages = ranks_->state_pages();
   SequenceStart start{.slot = SlotId(sequence),
                       .sequence = SequenceId(started_ + sequence),
                       .tokens = prompts_[static_cast<size_t>(sequence)],
@@ -101,7 +100,7 @@ Status StepDriver::fill_caches(int32_t chunk_tokens) {
       StepPlan plan{.step = StepId(step_++)};
       if (position == 0) start(sequence, plan);
       prefill_row(sequence, position, n, plan);
-      worker_->submit(std::move(plan));
+      ranks_->submit(std::move(plan));
       RETURN_IF_ERROR(wait());
       position += n;
     }
@@ -143,7 +142,7 @@ Result<std::vector<double>> StepDriver::run(int32_t count, bool eager) {
   double last_s = system_clock().now_s();
   int32_t submitted = 0;
   for (int32_t finished = 0; finished < count; ++finished) {
-    for (; submitted < std::min(count, finished + kMaxPlansInFlight); ++submitted) worker_->submit(next_plan(eager));
+    for (; submitted < std::min(count, finished + kMaxPlansInFlight); ++submitted) ranks_->submit(next_plan(eager));
     ASSIGN_OR_RETURN(const Done done, wait());
     seconds.push_back(done.at_s - last_s);
     last_s = done.at_s;

@@ -1,4 +1,4 @@
-// StepDriver: a worker without engine or server, given one plan after another of the same shape, two in flight as an
+// StepDriver: ranks without engine or server, given one plan after another of the same shape, two in flight as an
 // engine has them. For `perigee bench step`.
 #pragma once
 
@@ -7,7 +7,8 @@
 #include <vector>
 
 #include "base/queue.h"
-#include "exec/worker.h"
+#include "engine/executor.h"
+#include "exec/rank_config.h"
 
 namespace perigee {
 
@@ -21,11 +22,10 @@ struct StepShape {
 
 class StepDriver {
  public:
-  // Makes the worker of `config`, whose limits on sequences and tokens it sets, and for decode fills the caches with
-  // random prompts of `context` tokens. Errors: the worker's; the cache or the model's positions are too few.
-  static Result<std::unique_ptr<StepDriver>> create(WorkerConfig config, const StepShape& shape);
+  // Starts the ranks of `config`, whose limits on sequences and tokens it sets, and for decode fills the caches with
+  // random prompts of `context` tokens. Errors: the ranks'; the cache or the model's positions are too few.
+  static Result<std::unique_ptr<StepDriver>> create(RankConfig config, const StepShape& shape);
 
-  const Worker& worker() const { return *worker_; }
   // Runs `count` steps; the seconds of each, which add up to the time from the first submission to the last result.
   // `eager`: decode steps outside of graphs, with the same logits.
   Result<std::vector<double>> run(int32_t count, bool eager = false);
@@ -39,7 +39,7 @@ class StepDriver {
     bool finite = true;
     std::string device_lost = {};
   };
-  StepDriver(const StepShape& shape, WorkerConfig& config);
+  StepDriver(const StepShape& shape, RankConfig& config);
   Status check_room() const;
   Status fill_caches(int32_t chunk_tokens);
   StepPlan next_plan(bool eager);
@@ -50,14 +50,14 @@ class StepDriver {
   int32_t blocks_per_sequence() const;
 
   const StepShape shape_;
-  BoundedQueue<Done> done_{kMaxPlansInFlight};  // outlives the worker, which fills it
+  BoundedQueue<Done> done_{kMaxPlansInFlight};  // outlives the ranks, which fill it
   std::vector<std::shared_ptr<const std::vector<int32_t>>> prompts_;
   std::vector<std::shared_ptr<const SamplingParams>> sampling_;
   std::vector<int32_t> num_blocks_;  // of each sequence
   int64_t step_ = 0, started_ = 0;
   int32_t position_ = 0;  // of the next decode step
   double last_result_s_ = 0;
-  std::unique_ptr<Worker> worker_;
+  std::unique_ptr<Executor> ranks_;
 };
 
 }  // namespace perigee

@@ -1,4 +1,4 @@
-// StepRecorder: an observer of a worker's ops for `perigee bench step`. It learns what the ops of a step read, takes
+// StepRecorder: an observer of a rank's ops for `perigee bench step`. It learns what the ops of a step read, takes
 // the time of each by the clock (host backends), or marks each launch in a trace of the GPU.
 //
 // The mode changes between steps alone, while no plan is in flight.

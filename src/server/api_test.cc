@@ -330,6 +330,15 @@ TEST_F(ApiTest, AStuckEngineIsFirstNotReadyThenNotAlive) {
   EXPECT_EQ(client.get("/readyz").status, 200);
 }
 
+TEST_F(ApiTest, AServerWithALostDeviceIsNotReady) {
+  start(ids_of("ab"));
+  TestClient client(server_->port());
+  backend_->lost = true;
+  const auto lost = client.get("/readyz");
+  EXPECT_EQ(lost.status, 503);
+  EXPECT_NE(lost.body.find("a device has failed"), std::string::npos) << lost.body;
+}
+
 TEST_F(ApiTest, HistogramsOfQueueStepsAndSizes) {
   start(ids_of("abc"));
   TestClient client(server_->port());

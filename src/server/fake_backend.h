@@ -75,11 +75,11 @@ class FakeBackend : public Backend {
     stats.scheduler.prompt_tokens = prompt_tokens_;
     stats.scheduler.cached_prompt_tokens = cached_tokens_;
     stats.stalled_s = stalled_s;
+    stats.lost = lost;
     stats.scheduler.checkpoint_pages = 9;
     stats.scheduler.checkpoints = 3;
     stats.scheduler.checkpoint_hits = 5;
-    stats.step_tokens.steps[1] = 3;  // three steps of 2 to 8 tokens, 12 tokens in all
-    stats.step_tokens.tokens = 12;
+    stats.step_tokens = {.steps = {0, 3}, .tokens = 12};  // three steps of 2 to 8 tokens
     return stats;
   }
   BackendInfo info() const override {
@@ -104,8 +104,8 @@ class FakeBackend : public Backend {
 
   std::vector<EngineRequest> submitted;
   std::atomic<double> stalled_s{0};
-  mutable std::atomic<int> looks{0};        // how often stats() was asked for
-  std::atomic<int> looks_before_cancel{0};  // the newest one
+  std::atomic<bool> lost{false};
+  mutable std::atomic<int> looks{0}, looks_before_cancel{0};  // how often stats() was asked for; the newest cancel
 
  private:
   struct Choice {

@@ -20,6 +20,7 @@ Readiness check_readiness(const HealthInputs& inputs) {
   const double age_s = inputs.stats.steps > 0 ? std::max(0.0, inputs.stats.now_s - inputs.stats.last_step_s) : 0.0;
   if (!inputs.loaded)
     reasons.emplace_back(str_cat("loading: ", inputs.phase, ", ", static_cast<int>(inputs.percent), " %"));
+  if (inputs.loaded && inputs.stats.lost) reasons.emplace_back("lost: a device has failed, and the process ends");
   if (inputs.draining) reasons.emplace_back("draining: the server is shutting down");
   const double stalled_s = inputs.loaded ? inputs.stats.stalled_s : 0;
   if (stalled_s > std::min(kReadyStallSeconds, inputs.stall_s))

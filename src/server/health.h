@@ -24,7 +24,7 @@ struct Readiness {
   Json body;  // {ready, phase, percent, reasons, running, waiting, last_step_age_s}
 };
 
-// Not ready: loading, draining, or work in flight and no step for 10 s (or stall_s when that is less).
+// Not ready: loading, draining, a lost device, or work in flight and no step for 10 s (or stall_s when that is less).
 Readiness check_readiness(const HealthInputs& inputs);
 
 // False when the engine is stuck: its thread or its worker has finished no step for stall_s while work is in flight. A

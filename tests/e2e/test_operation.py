@@ -107,6 +107,38 @@ def test_a_lost_device_ends_streams_with_an_error_and_the_process_with_70(launch
     assert server.process.wait(HANG_S) == 70
 
 
+# A rank of a group hangs for ever, and is noticed by those that do not; one alone is noticed by the limit of a step.
+@pytest.mark.skipif("cuda" in os.environ.get("PERIGEE_FLAGS", ""), reason="replicated ranks are on the CPU")
+@pytest.mark.parametrize("ranks, lost, mode", [(2, 1, "error"), (2, 0, "hang"), (4, 2, "hang"), (1, 0, "hang")])
+def test_a_lost_rank_ends_streams_with_an_error_and_the_process_with_70(launch, ranks, lost, mode):
+    fault = 500  # long after the last of them has begun
+    server = launch("--replicated-ranks", str(ranks), "--fail-rank", str(lost), "--fail-at-step", str(fault), "--fail-mode", mode,
+                    "--threads", "1", *(["--step-timeout-seconds", "3"] if ranks == 1 else []))
+    body = {"model": MODEL, "prompt": [300, 301], "max_tokens": 4000, "ignore_eos": True}
+    streams = [server.stream("/v1/completions", body) for _ in range(3)]
+    for stream in streams:
+        assert "choices" in next(stream)
+    last_token = time.monotonic()
+    messages = []
+    for stream in streams:
+        for event in until_cut(stream):
+            if "error" in event:
+                messages.append(event["error"]["message"])
+            elif not messages:
+                last_token = time.monotonic()
+    seconds = time.monotonic() - last_token
+    assert len(messages) == 3
+    for message in messages:
+        assert re.search(f"device_lost: .+, in step {fault} of rank {lost}", message), message
+    try:
+        assert server.get("/readyz")[0] == 503
+    except OSError:
+        pass  # it has ended already
+    assert server.process.wait(HANG_S) == 70
+    print(f"{ranks} ranks, {mode}: {seconds:.2f} s from the last token to the last error")
+    assert seconds < 30, "the limit is 3 s; the rest is for a busy machine"
+
+
 def test_api_key_guards_every_route(launch):
     server = launch("--api-key", "secret")
     for path in ("/v1/models", "/version", "/tokenizer_info"):

@@ -41,9 +41,9 @@ std::string folder_of(const std::string& model) {
 
 EngineConfig config_for(const std::string& model, Device device, bool deterministic) {
   EngineConfig config;
-  config.worker.device = device;
-  config.worker.load.path = folder_of(model);
-  config.worker.cache_bytes = 512 << 20;
+  config.rank.device = device;
+  config.rank.load.path = folder_of(model);
+  config.rank.cache_bytes = 512 << 20;
   config.max_sequences = 64;
   config.deterministic = deterministic;
   return config;

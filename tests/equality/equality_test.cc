@@ -116,7 +116,7 @@ class Equality : public testing::TestWithParam<TestModel> {
 TEST_P(Equality, TogetherAsAloneOnAnyNumberOfThreads) {
   for (const int threads : {2, 3}) {
     EngineConfig config = base_config(GetParam());
-    config.worker.num_threads = threads;
+    config.rank.num_threads = threads;
     SCOPED_TRACE(threads);
     expect_identical(alone, run(*make_engine(config), jobs, true));
   }
@@ -232,7 +232,7 @@ TEST_P(EqualityOfDeterministic, HitAtEveryBlockBoundary) {
 // The next turn of a conversation goes on from what decode steps left: the same up to rounding as a cold prompt.
 TEST_P(Equality, ANextTurnGoesOnFromItsOutputs) {
   EngineConfig config = base_config(GetParam());
-  config.worker.device = Device::kRef;
+  config.rank.device = Device::kRef;
   config.prefix_caching = true;
   config.checkpoint_interval_blocks = 0;
   config.checkpoint_turn_blocks = 1;

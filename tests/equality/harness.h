@@ -114,12 +114,12 @@ inline std::string name_of(const testing::TestParamInfo<TestModel>& info) {
 
 inline EngineConfig base_config(const TestModel& model) {
   EngineConfig config;
-  config.worker.load.path = model.folder;
-  config.worker.device = model.device;
-  if (model.device == Device::kCpu) config.worker.isa = isa_under_test();
-  config.worker.fp8_cache = model.fp8_cache;
-  config.worker.num_threads = kSanitized ? 2 : 1;  // two processes share the cores; a sanitizer is to see the pool
-  config.worker.cache_bytes = 96 << 20;
+  config.rank.load.path = model.folder;
+  config.rank.device = model.device;
+  if (model.device == Device::kCpu) config.rank.isa = isa_under_test();
+  config.rank.fp8_cache = model.fp8_cache;
+  config.rank.num_threads = kSanitized ? 2 : 1;  // two processes share the cores; a sanitizer is to see the pool
+  config.rank.cache_bytes = 96 << 20;
   config.max_sequences = 16;
   config.prefix_caching = false;
   config.selfcheck = true;
@@ -136,8 +136,8 @@ inline std::unique_ptr<Engine> make_engine(const EngineConfig& config) {
 // A cache of so many pages of latents, beside the recurrent states of two sequences. `like`: an engine with the same
 // pages.
 inline EngineConfig with_cache_of(EngineConfig config, const Engine& like, int32_t num_pages) {
-  const int64_t page_bytes = config.worker.cache_bytes / like.num_pages();
-  config.worker.cache_bytes = (page_bytes + 1) * (num_pages + 2 * like.state_pages());
+  const int64_t page_bytes = config.rank.cache_bytes / like.num_pages();
+  config.rank.cache_bytes = (page_bytes + 1) * (num_pages + 2 * like.state_pages());
   config.max_model_len = 64 * num_pages;
   return config;
 }

@@ -1,10 +1,10 @@
-#include "exec/cuda/cuda_worker.h"
+#include "exec/cuda/cuda_device.h"
 #include "tensor/cuda/device.h"
 
 namespace perigee {
 
-Result<std::unique_ptr<Worker>> make_cuda_worker(const WorkerConfig&, std::function<void(StepResult&&)>) {
-  return without_gpu(select_device(0).error());
+Result<std::unique_ptr<RankDevice>> make_cuda_device(const RankConfig& config) {
+  return without_gpu(select_device(config.rank).error());
 }
 
 }  // namespace perigee

@@ -1,4 +1,4 @@
-// Masked rows through a whole worker: only allowed ids come back, whenever the masks arrive, and nothing waits for
+// Masked rows through a whole rank: only allowed ids come back, whenever the masks arrive, and nothing waits for
 // ever.
 #include <gtest/gtest.h>
 
@@ -6,7 +6,7 @@
 #include <thread>
 
 #include "base/queue.h"
-#include "exec/worker.h"
+#include "exec/exec_testing.h"
 
 namespace perigee {
 namespace {
@@ -14,17 +14,17 @@ namespace {
 using std::chrono::milliseconds;
 constexpr int32_t kNoMask = -1;
 
-class WorkerMaskTest : public testing::Test {
+class RankMaskTest : public testing::Test {
  protected:
-  WorkerMaskTest() {
-    WorkerConfig config;
+  RankMaskTest() {
+    RankConfig config;
     config.load.path = PERIGEE_SOURCE_DIR "/models/tiny-k2";
     config.num_threads = 1;
     config.cache_bytes = 8 << 20;
     config.max_sequences = 4;
-    auto made = Worker::create(config, [this](StepResult&& result) { results_.push_reserved(std::move(result)); });
+    auto made = RankThread::start(config, [this](StepResult&& result) { results_.push_reserved(std::move(result)); });
     CHECK(made.ok(), made.error().message);
-    worker_ = std::move(*made);
+    rank_ = std::move(*made);
   }
 
   // Two sequences of one prompt each start in slots 0 and 1; both sample under a mask.
@@ -74,7 +74,7 @@ class WorkerMaskTest : public testing::Test {
     for (size_t slot = 0; slot < allowed.size(); ++slot) {
       if (allowed[slot] == kNoMask) continue;
       RowMask mask{.slot = SlotId(static_cast<int32_t>(slot)), .words = {}};
-      mask.words.resize(static_cast<size_t>((worker_->model().info().vocab + 31) / 32));
+      mask.words.resize(static_cast<size_t>((rank_->parts().model->info().vocab + 31) / 32));
       mask.words[static_cast<size_t>(allowed[slot] / 32)] = 1u << (allowed[slot] % 32);
       out.rows.push_back(std::move(mask));
     }
@@ -87,42 +87,42 @@ class WorkerMaskTest : public testing::Test {
     return ids;
   }
 
-  BoundedQueue<StepResult> results_{8};  // outlives the worker
-  std::unique_ptr<Worker> worker_;
+  BoundedQueue<StepResult> results_{8};  // outlives the rank
+  std::unique_ptr<RankThread> rank_;
 };
 
-TEST_F(WorkerMaskTest, OnlyAllowedIdsComeBackWhereverTheMasksAre) {
-  worker_->set_masks(masks(0, {17, 900}));  // before the plan
-  worker_->submit(first_plan());
+TEST_F(RankMaskTest, OnlyAllowedIdsComeBackWhereverTheMasksAre) {
+  rank_->set_masks(masks(0, {17, 900}));  // before the plan
+  rank_->submit(first_plan());
   EXPECT_EQ(ids_of_next_result(), (std::vector<int32_t>{17, 900}));
 
-  worker_->submit(decode_plan(1));  // two plans in flight, both masks late, the later step's first
-  worker_->submit(decode_plan(2));
+  rank_->submit(decode_plan(1));  // two plans in flight, both masks late, the later step's first
+  rank_->submit(decode_plan(2));
   std::this_thread::sleep_for(milliseconds(100));
   EXPECT_EQ(results_.size(), 0u) << "a masked row sampled without its mask";
-  worker_->set_masks(masks(2, {33, 34}));
+  rank_->set_masks(masks(2, {33, 34}));
   std::this_thread::sleep_for(milliseconds(20));
   EXPECT_EQ(results_.size(), 0u) << "a row took the mask of another step";
-  worker_->set_masks(masks(1, {31, 32}));
+  rank_->set_masks(masks(1, {31, 32}));
   EXPECT_EQ(ids_of_next_result(), (std::vector<int32_t>{31, 32}));
   EXPECT_EQ(ids_of_next_result(), (std::vector<int32_t>{33, 34}));
 }
 
-TEST_F(WorkerMaskTest, ACancelledSequenceNeedsNoMask) {
-  worker_->submit(first_plan());
-  worker_->set_masks(masks(0, {kNoMask, 900}));
+TEST_F(RankMaskTest, ACancelledSequenceNeedsNoMask) {
+  rank_->submit(first_plan());
+  rank_->set_masks(masks(0, {kNoMask, 900}));
   const std::vector<int32_t> ids = ids_of_next_result();
   ASSERT_EQ(ids.size(), 2u);
   EXPECT_EQ(ids[1], 900);
-  worker_->submit(decode_plan(1));
-  worker_->set_masks(masks(1, {}));  // both have ended
+  rank_->submit(decode_plan(1));
+  rank_->set_masks(masks(1, {}));  // both have ended
   EXPECT_EQ(ids_of_next_result().size(), 2u);
 }
 
-TEST_F(WorkerMaskTest, AWorkerThatWaitsForMasksStillStops) {
-  worker_->submit(first_plan());
+TEST_F(RankMaskTest, ARankThatWaitsForMasksStillStops) {
+  rank_->submit(first_plan());
   std::this_thread::sleep_for(milliseconds(50));
-  worker_.reset();  // hangs here if the wait does not end
+  rank_.reset();  // hangs here if the wait does not end
   EXPECT_EQ(results_.size(), 1u);
 }
 

@@ -64,18 +64,18 @@ StepPlan start_plan(int64_t step, const std::vector<Placement>& state, const std
   return plan;
 }
 
-TEST(WorkerState, BeginsAsTheCheckpointOrAsZeros) {
+TEST(RankState, BeginsAsTheCheckpointOrAsZeros) {
   std::vector<int> found;
   BoundedQueue<StepResult> results(8);
-  WorkerConfig config = small_worker_config();
+  RankConfig config = small_rank_config();
   config.make_model = [&](Ops&) { return std::make_unique<NotingModel>(found); };
-  const auto worker = make_worker(config, results);
-  ASSERT_EQ(worker->state_pages(), 3);
+  const auto rank = start_rank(config, results);
+  ASSERT_EQ(rank->parts().state_pages(), 3);
   const std::vector<Placement> first = {{PageId(2)}, {PageId(3)}, {PageId(4)}};
   const std::vector<Placement> second = {{PageId(7)}, {PageId(6)}, {PageId(5)}};
   const auto found_after = [&](const StepPlan& plan) {
     found.clear();
-    worker->submit(plan);
+    rank->submit(plan);
     CHECK(results.pop().has_value());
     return found;
   };

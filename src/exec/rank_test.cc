@@ -1,5 +1,5 @@
-// Plans through a whole worker of the reference backend: which logits are sampled, and which logprobs come back.
-#include "exec/worker.h"
+// Plans through a whole rank of the reference backend: which logits are sampled, and which logprobs come back.
+#include "exec/rank.h"
 
 #include <gtest/gtest.h>
 
@@ -12,10 +12,10 @@ namespace {
 // Runs a prompt as one chunk, then some decode rows; the results in their order.
 std::vector<RowResult> run(const SamplingParams& sampling, int num_decodes = 0) {
   BoundedQueue<StepResult> results(8);
-  const auto worker = make_worker(small_worker_config(), results);
+  const auto rank = start_rank(small_rank_config(), results);
   std::vector<RowResult> rows;
   for (int step = 0; step <= num_decodes; ++step) {
-    worker->submit(step == 0 ? prompt_plan(sampling) : decode_plan(step));
+    rank->submit(step == 0 ? prompt_plan(sampling) : decode_plan(step));
     std::optional<StepResult> result = results.pop();
     CHECK(result->rows.size() == 1, result->device_lost);
     rows.push_back(std::move(result->rows[0]));
@@ -29,14 +29,14 @@ SamplingParams greedy() {
   return sampling;
 }
 
-TEST(Worker, PromptLogprobsDoNotChangeWhatIsSampled) {
+TEST(Rank, PromptLogprobsDoNotChangeWhatIsSampled) {
   const int32_t id = run(greedy())[0].ids[0];
   SamplingParams sampling = greedy();
   sampling.prompt_logprobs = 0;
   EXPECT_EQ(run(sampling)[0].ids[0], id);
 }
 
-TEST(Worker, PromptAndOutputHaveTheirOwnNumbersOfLogprobs) {
+TEST(Rank, PromptAndOutputHaveTheirOwnNumbersOfLogprobs) {
   SamplingParams sampling = greedy();
   sampling.logprobs = 0;
   sampling.prompt_logprobs = 2;
@@ -53,14 +53,14 @@ TEST(Worker, PromptAndOutputHaveTheirOwnNumbersOfLogprobs) {
   }
 }
 
-TEST(Worker, WithoutLogprobsThereAreNone) {
+TEST(Rank, WithoutLogprobsThereAreNone) {
   const RowResult row = run(greedy())[0];
   EXPECT_TRUE(row.logprobs.empty());
   EXPECT_TRUE(row.prompt_logprobs.empty());
 }
 
 // The logprobs of the prompt are those that its tokens have as outputs.
-TEST(Worker, AnOutputHasTheSameLogprobAsPromptToken) {
+TEST(Rank, AnOutputHasTheSameLogprobAsPromptToken) {
   SamplingParams sampling = greedy();
   sampling.logprobs = 0;
   const std::vector<RowResult> rows = run(sampling, 3);
@@ -68,25 +68,25 @@ TEST(Worker, AnOutputHasTheSameLogprobAsPromptToken) {
   std::vector<int32_t> longer = test_prompt();
   for (const RowResult& row : rows) longer.push_back(row.ids[0]);
   BoundedQueue<StepResult> results(8);
-  const auto worker = make_worker(small_worker_config(), results);
-  worker->submit(prompt_plan(sampling, longer));
+  const auto rank = start_rank(small_rank_config(), results);
+  rank->submit(prompt_plan(sampling, longer));
   const RowResult whole = results.pop()->rows[0];
   for (size_t i = 0; i < rows.size(); ++i)
     EXPECT_NEAR(whole.prompt_logprobs[test_prompt().size() - 1 + i].logprob, rows[i].logprobs[0].logprob, 1e-3f) << i;
 }
 
-TEST(Worker, TheSmallestCacheHoldsTwoBlocksAndAState) {
+TEST(Rank, TheSmallestCacheHoldsTwoBlocksAndAState) {
   for (const char* model : {"heads16", "kimi_linear"}) {
     SCOPED_TRACE(model);
-    WorkerConfig config = small_worker_config(model);
+    RankConfig config = small_rank_config(model);
     BoundedQueue<StepResult> results(8);
-    const auto large = make_worker(config, results);
-    const int64_t page_bytes = large->model().cache_layout(DType::kF32).page_bytes();
-    const int32_t least = 2 + large->state_pages();
+    const auto large = start_rank(config, results);
+    const int64_t page_bytes = large->parts().layout.page_bytes();
+    const int32_t least = 2 + large->parts().state_pages();
     config.cache_bytes = least * page_bytes;
-    EXPECT_EQ(make_worker(config, results)->num_pages(), least);
+    EXPECT_EQ(start_rank(config, results)->parts().num_pages, least);
     --config.cache_bytes;
-    const auto refused = Worker::create(config, [](StepResult&&) {});
+    const auto refused = RankThread::start(config, [](StepResult&&) {});
     ASSERT_FALSE(refused.ok());
     EXPECT_EQ(refused.error().field, "kv-cache-memory-bytes");
   }

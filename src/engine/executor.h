@@ -1,0 +1,25 @@
+// Executor: what an engine gives its plans to: a RankGroup, or what a test has in its place.
+#pragma once
+
+#include <cstdint>
+
+#include "control/plan.h"
+#include "model/model.h"
+
+namespace perigee {
+
+class Executor {
+ public:
+  virtual ~Executor() = default;
+
+  virtual void submit(StepPlan plan) = 0;  // at most kMaxPlansInFlight without a result
+  // Exactly once for each plan with masked rows, before, while or after its forward pass runs (mask_box.h). A row
+  // without an entry samples freely: its sequence has ended.
+  virtual void set_masks(StepMasks masks) = 0;
+  virtual const ModelInfo& model() const = 0;
+  virtual int32_t num_pages() const = 0;
+  virtual int32_t state_pages() const = 0;   // of those, one sequence's recurrent state takes so many; 0: it has none
+  virtual double last_build_us() const = 0;  // time to turn the newest plan into a batch
+};
+
+}  // namespace perigee

@@ -1,0 +1,305 @@
+#include "engine/rank_group.h"
+
+#include <algorithm>
+#include <array>
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "exec/cuda/cuda_device.h"
+#include "exec/host_device.h"
+
+namespace perigee {
+namespace {
+
+using SteadyClock = std::chrono::steady_clock;
+using Seconds = std::chrono::duration<double>;
+
+Result<std::unique_ptr<RankDevice>> make_rank_device(const RankConfig& config) {
+  return config.device == Device::kCuda ? make_cuda_device(config) : make_host_device(config);
+}
+
+}  // namespace
+
+// Shared with the threads, so that one that is left behind still has what it uses.
+struct RankGroup::State {
+  struct Member {
+    std::unique_ptr<RankPort> port;
+    std::thread thread;
+    // The rest under the mutex.
+    std::unique_ptr<Rank> rank;    // from its load to its end; in an aborted group as long as the state
+    std::optional<Error> failure;  // of its start
+    int64_t num_reported = 0;      // steps
+    bool ended = false;            // the thread is about to return
+  };
+  struct Step {
+    StepPlan plan;
+    std::vector<StepResult> results;  // of each rank
+    int32_t num_reported = 0;         // ranks
+  };
+
+  State(const RankGroupConfig& the_config, OnResult the_on_result, MakeDevice the_make_device);
+
+  // The owner's thread.
+  Status start(const std::shared_ptr<State>& self);
+  void submit(StepPlan plan);
+  void end();
+  // A rank's thread.
+  void run_rank(int32_t r);
+  Status start_rank(int32_t r);
+  bool meet();
+  void report(int32_t r, StepResult&& result);
+  // Any thread, under the mutex.
+  void join(Step& step);
+  void lose(StepResult&& result);
+  void stop();
+  bool all_ended() const;
+  // The watch's.
+  void watch();
+
+  RankConfig config_of(int32_t r) const;
+  int32_t size() const { return static_cast<int32_t>(members.size()); }
+  Step& step_at(int64_t n) { return steps[static_cast<size_t>(n % kMaxPlansInFlight)]; }
+
+  const RankGroupConfig config;
+  const OnResult on_result;
+  const MakeDevice make_device;
+  std::atomic<bool> abort{false};  // the abort word: set once, and nothing is reported after that
+  std::vector<Member> members;     // never resized
+  std::thread watcher;
+
+  std::mutex mutex;                 // guards what follows; held while on_result runs
+  std::condition_variable changed;  // meetings, ends
+  int32_t num_met = 0;              // ranks at meetings, of all meetings together
+  int32_t num_pages = INT32_MAX;
+  std::array<Step, kMaxPlansInFlight> steps;  // step n of this group at n % kMaxPlansInFlight
+  int64_t num_submitted = 0, num_joined = 0;
+  bool silent = false;              // on_result is not called any more
+  SteadyClock::time_point give_up;  // once aborted: how long ranks may take to end
+};
+
+RankGroup::State::State(const RankGroupConfig& the_config, OnResult the_on_result, MakeDevice the_make_device)
+    : config(the_config),
+      on_result(std::move(the_on_result)),
+      make_device(std::move(the_make_device)),
+      members(static_cast<size_t>(the_config.rank.size)) {
+  for (int32_t r = 0; r < size(); ++r)
+    members[static_cast<size_t>(r)].port =
+        std::make_unique<RankPort>(abort, [this, r](StepResult&& result) { report(r, std::move(result)); });
+  for (Step& step : steps) step.results.resize(members.size());
+}
+
+RankConfig RankGroup::State::config_of(int32_t r) const {
+  RankConfig out = config.rank;
+  out.rank = r;
+  if (r > 0) {  // one voice is enough
+    out.load.progress = nullptr;
+    out.observer = nullptr;
+  }
+  return out;
+}
+
+Status RankGroup::State::start(const std::shared_ptr<State>& self) {
+  for (int32_t r = 0; r < size(); ++r)
+    members[static_cast<size_t>(r)].thread = std::thread([self, r] { self->run_rank(r); });
+  std::unique_lock lock(mutex);
+  changed.wait(lock, [&] { return abort || num_met == 2 * size(); });
+  if (!abort) {
+    if (size() > 1 || config.timeouts.step_s > 0) watcher = std::thread([self] { self->watch(); });
+    return {};
+  }
+  changed.wait_until(lock, give_up, [&] { return all_ended(); });
+  for (const Member& member : members)
+    if (member.failure) return *member.failure;
+  CHECK(false, "a group that did not start, and no rank has failed");
+}
+
+void RankGroup::State::run_rank(int32_t r) {
+  const Status started = start_rank(r);
+  Member& member = members[static_cast<size_t>(r)];
+  if (started.ok() && !abort) member.rank->run(*member.port);
+  std::unique_lock lock(mutex);
+  if (!started.ok()) {
+    member.failure = started.error();
+    if (size() > 1) member.failure->message = str_cat("rank ", r, ": ", member.failure->message);
+    stop();
+  }
+  if (!abort) {
+    std::unique_ptr<Rank> rank = std::move(member.rank);
+    lock.unlock();
+    rank.reset();  // by the thread that made it
+    lock.lock();
+  }
+  member.ended = true;
+  changed.notify_all();
+}
+
+// Success may also mean that another rank has failed.
+Status RankGroup::State::start_rank(int32_t r) {
+  const RankConfig own = config_of(r);
+  ASSIGN_OR_RETURN(auto device, make_device(own));
+  ASSIGN_OR_RETURN(auto loaded, Rank::load(own, std::move(device)));
+  Rank& rank = *loaded;
+  {
+    const std::lock_guard lock(mutex);
+    members[static_cast<size_t>(r)].rank = std::move(loaded);
+    num_pages = std::min(num_pages, rank.max_pages());
+  }
+  if (!meet()) return {};
+  RETURN_IF_ERROR(rank.reserve(num_pages));
+  meet();
+  return {};
+}
+
+// Waits until every rank is at this meeting. False: one has failed.
+bool RankGroup::State::meet() {
+  std::unique_lock lock(mutex);
+  const int32_t all = (num_met / size() + 1) * size();
+  ++num_met;
+  changed.notify_all();
+  changed.wait(lock, [&] { return abort || num_met >= all; });
+  return !abort;
+}
+
+void RankGroup::State::submit(StepPlan plan) {
+  const StepPlan* to_send = nullptr;
+  {
+    const std::lock_guard lock(mutex);
+    CHECK(num_submitted - num_joined < kMaxPlansInFlight || abort, "more than ", kMaxPlansInFlight, " plans in flight");
+    if (abort) return;
+    Step& step = step_at(num_submitted++);
+    step.num_reported = 0;
+    step.plan = std::move(plan);
+    to_send = &step.plan;
+  }
+  for (Member& member : members) member.port->send(*to_send);  // refused where the group has been lost meanwhile
+}
+
+void RankGroup::State::report(int32_t r, StepResult&& result) {
+  const std::lock_guard lock(mutex);
+  if (abort) return;
+  if (!result.device_lost.empty()) return lose(std::move(result));
+  Member& member = members[static_cast<size_t>(r)];
+  CHECK(member.num_reported < num_submitted, "rank ", r, " reports step ", result.step, ", which it was not given");
+  Step& step = step_at(member.num_reported++);
+  CHECK(result.step == step.plan.step, "rank ", r, " reports step ", result.step, " in place of ", step.plan.step);
+  step.results[static_cast<size_t>(r)] = std::move(result);
+  if (++step.num_reported == size()) join(step);
+}
+
+void RankGroup::State::join(Step& step) {
+  ++num_joined;
+  if (config.compare)
+    for (int32_t r = 1; r < size(); ++r)
+      for (size_t i = 0; i < step.plan.rows.size(); ++i) {
+        const RowResult &own = step.results[static_cast<size_t>(r)].rows[i], &first = step.results[0].rows[i];
+        CHECK(own.sequence == first.sequence && own.ids == first.ids && own.finite == first.finite, "row ", i,
+              " of step ", step.plan.step, " differs between rank 0 and rank ", r);
+      }
+  on_result(std::move(step.results[0]));
+}
+
+void RankGroup::State::lose(StepResult&& result) {
+  stop();
+  on_result(std::move(result));
+}
+
+void RankGroup::State::stop() {
+  if (!abort.exchange(true))
+    give_up = SteadyClock::now() + std::chrono::duration_cast<SteadyClock::duration>(Seconds(config.timeouts.end_s));
+  for (Member& member : members) member.port->close();
+  changed.notify_all();
+}
+
+bool RankGroup::State::all_ended() const {
+  return std::all_of(members.begin(), members.end(), [](const Member& member) { return member.ended; });
+}
+
+// Time counts only while this thread is awake now and then: not when the whole process is stopped.
+void RankGroup::State::watch() {
+  double shortest_s = size() > 1 ? config.timeouts.behind_s : config.timeouts.step_s;
+  if (config.timeouts.step_s > 0) shortest_s = std::min(shortest_s, config.timeouts.step_s);
+  const double period_s = std::clamp(shortest_s / 10, 0.001, 0.25);
+  LagWatch lag(size(), config.timeouts);
+  std::vector<int64_t> reported(members.size());
+  double last_s = system_clock().now_s();
+  std::unique_lock lock(mutex);
+  while (!changed.wait_for(lock, Seconds(period_s), [&] { return abort || all_ended(); })) {
+    const double now_s = system_clock().now_s();
+    std::transform(members.begin(), members.end(), reported.begin(), [](const Member& m) { return m.num_reported; });
+    const auto lost = lag.look(reported, num_submitted, std::min(now_s - last_s, 2 * period_s));
+    last_s = now_s;
+    if (!lost) continue;
+    const StepId step = step_at(reported[static_cast<size_t>(*lost)]).plan.step;
+    const std::string why = str_cat("no answer for ", lag.silent_s(*lost), " s");
+    lose({.step = step, .rows = {}, .device_lost = lost_in_step(why, step, *lost)});
+  }
+}
+
+void RankGroup::State::end() {
+  std::unique_lock lock(mutex);
+  for (Member& member : members) member.port->close();
+  changed.wait(lock, [&] { return abort || all_ended(); });  // the watch sets `abort` where one hangs
+  changed.wait_until(lock, give_up, [&] { return all_ended(); });
+  for (Member& member : members) {
+    if (!member.ended) {
+      log_warning("rank ", &member - members.data(), " does not end: it is left behind");
+      member.thread.detach();
+      continue;
+    }
+    lock.unlock();
+    member.thread.join();
+    lock.lock();
+  }
+  lock.unlock();
+  if (watcher.joinable()) watcher.join();
+}
+
+Result<std::unique_ptr<Executor>> RankGroup::create(const RankGroupConfig& config, OnResult on_result) {
+  return create(config, std::move(on_result), make_rank_device);
+}
+
+Result<std::unique_ptr<Executor>> RankGroup::create(const RankGroupConfig& config, OnResult on_result,
+                                                    MakeDevice make_device) {
+  CHECK(config.rank.size >= 1, "a group of ", config.rank.size, " ranks");
+  std::unique_ptr<RankGroup> group(
+      new RankGroup(std::make_shared<State>(config, std::move(on_result), std::move(make_device))));
+  RETURN_IF_ERROR(group->state_->start(group->state_));
+  return std::unique_ptr<Executor>(std::move(group));
+}
+
+RankGroup::RankGroup(std::shared_ptr<State> state) : state_(std::move(state)) {}
+
+RankGroup::~RankGroup() {
+  state_->end();
+}
+
+void RankGroup::submit(StepPlan plan) {
+  state_->submit(std::move(plan));
+}
+
+void RankGroup::set_masks(StepMasks masks) {
+  for (size_t r = 1; r < state_->members.size(); ++r) state_->members[r].port->send(masks);
+  state_->members[0].port->send(std::move(masks));
+}
+
+const ModelInfo& RankGroup::model() const {
+  return state_->members[0].rank->parts().model->info();
+}
+
+int32_t RankGroup::num_pages() const {
+  return state_->num_pages;
+}
+
+int32_t RankGroup::state_pages() const {
+  return state_->members[0].rank->parts().state_pages();
+}
+
+double RankGroup::last_build_us() const {
+  return state_->members[0].rank->last_build_us();
+}
+
+}  // namespace perigee

@@ -1,0 +1,247 @@
+#include "exec/cuda/cuda_device.h"
+
+#include <algorithm>
+#include <array>
+
+#include "base/log.h"
+#include "base/memory_text.h"
+#include "exec/cuda/decode_graphs.h"
+#include "exec/cuda/device_arrays.h"
+#include "exec/cuda/sampling_kernels.h"
+#include "exec/cuda/step_kernels.h"
+#include "exec/cuda/step_sampling.h"
+#include "exec/cuda/warm_up_shapes.h"
+#include "ops/cuda/backend.h"
+#include "ops/cuda/mla/mla_decode.h"
+
+namespace perigee {
+namespace {
+
+class CudaDevice final : public RankDevice {
+ public:
+  explicit CudaDevice(const RankConfig& config) : config_(config) {}
+
+  Result<std::unique_ptr<Ops>> make_ops() override;
+  Result<int32_t> warm_up(RankParts& parts) override;
+  Status reserve() override;
+  void apply(const StepPlan& plan, const Batch& batch, int32_t turn) override;
+  void forward(const StepPlan& plan, const Batch& batch, int32_t turn) override;
+  void mask(const StepPlan& plan, MaskBox& masks) override { sampling_->upload_masks(plan, masks); }
+  void sample(const StepPlan& plan, int32_t turn) override;
+  bool is_done(int32_t turn) override { return turns_[static_cast<size_t>(turn)].done.is_done(); }
+  Result<std::vector<RowResult>> collect(const StepPlan& plan, int32_t turn) override;
+  void fail() override { cuda_ok(break_device(stream()), "breaking the device"); }
+  void log_loss() override { log_error("GPU ", config_.rank, " after the failure: ", gpu_report(config_.rank)); }
+
+ private:
+  Status reserve_arrays();
+  Status run_largest_steps();
+  Status run_padding(std::span<const SequenceRows> sequences);
+  Result<int32_t> pages_left() const;
+  int32_t graph_bucket(const StepPlan& plan) const;
+  CudaOps& ops() const { return static_cast<CudaOps&>(*parts_->ops); }
+  cudaStream_t stream() const { return ops().stream(); }
+  PagePool pool() const {
+    return {
+        .base = pages_.data(), .layout = parts_->layout, .ring = ring_.data(), .ring_tokens = RankParts::kRingTokens};
+  }
+
+  const RankConfig config_;
+  RankParts* parts_ = nullptr;
+  Buffer pages_, ring_;
+  std::unique_ptr<DeviceArrays> arrays_;
+  DeviceSequences sequences_;  // of arrays_
+  std::unique_ptr<StepSampling> sampling_;
+  std::unique_ptr<DecodeGraphs> graphs_;
+  int64_t allocations_ = 0;  // by this thread before its first step
+
+  struct Turn {
+    std::unique_ptr<PlanUpload> upload;
+    Event done;
+    AskedLogits asked;
+  };
+  std::array<Turn, kMaxPlansInFlight> turns_;
+  // Of the step under way:
+  int32_t bucket_ = 0;                   // 0: no graph
+  std::span<const int32_t> logit_rows_;  // device
+  Tensor logits_;                        // of steps that are no graphs
+};
+
+// What the kernels' grids and the attention's work lists hold.
+Status check_limits(const RankConfig& config) {
+  constexpr int32_t kMaxTokens = 65535;
+  if (config.max_sequences > kMlaMaxSequences)
+    return bad_input(str_cat("--max-num-seqs ", config.max_sequences, ": a GPU runs at most ", kMlaMaxSequences),
+                     "max-num-seqs");
+  if (config.max_step_tokens > kMaxTokens)
+    return bad_input(str_cat("--max-num-batched-tokens ", config.max_step_tokens, ": a GPU takes at most ", kMaxTokens),
+                     "max-num-batched-tokens");
+  return {};
+}
+
+Result<std::unique_ptr<Ops>> CudaDevice::make_ops() {
+  auto ops = std::make_unique<CudaOps>(CudaOptions{.deterministic = config_.deterministic});
+  if (config_.observer != nullptr) ops->observe_launches(config_.observer);
+  return std::unique_ptr<Ops>(std::move(ops));
+}
+
+Result<int32_t> CudaDevice::warm_up(RankParts& parts) {
+  parts_ = &parts;
+  RETURN_IF_ERROR(reserve_arrays());
+  RETURN_IF_ERROR(run_largest_steps());
+  return pages_left();
+}
+
+// All but the pool, whose size may depend on what this takes; until then one page, which padding reads, and tables for
+// as many as there can be.
+Status CudaDevice::reserve_arrays() {
+  const RankParts& parts = *parts_;
+  const int64_t most = std::max(device_memory().free, parts.least_pages() * parts.layout.page_bytes());
+  ASSIGN_OR_RETURN(const int32_t most_pages, parts.pages_in(config_.cache_bytes > 0 ? config_.cache_bytes : most));
+  const int32_t slots = config_.max_sequences, tokens = parts.max_tokens(), max_blocks = parts.max_blocks(most_pages);
+  const int32_t state_pages = parts.state_pages();
+  pages_ = device_buffer(static_cast<size_t>(parts.layout.page_bytes()));
+  if (state_pages > 0) ring_ = device_buffer(static_cast<size_t>(parts.ring_bytes()));
+  const int32_t checkpoints = state_pages > 0 ? max_checkpoint_writes(slots, tokens) : 0;
+  const ModelInfo& model = parts.model->info();
+  arrays_ = std::make_unique<DeviceArrays>(ArraySizes{.slots = slots,
+                                                      .tokens = tokens,
+                                                      .max_blocks = max_blocks,
+                                                      .vocab = model.vocab,
+                                                      .state_width = state_pages,
+                                                      .checkpoints = checkpoints});
+  sequences_ = arrays_->sequences();
+  sampling_ = std::make_unique<StepSampling>(
+      SamplingSizes{.slots = slots, .scores = kPromptLogprobTokens, .max_positions = model.max_positions}, *arrays_,
+      ops().owned_stream());
+  const UploadLimits limits{.max_sequences = slots,
+                            .max_tokens = tokens,
+                            .max_blocks = max_blocks,
+                            .max_logit_rows = parts.max_rows_of_logits(),
+                            .state_width = state_pages,
+                            .max_checkpoints = checkpoints};
+  for (Turn& turn : turns_) turn.upload = std::make_unique<PlanUpload>(limits);
+  return device_status();
+}
+
+// Steps of padding alone, so that the arena has its final size.
+Status CudaDevice::run_largest_steps() {
+  cuda_ok(load_sampling_kernels(), "loading the sampling kernels");
+  cuda_ok(load_step_kernels(), "loading the step kernels");
+  for (const std::vector<SequenceRows>& sequences : warm_up_shapes({.sequences = config_.max_sequences,
+                                                    .tokens = parts_->max_tokens(),
+                                                    .sequence_tokens = sequences_.table_width * kBlockTokens,
+                                                    .recurrent = parts_->state_pages() > 0}))
+    RETURN_IF_ERROR(run_padding(sequences));
+  return {};
+}
+
+Status CudaDevice::run_padding(std::span<const SequenceRows> sequences) {
+  const int32_t rows = sequences.back().first_row + sequences.back().num_tokens;
+  cuda_ok(build_batch({}, arrays_->slots(), arrays_->batch(), parts_->max_tokens(), stream()), "warming up");
+  const std::span<const int32_t> any_rows(arrays_->batch().row_sequence,
+                                          static_cast<size_t>(std::min(rows, parts_->max_rows_of_logits())));
+  ops().begin_step();
+  parts_->model->forward(device_batch(arrays_->batch(), sequences_, sequences, rows, any_rows), ops(), pool());
+  RETURN_IF_ERROR(ops().status());
+  cuda_ok(cudaStreamSynchronize(stream()), "warming up");
+  ops().begin_step();
+  return device_status();
+}
+
+// Of what memory_share leaves to the pool.
+Result<int32_t> CudaDevice::pages_left() const {
+  const DeviceMemory memory = device_memory();
+  const int64_t used = memory.total - memory.free;
+  const int64_t left = static_cast<int64_t>(config_.memory_share * static_cast<double>(memory.total)) - used;
+  if (config_.cache_bytes > memory.free)
+    return bad_input(str_cat("--kv-cache-memory-bytes ", memory_text(config_.cache_bytes), ": the GPU has ",
+                             memory_text(memory.free), " left beside weights and workspace"),
+                     "kv-cache-memory-bytes");
+  const int64_t least = parts_->least_pages() * parts_->layout.page_bytes();
+  if (config_.cache_bytes == 0 && left < least)
+    return bad_input(
+        str_cat("--gpu-memory-utilization ", config_.memory_share, " of ", memory_text(memory.total),
+                ": weights, workspace and other processes take ", memory_text(used), ", and a cache needs ",
+                memory_text(least), "; raise it, or lower --max-num-batched-tokens or --max-num-seqs"),
+        "gpu-memory-utilization");
+  return parts_->pages_in(config_.cache_bytes > 0 ? config_.cache_bytes : left);
+}
+
+// Graphs come last: they hold the pool's address.
+Status CudaDevice::reserve() {
+  pages_ = {};
+  pages_ = device_buffer(static_cast<size_t>(parts_->pool_bytes()));
+  RETURN_IF_ERROR(device_status());
+  graphs_ = std::make_unique<DecodeGraphs>(arrays_->batch(), sequences_, config_.max_sequences);
+  RETURN_IF_ERROR(graphs_->capture(*parts_->model, ops(), pool(), *sampling_));
+  cuda_ok(cudaStreamSynchronize(stream()), "warming up");
+  allocations_ = num_device_allocations();
+  return device_status();
+}
+
+void CudaDevice::apply(const StepPlan& plan, const Batch& batch, int32_t turn) {
+  CHECK(std::ssize(batch.positions) <= parts_->max_tokens(), "a step of ", batch.positions.size(), " tokens");
+  CHECK(std::ssize(plan.checkpoints) <= max_checkpoint_writes(config_.max_sequences, parts_->max_tokens()),
+        "a step of ", plan.checkpoints.size(), " checkpoints");
+  auto& [upload, done, asked] = turns_[static_cast<size_t>(turn)];
+  upload->begin();
+  bucket_ = graph_bucket(plan);
+  PlanArrays packed = pack_plan(plan, batch.sequences, parts_->state_pages(), *upload);
+  logit_rows_ = upload->place(batch.logit_rows);
+  asked = sampling_->ask(plan, *parts_->slots, *parts_->builder, bucket_ > 0, *upload);
+  packed.samples = asked.samples.data();
+  upload->send(ops().owned_stream());
+  cuda_ok(apply_deltas(packed, arrays_->slots(), stream()), "applying a plan");
+  cuda_ok(start_states(packed, arrays_->slots(), {pages_.data(), parts_->layout.page_bytes()}, stream()),
+          "starting states");
+  for (const SequenceStart& start : plan.starts) sampling_->start(start);
+  cuda_ok(build_batch(packed, arrays_->slots(), arrays_->batch(), std::max(bucket_, packed.num_rows), stream()),
+          "building a batch");
+}
+
+int32_t CudaDevice::graph_bucket(const StepPlan& plan) const {
+  const auto is_decode = [](const PlanRow& row) { return std::holds_alternative<Decode>(row.work); };
+  if (plan.eager || !std::all_of(plan.rows.begin(), plan.rows.end(), is_decode)) return 0;
+  return graphs_->bucket(static_cast<int32_t>(plan.rows.size()));
+}
+
+void CudaDevice::forward(const StepPlan&, const Batch& batch, int32_t) {
+  if (bucket_ > 0) return graphs_->forward(bucket_, stream());
+  Ops& step_ops = parts_->step_ops();
+  step_ops.begin_step();
+  logits_ = parts_->model->forward(
+      device_batch(arrays_->batch(), sequences_, batch.sequences, std::ssize(batch.positions), logit_rows_), step_ops,
+      pool());
+}
+
+void CudaDevice::sample(const StepPlan&, int32_t turn) {
+  auto& [upload, done, asked] = turns_[static_cast<size_t>(turn)];
+  if (bucket_ > 0) {
+    graphs_->sample(bucket_, turn, stream());
+  } else {
+    sampling_->score(asked, logits_, turn);
+    sampling_->sample(asked.num_rows, logits_, turn);
+  }
+  upload->fence(ops().owned_stream());
+  done.record(ops().owned_stream());
+}
+
+Result<std::vector<RowResult>> CudaDevice::collect(const StepPlan& plan, int32_t turn) {
+  const Turn& of = turns_[static_cast<size_t>(turn)];
+  of.done.wait();
+  RETURN_IF_ERROR(device_status());
+  CHECK(num_device_allocations() == allocations_, "memory was reserved after the start, in step ", plan.step);
+  return sampling_->result(plan, of.asked, turn);
+}
+
+}  // namespace
+
+Result<std::unique_ptr<RankDevice>> make_cuda_device(const RankConfig& config) {
+  RETURN_IF_ERROR(check_limits(config));
+  if (const Status gpu = select_device(config.rank); !gpu.ok()) return without_gpu(gpu.error());
+  log_info("GPU ", config.rank, ": ", gpu_report(config.rank), ", ", memory_text(device_memory().free), " free");
+  return std::unique_ptr<RankDevice>(std::make_unique<CudaDevice>(config));
+}
+
+}  // namespace perigee

@@ -1,0 +1,199 @@
+#include "exec/host_device.h"
+
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "base/cgroup.h"
+#include "base/log.h"
+#include "base/memory_text.h"
+#include "exec/sampler.h"
+
+namespace perigee {
+namespace {
+
+// What this process may have: the machine's memory, or less where a container or a shell says so.
+int64_t host_memory_bytes() {
+  int64_t bytes = static_cast<int64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE);
+  bytes = std::min(bytes, cgroup_memory_bytes());
+  rlimit shell{};
+  if (getrlimit(RLIMIT_AS, &shell) == 0 && shell.rlim_cur != RLIM_INFINITY)
+    bytes = std::min(bytes, static_cast<int64_t>(shell.rlim_cur));
+  return bytes;
+}
+
+class HostDevice final : public RankDevice {
+ public:
+  explicit HostDevice(const RankConfig& config) : config_(config) {}
+
+  Result<std::unique_ptr<Ops>> make_ops() override;
+  int64_t weight_memory() const override { return host_memory_bytes() / config_.size - config_.cache_bytes; }
+  Result<int32_t> warm_up(RankParts& parts) override;
+  Status reserve() override;
+  void apply(const StepPlan& plan, const Batch& batch, int32_t turn) override;
+  void forward(const StepPlan& plan, const Batch& batch, int32_t turn) override;
+  void mask(const StepPlan& plan, MaskBox& masks) override;
+  void sample(const StepPlan& plan, int32_t turn) override;
+  bool is_done(int32_t) override { return true; }
+  Result<std::vector<RowResult>> collect(const StepPlan& plan, int32_t turn) override;
+  void fail() override { status_ = Error(Code::kDeviceLost, "a test's fault"); }
+  void log_loss() override {}
+
+ private:
+  void start_state(const SequenceStart& start);
+  uint8_t* page(const Placement& place) { return pool_memory_.data() + place.page.value * parts_->layout.page_bytes(); }
+  RowResult sample_row(const StepPlan& plan, size_t index);
+  void prompt_logprobs(const PlanRow& row, const Slot& slot, int32_t first, RowResult& out);
+
+  const RankConfig config_;
+  RankParts* parts_ = nullptr;
+  Buffer pool_memory_, ring_memory_;
+  std::vector<uint8_t> zero_page_;  // recurrent models
+  std::unique_ptr<Sampler> sampler_;
+  Status status_;
+  // Of the step under way:
+  const Batch* batch_ = nullptr;
+  Tensor logits_;
+  std::vector<std::vector<uint32_t>> masks_;  // of each row; empty: all ids are allowed
+  std::vector<RowResult> rows_;
+};
+
+Result<std::unique_ptr<Ops>> HostDevice::make_ops() {
+  if (config_.device == Device::kRef) return make_ref_ops();
+  const int threads = config_.num_threads > 0 ? config_.num_threads : std::max(1, available_cores() / config_.size);
+  auto ops = make_cpu_ops({.num_threads = threads, .isa = config_.isa});
+  if (ops.ok()) log_info("backend ", (*ops)->name(), ", ", threads, threads == 1 ? " thread" : " threads");
+  return ops;
+}
+
+Result<int32_t> HostDevice::warm_up(RankParts& parts) {
+  parts_ = &parts;
+  sampler_ = std::make_unique<Sampler>(parts.model->info().vocab);
+  return parts.pages_in(config_.cache_bytes);
+}
+
+// The page pool, and what recurrent models have beside it.
+Status HostDevice::reserve() {
+  const bool recurrent = parts_->state_pages() > 0;
+  const int64_t bytes = parts_->pool_bytes() + (recurrent ? parts_->ring_bytes() : 0);
+  if (!Buffer::can_make(static_cast<size_t>(bytes)))
+    return bad_input(
+        str_cat("the system does not give ", memory_text(bytes), " for the cache beside ",
+                memory_text(parts_->model->info().weight_bytes),
+                " of weights and what the program takes; this process may have ", memory_text(host_memory_bytes()),
+                ": lower --kv-cache-memory-bytes, or raise the limit (ulimit -v)"),
+        "kv-cache-memory-bytes");
+  pool_memory_ = parts_->ops->make_buffer(static_cast<size_t>(parts_->pool_bytes()));
+  if (recurrent) {
+    ring_memory_ = parts_->ops->make_buffer(static_cast<size_t>(parts_->ring_bytes()));
+    zero_page_.resize(static_cast<size_t>(parts_->layout.page_bytes()));
+  }
+  return {};
+}
+
+// The slots are the host's: their part of the plan is applied by then.
+void HostDevice::apply(const StepPlan& plan, const Batch&, int32_t) {
+  for (const SequenceStart& start : plan.starts) start_state(start);
+}
+
+// The recurrent state before the sequence's first row: a copy of the checkpoint that it starts from, or zeros.
+void HostDevice::start_state(const SequenceStart& start) {
+  const CacheLayout& layout = parts_->layout;
+  CHECK(static_cast<int64_t>(start.state_pages.size()) == layout.state_pages(), "sequence ", start.sequence, " has ",
+        start.state_pages.size(), " state pages");
+  CHECK(start.checkpoint.empty() == (start.state_pages.empty() || start.num_cached_tokens == 0), "sequence ",
+        start.sequence, " starts at ", start.num_cached_tokens, " without the state there");
+  for (size_t i = 0; i < start.state_pages.size(); ++i) {
+    const uint8_t* from = start.checkpoint.empty() ? zero_page_.data() : page(start.checkpoint[i]);
+    parts_->ops->copy(page(start.state_pages[i]), from, static_cast<size_t>(layout.page_bytes()));
+  }
+}
+
+void HostDevice::forward(const StepPlan& plan, const Batch& batch, int32_t) {
+  batch_ = &batch;
+  masks_.assign(plan.rows.size(), {});
+  if (!status_.ok()) return;
+  Ops& ops = parts_->step_ops();
+  ops.begin_step();
+  const PagePool pool{.base = pool_memory_.data(),
+                      .layout = parts_->layout,
+                      .ring = ring_memory_.data(),
+                      .ring_tokens = RankParts::kRingTokens};
+  logits_ = parts_->model->forward(batch, ops, pool);
+}
+
+void HostDevice::mask(const StepPlan& plan, MaskBox& masks) {
+  for (size_t i = 0; i < plan.rows.size(); ++i)
+    if (const PlanRow& row = plan.rows[i]; row.samples() && row.masked) masks_[i] = masks.wait(plan.step, row.slot);
+}
+
+void HostDevice::sample(const StepPlan& plan, int32_t) {
+  rows_.clear();
+  if (!status_.ok()) return;
+  rows_.reserve(plan.rows.size());
+  for (size_t i = 0; i < plan.rows.size(); ++i) {
+    RowResult& row = rows_.emplace_back(sample_row(plan, i));
+    for (const StateCheckpoint& checkpoint : batch_->sequences[i].checkpoints)
+      row.checkpoints.push_back(checkpoint.position);
+  }
+}
+
+RowResult HostDevice::sample_row(const StepPlan& plan, size_t index) {
+  const PlanRow& row = plan.rows[index];
+  Slots& slots = *parts_->slots;
+  const Slot& slot = slots[row.slot];
+  RowResult out{.slot = row.slot, .sequence = row.sequence};
+  const int32_t first = parts_->builder->logit_row(index);
+  if (row.scores_prompt()) prompt_logprobs(row, slot, first, out);
+  if (!row.samples()) return out;
+
+  const int32_t logit_row = row.scores_prompt() ? first + row.num_tokens() - 1 : first;
+  const SamplerRow sampled_row{
+      .logits = {logits_.row<const float>(logit_row), static_cast<size_t>(logits_.cols)},
+      .params = slot.sampling.get(),
+      .num_outputs = slot.num_outputs,
+      .output_counts = slot.output_counts,
+      .seen = slot.seen,
+      .mask = masks_[index],
+  };
+  SampledToken token = sampler_->sample(sampled_row);
+  out.finite = token.finite;
+  if (!token.finite) {
+    slots.accept(row.slot, 0);  // the next plan may be in flight already: its row needs an id that exists
+    return out;
+  }
+  slots.accept(row.slot, token.id);
+  out.ids.push_back(token.id);
+  if (slot.sampling->logprobs >= 0) out.logprobs.push_back(std::move(token.logprobs));
+  return out;
+}
+
+void HostDevice::prompt_logprobs(const PlanRow& row, const Slot& slot, int32_t first, RowResult& out) {
+  for (int32_t i = 0; i < row.num_tokens(); ++i) {
+    const int32_t next = row.position.least + i + 1;
+    if (next >= slot.num_prompt_tokens) break;
+    const std::span<const float> logit_row(logits_.row<const float>(first + i), static_cast<size_t>(logits_.cols));
+    out.prompt_logprobs.push_back(
+        sampler_->token_logprobs(logit_row, (*slot.tokens)[static_cast<size_t>(next)], slot.sampling->prompt_logprobs));
+  }
+}
+
+Result<std::vector<RowResult>> HostDevice::collect(const StepPlan&, int32_t) {
+  if (!status_.ok()) return status_.error();
+  return std::move(rows_);
+}
+
+}  // namespace
+
+Result<std::unique_ptr<RankDevice>> make_host_device(const RankConfig& config) {
+  CHECK(config.device != Device::kCuda);
+  if (config.cache_bytes > host_memory_bytes() / config.size)
+    return bad_input(
+        str_cat("the cache of ", memory_text(config.cache_bytes), " is over the memory that this process may have, ",
+                memory_text(host_memory_bytes()), ": lower --kv-cache-memory-bytes"),
+        "kv-cache-memory-bytes");
+  return std::unique_ptr<RankDevice>(std::make_unique<HostDevice>(config));
+}
+
+}  // namespace perigee

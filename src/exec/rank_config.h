@@ -1,0 +1,45 @@
+// RankConfig: what a rank is told before it loads.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+
+#include "model/model.h"
+
+namespace perigee {
+
+class OpObserver;
+
+enum class Device { kCpu, kRef, kCuda };
+
+// For tests: what happens to one rank in one step.
+struct RankFault {
+  enum class Mode {
+    kError,  // its device is lost
+    kHang,   // its thread stops for ever, whatever the abort word says
+  };
+  int32_t rank = 0;
+  int64_t step = -1;  // < 0: never
+  Mode mode = Mode::kError;
+};
+
+struct RankConfig {
+  int32_t rank = 0, size = 1;  // this rank of so many; each holds the whole model
+  Device device = Device::kCpu;
+  LoadOptions load;
+  int num_threads = 0;            // 0: as many as available_cores(), divided among the ranks
+  int64_t cache_bytes = 1 << 30;  // page pool of a rank; on a GPU 0: what memory_share leaves beside the rest
+  double memory_share = 0.9;      // of the GPU's memory, with what others have of it
+  bool fp8_cache = false;         // latents as e4m3
+  int32_t max_sequences = 128;
+  int32_t max_step_tokens = 2048;
+  bool deterministic = false;
+  std::optional<Isa> isa;          // of the CPU backend; none: the best one of this machine
+  RankFault fault;                 // tests
+  OpObserver* observer = nullptr;  // of the model's ops (ops/observed_ops.h); none costs nothing
+  std::function<std::unique_ptr<Model>(Ops&)> make_model;  // tests: the model, in place of load
+};
+
+}  // namespace perigee

@@ -1,0 +1,19 @@
+#include "exec/rank_parts.h"
+
+namespace perigee {
+
+Result<int32_t> RankParts::pages_in(int64_t bytes) const {
+  const int64_t pages = bytes / layout.page_bytes();
+  if (pages < least_pages())
+    return bad_input(str_cat("the cache of ", bytes, " bytes holds ", pages, " pages of ", layout.page_bytes(),
+                             " bytes; raise --kv-cache-memory-bytes to at least ", least_pages() * layout.page_bytes(),
+                             ": two blocks", state_pages() > 0 ? " and a recurrent state" : ""),
+                     "kv-cache-memory-bytes");
+  return static_cast<int32_t>(std::min<int64_t>(pages, INT32_MAX));
+}
+
+int32_t RankParts::max_blocks(int32_t pages) const {
+  return static_cast<int32_t>(std::min<int64_t>(pages, model->info().max_positions / kBlockTokens + 1));
+}
+
+}  // namespace perigee
