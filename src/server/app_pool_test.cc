@@ -229,6 +229,26 @@ TEST_F(AppPoolTest, ALengthThatCanBeNoPromptIsRefusedUnread) {
   EXPECT_EQ(check("/v1/completions", 32u << 20), 413);
 }
 
+// 2^20 entries are the limit: as many prompt tokens as there are, times 1 + prompt_logprobs, times n.
+TEST_F(AppPoolTest, ScoresOfPromptTokensAreBoundedOverAllChoices) {
+  options_.max_model_len = 1 << 16;
+  options_.accepts = 0;  // what passes the check is a 429
+  start();
+  const auto ids = [](int count) {
+    std::string list = "[1";
+    for (int i = 1; i < count; ++i) list += ",1";
+    return list + "]";
+  };
+  const auto status = [&](const std::string& prompt, int n) {
+    return answer("/v1/completions", str_cat(R"({"prompt":)", prompt, R"(,"prompt_logprobs":3,"n":)", n, "}")).status;
+  };
+  EXPECT_EQ(status(ids(1 << 15), 8), 429);
+  EXPECT_EQ(status(ids((1 << 15) + 1), 8), 400);
+  EXPECT_EQ(status(ids((1 << 15) + 1), 7), 429);
+  EXPECT_EQ(status(str_cat("[", ids(1 << 15), ",", ids(1 << 15), "]"), 4), 429);
+  EXPECT_EQ(status(str_cat("[", ids(1 << 15), ",", ids((1 << 15) + 1), "]"), 4), 400);
+}
+
 // What overload looks like to an autoscaler: a refused request has no latency and does not count as a success.
 TEST_F(AppPoolTest, RefusalsAreNotSuccessesAndStayOutOfLatencies) {
   options_.accepts = 0;
