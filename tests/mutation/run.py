@@ -5,7 +5,7 @@
     run.py                            all of them
     run.py --sample 15 --seed 7       so many, chosen by the seed
     run.py --ids text-03,exec-12      these
-    run.py --folder text --resume     a folder, without those that build-mutation/outcomes.json has already
+    run.py --folder text --resume     a folder, without those that build-mutation/outcomes.json has as caught
 
 The results of all go to results.txt. Exit code 1: a bug does not apply or compile, the tests fail without a bug, or over 5 %
 of those planted survived without being named in `survivors`. Standard library only.
@@ -239,6 +239,10 @@ class Outcomes:
         entry = self.known.get(bug.id)
         return Outcome(*entry[1:]) if entry and entry[0] == fingerprint(bug) else None
 
+    def caught(self, bug):
+        outcome = self.get(bug)
+        return outcome is not None and outcome.outcome in (CAUGHT, HUNG)
+
     def put(self, bug, outcome):
         self.known[bug.id] = [fingerprint(bug), *outcome]
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -350,7 +354,7 @@ def main(arguments):
     outcomes = Outcomes(WORK / "outcomes.json")
     if not options.resume:
         outcomes.forget(bugs)
-    todo = [bug for bug in bugs if outcomes.get(bug) is None]
+    todo = [bug for bug in bugs if not outcomes.caught(bug)]  # a survivor again: there may be new tests, or more steps
     usual = WORK / "usual.json"  # of this very tree
     if changed:
         usual.unlink(missing_ok=True)

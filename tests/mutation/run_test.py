@@ -110,7 +110,9 @@ class Lists(unittest.TestCase):
             known = Outcomes(path)
             known.forget([DROPPED])
             self.assertIsNone(known.get(DROPPED))
-            self.assertIsNotNone(known.get(UNSEEN))
+            self.assertTrue(known.caught(UNSEEN))
+            known.put(UNSEEN, Outcome(SURVIVED, "", 1.0))
+            self.assertFalse(known.caught(UNSEEN))
 
     def test_verdict(self):
         caught, survived = Outcome(CAUGHT, "first", 1), Outcome(SURVIVED, "", 1)
