@@ -45,28 +45,32 @@ class CheckpointSource final : public TensorSource {
   CheckpointSource(Checkpoint checkpoint, bool language_model_only)
       : checkpoint_(std::move(checkpoint)), language_model_only_(language_model_only) {}
 
-  Result<int64_t> verify(std::span<const TensorSpec> specs, const ModelConfig& config) override {
+  Status verify(std::span<const TensorSpec> specs, const ModelConfig& config) override {
     used_.clear();
     for (const TensorSpec& spec : specs) RETURN_IF_ERROR(verify_one(spec, config.quantization));
-    RETURN_IF_ERROR(verify_rest(config));
-    int64_t total = 0;
-    for (const MappedTensor* tensor : used_) total += static_cast<int64_t>(tensor->data.size());
-    return total;
+    return verify_rest(config);
   }
 
-  RawWeight matrix(const TensorSpec& spec) const override {
-    RawWeight weight{.matrix = {.out = spec.out, .in = spec.in}, .owners = {}};
-    if (const MappedTensor* words = find(spec.name + ".weight_packed")) {
-      weight.matrix.format = WeightFormat::kInt4Group32;
-      weight.matrix.data = aligned(*words, weight);
-      weight.matrix.scale = aligned(get(spec.name + ".weight_scale"), weight);
+  WeightFormat format(const TensorSpec& spec) const override {
+    return find(spec.name + ".weight_packed") != nullptr ? WeightFormat::kInt4Group32 : format(get(spec.stored_name()));
+  }
+
+  RawWeight matrix(const TensorSpec& spec, const MatrixPart& part) const override {
+    RawWeight weight{.matrix = {.format = format(spec), .out = spec.out, .in = spec.in}, .owners = {}};
+    RawMatrix& m = weight.matrix;
+    const bool int4 = m.format == WeightFormat::kInt4Group32;
+    const MappedTensor& data = get(int4 ? spec.name + ".weight_packed" : spec.stored_name());
+    m.data = data.data.data();
+    if (!m.has_scales()) {
+      m = window(m, part);
+      m.data = aligned(data_bytes(m), *data.type, weight);
       return weight;
     }
-    const MappedTensor& data = get(spec.stored_name());
-    weight.matrix.format = format(data);
-    weight.matrix.data = aligned(data, weight);
-    if (weight.matrix.format == WeightFormat::kF8Block128)
-      weight.matrix.scale = aligned(get(spec.name + ".weight_scale_inv"), weight);
+    const MappedTensor& scale = get(spec.name + (int4 ? ".weight_scale" : ".weight_scale_inv"));
+    m.scale = scale.data.data();
+    m = window(m, part);
+    m.data = aligned(data_bytes(m), *data.type, weight);
+    m.scale = aligned(scale_bytes(m), *scale.type, weight);
     return weight;
   }
 
@@ -76,9 +80,9 @@ class CheckpointSource final : public TensorSource {
     return 1;
   }
 
-  std::vector<float> vector(const TensorSpec& spec) const override {
-    const RawWeight weight = matrix(spec);
-    std::vector<float> out(spec.in);
+  std::vector<float> vector(const TensorSpec& spec, const MatrixPart& part) const override {
+    const RawWeight weight = matrix(spec, part);
+    std::vector<float> out(static_cast<size_t>(part.columns));
     raw_row(weight.matrix, 0, out.data());
     return out;
   }
@@ -104,15 +108,15 @@ class CheckpointSource final : public TensorSource {
 
   static float scalar(const MappedTensor& tensor) {
     RawWeight copy;
-    return raw_element({.format = format(tensor), .out = 1, .in = 1, .data = aligned(tensor, copy)}, 0, 0);
+    const ByteRows bytes = {.data = tensor.data.data(), .rows = 1, .row_bytes = tensor.type->bytes};
+    return raw_element({.format = format(tensor), .out = 1, .in = 1, .data = aligned(bytes, *tensor.type, copy)}, 0, 0);
   }
 
   // The file promises no alignment; bytes that lie badly are copied once.
-  static const void* aligned(const MappedTensor& tensor, RawWeight& weight) {
-    if (reinterpret_cast<uintptr_t>(tensor.data.data()) % static_cast<uintptr_t>(tensor.type->bytes) == 0)
-      return tensor.data.data();
-    auto copy = std::make_shared<Buffer>(tensor.data.size());
-    std::memcpy(copy->data(), tensor.data.data(), tensor.data.size());
+  static const void* aligned(const ByteRows& bytes, const SafetensorsType& type, RawWeight& weight) {
+    if (reinterpret_cast<uintptr_t>(bytes.data) % static_cast<uintptr_t>(type.bytes) == 0) return bytes.data;
+    auto copy = std::make_shared<Buffer>(static_cast<size_t>(bytes.extent()));
+    bytes.copy_to(copy->data(), bytes.stride);
     weight.owners.push_back(copy);
     return copy->data();
   }

@@ -372,10 +372,10 @@ Status check_limits(const ModelConfig& c, const ShapeLimits& limits, const char*
                                {"v_head_dim", c.value, unit, any}};
   int64_t moe_layers = 0;
   for (int64_t i = 0; i < c.num_layers; ++i) moe_layers += c.is_moe(i);
-  if (moe_layers < c.num_layers) fields.push_back({"intermediate_size", c.inter, unit, any});
+  if (moe_layers < c.num_layers) fields.push_back({"intermediate_size", c.local_inter(), unit, any});
   const Keys& keys = keys_of(c);
   if (moe_layers > 0) {
-    fields.push_back({"moe_intermediate_size", c.moe_inter, unit, any});
+    fields.push_back({"moe_intermediate_size", c.local_moe_inter(), unit, any});
     fields.push_back({keys.num_experts, c.num_experts, 1, limits.max_experts});
     fields.push_back({keys.top_k, c.top_k, 1, limits.max_top_k});
     fields.push_back({keys.num_groups, c.num_groups, 1, limits.max_groups});
@@ -385,9 +385,10 @@ Status check_limits(const ModelConfig& c, const ShapeLimits& limits, const char*
     const std::string multiple = f.unit > 1 ? str_cat("a multiple of ", f.unit) : "",
                       most = str_cat("at most ", f.most);
     const std::string need = f.most == any ? multiple : f.unit == 1 ? most : str_cat(multiple, ", ", most);
-    return bad_input(str_cat("config.json: ", f.key, ": --device ", backend, " expects ", need, ", found ", f.value,
-                             "; --device cpu takes any"),
-                     f.key);
+    return bad_input(
+        str_cat("config.json: ", f.key, ": --device ", backend, " expects ", need, ", found ", f.value,
+                c.ranks.size > 1 ? str_cat(" on each of ", c.ranks.size, " ranks") : "", "; --device cpu takes any"),
+        f.key);
   }
   return {};
 }

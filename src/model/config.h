@@ -13,6 +13,7 @@
 
 #include "base/json.h"
 #include "base/result.h"
+#include "model/shard.h"
 #include "ops/weights.h"
 
 namespace perigee {
@@ -70,6 +71,17 @@ struct ModelConfig {
   int64_t max_positions = 0;
   std::vector<int32_t> eos_ids;  // ascending, unique
   Quantization quantization = Quantization::kNone;
+  TensorParallel ranks;  // LoadOptions::ranks; never in a file. All sizes above are the whole model's.
+
+  // What this rank keeps of them: see TensorSpec::shard.
+  int64_t local_heads() const { return heads / ranks.size; }
+  int64_t local_inter() const { return inter / ranks.size; }
+  int64_t local_moe_inter() const { return moe_inter / ranks.size; }
+  KdaShape local_kda() const {
+    KdaShape local = kda;
+    local.heads /= ranks.size;
+    return local;
+  }
 
   bool is_moe(int64_t layer) const { return layer >= first_dense && layer % moe_layer_freq == 0; }
   bool is_kda(int64_t layer) const { return !kda_layers.empty() && kda_layers[static_cast<size_t>(layer)]; }
@@ -82,8 +94,8 @@ Result<ModelConfig> parse_config(const Json& config, const Json& generation);
 // Reads `folder`/config.json and, if present, `folder`/generation_config.json.
 Result<ModelConfig> read_config(const std::string& folder);
 
-// Whether `backend` computes such a model: its widths, latents and experts are within `limits`. Errors name key, found,
-// the limit and another backend.
+// Whether `backend` computes a rank's part of such a model: its widths, latents and experts are within `limits`. Errors
+// name key, found, the limit and another backend.
 Status check_limits(const ModelConfig& config, const ShapeLimits& limits, const char* backend);
 
 // The architectures that parse_config accepts at the top of a config.json, for messages.

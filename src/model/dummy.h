@@ -22,19 +22,19 @@
 
 namespace perigee {
 
-// Fill elements [0, out.size()) of tensor `name`, spread over `num_threads` threads.
-void dummy_matrix(std::string_view name, int64_t fan_in, int num_threads, std::span<uint16_t> out);
-void dummy_norm(std::string_view name, std::span<uint16_t> out);
-void dummy_bias(std::string_view name, std::span<float> out);
-void dummy_log_decay(std::string_view name, std::span<float> out);
-void dummy_time_bias(std::string_view name, std::span<float> out);
-void dummy_int4(std::string_view name, int num_threads, std::span<uint32_t> words);
-void dummy_int4_scale(std::string_view name, int64_t in, int num_threads, std::span<uint16_t> out);
-void dummy_fp8(std::string_view name, int num_threads, std::span<uint8_t> out);
-void dummy_fp8_scale(std::string_view name, int64_t in, std::span<float> out);
+// Fill elements [first, first + out.size()) of tensor `name`.
+void dummy_matrix(std::string_view name, int64_t fan_in, int64_t first, std::span<uint16_t> out);
+void dummy_norm(std::string_view name, int64_t first, std::span<uint16_t> out);
+void dummy_bias(std::string_view name, int64_t first, std::span<float> out);
+void dummy_log_decay(std::string_view name, int64_t first, std::span<float> out);
+void dummy_time_bias(std::string_view name, int64_t first, std::span<float> out);
+void dummy_int4(std::string_view name, int64_t first, std::span<uint32_t> words);
+void dummy_int4_scale(std::string_view name, int64_t in, int64_t first, std::span<uint16_t> out);
+void dummy_fp8(std::string_view name, int64_t first, std::span<uint8_t> out);
+void dummy_fp8_scale(std::string_view name, int64_t in, int64_t first, std::span<float> out);
 
-// Tensors are made when asked for and live as long as the RawWeight. Storage follows the config's quantisation: INT4:
-// routed experts; FP8: all projections; else bf16.
+// Parts of tensors are made when asked for, by `num_threads` threads, and live as long as the RawWeight. Storage
+// follows the config's quantisation: INT4: routed experts; FP8: all projections; else bf16.
 std::unique_ptr<TensorSource> make_dummy_source(int num_threads);
 
 }  // namespace perigee

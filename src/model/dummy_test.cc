@@ -33,15 +33,15 @@ std::string made(size_t bytes, const Fill& fill) {
 
 // The first `bytes` bytes of a tensor by one rule; empty for rules of other families.
 std::string first_bytes(const std::string& rule, const std::string& name, int64_t fan_in, size_t bytes) {
-  if (rule == "weight") return made<uint16_t>(bytes, [&](auto out) { dummy_matrix(name, fan_in, 2, out); });
-  if (rule == "norm") return made<uint16_t>(bytes, [&](auto out) { dummy_norm(name, out); });
-  if (rule == "e_score_correction_bias") return made<float>(bytes, [&](auto out) { dummy_bias(name, out); });
-  if (rule == "A_log") return made<float>(bytes, [&](auto out) { dummy_log_decay(name, out); });
-  if (rule == "dt_bias") return made<float>(bytes, [&](auto out) { dummy_time_bias(name, out); });
-  if (rule == "int4_packed") return made<uint32_t>(bytes, [&](auto out) { dummy_int4(name, 2, out); });
-  if (rule == "int4_scale") return made<uint16_t>(bytes, [&](auto out) { dummy_int4_scale(name, fan_in, 2, out); });
-  if (rule == "fp8") return made<uint8_t>(bytes, [&](auto out) { dummy_fp8(name, 2, out); });
-  if (rule == "fp8_scale_inv") return made<float>(bytes, [&](auto out) { dummy_fp8_scale(name, fan_in, out); });
+  if (rule == "weight") return made<uint16_t>(bytes, [&](auto out) { dummy_matrix(name, fan_in, 0, out); });
+  if (rule == "norm") return made<uint16_t>(bytes, [&](auto out) { dummy_norm(name, 0, out); });
+  if (rule == "e_score_correction_bias") return made<float>(bytes, [&](auto out) { dummy_bias(name, 0, out); });
+  if (rule == "A_log") return made<float>(bytes, [&](auto out) { dummy_log_decay(name, 0, out); });
+  if (rule == "dt_bias") return made<float>(bytes, [&](auto out) { dummy_time_bias(name, 0, out); });
+  if (rule == "int4_packed") return made<uint32_t>(bytes, [&](auto out) { dummy_int4(name, 0, out); });
+  if (rule == "int4_scale") return made<uint16_t>(bytes, [&](auto out) { dummy_int4_scale(name, fan_in, 0, out); });
+  if (rule == "fp8") return made<uint8_t>(bytes, [&](auto out) { dummy_fp8(name, 0, out); });
+  if (rule == "fp8_scale_inv") return made<float>(bytes, [&](auto out) { dummy_fp8_scale(name, fan_in, 0, out); });
   return "";
 }
 
@@ -78,16 +78,19 @@ TEST(Dummy, TensorsEqualPythonBitForBit) {
 }
 
 TEST(Dummy, ThreadsDoNotChangeTheValues) {
-  std::vector<uint16_t> one(300'001), four(300'001);
-  dummy_matrix("x.weight", 64, 1, one);
-  dummy_matrix("x.weight", 64, 4, four);
-  EXPECT_EQ(one, four);
+  const TensorSpec spec{"x", TensorRole::kProjection, Shard::columns(), 1001, 400};
+  for (const MatrixPart& part : {part_of(spec, {}), part_of(spec, {.rank = 1, .size = 2})}) {
+    const RawWeight one = make_dummy_source(1)->matrix(spec, part), four = make_dummy_source(4)->matrix(spec, part);
+    for (int64_t r = 0; r < part.rows; ++r)
+      for (int64_t c = 0; c < part.columns; ++c)
+        ASSERT_EQ(raw_element(one.matrix, r, c), raw_element(four.matrix, r, c)) << r << " " << c;
+  }
 }
 
 TEST(Dummy, RefusesInt4GroupsThatDoNotFit) {
   ModelConfig config;
   config.quantization = Quantization::kInt4Group32;
-  const std::vector<TensorSpec> specs = {{"e", TensorRole::kRoutedExpert, 8, 48}};
+  const std::vector<TensorSpec> specs = {{"e", TensorRole::kRoutedExpert, Shard::whole(), 8, 48}};
   const auto total = make_dummy_source(1)->verify(specs, config);
   ASSERT_FALSE(total.ok());
   EXPECT_NE(total.error().message.find("tensor e: INT4 groups of 32"), std::string::npos);

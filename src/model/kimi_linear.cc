@@ -9,39 +9,42 @@ namespace {
 // The tensors of one layer's Kimi Delta Attention.
 struct KdaTensors {
   TensorSpec q, k, v, q_conv, k_conv, v_conv, log_decay, time_bias, f_a, f_b, b, g_a, g_b, o_norm, o;
-
-  KdaTensors(const ModelConfig& c, int64_t i) {
-    const TensorNames names(c);
-    const int64_t width = c.kda.width(), dim = c.kda.dim;
-    const auto projection = [&](const char* name, int64_t out, int64_t in) {
-      return names.projection(i, str_cat("self_attn.", name).c_str(), out, in);
-    };
-    const auto own = [&](const char* name, TensorRole role, int64_t out, int64_t in) {
-      return TensorSpec{names.layer(i, str_cat("self_attn.", name)), role, out, in};
-    };
-    q = projection("q_proj", width, c.hidden);
-    k = projection("k_proj", width, c.hidden);
-    v = projection("v_proj", width, c.hidden);
-    q_conv = own("q_conv1d", TensorRole::kConv, width, c.kda.conv);
-    k_conv = own("k_conv1d", TensorRole::kConv, width, c.kda.conv);
-    v_conv = own("v_conv1d", TensorRole::kConv, width, c.kda.conv);
-    log_decay = own("A_log", TensorRole::kLogDecay, 1, c.kda.heads);
-    log_decay.why = str_cat(", as kda_layers of config.json has layer ", i + 1);
-    time_bias = own("dt_bias", TensorRole::kTimeBias, 1, width);
-    f_a = projection("f_a_proj", dim, c.hidden);
-    f_b = projection("f_b_proj", width, dim);
-    b = projection("b_proj", c.kda.heads, c.hidden);
-    g_a = projection("g_a_proj", dim, c.hidden);
-    g_b = projection("g_b_proj", width, dim);
-    o_norm = own("o_norm", TensorRole::kNorm, 1, dim);
-    o = projection("o_proj", c.hidden, width);
-  }
 };
 
+KdaTensors kda_tensors(const ModelConfig& c, int64_t i) {
+  const TensorNames names(c);
+  const int64_t width = c.kda.width(), dim = c.kda.dim;
+  const Shard heads = Shard::heads(c.kda.heads);
+  const auto own = [&](const char* name, TensorRole role, Shard shard, int64_t out, int64_t in) {
+    return TensorSpec{names.layer(i, str_cat("self_attn.", name)), role, shard, out, in};
+  };
+  const auto projection = [&](const char* name, Shard shard, int64_t out, int64_t in) {
+    return own(name, TensorRole::kProjection, shard, out, in);
+  };
+  const auto conv = [&](const char* name) { return own(name, TensorRole::kConv, heads, width, c.kda.conv); };
+  KdaTensors t{.q = projection("q_proj", heads, width, c.hidden),
+               .k = projection("k_proj", heads, width, c.hidden),
+               .v = projection("v_proj", heads, width, c.hidden),
+               .q_conv = conv("q_conv1d"),
+               .k_conv = conv("k_conv1d"),
+               .v_conv = conv("v_conv1d"),
+               .log_decay = own("A_log", TensorRole::kLogDecay, heads, 1, c.kda.heads),
+               .time_bias = own("dt_bias", TensorRole::kTimeBias, heads, 1, width),
+               .f_a = projection("f_a_proj", Shard::whole(), dim, c.hidden),
+               .f_b = projection("f_b_proj", heads, width, dim),
+               .b = projection("b_proj", heads, c.kda.heads, c.hidden),
+               .g_a = projection("g_a_proj", Shard::whole(), dim, c.hidden),
+               .g_b = projection("g_b_proj", heads, width, dim),
+               .o_norm = own("o_norm", TensorRole::kNorm, Shard::whole(), 1, dim),
+               .o = projection("o_proj", Shard::columns(), c.hidden, width)};
+  t.log_decay.why = str_cat(", as kda_layers of config.json has layer ", i + 1);
+  return t;
+}
+
 KdaWeights read_kda(const ModelConfig& c, int64_t layer, WeightReader& reader) {
-  const KdaTensors t(c, layer);
+  const KdaTensors t = kda_tensors(c, layer);
   KdaWeights w;
-  w.shape = c.kda;
+  w.shape = c.local_kda();
   w.qkv = reader.linear(std::vector{t.q, t.k, t.v});
   w.gates = reader.linear(std::vector{t.f_a, t.g_a, t.b});
   w.f_b = reader.linear(t.f_b);
@@ -58,7 +61,7 @@ KdaWeights read_kda(const ModelConfig& c, int64_t layer, WeightReader& reader) {
 // What config.json says of a layer shows in these tensors, which the other kind of layer lacks: they are checked first.
 std::vector<TensorSpec> attention_tensors(const ModelConfig& c, int64_t i) {
   if (c.is_kda(i)) {
-    const KdaTensors t(c, i);
+    const KdaTensors t = kda_tensors(c, i);
     return {t.log_decay, t.time_bias, t.q, t.k,   t.v,   t.q_conv, t.k_conv, t.v_conv,
             t.f_a,       t.f_b,       t.b, t.g_a, t.g_b, t.o_norm, t.o};
   }

@@ -38,31 +38,33 @@ MoeWeights read_moe(const ModelConfig& c, int64_t layer, WeightReader& reader) {
 
 TensorSpec TensorNames::q(int64_t i) const {
   const int64_t out = c_.heads * (c_.nope + c_.rope);
-  return c_.q_lora > 0 ? projection(i, "self_attn.q_b_proj", out, c_.q_lora)
-                       : projection(i, "self_attn.q_proj", out, c_.hidden);
+  return c_.q_lora > 0 ? projection(i, "self_attn.q_b_proj", Shard::heads(c_.heads), out, c_.q_lora)
+                       : projection(i, "self_attn.q_proj", Shard::heads(c_.heads), out, c_.hidden);
 }
 
 TensorSpec TensorNames::kv_a(int64_t i) const {
-  return projection(i, "self_attn.kv_a_proj_with_mqa", c_.kv_lora + c_.rope, c_.hidden);
+  return projection(i, "self_attn.kv_a_proj_with_mqa", Shard::whole(), c_.kv_lora + c_.rope, c_.hidden);
 }
 
 TensorSpec TensorNames::kv_b(int64_t i) const {
-  return projection(i, "self_attn.kv_b_proj", c_.heads * (c_.nope + c_.value), c_.kv_lora);
+  return projection(i, "self_attn.kv_b_proj", Shard::heads(c_.heads), c_.heads * (c_.nope + c_.value), c_.kv_lora);
 }
 
 TensorSpec TensorNames::router(int64_t i) const {
-  return {layer(i, str_cat(c_.moe_names.block, ".gate")), TensorRole::kMatrix, c_.num_experts, c_.hidden};
+  return {layer(i, str_cat(c_.moe_names.block, ".gate")), TensorRole::kMatrix, Shard::whole(), c_.num_experts,
+          c_.hidden};
 }
 
 TensorSpec TensorNames::router_bias(int64_t i) const {
-  return {layer(i, str_cat(c_.moe_names.block, ".gate.e_score_correction_bias")), TensorRole::kBias, 1, c_.num_experts};
+  return {layer(i, str_cat(c_.moe_names.block, ".gate.e_score_correction_bias")), TensorRole::kBias, Shard::whole(), 1,
+          c_.num_experts};
 }
 
 std::vector<TensorSpec> TensorNames::gated_mlp(int64_t i, const std::string& name, int64_t inter) const {
   const TensorRole role = TensorRole::kProjection;
-  return {{layer(i, name + ".gate_proj"), role, inter, c_.hidden},
-          {layer(i, name + ".up_proj"), role, inter, c_.hidden},
-          {layer(i, name + ".down_proj"), role, c_.hidden, inter}};
+  return {{layer(i, name + ".gate_proj"), role, Shard::rows(), inter, c_.hidden},
+          {layer(i, name + ".up_proj"), role, Shard::rows(), inter, c_.hidden},
+          {layer(i, name + ".down_proj"), role, Shard::columns(), c_.hidden, inter}};
 }
 
 std::vector<TensorSpec> TensorNames::dense_mlp(int64_t i) const {
@@ -79,9 +81,9 @@ std::vector<TensorSpec> TensorNames::experts(int64_t i) const {
   std::vector<TensorSpec> out;
   for (int64_t e = 0; e < c_.num_experts; ++e) {
     const std::string expert = str_cat(layer(i, n.block), ".experts.", e, ".");
-    out.push_back({expert + n.gate, role, c_.moe_inter, c_.hidden});
-    out.push_back({expert + n.up, role, c_.moe_inter, c_.hidden});
-    out.push_back({expert + n.down, role, c_.hidden, c_.moe_inter});
+    out.push_back({expert + n.gate, role, Shard::rows(), c_.moe_inter, c_.hidden});
+    out.push_back({expert + n.up, role, Shard::rows(), c_.moe_inter, c_.hidden});
+    out.push_back({expert + n.down, role, Shard::columns(), c_.hidden, c_.moe_inter});
   }
   return out;
 }
@@ -106,7 +108,7 @@ std::vector<TensorSpec> TensorNames::feed_forward(int64_t i) const {
 }
 
 MlaShape mla_shape(const ModelConfig& c) {
-  return {.heads = c.heads,
+  return {.heads = c.local_heads(),
           .nope = c.nope,
           .rope = c.rope,
           .value = c.value,
@@ -167,7 +169,7 @@ CacheLayout cache_layout_of(const ModelConfig& c, DType cache_dtype) {
       .num_layers = c.num_layers - c.num_kda_layers(), .row_elements = c.kv_lora + c.rope, .dtype = cache_dtype};
   if (c.num_kda_layers() == 0) return layout;
   layout.state_layers = c.num_kda_layers();
-  layout.state_heads = c.kda.heads;
+  layout.state_heads = c.local_kda().heads;
   layout.unit_bytes = (c.kda.unit_bytes() + 127) / 128 * 128;
   layout.ring_token_bytes = c.kda.ring_token_floats() * static_cast<int64_t>(sizeof(float));
   return layout;

@@ -17,9 +17,9 @@ class TensorNames {
  public:
   explicit TensorNames(const ModelConfig& config) : c_(config) {}  // borrowed
 
-  TensorSpec embed() const { return {c_.prefix + "model.embed_tokens", TensorRole::kMatrix, c_.vocab, c_.hidden}; }
-  TensorSpec norm() const { return {c_.prefix + "model.norm", TensorRole::kNorm, 1, c_.hidden}; }
-  TensorSpec head() const { return {c_.prefix + "lm_head", TensorRole::kMatrix, c_.vocab, c_.hidden}; }
+  TensorSpec embed() const { return vocabulary("model.embed_tokens"); }
+  TensorSpec norm() const { return {c_.prefix + "model.norm", TensorRole::kNorm, Shard::whole(), 1, c_.hidden}; }
+  TensorSpec head() const { return vocabulary("lm_head"); }
 
   std::string layer(int64_t i, const std::string& name) const {
     return str_cat(c_.prefix, "model.layers.", i, ".", name);
@@ -27,13 +27,16 @@ class TensorNames {
   TensorSpec attention_norm(int64_t i) const { return vector(i, "input_layernorm", c_.hidden); }
   TensorSpec mlp_norm(int64_t i) const { return vector(i, "post_attention_layernorm", c_.hidden); }
 
-  TensorSpec q_a(int64_t i) const { return projection(i, "self_attn.q_a_proj", c_.q_lora, c_.hidden); }
+  // The projections into latent space are every rank's own: what they make is shared by all heads.
+  TensorSpec q_a(int64_t i) const { return projection(i, "self_attn.q_a_proj", Shard::whole(), c_.q_lora, c_.hidden); }
   TensorSpec q_a_norm(int64_t i) const { return vector(i, "self_attn.q_a_layernorm", c_.q_lora); }
   TensorSpec q(int64_t i) const;
   TensorSpec kv_a(int64_t i) const;
   TensorSpec kv_a_norm(int64_t i) const { return vector(i, "self_attn.kv_a_layernorm", c_.kv_lora); }
   TensorSpec kv_b(int64_t i) const;
-  TensorSpec o(int64_t i) const { return projection(i, "self_attn.o_proj", c_.hidden, c_.heads * c_.value); }
+  TensorSpec o(int64_t i) const {
+    return projection(i, "self_attn.o_proj", Shard::columns(), c_.hidden, c_.heads * c_.value);
+  }
 
   TensorSpec router(int64_t i) const;
   TensorSpec router_bias(int64_t i) const;
@@ -47,14 +50,17 @@ class TensorNames {
   std::vector<TensorSpec> feed_forward(int64_t i) const;
 
   // A matrix and a norm's vector in layer i.
-  TensorSpec projection(int64_t i, const char* name, int64_t out, int64_t in) const {
-    return {layer(i, name), TensorRole::kProjection, out, in};
+  TensorSpec projection(int64_t i, const char* name, Shard shard, int64_t out, int64_t in) const {
+    return {layer(i, name), TensorRole::kProjection, shard, out, in};
   }
   TensorSpec vector(int64_t i, const char* name, int64_t length) const {
-    return {layer(i, name), TensorRole::kNorm, 1, length};
+    return {layer(i, name), TensorRole::kNorm, Shard::whole(), 1, length};
   }
 
  private:
+  TensorSpec vocabulary(const char* name) const {
+    return {c_.prefix + name, TensorRole::kMatrix, Shard::vocabulary(), c_.vocab, c_.hidden};
+  }
   std::vector<TensorSpec> gated_mlp(int64_t i, const std::string& name, int64_t inter) const;
   const ModelConfig& c_;
 };
@@ -67,12 +73,12 @@ struct FeedForward {
   MoeWeights moe;
 };
 
-MlaShape mla_shape(const ModelConfig& config);
+MlaShape mla_shape(const ModelConfig& config);  // of this rank's heads
 MlaWeights read_mla(const ModelConfig& config, int64_t layer, WeightReader& reader);
 FeedForward read_feed_forward(const ModelConfig& config, int64_t layer, WeightReader& reader);
 ModelInfo model_info(const ModelConfig& config, const WeightReader& reader);
 
-// What a sequence keeps: latents of the layers with latent attention, state of the others.
+// What a sequence keeps on this rank: latents of the layers with latent attention, state of its heads of the others.
 CacheLayout cache_layout_of(const ModelConfig& config, DType cache_dtype);
 
 }  // namespace perigee

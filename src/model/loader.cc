@@ -22,17 +22,21 @@ Result<ModelConfig> configure(const LoadOptions& options) {
     return bad_input(str_cat("biased routing weights are for KimiLinearForCausalLM, this is a ", config.architecture),
                      "kimi-linear-biased-routing");
   config.bias_in_weights = options.kimi_linear_biased_routing;
+  CHECK(options.ranks.rank >= 0 && options.ranks.rank < options.ranks.size, "rank ", options.ranks.rank, " of ",
+        options.ranks.size);
+  config.ranks = options.ranks;
   return config;
 }
 
-// The least that the packed weights take on any backend: none keeps a number in fewer bits than its checkpoint does,
-// but for f32 as bf16.
-double least_bytes(std::span<const TensorSpec> specs, Quantization quantization) {
+// The least that a rank's packed weights take on any backend: weights keep the checkpoint's precision, except that f32
+// is stored as bf16.
+double least_bytes(std::span<const TensorSpec> specs, const TensorSource& source, const TensorParallel& ranks) {
   double total = 0;
   for (const TensorSpec& spec : specs) {
-    const double numbers = static_cast<double>(spec.out) * static_cast<double>(spec.in);
-    const bool int4 = quantization == Quantization::kInt4Group32 && spec.role == TensorRole::kRoutedExpert;
-    const bool fp8 = quantization == Quantization::kFp8Block128;
+    const MatrixPart part = part_of(spec, ranks);
+    const double numbers = static_cast<double>(part.rows) * static_cast<double>(part.columns);
+    const WeightFormat format = source.format(spec);
+    const bool int4 = format == WeightFormat::kInt4Group32, fp8 = format == WeightFormat::kF8Block128;
     total += numbers * (int4 ? 0.5 + 2.0 / 32 : fp8 ? 1 : 2);
   }
   return total;
@@ -54,22 +58,25 @@ Status check_memory(const LoadOptions& options, double needed, const Ops& ops) {
 Status check_model_files(const LoadOptions& options) {
   ASSIGN_OR_RETURN(const ModelConfig config, configure(options));
   ASSIGN_OR_RETURN(const std::unique_ptr<TensorSource> source, open_source(options));
-  const Result<int64_t> bytes = source->verify(find_family(config.architecture)->tensors(config), config);
-  return bytes.ok() ? Status() : bytes.error();
+  const std::vector<TensorSpec> specs = find_family(config.architecture)->tensors(config);
+  RETURN_IF_ERROR(source->verify(specs, config));
+  return check_shards(specs, *source, config.ranks.size);
 }
 
 Result<std::unique_ptr<Model>> load_model(const LoadOptions& options, Ops& ops) {
   ASSIGN_OR_RETURN(const ModelConfig config, configure(options));
-  RETURN_IF_ERROR(check_limits(config, ops.limits(), ops.name()));
   const Family* family = find_family(config.architecture);
   CHECK(family != nullptr, config.architecture, " passed the config check and has no family");
   ASSIGN_OR_RETURN(const std::unique_ptr<TensorSource> source, open_source(options));
   const std::vector<TensorSpec> specs = family->tensors(config);
-  ASSIGN_OR_RETURN(const int64_t total_bytes, source->verify(specs, config));
-  RETURN_IF_ERROR(check_memory(options, least_bytes(specs, config.quantization), ops));
-  WeightReader reader(*source, ops, total_bytes, options.progress);
+  RETURN_IF_ERROR(source->verify(specs, config));
+  RETURN_IF_ERROR(check_shards(specs, *source, config.ranks.size));
+  RETURN_IF_ERROR(check_limits(config, ops.limits(), ops.name()));
+  RETURN_IF_ERROR(check_memory(options, least_bytes(specs, *source, config.ranks), ops));
+  const int64_t total_bytes = part_bytes(specs, *source, config.ranks);
+  WeightReader reader(*source, ops, config.ranks, total_bytes, options.progress);
   std::unique_ptr<Model> model = family->build(config, reader);
-  if (options.progress) options.progress("weights", total_bytes, total_bytes);
+  CHECK(reader.read_bytes() == total_bytes, "read ", reader.read_bytes(), " of ", total_bytes, " bytes");
   return model;
 }
 

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/result.h"
+#include "model/shard.h"
 #include "ops/batch.h"
 #include "ops/ops.h"
 
@@ -101,7 +102,8 @@ struct LoadOptions {
   bool language_model_only = false;  // skip vision tensors of multimodal checkpoints
   // Weigh experts by the scores with the selection bias, as Kimi-Linear's own (hub) code does and no server does.
   bool kimi_linear_biased_routing = false;
-  int num_threads = 0;  // 0: as many as available_cores()
+  TensorParallel ranks;  // which part of each tensor is read
+  int num_threads = 0;   // 0: as many as available_cores()
   // What the device has for weights: a model that needs more is refused before its first tensor is read.
   int64_t memory_bytes = INT64_MAX;
   // Progress on long work: phase, bytes done, bytes in all. May be empty; called from one thread at a time.

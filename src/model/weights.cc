@@ -4,18 +4,6 @@
 
 namespace perigee {
 
-int64_t raw_bytes(const RawMatrix& m) {
-  const int64_t elements = m.out * m.in;
-  switch (m.format) {
-    case WeightFormat::kF32: return elements * 4;
-    case WeightFormat::kBF16:
-    case WeightFormat::kF16: return elements * 2;
-    case WeightFormat::kF8Block128: return elements + (m.out + 127) / 128 * ((m.in + 127) / 128) * 4;
-    case WeightFormat::kInt4Group32: return elements / 2 + elements / 32 * 2;
-  }
-  return 0;
-}
-
 std::string TensorSpec::stored_name() const {
   const bool bare = role == TensorRole::kBias || role == TensorRole::kLogDecay || role == TensorRole::kTimeBias;
   return bare ? name : name + ".weight";
@@ -28,17 +16,28 @@ std::vector<int64_t> TensorSpec::stored_shape() const {
 }
 
 RawWeight WeightReader::raw(const TensorSpec& spec) {
-  return counted(ops_.makes_dummy_weights() ? source_.matrix_or_keys(spec) : source_.matrix(spec));
+  const MatrixPart part = part_of(spec, ranks_);
+  return counted(ops_.makes_dummy_weights() ? source_.matrix_or_keys(spec, part) : source_.matrix(spec, part));
 }
 
 RawWeight WeightReader::raw_on_host(const TensorSpec& spec) {
-  return counted(source_.matrix(spec));
+  return counted(source_.matrix(spec, part_of(spec, ranks_)));
 }
 
 RawWeight WeightReader::counted(RawWeight weight) {
-  done_ += raw_bytes(weight.matrix);
-  if (progress_) progress_("weights", done_, total_);
+  count(raw_bytes(weight.matrix));
   return weight;
+}
+
+std::vector<float> WeightReader::part_of_vector(const TensorSpec& spec) {
+  const MatrixPart part = part_of(spec, ranks_);
+  count(raw_bytes({.format = source_.format(spec), .out = part.rows, .in = part.columns}));
+  return source_.vector(spec, part);
+}
+
+void WeightReader::count(int64_t bytes) {
+  done_ += bytes;
+  if (progress_) progress_("weights", done_, total_);
 }
 
 void WeightReader::packed(const Packed& packed) {
@@ -99,17 +98,18 @@ VectorWeight WeightReader::kda_conv(const TensorSpec& q, const TensorSpec& k, co
 
 VectorWeight WeightReader::matrix_f32(const TensorSpec& spec) {
   const RawWeight weight = raw_on_host(spec);
-  std::vector<float> out(spec.out * spec.in);
-  for (int64_t r = 0; r < spec.out; ++r) raw_row(weight.matrix, r, out.data() + r * spec.in);
+  const RawMatrix& m = weight.matrix;
+  std::vector<float> out(static_cast<size_t>(m.out * m.in));
+  for (int64_t r = 0; r < m.out; ++r) raw_row(m, r, out.data() + r * m.in);
   return pack_vector(std::move(out));
 }
 
 VectorWeight WeightReader::vector(const TensorSpec& spec) {
-  return pack_vector(source_.vector(spec));
+  return pack_vector(part_of_vector(spec));
 }
 
 VectorWeight WeightReader::exp_vector(const TensorSpec& spec) {
-  std::vector<float> out = source_.vector(spec);
+  std::vector<float> out = part_of_vector(spec);
   for (float& x : out) x = static_cast<float>(std::exp(static_cast<double>(x)));
   return pack_vector(std::move(out));
 }

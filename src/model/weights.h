@@ -12,6 +12,7 @@
 
 #include "model/config.h"
 #include "model/model.h"
+#include "model/shard.h"
 #include "ops/ops.h"
 
 namespace perigee {
@@ -35,7 +36,8 @@ constexpr bool is_vector(TensorRole role) {
 
 struct TensorSpec {
   std::string name;  // full hub name, prefix included, without the suffix that the role implies
-  TensorRole role = TensorRole::kProjection;
+  TensorRole role;
+  Shard shard;
   int64_t out = 0, in = 0;  // of vectors: in = length, out = 1
   std::string why = {};     // why config.json asks for it, where that is not plain; for messages
 
@@ -52,31 +54,35 @@ struct RawWeight {
 class TensorSource {
  public:
   virtual ~TensorSource() = default;
-  // Checks that every tensor is there as declared and nothing else is. Returns the bytes of all. Errors name file,
-  // tensor, expected and found.
-  virtual Result<int64_t> verify(std::span<const TensorSpec> specs, const ModelConfig& config) = 0;
-  // Requires that verify() accepted a list with `spec`.
-  virtual RawWeight matrix(const TensorSpec& spec) const = 0;
+  // Checks that every tensor is there as declared and nothing else is. Errors name file, tensor, expected and found.
+  virtual Status verify(std::span<const TensorSpec> specs, const ModelConfig& config) = 0;
+
+  // All that follows requires that verify() accepted a list with `spec`, and reads no byte beyond `part`.
+  virtual WeightFormat format(const TensorSpec& spec) const = 0;
+  virtual RawWeight matrix(const TensorSpec& spec, const MatrixPart& part) const = 0;
   // The same, or, where the source computes its numbers, the keys alone: for backends that compute them too.
-  virtual RawWeight matrix_or_keys(const TensorSpec& spec) const { return matrix(spec); }
-  virtual std::vector<float> vector(const TensorSpec& spec) const = 0;
+  virtual RawWeight matrix_or_keys(const TensorSpec& spec, const MatrixPart& part) const { return matrix(spec, part); }
+  virtual std::vector<float> vector(const TensorSpec& spec, const MatrixPart& part) const = 0;
   // What an e4m3 cache's numbers are multiplied by, of the attention named so (..."layers.3.self_attn"); 1 where the
   // source has no such scalar. Finite and positive, as verify() checks.
   virtual float cache_scale(const std::string&) const { return 1; }
+
+  RawWeight matrix(const TensorSpec& spec) const { return matrix(spec, part_of(spec, {})); }
+  RawWeight matrix_or_keys(const TensorSpec& spec) const { return matrix_or_keys(spec, part_of(spec, {})); }
+  std::vector<float> vector(const TensorSpec& spec) const { return vector(spec, part_of(spec, {})); }
 };
 
 // A checkpoint in `folder`. Tensors of layers beyond the last (MTP), rotary inv_freq and, with a note or when
 // `language_model_only`, vision tensors are left out.
 Result<std::unique_ptr<TensorSource>> open_checkpoint_source(const std::string& folder, bool language_model_only);
 
-int64_t raw_bytes(const RawMatrix& matrix);  // data and scales
-
-// Packs weights one at a time for `ops`, reporting progress. `source` must have verified every spec asked for.
+// Packs one rank's part of each weight, one at a time, for `ops`, reporting progress. `source` must have verified every
+// spec asked for, and check_shards() must have passed.
 class WeightReader {
  public:
   using Progress = std::function<void(const char* phase, int64_t done, int64_t total)>;
-  WeightReader(const TensorSource& source, Ops& ops, int64_t total_bytes, Progress progress)
-      : source_(source), ops_(ops), total_(total_bytes), progress_(std::move(progress)) {}
+  WeightReader(const TensorSource& source, Ops& ops, TensorParallel ranks, int64_t total_bytes, Progress progress)
+      : source_(source), ops_(ops), ranks_(ranks), total_(total_bytes), progress_(std::move(progress)) {}
 
   LinearWeight linear(std::span<const TensorSpec> stacked);
   LinearWeight linear(const TensorSpec& spec) { return linear(std::span(&spec, 1)); }
@@ -92,6 +98,7 @@ class WeightReader {
   float cache_scale(const std::string& attention);
   // Values that the model computes from its config, where the backend reads them.
   VectorWeight pack_vector(std::vector<float> values);
+  int64_t read_bytes() const { return done_; }  // of the source
   int64_t packed_bytes() const { return packed_bytes_; }
   bool read_cache_scales() const { return read_cache_scales_; }  // any but 1
 
@@ -99,10 +106,13 @@ class WeightReader {
   RawWeight raw(const TensorSpec& spec);          // for the backend: perhaps keys alone
   RawWeight raw_on_host(const TensorSpec& spec);  // with its numbers
   RawWeight counted(RawWeight weight);
+  std::vector<float> part_of_vector(const TensorSpec& spec);
+  void count(int64_t bytes);
   void packed(const Packed& packed);
 
   const TensorSource& source_;
   Ops& ops_;
+  const TensorParallel ranks_;
   int64_t total_ = 0, done_ = 0, packed_bytes_ = 0;
   bool read_cache_scales_ = false;
   Progress progress_;

@@ -6,32 +6,10 @@
 #include <memory>
 #include <vector>
 
+#include "ops/raw_matrix.h"
 #include "tensor/tensor.h"
 
 namespace perigee {
-
-enum class WeightFormat : uint8_t {
-  kF32,
-  kBF16,
-  kF16,
-  kF8Block128,   // e4m3 [out, in], scale f32 [ceil(out/128), ceil(in/128)]: a multiplier
-  kInt4Group32,  // int32 words [out, in/8], nibble c%8 of word c/8 low first, offset 8; scale bf16 [out, in/32]
-};
-
-// A [out, in] matrix in checkpoint layout, borrowed from a mapped file. Rows are contiguous.
-struct RawMatrix {
-  WeightFormat format = WeightFormat::kBF16;
-  int64_t out = 0;
-  int64_t in = 0;
-  const void* data = nullptr;  // null: to be made by the backend from the keys (model/dummy.h has the formula)
-  const void* scale = nullptr;
-  uint64_t data_key = 0, scale_key = 0;
-};
-
-// Element (r, c) as f32: the definition of every format. INT4 and FP8: q * scale in f32, INT4 then rounded to bf16.
-float raw_element(const RawMatrix& m, int64_t r, int64_t c);
-// Row r as f32 into out[in].
-void raw_row(const RawMatrix& m, int64_t r, float* out);
 
 struct RawExpert {
   RawMatrix gate, up, down;  // [I, H], [I, H], [H, I]

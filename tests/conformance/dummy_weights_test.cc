@@ -19,18 +19,17 @@ ModelConfig quantised(Quantization quantization) {
   return config;
 }
 
-// Experts of two tensors each way; their outputs on one input must agree to the bit.
-std::vector<float> run(Ops& ops, const TensorSource& source, bool from_keys) {
-  const auto matrix = [&](const char* name, int64_t out, int64_t in) {
-    const TensorSpec spec{name, TensorRole::kRoutedExpert, out, in};
-    return from_keys ? source.matrix_or_keys(spec) : source.matrix(spec);
+// An expert of `inter` inner columns, of which this rank has its part; outputs on one input must agree to the bit.
+std::vector<float> run(Ops& ops, const TensorSource& source, int64_t inter, const TensorParallel& ranks,
+                       bool from_keys) {
+  const auto matrix = [&](const char* name, Shard shard, int64_t out, int64_t in) {
+    const TensorSpec spec{name, TensorRole::kRoutedExpert, shard, out, in};
+    const MatrixPart part = part_of(spec, ranks);
+    return from_keys ? source.matrix_or_keys(spec, part) : source.matrix(spec, part);
   };
-  const RawWeight gate = matrix("a.gate", 136, 384), up = matrix("a.up", 136, 384), down = matrix("a.down", 384, 136);
-  const RawWeight wide = matrix("a.down_wide", 384, 160);
-  const bool int4 = gate.matrix.format == WeightFormat::kInt4Group32;
-  const RawWeight gate_wide = matrix("a.gate_wide", 160, 384), up_wide = matrix("a.up_wide", 160, 384);
-  const RawExpert expert =
-      int4 ? RawExpert{gate_wide.matrix, up_wide.matrix, wide.matrix} : RawExpert{gate.matrix, up.matrix, down.matrix};
+  const RawWeight gate = matrix("a.gate", Shard::rows(), inter, 384), up = matrix("a.up", Shard::rows(), inter, 384),
+                  down = matrix("a.down", Shard::columns(), 384, inter);
+  const RawExpert expert{gate.matrix, up.matrix, down.matrix};
   const ExpertWeights packed = ops.pack_experts({&expert, 1});
   ops.begin_step();
   const Tensor x = ops.arena().tensor(DType::kBF16, 3, 384);
@@ -57,10 +56,15 @@ TEST(DummyWeights, MadeOnTheGpuAreTheHosts) {
        {Quantization::kNone, Quantization::kInt4Group32, Quantization::kFp8Block128}) {
     const auto source = make_dummy_source(2);
     ASSERT_TRUE(source->verify({}, quantised(quantization)).ok());
-    const std::vector<float> made = run(**ops, *source, true), sent = run(**ops, *source, false);
-    EXPECT_EQ(std::memcmp(made.data(), sent.data(), made.size() * sizeof(float)), 0)
-        << "quantisation " << static_cast<int>(quantization);
-    EXPECT_NE(sent[0], 0);
+    // Shards of 256 columns keep blocks and groups of scales whole; those of 80 and 48 do not.
+    for (const auto& [inter, size] : {std::pair<int64_t, int64_t>{160, 1}, {512, 2}, {160, 2}, {192, 4}}) {
+      const TensorParallel ranks{.rank = size - 1, .size = size};
+      const std::vector<float> made = run(**ops, *source, inter, ranks, true),
+                               sent = run(**ops, *source, inter, ranks, false);
+      EXPECT_EQ(std::memcmp(made.data(), sent.data(), made.size() * sizeof(float)), 0)
+          << "quantisation " << static_cast<int>(quantization) << ", rank " << size - 1 << " of " << size;
+      EXPECT_NE(sent[0], 0);
+    }
   }
 }
 

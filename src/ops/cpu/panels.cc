@@ -19,22 +19,21 @@ const std::array<float, 256>& f8_table() {
 // An FP8 row without its scales: exact, for bf16 has more bits of both kinds.
 void f8_row(const RawMatrix& m, int64_t r, uint16_t* out) {
   const std::array<float, 256>& table = f8_table();
-  const auto* bits = static_cast<const uint8_t*>(m.data) + r * m.in;
+  const auto* bits = static_cast<const uint8_t*>(m.data) + m.index(r, 0);
   for (int64_t c = 0; c < m.in; ++c) out[c] = f32_to_bf16(table[bits[c]]);
 }
 
 // Output j of the panel's scales.
 void scatter_scales(const PanelMatrix& m, int64_t panel, int64_t j, const OutputRow& output) {
-  const int64_t blocks = m.scale_blocks();
-  const float* scale = static_cast<const float*>(output.matrix->scale) + output.row / 128 * blocks;
-  for (int64_t b = 0; b < blocks; ++b) m.scales(panel, b * kScaleTiles)[j] = scale[b];
+  const float* scale = static_cast<const float*>(output.matrix->scale) + output.matrix->scale_index(output.row, 0);
+  for (int64_t b = 0; b < m.scale_blocks(); ++b) m.scales(panel, b * kScaleTiles)[j] = scale[b];
 }
 
 // Row r as bf16 into out[m.in].
 void bf16_row(const RawMatrix& m, int64_t r, uint16_t* out) {
   switch (m.format) {
     case WeightFormat::kBF16:
-      std::memcpy(out, static_cast<const uint16_t*>(m.data) + r * m.in, static_cast<size_t>(m.in) * 2);
+      std::memcpy(out, static_cast<const uint16_t*>(m.data) + m.index(r, 0), static_cast<size_t>(m.in) * 2);
       return;
     default:
       for (int64_t c = 0; c < m.in; ++c) out[c] = f32_to_bf16(raw_element(m, r, c));
@@ -58,8 +57,8 @@ uint32_t even_nibbles(uint32_t word) {
 }
 
 void scatter_int4(const PanelMatrix& m, int64_t panel, int64_t j, const OutputRow& output) {
-  const auto* words = static_cast<const uint32_t*>(output.matrix->data) + output.row * (m.in / 8);
-  const auto* scales = static_cast<const uint16_t*>(output.matrix->scale) + output.row * (m.in / 32);
+  const auto* words = static_cast<const uint32_t*>(output.matrix->data) + output.matrix->index(output.row, 0) / 8;
+  const auto* scales = static_cast<const uint16_t*>(output.matrix->scale) + output.matrix->scale_index(output.row, 0);
   uint8_t* tile = m.data + panel * m.panel_bytes();
   for (int64_t t = 0; t < m.k_tiles; ++t, tile += kInt4TileBytes) {
     std::memcpy(tile + 2 * j, scales + t, 2);
@@ -86,7 +85,8 @@ PanelMatrix panel_matrix(int64_t out, int64_t in, PanelFormat format) {
 
 PanelFormat panel_format(std::span<const RawMatrix> stacked) {
   const auto all = [&](WeightFormat format) {
-    return std::all_of(stacked.begin(), stacked.end(), [&](const RawMatrix& m) { return m.format == format; });
+    return std::all_of(stacked.begin(), stacked.end(),
+                       [&](const RawMatrix& m) { return m.format == format && m.starts_at_scale(); });
   };
   if (all(WeightFormat::kInt4Group32)) return PanelFormat::kInt4;
   return all(WeightFormat::kF8Block128) ? PanelFormat::kScaled : PanelFormat::kBF16;

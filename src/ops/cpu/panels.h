@@ -50,7 +50,7 @@ struct OutputRow {
 
 // The shape of a packed matrix of `out` outputs, data still null.
 PanelMatrix panel_matrix(int64_t out, int64_t in, PanelFormat format);
-// That of matrices stacked: kBF16 unless all are INT4 or all are FP8.
+// That of matrices stacked: kBF16 unless all are INT4 or all are FP8, and cut where scales begin.
 PanelFormat panel_format(std::span<const RawMatrix> stacked);
 
 // Fills m.data (m.bytes() zeroed bytes); rows.size() = 32 * m.num_panels. Every row has m.in inputs, and is

@@ -12,44 +12,34 @@ namespace {
 constexpr int64_t kColumnUnit = 128;  // of padded columns
 static_assert(kCudaLimits.latent_unit == kColumnUnit, "latents have no padding");
 
-int64_t data_bytes(const RawMatrix& m) {
-  switch (m.format) {
-    case WeightFormat::kF32: return m.out * m.in * 4;
-    case WeightFormat::kBF16:
-    case WeightFormat::kF16: return m.out * m.in * 2;
-    case WeightFormat::kF8Block128: return m.out * m.in;
-    case WeightFormat::kInt4Group32: return m.out * m.in / 2;
-  }
-  return 0;
+// Whether a packed FP8 matrix, which has a scale for each 8 rows (packed.h), can hold a window's scales.
+bool keeps_fp8(const RawMatrix& m) {
+  const bool in_one_block = m.first_row / 128 == (m.first_row + m.out - 1) / 128;
+  return m.format == WeightFormat::kF8Block128 && m.starts_at_scale() && (m.first_row % 8 == 0 || in_one_block);
 }
 
-int64_t scale_bytes(const RawMatrix& m) {
-  if (m.format == WeightFormat::kInt4Group32) return m.out * (m.in / 32) * 2;
-  if (m.format == WeightFormat::kF8Block128) return (m.out + 127) / 128 * ((m.in + 127) / 128) * 4;
-  return 0;
-}
-
-// Dense matrices stay FP8 if all of a stack are and its seams lie between the 8 rows that share a scale (packed.h); all
-// else becomes bf16.
+// Dense matrices stay FP8 if all of a stack are and its seams lie between the 8 rows that share a scale; all else
+// becomes bf16.
 WeightFormat dense_format(std::span<const RawMatrix> stacked) {
   for (size_t i = 0; i < stacked.size(); ++i)
-    if (stacked[i].format != WeightFormat::kF8Block128 || (i + 1 < stacked.size() && stacked[i].out % 8 != 0))
-      return WeightFormat::kBF16;
+    if (!keeps_fp8(stacked[i]) || (i + 1 < stacked.size() && stacked[i].out % 8 != 0)) return WeightFormat::kBF16;
   return WeightFormat::kF8Block128;
 }
 
-// Formats that stay as they are in experts; all else becomes bf16.
-WeightFormat expert_format(WeightFormat raw) {
-  return raw == WeightFormat::kInt4Group32 || raw == WeightFormat::kF8Block128 ? raw : WeightFormat::kBF16;
+// What a matrix of an expert stays as.
+WeightFormat expert_format(const RawMatrix& m) {
+  const bool int4 = m.format == WeightFormat::kInt4Group32 && m.starts_at_scale();
+  return int4 || keeps_fp8(m) ? m.format : WeightFormat::kBF16;
 }
 
-// Theirs if all matrices of all experts share it, else bf16: a checkpoint may leave some of them unquantised.
+// Theirs if all matrices of all experts share it, else bf16: a checkpoint may leave some of them unquantised, and a
+// shard may begin between scales.
 WeightFormat common_format(std::span<const RawExpert> experts) {
-  const WeightFormat format = experts[0].gate.format;
+  const WeightFormat format = expert_format(experts[0].gate);
   const bool alike = std::all_of(experts.begin(), experts.end(), [format](const RawExpert& e) {
-    return e.gate.format == format && e.up.format == format && e.down.format == format;
+    return expert_format(e.gate) == format && expert_format(e.up) == format && expert_format(e.down) == format;
   });
-  return alike ? expert_format(format) : WeightFormat::kBF16;
+  return alike ? format : WeightFormat::kBF16;
 }
 
 // More do not read a file faster than the link takes it.
@@ -84,8 +74,8 @@ void CudaOps::pack(const RawMatrix& raw, PackTarget target) {
   RawMatrix there = raw;
   if (raw.data != nullptr) {
     if (!upload_) upload_ = std::make_unique<Upload>(num_upload_threads());
-    there.data = upload_->bring(raw.data, data_bytes(raw), stream_);
-    there.scale = upload_->bring(raw.scale, scale_bytes(raw), stream_);
+    there.data = upload_->bring(data_bytes(raw), stream_);
+    there.scale = upload_->bring(scale_bytes(raw), stream_);
   }
   if (device_status().ok()) check(pack_matrix(there, target, stream()), "packing weights");
 }

@@ -13,14 +13,15 @@
 namespace perigee {
 namespace {
 
-// The source as the kernels see it. `gain` and `scale_gain` are the factors of the formula in model/dummy.h.
+// The source as the kernels see it; indices are those of RawMatrix. `gain` and `scale_gain` are the factors of the
+// formula in model/dummy.h.
 struct Source {
   RawMatrix raw;
   float gain = 0, scale_gain = 0;
 };
 
 Source make_source(const RawMatrix& raw) {
-  const double in = static_cast<double>(raw.in);
+  const double in = static_cast<double>(raw.stride());  // the formula's fan-in is that of the stored matrix
   Source s{.raw = raw, .gain = static_cast<float>(std::sqrt(3.0 / in))};
   s.scale_gain = raw.format == WeightFormat::kInt4Group32 ? static_cast<float>(1.0 / (4.6097722 * std::sqrt(in)))
                                                           : static_cast<float>(std::sqrt(3.0 / in) / 448.0);
@@ -40,38 +41,38 @@ __device__ float fp8_value(uint8_t bits) {
 
 __device__ uint8_t fp8_bits(const Source& s, int64_t i) {
   if (s.raw.data != nullptr) return static_cast<const uint8_t*>(s.raw.data)[i];
-  return __nv_cvt_float_to_fp8(448.0f * uniform(s.raw.data_key, i), __NV_SATFINITE, __NV_E4M3);
+  return __nv_cvt_float_to_fp8(448.0f * uniform(s.raw.data_key, s.raw.origin() + i), __NV_SATFINITE, __NV_E4M3);
 }
 
 __device__ float fp8_scale(const Source& s, int64_t i) {
   if (s.raw.scale != nullptr) return static_cast<const float*>(s.raw.scale)[i];
-  return s.scale_gain * (1.0f + 0.25f * uniform(s.raw.scale_key, i));
+  return s.scale_gain * (1.0f + 0.25f * uniform(s.raw.scale_key, s.raw.scale_origin() + i));
 }
 
+// The word of element i.
 __device__ uint32_t int4_word(const Source& s, int64_t i) {
-  if (s.raw.data != nullptr) return static_cast<const uint32_t*>(s.raw.data)[i];
-  return static_cast<uint32_t>(random_u64(s.raw.data_key, static_cast<uint64_t>(i)));
+  if (s.raw.data != nullptr) return static_cast<const uint32_t*>(s.raw.data)[i / 8];
+  return static_cast<uint32_t>(random_u64(s.raw.data_key, static_cast<uint64_t>((s.raw.origin() + i) / 8)));
 }
 
 __device__ __nv_bfloat16 int4_scale(const Source& s, int64_t i) {
   if (s.raw.scale != nullptr) return static_cast<const __nv_bfloat16*>(s.raw.scale)[i];
-  return __float2bfloat16_rn(s.scale_gain * (1.0f + 0.25f * uniform(s.raw.scale_key, i)));
+  return __float2bfloat16_rn(s.scale_gain * (1.0f + 0.25f * uniform(s.raw.scale_key, s.raw.scale_origin() + i)));
 }
 
 // Element (r, c) as raw_element() of ops/weights.h defines it.
 __device__ float element(const Source& s, int64_t r, int64_t c) {
-  const int64_t i = r * s.raw.in + c;
+  const int64_t i = s.raw.index(r, c);
   switch (s.raw.format) {
     case WeightFormat::kF32: return static_cast<const float*>(s.raw.data)[i];
     case WeightFormat::kF16: return __half2float(static_cast<const __half*>(s.raw.data)[i]);
     case WeightFormat::kBF16:
       if (s.raw.data != nullptr) return __bfloat162float(static_cast<const __nv_bfloat16*>(s.raw.data)[i]);
-      return __bfloat162float(__float2bfloat16_rn(uniform(s.raw.data_key, i) * s.gain));
-    case WeightFormat::kF8Block128:
-      return fp8_value(fp8_bits(s, i)) * fp8_scale(s, (r / 128) * ((s.raw.in + 127) / 128) + c / 128);
+      return __bfloat162float(__float2bfloat16_rn(uniform(s.raw.data_key, s.raw.origin() + i) * s.gain));
+    case WeightFormat::kF8Block128: return fp8_value(fp8_bits(s, i)) * fp8_scale(s, s.raw.scale_index(r, c));
     case WeightFormat::kInt4Group32: {
-      const int nibble = static_cast<int>(int4_word(s, i / 8) >> (4 * (c % 8)) & 15u) - 8;
-      return static_cast<float>(nibble) * __bfloat162float(int4_scale(s, r * (s.raw.in / 32) + c / 32));
+      const int nibble = static_cast<int>(int4_word(s, i) >> (4 * (c % 8)) & 15u) - 8;
+      return static_cast<float>(nibble) * __bfloat162float(int4_scale(s, s.raw.scale_index(r, c)));
     }
   }
   return 0;
@@ -99,7 +100,7 @@ __global__ void pack_int4(Source s, PackTarget t) {
   const bool inside = word * 8 < s.raw.in;
   for (int64_t r = blockIdx.y; r < s.raw.out; r += gridDim.y) {
     const int64_t row = target_row(t, r);
-    const uint32_t from = inside ? int4_word(s, r * (s.raw.in / 8) + word) : 0x88888888u;
+    const uint32_t from = inside ? int4_word(s, s.raw.index(r, word * 8)) : 0x88888888u;
     uint32_t to = 0;
     for (int i = 0; i < 4; ++i) {
       to |= (from >> (8 * i) & 15u) << (4 * i);
@@ -109,7 +110,7 @@ __global__ void pack_int4(Source s, PackTarget t) {
     reinterpret_cast<uint32_t*>(t.data)[row * (t.padded_in / 8) + place] = to;
     if (word % 4 != 0) continue;
     static_cast<__nv_bfloat16*>(t.scale)[row * (t.padded_in / 32) + word / 4] =
-        inside ? int4_scale(s, r * (s.raw.in / 32) + word / 4) : __float2bfloat16_rn(0.0f);
+        inside ? int4_scale(s, s.raw.scale_index(r, word * 8)) : __float2bfloat16_rn(0.0f);
   }
 }
 
@@ -120,11 +121,10 @@ __global__ void pack_fp8(Source s, PackTarget t) {
     const int64_t row = target_row(t, r);
     uint32_t word = 0;
     for (int i = 0; i < 4; ++i)
-      if (c + i < s.raw.in) word |= static_cast<uint32_t>(fp8_bits(s, r * s.raw.in + c + i)) << (8 * i);
+      if (c + i < s.raw.in) word |= static_cast<uint32_t>(fp8_bits(s, s.raw.index(r, c + i))) << (8 * i);
     reinterpret_cast<uint32_t*>(t.data)[(row * t.padded_in + c) / 4] = word;
     if (c % 128 != 0 || r % 8 != 0) continue;
-    static_cast<float*>(t.scale)[row / 8 * (t.padded_in / 128) + c / 128] =
-        fp8_scale(s, (r / 128) * ((s.raw.in + 127) / 128) + c / 128);
+    static_cast<float*>(t.scale)[row / 8 * (t.padded_in / 128) + c / 128] = fp8_scale(s, s.raw.scale_index(r, c));
   }
 }
 

@@ -21,6 +21,10 @@ class DeviceTest : public testing::Test {
   }
 };
 
+ByteRows one_row(const void* data, int64_t bytes) {
+  return {.data = data, .rows = 1, .row_bytes = bytes, .stride = bytes};
+}
+
 // More calls than slots, sizes on both sides of a piece, and kernels (here: copies) that read late.
 TEST_F(DeviceTest, WhatArrivesIsWhatWasSent) {
   Upload upload(3);
@@ -32,7 +36,7 @@ TEST_F(DeviceTest, WhatArrivesIsWhatWasSent) {
     std::vector<uint8_t>& source = sources.emplace_back(static_cast<size_t>(bytes));
     for (size_t i = 0; i < source.size(); i += 97) source[i] = static_cast<uint8_t>(rng.below(256));
     arrived.push_back(device_buffer(source.size()));
-    const void* there = upload.bring(source.data(), bytes, consumer);
+    const void* there = upload.bring(one_row(source.data(), bytes), consumer);
     ASSERT_NE(there, nullptr);
     ASSERT_TRUE(
         cuda_ok(cudaMemcpyAsync(arrived.back().data(), there, source.size(), cudaMemcpyDeviceToDevice, consumer.get()),
@@ -44,6 +48,26 @@ TEST_F(DeviceTest, WhatArrivesIsWhatWasSent) {
     EXPECT_EQ(back, sources[i]) << "upload " << i;
   }
   EXPECT_TRUE(device_status().ok());
+}
+
+// A range of columns arrives as far apart as it was; several pieces, and rows around a thread's slice.
+TEST_F(DeviceTest, RowsKeepTheirDistance) {
+  Upload upload(3);
+  const Stream consumer;
+  Rng rng(2);
+  for (const auto& [rows, row_bytes, stride] :
+       {std::array<int64_t, 3>{40'000, 512, 1024}, {3, 300'000, 300'004}, {70, 8, 4096}, {5, 16, 16}}) {
+    std::vector<uint8_t> source(static_cast<size_t>(rows * stride));
+    for (uint8_t& byte : source) byte = static_cast<uint8_t>(rng.below(256));
+    const ByteRows part{.data = source.data(), .rows = rows, .row_bytes = row_bytes, .stride = stride};
+    const void* there = upload.bring(part, consumer);
+    ASSERT_NE(there, nullptr);
+    cuda_ok(cudaStreamSynchronize(consumer.get()), "test");
+    std::vector<uint8_t> back(static_cast<size_t>(part.extent()));
+    device_copy(back.data(), there, back.size());
+    for (int64_t r = 0; r < rows; ++r)
+      ASSERT_EQ(std::memcmp(back.data() + r * stride, part.row(r), static_cast<size_t>(row_bytes)), 0) << r;
+  }
 }
 
 // Without a GPU, too: eight threads ask for four GPUs at once.
@@ -65,8 +89,8 @@ TEST(PerDevice, EachGpuHasAValueOfItsOwnMadeOnce) {
 TEST_F(DeviceTest, NothingIsNothing) {
   Upload upload(1);
   const Stream consumer;
-  EXPECT_EQ(upload.bring(nullptr, 100, consumer), nullptr);
-  EXPECT_EQ(upload.bring(&upload, 0, consumer), nullptr);
+  EXPECT_EQ(upload.bring(one_row(nullptr, 100), consumer), nullptr);
+  EXPECT_EQ(upload.bring(one_row(&upload, 0), consumer), nullptr);
 }
 
 TEST_F(DeviceTest, AReportNamesTheGpu) {

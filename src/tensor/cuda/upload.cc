@@ -11,10 +11,6 @@ namespace {
 constexpr int64_t kPieceBytes = 16 << 20;
 constexpr int64_t kSliceBytes = 256 << 10;  // of one thread's turn
 
-int64_t num_parts(int64_t bytes, int64_t part) {
-  return (bytes + part - 1) / part;
-}
-
 }  // namespace
 
 Upload::Upload(int num_threads) : threads_(num_threads) {
@@ -25,13 +21,16 @@ Upload::~Upload() {
   cuda_ok(cudaDeviceSynchronize(), "waiting for uploads");
 }
 
-const void* Upload::bring(const void* from, int64_t bytes, const Stream& consumer) {
-  if (from == nullptr || bytes == 0 || !device_status().ok()) return nullptr;
-  Slot& slot = next_slot(bytes, consumer);
+const void* Upload::bring(const ByteRows& from, const Stream& consumer) {
+  if (from.data == nullptr || from.bytes() == 0 || !device_status().ok()) return nullptr;
+  Slot& slot = next_slot(from.extent(), consumer);
   if (!device_status().ok()) return nullptr;
-  const auto* source = static_cast<const uint8_t*>(from);
-  for (int64_t at = 0; at < bytes; at += kPieceBytes)
-    send(slot.memory.data() + at, source + at, std::min(kPieceBytes, bytes - at));
+  const ByteRows all = from.joined();
+  CHECK(all.rows == 1 || all.row_bytes <= kPieceBytes, "rows of ", all.row_bytes, " bytes");
+  for (int64_t i = 0; i < all.num_pieces(kPieceBytes); ++i) {
+    const ByteRows piece = all.piece(kPieceBytes, i);
+    send(slot.memory.data() + (piece.row(0) - all.row(0)), piece);
+  }
   // The stream keeps its order, so the last piece's event stands for all.
   cuda_ok(cudaStreamWaitEvent(consumer.get(), pieces_[piece_].sent.get(), 0), "waiting for an upload");
   return slot.memory.data();
@@ -52,17 +51,23 @@ Upload::Slot& Upload::next_slot(int64_t bytes, const Stream& consumer) {
   return slot;
 }
 
-void Upload::send(uint8_t* to, const uint8_t* from, int64_t bytes) {
+void Upload::send(uint8_t* to, const ByteRows& from) {
   piece_ = (piece_ + 1) % pieces_.size();
   Piece& piece = pieces_[piece_];
   piece.sent.wait();
   if (!device_status().ok()) return;
-  threads_.run(num_parts(bytes, kSliceBytes), [&](int64_t slice, int) {
-    const int64_t begin = slice * kSliceBytes;
-    std::memcpy(piece.memory.data() + begin, from + begin, static_cast<size_t>(std::min(kSliceBytes, bytes - begin)));
+  threads_.run(from.num_pieces(kSliceBytes), [&](int64_t i, int) {
+    const ByteRows slice = from.piece(kSliceBytes, i);
+    slice.copy_to(piece.memory.data() + i * from.piece_bytes(kSliceBytes), slice.row_bytes);
   });
-  cuda_ok(cudaMemcpyAsync(to, piece.memory.data(), static_cast<size_t>(bytes), cudaMemcpyHostToDevice, stream_.get()),
-          "uploading weights");
+  const auto bytes = static_cast<size_t>(from.bytes()), row_bytes = static_cast<size_t>(from.row_bytes);
+  if (from.rows == 1)
+    cuda_ok(cudaMemcpyAsync(to, piece.memory.data(), bytes, cudaMemcpyHostToDevice, stream_.get()),
+            "uploading weights");
+  else
+    cuda_ok(cudaMemcpy2DAsync(to, static_cast<size_t>(from.stride), piece.memory.data(), row_bytes, row_bytes,
+                              static_cast<size_t>(from.rows), cudaMemcpyHostToDevice, stream_.get()),
+            "uploading weights");
   piece.sent.record(stream_);
 }
 

@@ -8,6 +8,7 @@
 
 #include "base/thread_pool.h"
 #include "tensor/arena.h"
+#include "tensor/byte_rows.h"
 #include "tensor/cuda/check.h"
 
 namespace perigee {
@@ -21,7 +22,8 @@ class Upload {
 
   // Copies of the bytes in device memory, 256-byte aligned, for kernels that are queued on `consumer` before the call
   // after the next one. Returns once `from` is read. Null: nothing to bring, or the device failed.
-  const void* bring(const void* from, int64_t bytes, const Stream& consumer);
+  // The copies of rows are as far apart as the rows; what lies between is neither read nor written.
+  const void* bring(const ByteRows& from, const Stream& consumer);
 
   static constexpr int kSlots = 4;
 
@@ -36,7 +38,7 @@ class Upload {
   };
 
   Slot& next_slot(int64_t bytes, const Stream& consumer);
-  void send(uint8_t* to, const uint8_t* from, int64_t bytes);
+  void send(uint8_t* to, const ByteRows& from);
 
   ThreadPool threads_;
   Stream stream_;
