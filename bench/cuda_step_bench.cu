@@ -123,7 +123,7 @@ void measure_rows(int64_t rows, int64_t cols, bool embed) {
     if (embed)
       must(embed_rows(matrix, places + i * rows, out, stream));
     else
-      must(gather_f32_rows(rows_of(table, DType::kF32, kTable, cols), places + i * rows, out, stream));
+      must(gather_tensor_rows(rows_of(table, DType::kF32, kTable, cols), places + i * rows, out, stream));
   });
   bench::print_row(name, us, bytes);
 }

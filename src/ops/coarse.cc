@@ -40,9 +40,27 @@ Tensor Ops::kda(const Tensor& x, const KdaWeights& w, const Batch& batch, const 
   return kda_attend(in, w, batch, state);
 }
 
-Tensor Ops::add_norm(const Tensor& residual, const Tensor& y, std::span<const float> weight, float eps) {
+Tensor Ops::rms_norm(const Tensor& x, std::span<const float> weight, float eps, DType out) {
+  const Tensor y = arena().tensor(out, x.rows, x.cols);
+  rms_norm(x, weight, eps, y);
+  return y;
+}
+
+void Ops::add_norm(const Tensor& residual, const Tensor& y, std::span<const float> weight, float eps,
+                   const Tensor& out) {
   add(residual, y);
-  return rms_norm(residual, weight, eps);
+  rms_norm(residual, weight, eps, out);
+}
+
+Tensor Ops::add_norm(const Tensor& residual, const Tensor& y, std::span<const float> weight, float eps) {
+  const Tensor out = arena().tensor(activation_dtype(), residual.rows, residual.cols);
+  add_norm(residual, y, weight, eps, out);
+  return out;
+}
+
+void Ops::moe_norm(const Tensor& residual, const Tensor& x, const MoeWeights& w, std::span<const float> weight,
+                   float eps, const Tensor& out) {
+  add_norm(residual, moe(x, w), weight, eps, out);
 }
 
 Tensor Ops::dense_mlp(const Tensor& x, const MlpWeights& w) {
@@ -53,10 +71,6 @@ Tensor Ops::moe(const Tensor& x, const MoeWeights& w) {
   const Tensor y = moe_experts(x, route(x, w.router), w.experts);
   if (w.shared.down.packed) add(y, dense_mlp(x, w.shared));
   return y;
-}
-
-void Ops::add_moe(const Tensor& residual, const Tensor& x, const MoeWeights& w) {
-  add(residual, moe(x, w));
 }
 
 Tensor Ops::logits(const Tensor& x, const LinearWeight& head) {

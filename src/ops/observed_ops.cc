@@ -39,8 +39,8 @@ class ObservedOps final : public Ops {
     return observe([&] { return embed_cost(table, std::ssize(tokens), activation_dtype()); },
                    [&] { return inner_.embed(table, tokens); });
   }
-  Tensor rms_norm(const Tensor& x, std::span<const float> weight, float eps, DType out) override {
-    return observe([&] { return rms_norm_cost(x); }, [&] { return inner_.rms_norm(x, weight, eps, out); });
+  void rms_norm(const Tensor& x, std::span<const float> weight, float eps, const Tensor& out) override {
+    observe([&] { return rms_norm_cost(x); }, [&] { inner_.rms_norm(x, weight, eps, out); });
   }
   Tensor linear(const Tensor& x, const LinearWeight& w, DType out) override {
     return observe([&] { return linear_cost(x, w); }, [&] { return inner_.linear(x, w, out); });
@@ -62,8 +62,9 @@ class ObservedOps final : public Ops {
   Tensor kda(const Tensor& x, const KdaWeights& w, const Batch& batch, const StateLayer& state) override {
     return observe([&] { return kda_cost(x, w, batch); }, [&] { return inner_.kda(x, w, batch, state); });
   }
-  Tensor add_norm(const Tensor& residual, const Tensor& y, std::span<const float> weight, float eps) override {
-    return observe([&] { return add_norm_cost(residual); }, [&] { return inner_.add_norm(residual, y, weight, eps); });
+  void add_norm(const Tensor& residual, const Tensor& y, std::span<const float> weight, float eps,
+                const Tensor& out) override {
+    observe([&] { return add_norm_cost(residual); }, [&] { inner_.add_norm(residual, y, weight, eps, out); });
   }
   Tensor dense_mlp(const Tensor& x, const MlpWeights& w) override {
     return observe([&] { return dense_mlp_cost(x, w); }, [&] { return inner_.dense_mlp(x, w); });
@@ -71,8 +72,10 @@ class ObservedOps final : public Ops {
   Tensor moe(const Tensor& x, const MoeWeights& w) override {
     return observe([&] { return moe_cost(x, w, distinct_experts(x, w.router)); }, [&] { return inner_.moe(x, w); });
   }
-  void add_moe(const Tensor& residual, const Tensor& x, const MoeWeights& w) override {
-    observe([&] { return moe_cost(x, w, distinct_experts(x, w.router)); }, [&] { inner_.add_moe(residual, x, w); });
+  void moe_norm(const Tensor& residual, const Tensor& x, const MoeWeights& w, std::span<const float> weight, float eps,
+                const Tensor& out) override {
+    observe([&] { return moe_norm_cost(residual, x, w, distinct_experts(x, w.router)); },
+            [&] { inner_.moe_norm(residual, x, w, weight, eps, out); });
   }
   Tensor logits(const Tensor& x, const LinearWeight& head) override {
     return observe([&] { return linear_cost(x, head); }, [&] { return inner_.logits(x, head); });

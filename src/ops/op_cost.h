@@ -48,5 +48,6 @@ OpCost mla_attend_cost(const MlaShape& shape, const Batch& batch, const LatentLa
 OpCost kda_cost(const Tensor& x, const KdaWeights& w, const Batch& batch);
 OpCost dense_mlp_cost(const Tensor& x, const MlpWeights& w);
 OpCost moe_cost(const Tensor& x, const MoeWeights& w, int64_t distinct_experts);
+OpCost moe_norm_cost(const Tensor& residual, const Tensor& x, const MoeWeights& w, int64_t distinct_experts);
 
 }  // namespace perigee

@@ -66,7 +66,8 @@ class Ops {
   virtual void begin_step() { arena_.reset(); }
   virtual Tensor embed(const EmbedWeight& table, std::span<const int32_t> tokens) = 0;  // -> [n, H] f32
   // RMSNorm (Zhang, Sennrich 2019): y = x / sqrt(mean(x^2) + eps) * weight; x [n, d] f32 or activation -> `out`.
-  virtual Tensor rms_norm(const Tensor& x, std::span<const float> weight, float eps, DType out) = 0;
+  virtual void rms_norm(const Tensor& x, std::span<const float> weight, float eps, const Tensor& out) = 0;
+  Tensor rms_norm(const Tensor& x, std::span<const float> weight, float eps, DType out);
   Tensor rms_norm(const Tensor& x, std::span<const float> weight, float eps) {
     return rms_norm(x, weight, eps, activation_dtype());
   }
@@ -91,19 +92,24 @@ class Ops {
   virtual Routing route(const Tensor& x, const RouterWeight& router) = 0;
   // sum_k weight_k * down_e(silu(gate_e x) * up_e x), expert order fixed by k; -> [n, H] f32.
   virtual Tensor moe_experts(const Tensor& x, const Routing& routing, const ExpertWeights& experts) = 0;
-  virtual Tensor gather_rows(const Tensor& x, std::span<const int32_t> rows) = 0;
+  virtual Tensor gather_rows(const Tensor& x, std::span<const int32_t> rows) = 0;  // x f32 or wide
 
   // --- Coarse ops, composed of the above (ops/coarse.cc) ---
   // q projection (with or without q_lora), latent projection, norms, rope, cache write; -> rotated q.
   virtual Tensor mla_in(const Tensor& x, const MlaWeights& w, const Batch& batch, const LatentLayer& cache);
   // Projections and kda_attend: x [n, H] activation or wide -> [n, h * dim] wide.
   virtual Tensor kda(const Tensor& x, const KdaWeights& w, const Batch& batch, const StateLayer& state);
-  // residual += y, then its norm.
-  virtual Tensor add_norm(const Tensor& residual, const Tensor& y, std::span<const float> weight, float eps);
-  virtual Tensor dense_mlp(const Tensor& x, const MlpWeights& w);                      // -> [n, H] f32
-  virtual Tensor moe(const Tensor& x, const MoeWeights& w);                            // routed + shared, [n, H] f32
-  virtual void add_moe(const Tensor& residual, const Tensor& x, const MoeWeights& w);  // residual += moe(x)
-  virtual Tensor logits(const Tensor& x, const LinearWeight& head);                    // -> [rows, vocab] f32
+  // The reduce points, after a layer's attention and after its MLP: residual += y, where y [n, H] f32 may be one rank's
+  // partial sum, then `out` = the norm of the residual, activation or wide.
+  virtual void add_norm(const Tensor& residual, const Tensor& y, std::span<const float> weight, float eps,
+                        const Tensor& out);
+  Tensor add_norm(const Tensor& residual, const Tensor& y, std::span<const float> weight, float eps);  // -> activation
+  // add_norm of moe(x).
+  virtual void moe_norm(const Tensor& residual, const Tensor& x, const MoeWeights& w, std::span<const float> weight,
+                        float eps, const Tensor& out);
+  virtual Tensor dense_mlp(const Tensor& x, const MlpWeights& w);    // -> [n, H] f32
+  virtual Tensor moe(const Tensor& x, const MoeWeights& w);          // routed + shared, [n, H] f32
+  virtual Tensor logits(const Tensor& x, const LinearWeight& head);  // -> [rows, vocab] f32
 
   virtual Arena& arena() { return arena_; }
 

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "base/rng.h"
+#include "tensor/tensor.h"
 
 namespace perigee {
 namespace {

@@ -214,6 +214,12 @@ TEST(Conformance, NormActivationRopeEmbed) {
                  fetch(*ref, ref->add_norm(ref_sum, activation(*ref, 5, 192, 4, DType::kF32), weight, 1e-5f)),
                  backend.name + " add_norm");
     expect_close(fetch(cpu, sum), fetch(*ref, ref_sum), backend.name + " sum of add_norm", 0);
+    const Tensor wide = cpu.arena().tensor(cpu.wide_dtype(), 5, 192),
+                 ref_wide = ref->arena().tensor(DType::kF32, 5, 192);
+    cpu.add_norm(sum, activation(cpu, 5, 192, 8, DType::kF32), vector(cpu, weight), 1e-5f, wide);
+    ref->add_norm(ref_sum, activation(*ref, 5, 192, 8, DType::kF32), weight, 1e-5f, ref_wide);
+    expect_close(fetch(cpu, wide), fetch(*ref, ref_wide), backend.name + " wide add_norm",
+                 cpu.wide_dtype() == DType::kF32 ? 1e-6 : kBound);
     expect_close(fetch(cpu, cpu.silu_mul(activation(cpu, 5, 192, 2, DType::kF32))),
                  fetch(*ref, ref->silu_mul(activation(*ref, 5, 192, 2, DType::kF32))), backend.name + " silu_mul");
     const Tensor a = activation(cpu, 5, 2 * 192, 3), b = activation(*ref, 5, 2 * 192, 3);
@@ -226,6 +232,9 @@ TEST(Conformance, NormActivationRopeEmbed) {
     expect_close(fetch(cpu, cpu.gather_rows(activation(cpu, 5, 192, 1, DType::kF32), place(cpu, {4, 0, 4}))),
                  fetch(*ref, ref->gather_rows(activation(*ref, 5, 192, 1, DType::kF32), std::vector<int32_t>{4, 0, 4})),
                  backend.name + " gather_rows", 0);
+    expect_close(fetch(cpu, cpu.gather_rows(activation(cpu, 5, 192, 1, cpu.wide_dtype()), place(cpu, {4, 0, 4}))),
+                 fetch(*ref, ref->gather_rows(activation(*ref, 5, 192, 1, DType::kF32), std::vector<int32_t>{4, 0, 4})),
+                 backend.name + " gather_rows of activations", 0);
   }
 }
 

@@ -211,8 +211,13 @@ TEST(Conformance, MoeWithSharedExperts) {
           const Tensor x = activation(ops, rows, kHidden, 6);
           if (!add) return fetch(ops, ops.moe(x, w));
           const Tensor residual = activation(ops, rows, kHidden, 7, DType::kF32);
-          ops.add_moe(residual, x, w);
-          return fetch(ops, residual);
+          const Tensor norm = ops.arena().tensor(ops.wide_dtype(), rows, kHidden);
+          ops.moe_norm(residual, x, w, ops.pack_vector(std::vector<float>(kHidden, 1.25f)), 1e-5f, norm);
+          Values both = fetch(ops, residual);
+          const Values of_norm = fetch(ops, norm);
+          both.rows *= 2;
+          both.at.insert(both.at.end(), of_norm.at.begin(), of_norm.at.end());
+          return both;
         };
         for (const bool add : {false, true}) {
           poison(*backend.ops, 16 << 20);

@@ -61,8 +61,8 @@ Tensor CpuOps::embed(const EmbedWeight& table, std::span<const int32_t> tokens) 
   return cpu::embed(context(), table, tokens);
 }
 
-Tensor CpuOps::rms_norm(const Tensor& x, std::span<const float> weight, float eps, DType out) {
-  return cpu::rms_norm(context(), x, weight, eps, out);
+void CpuOps::rms_norm(const Tensor& x, std::span<const float> weight, float eps, const Tensor& out) {
+  cpu::rms_norm(context(), x, weight, eps, out);
 }
 
 Tensor CpuOps::linear(const Tensor& x, const LinearWeight& w, DType out) {

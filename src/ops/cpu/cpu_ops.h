@@ -29,7 +29,7 @@ class CpuOps final : public Ops {
 
   Tensor embed(const EmbedWeight& table, std::span<const int32_t> tokens) override;
   using Ops::rms_norm;
-  Tensor rms_norm(const Tensor& x, std::span<const float> weight, float eps, DType out) override;
+  void rms_norm(const Tensor& x, std::span<const float> weight, float eps, const Tensor& out) override;
   Tensor linear(const Tensor& x, const LinearWeight& w, DType out) override;
   void add(const Tensor& residual, const Tensor& y) override;
   Tensor silu_mul(const Tensor& gate_up) override;

@@ -77,14 +77,14 @@ Tensor embed(const CpuContext& cpu, const EmbedWeight& table, std::span<const in
   return out;
 }
 
-Tensor rms_norm(const CpuContext& cpu, const Tensor& x, std::span<const float> weight, float eps, DType out_type) {
+void rms_norm(const CpuContext& cpu, const Tensor& x, std::span<const float> weight, float eps, const Tensor& out) {
   check_float(x);
   CHECK(static_cast<int64_t>(weight.size()) == x.cols, weight.size(), " weights for ", x.cols, " columns");
   const ElementwiseKernels& k = kernels(cpu.isa);
-  CHECK(out_type == DType::kBF16 || (out_type == DType::kF32 && x.dtype == DType::kF32), dtype_name(out_type));
-  const Tensor out = cpu.arena.tensor(out_type, x.rows, x.cols);
+  CHECK(out.dtype == DType::kBF16 || (out.dtype == DType::kF32 && x.dtype == DType::kF32), dtype_name(out.dtype));
+  CHECK(out.rows == x.rows && out.cols == x.cols);
   for_rows(cpu, x.rows, x.cols, [&](int64_t r) {
-    if (out_type == DType::kF32) {
+    if (out.dtype == DType::kF32) {
       k.rms_norm_wide(x.row<const float>(r), weight.data(), eps, x.cols, out.row<float>(r));
     } else if (x.dtype == DType::kF32) {
       k.rms_norm_f32(x.row<const float>(r), weight.data(), eps, x.cols, out.row<uint16_t>(r));
@@ -92,7 +92,6 @@ Tensor rms_norm(const CpuContext& cpu, const Tensor& x, std::span<const float> w
       k.rms_norm_bf16(x.row<const uint16_t>(r), weight.data(), eps, x.cols, out.row<uint16_t>(r));
     }
   });
-  return out;
 }
 
 void add(const CpuContext& cpu, const Tensor& residual, const Tensor& y) {

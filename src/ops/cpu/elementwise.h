@@ -17,7 +17,7 @@ namespace perigee::cpu {
 EmbedWeight pack_embed(const RawMatrix& table);  // any weight format; kept as bf16 rows
 
 Tensor embed(const CpuContext& cpu, const EmbedWeight& table, std::span<const int32_t> tokens);
-Tensor rms_norm(const CpuContext& cpu, const Tensor& x, std::span<const float> weight, float eps, DType out);
+void rms_norm(const CpuContext& cpu, const Tensor& x, std::span<const float> weight, float eps, const Tensor& out);
 void add(const CpuContext& cpu, const Tensor& residual, const Tensor& y);
 Tensor silu_mul(const CpuContext& cpu, const Tensor& gate_up);
 void rope(const CpuContext& cpu, const Tensor& x, int64_t head_dim, int64_t rope_begin,

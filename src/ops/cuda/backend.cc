@@ -62,19 +62,17 @@ Tensor CudaOps::embed(const EmbedWeight& table, std::span<const int32_t> tokens)
   return y;
 }
 
-Tensor CudaOps::rms_norm(const Tensor& x, std::span<const float> weight, float eps, DType out) {
-  CHECK(std::ssize(weight) == x.cols && out == DType::kBF16, weight.size(), " weights for ", x.cols, " columns");
-  const Tensor y = arena_.tensor(DType::kBF16, x.rows, x.cols);
-  if (x.rows == 0) return y;  // no row's logits are wanted
-  check(rms_norm_rows(x, nullptr, weight.data(), eps, y, stream()), "rms_norm");
-  return y;
+void CudaOps::rms_norm(const Tensor& x, std::span<const float> weight, float eps, const Tensor& out) {
+  CHECK(std::ssize(weight) == x.cols && out.rows == x.rows && out.cols == x.cols, weight.size(), " weights for ",
+        x.cols, " columns");
+  check(rms_norm_rows(x, nullptr, weight.data(), eps, out, stream()), "rms_norm");
 }
 
-Tensor CudaOps::add_norm(const Tensor& residual, const Tensor& x, std::span<const float> weight, float eps) {
-  CHECK(std::ssize(weight) == x.cols && residual.rows == x.rows && residual.cols == x.cols);
-  const Tensor y = arena_.tensor(DType::kBF16, x.rows, x.cols);
-  check(rms_norm_rows(residual, &x, weight.data(), eps, y, stream()), "add_norm");
-  return y;
+void CudaOps::add_norm(const Tensor& residual, const Tensor& y, std::span<const float> weight, float eps,
+                       const Tensor& out) {
+  CHECK(std::ssize(weight) == y.cols && residual.rows == y.rows && residual.cols == y.cols && out.rows == y.rows &&
+        out.cols == y.cols);
+  check(rms_norm_rows(residual, &y, weight.data(), eps, out, stream()), "add_norm");
 }
 
 void CudaOps::own_gemm(WeightFormat format, const GemmCall& call, const GemmChoice& choice, const char* op) {
@@ -181,8 +179,8 @@ void CudaOps::write_latent(const Tensor& c, const Tensor& k_rope, const Batch& b
 }
 
 Tensor CudaOps::gather_rows(const Tensor& x, std::span<const int32_t> rows) {
-  const Tensor y = arena_.tensor(DType::kF32, std::ssize(rows), x.cols);
-  if (y.rows > 0) check(gather_f32_rows(x, rows.data(), y, stream()), "gather_rows");
+  const Tensor y = arena_.tensor(x.dtype, std::ssize(rows), x.cols);
+  if (y.rows > 0) check(gather_tensor_rows(x, rows.data(), y, stream()), "gather_rows");
   return y;
 }
 

@@ -43,7 +43,7 @@ class CudaOps final : public Ops {
 
   Tensor embed(const EmbedWeight& table, std::span<const int32_t> tokens) override;
   using Ops::rms_norm;
-  Tensor rms_norm(const Tensor& x, std::span<const float> weight, float eps, DType out) override;
+  void rms_norm(const Tensor& x, std::span<const float> weight, float eps, const Tensor& out) override;
   Tensor linear(const Tensor& x, const LinearWeight& w, DType out) override;
   void add(const Tensor& residual, const Tensor& y) override;
   Tensor silu_mul(const Tensor& gate_up) override;
@@ -59,9 +59,12 @@ class CudaOps final : public Ops {
   Tensor moe_experts(const Tensor& x, const Routing& routing, const ExpertWeights& experts) override;
   Tensor dense_mlp(const Tensor& x, const MlpWeights& w) override;
   Tensor moe(const Tensor& x, const MoeWeights& w) override;
-  void add_moe(const Tensor& residual, const Tensor& x, const MoeWeights& w) override;
+  void moe_norm(const Tensor& residual, const Tensor& x, const MoeWeights& w, std::span<const float> weight, float eps,
+                const Tensor& out) override;
   Tensor gather_rows(const Tensor& x, std::span<const int32_t> rows) override;
-  Tensor add_norm(const Tensor& residual, const Tensor& y, std::span<const float> weight, float eps) override;
+  using Ops::add_norm;
+  void add_norm(const Tensor& residual, const Tensor& y, std::span<const float> weight, float eps,
+                const Tensor& out) override;
 
  private:
   // Keeps the first failure; a step's launches after it are void.

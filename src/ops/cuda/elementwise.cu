@@ -179,11 +179,12 @@ __global__ void write_latent_kernel(Tensor c, Tensor k_rope, const int32_t* posi
   }
 }
 
+template <typename T>
 __global__ void gather_kernel(Tensor x, const int32_t* rows, Tensor y) {
   dependency_wait();
   dependency_trigger();
-  const float* from = x.row<float>(rows[blockIdx.x]);
-  for (int64_t c = threadIdx.x; c < y.cols; c += blockDim.x) y.row<float>(blockIdx.x)[c] = from[c];
+  const T* from = x.row<T>(rows[blockIdx.x]);
+  for (int64_t c = threadIdx.x; c < y.cols; c += blockDim.x) y.row<T>(blockIdx.x)[c] = from[c];
 }
 
 __global__ void gather_latent_kernel(const int32_t* block_table, int64_t begin, LatentLayer cache, Tensor y) {
@@ -264,8 +265,10 @@ cudaError_t store_numbers(const FiveNumbers& numbers, int32_t* to, cudaStream_t 
   return launch(store_kernel, {.grid = dim3(1), .block = dim3(32), .stream = stream}, numbers, to);
 }
 
-cudaError_t gather_f32_rows(const Tensor& x, const int32_t* rows, const Tensor& y, cudaStream_t stream) {
-  return launch(gather_kernel, shape_of(y.rows, stream), x, rows, y);
+cudaError_t gather_tensor_rows(const Tensor& x, const int32_t* rows, const Tensor& y, cudaStream_t stream) {
+  CHECK(x.dtype == y.dtype && (x.dtype == DType::kF32 || x.dtype == DType::kBF16), "rows of ", dtype_name(x.dtype));
+  return launch(x.dtype == DType::kF32 ? gather_kernel<float> : gather_kernel<uint16_t>, shape_of(y.rows, stream), x,
+                rows, y);
 }
 
 cudaError_t copy_head_columns(const uint16_t* x, HeadColumns from, uint16_t* y, HeadColumns to, dim3 rows_heads_count,

@@ -39,7 +39,8 @@ struct FiveNumbers {
   int32_t values[5];
 };
 cudaError_t store_numbers(const FiveNumbers& numbers, int32_t* to, cudaStream_t stream);
-cudaError_t gather_f32_rows(const Tensor& x, const int32_t* rows, const Tensor& y, cudaStream_t stream);
+// y[i] = x[rows[i]], both f32 or both bf16.
+cudaError_t gather_tensor_rows(const Tensor& x, const int32_t* rows, const Tensor& y, cudaStream_t stream);
 // y[n, h, begin ...] = x[n, h, x_begin ...], `count` bf16 each: the rope part of the queries beside their latent part.
 struct HeadColumns {
   int64_t stride = 0, head = 0, begin = 0;  // elements from row to row, from head to head, first column

@@ -108,17 +108,15 @@ Tensor RefOps::embed(const EmbedWeight& table, std::span<const int32_t> tokens) 
   return y;
 }
 
-Tensor RefOps::rms_norm(const Tensor& x, std::span<const float> weight, float eps, DType out) {
-  CHECK(out == DType::kF32 && static_cast<int64_t>(weight.size()) == x.cols, weight.size(), " weights for ", x.cols,
-        " columns");
-  const Tensor y = arena_.tensor(DType::kF32, x.rows, x.cols);
+void RefOps::rms_norm(const Tensor& x, std::span<const float> weight, float eps, const Tensor& y) {
+  CHECK(static_cast<int64_t>(weight.size()) == x.cols, weight.size(), " weights for ", x.cols, " columns");
+  CHECK(y.dtype == DType::kF32 && y.rows == x.rows && y.cols == x.cols, "a norm of ", x.cols, " into ", y.cols);
   for (int64_t i = 0; i < x.rows; ++i) {
     const float* in = x.row<float>(i);
     const float mean_square = ref_dot(in, in, x.cols) / static_cast<float>(x.cols);
     const float factor = 1.0f / std::sqrt(mean_square + eps);
     for (int64_t j = 0; j < x.cols; ++j) y.row<float>(i)[j] = in[j] * factor * weight[j];
   }
-  return y;
 }
 
 Tensor RefOps::linear(const Tensor& x, const LinearWeight& w, DType out) {

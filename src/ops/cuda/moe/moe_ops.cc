@@ -92,8 +92,11 @@ Tensor CudaOps::moe(const Tensor& x, const MoeWeights& w) {
   return y;
 }
 
-void CudaOps::add_moe(const Tensor& residual, const Tensor& x, const MoeWeights& w) {
+// The sum of the experts goes straight into the residual.
+void CudaOps::moe_norm(const Tensor& residual, const Tensor& x, const MoeWeights& w, std::span<const float> weight,
+                       float eps, const Tensor& out) {
   run_moe(x, w, {.y = residual, .accumulate = true});
+  rms_norm(residual, weight, eps, out);
 }
 
 void CudaOps::run_moe(const Tensor& x, const MoeWeights& w, ExpertSum to) {
