@@ -18,6 +18,9 @@ SOURCES = (".h", ".cuh", ".cc", ".cu")
 # Brain headers that the hands may read: plain values.
 VALUES = {"control/plan.h", "control/plan_ids.h", "control/sampling.h", "control/topology.h"}
 
+# (folder, module) -> all that the folder may include of it, except in the file that joins the two.
+DOORS = {("server", "engine"): ("engine/messages.h", "src/server/engine_backend.cc")}
+
 # Words that say a folder knows what it must not know.
 BANNED = {
     "src/control/": r"\b(cuda|kernel|thread|mutex|std::chrono|getenv)\b",
@@ -97,6 +100,9 @@ class Tidy:
             own += 1
             target = match.group(1)
             home = self.module_of(os.path.dirname(target))
+            door, joint = DOORS.get((folder, home), (target, None))
+            if target != door and name != joint and not name.endswith("_test.cc"):
+                self.report(name, number, "include", f"{folder} may include of {home} only {door}")
             if home in (folder, "base") or allowed is None or name.endswith("_test.cc"):
                 continue
             if not any(home == dep or home == dep.replace("_", "/") for dep in allowed) and not (

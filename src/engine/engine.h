@@ -4,25 +4,18 @@
 // at submission, called on the engine thread; a sink must not block (it posts to its own executor).
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <string>
-#include <vector>
 
 #include "base/result.h"
-#include "control/plan.h"
-#include "control/sampling.h"
-#include "control/scheduler.h"
 #include "engine/executor.h"
 #include "engine/lag_watch.h"
+#include "engine/messages.h"
 #include "exec/rank_config.h"
 
 namespace perigee {
-
-using RequestId = Id<struct RequestTag, int64_t>;
 
 struct EngineConfig {
   RankConfig rank;  // of each; rank.size of them
@@ -41,52 +34,6 @@ struct EngineConfig {
   // Called on the engine thread when a device is lost and every choice has got an error. Nothing can be submitted after
   // that; the process should end with code 70.
   std::function<void(const std::string& why)> on_device_lost = {};
-};
-
-struct EngineRequest {
-  std::shared_ptr<const std::vector<int32_t>> prompt;
-  SamplingParams sampling;  // choice i of n samples with seed + i
-  int32_t n = 1;
-  int32_t priority = 0;
-  double timeout_s = 0;  // 0: none
-  std::string cache_salt;
-};
-
-// What one choice of a request gained. The last chunk of a choice has `finish`.
-struct OutputChunk {
-  int32_t choice = 0;
-  std::vector<int32_t> ids;  // includes the stop id that ended the choice, as its last
-  std::vector<TokenLogprobs> logprobs;
-  std::vector<TokenLogprobs> prompt_logprobs;
-  std::optional<FinishReason> finish;
-  int32_t stop_id = -1;
-  int32_t num_cached_tokens = 0;
-  int32_t num_preemptions = 0;  // so far: these ids were sampled after so many
-  double scheduled_s = 0;       // engine clock, when the request's first choice was first planned; 0: never
-  std::string error;
-};
-using OutputSink = std::function<void(OutputChunk&&)>;
-
-// Tokens of a step, by bucket: at most kStepTokenBounds[i] and more than the bound before; the last bucket has no
-// bound.
-inline constexpr std::array<int32_t, 13> kStepTokenBounds = {1,   8,    16,   32,   64,   128,  256,
-                                                             512, 1024, 2048, 4096, 8192, 16384};
-struct StepTokens {
-  std::array<int64_t, kStepTokenBounds.size() + 1> steps{};
-  int64_t tokens = 0;
-};
-
-// Request timings in seconds for metrics: buckets are the server's business, the engine keeps none.
-struct EngineStats {
-  SchedulerGauges scheduler;
-  double kv_usage = 0;     // used / total pages
-  double last_step_s = 0;  // when the newest step ended, engine clock
-  double stalled_s = 0;    // choices are in flight, and for so long no step has been planned or finished
-  StepTokens step_tokens;
-  double now_s = 0;
-  int64_t steps = 0;
-  double host_step_us = 0;  // scheduler + batch building, mean of the last 64 steps
-  bool lost = false;        // a device: nothing is served any more
 };
 
 // With the engine's limits in config.rank.

@@ -7,9 +7,12 @@
 #include <memory>
 #include <vector>
 
-#include "engine/engine.h"
+#include "base/result.h"
+#include "engine/messages.h"
 
 namespace perigee {
+
+class Engine;
 
 struct BackendInfo {
   int64_t vocab = 0;

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "engine/engine.h"
+#include "engine/messages.h"
 #include "server/request_fields.h"
 #include "text/output_parser.h"
 #include "text/stop_strings.h"

@@ -1,3 +1,4 @@
+#include "engine/engine.h"
 #include "server/backend.h"
 #include "server/server.h"
 

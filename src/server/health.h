@@ -6,7 +6,7 @@
 #include <string>
 
 #include "base/json.h"
-#include "engine/engine.h"
+#include "engine/messages.h"
 
 namespace perigee {
 

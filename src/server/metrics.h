@@ -9,7 +9,7 @@
 #include <memory>
 #include <string>
 
-#include "engine/engine.h"
+#include "engine/messages.h"
 #include "server/backend.h"
 
 namespace perigee {
