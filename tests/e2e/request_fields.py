@@ -45,7 +45,8 @@ BASE = {
 }
 
 HOT = {"temperature": 3, "seed": 5}
-ENDS = {"logit_bias": {str(END_ID): 100}, "ignore_eos": True}  # nothing but end markers
+END_AT_ONCE = {"logit_bias": {str(END_ID): 100}}
+ENDS = {**END_AT_ONCE, "ignore_eos": True}  # nothing but end markers
 
 SAMPLING = {
     "frequency_penalty": Used("x", 2, {**HOT, "max_tokens": 24}),
@@ -61,8 +62,8 @@ SAMPLING = {
     "stop": Used(7, ["a", "e", "i", "o", " ", "1"]),
     "stop_token_ids": Used(7, lambda ids: [ids[1]]),
     "include_stop_str_in_output": Used("x", True, {"stop": ["a", "e", "i", "o", " ", "1"]}),
-    "ignore_eos": Used("x", True, {"max_tokens": 200}),
-    "min_tokens": Used("x", 200, {"max_tokens": 200}),
+    "ignore_eos": Used("x", True, {**END_AT_ONCE, "max_tokens": 4}),
+    "min_tokens": Used("x", 4, {**END_AT_ONCE, "max_tokens": 4}),
     "skip_special_tokens": Used("x", False, ENDS),
     "stream": Used("x", True),
     "stream_options": Used([], {"include_usage": True}, {"stream": True}),
