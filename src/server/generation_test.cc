@@ -3,7 +3,11 @@
 
 #include <gtest/gtest.h>
 
+#include <future>
+
 #include "base/clock.h"
+#include "server/direct_exchange.h"
+#include "server/test_stream.h"
 #include "text/test_vocabulary.h"
 
 namespace perigee {
@@ -54,11 +58,14 @@ class GenerationTest : public testing::Test {
     exchange_->leave = nullptr;
   }
   // Starts request_ with these prompts on a context of 20 tokens.
-  void start(const std::vector<std::vector<int32_t>>& prompts) {
+  void start(const std::vector<std::vector<int32_t>>& prompts) { start(prompts, exchange_); }
+  void start(const std::vector<std::vector<int32_t>>& prompts, const std::shared_ptr<Exchange>& exchange,
+             WorkPool* pool = nullptr) {
     GenerationSpec spec;
     spec.backend = backend_;
     spec.metrics = metrics_;
     spec.live = live_;
+    spec.pool = pool;
     for (const std::vector<int32_t>& prompt : prompts)
       spec.prompts.push_back(std::make_shared<const std::vector<int32_t>>(prompt));
     spec.fields = request_.fields;
@@ -69,7 +76,7 @@ class GenerationTest : public testing::Test {
     const ReplyContext context{
         .text = ModelText::make(test_tokenizer(), nullptr, false, {}), .eos_ids = {258}, .reasoning_field = "both"};
     spec.format = make_completion_format(context, request_, spec.prompts);
-    Generation::start(std::move(spec), exchange_);
+    Generation::start(std::move(spec), exchange);
   }
   void give(size_t request, int32_t choice, std::vector<int32_t> ids, std::optional<FinishReason> finish = {}) {
     OutputChunk chunk;
@@ -163,6 +170,22 @@ TEST_F(GenerationTest, EchoOfNothingEndsByLength) {
   const Json choice = reply().find("choices")->as_array()[0];
   EXPECT_EQ(*choice.find("text"), Json("ab"));
   EXPECT_EQ(*choice.find("finish_reason"), Json("length"));
+}
+
+TEST_F(GenerationTest, AChunkWaitsWhileThePoolWritesTheOneBefore) {
+  std::promise<void> gate;
+  WorkPool pool(2, 10);
+  pool.submit(WorkPool::Lane::kLong, [open = gate.get_future().share()] { open.wait(); });
+  const auto exchange = std::make_shared<DirectExchange>();
+  request_.fields.stream = true;
+  start({{1}}, exchange, &pool);
+  give(0, 0, std::vector<int32_t>(3000, 'a'));  // more than is written at once
+  give(0, 0, {'b'}, FinishReason::kLength);
+  ASSERT_TRUE(exchange->run_until([&] { return exchange->num_run == 2; }));
+  EXPECT_EQ(exchange->streamed, "");
+  gate.set_value();
+  ASSERT_TRUE(exchange->run_until_answered());
+  EXPECT_EQ(read_stream(exchange->streamed).text, std::string(3000, 'a') + "b");
 }
 
 TEST_F(GenerationTest, FirstTokensAreNoGapsBetweenTokens) {
