@@ -87,6 +87,14 @@ TEST(StopStrings, HoldsBackOnlyWhatCouldBecomeAStop) {
   EXPECT_EQ(out, "hello START\n");
 }
 
+// After "aabaaa" comes "b": what may still become the stop is not the "a" before it but "aa".
+TEST(StopStrings, FallsBackToAShorterStart) {
+  StopStrings matcher({"aabaaac"}, false);
+  std::string out;
+  ASSERT_TRUE(matcher.push("aabaaabaaac", out));
+  EXPECT_EQ(out, "aaba");
+}
+
 // Quadratic matching would take minutes here.
 TEST(StopStrings, IsLinear) {
   const std::string stop = std::string(20'000, 'a') + "b";

@@ -106,6 +106,9 @@ TEST(Pretokenizer, CutsAsThePatternDoes) {
   EXPECT_EQ(pieces("x  "), (Pieces{"x", "  "}));
   EXPECT_EQ(pieces("a \n\n  b"), (Pieces{"a", " \n\n", " ", " b"}));
   EXPECT_EQ(pieces("I'll DON'Ts"), (Pieces{"I'll", " DON'T", "s"}));
+  for (const char* end : {"'s", "'t", "'re", "'ve", "'m", "'ll", "'d", "'D"})
+    EXPECT_EQ(pieces(str_cat("he", end, "x")), (Pieces{str_cat("he", end), "x"}));
+  EXPECT_EQ(pieces("he'x"), (Pieces{"he", "'x"}));
   EXPECT_EQ(pieces("12345"), (Pieces{"123", "45"}));
   EXPECT_EQ(pieces("camelCaseHTTPServer"), (Pieces{"camel", "Case", "HTTPServer"}));
   EXPECT_EQ(pieces("ab你好cd"), (Pieces{"ab", "你好", "cd"}));
@@ -136,6 +139,9 @@ TEST(Pretokenizer, ReferenceCuts) {
   std::string words;
   while (words.size() < 400'005) words += "word ";
   EXPECT_EQ(reference_cuts(words, ""), std::vector<size_t>{400'000});
+  words.resize(390'000);
+  EXPECT_EQ(reference_cuts(words + std::string(35'001, 'x'), ""), (std::vector<size_t>{400'000, 425'000}))
+      << "a run begins anew in a slice";
   std::string wide;
   for (int i = 0; i < 25'001; ++i) wide += "\xE4\xBD\xA0";  // characters count, not bytes
   EXPECT_EQ(reference_cuts(wide, ""), std::vector<size_t>{75'000});
@@ -303,7 +309,10 @@ TEST(Tokenizer, Specials) {
 TEST(Tokenizer, RefusesBadSpecials) {
   const std::string file = tiktoken_file();
   EXPECT_FALSE(Tokenizer::create(file, {{255, "x", true}}).ok());
-  EXPECT_FALSE(Tokenizer::create(file, {{512, "x", true}}).ok());
+  const auto past_the_last = Tokenizer::create(file, {{512, "x", true}});
+  ASSERT_FALSE(past_the_last.ok());
+  EXPECT_NE(past_the_last.error().message.find("is not one of 256 to 511"), std::string::npos);
+  EXPECT_TRUE(Tokenizer::create(file, {{511, "x", true}}).ok());
   EXPECT_FALSE(Tokenizer::create(file, {{-1, "x", true}}).ok());
   EXPECT_FALSE(Tokenizer::create(file, {{256, "", true}}).ok());
   EXPECT_FALSE(Tokenizer::create(file, {{256, std::string(2000, 'x'), true}}).ok());
