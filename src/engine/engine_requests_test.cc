@@ -200,14 +200,14 @@ class CountingModel final : public Model {
   const ModelInfo& info() const override { return info_; }
   CacheLayout cache_layout(DType dtype) const override { return {.num_layers = 1, .row_elements = 16, .dtype = dtype}; }
   MlaForm choose_form(TokenKind, int64_t, int64_t) const override { return MlaForm::kAbsorbed; }
-  Tensor forward(const Batch& batch, Ops& ops, const PagePool&) const override {
+  ModelOutput forward(const Batch& batch, Ops& ops, const PagePool&) const override {
     const Tensor logits = ops.arena().tensor(DType::kF32, std::ssize(batch.logit_rows), info_.vocab);
     for (int64_t i = 0; i < logits.rows; ++i) {
       const int32_t token = batch.tokens[static_cast<size_t>(batch.logit_rows[static_cast<size_t>(i)])];
       std::fill_n(logits.row<float>(i), info_.vocab, 0.0f);
       logits.row<float>(i)[(token + 1) % info_.vocab] = 1;
     }
-    return logits;
+    return {.logits = logits};
   }
 
  private:

@@ -24,7 +24,7 @@ class TinyModel final : public Model {
   const ModelInfo& info() const override { return info_; }
   CacheLayout cache_layout(DType dtype) const override { return {.num_layers = 1, .row_elements = 16, .dtype = dtype}; }
   MlaForm choose_form(TokenKind, int64_t, int64_t) const override { return MlaForm::kAbsorbed; }
-  Tensor forward(const Batch&, Ops&, const PagePool&) const override { CHECK(false, "nothing runs it"); }
+  ModelOutput forward(const Batch&, Ops&, const PagePool&) const override { CHECK(false, "nothing runs it"); }
 
  private:
   ModelInfo info_;

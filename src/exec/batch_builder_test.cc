@@ -10,7 +10,7 @@ class StillModel : public Model {
  public:
   const ModelInfo& info() const override { return info_; }
   CacheLayout cache_layout(DType) const override { return {}; }
-  Tensor forward(const Batch&, Ops&, const PagePool&) const override { return {}; }
+  ModelOutput forward(const Batch&, Ops&, const PagePool&) const override { return {}; }
   MlaForm choose_form(TokenKind kind, int64_t, int64_t) const override {
     return kind == TokenKind::kPrompt ? MlaForm::kExpanded : MlaForm::kAbsorbed;
   }

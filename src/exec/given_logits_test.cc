@@ -24,7 +24,7 @@ class CountingModel : public Model {
   const ModelInfo& info() const override { return info_; }
   CacheLayout cache_layout(DType dtype) const override { return {.num_layers = 1, .row_elements = 16, .dtype = dtype}; }
   MlaForm choose_form(TokenKind, int64_t, int64_t) const override { return MlaForm::kAbsorbed; }
-  Tensor forward(const Batch& batch, Ops& ops, const PagePool&) const override {
+  ModelOutput forward(const Batch& batch, Ops& ops, const PagePool&) const override {
     for (const int32_t token : batch.tokens) CHECK(token >= 0 && token < kVocab, "token ", token);
     const Tensor logits = ops.arena().tensor(DType::kF32, std::ssize(batch.logit_rows), kVocab);
     for (int64_t i = 0; i < logits.rows; ++i) {
@@ -33,7 +33,7 @@ class CountingModel : public Model {
       logits.row<float>(i)[(batch.tokens[row] + 1) % kVocab] = 1.0f + static_cast<float>(batch.positions[row]);
       if (batch.tokens[row] == kPoisoned) logits.row<float>(i)[3] = std::numeric_limits<float>::quiet_NaN();
     }
-    return logits;
+    return {.logits = logits};
   }
 
  private:

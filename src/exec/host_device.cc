@@ -120,7 +120,7 @@ void HostDevice::forward(const StepPlan& plan, const Batch& batch, int32_t) {
                       .layout = parts_->layout,
                       .ring = ring_memory_.data(),
                       .ring_tokens = RankParts::kRingTokens};
-  logits_ = parts_->model->forward(batch, ops, pool);
+  logits_ = parts_->model->forward(batch, ops, pool).logits;
 }
 
 void HostDevice::mask(const StepPlan& plan, MaskBox& masks) {

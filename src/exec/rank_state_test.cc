@@ -30,7 +30,7 @@ class NotingModel : public Model {
             .ring_token_bytes = 128};
   }
   MlaForm choose_form(TokenKind, int64_t, int64_t) const override { return MlaForm::kAbsorbed; }
-  Tensor forward(const Batch& batch, Ops& ops, const PagePool& pool) const override {
+  ModelOutput forward(const Batch& batch, Ops& ops, const PagePool& pool) const override {
     const StateLayer state = pool.state_layer(0);
     for (const SequenceRows& rows : batch.sequences)
       for (int64_t head = 0; head < 3; ++head) {
@@ -41,7 +41,7 @@ class NotingModel : public Model {
       }
     const Tensor logits = ops.arena().tensor(DType::kF32, std::ssize(batch.logit_rows), info_.vocab);
     for (int64_t i = 0; i < logits.rows; ++i) std::fill_n(logits.row<float>(i), info_.vocab, 0.0f);
-    return logits;
+    return {.logits = logits};
   }
 
  private:

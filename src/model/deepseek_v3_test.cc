@@ -83,8 +83,8 @@ TEST_F(TinyModel, ABatchOfSequencesEqualsEachAlone) {
   const auto step = [&](const std::vector<int32_t>& tokens, const std::vector<int32_t>& positions,
                         const std::vector<SequenceRows>& sequences, const std::vector<int32_t>& rows) {
     ops_->begin_step();
-    return model_->forward({.tokens = tokens, .positions = positions, .sequences = sequences, .logit_rows = rows},
-                           *ops_, pool);
+    const Batch batch{.tokens = tokens, .positions = positions, .sequences = sequences, .logit_rows = rows};
+    return model_->forward(batch, *ops_, pool).logits;
   };
   std::vector<int32_t> first(70);
   std::iota(first.begin(), first.end(), 0);

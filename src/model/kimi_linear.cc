@@ -94,7 +94,7 @@ class KimiLinear final : public Model {
 
   CacheLayout cache_layout(DType cache_dtype) const override { return cache_layout_of(config_, cache_dtype); }
 
-  Tensor forward(const Batch& batch, Ops& ops, const PagePool& pool) const override {
+  ModelOutput forward(const Batch& batch, Ops& ops, const PagePool& pool) const override {
     const float eps = static_cast<float>(config_.rms_norm_eps);
     const Tensor x = ops.embed(embed_, batch.tokens);  // [n, H], the residual stream
     const Tensor h =
@@ -119,7 +119,7 @@ class KimiLinear final : public Model {
         ops.add_norm(x, ops.dense_mlp(m, l.mlp.dense), next_norm, eps, h);
       }
     }
-    return ops.logits(ops.gather_rows(h, batch.logit_rows), head_);
+    return {.logits = ops.logits(ops.gather_rows(h, batch.logit_rows), head_)};
   }
 
   MlaForm choose_form(TokenKind kind, int64_t new_tokens, int64_t context) const override {

@@ -133,8 +133,8 @@ TEST_F(Hybrid, ABatchOfSequencesEqualsEachAlone) {
   const auto step = [&](const std::vector<int32_t>& tokens, const std::vector<int32_t>& positions,
                         const std::vector<SequenceRows>& sequences, const std::vector<int32_t>& rows) {
     ops_->begin_step();
-    const Tensor logits = model_->forward(
-        {.tokens = tokens, .positions = positions, .sequences = sequences, .logit_rows = rows}, *ops_, pool);
+    const Batch batch{.tokens = tokens, .positions = positions, .sequences = sequences, .logit_rows = rows};
+    const Tensor logits = model_->forward(batch, *ops_, pool).logits;
     Rows out;
     for (int64_t r = 0; r < logits.rows; ++r) out.emplace_back(logits.row<float>(r), logits.row<float>(r) + 96);
     return out;
@@ -179,12 +179,12 @@ TEST_F(Hybrid, ACheckpointIsTheStateAtItsPosition) {
     ops_->begin_step();
     const std::vector<int32_t> rows = {s.num_tokens - 1};
     const auto from = static_cast<size_t>(s.position);
-    const Tensor logits = model_->forward({.tokens = slice(ids, from, from + static_cast<size_t>(s.num_tokens)),
-                                           .positions = slice(positions, from, 100),
-                                           .sequences = std::span(&s, 1),
-                                           .logit_rows = rows},
-                                          *ops_, pool);
-    return std::vector<float>(logits.row<float>(0), logits.row<float>(0) + 96);
+    const ModelOutput out = model_->forward({.tokens = slice(ids, from, from + static_cast<size_t>(s.num_tokens)),
+                                             .positions = slice(positions, from, 100),
+                                             .sequences = std::span(&s, 1),
+                                             .logit_rows = rows},
+                                            *ops_, pool);
+    return std::vector<float>(out.logits.row<float>(0), out.logits.row<float>(0) + 96);
   };
   const StateCheckpoint at_64{.position = 64, .pages = checkpoint.data()};
   const SequenceRows all{.num_tokens = 100,

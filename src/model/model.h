@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -81,14 +82,19 @@ struct ModelInfo {
   bool has_cache_scales = false;  // of an e4m3 cache
 };
 
+// What a step computes, in the step's arena.
+struct ModelOutput {
+  Tensor logits;                      // f32 [logit_rows, vocab]
+  std::span<const Tensor> taps = {};  // hidden states of layers that a draft model reads; none yet
+};
+
 class Model {
  public:
   virtual ~Model() = default;
   virtual const ModelInfo& info() const = 0;
   virtual CacheLayout cache_layout(DType cache_dtype) const = 0;
-  // Runs the batch: writes the cache of every new token, returns logits f32 [logit_rows, vocab] in the step's arena.
-  // Requires ops.begin_step() before; one call per step.
-  virtual Tensor forward(const Batch& batch, Ops& ops, const PagePool& pool) const = 0;
+  // Runs the batch and writes the cache of every new token. Requires ops.begin_step() before; one call per step.
+  virtual ModelOutput forward(const Batch& batch, Ops& ops, const PagePool& pool) const = 0;
   // Which form serves a sequence admitted with n tokens to compute on `context` cached ones; see choose_mla_form.
   virtual MlaForm choose_form(TokenKind kind, int64_t new_tokens, int64_t context) const = 0;
 };

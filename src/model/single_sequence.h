@@ -79,7 +79,7 @@ class SingleSequence {
         .tokens = tokens, .positions = positions, .sequences = std::span(&sequence, 1), .logit_rows = rows};
     ops_.begin_step();
     const PlacedBatch placed(batch, ops_, pool_.layout.state_pages());
-    const Tensor logits = model_.forward(placed.batch(), ops_, pool_);
+    const Tensor logits = model_.forward(placed.batch(), ops_, pool_).logits;
     length_ += n;
     std::vector<std::vector<float>> out;
     for (int64_t r = 0; r < n; ++r) {

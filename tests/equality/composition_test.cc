@@ -77,7 +77,7 @@ class Passes {
     ops_.begin_step();
     const Batch batch{.tokens = tokens_, .positions = positions_, .sequences = sequences_, .logit_rows = logit_rows_};
     const PlacedBatch placed(batch, ops_);
-    const Tensor logits = model_->forward(placed.batch(), ops_, {.base = memory_.data(), .layout = layout_});
+    const Tensor logits = model_->forward(placed.batch(), ops_, {.base = memory_.data(), .layout = layout_}).logits;
     tokens_.clear(), positions_.clear(), sequences_.clear(), logit_rows_.clear();
     return logits;
   }

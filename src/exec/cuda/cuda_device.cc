@@ -210,9 +210,9 @@ void CudaDevice::forward(const StepPlan&, const Batch& batch, int32_t) {
   if (bucket_ > 0) return graphs_->forward(bucket_, stream());
   Ops& step_ops = parts_->step_ops();
   step_ops.begin_step();
-  logits_ = parts_->model->forward(
-      device_batch(arrays_->batch(), sequences_, batch.sequences, std::ssize(batch.positions), logit_rows_), step_ops,
-      pool());
+  const Batch on_device =
+      device_batch(arrays_->batch(), sequences_, batch.sequences, std::ssize(batch.positions), logit_rows_);
+  logits_ = parts_->model->forward(on_device, step_ops, pool()).logits;
 }
 
 void CudaDevice::sample(const StepPlan&, int32_t turn) {

@@ -64,7 +64,8 @@ Result<DecodeGraphs::Graphs> DecodeGraphs::capture_bucket(int32_t rows, const Mo
   ops.begin_step();
   Graphs graphs{.rows = rows};
   Tensor logits;
-  ASSIGN_OR_RETURN(graphs.forward, capture_graph(ops.stream(), [&] { logits = model.forward(batch, ops, pool); }));
+  ASSIGN_OR_RETURN(graphs.forward,
+                   capture_graph(ops.stream(), [&] { logits = model.forward(batch, ops, pool).logits; }));
   for (const int32_t turn : {0, 1}) {
     ASSIGN_OR_RETURN(graphs.sample[static_cast<size_t>(turn)],
                      capture_graph(ops.stream(), [&] { sampling.sample(rows, logits, turn); }));

@@ -127,8 +127,8 @@ class Trials {
     lengths_ = placed.batch().device->lengths;
     Tensor logits;
     how([&] {
-      logits = model_.forward(placed.batch(), ops_,
-                              {.base = memory_.data(), .layout = layout_, .ring = ring_.data(), .ring_tokens = kRing});
+      const PagePool pool{.base = memory_.data(), .layout = layout_, .ring = ring_.data(), .ring_tokens = kRing};
+      logits = model_.forward(placed.batch(), ops_, pool).logits;
     });
     return logits;
   }
@@ -218,7 +218,7 @@ TEST(Captured, AStepOfSeveralTokensIsCutForAnyPosition) {
     ops.begin_step();
     const PlacedBatch placed(
         {.tokens = tokens, .positions = positions, .sequences = sequences, .logit_rows = logit_rows}, ops, 0);
-    how([&] { logits = model->forward(placed.batch(), ops, {.base = memory.data(), .layout = layout}); });
+    how([&] { logits = model->forward(placed.batch(), ops, {.base = memory.data(), .layout = layout}).logits; });
   };
   const auto eager = [](auto&& work) { work(); };
   cudaGraphExec_t graph = nullptr;

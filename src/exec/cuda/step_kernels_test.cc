@@ -22,7 +22,7 @@ class StillModel : public Model {
  public:
   const ModelInfo& info() const override { return info_; }
   CacheLayout cache_layout(DType) const override { return {}; }
-  Tensor forward(const Batch&, Ops&, const PagePool&) const override { return {}; }
+  ModelOutput forward(const Batch&, Ops&, const PagePool&) const override { return {}; }
   MlaForm choose_form(TokenKind, int64_t, int64_t) const override { return MlaForm::kAbsorbed; }
 
  private:
