@@ -52,7 +52,7 @@ class Layers {
     CHECK(model.ok(), model.error().message);
     model_ = std::move(*model);
     const CacheLayout layout = model_->cache_layout(ops.activation_dtype());
-    const int64_t blocks = layout.num_layers > 0 ? longest / 64 + 1 : 0;
+    const int64_t blocks = layout.latent().layers > 0 ? longest / 64 + 1 : 0;
     memory_ = Buffer(static_cast<size_t>((layout.state_pages() + blocks) * layout.page_bytes()));
     ring_ = Buffer(static_cast<size_t>(layout.ring_slot_bytes(kRingTokens)));
     pool_ = {.base = memory_.data(), .layout = layout, .ring = ring_.data(), .ring_tokens = kRingTokens};

@@ -22,7 +22,7 @@ class TinyModel final : public Model {
     info_.max_positions = 1000;
   }
   const ModelInfo& info() const override { return info_; }
-  CacheLayout cache_layout(DType dtype) const override { return {.num_layers = 1, .row_elements = 16, .dtype = dtype}; }
+  CacheLayout cache_layout(DType dtype) const override { return {CacheGroup::latent(1, 16, dtype)}; }
   MlaForm choose_form(TokenKind, int64_t, int64_t) const override { return MlaForm::kAbsorbed; }
   ModelOutput forward(const Batch&, Ops&, const PagePool&) const override { CHECK(false, "nothing runs it"); }
 

@@ -21,13 +21,7 @@ class NotingModel : public Model {
   }
   const ModelInfo& info() const override { return info_; }
   CacheLayout cache_layout(DType dtype) const override {
-    return {.num_layers = 1,
-            .row_elements = 16,
-            .dtype = dtype,
-            .state_layers = 1,
-            .state_heads = 3,
-            .unit_bytes = 64 * 16 * dtype_bytes(dtype),
-            .ring_token_bytes = 128};
+    return {CacheGroup::latent(1, 16, dtype), CacheGroup::state(1, 3, 64 * 16 * dtype_bytes(dtype), 128)};
   }
   MlaForm choose_form(TokenKind, int64_t, int64_t) const override { return MlaForm::kAbsorbed; }
   ModelOutput forward(const Batch& batch, Ops& ops, const PagePool& pool) const override {

@@ -89,11 +89,13 @@ void print_cache(const ModelConfig& c) {
   const CacheLayout cache = cache_layout_of(c, DType::kBF16);
   const CacheLayout fp8 = cache_layout_of(c, DType::kF8E4M3);
   const int64_t state = cache.state_pages() * cache.page_bytes();
-  line("cache, bf16", str_cat(cache.num_layers * cache.row_bytes(), " bytes a token, ", cache.page_bytes(),
-                              " bytes a block of 64 tokens; fp8: ", fp8.page_bytes(), " bytes a block"));
+  line("cache, bf16",
+       str_cat(cache.latent().layers * cache.latent().row_bytes(), " bytes a token, ", cache.page_bytes(),
+               " bytes a block of 64 tokens; fp8: ", fp8.page_bytes(), " bytes a block"));
   if (state > 0) {
-    line("state of one sequence", str_cat(state, " bytes: ", cache.units(), " units of ", cache.unit_bytes, ", ",
-                                          cache.units_per_page(), " a page, ", cache.state_pages(), " pages"));
+    line("state of one sequence",
+         str_cat(state, " bytes: ", cache.state().units(), " units of ", cache.state().unit_bytes, ", ",
+                 cache.units_per_page(), " a page, ", cache.state_pages(), " pages"));
     line("a checkpoint of it", str_cat(state, " bytes, as much as ", cache.state_pages() * 64, " tokens"));
   }
   line("cache for one sequence",

@@ -111,8 +111,8 @@ TEST_F(TinyModel, SaysWhatItIs) {
   EXPECT_EQ(info.max_positions, 256);
   EXPECT_EQ(info.eos_ids, std::vector<int32_t>{1});
   const CacheLayout layout = model_->cache_layout(DType::kBF16);
-  EXPECT_EQ(layout.row_bytes(), 80);
-  EXPECT_EQ(layout.layer_bytes(), 64 * 80);
+  EXPECT_EQ(layout.latent().row_bytes(), 80);
+  EXPECT_EQ(layout.latent().layer_bytes(), 64 * 80);
   EXPECT_EQ(layout.page_bytes(), 3 * 64 * 80);
   EXPECT_EQ(model_->choose_form(TokenKind::kOutput, 1, 100), MlaForm::kAbsorbed);
   EXPECT_EQ(model_->choose_form(TokenKind::kPrompt, 100, 0), MlaForm::kExpanded);

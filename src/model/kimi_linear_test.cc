@@ -210,21 +210,19 @@ TEST_F(Hybrid, SaysWhatItIs) {
   EXPECT_EQ(model_->choose_form(TokenKind::kOutput, 1, 100), MlaForm::kAbsorbed);
   // Two latent layers make a block of 64 * 80 * 2 bytes, less than one unit: the unit sets the page.
   const CacheLayout layout = model_->cache_layout(DType::kBF16);
-  EXPECT_EQ(layout.num_layers, 2);
-  EXPECT_EQ(layout.units(), 9);
-  EXPECT_EQ(layout.unit_bytes, 65536 + 3 * 3 * 128 * 4);
-  EXPECT_EQ(layout.page_bytes(), layout.unit_bytes);
+  EXPECT_EQ(layout.latent().layers, 2);
+  EXPECT_EQ(layout.state().units(), 9);
+  EXPECT_EQ(layout.state().unit_bytes, 65536 + 3 * 3 * 128 * 4);
+  EXPECT_EQ(layout.page_bytes(), layout.state().unit_bytes);
   EXPECT_EQ(layout.state_pages(), 9);
 }
 
 TEST(HybridLayout, OfKimiLinear48B) {
-  CacheLayout layout{.num_layers = 7, .row_elements = 576};
+  const CacheGroup latent = CacheGroup::latent(7, 576, DType::kBF16);
+  CacheLayout layout = {latent};
   EXPECT_EQ(layout.state_pages(), 0);
   EXPECT_EQ(layout.ring_slot_bytes(1), 0);
-  layout.state_layers = 20;
-  layout.state_heads = 32;
-  layout.unit_bytes = 70144;
-  layout.ring_token_bytes = 2112;
+  layout = {latent, CacheGroup::state(20, 32, 70144, 2112)};
   EXPECT_EQ(layout.page_bytes(), 516096);
   EXPECT_EQ(layout.units_per_page(), 7);
   EXPECT_EQ(layout.state_pages(), 92);

@@ -165,14 +165,11 @@ ModelInfo model_info(const ModelConfig& c, const WeightReader& reader) {
 CacheLayout cache_layout_of(const ModelConfig& c, DType cache_dtype) {
   CHECK(cache_dtype == DType::kF32 || cache_dtype == DType::kBF16 || cache_dtype == DType::kF8E4M3, "cache of ",
         dtype_name(cache_dtype));
-  CacheLayout layout{
-      .num_layers = c.num_layers - c.num_kda_layers(), .row_elements = c.kv_lora + c.rope, .dtype = cache_dtype};
-  if (c.num_kda_layers() == 0) return layout;
-  layout.state_layers = c.num_kda_layers();
-  layout.state_heads = c.local_kda().heads;
-  layout.unit_bytes = (c.kda.unit_bytes() + 127) / 128 * 128;
-  layout.ring_token_bytes = c.kda.ring_token_floats() * static_cast<int64_t>(sizeof(float));
-  return layout;
+  const CacheGroup latent = CacheGroup::latent(c.num_layers - c.num_kda_layers(), c.kv_lora + c.rope, cache_dtype);
+  if (c.num_kda_layers() == 0) return {latent};
+  const KdaShape kda = c.local_kda();
+  return {latent, CacheGroup::state(c.num_kda_layers(), kda.heads, (kda.unit_bytes() + 127) / 128 * 128,
+                                    kda.ring_token_floats() * static_cast<int64_t>(sizeof(float)))};
 }
 
 }  // namespace perigee

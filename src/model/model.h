@@ -13,62 +13,12 @@
 #include <vector>
 
 #include "base/result.h"
+#include "model/cache_layout.h"
 #include "model/shard.h"
 #include "ops/batch.h"
 #include "ops/ops.h"
 
 namespace perigee {
-
-// Geometry of the page pool (DESIGN D5, D7): a page holds one block of 64 tokens of all latent layers, block-major, or
-// whole units of recurrent state. A unit is one head of one recurrent layer; a state is all units of a sequence.
-struct CacheLayout {
-  int64_t num_layers = 0;    // with latent attention
-  int64_t row_elements = 0;  // L + dr
-  DType dtype = DType::kBF16;
-  // Recurrent layers; all zero without.
-  int64_t state_layers = 0, state_heads = 0;
-  int64_t unit_bytes = 0;        // a multiple of 128
-  int64_t ring_token_bytes = 0;  // what a token leaves in the ring for one unit; see StateLayer
-
-  int64_t row_bytes() const { return row_elements * dtype_bytes(dtype); }
-  int64_t layer_bytes() const { return (64 * row_bytes() + 127) / 128 * 128; }
-  // Never less than a unit: few latent layers beside large heads waste the rest of a block's page.
-  int64_t page_bytes() const { return std::max(num_layers * layer_bytes(), unit_bytes); }
-  int64_t units() const { return state_layers * state_heads; }
-  int64_t units_per_page() const { return unit_bytes == 0 ? 0 : page_bytes() / unit_bytes; }
-  // Of one sequence's state, and of a checkpoint of it.
-  int64_t state_pages() const { return units() == 0 ? 0 : (units() + units_per_page() - 1) / units_per_page(); }
-  int64_t ring_slot_bytes(int32_t ring_tokens) const { return units() * ring_tokens * ring_token_bytes; }
-};
-
-// The page pool of one rank, as a model sees it, with the ring of each slot's newest tokens beside it.
-struct PagePool {
-  uint8_t* base = nullptr;
-  CacheLayout layout;
-  uint8_t* ring = nullptr;  // slots * layout.ring_slot_bytes(ring_tokens); null without recurrent layers
-  int32_t ring_tokens = 1;  // K + 1: the most tokens of a step that a later step may still reject
-
-  // i counts the latent layers alone; `scale` is of an e4m3 cache.
-  LatentLayer latent_layer(int64_t i, float scale = 1) const {
-    return {.base = base + i * layout.layer_bytes(),
-            .page_bytes = layout.page_bytes(),
-            .row_bytes = layout.row_bytes(),
-            .dtype = layout.dtype,
-            .scale = layout.dtype == DType::kF8E4M3 ? scale : 1};
-  }
-  // i counts the recurrent layers alone.
-  StateLayer state_layer(int64_t i) const {
-    return {.base = base,
-            .page_bytes = layout.page_bytes(),
-            .unit_bytes = layout.unit_bytes,
-            .units_per_page = static_cast<int32_t>(layout.units_per_page()),
-            .first_unit = static_cast<int32_t>(i * layout.state_heads),
-            .ring = ring,
-            .ring_slot_bytes = layout.ring_slot_bytes(ring_tokens),
-            .ring_token_bytes = layout.ring_token_bytes,
-            .ring_tokens = ring_tokens};
-  }
-};
 
 struct ModelInfo {
   std::string architecture;  // "DeepseekV3ForCausalLM"

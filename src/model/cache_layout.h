@@ -1,0 +1,125 @@
+// CacheLayout: what a sequence keeps on one rank, as groups, and the pages that they take.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <initializer_list>
+#include <span>
+
+#include "base/check.h"
+#include "ops/batch.h"
+#include "tensor/tensor.h"
+
+namespace perigee {
+
+enum class CacheKind : uint8_t {
+  kLatent,  // a page holds one block of 64 tokens of all layers, layer after layer
+  kState,   // recurrent state: units, one for each layer and head; a page holds as many as fit
+};
+
+// One kind of cache (DESIGN D5, D7).
+struct CacheGroup {
+  CacheKind kind;
+  int32_t arena = 0;        // where its pages come from; all pages of an arena are of one size
+  int32_t block_ratio = 1;  // its blocks for each block of 64 tokens; 0: it does not grow with the tokens
+  int64_t layers = 0;
+  int64_t heads = 1;  // those of a layer that have memory of their own
+  // kLatent
+  int64_t row_elements = 0;  // of a token in a layer: L + dr
+  DType dtype = DType::kBF16;
+  // kState
+  int64_t unit_bytes = 0;        // a multiple of 128
+  int64_t ring_token_bytes = 0;  // what a token leaves in the ring for one unit; see StateLayer
+
+  static CacheGroup latent(int64_t layers, int64_t row_elements, DType dtype) {
+    return {.kind = CacheKind::kLatent, .layers = layers, .row_elements = row_elements, .dtype = dtype};
+  }
+  static CacheGroup state(int64_t layers, int64_t heads, int64_t unit_bytes, int64_t ring_token_bytes) {
+    return {.kind = CacheKind::kState,
+            .block_ratio = 0,
+            .layers = layers,
+            .heads = heads,
+            .unit_bytes = unit_bytes,
+            .ring_token_bytes = ring_token_bytes};
+  }
+
+  int64_t row_bytes() const { return row_elements * dtype_bytes(dtype); }
+  int64_t layer_bytes() const { return (64 * row_bytes() + 127) / 128 * 128; }
+  int64_t units() const { return layers * heads; }  // of a sequence's state
+  // The least that a page of its arena must hold.
+  int64_t least_page_bytes() const { return kind == CacheKind::kLatent ? layers * layer_bytes() : unit_bytes; }
+};
+
+class CacheLayout {
+ public:
+  CacheLayout() = default;
+  CacheLayout(std::initializer_list<CacheGroup> groups) : num_groups_(groups.size()) {
+    CHECK(groups.size() <= groups_.size(), groups.size(), " groups of caches");
+    std::copy(groups.begin(), groups.end(), groups_.begin());
+  }
+  std::span<const CacheGroup> groups() const { return std::span(groups_).first(num_groups_); }
+  // Of that kind; without layers where the model has none.
+  const CacheGroup& latent() const { return of(CacheKind::kLatent, kNoLatent); }
+  const CacheGroup& state() const { return of(CacheKind::kState, kNoState); }
+
+  // What any of the arena's groups needs: few latent layers beside large heads waste the rest of a block's page.
+  int64_t page_bytes(int32_t arena = 0) const {
+    int64_t bytes = 0;
+    for (const CacheGroup& group : groups())
+      if (group.arena == arena) bytes = std::max(bytes, group.least_page_bytes());
+    return bytes;
+  }
+  int64_t units_per_page() const {
+    return state().unit_bytes == 0 ? 0 : page_bytes(state().arena) / state().unit_bytes;
+  }
+  // Of one sequence's state, and of a checkpoint of it.
+  int64_t state_pages() const {
+    return state().units() == 0 ? 0 : (state().units() + units_per_page() - 1) / units_per_page();
+  }
+  int64_t ring_slot_bytes(int32_t ring_tokens) const {
+    return state().units() * ring_tokens * state().ring_token_bytes;
+  }
+
+ private:
+  static constexpr CacheGroup kNoLatent{.kind = CacheKind::kLatent}, kNoState{.kind = CacheKind::kState};
+  const CacheGroup& of(CacheKind kind, const CacheGroup& none) const {
+    for (const CacheGroup& group : groups())
+      if (group.kind == kind) return group;
+    return none;
+  }
+
+  std::array<CacheGroup, 4> groups_{};
+  size_t num_groups_ = 0;
+};
+
+// The page pool of one rank, as a model sees it, with the ring of each slot's newest tokens beside it.
+struct PagePool {
+  uint8_t* base = nullptr;
+  CacheLayout layout;
+  uint8_t* ring = nullptr;  // slots * layout.ring_slot_bytes(ring_tokens); null without recurrent layers
+  int32_t ring_tokens = 1;  // K + 1: the most tokens of a step that a later step may still reject
+
+  // i counts the latent layers alone; `scale` is of an e4m3 cache.
+  LatentLayer latent_layer(int64_t i, float scale = 1) const {
+    return {.base = base + i * layout.latent().layer_bytes(),
+            .page_bytes = layout.page_bytes(),
+            .row_bytes = layout.latent().row_bytes(),
+            .dtype = layout.latent().dtype,
+            .scale = layout.latent().dtype == DType::kF8E4M3 ? scale : 1};
+  }
+  // i counts the recurrent layers alone.
+  StateLayer state_layer(int64_t i) const {
+    return {.base = base,
+            .page_bytes = layout.page_bytes(),
+            .unit_bytes = layout.state().unit_bytes,
+            .units_per_page = static_cast<int32_t>(layout.units_per_page()),
+            .first_unit = static_cast<int32_t>(i * layout.state().heads),
+            .ring = ring,
+            .ring_slot_bytes = layout.ring_slot_bytes(ring_tokens),
+            .ring_token_bytes = layout.state().ring_token_bytes,
+            .ring_tokens = ring_tokens};
+  }
+};
+
+}  // namespace perigee
