@@ -23,7 +23,7 @@ namespace {
 constexpr int32_t kStopId = 1;
 
 int32_t growth(const Sequence& sequence) {  // pages that it may still need
-  return sequence.max_blocks() - static_cast<int32_t>(sequence.pages.size());
+  return sequence.max_blocks() - static_cast<int32_t>(sequence.running().pages.size());
 }
 
 template <int32_t kPages>

@@ -14,6 +14,7 @@ struct BlockPoolBreaker {
 
 struct SchedulerBreaker {
   static Scheduler::Impl& impl(Scheduler& scheduler) { return *scheduler.impl_; }
+  static PrefixIndex& index(PrefixCache& cache) { return cache.index_; }
 };
 
 namespace {
@@ -92,16 +93,16 @@ TEST(SchedulerIntegrityDeathTest, SlicesCoverThePoolInTurn) {
   SchedulerHarness h(config);
   h.submit(64 * 90, 5);
   h.step();
-  auto& impl = SchedulerBreaker::impl(h.scheduler);
+  PrefixIndex& index = SchedulerBreaker::index(SchedulerBreaker::impl(h.scheduler).cache_);
   const auto slices_until_found = [&](int count) {
-    impl.index_.erase(PageId(70));
+    index.erase(PageId(70));
     for (int i = 0; i < count; ++i) h.scheduler.check_some(20);
   };
   for (int round = 0; round < 2; ++round)
     for (int slice = 0; slice < 5; ++slice) h.scheduler.check_some(20);
   EXPECT_EXIT((slices_until_found(3), std::_Exit(3)), testing::ExitedWithCode(3), "");
   EXPECT_DEATH(slices_until_found(4), "page 70 is published and unknown");
-  EXPECT_DEATH((impl.index_.erase(PageId(70)), h.scheduler.check_integrity()), "page 70 is published and unknown");
+  EXPECT_DEATH((index.erase(PageId(70)), h.scheduler.check_integrity()), "page 70 is published and unknown");
 }
 
 TEST(SchedulerIntegrityDeathTest, BooksOfSequencesAndSlots) {
@@ -116,7 +117,7 @@ TEST(SchedulerIntegrityDeathTest, BooksOfSequencesAndSlots) {
     EXPECT_DEATH((break_it(), h.scheduler.check_some(1)), what);
     EXPECT_DEATH((break_it(), h.scheduler.check_integrity()), what);
   };
-  Sequence& running = *impl.running_[0];
+  Running& running = impl.running_[0]->running();
   expect_found([&] { ++impl.num_ended_; }, "in limbo");
   expect_found([&] { impl.sequences_[SequenceId(99)] = nullptr; }, "in no list");
   expect_found([&] { impl.waiting_[0] = impl.running_[1], std::swap(impl.running_[0], impl.running_[1]); },
@@ -127,13 +128,14 @@ TEST(SchedulerIntegrityDeathTest, BooksOfSequencesAndSlots) {
   expect_found([&] { running.scheduled.most = 1000; }, "outside its pages");
   expect_found([&] { running.ids_in_flight = 9; }, "samples too much");
   expect_found([&] { running.plans = 1; }, "lost a plan");
-  expect_found([&] { impl.waiting_[0]->scheduled.most = 1; }, "holds something");
+  expect_found([&] { impl.waiting_[0]->state = Running(); }, "holds something");
   EXPECT_DEATH((running.pages.pop_back(), h.scheduler.check_integrity()), "outside its pages");
-  EXPECT_DEATH(
-      (impl.running_[1]->pages.push_back(impl.pool_.share(running.pages[0].page())), impl.running_[1]->pages.pop_back(),
-       impl.pool_.demote(running.pages[0].page()), impl.checkpoints_.drop(running.pages[0].page()),
-       impl.index_.erase(running.pages[0].page()), h.scheduler.check_integrity()),
-      "published and unknown");
+  std::vector<PageHandle>& pages = impl.running_[1]->running().pages;
+  const PageId page = running.pages[0].page();
+  EXPECT_DEATH((pages.push_back(impl.cache_.pool().share(page)), pages.pop_back(), impl.cache_.pool().demote(page),
+                impl.cache_.checkpoints().drop(page), SchedulerBreaker::index(impl.cache_).erase(page),
+                h.scheduler.check_integrity()),
+               "published and unknown");
 }
 
 }  // namespace

@@ -159,7 +159,7 @@ using RowIds = InlineVector<int32_t, kMaxDrafts + 1>;  // of one row
 struct RowResult {
   SlotId slot;
   SequenceId sequence;
-  RowIds ids;                                // accepted and sampled ids; empty when the row did not sample
+  RowIds ids;                                  // accepted and sampled ids; empty when the row did not sample
   std::vector<TokenLogprobs> logprobs;         // one per id when asked for
   std::vector<TokenLogprobs> prompt_logprobs;  // for positions position+1 ... position+num_tokens when asked for
   std::vector<int32_t> checkpoints;            // boundaries of those that were written, ascending

@@ -36,6 +36,7 @@ struct SchedulerConfig {
   int32_t state_pages = 0;                  // of one sequence's recurrent state; 0: attention alone
   int32_t checkpoint_interval_blocks = 64;  // of prompt and output between checkpoints that stay; 0: none (for which
   int32_t checkpoint_turn_blocks = 4;       // and why see CheckpointPolicy); the same of output, one a sequence
+  int32_t num_drafts = 0;                   // tokens that a decode row verifies after its own (speculation)
   bool deterministic = false;  // prefix hits, chunk and resume points at fixed absolute multiples only (D10)
   AdmissionReserve admission_reserve = reserve_page_each;  // null: none
   uint64_t hash_seed = 0;                                  // per process
@@ -106,8 +107,13 @@ class Scheduler {
   // The next step's plan, or nothing when there is nothing to run or two plans are in flight already.
   std::optional<StepPlan> next_plan(double now_s);
 
-  // Updates since the last call, each finished sequence exactly once with `finish` set.
+  // The memory of a plan whose result is in, for the next one: who gives it back saves next_plan() its allocations.
+  void give_back(StepPlan plan);
+
+  // Updates since the last call, each finished sequence exactly once with `finish` set. The second way reuses the
+  // memory of what it replaces.
   std::vector<SequenceUpdate> take_updates();
+  void take_updates(std::vector<SequenceUpdate>& updates);
 
   SchedulerGauges gauges() const;
   bool idle() const;             // nothing waiting, running or in flight

@@ -1,7 +1,6 @@
 // A step's result: confirms positions, delivers ids, publishes blocks, ends sequences.
 
 #include <algorithm>
-#include <array>
 #include <utility>
 
 #include "control/faults.h"
@@ -9,78 +8,56 @@
 
 namespace perigee {
 
-// Results are digested in the order of their steps; one that comes early is kept until the step before it is in.
 void Scheduler::Impl::apply(const StepResult& result) {
-  CHECK(result.step >= oldest_step_ && result.step < next_step_, "step ", result.step, " is not in flight");
-  InFlight& arrived = flight(result.step);
-  CHECK(result.rows.size() == arrived.rows.size(), "step ", result.step, " has ", arrived.rows.size(), " rows, not ",
-        result.rows.size());
-  CHECK(!arrived.early, "step ", result.step, " came twice");
-  if (result.step != oldest_step_) {
-    arrived.early = result;
-    return;
-  }
-  digest(arrived, result);
-  while (plans_in_flight() > 0 && flight(oldest_step_).early) {
-    InFlight& next = flight(oldest_step_);
-    const StepResult early = std::move(*next.early);
-    next.early.reset();
-    digest(next, early);
-  }
+  plans_.accept(result, free_slots_,
+                [this](PlansInFlight::Flight& flight, const StepResult& in_order) { digest(flight, in_order); });
 }
 
-void Scheduler::Impl::digest(InFlight& flight, const StepResult& result) {
-  const uint32_t bit = plan_bit(flight.step);
-  std::span<WriteInFlight> writes = flight.traffic.writes;  // of the rows from here on
+void Scheduler::Impl::digest(PlansInFlight::Flight& flight, const StepResult& result) {
+  std::span<CheckpointInFlight> writes = flight.traffic.writes;  // of the rows from here on
   for (size_t i = 0; i < flight.rows.size(); ++i) {
     const PlanRow& row = flight.rows[i];
-    const RowResult& row_result = result.rows[i];
-    CHECK(row_result.slot == row.slot && row_result.sequence == row.sequence, "step ", flight.step, " row ", i,
-          " is of another sequence");
     size_t num_writes = 0;
     while (num_writes < writes.size() && writes[num_writes].slot == row.slot) ++num_writes;
-    const std::span<WriteInFlight> row_writes = writes.first(num_writes);
+    const std::span<CheckpointInFlight> row_writes = writes.first(num_writes);
     writes = writes.subspan(num_writes);
     Sequence* sequence = at_slot(row.slot);
     if (sequence == nullptr || sequence->id() != row.sequence) {  // ended or preempted while the row was in flight
       if (planted(Fault::kLateIdsDelivered)) {
         SequenceUpdate& late = updates_.emplace_back();
         late.sequence = row.sequence;
-        late.ids = row_result.ids;
+        late.ids = result.rows[i].ids;
       }
       continue;
     }
-    sequence->plans &= ~bit;
-    accept_row(*sequence, row, row_result, row_writes);
+    sequence->running().plans &= ~PlansInFlight::bit(flight.step);
+    accept_row(*sequence, row, result.rows[i], row_writes);
   }
-  oldest_step_ = StepId(oldest_step_.value + 1);
-  flight.step = {};
-  flight.traffic = {};
-  quarantine_.plan_returned(bit, free_slots_);
 }
 
 void Scheduler::Impl::accept_row(Sequence& sequence, const PlanRow& row, const RowResult& result,
-                                 std::span<WriteInFlight> writes) {
+                                 std::span<CheckpointInFlight> writes) {
   if (!result.finite) {
     ++totals_.not_finite;
     SequenceUpdate& update = add_update(sequence);
     update.error = "the model's output for this request is not finite";
-    forget_blocks(sequence);
+    cache_.forget_blocks(sequence);
     end(sequence, FinishReason::kError, update);
     return;
   }
   if (row.scores_prompt()) accept_prompt_logprobs(sequence, row, result);
   advance(sequence, row, result);
+  const int32_t num_confirmed = sequence.running().num_confirmed;
   if (!row.samples()) {
-    keep_checkpoints(sequence, writes, result);
-    publish_blocks(sequence, sequence.num_confirmed);
+    states_.keep_checkpoints(sequence, writes, result);
+    states_.publish_blocks(sequence, num_confirmed);
     return;
   }
   SequenceUpdate& update = add_update(sequence);
   const std::optional<FinishReason> finish = append_ids(sequence, result, update);
-  keep_checkpoints(sequence, writes, result);
-  publish_blocks(sequence, std::min(sequence.num_confirmed, sequence.num_tokens()));
-  if (planted(Fault::kDoubleDelivery) && sequence.num_confirmed % kBlockTokens == 0)
+  states_.keep_checkpoints(sequence, writes, result);
+  states_.publish_blocks(sequence, std::min(num_confirmed, sequence.num_tokens()));
+  if (planted(Fault::kDoubleDelivery) && num_confirmed % kBlockTokens == 0)
     update.ids.append(result.ids.begin(), result.ids.end());
   if (finish) end(sequence, *finish, update);
 }
@@ -103,16 +80,17 @@ void Scheduler::Impl::accept_prompt_logprobs(Sequence& sequence, const PlanRow& 
 // Moves the confirmed position. A prefill chunk confirms its tokens; a decode or verify row the token that it starts
 // with and each id that it accepted but the last, whose cache entry the next row writes.
 void Scheduler::Impl::advance(Sequence& sequence, const PlanRow& row, const RowResult& result) {
-  CHECK(row.position.contains(sequence.num_confirmed), "sequence ", sequence.id(), ": row at ", row.position.least,
-        " to ", row.position.most, ", confirmed ", sequence.num_confirmed);
+  Running& run = sequence.running();
+  CHECK(row.position.contains(run.num_confirmed), "sequence ", sequence.id(), ": row at ", row.position.least, " to ",
+        row.position.most, ", confirmed ", run.num_confirmed);
   CHECK(row.samples() == !result.ids.empty(), "sequence ", sequence.id(), ": ids come from rows that sample");
-  sequence.ids_in_flight -= row.max_ids();
   const int32_t num_kept = row.prefill() != nullptr ? row.num_tokens() : static_cast<int32_t>(result.ids.size());
   CHECK(num_kept <= row.num_tokens(), "sequence ", sequence.id(), " accepted ", num_kept, " of ", row.num_tokens());
-  sequence.scheduled.least += num_kept - row.min_tokens();
-  sequence.scheduled.most -= row.num_tokens() - num_kept;
-  sequence.num_confirmed += num_kept;
-  if (!sequence.prompt_confirmed && sequence.num_confirmed >= sequence.num_prompt()) confirm_prompt(sequence);
+  run.ids_in_flight -= row.max_ids();
+  run.scheduled.least += num_kept - row.min_tokens();
+  run.scheduled.most -= row.num_tokens() - num_kept;
+  run.num_confirmed += num_kept;
+  if (!sequence.prompt_confirmed && run.num_confirmed >= sequence.num_prompt()) confirm_prompt(sequence);
 }
 
 void Scheduler::Impl::confirm_prompt(Sequence& sequence) {
@@ -140,27 +118,6 @@ std::optional<FinishReason> Scheduler::Impl::append_ids(Sequence& sequence, cons
     if (sequence.num_outputs() >= sequence.max_outputs) return FinishReason::kLength;
   }
   return std::nullopt;
-}
-
-// Enters the full blocks of the first num_tokens tokens into the prefix index. A block that another page holds already
-// keeps that page there; the chain goes on from it.
-void Scheduler::Impl::publish_blocks(Sequence& sequence, int32_t num_tokens) {
-  if (!config_.prefix_caching) return;
-  if (is_recurrent() && config_.deterministic) num_tokens = std::min(num_tokens, num_chunked(sequence));
-  std::array<int32_t, kBlockTokens> scratch;
-  while (!sequence.chain_broken && (sequence.num_chained + 1) * kBlockTokens <= num_tokens) {
-    const int32_t block = sequence.num_chained;
-    const PageId page = sequence.pages[static_cast<size_t>(block)].page();
-    const auto node = index_.publish(sequence.chain, sequence.block_tokens(block, scratch), sequence.request.cache_salt,
-                                     page, sequence.extra_key(block));
-    if (!node) {
-      sequence.chain_broken = true;
-      return;
-    }
-    if (node->page == page) pool_.publish(page);
-    sequence.chain = *node;
-    ++sequence.num_chained;
-  }
 }
 
 }  // namespace perigee

@@ -1,7 +1,6 @@
 // The next step: decode rows first, then running prefills, then admissions, all within one token budget.
 
 #include <algorithm>
-#include <array>
 #include <utility>
 
 #include "control/faults.h"
@@ -9,56 +8,72 @@
 
 namespace perigee {
 
-// One that holds all pages that it can ever fill needs none.
-int32_t reserve_page_each(std::span<Sequence* const> running, int32_t /*num_pages*/) {
-  return static_cast<int32_t>(std::count_if(running.begin(), running.end(), [](const Sequence* sequence) {
-    return static_cast<int32_t>(sequence->pages.size()) < sequence->max_blocks();
-  }));
-}
+constexpr int32_t kReservedOutputs = 1024;  // of a sequence that starts, so that its steps allocate nothing
 
 std::optional<StepPlan> Scheduler::Impl::next_plan(double now_s) {
   expire(now_s);
-  if (plans_in_flight() == kMaxPlansInFlight || (running_.empty() && waiting_.empty())) return std::nullopt;
-  Draft draft;
-  draft.budget_tokens = config_.max_step_tokens;
-  draft.plan.step = next_step_;
-  draft.plan.rows.reserve(slots_.size());
-  draft.plan.appends.reserve(slots_.size());
+  if (plans_.full() || (running_.empty() && waiting_.empty())) return std::nullopt;
+  PlanDraft draft = new_draft();
   plan_decodes(draft);
   plan_prefills(draft);
   plan_admissions(draft);
-  if (draft.plan.rows.empty()) return std::nullopt;
-  return launch(std::move(draft));
-}
-
-StepPlan Scheduler::Impl::launch(Draft draft) {
-  InFlight& flight = this->flight(next_step_);
-  flight.step = next_step_;
-  flight.rows.assign(draft.plan.rows.begin(), draft.plan.rows.end());
-  flight.traffic = std::move(draft.traffic);
-  next_step_ = StepId(next_step_.value + 1);
+  if (draft.plan.rows.empty()) {
+    spare_plans_.push_back(std::move(draft.plan));
+    return std::nullopt;
+  }
+  plans_.launch(draft.plan, std::move(draft.traffic));
   ++totals_.steps;
   return std::move(draft.plan);
 }
 
+// In the memory of a plan that was given back, if there is one.
+PlanDraft Scheduler::Impl::new_draft() {
+  PlanDraft draft;
+  draft.budget_tokens = rules_.config.max_step_tokens;
+  if (!spare_plans_.empty()) {
+    draft.plan = std::move(spare_plans_.back());
+    spare_plans_.pop_back();
+  }
+  StepPlan& plan = draft.plan;
+  plan.step = plans_.next_step();
+  plan.starts.clear();
+  plan.appends.clear();
+  plan.rows.clear();
+  plan.tokens.clear();
+  plan.checkpoints.clear();
+  plan.rows.reserve(slots_.size());
+  plan.appends.reserve(slots_.size());
+  return draft;
+}
+
 // Preemption takes from the back of running_, behind the row being planned, so that no planned row loses its pages.
-// Decode rows cannot starve a running prefill: see num_slots().
-void Scheduler::Impl::plan_decodes(Draft& draft) {
+// Decode rows cannot starve a running prefill: see SchedulerRules::num_slots.
+void Scheduler::Impl::plan_decodes(PlanDraft& draft) {
   for (size_t i = 0; i < running_.size() && draft.budget_tokens > 0; ++i) {
     Sequence& sequence = *running_[i];
     if (sequence.in_prefill() || !sequence.wants_sample()) continue;
-    if (ensure_page(sequence, draft)) add_row(sequence, Decode(), draft);
+    const RowWork work = decode_work(sequence, draft);
+    const int32_t num_tokens = PlanRow{.work = work}.num_tokens();
+    if (ensure_pages(sequence, num_tokens, draft)) add_row(sequence, work, draft);
   }
   draft.plan.num_decode_rows = static_cast<int32_t>(draft.plan.rows.size());
 }
 
+// As many drafts as could still be outputs, if the budget bears them.
+RowWork Scheduler::Impl::decode_work(const Sequence& sequence, const PlanDraft& draft) const {
+  const int32_t num_drafts =
+      std::min({rules_.config.num_drafts, sequence.num_samples_left() - 1, draft.budget_tokens - 1});
+  if (num_drafts <= 0) return Decode();
+  return Verify{.num_drafts = num_drafts};
+}
+
 // One that the rest of the budget is too small for is not overtaken: those that came later would take that rest for as
 // long as they keep coming.
-void Scheduler::Impl::plan_prefills(Draft& draft) {
+void Scheduler::Impl::plan_prefills(PlanDraft& draft) {
   for (size_t i = 0; i < running_.size() && draft.budget_tokens > 0; ++i) {
     Sequence& sequence = *running_[i];
     if (!sequence.in_prefill() || waits_for_logits(sequence, draft)) continue;
-    const int32_t num_tokens = chunk_tokens(sequence, draft);
+    const int32_t num_tokens = chunk_tokens(sequence, sequence.running().scheduled.most, draft);
     if (num_tokens > 0)
       add_prefill_row(sequence, num_tokens, draft);
     else
@@ -69,7 +84,7 @@ void Scheduler::Impl::plan_prefills(Draft& draft) {
 // In order of service; stepped over are followers whose leader still computes the common prompt, and who waits for rows
 // of logits. A sequence that was preempted in this step stays out: the page that it was preempted for is one that it
 // needs.
-void Scheduler::Impl::plan_admissions(Draft& draft) {
+void Scheduler::Impl::plan_admissions(PlanDraft& draft) {
   size_t i = 0;
   while (i < waiting_.size() && draft.budget_tokens > 0 && !free_slots_.empty()) {
     Sequence& sequence = *waiting_[i];
@@ -86,17 +101,19 @@ void Scheduler::Impl::plan_admissions(Draft& draft) {
   }
 }
 
-// Makes the page of the next position exist. Pages that come back when the plans in flight return are waited for: that
-// costs a step, where another victim would cost a recomputation.
-bool Scheduler::Impl::ensure_page(Sequence& sequence, Draft& draft) {
-  const int32_t capacity = static_cast<int32_t>(sequence.pages.size()) * kBlockTokens;
-  if (sequence.scheduled.most < capacity + (planted(Fault::kPageOffByOne) ? 1 : 0)) return true;
+// Makes the pages of the next num_tokens positions exist. Pages that come back when the plans in flight return are
+// waited for: that costs a step, where another victim would cost a recomputation.
+bool Scheduler::Impl::ensure_pages(Sequence& sequence, int32_t num_tokens, PlanDraft& draft) {
   while (true) {
-    if (PageHandle page = pool_.allocate(PageOwner::kLatent)) {
-      append_page(sequence, std::move(page), draft);
-      return true;
+    Running& run = sequence.running();
+    const int32_t capacity = static_cast<int32_t>(run.pages.size()) * kBlockTokens;
+    if (run.scheduled.most + num_tokens <= capacity + (planted(Fault::kPageOffByOne) ? 1 : 0)) return true;
+    if (PageHandle page = cache_.pool().allocate(PageOwner::kLatent)) {
+      draft.plan.appends.push_back({run.slot, static_cast<int32_t>(run.pages.size()), page.placement()});
+      run.pages.push_back(std::move(page));
+      continue;
     }
-    if (pages_come_back(draft)) return false;
+    if (plans_.holds_pages() || !draft.traffic.empty()) return false;
     Sequence& victim = *running_.back();
     preempt(victim);
     if (&victim == &sequence) return false;
@@ -113,80 +130,21 @@ void Scheduler::Impl::preempt(Sequence& sequence) {
     sequence.input = std::move(input);
     sequence.generated.clear();
   }
-  const int32_t stale = planted(Fault::kStaleLength) ? sequence.num_confirmed : 0;
-  sequence.num_confirmed = stale;
-  sequence.scheduled = PositionRange::at(stale);
-  sequence.ids_in_flight = 0;
-  sequence.num_chained = 0;
-  sequence.chain_broken = false;
-  sequence.newest_checkpoint = {};
   ++sequence.num_preemptions;
   ++totals_.preemptions;
-  enqueue(sequence);
+  insert_in_order(waiting_, sequence);
 }
 
-// The longest confirmed prefix that leaves at least one token to compute, for its logits.
-void Scheduler::Impl::match_prefix(const Sequence& sequence) {
-  const int32_t last =
-      planted(Fault::kFullPromptHit) ? sequence.num_input() : std::min(sequence.num_input() - 1, num_chunked(sequence));
-  const bool may_hit = config_.prefix_caching && !sequence.wants_prompt_logprobs();
-  match_.update(sequence, may_hit ? last / kBlockTokens : 0);
-}
-
-// What of the match every kind of cache can serve: a recurrent model needs a checkpoint at exactly its end.
-Scheduler::Impl::Hit Scheduler::Impl::find_hit() const {
-  const std::vector<PrefixNode>& blocks = match_.blocks();
-  const auto end_of = [&](int32_t num_blocks) { return blocks[static_cast<size_t>(num_blocks) - 1].page; };
-  Hit hit;
-  hit.num_matched = static_cast<int32_t>(blocks.size()) / hit_blocks_ * hit_blocks_;
-  hit.num_blocks = hit.num_matched;
-  if (is_recurrent() && !planted(Fault::kHitMaxOverGroups))
-    while (hit.num_blocks > 0 && checkpoints_.at(end_of(hit.num_blocks)).serial == 0) hit.num_blocks -= hit_blocks_;
-  for (int32_t block = 1; block <= hit.num_blocks; ++block)
-    hit.num_idle_pages += pool_.num_holders(end_of(block)) == 0 ? 1 : 0;
-  if (is_recurrent() && hit.num_blocks > 0) hit.checkpoint = checkpoints_.at(end_of(hit.num_blocks));
-  if (hit.checkpoint.serial != 0) hit.num_idle_pages += checkpoints_.num_idle_pages(hit.checkpoint);
-  return hit;
-}
-
-// The sequence holds the hit's blocks; returns handles of its checkpoint.
-std::vector<PageHandle> Scheduler::Impl::take_hit(Sequence& sequence, const Hit& hit) {
-  const auto end = static_cast<size_t>(hit.num_blocks);
-  for (size_t block = 0; block < end; ++block) sequence.pages.push_back(pool_.share(match_.blocks()[block].page));
-  sequence.chain = end > 0 ? match_.blocks()[end - 1] : match_.root();
-  sequence.num_chained = hit.num_blocks;
-  sequence.newest_checkpoint = hit.checkpoint;
-  sequence.newest_is_turn = false;
-  std::vector<PageHandle> checkpoint;
-  if (hit.checkpoint.serial != 0) checkpoints_.share(hit.checkpoint, checkpoint);
-  return checkpoint;
-}
-
-// Starts the sequence if all pages of its input, of its state and one for its next tokens are at hand, and those that
-// run keep what they are about to need. False: nothing has changed.
-bool Scheduler::Impl::admit(Sequence& sequence, Draft& draft) {
-  const bool alone = running_.empty() && plans_in_flight() == 0;
-  const int32_t num_pages = std::min(num_blocks(sequence.num_input()) + 1, sequence.max_blocks()) + config_.state_pages;
-  const int32_t num_available = pool_.num_available();
-  const int32_t reserve =
-      config_.admission_reserve && !alone ? config_.admission_reserve(running_, config_.num_pages) : 0;
-  match_prefix(sequence);
-  // Looked at before each step while it waits: most of the time no hit could be long enough.
-  if (!alone && num_available < num_pages + reserve - static_cast<int32_t>(match_.blocks().size())) return false;
-  Hit hit = find_hit();
-  // A hit holds a checkpoint's pages for a while. Where even an empty pool has none for that, it is computed instead.
-  if (alone && num_available - hit.num_idle_pages < num_pages - hit.num_blocks)
-    hit = Hit{.num_matched = hit.num_matched};
-  if (num_available - hit.num_idle_pages < num_pages + reserve - hit.num_blocks) return false;
-  sequence.junction = policy_.junction(hit.num_blocks * kBlockTokens, hit.num_matched * kBlockTokens);
-  const PositionRange stale = sequence.scheduled;
-  sequence.scheduled = PositionRange::at(std::max(stale.most, hit.num_blocks * kBlockTokens));
-  const int32_t num_tokens = chunk_tokens(sequence, draft);
-  if (num_tokens == 0 && sequence.in_prefill()) {
-    sequence.scheduled = stale;
-    return false;
-  }
-  start(sequence, hit, draft);
+// False: nothing has changed.
+bool Scheduler::Impl::admit(Sequence& sequence, PlanDraft& draft) {
+  const bool alone = running_.empty() && plans_.empty();
+  const std::optional<Hit> hit = admission_.find_room(sequence, running_, alone);
+  if (!hit) return false;
+  int32_t first = hit->num_tokens();
+  if (planted(Fault::kStaleLength) && sequence.num_preemptions > 0) first = std::max(first, sequence.num_input() - 1);
+  const int32_t num_tokens = chunk_tokens(sequence, first, draft);
+  if (num_tokens == 0 && first < sequence.num_input()) return false;
+  start(sequence, *hit, first, draft);
   if (sequence.in_prefill()) {
     add_prefill_row(sequence, num_tokens, draft);
   } else {
@@ -195,66 +153,58 @@ bool Scheduler::Impl::admit(Sequence& sequence, Draft& draft) {
   return true;
 }
 
-void Scheduler::Impl::start(Sequence& sequence, const Hit& hit, Draft& draft) {
-  const int32_t num_hits = hit.num_blocks;
-  const int32_t num_hit_tokens = num_hits * kBlockTokens;
-  std::vector<PageHandle> checkpoint = take_hit(sequence, hit);
-  sequence.num_confirmed = sequence.scheduled.least;
-  sequence.slot = free_slots_.back();
+// With pages for all of its input.
+void Scheduler::Impl::start(Sequence& sequence, const Hit& hit, int32_t first, PlanDraft& draft) {
+  Running& run = sequence.state.emplace<Running>();
+  std::vector<PageHandle> checkpoint = admission_.take(hit, run);
+  run.scheduled = PositionRange::at(first);
+  run.num_confirmed = first;
+  run.slot = free_slots_.back();
   free_slots_.pop_back();
-  at_slot(sequence.slot) = &sequence;
-  running_.insert(std::upper_bound(running_.begin(), running_.end(), &sequence,
-                                   [](const Sequence* a, const Sequence* b) { return a->before(*b); }),
-                  &sequence);
+  at_slot(run.slot) = &sequence;
+  insert_in_order(running_, sequence);
   totals_.prefix_queries += sequence.num_input();
-  totals_.prefix_hits += num_hit_tokens;
-  if (sequence.num_cached_tokens < 0) sequence.num_cached_tokens = num_hit_tokens;
+  totals_.prefix_hits += hit.num_tokens();
+  if (sequence.num_cached_tokens < 0) sequence.num_cached_tokens = hit.num_tokens();
 
   SequenceStart& start = draft.plan.starts.emplace_back(SequenceStart{
-      sequence.slot, sequence.id(), sequence.input, sequence.num_prompt(), num_hit_tokens, sequence.request.sampling});
-  if (is_recurrent()) start_state(sequence, std::move(checkpoint), start, draft);
-  for (int32_t block = 0; block < num_hits; ++block)
-    draft.plan.appends.push_back({sequence.slot, block, sequence.pages[static_cast<size_t>(block)].placement()});
-  const int32_t num_input_blocks = num_blocks(sequence.num_input());
-  sequence.pages.reserve(static_cast<size_t>(sequence.max_blocks()));
-  while (static_cast<int32_t>(sequence.pages.size()) < num_input_blocks) {
-    PageHandle page = pool_.allocate(PageOwner::kLatent);
-    CHECK(page, "sequence ", sequence.id(), " was admitted without pages");
-    append_page(sequence, std::move(page), draft);
+      run.slot, sequence.id(), sequence.input, sequence.num_prompt(), hit.num_tokens(), sequence.request.sampling});
+  states_.start(sequence, std::move(checkpoint), start, draft.traffic);
+  run.pages.reserve(static_cast<size_t>(sequence.max_blocks()));
+  sequence.generated.reserve(static_cast<size_t>(std::min(sequence.max_outputs, kReservedOutputs)));
+  while (static_cast<int32_t>(run.pages.size()) < num_blocks(sequence.num_input())) {
+    run.pages.push_back(cache_.pool().allocate(PageOwner::kLatent));
+    CHECK(run.pages.back(), "sequence ", sequence.id(), " was admitted without pages");
   }
+  for (size_t block = 0; block < run.pages.size(); ++block)
+    draft.plan.appends.push_back({run.slot, static_cast<int32_t>(block), run.pages[block].placement()});
 }
 
 // Those served before it, under prompt_logprobs too, have taken the step's rows of logits.
-bool Scheduler::Impl::waits_for_logits(const Sequence& sequence, const Draft& draft) const {
-  return sequence.wants_prompt_logprobs() && draft.prompt_logprob_tokens < config_.attention_alignment;
+bool Scheduler::Impl::waits_for_logits(const Sequence& sequence, const PlanDraft& draft) const {
+  return sequence.wants_prompt_logprobs() && draft.prompt_logprob_tokens < rules_.config.attention_alignment;
 }
 
-// Tokens of the next prefill chunk: all that is left, or up to the last multiple of the alignment that the budget
-// reaches. Where the alignment is not strict, a chunk shorter than that is better than none. Former outputs have chunks
-// of their own: their attention takes another form than the prompt's, but for deterministic runs.
-int32_t Scheduler::Impl::chunk_tokens(const Sequence& sequence, const Draft& draft) const {
-  const int32_t first = sequence.scheduled.most;
-  const bool in_prompt = !config_.deterministic && first < sequence.num_prompt();
+// Tokens of the prefill chunk that begins at `first`: all that is left, or up to the last multiple of the alignment
+// that the budget reaches. Where the alignment is not strict, a chunk shorter than that is better than none. Former
+// outputs have chunks of their own: their attention takes another form than the prompt's, but for deterministic runs.
+int32_t Scheduler::Impl::chunk_tokens(const Sequence& sequence, int32_t first, const PlanDraft& draft) const {
+  const bool in_prompt = !rules_.config.deterministic && first < sequence.num_prompt();
   const int32_t kind_end = in_prompt ? sequence.num_prompt() : sequence.num_input();
-  const int32_t stop = is_recurrent() ? std::min(chunk_stop(sequence), kind_end) : kind_end;
-  const int32_t alignment = config_.attention_alignment;
+  const int32_t stop = std::min(states_.chunk_end(sequence, first), kind_end);
+  const int32_t alignment = rules_.config.attention_alignment;
   int32_t cap = draft.budget_tokens;
   if (sequence.wants_prompt_logprobs()) cap = std::min(cap, draft.prompt_logprob_tokens / alignment * alignment);
-  if (config_.long_prefill_tokens > 0)
-    cap = std::min(cap, std::max(config_.long_prefill_tokens, strict_alignment_ ? alignment : 1));
+  if (rules_.config.long_prefill_tokens > 0)
+    cap = std::min(cap, std::max(rules_.config.long_prefill_tokens, rules_.strict_alignment ? alignment : 1));
   if (stop - first <= cap) return stop - first;
   const int32_t end = (first + cap) / alignment * alignment;
   if (end > first) return end - first;
-  return strict_alignment_ ? 0 : cap;
+  return rules_.strict_alignment ? 0 : cap;
 }
 
-void Scheduler::Impl::append_page(Sequence& sequence, PageHandle page, Draft& draft) {
-  draft.plan.appends.push_back({sequence.slot, static_cast<int32_t>(sequence.pages.size()), page.placement()});
-  sequence.pages.push_back(std::move(page));
-}
-
-void Scheduler::Impl::add_prefill_row(Sequence& sequence, int32_t num_tokens, Draft& draft) {
-  const int32_t first = sequence.scheduled.most, end = first + num_tokens;
+void Scheduler::Impl::add_prefill_row(Sequence& sequence, int32_t num_tokens, PlanDraft& draft) {
+  const int32_t first = sequence.running().scheduled.most, end = first + num_tokens;
   const Prefill chunk{
       .tokens_offset = static_cast<int32_t>(draft.plan.tokens.size()),
       .num_tokens = num_tokens,
@@ -265,17 +215,18 @@ void Scheduler::Impl::add_prefill_row(Sequence& sequence, int32_t num_tokens, Dr
   const auto ids = sequence.input->begin() + first;
   draft.plan.tokens.insert(draft.plan.tokens.end(), ids, ids + num_tokens);
   add_row(sequence, chunk, draft);
-  if (planted(Fault::kPublishUnconfirmed)) publish_blocks(sequence, sequence.scheduled.most);
+  if (planted(Fault::kPublishUnconfirmed)) states_.publish_blocks(sequence, end);
 }
 
-void Scheduler::Impl::add_row(Sequence& sequence, const RowWork& work, Draft& draft) {
+void Scheduler::Impl::add_row(Sequence& sequence, const RowWork& work, PlanDraft& draft) {
+  Running& run = sequence.running();
   const PlanRow& row = draft.plan.rows.emplace_back(
-      PlanRow{.slot = sequence.slot, .sequence = sequence.id(), .position = sequence.scheduled, .work = work});
-  if (keeps_checkpoints()) plan_checkpoints(sequence, row, draft);
-  sequence.scheduled.least += row.min_tokens();
-  sequence.scheduled.most += row.num_tokens();
-  sequence.ids_in_flight += row.max_ids();
-  sequence.plans |= plan_bit(draft.plan.step);
+      PlanRow{.slot = run.slot, .sequence = sequence.id(), .position = run.scheduled, .work = work});
+  states_.plan_checkpoints(sequence, row, static_cast<int32_t>(running_.size()), draft);
+  run.scheduled.least += row.min_tokens();
+  run.scheduled.most += row.num_tokens();
+  run.ids_in_flight += row.max_ids();
+  run.plans |= PlansInFlight::bit(draft.plan.step);
   draft.budget_tokens -= row.num_tokens();
 }
 

@@ -1,18 +1,21 @@
 // Sequence: the scheduler's books of one sequence. Plain data and the arithmetic on it; it decides nothing.
 //
-// Positions [0, num_confirmed) have their cache entries written and the result that says so is in; [num_confirmed,
-// scheduled) are in plans in flight, whose rows may keep fewer tokens than they run: so that end is a range. `input` is
-// what prefill computes in this life: the prompt, then, after a preemption, the outputs of the former lives. Ids
-// sampled in this life follow in `generated`; each is computed by the decode row after the one that sampled it, so that
-// with nothing in flight num_tokens() is num_confirmed + 1.
+// `input` is what prefill computes in this life: the prompt, then, after a preemption, the outputs of the former lives.
+// Ids sampled in this life follow in `generated`; each is computed by the decode row after the one that sampled it, so
+// that with nothing in flight num_tokens() is the confirmed position + 1.
+//
+// What a sequence has depends on its state: slot, pages and positions exist only while it runs.
 #pragma once
 
 #include <algorithm>
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <utility>
+#include <variant>
 #include <vector>
 
+#include "base/check.h"
 #include "control/block_pool.h"
 #include "control/checkpoints.h"
 #include "control/plan.h"
@@ -25,13 +28,12 @@ constexpr int32_t num_blocks(int32_t num_tokens) {
   return (num_tokens + kBlockTokens - 1) / kBlockTokens;
 }
 
-struct Sequence {
-  Submit request;
-  std::shared_ptr<const std::vector<int32_t>> input;
-  std::vector<int32_t> generated;
-  int32_t max_outputs = 0;  // of all lives: max_tokens, and what max_model_len leaves
+// Holds nothing but its place in the queue.
+struct Waiting {};
 
-  // Resources, held while running.
+// Positions [0, num_confirmed) have their cache entries written and the result that says so is in; [num_confirmed,
+// scheduled) are in plans in flight, whose rows may keep fewer tokens than they run: so that end is a range.
+struct Running {
   SlotId slot;
   std::vector<PageHandle> pages;        // by block index
   std::vector<PageHandle> state_pages;  // of the recurrent state
@@ -46,10 +48,18 @@ struct Sequence {
   int32_t num_chained = 0;
   bool chain_broken = false;
 
-  // Of this life: the checkpoint that it started from or wrote last, and whether that is one that its next replaces.
+  // The checkpoint that it started from or wrote last, and whether that is one that its next replaces.
   CheckpointRef newest_checkpoint;
   bool newest_is_turn = false;
   int32_t junction = 0;  // CheckpointPolicy::junction
+};
+
+struct Sequence {
+  Submit request;
+  std::shared_ptr<const std::vector<int32_t>> input;
+  std::vector<int32_t> generated;
+  int32_t max_outputs = 0;  // of all lives: max_tokens, and what max_model_len leaves
+  std::variant<Waiting, Running> state;
 
   // Facts that outlive a preemption.
   int32_t num_cached_tokens = -1;     // hit at the first admission; -1 before
@@ -59,15 +69,23 @@ struct Sequence {
   bool has_followers = false;
 
   SequenceId id() const { return request.sequence; }
+  bool is_running() const { return std::holds_alternative<Running>(state); }
+  Running& running() { return const_cast<Running&>(std::as_const(*this).running()); }
+  const Running& running() const {
+    const Running* running = std::get_if<Running>(&state);
+    CHECK(running != nullptr, "sequence ", id(), " does not run");
+    return *running;
+  }
   const SamplingParams& sampling() const { return *request.sampling; }
   int32_t num_prompt() const { return static_cast<int32_t>(request.prompt->size()); }
   int32_t num_input() const { return static_cast<int32_t>(input->size()); }
   int32_t num_tokens() const { return num_input() + static_cast<int32_t>(generated.size()); }
   int32_t num_outputs() const { return num_tokens() - num_prompt(); }
-  bool in_prefill() const { return scheduled.most < num_input(); }
+  bool in_prefill() const { return running().scheduled.most < num_input(); }
 
   // A further sampled id would still be wanted if nothing in flight ends the sequence early.
-  bool wants_sample() const { return num_outputs() + ids_in_flight < max_outputs; }
+  bool wants_sample() const { return num_samples_left() > 0; }
+  int32_t num_samples_left() const { return max_outputs - num_outputs() - running().ids_in_flight; }
 
   bool wants_prompt_logprobs() const {
     return sampling().prompt_logprobs >= 0 && prompt_logprobs_known < num_prompt() - 1;

@@ -39,7 +39,7 @@ constexpr Mutant kMutants[kNumFaults] = {
     {"ids are delivered twice at a block's end", "is not what it gives alone|goes on after its end"},
     {"a sequence cancelled while it waits ends without an update", "did not end at once|known"},
     {"a hit may cover the whole prompt", "a hit of"},
-    {"a preempted sequence keeps its former length", "holds something"},
+    {"a preempted sequence keeps its former length", "row at"},
     {"ids of a late row are delivered after the end", "goes on after its end|an update for nobody"},
     {"a hit is as long as the cached blocks, wherever the last checkpoint lies", "and a checkpoint of 0 pages"},
     {"a checkpoint holds the state one token behind its boundary", "a checkpoint at"},

@@ -1,0 +1,72 @@
+#include "control/admission.h"
+
+#include <algorithm>
+
+#include "control/faults.h"
+
+namespace perigee {
+
+// One that holds all pages that it can ever fill needs none.
+int32_t reserve_page_each(std::span<Sequence* const> running, int32_t /*num_pages*/) {
+  return static_cast<int32_t>(std::count_if(running.begin(), running.end(), [](const Sequence* sequence) {
+    return static_cast<int32_t>(sequence->running().pages.size()) < sequence->max_blocks();
+  }));
+}
+
+// The longest confirmed prefix that leaves at least one token to compute, for its logits.
+void Admission::match_prefix(const Sequence& sequence) {
+  const int32_t last = planted(Fault::kFullPromptHit)
+                           ? sequence.num_input()
+                           : std::min(sequence.num_input() - 1, states_.num_chunked(sequence));
+  const bool may_hit = rules_.config.prefix_caching && !sequence.wants_prompt_logprobs();
+  match_.update(sequence, may_hit ? last / kBlockTokens : 0);
+}
+
+// What of the match every kind of cache can serve: a recurrent model needs a checkpoint at exactly its end.
+Hit Admission::find_hit() const {
+  const std::vector<PrefixNode>& blocks = match_.blocks();
+  const Checkpoints& checkpoints = cache_.checkpoints();
+  const auto end_of = [&](int32_t num_blocks) { return blocks[static_cast<size_t>(num_blocks) - 1].page; };
+  Hit hit;
+  hit.num_matched = static_cast<int32_t>(blocks.size()) / rules_.hit_blocks * rules_.hit_blocks;
+  hit.num_blocks = hit.num_matched;
+  if (rules_.is_recurrent() && !planted(Fault::kHitMaxOverGroups))
+    while (hit.num_blocks > 0 && checkpoints.at(end_of(hit.num_blocks)).serial == 0)
+      hit.num_blocks -= rules_.hit_blocks;
+  for (int32_t block = 1; block <= hit.num_blocks; ++block)
+    hit.num_idle_pages += cache_.pool().num_holders(end_of(block)) == 0 ? 1 : 0;
+  if (rules_.is_recurrent() && hit.num_blocks > 0) hit.checkpoint = checkpoints.at(end_of(hit.num_blocks));
+  if (hit.checkpoint.serial != 0) hit.num_idle_pages += checkpoints.num_idle_pages(hit.checkpoint);
+  return hit;
+}
+
+std::optional<Hit> Admission::find_room(const Sequence& sequence, std::span<Sequence* const> running, bool alone) {
+  const SchedulerConfig& config = rules_.config;
+  const int32_t num_pages = std::min(num_blocks(sequence.num_input()) + 1, sequence.max_blocks()) + config.state_pages;
+  const int32_t num_available = cache_.pool().num_available();
+  const bool reserves = config.admission_reserve != nullptr && !alone;
+  const int32_t reserve = reserves ? config.admission_reserve(running, config.num_pages) : 0;
+  match_prefix(sequence);
+  // Looked at before each step while it waits: most of the time no hit could be long enough.
+  if (!alone && num_available < num_pages + reserve - static_cast<int32_t>(match_.blocks().size())) return {};
+  Hit hit = find_hit();
+  // A hit holds a checkpoint's pages for a while. Where even an empty pool has none for that, it is computed instead.
+  if (alone && num_available - hit.num_idle_pages < num_pages - hit.num_blocks)
+    hit = Hit{.num_matched = hit.num_matched};
+  if (num_available - hit.num_idle_pages < num_pages + reserve - hit.num_blocks) return {};
+  return hit;
+}
+
+std::vector<PageHandle> Admission::take(const Hit& hit, Running& run) {
+  const auto end = static_cast<size_t>(hit.num_blocks);
+  for (size_t block = 0; block < end; ++block) run.pages.push_back(cache_.pool().share(match_.blocks()[block].page));
+  run.chain = end > 0 ? match_.blocks()[end - 1] : match_.root();
+  run.num_chained = hit.num_blocks;
+  run.newest_checkpoint = hit.checkpoint;
+  run.junction = rules_.checkpoints.junction(hit.num_tokens(), hit.num_matched * kBlockTokens);
+  std::vector<PageHandle> checkpoint;
+  if (hit.checkpoint.serial != 0) cache_.checkpoints().share(hit.checkpoint, checkpoint);
+  return checkpoint;
+}
+
+}  // namespace perigee

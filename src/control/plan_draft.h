@@ -1,0 +1,16 @@
+// PlanDraft: a plan in the making, what it will hold in flight, and what is left to give.
+#pragma once
+
+#include "control/plan.h"
+#include "control/plans_in_flight.h"
+
+namespace perigee {
+
+struct PlanDraft {
+  StepPlan plan;
+  StateTraffic traffic;
+  int32_t budget_tokens = 0;
+  int32_t prompt_logprob_tokens = kPromptLogprobTokens;  // rows of logits for them that are left
+};
+
+}  // namespace perigee
