@@ -35,8 +35,17 @@ enum class Fault {
   // Admission.
   kStaleMatch = 23,      // the waiting head's match keeps blocks that were evicted meanwhile
   kQueueOvertaken = 24,  // a head that does not fit is stepped over
+
+  // Verify rows, and several ranks.
+  kAllDraftsConfirmed = 25,  // a verify row confirms all its tokens, however many were accepted
+  kPositionRelied = 26,      // a row after a verify row says that all drafts before it will be accepted
+  kCheckpointAssumed = 27,   // a checkpoint is kept whether or not its row reached the boundary
+  kNoPagesForDrafts = 28,    // a verify row has pages for its first token only
+  kRingNotCut = 29,          // the worker replays rejected tokens from its ring
+  kRankForgotten = 30,       // a result is joined before the last rank has run its step
+  kLastDraftLost = 31,       // of a row that accepts all its drafts the last id is not delivered
 };
-inline constexpr int kNumFaults = 24;
+inline constexpr int kNumFaults = 31;
 
 #ifdef PERIGEE_FAULTS
 inline Fault g_planted_fault = Fault::kNone;

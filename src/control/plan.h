@@ -163,7 +163,7 @@ struct RowResult {
   std::vector<TokenLogprobs> logprobs;         // one per id when asked for
   std::vector<TokenLogprobs> prompt_logprobs;  // for positions position+1 ... position+num_tokens when asked for
   std::vector<int32_t> checkpoints;            // boundaries of those that were written, ascending
-  bool finite = true;  // false: a sampled logit was NaN or infinite; the sequence ends with an error
+  bool finite = true;  // false: a logit of the id after `ids` was NaN or infinite; the sequence ends with an error
   bool operator==(const RowResult&) const = default;
 };
 

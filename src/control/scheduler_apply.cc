@@ -37,14 +37,7 @@ void Scheduler::Impl::digest(PlansInFlight::Flight& flight, const StepResult& re
 
 void Scheduler::Impl::accept_row(Sequence& sequence, const PlanRow& row, const RowResult& result,
                                  std::span<CheckpointInFlight> writes) {
-  if (!result.finite) {
-    ++totals_.not_finite;
-    SequenceUpdate& update = add_update(sequence);
-    update.error = "the model's output for this request is not finite";
-    cache_.forget_blocks(sequence);
-    end(sequence, FinishReason::kError, update);
-    return;
-  }
+  if (!result.finite) return fail(sequence, result);
   if (row.scores_prompt()) accept_prompt_logprobs(sequence, row, result);
   advance(sequence, row, result);
   const int32_t num_confirmed = sequence.running().num_confirmed;
@@ -59,7 +52,20 @@ void Scheduler::Impl::accept_row(Sequence& sequence, const PlanRow& row, const R
   states_.publish_blocks(sequence, std::min(num_confirmed, sequence.num_tokens()));
   if (planted(Fault::kDoubleDelivery) && num_confirmed % kBlockTokens == 0)
     update.ids.append(result.ids.begin(), result.ids.end());
+  if (planted(Fault::kLastDraftLost) && result.ids.size() > 1 &&
+      static_cast<int32_t>(result.ids.size()) == row.max_ids())
+    update.ids.resize(update.ids.size() - 1);
   if (finish) end(sequence, *finish, update);
+}
+
+// Ids before the one whose logits are not finite count, and one of them may have ended the sequence.
+void Scheduler::Impl::fail(Sequence& sequence, const RowResult& result) {
+  SequenceUpdate& update = add_update(sequence);
+  if (const auto finish = append_ids(sequence, result, update)) return end(sequence, *finish, update);
+  ++totals_.not_finite;
+  update.error = "the model's output for this request is not finite";
+  cache_.forget_blocks(sequence);
+  end(sequence, FinishReason::kError, update);
 }
 
 // Entry i is of position row.position + 1 + i; it is a prefill row, whose position is exact. A chunk that is computed
@@ -84,7 +90,8 @@ void Scheduler::Impl::advance(Sequence& sequence, const PlanRow& row, const RowR
   CHECK(row.position.contains(run.num_confirmed), "sequence ", sequence.id(), ": row at ", row.position.least, " to ",
         row.position.most, ", confirmed ", run.num_confirmed);
   CHECK(row.samples() == !result.ids.empty(), "sequence ", sequence.id(), ": ids come from rows that sample");
-  const int32_t num_kept = row.prefill() != nullptr ? row.num_tokens() : static_cast<int32_t>(result.ids.size());
+  const bool keeps_all = row.prefill() != nullptr || planted(Fault::kAllDraftsConfirmed);
+  const int32_t num_kept = keeps_all ? row.num_tokens() : static_cast<int32_t>(result.ids.size());
   CHECK(num_kept <= row.num_tokens(), "sequence ", sequence.id(), " accepted ", num_kept, " of ", row.num_tokens());
   run.ids_in_flight -= row.max_ids();
   run.scheduled.least += num_kept - row.min_tokens();

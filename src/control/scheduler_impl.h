@@ -61,6 +61,7 @@ struct Scheduler::Impl {
   void digest(PlansInFlight::Flight& flight, const StepResult& result);
   void accept_row(Sequence& sequence, const PlanRow& row, const RowResult& result,
                   std::span<CheckpointInFlight> writes);
+  void fail(Sequence& sequence, const RowResult& result);
   void accept_prompt_logprobs(Sequence& sequence, const PlanRow& row, const RowResult& result);
   void advance(Sequence& sequence, const PlanRow& row, const RowResult& result);
   void confirm_prompt(Sequence& sequence);

@@ -53,7 +53,7 @@ void Scheduler::Impl::plan_decodes(PlanDraft& draft) {
     Sequence& sequence = *running_[i];
     if (sequence.in_prefill() || !sequence.wants_sample()) continue;
     const RowWork work = decode_work(sequence, draft);
-    const int32_t num_tokens = PlanRow{.work = work}.num_tokens();
+    const int32_t num_tokens = planted(Fault::kNoPagesForDrafts) ? 1 : PlanRow{.work = work}.num_tokens();
     if (ensure_pages(sequence, num_tokens, draft)) add_row(sequence, work, draft);
   }
   draft.plan.num_decode_rows = static_cast<int32_t>(draft.plan.rows.size());
@@ -222,6 +222,7 @@ void Scheduler::Impl::add_row(Sequence& sequence, const RowWork& work, PlanDraft
   Running& run = sequence.running();
   const PlanRow& row = draft.plan.rows.emplace_back(
       PlanRow{.slot = run.slot, .sequence = sequence.id(), .position = run.scheduled, .work = work});
+  if (planted(Fault::kPositionRelied)) draft.plan.rows.back().position.least = run.scheduled.most;
   states_.plan_checkpoints(sequence, row, static_cast<int32_t>(running_.size()), draft);
   run.scheduled.least += row.min_tokens();
   run.scheduled.most += row.num_tokens();

@@ -198,6 +198,7 @@ TEST(Scheduler, ANonFiniteRowEndsOnlyItsSequence) {
   const StepPlan first = h.plan();
   StepResult result = h.answer(first);
   result.rows[0].finite = false;
+  result.rows[0].ids.clear();
   h.apply(result);
   EXPECT_EQ(h.outcomes[a].finish, FinishReason::kError);
   EXPECT_FALSE(h.outcomes[a].error.empty());
@@ -205,6 +206,63 @@ TEST(Scheduler, ANonFiniteRowEndsOnlyItsSequence) {
   EXPECT_EQ(h.scheduler.gauges().not_finite, 1);
   h.run_to_end();
   EXPECT_EQ(h.outcomes[b].ids.size(), 5u);
+}
+
+SchedulerConfig drafting_config() {
+  SchedulerConfig config = small_config();
+  config.num_drafts = 3;
+  return config;
+}
+
+// With two plans in flight the second row's position is known as a range.
+TEST(SchedulerDrafts, PositionsAreRangesUntilTheResultIsIn) {
+  SchedulerHarness h(drafting_config());
+  const SequenceId a = h.submit(62, 50);
+  h.step(1);
+  const StepPlan first = h.plan(), second = h.plan();
+  EXPECT_EQ(first.rows[0].work, RowWork(Verify{3}));
+  EXPECT_EQ(first.rows[0].position, PositionRange::at(62));
+  EXPECT_EQ(first.appends.size(), 1u) << "for the last draft at most";
+  EXPECT_EQ(second.rows[0].position, (PositionRange{63, 66}));
+  StepResult result = h.answer(first);
+  result.rows[0].ids = {2, 3};
+  h.apply(result);
+  EXPECT_EQ(h.outcomes[a].ids, (std::vector<int32_t>{1, 2, 3}));
+  EXPECT_EQ(h.plan().rows[0].position, (PositionRange{65, 68}));
+  result = h.answer(second);
+  result.rows[0].ids = {4, 5, 6, 7};
+  h.apply(result);
+  EXPECT_EQ(h.plan().rows[0].position, (PositionRange{69, 72})) << "after one row in flight";
+}
+
+TEST(SchedulerDrafts, NoMoreThanOutputsAreWanted) {
+  SchedulerHarness h(drafting_config());
+  const SequenceId a = h.submit(10, 4);
+  h.step(1);
+  const StepPlan plan = h.plan();
+  EXPECT_EQ(plan.rows[0].work, RowWork(Verify{2}));
+  EXPECT_FALSE(h.has_plan()) << "the row in flight may give the last output";
+  h.apply(plan, 2);
+  EXPECT_EQ(h.plan().rows[0].work, RowWork(Verify{1}));
+  (void)a;
+}
+
+// The row's ids up to the one whose logits are not finite are delivered; one of them may end the sequence.
+TEST(SchedulerDrafts, IdsBeforeANonFiniteOneCount) {
+  for (const bool stops : {false, true}) {
+    SchedulerHarness h(drafting_config());
+    SchedulerHarness::Request request{.prompt = tokens_from(0, 10)};
+    request.sampling.stop_ids = {stops ? 3 : 99};
+    const SequenceId a = h.submit(request);
+    h.step(1);
+    StepResult result = h.answer(h.plan());
+    result.rows[0].ids = {2, 3};
+    result.rows[0].finite = false;
+    h.apply(result);
+    EXPECT_EQ(h.outcomes[a].ids, (std::vector<int32_t>{1, 2, 3}));
+    EXPECT_EQ(h.outcomes[a].finish, stops ? FinishReason::kStop : FinishReason::kError);
+    EXPECT_EQ(h.scheduler.gauges().not_finite, stops ? 0 : 1);
+  }
 }
 
 // Chunks before the one that samples are published unseen; nothing of them may be hit once the output was not finite.
@@ -219,6 +277,7 @@ TEST(Scheduler, ANonFiniteRowLeavesNothingInThePrefixCache) {
   const StepPlan last = h.plan();
   StepResult result = h.answer(last);
   result.rows[0].finite = false;
+  result.rows[0].ids.clear();
   h.apply(result);
   EXPECT_EQ(h.outcomes[bad].finish, FinishReason::kError);
   EXPECT_EQ(h.scheduler.gauges().cached_pages, 0);

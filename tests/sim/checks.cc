@@ -81,8 +81,8 @@ void Simulation::check_state(const SequenceStart& start) {
   bool is_shared = false;
   for (size_t i = 0; i < num_copied; ++i) {
     const PageId page = start.checkpoint[i].page;
-    judge_.require(worker_.state_position(page, i) == start.num_cached_tokens, "sequence ", start.sequence, " hits ",
-                   start.num_cached_tokens, " tokens, the checkpoint is at ", worker_.state_position(page, i));
+    judge_.require(ranks_[0].state_position(page, i) == start.num_cached_tokens, "sequence ", start.sequence, " hits ",
+                   start.num_cached_tokens, " tokens, the checkpoint is at ", ranks_[0].state_position(page, i));
     check_salt(page, start.sequence);
     for (const Flight& flight : flights_) is_shared |= flight.copied.test(index_of(page));
   }
@@ -138,7 +138,7 @@ Simulation::PageSet Simulation::reach(const StepPlan& plan, const std::vector<Sl
 
 void Simulation::check_salt(PageId page, SequenceId reader) const {
   const auto& salt_of = [&](SequenceId id) { return requests_[static_cast<size_t>(id.value)].submit.cache_salt; };
-  judge_.require(salt_of(worker_.writer(page)) == salt_of(reader), "sequence ", reader,
+  judge_.require(salt_of(ranks_[0].writer(page)) == salt_of(reader), "sequence ", reader,
                  " reads a page of another salt");
 }
 

@@ -63,6 +63,7 @@ class FakeWorker {
   uint64_t& entry(Slot& slot, int32_t position);
   Reading read_cache(Slot& slot);
   void compute(Slot& slot, Work& work);
+  void verify(Slot& slot, Work& work);
   void sample(Slot& slot, const Context& context, RowResult& result);
 
   void start_state(Slot& slot);

@@ -2,6 +2,7 @@
 //
 //   sim --seed 17            one seed
 //   sim --seeds 2000         seeds 0 ... 1999;  --seeds 500..900: that range
+//   sim --ranks 2            as many ranks execute each plan;  --drafts 3: rows verify as many drafts at most
 //   sim --replay             runs each seed twice and compares the event logs' hashes
 //   sim --mutant 3           plants bug 3 and succeeds when one of 300 seeds or more catches it; 0 plants none
 //   sim --all-mutants        does so for each
@@ -57,12 +58,22 @@ constexpr Mutant kMutants[kNumFaults] = {
     {"the waiting head's match keeps blocks that were evicted",
      "a free page is shared|reads a page|is not what it gives alone"},
     {"a head of the queue that does not fit is stepped over", "overtakes sequence"},
+    {"a verify row confirms all its tokens, however many were accepted", "row at|has lost a plan"},
+    {"a row after a verify row says that all drafts before it will be accepted", "row at"},
+    {"a checkpoint is kept whether or not its row reached the boundary", "the checkpoint is at"},
+    {"a verify row has pages for its first token only", "has no page for position|writes outside its pages"},
+    {"the worker replays rejected tokens from its ring", "the state is at"},
+    {"a result is joined before the last rank has run its step", "ranks disagree|reads a page|row at|but holds"},
+    {"of a row that accepts all its drafts the last id is not delivered", "is not what it gives alone|ends at"},
 };
+constexpr int kFirstOfShape = 25;  // bugs from here on need several ranks and verify rows
+constexpr Shape kMutantShape{.num_ranks = 2, .num_drafts = kMaxDrafts};
 
 struct Options {
   uint64_t first = 0, end = 200;
   bool replay = false, all_mutants = false, list = false;
   int mutant = 0;
+  Shape shape;
 };
 
 bool parse_seeds(const std::string& text, Options& options) {
@@ -100,6 +111,11 @@ bool parse(int argc, char** argv, Options& options) {
       options.mutant = std::atoi(value);
       if (options.mutant < 0 || options.mutant > kNumFaults) return false;
       ++i;
+    } else if (flag == "--ranks" || flag == "--drafts") {
+      const int number = std::atoi(value);
+      (flag == "--ranks" ? options.shape.num_ranks : options.shape.num_drafts) = number;
+      if (options.shape.num_ranks < 1 || number < 0 || options.shape.num_drafts > kMaxDrafts) return false;
+      ++i;
     } else {
       return false;
     }
@@ -113,11 +129,21 @@ int check_rarity(const char* name, int64_t count, int64_t steps) {
   return 1;
 }
 
+// What several ranks and verify rows are there for did happen.
+int check_shape(const Shape& shape, const Counts& counts) {
+  if (shape.num_drafts == 0 && shape.num_ranks == 1) return 0;
+  const bool drafts =
+      shape.num_drafts == 0 || (counts.all_accepted > 0 && counts.none_accepted > 0 && counts.unwritten > 0);
+  const bool ranks = shape.num_ranks == 1 || (counts.late_ranks > 0 && counts.lost_ranks > 0);
+  if (!drafts || !ranks) std::printf("FAILED: something that ranks and drafts can do never happened\n");
+  return drafts && ranks ? 0 : 1;
+}
+
 int run_seeds(const Options& options) {
   Counts counts;
   for (uint64_t seed = options.first; seed < options.end; ++seed) {
-    const Counts one = Simulation(seed).run();
-    if (options.replay && Simulation(seed).run().log_hash != one.log_hash) {
+    const Counts one = Simulation(seed, options.shape).run();
+    if (options.replay && Simulation(seed, options.shape).run().log_hash != one.log_hash) {
       std::printf("FAILED seed %llu: a replay differs\n", static_cast<unsigned long long>(seed));
       return 1;
     }
@@ -138,8 +164,14 @@ int run_seeds(const Options& options) {
       n(counts.hybrid_steps), n(counts.checkpoint_writes), n(counts.rows_of_several), n(counts.checkpoint_hits),
       n(counts.shared_copies), n(counts.checkpoint_evictions), n(counts.checkpoint_skips), n(counts.lost_writes),
       n(counts.most_overtaken));
+  if (options.shape.num_drafts > 0 || options.shape.num_ranks > 1)
+    std::printf(
+        "%d ranks: late %lld times, lost %lld times; %lld verify rows, %lld accept all drafts, %lld none; "
+        "%lld checkpoints not reached\n",
+        options.shape.num_ranks, n(counts.late_ranks), n(counts.lost_ranks), n(counts.verify_rows),
+        n(counts.all_accepted), n(counts.none_accepted), n(counts.unwritten));
   if (options.end - options.first < 200) return 0;
-  return check_rarity("preemptions", counts.preemptions, counts.steps) |
+  return check_shape(options.shape, counts) | check_rarity("preemptions", counts.preemptions, counts.steps) |
          check_rarity("cancels in flight", counts.cancels_in_flight, counts.steps) |
          check_rarity("reordered results", counts.reordered, counts.steps) |
          check_rarity("hits", counts.hits, counts.steps) |
@@ -159,7 +191,8 @@ std::string run_child(const Options& options, int mutant, int& status) {
     g_planted_fault = static_cast<Fault>(mutant);
     if (dup2(out[1], STDOUT_FILENO) < 0 || dup2(out[1], STDERR_FILENO) < 0) std::_Exit(0);
     const uint64_t end = std::max(options.end, options.first + kSeedsPerMutant);
-    for (uint64_t seed = options.first; seed < end; ++seed) Simulation(seed).run();
+    const Shape shape = mutant < kFirstOfShape ? options.shape : kMutantShape;
+    for (uint64_t seed = options.first; seed < end; ++seed) Simulation(seed, shape).run();
     std::_Exit(0);
   }
   close(out[1]);
@@ -221,7 +254,8 @@ int main(int argc, char** argv) {
   perigee::sim::Options options;
   if (!perigee::sim::parse(argc, argv, options)) {
     std::fprintf(stderr,
-                 "usage: sim [--seed N | --seeds N | --seeds A..B] [--replay] [--mutant K | --all-mutants | "
+                 "usage: sim [--seed N | --seeds N | --seeds A..B] [--ranks N] [--drafts K] [--replay] [--mutant K | "
+                 "--all-mutants | "
                  "--list-mutants]\n");
     return 2;
   }

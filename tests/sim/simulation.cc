@@ -1,6 +1,9 @@
 #include "sim/simulation.h"
 
 #include <algorithm>
+#include <utility>
+
+#include "control/faults.h"
 
 namespace perigee::sim {
 namespace {
@@ -33,15 +36,21 @@ void Counts::add(const Counts& other) {
   shared_copies += other.shared_copies;
   rows_of_several += other.rows_of_several;
   most_overtaken = std::max(most_overtaken, other.most_overtaken);
+  verify_rows += other.verify_rows;
+  all_accepted += other.all_accepted;
+  none_accepted += other.none_accepted;
+  late_ranks += other.late_ranks;
+  lost_ranks += other.lost_ranks;
+  unwritten += other.unwritten;
   log_hash = mix64(log_hash * 31 + other.log_hash);
 }
 
-Simulation::Simulation(uint64_t seed)
+Simulation::Simulation(uint64_t seed, const Shape& shape)
     : judge_{seed, 0},
       rng_(seed),
-      config_(draw_config()),
+      config_(draw_config(shape)),
       scheduler_(config_),
-      worker_(judge_, config_.num_pages, config_.max_sequences),
+      ranks_(static_cast<size_t>(shape.num_ranks), FakeWorker(judge_, config_.num_pages, config_.max_sequences)),
       slots_(static_cast<size_t>(config_.max_sequences)) {
   num_to_submit_ = static_cast<int32_t>(rng_.between(30, 120));
   queue_length_ = static_cast<int32_t>(rng_.between(4, 64));
@@ -55,7 +64,7 @@ Simulation::Simulation(uint64_t seed)
   deliver_chance_ = rng_.chance(0.5) ? 0.3 : 0.7;
 }
 
-SchedulerConfig Simulation::draw_config() {
+SchedulerConfig Simulation::draw_config(const Shape& shape) {
   SchedulerConfig config;
   int32_t num_blocks = static_cast<int32_t>(rng_.between(6, rng_.chance(0.8) ? 20 : 60));
   config.max_sequences = static_cast<int32_t>(rng_.chance(0.94) ? rng_.between(10, 24) : rng_.between(1, 4));
@@ -72,6 +81,7 @@ SchedulerConfig Simulation::draw_config() {
   if (rng_.chance(0.95)) config.admission_reserve = nullptr;  // so that many are preempted
   config.hash_seed = rng_.next();
   config.hash_bits = rng_.chance(0.25) ? 4 : 128;
+  if (shape.num_drafts > 0) config.num_drafts = static_cast<int32_t>(rng_.between(1, shape.num_drafts));
   return config;
 }
 
@@ -92,8 +102,9 @@ Counts Simulation::run() {
   while (num_to_submit_ > 0 || !scheduler_.idle()) {
     tick();
     judge_.require(judge_.tick < kMaxTicks, "no end in sight");
+    if (lost_) break;
   }
-  check_end();
+  if (!lost_) check_end();
   const SchedulerGauges gauges = scheduler_.gauges();
   counts_.preemptions = gauges.preemptions;
   counts_.checkpoint_writes = gauges.checkpoint_writes;
@@ -112,9 +123,58 @@ void Simulation::tick() {
   if (rng_.chance(cancel_chance_)) cancel_some();
   if (rng_.chance(0.002)) scheduler_.drop_prefix_cache();
   if (rng_.chance(0.7)) plan_step();
-  for (uint64_t i = rng_.below(6); i > 0; --i) worker_.run_one(rng_);
+  run_ranks();
   if (!flights_.empty() && rng_.chance(deliver_chance_)) deliver();
+  if (ranks_.size() > 1 && rng_.chance(0.0001)) return lose_rank();
   check_books();
+}
+
+void Simulation::run_ranks() {
+  if (ranks_.size() > 1 && rng_.chance(0.05)) {
+    late_rank_ = rng_.below(ranks_.size());
+    counts_.late_ranks += late_rank_ > 0 ? 1 : 0;
+  }
+  for (size_t rank = 0; rank < ranks_.size(); ++rank)
+    for (uint64_t i = rank > 0 && rank == late_rank_ ? 0 : rng_.below(6); i > 0; --i) ranks_[rank].run_one(rng_);
+}
+
+// All ranks have run the step, and found the same.
+StepResult Simulation::join(StepId step) {
+  StepResult result = ranks_[0].collect(step);
+  for (const StepResult& late : std::exchange(unchecked_, {}))
+    judge_.require(ranks_.back().collect(late.step) == late, "ranks disagree about step ", late.step);
+  const bool forgets = planted(Fault::kRankForgotten);
+  if (forgets) unchecked_.push_back(result);
+  for (size_t rank = 1; rank + (forgets ? 1 : 0) < ranks_.size(); ++rank)
+    judge_.require(ranks_[rank].collect(step) == result, "ranks disagree about step ", step);
+  return result;
+}
+
+void Simulation::count_verify(const StepPlan& plan, const StepResult& result) {
+  size_t num_written = 0;
+  for (size_t i = 0; i < plan.rows.size(); ++i) {
+    num_written += result.rows[i].checkpoints.size();
+    if (plan.rows[i].num_drafts() == 0) continue;
+    ++counts_.verify_rows;
+    counts_.all_accepted += static_cast<int32_t>(result.rows[i].ids.size()) == plan.rows[i].max_ids() ? 1 : 0;
+    counts_.none_accepted += result.rows[i].ids.size() == 1 ? 1 : 0;
+  }
+  counts_.unwritten += static_cast<int64_t>(plan.checkpoints.size() - num_written);
+}
+
+// No result follows: every stream ends, exactly once, and what the plans in flight touch stays theirs.
+void Simulation::lose_rank() {
+  lost_ = true;
+  ++counts_.lost_ranks;
+  for (const int64_t sequence : std::vector<int64_t>(live_)) {
+    requests_[static_cast<size_t>(sequence)].cancelled = true;
+    scheduler_.cancel({SequenceId(sequence), FinishReason::kCancelled});
+  }
+  take_updates();
+  judge_.require(live_.empty(), live_.size(), " sequences outlive their rank");
+  check_books();
+  judge_.require(scheduler_.idle() == flights_.empty(), "plans in flight are forgotten");
+  judge_.require(!scheduler_.next_plan(now_s_), "a plan for a rank that is lost");
 }
 
 int32_t Simulation::draw_length() {
@@ -228,7 +288,7 @@ void Simulation::plan_step() {
   }
   ++counts_.steps;
   check_plan(*plan);
-  worker_.launch(*plan);
+  for (FakeWorker& rank : ranks_) rank.launch(*plan);
   Flight flight;
   flight.pages = reach(*plan, slots_);
   for (const SequenceStart& start : plan->starts)
@@ -246,7 +306,8 @@ void Simulation::deliver() {
   for (const CheckpointWrite& write : flights_[index].plan.checkpoints)
     for (const PlanRow& row : flights_[index].plan.rows)
       if (row.slot == write.slot && requests_[static_cast<size_t>(row.sequence.value)].ended) ++counts_.lost_writes;
-  const StepResult result = worker_.collect(flights_[index].plan.step);
+  const StepResult result = join(flights_[index].plan.step);
+  count_verify(flights_[index].plan, result);
   flights_.erase(flights_.begin() + static_cast<std::ptrdiff_t>(index));
   scheduler_.apply(result);
   take_updates();

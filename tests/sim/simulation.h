@@ -1,4 +1,4 @@
-// Simulation: the real scheduler, a fake worker, a virtual clock and a seed.
+// Simulation: the real scheduler, fake workers, a virtual clock and a seed.
 //
 // One seed decides everything: whether the model is recurrent, pool size, limits, prompts (which share prefixes),
 // salts, n > 1, priorities, deadlines, cancellations, and when each row runs and each result arrives. After every event
@@ -22,6 +22,12 @@
 
 namespace perigee::sim {
 
+// Ranks that execute every plan, each at its own pace, and the most drafts of a verify row. Ranks may be late by as
+// long as plans may wait, and one may be lost.
+struct Shape {
+  int32_t num_ranks = 1, num_drafts = 0;
+};
+
 struct Counts {
   int64_t steps = 0, preemptions = 0, cancels_in_flight = 0, reordered = 0, hits = 0;
   int64_t requests = 0, ids = 0, resumes_hit = 0, expired = 0, errors = 0;
@@ -30,6 +36,8 @@ struct Counts {
   int64_t shared_copies = 0;    // checkpoints hit while a plan in flight copied them already
   int64_t rows_of_several = 0;  // rows that write more than one checkpoint
   int64_t most_overtaken = 0;   // Request::num_overtaken
+  int64_t verify_rows = 0, all_accepted = 0, none_accepted = 0, late_ranks = 0, lost_ranks = 0;
+  int64_t unwritten = 0;  // checkpoints asked for of rows that did not reach them
   uint64_t log_hash = 0;
 
   void add(const Counts& other);
@@ -37,7 +45,7 @@ struct Counts {
 
 class Simulation {
  public:
-  explicit Simulation(uint64_t seed);
+  explicit Simulation(uint64_t seed, const Shape& shape = {});
   Counts run();  // ends the process when an invariant does not hold
 
  private:
@@ -64,7 +72,7 @@ class Simulation {
   };
 
   // simulation.cc: events
-  SchedulerConfig draw_config();
+  SchedulerConfig draw_config(const Shape& shape);
   void draw_recurrent(SchedulerConfig& config, int32_t& num_blocks);
   void tick();
   void submit_some();
@@ -76,7 +84,11 @@ class Simulation {
   int32_t draw_length();
   void cancel_some();
   void plan_step();
+  void run_ranks();
   void deliver();
+  StepResult join(StepId step);
+  void lose_rank();
+  void count_verify(const StepPlan& plan, const StepResult& result);
 
   // checks.cc
   void check_plan(const StepPlan& plan);
@@ -109,7 +121,10 @@ class Simulation {
   Rng rng_;
   SchedulerConfig config_;
   Scheduler scheduler_;
-  FakeWorker worker_;
+  std::vector<FakeWorker> ranks_;
+  std::vector<StepResult> unchecked_;  // of a join that forgot the last rank
+  size_t late_rank_ = 0;               // runs nothing before it must; 0: none
+  bool lost_ = false;
   double now_s_ = 1.0;
   std::vector<Request> requests_;  // by sequence id
   std::vector<int64_t> live_;
