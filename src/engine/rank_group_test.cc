@@ -40,9 +40,10 @@ struct Script {
 
   std::mutex mutex;  // guards what follows
   std::vector<int32_t> reserved;
-  std::vector<int64_t> done;       // the steps of each rank below this one are done on its device
-  std::vector<int64_t> collected;  // steps of each rank
-  std::vector<int64_t> masks;      // of each rank: the last step whose mask it has got
+  std::vector<int64_t> done;        // the steps of each rank below this one are done on its device
+  std::vector<int64_t> collected;   // steps of each rank
+  std::vector<int64_t> masks;       // of each rank: the last step whose mask it has got
+  std::vector<int64_t> mask_waits;  // of each rank: how many have ended
   std::atomic<bool> released{false};
 
   explicit Script(int32_t size)
@@ -51,7 +52,8 @@ struct Script {
         reserved(size_t(size)),
         done(size_t(size), INT64_MAX),
         collected(size_t(size)),
-        masks(size_t(size), -1) {}
+        masks(size_t(size), -1),
+        mask_waits(size_t(size)) {}
   template <typename T>
   T get(const std::vector<T>& values, int32_t rank) {
     const std::lock_guard lock(mutex);
@@ -85,6 +87,7 @@ class ScriptedDevice final : public RankDevice {
   void forward(const StepPlan&, const Batch&, int32_t) override {}
   void mask(const StepPlan& plan, MaskBox& masks) override {
     const auto words = masks.wait(plan.step, SlotId(0));
+    script_->set(script_->mask_waits, rank_, script_->get(script_->mask_waits, rank_) + 1);
     if (words == std::vector<uint32_t>{1u << kId}) script_->set(script_->masks, rank_, plan.step.value);
   }
   void sample(const StepPlan& plan, int32_t turn) override { steps_[static_cast<size_t>(turn)] = plan.step.value; }
@@ -277,18 +280,22 @@ TEST_F(RankGroups, ALostRankEndsTheWaitsOfTheOthers) {
   EXPECT_EQ(results->size(), 0u) << "a loss is told once, and nothing after it";
 }
 
+// At once, not when the group ends. Rank 1 is lost in the step before the one whose masks rank 0 waits for.
 TEST_F(RankGroups, ALostRankEndsAWaitForMasks) {
   of(2);
   config.timeouts = {.behind_s = 1e6, .step_s = 0, .end_s = 1e6};
   script->breaks = {{1, 0}};
-  script->done[0] = 0;
+  script->done[1] = 0;
   start();
   group->submit(plan(0));
   StepPlan masked = plan(1);
   masked.rows[0].masked = true;
   group->submit(std::move(masked));
-  EXPECT_NE(next().device_lost, "");
-  group.reset();
+  ASSERT_TRUE(eventually([&] { return script->get(script->collected, 0) == 1; }));
+  EXPECT_EQ(script->get(script->mask_waits, 0), 0);
+  script->set(script->done, 1, INT64_MAX);
+  EXPECT_EQ(next().device_lost, "a cosmic ray, in step 0 of rank 1");
+  EXPECT_TRUE(eventually([&] { return script->get(script->mask_waits, 0) == 1; }));
 }
 
 // Its thread never ends: it is named, and the group ends without it.
