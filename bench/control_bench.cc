@@ -94,6 +94,7 @@ void bench_decode(int32_t num_sequences, int32_t num_prompt, int32_t state_pages
   }
   StepPlan in_flight = *scheduler.next_plan(0);
   std::vector<double> times;
+  std::vector<SequenceUpdate> updates;
   int64_t num_allocations = 0;
   for (int step = 0; step < kWarmup + kSteps; ++step) {
     fill_result(in_flight, result);
@@ -101,7 +102,8 @@ void bench_decode(int32_t num_sequences, int32_t num_prompt, int32_t state_pages
     const auto start = BenchClock::now();
     std::optional<StepPlan> next = scheduler.next_plan(0);
     scheduler.apply(result);
-    const auto updates = scheduler.take_updates();
+    scheduler.take_updates(updates);
+    scheduler.give_back(std::move(in_flight));
     const double time = microseconds_since(start);
     if (step >= kWarmup) {
       times.push_back(time);
