@@ -100,9 +100,14 @@ void App::prepare_in_pool(ExchangePtr exchange, HttpRequest request,
     };
     try {
       deliver((this->*prepare)(*pending));
+      return;
     } catch (const std::bad_alloc&) {
       pending->request.body = {};
+    }
+    try {
       deliver(Error(Code::kUnavailable, "the server has no memory for this request; try again, or send less"));
+    } catch (const std::bad_alloc&) {
+      exchange->abandon();
     }
   };
   const auto lane = pending->request.body.size() > kShortBody ? WorkPool::Lane::kLong : WorkPool::Lane::kShort;

@@ -62,13 +62,30 @@ Generation::Generation(GenerationSpec spec, std::shared_ptr<Exchange> exchange)
 
 void Generation::start(GenerationSpec spec, std::shared_ptr<Exchange> exchange) {
   const std::shared_ptr<Generation> self(new Generation(std::move(spec), std::move(exchange)));
-  self->spec_.live->add(self);
-  if (!self->submit_all()) return;
-  self->exchange_->on_disconnect([weak = std::weak_ptr<Generation>(self)] {
+  try {
+    self->begin();
+  } catch (const std::bad_alloc&) {
+    self->give_up();
+    throw;
+  }
+}
+
+void Generation::begin() {
+  spec_.live->add(shared_from_this());
+  if (!submit_all()) return;
+  exchange_->on_disconnect([weak = weak_from_this()] {
     if (const auto generation = weak.lock()) generation->on_disconnect();
   });
-  self->streaming_ = self->spec_.fields.stream && !self->ended_;
-  if (self->streaming_) self->exchange_->begin_stream({{"X-Request-Id", self->spec_.id}});
+  streaming_ = spec_.fields.stream && !ended_;
+  if (streaming_) exchange_->begin_stream({{"X-Request-Id", spec_.id}});
+}
+
+// Without memory to begin: what was submitted is cancelled, and the caller answers unless a stream has begun.
+void Generation::give_up() {
+  const bool was_ended = std::exchange(ended_, true);
+  spec_.live->remove(this);
+  if (streaming_) exchange_->abandon();
+  if (!was_ended) cancel_all();
 }
 
 int64_t Generation::max_tokens_of(size_t prompt_index) const {
@@ -94,7 +111,7 @@ Result<RequestId> Generation::submit(size_t prompt_index) {
 }
 
 // An exception here would end the engine's thread. When there is no memory for a chunk the request fails instead: at
-// once, or with its next chunk if there is none for that either.
+// once, or with its next chunk, or by losing its connection if there is none for a post at all.
 void Generation::deliver(size_t prompt_index, OutputChunk&& chunk) {
   try {
     const auto held = std::make_shared<OutputChunk>(std::move(chunk));
@@ -104,6 +121,7 @@ void Generation::deliver(size_t prompt_index, OutputChunk&& chunk) {
     try {
       post([this] { fail(503, kNoMemory); });
     } catch (const std::bad_alloc&) {
+      exchange_->abandon();
     }
   }
 }
@@ -113,6 +131,7 @@ void Generation::post(std::function<void()> work) {
     try {
       work();
     } catch (const std::bad_alloc&) {
+      if (self->ended_) return self->exchange_->abandon();  // it may have ended without its answer
       self->fail(503, kNoMemory);
     }
   });
@@ -268,7 +287,11 @@ void Generation::write_out(int64_t num_entries, std::function<std::string()> wri
       *text = write();
     } catch (const std::bad_alloc&) {
     }
-    self->post([written, text] { written(std::move(*text)); });
+    try {
+      self->post([written, text] { written(std::move(*text)); });
+    } catch (const std::bad_alloc&) {
+      self->exchange_->abandon();
+    }
   });
 }
 
@@ -348,6 +371,7 @@ void Generation::fail(int status, const std::string& message) {
 
 void Generation::end(const char* reason, int status) {
   ended_ = true;
+  spec_.live->remove(this);  // first: what follows may run out of memory
   const double now_s = system_clock().now_s();
   const Usage total = usage();
   const auto since_arrival = [&](double time_s) { return time_s > 0 ? time_s - spec_.arrival_s : 0; };
@@ -365,7 +389,6 @@ void Generation::end(const char* reason, int status) {
   record.last_token_s = since_arrival(last_token_s_);
   record.end_s = since_arrival(now_s);
   spec_.metrics->request_done(record);
-  spec_.live->remove(this);
   spec_.backend = nullptr;  // its last sinks may outlive the request, and must not be what keeps it alive
   log_info("POST ", spec_.path, " ", status, " prompt ", total.prompt_tokens, " out ", total.completion_tokens,
            " cached ", total.cached_tokens, " ", static_cast<int64_t>(record.end_s * 1000), " ms ", spec_.id);

@@ -70,6 +70,7 @@ struct GenerationSpec {
 class Generation : public std::enable_shared_from_this<Generation> {
  public:
   // Submits everything; a refusal of any prompt ends the request with that error, before a byte of a stream.
+  // Throws std::bad_alloc, and then nothing of it goes on.
   static void start(GenerationSpec spec, std::shared_ptr<Exchange> exchange);
 
   // Ends it with an error reply or event. No effect on one that has ended.
@@ -79,6 +80,8 @@ class Generation : public std::enable_shared_from_this<Generation> {
 
  private:
   Generation(GenerationSpec spec, std::shared_ptr<Exchange> exchange);
+  void begin();
+  void give_up();
   bool submit_all();
   Result<RequestId> submit(size_t prompt_index);
   int64_t max_tokens_of(size_t prompt_index) const;

@@ -157,8 +157,8 @@ asio::awaitable<void> watch_client(ConnectionPtr connection, SocketExchangePtr e
 }
 
 asio::awaitable<bool> write_answer(ConnectionPtr connection, SocketExchangePtr exchange) {
-  constexpr std::chrono::hours kLong(1);
-  const double comment_s = connection->shared().config.sse_comment_s;
+  const auto period = std::chrono::duration_cast<Steady::duration>(
+      std::chrono::duration<double>(connection->shared().config.sse_comment_s));
   error_code ec;
   while (!exchange->gone) {
     if (!exchange->unsent.empty()) {
@@ -168,13 +168,13 @@ asio::awaitable<bool> write_answer(ConnectionPtr connection, SocketExchangePtr e
       continue;
     }
     if (exchange->ended) break;
-    if (exchange->streaming)
-      exchange->wake.expires_after(
-          std::chrono::duration_cast<Steady::duration>(std::chrono::duration<double>(comment_s)));
-    else
-      exchange->wake.expires_after(kLong);
+    exchange->wake.expires_after(period);
     co_await exchange->wake.async_wait(redirect_error(use_awaitable, ec));
-    if (!ec) exchange->write(std::string(kComment));
+    if (ec) continue;  // there is something to do
+    if (exchange->abandoned)
+      exchange->lose();
+    else
+      exchange->write(std::string(kComment));  // of a stream; in a whole reply it has no effect
   }
   co_return !exchange->gone;
 }

@@ -2,6 +2,7 @@
 // for a client that leaves.
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <string>
@@ -21,6 +22,7 @@ class SocketExchange : public Exchange, public std::enable_shared_from_this<Sock
   void finish(bool close_in) override;
   void on_disconnect(std::function<void()> callback) override;
   void post(std::function<void()> work) override;
+  void abandon() noexcept override { abandoned = true; }
 
   void lose();  // the client is gone: tells the handler, unless the answer was complete
   // Sends what a client that only stopped sending passes over, and what resets the connection of one that has left: a
@@ -34,6 +36,7 @@ class SocketExchange : public Exchange, public std::enable_shared_from_this<Sock
   bool http11 = true;
   bool head_only = false;  // the request was HEAD
   std::string unsent;
+  std::atomic<bool> abandoned{false};
 
  private:
   std::string head(int status, std::string_view content_type, const HttpHeaders& headers) const;

@@ -28,7 +28,12 @@ void HttpLoop::post(std::function<void()> work) {
   if (closed_) return;
   posted_.push_back(std::move(work));
   if (scheduled_) return;
-  boost::asio::post(context_, [this] { run_posted(); });
+  try {
+    boost::asio::post(context_, [this] { run_posted(); });
+  } catch (const std::exception&) {
+    posted_.pop_back();
+    throw;
+  }
   scheduled_ = true;
 }
 

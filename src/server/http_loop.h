@@ -26,7 +26,7 @@ class HttpLoop : public std::enable_shared_from_this<HttpLoop> {
   boost::asio::io_context& context() { return context_; }
   void start();                           // on a thread of its own
   void run();                             // on this thread, until close() and the end of all work
-  void post(std::function<void()> work);  // thread-safe
+  void post(std::function<void()> work);  // thread-safe; throws std::bad_alloc, and then `work` is not posted
   void close();                           // on the loop: closes every connection, drops posted work, lets run() end
   void join() {
     if (thread_.joinable()) thread_.join();

@@ -56,6 +56,10 @@ class Exchange {
   // Runs `work` on this exchange's executor, in the order of the calls. Thread-safe; still safe after the connection
   // has gone, and after the server has stopped (then the work is dropped).
   virtual void post(std::function<void()> work) = 0;
+
+  // For whoever has no memory for a post(): needs none itself. Some seconds later this ends as if the client had left.
+  // Thread-safe.
+  virtual void abandon() noexcept {}
 };
 
 using HttpHandler = std::function<void(std::shared_ptr<Exchange>, HttpRequest)>;

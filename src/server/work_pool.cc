@@ -81,8 +81,8 @@ void WorkPool::run(bool takes_long) {
     lock.unlock();
     try {
       work();
-    } catch (const std::exception& e) {  // out of memory where even its handling had none
-      log_error("work of a request failed: ", e.what());
+    } catch (const std::exception&) {  // out of memory where even its handling had none
+      log_line(LogLevel::kError, "work of a request ran out of memory");
     }
     work = nullptr;
     lock.lock();

@@ -157,6 +157,23 @@ def test_bodies_in_flight_have_a_budget(launch):
     wait_for(lambda: completion(server, prompt="a" * (2 << 20))[0] == 400)  # too long for the model, but read
 
 
+def test_heads_that_do_not_end_hold_little(launch):
+    server = launch()
+    assert completion(server)[0] == 200
+    before = memory_mb(server, "VmRSS")
+    clients = [socket.create_connection(("127.0.0.1", server.port), timeout=HANG_S) for _ in range(300)]
+    for client in clients:
+        client.sendall(b"GET /livez HTTP/1.1\r\n" + b"X-Filler: aaaaaaaaaaaa\r\n" * 1300)  # 31 kB of 32 KiB
+    for client in clients:
+        client.sendall(b"X")  # when the reply below is there, the heads have been read
+    assert server.get("/livez")[0] == 200
+    assert memory_mb(server, "VmRSS") - before < 300 * 64 / 1024 + 15, "64 KiB each, and what the allocator keeps"
+    clients[0].sendall(b"-Filler: " + b"a" * 2000 + b"\r\n")
+    assert clients[0].recv(100).startswith(b"HTTP/1.1 431")
+    for client in clients:
+        client.close()
+
+
 @pytest.mark.skipif(shutil.which("readelf") is None, reason="no readelf")
 def test_the_program_is_hardened():
     def readelf(*words):

@@ -1,0 +1,144 @@
+// The n-th allocation of the server fails, for each n until a request needs no more: nothing ends the process, every
+// client is answered or sees its connection close, and the next request is served.
+#include <cstdlib>
+#include <new>
+
+#include "base/eventually.h"
+#include "base/log.h"
+#include "server/api_fixture.h"
+
+namespace {
+
+// Allocations that fail: those numbered [first, first + count) from begin() on, on threads that are not exempt.
+struct FailingAllocations {
+  std::atomic<int64_t> next{0};
+  std::atomic<int64_t> first{-1}, count{0};
+
+  void begin(int64_t first_in, int64_t count_in) {
+    count = count_in;
+    first = first_in;
+    next = 0;
+  }
+  bool takes_next() {
+    const int64_t begin = first.load(std::memory_order_relaxed);
+    if (begin < 0) return false;
+    const int64_t number = next.fetch_add(1, std::memory_order_relaxed);
+    return number >= begin && number < begin + count;
+  }
+};
+FailingAllocations failing;
+thread_local bool exempt = false;
+
+}  // namespace
+
+// Not inlined: compilers would see memory of malloc() given to delete.
+[[gnu::noinline]] void* operator new(size_t size) {
+  if (!exempt && failing.takes_next()) throw std::bad_alloc();
+  void* memory = std::malloc(size == 0 ? 1 : size);
+  if (memory == nullptr) throw std::bad_alloc();
+  return memory;
+}
+[[gnu::noinline]] void operator delete(void* memory) noexcept {
+  std::free(memory);
+}
+[[gnu::noinline]] void operator delete(void* memory, size_t) noexcept {
+  std::free(memory);
+}
+
+namespace perigee {
+namespace {
+
+class Exempt {
+ public:
+  Exempt() : before_(std::exchange(exempt, true)) {}
+  Exempt(const Exempt&) = delete;
+  Exempt& operator=(const Exempt&) = delete;
+  ~Exempt() { exempt = before_; }
+
+ private:
+  const bool before_;
+};
+
+// It has memory, except in sinks: those are the server's. Its thread is known from its first sink on.
+class BackendWithMemory : public Backend {
+ public:
+  explicit BackendWithMemory(std::shared_ptr<FakeBackend> inner) : inner_(std::move(inner)) {}
+  Result<RequestId> submit(EngineRequest request, OutputSink sink) override {
+    OutputSink in_server = [sink = std::move(sink)](OutputChunk&& chunk) {
+      exempt = false;
+      sink(std::move(chunk));
+      exempt = true;
+    };
+    const Exempt here;
+    return inner_->submit(std::move(request), std::move(in_server));
+  }
+  void cancel(RequestId request, int32_t choice, FinishReason reason) override {
+    const Exempt here;
+    inner_->cancel(request, choice, reason);
+  }
+  EngineStats stats() const override { return inner_->stats(); }
+  BackendInfo info() const override { return inner_->info(); }
+
+ private:
+  const std::shared_ptr<FakeBackend> inner_;
+};
+
+class NoMemoryTest : public ApiTest {
+ protected:
+  NoMemoryTest() {
+    options_.reply = [](const std::vector<int32_t>&) { return std::vector<int32_t>(3, 'a'); };
+    config_.http.sse_comment_s = 0.02;  // what is abandoned ends then
+    set_log_level(LogLevel::kError);
+    start();
+    server_->set_ready(std::make_shared<BackendWithMemory>(backend_));
+  }
+  ~NoMemoryTest() override {
+    failing.first = -1;
+    set_log_level(LogLevel::kInfo);
+  }
+  // Status of the reply, 0 for a connection that closed without one.
+  int answer(const std::string& path, const std::string& body) {
+    TestClient client(server_->port());
+    if (!client.send(str_cat("POST ", path, " HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: ",
+                             body.size(), "\r\n\r\n", body)))
+      return 0;
+    while (client.read_some()) {
+    }
+    CHECK(client.ended(), "a client was left waiting: ", path, " ", body, " ", client.text());
+    return client.text().size() < 12 ? 0 : std::atoi(client.text().c_str() + 9);
+  }
+  // How many allocations it takes to answer, which are failed one after the other, `count` at once.
+  void fail_each(const std::string& path, const std::string& body, int64_t count) {
+    const Exempt test;
+    ASSERT_EQ(answer(path, body), 200);
+    int64_t first = 0;
+    for (bool failed = true; failed && first < 20'000; ++first) {
+      failing.begin(first, count);
+      const int status = answer(path, body);
+      failed = failing.next > first;
+      failing.first = -1;
+      ASSERT_TRUE(status == 0 || status == 200 || status == 500 || status == 503) << status << " at " << first;
+      ASSERT_TRUE(eventually([&] { return backend_->running() == 0; })) << "at " << first;
+      if (first % 16 == 0) {
+        ASSERT_EQ(answer(path, body), 200) << "after " << first;
+      }
+    }
+    EXPECT_GT(first, 50) << "hardly anything was allocated";
+    EXPECT_EQ(answer(path, body), 200);
+  }
+};
+
+TEST_F(NoMemoryTest, OfAWholeReply) {
+  fail_each("/v1/completions", R"({"prompt":"x","max_tokens":5,"n":2})", 1);
+}
+
+TEST_F(NoMemoryTest, OfAStream) {
+  fail_each("/v1/completions", R"({"prompt":"x","max_tokens":5,"stream":true})", 1);
+}
+
+TEST_F(NoMemoryTest, OfAChatForAWhile) {
+  fail_each("/v1/chat/completions", R"({"messages":[{"role":"user","content":"x"}],"max_tokens":5,"stream":true})", 7);
+}
+
+}  // namespace
+}  // namespace perigee
