@@ -11,10 +11,10 @@
 #include <cstdlib>
 #include <cstring>
 #include <ctime>
-#include <deque>
 #include <mutex>
 #include <thread>
 #include <utility>
+#include <vector>
 
 namespace perigee {
 namespace {
@@ -114,19 +114,25 @@ class LogQueue {
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
     writer_of_ = ::getpid();
   }
+  static void say_dropped(size_t dropped) noexcept {
+    try {
+      write_whole(line_of(LogLevel::kWarning, str_cat(dropped, " log lines dropped: nothing read them"), false));
+    } catch (const std::exception&) {
+      write_whole("log lines dropped: out of memory\n");
+    }
+  }
   void write_all() {
     std::unique_lock lock(mutex_);
     for (;;) {
       arrived_.wait(lock, [this] { return !lines_.empty(); });
-      std::deque<std::string> lines;
+      std::vector<std::string> lines;  // unlike a deque it needs no memory to be empty
       lines.swap(lines_);
       bytes_ = 0;
       const size_t dropped = std::exchange(dropped_, 0);
       writing_ = true;
       lock.unlock();
       for (const std::string& line : lines) write_whole(line);
-      if (dropped > 0)
-        write_whole(line_of(LogLevel::kWarning, str_cat(dropped, " log lines dropped: nothing read them"), false));
+      if (dropped > 0) say_dropped(dropped);
       lock.lock();
       writing_ = false;
       written_.notify_all();
@@ -135,7 +141,7 @@ class LogQueue {
 
   std::mutex mutex_;  // guards what follows
   std::condition_variable arrived_, written_;
-  std::deque<std::string> lines_;
+  std::vector<std::string> lines_;
   size_t bytes_ = 0;
   size_t dropped_ = 0;
   bool writing_ = false;
