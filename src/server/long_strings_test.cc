@@ -79,11 +79,13 @@ TEST(LongStrings, OnlyThoseOverAMegabyteAreRefused) {
 TEST(LongStrings, StandAnywhereAndEndWhereTheyEnd) {
   const TokenBound bound;
   const std::string half(700u << 10, 'a');
-  for (const std::string& body : {"[\"" + half + "\",\"" + half + "\"]", "{\"" + half + "\":\"" + half + "\"}",
-                                  "[\"\\\\\",\"" + half + "\",\"\\\\\\\"\",\"" + half + "\"]"})
+  for (const std::string& body :
+       {str_cat("[\"", half, "\",\"", half, "\"]"), str_cat("{\"", half, "\":\"", half, "\"}"),
+        str_cat("[\"\\\\\",\"", half, "\",\"\\\\\\\"\",\"", half, "\"]")})
     EXPECT_TRUE(check_long_strings(body, bound, 1000).ok());
-  for (const std::string& body : {"[\"x\",{\"a\":[\"" + half + "\\\"" + half + "\"]}]", "{\"" + half + half + "\":1}",
-                                  "[\"\\\\\",\"" + half + "\\\\\\\"" + half + "\"]"})
+  for (const std::string& body :
+       {str_cat("[\"x\",{\"a\":[\"", half, "\\\"", half, "\"]}]"), str_cat("{\"", half, half, "\":1}"),
+        str_cat("[\"\\\\\",\"", half, "\\\\\\\"", half, "\"]")})
     EXPECT_FALSE(check_long_strings(body, bound, 1000).ok());
 }
 
