@@ -214,6 +214,9 @@ TEST(Conformance, NormActivationRopeEmbed) {
                  fetch(*ref, ref->add_norm(ref_sum, activation(*ref, 5, 192, 4, DType::kF32), weight, 1e-5f)),
                  backend.name + " add_norm");
     expect_close(fetch(cpu, sum), fetch(*ref, ref_sum), backend.name + " sum of add_norm", 0);
+    cpu.add(sum, activation(cpu, 5, 192, 7, DType::kF32));
+    ref->add(ref_sum, activation(*ref, 5, 192, 7, DType::kF32));
+    expect_close(fetch(cpu, sum), fetch(*ref, ref_sum), backend.name + " add", 0);
     const Tensor wide = cpu.arena().tensor(cpu.wide_dtype(), 5, 192),
                  ref_wide = ref->arena().tensor(DType::kF32, 5, 192);
     cpu.add_norm(sum, activation(cpu, 5, 192, 8, DType::kF32), vector(cpu, weight), 1e-5f, wide);
