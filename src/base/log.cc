@@ -12,6 +12,7 @@
 #include <cstring>
 #include <ctime>
 #include <mutex>
+#include <new>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -88,8 +89,9 @@ class LogQueue {
       return;
     }
     if (writer_of_ != ::getpid()) start_writer();
-    bytes_ += line.size();
+    const size_t size = line.size();
     lines_.push_back(std::move(line));
+    bytes_ += size;
     arrived_.notify_one();
   }
   void count_dropped() {
@@ -110,9 +112,14 @@ class LogQueue {
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    std::thread([this] { write_all(); }).detach();
+    try {
+      std::thread([this] { write_all(); }).detach();
+      writer_of_ = ::getpid();
+    } catch (const std::exception&) {
+      pthread_sigmask(SIG_SETMASK, &before, nullptr);
+      throw;
+    }
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    writer_of_ = ::getpid();
   }
   static void say_dropped(size_t dropped) noexcept {
     try {
@@ -149,8 +156,9 @@ class LogQueue {
 };
 
 LogQueue& queue() {
+  alignas(LogQueue) static std::byte memory[sizeof(LogQueue)];  // none is asked for: lines are counted without any
   static LogQueue* const instance = [] {
-    auto* made = new LogQueue;
+    auto* made = new (memory) LogQueue;
     std::atexit(flush_log);
     return made;
   }();
