@@ -146,7 +146,7 @@ void measure_mlp(CudaOps& ops, int64_t hidden, int64_t inter) {
   }
 }
 
-// Weights are bf16 numbers in f32, as those of checkpoints.
+// Weights are bf16 numbers in f32, as those of files.
 struct RouterShape {
   const char* name;
   int64_t hidden, experts;

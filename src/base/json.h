@@ -79,8 +79,8 @@ class Json {
   std::variant<std::monostate, bool, int64_t, double, Digits, std::string, Array, Object> value_;
 };
 
-// Checked while the text is read, before memory is spent on what they refuse. The defaults suit files of a checkpoint,
-// whose size is capped where they are read.
+// Checked while the text is read, before memory is spent on what they refuse. The defaults suit files of a model
+// folder, whose size is capped where they are read.
 struct JsonLimits {
   static constexpr size_t kAny = SIZE_MAX;
   size_t max_bytes = 32u << 20;

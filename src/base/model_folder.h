@@ -1,5 +1,5 @@
-// The folder of a checkpoint: which files in it may be opened. Every reader of a checkpoint's files goes through here,
-// because names and links come from whoever made the checkpoint (SEC-13).
+// The model folder: which files in it may be opened. Every reader of a model's files goes through here, because names
+// and links come from whoever made the model.
 #pragma once
 
 #include <string>

@@ -2,7 +2,7 @@
 //
 // Everything comes from the file; no constant is shared between models. Nested configs (Kimi-K2.5: text_config), both
 // rope styles, Kimi-Linear's key names and layer lists and all end-of-sequence lists are resolved here, so nothing
-// behind this header looks at JSON.
+// past this header looks at JSON.
 #pragma once
 
 #include <algorithm>

@@ -4,7 +4,7 @@
 
 #include <cmath>
 
-#include "model/test_checkpoint.h"
+#include "model/test_weights.h"
 
 namespace perigee {
 namespace {

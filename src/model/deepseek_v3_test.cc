@@ -6,7 +6,7 @@
 #include <cmath>
 
 #include "model/single_sequence.h"
-#include "model/test_checkpoint.h"
+#include "model/test_weights.h"
 
 namespace perigee {
 namespace {

@@ -1,5 +1,5 @@
 // Dummy weights: values computed from the tensor's name and the element's index (DESIGN D14), so that sizing runs and
-// goldens need no stored checkpoint. The Python side computes the same bits.
+// goldens need no stored weights. The Python side computes the same bits.
 //
 //   x(name, i) = (2 * (random_u64(fnv1a(name), i) >> 41) + 1) / 2^23 - 1, in (-1, 1), exact in f32
 //

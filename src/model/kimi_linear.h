@@ -1,5 +1,5 @@
 // KimiLinear: Kimi-Linear-48B-A3B. Layers with Kimi Delta Attention, whose memory is a state of fixed size, and layers
-// with latent attention that knows no positions, in the pattern that the checkpoint lists; a mixture of experts behind
+// with latent attention that knows no positions, in the pattern that the config lists; a mixture of experts after
 // both (Kimi Linear 2025, section 4).
 #pragma once
 

@@ -9,7 +9,7 @@
 
 #include "base/rng.h"
 #include "model/single_sequence.h"
-#include "model/test_checkpoint.h"
+#include "model/test_weights.h"
 
 namespace perigee {
 namespace {

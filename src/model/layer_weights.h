@@ -11,7 +11,7 @@
 
 namespace perigee {
 
-// The tensors of one checkpoint by their part in the network, for both the check of the whole and the reading of each.
+// The tensors of one model by their part in the network, for both the check of the whole and the reading of each.
 // Layers count from 0.
 class TensorNames {
  public:

@@ -9,8 +9,7 @@ namespace perigee {
 namespace {
 
 Result<std::unique_ptr<TensorSource>> open_source(const LoadOptions& options) {
-  if (options.format == LoadFormat::kSafetensors)
-    return open_checkpoint_source(options.path, options.language_model_only);
+  if (options.format == LoadFormat::kSafetensors) return open_file_source(options.path, options.language_model_only);
   return make_dummy_source(options.num_threads > 0 ? options.num_threads : available_cores());
 }
 
@@ -28,7 +27,7 @@ Result<ModelConfig> configure(const LoadOptions& options) {
   return config;
 }
 
-// The least that a rank's packed weights take on any backend: weights keep the checkpoint's precision, except that f32
+// The least that a rank's packed weights take on any backend: weights keep their stored precision, except that f32
 // is stored as bf16.
 double least_bytes(std::span<const TensorSpec> specs, const TensorSource& source, const TensorParallel& ranks) {
   double total = 0;

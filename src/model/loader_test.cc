@@ -1,4 +1,4 @@
-// load_model from folders: round trips of checkpoints in every storage format, and every way in which one can be wrong.
+// load_model from folders: round trips of weights in every storage format, and every way in which one can be wrong.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -7,7 +7,7 @@
 #include "model/dummy.h"
 #include "model/registry.h"
 #include "model/single_sequence.h"
-#include "model/test_checkpoint.h"
+#include "model/test_weights.h"
 #include "ops/ref/ref_ops.h"
 
 namespace perigee {
@@ -15,7 +15,7 @@ namespace {
 
 const std::vector<int32_t> kPrompt = {5, 17, 80, 2, 44, 44, 9, 61, 30, 7};
 
-std::vector<StoredTensor> dummy_checkpoint(const Json& config) {
+std::vector<StoredTensor> dummy_tensors(const Json& config) {
   const auto parsed = parse_config(config, Json());
   CHECK(parsed.ok(), parsed.error().message);
   const auto source = make_dummy_source(1);
@@ -42,11 +42,11 @@ std::vector<float> last_logits(const TempFolder& folder, LoadFormat format) {
   return sequence.run(kPrompt, MlaForm::kExpanded).back();
 }
 
-// A checkpoint of dummy weights must give the very logits that dummy loading gives.
+// Files of dummy weights must give the same logits as --load-format dummy.
 void expect_round_trip(const Json& config, size_t pad) {
   const TempFolder folder;
   folder.write("config.json", dump_json(config));
-  folder.write("model.safetensors", safetensors_bytes(dummy_checkpoint(config), pad));
+  folder.write("model.safetensors", safetensors_bytes(dummy_tensors(config), pad));
   const std::vector<float> stored = last_logits(folder, LoadFormat::kSafetensors);
   ASSERT_EQ(stored.size(), 96u);
   EXPECT_EQ(stored, last_logits(folder, LoadFormat::kDummy));
@@ -82,7 +82,7 @@ TEST(Loader, WeightsOverTheMemoryAreRefusedBeforeTheyAreRead) {
                              with("quantization_config", fp8_quantization())}) {
     const TempFolder folder;
     folder.write("config.json", dump_json(config));
-    const std::string file = safetensors_bytes(dummy_checkpoint(config));
+    const std::string file = safetensors_bytes(dummy_tensors(config));
     folder.write("model.safetensors", file);
     bool read = false;
     LoadOptions options{.path = folder.path(), .progress = [&](const char*, int64_t, int64_t) { read = true; }};
@@ -100,7 +100,7 @@ TEST(Loader, WeightsOverTheMemoryAreRefusedBeforeTheyAreRead) {
 // The names that transformers 5 writes: a dense layer's MLP under block_sparse_moe, too. The same weights give the same
 // logits, bit for bit; both names at once are one too many.
 TEST(Loader, KimiLinearOfTransformers5) {
-  std::vector<StoredTensor> tensors = dummy_checkpoint(tiny_hybrid_config());
+  std::vector<StoredTensor> tensors = dummy_tensors(tiny_hybrid_config());
   const std::vector<StoredTensor> old = tensors;
   int renamed = 0;
   for (StoredTensor& tensor : tensors) {
@@ -134,7 +134,7 @@ TEST(Loader, RoundTripsShardsUnderAPrefix) {
   Json config;
   config.set("architectures", Json(Json::Array{"KimiK25ForConditionalGeneration"}));
   config.set("text_config", tiny_config());
-  const std::vector<StoredTensor> all = dummy_checkpoint(config);
+  const std::vector<StoredTensor> all = dummy_tensors(config);
   EXPECT_TRUE(all[0].name.starts_with("language_model.model."));
   const size_t half = all.size() / 2;
   std::vector<StoredTensor> one(all.begin(), all.begin() + half), two(all.begin() + half, all.end());
@@ -152,9 +152,9 @@ TEST(Loader, RoundTripsShardsUnderAPrefix) {
   EXPECT_EQ(last_logits(folder, LoadFormat::kSafetensors), last_logits(folder, LoadFormat::kDummy));
 }
 
-// Logits with an e4m3 cache of a checkpoint with these tensors besides; `name` within each layer's attention.
+// Logits with an e4m3 cache of a model with these extra tensors; `name` within each layer's attention.
 Result<std::vector<float>> logits_with(const std::vector<StoredTensor>& scales, DType cache = DType::kF8E4M3) {
-  std::vector<StoredTensor> tensors = dummy_checkpoint(tiny_config());
+  std::vector<StoredTensor> tensors = dummy_tensors(tiny_config());
   for (int layer = 0; layer < 3; ++layer)
     for (StoredTensor scale : scales) {
       scale.name = str_cat("model.layers.", layer, ".self_attn.", scale.name);
@@ -252,9 +252,9 @@ class Wrong : public ::testing::Test {
       if (t.name == name) return t;
     CHECK(false, "no tensor ", name);
   }
-  // The error of loading the checkpoint after `change`; empty when it loads.
+  // The error of loading the model after `change`; empty when it loads.
   static std::string error(const Json& config, const std::function<void(Tensors&)>& change) {
-    Tensors tensors = dummy_checkpoint(config);
+    Tensors tensors = dummy_tensors(config);
     change(tensors);
     const TempFolder folder;
     folder.write("config.json", dump_json(config));
@@ -273,7 +273,7 @@ class Wrong : public ::testing::Test {
 
 TEST_F(Wrong, EveryMissingTensorIsNamed) {
   for (const Json& config : {tiny_config(), with("quantization_config", fp8_quantization()), tiny_hybrid_config()}) {
-    for (const StoredTensor& t : dummy_checkpoint(config)) {
+    for (const StoredTensor& t : dummy_tensors(config)) {
       const std::string message = error(config, [&](Tensors& all) {
         std::erase_if(all, [&](const StoredTensor& other) { return other.name == t.name; });
       });
@@ -304,7 +304,7 @@ TEST_F(Wrong, TensorsOfKimiLinearHaveTheirShapes) {
 
 // A list that says one kind of layer over tensors of the other: the message names the layer as the list counts.
 TEST_F(Wrong, LayerListsMustAgreeWithTheTensors) {
-  const std::vector<StoredTensor> tensors = dummy_checkpoint(tiny_hybrid_config());
+  const std::vector<StoredTensor> tensors = dummy_tensors(tiny_hybrid_config());
   const auto error_of = [&](const char* kda, const char* latent) {
     Json config = tiny_hybrid_config();
     config.find("linear_attn_config")->set("kda_layers", json(kda));
@@ -362,7 +362,7 @@ TEST_F(Wrong, ShapesAndTypesAreNamed) {
 TEST_F(Wrong, QuantisationMustBeDeclared) {
   const auto swap_in = [](const Json& from, const char* name) {
     return [&from, name](Tensors& all) {
-      for (const StoredTensor& t : dummy_checkpoint(from))
+      for (const StoredTensor& t : dummy_tensors(from))
         if (t.name.starts_with(std::string(name) + ".weight")) all.push_back(t);
       std::erase_if(all,
                     [&](const StoredTensor& t) { return t.name == std::string(name) + ".weight" && t.type == "BF16"; });
@@ -373,7 +373,7 @@ TEST_F(Wrong, QuantisationMustBeDeclared) {
   const Json fp8 = with("quantization_config", fp8_quantization());
   expect_parts(error(tiny_config(), swap_in(int4, expert)), {expert, "config.json declares none", "I32 [32, 8]"});
   expect_parts(error(tiny_config(), swap_in(fp8, expert)), {expert, "BF16, F16 or F32", "found F8_E4M3"});
-  // One expert left in bf16 in a quantised checkpoint is fine: the tensors decide.
+  // One expert left in bf16 in a quantised model is fine: the tensors decide.
   const std::string base = expert;
   EXPECT_EQ(error(int4,
                   [&](Tensors& all) {
@@ -423,7 +423,7 @@ TEST_F(Wrong, LayersThatAreLeftOutAreLogged) {
 TEST_F(Wrong, ATruncatedFileIsAnError) {
   const TempFolder folder;
   folder.write("config.json", dump_json(tiny_config()));
-  const std::string whole = safetensors_bytes(dummy_checkpoint(tiny_config()));
+  const std::string whole = safetensors_bytes(dummy_tensors(tiny_config()));
   const auto ops = make_ref_ops();
   for (size_t n = 0; n < whole.size(); n += whole.size() / 97) {
     folder.write("model.safetensors", whole.substr(0, n));

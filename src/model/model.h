@@ -55,7 +55,7 @@ struct LoadOptions {
   std::string path;  // folder with config.json
   LoadFormat format = LoadFormat::kSafetensors;
   double latent_norm_eps = -1;       // < 0: rms_norm_eps
-  bool language_model_only = false;  // skip vision tensors of multimodal checkpoints
+  bool language_model_only = false;  // skip vision tensors of multimodal models
   // Weigh experts by the scores with the selection bias, as Kimi-Linear's own (hub) code does and no server does.
   bool kimi_linear_biased_routing = false;
   TensorParallel ranks;  // which part of each tensor is read

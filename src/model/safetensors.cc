@@ -155,12 +155,12 @@ Result<SafetensorsHeader> parse_safetensors(std::span<const uint8_t> file) {
   return header;
 }
 
-const MappedTensor* Checkpoint::find(std::string_view name) const {
+const MappedTensor* WeightFiles::find(std::string_view name) const {
   const auto it = tensors_.find(name);
   return it == tensors_.end() ? nullptr : &it->second;
 }
 
-Status Checkpoint::add_file(const std::string& name) {
+Status WeightFiles::add_file(const std::string& name) {
   ASSIGN_OR_RETURN(const std::string path, resolve_in_folder(folder_, name));
   ASSIGN_OR_RETURN(MappedFile map, MappedFile::open(path));
   const std::span<const uint8_t> bytes = map.bytes();
@@ -205,7 +205,7 @@ Result<std::map<std::string, std::string>> read_weight_map(const std::string& fo
 
 }  // namespace
 
-Status Checkpoint::check_index(const std::map<std::string, std::string>& weight_map) const {
+Status WeightFiles::check_index(const std::map<std::string, std::string>& weight_map) const {
   for (const auto& [name, file] : weight_map) {
     const MappedTensor* tensor = find(name);
     if (tensor == nullptr || files_[tensor->file] != file)
@@ -218,26 +218,26 @@ Status Checkpoint::check_index(const std::map<std::string, std::string>& weight_
   return {};
 }
 
-Result<Checkpoint> Checkpoint::open(const std::string& folder) {
+Result<WeightFiles> WeightFiles::open(const std::string& folder) {
   constexpr const char* kSingle = "model.safetensors";
   constexpr const char* kIndex = "model.safetensors.index.json";
-  Checkpoint checkpoint;
-  checkpoint.folder_ = folder;
+  WeightFiles files;
+  files.folder_ = folder;
   if (!folder_has(folder, kIndex)) {
     if (!folder_has(folder, kSingle))
       return Error(Code::kNotFound,
                    str_cat(folder, ": expected ", kSingle, " or ", kIndex,
                            ", found neither (other weight files are not read; --load-format dummy needs none)"));
-    RETURN_IF_ERROR(checkpoint.add_file(kSingle));
-    return checkpoint;
+    RETURN_IF_ERROR(files.add_file(kSingle));
+    return files;
   }
   ASSIGN_OR_RETURN(const auto weight_map, read_weight_map(folder, kIndex));
   std::set<std::string> names;
   for (const auto& [tensor, file] : weight_map) names.insert(file);
   if (names.size() > kMaxFiles) return bad_input(str_cat(folder, "/", kIndex, ": more than ", kMaxFiles, " files"));
-  for (const std::string& name : names) RETURN_IF_ERROR(checkpoint.add_file(name));
-  RETURN_IF_ERROR(checkpoint.check_index(weight_map));
-  return checkpoint;
+  for (const std::string& name : names) RETURN_IF_ERROR(files.add_file(name));
+  RETURN_IF_ERROR(files.check_index(weight_map));
+  return files;
 }
 
 }  // namespace perigee

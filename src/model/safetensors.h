@@ -1,6 +1,6 @@
-// Safetensors: where each tensor of a checkpoint lies. Files are mapped, nothing is copied and nothing is executed.
+// Safetensors: where each tensor of a model folder lies. Files are mapped, nothing is copied and nothing is executed.
 //
-// The header is untrusted: every length, count and product is checked before use (SEC-10), and a file must be covered
+// The header is untrusted: every length, count and product is checked before use, and a file must be covered
 // by its tensors exactly, without overlap or hole.
 #pragma once
 
@@ -43,16 +43,16 @@ struct MappedTensor {
   const SafetensorsType* type = nullptr;
   std::vector<int64_t> shape;
   std::span<const uint8_t> data;
-  uint32_t file = 0;                // index into Checkpoint::files()
+  uint32_t file = 0;                // index into WeightFiles::files()
   std::string description() const;  // "BF16 [16, 256]"
 };
 
 std::string shape_text(std::span<const int64_t> shape);  // "[16, 256]"
 
 // All tensors of a folder: model.safetensors, or the shards that model.safetensors.index.json lists.
-class Checkpoint {
+class WeightFiles {
  public:
-  static Result<Checkpoint> open(const std::string& folder);
+  static Result<WeightFiles> open(const std::string& folder);
 
   const MappedTensor* find(std::string_view name) const;
   const std::map<std::string, MappedTensor, std::less<>>& tensors() const { return tensors_; }

@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
-#include "model/test_checkpoint.h"
+#include "model/test_weights.h"
 
 namespace perigee {
 namespace {
@@ -142,8 +142,8 @@ class Sharded : public ::testing::Test {
   }
   std::string open_error(const std::string& weight_map) {
     folder_.write("model.safetensors.index.json", "{\"metadata\": {}, \"weight_map\": " + weight_map + "}");
-    const auto checkpoint = Checkpoint::open(folder_.path());
-    return checkpoint.ok() ? "" : checkpoint.error().message;
+    const auto files = WeightFiles::open(folder_.path());
+    return files.ok() ? "" : files.error().message;
   }
   TempFolder folder_;
 };
@@ -151,11 +151,11 @@ class Sharded : public ::testing::Test {
 TEST_F(Sharded, FindsTensorsInTheirFiles) {
   write_shards();
   ASSERT_EQ(open_error(R"({"a": "one.safetensors", "b": "one.safetensors", "c": "two.safetensors"})"), "");
-  const auto checkpoint = Checkpoint::open(folder_.path());
-  ASSERT_NE(checkpoint->find("c"), nullptr);
-  EXPECT_EQ(checkpoint->find("c")->data[0], 'c');
-  EXPECT_EQ(checkpoint->where(*checkpoint->find("c")), folder_.path() + "/two.safetensors");
-  EXPECT_EQ(checkpoint->find("d"), nullptr);
+  const auto files = WeightFiles::open(folder_.path());
+  ASSERT_NE(files->find("c"), nullptr);
+  EXPECT_EQ(files->find("c")->data[0], 'c');
+  EXPECT_EQ(files->where(*files->find("c")), folder_.path() + "/two.safetensors");
+  EXPECT_EQ(files->find("d"), nullptr);
 }
 
 TEST_F(Sharded, BadIndexes) {
@@ -199,12 +199,12 @@ TEST_F(Sharded, BadIndexes) {
 
 TEST_F(Sharded, OtherWeightFilesAreNotRead) {
   folder_.write("pytorch_model.bin", "x");
-  const auto checkpoint = Checkpoint::open(folder_.path());
-  ASSERT_FALSE(checkpoint.ok());
-  EXPECT_EQ(checkpoint.error().code, Code::kNotFound);
-  EXPECT_NE(checkpoint.error().message.find("model.safetensors"), std::string::npos);
-  folder_.write("model.safetensors", "PK\x03\x04 is a zip archive, not a checkpoint");
-  const auto zip = Checkpoint::open(folder_.path());
+  const auto files = WeightFiles::open(folder_.path());
+  ASSERT_FALSE(files.ok());
+  EXPECT_EQ(files.error().code, Code::kNotFound);
+  EXPECT_NE(files.error().message.find("model.safetensors"), std::string::npos);
+  folder_.write("model.safetensors", "PK\x03\x04 is a zip archive");
+  const auto zip = WeightFiles::open(folder_.path());
   ASSERT_FALSE(zip.ok());
   EXPECT_NE(zip.error().message.find("model.safetensors: header length"), std::string::npos) << zip.error().message;
 }
@@ -213,9 +213,9 @@ TEST_F(Sharded, APointerOfGitLfsIsSaidToBeOne) {
   const std::string pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 19983304\n";
   for (const char* name : {"model.safetensors", "model.safetensors.index.json"}) {
     folder_.write(name, pointer);
-    const auto checkpoint = Checkpoint::open(folder_.path());
-    ASSERT_FALSE(checkpoint.ok());
-    EXPECT_EQ(checkpoint.error().message,
+    const auto files = WeightFiles::open(folder_.path());
+    ASSERT_FALSE(files.ok());
+    EXPECT_EQ(files.error().message,
               str_cat(folder_.path(), "/", name,
                       ": is a Git LFS pointer, not the file itself: run git lfs pull in its folder"));
   }
@@ -224,8 +224,8 @@ TEST_F(Sharded, APointerOfGitLfsIsSaidToBeOne) {
 TEST_F(Sharded, ALinkInsideTheFolderIsFollowed) {
   write_shards();
   std::filesystem::create_symlink("one.safetensors", folder_.path() + "/model.safetensors");
-  const auto checkpoint = Checkpoint::open(folder_.path());
-  EXPECT_TRUE(checkpoint.ok()) << checkpoint.error().message;
+  const auto files = WeightFiles::open(folder_.path());
+  EXPECT_TRUE(files.ok()) << files.error().message;
 }
 
 // As the cache of Hugging Face has a model: links to files named by their hash, and none to anywhere else.
@@ -239,16 +239,16 @@ TEST(Snapshot, LinksToItsBlobsAreFollowed) {
   cache.write("models--a--b/blobs/4567", bytes);
   cache.write("models--a--b/refs/main", bytes);
   fs::create_symlink("../../blobs/4567", revision / "model.safetensors");
-  const auto checkpoint = Checkpoint::open(revision);
-  ASSERT_TRUE(checkpoint.ok()) << checkpoint.error().message;
-  EXPECT_EQ(checkpoint->find("a")->data[0], 'x');
+  const auto files = WeightFiles::open(revision);
+  ASSERT_TRUE(files.ok()) << files.error().message;
+  EXPECT_EQ(files->find("a")->data[0], 'x');
   fs::remove(revision / "model.safetensors");
   fs::create_symlink("../../refs/main", revision / "model.safetensors");
-  EXPECT_NE(Checkpoint::open(revision).error().message.find("leaves the model folder"), std::string::npos);
+  EXPECT_NE(WeightFiles::open(revision).error().message.find("leaves the model folder"), std::string::npos);
   const fs::path plain = model / "other" / "0123";  // blobs beside any other folder are not its own
   fs::create_directories(plain);
   fs::create_symlink("../../blobs/4567", plain / "model.safetensors");
-  EXPECT_NE(Checkpoint::open(plain).error().message.find("leaves the model folder"), std::string::npos);
+  EXPECT_NE(WeightFiles::open(plain).error().message.find("leaves the model folder"), std::string::npos);
 }
 
 }  // namespace

@@ -8,7 +8,7 @@
 
 #include "model/dummy.h"
 #include "model/registry.h"
-#include "model/test_checkpoint.h"
+#include "model/test_weights.h"
 #include "ops/ref/ref_ops.h"
 
 namespace perigee {
@@ -46,7 +46,7 @@ class Tensors {
     config.quantization = quantization;
     CHECK(dummy_->verify(specs, config).ok());
     folder_.write("model.safetensors", safetensors_bytes(stored_tensors(*dummy_, specs), pad));
-    auto file = open_checkpoint_source(folder_.path(), false);
+    auto file = open_file_source(folder_.path(), false);
     CHECK(file.ok(), file.error().message);
     file_ = std::move(*file);
     const Status status = file_->verify(specs, config);
@@ -314,7 +314,7 @@ TEST(Families, CutEachTensorAsItsPlaceInTheNetworkWants) {
 
 // --- Who reads what. ---
 
-// Every byte of a mapped checkpoint, and how many ranks read it.
+// Every byte of mapped weight files, and how many ranks read it.
 TEST(Reading, EachByteOfAShardIsReadByOneRank) {
   for (const Json& json : configs()) {
     const ModelConfig config = parsed(json);
@@ -323,7 +323,7 @@ TEST(Reading, EachByteOfAShardIsReadByOneRank) {
     ASSERT_TRUE(dummy->verify(specs, config).ok());
     const TempFolder folder;
     folder.write("model.safetensors", safetensors_bytes(stored_tensors(*dummy, specs)));
-    const auto source = open_checkpoint_source(folder.path(), false);
+    const auto source = open_file_source(folder.path(), false);
     ASSERT_TRUE(source.ok() && (*source)->verify(specs, config).ok());
     constexpr int64_t kSize = 2;
     ASSERT_TRUE(check_shards(specs, **source, kSize).ok());

@@ -95,7 +95,7 @@ class SingleSequence {
   PagePool pool_;
   std::vector<int32_t> pages_;
   int32_t length_ = 0;
-  int32_t committed_ = 0;  // of the recurrent state; the tokens behind it are in the ring
+  int32_t committed_ = 0;  // of the recurrent state; the tokens after it are in the ring
 };
 
 }  // namespace perigee

@@ -7,7 +7,7 @@
 #include <thread>
 
 #include "model/single_sequence.h"
-#include "model/test_checkpoint.h"
+#include "model/test_weights.h"
 #include "ops/ref/ref_ops.h"
 
 namespace perigee {
@@ -83,7 +83,7 @@ class RankOps final : public RefOps {
 
 using Rows = std::vector<std::vector<float>>;
 
-// Logits of a prompt and of single tokens behind it, as rank `rank` of the group has them.
+// Logits of a prompt and of single tokens after it, as rank `rank` of the group has them.
 Rows run_rank(const std::string& folder, LoadFormat format, Exchange& exchange, const TensorParallel& ranks) {
   RankOps ops(exchange, ranks.rank);
   const auto model = load_model({.path = folder, .format = format, .ranks = ranks}, ops);

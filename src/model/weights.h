@@ -1,4 +1,4 @@
-// TensorSource: where a model's weights come from by name, a checkpoint or D14's formula, in one shape.
+// TensorSource: where a model's weights come from by name, files or D14's formula, in one shape.
 //
 // A model declares every tensor it needs as a TensorSpec; the source checks the whole list before anything is packed;
 // WeightReader then hands the packed weights to the model's constructor.
@@ -72,9 +72,9 @@ class TensorSource {
   std::vector<float> vector(const TensorSpec& spec) const { return vector(spec, part_of(spec, {})); }
 };
 
-// A checkpoint in `folder`. Tensors of layers beyond the last (MTP), rotary inv_freq and, with a note or when
+// The safetensors files in `folder`. Tensors of layers beyond the last (MTP), rotary inv_freq and, with a note or when
 // `language_model_only`, vision tensors are left out.
-Result<std::unique_ptr<TensorSource>> open_checkpoint_source(const std::string& folder, bool language_model_only);
+Result<std::unique_ptr<TensorSource>> open_file_source(const std::string& folder, bool language_model_only);
 
 // Packs one rank's part of each weight, one at a time, for `ops`, reporting progress. `source` must have verified every
 // spec asked for, and check_shards() must have passed.

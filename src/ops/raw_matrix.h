@@ -1,4 +1,4 @@
-// RawMatrix: a matrix as a checkpoint stores it, or a window of one, in any storage format.
+// RawMatrix: a matrix as files store it, or a window of one, in any storage format.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ enum class WeightFormat : uint8_t {
   kInt4Group32,  // int32 words [out, in/8], nibble c%8 of word c/8 low first, offset 8; scale bf16 [out, in/32]
 };
 
-// A [out, in] matrix in checkpoint layout, borrowed from a mapped file: all of a stored matrix, or a window of one,
+// A [out, in] matrix in the stored layout, borrowed from a mapped file: all of a stored matrix, or a window of one,
 // which is read where it lies. Columns of a row are contiguous.
 struct RawMatrix {
   WeightFormat format = WeightFormat::kBF16;

@@ -1,4 +1,4 @@
-// Weights: as they come from a checkpoint (Raw...), and as a backend keeps them (opaque, shared, immutable).
+// Weights: as they come from files (Raw...), and as a backend keeps them (opaque, shared, immutable).
 #pragma once
 
 #include <cstdint>
@@ -117,7 +117,7 @@ struct KdaWeights {
   LinearWeight o;  // [H, h * dim]
 };
 
-// KdaWeights::conv from the checkpoint's q, k and v convolutions, [h * dim, conv] each.
+// KdaWeights::conv from the stored q, k and v convolutions, [h * dim, conv] each.
 std::vector<float> kda_conv_taps(const RawMatrix& q, const RawMatrix& k, const RawMatrix& v);
 
 struct MlpWeights {

@@ -257,7 +257,7 @@ Result<App::Prepared> App::prepare_chat(PendingRequest& pending) {
   RETURN_IF_ERROR(check_room(*now_serving));
   ASSIGN_OR_RETURN(const Json body, body_of(pending, static_cast<size_t>(context.max_model_len)));
   ASSIGN_OR_RETURN(const ChatRequest request, parse_chat_request(body, context));
-  if (!text_->has_chat()) return bad_input("this checkpoint has no chat template; use /v1/completions", "messages");
+  if (!text_->has_chat()) return bad_input("this model has no chat template; use /v1/completions", "messages");
   RETURN_IF_ERROR(check_fields(request.fields, 1, context));
   RETURN_IF_ERROR(check_text(request.messages, context, *text_));
   ASSIGN_OR_RETURN(std::vector<int32_t> ids,

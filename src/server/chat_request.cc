@@ -238,8 +238,7 @@ Result<ChatRequest> parse_chat_request(const Json& body, const RequestContext& c
   ChatRequest request;
   Fields fields(body);
   if (!context.has_tokenizer)
-    return bad_input("chat needs a tokenizer, which this checkpoint lacks; use /v1/completions with token ids",
-                     "messages");
+    return bad_input("chat needs a tokenizer, which this model lacks; use /v1/completions with token ids", "messages");
   request.fields = read_request_fields(fields, context);
   read_logprobs(fields, context, request);
   const auto older = fields.integer("max_tokens", 1, context.max_model_len);

@@ -21,7 +21,7 @@ namespace {
 Result<PromptInput> read_prompt(const Json& value, const RequestContext& context) {
   if (value.is_string()) {
     if (!context.has_tokenizer)
-      return bad_input("prompt must be token ids: this checkpoint has no tokenizer files", "prompt");
+      return bad_input("prompt must be token ids: this model has no tokenizer files", "prompt");
     if (value.as_string().empty()) return bad_input("prompt must not be empty", "prompt");
     return PromptInput(value.as_string());
   }

@@ -1,6 +1,6 @@
-// ModelText: the text side of a checkpoint: tokenizer, chat template, generation defaults.
+// ModelText: the text side of a model: tokenizer, chat template, generation defaults.
 //
-// Every part may be missing; a checkpoint without tokenizer files is served with token ids only. Immutable.
+// Every part may be missing; a model without tokenizer files is served with token ids only. Immutable.
 #pragma once
 
 #include <functional>

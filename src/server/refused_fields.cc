@@ -72,7 +72,7 @@ const std::vector<Refused>& refused_by_both() {
       {"audio", kMedia},
       {"truncate_prompt_tokens", kCut},
       {"truncation_side", kCut},
-      {"chat_template", "only the checkpoint's own template is used; leave it out"},
+      {"chat_template", "only the model's own template is used; leave it out"},
       {"documents", "retrieval documents are not part of this model's prompt format; put them in a message"},
       // Replies.
       {"logprob_token_ids", "use logprobs"},

@@ -29,7 +29,7 @@ void read_stops(Fields& fields, const RequestContext& context, RequestFields& ou
     out.stops.push_back(stop.as_string());
   }
   if (!out.stops.empty() && !context.has_tokenizer)
-    fields.fail("stop", "needs a tokenizer, which this checkpoint lacks; use stop_token_ids");
+    fields.fail("stop", "needs a tokenizer, which this model lacks; use stop_token_ids");
 }
 
 void read_stop_ids(Fields& fields, const RequestContext& context, RequestFields& out) {

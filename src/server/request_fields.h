@@ -33,7 +33,7 @@ struct RequestCaps {
   double max_timeout_s = 86400;
 };
 
-// What a request that says nothing about sampling gets: the checkpoint's generation_config.json, else these.
+// What a request that says nothing about sampling gets: the model's generation_config.json, else these.
 struct SamplingDefaults {
   double temperature = 1.0;
   double top_p = 1.0;

@@ -12,7 +12,7 @@ namespace perigee {
 namespace {
 
 Error no_tokenizer() {
-  return bad_input("this checkpoint has no tokenizer files; it is served with token ids only");
+  return bad_input("this model has no tokenizer files; it is served with token ids only");
 }
 
 // What /tokenize is asked for; the members of a chat are read only beside messages.
@@ -44,7 +44,7 @@ Result<TokenizeRequest> read_tokenize(const Json& body, const RequestContext& co
   request.template_kwargs = read_template_kwargs(fields, context.caps);
   request.add_generation_prompt = fields.flag("add_generation_prompt", true);
   fields.refuse("continue_final_message", "it is not offered; leave it out", Json(false));
-  fields.refuse("chat_template", "only the checkpoint's own template is used; leave it out");
+  fields.refuse("chat_template", "only the model's own template is used; leave it out");
   for (const char* name : {"mm_processor_kwargs", "media_io_kwargs"})
     fields.refuse(name, "this server takes text only", Json(Json::Object{}));
   if (request.prompt != nullptr && request.messages != nullptr)
@@ -61,7 +61,7 @@ Result<std::vector<int32_t>> ids_of(const TokenizeRequest& request, const Reques
                                     const ModelText& text) {
   if (request.messages == nullptr)
     return text.tokenizer()->encode(request.prompt->as_string(), SpecialsIn::kRecognised, max_tokenized(context));
-  if (!text.has_chat()) return bad_input("this checkpoint has no chat template", "messages");
+  if (!text.has_chat()) return bad_input("this model has no chat template", "messages");
   ASSIGN_OR_RETURN(const Json messages, read_messages(request.messages, context.caps));
   ASSIGN_OR_RETURN(const Json tools, read_tools(request.tools, context.caps));
   return text.encode_chat(messages, tools, request.template_kwargs, request.add_generation_prompt,
@@ -106,7 +106,7 @@ Result<Json> detokenize(const Json& body, const RequestContext& context, const M
 }
 
 Result<Json> tokenizer_info(const ModelText& text) {
-  if (text.tokenizer() == nullptr) return Error(Code::kNotFound, "this checkpoint has no tokenizer files");
+  if (text.tokenizer() == nullptr) return Error(Code::kNotFound, "this model has no tokenizer files");
   return text.tokenizer_config();
 }
 

@@ -1,7 +1,7 @@
 // ChatPrompt: from the messages and tools of a chat request to the text of the prompt.
 //
 // Brings a request into the one form that Kimi's templates expect (null and missing fields, both names of reasoning,
-// call ids, tool declarations) and runs the checkpoint's template. It knows no tokens: what keeps a control token that
+// call ids, tool declarations) and runs the model's template. It knows no tokens: what keeps a control token that
 // a user typed from becoming one is the caller's `neutralise`, which every string of the request passes through.
 #pragma once
 

@@ -213,7 +213,7 @@ TEST(ChatPrompt, ShapeErrorsNameTheField) {
   EXPECT_EQ(field_at_fault("[]", {}, json("[{},1]")), "tools[1]");
 }
 
-// SEC-26: whatever role, name or key a control token is typed in, it passes through neutralise.
+// Whatever role, name or key a control token is typed in, it passes through neutralise.
 TEST(ChatPrompt, EveryUntrustedStringIsNeutralised) {
   const auto mark = [](std::string_view text) {
     std::string out(text);

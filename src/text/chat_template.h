@@ -1,4 +1,4 @@
-// ChatTemplate: the checkpoint's own chat template, run by a bounded interpreter of the part of Jinja2 that chat
+// ChatTemplate: the model's own chat template, run by a bounded interpreter of the part of Jinja2 that chat
 // templates use.
 //
 // It prints what python3-jinja2 prints in the environment of transformers (trim_blocks, lstrip_blocks, loop controls,

@@ -89,7 +89,7 @@ TEST(ChatTemplate, RendersFromSeveralThreads) {
   for (std::thread& thread : threads) thread.join();
 }
 
-// SEC-03: templates that would cost much more than they say. Each must fail, quickly, naming its cap.
+// Templates that would cost much more than they say. Each must fail, quickly, naming its cap.
 struct Bomb {
   const char* cap;
   std::string source;
@@ -179,9 +179,9 @@ double seconds_of_plain_work() {
   return thread_seconds() - start;
 }
 
-// SEC-03 asks for 100 ms. How long anything takes is up to the machine and to what else it does, so a bomb is compared
-// with plain work of this thread: one whose steps cost more than they say takes many times that. The optimised build on
-// a processor of 2023 has 75 ms of plain work, 70 ms of the slowest bomb.
+// How long anything takes depends on the machine and its load, so a bomb is compared with plain work of this thread:
+// one whose steps cost more than they say takes many times that. The optimised build on a processor of 2023 has 75 ms
+// of plain work, 70 ms of the slowest bomb.
 constexpr double kMostOfPlainWork = kSanitized ? 5 : 1.5;  // checked memory costs more than checked steps
 
 TEST(ChatTemplate, BombsFailQuicklyAndNameTheirCap) {

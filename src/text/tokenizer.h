@@ -1,6 +1,6 @@
 // Tokenizer: Kimi's tiktoken vocabulary and its 256 special tokens; text to ids and ids to bytes.
 //
-// The same for every Kimi model and Moonlight; special tokens take their names from the checkpoint's own
+// The same for every Kimi model and Moonlight; special tokens take their names from the model's own
 // tokenizer_config.json. Immutable, so one object serves all threads. It knows no chat format: the template is text.
 #pragma once
 

@@ -1,7 +1,7 @@
 // Vocabulary: the ordinary tokens of a tiktoken file, by id and by bytes, and byte-pair merging over them.
 //
 // A tiktoken file has one token per line: base64 of its bytes, one space, its rank in decimal. A token's rank is its id
-// and also its merge priority, lowest first. The file comes from a checkpoint, so it is not trusted.
+// and also its merge priority, lowest first. The file comes from whoever made the model, so it is not trusted.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// What the tests of operations share: every backend of this machine, inputs, weights as checkpoints hold them, and the
+// What the tests of operations share: every backend of this machine, inputs, weights as files hold them, and the
 // comparison with the definition.
 //
 // Bound: ||backend - ref|| / ||ref|| <= kBound with bf16 inputs on both sides; outputs lie in memory poisoned with NaN
@@ -126,7 +126,7 @@ inline void poison(Ops& ops, int64_t bytes) {
   ops.begin_step();
 }
 
-// Checkpoint bytes of one matrix.
+// Stored bytes of one matrix.
 struct Stored {
   std::vector<uint8_t> data, scale;
   RawMatrix raw;

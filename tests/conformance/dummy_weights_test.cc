@@ -7,7 +7,7 @@
 #include "base/soak.h"
 #include "model/dummy.h"
 #include "model/model.h"
-#include "model/test_checkpoint.h"
+#include "model/test_weights.h"
 #include "ops/cuda/cuda_ops.h"
 
 namespace perigee {

@@ -1,4 +1,4 @@
-"""The goldens' config.json files, in the key style of the hub checkpoints, and the tensors each one implies."""
+"""The goldens' config.json files, in the key style of the hub's models, and the tensors each one implies."""
 
 YARN_K26 = {"type": "yarn", "factor": 64.0, "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0,
             "original_max_position_embeddings": 4096}

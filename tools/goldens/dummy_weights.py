@@ -1,9 +1,9 @@
-"""Weights computed from a formula of the tensor's name, so that tests need no stored checkpoint.
+"""Weights computed from a formula of the tensor's name, so that tests need no stored weights.
 
 The C++ loader's `dummy` format implements the same formula; tests/golden/dummy_weights.json holds unit vectors.
 
 All integer arithmetic is modulo 2^64. i is the flat row-major index in the full, unsharded tensor; name is the full
-tensor name of the hub checkpoint, prefix included, in UTF-8.
+tensor name on the hub, prefix included, in UTF-8.
 
     mix64(z):  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9;  z = (z ^ (z >> 27)) * 0x94D049BB133111EB;  z ^ (z >> 31)
     u64(name, i) = mix64(fnv1a64(name) + (i + 1) * 0x9E3779B97F4A7C15)
@@ -62,7 +62,7 @@ def uniform(name, shape):
 
 
 def stored(name, shape, kind):
-    """The tensor as a checkpoint stores it, a torch tensor. kind: the name of a rule, one of RULES."""
+    """The tensor as files store it, a torch tensor. kind: the name of a rule, one of RULES."""
     return RULES[kind](name, tuple(shape))
 
 

@@ -14,7 +14,7 @@ import time
 import numpy as np
 import torch
 
-import checkpoint
+import stored_weights
 import configs
 import dummy_weights as dummy
 import transformers_forward
@@ -27,7 +27,7 @@ BATCH = 64
 class Searcher:
     def __init__(self, config, device):
         self.text, _ = configs.text_config(config)
-        self.model = transformers_forward.load(self.text, checkpoint.dequantised(config)).to(device)
+        self.model = transformers_forward.load(self.text, stored_weights.dequantised(config)).to(device)
         self.softmax = self.text.get("scoring_func") == "softmax"
         self.device = device
         self.margins = []

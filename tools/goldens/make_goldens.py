@@ -14,7 +14,7 @@ import numpy as np
 import torch
 import transformers
 
-import checkpoint
+import stored_weights
 import configs
 import dummy_weights as dummy
 import reference_forward
@@ -38,7 +38,7 @@ class Model:
 
     def __init__(self, config):
         self.text, _ = configs.text_config(config)
-        tensors = checkpoint.dequantised(config)
+        tensors = stored_weights.dequantised(config)
         self.judge = transformers_forward.load(self.text, tensors)
         self.doubles = {name: tensor.double().numpy() for name, tensor in tensors.items()}
         self.prompt_margin = PROMPT_MARGIN["softmax" if self.text.get("scoring_func") == "softmax" else "sigmoid"]
@@ -131,7 +131,7 @@ def unit_vectors():
 
 
 def _unit_vector(golden, name):
-    rule, shape = checkpoint.tensor_table(configs.GOLDENS[golden])[name]
+    rule, shape = stored_weights.tensor_table(configs.GOLDENS[golden])[name]
     tensor = dummy.stored(name, shape, rule)
     data = tensor.reshape(-1).view(torch.uint8).numpy().tobytes()[:1024]
     values = tensor.reshape(-1)[:8]

@@ -1,4 +1,4 @@
-"""The same models run by transformers, loaded through its own checkpoint loader from the hub tensor names."""
+"""The same models run by transformers, loaded through its own weight loader from the hub tensor names."""
 
 import json
 import os

@@ -6,7 +6,7 @@ GROUP = 32
 
 
 def config_block():
-    """quantization_config of a K2.6 checkpoint: routed experts only."""
+    """quantization_config of K2.6: routed experts only."""
     weights = {"actorder": None, "block_structure": None, "dynamic": False, "group_size": GROUP,
                "num_bits": 4, "observer": "minmax", "observer_kwargs": {}, "strategy": "group",
                "symmetric": True, "type": "int"}

@@ -1,4 +1,4 @@
-// Checkpoint matrices of every format with seeded contents, and a machine of one instruction set, for matrix tests.
+// Stored matrices of every format with seeded contents, and a machine of one instruction set, for matrix tests.
 #pragma once
 
 #include <cmath>

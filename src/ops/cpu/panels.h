@@ -42,7 +42,7 @@ struct PanelMatrix {
   }
 };
 
-// One output of a packed matrix: a row of a checkpoint matrix, or nothing (padding).
+// One output of a packed matrix: a row of a stored matrix, or nothing (padding).
 struct OutputRow {
   const RawMatrix* matrix = nullptr;
   int64_t row = 0;

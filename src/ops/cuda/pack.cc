@@ -32,7 +32,7 @@ WeightFormat expert_format(const RawMatrix& m) {
   return int4 || keeps_fp8(m) ? m.format : WeightFormat::kBF16;
 }
 
-// Theirs if all matrices of all experts share it, else bf16: a checkpoint may leave some of them unquantised, and a
+// Theirs if all matrices of all experts share it, else bf16: a model may leave some of them unquantised, and a
 // shard may begin between scales.
 WeightFormat common_format(std::span<const RawExpert> experts) {
   const WeightFormat format = expert_format(experts[0].gate);

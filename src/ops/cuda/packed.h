@@ -1,4 +1,4 @@
-// Weights as the CUDA kernels read them, and the kernels that make them from checkpoint bytes.
+// Weights as the CUDA kernels read them, and the kernels that make them from stored bytes.
 //
 // A packed matrix has rows of `padded_in` columns, a multiple of 128, zeros behind the last:
 //   bf16   [out][padded_in]

@@ -1,4 +1,4 @@
-// TensorSource over a mapped checkpoint: the whole list is checked against the files before a byte is used.
+// TensorSource over mapped weight files: the whole list is checked against the files before a byte is used.
 #include <algorithm>
 #include <charconv>
 #include <cmath>
@@ -17,9 +17,9 @@ bool is_float(const MappedTensor& t) {
   return type == "BF16" || type == "F16" || type == "F32";
 }
 
-// Names of the scale of an e4m3 cache behind "self_attn.", the one that counts first: latents are keys and values at
-// once and take the keys'. A checkpoint may repeat it for the values, and may have scales of quantised queries and
-// probabilities, which stay bf16 here.
+// Names of the scale of an e4m3 cache after "self_attn.", in the order in which they are looked up: latents are keys
+// and values at once and take the keys' scale. A model may repeat it for the values, and may have scales of quantised
+// queries and probabilities, which stay bf16 here.
 constexpr std::string_view kCacheScales[] = {"k_scale", "attn.k_scale", "k_proj.k_scale", "kv_scale",
                                              "v_scale", "attn.v_scale", "v_proj.v_scale"};
 constexpr std::string_view kUnusedScales[] = {"q_scale", "attn.q_scale", "q_proj.q_scale", "prob_scale",
@@ -31,7 +31,7 @@ bool is_scale(std::string_view name, std::span<const std::string_view> scales) {
                      [&](std::string_view scale) { return name.ends_with(str_cat(".self_attn.", scale)); });
 }
 
-// The other name that a checkpoint may have for a tensor, or "": transformers 5 writes a dense layer's MLP as part of
+// The other name that a file may have for a tensor, or "": transformers 5 writes a dense layer's MLP as part of
 // that layer's block_sparse_moe.
 std::string other_name(std::string_view name) {
   constexpr std::string_view kPart = ".mlp.";
@@ -40,10 +40,10 @@ std::string other_name(std::string_view name) {
   return str_cat(name.substr(0, at), ".block_sparse_moe.", name.substr(at + kPart.size()));
 }
 
-class CheckpointSource final : public TensorSource {
+class FileSource final : public TensorSource {
  public:
-  CheckpointSource(Checkpoint checkpoint, bool language_model_only)
-      : checkpoint_(std::move(checkpoint)), language_model_only_(language_model_only) {}
+  FileSource(WeightFiles files, bool language_model_only)
+      : files_(std::move(files)), language_model_only_(language_model_only) {}
 
   Status verify(std::span<const TensorSpec> specs, const ModelConfig& config) override {
     used_.clear();
@@ -76,7 +76,7 @@ class CheckpointSource final : public TensorSource {
 
   float cache_scale(const std::string& attention) const override {
     for (const std::string_view scale : kCacheScales)
-      if (const MappedTensor* tensor = checkpoint_.find(str_cat(attention, ".", scale))) return scalar(*tensor);
+      if (const MappedTensor* tensor = files_.find(str_cat(attention, ".", scale))) return scalar(*tensor);
     return 1;
   }
 
@@ -96,8 +96,8 @@ class CheckpointSource final : public TensorSource {
   }
 
   const MappedTensor* find(std::string_view name) const {
-    const MappedTensor* tensor = checkpoint_.find(name);
-    return tensor != nullptr ? tensor : checkpoint_.find(other_name(name));
+    const MappedTensor* tensor = files_.find(name);
+    return tensor != nullptr ? tensor : files_.find(other_name(name));
   }
 
   const MappedTensor& get(std::string_view name) const {
@@ -124,10 +124,10 @@ class CheckpointSource final : public TensorSource {
   Error mismatch(const std::string& name, const std::string& expected) const {
     const MappedTensor* tensor = find(name);
     if (tensor == nullptr)
-      return bad_input(str_cat(checkpoint_.folder(), ": tensor ", name, " is missing: expected ", expected), name);
-    return bad_input(str_cat(checkpoint_.where(*tensor), ": tensor ", name, ": expected ", expected, ", found ",
-                             tensor->description()),
-                     name);
+      return bad_input(str_cat(files_.folder(), ": tensor ", name, " is missing: expected ", expected), name);
+    return bad_input(
+        str_cat(files_.where(*tensor), ": tensor ", name, ": expected ", expected, ", found ", tensor->description()),
+        name);
   }
 
   // Requires tensor `name` of exactly this type and shape.
@@ -173,8 +173,8 @@ class CheckpointSource final : public TensorSource {
     for (int i = 0; i < 2; ++i)
       std::memcpy(&found[i], tensor->data.data() + i * tensor->type->bytes, static_cast<size_t>(tensor->type->bytes));
     if (found[0] != spec.out || found[1] != spec.in)
-      return bad_input(str_cat(checkpoint_.where(*tensor), ": tensor ", shape, ": expected the values (", spec.out,
-                               ", ", spec.in, "), found (", found[0], ", ", found[1], ")"),
+      return bad_input(str_cat(files_.where(*tensor), ": tensor ", shape, ": expected the values (", spec.out, ", ",
+                               spec.in, "), found (", found[0], ", ", found[1], ")"),
                        shape);
     return {};
   }
@@ -183,7 +183,7 @@ class CheckpointSource final : public TensorSource {
     const bool one = static_cast<int64_t>(tensor.data.size()) == tensor.type->bytes;
     if (!one || !is_float(tensor)) return mismatch(name, "BF16, F16 or F32, one number");
     if (const float scale = scalar(tensor); !std::isfinite(scale) || scale <= 0)
-      return bad_input(str_cat(checkpoint_.where(tensor), ": tensor ", name,
+      return bad_input(str_cat(files_.where(tensor), ": tensor ", name,
                                ": the scale of a cache must be finite and over 0, found ", scale),
                        name);
     return {};
@@ -192,7 +192,7 @@ class CheckpointSource final : public TensorSource {
   // Every tensor that no spec used must be one that is known to be left out, or the scale of a cache.
   Status verify_rest(const ModelConfig& config) const {
     int64_t vision = 0, beyond = 0;
-    for (const auto& [name, tensor] : checkpoint_.tensors()) {
+    for (const auto& [name, tensor] : files_.tensors()) {
       if (used_.contains(&tensor) || name.ends_with("rotary_emb.inv_freq")) continue;
       if (beyond_last_layer(name, config)) {
         ++beyond;
@@ -208,16 +208,15 @@ class CheckpointSource final : public TensorSource {
         continue;
       }
       return bad_input(
-          str_cat(checkpoint_.where(tensor), ": tensor ", name.substr(0, 200), ": expected no such tensor in a ",
+          str_cat(files_.where(tensor), ": tensor ", name.substr(0, 200), ": expected no such tensor in a ",
                   config.architecture, " of ", config.num_layers, " layers, found ", tensor.description()),
           name);
     }
     if (beyond > 0)
-      log_info(checkpoint_.folder(), ": ", beyond,
-               " tensors are not loaded: their layers are not under num_hidden_layers ", config.num_layers,
-               " (drafts; or is config.json another model's?)");
+      log_info(files_.folder(), ": ", beyond, " tensors are not loaded: their layers are not under num_hidden_layers ",
+               config.num_layers, " (drafts; or is config.json another model's?)");
     if (vision > 0 && !language_model_only_)
-      log_info(checkpoint_.folder(), ": ", vision, " vision tensors are not loaded: this build reads text only");
+      log_info(files_.folder(), ": ", vision, " vision tensors are not loaded: this build reads text only");
     return {};
   }
 
@@ -230,16 +229,16 @@ class CheckpointSource final : public TensorSource {
     return parsed.ec == std::errc() && parsed.ptr < end && *parsed.ptr == '.' && layer >= config.num_layers;
   }
 
-  Checkpoint checkpoint_;
+  WeightFiles files_;
   bool language_model_only_;
   std::unordered_set<const MappedTensor*> used_;
 };
 
 }  // namespace
 
-Result<std::unique_ptr<TensorSource>> open_checkpoint_source(const std::string& folder, bool language_model_only) {
-  ASSIGN_OR_RETURN(Checkpoint checkpoint, Checkpoint::open(folder));
-  return std::unique_ptr<TensorSource>(std::make_unique<CheckpointSource>(std::move(checkpoint), language_model_only));
+Result<std::unique_ptr<TensorSource>> open_file_source(const std::string& folder, bool language_model_only) {
+  ASSIGN_OR_RETURN(WeightFiles files, WeightFiles::open(folder));
+  return std::unique_ptr<TensorSource>(std::make_unique<FileSource>(std::move(files), language_model_only));
 }
 
 }  // namespace perigee

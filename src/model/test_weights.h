@@ -94,7 +94,7 @@ inline std::string bytes_of(const void* data, int64_t count) {
   return std::string(static_cast<const char*>(data), static_cast<size_t>(count));
 }
 
-// Every tensor that `specs` declare, as `source` gives them, in checkpoint form.
+// Every tensor that `specs` declare, as `source` gives them, in stored form.
 inline std::vector<StoredTensor> stored_tensors(const TensorSource& source, const std::vector<TensorSpec>& specs) {
   std::vector<StoredTensor> out;
   for (const TensorSpec& spec : specs) {

@@ -1,6 +1,6 @@
-"""Writes a checkpoint of random bf16 weights, to measure how long a real one takes to load.
+"""Writes a model folder of random bf16 weights, to measure how long a real one takes to load.
 
-    python3 bench/make_checkpoint.py bench/models/v2-lite OUT [LAYERS]
+    python3 bench/make_weights.py bench/models/v2-lite OUT [LAYERS]
 
 OUT gets config.json and safetensors shards of up to 4 GB with every tensor that DeepSeek-V2-Lite has on the hub (softmax
 router, no q_lora), of LAYERS layers (default: config.json's). Needs nothing but the standard library.

@@ -1,11 +1,11 @@
-"""The golden checkpoints in memory: stored tensors under their hub names, and the float32 values they stand for."""
+"""The goldens' weights in memory: stored tensors under their hub names, and the float32 values they stand for."""
 
 import configs
 import dummy_weights as dummy
 
 
 def stored_tensors(config):
-    """{full hub name: torch tensor} as the checkpoint's files would hold them."""
+    """{full hub name: torch tensor} as the model's files would hold them."""
     return {name: dummy.stored(name, shape, kind) for name, (kind, shape) in tensor_table(config).items()}
 
 
@@ -29,7 +29,7 @@ def _storage(text, projection):
 
 
 def dequantised(config):
-    """{hub name without prefix: float32 tensor}: every tensor a float checkpoint of the same model would hold."""
+    """{hub name without prefix: float32 tensor}: every tensor that float files of the same model would hold."""
     text, prefix = configs.text_config(config)
     raw = {name.removeprefix(prefix): tensor for name, tensor in stored_tensors(config).items()}
     out = {}
