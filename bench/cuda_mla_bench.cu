@@ -115,7 +115,7 @@ std::vector<Row> rows() {
   return all;
 }
 
-// `length` new tokens of a prompt behind `context` cached ones, causal, expanded form.
+// `length` new tokens of a prompt after `context` cached ones, causal, expanded form.
 struct PrefillRow {
   int heads, nope, value, length, context = 0;
 };

@@ -46,7 +46,7 @@ class Bars(unittest.TestCase):
         self.assertEqual(ahead_of_wait(code("S2R R0, SR_TID.X", wait, load, end)), [])
         self.assertEqual(ahead_of_wait(code(load, wait, load, end)), ["LDG.E"])
         self.assertEqual(ahead_of_wait(code("@P0 BRA 0x30", wait, "@!P1 EXIT", load, end)), ["LDG.E"])  # a branch around it
-        self.assertEqual(ahead_of_wait(code("BRA 0x30", load, end, wait, "BRA 0x10")), [])  # placed behind, run before
+        self.assertEqual(ahead_of_wait(code("BRA 0x30", load, end, wait, "BRA 0x10")), [])  # placed after, run before
         self.assertEqual(ahead_of_wait(code("BRA.U !UP0, 0x20", wait, "UTMALDG.4D [UR8], [UR16]", end)), ["UTMALDG.4D"])
         joined = code("BSSY B0, 0x50", "@P2 BRA 0x40", wait, "BSYNC B0", "BSYNC B0", load, end)
         self.assertEqual(ahead_of_wait(joined), ["LDG.E"])

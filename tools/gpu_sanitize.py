@@ -5,7 +5,7 @@ below runs once by itself, under a list of the kernels that it launches, and und
 that the programs hold and no job launches is a failure.
 
 The jobs run with PERIGEE_GPU_SANITIZER set (src/base/soak.h): few, small cases. What the tools can see:
-memcheck   each temporary array is an allocation of its own, with room behind it: a read beyond an array is seen.
+memcheck   each temporary array is an allocation of its own, with room after it: a read beyond an array is seen.
 initcheck  the same arrays, read before they are written. Not what cuBLASLt wrote: its bulk stores are not followed, so it
            stays unused.
 racecheck  shared memory alone, without cuBLASLt.

@@ -79,7 +79,7 @@ struct DeviceSequences {
 };
 
 // On device backends tokens, positions and logit_rows point to device memory and `device` is set; `sequences` then
-// tells the host how many rows and which form, and its positions may lag behind.
+// tells the host how many rows and which form, and its positions may lag.
 struct Batch {
   std::span<const int32_t> tokens;          // [n]; < 0: a padding row, whose outputs nobody reads
   std::span<const int32_t> positions;       // [n]

@@ -78,7 +78,7 @@ class Ops {
   // x [n, heads * head_dim] f32 or activation. RoFormer (Su et al. 2021), YaRN (Peng et al. 2023) in the frequencies.
   virtual void rope(const Tensor& x, int64_t head_dim, int64_t rope_begin, std::span<const int32_t> positions,
                     const Rope& rope) = 0;
-  // Stores [c | k_rope] of each new token into its slot: row (position % 64) of page pages[position / 64].
+  // Stores [c | k_rope] of each new token into the cache: row (position % 64) of page pages[position / 64].
   virtual void write_latent(const Tensor& c, const Tensor& k_rope, const Batch& batch, const LatentLayer& cache) = 0;
   // Multi-head latent attention over the cache, causal, per sequence (DeepSeek-V2 2024, section 2.1), absorbed or
   // expanded as row.form says. q [n, h * (dn + dr)] wide, rotated; -> [n, h * dv] wide.

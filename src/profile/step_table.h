@@ -58,7 +58,7 @@ StepTable make_step_table(const std::vector<OpCost>& ops, const std::vector<Step
 std::string print_step_table(const StepTable& table, const StepLimits& limits);
 Json step_table_json(const StepTable& table, const StepLimits& limits);
 
-// The activities of one stream in the order of their beginning, cut behind each copy to the host, with which a rank's
+// The activities of one stream in the order of their beginning, cut after each copy to the host, with which a rank's
 // step ends. What follows the last is dropped.
 std::vector<std::vector<DeviceActivity>> split_steps(const std::vector<DeviceActivity>& activities);
 

@@ -40,7 +40,7 @@ TEST(Conformance, Linear) {
         }
 }
 
-// The scales are multiplied in behind the sums, where a backend does not say otherwise: few rows, or many outputs.
+// The scales are multiplied in after the sums, where a backend does not say otherwise: few rows, or many outputs.
 TEST(Conformance, Fp8LinearIsNotRounded) {
   constexpr double kExact = 1e-5;
   const auto ref = make_ref_ops();

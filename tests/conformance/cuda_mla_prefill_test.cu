@@ -148,7 +148,7 @@ TEST_F(CudaMlaPrefill, Heads256Portable) {
   check_whole(Prefill(2, 192, 256, kOdd, 2), true);
 }
 
-// One sequence, its keys in three pieces that are joined. Where the last begins behind the first new token, the first
+// One sequence, its keys in three pieces that are joined. Where the last begins after the first new token, the first
 // queries see nothing of it: its offset is below zero.
 void check_pieces(int nope, int value, bool portable, const std::vector<int>& cuts) {
   constexpr int kContext = 300, kQueries = 90;

@@ -27,7 +27,7 @@ struct Case {
   bool fp8 = false;
   int ranks = 1;  // blocks dealt over this many ranks; this one holds every ranks-th
   int rank = 0;
-  int spare_sequences = 0;  // empty ones behind, as in a padded batch
+  int spare_sequences = 0;  // empty ones at the end, as in a padded batch
   bool force_portable = false;
 };
 
@@ -395,7 +395,7 @@ std::vector<uint16_t> decoded(const World& world, int begin, int end) {
   return out;
 }
 
-// The last `query` tokens of those decoded, run as one chunk: alone, behind 140 other sequences, in several launches.
+// The last `query` tokens of those decoded, run as one chunk: alone, after 140 other sequences, in several launches.
 void expect_as_decoded(const World& world, const std::vector<uint16_t>& all, int end, int query) {
   const std::vector<uint16_t> want(all.end() - static_cast<ptrdiff_t>(query * world.token_bits()), all.end());
   std::vector<Part> parts{{0, end, query}};
@@ -409,7 +409,7 @@ void expect_as_decoded(const World& world, const std::vector<uint16_t>& all, int
   expect(world.bits(parts, 0, 1, {query / 3, query / 2 + 1}), "in three launches");
   for (int i = 0; i < 140; ++i) parts.push_back({1 + i % 5, 60 + i * 37 % 700, 1 + i % 19 / 6});
   std::rotate(parts.begin(), parts.begin() + 1, parts.end());
-  expect(world.bits(parts, 140, 141), "behind others");
+  expect(world.bits(parts, 140, 141), "after others");
 }
 
 TEST_P(CudaMla, FixedListsDoNotDependOnTheBatch) {

@@ -16,7 +16,7 @@ namespace perigee {
 namespace {
 
 constexpr int32_t kMostBeside = 140, kNumOwn = 9, kPages = kNumOwn + kMostBeside;
-constexpr int32_t kOwnPages[kNumOwn] = {3, 1, 8, 0, 2, 7, 5, 6, 4};  // of the sequence; the others have one each behind
+constexpr int32_t kOwnPages[kNumOwn] = {3, 1, 8, 0, 2, 7, 5, 6, 4};  // the others have one each, later
 
 // Rows of one pass: the sequence's `own` next tokens, beside it `beside` tokens as one chunk or each a sequence.
 struct Mixture {
@@ -26,7 +26,7 @@ struct Mixture {
 
 struct Outcome {
   std::vector<float> logits;     // of all own rows
-  std::vector<uint8_t> latents;  // of the sequence, behind the pass
+  std::vector<uint8_t> latents;  // of the sequence, after the pass
   bool operator==(const Outcome&) const = default;
 };
 
@@ -100,7 +100,7 @@ void expect_same_beside(Passes& passes, int32_t step) {
         for (const bool own_first : {true, false})
           ASSERT_TRUE(passes.run({own, beside, chunk, own_first}) == alone)
               << own << " rows differ beside " << beside << (chunk ? " of a chunk" : " of as many sequences")
-              << (own_first ? " behind them" : " before them");
+              << (own_first ? " after them" : " before them");
   }
 }
 

@@ -1,6 +1,6 @@
 // A connection's bytes, whole and in pieces, through the door and a serving loop on one thread. The first byte chooses
 // the pieces. Never a crash; every reply is well formed; there is one reply for each request that was answered, and
-// none behind the one that closes; and the pieces change nothing.
+// none after the one that closes; and the pieces change nothing.
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -147,7 +147,7 @@ void check_replies(std::string_view text, const Answers& answers) {
   int count = 0;
   bool closed = false;
   while (!text.empty()) {
-    CHECK(!closed, "something behind the last reply");
+    CHECK(!closed, "something past the last reply");
     const size_t end = text.find("\r\n\r\n");
     CHECK(end != std::string_view::npos && text.starts_with("HTTP/1.1 "), "no reply");
     const std::string_view head = text.substr(0, end + 4);

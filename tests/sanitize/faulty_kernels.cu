@@ -9,7 +9,7 @@ namespace {
 
 constexpr int kThreads = 128;
 
-// The last thread reads the element behind the end.
+// The last thread reads the element past the end.
 __global__ void out_of_bounds(const float* in, float* out) {
   out[threadIdx.x] = in[threadIdx.x + 1];
 }

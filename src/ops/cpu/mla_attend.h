@@ -6,7 +6,7 @@
 // multiples), and met by an online softmax in ascending order (Dao et al. 2022; Milakov, Gimelshein 2018).
 // Either way a query's result is the same bits for every batch, chunking and thread count.
 //
-// Queries, latents, softmax weights and expanded keys and values are bf16, all sums f32. Cache slots at positions
+// Queries, latents, softmax weights and expanded keys and values are bf16, all sums f32. Cache rows at positions
 // beyond a sequence's last new token may hold anything, NaN included.
 #pragma once
 

@@ -33,7 +33,7 @@ std::vector<uint16_t> random_bf16(int64_t count, float spread, uint64_t seed) {
   return out;
 }
 
-// Sequences in a page pool whose every unwritten slot is NaN; pages are handed out backwards.
+// Sequences in a page pool whose every unwritten row is NaN; pages are handed out backwards.
 struct World {
   World(const MlaShape& shape_in, std::vector<int64_t> lengths_in) : shape(shape_in), lengths(std::move(lengths_in)) {
     const int64_t width = shape.latent + shape.rope;
@@ -57,11 +57,11 @@ struct World {
   void fill(size_t s, int64_t end) {
     const int64_t width = shape.latent + shape.rope;
     for (int64_t t = 0; t < static_cast<int64_t>(pages[s].size()) * 64; ++t) {
-      uint16_t* slot = pool.data() + (pages[s][static_cast<size_t>(t / 64)] * 64 + t % 64) * width;
+      uint16_t* row = pool.data() + (pages[s][static_cast<size_t>(t / 64)] * 64 + t % 64) * width;
       if (t < end) {
-        std::copy_n(rows[s].data() + t * width, width, slot);
+        std::copy_n(rows[s].data() + t * width, width, row);
       } else {
-        std::fill_n(slot, width, kPoison);
+        std::fill_n(row, width, kPoison);
       }
     }
   }

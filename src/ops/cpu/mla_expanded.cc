@@ -51,7 +51,7 @@ class Expanded {
   void load_queries(const Span& span, int64_t head, Work& w);
   void expand(const Span& span, int64_t head, int64_t begin, int64_t keys, Work& w);
   void expand_keys(const BlockRows& rows, int64_t head, uint16_t* out, Work& w);
-  void meet(const Span& span, int64_t pair, int64_t begin, int64_t keys, Work& w);
+  void attend_keys(const Span& span, int64_t pair, int64_t begin, int64_t keys, Work& w);
   void store(const Span& span, int64_t head, int64_t panel, const Work& w);
 
   const MlaCall& call_;
@@ -116,7 +116,7 @@ void Expanded::attend(const Span& span, int64_t head, Work& w) {
     expand(span, head, begin, keys, w);
     for (int64_t pair = 0; pair < num_queries / kPair; ++pair) {
       const int64_t last = span.position() + std::min((pair + 1) * kPair, span.count) - 1;
-      if (last >= begin) meet(span, pair, begin, std::min(keys, last + 1 - begin), w);
+      if (last >= begin) attend_keys(span, pair, begin, std::min(keys, last + 1 - begin), w);
     }
   }
   for (int64_t panel = 0; panel * kPanel < span.count; ++panel) store(span, head, panel, w);
@@ -179,7 +179,7 @@ void Expanded::expand_keys(const BlockRows& rows, int64_t head, uint16_t* out, W
 }
 
 // 32 queries meet the keys [begin, begin + keys) that w holds.
-void Expanded::meet(const Span& span, int64_t pair, int64_t begin, int64_t keys, Work& w) {
+void Expanded::attend_keys(const Span& span, int64_t pair, int64_t begin, int64_t keys, Work& w) {
   const int64_t padded = round_up(keys, kDepth);
   Product scores{.a = w.keys,
                  .a_stride = d_.query_depth,

@@ -32,7 +32,7 @@ struct PanelMatrix {
   int64_t panel_bytes() const { return k_tiles * k_tile_bytes(); }
   int64_t scale_blocks() const { return scaled() ? (k_tiles + kScaleTiles - 1) / kScaleTiles : 0; }
   int64_t bytes() const { return num_panels * (panel_bytes() + scale_blocks() * kPanelOutputs * 4); }
-  // kScaled: the scales of a panel's outputs for the 128 inputs around a k tile; behind all panels.
+  // kScaled: the scales of a panel's outputs for the 128 inputs around a k tile; after all panels.
   float* scales(int64_t panel, int64_t k_tile) const {
     const int64_t block = panel * scale_blocks() + k_tile / kScaleTiles;
     return reinterpret_cast<float*>(data + num_panels * panel_bytes()) + block * kPanelOutputs;

@@ -24,8 +24,8 @@ static inline uint32_t bf16_bits(float value) {
 static inline float f8_float(uint8_t e4m3) {
   const uint32_t magnitude = e4m3 & 0x7Fu, sign = (e4m3 & 0x80u) << 24;
   const float small = __builtin_bit_cast(float, (magnitude << 20) + (121u << 23)) - 0x1p-6f;
-  const uint32_t usual = magnitude == 0x7F ? 0x7FC00000u : (magnitude << 20) + (120u << 23);
-  return __builtin_bit_cast(float, (magnitude < 8 ? __builtin_bit_cast(uint32_t, small) : usual) | sign);
+  const uint32_t normal = magnitude == 0x7F ? 0x7FC00000u : (magnitude << 20) + (120u << 23);
+  return __builtin_bit_cast(float, (magnitude < 8 ? __builtin_bit_cast(uint32_t, small) : normal) | sign);
 }
 
 // 2^t, relative error < 3e-7, exactly 1 at 0; t is clamped to [-126, 126]; NaN gives NaN. The series of 2^r on

@@ -1,4 +1,4 @@
-// CudaOps: the class behind make_cuda_ops(), for code that includes CUDA headers.
+// CudaOps: the class that make_cuda_ops() makes, for code that includes CUDA headers.
 #pragma once
 
 #include "ops/cuda/choose.h"

@@ -1,12 +1,12 @@
 // Weights as the CUDA kernels read them, and the kernels that make them from stored bytes.
 //
-// A packed matrix has rows of `padded_in` columns, a multiple of 128, zeros behind the last:
+// A packed matrix has rows of `padded_in` columns, a multiple of 128, zeros past the last:
 //   bf16   [out][padded_in]
 //   INT4   [out][padded_in / 8] words; nibble i of a word is column 2i, nibble 4 + i column 2i + 1, so that
 //          (word >> 4i) & 0x000F000F is a pair of neighbours. Of 64 columns words 0 to 3 stand at 0, 2, 4, 6 and words
 //          4 to 7 at 1, 3, 5, 7: side by side what one lane needs of two groups. Scales bf16 [out][padded_in / 32]
 //   FP8    [out][padded_in] e4m3; scales f32 [ceil(out / 8)][padded_in / 128]
-// Experts lie one behind the other. Gate and up projections are interleaved by 8 rows: 8 of gate, 8 of up, ..., so that
+// Experts lie one after the other. Gate and up projections are interleaved by 8 rows: 8 of gate, 8 of up, ..., so that
 // both halves of SiLU(gate) * up meet in one lane of a matrix fragment.
 #pragma once
 

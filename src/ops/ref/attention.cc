@@ -88,7 +88,7 @@ void attend_expanded(const Head& h, const Expanded& kv, const float* q, int64_t 
     for (int64_t d = 0; d < shape.value; ++d) out[d] += p[s] * kv.v[s * shape.value + d];
 }
 
-// The same with W_UK moved to the query and W_UV behind the sum: keys and values are the latents themselves.
+// The same with W_UK moved to the query and W_UV after the sum: keys and values are the latents themselves.
 void attend_absorbed(const Head& h, const float* q, int64_t visible, float* out) {
   const MlaShape& shape = h.shape;
   std::vector<float> q_latent(shape.latent), p(visible), mixed(shape.latent);

@@ -32,7 +32,7 @@ struct Ring {
   static constexpr int kTokens = kFp8 ? 128 : 256;  // FP8 keeps two sets of sums
   static constexpr int kRowBytes = kInt4 ? 32 : kFp8 ? 64 : 128;
   static constexpr int kXBytes = kTokens * 128, kWeightBytes = kFeatures * kRowBytes;
-  static constexpr int kStageBytes = kXBytes + kWeightBytes + (kInt4 ? 1024 : 0);  // scales behind the weights
+  static constexpr int kStageBytes = kXBytes + kWeightBytes + (kInt4 ? 1024 : 0);  // scales after the weights
   static constexpr int kStages = kInt4 ? 5 : kFp8 ? 6 : 4;
 };
 
@@ -46,7 +46,7 @@ struct Shared {
 
 // The stage that is next, and the parity of its barriers.
 template <int kStages>
-struct Turn {
+struct RingCursor {
   int stage = 0, parity = 0;
   __device__ void next() {
     if (++stage == kStages) stage = 0, parity ^= 1;
@@ -100,10 +100,10 @@ __device__ __forceinline__ int y_row(const GemmCall& c, int index) {
 // --- The warpgroup that brings tiles. ---
 
 // Brings the stages of one tile whose tokens fill kRows / 4 * 64 columns. Thread i copies chunk i % 8 of rows i / 8,
-// i / 8 + 16, ... of x; rows behind the last are copies of it, and what is made of them is never stored.
+// i / 8 + 16, ... of x; rows past the last are copies of it, and what is made of them is never stored.
 template <WeightFormat kFormat, int kRows>
 __device__ __forceinline__ void bring_tile(const GemmCall& c, const CUtensorMap& map, const Tile& tile,
-                                           Shared<kFormat>& shared, Turn<Ring<kFormat>::kStages>& turn) {
+                                           Shared<kFormat>& shared, RingCursor<Ring<kFormat>::kStages>& cursor) {
   using R = Ring<kFormat>;
   const int thread = threadIdx.x % kGroup, chunk = thread % 8, first = thread / 8;
   const uint16_t* rows[kRows];
@@ -116,22 +116,22 @@ __device__ __forceinline__ void bring_tile(const GemmCall& c, const CUtensorMap&
   const auto* scales = static_cast<const uint8_t*>(c.scale) + tile.expert * c.scale_stride + scale_row * c.chunks * 8;
   const uint32_t place = first * 128 + ((chunk ^ (first & 7)) << 4);
   const auto bring_stage = [&](int step, int column) {
-    uint8_t* stage = shared.stages[turn.stage];
-    uint64_t* full = &shared.full[turn.stage];
-    barrier_wait(&shared.empty[turn.stage], turn.parity ^ 1);
+    uint8_t* stage = shared.stages[cursor.stage];
+    uint64_t* full = &shared.full[cursor.stage];
+    barrier_wait(&shared.empty[cursor.stage], cursor.parity ^ 1);
     if (thread == 0) {
       barrier_expect(full, R::kWeightBytes);
       bulk_copy_box(shared_address(stage + R::kXBytes), &map, step * (R::kInt4 ? 32 : 64), tile.feature, tile.expert,
                     full);
     }
     const uint32_t to = shared_address(stage) + place;
-    const int bytes = step * kDepth + chunk * 8 < c.in ? 16 : 0;  // behind the last column: zeros
+    const int bytes = step * kDepth + chunk * 8 < c.in ? 16 : 0;  // past the last column: zeros
 #pragma unroll
     for (int i = 0; i < kRows; ++i) copy_async16(to + i * 16 * 128, rows[i] + column, bytes);
     if constexpr (R::kInt4)
       copy_async4(shared_address(stage + R::kXBytes + R::kWeightBytes) + thread * 4, scales + step * 4);
     barrier_arrive_copies(full);
-    turn.next();
+    cursor.next();
   };
   for (int step = 0; step < 2 * c.chunks; step += 2) {
     bring_stage(step, 0);
@@ -143,18 +143,18 @@ __device__ __forceinline__ void bring_tile(const GemmCall& c, const CUtensorMap&
 
 template <WeightFormat kFormat>
 __device__ void bring(const GemmCall& c, const CUtensorMap& map, Shared<kFormat>& shared) {
-  Turn<Ring<kFormat>::kStages> turn;
+  RingCursor<Ring<kFormat>::kStages> cursor;
   for (Tiles tiles(c, Ring<kFormat>::kTokens); tiles.more(); tiles.next()) {
     const Tile& tile = tiles.tile;
     if (tile.count <= 64)
-      bring_tile<kFormat, 4>(c, map, tile, shared, turn);
+      bring_tile<kFormat, 4>(c, map, tile, shared, cursor);
     else if (tile.count <= 128)
-      bring_tile<kFormat, 8>(c, map, tile, shared, turn);
+      bring_tile<kFormat, 8>(c, map, tile, shared, cursor);
     else if constexpr (Ring<kFormat>::kTokens > 128) {
       if (tile.count <= 192)
-        bring_tile<kFormat, 12>(c, map, tile, shared, turn);
+        bring_tile<kFormat, 12>(c, map, tile, shared, cursor);
       else
-        bring_tile<kFormat, 16>(c, map, tile, shared, turn);
+        bring_tile<kFormat, 16>(c, map, tile, shared, cursor);
     }
   }
   copy_async_wait<0>();
@@ -213,11 +213,11 @@ __device__ __forceinline__ void wait_products() {
 template <WeightFormat kFormat>
 struct Reader {
   Shared<kFormat>& shared;
-  Turn<Ring<kFormat>::kStages> turn;
+  RingCursor<Ring<kFormat>::kStages> cursor;
   __device__ const uint8_t* wait() const {
-    barrier_wait(&shared.full[turn.stage], turn.parity);
+    barrier_wait(&shared.full[cursor.stage], cursor.parity);
     fence_async_proxy();  // x came by ordinary copies
-    return shared.stages[turn.stage];
+    return shared.stages[cursor.stage];
   }
   __device__ void release(int stage) const {
     __syncwarp();
@@ -240,15 +240,15 @@ __device__ void sum_bf16(Reader<WeightFormat::kBF16>& reader, int steps, float (
       wait_products<1>();
       reader.release(before);
     }
-    before = reader.turn.stage;
-    reader.turn.next();
+    before = reader.cursor.stage;
+    reader.cursor.next();
   }
   wait_products<0>();
   reader.release(before);
 }
 
-// Widens one stage while the products of the one before run. Two stages a turn, since fragments must have names that
-// the compiler knows; their number is even.
+// Widens one stage while the products of the one before run. Two stages an iteration, since fragments must have names
+// that the compiler knows; the number of stages is even.
 template <int kSums>
 __device__ void sum_int4(Reader<WeightFormat::kInt4Group32>& reader, int steps, int row, float (&sum)[kSums]) {
   using R = Ring<WeightFormat::kInt4Group32>;
@@ -257,15 +257,15 @@ __device__ void sum_int4(Reader<WeightFormat::kInt4Group32>& reader, int steps, 
   widen_int4(stage + R::kXBytes, row, even);
   for (int step = 0; step < steps; step += 2) {
     multiply<WeightFormat::kInt4Group32>(sum, even, stage);
-    const int first = reader.turn.stage;
-    reader.turn.next();
+    const int first = reader.cursor.stage;
+    reader.cursor.next();
     stage = reader.wait();
     widen_int4(stage + R::kXBytes, row, odd);
     wait_products<0>();
     reader.release(first);
     multiply<WeightFormat::kInt4Group32>(sum, odd, stage);
-    const int second = reader.turn.stage;
-    reader.turn.next();
+    const int second = reader.cursor.stage;
+    reader.cursor.next();
     if (step + 2 < steps) {
       stage = reader.wait();
       widen_int4(stage + R::kXBytes, row, even);
@@ -289,15 +289,15 @@ __device__ void sum_fp8(Reader<WeightFormat::kF8Block128>& reader, int chunks, i
     const uint8_t* stage = reader.wait();
     widen_fp8(stage + R::kXBytes, row, even);
     multiply<WeightFormat::kF8Block128>(part, even, stage);
-    const int first = reader.turn.stage;
-    reader.turn.next();
+    const int first = reader.cursor.stage;
+    reader.cursor.next();
     stage = reader.wait();
     widen_fp8(stage + R::kXBytes, row, odd);
     multiply<WeightFormat::kF8Block128>(part, odd, stage);
     wait_products<0>();
     reader.release(first);
-    reader.release(reader.turn.stage);
-    reader.turn.next();
+    reader.release(reader.cursor.stage);
+    reader.cursor.next();
 #pragma unroll
     for (int i = 0; i < kSums; ++i) sum[i] += part[i] * scale[i / 2 % 2];
   }
@@ -372,7 +372,7 @@ template <WeightFormat kFormat, int kTokens>
 __device__ __forceinline__ void do_tile(const GemmCall& c, const Tile& tile, Reader<kFormat>& reader) {
   const int group = threadIdx.x / kGroup, thread = threadIdx.x % kGroup, lane = threadIdx.x % 32;
   const int row = threadIdx.x / 32 * 16 + lane / 4;  // of the tile: two warpgroups' eight warps have 16 each
-  // Asked for now, needed behind the products.
+  // Asked for now, needed after the products.
   int y_rows[kTokens / kGroup + 1];
 #pragma unroll
   for (int i = 0; i * kGroup < kTokens; ++i)
@@ -393,7 +393,7 @@ __device__ __forceinline__ void do_tile(const GemmCall& c, const Tile& tile, Rea
     sum_fp8(reader, c.chunks, row, scales, sum);
   }
   if (c.output == GemmOutput::kF32) return store_f32(c, tile, sum, row);
-  int* kept = reader.shared.y_rows[group];  // the warpgroup's own, read behind its next barrier
+  int* kept = reader.shared.y_rows[group];  // the warpgroup's own, read after its next barrier
 #pragma unroll
   for (int i = 0; i * kGroup < kTokens; ++i) kept[thread + i * kGroup] = y_rows[i];
   if (c.output == GemmOutput::kSiluMul)

@@ -15,7 +15,7 @@ int hopper_item_rows(WeightFormat format);
 
 // Loads the kernels; before the first launch and outside of captures.
 cudaError_t hopper_gemm_prepare();
-// `matrices`: experts behind `weight`, 1 if dense.
+// `matrices`: experts after `weight`, 1 if dense.
 cudaError_t hopper_gemm(WeightFormat format, const GemmCall& call, int matrices, cudaStream_t stream);
 
 }  // namespace perigee

@@ -1,6 +1,6 @@
-// Sums as skinny.cu makes them: the chunks of 128 columns are dealt to parts, every skinny_parts()-th to one; a chunk
+// Sums as skinny.cu makes them: chunks of 128 columns are divided among parts, every skinny_parts()-th to one; a chunk
 // is a chain of eight products from 0 on, chunks add up in their part, parts in their order. A product's columns are
-// those that a lane there loads at once. Here a warp runs through the parts one behind another.
+// those that a lane there loads at once. Here a warp runs through the parts one after another.
 #include "ops/cuda/gemm/dequant.cuh"
 #include "ops/cuda/gemm/gemm_store.cuh"
 #include "ops/cuda/launch.h"
@@ -71,7 +71,7 @@ struct Loader {
   }
   __device__ void load(uint32_t stage, int column) const {
     const int at = column + threadIdx.x % 8 * 8;
-    const bool inside = at < in;  // zeros behind the last column
+    const bool inside = at < in;  // zeros past the last column
 #pragma unroll
     for (int i = 0; i < kXCopies; ++i) {
       const int row = threadIdx.x / 8 + i * (kThreads / 8);

@@ -53,7 +53,7 @@ struct Loader {
     rows.place(matrix, scales, {work.first_row(at.group), c.out - 1, work.row_bytes, work.scale_row});
     rows.skip(at.chunk);
   }
-  // One group of copies, empty behind the last tile.
+  // One group of copies, empty past the last tile.
   __device__ void load(const Slot& slot) {
     if (at.left > 0) {
       slot.fill(rows);
@@ -79,8 +79,7 @@ struct XColumns {
     const uint32_t found = static_cast<uint32_t>(work.y_row(tokens, m)) / static_cast<uint32_t>(work.c.x_divisor);
     return work.c.x + found * work.c.x_stride + work.head(tokens) * work.c.x_head;
   }
-  // Turns to another item; all threads of the block. Of tokens that are not there nothing is stored: the last stands
-  // for them.
+  // Switches to another item; all threads of the block. Padding rows load the last real token and store nothing.
   __device__ void open(const Work& work, const Tokens& tokens, uint8_t* staged) {
     chunk = -1;
     const int lane = threadIdx.x % 32;
@@ -94,7 +93,7 @@ struct XColumns {
     }
     for (int n = 0; n < kTiles; ++n) x[n] = row(work, tokens, min(n * 8 + lane / 4, tokens.count - 1));
   }
-  // Copies the rows of x to shared memory, zeros behind their last column.
+  // Copies the rows of x to shared memory, zeros past their last column.
   __device__ void stage(const Work& work, const Tokens& tokens, int pitch, uint8_t* staged) {
     constexpr int kEach = (kStagedBytes / 16 + kThreads - 1) / kThreads;
     const int pieces = work.c.chunks * 16;
@@ -120,7 +119,7 @@ struct XColumns {
     }
     __syncthreads();
   }
-  // Turns to another chunk.
+  // Switches to another chunk.
   __device__ void load(const Work& work, const Cursor& at) {
     if (kKept && at.chunk == chunk) return;
     chunk = at.chunk;
@@ -165,7 +164,7 @@ __device__ void multiply_tiles(const Work& work, Cursor at, Loader<typename C::W
   XColumns<Weights, kTiles, C::kStaged> x;
   Tokens tokens;
   float sum[kRowTiles][kTiles][4] = {};
-  for (int item = -1, turn = 0; at.left > 0;) {
+  for (int item = -1, buffer = 0; at.left > 0;) {
     if (at.item != item) {
       item = at.item;
       tokens = work.tokens(item);
@@ -182,8 +181,8 @@ __device__ void multiply_tiles(const Work& work, Cursor at, Loader<typename C::W
     loader.load(slot);
     slot.next();
     if (ends) {
-      store_tile<kRowTiles, kTiles>(work, tokens, at.group, sum, {memory.parts[turn][0], C::kPart});
-      turn ^= 1;
+      store_tile<kRowTiles, kTiles>(work, tokens, at.group, sum, {memory.parts[buffer][0], C::kPart});
+      buffer ^= 1;
 #pragma unroll
       for (int i = 0; i < kRowTiles * kTiles * 4; ++i) sum[i / (kTiles * 4)][i / 4 % kTiles][i % 4] = 0;
     }
@@ -251,9 +250,9 @@ cudaError_t launch_skinny(const GemmCall& c, cudaStream_t stream) {
   const Shape shape = make_shape<typename C::Weights>(c, 8 * C::kTiles);
   // As many tiles for each block, rather than some with one more than others.
   const int64_t tiles = count_tiles(c, shape), most = int64_t{C::kBlocks} * device_limits().multiprocessors;
-  const int64_t turns = (tiles + most - 1) / most;
+  const int64_t rounds = (tiles + most - 1) / most;
   return launch(skinny_kernel<C>,
-                {.grid = dim3(static_cast<unsigned>((tiles + turns - 1) / turns)),
+                {.grid = dim3(static_cast<unsigned>((tiles + rounds - 1) / rounds)),
                  .block = dim3(kThreads),
                  .shared_bytes = sizeof(typename C::Memory),
                  .stream = stream},

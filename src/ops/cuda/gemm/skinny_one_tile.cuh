@@ -21,7 +21,7 @@ struct OneTileConfig {
   using Weights = Slot<kFormat, kInt4 ? 2 : 1, kSlots>;
 };
 
-// The tokens of this block, none behind the last item.
+// The tokens of this block, none past the last item.
 __device__ inline Tokens one_tile_tokens(const Work& work) {
   const int item = static_cast<int>(blockIdx.y);
   if (work.c.items != nullptr && item >= __ldcg(work.c.num_items)) return {};
@@ -37,7 +37,7 @@ struct OneTileColumns {
   static constexpr int kEach = kStagedBytes / kWarps / 16 / 32 + 1;  // pieces of 8 columns that a lane copies
   const GemmCall& c;
   uint8_t* memory;
-  const uint16_t* from[kEach] = {};  // null: zeros, behind the last column
+  const uint16_t* from[kEach] = {};  // null: zeros, past the last column
   int to[kEach];                     // -1: nothing
   int mine;                          // byte of memory where the lane's token begins, -1: not staged
   uint4 columns[4];

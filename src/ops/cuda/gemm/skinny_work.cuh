@@ -76,7 +76,7 @@ __device__ void store_warp(const Work& work, const Tokens& tokens, int group,
 }
 
 // What the warps of a block hand to each other: their parts of a tile, [row of the tile][token], each warp's `step`
-// numbers behind that of the one before.
+// numbers after that of the one before.
 struct Parts {
   float* first;
   int step;

@@ -386,17 +386,17 @@ __device__ void finish_inverse(Relations& shared, KdaChunkData& data) {
 
 // The thread's rows of what the carry kernel reads.
 __device__ void write_rows(const Shared& shared, Place at, const Part& part, KdaChunkData& data) {
-  float2 before = {1, 1}, behind = {1, 1};  // decays of the blocks before and after the thread's
+  float2 before = {1, 1}, later = {1, 1};  // decays of the blocks before and after the thread's
 #pragma unroll
   for (int block = 0; block < kKdaChunk / kTokens; ++block) {
     const float2 x = load_pair(&shared.of_block[block][at.channel]);
     if (block < at.block) before = times(before, x);
-    if (block > at.block) behind = times(behind, x);
+    if (block > at.block) later = times(later, x);
   }
 #pragma unroll
   for (int i = 0; i < kTokens; ++i) {
     const int row = at.token + i;
-    const float2 through = times(before, part.through[i]), after = times(behind, part.after[i]);
+    const float2 through = times(before, part.through[i]), after = times(later, part.after[i]);
     const float2 q = times(part.q[i], through), k = times(-shared.beta[row], times(part.k[i], through));
     const float2 end = times(part.k[i], after);
     *reinterpret_cast<uint32_t*>(data.kq_high + kda_at<2 * kKdaChunk>(kKdaChunk + row, at.channel)) =

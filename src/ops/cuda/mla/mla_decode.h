@@ -85,7 +85,7 @@ MlaDecodeConfig mla_decode_config(const MlaDecodeShape& shape);
 // What batches of at most as many sequences and tokens need, whatever their longest run.
 size_t mla_most_workspace_bytes(MlaDecodeShape shape);
 
-// Device pointers. A batch smaller than its bounds has empty sequences (first_row[s] == first_row[s + 1]) behind.
+// Device pointers. A batch smaller than its bounds has empty sequences (first_row[s] == first_row[s + 1]) at its end.
 struct MlaBatch {
   const int32_t* first_row = nullptr;    // [sequences + 1]: query tokens of sequence s are rows first_row[s] ...
   const int32_t* lengths = nullptr;      // [sequences] tokens of the whole sequence, the new ones included

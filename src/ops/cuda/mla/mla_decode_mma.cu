@@ -62,7 +62,7 @@ struct Shape {
     return token * kRowStride + strip * kStripRow + chunk * 16;
   }
   // `chunks` further in the strip: an even number, with fp8 any of a token's first.
-  static __device__ __forceinline__ uint32_t behind(uint32_t place, int chunks) {
+  static __device__ __forceinline__ uint32_t advance(uint32_t place, int chunks) {
     return kFp8 ? place ^ (chunks * 16) : place + chunks * 16;
   }
 };
@@ -72,17 +72,17 @@ __device__ __forceinline__ int2 columns_of(int group, int step) {
   return step < 8 ? make_int2(2 * group + step / 4, step % 4) : make_int2(kMlaStrips - 1, group);
 }
 
-// A place in the ring and how often it was gone round.
-struct Turn {
-  int slot = 0, parity = 0;
+// The next stage of the ring, and the parity of its barrier.
+struct RingCursor {
+  int stage = 0, parity = 0;
   __device__ void next(int halves) {
-    if (++slot == halves) slot = 0, parity ^= 1;
+    if (++stage == halves) stage = 0, parity ^= 1;
   }
 };
 
 // Fills the ring: from 90 on by copies that complete on the half's barrier, fp8 as one box of the tensor map, bf16 by
 // rows, each warp some of them (a box takes 3 % longer where keys come slowly, copies of short rows 12 %); before by
-// cp.async. What lies behind a sequence's last token may hold anything; cp.async brings zeros instead.
+// cp.async. What lies past a sequence's last token may hold anything; cp.async brings zeros instead.
 template <typename S>
 struct Filler {
   const MlaAttendParams& params;
@@ -90,16 +90,16 @@ struct Filler {
   typename S::Shared& shared;
   TileStream<S::kHalf> from;
   int halves;
-  Turn turn;
+  RingCursor cursor;
 
   __device__ void bring() {
     const int valid = min(S::kHalf, from.length - from.position), row = from.position % kMlaBlock;
-    const uint32_t to = shared_address(shared.keys) + turn.slot * S::kHalfBytes;
+    const uint32_t to = shared_address(shared.keys) + cursor.stage * S::kHalfBytes;
     [[maybe_unused]] constexpr int kRowBytes = kMlaStrips * S::kStripRow;
     [[maybe_unused]] const uint8_t* source = static_cast<const uint8_t*>(params.args.kv) +
                                              from.page * params.args.page_bytes + static_cast<int64_t>(row) * kRowBytes;
 #if __CUDA_ARCH__ >= 900
-    uint64_t* const full = &shared.full[turn.slot];
+    uint64_t* const full = &shared.full[cursor.stage];
     if constexpr (std::is_same_v<typename S::Element, F16>) {
       if (threadIdx.x == 0) {
         barrier_expect(full, valid > 0 ? S::kHalfBytes : 0);
@@ -121,13 +121,13 @@ struct Filler {
     copy_async_commit();
 #endif
     from.next();
-    turn.next(halves);
+    cursor.next(halves);
   }
 
   // Waits for the half at `use`.
-  __device__ void wait(const Turn& use) {
+  __device__ void wait(const RingCursor& use) {
 #if __CUDA_ARCH__ >= 900
-    barrier_wait(&shared.full[use.slot], use.parity);
+    barrier_wait(&shared.full[use.stage], use.parity);
 #else
     copy_async_wait<0>();
 #endif
@@ -189,7 +189,7 @@ __device__ void multiply_keys(typename Shape<kFp8, kRowTiles>::Shared& shared, u
 #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int2 columns = columns_of(group, step);
-    const uint32_t from = S::behind(keys + S::place(token, columns.x, chunk), columns.y * S::kStepChunks);
+    const uint32_t from = S::advance(keys + S::place(token, columns.x, chunk), columns.y * S::kStepChunks);
     uint32_t b[S::kTokenTiles][2];
     if constexpr (!kFp8) {
       uint32_t r[4];
@@ -319,7 +319,7 @@ __device__ void multiply_values(typename Shape<kFp8, kRowTiles>::Shared& shared,
 #pragma unroll
     for (int pair = 0; pair < S::kStripChunks / 2; ++pair) {
       uint32_t r[4];
-      load_matrix_x4_transposed(r, S::behind(keys, pair * 2));
+      load_matrix_x4_transposed(r, S::advance(keys, pair * 2));
       if constexpr (kFp8) {
 #pragma unroll
         for (int c = 0; c < 2; ++c) {
@@ -433,7 +433,7 @@ __global__ void __launch_bounds__(kThreads, kRowTiles == 1 ? 2 : 1)
   int ahead = 0;  // halves brought and not used up
   for (; ahead < halves && !filler.from.done(); ++ahead) filler.bring();
   const float scale = params.args.softmax_scale * kLog2e * (kFp8 ? params.args.kv_scale : 1.0f);
-  Turn use;
+  RingCursor use;
   bool first = true;
   for (int i = items.x; i < items.y; ++i) {
     const MlaItem item = params.plan.items[i];
@@ -451,7 +451,7 @@ __global__ void __launch_bounds__(kThreads, kRowTiles == 1 ? 2 : 1)
       uint32_t keys[2];
 #pragma unroll
       for (uint32_t& half : keys) {
-        half = ring + use.slot * S::kHalfBytes;
+        half = ring + use.stage * S::kHalfBytes;
         filler.wait(use);
         use.next(halves);
       }

@@ -37,7 +37,7 @@ __device__ __forceinline__ int first_row() {
   return threadIdx.x % kGroup / 32 * 16 + threadIdx.x % 32 / 4;
 }
 
-// The item's query rows into shared memory; rows behind the last are 0.
+// The item's query rows into shared memory; rows past the last are 0.
 __device__ void load_queries(const MlaAttendParams& params, const MlaItem& item, uint8_t* queries) {
   const int rows = item.num_tokens * params.heads - item.row_begin;
   const int64_t first = static_cast<int64_t>(item.first_token) * params.heads + item.row_begin;
@@ -259,7 +259,7 @@ __device__ __forceinline__ void add_other(Shared& shared, Consumer<kHalf>& me, R
   release_other(shared, me);
 }
 
-// What is done with the other's tile in front of an own tile: nothing, as it was added before or is none; queued behind
+// What is done with the other's tile in front of an own tile: nothing, as it was added before or is none; queued after
 // the own product with keys; the same, and `out` is still 0.
 enum class Front { kNone, kQueued, kFirst };
 
@@ -281,7 +281,7 @@ __device__ __forceinline__ void run_tile(const MlaAttendParams& params, const Ml
   choose_base(s, state, scale, base);
   make_weights(s, base, scale, weights, sum);
   if (item.length - position < kTokens) clear_tokens(shared.tiles[kHalf], max(0, item.length - position), kHalf);
-  keep(weights);  // the products under way are waited for behind the weights
+  keep(weights);  // the products under way are waited for after the weights
   wgmma_wait_for<0>();
   wgmma_settle(out);
   if constexpr (kHasOther) release_other(shared, me);

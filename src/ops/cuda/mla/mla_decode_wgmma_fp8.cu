@@ -39,7 +39,7 @@ constexpr float kLog2e = 1.4426950408889634f;
 constexpr float kHeadroom = 8;    // weights are at most 2^8
 constexpr float kUnseen = 1e30f;  // minus the base of a row that has seen no key: any score exceeds it
 constexpr int kStages = 4;
-constexpr int kRopeStages = 2;             // rope columns are of no use behind the scores
+constexpr int kRopeStages = 2;             // rope columns are of no use after the scores
 constexpr int kStripBytes = kTokens * 64;  // 64 columns of a tile
 constexpr int kLatentBytes = kMlaLatent / 64 * kStripBytes;
 constexpr int kHalfStrips = kMlaLatent / 2 / 64;  // of the output's halves
@@ -133,7 +133,7 @@ __device__ __forceinline__ void widen_values(const Bytes& from, Operands& to) {
   }
 }
 
-// Multiplies kCount groups of four steps: while one is under way, the next is widened and the bytes behind it loaded.
+// Multiplies kCount groups of four steps: while one is under way, the next is widened and the bytes after it loaded.
 template <int kCount, typename Load, typename Widen, typename Multiply>
 __device__ __forceinline__ void multiply_groups(Load load, Widen widen, Multiply multiply) {
   Operands operands[2];
@@ -157,7 +157,7 @@ __device__ __forceinline__ void multiply_groups(Load load, Widen widen, Multiply
   wgmma_wait_for<0>();
 }
 
-// s = keys queries^T of a tile. This thread's keys are its warp's 16, at lane / 4 and 8 behind, its rows thread_row():
+// s = keys queries^T of a tile. This thread's keys are its warp's 16, at lane / 4 and 8 further, its rows thread_row():
 // s[4 j], s[4 j + 1] the first key and rows 2 j, 2 j + 1; s[4 j + 2], s[4 j + 3] the second.
 __device__ __forceinline__ void multiply_keys(Shared& shared, const Ring& ring, float (&s)[32]) {
   const uint64_t queries = matrix_k_major(shared_address(shared.queries));
@@ -224,7 +224,7 @@ __device__ __forceinline__ void store_query(uint8_t* column, int row, int c, con
       make_uint4(bf16_pair_to_f16(x.y), bf16_pair_to_f16(x.w), bf16_pair_to_f16(y.y), bf16_pair_to_f16(y.w));
 }
 
-// The item's query rows into shared memory, rows behind the last as 0; what is known of rows before the first tile.
+// The item's query rows into shared memory, rows past the last as 0; what is known of rows before the first tile.
 __device__ void load_queries(const MlaAttendParams& params, const MlaItem& item, Shared& shared) {
   const int rows = item.num_tokens * params.heads - item.row_begin;
   const int64_t first = static_cast<int64_t>(item.first_token) * params.heads + item.row_begin;
@@ -384,7 +384,7 @@ __device__ __forceinline__ void add_tiles(Shared& shared, Consumer& me, int begi
     multiply_values(shared, owner, values, out);
     me.parity ^= 1 << owner;
     ++me.next.number;
-    if (tile + 1 < end) load_values(shared, me, owner ^ 1, values);  // behind the products under way
+    if (tile + 1 < end) load_values(shared, me, owner ^ 1, values);  // after the products under way
     wgmma_wait_for<0>();
 #pragma unroll
     for (int i = 0; i < kHalfStrips; ++i) wgmma_settle(out[i]);
@@ -487,7 +487,7 @@ __device__ __forceinline__ void consume(const MlaAttendParams& params, Shared& s
     load_queries(params, item, shared);
     Output out = {};
     const int count = item.block_end - item.block_begin;
-    for (int tile = half; tile <= count; tile += 2) {  // own tiles, each behind the other's tile in front of it
+    for (int tile = half; tile <= count; tile += 2) {  // own tiles, each after the other's tile in front of it
       Values values;
       if (tile < count) {
         weigh(params, item, shared, me, tile, values);

@@ -121,7 +121,7 @@ Tensor CudaOps::mla_attend(const Tensor& q, const MlaUpWeight& up, const MlaShap
         s.latent <= kCudaLimits.max_latent && s.rope <= kCudaLimits.max_rope);
   const auto& weights = static_cast<const CudaMlaUp&>(*up.packed);
   const Tensor y = arena_.tensor(DType::kBF16, q.rows, s.heads * s.value);
-  // Absorbed rows are one run from the first on. Decode rows come first; a chunk that asks for the absorbed form behind
+  // Absorbed rows are one run from the first on. Decode rows come first; a chunk that asks for the absorbed form after
   // one that asks for the expanded takes the expanded too: up-projecting its context once costs less than computing a
   // long prompt the other way.
   const bool expandable = !options_.deterministic && has_mla_kernels(s, cache) &&

@@ -98,14 +98,14 @@ __device__ void add_join(const PlanArgs& a, PlanShared& shared, const MlaItem& i
   a.plan.joins[at] = {item.first_token * a.heads + item.row_begin, rows, first_partial, count};
 }
 
-// How the units [0, total) of the row tiles, laid end to end, are dealt to slots; a slot that is used gets at least
-// one. Long lists: as evenly as whole units allow. Short ones: the same number for every slot but the last, which cuts
-// sequences of equal length at equal places; there, each cut costs more than an idle slot.
-struct Deal {
+// How the units [0, total) of the row tiles, laid end to end, are divided among slots; a used slot gets at
+// least one. Long lists: as evenly as whole units allow. Short ones: the same number for every slot but the last, which
+// cuts sequences of equal length at equal places; there, each cut costs more than an idle slot.
+struct WorkSplit {
   static constexpr int kShort = 8;
   int total, slots, budget;
 
-  __device__ Deal(int total_in, int most_slots) : total(total_in), slots(min(most_slots, total_in)), budget(0) {
+  __device__ WorkSplit(int total_in, int most_slots) : total(total_in), slots(min(most_slots, total_in)), budget(0) {
     const int share = total > 0 ? (total + slots - 1) / slots : 0;
     if (share > 0 && share <= kShort) budget = share, slots = (total + share - 1) / share;
   }
@@ -130,9 +130,9 @@ __device__ int first_block(int begin, int end, int blocks, int share) {
 // slots begin where a chunk of keys does (first_block).
 __device__ void list_balanced(const PlanArgs& a, PlanShared& shared) {
   const int sequences = a.batch.sequences, total = shared.unit[sequences];
-  const Deal deal(total, a.slots);
+  const WorkSplit split(total, a.slots);
   for (int p = threadIdx.x; p < a.slots; p += kPlanThreads) {
-    const int low = p < deal.slots ? deal.begin(p) : total, high = p < deal.slots ? deal.begin(p + 1) : total;
+    const int low = p < split.slots ? split.begin(p) : total, high = p < split.slots ? split.begin(p + 1) : total;
     int2 range = make_int2(0, 0);
     int s = low < high ? find_sequence(shared.unit, sequences, low) : 0;
     if (low < high) {
@@ -159,7 +159,7 @@ __device__ void list_balanced(const PlanArgs& a, PlanShared& shared) {
   for (int v = threadIdx.x; v < shared.tile[sequences]; v += kPlanThreads) {
     const int s = find_sequence(shared.tile, sequences, v), blocks = shared.blocks[s];
     const int start = shared.unit[s] + (v - shared.tile[s]) * blocks;
-    const int first = deal.slot_of(start), last = deal.slot_of(start + blocks - 1);
+    const int first = split.slot_of(start), last = split.slot_of(start + blocks - 1);
     if (last > first) add_join(a, shared, make_item(a, s, v - shared.tile[s]), first + v, last - first + 1);
   }
 }
@@ -366,7 +366,7 @@ __device__ void join_few(const JoinArgs& a, const MlaJoin& join, int row, int sl
   store_joined(a, join.out_row + row, column, sum, weights);
 }
 
-// Slices of rows with few partials are dealt over the warps of the grid, of those with many over its blocks.
+// Slices of rows with few partials are spread over the warps of the grid, of those with many over its blocks.
 __global__ void __launch_bounds__(kJoinThreads, kJoinBlocks) mla_join_kernel(const __grid_constant__ JoinArgs a) {
   __shared__ JoinShared shared;
   dependency_wait();

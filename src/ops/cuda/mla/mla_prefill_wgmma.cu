@@ -46,7 +46,7 @@ using Heads192 = Shape<128, 128, 128>;
 using Heads256 = Shape<192, 256, 64>;
 
 // Which of the two tiles is next, and the parity of its barrier.
-struct Turn {
+struct RingCursor {
   int stage = 0, parity = 0;
   __device__ void next() {
     stage ^= 1;
@@ -59,7 +59,7 @@ __device__ __forceinline__ int place(int row, int chunk) {
   return row * 128 + ((chunk ^ (row & 7)) << 4);
 }
 
-// The warpgroup's 64 query rows; rows behind the last are 0.
+// The warpgroup's 64 query rows; rows past the last are 0.
 template <typename S>
 __device__ void load_queries(const MlaPrefillArgs& a, const Place& at, int first_row, uint8_t* queries) {
   constexpr int kChunks = S::kKey / 8;
@@ -186,19 +186,19 @@ __device__ void attend(const MlaPrefillArgs& a, const Place& at, typename S::Sha
     rows.last[i] = min(at.keys - 1, own_row + 8 * i + at.offset);
   }
   const int all_see = min(at.keys - 1, first_row + at.offset);
-  Turn turn;
+  RingCursor cursor;
   for (int key = 0; key < end; key += S::kKeys) {
-    uint8_t* tile = shared.tiles[turn.stage];
+    uint8_t* tile = shared.tiles[cursor.stage];
     typename S::Scores s;
-    barrier_wait(&shared.full[turn.stage], turn.parity);
+    barrier_wait(&shared.full[cursor.stage], cursor.parity);
     multiply_keys<S>(shared_address(shared.queries[group]), shared_address(tile), s);
     update_rows<S>(rows, s, a.softmax_scale * kLog2e, key, key + S::kKeys - 1 > all_see);
     uint8_t* values = tile + S::kKeyColumns * S::kColumnBytes;
     if (at.keys - key < S::kKeys) clear_values<S>(values, at.keys - key);
     multiply_values<S>(rows, s, shared_address(values));
     __syncwarp();
-    if (lane == 0) barrier_arrive(&shared.empty[turn.stage]);
-    turn.next();
+    if (lane == 0) barrier_arrive(&shared.empty[cursor.stage]);
+    cursor.next();
   }
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
@@ -218,13 +218,13 @@ struct Maps {
 // One thread.
 template <typename S>
 __device__ void bring(const Maps& maps, const Place& at, typename S::Shared& shared, int end) {
-  Turn turn;
+  RingCursor cursor;
   for (int key = 0; key < end; key += S::kKeys) {
-    uint64_t* full = &shared.full[turn.stage];
-    barrier_wait(&shared.empty[turn.stage], turn.parity ^ 1);
+    uint64_t* full = &shared.full[cursor.stage];
+    barrier_wait(&shared.empty[cursor.stage], cursor.parity ^ 1);
     barrier_expect(full, S::kTileBytes);
     const int row = at.first_key + key, head = at.head * (S::kNope + S::kValue);
-    uint32_t to = shared_address(shared.tiles[turn.stage]);
+    uint32_t to = shared_address(shared.tiles[cursor.stage]);
     for (int column = 0; column < S::kKeyColumns + S::kValueColumns; ++column, to += S::kColumnBytes) {
       if (column == S::kKeyColumns - 1) {
         bulk_copy_box(to, &maps.rope, 0, row, full);
@@ -232,7 +232,7 @@ __device__ void bring(const Maps& maps, const Place& at, typename S::Shared& sha
         bulk_copy_box(to, &maps.up, head + (column < S::kKeyColumns ? column : column - 1) * 64, row, full);
       }
     }
-    turn.next();
+    cursor.next();
   }
 }
 

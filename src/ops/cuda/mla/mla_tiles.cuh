@@ -1,5 +1,5 @@
 // The key tiles that a block of an MLA attention kernel walks over, as its work list says. Lists, tables and keys are
-// written by earlier kernels of the step: all of it behind dependency_wait().
+// written by earlier kernels of the step: all of it after dependency_wait().
 #pragma once
 
 #include "ops/cuda/mla/mla_plan.cuh"
@@ -13,7 +13,7 @@ struct TileStream {
   int item, item_end;
   int row = 0;  // of the table: its first entry
   int block_begin = 0, block_end = 0;
-  int ahead = 0, left = 0;  // the block looked up; blocks of the item behind the tile's
+  int ahead = 0, left = 0;  // the block looked up; blocks of the item after the tile's
   int length = 0;
   int page = 0, position = 0;  // of the tile; its block begins at a multiple of 64
   int next_page = 0, next_position = 0;

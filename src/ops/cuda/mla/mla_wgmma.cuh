@@ -54,7 +54,7 @@ __device__ __forceinline__ void wgmma_n256(Bf16, float (&d)[128], const uint32_t
 #undef PERIGEE_WGMMA_NAMES
 #undef PERIGEE_WGMMA_SUMS
 
-// An operand `bytes` (a multiple of 16) behind another in shared memory; one addition.
+// An operand `bytes` (a multiple of 16) after another in shared memory; one addition.
 __device__ __forceinline__ uint64_t matrix_behind(uint64_t matrix, uint32_t bytes) {
   return (matrix & 0xFFFFFFFF00000000ull) | (static_cast<uint32_t>(matrix) + (bytes >> 4));
 }

@@ -30,7 +30,7 @@ __device__ __forceinline__ bool split_terms(const float4& w, uint32_t (&terms)[3
 
 // --- Scores of few tokens: a block does 16 experts and 512 columns. ---
 //
-// W is asked for while the kernel in front still runs, by plain loads: nvcc puts those of __ldg behind
+// W is asked for while the kernel in front still runs, by plain loads: nvcc puts those of __ldg after
 // dependency_wait().
 
 constexpr int kFewTokens = 64, kFewExperts = 16;
@@ -220,12 +220,12 @@ __global__ __launch_bounds__(kScoreThreads, 2) void score_tile_kernel(Tensor x, 
   next.load(x_rows, w_row, begin + chunk * 8, end);
   bool more = next.store(shared, row, chunk);
   Scores sum = {};
-  for (int column = begin, turn = 0; column < end; column += kTileDepth, turn ^= 1) {
+  for (int column = begin, stage = 0; column < end; column += kTileDepth, stage ^= 1) {
     const int terms = __syncthreads_or(more) != 0 ? 3 : 1;
     const bool goes_on = column + kTileDepth < end;
     if (goes_on) next.load(x_rows, w_row, column + kTileDepth + chunk * 8, end);
-    add_scores(shared + turn * kScoreStage, warp % 4 * 32, warp / 4 * 32, terms, sum);
-    if (goes_on) more = next.store(shared + (turn ^ 1) * kScoreStage, row, chunk);
+    add_scores(shared + stage * kScoreStage, warp % 4 * 32, warp / 4 * 32, terms, sum);
+    if (goes_on) more = next.store(shared + (stage ^ 1) * kScoreStage, row, chunk);
   }
   float* to = scores + blockIdx.z * x.rows * experts;
 #pragma unroll
