@@ -3,27 +3,8 @@
 // chunks and log-probabilities, and outputs beyond those that Scheduler::Impl::start() reserves, each time they double.
 #include <gtest/gtest.h>
 
-#include <cstdlib>
-#include <new>
-
+#include "base/test_allocations.h"
 #include "control/scheduler_testing.h"
-
-namespace {
-int64_t g_num_allocations = 0;
-}  // namespace
-
-// Not inlined: gcc takes malloc() and free() on either side of an inlined call for a mismatch.
-[[gnu::noinline]] void* operator new(size_t size) {
-  ++g_num_allocations;
-  if (void* memory = std::malloc(size)) return memory;
-  std::abort();
-}
-[[gnu::noinline]] void operator delete(void* memory) noexcept {
-  std::free(memory);
-}
-[[gnu::noinline]] void operator delete(void* memory, size_t) noexcept {
-  std::free(memory);
-}
 
 namespace perigee {
 namespace {
@@ -44,16 +25,16 @@ class SteadyDecode {
   int64_t step(bool* had_checkpoints = nullptr) {
     const StepResult result = h_.answer(plan_);
     const bool wrote = !plan_.checkpoints.empty();
-    const int64_t before = g_num_allocations;
+    const int64_t before = num_allocations();
     std::optional<StepPlan> next = h_.scheduler.next_plan(1);
     h_.scheduler.apply(result);
     h_.scheduler.take_updates(updates_);
     h_.scheduler.give_back(std::move(plan_));
-    const int64_t num_allocations = g_num_allocations - before;
+    const int64_t allocated = num_allocations() - before;
     CHECK(next && next->rows.size() == kSequences && updates_.size() == kSequences, "not a step of all sequences");
     if (had_checkpoints != nullptr) *had_checkpoints = wrote || !next->checkpoints.empty();
     plan_ = std::move(*next);
-    return num_allocations;
+    return allocated;
   }
 
  private:
@@ -73,9 +54,9 @@ class SteadyDecode {
 
 TEST(StepAllocations, NoneWhileSequencesDecode) {
   SteadyDecode decode(0);
-  int64_t num_allocations = 0;
-  for (int i = 0; i < 300; ++i) num_allocations += decode.step();
-  EXPECT_EQ(num_allocations, 0) << "in 300 steps, with new blocks for all sequences";
+  int64_t allocated = 0;
+  for (int i = 0; i < 300; ++i) allocated += decode.step();
+  EXPECT_EQ(allocated, 0) << "in 300 steps, with new blocks for all sequences";
 }
 
 TEST(StepAllocations, OfARecurrentModelOnlyForCheckpoints) {
@@ -83,9 +64,9 @@ TEST(StepAllocations, OfARecurrentModelOnlyForCheckpoints) {
   int num_with_checkpoints = 0;
   for (int i = 0; i < 600; ++i) {
     bool had_checkpoints = false;
-    const int64_t num_allocations = decode.step(&had_checkpoints);
+    const int64_t allocated = decode.step(&had_checkpoints);
     num_with_checkpoints += had_checkpoints ? 1 : 0;
-    EXPECT_TRUE(had_checkpoints || num_allocations == 0) << num_allocations << " in step " << i;
+    EXPECT_TRUE(had_checkpoints || allocated == 0) << allocated << " in step " << i;
   }
   EXPECT_GT(num_with_checkpoints, 0);
   EXPECT_LT(num_with_checkpoints, 60);

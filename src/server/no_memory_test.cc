@@ -4,64 +4,13 @@
 // Disabled: about one run of ten finds a fault that is still there. Where an allocation fails between two waits of a
 // connection's coroutine, inside Asio, HttpLoop::run() catches what comes out of the event loop, and that client is
 // left waiting. Run it with --gtest_also_run_disabled_tests.
-#include <cstdlib>
-#include <new>
-
 #include "base/eventually.h"
 #include "base/log.h"
+#include "base/test_allocations.h"
 #include "server/api_fixture.h"
-
-namespace {
-
-// Allocations that fail: those numbered [first, first + count) from begin() on, on threads that are not exempt.
-struct FailingAllocations {
-  std::atomic<int64_t> next{0};
-  std::atomic<int64_t> first{-1}, count{0};
-
-  void begin(int64_t first_in, int64_t count_in) {
-    count = count_in;
-    first = first_in;
-    next = 0;
-  }
-  bool takes_next() {
-    const int64_t begin = first.load(std::memory_order_relaxed);
-    if (begin < 0) return false;
-    const int64_t number = next.fetch_add(1, std::memory_order_relaxed);
-    return number >= begin && number < begin + count;
-  }
-};
-FailingAllocations failing;
-thread_local bool exempt = false;
-
-}  // namespace
-
-// Not inlined: compilers would see memory of malloc() given to delete.
-[[gnu::noinline]] void* operator new(size_t size) {
-  if (!exempt && failing.takes_next()) throw std::bad_alloc();
-  void* memory = std::malloc(size == 0 ? 1 : size);
-  if (memory == nullptr) throw std::bad_alloc();
-  return memory;
-}
-[[gnu::noinline]] void operator delete(void* memory) noexcept {
-  std::free(memory);
-}
-[[gnu::noinline]] void operator delete(void* memory, size_t) noexcept {
-  std::free(memory);
-}
 
 namespace perigee {
 namespace {
-
-class Exempt {
- public:
-  Exempt() : before_(std::exchange(exempt, true)) {}
-  Exempt(const Exempt&) = delete;
-  Exempt& operator=(const Exempt&) = delete;
-  ~Exempt() { exempt = before_; }
-
- private:
-  const bool before_;
-};
 
 // It has memory, except in sinks: those are the server's. Its thread is known from its first sink on.
 class BackendWithMemory : public Backend {
@@ -69,15 +18,15 @@ class BackendWithMemory : public Backend {
   explicit BackendWithMemory(std::shared_ptr<FakeBackend> inner) : inner_(std::move(inner)) {}
   Result<RequestId> submit(EngineRequest request, OutputSink sink) override {
     OutputSink in_server = [sink = std::move(sink)](OutputChunk&& chunk) {
-      exempt = false;
+      allocations::exempt = false;
       sink(std::move(chunk));
-      exempt = true;
+      allocations::exempt = true;
     };
-    const Exempt here;
+    const ExemptAllocations here;
     return inner_->submit(std::move(request), std::move(in_server));
   }
   void cancel(RequestId request, int32_t choice, FinishReason reason) override {
-    const Exempt here;
+    const ExemptAllocations here;
     inner_->cancel(request, choice, reason);
   }
   EngineStats stats() const override { return inner_->stats(); }
@@ -96,10 +45,7 @@ class NoMemoryTest : public ApiTest {
     start();
     server_->set_ready(std::make_shared<BackendWithMemory>(backend_));
   }
-  ~NoMemoryTest() override {
-    failing.first = -1;
-    set_log_level(LogLevel::kInfo);
-  }
+  ~NoMemoryTest() override { set_log_level(LogLevel::kInfo); }
   // Status of the reply, 0 for a connection that closed without one.
   int answer(const std::string& path, const std::string& body) {
     TestClient client(server_->port());
@@ -113,14 +59,16 @@ class NoMemoryTest : public ApiTest {
   }
   // How many allocations it takes to answer, which are failed one after the other, `count` at once.
   void fail_each(const std::string& path, const std::string& body, int64_t count) {
-    const Exempt test;
+    const ExemptAllocations test;
     ASSERT_EQ(answer(path, body), 200);
     int64_t first = 0;
     for (bool failed = true; failed && first < 20'000; ++first) {
-      failing.begin(first, count);
-      const int status = answer(path, body);
-      failed = failing.next > first;
-      failing.first = -1;
+      int status = 0;
+      {
+        const FailingAllocations failing(first, count);
+        status = answer(path, body);
+        failed = failing.any_failed();
+      }
       ASSERT_TRUE(status == 0 || status == 200 || status == 500 || status == 503) << status << " at " << first;
       ASSERT_TRUE(eventually([&] { return backend_->running() == 0; })) << "at " << first;
       if (first % 16 == 0) {
