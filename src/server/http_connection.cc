@@ -3,14 +3,11 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <boost/asio/redirect_error.hpp>
-#include <boost/asio/use_awaitable.hpp>
+#include "base/log.h"
 
 namespace perigee {
 
 namespace asio = boost::asio;
-using asio::redirect_error;
-using asio::use_awaitable;
 using asio::ip::tcp;
 using boost::system::error_code;
 
@@ -84,7 +81,11 @@ void HttpConnection::close() {
   error_code ignored;
   socket_.close(ignored);
   timer_.cancel(ignored);
-  if (lose_exchange) std::exchange(lose_exchange, nullptr)();
+  try {
+    if (lose_exchange) std::exchange(lose_exchange, nullptr)();
+  } catch (const std::exception&) {
+    log_line(LogLevel::kError, "no memory to tell that a client has left");
+  }
 }
 
 std::shared_ptr<HttpPeer> HttpConnection::leave() {
@@ -108,12 +109,13 @@ void HttpConnection::expires_after(double s) {
 
 // The timer is set again only for an earlier deadline; for a later one it finds out when it fires.
 void HttpConnection::arm() {
-  armed_for_ = deadline_;
+  armed_for_ = Steady::time_point::max();
   timer_.expires_at(deadline_);
   timer_.async_wait([weak = weak_from_this()](error_code ec) {
     if (ec) return;
     if (const auto self = weak.lock()) self->on_timer();
   });
+  armed_for_ = deadline_;
 }
 
 void HttpConnection::on_timer() {
@@ -133,10 +135,9 @@ void HttpConnection::on_timer() {
 }
 
 // Waits without holding memory: the bytes go to the loop's scratch, which is free again when this loop does other work.
-asio::awaitable<size_t> HttpConnection::read_scratch() {
-  error_code ec;
+Task<size_t> HttpConnection::read_scratch() {
   for (;;) {
-    co_await socket_.async_wait(tcp::socket::wait_read, redirect_error(use_awaitable, ec));
+    const error_code ec = co_await until_readable(socket_);
     if (ec || !is_open() || late_) co_return 0;
     const ssize_t n = ::recv(socket_.native_handle(), loop_->scratch.data(), loop_->scratch.size(), MSG_DONTWAIT);
     if (n >= 0) co_return static_cast<size_t>(n);
@@ -144,25 +145,28 @@ asio::awaitable<size_t> HttpConnection::read_scratch() {
   }
 }
 
-asio::awaitable<size_t> HttpConnection::read_some() {
+Task<size_t> HttpConnection::read_some() {
   const size_t n = co_await read_scratch();
   peer_->received.append(std::string_view(loop_->scratch.data(), n));
   co_return n;
 }
 
-asio::awaitable<bool> HttpConnection::write_all(std::string_view data) {
-  error_code ec;
+Task<bool> HttpConnection::write_all(std::string_view data) {
   while (!data.empty() && is_open()) {
+    const ssize_t n = ::send(socket_.native_handle(), data.data(), data.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (n < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR) co_return false;
+    has_sent_ = has_sent_ || n > 0;
+    if (n > 0) data.remove_prefix(static_cast<size_t>(n));
+    if (data.empty()) break;
     expires_after(shared().config.write_timeout_s);
-    const size_t n = co_await socket_.async_write_some(asio::buffer(data), redirect_error(use_awaitable, ec));
+    const error_code ec = co_await until_writable(socket_);
     if (ec || late_) co_return false;
-    data.remove_prefix(n);
   }
   expires_never();
   co_return data.empty();
 }
 
-asio::awaitable<void> HttpConnection::linger() {
+Task<> HttpConnection::linger() {
   constexpr double kLingerSeconds = 2;
   error_code ec;
   if (is_open()) socket_.shutdown(tcp::socket::shutdown_send, ec);

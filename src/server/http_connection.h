@@ -6,7 +6,6 @@
 #pragma once
 
 #include <atomic>
-#include <boost/asio/awaitable.hpp>
 #include <boost/asio/ip/tcp.hpp>
 #include <chrono>
 #include <mutex>
@@ -18,6 +17,7 @@
 #include "server/http_body.h"
 #include "server/http_loop.h"
 #include "server/http_server.h"
+#include "server/http_task.h"
 
 namespace perigee {
 
@@ -119,17 +119,18 @@ class HttpConnection : public std::enable_shared_from_this<HttpConnection> {
   void expires_never() { deadline_ = Steady::time_point::max(); }
   bool was_late() const { return late_; }
 
-  boost::asio::awaitable<size_t> read_some();                     // appended to peer().received; 0: no more comes
-  boost::asio::awaitable<bool> write_all(std::string_view data);  // `data` stays valid; each byte taken renews the time
+  Task<size_t> read_some();                     // appended to peer().received; 0: no more comes
+  Task<bool> write_all(std::string_view data);  // `data` stays valid; each byte taken renews the time
+  bool has_sent() const { return has_sent_; }   // any byte, since it is on this loop
   // Ends it in a way that lets the client read what was sent: a close with unread bytes would reset the connection.
-  boost::asio::awaitable<void> linger();
+  Task<> linger();
 
   std::function<void()> lose_exchange;  // set while an answer is under way
 
  private:
   void arm();
   void on_timer();
-  boost::asio::awaitable<size_t> read_scratch();
+  Task<size_t> read_scratch();
 
   const std::shared_ptr<HttpLoop> loop_;
   std::shared_ptr<HttpPeer> peer_;
@@ -138,8 +139,21 @@ class HttpConnection : public std::enable_shared_from_this<HttpConnection> {
   Steady::time_point deadline_ = Steady::time_point::max();
   Steady::time_point armed_for_ = Steady::time_point::max();
   bool late_ = false;
+  bool has_sent_ = false;
 };
 
 using ConnectionPtr = std::shared_ptr<HttpConnection>;
+
+// Closes it at the end of a scope, however that ends: its client is never left without an answer and without an end.
+class ClosedAtEnd {
+ public:
+  explicit ClosedAtEnd(ConnectionPtr connection) : connection_(std::move(connection)) {}
+  ClosedAtEnd(const ClosedAtEnd&) = delete;
+  ClosedAtEnd& operator=(const ClosedAtEnd&) = delete;
+  ~ClosedAtEnd() { connection_->close(); }
+
+ private:
+  const ConnectionPtr connection_;
+};
 
 }  // namespace perigee

@@ -5,8 +5,6 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <boost/asio/co_spawn.hpp>
-#include <boost/asio/detached.hpp>
 #include <cstring>
 
 #include "base/log.h"
@@ -14,8 +12,6 @@
 #include "server/http_serving.h"
 
 namespace perigee {
-
-namespace asio = boost::asio;
 
 // One of those who stand at the door, while it lives.
 class HttpDoor::Place {
@@ -85,17 +81,17 @@ void HttpDoor::say_closed(const std::string& why) {
 
 void HttpDoor::enter(std::shared_ptr<HttpPeer> peer) {
   try {
-    asio::co_spawn(loop_->context(), stand(std::move(peer)), asio::detached);
+    spawn(stand(std::move(peer)));
   } catch (const std::exception&) {
     log_line(LogLevel::kError, "no memory for a connection");
   }
 }
 
-asio::awaitable<void> HttpDoor::stand(std::shared_ptr<HttpPeer> peer) {
-  ConnectionPtr connection;
+Task<> HttpDoor::stand(std::shared_ptr<HttpPeer> peer) {
+  const auto connection = std::make_shared<HttpConnection>(loop_, std::move(peer));
+  const ClosedAtEnd closed(connection);
   bool failed = false;
   try {
-    connection = std::make_shared<HttpConnection>(loop_, std::move(peer));
     HttpHead head;
     const bool serve_it = co_await receive(connection, head);
     if (serve_it) hand_over(connection, std::move(head));
@@ -103,12 +99,11 @@ asio::awaitable<void> HttpDoor::stand(std::shared_ptr<HttpPeer> peer) {
     log_line(LogLevel::kError, "a connection ran out of memory");
     failed = true;
   }
-  if (connection && failed) co_await refuse_without_memory(connection);
-  if (connection) connection->close();
+  if (failed) co_await refuse_without_memory(connection);
 }
 
 // Answers what is answered here, until a request comes that is to be served: true. False: the connection ends.
-asio::awaitable<bool> HttpDoor::receive(ConnectionPtr connection, HttpHead& head) {
+Task<bool> HttpDoor::receive(ConnectionPtr connection, HttpHead& head) {
   const HttpConfig& config = shared_->config;
   Place place(standing_, connection.get());
   while (!loop_->closing) {
@@ -139,7 +134,7 @@ asio::awaitable<bool> HttpDoor::receive(ConnectionPtr connection, HttpHead& head
 }
 
 // The status is negative when the client left or was too slow.
-asio::awaitable<HeadFault> HttpDoor::read_head(ConnectionPtr connection, Place& place, HttpHead& head) {
+Task<HeadFault> HttpDoor::read_head(ConnectionPtr connection, Place& place, HttpHead& head) {
   const HttpConfig& config = connection->shared().config;
   const HeadLimits limits{config.max_head_bytes, config.max_line_bytes, config.max_headers, config.max_body_bytes};
   ByteQueue& received = connection->peer().received;
@@ -160,7 +155,7 @@ asio::awaitable<HeadFault> HttpDoor::read_head(ConnectionPtr connection, Place& 
   }
 }
 
-asio::awaitable<bool> HttpDoor::answer_probe(ConnectionPtr connection, const HttpHead& head, HttpReply reply) {
+Task<bool> HttpDoor::answer_probe(ConnectionPtr connection, const HttpHead& head, HttpReply reply) {
   const bool close = reply.close || !head.keep_alive || shared_->close_after_replies;
   const std::string bytes = reply_bytes(reply, head.request.method == "HEAD", close);
   const bool sent = co_await connection->write_all(bytes);
@@ -179,12 +174,10 @@ void HttpDoor::hand_over(const ConnectionPtr& connection, HttpHead head) {
   if (!visit->peer) return;
   visit->peer->begin_service();
   const std::shared_ptr<HttpLoop>& loop = serving_[next_++ % serving_.size()];
-  loop->post([this, loop, visit] {
-    asio::co_spawn(loop->context(), serve(loop, std::move(visit->peer), std::move(visit->head)), asio::detached);
-  });
+  loop->post([this, loop, visit] { spawn(serve(loop, std::move(visit->peer), std::move(visit->head))); });
 }
 
-asio::awaitable<void> HttpDoor::serve(std::shared_ptr<HttpLoop> loop, std::shared_ptr<HttpPeer> peer, HttpHead head) {
+Task<> HttpDoor::serve(std::shared_ptr<HttpLoop> loop, std::shared_ptr<HttpPeer> peer, HttpHead head) {
   std::shared_ptr<HttpPeer> back = co_await serve_request(std::move(loop), std::move(peer), std::move(head));
   if (!back) co_return;
   back->end_service();

@@ -6,7 +6,6 @@
 // so that a probe gets in while every other one is served. Nothing here depends on the client's address.
 #pragma once
 
-#include <boost/asio/awaitable.hpp>
 #include <chrono>
 #include <list>
 #include <memory>
@@ -38,12 +37,12 @@ class HttpDoor {
   void evict_longest_silent();
   void say_closed(const std::string& why);  // in the log, once in a while
 
-  boost::asio::awaitable<void> stand(std::shared_ptr<HttpPeer> peer);
-  boost::asio::awaitable<bool> receive(ConnectionPtr connection, HttpHead& head);
-  boost::asio::awaitable<HeadFault> read_head(ConnectionPtr connection, Place& place, HttpHead& head);
-  boost::asio::awaitable<bool> answer_probe(ConnectionPtr connection, const HttpHead& head, HttpReply reply);
+  Task<> stand(std::shared_ptr<HttpPeer> peer);
+  Task<bool> receive(ConnectionPtr connection, HttpHead& head);
+  Task<HeadFault> read_head(ConnectionPtr connection, Place& place, HttpHead& head);
+  Task<bool> answer_probe(ConnectionPtr connection, const HttpHead& head, HttpReply reply);
   void hand_over(const ConnectionPtr& connection, HttpHead head);
-  boost::asio::awaitable<void> serve(std::shared_ptr<HttpLoop> loop, std::shared_ptr<HttpPeer> peer, HttpHead head);
+  Task<> serve(std::shared_ptr<HttpLoop> loop, std::shared_ptr<HttpPeer> peer, HttpHead head);
 
   const std::shared_ptr<HttpLoop> loop_;
   const std::vector<std::shared_ptr<HttpLoop>> serving_;

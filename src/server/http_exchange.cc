@@ -3,16 +3,10 @@
 #include <poll.h>
 #include <sys/socket.h>
 
-#include <boost/asio/redirect_error.hpp>
-#include <boost/asio/use_awaitable.hpp>
-
 #include "base/log.h"
 
 namespace perigee {
 
-namespace asio = boost::asio;
-using asio::redirect_error;
-using asio::use_awaitable;
 using boost::system::error_code;
 using Steady = HttpConnection::Steady;
 
@@ -107,10 +101,10 @@ void SocketExchange::post(std::function<void()> work) {
 void SocketExchange::lose() {
   gone = true;
   const auto callback = std::exchange(callback_, nullptr);
-  if (!ended && callback) callback();
-  ended = true;
+  const bool untold = !std::exchange(ended, true);
   wake.cancel();
   poll.cancel();
+  if (untold && callback) callback();
 }
 
 void SocketExchange::ask_for_life() {
@@ -130,10 +124,9 @@ void SocketExchange::end() {
 // A readable socket is the end of what the client sends or a pipelined request; in the second case readability says
 // nothing more, so the state is polled. An end may mean that the client has left, which only its answer to something
 // sent can tell. A stream is asked at once; a whole reply a moment later, since many are there by then.
-asio::awaitable<void> watch_client(ConnectionPtr connection, SocketExchangePtr exchange) {
+Task<> watch_client(ConnectionPtr connection, SocketExchangePtr exchange) {
   constexpr std::chrono::milliseconds kPeriod(50), kSilentPeriod(10), kMoment(40), kNextPause(1000);
-  error_code ec;
-  co_await connection->socket().async_wait(asio::ip::tcp::socket::wait_read, redirect_error(use_awaitable, ec));
+  co_await until_readable(connection->socket());
   std::optional<Steady::time_point> ask_at;  // set once it is silent
   auto pause = kNextPause;
   while (!exchange->ended && connection->is_open()) {
@@ -152,14 +145,13 @@ asio::awaitable<void> watch_client(ConnectionPtr connection, SocketExchangePtr e
       }
     }
     exchange->poll.expires_after(ask_at ? kSilentPeriod : kPeriod);
-    co_await exchange->poll.async_wait(redirect_error(use_awaitable, ec));
+    co_await until_expired(exchange->poll);
   }
 }
 
-asio::awaitable<bool> write_answer(ConnectionPtr connection, SocketExchangePtr exchange) {
+Task<bool> write_answer(ConnectionPtr connection, SocketExchangePtr exchange) {
   const auto period = std::chrono::duration_cast<Steady::duration>(
       std::chrono::duration<double>(connection->shared().config.sse_comment_s));
-  error_code ec;
   while (!exchange->gone) {
     if (!exchange->unsent.empty()) {
       const std::string sending = std::exchange(exchange->unsent, {});
@@ -169,7 +161,7 @@ asio::awaitable<bool> write_answer(ConnectionPtr connection, SocketExchangePtr e
     }
     if (exchange->ended) break;
     exchange->wake.expires_after(period);
-    co_await exchange->wake.async_wait(redirect_error(use_awaitable, ec));
+    const error_code ec = co_await until_expired(exchange->wake);
     if (ec) continue;  // there is something to do
     if (exchange->abandoned)
       exchange->lose();
@@ -179,26 +171,22 @@ asio::awaitable<bool> write_answer(ConnectionPtr connection, SocketExchangePtr e
   co_return !exchange->gone;
 }
 
-asio::awaitable<void> refuse(ConnectionPtr connection, HttpReply reply, bool head_only) {
+Task<> refuse(ConnectionPtr connection, HttpReply reply, bool head_only) {
   log_info("a request refused with ", reply.status, " ", http_reason(reply.status));
   const std::string bytes = reply_bytes(reply, head_only, true);
   if (co_await connection->write_all(bytes)) co_await connection->linger();
   connection->close();
 }
 
-asio::awaitable<void> refuse_without_memory(ConnectionPtr connection) {
+Task<> refuse_without_memory(ConnectionPtr connection) {
   static constexpr std::string_view kReply =
       "HTTP/1.1 503 Service Unavailable\r\nServer: perigee\r\nRetry-After: 1\r\nConnection: close\r\n"
       "Content-Type: application/json\r\nContent-Length: 125\r\n\r\n"
       R"({"error":{"message":"the server is out of memory for this request",)"
       R"("type":"ServiceUnavailableError","param":null,"code":503}})";
-  if (!connection->is_open()) co_return;
+  if (!connection->is_open() || connection->has_sent()) co_return;
   (void)::send(connection->socket().native_handle(), kReply.data(), kReply.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
-  try {
-    co_await connection->linger();
-  } catch (const std::exception&) {
-    connection->close();
-  }
+  co_await connection->linger();
 }
 
 }  // namespace perigee

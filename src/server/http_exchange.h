@@ -54,18 +54,18 @@ class SocketExchange : public Exchange, public std::enable_shared_from_this<Sock
 using SocketExchangePtr = std::shared_ptr<SocketExchange>;
 
 // Writes what the exchange queues until it is complete. False: the client is gone.
-boost::asio::awaitable<bool> write_answer(ConnectionPtr connection, SocketExchangePtr exchange);
+Task<bool> write_answer(ConnectionPtr connection, SocketExchangePtr exchange);
 
 // Ends the exchange when its client leaves. A client that only shuts down its sending side still gets its answer.
-boost::asio::awaitable<void> watch_client(ConnectionPtr connection, SocketExchangePtr exchange);
+Task<> watch_client(ConnectionPtr connection, SocketExchangePtr exchange);
 
 // The bytes of a whole reply.
 std::string reply_bytes(const HttpReply& reply, bool head_only, bool close);
 
 // Sends `reply` outside any handler and ends the connection.
-boost::asio::awaitable<void> refuse(ConnectionPtr connection, HttpReply reply, bool head_only);
+Task<> refuse(ConnectionPtr connection, HttpReply reply, bool head_only);
 
-// The same where memory has run out: the reply needs none.
-boost::asio::awaitable<void> refuse_without_memory(ConnectionPtr connection);
+// The same where memory has run out, unless an answer has begun: the reply needs none.
+Task<> refuse_without_memory(ConnectionPtr connection);
 
 }  // namespace perigee

@@ -55,8 +55,7 @@ void HttpLoop::run_posted() {
 
 void HttpLoop::close() {
   closing = true;
-  const std::set<HttpConnection*> open = connections;  // closing never destroys one: its coroutine does
-  for (HttpConnection* connection : open) connection->close();
+  for (HttpConnection* connection : connections) connection->close();  // destroys none: its coroutine does
   for (boost::asio::steady_timer* timer : periodic) timer->cancel();
   std::vector<std::function<void()>> dropped;
   {

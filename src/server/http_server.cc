@@ -2,11 +2,7 @@
 
 #include <sys/resource.h>
 
-#include <boost/asio/co_spawn.hpp>
-#include <boost/asio/detached.hpp>
 #include <boost/asio/post.hpp>
-#include <boost/asio/redirect_error.hpp>
-#include <boost/asio/use_awaitable.hpp>
 #include <chrono>
 #include <thread>
 
@@ -23,6 +19,7 @@ using boost::system::error_code;
 namespace {
 
 constexpr int kListenBacklog = 4096;
+constexpr auto kPause = std::chrono::milliseconds(50);  // before another try where something was missing
 
 void raise_open_files_limit() {
   rlimit limit{};
@@ -62,7 +59,7 @@ struct HttpServer::Impl {
   bool stopped = false;
 
   Status listen();
-  asio::awaitable<void> accept_all();
+  Task<> accept_all();
 };
 
 Status HttpServer::Impl::listen() {
@@ -90,19 +87,16 @@ Status HttpServer::Impl::listen() {
   return {};
 }
 
-// Without memory for the wait itself it waits on the loop's next turn.
-asio::awaitable<void> HttpServer::Impl::accept_all() {
-  constexpr auto kPause = std::chrono::milliseconds(50);
+// Without memory, be it for a wait, it tries again after a pause.
+Task<> HttpServer::Impl::accept_all() {
   asio::steady_timer pause(door_loop->context());
   while (acceptor->is_open()) {
-    error_code ec;
-    bool accepted = false;
     try {
-      co_await acceptor->async_wait(tcp::acceptor::wait_read, asio::redirect_error(asio::use_awaitable, ec));
-      accepted = !ec && door->accept_from(acceptor->native_handle());
+      const error_code ec = co_await until_readable(*acceptor);
+      const bool accepted = !ec && door->accept_from(acceptor->native_handle());
       if (accepted || !acceptor->is_open()) continue;
       pause.expires_after(kPause);
-      co_await pause.async_wait(asio::redirect_error(asio::use_awaitable, ec));
+      co_await until_expired(pause);
     } catch (const std::exception&) {
       log_line(LogLevel::kError, "no memory to accept a connection");
       std::this_thread::sleep_for(kPause);
@@ -117,7 +111,7 @@ Result<std::unique_ptr<HttpServer>> HttpServer::start(const HttpConfig& config, 
   RETURN_IF_ERROR(impl->listen());
   raise_open_files_limit();
   impl->shared->config.max_connections = connections_within_files(config);
-  asio::co_spawn(impl->door_loop->context(), impl->accept_all(), asio::detached);
+  spawn(impl->accept_all());
   impl->door_loop->start();
   for (const auto& loop : impl->serving) loop->start();
   return std::unique_ptr<HttpServer>(new HttpServer(std::move(impl)));
@@ -142,15 +136,19 @@ void HttpServer::close_after_replies() {
 
 namespace {
 
-asio::awaitable<void> repeat(std::shared_ptr<HttpLoop> loop, double period_s, std::function<void()> work) {
+Task<> repeat(std::shared_ptr<HttpLoop> loop, double period_s, std::function<void()> work) {
   asio::steady_timer timer(loop->context());
   loop->periodic.insert(&timer);
   while (!loop->closing) {
-    timer.expires_after(
-        std::chrono::duration_cast<asio::steady_timer::duration>(std::chrono::duration<double>(period_s)));
-    error_code ec;
-    co_await timer.async_wait(asio::redirect_error(asio::use_awaitable, ec));
-    if (!ec) work();
+    try {
+      timer.expires_after(
+          std::chrono::duration_cast<asio::steady_timer::duration>(std::chrono::duration<double>(period_s)));
+      const error_code ec = co_await until_expired(timer);
+      if (!ec) work();
+    } catch (const std::exception&) {
+      log_line(LogLevel::kError, "no memory for the server's periodic work");
+      std::this_thread::sleep_for(kPause);
+    }
   }
   loop->periodic.erase(&timer);
 }
@@ -159,7 +157,7 @@ asio::awaitable<void> repeat(std::shared_ptr<HttpLoop> loop, double period_s, st
 
 void HttpServer::every(double period_s, std::function<void()> work) {
   const auto& loop = impl_->serving.front();
-  asio::co_spawn(loop->context(), repeat(loop, period_s, std::move(work)), asio::detached);
+  loop->post([loop, period_s, work = std::move(work)] { spawn(repeat(loop, period_s, work)); });
 }
 
 void HttpServer::stop() {

@@ -1,15 +1,12 @@
 #include "server/http_serving.h"
 
 #include <algorithm>
-#include <boost/asio/co_spawn.hpp>
-#include <boost/asio/detached.hpp>
 
 #include "base/log.h"
 #include "server/http_exchange.h"
 
 namespace perigee {
 
-namespace asio = boost::asio;
 using boost::system::error_code;
 using Steady = HttpConnection::Steady;
 
@@ -47,7 +44,7 @@ BodyFault fault_of(BodyReader::Status status, const HttpShared& shared) {
 }
 
 // The deadline moves with the bytes, so a trickle does not hold memory; and what came fast earns no long silence.
-asio::awaitable<BodyFault> read_body(ConnectionPtr connection, HttpHead& head) {
+Task<BodyFault> read_body(ConnectionPtr connection, HttpHead& head) {
   const HttpConfig& config = connection->shared().config;
   ByteQueue& received = connection->peer().received;
   const auto length = head.chunked ? std::nullopt : std::optional<size_t>(head.content_length);
@@ -85,14 +82,14 @@ void call_handler(HttpShared& shared, const SocketExchangePtr& exchange, HttpReq
 }
 
 // Carries the handler's answer. False: the connection ends here.
-asio::awaitable<bool> answer(ConnectionPtr connection, const HttpHead& head, HttpRequest request) {
+Task<bool> answer(ConnectionPtr connection, const HttpHead& head, HttpRequest request) {
   const auto exchange = std::make_shared<SocketExchange>(connection->loop_ptr(), connection->peer().shared);
   HttpShared& shared = connection->shared();
   exchange->http11 = head.http11;
   exchange->head_only = request.method == "HEAD";
   exchange->close = !head.keep_alive;
   connection->lose_exchange = [exchange] { exchange->lose(); };
-  asio::co_spawn(connection->loop().context(), watch_client(connection, exchange), asio::detached);
+  spawn(watch_client(connection, exchange));
   connection->expires_never();
   call_handler(shared, exchange, std::move(request));
   const bool sent = co_await write_answer(connection, exchange);
@@ -105,7 +102,7 @@ asio::awaitable<bool> answer(ConnectionPtr connection, const HttpHead& head, Htt
 }
 
 // False: the connection ends here.
-asio::awaitable<bool> read_and_answer(ConnectionPtr connection, HttpHead& head) {
+Task<bool> read_and_answer(ConnectionPtr connection, HttpHead& head) {
   constexpr std::string_view kGoOn = "HTTP/1.1 100 Continue\r\n\r\n";
   HttpShared& shared = connection->shared();
   const bool head_only = head.request.method == "HEAD";
@@ -130,20 +127,19 @@ asio::awaitable<bool> read_and_answer(ConnectionPtr connection, HttpHead& head) 
 
 }  // namespace
 
-asio::awaitable<std::shared_ptr<HttpPeer>> serve_request(std::shared_ptr<HttpLoop> loop, std::shared_ptr<HttpPeer> peer,
-                                                         HttpHead head) {
-  ConnectionPtr connection;
-  bool keep = false, failed = false;
+Task<std::shared_ptr<HttpPeer>> serve_request(std::shared_ptr<HttpLoop> loop, std::shared_ptr<HttpPeer> peer,
+                                              HttpHead head) {
+  const auto connection = std::make_shared<HttpConnection>(std::move(loop), std::move(peer));
+  const ClosedAtEnd closed(connection);
+  bool failed = false;
   try {
-    connection = std::make_shared<HttpConnection>(std::move(loop), std::move(peer));
-    keep = co_await read_and_answer(connection, head);
+    const bool keep = co_await read_and_answer(connection, head);
     if (keep) co_return connection->leave();
   } catch (const std::exception&) {
     log_line(LogLevel::kError, "a request ran out of memory and is given up");
     failed = true;
   }
-  if (connection && failed && !connection->lose_exchange) co_await refuse_without_memory(connection);
-  if (connection) connection->close();
+  if (failed && !connection->lose_exchange) co_await refuse_without_memory(connection);
   co_return nullptr;
 }
 

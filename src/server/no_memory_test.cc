@@ -1,9 +1,5 @@
 // The n-th allocation of the server fails, for each n until a request needs no more: nothing ends the process, every
 // client is answered or sees its connection close, and the next request is served.
-//
-// Disabled: about one run of ten finds a fault that is still there. Where an allocation fails between two waits of a
-// connection's coroutine, inside Asio, HttpLoop::run() catches what comes out of the event loop, and that client is
-// left waiting. Run it with --gtest_also_run_disabled_tests.
 #include "base/eventually.h"
 #include "base/log.h"
 #include "base/test_allocations.h"
@@ -80,15 +76,15 @@ class NoMemoryTest : public ApiTest {
   }
 };
 
-TEST_F(NoMemoryTest, DISABLED_OfAWholeReply) {
+TEST_F(NoMemoryTest, OfAWholeReply) {
   fail_each("/v1/completions", R"({"prompt":"x","max_tokens":5,"n":2})", 1);
 }
 
-TEST_F(NoMemoryTest, DISABLED_OfAStream) {
+TEST_F(NoMemoryTest, OfAStream) {
   fail_each("/v1/completions", R"({"prompt":"x","max_tokens":5,"stream":true})", 1);
 }
 
-TEST_F(NoMemoryTest, DISABLED_OfAChatForAWhile) {
+TEST_F(NoMemoryTest, OfAChatForAWhile) {
   fail_each("/v1/chat/completions", R"({"messages":[{"role":"user","content":"x"}],"max_tokens":5,"stream":true})", 7);
 }
 
