@@ -16,7 +16,7 @@ HEADERS = (".h", ".cuh")
 SOURCES = (".h", ".cuh", ".cc", ".cu")
 
 # Brain headers that the hands may read: plain values.
-VALUES = {"control/plan.h", "control/plan_ids.h", "control/sampling.h", "control/topology.h"}
+VALUES = {"control/plan.h", "control/plan_ids.h", "control/plan_limits.h", "control/sampling.h", "control/topology.h"}
 
 # (folder, module) -> all that the folder may include of it, except in the file that joins the two.
 DOORS = {("server", "engine"): ("engine/messages.h", "src/server/engine_backend.cc")}

@@ -15,6 +15,7 @@
 
 #include "base/result.h"
 #include "control/plan.h"
+#include "control/plan_limits.h"
 #include "control/prefix_index.h"
 
 namespace perigee {
@@ -25,22 +26,24 @@ struct Sequence;
 using AdmissionReserve = int32_t (*)(std::span<Sequence* const> running, int32_t num_pages);
 int32_t reserve_page_each(std::span<Sequence* const> running, int32_t num_pages);  // ADR 0006
 
-struct SchedulerConfig {
-  int32_t num_pages = 0;            // pool size of a rank
-  int32_t max_sequences = 128;      // slots
-  int32_t max_step_tokens = 2048;   // token budget of a step
-  int32_t max_model_len = 0;        // prompt + outputs of one sequence
-  int32_t long_prefill_tokens = 0;  // cap of one sequence's chunk; 0: the budget
-  int32_t attention_alignment = 1;  // prefill chunks end at multiples of this where they do not end the prompt
+// What whoever runs the engine may choose, beside the limits of a plan.
+struct SchedulingPolicy {
+  int32_t max_model_len = 0;  // prompt + outputs of one sequence
   bool prefix_caching = true;
-  int32_t state_pages = 0;                  // of one sequence's recurrent state; 0: attention alone
   int32_t checkpoint_interval_blocks = 64;  // of prompt and output between checkpoints that stay; 0: none (for which
   int32_t checkpoint_turn_blocks = 4;       // and why see CheckpointPolicy); the same of output, one a sequence
-  int32_t num_drafts = 0;                   // tokens that a decode row verifies after its own (speculation)
-  bool deterministic = false;  // prefix hits, chunk and resume points at fixed absolute multiples only (D10)
   AdmissionReserve admission_reserve = reserve_page_each;  // null: none
-  uint64_t hash_seed = 0;                                  // per process
-  int32_t hash_bits = 128;                                 // fewer only in tests: every output must stay right
+};
+
+// Both of these, and what follows from model and ranks.
+struct SchedulerConfig : PlanLimits, SchedulingPolicy {
+  int32_t num_pages = 0;            // pool size of a rank
+  int32_t long_prefill_tokens = 0;  // cap of one sequence's chunk; 0: the budget
+  int32_t attention_alignment = 1;  // prefill chunks end at multiples of this where they do not end the prompt
+  int32_t state_pages = 0;          // of one sequence's recurrent state; 0: attention alone
+  int32_t num_drafts = 0;           // tokens that a decode row verifies after its own (speculation)
+  uint64_t hash_seed = 0;           // per process
+  int32_t hash_bits = 128;          // fewer only in tests: every output must stay right
 };
 
 // What the constructor requires: the pool, slots and budget exist, and in deterministic mode one aligned chunk fits the

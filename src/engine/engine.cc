@@ -90,10 +90,11 @@ namespace {
 
 // Asked before hundreds of gigabytes of weights are read.
 Status check_positions(const EngineConfig& config) {
-  if (config.max_model_len == 0) return {};
+  const int32_t length = config.scheduling.max_model_len;
+  if (length == 0) return {};
   ASSIGN_OR_RETURN(const ModelConfig model, read_config(config.rank.load.path));
-  if (config.max_model_len > model.max_positions)
-    return bad_input(str_cat("--max-model-len ", config.max_model_len, " is over the model's ", model.max_positions,
+  if (length > model.max_positions)
+    return bad_input(str_cat("--max-model-len ", length, " is over the model's ", model.max_positions,
                              " positions: lower it, or leave it out"),
                      "max-model-len");
   return {};
@@ -103,8 +104,8 @@ Status check_positions(const EngineConfig& config) {
 
 Result<std::unique_ptr<Engine>> Engine::create(const EngineConfig& config) {
   RETURN_IF_ERROR(check_positions(config));
-  return create(config, [](const EngineConfig& limited, RankGroup::OnResult on_result) {
-    return RankGroup::create({.rank = limited.rank, .timeouts = limited.rank_timeouts, .compare = limited.selfcheck},
+  return create(config, [](const EngineConfig& same, RankGroup::OnResult on_result) {
+    return RankGroup::create({.rank = same.rank, .timeouts = same.rank_timeouts, .compare = same.selfcheck},
                              std::move(on_result));
   });
 }
@@ -112,37 +113,25 @@ Result<std::unique_ptr<Engine>> Engine::create(const EngineConfig& config) {
 Result<std::unique_ptr<Engine>> Engine::create(const EngineConfig& config, const MakeExecutor& make_executor) {
   auto impl = std::make_unique<Impl>();
   impl->config = config;
-  impl->config.rank.max_sequences = config.max_sequences;
-  impl->config.rank.max_step_tokens = config.max_step_tokens;
-  impl->config.rank.deterministic = config.deterministic;
   Impl* p = impl.get();
-  ASSIGN_OR_RETURN(impl->executor, make_executor(impl->config, [p](StepResult&& result) {
+  ASSIGN_OR_RETURN(impl->executor, make_executor(config, [p](StepResult&& result) {
                      p->mailbox.push_reserved(Message(std::move(result)));
                    }));
   const ModelInfo& info = impl->executor->model();
   const int32_t state_pages = impl->executor->state_pages();
   const int64_t cache_tokens = static_cast<int64_t>(impl->executor->num_pages() - state_pages) * kBlockTokens;
-  if (config.max_model_len > cache_tokens)
-    return bad_input(str_cat("--max-model-len ", config.max_model_len, " does not fit the cache of ", cache_tokens,
+  SchedulerConfig scheduling{config.rank.limits, config.scheduling};
+  if (scheduling.max_model_len > cache_tokens)
+    return bad_input(str_cat("--max-model-len ", scheduling.max_model_len, " does not fit the cache of ", cache_tokens,
                              " tokens: lower it, or raise --kv-cache-memory-bytes"),
                      "max-model-len");
-  impl->max_model_len = config.max_model_len > 0
-                            ? config.max_model_len
-                            : static_cast<int32_t>(std::min<int64_t>(info.max_positions, cache_tokens));
-  const SchedulerConfig scheduling{
-      .num_pages = impl->executor->num_pages(),
-      .max_sequences = config.max_sequences,
-      .max_step_tokens = config.max_step_tokens,
-      .max_model_len = impl->max_model_len,
-      .attention_alignment = state_pages > 0 ? kBlockTokens : 1,
-      .prefix_caching = config.prefix_caching,
-      .state_pages = state_pages,
-      .checkpoint_interval_blocks = config.checkpoint_interval_blocks,
-      .checkpoint_turn_blocks = config.checkpoint_turn_blocks,
-      .deterministic = config.deterministic,
-      .admission_reserve = config.admission_reserve,
-      .hash_seed = mix64(static_cast<uint64_t>(wall_time_s() * 1e6)),
-  };
+  if (scheduling.max_model_len == 0)
+    scheduling.max_model_len = static_cast<int32_t>(std::min<int64_t>(info.max_positions, cache_tokens));
+  scheduling.num_pages = impl->executor->num_pages();
+  scheduling.attention_alignment = state_pages > 0 ? kBlockTokens : 1;
+  scheduling.state_pages = state_pages;
+  scheduling.hash_seed = mix64(static_cast<uint64_t>(wall_time_s() * 1e6));
+  impl->max_model_len = scheduling.max_model_len;
   RETURN_IF_ERROR(validate(scheduling));
   impl->scheduler = std::make_unique<Scheduler>(scheduling);
   impl->publish_stats(0, false);

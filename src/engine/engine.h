@@ -20,23 +20,15 @@ namespace perigee {
 struct EngineConfig {
   RankConfig rank;  // of each; rank.size of them
   RankTimeouts rank_timeouts;
-  int32_t max_sequences = 128;     // --max-num-seqs
-  int32_t max_step_tokens = 2048;  // --max-num-batched-tokens
-  int32_t max_model_len = 0;       // 0: the model's limit, or what fits the cache when that is less
-  int32_t max_waiting = 4096;      // --max-waiting-seqs
-  int32_t max_choices() const { return max_waiting + max_sequences; }  // that run and wait at once
-  bool prefix_caching = true;
-  int32_t checkpoint_interval_blocks = SchedulerConfig().checkpoint_interval_blocks;  // recurrent models
-  int32_t checkpoint_turn_blocks = SchedulerConfig().checkpoint_turn_blocks;
-  AdmissionReserve admission_reserve = SchedulerConfig().admission_reserve;
-  bool deterministic = false;
+  SchedulingPolicy scheduling;  // max_model_len 0: the model's limit, or what fits the cache when that is less
+  int32_t max_waiting = 4096;   // --max-waiting-seqs
+  int32_t max_choices() const { return max_waiting + rank.limits.max_sequences; }  // that run and wait at once
   bool selfcheck = false;  // after every step: check_integrity(), and that all ranks have sampled the same
   // Called on the engine thread when a device is lost and every choice has got an error. Nothing can be submitted after
   // that; the process should end with code 70.
   std::function<void(const std::string& why)> on_device_lost = {};
 };
 
-// With the engine's limits in config.rank.
 using MakeExecutor = std::function<Result<std::unique_ptr<Executor>>(const EngineConfig& config,
                                                                      std::function<void(StepResult&&)> on_result)>;
 

@@ -12,13 +12,13 @@ constexpr int32_t kBlock = kBlockTokens;
 TEST(EngineLimits, TheContextMayBeAsLongAsTheModelsPositions) {
   EngineConfig config = small_config();
   config.rank.cache_bytes = 64 << 20;
-  config.max_model_len = kPositions;
+  config.scheduling.max_model_len = kPositions;
   const auto engine = make_engine(config);
   EXPECT_EQ(engine->max_model_len(), kPositions);
   EXPECT_GE(engine->num_pages(), kPositions / kBlock) << "the cache is not the limit here";
-  config.max_model_len = 0;
+  config.scheduling.max_model_len = 0;
   EXPECT_EQ(make_engine(config)->max_model_len(), kPositions);
-  config.max_model_len = kPositions + 1;
+  config.scheduling.max_model_len = kPositions + 1;
   const auto refused = Engine::create(config);
   ASSERT_FALSE(refused.ok());
   EXPECT_EQ(refused.error().field, "max-model-len");
@@ -34,9 +34,9 @@ TEST(EngineLimits, TheContextMayFillTheCacheBesideAState) {
     const int32_t room = (engine->num_pages() - engine->state_pages()) * kBlock;
     ASSERT_LT(room, kPositions);
     EXPECT_EQ(engine->max_model_len(), room);
-    config.max_model_len = room;
+    config.scheduling.max_model_len = room;
     EXPECT_EQ(make_engine(config)->max_model_len(), room);
-    config.max_model_len = room + 1;
+    config.scheduling.max_model_len = room + 1;
     const auto refused = Engine::create(config);
     ASSERT_FALSE(refused.ok());
     EXPECT_EQ(refused.error().field, "max-model-len");
@@ -47,8 +47,8 @@ TEST(EngineLimits, TheContextMayFillTheCacheBesideAState) {
 TEST(EngineLimits, CheckpointsOfATurnHaveADistanceOfTheirOwn) {
   for (const int32_t turn_blocks : {0, 1}) {
     EngineConfig config = small_config("kimi_linear");
-    config.checkpoint_interval_blocks = 0;
-    config.checkpoint_turn_blocks = turn_blocks;
+    config.scheduling.checkpoint_interval_blocks = 0;
+    config.scheduling.checkpoint_turn_blocks = turn_blocks;
     const auto engine = make_engine(config);
     run(*engine, request_of(5, 2 * kBlock + 5));
     EXPECT_TRUE(eventually([&] { return engine->stats().scheduler.checkpoint_writes == 2 * turn_blocks; }))

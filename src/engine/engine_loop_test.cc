@@ -117,7 +117,7 @@ TEST_F(EngineLoop, CancellingARequestEndsEveryChoiceAndNothingElse) {
 
 TEST_F(EngineLoop, WhatWasRefusedOrHasEndedTakesNoPlace) {
   EngineConfig config;
-  config.max_sequences = 2;
+  config.rank.limits.max_sequences = 2;
   config.max_waiting = 2;
   const auto engine = engine_with(hands, config);
   ASSERT_EQ(engine->max_choices(), 4);
@@ -145,8 +145,8 @@ TEST_F(EngineLoop, WhatWasRefusedOrHasEndedTakesNoPlace) {
 
 TEST_F(EngineLoop, WhatCanNeverFitIsRefused) {
   EngineConfig config;
-  config.max_model_len = 100;
-  config.max_sequences = 3;
+  config.scheduling.max_model_len = 100;
+  config.rank.limits.max_sequences = 3;
   config.max_waiting = 0;
   const auto engine = engine_with(hands, config);
   EXPECT_EQ(engine->max_model_len(), 100);
@@ -282,7 +282,7 @@ TEST_F(EngineLoop, ALostDeviceEndsAllAfterTheTokensBeforeIt) {
 // Both plans are in flight and never return.
 TEST_F(EngineLoop, ShutdownAnswersWhatIsInFlightAndWhatWaits) {
   EngineConfig config;
-  config.max_sequences = 1;
+  config.rank.limits.max_sequences = 1;
   const auto engine = engine_with(hands, config);
   Chunks runs, waits;
   ASSERT_TRUE(engine->submit(request_for(50), runs.sink()).ok());
@@ -330,14 +330,14 @@ TEST_F(EngineLoop, ShutdownAnswersWhatLiesInTheMailbox) {
 
 TEST_F(EngineLoop, TheRanksHaveTheEnginesLimits) {
   EngineConfig config;
-  config.max_sequences = 5;
-  config.max_step_tokens = 700;
+  config.rank.limits.max_sequences = 5;
+  config.rank.limits.max_step_tokens = 700;
   for (const bool deterministic : {false, true}) {
-    config.deterministic = deterministic;
+    config.rank.limits.deterministic = deterministic;
     const auto engine = Engine::create(config, [&](const EngineConfig& made, std::function<void(StepResult &&)>) {
-      EXPECT_EQ(made.rank.max_sequences, 5);
-      EXPECT_EQ(made.rank.max_step_tokens, 700);
-      EXPECT_EQ(made.rank.deterministic, deterministic);
+      EXPECT_EQ(made.rank.limits.max_sequences, 5);
+      EXPECT_EQ(made.rank.limits.max_step_tokens, 700);
+      EXPECT_EQ(made.rank.limits.deterministic, deterministic);
       return Result<std::unique_ptr<Executor>>(std::make_unique<NoRanks>(hands));
     });
     EXPECT_TRUE(engine.ok());
@@ -346,7 +346,7 @@ TEST_F(EngineLoop, TheRanksHaveTheEnginesLimits) {
 
 TEST_F(EngineLoop, ACacheTooSmallForTheLengthIsNamed) {
   EngineConfig config;
-  config.max_model_len = 64 * 64 + 1;
+  config.scheduling.max_model_len = 64 * 64 + 1;
   const auto engine = Engine::create(config, [&](const EngineConfig&, std::function<void(StepResult &&)>) {
     return Result<std::unique_ptr<Executor>>(std::make_unique<NoRanks>(hands));
   });

@@ -23,7 +23,7 @@ TEST(EngineRequests, APromptIsCachedUnderItsSaltAlone) {
 
 TEST(EngineRequests, WithoutPrefixCachingNothingIsCached) {
   EngineConfig config = small_config();
-  config.prefix_caching = false;
+  config.scheduling.prefix_caching = false;
   const auto engine = make_engine(config);
   for (int i = 0; i < 2; ++i) EXPECT_EQ(run(*engine, request_of(70, 2))[0].num_cached_tokens, 0);
 }
@@ -80,7 +80,7 @@ TEST(EngineRequests, ATimeoutCountsFromTheRequest) {
 // While the sink of the first request holds up the engine, two more are submitted: they arrive at once.
 TEST(EngineRequests, TheLowerPriorityRunsFirst) {
   EngineConfig config = small_config();
-  config.max_sequences = 1;
+  config.rank.limits.max_sequences = 1;
   const auto engine = make_engine(config);
   std::promise<void> submitted;
   std::atomic<bool> held{false};
@@ -143,7 +143,7 @@ TEST(EngineRequests, AFinishedRequestLetsItsSinkGo) {
 // What was refused for a full queue gives its places back.
 TEST(EngineRequests, AQueueThatWasFullTakesRequestsAgain) {
   EngineConfig config = small_config();
-  config.max_sequences = 1;
+  config.rank.limits.max_sequences = 1;
   config.max_waiting = 1;
   const auto engine = make_engine(config);
   for (int round = 0; round < 3; ++round) {

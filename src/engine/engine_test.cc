@@ -17,8 +17,8 @@ std::unique_ptr<Engine> small_engine(int32_t max_waiting = 4096) {
   config.rank.load.path = PERIGEE_SOURCE_DIR "/tests/golden/heads16";
   config.rank.load.format = LoadFormat::kDummy;
   config.rank.cache_bytes = 8 << 20;
-  config.max_sequences = 4;
-  config.max_step_tokens = 64;
+  config.rank.limits.max_sequences = 4;
+  config.rank.limits.max_step_tokens = 64;
   auto engine = Engine::create(config);
   CHECK(engine.ok(), engine.error().message);
   return std::move(*engine);

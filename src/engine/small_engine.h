@@ -19,8 +19,8 @@ inline EngineConfig small_config(const char* golden = "heads16") {
   config.rank.load.path = std::string(PERIGEE_SOURCE_DIR "/tests/golden/") + golden;
   config.rank.load.format = LoadFormat::kDummy;
   config.rank.cache_bytes = 8 << 20;
-  config.max_sequences = 4;
-  config.max_step_tokens = 64;
+  config.rank.limits.max_sequences = 4;
+  config.rank.limits.max_step_tokens = 64;
   return config;
 }
 

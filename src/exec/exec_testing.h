@@ -47,7 +47,7 @@ inline RankConfig small_rank_config(const char* golden = "heads16") {
   config.load.path = std::string(PERIGEE_SOURCE_DIR "/tests/golden/") + golden;
   config.load.format = LoadFormat::kDummy;
   config.cache_bytes = 8 << 20;
-  config.max_sequences = 2;
+  config.limits.max_sequences = 2;
   return config;
 }
 

@@ -46,7 +46,7 @@ class GivenLogits : public testing::Test {
     RankConfig config;
     config.device = Device::kRef;
     config.cache_bytes = 1 << 20;
-    config.max_sequences = max_sequences;
+    config.limits.max_sequences = max_sequences;
     config.make_model = [=](Ops&) { return std::make_unique<CountingModel>(max_positions); };
     auto made = RankThread::start(config, [this](StepResult&& result) { results_.push_reserved(std::move(result)); });
     ASSERT_TRUE(made.ok()) << made.error().message;

@@ -61,7 +61,8 @@ class HostDevice final : public RankDevice {
 
 Result<std::unique_ptr<Ops>> HostDevice::make_ops() {
   if (config_.device == Device::kRef) return make_ref_ops();
-  const int threads = config_.num_threads > 0 ? config_.num_threads : std::max(1, available_cores() / config_.size);
+  const int threads =
+      config_.load.num_threads > 0 ? config_.load.num_threads : std::max(1, available_cores() / config_.size);
   auto ops = make_cpu_ops({.num_threads = threads, .isa = config_.isa});
   if (ops.ok()) log_info("backend ", (*ops)->name(), ", ", threads, threads == 1 ? " thread" : " threads");
   return ops;

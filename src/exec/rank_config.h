@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 
+#include "control/plan_limits.h"
 #include "model/model.h"
 
 namespace perigee {
@@ -28,14 +29,11 @@ struct RankFault {
 struct RankConfig {
   int32_t rank = 0, size = 1;  // this rank of so many; each holds the whole model
   Device device = Device::kCpu;
-  LoadOptions load;
-  int num_threads = 0;            // 0: as many as available_cores(), divided among the ranks
+  LoadOptions load;               // its num_threads also compute on a CPU; 0: the cores, divided among the ranks
   int64_t cache_bytes = 1 << 30;  // page pool of a rank; on a GPU 0: what memory_share leaves beside the rest
   double memory_share = 0.9;      // of the GPU's memory, with what others have of it
   bool fp8_cache = false;         // latents as e4m3
-  int32_t max_sequences = 128;
-  int32_t max_step_tokens = 2048;
-  bool deterministic = false;
+  PlanLimits limits;
   std::optional<Isa> isa;          // of the CPU backend; none: the best one of this machine
   RankFault fault;                 // tests
   OpObserver* observer = nullptr;  // of the model's ops (ops/observed_ops.h); none costs nothing

@@ -19,9 +19,9 @@ class RankMaskTest : public testing::Test {
   RankMaskTest() {
     RankConfig config;
     config.load.path = PERIGEE_SOURCE_DIR "/models/tiny-k2";
-    config.num_threads = 1;
+    config.load.num_threads = 1;
     config.cache_bytes = 8 << 20;
-    config.max_sequences = 4;
+    config.limits.max_sequences = 4;
     auto made = RankThread::start(config, [this](StepResult&& result) { results_.push_reserved(std::move(result)); });
     CHECK(made.ok(), made.error().message);
     rank_ = std::move(*made);

@@ -26,14 +26,16 @@ struct RankParts {
   // What steps outside of graphs run on.
   Ops& step_ops() const { return observed ? *observed : *ops; }
   int32_t state_pages() const { return static_cast<int32_t>(layout.state_pages()); }
-  int64_t ring_bytes() const { return config.max_sequences * layout.ring_slot_bytes(kRingTokens); }
+  int64_t ring_bytes() const { return config.limits.max_sequences * layout.ring_slot_bytes(kRingTokens); }
   int64_t pool_bytes() const { return num_pages * layout.page_bytes(); }
   int64_t least_pages() const { return 2 + layout.state_pages(); }  // for any work
   // Pages that fit. kBadInput names the flag when they are too few for any work.
   Result<int32_t> pages_in(int64_t bytes) const;
-  int32_t max_blocks(int32_t pages) const;                                                       // of one sequence
-  int32_t max_tokens() const { return std::max(config.max_step_tokens, config.max_sequences); }  // of a step
-  int32_t max_rows_of_logits() const { return std::min(max_logit_rows(config.max_sequences), max_tokens()); }
+  int32_t max_blocks(int32_t pages) const;  // of one sequence
+  int32_t max_tokens() const {
+    return std::max(config.limits.max_step_tokens, config.limits.max_sequences);
+  }  // of a step
+  int32_t max_rows_of_logits() const { return std::min(max_logit_rows(config.limits.max_sequences), max_tokens()); }
 };
 
 }  // namespace perigee

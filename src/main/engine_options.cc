@@ -280,7 +280,7 @@ Result<EngineConfig> engine_config(const Options& options) {
 
   RETURN_IF_ERROR(read_ranks(options, config));
   ASSIGN_OR_RETURN(const int64_t threads, options.integer("threads", 0, 1024));
-  config.rank.num_threads = load.num_threads = static_cast<int>(threads);
+  load.num_threads = static_cast<int>(threads);
   ASSIGN_OR_RETURN(config.rank.memory_share, options.number("gpu-memory-utilization", 0.01, 1));
   ASSIGN_OR_RETURN(config.rank.cache_bytes, cache_bytes(gpu, options));
   ASSIGN_OR_RETURN(const int64_t model_len, options.integer("max-model-len", 0, 1 << 28));
@@ -288,14 +288,14 @@ Result<EngineConfig> engine_config(const Options& options) {
   ASSIGN_OR_RETURN(const int64_t waiting, options.integer("max-waiting-seqs", 1, 1 << 20));
   ASSIGN_OR_RETURN(const int64_t interval, options.integer("checkpoint-interval-blocks", 0, 1 << 20));
   ASSIGN_OR_RETURN(const int64_t turn, options.integer("checkpoint-turn-blocks", 0, 1 << 20));
-  config.checkpoint_interval_blocks = static_cast<int32_t>(interval);
-  config.checkpoint_turn_blocks = static_cast<int32_t>(turn);
-  config.max_model_len = static_cast<int32_t>(model_len);
-  config.max_sequences = static_cast<int32_t>(limits.sequences);
-  config.max_step_tokens = static_cast<int32_t>(limits.tokens);
+  config.scheduling.checkpoint_interval_blocks = static_cast<int32_t>(interval);
+  config.scheduling.checkpoint_turn_blocks = static_cast<int32_t>(turn);
+  config.scheduling.max_model_len = static_cast<int32_t>(model_len);
+  config.rank.limits.max_sequences = static_cast<int32_t>(limits.sequences);
+  config.rank.limits.max_step_tokens = static_cast<int32_t>(limits.tokens);
   config.max_waiting = static_cast<int32_t>(waiting);
-  config.prefix_caching = options.enabled("enable-prefix-caching");
-  config.deterministic = options.enabled("deterministic");
+  config.scheduling.prefix_caching = options.enabled("enable-prefix-caching");
+  config.rank.limits.deterministic = options.enabled("deterministic");
   config.selfcheck = options.enabled("selfcheck");
   return config;
 }

@@ -19,12 +19,12 @@ TEST(EngineOptions, DefaultsFollowTheDevice) {
   const auto cpu = parsed({"--device", "cpu"}), gpu = parsed({"--device", "cuda"});
   ASSERT_TRUE(cpu.ok() && gpu.ok());
   EXPECT_EQ(cpu->rank.cache_bytes, 1 << 30);
-  EXPECT_EQ(cpu->max_sequences, 128);
-  EXPECT_EQ(cpu->max_step_tokens, 2048);
+  EXPECT_EQ(cpu->rank.limits.max_sequences, 128);
+  EXPECT_EQ(cpu->rank.limits.max_step_tokens, 2048);
   EXPECT_EQ(gpu->rank.cache_bytes, 0);  // what the share leaves
   EXPECT_EQ(gpu->rank.memory_share, 0.9);
-  EXPECT_EQ(gpu->max_sequences, 1024);
-  EXPECT_EQ(gpu->max_step_tokens, 8192);
+  EXPECT_EQ(gpu->rank.limits.max_sequences, 1024);
+  EXPECT_EQ(gpu->rank.limits.max_step_tokens, 8192);
 }
 
 TEST(EngineOptions, GivenValuesWin) {
@@ -33,17 +33,17 @@ TEST(EngineOptions, GivenValuesWin) {
   ASSERT_TRUE(config.ok()) << config.error().message;
   EXPECT_EQ(config->rank.cache_bytes, int64_t{4} << 30);
   EXPECT_EQ(config->rank.memory_share, 0.5);
-  EXPECT_EQ(config->max_sequences, 7);
-  EXPECT_EQ(config->max_step_tokens, 70);
+  EXPECT_EQ(config->rank.limits.max_sequences, 7);
+  EXPECT_EQ(config->rank.limits.max_step_tokens, 70);
 }
 
 TEST(EngineOptions, ALimitThatIsNotGivenGivesWay) {
   const auto many = parsed({"--device", "cpu", "--max-num-seqs", "4096"});
   ASSERT_TRUE(many.ok()) << many.error().message;
-  EXPECT_EQ(many->max_step_tokens, 4096);
+  EXPECT_EQ(many->rank.limits.max_step_tokens, 4096);
   const auto small = parsed({"--device", "cuda", "--max-num-batched-tokens", "512"});
   ASSERT_TRUE(small.ok()) << small.error().message;
-  EXPECT_EQ(small->max_sequences, 256);
+  EXPECT_EQ(small->rank.limits.max_sequences, 256);
   EXPECT_FALSE(parsed({"--max-num-seqs", "200", "--max-num-batched-tokens", "199"}).ok());
 }
 

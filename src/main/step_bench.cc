@@ -175,9 +175,7 @@ Result<int> bench_step(const std::vector<std::string>& arguments) {
   RETURN_IF_ERROR(check_result_file(options));
   ASSIGN_OR_RETURN(const StepRequest request, read_request(options));
   ASSIGN_OR_RETURN(const EngineConfig config, engine_config(options));
-  RankConfig rank = config.rank;
-  rank.max_step_tokens = config.max_step_tokens;
-  rank.deterministic = config.deterministic;
+  const RankConfig& rank = config.rank;
   StepLimits limits;
   if (rank.device == Device::kCuda) {
     ASSIGN_OR_RETURN(limits.bytes_per_s, options.number("limit-gbs", 1, 1e6));

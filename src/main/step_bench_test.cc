@@ -12,7 +12,7 @@ RankConfig tiny(Device device = Device::kCpu) {
   config.device = device;
   config.load.path = PERIGEE_SOURCE_DIR "/models/tiny-k2";
   config.cache_bytes = 64 << 20;
-  config.num_threads = 1;
+  config.load.num_threads = 1;
   return config;
 }
 

@@ -9,9 +9,9 @@
 namespace perigee {
 
 Result<std::unique_ptr<StepDriver>> StepDriver::create(RankConfig config, const StepShape& shape) {
-  const int32_t chunk = std::max(config.max_step_tokens / kBlockTokens * kBlockTokens, kBlockTokens);
-  config.max_sequences = shape.batch;
-  config.max_step_tokens = shape.prefill ? shape.batch * shape.context : std::max(chunk, shape.batch);
+  const int32_t chunk = std::max(config.limits.max_step_tokens / kBlockTokens * kBlockTokens, kBlockTokens);
+  config.limits.max_sequences = shape.batch;
+  config.limits.max_step_tokens = shape.prefill ? shape.batch * shape.context : std::max(chunk, shape.batch);
   std::unique_ptr<StepDriver> driver(new StepDriver(shape, config));
   ASSIGN_OR_RETURN(driver->ranks_, RankGroup::create({.rank = config}, [d = driver.get()](StepResult&& result) {
                      const auto finite = [](const RowResult& row) { return row.finite; };
@@ -32,7 +32,7 @@ Result<std::unique_ptr<StepDriver>> StepDriver::create(RankConfig config, const 
 }
 
 StepDriver::StepDriver(const StepShape& shape, RankConfig& config)
-    : shape_(shape), num_blocks_(static_cast<size_t>(config.max_sequences)) {
+    : shape_(shape), num_blocks_(static_cast<size_t>(config.limits.max_sequences)) {
   for (int32_t i = 0; i < shape.batch; ++i) {
     SamplingParams sampling;
     sampling.temperature = shape.temperature;

@@ -44,8 +44,8 @@ EngineConfig config_for(const std::string& model, Device device, bool determinis
   config.rank.device = device;
   config.rank.load.path = folder_of(model);
   config.rank.cache_bytes = 512 << 20;
-  config.max_sequences = 64;
-  config.deterministic = deterministic;
+  config.rank.limits.max_sequences = 64;
+  config.rank.limits.deterministic = deterministic;
   return config;
 }
 
@@ -123,7 +123,7 @@ TEST_P(DeviceEquality, DeterministicRepliesDoNotDependOnWhoRunsBeside) {
   std::vector<std::vector<int32_t>> requests;
   for (const size_t i : which) requests.push_back(prompts[i]);
   EngineConfig config = config_for(GetParam(), Device::kCuda, true);
-  config.max_sequences = 256;
+  config.rank.limits.max_sequences = 256;
   const std::vector<Reply> alone = answers(config, prompts, false), beside = answers(config, requests);
   int64_t tokens = 0;
   for (size_t r = 0; r < requests.size(); ++r) {

@@ -32,7 +32,7 @@ TEST_P(EngineEnds, CancelAndDeadlineEndAndFreeEverything) {
 
 TEST_P(EngineEnds, RefusesWhatCannotFitAndAnswersAllAtShutdown) {
   EngineConfig config = base_config(GetParam());
-  config.max_model_len = 256;
+  config.scheduling.max_model_len = 256;
   const auto engine = make_engine(config);
   Collector collector;
   const auto refused =

@@ -116,7 +116,7 @@ class Equality : public testing::TestWithParam<TestModel> {
 TEST_P(Equality, TogetherAsAloneOnAnyNumberOfThreads) {
   for (const int threads : {2, 3}) {
     EngineConfig config = base_config(GetParam());
-    config.rank.num_threads = threads;
+    config.rank.load.num_threads = threads;
     SCOPED_TRACE(threads);
     expect_identical(alone, run(*make_engine(config), jobs, true));
   }
@@ -125,7 +125,7 @@ TEST_P(Equality, TogetherAsAloneOnAnyNumberOfThreads) {
 TEST_P(Equality, AnyChunkSize) {
   for (const int32_t budget : GetParam().budgets) {
     EngineConfig config = base_config(GetParam());
-    config.max_step_tokens = budget;
+    config.rank.limits.max_step_tokens = budget;
     SCOPED_TRACE(budget);
     expect_identical(alone, run(*make_engine(config), jobs, true));
   }
@@ -135,8 +135,8 @@ TEST_P(Equality, AnyChunkSize) {
 // 0005).
 TEST_P(Equality, CachedAsCold) {
   EngineConfig config = base_config(GetParam());
-  config.prefix_caching = true;
-  config.checkpoint_interval_blocks = 1;
+  config.scheduling.prefix_caching = true;
+  config.scheduling.checkpoint_interval_blocks = 1;
   const auto engine = make_engine(config);
   for (const bool again : {false, true}) {
     SCOPED_TRACE(again);
@@ -155,7 +155,7 @@ TEST(EqualityOfLatentAttention, PreemptedAsNot) {
   const std::vector<Job> jobs = crowding_jobs(4);
   EngineConfig config = base_config(tiny_k2());
   const auto roomy = make_engine(config);
-  config.prefix_caching = true;
+  config.scheduling.prefix_caching = true;
   const auto crowded = make_engine(with_cache_of(config, *roomy, 2 * 4 + 1));
   const std::vector<Reply> whole = run(*roomy, jobs, true), preempted = run(*crowded, jobs, true);
   expect_identical(whole, preempted);
@@ -166,7 +166,7 @@ TEST(EqualityOfLatentAttention, PreemptedAsNot) {
 class EqualityOfDeterministic : public testing::TestWithParam<TestModel> {
  protected:
   EqualityOfDeterministic() {
-    config.deterministic = true;
+    config.rank.limits.deterministic = true;
     Rng rng(5);
     for (const int length : {490, 505}) jobs.push_back({.prompt = random_ids(rng, length, kVocab)});
     for (size_t i = 1; i < jobs.size(); i += 2) jobs[i].penalties = true;
@@ -177,7 +177,7 @@ class EqualityOfDeterministic : public testing::TestWithParam<TestModel> {
 
 TEST_P(EqualityOfDeterministic, CachedAsCold) {
   const std::vector<Reply> cold = run(*make_engine(config), jobs, false);
-  config.prefix_caching = true;
+  config.scheduling.prefix_caching = true;
   const auto engine = make_engine(config);
   for (const bool again : {false, true}) {
     SCOPED_TRACE(again);
@@ -194,8 +194,8 @@ TEST_P(EqualityOfDeterministic, CachedAsCold) {
 TEST_P(EqualityOfDeterministic, ChunkedAndPreemptedAtAnyTime) {
   jobs = crowding_jobs(8);
   const auto alone = make_engine(config);
-  config.prefix_caching = true;
-  config.max_step_tokens = 96;
+  config.scheduling.prefix_caching = true;
+  config.rank.limits.max_step_tokens = 96;
   const auto crowded = make_engine(with_cache_of(config, *alone, 2 * 8 + 1));
   const std::vector<Reply> wanted = run(*alone, jobs, false);
   for (int turn = 0; turn < (soak_requested() ? 20 : 2); ++turn) {
@@ -211,7 +211,7 @@ TEST_P(EqualityOfDeterministic, ChunkedAndPreemptedAtAnyTime) {
 TEST_P(EqualityOfDeterministic, HitAtEveryBlockBoundary) {
   constexpr int32_t kBlocks = 7;
   EngineConfig config = base_config(GetParam());
-  config.deterministic = true;
+  config.rank.limits.deterministic = true;
   Rng rng(3);
   const std::vector<int32_t> base = random_ids(rng, kBlocks * 64 + 9, kVocab);
   std::vector<Job> branches;
@@ -220,8 +220,8 @@ TEST_P(EqualityOfDeterministic, HitAtEveryBlockBoundary) {
     branches.push_back({.prompt = joined(kept, random_ids(rng, 1 + 23 * b, kVocab)), .max_tokens = 12});
   }
   const std::vector<Reply> cold = run(*make_engine(config), branches, false);
-  config.prefix_caching = true;
-  config.checkpoint_interval_blocks = 1;
+  config.scheduling.prefix_caching = true;
+  config.scheduling.checkpoint_interval_blocks = 1;
   const auto engine = make_engine(config);
   run(*engine, {{.prompt = base, .max_tokens = 3}}, false);
   const std::vector<Reply> cached = run(*engine, branches, false);
@@ -233,9 +233,9 @@ TEST_P(EqualityOfDeterministic, HitAtEveryBlockBoundary) {
 TEST_P(Equality, ANextTurnGoesOnFromItsOutputs) {
   EngineConfig config = base_config(GetParam());
   config.rank.device = Device::kRef;
-  config.prefix_caching = true;
-  config.checkpoint_interval_blocks = 0;
-  config.checkpoint_turn_blocks = 1;
+  config.scheduling.prefix_caching = true;
+  config.scheduling.checkpoint_interval_blocks = 0;
+  config.scheduling.checkpoint_turn_blocks = 1;
   Rng rng(4);
   const auto engine = make_engine(config);
   const std::vector<Reply> turn = run(*engine, {{.prompt = random_ids(rng, 100, kVocab), .max_tokens = 120}}, false);
@@ -244,7 +244,7 @@ TEST_P(Equality, ANextTurnGoesOnFromItsOutputs) {
   const std::vector<Job> next = {{.prompt = joined(prompt, random_ids(again, 20, kVocab)), .max_tokens = 8}};
   const std::vector<Reply> cached = run(*engine, next, false);
   EXPECT_EQ(cached[0].cached, 192) << "of 219 tokens that have cache entries";
-  config.prefix_caching = false;
+  config.scheduling.prefix_caching = false;
   const std::vector<Reply> cold = run(*make_engine(config), next, false);
   ASSERT_EQ(cached[0].ids, cold[0].ids);
   for (size_t t = 0; t < cold[0].ids.size(); ++t)
@@ -253,9 +253,9 @@ TEST_P(Equality, ANextTurnGoesOnFromItsOutputs) {
 
 TEST_P(EqualityOfDeterministic, SeveralChoicesAsSingleRequests) {
   EngineConfig config = base_config(GetParam());
-  config.deterministic = true;
+  config.rank.limits.deterministic = true;
   const auto cold = make_engine(config);
-  config.prefix_caching = true;  // the other choices go on from what the first one's prompt left
+  config.scheduling.prefix_caching = true;  // the other choices go on from what the first one's prompt left
   const auto engine = make_engine(config);
   EngineRequest request = request_of(jobs[2]);
   request.sampling.temperature = 1.0f;

@@ -118,12 +118,12 @@ inline EngineConfig base_config(const TestModel& model) {
   config.rank.device = model.device;
   if (model.device == Device::kCpu) config.rank.isa = isa_under_test();
   config.rank.fp8_cache = model.fp8_cache;
-  config.rank.num_threads = kSanitized ? 2 : 1;  // two processes share the cores; a sanitizer is to see the pool
+  config.rank.load.num_threads = kSanitized ? 2 : 1;  // two processes share the cores; a sanitizer is to see the pool
   config.rank.cache_bytes = 96 << 20;
-  config.max_sequences = 16;
-  config.prefix_caching = false;
+  config.rank.limits.max_sequences = 16;
+  config.scheduling.prefix_caching = false;
   config.selfcheck = true;
-  config.admission_reserve = nullptr;  // a tight cache is to preempt
+  config.scheduling.admission_reserve = nullptr;  // a tight cache is to preempt
   return config;
 }
 
@@ -138,7 +138,7 @@ inline std::unique_ptr<Engine> make_engine(const EngineConfig& config) {
 inline EngineConfig with_cache_of(EngineConfig config, const Engine& like, int32_t num_pages) {
   const int64_t page_bytes = config.rank.cache_bytes / like.num_pages();
   config.rank.cache_bytes = (page_bytes + 1) * (num_pages + 2 * like.state_pages());
-  config.max_model_len = 64 * num_pages;
+  config.scheduling.max_model_len = 64 * num_pages;
   return config;
 }
 

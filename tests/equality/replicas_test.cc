@@ -26,9 +26,9 @@ std::vector<Job> mixed_jobs() {
 
 TEST_P(EqualityOfReplicas, AnswerLikeOne) {
   EngineConfig config = base_config(GetParam());
-  config.max_step_tokens = GetParam().budgets[1];
-  config.max_sequences = 8;
-  config.prefix_caching = true;
+  config.rank.limits.max_step_tokens = GetParam().budgets[1];
+  config.rank.limits.max_sequences = 8;
+  config.scheduling.prefix_caching = true;
   config.rank_timeouts.behind_s = 1e6;
   const std::vector<Job> jobs = mixed_jobs();
   const std::vector<Reply> alone = run(*make_engine(config), jobs, true);

@@ -93,16 +93,16 @@ class EqualityOnTasks : public testing::TestWithParam<TestModel> {
 };
 
 TEST_P(EqualityOnTasks, CachedAsColdUpToTies) {
-  config_.prefix_caching = true;
+  config_.scheduling.prefix_caching = true;
   const auto engine = make_engine(config_);
   expect_cached_as_cold(*engine, task_jobs(GetParam(), *engine, num_jobs(10, 60)), 127);
 }
 
 // Whole, or cut into chunks that other sequences' tokens fill up.
 TEST_P(EqualityOnTasks, ChunkedAsWholeUpToTies) {
-  config_.max_step_tokens = 4096;
+  config_.rank.limits.max_step_tokens = 4096;
   const auto large = make_engine(config_);
-  config_.max_step_tokens = 96;
+  config_.rank.limits.max_step_tokens = 96;
   const auto small = make_engine(config_);
   const std::vector<Job> jobs = task_jobs(GetParam(), *large, num_jobs(8, 20));
   const std::vector<Reply> whole = run(*large, jobs, true), chunked = run(*small, jobs, true);
@@ -112,7 +112,7 @@ TEST_P(EqualityOnTasks, ChunkedAsWholeUpToTies) {
 
 // After more than kOneFormTokens cached tokens a short rest is absorbed where a cold start expands.
 TEST_P(EqualityOnTasks, CachedAsColdUpToTiesOnLongContexts) {
-  config_.prefix_caching = true;
+  config_.scheduling.prefix_caching = true;
   const auto engine = make_engine(config_);
   std::vector<Job> jobs;
   for (Job& part : task_jobs(GetParam(), *engine, num_jobs(12, 60))) {
@@ -139,7 +139,7 @@ TEST_P(EqualityOnTasks, PreemptedAsNotUpToTies) {
       crowding.begin(), crowding.end(), [](const auto& a, const auto& b) { return a.second.size() < b.second.size(); });
   std::vector<Job> jobs = jobs_of_one_size;
   jobs.resize(std::min(jobs.size(), num_jobs(8, 40)));
-  config_.prefix_caching = true;
+  config_.scheduling.prefix_caching = true;
   const auto crowded = make_engine(with_cache_of(config_, *roomy, 2 * static_cast<int32_t>(num_pages) + 1));
   const std::vector<Reply> whole = run(*roomy, jobs, true), preempted = run(*crowded, jobs, true);
   print("preempted against not", jobs, compare(*roomy, jobs, whole, preempted));

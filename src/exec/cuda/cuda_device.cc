@@ -70,17 +70,18 @@ class CudaDevice final : public RankDevice {
 // What the kernels' grids and the attention's work lists hold.
 Status check_limits(const RankConfig& config) {
   constexpr int32_t kMaxTokens = 65535;
-  if (config.max_sequences > kMlaMaxSequences)
-    return bad_input(str_cat("--max-num-seqs ", config.max_sequences, ": a GPU runs at most ", kMlaMaxSequences),
+  if (config.limits.max_sequences > kMlaMaxSequences)
+    return bad_input(str_cat("--max-num-seqs ", config.limits.max_sequences, ": a GPU runs at most ", kMlaMaxSequences),
                      "max-num-seqs");
-  if (config.max_step_tokens > kMaxTokens)
-    return bad_input(str_cat("--max-num-batched-tokens ", config.max_step_tokens, ": a GPU takes at most ", kMaxTokens),
-                     "max-num-batched-tokens");
+  if (config.limits.max_step_tokens > kMaxTokens)
+    return bad_input(
+        str_cat("--max-num-batched-tokens ", config.limits.max_step_tokens, ": a GPU takes at most ", kMaxTokens),
+        "max-num-batched-tokens");
   return {};
 }
 
 Result<std::unique_ptr<Ops>> CudaDevice::make_ops() {
-  auto ops = std::make_unique<CudaOps>(CudaOptions{.deterministic = config_.deterministic});
+  auto ops = std::make_unique<CudaOps>(CudaOptions{.deterministic = config_.limits.deterministic});
   if (config_.observer != nullptr) ops->observe_launches(config_.observer);
   return std::unique_ptr<Ops>(std::move(ops));
 }
@@ -98,7 +99,8 @@ Status CudaDevice::reserve_arrays() {
   const RankParts& parts = *parts_;
   const int64_t most = std::max(device_memory().free, parts.least_pages() * parts.layout.page_bytes());
   ASSIGN_OR_RETURN(const int32_t most_pages, parts.pages_in(config_.cache_bytes > 0 ? config_.cache_bytes : most));
-  const int32_t slots = config_.max_sequences, tokens = parts.max_tokens(), max_blocks = parts.max_blocks(most_pages);
+  const int32_t slots = config_.limits.max_sequences, tokens = parts.max_tokens(),
+                max_blocks = parts.max_blocks(most_pages);
   const int32_t state_pages = parts.state_pages();
   pages_ = device_buffer(static_cast<size_t>(parts.layout.page_bytes()));
   if (state_pages > 0) ring_ = device_buffer(static_cast<size_t>(parts.ring_bytes()));
@@ -128,7 +130,7 @@ Status CudaDevice::reserve_arrays() {
 Status CudaDevice::run_largest_steps() {
   cuda_ok(load_sampling_kernels(), "loading the sampling kernels");
   cuda_ok(load_step_kernels(), "loading the step kernels");
-  for (const std::vector<SequenceRows>& sequences : warm_up_shapes({.sequences = config_.max_sequences,
+  for (const std::vector<SequenceRows>& sequences : warm_up_shapes({.sequences = config_.limits.max_sequences,
                                                     .tokens = parts_->max_tokens(),
                                                     .sequence_tokens = sequences_.table_width * kBlockTokens,
                                                     .recurrent = parts_->state_pages() > 0}))
@@ -173,7 +175,7 @@ Status CudaDevice::reserve() {
   pages_ = {};
   pages_ = device_buffer(static_cast<size_t>(parts_->pool_bytes()));
   RETURN_IF_ERROR(device_status());
-  graphs_ = std::make_unique<DecodeGraphs>(arrays_->batch(), sequences_, config_.max_sequences);
+  graphs_ = std::make_unique<DecodeGraphs>(arrays_->batch(), sequences_, config_.limits.max_sequences);
   RETURN_IF_ERROR(graphs_->capture(*parts_->model, ops(), pool(), *sampling_));
   cuda_ok(cudaStreamSynchronize(stream()), "warming up");
   allocations_ = num_device_allocations();
@@ -182,7 +184,7 @@ Status CudaDevice::reserve() {
 
 void CudaDevice::apply(const StepPlan& plan, const Batch& batch, int32_t turn) {
   CHECK(std::ssize(batch.positions) <= parts_->max_tokens(), "a step of ", batch.positions.size(), " tokens");
-  CHECK(std::ssize(plan.checkpoints) <= max_checkpoint_writes(config_.max_sequences, parts_->max_tokens()),
+  CHECK(std::ssize(plan.checkpoints) <= max_checkpoint_writes(config_.limits.max_sequences, parts_->max_tokens()),
         "a step of ", plan.checkpoints.size(), " checkpoints");
   auto& [upload, done, asked] = turns_[static_cast<size_t>(turn)];
   upload->begin();

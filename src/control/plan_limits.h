@@ -1,0 +1,16 @@
+// PlanLimits: what a plan may hold. The scheduler keeps to it, and every rank reserves for it. Plain values.
+#pragma once
+
+#include <cstdint>
+
+namespace perigee {
+
+struct PlanLimits {
+  int32_t max_sequences = 128;     // slots: sequences that run at once
+  int32_t max_step_tokens = 2048;  // token budget of a step, prefill and decode together
+  // Same bits whatever runs beside a sequence, cached or not: one form of attention everywhere, and prefix hits, chunk
+  // and resume points at fixed absolute multiples only (D10).
+  bool deterministic = false;
+};
+
+}  // namespace perigee
