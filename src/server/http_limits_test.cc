@@ -26,6 +26,16 @@ TEST_F(HttpTest, ProbesAreAnsweredWhileEveryServingLoopStandsStill) {
   EXPECT_EQ(blocker.read_reply().body, "unblocked");
 }
 
+// Whoever has an answer is back at the door: what its serving loop does next delays it no more.
+TEST_F(HttpTest, AnAnsweredConnectionDoesNotWaitForItsServingLoop) {
+  start({});
+  TestClient kept(server_->port());
+  EXPECT_EQ(kept.get("/ask").status, 200);
+  ASSERT_TRUE(eventually([&] { return blocked_.load(); }));
+  EXPECT_EQ(kept.get("/probe").body, "alive");
+  unblock();
+}
+
 TEST_F(HttpTest, SilentConnectionsNeverLockOthersOut) {
   constexpr int kSilent = 3000;
   rlimit files{};

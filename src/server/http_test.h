@@ -2,6 +2,7 @@
 //   /probe   "alive", wherever probes are answered
 //   /stream  a stream that stays open until the client goes, kept in held()
 //   /block   "unblocked", after the serving loop stood still until unblock()
+//   /ask     as usual; right after the answer the serving loop stands still until unblock()
 //   /later   what answer_later() says, kept in held() until then
 #pragma once
 
@@ -59,11 +60,15 @@ class HttpTest : public testing::Test {
     HttpReply reply;
     reply.body = request.method + " " + request.path + " " + std::to_string(request.body.size());
     if (request.path == "/block") {
-      blocked_ = true;
-      unblocked_.get_future().wait();
+      stand_still();
       reply.body = "unblocked";
     }
     exchange->respond(std::move(reply));
+    if (request.path == "/ask") exchange->post([this] { stand_still(); });
+  }
+  void stand_still() {
+    blocked_ = true;
+    unblocked_.get_future().wait();
   }
   void answer_later(const std::string& body) {
     const auto exchange = held();
