@@ -1,7 +1,6 @@
 #include "model/deepseek_v3.h"
 
 #include "model/layer_weights.h"
-#include "model/mla_form.h"
 
 namespace perigee {
 namespace {

@@ -1,7 +1,6 @@
 #include "model/kimi_linear.h"
 
 #include "model/layer_weights.h"
-#include "model/mla_form.h"
 
 namespace perigee {
 namespace {

@@ -2,12 +2,15 @@
 // latent attention, MLPs and experts (DeepSeek-V3 2024, section 2.1). Each family's own file holds the forward pass.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
 #include "model/config.h"
 #include "model/model.h"
 #include "model/weights.h"
+#include "ops/batch.h"
+#include "ops/weights.h"
 
 namespace perigee {
 
@@ -80,5 +83,15 @@ ModelInfo model_info(const ModelConfig& config, const WeightReader& reader);
 
 // What a sequence keeps on this rank: latents of the layers with latent attention, state of its heads of the others.
 CacheLayout cache_layout_of(const ModelConfig& config, DType cache_dtype);
+
+// Up to here the form follows from what a token is: prompts are expanded, outputs absorbed. So neither a prefix hit nor
+// a preemption changes a bit, at the cost of expanding a short turn's cached context (ADR 0005).
+inline constexpr int64_t kOneFormTokens = 2048;
+
+// The form of a sequence that was admitted with `new_tokens` to compute (a prompt's, or outputs that a preemption threw
+// away) after `context` cached ones; a decode row is always absorbed. Beyond kOneFormTokens the cheaper form: expanding
+// costs 2 L (dn + dv) flops for each cached token and head, once; it then saves 2 (2 L + dr) - 2 (dn + dr + dv) flops
+// for each (query, key) pair. New tokens cost the same in both forms: one up-projection each.
+MlaForm choose_mla_form(const MlaShape& shape, TokenKind kind, int64_t new_tokens, int64_t context);
 
 }  // namespace perigee

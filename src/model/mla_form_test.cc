@@ -1,6 +1,6 @@
-#include "model/mla_form.h"
-
 #include <gtest/gtest.h>
+
+#include "model/layer_weights.h"
 
 namespace perigee {
 namespace {

@@ -5,7 +5,7 @@
 #include <string_view>
 
 #include "base/result.h"
-#include "text/token_bound.h"
+#include "text/tokenizer.h"
 
 namespace perigee {
 

@@ -9,6 +9,8 @@
 #include <string>
 #include <string_view>
 
+#include "base/json.h"
+#include "base/result.h"
 #include "text/chat_template.h"
 
 namespace perigee {
@@ -48,5 +50,12 @@ class ChatPrompt {
 
   ChatTemplate template_;
 };
+
+// Checks the shape of `messages` and rewrites them as ChatPrompt::render says.
+// Errors: kBadInput with the field, e.g. "messages[2].tool_calls[0].function.name".
+Result<Json> normalise_messages(const Json& messages);
+
+// Whether a call id is of the form that Kimi models write: functions.NAME:IDX.
+bool is_native_call_id(std::string_view id);
 
 }  // namespace perigee

@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include "base/file.h"
-#include "text/chat_messages.h"
 #include "text/tool_declarations.h"
 
 namespace perigee {

@@ -1,9 +1,8 @@
-#include "text/token_bound.h"
-
 #include <gtest/gtest.h>
 
 #include "base/rng.h"
 #include "text/test_vocabulary.h"
+#include "text/tokenizer.h"
 
 namespace perigee {
 namespace {

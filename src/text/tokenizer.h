@@ -4,6 +4,7 @@
 // tokenizer_config.json. Immutable, so one object serves all threads. It knows no chat format: the template is text.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -12,11 +13,77 @@
 #include <vector>
 
 #include "base/result.h"
-#include "text/special_matcher.h"
-#include "text/token_bound.h"
 #include "text/vocabulary.h"
 
 namespace perigee {
+
+// SpecialMatcher: finds any of a few hundred fixed strings in text.
+//
+// Only positions whose byte begins one of the strings are looked at, and there a sorted list is narrowed byte by byte,
+// so plain text costs one table look-up a byte.
+class SpecialMatcher {
+ public:
+  struct Match {
+    size_t begin;   // byte offset in the text
+    size_t length;  // bytes
+    int32_t index;  // of the string, in the order given to the constructor
+  };
+
+  SpecialMatcher() = default;
+  explicit SpecialMatcher(const std::vector<std::string_view>& strings);  // none empty, all different
+
+  // The leftmost match at or after `from`; of several that begin there, the longest.
+  std::optional<Match> find(std::string_view text, size_t from) const;
+
+  // The string at exactly `pos`, if any.
+  std::optional<Match> match_at(std::string_view text, size_t pos) const;
+
+  // Whether the rest of the text from `pos` (not empty) is the beginning of one of the strings, or all of it.
+  bool could_complete(std::string_view text, size_t pos) const;
+
+  bool can_begin(char byte) const { return first_bytes_[static_cast<uint8_t>(byte)]; }
+
+ private:
+  struct Entry {
+    std::string text;
+    int32_t index;
+  };
+  struct Range {
+    size_t low;
+    size_t high;
+  };
+  // Of the entries in `range`, which agree in their first `depth` bytes, those whose next byte is `byte`.
+  Range narrow(Range range, size_t depth, char byte) const;
+
+  std::vector<Entry> sorted_;
+  std::array<bool, 256> first_bytes_{};
+};
+
+// TokenBound: at least how many tokens a text has, from its bytes alone and at about 1 GB/s.
+//
+// Each value of a byte weighs 1 / L, L being the length of the longest token that contains it. So the bytes of a token
+// weigh at most 1 together, and a text has at least as many tokens as its bytes weigh, however it is tokenised.
+class TokenBound {
+ public:
+  static constexpr uint32_t kOneToken = 1u << 24;  // weights are multiples of 2^-24, rounded down
+
+  void add_token(std::string_view bytes);
+
+  // In units of 1 / kOneToken.
+  uint32_t weight(char byte) const { return weights_[static_cast<uint8_t>(byte)]; }
+  uint64_t weight(std::string_view text) const;
+
+  // True: `text` has more than `max_tokens` tokens. False says nothing. Reads no more of it than that takes.
+  bool is_over(std::string_view text, uint64_t max_tokens) const;
+
+ private:
+  std::array<uint32_t, 256> weights_ = full_weights();
+  static constexpr std::array<uint32_t, 256> full_weights() {
+    std::array<uint32_t, 256> all{};
+    all.fill(kOneToken);
+    return all;
+  }
+};
 
 struct SpecialToken {
   int32_t id;

@@ -6,7 +6,7 @@
 
 #include "base/json.h"
 #include "harness.h"
-#include "model/mla_form.h"
+#include "model/layer_weights.h"
 #include "text/tokenizer.h"
 
 namespace perigee {
