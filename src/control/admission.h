@@ -4,14 +4,42 @@
 // what they are about to need (ADR 0006). Changes nothing before take().
 #pragma once
 
+#include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <vector>
 
-#include "control/prefix_match.h"
+#include "control/prefix_index.h"
+#include "control/sequence.h"
 #include "control/state_book.h"
 
 namespace perigee {
+
+// The published blocks that one sequence's input begins with, kept from step to step.
+//
+// The head of the queue is looked at before every step for as long as it waits. Between two looks blocks are published
+// and evicted, so its match is continued where it ended and cut where a block went: the input is hashed once, however
+// long the wait. Knows tokens and blocks; which of them make a hit is Admission's business.
+class PrefixMatch {
+ public:
+  explicit PrefixMatch(const PrefixIndex& index) : index_(index) {}
+
+  // Makes blocks() the match of this sequence's input with the index as it is now, max_blocks at most.
+  void update(const Sequence& sequence, int32_t max_blocks);
+
+  const std::vector<PrefixNode>& blocks() const { return blocks_; }
+  const PrefixNode& root() const { return root_; }
+
+ private:
+  const PrefixIndex& index_;
+  SequenceId sequence_;
+  std::shared_ptr<const std::vector<int32_t>> input_;
+  int32_t max_blocks_ = 0;
+  PrefixNode root_;
+  std::vector<PrefixNode> blocks_;
+  int64_t num_published_ = -1, num_erased_ = -1;  // of the index, at the last update
+};
 
 // The cached prefix that a sequence would start from; holds nothing yet.
 struct Hit {

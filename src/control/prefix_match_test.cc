@@ -1,8 +1,8 @@
-#include "control/prefix_match.h"
-
 #include <gtest/gtest.h>
 
 #include <numeric>
+
+#include "control/admission.h"
 
 namespace perigee {
 namespace {

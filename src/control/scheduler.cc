@@ -212,4 +212,229 @@ void Scheduler::drop_prefix_cache() {
   impl_->cache_.forget_all();
 }
 
+// --- The next step: decode rows first, then running prefills, then admissions, all within one token budget ---
+
+constexpr int32_t kReservedOutputs = 1024;  // of a sequence that starts, so that its steps allocate nothing
+
+std::optional<StepPlan> Scheduler::Impl::next_plan(double now_s) {
+  expire(now_s);
+  if (plans_.full() || (running_.empty() && waiting_.empty())) return std::nullopt;
+  PlanDraft draft = new_draft();
+  plan_decodes(draft);
+  plan_prefills(draft);
+  plan_admissions(draft);
+  if (draft.plan.rows.empty()) {
+    spare_plans_.push_back(std::move(draft.plan));
+    return std::nullopt;
+  }
+  plans_.launch(draft.plan, std::move(draft.traffic));
+  ++totals_.steps;
+  return std::move(draft.plan);
+}
+
+// In the memory of a plan that was given back, if there is one.
+PlanDraft Scheduler::Impl::new_draft() {
+  PlanDraft draft;
+  draft.budget_tokens = rules_.config.max_step_tokens;
+  if (!spare_plans_.empty()) {
+    draft.plan = std::move(spare_plans_.back());
+    spare_plans_.pop_back();
+  }
+  StepPlan& plan = draft.plan;
+  plan.step = plans_.next_step();
+  plan.starts.clear();
+  plan.appends.clear();
+  plan.rows.clear();
+  plan.tokens.clear();
+  plan.checkpoints.clear();
+  plan.rows.reserve(slots_.size());
+  plan.appends.reserve(slots_.size());
+  return draft;
+}
+
+// Preemption takes from the back of running_, behind the row being planned, so that no planned row loses its pages.
+// Decode rows cannot starve a running prefill: see SchedulerRules::num_slots.
+void Scheduler::Impl::plan_decodes(PlanDraft& draft) {
+  for (size_t i = 0; i < running_.size() && draft.budget_tokens > 0; ++i) {
+    Sequence& sequence = *running_[i];
+    if (sequence.in_prefill() || !sequence.wants_sample()) continue;
+    const RowWork work = decode_work(sequence, draft);
+    const int32_t num_tokens = planted(Fault::kNoPagesForDrafts) ? 1 : PlanRow{.work = work}.num_tokens();
+    if (ensure_pages(sequence, num_tokens, draft)) add_row(sequence, work, draft);
+  }
+  draft.plan.num_decode_rows = static_cast<int32_t>(draft.plan.rows.size());
+}
+
+// As many drafts as could still be outputs, if the budget bears them.
+RowWork Scheduler::Impl::decode_work(const Sequence& sequence, const PlanDraft& draft) const {
+  const int32_t num_drafts =
+      std::min({rules_.config.num_drafts, sequence.num_samples_left() - 1, draft.budget_tokens - 1});
+  if (num_drafts <= 0) return Decode();
+  return Verify{.num_drafts = num_drafts};
+}
+
+// One that the rest of the budget is too small for is not overtaken: those that came later would take that rest for as
+// long as they keep coming.
+void Scheduler::Impl::plan_prefills(PlanDraft& draft) {
+  for (size_t i = 0; i < running_.size() && draft.budget_tokens > 0; ++i) {
+    Sequence& sequence = *running_[i];
+    if (!sequence.in_prefill() || waits_for_logits(sequence, draft)) continue;
+    const int32_t num_tokens = chunk_tokens(sequence, sequence.running().scheduled.most, draft);
+    if (num_tokens > 0)
+      add_prefill_row(sequence, num_tokens, draft);
+    else
+      draft.budget_tokens = 0;
+  }
+}
+
+// In order of service; stepped over are followers whose leader still computes the common prompt, and who waits for rows
+// of logits. A sequence that was preempted in this step stays out: the page that it was preempted for is one that it
+// needs.
+void Scheduler::Impl::plan_admissions(PlanDraft& draft) {
+  size_t i = 0;
+  while (i < waiting_.size() && draft.budget_tokens > 0 && !free_slots_.empty()) {
+    Sequence& sequence = *waiting_[i];
+    if (sequence.request.leader.valid() || waits_for_logits(sequence, draft)) {
+      ++i;
+      continue;
+    }
+    if (!admit(sequence, draft)) {
+      if (!planted(Fault::kQueueOvertaken)) return;
+      ++i;
+      continue;
+    }
+    waiting_.erase(waiting_.begin() + static_cast<std::ptrdiff_t>(i));
+  }
+}
+
+// Makes the pages of the next num_tokens positions exist. Pages that come back when the plans in flight return are
+// waited for: that costs a step, where another victim would cost a recomputation.
+bool Scheduler::Impl::ensure_pages(Sequence& sequence, int32_t num_tokens, PlanDraft& draft) {
+  while (true) {
+    Running& run = sequence.running();
+    const int32_t capacity = static_cast<int32_t>(run.pages.size()) * kBlockTokens;
+    if (run.scheduled.most + num_tokens <= capacity + (planted(Fault::kPageOffByOne) ? 1 : 0)) return true;
+    if (PageHandle page = cache_.pool().allocate(PageOwner::kLatent)) {
+      draft.plan.appends.push_back({run.slot, static_cast<int32_t>(run.pages.size()), page.placement()});
+      run.pages.push_back(std::move(page));
+      continue;
+    }
+    if (plans_.holds_pages() || !draft.traffic.empty()) return false;
+    Sequence& victim = *running_.back();
+    preempt(victim);
+    if (&victim == &sequence) return false;
+  }
+}
+
+// Back to Waiting, to be computed anew from its tokens. Its confirmed blocks stay cached, so that most of it is a hit;
+// ids still in flight are dropped and sampled again.
+void Scheduler::Impl::preempt(Sequence& sequence) {
+  stop_running(sequence);
+  if (!sequence.generated.empty()) {
+    auto input = std::make_shared<std::vector<int32_t>>(*sequence.input);
+    input->insert(input->end(), sequence.generated.begin(), sequence.generated.end());
+    sequence.input = std::move(input);
+    sequence.generated.clear();
+  }
+  ++sequence.num_preemptions;
+  ++totals_.preemptions;
+  insert_in_order(waiting_, sequence);
+}
+
+// False: nothing has changed.
+bool Scheduler::Impl::admit(Sequence& sequence, PlanDraft& draft) {
+  const bool alone = running_.empty() && plans_.empty();
+  const std::optional<Hit> hit = admission_.find_room(sequence, running_, alone);
+  if (!hit) return false;
+  int32_t first = hit->num_tokens();
+  if (planted(Fault::kStaleLength) && sequence.num_preemptions > 0) first = std::max(first, sequence.num_input() - 1);
+  const int32_t num_tokens = chunk_tokens(sequence, first, draft);
+  if (num_tokens == 0 && first < sequence.num_input()) return false;
+  start(sequence, *hit, first, draft);
+  if (sequence.in_prefill()) {
+    add_prefill_row(sequence, num_tokens, draft);
+  } else {
+    add_row(sequence, Decode(), draft);
+  }
+  return true;
+}
+
+// With pages for all of its input.
+void Scheduler::Impl::start(Sequence& sequence, const Hit& hit, int32_t first, PlanDraft& draft) {
+  Running& run = sequence.state.emplace<Running>();
+  std::vector<PageHandle> checkpoint = admission_.take(hit, run);
+  run.scheduled = PositionRange::at(first);
+  run.num_confirmed = first;
+  run.slot = free_slots_.back();
+  free_slots_.pop_back();
+  at_slot(run.slot) = &sequence;
+  insert_in_order(running_, sequence);
+  totals_.prefix_queries += sequence.num_input();
+  totals_.prefix_hits += hit.num_tokens();
+  if (sequence.num_cached_tokens < 0) sequence.num_cached_tokens = hit.num_tokens();
+
+  SequenceStart& start = draft.plan.starts.emplace_back(SequenceStart{
+      run.slot, sequence.id(), sequence.input, sequence.num_prompt(), hit.num_tokens(), sequence.request.sampling});
+  states_.start(sequence, std::move(checkpoint), start, draft.traffic);
+  run.pages.reserve(static_cast<size_t>(sequence.max_blocks()));
+  sequence.generated.reserve(static_cast<size_t>(std::min(sequence.max_outputs, kReservedOutputs)));
+  while (static_cast<int32_t>(run.pages.size()) < num_blocks(sequence.num_input())) {
+    run.pages.push_back(cache_.pool().allocate(PageOwner::kLatent));
+    CHECK(run.pages.back(), "sequence ", sequence.id(), " was admitted without pages");
+  }
+  for (size_t block = 0; block < run.pages.size(); ++block)
+    draft.plan.appends.push_back({run.slot, static_cast<int32_t>(block), run.pages[block].placement()});
+}
+
+// Those served before it, under prompt_logprobs too, have taken the step's rows of logits.
+bool Scheduler::Impl::waits_for_logits(const Sequence& sequence, const PlanDraft& draft) const {
+  return sequence.wants_prompt_logprobs() && draft.prompt_logprob_tokens < rules_.config.attention_alignment;
+}
+
+// Tokens of the prefill chunk that begins at `first`: all that is left, or up to the last multiple of the alignment
+// that the budget reaches. Where the alignment is not strict, a chunk shorter than that is better than none. Former
+// outputs have chunks of their own: their attention takes another form than the prompt's, but for deterministic runs.
+int32_t Scheduler::Impl::chunk_tokens(const Sequence& sequence, int32_t first, const PlanDraft& draft) const {
+  const bool in_prompt = !rules_.config.deterministic && first < sequence.num_prompt();
+  const int32_t kind_end = in_prompt ? sequence.num_prompt() : sequence.num_input();
+  const int32_t stop = std::min(states_.chunk_end(sequence, first), kind_end);
+  const int32_t alignment = rules_.config.attention_alignment;
+  int32_t cap = draft.budget_tokens;
+  if (sequence.wants_prompt_logprobs()) cap = std::min(cap, draft.prompt_logprob_tokens / alignment * alignment);
+  if (rules_.config.long_prefill_tokens > 0)
+    cap = std::min(cap, std::max(rules_.config.long_prefill_tokens, rules_.strict_alignment ? alignment : 1));
+  if (stop - first <= cap) return stop - first;
+  const int32_t end = (first + cap) / alignment * alignment;
+  if (end > first) return end - first;
+  return rules_.strict_alignment ? 0 : cap;
+}
+
+void Scheduler::Impl::add_prefill_row(Sequence& sequence, int32_t num_tokens, PlanDraft& draft) {
+  const int32_t first = sequence.running().scheduled.most, end = first + num_tokens;
+  const Prefill chunk{
+      .tokens_offset = static_cast<int32_t>(draft.plan.tokens.size()),
+      .num_tokens = num_tokens,
+      .sample = end == sequence.num_input(),
+      .prompt_logprobs = sequence.wants_prompt_logprobs() && end > sequence.prompt_logprobs_known,
+  };
+  if (chunk.prompt_logprobs) draft.prompt_logprob_tokens -= num_tokens;
+  const auto ids = sequence.input->begin() + first;
+  draft.plan.tokens.insert(draft.plan.tokens.end(), ids, ids + num_tokens);
+  add_row(sequence, chunk, draft);
+  if (planted(Fault::kPublishUnconfirmed)) states_.publish_blocks(sequence, end);
+}
+
+void Scheduler::Impl::add_row(Sequence& sequence, const RowWork& work, PlanDraft& draft) {
+  Running& run = sequence.running();
+  const PlanRow& row = draft.plan.rows.emplace_back(
+      PlanRow{.slot = run.slot, .sequence = sequence.id(), .position = run.scheduled, .work = work});
+  if (planted(Fault::kPositionRelied)) draft.plan.rows.back().position.least = run.scheduled.most;
+  states_.plan_checkpoints(sequence, row, static_cast<int32_t>(running_.size()), draft);
+  run.scheduled.least += row.min_tokens();
+  run.scheduled.most += row.num_tokens();
+  run.ids_in_flight += row.max_ids();
+  run.plans |= PlansInFlight::bit(draft.plan.step);
+  draft.budget_tokens -= row.num_tokens();
+}
+
 }  // namespace perigee

@@ -40,7 +40,7 @@ struct Scheduler::Impl {
   SequenceUpdate& add_update(const Sequence& sequence);
   SchedulerGauges gauges() const;
 
-  // scheduler_plan.cc: the next step
+  // The next step
   std::optional<StepPlan> next_plan(double now_s);
   PlanDraft new_draft();
   void plan_decodes(PlanDraft& draft);

@@ -13,7 +13,7 @@ struct Layer {
 
 class DeepseekV3 final : public Model {
  public:
-  DeepseekV3(const ModelConfig& config, WeightReader& reader) : config_(config) {
+  DeepseekV3(const ModelConfig& config, WeightReader& reader) : config_(config), shape_(mla_shape(config)) {
     const TensorNames names(config_);
     embed_ = reader.embed(names.embed());
     for (int64_t i = 0; i < config_.num_layers; ++i)
@@ -52,11 +52,12 @@ class DeepseekV3 final : public Model {
   }
 
   MlaForm choose_form(TokenKind kind, int64_t new_tokens, int64_t context) const override {
-    return choose_mla_form(mla_shape(config_), kind, new_tokens, context);
+    return choose_mla_form(shape_, kind, new_tokens, context);
   }
 
  private:
   const ModelConfig config_;
+  const MlaShape shape_;
   EmbedWeight embed_;
   std::vector<Layer> layers_;
   VectorWeight norm_;

@@ -80,7 +80,7 @@ struct Layer {
 
 class KimiLinear final : public Model {
  public:
-  KimiLinear(const ModelConfig& config, WeightReader& reader) : config_(config) {
+  KimiLinear(const ModelConfig& config, WeightReader& reader) : config_(config), shape_(mla_shape(config)) {
     const TensorNames names(config_);
     embed_ = reader.embed(names.embed());
     for (int64_t i = 0; i < config_.num_layers; ++i) layers_.push_back(read_layer(i, reader));
@@ -122,7 +122,7 @@ class KimiLinear final : public Model {
   }
 
   MlaForm choose_form(TokenKind kind, int64_t new_tokens, int64_t context) const override {
-    return choose_mla_form(mla_shape(config_), kind, new_tokens, context);
+    return choose_mla_form(shape_, kind, new_tokens, context);
   }
 
  private:
@@ -142,6 +142,7 @@ class KimiLinear final : public Model {
   }
 
   const ModelConfig config_;
+  const MlaShape shape_;
   EmbedWeight embed_;
   std::vector<Layer> layers_;
   VectorWeight norm_;

@@ -12,7 +12,7 @@
 #include "base/rng.h"
 #include "server/api_error.h"
 #include "server/app_requests.h"
-#include "server/reply_json.h"
+#include "server/reply_format.h"
 
 namespace perigee {
 

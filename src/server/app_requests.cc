@@ -13,7 +13,7 @@
 #include "base/rng.h"
 #include "server/api_error.h"
 #include "server/long_strings.h"
-#include "server/reply_json.h"
+#include "server/reply_format.h"
 #include "server/text_endpoints.h"
 
 namespace perigee {

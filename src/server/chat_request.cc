@@ -4,7 +4,7 @@
 #include <cctype>
 #include <unordered_set>
 
-#include "server/refused_fields.h"
+#include "server/request_fields.h"
 
 namespace perigee {
 

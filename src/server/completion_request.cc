@@ -1,6 +1,6 @@
 #include "server/completion_request.h"
 
-#include "server/refused_fields.h"
+#include "server/request_fields.h"
 
 namespace perigee {
 

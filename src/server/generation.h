@@ -19,7 +19,6 @@
 #include "server/http_types.h"
 #include "server/metrics.h"
 #include "server/reply_format.h"
-#include "server/reply_json.h"
 #include "server/work_pool.h"
 
 namespace perigee {

@@ -3,7 +3,6 @@
 
 #include <gtest/gtest.h>
 
-#include "server/reply_json.h"
 #include "text/test_vocabulary.h"
 
 namespace perigee {

@@ -85,4 +85,11 @@ RequestFields read_request_fields(Fields& fields, const RequestContext& context)
 // The served model that a request names, "" for the default one. Errors: kNotFound with the names there are.
 Result<std::string> served_name(const std::vector<std::string>& served, const std::string& asked);
 
+enum class Api { kCompletions, kChat };
+
+// The fields that this server refuses: what exists elsewhere but not here, and would give a wrong answer if ignored.
+// 400 for the first of them that asks for something; the values that ask for nothing pass (best_of equal to `n`,
+// modalities ["text"]). Also reads the fields that are accepted and have no effect, each with its type.
+void refuse_unsupported(Fields& fields, Api api, int64_t n);
+
 }  // namespace perigee

@@ -4,7 +4,7 @@
 
 #include "server/chat_request.h"
 #include "server/completion_request.h"
-#include "server/reply_json.h"
+#include "server/reply_format.h"
 #include "text/detokenizer.h"
 
 namespace perigee {
