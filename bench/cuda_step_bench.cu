@@ -9,6 +9,7 @@
 #include "exec/cuda/plan_upload.h"
 #include "exec/cuda/sampling_kernels.h"
 #include "ops/cuda/elementwise.h"
+#include "ops/cuda/moe/combine.h"
 #include "ops/cuda/packed.h"
 
 namespace perigee {
@@ -81,6 +82,32 @@ void measure_norm(int64_t rows, int64_t cols, bool add) {
     const Tensor addend = rows_of(more + (add ? i * count : 0), DType::kF32, rows, cols);
     must(rms_norm_rows(rows_of(x + i * count, DType::kF32, rows, cols), add ? &addend : nullptr, weight, 1e-6f,
                        rows_of(y + i * count, DType::kBF16, rows, cols), stream));
+  });
+  bench::print_row(name, us, bytes);
+}
+
+// A layer's end: the experts' outputs as they come from the products before, in L2 where they fit.
+void measure_combine(int64_t rows, int64_t cols, int top_k, bool fused) {
+  const std::string name = std::string(fused ? "combine + norm" : "combine, add + norm") + " [" + std::to_string(rows) +
+                           ", " + std::to_string(cols) + "] of " + std::to_string(top_k);
+  if (!bench::wanted(name)) return;
+  Memory memory;
+  const bool many = rows >= 1024;
+  const int64_t count = rows * cols;
+  const double bytes = static_cast<double>(count) * ((many ? 2 : 4) * top_k + 14);
+  float* outputs = memory.numbers(count * top_k);
+  MoeParts parts{
+      .outputs = rows_of(outputs, many ? DType::kBF16 : DType::kF32, rows * top_k, cols),
+      .routing = {.num_tokens = rows, .top_k = top_k, .ids = nullptr, .weights = memory.numbers(rows * top_k)},
+      .shared = rows_of(memory.numbers(count), DType::kF32, rows, cols)};
+  const Tensor x = rows_of(memory.numbers(count), DType::kF32, rows, cols),
+               sum = rows_of(memory.numbers(count), DType::kF32, rows, cols);
+  const Tensor y = rows_of(memory.zeros<uint16_t>(count), DType::kBF16, rows, cols);
+  const float* weight = memory.numbers(cols);
+  const double us = bench::time_calls(stream, many ? 4 : 40, [&](int) {
+    if (fused) return must(combine_norm_rows(parts, x, weight, 1e-6f, y, stream));
+    must(combine_rows(parts, sum, stream));
+    must(rms_norm_rows(x, &sum, weight, 1e-6f, y, stream));
   });
   bench::print_row(name, us, bytes);
 }
@@ -193,6 +220,9 @@ int run() {
   for (const int64_t cols : {2048, 2304, 7168})
     for (const int64_t rows : {1, 64, 8192})
       for (const bool add : {false, true}) measure_norm(rows, cols, add);
+  for (const auto& [cols, top_k] : {std::pair{2048, 6}, {2304, 8}, {7168, 8}})
+    for (const int64_t rows : {1, 8, 64, 256, 512, 8192})
+      for (const bool fused : {false, true}) measure_combine(rows, cols, top_k, fused);
   for (const int64_t rows : {64, 8192}) measure_silu(rows, 2816);
   for (const int64_t rows : {1, 64, 8192})
     for (const bool embed : {true, false}) measure_rows(rows, 2304, embed);

@@ -199,7 +199,7 @@ TEST(Conformance, MoeWithSharedExperts) {
   constexpr int64_t kExperts = 8, kHidden = 352, kInter = 160;
   for (Backend& backend : backends())
     for (const WeightFormat format : {WeightFormat::kBF16, WeightFormat::kInt4Group32})
-      for (const int64_t rows : ends_if_sanitized<int64_t>({1, 4, 100, 9})) {
+      for (const int64_t rows : ends_if_sanitized<int64_t>({1, 4, 100, 600, 9})) {
         const std::vector<Stored> stored = store_experts(format, kExperts, kHidden, kInter);
         const std::vector<RawExpert> experts = raw_experts(stored);
         const std::vector<Stored> shared = store_experts(WeightFormat::kBF16, 1, kHidden, kInter);
@@ -226,6 +226,50 @@ TEST(Conformance, MoeWithSharedExperts) {
                        str_cat(backend.name, " moe, format ", static_cast<int>(format), " rows ", rows, " add ", add));
         }
       }
+}
+
+// At a layer's end, fused or not: the bits of the sum and its norm do not depend on it.
+TEST(Conformance, MoeNormIsTheNormOfTheSum) {
+  struct Case {
+    int64_t hidden, rows;
+    int32_t top_k;
+    bool shared;
+  };
+  constexpr int64_t kExperts = 16, kInter = 64;
+  // Rows that fill a GPU's block in part, in turns, or not at all; many rows; more experts than are loaded at once.
+  const std::vector<Case> cases = few_if_gpu_sanitizer<Case>({{352, 1, 4, true},
+                                                              {2048, 3, 6, true},
+                                                              {2304, 2, 8, true},
+                                                              {2304, 9, 13, false},
+                                                              {7168, 1, 8, true},
+                                                              {8704, 2, 4, true},
+                                                              {352, 700, 4, true},
+                                                              {2304, 513, 9, true}},
+                                                             {{352, 2, 4, true}, {2304, 513, 9, true}});
+  for (Backend& backend : backends())
+    for (const Case& c : cases) {
+      Ops& ops = *backend.ops;
+      poison(ops, 16 << 20);
+      RouterWeight router = make_router(kExperts, c.hidden, RouterScore::kSigmoid, 1);
+      router.top_k = c.top_k;
+      const std::vector<Stored> stored = store_experts(WeightFormat::kBF16, kExperts, c.hidden, kInter);
+      MoeWeights w{.router = packed(ops, router), .experts = ops.pack_experts(raw_experts(stored)), .shared = {}};
+      if (c.shared) {
+        const std::vector<Stored> shared = store_experts(WeightFormat::kBF16, 1, c.hidden, kInter);
+        w.shared = {ops.pack_gate_up(shared[0].raw, shared[1].raw), ops.pack_linear(shared[2].raw)};
+      }
+      const VectorWeight norm = ops.pack_vector(std::vector<float>(static_cast<size_t>(c.hidden), 1.25f));
+      const Tensor x = activation(ops, c.rows, c.hidden, 6);
+      const Tensor one = activation(ops, c.rows, c.hidden, 7, DType::kF32);
+      const Tensor two = activation(ops, c.rows, c.hidden, 7, DType::kF32);
+      const Tensor one_norm = ops.arena().tensor(ops.wide_dtype(), c.rows, c.hidden);
+      const Tensor two_norm = ops.arena().tensor(ops.wide_dtype(), c.rows, c.hidden);
+      ops.moe_norm(one, x, w, norm, 1e-5f, one_norm);
+      ops.add_norm(two, ops.moe(x, w), norm, 1e-5f, two_norm);
+      const std::string what = str_cat(backend.name, " ", c.rows, " rows of ", c.hidden, ", ", c.top_k, " experts");
+      EXPECT_EQ(fetch(ops, one).at, fetch(ops, two).at) << what;
+      EXPECT_EQ(fetch(ops, one_norm).at, fetch(ops, two_norm).at) << what;
+    }
 }
 
 }  // namespace

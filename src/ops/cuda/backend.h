@@ -14,6 +14,7 @@
 namespace perigee {
 
 struct KdaCall;
+struct MoeParts;
 
 class CudaOps final : public Ops {
  public:
@@ -96,20 +97,14 @@ class CudaOps final : public Ops {
                     const LatentLayer& cache);
   void attend_rows(const Tensor& query, const Tensor& mixed, const MlaShape& shape, const Batch& batch,
                    const LatentLayer& cache);
-  // y = the routed experts, plus `addend` if there is one, plus y itself under `accumulate`.
-  struct ExpertSum {
-    Tensor y;
-    const Tensor* addend = nullptr;
-    bool accumulate = false;
-  };
   struct ExpertLists {
     GemmCall call;  // its lists alone
     ExpertChoice choice;
   };
   ExpertLists make_lists(const Routing& routing, const ExpertWeights& weights);
-  void run_experts(const Tensor& x, const Routing& routing, const ExpertLists& lists, const ExpertWeights& weights,
-                   const ExpertSum& to);
-  void run_moe(const Tensor& x, const MoeWeights& w, ExpertSum to);
+  // The outputs of each token's experts, [n * k, H], not yet summed.
+  Tensor run_experts(const Tensor& x, const Routing& routing, const ExpertLists& lists, const ExpertWeights& weights);
+  MoeParts run_moe(const Tensor& x, const MoeWeights& w);
   void run_prefills(const KdaCall& call, const Batch& batch);
   void expert_product(const CudaMatrix& weight, GemmCall call, const ExpertLists& lists, const char* op);
 

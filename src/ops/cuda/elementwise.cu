@@ -1,8 +1,9 @@
 #include "base/check.h"
-#include "ops/cuda/gemm/dequant.cuh"
 #include "ops/cuda/elementwise.h"
+#include "ops/cuda/gemm/dequant.cuh"
 #include "ops/cuda/launch.h"
 #include "ops/cuda/mma.cuh"
+#include "ops/cuda/norm_row.cuh"
 
 namespace perigee {
 namespace {
@@ -45,65 +46,26 @@ __device__ float block_sum(float x) {
   return total;
 }
 
-constexpr int kNormThreads = 512;
-constexpr int kNormFours = 4;   // of a thread: rows of up to 8,192 columns
-constexpr int kNormSplit = 4;   // of many rows: the work of so many threads is one's
-constexpr int kManyRows = 512;  // from here on
-
-// The usual row: f32, in fours, read once and kept in registers. The sum's order does not depend on kSplit.
+// The usual row; see norm_row.cuh.
 template <int kSplit>
 __global__ __launch_bounds__(kNormThreads / kSplit) void norm_kernel(Tensor x, Tensor addend, const float* weight,
                                                                      float eps, Tensor y) {
-  __shared__ float parts[kNormThreads / 32];
-  constexpr int kPieces = kNormFours * kSplit, kOwn = kNormThreads / kSplit;  // piece p is thread p % kSplit's of 512
-  const int fours = static_cast<int>(x.cols / 4);
-  const auto column = [](int p) { return threadIdx.x + p % kSplit * kOwn + p / kSplit * kNormThreads; };
-  const auto weight_of = [&](int p) { return reinterpret_cast<const float4*>(weight)[column(p)]; };
-  float4 w[kPieces], v[kPieces];
-#pragma unroll
-  for (int p = 0; p < kPieces && kSplit == 1; ++p)
-    if (column(p) < fours) w[p] = weight_of(p);
+  NormRow<kSplit> row(weight, x.cols);
   dependency_wait();
   dependency_trigger();
   auto* in = reinterpret_cast<float4*>(x.row<float>(blockIdx.x));
   const auto* more = reinterpret_cast<const float4*>(addend.row<float>(blockIdx.x));
 #pragma unroll
-  for (int p = 0; p < kPieces; ++p) {
-    if (column(p) >= fours) continue;
-    v[p] = in[column(p)];
+  for (int p = 0; p < row.kPieces; ++p) {
+    if (!row.has(p)) continue;
+    float4& v = row.v[p];
+    v = in[row.column(p)];
     if (addend.data == nullptr) continue;
-    const float4 b = more[column(p)];
-    v[p] = {v[p].x + b.x, v[p].y + b.y, v[p].z + b.z, v[p].w + b.w};
-    in[column(p)] = v[p];
+    const float4 b = more[row.column(p)];
+    v = {v.x + b.x, v.y + b.y, v.z + b.z, v.w + b.w};
+    in[row.column(p)] = v;
   }
-#pragma unroll
-  for (int s = 0; s < kSplit; ++s) {
-    float squares = 0;
-#pragma unroll
-    for (int p = s; p < kPieces; p += kSplit)
-      if (column(p) < fours)
-        squares = fmaf(v[p].x, v[p].x, fmaf(v[p].y, v[p].y, fmaf(v[p].z, v[p].z, fmaf(v[p].w, v[p].w, squares))));
-    squares = warp_sum(squares);
-    if (threadIdx.x % 32 == 0) parts[(threadIdx.x + s * kOwn) / 32] = squares;
-  }
-  __syncthreads();
-  float total = 0;
-  for (const float part : parts) total += part;
-  const float factor = rsqrtf(total / static_cast<float>(x.cols) + eps);
-  auto* out = reinterpret_cast<uint2*>(y.row<uint16_t>(blockIdx.x));
-#pragma unroll
-  for (int p = 0; p < kPieces; ++p) {
-    if (column(p) >= fours) continue;
-    const float4 a = kSplit == 1 ? w[p] : weight_of(p);
-    out[column(p)] = {pack_pair(Bf16(), v[p].x * factor * a.x, v[p].y * factor * a.y),
-                      pack_pair(Bf16(), v[p].z * factor * a.z, v[p].w * factor * a.w)};
-  }
-}
-
-// Whether norm_kernel can take it: everything in fours on 16 bytes.
-bool in_fours(const Tensor& x, const Tensor& addend) {
-  return x.cols % 4 == 0 && x.cols <= 4 * kNormFours * kNormThreads && x.row_stride % 4 == 0 &&
-         reinterpret_cast<uintptr_t>(x.data) % 16 == 0 && addend.row_stride % 4 == 0;
+  row.normalize(eps, y.row<uint16_t>(blockIdx.x));
 }
 
 // Any other.
@@ -229,7 +191,7 @@ cudaError_t rms_norm_rows(const Tensor& x, const Tensor* addend, const float* we
   CHECK(x.dtype == DType::kF32, "a norm of ", dtype_name(x.dtype));
   const Tensor other = addend == nullptr ? Tensor() : *addend;
   LaunchShape shape = shape_of(x.rows, stream);
-  if (in_fours(x, other)) {
+  if (in_fours(x) && other.row_stride % 4 == 0) {
     const bool many = x.rows >= kManyRows;
     shape.block = dim3(many ? kNormThreads / kNormSplit : kNormThreads);
     return launch(many ? norm_kernel<kNormSplit> : norm_kernel<1>, shape, x, other, weight, eps, y);

@@ -3,6 +3,7 @@
 
 #include "ops/cuda/mla/latent_attention.h"
 #include "ops/cuda/mla/mla_decode.h"
+#include "ops/cuda/moe/combine.h"
 #include "ops/cuda/moe/route.h"
 
 namespace perigee {

@@ -4,6 +4,7 @@
 #include "ops/cuda/gemm/hopper_gemm.h"
 #include "ops/cuda/gemm/ordered_gemm.h"
 #include "ops/cuda/gemm/tile_gemm.h"
+#include "ops/cuda/moe/combine.h"
 #include "ops/cuda/moe/route.h"
 
 namespace perigee {
@@ -65,7 +66,8 @@ void CudaOps::expert_product(const CudaMatrix& weight, GemmCall call, const Expe
 
 Tensor CudaOps::moe_experts(const Tensor& x, const Routing& routing, const ExpertWeights& weights) {
   const Tensor y = arena_.tensor(DType::kF32, x.rows, weights.hidden);
-  run_experts(x, routing, make_lists(routing, weights), weights, {.y = y});
+  const Tensor outputs = run_experts(x, routing, make_lists(routing, weights), weights);
+  check(combine_rows({.outputs = outputs, .routing = routing, .shared = {}}, y, stream()), "moe_combine");
   return y;
 }
 
@@ -88,31 +90,31 @@ Tensor CudaOps::dense_mlp(const Tensor& x, const MlpWeights& w) {
 
 Tensor CudaOps::moe(const Tensor& x, const MoeWeights& w) {
   const Tensor y = arena_.tensor(DType::kF32, x.rows, w.experts.hidden);
-  run_moe(x, w, {.y = y});
+  check(combine_rows(run_moe(x, w), y, stream()), "moe_combine");
   return y;
 }
 
-// The sum of the experts goes straight into the residual.
 void CudaOps::moe_norm(const Tensor& residual, const Tensor& x, const MoeWeights& w, std::span<const float> weight,
                        float eps, const Tensor& out) {
-  run_moe(x, w, {.y = residual, .accumulate = true});
-  rms_norm(residual, weight, eps, out);
+  if (!combine_norm_fits(residual)) return Ops::moe_norm(residual, x, w, weight, eps, out);
+  CHECK(std::ssize(weight) == residual.cols && residual.rows == x.rows && residual.cols == x.cols &&
+        out.rows == x.rows && out.cols == x.cols);
+  check(combine_norm_rows(run_moe(x, w), residual, weight.data(), eps, out, stream()), "moe_combine");
 }
 
-void CudaOps::run_moe(const Tensor& x, const MoeWeights& w, ExpertSum to) {
-  const Routing routing = route(x, w.router);
-  ExpertLists lists = make_lists(routing, w.experts);
-  Tensor shared;
+MoeParts CudaOps::run_moe(const Tensor& x, const MoeWeights& w) {
+  MoeParts parts{.outputs = {}, .routing = route(x, w.router), .shared = {}};
+  ExpertLists lists = make_lists(parts.routing, w.experts);
   if (w.shared.down.packed) {
-    shared = dense_mlp(x, w.shared);
-    to.addend = &shared;
+    parts.shared = dense_mlp(x, w.shared);
     lists.call.lists_settled = true;
   }
-  run_experts(x, routing, lists, w.experts, to);
+  parts.outputs = run_experts(x, parts.routing, lists, w.experts);
+  return parts;
 }
 
-void CudaOps::run_experts(const Tensor& x, const Routing& routing, const ExpertLists& lists,
-                          const ExpertWeights& weights, const ExpertSum& to) {
+Tensor CudaOps::run_experts(const Tensor& x, const Routing& routing, const ExpertLists& lists,
+                            const ExpertWeights& weights) {
   CHECK(x.cols == weights.hidden && weights.num_experts <= kMaxRoutedExperts);
   const auto& experts = static_cast<const CudaExperts&>(*weights.packed);
   const int64_t num_pairs = x.rows * routing.top_k;
@@ -139,7 +141,7 @@ void CudaOps::run_experts(const Tensor& x, const Routing& routing, const ExpertL
   down.y_stride = parts.row_stride;
   down.output = hopper ? GemmOutput::kBF16 : GemmOutput::kF32;
   expert_product(experts.down, down, lists, "moe down");
-  check(combine_pairs(parts, routing, {to.addend, to.accumulate}, to.y, stream()), "moe_combine");
+  return parts;
 }
 
 }  // namespace perigee

@@ -3,8 +3,6 @@
 
 #include <cuda_runtime.h>
 
-#include <algorithm>
-
 #include "ops/cuda/gemm/skinny.h"
 #include "ops/weights.h"
 #include "tensor/tensor.h"
@@ -26,21 +24,7 @@ cudaError_t route_rows(const Tensor& x, const RouterWeight& router, bool fixed_o
 // counts [sort_counts()] is scratch.
 int64_t moe_max_items(int64_t num_pairs, int64_t num_experts, int64_t item_rows);
 int64_t sort_counts(int64_t num_pairs, int64_t num_experts);
-// Elements of 4 bytes that hold the experts' outputs of at most so many pairs: `narrow` ones are bf16, and from
-// `first_narrow` pairs on all are.
-constexpr int64_t moe_most_parts(int64_t num_pairs, int64_t first_narrow) {
-  return num_pairs < first_narrow ? num_pairs : std::max((num_pairs + 1) / 2, first_narrow - 1);
-}
 cudaError_t sort_pairs(const int32_t* ids, int64_t num_pairs, int64_t num_experts, int item_rows, int32_t* counts,
                        const GemmCall& lists, cudaStream_t stream);
-
-// y[i] = sum over k of weights[i, k] * parts[i * top_k + k], in the order of k, plus `also`. parts bf16 or f32, [n * k,
-// H]; H a multiple of 8.
-struct CombineAlso {
-  const Tensor* addend = nullptr;  // [n, H] f32, if any
-  bool accumulate = false;         // y itself
-};
-cudaError_t combine_pairs(const Tensor& parts, const Routing& routing, const CombineAlso& also, const Tensor& y,
-                          cudaStream_t stream);
 
 }  // namespace perigee

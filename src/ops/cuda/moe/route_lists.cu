@@ -1,4 +1,4 @@
-// Pairs sorted by expert, and the sum of a token's experts.
+// Pairs sorted by expert.
 #include <algorithm>
 
 #include "ops/cuda/launch.h"
@@ -97,43 +97,6 @@ __global__ __launch_bounds__(kSortThreads) void sort_kernel(const int32_t* ids, 
   for_each_pair(ids, num_pairs, [&](int pair, int expert) { pairs[atomicAdd(&place[expert], 1)] = pair; });
 }
 
-// Four columns of a part.
-__device__ __forceinline__ float4 part_columns(const float* p) {
-  return __ldcs(reinterpret_cast<const float4*>(p));
-}
-__device__ __forceinline__ float4 part_columns(const __nv_bfloat16* p) {
-  const uint2 pairs = __ldcs(reinterpret_cast<const uint2*>(p));
-  const float2 low = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&pairs.x));
-  const float2 high = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&pairs.y));
-  return {low.x, low.y, high.x, high.y};
-}
-
-constexpr int kCombineThreads = 128;
-
-// A thread sums four columns of one token.
-template <typename Part>
-__global__ __launch_bounds__(kCombineThreads) void combine_kernel(const Part* parts, const float* weights, int top_k,
-                                                                  Tensor addend, bool accumulate, Tensor y) {
-  dependency_wait();
-  dependency_trigger();
-  const int64_t c = 4 * (blockIdx.x * static_cast<int64_t>(kCombineThreads) + threadIdx.x);
-  if (c >= y.cols) return;
-  float4 sum{};
-#pragma unroll 8
-  for (int k = 0; k < top_k; ++k) {
-    const int64_t pair = static_cast<int64_t>(blockIdx.y) * top_k + k;
-    const float weight = weights[pair];
-    const float4 part = part_columns(parts + pair * y.cols + c);
-    sum = {fmaf(weight, part.x, sum.x), fmaf(weight, part.y, sum.y), fmaf(weight, part.z, sum.z),
-           fmaf(weight, part.w, sum.w)};
-  }
-  const auto add = [&](const float4& v) { sum.x += v.x, sum.y += v.y, sum.z += v.z, sum.w += v.w; };
-  if (addend.data != nullptr) add(*reinterpret_cast<const float4*>(addend.row<float>(blockIdx.y) + c));
-  auto* to = reinterpret_cast<float4*>(y.row<float>(blockIdx.y) + c);
-  if (accumulate) add(*to);
-  *to = sum;
-}
-
 }  // namespace
 
 int64_t moe_max_items(int64_t num_pairs, int64_t num_experts, int64_t item_rows) {
@@ -158,22 +121,6 @@ cudaError_t sort_pairs(const int32_t* ids, int64_t num_pairs, int64_t num_expert
   return launch(sort_kernel, shape, ids, pairs, experts, item_rows,
                 static_cast<const int32_t*>(many ? counts : nullptr), const_cast<int32_t*>(lists.pairs),
                 const_cast<MoeItem*>(lists.items), const_cast<int32_t*>(lists.num_items));
-}
-
-cudaError_t combine_pairs(const Tensor& parts, const Routing& routing, const CombineAlso& also, const Tensor& y,
-                          cudaStream_t stream) {
-  constexpr unsigned kColumns = 4 * kCombineThreads;
-  const LaunchShape shape{
-      .grid = dim3((static_cast<unsigned>(y.cols) + kColumns - 1) / kColumns, static_cast<unsigned>(y.rows)),
-      .block = dim3(kCombineThreads),
-      .stream = stream};
-  const Tensor addend = also.addend == nullptr ? Tensor() : *also.addend;
-  const float* weights = routing.weights;
-  if (parts.dtype == DType::kBF16)
-    return launch(combine_kernel<__nv_bfloat16>, shape, parts.row<const __nv_bfloat16>(0), weights, routing.top_k,
-                  addend, also.accumulate, y);
-  return launch(combine_kernel<float>, shape, parts.row<const float>(0), weights, routing.top_k, addend,
-                also.accumulate, y);
 }
 
 }  // namespace perigee
