@@ -31,15 +31,15 @@ class DeepseekV3 final : public Model {
 
   ModelOutput forward(const Batch& batch, Ops& ops, const PagePool& pool) const override {
     const float eps = static_cast<float>(config_.rms_norm_eps);
-    const Tensor x = ops.embed(embed_, batch.tokens);  // [n, H], the residual stream
-    const Tensor h =
-        ops.rms_norm(x, layers_[0].attention_norm, eps, ops.wide_dtype());  // [n, H], of each layer in turn
+    Tensor x = ops.embed(embed_, batch.tokens);                                    // [n, H], the residual stream
+    Tensor h = ops.rms_norm(x, layers_[0].attention_norm, eps, ops.wide_dtype());  // [n, H], of each layer in turn
     for (size_t i = 0; i < layers_.size(); ++i) {
       const ArenaScope temporaries(ops.arena());
       const Layer& l = layers_[i];
       const LatentLayer cache = pool.latent_layer(static_cast<int64_t>(i), l.mla.cache_scale);
-      const Tensor q = ops.mla_in(h, l.mla, batch, cache);                                     // [n, h (dn + dr)]
-      const Tensor o = ops.mla_attend(q, l.mla.up, l.mla.shape, batch, cache);                 // [n, h dv]
+      const Tensor q = ops.mla_in(h, l.mla, batch, cache);                // [n, h (dn + dr)]
+      Tensor o = ops.mla_attend(q, l.mla.up, l.mla.shape, batch, cache);  // [n, h dv]
+      if (i + 1 == layers_.size() && !keep_rows_of_logits(batch, ops, o, x, h)) break;
       const Tensor m = ops.add_norm(x, ops.linear(o, l.mla.o, DType::kF32), l.mlp.norm, eps);  // [n, H]
       const VectorWeight& next_norm = i + 1 < layers_.size() ? layers_[i + 1].attention_norm : norm_;
       if (l.mlp.is_moe) {
@@ -48,7 +48,7 @@ class DeepseekV3 final : public Model {
         ops.add_norm(x, ops.dense_mlp(m, l.mlp.dense), next_norm, eps, h);
       }
     }
-    return {.logits = ops.logits(ops.gather_rows(h, batch.logit_rows), head_)};
+    return {.logits = ops.logits(h, head_)};
   }
 
   MlaForm choose_form(TokenKind kind, int64_t new_tokens, int64_t context) const override {

@@ -95,9 +95,8 @@ class KimiLinear final : public Model {
 
   ModelOutput forward(const Batch& batch, Ops& ops, const PagePool& pool) const override {
     const float eps = static_cast<float>(config_.rms_norm_eps);
-    const Tensor x = ops.embed(embed_, batch.tokens);  // [n, H], the residual stream
-    const Tensor h =
-        ops.rms_norm(x, layers_[0].attention_norm, eps, ops.wide_dtype());  // [n, H], of each layer in turn
+    Tensor x = ops.embed(embed_, batch.tokens);                                    // [n, H], the residual stream
+    Tensor h = ops.rms_norm(x, layers_[0].attention_norm, eps, ops.wide_dtype());  // [n, H], of each layer in turn
     for (size_t i = 0; i < layers_.size(); ++i) {
       const ArenaScope temporaries(ops.arena());
       const Layer& l = layers_[i];
@@ -109,6 +108,7 @@ class KimiLinear final : public Model {
         const Tensor q = ops.mla_in(h, l.mla, batch, cache);         // [n, h (dn + dr)]
         o = ops.mla_attend(q, l.mla.up, l.mla.shape, batch, cache);  // [n, h dv]
       }
+      if (i + 1 == layers_.size() && !keep_rows_of_logits(batch, ops, o, x, h)) break;
       const LinearWeight& out = l.is_kda ? l.kda.o : l.mla.o;
       const Tensor m = ops.add_norm(x, ops.linear(o, out, DType::kF32), l.mlp.norm, eps);  // [n, H]
       const VectorWeight& next_norm = i + 1 < layers_.size() ? layers_[i + 1].attention_norm : norm_;
@@ -118,7 +118,7 @@ class KimiLinear final : public Model {
         ops.add_norm(x, ops.dense_mlp(m, l.mlp.dense), next_norm, eps, h);
       }
     }
-    return {.logits = ops.logits(ops.gather_rows(h, batch.logit_rows), head_)};
+    return {.logits = ops.logits(h, head_)};
   }
 
   MlaForm choose_form(TokenKind kind, int64_t new_tokens, int64_t context) const override {

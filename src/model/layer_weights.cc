@@ -162,6 +162,15 @@ ModelInfo model_info(const ModelConfig& c, const WeightReader& reader) {
           .has_cache_scales = reader.read_cache_scales()};
 }
 
+bool keep_rows_of_logits(const Batch& batch, Ops& ops, Tensor& o, Tensor& x, Tensor& h) {
+  const auto rows = std::ssize(batch.logit_rows);
+  h = h.row_range(0, rows);
+  if (rows == x.rows) return true;  // all of them: those of a decode step
+  o = ops.gather_rows(o, batch.logit_rows);
+  x = ops.gather_rows(x, batch.logit_rows);
+  return rows > 0;
+}
+
 CacheLayout cache_layout_of(const ModelConfig& c, DType cache_dtype) {
   CHECK(cache_dtype == DType::kF32 || cache_dtype == DType::kBF16 || cache_dtype == DType::kF8E4M3, "cache of ",
         dtype_name(cache_dtype));

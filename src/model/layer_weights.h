@@ -81,6 +81,10 @@ MlaWeights read_mla(const ModelConfig& config, int64_t layer, WeightReader& read
 FeedForward read_feed_forward(const ModelConfig& config, int64_t layer, WeightReader& reader);
 ModelInfo model_info(const ModelConfig& config, const WeightReader& reader);
 
+// In the last layer, what follows attention serves the logits alone: cuts the attention's output o, the residual x and
+// the normed h to the rows whose logits are wanted. False if there are none.
+bool keep_rows_of_logits(const Batch& batch, Ops& ops, Tensor& o, Tensor& x, Tensor& h);
+
 // What a sequence keeps on this rank: latents of the layers with latent attention, state of its heads of the others.
 CacheLayout cache_layout_of(const ModelConfig& config, DType cache_dtype);
 

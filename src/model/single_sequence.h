@@ -33,7 +33,12 @@ class SingleSequence {
 
   // Runs `tokens` as one step; returns the logits of each of them, [n, vocab].
   std::vector<std::vector<float>> run(const std::vector<int32_t>& tokens, MlaForm form) {
-    auto logits = step(tokens, form, true);
+    return run(tokens, form, all_of(tokens));
+  }
+  // The same with the logits of tokens `rows`, ascending.
+  std::vector<std::vector<float>> run(const std::vector<int32_t>& tokens, MlaForm form,
+                                      const std::vector<int32_t>& rows) {
+    auto logits = step(tokens, form, true, rows);
     committed_ = length_;
     return logits;
   }
@@ -41,7 +46,7 @@ class SingleSequence {
   // The same of at most kRingTokens tokens that reject() may take back until the next step (deferred commit, D7).
   std::vector<std::vector<float>> propose(const std::vector<int32_t>& tokens, MlaForm form) {
     const int32_t position = length_;
-    auto logits = step(tokens, form, false);
+    auto logits = step(tokens, form, false, all_of(tokens));
     committed_ = position;
     return logits;
   }
@@ -62,11 +67,17 @@ class SingleSequence {
   int32_t length() const { return length_; }
 
  private:
-  std::vector<std::vector<float>> step(const std::vector<int32_t>& tokens, MlaForm form, bool commit_all) {
-    const int32_t n = static_cast<int32_t>(tokens.size());
-    std::vector<int32_t> positions(n), rows(n);
-    std::iota(positions.begin(), positions.end(), length_);
+  static std::vector<int32_t> all_of(const std::vector<int32_t>& tokens) {
+    std::vector<int32_t> rows(tokens.size());
     std::iota(rows.begin(), rows.end(), 0);
+    return rows;
+  }
+
+  std::vector<std::vector<float>> step(const std::vector<int32_t>& tokens, MlaForm form, bool commit_all,
+                                       const std::vector<int32_t>& rows) {
+    const int32_t n = static_cast<int32_t>(tokens.size());
+    std::vector<int32_t> positions(n);
+    std::iota(positions.begin(), positions.end(), length_);
     const SequenceRows sequence{.first_row = 0,
                                 .num_tokens = n,
                                 .position = length_,
@@ -82,7 +93,7 @@ class SingleSequence {
     const Tensor logits = model_.forward(placed.batch(), ops_, pool_).logits;
     length_ += n;
     std::vector<std::vector<float>> out;
-    for (int64_t r = 0; r < n; ++r) {
+    for (int64_t r = 0; r < logits.rows; ++r) {
       out.emplace_back(static_cast<size_t>(logits.cols));
       ops_.copy(out.back().data(), logits.row<float>(r), out.back().size() * sizeof(float));
     }

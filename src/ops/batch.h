@@ -84,7 +84,7 @@ struct Batch {
   std::span<const int32_t> tokens;          // [n]; < 0: a padding row, whose outputs nobody reads
   std::span<const int32_t> positions;       // [n]
   std::span<const SequenceRows> sequences;  // ascending first_row, covering [0, n)
-  std::span<const int32_t> logit_rows;      // rows whose logits are wanted
+  std::span<const int32_t> logit_rows;      // rows whose logits are wanted, ascending, each once
   const DeviceSequences* device = nullptr;
 };
 

@@ -37,6 +37,7 @@ class CudaDevice final : public RankDevice {
   Status reserve_arrays();
   Status run_largest_steps();
   Status run_padding(std::span<const SequenceRows> sequences);
+  Status run_padding(std::span<const SequenceRows> sequences, int32_t rows, int32_t rows_of_logits);
   Result<int32_t> pages_left() const;
   int32_t graph_bucket(const StepPlan& plan) const;
   CudaOps& ops() const { return static_cast<CudaOps&>(*parts_->ops); }
@@ -138,11 +139,18 @@ Status CudaDevice::run_largest_steps() {
   return {};
 }
 
+// With as many rows of logits as there can be; and, if every row may have them, with one fewer: the last layer then
+// gathers its rows.
 Status CudaDevice::run_padding(std::span<const SequenceRows> sequences) {
   const int32_t rows = sequences.back().first_row + sequences.back().num_tokens;
+  const int32_t most = std::min(rows, parts_->max_rows_of_logits());
+  RETURN_IF_ERROR(run_padding(sequences, rows, most));
+  return most == rows ? run_padding(sequences, rows, rows - 1) : Status();
+}
+
+Status CudaDevice::run_padding(std::span<const SequenceRows> sequences, int32_t rows, int32_t rows_of_logits) {
   cuda_ok(build_batch({}, arrays_->slots(), arrays_->batch(), parts_->max_tokens(), stream()), "warming up");
-  const std::span<const int32_t> any_rows(arrays_->batch().row_sequence,
-                                          static_cast<size_t>(std::min(rows, parts_->max_rows_of_logits())));
+  const std::span<const int32_t> any_rows(arrays_->batch().row_sequence, static_cast<size_t>(rows_of_logits));
   ops().begin_step();
   parts_->model->forward(device_batch(arrays_->batch(), sequences_, sequences, rows, any_rows), ops(), pool());
   RETURN_IF_ERROR(ops().status());
