@@ -14,6 +14,8 @@ sys.path.insert(0, str(TOP / "tools"))
 
 from server_process import ServerProcess  # noqa: E402
 
+# A small cache: to touch the gigabyte that is the default takes a virtual machine seconds at each start.
+FLAGS = os.environ.get("PERIGEE_FLAGS", "--device cpu --kv-cache-memory-bytes 128M").split()
 PROGRAM = os.environ.get("PERIGEE_PROGRAM", str(TOP / "build" / "perigee"))
 FOLDER = str((TOP / os.environ.get("PERIGEE_MODEL", "models/tiny-k2")).resolve())
 
@@ -22,14 +24,15 @@ EDGE_ONLY = pytest.mark.skipif(os.path.basename(FOLDER) != "tiny-k2", reason="th
 
 def start(tmp_path_factory, *flags):
     log = tmp_path_factory.mktemp("server") / "log"
-    server = ServerProcess(PROGRAM, FOLDER, [*os.environ.get("PERIGEE_FLAGS", "--device cpu").split(), *flags], str(log))
+    server = ServerProcess(PROGRAM, FOLDER, [*FLAGS, *flags], str(log))
     server.log_path = str(log)
     return server
 
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory):
-    with start(tmp_path_factory, "--deterministic", "--selfcheck") as running:
+    # One thread: these models are small, and the clients need the other core of a small machine.
+    with start(tmp_path_factory, "--deterministic", "--selfcheck", "--threads", "1") as running:
         yield running
         assert wait_idle(running), "requests or blocks leaked"
     assert running.process.returncode == 0

@@ -15,11 +15,11 @@ import pytest
 
 from conftest import EDGE_ONLY
 from hostile_cases import CASES, COMPLETIONS
-from request_fields import FIELDS, Refused, Used, request
+from request_fields import CHAT, FIELDS, Refused, Used, request
 
 pytestmark = EDGE_ONLY
 HANG_S = 300
-CONTROL = {"prompt": [65, 300, 301, 302], "max_tokens": 4, "temperature": 0, "ignore_eos": True, "logprobs": 2,
+CONTROL = {"prompt": [65, 300, 301, 302], "max_tokens": 2, "temperature": 0, "ignore_eos": True, "logprobs": 2,
            "return_token_ids": True}
 STREAMED = {"prompt": [65, 400, 401, 402], "max_tokens": 12000, "temperature": 0.8, "seed": 3, "ignore_eos": True,
             "return_token_ids": True}
@@ -29,7 +29,9 @@ TYPES = {400: "BadRequestError", 401: "AuthenticationError", 404: "NotFoundError
          505: "NotImplementedError"}
 MAX_ERROR_BYTES = 4096
 WRONG = [True, 7, 1.5, "x", [], {}, ["\ud800"]]
-SHORT = {"max_tokens": 1, "max_completion_tokens": None}  # replies cost time and show nothing here
+# Prompts and replies cost time and show nothing here.
+SHORT = {COMPLETIONS: {"prompt": "x", "max_tokens": 1},
+         CHAT: {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1, "max_completion_tokens": None}}
 
 
 class Bystander(threading.Thread):
@@ -150,7 +152,7 @@ def test_wrong_types(server, bystander, expected, path, name):
     """Any value of any type in any field is served or refused, and the refusal names the field."""
     connection = server.connection(HANG_S)
     field = FIELDS[path][name]
-    among = {**(field.among if isinstance(field, Used) else {}), **(SHORT if "max_tokens" in FIELDS[path] else {})}
+    among = {**(field.among if isinstance(field, Used) else {}), **SHORT.get(path, {})}
     for value in WRONG:
         body = request(path, among)
         body[name] = value
