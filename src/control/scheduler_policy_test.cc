@@ -47,50 +47,29 @@ TEST(SchedulerOrder, DecodesThenPrefillsThenAdmissions) {
   EXPECT_EQ(rows_of(h.plan()), (Rows{{a.value, 1}, {b.value, 1}, {c.value, 51}}));
 }
 
-TEST(SchedulerChunks, LongPrefillCap) {
-  SchedulerConfig config = small_config();
-  config.long_prefill_tokens = 50;
-  SchedulerHarness h(config);
-  const SequenceId a = h.submit(120, 5);
-  EXPECT_EQ(rows_of(h.plan()), (Rows{{a.value, 50}}));
-  EXPECT_EQ(rows_of(h.plan()), (Rows{{a.value, 50}}));
-}
-
-TEST(SchedulerChunks, EndAtTheAlignmentOrAtTheEnd) {
-  SchedulerConfig config = small_config();
-  config.max_step_tokens = 100;
-  config.attention_alignment = 64;
-  SchedulerHarness h(config);
-  const SequenceId a = h.submit(150, 5);
-  const SequenceId b = h.submit(300, 5);
-  EXPECT_EQ(rows_of(h.plan()), (Rows{{a.value, 64}, {b.value, 36}})) << "without determinism a short chunk is progress";
-  EXPECT_EQ(rows_of(h.plan()), (Rows{{a.value, 86}, {b.value, 14}}));
-}
-
-TEST(SchedulerChunks, AShortChunkIsMadeUpForAtTheNextMultiple) {
-  SchedulerConfig config = small_config();
-  config.max_step_tokens = 100;
-  config.attention_alignment = 64;
-  SchedulerHarness h(config);
-  const SequenceId a = h.submit(70, 5);
-  const SequenceId b = h.submit(300, 5);
-  h.step();
-  EXPECT_EQ(rows_of(h.plan()), (Rows{{a.value, 1}, {b.value, 98}})) << "30 + 98 = 128";
-}
-
-TEST(SchedulerChunks, DeterministicOnlyAtTheAlignment) {
-  SchedulerConfig config = small_config();
-  config.max_step_tokens = 100;
-  config.attention_alignment = 64;
-  config.long_prefill_tokens = 10;  // raised to the alignment
-  config.deterministic = true;
-  SchedulerHarness h(config);
-  const SequenceId a = h.submit(150, 5);
-  const SequenceId b = h.submit(100, 5);
-  EXPECT_EQ(rows_of(h.plan()), (Rows{{a.value, 64}})) << "b's chunk would end at 36";
-  EXPECT_EQ(rows_of(h.plan()), (Rows{{a.value, 64}}));
-  EXPECT_FALSE(h.scheduler.gauges().running == 2);
-  (void)b;
+TEST(SchedulerChunks, EndAtTheCapTheAlignmentOrThePromptsEnd) {
+  struct Case {
+    const char* why;
+    int32_t max_step_tokens, long_prefill_tokens, alignment;
+    bool deterministic;
+    std::vector<int32_t> prompts;  // of sequences 1, 2
+    std::vector<Rows> plans;
+  };
+  const Case cases[] = {
+      {"a long prefill is capped", 512, 50, 1, false, {120}, {{{1, 50}}, {{1, 50}}}},
+      {"a short chunk is progress", 100, 0, 64, false, {150, 300}, {{{1, 64}, {2, 36}}, {{1, 86}, {2, 14}}}},
+      {"30 + 98 = 128, the next multiple", 100, 0, 64, false, {70, 300}, {{{1, 70}, {2, 30}}, {{1, 1}, {2, 98}}}},
+      {"the second would end at 36; a cap of 10 is 64", 100, 10, 64, true, {150, 100}, {{{1, 64}}, {{1, 64}}}}};
+  for (const Case& each : cases) {
+    SchedulerConfig config = small_config();
+    config.max_step_tokens = each.max_step_tokens;
+    config.long_prefill_tokens = each.long_prefill_tokens;
+    config.attention_alignment = each.alignment;
+    config.deterministic = each.deterministic;
+    SchedulerHarness h(config);
+    for (const int32_t length : each.prompts) h.submit(length, 5);
+    for (const Rows& rows : each.plans) EXPECT_EQ(rows_of(h.plan()), rows) << each.why;
+  }
 }
 
 TEST(SchedulerHits, WholeConfirmedBlocksButNeverTheWholePrompt) {
