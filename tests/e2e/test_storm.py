@@ -20,7 +20,7 @@ NUM_COMPARED = NUM_REQUESTS if SOAK else 60
 MAX_GROWTH_MIB = 24  # of resident memory after the first wave
 # 21 pages of 64 tokens; of the hybrid model 127, of which a sequence's state takes 16. Either is too small for a crowd.
 CACHE = "6M" if MODEL == "tiny-k2" else "18M"
-CROWD_TOKENS = 110  # with the prompt three pages for each of eight sequences
+CROWD_TOKENS = 200  # with the prompt four pages for each of eight sequences; three would be too many
 DEADLINE = "deadline"
 
 
