@@ -48,6 +48,7 @@ Tensor Ops::rms_norm(const Tensor& x, std::span<const float> weight, float eps, 
 
 void Ops::add_norm(const Tensor& residual, const Tensor& y, std::span<const float> weight, float eps,
                    const Tensor& out) {
+  comm_.all_reduce(y);
   add(residual, y);
   rms_norm(residual, weight, eps, out);
 }

@@ -4,6 +4,10 @@
 // ops/coarse.cc that composes plain ops: that composition is the definition and the fallback; a backend overrides what
 // it fuses. Every Tensor returned lives in the step's arena, until the next begin_step().
 //
+// With several ranks (tensor parallelism) every tensor of heads, of an MLP's inner width or of the vocabulary is this
+// rank's share. Three words reach the other ranks: embed, add_norm and moe_norm add up what each has (DESIGN D13). So
+// every rank must say the same words in the same order.
+//
 // Letters: n new tokens of all sequences of the batch, H hidden size, h heads, dn/dr/dv the nope/rope/value dims of a
 // head, L the latent rank. The residual stream is always f32; activations are of the backend's activation_dtype().
 #pragma once
@@ -15,6 +19,7 @@
 #include <vector>
 
 #include "base/result.h"
+#include "comm/comm.h"
 #include "ops/batch.h"
 #include "ops/isa.h"
 #include "ops/weights.h"
@@ -44,7 +49,8 @@ class Ops {
   virtual bool on_device() const { return false; }
   virtual Buffer make_buffer(size_t bytes) { return Buffer(bytes); }
   virtual void copy(void* to, const void* from, size_t bytes);  // between it and the host's; complete on return
-  virtual Status status() { return {}; }  // kDeviceLost: everything computed since the last success is void
+  virtual Status status() { return comm_.status(); }  // kDeviceLost: all computed since the last success is void
+  Comm& comm() const { return comm_; }
 
   // --- Weights, once at load: copied and repacked into this backend's layout; `raw` may go afterwards. ---
   virtual ShapeLimits limits() const { return {}; }  // a model beyond them must not be packed
@@ -64,7 +70,8 @@ class Ops {
 
   // --- Plain ops ---
   virtual void begin_step() { arena_.reset(); }
-  virtual Tensor embed(const EmbedWeight& table, std::span<const int32_t> tokens) = 0;  // -> [n, H] f32
+  // -> [n, H] f32. Of a share of the vocabulary: summed over the ranks, rows of other shares being zero.
+  virtual Tensor embed(const EmbedWeight& table, std::span<const int32_t> tokens) = 0;
   // RMSNorm (Zhang, Sennrich 2019): y = x / sqrt(mean(x^2) + eps) * weight; x [n, d] f32 or activation -> `out`.
   virtual void rms_norm(const Tensor& x, std::span<const float> weight, float eps, const Tensor& out) = 0;
   Tensor rms_norm(const Tensor& x, std::span<const float> weight, float eps, DType out);
@@ -99,8 +106,8 @@ class Ops {
   virtual Tensor mla_in(const Tensor& x, const MlaWeights& w, const Batch& batch, const LatentLayer& cache);
   // Projections and kda_attend: x [n, H] activation or wide -> [n, h * dim] wide.
   virtual Tensor kda(const Tensor& x, const KdaWeights& w, const Batch& batch, const StateLayer& state);
-  // The reduce points, after a layer's attention and after its MLP: residual += y, where y [n, H] f32 may be one rank's
-  // partial sum, then `out` = the norm of the residual, activation or wide.
+  // The reduce points, after a layer's attention and after its MLP: residual += the ranks' sum of y [n, H] f32, which
+  // is overwritten, then `out` = the norm of the residual, activation or wide.
   virtual void add_norm(const Tensor& residual, const Tensor& y, std::span<const float> weight, float eps,
                         const Tensor& out);
   Tensor add_norm(const Tensor& residual, const Tensor& y, std::span<const float> weight, float eps);  // -> activation
@@ -109,23 +116,28 @@ class Ops {
                         float eps, const Tensor& out);
   virtual Tensor dense_mlp(const Tensor& x, const MlpWeights& w);    // -> [n, H] f32
   virtual Tensor moe(const Tensor& x, const MoeWeights& w);          // routed + shared, [n, H] f32
-  virtual Tensor logits(const Tensor& x, const LinearWeight& head);  // -> [rows, vocab] f32
+  virtual Tensor logits(const Tensor& x, const LinearWeight& head);  // -> [rows, this rank's share of vocab] f32
 
   virtual Arena& arena() { return arena_; }
 
  protected:
   Ops() = default;
+  explicit Ops(Comm& comm) : comm_(comm) {}  // which outlives it
   explicit Ops(Arena arena) : arena_(std::move(arena)) {}
 
   Arena arena_;
+
+ private:
+  Comm& comm_ = Comm::alone();
 };
 
 // The definition: plain loops, f32 everywhere, one thread.
-std::unique_ptr<Ops> make_ref_ops();
+std::unique_ptr<Ops> make_ref_ops(Comm& comm = Comm::alone());
 
 struct CpuOptions {
   int num_threads = 0;     // 0: as many as available_cores()
   std::optional<Isa> isa;  // none: the best one of this machine
+  Comm& comm = Comm::alone();
 };
 // The fast CPU backend. Unavailable without AVX2 + FMA, and where the machine lacks the wanted instruction set.
 Result<std::unique_ptr<Ops>> make_cpu_ops(const CpuOptions& options);

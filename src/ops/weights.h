@@ -50,7 +50,8 @@ struct LinearWeight {
 };
 
 struct EmbedWeight {
-  int64_t vocab = 0, dim = 0;
+  int64_t vocab = 0, dim = 0;  // vocab: tokens here
+  int64_t first = 0;           // token of the first row
   Packed packed;
 };
 

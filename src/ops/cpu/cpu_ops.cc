@@ -19,7 +19,7 @@ struct PackedLinear final : PackedWeight {
 
 }  // namespace
 
-CpuOps::CpuOps(Isa isa, int num_threads) : isa_(isa), pool_(num_threads) {}
+CpuOps::CpuOps(Isa isa, int num_threads, Comm& comm) : Ops(comm), isa_(isa), pool_(num_threads) {}
 
 const char* CpuOps::name() const {
   switch (isa_) {
@@ -58,7 +58,11 @@ EmbedWeight CpuOps::pack_embed(const RawMatrix& table) {
 }
 
 Tensor CpuOps::embed(const EmbedWeight& table, std::span<const int32_t> tokens) {
-  return cpu::embed(context(), table, tokens);
+  const int64_t vocab = table.vocab * comm().size();
+  for (const int32_t id : tokens) CHECK(id >= 0 && id < vocab, "token id ", id, " outside the vocabulary of ", vocab);
+  const Tensor x = cpu::embed(context(), table, tokens);
+  comm().all_reduce(x);
+  return x;
 }
 
 void CpuOps::rms_norm(const Tensor& x, std::span<const float> weight, float eps, const Tensor& out) {
@@ -111,7 +115,7 @@ Result<std::unique_ptr<Ops>> make_cpu_ops(const CpuOptions& options) {
   ASSIGN_OR_RETURN(const Isa isa, detect_isa(options.isa));
   if (options.num_threads < 0) return bad_input("number of threads must not be negative", "num_threads");
   return std::unique_ptr<Ops>(
-      std::make_unique<CpuOps>(isa, options.num_threads > 0 ? options.num_threads : available_cores()));
+      std::make_unique<CpuOps>(isa, options.num_threads > 0 ? options.num_threads : available_cores(), options.comm));
 }
 
 }  // namespace perigee

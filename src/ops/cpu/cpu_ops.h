@@ -14,7 +14,7 @@ namespace perigee {
 
 class CpuOps final : public Ops {
  public:
-  CpuOps(Isa isa, int num_threads);
+  CpuOps(Isa isa, int num_threads, Comm& comm = Comm::alone());
 
   const char* name() const override;  // "cpu-avx2", "cpu-avx512" or "cpu-amx"
   DType activation_dtype() const override { return DType::kBF16; }

@@ -61,7 +61,7 @@ EmbedWeight pack_embed(const RawMatrix& table) {
     raw_row(table, r, row.data());
     for (int64_t i = 0; i < table.in; ++i) out[r * table.in + i] = f32_to_bf16(row[static_cast<size_t>(i)]);
   }
-  return {.vocab = table.out, .dim = table.in, .packed = std::move(packed)};
+  return {.vocab = table.out, .dim = table.in, .first = table.first_row, .packed = std::move(packed)};
 }
 
 Tensor embed(const CpuContext& cpu, const EmbedWeight& table, std::span<const int32_t> tokens) {
@@ -70,9 +70,11 @@ Tensor embed(const CpuContext& cpu, const EmbedWeight& table, std::span<const in
   const ElementwiseKernels& k = kernels(cpu.isa);
   const Tensor out = cpu.arena.tensor(DType::kF32, static_cast<int64_t>(tokens.size()), table.dim);
   for_rows(cpu, out.rows, out.cols, [&](int64_t r) {
-    const int64_t id = tokens[static_cast<size_t>(r)];
-    CHECK(id >= 0 && id < table.vocab, "token id ", id, " outside the vocabulary of ", table.vocab);
-    k.widen(rows + id * table.dim, table.dim, out.row<float>(r));
+    const int64_t id = tokens[static_cast<size_t>(r)] - table.first;
+    if (id >= 0 && id < table.vocab)
+      k.widen(rows + id * table.dim, table.dim, out.row<float>(r));
+    else
+      std::fill_n(out.row<float>(r), table.dim, 0.0f);
   });
   return out;
 }

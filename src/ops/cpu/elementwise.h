@@ -16,6 +16,7 @@ namespace perigee::cpu {
 
 EmbedWeight pack_embed(const RawMatrix& table);  // any weight format; kept as bf16 rows
 
+// Zeros for tokens that the table does not have.
 Tensor embed(const CpuContext& cpu, const EmbedWeight& table, std::span<const int32_t> tokens);
 void rms_norm(const CpuContext& cpu, const Tensor& x, std::span<const float> weight, float eps, const Tensor& out);
 void add(const CpuContext& cpu, const Tensor& residual, const Tensor& y);

@@ -96,15 +96,21 @@ MlaUpWeight RefOps::pack_mla_up(const RawMatrix& kv_b, const MlaShape& shape) {
 }
 
 EmbedWeight RefOps::pack_embed(const RawMatrix& table) {
-  return {.vocab = table.out, .dim = table.in, .packed = pack(table)};
+  return {.vocab = table.out, .dim = table.in, .first = table.first_row, .packed = pack(table)};
 }
 
 Tensor RefOps::embed(const EmbedWeight& table, std::span<const int32_t> tokens) {
   const Tensor y = arena_.tensor(DType::kF32, static_cast<int64_t>(tokens.size()), table.dim);
   for (int64_t i = 0; i < y.rows; ++i) {
-    CHECK(tokens[i] >= 0 && tokens[i] < table.vocab, "token ", tokens[i], " of ", table.vocab);
-    std::copy_n(ref_values(table.packed) + tokens[i] * table.dim, table.dim, y.row<float>(i));
+    CHECK(tokens[i] >= 0 && tokens[i] < table.vocab * comm().size(), "token ", tokens[i], " of ", table.vocab);
+    const int64_t row = tokens[i] - table.first;
+    if (row >= 0 && row < table.vocab) {
+      std::copy_n(ref_values(table.packed) + row * table.dim, table.dim, y.row<float>(i));
+    } else {
+      std::fill_n(y.row<float>(i), table.dim, 0.0f);
+    }
   }
+  comm().all_reduce(y);
   return y;
 }
 
@@ -188,8 +194,8 @@ Tensor RefOps::gather_rows(const Tensor& x, std::span<const int32_t> rows) {
   return y;
 }
 
-std::unique_ptr<Ops> make_ref_ops() {
-  return std::make_unique<RefOps>();
+std::unique_ptr<Ops> make_ref_ops(Comm& comm) {
+  return std::make_unique<RefOps>(comm);
 }
 
 }  // namespace perigee

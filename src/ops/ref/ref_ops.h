@@ -11,6 +11,8 @@ namespace perigee {
 
 class RefOps : public Ops {
  public:
+  explicit RefOps(Comm& comm = Comm::alone()) : Ops(comm) {}
+
   const char* name() const override { return "ref"; }
   DType activation_dtype() const override { return DType::kF32; }
 
