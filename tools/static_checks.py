@@ -19,7 +19,7 @@ ROOTS = ("src", "tests", ".")
 CXX, CLANG_TIDY = "g++", "clang-tidy-14"
 # One instruction set that has every intrinsic we use; the build enters such files after a run-time check.
 FLAGS = ["-std=c++20", "-march=sapphirerapids", *(f"-I{root}" for root in ROOTS),
-         '-DPERIGEE_VERSION="0"', '-DPERIGEE_SOURCE_DIR="."']
+         '-DPERIGEE_VERSION="0"']
 WARNINGS = ["-Wall", "-Wextra", "-Wno-missing-field-initializers"]
 
 # (file, check) -> reason. Checks that fit nowhere are left out in .clang-tidy, each with its reason.

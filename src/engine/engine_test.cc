@@ -14,7 +14,7 @@ std::unique_ptr<Engine> small_engine(int32_t max_waiting = 4096) {
   EngineConfig config;
   config.max_waiting = max_waiting;
   config.rank.device = Device::kRef;
-  config.rank.load.path = PERIGEE_SOURCE_DIR "/tests/golden/heads16";
+  config.rank.load.path = "tests/golden/heads16";
   config.rank.load.format = LoadFormat::kDummy;
   config.rank.cache_bytes = 8 << 20;
   config.rank.limits.max_sequences = 4;
@@ -54,7 +54,7 @@ TEST(Engine, ShutdownAnswersEverySubmission) {
 TEST(Engine, WithoutAGpuTheWayOutIsNamed) {
   EngineConfig config;
   config.rank.device = Device::kCuda;
-  config.rank.load.path = PERIGEE_SOURCE_DIR "/tests/golden/heads16";
+  config.rank.load.path = "tests/golden/heads16";
   config.rank.load.format = LoadFormat::kDummy;
   const auto engine = Engine::create(config);
   if (engine.ok()) GTEST_SKIP() << "here is a GPU";

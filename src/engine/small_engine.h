@@ -16,7 +16,7 @@ namespace perigee {
 inline EngineConfig small_config(const char* golden = "heads16") {
   EngineConfig config;
   config.rank.device = Device::kRef;
-  config.rank.load.path = std::string(PERIGEE_SOURCE_DIR "/tests/golden/") + golden;
+  config.rank.load.path = std::string("tests/golden/") + golden;
   config.rank.load.format = LoadFormat::kDummy;
   config.rank.cache_bytes = 8 << 20;
   config.rank.limits.max_sequences = 4;

@@ -44,7 +44,7 @@ class RankThread {
 inline RankConfig small_rank_config(const char* golden = "heads16") {
   RankConfig config;
   config.device = Device::kRef;
-  config.load.path = std::string(PERIGEE_SOURCE_DIR "/tests/golden/") + golden;
+  config.load.path = std::string("tests/golden/") + golden;
   config.load.format = LoadFormat::kDummy;
   config.cache_bytes = 8 << 20;
   config.limits.max_sequences = 2;

@@ -18,7 +18,7 @@ class RankMaskTest : public testing::Test {
  protected:
   RankMaskTest() {
     RankConfig config;
-    config.load.path = PERIGEE_SOURCE_DIR "/models/tiny-k2";
+    config.load.path = "models/tiny-k2";
     config.load.num_threads = 1;
     config.cache_bytes = 8 << 20;
     config.limits.max_sequences = 4;

@@ -8,8 +8,7 @@ namespace {
 Result<EngineConfig> parsed(std::vector<std::string> arguments) {
   Options options("test", "");
   add_engine_options(options);
-  if (arguments.empty() || arguments[0].starts_with("--"))
-    arguments.insert(arguments.begin(), PERIGEE_SOURCE_DIR "/models/tiny-k2");
+  if (arguments.empty() || arguments[0].starts_with("--")) arguments.insert(arguments.begin(), "models/tiny-k2");
   const Status status = options.parse(arguments);
   if (!status.ok()) return status.error();
   return engine_config(options);
@@ -72,7 +71,7 @@ TEST(EngineOptions, ErrorsNameTheFlag) {
 }
 
 TEST(EngineOptions, ARecipesFlagsAreAcceptedWithAReason) {
-  const std::string model = PERIGEE_SOURCE_DIR "/models/tiny-k2";
+  const std::string model = "models/tiny-k2";
   testing::internal::CaptureStderr();
   const auto config =
       parsed({model, "--device", "cpu", "-tp=1", "--trust-remote-code", "--tool-call-parser", "kimi_k2",
@@ -93,7 +92,7 @@ TEST(EngineOptions, AFolderThatIsNotThereIsSaid) {
   ASSERT_FALSE(config.ok());
   EXPECT_EQ(config.error().message,
             "there is no folder /nowhere/a-model; models are not downloaded: name one on this machine");
-  const std::string file = PERIGEE_SOURCE_DIR "/models/tiny-k2/config.json";
+  const std::string file = "models/tiny-k2/config.json";
   EXPECT_EQ(check_model_folder(file).error().message, file + " is a file: name the folder that it is in");
 }
 

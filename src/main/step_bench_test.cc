@@ -10,7 +10,7 @@ namespace {
 RankConfig tiny(Device device = Device::kCpu) {
   RankConfig config;
   config.device = device;
-  config.load.path = PERIGEE_SOURCE_DIR "/models/tiny-k2";
+  config.load.path = "models/tiny-k2";
   config.cache_bytes = 64 << 20;
   config.load.num_threads = 1;
   return config;

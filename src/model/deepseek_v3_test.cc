@@ -142,7 +142,7 @@ const Question kQuestions[] = {
 TEST(TinyK2, AnswersWordProblems) {
   const auto ops = make_ref_ops();
   LoadOptions options;
-  options.path = PERIGEE_SOURCE_DIR "/models/tiny-k2";
+  options.path = "models/tiny-k2";
   const auto model = load_model(options, *ops);
   ASSERT_TRUE(model.ok()) << model.error().message;
   const std::vector<int32_t>& eos = (*model)->info().eos_ids;

@@ -43,7 +43,7 @@ TEST(ModelText, TokenTextOfPiecesAndIds) {
 
 // A control token typed by a user stays text; the template's own do not.
 TEST(ModelText, LoadsTheBundledModelAndKeepsUsersOutOfItsFormat) {
-  const std::string dir = std::string(PERIGEE_SOURCE_DIR) + "/models/tiny-k2";
+  const std::string dir = "models/tiny-k2";
   const auto loaded = ModelText::load(dir);
   ASSERT_TRUE(loaded.ok()) << loaded.error().message;
   const ModelText& text = **loaded;
@@ -65,7 +65,7 @@ TEST(ModelText, LoadsTheBundledModelAndKeepsUsersOutOfItsFormat) {
 // GET /tokenizer_info answers with what was read, so a link to /etc/passwd must not be followed under any name.
 TEST(ModelText, NoFileIsReadThroughALinkOutOfTheFolder) {
   namespace fs = std::filesystem;
-  const fs::path source = fs::path(PERIGEE_SOURCE_DIR) / "models/tiny-k2";
+  const fs::path source = "models/tiny-k2";
   for (const char* name :
        {"chat_template.jinja", "generation_config.json", "tiktoken.model", "tokenizer_config.json"}) {
     const TempFolder outside, folder;
@@ -94,7 +94,7 @@ TEST(ModelText, TheTemplatesFileGoesBeforeTheOneInTheConfiguration) {
 }
 
 TEST(ModelText, WithoutTokenizerFilesThereAreIdsOnly) {
-  const auto loaded = ModelText::load(std::string(PERIGEE_SOURCE_DIR) + "/tests");
+  const auto loaded = ModelText::load("tests");
   ASSERT_TRUE(loaded.ok()) << loaded.error().message;
   EXPECT_EQ((*loaded)->tokenizer(), nullptr);
   EXPECT_FALSE((*loaded)->has_chat());

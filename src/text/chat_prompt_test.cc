@@ -8,13 +8,12 @@
 namespace perigee {
 namespace {
 
-const std::string kRoot = PERIGEE_SOURCE_DIR;
 const std::string kAsk = "<|im_user|>user<|im_middle|>q<|im_end|>";
 const std::string kReply = "<|im_assistant|>assistant<|im_middle|>";
 const std::string kOpenReply = kReply + "<think>";
 
 std::string read(const std::string& path) {
-  return read_file(kRoot + path, 16u << 20).value();
+  return read_file(path, 16u << 20).value();
 }
 Json json(std::string_view text) {
   return parse_json(text).value();
@@ -24,7 +23,7 @@ std::string same(std::string_view text) {
 }
 
 const ChatPrompt& tiny() {
-  static const ChatPrompt prompt = ChatPrompt::create(read("/models/tiny-k2/chat_template.jinja")).value();
+  static const ChatPrompt prompt = ChatPrompt::create(read("models/tiny-k2/chat_template.jinja")).value();
   return prompt;
 }
 
@@ -48,7 +47,7 @@ std::string field_at_fault(std::string_view messages, const ChatPromptOptions& o
 }
 
 TEST(ChatPrompt, SameTextAsTheModelWasTrainedOn) {
-  const Json chats = json(read("/tests/data/chat_templates/chats.json"));
+  const Json chats = json(read("tests/data/chat_templates/chats.json"));
   ASSERT_GE(chats.as_array().size(), 40u);
   for (const Json& chat : chats.as_array()) {
     const Json& given = *chat.find("options");
@@ -62,7 +61,7 @@ TEST(ChatPrompt, SameTextAsTheModelWasTrainedOn) {
 }
 
 TEST(ChatPrompt, SameToolDeclarationsAsTheModelWasTrainedOn) {
-  const Json lists = json(read("/tests/data/chat_templates/tools.json"));
+  const Json lists = json(read("tests/data/chat_templates/tools.json"));
   ASSERT_GE(lists.as_array().size(), 40u);
   for (const Json& list : lists.as_array())
     EXPECT_EQ(declare_tools(*list.find("tools")), list.find("text")->as_string());

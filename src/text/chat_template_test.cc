@@ -11,14 +11,14 @@
 namespace perigee {
 namespace {
 
-const std::string kData = PERIGEE_SOURCE_DIR "/tests/data/chat_templates/";
+const std::string kData = "tests/data/chat_templates/";
 
 std::string read(const std::string& path) {
   return read_file(path, 16u << 20).value();
 }
 
 std::string template_text(const std::string& source) {
-  if (source == "chat_template.jinja") return read(PERIGEE_SOURCE_DIR "/models/tiny-k2/chat_template.jinja");
+  if (source == "chat_template.jinja") return read("models/tiny-k2/chat_template.jinja");
   return source.ends_with(".jinja") ? read(kData + source) : source;
 }
 

@@ -67,13 +67,13 @@ void check_never_over(const Tokenizer& tokenizer, int num_texts) {
 TEST(TokenBound, IsNeverMoreThanTheTokens) {
   check_never_over(*test_tokenizer({"ab", "abab", "abababab", "  ", "    ", "        ", "\xC3\xA9", "\xE7\x9A\x84"}),
                    3000);
-  const auto tiny = Tokenizer::load(std::string(PERIGEE_SOURCE_DIR) + "/models/tiny-k2");
+  const auto tiny = Tokenizer::load("models/tiny-k2");
   ASSERT_TRUE(tiny.ok()) << tiny.error().message;
   check_never_over(**tiny, 3000);
 }
 
 TEST(TokenBound, OfEachTokenIsAtMostOneAndOfTheLongestAlmost) {
-  const auto tiny = Tokenizer::load(std::string(PERIGEE_SOURCE_DIR) + "/models/tiny-k2");
+  const auto tiny = Tokenizer::load("models/tiny-k2");
   ASSERT_TRUE(tiny.ok()) << tiny.error().message;
   for (int32_t id = 0; id < (*tiny)->vocab_size(); ++id)
     ASSERT_LE((*tiny)->bound().weight((*tiny)->bytes(id)), TokenBound::kOneToken) << id;

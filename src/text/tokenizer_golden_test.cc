@@ -106,7 +106,7 @@ TEST_F(RealVocabulary, SpecialsHaveTheirNamesAndFlags) {
 
 // The bundled tiny model's files, which every machine has.
 TEST(BundledVocabulary, Loads) {
-  const auto loaded = Tokenizer::load(PERIGEE_SOURCE_DIR "/models/tiny-k2");
+  const auto loaded = Tokenizer::load("models/tiny-k2");
   ASSERT_TRUE(loaded.ok()) << loaded.error().message;
   const Tokenizer& tokenizer = **loaded;
   EXPECT_EQ(tokenizer.vocab_size(), 2304);

@@ -34,7 +34,7 @@ class Passes {
  public:
   Passes(Ops& ops, int32_t context) : ops_(ops), context_(context) {
     LoadOptions options;
-    options.path = PERIGEE_SOURCE_DIR "/models/tiny-k2";
+    options.path = "models/tiny-k2";
     auto model = load_model(options, ops);
     CHECK(model.ok(), model.error().message);
     model_ = std::move(*model);

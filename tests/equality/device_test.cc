@@ -25,7 +25,7 @@ constexpr float kMostApartFromTheCpu = 0.25f;
 std::vector<std::vector<int32_t>> task_prompts(const Tokenizer& tokenizer, size_t count) {
   std::vector<std::vector<int32_t>> prompts;
   for (const char* name : {"gsm_0shot", "gsm_5shot_a", "gsm_0shot_held_out"}) {
-    std::ifstream file(str_cat(PERIGEE_SOURCE_DIR "/tests/data/tiny_tasks/", name, ".jsonl"));
+    std::ifstream file(str_cat("tests/data/tiny_tasks/", name, ".jsonl"));
     for (std::string line; std::getline(file, line) && prompts.size() < count;) {
       const auto json = parse_json(line, {});
       CHECK(json.ok());
@@ -36,7 +36,7 @@ std::vector<std::vector<int32_t>> task_prompts(const Tokenizer& tokenizer, size_
 }
 
 std::string folder_of(const std::string& model) {
-  return PERIGEE_SOURCE_DIR "/models/" + model;
+  return "models/" + model;
 }
 
 EngineConfig config_for(const std::string& model, Device device, bool deterministic) {

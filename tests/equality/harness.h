@@ -85,12 +85,12 @@ struct TestModel {
 };
 
 inline TestModel tiny_k2() {
-  return {.name = "TinyK2", .folder = PERIGEE_SOURCE_DIR "/models/tiny-k2", .budgets = {16, 64, 333}};
+  return {.name = "TinyK2", .folder = "models/tiny-k2", .budgets = {16, 64, 333}};
 }
 
 // Delta attention and latent attention in turn.
 inline TestModel hybrid_model() {
-  return {.name = "Hybrid", .folder = PERIGEE_SOURCE_DIR "/models/tiny-kimi-linear"};
+  return {.name = "Hybrid", .folder = "models/tiny-kimi-linear"};
 }
 
 inline TestModel on_gpu(TestModel model, const char* name) {

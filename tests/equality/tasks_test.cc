@@ -17,7 +17,7 @@ namespace {
 std::vector<Job> task_jobs(const TestModel& model, const Engine& engine, size_t count) {
   const auto tokenizer = Tokenizer::load(model.folder);
   CHECK(tokenizer.ok(), tokenizer.error().message);
-  std::ifstream file(PERIGEE_SOURCE_DIR "/tests/data/tiny_tasks/gsm_5shot_a.jsonl");
+  std::ifstream file("tests/data/tiny_tasks/gsm_5shot_a.jsonl");
   std::vector<Job> jobs;
   for (std::string line; jobs.size() < count && std::getline(file, line);) {
     const auto row = parse_json(line);

@@ -42,7 +42,7 @@ Differences differences(const Logprobs& a, const Logprobs& b) {
 }
 
 Json read_golden(const std::string& name) {
-  const auto text = read_file(PERIGEE_SOURCE_DIR "/tests/golden/" + name + "/expected.json", 64u << 20);
+  const auto text = read_file("tests/golden/" + name + "/expected.json", 64u << 20);
   CHECK(text.ok(), text.error().message);
   auto json = parse_json(*text, {.max_bytes = 64u << 20});
   CHECK(json.ok(), json.error().message);
@@ -51,7 +51,7 @@ Json read_golden(const std::string& name) {
 
 std::vector<std::string> golden_names() {
   std::vector<std::string> names;
-  for (const auto& entry : fs::directory_iterator(PERIGEE_SOURCE_DIR "/tests/golden"))
+  for (const auto& entry : fs::directory_iterator("tests/golden"))
     if (fs::exists(entry.path() / "expected.json")) names.push_back(entry.path().filename());
   std::sort(names.begin(), names.end());
   return names;
@@ -114,7 +114,7 @@ class GoldenModel {
 
   Logprobs ours(Ops& ops, DType cache) const {
     LoadOptions options;
-    options.path = PERIGEE_SOURCE_DIR "/tests/golden/" + name_;
+    options.path = "tests/golden/" + name_;
     options.format = LoadFormat::kDummy;
     options.latent_norm_eps = golden_.find("latent_norm_eps")->as_double();
     const auto model = load_model(options, ops);

@@ -25,7 +25,7 @@ using Counts = std::array<int32_t, kSequences>;
 
 std::unique_ptr<Model> load(const std::string& name, Ops& ops) {
   LoadOptions options;
-  options.path = PERIGEE_SOURCE_DIR "/models/" + name;
+  options.path = "models/" + name;
   auto model = load_model(options, ops);
   CHECK(model.ok(), model.error().message);
   return std::move(*model);
