@@ -13,7 +13,7 @@
 
 #include "base/cgroup.h"
 #include "base/check.h"
-#include "tensor/arena.h"
+#include "tensor/tensor.h"
 
 namespace perigee {
 namespace {

@@ -1,6 +1,7 @@
 // Groups of ranks that exchange data of any size, late and early, and that lose one of them.
 #include "comm/thread_comms.h"
 
+#include <fmt/core.h>
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -10,7 +11,7 @@
 #include "base/rng.h"
 #include "base/soak.h"
 #include "base/test_allocations.h"
-#include "tensor/arena.h"
+#include "tensor/tensor.h"
 
 namespace perigee {
 namespace {
@@ -256,7 +257,7 @@ TEST(ThreadComms, ALostRankEndsTheCallsOfTheOthers) {
   const Shape small{.dtype = DType::kF32, .rows = 2, .cols = 64}, large{.dtype = DType::kF32, .rows = 64, .cols = 4096};
   for (const int32_t size : kSizes)
     for (const int64_t calls_of_lost : {0, 1, 2}) {
-      SCOPED_TRACE(str_cat(size, " ranks, the lost one makes ", calls_of_lost, " calls"));
+      SCOPED_TRACE(fmt::format("{} ranks, the lost one makes {} calls", size, calls_of_lost));
       Group group(size);
       const int32_t lost = size - 1;
       std::atomic<int32_t> num_left{0};

@@ -8,7 +8,7 @@
 #include "base/check.h"
 #include "model/model.h"
 #include "ops/place_batch.h"
-#include "tensor/arena.h"
+#include "tensor/tensor.h"
 
 namespace perigee {
 

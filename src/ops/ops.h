@@ -23,7 +23,6 @@
 #include "ops/batch.h"
 #include "ops/isa.h"
 #include "ops/weights.h"
-#include "tensor/arena.h"
 #include "tensor/tensor.h"
 
 namespace perigee {

@@ -1,7 +1,7 @@
 // The parts of the HTTP server that its loops share: what belongs to a client, and the client's socket on one loop.
 //
 // A connection is always in one of two places. Between requests it stands at the door (http_door.h), one loop that
-// reads heads and answers probes; from the end of a head to the end of the answer it is served (http_serving.h) on one
+// reads heads and answers probes; from the end of a head to the end of the answer it is served (http_exchange.h) on one
 // of the serving loops. HttpPeer is what moves between them, HttpConnection its socket while it is on a loop.
 #pragma once
 

@@ -9,7 +9,6 @@
 
 #include "base/log.h"
 #include "server/http_exchange.h"
-#include "server/http_serving.h"
 
 namespace perigee {
 

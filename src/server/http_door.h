@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "server/http_connection.h"
-#include "server/http_head.h"
+#include "server/http_types.h"
 
 namespace perigee {
 

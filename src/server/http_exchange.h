@@ -8,6 +8,7 @@
 #include <string>
 
 #include "server/http_connection.h"
+#include "server/http_types.h"
 
 namespace perigee {
 
@@ -67,5 +68,11 @@ Task<> refuse(ConnectionPtr connection, HttpReply reply, bool head_only);
 
 // The same where memory has run out, unless an answer has begun: the reply needs none.
 Task<> refuse_without_memory(ConnectionPtr connection);
+
+// One request on a serving loop, from the end of its head to the end of its answer: the check of the head, the body
+// under its budget and its deadline, the handler, the answer. Null: the connection has ended. Otherwise it goes back to
+// where heads are read. Throws std::bad_alloc with the connection closed.
+Task<std::shared_ptr<HttpPeer>> serve_request(std::shared_ptr<HttpLoop> loop, std::shared_ptr<HttpPeer> peer,
+                                              HttpHead head);
 
 }  // namespace perigee

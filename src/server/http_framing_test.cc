@@ -2,8 +2,8 @@
 #include <gtest/gtest.h>
 
 #include "server/http_body.h"
-#include "server/http_head.h"
 #include "server/http_test.h"
+#include "server/http_types.h"
 
 namespace perigee {
 namespace {

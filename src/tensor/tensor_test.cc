@@ -5,8 +5,6 @@
 #include <cmath>
 #include <limits>
 
-#include "tensor/arena.h"
-
 namespace perigee {
 namespace {
 

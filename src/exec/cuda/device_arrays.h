@@ -3,7 +3,7 @@
 
 #include "exec/cuda/records.h"
 #include "ops/batch.h"
-#include "tensor/arena.h"
+#include "tensor/tensor.h"
 
 namespace perigee {
 

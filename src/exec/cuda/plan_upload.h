@@ -9,8 +9,8 @@
 #include "exec/cuda/records.h"
 #include "exec/cuda/step_kernels.h"
 #include "ops/batch.h"
-#include "tensor/arena.h"
 #include "tensor/cuda/check.h"
+#include "tensor/tensor.h"
 
 namespace perigee {
 

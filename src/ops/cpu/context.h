@@ -3,7 +3,7 @@
 
 #include "base/thread_pool.h"
 #include "ops/cpu/isa.h"
-#include "tensor/arena.h"
+#include "tensor/tensor.h"
 
 namespace perigee {
 

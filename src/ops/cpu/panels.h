@@ -8,7 +8,7 @@
 #include "base/thread_pool.h"
 #include "ops/cpu/panel_kernels.h"
 #include "ops/weights.h"
-#include "tensor/arena.h"
+#include "tensor/tensor.h"
 
 namespace perigee::cpu {
 

@@ -13,7 +13,7 @@
 #include <cuda_runtime.h>
 
 #include "ops/weights.h"
-#include "tensor/arena.h"
+#include "tensor/tensor.h"
 
 namespace perigee {
 

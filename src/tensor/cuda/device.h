@@ -8,7 +8,7 @@
 #include <string>
 
 #include "base/result.h"
-#include "tensor/arena.h"
+#include "tensor/tensor.h"
 
 namespace perigee {
 

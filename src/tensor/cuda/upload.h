@@ -7,9 +7,9 @@
 #include <array>
 
 #include "base/thread_pool.h"
-#include "tensor/arena.h"
 #include "tensor/byte_rows.h"
 #include "tensor/cuda/check.h"
+#include "tensor/tensor.h"
 
 namespace perigee {
 
