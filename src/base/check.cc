@@ -1,5 +1,7 @@
 #include "base/check.h"
 
+#include <fmt/core.h>
+
 #include <cstdlib>
 
 #include "base/log.h"
@@ -8,7 +10,7 @@
 namespace perigee {
 
 void check_failed(const char* file, int line, const char* condition, const std::string& message) {
-  write_last_words(str_cat("perigee: bug: CHECK(", condition, ") failed at ", file, ":", line, ": ", message, "\n"));
+  write_last_words(fmt::format("perigee: bug: CHECK({}) failed at {}:{}: {}\n", condition, file, line, message));
 #ifdef PERIGEE_CHECK_ABORTS  // fuzzers and death tests want a stack trace
   std::abort();
 #else

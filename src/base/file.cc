@@ -1,6 +1,7 @@
 #include "base/file.h"
 
 #include <fcntl.h>
+#include <fmt/core.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -29,13 +30,13 @@ class Descriptor {
 
 Error file_error(const std::string& path, const char* doing) {
   const Code code = errno == ENOENT ? Code::kNotFound : Code::kBadInput;
-  return Error(code, str_cat(path, ": cannot ", doing, ": ", std::strerror(errno)));
+  return Error(code, fmt::format("{}: cannot {}: {}", path, doing, std::strerror(errno)));
 }
 
 Result<size_t> regular_size(int fd, const std::string& path) {
   struct stat info;
   if (::fstat(fd, &info) != 0) return file_error(path, "stat");
-  if (!S_ISREG(info.st_mode)) return bad_input(str_cat(path, ": is not a regular file"));
+  if (!S_ISREG(info.st_mode)) return bad_input(fmt::format("{}: is not a regular file", path));
   return static_cast<size_t>(info.st_size);
 }
 
@@ -53,7 +54,7 @@ Result<std::string> read_file(const std::string& path, size_t max_bytes) {
   if (fd.get() < 0) return file_error(path, "open");
   ASSIGN_OR_RETURN(const size_t size, regular_size(fd.get(), path));
   if (size > max_bytes)
-    return Error(Code::kTooLarge, str_cat(path, ": ", size, " bytes is over the limit of ", max_bytes));
+    return Error(Code::kTooLarge, fmt::format("{}: {} bytes is over the limit of {}", path, size, max_bytes));
   std::string text(size, '\0');
   size_t done = 0;
   while (done < size) {

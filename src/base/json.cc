@@ -1,5 +1,7 @@
 #include "base/json.h"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <boost/json/basic_parser_impl.hpp>
 #include <charconv>
@@ -33,7 +35,7 @@ class Builder {
   bool on_array_begin(error_code& ec) { return push(Json(Json::Array{}), ec); }
   bool on_object_end(size_t, error_code& ec) {
     const std::string* twice = duplicate_key(stack_.back().value.as_object());
-    if (twice != nullptr) return refuse(str_cat("the key \"", excerpt(*twice, 64), "\" twice in one object"), ec);
+    if (twice != nullptr) return refuse(fmt::format("the key \"{}\" twice in one object", excerpt(*twice, 64)), ec);
     return pop(ec);
   }
   bool on_array_end(size_t, error_code& ec) { return pop(ec); }
@@ -119,7 +121,7 @@ class Builder {
     return false;
   }
   bool over(size_t limit, const char* what, error_code& ec) {
-    return refuse(str_cat("more than ", limit, " ", what), ec);
+    return refuse(fmt::format("more than {} {}", limit, what), ec);
   }
   bool append(string_view part, size_t limit, const char* what, error_code& ec) {
     if (part.size() > limit || text_.size() > limit - part.size()) return over(limit, what, ec);
@@ -290,7 +292,7 @@ namespace {
 // What is wrong where `rest` begins.
 std::string fault(const boost::json::error_code& ec, std::string_view rest, const JsonLimits& limits) {
   if (!ec) return "it ends too early";
-  if (ec == boost::json::error::too_deep) return str_cat("more than ", limits.max_depth, " levels of nesting");
+  if (ec == boost::json::error::too_deep) return fmt::format("more than {} levels of nesting", limits.max_depth);
   if (ec == boost::json::error::syntax && !rest.empty() && static_cast<unsigned char>(rest[0]) >= 0x80)
     return "a byte that is no ASCII, outside a string or not valid UTF-8 in it";
   return ec.message();
@@ -339,7 +341,8 @@ Chunk next_chunk(std::string_view text, size_t begin) {
 
 Result<Json> parse_json(std::string_view text, const JsonLimits& limits) {
   if (text.size() > limits.max_bytes)
-    return Error(Code::kTooLarge, str_cat("JSON of ", text.size(), " bytes is over the limit of ", limits.max_bytes));
+    return Error(Code::kTooLarge,
+                 fmt::format("JSON of {} bytes is over the limit of {}", text.size(), limits.max_bytes));
   boost::json::parse_options options;
   options.max_depth = limits.max_depth;
   boost::json::basic_parser<Builder> parser(options);
@@ -353,12 +356,12 @@ Result<Json> parse_json(std::string_view text, const JsonLimits& limits) {
   } while (!ec && !parser.done() && used < text.size());
   if (!ec && parser.done()) {
     const size_t rest = text.find_first_not_of(" \t\r\n", used);
-    if (rest != std::string_view::npos) return bad_input(str_cat("JSON has extra characters at byte ", rest));
+    if (rest != std::string_view::npos) return bad_input(fmt::format("JSON has extra characters at byte {}", rest));
     return parser.handler().take();
   }
   if (const std::string& refusal = parser.handler().refusal(); !refusal.empty())
-    return bad_input(str_cat("JSON has ", refusal, " (at byte ", used, ")"));
-  return bad_input(str_cat("invalid JSON at byte ", used, ": ", fault(ec, text.substr(used), limits)));
+    return bad_input(fmt::format("JSON has {} (at byte {})", refusal, used));
+  return bad_input(fmt::format("invalid JSON at byte {}: {}", used, fault(ec, text.substr(used), limits)));
 }
 
 std::string format_double(double value) {

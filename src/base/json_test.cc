@@ -1,5 +1,6 @@
 #include "base/json.h"
 
+#include <fmt/core.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -129,9 +130,9 @@ TEST(Json, TextOfAnyLengthReadsTheSame) {
   for (const auto& [given, wanted] : items)
     for (size_t shift = 0; shift <= given.size() + 1; ++shift) {
       const std::string padding((64u << 10) - 5 - shift, 'x');
-      const auto json = parse_json(str_cat("[\"", padding, "\",", given, ",", given, "]"));
+      const auto json = parse_json(fmt::format("[\"{}\",{},{}]", padding, given, given));
       ASSERT_TRUE(json.ok()) << given << " " << shift << ": " << json.error().message;
-      EXPECT_EQ(dump_json(*json), str_cat("[\"", padding, "\",", wanted, ",", wanted, "]"));
+      EXPECT_EQ(dump_json(*json), fmt::format("[\"{}\",{},{}]", padding, wanted, wanted));
     }
   std::string escapes = "[\"", plain = "[\"";
   for (int i = 0; i < 60'000; ++i) {
@@ -170,9 +171,9 @@ TEST(Json, CapsAreExactAndNamed) {
   };
   for (const auto& [text, message] : cases)
     EXPECT_EQ(parse(text).substr(0, std::string(message).size()), message) << text;
-  EXPECT_EQ(parse_json(str_cat("[", std::string(1024, '1'), "]")).ok(), true);
-  EXPECT_EQ(parse_json(str_cat("[", std::string(1025, '1'), "]")).ok(), false);
-  EXPECT_EQ(parse_json(str_cat("[0.", std::string(1023, '1'), "]")).ok(), false);
+  EXPECT_EQ(parse_json(fmt::format("[{}]", std::string(1024, '1'))).ok(), true);
+  EXPECT_EQ(parse_json(fmt::format("[{}]", std::string(1025, '1'))).ok(), false);
+  EXPECT_EQ(parse_json(fmt::format("[0.{}]", std::string(1023, '1'))).ok(), false);
 }
 
 // A refused document is not kept until it is refused: the cap counts what is there, not what was read to its end.
@@ -188,7 +189,7 @@ TEST(Json, KeysGivenTwiceAreFoundWhereverTheyStand) {
   for (const int size : {2, 3, 20, 500})
     for (const int twin : {1, size - 1}) {
       std::string text = "{";
-      for (int i = 0; i < size; ++i) text += str_cat(i > 0 ? "," : "", "\"k", i == twin ? 0 : i, "\":", i);
+      for (int i = 0; i < size; ++i) text += fmt::format("{}\"k{}\":{}", i > 0 ? "," : "", i == twin ? 0 : i, i);
       const auto json = parse_json(text + "}");
       ASSERT_FALSE(json.ok()) << text;
       EXPECT_TRUE(json.error().message.starts_with("JSON has the key \"k0\" twice in one object"))

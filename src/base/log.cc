@@ -1,6 +1,7 @@
 #include "base/log.h"
 
 #include <fcntl.h>
+#include <fmt/core.h>
 #include <poll.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -123,7 +124,7 @@ class LogQueue {
   }
   static void say_dropped(size_t dropped) noexcept {
     try {
-      write_whole(line_of(LogLevel::kWarning, str_cat(dropped, " log lines dropped: nothing read them"), false));
+      write_whole(line_of(LogLevel::kWarning, fmt::format("{} log lines dropped: nothing read them", dropped), false));
     } catch (const std::exception&) {
       write_whole("log lines dropped: out of memory\n");
     }

@@ -1,5 +1,7 @@
 #include "base/model_folder.h"
 
+#include <fmt/core.h>
+
 #include <filesystem>
 
 namespace perigee {
@@ -23,18 +25,19 @@ Result<std::string> resolve_in_folder(const std::string& folder, const std::stri
     std::string shown = name.substr(0, 100);
     for (char& c : shown)
       if (static_cast<unsigned char>(c) < 0x20) c = '?';
-    return bad_input(str_cat(folder, ": file name \"", shown, "\" must be a name inside the folder, without a path"));
+    return bad_input(
+        fmt::format("{}: file name \"{}\" must be a name inside the folder, without a path", folder, shown));
   }
   std::error_code error;
   const fs::path inside = fs::canonical(folder, error);
-  if (error) return Error(Code::kNotFound, str_cat(folder, ": ", error.message()));
+  if (error) return Error(Code::kNotFound, fmt::format("{}: {}", folder, error.message()));
   const fs::path path = fs::canonical(inside / name, error);
-  if (error) return Error(Code::kNotFound, str_cat(folder, "/", name, ": ", error.message()));
+  if (error) return Error(Code::kNotFound, fmt::format("{}/{}: {}", folder, name, error.message()));
   if (!may_hold_files_of(inside, path.parent_path()))
-    return bad_input(str_cat(folder, "/", name,
-                             ": the link leaves the model folder; hard links of all files, without a copy: cp -rlL ",
-                             folder, " NEW_FOLDER"));
-  if (!fs::is_regular_file(path, error)) return bad_input(str_cat(folder, "/", name, ": is not a regular file"));
+    return bad_input(fmt::format(
+        "{}/{}: the link leaves the model folder; hard links of all files, without a copy: cp -rlL {} NEW_FOLDER",
+        folder, name, folder));
+  if (!fs::is_regular_file(path, error)) return bad_input(fmt::format("{}/{}: is not a regular file", folder, name));
   return path.string();
 }
 

@@ -1,5 +1,7 @@
 #include "control/plan_codec.h"
 
+#include <fmt/core.h>
+
 #include <array>
 #include <bit>
 #include <limits>
@@ -73,7 +75,7 @@ class Reader {
     for (size_t i = 0; i < sizeof(Bits); ++i) bits = static_cast<Bits>(bits | static_cast<Bits>(bytes_[i]) << (8 * i));
     bytes_ = bytes_.subspan(sizeof(Bits));
     if constexpr (std::is_same_v<T, bool>) {
-      if (bits > 1) return fail(field, str_cat("a truth value of ", int{bits}));
+      if (bits > 1) return fail(field, fmt::format("a truth value of {}", int{bits}));
       value = bits == 1;
     } else {
       value = std::bit_cast<T>(bits);
@@ -83,8 +85,8 @@ class Reader {
   size_t count(const char* field, size_t /*size*/, size_t most) {
     uint32_t size = 0;
     number(field, size);
-    if (size > most) fail(field, str_cat(size, " elements, ", most, " at most"));
-    if (size > bytes_.size()) fail(field, str_cat(size, " elements in ", bytes_.size(), " bytes"));
+    if (size > most) fail(field, fmt::format("{} elements, {} at most", size, most));
+    if (size > bytes_.size()) fail(field, fmt::format("{} elements in {} bytes", size, bytes_.size()));
     return failed() ? 0 : size;
   }
   void require(bool condition, const char* field) {
@@ -105,7 +107,7 @@ class Reader {
   }
   bool failed() const { return !field_.empty(); }
   bool at_end() const { return bytes_.empty(); }
-  Error error() const { return bad_input(str_cat("a frame with a bad ", field_, ": ", why_), field_); }
+  Error error() const { return bad_input(fmt::format("a frame with a bad {}: {}", field_, why_), field_); }
 
  private:
   std::span<const uint8_t> bytes_;
@@ -356,14 +358,14 @@ template <typename T>
 Result<T> decode_frame(std::span<const uint8_t> frame) {
   Reader reader(frame);
   if (frame.size() > kMaxFrameBytes)
-    reader.fail("length", str_cat(frame.size(), " bytes, ", kMaxFrameBytes, " at most"));
+    reader.fail("length", fmt::format("{} bytes, {} at most", frame.size(), kMaxFrameBytes));
   uint32_t magic = 0, length = 0;
   uint16_t version = 0, kind = 0;
   reader.number("magic", magic);
   reader.require(magic == kMagic, "magic");
   reader.number("version", version);
   if (version != kPlanCodecVersion)
-    reader.fail("version", str_cat(version, ", this program speaks ", kPlanCodecVersion));
+    reader.fail("version", fmt::format("{}, this program speaks {}", version, kPlanCodecVersion));
   reader.number("kind", kind);
   reader.require(kind == static_cast<uint16_t>(kKindOf<T>), "kind");
   reader.number("length", length);

@@ -1,5 +1,7 @@
 #include "control/scheduler_rules.h"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <numeric>
 
@@ -53,11 +55,11 @@ Status validate(const SchedulerConfig& config) {
   if (config.num_pages < 1) return bad_input("the pool has no page", "num_pages");
   if (config.max_sequences < 1) return bad_input("at least one sequence must run", "max_sequences");
   if (config.max_model_len < 2)
-    return bad_input(str_cat("a context of ", config.max_model_len,
-                             " has no room for a prompt and an output: raise --max-model-len"),
+    return bad_input(fmt::format("a context of {} has no room for a prompt and an output: raise --max-model-len",
+                                 config.max_model_len),
                      "max_model_len");
   if (config.num_drafts < 0 || config.num_drafts > kMaxDrafts)
-    return bad_input(str_cat("must be in [0, ", kMaxDrafts, "]"), "num_drafts");
+    return bad_input(fmt::format("must be in [0, {}]", kMaxDrafts), "num_drafts");
   if (config.attention_alignment < 1) return bad_input("must be positive", "attention_alignment");
   if (config.long_prefill_tokens < 0) return bad_input("must not be negative", "long_prefill_tokens");
   if (config.state_pages < 0 || config.state_pages >= config.num_pages)
@@ -67,10 +69,11 @@ Status validate(const SchedulerConfig& config) {
   if (config.hash_bits < 1 || config.hash_bits > 128) return bad_input("must be in [1, 128]", "hash_bits");
   const int32_t least = config.deterministic ? config.attention_alignment : 1;
   if (config.max_step_tokens < least)
-    return bad_input(str_cat("must be at least ", least, ", the smallest prefill chunk"), "max_step_tokens");
+    return bad_input(fmt::format("must be at least {}, the smallest prefill chunk", least), "max_step_tokens");
   if (config.attention_alignment > kPromptLogprobTokens)
-    return bad_input(str_cat("must be at most ", kPromptLogprobTokens, ", the tokens of a chunk under prompt_logprobs"),
-                     "attention_alignment");
+    return bad_input(
+        fmt::format("must be at most {}, the tokens of a chunk under prompt_logprobs", kPromptLogprobTokens),
+        "attention_alignment");
   return {};
 }
 

@@ -1,5 +1,7 @@
 #include "engine/engine.h"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <atomic>
 #include <deque>
@@ -94,8 +96,8 @@ Status check_positions(const EngineConfig& config) {
   if (length == 0) return {};
   ASSIGN_OR_RETURN(const ModelConfig model, read_config(config.rank.load.path));
   if (length > model.max_positions)
-    return bad_input(str_cat("--max-model-len ", length, " is over the model's ", model.max_positions,
-                             " positions: lower it, or leave it out"),
+    return bad_input(fmt::format("--max-model-len {} is over the model's {} positions: lower it, or leave it out",
+                                 length, model.max_positions),
                      "max-model-len");
   return {};
 }
@@ -122,9 +124,11 @@ Result<std::unique_ptr<Engine>> Engine::create(const EngineConfig& config, const
   const int64_t cache_tokens = static_cast<int64_t>(impl->executor->num_pages() - state_pages) * kBlockTokens;
   SchedulerConfig scheduling{config.rank.limits, config.scheduling};
   if (scheduling.max_model_len > cache_tokens)
-    return bad_input(str_cat("--max-model-len ", scheduling.max_model_len, " does not fit the cache of ", cache_tokens,
-                             " tokens: lower it, or raise --kv-cache-memory-bytes"),
-                     "max-model-len");
+    return bad_input(
+        fmt::format(
+            "--max-model-len {} does not fit the cache of {} tokens: lower it, or raise --kv-cache-memory-bytes",
+            scheduling.max_model_len, cache_tokens),
+        "max-model-len");
   if (scheduling.max_model_len == 0)
     scheduling.max_model_len = static_cast<int32_t>(std::min<int64_t>(info.max_positions, cache_tokens));
   scheduling.num_pages = impl->executor->num_pages();
@@ -157,15 +161,15 @@ Result<RequestId> Engine::submit(EngineRequest request, OutputSink sink) {
   if (impl_->lost) return Error(Code::kDeviceLost, "the device is lost");
   const auto num_prompt = static_cast<int64_t>(request.prompt->size());
   if (!impl_->scheduler->fits(num_prompt, request.sampling.max_tokens))
-    return bad_input(str_cat("a prompt of ", num_prompt, " tokens and max_tokens ", request.sampling.max_tokens,
-                             " are over the limit of ", impl_->max_model_len, " tokens together"),
+    return bad_input(fmt::format("a prompt of {} tokens and max_tokens {} are over the limit of {} tokens together",
+                                 num_prompt, request.sampling.max_tokens, impl_->max_model_len),
                      "max_tokens");
   const int32_t limit = max_choices();
   if (request.n > limit)
-    return bad_input(str_cat("n ", request.n, " is over the ", limit, " sequences that run and wait at once"), "n");
+    return bad_input(fmt::format("n {} is over the {} sequences that run and wait at once", request.n, limit), "n");
   if (impl_->live_choices.fetch_add(request.n) + request.n > limit) {
     impl_->live_choices.fetch_sub(request.n);
-    return Error(Code::kExhausted, str_cat("the queue is full (", limit, " sequences): try again later"));
+    return Error(Code::kExhausted, fmt::format("the queue is full ({} sequences): try again later", limit));
   }
   const int32_t n = request.n;
   const RequestId id(impl_->next_request.fetch_add(1));
@@ -249,7 +253,7 @@ void Engine::Impl::handle(Message&& message) {
 void Engine::Impl::lose_device(const std::string& why) {
   lost = true;
   dispatch_updates();  // what steps before this one gave
-  end_all(str_cat("device_lost: ", why));
+  end_all(fmt::format("device_lost: {}", why));
   if (config.on_device_lost) config.on_device_lost(why);
 }
 

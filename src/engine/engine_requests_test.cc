@@ -1,4 +1,5 @@
 // What a request asks reaches scheduler and ranks, and what they say comes back, through a whole small engine.
+#include <fmt/core.h>
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -250,7 +251,8 @@ TEST_P(EngineOfReplicas, OneThatFailsEndsEverything) {
       for (const auto& [choice, reply] : more.wait(2)) ended.push_back(reply);
     for (const Reply& reply : ended) {
       EXPECT_EQ(reply.finish, FinishReason::kError);
-      EXPECT_NE(reply.error.find(str_cat("in step 3 of rank ", GetParam() - 1)), std::string::npos) << reply.error;
+      EXPECT_NE(reply.error.find(fmt::format("in step 3 of rank {}", GetParam() - 1)), std::string::npos)
+          << reply.error;
     }
     EXPECT_TRUE(eventually([&] { return told.load(); }));
     EXPECT_TRUE(engine->stats().lost);

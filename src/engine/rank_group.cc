@@ -1,5 +1,7 @@
 #include "engine/rank_group.h"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <array>
 #include <condition_variable>
@@ -124,7 +126,7 @@ void RankGroup::State::run_rank(int32_t r) {
   std::unique_lock lock(mutex);
   if (!started.ok()) {
     member.failure = started.error();
-    if (size() > 1) member.failure->message = str_cat("rank ", r, ": ", member.failure->message);
+    if (size() > 1) member.failure->message = fmt::format("rank {}: {}", r, member.failure->message);
     stop();
   }
   if (!abort) {
@@ -234,7 +236,7 @@ void RankGroup::State::watch() {
     last_s = now_s;
     if (!lost) continue;
     const StepId step = step_at(reported[static_cast<size_t>(*lost)]).plan.step;
-    const std::string why = str_cat("no answer for ", lag.silent_s(*lost), " s");
+    const std::string why = fmt::format("no answer for {:g} s", lag.silent_s(*lost));
     lose({.step = step, .rows = {}, .device_lost = lost_in_step(why, step, *lost)});
   }
 }

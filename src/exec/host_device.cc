@@ -1,5 +1,6 @@
 #include "exec/host_device.h"
 
+#include <fmt/core.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -80,10 +81,10 @@ Status HostDevice::reserve() {
   const int64_t bytes = parts_->pool_bytes() + (recurrent ? parts_->ring_bytes() : 0);
   if (!Buffer::can_make(static_cast<size_t>(bytes)))
     return bad_input(
-        str_cat("the system does not give ", memory_text(bytes), " for the cache beside ",
-                memory_text(parts_->model->info().weight_bytes),
-                " of weights and what the program takes; this process may have ", memory_text(host_memory_bytes()),
-                ": lower --kv-cache-memory-bytes, or raise the limit (ulimit -v)"),
+        fmt::format("the system does not give {} for the cache beside {} of weights and what the program takes; this "
+                    "process may have {}: lower --kv-cache-memory-bytes, or raise the limit (ulimit -v)",
+                    memory_text(bytes), memory_text(parts_->model->info().weight_bytes),
+                    memory_text(host_memory_bytes())),
         "kv-cache-memory-bytes");
   pool_memory_ = parts_->ops->make_buffer(static_cast<size_t>(parts_->pool_bytes()));
   if (recurrent) {
@@ -191,8 +192,8 @@ Result<std::unique_ptr<RankDevice>> make_host_device(const RankConfig& config) {
   CHECK(config.device != Device::kCuda);
   if (config.cache_bytes > host_memory_bytes() / config.size)
     return bad_input(
-        str_cat("the cache of ", memory_text(config.cache_bytes), " is over the memory that this process may have, ",
-                memory_text(host_memory_bytes()), ": lower --kv-cache-memory-bytes"),
+        fmt::format("the cache of {} is over the memory that this process may have, {}: lower --kv-cache-memory-bytes",
+                    memory_text(config.cache_bytes), memory_text(host_memory_bytes())),
         "kv-cache-memory-bytes");
   return std::unique_ptr<RankDevice>(std::make_unique<HostDevice>(config));
 }

@@ -1,13 +1,16 @@
 #include "exec/rank_parts.h"
 
+#include <fmt/core.h>
+
 namespace perigee {
 
 Result<int32_t> RankParts::pages_in(int64_t bytes) const {
   const int64_t pages = bytes / layout.page_bytes();
   if (pages < least_pages())
-    return bad_input(str_cat("the cache of ", bytes, " bytes holds ", pages, " pages of ", layout.page_bytes(),
-                             " bytes; raise --kv-cache-memory-bytes to at least ", least_pages() * layout.page_bytes(),
-                             ": two blocks", state_pages() > 0 ? " and a recurrent state" : ""),
+    return bad_input(fmt::format("the cache of {} bytes holds {} pages of {} bytes; raise --kv-cache-memory-bytes to "
+                                 "at least {}: two blocks{}",
+                                 bytes, pages, layout.page_bytes(), least_pages() * layout.page_bytes(),
+                                 state_pages() > 0 ? " and a recurrent state" : ""),
                      "kv-cache-memory-bytes");
   return static_cast<int32_t>(std::min<int64_t>(pages, INT32_MAX));
 }

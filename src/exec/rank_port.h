@@ -4,6 +4,8 @@
 // by reading aborted().
 #pragma once
 
+#include <fmt/core.h>
+
 #include <atomic>
 #include <functional>
 #include <string>
@@ -18,7 +20,7 @@ namespace perigee {
 
 // The text of a loss: what failed, and where.
 inline std::string lost_in_step(const std::string& why, StepId step, int32_t rank) {
-  return str_cat(why, ", in step ", step, " of rank ", rank);
+  return fmt::format("{}, in step {} of rank {}", why, step.value, rank);
 }
 
 class RankPort {

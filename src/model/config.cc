@@ -1,5 +1,7 @@
 #include "model/config.h"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <cmath>
 #include <numbers>
@@ -55,8 +57,8 @@ Result<Architecture> find_architecture(const Json& config) {
     for (const Architecture& a : kArchitectures)
       if (found == a.name) return a;
   }
-  return bad_input(str_cat("config.json: architectures: found ", found.substr(0, 100), ", supported are ",
-                           supported_architectures()),
+  return bad_input(fmt::format("config.json: architectures: found {}, supported are {}", found.substr(0, 100),
+                               supported_architectures()),
                    "architectures");
 }
 
@@ -66,12 +68,13 @@ void read_sizes(ConfigReader& r, ModelConfig& c) {
   c.num_layers = r.integer("num_hidden_layers", 1, 4096);
   c.heads = r.integer("num_attention_heads", 1, 4096);
   const int64_t kv_heads = r.integer("num_key_value_heads", 1, 4096, c.heads);
-  if (kv_heads != c.heads) r.fail("num_key_value_heads", str_cat(c.heads, ", the number of heads"), str_cat(kv_heads));
+  if (kv_heads != c.heads)
+    r.fail("num_key_value_heads", fmt::format("{}, the number of heads", c.heads), std::to_string(kv_heads));
   c.q_lora = r.integer("q_lora_rank", 1, kMaxDim, 0);
   c.kv_lora = r.integer("kv_lora_rank", 1, 65536);
   c.nope = r.integer("qk_nope_head_dim", 1, 65536);
   c.rope = r.integer("qk_rope_head_dim", 2, 65536);
-  if (c.rope % 2 != 0) r.fail("qk_rope_head_dim", "an even number", str_cat(c.rope));
+  if (c.rope % 2 != 0) r.fail("qk_rope_head_dim", "an even number", std::to_string(c.rope));
   c.value = r.integer("v_head_dim", 1, 65536);
   c.max_positions = r.integer(keys_of(c).max_positions, 1, 1 << 28);
   c.rms_norm_eps = r.number("rms_norm_eps", 0, 1);
@@ -91,7 +94,7 @@ int64_t read_first_dense(ConfigReader& r, int64_t num_layers) {
   bool sparse = whole;
   for (int64_t i = dense; sparse && i < num_layers; ++i) sparse = types->as_array()[i] == Json("sparse");
   if (!sparse)
-    r.fail("mlp_layer_types", str_cat(num_layers, " words, \"dense\" and then \"sparse\""),
+    r.fail("mlp_layer_types", fmt::format("{} words, \"dense\" and then \"sparse\"", num_layers),
            dump_json(*types).substr(0, 200));
   return dense;
 }
@@ -102,11 +105,11 @@ void read_groups(ConfigReader& r, ModelConfig& c) {
   c.num_groups = r.integer(key, 1, c.num_experts, 1);
   c.top_groups = r.integer("topk_group", 1, c.num_groups, 1);
   if (c.num_experts % c.num_groups != 0)
-    r.fail(key, str_cat("a divisor of the ", c.num_experts, " experts"), str_cat(c.num_groups));
+    r.fail(key, fmt::format("a divisor of the {} experts", c.num_experts), std::to_string(c.num_groups));
   if (c.num_groups > 1 && c.num_experts / c.num_groups < 2)
-    r.fail(key, "groups of at least two experts", str_cat(c.num_groups, " groups of ", c.num_experts));
+    r.fail(key, "groups of at least two experts", fmt::format("{} groups of {}", c.num_groups, c.num_experts));
   if (c.top_k > c.num_experts / c.num_groups * c.top_groups)
-    r.fail(keys_of(c).top_k, str_cat("at most the experts of ", c.top_groups, " groups"), str_cat(c.top_k));
+    r.fail(keys_of(c).top_k, fmt::format("at most the experts of {} groups", c.top_groups), std::to_string(c.top_k));
 }
 
 void read_mlp(ConfigReader& r, ModelConfig& c) {
@@ -170,12 +173,12 @@ Status read_layer_list(ConfigReader& r, const char* key, std::vector<const char*
   }
   for (const Json& layer : list->as_array()) {
     if (!layer.is_int() || layer.as_int() < 1 || layer.as_int() > std::ssize(lists)) {
-      r.fail(key, str_cat("layers in [1, ", lists.size(), "]"), dump_json(layer).substr(0, 100));
+      r.fail(key, fmt::format("layers in [1, {}]", lists.size()), dump_json(layer).substr(0, 100));
       return r.status();
     }
     const char*& mark = lists[static_cast<size_t>(layer.as_int() - 1)];
     if (mark != nullptr)
-      r.fail(key, "each layer once in one list", str_cat("layer ", layer.as_int(), ", which is in ", mark, " already"));
+      r.fail(key, "each layer once in one list", fmt::format("layer {}, which is in {} already", layer.as_int(), mark));
     mark = key;
   }
   return r.status();
@@ -202,7 +205,7 @@ Status read_layer_types(ConfigReader& r, ModelConfig& c) {
     known = kda.back() || type == Json("full_attention");
   }
   if (!known)
-    r.fail("layer_types", str_cat(c.num_layers, " words, \"linear_attention\" or \"full_attention\""),
+    r.fail("layer_types", fmt::format("{} words, \"linear_attention\" or \"full_attention\"", c.num_layers),
            dump_json(*types).substr(0, 200));
   if (!c.kda_layers.empty() && c.kda_layers != kda)
     r.fail("layer_types", "what linear_attn_config says", dump_json(*types).substr(0, 200));
@@ -231,7 +234,7 @@ Status read_linear_attention(ConfigReader& text, const std::string& where, Model
   RETURN_IF_ERROR(read_layer_list(r, "full_attn_layers", lists));
   for (size_t i = 0; i < lists.size(); ++i) {
     if (lists[i] == nullptr)
-      r.fail("kda_layers", "each layer in this list or in full_attn_layers", str_cat("layer ", i + 1, " in neither"));
+      r.fail("kda_layers", "each layer in this list or in full_attn_layers", fmt::format("layer {} in neither", i + 1));
     c.kda_layers.push_back(lists[i] != nullptr && lists[i] == std::string_view("kda_layers"));
   }
   RETURN_IF_ERROR(r.status());
@@ -267,8 +270,8 @@ Result<Quantization> read_fp8(const Json& quant, ConfigReader& r, const std::str
   RETURN_IF_ERROR(r.status());
   const Json* block = quant.find("weight_block_size");
   if (block == nullptr || dump_json(*block) != "[128,128]")
-    return bad_input(str_cat(where, ": weight_block_size: expected [128,128], found ",
-                             block == nullptr ? "nothing" : dump_json(*block).substr(0, 100)));
+    return bad_input(fmt::format("{}: weight_block_size: expected [128,128], found {}", where,
+                                 block == nullptr ? "nothing" : dump_json(*block).substr(0, 100)));
   return Quantization::kFp8Block128;
 }
 
@@ -277,7 +280,7 @@ Result<Quantization> read_quantization(const Json& config, const Json& text) {
   if (quant == nullptr || quant->is_null()) quant = config.find("quantization_config");
   if (quant == nullptr || quant->is_null()) return Quantization::kNone;
   const std::string where = "config.json: quantization_config";
-  if (!quant->is_object()) return bad_input(str_cat(where, ": expected an object, found ", quant->type_name()));
+  if (!quant->is_object()) return bad_input(fmt::format("{}: expected an object, found {}", where, quant->type_name()));
   ConfigReader r(*quant, where);
   const std::string method = r.text("quant_method");
   RETURN_IF_ERROR(r.status());
@@ -294,8 +297,9 @@ Status add_eos(const Json& object, const char* file, int64_t vocab, std::vector<
   const Json::Array one = {*value};
   for (const Json& id : value->is_array() ? value->as_array() : one) {
     if (!id.is_int() || id.as_int() < 0 || id.as_int() >= vocab)
-      return bad_input(str_cat(file, ": eos_token_id: expected ids in [0, ", vocab, "), found ", dump_json(*value)),
-                       "eos_token_id");
+      return bad_input(
+          fmt::format("{}: eos_token_id: expected ids in [0, {}), found {}", file, vocab, dump_json(*value)),
+          "eos_token_id");
     ids.push_back(static_cast<int32_t>(id.as_int()));
   }
   return {};
@@ -312,10 +316,10 @@ Status read_eos(const Json& config, const Json& text, const Json& generation, Mo
 
 Result<Json> read_json_object(const std::string& folder, const char* name) {
   ASSIGN_OR_RETURN(const std::string text, read_in_folder(folder, name, kMaxConfigBytes));
-  const std::string path = str_cat(folder, "/", name);
+  const std::string path = fmt::format("{}/{}", folder, name);
   Result<Json> json = parse_json(text);
   if (!json.ok()) return Error(json.error().code, path + ": " + json.error().message);
-  if (!json->is_object()) return bad_input(str_cat(path, ": expected an object, found ", json->type_name()));
+  if (!json->is_object()) return bad_input(fmt::format("{}: expected an object, found {}", path, json->type_name()));
   return json;
 }
 
@@ -332,7 +336,7 @@ Result<ModelConfig> parse_config(const Json& config, const Json& generation) {
   const Json* nested = config.find("text_config");
   const Json& text = nested != nullptr ? *nested : config;
   const std::string where = nested != nullptr ? "config.json: text_config" : "config.json";
-  if (!text.is_object()) return bad_input(str_cat(where, ": expected an object, found ", text.type_name()));
+  if (!text.is_object()) return bad_input(fmt::format("{}: expected an object, found {}", where, text.type_name()));
   ModelConfig c;
   c.architecture = architecture.text_name;
   c.prefix = architecture.prefix;
@@ -382,12 +386,12 @@ Status check_limits(const ModelConfig& c, const ShapeLimits& limits, const char*
   }
   for (const Field& f : fields) {
     if (f.value % f.unit == 0 && f.value <= f.most) continue;
-    const std::string multiple = f.unit > 1 ? str_cat("a multiple of ", f.unit) : "",
-                      most = str_cat("at most ", f.most);
-    const std::string need = f.most == any ? multiple : f.unit == 1 ? most : str_cat(multiple, ", ", most);
+    const std::string multiple = f.unit > 1 ? fmt::format("a multiple of {}", f.unit) : "",
+                      most = fmt::format("at most {}", f.most);
+    const std::string need = f.most == any ? multiple : f.unit == 1 ? most : fmt::format("{}, {}", multiple, most);
     return bad_input(
-        str_cat("config.json: ", f.key, ": --device ", backend, " expects ", need, ", found ", f.value,
-                c.ranks.size > 1 ? str_cat(" on each of ", c.ranks.size, " ranks") : "", "; --device cpu takes any"),
+        fmt::format("config.json: {}: --device {} expects {}, found {}{}; --device cpu takes any", f.key, backend, need,
+                    f.value, c.ranks.size > 1 ? fmt::format(" on each of {} ranks", c.ranks.size) : ""),
         f.key);
   }
   return {};

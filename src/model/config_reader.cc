@@ -1,5 +1,7 @@
 #include "model/config_reader.h"
 
+#include <fmt/core.h>
+
 #include <cmath>
 
 namespace perigee {
@@ -11,13 +13,13 @@ const Json* ConfigReader::find(const char* key) const {
 
 std::string ConfigReader::found(const Json* value) const {
   if (value == nullptr) return "nothing";
-  if (value->is_array() || value->is_object()) return str_cat("an ", value->type_name());
+  if (value->is_array() || value->is_object()) return fmt::format("an {}", value->type_name());
   return dump_json(*value).substr(0, 100);
 }
 
 void ConfigReader::fail(const char* key, const std::string& expected, const std::string& found) {
   if (!status_.ok()) return;
-  status_ = bad_input(str_cat(where_, ": ", key, ": expected ", expected, ", found ", found), key);
+  status_ = bad_input(fmt::format("{}: {}: expected {}, found {}", where_, key, expected, found), key);
 }
 
 int64_t ConfigReader::integer(const char* key, int64_t min, int64_t max, std::optional<int64_t> absent) {
@@ -29,7 +31,7 @@ int64_t ConfigReader::integer(const char* key, int64_t min, int64_t max, std::op
     if (whole && wide >= static_cast<double>(min) && wide <= static_cast<double>(max))
       return value->is_int() ? value->as_int() : static_cast<int64_t>(wide);
   }
-  fail(key, str_cat("an integer in [", min, ", ", max, "]"), found(value));
+  fail(key, fmt::format("an integer in [{}, {}]", min, max), found(value));
   return min;
 }
 
@@ -38,7 +40,7 @@ double ConfigReader::number(const char* key, double min, double max, std::option
   if (value == nullptr && absent) return *absent;
   if (value != nullptr && value->is_number() && value->as_double() >= min && value->as_double() <= max)
     return value->as_double();
-  fail(key, str_cat("a number in [", format_double(min), ", ", format_double(max), "]"), found(value));
+  fail(key, fmt::format("a number in [{}, {}]", format_double(min), format_double(max)), found(value));
   return min;
 }
 

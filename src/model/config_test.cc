@@ -1,5 +1,6 @@
 #include "model/config.h"
 
+#include <fmt/core.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -411,8 +412,9 @@ void expect_beyond(const Json& config, const char* key, int64_t value, const std
   ASSERT_FALSE(status.ok()) << key;
   EXPECT_EQ(status.error().code, Code::kBadInput);
   EXPECT_EQ(status.error().field, key);
-  EXPECT_EQ(status.error().message, str_cat("config.json: ", key, ": --device toy expects ", need, ", found ", value,
-                                            "; --device cpu takes any"));
+  EXPECT_EQ(
+      status.error().message,
+      fmt::format("config.json: {}: --device toy expects {}, found {}; --device cpu takes any", key, need, value));
 }
 
 TEST(Limits, AModelBeyondThemIsToldTheField) {

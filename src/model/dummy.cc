@@ -1,5 +1,7 @@
 #include "model/dummy.h"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <cmath>
 #include <thread>
@@ -65,7 +67,7 @@ class DummySource final : public TensorSource {
     for (const TensorSpec& spec : specs)
       if (format(spec) == WeightFormat::kInt4Group32 && spec.in % 32 != 0)
         return bad_input(
-            str_cat("tensor ", spec.name, ": INT4 groups of 32 need a multiple of 32 columns, found ", spec.in));
+            fmt::format("tensor {}: INT4 groups of 32 need a multiple of 32 columns, found {}", spec.name, spec.in));
     return {};
   }
 

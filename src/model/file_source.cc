@@ -1,4 +1,6 @@
 // TensorSource over mapped weight files: the whole list is checked against the files before a byte is used.
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <charconv>
 #include <cmath>
@@ -28,7 +30,7 @@ constexpr std::string_view kUnusedScales[] = {"q_scale", "attn.q_scale", "q_proj
 // Whether `name` is one of these of some layer's attention.
 bool is_scale(std::string_view name, std::span<const std::string_view> scales) {
   return std::any_of(scales.begin(), scales.end(),
-                     [&](std::string_view scale) { return name.ends_with(str_cat(".self_attn.", scale)); });
+                     [&](std::string_view scale) { return name.ends_with(fmt::format(".self_attn.{}", scale)); });
 }
 
 // The other name that a file may have for a tensor, or "": transformers 5 writes a dense layer's MLP as part of
@@ -37,7 +39,7 @@ std::string other_name(std::string_view name) {
   constexpr std::string_view kPart = ".mlp.";
   const size_t at = name.find(kPart);
   if (at == std::string_view::npos) return "";
-  return str_cat(name.substr(0, at), ".block_sparse_moe.", name.substr(at + kPart.size()));
+  return fmt::format("{}.block_sparse_moe.{}", name.substr(0, at), name.substr(at + kPart.size()));
 }
 
 class FileSource final : public TensorSource {
@@ -76,7 +78,7 @@ class FileSource final : public TensorSource {
 
   float cache_scale(const std::string& attention) const override {
     for (const std::string_view scale : kCacheScales)
-      if (const MappedTensor* tensor = files_.find(str_cat(attention, ".", scale))) return scalar(*tensor);
+      if (const MappedTensor* tensor = files_.find(fmt::format("{}.{}", attention, scale))) return scalar(*tensor);
     return 1;
   }
 
@@ -124,17 +126,17 @@ class FileSource final : public TensorSource {
   Error mismatch(const std::string& name, const std::string& expected) const {
     const MappedTensor* tensor = find(name);
     if (tensor == nullptr)
-      return bad_input(str_cat(files_.folder(), ": tensor ", name, " is missing: expected ", expected), name);
-    return bad_input(
-        str_cat(files_.where(*tensor), ": tensor ", name, ": expected ", expected, ", found ", tensor->description()),
-        name);
+      return bad_input(fmt::format("{}: tensor {} is missing: expected {}", files_.folder(), name, expected), name);
+    return bad_input(fmt::format("{}: tensor {}: expected {}, found {}", files_.where(*tensor), name, expected,
+                                 tensor->description()),
+                     name);
   }
 
   // Requires tensor `name` of exactly this type and shape.
   Status require(const std::string& name, const char* type, const std::vector<int64_t>& shape) {
     const MappedTensor* tensor = find(name);
     if (tensor == nullptr || tensor->type->name != std::string_view(type) || tensor->shape != shape)
-      return mismatch(name, str_cat(type, " ", shape_text(shape)));
+      return mismatch(name, fmt::format("{} {}", type, shape_text(shape)));
     used_.insert(tensor);
     return {};
   }
@@ -149,8 +151,8 @@ class FileSource final : public TensorSource {
                      tensor->type->name == std::string_view("F8_E4M3");
     if (tensor == nullptr || tensor->shape != spec.stored_shape() || !(fp8 || is_float(*tensor))) {
       const bool may_be_fp8 = projection && quantization == Quantization::kFp8Block128;
-      return mismatch(name, str_cat(may_be_fp8 ? "F8_E4M3, BF16, F16 or F32 " : "BF16, F16 or F32 ",
-                                    shape_text(spec.stored_shape()), spec.why));
+      return mismatch(name, fmt::format("{}{}{}", may_be_fp8 ? "F8_E4M3, BF16, F16 or F32 " : "BF16, F16 or F32 ",
+                                        shape_text(spec.stored_shape()), spec.why));
     }
     used_.insert(tensor);
     if (!fp8) return {};
@@ -161,7 +163,8 @@ class FileSource final : public TensorSource {
     if (quantization != Quantization::kInt4Group32)
       return mismatch(spec.name + ".weight_packed", "no INT4 tensor, as config.json declares none");
     if (spec.in % 32 != 0)
-      return mismatch(spec.name + ".weight_packed", str_cat("a multiple of 32 columns, config.json says ", spec.in));
+      return mismatch(spec.name + ".weight_packed",
+                      fmt::format("a multiple of 32 columns, config.json says {}", spec.in));
     RETURN_IF_ERROR(require(spec.name + ".weight_packed", "I32", {spec.out, spec.in / 8}));
     RETURN_IF_ERROR(require(spec.name + ".weight_scale", "BF16", {spec.out, spec.in / 32}));
     const std::string shape = spec.name + ".weight_shape";
@@ -173,8 +176,8 @@ class FileSource final : public TensorSource {
     for (int i = 0; i < 2; ++i)
       std::memcpy(&found[i], tensor->data.data() + i * tensor->type->bytes, static_cast<size_t>(tensor->type->bytes));
     if (found[0] != spec.out || found[1] != spec.in)
-      return bad_input(str_cat(files_.where(*tensor), ": tensor ", shape, ": expected the values (", spec.out, ", ",
-                               spec.in, "), found (", found[0], ", ", found[1], ")"),
+      return bad_input(fmt::format("{}: tensor {}: expected the values ({}, {}), found ({}, {})", files_.where(*tensor),
+                                   shape, spec.out, spec.in, found[0], found[1]),
                        shape);
     return {};
   }
@@ -183,8 +186,8 @@ class FileSource final : public TensorSource {
     const bool one = static_cast<int64_t>(tensor.data.size()) == tensor.type->bytes;
     if (!one || !is_float(tensor)) return mismatch(name, "BF16, F16 or F32, one number");
     if (const float scale = scalar(tensor); !std::isfinite(scale) || scale <= 0)
-      return bad_input(str_cat(files_.where(tensor), ": tensor ", name,
-                               ": the scale of a cache must be finite and over 0, found ", scale),
+      return bad_input(fmt::format("{}: tensor {}: the scale of a cache must be finite and over 0, found {:g}",
+                                   files_.where(tensor), name, scale),
                        name);
     return {};
   }
@@ -208,8 +211,8 @@ class FileSource final : public TensorSource {
         continue;
       }
       return bad_input(
-          str_cat(files_.where(tensor), ": tensor ", name.substr(0, 200), ": expected no such tensor in a ",
-                  config.architecture, " of ", config.num_layers, " layers, found ", tensor.description()),
+          fmt::format("{}: tensor {}: expected no such tensor in a {} of {} layers, found {}", files_.where(tensor),
+                      name.substr(0, 200), config.architecture, config.num_layers, tensor.description()),
           name);
     }
     if (beyond > 0)

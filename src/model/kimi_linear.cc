@@ -1,5 +1,7 @@
 #include "model/kimi_linear.h"
 
+#include <fmt/core.h>
+
 #include "model/layer_weights.h"
 
 namespace perigee {
@@ -15,7 +17,7 @@ KdaTensors kda_tensors(const ModelConfig& c, int64_t i) {
   const int64_t width = c.kda.width(), dim = c.kda.dim;
   const Shard heads = Shard::heads(c.kda.heads);
   const auto own = [&](const char* name, TensorRole role, Shard shard, int64_t out, int64_t in) {
-    return TensorSpec{names.layer(i, str_cat("self_attn.", name)), role, shard, out, in};
+    return TensorSpec{names.layer(i, fmt::format("self_attn.{}", name)), role, shard, out, in};
   };
   const auto projection = [&](const char* name, Shard shard, int64_t out, int64_t in) {
     return own(name, TensorRole::kProjection, shard, out, in);
@@ -36,7 +38,7 @@ KdaTensors kda_tensors(const ModelConfig& c, int64_t i) {
                .g_b = projection("g_b_proj", heads, width, dim),
                .o_norm = own("o_norm", TensorRole::kNorm, Shard::whole(), 1, dim),
                .o = projection("o_proj", Shard::columns(), c.hidden, width)};
-  t.log_decay.why = str_cat(", as kda_layers of config.json has layer ", i + 1);
+  t.log_decay.why = fmt::format(", as kda_layers of config.json has layer {}", i + 1);
   return t;
 }
 
@@ -65,7 +67,7 @@ std::vector<TensorSpec> attention_tensors(const ModelConfig& c, int64_t i) {
             t.f_a,       t.f_b,       t.b, t.g_a, t.g_b, t.o_norm, t.o};
   }
   std::vector<TensorSpec> out = TensorNames(c).mla(i);
-  out.front().why = str_cat(", as full_attn_layers of config.json has layer ", i + 1);
+  out.front().why = fmt::format(", as full_attn_layers of config.json has layer {}", i + 1);
   return out;
 }
 

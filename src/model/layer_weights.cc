@@ -1,5 +1,7 @@
 #include "model/layer_weights.h"
 
+#include <fmt/core.h>
+
 namespace perigee {
 namespace {
 
@@ -51,13 +53,13 @@ TensorSpec TensorNames::kv_b(int64_t i) const {
 }
 
 TensorSpec TensorNames::router(int64_t i) const {
-  return {layer(i, str_cat(c_.moe_names.block, ".gate")), TensorRole::kMatrix, Shard::whole(), c_.num_experts,
+  return {layer(i, fmt::format("{}.gate", c_.moe_names.block)), TensorRole::kMatrix, Shard::whole(), c_.num_experts,
           c_.hidden};
 }
 
 TensorSpec TensorNames::router_bias(int64_t i) const {
-  return {layer(i, str_cat(c_.moe_names.block, ".gate.e_score_correction_bias")), TensorRole::kBias, Shard::whole(), 1,
-          c_.num_experts};
+  return {layer(i, fmt::format("{}.gate.e_score_correction_bias", c_.moe_names.block)), TensorRole::kBias,
+          Shard::whole(), 1, c_.num_experts};
 }
 
 std::vector<TensorSpec> TensorNames::gated_mlp(int64_t i, const std::string& name, int64_t inter) const {
@@ -72,7 +74,7 @@ std::vector<TensorSpec> TensorNames::dense_mlp(int64_t i) const {
 }
 
 std::vector<TensorSpec> TensorNames::shared_experts(int64_t i) const {
-  return gated_mlp(i, str_cat(c_.moe_names.block, ".shared_experts"), c_.num_shared_experts * c_.moe_inter);
+  return gated_mlp(i, fmt::format("{}.shared_experts", c_.moe_names.block), c_.num_shared_experts * c_.moe_inter);
 }
 
 std::vector<TensorSpec> TensorNames::experts(int64_t i) const {
@@ -80,7 +82,7 @@ std::vector<TensorSpec> TensorNames::experts(int64_t i) const {
   const TensorRole role = TensorRole::kRoutedExpert;
   std::vector<TensorSpec> out;
   for (int64_t e = 0; e < c_.num_experts; ++e) {
-    const std::string expert = str_cat(layer(i, n.block), ".experts.", e, ".");
+    const std::string expert = fmt::format("{}.experts.{}.", layer(i, n.block), e);
     out.push_back({expert + n.gate, role, Shard::rows(), c_.moe_inter, c_.hidden});
     out.push_back({expert + n.up, role, Shard::rows(), c_.moe_inter, c_.hidden});
     out.push_back({expert + n.down, role, Shard::columns(), c_.hidden, c_.moe_inter});

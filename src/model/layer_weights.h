@@ -2,6 +2,8 @@
 // latent attention, MLPs and experts (DeepSeek-V3 2024, section 2.1). Each family's own file holds the forward pass.
 #pragma once
 
+#include <fmt/core.h>
+
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -25,7 +27,7 @@ class TensorNames {
   TensorSpec head() const { return vocabulary("lm_head"); }
 
   std::string layer(int64_t i, const std::string& name) const {
-    return str_cat(c_.prefix, "model.layers.", i, ".", name);
+    return fmt::format("{}model.layers.{}.{}", c_.prefix, i, name);
   }
   TensorSpec attention_norm(int64_t i) const { return vector(i, "input_layernorm", c_.hidden); }
   TensorSpec mlp_norm(int64_t i) const { return vector(i, "post_attention_layernorm", c_.hidden); }

@@ -1,3 +1,5 @@
+#include <fmt/core.h>
+
 #include <algorithm>
 
 #include "base/cgroup.h"
@@ -18,8 +20,9 @@ Result<ModelConfig> configure(const LoadOptions& options) {
   ASSIGN_OR_RETURN(ModelConfig config, read_config(options.path));
   if (options.latent_norm_eps >= 0) config.latent_norm_eps = options.latent_norm_eps;
   if (options.kimi_linear_biased_routing && config.architecture != "KimiLinearForCausalLM")
-    return bad_input(str_cat("biased routing weights are for KimiLinearForCausalLM, this is a ", config.architecture),
-                     "kimi-linear-biased-routing");
+    return bad_input(
+        fmt::format("biased routing weights are for KimiLinearForCausalLM, this is a {}", config.architecture),
+        "kimi-linear-biased-routing");
   config.bias_in_weights = options.kimi_linear_biased_routing;
   CHECK(options.ranks.rank >= 0 && options.ranks.rank < options.ranks.size, "rank ", options.ranks.rank, " of ",
         options.ranks.size);
@@ -45,11 +48,11 @@ double least_bytes(std::span<const TensorSpec> specs, const TensorSource& source
 Status check_memory(const LoadOptions& options, double needed, const Ops& ops) {
   const bool fits = needed <= static_cast<double>(options.memory_bytes);
   if (fits && (ops.on_device() || Buffer::can_make(static_cast<size_t>(needed)))) return {};
-  return bad_input(str_cat("the weights take at least ", memory_text(static_cast<int64_t>(needed)), ", and there are ",
-                           memory_text(options.memory_bytes), " for them",
-                           fits ? ", of which the system does not give so much in one piece (ulimit -v)" : "",
-                           ": another machine, a smaller or quantised model, or a smaller cache "
-                           "(--kv-cache-memory-bytes)"));
+  return bad_input(
+      fmt::format("the weights take at least {}, and there are {} for them{}: another machine, a smaller or quantised "
+                  "model, or a smaller cache (--kv-cache-memory-bytes)",
+                  memory_text(static_cast<int64_t>(needed)), memory_text(options.memory_bytes),
+                  fits ? ", of which the system does not give so much in one piece (ulimit -v)" : ""));
 }
 
 }  // namespace

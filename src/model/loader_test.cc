@@ -1,4 +1,5 @@
 // load_model from folders: round trips of weights in every storage format, and every way in which one can be wrong.
+#include <fmt/core.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -157,7 +158,7 @@ Result<std::vector<float>> logits_with(const std::vector<StoredTensor>& scales, 
   std::vector<StoredTensor> tensors = dummy_tensors(tiny_config());
   for (int layer = 0; layer < 3; ++layer)
     for (StoredTensor scale : scales) {
-      scale.name = str_cat("model.layers.", layer, ".self_attn.", scale.name);
+      scale.name = fmt::format("model.layers.{}.self_attn.{}", layer, scale.name);
       tensors.push_back(scale);
     }
   const TempFolder folder;

@@ -1,5 +1,7 @@
 #include "model/safetensors.h"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <cstring>
 #include <set>
@@ -27,21 +29,21 @@ std::string printable(std::string_view text) {
 }
 
 Error tensor_error(std::string_view name, const std::string& what) {
-  return bad_input(str_cat("tensor ", printable(name), ": ", what));
+  return bad_input(fmt::format("tensor {}: {}", printable(name), what));
 }
 
 Result<const SafetensorsType*> read_type(std::string_view name, const Json* value) {
   if (value == nullptr || !value->is_string()) return tensor_error(name, "dtype: expected a string");
   for (const SafetensorsType& type : kTypes)
     if (value->as_string() == type.name) return &type;
-  return tensor_error(name, str_cat("dtype: found unknown ", printable(value->as_string())));
+  return tensor_error(name, fmt::format("dtype: found unknown {}", printable(value->as_string())));
 }
 
 Result<std::vector<int64_t>> read_shape(std::string_view name, const Json* value) {
   if (value == nullptr || !value->is_array()) return tensor_error(name, "shape: expected an array");
   const Json::Array& dims = value->as_array();
   if (dims.size() > kMaxRank)
-    return tensor_error(name, str_cat("shape: expected at most ", kMaxRank, " dimensions, found ", dims.size()));
+    return tensor_error(name, fmt::format("shape: expected at most {} dimensions, found {}", kMaxRank, dims.size()));
   std::vector<int64_t> shape;
   for (const Json& dim : dims) {
     if (!dim.is_int() || dim.as_int() < 0 || dim.as_int() > kMaxDimension)
@@ -63,21 +65,21 @@ Status read_offsets(const Json* value, SafetensorsEntry& entry) {
   entry.end = static_cast<uint64_t>(value->as_array()[1].as_int());
   if (entry.begin > entry.end)
     return tensor_error(entry.name,
-                        str_cat("data_offsets: expected begin <= end, found [", entry.begin, ", ", entry.end, "]"));
+                        fmt::format("data_offsets: expected begin <= end, found [{}, {}]", entry.begin, entry.end));
   uint64_t bytes = static_cast<uint64_t>(entry.type->bytes);
   for (const int64_t dim : entry.shape)
     if (__builtin_mul_overflow(bytes, static_cast<uint64_t>(dim), &bytes))
       return tensor_error(entry.name, "shape " + shape_text(entry.shape) + ": its size is over 2^64 bytes");
   if (bytes != entry.end - entry.begin)
-    return tensor_error(entry.name, str_cat("expected ", bytes, " bytes for ", entry.type->name, " ",
-                                            shape_text(entry.shape), ", found ", entry.end - entry.begin));
+    return tensor_error(entry.name, fmt::format("expected {} bytes for {} {}, found {}", bytes, entry.type->name,
+                                                shape_text(entry.shape), entry.end - entry.begin));
   return {};
 }
 
 Result<SafetensorsEntry> read_entry(const Json::Member& member) {
   SafetensorsEntry entry{.name = member.first, .type = nullptr, .shape = {}};
   if (entry.name.empty() || entry.name.size() > kMaxNameBytes)
-    return tensor_error(entry.name, str_cat("expected a name of 1 to ", kMaxNameBytes, " bytes"));
+    return tensor_error(entry.name, fmt::format("expected a name of 1 to {} bytes", kMaxNameBytes));
   if (!member.second.is_object()) return tensor_error(entry.name, "expected an object");
   for (const Json::Member& field : member.second.as_object())
     if (field.first != "dtype" && field.first != "shape" && field.first != "data_offsets")
@@ -103,14 +105,15 @@ Status check_cover(uint64_t data_bytes, std::vector<SafetensorsEntry>& entries) 
   uint64_t at = 0;
   for (const SafetensorsEntry& entry : entries) {
     if (entry.begin != at)
-      return tensor_error(entry.name, str_cat("expected to begin at byte ", at, ", found ", entry.begin,
-                                              entry.begin < at ? ": tensors overlap" : ": a hole between tensors"));
+      return tensor_error(entry.name, fmt::format("expected to begin at byte {}, found {}{}", at, entry.begin,
+                                                  entry.begin < at ? ": tensors overlap" : ": a hole between tensors"));
     at = entry.end;
   }
   if (at > data_bytes)
-    return bad_input(str_cat("the file is truncated: its header names ", at, " bytes of tensors, ", data_bytes,
-                             " are there, ", at - data_bytes, " are missing: fetch it again"));
-  if (at != data_bytes) return bad_input(str_cat("expected ", at, " bytes of data, found ", data_bytes));
+    return bad_input(fmt::format(
+        "the file is truncated: its header names {} bytes of tensors, {} are there, {} are missing: fetch it again", at,
+        data_bytes, at - data_bytes));
+  if (at != data_bytes) return bad_input(fmt::format("expected {} bytes of data, found {}", at, data_bytes));
   return {};
 }
 
@@ -123,24 +126,26 @@ std::string shape_text(std::span<const int64_t> shape) {
 }
 
 std::string MappedTensor::description() const {
-  return str_cat(type->name, " ", shape_text(shape));
+  return fmt::format("{} {}", type->name, shape_text(shape));
 }
 
 Result<SafetensorsHeader> parse_safetensors(std::span<const uint8_t> file) {
   uint64_t length = 0;
   if (file.size() < sizeof(length))
-    return bad_input(str_cat("expected at least 8 bytes of header length, found ", file.size(), " bytes"));
+    return bad_input(fmt::format("expected at least 8 bytes of header length, found {} bytes", file.size()));
   std::memcpy(&length, file.data(), sizeof(length));  // little-endian, as the machine is
   const uint64_t rest = file.size() - sizeof(length);
   if (length > kMaxSafetensorsHeader)
-    return bad_input(str_cat("header length: expected at most ", kMaxSafetensorsHeader, ", found ", length));
+    return bad_input(fmt::format("header length: expected at most {}, found {}", kMaxSafetensorsHeader, length));
   if (length > rest)
-    return bad_input(str_cat("the file is truncated: its header has ", length, " bytes, ", rest, " are there, ",
-                             length - rest, " are missing, and every tensor: fetch it again"));
+    return bad_input(
+        fmt::format("the file is truncated: its header has {} bytes, {} are there, {} are missing, and every tensor: "
+                    "fetch it again",
+                    length, rest, length - rest));
   const std::string_view text(reinterpret_cast<const char*>(file.data()) + sizeof(length), length);
   Result<Json> json = parse_json(text, {.max_bytes = kMaxSafetensorsHeader, .max_depth = 16});
   if (!json.ok()) return bad_input("header: " + json.error().message);
-  if (!json->is_object()) return bad_input(str_cat("header: expected an object, found ", json->type_name()));
+  if (!json->is_object()) return bad_input(fmt::format("header: expected an object, found {}", json->type_name()));
   SafetensorsHeader header;
   header.data_begin = sizeof(length) + length;
   for (const Json::Member& member : json->as_object()) {
@@ -174,7 +179,8 @@ Status WeightFiles::add_file(const std::string& name) {
     const auto [it, added] = tensors_.try_emplace(
         entry.name, MappedTensor{.type = entry.type, .shape = std::move(entry.shape), .data = data, .file = file});
     if (!added)
-      return bad_input(str_cat(path, ": tensor ", printable(entry.name), " is also in ", files_[it->second.file]));
+      return bad_input(
+          fmt::format("{}: tensor {} is also in {}", path, printable(entry.name), files_[it->second.file]));
   }
   return {};
 }
@@ -183,7 +189,7 @@ namespace {
 
 Result<std::map<std::string, std::string>> read_weight_map(const std::string& folder, const std::string& name) {
   ASSIGN_OR_RETURN(const std::string text, read_in_folder(folder, name, kMaxIndexBytes));
-  const std::string path = str_cat(folder, "/", name);
+  const std::string path = fmt::format("{}/{}", folder, name);
   Result<Json> json = parse_json(text, {.max_bytes = kMaxIndexBytes, .max_depth = 16});
   if (!json.ok()) return Error(json.error().code, path + ": " + json.error().message);
   const Json* map = json->find("weight_map");
@@ -192,12 +198,12 @@ Result<std::map<std::string, std::string>> read_weight_map(const std::string& fo
   std::map<std::string, std::string> out;
   for (const Json::Member& member : map->as_object()) {
     if (!member.second.is_string())
-      return bad_input(str_cat(path, ": weight_map: ", printable(member.first), ": expected a file name, found ",
-                               member.second.type_name()));
+      return bad_input(fmt::format("{}: weight_map: {}: expected a file name, found {}", path, printable(member.first),
+                                   member.second.type_name()));
     const std::string& file = member.second.as_string();
     if (!file.ends_with(".safetensors"))
-      return bad_input(str_cat(path, ": weight_map: ", printable(member.first),
-                               ": expected a *.safetensors file, found ", printable(file)));
+      return bad_input(fmt::format("{}: weight_map: {}: expected a *.safetensors file, found {}", path,
+                                   printable(member.first), printable(file)));
     out.emplace(member.first, file);
   }
   return out;
@@ -209,12 +215,14 @@ Status WeightFiles::check_index(const std::map<std::string, std::string>& weight
   for (const auto& [name, file] : weight_map) {
     const MappedTensor* tensor = find(name);
     if (tensor == nullptr || files_[tensor->file] != file)
-      return bad_input(str_cat(folder_, "/model.safetensors.index.json: tensor ", printable(name), ": expected in ",
-                               file, ", found ", tensor == nullptr ? "in no file" : "in " + files_[tensor->file]));
+      return bad_input(fmt::format("{}/model.safetensors.index.json: tensor {}: expected in {}, found {}", folder_,
+                                   printable(name), file,
+                                   tensor == nullptr ? "in no file" : "in " + files_[tensor->file]));
   }
   for (const auto& [name, tensor] : tensors_)
     if (!weight_map.contains(name))
-      return bad_input(str_cat(where(tensor), ": tensor ", printable(name), " is not in model.safetensors.index.json"));
+      return bad_input(
+          fmt::format("{}: tensor {} is not in model.safetensors.index.json", where(tensor), printable(name)));
   return {};
 }
 
@@ -225,16 +233,18 @@ Result<WeightFiles> WeightFiles::open(const std::string& folder) {
   files.folder_ = folder;
   if (!folder_has(folder, kIndex)) {
     if (!folder_has(folder, kSingle))
-      return Error(Code::kNotFound,
-                   str_cat(folder, ": expected ", kSingle, " or ", kIndex,
-                           ", found neither (other weight files are not read; --load-format dummy needs none)"));
+      return Error(
+          Code::kNotFound,
+          fmt::format(
+              "{}: expected {} or {}, found neither (other weight files are not read; --load-format dummy needs none)",
+              folder, kSingle, kIndex));
     RETURN_IF_ERROR(files.add_file(kSingle));
     return files;
   }
   ASSIGN_OR_RETURN(const auto weight_map, read_weight_map(folder, kIndex));
   std::set<std::string> names;
   for (const auto& [tensor, file] : weight_map) names.insert(file);
-  if (names.size() > kMaxFiles) return bad_input(str_cat(folder, "/", kIndex, ": more than ", kMaxFiles, " files"));
+  if (names.size() > kMaxFiles) return bad_input(fmt::format("{}/{}: more than {} files", folder, kIndex, kMaxFiles));
   for (const std::string& name : names) RETURN_IF_ERROR(files.add_file(name));
   RETURN_IF_ERROR(files.check_index(weight_map));
   return files;

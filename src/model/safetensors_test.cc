@@ -1,5 +1,6 @@
 #include "model/safetensors.h"
 
+#include <fmt/core.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
@@ -48,7 +49,7 @@ TEST(Safetensors, TruncatedAnywhereIsAnError) {
     if (n < 8) continue;
     const size_t data = 24 + 5;
     const size_t missing = n < whole.size() - data ? whole.size() - data - n : whole.size() - n;
-    EXPECT_NE(cut.error().message.find(str_cat(" are there, ", missing, " are missing")), std::string::npos)
+    EXPECT_NE(cut.error().message.find(fmt::format(" are there, {} are missing", missing)), std::string::npos)
         << n << ": " << cut.error().message;
   }
   EXPECT_FALSE(parse(whole + "x").ok());
@@ -216,8 +217,8 @@ TEST_F(Sharded, APointerOfGitLfsIsSaidToBeOne) {
     const auto files = WeightFiles::open(folder_.path());
     ASSERT_FALSE(files.ok());
     EXPECT_EQ(files.error().message,
-              str_cat(folder_.path(), "/", name,
-                      ": is a Git LFS pointer, not the file itself: run git lfs pull in its folder"));
+              fmt::format("{}/{}: is a Git LFS pointer, not the file itself: run git lfs pull in its folder",
+                          folder_.path(), name));
   }
 }
 

@@ -1,5 +1,7 @@
 #include "model/shard.h"
 
+#include <fmt/core.h>
+
 #include <numeric>
 
 #include "model/weights.h"
@@ -29,7 +31,7 @@ Units units_of(const TensorSpec& spec, WeightFormat format) {
 std::string divisors_text(int64_t n) {
   std::string text;
   for (int64_t size = 1; size <= n; ++size)
-    if (n % size == 0) text += str_cat(text.empty() ? "" : ", ", size);
+    if (n % size == 0) text += fmt::format("{}{}", text.empty() ? "" : ", ", size);
   return text;
 }
 
@@ -59,9 +61,10 @@ Status check_shards(std::span<const TensorSpec> specs, const TensorSource& sourc
   for (const TensorSpec& spec : specs) {
     const Units units = units_of(spec, source.format(spec));
     if (units.count % size == 0) continue;
-    return bad_input(str_cat("tensor ", spec.name, ": ", units.count, " ", units.what, " do not divide among ", size,
-                             " ranks; every tensor of this model divides among ", divisors_text(common)),
-                     spec.name);
+    return bad_input(
+        fmt::format("tensor {}: {} {} do not divide among {} ranks; every tensor of this model divides among {}",
+                    spec.name, units.count, units.what, size, divisors_text(common)),
+        spec.name);
   }
   return {};
 }

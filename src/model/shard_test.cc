@@ -2,6 +2,7 @@
 // is read by one rank.
 #include "model/shard.h"
 
+#include <fmt/core.h>
 #include <gtest/gtest.h>
 
 #include <map>
@@ -86,7 +87,7 @@ std::pair<int64_t, int64_t> place_in_whole(const TensorSpec& spec, const TensorP
 }
 
 void expect_shard(const TensorSource& source, const TensorSpec& spec, const TensorParallel& ranks) {
-  SCOPED_TRACE(str_cat(spec.name, " rank ", ranks.rank, " of ", ranks.size));
+  SCOPED_TRACE(fmt::format("{} rank {} of {}", spec.name, ranks.rank, ranks.size));
   const MatrixPart part = part_of(spec, ranks);
   ASSERT_EQ(part.rows * part.columns * (spec.shard.kind() == ShardKind::kWhole ? 1 : ranks.size), spec.out * spec.in);
   const RawWeight weight = source.matrix(spec, part), whole = source.matrix(spec);

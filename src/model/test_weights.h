@@ -1,6 +1,8 @@
 // For tests: a tiny config.json and a writer of safetensors files.
 #pragma once
 
+#include <fmt/core.h>
+
 #include <cstring>
 #include <string>
 #include <vector>
@@ -79,9 +81,8 @@ struct StoredTensor {
 inline std::string safetensors_bytes(const std::vector<StoredTensor>& tensors, size_t pad = 0) {
   std::string text, data;
   for (const StoredTensor& t : tensors) {
-    text += str_cat(text.empty() ? "{" : ",", "\"", t.name, "\":{\"dtype\":\"", t.type,
-                    "\",\"shape\":", shape_text(t.shape), ",\"data_offsets\":[", data.size(), ",",
-                    data.size() + t.bytes.size(), "]}");
+    text += fmt::format("{}\"{}\":{{\"dtype\":\"{}\",\"shape\":{},\"data_offsets\":[{},{}]}}", text.empty() ? "{" : ",",
+                        t.name, t.type, shape_text(t.shape), data.size(), data.size() + t.bytes.size());
     data += t.bytes;
   }
   text += text.empty() ? "{}" : "}";

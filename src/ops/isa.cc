@@ -1,5 +1,7 @@
 #include "ops/isa.h"
 
+#include <fmt/core.h>
+
 namespace perigee {
 
 const char* isa_name(Isa isa) {
@@ -14,7 +16,7 @@ const char* isa_name(Isa isa) {
 Result<Isa> parse_isa(std::string_view name) {
   for (const Isa isa : kAllIsas)
     if (name == isa_name(isa)) return isa;
-  return bad_input(str_cat("expected avx2, avx512 or amx, found \"", name, "\""));
+  return bad_input(fmt::format("expected avx2, avx512 or amx, found \"{}\"", name));
 }
 
 }  // namespace perigee

@@ -1,5 +1,7 @@
 #include "ops/op_cost.h"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <functional>
 
@@ -56,7 +58,7 @@ OpCost rms_norm_cost(const Tensor& x) {
 }
 
 OpCost linear_cost(const Tensor& x, const LinearWeight& w) {
-  return {.op = str_cat("linear ", w.in, " -> ", w.out), .parts = {product("linear", "product", x, w)}};
+  return {.op = fmt::format("linear {} -> {}", w.in, w.out), .parts = {product("linear", "product", x, w)}};
 }
 
 OpCost add_cost(const Tensor& residual) {
@@ -144,7 +146,7 @@ OpCost kda_cost(const Tensor& x, const KdaWeights& w, const Batch& batch) {
 OpCost dense_mlp_cost(const Tensor& x, const MlpWeights& w) {
   Tensor hidden = x;
   hidden.cols = w.down.in;
-  return {.op = str_cat("dense_mlp ", w.down.in),
+  return {.op = fmt::format("dense_mlp {}", w.down.in),
           .parts = {product("dense_mlp", "gate, up", x, w.gate_up), product("linear", "down", hidden, w.down)}};
 }
 

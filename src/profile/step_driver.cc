@@ -1,5 +1,7 @@
 #include "profile/step_driver.h"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 
 #include "base/clock.h"
@@ -52,11 +54,12 @@ Status StepDriver::check_room() const {
   const int64_t pages = shape_.batch * static_cast<int64_t>(blocks_per_sequence() + ranks_->state_pages());
   const int64_t positions = ranks_->model().max_positions;
   if (tokens > positions)
-    return bad_input(str_cat("context and steps take ", tokens, " positions, the model has ", positions), "context");
+    return bad_input(fmt::format("context and steps take {} positions, the model has {}", tokens, positions),
+                     "context");
   if (pages > ranks_->num_pages())
     return bad_input(
-        str_cat("batch ", shape_.batch, " at this context takes ", pages, " pages, the cache has ", ranks_->num_pages(),
-                ": multiply --kv-cache-memory-bytes by ", pages / ranks_->num_pages() + 1),
+        fmt::format("batch {} at this context takes {} pages, the cache has {}: multiply --kv-cache-memory-bytes by {}",
+                    shape_.batch, pages, ranks_->num_pages(), pages / ranks_->num_pages() + 1),
         "kv-cache-memory-bytes");
   return {};
 }

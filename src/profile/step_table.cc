@@ -1,6 +1,7 @@
 #include "profile/step_table.h"
 
 #include <cxxabi.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -117,11 +118,11 @@ std::string fixed(double value, int decimals) {
 std::string line(const std::string& op, const StepRow& row, double step_us, const StepLimits& limits) {
   const double limit_us = limits.us(row.bytes, row.flops), mega = static_cast<double>(row.bytes) * 1e-6;
   const auto or_dash = [](bool known, const std::string& text) { return known ? text : std::string("-"); };
-  return str_cat("| ", op, " | ", row.what, " | ", row.kernels, " | ", row.calls, " | ", fixed(row.us, 1), " | ",
-                 fixed(step_us > 0 ? 100 * row.us / step_us : 0, 1), " | ", or_dash(row.bytes > 0, fixed(mega, 2)),
-                 " | ", or_dash(row.flops > 0, fixed(row.flops * 1e-9, 2)), " | ",
-                 or_dash(row.bytes > 0 && row.us > 0, fixed(mega * 1e3 / row.us, 0)), " | ",
-                 or_dash(limit_us > 0 && row.us > 0, fixed(100 * limit_us / row.us, 0)), " |\n");
+  return fmt::format("| {} | {} | {} | {} | {} | {} | {} | {} | {} | {} |\n", op, row.what, row.kernels, row.calls,
+                     fixed(row.us, 1), fixed(step_us > 0 ? 100 * row.us / step_us : 0, 1),
+                     or_dash(row.bytes > 0, fixed(mega, 2)), or_dash(row.flops > 0, fixed(row.flops * 1e-9, 2)),
+                     or_dash(row.bytes > 0 && row.us > 0, fixed(mega * 1e3 / row.us, 0)),
+                     or_dash(limit_us > 0 && row.us > 0, fixed(100 * limit_us / row.us, 0)));
 }
 
 Json row_json(const StepRow& row, const StepLimits& limits) {
@@ -184,8 +185,8 @@ std::string print_step_table(const StepTable& table, const StepLimits& limits) {
   }
   out += line("sum", sum, step_us, {});
   if (limit_us > 0)
-    out += str_cat("Every op at its limit: ", fixed(limit_us, 0), " us, ", fixed(100 * limit_us / step_us, 0),
-                   " % of the sum.\n");
+    out += fmt::format("Every op at its limit: {} us, {} % of the sum.\n", fixed(limit_us, 0),
+                       fixed(100 * limit_us / step_us, 0));
   return out;
 }
 

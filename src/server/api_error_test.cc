@@ -1,5 +1,6 @@
 #include "server/api_error.h"
 
+#include <fmt/core.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -20,8 +21,8 @@ TEST(ApiError, EveryStatusHasAWordOfTheTable) {
     EXPECT_STREQ(error_type(status), type);
     const HttpReply reply = error_reply(status, "m", "p");
     EXPECT_EQ(reply.status, status);
-    EXPECT_EQ(reply.body,
-              str_cat(R"({"error":{"message":"m","type":")", type, R"(","param":"p","code":)", status, "}}"));
+    EXPECT_EQ(reply.body, fmt::format("{}{}{}{}}}}}", R"({"error":{"message":"m","type":")", type,
+                                      R"(","param":"p","code":)", status));
     const auto retry = std::find_if(reply.headers.begin(), reply.headers.end(),
                                     [](const auto& header) { return header.first == "Retry-After"; });
     EXPECT_EQ(retry != reply.headers.end(), status == 429 || status == 503) << status;

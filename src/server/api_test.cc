@@ -1,4 +1,5 @@
 // The API over loopback with a scripted backend: shapes, streams, errors, keys, drain.
+#include <fmt/core.h>
 #include <gtest/gtest.h>
 
 #include <array>
@@ -236,8 +237,9 @@ TEST_F(ApiTest, RefusalsAreCountedAndTheLogNamesTheFieldNotItsValue) {
   for (const int n : {8, 17000}) EXPECT_EQ(post("/" + std::string(n, 'a'), "{}").status, n == 8 ? 404 : 431);
   const std::string metrics = TestClient(server_->port()).get("/metrics").body;
   for (const char* text : {"status=\"400\"} 2", "status=\"404\"} 1", "status=\"431\"} 1"})
-    EXPECT_NE(metrics.find(str_cat(R"(perigee:requests_refused_total{engine="0",model_name="tiny",)", text)),
-              std::string::npos);
+    EXPECT_NE(
+        metrics.find(fmt::format("{}{}", R"(perigee:requests_refused_total{engine="0",model_name="tiny",)", text)),
+        std::string::npos);
 }
 
 TEST_F(ApiTest, FullQueueIs429) {
@@ -377,9 +379,10 @@ TEST_F(ApiTest, PromptTokensOfSeveralChoices) {
   const std::string labels = R"({engine="0",model_name="tiny")";
   for (const char* prefix : {"vllm:", "perigee:"})
     for (const std::string& text :
-         {str_cat("prompt_tokens_total", labels, "} 12\n"), str_cat("prompt_tokens_cached_total", labels, "} 7\n"),
-          str_cat("prompt_tokens_by_source_total", labels, ",source=\"local_compute\"} 5\n"),
-          str_cat("prompt_tokens_by_source_total", labels, ",source=\"local_cache_hit\"} 7\n")})
+         {fmt::format("prompt_tokens_total{}}} 12\n", labels),
+          fmt::format("prompt_tokens_cached_total{}}} 7\n", labels),
+          fmt::format("prompt_tokens_by_source_total{},source=\"local_compute\"}} 5\n", labels),
+          fmt::format("prompt_tokens_by_source_total{},source=\"local_cache_hit\"}} 7\n", labels)})
       EXPECT_NE(metrics.find(prefix + text), std::string::npos) << prefix << text;
 }
 

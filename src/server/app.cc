@@ -156,8 +156,11 @@ std::optional<Error> App::check_length(const HttpRequest& request, const Request
   const uint64_t prompts = request.path == "/v1/completions" ? context.caps.max_prompts : 1;
   const uint64_t limit = kSlack + prompts * per_token * static_cast<uint64_t>(context.max_model_len);
   if (length <= limit) return std::nullopt;
-  return Error(Code::kTooLarge, str_cat("a body of ", length, " bytes cannot be a prompt for this model's context of ",
-                                        context.max_model_len, " tokens; at most ", limit, " bytes are read"));
+  return Error(
+      Code::kTooLarge,
+      fmt::format(
+          "a body of {} bytes cannot be a prompt for this model's context of {} tokens; at most {} bytes are read",
+          length, context.max_model_len, limit));
 }
 
 void App::set_progress(const std::string& phase, double percent) {

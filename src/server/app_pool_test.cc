@@ -1,5 +1,6 @@
 // Requests on their way through the pool: who leaves is not begun, a drain waits, no memory is a 503, and what a
 // hostile body costs is bounded.
+#include <fmt/core.h>
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -174,8 +175,8 @@ TEST_F(AppPoolTest, LargeRepliesAreThoseOfSmallPieces) {
   options_.reply = [](const std::vector<int32_t>& prompt) { return std::vector<int32_t>(prompt.size(), 'b'); };
   start();
   for (const size_t length : {100, 4000}) {
-    const std::string members =
-        str_cat(R"("prompt":")", std::string(length, 'a'), R"(","max_tokens":4500,"echo":true,"logprobs":1)");
+    const std::string members = fmt::format("{}{}{}", R"("prompt":")", std::string(length, 'a'),
+                                            R"(","max_tokens":4500,"echo":true,"logprobs":1)");
     const HttpReply reply = answer("/v1/completions", "{" + members + "}");
     ASSERT_EQ(reply.status, 200) << reply.body;
     const auto whole = parse_json(reply.body);
@@ -198,7 +199,7 @@ TEST_F(AppPoolTest, KeysDoNotShareThePrefixCache) {
   start();
   const auto salt = [&](const char* key, const std::string& own) {
     const std::string body = own.empty() ? R"({"prompt":"x"})" : R"({"prompt":"x","cache_salt":")" + own + "\"}";
-    EXPECT_EQ(answer("/v1/completions", body, {{"Authorization", str_cat("Bearer ", key)}}).status, 200);
+    EXPECT_EQ(answer("/v1/completions", body, {{"Authorization", fmt::format("Bearer {}", key)}}).status, 200);
     return backend_->submitted.back().cache_salt;
   };
   EXPECT_EQ(salt("alpha", ""), salt("alpha", ""));
@@ -253,13 +254,15 @@ TEST_F(AppPoolTest, ScoresOfPromptTokensAreBoundedOverAllChoices) {
     return list + "]";
   };
   const auto status = [&](const std::string& prompt, int n) {
-    return answer("/v1/completions", str_cat(R"({"prompt":)", prompt, R"(,"prompt_logprobs":3,"n":)", n, "}")).status;
+    return answer("/v1/completions",
+                  fmt::format("{}{}{}{}}}", R"({"prompt":)", prompt, R"(,"prompt_logprobs":3,"n":)", n))
+        .status;
   };
   EXPECT_EQ(status(ids(1 << 15), 8), 429);
   EXPECT_EQ(status(ids((1 << 15) + 1), 8), 400);
   EXPECT_EQ(status(ids((1 << 15) + 1), 7), 429);
-  EXPECT_EQ(status(str_cat("[", ids(1 << 15), ",", ids(1 << 15), "]"), 4), 429);
-  EXPECT_EQ(status(str_cat("[", ids(1 << 15), ",", ids((1 << 15) + 1), "]"), 4), 400);
+  EXPECT_EQ(status(fmt::format("[{},{}]", ids(1 << 15), ids(1 << 15)), 4), 429);
+  EXPECT_EQ(status(fmt::format("[{},{}]", ids(1 << 15), ids((1 << 15) + 1)), 4), 400);
 }
 
 // What overload looks like to an autoscaler: a refused request has no latency and does not count as a success.
@@ -276,17 +279,17 @@ TEST_F(AppPoolTest, RefusalsAreNotSuccessesAndStayOutOfLatencies) {
   const std::string& metrics = exchange->reply->body;
   const std::string labels = R"({engine="0",model_name="tiny")";
   for (const std::string& text : {
-           str_cat("vllm:requests_refused_total", labels, ",status=\"429\"} 3\n"),
-           str_cat("vllm:e2e_request_latency_seconds_count", labels, "} 0\n"),
-           str_cat("vllm:request_prompt_tokens_count", labels, "} 0\n"),
+           fmt::format("vllm:requests_refused_total{},status=\"429\"}} 3\n", labels),
+           fmt::format("vllm:e2e_request_latency_seconds_count{}}} 0\n", labels),
+           fmt::format("vllm:request_prompt_tokens_count{}}} 0\n", labels),
            std::string(R"(vllm:request_success_total{engine="0",finished_reason="error",model_name="tiny"} 0)"),
-           str_cat("vllm:corrupted_requests_total", labels, "} 0\n"),
+           fmt::format("vllm:corrupted_requests_total{}}} 0\n", labels),
            std::string("\nperigee_build_info{version=\""),
        })
     EXPECT_NE(metrics.find(text), std::string::npos) << text;
   for (const char* name : {"process_cpu_seconds_total ", "process_resident_memory_bytes ", "process_open_fds ",
                            "process_start_time_seconds ", "process_threads ", "process_max_fds "}) {
-    const size_t at = metrics.find(str_cat("\n", name));
+    const size_t at = metrics.find(fmt::format("\n{}", name));
     ASSERT_NE(at, std::string::npos) << name;
     const double least = name == std::string_view("process_resident_memory_bytes ") ? 1 << 20 : 0;
     EXPECT_GT(std::strtod(metrics.c_str() + at + 1 + std::strlen(name), nullptr), least) << name;

@@ -4,6 +4,8 @@
 // tokenised is so up to the model's context only.
 #include "server/app_requests.h"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <cctype>
 #include <new>
@@ -34,16 +36,16 @@ bool is_json(const HttpRequest& request) {
 Status check_choices(int64_t num_prompts, int64_t n, int64_t limit) {
   if (num_prompts * n <= limit) return {};
   const char* field = num_prompts > 1 ? "prompt" : "n";
-  return bad_input(str_cat(num_prompts, num_prompts > 1 ? " prompts" : " prompt", " with n ", n, " are ",
-                           num_prompts * n, " sequences; this server runs and queues at most ", limit,
-                           num_prompts > 1 ? ": send several requests" : ": lower n",
-                           ", or raise --max-waiting-seqs where it is started"),
+  return bad_input(fmt::format("{}{} with n {} are {} sequences; this server runs and queues at most {}{}, or raise "
+                               "--max-waiting-seqs where it is started",
+                               num_prompts, num_prompts > 1 ? " prompts" : " prompt", n, num_prompts * n, limit,
+                               num_prompts > 1 ? ": send several requests" : ": lower n"),
                    field);
 }
 
 Error too_long(const RequestContext& context, const char* field) {
-  return bad_input(str_cat("this model's context is ", context.max_model_len, " tokens; the text of ", field,
-                           " has more than that; shorten it"),
+  return bad_input(fmt::format("this model's context is {} tokens; the text of {} has more than that; shorten it",
+                               context.max_model_len, field),
                    field);
 }
 
@@ -80,9 +82,9 @@ Status check_scores(const std::vector<TokenIds>& prompts, const RequestFields& f
   for (const TokenIds& prompt : prompts) tokens += std::ssize(*prompt);
   const int64_t entries = tokens * (1 + fields.sampling.prompt_logprobs) * fields.n;
   if (entries <= kMaxEntries) return {};
-  return bad_input(str_cat("prompt_logprobs for ", tokens, " prompt tokens with ", fields.sampling.prompt_logprobs,
-                           " alternatives and n ", fields.n, " are ", entries, " entries, more than the limit of ",
-                           kMaxEntries, "; ask for fewer"),
+  return bad_input(fmt::format("prompt_logprobs for {} prompt tokens with {} alternatives and n {} are {} entries, "
+                               "more than the limit of {}; ask for fewer",
+                               tokens, fields.sampling.prompt_logprobs, fields.n, entries, kMaxEntries),
                    "prompt_logprobs");
 }
 
@@ -148,7 +150,7 @@ Status App::check_room(const Serving& serving) const {
   const SchedulerGauges gauges = serving.backend->stats().scheduler;
   if (gauges.running + gauges.waiting < serving.context.max_choices) return {};
   return Error(Code::kExhausted,
-               str_cat("the queue is full (", serving.context.max_choices, " sequences): try again later"));
+               fmt::format("the queue is full ({} sequences): try again later", serving.context.max_choices));
 }
 
 App::Prepared App::reply_with(const Json& body) {
@@ -179,7 +181,7 @@ Result<App::Prepared> App::prepare_tokenizer_info(PendingRequest&) {
 Status App::check_fields(const RequestFields& fields, int64_t num_prompts, const RequestContext& context) const {
   ASSIGN_OR_RETURN(const std::string model, model_name(fields.model));
   if (fields.max_tokens && fields.sampling.min_tokens > *fields.max_tokens)
-    return bad_input(str_cat("min_tokens ", fields.sampling.min_tokens, " is over max_tokens ", *fields.max_tokens),
+    return bad_input(fmt::format("min_tokens {} is over max_tokens {}", fields.sampling.min_tokens, *fields.max_tokens),
                      "min_tokens");
   return check_choices(num_prompts, fields.n, context.max_choices);
 }
@@ -192,13 +194,14 @@ Result<std::unique_ptr<GenerationSpec>> App::make_spec(const PendingRequest& pen
     if (length == 0) return bad_input("the prompt has no tokens", "prompt");
     if (length > limit)
       return bad_input(
-          str_cat("this model's context is ", limit, " tokens; the prompt has more than that; shorten the prompt"),
+          fmt::format("this model's context is {} tokens; the prompt has more than that; shorten the prompt", limit),
           "input_tokens");
     // echo with max_tokens 0 still needs one place, which the engine fills and nobody sees.
     const int64_t wanted = std::max<int64_t>(1, fields.max_tokens.value_or(1));
     if (length + wanted > limit)
-      return bad_input(str_cat("this model's context is ", limit, " tokens; the prompt has ", length, " and ", wanted,
-                               " are wanted; shorten the prompt or lower max_tokens"),
+      return bad_input(fmt::format("this model's context is {} tokens; the prompt has {} and {} are wanted; shorten "
+                                   "the prompt or lower max_tokens",
+                                   limit, length, wanted),
                        "input_tokens");
   }
   RETURN_IF_ERROR(check_scores(prompts, fields));

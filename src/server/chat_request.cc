@@ -1,5 +1,7 @@
 #include "server/chat_request.h"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <cctype>
 #include <unordered_set>
@@ -16,7 +18,7 @@ Result<std::string> read_content(const Json& content, const RequestCaps& caps, c
   const std::string field = where + "content";
   if (!content.is_array()) return bad_input(field + " must be a string or an array of text parts", field);
   if (content.as_array().size() > caps.max_parts)
-    return bad_input(str_cat(field, " must have at most ", caps.max_parts, " parts"), field);
+    return bad_input(fmt::format("{} must have at most {} parts", field, caps.max_parts), field);
   std::string text;
   for (const Json& part : content.as_array()) {
     const Json* type = part.find("type");
@@ -32,7 +34,7 @@ Result<std::string> read_content(const Json& content, const RequestCaps& caps, c
 Status check_tool_calls(const Json& calls, const RequestCaps& caps, const std::string& where) {
   const std::string field = where + "tool_calls";
   if (!calls.is_array() || calls.as_array().size() > caps.max_tools)
-    return bad_input(str_cat(field, " must be an array of at most ", caps.max_tools, " calls"), field);
+    return bad_input(fmt::format("{} must be an array of at most {} calls", field, caps.max_tools), field);
   for (const Json& call : calls.as_array()) {
     const Json* function = call.find("function");
     const Json* name = function == nullptr ? nullptr : function->find("name");
@@ -116,8 +118,8 @@ Result<std::string_view> check_tool(const Json& tool, const RequestCaps& caps, c
   RETURN_IF_ERROR(fields.status());
   const Json* name = function == nullptr ? nullptr : function->find("name");
   if (name == nullptr || !name->is_string() || !is_tool_name(name->as_string(), caps))
-    return bad_input(str_cat(where, " needs a function.name of 1 to ", caps.max_tool_name_bytes,
-                             " letters, digits, '_', '-' or '.'"),
+    return bad_input(fmt::format("{} needs a function.name of 1 to {} letters, digits, '_', '-' or '.'", where,
+                                 caps.max_tool_name_bytes),
                      "tools");
   Fields members(*function, where + ".function.");
   members.any("name");
@@ -127,7 +129,7 @@ Result<std::string_view> check_tool(const Json& tool, const RequestCaps& caps, c
   members.unknown();  // others are part of the declaration that the model reads
   RETURN_IF_ERROR(members.status());
   if (dump_json(tool).size() > caps.max_tool_schema_bytes)
-    return bad_input(str_cat(where, " must be at most ", caps.max_tool_schema_bytes, " bytes"), "tools");
+    return bad_input(fmt::format("{} must be at most {} bytes", where, caps.max_tool_schema_bytes), "tools");
   return std::string_view(name->as_string());
 }
 
@@ -189,8 +191,8 @@ Json read_template_kwargs(Fields& fields, const RequestCaps& caps) {
   const Json* given = fields.object(kField);
   if (given == nullptr) return kwargs;
   if (given->as_object().size() > caps.max_template_kwargs) {
-    fields.fail(kField,
-                str_cat("must have at most ", caps.max_template_kwargs, " members, got ", given->as_object().size()));
+    fields.fail(kField, fmt::format("must have at most {} members, got {}", caps.max_template_kwargs,
+                                    given->as_object().size()));
     return kwargs;
   }
   Fields members(*given, "chat_template_kwargs.");
@@ -211,10 +213,10 @@ Result<Json> read_messages(const Json* value, const RequestCaps& caps) {
   if (value == nullptr || !value->is_array() || value->as_array().empty())
     return bad_input("messages must be an array with at least one message", "messages");
   if (value->as_array().size() > caps.max_messages)
-    return bad_input(str_cat("messages must have at most ", caps.max_messages, " entries"), "messages");
+    return bad_input(fmt::format("messages must have at most {} entries", caps.max_messages), "messages");
   Json::Array out;
   for (size_t i = 0; i < value->as_array().size(); ++i) {
-    ASSIGN_OR_RETURN(Json message, read_message(value->as_array()[i], caps, str_cat("messages[", i, "]")));
+    ASSIGN_OR_RETURN(Json message, read_message(value->as_array()[i], caps, fmt::format("messages[{}]", i)));
     out.push_back(std::move(message));
   }
   return Json(std::move(out));
@@ -223,13 +225,13 @@ Result<Json> read_messages(const Json* value, const RequestCaps& caps) {
 Result<Json> read_tools(const Json* value, const RequestCaps& caps) {
   if (value == nullptr) return Json();
   if (!value->is_array() || value->as_array().empty() || value->as_array().size() > caps.max_tools)
-    return bad_input(str_cat("tools must be an array of 1 to ", caps.max_tools, " tools; leave it out for none"),
+    return bad_input(fmt::format("tools must be an array of 1 to {} tools; leave it out for none", caps.max_tools),
                      "tools");
   std::unordered_set<std::string_view> names;
   for (size_t i = 0; i < value->as_array().size(); ++i) {
-    ASSIGN_OR_RETURN(const std::string_view name, check_tool(value->as_array()[i], caps, str_cat("tools[", i, "]")));
+    ASSIGN_OR_RETURN(const std::string_view name, check_tool(value->as_array()[i], caps, fmt::format("tools[{}]", i)));
     if (!names.insert(name).second)
-      return bad_input(str_cat("tools has the function ", name, " twice; names must differ"), "tools");
+      return bad_input(fmt::format("tools has the function {} twice; names must differ", name), "tools");
   }
   return *value;
 }
@@ -244,7 +246,7 @@ Result<ChatRequest> parse_chat_request(const Json& body, const RequestContext& c
   const auto older = fields.integer("max_tokens", 1, context.max_model_len);
   const auto newer = fields.integer("max_completion_tokens", 1, context.max_model_len);
   if (older && newer && *older != *newer)
-    fields.fail("max_completion_tokens", str_cat(*newer, " contradicts max_tokens ", *older, "; send one of them"));
+    fields.fail("max_completion_tokens", fmt::format("{} contradicts max_tokens {}; send one of them", *newer, *older));
   request.fields.max_tokens = newer ? newer : older;
   request.add_generation_prompt = fields.flag("add_generation_prompt", true);
   request.include_reasoning = fields.flag("include_reasoning", true);

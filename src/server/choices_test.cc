@@ -1,4 +1,5 @@
 // Requests with several prompts, choices, stops and calls: whose tokens are whose, and what ends what.
+#include <fmt/core.h>
 #include <gtest/gtest.h>
 
 #include <map>
@@ -94,7 +95,7 @@ TEST_F(ChoicesTest, SeedsAreTheClientsOrDiffer) {
   }
   EXPECT_EQ(seeds.size(), 4u);
   for (const char* seed : {"7", "0", "-1"}) {
-    EXPECT_EQ(post(kCompletions, str_cat(R"({"prompt":"x","seed":)", seed, "}")).status, 200);
+    EXPECT_EQ(post(kCompletions, fmt::format("{}{}}}", R"({"prompt":"x","seed":)", seed)).status, 200);
     EXPECT_EQ(static_cast<int64_t>(backend_->submitted.back().sampling.seed), std::atoll(seed));
   }
 }
@@ -165,7 +166,7 @@ TEST_F(ChoicesTest, AStopEndsItsOwnChoiceOnly) {
 TEST_F(ChoicesTest, AnEndAsTheLastAllowedTokenIsAStop) {
   start(ids_of("abc"));
   for (const auto& [max_tokens, finish] : std::map<int, const char*>{{3, "length"}, {4, "stop"}, {5, "stop"}}) {
-    const Json reply = whole(kCompletions, str_cat(R"("prompt":"x","max_tokens":)", max_tokens));
+    const Json reply = whole(kCompletions, fmt::format("{}{}", R"("prompt":"x","max_tokens":)", max_tokens));
     EXPECT_EQ(*only_choice(reply).find("finish_reason"), Json(finish)) << max_tokens;
     EXPECT_EQ(*reply.find("usage")->find("completion_tokens"), Json(std::min(max_tokens, 4)));
   }

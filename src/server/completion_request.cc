@@ -1,5 +1,7 @@
 #include "server/completion_request.h"
 
+#include <fmt/core.h>
+
 #include "server/request_fields.h"
 
 namespace perigee {
@@ -10,7 +12,7 @@ Result<std::vector<int32_t>> read_token_ids(const Json::Array& list, int64_t voc
   for (const Json& entry : list) {
     const auto id = entry.is_int() ? std::optional<int64_t>(entry.as_int()) : std::nullopt;
     if (!id || *id < 0 || *id >= vocab)
-      return bad_input(str_cat(field, " token ids must be integers between 0 and ", vocab - 1), field);
+      return bad_input(fmt::format("{} token ids must be integers between 0 and {}", field, vocab - 1), field);
     ids.push_back(static_cast<int32_t>(*id));
   }
   return ids;
@@ -26,7 +28,7 @@ Result<PromptInput> read_prompt(const Json& value, const RequestContext& context
     return PromptInput(value.as_string());
   }
   if (!value.is_array())
-    return bad_input(str_cat("prompt must be a string, token ids, or a list of either, got ", value.type_name()),
+    return bad_input(fmt::format("prompt must be a string, token ids, or a list of either, got {}", value.type_name()),
                      "prompt");
   if (value.as_array().empty()) return bad_input("prompt must not be empty", "prompt");
   ASSIGN_OR_RETURN(auto ids, read_token_ids(value.as_array(), context.vocab, "prompt"));
@@ -44,8 +46,8 @@ Result<std::vector<PromptInput>> read_prompts(const Json* value, const RequestCo
   }
   const size_t count = value->as_array().size();
   if (count > context.caps.max_prompts)
-    return bad_input(str_cat("prompt lists hold at most ", context.caps.max_prompts, " prompts, got ", count,
-                             "; send several requests"),
+    return bad_input(fmt::format("prompt lists hold at most {} prompts, got {}; send several requests",
+                                 context.caps.max_prompts, count),
                      "prompt");
   for (const Json& entry : value->as_array()) {
     ASSIGN_OR_RETURN(PromptInput prompt, read_prompt(entry, context));

@@ -1,5 +1,7 @@
 #include "server/fields.h"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <cmath>
 
@@ -11,10 +13,10 @@ namespace perigee {
 namespace {
 
 std::string shown(const Json& value) {
-  if (value.is_int()) return str_cat(value.as_int());
+  if (value.is_int()) return std::to_string(value.as_int());
   if (value.is_double()) return format_double(value.as_double());
   if (value.is_bool()) return value.as_bool() ? "true" : "false";
-  return str_cat("a value of type ", value.type_name());
+  return fmt::format("a value of type {}", value.type_name());
 }
 
 }  // namespace
@@ -43,8 +45,8 @@ std::optional<double> Fields::real(std::string_view name, double low, double hig
   if (value == nullptr) return std::nullopt;
   const double number = value->is_number() ? value->as_double() : NAN;
   if (!std::isfinite(number) || number < low || number > high) {
-    fail(name, str_cat("must be a number between ", format_double(low), " and ", format_double(high), ", got ",
-                       shown(*value), "; leave it out for the default"));
+    fail(name, fmt::format("must be a number between {} and {}, got {}; leave it out for the default",
+                           format_double(low), format_double(high), shown(*value)));
     return std::nullopt;
   }
   return number == 0.0 ? 0.0 : number;  // -0 is 0
@@ -55,8 +57,8 @@ std::optional<int64_t> Fields::integer(std::string_view name, int64_t low, int64
   if (value == nullptr) return std::nullopt;
   const std::optional<int64_t> number = as_integer(*value);
   if (!number || *number < low || *number > high) {
-    fail(name, str_cat("must be an integer between ", low, " and ", high, ", got ", shown(*value),
-                       "; leave it out for the default"));
+    fail(name, fmt::format("must be an integer between {} and {}, got {}; leave it out for the default", low, high,
+                           shown(*value)));
     return std::nullopt;
   }
   return number;
@@ -66,7 +68,7 @@ bool Fields::flag(std::string_view name, bool fallback) {
   const Json* value = any(name);
   if (value == nullptr) return fallback;
   if (!value->is_bool()) {
-    fail(name, str_cat("must be true or false, got ", shown(*value)));
+    fail(name, fmt::format("must be true or false, got {}", shown(*value)));
     return fallback;
   }
   return value->as_bool();
@@ -76,11 +78,11 @@ std::optional<std::string> Fields::text(std::string_view name, size_t max_bytes)
   const Json* value = any(name);
   if (value == nullptr) return std::nullopt;
   if (!value->is_string()) {
-    fail(name, str_cat("must be a string, got ", shown(*value)));
+    fail(name, fmt::format("must be a string, got {}", shown(*value)));
     return std::nullopt;
   }
   if (value->as_string().size() > max_bytes) {
-    fail(name, str_cat("must be at most ", max_bytes, " bytes, got ", value->as_string().size()));
+    fail(name, fmt::format("must be at most {} bytes, got {}", max_bytes, value->as_string().size()));
     return std::nullopt;
   }
   return value->as_string();
@@ -90,11 +92,11 @@ const Json* Fields::array(std::string_view name, size_t max_items) {
   const Json* value = any(name);
   if (value == nullptr) return nullptr;
   if (!value->is_array()) {
-    fail(name, str_cat("must be an array, got ", shown(*value)));
+    fail(name, fmt::format("must be an array, got {}", shown(*value)));
     return nullptr;
   }
   if (value->as_array().size() > max_items) {
-    fail(name, str_cat("must have at most ", max_items, " entries, got ", value->as_array().size()));
+    fail(name, fmt::format("must have at most {} entries, got {}", max_items, value->as_array().size()));
     return nullptr;
   }
   return value;
@@ -104,7 +106,7 @@ const Json* Fields::object(std::string_view name) {
   const Json* value = any(name);
   if (value == nullptr) return nullptr;
   if (!value->is_object()) {
-    fail(name, str_cat("must be an object, got ", shown(*value)));
+    fail(name, fmt::format("must be an object, got {}", shown(*value)));
     return nullptr;
   }
   return value;
@@ -116,9 +118,10 @@ std::optional<std::string> Fields::choice(std::string_view name, std::initialize
   std::string names;
   for (const std::string_view each : allowed) {
     if (*value == Json(each)) return std::string(each);
-    names += str_cat(names.empty() ? "\"" : ", \"", each, "\"");
+    names += fmt::format("{}{}\"", names.empty() ? "\"" : ", \"", each);
   }
-  fail(name, str_cat("must be one of ", names, value->is_string() ? "" : str_cat(", got ", shown(*value))));
+  fail(name,
+       fmt::format("must be one of {}{}", names, value->is_string() ? "" : fmt::format(", got {}", shown(*value))));
   return std::nullopt;
 }
 
@@ -126,7 +129,7 @@ void Fields::refuse(std::string_view name, std::string_view why, const Json& har
   const Json* value = any(name);
   if (value == nullptr || *value == harmless) return;
   if (value->is_number() && harmless.is_number() && value->as_double() == harmless.as_double()) return;
-  fail(name, str_cat("is not supported: ", why));
+  fail(name, fmt::format("is not supported: {}", why));
 }
 
 void Fields::adopt(const Fields& members) {
@@ -162,7 +165,7 @@ Status check_spelling(std::string_view name, std::span<const std::string_view> k
   const auto meant = nearest_name(name, known);
   if (!meant) return {};
   const std::string field = where + excerpt(name, 64);
-  return bad_input(str_cat(field, " is not known; did you mean ", where, *meant, "?"), field);
+  return bad_input(fmt::format("{} is not known; did you mean {}{}?", field, where, *meant), field);
 }
 
 }  // namespace perigee

@@ -1,5 +1,7 @@
 #include "server/generation.h"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <new>
 #include <optional>
@@ -243,7 +245,7 @@ bool Generation::take_failure(const ChoiceDelta& delta) {
 }
 
 Json Generation::envelope(bool streamed) const {
-  return Json(Json::Object{{"id", str_cat(spec_.format->id_prefix(), spec_.id)},
+  return Json(Json::Object{{"id", fmt::format("{}{}", spec_.format->id_prefix(), spec_.id)},
                            {"object", spec_.format->object_name(streamed)},
                            {"created", created_},
                            {"model", spec_.model}});

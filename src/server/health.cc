@@ -1,5 +1,7 @@
 #include "server/health.h"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 
 namespace perigee {
@@ -19,12 +21,12 @@ Readiness check_readiness(const HealthInputs& inputs) {
   const SchedulerGauges& gauges = inputs.stats.scheduler;
   const double age_s = inputs.stats.steps > 0 ? std::max(0.0, inputs.stats.now_s - inputs.stats.last_step_s) : 0.0;
   if (!inputs.loaded)
-    reasons.emplace_back(str_cat("loading: ", inputs.phase, ", ", static_cast<int>(inputs.percent), " %"));
+    reasons.emplace_back(fmt::format("loading: {}, {} %", inputs.phase, static_cast<int>(inputs.percent)));
   if (inputs.loaded && inputs.stats.lost) reasons.emplace_back("lost: a device has failed, and the process ends");
   if (inputs.draining) reasons.emplace_back("draining: the server is shutting down");
   const double stalled_s = inputs.loaded ? inputs.stats.stalled_s : 0;
   if (stalled_s > std::min(kReadyStallSeconds, inputs.stall_s))
-    reasons.emplace_back(str_cat("stalled: no step for ", static_cast<int>(stalled_s), " s with work in flight"));
+    reasons.emplace_back(fmt::format("stalled: no step for {} s with work in flight", static_cast<int>(stalled_s)));
   const char* phase = !inputs.loaded ? inputs.phase.c_str() : inputs.draining ? "draining" : "serving";
   Readiness out;
   out.ready = reasons.empty();

@@ -1,6 +1,8 @@
 // Test only: requests that cost far more to read than to send, for edge_bench and the tests. All must be refused.
 #pragma once
 
+#include <fmt/core.h>
+
 #include <functional>
 #include <string>
 #include <vector>
@@ -33,19 +35,20 @@ inline std::string repeated(std::string_view piece, size_t bytes) {
 
 inline std::string nested_tools() {
   std::string inner = R"({"type":"object","properties":{)";
-  for (int i = 0; i < 4000; ++i) inner += str_cat(i > 0 ? "," : "", "\"p", i, "\":{}");
+  for (int i = 0; i < 4000; ++i) inner += fmt::format("{}\"p{}\":{{}}", i > 0 ? "," : "", i);
   inner += "}}";
-  for (int level = 0; level < 50; ++level) inner = str_cat(R"({"type":"object","properties":{"a":)", inner, "}}");
-  const std::string tool = str_cat(R"({"type":"function","function":{"name":"f","parameters":)", inner, "}}");
+  for (int level = 0; level < 50; ++level)
+    inner = fmt::format("{}{}}}}}", R"({"type":"object","properties":{"a":)", inner);
+  const std::string tool = fmt::format("{}{}}}}}", R"({"type":"function","function":{"name":"f","parameters":)", inner);
   return hostile_list(R"({"min_tokens":2,"max_tokens":1,"messages":[{"role":"user","content":"x"}],"tools":[)",
-                      [&](size_t) { return str_cat(tool); }, 3u << 20, "]}");
+                      [&](size_t) { return tool; }, 3u << 20, "]}");
 }
 
 // Bodies of `size` bytes, and some of a fixed smaller size.
 inline std::vector<HostileRequest> hostile_requests(size_t size) {
   const char* completions = "/v1/completions";
   const char* chat = "/v1/chat/completions";
-  const auto member = [](const char* name) { return [name](size_t i) { return str_cat("\"", name, i, "\":0"); }; };
+  const auto member = [](const char* name) { return [name](size_t i) { return fmt::format("\"{}{}\":0", name, i); }; };
   const auto number = [](size_t i) { return std::to_string(i % 1000); };
   return {
       {"template variables", chat,
@@ -71,7 +74,7 @@ inline std::vector<HostileRequest> hostile_requests(size_t size) {
        [=] { return hostile_list(R"({"prompt":"x","a":[)", [](size_t) { return "[]"; }, size, "]}"); }},
       {"a key twice", completions,
        [=] {
-         return hostile_list(R"({"prompt":"x","a":{)", [](size_t i) { return str_cat("\"", i % 4000, "\":0"); }, size,
+         return hostile_list(R"({"prompt":"x","a":{)", [](size_t i) { return fmt::format("\"{}\":0", i % 4000); }, size,
                              "}}");
        }},
       {"messages", chat,

@@ -1,5 +1,6 @@
 #include "server/http_connection.h"
 
+#include <fmt/core.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -26,7 +27,7 @@ void HttpShared::leave_key(size_t key) {
 }
 
 std::string body_limit_text(const HttpConfig& config) {
-  return str_cat("the request body is over the server's limit of ", config.max_body_bytes, " bytes");
+  return fmt::format("the request body is over the server's limit of {} bytes", config.max_body_bytes);
 }
 
 void ByteQueue::append(std::string_view more) {

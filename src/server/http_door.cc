@@ -1,5 +1,6 @@
 #include "server/http_door.h"
 
+#include <fmt/core.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/socket.h>
@@ -121,8 +122,9 @@ Task<bool> HttpDoor::receive(ConnectionPtr connection, HttpHead& head) {
     if (!head.has_body()) reply = shared_->callbacks.probe(head.request);
     if (!reply && shared_->in_service < config.max_connections) co_return true;
     if (!reply) {
-      reply = shared_->callbacks.refusal(503, str_cat("the server is at work on ", config.max_connections,
-                                                      " connections, the most that it serves; try again"));
+      reply = shared_->callbacks.refusal(
+          503, fmt::format("the server is at work on {} connections, the most that it serves; try again",
+                           config.max_connections));
       co_await refuse(connection, std::move(*reply), head_only);
       co_return false;
     }

@@ -1,5 +1,6 @@
 #include "server/http_exchange.h"
 
+#include <fmt/core.h>
 #include <poll.h>
 #include <sys/socket.h>
 
@@ -17,9 +18,9 @@ namespace {
 constexpr std::string_view kComment = ": keep-alive\n\n";
 
 std::string head_bytes(int status, std::string_view content_type, const HttpHeaders& headers, bool close) {
-  std::string out = str_cat("HTTP/1.1 ", status, " ", http_reason(status), "\r\nServer: perigee\r\n");
-  if (!content_type.empty()) out += str_cat("Content-Type: ", content_type, "\r\n");
-  for (const auto& [name, value] : headers) out += str_cat(name, ": ", value, "\r\n");
+  std::string out = fmt::format("HTTP/1.1 {} {}\r\nServer: perigee\r\n", status, http_reason(status));
+  if (!content_type.empty()) out += fmt::format("Content-Type: {}\r\n", content_type);
+  for (const auto& [name, value] : headers) out += fmt::format("{}: {}\r\n", name, value);
   if (close) out += "Connection: close\r\n";
   return out;
 }
@@ -46,7 +47,7 @@ PeerState peer_state(int fd) {
 
 std::string reply_bytes(const HttpReply& reply, bool head_only, bool close) {
   std::string out = head_bytes(reply.status, reply.content_type, reply.headers, close);
-  out += str_cat("Content-Length: ", reply.body.size(), "\r\n\r\n");
+  out += fmt::format("Content-Length: {}\r\n\r\n", reply.body.size());
   if (!head_only) out += reply.body;
   return out;
 }
@@ -207,7 +208,7 @@ std::optional<HttpReply> check(HttpConnection& connection, const HttpRequest& re
   const size_t limit = shared.config.max_connections_per_key;
   const std::string* credentials = request.header("Authorization");
   if (limit == 0 || credentials == nullptr || connection.peer().count_for(*credentials)) return std::nullopt;
-  return shared.callbacks.refusal(429, str_cat("this key has ", limit, " connections already"));
+  return shared.callbacks.refusal(429, fmt::format("this key has {} connections already", limit));
 }
 
 // Why a body was not read to its end. What was read of it is given back before the client is told.
@@ -221,8 +222,9 @@ BodyFault fault_of(BodyReader::Status status, const HttpShared& shared) {
     case BodyReader::Status::kMalformed: return {400, "malformed chunked body"};
     case BodyReader::Status::kTooLarge: return {413, body_limit_text(shared.config)};
     case BodyReader::Status::kOverBudget:
-      return {503, str_cat("the bodies of all requests under way take ", shared.bodies->limit(),
-                           " bytes, the most that this server holds; try again")};
+      return {503, fmt::format(
+                       "the bodies of all requests under way take {} bytes, the most that this server holds; try again",
+                       shared.bodies->limit())};
     default: return {};
   }
 }
@@ -249,8 +251,8 @@ Task<BodyFault> read_body(ConnectionPtr connection, HttpHead& head) {
     connection->expires_at(deadline);
     const size_t n = co_await connection->read_some();
     if (n == 0 && connection->was_late())
-      co_return BodyFault{408, str_cat("the request body came too slowly: after ", config.body_timeout_s,
-                                       " s each MB may take ", config.body_s_per_mb, " s")};
+      co_return BodyFault{408, fmt::format("the request body came too slowly: after {:g} s each MB may take {:g} s",
+                                           config.body_timeout_s, config.body_s_per_mb)};
     if (n == 0) co_return BodyFault{-1, ""};
   }
 }

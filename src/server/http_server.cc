@@ -1,5 +1,6 @@
 #include "server/http_server.h"
 
+#include <fmt/core.h>
 #include <sys/resource.h>
 
 #include <boost/asio/post.hpp>
@@ -67,10 +68,10 @@ Status HttpServer::Impl::listen() {
   error_code ec;
   const auto address = asio::ip::make_address(config.host == "localhost" ? "127.0.0.1" : config.host, ec);
   if (ec)
-    return bad_input(str_cat("cannot listen on '", config.host, "': --host must be an IP address or localhost"),
+    return bad_input(fmt::format("cannot listen on '{}': --host must be an IP address or localhost", config.host),
                      "host");
   if (config.port < 0 || config.port > 65535)
-    return bad_input(str_cat("port must be between 0 and 65535, got ", config.port), "port");
+    return bad_input(fmt::format("port must be between 0 and 65535, got {}", config.port), "port");
   const tcp::endpoint endpoint(address, static_cast<uint16_t>(config.port));
   acceptor = std::make_unique<tcp::acceptor>(door_loop->context());
   acceptor->open(endpoint.protocol(), ec);
@@ -80,8 +81,8 @@ Status HttpServer::Impl::listen() {
   if (!ec) acceptor->non_blocking(true, ec);
   if (ec)
     return Error(Code::kUnavailable,
-                 str_cat("cannot listen on ", config.host, ":", config.port, ": ", ec.message(),
-                         "; choose another --port or --host"),
+                 fmt::format("cannot listen on {}:{}: {}; choose another --port or --host", config.host, config.port,
+                             ec.message()),
                  "port");
   port = acceptor->local_endpoint(ec).port();
   return {};

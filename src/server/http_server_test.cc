@@ -1,5 +1,7 @@
 #include "server/http_server.h"
 
+#include <fmt/core.h>
+
 #include "server/http_test.h"
 
 namespace perigee {
@@ -43,7 +45,7 @@ TEST_F(HttpTest, CapsWhileReading) {
   };
   EXPECT_EQ(status_of("GET / HTTP/1.1\r\nHost: x\r\nA: " + std::string(17000, 'a') + "\r\n\r\n"), 431);
   std::string many = "GET / HTTP/1.1\r\nHost: x\r\n";
-  for (int i = 0; i < 100; ++i) many += str_cat("A", i, ": b\r\n");
+  for (int i = 0; i < 100; ++i) many += fmt::format("A{}: b\r\n", i);
   EXPECT_EQ(status_of(many + "\r\n"), 431);
   EXPECT_EQ(status_of("GET / HTTP/1.1\r\nHost: x\r\n" + std::string(80000, 'a')), 431);
   // Refused before a byte of the body: none is sent.

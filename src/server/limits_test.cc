@@ -1,4 +1,5 @@
 // Every cap of a request admits exactly its number and refuses one more.
+#include <fmt/core.h>
 #include <gtest/gtest.h>
 
 #include "server/chat_request.h"
@@ -17,14 +18,14 @@ RequestContext test_context() {
 
 std::string completion_fault(const std::string& members) {
   const RequestContext context = test_context();
-  const auto body = parse_body(str_cat("{", members, "}"), context.caps);
+  const auto body = parse_body(fmt::format("{{{}}}", members), context.caps);
   if (!body.ok()) return body.error().message;
   const auto request = parse_completion_request(*body, context);
   return request.ok() ? "" : request.error().field;
 }
 std::string chat_fault(const std::string& members) {
   const RequestContext context = test_context();
-  const auto body = parse_body(str_cat("{", members, "}"), context.caps);
+  const auto body = parse_body(fmt::format("{{{}}}", members), context.caps);
   if (!body.ok()) return body.error().message;
   const auto request = parse_chat_request(*body, context);
   return request.ok() ? "" : request.error().field;
@@ -52,10 +53,10 @@ std::string part(size_t) {
   return R"({"type":"text","text":"x"})";
 }
 std::string tool(size_t i) {
-  return str_cat(R"({"function":{"name":"f)", i, "\"}}");
+  return fmt::format("{}{}\"}}}}", R"({"function":{"name":"f)", i);
 }
 std::string variable(size_t i) {
-  return str_cat("\"k", i, "\":0");
+  return fmt::format("\"k{}\":0", i);
 }
 std::string letters(size_t count) {
   return std::string(count, 'a');
@@ -63,26 +64,29 @@ std::string letters(size_t count) {
 
 TEST(Limits, OfCompletionsAreInclusive) {
   const RequestCaps caps;
-  const auto fault = [](const std::string& members) { return completion_fault(str_cat(R"("prompt":"x",)", members)); };
+  const auto fault = [](const std::string& members) {
+    return completion_fault(fmt::format("{}{}", R"("prompt":"x",)", members));
+  };
   for (const size_t over : {0, 1}) {
     const auto expect = [&](const std::string& found, const char* field) {
       EXPECT_EQ(found, over ? field : "") << field;
     };
-    expect(fault(str_cat("\"stop\":[", list(caps.max_stops + over, text), "]")), "stop");
-    expect(fault(str_cat("\"stop\":\"", letters(caps.max_stop_bytes + over), "\"")), "stop");
-    expect(fault(str_cat("\"stop_token_ids\":[", list(caps.max_stop_ids + over, number), "]")), "stop_token_ids");
-    expect(fault(str_cat("\"n\":", caps.max_n + static_cast<int64_t>(over))), "n");
-    expect(fault(str_cat("\"logprobs\":", caps.max_logprobs + static_cast<int64_t>(over))), "logprobs");
-    expect(fault(str_cat("\"prompt_logprobs\":", caps.max_logprobs + static_cast<int64_t>(over))), "prompt_logprobs");
-    expect(fault(str_cat("\"cache_salt\":\"", letters(caps.max_string_bytes + over), "\"")), "cache_salt");
-    expect(fault(str_cat("\"user\":\"", letters(caps.max_string_bytes + over), "\"")), "user");
-    expect(fault(str_cat("\"max_tokens\":", 256 + over)), "max_tokens");
-    expect(fault(str_cat("\"timeout\":", static_cast<int64_t>(caps.max_timeout_s) + static_cast<int64_t>(over))),
+    expect(fault(fmt::format("\"stop\":[{}]", list(caps.max_stops + over, text))), "stop");
+    expect(fault(fmt::format("\"stop\":\"{}\"", letters(caps.max_stop_bytes + over))), "stop");
+    expect(fault(fmt::format("\"stop_token_ids\":[{}]", list(caps.max_stop_ids + over, number))), "stop_token_ids");
+    expect(fault(fmt::format("\"n\":{}", caps.max_n + static_cast<int64_t>(over))), "n");
+    expect(fault(fmt::format("\"logprobs\":{}", caps.max_logprobs + static_cast<int64_t>(over))), "logprobs");
+    expect(fault(fmt::format("\"prompt_logprobs\":{}", caps.max_logprobs + static_cast<int64_t>(over))),
+           "prompt_logprobs");
+    expect(fault(fmt::format("\"cache_salt\":\"{}\"", letters(caps.max_string_bytes + over))), "cache_salt");
+    expect(fault(fmt::format("\"user\":\"{}\"", letters(caps.max_string_bytes + over))), "user");
+    expect(fault(fmt::format("\"max_tokens\":{}", 256 + over)), "max_tokens");
+    expect(fault(fmt::format("\"timeout\":{}", static_cast<int64_t>(caps.max_timeout_s) + static_cast<int64_t>(over))),
            "timeout");
-    expect(completion_fault(str_cat("\"prompt\":[", list(caps.max_prompts + over, text), "]")), "prompt");
-    expect(completion_fault(str_cat("\"prompt\":[", 511 + over, "]")), "prompt");
-    expect(fault(str_cat("\"stop_token_ids\":[", 511 + over, "]")), "stop_token_ids");
-    expect(fault(str_cat("\"logit_bias\":{\"", 511 + over, "\":1}")), "logit_bias");
+    expect(completion_fault(fmt::format("\"prompt\":[{}]", list(caps.max_prompts + over, text))), "prompt");
+    expect(completion_fault(fmt::format("\"prompt\":[{}]", 511 + over)), "prompt");
+    expect(fault(fmt::format("\"stop_token_ids\":[{}]", 511 + over)), "stop_token_ids");
+    expect(fault(fmt::format("\"logit_bias\":{{\"{}\":1}}", 511 + over)), "logit_bias");
   }
 }
 
@@ -93,17 +97,19 @@ TEST(Limits, OfChatAreInclusive) {
     const auto expect = [&](const std::string& found, const char* field) {
       EXPECT_EQ(found, over ? field : "") << field;
     };
-    expect(chat_fault(str_cat("\"messages\":[", list(caps.max_messages + over, user), "]")), "messages");
-    expect(chat_fault(str_cat(R"("messages":[{"role":"user","content":[)", list(caps.max_parts + over, part), "]}]")),
-           "messages[0].content");
-    expect(chat_fault(str_cat(ask, "\"tools\":[", list(caps.max_tools + over, tool), "]")), "tools");
+    expect(chat_fault(fmt::format("\"messages\":[{}]", list(caps.max_messages + over, user))), "messages");
     expect(chat_fault(
-               str_cat(ask, R"("tools":[{"function":{"name":")", letters(caps.max_tool_name_bytes + over), "\"}}]")),
+               fmt::format("{}{}]}}]", R"("messages":[{"role":"user","content":[)", list(caps.max_parts + over, part))),
+           "messages[0].content");
+    expect(chat_fault(fmt::format("{}\"tools\":[{}]", ask, list(caps.max_tools + over, tool))), "tools");
+    expect(chat_fault(fmt::format("{}{}{}\"}}}}]", ask, R"("tools":[{"function":{"name":")",
+                                  letters(caps.max_tool_name_bytes + over))),
            "tools");
-    expect(chat_fault(str_cat(ask, "\"chat_template_kwargs\":{", list(caps.max_template_kwargs + over, variable), "}")),
+    expect(chat_fault(
+               fmt::format("{}\"chat_template_kwargs\":{{{}}}", ask, list(caps.max_template_kwargs + over, variable))),
            "chat_template_kwargs");
     const int64_t top = caps.max_logprobs + static_cast<int64_t>(over);
-    expect(chat_fault(str_cat(ask, "\"logprobs\":true,\"top_logprobs\":", top)), "top_logprobs");
+    expect(chat_fault(fmt::format("{}\"logprobs\":true,\"top_logprobs\":{}", ask, top)), "top_logprobs");
   }
 }
 

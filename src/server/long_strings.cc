@@ -1,5 +1,7 @@
 #include "server/long_strings.h"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <array>
 
@@ -145,8 +147,9 @@ Status check_long_strings(std::string_view body, const TokenBound& bound, size_t
   StringScan scan(body, bound, max_tokens);
   for (size_t i = 0; i < kMaxStrings && scan.find_string(); ++i)
     if (scan.reads_too_much())
-      return bad_input(str_cat("the text that begins at byte ", scan.string_begin(), " of the body has more than ",
-                               max_tokens, " tokens, the most that fit; shorten it"));
+      return bad_input(fmt::format(
+          "the text that begins at byte {} of the body has more than {} tokens, the most that fit; shorten it",
+          scan.string_begin(), max_tokens));
   return {};
 }
 

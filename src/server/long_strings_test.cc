@@ -1,5 +1,6 @@
 #include "server/long_strings.h"
 
+#include <fmt/core.h>
 #include <gtest/gtest.h>
 
 #include "base/json.h"
@@ -80,12 +81,12 @@ TEST(LongStrings, StandAnywhereAndEndWhereTheyEnd) {
   const TokenBound bound;
   const std::string half(700u << 10, 'a');
   for (const std::string& body :
-       {str_cat("[\"", half, "\",\"", half, "\"]"), str_cat("{\"", half, "\":\"", half, "\"}"),
-        str_cat("[\"\\\\\",\"", half, "\",\"\\\\\\\"\",\"", half, "\"]")})
+       {fmt::format("[\"{}\",\"{}\"]", half, half), fmt::format("{{\"{}\":\"{}\"}}", half, half),
+        fmt::format("[\"\\\\\",\"{}\",\"\\\\\\\"\",\"{}\"]", half, half)})
     EXPECT_TRUE(check_long_strings(body, bound, 1000).ok());
   for (const std::string& body :
-       {str_cat("[\"x\",{\"a\":[\"", half, "\\\"", half, "\"]}]"), str_cat("{\"", half, half, "\":1}"),
-        str_cat("[\"\\\\\",\"", half, "\\\\\\\"", half, "\"]")})
+       {fmt::format("[\"x\",{{\"a\":[\"{}\\\"{}\"]}}]", half, half), fmt::format("{{\"{}{}\":1}}", half, half),
+        fmt::format("[\"\\\\\",\"{}\\\\\\\"{}\"]", half, half)})
     EXPECT_FALSE(check_long_strings(body, bound, 1000).ok());
 }
 

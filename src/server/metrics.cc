@@ -174,8 +174,8 @@ Metrics::Metrics(const std::string& model_name) : impl_(std::make_unique<Impl>(m
 Metrics::~Metrics() = default;
 
 void Metrics::set_engine(const BackendInfo& info) {
-  const Labels labels = {{"block_size", str_cat(kBlockTokens)},
-                         {"num_gpu_blocks", str_cat(info.num_pages)},
+  const Labels labels = {{"block_size", std::to_string(kBlockTokens)},
+                         {"num_gpu_blocks", std::to_string(info.num_pages)},
                          {"dcp_world_size", "1"},
                          {"enable_prefix_caching", "True"}};
   impl_->make.gauge("cache_config_info", "Configuration of the cache, as labels.", labels).set(1);
@@ -211,7 +211,8 @@ void Metrics::request_done(const RequestRecord& record) {
 }
 
 void Metrics::refused(int status) {
-  impl_->make.counter("requests_refused", "Requests refused before they were run.", {{"status", str_cat(status)}})
+  impl_->make
+      .counter("requests_refused", "Requests refused before they were run.", {{"status", std::to_string(status)}})
       .add(1);
 }
 

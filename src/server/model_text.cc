@@ -1,5 +1,7 @@
 #include "server/model_text.h"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <cmath>
 
@@ -36,7 +38,7 @@ SamplingDefaults read_generation_config(const Json& config) {
 }
 
 std::string ModelText::token_text(int32_t id, bool as_id) const {
-  if (as_id || tokenizer_ == nullptr) return str_cat("token_id:", id);
+  if (as_id || tokenizer_ == nullptr) return fmt::format("token_id:{}", id);
   Utf8Repair repair;
   std::string text;
   repair.push(tokenizer_->bytes(id), text);

@@ -1,3 +1,5 @@
+#include <fmt/core.h>
+
 #include "base/log.h"
 #include "base/model_folder.h"
 #include "server/model_text.h"
@@ -13,7 +15,7 @@ Result<Json> read_json_file(const std::string& dir, const std::string& name) {
   ASSIGN_OR_RETURN(const std::string text, read_in_folder(dir, name, kMaxConfigBytes));
   Result<Json> json = parse_json(text);
   if (!json.ok())
-    return Error(json.error().code, str_cat(dir, "/", name, ": ", json.error().message), json.error().field);
+    return Error(json.error().code, fmt::format("{}/{}: {}", dir, name, json.error().message), json.error().field);
   return json;
 }
 

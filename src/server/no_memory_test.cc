@@ -1,5 +1,7 @@
 // The n-th allocation of the server fails, for each n until a request needs no more: nothing ends the process, every
 // client is answered or sees its connection close, and the next request is served.
+#include <fmt/core.h>
+
 #include "base/eventually.h"
 #include "base/log.h"
 #include "base/test_allocations.h"
@@ -45,8 +47,8 @@ class NoMemoryTest : public ApiTest {
   // Status of the reply, 0 for a connection that closed without one.
   int answer(const std::string& path, const std::string& body) {
     TestClient client(server_->port());
-    if (!client.send(str_cat("POST ", path, " HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: ",
-                             body.size(), "\r\n\r\n", body)))
+    if (!client.send(fmt::format("POST {} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {}\r\n\r\n{}",
+                                 path, body.size(), body)))
       return 0;
     while (client.read_some()) {
     }

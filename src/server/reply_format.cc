@@ -141,9 +141,9 @@ Json prompt_logprobs_json(const ModelText& text, bool as_ids, int32_t num_top,
   for (const TokenLogprobs& entry : entries) {
     Json map(Json::Object{});
     for (const auto& [id, logprob] : sampled_and_top(entry, num_top))
-      map.set(str_cat(id), Json(Json::Object{{"logprob", clamp_logprob(logprob)},
-                                             {"rank", rank_of(entry, id)},
-                                             {"decoded_token", text.token_text(id, as_ids)}}));
+      map.set(std::to_string(id), Json(Json::Object{{"logprob", clamp_logprob(logprob)},
+                                                    {"rank", rank_of(entry, id)},
+                                                    {"decoded_token", text.token_text(id, as_ids)}}));
     out.push_back(std::move(map));
   }
   return Json(std::move(out));

@@ -1,5 +1,7 @@
 #include "server/request_fields.h"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <charconv>
 #include <limits>
@@ -21,12 +23,12 @@ void read_stops(Fields& fields, const RequestContext& context, RequestFields& ou
   else
     list.push_back(*value);
   if (list.size() > caps.max_stops)
-    return fields.fail("stop", str_cat("must have at most ", caps.max_stops, " strings, got ", list.size()));
+    return fields.fail("stop", fmt::format("must have at most {} strings, got {}", caps.max_stops, list.size()));
   for (const Json& stop : list) {
     if (!stop.is_string()) return fields.fail("stop", "must be a string or an array of strings");
     if (stop.as_string().empty()) return fields.fail("stop", "must not hold an empty string; leave it out");
     if (stop.as_string().size() > caps.max_stop_bytes)
-      return fields.fail("stop", str_cat("strings must be at most ", caps.max_stop_bytes, " bytes"));
+      return fields.fail("stop", fmt::format("strings must be at most {} bytes", caps.max_stop_bytes));
     out.stops.push_back(stop.as_string());
   }
   if (!out.stops.empty() && !context.has_tokenizer)
@@ -40,7 +42,7 @@ void read_stop_ids(Fields& fields, const RequestContext& context, RequestFields&
   for (const Json& entry : list->as_array()) {
     const auto id = as_integer(entry);
     if (!id || *id < 0 || *id >= context.vocab)
-      return fields.fail("stop_token_ids", str_cat("must hold ids between 0 and ", context.vocab - 1));
+      return fields.fail("stop_token_ids", fmt::format("must hold ids between 0 and {}", context.vocab - 1));
     out.sampling.stop_ids.push_back(static_cast<int32_t>(*id));
   }
 }
@@ -49,12 +51,12 @@ void read_logit_bias(Fields& fields, const RequestContext& context, RequestField
   const Json* map = fields.object("logit_bias");
   if (map == nullptr) return;
   if (map->as_object().size() > context.caps.max_logit_bias)
-    return fields.fail("logit_bias", str_cat("must have at most ", context.caps.max_logit_bias, " entries"));
+    return fields.fail("logit_bias", fmt::format("must have at most {} entries", context.caps.max_logit_bias));
   for (const auto& [key, value] : map->as_object()) {
     int64_t id = -1;
     const auto [end, ec] = std::from_chars(key.data(), key.data() + key.size(), id);
     if (ec != std::errc() || end != key.data() + key.size() || id < 0 || id >= context.vocab)
-      return fields.fail("logit_bias", str_cat("keys must be token ids between 0 and ", context.vocab - 1));
+      return fields.fail("logit_bias", fmt::format("keys must be token ids between 0 and {}", context.vocab - 1));
     const double bias = value.is_number() ? value.as_double() : 1e9;
     if (!(bias >= -100 && bias <= 100)) return fields.fail("logit_bias", "values must be numbers between -100 and 100");
     out.sampling.logit_bias.emplace_back(static_cast<int32_t>(id), static_cast<float>(bias));
@@ -85,7 +87,7 @@ void read_sampling(Fields& fields, const RequestContext& context, RequestFields&
   if (seed) out.seed = static_cast<uint64_t>(*seed);
   const auto prompt_logprobs = fields.integer("prompt_logprobs", -1, context.caps.max_logprobs);
   if (prompt_logprobs == -1)
-    fields.fail("prompt_logprobs", str_cat("must be between 0 and ", context.caps.max_logprobs));
+    fields.fail("prompt_logprobs", fmt::format("must be between 0 and {}", context.caps.max_logprobs));
   if (prompt_logprobs) sampling.prompt_logprobs = static_cast<int32_t>(*prompt_logprobs);
 }
 
@@ -118,10 +120,10 @@ Result<Json> parse_body(const std::string& body, const RequestCaps& caps) {
   JsonLimits limits = caps.json;
   limits.max_bytes = body.size() + 1;  // the HTTP layer holds the cap of bodies
   ASSIGN_OR_RETURN(Json json, parse_json(body, limits));
-  if (!json.is_object()) return bad_input(str_cat("the body must be a JSON object, got ", json.type_name()));
+  if (!json.is_object()) return bad_input(fmt::format("the body must be a JSON object, got {}", json.type_name()));
   if (json.as_object().size() > caps.max_body_members)
     return bad_input(
-        str_cat("the body must have at most ", caps.max_body_members, " members, got ", json.as_object().size()));
+        fmt::format("the body must have at most {} members, got {}", caps.max_body_members, json.as_object().size()));
   return json;
 }
 
@@ -310,7 +312,7 @@ void refuse_unsupported(Fields& fields, Api api, int64_t n) {
   if (const Json* format = fields.object("response_format")) {
     const Json* type = format->find("type");
     if (type == nullptr || !(*type == Json("text")))
-      fields.fail("response_format", str_cat("is not supported: ", kGrammar));
+      fields.fail("response_format", fmt::format("is not supported: {}", kGrammar));
   }
   read_harmless(fields);
 }

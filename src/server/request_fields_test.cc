@@ -1,5 +1,6 @@
 #include "server/request_fields.h"
 
+#include <fmt/core.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -233,7 +234,7 @@ TEST(ParseBody, CapsFollowTheModelsLength) {
   EXPECT_TRUE(parse_body(text(200'000 * 128), caps).ok());
   EXPECT_FALSE(parse_body(text(200'000 * 128 + 1), caps).ok());
   std::string members;
-  for (int i = 0; i < 257; ++i) members += str_cat(i > 0 ? "," : "", "\"m", i, "\":0");
+  for (int i = 0; i < 257; ++i) members += fmt::format("{}\"m{}\":0", i > 0 ? "," : "", i);
   const auto many = parse_body("{" + members + "}", caps);
   ASSERT_FALSE(many.ok());
   EXPECT_EQ(many.error().message, "the body must have at most 256 members, got 257");

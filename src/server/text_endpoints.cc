@@ -1,5 +1,7 @@
 #include "server/text_endpoints.h"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 
 #include "server/chat_request.h"
@@ -80,8 +82,8 @@ Result<Json> tokenize(const Json& body, const RequestContext& context, const Mod
   ASSIGN_OR_RETURN(const TokenizeRequest request, read_tokenize(body, context));
   ASSIGN_OR_RETURN(const std::vector<int32_t> ids, ids_of(request, context, text));
   if (ids.size() > max_tokenized(context))
-    return bad_input(str_cat("the text has more than ", max_tokenized(context),
-                             " tokens, the limit of this endpoint; send it in pieces"),
+    return bad_input(fmt::format("the text has more than {} tokens, the limit of this endpoint; send it in pieces",
+                                 max_tokenized(context)),
                      request.messages != nullptr ? "messages" : "prompt");
   Json reply(Json::Object{{"count", static_cast<int64_t>(ids.size())},
                           {"max_model_len", context.max_model_len},

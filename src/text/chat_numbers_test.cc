@@ -1,4 +1,5 @@
 // Numbers that no machine type holds reach the prompt digit by digit: in tools, in calls of the history, in kwargs.
+#include <fmt/core.h>
 #include <gtest/gtest.h>
 
 #include "base/file.h"
@@ -65,7 +66,7 @@ TEST(ChatNumbers, InExpressions) {
 
 TEST(ChatNumbers, ValuesAsDeepAsARequestMayBe) {
   std::string deep = "1";
-  for (int i = 0; i < 124; ++i) deep = str_cat("[", deep, "]");  // with messages, a call and its arguments: 128
+  for (int i = 0; i < 124; ++i) deep = fmt::format("[{}]", deep);  // with messages, a call and its arguments: 128
   const Json messages =
       json(R"([{"role":"assistant","tool_calls":[{"function":{"name":"f","arguments":{"a":)" + deep + "}}}]}]");
   EXPECT_EQ(rendered("{{ messages[0].tool_calls[0].function.arguments.a | tojson }}", messages, {}), deep);

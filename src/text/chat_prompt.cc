@@ -1,5 +1,7 @@
 #include "text/chat_prompt.h"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <array>
 #include <optional>
@@ -52,15 +54,15 @@ Json neutralised(const Json& value, const ChatPrompt::Neutralise& neutralise) {
 }
 
 Error wrong_kwarg(std::string_view name, std::string_view what) {
-  const std::string field = str_cat("chat_template_kwargs.", name.substr(0, 64));
-  return bad_input(str_cat(field, " ", what), field);
+  const std::string field = fmt::format("chat_template_kwargs.{}", name.substr(0, 64));
+  return bad_input(fmt::format("{} {}", field, what), field);
 }
 
 Status check_tools(const Json& tools) {
   if (tools.is_null()) return {};
   if (!tools.is_array()) return bad_input("tools must be an array", "tools");
   for (size_t i = 0; i < tools.as_array().size(); ++i) {
-    const std::string field = str_cat("tools[", i, "]");
+    const std::string field = fmt::format("tools[{}]", i);
     if (!tools.as_array()[i].is_object()) return bad_input(field + " must be an object", field);
   }
   return {};
@@ -153,7 +155,7 @@ void remove(Json& object, std::string_view key) {
 }
 
 Error wrong(const std::string& field, std::string_view expected) {
-  return bad_input(str_cat(field, " must be ", expected), field);
+  return bad_input(fmt::format("{} must be {}", field, expected), field);
 }
 
 Status Normaliser::check_role(const Json& message, const std::string& field) {
@@ -170,7 +172,7 @@ Status Normaliser::normalise_reasoning(Json& message, const std::string& field) 
   for (const char* name : {"reasoning", "reasoning_content"}) {
     const Json* value = find_value(message, name);
     if (!value) continue;
-    if (!value->is_string()) return wrong(str_cat(field, ".", name), "a string or null");
+    if (!value->is_string()) return wrong(fmt::format("{}.{}", field, name), "a string or null");
     found = value;
   }
   if (!found) {
@@ -187,12 +189,12 @@ Status Normaliser::normalise_reasoning(Json& message, const std::string& field) 
 Status Normaliser::check_parts(const Json& parts, const std::string& field) {
   for (size_t i = 0; i < parts.as_array().size(); ++i) {
     const Json& part = parts.as_array()[i];
-    const std::string where = str_cat(field, "[", i, "]");
+    const std::string where = fmt::format("{}[{}]", field, i);
     const Json* type = part.find("type");
     if (!type || !type->is_string()) return wrong(where, "an object with a type");
     if (type->as_string() != "text")
       return bad_input(
-          str_cat(where, ".type: only text parts are supported, not '", type->as_string().substr(0, 32), "'"),
+          fmt::format("{}.type: only text parts are supported, not '{}'", where, type->as_string().substr(0, 32)),
           where + ".type");
     const Json* text = part.find("text");
     if (!text || !text->is_string()) return wrong(where + ".text", "a string");
@@ -223,9 +225,9 @@ Status Normaliser::normalise_calls(Json& message, const std::string& field) {
   }
   if (!calls->is_array()) return wrong(where, "an array");
   if (message.find("role")->as_string() != "assistant")
-    return bad_input(str_cat(where, " belongs to assistant messages only"), where);
+    return bad_input(fmt::format("{} belongs to assistant messages only", where), where);
   for (size_t i = 0; i < calls->as_array().size(); ++i)
-    RETURN_IF_ERROR(normalise_call(calls->as_array()[i], str_cat(where, "[", i, "]")));
+    RETURN_IF_ERROR(normalise_call(calls->as_array()[i], fmt::format("{}[{}]", where, i)));
   return {};
 }
 
@@ -242,7 +244,7 @@ Status Normaliser::normalise_call(Json& call, const std::string& field) {
   if (id && !id->is_string()) return wrong(field + ".id", "a string");
   const size_t index = num_calls_++;
   if (id && is_native_call_id(id->as_string())) return {};
-  const std::string fresh = str_cat(kNativePrefix, name->as_string(), ":", index);
+  const std::string fresh = fmt::format("{}{}:{}", kNativePrefix, name->as_string(), index);
   if (id) new_ids_[id->as_string()] = fresh;
   call.set("id", fresh);
   return {};
@@ -286,7 +288,7 @@ Result<Json> normalise_messages(const Json& messages) {
   Json::Array out;
   out.reserve(messages.as_array().size());
   for (size_t i = 0; i < messages.as_array().size(); ++i) {
-    ASSIGN_OR_RETURN(Json message, normaliser.message(messages.as_array()[i], str_cat("messages[", i, "]")));
+    ASSIGN_OR_RETURN(Json message, normaliser.message(messages.as_array()[i], fmt::format("messages[{}]", i)));
     out.push_back(std::move(message));
   }
   return Json(std::move(out));

@@ -1,5 +1,6 @@
 #include "text/chat_prompt.h"
 
+#include <fmt/core.h>
 #include <gtest/gtest.h>
 
 #include "base/file.h"
@@ -35,7 +36,7 @@ ChatPromptOptions kwargs(std::string_view text) {
 
 std::string rendered(std::string_view messages, const ChatPromptOptions& options = {}, const Json& tools = {}) {
   const auto result = tiny().render(json(messages), tools, options, same);
-  return result.ok() ? *result : str_cat("ERROR ", result.error().field, ": ", result.error().message);
+  return result.ok() ? *result : fmt::format("ERROR {}: {}", result.error().field, result.error().message);
 }
 
 // The field that the error names, or "" when there is none.
@@ -71,7 +72,7 @@ TEST(ChatPrompt, SameToolDeclarationsAsTheModelWasTrainedOn) {
 TEST(ChatPrompt, PreviousReasoningIsDroppedUnlessPreserved) {
   const char* chat = R"([{"role":"user","content":"q"},{"role":"assistant","content":"x","reasoning_content":"r"},
       {"role":"user","content":"q2"}])";
-  const std::string tail = str_cat("x<|im_end|><|im_user|>user<|im_middle|>q2<|im_end|>", kOpenReply);
+  const std::string tail = fmt::format("x<|im_end|><|im_user|>user<|im_middle|>q2<|im_end|>{}", kOpenReply);
   EXPECT_EQ(rendered(chat), kAsk + kReply + "<think></think>" + tail);
   EXPECT_EQ(rendered(chat, kwargs(R"({"preserve_thinking":true})")), kAsk + kReply + "<think>r</think>" + tail);
 }
@@ -86,28 +87,30 @@ TEST(ChatPrompt, ToolLoopKeepsTheReasoningOfTheRunningLoopOnly) {
       "function":{"name":"f","arguments":{"a":2}}}]},
     {"role":"tool","tool_call_id":"functions.f:1","content":"19C"}])";
   const auto call = [](int at, int a) {
-    return str_cat("<|tool_calls_section_begin|><|tool_call_begin|>functions.f:", at,
-                   "<|tool_call_argument_begin|>{\"a\": ", a, "}<|tool_call_end|><|tool_calls_section_end|><|im_end|>");
+    return fmt::format(
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.f:{}<|tool_call_argument_begin|>{{\"a\": "
+        "{}}}<|tool_call_end|><|tool_calls_section_end|><|im_end|>",
+        at, a);
   };
   const auto result = [](int at, int degrees) {
-    return str_cat("<|im_system|>tool<|im_middle|>## Return of functions.f:", at, "\n", degrees, "C<|im_end|>");
+    return fmt::format("<|im_system|>tool<|im_middle|>## Return of functions.f:{}\n{}C<|im_end|>", at, degrees);
   };
-  const std::string expected =
-      str_cat("<|im_system|>system<|im_middle|>Be brief.<|im_end|>", kAsk, kReply, "<think></think>", call(0, 1),
-              result(0, 18), kReply, "<think></think>It is 18C.<|im_end|>", kAsk, kReply, "<think>call again</think>",
-              call(1, 2), result(1, 19), kOpenReply);
+  const std::string expected = fmt::format(
+      "<|im_system|>system<|im_middle|>Be brief.<|im_end|>{}{}<think></think>{}{}{}<think></think>It is "
+      "18C.<|im_end|>{}{}<think>call again</think>{}{}{}",
+      kAsk, kReply, call(0, 1), result(0, 18), kReply, kAsk, kReply, call(1, 2), result(1, 19), kOpenReply);
   EXPECT_EQ(rendered(chat), expected);
 }
 
 TEST(ChatPrompt, NamesPartsAndEmptyContent) {
   EXPECT_EQ(rendered(R"([{"role":"user","name":"Bob","content":"a"}])"),
-            str_cat("<|im_user|>Bob<|im_middle|>a<|im_end|>", kOpenReply));
+            fmt::format("<|im_user|>Bob<|im_middle|>a<|im_end|>{}", kOpenReply));
   EXPECT_EQ(rendered(R"([{"role":"tool","name":"f","tool_call_id":"functions.f:0","content":"a"}])"),
-            str_cat("<|im_system|>f<|im_middle|>## Return of functions.f:0\na<|im_end|>", kOpenReply));
+            fmt::format("<|im_system|>f<|im_middle|>## Return of functions.f:0\na<|im_end|>{}", kOpenReply));
   EXPECT_EQ(rendered(R"([{"role":"user","content":[{"type":"text","text":"a"},{"type":"text","text":"b"}]}])"),
-            str_cat("<|im_user|>user<|im_middle|>ab<|im_end|>", kOpenReply));
+            fmt::format("<|im_user|>user<|im_middle|>ab<|im_end|>{}", kOpenReply));
   EXPECT_EQ(rendered(R"([{"role":"user","content":""}])"),
-            str_cat("<|im_user|>user<|im_middle|><|im_end|>", kOpenReply));
+            fmt::format("<|im_user|>user<|im_middle|><|im_end|>{}", kOpenReply));
 }
 
 TEST(ChatPrompt, NullReasoningIsNotThere) {
@@ -117,7 +120,7 @@ TEST(ChatPrompt, NullReasoningIsNotThere) {
             expected);
   const ChatPrompt both = ChatPrompt::create("{{ messages[0].reasoning }}|{{ messages[0].reasoning_content }}").value();
   for (const char* name : {"reasoning", "reasoning_content"}) {
-    const Json messages = json(str_cat(R"([{"role":"assistant","content":"x",")", name, R"(":"r"}])"));
+    const Json messages = json(fmt::format("{}{}{}", R"([{"role":"assistant","content":"x",")", name, R"(":"r"}])"));
     EXPECT_EQ(both.render(messages, Json(), {}, same).value(), "r|r") << name;
   }
 }
@@ -145,7 +148,8 @@ TEST(ChatPrompt, BothNamesOfTheThinkingSwitchReachTheTemplate) {
 
 TEST(ChatPrompt, ReservedKwargsAreRefusedByName) {
   for (const char* name : {"messages", "tools", "add_generation_prompt", "tools_ts_str", "chat_template", "range"}) {
-    EXPECT_EQ(field_at_fault("[]", kwargs(str_cat("{\"", name, "\":1}"))), str_cat("chat_template_kwargs.", name));
+    EXPECT_EQ(field_at_fault("[]", kwargs(fmt::format("{{\"{}\":1}}", name))),
+              fmt::format("chat_template_kwargs.{}", name));
   }
   EXPECT_EQ(field_at_fault("[]", kwargs("[1]")), "chat_template_kwargs");
   EXPECT_EQ(field_at_fault("[]", kwargs(R"({"my_own":1})")), "");

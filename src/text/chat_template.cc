@@ -1,5 +1,7 @@
 #include "text/chat_template.h"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 
 #include "text/jinja/parser.h"
@@ -10,7 +12,7 @@ namespace perigee {
 Result<ChatTemplate> ChatTemplate::parse(std::string source) {
   if (source.size() > kMaxTemplateBytes)
     return Error(Code::kTooLarge,
-                 str_cat("chat template of ", source.size(), " bytes is over the limit of ", kMaxTemplateBytes));
+                 fmt::format("chat template of {} bytes is over the limit of {}", source.size(), kMaxTemplateBytes));
   ASSIGN_OR_RETURN(TemplateProgram program, parse_template(source));
   return ChatTemplate(std::make_shared<const TemplateProgram>(std::move(program)));
 }

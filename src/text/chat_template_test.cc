@@ -1,5 +1,6 @@
 #include "text/chat_template.h"
 
+#include <fmt/core.h>
 #include <gtest/gtest.h>
 
 #include <ctime>
@@ -103,7 +104,7 @@ std::string repeated(const std::string& text, int times) {
 
 std::string many_variables(int count) {
   std::string out;
-  for (int i = count - 1; i >= 0; --i) out += str_cat("{% set v", i, " = 1 %}");
+  for (int i = count - 1; i >= 0; --i) out += fmt::format("{{% set v{} = 1 %}}", i);
   return out;
 }
 

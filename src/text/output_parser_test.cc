@@ -1,5 +1,6 @@
 #include "text/output_parser.h"
 
+#include <fmt/core.h>
 #include <gtest/gtest.h>
 
 #include "base/rng.h"
@@ -194,8 +195,9 @@ TEST(OutputParser, EventsOfAStream) {
   for (const OutputEvent& event : events) {
     EXPECT_EQ(event.text.empty(), event.kind == Kind::kToolCall);
     if (event.kind == Kind::kContent) content += event.text;
-    if (event.kind == Kind::kToolCall) calls.push_back(str_cat(event.call_index, event.call_id, event.name));
-    if (event.kind == Kind::kArguments) arguments += str_cat(event.call_index, event.text);
+    if (event.kind == Kind::kToolCall)
+      calls.push_back(fmt::format("{}{}{}", event.call_index, event.call_id, event.name));
+    if (event.kind == Kind::kArguments) arguments += fmt::format("{}{}", event.call_index, event.text);
   }
   EXPECT_EQ(content, " a \n");
   EXPECT_EQ(calls, (std::vector<std::string>{"0functions.f:3f", "1g:4g"}));

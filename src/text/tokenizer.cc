@@ -1,5 +1,7 @@
 #include "text/tokenizer.h"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <charconv>
 
@@ -31,14 +33,14 @@ Result<SpecialToken> parse_added_token(const std::string& key, const Json& value
   SpecialToken out{0, "", false};
   const auto [end, error] = std::from_chars(key.data(), key.data() + key.size(), out.id);
   if (error != std::errc() || end != key.data() + key.size() || out.id < 0)
-    return bad_input(str_cat("added_tokens_decoder: \"", key, "\" is not a token id"));
+    return bad_input(fmt::format("added_tokens_decoder: \"{}\" is not a token id", key));
   const Json* content = value.find("content");
   if (content == nullptr || !content->is_string())
-    return bad_input(str_cat("added_tokens_decoder: token ", key, " has no string \"content\""));
+    return bad_input(fmt::format("added_tokens_decoder: token {} has no string \"content\"", key));
   out.text = content->as_string();
   const Json* special = value.find("special");
   if (special != nullptr && !special->is_bool())
-    return bad_input(str_cat("added_tokens_decoder: \"special\" of token ", key, " is not a boolean"));
+    return bad_input(fmt::format("added_tokens_decoder: \"special\" of token {} is not a boolean", key));
   out.special = special != nullptr && special->as_bool();
   return out;
 }
@@ -53,20 +55,20 @@ Result<std::vector<SpecialToken>> complete_specials(std::vector<SpecialToken> na
   std::vector<SpecialToken> out(kNum);
   for (SpecialToken& token : named) {
     if (token.id < first || token.id >= first + kNum)
-      return bad_input(str_cat("special token ", token.id, " is not one of ", first, " to ", first + kNum - 1));
+      return bad_input(fmt::format("special token {} is not one of {} to {}", token.id, first, first + kNum - 1));
     if (token.text.empty() || token.text.size() > kMaxSpecialBytes)
-      return bad_input(str_cat("special token ", token.id, ": its text is empty or over ", kMaxSpecialBytes, " bytes"));
+      return bad_input(fmt::format("special token {}: its text is empty or over {} bytes", token.id, kMaxSpecialBytes));
     SpecialToken& slot = out[token.id - first];
-    if (!slot.text.empty()) return bad_input(str_cat("special token ", token.id, " is named twice"));
+    if (!slot.text.empty()) return bad_input(fmt::format("special token {} is named twice", token.id));
     slot = std::move(token);
   }
   for (int32_t i = 0; i < kNum; ++i)
-    if (out[i].text.empty()) out[i] = {first + i, str_cat("<|reserved_token_", first + i, "|>"), true};
+    if (out[i].text.empty()) out[i] = {first + i, fmt::format("<|reserved_token_{}|>", first + i), true};
   std::vector<std::string_view> texts;
   for (const SpecialToken& token : out) texts.push_back(token.text);
   std::sort(texts.begin(), texts.end());
   const auto twice = std::adjacent_find(texts.begin(), texts.end());
-  if (twice != texts.end()) return bad_input(str_cat("two special tokens have the text ", *twice));
+  if (twice != texts.end()) return bad_input(fmt::format("two special tokens have the text {}", *twice));
   return out;
 }
 

@@ -1,5 +1,6 @@
 #include "text/tokenizer.h"
 
+#include <fmt/core.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -107,7 +108,7 @@ TEST(Pretokenizer, CutsAsThePatternDoes) {
   EXPECT_EQ(pieces("a \n\n  b"), (Pieces{"a", " \n\n", " ", " b"}));
   EXPECT_EQ(pieces("I'll DON'Ts"), (Pieces{"I'll", " DON'T", "s"}));
   for (const char* end : {"'s", "'t", "'re", "'ve", "'m", "'ll", "'d", "'D"})
-    EXPECT_EQ(pieces(str_cat("he", end, "x")), (Pieces{str_cat("he", end), "x"}));
+    EXPECT_EQ(pieces(fmt::format("he{}x", end)), (Pieces{fmt::format("he{}", end), "x"}));
   EXPECT_EQ(pieces("he'x"), (Pieces{"he", "'x"}));
   EXPECT_EQ(pieces("12345"), (Pieces{"123", "45"}));
   EXPECT_EQ(pieces("camelCaseHTTPServer"), (Pieces{"camel", "Case", "HTTPServer"}));
@@ -146,7 +147,8 @@ TEST(Pretokenizer, ReferenceCuts) {
   for (int i = 0; i < 25'001; ++i) wide += "\xE4\xBD\xA0";  // characters count, not bytes
   EXPECT_EQ(reference_cuts(wide, ""), std::vector<size_t>{75'000});
   EXPECT_EQ(reference_cuts(std::string(20'000, 'x') + "\x1C" + std::string(20'000, 'x'), "").size(), 0u);
-  EXPECT_EQ(reference_cuts(str_cat("x", kNeutral, std::string(25'000, 'x')), kNeutral), std::vector<size_t>{25'003});
+  EXPECT_EQ(reference_cuts(fmt::format("x{}{}", kNeutral, std::string(25'000, 'x')), kNeutral),
+            std::vector<size_t>{25'003});
 }
 
 TEST(Vocabulary, RefusesBadFiles) {

@@ -1,5 +1,6 @@
 #include "text/tool_declarations.h"
 
+#include <fmt/core.h>
 #include <gtest/gtest.h>
 
 namespace perigee {
@@ -11,7 +12,7 @@ Json json(std::string_view text) {
 
 // The list of one tool named f with these parameters.
 Json tool(std::string_view parameters) {
-  return json(str_cat(R"([{"type":"function","function":{"name":"f","parameters":)", parameters, "}}]"));
+  return json(fmt::format("{}{}}}}}]", R"([{"type":"function","function":{"name":"f","parameters":)", parameters));
 }
 
 std::string declared(std::string_view parameters) {
@@ -20,15 +21,15 @@ std::string declared(std::string_view parameters) {
 
 // The text around the single line or block that declares f.
 std::string wrapped(std::string_view body) {
-  return str_cat("# Tools\n\n## functions\nnamespace functions {\n", body, "\n}\n");
+  return fmt::format("# Tools\n\n## functions\nnamespace functions {{\n{}\n}}\n", body);
 }
 
 std::string fields(std::string_view body) {
-  return wrapped(str_cat("type f = (_: {\n", body, "\n}) => any;"));
+  return wrapped(fmt::format("type f = (_: {{\n{}\n}}) => any;", body));
 }
 
 std::string one_field(std::string_view schema) {
-  return declared(str_cat(R"({"type":"object","properties":{"p":)", schema, "}}"));
+  return declared(fmt::format("{}{}}}}}", R"({"type":"object","properties":{"p":)", schema));
 }
 
 void expect_json_fallback(std::string_view parameters) {
@@ -139,9 +140,10 @@ TEST(ToolDeclarations, SkipsOtherKindsOfTools) {
 // Twelve levels of objects around many short properties: these are indented by 26 blanks and copied once a level.
 TEST(ToolDeclarations, SchemasThatUnfoldWithoutMeasureStayJson) {
   std::string inner = R"({"type":"object","properties":{)";
-  for (int i = 0; i < 3000; ++i) inner += str_cat(i > 0 ? "," : "", "\"p", i, "\":{}");
+  for (int i = 0; i < 3000; ++i) inner += fmt::format("{}\"p{}\":{{}}", i > 0 ? "," : "", i);
   inner += "}}";
-  for (int level = 0; level < 12; ++level) inner = str_cat(R"({"type":"object","properties":{"a":)", inner, "}}");
+  for (int level = 0; level < 12; ++level)
+    inner = fmt::format("{}{}}}}}", R"({"type":"object","properties":{"a":)", inner);
   const Json one = json(R"({"type":"function","function":{"name":"f","parameters":)" + inner + "}}");
   EXPECT_TRUE(declare_tools(Json(Json::Array{one})).starts_with("# Tools"));
   const Json many(Json::Array(60, one));

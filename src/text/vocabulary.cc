@@ -1,5 +1,7 @@
 #include "text/vocabulary.h"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -81,7 +83,7 @@ struct Line {
 };
 
 Error line_error(size_t line, const char* what) {
-  return bad_input(str_cat("tiktoken file, line ", line, ": ", what));
+  return bad_input(fmt::format("tiktoken file, line {}: {}", line, what));
 }
 
 // One line without its end; appends the token's bytes to `blob` and notes them in `by_rank`, which grows as needed.
@@ -105,7 +107,7 @@ Status parse_line(std::string_view text, size_t number, std::string& blob, std::
 Result<Vocabulary> Vocabulary::parse(std::string_view file) {
   if (file.size() > kMaxFileBytes)
     return Error(Code::kTooLarge,
-                 str_cat("tiktoken file: ", file.size(), " bytes is over the limit of ", kMaxFileBytes));
+                 fmt::format("tiktoken file: {} bytes is over the limit of {}", file.size(), kMaxFileBytes));
   std::string blob;
   std::vector<Line> by_rank;
   size_t number = 0;
@@ -121,7 +123,7 @@ Result<Vocabulary> Vocabulary::parse(std::string_view file) {
   out.offsets_.reserve(by_rank.size() + 1);
   out.offsets_.push_back(0);
   for (size_t rank = 0; rank < by_rank.size(); ++rank) {
-    if (by_rank[rank].length == 0) return bad_input(str_cat("tiktoken file: rank ", rank, " is missing"));
+    if (by_rank[rank].length == 0) return bad_input(fmt::format("tiktoken file: rank {} is missing", rank));
     out.blob_.append(blob, by_rank[rank].begin, by_rank[rank].length);
     out.offsets_.push_back(static_cast<uint32_t>(out.blob_.size()));
     out.longest_ = std::max<size_t>(out.longest_, by_rank[rank].length);
@@ -139,7 +141,7 @@ Status Vocabulary::build_table() {
   for (int32_t id = 0; id < size(); ++id) {
     const std::string_view token = bytes(id);
     if (find(token) >= 0)
-      return bad_input(str_cat("tiktoken file: ranks ", find(token), " and ", id, " are one token"));
+      return bad_input(fmt::format("tiktoken file: ranks {} and {} are one token", find(token), id));
     if (token.size() == 1) byte_ids_[static_cast<uint8_t>(token[0])] = id;
     if (token.size() == 2) byte_pair_ids_[static_cast<uint8_t>(token[0]) << 8 | static_cast<uint8_t>(token[1])] = id;
     const uint64_t key = key_of(token);
@@ -149,7 +151,7 @@ Status Vocabulary::build_table() {
   }
   const auto missing = std::find(std::begin(byte_ids_), std::end(byte_ids_), -1);
   if (missing != std::end(byte_ids_))
-    return bad_input(str_cat("tiktoken file: no token for the byte ", missing - std::begin(byte_ids_)));
+    return bad_input(fmt::format("tiktoken file: no token for the byte {}", missing - std::begin(byte_ids_)));
   return {};
 }
 

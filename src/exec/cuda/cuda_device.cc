@@ -1,5 +1,7 @@
 #include "exec/cuda/cuda_device.h"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <array>
 
@@ -72,11 +74,12 @@ class CudaDevice final : public RankDevice {
 Status check_limits(const RankConfig& config) {
   constexpr int32_t kMaxTokens = 65535;
   if (config.limits.max_sequences > kMlaMaxSequences)
-    return bad_input(str_cat("--max-num-seqs ", config.limits.max_sequences, ": a GPU runs at most ", kMlaMaxSequences),
-                     "max-num-seqs");
+    return bad_input(
+        fmt::format("--max-num-seqs {}: a GPU runs at most {}", config.limits.max_sequences, kMlaMaxSequences),
+        "max-num-seqs");
   if (config.limits.max_step_tokens > kMaxTokens)
     return bad_input(
-        str_cat("--max-num-batched-tokens ", config.limits.max_step_tokens, ": a GPU takes at most ", kMaxTokens),
+        fmt::format("--max-num-batched-tokens {}: a GPU takes at most {}", config.limits.max_step_tokens, kMaxTokens),
         "max-num-batched-tokens");
   return {};
 }
@@ -165,15 +168,15 @@ Result<int32_t> CudaDevice::pages_left() const {
   const int64_t used = memory.total - memory.free;
   const int64_t left = static_cast<int64_t>(config_.memory_share * static_cast<double>(memory.total)) - used;
   if (config_.cache_bytes > memory.free)
-    return bad_input(str_cat("--kv-cache-memory-bytes ", memory_text(config_.cache_bytes), ": the GPU has ",
-                             memory_text(memory.free), " left beside weights and workspace"),
+    return bad_input(fmt::format("--kv-cache-memory-bytes {}: the GPU has {} left beside weights and workspace",
+                                 memory_text(config_.cache_bytes), memory_text(memory.free)),
                      "kv-cache-memory-bytes");
   const int64_t least = parts_->least_pages() * parts_->layout.page_bytes();
   if (config_.cache_bytes == 0 && left < least)
     return bad_input(
-        str_cat("--gpu-memory-utilization ", config_.memory_share, " of ", memory_text(memory.total),
-                ": weights, workspace and other processes take ", memory_text(used), ", and a cache needs ",
-                memory_text(least), "; raise it, or lower --max-num-batched-tokens or --max-num-seqs"),
+        fmt::format("--gpu-memory-utilization {:g} of {}: weights, workspace and other processes take {}, and a cache "
+                    "needs {}; raise it, or lower --max-num-batched-tokens or --max-num-seqs",
+                    config_.memory_share, memory_text(memory.total), memory_text(used), memory_text(least)),
         "gpu-memory-utilization");
   return parts_->pages_in(config_.cache_bytes > 0 ? config_.cache_bytes : left);
 }

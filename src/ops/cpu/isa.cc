@@ -1,6 +1,7 @@
 #include "ops/cpu/isa.h"
 
 #include <cpuid.h>
+#include <fmt/core.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -38,8 +39,8 @@ Result<Isa> detect_isa(std::optional<Isa> wanted) {
   if (wanted != Isa::kAvx2 && has_avx512()) best = Isa::kAvx512;
   if (wanted != Isa::kAvx512 && best == Isa::kAvx512 && has_amx()) best = Isa::kAmx;
   if (wanted && *wanted != best)
-    return Error(Code::kUnavailable, str_cat("instruction set ", isa_name(*wanted),
-                                             ": this machine has none better than ", isa_name(best)));
+    return Error(Code::kUnavailable, fmt::format("instruction set {}: this machine has none better than {}",
+                                                 isa_name(*wanted), isa_name(best)));
   return best;
 }
 

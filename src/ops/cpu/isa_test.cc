@@ -1,5 +1,6 @@
 #include "ops/cpu/isa.h"
 
+#include <fmt/core.h>
 #include <gtest/gtest.h>
 
 namespace perigee {
@@ -15,8 +16,8 @@ TEST(Isa, TheWantedOneOrAnErrorThatNamesTheBest) {
       EXPECT_EQ(*got, wanted);
     } else {
       EXPECT_EQ(got.error().code, Code::kUnavailable);
-      EXPECT_EQ(got.error().message,
-                str_cat("instruction set ", isa_name(wanted), ": this machine has none better than ", isa_name(*best)));
+      EXPECT_EQ(got.error().message, fmt::format("instruction set {}: this machine has none better than {}",
+                                                 isa_name(wanted), isa_name(*best)));
     }
   }
 }
@@ -26,7 +27,7 @@ TEST(Isa, NamesAreParsed) {
   for (const char* name : {"", "auto", "AVX2", "avx51"}) {
     const Result<Isa> none = parse_isa(name);
     ASSERT_FALSE(none.ok()) << name;
-    EXPECT_EQ(none.error().message, str_cat("expected avx2, avx512 or amx, found \"", name, "\""));
+    EXPECT_EQ(none.error().message, fmt::format("expected avx2, avx512 or amx, found \"{}\"", name));
   }
 }
 

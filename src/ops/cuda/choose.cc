@@ -1,5 +1,7 @@
 #include "ops/cuda/choose.h"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <array>
 #include <utility>
@@ -131,28 +133,29 @@ const char* name(PrefillKernel kernel) {
 
 std::string choices_text(const KernelTraits& traits) {
   constexpr std::array kRows = {1, 8, 16, 32, 33, 64, 65, 128, 129, 512, 513, 8192};
-  std::string out = str_cat("compute capability ", traits.compute_capability, traits.library ? ", cuBLASLt" : "",
-                            traits.deterministic ? ", deterministic" : "", "\n");
+  std::string out = fmt::format("compute capability {}{}{}\n", traits.compute_capability,
+                                traits.library ? ", cuBLASLt" : "", traits.deterministic ? ", deterministic" : "");
   // A line for each run of row counts with one choice.
   const auto runs = [&](const char* what, const auto& text_of) {
     std::string last;
     for (const int rows : kRows) {
       const std::string text = text_of(rows);
-      if (text != last) out += str_cat(what, ", from ", rows, rows == 1 ? " row: " : " rows: ", text, "\n");
+      if (text != last) out += fmt::format("{}, from {}{}{}\n", what, rows, rows == 1 ? " row: " : " rows: ", text);
       last = text;
     }
   };
   const auto gemm = [&](WeightFormat format, int32_t outputs, bool silu_mul) {
     return [&traits, format, outputs, silu_mul](int rows) {
       const GemmChoice c = choose_gemm({.format = format, .rows = rows, .out = outputs, .silu_mul = silu_mul}, traits);
-      std::string text = str_cat(c.widen ? "widened, " : "", name(c.kernel));
-      return c.kernel == GemmKernel::kSkinny ? str_cat(text, " by ", c.item_rows) : text;
+      std::string text = fmt::format("{}{}", c.widen ? "widened, " : "", name(c.kernel));
+      return c.kernel == GemmKernel::kSkinny ? fmt::format("{} by {}", text, c.item_rows) : text;
     };
   };
   const auto experts = [&](WeightFormat format) {
     return [&traits, format](int rows) {
       const ExpertChoice c = choose_experts(format, 8 * int64_t{rows}, 64, traits);
-      return str_cat(name(c.kernel), c.sorted ? "" : " unsorted", c.item_rows > 0 ? str_cat(" by ", c.item_rows) : "");
+      return fmt::format("{}{}{}", name(c.kernel), c.sorted ? "" : " unsorted",
+                         c.item_rows > 0 ? fmt::format(" by {}", c.item_rows) : "");
     };
   };
   runs("bf16", gemm(WeightFormat::kBF16, 2048, false));
@@ -163,12 +166,11 @@ std::string choices_text(const KernelTraits& traits) {
   runs("8 of 64 experts, FP8", experts(WeightFormat::kF8Block128));
   const int capability = traits.compute_capability;
   for (const int heads : {8, 16, 64})
-    out += str_cat("MLA decode, ", heads,
-                   " heads: ", name(choose_mla_decode(heads, 1, traits.deterministic, capability)), "\n");
+    out += fmt::format("MLA decode, {} heads: {}\n", heads,
+                       name(choose_mla_decode(heads, 1, traits.deterministic, capability)));
   for (const auto& [nope, value] : {std::pair{128, 128}, std::pair{192, 256}})
-    out += str_cat("MLA prefill, ", nope, " and ", value,
-                   " columns: ", traits.deterministic ? "absorbed" : name(choose_mla_prefill(nope, value, capability)),
-                   "\n");
+    out += fmt::format("MLA prefill, {} and {} columns: {}\n", nope, value,
+                       traits.deterministic ? "absorbed" : name(choose_mla_prefill(nope, value, capability)));
   return out;
 }
 

@@ -3,6 +3,7 @@
 #include <cuda_runtime.h>
 #include <cupti.h>
 #include <dlfcn.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -139,7 +140,7 @@ class Loaded final : public ActivityTrace {
     RETURN_IF_ERROR(done(d.f.flush_all(CUPTI_ACTIVITY_FLAG_FLUSH_FORCED), "reading"));
     for (const CUpti_ActivityKind kind : kinds()) RETURN_IF_ERROR(done(d.f.disable(kind), "switching off"));
     std::lock_guard lock(d.mutex);
-    if (d.dropped > 0) return Error(Code::kUnavailable, str_cat("the trace lost ", d.dropped, " records"), "trace");
+    if (d.dropped > 0) return Error(Code::kUnavailable, fmt::format("the trace lost {} records", d.dropped), "trace");
     for (size_t i = 0; i < d.activities.size(); ++i)
       if (const auto found = d.marks.find(d.correlations[i]); found != d.marks.end())
         d.activities[i].mark = found->second;
@@ -162,8 +163,8 @@ class Loaded final : public ActivityTrace {
     if (result == CUPTI_SUCCESS) return {};
     const char* text = nullptr;
     delivered().f.result_string(result, &text);
-    return Error(Code::kUnavailable, str_cat(what, " the GPU trace: ", text != nullptr ? text : "unknown error"),
-                 "trace");
+    return Error(Code::kUnavailable,
+                 fmt::format("{} the GPU trace: {}", what, text != nullptr ? text : "unknown error"), "trace");
   }
 
   bool marks_ = false;

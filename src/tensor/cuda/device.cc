@@ -1,6 +1,7 @@
 #include "tensor/cuda/device.h"
 
 #include <cuda_runtime.h>
+#include <fmt/core.h>
 
 #include <atomic>
 #include <cstring>
@@ -23,7 +24,7 @@ bool cuda_ok(cudaError_t error, const char* what) {
   if (error == cudaSuccess) return true;
   std::lock_guard lock(first_error_mutex);
   if (failed) return false;
-  first_error = str_cat("the GPU failed at ", what, ": ", cudaGetErrorString(error));
+  first_error = fmt::format("the GPU failed at {}: {}", what, cudaGetErrorString(error));
   failed = true;
   return false;
 }
@@ -38,14 +39,14 @@ Status select_device(int index) {
   int count = 0;
   if (const cudaError_t error = cudaGetDeviceCount(&count); error != cudaSuccess || count == 0)
     return Error(Code::kUnavailable,
-                 str_cat("no usable GPU: ", error == cudaErrorInsufficientDriver
-                                                ? "no NVIDIA driver, or one that is older than CUDA 13's"
-                                                : cudaGetErrorString(error)),
+                 fmt::format("no usable GPU: {}", error == cudaErrorInsufficientDriver
+                                                      ? "no NVIDIA driver, or one that is older than CUDA 13's"
+                                                      : cudaGetErrorString(error)),
                  "device");
   if (index < 0 || index >= count)
-    return Error(Code::kUnavailable, str_cat("GPU ", index, " of ", count, " does not exist"), "device");
+    return Error(Code::kUnavailable, fmt::format("GPU {} of {} does not exist", index, count), "device");
   if (const cudaError_t error = cudaSetDevice(index); error != cudaSuccess)
-    return Error(Code::kUnavailable, str_cat("GPU ", index, ": ", cudaGetErrorString(error)), "device");
+    return Error(Code::kUnavailable, fmt::format("GPU {}: {}", index, cudaGetErrorString(error)), "device");
   return {};
 }
 
@@ -54,8 +55,8 @@ Buffer device_buffer(size_t bytes) {
   if (failed) return {};
   if (const cudaError_t error = cudaMalloc(&p, bytes); error != cudaSuccess) {
     const DeviceMemory memory = device_memory();
-    cuda_ok(error, str_cat("reserving ", memory_text(static_cast<int64_t>(bytes)), " where ", memory_text(memory.free),
-                           " of ", memory_text(memory.total), " are free")
+    cuda_ok(error, fmt::format("reserving {} where {} of {} are free", memory_text(static_cast<int64_t>(bytes)),
+                               memory_text(memory.free), memory_text(memory.total))
                        .c_str());
     return {};
   }

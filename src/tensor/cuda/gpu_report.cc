@@ -4,6 +4,7 @@
 // written here. Handles are opaque pointers, return codes are 0 for success.
 #include <cuda_runtime.h>
 #include <dlfcn.h>
+#include <fmt/core.h>
 
 #include <array>
 #include <map>
@@ -60,14 +61,14 @@ std::string describe(const Library& nvml, Handle gpu) {
   unsigned long long bits = 0;
   std::string out;
   if (nvml.name(gpu, text.data(), text.size()) == 0) out += text.data();
-  if (nvml.driver(text.data(), text.size()) == 0) out += str_cat(", driver ", text.data());
-  if (nvml.temperature(gpu, kGpuSensor, &value) == 0) out += str_cat(", ", value, " C");
+  if (nvml.driver(text.data(), text.size()) == 0) out += fmt::format(", driver {}", text.data());
+  if (nvml.temperature(gpu, kGpuSensor, &value) == 0) out += fmt::format(", {} C", value);
   if (nvml.power(gpu, &value) == 0 && nvml.power_limit(gpu, &limit) == 0)
-    out += str_cat(", ", value / 1000, " of ", limit / 1000, " W");
-  if (nvml.clock(gpu, kSmClock, &value) == 0) out += str_cat(", ", value, " MHz");
+    out += fmt::format(", {} of {} W", value / 1000, limit / 1000);
+  if (nvml.clock(gpu, kSmClock, &value) == 0) out += fmt::format(", {} MHz", value);
   if (nvml.clock_limits(gpu, &bits) == 0 && (bits & kSlowedDown) != 0) out += ", SLOWED DOWN by heat or power";
   if (nvml.memory_errors(gpu, kUncorrected, kSinceBoot, &bits) == 0 && bits > 0)
-    out += str_cat(", ", bits, " UNCORRECTED MEMORY ERRORS since boot");
+    out += fmt::format(", {} UNCORRECTED MEMORY ERRORS since boot", bits);
   return out;
 }
 
@@ -82,7 +83,7 @@ std::string gpu_report(int index) {
   if (gpu == nullptr) {
     std::array<char, 32> bus{};
     if (cudaDeviceGetPCIBusId(bus.data(), bus.size(), index) != cudaSuccess) return "not reachable";
-    if (nvml == nullptr || nvml->handle(bus.data(), &gpu) != 0) return str_cat("at ", bus.data());
+    if (nvml == nullptr || nvml->handle(bus.data(), &gpu) != 0) return fmt::format("at {}", bus.data());
   }
   return describe(*nvml, gpu);
 }

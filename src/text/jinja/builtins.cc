@@ -1,5 +1,7 @@
 #include "text/jinja/builtins.h"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <array>
 
@@ -494,13 +496,13 @@ TemplateValue call_template_method(TemplateMachine& machine, std::string_view me
     const auto at =
         std::find_if(methods.begin(), methods.end(), [&](const NamedMethod& m) { return m.name == method; });
     if (at != methods.end()) return at->method(machine, arguments);
-    return machine.fail(str_cat("a ", object.type_name(), " has no method '", method, "' that a template may call"));
+    return machine.fail(fmt::format("a {} has no method '{}' that a template may call", object.type_name(), method));
   };
   if (object.is_string()) return call(kStringMethods);
   if (object.is_dict()) return call(kDictMethods);
   if (object.is_indexable()) return call(kListMethods);
   if (object.is<Value::Loop>()) return call(kLoopMethods);
-  return machine.fail(str_cat("a ", object.type_name(), " has no method '", method, "'"));
+  return machine.fail(fmt::format("a {} has no method '{}'", object.type_name(), method));
 }
 
 TemplateValue call_template_function(TemplateMachine& machine, TemplateFunction function,

@@ -1,4 +1,6 @@
 // The expressions of a template: operators, members, items and slices.
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <cmath>
 
@@ -19,7 +21,7 @@ const char* symbol(TemplateOp op) {
 }
 
 Value fail_kinds(TemplateMachine& machine, TemplateOp op, const Value& a, const Value& b) {
-  return machine.fail(str_cat("unsupported operands for ", symbol(op), ": ", a.type_name(), " and ", b.type_name()));
+  return machine.fail(fmt::format("unsupported operands for {}: {} and {}", symbol(op), a.type_name(), b.type_name()));
 }
 
 Value fail_wide(TemplateMachine& machine) {
@@ -165,7 +167,7 @@ bool apply_comparison(TemplateMachine& machine, TemplateOp op, const TemplateVal
 }
 
 TemplateValue negate(TemplateMachine& machine, const TemplateValue& value) {
-  if (!value.is_number()) return machine.fail(str_cat("cannot negate a ", value.type_name()));
+  if (!value.is_number()) return machine.fail(fmt::format("cannot negate a {}", value.type_name()));
   if (!value.is_integral()) return Value(-value.number());
   if (value.integer() == INT64_MIN) return fail_wide(machine);
   return Value(-value.integer());
@@ -252,7 +254,7 @@ TemplateValue get_template_attribute(TemplateMachine& machine, const TemplateVal
       if (machine.charge() && attribute == name) return value;
     return {};
   }
-  if (object.is_undefined()) return machine.fail(str_cat("an undefined value has no attribute '", name, "'"));
+  if (object.is_undefined()) return machine.fail(fmt::format("an undefined value has no attribute '{}'", name));
   return {};
 }
 
@@ -272,7 +274,7 @@ TemplateValue get_template_item(TemplateMachine& machine, const TemplateValue& o
 TemplateValue slice_template_value(TemplateMachine& machine, const TemplateValue& object, const TemplateSlice& slice) {
   if (object.is_undefined()) return machine.fail("an undefined value has no slices");
   if (!object.is_indexable() && !object.is_string())
-    return machine.fail(str_cat("a ", object.type_name(), " has no slices"));
+    return machine.fail(fmt::format("a {} has no slices", object.type_name()));
   for (const Value* bound : {&slice.start, &slice.stop, &slice.step})
     if (!bound->is_integral() && !bound->is_none()) return machine.fail("a bound of a slice is not an integer");
   if (slice.step.is_integral() && slice.step.integer() == 0) return machine.fail("a slice with a step of 0");
@@ -331,7 +333,7 @@ TemplateValue TemplateRenderer::evaluate_operator(const TemplateExpr& expr) {
     case Kind::kNot: return Value(!first.truthy());
     case Kind::kNegative: return negate(machine_, first);
     case Kind::kPositive:
-      if (!first.is_number()) return machine_.fail(str_cat("no number after +: ", first.type_name()));
+      if (!first.is_number()) return machine_.fail(fmt::format("no number after +: {}", first.type_name()));
       return first.is_bool() ? Value(first.integer()) : first;
     case Kind::kItem: return get_template_item(machine_, first, evaluate(*expr.parts[1]));
     default: break;
@@ -401,7 +403,7 @@ TemplateValue TemplateRenderer::evaluate_attribute(const TemplateExpr& expr) {
   Value value = evaluate(object);
   if (value.is_undefined() && object.kind == Kind::kName) {
     const std::string& name = program_.names[static_cast<size_t>(object.name)];
-    return machine_.fail(str_cat("'", name, "' is undefined and has no attribute '", expr.text, "'"));
+    return machine_.fail(fmt::format("'{}' is undefined and has no attribute '{}'", name, expr.text));
   }
   return get_template_attribute(machine_, value, expr.text);
 }
@@ -423,7 +425,7 @@ TemplateValue TemplateRenderer::evaluate_call(const TemplateExpr& expr) {
   const TemplateExpr& callee = *expr.parts[0];
   if (callee.kind == Kind::kAttribute) {
     Value object = evaluate(*callee.parts[0]);
-    if (object.is_undefined()) return machine_.fail(str_cat("an undefined value has no method '", callee.text, "'"));
+    if (object.is_undefined()) return machine_.fail(fmt::format("an undefined value has no method '{}'", callee.text));
     if (!object.is<TemplateNamespace*>()) {
       TemplateArguments arguments = evaluate_arguments(expr, {{std::move(object)}, {}});
       machine_.set_line(expr.line);
@@ -435,7 +437,8 @@ TemplateValue TemplateRenderer::evaluate_call(const TemplateExpr& expr) {
   machine_.set_line(expr.line);
   if (machine_.failed()) return {};
   if (function.is<const TemplateMacro*>()) return call_macro(*function.as<const TemplateMacro*>(), arguments);
-  if (!function.is<TemplateFunction>()) return machine_.fail(str_cat("a ", function.type_name(), " cannot be called"));
+  if (!function.is<TemplateFunction>())
+    return machine_.fail(fmt::format("a {} cannot be called", function.type_name()));
   if (function.as<TemplateFunction>() != TemplateFunction::kStrftimeNow)
     return call_template_function(machine_, function.as<TemplateFunction>(), arguments);
   return date_.is_string() ? date_ : machine_.fail("strftime_now: the context gives no date");

@@ -1,5 +1,7 @@
 #include "text/jinja/expression_parser.h"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <array>
 #include <charconv>
@@ -46,14 +48,15 @@ TemplateValue string_value(std::string text) {
 }  // namespace
 
 void TemplateExpressionParser::fail(std::string_view message) {
-  if (!error_) error_ = bad_input(str_cat("chat template, line ", token().line, ": ", message));
+  if (!error_) error_ = bad_input(fmt::format("chat template, line {}: {}", token().line, message));
   at_ = tokens_.size() - 1;
 }
 
 void TemplateExpressionParser::fail_depth() {
   if (!error_) {
-    error_ = Error(Code::kTooLarge, str_cat("chat template, line ", token().line, ": nesting is over the cap of ",
-                                            kMaxParseDepth, " levels or ", kMaxExpressionDepth, " operators in a row"));
+    error_ = Error(Code::kTooLarge,
+                   fmt::format("chat template, line {}: nesting is over the cap of {} levels or {} operators in a row",
+                               token().line, kMaxParseDepth, kMaxExpressionDepth));
   }
   at_ = tokens_.size() - 1;
 }
@@ -75,12 +78,12 @@ bool TemplateExpressionParser::skip_name(std::string_view text) {
 }
 
 void TemplateExpressionParser::expect_operator(std::string_view text) {
-  if (!skip_operator(text)) fail(str_cat("expected '", text, "', found ", where()));
+  if (!skip_operator(text)) fail(fmt::format("expected '{}', found {}", text, where()));
 }
 
 std::string TemplateExpressionParser::expect_name() {
   if (token().kind != Kind::kName) {
-    fail(str_cat("expected a name, found ", where()));
+    fail(fmt::format("expected a name, found {}", where()));
     return {};
   }
   std::string name = token().text;
@@ -91,7 +94,7 @@ std::string TemplateExpressionParser::expect_name() {
 std::string TemplateExpressionParser::where() const {
   if (token().kind == Kind::kEnd) return "the end of the template";
   if (token().kind == Kind::kBlockEnd || token().kind == Kind::kOutputEnd) return "the end of the tag";
-  return str_cat("'", token().text.substr(0, 32), "'");
+  return fmt::format("'{}'", token().text.substr(0, 32));
 }
 
 int TemplateExpressionParser::number_of(const std::string& name) {
@@ -219,7 +222,7 @@ Expr TemplateExpressionParser::parse_primary() {
     expect_operator(")");
     return expr;
   }
-  fail(str_cat("unexpected ", where()));
+  fail(fmt::format("unexpected {}", where()));
   return make(ExprKind::kConstant);
 }
 
@@ -277,7 +280,7 @@ Expr TemplateExpressionParser::parse_tuple(bool conditional, bool in_brackets) {
   }
   if (has_comma || (in_brackets && tuple->parts.empty())) return tuple;
   if (tuple->parts.empty()) {
-    fail(str_cat("expected an expression, found ", where()));
+    fail(fmt::format("expected an expression, found {}", where()));
     return tuple;
   }
   return std::move(tuple->parts[0]);
@@ -396,7 +399,7 @@ Expr TemplateExpressionParser::parse_filters(Expr subject) {
     Expr filter = make(ExprKind::kFilter, std::move(subject));
     filter->text = expect_name();
     filter->builtin = find_template_filter(filter->text);
-    if (!filter->builtin) fail(str_cat("there is no filter named '", filter->text.substr(0, 64), "'"));
+    if (!filter->builtin) fail(fmt::format("there is no filter named '{}'", filter->text.substr(0, 64)));
     if (is_operator("(")) parse_arguments(*filter);
     subject = std::move(filter);
   }
@@ -409,7 +412,7 @@ Expr TemplateExpressionParser::parse_test(Expr subject) {
   Expr test = make(ExprKind::kTest, std::move(subject));
   test->text = expect_name();
   test->builtin = find_template_test(test->text);
-  if (!test->builtin) fail(str_cat("there is no test named '", test->text.substr(0, 64), "'"));
+  if (!test->builtin) fail(fmt::format("there is no test named '{}'", test->text.substr(0, 64)));
   const bool is_value = token().kind == Kind::kName || token().kind == Kind::kString ||
                         token().kind == Kind::kInteger || token().kind == Kind::kFloat || is_operator("[") ||
                         is_operator("{");

@@ -1,5 +1,7 @@
 // The filters of chat templates.
 
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <array>
 #include <charconv>
@@ -48,7 +50,7 @@ Value filter_length(Machine& machine, const Arguments& arguments) {
   } else if (value.is<Value::Loop>()) {
     length = value.as<Value::Loop>()->sequence->items.size();
   } else if (!value.is_undefined()) {
-    return machine.fail(str_cat("a ", value.type_name(), " has no length"));
+    return machine.fail(fmt::format("a {} has no length", value.type_name()));
   }
   return Value(static_cast<int64_t>(length));
 }
@@ -64,7 +66,7 @@ Value filter_tojson(Machine& machine, const Arguments& arguments) {
       return machine.fail("tojson: indent is neither an integer nor a string");
     if (indent->is_integral() && indent->integer() > 64) return machine.over("indent of tojson", 64);
     style.indented = true;
-    style.item_separator = ",";
+    style.item_separator = std::string(1, ',');  // g++ 12 warns of an overlap in an assignment of ","
     style.indent = indent->is_string() ? indent->string()
                                        : std::string(static_cast<size_t>(std::max<int64_t>(0, indent->integer())), ' ');
   }

@@ -1,5 +1,7 @@
 // json.dumps() over template values.
 
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <cmath>
 
@@ -99,7 +101,7 @@ void JsonTextWriter::write_key(const TemplateValue& key) {
     out_ += '"';
     return;
   }
-  machine_.fail(str_cat("JSON keys must be text, not ", key.type_name()));
+  machine_.fail(fmt::format("JSON keys must be text, not {}", key.type_name()));
 }
 
 void JsonTextWriter::write_object(const TemplateDict& dict) {
@@ -145,7 +147,7 @@ void JsonTextWriter::write(const TemplateValue& value) {
   } else if (value.is_sequence() && (value.sequence().kind == Kind::kList || value.sequence().kind == Kind::kTuple)) {
     write_array(value.items());
   } else {
-    machine_.fail(str_cat("a ", value.type_name(), " is not JSON serializable"));
+    machine_.fail(fmt::format("a {} is not JSON serializable", value.type_name()));
   }
 }
 

@@ -1,5 +1,7 @@
 #include "text/jinja/lexer.h"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <array>
 #include <optional>
@@ -44,7 +46,7 @@ class Lexer {
 
  private:
   void fail(std::string_view message) {
-    if (!error_) error_ = bad_input(str_cat("chat template, line ", line_, ": ", message));
+    if (!error_) error_ = bad_input(fmt::format("chat template, line {}: {}", line_, message));
   }
   bool at(std::string_view text) const { return source_.substr(position_).starts_with(text); }
   char peek(size_t ahead = 0) const { return position_ + ahead < source_.size() ? source_[position_ + ahead] : '\0'; }
@@ -331,7 +333,7 @@ void Lexer::lex_operator() {
   if (c == '[') brackets_ += ']';
   if (c == '{') brackets_ += '}';
   if (c == ')' || c == ']' || c == '}') {
-    if (brackets_.empty() || brackets_.back() != c) return fail(str_cat("unexpected '", text, "'"));
+    if (brackets_.empty() || brackets_.back() != c) return fail(fmt::format("unexpected '{}'", text));
     brackets_.pop_back();
   }
   add(Kind::kOperator, text);

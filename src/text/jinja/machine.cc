@@ -1,5 +1,7 @@
 #include "text/jinja/machine.h"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <cmath>
 
@@ -90,13 +92,13 @@ int order_numbers(const TemplateValue& a, const TemplateValue& b) {
 }  // namespace
 
 TemplateValue TemplateMachine::fail(std::string_view message) {
-  if (!error_) error_ = bad_input(str_cat("chat template, line ", line_, ": ", message));
+  if (!error_) error_ = bad_input(fmt::format("chat template, line {}: {}", line_, message));
   return {};
 }
 
 TemplateValue TemplateMachine::over(std::string_view cap, size_t limit) {
   if (!error_) {
-    error_ = Error(Code::kTooLarge, str_cat("chat template, line ", line_, ": over the cap ", cap, " = ", limit));
+    error_ = Error(Code::kTooLarge, fmt::format("chat template, line {}: over the cap {} = {}", line_, cap, limit));
   }
   return {};
 }
@@ -233,7 +235,7 @@ int compare_values(TemplateMachine& machine, const TemplateValue& a, const Templ
   const bool tuples =
       a.is_sequence() && b.is_sequence() && a.sequence().kind == Kind::kTuple && b.sequence().kind == Kind::kTuple;
   if (!lists && !tuples) {
-    machine.fail(str_cat("cannot order ", a.type_name(), " and ", b.type_name()));
+    machine.fail(fmt::format("cannot order {} and {}", a.type_name(), b.type_name()));
     return 2;
   }
   const size_t common = std::min(a.items().size(), b.items().size());
@@ -259,7 +261,7 @@ const TemplateValue* find_member(TemplateMachine& machine, const TemplateDict& d
 const TemplateValue* find_member(TemplateMachine& machine, const TemplateDict& dict, const TemplateValue& key) {
   if (key.is_string()) return find_member(machine, dict, std::string_view(key.string()));
   if (!is_hashable(key)) {
-    machine.fail(str_cat("unhashable type: ", key.type_name()));
+    machine.fail(fmt::format("unhashable type: {}", key.type_name()));
     return nullptr;
   }
   for (const auto& [name, value] : dict.entries)
@@ -272,14 +274,14 @@ bool contains_value(TemplateMachine& machine, const TemplateValue& container, co
   if (container.is_dict()) return find_member(machine, container.dict(), item) != nullptr;
   if (container.is_string()) {
     if (!item.is_string()) {
-      machine.fail(str_cat("'in <str>' requires a string on its left, not ", item.type_name()));
+      machine.fail(fmt::format("'in <str>' requires a string on its left, not {}", item.type_name()));
       return false;
     }
     if (!machine.charge_bytes(container.string().size())) return false;
     return find_text(container.string(), item.string()) != std::string::npos;
   }
   if (!container.is_sequence()) {
-    machine.fail(str_cat(container.type_name(), " is not iterable"));
+    machine.fail(fmt::format("{} is not iterable", container.type_name()));
     return false;
   }
   for (const TemplateValue& candidate : container.items())
@@ -301,7 +303,7 @@ TemplateValue::Sequence iterate(TemplateMachine& machine, const TemplateValue& v
     for (const auto& entry : value.dict().entries) keys.push_back(entry.first);
     made = machine.make_list(std::move(keys));
   } else {
-    machine.fail(str_cat(value.type_name(), " is not iterable"));
+    machine.fail(fmt::format("{} is not iterable", value.type_name()));
   }
   return made.is_sequence() ? made.as<TemplateValue::Sequence>() : nullptr;
 }
@@ -326,7 +328,7 @@ void append_str(TemplateMachine& machine, std::string& out, const TemplateValue&
   } else if (value.is_list() || (value.is_sequence() && value.sequence().kind == Kind::kTuple)) {
     append_items(machine, out, value.sequence());
   } else {
-    machine.fail(str_cat("a ", value.type_name(), " cannot be printed"));
+    machine.fail(fmt::format("a {} cannot be printed", value.type_name()));
   }
 }
 

@@ -1,5 +1,7 @@
 #include "text/jinja/parser.h"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 
 #include "text/jinja/expression_parser.h"
@@ -41,7 +43,7 @@ std::optional<Error> Parser::run() {
   program_.loop_name = number_of("loop");
   program_.captured_name = number_of("(captured)");
   program_.body = parse_body({});
-  if (!failed() && token().kind != Kind::kEnd) fail(str_cat("unexpected ", where()));
+  if (!failed() && token().kind != Kind::kEnd) fail(fmt::format("unexpected {}", where()));
   return error_;
 }
 
@@ -57,7 +59,7 @@ bool Parser::at_end_tag(Ends ends) const {
 }
 
 void Parser::expect_block_end() {
-  if (token().kind != Kind::kBlockEnd) return fail(str_cat("expected the end of the tag, found ", where()));
+  if (token().kind != Kind::kBlockEnd) return fail(fmt::format("expected the end of the tag, found {}", where()));
   next();
 }
 
@@ -79,7 +81,7 @@ TemplateBody Parser::parse_body(Ends ends) {
       expect_block_end();
     }
   }
-  if (ends.size() > 0) fail(str_cat("the template ends before '", *(ends.end() - 1), "'"));
+  if (ends.size() > 0) fail(fmt::format("the template ends before '{}'", *(ends.end() - 1)));
   return body;
 }
 
@@ -94,7 +96,7 @@ void Parser::parse_output(TemplateBody& body) {
   TemplateStatement output = statement(StatementKind::kOutput);
   next();
   output.expr = parse_tuple(true);
-  if (token().kind != Kind::kOutputEnd) return fail(str_cat("expected '}}', found ", where()));
+  if (token().kind != Kind::kOutputEnd) return fail(fmt::format("expected '}}}}', found {}", where()));
   next();
   body.push_back(std::move(output));
 }
@@ -113,7 +115,7 @@ void Parser::parse_statement(TemplateBody& body) {
   } else if (is_name("break") || is_name("continue")) {
     body.push_back(parse_loop_control());
   } else {
-    fail(str_cat("unknown or unsupported statement ", where()));
+    fail(fmt::format("unknown or unsupported statement {}", where()));
   }
 }
 
@@ -136,7 +138,7 @@ TemplateStatement Parser::parse_for() {
   TemplateStatement made = statement(StatementKind::kFor);
   next();
   made.target = parse_target();
-  if (!skip_name("in")) fail(str_cat("expected 'in', found ", where()));
+  if (!skip_name("in")) fail(fmt::format("expected 'in', found {}", where()));
   made.expr = parse_tuple(false);
   if (skip_name("if")) made.filter = parse_expression();
   if (is_name("recursive")) fail("recursive loops are not supported");
@@ -161,7 +163,7 @@ TemplateTarget Parser::parse_one_target() {
   const std::string name = expect_name();
   static constexpr std::string_view kConstants[] = {"true", "false", "none", "True", "False", "None"};
   if (std::find(std::begin(kConstants), std::end(kConstants), name) != std::end(kConstants))
-    fail(str_cat("cannot assign to ", name));
+    fail(fmt::format("cannot assign to {}", name));
   target.name = number_of(name);
   return target;
 }
@@ -250,7 +252,7 @@ TemplateStatement Parser::parse_macro() {
 
 TemplateStatement Parser::parse_loop_control() {
   TemplateStatement made = statement(is_name("break") ? StatementKind::kBreak : StatementKind::kContinue);
-  if (loops_ == 0) fail(str_cat(where(), " outside a loop"));
+  if (loops_ == 0) fail(fmt::format("{} outside a loop", where()));
   next();
   return made;
 }

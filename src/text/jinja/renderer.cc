@@ -1,5 +1,7 @@
 #include "text/jinja/renderer.h"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <array>
 
@@ -216,7 +218,7 @@ void TemplateRenderer::assign(const TemplateTarget& target, const TemplateValue&
   const auto items = iterate(machine_, value);
   if (!items) return;
   if (items->items.size() != target.parts.size()) {
-    machine_.fail(str_cat("cannot unpack ", items->items.size(), " values into ", target.parts.size(), " names"));
+    machine_.fail(fmt::format("cannot unpack {} values into {} names", items->items.size(), target.parts.size()));
     return;
   }
   for (size_t i = 0; i < target.parts.size(); ++i) assign(target.parts[i], items->items[i]);
@@ -270,7 +272,7 @@ bool TemplateRenderer::bind_parameters(const TemplateMacro& macro, const Templat
     const auto at = std::find_if(parameters.begin(), parameters.end(), same);
     const bool taken = static_cast<size_t>(at - parameters.begin()) < arguments.positional.size();
     if (at == parameters.end() || taken) {
-      machine_.fail(str_cat("macro '", macro.text, "' takes no argument '", name, "' here"));
+      machine_.fail(fmt::format("macro '{}' takes no argument '{}' here", macro.text, name));
       return false;
     }
   }
@@ -292,7 +294,7 @@ TemplateValue TemplateRenderer::call_macro(const TemplateMacro& macro, const Tem
   if (call_depth_ >= machine_.limits().max_call_depth)
     return machine_.over("max_call_depth", machine_.limits().max_call_depth);
   if (arguments.positional.size() > macro.parameters.size())
-    return machine_.fail(str_cat("macro '", macro.text, "' takes at most ", macro.parameters.size(), " arguments"));
+    return machine_.fail(fmt::format("macro '{}' takes at most {} arguments", macro.text, macro.parameters.size()));
   Scoped scope(*this, nullptr);
   if (!bind_parameters(macro, arguments)) return {};
   Capture capture(*this);
