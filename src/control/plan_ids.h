@@ -29,7 +29,6 @@ struct PositionRange {
   int32_t least = 0, most = 0;
 
   static constexpr PositionRange at(int32_t position) { return {position, position}; }
-  constexpr bool is_exact() const { return least == most; }
   constexpr bool contains(int32_t position) const { return least <= position && position <= most; }
   constexpr bool operator==(const PositionRange&) const = default;
 };

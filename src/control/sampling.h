@@ -32,7 +32,6 @@ struct SamplingParams {
   int32_t prompt_logprobs = -1;  // the same for prompt tokens 1 ... len-1
 
   bool operator==(const SamplingParams&) const = default;
-  bool greedy() const { return temperature == 0.0f; }
   bool has_penalties() const {
     return presence_penalty != 0.0f || frequency_penalty != 0.0f || repetition_penalty != 1.0f;
   }

@@ -13,7 +13,6 @@ struct SchedulerRules {
 
   bool is_recurrent() const { return config.state_pages > 0; }
   bool keeps_checkpoints() const { return is_recurrent() && config.prefix_caching; }
-  int32_t row_tokens() const { return 1 + config.num_drafts; }  // of a decode or verify row, at most
 
   const SchedulerConfig config;
   const int32_t hit_blocks;     // prefix hits are multiples of this many blocks

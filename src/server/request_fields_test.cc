@@ -140,7 +140,7 @@ TEST(RequestFields, DefaultsAndGreedy) {
     return parse_completion_request(*parse_body(text, context.caps), context)->fields.sampling;
   };
   EXPECT_FLOAT_EQ(parse(R"({"prompt":"x"})").temperature, 0.6f);
-  EXPECT_TRUE(parse(R"({"prompt":"x","temperature":0.000001})").greedy());
+  EXPECT_EQ(parse(R"({"prompt":"x","temperature":0.000001})").temperature, 0.0f);
   EXPECT_FLOAT_EQ(parse(R"({"prompt":"x","temperature":0.001})").temperature, 0.01f);
   EXPECT_EQ(parse(R"({"prompt":"x"})").stop_ids, std::vector<int32_t>{258});
   EXPECT_TRUE(parse(R"({"prompt":"x","ignore_eos":true})").stop_ids.empty());

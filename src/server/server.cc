@@ -13,10 +13,10 @@ namespace {
 
 // Waits for `done` up to `limit_s`, or until `hurry`.
 template <typename Done>
-bool wait_until(Done done, double limit_s, const std::atomic<bool>& hurry) {
+bool wait_until(Done done, double limit_s) {
   const double end_s = system_clock().now_s() + limit_s;
   while (!done()) {
-    if (hurry || system_clock().now_s() >= end_s) return false;
+    if (system_clock().now_s() >= end_s) return false;
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
   return true;
@@ -85,22 +85,17 @@ void Server::set_progress(const std::string& phase, double percent) {
 void Server::set_ready(std::shared_ptr<Backend> backend) {
   app_->set_ready(std::move(backend));
 }
-void Server::stop_now() {
-  hurry_ = true;
-}
-
 void Server::drain_and_stop() {
   constexpr double kFlushSeconds = 5;
-  const std::atomic<bool> patient{false};
   app_->begin_drain();
   http_->close_after_replies();
   if (const size_t live = app_->live().count(); live > 0)
     log_info("draining: ", live, " requests in flight, at most ", config_.drain_s, " s");
-  if (!wait_until([&] { return app_->live().count() == 0; }, config_.drain_s, hurry_)) {
+  if (!wait_until([&] { return app_->live().count() == 0; }, config_.drain_s)) {
     log_warning("drain limit: ending ", app_->live().count(), " requests");
     app_->end_all("the server is shutting down");
   }
-  wait_until([&] { return app_->live().count() == 0 && http_->open_answers() == 0; }, kFlushSeconds, patient);
+  wait_until([&] { return app_->live().count() == 0 && http_->open_answers() == 0; }, kFlushSeconds);
   http_->stop();
 }
 

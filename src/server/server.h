@@ -3,7 +3,6 @@
 // The port opens at once. Until set_ready(), /v1 answers 503 with Retry-After and /readyz says how far loading is.
 #pragma once
 
-#include <atomic>
 #include <memory>
 #include <string>
 #include <vector>
@@ -51,16 +50,14 @@ class Server {
   void set_ready(std::shared_ptr<Backend> backend);             // thread-safe
 
   // New requests get 503 and /readyz turns 503 at once; returns when nothing is in flight or after drain_s, when what
-  // is left is ended with an error. Then the port closes. A second thread may call stop_now() to cut the wait short.
+  // is left is ended with an error. Then the port closes.
   void drain_and_stop();
-  void stop_now();
 
  private:
   Server(const ServerConfig& config, std::shared_ptr<App> app, std::unique_ptr<HttpServer> http);
   const ServerConfig config_;
   const std::shared_ptr<App> app_;
   const std::unique_ptr<HttpServer> http_;
-  std::atomic<bool> hurry_{false};
 };
 
 }  // namespace perigee

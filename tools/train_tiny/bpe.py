@@ -13,7 +13,6 @@ import words
 
 RANKS = 2048
 SPECIALS = 256
-KIMI_FIRST_SPECIAL = 163584
 # Kimi's named special tokens by offset from its first special id:
 # name and whether decoding may skip it.
 NAMED = {
