@@ -32,6 +32,4 @@ class Backend {
   virtual BackendInfo info() const = 0;
 };
 
-std::shared_ptr<Backend> make_engine_backend(Engine& engine);
-
 }  // namespace perigee

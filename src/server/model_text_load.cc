@@ -1,3 +1,4 @@
+// ModelText from the files of a model folder, and how it makes prompts of messages.
 #include <fmt/core.h>
 
 #include "base/log.h"

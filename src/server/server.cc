@@ -5,13 +5,15 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "engine/engine.h"
 #include "server/app.h"
+#include "server/backend.h"
 
 namespace perigee {
 
 namespace {
 
-// Waits for `done` up to `limit_s`, or until `hurry`.
+// Waits for `done` up to `limit_s`.
 template <typename Done>
 bool wait_until(Done done, double limit_s) {
   const double end_s = system_clock().now_s() + limit_s;
@@ -32,6 +34,29 @@ Status check_config(const ServerConfig& config) {
                        "api-key");
   return {};
 }
+
+class EngineBackend : public Backend {
+ public:
+  explicit EngineBackend(Engine& engine) : engine_(engine) {}
+
+  Result<RequestId> submit(EngineRequest request, OutputSink sink) override {
+    return engine_.submit(std::move(request), std::move(sink));
+  }
+  void cancel(RequestId request, int32_t choice, FinishReason reason) override {
+    engine_.cancel(request, choice, reason);
+  }
+  EngineStats stats() const override { return engine_.stats(); }
+  BackendInfo info() const override {
+    return {.vocab = engine_.model().vocab,
+            .max_model_len = engine_.max_model_len(),
+            .max_choices = engine_.max_choices(),
+            .num_pages = engine_.num_pages(),
+            .eos_ids = engine_.model().eos_ids};
+  }
+
+ private:
+  Engine& engine_;
+};
 
 }  // namespace
 
@@ -97,6 +122,16 @@ void Server::drain_and_stop() {
   }
   wait_until([&] { return app_->live().count() == 0 && http_->open_answers() == 0; }, kFlushSeconds);
   http_->stop();
+}
+
+Result<std::unique_ptr<Server>> Server::start(const ServerConfig& config, Engine* engine) {
+  ASSIGN_OR_RETURN(auto server, start(config));
+  if (engine != nullptr) server->set_ready(*engine);
+  return server;
+}
+
+void Server::set_ready(Engine& engine) {
+  set_ready(std::make_shared<EngineBackend>(engine));
 }
 
 }  // namespace perigee
