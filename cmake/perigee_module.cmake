@@ -1,7 +1,7 @@
 # perigee_module(NAME [CUDA] [DEPS a b ...] [LINK lib ...] [ROOMS x y ...] [HOST f.cc ...]
 #                [SOURCES f.cc ...] [TESTS t_test.cc ...])
 #
-# A folder is a library: every *.cc of it that is no *_test.cc becomes perigee_NAME, every *_test.cc joins the one test
+# A folder is a library: every *.cc of it except *_test.cc becomes perigee_NAME, every *_test.cc joins the one test
 # program NAME_test. DEPS are the only other modules whose headers it may include (tools/tidy.py reads this line and
 # rejects any other); `base` is implied. LINK are third-party libraries. SOURCES and TESTS name the files where two
 # modules share a folder. ROOMS are subfolders that belong to the module. A CUDA module also takes its *.cu; where no

@@ -393,7 +393,8 @@ bool Scheduler::Impl::waits_for_logits(const Sequence& sequence, const PlanDraft
 
 // Tokens of the prefill chunk that begins at `first`: all that is left, or up to the last multiple of the alignment
 // that the budget reaches. Where the alignment is not strict, a chunk shorter than that is better than none. Former
-// outputs have chunks of their own: their attention takes another form than the prompt's, but for deterministic runs.
+// outputs have chunks of their own: prompts use the expanded form, outputs the absorbed one, except when
+// deterministic.
 int32_t Scheduler::Impl::chunk_tokens(const Sequence& sequence, int32_t first, const PlanDraft& draft) const {
   const bool in_prompt = !rules_.config.deterministic && first < sequence.num_prompt();
   const int32_t kind_end = in_prompt ? sequence.num_prompt() : sequence.num_input();

@@ -66,7 +66,7 @@ TEST_F(TinyModel, ABf16CacheIsClose) {
   std::vector<double> differences;
   for (size_t i = 0; i < ids.size(); ++i) differences.push_back(worst(rounded[i], exact[i]));
   std::sort(differences.begin(), differences.end());
-  // Rounding may change the choice between two experts of almost equal score, which is no small difference.
+  // Rounding may change the choice between two experts of almost equal score, which is a large difference.
   EXPECT_GT(differences[0], 0);
   EXPECT_LT(differences[140], 0.05);
 }

@@ -28,7 +28,7 @@ TEST(TokenBound, IsOverOnlyWhenNoTokenisingFits) {
   EXPECT_TRUE(bound.is_over("d", 0));
 }
 
-// Text made of what makes few tokens: whole tokens, specials, cut ones, and bytes that are no character.
+// Text made of what makes few tokens: whole tokens, specials, cut ones, and bytes that are not a character.
 std::string random_text(const Tokenizer& tokenizer, Rng& rng) {
   std::string text;
   const auto any_token = [&] {

@@ -217,7 +217,7 @@ bool says(const std::string& message, const std::string& found) {
 }
 
 // A planted bug may end the process in a CHECK, so a child runs the seeds. Caught is what the judge or a CHECK found,
-// in the words of a check that is there for it; a crash, or any other end, is no catch.
+// in the words of a check that is there for it; a crash, or any other end, does not count.
 int run_mutant(const Options& options, int mutant) {
   constexpr int kJudge = 1, kCheck = 70;  // exit codes
   std::printf("mutant %d (%s): ", mutant, kMutants[mutant - 1].name);

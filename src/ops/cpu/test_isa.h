@@ -13,7 +13,8 @@
 
 namespace perigee {
 
-// For tests that run on one. Ends the program where PERIGEE_CPU_ISA is no name, or one that this machine lacks.
+// For tests that run on one. Ends the program where PERIGEE_CPU_ISA is not a known name, or names one that this
+// machine lacks.
 inline Isa isa_under_test() {
   static const Isa isa = [] {
     const char* name = std::getenv("PERIGEE_CPU_ISA");
