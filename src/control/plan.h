@@ -119,7 +119,7 @@ struct CheckpointWrite {
   std::vector<Placement> pages;
 
   int32_t boundary() const { return upper / kBlockTokens * kBlockTokens; }
-  bool is_valid() const { return boundary() > lower && boundary() - kBlockTokens <= lower; }
+  bool is_valid() const { return lower >= 0 && boundary() > lower && boundary() - kBlockTokens <= lower; }
   bool operator==(const CheckpointWrite&) const = default;
 };
 
@@ -172,6 +172,14 @@ struct StepResult {
   std::vector<RowResult> rows;  // one per plan row, in the plan's order
   // Not empty: the device is lost, with what was being done where. There are no rows, and no result follows.
   std::string device_lost = {};
+
+  // Nothing yet of each of the plan's rows, in the memory of another.
+  void begin(const StepPlan& plan) {
+    step = plan.step;
+    rows.clear();
+    for (const PlanRow& row : plan.rows) rows.push_back({.slot = row.slot, .sequence = row.sequence});
+    device_lost.clear();
+  }
   bool operator==(const StepResult&) const = default;
 };
 

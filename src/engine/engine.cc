@@ -3,9 +3,10 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
-#include <deque>
 #include <mutex>
+#include <numeric>
 #include <thread>
 #include <unordered_map>
 #include <variant>
@@ -31,9 +32,10 @@ struct CancelMessage {
   FinishReason reason = FinishReason::kCancelled;
 };
 struct StopMessage {};
-using Message = std::variant<SubmitMessage, CancelMessage, StepResult, StopMessage>;
+using Message = std::variant<SubmitMessage, CancelMessage, Step, StopMessage>;
 
 struct LiveRequest {
+  RequestId id;
   OutputSink sink;
   SequenceId first_sequence;  // choice i is sequence first + i
   int32_t n = 1;
@@ -42,13 +44,45 @@ struct LiveRequest {
 };
 
 constexpr double kIdleWaitS = 1.0;
-constexpr double kBusyWaitS = 0.05;  // how late a deadline of a waiting sequence may be noticed
-constexpr size_t kHostSamples = 64;
+constexpr double kBusyWaitS = 0.05;       // how late a deadline of a waiting sequence may be noticed
 constexpr int32_t kPagesPerCheck = 2048;  // whenever there is nothing to run: a request that comes then waits for it
 
 Error shutting_down() {
   return Error(Code::kUnavailable, "the engine is shutting down");
 }
+
+// The mean of the newest values.
+class RecentMean {
+ public:
+  void add(double value) { values_[count_++ % values_.size()] = value; }
+  double mean() const {
+    const size_t n = std::min(count_, values_.size());
+    return n == 0 ? 0 : std::accumulate(values_.data(), values_.data() + n, 0.0) / static_cast<double>(n);
+  }
+
+ private:
+  std::array<double, 64> values_ = {};
+  size_t count_ = 0;
+};
+
+// Choices that a submission has taken, and gives back unless it keeps them.
+class TakenChoices {
+ public:
+  TakenChoices(std::atomic<int64_t>& live, int32_t n) : live_(live), n_(n), live_before_(live.fetch_add(n)) {}
+  TakenChoices(const TakenChoices&) = delete;
+  TakenChoices& operator=(const TakenChoices&) = delete;
+  ~TakenChoices() {
+    if (!kept_) live_.fetch_sub(n_);
+  }
+  int64_t live() const { return live_before_ + n_; }  // with them
+  void keep() { kept_ = true; }
+
+ private:
+  std::atomic<int64_t>& live_;
+  const int32_t n_;
+  const int64_t live_before_;
+  bool kept_ = false;
+};
 
 }  // namespace
 
@@ -66,10 +100,14 @@ struct Engine::Impl {
 
   // Engine thread only.
   std::unordered_map<RequestId, LiveRequest> requests;
-  std::unordered_map<SequenceId, RequestId> owners;
+  std::unordered_map<SequenceId, LiveRequest*> owners;
   int64_t next_sequence = 0;
-  std::deque<double> host_us;
+  RecentMean host_us;
   StepTokens step_tokens;
+  // Memory that serves again, so that a step allocates nothing.
+  std::vector<StepResult> spare_results;
+  std::vector<SequenceUpdate> updates;
+  OutputChunk chunk;  // but for what a sink has taken out of it
 
   mutable std::mutex stats_mutex;
   EngineStats stats;
@@ -77,6 +115,7 @@ struct Engine::Impl {
 
   void run();
   void handle(Message&& message);
+  void finish(Step&& step);
   void submit(SubmitMessage&& message);
   void cancel(const CancelMessage& message);
   void emit_plans();
@@ -106,9 +145,9 @@ Status check_positions(const EngineConfig& config) {
 
 Result<std::unique_ptr<Engine>> Engine::create(const EngineConfig& config) {
   RETURN_IF_ERROR(check_positions(config));
-  return create(config, [](const EngineConfig& same, RankGroup::OnResult on_result) {
+  return create(config, [](const EngineConfig& same, OnStep on_step) {
     return RankGroup::create({.rank = same.rank, .timeouts = same.rank_timeouts, .compare = same.selfcheck},
-                             std::move(on_result));
+                             std::move(on_step));
   });
 }
 
@@ -116,9 +155,8 @@ Result<std::unique_ptr<Engine>> Engine::create(const EngineConfig& config, const
   auto impl = std::make_unique<Impl>();
   impl->config = config;
   Impl* p = impl.get();
-  ASSIGN_OR_RETURN(impl->executor, make_executor(config, [p](StepResult&& result) {
-                     p->mailbox.push_reserved(Message(std::move(result)));
-                   }));
+  ASSIGN_OR_RETURN(impl->executor,
+                   make_executor(config, [p](Step&& step) { p->mailbox.push_reserved(Message(std::move(step))); }));
   const ModelInfo& info = impl->executor->model();
   const int32_t state_pages = impl->executor->state_pages();
   const int64_t cache_tokens = static_cast<int64_t>(impl->executor->num_pages() - state_pages) * kBlockTokens;
@@ -167,18 +205,16 @@ Result<RequestId> Engine::submit(EngineRequest request, OutputSink sink) {
   const int32_t limit = max_choices();
   if (request.n > limit)
     return bad_input(fmt::format("n {} is over the {} sequences that run and wait at once", request.n, limit), "n");
-  if (impl_->live_choices.fetch_add(request.n) + request.n > limit) {
-    impl_->live_choices.fetch_sub(request.n);
+  TakenChoices taken(impl_->live_choices, request.n);
+  if (taken.live() > limit)
     return Error(Code::kExhausted, fmt::format("the queue is full ({} sequences): try again later", limit));
-  }
-  const int32_t n = request.n;
   const RequestId id(impl_->next_request.fetch_add(1));
   SubmitMessage message{
       .request = id, .body = std::move(request), .sink = std::move(sink), .arrival_s = system_clock().now_s()};
   // Closed since the look at `stopping`: nobody reads the mailbox any more.
-  if (impl_->mailbox.push_reserved(Message(std::move(message)))) return id;
-  impl_->live_choices.fetch_sub(n);
-  return shutting_down();
+  if (!impl_->mailbox.push_reserved(Message(std::move(message)))) return shutting_down();
+  taken.keep();
+  return id;
 }
 
 void Engine::cancel(RequestId request, int32_t choice, FinishReason reason) {
@@ -238,16 +274,20 @@ void Engine::Impl::run() {
 }
 
 void Engine::Impl::handle(Message&& message) {
-  if (auto* result = std::get_if<StepResult>(&message)) {
-    if (result->device_lost.empty())
-      scheduler->apply(*result);
-    else
-      lose_device(result->device_lost);
+  if (auto* step = std::get_if<Step>(&message)) {
+    finish(std::move(*step));
   } else if (auto* submitted = std::get_if<SubmitMessage>(&message)) {
     submit(std::move(*submitted));
   } else if (auto* cancelled = std::get_if<CancelMessage>(&message)) {
     cancel(*cancelled);
   }
+}
+
+void Engine::Impl::finish(Step&& step) {
+  if (!step.result.device_lost.empty()) return lose_device(step.result.device_lost);
+  scheduler->apply(step.result);
+  scheduler->give_back(std::move(step.plan));
+  spare_results.push_back(std::move(step.result));
 }
 
 void Engine::Impl::lose_device(const std::string& why) {
@@ -261,12 +301,15 @@ void Engine::Impl::submit(SubmitMessage&& message) {
   const EngineRequest& body = message.body;
   const SequenceId first(next_sequence);
   next_sequence += body.n;
-  requests.emplace(
-      message.request,
-      LiveRequest{.sink = std::move(message.sink), .first_sequence = first, .n = body.n, .live_choices = body.n});
+  LiveRequest& request = requests[message.request];
+  request = {.id = message.request,
+             .sink = std::move(message.sink),
+             .first_sequence = first,
+             .n = body.n,
+             .live_choices = body.n};
   for (int32_t i = 0; i < body.n; ++i) {
     const SequenceId sequence(first.value + i);
-    owners.emplace(sequence, message.request);
+    owners.emplace(sequence, &request);
     auto sampling = std::make_shared<SamplingParams>(body.sampling);
     sampling->seed += static_cast<uint64_t>(i);
     scheduler->submit({
@@ -295,7 +338,12 @@ void Engine::Impl::emit_plans() {
   if (lost) return end_all("device_lost");  // what was submitted meanwhile
   while (std::optional<StepPlan> plan = scheduler->next_plan(system_clock().now_s())) {
     note_plan(*plan);
-    executor->submit(std::move(*plan));
+    Step step{.plan = std::move(*plan)};
+    if (!spare_results.empty()) {
+      step.result = std::move(spare_results.back());
+      spare_results.pop_back();
+    }
+    executor->submit(std::move(step));
   }
 }
 
@@ -307,37 +355,35 @@ void Engine::Impl::note_plan(const StepPlan& plan) {
   for (const SequenceStart& start : plan.starts) {
     const auto owner = owners.find(start.sequence);
     CHECK(owner != owners.end(), "sequence ", start.sequence, " is planned and has ended");
-    LiveRequest& request = requests.find(owner->second)->second;
+    LiveRequest& request = *owner->second;
     if (request.scheduled_s == 0) request.scheduled_s = system_clock().now_s();
   }
 }
 
 void Engine::Impl::dispatch_updates() {
-  for (SequenceUpdate& update : scheduler->take_updates()) deliver(std::move(update));
+  scheduler->take_updates(updates);
+  for (SequenceUpdate& update : updates) deliver(std::move(update));
 }
 
 void Engine::Impl::deliver(SequenceUpdate&& update) {
   const auto owner = owners.find(update.sequence);
   if (owner == owners.end()) return;
-  const auto found = requests.find(owner->second);
-  LiveRequest& request = found->second;
-  const bool finished = update.finish.has_value();
-  request.sink({
-      .choice = static_cast<int32_t>(update.sequence.value - request.first_sequence.value),
-      .ids = {update.ids.begin(), update.ids.end()},
-      .logprobs = std::move(update.logprobs),
-      .prompt_logprobs = std::move(update.prompt_logprobs),
-      .finish = update.finish,
-      .stop_id = update.stop_id,
-      .num_cached_tokens = update.num_cached_tokens,
-      .num_preemptions = update.num_preemptions,
-      .scheduled_s = request.scheduled_s,
-      .error = std::move(update.error),
-  });
-  if (!finished) return;
+  LiveRequest& request = *owner->second;
+  chunk.choice = static_cast<int32_t>(update.sequence.value - request.first_sequence.value);
+  chunk.ids.assign(update.ids.begin(), update.ids.end());
+  chunk.logprobs = std::move(update.logprobs);
+  chunk.prompt_logprobs = std::move(update.prompt_logprobs);
+  chunk.finish = update.finish;
+  chunk.stop_id = update.stop_id;
+  chunk.num_cached_tokens = update.num_cached_tokens;
+  chunk.num_preemptions = update.num_preemptions;
+  chunk.scheduled_s = request.scheduled_s;
+  chunk.error = std::move(update.error);
+  request.sink(std::move(chunk));
+  if (!update.finish) return;
   owners.erase(owner);
   live_choices.fetch_sub(1);
-  if (--request.live_choices == 0) requests.erase(found);
+  if (--request.live_choices == 0) requests.erase(RequestId(request.id));
 }
 
 void Engine::Impl::end_all(const std::string& why) {
@@ -349,10 +395,7 @@ void Engine::Impl::end_all(const std::string& why) {
 
 void Engine::Impl::publish_stats(double host_s, bool stepped) {
   const SchedulerGauges gauges = scheduler->gauges();
-  if (stepped) {
-    host_us.push_back(host_s * 1e6 + executor->last_build_us());
-    if (host_us.size() > kHostSamples) host_us.pop_front();
-  }
+  if (stepped) host_us.add(host_s * 1e6 + executor->last_build_us());
   std::lock_guard lock(stats_mutex);
   stats.scheduler = gauges;
   stats.steps = gauges.steps;
@@ -361,9 +404,7 @@ void Engine::Impl::publish_stats(double host_s, bool stepped) {
   if (stepped) stats.last_step_s = now_s;
   if (stepped || scheduler->idle()) progress_s = now_s;
   stats.step_tokens = step_tokens;
-  double sum = 0;
-  for (const double us : host_us) sum += us;
-  stats.host_step_us = host_us.empty() ? 0 : sum / static_cast<double>(host_us.size());
+  stats.host_step_us = host_us.mean();
 }
 
 }  // namespace perigee

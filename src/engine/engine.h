@@ -29,8 +29,7 @@ struct EngineConfig {
   std::function<void(const std::string& why)> on_device_lost = {};
 };
 
-using MakeExecutor = std::function<Result<std::unique_ptr<Executor>>(const EngineConfig& config,
-                                                                     std::function<void(StepResult&&)> on_result)>;
+using MakeExecutor = std::function<Result<std::unique_ptr<Executor>>(const EngineConfig& config, OnStep on_step)>;
 
 class Engine {
  public:

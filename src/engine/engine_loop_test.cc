@@ -334,7 +334,7 @@ TEST_F(EngineLoop, TheRanksHaveTheEnginesLimits) {
   config.rank.limits.max_step_tokens = 700;
   for (const bool deterministic : {false, true}) {
     config.rank.limits.deterministic = deterministic;
-    const auto engine = Engine::create(config, [&](const EngineConfig& made, std::function<void(StepResult &&)>) {
+    const auto engine = Engine::create(config, [&](const EngineConfig& made, OnStep) {
       EXPECT_EQ(made.rank.limits.max_sequences, 5);
       EXPECT_EQ(made.rank.limits.max_step_tokens, 700);
       EXPECT_EQ(made.rank.limits.deterministic, deterministic);
@@ -347,7 +347,7 @@ TEST_F(EngineLoop, TheRanksHaveTheEnginesLimits) {
 TEST_F(EngineLoop, ACacheTooSmallForTheLengthIsNamed) {
   EngineConfig config;
   config.scheduling.max_model_len = 64 * 64 + 1;
-  const auto engine = Engine::create(config, [&](const EngineConfig&, std::function<void(StepResult &&)>) {
+  const auto engine = Engine::create(config, [&](const EngineConfig&, OnStep) {
     return Result<std::unique_ptr<Executor>>(std::make_unique<NoRanks>(hands));
   });
   ASSERT_FALSE(engine.ok());

@@ -59,7 +59,7 @@ class Hands {
       RowResult& added = result.rows.emplace_back(RowResult{.slot = row.slot, .sequence = row.sequence});
       if (row.samples()) added.ids = {id};
     }
-    on_result(std::move(result));
+    on_step({.plan = plan, .result = std::move(result)});
   }
   // Answers what comes until `condition` holds.
   template <typename Condition>
@@ -70,10 +70,10 @@ class Hands {
     });
   }
   void lose_device(const StepPlan& plan) {
-    on_result(StepResult{.step = plan.step, .rows = {}, .device_lost = "a test"});
+    on_step({.plan = {}, .result = {.step = plan.step, .rows = {}, .device_lost = "a test"}});
   }
 
-  std::function<void(StepResult&&)> on_result;
+  OnStep on_step;
 
  private:
   mutable std::mutex mutex_;
@@ -85,7 +85,7 @@ class Hands {
 class NoRanks final : public Executor {
  public:
   explicit NoRanks(std::shared_ptr<Hands> hands) : hands_(std::move(hands)) {}
-  void submit(StepPlan plan) override { hands_->take(std::move(plan)); }
+  void submit(Step step) override { hands_->take(std::move(step.plan)); }
   void set_masks(StepMasks) override {}
   const ModelInfo& model() const override { return model_; }
   int32_t num_pages() const override { return 64; }
@@ -98,8 +98,8 @@ class NoRanks final : public Executor {
 };
 
 inline std::unique_ptr<Engine> engine_with(const std::shared_ptr<Hands>& hands, EngineConfig config = {}) {
-  auto engine = Engine::create(config, [&](const EngineConfig&, std::function<void(StepResult &&)> on_result) {
-    hands->on_result = std::move(on_result);
+  auto engine = Engine::create(config, [&](const EngineConfig&, OnStep on_step) {
+    hands->on_step = std::move(on_step);
     return Result<std::unique_ptr<Executor>>(std::make_unique<NoRanks>(hands));
   });
   CHECK(engine.ok(), engine.error().message);

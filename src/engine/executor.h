@@ -2,17 +2,26 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 
 #include "control/plan.h"
 #include "model/model.h"
 
 namespace perigee {
 
+// A plan that goes to the ranks, and comes back with its result. The result that it goes with has only memory.
+struct Step {
+  StepPlan plan;
+  StepResult result = {};
+};
+// Must not block. A lost device comes without its plan.
+using OnStep = std::function<void(Step&&)>;
+
 class Executor {
  public:
   virtual ~Executor() = default;
 
-  virtual void submit(StepPlan plan) = 0;  // at most kMaxPlansInFlight without a result
+  virtual void submit(Step step) = 0;  // at most kMaxPlansInFlight without a result
   // Exactly once for each plan with masked rows, before, while or after its forward pass runs (mask_box.h). A row
   // without an entry samples freely: its sequence has ended.
   virtual void set_masks(StepMasks masks) = 0;

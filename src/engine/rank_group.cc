@@ -37,26 +37,26 @@ struct RankGroup::State {
     int64_t num_reported = 0;      // steps
     bool ended = false;            // the thread is about to return
   };
-  struct Step {
+  struct Flight {
     StepPlan plan;
-    std::vector<StepResult> results;  // of each rank
+    std::vector<StepResult> results;  // of each rank; before that only memory
     int32_t num_reported = 0;         // ranks
   };
 
-  State(const RankGroupConfig& the_config, OnResult the_on_result, MakeDevice the_make_device);
+  State(const RankGroupConfig& the_config, OnStep the_on_step, MakeDevice the_make_device);
 
   // The owner's thread.
   Status start(const std::shared_ptr<State>& self);
-  void submit(StepPlan plan);
+  void submit(Step&& step);
   void end();
   // A rank's thread.
   void run_rank(int32_t r);
   Status start_rank(int32_t r);
   bool meet();
-  void report(int32_t r, StepResult&& result);
+  void report(int32_t r, StepResult& result);
   // Any thread, under the mutex.
-  void join(Step& step);
-  void lose(StepResult&& result);
+  void join(Flight& flight);
+  void lose(StepId step, std::string why);
   void stop();
   bool all_ended() const;
   // The watch's.
@@ -64,34 +64,34 @@ struct RankGroup::State {
 
   RankConfig config_of(int32_t r) const;
   int32_t size() const { return static_cast<int32_t>(members.size()); }
-  Step& step_at(int64_t n) { return steps[static_cast<size_t>(n % kMaxPlansInFlight)]; }
+  Flight& flight_at(int64_t n) { return flights[static_cast<size_t>(n % kMaxPlansInFlight)]; }
 
   const RankGroupConfig config;
-  const OnResult on_result;
+  const OnStep on_step;
   const MakeDevice make_device;
   std::atomic<bool> abort{false};  // the abort word: set once, and nothing is reported after that
   std::vector<Member> members;     // never resized
   std::thread watcher;
 
-  std::mutex mutex;                 // guards what follows; held while on_result runs
+  std::mutex mutex;                 // guards what follows; held while on_step runs
   std::condition_variable changed;  // meetings, ends
   int32_t num_met = 0;              // ranks at meetings, of all meetings together
   int32_t num_pages = INT32_MAX;
-  std::array<Step, kMaxPlansInFlight> steps;  // step n of this group at n % kMaxPlansInFlight
+  std::array<Flight, kMaxPlansInFlight> flights;  // step n of this group at n % kMaxPlansInFlight
   int64_t num_submitted = 0, num_joined = 0;
-  bool silent = false;              // on_result is not called any more
+  bool silent = false;              // on_step is not called any more
   SteadyClock::time_point give_up;  // once aborted: how long ranks may take to end
 };
 
-RankGroup::State::State(const RankGroupConfig& the_config, OnResult the_on_result, MakeDevice the_make_device)
+RankGroup::State::State(const RankGroupConfig& the_config, OnStep the_on_step, MakeDevice the_make_device)
     : config(the_config),
-      on_result(std::move(the_on_result)),
+      on_step(std::move(the_on_step)),
       make_device(std::move(the_make_device)),
       members(static_cast<size_t>(the_config.rank.size)) {
   for (int32_t r = 0; r < size(); ++r)
     members[static_cast<size_t>(r)].port =
-        std::make_unique<RankPort>(abort, [this, r](StepResult&& result) { report(r, std::move(result)); });
-  for (Step& step : steps) step.results.resize(members.size());
+        std::make_unique<RankPort>(abort, [this, r](StepResult& result) { report(r, result); });
+  for (Flight& flight : flights) flight.results.resize(members.size());
 }
 
 RankConfig RankGroup::State::config_of(int32_t r) const {
@@ -166,47 +166,48 @@ bool RankGroup::State::meet() {
   return !abort;
 }
 
-void RankGroup::State::submit(StepPlan plan) {
+void RankGroup::State::submit(Step&& step) {
   const StepPlan* to_send = nullptr;
   {
     const std::lock_guard lock(mutex);
     CHECK(num_submitted - num_joined < kMaxPlansInFlight || abort, "more than ", kMaxPlansInFlight, " plans in flight");
     if (abort) return;
-    Step& step = step_at(num_submitted++);
-    step.num_reported = 0;
-    step.plan = std::move(plan);
-    to_send = &step.plan;
+    Flight& flight = flight_at(num_submitted++);
+    flight.num_reported = 0;
+    flight.plan = std::move(step.plan);
+    flight.results[0] = std::move(step.result);
+    to_send = &flight.plan;
   }
   for (Member& member : members) member.port->send(*to_send);  // refused where the group has been lost meanwhile
 }
 
-void RankGroup::State::report(int32_t r, StepResult&& result) {
+void RankGroup::State::report(int32_t r, StepResult& result) {
   const std::lock_guard lock(mutex);
   if (abort) return;
-  if (!result.device_lost.empty()) return lose(std::move(result));
+  if (!result.device_lost.empty()) return lose(result.step, std::move(result.device_lost));
   Member& member = members[static_cast<size_t>(r)];
   CHECK(member.num_reported < num_submitted, "rank ", r, " reports step ", result.step, ", which it was not given");
-  Step& step = step_at(member.num_reported++);
-  CHECK(result.step == step.plan.step, "rank ", r, " reports step ", result.step, " in place of ", step.plan.step);
-  step.results[static_cast<size_t>(r)] = std::move(result);
-  if (++step.num_reported == size()) join(step);
+  Flight& flight = flight_at(member.num_reported++);
+  CHECK(result.step == flight.plan.step, "rank ", r, " reports step ", result.step, " in place of ", flight.plan.step);
+  std::swap(flight.results[static_cast<size_t>(r)], result);
+  if (++flight.num_reported == size()) join(flight);
 }
 
-void RankGroup::State::join(Step& step) {
+void RankGroup::State::join(Flight& flight) {
   ++num_joined;
   if (config.compare)
     for (int32_t r = 1; r < size(); ++r)
-      for (size_t i = 0; i < step.plan.rows.size(); ++i) {
-        const RowResult &own = step.results[static_cast<size_t>(r)].rows[i], &first = step.results[0].rows[i];
+      for (size_t i = 0; i < flight.plan.rows.size(); ++i) {
+        const RowResult &own = flight.results[static_cast<size_t>(r)].rows[i], &first = flight.results[0].rows[i];
         CHECK(own.sequence == first.sequence && own.ids == first.ids && own.finite == first.finite, "row ", i,
-              " of step ", step.plan.step, " differs between rank 0 and rank ", r);
+              " of step ", flight.plan.step, " differs between rank 0 and rank ", r);
       }
-  on_result(std::move(step.results[0]));
+  on_step({.plan = std::move(flight.plan), .result = std::move(flight.results[0])});
 }
 
-void RankGroup::State::lose(StepResult&& result) {
+void RankGroup::State::lose(StepId step, std::string why) {
   stop();
-  on_result(std::move(result));
+  on_step({.plan = {}, .result = {.step = step, .rows = {}, .device_lost = std::move(why)}});
 }
 
 void RankGroup::State::stop() {
@@ -235,9 +236,9 @@ void RankGroup::State::watch() {
     const auto lost = lag.look(reported, num_submitted, std::min(now_s - last_s, 2 * period_s));
     last_s = now_s;
     if (!lost) continue;
-    const StepId step = step_at(reported[static_cast<size_t>(*lost)]).plan.step;
+    const StepId step = flight_at(reported[static_cast<size_t>(*lost)]).plan.step;
     const std::string why = fmt::format("no answer for {:g} s", lag.silent_s(*lost));
-    lose({.step = step, .rows = {}, .device_lost = lost_in_step(why, step, *lost)});
+    lose(step, lost_in_step(why, step, *lost));
   }
 }
 
@@ -260,15 +261,15 @@ void RankGroup::State::end() {
   if (watcher.joinable()) watcher.join();
 }
 
-Result<std::unique_ptr<Executor>> RankGroup::create(const RankGroupConfig& config, OnResult on_result) {
-  return create(config, std::move(on_result), make_rank_device);
+Result<std::unique_ptr<Executor>> RankGroup::create(const RankGroupConfig& config, OnStep on_step) {
+  return create(config, std::move(on_step), make_rank_device);
 }
 
-Result<std::unique_ptr<Executor>> RankGroup::create(const RankGroupConfig& config, OnResult on_result,
+Result<std::unique_ptr<Executor>> RankGroup::create(const RankGroupConfig& config, OnStep on_step,
                                                     MakeDevice make_device) {
   CHECK(config.rank.size >= 1, "a group of ", config.rank.size, " ranks");
   std::unique_ptr<RankGroup> group(
-      new RankGroup(std::make_shared<State>(config, std::move(on_result), std::move(make_device))));
+      new RankGroup(std::make_shared<State>(config, std::move(on_step), std::move(make_device))));
   RETURN_IF_ERROR(group->state_->start(group->state_));
   return std::unique_ptr<Executor>(std::move(group));
 }
@@ -279,8 +280,8 @@ RankGroup::~RankGroup() {
   state_->end();
 }
 
-void RankGroup::submit(StepPlan plan) {
-  state_->submit(std::move(plan));
+void RankGroup::submit(Step step) {
+  state_->submit(std::move(step));
 }
 
 void RankGroup::set_masks(StepMasks masks) {

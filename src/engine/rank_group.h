@@ -14,7 +14,7 @@
 //
 //   thread            does
 //   owner             create, submit, set_masks, destroy
-//   one a rank        the phases of rank.h; whichever reports a step last calls on_result
+//   one a rank        the phases of rank.h; whichever reports a step last calls on_step
 //   watch             looks at how far the ranks are; only with several ranks or a limit on a step
 #pragma once
 
@@ -35,18 +35,17 @@ struct RankGroupConfig {
 
 class RankGroup final : public Executor {
  public:
-  using OnResult = std::function<void(StepResult&&)>;  // must not block
   // Called on the rank's thread.
   using MakeDevice = std::function<Result<std::unique_ptr<RankDevice>>(const RankConfig&)>;
 
-  static Result<std::unique_ptr<Executor>> create(const RankGroupConfig& config, OnResult on_result);
+  static Result<std::unique_ptr<Executor>> create(const RankGroupConfig& config, OnStep on_step);
   // The same with devices of another make: tests.
-  static Result<std::unique_ptr<Executor>> create(const RankGroupConfig& config, OnResult on_result,
+  static Result<std::unique_ptr<Executor>> create(const RankGroupConfig& config, OnStep on_step,
                                                   MakeDevice make_device);
   // Ends once what was submitted has run, or, after a loss, within RankTimeouts::end_s.
   ~RankGroup() override;
 
-  void submit(StepPlan plan) override;
+  void submit(Step step) override;
   void set_masks(StepMasks masks) override;
   const ModelInfo& model() const override;
   int32_t num_pages() const override;

@@ -92,15 +92,11 @@ class ScriptedDevice final : public RankDevice {
   }
   void sample(const StepPlan& plan, int32_t turn) override { steps_[static_cast<size_t>(turn)] = plan.step.value; }
   bool is_done(int32_t turn) override { return steps_[static_cast<size_t>(turn)] < script_->get(script_->done, rank_); }
-  Result<std::vector<RowResult>> collect(const StepPlan& plan, int32_t) override {
+  Status collect(const StepPlan& plan, int32_t, StepResult& result) override {
     if (script_->breaks.contains({rank_, plan.step.value})) return Error(Code::kDeviceLost, "a cosmic ray");
-    std::vector<RowResult> rows;
-    for (const PlanRow& row : plan.rows) {
-      rows.push_back({.slot = row.slot, .sequence = row.sequence});
-      rows.back().ids.push_back(script_->ids[static_cast<size_t>(rank_)]);
-    }
+    for (RowResult& row : result.rows) row.ids.push_back(script_->ids[static_cast<size_t>(rank_)]);
     script_->set(script_->collected, rank_, script_->get(script_->collected, rank_) + 1);
-    return rows;
+    return {};
   }
   void fail() override {}
   void log_loss() override {}
@@ -124,7 +120,7 @@ class RankGroups : public testing::Test {
   Result<std::unique_ptr<Executor>> create() {
     config.rank.make_model = [](Ops&) { return std::make_unique<TinyModel>(); };
     return RankGroup::create(
-        config, [results = results](StepResult&& result) { results->push_reserved(std::move(result)); },
+        config, [results = results](Step&& step) { results->push_reserved(std::move(step.result)); },
         [script = script](const RankConfig& rank) -> Result<std::unique_ptr<RankDevice>> {
           if (script->fail_load.contains(rank.rank)) return Error(Code::kUnavailable, "no such GPU", "device");
           return std::unique_ptr<RankDevice>(std::make_unique<ScriptedDevice>(script, rank.rank));
@@ -196,14 +192,14 @@ TEST_F(RankGroups, AResultComesWhenEveryRankHasReported) {
   config.timeouts.behind_s = 1e6;
   script->done[1] = 0;
   start();
-  group->submit(plan(0));
-  group->submit(plan(1));
+  group->submit({plan(0)});
+  group->submit({plan(1)});
   ASSERT_TRUE(eventually([&] { return script->get(script->collected, 0) == 2; }));
   EXPECT_EQ(results->size(), 0u);
   script->set(script->done, 1, int64_t{1});
   EXPECT_EQ(next().step, StepId(0));
   EXPECT_EQ(results->size(), 0u);
-  group->submit(plan(2));
+  group->submit({plan(2)});
   script->set(script->done, 1, INT64_MAX);
   for (const int32_t step : {1, 2}) {
     const StepResult result = next();
@@ -218,7 +214,7 @@ TEST_F(RankGroups, TheAnswerIsRankZeros) {
   of(3);
   script->ids = {4, 5, 6};
   start();
-  group->submit(plan(0));
+  group->submit({plan(0)});
   EXPECT_EQ(next().rows.at(0).ids, RowIds{4});
 }
 
@@ -229,7 +225,7 @@ TEST_F(RankGroups, ReplicasThatDifferAreABug) {
   script->ids = {4, 5};
   const auto run = [&] {
     start();
-    group->submit(plan(0));
+    group->submit({plan(0)});
     next();
   };
   EXPECT_DEATH(run(), "row 0 of step 0 differs between rank 0 and rank 1");
@@ -240,7 +236,7 @@ TEST_F(RankGroups, MasksReachEveryRank) {
   start();
   StepPlan masked = plan(0);
   masked.rows[0].masked = true;
-  group->submit(std::move(masked));
+  group->submit({std::move(masked)});
   group->set_masks({.step = StepId(0), .rows = {{.slot = SlotId(0), .words = {1u << kId}}}});
   next();
   EXPECT_EQ(script->masks, (std::vector<int64_t>{0, 0, 0}));
@@ -252,7 +248,7 @@ TEST_F(RankGroups, LongRunsStayInOrder) {
   start();
   constexpr int32_t kSteps = 300;
   for (int32_t step = 0; step < kSteps; ++step) {
-    group->submit(plan(step));
+    group->submit({plan(step)});
     if (step == 0) continue;
     ASSERT_EQ(next().step, StepId(step - 1));
   }
@@ -268,13 +264,13 @@ TEST_F(RankGroups, ALostRankEndsTheWaitsOfTheOthers) {
   script->breaks = {{1, 1}};
   script->done[0] = 1;
   start();
-  group->submit(plan(0));
+  group->submit({plan(0)});
   EXPECT_EQ(next().step, StepId(0));
-  group->submit(plan(1));
+  group->submit({plan(1)});
   const StepResult lost = next();
   EXPECT_EQ(lost.device_lost, "a cosmic ray, in step 1 of rank 1");
   EXPECT_TRUE(lost.rows.empty());
-  group->submit(plan(2));  // by an owner that has not read it yet
+  group->submit({plan(2)});  // by an owner that has not read it yet
   group->set_masks({.step = StepId(2), .rows = {}});
   group.reset();  // hangs here if one still waits
   EXPECT_EQ(results->size(), 0u) << "a loss is told once, and nothing after it";
@@ -287,10 +283,10 @@ TEST_F(RankGroups, ALostRankEndsAWaitForMasks) {
   script->breaks = {{1, 0}};
   script->done[1] = 0;
   start();
-  group->submit(plan(0));
+  group->submit({plan(0)});
   StepPlan masked = plan(1);
   masked.rows[0].masked = true;
-  group->submit(std::move(masked));
+  group->submit({std::move(masked)});
   ASSERT_TRUE(eventually([&] { return script->get(script->collected, 0) == 1; }));
   EXPECT_EQ(script->get(script->mask_waits, 0), 0);
   script->set(script->done, 1, INT64_MAX);
@@ -304,9 +300,9 @@ TEST_F(RankGroups, ARankThatHangsIsLost) {
   config.timeouts = {.behind_s = 1, .step_s = 0, .end_s = 0.05};  // longer than a busy machine keeps a thread waiting
   script->hangs = {{2, 1}};
   start();
-  group->submit(plan(0));
+  group->submit({plan(0)});
   EXPECT_EQ(next().step, StepId(0));
-  group->submit(plan(1));
+  group->submit({plan(1)});
   const std::string why = next().device_lost;
   EXPECT_NE(why.find("no answer for"), std::string::npos) << why;
   EXPECT_NE(why.find("in step 1 of rank 2"), std::string::npos) << why;
@@ -321,7 +317,7 @@ TEST_F(RankGroups, EndsWhileARankHangs) {
   config.timeouts = {.behind_s = 0.05, .step_s = 0, .end_s = 0.05};
   script->hangs = {{0, 0}};
   start();
-  group->submit(plan(0));
+  group->submit({plan(0)});
   group.reset();
 }
 
@@ -330,7 +326,7 @@ TEST_F(RankGroups, OneRankAloneThatHangsIsLostByTheLimitOfAStep) {
   config.timeouts = {.behind_s = 1e6, .step_s = 0.05, .end_s = 0.05};
   script->hangs = {{0, 0}};
   start();
-  group->submit(plan(0));
+  group->submit({plan(0)});
   EXPECT_NE(next().device_lost.find("in step 0 of rank 0"), std::string::npos);
 }
 

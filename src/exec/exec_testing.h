@@ -53,7 +53,7 @@ inline RankConfig small_rank_config(const char* golden = "heads16") {
 
 // `results` must outlive it.
 inline std::unique_ptr<RankThread> start_rank(const RankConfig& config, BoundedQueue<StepResult>& results) {
-  auto made = RankThread::start(config, [&results](StepResult&& result) { results.push_reserved(std::move(result)); });
+  auto made = RankThread::start(config, [&results](StepResult& result) { results.push_reserved(std::move(result)); });
   CHECK(made.ok(), made.error().message);
   return std::move(*made);
 }

@@ -48,7 +48,7 @@ class GivenLogits : public testing::Test {
     config.cache_bytes = 1 << 20;
     config.limits.max_sequences = max_sequences;
     config.make_model = [=](Ops&) { return std::make_unique<CountingModel>(max_positions); };
-    auto made = RankThread::start(config, [this](StepResult&& result) { results_.push_reserved(std::move(result)); });
+    auto made = RankThread::start(config, [this](StepResult& result) { results_.push_reserved(std::move(result)); });
     ASSERT_TRUE(made.ok()) << made.error().message;
     rank_ = std::move(*made);
   }

@@ -37,14 +37,14 @@ class HostDevice final : public RankDevice {
   void mask(const StepPlan& plan, MaskBox& masks) override;
   void sample(const StepPlan& plan, int32_t turn) override;
   bool is_done(int32_t) override { return true; }
-  Result<std::vector<RowResult>> collect(const StepPlan& plan, int32_t turn) override;
+  Status collect(const StepPlan& plan, int32_t turn, StepResult& result) override;
   void fail() override { status_ = Error(Code::kDeviceLost, "a test's fault"); }
   void log_loss() override {}
 
  private:
   void start_state(const SequenceStart& start);
   uint8_t* page(const Placement& place) { return pool_memory_.data() + place.page.value * parts_->layout.page_bytes(); }
-  RowResult sample_row(const StepPlan& plan, size_t index);
+  void sample_row(const StepPlan& plan, size_t index, RowResult& out);
   void prompt_logprobs(const PlanRow& row, const Slot& slot, int32_t first, RowResult& out);
 
   const RankConfig config_;
@@ -57,7 +57,7 @@ class HostDevice final : public RankDevice {
   const Batch* batch_ = nullptr;
   Tensor logits_;
   std::vector<std::vector<uint32_t>> masks_;  // of each row; empty: all ids are allowed
-  std::vector<RowResult> rows_;
+  StepResult result_;
 };
 
 Result<std::unique_ptr<Ops>> HostDevice::make_ops() {
@@ -131,24 +131,22 @@ void HostDevice::mask(const StepPlan& plan, MaskBox& masks) {
 }
 
 void HostDevice::sample(const StepPlan& plan, int32_t) {
-  rows_.clear();
   if (!status_.ok()) return;
-  rows_.reserve(plan.rows.size());
+  result_.begin(plan);
   for (size_t i = 0; i < plan.rows.size(); ++i) {
-    RowResult& row = rows_.emplace_back(sample_row(plan, i));
+    sample_row(plan, i, result_.rows[i]);
     for (const StateCheckpoint& checkpoint : batch_->sequences[i].checkpoints)
-      row.checkpoints.push_back(checkpoint.position);
+      result_.rows[i].checkpoints.push_back(checkpoint.position);
   }
 }
 
-RowResult HostDevice::sample_row(const StepPlan& plan, size_t index) {
+void HostDevice::sample_row(const StepPlan& plan, size_t index, RowResult& out) {
   const PlanRow& row = plan.rows[index];
   Slots& slots = *parts_->slots;
   const Slot& slot = slots[row.slot];
-  RowResult out{.slot = row.slot, .sequence = row.sequence};
   const int32_t first = parts_->builder->logit_row(index);
   if (row.scores_prompt()) prompt_logprobs(row, slot, first, out);
-  if (!row.samples()) return out;
+  if (!row.samples()) return;
 
   const int32_t logit_row = row.scores_prompt() ? first + row.num_tokens() - 1 : first;
   const SamplerRow sampled_row{
@@ -163,12 +161,11 @@ RowResult HostDevice::sample_row(const StepPlan& plan, size_t index) {
   out.finite = token.finite;
   if (!token.finite) {
     slots.accept(row.slot, 0);  // the next plan may be in flight already: its row needs an id that exists
-    return out;
+    return;
   }
   slots.accept(row.slot, token.id);
   out.ids.push_back(token.id);
   if (slot.sampling->logprobs >= 0) out.logprobs.push_back(std::move(token.logprobs));
-  return out;
 }
 
 void HostDevice::prompt_logprobs(const PlanRow& row, const Slot& slot, int32_t first, RowResult& out) {
@@ -181,9 +178,9 @@ void HostDevice::prompt_logprobs(const PlanRow& row, const Slot& slot, int32_t f
   }
 }
 
-Result<std::vector<RowResult>> HostDevice::collect(const StepPlan&, int32_t) {
-  if (!status_.ok()) return status_.error();
-  return std::move(rows_);
+Status HostDevice::collect(const StepPlan&, int32_t, StepResult& result) {
+  if (status_.ok()) std::swap(result, result_);
+  return status_;
 }
 
 }  // namespace

@@ -101,16 +101,18 @@ void Rank::report(RankPort& port) {
   const int32_t turn = oldest();
   const StepPlan& plan = *in_flight_[static_cast<size_t>(turn)];
   --num_in_flight_;
-  Result<std::vector<RowResult>> rows = device_->collect(plan, turn);
-  if (!rows.ok()) return lose(plan.step, rows.error().message, port);
+  result_.begin(plan);
+  if (const Status collected = device_->collect(plan, turn, result_); !collected.ok())
+    return lose(plan.step, collected.error().message, port);
   port.masks().drop(plan.step);
-  port.report({.step = plan.step, .rows = std::move(*rows)});
+  port.report(result_);
 }
 
 void Rank::lose(StepId step, const std::string& why, RankPort& port) {
   lost_ = true;
   num_in_flight_ = 0;
-  port.report({.step = step, .rows = {}, .device_lost = lost_in_step(why, step, parts_.config.rank)});
+  result_ = {.step = step, .rows = {}, .device_lost = lost_in_step(why, step, parts_.config.rank)};
+  port.report(result_);
   device_->log_loss();  // last
 }
 

@@ -59,6 +59,7 @@ class Rank {
   std::array<const StepPlan*, kMaxPlansInFlight> in_flight_ = {};  // by turn
   int32_t num_in_flight_ = 0, turn_ = 0;                           // of the next step
   bool lost_ = false;                                              // the device: nothing is computed any more
+  StepResult result_;  // of the step that is reported; else memory for the next one
   std::atomic<double> build_us_{0};
 };
 

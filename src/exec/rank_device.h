@@ -33,8 +33,9 @@ class RankDevice {
   virtual void mask(const StepPlan& plan, MaskBox& masks) = 0;
   virtual void sample(const StepPlan& plan, int32_t turn) = 0;
   virtual bool is_done(int32_t turn) = 0;
-  // Of a step that is done. kDeviceLost: what the device failed at; nothing can be run after that.
-  virtual Result<std::vector<RowResult>> collect(const StepPlan& plan, int32_t turn) = 0;
+  // Of a step that is done: fills in a result that has begun. kDeviceLost: what the device failed at; nothing can be
+  // run after that.
+  virtual Status collect(const StepPlan& plan, int32_t turn, StepResult& result) = 0;
 
   virtual void fail() = 0;      // tests: loses the device in the step that runs
   virtual void log_loss() = 0;  // what is known of a lost device; may hang

@@ -22,7 +22,7 @@ class RankMaskTest : public testing::Test {
     config.load.num_threads = 1;
     config.cache_bytes = 8 << 20;
     config.limits.max_sequences = 4;
-    auto made = RankThread::start(config, [this](StepResult&& result) { results_.push_reserved(std::move(result)); });
+    auto made = RankThread::start(config, [this](StepResult& result) { results_.push_reserved(std::move(result)); });
     CHECK(made.ok(), made.error().message);
     rank_ = std::move(*made);
   }

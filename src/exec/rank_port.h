@@ -25,7 +25,8 @@ inline std::string lost_in_step(const std::string& why, StepId step, int32_t ran
 
 class RankPort {
  public:
-  using OnResult = std::function<void(StepResult&&)>;
+  // Takes the result, and leaves another in its place, whose memory serves the next one.
+  using OnResult = std::function<void(StepResult&)>;
 
   // Both outlive the port. `on_result` is called on the rank's thread.
   RankPort(const std::atomic<bool>& abort, OnResult on_result) : abort_(abort), on_result_(std::move(on_result)) {}
@@ -47,7 +48,7 @@ class RankPort {
   MaskBox& masks() { return masks_; }
   bool aborted() const { return abort_.load(std::memory_order_relaxed); }
   // Exactly once for each plan, in their order, unless aborted. The plan is not read afterwards.
-  void report(StepResult&& result) { on_result_(std::move(result)); }
+  void report(StepResult& result) { on_result_(result); }
 
  private:
   const std::atomic<bool>& abort_;

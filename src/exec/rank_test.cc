@@ -86,7 +86,7 @@ TEST(Rank, TheSmallestCacheHoldsTwoBlocksAndAState) {
     config.cache_bytes = least * page_bytes;
     EXPECT_EQ(start_rank(config, results)->parts().num_pages, least);
     --config.cache_bytes;
-    const auto refused = RankThread::start(config, [](StepResult&&) {});
+    const auto refused = RankThread::start(config, [](StepResult&) {});
     ASSERT_FALSE(refused.ok());
     EXPECT_EQ(refused.error().field, "kv-cache-memory-bytes");
   }

@@ -15,8 +15,9 @@ Result<std::unique_ptr<StepDriver>> StepDriver::create(RankConfig config, const 
   config.limits.max_sequences = shape.batch;
   config.limits.max_step_tokens = shape.prefill ? shape.batch * shape.context : std::max(chunk, shape.batch);
   std::unique_ptr<StepDriver> driver(new StepDriver(shape, config));
-  ASSIGN_OR_RETURN(driver->ranks_, RankGroup::create({.rank = config}, [d = driver.get()](StepResult&& result) {
+  ASSIGN_OR_RETURN(driver->ranks_, RankGroup::create({.rank = config}, [d = driver.get()](Step&& step) {
                      const auto finite = [](const RowResult& row) { return row.finite; };
+                     StepResult& result = step.result;
                      d->done_.push_reserved({.at_s = system_clock().now_s(),
                                              .finite = std::all_of(result.rows.begin(), result.rows.end(), finite),
                                              .device_lost = std::move(result.device_lost)});
@@ -103,7 +104,7 @@ Status StepDriver::fill_caches(int32_t chunk_tokens) {
       StepPlan plan{.step = StepId(step_++)};
       if (position == 0) start(sequence, plan);
       prefill_row(sequence, position, n, plan);
-      ranks_->submit(std::move(plan));
+      ranks_->submit({std::move(plan)});
       RETURN_IF_ERROR(wait());
       position += n;
     }
@@ -145,7 +146,7 @@ Result<std::vector<double>> StepDriver::run(int32_t count, bool eager) {
   double last_s = system_clock().now_s();
   int32_t submitted = 0;
   for (int32_t finished = 0; finished < count; ++finished) {
-    for (; submitted < std::min(count, finished + kMaxPlansInFlight); ++submitted) ranks_->submit(next_plan(eager));
+    for (; submitted < std::min(count, finished + kMaxPlansInFlight); ++submitted) ranks_->submit({next_plan(eager)});
     ASSIGN_OR_RETURN(const Done done, wait());
     seconds.push_back(done.at_s - last_s);
     last_s = done.at_s;

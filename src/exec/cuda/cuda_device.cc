@@ -31,7 +31,7 @@ class CudaDevice final : public RankDevice {
   void mask(const StepPlan& plan, MaskBox& masks) override { sampling_->upload_masks(plan, masks); }
   void sample(const StepPlan& plan, int32_t turn) override;
   bool is_done(int32_t turn) override { return turns_[static_cast<size_t>(turn)].done.is_done(); }
-  Result<std::vector<RowResult>> collect(const StepPlan& plan, int32_t turn) override;
+  Status collect(const StepPlan& plan, int32_t turn, StepResult& result) override;
   void fail() override { cuda_ok(break_device(stream()), "breaking the device"); }
   void log_loss() override { log_error("GPU ", config_.rank, " after the failure: ", gpu_report(config_.rank)); }
 
@@ -202,7 +202,7 @@ void CudaDevice::apply(const StepPlan& plan, const Batch& batch, int32_t turn) {
   bucket_ = graph_bucket(plan);
   PlanArrays packed = pack_plan(plan, batch.sequences, parts_->state_pages(), *upload);
   logit_rows_ = upload->place(batch.logit_rows);
-  asked = sampling_->ask(plan, *parts_->slots, *parts_->builder, bucket_ > 0, *upload);
+  sampling_->ask(plan, *parts_->slots, *parts_->builder, bucket_ > 0, *upload, asked);
   packed.samples = asked.samples.data();
   upload->send(ops().owned_stream());
   cuda_ok(apply_deltas(packed, arrays_->slots(), stream()), "applying a plan");
@@ -240,12 +240,13 @@ void CudaDevice::sample(const StepPlan&, int32_t turn) {
   done.record(ops().owned_stream());
 }
 
-Result<std::vector<RowResult>> CudaDevice::collect(const StepPlan& plan, int32_t turn) {
+Status CudaDevice::collect(const StepPlan& plan, int32_t turn, StepResult& result) {
   const Turn& of = turns_[static_cast<size_t>(turn)];
   of.done.wait();
   RETURN_IF_ERROR(device_status());
   CHECK(num_device_allocations() == allocations_, "memory was reserved after the start, in step ", plan.step);
-  return sampling_->result(plan, of.asked, turn);
+  sampling_->fill(plan, of.asked, turn, result);
+  return {};
 }
 
 }  // namespace

@@ -70,11 +70,11 @@ void StepSampling::start(const SequenceStart& start) {
   lists_sent_.record(stream_);
 }
 
-AskedLogits StepSampling::ask(const StepPlan& plan, const Slots& slots, const BatchBuilder& builder, bool graph,
-                              PlanUpload& upload) {
+void StepSampling::ask(const StepPlan& plan, const Slots& slots, const BatchBuilder& builder, bool graph,
+                       PlanUpload& upload, AskedLogits& asked) {
   samples_.clear();
   scores_.clear();
-  AskedLogits asked;
+  asked.begin();
   int32_t masks = 0;
   for (size_t i = 0; i < plan.rows.size(); ++i) {
     const PlanRow& row = plan.rows[i];
@@ -97,7 +97,6 @@ AskedLogits StepSampling::ask(const StepPlan& plan, const Slots& slots, const Ba
   CHECK(std::ssize(scores_) <= sizes_.scores, scores_.size(), " prompt logprobs in a step");
   asked.samples = upload.place(std::span<const SampleRecord>(samples_));
   asked.scores = upload.place(std::span<const ScoreRecord>(scores_));
-  return asked;
 }
 
 void StepSampling::upload_masks(const StepPlan& plan, MaskBox& masks) {
@@ -147,18 +146,14 @@ void StepSampling::fetch(const void* from, size_t bytes, int32_t turn) {
   if (bytes > 0) cuda_ok(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, stream_.get()), "fetching results");
 }
 
-std::vector<RowResult> StepSampling::result(const StepPlan& plan, const AskedLogits& asked, int32_t turn) const {
+void StepSampling::fill(const StepPlan& plan, const AskedLogits& asked, int32_t turn, StepResult& result) const {
   const SampleResult* samples = samples_of(results_host_[static_cast<size_t>(turn)]);
   const TokenScore* score = scores_of(results_host_[static_cast<size_t>(turn)]);
   auto id = asked.score_ids.begin();
   auto write = plan.checkpoints.begin();  // all are written: rows of one new token leave no doubt of their position
-  std::vector<RowResult> rows;
-  rows.reserve(plan.rows.size());
   for (size_t i = 0; i < plan.rows.size(); ++i) {
     const PlanRow& row = plan.rows[i];
-    RowResult& out = rows.emplace_back();
-    out.slot = row.slot;
-    out.sequence = row.sequence;
+    RowResult& out = result.rows[i];
     for (int32_t k = 0; k < asked.num_scores[i]; ++k) out.prompt_logprobs.push_back(token_logprobs(*id++, *score++));
     for (; write != plan.checkpoints.end() && write->slot == row.slot; ++write)
       out.checkpoints.push_back(write->boundary());
@@ -169,7 +164,6 @@ std::vector<RowResult> StepSampling::result(const StepPlan& plan, const AskedLog
     out.ids.push_back(sampled.id);
     if (asked.logprobs[i]) out.logprobs.push_back(token_logprobs(sampled.id, sampled.score));
   }
-  return rows;
 }
 
 }  // namespace perigee

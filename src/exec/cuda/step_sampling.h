@@ -1,8 +1,8 @@
 // StepSampling: what plans ask of their logits, from the penalties of a slot that starts to the rows of a result.
 //
 // Holds the memory for masks, sampling lists, scratch and results. One step after another: ask(), upload_masks() when
-// rows are masked, score() where prompts want it, sample() or its graph, and when the step's event has come, result().
-// Two steps may be between sample() and result(), told apart by their turn, 0 or 1.
+// rows are masked, score() where prompts want it, sample() or its graph, and when the step's event has come, fill().
+// Two steps may be between sample() and fill(), told apart by their turn, 0 or 1.
 #pragma once
 
 #include <array>
@@ -31,6 +31,14 @@ struct AskedLogits {
   std::vector<int32_t> score_ids;   // of all prompt scores, in the order of the plan's rows
   std::vector<int32_t> num_scores;  // of each plan row
   std::vector<bool> logprobs;       // of each plan row: whether the sampled id's are wanted
+
+  // Nothing yet, in the same memory.
+  void begin() {
+    num_rows = 0;
+    score_ids.clear();
+    num_scores.clear();
+    logprobs.clear();
+  }
 };
 
 class StepSampling {
@@ -40,8 +48,8 @@ class StepSampling {
   // Bias, stop ids and penalty counts of a slot that starts, on their way behind what the stream has.
   void start(const SequenceStart& start);
   // Row i of the logits is plan row i's when they come of a graph, else they are those that the builder lists.
-  AskedLogits ask(const StepPlan& plan, const Slots& slots, const BatchBuilder& builder, bool graph,
-                  PlanUpload& upload);
+  void ask(const StepPlan& plan, const Slots& slots, const BatchBuilder& builder, bool graph, PlanUpload& upload,
+           AskedLogits& asked);
   // Waits for the step's masks. Requires the results of every earlier step to be there.
   void upload_masks(const StepPlan& plan, MaskBox& masks);
   // Scores of prompts, on their way to the host.
@@ -49,7 +57,8 @@ class StepSampling {
   // Samples as the batch's first `rows` records say, results on their way to the host. All addresses are fixed but that
   // of `logits`, so a graph may hold it.
   void sample(int32_t rows, const Tensor& logits, int32_t turn);
-  std::vector<RowResult> result(const StepPlan& plan, const AskedLogits& asked, int32_t turn) const;
+  // Into a result that has begun.
+  void fill(const StepPlan& plan, const AskedLogits& asked, int32_t turn, StepResult& result) const;
 
  private:
   const SampleResult* samples_of(const Buffer& results) const {
