@@ -2,6 +2,7 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <limits>
@@ -266,6 +267,7 @@ void checkpoint_write(Io& io, Value& value) {
   id(io, "slot", slot);
   io.number("lower", lower);
   io.number("upper", upper);
+  io.require(value.is_valid(), "upper");
   placements(io, "pages", pages);
 }
 
@@ -273,6 +275,11 @@ void checkpoint_write(Io& io, Value& value) {
 bool has_ids(const Prefill* prefill, size_t num_tokens) {
   return prefill == nullptr || (prefill->tokens_offset >= 0 && int64_t{prefill->tokens_offset} + prefill->num_tokens <=
                                                                    static_cast<int64_t>(num_tokens));
+}
+
+bool begins_with_decodes(const std::vector<PlanRow>& rows, int32_t count) {
+  return count >= 0 && count <= std::ssize(rows) &&
+         std::all_of(rows.begin(), rows.begin() + count, [](const PlanRow& row) { return row.prefill() == nullptr; });
 }
 
 template <typename Io, typename Value>
@@ -287,6 +294,7 @@ void content(Io& io, Value& value, const StepPlan* /*kind*/) {
   io.number("num_decode_rows", num_decode_rows);
   io.number("eager", eager);
   for (const PlanRow& row : rows) io.require(has_ids(row.prefill(), tokens.size()), "rows.work.tokens_offset");
+  io.require(begins_with_decodes(rows, num_decode_rows), "num_decode_rows");
 }
 
 template <typename Io, typename Value>

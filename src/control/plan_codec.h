@@ -5,8 +5,8 @@
 // a byte. What a shared_ptr points to is written out. Equal values give equal bytes, and each value has one encoding.
 //
 // A decoder trusts no byte: it allocates no more than the frame's length justifies, and a bad frame is an error that
-// names the field. A decoded value is whole (ids lie in StepPlan::tokens, ranges are ordered); whether its slots and
-// pages exist on this rank is the rank's to check.
+// names the field. A decoded value is whole (ids lie in StepPlan::tokens, ranges are ordered, decode rows are as many
+// as it says, a checkpoint has its boundary); whether its slots and pages exist on this rank is the rank's to check.
 #pragma once
 
 #include <cstdint>

@@ -25,8 +25,10 @@ class Draw {
     plan.tokens = numbers();
     plan.tokens.resize(plan.tokens.size() + 1);
     repeat([&] { plan.rows.push_back(row(static_cast<int32_t>(plan.tokens.size()))); });
-    repeat([&] { plan.checkpoints.push_back({slot(), number(), number(), places()}); });
-    plan.num_decode_rows = number();
+    repeat([&] { plan.checkpoints.push_back(checkpoint_write()); });
+    while (plan.num_decode_rows < std::ssize(plan.rows) && rng_.chance(0.8) &&
+           plan.rows[static_cast<size_t>(plan.num_decode_rows)].prefill() == nullptr)
+      ++plan.num_decode_rows;
     return plan;
   }
   StepMasks masks() {
@@ -94,6 +96,13 @@ class Draw {
                              Verify{static_cast<int32_t>(rng_.below(kMaxDrafts + 1))}};
     row.work = works[rng_.below(3)];
     return row;
+  }
+  // For a boundary that its bounds hold, and no other.
+  CheckpointWrite checkpoint_write() {
+    const auto boundary = static_cast<int32_t>(rng_.between(1, INT32_MAX / kBlockTokens)) * kBlockTokens;
+    const auto before = static_cast<int32_t>(rng_.between(1, kBlockTokens));
+    const auto after = static_cast<int32_t>(rng_.between(0, kBlockTokens - 1));
+    return {slot(), boundary - before, boundary + after, places()};
   }
   std::vector<TokenLogprobs> logprobs() {
     std::vector<TokenLogprobs> list;
@@ -215,8 +224,12 @@ class PlanCodecErrors : public testing::Test {
     const Result<StepPlan> back = decode_plan(frame);
     return back.ok() ? "" : back.error().field;
   }
+  static void put(Frame& frame, size_t at, int32_t value) {
+    for (size_t i = 0; i < 4; ++i) frame[at + i] = static_cast<uint8_t>(static_cast<uint32_t>(value) >> (8 * i));
+  }
   StepPlan plan_;
   static constexpr size_t kStarts = kFrameHeaderBytes + 8, kRows = kStarts + 8, kRow = kRows + 4;
+  static constexpr size_t kCheckpoint = kRow + 42;  // of one row of 26 bytes and two ids
 };
 
 TEST_F(PlanCodecErrors, NameTheField) {
@@ -243,15 +256,47 @@ TEST_F(PlanCodecErrors, AChunksIdsLieInThePlan) {
   for (const auto& [offset, num_tokens] : {std::pair{0, 3}, {2, 1}, {-1, 2}, {1, INT32_MAX}}) {
     plan_.rows[0].work = Prefill{.tokens_offset = 0, .num_tokens = 2};
     Frame frame = frame_of(plan_);
-    const auto put = [&](size_t at, int32_t value) {
-      for (size_t i = 0; i < 4; ++i) frame[at + i] = static_cast<uint8_t>(static_cast<uint32_t>(value) >> (8 * i));
-    };
-    put(kRow + 21, offset);
-    put(kRow + 25, num_tokens);
+    put(frame, kRow + 21, offset);
+    put(frame, kRow + 25, num_tokens);
     const Result<StepPlan> back = decode_plan(frame);
     ASSERT_FALSE(back.ok());
     EXPECT_EQ(back.error().field, "rows.work.tokens_offset");
   }
+}
+
+// A lower bound that is negative would overflow where the boundary is worked out.
+TEST_F(PlanCodecErrors, ACheckpointHasOneBoundary) {
+  plan_.checkpoints = {{.slot = SlotId(1), .lower = 63, .upper = 64, .pages = {}}};
+  const Frame frame = frame_of(plan_);
+  for (const auto& [lower, upper] : {std::pair{64, 64},
+                                     {0, 63},
+                                     {0, 128},
+                                     {63, 128},
+                                     {-1, 64},
+                                     {INT32_MIN, 64},
+                                     {INT32_MIN, INT32_MIN},
+                                     {64, 63},
+                                     {INT32_MAX, INT32_MAX}}) {
+    Frame changed = frame;
+    put(changed, kCheckpoint + 4, lower);
+    put(changed, kCheckpoint + 8, upper);
+    const Result<StepPlan> back = decode_plan(changed);
+    ASSERT_FALSE(back.ok()) << lower << " to " << upper;
+    EXPECT_EQ(back.error().field, "checkpoints.upper");
+  }
+  EXPECT_TRUE(decode_plan(frame).ok());
+}
+
+TEST_F(PlanCodecErrors, DecodeRowsComeFirstAndAreCounted) {
+  plan_.num_decode_rows = 1;
+  const size_t at = kRow + 42;  // behind ids and checkpoints
+  EXPECT_EQ(field(at, {1}), "");
+  EXPECT_EQ(field(at, {2}), "num_decode_rows");
+  EXPECT_EQ(field(at, {0xFF, 0xFF, 0xFF, 0xFF}), "num_decode_rows");
+  plan_.rows = {{.slot = SlotId(1), .sequence = SequenceId(2), .position = {3, 3}, .work = Prefill{.num_tokens = 2}}};
+  plan_.num_decode_rows = 0;
+  EXPECT_EQ(field(at + 6, {0}), "");
+  EXPECT_EQ(field(at + 6, {1}), "num_decode_rows") << "the row is a chunk";
 }
 
 TEST(PlanCodec, OddFloatsKeepTheirBits) {
