@@ -16,8 +16,8 @@ void PlansInFlight::launch(const StepPlan& plan, StateTraffic traffic) {
 PlansInFlight::Flight& PlansInFlight::file(const StepResult& result) {
   CHECK(result.step >= oldest_step_ && result.step < next_step_, "step ", result.step, " is not in flight");
   Flight& arrived = flight(result.step);
-  CHECK(result.rows.size() == arrived.rows.size(), "step ", result.step, " has ", arrived.rows.size(), " rows, not ",
-        result.rows.size());
+  CHECK(result.rows.size() == arrived.rows.size(), "step ", result.step, " has ", arrived.rows.size(),
+        " rows, its result ", result.rows.size());
   CHECK(!arrived.early, "step ", result.step, " came twice");
   for (size_t i = 0; i < arrived.rows.size(); ++i)
     CHECK(result.rows[i].slot == arrived.rows[i].slot && result.rows[i].sequence == arrived.rows[i].sequence, "step ",

@@ -404,7 +404,10 @@ TEST(SchedulerDeathTest, WrongResultsAreBugs) {
   const StepPlan second = h.plan();
   StepResult result = h.answer(second);
   EXPECT_DEATH(h.scheduler.apply(StepResult{StepId(9), {}}), "not in flight");
-  EXPECT_DEATH(h.scheduler.apply(StepResult{first.step, {}}), "rows");
+  EXPECT_DEATH(h.scheduler.apply(StepResult{first.step, {}}), "step 0 has 1 rows, its result 0");
+  StepResult early = result;
+  early.rows.push_back(early.rows[0]);
+  EXPECT_DEATH(h.scheduler.apply(early), "step 1 has 1 rows, its result 2") << "also one that waits for its turn";
   result.rows[0].slot = SlotId(3);
   result.step = first.step;
   EXPECT_DEATH(h.scheduler.apply(result), "another sequence");
