@@ -50,7 +50,7 @@ TEST(EngineLimits, CheckpointsOfATurnHaveADistanceOfTheirOwn) {
     config.scheduling.checkpoint_interval_blocks = 0;
     config.scheduling.checkpoint_turn_blocks = turn_blocks;
     const auto engine = make_engine(config);
-    run(*engine, request_of(5, 2 * kBlock + 5));
+    run(*engine, request_of(kBlock - 4, kBlock + 10));  // up to the second block's end and past it
     EXPECT_TRUE(eventually([&] { return engine->stats().scheduler.checkpoint_writes == 2 * turn_blocks; }))
         << engine->stats().scheduler.checkpoint_writes << " with " << turn_blocks;
   }

@@ -5,29 +5,18 @@
 #include <atomic>
 #include <thread>
 
-#include "base/eventually.h"
+#include "engine/engine_testing.h"
+#include "engine/small_engine.h"
 
 namespace perigee {
 namespace {
 
-std::unique_ptr<Engine> small_engine(int32_t max_waiting = 4096) {
-  EngineConfig config;
-  config.max_waiting = max_waiting;
-  config.rank.device = Device::kRef;
-  config.rank.load.path = "tests/golden/heads16";
-  config.rank.load.format = LoadFormat::kDummy;
-  config.rank.cache_bytes = 8 << 20;
-  config.rank.limits.max_sequences = 4;
-  config.rank.limits.max_step_tokens = 64;
-  auto engine = Engine::create(config);
-  CHECK(engine.ok(), engine.error().message);
-  return std::move(*engine);
-}
-
 // Every submission is refused, or its sink hears the end: also those that race with shutdown().
 TEST(Engine, ShutdownAnswersEverySubmission) {
   for (int round = 0; round < 16; ++round) {
-    const auto engine = small_engine();
+    const auto hands = std::make_shared<Hands>();
+    hands->on_plan = [&](const StepPlan& plan) { hands->answer(plan); };
+    const auto engine = engine_with(hands);
     std::atomic<int> accepted{0}, finished{0};
     const auto submit_until_refused = [&] {
       EngineRequest request;
@@ -64,7 +53,9 @@ TEST(Engine, WithoutAGpuTheWayOutIsNamed) {
 
 // The queue and a step together hold six: as many at once, before any of them runs, are all answered.
 TEST(Engine, AcceptsAsManyAtOnceAsItSays) {
-  const auto engine = small_engine(2);
+  EngineConfig config = small_config();
+  config.max_waiting = 2;
+  const auto engine = make_engine(config);
   EngineRequest request;
   request.prompt = std::make_shared<const std::vector<int32_t>>(std::vector<int32_t>{1, 2, 3});
   request.sampling.max_tokens = 4;
