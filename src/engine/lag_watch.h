@@ -15,6 +15,9 @@ struct RankTimeouts {
   double behind_s = 3;
   double step_s = 0;  // any rank is lost that works at one step for longer; 0: a step may take any time
   double end_s = 5;   // after a failure: how long the other ranks have to end before they are left behind
+  // A start fails when a rank shows no sign of life for so long: no further weight read, no phase ended. A warm-up may
+  // compile kernels, so this is minutes; 0: a start may take any time.
+  double start_s = 600;
 };
 
 class LagWatch {

@@ -33,6 +33,9 @@ struct RankGroup::State {
     std::thread thread;
     // The rest under the mutex.
     std::unique_ptr<Rank> rank;    // from its load to its end; in an aborted group as long as the state
+    const char* phase = "";        // of its start
+    int64_t signs_of_life = 0;     // in its start
+    bool waits = false;            // for the others, in its start
     std::optional<Error> failure;  // of its start
     int64_t num_reported = 0;      // steps
     bool ended = false;            // the thread is about to return
@@ -52,17 +55,22 @@ struct RankGroup::State {
   // A rank's thread.
   void run_rank(int32_t r);
   Status start_rank(int32_t r);
-  bool meet();
+  void show_life(int32_t r, const char* phase);
+  bool meet(int32_t r);
   void report(int32_t r, StepResult& result);
   // Any thread, under the mutex.
   void join(Flight& flight);
   void lose(StepId step, std::string why);
   void stop();
   bool all_ended() const;
-  // The watch's.
+  // The owner's thread, then the watch's.
+  void wait_for_start(std::unique_lock<std::mutex>& lock);
   void watch();
+  template <typename Done, typename Progress, typename Target>
+  std::optional<int32_t> watch_until(std::unique_lock<std::mutex>& lock, LagWatch& lag, double period_s, Done done,
+                                     Progress progress, Target target);
 
-  RankConfig config_of(int32_t r) const;
+  RankConfig config_of(int32_t r);
   int32_t size() const { return static_cast<int32_t>(members.size()); }
   Flight& flight_at(int64_t n) { return flights[static_cast<size_t>(n % kMaxPlansInFlight)]; }
 
@@ -94,13 +102,17 @@ RankGroup::State::State(const RankGroupConfig& the_config, OnStep the_on_step, M
   for (Flight& flight : flights) flight.results.resize(members.size());
 }
 
-RankConfig RankGroup::State::config_of(int32_t r) const {
+RankConfig RankGroup::State::config_of(int32_t r) {
   RankConfig out = config.rank;
   out.rank = r;
   if (r > 0) {  // one voice is enough
     out.load.progress = nullptr;
     out.observer = nullptr;
   }
+  out.load.progress = [this, r, show = out.load.progress](const char* phase, int64_t done, int64_t total) {
+    show_life(r, done < total ? "loading its weights" : "warming up");
+    if (show) show(phase, done, total);
+  };
   return out;
 }
 
@@ -108,7 +120,7 @@ Status RankGroup::State::start(const std::shared_ptr<State>& self) {
   for (int32_t r = 0; r < size(); ++r)
     members[static_cast<size_t>(r)].thread = std::thread([self, r] { self->run_rank(r); });
   std::unique_lock lock(mutex);
-  changed.wait(lock, [&] { return abort || num_met == 2 * size(); });
+  wait_for_start(lock);
   if (!abort) {
     if (size() > 1 || config.timeouts.step_s > 0) watcher = std::thread([self] { self->watch(); });
     return {};
@@ -142,7 +154,9 @@ void RankGroup::State::run_rank(int32_t r) {
 // Success may also mean that another rank has failed.
 Status RankGroup::State::start_rank(int32_t r) {
   const RankConfig own = config_of(r);
+  show_life(r, "making its device");
   ASSIGN_OR_RETURN(auto device, make_device(own));
+  show_life(r, "loading its weights");
   ASSIGN_OR_RETURN(auto loaded, Rank::load(own, std::move(device)));
   Rank& rank = *loaded;
   {
@@ -150,19 +164,29 @@ Status RankGroup::State::start_rank(int32_t r) {
     members[static_cast<size_t>(r)].rank = std::move(loaded);
     num_pages = std::min(num_pages, rank.max_pages());
   }
-  if (!meet()) return {};
+  if (!meet(r)) return {};
+  show_life(r, "reserving its memory");
   RETURN_IF_ERROR(rank.reserve(num_pages));
-  meet();
+  meet(r);
   return {};
 }
 
+void RankGroup::State::show_life(int32_t r, const char* phase) {
+  const std::lock_guard lock(mutex);
+  Member& member = members[static_cast<size_t>(r)];
+  member.phase = phase;
+  ++member.signs_of_life;
+}
+
 // Waits until every rank is at this meeting. False: one has failed.
-bool RankGroup::State::meet() {
+bool RankGroup::State::meet(int32_t r) {
   std::unique_lock lock(mutex);
   const int32_t all = (num_met / size() + 1) * size();
   ++num_met;
+  members[static_cast<size_t>(r)].waits = true;
   changed.notify_all();
   changed.wait(lock, [&] { return abort || num_met >= all; });
+  members[static_cast<size_t>(r)].waits = false;
   return !abort;
 }
 
@@ -221,25 +245,53 @@ bool RankGroup::State::all_ended() const {
   return std::all_of(members.begin(), members.end(), [](const Member& member) { return member.ended; });
 }
 
+// Looks at the ranks every so often: at progress(member), of target(). Which of them is lost; none once done() holds.
 // Time counts only while this thread is awake now and then: not when the whole process is stopped.
+template <typename Done, typename Progress, typename Target>
+std::optional<int32_t> RankGroup::State::watch_until(std::unique_lock<std::mutex>& lock, LagWatch& lag, double period_s,
+                                                     Done done, Progress progress, Target target) {
+  std::vector<int64_t> so_far(members.size());
+  double last_s = system_clock().now_s();
+  while (!changed.wait_for(lock, Seconds(period_s), done)) {
+    const double now_s = system_clock().now_s();
+    std::transform(members.begin(), members.end(), so_far.begin(), progress);
+    const auto lost = lag.look(so_far, target(), std::min(now_s - last_s, 2 * period_s));
+    if (lost) return lost;
+    last_s = now_s;
+  }
+  return std::nullopt;
+}
+
+// Until every rank has started or one has failed.
+void RankGroup::State::wait_for_start(std::unique_lock<std::mutex>& lock) {
+  constexpr int64_t kNothingToDo = INT64_MAX;
+  const auto done = [&] { return abort || num_met == 2 * size(); };
+  const double limit_s = config.timeouts.start_s;
+  if (limit_s <= 0) return changed.wait(lock, done);
+  LagWatch lag(size(), {.behind_s = limit_s, .step_s = limit_s});
+  const auto signs = [](const Member& member) { return member.waits ? kNothingToDo : member.signs_of_life; };
+  const auto lost =
+      watch_until(lock, lag, std::clamp(limit_s / 10, 0.001, 0.25), done, signs, [] { return kNothingToDo; });
+  if (!lost) return;
+  Member& member = members[static_cast<size_t>(*lost)];
+  member.failure =
+      Error(Code::kUnavailable,
+            fmt::format("rank {}: no sign of life for {:g} s while {}; --start-timeout-seconds sets the limit", *lost,
+                        limit_s, member.phase));
+  stop();
+}
+
 void RankGroup::State::watch() {
   double shortest_s = size() > 1 ? config.timeouts.behind_s : config.timeouts.step_s;
   if (config.timeouts.step_s > 0) shortest_s = std::min(shortest_s, config.timeouts.step_s);
-  const double period_s = std::clamp(shortest_s / 10, 0.001, 0.25);
   LagWatch lag(size(), config.timeouts);
-  std::vector<int64_t> reported(members.size());
-  double last_s = system_clock().now_s();
   std::unique_lock lock(mutex);
-  while (!changed.wait_for(lock, Seconds(period_s), [&] { return abort || all_ended(); })) {
-    const double now_s = system_clock().now_s();
-    std::transform(members.begin(), members.end(), reported.begin(), [](const Member& m) { return m.num_reported; });
-    const auto lost = lag.look(reported, num_submitted, std::min(now_s - last_s, 2 * period_s));
-    last_s = now_s;
-    if (!lost) continue;
-    const StepId step = flight_at(reported[static_cast<size_t>(*lost)]).plan.step;
-    const std::string why = fmt::format("no answer for {:g} s", lag.silent_s(*lost));
-    lose(step, lost_in_step(why, step, *lost));
-  }
+  const auto lost = watch_until(
+      lock, lag, std::clamp(shortest_s / 10, 0.001, 0.25), [&] { return abort || all_ended(); },
+      [](const Member& member) { return member.num_reported; }, [&] { return num_submitted; });
+  if (!lost) return;
+  const StepId step = flight_at(members[static_cast<size_t>(*lost)].num_reported).plan.step;
+  lose(step, lost_in_step(fmt::format("no answer for {:g} s", lag.silent_s(*lost)), step, *lost));
 }
 
 void RankGroup::State::end() {

@@ -2,7 +2,7 @@
 //
 // Start: every rank loads and warms up; all meet; each reserves as many pages as every one of them has room for; all
 // meet again. If one fails, the others end at their next meeting, and the error is that of the failed rank with the
-// lowest number.
+// lowest number. One that shows no sign of life for too long has failed.
 //
 // A step: every rank reads the same plan, in place. Its result is rank 0's, and comes when all have reported the step,
 // so that pages are free on every rank when the scheduler hears of it.

@@ -32,8 +32,9 @@ class TinyModel final : public Model {
 
 // What the devices of a group do and have done. Shared with them, since a rank that hangs outlives its group.
 struct Script {
-  std::vector<int32_t> pages;                    // that each rank has room for
-  std::set<int32_t> fail_load, fail_reserve;     // these ranks
+  std::vector<int32_t> pages;                 // that each rank has room for
+  std::set<int32_t> fail_load, fail_reserve;  // these ranks
+  std::set<int32_t> hang_load, hang_warm_up, hang_reserve;
   std::set<std::pair<int32_t, int64_t>> breaks;  // (rank, step) in which a device is lost
   std::set<std::pair<int32_t, int64_t>> hangs;   // in which a thread stops until `released`
   std::vector<int32_t> ids;                      // that each rank samples
@@ -66,6 +67,11 @@ struct Script {
   }
 };
 
+// Stops the thread where the script says so.
+void hang_if(bool hangs, const Script& script) {
+  while (hangs && !script.released) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+}
+
 class ScriptedDevice final : public RankDevice {
  public:
   ScriptedDevice(std::shared_ptr<Script> script, int32_t rank) : script_(std::move(script)), rank_(rank) {}
@@ -73,16 +79,18 @@ class ScriptedDevice final : public RankDevice {
   Result<std::unique_ptr<Ops>> make_ops() override { return make_ref_ops(); }
   Result<int32_t> warm_up(RankParts& parts) override {
     parts_ = &parts;
+    parts.config.load.progress("weights", 2, 2);
+    hang_if(script_->hang_warm_up.contains(rank_), *script_);
     return script_->get(script_->pages, rank_);
   }
   Status reserve() override {
+    hang_if(script_->hang_reserve.contains(rank_), *script_);
     if (script_->fail_reserve.contains(rank_)) return Error(Code::kExhausted, "no memory for graphs");
     script_->set(script_->reserved, rank_, parts_->num_pages);
     return {};
   }
   void apply(const StepPlan& plan, const Batch&, int32_t) override {
-    if (script_->hangs.contains({rank_, plan.step.value}))
-      while (!script_->released) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    hang_if(script_->hangs.contains({rank_, plan.step.value}), *script_);
   }
   void forward(const StepPlan&, const Batch&, int32_t) override {}
   void mask(const StepPlan& plan, MaskBox& masks) override {
@@ -122,6 +130,8 @@ class RankGroups : public testing::Test {
     return RankGroup::create(
         config, [results = results](Step&& step) { results->push_reserved(std::move(step.result)); },
         [script = script](const RankConfig& rank) -> Result<std::unique_ptr<RankDevice>> {
+          rank.load.progress("weights", 1, 2);
+          hang_if(script->hang_load.contains(rank.rank), *script);
           if (script->fail_load.contains(rank.rank)) return Error(Code::kUnavailable, "no such GPU", "device");
           return std::unique_ptr<RankDevice>(std::make_unique<ScriptedDevice>(script, rank.rank));
         });
@@ -184,6 +194,28 @@ TEST_F(RankGroups, OneRankAloneIsNotNamedInItsFailure) {
   of(1);
   script->fail_load = {0};
   EXPECT_EQ(create().error().message, "no such GPU");
+}
+
+// In whatever phase; the others wait for it, and are not blamed.
+TEST_F(RankGroups, ARankThatHangsInItsStartIsNamed) {
+  struct Case {
+    std::set<int32_t> Script::*hangs;
+    int32_t size;
+    const char* phase;
+  };
+  for (const auto& [hangs, size, phase] :
+       {Case{&Script::hang_load, 3, "loading its weights"}, Case{&Script::hang_warm_up, 1, "warming up"},
+        Case{&Script::hang_reserve, 3, "reserving its memory"}}) {
+    of(size);
+    (*script).*hangs = {size - 1};
+    config.timeouts.start_s = 1;  // longer than a busy machine keeps a thread waiting
+    config.timeouts.end_s = 0.05;
+    const auto made = create();
+    ASSERT_FALSE(made.ok());
+    const std::string wanted = str_cat("rank ", size - 1, ": no sign of life for 1 s while ", phase);
+    EXPECT_EQ(made.error().message.find(wanted), 0u) << made.error().message;
+    script->released = true;  // too late: nobody waits for it
+  }
 }
 
 // Rank 1 is late by two steps: results come in order, each once the last rank has reported it.

@@ -164,6 +164,8 @@ void add_rank_options(Options& options) {
               "a rank is lost that is so long behind another one of its group", group);
   options.add("step-timeout-seconds", str_cat(timeouts.step_s),
               "a rank is lost that works at one step for longer; 0: a step may take any time", group);
+  options.add("start-timeout-seconds", str_cat(timeouts.start_s),
+              "the start fails when a rank shows no sign of life for so long; 0: it may take any time", group);
   options.add("replicated-ranks", "1", "for tests: so many CPU ranks that each hold the whole model", group);
   options.add("fail-at-step", "-1", "for tests: a rank is lost in this step; -1: never", group);
   options.add("fail-rank", "0", "for tests: which one", group);
@@ -198,6 +200,7 @@ Status read_ranks(const Options& options, EngineConfig& config) {
   constexpr double kMostSeconds = 86400;
   ASSIGN_OR_RETURN(config.rank_timeouts.behind_s, options.number("rank-timeout-seconds", 0.01, kMostSeconds));
   ASSIGN_OR_RETURN(config.rank_timeouts.step_s, options.number("step-timeout-seconds", 0, kMostSeconds));
+  ASSIGN_OR_RETURN(config.rank_timeouts.start_s, options.number("start-timeout-seconds", 0, kMostSeconds));
   ASSIGN_OR_RETURN(const int64_t size, options.integer("replicated-ranks", 1, 64));
   if (size > 1 && config.rank.device == Device::kCuda)
     return bad_input("--replicated-ranks needs --device cpu or ref", "replicated-ranks");

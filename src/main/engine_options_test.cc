@@ -102,8 +102,9 @@ TEST(EngineOptions, RanksAndTheirFaults) {
   EXPECT_EQ(plain->rank.size, 1);
   EXPECT_EQ(plain->rank.fault.step, -1) << "never";
   EXPECT_LT(plain->rank_timeouts.behind_s, 4) << "streams of a group with a rank that hangs end within 5 s";
-  const auto faulty = parsed({"--device", "cpu", "--replicated-ranks", "4", "--fail-rank", "3", "--fail-at-step", "9",
-                              "--fail-mode", "hang", "--rank-timeout-seconds", "1.5", "--step-timeout-seconds", "7"});
+  const auto faulty =
+      parsed({"--device", "cpu", "--replicated-ranks", "4", "--fail-rank", "3", "--fail-at-step", "9", "--fail-mode",
+              "hang", "--rank-timeout-seconds", "1.5", "--step-timeout-seconds", "7", "--start-timeout-seconds", "90"});
   ASSERT_TRUE(faulty.ok()) << faulty.error().message;
   EXPECT_EQ(faulty->rank.size, 4);
   EXPECT_EQ(faulty->rank.fault.rank, 3);
@@ -111,6 +112,7 @@ TEST(EngineOptions, RanksAndTheirFaults) {
   EXPECT_EQ(faulty->rank.fault.mode, RankFault::Mode::kHang);
   EXPECT_EQ(faulty->rank_timeouts.behind_s, 1.5);
   EXPECT_EQ(faulty->rank_timeouts.step_s, 7);
+  EXPECT_EQ(faulty->rank_timeouts.start_s, 90);
   EXPECT_EQ(parsed({"--device", "cpu", "--fail-rank", "1"}).error().field, "fail-rank") << "there is only rank 0";
   EXPECT_EQ(parsed({"--device", "cpu", "--fail-mode", "sleep"}).error().field, "fail-mode");
   EXPECT_EQ(parsed({"--device", "cuda", "--replicated-ranks", "2"}).error().field, "replicated-ranks");
