@@ -258,19 +258,17 @@ void Scheduler::Impl::plan_decodes(PlanDraft& draft) {
   for (size_t i = 0; i < running_.size() && draft.budget_tokens > 0; ++i) {
     Sequence& sequence = *running_[i];
     if (sequence.in_prefill() || !sequence.wants_sample()) continue;
-    const RowWork work = decode_work(sequence, draft);
-    const int32_t num_tokens = planted(Fault::kNoPagesForDrafts) ? 1 : PlanRow{.work = work}.num_tokens();
-    if (ensure_pages(sequence, num_tokens, draft)) add_row(sequence, work, draft);
+    const int32_t drafts = num_drafts(sequence, draft);
+    if (!ensure_pages(sequence, planted(Fault::kNoPagesForDrafts) ? 1 : 1 + drafts, draft)) continue;
+    add_row(sequence, drafts > 0 ? RowWork(Verify{.num_drafts = drafts}) : RowWork(Decode()), draft);
   }
   draft.plan.num_decode_rows = static_cast<int32_t>(draft.plan.rows.size());
 }
 
 // As many drafts as could still be outputs, if the budget bears them.
-RowWork Scheduler::Impl::decode_work(const Sequence& sequence, const PlanDraft& draft) const {
-  const int32_t num_drafts =
-      std::min({rules_.config.num_drafts, sequence.num_samples_left() - 1, draft.budget_tokens - 1});
-  if (num_drafts <= 0) return Decode();
-  return Verify{.num_drafts = num_drafts};
+int32_t Scheduler::Impl::num_drafts(const Sequence& sequence, const PlanDraft& draft) const {
+  if (rules_.config.num_drafts == 0) return 0;
+  return std::min({rules_.config.num_drafts, sequence.num_samples_left() - 1, draft.budget_tokens - 1});
 }
 
 // One that the rest of the budget is too small for is not overtaken: those that came later would take that rest for as

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/prefetch.h"
 #include "control/faults.h"
 #include "control/scheduler_impl.h"
 
@@ -13,7 +14,24 @@ void Scheduler::Impl::apply(const StepResult& result) {
                 [this](PlansInFlight::Flight& flight, const StepResult& in_order) { digest(flight, in_order); });
 }
 
+// What this step and the next plan read of the sequences lies all over memory, and while a device works at a step the
+// caches come to hold other things.
+void Scheduler::Impl::prefetch_sequences(std::span<const PlanRow> rows) {
+  for (const PlanRow& row : rows)
+    if (const Sequence* sequence = at_slot(row.slot)) prefetch(sequence, sizeof(*sequence));
+  for (const PlanRow& row : rows)
+    if (const Sequence* sequence = at_slot(row.slot)) {
+      prefetch(&sequence->sampling(), sizeof(SamplingParams));
+      prefetch(sequence->input.get(), 1);
+      prefetch(sequence->request.prompt.get(), 1);
+      prefetch(sequence->generated.data() + sequence->generated.size(), 1);
+    }
+  for (const PlanRow& row : rows)
+    if (const Sequence* sequence = at_slot(row.slot)) prefetch(sequence->sampling().stop_ids.data(), 1);
+}
+
 void Scheduler::Impl::digest(PlansInFlight::Flight& flight, const StepResult& result) {
+  prefetch_sequences(flight.rows);
   std::span<CheckpointInFlight> writes = flight.traffic.writes;  // of the rows from here on
   for (size_t i = 0; i < flight.rows.size(); ++i) {
     const PlanRow& row = flight.rows[i];

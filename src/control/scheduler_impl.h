@@ -46,7 +46,7 @@ struct Scheduler::Impl {
   void plan_decodes(PlanDraft& draft);
   void plan_prefills(PlanDraft& draft);
   void plan_admissions(PlanDraft& draft);
-  RowWork decode_work(const Sequence& sequence, const PlanDraft& draft) const;
+  int32_t num_drafts(const Sequence& sequence, const PlanDraft& draft) const;
   bool ensure_pages(Sequence& sequence, int32_t num_tokens, PlanDraft& draft);
   void preempt(Sequence& sequence);
   bool admit(Sequence& sequence, PlanDraft& draft);
@@ -58,6 +58,7 @@ struct Scheduler::Impl {
 
   // scheduler_apply.cc: a step's result
   void apply(const StepResult& result);
+  void prefetch_sequences(std::span<const PlanRow> rows);
   void digest(PlansInFlight::Flight& flight, const StepResult& result);
   void accept_row(Sequence& sequence, const PlanRow& row, const RowResult& result,
                   std::span<CheckpointInFlight> writes);

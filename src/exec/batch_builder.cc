@@ -1,6 +1,7 @@
 #include "exec/batch_builder.h"
 
 #include "base/check.h"
+#include "base/prefetch.h"
 
 namespace perigee {
 
@@ -16,6 +17,7 @@ const Batch& BatchBuilder::build(const StepPlan& plan, const Slots& slots) {
   logit_rows_.clear();
   first_logit_.clear();
   sequences_.clear();
+  for (const PlanRow& row : plan.rows) prefetch(&slots[row.slot], sizeof(Slot));
   for (const PlanRow& row : plan.rows) add_row(row, plan, slots[row.slot]);
   if (!plan.checkpoints.empty()) add_checkpoints(plan);
   batch_ = {.tokens = tokens_, .positions = positions_, .sequences = sequences_, .logit_rows = logit_rows_};
@@ -35,7 +37,7 @@ void BatchBuilder::add_row(const PlanRow& row, const StepPlan& plan, const Slot&
   const auto first_row = static_cast<int32_t>(tokens_.size());
   const Admission admission{.num_prompt_tokens = slot.num_prompt_tokens,
                             .num_cached_tokens = slot.num_cached_tokens,
-                            .num_tokens = static_cast<int32_t>(slot.tokens->size())};
+                            .num_tokens = slot.num_tokens};
   if (const Prefill* prefill = row.prefill()) {
     const auto ids = plan.tokens.begin() + prefill->tokens_offset;
     tokens_.insert(tokens_.end(), ids, ids + num_tokens);

@@ -25,10 +25,12 @@ void Slots::start(const SequenceStart& start) {
   slot.sequence = start.sequence;
   slot.tokens = start.tokens;
   slot.sampling = start.sampling;
+  slot.num_tokens = static_cast<int32_t>(start.tokens->size());
+  slot.num_logprobs = start.sampling->logprobs;
   slot.num_prompt_tokens = start.num_prompt_tokens;
   slot.num_cached_tokens = start.num_cached_tokens;
   slot.length = start.num_cached_tokens;
-  slot.num_outputs = static_cast<int32_t>(start.tokens->size()) - start.num_prompt_tokens;
+  slot.num_outputs = slot.num_tokens - start.num_prompt_tokens;
   slot.newest_id = -1;
   slot.pages.clear();
   slot.state_pages.clear();

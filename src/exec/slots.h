@@ -17,6 +17,8 @@ struct Slot {
   SequenceId sequence;
   std::shared_ptr<const std::vector<int32_t>> tokens;  // as started: prompt, then former outputs
   std::shared_ptr<const SamplingParams> sampling;
+  int32_t num_tokens = 0;    // of `tokens`
+  int32_t num_logprobs = 0;  // of `sampling`; so that a step reads neither
   int32_t num_prompt_tokens = 0;
   int32_t num_cached_tokens = 0;
   // Tokens whose cache entries exist or are being written. Exact where this thread computes them; a GPU knows better

@@ -88,7 +88,7 @@ void StepSampling::ask(const StepPlan& plan, const Slots& slots, const BatchBuil
       asked.score_ids.push_back(id);
     }
     asked.num_scores.push_back(num_scores);
-    asked.logprobs.push_back(slot.sampling->logprobs >= 0);
+    asked.logprobs.push_back(slot.num_logprobs >= 0);
     if (row.samples()) asked.num_rows = static_cast<int32_t>(i) + 1;
     samples_.push_back({.slot = row.samples() ? row.slot.value : -1,
                         .logit_row = row.scores_prompt() ? first + row.num_tokens() - 1 : first,
