@@ -1,5 +1,8 @@
 #include "ops/raw_matrix.h"
 
+#include <algorithm>
+#include <cstring>
+
 #include "tensor/tensor.h"
 
 namespace perigee {
@@ -34,6 +37,36 @@ float int4_element(const RawMatrix& m, int64_t r, int64_t c) {
 float fp8_element(const RawMatrix& m, int64_t r, int64_t c) {
   const float scale = static_cast<const float*>(m.scale)[m.scale_index(r, c)];
   return f8e4m3_to_f32(static_cast<const uint8_t*>(m.data)[m.index(r, c)]) * scale;
+}
+
+// Calls run(first, end, scale) for each run of a row's columns under one scale.
+template <typename Run>
+void for_each_scale(const RawMatrix& m, int64_t r, const Run& run) {
+  const int64_t columns = m.columns_per_scale();
+  int64_t scale = m.scale_index(r, 0);
+  for (int64_t first = 0, end = 0; first < m.in; first = end) {
+    end = std::min(m.in, first + columns - (m.first_column + first) % columns);
+    run(first, end, scale++);
+  }
+}
+
+void fp8_row(const RawMatrix& m, int64_t r, float* out) {
+  const std::array<float, 256>& values = f8e4m3_values();
+  const auto* bits = static_cast<const uint8_t*>(m.data) + m.index(r, 0);
+  for_each_scale(m, r, [&](int64_t first, int64_t end, int64_t at) {
+    const float scale = static_cast<const float*>(m.scale)[at];
+    for (int64_t c = first; c < end; ++c) out[c] = values[bits[c]] * scale;
+  });
+}
+
+void int4_row(const RawMatrix& m, int64_t r, float* out) {
+  const auto* words = static_cast<const uint32_t*>(m.data) + m.index(r, 0) / 8;
+  for_each_scale(m, r, [&](int64_t first, int64_t end, int64_t at) {
+    const float scale = bf16_to_f32(static_cast<const uint16_t*>(m.scale)[at]);
+    float values[16];
+    for (int i = 0; i < 16; ++i) values[i] = bf16_to_f32(f32_to_bf16(static_cast<float>(i - 8) * scale));
+    for (int64_t c = first; c < end; ++c) out[c] = values[words[c / 8] >> (4 * (c % 8)) & 15u];
+  });
 }
 
 }  // namespace
@@ -72,6 +105,15 @@ int64_t raw_bytes(const RawMatrix& m) {
   return data_bytes(m).bytes() + scale_bytes(m).bytes();
 }
 
+const std::array<float, 256>& f8e4m3_values() {
+  static const std::array<float, 256> values = [] {
+    std::array<float, 256> all{};
+    for (int bits = 0; bits < 256; ++bits) all[static_cast<size_t>(bits)] = f8e4m3_to_f32(static_cast<uint8_t>(bits));
+    return all;
+  }();
+  return values;
+}
+
 float raw_element(const RawMatrix& m, int64_t r, int64_t c) {
   const int64_t at = m.index(r, c);
   switch (m.format) {
@@ -85,7 +127,20 @@ float raw_element(const RawMatrix& m, int64_t r, int64_t c) {
 }
 
 void raw_row(const RawMatrix& m, int64_t r, float* out) {
-  for (int64_t c = 0; c < m.in; ++c) out[c] = raw_element(m, r, c);
+  const int64_t at = m.index(r, 0);
+  switch (m.format) {
+    case WeightFormat::kF32:
+      std::memcpy(out, static_cast<const float*>(m.data) + at, static_cast<size_t>(m.in) * 4);
+      return;
+    case WeightFormat::kBF16:
+      for (int64_t c = 0; c < m.in; ++c) out[c] = bf16_to_f32(static_cast<const uint16_t*>(m.data)[at + c]);
+      return;
+    case WeightFormat::kF16:
+      for (int64_t c = 0; c < m.in; ++c) out[c] = f16_to_f32(static_cast<const uint16_t*>(m.data)[at + c]);
+      return;
+    case WeightFormat::kF8Block128: return fp8_row(m, r, out);
+    case WeightFormat::kInt4Group32: return int4_row(m, r, out);
+  }
 }
 
 }  // namespace perigee

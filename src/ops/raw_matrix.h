@@ -1,6 +1,7 @@
 // RawMatrix: a matrix as files store it, or a window of one, in any storage format.
 #pragma once
 
+#include <array>
 #include <cstdint>
 
 #include "tensor/byte_rows.h"
@@ -60,6 +61,8 @@ RawMatrix window(const RawMatrix& m, int64_t first_row, int64_t rows, int64_t fi
 ByteRows data_bytes(const RawMatrix& m);
 ByteRows scale_bytes(const RawMatrix& m);
 int64_t raw_bytes(const RawMatrix& m);  // both
+
+const std::array<float, 256>& f8e4m3_values();  // of all bits
 
 // Element (r, c) as f32: the definition of every format. INT4 and FP8: q * scale in f32, INT4 then rounded to bf16.
 float raw_element(const RawMatrix& m, int64_t r, int64_t c);

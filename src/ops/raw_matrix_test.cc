@@ -36,9 +36,14 @@ struct Stored {
 };
 
 void expect_elements(const RawMatrix& part, const RawMatrix& whole, int64_t first_row, int64_t first_column) {
-  for (int64_t r = 0; r < part.out; ++r)
-    for (int64_t c = 0; c < part.in; ++c)
+  std::vector<float> row(static_cast<size_t>(part.in));
+  for (int64_t r = 0; r < part.out; ++r) {
+    raw_row(part, r, row.data());
+    for (int64_t c = 0; c < part.in; ++c) {
       ASSERT_EQ(raw_element(part, r, c), raw_element(whole, first_row + r, first_column + c)) << r << ", " << c;
+      ASSERT_EQ(row[static_cast<size_t>(c)], raw_element(part, r, c)) << r << ", " << c;
+    }
+  }
 }
 
 // Cuts at block borders and inside of blocks, and a window of a window.

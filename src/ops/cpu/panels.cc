@@ -7,18 +7,9 @@
 namespace perigee::cpu {
 namespace {
 
-const std::array<float, 256>& f8_table() {
-  static const std::array<float, 256> table = [] {
-    std::array<float, 256> t{};
-    for (int bits = 0; bits < 256; ++bits) t[static_cast<size_t>(bits)] = f8e4m3_to_f32(static_cast<uint8_t>(bits));
-    return t;
-  }();
-  return table;
-}
-
 // An FP8 row without its scales: exact, for bf16 has more bits of both kinds.
 void f8_row(const RawMatrix& m, int64_t r, uint16_t* out) {
-  const std::array<float, 256>& table = f8_table();
+  const std::array<float, 256>& table = f8e4m3_values();
   const auto* bits = static_cast<const uint8_t*>(m.data) + m.index(r, 0);
   for (int64_t c = 0; c < m.in; ++c) out[c] = f32_to_bf16(table[bits[c]]);
 }
