@@ -38,7 +38,7 @@ LinearWeight CpuOps::pack_linear(std::span<const RawMatrix> stacked) {
     out += raw.out;
   }
   auto packed = std::make_shared<PackedLinear>();
-  packed->matrix = cpu::panel_matrix(out, stacked[0].in, cpu::panel_format(stacked));
+  packed->matrix = cpu::panel_matrix(out, stacked[0].in, cpu::panel_format(stacked), stacked[0].first_column);
   packed->buffer = Buffer(static_cast<size_t>(packed->matrix.bytes()));
   packed->matrix.data = packed->buffer.data();
   cpu::pack_panels(pool_, packed->matrix, cpu::stacked_rows(stacked));

@@ -33,16 +33,21 @@ struct Step {
 
 // The format that all matrices of all experts have in common.
 PanelFormat format_of(std::span<const RawExpert> experts) {
-  const auto of = [](const RawExpert& e) { return panel_format(std::array{e.gate, e.up, e.down}); };
-  const PanelFormat first = of(experts.front());
-  const bool same = std::all_of(experts.begin(), experts.end(), [&](const RawExpert& e) { return of(e) == first; });
-  return same ? first : PanelFormat::kBF16;
+  std::vector<RawMatrix> up, down;
+  for (const RawExpert& e : experts) {
+    up.insert(up.end(), {e.gate, e.up});
+    down.push_back(e.down);
+  }
+  const PanelFormat format = panel_format(up);
+  return panel_format(down) == format ? format : PanelFormat::kBF16;
 }
 
-std::vector<OutputRow> gate_up_rows(const RawExpert& expert, int64_t num_panels) {
-  std::vector<OutputRow> rows(static_cast<size_t>(num_panels * kPanelOutputs));
+// Outputs become the inputs of `down` panel by panel, so they begin where those do.
+std::vector<OutputRow> gate_up_rows(const RawExpert& expert, const PanelMatrix& gate_up, const PanelMatrix& down) {
+  std::vector<OutputRow> rows(static_cast<size_t>(gate_up.num_panels * kPanelOutputs));
   for (int64_t r = 0; r < expert.gate.out; ++r) {
-    const int64_t at = r / kPanelOutputs * 2 * kPanelOutputs + r % kPanelOutputs;
+    const int64_t output = down.front + r;
+    const int64_t at = output / kPanelOutputs * 2 * kPanelOutputs + output % kPanelOutputs;
     rows[static_cast<size_t>(at)] = {&expert.gate, r};
     rows[static_cast<size_t>(at + kPanelOutputs)] = {&expert.up, r};
   }
@@ -184,8 +189,9 @@ ExpertWeights pack_experts(ThreadPool& pool, std::span<const RawExpert> experts)
   packed->num_experts = static_cast<int64_t>(experts.size());
   packed->hidden = first.gate.in;
   packed->inter = first.gate.out;
-  packed->gate_up = panel_matrix(ceil_div(packed->inter, kPanelOutputs) * 2 * kPanelOutputs, packed->hidden, format);
-  packed->down = panel_matrix(packed->hidden, packed->inter, format);
+  packed->down = panel_matrix(packed->hidden, packed->inter, format, first.down.first_column);
+  packed->gate_up =
+      panel_matrix(packed->down.k_tiles * 2 * kPanelOutputs, packed->hidden, format, first.gate.first_column);
   packed->gate_up_stride = packed->gate_up.bytes();
   packed->down_stride = packed->down.bytes();
   const int64_t bytes = packed->num_experts * (packed->gate_up_stride + packed->down_stride);
@@ -197,7 +203,7 @@ ExpertWeights pack_experts(ThreadPool& pool, std::span<const RawExpert> experts)
     const bool same = raw.gate.out == packed->inter && raw.gate.in == packed->hidden && raw.up.out == packed->inter &&
                       raw.up.in == packed->hidden && raw.down.out == packed->hidden && raw.down.in == packed->inter;
     CHECK(same, "expert ", e, " has other shapes than expert 0");
-    pack_panels(pool, packed->gate_up_of(e), gate_up_rows(raw, packed->gate_up.num_panels));
+    pack_panels(pool, packed->gate_up_of(e), gate_up_rows(raw, packed->gate_up, packed->down));
     pack_panels(pool, packed->down_of(e), stacked_rows(std::span(&raw.down, 1)));
   }
   return {.num_experts = packed->num_experts, .hidden = packed->hidden, .inter = packed->inter, .packed = packed};
@@ -219,7 +225,7 @@ Tensor moe_experts(const CpuContext& cpu, const Tensor& x, const Routing& routin
     const Group& group = step.groups[static_cast<size_t>(i)];
     uint16_t* a = step.x + group.first_tile * kTileRows * experts.gate_up.k_tiles * kTileK;
     for (int64_t row = 0; row < group.rows; row += kTileRows)
-      pack_row_tile(x, step.tokens.data() + group.first, row, group.rows, a);
+      pack_row_tile(experts.gate_up, x, step.tokens.data() + group.first, row, group.rows, a);
   });
   for_panels(cpu.pool, step.groups, experts.down.k_tiles, [&](const Group& group, int64_t panel, int thread) {
     gate_up_panel(step, group, panel, step.scratches[static_cast<size_t>(thread)]);

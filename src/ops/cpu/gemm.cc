@@ -64,8 +64,10 @@ void run_task(const PanelKernels& kernels, const PanelMatrix& w, const PackedRow
   const int64_t begins = task.first_row * w.k_tiles * kTileK;
   const PackedRows rows{.a = x.a + begins, .rows = task.rows, .low = x.low == nullptr ? nullptr : x.low + begins};
   const int64_t outer = task.rows <= 2 * kTileRows ? w.k_tiles : kOuterTiles;
-  for (int64_t begin = 0; begin < w.k_tiles; begin += outer) {
-    const KRange range{.begin = begin, .end = std::min(begin + outer, w.k_tiles)};
+  for (int64_t begin = 0, end = 0; begin < w.k_tiles; begin = end) {
+    end = begin + outer;  // not inside a block of scales
+    if (end < w.k_tiles) end -= (w.first_scale_tile + end) % kScaleTiles;
+    const KRange range{.begin = begin, .end = std::min(end, w.k_tiles)};
     for (int64_t p = 0; p < task.num_panels; ++p) {
       const int64_t panel = task.first_panel + p;
       // Whole f32 panels end where they belong, others by way of the scratch.
@@ -132,14 +134,14 @@ void multiply_panel(const PanelKernels& kernels, const PanelCall& call) {
   const KRange range = call.range;
   // A single row tile passes a panel once: nothing to keep in a cache. Two terms pass it twice.
   const bool once = call.rows.rows <= kTileRows && call.rows.low == nullptr && (!w.int4() || kernels.int4_streams);
-  const int64_t step = w.scaled() ? kScaleTiles : once ? range.end - range.begin : kInnerTiles;
+  const int64_t step = once ? range.end - range.begin : kInnerTiles;
   PanelJob job{.a_stride = kTileRows * w.k_tiles * kTileK,
                .rows = call.rows.rows,
                .int4 = w.int4(),
                .tiles = call.scratch.tiles};
-  for (int64_t k = range.begin; k < range.end; k += step) {
+  for (int64_t k = range.begin; k < range.end; k += job.k_tiles) {
     job.k_begin = k;
-    job.k_tiles = std::min(step, range.end - k);
+    job.k_tiles = std::min(w.scaled() ? kScaleTiles - (w.first_scale_tile + k) % kScaleTiles : step, range.end - k);
     const PanelSums in = k > 0 ? call.sums : PanelSums{};
     const PanelSums out = k + job.k_tiles == w.k_tiles ? call.out : call.sums;
     job.in = w.scaled() ? PanelSums{} : in;
@@ -147,7 +149,8 @@ void multiply_panel(const PanelKernels& kernels, const PanelCall& call) {
     job.b = w.at(call.panel, k);
     job.next = call.fetch_next && !w.int4() ? w.at(call.panel + 1, k) : nullptr;
     multiply_stretch(kernels, call.rows, job);
-    if (w.scaled()) kernels.add_scaled(call.scratch.part, w.scales(call.panel, k), call.rows.rows, in, out);
+    if (w.scaled())
+      kernels.add_scaled(call.scratch.part, w.scales(call.panel, w.scale_block(k)), call.rows.rows, in, out);
   }
 }
 
@@ -167,9 +170,9 @@ Tensor linear(const CpuContext& cpu, const Tensor& x, const PanelMatrix& w, DTyp
   const PanelKernels& kernels = panel_kernels(cpu.isa);
   cpu.pool.run(row_tiles, [&](int64_t tile, int) {
     if (terms) {
-      pack_row_tile_terms(kernels, x, tile * kTileRows, a, a + elements);
+      pack_row_tile_terms(kernels, w, x, tile * kTileRows, a, a + elements);
     } else {
-      pack_row_tile(x, nullptr, tile * kTileRows, x.rows, a);
+      pack_row_tile(w, x, nullptr, tile * kTileRows, x.rows, a);
     }
   });
   const TaskGrid grid(x.rows, w.num_panels, cpu.pool.size());

@@ -21,7 +21,8 @@ struct Packed {
 Packed pack(TestCpu& cpu, std::span<const RawMatrix> stacked) {
   int64_t out = 0;
   for (const RawMatrix& raw : stacked) out += raw.out;
-  Packed packed{.matrix = panel_matrix(out, stacked[0].in, panel_format(stacked)), .buffer = {}};
+  Packed packed{.matrix = panel_matrix(out, stacked[0].in, panel_format(stacked), stacked[0].first_column),
+                .buffer = {}};
   packed.buffer = Buffer(static_cast<size_t>(packed.matrix.bytes()));
   packed.matrix.data = packed.buffer.data();
   pack_panels(cpu.pool(), packed.matrix, stacked_rows(stacked));
@@ -74,12 +75,45 @@ TEST_P(EveryIsa, LinearIsTheMatrixProductInAllFormatsAndOddShapes) {
   }
 }
 
+// Columns that begin and end between scales, rows that do.
+TEST_P(EveryIsa, WindowsBetweenScalesStayQuantised) {
+  for (const WeightFormat format : {WeightFormat::kF8Block128, WeightFormat::kInt4Group32}) {
+    const auto whole = test_matrix(format, 300, 1408, 7);
+    for (const int64_t first : {0, 8, 16, 32, 48, 64, 88, 96, 112, 120, 176, 352, 704, 1056, 1232}) {
+      for (const int64_t in : {8, 24, 176}) {
+        TestCpu cpu(GetParam(), 2);
+        const RawMatrix m = window(whole->raw, 100, 70, first, in);
+        const Packed packed = pack(cpu, std::span(&m, 1));
+        ASSERT_NE(packed.matrix.format, PanelFormat::kBF16);
+        const TestRows x(19, in, in + 3, 3);
+        const Tensor y = linear(cpu.context(), x.tensor, packed.matrix, DType::kF32);
+        const Tensor wide{
+            .data = cpu.context().arena.array<float>(19 * in).data(), .rows = 19, .cols = in, .row_stride = in};
+        for (int64_t i = 0; i < 19; ++i)
+          for (int64_t c = 0; c < in; ++c) wide.row<float>(i)[c] = bf16_to_f32(x.tensor.row<uint16_t>(i)[c]);
+        const Tensor of_wide = linear(cpu.context(), wide, packed.matrix, DType::kF32);
+        for (int64_t i = 0; i < 19; ++i)
+          for (int64_t o = 0; o < m.out; ++o) {
+            const auto [sum, size] = exact(x.tensor, i, m, o);
+            ASSERT_NEAR(y.row<float>(i)[o], sum, 1e-6 * size + 1e-12) << first << " " << in << " at " << i << "," << o;
+            ASSERT_NEAR(of_wide.row<float>(i)[o], sum, 1e-6 * size + 1e-12) << first << " " << in;
+          }
+      }
+    }
+  }
+}
+
 TEST_P(EveryIsa, RowsDoNotDependOnTheirBatchOrThreads) {
   constexpr int64_t kRows = 600, kIn = 2400, kOut = 330;
-  for (const WeightFormat format : {WeightFormat::kBF16, WeightFormat::kInt4Group32}) {
+  for (const auto& [format, first_column] : {std::pair<WeightFormat, int64_t>{WeightFormat::kBF16, 0},
+                                             {WeightFormat::kInt4Group32, 0},
+                                             {WeightFormat::kInt4Group32, 24},
+                                             {WeightFormat::kF8Block128, 0},
+                                             {WeightFormat::kF8Block128, 88}}) {
     TestCpu one(GetParam(), 1), two(GetParam(), 2), five(GetParam(), 5);
-    const auto m = test_matrix(format, kOut, kIn, 11);
-    const Packed packed = pack(two, std::span(&m->raw, 1));
+    const auto whole = test_matrix(format, kOut, kIn + first_column + 8, 11);
+    const RawMatrix m = window(whole->raw, 0, kOut, first_column, kIn);
+    const Packed packed = pack(two, std::span(&m, 1));
     const TestRows x(kRows, kIn, kIn, 5);
     const Tensor all = linear(one.context(), x.tensor, packed.matrix, DType::kF32);
     for (TestCpu* cpu : {&one, &two, &five}) {
@@ -128,15 +162,19 @@ TEST_P(EveryIsa, Int4ExpandsToRawElements) {
   }
 }
 
-// Experts of one format, with routing of n tokens to k of them.
+// Experts of one format, with routing of n tokens to k of them. Their inner dimension is `inter` from `first` on of a
+// stored one.
 struct ExpertCase {
-  ExpertCase(WeightFormat format, int64_t experts, int64_t hidden, int64_t inter, int64_t tokens)
+  ExpertCase(WeightFormat format, int64_t experts, int64_t hidden, int64_t inter, int64_t tokens, int64_t first = 0)
       : x(tokens, hidden, hidden, 77) {
+    const int64_t stored = first > 0 ? (first + inter + 127) / 128 * 128 : inter;
     for (int64_t e = 0; e < experts; ++e) {
-      for (const auto& [out, in] : {std::pair{inter, hidden}, {inter, hidden}, {hidden, inter}})
+      for (const auto& [out, in] : {std::pair{stored, hidden}, {stored, hidden}, {hidden, stored}})
         matrices.push_back(test_matrix(format, out, in, 100 + matrices.size()));
       const size_t at = matrices.size();
-      raw.push_back({matrices[at - 3]->raw, matrices[at - 2]->raw, matrices[at - 1]->raw});
+      raw.push_back({window(matrices[at - 3]->raw, first, inter, 0, hidden),
+                     window(matrices[at - 2]->raw, first, inter, 0, hidden),
+                     window(matrices[at - 1]->raw, 0, hidden, first, inter)});
     }
     TestRandom random(5);
     for (int64_t t = 0; t < tokens; ++t) {
@@ -171,31 +209,48 @@ std::vector<double> expert_formula(const ExpertCase& c, int64_t token, const Raw
   return y;
 }
 
+void expect_weighted_sums(Isa isa, ExpertCase& c, PanelFormat format) {
+  c.ids[4] = -1;  // routed to no expert
+  TestCpu cpu(isa, 2);
+  const ExpertWeights experts = pack_experts(cpu.pool(), c.raw);
+  const auto& packed = static_cast<const PackedExperts&>(*experts.packed);
+  EXPECT_EQ(packed.gate_up.format, format);
+  EXPECT_EQ(packed.down.format, format);
+  const Tensor y = moe_experts(cpu.context(), c.x.tensor, c.routing(0, 9), packed);
+  for (int64_t t = 0; t < 9; ++t) {
+    std::vector<double> want(static_cast<size_t>(c.raw[0].down.out));
+    double largest = 0;
+    for (size_t k = 0; k < 3; ++k) {
+      const auto slot = static_cast<size_t>(t) * 3 + k;
+      if (c.ids[slot] < 0) continue;
+      const std::vector<double> part = expert_formula(c, t, c.raw[static_cast<size_t>(c.ids[slot])]);
+      for (size_t o = 0; o < want.size(); ++o) want[o] += static_cast<double>(c.weights[slot]) * part[o];
+    }
+    for (const double v : want) largest = std::fmax(largest, std::fabs(v));
+    // A gate * up on the edge between two bf16 numbers may be rounded the other way: 2^-8 of one term.
+    for (size_t o = 0; o < want.size(); ++o) ASSERT_NEAR(y.row<float>(t)[o], want[o], 3e-3 * largest) << t << "," << o;
+  }
+}
+
 TEST_P(EveryIsa, ExpertsAreTheWeightedSum) {
   for (const WeightFormat format : kFormats) {
     const bool int4 = format == WeightFormat::kInt4Group32;
     ExpertCase c(format, 4, int4 ? 96 : 90, int4 ? 64 : 50, 9);
-    c.ids[4] = -1;  // routed to no expert
-    TestCpu cpu(GetParam(), 2);
-    const ExpertWeights experts = pack_experts(cpu.pool(), c.raw);
-    const auto& packed = static_cast<const PackedExperts&>(*experts.packed);
-    EXPECT_EQ(packed.gate_up.int4(), int4);
-    const Tensor y = moe_experts(cpu.context(), c.x.tensor, c.routing(0, 9), packed);
-    for (int64_t t = 0; t < 9; ++t) {
-      std::vector<double> want(static_cast<size_t>(c.raw[0].down.out));
-      double largest = 0;
-      for (size_t k = 0; k < 3; ++k) {
-        const auto slot = static_cast<size_t>(t) * 3 + k;
-        if (c.ids[slot] < 0) continue;
-        const std::vector<double> part = expert_formula(c, t, c.raw[static_cast<size_t>(c.ids[slot])]);
-        for (size_t o = 0; o < want.size(); ++o) want[o] += static_cast<double>(c.weights[slot]) * part[o];
-      }
-      for (const double v : want) largest = std::fmax(largest, std::fabs(v));
-      // A gate * up on the edge between two bf16 numbers may be rounded the other way: 2^-8 of one term.
-      for (size_t o = 0; o < want.size(); ++o)
-        ASSERT_NEAR(y.row<float>(t)[o], want[o], 3e-3 * largest) << t << "," << o;
-    }
+    expect_weighted_sums(GetParam(), c,
+                         int4                                  ? PanelFormat::kInt4
+                         : format == WeightFormat::kF8Block128 ? PanelFormat::kScaled
+                                                               : PanelFormat::kBF16);
   }
+}
+
+// As ranks hold them whose cuts lie between scales.
+TEST_P(EveryIsa, ExpertsCutBetweenScalesAreTheWeightedSum) {
+  for (const auto& [first, inter] : {std::pair<int64_t, int64_t>{16, 48}, {24, 8}, {48, 176}, {96, 352}, {120, 16}})
+    for (const auto& [format, kept] : {std::pair{WeightFormat::kInt4Group32, PanelFormat::kInt4},
+                                       {WeightFormat::kF8Block128, PanelFormat::kScaled}}) {
+      ExpertCase c(format, 4, 96, inter, 9, first);
+      expect_weighted_sums(GetParam(), c, kept);
+    }
 }
 
 TEST_P(EveryIsa, ExpertsOfATokenDoNotDependOnItsBatchOrThreads) {

@@ -17,7 +17,7 @@ void f8_row(const RawMatrix& m, int64_t r, uint16_t* out) {
 // Output j of the panel's scales.
 void scatter_scales(const PanelMatrix& m, int64_t panel, int64_t j, const OutputRow& output) {
   const float* scale = static_cast<const float*>(output.matrix->scale) + output.matrix->scale_index(output.row, 0);
-  for (int64_t b = 0; b < m.scale_blocks(); ++b) m.scales(panel, b * kScaleTiles)[j] = scale[b];
+  for (int64_t b = 0; b < m.scale_blocks(); ++b) m.scales(panel, b)[j] = scale[b];
 }
 
 // Row r as bf16 into out[m.in].
@@ -40,6 +40,8 @@ void scatter_bf16(const PanelMatrix& m, int64_t panel, int64_t j, const uint16_t
   }
 }
 
+constexpr uint32_t kInt4Zeros = 0x88888888;  // a word of eight weights 0
+
 // The even nibbles of a word, side by side in the low half.
 uint32_t even_nibbles(uint32_t word) {
   word &= 0x0F0F0F0Fu;
@@ -50,12 +52,14 @@ uint32_t even_nibbles(uint32_t word) {
 void scatter_int4(const PanelMatrix& m, int64_t panel, int64_t j, const OutputRow& output) {
   const auto* words = static_cast<const uint32_t*>(output.matrix->data) + output.matrix->index(output.row, 0) / 8;
   const auto* scales = static_cast<const uint16_t*>(output.matrix->scale) + output.matrix->scale_index(output.row, 0);
+  const int64_t front = m.front / 8, num_words = m.in / 8;
+  const auto word = [&](int64_t i) { return i >= front && i - front < num_words ? words[i - front] : kInt4Zeros; };
   uint8_t* tile = m.data + panel * m.panel_bytes();
   for (int64_t t = 0; t < m.k_tiles; ++t, tile += kInt4TileBytes) {
     std::memcpy(tile + 2 * j, scales + t, 2);
     auto* sets = reinterpret_cast<uint32_t*>(tile + 64 + j / 8 * 128);
     for (int64_t set = 0; set < 2; ++set) {
-      const uint32_t first = words[4 * t + 2 * set], second = words[4 * t + 2 * set + 1];
+      const uint32_t first = word(4 * t + 2 * set), second = word(4 * t + 2 * set + 1);
       uint32_t* lane = sets + set * 16 + j % 8 * 2;
       lane[0] = even_nibbles(first) | even_nibbles(second) << 16;
       lane[1] = even_nibbles(first >> 4) | even_nibbles(second >> 4) << 16;
@@ -63,21 +67,36 @@ void scatter_int4(const PanelMatrix& m, int64_t panel, int64_t j, const OutputRo
   }
 }
 
+// The inputs of a k tile: `count` from `first` on, which are the tile's from `at` on.
+struct TileInputs {
+  TileInputs(const PanelMatrix& w, int64_t k_tile)
+      : at(k_tile == 0 ? w.front : 0),
+        first(k_tile * kTileK + at - w.front),
+        count(std::min(kTileK - at, w.in - first)) {}
+  int64_t at, first, count;
+};
+
 }  // namespace
 
-PanelMatrix panel_matrix(int64_t out, int64_t in, PanelFormat format) {
-  CHECK(format != PanelFormat::kInt4 || in % kTileK == 0, "INT4 group-32 weights with ", in, " inputs");
+PanelMatrix panel_matrix(int64_t out, int64_t in, PanelFormat format, int64_t first_column) {
+  const bool quantised = format != PanelFormat::kBF16;
+  const int64_t front = quantised ? first_column % kTileK : 0;
+  CHECK(format != PanelFormat::kInt4 || (in % 8 == 0 && front % 8 == 0), "INT4 weights with ", in, " inputs from ",
+        first_column);
   return {.format = format,
           .out = out,
           .in = in,
+          .front = front,
+          .first_scale_tile = format == PanelFormat::kScaled ? first_column / kTileK % kScaleTiles : 0,
           .num_panels = ceil_div(out, kPanelOutputs),
-          .k_tiles = ceil_div(in, kTileK)};
+          .k_tiles = ceil_div(front + in, kTileK)};
 }
 
 PanelFormat panel_format(std::span<const RawMatrix> stacked) {
+  const int64_t columns = stacked.front().columns_per_scale(), phase = stacked.front().first_column % columns;
   const auto all = [&](WeightFormat format) {
     return std::all_of(stacked.begin(), stacked.end(),
-                       [&](const RawMatrix& m) { return m.format == format && m.starts_at_scale(); });
+                       [&](const RawMatrix& m) { return m.format == format && m.first_column % columns == phase; });
   };
   if (all(WeightFormat::kInt4Group32)) return PanelFormat::kInt4;
   return all(WeightFormat::kF8Block128) ? PanelFormat::kScaled : PanelFormat::kBF16;
@@ -86,7 +105,7 @@ PanelFormat panel_format(std::span<const RawMatrix> stacked) {
 void pack_panels(ThreadPool& pool, const PanelMatrix& m, std::span<const OutputRow> rows) {
   CHECK(static_cast<int64_t>(rows.size()) == m.num_panels * kPanelOutputs, "rows: ", rows.size());
   std::vector<std::vector<uint16_t>> lines(static_cast<size_t>(pool.size()));
-  for (auto& line : lines) line.resize(static_cast<size_t>(m.k_tiles * kTileK));
+  for (auto& line : lines) line.resize(static_cast<size_t>(m.k_tiles * kTileK));  // zeros around the inputs
   pool.run(m.num_panels, [&](int64_t panel, int thread) {
     std::vector<uint16_t>& line = lines[static_cast<size_t>(thread)];
     for (int64_t j = 0; j < kPanelOutputs; ++j) {
@@ -97,7 +116,7 @@ void pack_panels(ThreadPool& pool, const PanelMatrix& m, std::span<const OutputR
         continue;
       }
       if (m.scaled()) {
-        f8_row(*output.matrix, output.row, line.data());
+        f8_row(*output.matrix, output.row, line.data() + m.front);
         scatter_scales(m, panel, j, output);
       } else {
         bf16_row(*output.matrix, output.row, line.data());
@@ -116,34 +135,39 @@ std::vector<OutputRow> stacked_rows(std::span<const RawMatrix> stacked) {
   return rows;
 }
 
-void pack_row_tile(const Tensor& x, const int32_t* ids, int64_t first, int64_t rows, uint16_t* a) {
+void pack_row_tile(const PanelMatrix& w, const Tensor& x, const int32_t* ids, int64_t first, int64_t rows,
+                   uint16_t* a) {
   const int64_t m = std::min(kTileRows, rows - first);
-  const int64_t k_tiles = ceil_div(x.cols, kTileK);
-  const int64_t whole = x.cols / kTileK;
-  uint16_t* out = a + first * k_tiles * kTileK;
+  uint16_t* out = a + first * w.k_tiles * kTileK;
   const uint16_t* source[kTileRows];
   for (int64_t r = 0; r < m; ++r) source[r] = x.row<uint16_t>(ids != nullptr ? ids[first + r] : first + r);
-  for (int64_t t = 0; t < whole; ++t) {
-    for (int64_t r = 0; r < m; ++r, out += kTileK) std::memcpy(out, source[r] + t * kTileK, kTileK * 2);
-  }
-  if (whole == k_tiles) return;
-  for (int64_t r = 0; r < m; ++r, out += kTileK) {
-    std::memset(out, 0, kTileK * 2);
-    std::memcpy(out, source[r] + whole * kTileK, static_cast<size_t>(x.cols % kTileK) * 2);
+  for (int64_t t = 0; t < w.k_tiles; ++t) {
+    const TileInputs in(w, t);
+    for (int64_t r = 0; r < m; ++r, out += kTileK) {
+      if (in.count == kTileK) {
+        std::memcpy(out, source[r] + in.first, kTileK * 2);
+        continue;
+      }
+      std::memset(out, 0, kTileK * 2);
+      std::memcpy(out + in.at, source[r] + in.first, static_cast<size_t>(in.count) * 2);
+    }
   }
 }
 
-void pack_row_tile_terms(const PanelKernels& kernels, const Tensor& x, int64_t first, uint16_t* high, uint16_t* low) {
+void pack_row_tile_terms(const PanelKernels& kernels, const PanelMatrix& w, const Tensor& x, int64_t first,
+                         uint16_t* high, uint16_t* low) {
   const int64_t m = std::min(kTileRows, x.rows - first);
-  const int64_t k_tiles = ceil_div(x.cols, kTileK);
-  const int64_t begin = first * k_tiles * kTileK;
-  for (int64_t t = 0; t < k_tiles; ++t) {
-    const int64_t columns = std::min(kTileK, x.cols - t * kTileK);
+  const int64_t begin = first * w.k_tiles * kTileK;
+  for (int64_t t = 0; t < w.k_tiles; ++t) {
+    const TileInputs in(w, t);
     for (int64_t r = 0; r < m; ++r) {
       const int64_t at = begin + (t * m + r) * kTileK;
-      const float* row = x.row<const float>(first + r) + t * kTileK;
+      const float* row = x.row<const float>(first + r) + in.first;
       float padded[kTileK] = {};
-      if (columns < kTileK) row = static_cast<float*>(std::memcpy(padded, row, static_cast<size_t>(columns) * 4));
+      if (in.count < kTileK) {
+        std::memcpy(padded + in.at, row, static_cast<size_t>(in.count) * 4);
+        row = padded;
+      }
       kernels.split(row, high + at, low + at);
     }
   }

@@ -20,9 +20,13 @@ enum class PanelFormat : uint8_t {
 inline constexpr int64_t kScaleTiles = 128 / kTileK;  // k tiles under one scale of kScaled
 
 // A view; the owner of the bytes is a PackedWeight. Outputs and inputs beyond the matrix are zero weights.
+//
+// A window of a quantised matrix may begin between scales. Its first k tile then begins where the stored matrix's does,
+// with `front` inputs that are not the window's; and `first_scale_tile` tiles of its first block of 128 are missing.
 struct PanelMatrix {
   PanelFormat format = PanelFormat::kBF16;
   int64_t out = 0, in = 0;
+  int64_t front = 0, first_scale_tile = 0;
   int64_t num_panels = 0, k_tiles = 0;
   uint8_t* data = nullptr;
 
@@ -30,12 +34,13 @@ struct PanelMatrix {
   bool scaled() const { return format == PanelFormat::kScaled; }
   int64_t k_tile_bytes() const { return int4() ? kInt4TileBytes : kPanelTileElements * 2; }
   int64_t panel_bytes() const { return k_tiles * k_tile_bytes(); }
-  int64_t scale_blocks() const { return scaled() ? (k_tiles + kScaleTiles - 1) / kScaleTiles : 0; }
+  int64_t scale_block(int64_t k_tile) const { return (first_scale_tile + k_tile) / kScaleTiles; }
+  int64_t scale_blocks() const { return scaled() ? scale_block(k_tiles - 1) + 1 : 0; }
   int64_t bytes() const { return num_panels * (panel_bytes() + scale_blocks() * kPanelOutputs * 4); }
-  // kScaled: the scales of a panel's outputs for the 128 inputs around a k tile; after all panels.
-  float* scales(int64_t panel, int64_t k_tile) const {
-    const int64_t block = panel * scale_blocks() + k_tile / kScaleTiles;
-    return reinterpret_cast<float*>(data + num_panels * panel_bytes()) + block * kPanelOutputs;
+  // kScaled: the scales of a panel's outputs for a block of inputs; after all panels.
+  float* scales(int64_t panel, int64_t block) const {
+    const int64_t at = panel * scale_blocks() + block;
+    return reinterpret_cast<float*>(data + num_panels * panel_bytes()) + at * kPanelOutputs;
   }
   const uint8_t* at(int64_t panel, int64_t k_tile) const {
     return data + panel * panel_bytes() + k_tile * k_tile_bytes();
@@ -48,9 +53,9 @@ struct OutputRow {
   int64_t row = 0;
 };
 
-// The shape of a packed matrix of `out` outputs, data still null.
-PanelMatrix panel_matrix(int64_t out, int64_t in, PanelFormat format);
-// That of matrices stacked: kBF16 unless all are INT4 or all are FP8, and cut where scales begin.
+// The shape of a packed matrix of `out` outputs, data still null. `first_column`: RawMatrix::first_column.
+PanelMatrix panel_matrix(int64_t out, int64_t in, PanelFormat format, int64_t first_column = 0);
+// That of matrices stacked: kBF16 unless all are INT4 or all are FP8, and cut alike between scales.
 PanelFormat panel_format(std::span<const RawMatrix> stacked);
 
 // Fills m.data (m.bytes() zeroed bytes); rows.size() = 32 * m.num_panels. Every row has m.in inputs, and is
@@ -60,11 +65,12 @@ void pack_panels(ThreadPool& pool, const PanelMatrix& m, std::span<const OutputR
 // Rows of the matrices one after another.
 std::vector<OutputRow> stacked_rows(std::span<const RawMatrix> stacked);
 
-// Packs activations: rows `ids` of x (null: rows 0 ...) into row tiles of k_tiles each; `first` is a multiple of 16.
-// Row tile i of the destination begins at a + i * 16 * 32 * k_tiles. Inputs beyond x.cols are zero.
-void pack_row_tile(const Tensor& x, const int32_t* ids, int64_t first, int64_t rows, uint16_t* a);
+// Packs activations for `w`: rows `ids` of x (null: rows 0 ...) into row tiles of w.k_tiles each; `first` is a multiple
+// of 16. Row tile i of the destination begins at a + i * 16 * 32 * w.k_tiles. Inputs around x.cols are zero.
+void pack_row_tile(const PanelMatrix& w, const Tensor& x, const int32_t* ids, int64_t first, int64_t rows, uint16_t* a);
 // The same of f32 rows 0 ... as two terms: high + low is x to 16 bits.
-void pack_row_tile_terms(const PanelKernels& kernels, const Tensor& x, int64_t first, uint16_t* high, uint16_t* low);
+void pack_row_tile_terms(const PanelKernels& kernels, const PanelMatrix& w, const Tensor& x, int64_t first,
+                         uint16_t* high, uint16_t* low);
 
 inline int64_t ceil_div(int64_t n, int64_t by) {
   return (n + by - 1) / by;
