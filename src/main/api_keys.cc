@@ -6,23 +6,27 @@
 
 namespace perigee {
 
-Result<std::vector<std::string>> api_keys(const Options& options, const char* vllm_key) {
-  std::vector<std::string> keys = options.list("api-key");
-  if (std::any_of(keys.begin(), keys.end(), [](const std::string& key) { return key.empty(); }))
-    return bad_input("--api-key is empty, which would let everybody in: give a key, or leave the flag out", "api-key");
-  if (vllm_key != nullptr && *vllm_key != '\0') {
-    const bool taken = keys.empty();
-    if (taken) keys.emplace_back(vllm_key);
-    log_info("VLLM_API_KEY is ", taken ? "the API key" : "not used: keys are given by --api-key or PERIGEE_API_KEY");
-  }
-  if (keys.empty() && options.enabled("require-key"))
-    return bad_input("--require-key is set and there is no key: give --api-key, PERIGEE_API_KEY or VLLM_API_KEY",
-                     "require-key");
-  return keys;
+void add_key_flags(CommandLine& flags, ServerConfig& server, bool& required) {
+  flags.add_list("--api-key", server.api_keys, "keys that clients must send; none: open");
+  flags.add_switch("--require-key", required, "refuse to start without --api-key");
+  flags.add_switch("--ignore-priority", server.ignore_priority,
+                   "the priority of requests has no effect; on when there are several keys");
 }
 
-bool ignores_priority(const Options& options, size_t num_keys) {
-  return options.given("ignore-priority") ? options.enabled("ignore-priority") : num_keys > 1;
+Status settle_keys(const CommandLine& flags, bool required, const char* vllm_key, ServerConfig& server) {
+  std::vector<std::string>& given = server.api_keys;
+  if (std::any_of(given.begin(), given.end(), [](const std::string& key) { return key.empty(); }))
+    return bad_input("--api-key is empty, which would let everybody in: give a key, or leave the flag out", "api-key");
+  if (vllm_key != nullptr && *vllm_key != '\0') {
+    const bool taken = given.empty();
+    if (taken) given.emplace_back(vllm_key);
+    log_info("VLLM_API_KEY is ", taken ? "the API key" : "not used: keys are given by --api-key or PERIGEE_API_KEY");
+  }
+  if (given.empty() && required)
+    return bad_input("--require-key is set and there is no key: give --api-key, PERIGEE_API_KEY or VLLM_API_KEY",
+                     "require-key");
+  if (!flags.given("ignore-priority")) server.ignore_priority = given.size() > 1;
+  return {};
 }
 
 }  // namespace perigee

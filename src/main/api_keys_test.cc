@@ -11,53 +11,63 @@ using Keys = std::vector<std::string>;
 
 class ApiKeysTest : public testing::Test {
  protected:
-  ApiKeysTest() {
-    options_.add_list("api-key", "");
-    options_.add_switch("require-key", false, "");
-    options_.add_switch("ignore-priority", false, "");
-  }
   void TearDown() override { ::unsetenv("PERIGEE_API_KEY"); }
-  void parse(const Keys& words) { ASSERT_TRUE(options_.parse(words).ok()); }
+  // What comes of a command line; server_ has the keys.
+  Status settle(const Keys& words, const char* vllm_key) {
+    CommandLine flags("test", "");
+    bool required = false;
+    server_ = {};
+    add_key_flags(flags, server_, required);
+    RETURN_IF_ERROR(flags.parse(words));
+    return settle_keys(flags, required, vllm_key, server_);
+  }
+  Keys keys(const Keys& words, const char* vllm_key) {
+    const Status settled = settle(words, vllm_key);
+    EXPECT_TRUE(settled.ok());
+    return server_.api_keys;
+  }
+  bool ignores_priority(const Keys& words) {
+    EXPECT_TRUE(settle(words, nullptr).ok());
+    return server_.ignore_priority;
+  }
 
-  Options options_{"test", ""};
+  ServerConfig server_;
 };
 
 TEST_F(ApiKeysTest, FlagBeforePerigeesVariableBeforeVllms) {
-  EXPECT_EQ(*api_keys(options_, nullptr), Keys{});
-  EXPECT_EQ(*api_keys(options_, ""), Keys{});
+  EXPECT_EQ(keys({}, nullptr), Keys{});
+  EXPECT_EQ(keys({}, ""), Keys{});
   testing::internal::CaptureStderr();
-  EXPECT_EQ(*api_keys(options_, "theirs"), Keys{"theirs"});
+  EXPECT_EQ(keys({}, "theirs"), Keys{"theirs"});
   std::string log = testing::internal::GetCapturedStderr();
   EXPECT_NE(log.find("VLLM_API_KEY is the API key"), std::string::npos) << log;
   EXPECT_EQ(log.find("theirs"), std::string::npos) << log;
   ::setenv("PERIGEE_API_KEY", "ours", 1);
-  parse({});
   testing::internal::CaptureStderr();
-  EXPECT_EQ(*api_keys(options_, "theirs"), Keys{"ours"});
+  EXPECT_EQ(keys({}, "theirs"), Keys{"ours"});
   log = testing::internal::GetCapturedStderr();
   EXPECT_NE(log.find("VLLM_API_KEY is not used"), std::string::npos) << log;
-  parse({"--api-key", "a", "b"});
-  EXPECT_EQ(*api_keys(options_, "theirs"), (Keys{"a", "b"}));
+  EXPECT_EQ(keys({"--api-key", "a", "b"}, "theirs"), (Keys{"a", "b"}));
 }
 
 TEST_F(ApiKeysTest, NoKeyWhereOneIsRequiredIsAnError) {
-  parse({"--require-key"});
-  ASSERT_FALSE(api_keys(options_, nullptr).ok());
-  EXPECT_FALSE(api_keys(options_, "").ok());
-  EXPECT_EQ(api_keys(options_, nullptr).error().field, "require-key");
-  EXPECT_TRUE(api_keys(options_, "theirs").ok());
-  parse({"--require-key", "--api-key", ""});
-  EXPECT_EQ(api_keys(options_, "theirs").error().field, "api-key");
+  ASSERT_FALSE(settle({"--require-key"}, nullptr).ok());
+  EXPECT_EQ(settle({"--require-key"}, "").error().field, "require-key");
+  EXPECT_EQ(keys({"--require-key"}, "theirs"), Keys{"theirs"});
+}
+
+TEST_F(ApiKeysTest, AnEmptyKeyOpensNothing) {
+  EXPECT_EQ(settle({"--api-key", ""}, "theirs").error().field, "api-key");
+  ::setenv("PERIGEE_API_KEY", "", 1);
+  EXPECT_EQ(settle({}, "theirs").error().field, "api-key");
 }
 
 TEST_F(ApiKeysTest, PriorityIsIgnoredWithSeveralKeysUnlessSaidOtherwise) {
-  EXPECT_FALSE(ignores_priority(options_, 0));
-  EXPECT_FALSE(ignores_priority(options_, 1));
-  EXPECT_TRUE(ignores_priority(options_, 2));
-  parse({"--ignore-priority"});
-  EXPECT_TRUE(ignores_priority(options_, 0));
-  parse({"--no-ignore-priority"});
-  EXPECT_FALSE(ignores_priority(options_, 2));
+  EXPECT_FALSE(ignores_priority({}));
+  EXPECT_FALSE(ignores_priority({"--api-key", "a"}));
+  EXPECT_TRUE(ignores_priority({"--api-key", "a", "b"}));
+  EXPECT_TRUE(ignores_priority({"--ignore-priority"}));
+  EXPECT_FALSE(ignores_priority({"--api-key", "a", "b", "--no-ignore-priority"}));
 }
 
 }  // namespace

@@ -1,71 +1,46 @@
 // `perigee bench serve | decode | prefill`: loads a running server and prints the tables people compare; `bench step`
 // is step_bench.cc.
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cstdio>
 #include <map>
 
 #include "base/clock.h"
+#include "main/command_line.h"
 #include "main/commands.h"
 #include "main/load.h"
-#include "main/options.h"
 #include "main/result_file.h"
 #include "main/step_bench.h"
 
 namespace perigee {
 namespace {
 
-int fail(const Error& error) {
-  const bool help = error.code == Code::kCancelled;
-  std::fprintf(help ? stdout : stderr, "%s%s\n", help ? "" : "perigee bench: ", error.message.c_str());
-  return help ? 0 : 2;
-}
-
 struct Target {
   HttpEndpoint endpoint;
-  ServerFacts facts;
-  int32_t vocab = 0;
-  uint64_t seed = 0;
+  std::string model;  // empty: the first that the server lists
+  int32_t vocab = 2048;
+  uint64_t seed = 1;
+  std::string result_path;
 };
 
-void add_target_options(Options& options) {
-  options.add("host", "127.0.0.1", "server address");
-  options.add("port", "8000", "server port");
-  options.add("api-key", "", "key that the server wants");
-  options.add("model", "", "model name; empty: the first the server lists");
-  options.add("vocab", "2048", "prompts are random token ids below this");
-  options.add("seed", "1", "seed of the prompts");
-  add_result_option(options);
+void add_target_flags(CommandLine& flags, Target& to) {
+  flags.add("--host", to.endpoint.host, "server address");
+  flags.add("--port", to.endpoint.port, "server port");
+  flags.add("--api-key", to.endpoint.api_key, "key that the server wants");
+  flags.add("--model", to.model, "model name; empty: the first the server lists");
+  flags.add("--vocab", to.vocab, Whole{2, 1 << 20}, "prompts are random token ids below this");
+  flags.add("--seed", to.seed, Whole{0, INT64_MAX}, "seed of the prompts");
+  add_result_flag(flags, to.result_path);
 }
 
-Result<Target> make_target(const Options& options) {
-  RETURN_IF_ERROR(check_result_file(options));
-  Target target;
-  target.endpoint = {.host = options.text("host"), .port = options.text("port"), .api_key = options.text("api-key")};
-  ASSIGN_OR_RETURN(target.facts, ask_server(target.endpoint));
-  if (!options.text("model").empty()) target.facts.model = options.text("model");
-  ASSIGN_OR_RETURN(const int64_t vocab, options.integer("vocab", 2, 1 << 20));
-  ASSIGN_OR_RETURN(const int64_t seed, options.integer("seed", 0, INT64_MAX));
-  target.vocab = static_cast<int32_t>(vocab);
-  target.seed = static_cast<uint64_t>(seed);
-  return target;
-}
-
-Result<std::vector<int64_t>> parse_sizes(const Options& options, const std::string& name) {
-  std::vector<int64_t> sizes;
-  std::string item;
-  for (const char c : options.text(name) + ",") {
-    if (c != ',') {
-      item += c;
-      continue;
-    }
-    const bool digits = !item.empty() && item.size() < 9 && item.find_first_not_of("0123456789") == std::string::npos;
-    if (!digits)
-      return bad_input(str_cat("--", name, " must be numbers with commas between, not \"", item, "\""), name);
-    sizes.push_back(std::stoll(item));
-    if (sizes.back() == 0) return bad_input(str_cat("--", name, " must be numbers from 1 on, not 0"), name);
-    item.clear();
-  }
-  return sizes;
+// Reads the words, and asks the server for what they leave open.
+Status read(CommandLine& flags, const std::vector<std::string>& words, Target& target) {
+  RETURN_IF_ERROR(flags.parse(words));
+  RETURN_IF_ERROR(check_result_file(target.result_path));
+  ASSIGN_OR_RETURN(const ServerFacts facts, ask_server(target.endpoint));
+  if (target.model.empty()) target.model = facts.model;
+  return {};
 }
 
 struct Totals {
@@ -111,11 +86,18 @@ int64_t peak_rate(const std::vector<RequestTiming>& timings) {
   return peak;
 }
 
+void print_row(const std::string& name, double value) {
+  fmt::print("{:<40} {:<10.2f}\n", name, value);
+}
+void print_row(const std::string& name, int64_t value) {
+  fmt::print("{:<40} {:<10}\n", name, value);
+}
+
 void print_group(const char* title, const char* name, const Summary& s) {
-  std::printf("%s\n", title);
-  std::printf("%-40s %-10.2f\n", str_cat("Mean ", name, " (ms):").c_str(), s.mean);
-  std::printf("%-40s %-10.2f\n", str_cat("Median ", name, " (ms):").c_str(), s.median);
-  std::printf("%-40s %-10.2f\n", str_cat("P99 ", name, " (ms):").c_str(), s.p99);
+  fmt::print("{}\n", title);
+  print_row(fmt::format("Mean {} (ms):", name), s.mean);
+  print_row(fmt::format("Median {} (ms):", name), s.median);
+  print_row(fmt::format("P99 {} (ms):", name), s.p99);
 }
 
 Json group_json(const Summary& s) {
@@ -130,21 +112,21 @@ Json print_serving_block(const std::vector<RequestTiming>& timings) {
   const Totals sum = total(timings);
   const Summary ttft = summarise(sum.ttft_ms), tpot = summarise(sum.tpot_ms), itl = summarise(sum.itl_ms);
   const double d = sum.duration_s;
-  std::printf("============ Serving Benchmark Result ============\n");
-  std::printf("%-40s %-10lld\n", "Successful requests:", static_cast<long long>(sum.completed));
-  std::printf("%-40s %-10lld\n", "Failed requests:", static_cast<long long>(sum.failed));
-  std::printf("%-40s %-10.2f\n", "Benchmark duration (s):", d);
-  std::printf("%-40s %-10lld\n", "Total input tokens:", static_cast<long long>(sum.input));
-  std::printf("%-40s %-10lld\n", "Total generated tokens:", static_cast<long long>(sum.output));
-  std::printf("%-40s %-10.2f\n", "Request throughput (req/s):", static_cast<double>(sum.completed) / d);
-  std::printf("%-40s %-10.2f\n", "Output token throughput (tok/s):", static_cast<double>(sum.output) / d);
-  std::printf("%-40s %-10.2f\n", "Peak output token throughput (tok/s):", static_cast<double>(peak_rate(timings)));
-  std::printf("%-40s %-10.2f\n", "Total token throughput (tok/s):", static_cast<double>(sum.input + sum.output) / d);
+  fmt::print("============ Serving Benchmark Result ============\n");
+  print_row("Successful requests:", sum.completed);
+  print_row("Failed requests:", sum.failed);
+  print_row("Benchmark duration (s):", d);
+  print_row("Total input tokens:", sum.input);
+  print_row("Total generated tokens:", sum.output);
+  print_row("Request throughput (req/s):", static_cast<double>(sum.completed) / d);
+  print_row("Output token throughput (tok/s):", static_cast<double>(sum.output) / d);
+  print_row("Peak output token throughput (tok/s):", static_cast<double>(peak_rate(timings)));
+  print_row("Total token throughput (tok/s):", static_cast<double>(sum.input + sum.output) / d);
   print_group("---------------Time to First Token----------------", "TTFT", ttft);
   print_group("-----Time per Output Token (excl. 1st token)------", "TPOT", tpot);
   print_group("---------------Inter-token Latency----------------", "ITL", itl);
-  std::printf("==================================================\n");
-  if (!sum.first_error.empty()) std::fprintf(stderr, "first failure: %s\n", sum.first_error.c_str());
+  fmt::print("==================================================\n");
+  if (!sum.first_error.empty()) fmt::print(stderr, "first failure: {}\n", sum.first_error);
   Json figures;
   figures.set("completed", sum.completed);
   figures.set("failed", sum.failed);
@@ -159,25 +141,24 @@ Json print_serving_block(const std::vector<RequestTiming>& timings) {
   return figures;
 }
 
-Result<int> bench_serve(const std::vector<std::string>& arguments) {
-  Options options("perigee bench serve", "Loads a running server; prints throughput and latencies.");
-  add_target_options(options);
-  options.add("num-prompts", "64", "requests");
-  options.add("max-concurrency", "16", "requests under way at once");
-  options.add("request-rate", "0", "requests started a second; 0: as fast as the concurrency allows");
-  options.add("random-input-len", "512", "prompt tokens");
-  options.add("random-output-len", "128", "output tokens");
-  RETURN_IF_ERROR(options.parse(arguments));
-  ASSIGN_OR_RETURN(const Target target, make_target(options));
-  ASSIGN_OR_RETURN(const int64_t count, options.integer("num-prompts", 1, 1 << 20));
-  ASSIGN_OR_RETURN(const int64_t concurrency, options.integer("max-concurrency", 1, 4096));
-  ASSIGN_OR_RETURN(const double rate, options.number("request-rate", 0, 1e6));
-  ASSIGN_OR_RETURN(const int64_t input, options.integer("random-input-len", 1, 1 << 22));
-  ASSIGN_OR_RETURN(const int64_t output, options.integer("random-output-len", 1, 1 << 20));
-  const auto requests = random_prompts(count, input, static_cast<int32_t>(output), target.vocab, target.seed);
-  const auto timings = run_load(target.endpoint, target.facts.model, requests, static_cast<int>(concurrency), rate);
+Result<int> bench_serve(const std::vector<std::string>& words) {
+  CommandLine flags("perigee bench serve", "Loads a running server; prints throughput and latencies.");
+  Target target;
+  int64_t count = 64, input = 512;
+  int32_t output = 128;
+  int concurrency = 16;
+  double rate = 0;
+  add_target_flags(flags, target);
+  flags.add("--num-prompts", count, Whole{1, 1 << 20}, "requests");
+  flags.add("--max-concurrency", concurrency, Whole{1, 4096}, "requests under way at once");
+  flags.add("--request-rate", rate, Number{0, 1e6}, "requests started a second; 0: as fast as the concurrency allows");
+  flags.add("--random-input-len", input, Whole{1, 1 << 22}, "prompt tokens");
+  flags.add("--random-output-len", output, Whole{1, 1 << 20}, "output tokens");
+  RETURN_IF_ERROR(read(flags, words, target));
+  const auto requests = random_prompts(count, input, output, target.vocab, target.seed);
+  const auto timings = run_load(target.endpoint, target.model, requests, concurrency, rate);
   const Json figures = print_serving_block(timings);
-  RETURN_IF_ERROR(save_result(options, figures));
+  RETURN_IF_ERROR(save_result(target.result_path, figures));
   return figures.find("failed")->as_int() == 0 ? 0 : 1;
 }
 
@@ -202,78 +183,73 @@ double decode_rate(const std::vector<RequestTiming>& timings) {
   return static_cast<double>(chunks) / (end - begin);
 }
 
-Result<int> bench_decode(const std::vector<std::string>& arguments) {
-  Options options("perigee bench decode", "Decode matrix: tokens/s by context and concurrency, distinct prompts.");
-  add_target_options(options);
-  options.add("contexts", "1024,4096", "prompt lengths in tokens");
-  options.add("concurrencies", "1,4,16", "streams that decode together");
-  options.add("output-len", "128", "tokens of each stream");
-  RETURN_IF_ERROR(options.parse(arguments));
-  ASSIGN_OR_RETURN(const Target target, make_target(options));
-  ASSIGN_OR_RETURN(const auto contexts, parse_sizes(options, "contexts"));
-  ASSIGN_OR_RETURN(const auto concurrencies, parse_sizes(options, "concurrencies"));
-  ASSIGN_OR_RETURN(const int64_t output, options.integer("output-len", 2, 1 << 20));
-  std::printf("Decode, aggregate tok/s (distinct prompts, %lld output tokens)\n| context |",
-              static_cast<long long>(output));
-  for (const int64_t c : concurrencies) std::printf(" C=%lld |", static_cast<long long>(c));
-  std::printf("\n|---|");
-  for (size_t i = 0; i < concurrencies.size(); ++i) std::printf("---|");
-  std::printf("\n");
+Result<int> bench_decode(const std::vector<std::string>& words) {
+  CommandLine flags("perigee bench decode", "Decode matrix: tokens/s by context and concurrency, distinct prompts.");
+  Target target;
+  std::vector<int64_t> contexts = {1024, 4096}, concurrencies = {1, 4, 16};
+  int32_t output = 128;
+  add_target_flags(flags, target);
+  flags.add("--contexts", contexts, Counts(), "prompt lengths in tokens");
+  flags.add("--concurrencies", concurrencies, Counts(), "streams that decode together");
+  flags.add("--output-len", output, Whole{2, 1 << 20}, "tokens of each stream");
+  RETURN_IF_ERROR(read(flags, words, target));
+  fmt::print("Decode, aggregate tok/s (distinct prompts, {} output tokens)\n| context |", output);
+  for (const int64_t c : concurrencies) fmt::print(" C={} |", c);
+  fmt::print("\n|---|");
+  for (size_t i = 0; i < concurrencies.size(); ++i) fmt::print("---|");
+  fmt::print("\n");
   Json figures;
   std::string why;  // of the first cell without a figure
   uint64_t seed = target.seed;
   for (const int64_t context : contexts) {
-    std::printf("| %lld |", static_cast<long long>(context));
+    fmt::print("| {} |", context);
     Json row;
     for (const int64_t c : concurrencies) {
-      const auto requests = random_prompts(c, context, static_cast<int32_t>(output), target.vocab, ++seed);
-      const auto timings = run_load(target.endpoint, target.facts.model, requests, static_cast<int>(c), 0);
+      const auto requests = random_prompts(c, context, output, target.vocab, ++seed);
+      const auto timings = run_load(target.endpoint, target.model, requests, static_cast<int>(c), 0);
       const double rate = decode_rate(timings);
-      std::printf(rate > 0 ? " %.1f |" : " - |", rate);
+      fmt::print("{}", rate > 0 ? fmt::format(" {:.1f} |", rate) : " - |");
       std::fflush(stdout);
       row.set(std::to_string(c), rate);
       if (why.empty() && rate <= 0) why = total(timings).first_error;
       if (why.empty() && rate <= 0)
-        why =
-            str_cat(c, " streams never decoded all at once: longer --output-len, or a server with more --max-num-seqs");
+        why = fmt::format(
+            "{} streams never decoded all at once: longer --output-len, or a server with more --max-num-seqs", c);
     }
-    std::printf("\n");
+    fmt::print("\n");
     figures.set(std::to_string(context), std::move(row));
   }
-  if (!why.empty()) std::fprintf(stderr, "perigee bench decode: no figure (-): %s\n", why.c_str());
-  RETURN_IF_ERROR(save_result(options, figures));
+  if (!why.empty()) fmt::print(stderr, "perigee bench decode: no figure (-): {}\n", why);
+  RETURN_IF_ERROR(save_result(target.result_path, figures));
   return why.empty() ? 0 : 1;
 }
 
-Result<int> bench_prefill(const std::vector<std::string>& arguments) {
-  Options options("perigee bench prefill", "Prefill table: prompt tokens/s and time to first token, one stream.");
-  add_target_options(options);
-  options.add("lengths", "512,2048,8192", "prompt lengths in tokens");
-  options.add("repeats", "3", "runs of each; the median counts");
-  RETURN_IF_ERROR(options.parse(arguments));
-  ASSIGN_OR_RETURN(const Target target, make_target(options));
-  ASSIGN_OR_RETURN(const auto lengths, parse_sizes(options, "lengths"));
-  ASSIGN_OR_RETURN(const int64_t repeats, options.integer("repeats", 1, 1000));
-  std::printf(
-      "Prefill, one stream, nothing cached (median of %lld)\n| prompt tokens | tok/s | TTFT ms |\n|---|---|---|\n",
-      static_cast<long long>(repeats));
+Result<int> bench_prefill(const std::vector<std::string>& words) {
+  CommandLine flags("perigee bench prefill", "Prefill table: prompt tokens/s and time to first token, one stream.");
+  Target target;
+  std::vector<int64_t> lengths = {512, 2048, 8192};
+  int repeats = 3;
+  add_target_flags(flags, target);
+  flags.add("--lengths", lengths, Counts(), "prompt lengths in tokens");
+  flags.add("--repeats", repeats, Whole{1, 1000}, "runs of each; the median counts");
+  RETURN_IF_ERROR(read(flags, words, target));
+  fmt::print("Prefill, one stream, nothing cached (median of {})\n| prompt tokens | tok/s | TTFT ms |\n|---|---|---|\n",
+             repeats);
   Json figures;
   uint64_t seed = target.seed << 20;
   HttpClient client(target.endpoint);
   for (const int64_t length : lengths) {
     std::vector<double> ttft;
-    for (int64_t i = 0; i < repeats; ++i) {
-      const RequestTiming t =
-          run_request(client, target.facts.model, random_prompts(1, length, 1, target.vocab, ++seed)[0]);
+    for (int i = 0; i < repeats; ++i) {
+      const RequestTiming t = run_request(client, target.model, random_prompts(1, length, 1, target.vocab, ++seed)[0]);
       if (!t.ok) return Error(Code::kUnavailable, t.error);
       ttft.push_back(t.ttft_s());
     }
     const double median = summarise(ttft).median;
-    std::printf("| %lld | %.0f | %.1f |\n", static_cast<long long>(length), static_cast<double>(length) / median,
-                median * 1e3);
+    fmt::print("| {} | {:.0f} | {:.1f} |\n", length, static_cast<double>(length) / median, median * 1e3);
     figures.set(std::to_string(length), static_cast<double>(length) / median);
   }
-  RETURN_IF_ERROR(save_result(options, figures));
+  RETURN_IF_ERROR(save_result(target.result_path, figures));
   return 0;
 }
 
@@ -284,12 +260,12 @@ int run_bench(const std::vector<std::string>& arguments) {
   const std::vector<std::string> rest(arguments.begin() + (arguments.empty() ? 0 : 1), arguments.end());
   if (what == "--help" || what == "-h")
     return std::fputs("perigee bench serve | decode | prefill | step; each has its own --help\n", stdout) < 0;
-  Result<int> outcome = bad_input(str_cat("bench what? serve, decode, prefill or step, not \"", what, "\""));
+  Result<int> outcome = bad_input(fmt::format("bench what? serve, decode, prefill or step, not \"{}\"", what));
   if (what == "serve") outcome = bench_serve(rest);
   if (what == "decode") outcome = bench_decode(rest);
   if (what == "prefill") outcome = bench_prefill(rest);
   if (what == "step") outcome = bench_step(rest);
-  return outcome.ok() ? *outcome : fail(outcome.error());
+  return outcome.ok() ? *outcome : print_refusal("perigee bench", outcome.error());
 }
 
 }  // namespace perigee

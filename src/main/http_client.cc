@@ -1,5 +1,7 @@
 #include "main/http_client.h"
 
+#include <fmt/format.h>
+
 #include <boost/asio/connect.hpp>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
@@ -60,7 +62,7 @@ Error HttpClient::Impl::failed(const char* doing, const error_code& error) {
   stream.socket().close(ignored);
   buffer.clear();
   return Error(Code::kUnavailable,
-               str_cat("http://", endpoint.host, ":", endpoint.port, ": cannot ", doing, ": ", error.message()));
+               fmt::format("http://{}:{}: cannot {}: {}", endpoint.host, endpoint.port, doing, error.message()));
 }
 
 Status HttpClient::Impl::connect() {

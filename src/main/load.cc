@@ -1,5 +1,7 @@
 #include "main/load.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -61,7 +63,7 @@ Result<ServerFacts> ask_server(const HttpEndpoint& endpoint) {
   ASSIGN_OR_RETURN(const Json body, parse_json(reply->body));
   const Json* data = body.find("data");
   if (reply->status != 200 || data == nullptr || !data->is_array() || data->as_array().empty())
-    return Error(Code::kUnavailable, str_cat("/v1/models answered HTTP ", reply->status));
+    return Error(Code::kUnavailable, fmt::format("/v1/models answered HTTP {}", reply->status));
   const Json& first = data->as_array()[0];
   const Json* id = first.find("id");
   const Json* length = first.find("max_model_len");
@@ -78,7 +80,7 @@ RequestTiming run_request(HttpClient& client, const std::string& model, const Lo
   if (!reply.ok())
     timing.error = reply.error().message;
   else if (reply->status != 200)
-    timing.error = str_cat("HTTP ", reply->status, ": ", reply->body.substr(0, 300));
+    timing.error = fmt::format("HTTP {}: {}", reply->status, reply->body.substr(0, 300));
   timing.ok = timing.ok && timing.error.empty();
   return timing;
 }

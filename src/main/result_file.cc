@@ -1,5 +1,7 @@
 #include "main/result_file.h"
 
+#include <fmt/format.h>
+
 #include <cerrno>
 #include <cstring>
 #include <fstream>
@@ -7,26 +9,22 @@
 namespace perigee {
 namespace {
 
-constexpr const char* kOption = "save-result";
-
 Error not_written(const std::string& path) {
-  return bad_input(str_cat("--", kOption, " ", path, " cannot be written: ", std::strerror(errno)), kOption);
+  return bad_input(fmt::format("--save-result {} cannot be written: {}", path, std::strerror(errno)), "save-result");
 }
 
 }  // namespace
 
-void add_result_option(Options& options, const std::string& group) {
-  options.add(kOption, "", "write the figures as JSON to this file", group);
+void add_result_flag(CommandLine& flags, std::string& path) {
+  flags.add("--save-result", path, "write the figures as JSON to this file");
 }
 
-Status check_result_file(const Options& options) {
-  const std::string& path = options.text(kOption);
+Status check_result_file(const std::string& path) {
   if (!path.empty() && !std::ofstream(path, std::ios::app)) return not_written(path);
   return {};
 }
 
-Status save_result(const Options& options, const Json& figures) {
-  const std::string& path = options.text(kOption);
+Status save_result(const std::string& path, const Json& figures) {
   if (path.empty()) return {};
   std::ofstream file(path);
   file << dump_json(figures, JsonStyle::kSpaced) << "\n";

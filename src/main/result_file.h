@@ -1,17 +1,20 @@
 // --save-result of the benchmarks: figures as JSON in a file.
 #pragma once
 
+#include <string>
+
 #include "base/json.h"
-#include "main/options.h"
+#include "base/result.h"
+#include "main/command_line.h"
 
 namespace perigee {
 
-void add_result_option(Options& options, const std::string& group = "General");
+void add_result_flag(CommandLine& flags, std::string& path);
 
 // Whether the file, if one is asked for, can be written: to be known before minutes are measured. Leaves what it holds.
-Status check_result_file(const Options& options);
+Status check_result_file(const std::string& path);
 
-// Nothing without --save-result.
-Status save_result(const Options& options, const Json& figures);
+// Nothing where no file is asked for.
+Status save_result(const std::string& path, const Json& figures);
 
 }  // namespace perigee

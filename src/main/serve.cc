@@ -1,4 +1,5 @@
 // `perigee serve MODEL`: opens the port, loads the model, serves until SIGTERM, drains.
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -15,33 +16,45 @@
 #include "engine/engine.h"
 #include "main/api_keys.h"
 #include "main/commands.h"
-#include "main/engine_options.h"
-#include "main/options.h"
+#include "main/engine_flags.h"
 #include "server/server.h"
 
 namespace perigee {
 namespace {
 
-constexpr int kUsageError = 2;
 constexpr int kStartFailed = 1;
 constexpr int kDeviceLost = 70;
 
-void add_server_options(Options& options) {
-  const char* group = "Server";
-  options.add("host", "127.0.0.1", "address to listen on", group);
-  options.add("port", "8000", "port; 0: any free one", group);
-  options.add_list("served-model-name", "names clients may use; default: the folder's name", group);
-  options.add_list("api-key", "keys that clients must send; none: open", group);
-  options.add_switch("require-key", false, "refuse to start without --api-key", group);
-  options.add_switch("ignore-priority", false, "the priority of requests has no effect; on when there are several keys",
-                     group);
-  options.add("reasoning-field", "both", "both, reasoning_content or reasoning", group);
-  options.add("drain-seconds", "60", "how long SIGTERM lets accepted requests finish", group);
-  options.add("stall-seconds", "60", "/livez turns 503 when no step ends for so long while work is in flight", group);
-  options.add("front-end-threads", "1", "threads of the HTTP front end", group);
-  options.add("config", "", "YAML file whose keys are these flags", group);
-  options.add("log-level", "info", "debug, info, warning or error", group);
-  options.add_switch("print-config", false, "print every setting with its source and stop", group);
+struct ServeFlags {
+  EngineFlags engine;
+  ServerConfig server;
+  bool key_required = false, print_config = false;
+  LogLevel log_level = LogLevel::kInfo;
+};
+
+void add_serve_flags(CommandLine& flags, ServeFlags& to) {
+  ServerConfig& server = to.server;
+  flags.group("Server");
+  flags.add("--host", server.host, "address to listen on");
+  flags.add("--port", server.port, Whole{0, 65535}, "port; 0: any free one");
+  flags.add_list("--served-model-name", server.served_names, "names clients may use; default: the folder's name");
+  add_key_flags(flags, server, to.key_required);
+  flags.add(
+      "--reasoning-field", server.reasoning_field,
+      OneOf<std::string>{{{"both", "both"}, {"reasoning_content", "reasoning_content"}, {"reasoning", "reasoning"}}},
+      "fields of a reply that hold its reasoning");
+  flags.add("--drain-seconds", server.drain_s, Number{0, 86400}, "how long SIGTERM lets accepted requests finish");
+  flags.add("--stall-seconds", server.stall_s, Number{1, 86400},
+            "/livez turns 503 when no step ends for so long while work is in flight");
+  flags.add("--front-end-threads", server.threads, Whole{1, 256}, "threads of the HTTP front end");
+  flags.add("--log-level", to.log_level,
+            OneOf<LogLevel>{{{"debug", LogLevel::kDebug},
+                             {"info", LogLevel::kInfo},
+                             {"warning", LogLevel::kWarning},
+                             {"error", LogLevel::kError}}},
+            "debug, info, warning or error");
+  flags.add_switch("--print-config", to.print_config, "print every setting with its source and stop");
+  flags.add_config_file();
 }
 
 // The folder's name; of a snapshot in the cache of Hugging Face, models--ORG--NAME/snapshots/REVISION, ORG/NAME.
@@ -53,46 +66,17 @@ std::string model_name(const std::string& path) {
   const size_t cut = holder.find("--", kModels.size());
   if (folder.parent_path().filename() != "snapshots" || !holder.starts_with(kModels) || cut == std::string::npos)
     return folder.filename();
-  return str_cat(holder.substr(kModels.size(), cut - kModels.size()), "/", holder.substr(cut + 2));
+  return fmt::format("{}/{}", holder.substr(kModels.size(), cut - kModels.size()), holder.substr(cut + 2));
 }
 
-Status set_level(const std::string& name) {
-  if (name == "debug")
-    set_log_level(LogLevel::kDebug);
-  else if (name == "info")
-    set_log_level(LogLevel::kInfo);
-  else if (name == "warning")
-    set_log_level(LogLevel::kWarning);
-  else if (name == "error")
-    set_log_level(LogLevel::kError);
-  else
-    return bad_input(str_cat("--log-level must be debug, info, warning or error, not \"", name, "\""), "log-level");
+Status settle(const CommandLine& flags, const std::string& model, bool key_required, ServerConfig& server) {
+  server.model_path = model;
+  if (server.served_names.empty()) server.served_names = {model_name(model)};
+  RETURN_IF_ERROR(settle_keys(flags, key_required, std::getenv("VLLM_API_KEY"), server));
+  const bool loopback = server.host == "localhost" || server.host == "::1" || server.host.starts_with("127.");
+  if (flags.given("host") && !loopback && server.api_keys.empty())
+    log_warning("--host ", server.host, " without --api-key: anyone who reaches this address can use the server");
   return {};
-}
-
-Result<ServerConfig> server_config(const Options& options) {
-  ServerConfig config;
-  config.host = options.text("host");
-  ASSIGN_OR_RETURN(const int64_t port, options.integer("port", 0, 65535));
-  ASSIGN_OR_RETURN(config.drain_s, options.number("drain-seconds", 0, 86400));
-  ASSIGN_OR_RETURN(config.stall_s, options.number("stall-seconds", 1, 86400));
-  ASSIGN_OR_RETURN(const int64_t threads, options.integer("front-end-threads", 1, 256));
-  config.port = static_cast<int>(port);
-  config.threads = static_cast<int>(threads);
-  config.model_path = options.text("model");
-  config.served_names = options.list("served-model-name");
-  if (config.served_names.empty()) config.served_names = {model_name(config.model_path)};
-  ASSIGN_OR_RETURN(config.api_keys, api_keys(options, std::getenv("VLLM_API_KEY")));
-  config.ignore_priority = ignores_priority(options, config.api_keys.size());
-  config.reasoning_field = options.text("reasoning-field");
-  const std::string& field = config.reasoning_field;
-  if (field != "both" && field != "reasoning_content" && field != "reasoning")
-    return bad_input(str_cat("--reasoning-field must be both, reasoning_content or reasoning, not \"", field, "\""),
-                     "reasoning-field");
-  const bool loopback = config.host == "localhost" || config.host == "::1" || config.host.starts_with("127.");
-  if (options.given("host") && !loopback && config.api_keys.empty())
-    log_warning("--host ", config.host, " without --api-key: anyone who reaches this address can use the server");
-  return config;
 }
 
 // The signals that this process handles, blocked in this and all later threads, so that waiting for them is the only
@@ -196,30 +180,32 @@ void log_sizes(const Engine& engine, double seconds, bool fp8_cache) {
            " tokens per request: ", static_cast<double>(engine.num_pages()) / static_cast<double>(pages), "x");
 }
 
-int serve_until_signal(const Options& options, const ServerConfig& server_settings, EngineConfig engine_settings) {
+int serve_until_signal(const ServerConfig& server_config, EngineConfig engine_config) {
   const Signals signals;
-  auto server = Server::start(server_settings, nullptr);
+  const std::string& model = server_config.model_path;
+  auto server = Server::start(server_config, nullptr);
   if (!server.ok()) {
     log_error("cannot start: ", server.error().message);
     return kStartFailed;
   }
-  const bool v6 = server_settings.host.find(':') != std::string::npos;
-  const std::string url = str_cat("http://", v6 ? "[" : "", server_settings.host, v6 ? "]:" : ":", (*server)->port());
-  log_info("listening on ", url, ", loading ", options.text("model"));
+  const bool v6 = server_config.host.find(':') != std::string::npos;
+  const std::string url =
+      fmt::format("http://{}{}{}:{}", v6 ? "[" : "", server_config.host, v6 ? "]" : "", (*server)->port());
+  log_info("listening on ", url, ", loading ", model);
   std::atomic<bool> lost{false};
-  engine_settings.on_device_lost = [&lost](const std::string& why) {
+  engine_config.on_device_lost = [&lost](const std::string& why) {
     log_error("device lost: ", why);
     lost = true;
     kill(getpid(), SIGTERM);  // ends the wait below; every stream has got its error
   };
   const double begin = system_clock().now_s();
-  auto engine = load_engine(engine_settings, **server, signals);
+  auto engine = load_engine(engine_config, **server, signals);
   if (!engine.ok()) {
-    log_error("cannot load ", options.text("model"), ": ", engine.error().message);
+    log_error("cannot load ", model, ": ", engine.error().message);
     (*server)->drain_and_stop();
     leave(kStartFailed);  // a rank may still load
   }
-  log_sizes(**engine, system_clock().now_s() - begin, engine_settings.rank.fp8_cache);
+  log_sizes(**engine, system_clock().now_s() - begin, engine_config.rank.fp8_cache);
   (*server)->set_ready(**engine);
   log_info("ready: ", url, "/v1");
 
@@ -238,29 +224,26 @@ int serve_until_signal(const Options& options, const ServerConfig& server_settin
 
 }  // namespace
 
-int run_serve(const std::vector<std::string>& arguments) {
-  Options options("perigee serve", "Serves a model folder over the OpenAI API.");
-  add_engine_options(options);
-  add_server_options(options);
-  const auto fail = [](const Error& error) {
-    const bool help = error.code == Code::kCancelled;
-    std::fprintf(help ? stdout : stderr, "%s%s\n", help ? "" : "perigee serve: ", error.message.c_str());
-    return help ? 0 : kUsageError;
-  };
-  if (Status status = options.parse(arguments); !status.ok()) return fail(status.error());
-  if (options.enabled("print-config")) return std::fputs(options.resolved().c_str(), stdout) < 0;
-  if (options.text("model").empty() && options.list("served-model-name").size() + options.list("api-key").size() > 1)
+int run_serve(const std::vector<std::string>& words) {
+  ServeFlags read;
+  CommandLine flags("perigee serve", "Serves a model folder over the OpenAI API.");
+  add_engine_flags(flags, read.engine);
+  add_serve_flags(flags, read);
+  const auto fail = [](const Error& error) { return print_refusal("perigee serve", error); };
+  if (Status status = flags.parse(words); !status.ok()) return fail(status.error());
+  if (read.print_config) return std::fputs(flags.resolved().c_str(), stdout) < 0;
+  const std::string model = read.engine.config.rank.load.path;
+  if (model.empty() && read.server.served_names.size() + read.server.api_keys.size() > 1)
     return fail(
         bad_input("no model given: --served-model-name and --api-key take every word behind them; name the "
                   "model's folder before them",
                   "model"));
-  if (Status status = set_level(options.text("log-level")); !status.ok()) return fail(status.error());
-  const auto engine_settings = engine_config(options);
-  if (!engine_settings.ok()) return fail(engine_settings.error());
-  const auto server_settings = server_config(options);
-  if (!server_settings.ok()) return fail(server_settings.error());
-  log_info("perigee ", PERIGEE_VERSION, "; settings that are not defaults: ", options.resolved_given());
-  return serve_until_signal(options, *server_settings, *engine_settings);
+  set_log_level(read.log_level);
+  const auto engine_config = settle(flags, std::move(read.engine));
+  if (!engine_config.ok()) return fail(engine_config.error());
+  if (Status status = settle(flags, model, read.key_required, read.server); !status.ok()) return fail(status.error());
+  log_info("perigee ", PERIGEE_VERSION, "; settings that are not defaults: ", flags.resolved_given());
+  return serve_until_signal(read.server, *engine_config);
 }
 
 }  // namespace perigee

@@ -1,12 +1,12 @@
 #include "main/step_bench.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
-#include <cstdio>
 #include <numeric>
 
-#include "main/engine_options.h"
+#include "main/engine_flags.h"
 #include "main/load.h"
-#include "main/options.h"
 #include "main/result_file.h"
 #include "profile/step_recorder.h"
 
@@ -63,7 +63,7 @@ Status trace_device(StepDriver& driver, StepRecorder& recorder, ActivityTrace& t
   if (lengths.empty())
     return Error(
         Code::kUnavailable,
-        str_cat("the GPU trace has ", activities.size(), " records in ", steps.size(), " steps: too few for a table"),
+        fmt::format("the GPU trace has {} records in {} steps: too few for a table", activities.size(), steps.size()),
         "trace");
   const auto middle = lengths.begin() + std::ssize(lengths) / 2;
   std::nth_element(lengths.begin(), middle, lengths.end());
@@ -76,19 +76,18 @@ Status trace_device(StepDriver& driver, StepRecorder& recorder, ActivityTrace& t
 
 void print(const StepMeasurement& m, const StepLimits& limits) {
   const Summary step = summarise(m.step_us);
-  std::printf("median step %.1f us (mean %.1f, p99 %.1f, of %zu), %.1f tok/s\n", step.median, step.mean, step.p99,
-              m.step_us.size(), m.step_tokens / step.median * 1e6);
+  fmt::print("median step {:.1f} us (mean {:.1f}, p99 {:.1f}, of {}), {:.1f} tok/s\n", step.median, step.mean, step.p99,
+             m.step_us.size(), m.step_tokens / step.median * 1e6);
   if (m.moe_layers > 0)
-    std::printf("distinct experts: %lld in %lld layers, %.1f of %lld a layer\n",
-                static_cast<long long>(m.distinct_experts), static_cast<long long>(m.moe_layers),
-                static_cast<double>(m.distinct_experts) / static_cast<double>(m.moe_layers),
-                static_cast<long long>(m.num_experts));
+    fmt::print("distinct experts: {} in {} layers, {:.1f} of {} a layer\n", m.distinct_experts, m.moe_layers,
+               static_cast<double>(m.distinct_experts) / static_cast<double>(m.moe_layers), m.num_experts);
   if (m.table.groups.empty()) return;
   const double sum_us = m.table.sum_us();
-  std::printf(
-      "\n%s\nThe rows add up to %.1f us; the traced step took %.1f us (%+.1f %%), untraced ones %.1f us (%+.1f %%)."
-      "\n",
-      print_step_table(m.table, limits).c_str(), sum_us, m.traced_us, 100 * (sum_us / m.traced_us - 1), step.median,
+  fmt::print(
+      "\n{}\nThe rows add up to {:.1f} us; the traced step took {:.1f} us ({:+.1f} %), untraced ones {:.1f} us "
+      "({:+.1f} "
+      "%).\n",
+      print_step_table(m.table, limits), sum_us, m.traced_us, 100 * (sum_us / m.traced_us - 1), step.median,
       100 * (sum_us / step.median - 1));
 }
 
@@ -107,25 +106,31 @@ Json to_json(const StepMeasurement& m, const StepLimits& limits) {
   return out;
 }
 
-Result<StepRequest> read_request(const Options& options) {
+struct StepFlags {
+  EngineFlags engine;
   StepRequest request;
-  const std::string& form = options.text("form");
-  if (form != "decode" && form != "prefill")
-    return bad_input(str_cat("--form must be decode or prefill, not \"", form, "\""), "form");
-  request.shape.prefill = form == "prefill";
-  request.trace = options.enabled("trace");
-  ASSIGN_OR_RETURN(const double temperature, options.number("temperature", 0, 100));
-  request.shape.temperature = static_cast<float>(temperature);
-  const auto read = [&](const char* name, int64_t high, int32_t& to) -> Status {
-    ASSIGN_OR_RETURN(const int64_t value, options.integer(name, 1, high));
-    to = static_cast<int32_t>(value);
-    return {};
-  };
-  RETURN_IF_ERROR(read("batch", 1 << 16, request.shape.batch));
-  RETURN_IF_ERROR(read("context", 1 << 24, request.shape.context));
-  RETURN_IF_ERROR(read("steps", 1 << 20, request.steps));
-  RETURN_IF_ERROR(read("warm-steps", 1 << 20, request.warm_steps));
-  return request;
+  double limit_gbs = 4540, limit_tflops = 790;
+  std::string result_path;
+};
+
+void add_step_flags(CommandLine& flags, StepFlags& to) {
+  StepShape& shape = to.request.shape;
+  flags.group("Measurement");
+  flags.add("--batch", shape.batch, Whole{1, 1 << 16}, "sequences of the step");
+  flags.add("--context", shape.context, Whole{1, 1 << 24},
+            "tokens: before the step (decode), or computed by it (prefill), of each");
+  flags.add("--form", shape.prefill, OneOf<bool>{{{"decode", false}, {"prefill", true}}},
+            "decode: one token of each sequence; prefill: whole prompts in one step");
+  flags.add("--temperature", shape.temperature, Number{0, 100},
+            "of sampling; with made-up weights greedy sequences may come to look alike");
+  flags.add("--steps", to.request.steps, Whole{1, 1 << 20}, "steps measured; the median counts");
+  flags.add("--warm-steps", to.request.warm_steps, Whole{1, 1 << 20}, "steps before those");
+  flags.add_switch("--trace", to.request.trace, "also a table of one step by op (on a GPU: by kernel, with CUPTI)");
+  flags.add("--limit-gbs", to.limit_gbs, Number{1, 1e6},
+            "memory limit in GB/s for % of limit on a GPU (the default: reads of an H200)");
+  flags.add("--limit-tflops", to.limit_tflops, Number{0.001, 1e6},
+            "compute limit in TFLOP/s, likewise (bf16 products of an H200)");
+  add_result_flag(flags, to.result_path);
 }
 
 }  // namespace
@@ -155,39 +160,26 @@ Result<StepMeasurement> measure_steps(RankConfig config, const StepRequest& requ
   return out;
 }
 
-Result<int> bench_step(const std::vector<std::string>& arguments) {
-  Options options("perigee bench step",
-                  "The time of a model's step, without a server, and with --trace where it goes.");
-  add_engine_options(options);
-  const char* group = "Measurement";
-  options.add("batch", "1", "sequences of the step", group);
-  options.add("context", "1024", "tokens: before the step (decode), or computed by it (prefill), of each", group);
-  options.add("form", "decode", "decode: one token of each sequence; prefill: whole prompts in one step", group);
-  options.add("temperature", "0", "of sampling; with made-up weights greedy sequences may come to look alike", group);
-  options.add("steps", "50", "steps measured; the median counts", group);
-  options.add("warm-steps", "10", "steps before those", group);
-  options.add_switch("trace", false, "also a table of one step by op (on a GPU: by kernel, with CUPTI)", group);
-  options.add("limit-gbs", "4540", "memory limit in GB/s for % of limit on a GPU (the default: reads of an H200)",
-              group);
-  options.add("limit-tflops", "790", "compute limit in TFLOP/s, likewise (bf16 products of an H200)", group);
-  add_result_option(options, group);
-  RETURN_IF_ERROR(options.parse(arguments));
-  RETURN_IF_ERROR(check_result_file(options));
-  ASSIGN_OR_RETURN(const StepRequest request, read_request(options));
-  ASSIGN_OR_RETURN(const EngineConfig config, engine_config(options));
-  const RankConfig& rank = config.rank;
+Result<int> bench_step(const std::vector<std::string>& words) {
+  CommandLine flags("perigee bench step",
+                    "The time of a model's step, without a server, and with --trace where it goes.");
+  StepFlags read;
+  add_engine_flags(flags, read.engine);
+  add_step_flags(flags, read);
+  RETURN_IF_ERROR(flags.parse(words));
+  RETURN_IF_ERROR(check_result_file(read.result_path));
+  ASSIGN_OR_RETURN(const EngineConfig config, settle(flags, std::move(read.engine)));
   StepLimits limits;
-  if (rank.device == Device::kCuda) {
-    ASSIGN_OR_RETURN(limits.bytes_per_s, options.number("limit-gbs", 1, 1e6));
-    ASSIGN_OR_RETURN(limits.flops_per_s, options.number("limit-tflops", 0.001, 1e6));
-    limits.bytes_per_s *= 1e9;
-    limits.flops_per_s *= 1e12;
-  }
-  ASSIGN_OR_RETURN(const StepMeasurement measured, measure_steps(rank, request));
-  std::printf("%s, %s, %s, batch %d, context %d\n", options.text("model").c_str(), options.text("device").c_str(),
-              options.text("form").c_str(), request.shape.batch, request.shape.context);
+  if (config.rank.device == Device::kCuda)
+    limits = {.bytes_per_s = read.limit_gbs * 1e9, .flops_per_s = read.limit_tflops * 1e12};
+  ASSIGN_OR_RETURN(const StepMeasurement measured, measure_steps(config.rank, read.request));
+  const StepShape& shape = read.request.shape;
+  constexpr const char* kDevices[] = {"cpu", "ref", "cuda"};  // as Device has them
+  fmt::print("{}, {}, {}, batch {}, context {}\n", config.rank.load.path,
+             kDevices[static_cast<int>(config.rank.device)], shape.prefill ? "prefill" : "decode", shape.batch,
+             shape.context);
   print(measured, limits);
-  RETURN_IF_ERROR(save_result(options, to_json(measured, limits)));
+  RETURN_IF_ERROR(save_result(read.result_path, to_json(measured, limits)));
   return 0;
 }
 

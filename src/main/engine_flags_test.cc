@@ -1,20 +1,20 @@
-#include "main/engine_options.h"
+#include "main/engine_flags.h"
 
 #include <gtest/gtest.h>
 
 namespace perigee {
 namespace {
 
-Result<EngineConfig> parsed(std::vector<std::string> arguments) {
-  Options options("test", "");
-  add_engine_options(options);
-  if (arguments.empty() || arguments[0].starts_with("--")) arguments.insert(arguments.begin(), "models/tiny-k2");
-  const Status status = options.parse(arguments);
-  if (!status.ok()) return status.error();
-  return engine_config(options);
+Result<EngineConfig> parsed(std::vector<std::string> words) {
+  if (words.empty() || words[0].starts_with("--")) words.insert(words.begin(), "models/tiny-k2");
+  EngineFlags read;
+  CommandLine flags("test", "");
+  add_engine_flags(flags, read);
+  RETURN_IF_ERROR(flags.parse(words));
+  return settle(flags, std::move(read));
 }
 
-TEST(EngineOptions, DefaultsFollowTheDevice) {
+TEST(EngineFlags, DefaultsFollowTheDevice) {
   const auto cpu = parsed({"--device", "cpu"}), gpu = parsed({"--device", "cuda"});
   ASSERT_TRUE(cpu.ok() && gpu.ok());
   EXPECT_EQ(cpu->rank.cache_bytes, 1 << 30);
@@ -26,7 +26,7 @@ TEST(EngineOptions, DefaultsFollowTheDevice) {
   EXPECT_EQ(gpu->rank.limits.max_step_tokens, 8192);
 }
 
-TEST(EngineOptions, GivenValuesWin) {
+TEST(EngineFlags, GivenValuesWin) {
   const auto config = parsed({"--device", "cuda", "--kv-cache-memory-bytes", "4G", "--gpu-memory-utilization", "0.5",
                               "--max-num-seqs", "7", "--max-num-batched-tokens", "70"});
   ASSERT_TRUE(config.ok()) << config.error().message;
@@ -36,7 +36,7 @@ TEST(EngineOptions, GivenValuesWin) {
   EXPECT_EQ(config->rank.limits.max_step_tokens, 70);
 }
 
-TEST(EngineOptions, ALimitThatIsNotGivenGivesWay) {
+TEST(EngineFlags, ALimitThatIsNotGivenGivesWay) {
   const auto many = parsed({"--device", "cpu", "--max-num-seqs", "4096"});
   ASSERT_TRUE(many.ok()) << many.error().message;
   EXPECT_EQ(many->rank.limits.max_step_tokens, 4096);
@@ -46,7 +46,7 @@ TEST(EngineOptions, ALimitThatIsNotGivenGivesWay) {
   EXPECT_FALSE(parsed({"--max-num-seqs", "200", "--max-num-batched-tokens", "199"}).ok());
 }
 
-TEST(EngineOptions, ErrorsNameTheFlag) {
+TEST(EngineFlags, ErrorsNameTheFlag) {
   const std::pair<const char*, const char*> cases[] = {
       {"--device", "tpu"},
       {"--gpu-memory-utilization", "1.5"},
@@ -70,7 +70,7 @@ TEST(EngineOptions, ErrorsNameTheFlag) {
   }
 }
 
-TEST(EngineOptions, ARecipesFlagsAreAcceptedWithAReason) {
+TEST(EngineFlags, ARecipesFlagsAreAcceptedWithAReason) {
   const std::string model = "models/tiny-k2";
   testing::internal::CaptureStderr();
   const auto config =
@@ -87,7 +87,7 @@ TEST(EngineOptions, ARecipesFlagsAreAcceptedWithAReason) {
   EXPECT_EQ(log.find("--dtype"), std::string::npos) << log;
 }
 
-TEST(EngineOptions, AFolderThatIsNotThereIsSaid) {
+TEST(EngineFlags, AFolderThatIsNotThereIsSaid) {
   const auto config = parsed({"/nowhere/a-model", "--device", "cpu"});
   ASSERT_FALSE(config.ok());
   EXPECT_EQ(config.error().message,
@@ -96,7 +96,7 @@ TEST(EngineOptions, AFolderThatIsNotThereIsSaid) {
   EXPECT_EQ(check_model_folder(file).error().message, file + " is a file: name the folder that it is in");
 }
 
-TEST(EngineOptions, RanksAndTheirFaults) {
+TEST(EngineFlags, RanksAndTheirFaults) {
   const auto plain = parsed({"--device", "cpu"});
   ASSERT_TRUE(plain.ok()) << plain.error().message;
   EXPECT_EQ(plain->rank.size, 1);

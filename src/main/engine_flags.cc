@@ -1,0 +1,239 @@
+#include "main/engine_flags.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <tuple>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "tensor/cuda/device.h"
+
+namespace perigee {
+namespace {
+
+constexpr int64_t kMostSequences = 65536, kMostTokens = 1 << 20, kMostBlocks = 1 << 20, kMostRanks = 64;
+constexpr double kMostSeconds = 86400;
+
+void add_model_flags(CommandLine& flags, EngineFlags& to) {
+  RankConfig& rank = to.config.rank;
+  flags.group("Model and device");
+  flags.add("model,--model", rank.load.path, "folder with config.json");
+  flags.add("--load-format", rank.load.format,
+            OneOf<LoadFormat>{{{"auto", LoadFormat::kSafetensors},
+                               {"safetensors", LoadFormat::kSafetensors},
+                               {"fastsafetensors", LoadFormat::kSafetensors},
+                               {"dummy", LoadFormat::kDummy}}},
+            "auto, safetensors, or dummy (made-up weights, for sizing)");
+  flags.add("--device", to.device,
+            OneOf<std::optional<Device>>{
+                {{"auto", std::nullopt}, {"cpu", Device::kCpu}, {"cuda", Device::kCuda}, {"ref", Device::kRef}}},
+            "cpu (AVX2, AVX-512, AMX), cuda (one GPU), ref (the slow definition); auto: cuda if there is a GPU");
+  flags.add("--cpu-isa", rank.isa,
+            OneOf<std::optional<Isa>>{
+                {{"auto", std::nullopt}, {"avx2", Isa::kAvx2}, {"avx512", Isa::kAvx512}, {"amx", Isa::kAmx}}},
+            "auto: the best of this machine");
+  flags.add("--threads", rank.load.num_threads, Whole{0, 1024},
+            "threads of the CPU backend; 0: one for each core that this process (its mask, its container) may use");
+  flags.add("--latent-norm-eps", rank.load.latent_norm_eps, Number{-1, 1},
+            "eps of the q_a and kv_a norms; -1: rms_norm_eps (transformers uses 1e-6)");
+  flags.add_switch("--kimi-linear-biased-routing", rank.load.kimi_linear_biased_routing,
+                   "weigh experts with the selection bias, as Kimi-Linear's own code does");
+  flags.add_switch("--language-model-only", rank.load.language_model_only,
+                   "skip the vision part of a multimodal checkpoint");
+  flags.add("--dtype", to.bf16, OneOf<bool>{{{"auto", true}, {"bfloat16", true}, {"bf16", true}}},
+            "what is computed in");
+  flags.add("--tokenizer", to.tokenizer, "only the model folder's own");
+}
+
+void add_parallel_flags(CommandLine& flags, EngineFlags& to) {
+  flags.group("Parallel");
+  const Whole ranks{1, kMostSequences};
+  flags.add("--tensor-parallel-size,--tp", to.parallel.tensor, ranks, "only 1 in this version");
+  flags.add("--decode-context-parallel-size,--dcp", to.parallel.decode_context, ranks, "only 1 in this version");
+  flags.add("--pipeline-parallel-size,--pp", to.parallel.pipeline, ranks, "only 1 in this version");
+  flags.add("--data-parallel-size,--dp", to.parallel.data, ranks, "only 1 in this version");
+  flags.add("--speculative-config", to.speculative_config, "not in this version");
+  flags.add("--kv-transfer-config", to.kv_transfer_config, "not in this version");
+}
+
+void add_scheduler_flags(CommandLine& flags, EngineConfig& to) {
+  flags.group("Cache and scheduler");
+  flags.add("--kv-cache-memory-bytes", to.rank.cache_bytes, OrAuto{Bytes()},
+            "size of the page pool; auto: what gpu-memory-utilization leaves, on a CPU 1G");
+  flags.add("--gpu-memory-utilization", to.rank.memory_share, Number{0.01, 1},
+            "share of the GPU's memory for weights, workspace and page pool");
+  flags.add("--kv-cache-dtype", to.rank.fp8_cache,
+            OneOf<bool>{{{"auto", false}, {"bf16", false}, {"bfloat16", false}, {"fp8", true}, {"fp8_e4m3", true}}},
+            "auto or bf16; fp8: e4m3 with the checkpoint's scales or 1");
+  flags.add("--max-model-len", to.scheduling.max_model_len, Whole{0, 1 << 28},
+            "longest prompt + reply; 0: the model's, or what the cache holds");
+  flags.add("--max-num-seqs", to.rank.limits.max_sequences, OrAuto{Whole{1, kMostSequences}},
+            "sequences that run together; auto: 1024 on a GPU, 128 on a CPU");
+  flags.add("--max-num-batched-tokens", to.rank.limits.max_step_tokens, OrAuto{Whole{1, kMostTokens}},
+            "token budget of a step, prefill and decode together; auto: 8192 on a GPU, 2048 on a CPU");
+  flags.add("--max-waiting-seqs", to.max_waiting, Whole{1, 1 << 20}, "queue length; over it requests get 429");
+  flags.add_switch("--enable-prefix-caching", to.scheduling.prefix_caching, "reuse the cache of common prefixes");
+  flags.add("--checkpoint-interval-blocks", to.scheduling.checkpoint_interval_blocks, Whole{0, kMostBlocks},
+            "recurrent models: blocks of 64 tokens between states that stay; 0: none");
+  flags.add("--checkpoint-turn-blocks", to.scheduling.checkpoint_turn_blocks, Whole{0, kMostBlocks},
+            "recurrent models: blocks of output between states saved for the next turn; 0: none");
+  flags.add_switch("--deterministic", to.rank.limits.deterministic,
+                   "same bits for a request whatever runs beside it, cached or not");
+  flags.add_switch("--selfcheck", to.selfcheck, "check the books after every step");
+}
+
+void add_rank_flags(CommandLine& flags, EngineConfig& to) {
+  flags.group("Ranks");
+  flags.add("--rank-timeout-seconds", to.rank_timeouts.behind_s, Number{0.01, kMostSeconds},
+            "a rank is lost that is so long behind another one of its group");
+  flags.add("--step-timeout-seconds", to.rank_timeouts.step_s, Number{0, kMostSeconds},
+            "a rank is lost that works at one step for longer; 0: a step may take any time");
+  flags.add("--start-timeout-seconds", to.rank_timeouts.start_s, Number{0, kMostSeconds},
+            "the start fails when a rank shows no sign of life for so long; 0: it may take any time");
+  flags.add("--replicated-ranks", to.rank.size, Whole{1, kMostRanks},
+            "for tests: so many CPU ranks that each hold the whole model");
+  flags.add("--fail-at-step", to.rank.fault.step, Whole{-1, INT64_MAX},
+            "for tests: a rank is lost in this step; -1: never");
+  flags.add("--fail-rank", to.rank.fault.rank, Whole{0, kMostRanks - 1}, "for tests: which one");
+  flags.add("--fail-mode", to.rank.fault.mode,
+            OneOf<RankFault::Mode>{{{"error", RankFault::Mode::kError}, {"hang", RankFault::Mode::kHang}}},
+            "for tests: error (its device is lost) or hang (its thread stops)");
+}
+
+// Pasted with every recipe. What they ask for is always so here, is derived from the checkpoint, or has no object.
+void add_ignored_flags(CommandLine& flags) {
+  for (const auto& [name, why] : std::initializer_list<std::pair<const char*, const char*>>{
+           {"--trust-remote-code", "nothing of a checkpoint is executed"},
+           {"--enable-auto-tool-choice", "tool calls are always read"},
+           {"--enable-chunked-prefill", "prefill is always chunked"},
+           {"--enable-expert-parallel", "one rank holds every expert"},
+           {"--async-scheduling", "two plans are always in flight"},
+           {"--enforce-eager", "decode steps are graphs on every GPU"},
+           {"--enable-log-requests", "each request is a line at --log-level info, without its text"},
+           {"--disable-log-requests", "each request is a line at --log-level info, without its text"},
+           {"--disable-log-stats", "the line of throughput comes at --log-level info"},
+           {"--disable-hybrid-kv-cache-manager", "one page pool holds every kind of cache"}})
+    flags.add_ignored_switch(name, why);
+  for (const auto& [name, why] : std::initializer_list<std::pair<const char*, const char*>>{
+           {"--tool-call-parser", "the markers of the checkpoint are read"},
+           {"--reasoning-parser", "the markers of the checkpoint are read"},
+           {"--attention-backend", "kernels follow from device and sizes"},
+           {"--block-size", "a block has 64 tokens"},
+           {"--compilation-config", "nothing is compiled at start"},
+           {"--limit-mm-per-prompt", "images are not read"},
+           {"--mm-processor-cache-gb", "images are not read"},
+           {"--mm-encoder-tp-mode", "images are not read"}})
+    flags.add_ignored_value(name, why);
+}
+
+Status check_not_there_yet(const EngineFlags& read) {
+  constexpr const char* kOneRank = "this version runs one rank; use 1";
+  const ParallelSizes& parallel = read.parallel;
+  const bool other_tokenizer = !read.tokenizer.empty() && read.tokenizer != read.config.rank.load.path;
+  for (const auto& [name, asked, why] : std::initializer_list<std::tuple<const char*, bool, const char*>>{
+           {"tensor-parallel-size", parallel.tensor > 1, kOneRank},
+           {"decode-context-parallel-size", parallel.decode_context > 1, kOneRank},
+           {"pipeline-parallel-size", parallel.pipeline > 1, kOneRank},
+           {"data-parallel-size", parallel.data > 1, kOneRank},
+           {"speculative-config", !read.speculative_config.empty(), "this version has no speculation; leave it out"},
+           {"kv-transfer-config", !read.kv_transfer_config.empty(),
+            "this version does not separate prefill and decode; leave it out"},
+           {"tokenizer", other_tokenizer, "only the model folder's own tokenizer is read; leave it out"}})
+    if (asked) return Error(Code::kUnavailable, fmt::format("--{}: {}", name, why), name);
+  return {};
+}
+
+// One progress line at most each second, with rate and time left.
+class LoadProgress {
+ public:
+  void operator()(const char* phase, int64_t done, int64_t total) {
+    const double now = system_clock().now_s();
+    if (phase != phase_) {
+      if (phase_ != nullptr) begin_s_ = now;  // the first phase began when this object was made
+      phase_ = phase;
+      last_s_ = now;
+    }
+    if (done < total && now - last_s_ < 1.0) return;
+    last_s_ = now;
+    const double elapsed = std::max(now - begin_s_, 1e-9);
+    const double rate = static_cast<double>(done) / elapsed;
+    log_info(fmt::format("{}: {:.2f} of {:.2f} GB ({:.0f} %), {:.2f} GB/s, {:.0f} s left", phase,
+                         static_cast<double>(done) * 1e-9, static_cast<double>(total) * 1e-9,
+                         total > 0 ? 100.0 * static_cast<double>(done) / static_cast<double>(total) : 100.0,
+                         rate * 1e-9, rate > 0 ? static_cast<double>(total - done) / rate : 0.0));
+  }
+
+ private:
+  const char* phase_ = nullptr;
+  double begin_s_ = system_clock().now_s(), last_s_ = 0;
+};
+
+Device best_device() {
+  const Status gpu = select_device(0);
+  log_info("device: ", gpu.ok() ? "cuda" : fmt::format("cpu; {}", gpu.error().message));
+  return gpu.ok() ? Device::kCuda : Device::kCpu;
+}
+
+// A limit that is not given follows the device, and gives way to one that is: half a small budget stays for prefills.
+Status settle_limits(bool gpu, PlanLimits& limits) {
+  const bool any_sequences = limits.max_sequences == 0, any_tokens = limits.max_step_tokens == 0;
+  if (any_tokens) limits.max_step_tokens = gpu ? 8192 : 2048;
+  if (any_sequences) limits.max_sequences = std::clamp(limits.max_step_tokens / 2, 1, gpu ? 1024 : 128);
+  if (any_tokens) limits.max_step_tokens = std::max(limits.max_step_tokens, limits.max_sequences);
+  if (limits.max_step_tokens < limits.max_sequences)
+    return bad_input(
+        fmt::format("--max-num-batched-tokens {} is under --max-num-seqs {}: a decode step needs one token "
+                    "for each sequence",
+                    limits.max_step_tokens, limits.max_sequences),
+        "max-num-batched-tokens");
+  return {};
+}
+
+}  // namespace
+
+EngineFlags::EngineFlags() {
+  config.rank.cache_bytes = config.rank.limits.max_sequences = config.rank.limits.max_step_tokens = 0;
+}
+
+void add_engine_flags(CommandLine& flags, EngineFlags& to) {
+  add_model_flags(flags, to);
+  add_parallel_flags(flags, to);
+  add_scheduler_flags(flags, to.config);
+  add_rank_flags(flags, to.config);
+  add_ignored_flags(flags);
+}
+
+Status check_model_folder(const std::string& path) {
+  if (path.empty()) return bad_input("no model given: name a folder with config.json, such as models/tiny-k2", "model");
+  std::error_code unknown;
+  if (std::filesystem::is_regular_file(path, unknown))
+    return bad_input(fmt::format("{} is a file: name the folder that it is in", path), "model");
+  if (!std::filesystem::is_directory(path, unknown))
+    return bad_input(fmt::format("there is no folder {}; models are not downloaded: name one on this machine", path),
+                     "model");
+  return {};
+}
+
+Result<EngineConfig> settle(const CommandLine& flags, EngineFlags read) {
+  RankConfig& rank = read.config.rank;
+  RETURN_IF_ERROR(check_model_folder(rank.load.path));
+  RETURN_IF_ERROR(check_not_there_yet(read));
+  flags.log_ignored();
+  rank.device = read.device ? *read.device : best_device();
+  const bool gpu = rank.device == Device::kCuda;
+  if (!gpu && flags.given("gpu-memory-utilization"))
+    log_info("--gpu-memory-utilization has no effect on a CPU: --kv-cache-memory-bytes sizes the page pool");
+  if (!gpu && rank.cache_bytes == 0) rank.cache_bytes = int64_t{1} << 30;
+  RETURN_IF_ERROR(settle_limits(gpu, rank.limits));
+  if (gpu && rank.size > 1) return bad_input("--replicated-ranks needs --device cpu or ref", "replicated-ranks");
+  if (rank.fault.rank >= rank.size)
+    return bad_input(fmt::format("--fail-rank {}: the ranks are 0 to {}", rank.fault.rank, rank.size - 1), "fail-rank");
+  rank.load.progress = [progress = LoadProgress()](const char* phase, int64_t done, int64_t total) mutable {
+    progress(phase, done, total);
+  };
+  return std::move(read.config);
+}
+
+}  // namespace perigee

@@ -1,0 +1,36 @@
+// The flags that say how a model runs, for every command that runs one.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "engine/engine.h"
+#include "main/command_line.h"
+
+namespace perigee {
+
+// Sizes as vLLM's flags give them. Only 1 in this version.
+struct ParallelSizes {
+  int32_t tensor = 1, decode_context = 1, pipeline = 1, data = 1;
+};
+
+struct EngineFlags {
+  EngineFlags();
+
+  EngineConfig config;  // before settle() 0 stands for auto in limits and cache size
+  std::optional<Device> device;
+  ParallelSizes parallel;
+  std::string tokenizer, speculative_config, kv_transfer_config;  // refused, but for the model's own tokenizer
+  bool bf16 = true;                                               // what is computed in; there is no other
+};
+
+// A flag of the engine is one line here: its name, the field that it sets, what it takes, and its help.
+void add_engine_flags(CommandLine& flags, EngineFlags& to);
+
+// What parse() has read, with what was auto chosen for the device. Errors: what several flags ask for together does not
+// work; no such folder. Logs the device and the flags without effect.
+Result<EngineConfig> settle(const CommandLine& flags, EngineFlags read);
+
+Status check_model_folder(const std::string& path);
+
+}  // namespace perigee
