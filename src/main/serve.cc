@@ -35,8 +35,8 @@ struct ServeFlags {
 void add_serve_flags(CommandLine& flags, ServeFlags& to) {
   ServerConfig& server = to.server;
   flags.group("Server");
-  flags.add("--host", server.host, "address to listen on");
-  flags.add("--port", server.port, Whole{0, 65535}, "port; 0: any free one");
+  flags.add("--host", server.http.host, "address to listen on");
+  flags.add("--port", server.http.port, Whole{0, 65535}, "port; 0: any free one");
   flags.add_list("--served-model-name", server.served_names, "names clients may use; default: the folder's name");
   add_key_flags(flags, server, to.key_required);
   flags.add(
@@ -46,7 +46,7 @@ void add_serve_flags(CommandLine& flags, ServeFlags& to) {
   flags.add("--drain-seconds", server.drain_s, Number{0, 86400}, "how long SIGTERM lets accepted requests finish");
   flags.add("--stall-seconds", server.stall_s, Number{1, 86400},
             "/livez turns 503 when no step ends for so long while work is in flight");
-  flags.add("--front-end-threads", server.threads, Whole{1, 256}, "threads of the HTTP front end");
+  flags.add("--front-end-threads", server.http.threads, Whole{1, 256}, "threads of the HTTP front end");
   flags.add("--log-level", to.log_level,
             OneOf<LogLevel>{{{"debug", LogLevel::kDebug},
                              {"info", LogLevel::kInfo},
@@ -73,9 +73,10 @@ Status settle(const CommandLine& flags, const std::string& model, bool key_requi
   server.model_path = model;
   if (server.served_names.empty()) server.served_names = {model_name(model)};
   RETURN_IF_ERROR(settle_keys(flags, key_required, std::getenv("VLLM_API_KEY"), server));
-  const bool loopback = server.host == "localhost" || server.host == "::1" || server.host.starts_with("127.");
+  const bool loopback =
+      server.http.host == "localhost" || server.http.host == "::1" || server.http.host.starts_with("127.");
   if (flags.given("host") && !loopback && server.api_keys.empty())
-    log_warning("--host ", server.host, " without --api-key: anyone who reaches this address can use the server");
+    log_warning("--host ", server.http.host, " without --api-key: anyone who reaches this address can use the server");
   return {};
 }
 
@@ -188,9 +189,9 @@ int serve_until_signal(const ServerConfig& server_config, EngineConfig engine_co
     log_error("cannot start: ", server.error().message);
     return kStartFailed;
   }
-  const bool v6 = server_config.host.find(':') != std::string::npos;
+  const bool v6 = server_config.http.host.find(':') != std::string::npos;
   const std::string url =
-      fmt::format("http://{}{}{}:{}", v6 ? "[" : "", server_config.host, v6 ? "]" : "", (*server)->port());
+      fmt::format("http://{}{}{}:{}", v6 ? "[" : "", server_config.http.host, v6 ? "]" : "", (*server)->port());
   log_info("listening on ", url, ", loading ", model);
   std::atomic<bool> lost{false};
   engine_config.on_device_lost = [&lost](const std::string& why) {

@@ -36,7 +36,7 @@ class ApiTest : public testing::Test {
     start();
   }
   void start() {
-    config_.port = 0;
+    config_.http.port = 0;
     config_.model_path = "/models/tiny";
     if (config_.served_names.empty()) config_.served_names = {"tiny", "alias"};
     const ModelText::ChatEncoder chat = [](const Json& messages, const Json&, const Json& kwargs, bool,

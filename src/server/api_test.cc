@@ -452,7 +452,7 @@ TEST_F(ApiTest, DisconnectCancelsAtOnce) {
 TEST_F(ApiTest, ManyParallelStreams) {
   constexpr int kStreams = 256;
   options_.tick_s = 0.002;
-  config_.threads = 2;
+  config_.http.threads = 2;
   start(ids_of("The quick brown fox."));
   std::vector<std::unique_ptr<TestClient>> clients;
   for (int i = 0; i < kStreams; ++i) {

@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "server/app_config.h"
 #include "server/auth.h"
 #include "server/backend.h"
 #include "server/generation.h"
@@ -23,17 +24,6 @@
 #include "server/work_pool.h"
 
 namespace perigee {
-
-struct AppConfig {
-  std::vector<std::string> served_names;  // at least one; the first is the default
-  std::string model_path;
-  std::vector<std::string> api_keys;  // empty: everything is open
-  bool metrics_open = true;           // GET /metrics needs no key
-  bool ignore_priority = false;       // of requests: all have the same
-  std::string reasoning_field = "both";
-  double stall_s = 60;
-  RequestCaps caps;
-};
 
 class App {
   struct PendingRequest;  // on its way through the pool

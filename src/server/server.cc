@@ -70,21 +70,10 @@ Result<std::unique_ptr<Server>> Server::start(const ServerConfig& config) {
 
 Result<std::unique_ptr<Server>> Server::start(const ServerConfig& config, std::shared_ptr<const ModelText> text) {
   RETURN_IF_ERROR(check_config(config));
-  AppConfig app_config;
-  app_config.served_names = config.served_names;
+  AppConfig app_config = static_cast<const AppConfig&>(config);
   if (app_config.served_names.empty()) app_config.served_names.push_back(config.model_path);
-  app_config.model_path = config.model_path;
-  app_config.api_keys = config.api_keys;
-  app_config.metrics_open = config.metrics_open;
-  app_config.ignore_priority = config.ignore_priority;
-  app_config.reasoning_field = config.reasoning_field;
-  app_config.stall_s = config.stall_s;
-  app_config.caps = config.caps;
   const auto app = std::make_shared<App>(std::move(app_config), std::move(text));
   HttpConfig http_config = config.http;
-  http_config.host = config.host;
-  http_config.port = config.port;
-  http_config.threads = config.threads;
   if (config.api_keys.empty()) http_config.max_connections_per_key = 0;  // no key tells clients apart
   HttpCallbacks callbacks{
       .probe = [app](const HttpRequest& request) { return app->probe(request); },

@@ -8,28 +8,17 @@
 #include <vector>
 
 #include "base/result.h"
+#include "server/app_config.h"
 #include "server/backend.h"
 #include "server/http_server.h"
 #include "server/model_text.h"
-#include "server/request_fields.h"
 
 namespace perigee {
 
-struct ServerConfig {
-  std::string host = "127.0.0.1";
-  int port = 8000;  // 0: any free one
-  int threads = 1;  // event loops
-  std::string model_path;
-  std::vector<std::string> served_names;  // empty: model_path; the first is the default
-  std::vector<std::string> api_keys;      // empty: no key is asked for
-  bool metrics_open = true;               // GET /metrics needs no key
-  bool ignore_priority = false;           // of requests
+struct ServerConfig : AppConfig {
+  HttpConfig http;
   double drain_s = 60;
-  double stall_s = 60;                   // work in flight and no step for longer: /livez says 503
-  double stats_period_s = 10;            // of the throughput line
-  std::string reasoning_field = "both";  // "both", "reasoning" or "reasoning_content"
-  RequestCaps caps;
-  HttpConfig http;  // caps and timeouts; host, port and threads above win
+  double stats_period_s = 10;  // of the throughput line
 };
 
 class App;
