@@ -148,7 +148,7 @@ void measure_rows(int64_t rows, int64_t cols, bool embed) {
   const double us = bench::time_calls(stream, calls, [&](int i) {
     const Tensor out = rows_of(y + i * rows * cols, DType::kF32, rows, cols);
     if (embed)
-      must(embed_rows(matrix, places + i * rows, out, stream));
+      must(embed_rows(matrix, 0, places + i * rows, out, stream));
     else
       must(gather_tensor_rows(rows_of(table, DType::kF32, kTable, cols), places + i * rows, out, stream));
   });

@@ -58,7 +58,7 @@ void CudaOps::begin_step() {
 
 Tensor CudaOps::embed(const EmbedWeight& table, std::span<const int32_t> tokens) {
   const Tensor y = arena_.tensor(DType::kF32, std::ssize(tokens), table.dim);
-  check(embed_rows(static_cast<const CudaMatrix&>(*table.packed), tokens.data(), y, stream()), "embed");
+  check(embed_rows(static_cast<const CudaMatrix&>(*table.packed), table.first, tokens.data(), y, stream()), "embed");
   return y;
 }
 

@@ -20,12 +20,15 @@ int64_t blocks_for(int64_t count) {
   return (count + kThreads - 1) / kThreads;
 }
 
-__global__ void embed_kernel(const __nv_bfloat16* table, int64_t padded, const int32_t* tokens, Tensor y) {
+// Row i of `table` is token first + i.
+__global__ void embed_kernel(const __nv_bfloat16* table, int64_t padded, int64_t first, int64_t rows,
+                             const int32_t* tokens, Tensor y) {
   dependency_wait();
   dependency_trigger();
-  const int64_t token = tokens[blockIdx.x];
+  const int64_t row = tokens[blockIdx.x] - first;
+  const bool here = row >= 0 && row < rows;
   for (int64_t c = threadIdx.x; c < y.cols; c += blockDim.x)
-    y.row<float>(blockIdx.x)[c] = token < 0 ? 0.0f : __bfloat162float(table[token * padded + c]);
+    y.row<float>(blockIdx.x)[c] = here ? __bfloat162float(table[row * padded + c]) : 0.0f;
 }
 
 __device__ float as_float(float x) {
@@ -181,9 +184,10 @@ __global__ void head_columns_kernel(const uint16_t* x, HeadColumns from, uint16_
 
 }  // namespace
 
-cudaError_t embed_rows(const CudaMatrix& table, const int32_t* tokens, const Tensor& y, cudaStream_t stream) {
+cudaError_t embed_rows(const CudaMatrix& table, int64_t first, const int32_t* tokens, const Tensor& y,
+                       cudaStream_t stream) {
   return launch(embed_kernel, shape_of(y.rows, stream), reinterpret_cast<const __nv_bfloat16*>(table.data.data()),
-                table.padded_in, tokens, y);
+                table.padded_in, first, table.out, tokens, y);
 }
 
 cudaError_t rms_norm_rows(const Tensor& x, const Tensor* addend, const float* weight, float eps, const Tensor& y,

@@ -10,8 +10,9 @@
 
 namespace perigee {
 
-// y[i] = table[tokens[i]], zeros where the token is < 0. y f32 [n, dim].
-cudaError_t embed_rows(const CudaMatrix& table, const int32_t* tokens, const Tensor& y, cudaStream_t stream);
+// y[i] = table[tokens[i] - first], zeros where the table has no such row. y f32 [n, dim].
+cudaError_t embed_rows(const CudaMatrix& table, int64_t first, const int32_t* tokens, const Tensor& y,
+                       cudaStream_t stream);
 // y = x / sqrt(mean(x^2) + eps) * weight, y bf16; with `addend` (f32, as x) first x += addend, in place.
 cudaError_t rms_norm_rows(const Tensor& x, const Tensor* addend, const float* weight, float eps, const Tensor& y,
                           cudaStream_t stream);

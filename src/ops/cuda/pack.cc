@@ -141,7 +141,7 @@ MlaUpWeight CudaOps::pack_mla_up(const RawMatrix& kv_b, const MlaShape& shape) {
 EmbedWeight CudaOps::pack_embed(const RawMatrix& table) {
   auto packed = std::make_shared<CudaMatrix>(make_matrix(WeightFormat::kBF16, table.out, table.in, 1));
   pack(table, target(*packed, 0, -1, 0));
-  return {.vocab = table.out, .dim = table.in, .packed = std::move(packed)};
+  return {.vocab = table.out, .dim = table.in, .first = table.first_row, .packed = std::move(packed)};
 }
 
 VectorWeight CudaOps::pack_vector(VectorWeight host) {
