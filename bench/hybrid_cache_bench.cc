@@ -172,7 +172,7 @@ class Replay {
 struct Policy {
   const char* name;
   bool recurrent;
-  int32_t interval_blocks, turn_blocks;
+  int32_t interval_blocks, rolling_blocks;
 };
 
 void print_replay(int64_t tp, int32_t num_pages, const Workload& workload) {
@@ -196,7 +196,7 @@ void print_replay(int64_t tp, int32_t num_pages, const Workload& workload) {
     config.attention_alignment = policy.recurrent ? 64 : 1;
     config.state_pages = policy.recurrent ? static_cast<int32_t>(state_pages(tp)) : 0;
     config.checkpoint_interval_blocks = policy.interval_blocks;
-    config.checkpoint_turn_blocks = policy.turn_blocks;
+    config.checkpoint_rolling_blocks = policy.rolling_blocks;
     const SchedulerGauges g = Replay(config, workload).run();
     const double rate = static_cast<double>(g.prefix_hits) / static_cast<double>(g.prefix_queries);
     if (bound == 0) bound = rate;

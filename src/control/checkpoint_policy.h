@@ -6,7 +6,7 @@
 //   interval       every so many tokens of prompt and output: edits in the middle of a long context;
 //   junction       where the prompt leaves cached blocks of another one: a system prompt shared by many requests is
 //                  saved by the second that has it, whatever follows it;
-//   turn           every so many tokens of output, each replacing the sequence's one before it: the next turn of a
+//   rolling        every so many tokens of output, each replacing the sequence's one before it: the next turn of a
 //                  conversation goes on close to where this one ended, whenever that was.
 #pragma once
 
@@ -18,17 +18,17 @@ namespace perigee {
 
 struct CheckpointPolicy {
   static constexpr int32_t kNone = std::numeric_limits<int32_t>::max();
-  enum class Keep : uint8_t { kNo, kTurn, kLong };
+  enum class Keep : uint8_t { kNo, kRolling, kLong };
 
   int32_t granularity_tokens = 64;  // of hits; every kept position is a multiple of it
   int32_t interval_tokens = 0;      // multiples of the granularity; 0: none
-  int32_t turn_tokens = 0;
+  int32_t rolling_tokens = 0;
 
   // Where an input of which `matched` tokens are cached blocks leaves them, if the hit falls short of that by more than
-  // a conversation's next turn does by itself; else 0.
-  int32_t junction(int32_t hit, int32_t matched) const { return matched - hit > turn_tokens ? matched : 0; }
+  // a conversation's next turn does anyway; else 0.
+  int32_t junction(int32_t hit, int32_t matched) const { return matched - hit > rolling_tokens ? matched : 0; }
 
-  // The first kept position behind `from` in an input of num_tokens tokens; kNone where none follows.
+  // The first kept position after `from` in an input of num_tokens tokens; kNone where none follows.
   int32_t next_in_input(int32_t from, int32_t num_tokens, int32_t junction) const {
     int32_t next = kNone;
     const int32_t end_of_prompt = (num_tokens - 1) / granularity_tokens * granularity_tokens;
@@ -41,7 +41,7 @@ struct CheckpointPolicy {
   // For a position among the outputs.
   Keep in_decode(int32_t position) const {
     if (interval_tokens > 0 && position % interval_tokens == 0) return Keep::kLong;
-    return turn_tokens > 0 && position % turn_tokens == 0 ? Keep::kTurn : Keep::kNo;
+    return rolling_tokens > 0 && position % rolling_tokens == 0 ? Keep::kRolling : Keep::kNo;
   }
 };
 

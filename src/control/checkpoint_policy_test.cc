@@ -34,7 +34,7 @@ TEST(CheckpointPolicy, IntervalsCountFromZeroAndIncludeTheLastToken) {
 }
 
 TEST(CheckpointPolicy, JunctionsFarBehindTheHit) {
-  const CheckpointPolicy policy{.granularity_tokens = 64, .turn_tokens = 256};
+  const CheckpointPolicy policy{.granularity_tokens = 64, .rolling_tokens = 256};
   EXPECT_EQ(policy.junction(0, 640), 640);
   EXPECT_EQ(policy.junction(384, 640), 0) << "as far as a next turn falls short anyway";
   EXPECT_EQ(policy.junction(320, 640), 640);
@@ -51,9 +51,9 @@ TEST(CheckpointPolicy, CoarserHitsKeepCoarserPositions) {
 
 TEST(CheckpointPolicy, OutputsKeepIntervalsAndOneTurn) {
   using Keep = CheckpointPolicy::Keep;
-  const CheckpointPolicy policy{.granularity_tokens = 64, .interval_tokens = 512, .turn_tokens = 128};
+  const CheckpointPolicy policy{.granularity_tokens = 64, .interval_tokens = 512, .rolling_tokens = 128};
   EXPECT_EQ(policy.in_decode(512), Keep::kLong);
-  EXPECT_EQ(policy.in_decode(128), Keep::kTurn);
+  EXPECT_EQ(policy.in_decode(128), Keep::kRolling);
   EXPECT_EQ(policy.in_decode(64), Keep::kNo);
   EXPECT_EQ(policy.in_decode(127), Keep::kNo);
   const CheckpointPolicy none{.granularity_tokens = 64};

@@ -20,7 +20,7 @@ enum class Fault {
 
   // Recurrent state.
   kHitMaxOverGroups = 11,         // a hit is as long as the cached blocks, wherever the last checkpoint lies
-  kCheckpointLate = 12,           // a checkpoint holds the state one token behind its boundary
+  kCheckpointLate = 12,           // a checkpoint holds the state one token past its boundary
   kCheckpointFreeUnderCopy = 13,  // the pages of a checkpoint may be reused while a plan in flight copies them
   kCheckpointUnconfirmed = 14,    // a checkpoint and its blocks may be hit before the result of their step is in
   kCheckpointOutlivesBlock = 15,  // a block that is evicted leaves its checkpoint behind, at whatever comes there

@@ -84,7 +84,7 @@ TEST_F(PoolIntegrityDeathTest, FreePages) {
   EXPECT_DEATH((BlockPoolBreaker::free(pool_)[0] = 1, pool_.check_page(PageId(7))), "lost");
 }
 
-// The page of a sequence that runs is far behind in the pool: found in the slice that holds it, and not before.
+// The page of a sequence that runs is far back in the pool: found in the slice that holds it, and not before.
 TEST(SchedulerIntegrityDeathTest, SlicesCoverThePoolInTurn) {
   SchedulerConfig config = small_config();
   config.num_pages = 100;

@@ -18,7 +18,7 @@ namespace perigee {
 struct CheckpointInFlight {
   SlotId slot;
   int32_t boundary = 0;
-  bool is_turn = false;
+  bool is_rolling = false;
   std::vector<PageHandle> pages;
 };
 

@@ -73,7 +73,7 @@ TEST(PrefixIndex, SaltsSeparate) {
   }
 }
 
-// Two images stand behind the same placeholders.
+// Two images have the same placeholders.
 TEST(PrefixIndex, ExtraKeysSeparate) {
   for (const int bits : {128, 4, 1}) {
     PrefixIndex index(8, 7, bits);

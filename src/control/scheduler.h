@@ -31,7 +31,7 @@ struct SchedulingPolicy {
   int32_t max_model_len = 0;  // prompt + outputs of one sequence
   bool prefix_caching = true;
   int32_t checkpoint_interval_blocks = 64;  // of prompt and output between checkpoints that stay; 0: none (for which
-  int32_t checkpoint_turn_blocks = 4;       // and why see CheckpointPolicy); the same of output, one a sequence
+  int32_t checkpoint_rolling_blocks = 4;    // and why see CheckpointPolicy); the same of output, one a sequence
   AdmissionReserve admission_reserve = reserve_page_each;  // null: none
 };
 

@@ -71,7 +71,7 @@ TEST(SchedulerPreemption, DeterministicOutputsAreNoHitsOfAnotherPromptsBlocks) {
   config.max_sequences = 2;
   config.state_pages = 3;
   config.checkpoint_interval_blocks = 0;
-  config.checkpoint_turn_blocks = 0;
+  config.checkpoint_rolling_blocks = 0;
   config.attention_alignment = 64;
   config.deterministic = true;
   SchedulerHarness h(config);

@@ -39,7 +39,7 @@ CheckpointPolicy checkpoint_policy(const SchedulerConfig& config) {
   };
   return {.granularity_tokens = granularity * kBlockTokens,
           .interval_tokens = tokens(config.checkpoint_interval_blocks),
-          .turn_tokens = tokens(config.checkpoint_turn_blocks)};
+          .rolling_tokens = tokens(config.checkpoint_rolling_blocks)};
 }
 
 }  // namespace
@@ -65,7 +65,7 @@ Status validate(const SchedulerConfig& config) {
   if (config.state_pages < 0 || config.state_pages >= config.num_pages)
     return bad_input("must leave pages for the blocks of a sequence", "state_pages");
   if (config.checkpoint_interval_blocks < 0) return bad_input("must not be negative", "checkpoint_interval_blocks");
-  if (config.checkpoint_turn_blocks < 0) return bad_input("must not be negative", "checkpoint_turn_blocks");
+  if (config.checkpoint_rolling_blocks < 0) return bad_input("must not be negative", "checkpoint_rolling_blocks");
   if (config.hash_bits < 1 || config.hash_bits > 128) return bad_input("must be in [1, 128]", "hash_bits");
   const int32_t least = config.deterministic ? config.attention_alignment : 1;
   if (config.max_step_tokens < least)

@@ -15,7 +15,7 @@ SchedulerConfig hybrid_config() {
   config.num_pages = 64;
   config.state_pages = 3;
   config.checkpoint_interval_blocks = 0;
-  config.checkpoint_turn_blocks = 0;
+  config.checkpoint_rolling_blocks = 0;
   config.attention_alignment = 64;
   return config;
 }
@@ -63,7 +63,7 @@ TEST(SchedulerState, PagesFromAdmissionToTheEnd) {
   EXPECT_EQ(gauges.state_pages, 0);
   EXPECT_EQ(gauges.used_pages, 0);
   EXPECT_EQ(gauges.latent_pages, 1) << "the prompt's full block";
-  EXPECT_EQ(gauges.checkpoint_pages, 3) << "and the state behind it";
+  EXPECT_EQ(gauges.checkpoint_pages, 3) << "and the state after it";
   EXPECT_EQ(gauges.free_pages + gauges.latent_pages + gauges.state_pages + gauges.checkpoint_pages, gauges.total_pages);
 }
 
@@ -231,10 +231,10 @@ TEST(SchedulerState, UnconfirmedCheckpointsAreNoHits) {
   EXPECT_EQ(h.plan().starts[0].num_cached_tokens, 192);
 }
 
-// Many requests behind one system prompt: the second one saves the state where they part, the third one uses it.
+// Many requests with one system prompt: the second one saves the state where they part, the third one uses it.
 TEST(SchedulerState, AJunctionIsSavedByTheSecondThatMeetsIt) {
   SchedulerConfig config = hybrid_config();
-  config.checkpoint_turn_blocks = 2;
+  config.checkpoint_rolling_blocks = 2;
   SchedulerHarness h(config);
   const std::vector<int32_t> system = tokens_from(0, 200);
   h.submit(with_max_tokens({.prompt = plus(system, tokens_from(5000, 80))}, 1));
@@ -251,7 +251,7 @@ TEST(SchedulerState, AJunctionIsSavedByTheSecondThatMeetsIt) {
 TEST(SchedulerState, OutputsKeepTheirNewestTurnAndIntervals) {
   SchedulerConfig config = hybrid_config();
   config.checkpoint_interval_blocks = 4;
-  config.checkpoint_turn_blocks = 1;
+  config.checkpoint_rolling_blocks = 1;
   SchedulerHarness h(config);
   const SequenceId a = h.submit(with_max_tokens({.prompt = tokens_from(0, 60)}, 400));
   std::vector<int32_t> written;
@@ -273,7 +273,7 @@ TEST(SchedulerState, OutputsKeepTheirNewestTurnAndIntervals) {
 
 TEST(SchedulerState, NoCheckpointWhenTheSequenceEndsBeforeItsRow) {
   SchedulerConfig config = hybrid_config();
-  config.checkpoint_turn_blocks = 1;
+  config.checkpoint_rolling_blocks = 1;
   SchedulerHarness h(config);
   const SequenceId a = h.submit(with_max_tokens({.prompt = tokens_from(0, 63)}, 100));
   h.step();
@@ -367,7 +367,7 @@ TEST(SchedulerState, FollowersStartFromTheLeadersEndOfPrompt) {
 TEST(SchedulerState, APreemptedSequenceResumesFromItsBestCheckpoint) {
   SchedulerConfig config = hybrid_config();
   config.num_pages = 14;
-  config.checkpoint_turn_blocks = 1;
+  config.checkpoint_rolling_blocks = 1;
   SchedulerHarness h(config);
   const SequenceId a = h.submit(100, 250);
   const SequenceId b = h.submit(100, 250);
@@ -435,7 +435,7 @@ TEST(SchedulerState, DeterministicPositionsAreAligned) {
   config.deterministic = true;
   config.attention_alignment = 128;
   config.checkpoint_interval_blocks = 1;
-  config.checkpoint_turn_blocks = 1;
+  config.checkpoint_rolling_blocks = 1;
   SchedulerHarness h(config);
   h.submit(with_max_tokens({.prompt = tokens_from(0, 300)}, 200));
   while (!h.scheduler.idle()) {
@@ -519,8 +519,8 @@ TEST(SchedulerState, FitsCountsTheState) {
   config.checkpoint_interval_blocks = -1;
   EXPECT_EQ(validate(config).error().field, "checkpoint_interval_blocks");
   config = hybrid_config();
-  config.checkpoint_turn_blocks = -1;
-  EXPECT_EQ(validate(config).error().field, "checkpoint_turn_blocks");
+  config.checkpoint_rolling_blocks = -1;
+  EXPECT_EQ(validate(config).error().field, "checkpoint_rolling_blocks");
 }
 
 }  // namespace

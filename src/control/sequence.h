@@ -50,7 +50,7 @@ struct Running {
 
   // The checkpoint that it started from or wrote last, and whether that is one that its next replaces.
   CheckpointRef newest_checkpoint;
-  bool newest_is_turn = false;
+  bool newest_is_rolling = false;
   int32_t junction = 0;  // CheckpointPolicy::junction
 };
 

@@ -49,7 +49,8 @@ void StateBook::plan_checkpoints(Sequence& sequence, const PlanRow& row, int32_t
     ++totals_.skips;
     return;
   }
-  write_checkpoint(sequence, {row.position.least - 1, row.position.most}, keep == CheckpointPolicy::Keep::kTurn, draft);
+  write_checkpoint(sequence, {row.position.least - 1, row.position.most}, keep == CheckpointPolicy::Keep::kRolling,
+                   draft);
 }
 
 // Where pages are short, the first positions go without: a later checkpoint supersedes an earlier one.
@@ -69,7 +70,7 @@ void StateBook::plan_chunk_checkpoints(Sequence& sequence, const PlanRow& row, i
 }
 
 // For the boundary inside (bounds.least, bounds.most].
-void StateBook::write_checkpoint(Sequence& sequence, PositionRange bounds, bool is_turn, PlanDraft& draft) {
+void StateBook::write_checkpoint(Sequence& sequence, PositionRange bounds, bool is_rolling, PlanDraft& draft) {
   std::vector<CheckpointWrite>& writes = draft.plan.checkpoints;
   if (planted(Fault::kCheckpointsAtFirst) && !writes.empty() && writes.back().slot == sequence.running().slot)
     bounds = {writes.back().lower, writes.back().upper};
@@ -78,7 +79,7 @@ void StateBook::write_checkpoint(Sequence& sequence, PositionRange bounds, bool 
   planned.lower = bounds.least;
   planned.upper = bounds.most;
   CheckpointInFlight& write = draft.traffic.writes.emplace_back();
-  write = {sequence.running().slot, bounds.most / kBlockTokens * kBlockTokens, is_turn,
+  write = {sequence.running().slot, bounds.most / kBlockTokens * kBlockTokens, is_rolling,
            cache_.take_pages(PageOwner::kCheckpoint, rules_.config.state_pages)};
   planned.pages.reserve(write.pages.size());
   for (const PageHandle& handle : write.pages) planned.pages.push_back(handle.placement());
@@ -111,14 +112,14 @@ void StateBook::keep_checkpoint(Sequence& sequence, CheckpointInFlight& write) {
   if (write.pages.empty() || !cache_.index().contains(run.chain)) return;
   const PageId block = run.chain.page;
   const CheckpointRef former = std::exchange(run.newest_checkpoint, checkpoints.at(block));
-  const bool former_is_turn = std::exchange(run.newest_is_turn, false);
+  const bool former_is_rolling = std::exchange(run.newest_is_rolling, false);
   if (run.newest_checkpoint.serial == 0) {
     run.newest_checkpoint = checkpoints.attach(block, std::exchange(write.pages, {}));
-    run.newest_is_turn = write.is_turn;
+    run.newest_is_rolling = write.is_rolling;
     ++totals_.writes;
   }
   if (!checkpoints.contains(former)) return;
-  former_is_turn ? checkpoints.drop(former.block) : checkpoints.supersede(former);
+  former_is_rolling ? checkpoints.drop(former.block) : checkpoints.supersede(former);
 }
 
 void StateBook::publish_blocks(Sequence& sequence, int32_t num_tokens) {

@@ -46,7 +46,7 @@ class StateBook {
 
  private:
   void plan_chunk_checkpoints(Sequence& sequence, const PlanRow& row, int32_t num_that_fit, PlanDraft& draft);
-  void write_checkpoint(Sequence& sequence, PositionRange bounds, bool is_turn, PlanDraft& draft);
+  void write_checkpoint(Sequence& sequence, PositionRange bounds, bool is_rolling, PlanDraft& draft);
   void keep_checkpoint(Sequence& sequence, CheckpointInFlight& write);
 
   const SchedulerRules& rules_;

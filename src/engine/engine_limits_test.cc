@@ -43,16 +43,16 @@ TEST(EngineLimits, TheContextMayFillTheCacheBesideAState) {
   }
 }
 
-// The two distances between checkpoints are not one: here only turns leave any.
+// The two distances between checkpoints are not one: here only rolling ones are left.
 TEST(EngineLimits, CheckpointsOfATurnHaveADistanceOfTheirOwn) {
-  for (const int32_t turn_blocks : {0, 1}) {
+  for (const int32_t rolling_blocks : {0, 1}) {
     EngineConfig config = small_config("kimi_linear");
     config.scheduling.checkpoint_interval_blocks = 0;
-    config.scheduling.checkpoint_turn_blocks = turn_blocks;
+    config.scheduling.checkpoint_rolling_blocks = rolling_blocks;
     const auto engine = make_engine(config);
     run(*engine, request_of(kBlock - 4, kBlock + 10));  // up to the second block's end and past it
-    EXPECT_TRUE(eventually([&] { return engine->stats().scheduler.checkpoint_writes == 2 * turn_blocks; }))
-        << engine->stats().scheduler.checkpoint_writes << " with " << turn_blocks;
+    EXPECT_TRUE(eventually([&] { return engine->stats().scheduler.checkpoint_writes == 2 * rolling_blocks; }))
+        << engine->stats().scheduler.checkpoint_writes << " with " << rolling_blocks;
   }
 }
 

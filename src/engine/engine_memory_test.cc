@@ -96,7 +96,7 @@ TEST_P(StepAllocationsOfRanks, None) {
   config.rank.load.num_threads = 2;
   config.rank.cache_bytes = 64 << 20;
   config.rank_timeouts.behind_s = 1e6;
-  config.scheduling.checkpoint_interval_blocks = config.scheduling.checkpoint_turn_blocks = 0;
+  config.scheduling.checkpoint_interval_blocks = config.scheduling.checkpoint_rolling_blocks = 0;
   EXPECT_EQ(allocations_while_decoding(*make_engine(config), {.sequences = 8, .prompt = 50}, 12, 30), 0);
 }
 

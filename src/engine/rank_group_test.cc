@@ -98,8 +98,10 @@ class ScriptedDevice final : public RankDevice {
     script_->set(script_->mask_waits, rank_, script_->get(script_->mask_waits, rank_) + 1);
     if (words == std::vector<uint32_t>{1u << kId}) script_->set(script_->masks, rank_, plan.step.value);
   }
-  void sample(const StepPlan& plan, int32_t turn) override { steps_[static_cast<size_t>(turn)] = plan.step.value; }
-  bool is_done(int32_t turn) override { return steps_[static_cast<size_t>(turn)] < script_->get(script_->done, rank_); }
+  void sample(const StepPlan& plan, int32_t buffer) override { steps_[static_cast<size_t>(buffer)] = plan.step.value; }
+  bool is_done(int32_t buffer) override {
+    return steps_[static_cast<size_t>(buffer)] < script_->get(script_->done, rank_);
+  }
   Status collect(const StepPlan& plan, int32_t, StepResult& result) override {
     if (script_->breaks.contains({rank_, plan.step.value})) return Error(Code::kDeviceLost, "a cosmic ray");
     for (RowResult& row : result.rows) row.ids.push_back(script_->ids[static_cast<size_t>(rank_)]);

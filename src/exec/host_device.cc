@@ -32,12 +32,12 @@ class HostDevice final : public RankDevice {
   int64_t weight_memory() const override { return host_memory_bytes() / config_.size - config_.cache_bytes; }
   Result<int32_t> warm_up(RankParts& parts) override;
   Status reserve() override;
-  void apply(const StepPlan& plan, const Batch& batch, int32_t turn) override;
-  void forward(const StepPlan& plan, const Batch& batch, int32_t turn) override;
+  void apply(const StepPlan& plan, const Batch& batch, int32_t buffer) override;
+  void forward(const StepPlan& plan, const Batch& batch, int32_t buffer) override;
   void mask(const StepPlan& plan, MaskBox& masks) override;
-  void sample(const StepPlan& plan, int32_t turn) override;
+  void sample(const StepPlan& plan, int32_t buffer) override;
   bool is_done(int32_t) override { return true; }
-  Status collect(const StepPlan& plan, int32_t turn, StepResult& result) override;
+  Status collect(const StepPlan& plan, int32_t buffer, StepResult& result) override;
   void fail() override { status_ = Error(Code::kDeviceLost, "a test's fault"); }
   void log_loss() override {}
 

@@ -98,11 +98,11 @@ bool Rank::wait(RankPort& port) {
 }
 
 void Rank::report(RankPort& port) {
-  const int32_t turn = oldest();
-  const StepPlan& plan = *in_flight_[static_cast<size_t>(turn)];
+  const int32_t buffer = oldest();
+  const StepPlan& plan = *in_flight_[static_cast<size_t>(buffer)];
   --num_in_flight_;
   result_.begin(plan);
-  if (const Status collected = device_->collect(plan, turn, result_); !collected.ok())
+  if (const Status collected = device_->collect(plan, buffer, result_); !collected.ok())
     return lose(plan.step, collected.error().message, port);
   port.masks().drop(plan.step);
   port.report(result_);

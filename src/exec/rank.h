@@ -56,7 +56,7 @@ class Rank {
   RankParts parts_;
   std::unique_ptr<RankDevice> device_;  // its memory goes before the ops that made it
   int32_t max_pages_ = 0;
-  std::array<const StepPlan*, kMaxPlansInFlight> in_flight_ = {};  // by turn
+  std::array<const StepPlan*, kMaxPlansInFlight> in_flight_ = {};  // by buffer
   int32_t num_in_flight_ = 0, turn_ = 0;                           // of the next step
   bool lost_ = false;                                              // the device: nothing is computed any more
   StepResult result_;  // of the step that is reported; else memory for the next one

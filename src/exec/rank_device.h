@@ -2,7 +2,7 @@
 // there, and how to wait for them. The host's is host_device.h, a GPU's is cuda/cuda_device.h.
 //
 // All calls come from the rank's thread. A step's work may still be under way when a phase returns; steps run in the
-// order of their calls. Two steps may lie between apply() and collect(), told apart by their turn, 0 or 1.
+// order of their calls. Two steps may lie between apply() and collect(), told apart by their buffer, 0 or 1.
 #pragma once
 
 #include <cstdint>
@@ -27,15 +27,15 @@ class RankDevice {
   virtual Status reserve() = 0;
 
   // --- The phases of a step, each once, in this order ---
-  virtual void apply(const StepPlan& plan, const Batch& batch, int32_t turn) = 0;
-  virtual void forward(const StepPlan& plan, const Batch& batch, int32_t turn) = 0;
+  virtual void apply(const StepPlan& plan, const Batch& batch, int32_t buffer) = 0;
+  virtual void forward(const StepPlan& plan, const Batch& batch, int32_t buffer) = 0;
   // Waits for the step's masks. Only of a plan with masked rows, when every step before it has been collected.
   virtual void mask(const StepPlan& plan, MaskBox& masks) = 0;
-  virtual void sample(const StepPlan& plan, int32_t turn) = 0;
-  virtual bool is_done(int32_t turn) = 0;
+  virtual void sample(const StepPlan& plan, int32_t buffer) = 0;
+  virtual bool is_done(int32_t buffer) = 0;
   // Of a step that is done: fills in a result that has begun. kDeviceLost: what the device failed at; nothing can be
   // run after that.
-  virtual Status collect(const StepPlan& plan, int32_t turn, StepResult& result) = 0;
+  virtual Status collect(const StepPlan& plan, int32_t buffer, StepResult& result) = 0;
 
   virtual void fail() = 0;      // tests: loses the device in the step that runs
   virtual void log_loss() = 0;  // what is known of a lost device; may hang

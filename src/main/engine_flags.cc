@@ -41,7 +41,7 @@ void add_model_flags(CommandLine& flags, EngineFlags& to) {
   flags.add_switch("--kimi-linear-biased-routing", rank.load.kimi_linear_biased_routing,
                    "weigh experts with the selection bias, as Kimi-Linear's own code does");
   flags.add_switch("--language-model-only", rank.load.language_model_only,
-                   "skip the vision part of a multimodal checkpoint");
+                   "skip the vision part of a multimodal model");
   flags.add("--dtype", to.bf16, OneOf<bool>{{{"auto", true}, {"bfloat16", true}, {"bf16", true}}},
             "what is computed in");
   flags.add("--tokenizer", to.tokenizer, "only the model folder's own");
@@ -66,7 +66,7 @@ void add_scheduler_flags(CommandLine& flags, EngineConfig& to) {
             "share of the GPU's memory for weights, workspace and page pool");
   flags.add("--kv-cache-dtype", to.rank.fp8_cache,
             OneOf<bool>{{{"auto", false}, {"bf16", false}, {"bfloat16", false}, {"fp8", true}, {"fp8_e4m3", true}}},
-            "auto or bf16; fp8: e4m3 with the checkpoint's scales or 1");
+            "auto or bf16; fp8: e4m3 with the model's scales or 1");
   flags.add("--max-model-len", to.scheduling.max_model_len, Whole{0, 1 << 28},
             "longest prompt + reply; 0: the model's, or what the cache holds");
   flags.add("--max-num-seqs", to.rank.limits.max_sequences, OrAuto{Whole{1, kMostSequences}},
@@ -77,7 +77,7 @@ void add_scheduler_flags(CommandLine& flags, EngineConfig& to) {
   flags.add_switch("--enable-prefix-caching", to.scheduling.prefix_caching, "reuse the cache of common prefixes");
   flags.add("--checkpoint-interval-blocks", to.scheduling.checkpoint_interval_blocks, Whole{0, kMostBlocks},
             "recurrent models: blocks of 64 tokens between states that stay; 0: none");
-  flags.add("--checkpoint-turn-blocks", to.scheduling.checkpoint_turn_blocks, Whole{0, kMostBlocks},
+  flags.add("--checkpoint-rolling-blocks", to.scheduling.checkpoint_rolling_blocks, Whole{0, kMostBlocks},
             "recurrent models: blocks of output between states saved for the next turn; 0: none");
   flags.add_switch("--deterministic", to.rank.limits.deterministic,
                    "same bits for a request whatever runs beside it, cached or not");
@@ -102,10 +102,10 @@ void add_rank_flags(CommandLine& flags, EngineConfig& to) {
             "for tests: error (its device is lost) or hang (its thread stops)");
 }
 
-// Pasted with every recipe. What they ask for is always so here, is derived from the checkpoint, or has no object.
+// Pasted with every recipe. What they ask for is always so here, is derived from the model, or has no object.
 void add_ignored_flags(CommandLine& flags) {
   for (const auto& [name, why] : std::initializer_list<std::pair<const char*, const char*>>{
-           {"--trust-remote-code", "nothing of a checkpoint is executed"},
+           {"--trust-remote-code", "no code of a model is executed"},
            {"--enable-auto-tool-choice", "tool calls are always read"},
            {"--enable-chunked-prefill", "prefill is always chunked"},
            {"--enable-expert-parallel", "one rank holds every expert"},
@@ -117,8 +117,8 @@ void add_ignored_flags(CommandLine& flags) {
            {"--disable-hybrid-kv-cache-manager", "one page pool holds every kind of cache"}})
     flags.add_ignored_switch(name, why);
   for (const auto& [name, why] : std::initializer_list<std::pair<const char*, const char*>>{
-           {"--tool-call-parser", "the markers of the checkpoint are read"},
-           {"--reasoning-parser", "the markers of the checkpoint are read"},
+           {"--tool-call-parser", "the model's own markers are read"},
+           {"--reasoning-parser", "the model's own markers are read"},
            {"--attention-backend", "kernels follow from device and sizes"},
            {"--block-size", "a block has 64 tokens"},
            {"--compilation-config", "nothing is compiled at start"},

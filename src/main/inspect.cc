@@ -1,4 +1,4 @@
-// `perigee inspect MODEL`: what a checkpoint is and what it needs, from its files alone, and whether it is whole.
+// `perigee inspect MODEL`: what a model is and what it needs, from its files alone, and whether they are complete.
 #include <fmt/format.h>
 
 #include <cstdio>
@@ -125,7 +125,7 @@ void print_config(const WeightFiles& files, const ModelConfig& c) {
 
 int run_inspect(const std::vector<std::string>& words) {
   LoadOptions load;
-  CommandLine flags("perigee inspect", "What a checkpoint is, what it needs, and whether its files are whole.");
+  CommandLine flags("perigee inspect", "What a model is, what it needs, and whether its files are complete.");
   flags.add("model,--model", load.path, "folder with config.json");
   if (Status status = flags.parse(words); !status.ok()) return print_refusal("perigee inspect", status.error());
   const auto fail = [](const Error& error) {

@@ -172,7 +172,7 @@ void log_sizes(const Engine& engine, double seconds, bool fp8_cache) {
   log_info("Model loading took ", memory_text(engine.model().weight_bytes), " and ", seconds, " s");
   log_info("KV cache size: ", tokens, " tokens (", engine.num_pages(), " blocks of ", kBlockTokens, ")",
            !fp8_cache                        ? ""
-           : engine.model().has_cache_scales ? ", fp8 (e4m3) with the checkpoint's scales"
+           : engine.model().has_cache_scales ? ", fp8 (e4m3) with the model's scales"
                                              : ", fp8 (e4m3) with a scale of 1, uncalibrated");
   if (engine.state_pages() > 0)
     log_info("Recurrent state: ", engine.state_pages(), " of those pages a sequence, and a checkpoint");

@@ -235,7 +235,7 @@ TEST_P(Equality, ANextTurnGoesOnFromItsOutputs) {
   config.rank.device = Device::kRef;
   config.scheduling.prefix_caching = true;
   config.scheduling.checkpoint_interval_blocks = 0;
-  config.scheduling.checkpoint_turn_blocks = 1;
+  config.scheduling.checkpoint_rolling_blocks = 1;
   Rng rng(4);
   const auto engine = make_engine(config);
   const std::vector<Reply> turn = run(*engine, {{.prompt = random_ids(rng, 100, kVocab), .max_tokens = 120}}, false);

@@ -43,7 +43,7 @@ constexpr Mutant kMutants[kNumFaults] = {
     {"a preempted sequence keeps its former length", "row at"},
     {"ids of a late row are delivered after the end", "goes on after its end|an update for nobody"},
     {"a hit is as long as the cached blocks, wherever the last checkpoint lies", "and a checkpoint of 0 pages"},
-    {"a checkpoint holds the state one token behind its boundary", "a checkpoint at"},
+    {"a checkpoint holds the state one token past its boundary", "a checkpoint at"},
     {"the pages of a checkpoint may be reused while a plan in flight copies them",
      "is copied from and given away|under flight"},
     {"a checkpoint and its blocks may be hit before the result of their step is in", "the checkpoint is at"},

@@ -91,7 +91,7 @@ void Simulation::draw_recurrent(SchedulerConfig& config, int32_t& num_blocks) {
   config.state_pages = static_cast<int32_t>(rng_.between(1, roomy ? 4 : 2));
   constexpr int32_t kIntervals[] = {0, 1, 1, 2, 64};
   config.checkpoint_interval_blocks = kIntervals[rng_.below(5)];
-  config.checkpoint_turn_blocks = static_cast<int32_t>(rng_.below(4));
+  config.checkpoint_rolling_blocks = static_cast<int32_t>(rng_.below(4));
   if (roomy) config.max_sequences = static_cast<int32_t>(rng_.between(4, 10));
   if (!roomy) num_blocks = static_cast<int32_t>(rng_.between(6, 14));
   const int32_t num_states = static_cast<int32_t>(roomy ? rng_.between(14, 28) : rng_.between(12, 20));

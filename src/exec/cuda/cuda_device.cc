@@ -26,12 +26,12 @@ class CudaDevice final : public RankDevice {
   Result<std::unique_ptr<Ops>> make_ops() override;
   Result<int32_t> warm_up(RankParts& parts) override;
   Status reserve() override;
-  void apply(const StepPlan& plan, const Batch& batch, int32_t turn) override;
-  void forward(const StepPlan& plan, const Batch& batch, int32_t turn) override;
+  void apply(const StepPlan& plan, const Batch& batch, int32_t buffer) override;
+  void forward(const StepPlan& plan, const Batch& batch, int32_t buffer) override;
   void mask(const StepPlan& plan, MaskBox& masks) override { sampling_->upload_masks(plan, masks); }
-  void sample(const StepPlan& plan, int32_t turn) override;
-  bool is_done(int32_t turn) override { return turns_[static_cast<size_t>(turn)].done.is_done(); }
-  Status collect(const StepPlan& plan, int32_t turn, StepResult& result) override;
+  void sample(const StepPlan& plan, int32_t buffer) override;
+  bool is_done(int32_t buffer) override { return in_flight_[static_cast<size_t>(buffer)].done.is_done(); }
+  Status collect(const StepPlan& plan, int32_t buffer, StepResult& result) override;
   void fail() override { cuda_ok(break_device(stream()), "breaking the device"); }
   void log_loss() override { log_error("GPU ", config_.rank, " after the failure: ", gpu_report(config_.rank)); }
 
@@ -58,12 +58,12 @@ class CudaDevice final : public RankDevice {
   std::unique_ptr<DecodeGraphs> graphs_;
   int64_t allocations_ = 0;  // by this thread before its first step
 
-  struct Turn {
+  struct InFlight {
     std::unique_ptr<PlanUpload> upload;
     Event done;
     AskedLogits asked;
   };
-  std::array<Turn, kMaxPlansInFlight> turns_;
+  std::array<InFlight, kMaxPlansInFlight> in_flight_;
   // Of the step under way:
   int32_t bucket_ = 0;                   // 0: no graph
   std::span<const int32_t> logit_rows_;  // device
@@ -126,7 +126,7 @@ Status CudaDevice::reserve_arrays() {
                             .max_logit_rows = parts.max_rows_of_logits(),
                             .state_width = state_pages,
                             .max_checkpoints = checkpoints};
-  for (Turn& turn : turns_) turn.upload = std::make_unique<PlanUpload>(limits);
+  for (InFlight& step : in_flight_) step.upload = std::make_unique<PlanUpload>(limits);
   return device_status();
 }
 
@@ -193,11 +193,11 @@ Status CudaDevice::reserve() {
   return device_status();
 }
 
-void CudaDevice::apply(const StepPlan& plan, const Batch& batch, int32_t turn) {
+void CudaDevice::apply(const StepPlan& plan, const Batch& batch, int32_t buffer) {
   CHECK(std::ssize(batch.positions) <= parts_->max_tokens(), "a step of ", batch.positions.size(), " tokens");
   CHECK(std::ssize(plan.checkpoints) <= max_checkpoint_writes(config_.limits.max_sequences, parts_->max_tokens()),
         "a step of ", plan.checkpoints.size(), " checkpoints");
-  auto& [upload, done, asked] = turns_[static_cast<size_t>(turn)];
+  auto& [upload, done, asked] = in_flight_[static_cast<size_t>(buffer)];
   upload->begin();
   bucket_ = graph_bucket(plan);
   PlanArrays packed = pack_plan(plan, batch.sequences, parts_->state_pages(), *upload);
@@ -228,24 +228,24 @@ void CudaDevice::forward(const StepPlan&, const Batch& batch, int32_t) {
   logits_ = parts_->model->forward(on_device, step_ops, pool()).logits;
 }
 
-void CudaDevice::sample(const StepPlan&, int32_t turn) {
-  auto& [upload, done, asked] = turns_[static_cast<size_t>(turn)];
+void CudaDevice::sample(const StepPlan&, int32_t buffer) {
+  auto& [upload, done, asked] = in_flight_[static_cast<size_t>(buffer)];
   if (bucket_ > 0) {
-    graphs_->sample(bucket_, turn, stream());
+    graphs_->sample(bucket_, buffer, stream());
   } else {
-    sampling_->score(asked, logits_, turn);
-    sampling_->sample(asked.num_rows, logits_, turn);
+    sampling_->score(asked, logits_, buffer);
+    sampling_->sample(asked.num_rows, logits_, buffer);
   }
   upload->fence(ops().owned_stream());
   done.record(ops().owned_stream());
 }
 
-Status CudaDevice::collect(const StepPlan& plan, int32_t turn, StepResult& result) {
-  const Turn& of = turns_[static_cast<size_t>(turn)];
+Status CudaDevice::collect(const StepPlan& plan, int32_t buffer, StepResult& result) {
+  const InFlight& of = in_flight_[static_cast<size_t>(buffer)];
   of.done.wait();
   RETURN_IF_ERROR(device_status());
   CHECK(num_device_allocations() == allocations_, "memory was reserved after the start, in step ", plan.step);
-  sampling_->fill(plan, of.asked, turn, result);
+  sampling_->fill(plan, of.asked, buffer, result);
   return {};
 }
 

@@ -66,9 +66,9 @@ Result<DecodeGraphs::Graphs> DecodeGraphs::capture_bucket(int32_t rows, const Mo
   Tensor logits;
   ASSIGN_OR_RETURN(graphs.forward,
                    capture_graph(ops.stream(), [&] { logits = model.forward(batch, ops, pool).logits; }));
-  for (const int32_t turn : {0, 1}) {
-    ASSIGN_OR_RETURN(graphs.sample[static_cast<size_t>(turn)],
-                     capture_graph(ops.stream(), [&] { sampling.sample(rows, logits, turn); }));
+  for (const int32_t buffer : {0, 1}) {
+    ASSIGN_OR_RETURN(graphs.sample[static_cast<size_t>(buffer)],
+                     capture_graph(ops.stream(), [&] { sampling.sample(rows, logits, buffer); }));
   }
   return graphs;
 }
@@ -90,8 +90,8 @@ void DecodeGraphs::forward(int32_t bucket, cudaStream_t stream) const {
   cuda_ok(cudaGraphLaunch(of(bucket).forward, stream), "launching a decode step");
 }
 
-void DecodeGraphs::sample(int32_t bucket, int32_t turn, cudaStream_t stream) const {
-  cuda_ok(cudaGraphLaunch(of(bucket).sample[static_cast<size_t>(turn)], stream), "launching sampling");
+void DecodeGraphs::sample(int32_t bucket, int32_t buffer, cudaStream_t stream) const {
+  cuda_ok(cudaGraphLaunch(of(bucket).sample[static_cast<size_t>(buffer)], stream), "launching sampling");
 }
 
 }  // namespace perigee

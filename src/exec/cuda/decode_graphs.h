@@ -34,15 +34,15 @@ class DecodeGraphs {
   // The rows of the smallest graphs for so many; 0: there are none.
   int32_t bucket(int32_t rows) const;
   // Launch the graphs of exactly `bucket` rows, a value of bucket(): logits of sequence i become row i; then
-  // StepSampling::sample() of all rows, for steps of that turn.
+  // StepSampling::sample() of all rows, for steps of that buffer.
   void forward(int32_t bucket, cudaStream_t stream) const;
-  void sample(int32_t bucket, int32_t turn, cudaStream_t stream) const;
+  void sample(int32_t bucket, int32_t buffer, cudaStream_t stream) const;
 
  private:
   struct Graphs {
     int32_t rows = 0;
     cudaGraphExec_t forward = nullptr;
-    std::array<cudaGraphExec_t, 2> sample = {};  // by turn
+    std::array<cudaGraphExec_t, 2> sample = {};  // by buffer
   };
   Result<Graphs> capture_bucket(int32_t rows, const Model& model, CudaOps& ops, const PagePool& pool,
                                 StepSampling& sampling);

@@ -101,7 +101,7 @@ __device__ void adjust(const float* logits, const uint32_t* mask, const SlotArra
 }
 
 // Gives ids in their order, one a call of the whole block. A thread knows the next of its own ids, those that equal its
-// number modulo the block's size; when it is taken, the thread's warp looks for the one behind it.
+// number modulo the block's size; when it is taken, the thread's warp looks for the next one.
 class InOrder {
  public:
   __device__ InOrder(const float* x, int n) : x_(x), n_(n) {

@@ -117,15 +117,15 @@ void StepSampling::upload_masks(const StepPlan& plan, MaskBox& masks) {
           "sending masks");
 }
 
-void StepSampling::score(const AskedLogits& asked, const Tensor& logits, int32_t turn) {
+void StepSampling::score(const AskedLogits& asked, const Tensor& logits, int32_t buffer) {
   auto* scores = const_cast<TokenScore*>(scores_of(results_device_));
   cuda_ok(score_rows(asked.scores.data(), static_cast<int32_t>(asked.scores.size()),
                      static_cast<const float*>(logits.data), slots_.vocab, scores, stream_.get()),
           "scoring prompts");
-  fetch(scores, asked.scores.size() * sizeof(TokenScore), turn);
+  fetch(scores, asked.scores.size() * sizeof(TokenScore), buffer);
 }
 
-void StepSampling::sample(int32_t rows, const Tensor& logits, int32_t turn) {
+void StepSampling::sample(int32_t rows, const Tensor& logits, int32_t buffer) {
   auto* results = const_cast<SampleResult*>(samples_of(results_device_));
   cuda_ok(sample_rows({.samples = records_,
                        .count = rows,
@@ -136,19 +136,19 @@ void StepSampling::sample(int32_t rows, const Tensor& logits, int32_t turn) {
                        .results = results},
                       slots_, stream_.get()),
           "sampling");
-  fetch(results, static_cast<size_t>(rows) * sizeof(SampleResult), turn);
+  fetch(results, static_cast<size_t>(rows) * sizeof(SampleResult), buffer);
 }
 
-// To the same place in the host's memory of that turn.
-void StepSampling::fetch(const void* from, size_t bytes, int32_t turn) {
+// To the same place in the host's memory of that buffer.
+void StepSampling::fetch(const void* from, size_t bytes, int32_t buffer) {
   uint8_t* to =
-      results_host_[static_cast<size_t>(turn)].data() + (static_cast<const uint8_t*>(from) - results_device_.data());
+      results_host_[static_cast<size_t>(buffer)].data() + (static_cast<const uint8_t*>(from) - results_device_.data());
   if (bytes > 0) cuda_ok(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, stream_.get()), "fetching results");
 }
 
-void StepSampling::fill(const StepPlan& plan, const AskedLogits& asked, int32_t turn, StepResult& result) const {
-  const SampleResult* samples = samples_of(results_host_[static_cast<size_t>(turn)]);
-  const TokenScore* score = scores_of(results_host_[static_cast<size_t>(turn)]);
+void StepSampling::fill(const StepPlan& plan, const AskedLogits& asked, int32_t buffer, StepResult& result) const {
+  const SampleResult* samples = samples_of(results_host_[static_cast<size_t>(buffer)]);
+  const TokenScore* score = scores_of(results_host_[static_cast<size_t>(buffer)]);
   auto id = asked.score_ids.begin();
   auto write = plan.checkpoints.begin();  // all are written: rows of one new token leave no doubt of their position
   for (size_t i = 0; i < plan.rows.size(); ++i) {

@@ -2,7 +2,7 @@
 //
 // Holds the memory for masks, sampling lists, scratch and results. One step after another: ask(), upload_masks() when
 // rows are masked, score() where prompts want it, sample() or its graph, and when the step's event has come, fill().
-// Two steps may be between sample() and fill(), told apart by their turn, 0 or 1.
+// Two steps may be between sample() and fill(), told apart by their buffer, 0 or 1.
 #pragma once
 
 #include <array>
@@ -45,7 +45,7 @@ class StepSampling {
  public:
   StepSampling(const SamplingSizes& sizes, const DeviceArrays& arrays, const Stream& stream);
 
-  // Bias, stop ids and penalty counts of a slot that starts, on their way behind what the stream has.
+  // Bias, stop ids and penalty counts of a slot that starts, on their way after what the stream has.
   void start(const SequenceStart& start);
   // Row i of the logits is plan row i's when they come of a graph, else they are those that the builder lists.
   void ask(const StepPlan& plan, const Slots& slots, const BatchBuilder& builder, bool graph, PlanUpload& upload,
@@ -53,12 +53,12 @@ class StepSampling {
   // Waits for the step's masks. Requires the results of every earlier step to be there.
   void upload_masks(const StepPlan& plan, MaskBox& masks);
   // Scores of prompts, on their way to the host.
-  void score(const AskedLogits& asked, const Tensor& logits, int32_t turn);
+  void score(const AskedLogits& asked, const Tensor& logits, int32_t buffer);
   // Samples as the batch's first `rows` records say, results on their way to the host. All addresses are fixed but that
   // of `logits`, so a graph may hold it.
-  void sample(int32_t rows, const Tensor& logits, int32_t turn);
+  void sample(int32_t rows, const Tensor& logits, int32_t buffer);
   // Into a result that has begun.
-  void fill(const StepPlan& plan, const AskedLogits& asked, int32_t turn, StepResult& result) const;
+  void fill(const StepPlan& plan, const AskedLogits& asked, int32_t buffer, StepResult& result) const;
 
  private:
   const SampleResult* samples_of(const Buffer& results) const {
@@ -67,7 +67,7 @@ class StepSampling {
   const TokenScore* scores_of(const Buffer& results) const {
     return reinterpret_cast<const TokenScore*>(samples_of(results) + sizes_.slots);
   }
-  void fetch(const void* from, size_t bytes, int32_t turn);
+  void fetch(const void* from, size_t bytes, int32_t buffer);
   uint8_t* take_lists(size_t bytes);
 
   const SamplingSizes sizes_;

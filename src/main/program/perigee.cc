@@ -18,7 +18,7 @@ constexpr char kUsage[] =
     "  perigee bench decode [flags]    decode matrix, context x concurrency, of a running server\n"
     "  perigee bench prefill [flags]   prefill table of a running server\n"
     "  perigee bench step MODEL        time of one step in this process; --trace: where it goes\n"
-    "  perigee inspect MODEL           what a checkpoint is, what it needs, whether it is whole\n"
+    "  perigee inspect MODEL           what a model is, what it needs, whether its files are complete\n"
     "  perigee --version\n"
     "\n"
     "`perigee COMMAND --help` lists the flags of a command.\n";
