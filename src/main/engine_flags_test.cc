@@ -79,10 +79,9 @@ TEST(EngineFlags, ARecipesFlagsAreAcceptedWithAReason) {
               "bfloat16", "--gpu-memory-utilization", "0.85", "--tokenizer", model, "--compilation-config", "{}"});
   const std::string log = testing::internal::GetCapturedStderr();
   ASSERT_TRUE(config.ok()) << config.error().message;
-  for (const char* said :
-       {"--trust-remote-code has no effect: nothing", "--tool-call-parser has no effect: the markers",
-        "--enable-chunked-prefill has no effect: prefill is always chunked",
-        "--gpu-memory-utilization has no effect on a CPU"})
+  for (const char* said : {"--trust-remote-code has no effect: no code", "--tool-call-parser has no effect: the model",
+                           "--enable-chunked-prefill has no effect: prefill is always chunked",
+                           "--gpu-memory-utilization has no effect on a CPU"})
     EXPECT_NE(log.find(said), std::string::npos) << log;
   EXPECT_EQ(log.find("--dtype"), std::string::npos) << log;
 }
