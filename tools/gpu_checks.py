@@ -119,7 +119,7 @@ class Runner:
 
 SECTIONS = {  # name: (seconds, check)
     "golden": (60, lambda r: r.tests("tests/golden/golden_test", "*Cuda*")),
-    "conformance": (150, lambda r: r.tests("tests/conformance/conformance_test") and r.tests("tests/conformance/cuda_mla_test")),
+    "conformance": (240, lambda r: r.tests("tests/conformance/conformance_test") and r.tests("tests/conformance/cuda_mla_test")),
     "kernels": (60, lambda r: r.tests("src/exec/cuda/exec_cuda_test") and r.tests("src/tensor/cuda/tensor_cuda_test")),
     "equality": (150, lambda r: r.tests("tests/equality/equality_test", "Device*:*Cuda*")),
     "served": (150, Runner.served),  # the server's tests, with the storm and a lost device

@@ -114,7 +114,7 @@ def test_a_lost_device_ends_streams_with_an_error_and_the_process_with_70(launch
 @pytest.mark.parametrize("ranks, lost, mode", [(2, 1, "error"), (2, 0, "hang"), pytest.param(4, 2, "hang", marks=EDGE_ONLY),
                                                pytest.param(1, 0, "hang", marks=EDGE_ONLY)])
 def test_a_lost_rank_ends_streams_with_an_error_and_the_process_with_70(launch, ranks, lost, mode):
-    fault = 500  # long after the last of them has begun
+    fault = 200  # long after the last of them has begun
     server = launch("--replicated-ranks", str(ranks), "--fail-rank", str(lost), "--fail-at-step", str(fault), "--fail-mode", mode,
                     "--threads", "1", *(["--step-timeout-seconds", "3"] if ranks == 1 else []))
     body = {"model": MODEL, "prompt": [300, 301], "max_tokens": 4000, "ignore_eos": True}

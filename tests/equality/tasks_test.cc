@@ -104,7 +104,7 @@ TEST_P(EqualityOnTasks, ChunkedAsWholeUpToTies) {
   const auto large = make_engine(config_);
   config_.rank.limits.max_step_tokens = 96;
   const auto small = make_engine(config_);
-  const std::vector<Job> jobs = task_jobs(GetParam(), *large, num_jobs(8, 20));
+  const std::vector<Job> jobs = task_jobs(GetParam(), *large, num_jobs(5, 20));
   const std::vector<Reply> whole = run(*large, jobs, true), chunked = run(*small, jobs, true);
   ASSERT_GT(small->stats().steps, large->stats().steps + 20) << "hardly any was cut: the test says nothing";
   print("chunked against whole", jobs, compare(*large, jobs, whole, chunked));
@@ -138,7 +138,7 @@ TEST_P(EqualityOnTasks, PreemptedAsNotUpToTies) {
   const auto& [num_pages, jobs_of_one_size] = *std::max_element(
       crowding.begin(), crowding.end(), [](const auto& a, const auto& b) { return a.second.size() < b.second.size(); });
   std::vector<Job> jobs = jobs_of_one_size;
-  jobs.resize(std::min(jobs.size(), num_jobs(8, 40)));
+  jobs.resize(std::min(jobs.size(), num_jobs(6, 40)));
   config_.scheduling.prefix_caching = true;
   const auto crowded = make_engine(with_cache_of(config_, *roomy, 2 * static_cast<int32_t>(num_pages) + 1));
   const std::vector<Reply> whole = run(*roomy, jobs, true), preempted = run(*crowded, jobs, true);
