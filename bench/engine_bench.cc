@@ -84,7 +84,7 @@ Run run(bool cold, bool posts, int32_t num_steps) {
   EngineConfig config;
   config.rank.make_model = [cold](Ops&) { return std::make_unique<IdleModel>(cold); };
   config.rank.cache_bytes = 64 << 20;
-  config.rank.load.path = PERIGEE_SOURCE_DIR "/models/tiny-k2";
+  config.rank.load.path = "models/tiny-k2";
   config.rank.limits.max_sequences = kSequences;
   config.rank.limits.max_step_tokens = 8192;
   config.scheduling.max_model_len = 8192;
