@@ -39,7 +39,7 @@ inline std::string nested_tools() {
   inner += "}}";
   for (int level = 0; level < 50; ++level)
     inner = fmt::format("{}{}}}}}", R"({"type":"object","properties":{"a":)", inner);
-  const std::string tool = fmt::format("{}{}}}}}", R"({"type":"function","function":{"name":"f","parameters":)", inner);
+  std::string tool = fmt::format("{}{}}}}}", R"({"type":"function","function":{"name":"f","parameters":)", inner);
   return hostile_list(R"({"min_tokens":2,"max_tokens":1,"messages":[{"role":"user","content":"x"}],"tools":[)",
                       [&](size_t) { return tool; }, 3u << 20, "]}");
 }
