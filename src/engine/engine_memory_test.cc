@@ -105,14 +105,14 @@ TEST(EngineMemory, ASubmissionWithoutMemoryTakesNoPlace) {
   EngineConfig config;
   config.rank.limits.max_sequences = 1;
   config.max_waiting = 99;
+  std::promise<void> entered, leave;  // before the engine, whose thread may still use them when this one is done
+  const auto hold = [&, left = leave.get_future().share()](OutputChunk&&) {
+    entered.set_value();
+    left.wait();
+  };
   const auto engine = engine_with(std::make_shared<Hands>(), config);
-  std::promise<void> entered, leave;
   EngineRequest holder = request_for(1);
   holder.timeout_s = 1e-9;
-  const auto hold = [&](OutputChunk&&) {
-    entered.set_value();
-    leave.get_future().wait();
-  };
   ASSERT_TRUE(engine->submit(holder, hold).ok());
   entered.get_future().wait();
   const auto ignore = [](OutputChunk&&) {};
@@ -128,8 +128,8 @@ TEST(EngineMemory, ASubmissionWithoutMemoryTakesNoPlace) {
   }
   EXPECT_GT(num_failed, 0);
   EXPECT_EQ(num_accepted + num_failed, 50);
-  const int32_t left = engine->max_choices() - 1 - num_accepted;
-  EXPECT_TRUE(engine->submit(request_for(1, left), ignore).ok());
+  const int32_t free = engine->max_choices() - 1 - num_accepted;
+  EXPECT_TRUE(engine->submit(request_for(1, free), ignore).ok());
   EXPECT_EQ(engine->submit(request_for(1), ignore).error().code, Code::kExhausted);
   leave.set_value();
 }
