@@ -35,32 +35,44 @@ Hit Admission::find_hit() const {
     while (hit.num_blocks > 0 && checkpoints.at(end_of(hit.num_blocks)).serial == 0)
       hit.num_blocks -= rules_.hit_blocks;
   for (int32_t block = 1; block <= hit.num_blocks; ++block)
-    hit.num_idle_pages += cache_.pool().num_holders(end_of(block)) == 0 ? 1 : 0;
+    cache_.pools().count_if_idle(end_of(block), hit.num_idle_pages);
   if (rules_.is_recurrent() && hit.num_blocks > 0) hit.checkpoint = checkpoints.at(end_of(hit.num_blocks));
-  if (hit.checkpoint.serial != 0) hit.num_idle_pages += checkpoints.num_idle_pages(hit.checkpoint);
+  if (hit.checkpoint.serial != 0) checkpoints.count_idle_pages(hit.checkpoint, hit.num_idle_pages);
   return hit;
+}
+
+// For num_blocks blocks, of which the hit has the first, wherever they lie, and for a state at every index.
+bool Admission::has_room(const Hit& hit, int32_t num_blocks) const {
+  int32_t num_left = 0;
+  for (int32_t index = 0; index < cache_.pools().dcp_size(); ++index) {
+    const int32_t num_available = cache_.pools().num_available(index) - hit.num_idle_pages[static_cast<size_t>(index)];
+    if (num_available < rules_.config.state_pages) return false;
+    num_left += num_available - rules_.config.state_pages;
+  }
+  return num_left >= num_blocks - hit.num_blocks;
 }
 
 std::optional<Hit> Admission::find_room(const Sequence& sequence, std::span<Sequence* const> running, bool alone) {
   const SchedulerConfig& config = rules_.config;
-  const int32_t num_pages = std::min(num_blocks(sequence.num_input()) + 1, sequence.max_blocks()) + config.state_pages;
-  const int32_t num_available = cache_.pool().num_available();
+  const int32_t num_pages = cache_.pools().num_pages();
   const bool reserves = config.admission_reserve != nullptr && !alone;
-  const int32_t reserve = reserves ? config.admission_reserve(running, config.num_pages) : 0;
+  const int32_t reserve = reserves ? config.admission_reserve(running, num_pages) : 0;
+  const int32_t num_wanted = std::min(num_blocks(sequence.num_input()) + 1, sequence.max_blocks()) + reserve;
   match_prefix(sequence);
   // Looked at before each step while it waits: most of the time no hit could be long enough.
-  if (!alone && num_available < num_pages + reserve - static_cast<int32_t>(match_.blocks().size())) return {};
+  const auto num_matched = static_cast<int32_t>(match_.blocks().size());
+  if (!alone && !has_room({.num_blocks = num_matched}, num_wanted)) return {};
   Hit hit = find_hit();
-  // A hit holds a checkpoint's pages for a while. Where even an empty pool has none for that, it is computed instead.
-  if (alone && num_available - hit.num_idle_pages < num_pages - hit.num_blocks)
-    hit = Hit{.num_matched = hit.num_matched};
-  if (num_available - hit.num_idle_pages < num_pages + reserve - hit.num_blocks) return {};
+  // A hit holds a checkpoint's pages for a while, and its blocks fill the indices where they are. Where even empty
+  // pools have no room for that, it is computed instead.
+  if (alone && !has_room(hit, num_wanted)) hit = Hit{.num_matched = hit.num_matched};
+  if (!has_room(hit, num_wanted)) return {};
   return hit;
 }
 
 std::vector<PageHandle> Admission::take(const Hit& hit, Running& run) {
   const auto end = static_cast<size_t>(hit.num_blocks);
-  for (size_t block = 0; block < end; ++block) run.pages.push_back(cache_.pool().share(match_.blocks()[block].page));
+  for (size_t block = 0; block < end; ++block) run.add_block(cache_.pools().share(match_.blocks()[block].page));
   run.chain = end > 0 ? match_.blocks()[end - 1] : match_.root();
   run.num_chained = hit.num_blocks;
   run.newest_checkpoint = hit.checkpoint;

@@ -1,7 +1,8 @@
 // Admission: whether a waiting sequence can start now, and from which cached prefix.
 //
 // It can when all pages of its input, of its state and one for its next tokens are at hand, and those that run keep
-// what they are about to need (ADR 0006). Changes nothing before take().
+// what they are about to need (ADR 0006). Blocks may lie at any dcp index, while a state has its pages at every one: a
+// full index has room for none. Changes nothing before take().
 #pragma once
 
 #include <cstdint>
@@ -44,8 +45,8 @@ class PrefixMatch {
 // The cached prefix that a sequence would start from; holds nothing yet.
 struct Hit {
   int32_t num_blocks = 0;
-  int32_t num_matched = 0;     // blocks that are cached, whether or not a checkpoint lets a hit end there
-  int32_t num_idle_pages = 0;  // of its pages, its checkpoint's too, those that are available to others
+  int32_t num_matched = 0;           // blocks that are cached, whether or not a checkpoint lets a hit end there
+  CountAtIndex num_idle_pages = {};  // of its pages, its checkpoint's too, those that are available to others
   CheckpointRef checkpoint;
 
   int32_t num_tokens() const { return num_blocks * kBlockTokens; }
@@ -66,6 +67,7 @@ class Admission {
  private:
   void match_prefix(const Sequence& sequence);
   Hit find_hit() const;
+  bool has_room(const Hit& hit, int32_t num_blocks) const;
 
   const SchedulerRules& rules_;
   PrefixCache& cache_;

@@ -4,7 +4,8 @@
 
 namespace perigee {
 
-BlockPool::BlockPool(int32_t num_pages, std::function<void(PageId)> on_evict) : on_evict_(std::move(on_evict)) {
+BlockPool::BlockPool(int32_t num_pages, std::function<void(PageId)> on_evict, int32_t dcp_index)
+    : on_evict_(std::move(on_evict)), dcp_index_(dcp_index) {
   CHECK(num_pages > 0, "a pool of ", num_pages, " pages");
   pages_.resize(static_cast<size_t>(num_pages));
   free_.reserve(static_cast<size_t>(num_pages));

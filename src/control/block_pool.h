@@ -1,4 +1,5 @@
-// BlockPool: who holds which page of one rank's memory pool. It knows page ids only, no bytes, no tokens.
+// BlockPool: who holds which page of one rank's memory pool, which all ranks with its dcp index have alike. It knows
+// page ids only, no bytes, no tokens.
 //
 // A page is free, used (at least one PageHandle names it) or cached (no handle, but published: a prefix hit may revive
 // it, and allocation may evict it, demoted pages before others, least recently released first). Handles are move-only
@@ -14,7 +15,7 @@
 #include <vector>
 
 #include "base/check.h"
-#include "control/plan_ids.h"
+#include "control/place.h"
 
 namespace perigee {
 
@@ -39,7 +40,8 @@ class PageHandle {
 
   explicit operator bool() const { return pool_ != nullptr; }
   PageId page() const { return page_; }
-  Placement placement() const { return {.page = page_}; }
+  Placement placement() const;
+  PlaceId place() const;
   void reset();
 
  private:
@@ -53,7 +55,7 @@ class PageHandle {
 class BlockPool {
  public:
   // `on_evict` hears of every cached page that allocation takes, before it has a new owner; it may unpublish others.
-  BlockPool(int32_t num_pages, std::function<void(PageId)> on_evict);
+  BlockPool(int32_t num_pages, std::function<void(PageId)> on_evict, int32_t dcp_index = 0);
   BlockPool(const BlockPool&) = delete;
   BlockPool& operator=(const BlockPool&) = delete;
 
@@ -70,6 +72,9 @@ class BlockPool {
 
   // A published page is to be evicted before those that are not demoted, until it is shared again. Idempotent.
   void demote(PageId page);
+
+  int32_t dcp_index() const { return dcp_index_; }
+  PlaceId place(PageId page) const { return PlaceId(dcp_index_ * num_pages() + page.value); }
 
   int32_t num_pages() const { return static_cast<int32_t>(pages_.size()); }
   int32_t num_free() const { return static_cast<int32_t>(free_.size()); }
@@ -123,8 +128,15 @@ class BlockPool {
   int32_t num_cached_ = 0;
   std::array<int32_t, kNumPageOwners> num_owned_{};
   std::function<void(PageId)> on_evict_;
+  const int32_t dcp_index_;
 };
 
+inline Placement PageHandle::placement() const {
+  return {.page = page_, .dcp_index = pool_->dcp_index()};
+}
+inline PlaceId PageHandle::place() const {
+  return pool_->place(page_);
+}
 inline void PageHandle::reset() {
   if (pool_ != nullptr) std::exchange(pool_, nullptr)->drop_holder(page_);
 }

@@ -9,41 +9,42 @@
 #include <cstdint>
 #include <vector>
 
-#include "control/block_pool.h"
+#include "control/pools.h"
 
 namespace perigee {
 
 // One checkpoint; the serial number tells it from a later one at the same block.
 struct CheckpointRef {
-  PageId block;
+  PlaceId block;
   int64_t serial = 0;  // 0: none
 };
 
 class Checkpoints {
  public:
-  explicit Checkpoints(BlockPool& pool);
+  explicit Checkpoints(Pools& pools);
 
   // The checkpoint at a block, or none.
-  CheckpointRef at(PageId block) const;
+  CheckpointRef at(PlaceId block) const;
   bool contains(const CheckpointRef& checkpoint) const {
     return checkpoint.serial != 0 && entry(checkpoint.block).serial == checkpoint.serial;
   }
 
   // Makes these pages, written with the state after the block, its checkpoint. Requires a block without one.
-  CheckpointRef attach(PageId block, std::vector<PageHandle> pages);
+  CheckpointRef attach(PlaceId block, std::vector<PageHandle> pages);
 
   // Appends one more holder of each of its pages, in the order in which they were attached. Requires contains().
   void share(const CheckpointRef& checkpoint, std::vector<PageHandle>& handles);
-  int32_t num_idle_pages(const CheckpointRef& checkpoint) const;  // that nobody holds. Requires contains().
+  // Counts those of its pages that nobody holds. Requires contains().
+  void count_idle_pages(const CheckpointRef& checkpoint, CountAtIndex& count) const;
 
   // A sequence starts from it. A checkpoint that no two sequences have started from is demoted when a later one of its
   // sequence supersedes it: evicted before others, since a conversation goes on from its end. Both require contains().
   void count_start(const CheckpointRef& checkpoint) { ++entry(checkpoint.block).num_starts; }
   void supersede(const CheckpointRef& checkpoint);
 
-  void drop(PageId block);                                                  // the block's checkpoint, if it has one
-  void page_evicted(PageId page);                                           // the pool took this page of a checkpoint
-  PageId block_of(PageId page) const { return PageId(entry(page).block); }  // of a checkpoint's page; else not valid
+  void drop(PlaceId block);         // the block's checkpoint, if it has one
+  void page_evicted(PlaceId page);  // the pool took this page of a checkpoint
+  PlaceId block_of(PlaceId page) const { return PlaceId(entry(page).block); }  // of a checkpoint's page; else not valid
   int32_t size() const { return size_; }
 
  private:
@@ -57,10 +58,10 @@ class Checkpoints {
     int32_t block = kNil;  // and the block that it belongs to
   };
 
-  Entry& entry(PageId page) { return entries_[static_cast<size_t>(page.value)]; }
-  const Entry& entry(PageId page) const { return entries_[static_cast<size_t>(page.value)]; }
+  Entry& entry(PlaceId page) { return entries_[static_cast<size_t>(page.value)]; }
+  const Entry& entry(PlaceId page) const { return entries_[static_cast<size_t>(page.value)]; }
 
-  BlockPool& pool_;
+  Pools& pools_;
   std::vector<Entry> entries_;  // by page: as a block, and as a page of a checkpoint
   int64_t next_serial_ = 1;
   int32_t size_ = 0;

@@ -95,14 +95,14 @@ TEST(SchedulerIntegrityDeathTest, SlicesCoverThePoolInTurn) {
   h.step();
   PrefixIndex& index = SchedulerBreaker::index(SchedulerBreaker::impl(h.scheduler).cache_);
   const auto slices_until_found = [&](int count) {
-    index.erase(PageId(70));
+    index.erase(PlaceId(70));
     for (int i = 0; i < count; ++i) h.scheduler.check_some(20);
   };
   for (int round = 0; round < 2; ++round)
     for (int slice = 0; slice < 5; ++slice) h.scheduler.check_some(20);
   EXPECT_EXIT((slices_until_found(3), std::_Exit(3)), testing::ExitedWithCode(3), "");
   EXPECT_DEATH(slices_until_found(4), "page 70 is published and unknown");
-  EXPECT_DEATH((index.erase(PageId(70)), h.scheduler.check_integrity()), "page 70 is published and unknown");
+  EXPECT_DEATH((index.erase(PlaceId(70)), h.scheduler.check_integrity()), "page 70 is published and unknown");
 }
 
 TEST(SchedulerIntegrityDeathTest, BooksOfSequencesAndSlots) {
@@ -128,11 +128,12 @@ TEST(SchedulerIntegrityDeathTest, BooksOfSequencesAndSlots) {
   expect_found([&] { running.scheduled.most = 1000; }, "outside its pages");
   expect_found([&] { running.ids_in_flight = 9; }, "samples too much");
   expect_found([&] { running.plans = 1; }, "lost a plan");
+  expect_found([&] { ++running.num_blocks_at[0]; }, "miscounts its blocks");
   expect_found([&] { impl.waiting_[0]->state = Running(); }, "holds something");
   EXPECT_DEATH((running.pages.pop_back(), h.scheduler.check_integrity()), "outside its pages");
   std::vector<PageHandle>& pages = impl.running_[1]->running().pages;
-  const PageId page = running.pages[0].page();
-  EXPECT_DEATH((pages.push_back(impl.cache_.pool().share(page)), pages.pop_back(), impl.cache_.pool().demote(page),
+  const PlaceId page = running.pages[0].place();
+  EXPECT_DEATH((pages.push_back(impl.cache_.pools().share(page)), pages.pop_back(), impl.cache_.pools().demote(page),
                 impl.cache_.checkpoints().drop(page), SchedulerBreaker::index(impl.cache_).erase(page),
                 h.scheduler.check_integrity()),
                "published and unknown");

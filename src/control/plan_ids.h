@@ -11,6 +11,7 @@ namespace perigee {
 inline constexpr int32_t kBlockTokens = 64;
 inline constexpr int32_t kMaxPlansInFlight = 2;
 inline constexpr int32_t kMaxDrafts = 7;  // of a verify row
+inline constexpr int32_t kMaxDcpSize = 16;
 
 using SequenceId = Id<struct SequenceTag, int64_t>;
 using SlotId = Id<struct SlotTag>;

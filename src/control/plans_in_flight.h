@@ -76,9 +76,9 @@ class PlansInFlight {
   template <typename Visit>
   void for_each_checkpoint_page(Visit&& visit) const {
     for (const Flight& flight : flights_) {
-      for (const PageHandle& handle : flight.traffic.copied) visit(handle.page());
+      for (const PageHandle& handle : flight.traffic.copied) visit(handle.place());
       for (const CheckpointInFlight& write : flight.traffic.writes)
-        for (const PageHandle& handle : write.pages) visit(handle.page());
+        for (const PageHandle& handle : write.pages) visit(handle.place());
     }
   }
   template <typename Visit>

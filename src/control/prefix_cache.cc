@@ -4,62 +4,53 @@
 
 namespace perigee {
 
-PrefixCache::PrefixCache(int32_t num_pages, uint64_t hash_seed, int32_t hash_bits)
-    : index_(num_pages, hash_seed, hash_bits),
-      pool_(num_pages, [this](PageId page) { page_evicted(page); }),
-      checkpoints_(pool_) {}
-
-std::vector<PageHandle> PrefixCache::take_pages(PageOwner owner, int32_t count) {
-  std::vector<PageHandle> pages;
-  pages.reserve(static_cast<size_t>(count));
-  for (int32_t i = 0; i < count; ++i) {
-    pages.push_back(pool_.allocate(owner));
-    CHECK(pages.back(), "pages that were counted are not there");
-  }
-  return pages;
-}
+PrefixCache::PrefixCache(const SchedulerConfig& config)
+    : index_(config.dcp_size * config.num_pages, config.hash_seed, config.hash_bits),
+      pools_(config.dcp_size, config.num_pages, [this](PlaceId page) { page_evicted(page); }),
+      checkpoints_(pools_),
+      pages_of_checkpoint_(config.dcp_size * config.state_pages) {}
 
 void PrefixCache::publish_blocks(Sequence& sequence, int32_t num_tokens) {
   Running& run = sequence.running();
   std::array<int32_t, kBlockTokens> scratch;
   while (!run.chain_broken && (run.num_chained + 1) * kBlockTokens <= num_tokens) {
     const int32_t block = run.num_chained;
-    const PageId page = run.pages[static_cast<size_t>(block)].page();
+    const PlaceId page = run.pages[static_cast<size_t>(block)].place();
     const auto node = index_.publish(run.chain, sequence.block_tokens(block, scratch), sequence.request.cache_salt,
                                      page, sequence.extra_key(block));
     if (!node) {
       run.chain_broken = true;
       return;
     }
-    if (node->page == page) pool_.publish(page);
+    if (node->page == page) pools_.publish(page);
     run.chain = *node;
     ++run.num_chained;
   }
 }
 
 // A block leaves the prefix index, and its checkpoint with it.
-void PrefixCache::forget_block(PageId page) {
+void PrefixCache::forget_block(PlaceId page) {
   index_.erase(page);
   checkpoints_.drop(page);
 }
 
-void PrefixCache::forget_and_free(PageId page) {
+void PrefixCache::forget_and_free(PlaceId page) {
   if (!index_.contains(page)) return;
   forget_block(page);
-  pool_.unpublish(page);
+  pools_.unpublish(page);
 }
 
 void PrefixCache::forget_blocks(const Sequence& sequence) {
-  for (const PageHandle& handle : sequence.running().pages) forget_and_free(handle.page());
+  for (const PageHandle& handle : sequence.running().pages) forget_and_free(handle.place());
 }
 
 void PrefixCache::forget_all() {
-  for (int32_t i = 0; i < pool_.num_pages(); ++i) forget_and_free(PageId(i));
+  for (int32_t i = 0; i < pools_.num_pages(); ++i) forget_and_free(PlaceId(i));
 }
 
-void PrefixCache::page_evicted(PageId page) {
+void PrefixCache::page_evicted(PlaceId page) {
   const int32_t before = checkpoints_.size();
-  if (pool_.owner(page) == PageOwner::kLatent) {
+  if (pools_.owner(page) == PageOwner::kLatent) {
     forget_block(page);
   } else {
     checkpoints_.page_evicted(page);
@@ -69,26 +60,26 @@ void PrefixCache::page_evicted(PageId page) {
 
 void PrefixCache::check_pages(int32_t first, const std::vector<int32_t>& holders) const {
   for (size_t i = 0; i < holders.size(); ++i) {
-    const PageId page(first + static_cast<int32_t>(i));
-    CHECK(pool_.num_holders(page) == holders[i], "page ", page, " has ", pool_.num_holders(page), " holders, ",
+    const PlaceId page(first + static_cast<int32_t>(i));
+    CHECK(pools_.num_holders(page) == holders[i], "page ", page, " has ", pools_.num_holders(page), " holders, ",
           holders[i], " known");
-    const PageId block = checkpoints_.block_of(page);
+    const PlaceId block = checkpoints_.block_of(page);
     const bool is_block = index_.contains(page);
-    CHECK(pool_.is_published(page) == (is_block || block.valid()), "page ", page, " is published and unknown");
-    CHECK(!is_block || pool_.owner(page) == PageOwner::kLatent, "page ", page, " is no block");
+    CHECK(pools_.is_published(page) == (is_block || block.valid()), "page ", page, " is published and unknown");
+    CHECK(!is_block || pools_.owner(page) == PageOwner::kLatent, "page ", page, " is no block");
     CHECK(is_block || checkpoints_.at(page).serial == 0, "the checkpoint at page ", page, " has lost its block");
-    CHECK(!block.valid() || pool_.owner(page) == PageOwner::kCheckpoint, "page ", page, " is of no checkpoint");
+    CHECK(!block.valid() || pools_.owner(page) == PageOwner::kCheckpoint, "page ", page, " is of no checkpoint");
   }
 }
 
-void PrefixCache::check_totals(int32_t pages_of_checkpoint) const {
+void PrefixCache::check_totals() const {
   int32_t num_blocks = 0, num_checkpoint_pages = 0;
-  for (int32_t i = 0; i < pool_.num_pages(); ++i) {
-    num_blocks += index_.contains(PageId(i)) ? 1 : 0;
-    num_checkpoint_pages += checkpoints_.block_of(PageId(i)).valid() ? 1 : 0;
+  for (int32_t i = 0; i < pools_.num_pages(); ++i) {
+    num_blocks += index_.contains(PlaceId(i)) ? 1 : 0;
+    num_checkpoint_pages += checkpoints_.block_of(PlaceId(i)).valid() ? 1 : 0;
   }
   CHECK(num_blocks == index_.size(), "the prefix index miscounts");
-  CHECK(num_checkpoint_pages == checkpoints_.size() * pages_of_checkpoint, "a checkpoint is not whole");
+  CHECK(num_checkpoint_pages == checkpoints_.size() * pages_of_checkpoint_, "a checkpoint is not whole");
 }
 
 }  // namespace perigee

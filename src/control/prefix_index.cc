@@ -30,7 +30,7 @@ BlockHash PrefixIndex::truncate(BlockHash hash) const {
 PrefixNode PrefixIndex::root(std::string_view salt) const {
   if (planted(Fault::kSaltIgnored)) salt = {};
   const XXH128_hash_t hash = XXH3_128bits_withSeed(salt.data(), salt.size(), seed_);
-  return PrefixNode{truncate({hash.low64, hash.high64}), PageId(), 0};
+  return PrefixNode{truncate({hash.low64, hash.high64}), PlaceId(), 0};
 }
 
 BlockHash PrefixIndex::hash_block(const BlockHash& parent, BlockTokens tokens, const ExtraKey& extra) const {
@@ -43,7 +43,7 @@ BlockHash PrefixIndex::hash_block(const BlockHash& parent, BlockTokens tokens, c
   return truncate({hash.low64, hash.high64});
 }
 
-bool PrefixIndex::is_block(PageId page, const PrefixNode& parent, BlockTokens tokens, std::string_view salt,
+bool PrefixIndex::is_block(PlaceId page, const PrefixNode& parent, BlockTokens tokens, std::string_view salt,
                            const ExtraKey& extra) const {
   const Entry& candidate = entry(page);
   if (planted(Fault::kHashDecides)) return true;
@@ -55,8 +55,8 @@ bool PrefixIndex::is_block(PageId page, const PrefixNode& parent, BlockTokens to
 
 std::optional<PrefixNode> PrefixIndex::find_hashed(const BlockHash& hash, const PrefixNode& parent, BlockTokens tokens,
                                                    std::string_view salt, const ExtraKey& extra) const {
-  for (int32_t i = buckets_[hash.low & (buckets_.size() - 1)]; i != kNil; i = entry(PageId(i)).next) {
-    const PageId page(i);
+  for (int32_t i = buckets_[hash.low & (buckets_.size() - 1)]; i != kNil; i = entry(PlaceId(i)).next) {
+    const PlaceId page(i);
     if (entry(page).hash == hash && is_block(page, parent, tokens, salt, extra))
       return PrefixNode{hash, page, entry(page).serial};
   }
@@ -69,7 +69,7 @@ std::optional<PrefixNode> PrefixIndex::find(const PrefixNode& parent, BlockToken
 }
 
 std::optional<PrefixNode> PrefixIndex::publish(const PrefixNode& parent, BlockTokens tokens, std::string_view salt,
-                                               PageId page, const ExtraKey& extra) {
+                                               PlaceId page, const ExtraKey& extra) {
   if (!parent.is_root() && entry(parent.page).serial != parent.serial) return std::nullopt;
   const BlockHash hash = hash_block(parent.hash, tokens, extra);
   if (auto known = find_hashed(hash, parent, tokens, salt, extra)) return known;
@@ -89,7 +89,7 @@ std::optional<PrefixNode> PrefixIndex::publish(const PrefixNode& parent, BlockTo
   return PrefixNode{hash, page, added.serial};
 }
 
-void PrefixIndex::erase(PageId page) {
+void PrefixIndex::erase(PlaceId page) {
   Entry& gone = entries_[static_cast<size_t>(page.value)];
   CHECK(gone.serial != 0, "page ", page, " is not published");
   int32_t* link = &bucket(gone.hash);

@@ -14,7 +14,7 @@
 #include <string_view>
 #include <vector>
 
-#include "control/plan_ids.h"
+#include "control/place.h"
 
 namespace perigee {
 
@@ -36,7 +36,7 @@ struct ExtraKey {
 // from a later one in the same page.
 struct PrefixNode {
   BlockHash hash;
-  PageId page;
+  PlaceId page;
   int64_t serial = 0;
   bool is_root() const { return !page.valid(); }
 };
@@ -54,11 +54,11 @@ class PrefixIndex {
 
   // Enters `page` as the block with these tokens after `parent`. When another page holds that block already, returns
   // that one and leaves `page` out. Nothing when the parent itself is gone: its children could not be reached.
-  std::optional<PrefixNode> publish(const PrefixNode& parent, BlockTokens tokens, std::string_view salt, PageId page,
+  std::optional<PrefixNode> publish(const PrefixNode& parent, BlockTokens tokens, std::string_view salt, PlaceId page,
                                     const ExtraKey& extra = {});
 
-  void erase(PageId page);  // requires a published page
-  bool contains(PageId page) const { return entry(page).serial != 0; }
+  void erase(PlaceId page);  // requires a published page
+  bool contains(PlaceId page) const { return entry(page).serial != 0; }
   bool contains(const PrefixNode& block) const { return block.serial != 0 && entry(block.page).serial == block.serial; }
   int32_t size() const { return size_; }
 
@@ -74,16 +74,16 @@ class PrefixIndex {
     BlockHash hash;
     int64_t serial = 0;  // 0: not published
     int64_t parent_serial = 0;
-    PageId parent_page;
+    PlaceId parent_page;
     ExtraKey extra;
     int32_t next = kNil;  // in the bucket
     std::string salt;     // of first blocks
   };
 
-  const Entry& entry(PageId page) const { return entries_[static_cast<size_t>(page.value)]; }
+  const Entry& entry(PlaceId page) const { return entries_[static_cast<size_t>(page.value)]; }
   BlockHash truncate(BlockHash hash) const;
   BlockHash hash_block(const BlockHash& parent, BlockTokens tokens, const ExtraKey& extra) const;
-  bool is_block(PageId page, const PrefixNode& parent, BlockTokens tokens, std::string_view salt,
+  bool is_block(PlaceId page, const PrefixNode& parent, BlockTokens tokens, std::string_view salt,
                 const ExtraKey& extra) const;
   std::optional<PrefixNode> find_hashed(const BlockHash& hash, const PrefixNode& parent, BlockTokens tokens,
                                         std::string_view salt, const ExtraKey& extra) const;

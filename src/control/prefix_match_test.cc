@@ -18,7 +18,7 @@ class PrefixMatchTest : public testing::Test {
   // Enters block `block` of the sequence, after the block in `parent`'s page.
   PrefixNode publish(int32_t block, const PrefixNode& parent, int32_t page) {
     std::array<int32_t, kBlockTokens> scratch;
-    return *index_.publish(parent, sequence_.block_tokens(block, scratch), sequence_.request.cache_salt, PageId(page));
+    return *index_.publish(parent, sequence_.block_tokens(block, scratch), sequence_.request.cache_salt, PlaceId(page));
   }
   // The match's pages after an update, and how many blocks that hashed.
   std::pair<std::vector<int32_t>, int64_t> update(int32_t max_blocks = 5) {
@@ -60,11 +60,11 @@ TEST_F(PrefixMatchTest, IsCutWhereABlockWentAndGrowsAgain) {
   const PrefixNode second = publish(1, first, 4);
   publish(2, second, 5);
   EXPECT_EQ(update().first, (std::vector<int32_t>{3, 4, 5}));
-  index_.erase(PageId(4));
+  index_.erase(PlaceId(4));
   EXPECT_EQ(update(), (Found{{3}, 0})) << "page 5 is still published, and cannot be reached";
   publish(1, first, 7);
   EXPECT_EQ(update().first, (std::vector<int32_t>{3, 7}));
-  index_.erase(PageId(7));
+  index_.erase(PlaceId(7));
   publish(1, first, 7);
   EXPECT_EQ(update().first, (std::vector<int32_t>{3, 7})) << "another block in the same page";
 }

@@ -44,7 +44,7 @@ class Quarantine {
   template <typename Visit>
   void for_each_page(Visit&& visit) const {
     for (const Item& item : items_)
-      for (const PageHandle& handle : item.pages) visit(handle.page());
+      for (const PageHandle& handle : item.pages) visit(handle.place());
   }
   int32_t num_slots() const { return static_cast<int32_t>(items_.size()); }
 

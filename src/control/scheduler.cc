@@ -31,7 +31,7 @@ void insert_in_order(std::vector<Sequence*>& list, Sequence& sequence) {
 
 Scheduler::Impl::Impl(const SchedulerConfig& config)
     : rules_(config),
-      cache_(config.num_pages, config.hash_seed, config.hash_bits),
+      cache_(rules_.config),
       states_(rules_, cache_),
       admission_(rules_, cache_, states_),
       slots_(static_cast<size_t>(rules_.num_slots), nullptr),
@@ -49,8 +49,8 @@ void Scheduler::Impl::submit(Submit submit) {
   sequence.input = sequence.request.prompt;
   const SchedulerConfig& config = rules_.config;
   sequence.max_outputs = std::min(sequence.sampling().max_tokens, config.max_model_len - sequence.num_prompt());
-  CHECK(sequence.max_outputs >= 1 && sequence.max_blocks() + config.state_pages <= config.num_pages, "sequence ",
-        sequence.id(), " can never fit");
+  CHECK(sequence.max_outputs >= 1 && sequence.max_blocks() <= config.max_blocks(), "sequence ", sequence.id(),
+        " can never fit");
   const bool fresh = sequences_.emplace(sequence.id(), std::move(owned)).second;
   CHECK(fresh, "sequence ", sequence.id(), " is submitted twice");
 
@@ -139,18 +139,18 @@ SequenceUpdate& Scheduler::Impl::add_update(const Sequence& sequence) {
 }
 
 SchedulerGauges Scheduler::Impl::gauges() const {
-  const BlockPool& pool = cache_.pool();
+  const Pools& pools = cache_.pools();
   SchedulerGauges gauges = totals_;
   gauges.running = static_cast<int32_t>(running_.size());
   gauges.waiting = static_cast<int32_t>(waiting_.size());
   gauges.plans_in_flight = plans_.size();
-  gauges.free_pages = pool.num_free();
-  gauges.cached_pages = pool.num_cached();
-  gauges.used_pages = pool.num_used();
-  gauges.total_pages = pool.num_pages();
-  gauges.latent_pages = pool.num_owned(PageOwner::kLatent);
-  gauges.state_pages = pool.num_owned(PageOwner::kState);
-  gauges.checkpoint_pages = pool.num_owned(PageOwner::kCheckpoint);
+  gauges.free_pages = pools.num_free();
+  gauges.cached_pages = pools.num_cached();
+  gauges.used_pages = pools.num_used();
+  gauges.total_pages = pools.num_pages();
+  gauges.latent_pages = pools.num_owned(PageOwner::kLatent);
+  gauges.state_pages = pools.num_owned(PageOwner::kState);
+  gauges.checkpoint_pages = pools.num_owned(PageOwner::kCheckpoint);
   gauges.checkpoints = cache_.checkpoints().size();
   gauges.checkpoint_writes = states_.totals().writes;
   gauges.checkpoint_hits = states_.totals().hits;
@@ -201,7 +201,7 @@ bool Scheduler::fits(int64_t num_prompt_tokens, int64_t max_tokens) const {
   const SchedulerConfig& config = impl_->rules_.config;
   if (num_prompt_tokens < 1 || max_tokens < 1) return false;
   if (num_prompt_tokens > config.max_model_len || max_tokens > config.max_model_len - num_prompt_tokens) return false;
-  return num_blocks(static_cast<int32_t>(num_prompt_tokens + max_tokens - 1)) + config.state_pages <= config.num_pages;
+  return num_blocks(static_cast<int32_t>(num_prompt_tokens + max_tokens - 1)) <= config.max_blocks();
 }
 
 bool Scheduler::idle() const {
@@ -312,9 +312,9 @@ bool Scheduler::Impl::ensure_pages(Sequence& sequence, int32_t num_tokens, PlanD
     Running& run = sequence.running();
     const int32_t capacity = static_cast<int32_t>(run.pages.size()) * kBlockTokens;
     if (run.scheduled.most + num_tokens <= capacity + (planted(Fault::kPageOffByOne) ? 1 : 0)) return true;
-    if (PageHandle page = cache_.pool().allocate(PageOwner::kLatent)) {
+    if (PageHandle page = cache_.pools().allocate_block(run.num_blocks_at)) {
       draft.plan.appends.push_back({run.slot, static_cast<int32_t>(run.pages.size()), page.placement()});
-      run.pages.push_back(std::move(page));
+      run.add_block(std::move(page));
       continue;
     }
     if (plans_.holds_pages() || !draft.traffic.empty()) return false;
@@ -377,8 +377,9 @@ void Scheduler::Impl::start(Sequence& sequence, const Hit& hit, int32_t first, P
   run.pages.reserve(static_cast<size_t>(sequence.max_blocks()));
   sequence.generated.reserve(static_cast<size_t>(std::min(sequence.max_outputs, kReservedOutputs)));
   while (static_cast<int32_t>(run.pages.size()) < num_blocks(sequence.num_input())) {
-    run.pages.push_back(cache_.pool().allocate(PageOwner::kLatent));
-    CHECK(run.pages.back(), "sequence ", sequence.id(), " was admitted without pages");
+    PageHandle page = cache_.pools().allocate_block(run.num_blocks_at);
+    CHECK(page, "sequence ", sequence.id(), " was admitted without pages");
+    run.add_block(std::move(page));
   }
   for (size_t block = 0; block < run.pages.size(); ++block)
     draft.plan.appends.push_back({run.slot, static_cast<int32_t>(block), run.pages[block].placement()});

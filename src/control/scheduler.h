@@ -37,13 +37,16 @@ struct SchedulingPolicy {
 
 // Both of these, and what follows from model and ranks.
 struct SchedulerConfig : PlanLimits, SchedulingPolicy {
-  int32_t num_pages = 0;            // pool size of a rank
+  int32_t num_pages = 0;            // pool size of a rank, at each dcp index
   int32_t long_prefill_tokens = 0;  // cap of one sequence's chunk; 0: the budget
   int32_t attention_alignment = 1;  // prefill chunks end at multiples of this where they do not end the prompt
-  int32_t state_pages = 0;          // of one sequence's recurrent state; 0: attention alone
+  int32_t state_pages = 0;          // of one sequence's recurrent state, at every dcp index; 0: attention alone
   int32_t num_drafts = 0;           // tokens that a decode row verifies after its own (speculation)
   uint64_t hash_seed = 0;           // per process
   int32_t hash_bits = 128;          // fewer only in tests: every output must stay right
+
+  // Of one sequence, when nothing else has pages.
+  int32_t max_blocks() const { return dcp_size * (num_pages - state_pages); }
 };
 
 // What the constructor requires: the pool, slots and budget exist, and in deterministic mode one aligned chunk fits the
@@ -82,7 +85,7 @@ struct SequenceUpdate {
 
 struct SchedulerGauges {
   int32_t running = 0, waiting = 0, plans_in_flight = 0;
-  int32_t free_pages = 0, cached_pages = 0, used_pages = 0, total_pages = 0;  // free + cached + used = total
+  int32_t free_pages = 0, cached_pages = 0, used_pages = 0, total_pages = 0;  // of all pools; the sum is the total
   int64_t preemptions = 0, prefix_queries = 0, prefix_hits = 0;               // queries and hits in tokens
   int64_t blocks_hashed = 0;                                                  // for the prefix index
   int64_t prompt_tokens = 0, generated_tokens = 0,

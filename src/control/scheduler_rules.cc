@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <limits>
 #include <numeric>
 
 namespace perigee {
@@ -52,7 +53,11 @@ SchedulerRules::SchedulerRules(const SchedulerConfig& config_in)
       checkpoints(checkpoint_policy(config)) {}
 
 Status validate(const SchedulerConfig& config) {
+  if (config.dcp_size < 1 || config.dcp_size > kMaxDcpSize)
+    return bad_input(fmt::format("must be in [1, {}]", kMaxDcpSize), "dcp_size");
   if (config.num_pages < 1) return bad_input("the pool has no page", "num_pages");
+  if (config.num_pages > std::numeric_limits<int32_t>::max() / config.dcp_size)
+    return bad_input(fmt::format("more than 2^31 pages at {} indices", config.dcp_size), "num_pages");
   if (config.max_sequences < 1) return bad_input("at least one sequence must run", "max_sequences");
   if (config.max_model_len < 2)
     return bad_input(fmt::format("a context of {} has no room for a prompt and an output: raise --max-model-len",

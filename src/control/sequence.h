@@ -16,7 +16,6 @@
 #include <vector>
 
 #include "base/check.h"
-#include "control/block_pool.h"
 #include "control/checkpoints.h"
 #include "control/plan.h"
 #include "control/prefix_index.h"
@@ -35,8 +34,9 @@ struct Waiting {};
 // scheduled) are in plans in flight, whose rows may keep fewer tokens than they run: so that end is a range.
 struct Running {
   SlotId slot;
-  std::vector<PageHandle> pages;        // by block index
-  std::vector<PageHandle> state_pages;  // of the recurrent state
+  std::vector<PageHandle> pages;        // by block index; grows by add_block()
+  CountAtIndex num_blocks_at = {};      // of them
+  std::vector<PageHandle> state_pages;  // of the recurrent state: as many at every dcp index
 
   PositionRange scheduled;
   int32_t num_confirmed = 0;
@@ -52,6 +52,11 @@ struct Running {
   CheckpointRef newest_checkpoint;
   bool newest_is_rolling = false;
   int32_t junction = 0;  // CheckpointPolicy::junction
+
+  void add_block(PageHandle page) {
+    ++num_blocks_at[static_cast<size_t>(page.placement().dcp_index)];
+    pages.push_back(std::move(page));
+  }
 };
 
 struct Sequence {

@@ -21,7 +21,7 @@ void StateBook::start(Sequence& sequence, std::vector<PageHandle> checkpoint, Se
                       StateTraffic& traffic) {
   if (!rules_.is_recurrent()) return;
   Running& run = sequence.running();
-  run.state_pages = cache_.take_pages(PageOwner::kState, rules_.config.state_pages);
+  run.state_pages = cache_.pools().allocate_everywhere(PageOwner::kState, rules_.config.state_pages);
   for (const PageHandle& handle : run.state_pages) start.state_pages.push_back(handle.placement());
   if (checkpoint.empty()) return;
   ++totals_.hits;
@@ -37,7 +37,7 @@ void StateBook::start(Sequence& sequence, std::vector<PageHandle> checkpoint, Se
 // range that is: its own tokens may prove to be too many.
 void StateBook::plan_checkpoints(Sequence& sequence, const PlanRow& row, int32_t num_running, PlanDraft& draft) {
   if (!rules_.keeps_checkpoints()) return;
-  const int32_t num_that_fit = std::max(cache_.pool().num_available() - num_running, 0) / rules_.config.state_pages;
+  const int32_t num_that_fit = cache_.pools().num_everywhere(rules_.config.state_pages, num_running);
   if (row.prefill() != nullptr) return plan_chunk_checkpoints(sequence, row, num_that_fit, draft);
   if (rules_.config.deterministic) return;  // see num_chunked
   const int32_t late = planted(Fault::kCheckpointLate) ? 1 : 0;
@@ -80,7 +80,7 @@ void StateBook::write_checkpoint(Sequence& sequence, PositionRange bounds, bool 
   planned.upper = bounds.most;
   CheckpointInFlight& write = draft.traffic.writes.emplace_back();
   write = {sequence.running().slot, bounds.most / kBlockTokens * kBlockTokens, is_rolling,
-           cache_.take_pages(PageOwner::kCheckpoint, rules_.config.state_pages)};
+           cache_.pools().allocate_everywhere(PageOwner::kCheckpoint, rules_.config.state_pages)};
   planned.pages.reserve(write.pages.size());
   for (const PageHandle& handle : write.pages) planned.pages.push_back(handle.placement());
   if (planted(Fault::kCheckpointUnconfirmed) && write.boundary <= sequence.num_input()) {
@@ -110,7 +110,7 @@ void StateBook::keep_checkpoint(Sequence& sequence, CheckpointInFlight& write) {
   publish_blocks(sequence, std::min({write.boundary, run.num_confirmed, sequence.num_tokens()}));
   if (run.chain_broken || run.num_chained * kBlockTokens != write.boundary) return;
   if (write.pages.empty() || !cache_.index().contains(run.chain)) return;
-  const PageId block = run.chain.page;
+  const PlaceId block = run.chain.page;
   const CheckpointRef former = std::exchange(run.newest_checkpoint, checkpoints.at(block));
   const bool former_is_rolling = std::exchange(run.newest_is_rolling, false);
   if (run.newest_checkpoint.serial == 0) {

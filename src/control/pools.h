@@ -1,0 +1,73 @@
+// Pools: a page pool for each dcp index, all of one size, as one: what BlockPool is, for pages that have a PlaceId.
+//
+// A block lies at one index, and which one that is follows from where its sequence's other blocks are (DESIGN D6). A
+// recurrent state is sharded by head over all ranks: it has pages at every index.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "control/block_pool.h"
+
+namespace perigee {
+
+class Pools {
+ public:
+  // num_pages at each of dcp_size indices. `on_evict`: see BlockPool.
+  Pools(int32_t dcp_size, int32_t num_pages, const std::function<void(PlaceId)>& on_evict);
+
+  Pools(const Pools&) = delete;
+  Pools& operator=(const Pools&) = delete;
+
+  int32_t dcp_size() const { return static_cast<int32_t>(pools_.size()); }
+
+  // A page for one more block of a sequence that has so many at each index: at the index with fewest, of those the one
+  // with most available pages, of those the lowest. Indices without a page are passed over; empty when all are.
+  PageHandle allocate_block(const CountAtIndex& num_blocks);
+
+  // `count` pages at every index, index after index. They were counted before: there must be so many.
+  std::vector<PageHandle> allocate_everywhere(PageOwner owner, int32_t count);
+  // How often that can be done so that `reserve` pages are left, wherever these lie.
+  int32_t num_everywhere(int32_t count, int32_t reserve) const;
+
+  // As BlockPool's.
+  PageHandle share(PlaceId place) { return pool_of(place).share(page_of(place)); }
+  void publish(PlaceId place) { pool_of(place).publish(page_of(place)); }
+  void unpublish(PlaceId place) { pool_of(place).unpublish(page_of(place)); }
+  void demote(PlaceId place) { pool_of(place).demote(page_of(place)); }
+  int32_t num_holders(PlaceId place) const { return pool_of(place).num_holders(page_of(place)); }
+  bool is_published(PlaceId place) const { return pool_of(place).is_published(page_of(place)); }
+  PageOwner owner(PlaceId place) const { return pool_of(place).owner(page_of(place)); }
+
+  // Counts the page at its index if nobody holds it.
+  void count_if_idle(PlaceId place, CountAtIndex& count) const;
+
+  int32_t num_available(int32_t dcp_index) const { return at(dcp_index).num_available(); }
+
+  // Of all indices.
+  int32_t num_pages() const { return dcp_size() * pages_of_pool_; }
+  int32_t num_free() const { return sum(&BlockPool::num_free); }
+  int32_t num_cached() const { return sum(&BlockPool::num_cached); }
+  int32_t num_used() const { return sum(&BlockPool::num_used); }
+  int32_t num_available() const { return sum(&BlockPool::num_available); }
+  int32_t num_owned(PageOwner owner) const;
+
+  void check_integrity() const;
+  void check_page(PlaceId place) const { pool_of(place).check_page(page_of(place)); }
+
+ private:
+  int32_t index_of(PlaceId place) const { return place.value / pages_of_pool_; }
+  PageId page_of(PlaceId place) const { return PageId(place.value % pages_of_pool_); }
+  BlockPool& at(int32_t dcp_index) { return *pools_[static_cast<size_t>(dcp_index)]; }
+  const BlockPool& at(int32_t dcp_index) const { return *pools_[static_cast<size_t>(dcp_index)]; }
+  BlockPool& pool_of(PlaceId place) { return at(index_of(place)); }
+  const BlockPool& pool_of(PlaceId place) const { return at(index_of(place)); }
+  int32_t sum(int32_t (BlockPool::*count)() const) const;
+
+  const int32_t pages_of_pool_;
+  std::vector<std::unique_ptr<BlockPool>> pools_;  // by dcp index
+};
+
+}  // namespace perigee
