@@ -11,6 +11,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "comm/thread_comms.h"
 #include "exec/cuda/cuda_device.h"
 #include "exec/host_device.h"
 
@@ -19,6 +20,18 @@ namespace {
 
 using SteadyClock = std::chrono::steady_clock;
 using Seconds = std::chrono::duration<double>;
+
+// Once, and before any rank reads weights: each of them would find the same.
+Status check_shards_of(const RankConfig& rank) {
+  const int64_t size = rank.shard().size;
+  if (size == 1 || rank.make_model) return {};
+  if (rank.device == Device::kCuda)
+    return Error(Code::kUnavailable, fmt::format("--tensor-parallel-size {}: this version runs one GPU; use 1", size),
+                 "tensor-parallel-size");
+  LoadOptions load = rank.load;
+  load.ranks.size = size;
+  return check_model_files(load);
+}
 
 Result<std::unique_ptr<RankDevice>> make_rank_device(const RankConfig& config) {
   return config.device == Device::kCuda ? make_cuda_device(config) : make_host_device(config);
@@ -60,9 +73,11 @@ struct RankGroup::State {
   void report(int32_t r, StepResult& result);
   // Any thread, under the mutex.
   void join(Flight& flight);
+  void take_logprobs(Flight& flight) const;
   void lose(StepId step, std::string why);
   void stop();
   bool all_ended() const;
+  RankProgress progress_of(const Member& member) const;
   // The owner's thread, then the watch's.
   void wait_for_start(std::unique_lock<std::mutex>& lock);
   void watch();
@@ -77,8 +92,9 @@ struct RankGroup::State {
   const RankGroupConfig config;
   const OnStep on_step;
   const MakeDevice make_device;
-  std::atomic<bool> abort{false};  // the abort word: set once, and nothing is reported after that
-  std::vector<Member> members;     // never resized
+  std::atomic<bool> abort{false};      // the abort word: set once, and nothing is reported after that
+  std::unique_ptr<ThreadComms> comms;  // of ranks with shards
+  std::vector<Member> members;         // never resized
   std::thread watcher;
 
   std::mutex mutex;                 // guards what follows; held while on_step runs
@@ -96,6 +112,7 @@ RankGroup::State::State(const RankGroupConfig& the_config, OnStep the_on_step, M
       on_step(std::move(the_on_step)),
       make_device(std::move(the_make_device)),
       members(static_cast<size_t>(the_config.rank.size)) {
+  if (config.rank.shard().size > 1) comms = std::make_unique<ThreadComms>(size(), abort);
   for (int32_t r = 0; r < size(); ++r)
     members[static_cast<size_t>(r)].port =
         std::make_unique<RankPort>(abort, [this, r](StepResult& result) { report(r, result); });
@@ -105,6 +122,7 @@ RankGroup::State::State(const RankGroupConfig& the_config, OnStep the_on_step, M
 RankConfig RankGroup::State::config_of(int32_t r) {
   RankConfig out = config.rank;
   out.rank = r;
+  if (comms) out.comm = &comms->of(r);
   if (r > 0) {  // one voice is enough
     out.load.progress = nullptr;
     out.observer = nullptr;
@@ -226,7 +244,19 @@ void RankGroup::State::join(Flight& flight) {
         CHECK(own.sequence == first.sequence && own.ids == first.ids && own.finite == first.finite, "row ", i,
               " of step ", flight.plan.step, " differs between rank 0 and rank ", r);
       }
+  if (comms) take_logprobs(flight);
   on_step({.plan = std::move(flight.plan), .result = std::move(flight.results[0])});
+}
+
+// Log-probabilities are with the rank that samples a slot; rank 0's result gets them all.
+void RankGroup::State::take_logprobs(Flight& flight) const {
+  for (size_t i = 0; i < flight.plan.rows.size(); ++i) {
+    RowResult& to = flight.results[0].rows[i];
+    RowResult& from = flight.results[static_cast<size_t>(rank_of_slot(to.slot, size()))].rows[i];
+    if (&to == &from) continue;
+    std::swap(to.logprobs, from.logprobs);
+    std::swap(to.prompt_logprobs, from.prompt_logprobs);
+  }
 }
 
 void RankGroup::State::lose(StepId step, std::string why) {
@@ -245,12 +275,17 @@ bool RankGroup::State::all_ended() const {
   return std::all_of(members.begin(), members.end(), [](const Member& member) { return member.ended; });
 }
 
+RankProgress RankGroup::State::progress_of(const Member& member) const {
+  const auto rank = static_cast<int32_t>(&member - members.data());
+  return {.steps = member.num_reported, .meetings = comms ? comms->num_meetings(rank) : 0};
+}
+
 // Looks at the ranks every so often: at progress(member), of target(). Which of them is lost; none once done() holds.
 // Time counts only while this thread is awake now and then: not when the whole process is stopped.
 template <typename Done, typename Progress, typename Target>
 std::optional<int32_t> RankGroup::State::watch_until(std::unique_lock<std::mutex>& lock, LagWatch& lag, double period_s,
                                                      Done done, Progress progress, Target target) {
-  std::vector<int64_t> so_far(members.size());
+  std::vector<RankProgress> so_far(members.size());
   double last_s = system_clock().now_s();
   while (!changed.wait_for(lock, Seconds(period_s), done)) {
     const double now_s = system_clock().now_s();
@@ -269,7 +304,9 @@ void RankGroup::State::wait_for_start(std::unique_lock<std::mutex>& lock) {
   const double limit_s = config.timeouts.start_s;
   if (limit_s <= 0) return changed.wait(lock, done);
   LagWatch lag(size(), {.behind_s = limit_s, .step_s = limit_s});
-  const auto signs = [](const Member& member) { return member.waits ? kNothingToDo : member.signs_of_life; };
+  const auto signs = [](const Member& member) {
+    return RankProgress{.steps = member.waits ? kNothingToDo : member.signs_of_life};
+  };
   const auto lost =
       watch_until(lock, lag, std::clamp(limit_s / 10, 0.001, 0.25), done, signs, [] { return kNothingToDo; });
   if (!lost) return;
@@ -288,7 +325,7 @@ void RankGroup::State::watch() {
   std::unique_lock lock(mutex);
   const auto lost = watch_until(
       lock, lag, std::clamp(shortest_s / 10, 0.001, 0.25), [&] { return abort || all_ended(); },
-      [](const Member& member) { return member.num_reported; }, [&] { return num_submitted; });
+      [&](const Member& member) { return progress_of(member); }, [&] { return num_submitted; });
   if (!lost) return;
   const StepId step = flight_at(members[static_cast<size_t>(*lost)].num_reported).plan.step;
   lose(step, lost_in_step(fmt::format("no answer for {:g} s", lag.silent_s(*lost)), step, *lost));
@@ -314,6 +351,7 @@ void RankGroup::State::end() {
 }
 
 Result<std::unique_ptr<Executor>> RankGroup::create(const RankGroupConfig& config, OnStep on_step) {
+  RETURN_IF_ERROR(check_shards_of(config.rank));
   return create(config, std::move(on_step), make_rank_device);
 }
 

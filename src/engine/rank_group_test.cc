@@ -364,33 +364,48 @@ TEST_F(RankGroups, OneRankAloneThatHangsIsLostByTheLimitOfAStep) {
   EXPECT_NE(next().device_lost.find("in step 0 of rank 0"), std::string::npos);
 }
 
-using Steps = std::vector<int64_t>;
+std::vector<RankProgress> at_steps(std::initializer_list<int64_t> steps) {
+  std::vector<RankProgress> ranks;
+  for (const int64_t n : steps) ranks.push_back({.steps = n});
+  return ranks;
+}
 
 TEST(LagWatch, CountsOnlyTheTimeBehindOthers) {
   LagWatch watch(2, {.behind_s = 3, .step_s = 0, .end_s = 0});
-  EXPECT_FALSE(watch.look(Steps{0, 0}, 2, 100)) << "both work at a long step";
-  EXPECT_FALSE(watch.look(Steps{1, 0}, 2, 2));
-  EXPECT_FALSE(watch.look(Steps{1, 0}, 2, 1)) << "not more than the limit";
-  EXPECT_FALSE(watch.look(Steps{2, 1}, 3, 100)) << "it has moved";
-  EXPECT_FALSE(watch.look(Steps{2, 1}, 3, 2));
-  EXPECT_EQ(watch.look(Steps{2, 1}, 3, 2), 1);
+  EXPECT_FALSE(watch.look(at_steps({0, 0}), 2, 100)) << "both work at a long step";
+  EXPECT_FALSE(watch.look(at_steps({1, 0}), 2, 2));
+  EXPECT_FALSE(watch.look(at_steps({1, 0}), 2, 1)) << "not more than the limit";
+  EXPECT_FALSE(watch.look(at_steps({2, 1}), 3, 100)) << "it has moved";
+  EXPECT_FALSE(watch.look(at_steps({2, 1}), 3, 2));
+  EXPECT_EQ(watch.look(at_steps({2, 1}), 3, 2), 1);
   EXPECT_EQ(watch.silent_s(1), 4);
 }
 
 TEST(LagWatch, TheRankFurthestBehindIsLost) {
   LagWatch watch(3, {.behind_s = 3, .step_s = 0, .end_s = 0});
-  EXPECT_FALSE(watch.look(Steps{1, 0, 2}, 2, 0));
-  EXPECT_FALSE(watch.look(Steps{1, 0, 2}, 2, 2));
-  EXPECT_EQ(watch.look(Steps{1, 0, 2}, 2, 2), 1);
+  EXPECT_FALSE(watch.look(at_steps({1, 0, 2}), 2, 0));
+  EXPECT_FALSE(watch.look(at_steps({1, 0, 2}), 2, 2));
+  EXPECT_EQ(watch.look(at_steps({1, 0, 2}), 2, 2), 1);
+}
+
+// Within one step: the others wait for it.
+TEST(LagWatch, ARankThatDoesNotComeToAMeetingIsLost) {
+  LagWatch watch(3, {.behind_s = 3, .step_s = 0, .end_s = 0});
+  using Ranks = std::vector<RankProgress>;
+  EXPECT_FALSE(watch.look(Ranks{{1, 8}, {1, 8}, {1, 8}}, 2, 100)) << "all on their way";
+  EXPECT_FALSE(watch.look(Ranks{{1, 9}, {1, 8}, {1, 9}}, 2, 2));
+  EXPECT_FALSE(watch.look(Ranks{{1, 10}, {1, 9}, {1, 10}}, 2, 2)) << "it has moved";
+  EXPECT_FALSE(watch.look(Ranks{{1, 10}, {1, 9}, {1, 10}}, 2, 2));
+  EXPECT_EQ(watch.look(Ranks{{1, 10}, {1, 9}, {1, 10}}, 2, 2), 1);
 }
 
 TEST(LagWatch, AStepMayHaveALimit) {
   LagWatch watch(1, {.behind_s = 3, .step_s = 10, .end_s = 0});
-  EXPECT_FALSE(watch.look(Steps{5}, 5, 100)) << "nothing to do";
-  EXPECT_FALSE(watch.look(Steps{5}, 6, 8));
-  EXPECT_FALSE(watch.look(Steps{6}, 7, 8)) << "another step";
-  EXPECT_FALSE(watch.look(Steps{6}, 7, 8));
-  EXPECT_EQ(watch.look(Steps{6}, 7, 8), 0);
+  EXPECT_FALSE(watch.look(at_steps({5}), 5, 100)) << "nothing to do";
+  EXPECT_FALSE(watch.look(at_steps({5}), 6, 8));
+  EXPECT_FALSE(watch.look(at_steps({6}), 7, 8)) << "another step";
+  EXPECT_FALSE(watch.look(at_steps({6}), 7, 8));
+  EXPECT_EQ(watch.look(at_steps({6}), 7, 8), 0);
 }
 
 }  // namespace

@@ -9,7 +9,7 @@
 #include "base/cgroup.h"
 #include "base/log.h"
 #include "base/memory_text.h"
-#include "exec/sampler.h"
+#include "exec/host_sampling.h"
 
 namespace perigee {
 namespace {
@@ -44,34 +44,32 @@ class HostDevice final : public RankDevice {
  private:
   void start_state(const SequenceStart& start);
   uint8_t* page(const Placement& place) { return pool_memory_.data() + place.page.value * parts_->layout.page_bytes(); }
-  void sample_row(const StepPlan& plan, size_t index, RowResult& out);
-  void prompt_logprobs(const PlanRow& row, const Slot& slot, int32_t first, RowResult& out);
 
   const RankConfig config_;
   RankParts* parts_ = nullptr;
   Buffer pool_memory_, ring_memory_;
   std::vector<uint8_t> zero_page_;  // recurrent models
-  std::unique_ptr<Sampler> sampler_;
+  std::unique_ptr<HostSampling> sampling_;
   Status status_;
   // Of the step under way:
   const Batch* batch_ = nullptr;
   Tensor logits_;
-  std::vector<std::vector<uint32_t>> masks_;  // of each row; empty: all ids are allowed
+  HostSampling::Masks masks_;
   StepResult result_;
 };
 
 Result<std::unique_ptr<Ops>> HostDevice::make_ops() {
-  if (config_.device == Device::kRef) return make_ref_ops();
+  if (config_.device == Device::kRef) return make_ref_ops(*config_.comm);
   const int threads =
       config_.load.num_threads > 0 ? config_.load.num_threads : std::max(1, available_cores() / config_.size);
-  auto ops = make_cpu_ops({.num_threads = threads, .isa = config_.isa});
+  auto ops = make_cpu_ops({.num_threads = threads, .isa = config_.isa, .comm = *config_.comm});
   if (ops.ok()) log_info("backend ", (*ops)->name(), ", ", threads, threads == 1 ? " thread" : " threads");
   return ops;
 }
 
 Result<int32_t> HostDevice::warm_up(RankParts& parts) {
   parts_ = &parts;
-  sampler_ = std::make_unique<Sampler>(parts.model->info().vocab);
+  sampling_ = std::make_unique<HostSampling>(parts.model->info().vocab, *config_.comm);
   return parts.pages_in(config_.cache_bytes);
 }
 
@@ -131,51 +129,13 @@ void HostDevice::mask(const StepPlan& plan, MaskBox& masks) {
 }
 
 void HostDevice::sample(const StepPlan& plan, int32_t) {
+  if (status_.ok()) status_ = parts_->ops->status();
   if (!status_.ok()) return;
   result_.begin(plan);
-  for (size_t i = 0; i < plan.rows.size(); ++i) {
-    sample_row(plan, i, result_.rows[i]);
+  status_ = sampling_->sample(plan, logits_, *parts_->builder, masks_, parts_->ops->arena(), *parts_->slots, result_);
+  for (size_t i = 0; i < plan.rows.size(); ++i)
     for (const StateCheckpoint& checkpoint : batch_->sequences[i].checkpoints)
       result_.rows[i].checkpoints.push_back(checkpoint.position);
-  }
-}
-
-void HostDevice::sample_row(const StepPlan& plan, size_t index, RowResult& out) {
-  const PlanRow& row = plan.rows[index];
-  Slots& slots = *parts_->slots;
-  const Slot& slot = slots[row.slot];
-  const int32_t first = parts_->builder->logit_row(index);
-  if (row.scores_prompt()) prompt_logprobs(row, slot, first, out);
-  if (!row.samples()) return;
-
-  const int32_t logit_row = row.scores_prompt() ? first + row.num_tokens() - 1 : first;
-  const SamplerRow sampled_row{
-      .logits = {logits_.row<const float>(logit_row), static_cast<size_t>(logits_.cols)},
-      .params = slot.sampling.get(),
-      .num_outputs = slot.num_outputs,
-      .output_counts = slot.output_counts,
-      .seen = slot.seen,
-      .mask = masks_[index],
-  };
-  SampledToken token = sampler_->sample(sampled_row);
-  out.finite = token.finite;
-  if (!token.finite) {
-    slots.accept(row.slot, 0);  // the next plan may be in flight already: its row needs an id that exists
-    return;
-  }
-  slots.accept(row.slot, token.id);
-  out.ids.push_back(token.id);
-  if (slot.sampling->logprobs >= 0) out.logprobs.push_back(std::move(token.logprobs));
-}
-
-void HostDevice::prompt_logprobs(const PlanRow& row, const Slot& slot, int32_t first, RowResult& out) {
-  for (int32_t i = 0; i < row.num_tokens(); ++i) {
-    const int32_t next = row.position.least + i + 1;
-    if (next >= slot.num_prompt_tokens) break;
-    const std::span<const float> logit_row(logits_.row<const float>(first + i), static_cast<size_t>(logits_.cols));
-    out.prompt_logprobs.push_back(
-        sampler_->token_logprobs(logit_row, (*slot.tokens)[static_cast<size_t>(next)], slot.sampling->prompt_logprobs));
-  }
 }
 
 Status HostDevice::collect(const StepPlan&, int32_t, StepResult& result) {

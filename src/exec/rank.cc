@@ -24,6 +24,7 @@ Result<std::unique_ptr<Rank>> Rank::load(RankConfig config, std::unique_ptr<Rank
     parts.model = parts.config.make_model(*parts.ops);
   } else {
     parts.config.load.memory_bytes = rank->device_->weight_memory();
+    parts.config.load.ranks = parts.config.shard();
     ASSIGN_OR_RETURN(parts.model, load_model(parts.config.load, *parts.ops));
   }
   parts.layout = parts.model->cache_layout(parts.config.fp8_cache ? DType::kF8E4M3 : parts.ops->activation_dtype());
@@ -36,7 +37,8 @@ Status Rank::reserve(int32_t num_pages) {
   CHECK(num_pages <= max_pages_, num_pages, " pages of a rank that has room for ", max_pages_);
   parts_.num_pages = num_pages;
   const int64_t penalties = parts_.ops->on_device() ? 0 : parts_.model->info().vocab;  // a GPU counts for itself
-  parts_.slots = std::make_unique<Slots>(parts_.config.limits.max_sequences, penalties, parts_.max_blocks(num_pages));
+  parts_.slots = std::make_unique<Slots>(parts_.config.limits.max_sequences, penalties, parts_.max_blocks(num_pages),
+                                         parts_.config.shard());
   return device_->reserve();
 }
 

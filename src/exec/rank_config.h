@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 
+#include "comm/comm.h"
 #include "control/plan_limits.h"
 #include "model/model.h"
 
@@ -26,8 +27,15 @@ struct RankFault {
   Mode mode = Mode::kError;
 };
 
+enum class RankLayout : uint8_t {
+  kReplicated,      // each rank holds the whole model: for tests
+  kTensorParallel,  // each holds its shards (model/shard.h)
+};
+
 struct RankConfig {
-  int32_t rank = 0, size = 1;  // this rank of so many; each holds the whole model
+  int32_t rank = 0, size = 1;  // this rank of so many
+  RankLayout layout = RankLayout::kReplicated;
+  Comm* comm = &Comm::alone();  // with the ranks that hold the other shards; outlives the rank
   Device device = Device::kCpu;
   LoadOptions load;               // its num_threads also compute on a CPU; 0: the cores, divided among the ranks
   int64_t cache_bytes = 1 << 30;  // page pool of a rank; on a GPU 0: what memory_share leaves beside the rest
@@ -38,6 +46,10 @@ struct RankConfig {
   RankFault fault;                 // tests
   OpObserver* observer = nullptr;  // of the model's ops (ops/observed_ops.h); none costs nothing
   std::function<std::unique_ptr<Model>(Ops&)> make_model;  // tests: the model, in place of load
+
+  TensorParallel shard() const {
+    return layout == RankLayout::kTensorParallel ? TensorParallel{.rank = rank, .size = size} : TensorParallel{};
+  }
 };
 
 }  // namespace perigee

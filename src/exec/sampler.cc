@@ -16,9 +16,19 @@ constexpr float kMaxFloat = std::numeric_limits<float>::max();
 constexpr float kMaxTemperature = 1e30f;
 constexpr float kMinTemperature = 1e-5f;  // below: greedy, the distribution has collapsed within float's range
 
+bool is_greedy(const SamplingParams& params) {
+  return params.temperature < kMinTemperature;
+}
+
+// Whether stop ids are not allowed yet.
+bool is_too_short(const SamplingParams& params, int32_t num_outputs) {
+  return num_outputs < params.min_tokens && !params.stop_ids.empty();
+}
+
 struct RowMax {
   float max = -kInfinity;
-  bool finite = true;  // no NaN, no +inf, not all -inf
+  bool good = true;                                          // no NaN, no +inf
+  bool finite() const { return good && max >= -kMaxFloat; }  // and not all -inf
 };
 
 // Four floats, written out because a maximum and a branch-free search are not turned into vector code by themselves.
@@ -70,7 +80,7 @@ RowMax row_max(std::span<const float> x) {
     out.max = std::max({out.max, a[j], b[j], c[j], d[j]});
     all_good &= good[j] != 0;
   }
-  out.finite = all_good && out.max >= -kMaxFloat;
+  out.good = all_good;
   return out;
 }
 
@@ -132,18 +142,28 @@ Sampler::Sampler(int64_t vocab) : vocab_(vocab), work_(static_cast<size_t>(vocab
   sorted_.reserve(static_cast<size_t>(vocab));
 }
 
+bool Sampler::takes_largest(const SamplingParams& params, int32_t num_outputs) {
+  return is_greedy(params) && params.logprobs < 0 && params.logit_bias.empty() && !params.has_penalties() &&
+         !is_too_short(params, num_outputs);
+}
+
+LargestLogit Sampler::largest(std::span<const float> logits) {
+  const RowMax top = row_max(logits);
+  return {.logit = top.max, .id = first_of(logits, top.max), .good = top.good};
+}
+
 SampledToken Sampler::sample(const SamplerRow& row) {
   CHECK(static_cast<int64_t>(row.logits.size()) == vocab_, row.logits.size(), " logits for a vocabulary of ", vocab_);
   const SamplingParams& params = *row.params;
   SampledToken out;
   RowMax top = row_max(row.logits);
-  out.finite = top.finite;
+  out.finite = top.finite();
   if (!out.finite) return out;
   const std::span<const float> logits = adjust(row);
   if (logits.data() != row.logits.data()) top = row_max(logits);
-  out.finite = top.finite;
+  out.finite = top.finite();
   if (!out.finite) return out;
-  if (params.temperature < kMinTemperature) {
+  if (is_greedy(params)) {
     out.id = first_of(logits, top.max);
   } else {
     const float scale = 1.0f / std::min(params.temperature, kMaxTemperature);
@@ -157,7 +177,7 @@ SampledToken Sampler::sample(const SamplerRow& row) {
 // The row's logits with everything before temperature applied: the row itself when nothing is to do, else work_.
 std::span<const float> Sampler::adjust(const SamplerRow& row) {
   const SamplingParams& params = *row.params;
-  const bool too_short = row.num_outputs < params.min_tokens && !params.stop_ids.empty();
+  const bool too_short = is_too_short(params, row.num_outputs);
   if (params.logit_bias.empty() && row.mask.empty() && !too_short && !params.has_penalties()) return row.logits;
   std::copy(row.logits.begin(), row.logits.end(), work_.begin());
   for (const auto& [id, bias] : params.logit_bias) {

@@ -28,9 +28,20 @@ struct SampledToken {
   TokenLogprobs logprobs;  // filled when params->logprobs >= 0 and the row is finite
 };
 
+// Of some of a row's logits: those of a rank's share of the vocabulary.
+struct LargestLogit {
+  float logit = 0;
+  int32_t id = 0;    // among them, the lowest of equal ones
+  bool good = true;  // no NaN, no +inf
+};
+
 class Sampler {
  public:
   explicit Sampler(int64_t vocab);
+
+  // Whether the row's largest logit as it is decides what is sampled, and nothing else is reported. Of unmasked rows.
+  static bool takes_largest(const SamplingParams& params, int32_t num_outputs);
+  static LargestLogit largest(std::span<const float> logits);
 
   SampledToken sample(const SamplerRow& row);
   // Of the plain softmax of `logits` [vocab]: id's log-probability and rank (1 + the number of larger logits), and the

@@ -15,7 +15,8 @@ void count(Slot& slot, int32_t id, bool output) {
 
 }  // namespace
 
-Slots::Slots(int32_t num_slots, int64_t vocab, int32_t max_blocks) : vocab_(vocab), max_blocks_(max_blocks) {
+Slots::Slots(int32_t num_slots, int64_t vocab, int32_t max_blocks, const TensorParallel& ranks)
+    : vocab_(vocab), max_blocks_(max_blocks), ranks_(ranks) {
   slots_.resize(static_cast<size_t>(num_slots));
   for (Slot& slot : slots_) slot.pages.reserve(static_cast<size_t>(max_blocks));
 }
@@ -39,6 +40,7 @@ void Slots::start(const SequenceStart& start) {
   slot.seen.clear();
   slot.output_counts.clear();
   if (vocab_ == 0 || !start.sampling->has_penalties()) return;
+  if (rank_of_slot(start.slot, ranks_.size) != ranks_.rank) return;
   slot.seen.assign(static_cast<size_t>((vocab_ + 7) / 8), 0);
   slot.output_counts.assign(static_cast<size_t>(vocab_), 0);
   for (size_t i = 0; i < start.tokens->size(); ++i)

@@ -10,8 +10,14 @@
 #include <vector>
 
 #include "control/plan.h"
+#include "model/shard.h"
 
 namespace perigee {
+
+// The rank of a tensor-parallel group that samples a slot's rows and counts its penalties.
+constexpr int32_t rank_of_slot(SlotId slot, int64_t num_ranks) {
+  return static_cast<int32_t>(slot.value % num_ranks);
+}
 
 struct Slot {
   SequenceId sequence;
@@ -27,16 +33,17 @@ struct Slot {
   int32_t num_outputs = 0;  // sampled ids, former ones included
   int32_t newest_id = -1;   // the id that the next decode row runs
   std::vector<int32_t> pages;
-  std::vector<int32_t> state_pages;     // of a recurrent model
-  int32_t committed = 0;                // tokens that the state in them has seen; the rest up to length is in the ring
-  std::vector<uint16_t> output_counts;  // [vocab]; kept only under penalties
-  std::vector<uint8_t> seen;            // [ceil(vocab / 8)] prompt or output; kept only under penalties
+  std::vector<int32_t> state_pages;  // of a recurrent model
+  int32_t committed = 0;             // tokens that the state in them has seen; the rest up to length is in the ring
+  // Kept only under penalties, by the rank of the slot:
+  std::vector<uint16_t> output_counts;  // [vocab]
+  std::vector<uint8_t> seen;            // [ceil(vocab / 8)] prompt or output
 };
 
 class Slots {
  public:
   // vocab 0: penalties are counted elsewhere, on the device.
-  Slots(int32_t num_slots, int64_t vocab, int32_t max_blocks);
+  Slots(int32_t num_slots, int64_t vocab, int32_t max_blocks, const TensorParallel& ranks = {});
 
   void start(const SequenceStart& start);
   void append(const BlockAppend& append);
@@ -50,6 +57,7 @@ class Slots {
  private:
   int64_t vocab_;
   int32_t max_blocks_;
+  TensorParallel ranks_;
   std::vector<Slot> slots_;
 };
 

@@ -106,5 +106,23 @@ TEST(Slots, AChunkCommitsItsTokensADecodeRowWaits) {
   EXPECT_EQ(slot.committed, 101);
 }
 
+// Only the rank that a slot is dealt to has tables for it.
+TEST(Slots, PenaltiesAreCountedByTheRankOfTheSlot) {
+  for (const int64_t rank : {0, 1, 2}) {
+    Slots slots(6, 100, 4, {.rank = rank, .size = 3});
+    for (int32_t i = 0; i < 6; ++i) {
+      SequenceStart start = start_of({5, 6}, 1, 0.5f);
+      start.slot = SlotId(i);
+      slots.start(start);
+      slots.accept(start.slot, 9);
+      const Slot& slot = slots[start.slot];
+      EXPECT_EQ(slot.newest_id, 9);
+      EXPECT_EQ(slot.num_outputs, 2);
+      EXPECT_EQ(slot.output_counts.size(), i % 3 == rank ? 100u : 0u);
+      EXPECT_EQ(slot.seen.size(), i % 3 == rank ? 13u : 0u);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace perigee

@@ -64,7 +64,7 @@ Status check_shards(std::span<const TensorSpec> specs, const TensorSource& sourc
     return bad_input(
         fmt::format("tensor {}: {} {} do not divide among {} ranks; every tensor of this model divides among {}",
                     spec.name, units.count, units.what, size, divisors_text(common)),
-        spec.name);
+        "tensor-parallel-size");
   }
   return {};
 }

@@ -1,0 +1,59 @@
+// HostSampling: from a step's logits to its result, on the host.
+//
+// Each rank of a tensor-parallel group has its share of the logits' columns. Slots are dealt to the ranks
+// (rank_of_slot): whole rows of logits come to the slot's rank, which alone counts its penalties, samples, and reports
+// log-probabilities. A row of which only the largest logit matters stays where it is, and each rank offers its largest.
+// One exchange at the end gives every rank all ids, for the next step. A group of one has whole rows and exchanges
+// nothing.
+#pragma once
+
+#include <vector>
+
+#include "comm/comm.h"
+#include "control/plan.h"
+#include "exec/batch_builder.h"
+#include "exec/sampler.h"
+#include "exec/slots.h"
+
+namespace perigee {
+
+class HostSampling {
+ public:
+  HostSampling(int64_t vocab, Comm& comm) : comm_(comm), sampler_(vocab) {}
+
+  // Allowed ids of each plan row; empty: all.
+  using Masks = std::vector<std::vector<uint32_t>>;
+  // Fills in a result that has begun, but for its checkpoints. `arena` is the step's. kDeviceLost: as the Comm has it.
+  Status sample(const StepPlan& plan, const Tensor& logits, const BatchBuilder& builder, const Masks& masks,
+                Arena& arena, Slots& slots, StepResult& result);
+
+ private:
+  // What a rank says of a plan row that samples.
+  struct Pick {
+    float logit = 0;  // of a row that its largest logit decides
+    int32_t id = 0;
+    bool finite = true;
+  };
+  // How a plan row is sampled.
+  struct Row {
+    int32_t rank = 0;         // its slot's
+    bool by_largest = false;  // every rank picks the largest of its share
+    int32_t first = 0;        // of its rows among those that are whole on its slot's rank
+  };
+
+  void deal(const StepPlan& plan, const Tensor& logits, const BatchBuilder& builder, const Slots& slots);
+  Tensor whole_rows(const Tensor& logits, Arena& arena);
+  Pick pick(const PlanRow& row, const Slot& slot, const Tensor& logits, std::span<const uint32_t> mask, RowResult& out);
+  void prompt_logprobs(const PlanRow& row, const Slot& slot, const Tensor& logits, RowResult& out);
+  Pick largest(std::span<const float> logits) const;
+  Pick agree(size_t row) const;
+
+  Comm& comm_;
+  Sampler sampler_;
+  // Of the step under way:
+  std::vector<Row> rows_;                // of each plan row
+  std::vector<int32_t> to_;              // of each row of logits: the rank that gets it whole; -1: none
+  std::vector<Pick> picks_, all_picks_;  // of each plan row: this rank's; all ranks', rank after rank
+};
+
+}  // namespace perigee
