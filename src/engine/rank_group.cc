@@ -25,9 +25,7 @@ using Seconds = std::chrono::duration<double>;
 Status check_shards_of(const RankConfig& rank) {
   const int64_t size = rank.shard().size;
   if (size == 1 || rank.make_model) return {};
-  if (rank.device == Device::kCuda)
-    return Error(Code::kUnavailable, fmt::format("--tensor-parallel-size {}: this version runs one GPU; use 1", size),
-                 "tensor-parallel-size");
+  CHECK(rank.device != Device::kCuda, size, " shards, and GPUs have no Comm");
   LoadOptions load = rank.load;
   load.ranks.size = size;
   return check_model_files(load);

@@ -35,7 +35,8 @@ void add_model_flags(CommandLine& flags, EngineFlags& to) {
                 {{"auto", std::nullopt}, {"avx2", Isa::kAvx2}, {"avx512", Isa::kAvx512}, {"amx", Isa::kAmx}}},
             "auto: the best of this machine");
   flags.add("--threads", rank.load.num_threads, Whole{0, 1024},
-            "threads of the CPU backend; 0: one for each core that this process (its mask, its container) may use");
+            "threads of each CPU rank; 0: the cores that this process (its mask, its container) may use, divided among "
+            "the ranks");
   flags.add("--latent-norm-eps", rank.load.latent_norm_eps, Number{-1, 1},
             "eps of the q_a and kv_a norms; -1: rms_norm_eps (transformers uses 1e-6)");
   flags.add_switch("--kimi-linear-biased-routing", rank.load.kimi_linear_biased_routing,
@@ -50,7 +51,8 @@ void add_model_flags(CommandLine& flags, EngineFlags& to) {
 void add_parallel_flags(CommandLine& flags, EngineFlags& to) {
   flags.group("Parallel");
   const Whole ranks{1, kMostSequences};
-  flags.add("--tensor-parallel-size,--tp", to.parallel.tensor, ranks, "only 1 in this version");
+  flags.add("--tensor-parallel-size,--tp", to.parallel.tensor, Whole{1, kMostRanks},
+            "ranks that each hold a share of the heads, of every expert and of the vocabulary; on a GPU only 1");
   flags.add("--decode-context-parallel-size,--dcp", to.parallel.decode_context, ranks, "only 1 in this version");
   flags.add("--pipeline-parallel-size,--pp", to.parallel.pipeline, ranks, "only 1 in this version");
   flags.add("--data-parallel-size,--dp", to.parallel.data, ranks, "only 1 in this version");
@@ -108,7 +110,7 @@ void add_ignored_flags(CommandLine& flags) {
            {"--trust-remote-code", "no code of a model is executed"},
            {"--enable-auto-tool-choice", "tool calls are always read"},
            {"--enable-chunked-prefill", "prefill is always chunked"},
-           {"--enable-expert-parallel", "one rank holds every expert"},
+           {"--enable-expert-parallel", "every rank holds its share of every expert"},
            {"--async-scheduling", "two plans are always in flight"},
            {"--enforce-eager", "decode steps are graphs on every GPU"},
            {"--enable-log-requests", "each request is a line at --log-level info, without its text"},
@@ -129,14 +131,13 @@ void add_ignored_flags(CommandLine& flags) {
 }
 
 Status check_not_there_yet(const EngineFlags& read) {
-  constexpr const char* kOneRank = "this version runs one rank; use 1";
+  constexpr const char* kOnlyOne = "not in this version; use 1";
   const ParallelSizes& parallel = read.parallel;
   const bool other_tokenizer = !read.tokenizer.empty() && read.tokenizer != read.config.rank.load.path;
   for (const auto& [name, asked, why] : std::initializer_list<std::tuple<const char*, bool, const char*>>{
-           {"tensor-parallel-size", parallel.tensor > 1, kOneRank},
-           {"decode-context-parallel-size", parallel.decode_context > 1, kOneRank},
-           {"pipeline-parallel-size", parallel.pipeline > 1, kOneRank},
-           {"data-parallel-size", parallel.data > 1, kOneRank},
+           {"decode-context-parallel-size", parallel.decode_context > 1, kOnlyOne},
+           {"pipeline-parallel-size", parallel.pipeline > 1, kOnlyOne},
+           {"data-parallel-size", parallel.data > 1, kOnlyOne},
            {"speculative-config", !read.speculative_config.empty(), "this version has no speculation; leave it out"},
            {"kv-transfer-config", !read.kv_transfer_config.empty(),
             "this version does not separate prefill and decode; leave it out"},
@@ -191,6 +192,30 @@ Status settle_limits(bool gpu, PlanLimits& limits) {
   return {};
 }
 
+// How many ranks there are, and what each holds.
+Status settle_ranks(int32_t tensor_parallel, RankConfig& rank) {
+  const bool gpu = rank.device == Device::kCuda;
+  if (gpu && rank.size > 1) return bad_input("--replicated-ranks needs --device cpu or ref", "replicated-ranks");
+  if (rank.size > 1 && tensor_parallel > 1)
+    return bad_input(
+        fmt::format("--replicated-ranks {} and --tensor-parallel-size {}: a rank holds all of the model or a share "
+                    "of it; leave one of the two out",
+                    rank.size, tensor_parallel),
+        "replicated-ranks");
+  if (gpu && tensor_parallel > 1)
+    return Error(Code::kUnavailable,
+                 fmt::format("--tensor-parallel-size {}: this version runs a model on one GPU; use 1, or --device cpu",
+                             tensor_parallel),
+                 "tensor-parallel-size");
+  if (tensor_parallel > 1) {
+    rank.size = tensor_parallel;
+    rank.layout = RankLayout::kTensorParallel;
+  }
+  if (rank.fault.rank >= rank.size)
+    return bad_input(fmt::format("--fail-rank {}: the ranks are 0 to {}", rank.fault.rank, rank.size - 1), "fail-rank");
+  return {};
+}
+
 }  // namespace
 
 EngineFlags::EngineFlags() {
@@ -227,9 +252,7 @@ Result<EngineConfig> settle(const CommandLine& flags, EngineFlags read) {
     log_info("--gpu-memory-utilization has no effect on a CPU: --kv-cache-memory-bytes sizes the page pool");
   if (!gpu && rank.cache_bytes == 0) rank.cache_bytes = int64_t{1} << 30;
   RETURN_IF_ERROR(settle_limits(gpu, rank.limits));
-  if (gpu && rank.size > 1) return bad_input("--replicated-ranks needs --device cpu or ref", "replicated-ranks");
-  if (rank.fault.rank >= rank.size)
-    return bad_input(fmt::format("--fail-rank {}: the ranks are 0 to {}", rank.fault.rank, rank.size - 1), "fail-rank");
+  RETURN_IF_ERROR(settle_ranks(read.parallel.tensor, rank));
   rank.load.progress = [progress = LoadProgress()](const char* phase, int64_t done, int64_t total) mutable {
     progress(phase, done, total);
   };

@@ -56,7 +56,8 @@ TEST(EngineFlags, ErrorsNameTheFlag) {
       {"--kv-cache-memory-bytes", "-1"},
       {"--kv-cache-dtype", "int4"},
       {"--speculative-config", "{}"},
-      {"--tensor-parallel-size", "8"},
+      {"--tensor-parallel-size", "65"},
+      {"--decode-context-parallel-size", "2"},
       {"--pipeline-parallel-size", "2"},
       {"--data-parallel-size", "2"},
       {"--kv-transfer-config", "{}"},
@@ -93,6 +94,25 @@ TEST(EngineFlags, AFolderThatIsNotThereIsSaid) {
             "there is no folder /nowhere/a-model; models are not downloaded: name one on this machine");
   const std::string file = "models/tiny-k2/config.json";
   EXPECT_EQ(check_model_folder(file).error().message, file + " is a file: name the folder that it is in");
+}
+
+TEST(EngineFlags, TensorParallelRanks) {
+  for (const char* flag : {"--tensor-parallel-size=4", "--tp=4", "-tp=4"}) {
+    const auto config = parsed({"--device", "cpu", flag, "--fail-rank", "3"});
+    ASSERT_TRUE(config.ok()) << config.error().message;
+    EXPECT_EQ(config->rank.size, 4);
+    EXPECT_EQ(config->rank.layout, RankLayout::kTensorParallel);
+  }
+  EXPECT_EQ(parsed({"--device", "ref", "-tp=2"})->rank.size, 2);
+  const auto one = parsed({"--device", "cpu", "-tp=1", "--replicated-ranks", "2"});
+  ASSERT_TRUE(one.ok()) << one.error().message;
+  EXPECT_EQ(one->rank.layout, RankLayout::kReplicated);
+  EXPECT_EQ(parsed({"--device", "cpu", "-tp=2", "--replicated-ranks", "2"}).error().message,
+            "--replicated-ranks 2 and --tensor-parallel-size 2: a rank holds all of the model or a share of it; leave "
+            "one of the two out");
+  EXPECT_EQ(parsed({"--device", "cuda", "-tp=2"}).error().message,
+            "--tensor-parallel-size 2: this version runs a model on one GPU; use 1, or --device cpu");
+  EXPECT_EQ(parsed({"--device", "cpu", "-tp=2", "--fail-rank", "2"}).error().field, "fail-rank");
 }
 
 TEST(EngineFlags, RanksAndTheirFaults) {

@@ -62,8 +62,9 @@ Status check_shards(std::span<const TensorSpec> specs, const TensorSource& sourc
     const Units units = units_of(spec, source.format(spec));
     if (units.count % size == 0) continue;
     return bad_input(
-        fmt::format("tensor {}: {} {} do not divide among {} ranks; every tensor of this model divides among {}",
-                    spec.name, units.count, units.what, size, divisors_text(common)),
+        fmt::format("--tensor-parallel-size {}: tensor {}: {} {} do not divide among {} ranks; every tensor of this "
+                    "model divides among {}",
+                    size, spec.name, units.count, units.what, size, divisors_text(common)),
         "tensor-parallel-size");
   }
   return {};

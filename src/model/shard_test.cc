@@ -211,23 +211,28 @@ TEST(ShardsThatDoNotDivide, NameTensorDimensionAndSizes) {
     return std::vector<TensorSpec>{{"e", TensorRole::kRoutedExpert, shard, out, in}};
   };
   EXPECT_EQ(refusal(expert(Shard::rows(), 90, 96), Quantization::kNone, 4),
-            "tensor e: 90 rows do not divide among 4 ranks; every tensor of this model divides among 1, 2, 3, 5, 6, 9, "
+            "--tensor-parallel-size 4: tensor e: 90 rows do not divide among 4 ranks; every tensor of this model "
+            "divides among 1, 2, 3, 5, 6, 9, "
             "10, 15, 18, 30, 45, 90");
   EXPECT_EQ(refusal(expert(Shard::columns(), 8, 14), Quantization::kNone, 4),
-            "tensor e: 14 columns do not divide among 4 ranks; every tensor of this model divides among 1, 2, 7, 14");
+            "--tensor-parallel-size 4: tensor e: 14 columns do not divide among 4 ranks; every tensor of this model "
+            "divides among 1, 2, 7, 14");
   EXPECT_EQ(refusal(expert(Shard::heads(6), 96, 32), Quantization::kNone, 4),
-            "tensor e: 6 heads do not divide among 4 ranks; every tensor of this model divides among 1, 2, 3, 6");
+            "--tensor-parallel-size 4: tensor e: 6 heads do not divide among 4 ranks; every tensor of this model "
+            "divides among 1, 2, 3, 6");
   // 96 / 8 = 12 columns: not whole words of 8.
-  EXPECT_EQ(
-      refusal(expert(Shard::columns(), 8, 96), Quantization::kInt4Group32, 8),
-      "tensor e: 12 words of 8 INT4 columns do not divide among 8 ranks; every tensor of this model divides among "
-      "1, 2, 3, 4, 6, 12");
+  EXPECT_EQ(refusal(expert(Shard::columns(), 8, 96), Quantization::kInt4Group32, 8),
+            "--tensor-parallel-size 8: tensor e: 12 words of 8 INT4 columns do not divide among 8 ranks; every tensor "
+            "of this model divides among "
+            "1, 2, 3, 4, 6, 12");
   EXPECT_EQ(refusal(expert(Shard::columns(), 8, 96), Quantization::kFp8Block128, 8), "");
   EXPECT_EQ(refusal({{"embed", TensorRole::kMatrix, Shard::vocabulary(), 1001, 8}}, Quantization::kNone, 2),
-            "tensor embed: 1001 rows of the vocabulary do not divide among 2 ranks; every tensor of this model divides "
+            "--tensor-parallel-size 2: tensor embed: 1001 rows of the vocabulary do not divide among 2 ranks; every "
+            "tensor of this model divides "
             "among 1, 7, 11, 13, 77, 91, 143, 1001");
   EXPECT_EQ(refusal({{"a", TensorRole::kLogDecay, Shard::heads(3), 1, 3}}, Quantization::kNone, 2),
-            "tensor a: 3 heads do not divide among 2 ranks; every tensor of this model divides among 1, 3");
+            "--tensor-parallel-size 2: tensor a: 3 heads do not divide among 2 ranks; every tensor of this model "
+            "divides among 1, 3");
   EXPECT_EQ(refusal(expert(Shard::whole(), 7, 32), Quantization::kNone, 64), "");
 }
 
@@ -253,7 +258,8 @@ TEST(ShardsThatDoNotDivide, TwentyHeads) {
       load_model({.path = folder.path(), .format = LoadFormat::kDummy, .ranks = {.rank = 0, .size = 8}}, *ops);
   ASSERT_FALSE(model.ok());
   EXPECT_EQ(model.error().message,
-            "tensor model.layers.0.self_attn.kv_b_proj: 20 heads do not divide among 8 ranks; every tensor of this "
+            "--tensor-parallel-size 8: tensor model.layers.0.self_attn.kv_b_proj: 20 heads do not divide among 8 "
+            "ranks; every tensor of this "
             "model divides among 1, 2, 4");
 }
 

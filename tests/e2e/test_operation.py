@@ -110,12 +110,15 @@ def test_a_lost_device_ends_streams_with_an_error_and_the_process_with_70(launch
 
 
 # A rank of a group hangs for ever, and is noticed by those that do not; one alone is noticed by the limit of a step.
-@pytest.mark.skipif("cuda" in os.environ.get("PERIGEE_FLAGS", ""), reason="replicated ranks are on the CPU")
-@pytest.mark.parametrize("ranks, lost, mode", [(2, 1, "error"), (2, 0, "hang"), pytest.param(4, 2, "hang", marks=EDGE_ONLY),
-                                               pytest.param(1, 0, "hang", marks=EDGE_ONLY)])
-def test_a_lost_rank_ends_streams_with_an_error_and_the_process_with_70(launch, ranks, lost, mode):
+@pytest.mark.skipif("cuda" in os.environ.get("PERIGEE_FLAGS", ""), reason="several ranks are on the CPU")
+@pytest.mark.parametrize("kind, ranks, lost, mode", [
+    ("tensor-parallel-size", 2, 1, "error"), ("tensor-parallel-size", 2, 0, "hang"),
+    pytest.param("tensor-parallel-size", 4, 2, "hang", marks=EDGE_ONLY),
+    pytest.param("replicated-ranks", 2, 0, "hang", marks=EDGE_ONLY),
+    pytest.param("replicated-ranks", 1, 0, "hang", marks=EDGE_ONLY)])
+def test_a_lost_rank_ends_streams_with_an_error_and_the_process_with_70(launch, kind, ranks, lost, mode):
     fault = 200  # long after the last of them has begun
-    server = launch("--replicated-ranks", str(ranks), "--fail-rank", str(lost), "--fail-at-step", str(fault), "--fail-mode", mode,
+    server = launch(f"--{kind}", str(ranks), "--fail-rank", str(lost), "--fail-at-step", str(fault), "--fail-mode", mode,
                     "--threads", "1", *(["--step-timeout-seconds", "3"] if ranks == 1 else []))
     body = {"model": MODEL, "prompt": [300, 301], "max_tokens": 4000, "ignore_eos": True}
     streams = [server.stream("/v1/completions", body) for _ in range(3)]
@@ -138,7 +141,7 @@ def test_a_lost_rank_ends_streams_with_an_error_and_the_process_with_70(launch, 
     except OSError:
         pass  # it has ended already
     assert server.process.wait(HANG_S) == 70
-    print(f"{ranks} ranks, {mode}: {seconds:.2f} s from the last token to the last error")
+    print(f"{kind} {ranks}, {mode}: {seconds:.2f} s from the last token to the last error")
     assert seconds < 30, "the limit is 3 s; the rest is for a busy machine"
 
 

@@ -1,8 +1,8 @@
 """A storm: many clients at once, a fifth of which leave midway, on a cache too small for them all.
 
-PERIGEE_SOAK makes it 2,000 requests instead of 512. Every reply that was not cut short must have exactly the tokens
-that the same request gives alone (checked on a sample; all of them in a soak), no block may leak, the server must still
-answer, and its memory must not grow from wave to wave.
+PERIGEE_SOAK makes it 2,000 requests instead of 512, and adds storms of 512 on 2 and 4 ranks. Every reply that was not
+cut short must have exactly the tokens that the same request gives alone (checked on a sample; in a soak all of one
+rank's), no block may leak, the server must still answer, and its memory must not grow from wave to wave.
 """
 import concurrent.futures
 import json
@@ -11,15 +11,18 @@ import random
 import re
 import time
 
-from conftest import FOLDER, gauge, wait_idle
+import pytest
+
+from conftest import FLAGS, FOLDER, gauge, wait_idle
 
 MODEL = os.path.basename(FOLDER)
 SOAK = "PERIGEE_SOAK" in os.environ
-NUM_REQUESTS, NUM_WAVES, NUM_CLIENTS = (2000, 5, 256) if SOAK else (512, 2, 256)
-NUM_COMPARED = NUM_REQUESTS if SOAK else 60
+CLIENTS = 256
+# Ranks that share the model, requests, waves, requests that are repeated alone.
+STORMS = [(1, 2000, 5, 2000), (2, 512, 2, 60), (4, 512, 2, 60)] if SOAK else [(1, 512, 2, 60)]
 MAX_GROWTH_MIB = 24  # of resident memory after the first wave
 # 21 pages of 64 tokens; of the hybrid model 127, of which a sequence's state takes 16. Either is too small for a crowd.
-CACHE = "6M" if MODEL == "tiny-k2" else "18M"
+CACHE_MIB = 6 if MODEL == "tiny-k2" else 18
 CROWD_TOKENS = 200  # with the prompt four pages for each of eight sequences; three would be too many
 DEADLINE = "deadline"
 
@@ -83,14 +86,18 @@ def resident_mib(server):
         return int(re.search(r"VmRSS:\s+(\d+)", file.read()).group(1)) / 1024
 
 
-def test_storm(launch, capsys):
-    server = launch("--deterministic", "--selfcheck", "--kv-cache-memory-bytes", CACHE, "--max-num-seqs", "64",
-                    "--max-num-batched-tokens", "512")
+@pytest.mark.parametrize("ranks, num_requests, num_waves, num_compared", STORMS)
+def test_storm(launch, capsys, ranks, num_requests, num_waves, num_compared):
+    if ranks > 1 and "cuda" in FLAGS:
+        pytest.skip("several ranks are on the CPU")
+    cache_mib = CACHE_MIB if MODEL == "tiny-k2" else CACHE_MIB / ranks  # each rank has a share of the state
+    server = launch("--deterministic", "--selfcheck", "--kv-cache-memory-bytes", str(int(cache_mib * 2**20)), "--max-num-seqs", "64",
+                    "--max-num-batched-tokens", "512", "--tensor-parallel-size", str(ranks))
     rng = random.Random(11)
     shared = [rng.randrange(2048) for _ in range(130)]
-    jobs = [make_job(rng, shared) for _ in range(NUM_REQUESTS)]
-    per_wave = -(-NUM_REQUESTS // NUM_WAVES)
-    crowds = range(0, NUM_REQUESTS, per_wave)
+    jobs = [make_job(rng, shared) for _ in range(num_requests)]
+    per_wave = -(-num_requests // num_waves)
+    crowds = range(0, num_requests, per_wave)
     for first in crowds:
         jobs[first] = make_crowd(rng)
     begin = time.monotonic()
@@ -102,7 +109,7 @@ def test_storm(launch, capsys):
         return streamed(server, body) if body["stream"] else whole(server, body)
 
     together, resident = [], []
-    with concurrent.futures.ThreadPoolExecutor(NUM_CLIENTS) as pool:
+    with concurrent.futures.ThreadPoolExecutor(CLIENTS) as pool:
         for first in crowds:
             together += pool.map(run, jobs[first: first + per_wave])
             assert wait_idle(server, 60), "blocks or requests leaked"
@@ -110,14 +117,15 @@ def test_storm(launch, capsys):
     storm_s = time.monotonic() - begin
     finished = [index for index, ids in enumerate(together) if ids not in (None, DEADLINE)]
     preemptions = gauge(server.get("/metrics")[1], "vllm:num_preemptions_total")
-    compared = {crowds[0], *rng.sample(finished, min(NUM_COMPARED, len(finished)))}
+    compared = {crowds[0], *rng.sample(finished, min(num_compared, len(finished)))}
     for index in compared:
         body = {key: value for key, value in jobs[index][0].items() if key != "timeout"}
         assert whole(server, body) == together[index], f"request {index} differs alone: {body}"
     assert wait_idle(server)
     growth = max(resident[1:]) - resident[0]
     with capsys.disabled():
-        print(f"\nstorm on {MODEL}: {NUM_REQUESTS} requests of {NUM_CLIENTS} clients in {storm_s:.0f} s, "
+        print(f"\nstorm on {MODEL}, {ranks} rank{'s' * (ranks > 1)}: {num_requests} requests of {CLIENTS} clients in "
+              f"{storm_s:.0f} s, "
               f"{together.count(None)} cut by the client, {together.count(DEADLINE)} by their deadline, "
               f"{preemptions:.0f} preemptions; {len(compared)} replies equal to themselves alone, no block leaked, "
               f"memory {resident[0]:.0f} MiB after the first wave, {growth:+.1f} MiB at most after a later one")
