@@ -31,7 +31,7 @@ class SingleSequence {
       ops.copy(memory_.data() + pages_[static_cast<size_t>(p)] * layout.page_bytes(), zeros.data(), zeros.size());
   }
 
-  // Runs `tokens` as one step; returns the logits of each of them, [n, vocab].
+  // Runs `tokens` as one step; returns the logits of each of them, [n, vocab]: on every rank of a group the whole rows.
   std::vector<std::vector<float>> run(const std::vector<int32_t>& tokens, MlaForm form) {
     return run(tokens, form, all_of(tokens));
   }
@@ -93,9 +93,11 @@ class SingleSequence {
     const Tensor logits = model_.forward(placed.batch(), ops_, pool_).logits;
     length_ += n;
     std::vector<std::vector<float>> out;
+    std::vector<float> share(static_cast<size_t>(logits.cols));
     for (int64_t r = 0; r < logits.rows; ++r) {
-      out.emplace_back(static_cast<size_t>(logits.cols));
-      ops_.copy(out.back().data(), logits.row<float>(r), out.back().size() * sizeof(float));
+      ops_.copy(share.data(), logits.row<float>(r), share.size() * sizeof(float));
+      out.emplace_back(share.size() * static_cast<size_t>(ops_.comm().size()));
+      ops_.comm().all_gather(share.data(), share.size() * sizeof(float), out.back().data());
     }
     return out;
   }

@@ -30,16 +30,6 @@ std::unique_ptr<Ops> make_ops(Backend backend, Comm& comm) {
   return std::move(*ops);
 }
 
-// Whole rows of logits, from each rank's share of the columns.
-Rows joined(const Rows& share, Comm& comm) {
-  Rows out;
-  for (const std::vector<float>& row : share) {
-    out.emplace_back(row.size() * static_cast<size_t>(comm.size()));
-    comm.all_gather(row.data(), row.size() * sizeof(float), out.back().data());
-  }
-  return out;
-}
-
 // Logits of a prompt and of single tokens after it, as one rank of the group has them.
 Rows run_rank(const Case& c, ThreadComms& comms, int32_t rank) {
   Comm& comm = comms.of(rank);
@@ -50,11 +40,10 @@ Rows run_rank(const Case& c, ThreadComms& comms, int32_t rank) {
   SingleSequence sequence(**model, *ops, ops->activation_dtype(), 128);
   std::vector<int32_t> prompt(70);
   for (size_t i = 0; i < prompt.size(); ++i) prompt[i] = static_cast<int32_t>((i * i + 7 * i) % 96);
-  Rows out = joined(sequence.run(prompt, MlaForm::kExpanded), comm);
+  Rows out = sequence.run(prompt, MlaForm::kExpanded);
   for (const int32_t token : {5, 90, 41})
-    for (std::vector<float>& row : joined(sequence.propose({token}, MlaForm::kAbsorbed), comm))
-      out.push_back(std::move(row));
-  // The sums of four steps, and the rows that joined() gathers.
+    for (std::vector<float>& row : sequence.propose({token}, MlaForm::kAbsorbed)) out.push_back(std::move(row));
+  // The sums of four steps, and the rows of logits that are gathered.
   EXPECT_EQ(comms.num_meetings(rank), 4 * (1 + 2 * (*model)->info().num_layers) + std::ssize(out));
   return out;
 }

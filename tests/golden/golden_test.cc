@@ -2,16 +2,21 @@
 //
 // Each tests/golden/NAME/{config.json, expected.json}: every position's 20 most likely tokens. Position 0 is left out:
 // a softmax over one key hides most faults of attention.
+#include <fmt/core.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cmath>
 #include <filesystem>
+#include <functional>
 #include <iostream>
 #include <span>
+#include <thread>
 
 #include "base/file.h"
 #include "base/json.h"
 #include "base/soak.h"
+#include "comm/thread_comms.h"
 #include "model/single_sequence.h"
 #include "ops/cpu/test_isa.h"
 #include "ops/cuda/cuda_ops.h"
@@ -117,6 +122,7 @@ class GoldenModel {
     options.path = "tests/golden/" + name_;
     options.format = LoadFormat::kDummy;
     options.latent_norm_eps = golden_.find("latent_norm_eps")->as_double();
+    options.ranks = {.rank = ops.comm().rank(), .size = ops.comm().size()};
     const auto model = load_model(options, ops);
     CHECK(model.ok(), model.error().message);
     Logprobs out;
@@ -127,12 +133,34 @@ class GoldenModel {
     return out;
   }
 
-  Differences from_golden(Ops& ops, DType cache) const {
-    const Differences d = differences(ours(ops, cache), expected());
-    std::cout << name_ << " on " << ops.name() << ": |d logprob| mean " << d.mean() << " max " << d.max << " over "
-              << d.count << std::endl;
-    EXPECT_GT(d.count, 0u);
-    return d;
+  Differences from_golden(Ops& ops, DType cache) const { return compare(ops.name(), ours(ops, cache)); }
+
+  // Of CPU ranks that each hold a share of the model.
+  Differences from_golden(int32_t num_ranks, const std::function<std::unique_ptr<Ops>(Comm&)>& make_ops) const {
+    const std::atomic<bool> abort{false};
+    ThreadComms comms(num_ranks, abort);
+    std::vector<Logprobs> all(static_cast<size_t>(num_ranks));
+    std::string name;
+    std::vector<std::jthread> ranks;
+    for (int32_t rank = 0; rank < num_ranks; ++rank)
+      ranks.emplace_back([&, rank] {
+        const std::unique_ptr<Ops> ops = make_ops(comms.of(rank));
+        all[static_cast<size_t>(rank)] = ours(*ops, ops->activation_dtype());
+        if (rank == 0) name = fmt::format("{} ranks of {}", num_ranks, ops->name());
+      });
+    ranks.clear();
+    for (const Logprobs& other : all) EXPECT_TRUE(other == all[0]);
+    return compare(name, all[0]);
+  }
+
+  // Of 2, 4, 8 and 16 ranks those among which the model divides.
+  std::vector<int32_t> numbers_of_ranks() const {
+    std::vector<int32_t> numbers;
+    for (const int32_t size : {2, 4, 8, 16})
+      if (check_model_files({.path = "tests/golden/" + name_, .format = LoadFormat::kDummy, .ranks = {.size = size}})
+              .ok())
+        numbers.push_back(size);
+    return numbers;
   }
 
   // With an e4m3 cache against the definition with one, as shares of how far the cache's own rounding takes these
@@ -150,6 +178,14 @@ class GoldenModel {
   }
 
  private:
+  Differences compare(const std::string& where, const Logprobs& ours) const {
+    const Differences d = differences(ours, expected());
+    std::cout << name_ << " on " << where << ": |d logprob| mean " << d.mean() << " max " << d.max << " over "
+              << d.count << std::endl;
+    EXPECT_GT(d.count, 0u);
+    return d;
+  }
+
   static std::span<const Json> some(std::span<const Json> prompts) {
     return gpu_sanitizer() ? prompts.first(1) : prompts;
   }
@@ -183,6 +219,20 @@ TEST_P(Golden, Ref) {
 
 constexpr double kCpuMean = 0.01, kCudaMean = 0.015;
 
+// In a soak on any number of ranks, else on the most.
+TEST_P(Golden, Ranks) {
+  std::vector<int32_t> numbers = model_.numbers_of_ranks();
+  if (!soak_requested() && !numbers.empty()) numbers = {numbers.back()};
+  for (const int32_t size : numbers) {
+    EXPECT_LE(model_.from_golden(size, [](Comm& comm) { return make_ref_ops(comm); }).max, 1e-4);
+    const Differences d = model_.from_golden(size, [](Comm& comm) {
+      return std::move(*make_cpu_ops({.num_threads = 1, .isa = isa_under_test(), .comm = comm}));
+    });
+    EXPECT_LE(d.mean(), kCpuMean);
+    EXPECT_LE(d.max, 0.08);
+  }
+}
+
 TEST_P(GoldenCpu, Bf16Cache) {
   const Differences d = model_.from_golden(*ops_, DType::kBF16);
   EXPECT_LE(d.mean(), kCpuMean);
@@ -208,6 +258,12 @@ TEST_P(Golden, CudaFp8Cache) {
 }
 
 // The names, so that a golden that is lost is a failure.
+TEST(Goldens, DivideAmongRanks) {
+  EXPECT_EQ(GoldenModel("heads16").numbers_of_ranks(), (std::vector<int32_t>{2, 4, 8, 16}));
+  EXPECT_EQ(GoldenModel("kimi_linear").numbers_of_ranks(), (std::vector<int32_t>{2}));
+  EXPECT_TRUE(GoldenModel("glm4_flash").numbers_of_ranks().empty()) << "5 heads";
+}
+
 TEST(Goldens, AreAllThere) {
   const std::vector<std::string> all = {"fp8_block", "glm4_flash",  "heads16", "int4",
                                         "k2_yarn",   "kimi_linear", "v2_lite", "v3_groups"};
