@@ -30,7 +30,7 @@ namespace perigee {
 struct RankGroupConfig {
   RankConfig rank;  // of each, except its number; rank.size of them
   RankTimeouts timeouts;
-  bool compare = false;  // ranks are replicas: check that their results are the same
+  bool compare = false;  // check that all ranks have sampled the same
 };
 
 class RankGroup final : public Executor {

@@ -39,21 +39,25 @@ struct Job {
   std::string cache_salt = {};
 };
 
+inline void add(OutputChunk&& chunk, Reply& reply) {
+  reply.ids.insert(reply.ids.end(), chunk.ids.begin(), chunk.ids.end());
+  reply.preemptions.resize(reply.ids.size(), chunk.num_preemptions);
+  std::move(chunk.logprobs.begin(), chunk.logprobs.end(), std::back_inserter(reply.logprobs));
+  std::move(chunk.prompt_logprobs.begin(), chunk.prompt_logprobs.end(), std::back_inserter(reply.prompt_logprobs));
+  reply.cached = std::max(reply.cached, chunk.num_cached_tokens);
+  reply.error += chunk.error;
+  if (chunk.finish) reply.finish = chunk.finish;
+}
+
 // Collects the replies of several requests and waits for all of them.
 class Collector {
  public:
   OutputSink sink(size_t index) {
     return [this, index](OutputChunk&& chunk) {
       std::lock_guard lock(mutex_);
-      Reply& reply = replies_[index];
-      reply.ids.insert(reply.ids.end(), chunk.ids.begin(), chunk.ids.end());
-      reply.preemptions.resize(reply.ids.size(), chunk.num_preemptions);
-      std::move(chunk.logprobs.begin(), chunk.logprobs.end(), std::back_inserter(reply.logprobs));
-      std::move(chunk.prompt_logprobs.begin(), chunk.prompt_logprobs.end(), std::back_inserter(reply.prompt_logprobs));
-      reply.cached = std::max(reply.cached, chunk.num_cached_tokens);
-      reply.error += chunk.error;
-      if (!chunk.finish) return;
-      reply.finish = chunk.finish;
+      const bool last = chunk.finish.has_value();
+      add(std::move(chunk), replies_[index]);
+      if (!last) return;
       ++finished_;
       done_.notify_all();
     };
