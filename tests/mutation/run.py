@@ -46,6 +46,7 @@ def unit(folder, *patterns, within="src"):
 
 ENGINE = unit("engine")
 SIM = Step("sim", ["sim"], ["{build}/tests/sim/sim", "--seeds", "200"])
+SIM_DCP = Step("sim_dcp", ["sim"], [*SIM.command, "--ranks", "2", "--drafts", "3", "--dcp", "8"])
 EQUALITY = unit("equality", "EngineEnds.*", "EqualityOfDeterministic.*", "Equality.CachedAsCold*", "Equality.ANextTurn*",
                 "EqualityOfLatentAttention.*", within="tests")
 GOLDEN = unit("golden", "*.Ref/*", "*_avx2", "*kimi_linear*", within="tests")
@@ -57,7 +58,7 @@ E2E = Step("e2e", ["perigee"], [".venv/bin/python", "-m", "pytest", "-q", "-x", 
 # Which tests look for a bug of a folder (the part of its id before the number): the fast ones first, the next only
 # where these saw nothing.
 STEPS = {
-    "control": [unit("control"), SIM, ENGINE, EQUALITY],
+    "control": [unit("control"), SIM, SIM_DCP, ENGINE, EQUALITY],
     "engine": [ENGINE, SERVER, EQUALITY, E2E],
     "exec": [unit("exec"), ENGINE, EQUALITY],
     "model": [unit("model"), unit("base"), GOLDEN, E2E],

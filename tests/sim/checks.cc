@@ -9,11 +9,14 @@ namespace {
 
 constexpr int32_t kMaxPlansOvertaken = 500;
 
-size_t index_of(PageId page) {
-  return static_cast<size_t>(page.value);
-}
-
 }  // namespace
+
+size_t Simulation::bit_of(const Placement& place) const {
+  judge_.require(place.dcp_index >= 0 && place.dcp_index < config_.dcp_size && place.page.valid() &&
+                     place.page.value < config_.num_pages,
+                 "no page ", place.page, " at dcp index ", place.dcp_index);
+  return static_cast<size_t>(place.dcp_index * config_.num_pages + place.page.value);
+}
 
 bool Simulation::has_row_in_flight(SequenceId sequence) const {
   for (const Flight& flight : flights_)
@@ -26,8 +29,11 @@ void Simulation::check_plan(const StepPlan& plan) {
   judge_.require(flights_.size() < kMaxPlansInFlight, "too many plans in flight");
   judge_.require(plan.num_tokens() <= config_.max_step_tokens, "the token budget is overdrawn");
   check_logit_rows(plan);
+  const bool deals = config_.dcp_size > 1;
+  const PageSet held = deals ? maybe_held() : PageSet();
   for (const SequenceStart& start : plan.starts) check_start(start);
   check_pages(plan);
+  if (deals) check_balance(plan, held | maybe_held() | reach(plan));
   check_checkpoints(plan);
   for (const PlanRow& row : plan.rows) check_row(plan, row);
   check_queue(plan);
@@ -67,26 +73,34 @@ void Simulation::check_start(const SequenceStart& start) {
   if (hit > 0) ++counts_.hits;
   if (hit > 0 && request.num_lives > 0) ++counts_.resumes_hit;
   ++request.num_lives;
-  slots_[static_cast<size_t>(start.slot.value)] = SlotView{start.sequence, {}};
+  slots_[static_cast<size_t>(start.slot.value)] = SlotView{.sequence = start.sequence, .pages = {}};
   check_state(start);
 }
 
 // INV-7, INV-11: the whole state is there, and a hit has a checkpoint of it at exactly its length.
 void Simulation::check_state(const SequenceStart& start) {
-  judge_.require(static_cast<int32_t>(start.state_pages.size()) == config_.state_pages, "sequence ", start.sequence,
-                 " starts with ", start.state_pages.size(), " state pages");
+  check_everywhere(start.state_pages, "a state");
   const size_t num_copied = start.num_cached_tokens > 0 ? start.state_pages.size() : 0;
   judge_.require(start.checkpoint.size() == num_copied, "sequence ", start.sequence, " hits ", start.num_cached_tokens,
                  " tokens and a checkpoint of ", start.checkpoint.size(), " pages");
+  if (num_copied > 0) check_everywhere(start.checkpoint, "a checkpoint");
   bool is_shared = false;
   for (size_t i = 0; i < num_copied; ++i) {
-    const PageId page = start.checkpoint[i].page;
-    judge_.require(ranks_[0].state_position(page, i) == start.num_cached_tokens, "sequence ", start.sequence, " hits ",
-                   start.num_cached_tokens, " tokens, the checkpoint is at ", ranks_[0].state_position(page, i));
-    check_salt(page, start.sequence);
-    for (const Flight& flight : flights_) is_shared |= flight.copied.test(index_of(page));
+    const Placement& place = start.checkpoint[i];
+    judge_.require(ranks_[0].state_position(place, i) == start.num_cached_tokens, "sequence ", start.sequence, " hits ",
+                   start.num_cached_tokens, " tokens, the checkpoint is at ", ranks_[0].state_position(place, i));
+    check_salt(place, start.sequence);
+    for (const Flight& flight : flights_) is_shared |= flight.copied.test(bit_of(place));
   }
   counts_.shared_copies += is_shared ? 1 : 0;
+}
+
+// As many pages at every index, index after index.
+void Simulation::check_everywhere(const std::vector<Placement>& places, const char* what) const {
+  judge_.require(static_cast<int32_t>(places.size()) == num_state_pages(), what, " of ", places.size(), " pages");
+  for (int32_t i = 0; i < num_state_pages(); ++i)
+    judge_.require(places[static_cast<size_t>(i)].dcp_index == i / config_.state_pages, what, " has page ", i,
+                   " at dcp index ", places[static_cast<size_t>(i)].dcp_index);
 }
 
 // They come in the order of the rows, those of a row ascending, and are no more than a worker has room for.
@@ -112,8 +126,8 @@ void Simulation::check_checkpoints(const StepPlan& plan) {
 
 // A checkpoint lies where a row of its plan commits the state, at a length that a hit may have.
 void Simulation::check_checkpoint(const StepPlan& plan, const CheckpointWrite& write) const {
-  judge_.require(static_cast<int32_t>(write.pages.size()) == config_.state_pages && config_.prefix_caching,
-                 "a checkpoint of ", write.pages.size(), " pages");
+  judge_.require(config_.state_pages > 0 && config_.prefix_caching, "a checkpoint that nobody can use");
+  check_everywhere(write.pages, "a checkpoint");
   if (config_.deterministic)
     judge_.require(write.boundary() % config_.attention_alignment == 0, "a checkpoint at ", write.boundary());
   const auto may_commit = [&](const PlanRow& row) {
@@ -126,27 +140,28 @@ void Simulation::check_checkpoint(const StepPlan& plan, const CheckpointWrite& w
 }
 
 // Every page that the plan reads or writes.
-Simulation::PageSet Simulation::reach(const StepPlan& plan, const std::vector<SlotView>& slots) {
+Simulation::PageSet Simulation::reach(const StepPlan& plan) const {
   PageSet pages;
-  for (const PlanRow& row : plan.rows) pages |= slots[static_cast<size_t>(row.slot.value)].pages;
+  for (const PlanRow& row : plan.rows) pages |= slots_[static_cast<size_t>(row.slot.value)].pages;
   for (const SequenceStart& start : plan.starts)
-    for (const Placement& place : start.checkpoint) pages.set(index_of(place.page));
+    for (const Placement& place : start.checkpoint) pages.set(bit_of(place));
   for (const CheckpointWrite& write : plan.checkpoints)
-    for (const Placement& place : write.pages) pages.set(index_of(place.page));
+    for (const Placement& place : write.pages) pages.set(bit_of(place));
   return pages;
 }
 
-void Simulation::check_salt(PageId page, SequenceId reader) const {
+void Simulation::check_salt(const Placement& place, SequenceId reader) const {
   const auto& salt_of = [&](SequenceId id) { return requests_[static_cast<size_t>(id.value)].submit.cache_salt; };
-  judge_.require(salt_of(ranks_[0].writer(page)) == salt_of(reader), "sequence ", reader,
+  judge_.require(salt_of(ranks_[0].writer(place)) == salt_of(reader), "sequence ", reader,
                  " reads a page of another salt");
 }
 
-void Simulation::check_fresh(PageId page, PageSet& fresh) const {
-  judge_.require(!fresh.test(index_of(page)), "page ", page, " is given twice");
-  fresh.set(index_of(page));
+void Simulation::check_fresh(const Placement& place, PageSet& fresh) const {
+  const size_t bit = bit_of(place);
+  judge_.require(!fresh.test(bit), "page ", place.page, " is given twice");
+  fresh.set(bit);
   for (const Flight& flight : flights_)
-    judge_.require(!flight.pages.test(index_of(page)), "page ", page, " is reused under flight");
+    judge_.require(!flight.pages.test(bit), "page ", place.page, " is reused under flight");
 }
 
 // INV-2 for pages: a fresh page is reachable from no plan in flight and from no other row of this plan.
@@ -156,29 +171,34 @@ void Simulation::check_pages(const StepPlan& plan) {
   for (const SequenceStart& start : plan.starts) {
     const size_t slot = static_cast<size_t>(start.slot.value);
     for (const Placement& place : start.state_pages) {
-      check_fresh(place.page, fresh);
-      own[slot].set(index_of(place.page));
-      slots_[slot].pages.set(index_of(place.page));
+      check_fresh(place, fresh);
+      own[slot].set(bit_of(place));
+      slots_[slot].pages.set(bit_of(place));
     }
   }
   for (const CheckpointWrite& write : plan.checkpoints)
-    for (const Placement& place : write.pages) check_fresh(place.page, fresh);
+    for (const Placement& place : write.pages) check_fresh(place, fresh);
   for (const BlockAppend& append : plan.appends) {
     SlotView& slot = slots_[static_cast<size_t>(append.slot.value)];
     const auto start = std::find_if(plan.starts.begin(), plan.starts.end(),
                                     [&](const SequenceStart& candidate) { return candidate.slot == append.slot; });
     const bool cached = start != plan.starts.end() && append.block_index * kBlockTokens < start->num_cached_tokens;
-    const PageId page = append.place.page;
-    judge_.require(!slot.pages.test(index_of(page)), "page ", page, " is twice in slot ", append.slot);
-    slot.pages.set(index_of(page));
-    note(static_cast<uint64_t>(page.value) * 64 + static_cast<uint64_t>(append.slot.value));
+    const auto& [page, dcp_index] = append.place;
+    const size_t bit = bit_of(append.place);
+    judge_.require(!slot.pages.test(bit), "page ", page, " is twice in slot ", append.slot);
+    slot.pages.set(bit);
+    note(static_cast<uint64_t>(page.value) * 64 + static_cast<uint64_t>(append.slot.value) +
+         (static_cast<uint64_t>(dcp_index) << 32));
     if (cached) {
-      check_salt(page, slot.sequence);
+      check_salt(append.place, slot.sequence);
       continue;
     }
-    check_fresh(page, fresh);
-    own[static_cast<size_t>(append.slot.value)].set(index_of(page));
+    check_fresh(append.place, fresh);
+    own[static_cast<size_t>(append.slot.value)].set(bit);
   }
+  saved_ &= ~fresh;
+  for (const CheckpointWrite& write : plan.checkpoints)
+    for (const Placement& place : write.pages) saved_.set(bit_of(place));
   for (const PlanRow& row : plan.rows) {
     const size_t slot = static_cast<size_t>(row.slot.value);
     judge_.require((slots_[slot].pages & fresh & ~own[slot]).none(), "sequence ", row.sequence,
@@ -186,7 +206,42 @@ void Simulation::check_pages(const StepPlan& plan) {
   }
   for (const SequenceStart& start : plan.starts)
     for (const Placement& place : start.checkpoint)
-      judge_.require(!fresh.test(index_of(place.page)), "page ", place.page, " is copied from and given away at once");
+      judge_.require(!fresh.test(bit_of(place)), "page ", place.page, " is copied from and given away at once");
+}
+
+// Pages that somebody holds, and some that nobody may hold any more: of sequences that were preempted.
+Simulation::PageSet Simulation::maybe_held() const {
+  PageSet held = saved_;
+  for (const Flight& flight : flights_) held |= flight.pages;
+  for (const SlotView& slot : slots_)
+    if (slot.sequence.valid() && !requests_[static_cast<size_t>(slot.sequence.value)].ended) held |= slot.pages;
+  return held;
+}
+
+// DESIGN D6: a new block goes where its sequence has fewest, except that a full index takes none. `held` has at least
+// the pages that were held at any time while the plan was made.
+void Simulation::check_balance(const StepPlan& plan, const PageSet& held) {
+  const auto has_room = [&](int32_t index) {
+    for (int32_t page = 0; page < config_.num_pages; ++page)
+      if (!held.test(bit_of({PageId(page), index}))) return true;
+    return false;
+  };
+  for (const BlockAppend& append : plan.appends) {
+    SlotView& slot = slots_[static_cast<size_t>(append.slot.value)];
+    const auto own = static_cast<size_t>(append.place.dcp_index);
+    const auto start = std::find_if(plan.starts.begin(), plan.starts.end(),
+                                    [&](const SequenceStart& candidate) { return candidate.slot == append.slot; });
+    const bool cached = start != plan.starts.end() && append.block_index * kBlockTokens < start->num_cached_tokens;
+    const auto end = slot.num_blocks.begin() + config_.dcp_size;
+    const bool is_fewest = slot.num_blocks[own] == *std::min_element(slot.num_blocks.begin(), end);
+    counts_.dealt += cached ? 0 : 1;
+    counts_.spilled += cached || is_fewest ? 0 : 1;
+    for (int32_t index = 0; index < config_.dcp_size && !cached && !is_fewest; ++index)
+      judge_.require(slot.num_blocks[static_cast<size_t>(index)] >= slot.num_blocks[own] || !has_room(index),
+                     "sequence ", slot.sequence, " has fewer blocks at dcp index ", index, " than at ", own,
+                     " and its next one is there");
+    ++slot.num_blocks[own];
+  }
 }
 
 void Simulation::check_row(const StepPlan& plan, const PlanRow& row) const {
@@ -338,7 +393,7 @@ void Simulation::check_books() {
   judge_.require(
       gauges.free_pages + gauges.latent_pages + gauges.state_pages + gauges.checkpoint_pages == gauges.total_pages,
       "pages are of no type");
-  judge_.require(config_.state_pages == 0 || gauges.state_pages % config_.state_pages == 0, "half a state");
+  judge_.require(config_.state_pages == 0 || gauges.state_pages % num_state_pages() == 0, "half a state");
   judge_.require(gauges.running + gauges.waiting == static_cast<int32_t>(live_.size()), live_.size(),
                  " sequences live, ", gauges.running + gauges.waiting, " known");
   if (flights_.empty() && gauges.running == 0)

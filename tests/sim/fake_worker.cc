@@ -57,8 +57,17 @@ StepResult FakeWorker::collect(StepId step) {
   return result;
 }
 
-SequenceId FakeWorker::writer(PageId page) const {
-  return pages_[static_cast<size_t>(page.value)].writer;
+const FakeWorker::Page& FakeWorker::page(const Placement& place) const {
+  judge_.require(place.dcp_index >= 0 && place.dcp_index < std::ssize(pools_), "no rank has dcp index ",
+                 place.dcp_index);
+  const std::vector<Page>& pool = pools_[static_cast<size_t>(place.dcp_index)];
+  judge_.require(place.page.valid() && place.page.value < std::ssize(pool), "the pool at index ", place.dcp_index,
+                 " has no page ", place.page);
+  return pool[static_cast<size_t>(place.page.value)];
+}
+
+SequenceId FakeWorker::writer(const Placement& place) const {
+  return page(place).writer;
 }
 
 void FakeWorker::run(Work& work) {
@@ -82,9 +91,9 @@ void FakeWorker::run(Work& work) {
 void FakeWorker::append(Slot& slot, const BlockAppend& append) {
   judge_.require(append.block_index == static_cast<int32_t>(slot.table.size()), "sequence ", slot.start.sequence,
                  ": block ", append.block_index, " arrives as number ", slot.table.size());
-  slot.table.push_back(append.place.page);
+  slot.table.push_back(append.place);
   if (append.block_index * kBlockTokens < slot.start.num_cached_tokens) return;
-  Page& page = pages_[static_cast<size_t>(append.place.page.value)];
+  Page& page = this->page(append.place);
   page.writer = slot.start.sequence;
   page.state_position = -1;
   page.words.fill(kPoison);
@@ -93,8 +102,7 @@ void FakeWorker::append(Slot& slot, const BlockAppend& append) {
 uint64_t& FakeWorker::entry(Slot& slot, int32_t position) {
   const size_t block = static_cast<size_t>(position / kBlockTokens);
   judge_.require(block < slot.table.size(), "sequence ", slot.start.sequence, " has no page for position ", position);
-  Page& page = pages_[static_cast<size_t>(slot.table[block].value)];
-  return page.words[static_cast<size_t>(position % kBlockTokens)];
+  return page(slot.table[block]).words[static_cast<size_t>(position % kBlockTokens)];
 }
 
 Reading FakeWorker::read_cache(Slot& slot) {
@@ -168,8 +176,8 @@ void FakeWorker::sample(Slot& slot, const Context& context, RowResult& result) {
   if (result.finite) result.ids.push_back(slot.last_id);
 }
 
-int32_t FakeWorker::state_position(PageId page, size_t index) const {
-  const Page& entry = pages_[static_cast<size_t>(page.value)];
+int32_t FakeWorker::state_position(const Placement& place, size_t index) const {
+  const Page& entry = page(place);
   return entry.state_index == index ? entry.state_position : -1;
 }
 
@@ -181,14 +189,18 @@ void FakeWorker::start_state(Slot& slot) {
     write_state(slot, start.state_pages, State{std::vector<uint64_t>(start.state_pages.size(), 0)});
   judge_.require(start.checkpoint.empty() || start.checkpoint.size() == start.state_pages.size(), "sequence ",
                  start.sequence, " starts from half a checkpoint");
-  for (size_t i = 0; i < start.checkpoint.size(); ++i) page(start.state_pages[i]) = page(start.checkpoint[i]);
+  for (size_t i = 0; i < start.checkpoint.size(); ++i) {
+    judge_.require(start.state_pages[i].dcp_index == start.checkpoint[i].dcp_index, "sequence ", start.sequence,
+                   " copies a state from another rank");
+    page(start.state_pages[i]) = page(start.checkpoint[i]);
+  }
 }
 
 // A state page has its value in the first word; the others follow from it, so that no foreign word goes unnoticed.
 State FakeWorker::read_state(const std::vector<Placement>& pages) const {
   State state;
   for (const Placement& place : pages) {
-    const auto& words = pages_[static_cast<size_t>(place.page.value)].words;
+    const auto& words = page(place).words;
     uint64_t value = words[0];
     for (size_t i = 1; i < words.size(); ++i) value ^= words[i] ^ mix64(words[0] + i);
     state.values.push_back(value);
@@ -243,8 +255,8 @@ State FakeWorker::commit_state(Slot& slot, Work& work) {
   for (const CheckpointWrite& write : work.checkpoints) {
     const int32_t boundary = write.boundary();
     if (boundary <= before || boundary > slot.committed) continue;
-    judge_.require(state_position(write.pages[0].page, 0) == boundary, "sequence ", work.row.sequence,
-                   " did not commit ", boundary);
+    judge_.require(state_position(write.pages[0], 0) == boundary, "sequence ", work.row.sequence, " did not commit ",
+                   boundary);
   }
   return at_row;
 }

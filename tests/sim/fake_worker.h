@@ -5,10 +5,14 @@
 // held before is poisoned when a new owner gets it. Pages are untyped words: a page that is read as what it is not
 // gives other values. The recurrent state is committed late, as a device would: a decode row's own token waits in a
 // ring.
+//
+// A worker is a rank, or the group of ranks with one rank for each dcp index, which run a row together: each of these
+// has a pool of its own, and together they read a sequence's blocks in their order.
 #pragma once
 
 #include <array>
 #include <deque>
+#include <utility>
 #include <vector>
 
 #include "base/rng.h"
@@ -20,15 +24,18 @@ namespace perigee::sim {
 
 class FakeWorker {
  public:
-  FakeWorker(const Judge& judge, int32_t num_pages, int32_t num_slots)
-      : judge_(judge), pages_(static_cast<size_t>(num_pages)), slots_(static_cast<size_t>(num_slots)) {}
+  // num_pages at each of dcp_size indices.
+  FakeWorker(const Judge& judge, int32_t dcp_size, int32_t num_pages, int32_t num_slots)
+      : judge_(judge),
+        pools_(static_cast<size_t>(dcp_size), std::vector<Page>(static_cast<size_t>(num_pages))),
+        slots_(static_cast<size_t>(num_slots)) {}
 
   void launch(const StepPlan& plan);
-  void run_one(Rng& rng);                // one row that may run now, if there is one
-  StepResult collect(StepId step);       // runs what is left of the step
-  SequenceId writer(PageId page) const;  // who wrote the page last, as far as rows have run
+  void run_one(Rng& rng);                           // one row that may run now, if there is one
+  StepResult collect(StepId step);                  // runs what is left of the step
+  SequenceId writer(const Placement& place) const;  // who wrote the page last, as far as rows have run
   // After how many tokens the page is the state, as its number `index`; -1 where it is no such thing.
-  int32_t state_position(PageId page, size_t index) const;
+  int32_t state_position(const Placement& place, size_t index) const;
 
  private:
   struct Page {
@@ -39,7 +46,7 @@ class FakeWorker {
   };
   struct Slot {
     SequenceStart start;
-    std::vector<PageId> table;
+    std::vector<Placement> table;  // by block
     int32_t length = 0;
     int32_t num_outputs = 0;
     int32_t last_id = -1;       // sampled and not yet computed
@@ -57,7 +64,8 @@ class FakeWorker {
     bool done = false;
   };
 
-  Page& page(const Placement& place) { return pages_[static_cast<size_t>(place.page.value)]; }
+  const Page& page(const Placement& place) const;
+  Page& page(const Placement& place) { return const_cast<Page&>(std::as_const(*this).page(place)); }
   void run(Work& work);
   void append(Slot& slot, const BlockAppend& append);
   uint64_t& entry(Slot& slot, int32_t position);
@@ -73,7 +81,7 @@ class FakeWorker {
   bool is_first_of_slot(size_t index) const;
 
   const Judge& judge_;
-  std::vector<Page> pages_;
+  std::vector<std::vector<Page>> pools_;  // by dcp index
   std::vector<Slot> slots_;
   std::deque<Work> queue_;
 };

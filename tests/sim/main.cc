@@ -3,6 +3,7 @@
 //   sim --seed 17            one seed
 //   sim --seeds 2000         seeds 0 ... 1999;  --seeds 500..900: that range
 //   sim --ranks 2            as many ranks execute each plan;  --drafts 3: rows verify as many drafts at most
+//   sim --dcp 8              each seed has a dcp size of 1, 2, 4 or 8
 //   sim --replay             runs each seed twice and compares the event logs' hashes
 //   sim --mutant 3           plants bug 3 and succeeds when one of 300 seeds or more catches it; 0 plants none
 //   sim --all-mutants        does so for each
@@ -111,10 +112,11 @@ bool parse(int argc, char** argv, Options& options) {
       options.mutant = std::atoi(value);
       if (options.mutant < 0 || options.mutant > kNumFaults) return false;
       ++i;
-    } else if (flag == "--ranks" || flag == "--drafts") {
-      const int number = std::atoi(value);
-      (flag == "--ranks" ? options.shape.num_ranks : options.shape.num_drafts) = number;
-      if (options.shape.num_ranks < 1 || number < 0 || options.shape.num_drafts > kMaxDrafts) return false;
+    } else if (flag == "--ranks" || flag == "--drafts" || flag == "--dcp") {
+      Shape& shape = options.shape;
+      (flag == "--ranks" ? shape.num_ranks : flag == "--drafts" ? shape.num_drafts : shape.max_dcp) = std::atoi(value);
+      if (shape.num_ranks < 1 || shape.num_drafts < 0 || shape.num_drafts > kMaxDrafts) return false;
+      if (shape.max_dcp < 1 || shape.max_dcp > kMaxDcpSize) return false;
       ++i;
     } else {
       return false;
@@ -131,12 +133,12 @@ int check_rarity(const char* name, int64_t count, int64_t steps) {
 
 // What several ranks and verify rows are there for did happen.
 int check_shape(const Shape& shape, const Counts& counts) {
-  if (shape.num_drafts == 0 && shape.num_ranks == 1) return 0;
   const bool drafts =
       shape.num_drafts == 0 || (counts.all_accepted > 0 && counts.none_accepted > 0 && counts.unwritten > 0);
   const bool ranks = shape.num_ranks == 1 || (counts.late_ranks > 0 && counts.lost_ranks > 0);
-  if (!drafts || !ranks) std::printf("FAILED: something that ranks and drafts can do never happened\n");
-  return drafts && ranks ? 0 : 1;
+  const bool dcp = shape.max_dcp == 1 || (counts.spilled > 0 && counts.spilled * 2 < counts.dealt);
+  if (!drafts || !ranks || !dcp) std::printf("FAILED: something that ranks and drafts can do never happened\n");
+  return drafts && ranks && dcp ? 0 : 1;
 }
 
 int run_seeds(const Options& options) {
@@ -170,6 +172,8 @@ int run_seeds(const Options& options) {
         "%lld checkpoints not reached\n",
         options.shape.num_ranks, n(counts.late_ranks), n(counts.lost_ranks), n(counts.verify_rows),
         n(counts.all_accepted), n(counts.none_accepted), n(counts.unwritten));
+  if (options.shape.max_dcp > 1)
+    std::printf("dcp: %lld blocks dealt, %lld past an index that was full\n", n(counts.dealt), n(counts.spilled));
   if (options.end - options.first < 200) return 0;
   return check_shape(options.shape, counts) | check_rarity("preemptions", counts.preemptions, counts.steps) |
          check_rarity("cancels in flight", counts.cancels_in_flight, counts.steps) |
@@ -253,10 +257,11 @@ int run(const Options& options) {
 int main(int argc, char** argv) {
   perigee::sim::Options options;
   if (!perigee::sim::parse(argc, argv, options)) {
-    std::fprintf(stderr,
-                 "usage: sim [--seed N | --seeds N | --seeds A..B] [--ranks N] [--drafts K] [--replay] [--mutant K | "
-                 "--all-mutants | "
-                 "--list-mutants]\n");
+    std::fprintf(
+        stderr,
+        "usage: sim [--seed N | --seeds N | --seeds A..B] [--ranks N] [--drafts K] [--dcp N] [--replay] [--mutant K | "
+        "--all-mutants | "
+        "--list-mutants]\n");
     return 2;
   }
   return perigee::sim::run(options);

@@ -42,6 +42,8 @@ void Counts::add(const Counts& other) {
   late_ranks += other.late_ranks;
   lost_ranks += other.lost_ranks;
   unwritten += other.unwritten;
+  dealt += other.dealt;
+  spilled += other.spilled;
   log_hash = mix64(log_hash * 31 + other.log_hash);
 }
 
@@ -50,7 +52,8 @@ Simulation::Simulation(uint64_t seed, const Shape& shape)
       rng_(seed),
       config_(draw_config(shape)),
       scheduler_(config_),
-      ranks_(static_cast<size_t>(shape.num_ranks), FakeWorker(judge_, config_.num_pages, config_.max_sequences)),
+      ranks_(static_cast<size_t>(shape.num_ranks),
+             FakeWorker(judge_, config_.dcp_size, config_.num_pages, config_.max_sequences)),
       slots_(static_cast<size_t>(config_.max_sequences)) {
   num_to_submit_ = static_cast<int32_t>(rng_.between(30, 120));
   queue_length_ = static_cast<int32_t>(rng_.between(4, 64));
@@ -82,6 +85,7 @@ SchedulerConfig Simulation::draw_config(const Shape& shape) {
   config.hash_seed = rng_.next();
   config.hash_bits = rng_.chance(0.25) ? 4 : 128;
   if (shape.num_drafts > 0) config.num_drafts = static_cast<int32_t>(rng_.between(1, shape.num_drafts));
+  draw_dcp(shape.max_dcp, num_blocks, config);
   return config;
 }
 
@@ -96,6 +100,20 @@ void Simulation::draw_recurrent(SchedulerConfig& config, int32_t& num_blocks) {
   if (!roomy) num_blocks = static_cast<int32_t>(rng_.between(6, 14));
   const int32_t num_states = static_cast<int32_t>(roomy ? rng_.between(14, 28) : rng_.between(12, 20));
   config.num_pages = std::min(num_blocks + config.state_pages * num_states, kMaxPages);
+}
+
+// As many pages in all as with one index, or so: few at each. Draws nothing that other seeds would miss.
+void Simulation::draw_dcp(int32_t max_dcp, int32_t num_blocks, SchedulerConfig& config) const {
+  int32_t num_sizes = 1;
+  while (1 << num_sizes <= max_dcp) ++num_sizes;
+  const int32_t dcp = 1 << random_u64(judge_.seed, 16) % static_cast<uint64_t>(num_sizes);
+  if (dcp == 1) return;
+  config.dcp_size = dcp;
+  const int32_t pages_of_states = config.num_pages - num_blocks;
+  const int32_t pages_of_blocks = (num_blocks + dcp - 1) / dcp;
+  config.num_pages = config.state_pages == 0 ? pages_of_blocks
+                                             : std::clamp(pages_of_blocks + pages_of_states,
+                                                          pages_of_blocks + config.state_pages, kMaxPages / dcp);
 }
 
 Counts Simulation::run() {
@@ -259,7 +277,7 @@ void Simulation::submit_one(const std::shared_ptr<const std::vector<int32_t>>& p
   request.max_outputs = submit.sampling->max_tokens;
   judge_.require(scheduler_.fits(static_cast<int64_t>(prompt->size()), request.max_outputs), "a request does not fit");
   scheduler_.submit(submit);
-  request.expected = run_alone(*prompt, *submit.sampling, request.max_outputs, config_.state_pages);
+  request.expected = run_alone(*prompt, *submit.sampling, request.max_outputs, num_state_pages());
   live_.push_back(submit.sequence.value);
   requests_.push_back(std::move(request));
 }
@@ -290,9 +308,9 @@ void Simulation::plan_step() {
   check_plan(*plan);
   for (FakeWorker& rank : ranks_) rank.launch(*plan);
   Flight flight;
-  flight.pages = reach(*plan, slots_);
+  flight.pages = reach(*plan);
   for (const SequenceStart& start : plan->starts)
-    for (const Placement& place : start.checkpoint) flight.copied.set(static_cast<size_t>(place.page.value));
+    for (const Placement& place : start.checkpoint) flight.copied.set(bit_of(place));
   flight.plan = std::move(*plan);
   flights_.push_back(std::move(flight));
 }

@@ -1,11 +1,12 @@
 // Simulation: the real scheduler, fake workers, a virtual clock and a seed.
 //
-// One seed decides everything: whether the model is recurrent, pool size, limits, prompts (which share prefixes),
+// One seed decides everything: whether the model is recurrent, pool sizes, limits, prompts (which share prefixes),
 // salts, n > 1, priorities, deadlines, cancellations, and when each row runs and each result arrives. After every event
 // the invariants INV-1 ... INV-11 of docs/invariants.md are checked as far as they apply to one engine; all that
 // happens is folded into one hash, so that a replay can be compared.
 #pragma once
 
+#include <array>
 #include <bitset>
 #include <deque>
 #include <map>
@@ -26,6 +27,7 @@ namespace perigee::sim {
 // long as plans may wait, and one may be lost.
 struct Shape {
   int32_t num_ranks = 1, num_drafts = 0;
+  int32_t max_dcp = 1;  // a seed draws its dcp size: a power of two, this at most. A rank is then a group of so many
 };
 
 struct Counts {
@@ -37,7 +39,8 @@ struct Counts {
   int64_t rows_of_several = 0;  // rows that write more than one checkpoint
   int64_t most_overtaken = 0;   // Request::num_overtaken
   int64_t verify_rows = 0, all_accepted = 0, none_accepted = 0, late_ranks = 0, lost_ranks = 0;
-  int64_t unwritten = 0;  // checkpoints asked for of rows that did not reach them
+  int64_t unwritten = 0;           // checkpoints asked for of rows that did not reach them
+  int64_t dealt = 0, spilled = 0;  // blocks at dcp > 1; of them those with fewer of their sequence where pools are full
   uint64_t log_hash = 0;
 
   void add(const Counts& other);
@@ -60,7 +63,7 @@ class Simulation {
     int32_t num_overtaken = 0;  // plans in a row that have no row of it and one of a sequence that is served later
   };
   static constexpr int32_t kMaxPages = 128;
-  using PageSet = std::bitset<kMaxPages>;
+  using PageSet = std::bitset<kMaxPages>;  // by bit_of()
   struct Flight {
     StepPlan plan;
     PageSet pages;   // every page that the plan can reach
@@ -69,11 +72,13 @@ class Simulation {
   struct SlotView {  // a slot's block table and state pages as the plans describe them
     SequenceId sequence;
     PageSet pages;
+    std::array<int32_t, kMaxDcpSize> num_blocks = {};  // at each dcp index
   };
 
   // simulation.cc: events
   SchedulerConfig draw_config(const Shape& shape);
   void draw_recurrent(SchedulerConfig& config, int32_t& num_blocks);
+  void draw_dcp(int32_t max_dcp, int32_t num_blocks, SchedulerConfig& config) const;
   void tick();
   void submit_some();
   void submit_one(const std::shared_ptr<const std::vector<int32_t>>& prompt, const std::string& salt,
@@ -100,9 +105,13 @@ class Simulation {
   void check_checkpoints(const StepPlan& plan);
   void check_checkpoint(const StepPlan& plan, const CheckpointWrite& write) const;
   void check_pages(const StepPlan& plan);
-  void check_fresh(PageId page, PageSet& fresh) const;
-  void check_salt(PageId page, SequenceId reader) const;
-  static PageSet reach(const StepPlan& plan, const std::vector<SlotView>& slots);
+  void check_fresh(const Placement& place, PageSet& fresh) const;
+  void check_salt(const Placement& place, SequenceId reader) const;
+  void check_everywhere(const std::vector<Placement>& places, const char* what) const;
+  PageSet maybe_held() const;
+  void check_balance(const StepPlan& plan, const PageSet& held);
+  PageSet reach(const StepPlan& plan) const;
+  size_t bit_of(const Placement& place) const;
   bool is_before(int64_t a, int64_t b) const;
   bool is_served(int64_t sequence, const StepPlan& plan) const;
   void check_queue(const StepPlan& plan) const;
@@ -115,6 +124,7 @@ class Simulation {
   void check_end();
   void note(uint64_t value) { counts_.log_hash = mix64(counts_.log_hash * 31 + value); }
   bool has_row_in_flight(SequenceId sequence) const;
+  int32_t num_state_pages() const { return config_.state_pages * config_.dcp_size; }  // of a sequence, at all indices
   bool queue_is_full() const { return scheduler_.gauges().waiting >= queue_length_; }
 
   Judge judge_;
@@ -130,6 +140,7 @@ class Simulation {
   std::vector<int64_t> live_;
   std::deque<Flight> flights_;
   std::vector<SlotView> slots_;
+  PageSet saved_;  // pages whose last owner was a checkpoint: a sequence that stops holds its newest one for a while
   int32_t num_to_submit_ = 0, longest_prompt_ = 0;
   int32_t queue_length_ = 0;  // the engine in front lets no more in
   double arrival_chance_ = 0, cancel_chance_ = 0, deliver_chance_ = 0, long_outputs_chance_ = 0, turn_chance_ = 0;
