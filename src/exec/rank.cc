@@ -20,14 +20,15 @@ Result<std::unique_ptr<Rank>> Rank::load(RankConfig config, std::unique_ptr<Rank
   RankParts& parts = rank->parts_;
   ASSIGN_OR_RETURN(parts.ops, rank->device_->make_ops());
   if (parts.config.observer != nullptr) parts.observed = observe_ops(*parts.ops, *parts.config.observer);
+  std::unique_ptr<Model> model;
   if (parts.config.make_model) {
-    parts.model = parts.config.make_model(*parts.ops);
+    model = parts.config.make_model(*parts.ops);
   } else {
     parts.config.load.memory_bytes = rank->device_->weight_memory();
     parts.config.load.ranks = parts.config.shard();
-    ASSIGN_OR_RETURN(parts.model, load_model(parts.config.load, *parts.ops));
+    ASSIGN_OR_RETURN(model, load_model(parts.config.load, *parts.ops));
   }
-  parts.layout = parts.model->cache_layout(parts.config.fp8_cache ? DType::kF8E4M3 : parts.ops->activation_dtype());
+  parts.set_model(std::move(model), parts.ops->activation_dtype());
   parts.builder = std::make_unique<BatchBuilder>(*parts.model, parts.config.limits.deterministic);
   ASSIGN_OR_RETURN(rank->max_pages_, rank->device_->warm_up(parts));
   return rank;

@@ -4,6 +4,19 @@
 
 namespace perigee {
 
+void RankParts::set_model(std::unique_ptr<Model> the_model, DType activation) {
+  model = std::move(the_model);
+  layout = model->cache_layout(config.fp8_cache ? DType::kF8E4M3 : activation);
+}
+
+Result<RankParts> size_parts(RankConfig config, WeightPacker& sizes) {
+  RankParts parts;
+  parts.config = std::move(config);
+  ASSIGN_OR_RETURN(auto model, size_model(parts.config.load, sizes));
+  parts.set_model(std::move(model), sizes.activation_dtype());
+  return parts;
+}
+
 Result<int32_t> RankParts::pages_in(int64_t bytes) const {
   const int64_t pages = bytes / layout.page_bytes();
   if (pages < least_pages())

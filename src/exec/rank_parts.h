@@ -23,6 +23,8 @@ struct RankParts {
   int32_t num_pages = 0;         // once the group has agreed on it, and
   std::unique_ptr<Slots> slots;  // these with it
 
+  // `activation`: of the ops that run it.
+  void set_model(std::unique_ptr<Model> the_model, DType activation);
   // What steps outside of graphs run on.
   Ops& step_ops() const { return observed ? *observed : *ops; }
   int32_t state_pages() const { return static_cast<int32_t>(layout.state_pages()); }
@@ -37,5 +39,8 @@ struct RankParts {
   }  // of a step
   int32_t max_rows_of_logits() const { return std::min(max_logit_rows(config.limits.max_sequences), max_tokens()); }
 };
+
+// The parts of a rank that has loaded nothing, of a model without weights (size_model): for asking them what it takes.
+Result<RankParts> size_parts(RankConfig config, WeightPacker& sizes);
 
 }  // namespace perigee

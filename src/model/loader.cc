@@ -6,6 +6,7 @@
 #include "base/memory_text.h"
 #include "model/dummy.h"
 #include "model/registry.h"
+#include "model/shape_source.h"
 
 namespace perigee {
 namespace {
@@ -30,56 +31,70 @@ Result<ModelConfig> configure(const LoadOptions& options) {
   return config;
 }
 
-// The least that a rank's packed weights take on any backend: weights keep their stored precision, except that f32
-// is stored as bf16.
-double least_bytes(std::span<const TensorSpec> specs, const TensorSource& source, const TensorParallel& ranks) {
-  double total = 0;
-  for (const TensorSpec& spec : specs) {
-    const MatrixPart part = part_of(spec, ranks);
-    const double numbers = static_cast<double>(part.rows) * static_cast<double>(part.columns);
-    const WeightFormat format = source.format(spec);
-    const bool int4 = format == WeightFormat::kInt4Group32, fp8 = format == WeightFormat::kF8Block128;
-    total += numbers * (int4 ? 0.5 + 2.0 / 32 : fp8 ? 1 : 2);
-  }
-  return total;
+// What the device has is known to the caller; what the host's system gives now, with all that is mapped, only here.
+Status check_memory(const LoadOptions& options, int64_t needed, const WeightPacker& packer) {
+  const bool fits = needed <= options.memory_bytes;
+  if (fits && (packer.on_device() || Buffer::can_make(static_cast<size_t>(needed)))) return {};
+  return bad_input(
+      fmt::format("the weights take {}, and there are {} for them{}: another machine, a smaller or quantised model, or "
+                  "a smaller cache (--kv-cache-memory-bytes)",
+                  memory_text(needed), memory_text(options.memory_bytes),
+                  fits ? ", of which the system does not give so much in one piece (ulimit -v)" : ""));
 }
 
-// What the device has is known to the caller; what the host's system gives now, with all that is mapped, only here.
-Status check_memory(const LoadOptions& options, double needed, const Ops& ops) {
-  const bool fits = needed <= static_cast<double>(options.memory_bytes);
-  if (fits && (ops.on_device() || Buffer::can_make(static_cast<size_t>(needed)))) return {};
-  return bad_input(
-      fmt::format("the weights take at least {}, and there are {} for them{}: another machine, a smaller or quantised "
-                  "model, or a smaller cache (--kv-cache-memory-bytes)",
-                  memory_text(static_cast<int64_t>(needed)), memory_text(options.memory_bytes),
-                  fits ? ", of which the system does not give so much in one piece (ulimit -v)" : ""));
+// A model's tensors, all checked.
+struct OpenModel {
+  ModelConfig config;
+  const Family* family = nullptr;
+  std::unique_ptr<TensorSource> source;
+  std::vector<TensorSpec> specs;
+};
+
+Result<OpenModel> open_model(const LoadOptions& options) {
+  OpenModel open;
+  ASSIGN_OR_RETURN(open.config, configure(options));
+  open.family = find_family(open.config.architecture);
+  CHECK(open.family != nullptr, open.config.architecture, " passed the config check and has no family");
+  ASSIGN_OR_RETURN(open.source, open_source(options));
+  open.specs = open.family->tensors(open.config);
+  RETURN_IF_ERROR(open.source->verify(open.specs, open.config));
+  RETURN_IF_ERROR(check_shards(open.specs, *open.source, open.config.ranks.size));
+  return open;
+}
+
+// Reads all that a rank keeps of `source`.
+std::unique_ptr<Model> build(const OpenModel& open, const TensorSource& source, WeightPacker& packer,
+                             WeightReader::Progress progress) {
+  const int64_t total_bytes = part_bytes(open.specs, source, open.config.ranks);
+  WeightReader reader(source, packer, open.config.ranks, total_bytes, std::move(progress));
+  std::unique_ptr<Model> model = open.family->build(open.config, reader);
+  CHECK(reader.read_bytes() == total_bytes, "read ", reader.read_bytes(), " of ", total_bytes, " bytes");
+  return model;
+}
+
+Result<std::unique_ptr<Model>> size_open_model(const OpenModel& open, WeightPacker& sizes) {
+  RETURN_IF_ERROR(check_limits(open.config, sizes.limits(), sizes.name()));
+  return build(open, ShapeSource(*open.source), sizes, nullptr);
 }
 
 }  // namespace
 
 Status check_model_files(const LoadOptions& options) {
-  ASSIGN_OR_RETURN(const ModelConfig config, configure(options));
-  ASSIGN_OR_RETURN(const std::unique_ptr<TensorSource> source, open_source(options));
-  const std::vector<TensorSpec> specs = find_family(config.architecture)->tensors(config);
-  RETURN_IF_ERROR(source->verify(specs, config));
-  return check_shards(specs, *source, config.ranks.size);
+  const auto open = open_model(options);
+  return open.ok() ? Status() : Status(open.error());
+}
+
+Result<std::unique_ptr<Model>> size_model(const LoadOptions& options, WeightPacker& sizes) {
+  ASSIGN_OR_RETURN(const OpenModel open, open_model(options));
+  return size_open_model(open, sizes);
 }
 
 Result<std::unique_ptr<Model>> load_model(const LoadOptions& options, Ops& ops) {
-  ASSIGN_OR_RETURN(const ModelConfig config, configure(options));
-  const Family* family = find_family(config.architecture);
-  CHECK(family != nullptr, config.architecture, " passed the config check and has no family");
-  ASSIGN_OR_RETURN(const std::unique_ptr<TensorSource> source, open_source(options));
-  const std::vector<TensorSpec> specs = family->tensors(config);
-  RETURN_IF_ERROR(source->verify(specs, config));
-  RETURN_IF_ERROR(check_shards(specs, *source, config.ranks.size));
-  RETURN_IF_ERROR(check_limits(config, ops.limits(), ops.name()));
-  RETURN_IF_ERROR(check_memory(options, least_bytes(specs, *source, config.ranks), ops));
-  const int64_t total_bytes = part_bytes(specs, *source, config.ranks);
-  WeightReader reader(*source, ops, config.ranks, total_bytes, options.progress);
-  std::unique_ptr<Model> model = family->build(config, reader);
-  CHECK(reader.read_bytes() == total_bytes, "read ", reader.read_bytes(), " of ", total_bytes, " bytes");
-  return model;
+  ASSIGN_OR_RETURN(const OpenModel open, open_model(options));
+  RETURN_IF_ERROR(check_limits(open.config, ops.limits(), ops.name()));
+  ASSIGN_OR_RETURN(const std::unique_ptr<Model> sized, size_open_model(open, *ops.sizes()));
+  RETURN_IF_ERROR(check_memory(options, sized->info().weight_bytes, ops));
+  return build(open, *open.source, ops, options.progress);
 }
 
 }  // namespace perigee

@@ -69,6 +69,10 @@ struct LoadOptions {
 // The checks of load_model() alone: that every tensor is there, whole, as config.json says. Reads no data.
 Status check_model_files(const LoadOptions& options);
 
+// The model without its weights, which are laid out by `sizes` (Ops::sizes()): info(), the bytes of the weights
+// included, and cache_layout() are those of the model that load_model() makes; forward() must not be called.
+Result<std::unique_ptr<Model>> size_model(const LoadOptions& options, WeightPacker& sizes);
+
 // Reads config.json, checks every tensor (name, shape, dtype) before using any, and packs the weights for `ops`.
 // Errors name file, tensor, expected and found.
 Result<std::unique_ptr<Model>> load_model(const LoadOptions& options, Ops& ops);

@@ -17,7 +17,7 @@ std::vector<int64_t> TensorSpec::stored_shape() const {
 
 RawWeight WeightReader::raw(const TensorSpec& spec) {
   const MatrixPart part = part_of(spec, ranks_);
-  return counted(ops_.makes_dummy_weights() ? source_.matrix_or_keys(spec, part) : source_.matrix(spec, part));
+  return counted(packer_.makes_dummy_weights() ? source_.matrix_or_keys(spec, part) : source_.matrix(spec, part));
 }
 
 RawWeight WeightReader::raw_on_host(const TensorSpec& spec) {
@@ -51,26 +51,26 @@ LinearWeight WeightReader::linear(std::span<const TensorSpec> stacked) {
     keep.push_back(raw(spec));
     matrices.push_back(keep.back().matrix);
   }
-  LinearWeight weight = ops_.pack_linear(matrices);
+  LinearWeight weight = packer_.pack_linear(matrices);
   packed(weight.packed);
   return weight;
 }
 
 LinearWeight WeightReader::gate_up(const TensorSpec& gate, const TensorSpec& up) {
   const RawWeight a = raw(gate), b = raw(up);
-  LinearWeight weight = ops_.pack_gate_up(a.matrix, b.matrix);
+  LinearWeight weight = packer_.pack_gate_up(a.matrix, b.matrix);
   packed(weight.packed);
   return weight;
 }
 
 EmbedWeight WeightReader::embed(const TensorSpec& spec) {
-  EmbedWeight weight = ops_.pack_embed(raw(spec).matrix);
+  EmbedWeight weight = packer_.pack_embed(raw(spec).matrix);
   packed(weight.packed);
   return weight;
 }
 
 MlaUpWeight WeightReader::mla_up(const TensorSpec& spec, const MlaShape& shape) {
-  MlaUpWeight weight = ops_.pack_mla_up(raw(spec).matrix, shape);
+  MlaUpWeight weight = packer_.pack_mla_up(raw(spec).matrix, shape);
   packed(weight.packed);
   return weight;
 }
@@ -81,14 +81,14 @@ ExpertWeights WeightReader::experts(std::span<const TensorSpec> specs) {
   std::vector<RawExpert> experts;
   for (size_t i = 0; i + 2 < keep.size(); i += 3)
     experts.push_back({.gate = keep[i].matrix, .up = keep[i + 1].matrix, .down = keep[i + 2].matrix});
-  ExpertWeights weights = ops_.pack_experts(experts);
+  ExpertWeights weights = packer_.pack_experts(experts);
   packed(weights.packed);
   return weights;
 }
 
 VectorWeight WeightReader::pack_vector(std::vector<float> values) {
   packed_bytes_ += static_cast<int64_t>(values.size() * sizeof(float));
-  return ops_.pack_vector(std::move(values));
+  return packer_.pack_vector(std::move(values));
 }
 
 VectorWeight WeightReader::kda_conv(const TensorSpec& q, const TensorSpec& k, const TensorSpec& v) {

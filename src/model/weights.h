@@ -76,13 +76,14 @@ class TensorSource {
 // `language_model_only`, vision tensors are left out.
 Result<std::unique_ptr<TensorSource>> open_file_source(const std::string& folder, bool language_model_only);
 
-// Packs one rank's part of each weight, one at a time, for `ops`, reporting progress. `source` must have verified every
-// spec asked for, and check_shards() must have passed.
+// Packs one rank's part of each weight, one at a time, by `packer`, reporting progress. `source` must have verified
+// every spec asked for, and check_shards() must have passed.
 class WeightReader {
  public:
   using Progress = std::function<void(const char* phase, int64_t done, int64_t total)>;
-  WeightReader(const TensorSource& source, Ops& ops, TensorParallel ranks, int64_t total_bytes, Progress progress)
-      : source_(source), ops_(ops), ranks_(ranks), total_(total_bytes), progress_(std::move(progress)) {}
+  WeightReader(const TensorSource& source, WeightPacker& packer, TensorParallel ranks, int64_t total_bytes,
+               Progress progress)
+      : source_(source), packer_(packer), ranks_(ranks), total_(total_bytes), progress_(std::move(progress)) {}
 
   LinearWeight linear(std::span<const TensorSpec> stacked);
   LinearWeight linear(const TensorSpec& spec) { return linear(std::span(&spec, 1)); }
@@ -111,7 +112,7 @@ class WeightReader {
   void packed(const Packed& packed);
 
   const TensorSource& source_;
-  Ops& ops_;
+  WeightPacker& packer_;
   const TensorParallel ranks_;
   int64_t total_ = 0, done_ = 0, packed_bytes_ = 0;
   bool read_cache_scales_ = false;

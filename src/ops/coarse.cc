@@ -9,7 +9,7 @@ void Ops::copy(void* to, const void* from, size_t bytes) {
   std::memcpy(to, from, bytes);
 }
 
-LinearWeight Ops::pack_gate_up(const RawMatrix& gate, const RawMatrix& up) {
+LinearWeight WeightPacker::pack_gate_up(const RawMatrix& gate, const RawMatrix& up) {
   const RawMatrix both[] = {gate, up};
   return pack_linear(both);
 }

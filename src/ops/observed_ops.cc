@@ -18,6 +18,7 @@ class ObservedOps final : public Ops {
   Status status() override { return inner_.status(); }
   Arena& arena() override { return inner_.arena(); }
 
+  std::unique_ptr<WeightPacker> sizes() const override { return inner_.sizes(); }
   ShapeLimits limits() const override { return inner_.limits(); }
   LinearWeight pack_linear(std::span<const RawMatrix> stacked) override { return inner_.pack_linear(stacked); }
   LinearWeight pack_gate_up(const RawMatrix& gate, const RawMatrix& up) override {

@@ -22,7 +22,7 @@
 #include "comm/comm.h"
 #include "ops/batch.h"
 #include "ops/isa.h"
-#include "ops/weights.h"
+#include "ops/weight_packer.h"
 #include "tensor/tensor.h"
 
 namespace perigee {
@@ -35,37 +35,20 @@ struct KdaInputs {
   Tensor z;    // [n, h * dim] f32: the output is multiplied by sigmoid(z)
 };
 
-class Ops {
+class Ops : public WeightPacker {
  public:
-  virtual ~Ops() = default;
-  virtual const char* name() const = 0;
-  virtual DType activation_dtype() const = 0;
   // Of queries, of attention's output and of what the projections around attention read: those errors add up over the
   // layers. f32 where a backend multiplies f32 at little cost (as two bf16 terms), else the activation dtype.
   virtual DType wide_dtype() const { return activation_dtype(); }
 
   // --- Memory that this backend's kernels read and write; the host's unless a backend says otherwise. ---
-  virtual bool on_device() const { return false; }
   virtual Buffer make_buffer(size_t bytes) { return Buffer(bytes); }
   virtual void copy(void* to, const void* from, size_t bytes);  // between it and the host's; complete on return
   virtual Status status() { return comm_.status(); }  // kDeviceLost: all computed since the last success is void
   Comm& comm() const { return comm_; }
 
-  // --- Weights, once at load: copied and repacked into this backend's layout; `raw` may go afterwards. ---
-  virtual ShapeLimits limits() const { return {}; }  // a model beyond them must not be packed
-  // Matrices stacked by rows become one: y = concat(W_i x).
-  virtual LinearWeight pack_linear(std::span<const RawMatrix> stacked) = 0;
-  // Of a gated MLP, for dense_mlp() alone, which may want its rows in another order.
-  virtual LinearWeight pack_gate_up(const RawMatrix& gate, const RawMatrix& up);
-  virtual ExpertWeights pack_experts(std::span<const RawExpert> experts) = 0;
-  // kv_b: per head dn rows of W_UK, then dv rows of W_UV; [h * (dn + dv), L].
-  virtual MlaUpWeight pack_mla_up(const RawMatrix& kv_b, const MlaShape& shape) = 0;
-  virtual EmbedWeight pack_embed(const RawMatrix& table) = 0;
-  // Norms, biases, frequencies and routers go through here; host backends keep what they are given.
-  virtual VectorWeight pack_vector(VectorWeight host) { return host; }
-  // Whether pack_linear, pack_experts, pack_mla_up and pack_embed take a RawMatrix of keys without data.
-  virtual bool makes_dummy_weights() const { return false; }
-  LinearWeight pack_linear(const RawMatrix& raw) { return pack_linear(std::span(&raw, 1)); }
+  // Lays weights out as this backend does, and keeps their sizes alone.
+  virtual std::unique_ptr<WeightPacker> sizes() const = 0;
 
   // --- Plain ops ---
   virtual void begin_step() { arena_.reset(); }
@@ -132,6 +115,7 @@ class Ops {
 
 // The definition: plain loops, f32 everywhere, one thread.
 std::unique_ptr<Ops> make_ref_ops(Comm& comm = Comm::alone());
+std::unique_ptr<WeightPacker> make_ref_sizes();  // Ops::sizes() of it; so below
 
 struct CpuOptions {
   int num_threads = 0;     // 0: as many as available_cores()
@@ -140,5 +124,6 @@ struct CpuOptions {
 };
 // The fast CPU backend. Unavailable without AVX2 + FMA, and where the machine lacks the wanted instruction set.
 Result<std::unique_ptr<Ops>> make_cpu_ops(const CpuOptions& options);
+std::unique_ptr<WeightPacker> make_cpu_sizes();
 
 }  // namespace perigee

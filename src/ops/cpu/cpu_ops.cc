@@ -31,18 +31,12 @@ const char* CpuOps::name() const {
 }
 
 LinearWeight CpuOps::pack_linear(std::span<const RawMatrix> stacked) {
-  CHECK(!stacked.empty(), "nothing to pack");
-  int64_t out = 0;
-  for (const RawMatrix& raw : stacked) {
-    CHECK(raw.in == stacked[0].in, "stacked matrices of ", raw.in, " and ", stacked[0].in, " inputs");
-    out += raw.out;
-  }
   auto packed = std::make_shared<PackedLinear>();
-  packed->matrix = cpu::panel_matrix(out, stacked[0].in, cpu::panel_format(stacked), stacked[0].first_column);
+  packed->matrix = cpu::stacked_panels(stacked);
   packed->buffer = Buffer(static_cast<size_t>(packed->matrix.bytes()));
   packed->matrix.data = packed->buffer.data();
   cpu::pack_panels(pool_, packed->matrix, cpu::stacked_rows(stacked));
-  return {.out = out, .in = stacked[0].in, .packed = packed};
+  return {.out = packed->matrix.out, .in = packed->matrix.in, .packed = packed};
 }
 
 ExpertWeights CpuOps::pack_experts(std::span<const RawExpert> experts) {

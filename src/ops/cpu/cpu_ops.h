@@ -19,6 +19,7 @@ class CpuOps final : public Ops {
   const char* name() const override;  // "cpu-avx2", "cpu-avx512" or "cpu-amx"
   DType activation_dtype() const override { return DType::kBF16; }
   DType wide_dtype() const override { return DType::kF32; }
+  std::unique_ptr<WeightPacker> sizes() const override { return make_cpu_sizes(); }
   Isa isa() const { return isa_; }
 
   using Ops::pack_linear;

@@ -52,9 +52,13 @@ void copy_as_f8(const Tensor& x, int64_t r, float factor, uint8_t* out) {
 
 }  // namespace
 
+int64_t embed_bytes(const RawMatrix& table) {
+  return table.out * table.in * static_cast<int64_t>(sizeof(uint16_t));
+}
+
 EmbedWeight pack_embed(const RawMatrix& table) {
   auto packed = std::make_shared<PackedEmbed>();
-  packed->rows = Buffer(static_cast<size_t>(table.out * table.in) * sizeof(uint16_t));
+  packed->rows = Buffer(static_cast<size_t>(embed_bytes(table)));
   auto* out = reinterpret_cast<uint16_t*>(packed->rows.data());
   std::vector<float> row(static_cast<size_t>(table.in));
   for (int64_t r = 0; r < table.out; ++r) {

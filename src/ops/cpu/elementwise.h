@@ -14,6 +14,7 @@
 
 namespace perigee::cpu {
 
+int64_t embed_bytes(const RawMatrix& table);     // of what pack_embed() keeps
 EmbedWeight pack_embed(const RawMatrix& table);  // any weight format; kept as bf16 rows
 
 // Zeros for tokens that the table does not have.

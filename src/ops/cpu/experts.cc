@@ -181,21 +181,24 @@ PanelMatrix PackedExperts::down_of(int64_t expert) const {
   return m;
 }
 
-ExpertWeights pack_experts(ThreadPool& pool, std::span<const RawExpert> experts) {
+PackedExperts expert_panels(std::span<const RawExpert> experts) {
   CHECK(!experts.empty(), "no experts");
   const RawExpert& first = experts.front();
   const PanelFormat format = format_of(experts);
-  auto packed = std::make_shared<PackedExperts>();
-  packed->num_experts = static_cast<int64_t>(experts.size());
-  packed->hidden = first.gate.in;
-  packed->inter = first.gate.out;
-  packed->down = panel_matrix(packed->hidden, packed->inter, format, first.down.first_column);
-  packed->gate_up =
-      panel_matrix(packed->down.k_tiles * 2 * kPanelOutputs, packed->hidden, format, first.gate.first_column);
-  packed->gate_up_stride = packed->gate_up.bytes();
-  packed->down_stride = packed->down.bytes();
-  const int64_t bytes = packed->num_experts * (packed->gate_up_stride + packed->down_stride);
-  packed->buffer = Buffer(static_cast<size_t>(bytes));
+  PackedExperts out;
+  out.num_experts = static_cast<int64_t>(experts.size());
+  out.hidden = first.gate.in;
+  out.inter = first.gate.out;
+  out.down = panel_matrix(out.hidden, out.inter, format, first.down.first_column);
+  out.gate_up = panel_matrix(out.down.k_tiles * 2 * kPanelOutputs, out.hidden, format, first.gate.first_column);
+  out.gate_up_stride = out.gate_up.bytes();
+  out.down_stride = out.down.bytes();
+  return out;
+}
+
+ExpertWeights pack_experts(ThreadPool& pool, std::span<const RawExpert> experts) {
+  auto packed = std::make_shared<PackedExperts>(expert_panels(experts));
+  packed->buffer = Buffer(static_cast<size_t>(packed->panel_bytes()));
   packed->gate_up.data = packed->buffer.data();
   packed->down.data = packed->buffer.data() + packed->num_experts * packed->gate_up_stride;
   for (int64_t e = 0; e < packed->num_experts; ++e) {

@@ -13,11 +13,14 @@ struct PackedExperts final : PackedWeight {
   int64_t gate_up_stride = 0, down_stride = 0;
   Buffer buffer;
 
+  int64_t panel_bytes() const { return num_experts * (gate_up_stride + down_stride); }
   int64_t bytes() const override { return static_cast<int64_t>(buffer.size()); }
   PanelMatrix gate_up_of(int64_t expert) const;
   PanelMatrix down_of(int64_t expert) const;
 };
 
+// Their shapes and places, without memory.
+PackedExperts expert_panels(std::span<const RawExpert> experts);
 // Where all matrices are INT4 they stay 4-bit, where all are FP8 they keep their scales; everything else becomes bf16.
 ExpertWeights pack_experts(ThreadPool& pool, std::span<const RawExpert> experts);
 

@@ -25,15 +25,19 @@ uint32_t* head_words(const Buffer& panels, int64_t head, int64_t depth, int64_t 
 
 }  // namespace
 
+int64_t mla_up_bytes(const MlaShape& shape) {
+  const MlaDims d(shape);
+  return d.absorb_bytes() + d.keys_bytes() + d.values_bytes();
+}
+
 MlaUpWeight pack_mla_up(const RawMatrix& kv_b, const MlaShape& shape) {
   const MlaDims d(shape);
   const int64_t per_head = d.nope + d.value;
   CHECK(kv_b.out == d.heads * per_head && kv_b.in == d.latent, "kv_b is [", kv_b.out, ", ", kv_b.in, "]");
   auto packed = std::make_shared<PackedMlaUp>();
-  const auto bytes = [&](int64_t depth, int64_t columns) { return static_cast<size_t>(d.heads * depth * columns * 2); };
-  packed->absorb = Buffer(bytes(d.nope_depth, d.latent_depth));
-  packed->keys = Buffer(bytes(d.latent_depth, d.nope_columns));
-  packed->values = Buffer(bytes(d.latent_depth, d.value_columns));
+  packed->absorb = Buffer(static_cast<size_t>(d.absorb_bytes()));
+  packed->keys = Buffer(static_cast<size_t>(d.keys_bytes()));
+  packed->values = Buffer(static_cast<size_t>(d.values_bytes()));
   std::vector<float> row(static_cast<size_t>(d.latent));
   std::vector<uint16_t> up(static_cast<size_t>(per_head * d.latent));  // one head in bf16
   for (int64_t h = 0; h < d.heads; ++h) {

@@ -18,6 +18,7 @@
 namespace perigee::cpu {
 
 // kv_b [h * (dn + dv), L], per head dn rows of W_UK, then dv rows of W_UV. The packing is the same for every Isa.
+int64_t mla_up_bytes(const MlaShape& shape);  // of what pack_mla_up() keeps
 MlaUpWeight pack_mla_up(const RawMatrix& kv_b, const MlaShape& shape);
 
 // q [n, h * (dn + dr)] bf16, rotated; the new tokens' latents are already in the cache (bf16). -> [n, h * dv] bf16.

@@ -29,6 +29,10 @@ struct MlaDims {
         query_depth(round_up(s.nope + s.rope, kDepth)) {}
   int64_t heads, nope, rope, value, latent;
   int64_t nope_depth, nope_columns, value_columns, latent_depth;
+  // Of all heads' panels of one PackedMlaUp, bf16.
+  int64_t absorb_bytes() const { return heads * nope_depth * latent_depth * 2; }
+  int64_t keys_bytes() const { return heads * latent_depth * nope_columns * 2; }
+  int64_t values_bytes() const { return heads * latent_depth * value_columns * 2; }
   int64_t row_depth;    // of a cached row [c | k_rope]
   int64_t query_depth;  // of a head's [nope | rope]
 };

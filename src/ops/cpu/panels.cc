@@ -92,6 +92,16 @@ PanelMatrix panel_matrix(int64_t out, int64_t in, PanelFormat format, int64_t fi
           .k_tiles = ceil_div(front + in, kTileK)};
 }
 
+PanelMatrix stacked_panels(std::span<const RawMatrix> stacked) {
+  CHECK(!stacked.empty(), "nothing to pack");
+  int64_t out = 0;
+  for (const RawMatrix& raw : stacked) {
+    CHECK(raw.in == stacked[0].in, "stacked matrices of ", raw.in, " and ", stacked[0].in, " inputs");
+    out += raw.out;
+  }
+  return panel_matrix(out, stacked[0].in, panel_format(stacked), stacked[0].first_column);
+}
+
 PanelFormat panel_format(std::span<const RawMatrix> stacked) {
   const int64_t columns = stacked.front().columns_per_scale(), phase = stacked.front().first_column % columns;
   const auto all = [&](WeightFormat format) {

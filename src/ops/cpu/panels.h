@@ -55,7 +55,9 @@ struct OutputRow {
 
 // The shape of a packed matrix of `out` outputs, data still null. `first_column`: RawMatrix::first_column.
 PanelMatrix panel_matrix(int64_t out, int64_t in, PanelFormat format, int64_t first_column = 0);
-// That of matrices stacked: kBF16 unless all are INT4 or all are FP8, and cut alike between scales.
+// That of matrices stacked by rows.
+PanelMatrix stacked_panels(std::span<const RawMatrix> stacked);
+// The format of matrices stacked: kBF16 unless all are INT4 or all are FP8, and cut alike between scales.
 PanelFormat panel_format(std::span<const RawMatrix> stacked);
 
 // Fills m.data (m.bytes() zeroed bytes); rows.size() = 32 * m.num_panels. Every row has m.in inputs, and is

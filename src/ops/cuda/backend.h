@@ -32,6 +32,7 @@ class CudaOps final : public Ops {
   Status status() override;
   void begin_step() override;
 
+  std::unique_ptr<WeightPacker> sizes() const override { return make_cuda_sizes(); }
   ShapeLimits limits() const override { return kCudaLimits; }
   bool makes_dummy_weights() const override { return true; }
   using Ops::pack_linear;
@@ -73,7 +74,7 @@ class CudaOps final : public Ops {
     cuda_ok(error, op);
     if (observer_ != nullptr) observer_->launched(op);
   }
-  CudaMatrix make_matrix(WeightFormat format, int64_t out, int64_t in, int64_t count);
+  CudaMatrix make_matrix(const MatrixLayout& layout);
   void pack(const RawMatrix& raw, PackTarget target);
   PackTarget target(CudaMatrix& matrix, int64_t index, int interleave, int64_t first_row) const;
   // y = x W^T by whichever kernel serves this many rows: of a dense bf16 or FP8 matrix; of bf16 weights as the call has

@@ -27,5 +27,6 @@ inline constexpr ShapeLimits kCudaLimits = {.unit = 8,
 
 // kUnavailable: built without a toolkit, or no such GPU.
 Result<std::unique_ptr<Ops>> make_cuda_ops(const CudaOptions& options);
+std::unique_ptr<WeightPacker> make_cuda_sizes();  // without a GPU, too
 
 }  // namespace perigee

@@ -12,28 +12,17 @@
 
 #include <cuda_runtime.h>
 
+#include "ops/cuda/matrix_layout.h"
 #include "ops/weights.h"
 #include "tensor/tensor.h"
 
 namespace perigee {
 
-struct CudaMatrix final : PackedWeight {
-  WeightFormat format = WeightFormat::kBF16;  // kBF16, kInt4Group32 or kF8Block128
-  int64_t out = 0, in = 0, padded_in = 0;
+struct CudaMatrix final : PackedWeight, MatrixLayout {
+  CudaMatrix() = default;
+  explicit CudaMatrix(const MatrixLayout& layout) : MatrixLayout(layout) {}
   Buffer data, scale;
   int64_t bytes() const override { return static_cast<int64_t>(data.size() + scale.size()); }
-
-  int64_t row_bytes() const {
-    return format == WeightFormat::kBF16         ? 2 * padded_in
-           : format == WeightFormat::kF8Block128 ? padded_in
-                                                 : padded_in / 2;
-  }
-  int64_t matrix_bytes() const { return out * row_bytes(); }  // of one expert
-  int64_t scale_elements() const {                            // of one expert
-    if (format == WeightFormat::kBF16) return 0;
-    return format == WeightFormat::kInt4Group32 ? out * (padded_in / 32) : (out + 7) / 8 * (padded_in / 128);
-  }
-  int64_t scale_bytes() const { return scale_elements() * (format == WeightFormat::kInt4Group32 ? 2 : 4); }
 };
 
 struct CudaExperts final : PackedWeight {

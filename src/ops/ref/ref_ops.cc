@@ -194,6 +194,39 @@ Tensor RefOps::gather_rows(const Tensor& x, std::span<const int32_t> rows) {
   return y;
 }
 
+namespace {
+
+class RefSizes final : public WeightPacker {
+ public:
+  const char* name() const override { return "ref"; }
+  DType activation_dtype() const override { return DType::kF32; }
+  bool makes_dummy_weights() const override { return true; }
+
+  LinearWeight pack_linear(std::span<const RawMatrix> stacked) override {
+    int64_t bytes = 0;
+    for (const RawMatrix& m : stacked) bytes += f32_bytes(m);
+    return counted_linear(stacked, bytes);
+  }
+  ExpertWeights pack_experts(std::span<const RawExpert> experts) override {
+    int64_t bytes = 0;
+    for (const RawExpert& e : experts) bytes += f32_bytes(e.gate) + f32_bytes(e.up) + f32_bytes(e.down);
+    return counted_experts(experts, bytes);
+  }
+  MlaUpWeight pack_mla_up(const RawMatrix& kv_b, const MlaShape&) override {
+    return {.packed = counted_weight(f32_bytes(kv_b))};
+  }
+  EmbedWeight pack_embed(const RawMatrix& table) override { return counted_embed(table, f32_bytes(table)); }
+
+ private:
+  static int64_t f32_bytes(const RawMatrix& m) { return m.out * m.in * static_cast<int64_t>(sizeof(float)); }
+};
+
+}  // namespace
+
+std::unique_ptr<WeightPacker> make_ref_sizes() {
+  return std::make_unique<RefSizes>();
+}
+
 std::unique_ptr<Ops> make_ref_ops(Comm& comm) {
   return std::make_unique<RefOps>(comm);
 }

@@ -15,6 +15,7 @@ class RefOps : public Ops {
 
   const char* name() const override { return "ref"; }
   DType activation_dtype() const override { return DType::kF32; }
+  std::unique_ptr<WeightPacker> sizes() const override { return make_ref_sizes(); }
 
   using Ops::pack_linear;
   LinearWeight pack_linear(std::span<const RawMatrix> stacked) override;

@@ -1,11 +1,15 @@
 // What tensor/cuda/device.h says on a build without a toolkit: there is no GPU.
 #include "tensor/cuda/activity.h"
 #include "tensor/cuda/device.h"
+#include "tensor/cuda/gpus.h"
 
 namespace perigee {
 
 Status select_device(int) {
   return Error(Code::kUnavailable, "this build has no CUDA backend: run make build where nvcc and a GPU are", "device");
+}
+std::vector<Gpu> list_gpus() {
+  return {};
 }
 Buffer device_buffer(size_t) {
   return {};

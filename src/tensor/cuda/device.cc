@@ -9,6 +9,7 @@
 
 #include "base/memory_text.h"
 #include "tensor/cuda/check.h"
+#include "tensor/cuda/gpus.h"
 
 namespace perigee {
 namespace {
@@ -48,6 +49,20 @@ Status select_device(int index) {
   if (const cudaError_t error = cudaSetDevice(index); error != cudaSuccess)
     return Error(Code::kUnavailable, fmt::format("GPU {}: {}", index, cudaGetErrorString(error)), "device");
   return {};
+}
+
+std::vector<Gpu> list_gpus() {
+  int count = 0;
+  std::vector<Gpu> gpus;
+  if (cudaGetDeviceCount(&count) != cudaSuccess) return gpus;
+  for (int i = 0; i < count; ++i) {
+    cudaDeviceProp properties{};
+    if (cudaGetDeviceProperties(&properties, i) != cudaSuccess) break;
+    gpus.push_back({.name = properties.name,
+                    .bytes = static_cast<int64_t>(properties.totalGlobalMem),
+                    .compute_capability = 10 * properties.major + properties.minor});
+  }
+  return gpus;
 }
 
 Buffer device_buffer(size_t bytes) {
