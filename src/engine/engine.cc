@@ -127,9 +127,6 @@ struct Engine::Impl {
   void publish_stats(double host_s, bool stepped);
 };
 
-namespace {
-
-// Asked before hundreds of gigabytes of weights are read.
 Status check_positions(const EngineConfig& config) {
   const int32_t length = config.scheduling.max_model_len;
   if (length == 0) return {};
@@ -140,8 +137,6 @@ Status check_positions(const EngineConfig& config) {
                      "max-model-len");
   return {};
 }
-
-}  // namespace
 
 Result<std::unique_ptr<Engine>> Engine::create(const EngineConfig& config) {
   RETURN_IF_ERROR(check_positions(config));

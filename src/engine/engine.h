@@ -29,6 +29,9 @@ struct EngineConfig {
   std::function<void(const std::string& why)> on_device_lost = {};
 };
 
+// Whether the model has as many positions as are asked for. Engine::create() asks before weights are read, too.
+Status check_positions(const EngineConfig& config);
+
 using MakeExecutor = std::function<Result<std::unique_ptr<Executor>>(const EngineConfig& config, OnStep on_step)>;
 
 class Engine {

@@ -12,9 +12,11 @@
 #include "exec/host_sampling.h"
 
 namespace perigee {
-namespace {
 
-// What this process may have: the machine's memory, or less where a container or a shell says so.
+Result<RankParts> size_host_parts(const RankConfig& config) {
+  return size_parts(config, *(config.device == Device::kRef ? make_ref_sizes() : make_cpu_sizes()));
+}
+
 int64_t host_memory_bytes() {
   int64_t bytes = static_cast<int64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE);
   bytes = std::min(bytes, cgroup_memory_bytes());
@@ -23,6 +25,8 @@ int64_t host_memory_bytes() {
     bytes = std::min(bytes, static_cast<int64_t>(shell.rlim_cur));
   return bytes;
 }
+
+namespace {
 
 class HostDevice final : public RankDevice {
  public:

@@ -17,6 +17,7 @@
 #include "main/api_keys.h"
 #include "main/commands.h"
 #include "main/engine_flags.h"
+#include "main/memory_plan.h"
 #include "server/server.h"
 
 namespace perigee {
@@ -156,6 +157,22 @@ void stop_at_second_signal(const Signals& signals, const std::atomic<bool>& lost
   }
 }
 
+// Before hundreds of gigabytes are read. A GPU's workspace is only estimated: where that alone decides, the rank does.
+Status check_memory(const EngineConfig& config) {
+  if (config.rank.device == Device::kCuda && list_gpus().empty()) return {};  // the rank knows why
+  ASSIGN_OR_RETURN(const Machine machine, this_machine(config.rank));
+  ASSIGN_OR_RETURN(MemoryPlan plan, plan_memory(config, machine));
+  log_info(fmt::format("memory of a rank, of {}: {} of weights, {} of page pool", memory_text(plan.limit),
+                       memory_text(plan.weights), memory_text(std::max<int64_t>(plan.pool, 0))));
+  Status fits = check_fits(config, plan);
+  if (fits.ok() || plan.device != Device::kCuda) return fits;
+  plan.pool += plan.workspace.total();
+  plan.workspace = {};
+  if (!plan.fits()) return fits;
+  log_warning(fits.error().message);
+  return {};
+}
+
 // Loads; /readyz tells how far it is.
 Result<std::unique_ptr<Engine>> load_engine(EngineConfig config, Server& server, const Signals& signals) {
   config.rank.load.progress = [show = config.rank.load.progress, &server](const char* phase, int64_t done,
@@ -164,6 +181,7 @@ Result<std::unique_ptr<Engine>> load_engine(EngineConfig config, Server& server,
     server.set_progress(phase, total > 0 ? 100.0 * static_cast<double>(done) / static_cast<double>(total) : 100);
   };
   const LoadingWatch watch(signals);
+  RETURN_IF_ERROR(check_memory(config));
   return Engine::create(config);
 }
 

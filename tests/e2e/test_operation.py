@@ -261,6 +261,45 @@ def test_a_benchmark_of_nothing_is_refused(server):
         assert f"{flag} must be numbers from 1 on" in refuse("bench", "decode", "--port", str(server.port), flag, "4,0")
 
 
+def plan(*words):
+    done = subprocess.run([PROGRAM, "plan", *words], capture_output=True, text=True, timeout=HANG_S, env=PLAIN)
+    return done.returncode, done.stdout, done.stderr
+
+
+# What is predicted is what the server then has.
+def test_a_plan_is_what_a_server_reserves(server):
+    code, out, err = plan(FOLDER, *FLAGS, "--json")
+    assert code == 0, err
+    figures = json.loads(out)
+    blocks = re.search(r"KV cache size: (\d+) tokens \((\d+) blocks", server.text())
+    assert figures["pages"] == int(blocks[2]) and figures["pages"] * 64 == int(blocks[1])
+    took = re.search(r"Model loading took ([\d.]+) (MiB|GiB)", server.text())
+    bytes_taken = float(took[1]) * (1 << (20 if took[2] == "MiB" else 30))
+    assert abs(figures["weight_bytes"] / bytes_taken - 1) < 0.03
+    assert figures["fits"] and figures["ranks"] == 1
+
+
+@EDGE_ONLY
+def test_a_plan_for_gpus_needs_neither_them_nor_weights(tmp_path):
+    shutil.copy(os.path.join(FOLDER, "config.json"), tmp_path)
+    code, out, err = plan(str(tmp_path), "--gpus", "2xH200")
+    assert code == 0 and "2 on 2 x H200, 139.0 GiB each" in out, err
+    code, out, err = plan(str(tmp_path), "--gpus", "2xH200", "--tensor-parallel-size", "4")
+    assert code == 2 and "needs 4 GPUs, and there are 2" in err
+    code, out, err = plan(str(tmp_path), "--gpus", "2xT1000")
+    assert code == 2 and "known are H100, H200" in err
+
+
+@EDGE_ONLY
+def test_what_does_not_fit_is_refused_before_weights_are_read_with_three_ways_out():
+    words = (FOLDER, "--device", "cpu", "--kv-cache-memory-bytes", "100000G")
+    code, out, err = plan(*words)
+    assert code == 1 and "page pool" in out
+    for text in (err, refuse("serve", *words, "--port", "0")):
+        assert "over the memory that this process may have" in text and text.split("Ways out: ")[1].count(";") == 2
+        assert "lower --kv-cache-memory-bytes to" in text and "weights:" not in text
+
+
 def test_inspect():
     done = subprocess.run([PROGRAM, "inspect", FOLDER], capture_output=True, text=True, check=True)
     with open(os.path.join(FOLDER, "config.json"), encoding="utf-8") as file:

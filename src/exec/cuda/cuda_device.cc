@@ -9,6 +9,7 @@
 #include "base/memory_text.h"
 #include "exec/cuda/decode_graphs.h"
 #include "exec/cuda/device_arrays.h"
+#include "exec/cuda/gpu_memory.h"
 #include "exec/cuda/sampling_kernels.h"
 #include "exec/cuda/step_kernels.h"
 #include "exec/cuda/step_sampling.h"
@@ -166,19 +167,19 @@ Status CudaDevice::run_padding(std::span<const SequenceRows> sequences, int32_t 
 Result<int32_t> CudaDevice::pages_left() const {
   const DeviceMemory memory = device_memory();
   const int64_t used = memory.total - memory.free;
-  const int64_t left = static_cast<int64_t>(config_.memory_share * static_cast<double>(memory.total)) - used;
+  const int64_t pool = gpu_pool_bytes(config_, memory.total, used);
   if (config_.cache_bytes > memory.free)
     return bad_input(fmt::format("--kv-cache-memory-bytes {}: the GPU has {} left beside weights and workspace",
                                  memory_text(config_.cache_bytes), memory_text(memory.free)),
                      "kv-cache-memory-bytes");
   const int64_t least = parts_->least_pages() * parts_->layout.page_bytes();
-  if (config_.cache_bytes == 0 && left < least)
+  if (config_.cache_bytes == 0 && pool < least)
     return bad_input(
         fmt::format("--gpu-memory-utilization {:g} of {}: weights, workspace and other processes take {}, and a cache "
                     "needs {}; raise it, or lower --max-num-batched-tokens or --max-num-seqs",
                     config_.memory_share, memory_text(memory.total), memory_text(used), memory_text(least)),
         "gpu-memory-utilization");
-  return parts_->pages_in(config_.cache_bytes > 0 ? config_.cache_bytes : left);
+  return parts_->pages_in(pool);
 }
 
 // Graphs come last: they hold the pool's address.

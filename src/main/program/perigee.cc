@@ -18,6 +18,7 @@ constexpr char kUsage[] =
     "  perigee bench decode [flags]    decode matrix, context x concurrency, of a running server\n"
     "  perigee bench prefill [flags]   prefill table of a running server\n"
     "  perigee bench step MODEL        time of one step in this process; --trace: where it goes\n"
+    "  perigee plan MODEL [flags]      what each rank takes and what fits, --gpus 4xH200 or on this machine\n"
     "  perigee inspect MODEL           what a model is, what it needs, whether its files are complete\n"
     "  perigee --version\n"
     "\n"
@@ -41,6 +42,7 @@ int run(const std::vector<std::string>& words) {
   const std::vector<std::string> rest(words.begin() + (words.empty() ? 0 : 1), words.end());
   if (command == "serve") return perigee::run_serve(rest);
   if (command == "bench") return perigee::run_bench(rest);
+  if (command == "plan") return perigee::run_plan(rest);
   if (command == "inspect") return perigee::run_inspect(rest);
   if (command == "--version") return std::printf("perigee %s\n", PERIGEE_VERSION) < 0;
   const bool asked = command == "--help" || command == "-h";

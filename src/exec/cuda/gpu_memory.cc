@@ -1,0 +1,99 @@
+#include "exec/cuda/gpu_memory.h"
+
+#include <algorithm>
+
+#include "control/plan.h"
+#include "exec/cuda/records.h"
+#include "ops/cuda/choose.h"
+#include "ops/cuda/cuda_ops.h"
+
+namespace perigee {
+namespace {
+
+// Not measured one by one yet: a context of CUDA 13 with our kernels, cuBLASLt's workspace and the work lists of
+// attention; a graph of a decode step.
+constexpr int64_t kContextBytes = int64_t{700} << 20, kGraphBytes = int64_t{4} << 20;
+
+struct StepSizes {
+  int64_t tokens, slots, logit_rows;
+  KernelTraits traits;
+};
+
+// Bytes a token of one layer's attention; its temporaries live until the end of the layer.
+int64_t latent_attention_bytes(const ModelConfig& c) {
+  const int64_t heads = c.local_heads(), row = c.kv_lora + c.rope;
+  const int64_t q = 6 * c.q_lora + 2 * heads * (c.nope + c.rope), kv = 4 * row, out = 2 * heads * c.value;
+  const int64_t absorbed = 2 * heads * (row + c.kv_lora), expanded = 4 * heads * (c.value + 1);
+  return q + kv + out + std::max(absorbed, expanded);
+}
+
+int64_t kda_bytes(const ModelConfig& c) {
+  const KdaShape kda = c.local_kda();
+  const int64_t width = kda.width();
+  return 12 * width + 2 * (2 * kda.dim + kda.heads) + 8 * width + 2 * width + 4 * width;
+}
+
+// Of a gated MLP of `inter`.
+int64_t mlp_bytes(int64_t inter, int64_t hidden, const StepSizes& s) {
+  const bool separate = choose_separate_silu(WeightFormat::kBF16, s.tokens, s.traits);
+  return 2 * inter + (separate ? 8 * inter : 0) + 4 * hidden;
+}
+
+int64_t experts_bytes(const ModelConfig& c, const StepSizes& s) {
+  const int64_t pairs = s.tokens * c.top_k, first = first_hopper_pairs(c.num_experts, s.traits);
+  const int64_t parts = pairs < first ? pairs : std::max((pairs + 1) / 2, first - 1);  // of 4 bytes
+  const int64_t routing = s.tokens * (8 * c.top_k + 4 * c.num_experts), lists = 16 * pairs;
+  const int64_t shared =
+      c.num_shared_experts > 0 ? s.tokens * mlp_bytes(c.num_shared_experts * c.local_moe_inter(), c.hidden, s) : 0;
+  return routing + lists + pairs * 2 * c.local_moe_inter() + 4 * parts * c.hidden + shared;
+}
+
+// The residual, the normed input of each part, and the layer that takes most; then the logits.
+int64_t step_bytes(const ModelConfig& c, const StepSizes& s) {
+  const int64_t kda = c.num_kda_layers() > 0 ? kda_bytes(c) : 0;
+  const int64_t latent = c.num_kda_layers() < c.num_layers ? latent_attention_bytes(c) : 0;
+  int64_t feed_forward = s.tokens * mlp_bytes(c.local_inter(), c.hidden, s);
+  if (c.num_experts > 0) feed_forward = std::max(feed_forward, experts_bytes(c, s));
+  const int64_t layer = s.tokens * (std::max(kda, latent) + 4 * c.hidden + 2 * c.hidden) + feed_forward;
+  const int64_t logits = s.logit_rows * (4 * c.vocab / c.ranks.size + 6 * c.hidden);
+  return s.tokens * 6 * c.hidden + std::max(layer, logits);
+}
+
+int64_t array_bytes(const RankParts& parts, const ModelConfig& c, const StepSizes& s) {
+  const int64_t blocks = parts.max_blocks(INT32_MAX), states = parts.state_pages();
+  const int64_t counts = 4 * ((c.vocab + 1) / 2) + 4 * ((c.vocab + 31) / 32);
+  const int64_t lists = int64_t{kMaxListed} * 8, tables = 2 * 4 * (blocks + states);
+  const int64_t sampling = 4 * c.vocab + 4 * ((c.vocab + 31) / 32);  // logits as they are sampled, masks
+  const int64_t uploads = 2 * (blocks * static_cast<int64_t>(sizeof(AppendRecord)) + 8 * states);
+  const int64_t records = static_cast<int64_t>(sizeof(SlotParams) + sizeof(SampleResult) + 2 * sizeof(StartRecord));
+  const int64_t scores = kPromptLogprobTokens * static_cast<int64_t>(sizeof(TokenScore));
+  return s.slots * (counts + lists + tables + sampling + uploads + records) + s.tokens * 64 + 4 * c.max_positions +
+         scores + (states > 0 ? parts.ring_bytes() : 0);
+}
+
+// As DecodeGraphs has them.
+int64_t num_graphs(int64_t slots) {
+  const int64_t few = std::min<int64_t>(slots, 16), some = std::max<int64_t>(std::min<int64_t>(slots, 128) - 16, 0);
+  return few + some / 12 + std::max<int64_t>(slots - 128, 0) / 64 + 1;
+}
+
+}  // namespace
+
+Result<RankParts> size_gpu_parts(const RankConfig& config) {
+  return size_parts(config, *make_cuda_sizes());
+}
+
+GpuWorkspace estimate_gpu_workspace(const RankParts& parts, const ModelConfig& model, int compute_capability) {
+  const bool deterministic = parts.config.limits.deterministic;
+  const StepSizes sizes{
+      .tokens = parts.max_tokens(),
+      .slots = parts.config.limits.max_sequences,
+      .logit_rows = parts.max_rows_of_logits(),
+      .traits = {.compute_capability = compute_capability, .deterministic = deterministic, .library = !deterministic}};
+  return {.context = kContextBytes,
+          .arrays = array_bytes(parts, model, sizes),
+          .temporaries = step_bytes(model, sizes),
+          .graphs = num_graphs(sizes.slots) * kGraphBytes};
+}
+
+}  // namespace perigee

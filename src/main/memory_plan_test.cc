@@ -1,0 +1,147 @@
+#include "main/memory_plan.h"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include "engine/engine.h"
+
+namespace perigee {
+namespace {
+
+constexpr int64_t kGiB = int64_t{1} << 30;
+
+EngineConfig config_of(const char* folder, int32_t ranks = 1) {
+  EngineConfig config;
+  config.rank.device = Device::kCpu;
+  config.rank.load.path = folder;
+  config.rank.load.num_threads = 1;
+  config.rank.cache_bytes = 16 << 20;
+  config.rank.limits.max_sequences = 4;
+  config.rank.size = ranks;
+  if (ranks > 1) config.rank.layout = RankLayout::kTensorParallel;
+  return config;
+}
+
+// The published sizes, from config.json alone.
+EngineConfig kimi_linear(int32_t ranks = 1) {
+  EngineConfig config = config_of("bench/models/kimi-linear-48b", ranks);
+  config.rank.device = Device::kCuda;
+  config.rank.load.format = LoadFormat::kDummy;
+  config.rank.cache_bytes = 0;
+  config.rank.limits = {.max_sequences = 1024, .max_step_tokens = 8192};
+  return config;
+}
+
+Machine gpus(const char* text) {
+  return Machine::of_gpus(*parse_gpus(text));
+}
+
+MemoryPlan plan_of(const EngineConfig& config, const Machine& machine) {
+  const auto plan = plan_memory(config, machine);
+  CHECK(plan.ok(), plan.error().message);
+  return *plan;
+}
+
+// Bytes of weights, pages, tokens and state: what an engine says that has loaded the model.
+TEST(MemoryPlan, IsWhatAnEngineThenHas) {
+  for (const char* folder : {"models/tiny-k2", "models/tiny-kimi-linear"}) {
+    for (const int32_t ranks : {1, 2}) {
+      for (const bool fp8 : {false, true}) {
+        SCOPED_TRACE(std::string(folder) + ", " + std::to_string(ranks) + (fp8 ? " ranks, fp8" : " ranks"));
+        EngineConfig config = config_of(folder, ranks);
+        config.rank.fp8_cache = fp8;
+        const MemoryPlan plan = plan_of(config, *this_machine(config.rank));
+        EXPECT_TRUE(check_fits(config, plan).ok());
+        const auto engine = Engine::create(config);
+        ASSERT_TRUE(engine.ok()) << engine.error().message;
+        EXPECT_EQ((*engine)->model().weight_bytes, plan.weights);
+        EXPECT_EQ((*engine)->num_pages(), plan.pages());
+        EXPECT_EQ((*engine)->state_pages(), plan.layout.state_pages());
+        EXPECT_EQ((*engine)->max_model_len(), std::min(plan.max_model_len, plan.tokens()));
+        EXPECT_EQ((*engine)->model().max_positions, plan.max_model_len);
+        EXPECT_EQ(plan.pool, plan.pages() * plan.layout.page_bytes());
+      }
+    }
+  }
+}
+
+// 48 billion numbers of two bytes; the parts that ranks share are a small share of it.
+TEST(MemoryPlan, OfAModelOfPublishedSize) {
+  const MemoryPlan one = plan_of(kimi_linear(), gpus("H200"));
+  EXPECT_NEAR(static_cast<double>(one.weights) / 1e9, 98.2, 0.03 * 98.2);
+  EXPECT_TRUE(one.fits());
+  EXPECT_NEAR(static_cast<double>(one.limit), 0.9 * 139 * static_cast<double>(kGiB), 1);
+  EXPECT_GT(one.workspace.total(), kGiB);
+  EXPECT_EQ(one.pool / one.layout.page_bytes(), one.pages());
+  EXPECT_LE(one.fixed() + one.pool, one.limit);
+  EXPECT_GT(one.fixed() + one.pool + one.layout.page_bytes(), one.limit);
+  const MemoryPlan four = plan_of(kimi_linear(4), gpus("4xH200"));
+  EXPECT_NEAR(static_cast<double>(four.weights), static_cast<double>(one.weights) / 4, 0.02 * one.weights / 4.0);
+  EXPECT_EQ(four.layout.latent().row_bytes(), one.layout.latent().row_bytes()) << "latents are every rank's";
+  EXPECT_EQ(four.layout.state().heads, one.layout.state().heads / 4);
+  EXPECT_GT(four.tokens(), 2 * one.tokens());
+}
+
+TEST(MemoryPlan, TooFewGpusNameTheNumberThatIsEnough) {
+  const EngineConfig config = kimi_linear();
+  const MemoryPlan plan = plan_of(config, gpus("H100"));
+  EXPECT_FALSE(plan.fits());
+  const Status refused = check_fits(config, plan);
+  ASSERT_FALSE(refused.ok());
+  const std::string& why = refused.error().message;
+  EXPECT_NE(why.find("--tensor-parallel-size 2"), std::string::npos) << why;
+  EXPECT_NE(why.find("of weights"), std::string::npos) << why;
+  EXPECT_NE(why.find("--gpu-memory-utilization 0.9 of 79.1 GiB"), std::string::npos) << why;
+  EXPECT_EQ(std::count(why.begin(), why.end(), ';'), 2) << "three ways out: " << why;
+  EXPECT_EQ(refused.error().field, "gpu-memory-utilization");
+}
+
+TEST(MemoryPlan, TooLongAContextNamesOneThatFits) {
+  EngineConfig config = config_of("models/tiny-k2");
+  config.scheduling.max_model_len = 4096;
+  config.rank.cache_bytes = 20 * plan_of(config, {.name = "m", .bytes = kGiB}).layout.page_bytes();
+  const MemoryPlan plan = plan_of(config, {.name = "m", .bytes = kGiB});
+  const Status refused = check_fits(config, plan);
+  ASSERT_FALSE(refused.ok());
+  const std::string& why = refused.error().message;
+  EXPECT_EQ(refused.error().field, "max-model-len");
+  EXPECT_NE(why.find("--max-model-len 4096 does not fit the cache of 1280 tokens"), std::string::npos) << why;
+  EXPECT_NE(why.find("a shorter context: --max-model-len 1280"), std::string::npos) << why;
+  EXPECT_NE(why.find(fmt::format("raise --kv-cache-memory-bytes to {}", 64 * plan.layout.page_bytes())),
+            std::string::npos)
+      << why;
+  config.scheduling.max_model_len = 1280;
+  EXPECT_TRUE(check_fits(config, plan_of(config, {.name = "m", .bytes = kGiB})).ok());
+}
+
+TEST(MemoryPlan, ACacheOverTheHostsMemoryNamesOneThatFits) {
+  EngineConfig config = config_of("models/tiny-k2");
+  config.rank.cache_bytes = 2 * kGiB;
+  const MemoryPlan plan = plan_of(config, {.name = "m", .bytes = kGiB});
+  const Status refused = check_fits(config, plan);
+  ASSERT_FALSE(refused.ok());
+  const std::string& why = refused.error().message;
+  EXPECT_EQ(refused.error().field, "kv-cache-memory-bytes");
+  EXPECT_NE(why.find("is over the memory that this process may have, 1.0 GiB"), std::string::npos) << why;
+  const size_t at = why.find("lower --kv-cache-memory-bytes to ");
+  ASSERT_NE(at, std::string::npos) << why;
+  config.rank.cache_bytes = std::stoll(why.substr(at + std::string("lower --kv-cache-memory-bytes to ").size()));
+  EXPECT_TRUE(check_fits(config, plan_of(config, {.name = "m", .bytes = kGiB})).ok());
+  config.rank.cache_bytes += plan.layout.page_bytes();
+  EXPECT_FALSE(check_fits(config, plan_of(config, {.name = "m", .bytes = kGiB})).ok()) << "it was the largest";
+}
+
+TEST(MemoryPlan, WordsAndJsonHaveTheSameFigures) {
+  const MemoryPlan plan = plan_of(kimi_linear(2), gpus("2xH200"));
+  const Json json = plan_json(plan);
+  EXPECT_EQ(json.find("weight_bytes")->as_int(), plan.weights);
+  EXPECT_EQ(json.find("tokens")->as_int(), plan.tokens());
+  EXPECT_EQ(json.find("cache_groups")->as_array().size(), 2u);
+  EXPECT_EQ(json.find("cache_groups")->as_array()[0].find("bytes_a_token")->as_int(), 7 * 576 * 2);
+  const std::string text = plan_text(plan);
+  EXPECT_NE(text.find("2 on 2 x H200, 139.0 GiB each"), std::string::npos) << text;
+  EXPECT_NE(text.find("8,064 bytes a token, bf16, 7 layers"), std::string::npos) << text;
+}
+
+}  // namespace
+}  // namespace perigee
