@@ -60,6 +60,7 @@ struct ModelConfig {
   double routed_scale = 1;
   // Weights of the chosen experts are scores with the bias (LoadOptions::kimi_linear_biased_routing; never in a file).
   bool bias_in_weights = false;
+  bool uniform_routing = false;  // LoadOptions::uniform_routing; never in a file
   MoeNames moe_names = {"mlp", "gate_proj", "up_proj", "down_proj"};
   double rms_norm_eps = 1e-6;
   double latent_norm_eps = 1e-6;  // of the norms of q_a and kv_a: rms_norm_eps, or LoadOptions::latent_norm_eps

@@ -25,6 +25,7 @@ MoeWeights read_moe(const ModelConfig& c, int64_t layer, WeightReader& reader) {
   r.weight = reader.matrix_f32(names.router(layer));
   if (c.correction_bias) r.bias = reader.vector(names.router_bias(layer));
   r.bias_in_weights = c.bias_in_weights;
+  r.uniform = c.uniform_routing;
   r.score = c.score;
   r.top_k = static_cast<int32_t>(c.top_k);
   r.num_groups = static_cast<int32_t>(c.num_groups);

@@ -25,6 +25,7 @@ Result<ModelConfig> configure(const LoadOptions& options) {
         fmt::format("biased routing weights are for KimiLinearForCausalLM, this is a {}", config.architecture),
         "kimi-linear-biased-routing");
   config.bias_in_weights = options.kimi_linear_biased_routing;
+  config.uniform_routing = options.uniform_routing;
   CHECK(options.ranks.rank >= 0 && options.ranks.rank < options.ranks.size, "rank ", options.ranks.rank, " of ",
         options.ranks.size);
   config.ranks = options.ranks;

@@ -21,6 +21,11 @@ class OpObserver {
   virtual void end_op() = 0;
   // Device backends, within an op: everything launched since begin_op() or the last launched() was `label`.
   virtual void launched(const char* label) = 0;
+  // Whether begin_wait() and end_wait() are wanted around the wait for other ranks, before each collective; it is the
+  // same for all ranks of a group.
+  virtual bool wants_waits() const { return false; }
+  virtual void begin_wait() {}
+  virtual void end_wait() {}
 };
 
 // `inner` and `observer` must outlive it.

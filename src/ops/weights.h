@@ -132,6 +132,7 @@ struct RouterWeight {
   int64_t num_experts = 0, hidden = 0;
   VectorWeight weight;           // [E, H] row-major; scores are f32 dot products of the activation with it
   VectorWeight bias;             // [E] selection only; empty: none
+  bool uniform = false;          // measurements: selection by uniform_choice(), without groups
   bool bias_in_weights = false;  // the weights are scores with the bias, as Kimi-Linear's own code has it
   RouterScore score = RouterScore::kSigmoid;
   int32_t top_k = 0;

@@ -36,6 +36,7 @@ TEST(Conformance, Route) {
     int64_t experts, hidden, rows;
     bool bias_in_weights = false;
     bool bf16 = false;  // weights are bf16 numbers
+    bool uniform = false;
   };
   const auto ref = make_ref_ops();
   for (Backend& backend : backends())
@@ -51,9 +52,12 @@ TEST(Conformance, Route) {
                                                   {RouterScore::kSoftmax, 1, 70, 2056, 9},
                                                   {RouterScore::kSoftmax, 1, 70, 584, 129, false, true},
                                                   {RouterScore::kSoftmax, 1, 1000, 264, 600},
+                                                  {RouterScore::kSigmoid, 8, 384, 256, 1100, true, false, true},
+                                                  {RouterScore::kSoftmax, 1, 70, 584, 5, false, false, true},
                                                   {RouterScore::kSoftmax, 1, 32, 256, 40}})) {
       RouterWeight router = make_router(c.experts, c.hidden, c.score, c.groups, c.bf16);
       router.bias_in_weights = c.bias_in_weights;
+      router.uniform = c.uniform;
       poison(*backend.ops, 4 << 20);
       ref->begin_step();
       Ops& ops = *backend.ops;

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "ops/cpu/gemm.h"
+#include "ops/uniform_routing.h"
 
 namespace perigee::cpu {
 namespace {
@@ -63,17 +64,19 @@ void keep_best_groups(const RouterWeight& router, const RouteScratch& scratch) {
   }
 }
 
-void route_token(const RouterWeight& router, const RouteScratch& scratch, int32_t* ids, float* weights) {
+void route_token(const RouterWeight& router, const RouteScratch& scratch, int64_t token, int32_t* ids, float* weights) {
   const int64_t n = router.num_experts;
   apply_score(router.score, scratch.scores, n);
   for (int64_t e = 0; e < n; ++e)
     scratch.choice[e] = scratch.scores[e] + (router.bias.empty() ? 0.0f : router.bias[static_cast<size_t>(e)]);
   if (router.num_groups > 1) keep_best_groups(router, scratch);
+  if (router.uniform)
+    for (int64_t e = 0; e < n; ++e) scratch.choice[e] = uniform_choice(token, e);
   float sum = 0;
   for (int32_t k = 0; k < router.top_k; ++k) {
     // Only a row of NaN has no largest expert; it keeps its NaN weights and the sampler's finite check reports it.
     ids[k] = static_cast<int32_t>(std::max<int64_t>(arg_max(scratch.choice, n), 0));
-    weights[k] = (router.bias_in_weights ? scratch.choice : scratch.scores)[ids[k]];
+    weights[k] = (router.bias_in_weights && !router.uniform ? scratch.choice : scratch.scores)[ids[k]];
     scratch.choice[ids[k]] = -INFINITY;
     sum += weights[k];
   }
@@ -102,7 +105,7 @@ Routing route(const CpuContext& cpu, const Tensor& x, const RouterWeight& router
     const RouteScratch& scratch = scratches[static_cast<size_t>(thread)];
     kernels.to_f32(x.row<uint16_t>(token), scratch.x, router.hidden);
     kernels.dots(scratch.x, router.weight.data(), router.hidden, router.num_experts, scratch.scores);
-    route_token(router, scratch, routing.ids + token * router.top_k, routing.weights + token * router.top_k);
+    route_token(router, scratch, token, routing.ids + token * router.top_k, routing.weights + token * router.top_k);
   });
   return routing;
 }

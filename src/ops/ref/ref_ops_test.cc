@@ -2,7 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <set>
 
 #include "base/rng.h"
 
@@ -55,6 +57,32 @@ TEST(RefOps, RopeRotatesPairsOfEachHead) {
   EXPECT_NEAR(x[2], std::sin(1.0), 1e-6);
   EXPECT_NEAR(x[4], -std::sin(1.0), 1e-6);
   EXPECT_NEAR(x[5], std::cos(1.0), 1e-6);
+}
+
+// 64 tokens that choose 8 of 384 each, independently: 384 (1 - (1 - 8 / 384)^64) = 284.2 experts on average.
+TEST(RefOps, UniformRoutingIsADrawByTheTokensNumberAlone) {
+  constexpr int64_t kTokens = 64, kExperts = 384;
+  RefOps ops;
+  RouterWeight router{.num_experts = kExperts, .hidden = 1, .top_k = 8, .num_groups = 8, .top_groups = 1};
+  router.weight = std::vector<float>(kExperts, 1.0f);
+  router.uniform = true;
+  std::vector<float> x(kTokens, 0.5f);
+  ops.begin_step();
+  const Routing all = ops.route(view(x, kTokens, 1), router);
+  const std::vector<int32_t> ids(all.ids, all.ids + kTokens * 8);
+  std::vector<int32_t> uses(kExperts);
+  for (int64_t i = 0; i < kTokens; ++i) {
+    const std::set<int32_t> of_token(ids.begin() + i * 8, ids.begin() + i * 8 + 8);
+    EXPECT_EQ(of_token.size(), 8u) << "token " << i;
+    for (const int32_t id : of_token) ++uses[static_cast<size_t>(id)];
+  }
+  const auto touched = std::count_if(uses.begin(), uses.end(), [](int32_t n) { return n > 0; });
+  EXPECT_NEAR(static_cast<double>(touched), 284.2, 15);
+  EXPECT_LE(*std::max_element(uses.begin(), uses.end()), 8) << "1.33 on average";
+  x.assign(kTokens, -3.0f);
+  ops.begin_step();
+  const Routing again = ops.route(view(x, 5, 1), router);
+  EXPECT_TRUE(std::equal(again.ids, again.ids + 5 * 8, ids.begin())) << "whatever it says, and beside whom";
 }
 
 TEST(RefOps, RouterBiasSelectsOnlyAndTiesTakeTheLowerId) {

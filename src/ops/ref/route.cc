@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "ops/ref/ref_ops.h"
+#include "ops/uniform_routing.h"
 
 namespace perigee {
 namespace {
@@ -49,7 +50,7 @@ void keep_best_groups(const RouterWeight& router, std::vector<float>& choice) {
     if (!kept[e / size]) choice[e] = -INFINITY;
 }
 
-void route_token(const RouterWeight& router, const float* x, int32_t* ids, float* weights) {
+void route_token(const RouterWeight& router, const float* x, int64_t token, int32_t* ids, float* weights) {
   std::vector<float> scores(router.num_experts);
   for (int64_t e = 0; e < router.num_experts; ++e)
     scores[e] = ref_dot(x, router.weight.data() + e * router.hidden, router.hidden);
@@ -57,11 +58,13 @@ void route_token(const RouterWeight& router, const float* x, int32_t* ids, float
   std::vector<float> choice = scores;
   for (size_t e = 0; e < router.bias.size(); ++e) choice[e] += router.bias[e];
   if (router.num_groups > 1) keep_best_groups(router, choice);
+  if (router.uniform)
+    for (int64_t e = 0; e < router.num_experts; ++e) choice[e] = uniform_choice(token, e);
   float sum = 0;
   for (int32_t k = 0; k < router.top_k; ++k) {
     // Only a row of NaN has no largest expert; it keeps its NaN weights and the sampler's finite check reports it.
     ids[k] = std::max(arg_max(choice), 0);
-    weights[k] = (router.bias_in_weights ? choice : scores)[ids[k]];
+    weights[k] = (router.bias_in_weights && !router.uniform ? choice : scores)[ids[k]];
     choice[ids[k]] = -INFINITY;
     sum += weights[k];
   }
@@ -77,7 +80,7 @@ Routing RefOps::route(const Tensor& x, const RouterWeight& router) {
                         .ids = arena_.array<int32_t>(x.rows * router.top_k).data(),
                         .weights = arena_.array<float>(x.rows * router.top_k).data()};
   for (int64_t i = 0; i < x.rows; ++i)
-    route_token(router, x.row<float>(i), routing.ids + i * router.top_k, routing.weights + i * router.top_k);
+    route_token(router, x.row<float>(i), i, routing.ids + i * router.top_k, routing.weights + i * router.top_k);
   return routing;
 }
 

@@ -3,6 +3,7 @@
 #include "ops/cuda/launch.h"
 #include "ops/cuda/mma.cuh"
 #include "ops/cuda/moe/route.h"
+#include "ops/uniform_routing.h"
 
 namespace perigee {
 namespace {
@@ -281,7 +282,8 @@ struct Largest {
 struct SelectCall {
   const float* bias;
   int experts, top_k, num_groups, top_groups;
-  bool softmax, normalize, bias_in_weights;
+  bool softmax, normalize, bias_in_weights, uniform;
+  int64_t first_token;  // of the launch
   float scale;
   int splits;  // of the logits, to be added
   int64_t split_stride;
@@ -399,10 +401,10 @@ __global__ __launch_bounds__(kSelectThreads) void select_kernel(const float* log
     if (e >= c.experts) break;
     const float score = c.softmax ? expf(z[i] - softmax.x) / softmax.y : 1.0f / (1.0f + expf(-z[i]));
     s.scores[e] = score;
-    s.choice[e] = score + bias[i];
+    s.choice[e] = c.uniform ? uniform_choice(c.first_token + token, e) : score + bias[i];
   }
   __syncthreads();
-  if (c.num_groups > 1) {
+  if (c.num_groups > 1 && !c.uniform) {
     if (threadIdx.x < 32) keep_best_groups(c, s.choice, s.totals);
     __syncthreads();
   }
@@ -459,8 +461,8 @@ cudaError_t score_rows(const Tensor& x, const RouterWeight& router, bool fixed_o
                 static_cast<int>(experts), scores);
 }
 
-cudaError_t select_rows(int64_t rows, const RouterWeight& router, int64_t splits, const float* scores,
-                        const Routing& routing, cudaStream_t stream) {
+cudaError_t select_rows(int64_t first_token, int64_t rows, const RouterWeight& router, int64_t splits,
+                        const float* scores, const Routing& routing, cudaStream_t stream) {
   const SelectCall call{.bias = router.bias.data(),
                         .experts = static_cast<int>(router.num_experts),
                         .top_k = router.top_k,
@@ -468,7 +470,9 @@ cudaError_t select_rows(int64_t rows, const RouterWeight& router, int64_t splits
                         .top_groups = router.top_groups,
                         .softmax = router.score == RouterScore::kSoftmax,
                         .normalize = router.normalize,
-                        .bias_in_weights = router.bias_in_weights,
+                        .bias_in_weights = router.bias_in_weights && !router.uniform,
+                        .uniform = router.uniform,
+                        .first_token = first_token,
                         .scale = router.scale,
                         .splits = static_cast<int>(splits),
                         .split_stride = rows * router.num_experts};
@@ -503,7 +507,7 @@ cudaError_t route_rows(const Tensor& x, const RouterWeight& router, bool fixed_o
     to.ids += first * router.top_k, to.weights += first * router.top_k;
     cudaError_t error = score_rows(some, router, fixed_order, scores, stream);
     if (error != cudaSuccess) return error;
-    error = select_rows(some.rows, router, route_splits(some.rows, router, fixed_order), scores, to, stream);
+    error = select_rows(first, some.rows, router, route_splits(some.rows, router, fixed_order), scores, to, stream);
     if (error != cudaSuccess) return error;
   }
   return cudaSuccess;
