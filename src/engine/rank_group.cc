@@ -14,6 +14,7 @@
 #include "comm/thread_comms.h"
 #include "exec/cuda/cuda_device.h"
 #include "exec/host_device.h"
+#include "exec/observed_comm.h"
 
 namespace perigee {
 namespace {
@@ -41,6 +42,7 @@ Result<std::unique_ptr<RankDevice>> make_rank_device(const RankConfig& config) {
 struct RankGroup::State {
   struct Member {
     std::unique_ptr<RankPort> port;
+    std::unique_ptr<Comm> observed_comm;  // with an observer
     std::thread thread;
     // The rest under the mutex.
     std::unique_ptr<Rank> rank;    // from its load to its end; in an aborted group as long as the state
@@ -120,11 +122,14 @@ RankGroup::State::State(const RankGroupConfig& the_config, OnStep the_on_step, M
 RankConfig RankGroup::State::config_of(int32_t r) {
   RankConfig out = config.rank;
   out.rank = r;
+  if (r < std::ssize(config.observers)) out.observer = config.observers[static_cast<size_t>(r)];
   if (comms) out.comm = &comms->of(r);
-  if (r > 0) {  // one voice is enough
-    out.load.progress = nullptr;
-    out.observer = nullptr;
+  if (comms && out.observer != nullptr) {
+    std::unique_ptr<Comm>& observed = members[static_cast<size_t>(r)].observed_comm;
+    observed = observe_comm(*out.comm, *out.observer);
+    out.comm = observed.get();
   }
+  if (r > 0) out.load.progress = nullptr;  // one voice is enough
   out.load.progress = [this, r, show = out.load.progress](const char* phase, int64_t done, int64_t total) {
     show_life(r, done < total ? "loading its weights" : "warming up");
     if (show) show(phase, done, total);

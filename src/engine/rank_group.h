@@ -20,6 +20,7 @@
 
 #include <functional>
 #include <memory>
+#include <vector>
 
 #include "engine/executor.h"
 #include "engine/lag_watch.h"
@@ -30,7 +31,8 @@ namespace perigee {
 struct RankGroupConfig {
   RankConfig rank;  // of each, except its number; rank.size of them
   RankTimeouts timeouts;
-  bool compare = false;  // check that all ranks have sampled the same
+  bool compare = false;                // check that all ranks have sampled the same
+  std::vector<OpObserver*> observers;  // of each rank's ops and waits; of none where there are fewer
 };
 
 class RankGroup final : public Executor {

@@ -33,13 +33,21 @@ Status run_steps(StepDriver& driver, int32_t count, bool eager = false) {
   return seconds.ok() ? Status() : Status(seconds.error());
 }
 
-// Clocks around the ops of a few steps; the table is of their mean.
-Status trace_host(StepDriver& driver, StepRecorder& recorder, StepMeasurement& out) {
-  recorder.set_mode(StepRecorder::Mode::kTimes);
+// Of each rank.
+using Recorders = std::vector<std::unique_ptr<StepRecorder>>;
+
+void set_mode(const Recorders& recorders, StepRecorder::Mode mode) {
+  for (const auto& recorder : recorders) recorder->set_mode(mode);
+}
+
+// Clocks around the ops of a few steps; the tables are of their mean.
+Status trace_host(StepDriver& driver, const Recorders& recorders, StepMeasurement& out) {
+  set_mode(recorders, StepRecorder::Mode::kTimes);
   ASSIGN_OR_RETURN(const std::vector<double> seconds, driver.run(kTracedSteps));
-  recorder.set_mode(StepRecorder::Mode::kOff);
+  set_mode(recorders, StepRecorder::Mode::kOff);
   out.traced_us = sum(seconds) / kTracedSteps * 1e6;
-  out.table = make_step_table(recorder.costs(), recorder.mean_pieces(driver.last_result_s()));
+  for (const auto& recorder : recorders)
+    out.tables.push_back(make_step_table(recorder->costs(), recorder->mean_pieces(driver.last_result_s())));
   return {};
 }
 
@@ -69,9 +77,13 @@ Status trace_device(StepDriver& driver, StepRecorder& recorder, ActivityTrace& t
   std::nth_element(lengths.begin(), middle, lengths.end());
   out.traced_us = middle->first;
   const size_t chosen = middle->second;
-  out.table =
-      make_step_table(recorder.costs(), place_step(steps[chosen], steps[chosen - 1].back().end_ns, example, places));
+  out.tables.push_back(
+      make_step_table(recorder.costs(), place_step(steps[chosen], steps[chosen - 1].back().end_ns, example, places)));
   return {};
+}
+
+const char* routing_name(bool uniform) {
+  return uniform ? "uniform" : "model";
 }
 
 void print(const StepMeasurement& m, const StepLimits& limits) {
@@ -79,16 +91,18 @@ void print(const StepMeasurement& m, const StepLimits& limits) {
   fmt::print("median step {:.1f} us (mean {:.1f}, p99 {:.1f}, of {}), {:.1f} tok/s\n", step.median, step.mean, step.p99,
              m.step_us.size(), m.step_tokens / step.median * 1e6);
   if (m.moe_layers > 0)
-    fmt::print("distinct experts: {} in {} layers, {:.1f} of {} a layer\n", m.distinct_experts, m.moe_layers,
-               static_cast<double>(m.distinct_experts) / static_cast<double>(m.moe_layers), m.num_experts);
-  if (m.table.groups.empty()) return;
-  const double sum_us = m.table.sum_us();
-  fmt::print(
-      "\n{}\nThe rows add up to {:.1f} us; the traced step took {:.1f} us ({:+.1f} %), untraced ones {:.1f} us "
-      "({:+.1f} "
-      "%).\n",
-      print_step_table(m.table, limits), sum_us, m.traced_us, 100 * (sum_us / m.traced_us - 1), step.median,
-      100 * (sum_us / step.median - 1));
+    fmt::print("distinct experts: {} in {} layers, {:.1f} of {} a layer, {} routing\n", m.distinct_experts,
+               m.moe_layers, static_cast<double>(m.distinct_experts) / static_cast<double>(m.moe_layers), m.num_experts,
+               routing_name(m.uniform_routing));
+  for (size_t r = 0; r < m.tables.size(); ++r) {
+    const double sum_us = m.tables[r].sum_us();
+    fmt::print(
+        "\n{}{}\nThe rows add up to {:.1f} us; the traced step took {:.1f} us ({:+.1f} %), untraced ones {:.1f} us "
+        "({:+.1f} "
+        "%).\n",
+        m.tables.size() > 1 ? fmt::format("Rank {}:\n\n", r) : "", print_step_table(m.tables[r], limits), sum_us,
+        m.traced_us, 100 * (sum_us / m.traced_us - 1), step.median, 100 * (sum_us / step.median - 1));
+  }
 }
 
 Json to_json(const StepMeasurement& m, const StepLimits& limits) {
@@ -100,9 +114,15 @@ Json to_json(const StepMeasurement& m, const StepLimits& limits) {
   out.set("tokens_per_s", m.step_tokens / step.median * 1e6);
   out.set("moe_layers", m.moe_layers);
   out.set("distinct_experts", m.distinct_experts);
-  if (m.table.groups.empty()) return out;
+  out.set("num_experts", m.num_experts);
+  out.set("routing", routing_name(m.uniform_routing));
+  if (m.tables.empty()) return out;
   out.set("traced_us", m.traced_us);
-  out.set("table", step_table_json(m.table, limits));
+  out.set("table", step_table_json(m.tables[0], limits));
+  if (m.tables.size() == 1) return out;
+  Json::Array ranks;
+  for (const StepTable& table : m.tables) ranks.push_back(step_table_json(table, limits));
+  out.set("rank_tables", std::move(ranks));
   return out;
 }
 
@@ -121,6 +141,9 @@ void add_step_flags(CommandLine& flags, StepFlags& to) {
             "tokens: before the step (decode), or computed by it (prefill), of each");
   flags.add("--form", shape.prefill, OneOf<bool>{{{"decode", false}, {"prefill", true}}},
             "decode: one token of each sequence; prefill: whole prompts in one step");
+  flags.add("--routing", to.engine.config.rank.load.uniform_routing, OneOf<bool>{{{"model", false}, {"uniform", true}}},
+            "experts of a token: the model's choice (made-up weights send most tokens to the same few), or uniform: "
+            "drawn at random for each token");
   flags.add("--temperature", shape.temperature, Number{0, 100},
             "of sampling; with made-up weights greedy sequences may come to look alike");
   flags.add("--steps", to.request.steps, Whole{1, 1 << 20}, "steps measured; the median counts");
@@ -141,22 +164,24 @@ Result<StepMeasurement> measure_steps(RankConfig config, const StepRequest& requ
   if (device && request.trace) {
     ASSIGN_OR_RETURN(trace, ActivityTrace::create());
   }
-  StepRecorder recorder;
-  config.observer = &recorder;
+  Recorders recorders;
+  std::vector<OpObserver*> observers;
+  for (int32_t r = 0; r < config.size; ++r)
+    observers.push_back(recorders.emplace_back(std::make_unique<StepRecorder>()).get());
   StepShape shape = request.shape;
   shape.max_steps = request.warm_steps + request.steps + kTracedSteps + 2;
-  ASSIGN_OR_RETURN(const std::unique_ptr<StepDriver> driver, StepDriver::create(config, shape));
+  ASSIGN_OR_RETURN(const std::unique_ptr<StepDriver> driver, StepDriver::create(config, shape, std::move(observers)));
 
-  StepMeasurement out{.step_tokens = driver->step_tokens()};
+  StepMeasurement out{.step_tokens = driver->step_tokens(), .uniform_routing = config.load.uniform_routing};
   RETURN_IF_ERROR(run_steps(*driver, request.warm_steps));
   ASSIGN_OR_RETURN(std::vector<double> seconds, driver->run(request.steps + 1));
   for (size_t i = 1; i < seconds.size(); ++i) out.step_us.push_back(seconds[i] * 1e6);  // the first fills the pipeline
-  recorder.set_mode(StepRecorder::Mode::kCosts);
+  set_mode(recorders, StepRecorder::Mode::kCosts);
   RETURN_IF_ERROR(run_steps(*driver, 1, device));
-  recorder.set_mode(StepRecorder::Mode::kOff);
-  count_experts(recorder.costs(), out);
+  set_mode(recorders, StepRecorder::Mode::kOff);
+  count_experts(recorders[0]->costs(), out);
   if (request.trace)
-    RETURN_IF_ERROR(device ? trace_device(*driver, recorder, *trace, out) : trace_host(*driver, recorder, out));
+    RETURN_IF_ERROR(device ? trace_device(*driver, *recorders[0], *trace, out) : trace_host(*driver, recorders, out));
   return out;
 }
 

@@ -2,7 +2,11 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <set>
+
+#include "ops/uniform_routing.h"
 
 namespace perigee {
 namespace {
@@ -28,11 +32,11 @@ TEST(StepBench, TheRowsOfADecodeStepAddUpToIt) {
   ASSERT_TRUE(measured.ok()) << measured.error().message;
   EXPECT_EQ(measured->step_us.size(), 5u);
   EXPECT_EQ(measured->step_tokens, 3);
-  EXPECT_NEAR(measured->table.sum_us() / measured->traced_us, 1, 0.03);
-  const StepGroup* attend = find_group(measured->table, "mla_attend");
+  EXPECT_NEAR(measured->tables[0].sum_us() / measured->traced_us, 1, 0.03);
+  const StepGroup* attend = find_group(measured->tables[0], "mla_attend");
   ASSERT_NE(attend, nullptr);
   EXPECT_EQ(attend->total.calls, 4);
-  for (const StepGroup& group : measured->table.groups) EXPECT_GT(group.total.us, 0) << group.op;
+  for (const StepGroup& group : measured->tables[0].groups) EXPECT_GT(group.total.us, 0) << group.op;
 }
 
 TEST(StepBench, BytesAreThoseOfTheModel) {
@@ -44,10 +48,26 @@ TEST(StepBench, BytesAreThoseOfTheModel) {
   // Two tokens choose four experts of a layer each.
   EXPECT_GE(measured->distinct_experts, 3 * 4);
   EXPECT_LE(measured->distinct_experts, 3 * 8);
-  const StepGroup* head = find_group(measured->table, "linear 256 -> 2304");
+  const StepGroup* head = find_group(measured->tables[0], "linear 256 -> 2304");
   ASSERT_NE(head, nullptr);
   EXPECT_GE(head->total.bytes, 256 * 2304 * 2);
   EXPECT_LE(head->total.bytes, 256 * 2304 * 2 * 1.1);
+}
+
+TEST(StepBench, UniformRoutingTouchesWhatIndependentTokensWould) {
+  RankConfig config = tiny();
+  config.load.uniform_routing = true;
+  const auto measured = measure_steps(config, {.shape = {.batch = 2, .context = 64}, .warm_steps = 1, .steps = 1});
+  ASSERT_TRUE(measured.ok()) << measured.error().message;
+  EXPECT_TRUE(measured->uniform_routing);
+  std::set<int64_t> touched;  // each layer draws the same
+  for (int64_t token = 0; token < 2; ++token) {
+    std::vector<std::pair<float, int64_t>> choice;
+    for (int64_t e = 0; e < 16; ++e) choice.emplace_back(-uniform_choice(token, e), e);
+    std::sort(choice.begin(), choice.end());
+    for (size_t k = 0; k < 4; ++k) touched.insert(choice[k].second);
+  }
+  EXPECT_EQ(measured->distinct_experts, 3 * std::ssize(touched));
 }
 
 TEST(StepBench, PrefillStepsRunWholePrompts) {
@@ -56,7 +76,31 @@ TEST(StepBench, PrefillStepsRunWholePrompts) {
   const auto measured = measure_steps(tiny(), request);
   ASSERT_TRUE(measured.ok()) << measured.error().message;
   EXPECT_EQ(measured->step_tokens, 260);
-  EXPECT_NEAR(measured->table.sum_us() / measured->traced_us, 1, 0.03);
+  EXPECT_NEAR(measured->tables[0].sum_us() / measured->traced_us, 1, 0.03);
+}
+
+void expect_a_table_of_each_rank(const RankConfig& config, bool waits) {
+  const StepRequest request{.shape = {.batch = 2, .context = 64}, .warm_steps = 2, .steps = 2, .trace = true};
+  const auto measured = measure_steps(config, request);
+  ASSERT_TRUE(measured.ok()) << measured.error().message;
+  ASSERT_EQ(measured->tables.size(), 2u);
+  for (const StepTable& table : measured->tables) {
+    EXPECT_NEAR(table.sum_us() / measured->traced_us, 1, 0.03);
+    ASSERT_NE(find_group(table, "mla_attend"), nullptr);
+    const StepGroup* wait = find_group(table, "waiting for other ranks");
+    ASSERT_EQ(wait != nullptr, waits);
+    if (waits) {
+      EXPECT_GT(wait->total.us, 0);
+    }
+  }
+}
+
+TEST(StepBench, EachRankHasATableThatAddsUp) {
+  RankConfig config = tiny();
+  config.size = 2;
+  expect_a_table_of_each_rank(config, false);  // replicas exchange nothing
+  config.layout = RankLayout::kTensorParallel;
+  expect_a_table_of_each_rank(config, true);
 }
 
 TEST(StepBench, SaysWhatTheCacheLacks) {

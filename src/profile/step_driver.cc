@@ -10,18 +10,21 @@
 
 namespace perigee {
 
-Result<std::unique_ptr<StepDriver>> StepDriver::create(RankConfig config, const StepShape& shape) {
+Result<std::unique_ptr<StepDriver>> StepDriver::create(RankConfig config, const StepShape& shape,
+                                                       std::vector<OpObserver*> observers) {
   const int32_t chunk = std::max(config.limits.max_step_tokens / kBlockTokens * kBlockTokens, kBlockTokens);
   config.limits.max_sequences = shape.batch;
   config.limits.max_step_tokens = shape.prefill ? shape.batch * shape.context : std::max(chunk, shape.batch);
   std::unique_ptr<StepDriver> driver(new StepDriver(shape, config));
-  ASSIGN_OR_RETURN(driver->ranks_, RankGroup::create({.rank = config}, [d = driver.get()](Step&& step) {
-                     const auto finite = [](const RowResult& row) { return row.finite; };
-                     StepResult& result = step.result;
-                     d->done_.push_reserved({.at_s = system_clock().now_s(),
-                                             .finite = std::all_of(result.rows.begin(), result.rows.end(), finite),
-                                             .device_lost = std::move(result.device_lost)});
-                   }));
+  ASSIGN_OR_RETURN(
+      driver->ranks_,
+      RankGroup::create({.rank = config, .observers = std::move(observers)}, [d = driver.get()](Step&& step) {
+        const auto finite = [](const RowResult& row) { return row.finite; };
+        StepResult& result = step.result;
+        d->done_.push_reserved({.at_s = system_clock().now_s(),
+                                .finite = std::all_of(result.rows.begin(), result.rows.end(), finite),
+                                .device_lost = std::move(result.device_lost)});
+      }));
   RETURN_IF_ERROR(driver->check_room());
   Rng rng(1);
   const int64_t vocab = driver->ranks_->model().vocab;

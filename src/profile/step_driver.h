@@ -24,7 +24,9 @@ class StepDriver {
  public:
   // Starts the ranks of `config`, whose limits on sequences and tokens it sets, and for decode fills the caches with
   // random prompts of `context` tokens. Errors: the ranks'; the cache or the model's positions are too few.
-  static Result<std::unique_ptr<StepDriver>> create(RankConfig config, const StepShape& shape);
+  // `observers` of the ranks outlive it.
+  static Result<std::unique_ptr<StepDriver>> create(RankConfig config, const StepShape& shape,
+                                                    std::vector<OpObserver*> observers = {});
 
   // Runs `count` steps; the seconds of each, which add up to the time from the first submission to the last result.
   // `eager`: decode steps outside of graphs, with the same logits.

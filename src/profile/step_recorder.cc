@@ -1,6 +1,7 @@
 #include "profile/step_recorder.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace perigee {
 
@@ -10,7 +11,8 @@ void StepRecorder::set_mode(Mode mode, ActivityTrace* trace) {
   if (mode == Mode::kCosts) costs_.clear();
   if (mode == Mode::kTimes) {
     num_steps_ = 0;
-    between_ops_s_ = between_steps_s_ = 0;
+    between_ops_s_ = between_steps_s_ = waits_s_ = 0;
+    in_op_ = false;
     seconds_.clear();
     last_s_ = clock_.now_s();
   }
@@ -25,9 +27,8 @@ void StepRecorder::begin_step() {
 void StepRecorder::begin_op() {
   ++op_;
   if (mode_ == Mode::kTimes) {
-    const double now = clock_.now_s();
-    (op_ == 0 ? between_steps_s_ : between_ops_s_) += now - last_s_;
-    last_s_ = now;
+    (op_ == 0 ? between_steps_s_ : between_ops_s_) += since_last();
+    in_op_ = true;
     if (static_cast<size_t>(op_) == seconds_.size()) seconds_.push_back(0);
   } else if (mode_ == Mode::kMarks) {
     next_mark();
@@ -36,12 +37,25 @@ void StepRecorder::begin_op() {
 
 void StepRecorder::end_op() {
   if (mode_ == Mode::kTimes) {
-    const double now = clock_.now_s();
-    seconds_[static_cast<size_t>(op_)] += now - last_s_;
-    last_s_ = now;
+    take_time();
+    in_op_ = false;
   } else if (mode_ == Mode::kMarks) {
     trace_->mark(0);
   }
+}
+
+double StepRecorder::since_last() {
+  const double now = clock_.now_s();
+  return now - std::exchange(last_s_, now);
+}
+
+// For what is under way: an op, or what follows the last one of a step.
+void StepRecorder::take_time() {
+  (in_op_ ? seconds_[static_cast<size_t>(op_)] : between_steps_s_) += since_last();
+}
+
+void StepRecorder::end_wait() {
+  waits_s_ += since_last();
 }
 
 void StepRecorder::next_mark() {
@@ -66,6 +80,7 @@ std::vector<StepPiece> StepRecorder::mean_pieces(double end_s) const {
   pieces.push_back({.place = {.label = "between ops"}, .us = between_ops_s_ * to_us});
   pieces.push_back(
       {.place = {.label = "batch, sampling, hand-over"}, .us = (between_steps_s_ + end_s - last_s_) * to_us});
+  if (waits_s_ > 0) pieces.push_back({.place = {.label = "waiting for other ranks"}, .us = waits_s_ * to_us});
   return pieces;
 }
 

@@ -27,14 +27,20 @@ class StepRecorder final : public OpObserver {
   void begin_op() override;
   void end_op() override;
   void launched(const char* label) override;
+  bool wants_waits() const override { return mode_ == Mode::kTimes; }
+  void begin_wait() override { take_time(); }
+  void end_wait() override;
 
   const std::vector<OpCost>& costs() const { return costs_; }  // of one step
-  // kTimes: of a step, on average, with what lies between ops of one step and between steps; the last ended at `end_s`.
+  // kTimes: of a step, on average, with what lies between ops of one step and between steps, and what this rank has
+  // waited for others, which is a piece of its own; the last ended at `end_s`.
   std::vector<StepPiece> mean_pieces(double end_s) const;
   const LaunchPlace& marked(uint64_t mark) const { return marks_[mark]; }
 
  private:
   void next_mark();
+  double since_last();
+  void take_time();
 
   const Clock& clock_;
   Mode mode_ = Mode::kOff;
@@ -42,7 +48,8 @@ class StepRecorder final : public OpObserver {
   std::vector<OpCost> costs_;
   int32_t op_ = kOutsideModel;
   int64_t num_steps_ = 0;
-  double last_s_ = 0, between_ops_s_ = 0, between_steps_s_ = 0;
+  bool in_op_ = false;
+  double last_s_ = 0, between_ops_s_ = 0, between_steps_s_ = 0, waits_s_ = 0;
   std::vector<double> seconds_;     // of each op
   std::vector<LaunchPlace> marks_;  // by mark; 0: outside
 };

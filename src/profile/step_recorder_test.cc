@@ -85,5 +85,34 @@ TEST(StepRecorder, TimesBelongToTheOpsAndToWhatLiesBetweenThem) {
   EXPECT_EQ(pieces[2].place.label, "between ops");
 }
 
+// In an op, where it is not the op's; and after the last, where ranks exchange what they have sampled.
+TEST(StepRecorder, WaitingForOtherRanksIsAPieceOfItsOwn) {
+  FakeClock clock;
+  StepRecorder recorder(clock);
+  EXPECT_FALSE(recorder.wants_waits());
+  recorder.set_mode(StepRecorder::Mode::kTimes);
+  EXPECT_TRUE(recorder.wants_waits());
+  const auto wait = [&](double seconds) {
+    recorder.begin_wait();
+    clock.now += seconds;
+    recorder.end_wait();
+  };
+  recorder.begin_step();
+  clock.now += 10;
+  recorder.begin_op();
+  clock.now += 2;
+  wait(7);
+  clock.now += 1;
+  recorder.end_op();
+  clock.now += 5;
+  wait(4);
+  clock.now += 20;
+  const std::vector<StepPiece> pieces = recorder.mean_pieces(clock.now);
+  ASSERT_EQ(pieces.size(), 4u);
+  const double seconds[] = {3, 0, 35, 11};
+  for (size_t i = 0; i < pieces.size(); ++i) EXPECT_NEAR(pieces[i].us, seconds[i] * 1e6, 1e-3) << i;
+  EXPECT_EQ(pieces[3].place.label, "waiting for other ranks");
+}
+
 }  // namespace
 }  // namespace perigee
