@@ -1,0 +1,53 @@
+#include "main/machine_report.h"
+
+#include <gtest/gtest.h>
+
+#include "base/cgroup.h"
+
+namespace perigee {
+namespace {
+
+MachineReport with_gpus(std::vector<Gpu> gpus) {
+  MachineReport report{.cpu = {.model = "a processor", .backend = "cpu-avx2", .cores = 8}, .gpus = std::move(gpus)};
+  report.gpu_states.assign(report.gpus.size(), "cool");
+  return report;
+}
+
+const Gpu kH200{.name = "NVIDIA H200", .bytes = int64_t{139} << 30, .compute_capability = 90};
+const Gpu kH100{.name = "NVIDIA H100", .bytes = int64_t{79} << 30, .compute_capability = 90};
+
+TEST(MachineReport, OfThisMachine) {
+  const MachineReport report = inspect_machine(32 << 20);
+  EXPECT_EQ(report.cpu.cores, available_cores());
+  EXPECT_GT(report.cpu.memory_bytes, 0);
+  EXPECT_GT(report.cpu.read_gbs, 0);
+  EXPECT_EQ(report.cpu.backend.empty(), !report.cpu.why_none.empty());
+  EXPECT_EQ(report.gpus.empty(), !report.why_no_gpu.empty());
+  EXPECT_EQ(report.gpus.size(), report.gpu_states.size());
+}
+
+TEST(MachineReport, SaysThatThereIsNoGpuAndSoNoLink) {
+  MachineReport report = with_gpus({});
+  report.why_no_gpu = "no driver";
+  const std::string text = report_text(report);
+  EXPECT_NE(text.find("none: no driver"), std::string::npos) << text;
+  EXPECT_NE(text.find("none: there is no GPU"), std::string::npos) << text;
+  EXPECT_TRUE(findings(report).empty()) << "a machine without GPUs is a good one";
+}
+
+TEST(MachineReport, NamesWhatIsWrong) {
+  EXPECT_TRUE(findings(with_gpus({kH200, kH200})).empty());
+  const MachineReport unlike = with_gpus({kH200, kH100});
+  ASSERT_EQ(findings(unlike).size(), 1u);
+  EXPECT_NE(report_text(unlike).find("WRONG"), std::string::npos);
+  EXPECT_NE(report_text(unlike).find("GPU 1: NVIDIA H100"), std::string::npos) << report_text(unlike);
+  MachineReport old = with_gpus({kH200});
+  old.cpu.backend = "";
+  old.cpu.why_none = "no AVX2";
+  ASSERT_EQ(findings(old).size(), 1u);
+  EXPECT_EQ(report_json(old).find("wrong")->as_array().size(), 1u);
+  EXPECT_EQ(report_json(old).find("links")->as_string(), "none: there is one GPU");
+}
+
+}  // namespace
+}  // namespace perigee
