@@ -1,5 +1,5 @@
-// BlockPool: who holds which page of one rank's memory pool, which all ranks with its dcp index have alike. It knows
-// page ids only, no bytes, no tokens.
+// BlockPool: who holds which page of one rank's memory pool. It knows page ids only, no bytes, no tokens. Ranks with
+// the same dcp index have equal pools, and one BlockPool.
 //
 // A page is free, used (at least one PageHandle names it) or cached (no handle, but published: a prefix hit may revive
 // it, and allocation may evict it, demoted pages before others, least recently released first). Handles are move-only

@@ -18,18 +18,6 @@ Pools::Pools(int32_t dcp_size, int32_t num_pages, const std::function<void(Place
   }
 }
 
-PageHandle Pools::allocate_block(const CountAtIndex& num_blocks) {
-  BlockPool* best = nullptr;
-  const auto blocks_at = [&](const BlockPool& pool) { return num_blocks[static_cast<size_t>(pool.dcp_index())]; };
-  const auto is_better = [&](const BlockPool& a, const BlockPool& b) {
-    if (blocks_at(a) != blocks_at(b)) return blocks_at(a) < blocks_at(b);
-    return a.num_available() > b.num_available();
-  };
-  for (const auto& pool : pools_)
-    if (pool->num_available() > 0 && (best == nullptr || is_better(*pool, *best))) best = pool.get();
-  return best == nullptr ? PageHandle() : best->allocate(PageOwner::kLatent);
-}
-
 std::vector<PageHandle> Pools::allocate_everywhere(PageOwner owner, int32_t count) {
   std::vector<PageHandle> pages;
   pages.reserve(static_cast<size_t>(count) * pools_.size());
@@ -43,26 +31,10 @@ std::vector<PageHandle> Pools::allocate_everywhere(PageOwner owner, int32_t coun
 }
 
 int32_t Pools::num_everywhere(int32_t count, int32_t reserve) const {
-  int32_t times = std::max(num_available() - reserve, 0) / (count * dcp_size());
+  int32_t times = std::numeric_limits<int32_t>::max(), num_available = 0;
   for (const auto& pool : pools_) times = std::min(times, pool->num_available() / count);
-  return times;
-}
-
-void Pools::count_if_idle(PlaceId place, CountAtIndex& count) const {
-  const int32_t index = index_of(place);
-  if (at(index).num_holders(page_of(place)) == 0) ++count[static_cast<size_t>(index)];
-}
-
-int32_t Pools::num_owned(PageOwner owner) const {
-  int32_t total = 0;
-  for (const auto& pool : pools_) total += pool->num_owned(owner);
-  return total;
-}
-
-int32_t Pools::sum(int32_t (BlockPool::*count)() const) const {
-  int32_t total = 0;
-  for (const auto& pool : pools_) total += (*pool.*count)();
-  return total;
+  for (const auto& pool : pools_) num_available += pool->num_available();
+  return std::min(times, std::max(num_available - reserve, 0) / (count * dcp_size()));
 }
 
 void Pools::check_integrity() const {

@@ -52,7 +52,9 @@ class Pools {
   int32_t num_cached() const { return sum(&BlockPool::num_cached); }
   int32_t num_used() const { return sum(&BlockPool::num_used); }
   int32_t num_available() const { return sum(&BlockPool::num_available); }
-  int32_t num_owned(PageOwner owner) const;
+  int32_t num_owned(PageOwner owner) const {
+    return sum([owner](const BlockPool& pool) { return pool.num_owned(owner); });
+  }
 
   void check_integrity() const;
   void check_page(PlaceId place) const { pool_of(place).check_page(page_of(place)); }
@@ -64,10 +66,32 @@ class Pools {
   const BlockPool& at(int32_t dcp_index) const { return *pools_[static_cast<size_t>(dcp_index)]; }
   BlockPool& pool_of(PlaceId place) { return at(index_of(place)); }
   const BlockPool& pool_of(PlaceId place) const { return at(index_of(place)); }
-  int32_t sum(int32_t (BlockPool::*count)() const) const;
+  template <typename Count>
+  int32_t sum(Count count) const {
+    int32_t total = 0;
+    for (const auto& pool : pools_) total += std::invoke(count, *pool);
+    return total;
+  }
 
   const int32_t pages_of_pool_;
   std::vector<std::unique_ptr<BlockPool>> pools_;  // by dcp index
 };
+
+inline void Pools::count_if_idle(PlaceId place, CountAtIndex& count) const {
+  const int32_t index = index_of(place);
+  if (at(index).num_holders(page_of(place)) == 0) ++count[static_cast<size_t>(index)];
+}
+
+inline PageHandle Pools::allocate_block(const CountAtIndex& num_blocks) {
+  BlockPool* best = nullptr;
+  const auto blocks_at = [&](const BlockPool& pool) { return num_blocks[static_cast<size_t>(pool.dcp_index())]; };
+  const auto is_better = [&](const BlockPool& a, const BlockPool& b) {
+    if (blocks_at(a) != blocks_at(b)) return blocks_at(a) < blocks_at(b);
+    return a.num_available() > b.num_available();
+  };
+  for (const auto& pool : pools_)
+    if (pool->num_available() > 0 && (best == nullptr || is_better(*pool, *best))) best = pool.get();
+  return best == nullptr ? PageHandle() : best->allocate(PageOwner::kLatent);
+}
 
 }  // namespace perigee
