@@ -106,7 +106,7 @@ void measure_combine(int64_t rows, int64_t cols, int top_k, bool fused) {
   const float* weight = memory.numbers(cols);
   const double us = bench::time_calls(stream, many ? 4 : 40, [&](int) {
     if (fused) return must(combine_norm_rows(parts, x, weight, 1e-6f, y, stream));
-    must(combine_rows(parts, sum, stream));
+    must(combine_rows(parts, false, sum, stream));
     must(rms_norm_rows(x, &sum, weight, 1e-6f, y, stream));
   });
   bench::print_row(name, us, bytes);

@@ -176,7 +176,8 @@ OpCost moe_cost(const Tensor& x, const MoeWeights& w, int64_t distinct_experts) 
 OpCost moe_norm_cost(const Tensor& residual, const Tensor& x, const MoeWeights& w, int64_t distinct_experts) {
   OpCost cost = moe_cost(x, w, distinct_experts);
   cost.op = "moe_norm";
-  cost.parts.back() = {"moe_combine", "weighted sum, residual, norm", cost.parts.back().bytes + tensor_bytes(residual)};
+  cost.parts.back() = {"moe_combine|rms_norm", "weighted sum, residual, norm",
+                       cost.parts.back().bytes + tensor_bytes(residual)};
   return cost;
 }
 

@@ -246,6 +246,7 @@ TEST(Conformance, MoeNormIsTheNormOfTheSum) {
                                                               {2304, 2, 8, true},
                                                               {2304, 9, 13, false},
                                                               {7168, 1, 8, true},
+                                                              {7168, 33, 8, true},
                                                               {8704, 2, 4, true},
                                                               {352, 700, 4, true},
                                                               {2304, 513, 9, true}},

@@ -17,16 +17,18 @@ constexpr int64_t moe_most_parts(int64_t num_pairs, int64_t first_narrow) {
   return num_pairs < first_narrow ? num_pairs : std::max((num_pairs + 1) / 2, first_narrow - 1);
 }
 
-// Sum over k of weights[i, k] * outputs[i * top_k + k], in the order of k, plus row i of `shared`.
+// Row i of the sum: over k, in this order, of weights[i, k] * outputs[i * top_k + k], plus row i of `shared`.
 struct MoeParts {
   Tensor outputs;  // [n * k, H] bf16 or f32, H a multiple of 8
   Routing routing;
   Tensor shared;  // [n, H] f32; no data: none
 };
-cudaError_t combine_rows(const MoeParts& parts, const Tensor& y, cudaStream_t stream);
+// y = the sum, or with `accumulate` y += the sum.
+cudaError_t combine_rows(const MoeParts& parts, bool accumulate, const Tensor& y, cudaStream_t stream);
 
 // residual += the sum; y = the residual's RMSNorm in bf16. In one kernel, with the bits of the separate ones.
-bool combine_norm_fits(const Tensor& residual);
+// Requires rows that norm_row.cuh takes, and pays unless they are few and wide.
+bool combine_norm_pays(const Tensor& residual);
 cudaError_t combine_norm_rows(const MoeParts& parts, const Tensor& residual, const float* weight, float eps,
                               const Tensor& y, cudaStream_t stream);
 

@@ -67,7 +67,7 @@ void CudaOps::expert_product(const CudaMatrix& weight, GemmCall call, const Expe
 Tensor CudaOps::moe_experts(const Tensor& x, const Routing& routing, const ExpertWeights& weights) {
   const Tensor y = arena_.tensor(DType::kF32, x.rows, weights.hidden);
   const Tensor outputs = run_experts(x, routing, make_lists(routing, weights), weights);
-  check(combine_rows({.outputs = outputs, .routing = routing, .shared = {}}, y, stream()), "moe_combine");
+  check(combine_rows({.outputs = outputs, .routing = routing, .shared = {}}, false, y, stream()), "moe_combine");
   return y;
 }
 
@@ -90,16 +90,19 @@ Tensor CudaOps::dense_mlp(const Tensor& x, const MlpWeights& w) {
 
 Tensor CudaOps::moe(const Tensor& x, const MoeWeights& w) {
   const Tensor y = arena_.tensor(DType::kF32, x.rows, w.experts.hidden);
-  check(combine_rows(run_moe(x, w), y, stream()), "moe_combine");
+  check(combine_rows(run_moe(x, w), false, y, stream()), "moe_combine");
   return y;
 }
 
 void CudaOps::moe_norm(const Tensor& residual, const Tensor& x, const MoeWeights& w, std::span<const float> weight,
                        float eps, const Tensor& out) {
-  if (!combine_norm_fits(residual)) return Ops::moe_norm(residual, x, w, weight, eps, out);
   CHECK(std::ssize(weight) == residual.cols && residual.rows == x.rows && residual.cols == x.cols &&
         out.rows == x.rows && out.cols == x.cols);
-  check(combine_norm_rows(run_moe(x, w), residual, weight.data(), eps, out, stream()), "moe_combine");
+  const MoeParts parts = run_moe(x, w);
+  if (combine_norm_pays(residual))
+    return check(combine_norm_rows(parts, residual, weight.data(), eps, out, stream()), "moe_combine");
+  check(combine_rows(parts, true, residual, stream()), "moe_combine");
+  rms_norm(residual, weight, eps, out);
 }
 
 MoeParts CudaOps::run_moe(const Tensor& x, const MoeWeights& w) {
