@@ -1,6 +1,7 @@
 // Batch: what one step computes, as flat arrays; built by exec from a plan, read by ops. No ids of requests in here.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 
@@ -27,12 +28,23 @@ struct StateCheckpoint {
   const int32_t* pages = nullptr;
 };
 
+inline constexpr int32_t kRowsOfBlock = 64;  // cached tokens
+
+// Where the blocks of a sequence lie when a group of ranks shares them (decode context parallelism, DESIGN D6). The
+// owner of a block is one rank of the group. No owners: every block lies here.
+struct SharedBlocks {
+  std::span<const int32_t> here;    // index of each block that lies here, ascending
+  const uint8_t* owners = nullptr;  // of block b the owner's rank, for all blocks up to the last new token
+};
+
 // Run num_tokens tokens at positions position ... of one sequence; they are batch rows first_row ....
 struct SequenceRows {
   int32_t first_row = 0;
   int32_t num_tokens = 0;
   int32_t position = 0;
-  const int32_t* pages = nullptr;  // page of block b = position / 64, for all blocks up to the last new token
+  // Of the blocks that lie here, in their order: where all do, of block b = position / 64, up to the last new token.
+  const int32_t* pages = nullptr;
+  SharedBlocks shared = {};
   MlaForm form = MlaForm::kAbsorbed;
   // Recurrent state with deferred commit (DESIGN D7); see StateLayer.
   const int32_t* state_pages = nullptr;  // pages of this sequence's units
@@ -43,6 +55,25 @@ struct SequenceRows {
   // most one lies among the tokens in the ring; see kCheckpointTokens for the others.
   std::span<const StateCheckpoint> checkpoints = {};
 };
+
+// How many of the sequence's first `length` tokens lie here. They come first among all that do: blocks ascend, and none
+// but the last is partly filled.
+inline int64_t tokens_here(const SequenceRows& s, int64_t length) {
+  if (s.shared.owners == nullptr) return length;
+  const std::span<const int32_t> here = s.shared.here;
+  const auto block = std::lower_bound(here.begin(), here.end(), length / kRowsOfBlock);
+  const bool has_last = block != here.end() && *block == length / kRowsOfBlock;
+  return (block - here.begin()) * kRowsOfBlock + (has_last ? length % kRowsOfBlock : 0);
+}
+
+// Page of the token at `position`; -1: another rank has it.
+inline int32_t page_here(const SequenceRows& s, int64_t position) {
+  const int64_t block = position / kRowsOfBlock;
+  if (s.shared.owners == nullptr) return s.pages[block];
+  const std::span<const int32_t> here = s.shared.here;
+  const auto at = std::lower_bound(here.begin(), here.end(), block);
+  return at != here.end() && *at == block ? s.pages[at - here.begin()] : -1;
+}
 
 inline bool checkpoints_are_valid(const SequenceRows& s) {
   int32_t last = -1, in_ring = 0;
@@ -86,6 +117,9 @@ struct Batch {
   std::span<const SequenceRows> sequences;  // ascending first_row, covering [0, n)
   std::span<const int32_t> logit_rows;      // rows whose logits are wanted, ascending, each once
   const DeviceSequences* device = nullptr;
+
+  // Whether the cache is shared by a group of ranks: that of all sequences then.
+  bool is_shared() const { return !sequences.empty() && sequences.front().shared.owners != nullptr; }
 };
 
 // One layer of the latent group in the page pool: row s of page p is at base + p * page_bytes + s * row_bytes.

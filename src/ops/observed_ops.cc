@@ -7,7 +7,7 @@ namespace {
 
 class ObservedOps final : public Ops {
  public:
-  ObservedOps(Ops& inner, OpObserver& observer) : Ops(inner.comm()), inner_(inner), observer_(observer) {}
+  ObservedOps(Ops& inner, OpObserver& observer) : Ops(inner.comm(), inner.dcp()), inner_(inner), observer_(observer) {}
 
   const char* name() const override { return inner_.name(); }
   DType activation_dtype() const override { return inner_.activation_dtype(); }

@@ -5,8 +5,8 @@
 // it fuses. Every Tensor returned lives in the step's arena, until the next begin_step().
 //
 // With several ranks (tensor parallelism) every tensor of heads, of an MLP's inner width or of the vocabulary is this
-// rank's share. Three words reach the other ranks: embed, add_norm and moe_norm add up what each has (DESIGN D13). So
-// every rank must say the same words in the same order.
+// rank's share. Four words reach other ranks: embed, add_norm and moe_norm add up what each has (DESIGN D13), and
+// mla_attend reads the cache of its dcp group (D6). So every rank must say the same words in the same order.
 //
 // Letters: n new tokens of all sequences of the batch, H hidden size, h heads, dn/dr/dv the nope/rope/value dims of a
 // head, L the latent rank. The residual stream is always f32; activations are of the backend's activation_dtype().
@@ -44,8 +44,10 @@ class Ops : public WeightPacker {
   // --- Memory that this backend's kernels read and write; the host's unless a backend says otherwise. ---
   virtual Buffer make_buffer(size_t bytes) { return Buffer(bytes); }
   virtual void copy(void* to, const void* from, size_t bytes);  // between it and the host's; complete on return
-  virtual Status status() { return comm_.status(); }  // kDeviceLost: all computed since the last success is void
+  // kDeviceLost: all computed since the last success is void.
+  virtual Status status() { return comm_.status().ok() ? dcp_.status() : comm_.status(); }
   Comm& comm() const { return comm_; }
+  Comm& dcp() const { return dcp_; }  // with the ranks that share the cache of latents
 
   // Lays weights out as this backend does, and keeps their sizes alone.
   virtual std::unique_ptr<WeightPacker> sizes() const = 0;
@@ -67,12 +69,23 @@ class Ops : public WeightPacker {
   // x [n, heads * head_dim] f32 or activation. RoFormer (Su et al. 2021), YaRN (Peng et al. 2023) in the frequencies.
   virtual void rope(const Tensor& x, int64_t head_dim, int64_t rope_begin, std::span<const int32_t> positions,
                     const Rope& rope) = 0;
-  // Stores [c | k_rope] of each new token into the cache: row (position % 64) of page pages[position / 64].
+  // Stores [c | k_rope] of each new token whose block lies here into the cache: row position % 64 of the block's page.
   virtual void write_latent(const Tensor& c, const Tensor& k_rope, const Batch& batch, const LatentLayer& cache) = 0;
   // Multi-head latent attention over the cache, causal, per sequence (DeepSeek-V2 2024, section 2.1), absorbed or
-  // expanded as row.form says. q [n, h * (dn + dr)] wide, rotated; -> [n, h * dv] wide.
+  // expanded as row.form says. q [n, h * (dn + dr)] wide, rotated; -> [n, h * dv] wide. The body is that of a shared
+  // cache (ops/shared_attention.cc): a backend computes the others, and may run it for batches that are shared.
   virtual Tensor mla_attend(const Tensor& q, const MlaUpWeight& up, const MlaShape& shape, const Batch& batch,
-                            const LatentLayer& cache) = 0;
+                            const LatentLayer& cache);
+  // What it is made of, of backends that share caches. All sequences absorbed, their rows covering all of q.
+  // -> [n, h * (L + dr)] activation: of each head [W_UK^T q_nope | q_rope].
+  virtual Tensor mla_absorb(const Tensor& q, const MlaUpWeight& up, const MlaShape& shape, const Batch& batch);
+  // Such queries of shape.heads heads, those of other ranks among them, over the cached rows that lie here, each up to
+  // its token. -> [n * heads, L + 1] f32: [mean of latents by softmax | natural log of the sum of exponentials]; zeros
+  // and -inf where no row is seen.
+  virtual Tensor attend_latents(const Tensor& queries, const MlaShape& shape, const Batch& batch,
+                                const LatentLayer& cache);
+  // W_UV of each head's mean: u [n, h * L] f32 -> [n, h * dv] wide.
+  virtual Tensor mla_project(const Tensor& u, const MlaUpWeight& up, const MlaShape& shape, const Batch& batch);
   // Kimi Delta Attention (Kimi Linear 2025, section 3) per sequence and head: convolution + SiLU of q, k, v; q and k of
   // length 1; the state decays, is corrected by the delta rule and read; output norm, gated. -> [n, h * dim] wide.
   // Which tokens move the state: see StateLayer.
@@ -104,23 +117,25 @@ class Ops : public WeightPacker {
 
  protected:
   Ops() = default;
-  explicit Ops(Comm& comm) : comm_(comm) {}  // which outlives it
+  Ops(Comm& comm, Comm& dcp) : comm_(comm), dcp_(dcp) {}  // which outlive it
   explicit Ops(Arena arena) : arena_(std::move(arena)) {}
 
   Arena arena_;
 
  private:
   Comm& comm_ = Comm::alone();
+  Comm& dcp_ = Comm::alone();
 };
 
 // The definition: plain loops, f32 everywhere, one thread.
-std::unique_ptr<Ops> make_ref_ops(Comm& comm = Comm::alone());
+std::unique_ptr<Ops> make_ref_ops(Comm& comm = Comm::alone(), Comm& dcp = Comm::alone());
 std::unique_ptr<WeightPacker> make_ref_sizes();  // Ops::sizes() of it; so below
 
 struct CpuOptions {
   int num_threads = 0;     // 0: as many as available_cores()
   std::optional<Isa> isa;  // none: the best one of this machine
   Comm& comm = Comm::alone();
+  Comm& dcp = Comm::alone();
 };
 // The fast CPU backend. Unavailable without AVX2 + FMA, and where the machine lacks the wanted instruction set.
 Result<std::unique_ptr<Ops>> make_cpu_ops(const CpuOptions& options);

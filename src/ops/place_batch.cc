@@ -16,6 +16,7 @@ std::span<const int32_t> place(std::span<const int32_t> host, Ops& ops) {
 
 PlacedBatch::PlacedBatch(const Batch& host, Ops& ops, int32_t state_pages) : batch_(host) {
   if (!ops.on_device()) return;
+  CHECK(!host.is_shared(), ops.name(), " does not share a cache");
   batch_.tokens = place(host.tokens, ops);
   batch_.positions = place(host.positions, ops);
   batch_.logit_rows = place(host.logit_rows, ops);
@@ -27,7 +28,7 @@ PlacedBatch::PlacedBatch(const Batch& host, Ops& ops, int32_t state_pages) : bat
     width = std::max(width, (lengths.back() + 63) / 64);
     for (int32_t i = 0; i < s.num_tokens; ++i) {
       row_sequence.push_back(static_cast<int32_t>(lengths.size()) - 1);
-      row_page.push_back(s.pages != nullptr ? s.pages[(s.position + i) / 64] : -1);
+      row_page.push_back(s.pages != nullptr ? page_here(s, s.position + i) : -1);
     }
   }
   first_row.push_back(static_cast<int32_t>(row_page.size()));

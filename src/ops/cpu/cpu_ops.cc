@@ -19,7 +19,7 @@ struct PackedLinear final : PackedWeight {
 
 }  // namespace
 
-CpuOps::CpuOps(Isa isa, int num_threads, Comm& comm) : Ops(comm), isa_(isa), pool_(num_threads) {}
+CpuOps::CpuOps(Isa isa, int num_threads, Comm& comm, Comm& dcp) : Ops(comm, dcp), isa_(isa), pool_(num_threads) {}
 
 const char* CpuOps::name() const {
   switch (isa_) {
@@ -86,7 +86,21 @@ void CpuOps::write_latent(const Tensor& c, const Tensor& k_rope, const Batch& ba
 
 Tensor CpuOps::mla_attend(const Tensor& q, const MlaUpWeight& up, const MlaShape& shape, const Batch& batch,
                           const LatentLayer& cache) {
+  if (batch.is_shared()) return Ops::mla_attend(q, up, shape, batch, cache);
   return cpu::mla_attend(context(), q, up, shape, batch, cache);
+}
+
+Tensor CpuOps::mla_absorb(const Tensor& q, const MlaUpWeight& up, const MlaShape& shape, const Batch& batch) {
+  return cpu::mla_absorb(context(), q, up, shape, batch);
+}
+
+Tensor CpuOps::attend_latents(const Tensor& queries, const MlaShape& shape, const Batch& batch,
+                              const LatentLayer& cache) {
+  return cpu::attend_latents(context(), queries, shape, batch, cache);
+}
+
+Tensor CpuOps::mla_project(const Tensor& u, const MlaUpWeight& up, const MlaShape& shape, const Batch& batch) {
+  return cpu::mla_project(context(), u, up, shape, batch);
 }
 
 Tensor CpuOps::kda_attend(const KdaInputs& in, const KdaWeights& w, const Batch& batch, const StateLayer& state) {
@@ -108,8 +122,8 @@ Tensor CpuOps::gather_rows(const Tensor& x, std::span<const int32_t> rows) {
 Result<std::unique_ptr<Ops>> make_cpu_ops(const CpuOptions& options) {
   ASSIGN_OR_RETURN(const Isa isa, detect_isa(options.isa));
   if (options.num_threads < 0) return bad_input("number of threads must not be negative", "num_threads");
-  return std::unique_ptr<Ops>(
-      std::make_unique<CpuOps>(isa, options.num_threads > 0 ? options.num_threads : available_cores(), options.comm));
+  return std::unique_ptr<Ops>(std::make_unique<CpuOps>(
+      isa, options.num_threads > 0 ? options.num_threads : available_cores(), options.comm, options.dcp));
 }
 
 }  // namespace perigee

@@ -14,7 +14,7 @@ namespace perigee {
 
 class CpuOps final : public Ops {
  public:
-  CpuOps(Isa isa, int num_threads, Comm& comm = Comm::alone());
+  CpuOps(Isa isa, int num_threads, Comm& comm = Comm::alone(), Comm& dcp = Comm::alone());
 
   const char* name() const override;  // "cpu-avx2", "cpu-avx512" or "cpu-amx"
   DType activation_dtype() const override { return DType::kBF16; }
@@ -39,6 +39,10 @@ class CpuOps final : public Ops {
   void write_latent(const Tensor& c, const Tensor& k_rope, const Batch& batch, const LatentLayer& cache) override;
   Tensor mla_attend(const Tensor& q, const MlaUpWeight& up, const MlaShape& shape, const Batch& batch,
                     const LatentLayer& cache) override;
+  Tensor mla_absorb(const Tensor& q, const MlaUpWeight& up, const MlaShape& shape, const Batch& batch) override;
+  Tensor attend_latents(const Tensor& queries, const MlaShape& shape, const Batch& batch,
+                        const LatentLayer& cache) override;
+  Tensor mla_project(const Tensor& u, const MlaUpWeight& up, const MlaShape& shape, const Batch& batch) override;
   Tensor kda_attend(const KdaInputs& in, const KdaWeights& w, const Batch& batch, const StateLayer& state) override;
   Routing route(const Tensor& x, const RouterWeight& router) override;
   Tensor moe_experts(const Tensor& x, const Routing& routing, const ExpertWeights& experts) override;

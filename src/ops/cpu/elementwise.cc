@@ -162,7 +162,9 @@ void write_latent(const CpuContext& cpu, const Tensor& c, const Tensor& k_rope, 
   for (const SequenceRows& s : batch.sequences) {
     for_rows(cpu, s.num_tokens, c.cols + k_rope.cols, [&](int64_t i) {
       const int64_t position = s.position + i;
-      uint8_t* row = cache.base + s.pages[position / 64] * cache.page_bytes + (position % 64) * cache.row_bytes;
+      const int32_t page = page_here(s, position);
+      if (page < 0) return;
+      uint8_t* row = cache.base + page * cache.page_bytes + (position % 64) * cache.row_bytes;
       if (cache.dtype == DType::kF8E4M3) {
         copy_as_f8(c, s.first_row + i, 1 / cache.scale, row);
         copy_as_f8(k_rope, s.first_row + i, 1 / cache.scale, row + c.cols);

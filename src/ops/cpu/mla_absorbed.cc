@@ -1,5 +1,6 @@
 // Absorbed MLA attention: q~ = W_UK^T q_nope meets cached rows; u = sum p c; out = W_UV u.
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <span>
 
@@ -23,7 +24,7 @@ struct Tile {
   int64_t first_token = 0;  // of the sequence, among all absorbed tokens
   int64_t first_row = 0;
   int64_t num_rows = 0;
-  int64_t num_keys = 0;  // that its last row sees
+  int64_t num_keys = 0;  // that its last row sees, of those that lie here
   int64_t num_pieces() const { return (num_keys + kPieceKeys - 1) / kPieceKeys; }
   int64_t panels() const { return (num_rows + kPanel - 1) / kPanel; }
 };
@@ -59,13 +60,20 @@ struct Running {
 
 class Absorbed {
  public:
-  explicit Absorbed(const MlaCall& call) : call_(call), d_(call.dims), k_(call.kernels) {}
+  explicit Absorbed(const MlaCall& call);
   void run();
+  void run_absorb();
+  void run_attend();
+  void run_project();
 
  private:
   void list_tokens();
   void list_tiles();
   Work make_work();
+  void make_attended();
+  void absorb();
+  void attend();
+  void project();
   void absorb_task(int64_t task, Work& w);
   void project_task(int64_t task, Work& w);
   void attend_whole_tiles();
@@ -80,6 +88,8 @@ class Absorbed {
   void soften(const Tile& tile, int64_t row, int64_t begin, int64_t keys, const Running& running);
   void add_values(const Tile& tile, int64_t begin, int64_t keys, Work& w, float* output);
   void store(const Tile& tile, int64_t row, const Partial& part, const float* total);
+  void store_result(int64_t row, const Partial& part, const float* total);
+  void split(const float* x, float factor, int64_t at);
   int64_t num_token_tiles() const { return (num_tokens_ + kTokenTile - 1) / kTokenTile; }
 
   const MlaCall& call_;
@@ -90,35 +100,74 @@ class Absorbed {
   std::span<Tile> tiles_;
   std::span<Piece> pieces_;
   std::span<Work> work_;
-  uint16_t* queries_ = nullptr;  // [tokens, heads, row_depth]: [q~ | q_rope]
-  // u in two terms, each [tokens rounded up to kTokenTile, heads, latent_depth]
+  const int64_t width_;          // of a query
+  uint16_t* queries_ = nullptr;  // [tokens, heads, L + dr]: [q~ | q_rope]
+  // u in two terms, each [tokens rounded up to kTokenTile, heads, latent_depth]; null: results go to call_.out
   uint16_t* attended_ = nullptr;
   uint16_t* attended_low_ = nullptr;
 };
 
-void Absorbed::run() {
+Absorbed::Absorbed(const MlaCall& call)
+    : call_(call), d_(call.dims), k_(call.kernels), width_(call.dims.latent + call.dims.rope) {
   list_tokens();
   if (num_tokens_ == 0) return;
-  list_tiles();
-  Arena& arena = call_.cpu.scratch;
-  queries_ = arena.array<uint16_t>(num_tokens_ * d_.heads * d_.row_depth).data();
-  const int64_t attended = num_token_tiles() * kTokenTile * d_.heads * d_.latent_depth;
-  attended_ = arena.array<uint16_t>(2 * attended).data();
-  attended_low_ = attended_ + attended;
-  work_ = arena.array<Work>(call_.cpu.pool.size());
+  work_ = call_.cpu.scratch.array<Work>(call_.cpu.pool.size());
   for (Work& w : work_) w = make_work();
-  ThreadPool& pool = call_.cpu.pool;
-  const int64_t num_projections = d_.heads * num_token_tiles();
-  pool.run(num_projections,
-           [this](int64_t task, int thread) { absorb_task(task, work_[static_cast<size_t>(thread)]); });
-  // Enough tiles: each thread runs its own to the end. Else pieces in parallel and merged after; the same sums.
-  if (static_cast<int64_t>(tiles_.size()) >= 4 * pool.size() || pool.size() == 1) {
-    attend_whole_tiles();
-  } else {
-    attend_by_pieces();
-  }
-  pool.run(num_projections,
-           [this](int64_t task, int thread) { project_task(task, work_[static_cast<size_t>(thread)]); });
+}
+
+void Absorbed::run() {
+  if (num_tokens_ == 0) return;
+  list_tiles();
+  queries_ = call_.cpu.scratch.array<uint16_t>(num_tokens_ * d_.heads * width_).data();
+  make_attended();
+  absorb();
+  attend();
+  project();
+}
+
+void Absorbed::run_absorb() {
+  queries_ = call_.out.row<uint16_t>(0);
+  absorb();
+}
+
+void Absorbed::run_attend() {
+  list_tiles();
+  queries_ = call_.q.row<uint16_t>(0);
+  attend();
+}
+
+void Absorbed::run_project() {
+  make_attended();
+  call_.cpu.pool.run(num_tokens_ * d_.heads, [this](int64_t row, int) {
+    split(call_.q.row<const float>(0) + row * d_.latent, 1.0f, row * d_.latent_depth);
+  });
+  project();
+}
+
+void Absorbed::make_attended() {
+  const int64_t attended = num_token_tiles() * kTokenTile * d_.heads * d_.latent_depth;
+  attended_ = call_.cpu.scratch.array<uint16_t>(2 * attended).data();
+  attended_low_ = attended_ + attended;
+}
+
+void Absorbed::absorb() {
+  call_.cpu.pool.run(d_.heads * num_token_tiles(),
+                     [this](int64_t task, int thread) { absorb_task(task, work_[static_cast<size_t>(thread)]); });
+}
+
+// Enough tiles: each thread runs its own to the end. Else pieces in parallel and merged after; the same sums.
+void Absorbed::attend() {
+  const ThreadPool& pool = call_.cpu.pool;
+  if (static_cast<int64_t>(tiles_.size()) >= 4 * pool.size() || pool.size() == 1) return attend_whole_tiles();
+  attend_by_pieces();
+  constexpr Partial kNone{.max = kEmpty, .sum = 0};
+  for (const Tile& tile : tiles_)
+    for (int64_t row = 0; tile.num_keys == 0 && row < tile.num_rows; ++row) store(tile, row, kNone, nullptr);
+}
+
+void Absorbed::project() {
+  call_.cpu.pool.run(d_.heads * num_token_tiles(),
+                     [this](int64_t task, int thread) { project_task(task, work_[static_cast<size_t>(thread)]); });
 }
 
 void Absorbed::list_tokens() {
@@ -148,7 +197,7 @@ void Absorbed::list_tiles() {
                          .first_token = first_token,
                          .first_row = row,
                          .num_rows = num_rows,
-                         .num_keys = s.position + last_token + 1};
+                         .num_keys = tokens_here(s, s.position + last_token + 1)};
     }
     first_token += s.num_tokens;
   }
@@ -185,7 +234,7 @@ void Absorbed::absorb_task(int64_t task, Work& w) {
   multiply_terms(k_,
                  {.a = w.rows,
                   .a_stride = d_.nope_depth,
-                  .b = PackedMlaUp::head(call_.up.absorb, head, d_.nope_depth, d_.latent_depth),
+                  .b = PackedMlaUp::head(call_.up->absorb, head, d_.nope_depth, d_.latent_depth),
                   .panel_stride = d_.nope_depth / 2 * kPanel,
                   .c = w.projected,
                   .c_stride = d_.latent_depth,
@@ -195,7 +244,7 @@ void Absorbed::absorb_task(int64_t task, Work& w) {
                   .accumulate = false},
                  low);
   for (int64_t t = 0; t < count; ++t) {
-    uint16_t* out = queries_ + ((first + t) * d_.heads + head) * d_.row_depth;
+    uint16_t* out = queries_ + ((first + t) * d_.heads + head) * width_;
     k_.narrow(w.projected + t * d_.latent_depth, 1.0f, d_.latent, out);
     k_.narrow(query(t) + d_.nope, 1.0f, d_.rope, out + d_.latent);
   }
@@ -210,7 +259,7 @@ void Absorbed::project_task(int64_t task, Work& w) {
   multiply_terms(k_,
                  {.a = attended_ + begin,
                   .a_stride = d_.heads * d_.latent_depth,
-                  .b = PackedMlaUp::head(call_.up.values, head, d_.latent_depth, d_.value_columns),
+                  .b = PackedMlaUp::head(call_.up->values, head, d_.latent_depth, d_.value_columns),
                   .panel_stride = d_.latent_depth / 2 * kPanel,
                   .c = w.projected,
                   .c_stride = d_.value_columns,
@@ -304,9 +353,9 @@ void Absorbed::load_queries(const Tile& tile, Work& w) {
     const uint16_t* rows[kPanel] = {};
     for (int64_t i = 0; i < kPanel && panel * kPanel + i < tile.num_rows; ++i) {
       const int64_t row = tile.first_token * d_.heads + tile.first_row + panel * kPanel + i;
-      rows[i] = queries_ + row * d_.row_depth;
+      rows[i] = queries_ + row * width_;
     }
-    k_.pack_rows(rows, d_.latent + d_.rope, d_.row_depth, w.queries + panel * (d_.row_depth / 2) * kPanel);
+    k_.pack_rows(rows, width_, d_.row_depth, w.queries + panel * (d_.row_depth / 2) * kPanel);
   }
 }
 
@@ -360,8 +409,13 @@ void Absorbed::soften(const Tile& tile, int64_t row, int64_t begin, int64_t keys
   const int64_t padded = round_up(keys, kDepth);
   int32_t limit[kPanel];
   for (int64_t i = 0; i < kPanel; ++i) {
+    if (row + i >= tile.num_rows) {
+      limit[i] = 0;
+      continue;
+    }
     const int64_t position = tile.sequence->position + (tile.first_row + row + i) / d_.heads;
-    limit[i] = row + i < tile.num_rows ? static_cast<int32_t>(std::clamp<int64_t>(position + 1 - begin, 0, keys)) : 0;
+    const int64_t visible = tokens_here(*tile.sequence, position + 1);
+    limit[i] = static_cast<int32_t>(std::clamp<int64_t>(visible - begin, 0, keys));
   }
   Work& w = running.w;
   k_.softmax({.scores = w.scores + row,
@@ -405,10 +459,30 @@ void Absorbed::add_values(const Tile& tile, int64_t begin, int64_t keys, Work& w
   }
 }
 
-// u = total / sum; columns beyond the latent are zero, whatever the padding of the values held.
+// u = total / sum, for the projection or as a result of its own.
 void Absorbed::store(const Tile& tile, int64_t row, const Partial& part, const float* total) {
-  const int64_t at = (tile.first_token * d_.heads + tile.first_row + row) * d_.latent_depth;
-  k_.split(total, 1.0f / part.sum, d_.latent, attended_ + at, attended_low_ + at);
+  const int64_t at = tile.first_token * d_.heads + tile.first_row + row;
+  if (attended_ == nullptr) return store_result(at, part, total);
+  split(total, 1.0f / part.sum, at * d_.latent_depth);
+}
+
+// A row that sees nothing here has no total.
+void Absorbed::store_result(int64_t row, const Partial& part, const float* total) {
+  constexpr float kLn2 = 0.693147181f;
+  float* out = call_.out.row<float>(row);
+  if (part.max == kEmpty) {
+    std::fill_n(out, d_.latent, 0.0f);
+    out[d_.latent] = kEmpty;
+    return;
+  }
+  const float factor = 1.0f / part.sum;
+  for (int64_t i = 0; i < d_.latent; ++i) out[i] = total[i] * factor;
+  out[d_.latent] = (part.max + std::log2(part.sum)) * kLn2;
+}
+
+// Columns beyond the latent are zero, whatever the padding of the values held.
+void Absorbed::split(const float* x, float factor, int64_t at) {
+  k_.split(x, factor, d_.latent, attended_ + at, attended_low_ + at);
   for (uint16_t* out : {attended_ + at, attended_low_ + at})
     std::fill(out + d_.latent, out + d_.latent_depth, uint16_t{0});
 }
@@ -417,6 +491,18 @@ void Absorbed::store(const Tile& tile, int64_t row, const Partial& part, const f
 
 void attend_absorbed(const MlaCall& call) {
   Absorbed(call).run();
+}
+
+void absorb_queries(const MlaCall& call) {
+  Absorbed(call).run_absorb();
+}
+
+void attend_latents(const MlaCall& call) {
+  Absorbed(call).run_attend();
+}
+
+void project_latents(const MlaCall& call) {
+  Absorbed(call).run_project();
 }
 
 }  // namespace perigee::cpu

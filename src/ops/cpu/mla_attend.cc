@@ -23,6 +23,35 @@ uint32_t* head_words(const Buffer& panels, int64_t head, int64_t depth, int64_t 
   return reinterpret_cast<uint32_t*>(panels.data()) + head * (depth / 2) * columns;
 }
 
+struct OutShape {
+  DType dtype = DType::kF32;
+  int64_t rows = 0, cols = 0;
+};
+
+MlaCall make_call(const CpuContext& cpu, const Tensor& q, const MlaUpWeight* up, const MlaShape& shape,
+                  const Batch& batch, const OutShape& out) {
+  cpu.scratch.reset();
+  return {.cpu = cpu,
+          .kernels = mla_kernels(cpu.isa),
+          .dims = MlaDims(shape),
+          .up = up == nullptr ? nullptr : static_cast<const PackedMlaUp*>(up->packed.get()),
+          .q = q,
+          .batch = batch,
+          .out = cpu.arena.tensor(out.dtype, out.rows, out.cols),
+          .scale = shape.softmax_scale * kLog2E};
+}
+
+void check_queries(const Tensor& q, const MlaShape& shape) {
+  CHECK(q.dtype == DType::kF32 && q.cols == shape.heads * shape.q_head(), "q is ", dtype_name(q.dtype), " of ", q.cols,
+        " columns");
+}
+
+void take_cache(MlaCall& call, const LatentLayer& cache) {
+  CHECK(cache.dtype != DType::kF32 &&
+        cache.row_bytes == (call.dims.latent + call.dims.rope) * dtype_bytes(cache.dtype));
+  call.cache = cache;
+}
+
 }  // namespace
 
 int64_t mla_up_bytes(const MlaShape& shape) {
@@ -60,24 +89,41 @@ MlaUpWeight pack_mla_up(const RawMatrix& kv_b, const MlaShape& shape) {
 
 Tensor mla_attend(const CpuContext& cpu, const Tensor& q, const MlaUpWeight& up, const MlaShape& shape,
                   const Batch& batch, const LatentLayer& cache) {
-  const MlaDims dims(shape);
-  CHECK(q.dtype == DType::kF32 && q.cols == dims.heads * shape.q_head(), "q is ", dtype_name(q.dtype), " of ", q.cols,
-        " columns");
-  CHECK(cache.dtype != DType::kF32 && cache.row_bytes == (dims.latent + dims.rope) * dtype_bytes(cache.dtype));
-  const Tensor out = cpu.arena.tensor(DType::kF32, q.rows, dims.heads * dims.value);
-  const MlaCall call{.cpu = cpu,
-                     .kernels = mla_kernels(cpu.isa),
-                     .dims = dims,
-                     .up = static_cast<const PackedMlaUp&>(*up.packed),
-                     .q = q,
-                     .batch = batch,
-                     .cache = cache,
-                     .out = out,
-                     .scale = shape.softmax_scale * kLog2E};
-  cpu.scratch.reset();
+  check_queries(q, shape);
+  MlaCall call = make_call(cpu, q, &up, shape, batch, {.rows = q.rows, .cols = shape.heads * shape.value});
+  take_cache(call, cache);
   attend_absorbed(call);
   attend_expanded(call);
-  return out;
+  return call.out;
+}
+
+Tensor mla_absorb(const CpuContext& cpu, const Tensor& q, const MlaUpWeight& up, const MlaShape& shape,
+                  const Batch& batch) {
+  check_queries(q, shape);
+  const int64_t width = shape.heads * (shape.latent + shape.rope);
+  const MlaCall call = make_call(cpu, q, &up, shape, batch, {.dtype = DType::kBF16, .rows = q.rows, .cols = width});
+  absorb_queries(call);
+  return call.out;
+}
+
+Tensor attend_latents(const CpuContext& cpu, const Tensor& queries, const MlaShape& shape, const Batch& batch,
+                      const LatentLayer& cache) {
+  CHECK(queries.dtype == DType::kBF16 && queries.contiguous() &&
+            queries.cols == shape.heads * (shape.latent + shape.rope),
+        "queries are ", dtype_name(queries.dtype), " of ", queries.cols, " columns");
+  MlaCall call =
+      make_call(cpu, queries, nullptr, shape, batch, {.rows = queries.rows * shape.heads, .cols = shape.latent + 1});
+  take_cache(call, cache);
+  attend_latents(call);
+  return call.out;
+}
+
+Tensor mla_project(const CpuContext& cpu, const Tensor& u, const MlaUpWeight& up, const MlaShape& shape,
+                   const Batch& batch) {
+  CHECK(u.dtype == DType::kF32 && u.contiguous() && u.cols == shape.heads * shape.latent);
+  const MlaCall call = make_call(cpu, u, &up, shape, batch, {.rows = u.rows, .cols = shape.heads * shape.value});
+  project_latents(call);
+  return call.out;
 }
 
 }  // namespace perigee::cpu

@@ -1,7 +1,8 @@
 // Multi-head latent attention of the CPU backend (DeepSeek-V2 2024, section 2.1), in both forms of DESIGN D3.
 //
 // Absorbed: queries are mapped into latent space and meet the cached rows [c | k_rope] themselves; the keys are cut at
-// absolute multiples of 1,024 into pieces whose partial results (max, sum, output) are merged in ascending order.
+// multiples of 1,024, counted among those that lie on this rank, into pieces whose partial results (max, sum, output)
+// are merged in ascending order.
 // Expanded: keys and values of each head are made again from the cached latents, 256 keys at a time (absolute
 // multiples), and met by an online softmax in ascending order (Dao et al. 2022; Milakov, Gimelshein 2018).
 // Either way a query's result is the same bits for every batch, chunking and thread count.
@@ -24,5 +25,13 @@ MlaUpWeight pack_mla_up(const RawMatrix& kv_b, const MlaShape& shape);
 // q [n, h * (dn + dr)] bf16, rotated; the new tokens' latents are already in the cache (bf16). -> [n, h * dv] bf16.
 Tensor mla_attend(const CpuContext& cpu, const Tensor& q, const MlaUpWeight& up, const MlaShape& shape,
                   const Batch& batch, const LatentLayer& cache);
+
+// See Ops. Queries are bf16.
+Tensor mla_absorb(const CpuContext& cpu, const Tensor& q, const MlaUpWeight& up, const MlaShape& shape,
+                  const Batch& batch);
+Tensor attend_latents(const CpuContext& cpu, const Tensor& queries, const MlaShape& shape, const Batch& batch,
+                      const LatentLayer& cache);
+Tensor mla_project(const CpuContext& cpu, const Tensor& u, const MlaUpWeight& up, const MlaShape& shape,
+                   const Batch& batch);
 
 }  // namespace perigee::cpu

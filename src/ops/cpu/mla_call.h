@@ -61,11 +61,11 @@ struct MlaCall {
   const CpuContext& cpu;
   const MlaKernels& kernels;
   const MlaDims dims;
-  const PackedMlaUp& up;
-  const Tensor& q;
+  const PackedMlaUp* up = nullptr;
+  Tensor q;
   const Batch& batch;
-  const LatentLayer& cache;
-  const Tensor& out;
+  LatentLayer cache;
+  Tensor out;
   float scale = 0;  // softmax scale * log2(e)
 };
 
@@ -80,7 +80,7 @@ inline int64_t block_scratch_elements(const MlaDims& d) {
   return kBlockKeys * d.row_depth;
 }
 
-// Block b of the sequence, of which the first num_valid rows matter.
+// Block b of those of the sequence that lie here, of which the first num_valid rows matter.
 inline BlockRows block_rows(const MlaCall& call, const SequenceRows& s, int64_t b, int64_t num_valid,
                             uint16_t* scratch) {
   const MlaDims& d = call.dims;
@@ -110,5 +110,10 @@ inline void prefetch_block(const MlaCall& call, const SequenceRows& s, int64_t b
 // The sequences of the batch that are to be computed in the form of the name.
 void attend_absorbed(const MlaCall& call);
 void attend_expanded(const MlaCall& call);
+
+// The parts of attend_absorbed(), each from q to out: see Ops::mla_absorb, attend_latents and mla_project.
+void absorb_queries(const MlaCall& call);
+void attend_latents(const MlaCall& call);
+void project_latents(const MlaCall& call);
 
 }  // namespace perigee::cpu

@@ -148,7 +148,7 @@ void Expanded::expand(const Span& span, int64_t head, int64_t begin, int64_t key
     expand_keys(rows, head, w.keys + key * d_.query_depth, w);
     k_.multiply({.a = rows.rows,
                  .a_stride = rows.stride,
-                 .b = PackedMlaUp::head(call_.up.values, head, d_.latent_depth, d_.value_columns),
+                 .b = PackedMlaUp::head(call_.up->values, head, d_.latent_depth, d_.value_columns),
                  .panel_stride = d_.latent_depth / 2 * kPanel,
                  .c = w.expanded,
                  .c_stride = d_.value_columns,
@@ -163,7 +163,7 @@ void Expanded::expand(const Span& span, int64_t head, int64_t begin, int64_t key
 void Expanded::expand_keys(const BlockRows& rows, int64_t head, uint16_t* out, Work& w) {
   k_.multiply({.a = rows.rows,
                .a_stride = rows.stride,
-               .b = PackedMlaUp::head(call_.up.keys, head, d_.latent_depth, d_.nope_columns),
+               .b = PackedMlaUp::head(call_.up->keys, head, d_.latent_depth, d_.nope_columns),
                .panel_stride = d_.latent_depth / 2 * kPanel,
                .c = w.expanded,
                .c_stride = d_.nope_columns,

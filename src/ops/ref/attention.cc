@@ -7,8 +7,8 @@
 namespace perigee {
 namespace {
 
-uint8_t* cache_row(const LatentLayer& cache, const SequenceRows& sequence, int64_t position) {
-  return cache.base + sequence.pages[position / 64] * cache.page_bytes + position % 64 * cache.row_bytes;
+uint8_t* cache_row(const LatentLayer& cache, int32_t page, int64_t row) {
+  return cache.base + page * cache.page_bytes + row * cache.row_bytes;
 }
 
 void store(const LatentLayer& cache, uint8_t* row, int64_t begin, const float* x, int64_t n) {
@@ -30,22 +30,24 @@ float load(const LatentLayer& cache, const uint8_t* row, int64_t j) {
   }
 }
 
-// The sequence's cache rows [c | k_rope], positions 0 ... context - 1, as f32 [context, L + dr].
+// The sequence's cache rows [c | k_rope] that lie here, in the order of their positions, as f32 [context, L + dr].
 std::vector<float> read_latents(const LatentLayer& cache, const SequenceRows& sequence, int64_t width) {
-  const int64_t context = sequence.position + sequence.num_tokens;
+  const int64_t context = tokens_here(sequence, sequence.position + sequence.num_tokens);
   std::vector<float> out(context * width);
   for (int64_t s = 0; s < context; ++s) {
-    const uint8_t* row = cache_row(cache, sequence, s);
+    const uint8_t* row = cache_row(cache, sequence.pages[s / kRowsOfBlock], s % kRowsOfBlock);
     for (int64_t j = 0; j < width; ++j) out[s * width + j] = load(cache, row, j);
   }
   return out;
 }
 
-void softmax(std::vector<float>& scores) {
+// Returns the log of the sum of exponentials.
+float softmax(std::vector<float>& scores) {
   float largest = -INFINITY, sum = 0;
   for (const float s : scores) largest = std::fmax(largest, s);
   for (float& s : scores) sum += s = std::exp(s - largest);
   for (float& s : scores) s /= sum;
+  return scores.empty() ? largest : largest + std::log(sum);
 }
 
 // One head of one sequence. `uk` [dn, L] and `uv` [dv, L] are its rows of kv_b; `latents` [context, L + dr].
@@ -88,20 +90,40 @@ void attend_expanded(const Head& h, const Expanded& kv, const float* q, int64_t 
     for (int64_t d = 0; d < shape.value; ++d) out[d] += p[s] * kv.v[s * shape.value + d];
 }
 
-// The same with W_UK moved to the query and W_UV after the sum: keys and values are the latents themselves.
-void attend_absorbed(const Head& h, const float* q, int64_t visible, float* out) {
-  const MlaShape& shape = h.shape;
-  std::vector<float> q_latent(shape.latent), p(visible), mixed(shape.latent);
+// The same with W_UK moved to the query, [W_UK^T q_nope | q_rope] ...
+void absorb(const MlaShape& shape, const float* uk, const float* q, float* out) {
+  std::fill_n(out, shape.latent, 0.0f);
   for (int64_t d = 0; d < shape.nope; ++d)
-    for (int64_t l = 0; l < shape.latent; ++l) q_latent[l] += h.uk[d * shape.latent + l] * q[d];
+    for (int64_t l = 0; l < shape.latent; ++l) out[l] += uk[d * shape.latent + l] * q[d];
+  std::copy_n(q + shape.nope, shape.rope, out + shape.latent);
+}
+
+// ... so that keys and values are the first `visible` latents themselves -> out [L]; returns softmax()'s sum ...
+float mix(const MlaShape& shape, const std::vector<float>& latents, const float* query, int64_t visible, float* out) {
+  const int64_t width = shape.latent + shape.rope;
+  std::vector<float> p(visible);
   for (int64_t s = 0; s < visible; ++s) {
-    const float nope = ref_dot(q_latent.data(), h.latent(s), shape.latent);
-    p[s] = shape.softmax_scale * (nope + ref_dot(q + shape.nope, h.k_rope(s), shape.rope));
+    const float* key = latents.data() + s * width;
+    const float nope = ref_dot(query, key, shape.latent);
+    p[s] = shape.softmax_scale * (nope + ref_dot(query + shape.latent, key + shape.latent, shape.rope));
   }
-  softmax(p);
+  const float log_sum = softmax(p);
+  std::fill_n(out, shape.latent, 0.0f);
   for (int64_t s = 0; s < visible; ++s)
-    for (int64_t l = 0; l < shape.latent; ++l) mixed[l] += p[s] * h.latent(s)[l];
-  for (int64_t d = 0; d < shape.value; ++d) out[d] = ref_dot(h.uv + d * shape.latent, mixed.data(), shape.latent);
+    for (int64_t l = 0; l < shape.latent; ++l) out[l] += p[s] * latents[s * width + l];
+  return log_sum;
+}
+
+// ... and W_UV after the sum.
+void project(const MlaShape& shape, const float* uv, const float* mixed, float* out) {
+  for (int64_t d = 0; d < shape.value; ++d) out[d] = ref_dot(uv + d * shape.latent, mixed, shape.latent);
+}
+
+void attend_absorbed(const Head& h, const float* q, int64_t visible, float* out) {
+  std::vector<float> query(h.width()), mixed(h.shape.latent);
+  absorb(h.shape, h.uk, q, query.data());
+  mix(h.shape, h.latents, query.data(), visible, mixed.data());
+  project(h.shape, h.uv, mixed.data(), out);
 }
 
 void attend_head(const Head& h, const SequenceRows& sequence, const Tensor& q, const Tensor& y, int64_t index) {
@@ -124,7 +146,10 @@ void attend_head(const Head& h, const SequenceRows& sequence, const Tensor& q, c
 void RefOps::write_latent(const Tensor& c, const Tensor& k_rope, const Batch& batch, const LatentLayer& cache) {
   for (const SequenceRows& sequence : batch.sequences) {
     for (int64_t t = 0; t < sequence.num_tokens; ++t) {
-      uint8_t* row = cache_row(cache, sequence, sequence.position + t);
+      const int64_t position = sequence.position + t;
+      const int32_t page = page_here(sequence, position);
+      if (page < 0) continue;
+      uint8_t* row = cache_row(cache, page, position % kRowsOfBlock);
       store(cache, row, 0, c.row<float>(sequence.first_row + t), c.cols);
       store(cache, row, c.cols, k_rope.row<float>(sequence.first_row + t), k_rope.cols);
     }
@@ -133,6 +158,7 @@ void RefOps::write_latent(const Tensor& c, const Tensor& k_rope, const Batch& ba
 
 Tensor RefOps::mla_attend(const Tensor& q, const MlaUpWeight& up, const MlaShape& shape, const Batch& batch,
                           const LatentLayer& cache) {
+  if (batch.is_shared()) return Ops::mla_attend(q, up, shape, batch, cache);
   CHECK(q.cols == shape.heads * shape.q_head(), q.cols, " columns for ", shape.heads, " heads");
   const Tensor y = arena_.tensor(DType::kF32, q.rows, shape.heads * shape.value);
   const float* kv_b = ref_values(up.packed);
@@ -145,6 +171,44 @@ Tensor RefOps::mla_attend(const Tensor& q, const MlaUpWeight& up, const MlaShape
     }
   }
   return y;
+}
+
+Tensor RefOps::mla_absorb(const Tensor& q, const MlaUpWeight& up, const MlaShape& shape, const Batch&) {
+  const int64_t width = shape.latent + shape.rope;
+  const Tensor out = arena_.tensor(DType::kF32, q.rows, shape.heads * width);
+  for (int64_t g = 0; g < shape.heads; ++g) {
+    const float* uk = ref_values(up.packed) + g * (shape.nope + shape.value) * shape.latent;
+    for (int64_t i = 0; i < q.rows; ++i)
+      absorb(shape, uk, q.row<float>(i) + g * shape.q_head(), out.row<float>(i) + g * width);
+  }
+  return out;
+}
+
+Tensor RefOps::attend_latents(const Tensor& queries, const MlaShape& shape, const Batch& batch,
+                              const LatentLayer& cache) {
+  const int64_t width = shape.latent + shape.rope;
+  const Tensor out = arena_.tensor(DType::kF32, queries.rows * shape.heads, shape.latent + 1);
+  for (const SequenceRows& sequence : batch.sequences) {
+    const std::vector<float> latents = read_latents(cache, sequence, width);
+    for (int64_t t = 0; t < sequence.num_tokens; ++t) {
+      const int64_t visible = tokens_here(sequence, sequence.position + t + 1), i = sequence.first_row + t;
+      for (int64_t g = 0; g < shape.heads; ++g) {
+        float* row = out.row<float>(i * shape.heads + g);
+        row[shape.latent] = mix(shape, latents, queries.row<float>(i) + g * width, visible, row);
+      }
+    }
+  }
+  return out;
+}
+
+Tensor RefOps::mla_project(const Tensor& u, const MlaUpWeight& up, const MlaShape& shape, const Batch&) {
+  const Tensor out = arena_.tensor(DType::kF32, u.rows, shape.heads * shape.value);
+  for (int64_t g = 0; g < shape.heads; ++g) {
+    const float* uv = ref_values(up.packed) + (g * (shape.nope + shape.value) + shape.nope) * shape.latent;
+    for (int64_t i = 0; i < u.rows; ++i)
+      project(shape, uv, u.row<float>(i) + g * shape.latent, out.row<float>(i) + g * shape.value);
+  }
+  return out;
 }
 
 }  // namespace perigee

@@ -227,8 +227,8 @@ std::unique_ptr<WeightPacker> make_ref_sizes() {
   return std::make_unique<RefSizes>();
 }
 
-std::unique_ptr<Ops> make_ref_ops(Comm& comm) {
-  return std::make_unique<RefOps>(comm);
+std::unique_ptr<Ops> make_ref_ops(Comm& comm, Comm& dcp) {
+  return std::make_unique<RefOps>(comm, dcp);
 }
 
 }  // namespace perigee

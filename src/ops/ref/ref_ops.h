@@ -11,7 +11,7 @@ namespace perigee {
 
 class RefOps : public Ops {
  public:
-  explicit RefOps(Comm& comm = Comm::alone()) : Ops(comm) {}
+  explicit RefOps(Comm& comm = Comm::alone(), Comm& dcp = Comm::alone()) : Ops(comm, dcp) {}
 
   const char* name() const override { return "ref"; }
   DType activation_dtype() const override { return DType::kF32; }
@@ -36,6 +36,10 @@ class RefOps : public Ops {
   // The absorbed form here is the same sum in another order, for contexts where the expanded one takes too long.
   Tensor mla_attend(const Tensor& q, const MlaUpWeight& up, const MlaShape& shape, const Batch& batch,
                     const LatentLayer& cache) override;
+  Tensor mla_absorb(const Tensor& q, const MlaUpWeight& up, const MlaShape& shape, const Batch& batch) override;
+  Tensor attend_latents(const Tensor& queries, const MlaShape& shape, const Batch& batch,
+                        const LatentLayer& cache) override;
+  Tensor mla_project(const Tensor& u, const MlaUpWeight& up, const MlaShape& shape, const Batch& batch) override;
   Tensor kda_attend(const KdaInputs& in, const KdaWeights& w, const Batch& batch, const StateLayer& state) override;
   Routing route(const Tensor& x, const RouterWeight& router) override;
   Tensor moe_experts(const Tensor& x, const Routing& routing, const ExpertWeights& experts) override;
