@@ -258,4 +258,21 @@ int64_t ThreadComms::num_meetings(int32_t rank) const {
   return places_[static_cast<size_t>(rank)]->num_meetings.load(std::memory_order_relaxed);
 }
 
+ShardComms::ShardComms(int32_t size, int32_t dcp_size, const std::atomic<bool>& abort)
+    : all_(size, abort), dcp_size_(dcp_size) {
+  CHECK(dcp_size >= 1 && size % dcp_size == 0, size, " ranks in groups of ", dcp_size);
+  if (dcp_size == 1) return;
+  for (int32_t g = 0; g < size / dcp_size; ++g) groups_.push_back(std::make_unique<ThreadComms>(dcp_size, abort));
+}
+
+Comm& ShardComms::dcp_of(int32_t rank) {
+  if (groups_.empty()) return Comm::alone();
+  return groups_[static_cast<size_t>(rank / dcp_size_)]->of(rank % dcp_size_);
+}
+
+int64_t ShardComms::num_meetings(int32_t rank) const {
+  const int64_t own = all_.num_meetings(rank);
+  return groups_.empty() ? own : own + groups_[static_cast<size_t>(rank / dcp_size_)]->num_meetings(rank % dcp_size_);
+}
+
 }  // namespace perigee

@@ -40,4 +40,23 @@ class ThreadComms {
   std::vector<std::unique_ptr<Member>> members_;
 };
 
+// The Comms of tensor-parallel ranks that share their caches in groups: ranks [g * dcp_size, (g + 1) * dcp_size), which
+// hold consecutive heads, are dcp group g, and rank r has dcp index r % dcp_size in it. Requires that dcp_size divides
+// the number of ranks.
+class ShardComms {
+ public:
+  // `abort` outlives it.
+  ShardComms(int32_t size, int32_t dcp_size, const std::atomic<bool>& abort);
+
+  Comm& of(int32_t rank) { return all_.of(rank); }
+  Comm& dcp_of(int32_t rank);  // of a group of one: alone()
+  // Any thread: as ThreadComms's, the meetings of its dcp group among them.
+  int64_t num_meetings(int32_t rank) const;
+
+ private:
+  ThreadComms all_;
+  const int32_t dcp_size_;
+  std::vector<std::unique_ptr<ThreadComms>> groups_;  // none of groups of one
+};
+
 }  // namespace perigee

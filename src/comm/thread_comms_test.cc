@@ -297,5 +297,32 @@ TEST(ThreadComms, RanksThatDoNotDoTheSameAreABug) {
   EXPECT_DEATH(differ(), "calls all_reduce of (32|64) bytes while rank");
 }
 
+// Ranks with consecutive numbers are a dcp group; a meeting of either kind counts.
+TEST(ShardComms, GroupsOfConsecutiveRanks) {
+  const std::atomic<bool> abort{false};
+  for (const int32_t dcp_size : {1, 2, 4, 8}) {
+    ShardComms comms(8, dcp_size, abort);
+    std::vector<std::vector<int32_t>> seen(8);
+    {
+      std::vector<std::jthread> threads;
+      for (int32_t r = 0; r < 8; ++r)
+        threads.emplace_back([&, r] {
+          Comm& dcp = comms.dcp_of(r);
+          std::vector<int32_t>& group = seen[static_cast<size_t>(r)];
+          group.resize(static_cast<size_t>(dcp.size()));
+          dcp.all_gather(&r, sizeof(r), group.data());
+          comms.of(r).barrier();
+        });
+    }
+    for (int32_t r = 0; r < 8; ++r) {
+      const std::vector<int32_t>& group = seen[static_cast<size_t>(r)];
+      ASSERT_EQ(group.size(), static_cast<size_t>(dcp_size));
+      EXPECT_EQ(group[static_cast<size_t>(r % dcp_size)], r);
+      EXPECT_EQ(group[0], r - r % dcp_size);
+      EXPECT_EQ(comms.num_meetings(r), dcp_size > 1 ? 2 : 1);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace perigee

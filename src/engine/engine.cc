@@ -154,7 +154,8 @@ Result<std::unique_ptr<Engine>> Engine::create(const EngineConfig& config, const
                    make_executor(config, [p](Step&& step) { p->mailbox.push_reserved(Message(std::move(step))); }));
   const ModelInfo& info = impl->executor->model();
   const int32_t state_pages = impl->executor->state_pages();
-  const int64_t cache_tokens = static_cast<int64_t>(impl->executor->num_pages() - state_pages) * kBlockTokens;
+  const int64_t rank_blocks = impl->executor->num_pages() - state_pages;
+  const int64_t cache_tokens = rank_blocks * config.rank.limits.dcp_size * kBlockTokens;
   SchedulerConfig scheduling{config.rank.limits, config.scheduling};
   if (scheduling.max_model_len > cache_tokens)
     return bad_input(
@@ -237,6 +238,9 @@ int32_t Engine::max_choices() const {
 }
 int32_t Engine::num_pages() const {
   return impl_->executor->num_pages();
+}
+int32_t Engine::dcp_size() const {
+  return impl_->config.rank.limits.dcp_size;
 }
 int32_t Engine::state_pages() const {
   return impl_->executor->state_pages();

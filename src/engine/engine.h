@@ -53,7 +53,8 @@ class Engine {
   const ModelInfo& model() const;
   int32_t max_model_len() const;
   int32_t max_choices() const;  // EngineConfig::max_choices(): what one request can have
-  int32_t num_pages() const;
+  int32_t num_pages() const;    // of a rank
+  int32_t dcp_size() const;     // how many ranks share the blocks of a sequence
   int32_t state_pages() const;  // of those, what a sequence's recurrent state takes; 0: the model has none
 
   // Ends every request with an error and stops the threads. The server drains first by not submitting and waiting.

@@ -92,9 +92,9 @@ struct RankGroup::State {
   const RankGroupConfig config;
   const OnStep on_step;
   const MakeDevice make_device;
-  std::atomic<bool> abort{false};      // the abort word: set once, and nothing is reported after that
-  std::unique_ptr<ThreadComms> comms;  // of ranks with shards
-  std::vector<Member> members;         // never resized
+  std::atomic<bool> abort{false};     // the abort word: set once, and nothing is reported after that
+  std::unique_ptr<ShardComms> comms;  // of ranks with shards
+  std::vector<Member> members;        // never resized
   std::thread watcher;
 
   std::mutex mutex;                 // guards what follows; held while on_step runs
@@ -112,7 +112,9 @@ RankGroup::State::State(const RankGroupConfig& the_config, OnStep the_on_step, M
       on_step(std::move(the_on_step)),
       make_device(std::move(the_make_device)),
       members(static_cast<size_t>(the_config.rank.size)) {
-  if (config.rank.shard().size > 1) comms = std::make_unique<ThreadComms>(size(), abort);
+  const int32_t dcp_size = config.rank.limits.dcp_size, num_shards = static_cast<int32_t>(config.rank.shard().size);
+  CHECK(num_shards % dcp_size == 0, num_shards, " shards in dcp groups of ", dcp_size);
+  if (num_shards > 1) comms = std::make_unique<ShardComms>(num_shards, dcp_size, abort);
   for (int32_t r = 0; r < size(); ++r)
     members[static_cast<size_t>(r)].port =
         std::make_unique<RankPort>(abort, [this, r](StepResult& result) { report(r, result); });
@@ -124,6 +126,7 @@ RankConfig RankGroup::State::config_of(int32_t r) {
   out.rank = r;
   if (r < std::ssize(config.observers)) out.observer = config.observers[static_cast<size_t>(r)];
   if (comms) out.comm = &comms->of(r);
+  if (comms) out.dcp_comm = &comms->dcp_of(r);
   if (comms && out.observer != nullptr) {
     std::unique_ptr<Comm>& observed = members[static_cast<size_t>(r)].observed_comm;
     observed = observe_comm(*out.comm, *out.observer);

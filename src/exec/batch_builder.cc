@@ -32,8 +32,7 @@ void BatchBuilder::add_row(const PlanRow& row, const StepPlan& plan, const Slot&
   CHECK(row.num_drafts() == 0, "sequence ", row.sequence, " has no drafts to verify");
   const int32_t num_tokens = row.num_tokens();
   const int64_t blocks = (position + num_tokens + kBlockTokens - 1) / kBlockTokens;
-  CHECK(blocks <= static_cast<int64_t>(slot.pages.size()), "sequence ", row.sequence, " needs ", blocks,
-        " blocks, has ", slot.pages.size());
+  CHECK(blocks <= slot.num_blocks, "sequence ", row.sequence, " needs ", blocks, " blocks, has ", slot.num_blocks);
   const auto first_row = static_cast<int32_t>(tokens_.size());
   const Admission admission{.num_prompt_tokens = slot.num_prompt_tokens,
                             .num_cached_tokens = slot.num_cached_tokens,
@@ -50,6 +49,8 @@ void BatchBuilder::add_row(const PlanRow& row, const StepPlan& plan, const Slot&
                         .position = position,
                         .pages = slot.pages.data(),
                         .form = form_of(row, admission, model_, deterministic_)});
+  if (!slot.block_owners.empty())
+    sequences_.back().shared = {.here = slot.blocks_here, .owners = slot.block_owners.data()};
   if (!slot.state_pages.empty()) add_state(row, slot, sequences_.back());
   first_logit_.push_back(static_cast<int32_t>(logit_rows_.size()));
   if (row.scores_prompt())
@@ -95,7 +96,8 @@ void BatchBuilder::place_checkpoint(const CheckpointWrite& write, const Sequence
   CHECK(write.is_valid() && boundary > from && boundary <= commit, "slot ", write.slot, " commits ", commit,
         ", its checkpoint after ", from, " is in (", write.lower, ", ", write.upper, "]");
   checkpoints_.push_back({.position = boundary, .pages = checkpoint_pages_.data() + checkpoint_pages_.size()});
-  for (const Placement& place : write.pages) checkpoint_pages_.push_back(place.page.value);
+  for (const Placement& place : write.pages)
+    if (place.dcp_index == dcp_index_) checkpoint_pages_.push_back(place.page.value);
 }
 
 }  // namespace perigee

@@ -21,7 +21,8 @@ MlaForm form_of(const PlanRow& row, const Admission& admission, const Model& mod
 
 class BatchBuilder {
  public:
-  BatchBuilder(const Model& model, bool deterministic) : model_(model), deterministic_(deterministic) {}
+  BatchBuilder(const Model& model, bool deterministic, int32_t dcp_index = 0)
+      : model_(model), deterministic_(deterministic), dcp_index_(dcp_index) {}
 
   // Requires the plan's starts and appends to be in `slots` already. Valid until the next build().
   const Batch& build(const StepPlan& plan, const Slots& slots);
@@ -37,6 +38,7 @@ class BatchBuilder {
 
   const Model& model_;
   const bool deterministic_;
+  const int32_t dcp_index_;
   Batch batch_;
   std::vector<int32_t> tokens_, positions_, logit_rows_, first_logit_;
   std::vector<int32_t> checkpoint_pages_;

@@ -177,6 +177,28 @@ TEST_F(BuilderTest, ThePositionIsTheSlotsOwn) {
   EXPECT_EQ(build(plan).sequences[0].position, 64);
 }
 
+// Of a dcp group: which blocks lie here, and of a checkpoint the pages at the rank's own index.
+TEST_F(BuilderTest, BlocksAndCheckpointsOfADcpGroup) {
+  slots_ = Slots(4, 1000, 16, {}, {.index = 1, .size = 2});
+  SequenceStart start = start_of(SlotId(0), 100, 100, 0);
+  start.state_pages = {{PageId(3), 0}, {PageId(4), 0}, {PageId(5), 1}, {PageId(6), 1}};
+  slots_.start(start);
+  slots_.append({.slot = SlotId(0), .block_index = 0, .place = {PageId(30), 0}});
+  slots_.append({.slot = SlotId(0), .block_index = 1, .place = {PageId(30), 1}});
+  StepPlan plan;
+  add_row(plan, 0, 100, false);
+  plan.checkpoints = {{SlotId(0), 63, 64, {{PageId(7), 0}, {PageId(8), 0}, {PageId(17), 1}, {PageId(18), 1}}}};
+  BatchBuilder builder(model_, false, 1);
+  const Batch& batch = builder.build(plan, slots_);
+  const SequenceRows& rows = batch.sequences[0];
+  EXPECT_TRUE(batch.is_shared());
+  EXPECT_EQ(tokens_here(rows, 100), 36);
+  EXPECT_EQ(page_here(rows, 63), -1);
+  EXPECT_EQ(page_here(rows, 64), 30);
+  EXPECT_EQ(rows.state_pages[1], 6);
+  EXPECT_EQ(checkpoints_of(batch, 0), (Checkpoints{{64, {17, 18}}}));
+}
+
 using BuilderDeathTest = BuilderTest;
 
 TEST_F(BuilderDeathTest, APositionOutOfItsRangeIsABug) {

@@ -47,7 +47,10 @@ class HostDevice final : public RankDevice {
 
  private:
   void start_state(const SequenceStart& start);
-  uint8_t* page(const Placement& place) { return pool_memory_.data() + place.page.value * parts_->layout.page_bytes(); }
+  void copy_page(const uint8_t* from, uint8_t* to) {
+    parts_->ops->copy(to, from, static_cast<size_t>(parts_->layout.page_bytes()));
+  }
+  uint8_t* page(int32_t id) { return pool_memory_.data() + id * parts_->layout.page_bytes(); }
 
   const RankConfig config_;
   RankParts* parts_ = nullptr;
@@ -63,10 +66,11 @@ class HostDevice final : public RankDevice {
 };
 
 Result<std::unique_ptr<Ops>> HostDevice::make_ops() {
-  if (config_.device == Device::kRef) return make_ref_ops(*config_.comm);
+  if (config_.device == Device::kRef) return make_ref_ops(*config_.comm, *config_.dcp_comm);
   const int threads =
       config_.load.num_threads > 0 ? config_.load.num_threads : std::max(1, available_cores() / config_.size);
-  auto ops = make_cpu_ops({.num_threads = threads, .isa = config_.isa, .comm = *config_.comm});
+  auto ops =
+      make_cpu_ops({.num_threads = threads, .isa = config_.isa, .comm = *config_.comm, .dcp = *config_.dcp_comm});
   if (ops.ok()) log_info("backend ", (*ops)->name(), ", ", threads, threads == 1 ? " thread" : " threads");
   return ops;
 }
@@ -104,14 +108,15 @@ void HostDevice::apply(const StepPlan& plan, const Batch&, int32_t) {
 // The recurrent state before the sequence's first row: a copy of the checkpoint that it starts from, or zeros.
 void HostDevice::start_state(const SequenceStart& start) {
   const CacheLayout& layout = parts_->layout;
-  CHECK(static_cast<int64_t>(start.state_pages.size()) == layout.state_pages(), "sequence ", start.sequence, " has ",
-        start.state_pages.size(), " state pages");
-  CHECK(start.checkpoint.empty() == (start.state_pages.empty() || start.num_cached_tokens == 0), "sequence ",
-        start.sequence, " starts at ", start.num_cached_tokens, " without the state there");
-  for (size_t i = 0; i < start.state_pages.size(); ++i) {
-    const uint8_t* from = start.checkpoint.empty() ? zero_page_.data() : page(start.checkpoint[i]);
-    parts_->ops->copy(page(start.state_pages[i]), from, static_cast<size_t>(layout.page_bytes()));
-  }
+  const std::vector<int32_t>& pages = (*parts_->slots)[start.slot].state_pages;
+  CHECK(std::ssize(pages) == layout.state_pages(), "sequence ", start.sequence, " has ", pages.size(), " state pages");
+  CHECK(start.checkpoint.empty() == (pages.empty() || start.num_cached_tokens == 0), "sequence ", start.sequence,
+        " starts at ", start.num_cached_tokens, " without the state there");
+  size_t i = 0;
+  for (const Placement& place : start.checkpoint)
+    if (place.dcp_index == config_.dcp_index()) copy_page(page(place.page.value), page(pages[i++]));
+  CHECK(i == (start.checkpoint.empty() ? 0 : pages.size()), "a checkpoint of ", i, " pages");
+  for (; i < pages.size(); ++i) copy_page(zero_page_.data(), page(pages[i]));
 }
 
 void HostDevice::forward(const StepPlan& plan, const Batch& batch, int32_t) {

@@ -29,7 +29,8 @@ Result<std::unique_ptr<Rank>> Rank::load(RankConfig config, std::unique_ptr<Rank
     ASSIGN_OR_RETURN(model, load_model(parts.config.load, *parts.ops));
   }
   parts.set_model(std::move(model), parts.ops->activation_dtype());
-  parts.builder = std::make_unique<BatchBuilder>(*parts.model, parts.config.limits.deterministic);
+  parts.builder =
+      std::make_unique<BatchBuilder>(*parts.model, parts.config.limits.deterministic, parts.config.dcp_index());
   ASSIGN_OR_RETURN(rank->max_pages_, rank->device_->warm_up(parts));
   return rank;
 }
@@ -39,7 +40,8 @@ Status Rank::reserve(int32_t num_pages) {
   parts_.num_pages = num_pages;
   const int64_t penalties = parts_.ops->on_device() ? 0 : parts_.model->info().vocab;  // a GPU counts for itself
   parts_.slots = std::make_unique<Slots>(parts_.config.limits.max_sequences, penalties, parts_.max_blocks(num_pages),
-                                         parts_.config.shard());
+                                         parts_.config.shard(),
+                                         DcpShare{parts_.config.dcp_index(), parts_.config.limits.dcp_size});
   return device_->reserve();
 }
 

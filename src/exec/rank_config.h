@@ -35,7 +35,8 @@ enum class RankLayout : uint8_t {
 struct RankConfig {
   int32_t rank = 0, size = 1;  // this rank of so many
   RankLayout layout = RankLayout::kReplicated;
-  Comm* comm = &Comm::alone();  // with the ranks that hold the other shards; outlives the rank
+  Comm* comm = &Comm::alone();      // with the ranks that hold the other shards; outlives the rank
+  Comm* dcp_comm = &Comm::alone();  // with those of its dcp group: ranks of consecutive shards, limits.dcp_size of them
   Device device = Device::kCpu;
   LoadOptions load;               // its num_threads also compute on a CPU; 0: the cores, divided among the ranks
   int64_t cache_bytes = 1 << 30;  // page pool of a rank; on a GPU 0: what memory_share leaves beside the rest
@@ -50,6 +51,7 @@ struct RankConfig {
   TensorParallel shard() const {
     return layout == RankLayout::kTensorParallel ? TensorParallel{.rank = rank, .size = size} : TensorParallel{};
   }
+  int32_t dcp_index() const { return rank % limits.dcp_size; }
 };
 
 }  // namespace perigee

@@ -29,7 +29,8 @@ Result<int32_t> RankParts::pages_in(int64_t bytes) const {
 }
 
 int32_t RankParts::max_blocks(int32_t pages) const {
-  return static_cast<int32_t>(std::min<int64_t>(pages, model->info().max_positions / kBlockTokens + 1));
+  const int64_t room = int64_t{pages} * config.limits.dcp_size;
+  return static_cast<int32_t>(std::min(room, model->info().max_positions / kBlockTokens + 1));
 }
 
 }  // namespace perigee

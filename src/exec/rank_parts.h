@@ -33,7 +33,7 @@ struct RankParts {
   int64_t least_pages() const { return 2 + layout.state_pages(); }  // for any work
   // Pages that fit. kBadInput names the flag when they are too few for any work.
   Result<int32_t> pages_in(int64_t bytes) const;
-  int32_t max_blocks(int32_t pages) const;  // of one sequence
+  int32_t max_blocks(int32_t pages) const;  // of one sequence, on all ranks of a dcp group
   int32_t max_tokens() const {
     return std::max(config.limits.max_step_tokens, config.limits.max_sequences);
   }  // of a step

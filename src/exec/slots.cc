@@ -15,10 +15,15 @@ void count(Slot& slot, int32_t id, bool output) {
 
 }  // namespace
 
-Slots::Slots(int32_t num_slots, int64_t vocab, int32_t max_blocks, const TensorParallel& ranks)
-    : vocab_(vocab), max_blocks_(max_blocks), ranks_(ranks) {
+Slots::Slots(int32_t num_slots, int64_t vocab, int32_t max_blocks, const TensorParallel& ranks, DcpShare dcp)
+    : vocab_(vocab), max_blocks_(max_blocks), ranks_(ranks), dcp_(dcp) {
+  const auto most = static_cast<size_t>(max_blocks);
   slots_.resize(static_cast<size_t>(num_slots));
-  for (Slot& slot : slots_) slot.pages.reserve(static_cast<size_t>(max_blocks));
+  for (Slot& slot : slots_) {
+    slot.pages.reserve(most);
+    slot.blocks_here.reserve(dcp.size > 1 ? most : 0);
+    slot.block_owners.reserve(dcp.size > 1 ? most : 0);
+  }
 }
 
 void Slots::start(const SequenceStart& start) {
@@ -33,9 +38,13 @@ void Slots::start(const SequenceStart& start) {
   slot.length = start.num_cached_tokens;
   slot.num_outputs = slot.num_tokens - start.num_prompt_tokens;
   slot.newest_id = -1;
+  slot.num_blocks = 0;
   slot.pages.clear();
+  slot.blocks_here.clear();
+  slot.block_owners.clear();
   slot.state_pages.clear();
-  for (const Placement& place : start.state_pages) slot.state_pages.push_back(place.page.value);
+  for (const Placement& place : start.state_pages)
+    if (place.dcp_index == dcp_.index) slot.state_pages.push_back(place.page.value);
   slot.committed = start.num_cached_tokens;
   slot.seen.clear();
   slot.output_counts.clear();
@@ -49,8 +58,14 @@ void Slots::start(const SequenceStart& start) {
 
 void Slots::append(const BlockAppend& append) {
   Slot& slot = (*this)[append.slot];
-  CHECK(append.block_index == std::ssize(slot.pages) && append.block_index < max_blocks_, "block ", append.block_index,
-        " after ", slot.pages.size(), " blocks of slot ", append.slot, ", which has room for ", max_blocks_);
+  CHECK(append.block_index == slot.num_blocks && append.block_index < max_blocks_, "block ", append.block_index,
+        " after ", slot.num_blocks, " blocks of slot ", append.slot, ", which has room for ", max_blocks_);
+  const int32_t owner = append.place.dcp_index;
+  CHECK(owner >= 0 && owner < dcp_.size, "a page at dcp index ", owner, " of ", dcp_.size);
+  ++slot.num_blocks;
+  if (dcp_.size > 1) slot.block_owners.push_back(static_cast<uint8_t>(owner));
+  if (owner != dcp_.index) return;
+  if (dcp_.size > 1) slot.blocks_here.push_back(append.block_index);
   slot.pages.push_back(append.place.page.value);
 }
 

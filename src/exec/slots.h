@@ -19,6 +19,11 @@ constexpr int32_t rank_of_slot(SlotId slot, int64_t num_ranks) {
   return static_cast<int32_t>(slot.value % num_ranks);
 }
 
+// Of a rank: which blocks and which pages of states lie with it, of those that its dcp group shares.
+struct DcpShare {
+  int32_t index = 0, size = 1;
+};
+
 struct Slot {
   SequenceId sequence;
   std::shared_ptr<const std::vector<int32_t>> tokens;  // as started: prompt, then former outputs
@@ -32,7 +37,11 @@ struct Slot {
   int32_t length = 0;
   int32_t num_outputs = 0;  // sampled ids, former ones included
   int32_t newest_id = -1;   // the id that the next decode row runs
-  std::vector<int32_t> pages;
+  int32_t num_blocks = 0;
+  std::vector<int32_t> pages;  // of the blocks that lie here
+  // Of a dcp group alone, see SharedBlocks:
+  std::vector<int32_t> blocks_here;
+  std::vector<uint8_t> block_owners;
   std::vector<int32_t> state_pages;  // of a recurrent model
   int32_t committed = 0;             // tokens that the state in them has seen; the rest up to length is in the ring
   // Kept only under penalties, by the rank of the slot:
@@ -43,7 +52,7 @@ struct Slot {
 class Slots {
  public:
   // vocab 0: penalties are counted elsewhere, on the device.
-  Slots(int32_t num_slots, int64_t vocab, int32_t max_blocks, const TensorParallel& ranks = {});
+  Slots(int32_t num_slots, int64_t vocab, int32_t max_blocks, const TensorParallel& ranks = {}, DcpShare dcp = {});
 
   void start(const SequenceStart& start);
   void append(const BlockAppend& append);
@@ -58,6 +67,7 @@ class Slots {
   int64_t vocab_;
   int32_t max_blocks_;
   TensorParallel ranks_;
+  DcpShare dcp_;
   std::vector<Slot> slots_;
 };
 

@@ -124,5 +124,24 @@ TEST(Slots, PenaltiesAreCountedByTheRankOfTheSlot) {
   }
 }
 
+// A rank has the pages of its own dcp index, and knows where every block is.
+TEST(Slots, BlocksAndStatesOfADcpGroup) {
+  Slots slots(1, 0, 4, {}, {.index = 1, .size = 3});
+  SequenceStart start = start_of({5}, 1, 0);
+  for (const int32_t index : {0, 1, 2})
+    for (const int32_t page : {7, 8}) start.state_pages.push_back({PageId(10 * index + page), index});
+  slots.start(start);
+  const Slot& slot = slots[kSlot];
+  EXPECT_EQ(slot.state_pages, (std::vector<int32_t>{17, 18}));
+  int32_t block = 0;
+  for (const int32_t owner : {2, 1, 1, 0}) slots.append({kSlot, block++, {PageId(40 + owner), owner}});
+  EXPECT_EQ(slot.num_blocks, 4);
+  EXPECT_EQ(slot.pages, (std::vector<int32_t>{41, 41}));
+  EXPECT_EQ(slot.blocks_here, (std::vector<int32_t>{1, 2}));
+  EXPECT_EQ(slot.block_owners, (std::vector<uint8_t>{2, 1, 1, 0}));
+  slots.start(start);
+  EXPECT_EQ(slot.num_blocks + std::ssize(slot.pages) + std::ssize(slot.blocks_here) + std::ssize(slot.block_owners), 0);
+}
+
 }  // namespace
 }  // namespace perigee

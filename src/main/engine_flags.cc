@@ -53,7 +53,9 @@ void add_parallel_flags(CommandLine& flags, EngineFlags& to) {
   const Whole ranks{1, kMostSequences};
   flags.add("--tensor-parallel-size,--tp", to.parallel.tensor, Whole{1, kMostRanks},
             "ranks that each hold a share of the heads, of every expert and of the vocabulary; on a GPU only 1");
-  flags.add("--decode-context-parallel-size,--dcp", to.parallel.decode_context, ranks, "only 1 in this version");
+  flags.add("--decode-context-parallel-size,--dcp", to.config.rank.limits.dcp_size, Whole{1, kMaxDcpSize},
+            "ranks that share the cache of latents, each with some of a sequence's blocks; divides the tensor parallel "
+            "size");
   flags.add("--pipeline-parallel-size,--pp", to.parallel.pipeline, ranks, "only 1 in this version");
   flags.add("--data-parallel-size,--dp", to.parallel.data, ranks, "only 1 in this version");
   flags.add("--speculative-config", to.speculative_config, "not in this version");
@@ -135,7 +137,6 @@ Status check_not_there_yet(const EngineFlags& read) {
   const ParallelSizes& parallel = read.parallel;
   const bool other_tokenizer = !read.tokenizer.empty() && read.tokenizer != read.config.rank.load.path;
   for (const auto& [name, asked, why] : std::initializer_list<std::tuple<const char*, bool, const char*>>{
-           {"decode-context-parallel-size", parallel.decode_context > 1, kOnlyOne},
            {"pipeline-parallel-size", parallel.pipeline > 1, kOnlyOne},
            {"data-parallel-size", parallel.data > 1, kOnlyOne},
            {"speculative-config", !read.speculative_config.empty(), "this version has no speculation; leave it out"},
@@ -207,6 +208,21 @@ Status settle_ranks(int32_t tensor_parallel, RankConfig& rank) {
                  fmt::format("--tensor-parallel-size {}: this version runs a model on one GPU; use 1, or --device cpu",
                              tensor_parallel),
                  "tensor-parallel-size");
+  const int32_t dcp = rank.limits.dcp_size;
+  if (tensor_parallel % dcp != 0)
+    return bad_input(
+        fmt::format("--decode-context-parallel-size {} does not divide --tensor-parallel-size {}: the ranks "
+                    "of a dcp group are some of those; use 1{}",
+                    dcp, tensor_parallel,
+                    tensor_parallel > 1 ? fmt::format(", {} or another divisor", tensor_parallel) : ""),
+        "decode-context-parallel-size");
+  if (dcp > 1 && rank.limits.deterministic)
+    return Error(
+        Code::kUnavailable,
+        fmt::format("--decode-context-parallel-size {} and --deterministic: which rank has a block follows from "
+                    "what else runs, and sums are in the order of ranks; leave one of the two out",
+                    dcp),
+        "decode-context-parallel-size");
   if (tensor_parallel > 1) {
     rank.size = tensor_parallel;
     rank.layout = RankLayout::kTensorParallel;

@@ -11,7 +11,7 @@ namespace perigee {
 
 // Sizes as vLLM's flags give them. Only 1 in this version, except of tensor.
 struct ParallelSizes {
-  int32_t tensor = 1, decode_context = 1, pipeline = 1, data = 1;
+  int32_t tensor = 1, pipeline = 1, data = 1;
 };
 
 struct EngineFlags {

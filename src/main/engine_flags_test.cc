@@ -115,6 +115,24 @@ TEST(EngineFlags, TensorParallelRanks) {
   EXPECT_EQ(parsed({"--device", "cpu", "-tp=2", "--fail-rank", "2"}).error().field, "fail-rank");
 }
 
+TEST(EngineFlags, DecodeContextParallelRanks) {
+  for (const char* flag : {"--decode-context-parallel-size=2", "--dcp=2", "-dcp=2"}) {
+    const auto config = parsed({"--device", "cpu", "-tp=4", flag});
+    ASSERT_TRUE(config.ok()) << config.error().message;
+    EXPECT_EQ(config->rank.limits.dcp_size, 2);
+    EXPECT_EQ(config->rank.size, 4);
+  }
+  EXPECT_EQ(parsed({"--device", "cpu", "-tp=4"})->rank.limits.dcp_size, 1);
+  const auto three = parsed({"--device", "cpu", "-tp=4", "-dcp=3"});
+  ASSERT_FALSE(three.ok());
+  EXPECT_EQ(three.error().message,
+            "--decode-context-parallel-size 3 does not divide --tensor-parallel-size 4: the ranks of a dcp group are "
+            "some of those; use 1, 4 or another divisor");
+  EXPECT_EQ(parsed({"--device", "cpu", "-tp=2", "-dcp=2", "--deterministic"}).error().code, Code::kUnavailable);
+  EXPECT_EQ(parsed({"--device", "cpu", "-dcp=2", "--replicated-ranks", "2"}).error().field,
+            "decode-context-parallel-size");
+}
+
 TEST(EngineFlags, RanksAndTheirFaults) {
   const auto plain = parsed({"--device", "cpu"});
   ASSERT_TRUE(plain.ok()) << plain.error().message;

@@ -186,17 +186,19 @@ Result<std::unique_ptr<Engine>> load_engine(EngineConfig config, Server& server,
 }
 
 void log_sizes(const Engine& engine, double seconds, bool fp8_cache) {
-  const int64_t tokens = static_cast<int64_t>(engine.num_pages()) * kBlockTokens;
+  const int64_t blocks = static_cast<int64_t>(engine.num_pages()) * engine.dcp_size(), tokens = blocks * kBlockTokens;
   log_info("Model loading took ", memory_text(engine.model().weight_bytes), " and ", seconds, " s");
-  log_info("KV cache size: ", tokens, " tokens (", engine.num_pages(), " blocks of ", kBlockTokens, ")",
+  log_info("KV cache size: ", tokens, " tokens (", blocks, " blocks of ", kBlockTokens,
+           engine.dcp_size() > 1 ? str_cat(" on ", engine.dcp_size(), " ranks") : "", ")",
            !fp8_cache                        ? ""
            : engine.model().has_cache_scales ? ", fp8 (e4m3) with the model's scales"
                                              : ", fp8 (e4m3) with a scale of 1, uncalibrated");
   if (engine.state_pages() > 0)
     log_info("Recurrent state: ", engine.state_pages(), " of those pages a sequence, and a checkpoint");
-  const int64_t pages = (engine.max_model_len() + kBlockTokens - 1) / kBlockTokens + engine.state_pages();
+  const int64_t pages =
+      (engine.max_model_len() + kBlockTokens - 1) / kBlockTokens + int64_t{engine.state_pages()} * engine.dcp_size();
   log_info("Maximum concurrency for ", engine.max_model_len(),
-           " tokens per request: ", static_cast<double>(engine.num_pages()) / static_cast<double>(pages), "x");
+           " tokens per request: ", static_cast<double>(blocks) / static_cast<double>(pages), "x");
 }
 
 int serve_until_signal(const ServerConfig& server_config, EngineConfig engine_config) {

@@ -17,10 +17,15 @@ class SingleSequence {
   static constexpr int32_t kRingTokens = 8;
 
   // Room for `capacity` tokens. The pages lie in reverse order in the pool, so that a mix-up of page and block shows;
-  // those of the recurrent state come first, and begin with zeros.
+  // those of the recurrent state come first, and begin with zeros. Ranks that share a cache take blocks by turns.
   SingleSequence(const Model& model, Ops& ops, DType cache_dtype, int64_t capacity) : model_(model), ops_(ops) {
     const CacheLayout layout = model.cache_layout(cache_dtype);
-    const int64_t pages = (capacity + 63) / 64 + layout.state_pages();
+    const int64_t blocks = (capacity + 63) / 64, pages = blocks + layout.state_pages();
+    const int32_t num_ranks = ops.dcp().size();
+    for (int32_t b = 0; num_ranks > 1 && b < blocks; ++b) {
+      block_owners_.push_back(static_cast<uint8_t>(b % num_ranks));
+      if (b % num_ranks == ops.dcp().rank()) blocks_here_.push_back(b);
+    }
     memory_ = ops.make_buffer(static_cast<size_t>(pages * layout.page_bytes()));
     ring_ = ops.make_buffer(static_cast<size_t>(layout.ring_slot_bytes(kRingTokens)));
     pool_ = {.base = memory_.data(), .layout = layout, .ring = ring_.data(), .ring_tokens = kRingTokens};
@@ -78,14 +83,16 @@ class SingleSequence {
     const int32_t n = static_cast<int32_t>(tokens.size());
     std::vector<int32_t> positions(n);
     std::iota(positions.begin(), positions.end(), length_);
-    const SequenceRows sequence{.first_row = 0,
-                                .num_tokens = n,
-                                .position = length_,
-                                .pages = pages_.data() + pool_.layout.state_pages(),
-                                .form = form,
-                                .state_pages = pages_.data(),
-                                .committed = committed_,
-                                .commit_all = commit_all};
+    const SequenceRows sequence{
+        .first_row = 0,
+        .num_tokens = n,
+        .position = length_,
+        .pages = pages_.data() + pool_.layout.state_pages(),
+        .shared = {.here = blocks_here_, .owners = block_owners_.empty() ? nullptr : block_owners_.data()},
+        .form = form,
+        .state_pages = pages_.data(),
+        .committed = committed_,
+        .commit_all = commit_all};
     const Batch batch{
         .tokens = tokens, .positions = positions, .sequences = std::span(&sequence, 1), .logit_rows = rows};
     ops_.begin_step();
@@ -107,6 +114,8 @@ class SingleSequence {
   Buffer memory_, ring_;
   PagePool pool_;
   std::vector<int32_t> pages_;
+  std::vector<int32_t> blocks_here_;   // see SharedBlocks
+  std::vector<uint8_t> block_owners_;  // none: every block lies here
   int32_t length_ = 0;
   int32_t committed_ = 0;  // of the recurrent state; the tokens after it are in the ring
 };

@@ -23,40 +23,59 @@ struct Case {
   Backend backend = Backend::kRef;
 };
 
-std::unique_ptr<Ops> make_ops(Backend backend, Comm& comm) {
-  if (backend == Backend::kRef) return make_ref_ops(comm);
-  auto ops = make_cpu_ops({.num_threads = 1, .isa = isa_under_test(), .comm = comm});
+std::unique_ptr<Ops> make_ops(Backend backend, Comm& comm, Comm& dcp) {
+  if (backend == Backend::kRef) return make_ref_ops(comm, dcp);
+  auto ops = make_cpu_ops({.num_threads = 1, .isa = isa_under_test(), .comm = comm, .dcp = dcp});
   CHECK(ops.ok(), ops.error().message);
   return std::move(*ops);
 }
 
-// Logits of a prompt and of single tokens after it, as one rank of the group has them.
-Rows run_rank(const Case& c, ThreadComms& comms, int32_t rank) {
+// Logits of a prompt, of single tokens and of several proposed ones after it, as one rank of the group has them.
+Rows run_rank(const Case& c, ShardComms& comms, int32_t rank) {
   Comm& comm = comms.of(rank);
-  const std::unique_ptr<Ops> ops = make_ops(c.backend, comm);
+  const std::unique_ptr<Ops> ops = make_ops(c.backend, comm, comms.dcp_of(rank));
   const TensorParallel ranks{.rank = comm.rank(), .size = comm.size()};
   const auto model = load_model({.path = c.folder, .format = c.format, .ranks = ranks}, *ops);
   CHECK(model.ok(), model.error().message);
-  SingleSequence sequence(**model, *ops, ops->activation_dtype(), 128);
-  std::vector<int32_t> prompt(70);
-  for (size_t i = 0; i < prompt.size(); ++i) prompt[i] = static_cast<int32_t>((i * i + 7 * i) % 96);
-  Rows out = sequence.run(prompt, MlaForm::kExpanded);
-  for (const int32_t token : {5, 90, 41})
-    for (std::vector<float>& row : sequence.propose({token}, MlaForm::kAbsorbed)) out.push_back(std::move(row));
-  // The sums of four steps, and the rows of logits that are gathered.
-  EXPECT_EQ(comms.num_meetings(rank), 4 * (1 + 2 * (*model)->info().num_layers) + std::ssize(out));
+  SingleSequence sequence(**model, *ops, ops->activation_dtype(), 256);
+  int32_t next = 0;
+  const auto tokens = [&next](int32_t count) {
+    std::vector<int32_t> out(static_cast<size_t>(count));
+    for (int32_t& token : out) token = (next * next + 7 * next) % 96, ++next;
+    return out;
+  };
+  Rows out;
+  const auto keep = [&out](Rows rows) {
+    for (std::vector<float>& row : rows) out.push_back(std::move(row));
+  };
+  keep(sequence.run(tokens(70), MlaForm::kExpanded));
+  keep(sequence.run(tokens(60), MlaForm::kExpanded));
+  keep(sequence.run(tokens(9), MlaForm::kAbsorbed));
+  keep(sequence.propose(tokens(5), MlaForm::kAbsorbed));
+  for (int i = 0; i < 3; ++i) keep(sequence.propose(tokens(1), MlaForm::kAbsorbed));
+  // The sums of seven steps, and the rows of logits that are gathered.
+  if (ops->dcp().size() == 1) {
+    EXPECT_EQ(comms.num_meetings(rank), 7 * (1 + 2 * (*model)->info().num_layers) + std::ssize(out));
+  }
   return out;
 }
 
-Rows run_group(const Case& c, int32_t size) {
+struct GroupSize {
+  int32_t tp = 1, dcp = 1;
+};
+
+Rows run_group(const Case& c, GroupSize size) {
   const std::atomic<bool> abort{false};
-  ThreadComms comms(size, abort);
-  std::vector<Rows> rows(static_cast<size_t>(size));
+  ShardComms comms(size.tp, size.dcp, abort);
+  std::vector<Rows> rows(static_cast<size_t>(size.tp));
   std::vector<std::jthread> threads;
-  for (int32_t rank = 0; rank < size; ++rank)
+  for (int32_t rank = 0; rank < size.tp; ++rank)
     threads.emplace_back([&, rank] { rows[static_cast<size_t>(rank)] = run_rank(c, comms, rank); });
   threads.clear();
-  for (const Rows& other : rows) EXPECT_EQ(other, rows[0]);
+  for (int32_t rank = 0; rank < size.tp; ++rank) {
+    EXPECT_EQ(rows[static_cast<size_t>(rank)], rows[0]);
+    EXPECT_EQ(comms.num_meetings(rank), comms.num_meetings(0));
+  }
   return rows[0];
 }
 
@@ -73,17 +92,18 @@ float most_apart(const std::vector<float>& a, const std::vector<float>& b) {
   return static_cast<float>(most);
 }
 
-void expect_group_is_one(const Json& config, std::initializer_list<int32_t> sizes, Backend backend = Backend::kRef) {
+void expect_group_is_one(const Json& config, std::initializer_list<GroupSize> sizes, Backend backend = Backend::kRef) {
   const TempFolder folder;
   folder.write("config.json", dump_json(config));
   const Case c{.folder = folder.path(), .backend = backend};
-  const Rows one = run_group(c, 1);
-  for (const int32_t size : sizes) {
+  const Rows one = run_group(c, {});
+  for (const GroupSize size : sizes) {
     const Rows group = run_group(c, size);
     ASSERT_EQ(group.size(), one.size());
     for (size_t i = 0; i < one.size(); ++i) {
       ASSERT_EQ(group[i].size(), one[i].size());
-      ASSERT_LE(most_apart(group[i], one[i]), backend == Backend::kRef ? 1e-4f : 0.05f) << size << " ranks, row " << i;
+      ASSERT_LE(most_apart(group[i], one[i]), backend == Backend::kRef ? 1e-4f : 0.05f)
+          << "tp " << size.tp << " dcp " << size.dcp << ", row " << i;
     }
   }
 }
@@ -99,27 +119,28 @@ Json with_heads(Json config, int64_t heads) {
 
 TEST(TensorParallelModel, LatentAttentionAndExperts) {
   const Json four_heads = with_heads(tiny_config(), 4);
-  expect_group_is_one(four_heads, {2, 4});
-  expect_group_is_one(with(four_heads, "q_lora_rank", Json()), {2});
-  expect_group_is_one(with(four_heads, "n_shared_experts", Json(0)), {2});
+  expect_group_is_one(four_heads, {{2}, {4}, {2, 2}, {4, 2}, {4, 4}});
+  expect_group_is_one(with_heads(tiny_config(), 8), {{8, 2}, {8, 4}, {8, 8}});
+  expect_group_is_one(with(four_heads, "q_lora_rank", Json()), {{2}});
+  expect_group_is_one(with(four_heads, "n_shared_experts", Json(0)), {{2}});
   // Quantised: halves and quarters of 160 and of 32 columns cut blocks of 128 and groups of 32.
-  expect_group_is_one(with(four_heads, "quantization_config", fp8_quantization()), {2, 4});
-  expect_group_is_one(with(four_heads, "quantization_config", int4_quantization()), {2, 4});
+  expect_group_is_one(with(four_heads, "quantization_config", fp8_quantization()), {{2}, {4}});
+  expect_group_is_one(with(four_heads, "quantization_config", int4_quantization()), {{2}, {4}});
 }
 
 TEST(TensorParallelModel, KimiDeltaAttention) {
   Json config = with_heads(tiny_hybrid_config(), 4);
   config.find("linear_attn_config")->set("num_heads", Json(4));
-  expect_group_is_one(config, {2, 4});
+  expect_group_is_one(config, {{2}, {4}, {2, 2}, {4, 2}});
 }
 
 // Every expert is chosen: where the router has a choice, roundings decide it, as weights are random.
 TEST(TensorParallelModel, OnTheCpuBackend) {
   Json k2 = with(with(with_heads(tiny_config(), 4), "num_experts_per_tok", Json(8)), "topk_group", Json(4));
-  expect_group_is_one(k2, {2, 4}, Backend::kCpu);
+  expect_group_is_one(k2, {{2}, {4}, {2, 2}, {4, 2}, {4, 4}}, Backend::kCpu);
   Json hybrid = with(with_heads(tiny_hybrid_config(), 4), "num_experts_per_token", Json(8));
   hybrid.find("linear_attn_config")->set("num_heads", Json(4));
-  expect_group_is_one(hybrid, {2, 4}, Backend::kCpu);
+  expect_group_is_one(hybrid, {{2}, {4}, {2, 2}, {4, 4}}, Backend::kCpu);
 }
 
 }  // namespace

@@ -18,7 +18,8 @@ struct BackendInfo {
   int64_t vocab = 0;
   int64_t max_model_len = 0;
   int64_t max_choices = 0;  // that run and wait at once
-  int64_t num_pages = 0;
+  int64_t num_pages = 0;    // of a rank
+  int64_t dcp_size = 1;     // as many pools hold the blocks of a sequence
   std::vector<int32_t> eos_ids;
 };
 

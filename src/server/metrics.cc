@@ -176,7 +176,7 @@ Metrics::~Metrics() = default;
 void Metrics::set_engine(const BackendInfo& info) {
   const Labels labels = {{"block_size", std::to_string(kBlockTokens)},
                          {"num_gpu_blocks", std::to_string(info.num_pages)},
-                         {"dcp_world_size", "1"},
+                         {"dcp_world_size", std::to_string(info.dcp_size)},
                          {"enable_prefix_caching", "True"}};
   impl_->make.gauge("cache_config_info", "Configuration of the cache, as labels.", labels).set(1);
 }

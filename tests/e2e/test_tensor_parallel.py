@@ -59,6 +59,19 @@ def test_ranks_answer_like_one(server, launch, ranks):
     assert wait_idle(group)
 
 
+@pytest.mark.parametrize("tp, dcp", [(2, 2), (4, 2)])
+def test_ranks_that_share_a_cache_answer_like_one(server, launch, tp, dcp):
+    group = launch("--selfcheck", "--threads", "1", f"-tp={tp}", "-dcp", str(dcp))
+    prompts = questions(8)
+    with concurrent.futures.ThreadPoolExecutor(len(prompts)) as pool:
+        one, other = (list(pool.map(lambda prompt, at=at: answer(at, prompt, logprobs=3)[0], prompts)) for at in (server, group))
+    flips = sum(expect_equal_up_to_a_tie(*pair) for pair in zip(one, other))
+    print(f"tp {tp}, dcp {dcp}: {flips} of {len(prompts)} replies part from one rank's at a tie")
+    assert flips <= len(prompts) // 4
+    assert f'dcp_world_size="{dcp}"' in group.get("/metrics")[1].decode()
+    assert wait_idle(group)
+
+
 def test_a_size_that_does_not_divide_is_refused_by_name(launch):
     with pytest.raises(RuntimeError) as refused:
         launch("--tensor-parallel-size", "3")

@@ -137,11 +137,13 @@ inline std::unique_ptr<Engine> make_engine(const EngineConfig& config) {
   return std::move(engine).value();
 }
 
-// A cache of so many pages of latents, beside the recurrent states of two sequences, which ranks with shards divide.
-// `like`: an engine of one rank with the same pages.
+// A cache of so many pages of latents, which dcp groups divide, beside the recurrent states of two sequences, which
+// ranks with shards divide. `like`: an engine of one rank with the same pages.
 inline EngineConfig with_cache_of(EngineConfig config, const Engine& like, int32_t num_pages) {
   const int64_t page_bytes = config.rank.cache_bytes / like.num_pages(), shares = config.rank.shard().size;
-  config.rank.cache_bytes = (page_bytes + 1) * (num_pages + 2 * ((like.state_pages() + shares - 1) / shares));
+  CHECK(num_pages % config.rank.limits.dcp_size == 0);
+  config.rank.cache_bytes =
+      (page_bytes + 1) * (num_pages / config.rank.limits.dcp_size + 2 * ((like.state_pages() + shares - 1) / shares));
   config.scheduling.max_model_len = 64 * num_pages;
   return config;
 }

@@ -1,0 +1,163 @@
+// Groups of ranks that share the blocks of each sequence (decode context parallelism) answer like one rank: on the f32
+// reference with nearly the same log-probabilities, in bf16 up to the tie rule of DESIGN D10.
+#include <cmath>
+#include <cstdio>
+
+#include "pairwise.h"
+#include "tasks.h"
+
+namespace perigee {
+namespace {
+
+struct Ranks {
+  int32_t tp = 2, dcp = 2;
+};
+
+EngineConfig of_ranks(EngineConfig config, Ranks ranks) {
+  config.rank.size = ranks.tp;
+  config.rank.limits.dcp_size = ranks.dcp;
+  config.rank.layout = RankLayout::kTensorParallel;
+  config.rank_timeouts.behind_s = 1e6;
+  return config;
+}
+
+// How a group runs: its sizes and whether prompts are cut into chunks, come a second time, and sequences are preempted.
+struct Setting {
+  Ranks ranks;
+  bool chunked = false, cached = false, crowded = false;
+};
+
+std::vector<Setting> settings() {
+  constexpr std::array<Ranks, 6> kRanks = {{{2, 2}, {4, 4}, {4, 2}, {8, 2}, {8, 4}, {8, 8}}};
+  const std::vector<int> factors = {soak_requested() ? 6 : 2, 2, 2, 2};
+  std::vector<Setting> out;
+  for (const Combination& c : soak_requested() ? full_product(factors) : pairwise_cover(factors))
+    out.push_back(
+        {.ranks = kRanks[static_cast<size_t>(c[0])], .chunked = c[1] != 0, .cached = c[2] != 0, .crowded = c[3] != 0});
+  return out;
+}
+
+int32_t num_preemptions(const std::vector<Reply>& replies) {
+  int32_t sum = 0;
+  for (const Reply& reply : replies) sum += reply.preemptions.back();
+  return sum;
+}
+
+// Questions of which the newest tokens are asked: so many pages of them or one more, by turns, less four tokens.
+std::vector<Job> ends_of_tasks(std::vector<Job> jobs, size_t num_pages) {
+  size_t turn = 0;
+  for (Job& job : jobs) {
+    const size_t length = (num_pages + turn++ % 2) * kBlockTokens - 4;
+    CHECK(job.prompt.size() >= length, "a task of ", job.prompt.size(), " tokens");
+    job.prompt.erase(job.prompt.begin(), job.prompt.end() - static_cast<std::ptrdiff_t>(length));
+    job.max_tokens = soak_requested() ? 48 : 12;
+  }
+  return jobs;
+}
+
+class ContextParallelEquality : public testing::TestWithParam<TestModel> {
+ protected:
+  EngineConfig config_ = base_config(GetParam());
+};
+
+// Prompts of three and of four pages end four tokens before their last page does: of two that fill a cache of one page
+// more, one gives way at its fifth output.
+TEST_P(ContextParallelEquality, TaskRepliesUpToTies) {
+  constexpr int32_t kPromptPages = 3;
+  const auto one = make_engine(config_);
+  const std::vector<Job> jobs = ends_of_tasks(task_jobs(GetParam(), *one, num_jobs(4, 24)), kPromptPages);
+  const std::vector<Reply> wanted = run(*one, jobs, true);
+  for (const Setting& setting : settings()) {
+    EngineConfig config = of_ranks(config_, setting.ranks);
+    config.scheduling.prefix_caching = setting.cached;
+    config.rank.limits.max_step_tokens = setting.chunked ? GetParam().budgets[1] : 2048;
+    if (setting.crowded) config = with_cache_of(config, *one, 2 * kPromptPages + 2);
+    const std::string what =
+        str_cat("tp ", setting.ranks.tp, ", dcp ", setting.ranks.dcp, setting.chunked ? ", chunked" : "",
+                setting.cached ? ", cached" : "", setting.crowded ? ", preempted" : "");
+    SCOPED_TRACE(what);
+    const auto group = make_engine(config);
+    std::vector<Reply> replies = run(*group, jobs, true);
+    if (setting.cached) replies = run(*group, jobs, true);
+    print(what.c_str(), jobs, compare(*one, jobs, wanted, replies));
+    EXPECT_EQ(num_preemptions(replies) > 0, setting.crowded) << "the test says nothing of preemption";
+  }
+}
+
+// Every way to sample, in f32: chunked, cached, and with several choices, which start from one prompt's blocks.
+class ContextParallelOnRef : public ContextParallelEquality {
+ protected:
+  ContextParallelOnRef() { config_.rank.device = Device::kRef; }
+};
+
+double most_apart(const Reply& a, const Reply& b) {
+  double most = 0;
+  for (size_t t = 0; t < a.logprobs.size(); ++t)
+    most = std::max(most, std::fabs(static_cast<double>(a.logprobs[t].logprob) - b.logprobs.at(t).logprob));
+  return most;
+}
+
+TEST_P(ContextParallelOnRef, EveryWayToSample) {
+  const auto one = make_engine(config_);
+  std::vector<Job> jobs = task_jobs(GetParam(), *one, num_jobs(6, 24), "gsm_0shot");
+  for (size_t i = 0; i < jobs.size(); ++i) {
+    jobs[i].max_tokens = 12;
+    jobs[i].temperature = i % 3 == 2 ? 0.8f : 0;
+    jobs[i].penalties = i % 3 != 0;
+  }
+  const std::vector<Reply> wanted = run(*one, jobs, true);
+  for (const Ranks ranks : {Ranks{2, 2}, Ranks{4, 2}}) {
+    SCOPED_TRACE(str_cat("tp ", ranks.tp, ", dcp ", ranks.dcp));
+    EngineConfig config = of_ranks(config_, ranks);
+    config.rank.limits.max_step_tokens = GetParam().budgets[1];
+    config.scheduling.prefix_caching = ranks.tp == 4;
+    const std::vector<Reply> replies = run(*make_engine(config), jobs, true);
+    for (size_t i = 0; i < jobs.size(); ++i) {
+      SCOPED_TRACE(str_cat("job ", i));
+      ASSERT_EQ(replies[i].error, "");
+      ASSERT_EQ(replies[i].ids, wanted[i].ids);
+      EXPECT_LE(most_apart(replies[i], wanted[i]), 1e-4);
+    }
+  }
+}
+
+// Ids of a request's choices, one after the other.
+std::vector<std::vector<int32_t>> choices_of(Engine& engine, const EngineRequest& request) {
+  std::mutex mutex;
+  std::condition_variable done;
+  std::vector<std::vector<int32_t>> choices(static_cast<size_t>(request.n));
+  int32_t finished = 0;
+  const auto id = engine.submit(request, [&](OutputChunk&& chunk) {
+    const std::lock_guard lock(mutex);
+    auto& ids = choices[static_cast<size_t>(chunk.choice)];
+    ids.insert(ids.end(), chunk.ids.begin(), chunk.ids.end());
+    finished += chunk.finish.has_value() ? 1 : 0;
+    done.notify_all();
+  });
+  CHECK(id.ok(), id.error().message);
+  std::unique_lock lock(mutex);
+  done.wait(lock, [&] { return finished == request.n; });
+  return choices;
+}
+
+TEST_P(ContextParallelOnRef, SeveralChoices) {
+  const auto one = make_engine(config_);
+  EngineConfig config = of_ranks(config_, {4, 4});
+  config.scheduling.prefix_caching = true;
+  const auto group = make_engine(config);
+  const Job job = task_jobs(GetParam(), *one, 1, "gsm_0shot")[0];
+  for (const float temperature : {0.0f, 1.0f}) {
+    EngineRequest request = request_of(job);
+    request.sampling.max_tokens = 12;
+    request.sampling.temperature = temperature;
+    request.sampling.logprobs = -1;
+    request.n = 3;
+    EXPECT_EQ(choices_of(*one, request), choices_of(*group, request)) << "temperature " << temperature;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(, ContextParallelEquality, testing::Values(tiny_k2(), hybrid_model()), name_of);
+INSTANTIATE_TEST_SUITE_P(, ContextParallelOnRef, testing::Values(tiny_k2(), hybrid_model()), name_of);
+
+}  // namespace
+}  // namespace perigee
