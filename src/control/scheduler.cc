@@ -38,6 +38,7 @@ Scheduler::Impl::Impl(const SchedulerConfig& config)
       next_deadline_s_(kNever) {
   for (int32_t slot = rules_.num_slots - 1; slot >= 0; --slot) free_slots_.push_back(SlotId(slot));
   running_.reserve(slots_.size());
+  updates_.reserve(slots_.size() * kMaxPlansInFlight);  // results may come two at a time
   spare_plans_.reserve(kMaxPlansInFlight);
 }
 
@@ -184,7 +185,7 @@ void Scheduler::take_updates(std::vector<SequenceUpdate>& updates) {
 }
 std::vector<SequenceUpdate> Scheduler::take_updates() {
   std::vector<SequenceUpdate> taken = std::exchange(impl_->updates_, {});
-  impl_->updates_.reserve(taken.size());  // the next step's are about as many
+  impl_->updates_.reserve(taken.capacity());
   return taken;
 }
 SchedulerGauges Scheduler::gauges() const {

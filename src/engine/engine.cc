@@ -172,6 +172,7 @@ Result<std::unique_ptr<Engine>> Engine::create(const EngineConfig& config, const
   impl->max_model_len = scheduling.max_model_len;
   RETURN_IF_ERROR(validate(scheduling));
   impl->scheduler = std::make_unique<Scheduler>(scheduling);
+  impl->updates = impl->scheduler->take_updates();  // room for as many as may come at once
   impl->publish_stats(0, false);
   impl->thread = std::thread([p] { p->run(); });
   return std::unique_ptr<Engine>(new Engine(std::move(impl)));

@@ -35,7 +35,7 @@ int64_t allocations_while_decoding(Engine& engine, const Load& load, int32_t fro
     if (chunk.finish && ++num_finished == load.sequences) done.set_value();
   };
   for (int i = 0; i < load.sequences; ++i) {
-    const EngineRequest request = request_of(load.prompt, to + 2);
+    const EngineRequest request = request_of(load.prompt, to + 2 * kMaxPlansInFlight);  // none ends while it is looked
     const auto id = i == 0 ? engine.submit(request, leader) : engine.submit(request, other);
     CHECK(id.ok(), id.error().message);
   }
