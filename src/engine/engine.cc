@@ -173,6 +173,7 @@ Result<std::unique_ptr<Engine>> Engine::create(const EngineConfig& config, const
   RETURN_IF_ERROR(validate(scheduling));
   impl->scheduler = std::make_unique<Scheduler>(scheduling);
   impl->updates = impl->scheduler->take_updates();  // room for as many as may come at once
+  impl->spare_results.reserve(kMaxPlansInFlight);
   impl->publish_stats(0, false);
   impl->thread = std::thread([p] { p->run(); });
   return std::unique_ptr<Engine>(new Engine(std::move(impl)));
@@ -249,6 +250,7 @@ int32_t Engine::state_pages() const {
 
 void Engine::Impl::run() {
   std::vector<Message> messages;
+  messages.reserve(2 * kMaxPlansInFlight);
   while (!stopping) {
     messages.clear();
     mailbox.drain(messages, scheduler->idle() ? kIdleWaitS : kBusyWaitS);
