@@ -83,11 +83,7 @@ class FakeBackend : public Backend {
     return stats;
   }
   BackendInfo info() const override {
-    return {.vocab = options_.vocab,
-            .max_model_len = options_.max_model_len,
-            .max_choices = options_.max_choices,
-            .num_pages = 77,
-            .eos_ids = {options_.eos}};
+    return {options_.vocab, options_.max_model_len, options_.max_choices, 77, 1, {options_.eos}};
   }
 
   size_t running() const {
