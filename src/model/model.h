@@ -59,8 +59,8 @@ struct LoadOptions {
   // Weigh experts by the scores with the selection bias, as Kimi-Linear's own (hub) code does and no server does.
   bool kimi_linear_biased_routing = false;
   bool uniform_routing = false;  // measurements: tokens choose experts at random (ops/uniform_routing.h)
-  TensorParallel ranks;  // which part of each tensor is read
-  int num_threads = 0;   // 0: as many as available_cores()
+  TensorParallel ranks;          // which part of each tensor is read
+  int num_threads = 0;           // 0: as many as available_cores()
   // What the device has for weights: a model that needs more is refused before its first tensor is read.
   int64_t memory_bytes = INT64_MAX;
   // Progress on long work: phase, bytes done, bytes in all. May be empty; called from one thread at a time.
