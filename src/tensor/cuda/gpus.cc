@@ -20,7 +20,7 @@ struct GpuModel {
 // that machine says.
 constexpr GpuModel kModels[] = {
     {"H100", 79.11, 90},      // 80 GB: vllm-project/vllm issue 27508
-    {"H200", 139.0, 90},      // 141 GB: the H200s that docs/results were measured on, rounded down
+    {"H200", 139.0, 90},      // 141 GB: 143,771 MiB in nvidia-smi, less what the others miss
     {"A100", 79.14, 80},      // 80 GB: lianqi1008/Control-GIC issue 6
     {"A100-40GB", 39.0, 80},  // data sheet: 40 GB; less what the 80 GB model shows as missing
     {"L40S", 44.42, 89},      // 48 GB with ECC: stepfun-ai/Step-Video-T2V issue 8
