@@ -5,7 +5,10 @@
 #include <atomic>
 #include <future>
 #include <numeric>
+#include <stop_token>
+#include <thread>
 
+#include "base/manual_clock.h"
 #include "engine/small_engine.h"
 
 namespace perigee {
@@ -194,7 +197,7 @@ TEST(EngineRequests, ALostDeviceEndsEverything) {
 // After token t comes t + 1, at once.
 class CountingModel final : public Model {
  public:
-  CountingModel() {
+  explicit CountingModel(std::shared_ptr<std::atomic<int32_t>> num_forwards) : num_forwards_(std::move(num_forwards)) {
     info_.vocab = 2048;
     info_.max_positions = 4096;
   }
@@ -208,22 +211,28 @@ class CountingModel final : public Model {
       std::fill_n(logits.row<float>(i), info_.vocab, 0.0f);
       logits.row<float>(i)[(token + 1) % info_.vocab] = 1;
     }
+    ++*num_forwards_;
     return {.logits = logits};
   }
 
  private:
   ModelInfo info_;
+  const std::shared_ptr<std::atomic<int32_t>> num_forwards_;  // of all ranks
 };
 
 // Groups of ranks that each hold the whole model. tests/equality has them with real models.
 class EngineOfReplicas : public testing::TestWithParam<int32_t> {
  protected:
   EngineOfReplicas() {
-    config.rank.make_model = [](Ops&) { return std::make_unique<CountingModel>(); };
+    config.rank.make_model = [count = num_forwards](Ops&) { return std::make_unique<CountingModel>(count); };
     config.rank.size = GetParam();
-    config.rank_timeouts = {.behind_s = 1e6, .step_s = 0, .end_s = 0.2};
+    config.rank_timeouts.behind_s = 0.1;
+    config.rank_timeouts.end_s = 0.2;
+    config.rank_timeouts.clock = &clock;
     config.selfcheck = true;  // compares what they sample
   }
+  ManualClock clock;  // of the watch
+  std::shared_ptr<std::atomic<int32_t>> num_forwards = std::make_shared<std::atomic<int32_t>>(0);
   EngineConfig config = small_config();
 };
 INSTANTIATE_TEST_SUITE_P(Sizes, EngineOfReplicas, testing::Values(2, 4));
@@ -240,9 +249,14 @@ TEST_P(EngineOfReplicas, OneThatFailsEndsEverything) {
   for (const RankFault::Mode mode : {RankFault::Mode::kError, RankFault::Mode::kHang}) {
     std::atomic<bool> told{false};
     config.rank.fault = {.rank = GetParam() - 1, .step = 3, .mode = mode};
-    if (mode == RankFault::Mode::kHang) config.rank_timeouts.behind_s = 2;  // more than a busy machine takes
     config.on_device_lost = [&](const std::string&) { told = true; };
     const auto engine = make_engine(config);
+    *num_forwards = 0;
+    // Where a rank hangs, the watch's time goes on only once the others have run that step.
+    const std::jthread ticker([&](const std::stop_token& stop) {
+      for (; !stop.stop_requested(); std::this_thread::sleep_for(std::chrono::milliseconds(1)))
+        if (*num_forwards >= 4 * GetParam() - 1) clock.advance(1);
+    });
     Replies replies, more;
     ASSERT_TRUE(engine->submit(request_of(5, kLong), replies.sink()).ok());
     const auto other = engine->submit(request_of(6, kLong, 2), more.sink());

@@ -8,6 +8,8 @@
 #include <span>
 #include <vector>
 
+#include "base/clock.h"
+
 namespace perigee {
 
 struct RankTimeouts {
@@ -19,6 +21,8 @@ struct RankTimeouts {
   // A start fails when a rank shows no sign of life for so long: no further weight read, no phase ended. A warm-up may
   // compile kernels, so this is minutes; 0: a start may take any time.
   double start_s = 600;
+  // Outlives the ranks. A failed group ends by the system's clock all the same.
+  const Clock* clock = &system_clock();
 };
 
 // How far a rank is.

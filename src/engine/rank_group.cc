@@ -9,7 +9,6 @@
 #include <thread>
 #include <vector>
 
-#include "base/clock.h"
 #include "base/log.h"
 #include "comm/thread_comms.h"
 #include "exec/cuda/cuda_device.h"
@@ -292,9 +291,9 @@ template <typename Done, typename Progress, typename Target>
 std::optional<int32_t> RankGroup::State::watch_until(std::unique_lock<std::mutex>& lock, LagWatch& lag, double period_s,
                                                      Done done, Progress progress, Target target) {
   std::vector<RankProgress> so_far(members.size());
-  double last_s = system_clock().now_s();
+  double last_s = config.timeouts.clock->now_s();
   while (!changed.wait_for(lock, Seconds(period_s), done)) {
-    const double now_s = system_clock().now_s();
+    const double now_s = config.timeouts.clock->now_s();
     std::transform(members.begin(), members.end(), so_far.begin(), progress);
     const auto lost = lag.look(so_far, target(), std::min(now_s - last_s, 2 * period_s));
     if (lost) return lost;

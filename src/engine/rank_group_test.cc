@@ -7,6 +7,7 @@
 #include <set>
 
 #include "base/eventually.h"
+#include "base/manual_clock.h"
 #include "base/queue.h"
 #include "exec/exec_testing.h"
 
@@ -38,6 +39,7 @@ struct Script {
   std::set<std::pair<int32_t, int64_t>> breaks;  // (rank, step) in which a device is lost
   std::set<std::pair<int32_t, int64_t>> hangs;   // in which a thread stops until `released`
   std::vector<int32_t> ids;                      // that each rank samples
+  ManualClock clock;                             // of the watch: goes on only while a rank hangs and the others wait
 
   std::mutex mutex;  // guards what follows
   std::vector<int32_t> reserved;
@@ -45,6 +47,7 @@ struct Script {
   std::vector<int64_t> collected;   // steps of each rank
   std::vector<int64_t> masks;       // of each rank: the last step whose mask it has got
   std::vector<int64_t> mask_waits;  // of each rank: how many have ended
+  std::vector<int32_t> warm;        // of each rank: 1 once it has warmed up
   std::atomic<bool> released{false};
 
   explicit Script(int32_t size)
@@ -54,7 +57,8 @@ struct Script {
         done(size_t(size), INT64_MAX),
         collected(size_t(size)),
         masks(size_t(size), -1),
-        mask_waits(size_t(size)) {}
+        mask_waits(size_t(size)),
+        warm(size_t(size)) {}
   template <typename T>
   T get(const std::vector<T>& values, int32_t rank) {
     const std::lock_guard lock(mutex);
@@ -67,9 +71,16 @@ struct Script {
   }
 };
 
-// Stops the thread where the script says so.
-void hang_if(bool hangs, const Script& script) {
-  while (hangs && !script.released) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+// Stops the thread where the script says so. Time goes on once `progress` of all other ranks has come so far, which is
+// what they can do without this one.
+template <typename T>
+void hang_if(bool hangs, Script& script, const std::vector<T>& progress, int64_t so_far) {
+  while (hangs && !script.released) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    const std::lock_guard lock(script.mutex);
+    const auto num_waiting = std::count_if(progress.begin(), progress.end(), [&](T p) { return p >= so_far; });
+    if (num_waiting == std::ssize(progress) - 1) script.clock.advance(1);
+  }
 }
 
 class ScriptedDevice final : public RankDevice {
@@ -80,17 +91,18 @@ class ScriptedDevice final : public RankDevice {
   Result<int32_t> warm_up(RankParts& parts) override {
     parts_ = &parts;
     parts.config.load.progress("weights", 2, 2);
-    hang_if(script_->hang_warm_up.contains(rank_), *script_);
+    hang_if(script_->hang_warm_up.contains(rank_), *script_, script_->warm, 1);
+    script_->set(script_->warm, rank_, 1);
     return script_->get(script_->pages, rank_);
   }
   Status reserve() override {
-    hang_if(script_->hang_reserve.contains(rank_), *script_);
+    hang_if(script_->hang_reserve.contains(rank_), *script_, script_->reserved, 1);
     if (script_->fail_reserve.contains(rank_)) return Error(Code::kExhausted, "no memory for graphs");
     script_->set(script_->reserved, rank_, parts_->num_pages);
     return {};
   }
   void apply(const StepPlan& plan, const Batch&, int32_t) override {
-    hang_if(script_->hangs.contains({rank_, plan.step.value}), *script_);
+    hang_if(script_->hangs.contains({rank_, plan.step.value}), *script_, script_->collected, plan.step.value + 1);
   }
   void forward(const StepPlan&, const Batch&, int32_t) override {}
   void mask(const StepPlan& plan, MaskBox& masks) override {
@@ -123,6 +135,7 @@ class RankGroups : public testing::Test {
   void of(int32_t size) {
     config.rank.size = size;
     script = std::make_shared<Script>(size);
+    config.timeouts.clock = &script->clock;
   }
   ~RankGroups() override {
     if (script) script->released = true;
@@ -133,7 +146,7 @@ class RankGroups : public testing::Test {
         config, [results = results](Step&& step) { results->push_reserved(std::move(step.result)); },
         [script = script](const RankConfig& rank) -> Result<std::unique_ptr<RankDevice>> {
           rank.load.progress("weights", 1, 2);
-          hang_if(script->hang_load.contains(rank.rank), *script);
+          hang_if(script->hang_load.contains(rank.rank), *script, script->warm, 1);
           if (script->fail_load.contains(rank.rank)) return Error(Code::kUnavailable, "no such GPU", "device");
           return std::unique_ptr<RankDevice>(std::make_unique<ScriptedDevice>(script, rank.rank));
         });
@@ -210,11 +223,11 @@ TEST_F(RankGroups, ARankThatHangsInItsStartIsNamed) {
         Case{&Script::hang_reserve, 3, "reserving its memory"}}) {
     of(size);
     (*script).*hangs = {size - 1};
-    config.timeouts.start_s = 1;  // longer than a busy machine keeps a thread waiting
+    config.timeouts.start_s = 0.1;
     config.timeouts.end_s = 0.05;
     const auto made = create();
     ASSERT_FALSE(made.ok());
-    const std::string wanted = str_cat("rank ", size - 1, ": no sign of life for 1 s while ", phase);
+    const std::string wanted = str_cat("rank ", size - 1, ": no sign of life for 0.1 s while ", phase);
     EXPECT_EQ(made.error().message.find(wanted), 0u) << made.error().message;
     script->released = true;  // too late: nobody waits for it
   }
@@ -223,7 +236,6 @@ TEST_F(RankGroups, ARankThatHangsInItsStartIsNamed) {
 // Rank 1 is late by two steps: results come in order, each once the last rank has reported it.
 TEST_F(RankGroups, AResultComesWhenEveryRankHasReported) {
   of(2);
-  config.timeouts.behind_s = 1e6;
   script->done[1] = 0;
   start();
   group->submit({plan(0)});
@@ -278,7 +290,6 @@ TEST_F(RankGroups, MasksReachEveryRank) {
 
 TEST_F(RankGroups, LongRunsStayInOrder) {
   of(4);
-  config.timeouts.behind_s = 1e6;
   start();
   constexpr int32_t kSteps = 300;
   for (int32_t step = 0; step < kSteps; ++step) {
@@ -294,7 +305,7 @@ TEST_F(RankGroups, LongRunsStayInOrder) {
 // Rank 0 waits for its device, which would wait for the rank that is gone; rank 2 for masks that do not come.
 TEST_F(RankGroups, ALostRankEndsTheWaitsOfTheOthers) {
   of(3);
-  config.timeouts = {.behind_s = 1e6, .step_s = 0, .end_s = 1e6};
+  config.timeouts.end_s = 1e6;
   script->breaks = {{1, 1}};
   script->done[0] = 1;
   start();
@@ -313,7 +324,7 @@ TEST_F(RankGroups, ALostRankEndsTheWaitsOfTheOthers) {
 // At once, not when the group ends. Rank 1 is lost in the step before the one whose masks rank 0 waits for.
 TEST_F(RankGroups, ALostRankEndsAWaitForMasks) {
   of(2);
-  config.timeouts = {.behind_s = 1e6, .step_s = 0, .end_s = 1e6};
+  config.timeouts.end_s = 1e6;
   script->breaks = {{1, 0}};
   script->done[1] = 0;
   start();
@@ -331,7 +342,8 @@ TEST_F(RankGroups, ALostRankEndsAWaitForMasks) {
 // Its thread never ends: it is named, and the group ends without it.
 TEST_F(RankGroups, ARankThatHangsIsLost) {
   of(3);
-  config.timeouts = {.behind_s = 1, .step_s = 0, .end_s = 0.05};  // longer than a busy machine keeps a thread waiting
+  config.timeouts.behind_s = 0.1;
+  config.timeouts.end_s = 0.05;
   script->hangs = {{2, 1}};
   start();
   group->submit({plan(0)});
@@ -348,7 +360,8 @@ TEST_F(RankGroups, ARankThatHangsIsLost) {
 // Also one that is found while the group ends.
 TEST_F(RankGroups, EndsWhileARankHangs) {
   of(2);
-  config.timeouts = {.behind_s = 0.05, .step_s = 0, .end_s = 0.05};
+  config.timeouts.behind_s = 0.05;
+  config.timeouts.end_s = 0.05;
   script->hangs = {{0, 0}};
   start();
   group->submit({plan(0)});
@@ -357,7 +370,8 @@ TEST_F(RankGroups, EndsWhileARankHangs) {
 
 TEST_F(RankGroups, OneRankAloneThatHangsIsLostByTheLimitOfAStep) {
   of(1);
-  config.timeouts = {.behind_s = 1e6, .step_s = 0.05, .end_s = 0.05};
+  config.timeouts.step_s = 0.05;
+  config.timeouts.end_s = 0.05;
   script->hangs = {{0, 0}};
   start();
   group->submit({plan(0)});

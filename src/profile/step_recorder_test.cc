@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include "base/manual_clock.h"
+
 namespace perigee {
 namespace {
 
@@ -56,28 +58,22 @@ TEST(StepRecorder, LaunchesOutsideOfOpsAreNobodys) {
   EXPECT_EQ(trace.launch(), 0u);
 }
 
-class FakeClock final : public Clock {
- public:
-  double now_s() const override { return now; }
-  double now = 100;
-};
-
 TEST(StepRecorder, TimesBelongToTheOpsAndToWhatLiesBetweenThem) {
-  FakeClock clock;
+  ManualClock clock;
   StepRecorder recorder(clock);
   recorder.set_mode(StepRecorder::Mode::kTimes);
   for (int step = 0; step < 2; ++step) {
     recorder.begin_step();
-    clock.now += 10;  // a batch is built
+    clock.advance(10);  // a batch is built
     for (const double seconds : {2.0, 3.0}) {
       recorder.begin_op();
-      clock.now += seconds;
+      clock.advance(seconds);
       recorder.end_op();
-      clock.now += 0.5;
+      clock.advance(0.5);
     }
-    clock.now += 20;  // the result is handed over
+    clock.advance(20);  // the result is handed over
   }
-  const std::vector<StepPiece> pieces = recorder.mean_pieces(clock.now);
+  const std::vector<StepPiece> pieces = recorder.mean_pieces(clock.now_s());
   ASSERT_EQ(pieces.size(), 4u);
   const double seconds[] = {2, 3, 0.5, 30.5};
   for (size_t i = 0; i < pieces.size(); ++i) EXPECT_NEAR(pieces[i].us, seconds[i] * 1e6, 1e-3) << i;
@@ -87,27 +83,27 @@ TEST(StepRecorder, TimesBelongToTheOpsAndToWhatLiesBetweenThem) {
 
 // In an op, where it is not the op's; and after the last, where ranks exchange what they have sampled.
 TEST(StepRecorder, WaitingForOtherRanksIsAPieceOfItsOwn) {
-  FakeClock clock;
+  ManualClock clock;
   StepRecorder recorder(clock);
   EXPECT_FALSE(recorder.wants_waits());
   recorder.set_mode(StepRecorder::Mode::kTimes);
   EXPECT_TRUE(recorder.wants_waits());
   const auto wait = [&](double seconds) {
     recorder.begin_wait();
-    clock.now += seconds;
+    clock.advance(seconds);
     recorder.end_wait();
   };
   recorder.begin_step();
-  clock.now += 10;
+  clock.advance(10);
   recorder.begin_op();
-  clock.now += 2;
+  clock.advance(2);
   wait(7);
-  clock.now += 1;
+  clock.advance(1);
   recorder.end_op();
-  clock.now += 5;
+  clock.advance(5);
   wait(4);
-  clock.now += 20;
-  const std::vector<StepPiece> pieces = recorder.mean_pieces(clock.now);
+  clock.advance(20);
+  const std::vector<StepPiece> pieces = recorder.mean_pieces(clock.now_s());
   ASSERT_EQ(pieces.size(), 4u);
   const double seconds[] = {3, 0, 35, 11};
   for (size_t i = 0; i < pieces.size(); ++i) EXPECT_NEAR(pieces[i].us, seconds[i] * 1e6, 1e-3) << i;
