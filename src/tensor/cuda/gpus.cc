@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <charconv>
 
+#include "base/count_text.h"
 #include "base/memory_text.h"
 
 namespace perigee {
@@ -45,10 +46,14 @@ bool alike(const Gpu& a, const Gpu& b) {
 Status check_gpus(std::span<const Gpu> gpus, int32_t num_ranks) {
   const auto needed = static_cast<size_t>(num_ranks);
   if (gpus.size() < needed)
-    return Error(Code::kUnavailable,
-                 fmt::format("--tensor-parallel-size {} needs {} GPUs, and there {} {}{}{}", num_ranks, num_ranks,
-                             gpus.size() == 1 ? "is" : "are", gpus.size(), gpus.empty() ? "" : ": ", list_text(gpus)),
-                 "tensor-parallel-size");
+    return Error(
+        Code::kUnavailable,
+        fmt::format("--tensor-parallel-size {} needs {}, and there {}{}", num_ranks, count_text(num_ranks, "GPU"),
+                    gpus.empty()       ? "is none"
+                    : gpus.size() == 1 ? "is 1: "
+                                       : fmt::format("are {}: ", gpus.size()),
+                    list_text(gpus)),
+        "tensor-parallel-size");
   const std::span<const Gpu> used = gpus.first(needed);
   if (std::any_of(used.begin(), used.end(), [&](const Gpu& gpu) { return !alike(gpu, used[0]); }))
     return Error(Code::kUnavailable,

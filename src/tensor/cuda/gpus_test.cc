@@ -25,7 +25,7 @@ TEST(Gpus, TooFewAreRefusedByName) {
   EXPECT_EQ(few.error().field, "tensor-parallel-size");
   const Status none = check_gpus({}, 1);
   ASSERT_FALSE(none.ok());
-  EXPECT_EQ(none.error().message, "--tensor-parallel-size 1 needs 1 GPUs, and there are 0");
+  EXPECT_EQ(none.error().message, "--tensor-parallel-size 1 needs 1 GPU, and there is none");
 }
 
 TEST(Gpus, UnlikeOnesAreRefusedByName) {
