@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "base/result.h"
+#include "control/cache_size.h"
 #include "control/plan.h"
 #include "control/plan_limits.h"
 #include "control/prefix_index.h"
@@ -45,8 +46,8 @@ struct SchedulerConfig : PlanLimits, SchedulingPolicy {
   uint64_t hash_seed = 0;           // per process
   int32_t hash_bits = 128;          // fewer only in tests: every output must stay right
 
-  // Of one sequence, when nothing else has pages.
-  int32_t max_blocks() const { return dcp_size * (num_pages - state_pages); }
+  CacheSize cache_size() const { return {.pages = num_pages, .state_pages = state_pages, .dcp_size = dcp_size}; }
+  int32_t max_blocks() const { return static_cast<int32_t>(cache_size().max_blocks()); }
 };
 
 // What the constructor requires: the pool, slots and budget exist, and in deterministic mode one aligned chunk fits the

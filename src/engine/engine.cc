@@ -89,6 +89,7 @@ class TakenChoices {
 struct Engine::Impl {
   EngineConfig config;
   int32_t max_model_len = 0;
+  CacheSize cache_size;
   std::unique_ptr<Executor> executor;
   std::unique_ptr<Scheduler> scheduler;
   BoundedQueue<Message> mailbox{1 << 16};
@@ -154,9 +155,11 @@ Result<std::unique_ptr<Engine>> Engine::create(const EngineConfig& config, const
                    make_executor(config, [p](Step&& step) { p->mailbox.push_reserved(Message(std::move(step))); }));
   const ModelInfo& info = impl->executor->model();
   const int32_t state_pages = impl->executor->state_pages();
-  const int64_t rank_blocks = impl->executor->num_pages() - state_pages;
-  const int64_t cache_tokens = rank_blocks * config.rank.limits.dcp_size * kBlockTokens;
   SchedulerConfig scheduling{config.rank.limits, config.scheduling};
+  scheduling.num_pages = impl->executor->num_pages();
+  scheduling.state_pages = state_pages;
+  impl->cache_size = scheduling.cache_size();
+  const int64_t cache_tokens = impl->cache_size.max_tokens();
   if (scheduling.max_model_len > cache_tokens)
     return bad_input(
         fmt::format(
@@ -165,9 +168,7 @@ Result<std::unique_ptr<Engine>> Engine::create(const EngineConfig& config, const
         "max-model-len");
   if (scheduling.max_model_len == 0)
     scheduling.max_model_len = static_cast<int32_t>(std::min<int64_t>(info.max_positions, cache_tokens));
-  scheduling.num_pages = impl->executor->num_pages();
   scheduling.attention_alignment = state_pages > 0 ? kBlockTokens : 1;
-  scheduling.state_pages = state_pages;
   scheduling.hash_seed = mix64(static_cast<uint64_t>(wall_time_s() * 1e6));
   impl->max_model_len = scheduling.max_model_len;
   RETURN_IF_ERROR(validate(scheduling));
@@ -241,11 +242,11 @@ int32_t Engine::max_choices() const {
 int32_t Engine::num_pages() const {
   return impl_->executor->num_pages();
 }
-int32_t Engine::dcp_size() const {
-  return impl_->config.rank.limits.dcp_size;
-}
 int32_t Engine::state_pages() const {
   return impl_->executor->state_pages();
+}
+CacheSize Engine::cache_size() const {
+  return impl_->cache_size;
 }
 
 void Engine::Impl::run() {

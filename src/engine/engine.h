@@ -10,6 +10,7 @@
 #include <string>
 
 #include "base/result.h"
+#include "control/cache_size.h"
 #include "engine/executor.h"
 #include "engine/lag_watch.h"
 #include "engine/messages.h"
@@ -54,8 +55,8 @@ class Engine {
   int32_t max_model_len() const;
   int32_t max_choices() const;  // EngineConfig::max_choices(): what one request can have
   int32_t num_pages() const;    // of a rank
-  int32_t dcp_size() const;     // how many ranks share the blocks of a sequence
   int32_t state_pages() const;  // of those, what a sequence's recurrent state takes; 0: the model has none
+  CacheSize cache_size() const;
 
   // Ends every request with an error and stops the threads. The server drains first by not submitting and waiting.
   void shutdown();

@@ -209,13 +209,7 @@ Status settle_ranks(int32_t tensor_parallel, RankConfig& rank) {
                              tensor_parallel),
                  "tensor-parallel-size");
   const int32_t dcp = rank.limits.dcp_size;
-  if (tensor_parallel % dcp != 0)
-    return bad_input(
-        fmt::format("--decode-context-parallel-size {} does not divide --tensor-parallel-size {}: the ranks "
-                    "of a dcp group are some of those; use 1{}",
-                    dcp, tensor_parallel,
-                    tensor_parallel > 1 ? fmt::format(", {} or another divisor", tensor_parallel) : ""),
-        "decode-context-parallel-size");
+  RETURN_IF_ERROR(check_dcp(dcp, tensor_parallel));
   if (dcp > 1 && rank.limits.deterministic)
     return Error(
         Code::kUnavailable,
@@ -255,6 +249,16 @@ Status check_model_folder(const std::string& path) {
     return bad_input(fmt::format("there is no folder {}; models are not downloaded: name one on this machine", path),
                      "model");
   return {};
+}
+
+Status check_dcp(int32_t dcp_size, int32_t tensor_parallel) {
+  if (tensor_parallel % dcp_size == 0) return {};
+  return bad_input(
+      fmt::format("--decode-context-parallel-size {} does not divide --tensor-parallel-size {}: the ranks of a dcp "
+                  "group are some of those; use 1{}",
+                  dcp_size, tensor_parallel,
+                  tensor_parallel > 1 ? fmt::format(", {} or another divisor", tensor_parallel) : ""),
+      "decode-context-parallel-size");
 }
 
 Result<EngineConfig> settle(const CommandLine& flags, EngineFlags read) {

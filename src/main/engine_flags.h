@@ -9,7 +9,7 @@
 
 namespace perigee {
 
-// Sizes as vLLM's flags give them. Only 1 in this version, except of tensor.
+// As vLLM's flags give them. Of pipeline and data only 1 in this version.
 struct ParallelSizes {
   int32_t tensor = 1, pipeline = 1, data = 1;
 };
@@ -26,6 +26,9 @@ struct EngineFlags {
 
 // A flag of the engine is one line here: its name, the field that it sets, what it takes, and its help.
 void add_engine_flags(CommandLine& flags, EngineFlags& to);
+
+// Whether the ranks of a dcp group can be some of so many with shards.
+Status check_dcp(int32_t dcp_size, int32_t tensor_parallel);
 
 // What parse() has read, with what was auto chosen for the device. Errors: what several flags ask for together does not
 // work; no such folder. Logs the device and the flags without effect.

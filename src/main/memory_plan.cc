@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "base/count_text.h"
 #include "base/memory_text.h"
 #include "exec/host_device.h"
 
@@ -20,6 +21,7 @@ class WaysOut {
 
   std::vector<std::string> list() {
     if (plan_.device == Device::kCuda) try_more_gpus();
+    try_shared_cache();
     try_fp8_cache();
     try_shorter_context();
     try_smaller_cache();
@@ -55,6 +57,14 @@ class WaysOut {
       return add(fmt::format("more GPUs: --tensor-parallel-size {} on as many", other.rank.size));
     }
   }
+  void try_shared_cache() {
+    EngineConfig other = config_;
+    const int32_t shards = config_.rank.shard().size;
+    int32_t& dcp = other.rank.limits.dcp_size;
+    for (++dcp; dcp <= std::min(shards, kMaxDcpSize); ++dcp)
+      if (shards % dcp == 0 && fits(other))
+        return add(fmt::format("a cache that ranks share: --decode-context-parallel-size {}", dcp));
+  }
   void try_fp8_cache() {
     EngineConfig other = config_;
     other.rank.fp8_cache = true;
@@ -62,9 +72,10 @@ class WaysOut {
   }
   void try_shorter_context() {
     EngineConfig other = config_;
-    other.scheduling.max_model_len = static_cast<int32_t>(plan_.tokens());
-    if (plan_.length_asked && plan_.tokens() > 0 && fits(other))
-      add(fmt::format("a shorter context: --max-model-len {}", plan_.tokens()));
+    const int64_t tokens = plan_.cache_size().max_tokens();
+    other.scheduling.max_model_len = static_cast<int32_t>(tokens);
+    if (plan_.length_asked && tokens > 0 && fits(other))
+      add(fmt::format("a shorter context: --max-model-len {}", tokens));
   }
   void try_smaller_cache() {
     const int64_t page = plan_.layout.page_bytes(), room = (plan_.limit - plan_.fixed()) / page * page;
@@ -97,15 +108,13 @@ std::string parts_text(const MemoryPlan& plan) {
   return text;
 }
 
-// "70,272": digits in threes.
-std::string grouped(int64_t value) {
-  std::string text = fmt::to_string(value);
-  for (auto at = std::ssize(text) - 3; at > 0; at -= 3) text.insert(static_cast<size_t>(at), 1, ',');
-  return text;
-}
-
 std::string line(const char* name, const std::string& value) {
   return fmt::format("{:<22} {}\n", name, value);
+}
+
+// Of the longest.
+int64_t whole_sequences(const MemoryPlan& plan) {
+  return static_cast<int64_t>(plan.cache_size().sequences_of(plan.max_model_len));
 }
 
 int64_t bytes_a_token(const CacheGroup& group) {
@@ -134,7 +143,7 @@ Result<MemoryPlan> plan_memory(const EngineConfig& config, const Machine& machin
   rank.load.ranks = rank.shard();
   const bool gpu = rank.device == Device::kCuda;
   ASSIGN_OR_RETURN(const RankParts parts, gpu ? size_gpu_parts(rank) : size_host_parts(rank));
-  MemoryPlan plan{.device = rank.device, .ranks = rank.size, .machine = machine};
+  MemoryPlan plan{.device = rank.device, .ranks = rank.size, .dcp_size = rank.limits.dcp_size, .machine = machine};
   plan.weights = parts.model->info().weight_bytes;
   plan.layout = parts.layout;
   plan.least_pages = parts.least_pages();
@@ -164,7 +173,7 @@ Status check_fits(const EngineConfig& config, const MemoryPlan& plan) {
   if (plan.fixed() + std::max<int64_t>(plan.pool, 0) <= plan.limit && length) {
     field = "max-model-len";
     why = fmt::format("--max-model-len {} does not fit the cache of {} tokens beside {}", plan.max_model_len,
-                      plan.tokens(), parts_text(plan));
+                      plan.cache_size().max_tokens(), parts_text(plan));
   } else {
     const int64_t cache = std::max(plan.pool, plan.needed_pages() * plan.layout.page_bytes());
     why = fmt::format("a rank takes {} and a cache of {}, which is over the memory that {} may have, {}{}",
@@ -184,6 +193,7 @@ std::string plan_text(const MemoryPlan& plan) {
   const int64_t page = plan.layout.page_bytes();
   std::string out = line("ranks", fmt::format("{} on {}, {}{}", plan.ranks, plan.machine.name,
                                               memory_text(plan.machine.bytes), gpu ? " each" : ""));
+  if (plan.dcp_size > 1) out += line("dcp groups", fmt::format("{} ranks share the cache", plan.dcp_size));
   out += line("a rank may take", memory_text(plan.limit));
   out += line("weights", memory_text(plan.weights));
   if (gpu) {
@@ -196,25 +206,28 @@ std::string plan_text(const MemoryPlan& plan) {
   }
   if (plan.ring > 0) out += line("rings", memory_text(plan.ring));
   out += line("page pool", plan.pool < 0 ? fmt::format("none: {} lack", memory_text(-plan.pool))
-                                         : fmt::format("{}: {} pages of {} bytes", memory_text(plan.pool),
-                                                       grouped(plan.pages()), grouped(page)));
+                                         : fmt::format("{}: {} of {}", memory_text(plan.pool),
+                                                       count_text(plan.pages(), "page"), count_text(page, "byte")));
   for (const CacheGroup& group : plan.layout.groups()) {
     if (group.kind == CacheKind::kLatent)
-      out += line("  latents", fmt::format("{} bytes a token, {}, {} layers", grouped(bytes_a_token(group)),
-                                           dtype_name(group.dtype), group.layers));
+      out += line("  latents", fmt::format("{} bytes a token, {}, {}", grouped(bytes_a_token(group)),
+                                           dtype_name(group.dtype), count_text(group.layers, "layer")));
     else
-      out += line("  state", fmt::format("{} bytes a sequence, and a checkpoint: {} pages",
-                                         grouped(plan.layout.state_pages() * page), plan.layout.state_pages()));
+      out += line("  state",
+                  fmt::format("{} bytes a sequence, and a checkpoint: {}", grouped(plan.layout.state_pages() * page),
+                              count_text(plan.layout.state_pages(), "page")));
   }
-  out += line("fits", fmt::format("{} tokens; {} sequences of {} tokens; {} run at once", grouped(plan.tokens()),
-                                  plan.pages() / plan.pages_of(plan.max_model_len), grouped(plan.max_model_len),
-                                  plan.max_sequences));
+  out +=
+      line("fits", fmt::format("{}; {} of {}; at most {} at once", count_text(plan.cache_size().max_tokens(), "token"),
+                               count_text(whole_sequences(plan), "sequence"), count_text(plan.max_model_len, "token"),
+                               plan.max_sequences));
   return out;
 }
 
 Json plan_json(const MemoryPlan& plan) {
   Json out;
   out.set("ranks", plan.ranks);
+  out.set("dcp_size", plan.dcp_size);
   out.set("machine", plan.machine.name);
   out.set("machine_bytes", plan.machine.bytes);
   out.set("limit_bytes", plan.limit);
@@ -243,9 +256,9 @@ Json plan_json(const MemoryPlan& plan) {
     groups.push_back(std::move(one));
   }
   out.set("cache_groups", std::move(groups));
-  out.set("tokens", plan.tokens());
+  out.set("tokens", plan.cache_size().max_tokens());
   out.set("max_model_len", plan.max_model_len);
-  out.set("sequences", plan.pages() / plan.pages_of(plan.max_model_len));
+  out.set("sequences", whole_sequences(plan));
   out.set("fits", plan.fits());
   return out;
 }

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "base/json.h"
+#include "control/cache_size.h"
 #include "engine/engine.h"
 #include "exec/cuda/gpu_memory.h"
 #include "tensor/cuda/gpus.h"
@@ -29,6 +30,7 @@ Result<Machine> this_machine(const RankConfig& config);
 struct MemoryPlan {
   Device device = Device::kCpu;
   int32_t ranks = 1;
+  int32_t dcp_size = 1;  // of these share the blocks of a sequence
   Machine machine;
   int64_t limit = 0;  // what a rank may take of it before its graphs are made
   int64_t weights = 0;
@@ -43,12 +45,13 @@ struct MemoryPlan {
 
   int64_t fixed() const { return weights + workspace.total() + ring; }  // beside the pool
   int64_t pages() const { return std::max<int64_t>(pool, 0) / layout.page_bytes(); }
-  int64_t tokens() const { return std::max<int64_t>(pages() - layout.state_pages(), 0) * kBlockTokens; }  // of one
-  int64_t pages_of(int64_t length) const {  // of one sequence
-    return (length + kBlockTokens - 1) / kBlockTokens + layout.state_pages();
+  CacheSize cache_size() const {  // of all ranks
+    return {.pages = pages(), .state_pages = layout.state_pages(), .dcp_size = dcp_size};
   }
   // Pages without which nothing is served.
-  int64_t needed_pages() const { return std::max(least_pages, length_asked ? pages_of(max_model_len) : 0); }
+  int64_t needed_pages() const {
+    return std::max(least_pages, length_asked ? cache_size().pages_of(max_model_len) : 0);
+  }
   bool fits() const { return fixed() + pool <= limit && pages() >= needed_pages(); }
 };
 

@@ -10,7 +10,7 @@ namespace {
 
 constexpr int64_t kGiB = int64_t{1} << 30;
 
-EngineConfig config_of(const char* folder, int32_t ranks = 1) {
+EngineConfig config_of(const char* folder, int32_t ranks = 1, int32_t dcp = 1) {
   EngineConfig config;
   config.rank.device = Device::kCpu;
   config.rank.load.path = folder;
@@ -18,6 +18,7 @@ EngineConfig config_of(const char* folder, int32_t ranks = 1) {
   config.rank.cache_bytes = 16 << 20;
   config.rank.limits.max_sequences = 4;
   config.rank.size = ranks;
+  config.rank.limits.dcp_size = dcp;
   if (ranks > 1) config.rank.layout = RankLayout::kTensorParallel;
   return config;
 }
@@ -45,10 +46,10 @@ MemoryPlan plan_of(const EngineConfig& config, const Machine& machine) {
 // Bytes of weights, pages, tokens and state: what an engine says that has loaded the model.
 TEST(MemoryPlan, IsWhatAnEngineThenHas) {
   for (const char* folder : {"models/tiny-k2", "models/tiny-kimi-linear"}) {
-    for (const int32_t ranks : {1, 2}) {
+    for (const auto& [ranks, dcp] : {std::pair(1, 1), {2, 1}, {2, 2}}) {
       for (const bool fp8 : {false, true}) {
-        SCOPED_TRACE(std::string(folder) + ", " + std::to_string(ranks) + (fp8 ? " ranks, fp8" : " ranks"));
-        EngineConfig config = config_of(folder, ranks);
+        SCOPED_TRACE(fmt::format("{}, tp {}, dcp {}{}", folder, ranks, dcp, fp8 ? ", fp8" : ""));
+        EngineConfig config = config_of(folder, ranks, dcp);
         config.rank.fp8_cache = fp8;
         const MemoryPlan plan = plan_of(config, *this_machine(config.rank));
         EXPECT_TRUE(check_fits(config, plan).ok());
@@ -57,12 +58,65 @@ TEST(MemoryPlan, IsWhatAnEngineThenHas) {
         EXPECT_EQ((*engine)->model().weight_bytes, plan.weights);
         EXPECT_EQ((*engine)->num_pages(), plan.pages());
         EXPECT_EQ((*engine)->state_pages(), plan.layout.state_pages());
-        EXPECT_EQ((*engine)->max_model_len(), std::min(plan.max_model_len, plan.tokens()));
+        EXPECT_EQ((*engine)->cache_size().max_tokens(), plan.cache_size().max_tokens());
+        EXPECT_EQ((*engine)->max_model_len(), std::min(plan.max_model_len, plan.cache_size().max_tokens()));
         EXPECT_EQ((*engine)->model().max_positions, plan.max_model_len);
         EXPECT_EQ(plan.pool, plan.pages() * plan.layout.page_bytes());
       }
     }
   }
+}
+
+// Plan and engine take the longest context that the ranks of a dcp group hold together, and refuse one of a token more.
+TEST(MemoryPlan, AContextThatOneRankCannotHold) {
+  const Machine machine{.name = "m", .bytes = kGiB};
+  for (const char* folder : {"models/tiny-k2", "models/tiny-kimi-linear"}) {
+    SCOPED_TRACE(folder);
+    EngineConfig config = config_of(folder, 2);
+    const MemoryPlan roomy = plan_of(config, machine);
+    constexpr int32_t kBlocks = 4;  // of one rank
+    config.rank.cache_bytes = (kBlocks + roomy.layout.state_pages()) * roomy.layout.page_bytes();
+    config.scheduling.max_model_len = 2 * kBlocks * kBlockTokens;
+    const Status refused = check_fits(config, plan_of(config, machine));
+    ASSERT_FALSE(refused.ok());
+    EXPECT_NE(refused.error().message.find("a cache that ranks share: --decode-context-parallel-size 2;"),
+              std::string::npos)
+        << refused.error().message;
+    EXPECT_FALSE(Engine::create(config).ok());
+    config.rank.limits.dcp_size = 2;
+    EXPECT_TRUE(check_fits(config, plan_of(config, machine)).ok());
+    const auto engine = Engine::create(config);
+    ASSERT_TRUE(engine.ok()) << engine.error().message;
+    EXPECT_EQ((*engine)->max_model_len(), 512);
+    ++config.scheduling.max_model_len;
+    EXPECT_FALSE(check_fits(config, plan_of(config, machine)).ok());
+    EXPECT_FALSE(Engine::create(config).ok());
+  }
+}
+
+TEST(MemoryPlan, RanksThatShareACacheHoldMore) {
+  const MemoryPlan apart = plan_of(kimi_linear(4), gpus("4xH200"));
+  EngineConfig config = kimi_linear(4);
+  config.rank.limits.dcp_size = 4;
+  const MemoryPlan shared = plan_of(config, gpus("4xH200"));
+  EXPECT_EQ(shared.pages(), apart.pages());
+  EXPECT_EQ(shared.cache_size().max_tokens(), 4 * apart.cache_size().max_tokens());
+  EXPECT_EQ(plan_json(shared).find("dcp_size")->as_int(), 4);
+  EXPECT_EQ(plan_json(shared).find("tokens")->as_int(), shared.cache_size().max_tokens());
+  EXPECT_NE(plan_text(shared).find("4 ranks share the cache"), std::string::npos) << plan_text(shared);
+  EXPECT_EQ(plan_text(apart).find("share"), std::string::npos) << plan_text(apart);
+  // A rank of a hybrid holds the state of every sequence, and its share of the blocks.
+  const int64_t blocks = blocks_of(shared.max_model_len), state = shared.layout.state_pages();
+  EXPECT_EQ(plan_json(shared).find("sequences")->as_int(), 4 * shared.pages() / (blocks + 4 * state));
+}
+
+TEST(MemoryPlan, OneOfAThingHasNoPlural) {
+  EngineConfig config = config_of("models/tiny-k2");
+  config.scheduling.max_model_len = 1280;
+  const MemoryPlan wide = plan_of(config, {.name = "m", .bytes = kGiB});
+  config.rank.cache_bytes = 20 * wide.layout.page_bytes();
+  const std::string text = plan_text(plan_of(config, {.name = "m", .bytes = kGiB}));
+  EXPECT_NE(text.find("1,280 tokens; 1 sequence of 1,280 tokens"), std::string::npos) << text;
 }
 
 // 48 billion numbers of two bytes; the parts that ranks share are a small share of it.
@@ -79,7 +133,7 @@ TEST(MemoryPlan, OfAModelOfPublishedSize) {
   EXPECT_NEAR(static_cast<double>(four.weights), static_cast<double>(one.weights) / 4, 0.02 * one.weights / 4.0);
   EXPECT_EQ(four.layout.latent().row_bytes(), one.layout.latent().row_bytes()) << "latents are every rank's";
   EXPECT_EQ(four.layout.state().heads, one.layout.state().heads / 4);
-  EXPECT_GT(four.tokens(), 2 * one.tokens());
+  EXPECT_GT(four.cache_size().max_tokens(), 2 * one.cache_size().max_tokens());
 }
 
 TEST(MemoryPlan, TooFewGpusNameTheNumberThatIsEnough) {
@@ -135,7 +189,7 @@ TEST(MemoryPlan, WordsAndJsonHaveTheSameFigures) {
   const MemoryPlan plan = plan_of(kimi_linear(2), gpus("2xH200"));
   const Json json = plan_json(plan);
   EXPECT_EQ(json.find("weight_bytes")->as_int(), plan.weights);
-  EXPECT_EQ(json.find("tokens")->as_int(), plan.tokens());
+  EXPECT_EQ(json.find("tokens")->as_int(), plan.cache_size().max_tokens());
   EXPECT_EQ(json.find("cache_groups")->as_array().size(), 2u);
   EXPECT_EQ(json.find("cache_groups")->as_array()[0].find("bytes_a_token")->as_int(), 7 * 576 * 2);
   const std::string text = plan_text(plan);

@@ -4,6 +4,7 @@
 
 #include <cstdio>
 #include <filesystem>
+#include <utility>
 
 #include "main/commands.h"
 #include "main/engine_flags.h"
@@ -25,11 +26,18 @@ bool has_weights(const std::string& folder) {
   return false;
 }
 
-// GPUs are those of the plan, not of this machine: ranks on them are set here, past the checks of what runs here.
-Result<Machine> settle_gpus(const std::string& text, int32_t tensor_parallel, bool given, RankConfig& rank) {
+// Of the ranks on GPUs that this machine may not have; tensor 0: as many as GPUs.
+struct PlannedRanks {
+  int32_t tensor = 0, dcp = 1;
+};
+
+// Past the checks of what runs here.
+Result<Machine> settle_gpus(const std::string& text, PlannedRanks asked, RankConfig& rank) {
   ASSIGN_OR_RETURN(const std::vector<Gpu> gpus, parse_gpus(text));
-  rank.size = given ? tensor_parallel : static_cast<int32_t>(gpus.size());
+  rank.size = asked.tensor > 0 ? asked.tensor : static_cast<int32_t>(gpus.size());
+  rank.limits.dcp_size = asked.dcp;
   RETURN_IF_ERROR(check_gpus(gpus, rank.size));
+  RETURN_IF_ERROR(check_dcp(asked.dcp, rank.size));
   if (rank.size > 1) rank.layout = RankLayout::kTensorParallel;
   return Machine::of_gpus(gpus);
 }
@@ -42,18 +50,18 @@ Result<int> plan(const std::vector<std::string>& words) {
   flags.add("--gpus", read.gpus, "GPUs to plan for, such as 4xH200; empty: this machine");
   flags.add_switch("--json", read.json, "print JSON");
   RETURN_IF_ERROR(flags.parse(words));
-  const int32_t tensor_parallel = read.engine.parallel.tensor;
+  PlannedRanks asked;
   if (!read.gpus.empty()) {
+    const int32_t tensor = std::exchange(read.engine.parallel.tensor, 1);
+    asked.tensor = flags.given("tensor-parallel-size") ? tensor : 0;
+    asked.dcp = std::exchange(read.engine.config.rank.limits.dcp_size, 1);
     read.engine.device = Device::kCuda;
-    read.engine.parallel.tensor = 1;
   }
   ASSIGN_OR_RETURN(EngineConfig config, settle(flags, std::move(read.engine)));
   config.rank.load.progress = nullptr;
   if (!has_weights(config.rank.load.path)) config.rank.load.format = LoadFormat::kDummy;  // config.json is enough
   ASSIGN_OR_RETURN(const Machine machine,
-                   read.gpus.empty()
-                       ? this_machine(config.rank)
-                       : settle_gpus(read.gpus, tensor_parallel, flags.given("tensor-parallel-size"), config.rank));
+                   read.gpus.empty() ? this_machine(config.rank) : settle_gpus(read.gpus, asked, config.rank));
   ASSIGN_OR_RETURN(const MemoryPlan plan, plan_memory(config, machine));
   if (read.json)
     fmt::print("{}\n", dump_json(plan_json(plan)));

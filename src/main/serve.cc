@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "base/clock.h"
+#include "base/count_text.h"
 #include "base/log.h"
 #include "base/memory_text.h"
 #include "engine/engine.h"
@@ -185,20 +186,20 @@ Result<std::unique_ptr<Engine>> load_engine(EngineConfig config, Server& server,
   return Engine::create(config);
 }
 
-void log_sizes(const Engine& engine, double seconds, bool fp8_cache) {
-  const int64_t blocks = static_cast<int64_t>(engine.num_pages()) * engine.dcp_size(), tokens = blocks * kBlockTokens;
+// Size and concurrency in vLLM's words.
+void log_sizes(const Engine& engine, double seconds, const RankConfig& rank) {
+  const CacheSize cache = engine.cache_size();
   log_info("Model loading took ", memory_text(engine.model().weight_bytes), " and ", seconds, " s");
-  log_info("KV cache size: ", tokens, " tokens (", blocks, " blocks of ", kBlockTokens,
-           engine.dcp_size() > 1 ? str_cat(" on ", engine.dcp_size(), " ranks") : "", ")",
-           !fp8_cache                        ? ""
+  log_info(rank.device == Device::kCuda ? "GPU" : "CPU", " KV cache size: ", grouped(cache.max_tokens()), " tokens (",
+           cache.pages, " blocks of ", kBlockTokens,
+           cache.dcp_size > 1 ? str_cat(" on each of ", cache.dcp_size, " ranks") : "", ")",
+           !rank.fp8_cache                   ? ""
            : engine.model().has_cache_scales ? ", fp8 (e4m3) with the model's scales"
                                              : ", fp8 (e4m3) with a scale of 1, uncalibrated");
-  if (engine.state_pages() > 0)
-    log_info("Recurrent state: ", engine.state_pages(), " of those pages a sequence, and a checkpoint");
-  const int64_t pages =
-      (engine.max_model_len() + kBlockTokens - 1) / kBlockTokens + int64_t{engine.state_pages()} * engine.dcp_size();
-  log_info("Maximum concurrency for ", engine.max_model_len(),
-           " tokens per request: ", static_cast<double>(blocks) / static_cast<double>(pages), "x");
+  if (cache.state_pages > 0)
+    log_info("Recurrent state: ", cache.state_pages, " of those blocks a sequence, and a checkpoint");
+  log_info(fmt::format("Maximum concurrency for {} tokens per request: {:.2f}x", grouped(engine.max_model_len()),
+                       cache.sequences_of(engine.max_model_len())));
 }
 
 int serve_until_signal(const ServerConfig& server_config, EngineConfig engine_config) {
@@ -226,7 +227,7 @@ int serve_until_signal(const ServerConfig& server_config, EngineConfig engine_co
     (*server)->drain_and_stop();
     leave(kStartFailed);  // a rank may still load
   }
-  log_sizes(**engine, system_clock().now_s() - begin, engine_config.rank.fp8_cache);
+  log_sizes(**engine, system_clock().now_s() - begin, engine_config.rank);
   (*server)->set_ready(**engine);
   log_info("ready: ", url, "/v1");
 

@@ -51,7 +51,7 @@ class EngineBackend : public Backend {
             .max_model_len = engine_.max_model_len(),
             .max_choices = engine_.max_choices(),
             .num_pages = engine_.num_pages(),
-            .dcp_size = engine_.dcp_size(),
+            .dcp_size = engine_.cache_size().dcp_size,
             .eos_ids = engine_.model().eos_ids};
   }
 

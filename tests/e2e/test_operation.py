@@ -266,17 +266,32 @@ def plan(*words):
     return done.returncode, done.stdout, done.stderr
 
 
-# What is predicted is what the server then has.
-def test_a_plan_is_what_a_server_reserves(server):
-    code, out, err = plan(FOLDER, *FLAGS, "--json")
+def logged_number(pattern, server):
+    found = re.search(pattern, server.text())
+    assert found, f"{pattern} is not in {server.text()}"
+    return float(found[1].replace(",", ""))
+
+
+# What is predicted is what the server then has, and says in vLLM's words.
+@pytest.mark.parametrize("tp, dcp", [(1, 1), (2, 2)])
+def test_a_plan_is_what_a_server_reserves(launch, tp, dcp):
+    if tp > 1 and "cuda" in os.environ.get("PERIGEE_FLAGS", ""):
+        tp = dcp = 1  # several ranks are on the CPU
+    flags = [f"-tp={tp}", f"-dcp={dcp}", "--max-model-len", "3200"]
+    server = launch(*flags)
+    code, out, err = plan(FOLDER, *FLAGS, *flags, "--json")
     assert code == 0, err
     figures = json.loads(out)
-    blocks = re.search(r"KV cache size: (\d+) tokens \((\d+) blocks", server.text())
-    assert figures["pages"] == int(blocks[2]) and figures["pages"] * 64 == int(blocks[1])
+    assert figures["tokens"] == logged_number(r"(?:CPU|GPU) KV cache size: ([\d,]+) tokens ", server)
+    assert figures["pages"] == logged_number(r" tokens \((\d+) blocks of 64", server)
+    concurrency = logged_number(r"Maximum concurrency for 3,200 tokens per request: (\d+\.\d\d)x\n", server)
+    assert figures["sequences"] == int(concurrency)
+    info = server.get("/metrics")[1].decode()
+    assert f'dcp_world_size="{dcp}"' in info and f'num_gpu_blocks="{figures["pages"]}"' in info
     took = re.search(r"Model loading took ([\d.]+) (MiB|GiB)", server.text())
     bytes_taken = float(took[1]) * (1 << (20 if took[2] == "MiB" else 30))
     assert abs(figures["weight_bytes"] / bytes_taken - 1) < 0.03
-    assert figures["fits"] and figures["ranks"] == 1
+    assert figures["fits"] and (figures["ranks"], figures["dcp_size"]) == (tp, dcp)
 
 
 @EDGE_ONLY
@@ -286,6 +301,12 @@ def test_a_plan_for_gpus_needs_neither_them_nor_weights(tmp_path):
     assert code == 0 and "2 on 2 x H200, 139.0 GiB each" in out, err
     code, out, err = plan(str(tmp_path), "--gpus", "2xH200", "--tensor-parallel-size", "4")
     assert code == 2 and "needs 4 GPUs, and there are 2" in err
+    code, out, err = plan(str(tmp_path), "--gpus", "4xH200", "--dcp", "4", "--json")
+    assert code == 0 and (json.loads(out)["ranks"], json.loads(out)["dcp_size"]) == (4, 4), err
+    code, out, err = plan(str(tmp_path), "--gpus", "4xH200", "--dcp", "3")
+    assert code == 2 and "--decode-context-parallel-size 3 does not divide --tensor-parallel-size 4" in err
+    code, out, err = plan(str(tmp_path), "--gpus", "4xH200", "-tp", "2", "--dcp", "4")
+    assert code == 2 and "--decode-context-parallel-size 4 does not divide --tensor-parallel-size 2" in err
     code, out, err = plan(str(tmp_path), "--gpus", "2xT1000")
     assert code == 2 and "known are H100, H200" in err
 
