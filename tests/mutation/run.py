@@ -4,7 +4,7 @@
     run.py --check                    each bug applies to the sources as they are; plants nothing
     run.py                            all of them
     run.py --sample 15 --seed 7       so many, chosen by the seed
-    run.py --ids text-03,exec-12      these
+    run.py --ids text-03,exec-12      these: builds and runs only the tests that look for them, until one notices
     run.py --folder text --resume     a folder, without those that build-mutation/outcomes.json has as caught
 
 The results of all go to results.txt. Exit code 1: a bug does not apply or compile, the tests fail without a bug, or over 5 %
@@ -31,12 +31,17 @@ TOP = HERE.parents[1]
 WORK = TOP / "build-mutation"
 TREE = WORK / "tree"  # with its build folder inside, as elsewhere: so a compiler cache serves both
 LEAST_CAUGHT = 0.95
+NO_PROGRAM = ("docs/", "tests/mutation/")  # what is in no test
 CAUGHT, HUNG, SURVIVED, UNCOMPILED, UNAPPLIED = "caught", "hung", "survived", "does not compile", "does not apply"
 
 Bug = collections.namedtuple("Bug", "id file what find replace")
 # A step of the search: `targets` are built, then `command` is run in the tree; it notices the bug when it fails.
 Step = collections.namedtuple("Step", "name targets command")
 Outcome = collections.namedtuple("Outcome", "outcome by seconds")
+
+
+class FailsWithoutBug(Exception):
+    """The step that does, with what it printed."""
 
 
 def unit(folder, *patterns, within="src"):
@@ -49,6 +54,7 @@ SIM = Step("sim", ["sim"], ["{build}/tests/sim/sim", "--seeds", "200"])
 SIM_DCP = Step("sim_dcp", ["sim"], [*SIM.command, "--ranks", "2", "--drafts", "3", "--dcp", "8"])
 EQUALITY = unit("equality", "EngineEnds.*", "EqualityOfDeterministic.*", "Equality.CachedAsCold*", "Equality.ANextTurn*",
                 "EqualityOfLatentAttention.*", within="tests")
+RANKS = unit("equality", "*TensorParallelOnRef*", "*ContextParallelOnRef*", within="tests")._replace(name="equality of ranks")
 GOLDEN = unit("golden", "*.Ref/*", "*_avx2", "*kimi_linear*", within="tests")
 CONFORMANCE = unit("conformance", within="tests")
 SERVER = unit("server")
@@ -59,13 +65,15 @@ E2E = Step("e2e", ["perigee"], [".venv/bin/python", "-m", "pytest", "-q", "-x", 
 # where these saw nothing.
 STEPS = {
     "control": [unit("control"), SIM, SIM_DCP, ENGINE, EQUALITY],
-    "engine": [ENGINE, SERVER, EQUALITY, E2E],
-    "exec": [unit("exec"), ENGINE, EQUALITY],
+    "engine": [ENGINE, SERVER, EQUALITY, RANKS, E2E],
+    "exec": [unit("exec"), ENGINE, EQUALITY, RANKS],
     "model": [unit("model"), unit("base"), GOLDEN, E2E],
     "text": [unit("text"), unit("base"), SERVER],
     "server": [SERVER, E2E],
     "base": [unit("base"), unit("text"), SERVER],
     "cpu": [unit("ops/cpu"), CONFORMANCE, GOLDEN, EQUALITY],
+    "ops": [unit("ops"), CONFORMANCE, RANKS, GOLDEN, EQUALITY],
+    "comm": [unit("comm"), ENGINE, RANKS],
 }
 
 
@@ -79,6 +87,8 @@ def read_bugs(folder):
     for path in sorted(folder.glob("*.toml")):
         with open(path, "rb") as file:
             bugs += [Bug(**entry) for entry in tomllib.load(file)["bug"]]
+    if homeless := sorted({folder_of(bug) for bug in bugs} - set(STEPS)):
+        raise SystemExit(f"{folder}: no tests look for the bugs of {', '.join(homeless)}: add to STEPS")
     twice = [id for id, count in collections.Counter(bug.id for bug in bugs).items() if count > 1]
     if twice:
         raise SystemExit(f"{folder}: ids occur twice: {', '.join(twice)}")
@@ -109,9 +119,9 @@ def unapplied(bugs, tree):
 
 
 def copy_tree(source, target):
-    """Brings `target` to the tracked files of `source` as they lie there; whether anything was unlike before. What is
-    equal stays untouched."""
-    changed = False
+    """Brings `target` to the tracked files of `source` as they lie there; the names of those that were unlike before.
+    What is equal stays untouched."""
+    changed = set()
     names = subprocess.run(["git", "ls-files", "-z"], cwd=source, capture_output=True, check=True).stdout.decode()
     wanted = {name for name in names.split("\0") if name and (source / name).is_file()}
     for name in wanted:
@@ -120,13 +130,13 @@ def copy_tree(source, target):
         if old.exists() and old.read_bytes() == data:
             continue
         old.parent.mkdir(parents=True, exist_ok=True)
-        changed = True
+        changed.add(name)
         old.write_bytes(data)
         old.chmod(new.stat().st_mode)
     for folder in {name.split("/")[0] for name in wanted if "/" in name}:
         for path in (target / folder).rglob("*"):
             if path.is_file() and str(path.relative_to(target)) not in wanted:
-                changed = True
+                changed.add(str(path.relative_to(target)))
                 path.unlink()
     if (source / ".venv").exists() and not (target / ".venv").exists():
         (target / ".venv").symlink_to((source / ".venv").resolve())
@@ -173,21 +183,18 @@ class Runner:
             output.seek(0)
             return code, output.read().decode(errors="replace")
 
-    def measure(self, folders):
-        """Runs every step without a bug. What fails then could not tell anything; returns the names of those."""
-        failed = []
-        for step in {step.name: step for folder in folders for step in self.steps[folder]}.values():
-            if step.name in self.usual_s:
-                continue
-            built = self.build(step.targets, show=True)
-            begin = time.monotonic()
-            code, output = self.test(step, 1800) if built else (1, "")
-            if code != 0:
-                failed.append(step.name)
-                print(output)
-            self.usual_s[step.name] = time.monotonic() - begin
-            print(f"without a bug: {step.name} {self.usual_s[step.name]:.1f} s", flush=True)
-        return failed
+    def measure(self, step):
+        """Runs a step without a bug, for its first one. If it fails then it could not tell anything. Returns the seconds
+        that this took."""
+        start = time.monotonic()
+        built = self.build(step.targets, show=True)
+        begin = time.monotonic()
+        code, output = self.test(step, 1800) if built else (1, "")
+        if code != 0:
+            raise FailsWithoutBug(f"{step.name} fails without a bug:\n{output}")
+        self.usual_s[step.name] = time.monotonic() - begin
+        print(f"without a bug: {step.name} {self.usual_s[step.name]:.1f} s", flush=True)
+        return time.monotonic() - start
 
     def limit_s(self, step):
         return 60 + 6 * self.usual_s.get(step.name, 60)
@@ -200,8 +207,12 @@ class Runner:
         if planted is None:
             return Outcome(UNAPPLIED, "", 0)
         try:
-            path.write_text(planted, encoding="utf-8")
             for step in self.steps[folder_of(bug)]:
+                if step.name not in self.usual_s:
+                    path.write_text(before, encoding="utf-8")
+                    begin += self.measure(step)
+                if path.read_text(encoding="utf-8") != planted:
+                    path.write_text(planted, encoding="utf-8")
                 if not self.build(step.targets):
                     return Outcome(UNCOMPILED, step.name, time.monotonic() - begin)
                 code, output = self.test(step, self.limit_s(step))
@@ -357,18 +368,20 @@ def main(arguments):
         outcomes.forget(bugs)
     todo = [bug for bug in bugs if not outcomes.caught(bug)]  # a survivor again: there may be new tests, or more steps
     usual = WORK / "usual.json"  # of this very tree
-    if changed:
+    if any(not name.startswith(NO_PROGRAM) for name in changed):
         usual.unlink(missing_ok=True)
     if usual.exists():
         runner.usual_s = json.loads(usual.read_text())
-    if failed := runner.measure(dict.fromkeys(folder_of(bug) for bug in todo)):
-        print(f"these fail without a bug: {', '.join(failed)}")
-        return 1
-    usual.write_text(json.dumps(runner.usual_s))
     for bug in todo:
         if options.minutes and time.monotonic() - begin > 60 * options.minutes:
             return 3
-        outcome = runner.try_one(bug)
+        try:
+            outcome = runner.try_one(bug)
+        except FailsWithoutBug as failure:
+            print(failure)
+            return 1
+        finally:
+            usual.write_text(json.dumps(runner.usual_s))
         outcomes.put(bug, outcome)
         print(f"{bug.id:<12} {outcome.outcome:<17} {outcome.seconds:6.1f} s  {bug.what}: {outcome.by}", flush=True)
     results = {bug.id: outcomes.get(bug) for bug in bugs}

@@ -4,8 +4,8 @@ import pathlib
 import tempfile
 import unittest
 
-from run import (CAUGHT, HUNG, SURVIVED, UNAPPLIED, UNCOMPILED, Bug, Outcome, Outcomes, Runner, Step, check_survivors,
-                 first_failure, plant, read_bugs, read_survivors, table, unapplied, verdict)
+from run import (CAUGHT, HUNG, SURVIVED, UNAPPLIED, UNCOMPILED, Bug, FailsWithoutBug, Outcome, Outcomes, Runner, Step,
+                 check_survivors, first_failure, plant, read_bugs, read_survivors, table, unapplied, verdict)
 
 SOURCE = """def limit(x):
     if x > 10:
@@ -54,7 +54,6 @@ class ToyTree(unittest.TestCase):
         return result.outcome, result.by
 
     def test_outcomes(self):
-        self.assertEqual(self.runner.measure(["core"]), [])
         self.assertEqual(self.outcome(DROPPED), (CAUGHT, "first"))
         self.assertEqual(self.outcome(NEGATED), (CAUGHT, "second"))
         self.assertEqual(self.outcome(UNSEEN), (SURVIVED, ""))
@@ -66,9 +65,18 @@ class ToyTree(unittest.TestCase):
         self.runner.limit_s = lambda step: 0.5
         self.assertEqual(self.outcome(ENDLESS), (HUNG, "first"))
 
+    def test_only_steps_that_are_needed_run_without_a_bug(self):
+        self.outcome(DROPPED)
+        self.assertEqual(set(self.runner.usual_s), {"first"})
+        self.outcome(NEGATED)
+        self.assertEqual(set(self.runner.usual_s), {"first", "second"})
+
     def test_a_step_that_fails_without_a_bug_is_named(self):
-        self.file.write_text(plant(NEGATED, SOURCE))
-        self.assertEqual(self.runner.measure(["core"]), ["second"])
+        broken = plant(NEGATED, SOURCE)
+        self.file.write_text(broken)
+        with self.assertRaisesRegex(FailsWithoutBug, "second fails without a bug"):
+            self.runner.try_one(bug("other", "def spare(x):", "def spare(x, y=0):"))
+        self.assertEqual(self.file.read_text(), broken)
 
     def test_the_test_that_noticed_is_named(self):
         named = f"print('[  FAILED  ] Limit.Small (1 ms)'); {SECOND}"
@@ -93,11 +101,18 @@ class Lists(unittest.TestCase):
     def test_ids_are_unique(self):
         with tempfile.TemporaryDirectory() as name:
             folder = pathlib.Path(name)
-            entry = "[[bug]]\nid = 'a'\nfile = 'f'\nwhat = 'w'\nfind = 'x'\nreplace = ''\n"
+            entry = "[[bug]]\nid = 'text-1'\nfile = 'f'\nwhat = 'w'\nfind = 'x'\nreplace = ''\n"
             (folder / "one.toml").write_text(entry)
-            self.assertEqual([one.id for one in read_bugs(folder)], ["a"])
+            self.assertEqual([one.id for one in read_bugs(folder)], ["text-1"])
             (folder / "two.toml").write_text(entry)
-            with self.assertRaises(SystemExit):
+            with self.assertRaisesRegex(SystemExit, "twice: text-1"):
+                read_bugs(folder)
+
+    def test_tests_look_for_each_bug(self):
+        with tempfile.TemporaryDirectory() as name:
+            folder = pathlib.Path(name)
+            (folder / "one.toml").write_text("[[bug]]\nid = 'a-1'\nfile = 'f'\nwhat = 'w'\nfind = 'x'\nreplace = ''\n")
+            with self.assertRaisesRegex(SystemExit, "no tests look for the bugs of a:"):
                 read_bugs(folder)
 
     def test_outcomes_are_kept_while_the_bug_is_the_same(self):
