@@ -39,8 +39,9 @@ struct World {
   std::vector<Sequence> sequences;
   Deal deal = by_turns;
   bool fp8 = false;
-  bool holes = false;   // no rank has any block
-  int64_t nan_at = -1;  // position of a latent that is NaN
+  bool holes = false;  // no rank has any block
+  // Latents of positions [first, first + count) are NaN.
+  int64_t first_nan = 0, num_nan = 0;
 
   int32_t num_rows() const {
     int64_t rows = 0;
@@ -141,7 +142,7 @@ class RankUnderTest {
       const int64_t tokens = world_.sequences[i].tokens;
       ops_->begin_step();
       const Tensor c = activation(*ops_, tokens, world_.shape.latent, 100 + i, DType::kF32);
-      if (world_.nan_at >= 0) c.row<float>(world_.nan_at)[0] = kNan;
+      for (int64_t t = 0; t < world_.num_nan; ++t) c.row<float>(world_.first_nan + t)[0] = kNan;
       const Tensor k_rope = activation(*ops_, tokens, world_.shape.rope, 200 + i, DType::kF32);
       for (const auto& [position, count] : {std::pair{tokens / 2, tokens - tokens / 2}, {int64_t{0}, tokens / 2}}) {
         if (count == 0) continue;
@@ -263,14 +264,36 @@ TEST(SharedAttention, NoKeyAnywhereGivesZeros) {
   }
 }
 
+bool all_nan(const Values& values) {
+  return std::all_of(values.at.begin(), values.at.end(), [](float x) { return std::isnan(x); });
+}
+
 // As on one rank: the engine ends such a sequence with an error.
 TEST(SharedAttention, ANanOfItsOwnShows) {
   for (const Implementation& with : implementations())
     for (const MlaForm form : {MlaForm::kAbsorbed, MlaForm::kExpanded}) {
-      const World world{.sequences = {{200, 1, form}}, .nan_at = 70};
-      const Values got = attend_together(world, with.make, 2);
-      EXPECT_TRUE(std::all_of(got.at.begin(), got.at.end(), [](float x) { return std::isnan(x); })) << with.name;
+      const World world{.sequences = {{200, 1, form}}, .first_nan = 70, .num_nan = 1};
+      EXPECT_TRUE(all_nan(attend_together(world, with.make, 2))) << with.name;
     }
+}
+
+// A rank that has nothing but NaN is unlike one that has nothing. The first rank's keys are NaN, then all keys are.
+TEST(SharedAttention, NothingButNanShows) {
+  for (const Implementation& with : implementations())
+    for (const int64_t num_nan : {64, 100}) {
+      const World world{.sequences = {{100, 1}}, .num_nan = num_nan};
+      EXPECT_TRUE(all_nan(attend_alone(world, with.make))) << with.name << ", " << num_nan;
+      EXPECT_TRUE(all_nan(attend_together(world, with.make, 2))) << with.name << ", " << num_nan;
+    }
+}
+
+// More than a piece of the CPU's: the pieces after it are good.
+TEST(SharedAttention, AManyKeysLongNanShows) {
+  if (kSanitized) GTEST_SKIP() << "too slow";
+  for (const Implementation& with : implementations()) {
+    const World world{.sequences = {{1500, 1}}, .num_nan = 1024};
+    EXPECT_TRUE(all_nan(attend_alone(world, with.make))) << with.name;
+  }
 }
 
 }  // namespace

@@ -1,7 +1,6 @@
 // Absorbed MLA attention: q~ = W_UK^T q_nope meets cached rows; u = sum p c; out = W_UV u.
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <span>
 
 #include "ops/cpu/mla_call.h"
@@ -16,7 +15,6 @@ constexpr int64_t kStepKeys = 256;    // absolute multiples: the steps of the on
 constexpr int64_t kStepBlocks = kStepKeys / kBlockKeys;
 constexpr int64_t kValuePanels = 4;
 constexpr int64_t kPartialBytes = 64 << 20;  // of partial results kept at a time
-constexpr float kEmpty = -std::numeric_limits<float>::infinity();
 
 // Query rows [first_row, first_row + num_rows) of a sequence; row r is token r / heads, head r % heads.
 struct Tile {
@@ -160,7 +158,7 @@ void Absorbed::attend() {
   const ThreadPool& pool = call_.cpu.pool;
   if (static_cast<int64_t>(tiles_.size()) >= 4 * pool.size() || pool.size() == 1) return attend_whole_tiles();
   attend_by_pieces();
-  constexpr Partial kNone{.max = kEmpty, .sum = 0};
+  constexpr Partial kNone{.max = kNoScore, .sum = 0};
   for (const Tile& tile : tiles_)
     for (int64_t row = 0; tile.num_keys == 0 && row < tile.num_rows; ++row) store(tile, row, kNone, nullptr);
 }
@@ -279,7 +277,7 @@ void Absorbed::attend_whole_tiles() {
     const Tile& tile = tiles_[static_cast<size_t>(task)];
     Work& w = work_[static_cast<size_t>(thread)];
     Partial total[kTileRows];
-    for (Partial& part : total) part = {.max = kEmpty, .sum = 0};
+    for (Partial& part : total) part = {.max = kNoScore, .sum = 0};
     load_queries(tile, w);
     for (int64_t p = 0; p < tile.num_pieces(); ++p) {
       piece(tile, p, w, w.parts, w.output);
@@ -339,7 +337,7 @@ void Absorbed::attend_pieces(std::span<const Piece> pieces) {
     const Tile& tile = *pieces[first].tile;
     if (pieces[first].index != 0 || row >= tile.num_rows) return;
     float* total = work_[static_cast<size_t>(thread)].total;
-    Partial part{.max = kEmpty, .sum = 0};
+    Partial part{.max = kNoScore, .sum = 0};
     for (int64_t i = 0; i < tile.num_pieces(); ++i) {
       const Piece& p = pieces[first + static_cast<size_t>(i)];
       k_.merge(part, total, p.parts[row], p.output + row * d_.latent_depth, d_.latent_depth);
@@ -365,7 +363,7 @@ void Absorbed::piece(const Tile& tile, int64_t index, Work& w, Partial* parts, f
   const int64_t begin = index * kPieceKeys;
   const int64_t end = std::min(begin + kPieceKeys, tile.num_keys);
   alignas(64) float max[kTileRows], sum[kTileRows], fade[kTileRows];
-  std::fill_n(max, kTileRows, kEmpty);
+  std::fill_n(max, kTileRows, kNoScore);
   std::fill_n(sum, kTileRows, 0.0f);
   for (int64_t key = begin; key < end; key += kStepKeys) {
     const int64_t keys = std::min(kStepKeys, end - key);
@@ -470,9 +468,9 @@ void Absorbed::store(const Tile& tile, int64_t row, const Partial& part, const f
 void Absorbed::store_result(int64_t row, const Partial& part, const float* total) {
   constexpr float kLn2 = 0.693147181f;
   float* out = call_.out.row<float>(row);
-  if (part.max == kEmpty) {
+  if (is_empty(part)) {
     std::fill_n(out, d_.latent, 0.0f);
-    out[d_.latent] = kEmpty;
+    out[d_.latent] = kNoScore;
     return;
   }
   const float factor = 1.0f / part.sum;

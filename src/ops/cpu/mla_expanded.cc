@@ -3,7 +3,6 @@
 // A task is one head of up to 1,024 queries of a sequence. It keeps their running maxima, sums and outputs (transposed,
 // [value][query], so that a query is a vector lane) and walks the keys 256 at a time.
 #include <algorithm>
-#include <limits>
 #include <span>
 
 #include "ops/cpu/mla_call.h"
@@ -14,7 +13,6 @@ namespace {
 constexpr int64_t kTileKeys = 256;  // absolute multiples: the steps of the online softmax
 constexpr int64_t kSpan = 1024;     // queries of one task
 constexpr int64_t kPair = 2 * kPanel;
-constexpr float kEmpty = -std::numeric_limits<float>::infinity();
 
 // Queries [first, first + count) of a sequence.
 struct Span {
@@ -108,7 +106,7 @@ void Expanded::attend(const Span& span, int64_t head, Work& w) {
   const int64_t num_queries = round_up(span.count, kPair);
   load_queries(span, head, w);
   std::fill_n(w.outputs, num_queries * d_.value_columns, 0.0f);
-  std::fill_n(w.max, num_queries, kEmpty);
+  std::fill_n(w.max, num_queries, kNoScore);
   std::fill_n(w.sum, num_queries, 0.0f);
   const int64_t end = span.position() + span.count;
   for (int64_t begin = 0; begin < end; begin += kTileKeys) {

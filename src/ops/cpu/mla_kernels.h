@@ -10,6 +10,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 
 #include "ops/cpu/isa.h"
 
@@ -63,6 +64,14 @@ struct Partial {
   float max = 0, sum = 0;
 };
 
+constexpr float kNoScore = -std::numeric_limits<float>::infinity();
+
+// Of no keys. Keys whose scores are all NaN have no largest either, but a sum, which is NaN.
+// static: one for each instruction set that it is compiled for.
+static inline bool is_empty(const Partial& part) {
+  return part.max == kNoScore && part.sum == 0;
+}
+
 struct MlaKernels {
   void (*multiply)(const Product& p);
   // 16 rows of `k` bf16 (null: zeros), zero up to padded_k, become the columns of one panel [padded_k / 2][16].
@@ -76,7 +85,7 @@ struct MlaKernels {
                            uint16_t* out);
   void (*fade)(float* o, int64_t rows, int64_t stride, const float* factors);  // o[row][0..15] *= factors
   void (*scale)(float* x, float factor, int64_t n);
-  // into (max, sum, o[n]) += next, in this order; an empty part (max = -inf) is the exact identity.
+  // into (max, sum, o[n]) += next, in this order; an empty part is the exact identity.
   void (*merge)(Partial& into, float* o, const Partial& next, const float* next_o, int64_t n);
   void (*narrow)(const float* x, float factor, int64_t n, uint16_t* out);   // bf16(x * factor)
   void (*widen)(const uint8_t* x, float factor, int64_t n, uint16_t* out);  // bf16(e4m3 * factor); NaN stays NaN

@@ -5,7 +5,6 @@
 #include <immintrin.h>
 
 #include <cstring>
-#include <limits>
 
 #include "ops/cpu/mla_kernels.h"
 #include "ops/cpu/transpose16.h"
@@ -14,8 +13,6 @@
 
 namespace perigee::cpu {
 namespace {
-
-constexpr float kMlaInfinity = std::numeric_limits<float>::infinity();
 
 void pack_rows(const uint16_t* const* rows, int64_t k, int64_t padded_k, uint32_t* panel) {
   for (int64_t begin = 0; begin < padded_k; begin += 2 * kPanel) {
@@ -62,7 +59,7 @@ PanelLimits panel_limits(const SoftmaxPanel& p) {
 
 // The largest unmasked score; scaling it afterwards is the same as scaling all, for rounding is monotonic.
 V16 panel_max(const SoftmaxPanel& p, const PanelLimits& limits) {
-  const V16 none = all16(-kMlaInfinity);
+  const V16 none = all16(kNoScore);
   V16 even = none, odd = none;
   int32_t key = 0;
   for (; key + 2 <= limits.open; key += 2) {
@@ -81,7 +78,7 @@ void softmax(const SoftmaxPanel& p) {
   alignas(64) float max[kPanel], base[kPanel];
   store16(max, max16(mul16(panel_max(p, limits), scale), load16(p.max)));
   for (int64_t q = 0; q < kPanel; ++q) {
-    base[q] = max[q] == -kMlaInfinity ? 0.0f : max[q];  // a row without any key: every weight is masked to zero
+    base[q] = max[q] == kNoScore ? 0.0f : max[q];  // a row without any key: every weight is masked to zero
     p.fade[q] = max[q] == p.max[q] ? 1.0f : exp2_vector(p.max[q] - base[q]);
   }
   const V16 top = load16(base);
@@ -135,8 +132,8 @@ void fade(float* o, int64_t rows, int64_t stride, const float* factors) {
 }
 
 void merge(Partial& into, float* o, const Partial& next, const float* next_o, int64_t n) {
-  if (next.max == -kMlaInfinity) return;
-  if (into.max == -kMlaInfinity) {
+  if (is_empty(next)) return;
+  if (is_empty(into)) {
     into = next;
     std::memcpy(o, next_o, static_cast<size_t>(n) * sizeof(float));
     return;
