@@ -131,6 +131,10 @@ struct Engine::Impl {
 Status check_positions(const EngineConfig& config) {
   const int32_t length = config.scheduling.max_model_len;
   if (length == 0) return {};
+  if (length < 2)
+    return bad_input(
+        fmt::format("--max-model-len {} has no room for a prompt and an output: raise it, or leave it out", length),
+        "max-model-len");
   ASSIGN_OR_RETURN(const ModelConfig model, read_config(config.rank.load.path));
   if (length > model.max_positions)
     return bad_input(fmt::format("--max-model-len {} is over the model's {} positions: lower it, or leave it out",

@@ -24,6 +24,14 @@ TEST(EngineLimits, TheContextMayBeAsLongAsTheModelsPositions) {
   EXPECT_EQ(refused.error().field, "max-model-len");
 }
 
+TEST(EngineLimits, AContextOfOneTokenIsRefusedBeforeAnythingIsRead) {
+  EngineConfig config;
+  config.rank.load.path = "/nowhere/a-model";
+  config.scheduling.max_model_len = 1;
+  EXPECT_EQ(Engine::create(config).error().message,
+            "--max-model-len 1 has no room for a prompt and an output: raise it, or leave it out");
+}
+
 TEST(EngineLimits, TheContextMayFillTheCacheBesideAState) {
   for (const char* model : {"heads16", "kimi_linear"}) {
     SCOPED_TRACE(model);

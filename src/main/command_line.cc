@@ -156,7 +156,11 @@ std::string FlagApp::nearest(const std::string& name) const {
 }
 
 std::string FlagApp::advice(const std::string& name, const char* dashes) const {
-  const std::string near = nearest(name);
+  std::string near = nearest(name);
+  if (near.empty())  // the flag that it begins with: "max-model-len" of "max-model-length"
+    for (const CLI::Option* option : get_options())
+      if (const std::string& known = option->get_single_name(); known.size() > near.size() && name.starts_with(known))
+        near = known;
   return near.empty() ? "; leave it out, or see --help" : fmt::format("; did you mean \"{}{}\"?", dashes, near);
 }
 

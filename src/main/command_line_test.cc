@@ -118,6 +118,8 @@ TEST_F(CommandLineTest, UnknownNamesSuggestTheNearest) {
             "unknown flag or word \"--max-num-seq=4\"; did you mean \"--max-num-seqs\"?");
   EXPECT_EQ(refusal({"--kv-cache", "4"}),
             "unknown flag or word \"--kv-cache\"; did you mean \"--kv-cache-memory-bytes\"?");
+  EXPECT_EQ(refusal({"--max-num-seqs-total", "4"}),
+            "unknown flag or word \"--max-num-seqs-total\"; did you mean \"--max-num-seqs\"?");
   EXPECT_EQ(refusal({"--mix-nun-bezz", "4"}), "unknown flag or word \"--mix-nun-bezz\"; leave it out, or see --help");
   const std::string path = folder_.write("bad.yaml", "enable-prefix-cachin: true\n");
   EXPECT_EQ(refusal({"--config", path}),

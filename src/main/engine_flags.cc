@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <tuple>
 
+#include "base/cgroup.h"
 #include "base/clock.h"
 #include "base/log.h"
 #include "tensor/cuda/device.h"
@@ -226,6 +227,15 @@ Status settle_ranks(int32_t tensor_parallel, RankConfig& rank) {
   return {};
 }
 
+// A rank that has to wait for a core holds up all others, several times in each layer.
+void warn_of_few_cores(const RankConfig& rank) {
+  const int cores = available_cores(), threads = std::max(rank.load.num_threads, 1);
+  if (rank.device != Device::kCuda && rank.size > 1 && int64_t{rank.size} * threads > cores)
+    log_warning(fmt::format("{} ranks of {} on {}: they take turns, and each step is slower than with fewer ranks",
+                            rank.size, threads == 1 ? "1 thread" : fmt::format("{} threads", threads),
+                            cores == 1 ? "1 core" : fmt::format("{} cores", cores)));
+}
+
 }  // namespace
 
 EngineFlags::EngineFlags() {
@@ -247,6 +257,11 @@ Status check_model_folder(const std::string& path) {
     return bad_input(fmt::format("{} is a file: name the folder that it is in", path), "model");
   if (!std::filesystem::is_directory(path, unknown))
     return bad_input(fmt::format("there is no folder {}; models are not downloaded: name one on this machine", path),
+                     "model");
+  if (!std::filesystem::exists(std::filesystem::path(path) / "config.json", unknown))
+    return bad_input(fmt::format("there is no config.json in {}: name a model's folder, with config.json, weights and "
+                                 "tokenizer",
+                                 path),
                      "model");
   return {};
 }
@@ -273,6 +288,7 @@ Result<EngineConfig> settle(const CommandLine& flags, EngineFlags read) {
   if (!gpu && rank.cache_bytes == 0) rank.cache_bytes = int64_t{1} << 30;
   RETURN_IF_ERROR(settle_limits(gpu, rank.limits));
   RETURN_IF_ERROR(settle_ranks(read.parallel.tensor, rank));
+  warn_of_few_cores(rank);
   rank.load.progress = [progress = LoadProgress()](const char* phase, int64_t done, int64_t total) mutable {
     progress(phase, done, total);
   };

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include "base/cgroup.h"
+
 namespace perigee {
 namespace {
 
@@ -94,6 +96,19 @@ TEST(EngineFlags, AFolderThatIsNotThereIsSaid) {
             "there is no folder /nowhere/a-model; models are not downloaded: name one on this machine");
   const std::string file = "models/tiny-k2/config.json";
   EXPECT_EQ(check_model_folder(file).error().message, file + " is a file: name the folder that it is in");
+  EXPECT_EQ(check_model_folder("src").error().message,
+            "there is no config.json in src: name a model's folder, with config.json, weights and tokenizer");
+}
+
+TEST(EngineFlags, MoreRanksThanCoresAreWarnedOf) {
+  const auto warning = [](const std::string& ranks, const std::string& threads) {
+    testing::internal::CaptureStderr();
+    EXPECT_TRUE(parsed({"--device", "cpu", "--tensor-parallel-size", ranks, "--threads", threads}).ok());
+    return testing::internal::GetCapturedStderr();
+  };
+  EXPECT_EQ(warning("1", "1024"), "");
+  EXPECT_NE(warning("64", "32").find("64 ranks of 32 threads on "), std::string::npos);
+  EXPECT_NE(warning("64", "0").find(available_cores() < 64 ? "64 ranks of 1 thread on " : ""), std::string::npos);
 }
 
 TEST(EngineFlags, TensorParallelRanks) {

@@ -39,7 +39,7 @@ Result<Isa> detect_isa(std::optional<Isa> wanted) {
   if (wanted != Isa::kAvx2 && has_avx512()) best = Isa::kAvx512;
   if (wanted != Isa::kAvx512 && best == Isa::kAvx512 && has_amx()) best = Isa::kAmx;
   if (wanted && *wanted != best)
-    return Error(Code::kUnavailable, fmt::format("instruction set {}: this machine has none better than {}",
+    return Error(Code::kUnavailable, fmt::format("--cpu-isa {}: the best of this machine is {}; leave it out",
                                                  isa_name(*wanted), isa_name(best)));
   return best;
 }

@@ -16,7 +16,7 @@ TEST(Isa, TheWantedOneOrAnErrorThatNamesTheBest) {
       EXPECT_EQ(*got, wanted);
     } else {
       EXPECT_EQ(got.error().code, Code::kUnavailable);
-      EXPECT_EQ(got.error().message, fmt::format("instruction set {}: this machine has none better than {}",
+      EXPECT_EQ(got.error().message, fmt::format("--cpu-isa {}: the best of this machine is {}; leave it out",
                                                  isa_name(wanted), isa_name(*best)));
     }
   }
