@@ -43,11 +43,11 @@ struct Script {
 
   std::mutex mutex;  // guards what follows
   std::vector<int32_t> reserved;
-  std::vector<int64_t> done;        // the steps of each rank below this one are done on its device
-  std::vector<int64_t> collected;   // steps of each rank
-  std::vector<int64_t> masks;       // of each rank: the last step whose mask it has got
-  std::vector<int64_t> mask_waits;  // of each rank: how many have ended
-  std::vector<int32_t> warm;        // of each rank: 1 once it has warmed up
+  std::vector<int64_t> done;                          // the steps of each rank below this one are done on its device
+  std::vector<int64_t> collected;                     // steps of each rank
+  std::vector<int64_t> masks;                         // of each rank: the last step whose mask it has got
+  std::vector<int64_t> mask_waits, mask_waits_ended;  // of each rank: how many
+  std::vector<int32_t> warm;                          // of each rank: 1 once it has warmed up
   std::atomic<bool> released{false};
 
   explicit Script(int32_t size)
@@ -58,6 +58,7 @@ struct Script {
         collected(size_t(size)),
         masks(size_t(size), -1),
         mask_waits(size_t(size)),
+        mask_waits_ended(size_t(size)),
         warm(size_t(size)) {}
   template <typename T>
   T get(const std::vector<T>& values, int32_t rank) {
@@ -106,8 +107,9 @@ class ScriptedDevice final : public RankDevice {
   }
   void forward(const StepPlan&, const Batch&, int32_t) override {}
   void mask(const StepPlan& plan, MaskBox& masks) override {
-    const auto words = masks.wait(plan.step, SlotId(0));
     script_->set(script_->mask_waits, rank_, script_->get(script_->mask_waits, rank_) + 1);
+    const auto words = masks.wait(plan.step, SlotId(0));
+    script_->set(script_->mask_waits_ended, rank_, script_->get(script_->mask_waits_ended, rank_) + 1);
     if (words == std::vector<uint32_t>{1u << kId}) script_->set(script_->masks, rank_, plan.step.value);
   }
   void sample(const StepPlan& plan, int32_t buffer) override { steps_[static_cast<size_t>(buffer)] = plan.step.value; }
@@ -332,11 +334,11 @@ TEST_F(RankGroups, ALostRankEndsAWaitForMasks) {
   StepPlan masked = plan(1);
   masked.rows[0].masked = true;
   group->submit({std::move(masked)});
-  ASSERT_TRUE(eventually([&] { return script->get(script->collected, 0) == 1; }));
-  EXPECT_EQ(script->get(script->mask_waits, 0), 0);
+  ASSERT_TRUE(eventually([&] { return script->get(script->mask_waits, 0) == 1; }));
+  EXPECT_EQ(script->get(script->mask_waits_ended, 0), 0);
   script->set(script->done, 1, INT64_MAX);
   EXPECT_EQ(next().device_lost, "a cosmic ray, in step 0 of rank 1");
-  EXPECT_TRUE(eventually([&] { return script->get(script->mask_waits, 0) == 1; }));
+  EXPECT_TRUE(eventually([&] { return script->get(script->mask_waits_ended, 0) == 1; }));
 }
 
 // Its thread never ends: it is named, and the group ends without it.
