@@ -236,9 +236,9 @@ void Absorbed::absorb_task(int64_t task, Work& w) {
                   .panel_stride = d_.nope_depth / 2 * kPanel,
                   .c = w.projected,
                   .c_stride = d_.latent_depth,
-                  .m = round_up(count, kPanel),
+                  .m = count,
                   .k = d_.nope_depth,
-                  .panels = d_.latent_depth / kPanel,
+                  .columns = d_.latent_depth,
                   .accumulate = false},
                  low);
   for (int64_t t = 0; t < count; ++t) {
@@ -261,9 +261,9 @@ void Absorbed::project_task(int64_t task, Work& w) {
                   .panel_stride = d_.latent_depth / 2 * kPanel,
                   .c = w.projected,
                   .c_stride = d_.value_columns,
-                  .m = round_up(count, kPanel),
+                  .m = count,
                   .k = d_.latent_depth,
-                  .panels = d_.value_columns / kPanel,
+                  .columns = d_.value_columns,
                   .accumulate = false},
                  attended_low_ + begin);
   for (int64_t t = 0; t < count; ++t) {
@@ -395,9 +395,9 @@ void Absorbed::scores(const Tile& tile, int64_t begin, int64_t keys, Work& w) {
                  .panel_stride = d_.row_depth / 2 * kPanel,
                  .c = w.scores + key * kTileRows,
                  .c_stride = kTileRows,
-                 .m = round_up(valid, kDepth),
+                 .m = valid,
                  .k = d_.row_depth,
-                 .panels = tile.panels(),
+                 .columns = tile.num_rows,
                  .accumulate = false});
   }
 }
@@ -450,9 +450,9 @@ void Absorbed::add_values(const Tile& tile, int64_t begin, int64_t keys, Work& w
                  .panel_stride = kPanelStride,
                  .c = output + column,
                  .c_stride = d_.latent_depth,
-                 .m = tile.panels() * kPanel,
+                 .m = tile.num_rows,
                  .k = round_up(keys, kDepth),
-                 .panels = panels,
+                 .columns = panels * kPanel,
                  .accumulate = begin % kPieceKeys != 0});
   }
 }

@@ -119,19 +119,20 @@ void block_1x1(const Product& p, int64_t row, int64_t panel) {
 // of 32 whichever block it falls in.
 void multiply(const Product& p) {
   _tile_loadconfig(&kFullTiles);
+  const int64_t m = round_up(p.m, kPanel), panels = p.panels();
   int64_t row = 0;
-  for (; row + 2 * kPanel <= p.m; row += 2 * kPanel) {
-    for (int64_t panel = 0; panel + 2 <= p.panels; panel += 2) block_2x2(p, row, panel);
+  for (; row + 2 * kPanel <= m; row += 2 * kPanel) {
+    for (int64_t panel = 0; panel + 2 <= panels; panel += 2) block_2x2(p, row, panel);
   }
-  for (; row < p.m; row += kPanel) {
+  for (; row < m; row += kPanel) {
     int64_t panel = 0;
-    for (; panel + 4 <= p.panels; panel += 4) block_1x4(p, row, panel);
-    for (; panel < p.panels / 2 * 2; ++panel) block_1x1(p, row, panel);
+    for (; panel + 4 <= panels; panel += 4) block_1x4(p, row, panel);
+    for (; panel < panels / 2 * 2; ++panel) block_1x1(p, row, panel);
   }
-  if (p.panels % 2 != 0) {
+  if (panels % 2 != 0) {
     row = 0;
-    for (; row + 4 * kPanel <= p.m; row += 4 * kPanel) block_4x1(p, row, p.panels - 1);
-    for (; row < p.m; row += kPanel) block_1x1(p, row, p.panels - 1);
+    for (; row + 4 * kPanel <= m; row += 4 * kPanel) block_4x1(p, row, panels - 1);
+    for (; row < m; row += kPanel) block_1x1(p, row, panels - 1);
   }
   _tile_release();
 }

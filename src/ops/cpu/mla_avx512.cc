@@ -32,10 +32,12 @@ void block(const Product& p, int64_t row, int64_t panel) {
 
 void multiply(const Product& p) {
   int64_t panel = 0;
-  for (; panel + 2 <= p.panels; panel += 2) {
+  if (p.m <= 4)  // a batch of few tokens
+    for (; panel + 4 <= p.panels(); panel += 4) block<4, 4>(p, 0, panel);
+  for (; panel + 2 <= p.panels(); panel += 2) {
     for (int64_t row = 0; row < p.m; row += 8) block<8, 2>(p, row, panel);
   }
-  for (; panel < p.panels; ++panel) {
+  for (; panel < p.panels(); ++panel) {
     for (int64_t row = 0; row < p.m; row += 16) block<16, 1>(p, row, panel);
   }
 }

@@ -48,7 +48,7 @@ class Expanded {
   void attend(const Span& span, int64_t head, Work& w);
   void load_queries(const Span& span, int64_t head, Work& w);
   void expand(const Span& span, int64_t head, int64_t begin, int64_t keys, Work& w);
-  void expand_keys(const BlockRows& rows, int64_t head, uint16_t* out, Work& w);
+  void expand_keys(const BlockRows& rows, int64_t head, int64_t valid, uint16_t* out, Work& w);
   void attend_keys(const Span& span, int64_t pair, int64_t begin, int64_t keys, Work& w);
   void store(const Span& span, int64_t head, int64_t panel, const Work& w);
 
@@ -143,33 +143,33 @@ void Expanded::expand(const Span& span, int64_t head, int64_t begin, int64_t key
   for (int64_t key = 0; key < keys; key += kBlockKeys) {
     const int64_t valid = std::min(kBlockKeys, keys - key);
     const BlockRows rows = block_rows(call_, *span.sequence, (begin + key) / kBlockKeys, valid, w.block);
-    expand_keys(rows, head, w.keys + key * d_.query_depth, w);
+    expand_keys(rows, head, valid, w.keys + key * d_.query_depth, w);
     k_.multiply({.a = rows.rows,
                  .a_stride = rows.stride,
                  .b = PackedMlaUp::head(call_.up->values, head, d_.latent_depth, d_.value_columns),
                  .panel_stride = d_.latent_depth / 2 * kPanel,
                  .c = w.expanded,
                  .c_stride = d_.value_columns,
-                 .m = kBlockKeys,
+                 .m = valid,
                  .k = d_.latent_depth,
-                 .panels = d_.value_columns / kPanel,
+                 .columns = d_.value_columns,
                  .accumulate = false});
     k_.transpose_values(w.expanded, kBlockKeys, valid, d_.value_columns, kTileKeys, w.values + key);
   }
 }
 
-void Expanded::expand_keys(const BlockRows& rows, int64_t head, uint16_t* out, Work& w) {
+void Expanded::expand_keys(const BlockRows& rows, int64_t head, int64_t valid, uint16_t* out, Work& w) {
   k_.multiply({.a = rows.rows,
                .a_stride = rows.stride,
                .b = PackedMlaUp::head(call_.up->keys, head, d_.latent_depth, d_.nope_columns),
                .panel_stride = d_.latent_depth / 2 * kPanel,
                .c = w.expanded,
                .c_stride = d_.nope_columns,
-               .m = kBlockKeys,
+               .m = valid,
                .k = d_.latent_depth,
-               .panels = d_.nope_columns / kPanel,
+               .columns = d_.nope_columns,
                .accumulate = false});
-  for (int64_t r = 0; r < kBlockKeys; ++r, out += d_.query_depth) {
+  for (int64_t r = 0; r < valid; ++r, out += d_.query_depth) {
     k_.narrow(w.expanded + r * d_.nope_columns, 1.0f, d_.nope, out);
     std::copy_n(rows.rows + r * rows.stride + d_.latent, d_.rope, out + d_.nope);
     std::fill(out + d_.nope + d_.rope, out + d_.query_depth, uint16_t{0});
@@ -185,9 +185,9 @@ void Expanded::attend_keys(const Span& span, int64_t pair, int64_t begin, int64_
                  .panel_stride = d_.query_depth / 2 * kPanel,
                  .c = w.scores,
                  .c_stride = kPair,
-                 .m = padded,
+                 .m = keys,
                  .k = d_.query_depth,
-                 .panels = 2,
+                 .columns = std::min(kPair, span.count - pair * kPair),
                  .accumulate = false};
   k_.multiply(scores);
   scores.b += kSpan * d_.query_depth / 2;
@@ -221,7 +221,7 @@ void Expanded::attend_keys(const Span& span, int64_t pair, int64_t begin, int64_
                .c_stride = kPair,
                .m = d_.value_columns,
                .k = padded,
-               .panels = 2,
+               .columns = std::min(kPair, span.count - pair * kPair),
                .accumulate = true});
 }
 

@@ -5,7 +5,7 @@
 // word [k / 2][c]: what AMX calls VNNI and vdpbf16ps takes as it is. Scores are computed transposed, keys by queries,
 // so that pages of the cache are the A operand without being touched first.
 //
-// Every element of a product is summed over k in one order, whatever m and the number of panels; every other loop here
+// Every element of a product is summed over k in one order, whatever m and the number of columns; every other loop here
 // works on each query column or row by itself. That is what makes results independent of the batch.
 #pragma once
 
@@ -24,7 +24,8 @@ inline int64_t round_up(int64_t n, int64_t to) {
   return (n + to - 1) / to * to;
 }
 
-// c [m, 16 * panels] = or += a [m, k] b [k, 16 * panels]; m a multiple of 16, k of 32.
+// c [m, columns] = or += a [m, k] b [k, columns]; k a multiple of 32. Rows and columns beyond, up to multiples of 16,
+// are there too: those of a and b may be read, those of c may become anything.
 struct Product {
   const uint16_t* a = nullptr;
   int64_t a_stride = 0;  // elements
@@ -32,8 +33,9 @@ struct Product {
   int64_t panel_stride = 0;  // words, >= k / 2 * 16
   float* c = nullptr;
   int64_t c_stride = 0;  // elements
-  int64_t m = 0, k = 0, panels = 0;
+  int64_t m = 0, k = 0, columns = 0;
   bool accumulate = false;
+  int64_t panels() const { return (columns + kPanel - 1) / kPanel; }
 };
 
 // Softmax of one panel of scores s [num_keys, 16], where key j counts for query column q if j < limit[q] only: a
