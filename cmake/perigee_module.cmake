@@ -1,13 +1,14 @@
-# perigee_module(NAME [CUDA] [DEPS a b ...] [LINK lib ...] [ROOMS x y ...] [HOST f.cc ...]
+# perigee_module(NAME [CUDA] [LOOPS] [DEPS a b ...] [LINK lib ...] [ROOMS x y ...] [HOST f.cc ...]
 #                [SOURCES f.cc ...] [TESTS t_test.cc ...])
 #
 # A folder is a library: every *.cc of it except *_test.cc becomes perigee_NAME, every *_test.cc joins the one test
 # program NAME_test. DEPS are the only other modules whose headers it may include (tools/tidy.py reads this line and
 # rejects any other); `base` is implied. LINK are third-party libraries. SOURCES and TESTS name the files where two
 # modules share a folder. ROOMS are subfolders that belong to the module. A CUDA module also takes its *.cu; where no
-# toolkit is, it is its cuda_absent.cc and the files HOST, whose tests are then its only ones.
+# toolkit is, it is its cuda_absent.cc and the files HOST, whose tests are then its only ones. A module of LOOPS works on
+# tensors and is compiled with -O3; all others with -O2, which takes a tenth less time.
 function(perigee_module NAME)
-  cmake_parse_arguments(ARG "CUDA" "" "DEPS;LINK;ROOMS;HOST;SOURCES;TESTS" ${ARGN})
+  cmake_parse_arguments(ARG "CUDA;LOOPS" "" "DEPS;LINK;ROOMS;HOST;SOURCES;TESTS" ${ARGN})
   if(ARG_SOURCES OR ARG_TESTS)
     set(sources ${ARG_SOURCES})
     set(tests ${ARG_TESTS})
@@ -43,6 +44,9 @@ function(perigee_module NAME)
   if(sources)
     add_library(perigee_${NAME} STATIC ${sources})
     target_link_libraries(perigee_${NAME} PUBLIC perigee_options ${links})
+    if(NOT ARG_LOOPS)
+      target_compile_options(perigee_${NAME} PRIVATE $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CONFIG:Release>>:-O2>)
+    endif()
     perigee_precompile_headers(perigee_${NAME} library ${PERIGEE_COMMON_HEADERS})
   else()
     add_library(perigee_${NAME} INTERFACE)
