@@ -41,15 +41,21 @@ Hit Admission::find_hit() const {
   return hit;
 }
 
-// For num_blocks blocks, of which the hit has the first, wherever they lie, and for a state at every index.
-bool Admission::has_room(const Hit& hit, int32_t num_blocks) const {
+// For num_blocks blocks, of which the hit has the first, and for a state at every index. The reserve is left wherever
+// blocks may lie: dealt in turn at every index, since all that run may need their next page at the same one.
+bool Admission::has_room(const Hit& hit, int32_t num_blocks, int32_t reserve) const {
+  const Pools& pools = cache_.pools();
   int32_t num_left = 0;
-  for (int32_t index = 0; index < cache_.pools().dcp_size(); ++index) {
-    const int32_t num_available = cache_.pools().num_available(index) - hit.num_idle_pages[static_cast<size_t>(index)];
+  for (int32_t index = 0; index < pools.dcp_size(); ++index) {
+    const int32_t num_available = pools.num_available(index) - hit.num_idle_pages[static_cast<size_t>(index)];
     if (num_available < rules_.config.state_pages) return false;
-    num_left += num_available - rules_.config.state_pages;
+    const int32_t num_for_blocks = num_available - rules_.config.state_pages;
+    const int32_t num_own = num_dealt_in_turn(num_blocks, index, pools.dcp_size()) -
+                            num_dealt_in_turn(hit.num_blocks, index, pools.dcp_size());
+    if (rules_.config.dealing() == Dealing::kInTurn && num_for_blocks < num_own + reserve) return false;
+    num_left += num_for_blocks;
   }
-  return num_left >= num_blocks - hit.num_blocks;
+  return num_left >= num_blocks - hit.num_blocks + reserve;
 }
 
 std::optional<Hit> Admission::find_room(const Sequence& sequence, std::span<Sequence* const> running, bool alone) {
@@ -57,16 +63,16 @@ std::optional<Hit> Admission::find_room(const Sequence& sequence, std::span<Sequ
   const int32_t num_pages = cache_.pools().num_pages();
   const bool reserves = config.admission_reserve != nullptr && !alone;
   const int32_t reserve = reserves ? config.admission_reserve(running, num_pages) : 0;
-  const int32_t num_wanted = std::min(num_blocks(sequence.num_input()) + 1, sequence.max_blocks()) + reserve;
+  const int32_t num_wanted = std::min(num_blocks(sequence.num_input()) + 1, sequence.max_blocks());
   match_prefix(sequence);
   // Looked at before each step while it waits: most of the time no hit could be long enough.
   const auto num_matched = static_cast<int32_t>(match_.blocks().size());
-  if (!alone && !has_room({.num_blocks = num_matched}, num_wanted)) return {};
+  if (!alone && !has_room({.num_blocks = num_matched}, num_wanted, reserve)) return {};
   Hit hit = find_hit();
   // A hit holds a checkpoint's pages for a while, and its blocks fill the indices where they are. Where even empty
   // pools have no room for that, it is computed instead.
-  if (alone && !has_room(hit, num_wanted)) hit = Hit{.num_matched = hit.num_matched};
-  if (!has_room(hit, num_wanted)) return {};
+  if (alone && !has_room(hit, num_wanted, reserve)) hit = Hit{.num_matched = hit.num_matched};
+  if (!has_room(hit, num_wanted, reserve)) return {};
   return hit;
 }
 

@@ -1,8 +1,8 @@
 // Admission: whether a waiting sequence can start now, and from which cached prefix.
 //
 // It can when all pages of its input, of its state and one for its next tokens are at hand, and those that run keep
-// what they are about to need (ADR 0006). Blocks may lie at any dcp index, while a state has its pages at every one: a
-// full index has room for none. Changes nothing before take().
+// what they are about to need (ADR 0006). Blocks may lie at any dcp index, or dealt in turn each at its own, while a
+// state has its pages at every one: a full index has room for none. Changes nothing before take().
 #pragma once
 
 #include <cstdint>
@@ -67,7 +67,7 @@ class Admission {
  private:
   void match_prefix(const Sequence& sequence);
   Hit find_hit() const;
-  bool has_room(const Hit& hit, int32_t num_blocks) const;
+  bool has_room(const Hit& hit, int32_t num_blocks, int32_t reserve) const;
 
   const SchedulerRules& rules_;
   PrefixCache& cache_;

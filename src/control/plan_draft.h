@@ -10,6 +10,7 @@ struct PlanDraft {
   StepPlan plan;
   StateTraffic traffic;
   int32_t budget_tokens = 0;
+  bool awaits_pages = false;                             // one that runs does, so that nobody starts
   int32_t prompt_logprob_tokens = kPromptLogprobTokens;  // rows of logits for them that are left
 };
 

@@ -1,7 +1,5 @@
 #include "control/plans_in_flight.h"
 
-#include <algorithm>
-
 namespace perigee {
 
 void PlansInFlight::launch(const StepPlan& plan, StateTraffic traffic) {
@@ -32,11 +30,6 @@ void PlansInFlight::retire_oldest(std::vector<SlotId>& free_slots) {
   returned.step = {};
   returned.traffic = {};
   quarantine_.plan_returned(plan, free_slots);
-}
-
-bool PlansInFlight::holds_pages() const {
-  return !quarantine_.empty() ||
-         std::any_of(flights_.begin(), flights_.end(), [](const Flight& flight) { return !flight.traffic.empty(); });
 }
 
 void PlansInFlight::check_integrity() const {

@@ -4,6 +4,7 @@
 // leave behind while a plan still touches it (pages, slots) rests in the quarantine. Knows no sequence.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <optional>
 #include <utility>
@@ -69,7 +70,12 @@ class PlansInFlight {
   void hold(uint32_t plans, SlotId slot, std::vector<PageHandle> pages) {
     quarantine_.hold(plans, slot, std::move(pages));
   }
-  bool holds_pages() const;
+  // Whether pages at a dcp index that is of use come back with plans. States and checkpoints have some at every one.
+  template <typename IsOfUse>
+  bool holds_pages(IsOfUse&& is_of_use) const {
+    const auto has_traffic = [](const Flight& flight) { return !flight.traffic.empty(); };
+    return quarantine_.holds_page(is_of_use) || std::any_of(flights_.begin(), flights_.end(), has_traffic);
+  }
   int32_t num_held_slots() const { return quarantine_.num_slots(); }
   void check_integrity() const;
 

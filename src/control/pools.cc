@@ -6,8 +6,8 @@
 
 namespace perigee {
 
-Pools::Pools(int32_t dcp_size, int32_t num_pages, const std::function<void(PlaceId)>& on_evict)
-    : pages_of_pool_(num_pages) {
+Pools::Pools(int32_t dcp_size, int32_t num_pages, const std::function<void(PlaceId)>& on_evict, Dealing dealing)
+    : pages_of_pool_(num_pages), dealing_(dealing) {
   CHECK(dcp_size >= 1 && dcp_size <= kMaxDcpSize, "pools for a dcp size of ", dcp_size);
   CHECK(num_pages <= std::numeric_limits<int32_t>::max() / dcp_size, dcp_size, " pools of ", num_pages, " pages");
   for (int32_t index = 0; index < dcp_size; ++index) {

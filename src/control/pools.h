@@ -1,12 +1,13 @@
 // Pools: a page pool for each dcp index, all of one size, as one: what BlockPool is, for pages that have a PlaceId.
 //
-// A block lies at one index, and which one that is follows from where its sequence's other blocks are (DESIGN D6). A
+// A block lies at one index, and which one that is follows from where its sequence's other blocks are (see Dealing). A
 // recurrent state is sharded by head over all ranks: it has pages at every index.
 #pragma once
 
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <numeric>
 #include <vector>
 
 #include "control/block_pool.h"
@@ -16,15 +17,21 @@ namespace perigee {
 class Pools {
  public:
   // num_pages at each of dcp_size indices. `on_evict`: see BlockPool.
-  Pools(int32_t dcp_size, int32_t num_pages, const std::function<void(PlaceId)>& on_evict);
+  Pools(int32_t dcp_size, int32_t num_pages, const std::function<void(PlaceId)>& on_evict,
+        Dealing dealing = Dealing::kFewest);
 
   Pools(const Pools&) = delete;
   Pools& operator=(const Pools&) = delete;
 
   int32_t dcp_size() const { return static_cast<int32_t>(pools_.size()); }
 
-  // A page for one more block of a sequence that has so many at each index: at the index with fewest, of those the one
-  // with most available pages, of those the lowest. Indices without a page are passed over; empty when all are.
+  // Whether this block of a sequence, counted from 0, may lie at the index.
+  bool may_lie(int32_t block, int32_t dcp_index) const {
+    return dealing_ == Dealing::kFewest || block % dcp_size() == dcp_index;
+  }
+  // A page for one more block of a sequence that has so many at each index: of those where it may lie at the index with
+  // fewest, of those the one with most available pages, of those the lowest. Indices without a page are passed over;
+  // empty when all are.
   PageHandle allocate_block(const CountAtIndex& num_blocks);
 
   // `count` pages at every index, index after index. They were counted before: there must be so many.
@@ -74,6 +81,7 @@ class Pools {
   }
 
   const int32_t pages_of_pool_;
+  const Dealing dealing_;
   std::vector<std::unique_ptr<BlockPool>> pools_;  // by dcp index
 };
 
@@ -89,8 +97,11 @@ inline PageHandle Pools::allocate_block(const CountAtIndex& num_blocks) {
     if (blocks_at(a) != blocks_at(b)) return blocks_at(a) < blocks_at(b);
     return a.num_available() > b.num_available();
   };
-  for (const auto& pool : pools_)
-    if (pool->num_available() > 0 && (best == nullptr || is_better(*pool, *best))) best = pool.get();
+  const int32_t block = std::accumulate(num_blocks.begin(), num_blocks.end(), 0);
+  for (const auto& pool : pools_) {
+    if (pool->num_available() == 0 || !may_lie(block, pool->dcp_index())) continue;
+    if (best == nullptr || is_better(*pool, *best)) best = pool.get();
+  }
   return best == nullptr ? PageHandle() : best->allocate(PageOwner::kLatent);
 }
 

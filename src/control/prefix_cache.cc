@@ -6,7 +6,8 @@ namespace perigee {
 
 PrefixCache::PrefixCache(const SchedulerConfig& config)
     : index_(config.dcp_size * config.num_pages, config.hash_seed, config.hash_bits),
-      pools_(config.dcp_size, config.num_pages, [this](PlaceId page) { page_evicted(page); }),
+      pools_(
+          config.dcp_size, config.num_pages, [this](PlaceId page) { page_evicted(page); }, config.dealing()),
       checkpoints_(pools_),
       pages_of_checkpoint_(config.dcp_size * config.state_pages) {}
 

@@ -5,6 +5,7 @@
 // are named by a bit: at most kMaxPlansInFlight exist.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <utility>
 #include <vector>
@@ -41,6 +42,14 @@ class Quarantine {
     items_.erase(items_.begin() + static_cast<std::ptrdiff_t>(kept), items_.end());
   }
 
+  // Whether one of the pages lies where the predicate says that it is of use.
+  template <typename IsOfUse>
+  bool holds_page(IsOfUse&& is_of_use) const {
+    const auto is_useful_page = [&](const PageHandle& page) { return is_of_use(page.placement().dcp_index); };
+    return std::any_of(items_.begin(), items_.end(), [&](const Item& item) {
+      return std::any_of(item.pages.begin(), item.pages.end(), is_useful_page);
+    });
+  }
   template <typename Visit>
   void for_each_page(Visit&& visit) const {
     for (const Item& item : items_)

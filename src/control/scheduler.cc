@@ -291,7 +291,7 @@ void Scheduler::Impl::plan_prefills(PlanDraft& draft) {
 // needs.
 void Scheduler::Impl::plan_admissions(PlanDraft& draft) {
   size_t i = 0;
-  while (i < waiting_.size() && draft.budget_tokens > 0 && !free_slots_.empty()) {
+  while (i < waiting_.size() && draft.budget_tokens > 0 && !free_slots_.empty() && !draft.awaits_pages) {
     Sequence& sequence = *waiting_[i];
     if (sequence.request.leader.valid() || waits_for_logits(sequence, draft)) {
       ++i;
@@ -306,8 +306,8 @@ void Scheduler::Impl::plan_admissions(PlanDraft& draft) {
   }
 }
 
-// Makes the pages of the next num_tokens positions exist. Pages that come back when the plans in flight return are
-// waited for: that costs a step, where another victim would cost a recomputation.
+// Makes the pages of the next num_tokens positions exist. Pages of use that come back when the plans in flight return
+// are waited for: that costs a step, where another victim would cost a recomputation.
 bool Scheduler::Impl::ensure_pages(Sequence& sequence, int32_t num_tokens, PlanDraft& draft) {
   while (true) {
     Running& run = sequence.running();
@@ -318,11 +318,30 @@ bool Scheduler::Impl::ensure_pages(Sequence& sequence, int32_t num_tokens, PlanD
       run.add_block(std::move(page));
       continue;
     }
-    if (plans_.holds_pages() || !draft.traffic.empty()) return false;
-    Sequence& victim = *running_.back();
+    const auto block = static_cast<int32_t>(run.pages.size());
+    const auto is_of_use = [&](int32_t index) { return cache_.pools().may_lie(block, index); };
+    if (plans_.holds_pages(is_of_use) || !draft.traffic.empty()) {
+      draft.awaits_pages = true;
+      return false;
+    }
+    Sequence& victim = victim_for(sequence);
     preempt(victim);
     if (&victim == &sequence) return false;
   }
+}
+
+// The last in order of service that has a page where the sequence's next block may lie; itself, if nobody after it has.
+Sequence& Scheduler::Impl::victim_for(const Sequence& sequence) {
+  const auto block = static_cast<int32_t>(sequence.running().pages.size());
+  const auto has_page_of_use = [&](const Running& run) {
+    if (rules_.is_recurrent()) return true;  // of its state
+    for (int32_t index = 0; index < rules_.config.dcp_size; ++index)
+      if (run.num_blocks_at[static_cast<size_t>(index)] > 0 && cache_.pools().may_lie(block, index)) return true;
+    return false;
+  };
+  auto victim = running_.rbegin();
+  while (*victim != &sequence && !has_page_of_use((*victim)->running())) ++victim;
+  return **victim;
 }
 
 // Back to Waiting, to be computed anew from its tokens. Its confirmed blocks stay cached, so that most of it is a hit;

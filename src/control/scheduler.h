@@ -46,7 +46,9 @@ struct SchedulerConfig : PlanLimits, SchedulingPolicy {
   uint64_t hash_seed = 0;           // per process
   int32_t hash_bits = 128;          // fewer only in tests: every output must stay right
 
-  CacheSize cache_size() const { return {.pages = num_pages, .state_pages = state_pages, .dcp_size = dcp_size}; }
+  CacheSize cache_size() const {
+    return {.pages = num_pages, .state_pages = state_pages, .dcp_size = dcp_size, .dealing = dealing()};
+  }
   int32_t max_blocks() const { return static_cast<int32_t>(cache_size().max_blocks()); }
 };
 

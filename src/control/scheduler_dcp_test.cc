@@ -139,6 +139,114 @@ TEST(SchedulerDcp, PreemptsOnlyWhenEveryIndexIsFull) {
   h.run_to_end();
 }
 
+// --- Deterministic: block b lies at index b modulo the dcp size, and nowhere else ---
+
+SchedulerConfig deterministic(int32_t dcp_size, int32_t num_pages) {
+  SchedulerConfig config = config_of(dcp_size);
+  config.num_pages = num_pages;
+  config.deterministic = true;
+  return config;
+}
+
+TEST(SchedulerDcp, DeterministicBlocksLieWhereTheirNumberSays) {
+  SchedulerHarness h(deterministic(4, 16));
+  const std::vector<int32_t> prompt = tokens_from(0, 3 * kBlockTokens + 9);
+  h.submit(2 * kBlockTokens, 200);
+  h.submit({.prompt = prompt, .sampling = {.max_tokens = 200}});
+  h.step();
+  h.submit({.prompt = prompt, .sampling = {.max_tokens = 200}});  // a hit of three blocks
+  h.submit(5 * kBlockTokens, 3);
+  int num_appends = 0;
+  while (!h.scheduler.idle()) {
+    const StepPlan plan = h.plan();
+    for (const BlockAppend& append : plan.appends) {
+      EXPECT_EQ(append.place.dcp_index, append.block_index % 4) << "block " << append.block_index;
+      ++num_appends;
+    }
+    h.apply(plan);
+  }
+  EXPECT_EQ(num_appends, 4 + 3 + 7 + 6) << "without the 2 and 4 of the first step";
+}
+
+TEST(SchedulerDcp, DeterministicAdmissionNeedsRoomAtItsOwnIndex) {
+  SchedulerHarness h(deterministic(2, 4));
+  for (int i = 0; i < 5; ++i) h.submit(10, 2);
+  const StepPlan plan = h.plan();
+  EXPECT_EQ(plan.starts.size(), 4u) << "index 0 is full, index 1 is empty";
+  h.apply(plan);
+  h.run_to_end();
+}
+
+TEST(SchedulerDcp, DeterministicReservesLieAtEveryIndex) {
+  SchedulerHarness h(deterministic(2, 4));
+  h.submit(10, 200);
+  for (int i = 0; i < 3; ++i) h.submit(10, 2);
+  const StepPlan plan = h.plan();
+  EXPECT_EQ(plan.starts.size(), 3u) << "a page at index 0 is kept for the first one";
+  h.apply(plan);
+  h.run_to_end();
+}
+
+// Four sequences with one first block, the first of them with three, so that index 1 is full; behind them one that has
+// its only block at index 0. Two steps on the first one needs a page at index 1.
+struct CrowdAtIndexOne {
+  CrowdAtIndexOne() : h(config()) {
+    first = h.submit({.prompt = prompt_of(0, 190), .sampling = {.max_tokens = 60}});
+    h.step();
+    for (int i = 1; i < 4; ++i) last = h.submit({.prompt = prompt_of(1000 * i, 70), .sampling = {.max_tokens = 40}});
+    bystander = h.submit({.prompt = tokens_from(9000, 10), .sampling = {.max_tokens = 40}});
+    h.step();
+    CHECK(h.scheduler.gauges().running == 5 && h.scheduler.gauges().used_pages == 7);
+  }
+  static SchedulerConfig config() {
+    SchedulerConfig config = deterministic(2, 4);
+    config.admission_reserve = nullptr;
+    return config;
+  }
+  static std::vector<int32_t> prompt_of(int32_t after, int32_t count) {
+    std::vector<int32_t> prompt = tokens_from(0, kBlockTokens);
+    for (int32_t i = kBlockTokens; i < count; ++i) prompt.push_back(after + i);
+    return prompt;
+  }
+  bool has_row(const StepPlan& plan, SequenceId sequence) const {
+    const auto is_own = [&](const PlanRow& row) { return row.sequence == sequence; };
+    return std::any_of(plan.rows.begin(), plan.rows.end(), is_own);
+  }
+
+  SchedulerHarness h;
+  SequenceId first, last, bystander;
+};
+
+TEST(SchedulerDcp, WhoGivesWayHasAPageThatHelps) {
+  CrowdAtIndexOne crowd;
+  crowd.h.step();
+  EXPECT_EQ(crowd.h.scheduler.gauges().preemptions, 0);
+  const StepPlan plan = crowd.h.plan();
+  EXPECT_TRUE(crowd.has_row(plan, crowd.first));
+  EXPECT_FALSE(crowd.has_row(plan, crowd.last));
+  EXPECT_TRUE(crowd.has_row(plan, crowd.bystander)) << "its page is at index 0";
+  EXPECT_EQ(crowd.h.scheduler.gauges().preemptions, 1);
+  crowd.h.apply(plan);
+  crowd.h.run_to_end();
+  for (const auto& [sequence, outcome] : crowd.h.outcomes)
+    EXPECT_EQ(outcome.ids.size(), sequence == crowd.first ? 60u : 40u) << "sequence " << sequence;
+}
+
+// A page that comes back at another index is nothing to wait for: where many short sequences end, one always does.
+TEST(SchedulerDcp, OnlyPagesThatHelpAreWaitedFor) {
+  CrowdAtIndexOne crowd;
+  SchedulerHarness& h = crowd.h;
+  const StepPlan in_flight = h.plan();
+  h.scheduler.cancel({crowd.bystander});
+  const StepPlan next = h.plan();
+  EXPECT_EQ(h.scheduler.gauges().preemptions, 1) << "it waits for the page of the one that was cancelled";
+  EXPECT_FALSE(crowd.has_row(next, crowd.first)) << "the page that helps is under flight";
+  h.apply(in_flight);
+  h.apply(next);
+  h.run_to_end();
+  EXPECT_EQ(h.outcomes[crowd.first].ids.size(), 60u);
+}
+
 TEST(SchedulerDcp, TheSizeIsValidated) {
   for (const int32_t dcp_size : {0, kMaxDcpSize + 1}) {
     const Status status = validate(config_of(dcp_size));

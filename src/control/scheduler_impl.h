@@ -48,6 +48,7 @@ struct Scheduler::Impl {
   void plan_admissions(PlanDraft& draft);
   int32_t num_drafts(const Sequence& sequence, const PlanDraft& draft) const;
   bool ensure_pages(Sequence& sequence, int32_t num_tokens, PlanDraft& draft);
+  Sequence& victim_for(const Sequence& sequence);
   void preempt(Sequence& sequence);
   bool admit(Sequence& sequence, PlanDraft& draft);
   void start(Sequence& sequence, const Hit& hit, int32_t first, PlanDraft& draft);

@@ -209,15 +209,7 @@ Status settle_ranks(int32_t tensor_parallel, RankConfig& rank) {
                  fmt::format("--tensor-parallel-size {}: this version runs a model on one GPU; use 1, or --device cpu",
                              tensor_parallel),
                  "tensor-parallel-size");
-  const int32_t dcp = rank.limits.dcp_size;
-  RETURN_IF_ERROR(check_dcp(dcp, tensor_parallel));
-  if (dcp > 1 && rank.limits.deterministic)
-    return Error(
-        Code::kUnavailable,
-        fmt::format("--decode-context-parallel-size {} and --deterministic: which rank has a block follows from "
-                    "what else runs, and sums are in the order of ranks; leave one of the two out",
-                    dcp),
-        "decode-context-parallel-size");
+  RETURN_IF_ERROR(check_dcp(rank.limits.dcp_size, tensor_parallel));
   if (tensor_parallel > 1) {
     rank.size = tensor_parallel;
     rank.layout = RankLayout::kTensorParallel;

@@ -143,7 +143,7 @@ TEST(EngineFlags, DecodeContextParallelRanks) {
   EXPECT_EQ(three.error().message,
             "--decode-context-parallel-size 3 does not divide --tensor-parallel-size 4: the ranks of a dcp group are "
             "some of those; use 1, 4 or another divisor");
-  EXPECT_EQ(parsed({"--device", "cpu", "-tp=2", "-dcp=2", "--deterministic"}).error().code, Code::kUnavailable);
+  EXPECT_TRUE(parsed({"--device", "cpu", "-tp=2", "-dcp=2", "--deterministic"}).ok());
   EXPECT_EQ(parsed({"--device", "cpu", "-dcp=2", "--replicated-ranks", "2"}).error().field,
             "decode-context-parallel-size");
 }

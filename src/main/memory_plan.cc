@@ -143,7 +143,11 @@ Result<MemoryPlan> plan_memory(const EngineConfig& config, const Machine& machin
   rank.load.ranks = rank.shard();
   const bool gpu = rank.device == Device::kCuda;
   ASSIGN_OR_RETURN(const RankParts parts, gpu ? size_gpu_parts(rank) : size_host_parts(rank));
-  MemoryPlan plan{.device = rank.device, .ranks = rank.size, .dcp_size = rank.limits.dcp_size, .machine = machine};
+  MemoryPlan plan{.device = rank.device,
+                  .ranks = rank.size,
+                  .dcp_size = rank.limits.dcp_size,
+                  .dealing = rank.limits.dealing(),
+                  .machine = machine};
   plan.weights = parts.model->info().weight_bytes;
   plan.layout = parts.layout;
   plan.least_pages = parts.least_pages();

@@ -31,6 +31,7 @@ struct MemoryPlan {
   Device device = Device::kCpu;
   int32_t ranks = 1;
   int32_t dcp_size = 1;  // of these share the blocks of a sequence
+  Dealing dealing = Dealing::kFewest;
   Machine machine;
   int64_t limit = 0;  // what a rank may take of it before its graphs are made
   int64_t weights = 0;
@@ -46,7 +47,7 @@ struct MemoryPlan {
   int64_t fixed() const { return weights + workspace.total() + ring; }  // beside the pool
   int64_t pages() const { return std::max<int64_t>(pool, 0) / layout.page_bytes(); }
   CacheSize cache_size() const {  // of all ranks
-    return {.pages = pages(), .state_pages = layout.state_pages(), .dcp_size = dcp_size};
+    return {.pages = pages(), .state_pages = layout.state_pages(), .dcp_size = dcp_size, .dealing = dealing};
   }
   // Pages without which nothing is served.
   int64_t needed_pages() const {

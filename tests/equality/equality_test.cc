@@ -12,6 +12,14 @@
 namespace perigee {
 namespace {
 
+// Held by so many ranks, of which dcp share the blocks of a sequence.
+TestModel of_ranks(TestModel model, const char* name, int32_t tp, int32_t dcp) {
+  model.name = name;
+  model.tp = tp;
+  model.dcp = dcp;
+  return model;
+}
+
 std::vector<int32_t> random_ids(Rng& rng, int64_t count, int32_t vocab) {
   std::vector<int32_t> ids(static_cast<size_t>(count));
   for (int32_t& id : ids) id = static_cast<int32_t>(rng.below(static_cast<uint64_t>(vocab)));
@@ -190,13 +198,14 @@ TEST_P(EqualityOfDeterministic, CachedAsCold) {
 }
 
 // In small chunks and preempted, whatever the moment at which each request comes and each sequence gives way; beyond
-// the first cut of attention.
+// the first cut of attention. Of a dcp group the rank with the first block lacks a page before the others do.
 TEST_P(EqualityOfDeterministic, ChunkedAndPreemptedAtAnyTime) {
   jobs = crowding_jobs(8);
   const auto alone = make_engine(config);
   config.scheduling.prefix_caching = true;
   config.rank.limits.max_step_tokens = 96;
-  const auto crowded = make_engine(with_cache_of(config, *alone, 2 * 8 + 1));
+  const auto like = make_engine(base_config(of_ranks(GetParam(), "", 1, 1)));
+  const auto crowded = make_engine(with_cache_of(config, *like, 2 * 8 + GetParam().dcp));
   const std::vector<Reply> wanted = run(*alone, jobs, false);
   for (int turn = 0; turn < (soak_requested() ? 20 : 2); ++turn) {
     SCOPED_TRACE(turn);
@@ -296,17 +305,22 @@ TestModel with_fp8_cache(TestModel model, const char* name) {
   return model;
 }
 
-// To the bit, also where a rounding that falls otherwise upstream would become one of e4m3.
-std::vector<TestModel> with_fp8_caches() {
+// To the bit, also where a rounding that falls otherwise upstream would become one of e4m3, and where ranks share the
+// blocks of a sequence.
+std::vector<TestModel> deterministic_models() {
   std::vector<TestModel> models = on_all_devices();
   models.push_back(with_fp8_cache(tiny_k2(), "TinyK2Fp8"));
+  models.push_back(of_ranks(tiny_k2(), "TinyK2Dcp", 2, 2));
+  models.push_back(of_ranks(with_fp8_cache(tiny_k2(), ""), "TinyK2Fp8Dcp", 2, 2));
+  models.push_back(of_ranks(hybrid_model(), "HybridDcp", 2, 2));
+  if (soak_requested()) models.push_back(of_ranks(tiny_k2(), "TinyK2Dcp4", 8, 4));
   if (select_device(0).ok()) models.push_back(with_fp8_cache(on_gpu(tiny_k2(), ""), "TinyK2CudaFp8"));
   return models;
 }
 
 INSTANTIATE_TEST_SUITE_P(, Equality, testing::Values(tiny_k2(), with_fp8_cache(tiny_k2(), "TinyK2Fp8"), hybrid_model()),
                          name_of);
-INSTANTIATE_TEST_SUITE_P(, EqualityOfDeterministic, testing::ValuesIn(with_fp8_caches()), name_of);
+INSTANTIATE_TEST_SUITE_P(, EqualityOfDeterministic, testing::ValuesIn(deterministic_models()), name_of);
 
 }  // namespace
 }  // namespace perigee

@@ -86,6 +86,7 @@ struct TestModel {
   std::vector<int32_t> budgets = {80, 128, 333};
   Device device = Device::kCpu;
   bool fp8_cache = false;
+  int32_t tp = 1, dcp = 1;
 };
 
 inline TestModel tiny_k2() {
@@ -122,6 +123,10 @@ inline EngineConfig base_config(const TestModel& model) {
   config.rank.device = model.device;
   if (model.device == Device::kCpu) config.rank.isa = isa_under_test();
   config.rank.fp8_cache = model.fp8_cache;
+  config.rank.size = model.tp;
+  config.rank.limits.dcp_size = model.dcp;
+  if (model.tp > 1) config.rank.layout = RankLayout::kTensorParallel;
+  if (model.tp > 1) config.rank_timeouts.behind_s = 1e6;
   config.rank.load.num_threads = kSanitized ? 2 : 1;  // two processes share the cores; a sanitizer is to see the pool
   config.rank.cache_bytes = 96 << 20;
   config.rank.limits.max_sequences = 16;

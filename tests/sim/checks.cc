@@ -218,8 +218,8 @@ Simulation::PageSet Simulation::maybe_held() const {
   return held;
 }
 
-// DESIGN D6: a new block goes where its sequence has fewest, except that a full index takes none. `held` has at least
-// the pages that were held at any time while the plan was made.
+// DESIGN D6: a new block goes where its sequence has fewest, except that a full index takes none; when deterministic,
+// to the index that its number names. `held` has at least the pages that were held at any time while the plan was made.
 void Simulation::check_balance(const StepPlan& plan, const PageSet& held) {
   const auto has_room = [&](int32_t index) {
     for (int32_t page = 0; page < config_.num_pages; ++page)
@@ -228,6 +228,12 @@ void Simulation::check_balance(const StepPlan& plan, const PageSet& held) {
   };
   for (const BlockAppend& append : plan.appends) {
     SlotView& slot = slots_[static_cast<size_t>(append.slot.value)];
+    if (config_.deterministic) {
+      judge_.require(append.place.dcp_index == append.block_index % config_.dcp_size, "block ", append.block_index,
+                     " of sequence ", slot.sequence, " is at dcp index ", append.place.dcp_index);
+      ++counts_.dealt_in_turn;
+      continue;
+    }
     const auto own = static_cast<size_t>(append.place.dcp_index);
     const auto start = std::find_if(plan.starts.begin(), plan.starts.end(),
                                     [&](const SequenceStart& candidate) { return candidate.slot == append.slot; });

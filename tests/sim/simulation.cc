@@ -44,6 +44,7 @@ void Counts::add(const Counts& other) {
   unwritten += other.unwritten;
   dealt += other.dealt;
   spilled += other.spilled;
+  dealt_in_turn += other.dealt_in_turn;
   log_hash = mix64(log_hash * 31 + other.log_hash);
 }
 

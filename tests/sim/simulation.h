@@ -41,6 +41,7 @@ struct Counts {
   int64_t verify_rows = 0, all_accepted = 0, none_accepted = 0, late_ranks = 0, lost_ranks = 0;
   int64_t unwritten = 0;           // checkpoints asked for of rows that did not reach them
   int64_t dealt = 0, spilled = 0;  // blocks at dcp > 1; of them those with fewer of their sequence where pools are full
+  int64_t dealt_in_turn = 0;       // and those of deterministic seeds
   uint64_t log_hash = 0;
 
   void add(const Counts& other);
