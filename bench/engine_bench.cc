@@ -41,7 +41,7 @@ class IdleModel final : public Model {
     info_.max_positions = 8192;
   }
   const ModelInfo& info() const override { return info_; }
-  CacheLayout cache_layout(DType dtype) const override { return {CacheGroup::latent(1, 16, dtype)}; }
+  CacheLayout cache_layout(LatentFormat format) const override { return {CacheGroup::latent(1, 16, 0, format)}; }
   MlaForm choose_form(TokenKind, int64_t, int64_t) const override { return MlaForm::kAbsorbed; }
   ModelOutput forward(const Batch& batch, Ops& ops, const PagePool&) const override {
     for (size_t i = 0; i < swept_.size(); i += 64) ++swept_[i];

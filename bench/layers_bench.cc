@@ -51,7 +51,7 @@ class Layers {
     auto model = load_model(options, ops);
     CHECK(model.ok(), model.error().message);
     model_ = std::move(*model);
-    const CacheLayout layout = model_->cache_layout(ops.activation_dtype());
+    const CacheLayout layout = model_->cache_layout(latent_format(ops.activation_dtype()));
     const int64_t blocks = layout.latent().layers > 0 ? longest / 64 + 1 : 0;
     memory_ = Buffer(static_cast<size_t>((layout.state_pages() + blocks) * layout.page_bytes()));
     ring_ = Buffer(static_cast<size_t>(layout.ring_slot_bytes(kRingTokens)));

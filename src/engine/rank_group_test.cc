@@ -23,7 +23,7 @@ class TinyModel final : public Model {
     info_.max_positions = 1000;
   }
   const ModelInfo& info() const override { return info_; }
-  CacheLayout cache_layout(DType dtype) const override { return {CacheGroup::latent(1, 16, dtype)}; }
+  CacheLayout cache_layout(LatentFormat format) const override { return {CacheGroup::latent(1, 16, 0, format)}; }
   MlaForm choose_form(TokenKind, int64_t, int64_t) const override { return MlaForm::kAbsorbed; }
   ModelOutput forward(const Batch&, Ops&, const PagePool&) const override { CHECK(false, "nothing runs it"); }
 

@@ -9,7 +9,7 @@ namespace {
 class StillModel : public Model {
  public:
   const ModelInfo& info() const override { return info_; }
-  CacheLayout cache_layout(DType) const override { return {}; }
+  CacheLayout cache_layout(LatentFormat) const override { return {}; }
   ModelOutput forward(const Batch&, Ops&, const PagePool&) const override { return {}; }
   MlaForm choose_form(TokenKind kind, int64_t, int64_t) const override {
     return kind == TokenKind::kPrompt ? MlaForm::kExpanded : MlaForm::kAbsorbed;

@@ -10,7 +10,7 @@ namespace {
 class AskedModel : public Model {
  public:
   const ModelInfo& info() const override { return info_; }
-  CacheLayout cache_layout(DType) const override { return {}; }
+  CacheLayout cache_layout(LatentFormat) const override { return {}; }
   ModelOutput forward(const Batch&, Ops&, const PagePool&) const override { return {}; }
   MlaForm choose_form(TokenKind kind_in, int64_t new_tokens_in, int64_t context_in) const override {
     kind = kind_in;

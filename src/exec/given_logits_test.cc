@@ -22,7 +22,7 @@ class CountingModel : public Model {
     info_.max_positions = max_positions;
   }
   const ModelInfo& info() const override { return info_; }
-  CacheLayout cache_layout(DType dtype) const override { return {CacheGroup::latent(1, 16, dtype)}; }
+  CacheLayout cache_layout(LatentFormat format) const override { return {CacheGroup::latent(1, 16, 0, format)}; }
   MlaForm choose_form(TokenKind, int64_t, int64_t) const override { return MlaForm::kAbsorbed; }
   ModelOutput forward(const Batch& batch, Ops& ops, const PagePool&) const override {
     for (const int32_t token : batch.tokens) CHECK(token >= 0 && token < kVocab, "token ", token);

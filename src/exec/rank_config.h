@@ -41,7 +41,6 @@ struct RankConfig {
   LoadOptions load;               // its num_threads also compute on a CPU; 0: the cores, divided among the ranks
   int64_t cache_bytes = 1 << 30;  // page pool of a rank; on a GPU 0: what memory_share leaves beside the rest
   double memory_share = 0.9;      // of the GPU's memory, with what others have of it
-  bool fp8_cache = false;         // latents as e4m3
   PlanLimits limits;
   std::optional<Isa> isa;          // of the CPU backend; none: the best one of this machine
   RankFault fault;                 // tests

@@ -6,7 +6,7 @@ namespace perigee {
 
 void RankParts::set_model(std::unique_ptr<Model> the_model, DType activation) {
   model = std::move(the_model);
-  layout = model->cache_layout(config.fp8_cache ? DType::kF8E4M3 : activation);
+  layout = model->cache_layout(config.load.cache.value_or(latent_format(activation)));
 }
 
 Result<RankParts> size_parts(RankConfig config, WeightPacker& sizes) {

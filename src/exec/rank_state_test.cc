@@ -20,8 +20,8 @@ class NotingModel : public Model {
     info_.max_positions = 1000;
   }
   const ModelInfo& info() const override { return info_; }
-  CacheLayout cache_layout(DType dtype) const override {
-    return {CacheGroup::latent(1, 16, dtype), CacheGroup::state(1, 3, 64 * 16 * dtype_bytes(dtype), 128)};
+  CacheLayout cache_layout(LatentFormat format) const override {
+    return {CacheGroup::latent(1, 16, 0, format), CacheGroup::state(1, 3, 64 * latent_row_bytes(format, 16, 0), 128)};
   }
   MlaForm choose_form(TokenKind, int64_t, int64_t) const override { return MlaForm::kAbsorbed; }
   ModelOutput forward(const Batch& batch, Ops& ops, const PagePool& pool) const override {

@@ -69,9 +69,18 @@ void add_scheduler_flags(CommandLine& flags, EngineConfig& to) {
             "size of the page pool; auto: what gpu-memory-utilization leaves, on a CPU 1G");
   flags.add("--gpu-memory-utilization", to.rank.memory_share, Number{0.01, 1},
             "share of the GPU's memory for weights, workspace and page pool");
-  flags.add("--kv-cache-dtype", to.rank.fp8_cache,
-            OneOf<bool>{{{"auto", false}, {"bf16", false}, {"bfloat16", false}, {"fp8", true}, {"fp8_e4m3", true}}},
-            "auto or bf16; fp8: e4m3 with the model's scales or 1");
+  flags.add("--kv-cache-dtype", to.rank.load.cache,
+            OneOf<std::optional<LatentFormat>>{{{"auto", std::nullopt},
+                                                {"bf16", std::nullopt},
+                                                {"bfloat16", std::nullopt},
+                                                {"fp8", LatentFormat::kF8E4M3},
+                                                {"fp8_e4m3", LatentFormat::kF8E4M3},
+                                                {"fp8_ds_mla", LatentFormat::kF8Tiles}}},
+            "auto or bf16; fp8: e4m3 with scales of the model or of --kv-scale, else 1; fp8_ds_mla: 656-byte records, "
+            "e4m3 with a scale for "
+            "each 128 numbers and k_rope in bf16, not on a GPU");
+  flags.add("--kv-scale", to.rank.load.kv_scale_file,
+            "file with the scales of an fp8 cache, for a model without its own");
   flags.add("--max-model-len", to.scheduling.max_model_len, Whole{0, 1 << 28},
             "longest prompt + reply; 0: the model's, or what the cache holds");
   flags.add("--max-num-seqs", to.rank.limits.max_sequences, OrAuto{Whole{1, kMostSequences}},

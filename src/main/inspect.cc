@@ -85,8 +85,8 @@ double gb(int64_t bytes) {
 
 // What sequences keep in the page pool.
 void print_cache(const ModelConfig& c) {
-  const CacheLayout cache = cache_layout_of(c, DType::kBF16);
-  const CacheLayout fp8 = cache_layout_of(c, DType::kF8E4M3);
+  const CacheLayout cache = cache_layout_of(c, LatentFormat::kBF16);
+  const CacheLayout fp8 = cache_layout_of(c, LatentFormat::kF8E4M3);
   const int64_t state = cache.state_pages() * cache.page_bytes();
   line("cache, bf16",
        fmt::format("{} bytes a token, {} bytes a block of 64 tokens; fp8: {} bytes a block",

@@ -67,8 +67,8 @@ class WaysOut {
   }
   void try_fp8_cache() {
     EngineConfig other = config_;
-    other.rank.fp8_cache = true;
-    if (!config_.rank.fp8_cache && fits(other)) add("--kv-cache-dtype fp8, which halves the cache of a token");
+    other.rank.load.cache = LatentFormat::kF8E4M3;
+    if (!config_.rank.load.cache && fits(other)) add("--kv-cache-dtype fp8, which halves the cache of a token");
   }
   void try_shorter_context() {
     EngineConfig other = config_;
@@ -215,7 +215,7 @@ std::string plan_text(const MemoryPlan& plan) {
   for (const CacheGroup& group : plan.layout.groups()) {
     if (group.kind == CacheKind::kLatent)
       out += line("  latents", fmt::format("{} bytes a token, {}, {}", grouped(bytes_a_token(group)),
-                                           dtype_name(group.dtype), count_text(group.layers, "layer")));
+                                           latent_format_name(group.format), count_text(group.layers, "layer")));
     else
       out += line("  state",
                   fmt::format("{} bytes a sequence, and a checkpoint: {}", grouped(plan.layout.state_pages() * page),

@@ -47,10 +47,10 @@ MemoryPlan plan_of(const EngineConfig& config, const Machine& machine) {
 TEST(MemoryPlan, IsWhatAnEngineThenHas) {
   for (const char* folder : {"models/tiny-k2", "models/tiny-kimi-linear"}) {
     for (const auto& [ranks, dcp] : {std::pair(1, 1), {2, 1}, {2, 2}}) {
-      for (const bool fp8 : {false, true}) {
-        SCOPED_TRACE(fmt::format("{}, tp {}, dcp {}{}", folder, ranks, dcp, fp8 ? ", fp8" : ""));
+      for (const LatentFormat format : {LatentFormat::kBF16, LatentFormat::kF8E4M3, LatentFormat::kF8Tiles}) {
+        SCOPED_TRACE(fmt::format("{}, tp {}, dcp {}, {}", folder, ranks, dcp, latent_format_name(format)));
         EngineConfig config = config_of(folder, ranks, dcp);
-        config.rank.fp8_cache = fp8;
+        config.rank.load.cache = format;
         const MemoryPlan plan = plan_of(config, *this_machine(config.rank));
         EXPECT_TRUE(check_fits(config, plan).ok());
         const auto engine = Engine::create(config);
@@ -117,6 +117,23 @@ TEST(MemoryPlan, OneOfAThingHasNoPlural) {
   config.rank.cache_bytes = 20 * wide.layout.page_bytes();
   const std::string text = plan_text(plan_of(config, {.name = "m", .bytes = kGiB}));
   EXPECT_NE(text.find("1,280 tokens; 1 sequence of 1,280 tokens"), std::string::npos) << text;
+}
+
+// Of DeepSeek's records: 656 bytes for each of 7 layers with latents.
+TEST(MemoryPlan, OfRecordsWithScalesOfTheirOwn) {
+  EngineConfig config = kimi_linear();
+  config.rank.device = Device::kCpu;
+  config.rank.cache_bytes = 8 << 20;
+  config.rank.load.cache = LatentFormat::kF8Tiles;
+  const std::string text = plan_text(plan_of(config, {.name = "m", .bytes = 500 * kGiB}));
+  EXPECT_NE(text.find("4,592 bytes a token, fp8_ds_mla, 7 layers"), std::string::npos) << text;
+  config.rank.device = Device::kCuda;
+  const auto refused = plan_memory(config, gpus("H200"));
+  ASSERT_FALSE(refused.ok());
+  EXPECT_EQ(refused.error().field, "kv-cache-dtype");
+  EXPECT_NE(refused.error().message.find("fp8_ds_mla: --device cuda does not keep such records in this version"),
+            std::string::npos)
+      << refused.error().message;
 }
 
 // 48 billion numbers of two bytes; the parts that ranks share are a small share of it.

@@ -186,6 +186,15 @@ Result<std::unique_ptr<Engine>> load_engine(EngineConfig config, Server& server,
   return Engine::create(config);
 }
 
+// Behind the size of the cache.
+std::string cache_text(const LoadOptions& load, const ModelInfo& model) {
+  if (load.cache == LatentFormat::kF8Tiles) return ", fp8_ds_mla (656 bytes a token and layer)";
+  if (load.cache != LatentFormat::kF8E4M3) return "";
+  if (!load.kv_scale_file.empty()) return str_cat(", fp8 (e4m3) with the scales of ", load.kv_scale_file);
+  if (model.has_cache_scales) return ", fp8 (e4m3) with the model's scales";
+  return ", fp8 (e4m3) with a scale of 1, uncalibrated";
+}
+
 // Size and concurrency in vLLM's words.
 void log_sizes(const Engine& engine, double seconds, const RankConfig& rank) {
   const CacheSize cache = engine.cache_size();
@@ -193,9 +202,7 @@ void log_sizes(const Engine& engine, double seconds, const RankConfig& rank) {
   log_info(rank.device == Device::kCuda ? "GPU" : "CPU", " KV cache size: ", grouped(cache.max_tokens()), " tokens (",
            cache.pages, " blocks of ", kBlockTokens,
            cache.dcp_size > 1 ? str_cat(" on each of ", cache.dcp_size, " ranks") : "", ")",
-           !rank.fp8_cache                   ? ""
-           : engine.model().has_cache_scales ? ", fp8 (e4m3) with the model's scales"
-                                             : ", fp8 (e4m3) with a scale of 1, uncalibrated");
+           cache_text(rank.load, engine.model()));
   if (cache.state_pages > 0)
     log_info("Recurrent state: ", cache.state_pages, " of those blocks a sequence, and a checkpoint");
   log_info(fmt::format("Maximum concurrency for {} tokens per request: {:.2f}x", grouped(engine.max_model_len()),

@@ -9,7 +9,6 @@
 
 #include "base/check.h"
 #include "ops/batch.h"
-#include "tensor/tensor.h"
 
 namespace perigee {
 
@@ -26,14 +25,14 @@ struct CacheGroup {
   int64_t layers = 0;
   int64_t heads = 1;  // those of a layer that have memory of their own
   // kLatent
-  int64_t row_elements = 0;  // of a token in a layer: L + dr
-  DType dtype = DType::kBF16;
+  int64_t latent_rank = 0, rope = 0;  // L and dr: of a token in a layer
+  LatentFormat format = LatentFormat::kBF16;
   // kState
   int64_t unit_bytes = 0;        // a multiple of 128
   int64_t ring_token_bytes = 0;  // what a token leaves in the ring for one unit; see StateLayer
 
-  static CacheGroup latent(int64_t layers, int64_t row_elements, DType dtype) {
-    return {.kind = CacheKind::kLatent, .layers = layers, .row_elements = row_elements, .dtype = dtype};
+  static CacheGroup latent(int64_t layers, int64_t latent_rank, int64_t rope, LatentFormat format) {
+    return {.kind = CacheKind::kLatent, .layers = layers, .latent_rank = latent_rank, .rope = rope, .format = format};
   }
   static CacheGroup state(int64_t layers, int64_t heads, int64_t unit_bytes, int64_t ring_token_bytes) {
     return {.kind = CacheKind::kState,
@@ -44,7 +43,7 @@ struct CacheGroup {
             .ring_token_bytes = ring_token_bytes};
   }
 
-  int64_t row_bytes() const { return row_elements * dtype_bytes(dtype); }
+  int64_t row_bytes() const { return latent_row_bytes(format, latent_rank, rope); }
   int64_t layer_bytes() const { return (64 * row_bytes() + 127) / 128 * 128; }
   int64_t units() const { return layers * heads; }  // of a sequence's state
   // The least that a page of its arena must hold.
@@ -100,13 +99,13 @@ struct PagePool {
   uint8_t* ring = nullptr;  // slots * layout.ring_slot_bytes(ring_tokens); null without recurrent layers
   int32_t ring_tokens = 1;  // K + 1: the most tokens of a step that a later step may still reject
 
-  // i counts the latent layers alone; `scale` is of an e4m3 cache.
+  // i counts the latent layers alone; `scale` is of a kF8E4M3 cache.
   LatentLayer latent_layer(int64_t i, float scale = 1) const {
     return {.base = base + i * layout.latent().layer_bytes(),
             .page_bytes = layout.page_bytes(),
             .row_bytes = layout.latent().row_bytes(),
-            .dtype = layout.latent().dtype,
-            .scale = layout.latent().dtype == DType::kF8E4M3 ? scale : 1};
+            .format = layout.latent().format,
+            .scale = layout.latent().format == LatentFormat::kF8E4M3 ? scale : 1};
   }
   // i counts the recurrent layers alone.
   StateLayer state_layer(int64_t i) const {

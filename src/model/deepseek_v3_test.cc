@@ -34,7 +34,7 @@ class TinyModel : public ::testing::Test {
     CHECK(model.ok(), model.error().message);
     model_ = std::move(*model);
   }
-  std::vector<std::vector<float>> run(const std::vector<int32_t>& ids, size_t chunk, MlaForm form, DType cache) {
+  std::vector<std::vector<float>> run(const std::vector<int32_t>& ids, size_t chunk, MlaForm form, LatentFormat cache) {
     SingleSequence sequence(*model_, *ops_, cache, static_cast<int64_t>(ids.size()));
     std::vector<std::vector<float>> out;
     for (size_t at = 0; at < ids.size(); at += chunk) {
@@ -50,10 +50,10 @@ class TinyModel : public ::testing::Test {
 
 TEST_F(TinyModel, ChunksAndFormsAgree) {
   const std::vector<int32_t> ids = prompt(150);
-  const auto whole = run(ids, 150, MlaForm::kExpanded, DType::kF32);
+  const auto whole = run(ids, 150, MlaForm::kExpanded, LatentFormat::kF32);
   for (const MlaForm form : {MlaForm::kAbsorbed, MlaForm::kExpanded}) {
     for (const size_t chunk : {1, 13, 64, 150}) {
-      const auto pieces = run(ids, chunk, form, DType::kF32);
+      const auto pieces = run(ids, chunk, form, LatentFormat::kF32);
       for (size_t i = 0; i < ids.size(); ++i) ASSERT_LE(worst(pieces[i], whole[i]), 1e-5) << chunk << " at " << i;
     }
   }
@@ -61,8 +61,8 @@ TEST_F(TinyModel, ChunksAndFormsAgree) {
 
 TEST_F(TinyModel, ABf16CacheIsClose) {
   const std::vector<int32_t> ids = prompt(150);
-  const auto exact = run(ids, 150, MlaForm::kExpanded, DType::kF32);
-  const auto rounded = run(ids, 150, MlaForm::kExpanded, DType::kBF16);
+  const auto exact = run(ids, 150, MlaForm::kExpanded, LatentFormat::kF32);
+  const auto rounded = run(ids, 150, MlaForm::kExpanded, LatentFormat::kBF16);
   std::vector<double> differences;
   for (size_t i = 0; i < ids.size(); ++i) differences.push_back(worst(rounded[i], exact[i]));
   std::sort(differences.begin(), differences.end());
@@ -74,9 +74,9 @@ TEST_F(TinyModel, ABf16CacheIsClose) {
 TEST_F(TinyModel, ABatchOfSequencesEqualsEachAlone) {
   // Two sequences in one pool: one continues at position 70, the other begins; only three rows want logits.
   const std::vector<int32_t> a = prompt(75), b = {3, 1, 4, 1, 5, 9};
-  const auto alone_a = run(a, 75, MlaForm::kAbsorbed, DType::kF32);
-  const auto alone_b = run(b, 6, MlaForm::kAbsorbed, DType::kF32);
-  const CacheLayout layout = model_->cache_layout(DType::kF32);
+  const auto alone_a = run(a, 75, MlaForm::kAbsorbed, LatentFormat::kF32);
+  const auto alone_b = run(b, 6, MlaForm::kAbsorbed, LatentFormat::kF32);
+  const CacheLayout layout = model_->cache_layout(LatentFormat::kF32);
   Buffer memory(static_cast<size_t>(3 * layout.page_bytes()));
   const PagePool pool{.base = memory.data(), .layout = layout};
   const std::vector<int32_t> pages_a = {2, 0}, pages_b = {1};
@@ -110,7 +110,7 @@ TEST_F(TinyModel, SaysWhatItIs) {
   EXPECT_EQ(info.num_layers, 3);
   EXPECT_EQ(info.max_positions, 256);
   EXPECT_EQ(info.eos_ids, std::vector<int32_t>{1});
-  const CacheLayout layout = model_->cache_layout(DType::kBF16);
+  const CacheLayout layout = model_->cache_layout(LatentFormat::kBF16);
   EXPECT_EQ(layout.latent().row_bytes(), 80);
   EXPECT_EQ(layout.latent().layer_bytes(), 64 * 80);
   EXPECT_EQ(layout.page_bytes(), 3 * 64 * 80);
@@ -153,7 +153,7 @@ TEST(TinyK2, AnswersWordProblems) {
   const auto questions = std::span(kQuestions);
 #endif
   for (const Question& question : questions) {
-    SingleSequence sequence(**model, *ops, DType::kBF16, 256);
+    SingleSequence sequence(**model, *ops, LatentFormat::kBF16, 256);
     std::vector<int32_t> reply = {sequence.greedy(question.ids)};
     while (reply.back() != eos[0] && reply.size() < 100) reply.push_back(sequence.greedy({reply.back()}));
     ASSERT_EQ(reply.back(), eos[0]);

@@ -76,10 +76,10 @@ class FileSource final : public TensorSource {
     return weight;
   }
 
-  float cache_scale(const std::string& attention) const override {
+  std::optional<float> cache_scale(const std::string& attention) const override {
     for (const std::string_view scale : kCacheScales)
       if (const MappedTensor* tensor = files_.find(fmt::format("{}.{}", attention, scale))) return scalar(*tensor);
-    return 1;
+    return std::nullopt;
   }
 
   std::vector<float> vector(const TensorSpec& spec, const MatrixPart& part) const override {
@@ -185,7 +185,7 @@ class FileSource final : public TensorSource {
   Status verify_cache_scale(const std::string& name, const MappedTensor& tensor) const {
     const bool one = static_cast<int64_t>(tensor.data.size()) == tensor.type->bytes;
     if (!one || !is_float(tensor)) return mismatch(name, "BF16, F16 or F32, one number");
-    if (const float scale = scalar(tensor); !std::isfinite(scale) || scale <= 0)
+    if (const float scale = scalar(tensor); !is_cache_scale(scale))
       return bad_input(fmt::format("{}: tensor {}: the scale of a cache must be finite and over 0, found {:g}",
                                    files_.where(tensor), name, scale),
                        name);

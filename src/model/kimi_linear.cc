@@ -93,7 +93,7 @@ class KimiLinear final : public Model {
 
   const ModelInfo& info() const override { return info_; }
 
-  CacheLayout cache_layout(DType cache_dtype) const override { return cache_layout_of(config_, cache_dtype); }
+  CacheLayout cache_layout(LatentFormat format) const override { return cache_layout_of(config_, format); }
 
   ModelOutput forward(const Batch& batch, Ops& ops, const PagePool& pool) const override {
     const float eps = static_cast<float>(config_.rms_norm_eps);

@@ -46,7 +46,7 @@ class Hybrid : public ::testing::Test {
  protected:
   Hybrid() : ops_(make_ref_ops()), model_(load_tiny(*ops_, tiny_hybrid_config())) {}
 
-  SingleSequence sequence(int64_t capacity) { return SingleSequence(*model_, *ops_, DType::kF32, capacity); }
+  SingleSequence sequence(int64_t capacity) { return SingleSequence(*model_, *ops_, LatentFormat::kF32, capacity); }
 
   Rows run(const std::vector<int32_t>& ids, size_t chunk, MlaForm form = MlaForm::kAbsorbed) {
     SingleSequence s = sequence(std::ssize(ids));
@@ -117,7 +117,7 @@ TEST_F(Hybrid, RejectedTokensNeverWere) {
 TEST_F(Hybrid, ABatchOfSequencesEqualsEachAlone) {
   const std::vector<int32_t> a = random_ids(rng_, 72), b = random_ids(rng_, 6);
   const Rows alone_a = run(a, 72), alone_b = run(b, 6);
-  const CacheLayout layout = model_->cache_layout(DType::kF32);
+  const CacheLayout layout = model_->cache_layout(LatentFormat::kF32);
   ASSERT_GT(layout.state_pages(), 1);
   const int64_t pages = 2 * layout.state_pages() + 3;
   Buffer memory(static_cast<size_t>(pages * layout.page_bytes()));
@@ -165,7 +165,7 @@ TEST_F(Hybrid, ABatchOfSequencesEqualsEachAlone) {
 TEST_F(Hybrid, ACheckpointIsTheStateAtItsPosition) {
   const std::vector<int32_t> ids = random_ids(rng_, 100);
   const Rows whole = run(ids, 100);
-  const CacheLayout layout = model_->cache_layout(DType::kF32);
+  const CacheLayout layout = model_->cache_layout(LatentFormat::kF32);
   const auto n = static_cast<int32_t>(layout.state_pages());
   Buffer memory(static_cast<size_t>((2 * n + 2) * layout.page_bytes()));
   Buffer ring(static_cast<size_t>(layout.ring_slot_bytes(1)));
@@ -209,7 +209,7 @@ TEST_F(Hybrid, SaysWhatItIs) {
   EXPECT_EQ(info.max_positions, 512);
   EXPECT_EQ(model_->choose_form(TokenKind::kOutput, 1, 100), MlaForm::kAbsorbed);
   // Two latent layers make a block of 64 * 80 * 2 bytes, less than one unit: the unit sets the page.
-  const CacheLayout layout = model_->cache_layout(DType::kBF16);
+  const CacheLayout layout = model_->cache_layout(LatentFormat::kBF16);
   EXPECT_EQ(layout.latent().layers, 2);
   EXPECT_EQ(layout.state().units(), 9);
   EXPECT_EQ(layout.state().unit_bytes, 65536 + 3 * 3 * 128 * 4);
@@ -218,7 +218,7 @@ TEST_F(Hybrid, SaysWhatItIs) {
 }
 
 TEST(HybridLayout, OfKimiLinear48B) {
-  const CacheGroup latent = CacheGroup::latent(7, 576, DType::kBF16);
+  const CacheGroup latent = CacheGroup::latent(7, 512, 64, LatentFormat::kBF16);
   CacheLayout layout = {latent};
   EXPECT_EQ(layout.state_pages(), 0);
   EXPECT_EQ(layout.ring_slot_bytes(1), 0);
@@ -239,7 +239,7 @@ TEST(BiasedRouting, IsASwitchOfKimiLinearAlone) {
   const auto ops = make_ref_ops();
   const auto logits = [&](bool biased) {
     const auto model = load_tiny(*ops, tiny_hybrid_config(), biased);
-    return SingleSequence(*model, *ops, DType::kF32, 8).run({5, 17, 80}, MlaForm::kAbsorbed).back();
+    return SingleSequence(*model, *ops, LatentFormat::kF32, 8).run({5, 17, 80}, MlaForm::kAbsorbed).back();
   };
   EXPECT_NE(logits(true), logits(false));
   const TempFolder folder;

@@ -162,7 +162,7 @@ ModelInfo model_info(const ModelConfig& c, const WeightReader& reader) {
           .max_positions = c.max_positions,
           .eos_ids = c.eos_ids,
           .weight_bytes = reader.packed_bytes(),
-          .has_cache_scales = reader.read_cache_scales()};
+          .has_cache_scales = reader.has_cache_scales()};
 }
 
 bool keep_rows_of_logits(const Batch& batch, Ops& ops, Tensor& o, Tensor& x, Tensor& h) {
@@ -174,10 +174,8 @@ bool keep_rows_of_logits(const Batch& batch, Ops& ops, Tensor& o, Tensor& x, Ten
   return rows > 0;
 }
 
-CacheLayout cache_layout_of(const ModelConfig& c, DType cache_dtype) {
-  CHECK(cache_dtype == DType::kF32 || cache_dtype == DType::kBF16 || cache_dtype == DType::kF8E4M3, "cache of ",
-        dtype_name(cache_dtype));
-  const CacheGroup latent = CacheGroup::latent(c.num_layers - c.num_kda_layers(), c.kv_lora + c.rope, cache_dtype);
+CacheLayout cache_layout_of(const ModelConfig& c, LatentFormat format) {
+  const CacheGroup latent = CacheGroup::latent(c.num_layers - c.num_kda_layers(), c.kv_lora, c.rope, format);
   if (c.num_kda_layers() == 0) return {latent};
   const KdaShape kda = c.local_kda();
   return {latent, CacheGroup::state(c.num_kda_layers(), kda.heads, (kda.unit_bytes() + 127) / 128 * 128,

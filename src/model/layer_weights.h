@@ -88,7 +88,7 @@ ModelInfo model_info(const ModelConfig& config, const WeightReader& reader);
 bool keep_rows_of_logits(const Batch& batch, Ops& ops, Tensor& o, Tensor& x, Tensor& h);
 
 // What a sequence keeps on this rank: latents of the layers with latent attention, state of its heads of the others.
-CacheLayout cache_layout_of(const ModelConfig& config, DType cache_dtype);
+CacheLayout cache_layout_of(const ModelConfig& config, LatentFormat format);
 
 // Up to here the form follows from what a token is: prompts are expanded, outputs absorbed. So neither a prefix hit nor
 // a preemption changes a bit, at the cost of expanding a short turn's cached context (ADR 0005).

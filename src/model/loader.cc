@@ -49,7 +49,34 @@ struct OpenModel {
   const Family* family = nullptr;
   std::unique_ptr<TensorSource> source;
   std::vector<TensorSpec> specs;
+  CacheScales cache_scales;
 };
+
+// The model's own, those of --kv-scale, or none.
+Result<CacheScales> find_cache_scales(const OpenModel& open, const LoadOptions& options) {
+  constexpr const char* kFlag = "kv-scale";
+  const std::vector<std::string> attentions = latent_attentions(open.config);
+  CacheScales stored;
+  const std::string* missing = nullptr;
+  for (const std::string& attention : attentions)
+    if (const auto scale = open.source->cache_scale(attention))
+      stored.emplace(attention, *scale);
+    else if (missing == nullptr)
+      missing = &attention;
+  if (!stored.empty() && missing != nullptr)
+    return bad_input(fmt::format("{}: tensor {}.k_scale is missing: expected the scale of an fp8 cache in every layer "
+                                 "with latent attention or in none, found {} of {}",
+                                 options.path, *missing, stored.size(), attentions.size()),
+                     *missing + ".k_scale");
+  if (options.kv_scale_file.empty()) return stored;
+  if (options.cache != LatentFormat::kF8E4M3)
+    return bad_input("--kv-scale is for --kv-cache-dtype fp8; leave it out", kFlag);
+  if (!stored.empty())
+    return bad_input(fmt::format("--kv-scale: {} has scales of its own, such as {}.k_scale; leave the flag out",
+                                 options.path, stored.begin()->first),
+                     kFlag);
+  return read_cache_scales(options.kv_scale_file, attentions);
+}
 
 Result<OpenModel> open_model(const LoadOptions& options) {
   OpenModel open;
@@ -60,6 +87,7 @@ Result<OpenModel> open_model(const LoadOptions& options) {
   open.specs = open.family->tensors(open.config);
   RETURN_IF_ERROR(open.source->verify(open.specs, open.config));
   RETURN_IF_ERROR(check_shards(open.specs, *open.source, open.config.ranks.size));
+  ASSIGN_OR_RETURN(open.cache_scales, find_cache_scales(open, options));
   return open;
 }
 
@@ -67,14 +95,39 @@ Result<OpenModel> open_model(const LoadOptions& options) {
 std::unique_ptr<Model> build(const OpenModel& open, const TensorSource& source, WeightPacker& packer,
                              WeightReader::Progress progress) {
   const int64_t total_bytes = part_bytes(open.specs, source, open.config.ranks);
-  WeightReader reader(source, packer, open.config.ranks, total_bytes, std::move(progress));
+  WeightReader reader(source, packer, open.config.ranks, total_bytes, open.cache_scales, std::move(progress));
   std::unique_ptr<Model> model = open.family->build(open.config, reader);
   CHECK(reader.read_bytes() == total_bytes, "read ", reader.read_bytes(), " of ", total_bytes, " bytes");
   return model;
 }
 
-Result<std::unique_ptr<Model>> size_open_model(const OpenModel& open, WeightPacker& sizes) {
-  RETURN_IF_ERROR(check_limits(open.config, sizes.limits(), sizes.name()));
+// Whether the model's latents can be kept so, by a backend of such limits.
+Status check_cache(const ModelConfig& c, std::optional<LatentFormat> format, const WeightPacker& packer) {
+  if (format != LatentFormat::kF8Tiles) return {};
+  constexpr int64_t kLatent = 512, kRope = 64;  // the record's
+  constexpr const char* kFlag = "kv-cache-dtype";
+  if (!packer.limits().latent_tiles)
+    return Error(Code::kUnavailable,
+                 fmt::format("--kv-cache-dtype fp8_ds_mla: --device {} does not keep such records in this version; use "
+                             "fp8, or --device cpu",
+                             packer.name()),
+                 kFlag);
+  if (c.num_layers == c.num_kda_layers())
+    return bad_input("--kv-cache-dtype fp8_ds_mla: no layer of this model has latent attention; use auto", kFlag);
+  if (c.kv_lora != kLatent || c.rope != kRope)
+    return bad_input(fmt::format("--kv-cache-dtype fp8_ds_mla: its record is for kv_lora_rank {} and qk_rope_head_dim "
+                                 "{}, config.json has {} and {}; use fp8 or bf16",
+                                 kLatent, kRope, c.kv_lora, c.rope),
+                     kFlag);
+  return {};
+}
+
+Status check_backend(const OpenModel& open, const LoadOptions& options, const WeightPacker& packer) {
+  RETURN_IF_ERROR(check_limits(open.config, packer.limits(), packer.name()));
+  return check_cache(open.config, options.cache, packer);
+}
+
+std::unique_ptr<Model> size_open_model(const OpenModel& open, WeightPacker& sizes) {
   return build(open, ShapeSource(*open.source), sizes, nullptr);
 }
 
@@ -87,13 +140,14 @@ Status check_model_files(const LoadOptions& options) {
 
 Result<std::unique_ptr<Model>> size_model(const LoadOptions& options, WeightPacker& sizes) {
   ASSIGN_OR_RETURN(const OpenModel open, open_model(options));
+  RETURN_IF_ERROR(check_backend(open, options, sizes));
   return size_open_model(open, sizes);
 }
 
 Result<std::unique_ptr<Model>> load_model(const LoadOptions& options, Ops& ops) {
   ASSIGN_OR_RETURN(const OpenModel open, open_model(options));
-  RETURN_IF_ERROR(check_limits(open.config, ops.limits(), ops.name()));
-  ASSIGN_OR_RETURN(const std::unique_ptr<Model> sized, size_open_model(open, *ops.sizes()));
+  RETURN_IF_ERROR(check_backend(open, options, ops));
+  const std::unique_ptr<Model> sized = size_open_model(open, *ops.sizes());
   RETURN_IF_ERROR(check_memory(options, sized->info().weight_bytes, ops));
   return build(open, *open.source, ops, options.progress);
 }

@@ -40,7 +40,7 @@ std::vector<float> last_logits(const TempFolder& folder, LoadFormat format) {
     ADD_FAILURE() << model.error().message;
     return {};
   }
-  SingleSequence sequence(**model, *ops, DType::kF32, 64);
+  SingleSequence sequence(**model, *ops, LatentFormat::kF32, 64);
   return sequence.run(kPrompt, MlaForm::kExpanded).back();
 }
 
@@ -156,7 +156,8 @@ TEST(Loader, RoundTripsShardsUnderAPrefix) {
 }
 
 // Logits with an e4m3 cache of a model with these extra tensors; `name` within each layer's attention.
-Result<std::vector<float>> logits_with(const std::vector<StoredTensor>& scales, DType cache = DType::kF8E4M3) {
+Result<std::vector<float>> logits_with(const std::vector<StoredTensor>& scales,
+                                       LatentFormat cache = LatentFormat::kF8E4M3) {
   std::vector<StoredTensor> tensors = dummy_tensors(tiny_config());
   for (int layer = 0; layer < 3; ++layer)
     for (StoredTensor scale : scales) {
@@ -184,7 +185,7 @@ TEST(Loader, ReadsTheScalesOfAnFp8Cache) {
   EXPECT_EQ(*scaled, *logits_with({f32_scale("attn.k_scale", 0.375f), f32_scale("attn.v_scale", 3)}));
   EXPECT_EQ(*scaled, *logits_with({f32_scale("k_proj.k_scale", 0.375f), f32_scale("q_scale", 3)}));
   EXPECT_EQ(*scaled, *logits_with({{"kv_scale", "BF16", {1}, std::string("\xC0\x3E", 2)}}));
-  EXPECT_EQ(*logits_with({}, DType::kF32), *logits_with({f32_scale("k_scale", 0.375f)}, DType::kF32));
+  EXPECT_EQ(*logits_with({}, LatentFormat::kF32), *logits_with({f32_scale("k_scale", 0.375f)}, LatentFormat::kF32));
   // 448 of them are the largest latent that is kept: so small a scale cuts them all.
   EXPECT_NE(*logits_with({f32_scale("k_scale", 1e-4f)}), *logits_with({f32_scale("k_scale", 1e-5f)}));
 }
@@ -207,6 +208,149 @@ TEST(Loader, RefusesScalesThatAreNone) {
   }
   EXPECT_FALSE(logits_with({{"k_scale", "F32", {2}, std::string(8, '\x3F')}}).ok());
   EXPECT_FALSE(logits_with({f32_scale("o_scale", 1)}).ok());
+}
+
+// Scales of layers 0 to 2, as files have them; `missing` has none.
+Status load_without_scale_of(int missing) {
+  std::vector<StoredTensor> tensors = dummy_tensors(tiny_config());
+  for (int layer = 0; layer < 3; ++layer)
+    if (layer != missing) tensors.push_back(f32_scale(fmt::format("model.layers.{}.self_attn.k_scale", layer), 0.5f));
+  const TempFolder folder;
+  folder.write("config.json", dump_json(tiny_config()));
+  folder.write("model.safetensors", safetensors_bytes(tensors));
+  const auto ops = make_ref_ops();
+  const auto model = load(folder, LoadFormat::kSafetensors, *ops);
+  return model.ok() ? Status() : Status(model.error());
+}
+
+TEST(Loader, RefusesScalesThatSomeLayersLack) {
+  EXPECT_TRUE(load_without_scale_of(-1).ok());
+  for (const int missing : {0, 1, 2}) {
+    const Status status = load_without_scale_of(missing);
+    ASSERT_FALSE(status.ok()) << missing;
+    EXPECT_NE(status.error().message.find(
+                  fmt::format("model.layers.{}.self_attn.k_scale is missing: expected the scale of an fp8 cache in "
+                              "every layer with latent attention or in none, found 2 of 3",
+                              missing)),
+              std::string::npos)
+        << status.error().message;
+  }
+}
+
+// Dummy weights with the scales of a file of this text.
+Result<std::vector<float>> logits_with_file(const std::string& text, LatentFormat cache = LatentFormat::kF8E4M3) {
+  const TempFolder folder;
+  folder.write("config.json", dump_json(tiny_config()));
+  folder.write("scales.json", text);
+  LoadOptions options{.path = folder.path(), .format = LoadFormat::kDummy, .cache = cache};
+  options.kv_scale_file = folder.path() + "/scales.json";
+  const auto ops = make_ref_ops();
+  ASSIGN_OR_RETURN(const auto model, load_model(options, *ops));
+  EXPECT_TRUE(model->info().has_cache_scales);
+  SingleSequence sequence(*model, *ops, cache, 64);
+  return sequence.run(kPrompt, MlaForm::kExpanded).back();
+}
+
+CacheScales scales_of_all(float scale) {
+  CacheScales scales;
+  for (int layer = 0; layer < 3; ++layer) scales.emplace(fmt::format("model.layers.{}.self_attn", layer), scale);
+  return scales;
+}
+
+TEST(Loader, ReadsTheScalesOfAnFp8CacheFromAFile) {
+  CacheScales scales = scales_of_all(0.375f);
+  const auto of_file = logits_with_file(dump_json(cache_scales_json(scales, json(R"({"margin": 1.5})"))));
+  ASSERT_TRUE(of_file.ok()) << of_file.error().message;
+  EXPECT_EQ(*of_file, *logits_with({f32_scale("k_scale", 0.375f)}));
+  scales["model.layers.1.self_attn"] = 0.02f;
+  EXPECT_NE(*of_file, *logits_with_file(dump_json(cache_scales_json(scales, Json()))));
+  EXPECT_EQ(*logits_with({}), *logits_with_file(dump_json(cache_scales_json(scales_of_all(1), Json()))));
+}
+
+TEST(Loader, CacheScalesKeepTheirBitsInAFile) {
+  const std::vector<std::string> names = {"a.self_attn", "b.self_attn", "c.self_attn"};
+  const CacheScales scales = {{names[0], 0.1f}, {names[1], 1.17549435e-38f}, {names[2], 3.3895314e38f}};
+  const TempFolder folder;
+  folder.write("scales.json", dump_json(cache_scales_json(scales, Json())));
+  const auto read = read_cache_scales(folder.path() + "/scales.json", names);
+  ASSERT_TRUE(read.ok()) << read.error().message;
+  EXPECT_EQ(*read, scales);
+}
+
+TEST(Loader, RefusesAFileOfScalesByField) {
+  const auto file = [](const char* second) {
+    return fmt::format(R"({{"scales": {{"model.layers.0.self_attn.k_scale": 0.5,
+      "model.layers.1.self_attn.k_scale": 0.5, {}}}}})",
+                       second);
+  };
+  const std::string third = R"("model.layers.2.self_attn.k_scale": )";
+  EXPECT_TRUE(logits_with_file(file((third + "1").c_str())).ok());
+  const std::vector<std::pair<std::string, std::string>> cases = {
+      {"", "is empty"},
+      {"[1]", "scales: expected an object"},
+      {R"({"scales": 1})", "scales: expected an object with a scale for each layer, found number"},
+      {R"({"scales": {}})", "model.layers.0.self_attn.k_scale is missing: expected a scale for each of 3 layers"},
+      {file(R"("model.layers.3.self_attn.k_scale": 1)"), "layers.3.self_attn.k_scale: the model has no such layer"},
+      {file(R"("k": 1)"), "scales: k: the model has no such layer"},
+      {file((third + "\"1\"").c_str()), "layers.2.self_attn.k_scale: expected a number, found string"},
+      {file((third + "0").c_str()), "layers.2.self_attn.k_scale: expected a number over 0 that f32 holds, found 0"},
+      {file((third + "-0.5").c_str()), "expected a number over 0 that f32 holds, found -0.5"},
+      {file((third + "1e-40").c_str()), "expected a number over 0 that f32 holds, found 1e-40"},
+      {file((third + "1e39").c_str()), "expected a number over 0 that f32 holds, found 1e+39"},
+      {file((third + "1e999").c_str()), "expected a number over 0 that f32 holds, found inf"},
+      {file((third + "NaN").c_str()), "scales.json: "},
+      {file((third + "1, " + third + "1").c_str()), "scales.json: "},
+      {std::string((1 << 20) + 1, ' '), "1048576"}};
+  for (const auto& [text, message] : cases) {
+    const auto logits = logits_with_file(text);
+    ASSERT_FALSE(logits.ok()) << message;
+    EXPECT_EQ(logits.error().field, "kv-scale");
+    if (message != "is empty") {
+      EXPECT_NE(logits.error().message.find(message), std::string::npos) << logits.error().message;
+    }
+    EXPECT_NE(logits.error().message.find("--kv-scale"), std::string::npos) << logits.error().message;
+  }
+}
+
+TEST(Loader, AFileOfScalesIsForAnFp8CacheWithoutOthers) {
+  const std::string text = dump_json(cache_scales_json(scales_of_all(1), Json()));
+  for (const LatentFormat other : {LatentFormat::kBF16, LatentFormat::kF8Tiles})
+    EXPECT_NE(logits_with_file(text, other).error().message.find("--kv-scale"), std::string::npos);
+  std::vector<StoredTensor> tensors = dummy_tensors(tiny_config());
+  for (int layer = 0; layer < 3; ++layer)
+    tensors.push_back(f32_scale(fmt::format("model.layers.{}.self_attn.attn.k_scale", layer), 0.5f));
+  const TempFolder folder;
+  folder.write("config.json", dump_json(tiny_config()));
+  folder.write("model.safetensors", safetensors_bytes(tensors));
+  folder.write("scales.json", text);
+  LoadOptions options{.path = folder.path(), .cache = LatentFormat::kF8E4M3};
+  options.kv_scale_file = folder.path() + "/scales.json";
+  const Status status = check_model_files(options);
+  ASSERT_FALSE(status.ok());
+  EXPECT_NE(status.error().message.find("has scales of its own"), std::string::npos) << status.error().message;
+}
+
+// The record is made for one shape, and not every backend keeps it. Before a weight is read.
+TEST(Loader, RefusesARecordThatCannotHoldTheLatents) {
+  const auto refusal = [](Json config, LatentFormat cache = LatentFormat::kF8Tiles) -> std::string {
+    const TempFolder folder;
+    folder.write("config.json", dump_json(config));
+    LoadOptions options{.path = folder.path(), .format = LoadFormat::kDummy, .cache = cache};
+    options.progress = [](const char*, int64_t, int64_t) { ADD_FAILURE() << "weights are read"; };
+    const auto ops = make_ref_ops();
+    const auto model = load_model(options, *ops);
+    if (model.ok()) return "";
+    EXPECT_EQ(model.error().field, "kv-cache-dtype");
+    return model.error().message;
+  };
+  const std::string narrow = refusal(tiny_config());
+  EXPECT_NE(narrow.find("for kv_lora_rank 512 and qk_rope_head_dim 64, config.json has 32 and 8"), std::string::npos)
+      << narrow;
+  Json hybrid = tiny_hybrid_config();
+  hybrid.set("linear_attn_config", json(R"({"head_dim": 128, "num_heads": 3, "short_conv_kernel_size": 4,
+                                            "kda_layers": [1, 2, 3, 4, 5], "full_attn_layers": []})"));
+  const std::string recurrent = refusal(hybrid);
+  EXPECT_NE(recurrent.find("no layer of this model has latent attention"), std::string::npos) << recurrent;
 }
 
 TEST(Loader, ProgressReachesTheTotal) {
@@ -240,7 +384,7 @@ TEST(Loader, LatentEpsDefaultsToTheNormEps) {
     options.latent_norm_eps = latent_eps;
     const auto ops = make_ref_ops();
     const auto model = load_model(options, *ops);
-    SingleSequence sequence(**model, *ops, DType::kF32, 64);
+    SingleSequence sequence(**model, *ops, LatentFormat::kF32, 64);
     return sequence.run(kPrompt, MlaForm::kAbsorbed).back();
   };
   EXPECT_EQ(logits(-1), logits(0.5));

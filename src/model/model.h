@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -29,7 +30,7 @@ struct ModelInfo {
   int64_t max_positions = 0;
   std::vector<int32_t> eos_ids;   // union of config.json and generation_config.json
   int64_t weight_bytes = 0;       // as packed
-  bool has_cache_scales = false;  // of an e4m3 cache
+  bool has_cache_scales = false;  // of a kF8E4M3 cache, from its files or LoadOptions::kv_scale_file
 };
 
 // What a step computes, in the step's arena.
@@ -42,7 +43,7 @@ class Model {
  public:
   virtual ~Model() = default;
   virtual const ModelInfo& info() const = 0;
-  virtual CacheLayout cache_layout(DType cache_dtype) const = 0;
+  virtual CacheLayout cache_layout(LatentFormat format) const = 0;
   // Runs the batch and writes the cache of every new token. Requires ops.begin_step() before; one call per step.
   virtual ModelOutput forward(const Batch& batch, Ops& ops, const PagePool& pool) const = 0;
   // Which form serves a sequence admitted with n tokens to compute on `context` cached ones; see choose_mla_form.
@@ -54,6 +55,10 @@ enum class LoadFormat { kSafetensors, kDummy };
 struct LoadOptions {
   std::string path;  // folder with config.json
   LoadFormat format = LoadFormat::kSafetensors;
+  // Of the cache of latents; none: numbers as the backend computes with them. Refused before the first tensor is read
+  // where model or backend cannot keep it.
+  std::optional<LatentFormat> cache;
+  std::string kv_scale_file;         // of a kF8E4M3 cache (model/cache_scales.h); empty: none
   double latent_norm_eps = -1;       // < 0: rms_norm_eps
   bool language_model_only = false;  // skip vision tensors of multimodal models
   // Weigh experts by the scores with the selection bias, as Kimi-Linear's own (hub) code does and no server does.

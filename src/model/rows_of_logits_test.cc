@@ -32,7 +32,7 @@ void expect_rows(const Json& config) {
   for (size_t i = 0; i < prompt.size(); ++i) prompt[i] = static_cast<int32_t>((i * i + 7 * i) % 96);
   const auto run = [&](const std::vector<int32_t>& rows, Rows* next) {
     ops.rows.clear();
-    SingleSequence sequence(**model, ops, DType::kF32, 128);
+    SingleSequence sequence(**model, ops, LatentFormat::kF32, 128);
     Rows logits = sequence.run(prompt, MlaForm::kExpanded, rows);
     const std::vector<int64_t> counted = ops.rows;
     *next = sequence.propose({17}, MlaForm::kAbsorbed);

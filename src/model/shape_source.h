@@ -25,7 +25,7 @@ class ShapeSource final : public TensorSource {
   std::vector<float> vector(const TensorSpec&, const MatrixPart& part) const override {
     return std::vector<float>(static_cast<size_t>(part.columns));
   }
-  float cache_scale(const std::string& attention) const override { return of_.cache_scale(attention); }
+  std::optional<float> cache_scale(const std::string& attention) const override { return of_.cache_scale(attention); }
 
  private:
   static const void* zeros(const ByteRows& bytes, RawWeight& weight) {

@@ -18,8 +18,8 @@ class SingleSequence {
 
   // Room for `capacity` tokens. The pages lie in reverse order in the pool, so that a mix-up of page and block shows;
   // those of the recurrent state come first, and begin with zeros. Ranks that share a cache take blocks by turns.
-  SingleSequence(const Model& model, Ops& ops, DType cache_dtype, int64_t capacity) : model_(model), ops_(ops) {
-    const CacheLayout layout = model.cache_layout(cache_dtype);
+  SingleSequence(const Model& model, Ops& ops, LatentFormat format, int64_t capacity) : model_(model), ops_(ops) {
+    const CacheLayout layout = model.cache_layout(format);
     const int64_t blocks = (capacity + 63) / 64, pages = blocks + layout.state_pages();
     const int32_t num_ranks = ops.dcp().size();
     for (int32_t b = 0; num_ranks > 1 && b < blocks; ++b) {

@@ -19,8 +19,8 @@ void expect_sizes_are_those_of(const LoadOptions& options, Ops& ops) {
   const ModelInfo &want = (*loaded)->info(), &info = (*sized)->info();
   EXPECT_EQ(info.weight_bytes, want.weight_bytes);
   EXPECT_EQ(info.has_cache_scales, want.has_cache_scales);
-  for (const DType dtype : {DType::kBF16, DType::kF8E4M3}) {
-    const CacheLayout a = (*sized)->cache_layout(dtype), b = (*loaded)->cache_layout(dtype);
+  for (const LatentFormat format : {LatentFormat::kBF16, LatentFormat::kF8E4M3}) {
+    const CacheLayout a = (*sized)->cache_layout(format), b = (*loaded)->cache_layout(format);
     EXPECT_EQ(a.page_bytes(), b.page_bytes());
     EXPECT_EQ(a.state_pages(), b.state_pages());
   }

@@ -37,7 +37,7 @@ Rows run_rank(const Case& c, ShardComms& comms, int32_t rank) {
   const TensorParallel ranks{.rank = comm.rank(), .size = comm.size()};
   const auto model = load_model({.path = c.folder, .format = c.format, .ranks = ranks}, *ops);
   CHECK(model.ok(), model.error().message);
-  SingleSequence sequence(**model, *ops, ops->activation_dtype(), 256);
+  SingleSequence sequence(**model, *ops, latent_format(ops->activation_dtype()), 256);
   int32_t next = 0;
   const auto tokens = [&next](int32_t count) {
     std::vector<int32_t> out(static_cast<size_t>(count));

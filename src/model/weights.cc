@@ -114,10 +114,8 @@ VectorWeight WeightReader::exp_vector(const TensorSpec& spec) {
   return pack_vector(std::move(out));
 }
 
-float WeightReader::cache_scale(const std::string& attention) {
-  const float scale = source_.cache_scale(attention);
-  read_cache_scales_ |= scale != 1;
-  return scale;
+float WeightReader::cache_scale(const std::string& attention) const {
+  return cache_scales_.empty() ? 1 : cache_scales_.at(attention);
 }
 
 }  // namespace perigee

@@ -6,10 +6,12 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "model/cache_scales.h"
 #include "model/config.h"
 #include "model/model.h"
 #include "model/shard.h"
@@ -63,9 +65,9 @@ class TensorSource {
   // The same, or, where the source computes its numbers, the keys alone: for backends that compute them too.
   virtual RawWeight matrix_or_keys(const TensorSpec& spec, const MatrixPart& part) const { return matrix(spec, part); }
   virtual std::vector<float> vector(const TensorSpec& spec, const MatrixPart& part) const = 0;
-  // What an e4m3 cache's numbers are multiplied by, of the attention named so (..."layers.3.self_attn"); 1 where the
-  // source has no such scalar. Finite and positive, as verify() checks.
-  virtual float cache_scale(const std::string&) const { return 1; }
+  // The scale of a kF8E4M3 cache of the attention named so (..."layers.3.self_attn"), if the source has one. Finite and
+  // positive, as verify() checks.
+  virtual std::optional<float> cache_scale(const std::string&) const { return std::nullopt; }
 
   RawWeight matrix(const TensorSpec& spec) const { return matrix(spec, part_of(spec, {})); }
   RawWeight matrix_or_keys(const TensorSpec& spec) const { return matrix_or_keys(spec, part_of(spec, {})); }
@@ -82,8 +84,13 @@ class WeightReader {
  public:
   using Progress = std::function<void(const char* phase, int64_t done, int64_t total)>;
   WeightReader(const TensorSource& source, WeightPacker& packer, TensorParallel ranks, int64_t total_bytes,
-               Progress progress)
-      : source_(source), packer_(packer), ranks_(ranks), total_(total_bytes), progress_(std::move(progress)) {}
+               const CacheScales& cache_scales, Progress progress)
+      : source_(source),
+        packer_(packer),
+        ranks_(ranks),
+        cache_scales_(cache_scales),
+        total_(total_bytes),
+        progress_(std::move(progress)) {}
 
   LinearWeight linear(std::span<const TensorSpec> stacked);
   LinearWeight linear(const TensorSpec& spec) { return linear(std::span(&spec, 1)); }
@@ -96,12 +103,12 @@ class WeightReader {
   VectorWeight matrix_f32(const TensorSpec& spec);  // row-major
   VectorWeight vector(const TensorSpec& spec);
   VectorWeight exp_vector(const TensorSpec& spec);  // e to the power of each
-  float cache_scale(const std::string& attention);
+  float cache_scale(const std::string& attention) const;
   // Values that the model computes from its config, where the backend reads them.
   VectorWeight pack_vector(std::vector<float> values);
   int64_t read_bytes() const { return done_; }  // of the source
   int64_t packed_bytes() const { return packed_bytes_; }
-  bool read_cache_scales() const { return read_cache_scales_; }  // any but 1
+  bool has_cache_scales() const { return !cache_scales_.empty(); }
 
  private:
   RawWeight raw(const TensorSpec& spec);          // for the backend: perhaps keys alone
@@ -114,8 +121,8 @@ class WeightReader {
   const TensorSource& source_;
   WeightPacker& packer_;
   const TensorParallel ranks_;
+  const CacheScales& cache_scales_;
   int64_t total_ = 0, done_ = 0, packed_bytes_ = 0;
-  bool read_cache_scales_ = false;
   Progress progress_;
 };
 

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <span>
 
-#include "tensor/tensor.h"
+#include "ops/latent_format.h"
 
 namespace perigee {
 
@@ -126,9 +126,9 @@ struct Batch {
 struct LatentLayer {
   uint8_t* base = nullptr;
   int64_t page_bytes = 0;
-  int64_t row_bytes = 0;       // (L + dr) elements
-  DType dtype = DType::kBF16;  // f32 (ref), bf16, or e4m3: a cached number is element * scale
-  float scale = 1;             // e4m3 alone
+  int64_t row_bytes = 0;
+  LatentFormat format = LatentFormat::kBF16;
+  float scale = 1;  // kF8E4M3 alone
 };
 
 // One recurrent layer's state. Unit u, a (layer, head), of a sequence lies in page state_pages[u / units_per_page] at

@@ -125,7 +125,7 @@ LatentLayer gather_blocks(const SequenceRows& s, const LatentLayer& cache, Comm&
   return {.base = all.data(),
           .page_bytes = block_bytes,
           .row_bytes = cache.row_bytes,
-          .dtype = cache.dtype,
+          .format = cache.format,
           .scale = cache.scale};
 }
 

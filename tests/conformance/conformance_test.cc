@@ -304,50 +304,62 @@ struct OneSequence {
   }
 };
 
-Cache make_cache(Ops& ops, int64_t tokens, const MlaShape& shape, DType dtype) {
+// Latents whose tiles differ in magnitude, each token's otherwise.
+Tensor uneven_latents(Ops& ops, int64_t tokens, int64_t latent) {
+  const Tensor c = activation(ops, tokens, latent, 31, DType::kF32);
+  for (int64_t r = 0; r < tokens; ++r)
+    for (int64_t j = 0; j < latent; ++j)
+      c.row<float>(r)[j] *= std::exp2(-static_cast<float>((r + j / kLatentTile) % 4));
+  return c;
+}
+
+Cache make_cache(Ops& ops, int64_t tokens, const MlaShape& shape, LatentFormat format) {
   Cache cache;
   const int64_t blocks = (tokens + 63) / 64;
-  const int64_t row_bytes = (shape.latent + shape.rope) * dtype_bytes(dtype);
-  const uint32_t nan = dtype == DType::kF8E4M3 ? 0x7F7F7F7Fu : 0x7FC07FC0u;
+  const int64_t row_bytes = latent_row_bytes(format, shape.latent, shape.rope);
+  const uint32_t nan = format == LatentFormat::kF8E4M3    ? 0x7F7F7F7Fu
+                       : format == LatentFormat::kF8Tiles ? 0xFFFFFFFFu
+                                                          : 0x7FC07FC0u;
   const std::vector<uint32_t> nans(static_cast<size_t>((blocks + 1) * 64 * row_bytes / 4), nan);
   cache.memory = ops.make_buffer(nans.size() * 4);
   ops.copy(cache.memory.data(), nans.data(), nans.size() * 4);
-  cache.layer = {.base = cache.memory.data(), .page_bytes = 64 * row_bytes, .row_bytes = row_bytes, .dtype = dtype};
-  if (dtype == DType::kF8E4M3) cache.layer.scale = 0.37f;
+  cache.layer = {.base = cache.memory.data(), .page_bytes = 64 * row_bytes, .row_bytes = row_bytes, .format = format};
+  if (format == LatentFormat::kF8E4M3) cache.layer.scale = 0.37f;
   for (int64_t b = 0; b < blocks; ++b) cache.pages.push_back(static_cast<int32_t>(blocks - b));  // out of order
   const OneSequence all({.num_tokens = static_cast<int32_t>(tokens), .pages = cache.pages.data()});
   const PlacedBatch placed(all.batch, ops);
-  ops.write_latent(activation(ops, tokens, shape.latent, 31), activation(ops, tokens, shape.rope, 32, DType::kF32),
-                   placed.batch(), cache.layer);
+  const Tensor c = format == LatentFormat::kF8Tiles ? uneven_latents(ops, tokens, shape.latent)
+                                                    : activation(ops, tokens, shape.latent, 31);
+  ops.write_latent(c, activation(ops, tokens, shape.rope, 32, DType::kF32), placed.batch(), cache.layer);
   return cache;
 }
 
 struct MlaCase {
   int64_t heads = 0, context = 0, fresh = 0;
   MlaForm form = MlaForm::kAbsorbed;
-  bool fp8 = false;
-  bool usual = true;  // the geometry of the family, else one that kernels of their own serve
+  std::optional<LatentFormat> cache = {};  // none: numbers as the backend computes with them
+  bool usual = true;                       // the geometry of the family, else one that kernels of their own serve
   MlaShape shape() const {
     if (!usual) return {.heads = heads, .nope = 64, .rope = 32, .value = 64, .latent = 256, .softmax_scale = 0.1f};
     return {.heads = heads, .nope = 128, .rope = 64, .value = 128, .latent = 512, .softmax_scale = 0.1447f};
   }
 };
 
-std::vector<MlaCase> mla_cases(bool fp8) {
+std::vector<MlaCase> mla_cases(std::optional<LatentFormat> cache) {
   std::vector<MlaCase> cases;
   const std::vector<std::pair<int64_t, int64_t>> lengths =
       ends_if_sanitized<std::pair<int64_t, int64_t>>({{1, 1}, {65, 1}, {1100, 1}, {130, 67}});
   for (const int64_t heads : few_if_gpu_sanitizer<int64_t>({1, kSanitized ? 3 : 20}, {20}))
     for (const auto& [context, fresh] : few_if_gpu_sanitizer(lengths, {{65, 1}, {130, 67}}))
       for (const MlaForm form : {MlaForm::kAbsorbed, MlaForm::kExpanded})
-        for (const bool usual : {true, false}) cases.push_back({heads, context, fresh, form, fp8, usual});
+        for (const bool usual : {true, false}) cases.push_back({heads, context, fresh, form, cache, usual});
   return cases;
 }
 
 Values run_mla_attend(Ops& ops, const MlaCase& c) {
   const MlaShape shape = c.shape();
   const Stored up = store(WeightFormat::kBF16, c.heads * (shape.nope + shape.value), shape.latent, 41);
-  Cache cache = make_cache(ops, c.context, shape, c.fp8 ? DType::kF8E4M3 : ops.activation_dtype());
+  Cache cache = make_cache(ops, c.context, shape, c.cache.value_or(latent_format(ops.activation_dtype())));
   const OneSequence one({.num_tokens = static_cast<int32_t>(c.fresh),
                          .position = static_cast<int32_t>(c.context - c.fresh),
                          .pages = cache.pages.data(),
@@ -362,18 +374,24 @@ void check_mla_attend(Backend& backend, const MlaCase& c) {
   poison(*backend.ops, 16 << 20);
   expect_close(run_mla_attend(*backend.ops, c), run_mla_attend(*ref, c),
                str_cat(backend.name, " mla heads ", c.heads, " context ", c.context, " new ", c.fresh, " form ",
-                       static_cast<int>(c.form), c.fp8 ? " fp8" : ""),
+                       static_cast<int>(c.form), " ", c.cache ? latent_format_name(*c.cache) : ""),
                2e-2);
 }
 
 TEST(Conformance, MlaAttend) {
   for (Backend& backend : backends())
-    for (const MlaCase& c : mla_cases(false)) check_mla_attend(backend, c);
+    for (const MlaCase& c : mla_cases({})) check_mla_attend(backend, c);
 }
 
 TEST(Conformance, MlaAttendOverAnFp8Cache) {
   for (Backend& backend : backends())
-    for (const MlaCase& c : mla_cases(true)) check_mla_attend(backend, c);
+    for (const MlaCase& c : mla_cases(LatentFormat::kF8E4M3)) check_mla_attend(backend, c);
+}
+
+TEST(Conformance, MlaAttendOverRecordsWithScalesOfTheirOwn) {
+  for (Backend& backend : backends())
+    if (backend.ops->limits().latent_tiles)
+      for (const MlaCase& c : mla_cases(LatentFormat::kF8Tiles)) check_mla_attend(backend, c);
 }
 
 // On a GPU: expanded in three pieces of keys, absorbed over lists that are cut.

@@ -38,8 +38,8 @@ struct World {
   MlaShape shape{.heads = 12, .nope = 16, .rope = 8, .value = 20, .latent = 32, .softmax_scale = 0.3f};
   std::vector<Sequence> sequences;
   Deal deal = by_turns;
-  bool fp8 = false;
-  bool holes = false;  // no rank has any block
+  std::optional<LatentFormat> cache = {};  // none: numbers as the backend computes with them
+  bool holes = false;                      // no rank has any block
   // Latents of positions [first, first + count) are NaN.
   int64_t first_nan = 0, num_nan = 0;
 
@@ -81,13 +81,14 @@ class RankUnderTest {
     const MlaShape& s = world.shape;
     shape_ = s;
     shape_.heads = s.heads / dcp.size();
-    layer_.dtype = world.fp8 ? DType::kF8E4M3 : ops_->activation_dtype();
-    if (world.fp8) layer_.scale = 0.37f;
-    layer_.row_bytes = (s.latent + s.rope) * dtype_bytes(layer_.dtype);
+    layer_.format = world.cache.value_or(latent_format(ops_->activation_dtype()));
+    if (layer_.format == LatentFormat::kF8E4M3) layer_.scale = 0.37f;
+    layer_.row_bytes = latent_row_bytes(layer_.format, s.latent, s.rope);
     layer_.page_bytes = 64 * layer_.row_bytes + 128;
     int64_t num_pages = 1;
     for (const Sequence& sequence : world.sequences) num_pages += (sequence.tokens + 63) / 64;
-    memory_.assign(static_cast<size_t>(num_pages * layer_.page_bytes), layer_.dtype == DType::kF8E4M3 ? 0x7F : 0xFF);
+    memory_.assign(static_cast<size_t>(num_pages * layer_.page_bytes),
+                   layer_.format == LatentFormat::kF8E4M3 ? 0x7F : 0xFF);
     layer_.base = memory_.data();
     for (const Sequence& sequence : world.sequences) {
       Table& table = tables_.emplace_back();
@@ -207,18 +208,20 @@ TEST(SharedAttention, AbsorbedRowsAreThoseOfOneRank) {
     }
 }
 
-TEST(SharedAttention, SequencesOfBothFormsAndCachesOfBothWidths) {
+TEST(SharedAttention, SequencesOfBothFormsAndCachesOfEveryFormat) {
   constexpr auto kAbsorbed = MlaForm::kAbsorbed, kExpanded = MlaForm::kExpanded;
   for (const Implementation& with : implementations())
-    for (const bool fp8 : {false, true}) {
-      World world{.sequences = {{200, 1, kAbsorbed},
+    for (const std::optional<LatentFormat> cache :
+         {std::optional<LatentFormat>(), std::optional(LatentFormat::kF8E4M3), std::optional(LatentFormat::kF8Tiles)}) {
+      World world{.shape = {.heads = 12, .nope = 16, .rope = 8, .value = 20, .latent = 128, .softmax_scale = 0.3f},
+                  .sequences = {{200, 1, kAbsorbed},
                                 {3, 1, kAbsorbed},
                                 {260, 70, kExpanded},
                                 {65, 65, kExpanded},
                                 {190, 7, kAbsorbed},
                                 {64, 9, kExpanded}},
                   .deal = at_random,
-                  .fp8 = fp8};
+                  .cache = cache};
       const Values wanted = attend_alone(world, with.make);
       for (const int32_t ranks : {2, 4})
         expect_close(attend_together(world, with.make, ranks), wanted, str_cat(with.name, ", ", ranks, " ranks"),

@@ -38,7 +38,7 @@ class Passes {
     auto model = load_model(options, ops);
     CHECK(model.ok(), model.error().message);
     model_ = std::move(*model);
-    layout_ = model_->cache_layout(ops.activation_dtype());
+    layout_ = model_->cache_layout(latent_format(ops.activation_dtype()));
     memory_ = ops.make_buffer(static_cast<size_t>(kPages * layout_.page_bytes()));
     const std::vector<uint8_t> zeros(memory_.size());
     ops.copy(memory_.data(), zeros.data(), zeros.size());

@@ -21,19 +21,24 @@ EngineConfig of_ranks(EngineConfig config, Ranks ranks) {
   return config;
 }
 
-// How a group runs: its sizes and whether prompts are cut into chunks, come a second time, and sequences are preempted.
+// How a group runs: its sizes, its cache, and whether prompts are cut into chunks, come a second time, and sequences
+// are preempted.
 struct Setting {
   Ranks ranks;
+  size_t cache = 0;  // of kCaches
   bool chunked = false, cached = false, crowded = false;
 };
 
 std::vector<Setting> settings() {
   constexpr std::array<Ranks, 6> kRanks = {{{2, 2}, {4, 4}, {4, 2}, {8, 2}, {8, 4}, {8, 8}}};
-  const std::vector<int> factors = {soak_requested() ? 6 : 2, 2, 2, 2};
+  const std::vector<int> factors = {soak_requested() ? 6 : 2, kCaches.size(), 2, 2, 2};
   std::vector<Setting> out;
   for (const Combination& c : soak_requested() ? full_product(factors) : pairwise_cover(factors))
-    out.push_back(
-        {.ranks = kRanks[static_cast<size_t>(c[0])], .chunked = c[1] != 0, .cached = c[2] != 0, .crowded = c[3] != 0});
+    out.push_back({.ranks = kRanks[static_cast<size_t>(c[0])],
+                   .cache = static_cast<size_t>(c[1]),
+                   .chunked = c[2] != 0,
+                   .cached = c[3] != 0,
+                   .crowded = c[4] != 0});
   return out;
 }
 
@@ -55,6 +60,16 @@ std::vector<Job> ends_of_tasks(std::vector<Job> jobs, size_t num_pages) {
   return jobs;
 }
 
+// Of the log-probabilities of prompts.
+double mean_apart(const std::vector<Reply>& a, const std::vector<Reply>& b) {
+  double sum = 0, count = 0;
+  for (size_t i = 0; i < a.size(); ++i)
+    for (size_t t = 0; t < a[i].prompt_logprobs.size(); ++t, ++count)
+      sum += std::fabs(static_cast<double>(a[i].prompt_logprobs[t].logprob) - b[i].prompt_logprobs.at(t).logprob);
+  CHECK(count > 0, "no prompt has log-probabilities");
+  return sum / count;
+}
+
 class ContextParallelEquality : public testing::TestWithParam<TestModel> {
  protected:
   EngineConfig config_ = base_config(GetParam());
@@ -64,22 +79,36 @@ class ContextParallelEquality : public testing::TestWithParam<TestModel> {
 // more, one gives way at its fifth output.
 TEST_P(ContextParallelEquality, TaskRepliesUpToTies) {
   constexpr int32_t kPromptPages = 3;
-  const auto one = make_engine(config_);
-  const std::vector<Job> jobs = ends_of_tasks(task_jobs(GetParam(), *one, num_jobs(4, 24)), kPromptPages);
-  const std::vector<Reply> wanted = run(*one, jobs, true);
+  constexpr double kMeanApart = 0.05;                        // as among ranks that each have the whole cache
+  std::array<std::unique_ptr<Engine>, kCaches.size()> ones;  // by cache
+  std::array<std::vector<Reply>, kCaches.size()> wanted;
+  std::vector<Job> jobs;
+  for (size_t cache = 0; cache < kCaches.size(); ++cache) {
+    config_.rank.load.cache = kCaches[cache];
+    ones[cache] = make_engine(config_);
+    jobs = ends_of_tasks(task_jobs(GetParam(), *ones[cache], num_jobs(4, 24)), kPromptPages);
+    for (size_t i = 0; i < jobs.size(); i += 2) jobs[i].prompt_logprobs = 0;  // those are computed whole, cached or not
+    wanted[cache] = run(*ones[cache], jobs, true);
+  }
   for (const Setting& setting : settings()) {
+    Engine& one = *ones[setting.cache];
     EngineConfig config = of_ranks(config_, setting.ranks);
+    config.rank.load.cache = kCaches[setting.cache];
     config.scheduling.prefix_caching = setting.cached;
     config.rank.limits.max_step_tokens = setting.chunked ? GetParam().budgets[1] : 2048;
-    if (setting.crowded) config = with_cache_of(config, *one, 2 * kPromptPages + 2);
+    if (setting.crowded) config = with_cache_of(config, one, 2 * kPromptPages + 2);
     const std::string what =
-        str_cat("tp ", setting.ranks.tp, ", dcp ", setting.ranks.dcp, setting.chunked ? ", chunked" : "",
-                setting.cached ? ", cached" : "", setting.crowded ? ", preempted" : "");
+        str_cat("tp ", setting.ranks.tp, ", dcp ", setting.ranks.dcp, ", ", latent_format_name(kCaches[setting.cache]),
+                " cache", setting.chunked ? ", chunked" : "", setting.cached ? ", cached" : "",
+                setting.crowded ? ", preempted" : "");
     SCOPED_TRACE(what);
     const auto group = make_engine(config);
     std::vector<Reply> replies = run(*group, jobs, true);
     if (setting.cached) replies = run(*group, jobs, true);
-    print(what.c_str(), jobs, compare(*one, jobs, wanted, replies));
+    const double prompts_apart = mean_apart(wanted[setting.cache], replies);
+    std::printf("prompts %.2g apart on average; ", prompts_apart);
+    EXPECT_LE(prompts_apart, kMeanApart);
+    print(what.c_str(), jobs, compare(one, jobs, wanted[setting.cache], replies));
     EXPECT_EQ(num_preemptions(replies) > 0, setting.crowded) << "the test says nothing of preemption";
   }
 }

@@ -298,8 +298,8 @@ TEST_P(EqualityOfDeterministic, SeveralChoicesAsSingleRequests) {
   }
 }
 
-TestModel with_fp8_cache(TestModel model, const char* name) {
-  model.fp8_cache = true;
+TestModel with_cache(LatentFormat format, TestModel model, const char* name) {
+  model.cache = format;
   model.budgets = {64};
   model.name = name;
   return model;
@@ -309,16 +309,23 @@ TestModel with_fp8_cache(TestModel model, const char* name) {
 // blocks of a sequence.
 std::vector<TestModel> deterministic_models() {
   std::vector<TestModel> models = on_all_devices();
-  models.push_back(with_fp8_cache(tiny_k2(), "TinyK2Fp8"));
+  models.push_back(with_cache(LatentFormat::kF8E4M3, tiny_k2(), "TinyK2Fp8"));
   models.push_back(of_ranks(tiny_k2(), "TinyK2Dcp", 2, 2));
-  models.push_back(of_ranks(with_fp8_cache(tiny_k2(), ""), "TinyK2Fp8Dcp", 2, 2));
+  models.push_back(of_ranks(with_cache(LatentFormat::kF8E4M3, tiny_k2(), ""), "TinyK2Fp8Dcp", 2, 2));
+  models.push_back(of_ranks(with_cache(LatentFormat::kF8Tiles, tiny_k2(), ""), "TinyK2TilesDcp", 2, 2));
   models.push_back(of_ranks(hybrid_model(), "HybridDcp", 2, 2));
-  if (soak_requested()) models.push_back(of_ranks(tiny_k2(), "TinyK2Dcp4", 8, 4));
-  if (select_device(0).ok()) models.push_back(with_fp8_cache(on_gpu(tiny_k2(), ""), "TinyK2CudaFp8"));
+  if (soak_requested()) {
+    models.push_back(of_ranks(tiny_k2(), "TinyK2Dcp4", 8, 4));
+    models.push_back(with_cache(LatentFormat::kF8Tiles, tiny_k2(), "TinyK2Tiles"));
+  }
+  if (select_device(0).ok())
+    models.push_back(with_cache(LatentFormat::kF8E4M3, on_gpu(tiny_k2(), ""), "TinyK2CudaFp8"));
   return models;
 }
 
-INSTANTIATE_TEST_SUITE_P(, Equality, testing::Values(tiny_k2(), with_fp8_cache(tiny_k2(), "TinyK2Fp8"), hybrid_model()),
+INSTANTIATE_TEST_SUITE_P(, Equality,
+                         testing::Values(tiny_k2(), with_cache(LatentFormat::kF8E4M3, tiny_k2(), "TinyK2Fp8"),
+                                         hybrid_model()),
                          name_of);
 INSTANTIATE_TEST_SUITE_P(, EqualityOfDeterministic, testing::ValuesIn(deterministic_models()), name_of);
 

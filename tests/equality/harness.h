@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <condition_variable>
 #include <map>
 #include <memory>
@@ -21,6 +22,9 @@
 namespace perigee {
 
 inline constexpr int32_t kVocab = 2048;  // both models; ordinary tokens
+
+inline constexpr std::array<LatentFormat, 3> kCaches = {LatentFormat::kBF16, LatentFormat::kF8E4M3,
+                                                        LatentFormat::kF8Tiles};
 
 struct Reply : GreedyReply {
   std::vector<TokenLogprobs> prompt_logprobs;
@@ -85,7 +89,7 @@ struct TestModel {
   // Step budgets. A hybrid's must have room for an aligned chunk beside all decode rows.
   std::vector<int32_t> budgets = {80, 128, 333};
   Device device = Device::kCpu;
-  bool fp8_cache = false;
+  std::optional<LatentFormat> cache = {};  // none: bf16
   int32_t tp = 1, dcp = 1;
 };
 
@@ -122,7 +126,7 @@ inline EngineConfig base_config(const TestModel& model) {
   config.rank.load.path = model.folder;
   config.rank.device = model.device;
   if (model.device == Device::kCpu) config.rank.isa = isa_under_test();
-  config.rank.fp8_cache = model.fp8_cache;
+  config.rank.load.cache = model.cache;
   config.rank.size = model.tp;
   config.rank.limits.dcp_size = model.dcp;
   if (model.tp > 1) config.rank.layout = RankLayout::kTensorParallel;

@@ -26,7 +26,8 @@ EngineConfig of_ranks(EngineConfig config, int32_t size) {
 // preempted.
 struct Setting {
   int32_t ranks = 2;
-  bool fp8 = false, chunked = false, cached = false, crowded = false;
+  size_t cache = 0;  // of kCaches
+  bool chunked = false, cached = false, crowded = false;
 };
 
 // How a request is asked for. Two choices are greedy, so the same.
@@ -41,9 +42,9 @@ std::vector<Combination> combinations(const std::vector<int>& num_values) {
 std::vector<Setting> settings() {
   constexpr std::array<int32_t, 3> kRanks = {2, 4, 8};
   std::vector<Setting> out;
-  for (const Combination& c : combinations({3, 2, 2, 2, 2}))
+  for (const Combination& c : combinations({3, kCaches.size(), 2, 2, 2}))
     out.push_back({.ranks = kRanks[static_cast<size_t>(c[0])],
-                   .fp8 = c[1] != 0,
+                   .cache = static_cast<size_t>(c[1]),
                    .chunked = c[2] != 0,
                    .cached = c[3] != 0,
                    .crowded = c[4] != 0});
@@ -58,8 +59,8 @@ std::vector<Ask> asks() {
 }
 
 std::string text_of(const Setting& s) {
-  return fmt::format("{} ranks, {} cache{}{}{}", s.ranks, s.fp8 ? "fp8" : "bf16", s.chunked ? ", chunked" : "",
-                     s.cached ? ", cached" : "", s.crowded ? ", preempted" : "");
+  return fmt::format("{} ranks, {} cache{}{}{}", s.ranks, latent_format_name(kCaches[s.cache]),
+                     s.chunked ? ", chunked" : "", s.cached ? ", cached" : "", s.crowded ? ", preempted" : "");
 }
 
 std::string text_of(const Ask& a) {
@@ -190,23 +191,22 @@ TEST_P(TensorParallelEquality, TaskRepliesUpToTies) {
       0.05;  // of prompts' log-probabilities; 0.016 where a near tie of two experts is decided otherwise
   const std::vector<Ask> how = asks();
   for (const Ask& ask : how) std::printf("asked: %s\n", text_of(ask).c_str());
-  std::array<std::unique_ptr<Engine>, 2> one;  // by cache
-  std::array<Wanted, 2> wanted;
+  std::array<std::unique_ptr<Engine>, kCaches.size()> one;  // by cache
+  std::array<Wanted, kCaches.size()> wanted;
   std::vector<Job> jobs;
-  for (size_t fp8 = 0; fp8 < 2; ++fp8) {
-    config_.rank.fp8_cache = fp8 != 0;
-    one[fp8] = make_engine(config_);
-    jobs = ends_of_tasks(task_jobs(GetParam(), *one[fp8], how.size()), kBlockTokens - 4);
+  for (size_t cache = 0; cache < kCaches.size(); ++cache) {
+    config_.rank.load.cache = kCaches[cache];
+    one[cache] = make_engine(config_);
+    jobs = ends_of_tasks(task_jobs(GetParam(), *one[cache], how.size()), kBlockTokens - 4);
     for (Job& job : jobs) job.max_tokens = 10;
-    wanted[fp8] = wanted_of(*one[fp8], jobs);
+    wanted[cache] = wanted_of(*one[cache], jobs);
   }
   for (const Setting& setting : settings()) {
     EngineConfig config = of_ranks(config_, setting.ranks);
-    config.rank.fp8_cache = setting.fp8;
+    config.rank.load.cache = kCaches[setting.cache];
     config.scheduling.prefix_caching = setting.cached;
     config.rank.limits.max_step_tokens = setting.chunked ? GetParam().budgets[0] : 2048;
-    const size_t fp8 = setting.fp8 ? 1 : 0;
-    if (setting.crowded) config = with_cache_of(config, *one[fp8], 3);
+    if (setting.crowded) config = with_cache_of(config, *one[setting.cache], 3);
     SCOPED_TRACE(text_of(setting));
     const auto group = make_engine(config);
     if (setting.cached) run(*group, jobs, how);
@@ -214,7 +214,7 @@ TEST_P(TensorParallelEquality, TaskRepliesUpToTies) {
     Sums sums;
     for (size_t i = 0; i < jobs.size(); ++i) {
       SCOPED_TRACE(fmt::format("job {}: {}", i, text_of(how[i])));
-      const Wanted& of_one = wanted[fp8];
+      const Wanted& of_one = wanted[setting.cache];
       for (const Reply& reply : replies[i])
         compare(how[i].penalties ? of_one.under_penalties[i] : of_one.plain[i], reply, how[i], sums);
     }

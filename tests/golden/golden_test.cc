@@ -90,7 +90,8 @@ void append_ours(const Json& position, const std::vector<float>& logits, Logprob
     out.push_back(logits[static_cast<size_t>(pair.as_array()[0].as_int())] - normalizer);
 }
 
-void append_prompt(const Model& model, Ops& ops, DType cache, const Json& prompt, const Feed& feed, Logprobs& out) {
+void append_prompt(const Model& model, Ops& ops, LatentFormat cache, const Json& prompt, const Feed& feed,
+                   Logprobs& out) {
   const std::vector<int32_t> ids = token_ids(*prompt.find("ids"));
   SingleSequence sequence(model, ops, cache, static_cast<int64_t>(ids.size()));
   const Json::Array& positions = prompt.find("positions")->as_array();
@@ -117,7 +118,7 @@ class GoldenModel {
     return out;
   }
 
-  Logprobs ours(Ops& ops, DType cache) const {
+  Logprobs ours(Ops& ops, LatentFormat cache) const {
     LoadOptions options;
     options.path = "tests/golden/" + name_;
     options.format = LoadFormat::kDummy;
@@ -133,7 +134,7 @@ class GoldenModel {
     return out;
   }
 
-  Differences from_golden(Ops& ops, DType cache) const { return compare(ops.name(), ours(ops, cache)); }
+  Differences from_golden(Ops& ops, LatentFormat cache) const { return compare(ops.name(), ours(ops, cache)); }
 
   // Of CPU ranks that each hold a share of the model.
   Differences from_golden(int32_t num_ranks, const std::function<std::unique_ptr<Ops>(Comm&)>& make_ops) const {
@@ -145,7 +146,7 @@ class GoldenModel {
     for (int32_t rank = 0; rank < num_ranks; ++rank)
       ranks.emplace_back([&, rank] {
         const std::unique_ptr<Ops> ops = make_ops(comms.of(rank));
-        all[static_cast<size_t>(rank)] = ours(*ops, ops->activation_dtype());
+        all[static_cast<size_t>(rank)] = ours(*ops, latent_format(ops->activation_dtype()));
         if (rank == 0) name = fmt::format("{} ranks of {}", num_ranks, ops->name());
       });
     ranks.clear();
@@ -168,12 +169,13 @@ class GoldenModel {
   // over the edge between two e4m3 numbers, 9 % apart: 0.5 to 0.7 where every operand is bf16, 0.1 to 0.45 with the f32
   // around attention that the CPU has. Bugs that were tried: a cache read with a scale off by a sixteenth 1.8 to 2.9,
   // one rounded towards zero 1.9 to 2.4, latents rounded to bf16 on their way to e4m3 0.7 to 0.8 on the CPU.
-  void expect_near_defined_fp8(Ops& ops, double share, double mean_bound) const {
-    const Logprobs defined = ours(*make_ref_ops(), DType::kF8E4M3);
+  void expect_near_defined(LatentFormat cache, Ops& ops, double share, double mean_bound) const {
+    const Logprobs defined = ours(*make_ref_ops(), cache);
     const double rounding = differences(defined, expected()).mean();
-    const Differences d = differences(ours(ops, DType::kF8E4M3), defined);
-    std::cout << name_ << " on " << ops.name() << ", fp8 cache: |d logprob| mean " << d.mean() << " max " << d.max
-              << " to the definition, whose distance to f32 is " << rounding << std::endl;
+    const Differences d = differences(ours(ops, cache), defined);
+    std::cout << name_ << " on " << ops.name() << ", " << latent_format_name(cache) << " cache: |d logprob| mean "
+              << d.mean() << " max " << d.max << " to the definition, whose distance to f32 is " << rounding
+              << std::endl;
     EXPECT_LE(d.mean(), std::max(mean_bound, share * rounding));
   }
 
@@ -214,7 +216,7 @@ class GoldenCpu : public testing::TestWithParam<std::tuple<std::string, Isa>> {
 };
 
 TEST_P(Golden, Ref) {
-  EXPECT_LE(model_.from_golden(*make_ref_ops(), DType::kF32).max, 1e-4);
+  EXPECT_LE(model_.from_golden(*make_ref_ops(), LatentFormat::kF32).max, 1e-4);
 }
 
 constexpr double kCpuMean = 0.01, kCudaMean = 0.015;
@@ -234,7 +236,7 @@ TEST_P(Golden, Ranks) {
 }
 
 TEST_P(GoldenCpu, Bf16Cache) {
-  const Differences d = model_.from_golden(*ops_, DType::kBF16);
+  const Differences d = model_.from_golden(*ops_, LatentFormat::kBF16);
   EXPECT_LE(d.mean(), kCpuMean);
   EXPECT_LE(d.max, 0.08);
 }
@@ -242,19 +244,23 @@ TEST_P(GoldenCpu, Bf16Cache) {
 TEST_P(Golden, Cuda) {
   const auto ops = make_cuda_ops({.separate_arrays = gpu_sanitizer(), .no_library = gpu_sanitizer_of_own_kernels()});
   if (!ops.ok()) GTEST_SKIP() << ops.error().message;
-  const Differences d = model_.from_golden(**ops, DType::kBF16);
+  const Differences d = model_.from_golden(**ops, LatentFormat::kBF16);
   EXPECT_LE(d.mean(), kCudaMean);
   EXPECT_LE(d.max, 0.12);
 }
 
 TEST_P(GoldenCpu, Fp8Cache) {
-  model_.expect_near_defined_fp8(*ops_, 0.5, kCpuMean);
+  model_.expect_near_defined(LatentFormat::kF8E4M3, *ops_, 0.5, kCpuMean);
+}
+
+TEST_P(GoldenCpu, RecordsWithScalesOfTheirOwn) {
+  model_.expect_near_defined(LatentFormat::kF8Tiles, *ops_, 0.5, kCpuMean);
 }
 
 TEST_P(Golden, CudaFp8Cache) {
   const auto ops = make_cuda_ops({.separate_arrays = gpu_sanitizer(), .no_library = gpu_sanitizer_of_own_kernels()});
   if (!ops.ok()) GTEST_SKIP() << ops.error().message;
-  model_.expect_near_defined_fp8(**ops, 0.8, kCudaMean);
+  model_.expect_near_defined(LatentFormat::kF8E4M3, **ops, 0.8, kCudaMean);
 }
 
 // The names, so that a golden that is lost is a failure.

@@ -46,7 +46,8 @@ struct Trial {
 
 class Trials {
  public:
-  Trials(CudaOps& ops, const Model& model, DType cache) : ops_(ops), model_(model), layout_(model.cache_layout(cache)) {
+  Trials(CudaOps& ops, const Model& model, LatentFormat cache)
+      : ops_(ops), model_(model), layout_(model.cache_layout(cache)) {
     const int64_t blocks = kCapacity / 64, each = blocks + layout_.state_pages();
     memory_ = device_buffer(kSequences * static_cast<size_t>(each * layout_.page_bytes()));
     const std::vector<uint8_t> zeros(memory_.size());
@@ -143,7 +144,7 @@ class Trials {
   const int32_t* lengths_ = nullptr;
 };
 
-Rows alone(CudaOps& ops, const Model& model, DType cache, const std::vector<int32_t>& tokens, int32_t prompt,
+Rows alone(CudaOps& ops, const Model& model, LatentFormat cache, const std::vector<int32_t>& tokens, int32_t prompt,
            size_t count) {
   SingleSequence sequence(model, ops, cache, kCapacity);
   const auto next = tokens.begin() + prompt;
@@ -156,7 +157,7 @@ Rows alone(CudaOps& ops, const Model& model, DType cache, const std::vector<int3
 
 struct Case {
   const char *name, *model;
-  DType cache;
+  LatentFormat cache;
 };
 
 class Rollback : public testing::TestWithParam<Case> {};
@@ -196,7 +197,7 @@ TEST(Captured, AStepOfSeveralTokensIsCutForAnyPosition) {
   constexpr int32_t kBlocks = 512, kMany = 200, kEarly = 60, kLate = kBlocks * 64 - 100;
   CudaOps ops({.deterministic = true});
   const auto model = load("tiny-k2", ops);
-  const CacheLayout layout = model->cache_layout(DType::kBF16);
+  const CacheLayout layout = model->cache_layout(LatentFormat::kBF16);
   std::vector<uint32_t> numbers(static_cast<size_t>(kBlocks * layout.page_bytes()) / 4);
   for (size_t i = 0; i < numbers.size(); ++i)  // pairs of bf16 from 2^-3 to 2 in size
     numbers[i] = (static_cast<uint32_t>(random_u64(3, i)) & 0x81FF81FFu) | 0x3E003E00u;
@@ -236,10 +237,10 @@ TEST(Captured, AStepOfSeveralTokensIsCutForAnyPosition) {
 }
 
 INSTANTIATE_TEST_SUITE_P(, Rollback,
-                         testing::Values(Case{"TinyK2", "tiny-k2", DType::kBF16},
-                                         Case{"TinyK2Fp8", "tiny-k2", DType::kF8E4M3},
-                                         Case{"TinyKimiLinear", "tiny-kimi-linear", DType::kBF16},
-                                         Case{"TinyKimiLinearFp8", "tiny-kimi-linear", DType::kF8E4M3}),
+                         testing::Values(Case{"TinyK2", "tiny-k2", LatentFormat::kBF16},
+                                         Case{"TinyK2Fp8", "tiny-k2", LatentFormat::kF8E4M3},
+                                         Case{"TinyKimiLinear", "tiny-kimi-linear", LatentFormat::kBF16},
+                                         Case{"TinyKimiLinearFp8", "tiny-kimi-linear", LatentFormat::kF8E4M3}),
                          [](const auto& info) { return info.param.name; });
 
 }  // namespace

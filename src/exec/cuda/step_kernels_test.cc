@@ -21,7 +21,7 @@ constexpr int64_t kPageBytes = 20480;
 class StillModel : public Model {
  public:
   const ModelInfo& info() const override { return info_; }
-  CacheLayout cache_layout(DType) const override { return {}; }
+  CacheLayout cache_layout(LatentFormat) const override { return {}; }
   ModelOutput forward(const Batch&, Ops&, const PagePool&) const override { return {}; }
   MlaForm choose_form(TokenKind, int64_t, int64_t) const override { return MlaForm::kAbsorbed; }
 

@@ -1,5 +1,6 @@
 #include "ops/cpu/elementwise.h"
 
+#include <cfloat>
 #include <cmath>
 #include <cstring>
 #include <vector>
@@ -42,11 +43,23 @@ void copy_as_bf16(const ElementwiseKernels& k, const Tensor& x, int64_t r, uint1
   }
 }
 
+float value_at(const Tensor& x, int64_t r, int64_t j) {
+  return x.dtype == DType::kBF16 ? bf16_to_f32(x.row<const uint16_t>(r)[j]) : x.row<const float>(r)[j];
+}
+
 // The same as e4m3 of x * factor.
 void copy_as_f8(const Tensor& x, int64_t r, float factor, uint8_t* out) {
-  for (int64_t j = 0; j < x.cols; ++j) {
-    const float value = x.dtype == DType::kBF16 ? bf16_to_f32(x.row<const uint16_t>(r)[j]) : x.row<const float>(r)[j];
-    out[j] = f32_to_f8e4m3(value * factor);
+  for (int64_t j = 0; j < x.cols; ++j) out[j] = f32_to_f8e4m3(value_at(x, r, j) * factor);
+}
+
+// The latent half of a kF8Tiles row: divided by scales, as the reference does, not multiplied.
+void copy_as_tiles(const Tensor& c, int64_t r, const LatentTiles<uint8_t>& out) {
+  for (int64_t first = 0; first < c.cols; first += kLatentTile) {
+    float largest = 0;
+    for (int64_t j = first; j < first + kLatentTile; ++j) largest = std::fmax(largest, std::fabs(value_at(c, r, j)));
+    const float scale = std::fmax(largest / kLargestE4M3, FLT_MIN);
+    std::memcpy(out.scales + first / kLatentTile * static_cast<int64_t>(sizeof(scale)), &scale, sizeof(scale));
+    for (int64_t j = first; j < first + kLatentTile; ++j) out.numbers[j] = f32_to_f8e4m3(value_at(c, r, j) / scale);
   }
 }
 
@@ -156,8 +169,9 @@ void write_latent(const CpuContext& cpu, const Tensor& c, const Tensor& k_rope, 
                   const LatentLayer& cache) {
   check_float(c);
   check_float(k_rope);
-  CHECK(cache.dtype != DType::kF32, "the cpu backend keeps bf16 or e4m3 latents");
-  CHECK(cache.row_bytes == (c.cols + k_rope.cols) * dtype_bytes(cache.dtype));
+  CHECK(cache.format != LatentFormat::kF32, "the cpu backend keeps bf16 or e4m3 latents");
+  CHECK(cache.row_bytes == latent_row_bytes(cache.format, c.cols, k_rope.cols));
+  CHECK(cache.format != LatentFormat::kF8Tiles || c.cols % kLatentTile == 0, c.cols);
   const ElementwiseKernels& k = kernels(cpu.isa);
   for (const SequenceRows& s : batch.sequences) {
     for_rows(cpu, s.num_tokens, c.cols + k_rope.cols, [&](int64_t i) {
@@ -165,7 +179,13 @@ void write_latent(const CpuContext& cpu, const Tensor& c, const Tensor& k_rope, 
       const int32_t page = page_here(s, position);
       if (page < 0) return;
       uint8_t* row = cache.base + page * cache.page_bytes + (position % 64) * cache.row_bytes;
-      if (cache.dtype == DType::kF8E4M3) {
+      if (cache.format == LatentFormat::kF8Tiles) {
+        const LatentTiles to(row, c.cols);
+        copy_as_tiles(c, s.first_row + i, to);
+        copy_as_bf16(k, k_rope, s.first_row + i, reinterpret_cast<uint16_t*>(to.k_rope));
+        return;
+      }
+      if (cache.format == LatentFormat::kF8E4M3) {
         copy_as_f8(c, s.first_row + i, 1 / cache.scale, row);
         copy_as_f8(k_rope, s.first_row + i, 1 / cache.scale, row + c.cols);
         return;

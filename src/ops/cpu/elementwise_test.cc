@@ -169,7 +169,7 @@ TEST_P(ElementwiseTest, write_latent_touches_its_slots_only) {
 TEST_P(ElementwiseTest, an_e4m3_cache_holds_numbers_over_its_scale) {
   std::vector<uint8_t> pool(64 * 40);
   const LatentLayer cache{
-      .base = pool.data(), .page_bytes = 64 * 40, .row_bytes = 40, .dtype = DType::kF8E4M3, .scale = 0.125f};
+      .base = pool.data(), .page_bytes = 64 * 40, .row_bytes = 40, .format = LatentFormat::kF8E4M3, .scale = 0.125f};
   const int32_t page = 0;
   const SequenceRows sequence{.first_row = 0, .num_tokens = 3, .position = 1, .pages = &page};
   const Tensor c = random(DType::kBF16, 3, 32, 32, 8);

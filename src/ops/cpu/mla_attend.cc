@@ -47,8 +47,8 @@ void check_queries(const Tensor& q, const MlaShape& shape) {
 }
 
 void take_cache(MlaCall& call, const LatentLayer& cache) {
-  CHECK(cache.dtype != DType::kF32 &&
-        cache.row_bytes == (call.dims.latent + call.dims.rope) * dtype_bytes(cache.dtype));
+  CHECK(cache.format != LatentFormat::kF32 &&
+        cache.row_bytes == latent_row_bytes(cache.format, call.dims.latent, call.dims.rope));
   call.cache = cache;
 }
 

@@ -69,8 +69,8 @@ struct MlaCall {
   float scale = 0;  // softmax scale * log2(e)
 };
 
-// Cached rows of one block as operand: in place, or copied with zero padding where the model's sizes need it, or
-// widened from e4m3.
+// Cached rows of one block as operand, in bf16: in place, or copied with zero padding where the model's sizes need it,
+// or widened from e4m3.
 struct BlockRows {
   const uint16_t* rows = nullptr;
   int64_t stride = 0;  // elements
@@ -80,24 +80,35 @@ inline int64_t block_scratch_elements(const MlaDims& d) {
   return kBlockKeys * d.row_depth;
 }
 
+// One cached row [c | k_rope] -> bf16.
+inline void load_row(const MlaCall& call, const uint8_t* from, uint16_t* to) {
+  const MlaDims& d = call.dims;
+  switch (call.cache.format) {
+    case LatentFormat::kF8E4M3: return call.kernels.widen(from, call.cache.scale, d.latent + d.rope, to);
+    case LatentFormat::kF8Tiles: {
+      const LatentTiles row(from, d.latent);
+      for (int64_t tile = 0; tile < d.latent / kLatentTile; ++tile) {
+        float scale = 0;
+        std::memcpy(&scale, row.scales + tile * static_cast<int64_t>(sizeof(scale)), sizeof(scale));
+        call.kernels.widen(row.numbers + tile * kLatentTile, scale, kLatentTile, to + tile * kLatentTile);
+      }
+      std::memcpy(to + d.latent, row.k_rope, static_cast<size_t>(d.rope) * sizeof(uint16_t));
+      return;
+    }
+    default: std::memcpy(to, from, static_cast<size_t>(d.latent + d.rope) * sizeof(uint16_t));
+  }
+}
+
 // Block b of those of the sequence that lie here, of which the first num_valid rows matter.
 inline BlockRows block_rows(const MlaCall& call, const SequenceRows& s, int64_t b, int64_t num_valid,
                             uint16_t* scratch) {
   const MlaDims& d = call.dims;
   const uint8_t* page = call.cache.base + s.pages[b] * call.cache.page_bytes;
-  const bool is_fp8 = call.cache.dtype == DType::kF8E4M3;
-  if (!is_fp8 && d.latent_depth == d.latent && d.row_depth == d.latent + d.rope)
+  if (call.cache.format == LatentFormat::kBF16 && d.latent_depth == d.latent && d.row_depth == d.latent + d.rope)
     return {.rows = reinterpret_cast<const uint16_t*>(page),
             .stride = call.cache.row_bytes / static_cast<int64_t>(sizeof(uint16_t))};
   std::memset(scratch, 0, static_cast<size_t>(block_scratch_elements(d)) * sizeof(uint16_t));
-  for (int64_t r = 0; r < num_valid; ++r) {
-    const uint8_t* from = page + r * call.cache.row_bytes;
-    uint16_t* to = scratch + r * d.row_depth;
-    if (is_fp8)
-      call.kernels.widen(from, call.cache.scale, d.latent + d.rope, to);
-    else
-      std::memcpy(to, from, static_cast<size_t>(d.latent + d.rope) * sizeof(uint16_t));
-  }
+  for (int64_t r = 0; r < num_valid; ++r) load_row(call, page + r * call.cache.row_bytes, scratch + r * d.row_depth);
   return {.rows = scratch, .stride = d.row_depth};
 }
 

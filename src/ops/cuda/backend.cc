@@ -174,7 +174,8 @@ void CudaOps::rope(const Tensor& x, int64_t head_dim, int64_t rope_begin, std::s
 }
 
 void CudaOps::write_latent(const Tensor& c, const Tensor& k_rope, const Batch& batch, const LatentLayer& cache) {
-  CHECK(cache.dtype != DType::kF32 && batch.device != nullptr);
+  CHECK(batch.device != nullptr);
+  CHECK(cache.format == LatentFormat::kBF16 || cache.format == LatentFormat::kF8E4M3, latent_format_name(cache.format));
   check(write_latent_rows(c, k_rope, batch, cache, stream()), "write_latent");
 }
 

@@ -137,7 +137,7 @@ __global__ void write_latent_kernel(Tensor c, Tensor k_rope, const int32_t* posi
   for (int64_t j = threadIdx.x; j < c.cols + k_rope.cols; j += blockDim.x) {
     const float value =
         j < c.cols ? __bfloat162float(c.row<__nv_bfloat16>(blockIdx.x)[j]) : k_rope.row<float>(blockIdx.x)[j - c.cols];
-    if (cache.dtype == DType::kBF16)
+    if (cache.format == LatentFormat::kBF16)
       reinterpret_cast<__nv_bfloat16*>(row)[j] = __float2bfloat16_rn(value);
     else
       row[j] = __nv_cvt_float_to_fp8(value / cache.scale, __NV_SATFINITE, __NV_E4M3);
@@ -159,7 +159,7 @@ __global__ void gather_latent_kernel(const int32_t* block_table, int64_t begin, 
   const uint8_t* from = cache.base + block_table[position / 64] * cache.page_bytes + position % 64 * cache.row_bytes;
   auto* to = reinterpret_cast<uint32_t*>(y.row<uint16_t>(blockIdx.x));
   for (int c = threadIdx.x; c < y.cols / 2; c += blockDim.x) {
-    if (cache.dtype == DType::kBF16) {
+    if (cache.format == LatentFormat::kBF16) {
       to[c] = reinterpret_cast<const uint32_t*>(from)[c];
     } else {
       const float2 x = fp8_values(reinterpret_cast<const uint16_t*>(from)[c]);

@@ -1,6 +1,9 @@
 // Multi-head latent attention (DeepSeek-V2 2024, section 2.1.2) and its cache, as RefOps defines them.
 #include <algorithm>
+#include <cfloat>
 #include <cmath>
+#include <cstring>
+#include <span>
 
 #include "ops/ref/ref_ops.h"
 
@@ -11,32 +14,66 @@ uint8_t* cache_row(const LatentLayer& cache, int32_t page, int64_t row) {
   return cache.base + page * cache.page_bytes + row * cache.row_bytes;
 }
 
-void store(const LatentLayer& cache, uint8_t* row, int64_t begin, const float* x, int64_t n) {
-  for (int64_t j = begin; j < begin + n; ++j) {
-    const float value = x[j - begin];
-    switch (cache.dtype) {
-      case DType::kF32: reinterpret_cast<float*>(row)[j] = value; break;
-      case DType::kBF16: reinterpret_cast<uint16_t*>(row)[j] = f32_to_bf16(value); break;
+// A tile's largest magnitude becomes e4m3's largest.
+float tile_scale(const float* x) {
+  float largest = 0;
+  for (int64_t j = 0; j < kLatentTile; ++j) largest = std::fmax(largest, std::fabs(x[j]));
+  return std::fmax(largest / kLargestE4M3, FLT_MIN);
+}
+
+void store_tiles(uint8_t* row, std::span<const float> c, std::span<const float> k_rope) {
+  const LatentTiles to(row, std::ssize(c));
+  for (size_t tile = 0; tile < c.size() / kLatentTile; ++tile) {
+    const float scale = tile_scale(c.data() + tile * kLatentTile);
+    std::memcpy(to.scales + tile * sizeof(scale), &scale, sizeof(scale));
+    for (size_t j = tile * kLatentTile; j < (tile + 1) * kLatentTile; ++j) to.numbers[j] = f32_to_f8e4m3(c[j] / scale);
+  }
+  for (size_t j = 0; j < k_rope.size(); ++j) reinterpret_cast<uint16_t*>(to.k_rope)[j] = f32_to_bf16(k_rope[j]);
+}
+
+void store(const LatentLayer& cache, uint8_t* row, std::span<const float> c, std::span<const float> k_rope) {
+  if (cache.format == LatentFormat::kF8Tiles) return store_tiles(row, c, k_rope);
+  for (size_t j = 0; j < c.size() + k_rope.size(); ++j) {
+    const float value = j < c.size() ? c[j] : k_rope[j - c.size()];
+    switch (cache.format) {
+      case LatentFormat::kF32: reinterpret_cast<float*>(row)[j] = value; break;
+      case LatentFormat::kBF16: reinterpret_cast<uint16_t*>(row)[j] = f32_to_bf16(value); break;
       default: row[j] = f32_to_f8e4m3(value / cache.scale);
     }
   }
 }
 
-float load(const LatentLayer& cache, const uint8_t* row, int64_t j) {
-  switch (cache.dtype) {
-    case DType::kF32: return reinterpret_cast<const float*>(row)[j];
-    case DType::kBF16: return bf16_to_f32(reinterpret_cast<const uint16_t*>(row)[j]);
-    default: return f8e4m3_to_f32(row[j]) * cache.scale;
+void load_tiles(const uint8_t* row, std::span<float> c, std::span<float> k_rope) {
+  const LatentTiles from(row, std::ssize(c));
+  for (size_t j = 0; j < c.size(); ++j) {
+    float scale = 0;
+    std::memcpy(&scale, from.scales + j / kLatentTile * sizeof(scale), sizeof(scale));
+    c[j] = f8e4m3_to_f32(from.numbers[j]) * scale;
+  }
+  for (size_t j = 0; j < k_rope.size(); ++j) k_rope[j] = bf16_to_f32(reinterpret_cast<const uint16_t*>(from.k_rope)[j]);
+}
+
+// -> [c | k_rope], c being the first `latent`.
+void load(const LatentLayer& cache, const uint8_t* row, int64_t latent, std::span<float> out) {
+  if (cache.format == LatentFormat::kF8Tiles)
+    return load_tiles(row, out.first(static_cast<size_t>(latent)), out.subspan(static_cast<size_t>(latent)));
+  for (size_t j = 0; j < out.size(); ++j) {
+    switch (cache.format) {
+      case LatentFormat::kF32: out[j] = reinterpret_cast<const float*>(row)[j]; break;
+      case LatentFormat::kBF16: out[j] = bf16_to_f32(reinterpret_cast<const uint16_t*>(row)[j]); break;
+      default: out[j] = f8e4m3_to_f32(row[j]) * cache.scale;
+    }
   }
 }
 
 // The sequence's cache rows [c | k_rope] that lie here, in the order of their positions, as f32 [context, L + dr].
-std::vector<float> read_latents(const LatentLayer& cache, const SequenceRows& sequence, int64_t width) {
+std::vector<float> read_latents(const LatentLayer& cache, const SequenceRows& sequence, const MlaShape& shape) {
+  const int64_t width = shape.latent + shape.rope;
   const int64_t context = tokens_here(sequence, sequence.position + sequence.num_tokens);
   std::vector<float> out(context * width);
   for (int64_t s = 0; s < context; ++s) {
     const uint8_t* row = cache_row(cache, sequence.pages[s / kRowsOfBlock], s % kRowsOfBlock);
-    for (int64_t j = 0; j < width; ++j) out[s * width + j] = load(cache, row, j);
+    load(cache, row, shape.latent, std::span(out).subspan(s * width, width));
   }
   return out;
 }
@@ -144,14 +181,17 @@ void attend_head(const Head& h, const SequenceRows& sequence, const Tensor& q, c
 }  // namespace
 
 void RefOps::write_latent(const Tensor& c, const Tensor& k_rope, const Batch& batch, const LatentLayer& cache) {
+  CHECK(cache.row_bytes == latent_row_bytes(cache.format, c.cols, k_rope.cols));
+  CHECK(cache.format != LatentFormat::kF8Tiles || c.cols % kLatentTile == 0, c.cols);
   for (const SequenceRows& sequence : batch.sequences) {
     for (int64_t t = 0; t < sequence.num_tokens; ++t) {
       const int64_t position = sequence.position + t;
       const int32_t page = page_here(sequence, position);
       if (page < 0) continue;
       uint8_t* row = cache_row(cache, page, position % kRowsOfBlock);
-      store(cache, row, 0, c.row<float>(sequence.first_row + t), c.cols);
-      store(cache, row, c.cols, k_rope.row<float>(sequence.first_row + t), k_rope.cols);
+      const int64_t i = sequence.first_row + t;
+      store(cache, row, {c.row<const float>(i), static_cast<size_t>(c.cols)},
+            {k_rope.row<const float>(i), static_cast<size_t>(k_rope.cols)});
     }
   }
 }
@@ -163,7 +203,7 @@ Tensor RefOps::mla_attend(const Tensor& q, const MlaUpWeight& up, const MlaShape
   const Tensor y = arena_.tensor(DType::kF32, q.rows, shape.heads * shape.value);
   const float* kv_b = ref_values(up.packed);
   for (const SequenceRows& sequence : batch.sequences) {
-    const std::vector<float> latents = read_latents(cache, sequence, shape.latent + shape.rope);
+    const std::vector<float> latents = read_latents(cache, sequence, shape);
     for (int64_t g = 0; g < shape.heads; ++g) {
       const float* uk = kv_b + g * (shape.nope + shape.value) * shape.latent;
       const Head head{shape, uk, uk + shape.nope * shape.latent, latents, sequence.position + sequence.num_tokens};
@@ -189,7 +229,7 @@ Tensor RefOps::attend_latents(const Tensor& queries, const MlaShape& shape, cons
   const int64_t width = shape.latent + shape.rope;
   const Tensor out = arena_.tensor(DType::kF32, queries.rows * shape.heads, shape.latent + 1);
   for (const SequenceRows& sequence : batch.sequences) {
-    const std::vector<float> latents = read_latents(cache, sequence, width);
+    const std::vector<float> latents = read_latents(cache, sequence, shape);
     for (int64_t t = 0; t < sequence.num_tokens; ++t) {
       const int64_t visible = tokens_here(sequence, sequence.position + t + 1), i = sequence.first_row + t;
       for (int64_t g = 0; g < shape.heads; ++g) {

@@ -3,7 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cfloat>
 #include <cmath>
+#include <cstring>
 #include <set>
 
 #include "base/rng.h"
@@ -141,15 +143,15 @@ class Attention : public ::testing::Test {
   std::vector<int32_t> pages_ = {2, 0};
 
   // Attends to all tokens in pieces of `chunk`.
-  std::vector<float> run(MlaForm form, int32_t chunk, DType dtype) {
+  std::vector<float> run(MlaForm form, int32_t chunk, LatentFormat format) {
     RefOps ops;
     const MlaUpWeight up = ops.pack_mla_up(raw(kv_b_, 28, 16), shape_);
     std::vector<uint8_t> pool(3 * 64 * 80, 0xFF);  // NaN wherever nothing is written
     const LatentLayer cache{.base = pool.data(),
                             .page_bytes = 64 * 80,
-                            .row_bytes = 20 * dtype_bytes(dtype),
-                            .dtype = dtype,
-                            .scale = dtype == DType::kF8E4M3 ? 0.25f : 1.0f};
+                            .row_bytes = latent_row_bytes(format, 16, 4),
+                            .format = format,
+                            .scale = format == LatentFormat::kF8E4M3 ? 0.25f : 1.0f};
     std::vector<float> out;
     for (int32_t at = 0; at < kTokens; at += chunk) {
       const int32_t n = std::min<int32_t>(chunk, kTokens - at);
@@ -188,7 +190,7 @@ class Attention : public ::testing::Test {
 TEST_F(Attention, BothFormsAndAnyChunksGiveTheFormula) {
   for (const MlaForm form : {MlaForm::kAbsorbed, MlaForm::kExpanded}) {
     for (const int32_t chunk : {1, 33, 64, 100}) {
-      const std::vector<float> out = run(form, chunk, DType::kF32);
+      const std::vector<float> out = run(form, chunk, LatentFormat::kF32);
       for (const int64_t t : {0, 1, 63, 64, 99})
         for (int64_t j = 0; j < 12; ++j) ASSERT_NEAR(out[t * 12 + j], expected(t, j / 6, j % 6), 2e-6) << t;
     }
@@ -197,15 +199,48 @@ TEST_F(Attention, BothFormsAndAnyChunksGiveTheFormula) {
 
 // What a cached number loses: at most one part in 2^9 as bf16, in 2^5 as e4m3.
 TEST_F(Attention, RoundedCachesAreCloseAndDifferent) {
-  const std::vector<float> exact = run(MlaForm::kExpanded, 100, DType::kF32);
-  for (const auto& [dtype, least, most] :
-       {std::tuple(DType::kBF16, 1e-4, 3e-2), std::tuple(DType::kF8E4M3, 3e-2, 16 * 3e-2)}) {
-    const std::vector<float> rounded = run(MlaForm::kExpanded, 100, dtype);
+  const std::vector<float> exact = run(MlaForm::kExpanded, 100, LatentFormat::kF32);
+  for (const auto& [format, least, most] :
+       {std::tuple(LatentFormat::kBF16, 1e-4, 3e-2), std::tuple(LatentFormat::kF8E4M3, 3e-2, 16 * 3e-2)}) {
+    const std::vector<float> rounded = run(MlaForm::kExpanded, 100, format);
     double worst = 0;
     for (size_t i = 0; i < exact.size(); ++i) worst = std::max<double>(worst, std::fabs(exact[i] - rounded[i]));
-    EXPECT_GT(worst, least) << dtype_name(dtype);
-    EXPECT_LT(worst, most) << dtype_name(dtype);
+    EXPECT_GT(worst, least) << latent_format_name(format);
+    EXPECT_LT(worst, most) << latent_format_name(format);
   }
+}
+
+// Bytes as other engines of DeepSeek's models have them: e4m3 latents, a scale for each 128 of them, rope in bf16.
+TEST(LatentTiles, LieAsInDeepseeksRecord) {
+  EXPECT_EQ(latent_row_bytes(LatentFormat::kF8Tiles, 512, 64), 656);
+  constexpr size_t kLatent = 512, kRope = 64;
+  std::vector<float> c = noise(5, kLatent), k_rope = noise(6, kRope);
+  for (size_t j = 0; j < 128; ++j) c[128 + j] *= 1e-3f, c[256 + j] = 0, c[384 + j] *= 1e4f;
+  c[384 + 17] = -7e4f;
+  std::vector<uint8_t> page(64 * 656, 0xEE);
+  const LatentLayer cache{
+      .base = page.data(), .page_bytes = 64 * 656, .row_bytes = 656, .format = LatentFormat::kF8Tiles};
+  const int32_t page_of_block = 0;
+  const SequenceRows rows{.num_tokens = 1, .position = 2, .pages = &page_of_block};
+  Batch batch;
+  batch.sequences = {&rows, 1};
+  RefOps().write_latent(view(c, 1, kLatent), view(k_rope, 1, kRope), batch, cache);
+  const uint8_t* record = page.data() + 2 * 656;
+  for (size_t tile = 0; tile < 4; ++tile) {
+    float largest = 0, scale = 0;
+    for (size_t j = 0; j < 128; ++j) largest = std::max(largest, std::fabs(c[tile * 128 + j]));
+    std::memcpy(&scale, record + 512 + 4 * tile, 4);
+    EXPECT_EQ(scale, tile == 2 ? FLT_MIN : largest / 448) << tile;
+    for (size_t j = tile * 128; j < (tile + 1) * 128; ++j) ASSERT_EQ(record[j], f32_to_f8e4m3(c[j] / scale)) << j;
+  }
+  EXPECT_EQ(record[384 + 17], 0xFE) << "-448";
+  for (size_t j = 0; j < kRope; ++j) {
+    uint16_t bits = 0;
+    std::memcpy(&bits, record + 528 + 2 * j, 2);
+    ASSERT_EQ(bits, f32_to_bf16(k_rope[j])) << j;
+  }
+  EXPECT_EQ(std::count(page.begin(), page.begin() + 2 * 656, 0xEE), 2 * 656);
+  EXPECT_EQ(std::count(page.begin() + 3 * 656, page.end(), 0xEE), 61 * 656);
 }
 
 }  // namespace

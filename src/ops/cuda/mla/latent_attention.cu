@@ -68,7 +68,7 @@ __global__ __launch_bounds__(32 * kWarps) void attend_kernel(LatentAttention a, 
   const int begin = blockIdx.z * per_split, end = min(visible, begin + per_split);
   const int32_t* table =
       sequences.block_tables + static_cast<int64_t>(sequences.row_sequence[row]) * sequences.table_width;
-  const bool is_fp8 = cache.dtype == DType::kF8E4M3;  // exact in bf16; the cache's scale joins the others
+  const bool is_fp8 = cache.format == LatentFormat::kF8E4M3;  // exact in bf16; the cache's scale joins the others
   const float value_scale = is_fp8 ? cache.scale : 1.0f, scale = a.softmax_scale * value_scale;
   float* q = queries + warp * kMaxWidth;
   const auto* from = reinterpret_cast<const __nv_bfloat16*>(a.q) + (static_cast<int64_t>(row) * a.heads + head) * width;

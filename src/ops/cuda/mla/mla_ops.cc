@@ -45,7 +45,8 @@ int64_t launch_end(const MlaDecodeConfig& config, const Batch& batch, int64_t be
 
 bool CudaOps::has_mla_kernels(const MlaShape& s, const LatentLayer& cache) const {
   return s.latent == kMlaLatent && s.latent + s.rope == kMlaWidth &&
-         cache.row_bytes == dtype_bytes(cache.dtype) * kMlaWidth && cache.dtype != DType::kF32;
+         cache.row_bytes == latent_row_bytes(cache.format, s.latent, s.rope) &&
+         (cache.format == LatentFormat::kBF16 || cache.format == LatentFormat::kF8E4M3);
 }
 
 Tensor CudaOps::mla_in(const Tensor& x, const MlaWeights& w, const Batch& batch, const LatentLayer& cache) {
@@ -68,7 +69,7 @@ Tensor CudaOps::mla_in(const Tensor& x, const MlaWeights& w, const Batch& batch,
                           .pages = batch.device->row_page,
                           .cache = cache.base,
                           .page_bytes = cache.page_bytes,
-                          .fp8 = cache.dtype == DType::kF8E4M3,
+                          .fp8 = cache.format == LatentFormat::kF8E4M3,
                           .kv_scale = cache.scale};
   check(mla_write(args, stream()), "mla_in");
   return q;
@@ -84,7 +85,7 @@ void CudaOps::attend_lists(const Tensor& query, const Tensor& mixed, const MlaSh
                              .max_tokens = static_cast<int>(query.rows),
                              .max_query = max_query,
                              .max_pieces = kFixedPieces,
-                             .fp8 = cache.dtype == DType::kF8E4M3,
+                             .fp8 = cache.format == LatentFormat::kF8E4M3,
                              .lists = fixed ? MlaLists::kFixed : MlaLists::kBalanced,
                              .multiprocessors = multiprocessors_,
                              .compute_capability = traits_.compute_capability};
@@ -117,7 +118,8 @@ void CudaOps::attend_lists(const Tensor& query, const Tensor& mixed, const MlaSh
 
 Tensor CudaOps::mla_attend(const Tensor& q, const MlaUpWeight& up, const MlaShape& s, const Batch& batch,
                            const LatentLayer& cache) {
-  CHECK(q.cols == s.heads * s.q_head() && batch.device != nullptr && cache.dtype != DType::kF32 &&
+  CHECK(q.cols == s.heads * s.q_head() && batch.device != nullptr &&
+        (cache.format == LatentFormat::kBF16 || cache.format == LatentFormat::kF8E4M3) &&
         s.latent <= kCudaLimits.max_latent && s.rope <= kCudaLimits.max_rope);
   const auto& weights = static_cast<const CudaMlaUp&>(*up.packed);
   const Tensor y = arena_.tensor(DType::kBF16, q.rows, s.heads * s.value);
