@@ -2,9 +2,10 @@
 """Scores a served bundled model on the held-out task sets and compares with the PyTorch reference (the model card).
 
     tools/score.py --program build/perigee [--model models/tiny-kimi-linear] [--only gsm_5shot_a,tools] [--limit N] [--concurrency 16]
+    tools/score.py --program build/perigee --only gsm_5shot_a --limit 100 --table    accuracy by tp, dcp and cache
 
 Sets whose prompts are stored as seeds are written to a scratch folder first. Exits non-zero when a share is more than
-one point from the reference's. Standard library only.
+one point from the reference's, in the table from that of one rank with a bf16 cache. Standard library only.
 """
 import argparse
 import concurrent.futures
@@ -29,6 +30,10 @@ REFERENCE = {
 }
 # Held-out wordings are noise at these sizes: reported, not judged.
 REPORTED_ONLY = {"gsm_0shot_held_out", "gsm_5shot_held_out"}
+
+
+# Of --table: (tp, dcp), each with either cache.
+LAYOUTS = [(1, 1), (2, 1), (2, 2)]
 
 
 def load(folder, only, limit):
@@ -109,14 +114,39 @@ def main():
     parser.add_argument("--limit", type=int, default=0)
     parser.add_argument("--concurrency", type=int, default=16)
     parser.add_argument("--flags", default="", help="further flags of the server")
+    parser.add_argument("--table", action="store_true", help="CPU ranks: accuracy by tp, dcp and cache, of all sets together")
     arguments = parser.parse_args()
     only = set(filter(None, arguments.only.split(",")))
     with tempfile.TemporaryDirectory() as scratch:
         subprocess.run([sys.executable, f"{TOP}/tools/train_tiny/data.py", "--make-eval", scratch, "--full-text"],
                        check=True, stdout=subprocess.DEVNULL)
         rows = load(scratch, only, arguments.limit)
+    if arguments.table:
+        return table(arguments, rows)
+    totals = ask_all(arguments, rows, [])
+    return report(totals, REFERENCE[os.path.basename(os.path.normpath(arguments.model))])
+
+
+def table(arguments, rows):
+    print("| tp | dcp | cache | right | share |\n|---|---|---|---|---|")
+    one_rank, failed = None, False
+    for tp, dcp in LAYOUTS:
+        for cache in ("bf16", "fp8"):
+            flags = ["--device", "cpu", f"--tensor-parallel-size={tp}", f"--decode-context-parallel-size={dcp}",
+                     "--kv-cache-dtype", cache]
+            totals = ask_all(arguments, rows, flags)
+            right, total = (sum(counts[i] for kind, counts in totals.items() if kind not in REPORTED_ONLY) for i in (0, 1))
+            share = 100.0 * right / total
+            one_rank = share if one_rank is None else one_rank
+            failed |= abs(share - one_rank) > 1.0
+            print(f"| {tp} | {dcp} | {cache} | {right}/{total} | {share:.2f} % |", flush=True)
+    return 1 if failed else 0
+
+
+def ask_all(arguments, rows, flags):
+    """-> [right, asked] by kind."""
     totals, begin, done = {}, time.monotonic(), 0
-    with ServerProcess(arguments.program, arguments.model, arguments.flags.split()) as server, \
+    with ServerProcess(arguments.program, arguments.model, [*flags, *arguments.flags.split()]) as server, \
             concurrent.futures.ThreadPoolExecutor(arguments.concurrency) as pool:
         for outcome in pool.map(lambda row: score_row(server, row), rows):
             for kind, right in outcome:
@@ -127,7 +157,7 @@ def main():
             if done % 200 == 0:
                 rate = done / (time.monotonic() - begin)
                 print(f"  {done} of {len(rows)}, {rate:.1f} a second, {(len(rows) - done) / rate:.0f} s left", file=sys.stderr)
-    return report(totals, REFERENCE[os.path.basename(os.path.normpath(arguments.model))])
+    return totals
 
 
 def report(totals, references):

@@ -1,0 +1,75 @@
+"""Launch lines that people run elsewhere start here, character for character but for the model's folder.
+
+The environment, which is not the line's, says that ranks are on the CPU and have a small cache.
+"""
+import fcntl
+import json
+import os
+import re
+import subprocess
+import tempfile
+
+import pytest
+
+from conftest import EDGE_ONLY, FOLDER, PROGRAM, wait_idle
+from server_process import ServerProcess
+
+# vllm-project/vllm 34795, of 8 GPUs, with the flag that its author adds for more cache; and the sizes of that request's own
+# test, on 4.
+LINE_8 = (
+    "NCCL_P2P_LEVEL=SYS VLLM_LOG_STATS_INTERVAL=1 NCCL_GRAPH_FILE=/mnt/nccl_graph_opt.xml VLLM_TEST_FORCE_FP8_MARLIN=1 "
+    "VLLM_MARLIN_USE_ATOMIC_ADD=1 VLARLIN_INPUT_DTYPE=fp8 vllm serve moonshotai/Kimi-K2.5 --served-model-name Kimi-K2.5 "
+    "--trust-remote-code --host 0.0.0.0 --port 5000 --tensor-parallel-size 8 --pipeline-parallel-size 1 "
+    "--enable-chunked-prefill --enable-prefix-caching --load-format fastsafetensors --tool-call-parser kimi_k2 "
+    "--enable-auto-tool-choice --reasoning-parser kimi_k2 --async-scheduling --gpu-memory-utilization 0.93 "
+    "--max-num-batched-tokens 4096 --mm-processor-cache-gb 0 --mm-encoder-tp-mode weights --language-model-only "
+    "--attention-backend TRITON_MLA --kv-cache-dtype fp8 --decode-context-parallel-size 8")
+LINE_4 = (
+    "vllm serve deepseek-ai/DeepSeek-V2-Lite-Chat --served-model-name DeepSeek-V2-Lite-Chat --trust-remote-code "
+    "--port 5000 --tensor-parallel-size 4 --decode-context-parallel-size 4 --kv-cache-dtype fp8")
+
+
+class LineServer(ServerProcess):
+    """The server of a shell's line, in which `vllm` is perigee."""
+
+    def __init__(self, line, folder):
+        os.symlink(PROGRAM, folder / "vllm")
+        self.log = open(folder / "log", "a+b")
+        self.log_begin = 0
+        plain = {name: value for name, value in os.environ.items() if not name.startswith("PERIGEE_")}
+        environment = {**plain, "PATH": f"{folder}:{os.environ['PATH']}", "PERIGEE_DEVICE": "cpu", "PERIGEE_THREADS": "1",
+                       "PERIGEE_KV_CACHE_MEMORY_BYTES": "16M"}
+        self.process = subprocess.Popen(["bash", "-c", f"exec env {line}"], env=environment, stdout=self.log, stderr=self.log)
+        self.port = self.read_port()
+
+
+@EDGE_ONLY
+@pytest.mark.parametrize("line, tp", [(LINE_8, 8), (LINE_4, 4)])
+def test_a_line_of_34795_starts_and_answers(tmp_path, line, tp):
+    name = re.search(r"--served-model-name (\S+)", line)[1]
+    model = re.search(r"vllm serve (\S+)", line)[1]
+    # The line names its port: one test at a time has it.
+    with open(os.path.join(tempfile.gettempdir(), "perigee-seed-lines.lock"), "w", encoding="utf-8") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with LineServer(line.replace(f"serve {model} ", f"serve {FOLDER} ", 1), tmp_path) as server:
+            assert server.port == 5000
+            messages = [{"role": "user", "content": "What is 3 plus 4?"}]
+            body = {"model": name, "messages": messages, "temperature": 0, "max_tokens": 24, "return_token_ids": True}
+            status, reply = server.post("/v1/chat/completions", body)
+            assert status == 200 and reply["usage"]["completion_tokens"] > 0, reply
+            # Over more blocks than there are ranks, and again from the cache.
+            prompt = list(range(300, 300 + 64 * tp + 40))
+            body = {"model": name, "prompt": prompt, "temperature": 0, "max_tokens": 8, "ignore_eos": True, "return_token_ids": True}
+            replies = [server.post("/v1/completions", body) for _ in range(2)]
+            assert [status for status, _ in replies] == [200, 200], replies
+            assert [len(reply["choices"][0]["token_ids"]) for _, reply in replies] == [8, 8]
+            assert replies[1][1]["usage"]["prompt_tokens_details"]["cached_tokens"] >= 64 * tp
+            assert f'dcp_world_size="{tp}"' in server.get("/metrics")[1].decode()
+            assert json.loads(server.get("/v1/models")[1])["data"][0]["id"] == name
+            assert wait_idle(server)
+            log = server.text()
+            server.process.terminate()
+            assert server.process.wait(300) == 0
+    assert "fp8 (e4m3)" in log and f"blocks of 64 on each of {tp} ranks" in log, log
+    for flag in re.findall(r"--(?:trust\S*|attention-backend|mm-\S*|\S*-parser|async-scheduling|enable-auto\S*|gpu-memory\S*)", line):
+        assert f"{flag} has no effect" in log, log
