@@ -6,6 +6,7 @@
 #include <cmath>
 #include <set>
 
+#include "main/memory_plan.h"
 #include "ops/uniform_routing.h"
 
 namespace perigee {
@@ -101,6 +102,29 @@ TEST(StepBench, EachRankHasATableThatAddsUp) {
   expect_a_table_of_each_rank(config, false);  // replicas exchange nothing
   config.layout = RankLayout::kTensorParallel;
   expect_a_table_of_each_rank(config, true);
+  config.limits.dcp_size = 2;
+  expect_a_table_of_each_rank(config, true);
+}
+
+// Ten blocks a sequence, of which a rank has room for five, and a recurrent state with every rank.
+TEST(StepBench, RanksThatShareACacheHoldTheContextTogether) {
+  for (const char* folder : {"models/tiny-k2", "models/tiny-kimi-linear"}) {
+    SCOPED_TRACE(folder);
+    EngineConfig engine;
+    RankConfig& config = engine.rank = tiny();
+    config.load.path = folder;
+    config.size = 2;
+    config.layout = RankLayout::kTensorParallel;
+    const auto plan = plan_memory(engine, {.name = "m", .bytes = int64_t{1} << 30});
+    ASSERT_TRUE(plan.ok()) << plan.error().message;
+    config.cache_bytes = 2 * (5 + plan->layout.state_pages()) * plan->layout.page_bytes();
+    const StepRequest request{.shape = {.batch = 2, .context = 600}, .warm_steps = 1, .steps = 1, .trace = true};
+    EXPECT_FALSE(measure_steps(config, request).ok());
+    config.limits.dcp_size = 2;
+    const auto measured = measure_steps(config, request);
+    ASSERT_TRUE(measured.ok()) << measured.error().message;
+    EXPECT_EQ(measured->tables.size(), 2u);
+  }
 }
 
 TEST(StepBench, SaysWhatTheCacheLacks) {

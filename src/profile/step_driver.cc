@@ -38,7 +38,7 @@ Result<std::unique_ptr<StepDriver>> StepDriver::create(RankConfig config, const 
 }
 
 StepDriver::StepDriver(const StepShape& shape, RankConfig& config)
-    : shape_(shape), num_blocks_(static_cast<size_t>(config.limits.max_sequences)) {
+    : shape_(shape), dcp_size_(config.limits.dcp_size), num_blocks_(static_cast<size_t>(config.limits.max_sequences)) {
   for (int32_t i = 0; i < shape.batch; ++i) {
     SamplingParams sampling;
     sampling.temperature = shape.temperature;
@@ -53,9 +53,13 @@ int32_t StepDriver::blocks_per_sequence() const {
   return (tokens + kBlockTokens - 1) / kBlockTokens;
 }
 
+int32_t StepDriver::pages_per_sequence() const {
+  return (blocks_per_sequence() + dcp_size_ - 1) / dcp_size_;
+}
+
 Status StepDriver::check_room() const {
   const int64_t tokens = static_cast<int64_t>(blocks_per_sequence()) * kBlockTokens;
-  const int64_t pages = shape_.batch * static_cast<int64_t>(blocks_per_sequence() + ranks_->state_pages());
+  const int64_t pages = shape_.batch * static_cast<int64_t>(pages_per_sequence() + ranks_->state_pages());
   const int64_t positions = ranks_->model().max_positions;
   if (tokens > positions)
     return bad_input(fmt::format("context and steps take {} positions, the model has {}", tokens, positions),
@@ -75,8 +79,9 @@ void StepDriver::start(int32_t sequence, StepPlan& plan) {
                       .tokens = prompts_[static_cast<size_t>(sequence)],
                       .num_prompt_tokens = shape_.context,
                       .sampling = sampling_[static_cast<size_t>(sequence)]};
-  for (int32_t i = 0; i < state_pages; ++i)
-    start.state_pages.push_back({PageId(shape_.batch * blocks_per_sequence() + sequence * state_pages + i)});
+  for (int32_t index = 0; index < dcp_size_; ++index)
+    for (int32_t i = 0; i < state_pages; ++i)
+      start.state_pages.push_back({PageId(shape_.batch * pages_per_sequence() + sequence * state_pages + i), index});
   plan.starts.push_back(std::move(start));
   num_blocks_[static_cast<size_t>(sequence)] = 0;
 }
@@ -84,8 +89,9 @@ void StepDriver::start(int32_t sequence, StepPlan& plan) {
 // Blocks for all positions below `end`.
 void StepDriver::append_blocks(int32_t sequence, int32_t end, StepPlan& plan) {
   for (int32_t& block = num_blocks_[static_cast<size_t>(sequence)]; block * kBlockTokens < end; ++block)
-    plan.appends.push_back(
-        {.slot = SlotId(sequence), .block_index = block, .place = {PageId(sequence * blocks_per_sequence() + block)}});
+    plan.appends.push_back({.slot = SlotId(sequence),
+                            .block_index = block,
+                            .place = {PageId(sequence * pages_per_sequence() + block / dcp_size_), block % dcp_size_}});
 }
 
 void StepDriver::prefill_row(int32_t sequence, int32_t position, int32_t num_tokens, StepPlan& plan) {

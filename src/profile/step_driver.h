@@ -50,8 +50,10 @@ class StepDriver {
   void prefill_row(int32_t sequence, int32_t position, int32_t num_tokens, StepPlan& plan);
   Result<Done> wait();
   int32_t blocks_per_sequence() const;
+  int32_t pages_per_sequence() const;  // of blocks, at the dcp index with most
 
   const StepShape shape_;
+  const int32_t dcp_size_;                      // blocks are dealt to the indices in turn
   BoundedQueue<Done> done_{kMaxPlansInFlight};  // outlives the ranks, which fill it
   std::vector<std::shared_ptr<const std::vector<int32_t>>> prompts_;
   std::vector<std::shared_ptr<const SamplingParams>> sampling_;
