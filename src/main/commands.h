@@ -9,6 +9,7 @@ namespace perigee {
 int run_serve(const std::vector<std::string>& arguments);
 int run_plan(const std::vector<std::string>& arguments);
 int run_doctor(const std::vector<std::string>& arguments);
+int run_calibrate(const std::vector<std::string>& arguments);
 int run_inspect(const std::vector<std::string>& arguments);
 int run_bench(const std::vector<std::string>& arguments);  // bench serve | decode | prefill | step
 

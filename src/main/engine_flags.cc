@@ -7,8 +7,8 @@
 #include <tuple>
 
 #include "base/cgroup.h"
-#include "base/clock.h"
 #include "base/log.h"
+#include "main/progress.h"
 #include "tensor/cuda/device.h"
 
 namespace perigee {
@@ -20,13 +20,7 @@ constexpr double kMostSeconds = 86400;
 void add_model_flags(CommandLine& flags, EngineFlags& to) {
   RankConfig& rank = to.config.rank;
   flags.group("Model and device");
-  flags.add("model,--model", rank.load.path, "folder with config.json");
-  flags.add("--load-format", rank.load.format,
-            OneOf<LoadFormat>{{{"auto", LoadFormat::kSafetensors},
-                               {"safetensors", LoadFormat::kSafetensors},
-                               {"fastsafetensors", LoadFormat::kSafetensors},
-                               {"dummy", LoadFormat::kDummy}}},
-            "auto, safetensors, or dummy (made-up weights, for sizing)");
+  add_load_flags(flags, rank.load);
   flags.add("--device", to.device,
             OneOf<std::optional<Device>>{
                 {{"auto", std::nullopt}, {"cpu", Device::kCpu}, {"cuda", Device::kCuda}, {"ref", Device::kRef}}},
@@ -35,15 +29,6 @@ void add_model_flags(CommandLine& flags, EngineFlags& to) {
             OneOf<std::optional<Isa>>{
                 {{"auto", std::nullopt}, {"avx2", Isa::kAvx2}, {"avx512", Isa::kAvx512}, {"amx", Isa::kAmx}}},
             "auto: the best of this machine");
-  flags.add("--threads", rank.load.num_threads, Whole{0, 1024},
-            "threads of each CPU rank; 0: the cores that this process (its mask, its container) may use, divided among "
-            "the ranks");
-  flags.add("--latent-norm-eps", rank.load.latent_norm_eps, Number{-1, 1},
-            "eps of the q_a and kv_a norms; -1: rms_norm_eps (transformers uses 1e-6)");
-  flags.add_switch("--kimi-linear-biased-routing", rank.load.kimi_linear_biased_routing,
-                   "weigh experts with the selection bias, as Kimi-Linear's own code does");
-  flags.add_switch("--language-model-only", rank.load.language_model_only,
-                   "skip the vision part of a multimodal model");
   flags.add("--dtype", to.bf16, OneOf<bool>{{{"auto", true}, {"bfloat16", true}, {"bf16", true}}},
             "what is computed in");
   flags.add("--tokenizer", to.tokenizer, "only the model folder's own");
@@ -80,7 +65,7 @@ void add_scheduler_flags(CommandLine& flags, EngineConfig& to) {
             "e4m3 with a scale for "
             "each 128 numbers and k_rope in bf16, not on a GPU");
   flags.add("--kv-scale", to.rank.load.kv_scale_file,
-            "file with the scales of an fp8 cache, for a model without its own");
+            "file of perigee calibrate with the scales of an fp8 cache, for a model without its own");
   flags.add("--max-model-len", to.scheduling.max_model_len, Whole{0, 1 << 28},
             "longest prompt + reply; 0: the model's, or what the cache holds");
   flags.add("--max-num-seqs", to.rank.limits.max_sequences, OrAuto{Whole{1, kMostSequences}},
@@ -157,31 +142,6 @@ Status check_not_there_yet(const EngineFlags& read) {
   return {};
 }
 
-// One progress line at most each second, with rate and time left.
-class LoadProgress {
- public:
-  void operator()(const char* phase, int64_t done, int64_t total) {
-    const double now = system_clock().now_s();
-    if (phase != phase_) {
-      if (phase_ != nullptr) begin_s_ = now;  // the first phase began when this object was made
-      phase_ = phase;
-      last_s_ = now;
-    }
-    if (done < total && now - last_s_ < 1.0) return;
-    last_s_ = now;
-    const double elapsed = std::max(now - begin_s_, 1e-9);
-    const double rate = static_cast<double>(done) / elapsed;
-    log_info(fmt::format("{}: {:.2f} of {:.2f} GB ({:.0f} %), {:.2f} GB/s, {:.0f} s left", phase,
-                         static_cast<double>(done) * 1e-9, static_cast<double>(total) * 1e-9,
-                         total > 0 ? 100.0 * static_cast<double>(done) / static_cast<double>(total) : 100.0,
-                         rate * 1e-9, rate > 0 ? static_cast<double>(total - done) / rate : 0.0));
-  }
-
- private:
-  const char* phase_ = nullptr;
-  double begin_s_ = system_clock().now_s(), last_s_ = 0;
-};
-
 Device best_device() {
   const Status gpu = select_device(0);
   log_info("device: ", gpu.ok() ? "cuda" : fmt::format("cpu; {}", gpu.error().message));
@@ -239,6 +199,24 @@ void warn_of_few_cores(const RankConfig& rank) {
 
 }  // namespace
 
+void add_load_flags(CommandLine& flags, LoadOptions& to) {
+  flags.add("model,--model", to.path, "folder with config.json");
+  flags.add("--load-format", to.format,
+            OneOf<LoadFormat>{{{"auto", LoadFormat::kSafetensors},
+                               {"safetensors", LoadFormat::kSafetensors},
+                               {"fastsafetensors", LoadFormat::kSafetensors},
+                               {"dummy", LoadFormat::kDummy}}},
+            "auto, safetensors, or dummy (made-up weights, for sizing)");
+  flags.add("--threads", to.num_threads, Whole{0, 1024},
+            "threads of each CPU rank; 0: the cores that this process (its mask, its container) may use, divided among "
+            "the ranks");
+  flags.add("--latent-norm-eps", to.latent_norm_eps, Number{-1, 1},
+            "eps of the q_a and kv_a norms; -1: rms_norm_eps (transformers uses 1e-6)");
+  flags.add_switch("--kimi-linear-biased-routing", to.kimi_linear_biased_routing,
+                   "weigh experts with the selection bias, as Kimi-Linear's own code does");
+  flags.add_switch("--language-model-only", to.language_model_only, "skip the vision part of a multimodal model");
+}
+
 EngineFlags::EngineFlags() {
   config.rank.cache_bytes = config.rank.limits.max_sequences = config.rank.limits.max_step_tokens = 0;
 }
@@ -290,9 +268,7 @@ Result<EngineConfig> settle(const CommandLine& flags, EngineFlags read) {
   RETURN_IF_ERROR(settle_limits(gpu, rank.limits));
   RETURN_IF_ERROR(settle_ranks(read.parallel.tensor, rank));
   warn_of_few_cores(rank);
-  rank.load.progress = [progress = LoadProgress()](const char* phase, int64_t done, int64_t total) mutable {
-    progress(phase, done, total);
-  };
+  rank.load.progress = Progress("GB", 1e9, 2);
   return std::move(read.config);
 }
 

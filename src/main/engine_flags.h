@@ -24,6 +24,9 @@ struct EngineFlags {
   bool bf16 = true;                                               // what is computed in; there is no other
 };
 
+// Of every command that loads a model: which, and how.
+void add_load_flags(CommandLine& flags, LoadOptions& to);
+
 // A flag of the engine is one line here: its name, the field that it sets, what it takes, and its help.
 void add_engine_flags(CommandLine& flags, EngineFlags& to);
 

@@ -1,4 +1,4 @@
-// --save-result of the benchmarks: figures as JSON in a file.
+// Results as JSON in a file that a flag names: --save-result of the benchmarks, --output of calibrate.
 #pragma once
 
 #include <string>
@@ -12,9 +12,9 @@ namespace perigee {
 void add_result_flag(CommandLine& flags, std::string& path);
 
 // Whether the file, if one is asked for, can be written: to be known before minutes are measured. Leaves what it holds.
-Status check_result_file(const std::string& path);
+Status check_result_file(const std::string& path, const char* flag = "save-result");
 
 // Nothing where no file is asked for.
-Status save_result(const std::string& path, const Json& figures);
+Status save_result(const std::string& path, const Json& figures, const char* flag = "save-result");
 
 }  // namespace perigee

@@ -192,7 +192,7 @@ std::string cache_text(const LoadOptions& load, const ModelInfo& model) {
   if (load.cache != LatentFormat::kF8E4M3) return "";
   if (!load.kv_scale_file.empty()) return str_cat(", fp8 (e4m3) with the scales of ", load.kv_scale_file);
   if (model.has_cache_scales) return ", fp8 (e4m3) with the model's scales";
-  return ", fp8 (e4m3) with a scale of 1, uncalibrated";
+  return ", fp8 (e4m3) with a scale of 1, uncalibrated: perigee calibrate makes scales";
 }
 
 // Size and concurrency in vLLM's words.

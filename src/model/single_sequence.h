@@ -70,6 +70,11 @@ class SingleSequence {
   }
 
   int32_t length() const { return length_; }
+  const PagePool& pool() const { return pool_; }
+  // Of the token at `position`, where every block lies here.
+  int32_t page_of(int32_t position) const {
+    return pages_[static_cast<size_t>(pool_.layout.state_pages() + position / kRowsOfBlock)];
+  }
 
  private:
   static std::vector<int32_t> all_of(const std::vector<int32_t>& tokens) {

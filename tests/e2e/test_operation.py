@@ -321,6 +321,25 @@ def test_what_does_not_fit_is_refused_before_weights_are_read_with_three_ways_ou
         assert "lower --kv-cache-memory-bytes to" in text and "weights:" not in text
 
 
+@EDGE_ONLY
+def test_a_server_takes_the_scales_of_calibrate(tmp_path, launch):
+    scales = tmp_path / "scales.json"
+    with open(pathlib.Path(__file__).parents[1] / "data/tiny_tasks/gsm_0shot.jsonl", encoding="utf-8") as tasks:
+        (tmp_path / "prompts.jsonl").write_text("".join(next(tasks) for _ in range(50)), encoding="utf-8")
+    words = ("calibrate", FOLDER, "--prompts", str(tmp_path / "prompts.jsonl"))
+    done = subprocess.run([PROGRAM, *words, "-o", str(scales)], capture_output=True, text=True, timeout=HANG_S, env=PLAIN)
+    assert done.returncode == 0 and "tokens/s, 0 s left" in done.stderr, done
+    with open(scales, encoding="utf-8") as file:
+        read = json.load(file)
+    assert len(read["scales"]) == 4 and all(1e-4 < scale < 1 for scale in read["scales"].values()), read
+    assert "--prompts names the file" in refuse("calibrate", FOLDER, "-o", str(scales))
+    assert "--output names the file" in refuse(*words)
+    flags = ("--threads", "1", "--device", "cpu", "--kv-cache-dtype", "fp8")
+    assert f"fp8 (e4m3) with the scales of {scales}" in launch(*flags, "--kv-scale", str(scales)).text()
+    assert launch(*flags).text().count("uncalibrated") == 1
+    assert "fp8_ds_mla (656 bytes" in launch(*flags[:-1], "fp8_ds_mla").text()
+
+
 def test_inspect():
     done = subprocess.run([PROGRAM, "inspect", FOLDER], capture_output=True, text=True, check=True)
     with open(os.path.join(FOLDER, "config.json"), encoding="utf-8") as file:

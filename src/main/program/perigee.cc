@@ -19,6 +19,7 @@ constexpr char kUsage[] =
     "  perigee bench prefill [flags]   prefill table of a running server\n"
     "  perigee bench step MODEL        time of one step in this process; --trace: where it goes\n"
     "  perigee plan MODEL [flags]      what each rank takes and what fits, --gpus 4xH200 or on this machine\n"
+    "  perigee calibrate MODEL [flags] scales of an fp8 cache, from prompts\n"
     "  perigee doctor                  processor, memory, GPUs and links of this machine, and what is wrong\n"
     "  perigee inspect MODEL           what a model is, what it needs, whether its files are complete\n"
     "  perigee --version\n"
@@ -45,6 +46,7 @@ int run(const std::vector<std::string>& words) {
   if (command == "bench") return perigee::run_bench(rest);
   if (command == "plan") return perigee::run_plan(rest);
   if (command == "doctor") return perigee::run_doctor(rest);
+  if (command == "calibrate") return perigee::run_calibrate(rest);
   if (command == "inspect") return perigee::run_inspect(rest);
   if (command == "--version") return std::printf("perigee %s\n", PERIGEE_VERSION) < 0;
   const bool asked = command == "--help" || command == "-h";
