@@ -51,6 +51,21 @@ TEST(EngineLimits, TheContextMayFillTheCacheBesideAState) {
   }
 }
 
+// Of a dcp group a sequence has more blocks than any one rank has pages.
+TEST(EngineLimits, TheContextMayFillTheCacheOfAllRanks) {
+  EngineConfig config = small_config();
+  config.rank.layout = RankLayout::kTensorParallel;
+  config.rank.size = config.rank.limits.dcp_size = 2;
+  config.rank.cache_bytes = 1 << 20;
+  const auto engine = make_engine(config);
+  const int32_t length = engine->max_model_len();
+  ASSERT_EQ(length, 2 * engine->num_pages() * kBlock);
+  ASSERT_LT(length, kPositions) << "the cache is the limit here";
+  const Reply reply = run(*engine, request_of(length - kBlock, kBlock)).at(0);
+  EXPECT_EQ(reply.finish, FinishReason::kLength) << reply.error;
+  EXPECT_EQ(reply.ids.size(), kBlock);
+}
+
 // The two distances between checkpoints are not one: here only rolling ones are left.
 TEST(EngineLimits, CheckpointsOfATurnHaveADistanceOfTheirOwn) {
   for (const int32_t rolling_blocks : {0, 1}) {
