@@ -12,6 +12,7 @@ of those planted survived without being named in `survivors`. Standard library o
 """
 import argparse
 import collections
+import fcntl
 import hashlib
 import json
 import os
@@ -358,6 +359,9 @@ def main(arguments):
     if options.check or rotten:
         print(f"mutation: {len(bugs) - len(rotten)} of {len(bugs)} bugs apply")
         return 1 if rotten else 0
+    WORK.mkdir(exist_ok=True)
+    lock = open(WORK / "lock", "w", encoding="utf-8")  # as long as the process
+    fcntl.flock(lock, fcntl.LOCK_EX)  # a run that works in this tree ends first
     begin = time.monotonic()
     changed = configure()
     steps = {folder: steps[:options.steps] for folder, steps in STEPS.items()}
