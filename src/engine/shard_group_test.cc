@@ -83,7 +83,10 @@ SamplingParams params_of(int32_t slot) {
     case 1: p.logprobs = 3; break;
     case 2: p.temperature = 0.9f, p.top_p = 0.8f, p.logprobs = slot < 6 ? 0 : -1; break;
     case 3: p.presence_penalty = 1.5f, p.frequency_penalty = 1.0f, p.repetition_penalty = 1.2f; break;
-    case 4: p.min_tokens = 6, p.stop_ids = {1, 2, 40}, p.logit_bias = {{7, 1.0f}, {44, 1.0f}}; break;
+    case 4:
+      p.min_tokens = 6, p.stop_ids = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 40};
+      if (slot < 6) p.logit_bias = {{7, 1.0f}, {44, 1.0f}};
+      break;
     case 5: p.prompt_logprobs = 2, p.temperature = slot < 6 ? 0 : 0.7f; break;
     default: break;  // greedy alone
   }

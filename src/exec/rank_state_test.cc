@@ -79,5 +79,26 @@ TEST(RankState, BeginsAsTheCheckpointOrAsZeros) {
   EXPECT_EQ(found_after(start_plan(3, second, {})), (std::vector<int>{0, 0, 0})) << "nothing of who had these pages";
 }
 
+// A rank of a dcp group has pages of its own, in the state as in the checkpoint.
+TEST(RankState, BeginsAsItsOwnPartOfACheckpoint) {
+  std::vector<int> found;
+  BoundedQueue<StepResult> results(8);
+  RankConfig config = small_rank_config();
+  config.rank = 1;
+  config.size = config.limits.dcp_size = 2;
+  config.make_model = [&](Ops&) { return std::make_unique<NotingModel>(found); };
+  const auto rank = start_rank(config, results);
+  const std::vector<Placement> first = {{PageId(2), 0}, {PageId(3), 0}, {PageId(4), 0},
+                                        {PageId(8), 1}, {PageId(9), 1}, {PageId(10), 1}};
+  const std::vector<Placement> second = {{PageId(8), 0}, {PageId(9), 0},  {PageId(10), 0},
+                                         {PageId(7), 1}, {PageId(11), 1}, {PageId(12), 1}};
+  rank->submit(start_plan(0, first, {}));
+  ASSERT_TRUE(results.pop().has_value());
+  EXPECT_EQ(found, (std::vector<int>{0, 0, 0}));
+  rank->submit(start_plan(1, second, first));
+  ASSERT_TRUE(results.pop().has_value());
+  EXPECT_EQ(found, (std::vector<int>{0, 0, 0, 1, 2, 3}));
+}
+
 }  // namespace
 }  // namespace perigee

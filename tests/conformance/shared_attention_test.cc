@@ -57,14 +57,17 @@ struct Implementation {
   MakeOps make;
 };
 
+Implementation cpu(Isa isa, int num_threads) {
+  return {isa_name(isa), [=](Comm& dcp) {
+            auto ops = make_cpu_ops({.num_threads = num_threads, .isa = isa, .dcp = dcp});
+            CHECK(ops.ok(), ops.error().message);
+            return std::move(*ops);
+          }};
+}
+
 std::vector<Implementation> implementations() {
   std::vector<Implementation> all = {{"ref", [](Comm& dcp) { return make_ref_ops(Comm::alone(), dcp); }}};
-  for (const Isa isa : isas_under_test())
-    all.push_back({isa_name(isa), [isa](Comm& dcp) {
-                     auto ops = make_cpu_ops({.num_threads = 1, .isa = isa, .dcp = dcp});
-                     CHECK(ops.ok(), ops.error().message);
-                     return std::move(*ops);
-                   }});
+  for (const Isa isa : isas_under_test()) all.push_back(cpu(isa, 1));
   return all;
 }
 
@@ -247,6 +250,14 @@ TEST(SharedAttention, TheSameBitsWhereNothingIsSummedInAnotherOrder) {
     World absorbed{.sequences = {{300, 5}, {64, 64}, {1, 1}}, .deal = last_rank};
     EXPECT_EQ(attend_together(absorbed, with.make, 4).at, attend_alone(absorbed, with.make).at) << with.name;
   }
+}
+
+// A rank without keys, whose threads have no piece of work.
+TEST(SharedAttention, ManyThreadsAttendLikeOne) {
+  const World world{.sequences = {{300, 5}, {1, 1}}, .deal = last_rank};
+  for (const Isa isa : isas_under_test())
+    EXPECT_EQ(attend_together(world, cpu(isa, 3).make, 2).at, attend_alone(world, cpu(isa, 1).make).at)
+        << isa_name(isa);
 }
 
 // So many rows that several exchanges take their turns.
