@@ -150,6 +150,33 @@ TEST_P(ContextParallelOnRef, EveryWayToSample) {
   }
 }
 
+// Every kind of cache, prompts that end at a block or a chunk, or a token before or after it, and one of one token, of
+// which three ranks have nothing.
+TEST_P(ContextParallelOnRef, LengthsAroundBlocksAndChunks) {
+  const auto chunk = static_cast<size_t>(GetParam().budgets[1]);
+  for (const LatentFormat cache : kCaches) {
+    SCOPED_TRACE(latent_format_name(cache));
+    config_.rank.load.cache = cache;
+    const auto one = make_engine(config_);
+    std::vector<Job> jobs = task_jobs(GetParam(), *one, 6);
+    for (size_t i = 0; i < jobs.size(); ++i) {
+      const std::array<size_t, 6> lengths = {1, kBlockTokens - 1, kBlockTokens, kBlockTokens + 1, chunk - 1, chunk + 1};
+      jobs[i].prompt.resize(lengths[i]);
+      jobs[i].max_tokens = 3;
+    }
+    const std::vector<Reply> wanted = run(*one, jobs, true);
+    EngineConfig config = of_ranks(config_, {4, 4});
+    config.rank.limits.max_step_tokens = GetParam().budgets[1];
+    const std::vector<Reply> replies = run(*make_engine(config), jobs, true);
+    for (size_t i = 0; i < jobs.size(); ++i) {
+      SCOPED_TRACE(str_cat(jobs[i].prompt.size(), " tokens"));
+      ASSERT_EQ(replies[i].error, "");
+      ASSERT_EQ(replies[i].ids, wanted[i].ids);
+      EXPECT_LE(most_apart(replies[i], wanted[i]), 1e-3);  // where one e4m3 rounding falls otherwise
+    }
+  }
+}
+
 // Ids of a request's choices, one after the other.
 std::vector<std::vector<int32_t>> choices_of(Engine& engine, const EngineRequest& request) {
   std::mutex mutex;
