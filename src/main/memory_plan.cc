@@ -178,8 +178,13 @@ Status check_fits(const EngineConfig& config, const MemoryPlan& plan) {
     field = "max-model-len";
     why = fmt::format("--max-model-len {} does not fit the cache of {} tokens beside {}", plan.max_model_len,
                       plan.cache_size().max_tokens(), parts_text(plan));
+  } else if (const int64_t least = plan.needed_pages() * plan.layout.page_bytes();
+             config.rank.cache_bytes > 0 && plan.pool < least && plan.fixed() + least <= plan.limit) {
+    field = "kv-cache-memory-bytes";
+    why = fmt::format("a cache of {} bytes holds {} of {} bytes, and {} are needed", config.rank.cache_bytes,
+                      count_text(plan.pages(), "page"), plan.layout.page_bytes(), plan.needed_pages());
   } else {
-    const int64_t cache = std::max(plan.pool, plan.needed_pages() * plan.layout.page_bytes());
+    const int64_t cache = std::max(plan.pool, least);
     why = fmt::format("a rank takes {} and a cache of {}, which is over the memory that {} may have, {}{}",
                       parts_text(plan), memory_text(cache), gpu ? "it" : "this process", memory_text(plan.limit),
                       gpu && config.rank.cache_bytes == 0

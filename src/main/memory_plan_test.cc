@@ -202,6 +202,17 @@ TEST(MemoryPlan, ACacheOverTheHostsMemoryNamesOneThatFits) {
   EXPECT_FALSE(check_fits(config, plan_of(config, {.name = "m", .bytes = kGiB})).ok()) << "it was the largest";
 }
 
+TEST(MemoryPlan, ACacheOfTooFewPagesNamesHowManyAreNeeded) {
+  EngineConfig config = config_of("models/tiny-k2");
+  config.rank.cache_bytes = 1;
+  const Status refused = check_fits(config, plan_of(config, {.name = "m", .bytes = kGiB}));
+  ASSERT_FALSE(refused.ok());
+  const std::string& why = refused.error().message;
+  EXPECT_EQ(refused.error().field, "kv-cache-memory-bytes");
+  EXPECT_EQ(why.find("a cache of 1 bytes holds 0 pages of 294912 bytes, and 2 are needed"), 0u) << why;
+  EXPECT_NE(why.find("raise --kv-cache-memory-bytes to 589824"), std::string::npos) << why;
+}
+
 TEST(MemoryPlan, WordsAndJsonHaveTheSameFigures) {
   const MemoryPlan plan = plan_of(kimi_linear(2), gpus("2xH200"));
   const Json json = plan_json(plan);

@@ -184,6 +184,7 @@ TEST_F(Sharded, BadIndexes) {
       {R"({"a": "fifo.safetensors"})", "is not a regular file"},
       {R"({"a": "sub.safetensors"})", "is not a regular file"},
       {R"({"a": "none.safetensors"})", "none.safetensors"},
+      {R"({"a": "none.safetensors"})", "index.json names this file, so the model is not whole: fetch it again"},
       {R"({"a": "one.safetensors"})", "tensor b is not in"},
       {R"({"a": "one.safetensors", "b": "one.safetensors", "c": "one.safetensors"})",
        "expected in one.safetensors, found in no file"},

@@ -214,6 +214,8 @@ TEST_F(ApiTest, ErrorsHaveTheEnvelope) {
   EXPECT_EQ(post("/v1/completions", R"({"prompt":)").status, 400);
   EXPECT_EQ(post("/v1/completions", "[]").status, 400);
   EXPECT_EQ(post("/nothing", "{}").status, 404);
+  EXPECT_NE(post("/v1/embeddings", "{}").body.find("there are /v1/completions, /v1/chat/completions, /v1/models"),
+            std::string::npos);
   TestClient client(server_->port());
   EXPECT_EQ(client.get("/v1/completions").status, 405);
   client.send("POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: text/plain\r\nContent-Length: 2\r\n\r\n{}");

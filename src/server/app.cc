@@ -126,12 +126,20 @@ void App::handle(const std::shared_ptr<Exchange>& exchange, HttpRequest request)
     return (this->*route.handler)(exchange, request);
   }
   const std::string allowed = allowed_methods(request);
-  if (allowed.empty()) return answer(exchange, request, refusal(404, "no such path; the API is under /v1"));
+  if (allowed.empty()) return answer(exchange, request, refusal(404, no_such_path()));
   if (method == "GET" && request.path.starts_with(kModelPath)) return model(exchange, request);
   HttpReply reply =
       method == "OPTIONS" ? empty_reply(200) : refusal(405, "this path does not take that method, but " + allowed);
   reply.headers.emplace_back("Allow", allowed);
   answer(exchange, request, std::move(reply));
+}
+
+std::string App::no_such_path() {
+  std::string paths;
+  for (const Route& route : routes())
+    if (paths.find(route.path) == std::string::npos)
+      paths += fmt::format("{}{}", paths.empty() ? "" : ", ", route.path);
+  return "no such path; there are " + paths;
 }
 
 // For the header Allow; "": no such path.

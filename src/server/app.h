@@ -68,6 +68,7 @@ class App {
   void answer_probe(ExchangePtr exchange, const HttpRequest& request);  // of a request with a body
   HttpReply scrape() const;
   std::string allowed_methods(const HttpRequest& request) const;
+  static std::string no_such_path();
   void version(ExchangePtr exchange, const HttpRequest& request);
   void load(ExchangePtr exchange, const HttpRequest& request);
 

@@ -1,6 +1,7 @@
 #include "tensor/cuda/gpus.h"
 
 #include <fmt/core.h>
+#include <strings.h>
 
 #include <algorithm>
 #include <charconv>
@@ -67,14 +68,14 @@ Status check_gpus(std::span<const Gpu> gpus, int32_t num_ranks) {
 Result<std::vector<Gpu>> parse_gpus(const std::string& text) {
   int32_t count = 1;
   std::string name = text;
-  if (const size_t x = text.find('x'); x != std::string::npos) {
+  if (const size_t x = text.find_first_of("xX"); x != std::string::npos) {
     const auto [end, error] = std::from_chars(text.data(), text.data() + x, count);
     if (error == std::errc() && end == text.data() + x) name = text.substr(x + 1);
   }
   constexpr int32_t kMost = 1024;
   std::string known;
   for (const GpuModel& model : kModels) {
-    if (name == model.name && count >= 1 && count <= kMost)
+    if (strcasecmp(name.c_str(), model.name) == 0 && count >= 1 && count <= kMost)
       return std::vector<Gpu>(static_cast<size_t>(count), {.name = model.name,
                                                            .bytes = static_cast<int64_t>(model.gib * 0x1p30),
                                                            .compute_capability = model.compute_capability});

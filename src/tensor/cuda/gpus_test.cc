@@ -48,6 +48,8 @@ TEST(Gpus, OfAPlanAreCountedByModel) {
   EXPECT_EQ(four->size(), 4u);
   EXPECT_EQ((*four)[3].name, "H200");
   EXPECT_EQ((*four)[3].bytes, 139 * kGiB);
+  ASSERT_TRUE(parse_gpus("4Xh200").ok()) << "in any case";
+  EXPECT_EQ((*parse_gpus("4Xh200"))[3].name, "H200");
   ASSERT_TRUE(parse_gpus("L40S").ok());
   EXPECT_EQ(parse_gpus("L40S")->size(), 1u);
   for (const char* wrong : {"", "4x", "xH200", "0xH200", "-1xH200", "4xH300", "4 H200", "99999xH200"}) {
