@@ -17,7 +17,7 @@ test: setup-test
 	cmake --preset release -DPERIGEE_CUDA=AUTO
 	cmake --build --preset release -j $(JOBS)
 	ctest --test-dir build -j $(JOBS) --output-on-failure --no-tests=error
-	for model in models/*; do PERIGEE_MODEL=$$model .venv/bin/python -m pytest -q tests/e2e; done
+	ls -d models/* | xargs -P $(JOBS) -n 1 tools/e2e
 
 build: setup-build
 	cmake --preset release -DPERIGEE_TESTS=$(if $(wildcard build/tests),ON,OFF) -DPERIGEE_CUDA=$(CUDA)
