@@ -11,7 +11,7 @@ namespace perigee {
 
 enum class LatentFormat : uint8_t {
   kF32,      // ref
-  kBF16,     //
+  kBF16,     // cpu, cuda
   kF8E4M3,   // each number is an element times LatentLayer::scale
   kF8Tiles,  // DeepSeek's record: L e4m3 | a f32 scale for each 128 of them | k_rope in bf16; 656 bytes for 512 + 64
 };
