@@ -41,7 +41,7 @@ Result<std::unique_ptr<RankDevice>> make_rank_device(const RankConfig& config) {
 struct RankGroup::State {
   struct Member {
     std::unique_ptr<RankPort> port;
-    std::unique_ptr<Comm> observed_comm;  // with an observer
+    std::vector<std::unique_ptr<Comm>> observed_comms;  // with an observer
     std::thread thread;
     // The rest under the mutex.
     std::unique_ptr<Rank> rank;    // from its load to its end; in an aborted group as long as the state
@@ -124,12 +124,13 @@ RankConfig RankGroup::State::config_of(int32_t r) {
   RankConfig out = config.rank;
   out.rank = r;
   if (r < std::ssize(config.observers)) out.observer = config.observers[static_cast<size_t>(r)];
-  if (comms) out.comm = &comms->of(r);
-  if (comms) out.dcp_comm = &comms->dcp_of(r);
-  if (comms && out.observer != nullptr) {
-    std::unique_ptr<Comm>& observed = members[static_cast<size_t>(r)].observed_comm;
-    observed = observe_comm(*out.comm, *out.observer);
-    out.comm = observed.get();
+  if (comms) {
+    const auto observed = [&](Comm& comm) {
+      if (out.observer == nullptr || comm.size() == 1) return &comm;
+      return members[static_cast<size_t>(r)].observed_comms.emplace_back(observe_comm(comm, *out.observer)).get();
+    };
+    out.comm = observed(comms->of(r));
+    out.dcp_comm = observed(comms->dcp_of(r));
   }
   if (r > 0) out.load.progress = nullptr;  // one voice is enough
   out.load.progress = [this, r, show = out.load.progress](const char* phase, int64_t done, int64_t total) {

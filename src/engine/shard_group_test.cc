@@ -2,6 +2,7 @@
 // end together when one is lost in the middle of a step.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cmath>
 #include <limits>
 
@@ -11,6 +12,7 @@
 #include "base/rng.h"
 #include "control/plan_codec.h"
 #include "engine/rank_group.h"
+#include "exec/exec_testing.h"
 
 namespace perigee {
 namespace {
@@ -39,6 +41,7 @@ class MadeUpModel final : public Model {
 
   ModelOutput forward(const Batch& batch, Ops& ops, const PagePool&) const override {
     const int64_t share = kVocab / comm_.size();
+    if (uint8_t mine = 0, all[kMaxDcpSize]; ops.dcp().size() > 1) ops.dcp().all_gather(&mine, 1, all);
     const Tensor logits = ops.arena().tensor(DType::kF32, std::ssize(batch.logit_rows), share);
     comm_.barrier();
     const bool stops_here = num_forwards_++ == stop_->forward;
@@ -156,8 +159,10 @@ std::vector<uint8_t> bytes_of(const StepResult& result) {
 class ShardGroups : public testing::Test {
  protected:
   // `results` are shared with the group, since a rank that hangs outlives it.
-  void start(int32_t size) {
+  void start(int32_t size, int32_t dcp_size = 1) {
     RankGroupConfig config;
+    config.observers = observers;
+    config.rank.limits.dcp_size = dcp_size;
     config.rank.size = size;
     config.rank.layout = RankLayout::kTensorParallel;
     config.rank.device = Device::kRef;
@@ -181,6 +186,7 @@ class ShardGroups : public testing::Test {
   }
 
   RankFault fault;
+  std::vector<OpObserver*> observers;
   std::shared_ptr<Stop> stop = std::make_shared<Stop>();
   RankTimeouts timeouts{.clock = &stop->clock};
   std::shared_ptr<BoundedQueue<StepResult>> results = std::make_shared<BoundedQueue<StepResult>>(8);
@@ -209,6 +215,22 @@ TEST_F(ShardGroups, SampleWhatOneRankDoes) {
         ASSERT_TRUE(result.rows[i].ids == wanted.rows[i].ids) << "step " << step << " slot " << i;
       ASSERT_EQ(bytes_of(result), bytes_of(wanted)) << "step " << step;
     }
+  }
+}
+
+TEST_F(ShardGroups, WaitsAreObservedInBothKindsOfGroup) {
+  std::array<std::array<int, 4>, 2> counts = {};  // by dcp size, of each rank
+  for (const int32_t dcp_size : {1, 2}) {
+    std::vector<WaitCounter> waits(4);
+    observers = {&waits[0], &waits[1], &waits[2], &waits[3]};
+    start(4, dcp_size);
+    for (int32_t step = 0; step < 3; ++step) run(step);
+    group.reset();
+    for (size_t r = 0; r < 4; ++r) counts[static_cast<size_t>(dcp_size - 1)][r] = waits[r].count;
+  }
+  for (size_t r = 0; r < 4; ++r) {
+    EXPECT_GT(counts[0][r], 0) << "rank " << r;
+    EXPECT_GE(counts[1][r], counts[0][r] + 3) << "rank " << r << ": one more in each step";
   }
 }
 

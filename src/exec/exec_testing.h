@@ -10,6 +10,7 @@
 #include "base/queue.h"
 #include "exec/host_device.h"
 #include "exec/rank.h"
+#include "ops/observed_ops.h"
 
 namespace perigee {
 
@@ -91,5 +92,19 @@ inline StepPlan decode_plan(int32_t step) {
   plan.num_decode_rows = 1;
   return plan;
 }
+
+// Of a rank with an observer: how often it has waited for others before a collective.
+class WaitCounter final : public OpObserver {
+ public:
+  void begin_step() override {}
+  bool wants_costs() const override { return false; }
+  void cost(OpCost&&) override {}
+  void begin_op() override {}
+  void end_op() override {}
+  void launched(const char*) override {}
+  bool wants_waits() const override { return true; }
+  void end_wait() override { ++count; }
+  int count = 0;  // read when the rank has ended
+};
 
 }  // namespace perigee
