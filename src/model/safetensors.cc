@@ -247,10 +247,10 @@ Result<WeightFiles> WeightFiles::open(const std::string& folder) {
   if (names.size() > kMaxFiles) return bad_input(fmt::format("{}/{}: more than {} files", folder, kIndex, kMaxFiles));
   for (const std::string& name : names) {
     const Status added = files.add_file(name);
-    if (!added.ok() && added.error().code == Code::kNotFound)
-      return Error(Code::kNotFound, fmt::format("{}; {} names this file, so the model is not whole: fetch it again",
-                                                added.error().message, kIndex));
-    RETURN_IF_ERROR(added);
+    if (added.ok()) continue;
+    if (added.error().code != Code::kNotFound) return added.error();
+    return Error(Code::kNotFound, fmt::format("{}; {} names this file, so the model is not whole: fetch it again",
+                                              added.error().message, kIndex));
   }
   RETURN_IF_ERROR(files.check_index(weight_map));
   return files;
