@@ -310,10 +310,10 @@ TestModel with_cache(LatentFormat format, TestModel model, const char* name) {
 std::vector<TestModel> deterministic_models() {
   std::vector<TestModel> models = on_all_devices();
   models.push_back(with_cache(LatentFormat::kF8E4M3, tiny_k2(), "TinyK2Fp8"));
-  models.push_back(of_ranks(tiny_k2(), "TinyK2Dcp", 2, 2));
   models.push_back(of_ranks(with_cache(LatentFormat::kF8Tiles, tiny_k2(), ""), "TinyK2TilesDcp", 2, 2));
   models.push_back(of_ranks(hybrid_model(), "HybridDcp", 2, 2));
   if (soak_requested()) {
+    models.push_back(of_ranks(tiny_k2(), "TinyK2Dcp", 2, 2));
     models.push_back(of_ranks(tiny_k2(), "TinyK2Dcp4", 8, 4));
     models.push_back(of_ranks(with_cache(LatentFormat::kF8E4M3, tiny_k2(), ""), "TinyK2Fp8Dcp", 2, 2));
     models.push_back(with_cache(LatentFormat::kF8Tiles, tiny_k2(), "TinyK2Tiles"));
