@@ -118,7 +118,7 @@ class Ops : public WeightPacker {
  protected:
   Ops() = default;
   Ops(Comm& comm, Comm& dcp) : comm_(comm), dcp_(dcp) {}  // which outlive it
-  explicit Ops(Arena arena) : arena_(std::move(arena)) {}
+  Ops(Arena arena, Comm& comm, Comm& dcp) : arena_(std::move(arena)), comm_(comm), dcp_(dcp) {}
 
   Arena arena_;
 

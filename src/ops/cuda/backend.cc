@@ -30,7 +30,8 @@ Result<std::unique_ptr<Ops>> make_cuda_ops(const CudaOptions& options) {
   return std::unique_ptr<Ops>(std::move(ops));
 }
 
-CudaOps::CudaOps(const CudaOptions& options) : Ops(Arena(device_buffer, options.separate_arrays)), options_(options) {
+CudaOps::CudaOps(const CudaOptions& options)
+    : Ops(Arena(device_buffer, options.separate_arrays), *options.comm, *options.dcp), options_(options) {
   if (!options.deterministic && !options.no_library) cublas_ = CublasLt::load();
   int major = 0, minor = 0;
   cuda_ok(cudaDeviceGetAttribute(&multiprocessors_, cudaDevAttrMultiProcessorCount, options.device), "asking the GPU");
@@ -47,7 +48,8 @@ CudaOps::CudaOps(const CudaOptions& options) : Ops(Arena(device_buffer, options.
 }
 
 Status CudaOps::status() {
-  return device_status();
+  const Status device = device_status();
+  return device.ok() ? Ops::status() : device;
 }
 
 void CudaOps::begin_step() {

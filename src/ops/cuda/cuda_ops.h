@@ -14,6 +14,9 @@ struct CudaOptions {
   // For tests: the kernels of GPUs other than Hopper; temporary arrays as a memory checker wants them (Arena); no
   // cuBLASLt, whose bulk stores such a checker does not see.
   bool portable = false, separate_arrays = false, no_library = false;
+  // Their operands lie in this GPU's memory; both outlive the Ops.
+  Comm* comm = &Comm::alone();
+  Comm* dcp = &Comm::alone();
 };
 
 // What the kernels read by 16 bytes, stage in shared memory or keep one a thread.
