@@ -3,6 +3,8 @@
 #include <cuda_runtime.h>
 #include <fmt/core.h>
 
+#include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstring>
 #include <mutex>
@@ -10,30 +12,47 @@
 #include "base/memory_text.h"
 #include "tensor/cuda/check.h"
 #include "tensor/cuda/gpus.h"
+#include "tensor/cuda/per_device.h"
 
 namespace perigee {
 namespace {
 
 thread_local int64_t allocations = 0;
-std::atomic<bool> failed{false};
-std::mutex first_error_mutex;
-std::string first_error;
+thread_local int selected = 0;  // GPU
+
+// Of one GPU, so that the rank of another one is not lost in its place.
+struct Failure {
+  std::atomic<bool> failed{false};
+  std::mutex mutex;
+  std::string first_error;
+};
+
+Failure& own_failure() {
+  static std::array<Failure, kMostDevices> failures;
+  return failures[static_cast<size_t>(selected)];
+}
+
+bool has_failed() {
+  return own_failure().failed;
+}
 
 }  // namespace
 
 bool cuda_ok(cudaError_t error, const char* what) {
   if (error == cudaSuccess) return true;
-  std::lock_guard lock(first_error_mutex);
-  if (failed) return false;
-  first_error = fmt::format("the GPU failed at {}: {}", what, cudaGetErrorString(error));
-  failed = true;
+  Failure& failure = own_failure();
+  std::lock_guard lock(failure.mutex);
+  if (failure.failed) return false;
+  failure.first_error = fmt::format("the GPU failed at {}: {}", what, cudaGetErrorString(error));
+  failure.failed = true;
   return false;
 }
 
 Status device_status() {
-  if (!failed) return {};
-  std::lock_guard lock(first_error_mutex);
-  return Error(Code::kDeviceLost, first_error);
+  Failure& failure = own_failure();
+  if (!failure.failed) return {};
+  std::lock_guard lock(failure.mutex);
+  return Error(Code::kDeviceLost, failure.first_error);
 }
 
 Status select_device(int index) {
@@ -44,10 +63,11 @@ Status select_device(int index) {
                                                       ? "no NVIDIA driver, or one that is older than CUDA 13's"
                                                       : cudaGetErrorString(error)),
                  "device");
-  if (index < 0 || index >= count)
+  if (index < 0 || index >= std::min(count, kMostDevices))
     return Error(Code::kUnavailable, fmt::format("GPU {} of {} does not exist", index, count), "device");
   if (const cudaError_t error = cudaSetDevice(index); error != cudaSuccess)
     return Error(Code::kUnavailable, fmt::format("GPU {}: {}", index, cudaGetErrorString(error)), "device");
+  selected = index;
   return {};
 }
 
@@ -67,7 +87,7 @@ std::vector<Gpu> list_gpus() {
 
 Buffer device_buffer(size_t bytes) {
   void* p = nullptr;
-  if (failed) return {};
+  if (has_failed()) return {};
   if (const cudaError_t error = cudaMalloc(&p, bytes); error != cudaSuccess) {
     const DeviceMemory memory = device_memory();
     cuda_ok(error, fmt::format("reserving {} where {} of {} are free", memory_text(static_cast<int64_t>(bytes)),
@@ -81,7 +101,7 @@ Buffer device_buffer(size_t bytes) {
 
 Buffer pinned_buffer(size_t bytes) {
   void* p = nullptr;
-  if (failed || !cuda_ok(cudaMallocHost(&p, bytes), "reserving pinned memory")) return {};
+  if (has_failed() || !cuda_ok(cudaMallocHost(&p, bytes), "reserving pinned memory")) return {};
   ++allocations;
   std::memset(p, 0, bytes);
   return {static_cast<uint8_t*>(p), bytes, [](uint8_t* memory) { cudaFreeHost(memory); }};
@@ -98,7 +118,7 @@ DeviceMemory device_memory() {
 }
 
 void device_copy(void* to, const void* from, size_t bytes) {
-  if (failed) return;
+  if (has_failed()) return;
   // The streams of this process do not wait for the default stream, nor it for them.
   if (!cuda_ok(cudaDeviceSynchronize(), "waiting before a copy")) return;
   if (!cuda_ok(cudaMemcpy(to, from, bytes, cudaMemcpyDefault), "copying")) return;

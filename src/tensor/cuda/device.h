@@ -1,7 +1,7 @@
 // Memory of a GPU, of host memory it can reach, and copies. No CUDA header, so that any caller may include it.
 //
-// After a failure of the device every function here does nothing and device_status() keeps the first error: callers on
-// the step path look at it once a step, not at each call.
+// After a failure of a GPU every function here does nothing for threads that use it, and device_status() keeps the
+// first error: callers on the step path look at it once a step, not at each call.
 #pragma once
 
 #include <cstdint>
@@ -28,7 +28,8 @@ std::string gpu_report(int index);
 // Between any two of host and device memory; complete when it returns.
 void device_copy(void* to, const void* from, size_t bytes);
 
-// The first error since the process began, kDeviceLost with what was being done, or success.
+// The first error of the calling thread's GPU since the process began, kDeviceLost with what was being done, or
+// success.
 Status device_status();
 
 }  // namespace perigee

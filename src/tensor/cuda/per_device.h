@@ -10,6 +10,8 @@
 
 namespace perigee {
 
+constexpr int kMostDevices = 64;  // GPUs of a process
+
 inline int current_device() {
   int device = 0;
   cudaGetDevice(&device);
@@ -29,7 +31,6 @@ class PerDevice {
   }
 
  private:
-  static constexpr int kMostDevices = 64;
   struct Entry {
     std::once_flag made;
     T value{};
