@@ -116,11 +116,13 @@ Status CudaDevice::reserve_arrays() {
                                                       .max_blocks = max_blocks,
                                                       .vocab = model.vocab,
                                                       .state_width = state_pages,
-                                                      .checkpoints = checkpoints});
+                                                      .checkpoints = checkpoints,
+                                                      .rank = ops().comm().rank(),
+                                                      .ranks = ops().comm().size()});
   sequences_ = arrays_->sequences();
   sampling_ = std::make_unique<StepSampling>(
       SamplingSizes{.slots = slots, .scores = kPromptLogprobTokens, .max_positions = model.max_positions}, *arrays_,
-      ops().owned_stream());
+      ops().owned_stream(), ops().comm());
   const UploadLimits limits{.max_sequences = slots,
                             .max_tokens = tokens,
                             .max_blocks = max_blocks,
@@ -234,6 +236,7 @@ void CudaDevice::sample(const StepPlan&, int32_t buffer) {
   if (bucket_ > 0) {
     graphs_->sample(bucket_, buffer, stream());
   } else {
+    sampling_->deal(logits_, asked.sampled_by);
     sampling_->score(asked, logits_, buffer);
     sampling_->sample(asked.num_rows, logits_, buffer);
   }

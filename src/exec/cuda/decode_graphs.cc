@@ -67,8 +67,10 @@ Result<DecodeGraphs::Graphs> DecodeGraphs::capture_bucket(int32_t rows, const Mo
   ASSIGN_OR_RETURN(graphs.forward,
                    capture_graph(ops.stream(), [&] { logits = model.forward(batch, ops, pool).logits; }));
   for (const int32_t buffer : {0, 1}) {
-    ASSIGN_OR_RETURN(graphs.sample[static_cast<size_t>(buffer)],
-                     capture_graph(ops.stream(), [&] { sampling.sample(rows, logits, buffer); }));
+    ASSIGN_OR_RETURN(graphs.sample[static_cast<size_t>(buffer)], capture_graph(ops.stream(), [&] {
+                       sampling.deal(logits, {arrays_.sampled_by, static_cast<size_t>(rows)});
+                       sampling.sample(rows, logits, buffer);
+                     }));
   }
   return graphs;
 }

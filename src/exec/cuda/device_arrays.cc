@@ -9,6 +9,8 @@ DeviceArrays::DeviceArrays(const ArraySizes& sizes) {
   slots_.max_blocks = static_cast<int32_t>(sizes.max_blocks);
   slots_.vocab = static_cast<int32_t>(sizes.vocab);
   slots_.state_width = static_cast<int32_t>(sizes.state_width);
+  slots_.rank = sizes.rank;
+  slots_.ranks = sizes.ranks;
   for (int pass = 0; pass < 2; ++pass) {  // the first adds up, the second has the memory
     if (pass == 1) memory_ = device_buffer(used_);
     used_ = 0;
@@ -36,8 +38,9 @@ void DeviceArrays::cut_slots(const ArraySizes& sizes, uint8_t* memory) {
   cut(slots_.params, sizes.slots, memory);
   cut(slots_.listed_ids, sizes.slots * kMaxListed, memory);
   cut(slots_.listed_bias, sizes.slots * kMaxListed, memory);
-  cut(slots_.counts, sizes.slots * slots_.count_words(), memory);
-  cut(slots_.seen, sizes.slots * slots_.bit_words(), memory);
+  const int64_t kept = (sizes.slots + sizes.ranks - 1) / sizes.ranks;
+  cut(slots_.counts, kept * slots_.count_words(), memory);
+  cut(slots_.seen, kept * slots_.bit_words(), memory);
 }
 
 void DeviceArrays::cut_batch(const ArraySizes& sizes, uint8_t* memory) {
@@ -48,6 +51,7 @@ void DeviceArrays::cut_batch(const ArraySizes& sizes, uint8_t* memory) {
        {&batch_.first_row, &batch_.lengths, &batch_.slots, &batch_.committed, &batch_.commit, &batch_.first_checkpoint})
     cut(*numbers, sizes.tokens + 1, memory);
   cut(batch_.samples, sizes.tokens, memory);
+  cut(batch_.sampled_by, sizes.tokens, memory);
   cut(batch_.block_tables, sizes.slots * sizes.max_blocks, memory);
   cut(batch_.state_pages, sizes.slots * sizes.state_width, memory);
   cut(batch_.checkpoint_position, sizes.checkpoints, memory);

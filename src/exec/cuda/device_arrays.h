@@ -11,7 +11,8 @@ struct ArraySizes {
   int64_t slots = 0;   // sequences that run together
   int64_t tokens = 0;  // of a step, at least `slots`
   int64_t max_blocks = 0, vocab = 0, state_width = 0;
-  int64_t checkpoints = 0;  // of a step
+  int64_t checkpoints = 0;      // of a step
+  int32_t rank = 0, ranks = 1;  // that share the vocabulary, and with it the slots' counts of ids
 };
 
 class DeviceArrays {

@@ -11,7 +11,7 @@ int64_t UploadLimits::bytes() const {
                            max_blocks * static_cast<int64_t>(sizeof(AppendRecord)) + 2 * 4 * state_width;
   return kPadding + max_sequences * sequence + 4 * static_cast<int64_t>(max_tokens) +
          max_checkpoints * (4 + 4 * static_cast<int64_t>(state_width)) +
-         max_logit_rows * static_cast<int64_t>(4 + sizeof(ScoreRecord));
+         max_logit_rows * static_cast<int64_t>(2 * 4 + sizeof(ScoreRecord));
 }
 
 PlanUpload::PlanUpload(const UploadLimits& limits)

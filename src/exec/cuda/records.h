@@ -31,8 +31,19 @@ struct RowRecord {
   int32_t first_checkpoint, num_checkpoints;  // of PlanArrays
 };
 
+// Ranks share the vocabulary: a row is sampled by one rank, which gets all its logits, or by all of them, where only
+// the largest logit matters.
+inline constexpr int32_t kEveryRank = -1;
+
 struct SampleRecord {
-  int32_t slot, logit_row, mask_row, reserved;  // slot < 0: nothing is sampled; mask_row < 0: all ids allowed
+  int32_t slot, logit_row, mask_row;  // slot < 0: nothing is sampled; mask_row < 0: all ids allowed
+  int32_t rank;                       // whose row it is; logit_row counts among its whole rows, else among shares
+};
+
+// What a rank says of a row that it has sampled.
+struct alignas(16) Pick {
+  float logit;  // the largest of its share
+  int32_t id, finite;
 };
 
 // A row of logits whose probabilities a prompt asks for.
@@ -63,9 +74,15 @@ struct SlotArrays {
   SlotParams* params = nullptr;     // [slots]
   int32_t* listed_ids = nullptr;    // [slots][kMaxListed] ids of logit_bias, then stop ids
   float* listed_bias = nullptr;     // [slots][kMaxListed]
-  uint32_t* counts = nullptr;       // [slots][ceil(vocab / 2)] two 16-bit counts of sampled ids a word; under penalties
-  uint32_t* seen = nullptr;         // [slots][ceil(vocab / 32)] bits of prompt and sampled ids; under penalties
+  // Under penalties, of the slots that this rank samples, by kept():
+  uint32_t* counts = nullptr;  // [ceil(slots / ranks)][ceil(vocab / 2)] two 16-bit counts of sampled ids a word
+  uint32_t* seen = nullptr;    // [ceil(slots / ranks)][ceil(vocab / 32)] bits of prompt and sampled ids
   int32_t max_blocks = 0, vocab = 0, state_width = 0;
+  int32_t rank = 0, ranks = 1;
+
+  // As rank_of_slot() deals them.
+  constexpr bool is_mine(int32_t slot) const { return slot % ranks == rank; }
+  constexpr int64_t kept(int32_t slot) const { return slot / ranks; }
 
   constexpr int64_t count_words() const { return (vocab + 1) / 2; }
   constexpr int64_t bit_words() const { return (vocab + 31) / 32; }
@@ -81,6 +98,7 @@ struct BatchArrays {
   int32_t* lengths = nullptr;              // [sequences]
   int32_t* block_tables = nullptr;         // [sequences][SlotArrays::max_blocks]
   SampleRecord* samples = nullptr;         // [sequences]
+  int32_t* sampled_by = nullptr;           // [sequences] the rank that gets the row's logits whole; -1: none
   int32_t* slots = nullptr;                // [sequences], these and the rest for recurrent models
   int32_t* committed = nullptr;            // [sequences]
   int32_t* commit = nullptr;               // [sequences]

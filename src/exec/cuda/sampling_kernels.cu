@@ -89,8 +89,8 @@ __device__ void adjust(const float* logits, const uint32_t* mask, const SlotArra
       if (const int id = ids[p.num_bias + i]; is_mine(id)) work[id] = -INFINITY;
   __syncthreads();
   if (p.penalties == 0) return;
-  const uint32_t* seen = slots.seen + slot * slots.bit_words();
-  const uint32_t* counts = slots.counts + slot * slots.count_words();
+  const uint32_t* seen = slots.seen + slots.kept(slot) * slots.bit_words();
+  const uint32_t* counts = slots.counts + slots.kept(slot) * slots.count_words();
   for (int i = slice.first + threadIdx.x; i < slice.end; i += kThreads) {
     float x = work[i];
     if ((seen[i / 32] >> (i % 32) & 1u) != 0) x *= x > 0 ? 1.0f / p.repetition : p.repetition;
@@ -162,14 +162,14 @@ __device__ void score(const float* x, int n, int id, int top, TokenScore& out) {
 __device__ void accept(const SlotArrays& slots, int slot, int id) {
   slots.newest[slot] = id;
   ++slots.num_outputs[slot];
-  if (slots.params[slot].penalties == 0) return;
-  slots.seen[slot * slots.bit_words() + id / 32] |= 1u << (id % 32);
-  uint32_t& word = slots.counts[slot * slots.count_words() + id / 2];
+  if (slots.params[slot].penalties == 0 || !slots.is_mine(slot)) return;
+  slots.seen[slots.kept(slot) * slots.bit_words() + id / 32] |= 1u << (id % 32);
+  uint32_t& word = slots.counts[slots.kept(slot) * slots.count_words() + id / 2];
   const int shift = id % 2 * 16;
   if ((word >> shift & 0xFFFFu) != 0xFFFFu) word += 1u << shift;
 }
 
-// One row that is sampled.
+// One row that is sampled here, whole or this rank's share of it.
 struct Sample {
   int slot;
   const SlotParams& params;
@@ -181,21 +181,27 @@ struct Sample {
   int vocab;
 };
 
+__device__ bool is_sampled_here(const SampleRecord& record, const SlotArrays& slots) {
+  return record.slot >= 0 && (record.rank == kEveryRank || record.rank == slots.rank);
+}
+
 __device__ Sample sample_of(const SampleCall& call, const SlotArrays& slots, int index) {
   const SampleRecord record = call.samples[index];
   const SlotParams& p = slots.params[record.slot];
-  const float* logits = call.logits + static_cast<int64_t>(record.logit_row) * slots.vocab;
+  const bool share = record.rank == kEveryRank;
+  const int vocab = share ? slots.vocab / slots.ranks : slots.vocab;
+  const float* logits = (share ? call.shares : call.logits) + static_cast<int64_t>(record.logit_row) * vocab;
   const uint32_t* mask = record.mask_row < 0 ? nullptr : call.masks + record.mask_row * slots.bit_words();
-  const bool adjusted =
-      p.num_bias > 0 || mask != nullptr || p.penalties != 0 || slots.num_outputs[record.slot] < p.min_tokens;
+  const bool adjusted = !share && (p.num_bias > 0 || mask != nullptr || p.penalties != 0 ||
+                                   slots.num_outputs[record.slot] < p.min_tokens);
   return {record.slot,
           p,
           logits,
           mask,
           adjusted,
-          adjusted ? call.work + static_cast<int64_t>(index) * slots.vocab : logits,
+          adjusted ? call.work + slots.kept(record.slot) * slots.vocab : logits,
           static_cast<RowScratch*>(call.scratch)[index],
-          slots.vocab};
+          vocab};
 }
 
 // Of all slices. Every block of the grid has written its own.
@@ -205,8 +211,12 @@ __device__ RowMax joined_max(const Sample& sample, int slices) {
     const RowMax other = sample.scratch.slices[i];
     max = {other.key < max.key ? other.key : max.key, max.good && other.good};
   }
-  max.good = max.good && sample.x[max.id()] >= -FLT_MAX;
   return max;
+}
+
+// Whether there is anything to choose from a whole row.
+__device__ bool has_choice(const Sample& sample, const RowMax& max) {
+  return max.good && sample.x[max.id()] >= -FLT_MAX;
 }
 
 __device__ Row row_of(const Sample& sample, const RowMax& max) {
@@ -217,12 +227,12 @@ __device__ Row row_of(const Sample& sample, const RowMax& max) {
 __global__ __launch_bounds__(kThreads) void prepare_kernel(SampleCall call, SlotArrays slots) {
   dependency_wait();
   dependency_trigger();
-  if (call.samples[blockIdx.y].slot < 0) return;
+  if (!is_sampled_here(call.samples[blockIdx.y], slots)) return;
   const Sample sample = sample_of(call, slots, blockIdx.y);
   const Slice slice = my_slice(sample.vocab);
   RowMax max = row_max(sample.logits, slice.first, slice.end);
   if (sample.adjusted) {
-    adjust(sample.logits, sample.mask, slots, sample.slot, slice, call.work + blockIdx.y * int64_t{slots.vocab});
+    adjust(sample.logits, sample.mask, slots, sample.slot, slice, call.work + slots.kept(sample.slot) * slots.vocab);
     const RowMax adjusted = row_max(sample.x, slice.first, slice.end);
     max = {adjusted.key, max.good && adjusted.good};
   }
@@ -239,11 +249,11 @@ __global__ __launch_bounds__(kThreads) void count_bins_kernel(SampleCall call, S
   __shared__ OrderScratch bins;
   dependency_wait();
   dependency_trigger();
-  if (call.samples[blockIdx.y].slot < 0) return;
+  if (!is_sampled_here(call.samples[blockIdx.y], slots)) return;
   const Sample sample = sample_of(call, slots, blockIdx.y);
   if (sample.params.temperature < kMinTemperature) return;
   const RowMax max = joined_max(sample, gridDim.x);
-  if (!max.good) return;
+  if (!has_choice(sample, max)) return;
   const Row row = row_of(sample, max);
   const Slice slice = my_slice(sample.vocab);
   bins.clear();
@@ -288,13 +298,21 @@ __global__ __launch_bounds__(kThreads) void choose_kernel(SampleCall call, SlotA
   __shared__ OrderScratch scratch;
   dependency_wait();
   dependency_trigger();
-  if (call.samples[blockIdx.x].slot < 0) return;
+  const SampleRecord record = call.samples[blockIdx.x];
+  if (!is_sampled_here(record, slots)) return;
   const Sample sample = sample_of(call, slots, blockIdx.x);
   const SlotParams p = sample.params;
   const RowMax max = joined_max(sample, slices);
+  if (record.rank == kEveryRank) {
+    if (threadIdx.x == 0)
+      call.picks[blockIdx.x] = {
+          .logit = sample.x[max.id()], .id = slots.rank * sample.vocab + max.id(), .finite = max.good};
+    return;
+  }
   SampleResult& result = call.results[blockIdx.x];
+  const bool finite = has_choice(sample, max);
   int id = 0;
-  if (max.good) {
+  if (finite) {
     if (p.temperature < kMinTemperature) {
       id = max.id();
     } else {
@@ -305,9 +323,39 @@ __global__ __launch_bounds__(kThreads) void choose_kernel(SampleCall call, SlotA
   }
   __syncthreads();
   if (threadIdx.x != 0) return;
+  if (call.picks != nullptr) {
+    call.picks[blockIdx.x] = {.logit = 0, .id = id, .finite = finite};
+    return;
+  }
   result.id = id;
-  result.finite = max.good;
+  result.finite = finite;
   accept(slots, sample.slot, id);
+}
+
+constexpr int kAcceptThreads = 64;
+
+// A thread has one row. Shares of the vocabulary ascend with the ranks, so a tie goes to the lower id.
+__global__ __launch_bounds__(kAcceptThreads) void accept_kernel(SampleCall call, const Pick* all_picks,
+                                                                SlotArrays slots) {
+  dependency_wait();
+  dependency_trigger();
+  const int row = static_cast<int>(blockIdx.x) * kAcceptThreads + static_cast<int>(threadIdx.x);
+  if (row >= call.count || call.samples[row].slot < 0) return;
+  const SampleRecord record = call.samples[row];
+  Pick pick = all_picks[max(record.rank, 0) * call.count + row];
+  if (record.rank == kEveryRank) {
+    for (int rank = 1; rank < slots.ranks; ++rank) {
+      const Pick other = all_picks[rank * call.count + row];
+      const int finite = pick.finite & other.finite;
+      if (other.logit > pick.logit) pick = other;
+      pick.finite = finite;
+    }
+    if (!(pick.logit >= -FLT_MAX)) pick.finite = 0;
+    if (pick.finite == 0) pick.id = 0;
+  }
+  call.results[row].id = pick.id;
+  call.results[row].finite = pick.finite;
+  accept(slots, record.slot, pick.id);
 }
 
 __global__ __launch_bounds__(kThreads) void score_kernel(const ScoreRecord* records, const float* logits, int vocab,
@@ -335,6 +383,14 @@ cudaError_t sample_rows(const SampleCall& call, const SlotArrays& slots, cudaStr
   return launch(choose_kernel, whole, call, slots, slices);
 }
 
+cudaError_t accept_picks(const SampleCall& call, const Pick* all_picks, const SlotArrays& slots, cudaStream_t stream) {
+  if (call.count == 0) return cudaSuccess;
+  const LaunchShape shape{.grid = dim3(static_cast<unsigned>((call.count + kAcceptThreads - 1) / kAcceptThreads)),
+                          .block = dim3(kAcceptThreads),
+                          .stream = stream};
+  return launch(accept_kernel, shape, call, all_picks, slots);
+}
+
 cudaError_t score_rows(const ScoreRecord* records, int32_t count, const float* logits, int32_t vocab,
                        TokenScore* results, cudaStream_t stream) {
   if (count == 0) return cudaSuccess;
@@ -347,6 +403,7 @@ cudaError_t load_sampling_kernels() {
   cudaError_t error = cudaFuncGetAttributes(&unused, score_kernel);
   for (const auto kernel : {prepare_kernel, count_bins_kernel})
     if (error == cudaSuccess) error = cudaFuncGetAttributes(&unused, kernel);
+  if (error == cudaSuccess) error = cudaFuncGetAttributes(&unused, accept_kernel);
   return error == cudaSuccess ? cudaFuncGetAttributes(&unused, choose_kernel) : error;
 }
 

@@ -193,6 +193,81 @@ TEST_F(Sampling, TiesTakeTheLowerId) {
   }
 }
 
+// Two ranks with half of the vocabulary each: those that the largest logit decides are sampled by both, the others
+// whole by one of them. Both get the ids that one rank gets, and only the slot's rank counts them.
+TEST_F(Sampling, RanksThatShareTheVocabularyGetTheSameIds) {
+  constexpr int kRanks = 2, kShare = kVocab / kRanks, kSteps = 3;
+  const auto by_largest = [&](int row) { return !is_masked(row) && Sampler::takes_largest(params_of(row), 0); };
+  ASSERT_TRUE(std::any_of(samples_.begin(), samples_.end(), [&](const auto& s) { return by_largest(s.slot); }));
+  for (int row = 0; row < kRows; ++row) {  // ties between and within shares
+    float* x = logits_.data() + static_cast<size_t>(row) * kVocab;
+    x[kShare + row] = x[row + 1] = x[kVocab - 1 - row] = 70.0f;
+  }
+  struct Rank {
+    SlotArrays slots;
+    SampleCall call;
+    std::vector<Buffer> memory = std::vector<Buffer>(9);
+  };
+  std::vector<Rank> ranks(kRanks);
+  const int64_t kept = (kRows + kRanks - 1) / kRanks;
+  for (int r = 0; r < kRanks; ++r) {
+    Rank& rank = ranks[static_cast<size_t>(r)];
+    rank.slots = slots_;
+    rank.slots.rank = r;
+    rank.slots.ranks = kRanks;
+    rank.slots.newest = place(rank.memory[0], std::vector<int32_t>(kRows));
+    rank.slots.num_outputs = place(rank.memory[1], std::vector<int32_t>(kRows, 4));
+    rank.slots.counts = place(rank.memory[2], std::vector<uint32_t>(static_cast<size_t>(kept * slots_.count_words())));
+    rank.slots.seen = place(rank.memory[3], std::vector<uint32_t>(static_cast<size_t>(kept * slots_.bit_words())));
+    rank.call = call_;
+    std::vector<SampleRecord> samples = samples_;
+    std::vector<float> whole, shares;
+    for (int row = 0; row < kRows; ++row) {
+      const float* x = logits_.data() + static_cast<size_t>(row) * kVocab;
+      shares.insert(shares.end(), x + r * kShare, x + (r + 1) * kShare);
+      SampleRecord& sample = samples[static_cast<size_t>(row)];
+      sample.rank = by_largest(row) ? kEveryRank : row % kRanks;
+      if (sample.rank != r) continue;
+      sample.logit_row = static_cast<int32_t>(whole.size() / kVocab);
+      whole.insert(whole.end(), x, x + kVocab);
+    }
+    rank.call.samples = place(rank.memory[4], samples);
+    rank.call.logits = place(rank.memory[5], whole);
+    rank.call.shares = place(rank.memory[6], shares);
+    rank.call.picks = place(rank.memory[7], std::vector<Pick>(kRows));
+    rank.call.results = place(rank.memory[8], std::vector<SampleResult>(kRows));
+  }
+  Buffer all_memory;
+  for (int step = 0; step < kSteps; ++step) {
+    const std::vector<SampleResult> wanted = run();
+    std::vector<Pick> all;
+    for (Rank& rank : ranks) {
+      ASSERT_EQ(sample_rows(rank.call, rank.slots, nullptr), cudaSuccess);
+      all.resize(all.size() + kRows);
+      device_copy(&*all.end() - kRows, rank.call.picks, kRows * sizeof(Pick));
+    }
+    const Pick* all_picks = place(all_memory, all);
+    for (int r = 0; r < kRanks; ++r) {
+      const Rank& rank = ranks[static_cast<size_t>(r)];
+      ASSERT_EQ(accept_picks(rank.call, all_picks, rank.slots, nullptr), cudaSuccess);
+      std::vector<SampleResult> got(kRows);
+      std::vector<int32_t> newest(kRows), outputs(kRows);
+      device_copy(got.data(), rank.call.results, kRows * sizeof(SampleResult));
+      device_copy(newest.data(), rank.slots.newest, kRows * 4);
+      device_copy(outputs.data(), rank.slots.num_outputs, kRows * 4);
+      for (int row = 0; row < kRows; ++row) {
+        const auto at = static_cast<size_t>(row);
+        ASSERT_EQ(got[at].id, wanted[at].id) << "row " << row << ", step " << step << ", rank " << r;
+        ASSERT_EQ(got[at].finite, wanted[at].finite);
+        ASSERT_EQ(newest[at], wanted[at].id);
+        ASSERT_EQ(outputs[at], 5 + step);
+        if (row % kRanks != r || params_of(row).logprobs < 0) continue;
+        ASSERT_FLOAT_EQ(got[at].score.logprob, wanted[at].score.logprob);
+      }
+    }
+  }
+}
+
 // As ScoreRecord wants it, in f64.
 void expect_score(std::span<const float> x, const ScoreRecord& wanted, const TokenScore& got) {
   double sum = 0;

@@ -67,7 +67,8 @@ __global__ void build_kernel(PlanArrays plan, SlotArrays slots, BatchArrays batc
     batch.row_sequence[s] = batch.first_row[s] = s;
     batch.lengths[s] = 0;
     batch.first_row[s + 1] = s + 1;
-    batch.samples[s] = {.slot = -1, .logit_row = s, .mask_row = -1, .reserved = 0};
+    batch.samples[s] = {.slot = -1, .logit_row = s, .mask_row = -1, .rank = 0};
+    batch.sampled_by[s] = -1;
     batch.slots[s] = batch.committed[s] = batch.commit[s] = 0;
     batch.first_checkpoint[s] = batch.first_checkpoint[s + 1] = plan.num_checkpoints;
     return;
@@ -90,7 +91,9 @@ __global__ void build_kernel(PlanArrays plan, SlotArrays slots, BatchArrays batc
   batch.first_row[s] = row.first_row;
   if (s == plan.num_rows - 1) batch.first_row[s + 1] = row.first_row + row.num_tokens;
   batch.lengths[s] = length;
-  batch.samples[s] = plan.samples[s];
+  const SampleRecord sample = plan.samples[s];
+  batch.samples[s] = sample;
+  batch.sampled_by[s] = sample.slot < 0 ? -1 : sample.rank;
   slots.length[row.slot] = length;
 }
 
@@ -149,7 +152,8 @@ cudaError_t build_batch(const PlanArrays& plan, const SlotArrays& slots, const B
 
 cudaError_t count_tokens(const SlotArrays& slots, int32_t slot, const int32_t* tokens, int32_t num_tokens,
                          int32_t num_prompt, cudaStream_t stream) {
-  count_kernel<<<1, 1024, 0, stream>>>(slots.counts + slot * slots.count_words(), slots.seen + slot * slots.bit_words(),
+  const int64_t kept = slots.kept(slot);
+  count_kernel<<<1, 1024, 0, stream>>>(slots.counts + kept * slots.count_words(), slots.seen + kept * slots.bit_words(),
                                        slots.count_words(), slots.bit_words(), tokens, num_tokens, num_prompt);
   return cudaGetLastError();
 }

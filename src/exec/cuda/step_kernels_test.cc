@@ -126,7 +126,7 @@ class StepKernels : public testing::Test {
     PlanArrays packed = pack_plan(plan, batch.sequences, kWidth, *upload_);
     std::vector<SampleRecord> samples;
     for (const PlanRow& row : plan.rows)
-      samples.push_back({.slot = row.slot.value, .logit_row = row.position.least, .mask_row = -1, .reserved = 0});
+      samples.push_back({.slot = row.slot.value, .logit_row = row.position.least, .mask_row = -1, .rank = 0});
     packed.samples = upload_->place(std::span<const SampleRecord>(samples)).data();
     upload_->send(stream_);
     const SlotArrays& slots = arrays_->slots();

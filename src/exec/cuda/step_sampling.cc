@@ -3,6 +3,7 @@
 #include <tuple>
 #include <utility>
 
+#include "exec/sampler.h"
 #include "tensor/cuda/device.h"
 
 namespace perigee {
@@ -16,9 +17,17 @@ TokenLogprobs token_logprobs(int32_t id, const TokenScore& score) {
 
 }  // namespace
 
-StepSampling::StepSampling(const SamplingSizes& sizes, const DeviceArrays& arrays, const Stream& stream)
-    : sizes_(sizes), slots_(arrays.slots()), records_(arrays.batch().samples), stream_(stream) {
-  work_ = device_buffer(static_cast<size_t>(sizes.slots * slots_.vocab) * sizeof(float));
+StepSampling::StepSampling(const SamplingSizes& sizes, const DeviceArrays& arrays, const Stream& stream, Comm& comm)
+    : sizes_(sizes), slots_(arrays.slots()), records_(arrays.batch().samples), stream_(stream), comm_(comm) {
+  CHECK(slots_.rank == comm.rank() && slots_.ranks == comm.size() && slots_.vocab % slots_.ranks == 0, slots_.vocab,
+        " ids for ", comm.size(), " ranks");
+  const int64_t kept = (sizes.slots + comm.size() - 1) / comm.size();
+  if (comm.size() > 1) {
+    whole_ = device_buffer(static_cast<size_t>((kept + sizes.scores) * slots_.vocab) * sizeof(float));
+    picks_ = device_buffer(static_cast<size_t>(sizes.slots) * sizeof(Pick));
+    all_picks_ = device_buffer(static_cast<size_t>(comm.size() * sizes.slots) * sizeof(Pick));
+  }
+  work_ = device_buffer(static_cast<size_t>(kept * slots_.vocab) * sizeof(float));
   scratch_ = device_buffer(static_cast<size_t>(sample_scratch_bytes(sizes.slots)));
   masks_device_ = device_buffer(static_cast<size_t>(sizes.slots * slots_.bit_words()) * 4);
   masks_host_ = pinned_buffer(masks_device_.size());
@@ -41,6 +50,7 @@ uint8_t* StepSampling::take_lists(size_t bytes) {
 }
 
 void StepSampling::start(const SequenceStart& start) {
+  if (!slots_.is_mine(start.slot.value)) return;
   const SamplingParams& p = *start.sampling;
   const SlotParams sizes = slot_params(p);
   const size_t num_listed = static_cast<size_t>(sizes.num_bias + sizes.num_stops);
@@ -74,29 +84,43 @@ void StepSampling::ask(const StepPlan& plan, const Slots& slots, const BatchBuil
                        PlanUpload& upload, AskedLogits& asked) {
   samples_.clear();
   scores_.clear();
+  sampled_by_.clear();
   asked.begin();
-  int32_t masks = 0;
+  const bool alone = slots_.ranks == 1;
+  int32_t masks = 0, num_whole = 0;  // rows of logits that come here whole
   for (size_t i = 0; i < plan.rows.size(); ++i) {
     const PlanRow& row = plan.rows[i];
     const Slot& slot = slots[row.slot];
-    const int32_t first = graph ? static_cast<int32_t>(i) : builder.logit_row(i);
-    const int32_t num_scores =
-        row.scores_prompt() ? std::clamp(slot.num_prompt_tokens - 1 - row.position.least, 0, row.num_tokens()) : 0;
+    const bool mine = slots_.is_mine(row.slot.value);
+    // Of a slot that may still be too short for its stop ids only the kernels know the length.
+    const bool by_largest =
+        !alone && row.samples() && !row.scores_prompt() && !row.masked && Sampler::takes_largest(*slot.sampling, 0);
+    const int32_t own_row = graph ? static_cast<int32_t>(i) : builder.logit_row(i);
+    const int32_t first = alone || by_largest ? own_row : num_whole;
+    const int32_t num_logits = row.scores_prompt() ? row.num_tokens() : row.samples() ? 1 : 0;
+    const int32_t rank = by_largest ? kEveryRank : rank_of_slot(row.slot, slots_.ranks);
+    sampled_by_.insert(sampled_by_.end(), static_cast<size_t>(num_logits), rank);
+    if (mine && !by_largest) num_whole += num_logits;
+    const int32_t num_scores = row.scores_prompt() && mine
+                                   ? std::clamp(slot.num_prompt_tokens - 1 - row.position.least, 0, row.num_tokens())
+                                   : 0;
     for (int32_t k = 0; k < num_scores; ++k) {
       const int32_t id = (*slot.tokens)[static_cast<size_t>(row.position.least + k + 1)];
       scores_.push_back({.logit_row = first + k, .id = id, .top = slot.sampling->prompt_logprobs});
       asked.score_ids.push_back(id);
     }
     asked.num_scores.push_back(num_scores);
-    asked.logprobs.push_back(slot.num_logprobs >= 0);
+    asked.logprobs.push_back(mine && slot.num_logprobs >= 0);
     if (row.samples()) asked.num_rows = static_cast<int32_t>(i) + 1;
     samples_.push_back({.slot = row.samples() ? row.slot.value : -1,
                         .logit_row = row.scores_prompt() ? first + row.num_tokens() - 1 : first,
-                        .mask_row = row.samples() && row.masked ? masks++ : -1});
+                        .mask_row = row.samples() && row.masked ? masks++ : -1,
+                        .rank = rank});
   }
   CHECK(std::ssize(scores_) <= sizes_.scores, scores_.size(), " prompt logprobs in a step");
   asked.samples = upload.place(std::span<const SampleRecord>(samples_));
   asked.scores = upload.place(std::span<const ScoreRecord>(scores_));
+  if (!alone && !graph) asked.sampled_by = upload.place(std::span<const int32_t>(sampled_by_));
 }
 
 void StepSampling::upload_masks(const StepPlan& plan, MaskBox& masks) {
@@ -117,25 +141,41 @@ void StepSampling::upload_masks(const StepPlan& plan, MaskBox& masks) {
           "sending masks");
 }
 
+void StepSampling::deal(const Tensor& logits, std::span<const int32_t> sampled_by) {
+  if (comm_.size() == 1 || logits.rows == 0) return;
+  CHECK(std::ssize(sampled_by) == logits.rows && logits.cols * comm_.size() == slots_.vocab, sampled_by.size(),
+        " rows of ", logits.rows, "x", logits.cols, " logits");
+  const int64_t rows = std::ssize(whole_) / (slots_.vocab * static_cast<int64_t>(sizeof(float)));
+  comm_.all_to_all(
+      logits, sampled_by,
+      {.data = whole_.data(), .dtype = DType::kF32, .rows = rows, .cols = slots_.vocab, .row_stride = slots_.vocab});
+}
+
 void StepSampling::score(const AskedLogits& asked, const Tensor& logits, int32_t buffer) {
   auto* scores = const_cast<TokenScore*>(scores_of(results_device_));
-  cuda_ok(score_rows(asked.scores.data(), static_cast<int32_t>(asked.scores.size()),
-                     static_cast<const float*>(logits.data), slots_.vocab, scores, stream_.get()),
+  cuda_ok(score_rows(asked.scores.data(), static_cast<int32_t>(asked.scores.size()), whole(logits), slots_.vocab,
+                     scores, stream_.get()),
           "scoring prompts");
   fetch(scores, asked.scores.size() * sizeof(TokenScore), buffer);
 }
 
 void StepSampling::sample(int32_t rows, const Tensor& logits, int32_t buffer) {
   auto* results = const_cast<SampleResult*>(samples_of(results_device_));
-  cuda_ok(sample_rows({.samples = records_,
-                       .count = rows,
-                       .logits = static_cast<const float*>(logits.data),
-                       .masks = reinterpret_cast<const uint32_t*>(masks_device_.data()),
-                       .work = reinterpret_cast<float*>(work_.data()),
-                       .scratch = scratch_.data(),
-                       .results = results},
-                      slots_, stream_.get()),
-          "sampling");
+  const SampleCall call{.samples = records_,
+                        .count = rows,
+                        .logits = whole(logits),
+                        .shares = static_cast<const float*>(logits.data),
+                        .masks = reinterpret_cast<const uint32_t*>(masks_device_.data()),
+                        .work = reinterpret_cast<float*>(work_.data()),
+                        .scratch = scratch_.data(),
+                        .results = results,
+                        .picks = reinterpret_cast<Pick*>(picks_.data())};
+  cuda_ok(sample_rows(call, slots_, stream_.get()), "sampling");
+  if (comm_.size() > 1 && rows > 0) {
+    comm_.all_gather(picks_.data(), static_cast<size_t>(rows) * sizeof(Pick), all_picks_.data());
+    cuda_ok(accept_picks(call, reinterpret_cast<const Pick*>(all_picks_.data()), slots_, stream_.get()),
+            "accepting ids");
+  }
   fetch(results, static_cast<size_t>(rows) * sizeof(SampleResult), buffer);
 }
 

@@ -1,7 +1,10 @@
 // StepSampling: what plans ask of their logits, from the penalties of a slot that starts to the rows of a result.
 //
+// Ranks that share the vocabulary deal rows among themselves as HostSampling does, and each ends with all ids.
+//
 // Holds the memory for masks, sampling lists, scratch and results. One step after another: ask(), upload_masks() when
-// rows are masked, score() where prompts want it, sample() or its graph, and when the step's event has come, fill().
+// rows are masked, deal(), score() where prompts want it, sample() or its graph, and when the step's event has come,
+// fill().
 // Two steps may be between sample() and fill(), told apart by their buffer, 0 or 1.
 #pragma once
 
@@ -9,6 +12,7 @@
 #include <span>
 #include <vector>
 
+#include "comm/comm.h"
 #include "control/plan.h"
 #include "exec/batch_builder.h"
 #include "exec/cuda/device_arrays.h"
@@ -28,9 +32,10 @@ struct AskedLogits {
   std::span<const SampleRecord> samples;  // of each plan row; for PlanArrays
   int32_t num_rows = 0;                   // up to the last that samples
   std::span<const ScoreRecord> scores;
-  std::vector<int32_t> score_ids;   // of all prompt scores, in the order of the plan's rows
-  std::vector<int32_t> num_scores;  // of each plan row
-  std::vector<bool> logprobs;       // of each plan row: whether the sampled id's are wanted
+  std::span<const int32_t> sampled_by;  // of each row of logits that come of no graph: for deal()
+  std::vector<int32_t> score_ids;       // of all prompt scores, in the order of the plan's rows
+  std::vector<int32_t> num_scores;      // of each plan row
+  std::vector<bool> logprobs;           // of each plan row: whether the sampled id's are wanted
 
   // Nothing yet, in the same memory.
   void begin() {
@@ -43,7 +48,8 @@ struct AskedLogits {
 
 class StepSampling {
  public:
-  StepSampling(const SamplingSizes& sizes, const DeviceArrays& arrays, const Stream& stream);
+  // `comm`, which outlives it, is that of the ranks that `arrays` know.
+  StepSampling(const SamplingSizes& sizes, const DeviceArrays& arrays, const Stream& stream, Comm& comm);
 
   // Bias, stop ids and penalty counts of a slot that starts, on their way after what the stream has.
   void start(const SequenceStart& start);
@@ -52,6 +58,8 @@ class StepSampling {
            AskedLogits& asked);
   // Waits for the step's masks. Requires the results of every earlier step to be there.
   void upload_masks(const StepPlan& plan, MaskBox& masks);
+  // Brings the logits of row i whole to rank sampled_by[i], on the device. Nothing to do for a rank that is alone.
+  void deal(const Tensor& logits, std::span<const int32_t> sampled_by);
   // Scores of prompts, on their way to the host.
   void score(const AskedLogits& asked, const Tensor& logits, int32_t buffer);
   // Samples as the batch's first `rows` records say, results on their way to the host. All addresses are fixed but that
@@ -69,11 +77,16 @@ class StepSampling {
   }
   void fetch(const void* from, size_t bytes, int32_t buffer);
   uint8_t* take_lists(size_t bytes);
+  const float* whole(const Tensor& logits) const {
+    return comm_.size() == 1 ? static_cast<const float*>(logits.data) : reinterpret_cast<const float*>(whole_.data());
+  }
 
   const SamplingSizes sizes_;
   const SlotArrays slots_;
   const SampleRecord* const records_;  // of the batch
   const Stream& stream_;
+  Comm& comm_;
+  Buffer whole_, picks_, all_picks_;  // of several ranks: rows of logits that came here; Pick [slots], [ranks][slots]
   Buffer work_, scratch_, masks_device_, masks_host_, lists_device_, lists_host_;
   Buffer results_device_;  // SampleResult [slots], then TokenScore [scores]
   std::array<Buffer, 2> results_host_;
@@ -81,6 +94,7 @@ class StepSampling {
   size_t lists_used_ = 0;              // bytes of lists_host_ that may still be on their way
   std::vector<SampleRecord> samples_;  // of the plan being packed
   std::vector<ScoreRecord> scores_;
+  std::vector<int32_t> sampled_by_;
 };
 
 }  // namespace perigee
