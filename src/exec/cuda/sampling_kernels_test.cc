@@ -193,25 +193,23 @@ TEST_F(Sampling, TiesTakeTheLowerId) {
   }
 }
 
-// Two ranks with half of the vocabulary each: those that the largest logit decides are sampled by both, the others
-// whole by one of them. Both get the ids that one rank gets, and only the slot's rank counts them.
-TEST_F(Sampling, RanksThatShareTheVocabularyGetTheSameIds) {
-  constexpr int kRanks = 2, kShare = kVocab / kRanks, kSteps = 3;
-  const auto by_largest = [&](int row) { return !is_masked(row) && Sampler::takes_largest(params_of(row), 0); };
-  ASSERT_TRUE(std::any_of(samples_.begin(), samples_.end(), [&](const auto& s) { return by_largest(s.slot); }));
-  for (int row = 0; row < kRows; ++row) {  // ties between and within shares
-    float* x = logits_.data() + static_cast<size_t>(row) * kVocab;
-    x[kShare + row] = x[row + 1] = x[kVocab - 1 - row] = 70.0f;
-  }
-  struct Rank {
-    SlotArrays slots;
-    SampleCall call;
-    std::vector<Buffer> memory = std::vector<Buffer>(9);
-  };
-  std::vector<Rank> ranks(kRanks);
-  const int64_t kept = (kRows + kRanks - 1) / kRanks;
-  for (int r = 0; r < kRanks; ++r) {
-    Rank& rank = ranks[static_cast<size_t>(r)];
+// A rank of two that have half of the vocabulary each.
+struct RankOfTwo {
+  SlotArrays slots;
+  SampleCall call;
+  std::vector<Buffer> memory = std::vector<Buffer>(9);
+};
+
+constexpr int kRanks = 2, kShare = kVocab / kRanks;
+
+bool is_by_largest(int row) {
+  return !is_masked(row) && Sampler::takes_largest(params_of(row), 0);
+}
+
+class SamplingByTwo : public Sampling {
+ protected:
+  void make(int r, RankOfTwo& rank) {
+    const int64_t kept = (kRows + kRanks - 1) / kRanks;
     rank.slots = slots_;
     rank.slots.rank = r;
     rank.slots.ranks = kRanks;
@@ -226,7 +224,7 @@ TEST_F(Sampling, RanksThatShareTheVocabularyGetTheSameIds) {
       const float* x = logits_.data() + static_cast<size_t>(row) * kVocab;
       shares.insert(shares.end(), x + r * kShare, x + (r + 1) * kShare);
       SampleRecord& sample = samples[static_cast<size_t>(row)];
-      sample.rank = by_largest(row) ? kEveryRank : row % kRanks;
+      sample.rank = is_by_largest(row) ? kEveryRank : row % kRanks;
       if (sample.rank != r) continue;
       sample.logit_row = static_cast<int32_t>(whole.size() / kVocab);
       whole.insert(whole.end(), x, x + kVocab);
@@ -237,18 +235,31 @@ TEST_F(Sampling, RanksThatShareTheVocabularyGetTheSameIds) {
     rank.call.picks = place(rank.memory[7], std::vector<Pick>(kRows));
     rank.call.results = place(rank.memory[8], std::vector<SampleResult>(kRows));
   }
+};
+
+// Rows that the largest logit decides are sampled by both ranks, the others whole by one of them. Both get the ids that
+// one rank gets, and only the slot's rank counts them.
+TEST_F(SamplingByTwo, RanksThatShareTheVocabularyGetTheSameIds) {
+  constexpr int kSteps = 3;
+  ASSERT_TRUE(std::any_of(samples_.begin(), samples_.end(), [&](const auto& s) { return is_by_largest(s.slot); }));
+  for (int row = 0; row < kRows; ++row) {  // ties between and within shares
+    float* x = logits_.data() + static_cast<size_t>(row) * kVocab;
+    x[kShare + row] = x[row + 1] = x[kVocab - 1 - row] = 70.0f;
+  }
+  std::vector<RankOfTwo> ranks(kRanks);
+  for (int r = 0; r < kRanks; ++r) make(r, ranks[static_cast<size_t>(r)]);
   Buffer all_memory;
   for (int step = 0; step < kSteps; ++step) {
     const std::vector<SampleResult> wanted = run();
     std::vector<Pick> all;
-    for (Rank& rank : ranks) {
+    for (RankOfTwo& rank : ranks) {
       ASSERT_EQ(sample_rows(rank.call, rank.slots, nullptr), cudaSuccess);
       all.resize(all.size() + kRows);
       device_copy(&*all.end() - kRows, rank.call.picks, kRows * sizeof(Pick));
     }
     const Pick* all_picks = place(all_memory, all);
     for (int r = 0; r < kRanks; ++r) {
-      const Rank& rank = ranks[static_cast<size_t>(r)];
+      const RankOfTwo& rank = ranks[static_cast<size_t>(r)];
       ASSERT_EQ(accept_picks(rank.call, all_picks, rank.slots, nullptr), cudaSuccess);
       std::vector<SampleResult> got(kRows);
       std::vector<int32_t> newest(kRows), outputs(kRows);
