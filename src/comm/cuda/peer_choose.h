@@ -1,0 +1,22 @@
+// Which form of a collective runs: pure functions of sizes. No CUDA header.
+//
+// One-shot: each rank writes its data into a mailbox of every other rank, each 4 bytes beside their flag. One trip over
+// the links, twice the bytes. Two-shot: ranks show each other where their data lies, and each adds up its share of it
+// and writes the sum to all. Three trips, no byte too many.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+namespace perigee {
+
+constexpr int32_t kMostPeers = 8;
+constexpr size_t kMailboxBytes = 2 << 20;  // of one rank's data, flags among them, in one other rank's memory
+
+// The most bytes of an operand that one-shot is chosen for.
+size_t one_shot_bytes(int32_t num_ranks);
+// For the log.
+std::string peer_choices_text(int32_t num_ranks);
+
+}  // namespace perigee

@@ -1,0 +1,21 @@
+#include "comm/cuda/peer_choose.h"
+
+#include <gtest/gtest.h>
+
+namespace perigee {
+namespace {
+
+TEST(PeerChoose, MailboxesHoldWhatIsSentThroughThem) {
+  for (int32_t ranks = 2; ranks <= kMostPeers; ++ranks) {
+    EXPECT_LE(2 * one_shot_bytes(ranks), kMailboxBytes);  // a flag beside each 4 bytes
+    EXPECT_GE(one_shot_bytes(ranks), size_t{4 * 7168}) << "a token of Kimi K2 always goes in one shot";
+    EXPECT_LE(one_shot_bytes(ranks + 1), one_shot_bytes(ranks)) << "the more ranks, the more is sent";
+  }
+}
+
+TEST(PeerChoose, TheChoiceIsPrinted) {
+  EXPECT_NE(peer_choices_text(4).find("4 GPUs: one-shot up to"), std::string::npos) << peer_choices_text(4);
+}
+
+}  // namespace
+}  // namespace perigee

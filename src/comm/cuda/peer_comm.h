@@ -1,0 +1,39 @@
+// PeerComm: a GPU rank's Comm, for code that includes CUDA headers.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <atomic>
+
+#include "comm/comm.h"
+#include "comm/cuda/peer_view.h"
+
+namespace perigee {
+
+class PeerComm final : public Comm {
+ public:
+  // Both outlive it.
+  PeerComm(const PeerView& view, const std::atomic<bool>& aborted)
+      : Comm(view.rank, view.size), view_(view), aborted_(aborted) {}
+
+  // Before the first call: all calls enqueue there.
+  void set_stream(cudaStream_t stream) { stream_ = stream; }
+  // For kernels that exchange data besides; one launch is one call of the group.
+  const PeerView& view() const { return view_; }
+  // On every rank alike, for tests and measurements: 0 is two-shot always, SIZE_MAX one-shot wherever mailboxes hold
+  // it.
+  void set_one_shot_bytes(size_t bytes) { view_.one_shot_bytes = bytes; }
+
+  void all_reduce(const Tensor& x) override;
+  void all_gather(const void* mine, size_t bytes, void* all) override;
+  void all_to_all(const Tensor& part, std::span<const int32_t> to, const Tensor& whole) override;
+  void barrier() override;
+  Status status() const override;
+
+ private:
+  PeerView view_;
+  const std::atomic<bool>& aborted_;
+  cudaStream_t stream_ = nullptr;
+};
+
+}  // namespace perigee

@@ -1,0 +1,396 @@
+#include <algorithm>
+
+#include "base/check.h"
+#include "comm/cuda/peer_kernels.h"
+#include "comm/cuda/peer_launch.h"
+#include "comm/cuda/peer_wire.cuh"
+
+namespace perigee {
+namespace {
+
+constexpr int kThreads = 128;
+
+// An operand as pieces: of a contiguous one, one long row.
+struct Pieces {
+  char* data;
+  int64_t row_bytes;  // from row to row
+  uint32_t of_row, count;
+
+  template <int kBytes>
+  __device__ __forceinline__ char* at(uint32_t piece) const {
+    return at_base<kBytes>(data, piece);
+  }
+  // Where it lies in an operand at `base`.
+  template <int kBytes>
+  __device__ __forceinline__ char* at_base(char* base, uint32_t piece) const {
+    const uint32_t row = of_row == count ? 0 : piece / of_row;
+    return base + row * row_bytes + static_cast<int64_t>(piece - row * of_row) * kBytes;
+  }
+};
+
+// Each rank's pieces, the own one among them.
+template <int kWords, int kRanks>
+__device__ __forceinline__ void put_own(const uint32_t (&own)[kWords], int rank, uint32_t (&pieces)[kRanks][kWords]) {
+#pragma unroll
+  for (int r = 0; r < kRanks; ++r)
+#pragma unroll
+    for (int i = 0; i < kWords; ++i)
+      if (r == rank) pieces[r][i] = own[i];
+}
+
+template <typename T, int kBytes, int kRanks>
+__global__ __launch_bounds__(kThreads) void one_shot_sum_kernel(const __grid_constant__ PeerView view, Pieces x) {
+  constexpr int kWords = piece_words(kBytes);
+  const PeerCall call(view);
+  const uint32_t first = blockIdx.x * kThreads + threadIdx.x, step = gridDim.x * kThreads;
+  for (uint32_t p = first; p < x.count; p += step) {
+    uint32_t own[kWords];
+    load_piece<kBytes>(x.at<kBytes>(p), own);
+    post_all(call, static_cast<size_t>(p) * piece_box_bytes(kBytes), own);
+  }
+  for (uint32_t p = first; p < x.count; p += step) {
+    uint32_t own[kWords], sum[kWords], pieces[kRanks][kWords] = {};
+    load_piece<kBytes>(x.at<kBytes>(p), own);
+    put_own(own, view.rank, pieces);
+    if (!take_all(call, static_cast<size_t>(p) * piece_box_bytes(kBytes), pieces)) break;
+    sum_pieces<T>(pieces, view.size, sum);
+    store_piece<kBytes>(x.at<kBytes>(p), sum);
+  }
+  call.end();
+}
+
+// Pieces of this rank: block b of rank r has stretch (i * ranks + r) * blocks + b of kThreads pieces, for each i.
+template <typename T, int kBytes, int kRanks>
+__global__ __launch_bounds__(kThreads) void two_shot_sum_kernel(const __grid_constant__ PeerView view, Pieces x) {
+  constexpr int kWords = piece_words(kBytes), kAtOnce = kRanks >= 8 ? 1 : 8 / kRanks;
+  __shared__ char* bases[kMostPeers];
+  const PeerCall call(view);
+  if (call.exchange_addresses(x.data, bases)) {
+    const uint32_t step = view.size * gridDim.x * kThreads;
+    const uint32_t first = (view.rank * gridDim.x + blockIdx.x) * kThreads + threadIdx.x;
+    for (uint64_t at = first; at < x.count; at += uint64_t{step} * kAtOnce) {
+      uint32_t pieces[kAtOnce][kRanks][kWords] = {};
+#pragma unroll
+      for (int k = 0; k < kAtOnce; ++k)
+#pragma unroll
+        for (int r = 0; r < kRanks; ++r)
+          if (r < view.size && at + k * uint64_t{step} < x.count)
+            load_piece<kBytes>(x.at_base<kBytes>(bases[r], static_cast<uint32_t>(at + k * uint64_t{step})), pieces[k][r]);
+#pragma unroll
+      for (int k = 0; k < kAtOnce; ++k) {
+        if (at + k * uint64_t{step} >= x.count) continue;
+        uint32_t sum[kWords];
+        sum_pieces<T>(pieces[k], view.size, sum);
+#pragma unroll
+        for (int r = 0; r < kRanks; ++r)
+          if (r < view.size)
+            store_piece<kBytes>(x.at_base<kBytes>(bases[r], static_cast<uint32_t>(at + k * uint64_t{step})), sum);
+      }
+    }
+    call.meet();
+  }
+  call.end();
+}
+
+// Piece p of rank r goes to piece r * count + p of each rank's `all`.
+template <int kBytes, int kRanks>
+__global__ __launch_bounds__(kThreads) void one_shot_gather_kernel(const __grid_constant__ PeerView view, const char* mine, char* all,
+                                                                   uint32_t count) {
+  constexpr int kWords = piece_words(kBytes);
+  const PeerCall call(view);
+  const uint32_t first = blockIdx.x * kThreads + threadIdx.x, step = gridDim.x * kThreads;
+  for (uint32_t p = first; p < count; p += step) {
+    uint32_t own[kWords];
+    load_piece<kBytes>(mine + static_cast<size_t>(p) * kBytes, own);
+    post_all(call, static_cast<size_t>(p) * piece_box_bytes(kBytes), own);
+    store_piece<kBytes>(all + (static_cast<size_t>(view.rank) * count + p) * kBytes, own);
+  }
+  for (uint32_t p = first; p < count; p += step) {
+    uint32_t pieces[kRanks][kWords];
+    if (!take_all(call, static_cast<size_t>(p) * piece_box_bytes(kBytes), pieces)) break;
+#pragma unroll
+    for (int r = 0; r < kRanks; ++r)
+      if (r < view.size && r != view.rank)
+        store_piece<kBytes>(all + (static_cast<size_t>(r) * count + p) * kBytes, pieces[r]);
+  }
+  call.end();
+}
+
+template <int kBytes>
+__global__ __launch_bounds__(kThreads) void direct_gather_kernel(const __grid_constant__ PeerView view, const char* mine, char* all,
+                                                                 uint32_t count) {
+  __shared__ char* bases[kMostPeers];
+  const PeerCall call(view);
+  if (call.exchange_addresses(all, bases)) {
+    for (uint32_t p = blockIdx.x * kThreads + threadIdx.x; p < count; p += gridDim.x * kThreads) {
+      uint32_t own[piece_words(kBytes)];
+      load_piece<kBytes>(mine + static_cast<size_t>(p) * kBytes, own);
+      for (int i = 0; i < view.size; ++i)
+        store_piece<kBytes>(bases[(view.rank + i) % view.size] + (static_cast<size_t>(view.rank) * count + p) * kBytes,
+                            own);
+    }
+    call.meet();
+  }
+  call.end();
+}
+
+struct Deal {
+  const char* part;
+  int64_t part_row_bytes;
+  const int32_t* to;
+  int32_t rows;
+  uint32_t of_row;  // pieces of a row of `part`
+  char* whole;
+  int64_t whole_row_bytes;
+  int32_t whole_rows;
+};
+
+// The rows of a block, kThreads at most at a time: to whom, and which of that rank's rows it becomes.
+struct DealtRows {
+  int32_t to[kThreads], at[kThreads];
+  int32_t counts[kMostPeers];  // of each rank, before these rows
+};
+
+// Counts the rows before `end` from `begin` on.
+__device__ __forceinline__ void count_rows(const Deal& deal, int begin, int end, DealtRows& rows) {
+  int counts[kMostPeers] = {};
+  for (int i = begin + static_cast<int>(threadIdx.x); i < end; i += kThreads) {
+    const int32_t to = deal.to[i];
+#pragma unroll
+    for (int r = 0; r < kMostPeers; ++r) counts[r] += to == r;
+  }
+#pragma unroll
+  for (int r = 0; r < kMostPeers; ++r)
+    if (counts[r] > 0) atomicAdd(&rows.counts[r], counts[r]);
+  __syncthreads();
+}
+
+// Finds the places of rows [begin, begin + count), given the counts before them.
+__device__ __forceinline__ void place_rows(const Deal& deal, int begin, int count, DealtRows& rows) {
+  const int mine = threadIdx.x;
+  if (mine < count) rows.to[mine] = deal.to[begin + mine];
+  __syncthreads();
+  if (mine < count && rows.to[mine] >= 0) {
+    int at = rows.counts[rows.to[mine]];
+    for (int i = 0; i < mine; ++i) at += rows.to[i] == rows.to[mine];
+    rows.at[mine] = at;
+  }
+  __syncthreads();
+}
+
+// Runs f(to, row of part, row of whole, piece) for the pieces of this block's rows.
+template <typename F>
+__device__ __forceinline__ void for_dealt(const Deal& deal, DealtRows& rows, const F& f) {
+  const int of_block = (deal.rows + static_cast<int>(gridDim.x) - 1) / static_cast<int>(gridDim.x);
+  const int first = static_cast<int>(blockIdx.x) * of_block, end = min(first + of_block, deal.rows);
+  __syncthreads();
+  if (threadIdx.x < kMostPeers) rows.counts[threadIdx.x] = 0;
+  __syncthreads();
+  count_rows(deal, 0, first, rows);
+  for (int begin = first; begin < end; begin += kThreads) {
+    const int count = min(kThreads, end - begin);
+    place_rows(deal, begin, count, rows);
+    for (uint32_t i = threadIdx.x; i < count * deal.of_row; i += kThreads) {
+      const uint32_t row = i / deal.of_row;
+      if (rows.to[row] >= 0) f(rows.to[row], begin + static_cast<int>(row), rows.at[row], i - row * deal.of_row);
+    }
+    __syncthreads();
+    count_rows(deal, begin, begin + count, rows);
+  }
+}
+
+template <int kBytes>
+__device__ __forceinline__ char* dealt_place(const Deal& deal, char* whole, int from, int row, uint32_t piece) {
+  return whole + row * deal.whole_row_bytes + (static_cast<int64_t>(from) * deal.of_row + piece) * kBytes;
+}
+
+template <int kBytes, int kRanks>
+__global__ __launch_bounds__(kThreads) void one_shot_deal_kernel(const __grid_constant__ PeerView view, Deal deal) {
+  constexpr int kWords = piece_words(kBytes);
+  __shared__ DealtRows rows;
+  const PeerCall call(view);
+  const auto offset = [&](int row, uint32_t piece) {
+    return (static_cast<size_t>(row) * deal.of_row + piece) * piece_box_bytes(kBytes);
+  };
+  for_dealt(deal, rows, [&](int to, int row, int at, uint32_t piece) {
+    uint32_t own[kWords];
+    load_piece<kBytes>(deal.part + row * deal.part_row_bytes + static_cast<size_t>(piece) * kBytes, own);
+    if (to != view.rank) {
+      post<kWords>(call.mailbox(to, view.rank) + offset(at, piece), own, call.flag());
+    } else if (at < deal.whole_rows) {
+      store_piece<kBytes>(dealt_place<kBytes>(deal, deal.whole, view.rank, at, piece), own);
+    }
+  });
+  bool came = true;
+  for_dealt(deal, rows, [&](int to, int, int at, uint32_t piece) {
+    if (to != view.rank || at >= deal.whole_rows || !came) return;
+    uint32_t pieces[kRanks][kWords];
+    came = take_all(call, offset(at, piece), pieces);
+#pragma unroll
+    for (int r = 0; r < kRanks; ++r)
+      if (came && r < view.size && r != view.rank)
+        store_piece<kBytes>(dealt_place<kBytes>(deal, deal.whole, r, at, piece), pieces[r]);
+  });
+  if (blockIdx.x == 0) call.meet();  // also with ranks that have sent nothing
+  call.end();
+}
+
+template <int kBytes>
+__global__ __launch_bounds__(kThreads) void direct_deal_kernel(const __grid_constant__ PeerView view, Deal deal) {
+  __shared__ DealtRows rows;
+  __shared__ char* bases[kMostPeers];
+  const PeerCall call(view);
+  if (call.exchange_addresses(deal.whole, bases)) {
+    for_dealt(deal, rows, [&](int to, int row, int at, uint32_t piece) {
+      uint32_t own[piece_words(kBytes)];
+      load_piece<kBytes>(deal.part + row * deal.part_row_bytes + static_cast<size_t>(piece) * kBytes, own);
+      if (at < deal.whole_rows) store_piece<kBytes>(dealt_place<kBytes>(deal, bases[to], view.rank, at, piece), own);
+    });
+    call.meet();
+  }
+  call.end();
+}
+
+__global__ __launch_bounds__(kThreads) void barrier_kernel(const __grid_constant__ PeerView view) {
+  const PeerCall call(view);
+  call.meet();
+  call.end();
+}
+
+// --- The kernels of a call, by the number of ranks ---
+
+template <typename T, int kBytes>
+auto sum_kernel(int ranks, bool one_shot) {
+  if (ranks <= 2) return one_shot ? one_shot_sum_kernel<T, kBytes, 2> : two_shot_sum_kernel<T, kBytes, 2>;
+  if (ranks <= 4) return one_shot ? one_shot_sum_kernel<T, kBytes, 4> : two_shot_sum_kernel<T, kBytes, 4>;
+  return one_shot ? one_shot_sum_kernel<T, kBytes, 8> : two_shot_sum_kernel<T, kBytes, 8>;
+}
+
+template <int kBytes>
+auto gather_kernel(int ranks, bool one_shot) {
+  if (!one_shot) return direct_gather_kernel<kBytes>;
+  return ranks <= 2   ? one_shot_gather_kernel<kBytes, 2>
+         : ranks <= 4 ? one_shot_gather_kernel<kBytes, 4>
+                      : one_shot_gather_kernel<kBytes, 8>;
+}
+
+template <int kBytes>
+auto deal_kernel(int ranks, bool one_shot) {
+  if (!one_shot) return direct_deal_kernel<kBytes>;
+  return ranks <= 2   ? one_shot_deal_kernel<kBytes, 2>
+         : ranks <= 4 ? one_shot_deal_kernel<kBytes, 4>
+                      : one_shot_deal_kernel<kBytes, 8>;
+}
+
+// Whether the mailboxes hold so many pieces.
+bool chooses_one_shot(const PeerView& view, int64_t pieces, int bytes) {
+  return static_cast<size_t>(pieces * bytes) <= view.one_shot_bytes &&
+         static_cast<size_t>(pieces * piece_box_bytes(bytes)) <= kMailboxBytes;
+}
+
+PeerLaunch shape_of(int64_t threads, cudaStream_t stream) {
+  const int64_t blocks = std::clamp<int64_t>((threads + kThreads - 1) / kThreads, 1, kMostPeerBlocks);
+  return {.blocks = static_cast<unsigned>(blocks), .threads = kThreads, .stream = stream};
+}
+
+template <typename T, int kBytes>
+cudaError_t sum(const PeerView& view, const Tensor& x, cudaStream_t stream) {
+  const int64_t row_bytes = x.cols * static_cast<int64_t>(sizeof(T)), count = x.rows * row_bytes / kBytes;
+  CHECK(count <= UINT32_MAX / 2, "a sum of ", x.rows, "x", x.cols);
+  const bool one_shot = chooses_one_shot(view, count, kBytes);
+  const Pieces pieces{.data = static_cast<char*>(x.data),
+                      .row_bytes = x.row_stride * static_cast<int64_t>(sizeof(T)),
+                      .of_row = static_cast<uint32_t>(x.contiguous() ? count : row_bytes / kBytes),
+                      .count = static_cast<uint32_t>(count)};
+  return launch_peers(sum_kernel<T, kBytes>(view.size, one_shot),
+                      shape_of(one_shot ? count : (count + view.size - 1) / view.size, stream), view, pieces);
+}
+
+bool on16(const void* data, int64_t bytes) {
+  return reinterpret_cast<uintptr_t>(data) % 16 == 0 && bytes % 16 == 0;
+}
+
+template <int kBytes>
+cudaError_t gather(const PeerView& view, const void* mine, size_t bytes, void* all, cudaStream_t stream) {
+  const auto count = static_cast<int64_t>(bytes) / kBytes;
+  CHECK(count <= UINT32_MAX / 2, "a gather of ", bytes, " bytes");
+  const bool one_shot = chooses_one_shot(view, count, kBytes);
+  return launch_peers(gather_kernel<kBytes>(view.size, one_shot), shape_of(count, stream), view,
+                      static_cast<const char*>(mine), static_cast<char*>(all), static_cast<uint32_t>(count));
+}
+
+template <int kBytes>
+cudaError_t deal(const PeerView& view, const Deal& rows, cudaStream_t stream) {
+  const int64_t count = static_cast<int64_t>(rows.rows) * rows.of_row;
+  CHECK(rows.of_row <= UINT32_MAX / 2 / kThreads, "rows of ", rows.of_row, " pieces");
+  PeerLaunch shape = shape_of(count, stream);
+  shape.blocks = std::min(shape.blocks, static_cast<unsigned>(rows.rows));
+  return launch_peers(deal_kernel<kBytes>(view.size, chooses_one_shot(view, count, kBytes)), shape, view, rows);
+}
+
+template <typename Kernel>
+cudaError_t load(Kernel kernel) {
+  cudaFuncAttributes attributes;
+  return cudaFuncGetAttributes(&attributes, kernel);
+}
+
+template <int kBytes>
+cudaError_t load_moves(int ranks, bool one_shot) {
+  const cudaError_t error = load(gather_kernel<kBytes>(ranks, one_shot));
+  if (error != cudaSuccess || kBytes == 1) return error;
+  return load(deal_kernel<kBytes>(ranks, one_shot));
+}
+
+cudaError_t load_kernels(int ranks, bool one_shot) {
+  for (const cudaError_t error :
+       {load(sum_kernel<float, 16>(ranks, one_shot)), load(sum_kernel<float, 4>(ranks, one_shot)),
+        load(sum_kernel<__nv_bfloat16, 16>(ranks, one_shot)), load(sum_kernel<__nv_bfloat16, 2>(ranks, one_shot)),
+        load_moves<16>(ranks, one_shot), load_moves<4>(ranks, one_shot), load_moves<1>(ranks, one_shot)})
+    if (error != cudaSuccess) return error;
+  return cudaSuccess;
+}
+
+}  // namespace
+
+cudaError_t peer_all_reduce(const PeerView& view, const Tensor& x, cudaStream_t stream) {
+  const int64_t bytes = x.dtype == DType::kF32 ? 4 : 2;
+  const bool wide = on16(x.data, x.cols * bytes) && x.row_stride * bytes % 16 == 0;
+  if (x.dtype == DType::kF32) return wide ? sum<float, 16>(view, x, stream) : sum<float, 4>(view, x, stream);
+  return wide ? sum<__nv_bfloat16, 16>(view, x, stream) : sum<__nv_bfloat16, 2>(view, x, stream);
+}
+
+cudaError_t peer_all_gather(const PeerView& view, const void* mine, size_t bytes, void* all, cudaStream_t stream) {
+  const auto count = static_cast<int64_t>(bytes);
+  if (on16(mine, count) && on16(all, count)) return gather<16>(view, mine, bytes, all, stream);
+  const bool words = (reinterpret_cast<uintptr_t>(mine) | reinterpret_cast<uintptr_t>(all) | bytes) % 4 == 0;
+  return words ? gather<4>(view, mine, bytes, all, stream) : gather<1>(view, mine, bytes, all, stream);
+}
+
+cudaError_t peer_all_to_all(const PeerView& view, const Tensor& part, const int32_t* to, const Tensor& whole,
+                            cudaStream_t stream) {
+  Deal rows{.part = part.row<const char>(0),
+            .part_row_bytes = 4 * part.row_stride,
+            .to = to,
+            .rows = static_cast<int32_t>(part.rows),
+            .of_row = static_cast<uint32_t>(part.cols),
+            .whole = whole.row<char>(0),
+            .whole_row_bytes = 4 * whole.row_stride,
+            .whole_rows = static_cast<int32_t>(whole.rows)};
+  if (!on16(part.data, 4 * part.cols) || !on16(whole.data, rows.whole_row_bytes) || rows.part_row_bytes % 16 != 0)
+    return deal<4>(view, rows, stream);
+  rows.of_row /= 4;
+  return deal<16>(view, rows, stream);
+}
+
+cudaError_t peer_barrier(const PeerView& view, cudaStream_t stream) {
+  return launch_peers(barrier_kernel, {.threads = kThreads, .stream = stream}, view);
+}
+
+cudaError_t load_peer_kernels() {
+  for (const int ranks : {2, 4, 8})
+    for (const bool one_shot : {true, false})
+      if (const cudaError_t error = load_kernels(ranks, one_shot); error != cudaSuccess) return error;
+  return load(barrier_kernel);
+}
+
+}  // namespace perigee

@@ -1,0 +1,40 @@
+// What kernels of collectives read and write: memory that every rank of a group can reach.
+#pragma once
+
+#include <cstdint>
+
+#include "comm/cuda/peer_choose.h"
+
+namespace perigee {
+
+constexpr int kMostPeerBlocks = 512;  // of a kernel: those of two ranks on one GPU are resident together
+
+// One rank's, in its GPU's memory; the others write messages, flags and mailboxes. Each of them is there twice, for
+// even and odd epochs: a rank that has ended its call of epoch e has heard of every other rank in it, so all of them
+// have ended e - 1, and what they were sent then may be overwritten in e + 1.
+struct PeerMemory {
+  // (epoch of the newest call that has ended) << 16 | blocks of the current one that have ended.
+  alignas(256) uint64_t counter;
+  alignas(256) uint64_t messages[2][kMostPeerBlocks][kMostPeers][2];  // of a block by a rank: 32 bits | flag << 32
+  alignas(256) uint32_t flags[2][kMostPeerBlocks][kMostPeers];
+  // Followed by mailboxes [2][ranks][kMailboxBytes].
+};
+constexpr int kEpochShift = 16;
+
+// One rank's, in pinned host memory.
+struct PeerWords {
+  alignas(64) uint32_t abort;                     // the host's
+  alignas(64) uint64_t come_to_all, come_to_dcp;  // epochs of the newest calls, by kernels
+};
+
+// As a kernel's parameter.
+struct PeerView {
+  int32_t rank = 0, size = 1;
+  bool one_gpu = false;  // some ranks share a GPU
+  PeerMemory* memory[kMostPeers] = {};
+  const uint32_t* abort = nullptr;
+  uint64_t* come_to = nullptr;
+  size_t one_shot_bytes = 0;
+};
+
+}  // namespace perigee
