@@ -69,6 +69,14 @@ void Slots::append(const BlockAppend& append) {
   slot.pages.push_back(append.place.page.value);
 }
 
+int32_t Slots::place_here(SlotId id, int32_t block) const {
+  if (dcp_.size == 1) return block;
+  const std::vector<int32_t>& here = (*this)[id].blocks_here;
+  const auto at = std::lower_bound(here.begin(), here.end(), block);
+  CHECK(at != here.end() && *at == block, "block ", block, " of slot ", id, " is not here");
+  return static_cast<int32_t>(at - here.begin());
+}
+
 void Slots::advance(SlotId id, int32_t num_tokens, bool commit_all) {
   Slot& slot = (*this)[id];
   slot.committed = slot.length + (commit_all ? num_tokens : 0);

@@ -62,6 +62,9 @@ class Slots {
   void accept(SlotId slot, int32_t id);
   Slot& operator[](SlotId slot) { return slots_[static_cast<size_t>(slot.value)]; }
   const Slot& operator[](SlotId slot) const { return slots_[static_cast<size_t>(slot.value)]; }
+  DcpShare dcp() const { return dcp_; }
+  // Of a block that lies here: its place among those of the slot that do.
+  int32_t place_here(SlotId slot, int32_t block) const;
 
  private:
   int64_t vocab_;

@@ -92,10 +92,13 @@ inline bool checkpoints_are_valid(const SequenceRows& s) {
 struct DeviceSequences {
   const int32_t* first_row = nullptr;     // [sequences + 1]
   const int32_t* lengths = nullptr;       // [sequences] tokens, the new ones included; 0: padding
-  const int32_t* block_tables = nullptr;  // [sequences][table_width] page of each block
+  const int32_t* block_tables = nullptr;  // [sequences][table_width] page of each block that lies here
   int32_t table_width = 0;
+  // Where a group of ranks shares the blocks; none: all lie here.
+  const int32_t* block_index = nullptr;   // [sequences][table_width] number of each block in block_tables, ascending
+  const int32_t* local_blocks = nullptr;  // [sequences] how many those are
   const int32_t* row_sequence = nullptr;  // [n]
-  const int32_t* row_page = nullptr;      // [n] page of each row's token; -1: padding, stored nowhere
+  const int32_t* row_page = nullptr;      // [n] page of each row's token; -1: padding or another rank's, not stored
 
   // Recurrent models, see SequenceRows and StateLayer; undefined for padding. A sequence's position is its length less
   // its rows.
@@ -119,7 +122,10 @@ struct Batch {
   const DeviceSequences* device = nullptr;
 
   // Whether the cache is shared by a group of ranks: that of all sequences then.
-  bool is_shared() const { return !sequences.empty() && sequences.front().shared.owners != nullptr; }
+  bool is_shared() const {
+    if (device != nullptr) return device->block_index != nullptr;
+    return !sequences.empty() && sequences.front().shared.owners != nullptr;
+  }
 };
 
 // One layer of the latent group in the page pool: row s of page p is at base + p * page_bytes + s * row_bytes.

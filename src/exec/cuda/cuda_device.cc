@@ -118,7 +118,8 @@ Status CudaDevice::reserve_arrays() {
                                                       .state_width = state_pages,
                                                       .checkpoints = checkpoints,
                                                       .rank = ops().comm().rank(),
-                                                      .ranks = ops().comm().size()});
+                                                      .ranks = ops().comm().size(),
+                                                      .shared = config_.limits.dcp_size > 1});
   sequences_ = arrays_->sequences();
   sampling_ = std::make_unique<StepSampling>(
       SamplingSizes{.slots = slots, .scores = kPromptLogprobTokens, .max_positions = model.max_positions}, *arrays_,
@@ -203,7 +204,7 @@ void CudaDevice::apply(const StepPlan& plan, const Batch& batch, int32_t buffer)
   auto& [upload, done, asked] = in_flight_[static_cast<size_t>(buffer)];
   upload->begin();
   bucket_ = graph_bucket(plan);
-  PlanArrays packed = pack_plan(plan, batch.sequences, parts_->state_pages(), *upload);
+  PlanArrays packed = pack_plan(plan, batch.sequences, *parts_->slots, parts_->state_pages(), *upload);
   logit_rows_ = upload->place(batch.logit_rows);
   sampling_->ask(plan, *parts_->slots, *parts_->builder, bucket_ > 0, *upload, asked);
   packed.samples = asked.samples.data();

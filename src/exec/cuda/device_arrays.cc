@@ -33,6 +33,7 @@ void DeviceArrays::cut_slots(const ArraySizes& sizes, uint8_t* memory) {
   cut(slots_.length, sizes.slots, memory);
   cut(slots_.num_outputs, sizes.slots, memory);
   cut(slots_.block_tables, sizes.slots * sizes.max_blocks, memory);
+  if (sizes.shared) cut(slots_.block_index, sizes.slots * sizes.max_blocks, memory);
   cut(slots_.committed, sizes.slots, memory);
   cut(slots_.state_tables, sizes.slots * sizes.state_width, memory);
   cut(slots_.params, sizes.slots, memory);
@@ -53,6 +54,10 @@ void DeviceArrays::cut_batch(const ArraySizes& sizes, uint8_t* memory) {
   cut(batch_.samples, sizes.tokens, memory);
   cut(batch_.sampled_by, sizes.tokens, memory);
   cut(batch_.block_tables, sizes.slots * sizes.max_blocks, memory);
+  if (sizes.shared) {
+    cut(batch_.block_index, sizes.slots * sizes.max_blocks, memory);
+    cut(batch_.local_blocks, sizes.tokens, memory);
+  }
   cut(batch_.state_pages, sizes.slots * sizes.state_width, memory);
   cut(batch_.checkpoint_position, sizes.checkpoints, memory);
   cut(batch_.checkpoint_pages, sizes.checkpoints * sizes.state_width, memory);
@@ -63,6 +68,8 @@ DeviceSequences DeviceArrays::sequences() const {
           .lengths = batch_.lengths,
           .block_tables = batch_.block_tables,
           .table_width = slots_.max_blocks,
+          .block_index = batch_.block_index,
+          .local_blocks = batch_.local_blocks,
           .row_sequence = batch_.row_sequence,
           .row_page = batch_.row_page,
           .state_pages = batch_.state_pages,

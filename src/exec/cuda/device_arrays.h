@@ -13,6 +13,7 @@ struct ArraySizes {
   int64_t max_blocks = 0, vocab = 0, state_width = 0;
   int64_t checkpoints = 0;      // of a step
   int32_t rank = 0, ranks = 1;  // that share the vocabulary, and with it the slots' counts of ids
+  bool shared = false;          // blocks of a sequence lie with several ranks
 };
 
 class DeviceArrays {

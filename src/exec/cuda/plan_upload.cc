@@ -37,20 +37,45 @@ void PlanUpload::send(const Stream& stream) {
 
 namespace {
 
+// Of a state's pages those at the rank's own index, `width` of them; -1 for none at all.
+int32_t* put_pages(std::span<const Placement> places, int32_t dcp_index, int32_t width, int32_t* to) {
+  int32_t* const end = to + width;
+  if (places.empty()) return std::fill_n(to, width, -1);
+  for (const Placement& place : places) {
+    if (place.dcp_index != dcp_index) continue;
+    CHECK(to < end, "more than ", width, " state pages");
+    *to++ = place.page.value;
+  }
+  CHECK(to == end, end - to, " state pages too few");
+  return to;
+}
+
 // [starts][2][width], see PlanArrays.
-const int32_t* pack_start_pages(const StepPlan& plan, int32_t width, PlanUpload& upload) {
+const int32_t* pack_start_pages(const StepPlan& plan, int32_t dcp_index, int32_t width, PlanUpload& upload) {
   int32_t* const pages = upload.take<int32_t>(std::ssize(plan.starts) * 2 * width);
   int32_t* to = pages;
   for (const SequenceStart& start : plan.starts) {
-    CHECK(std::ssize(start.state_pages) == width, "sequence ", start.sequence, " has ", start.state_pages.size(),
-          " state pages");
     CHECK(start.checkpoint.empty() == (width == 0 || start.num_cached_tokens == 0), "sequence ", start.sequence,
           " starts at ", start.num_cached_tokens, " without the state there");
-    for (const Placement& place : start.state_pages) *to++ = place.page.value;
-    for (int32_t i = 0; i < width; ++i)
-      *to++ = start.checkpoint.empty() ? -1 : start.checkpoint[static_cast<size_t>(i)].page.value;
+    CHECK(start.state_pages.empty() == (width == 0), "state pages of sequence ", start.sequence);
+    to = put_pages(start.state_pages, dcp_index, width, to);
+    to = put_pages(start.checkpoint, dcp_index, width, to);
   }
   return upload.device(pages);
+}
+
+// Appends of blocks that lie here.
+std::span<const AppendRecord> pack_appends(const StepPlan& plan, const Slots& slots, PlanUpload& upload) {
+  AppendRecord* const appends = upload.take<AppendRecord>(std::ssize(plan.appends));
+  size_t count = 0;
+  for (const BlockAppend& append : plan.appends) {
+    if (append.place.dcp_index != slots.dcp().index) continue;
+    appends[count++] = {.slot = append.slot.value,
+                        .index = slots.place_here(append.slot, append.block_index),
+                        .page = append.place.page.value,
+                        .block = append.block_index};
+  }
+  return {upload.device(appends), count};
 }
 
 StartRecord start_record(const SequenceStart& start) {
@@ -63,14 +88,11 @@ StartRecord start_record(const SequenceStart& start) {
 
 }  // namespace
 
-PlanArrays pack_plan(const StepPlan& plan, std::span<const SequenceRows> sequences, int32_t state_width,
-                     PlanUpload& upload) {
+PlanArrays pack_plan(const StepPlan& plan, std::span<const SequenceRows> sequences, const Slots& slots,
+                     int32_t state_width, PlanUpload& upload) {
   StartRecord* const starts = upload.take<StartRecord>(std::ssize(plan.starts));
   std::transform(plan.starts.begin(), plan.starts.end(), starts, start_record);
-  AppendRecord* const appends = upload.take<AppendRecord>(std::ssize(plan.appends));
-  std::transform(plan.appends.begin(), plan.appends.end(), appends, [](const BlockAppend& append) {
-    return AppendRecord{append.slot.value, append.block_index, append.place.page.value};
-  });
+  const std::span<const AppendRecord> appends = pack_appends(plan, slots, upload);
   RowRecord* const rows = upload.take<RowRecord>(std::ssize(plan.rows));
   int32_t* const positions = upload.take<int32_t>(std::ssize(plan.checkpoints));
   int32_t* const pages = upload.take<int32_t>(std::ssize(plan.checkpoints) * state_width);
@@ -84,21 +106,22 @@ PlanArrays pack_plan(const StepPlan& plan, std::span<const SequenceRows> sequenc
                .first_row = sequence.first_row,
                .commit_all = sequence.commit_all ? 1 : 0,
                .first_checkpoint = num_checkpoints,
-               .num_checkpoints = static_cast<int32_t>(sequence.checkpoints.size())};
+               .num_checkpoints = static_cast<int32_t>(sequence.checkpoints.size()),
+               .blocks_here = static_cast<int32_t>(sequence.shared.here.size())};
     for (const StateCheckpoint& checkpoint : sequence.checkpoints) {
       std::copy_n(checkpoint.pages, state_width, pages + int64_t{num_checkpoints} * state_width);
       positions[num_checkpoints++] = checkpoint.position;
     }
   }
   return {.starts = upload.device(starts),
-          .appends = upload.device(appends),
+          .appends = appends.data(),
           .rows = upload.device(rows),
           .tokens = upload.place(std::span<const int32_t>(plan.tokens)).data(),
-          .start_pages = pack_start_pages(plan, state_width, upload),
+          .start_pages = pack_start_pages(plan, slots.dcp().index, state_width, upload),
           .checkpoint_positions = upload.device(positions),
           .checkpoint_pages = upload.device(pages),
           .num_starts = static_cast<int32_t>(plan.starts.size()),
-          .num_appends = static_cast<int32_t>(plan.appends.size()),
+          .num_appends = static_cast<int32_t>(appends.size()),
           .num_rows = static_cast<int32_t>(plan.rows.size()),
           .num_checkpoints = num_checkpoints};
 }

@@ -8,6 +8,7 @@
 #include "control/plan.h"
 #include "exec/cuda/records.h"
 #include "exec/cuda/step_kernels.h"
+#include "exec/slots.h"
 #include "ops/batch.h"
 #include "tensor/cuda/check.h"
 #include "tensor/tensor.h"
@@ -52,9 +53,10 @@ class PlanUpload {
   Event fence_;
 };
 
-// The plan and its rows, as the host's batch has them (forms apart), for the kernels of step_kernels.h.
-PlanArrays pack_plan(const StepPlan& plan, std::span<const SequenceRows> sequences, int32_t state_width,
-                     PlanUpload& upload);
+// The plan and its rows, as the host's batch has them (forms apart), for the kernels of step_kernels.h. `slots` have
+// the plan's starts and appends.
+PlanArrays pack_plan(const StepPlan& plan, std::span<const SequenceRows> sequences, const Slots& slots,
+                     int32_t state_width, PlanUpload& upload);
 
 // SamplingParams as the kernels read them.
 SlotParams slot_params(const SamplingParams& params);

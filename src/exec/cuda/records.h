@@ -20,8 +20,9 @@ struct StartRecord {
   SlotParams params;
 };
 
+// Entry `index` of the slot's block table: of a dcp group, of the blocks that lie here.
 struct AppendRecord {
-  int32_t slot, index, page;
+  int32_t slot, index, page, block;
 };
 
 // A plan row: the ids of decode rows (tokens_offset < 0) are the worker's.
@@ -29,6 +30,7 @@ struct RowRecord {
   int32_t slot, num_tokens, tokens_offset, first_row;
   int32_t commit_all;                         // of a recurrent model
   int32_t first_checkpoint, num_checkpoints;  // of PlanArrays
+  int32_t blocks_here;                        // of a dcp group: entries of the slot's block table
 };
 
 // Ranks share the vocabulary: a row is sampled by one rank, which gets all its logits, or by all of them, where only
@@ -68,7 +70,8 @@ struct SlotArrays {
   int32_t* newest = nullptr;        // [slots] the id that the next decode row runs
   int32_t* length = nullptr;        // [slots]
   int32_t* num_outputs = nullptr;   // [slots]
-  int32_t* block_tables = nullptr;  // [slots][max_blocks]
+  int32_t* block_tables = nullptr;  // [slots][max_blocks] pages of the blocks that lie here
+  int32_t* block_index = nullptr;   // [slots][max_blocks] which these are, ascending; none: all lie here
   int32_t* committed = nullptr;     // [slots] tokens that the recurrent state has seen
   int32_t* state_tables = nullptr;  // [slots][state_width] pages of the recurrent state
   SlotParams* params = nullptr;     // [slots]
@@ -97,6 +100,8 @@ struct BatchArrays {
   int32_t* first_row = nullptr;            // [sequences + 1]
   int32_t* lengths = nullptr;              // [sequences]
   int32_t* block_tables = nullptr;         // [sequences][SlotArrays::max_blocks]
+  int32_t* block_index = nullptr;          // the same shape, of a dcp group as the next
+  int32_t* local_blocks = nullptr;         // [sequences]
   SampleRecord* samples = nullptr;         // [sequences]
   int32_t* sampled_by = nullptr;           // [sequences] the rank that gets the row's logits whole; -1: none
   int32_t* slots = nullptr;                // [sequences], these and the rest for recurrent models

@@ -1,4 +1,5 @@
 #include "exec/cuda/step_kernels.h"
+#include "ops/cuda/mla/blocks_here.cuh"
 
 namespace perigee {
 namespace {
@@ -18,7 +19,9 @@ __global__ void apply_kernel(PlanArrays plan, SlotArrays slots) {
   }
   for (int i = first; i < plan.num_appends; i += stride) {
     const AppendRecord append = plan.appends[i];
-    slots.block_tables[static_cast<int64_t>(append.slot) * slots.max_blocks + append.index] = append.page;
+    const int64_t at = static_cast<int64_t>(append.slot) * slots.max_blocks + append.index;
+    slots.block_tables[at] = append.page;
+    if (slots.block_index != nullptr) slots.block_index[at] = append.block;
   }
 }
 
@@ -58,6 +61,21 @@ __device__ void build_state(const PlanArrays& plan, const SlotArrays& slots, con
   slots.committed[row.slot] = commit;
 }
 
+// The blocks of a sequence that lie here.
+struct BlocksHere {
+  const int32_t* pages;
+  const int32_t* index;  // which these are, ascending; null: all
+  int count;
+
+  // How many come before `block`.
+  __device__ int before(int block) const { return index == nullptr ? block : blocks_before(index, count, block); }
+  __device__ int page(int block) const {
+    if (index == nullptr) return pages[block];
+    const int at = before(block);
+    return at < count && index[at] == block ? pages[at] : -1;
+  }
+};
+
 // One block a sequence.
 __global__ void build_kernel(PlanArrays plan, SlotArrays slots, BatchArrays batch) {
   const int s = blockIdx.x;
@@ -66,6 +84,7 @@ __global__ void build_kernel(PlanArrays plan, SlotArrays slots, BatchArrays batc
     batch.tokens[s] = batch.positions[s] = batch.row_page[s] = -1;
     batch.row_sequence[s] = batch.first_row[s] = s;
     batch.lengths[s] = 0;
+    if (batch.local_blocks != nullptr) batch.local_blocks[s] = 0;
     batch.first_row[s + 1] = s + 1;
     batch.samples[s] = {.slot = -1, .logit_row = s, .mask_row = -1, .rank = 0};
     batch.sampled_by[s] = -1;
@@ -75,16 +94,22 @@ __global__ void build_kernel(PlanArrays plan, SlotArrays slots, BatchArrays batc
   }
   const RowRecord row = plan.rows[s];
   const int position = slots.length[row.slot], newest = slots.newest[row.slot];
-  const int32_t* table = slots.block_tables + static_cast<int64_t>(row.slot) * slots.max_blocks;
+  const int64_t of_slot = static_cast<int64_t>(row.slot) * slots.max_blocks;
+  const BlocksHere blocks{slots.block_tables + of_slot, slots.block_index ? slots.block_index + of_slot : nullptr,
+                          row.blocks_here};
   for (int i = threadIdx.x; i < row.num_tokens; i += blockDim.x) {
     batch.tokens[row.first_row + i] = row.tokens_offset < 0 ? newest : plan.tokens[row.tokens_offset + i];
     batch.positions[row.first_row + i] = position + i;
     batch.row_sequence[row.first_row + i] = s;
-    batch.row_page[row.first_row + i] = table[(position + i) / 64];
+    batch.row_page[row.first_row + i] = blocks.page((position + i) / 64);
   }
   const int length = position + row.num_tokens;
-  for (int i = threadIdx.x; i < (length + 63) / 64; i += blockDim.x)
-    batch.block_tables[static_cast<int64_t>(s) * slots.max_blocks + i] = table[i];
+  const int num_blocks = blocks.before((length + 63) / 64);
+  for (int i = threadIdx.x; i < num_blocks; i += blockDim.x) {
+    const int64_t at = static_cast<int64_t>(s) * slots.max_blocks + i;
+    batch.block_tables[at] = blocks.pages[i];
+    if (blocks.index != nullptr) batch.block_index[at] = blocks.index[i];
+  }
   if (slots.state_width > 0) build_state(plan, slots, batch, s, length);
   __syncthreads();
   if (threadIdx.x != 0) return;
@@ -94,6 +119,7 @@ __global__ void build_kernel(PlanArrays plan, SlotArrays slots, BatchArrays batc
   const SampleRecord sample = plan.samples[s];
   batch.samples[s] = sample;
   batch.sampled_by[s] = sample.slot < 0 ? -1 : sample.rank;
+  if (batch.local_blocks != nullptr) batch.local_blocks[s] = num_blocks;
   slots.length[row.slot] = length;
 }
 

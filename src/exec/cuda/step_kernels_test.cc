@@ -38,6 +38,7 @@ std::vector<T> fetch(const T* device, size_t count) {
 
 class StepKernels : public testing::Test {
  protected:
+  explicit StepKernels(DcpShare dcp = {}) : dcp_(dcp) {}
   void SetUp() override {
     if (const Status gpu = select_device(0); !gpu.ok()) GTEST_SKIP() << gpu.error().message;
     constexpr int32_t kCheckpoints = max_checkpoint_writes(kSlots, kMaxTokens);
@@ -46,7 +47,8 @@ class StepKernels : public testing::Test {
                                                         .max_blocks = kMaxBlocks,
                                                         .vocab = 100,
                                                         .state_width = kWidth,
-                                                        .checkpoints = kCheckpoints});
+                                                        .checkpoints = kCheckpoints,
+                                                        .shared = dcp_.size > 1});
     upload_ = std::make_unique<PlanUpload>(UploadLimits{.max_sequences = kSlots,
                                                         .max_tokens = kMaxTokens,
                                                         .max_blocks = kMaxBlocks,
@@ -59,8 +61,19 @@ class StepKernels : public testing::Test {
   }
 
   int32_t pick(int32_t end) { return static_cast<int32_t>(random_u64(9, ++draws_) % static_cast<uint64_t>(end)); }
-  std::vector<Placement> any_pages() {
-    return {{PageId(pick(kPages))}, {PageId(pick(kPages))}, {PageId(pick(kPages))}};
+  // kWidth pages for each index of the dcp group, the rank's own in [first, end).
+  std::vector<Placement> some_pages(int32_t first, int32_t end) {
+    std::vector<Placement> pages;
+    for (int32_t i = 0; i < kWidth; ++i)
+      for (int32_t index = 0; index < dcp_.size; ++index)
+        pages.push_back({PageId(index == dcp_.index ? first + pick(end - first) : pick(kPages)), index});
+    return pages;
+  }
+  std::vector<int32_t> here(std::span<const Placement> places) const {
+    std::vector<int32_t> pages;
+    for (const Placement& place : places)
+      if (place.dcp_index == dcp_.index) pages.push_back(place.page.value);
+    return pages;
   }
 
   // States of a plan never share pages with others, nor with the checkpoints that they are copied from.
@@ -72,19 +85,25 @@ class StepKernels : public testing::Test {
     start.tokens = std::make_shared<std::vector<int32_t>>(start.num_prompt_tokens + pick(40), 5);
     start.num_cached_tokens = pick(2) * 64;
     start.sampling = std::make_shared<SamplingParams>();
-    for (int32_t i = 0; i < kWidth; ++i) start.state_pages.push_back({PageId(slot * kWidth + i)});
-    for (int32_t i = 0; i < kWidth && start.num_cached_tokens > 0; ++i)
-      start.checkpoint.push_back({PageId(kSlots * kWidth + pick(kPages - kSlots * kWidth))});
+    for (int32_t i = 0; i < kWidth; ++i)
+      for (int32_t index = 0; index < dcp_.size; ++index)
+        start.state_pages.push_back({PageId(slot * kWidth + (i + dcp_.index - index + kWidth) % kWidth), index});
+    if (start.num_cached_tokens > 0) start.checkpoint = some_pages(kSlots * kWidth, kPages);
     plan.starts.push_back(start);
     slots_.start(start);
-    for (int32_t i = 0; i < kWidth; ++i) {
-      uint8_t* to = host_pool_.data() + start.state_pages[static_cast<size_t>(i)].page.value * kPageBytes;
-      if (start.checkpoint.empty())
-        std::memset(to, 0, kPageBytes);
+    const std::vector<int32_t> to = here(start.state_pages), from = here(start.checkpoint);
+    for (size_t i = 0; i < kWidth; ++i) {
+      uint8_t* const page = host_pool_.data() + to[i] * kPageBytes;
+      if (from.empty())
+        std::memset(page, 0, kPageBytes);
       else
-        std::memcpy(to, host_pool_.data() + start.checkpoint[static_cast<size_t>(i)].page.value * kPageBytes,
-                    kPageBytes);
+        std::memcpy(page, host_pool_.data() + from[i] * kPageBytes, kPageBytes);
     }
+  }
+
+  void append(StepPlan& plan, SlotId slot) {
+    plan.appends.push_back({slot, slots_[slot].num_blocks, {PageId(pick(kPages)), pick(dcp_.size)}});
+    slots_.append(plan.appends.back());
   }
 
   void add_row(StepPlan& plan, int32_t slot, bool decode) {
@@ -96,16 +115,13 @@ class StepKernels : public testing::Test {
       row.work =
           Prefill{.tokens_offset = static_cast<int32_t>(plan.tokens.size()), .num_tokens = num_tokens, .sample = true};
     for (int32_t i = 0; !decode && i < num_tokens; ++i) plan.tokens.push_back(pick(1000));
-    while (std::ssize(slots_[SlotId(slot)].pages) * 64 < state.length + num_tokens) {
-      const BlockAppend append{row.slot, static_cast<int32_t>(state.pages.size()), {PageId(pick(kPages))}};
-      plan.appends.push_back(append);
-      slots_.append(append);
-    }
+    while (state.num_blocks * 64 < state.length + num_tokens) append(plan, row.slot);
+    if (state.num_blocks < kMaxBlocks && pick(4) == 0) append(plan, row.slot);  // as where the host knows less
     plan.rows.push_back(row);
     const int32_t commit = state.length + (decode ? 0 : num_tokens);
     const bool commits = decode || state.length < state.num_prompt_tokens;  // also in deterministic mode
     for (int32_t at = (state.committed / 64 + 1) * 64; commits && at <= commit; at += 64)
-      if (pick(4) > 0) plan.checkpoints.push_back({row.slot, at - 1, at, any_pages()});
+      if (pick(4) > 0) plan.checkpoints.push_back({row.slot, at - 1, at, some_pages(0, kPages)});
   }
 
   StepPlan make_plan() {
@@ -123,7 +139,7 @@ class StepKernels : public testing::Test {
 
   void run(const StepPlan& plan, const Batch& batch, int32_t padded) {
     upload_->begin();
-    PlanArrays packed = pack_plan(plan, batch.sequences, kWidth, *upload_);
+    PlanArrays packed = pack_plan(plan, batch.sequences, slots_, kWidth, *upload_);
     std::vector<SampleRecord> samples;
     for (const PlanRow& row : plan.rows)
       samples.push_back({.slot = row.slot.value, .logit_row = row.position.least, .mask_row = -1, .rank = 0});
@@ -147,7 +163,7 @@ class StepKernels : public testing::Test {
       for (int32_t i = 0; i < want.sequences[s].num_tokens; ++i) {
         const auto row = static_cast<size_t>(want.sequences[s].first_row + i);
         EXPECT_EQ(row_sequence[row], static_cast<int32_t>(s));
-        EXPECT_EQ(row_page[row], want.sequences[s].pages[want.positions[row] / 64]);
+        EXPECT_EQ(row_page[row], page_here(want.sequences[s], want.positions[row]));
       }
   }
 
@@ -180,12 +196,22 @@ class StepKernels : public testing::Test {
     }
     checkpoints_ += std::ssize(want.checkpoints);
     rows_of_several_ += want.checkpoints.size() > 1 ? 1 : 0;
-    const auto blocks = static_cast<size_t>((length + 63) / 64);
+    check_blocks(want, s);
+  }
+
+  void check_blocks(const SequenceRows& want, size_t s) {
+    const BatchArrays& got = arrays_->batch();
+    const auto blocks = static_cast<size_t>((tokens_here(want, want.position + want.num_tokens) + 63) / 64);
     EXPECT_EQ(fetch(got.block_tables + s * kMaxBlocks, blocks), std::vector<int32_t>(want.pages, want.pages + blocks));
+    if (dcp_.size == 1) return;
+    EXPECT_EQ(fetch(got.local_blocks + s, 1)[0], static_cast<int32_t>(blocks));
+    const auto index = want.shared.here.begin();
+    EXPECT_EQ(fetch(got.block_index + s * kMaxBlocks, blocks),
+              std::vector<int32_t>(index, index + static_cast<std::ptrdiff_t>(blocks)));
   }
 
   void run_random_steps(bool deterministic) {
-    BatchBuilder builder(model_, deterministic);
+    BatchBuilder builder(model_, deterministic, dcp_.index);
     for (int step = 0; step < (gpu_sanitizer() ? 10 : 600) && !HasFailure(); ++step) {
       SCOPED_TRACE(step);
       const StepPlan plan = make_plan();
@@ -200,6 +226,9 @@ class StepKernels : public testing::Test {
       }
       for (int32_t s = sequences; may_pad && s < kSlots; ++s) {
         EXPECT_EQ(fetch(arrays_->batch().lengths + s, 1)[0], 0);
+        if (dcp_.size > 1) {
+          EXPECT_EQ(fetch(arrays_->batch().local_blocks + s, 1)[0], 0);
+        }
         EXPECT_EQ(fetch(arrays_->batch().first_checkpoint + s, 1)[0],
                   fetch(arrays_->batch().first_checkpoint + s + 1, 1)[0]);
         EXPECT_EQ(fetch(arrays_->batch().row_page + s, 1)[0], -1);
@@ -218,8 +247,9 @@ class StepKernels : public testing::Test {
     EXPECT_GT(rows_of_several_, 5);
   }
 
+  const DcpShare dcp_;
   StillModel model_;
-  Slots slots_{kSlots, 0, kMaxBlocks};
+  Slots slots_{kSlots, 0, kMaxBlocks, {}, dcp_};
   std::unique_ptr<DeviceArrays> arrays_;
   std::unique_ptr<PlanUpload> upload_;
   Stream stream_;
@@ -238,6 +268,18 @@ TEST_F(StepKernels, SameBatchAsTheHost) {
 TEST_F(StepKernels, SameBatchAsTheHostInDeterministicMode) {
   run_random_steps(true);
 }
+
+// Ranks that share the blocks of each sequence: the first and the last of a group, the latter with pages of states too.
+class StepKernelsOfDcp : public StepKernels, public testing::WithParamInterface<DcpShare> {
+ protected:
+  StepKernelsOfDcp() : StepKernels(GetParam()) {}
+};
+
+TEST_P(StepKernelsOfDcp, SameBatchAsTheHost) {
+  run_random_steps(false);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, StepKernelsOfDcp, testing::Values(DcpShare{0, 2}, DcpShare{2, 3}));
 
 // Of one slot: what stood there goes, what stands in others stays.
 TEST_F(StepKernels, CountsOfAPlainLoop) {
