@@ -7,6 +7,7 @@ to --results and hold them to the bars below. Needs the packages of tests/e2e/re
 LD_LIBRARY_PATH for the traces.
 """
 import argparse
+import concurrent.futures
 import glob
 import os
 import re
@@ -65,10 +66,17 @@ class Runner:
             log.write(process.stdout)
         return process
 
-    def tests(self, program, tests="*"):
-        """A test program whose tests were skipped has found no GPU: a failure here, as is a pattern that matches no test."""
-        process = self.run([f"{self.build}/{program}", f"--gtest_filter={tests}", "--gtest_brief=1"])
-        return process.returncode == 0 and passed(process.stdout)
+    def tests(self, program, tests="*", shards=1):
+        """A test program whose tests were skipped has found no GPU: a failure here, as is a pattern that matches no test.
+
+        Shards run at once, for tests that compute what they expect on one core.
+        """
+        def shard(i):
+            env = {"GTEST_TOTAL_SHARDS": str(shards), "GTEST_SHARD_INDEX": str(i)}
+            process = self.run([f"{self.build}/{program}", f"--gtest_filter={tests}", "--gtest_brief=1"], env)
+            return process.returncode == 0 and passed(process.stdout)
+        with concurrent.futures.ThreadPoolExecutor(shards) as pool:
+            return all(list(pool.map(shard, range(shards))))
 
     def served(self):
         flags = "--device cuda --kv-cache-memory-bytes 4G"  # several servers at once
@@ -119,7 +127,7 @@ class Runner:
 
 SECTIONS = {  # name: (seconds, check)
     "golden": (60, lambda r: r.tests("tests/golden/golden_test", "*Cuda*")),
-    "conformance": (240, lambda r: r.tests("tests/conformance/conformance_test") and r.tests("tests/conformance/cuda_mla_test")),
+    "conformance": (240, lambda r: all([r.tests(f"tests/conformance/{name}", shards=6) for name in ("conformance_test", "cuda_mla_test")])),
     "kernels": (60, lambda r: r.tests("src/exec/cuda/exec_cuda_test") and r.tests("src/tensor/cuda/tensor_cuda_test")),
     "equality": (150, lambda r: r.tests("tests/equality/equality_test", "Device*:*Cuda*")),
     "served": (150, Runner.served),  # the server's tests, with the storm and a lost device

@@ -23,7 +23,10 @@ import time
 OPS, MLA, GOLDEN, EQUALITY = ("tests/conformance/conformance_test", "tests/conformance/cuda_mla_test", "tests/golden/golden_test",
                               "tests/equality/equality_test")
 JOBS = {  # name: (program, tests); long ones first
-    "ops": (OPS, "Conformance.*-*Mla*:*Linear*"),
+    "ops": (OPS, "Conformance.*-*Mla*:*Linear*:*Moe*"),
+    "moe": (OPS, "Conformance.Moe*"),
+    "mla-portable": (MLA, "*/bf16_portable"),
+    "mla-portable-fp8": (MLA, "*/fp8_portable"),
     "attention": (OPS, "Conformance.MlaAttend"),
     "attention-fp8": (OPS, "Conformance.MlaAttendOverAnFp8Cache"),
     "experts-bf16": (OPS, "Experts.*/bf16:DummyWeights.*"),
@@ -39,7 +42,6 @@ JOBS = {  # name: (program, tests); long ones first
     "linear": (OPS, "Conformance.*Linear*"),
     "mla-bf16": (MLA, "*/bf16"),
     "mla-fp8": (MLA, "*/fp8"),
-    "mla-portable": (MLA, "*_portable"),
     "mla": (MLA, "*-*/bf16*:*/fp8*"),
     "steps": ("src/exec/cuda/exec_cuda_test", "*"),
     "memory": ("src/tensor/cuda/tensor_cuda_test", "*-*AReport*"),
