@@ -36,9 +36,9 @@ constexpr int32_t max_checkpoint_writes(int32_t num_rows, int32_t num_tokens) {
 
 // Tokens of a step under prompt_logprobs, at most. Each needs a row of logits: [256, 163840] f32 is 168 MB.
 inline constexpr int32_t kPromptLogprobTokens = 256;
-// Rows of logits of a step, at most: one for each sequence that samples, and those.
-constexpr int32_t max_logit_rows(int32_t num_sequences) {
-  return num_sequences + kPromptLogprobTokens;
+// Rows of logits of a step, at most: those that are sampled, one for each sequence and each draft, and those.
+constexpr int32_t max_logit_rows(int32_t num_sampled) {
+  return num_sampled + kPromptLogprobTokens;
 }
 
 // A sequence enters a slot (first time, or again after preemption, when its former outputs count as tokens to compute
@@ -81,7 +81,8 @@ struct Prefill {
 struct Decode {
   bool operator==(const Decode&) const = default;
 };
-// The slot's newest id and after it its drafts. Samples after each; keeps ids up to the first that is not its draft.
+// The slot's newest id and after it its drafts, which the rank made after the row before: as many as there are, up to
+// num_drafts. Samples after each; keeps ids up to the first that is not its draft.
 struct Verify {
   int32_t num_drafts = 0;  // k <= kMaxDrafts
   bool operator==(const Verify&) const = default;
@@ -101,7 +102,7 @@ struct PlanRow {
     const Verify* verify = std::get_if<Verify>(&work);
     return verify == nullptr ? 0 : verify->num_drafts;
   }
-  int32_t num_tokens() const { return prefill() != nullptr ? prefill()->num_tokens : 1 + num_drafts(); }
+  int32_t num_tokens() const { return prefill() != nullptr ? prefill()->num_tokens : 1 + num_drafts(); }  // at most
   bool samples() const { return prefill() == nullptr || prefill()->sample; }
   bool scores_prompt() const { return prefill() != nullptr && prefill()->prompt_logprobs; }
   int32_t max_ids() const { return samples() ? 1 + num_drafts() : 0; }  // of its result
@@ -156,6 +157,7 @@ struct StepMasks {
 };
 
 using RowIds = InlineVector<int32_t, kMaxDrafts + 1>;  // of one row
+using DraftIds = InlineVector<int32_t, kMaxDrafts>;
 
 struct RowResult {
   SlotId slot;
@@ -164,7 +166,8 @@ struct RowResult {
   std::vector<TokenLogprobs> logprobs;         // one per id when asked for
   std::vector<TokenLogprobs> prompt_logprobs;  // for positions position+1 ... position+num_tokens when asked for
   std::vector<int32_t> checkpoints;            // boundaries of those that were written, ascending
-  bool finite = true;  // false: a logit of the id after `ids` was NaN or infinite; the sequence ends with an error
+  bool finite = true;      // false: a logit of the id after `ids` was NaN or infinite; the sequence ends with an error
+  int32_t num_drafts = 0;  // that it verified
   bool operator==(const RowResult&) const = default;
 };
 

@@ -325,7 +325,7 @@ void token_logprobs(Io& io, Value& value) {
 
 template <typename Io, typename Value>
 void row_result(Io& io, Value& value) {
-  auto& [slot, sequence, ids, logprobs, prompt_logprobs, checkpoints, finite] = value;
+  auto& [slot, sequence, ids, logprobs, prompt_logprobs, checkpoints, finite, num_drafts] = value;
   id(io, "slot", slot);
   id(io, "sequence", sequence);
   numbers(io, "ids", ids, RowIds::capacity());
@@ -333,6 +333,8 @@ void row_result(Io& io, Value& value) {
   list(io, "prompt_logprobs", prompt_logprobs, kMaxTokens, [&](auto& entry) { token_logprobs(io, entry); });
   numbers(io, "checkpoints", checkpoints, kMaxPages);
   io.number("finite", finite);
+  io.number("num_drafts", num_drafts);
+  io.require(num_drafts >= 0 && num_drafts <= kMaxDrafts, "num_drafts");
 }
 
 template <typename Io, typename Value>

@@ -120,6 +120,7 @@ class Draw {
     row.prompt_logprobs = logprobs();
     row.checkpoints = numbers();
     row.finite = rng_.chance(0.5);
+    row.num_drafts = static_cast<int32_t>(rng_.between(0, kMaxDrafts));
     return row;
   }
 
@@ -234,7 +235,7 @@ class PlanCodecErrors : public testing::Test {
 
 TEST_F(PlanCodecErrors, NameTheField) {
   EXPECT_EQ(field(0, {0}), "magic");
-  EXPECT_EQ(field(4, {2}), "version");
+  EXPECT_EQ(field(4, {kPlanCodecVersion + 1}), "version");
   EXPECT_EQ(field(6, {3}), "kind");
   EXPECT_EQ(field(8, {0}), "length");
   EXPECT_EQ(field(kRow + 12, {5}), "rows.position.most") << "least over most";
@@ -326,7 +327,7 @@ TEST(PlanCodec, TheFormatIsPinned) {
   }
   EXPECT_EQ(hex,
             "50475346"  // magic
-            "0100"
+            "0200"
             "0100"      // version, kind
             "4f000000"  // length
             "0807060504030201"

@@ -6,8 +6,10 @@
 // the same pool, and its prefix hits end where a checkpoint of the state lies (INV-11).
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <span>
 #include <string>
@@ -42,7 +44,6 @@ struct SchedulerConfig : PlanLimits, SchedulingPolicy {
   int32_t long_prefill_tokens = 0;  // cap of one sequence's chunk; 0: the budget
   int32_t attention_alignment = 1;  // prefill chunks end at multiples of this where they do not end the prompt
   int32_t state_pages = 0;          // of one sequence's recurrent state, at every dcp index; 0: attention alone
-  int32_t num_drafts = 0;           // tokens that a decode row verifies after its own (speculation)
   uint64_t hash_seed = 0;           // per process
   int32_t hash_bits = 128;          // fewer only in tests: every output must stay right
 
@@ -86,6 +87,14 @@ struct SequenceUpdate {
   std::string error;              // with kError
 };
 
+// Of all rows that verified drafts.
+struct SpeculationTotals {
+  int64_t rows = 0, drafts = 0;                      // drafts: tokens that were verified
+  std::array<int64_t, kMaxDrafts> accepted_at = {};  // rows that accepted their draft at this place
+
+  int64_t accepted() const { return std::accumulate(accepted_at.begin(), accepted_at.end(), int64_t{0}); }
+};
+
 struct SchedulerGauges {
   int32_t running = 0, waiting = 0, plans_in_flight = 0;
   int32_t free_pages = 0, cached_pages = 0, used_pages = 0, total_pages = 0;  // of all pools; the sum is the total
@@ -100,6 +109,7 @@ struct SchedulerGauges {
   int64_t checkpoint_writes = 0, checkpoint_hits = 0, checkpoint_evictions = 0;
   int64_t checkpoint_skips = 0;  // not written for lack of pages
   int64_t not_finite = 0;        // sequences ended because a logit was NaN or infinite
+  SpeculationTotals speculation;
 };
 
 class Scheduler {

@@ -56,6 +56,7 @@ void Scheduler::Impl::digest(PlansInFlight::Flight& flight, const StepResult& re
 void Scheduler::Impl::accept_row(Sequence& sequence, const PlanRow& row, const RowResult& result,
                                  std::span<CheckpointInFlight> writes) {
   if (!result.finite) return fail(sequence, result);
+  if (result.num_drafts > 0) count_drafts(result);
   if (row.scores_prompt()) accept_prompt_logprobs(sequence, row, result);
   advance(sequence, row, result);
   const int32_t num_confirmed = sequence.running().num_confirmed;
@@ -116,6 +117,17 @@ void Scheduler::Impl::advance(Sequence& sequence, const PlanRow& row, const RowR
   run.scheduled.most -= row.num_tokens() - num_kept;
   run.num_confirmed += num_kept;
   if (!sequence.prompt_confirmed && run.num_confirmed >= sequence.num_prompt()) confirm_prompt(sequence);
+}
+
+// The last id of a row is the model's own, those before it were drafts.
+void Scheduler::Impl::count_drafts(const RowResult& result) {
+  SpeculationTotals& totals = totals_.speculation;
+  const size_t num_accepted = result.ids.size() - 1;
+  CHECK(num_accepted <= static_cast<size_t>(result.num_drafts), "slot ", result.slot, " accepted ", num_accepted,
+        " of ", result.num_drafts, " drafts");
+  ++totals.rows;
+  totals.drafts += result.num_drafts;
+  for (size_t i = 0; i < num_accepted; ++i) ++totals.accepted_at[i];
 }
 
 void Scheduler::Impl::confirm_prompt(Sequence& sequence) {

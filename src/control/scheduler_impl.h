@@ -66,6 +66,7 @@ struct Scheduler::Impl {
   void fail(Sequence& sequence, const RowResult& result);
   void accept_prompt_logprobs(Sequence& sequence, const PlanRow& row, const RowResult& result);
   void advance(Sequence& sequence, const PlanRow& row, const RowResult& result);
+  void count_drafts(const RowResult& result);
   void confirm_prompt(Sequence& sequence);
   std::optional<FinishReason> append_ids(Sequence& sequence, const RowResult& result, SequenceUpdate& update);
 

@@ -235,6 +235,27 @@ TEST(SchedulerDrafts, PositionsAreRangesUntilTheResultIsIn) {
   EXPECT_EQ(h.plan().rows[0].position, (PositionRange{69, 72})) << "after one row in flight";
 }
 
+TEST(SchedulerDrafts, AcceptedDraftsAreCountedByTheirPlace) {
+  SchedulerHarness h(drafting_config());
+  h.submit(10, 50);
+  h.step(1);
+  for (const auto& [ids, num_drafts] :
+       {std::pair{RowIds{2, 3}, 3}, {RowIds{4, 5, 6, 7}, 3}, {RowIds{8}, 2}, {RowIds{9}, 0}}) {
+    StepResult result = h.answer(h.plan());
+    result.rows[0].ids = ids;
+    result.rows[0].num_drafts = num_drafts;
+    h.apply(result);
+  }
+  const SpeculationTotals totals = h.scheduler.gauges().speculation;
+  EXPECT_EQ(totals.rows, 3) << "of four, one had no drafts";
+  EXPECT_EQ(totals.drafts, 8);
+  EXPECT_EQ(totals.accepted(), 4);
+  EXPECT_EQ(totals.accepted_at[0], 2);
+  EXPECT_EQ(totals.accepted_at[1], 1);
+  EXPECT_EQ(totals.accepted_at[2], 1);
+  EXPECT_EQ(totals.accepted_at[3], 0);
+}
+
 TEST(SchedulerDrafts, NoMoreThanOutputsAreWanted) {
   SchedulerHarness h(drafting_config());
   const SequenceId a = h.submit(10, 4);

@@ -249,6 +249,9 @@ int32_t Engine::num_pages() const {
 int32_t Engine::state_pages() const {
   return impl_->executor->state_pages();
 }
+int32_t Engine::num_drafts() const {
+  return impl_->config.rank.limits.num_drafts;
+}
 CacheSize Engine::cache_size() const {
   return impl_->cache_size;
 }

@@ -57,6 +57,7 @@ class Engine {
   int32_t num_pages() const;    // of a rank
   int32_t state_pages() const;  // of those, what a sequence's recurrent state takes; 0: the model has none
   CacheSize cache_size() const;
+  int32_t num_drafts() const;  // of a step and sequence, at most; 0: no speculation
 
   // Ends every request with an error and stops the threads. The server drains first by not submitting and waiting.
   void shutdown();

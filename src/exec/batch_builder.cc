@@ -1,5 +1,7 @@
 #include "exec/batch_builder.h"
 
+#include <algorithm>
+
 #include "base/check.h"
 #include "base/prefetch.h"
 
@@ -19,6 +21,7 @@ const Batch& BatchBuilder::build(const StepPlan& plan, const Slots& slots) {
   sequences_.clear();
   for (const PlanRow& row : plan.rows) prefetch(&slots[row.slot], sizeof(Slot));
   for (const PlanRow& row : plan.rows) add_row(row, plan, slots[row.slot]);
+  first_logit_.push_back(static_cast<int32_t>(logit_rows_.size()));
   if (!plan.checkpoints.empty()) add_checkpoints(plan);
   batch_ = {.tokens = tokens_, .positions = positions_, .sequences = sequences_, .logit_rows = logit_rows_};
   return batch_;
@@ -29,8 +32,8 @@ void BatchBuilder::add_row(const PlanRow& row, const StepPlan& plan, const Slot&
   const int32_t position = slot.length;
   CHECK(row.position.contains(position), "sequence ", row.sequence, ": the plan expects a position in [",
         row.position.least, ", ", row.position.most, "], the slot has ", position);
-  CHECK(row.num_drafts() == 0, "sequence ", row.sequence, " has no drafts to verify");
-  const int32_t num_tokens = row.num_tokens();
+  const int32_t num_drafts = std::min(row.num_drafts(), static_cast<int32_t>(slot.drafts.size()));
+  const int32_t num_tokens = row.prefill() != nullptr ? row.num_tokens() : 1 + num_drafts;
   const int64_t blocks = (position + num_tokens + kBlockTokens - 1) / kBlockTokens;
   CHECK(blocks <= slot.num_blocks, "sequence ", row.sequence, " needs ", blocks, " blocks, has ", slot.num_blocks);
   const auto first_row = static_cast<int32_t>(tokens_.size());
@@ -42,6 +45,7 @@ void BatchBuilder::add_row(const PlanRow& row, const StepPlan& plan, const Slot&
     tokens_.insert(tokens_.end(), ids, ids + num_tokens);
   } else {
     tokens_.push_back(slot.newest_id);
+    tokens_.insert(tokens_.end(), slot.drafts.begin(), slot.drafts.begin() + num_drafts);
   }
   for (int32_t i = 0; i < num_tokens; ++i) positions_.push_back(position + i);
   sequences_.push_back({.first_row = first_row,
@@ -53,7 +57,7 @@ void BatchBuilder::add_row(const PlanRow& row, const StepPlan& plan, const Slot&
     sequences_.back().shared = {.here = slot.blocks_here, .owners = slot.block_owners.data()};
   if (!slot.state_pages.empty()) add_state(row, slot, sequences_.back());
   first_logit_.push_back(static_cast<int32_t>(logit_rows_.size()));
-  if (row.scores_prompt())
+  if (row.scores_prompt() || num_drafts > 0)
     for (int32_t i = 0; i < num_tokens; ++i) logit_rows_.push_back(first_row + i);
   else if (row.samples())
     logit_rows_.push_back(first_row + num_tokens - 1);

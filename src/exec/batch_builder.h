@@ -27,8 +27,10 @@ class BatchBuilder {
   // Requires the plan's starts and appends to be in `slots` already. Valid until the next build().
   const Batch& build(const StepPlan& plan, const Slots& slots);
 
-  // First of the row's logit rows in the model's output; rows under prompt_logprobs have num_tokens of them.
+  // The row's logit rows in the model's output: one after each token under prompt_logprobs and of a verify row, else
+  // one if the row samples.
   int32_t logit_row(size_t plan_row) const { return first_logit_[plan_row]; }
+  int32_t num_logits(size_t plan_row) const { return first_logit_[plan_row + 1] - first_logit_[plan_row]; }
 
  private:
   void add_row(const PlanRow& row, const StepPlan& plan, const Slot& slot);

@@ -42,11 +42,13 @@ class CountingModel : public Model {
 
 class GivenLogits : public testing::Test {
  protected:
-  void make(int64_t max_positions = 1000, int32_t max_sequences = 4) {
+  void make(int64_t max_positions = 1000, int32_t max_sequences = 4, int32_t num_drafts = 0) {
     RankConfig config;
     config.device = Device::kRef;
     config.cache_bytes = 1 << 20;
     config.limits.max_sequences = max_sequences;
+    config.limits.num_drafts = num_drafts;
+    config.ngram = {.least = 1, .most = 3};
     config.make_model = [=](Ops&) { return std::make_unique<CountingModel>(max_positions); };
     auto made = RankThread::start(config, [this](StepResult& result) { results_.push_reserved(std::move(result)); });
     ASSERT_TRUE(made.ok()) << made.error().message;
@@ -87,6 +89,12 @@ class GivenLogits : public testing::Test {
       plan.tokens.insert(plan.tokens.end(), prompt.begin() + position, prompt.begin() + position + count);
     }
     position += row.num_tokens();
+  }
+  // A verify row with room for three drafts.
+  void verify(StepPlan& plan, int32_t slot, PositionRange position) {
+    plan.rows.push_back(
+        {.slot = SlotId(slot), .sequence = SequenceId(slot + 100), .position = position, .work = Verify{3}});
+    ++plan.num_decode_rows;
   }
   void submit(StepPlan plan) {
     plan.step = StepId(next_step_++);
@@ -194,6 +202,70 @@ TEST_F(GivenLogits, RowsMeetTheirLogits) {
   ASSERT_EQ(got.rows[3].prompt_logprobs.size(), 2u);
   EXPECT_EQ(got.rows[3].prompt_logprobs[1].id, 8);
   EXPECT_EQ(got.rows[3].prompt_logprobs[1].rank, 2);
+}
+
+// The drafts of both rows are made when the plans are there already.
+TEST_F(GivenLogits, AVerifyRowKeepsIdsUpToTheFirstThatIsNotItsDraft) {
+  make(1000, 4, 3);
+  StepPlan prompt, first, second, third;
+  SamplingParams scored;
+  scored.logprobs = 1;
+  start(prompt, 0, {1, 2, 3, 4, 9, 1, 2}, scored);
+  row(prompt, 0, 7);
+  verify(first, 0, PositionRange::at(7));
+  verify(second, 0, {8, 11});
+  verify(third, 0, {9, 15});
+  submit(std::move(prompt));
+  submit(std::move(first));
+  EXPECT_EQ(result().rows[0].ids, RowIds{3});
+  submit(std::move(second));
+  const RowResult partly = result().rows[0];
+  EXPECT_EQ(partly.ids, (RowIds{4, 5})) << "the drafts are 4, 9 and 1";
+  EXPECT_EQ(partly.num_drafts, 3);
+  ASSERT_EQ(partly.logprobs.size(), 2u);
+  EXPECT_EQ(partly.logprobs[1].id, 5);
+  EXPECT_NEAR(partly.logprobs[1].logprob, -std::log(1 + 15 * std::exp(-9.0)), 1e-5) << "of position 8";
+  submit(std::move(third));
+  for (const int32_t position : {9, 10}) {
+    const RowResult row = result().rows[0];
+    EXPECT_EQ(row.ids, RowIds{position - 3}) << "5 and 6 have not been said before";
+    EXPECT_EQ(row.num_drafts, 0);
+    EXPECT_NEAR(row.logprobs.at(0).logprob, -std::log(1 + 15 * std::exp(-1.0 - position)), 1e-7) << position;
+  }
+}
+
+TEST_F(GivenLogits, AllDraftsAreAccepted) {
+  make(1000, 4, 3);
+  StepPlan prompt, decode;
+  start(prompt, 0, {1, 2, 3, 4, 5, 6, 1}, {});
+  row(prompt, 0, 7);
+  verify(decode, 0, PositionRange::at(7));
+  submit(std::move(prompt));
+  submit(std::move(decode));
+  EXPECT_EQ(result().rows[0].ids, RowIds{2});
+  EXPECT_EQ(result().rows[0].ids, (RowIds{3, 4, 5, 6}));
+}
+
+TEST_F(GivenLogits, IdsBeforeADraftWhoseLogitsAreNotFiniteCount) {
+  make(1000, 4, 3);
+  StepPlan prompt, first, second;
+  start(prompt, 0, {11, 12, kPoisoned, 14, 5, 11}, {});
+  start(prompt, 1, {4, 5}, {});
+  row(prompt, 0, 6);
+  row(prompt, 1, 2);
+  verify(first, 0, PositionRange::at(6));
+  verify(first, 1, PositionRange::at(2));
+  verify(second, 0, {7, 10});
+  verify(second, 1, {3, 6});
+  submit(std::move(prompt));
+  submit(std::move(first));
+  EXPECT_EQ(result().rows[0].ids, RowIds{12});
+  const StepResult cut = result();
+  EXPECT_EQ(cut.rows[0].ids, RowIds{kPoisoned});
+  EXPECT_FALSE(cut.rows[0].finite);
+  EXPECT_EQ(cut.rows[1].ids, RowIds{7});
+  submit(std::move(second));
+  EXPECT_EQ(result().rows[1].ids, RowIds{8}) << "the other's row may be in flight already";
 }
 
 using GivenLogitsDeathTest = GivenLogits;

@@ -10,6 +10,7 @@
 #include "base/log.h"
 #include "base/memory_text.h"
 #include "exec/host_sampling.h"
+#include "exec/ngram_drafter.h"
 
 namespace perigee {
 
@@ -47,6 +48,7 @@ class HostDevice final : public RankDevice {
 
  private:
   void start_state(const SequenceStart& start);
+  void draft(const StepPlan& plan);
   void copy_page(const uint8_t* from, uint8_t* to) {
     parts_->ops->copy(to, from, static_cast<size_t>(parts_->layout.page_bytes()));
   }
@@ -57,6 +59,7 @@ class HostDevice final : public RankDevice {
   Buffer pool_memory_, ring_memory_;
   std::vector<uint8_t> zero_page_;  // recurrent models
   std::unique_ptr<HostSampling> sampling_;
+  std::unique_ptr<NgramDrafter> drafter_;  // null without speculation
   Status status_;
   // Of the step under way:
   const Batch* batch_ = nullptr;
@@ -78,6 +81,9 @@ Result<std::unique_ptr<Ops>> HostDevice::make_ops() {
 Result<int32_t> HostDevice::warm_up(RankParts& parts) {
   parts_ = &parts;
   sampling_ = std::make_unique<HostSampling>(parts.model->info().vocab, *config_.comm);
+  const PlanLimits& limits = config_.limits;
+  if (limits.num_drafts > 0)
+    drafter_ = std::make_unique<NgramDrafter>(config_.ngram, limits.num_drafts, limits.max_sequences);
   return parts.pages_in(config_.cache_bytes);
 }
 
@@ -102,7 +108,10 @@ Status HostDevice::reserve() {
 
 // The slots are the host's: their part of the plan is applied by then.
 void HostDevice::apply(const StepPlan& plan, const Batch&, int32_t) {
-  for (const SequenceStart& start : plan.starts) start_state(start);
+  for (const SequenceStart& start : plan.starts) {
+    start_state(start);
+    if (drafter_) drafter_->start(start);
+  }
 }
 
 // The recurrent state before the sequence's first row: a copy of the checkpoint that it starts from, or zeros.
@@ -128,7 +137,7 @@ void HostDevice::forward(const StepPlan& plan, const Batch& batch, int32_t) {
   const PagePool pool{.base = pool_memory_.data(),
                       .layout = parts_->layout,
                       .ring = ring_memory_.data(),
-                      .ring_tokens = RankParts::kRingTokens};
+                      .ring_tokens = parts_->ring_tokens()};
   logits_ = parts_->model->forward(batch, ops, pool).logits;
 }
 
@@ -145,6 +154,14 @@ void HostDevice::sample(const StepPlan& plan, int32_t) {
   for (size_t i = 0; i < plan.rows.size(); ++i)
     for (const StateCheckpoint& checkpoint : batch_->sequences[i].checkpoints)
       result_.rows[i].checkpoints.push_back(checkpoint.position);
+  if (drafter_ && status_.ok()) draft(plan);
+}
+
+// What each sequence's next row verifies. The plan of that row may be there already; its drafts are these.
+void HostDevice::draft(const StepPlan& plan) {
+  for (size_t i = 0; i < plan.rows.size(); ++i)
+    if (const PlanRow& row = plan.rows[i]; row.samples())
+      (*parts_->slots)[row.slot].drafts = drafter_->draft(row.slot, result_.rows[i].ids);
 }
 
 Status HostDevice::collect(const StepPlan&, int32_t, StepResult& result) {

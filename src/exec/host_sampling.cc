@@ -6,8 +6,10 @@
 namespace perigee {
 namespace {
 
-int32_t num_logits(const PlanRow& row) {
-  return row.scores_prompt() ? row.num_tokens() : row.samples() ? 1 : 0;
+// Whether the id after this place of a verify row is the draft that the row runs there.
+bool is_draft(const Slot& slot, int32_t place, int32_t id) {
+  const auto at = static_cast<size_t>(place);
+  return at < slot.drafts.size() && slot.drafts[at] == id;
 }
 
 std::span<const float> values(const Tensor& logits, int64_t row) {
@@ -24,43 +26,45 @@ Status HostSampling::sample(const StepPlan& plan, const Tensor& logits, const Ba
   for (size_t i = 0; i < plan.rows.size(); ++i) {
     const PlanRow& row = plan.rows[i];
     const Row& how = rows_[i];
-    if (how.by_largest)
-      picks_[i] = largest(values(logits, builder.logit_row(i)));
-    else if (how.rank == comm_.rank())
-      picks_[i] = pick(row, slots[row.slot], whole.row_range(how.first, num_logits(row)), masks[i], result.rows[i]);
+    if (how.by_largest) {
+      for (int32_t place = 0; place < how.num_picks; ++place)
+        picks_[how.first_pick + static_cast<size_t>(place)] = largest(values(logits, builder.logit_row(i) + place));
+    } else if (how.rank == comm_.rank()) {
+      pick(row, how, whole.row_range(how.first, builder.num_logits(i)), masks[i], slots, result.rows[i]);
+    }
   }
   comm_.all_gather(picks_.data(), picks_.size() * sizeof(Pick), all_picks_.data());
   RETURN_IF_ERROR(comm_.status());
-  for (size_t i = 0; i < plan.rows.size(); ++i) {
-    const PlanRow& row = plan.rows[i];
-    if (!row.samples()) continue;
-    const Pick agreed = agree(i);
-    result.rows[i].finite = agreed.finite;
-    if (agreed.finite) result.rows[i].ids.push_back(agreed.id);
-    slots.accept(row.slot, agreed.finite ? agreed.id : 0);  // the next plan may be in flight: its row needs an id
-  }
+  for (size_t i = 0; i < plan.rows.size(); ++i)
+    if (plan.rows[i].samples()) settle(plan.rows[i], rows_[i], slots, result.rows[i]);
   return {};
 }
 
 void HostSampling::deal(const StepPlan& plan, const Tensor& logits, const BatchBuilder& builder, const Slots& slots) {
   const bool alone = comm_.size() == 1;
-  picks_.assign(plan.rows.size(), {});
-  all_picks_.resize(plan.rows.size() * static_cast<size_t>(comm_.size()));
   rows_.assign(plan.rows.size(), {});
   to_.assign(static_cast<size_t>(logits.rows), -1);
   int32_t num_mine = 0;
+  size_t num_picks = 0;
   for (size_t i = 0; i < plan.rows.size(); ++i) {
     const PlanRow& row = plan.rows[i];
     const Slot& slot = slots[row.slot];
+    const int32_t num_logits = builder.num_logits(i);
     Row& how = rows_[i];
     how.rank = rank_of_slot(row.slot, comm_.size());
     how.first = alone ? builder.logit_row(i) : num_mine;
+    how.first_pick = num_picks;
+    how.num_picks = row.prefill() == nullptr ? num_logits : row.samples() ? 1 : 0;
+    num_picks += static_cast<size_t>(how.num_picks);
+    CHECK(!row.masked || how.num_picks <= 1, "slot ", row.slot, " has one mask for ", how.num_picks, " places");
     how.by_largest = !alone && row.samples() && !row.scores_prompt() && !row.masked &&
                      Sampler::takes_largest(*slot.sampling, slot.num_outputs);
     if (how.by_largest) continue;
-    std::fill_n(to_.begin() + builder.logit_row(i), num_logits(row), how.rank);
-    if (how.rank == comm_.rank()) num_mine += num_logits(row);
+    std::fill_n(to_.begin() + builder.logit_row(i), num_logits, how.rank);
+    if (how.rank == comm_.rank()) num_mine += num_logits;
   }
+  picks_.assign(num_picks, {});
+  all_picks_.resize(num_picks * static_cast<size_t>(comm_.size()));
 }
 
 // The rows of logits that come to this rank.
@@ -73,21 +77,42 @@ Tensor HostSampling::whole_rows(const Tensor& logits, Arena& arena) {
   return whole;
 }
 
-// `logits` are all that the row has.
-HostSampling::Pick HostSampling::pick(const PlanRow& row, const Slot& slot, const Tensor& logits,
-                                      std::span<const uint32_t> mask, RowResult& out) {
+// `logits` are all that the row has. The slot goes with each place, since penalties and the draws of the next one
+// follow from it.
+void HostSampling::pick(const PlanRow& row, const Row& how, const Tensor& logits, std::span<const uint32_t> mask,
+                        Slots& slots, RowResult& out) {
+  const Slot& slot = slots[row.slot];
   if (row.scores_prompt()) prompt_logprobs(row, slot, logits, out);
-  if (!row.samples()) return {};
-  SampledToken token = sampler_.sample({
-      .logits = values(logits, logits.rows - 1),
-      .params = slot.sampling.get(),
-      .num_outputs = slot.num_outputs,
-      .output_counts = slot.output_counts,
-      .seen = slot.seen,
-      .mask = mask,
-  });
-  if (token.finite && slot.sampling->logprobs >= 0) out.logprobs.push_back(std::move(token.logprobs));
-  return {.logit = 0, .id = token.id, .finite = token.finite};
+  for (int32_t place = 0; place < how.num_picks; ++place) {
+    SampledToken token = sampler_.sample({
+        .logits = values(logits, logits.rows - how.num_picks + place),
+        .params = slot.sampling.get(),
+        .num_outputs = slot.num_outputs,
+        .output_counts = slot.output_counts,
+        .seen = slot.seen,
+        .mask = mask,
+    });
+    picks_[how.first_pick + static_cast<size_t>(place)] = {.logit = 0, .id = token.id, .finite = token.finite};
+    slots.accept(row.slot, token.finite ? token.id : 0);  // the next plan may be in flight: its row needs an id
+    if (token.finite && slot.sampling->logprobs >= 0) out.logprobs.push_back(std::move(token.logprobs));
+    if (!token.finite || !is_draft(slot, place, token.id)) return;
+  }
+}
+
+// The row's ids, from what all ranks have picked. Places after the first id that is not its draft never were.
+void HostSampling::settle(const PlanRow& row, const Row& how, Slots& slots, RowResult& out) const {
+  const Slot& slot = slots[row.slot];
+  const bool has_gone_on = !how.by_largest && how.rank == comm_.rank();  // in pick()
+  int32_t place = 0;
+  for (bool goes_on = true; goes_on && place < how.num_picks; ++place) {
+    const Pick agreed = agree(how, how.first_pick + static_cast<size_t>(place));
+    out.finite = agreed.finite;
+    if (agreed.finite) out.ids.push_back(agreed.id);
+    if (!has_gone_on) slots.accept(row.slot, agreed.finite ? agreed.id : 0);
+    goes_on = agreed.finite && is_draft(slot, place, agreed.id);
+  }
+  out.num_drafts = how.num_picks - 1;
+  if (place < how.num_picks) slots.reject(row.slot, how.num_picks - place);
 }
 
 void HostSampling::prompt_logprobs(const PlanRow& row, const Slot& slot, const Tensor& logits, RowResult& out) {
@@ -106,13 +131,12 @@ HostSampling::Pick HostSampling::largest(std::span<const float> logits) const {
   return {.logit = found.logit, .id = first + found.id, .finite = found.good};
 }
 
-// What all ranks' picks of a plan row say. Shares of the vocabulary ascend with the ranks, so a tie goes to the lower
-// id.
-HostSampling::Pick HostSampling::agree(size_t row) const {
+// What all ranks' picks of a place say. Shares of the vocabulary ascend with the ranks, so a tie goes to the lower id.
+HostSampling::Pick HostSampling::agree(const Row& how, size_t pick) const {
   const size_t stride = picks_.size();
-  if (!rows_[row].by_largest) return all_picks_[static_cast<size_t>(rows_[row].rank) * stride + row];
-  Pick best = all_picks_[row];
-  for (size_t at = row + stride; at < all_picks_.size(); at += stride) {
+  if (!how.by_largest) return all_picks_[static_cast<size_t>(how.rank) * stride + pick];
+  Pick best = all_picks_[pick];
+  for (size_t at = pick + stride; at < all_picks_.size(); at += stride) {
     const Pick& other = all_picks_[at];
     best.finite &= other.finite;
     if (!(other.logit > best.logit)) continue;

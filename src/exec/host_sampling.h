@@ -5,6 +5,10 @@
 // log-probabilities. A row of which only the largest logit matters stays where it is, and each rank offers its largest.
 // One exchange at the end gives every rank all ids, for the next step. A group of one has whole rows and exchanges
 // nothing.
+//
+// A verify row is sampled after each of its tokens as if those before had been rows of their own, up to the first id
+// that is not its draft. So it gives what decode rows would give one by one, and a draft d counts with the probability
+// p(d) that the model has for it: what rejection sampling comes to where drafts are certain (Leviathan et al. 2023).
 #pragma once
 
 #include <vector>
@@ -28,7 +32,7 @@ class HostSampling {
                 Arena& arena, Slots& slots, StepResult& result);
 
  private:
-  // What a rank says of a plan row that samples.
+  // What a rank says of a place of a plan row that is sampled.
   struct Pick {
     float logit = 0;  // of a row that its largest logit decides
     int32_t id = 0;
@@ -39,21 +43,25 @@ class HostSampling {
     int32_t rank = 0;         // its slot's
     bool by_largest = false;  // every rank picks the largest of its share
     int32_t first = 0;        // of its rows among those that are whole on its slot's rank
+    size_t first_pick = 0;
+    int32_t num_picks = 0;  // 1 + its drafts; 0: it samples nothing
   };
 
   void deal(const StepPlan& plan, const Tensor& logits, const BatchBuilder& builder, const Slots& slots);
   Tensor whole_rows(const Tensor& logits, Arena& arena);
-  Pick pick(const PlanRow& row, const Slot& slot, const Tensor& logits, std::span<const uint32_t> mask, RowResult& out);
+  void pick(const PlanRow& row, const Row& how, const Tensor& logits, std::span<const uint32_t> mask, Slots& slots,
+            RowResult& out);
   void prompt_logprobs(const PlanRow& row, const Slot& slot, const Tensor& logits, RowResult& out);
   Pick largest(std::span<const float> logits) const;
-  Pick agree(size_t row) const;
+  void settle(const PlanRow& row, const Row& how, Slots& slots, RowResult& out) const;
+  Pick agree(const Row& how, size_t pick) const;
 
   Comm& comm_;
   Sampler sampler_;
   // Of the step under way:
   std::vector<Row> rows_;                // of each plan row
   std::vector<int32_t> to_;              // of each row of logits: the rank that gets it whole; -1: none
-  std::vector<Pick> picks_, all_picks_;  // of each plan row: this rank's; all ranks', rank after rank
+  std::vector<Pick> picks_, all_picks_;  // of each place that is sampled: this rank's; all ranks', rank after rank
 };
 
 }  // namespace perigee

@@ -68,7 +68,7 @@ void Rank::launch(const StepPlan& plan, RankPort& port) {
   if (plan.step.value == parts_.config.fault.step && parts_.config.rank == parts_.config.fault.rank) fail();
   device_->forward(plan, batch, turn_);
   for (size_t i = 0; i < plan.rows.size(); ++i)
-    parts_.slots->advance(plan.rows[i].slot, plan.rows[i].num_tokens(), batch.sequences[i].commit_all);
+    parts_.slots->advance(plan.rows[i].slot, batch.sequences[i].num_tokens, batch.sequences[i].commit_all);
   if (std::any_of(plan.rows.begin(), plan.rows.end(), [](const PlanRow& row) { return row.masked; })) {
     // A grammar advances by the results before, and the masks' memory is free once those are there.
     while (num_in_flight_ > 0) {

@@ -12,8 +12,6 @@
 namespace perigee {
 
 struct RankParts {
-  static constexpr int32_t kRingTokens = 1;  // without speculation one token a sequence is uncertain at a time
-
   RankConfig config;
   std::unique_ptr<Ops> ops;
   std::unique_ptr<Ops> observed;  // null without an observer
@@ -28,7 +26,8 @@ struct RankParts {
   // What steps outside of graphs run on.
   Ops& step_ops() const { return observed ? *observed : *ops; }
   int32_t state_pages() const { return static_cast<int32_t>(layout.state_pages()); }
-  int64_t ring_bytes() const { return config.limits.max_sequences * layout.ring_slot_bytes(kRingTokens); }
+  int32_t ring_tokens() const { return 1 + config.limits.num_drafts; }  // of a sequence, uncertain at a time
+  int64_t ring_bytes() const { return config.limits.max_sequences * layout.ring_slot_bytes(ring_tokens()); }
   int64_t pool_bytes() const { return num_pages * layout.page_bytes(); }
   int64_t least_pages() const { return 2 + layout.state_pages(); }  // for any work
   // Pages that fit. kBadInput names the flag when they are too few for any work.
@@ -37,7 +36,9 @@ struct RankParts {
   int32_t max_tokens() const {
     return std::max(config.limits.max_step_tokens, config.limits.max_sequences);
   }  // of a step
-  int32_t max_rows_of_logits() const { return std::min(max_logit_rows(config.limits.max_sequences), max_tokens()); }
+  int32_t max_rows_of_logits() const {
+    return std::min(max_logit_rows(config.limits.max_sequences * (1 + config.limits.num_drafts)), max_tokens());
+  }
 };
 
 // The parts of a rank that has loaded nothing, of a model without weights (size_model): for asking them what it takes.

@@ -38,6 +38,7 @@ void Slots::start(const SequenceStart& start) {
   slot.length = start.num_cached_tokens;
   slot.num_outputs = slot.num_tokens - start.num_prompt_tokens;
   slot.newest_id = -1;
+  slot.drafts.clear();
   slot.num_blocks = 0;
   slot.pages.clear();
   slot.blocks_here.clear();
@@ -81,6 +82,13 @@ void Slots::advance(SlotId id, int32_t num_tokens, bool commit_all) {
   Slot& slot = (*this)[id];
   slot.committed = slot.length + (commit_all ? num_tokens : 0);
   slot.length += num_tokens;
+}
+
+void Slots::reject(SlotId id, int32_t num_tokens) {
+  Slot& slot = (*this)[id];
+  CHECK(num_tokens >= 0 && slot.length - num_tokens > slot.committed, "slot ", id, " of length ", slot.length,
+        ", committed ", slot.committed, ", rejects ", num_tokens, " tokens");
+  slot.length -= num_tokens;
 }
 
 void Slots::accept(SlotId id, int32_t token) {

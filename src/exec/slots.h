@@ -37,6 +37,7 @@ struct Slot {
   int32_t length = 0;
   int32_t num_outputs = 0;  // sampled ids, former ones included
   int32_t newest_id = -1;   // the id that the next decode row runs
+  DraftIds drafts;          // ids that may follow it: a verify row runs them, too
   int32_t num_blocks = 0;
   std::vector<int32_t> pages;  // of the blocks that lie here
   // Of a dcp group alone, see SharedBlocks:
@@ -60,6 +61,8 @@ class Slots {
   void advance(SlotId slot, int32_t num_tokens, bool commit_all);
   // The sampled id becomes the slot's newest and is counted.
   void accept(SlotId slot, int32_t id);
+  // The last num_tokens tokens that have run were drafts that the model did not give: they count no more.
+  void reject(SlotId slot, int32_t num_tokens);
   Slot& operator[](SlotId slot) { return slots_[static_cast<size_t>(slot.value)]; }
   const Slot& operator[](SlotId slot) const { return slots_[static_cast<size_t>(slot.value)]; }
   DcpShare dcp() const { return dcp_; }

@@ -147,7 +147,12 @@ void FakeWorker::compute(Slot& slot, Work& work) {
 // A draft is right three times in four. All tokens are written; the length moves past those that are accepted.
 void FakeWorker::verify(Slot& slot, Work& work) {
   Context context{.cache = read_cache(slot), .state = commit_state(slot, work)};
-  const int32_t first = slot.length, num_tokens = work.row.num_tokens();
+  const int32_t first = slot.length;
+  // One drafter in four finds fewer than the row has room for.
+  const uint64_t find = mix64(slot.start.sampling->seed + static_cast<uint64_t>(first));
+  const auto most = static_cast<uint64_t>(work.row.num_drafts());
+  work.result.num_drafts = static_cast<int32_t>(find % 4 == 0 ? (find >> 32) % (most + 1) : most);
+  const int32_t num_tokens = 1 + work.result.num_drafts;
   bool accepted = true;
   for (int32_t i = 0; i < num_tokens; ++i) {
     const int32_t token = work.tokens[static_cast<size_t>(i)];

@@ -47,7 +47,7 @@ class CudaDevice final : public RankDevice {
   cudaStream_t stream() const { return ops().stream(); }
   PagePool pool() const {
     return {
-        .base = pages_.data(), .layout = parts_->layout, .ring = ring_.data(), .ring_tokens = RankParts::kRingTokens};
+        .base = pages_.data(), .layout = parts_->layout, .ring = ring_.data(), .ring_tokens = parts_->ring_tokens()};
   }
 
   const RankConfig config_;

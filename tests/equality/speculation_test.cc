@@ -1,0 +1,125 @@
+// A request's tokens and log-probabilities do not depend on speculation: bit for bit on a CPU, where a verify row
+// rounds as the decode rows would that it stands for. Sampled as well as greedy, since each place draws as it would
+// alone.
+//
+// The drafts repeat what one token or a few were followed by: so most are wrong, and of some a part is right.
+#include <gtest/gtest.h>
+
+#include <cstdio>
+
+#include "bits.h"
+
+namespace perigee {
+namespace {
+
+EngineConfig with_drafts(EngineConfig config, int32_t num_drafts) {
+  config.rank.limits.num_drafts = num_drafts;
+  config.rank.ngram = {.least = 1, .most = 3};
+  return config;
+}
+
+TestModel of_ranks(TestModel model, const char* name, int32_t tp, int32_t dcp) {
+  model.name = name;
+  model.tp = tp;
+  model.dcp = dcp;
+  return model;
+}
+
+// Replies long enough to repeat themselves; every other pair has penalties, which each place must count.
+std::vector<Job> repeating_jobs(size_t count, int32_t num_prompt) {
+  Rng rng(11);
+  std::vector<Job> jobs(count);
+  for (size_t i = 0; i < count; ++i) {
+    const std::vector<int32_t> phrase = random_ids(rng, 9, kVocab);
+    while (std::ssize(jobs[i].prompt) < num_prompt) jobs[i].prompt = joined(std::move(jobs[i].prompt), phrase);
+    jobs[i].prompt.resize(static_cast<size_t>(num_prompt));
+    jobs[i].prompt.back() = static_cast<int32_t>(i);
+    jobs[i].max_tokens = 60;
+    jobs[i].temperature = i % 3 == 2 ? 0.8f : 0.0f;
+    jobs[i].penalties = i % 4 < 2;
+  }
+  return jobs;
+}
+
+// Both happened, and the sums agree.
+void expect_drafted(const Engine& engine) {
+  const SpeculationTotals totals = engine.stats().scheduler.speculation;
+  std::printf("rows %lld, drafts %lld, accepted %lld\n", static_cast<long long>(totals.rows),
+              static_cast<long long>(totals.drafts), static_cast<long long>(totals.accepted()));
+  EXPECT_GT(totals.accepted(), 0) << "no draft was right: the test says nothing";
+  EXPECT_LT(totals.accepted(), totals.drafts) << "no draft was wrong: the test says nothing";
+  EXPECT_LE(totals.drafts, totals.rows * engine.num_drafts());
+}
+
+class EqualityOfDrafts : public testing::TestWithParam<TestModel> {
+ protected:
+  EqualityOfDrafts() {
+    const std::vector<Job> more = repeating_jobs(6, 70);
+    jobs.insert(jobs.end(), more.begin(), more.end());
+    config.rank.limits.deterministic = GetParam().dcp > 1;  // else where blocks lie depends on when others came
+  }
+  std::vector<Job> jobs = make_jobs(7, 4, 200, kVocab);
+  EngineConfig config = base_config(GetParam());
+};
+
+TEST_P(EqualityOfDrafts, AsWithout) {
+  const std::vector<Reply> plain = run(*make_engine(config), jobs, true);
+  for (const int32_t num_drafts : {1, 3, kMaxDrafts}) {
+    SCOPED_TRACE(num_drafts);
+    const auto engine = make_engine(with_drafts(config, num_drafts));
+    expect_identical(plain, run(*engine, jobs, true));
+    expect_drafted(*engine);
+    if (HasFailure()) return;
+  }
+}
+
+// A stop id may come among accepted drafts; what follows it is dropped.
+TEST_P(EqualityOfDrafts, StopsWhereItWouldWithout) {
+  std::vector<Reply> plain = run(*make_engine(config), jobs, true);
+  for (size_t i = 0; i < jobs.size(); ++i)
+    jobs[i].stop_ids = {plain[i].ids[plain[i].ids.size() / 2], plain[i].ids.back()};
+  plain = run(*make_engine(config), jobs, true);
+  const auto engine = make_engine(with_drafts(config, 3));
+  const std::vector<Reply> replies = run(*engine, jobs, true);
+  expect_identical(plain, replies);
+  int stopped = 0;
+  for (size_t i = 0; i < jobs.size(); ++i) {
+    EXPECT_EQ(replies[i].finish, plain[i].finish) << i;
+    stopped += replies[i].finish == FinishReason::kStop ? 1 : 0;
+  }
+  EXPECT_GT(stopped, 5);
+}
+
+using EqualityOfDraftsOnOneRank = EqualityOfDrafts;
+
+// In small chunks, with pages for two sequences only; the last one again from the cache.
+TEST_P(EqualityOfDraftsOnOneRank, ChunkedPreemptedAndCached) {
+  config.rank.limits.deterministic = true;
+  const std::vector<Job> crowd = repeating_jobs(4, 4 * 64 - 4);
+  const auto roomy = make_engine(config);
+  const std::vector<Reply> plain = run(*roomy, crowd, true);
+  EngineConfig tight = with_cache_of(with_drafts(config, 3), *roomy, 2 * 4 + 1);
+  tight.scheduling.prefix_caching = true;
+  tight.rank.limits.max_step_tokens = 96;
+  const auto engine = make_engine(tight);
+  const std::vector<Reply> replies = run(*engine, crowd, true);
+  expect_identical(plain, replies);
+  int preempted = 0;
+  for (const Reply& reply : replies) preempted += reply.preemptions.back();
+  EXPECT_GT(preempted, 0);
+  for (const bool again : {false, true}) {
+    const std::vector<Reply> last = run(*engine, {crowd.back()}, false);
+    expect_identical({plain.back()}, last);
+    EXPECT_GE(last[0].cached, again ? 128 : 0);
+  }
+  expect_drafted(*engine);
+}
+
+INSTANTIATE_TEST_SUITE_P(, EqualityOfDrafts,
+                         testing::Values(tiny_k2(), hybrid_model(), of_ranks(tiny_k2(), "TinyK2Tp", 2, 1),
+                                         of_ranks(hybrid_model(), "HybridDcp", 2, 2)),
+                         name_of);
+INSTANTIATE_TEST_SUITE_P(, EqualityOfDraftsOnOneRank, testing::Values(tiny_k2(), hybrid_model()), name_of);
+
+}  // namespace
+}  // namespace perigee
