@@ -9,6 +9,7 @@
 #include "base/cgroup.h"
 #include "base/log.h"
 #include "main/progress.h"
+#include "main/speculation_flag.h"
 #include "tensor/cuda/device.h"
 
 namespace perigee {
@@ -44,7 +45,10 @@ void add_parallel_flags(CommandLine& flags, EngineFlags& to) {
             "size");
   flags.add("--pipeline-parallel-size,--pp", to.parallel.pipeline, ranks, "only 1 in this version");
   flags.add("--data-parallel-size,--dp", to.parallel.data, ranks, "only 1 in this version");
-  flags.add("--speculative-config", to.speculative_config, "not in this version");
+  flags.add("--speculative-config", to.speculative_config,
+            "JSON with vLLM's keys: {\"method\": \"ngram\", \"num_speculative_tokens\": 3} verifies in each step three "
+            "tokens that "
+            "followed the same words before; on a CPU alone");
   flags.add("--kv-transfer-config", to.kv_transfer_config, "not in this version");
 }
 
@@ -134,7 +138,6 @@ Status check_not_there_yet(const EngineFlags& read) {
   for (const auto& [name, asked, why] : std::initializer_list<std::tuple<const char*, bool, const char*>>{
            {"pipeline-parallel-size", parallel.pipeline > 1, kOnlyOne},
            {"data-parallel-size", parallel.data > 1, kOnlyOne},
-           {"speculative-config", !read.speculative_config.empty(), "this version has no speculation; leave it out"},
            {"kv-transfer-config", !read.kv_transfer_config.empty(),
             "this version does not separate prefill and decode; leave it out"},
            {"tokenizer", other_tokenizer, "only the model folder's own tokenizer is read; leave it out"}})
@@ -266,6 +269,7 @@ Result<EngineConfig> settle(const CommandLine& flags, EngineFlags read) {
     log_info("--gpu-memory-utilization has no effect on a CPU: --kv-cache-memory-bytes sizes the page pool");
   if (!gpu && rank.cache_bytes == 0) rank.cache_bytes = int64_t{1} << 30;
   RETURN_IF_ERROR(settle_limits(gpu, rank.limits));
+  RETURN_IF_ERROR(read_speculative_config(read.speculative_config, rank));
   RETURN_IF_ERROR(settle_ranks(read.parallel.tensor, rank));
   warn_of_few_cores(rank);
   rank.load.progress = Progress("GB", 1e9, 2);

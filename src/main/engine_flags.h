@@ -20,8 +20,9 @@ struct EngineFlags {
   EngineConfig config;  // before settle() 0 stands for auto in limits and cache size
   std::optional<Device> device;
   ParallelSizes parallel;
-  std::string tokenizer, speculative_config, kv_transfer_config;  // refused, but for the model's own tokenizer
-  bool bf16 = true;                                               // what is computed in; there is no other
+  std::string speculative_config;             // JSON: speculation_flag.h
+  std::string tokenizer, kv_transfer_config;  // refused, but for the model's own tokenizer
+  bool bf16 = true;                           // what is computed in; there is no other
 };
 
 // Of every command that loads a model: which, and how.

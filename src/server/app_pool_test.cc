@@ -296,6 +296,33 @@ TEST_F(AppPoolTest, RefusalsAreNotSuccessesAndStayOutOfLatencies) {
   }
 }
 
+TEST_F(AppPoolTest, MetricsOfDraftsAreThoseOfVllmWhereThereIsSpeculation) {
+  const auto metrics = [this] {
+    start();
+    const auto exchange = std::make_shared<DirectExchange>();
+    HttpRequest request;
+    request.method = "GET";
+    request.path = "/metrics";
+    app_->handle(exchange, request);
+    return exchange->reply.value_or(HttpReply{.status = 0}).body;
+  };
+  EXPECT_EQ(metrics().find("spec_decode"), std::string::npos);
+  options_.num_drafts = 3;
+  const std::string text = metrics();
+  for (const char* line : {R"(vllm:spec_decode_num_drafts_total{engine="0",model_name="tiny"} 10)",
+                           R"(vllm:spec_decode_num_draft_tokens_total{engine="0",model_name="tiny"} 19)",
+                           R"(vllm:spec_decode_num_accepted_tokens_total{engine="0",model_name="tiny"} 8)"})
+    EXPECT_NE(text.find(line), std::string::npos) << line;
+  for (const auto& [position, value] : {std::pair{0, 6}, {1, 2}, {2, 0}})
+    EXPECT_NE(
+        text.find(fmt::format("vllm:spec_decode_num_accepted_tokens_per_pos_total{{engine=\"0\",model_name=\"tiny\","
+                              "position=\"{}\"}} {}\n",
+                              position, value)),
+        std::string::npos)
+        << position;
+  EXPECT_EQ(text.find("position=\"3\""), std::string::npos);
+}
+
 double cpu_ms() {
   timespec now{};
   clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);

@@ -21,6 +21,7 @@ struct BackendInfo {
   int64_t num_pages = 0;    // of a rank
   int64_t dcp_size = 1;     // as many pools hold the blocks of a sequence
   std::vector<int32_t> eos_ids;
+  int32_t num_drafts = 0;  // of a verify row, at most; 0: no speculation
 };
 
 class Backend {

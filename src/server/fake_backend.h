@@ -24,6 +24,7 @@ struct FakeOptions {
   int32_t vocab = 512;
   int64_t max_model_len = 256;
   int64_t max_choices = 1024;
+  int32_t num_drafts = 0;
   double tick_s = 0;  // between tokens
   int32_t tokens_per_chunk = 1;
   int32_t hold_after = INT32_MAX;  // a choice with so many tokens has no more until release() or a cancel
@@ -76,14 +77,13 @@ class FakeBackend : public Backend {
     stats.scheduler.cached_prompt_tokens = cached_tokens_;
     stats.stalled_s = stalled_s;
     stats.lost = lost;
-    stats.scheduler.checkpoint_pages = 9;
-    stats.scheduler.checkpoints = 3;
-    stats.scheduler.checkpoint_hits = 5;
+    stats.scheduler.checkpoint_pages = 9, stats.scheduler.checkpoints = 3, stats.scheduler.checkpoint_hits = 5;
+    stats.scheduler.speculation = {.rows = 10, .drafts = 19, .accepted_at = {6, 2}};
     stats.step_tokens = {.steps = {0, 3}, .tokens = 12};  // three steps of 2 to 8 tokens
     return stats;
   }
   BackendInfo info() const override {
-    return {options_.vocab, options_.max_model_len, options_.max_choices, 77, 1, {options_.eos}};
+    return {options_.vocab, options_.max_model_len, options_.max_choices, 77, 1, {options_.eos}, options_.num_drafts};
   }
 
   size_t running() const {

@@ -8,6 +8,7 @@
 
 #include <array>
 #include <mutex>
+#include <optional>
 #include <sstream>
 
 #include "control/plan.h"
@@ -133,6 +134,12 @@ struct Metrics::Impl {
   CounterPair checkpoint_evictions = make.counter("state_checkpoint_evictions", "Saved states that gave up pages.");
   CounterPair checkpoint_skips = make.counter("state_checkpoint_skips", "States not saved for lack of pages.");
   CounterPair corrupted = make.counter("corrupted_requests", "Sequences ended because a logit was not finite.");
+  // Of speculation; where there is none they are not made.
+  struct Drafts {
+    CounterPair rows, tokens, accepted;
+    std::vector<CounterPair> accepted_at;
+  };
+  std::optional<Drafts> drafts;
   ProcessMetrics process{registry};
   StepTokens step_tokens_seen;
   CounterPair stop = success("stop"), length = success("length"), abort = success("abort"), error = success("error");
@@ -160,6 +167,8 @@ struct Metrics::Impl {
 
   void observe_steps(const StepTokens& now);
   void copy_pages(const SchedulerGauges& gauges);
+  void make_drafts(int32_t num_drafts);
+  void copy_drafts(const SpeculationTotals& totals);
   GaugePair pages(const char* owner) {
     return make.gauge("cache_pages", "Pages of the pool that hold something, in use or cached.", {{"owner", owner}});
   }
@@ -179,6 +188,7 @@ void Metrics::set_engine(const BackendInfo& info) {
                          {"dcp_world_size", std::to_string(info.dcp_size)},
                          {"enable_prefix_caching", "True"}};
   impl_->make.gauge("cache_config_info", "Configuration of the cache, as labels.", labels).set(1);
+  if (info.num_drafts > 0) impl_->make_drafts(info.num_drafts);
 }
 
 void Metrics::first_token(double seconds) {
@@ -235,6 +245,26 @@ void Metrics::Impl::copy_pages(const SchedulerGauges& gauges) {
   checkpoint_skips.raise_to(static_cast<double>(gauges.checkpoint_skips));
 }
 
+void Metrics::Impl::make_drafts(int32_t num_drafts) {
+  Drafts& made = drafts.emplace();
+  made.rows = make.counter("spec_decode_num_drafts", "Rows that verified drafted tokens.");
+  made.tokens = make.counter("spec_decode_num_draft_tokens", "Drafted tokens that were verified.");
+  made.accepted = make.counter("spec_decode_num_accepted_tokens", "Drafted tokens that were accepted.");
+  for (int32_t i = 0; i < num_drafts; ++i)
+    made.accepted_at.push_back(make.counter("spec_decode_num_accepted_tokens_per_pos",
+                                            "Drafted tokens that were accepted, by their place in the draft.",
+                                            {{"position", std::to_string(i)}}));
+}
+
+void Metrics::Impl::copy_drafts(const SpeculationTotals& totals) {
+  if (!drafts) return;
+  drafts->rows.raise_to(static_cast<double>(totals.rows));
+  drafts->tokens.raise_to(static_cast<double>(totals.drafts));
+  drafts->accepted.raise_to(static_cast<double>(totals.accepted()));
+  for (size_t i = 0; i < drafts->accepted_at.size(); ++i)
+    drafts->accepted_at[i].raise_to(static_cast<double>(totals.accepted_at[i]));
+}
+
 std::string Metrics::render(const EngineStats& stats) {
   Impl& m = *impl_;
   const std::lock_guard lock(m.render_mutex);
@@ -255,6 +285,7 @@ std::string Metrics::render(const EngineStats& stats) {
   m.generation_tokens.raise_to(static_cast<double>(gauges.generated_tokens));
   m.corrupted.raise_to(static_cast<double>(gauges.not_finite));
   m.copy_pages(gauges);
+  m.copy_drafts(gauges.speculation);
   m.process.read();
   m.observe_steps(stats.step_tokens);
   return prometheus::TextSerializer().Serialize(m.registry.Collect());

@@ -52,7 +52,8 @@ class EngineBackend : public Backend {
             .max_choices = engine_.max_choices(),
             .num_pages = engine_.num_pages(),
             .dcp_size = engine_.cache_size().dcp_size,
-            .eos_ids = engine_.model().eos_ids};
+            .eos_ids = engine_.model().eos_ids,
+            .num_drafts = engine_.num_drafts()};
   }
 
  private:

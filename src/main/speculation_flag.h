@@ -1,0 +1,14 @@
+// --speculative-config: a JSON object with vLLM's keys, as what ranks are told.
+#pragma once
+
+#include <string>
+
+#include "base/result.h"
+#include "exec/rank_config.h"
+
+namespace perigee {
+
+// Requires rank.device to be settled. Empty text: no speculation. Errors name the key.
+Status read_speculative_config(const std::string& text, RankConfig& rank);
+
+}  // namespace perigee

@@ -1,0 +1,62 @@
+#include "main/speculation_flag.h"
+
+#include <gtest/gtest.h>
+
+namespace perigee {
+namespace {
+
+RankConfig read(const std::string& text) {
+  RankConfig rank;
+  const Status status = read_speculative_config(text, rank);
+  EXPECT_TRUE(status.ok()) << status.error().message;
+  return rank;
+}
+
+TEST(SpeculationFlag, NgramWithItsBounds) {
+  EXPECT_EQ(read("").limits.num_drafts, 0);
+  const RankConfig plain = read(R"({"method": "ngram", "num_speculative_tokens": 3})");
+  EXPECT_EQ(plain.limits.num_drafts, 3);
+  EXPECT_EQ(plain.ngram.least, 5);
+  EXPECT_EQ(plain.ngram.most, 5);
+  const RankConfig bounds = read(
+      R"({"method": "ngram", "num_speculative_tokens": 7, "prompt_lookup_min": 2, "prompt_lookup_max": 4,
+          "rejection_sample_method": "probabilistic"})");
+  EXPECT_EQ(bounds.limits.num_drafts, 7);
+  EXPECT_EQ(bounds.ngram.least, 2);
+  EXPECT_EQ(bounds.ngram.most, 4);
+  EXPECT_EQ(read(R"({"method": "ngram", "num_speculative_tokens": 1, "prompt_lookup_max": 3})").ngram.least, 3);
+  EXPECT_EQ(read(R"({"method": "ngram", "num_speculative_tokens": 1, "prompt_lookup_min": 9})").ngram.most, 9);
+}
+
+TEST(SpeculationFlag, ErrorsNameTheKey) {
+  const auto error = [](const std::string& text, Device device = Device::kCpu) -> std::string {
+    RankConfig rank;
+    rank.device = device;
+    const Status status = read_speculative_config(text, rank);
+    if (status.ok()) return "none";
+    EXPECT_EQ(status.error().field, "speculative-config");
+    EXPECT_EQ(status.error().message.rfind("--speculative-config", 0), 0u) << status.error().message;
+    EXPECT_EQ(rank.limits.num_drafts, 0);
+    return status.error().message;
+  };
+  const auto names = [&](const std::string& text, const std::string& part) {
+    const std::string message = error(text);
+    EXPECT_NE(message.find(part), std::string::npos) << message;
+  };
+  names("{", "invalid JSON");
+  names("[]", "must be a JSON object");
+  names("{}", "method is missing");
+  names(R"({"method": "medusa", "num_speculative_tokens": 3})", "method must be one of");
+  names(R"({"method": "eagle3", "num_speculative_tokens": 3, "model": "x"})", "not in this version");
+  names(R"({"method": "ngram"})", "num_speculative_tokens is missing");
+  names(R"({"method": "ngram", "num_speculative_tokens": 8})", "between 1 and 7");
+  names(R"({"method": "ngram", "num_speculative_tokens": 3, "rejection_sample_method": "block"})",
+        "rejection_sample_method must be one of");
+  names(R"({"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 4, "prompt_lookup_max": 2})",
+        "over prompt_lookup_max");
+  names(R"({"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_maximum": 2})", "prompt_lookup_maximum");
+  EXPECT_NE(error(R"({"method": "ngram", "num_speculative_tokens": 3})", Device::kCuda).find("CPU"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace perigee

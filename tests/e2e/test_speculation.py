@@ -1,0 +1,35 @@
+"""Speculation through HTTP: the replies, stops and log-probabilities of a server without it; several tokens in a chunk."""
+import json
+import os
+
+import pytest
+
+from conftest import FOLDER, gauge, wait_idle
+
+pytestmark = pytest.mark.skipif("cuda" in os.environ.get("PERIGEE_FLAGS", ""), reason="drafts are made on the CPU")
+MODEL = os.path.basename(FOLDER)
+NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
+PROMPT = "one two three four. one two three four. one two three"
+
+
+def answer(server, **fields):
+    body = {"model": MODEL, "prompt": PROMPT, "max_tokens": 48, "temperature": 0, "return_token_ids": True, **fields}
+    status, reply = server.post("/v1/completions", body)
+    assert status == 200, reply
+    return [{key: choice[key] for key in ("text", "token_ids", "logprobs", "finish_reason")} for choice in reply["choices"]], reply["usage"]
+
+
+def test_replies_are_those_without(server, launch):
+    drafting = launch("--deterministic", "--selfcheck", "--threads", "1", "--speculative-config", json.dumps(NGRAM))
+    plain, _ = answer(server, logprobs=2)
+    text = plain[0]["text"]
+    for fields in ({"logprobs": 2}, {"temperature": 0.8, "seed": 5, "n": 3}, {"max_tokens": 7}, {"min_tokens": 20},
+                   {"stop": [text[len(text) // 2:len(text) // 2 + 3]]}, {"presence_penalty": 1.5, "repetition_penalty": 1.2},
+                   {"ignore_eos": True, "temperature": 0.5, "seed": 6}):
+        assert answer(drafting, **fields) == answer(server, **fields), fields
+    metrics = drafting.get("/metrics")[1]
+    rows, drafts, accepted = (gauge(metrics, f"vllm:spec_decode_num_{name}_total") for name in ("drafts", "draft_tokens", "accepted_tokens"))
+    print(f"{rows:.0f} rows verified {drafts:.0f} tokens and accepted {accepted:.0f}")
+    assert 0 < accepted < drafts <= 3 * rows
+    assert wait_idle(drafting)
+    assert b"spec_decode" not in server.get("/metrics")[1]
