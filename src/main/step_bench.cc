@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <iterator>
 #include <numeric>
 
 #include "main/engine_flags.h"
@@ -51,19 +52,17 @@ Status trace_host(StepDriver& driver, const Recorders& recorders, StepMeasuremen
   return {};
 }
 
+std::vector<DeviceActivity> of_gpu(const std::vector<DeviceActivity>& all, int32_t gpu) {
+  std::vector<DeviceActivity> out;
+  std::copy_if(all.begin(), all.end(), std::back_inserter(out), [gpu](const auto& one) { return one.gpu == gpu; });
+  return out;
+}
+
 // One step outside of graphs says which launch is whose; of steps as they are served, the one of median length counts.
-Status trace_device(StepDriver& driver, StepRecorder& recorder, ActivityTrace& trace, StepMeasurement& out) {
-  recorder.set_mode(StepRecorder::Mode::kMarks, &trace);
-  RETURN_IF_ERROR(trace.start(true));
-  RETURN_IF_ERROR(run_steps(driver, 1, true));
-  ASSIGN_OR_RETURN(const std::vector<DeviceActivity> example, trace.stop());
-  recorder.set_mode(StepRecorder::Mode::kOff);
+Status place_median_step(const std::vector<DeviceActivity>& example, const std::vector<DeviceActivity>& activities,
+                         const StepRecorder& recorder, StepMeasurement& out) {
   std::vector<LaunchPlace> places;
   for (const DeviceActivity& activity : example) places.push_back(recorder.marked(activity.mark));
-
-  RETURN_IF_ERROR(trace.start(false));
-  RETURN_IF_ERROR(run_steps(driver, kTracedSteps));
-  ASSIGN_OR_RETURN(const std::vector<DeviceActivity> activities, trace.stop());
   const std::vector<std::vector<DeviceActivity>> steps = split_steps(activities);
   std::vector<std::pair<double, size_t>> lengths;  // the first step has none before it
   for (size_t i = 1; i < steps.size(); ++i)
@@ -79,6 +78,23 @@ Status trace_device(StepDriver& driver, StepRecorder& recorder, ActivityTrace& t
   const size_t chosen = middle->second;
   out.tables.push_back(
       make_step_table(recorder.costs(), place_step(steps[chosen], steps[chosen - 1].back().end_ns, example, places)));
+  return {};
+}
+
+// Rank r runs on GPU r.
+Status trace_device(StepDriver& driver, const Recorders& recorders, ActivityTrace& trace, StepMeasurement& out) {
+  for (const auto& recorder : recorders) recorder->set_mode(StepRecorder::Mode::kMarks, &trace);
+  RETURN_IF_ERROR(trace.start(true));
+  RETURN_IF_ERROR(run_steps(driver, 1, true));
+  ASSIGN_OR_RETURN(const std::vector<DeviceActivity> example, trace.stop());
+  set_mode(recorders, StepRecorder::Mode::kOff);
+  RETURN_IF_ERROR(trace.start(false));
+  RETURN_IF_ERROR(run_steps(driver, kTracedSteps));
+  ASSIGN_OR_RETURN(const std::vector<DeviceActivity> activities, trace.stop());
+  for (size_t r = 0; r < recorders.size(); ++r) {
+    const auto gpu = static_cast<int32_t>(r);
+    RETURN_IF_ERROR(place_median_step(of_gpu(example, gpu), of_gpu(activities, gpu), *recorders[r], out));
+  }
   return {};
 }
 
@@ -181,7 +197,7 @@ Result<StepMeasurement> measure_steps(RankConfig config, const StepRequest& requ
   set_mode(recorders, StepRecorder::Mode::kOff);
   count_experts(recorders[0]->costs(), out);
   if (request.trace)
-    RETURN_IF_ERROR(device ? trace_device(*driver, *recorders[0], *trace, out) : trace_host(*driver, recorders, out));
+    RETURN_IF_ERROR(device ? trace_device(*driver, recorders, *trace, out) : trace_host(*driver, recorders, out));
   return out;
 }
 

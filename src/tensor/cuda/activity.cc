@@ -72,7 +72,8 @@ void keep(Delivered& to, const Record& record, DeviceActivity::Kind kind, const 
   to.activities.push_back({.kind = kind,
                            .name = name,
                            .begin_ns = static_cast<int64_t>(record.start),
-                           .end_ns = static_cast<int64_t>(record.end)});
+                           .end_ns = static_cast<int64_t>(record.end),
+                           .gpu = static_cast<int32_t>(record.deviceId)});
   to.correlations.push_back(record.correlationId);
 }
 
@@ -127,11 +128,12 @@ class Loaded final : public ActivityTrace {
 
   void mark(uint64_t id) override {
     if (!marks_) return;
+    thread_local uint64_t current = 0;
     const Library& f = delivered().f;
     uint64_t last = 0;
-    if (current_ != 0) f.pop_external(CUPTI_EXTERNAL_CORRELATION_KIND_CUSTOM0, &last);
+    if (current != 0) f.pop_external(CUPTI_EXTERNAL_CORRELATION_KIND_CUSTOM0, &last);
     if (id != 0) f.push_external(CUPTI_EXTERNAL_CORRELATION_KIND_CUSTOM0, id);
-    current_ = id;
+    current = id;
   }
 
   Result<std::vector<DeviceActivity>> stop() override {
@@ -168,7 +170,6 @@ class Loaded final : public ActivityTrace {
   }
 
   bool marks_ = false;
-  uint64_t current_ = 0;
 };
 
 }  // namespace

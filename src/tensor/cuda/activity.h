@@ -16,6 +16,7 @@ struct DeviceActivity {
   Kind kind = Kind::kKernel;
   std::string name;                  // of a kernel, as the compiler mangled it
   int64_t begin_ns = 0, end_ns = 0;  // the device's clock
+  int32_t gpu = 0;
   uint64_t mark = 0;                 // ActivityTrace::mark() at its launch; 0: none, or launched by a graph
   bool operator<(const DeviceActivity& other) const { return begin_ns < other.begin_ns; }
 };
@@ -29,9 +30,9 @@ class ActivityTrace {
 
   // `marks`: mark() is going to be called, which costs a record for each call of the driver besides.
   virtual Status start(bool marks) = 0;
-  // Work launched from this thread from now on carries `id`; 0 ends that.
+  // Work launched from the calling thread from now on carries `id`; 0 ends that.
   virtual void mark(uint64_t id) = 0;
-  // Waits for the device; everything since start(), in the order of its beginning.
+  // Everything since start(), of all GPUs, in the order of its beginning; waits for the calling thread's GPU.
   virtual Result<std::vector<DeviceActivity>> stop() = 0;
 };
 
