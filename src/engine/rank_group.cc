@@ -10,10 +10,12 @@
 #include <vector>
 
 #include "base/log.h"
+#include "comm/cuda/peer_comms.h"
 #include "comm/thread_comms.h"
 #include "exec/cuda/cuda_device.h"
 #include "exec/host_device.h"
 #include "exec/observed_comm.h"
+#include "tensor/cuda/gpus.h"
 
 namespace perigee {
 namespace {
@@ -25,7 +27,7 @@ using Seconds = std::chrono::duration<double>;
 Status check_shards_of(const RankConfig& rank) {
   const int64_t size = rank.shard().size;
   if (size == 1 || rank.make_model) return {};
-  CHECK(rank.device != Device::kCuda, size, " shards, and GPUs have no Comm");
+  if (rank.device == Device::kCuda) RETURN_IF_ERROR(check_gpus(list_gpus(), rank.num_gpus()));
   LoadOptions load = rank.load;
   load.ranks.size = size;
   return check_model_files(load);
@@ -92,7 +94,8 @@ struct RankGroup::State {
   const OnStep on_step;
   const MakeDevice make_device;
   std::atomic<bool> abort{false};     // the abort word: set once, and nothing is reported after that
-  std::unique_ptr<ShardComms> comms;  // of ranks with shards
+  std::unique_ptr<ShardComms> comms;  // of ranks with shards, on the CPU
+  std::unique_ptr<PeerComms> peers;   // the same on GPUs
   std::vector<Member> members;        // never resized
   std::thread watcher;
 
@@ -113,7 +116,10 @@ RankGroup::State::State(const RankGroupConfig& the_config, OnStep the_on_step, M
       members(static_cast<size_t>(the_config.rank.size)) {
   const int32_t dcp_size = config.rank.limits.dcp_size, num_shards = static_cast<int32_t>(config.rank.shard().size);
   CHECK(num_shards % dcp_size == 0, num_shards, " shards in dcp groups of ", dcp_size);
-  if (num_shards > 1) comms = std::make_unique<ShardComms>(num_shards, dcp_size, abort);
+  if (num_shards > 1 && config.rank.device == Device::kCuda)
+    peers = std::make_unique<PeerComms>(num_shards, dcp_size);
+  else if (num_shards > 1)
+    comms = std::make_unique<ShardComms>(num_shards, dcp_size, abort);
   for (int32_t r = 0; r < size(); ++r)
     members[static_cast<size_t>(r)].port =
         std::make_unique<RankPort>(abort, [this, r](StepResult& result) { report(r, result); });
@@ -123,6 +129,7 @@ RankGroup::State::State(const RankGroupConfig& the_config, OnStep the_on_step, M
 RankConfig RankGroup::State::config_of(int32_t r) {
   RankConfig out = config.rank;
   out.rank = r;
+  out.peers = peers.get();
   if (r < std::ssize(config.observers)) out.observer = config.observers[static_cast<size_t>(r)];
   if (comms) {
     const auto observed = [&](Comm& comm) {
@@ -250,7 +257,7 @@ void RankGroup::State::join(Flight& flight) {
         CHECK(own.sequence == first.sequence && own.ids == first.ids && own.finite == first.finite, "row ", i,
               " of step ", flight.plan.step, " differs between rank 0 and rank ", r);
       }
-  if (comms) take_logprobs(flight);
+  if (comms || peers) take_logprobs(flight);
   on_step({.plan = std::move(flight.plan), .result = std::move(flight.results[0])});
 }
 
@@ -273,6 +280,7 @@ void RankGroup::State::lose(StepId step, std::string why) {
 void RankGroup::State::stop() {
   if (!abort.exchange(true))
     give_up = SteadyClock::now() + std::chrono::duration_cast<SteadyClock::duration>(Seconds(config.timeouts.end_s));
+  if (peers) peers->abort();
   for (Member& member : members) member.port->close();
   changed.notify_all();
 }
@@ -283,7 +291,10 @@ bool RankGroup::State::all_ended() const {
 
 RankProgress RankGroup::State::progress_of(const Member& member) const {
   const auto rank = static_cast<int32_t>(&member - members.data());
-  return {.steps = member.num_reported, .meetings = comms ? comms->num_meetings(rank) : 0};
+  return {.steps = member.num_reported,
+          .meetings = comms   ? comms->num_meetings(rank)
+                      : peers ? peers->num_meetings(rank)
+                              : 0};
 }
 
 // Looks at the ranks every so often: at progress(member), of target(). Which of them is lost; none once done() holds.

@@ -14,6 +14,7 @@
 namespace perigee {
 
 class OpObserver;
+class PeerComms;
 
 enum class Device { kCpu, kRef, kCuda };
 
@@ -38,6 +39,7 @@ struct RankConfig {
   RankLayout layout = RankLayout::kReplicated;
   Comm* comm = &Comm::alone();      // with the ranks that hold the other shards; outlives the rank
   Comm* dcp_comm = &Comm::alone();  // with those of its dcp group: ranks of consecutive shards, limits.dcp_size of them
+  PeerComms* peers = nullptr;       // of GPUs in place of those two: where the rank gets both; outlives it
   Device device = Device::kCpu;
   LoadOptions load;               // its num_threads also compute on a CPU; 0: the cores, divided among the ranks
   int64_t cache_bytes = 1 << 30;  // page pool of a rank; on a GPU 0: what memory_share leaves beside the rest
@@ -46,6 +48,7 @@ struct RankConfig {
   NgramMatch ngram;                // of drafts, where limits.num_drafts > 0
   std::optional<Isa> isa;          // of the CPU backend; none: the best one of this machine
   RankFault fault;                 // tests
+  bool share_gpu = false;          // tests: every rank on GPU 0
   OpObserver* observer = nullptr;  // of the model's ops (ops/observed_ops.h); none costs nothing
   std::function<std::unique_ptr<Model>(Ops&)> make_model;  // tests: the model, in place of load
 
@@ -53,6 +56,8 @@ struct RankConfig {
     return layout == RankLayout::kTensorParallel ? TensorParallel{.rank = rank, .size = size} : TensorParallel{};
   }
   int32_t dcp_index() const { return rank % limits.dcp_size; }
+  int32_t gpu() const { return share_gpu ? 0 : rank; }
+  int32_t num_gpus() const { return share_gpu ? 1 : size; }
 };
 
 }  // namespace perigee

@@ -22,10 +22,11 @@ void add_model_flags(CommandLine& flags, EngineFlags& to) {
   RankConfig& rank = to.config.rank;
   flags.group("Model and device");
   add_load_flags(flags, rank.load);
-  flags.add("--device", to.device,
-            OneOf<std::optional<Device>>{
-                {{"auto", std::nullopt}, {"cpu", Device::kCpu}, {"cuda", Device::kCuda}, {"ref", Device::kRef}}},
-            "cpu (AVX2, AVX-512, AMX), cuda (one GPU), ref (the slow definition); auto: cuda if there is a GPU");
+  flags.add(
+      "--device", to.device,
+      OneOf<std::optional<Device>>{
+          {{"auto", std::nullopt}, {"cpu", Device::kCpu}, {"cuda", Device::kCuda}, {"ref", Device::kRef}}},
+      "cpu (AVX2, AVX-512, AMX), cuda (a GPU for each rank), ref (the slow definition); auto: cuda if there is a GPU");
   flags.add("--cpu-isa", rank.isa,
             OneOf<std::optional<Isa>>{
                 {{"auto", std::nullopt}, {"avx2", Isa::kAvx2}, {"avx512", Isa::kAvx512}, {"amx", Isa::kAmx}}},
@@ -38,8 +39,9 @@ void add_model_flags(CommandLine& flags, EngineFlags& to) {
 void add_parallel_flags(CommandLine& flags, EngineFlags& to) {
   flags.group("Parallel");
   const Whole ranks{1, kMostSequences};
-  flags.add("--tensor-parallel-size,--tp", to.parallel.tensor, Whole{1, kMostRanks},
-            "ranks that each hold a share of the heads, of every expert and of the vocabulary; on a GPU only 1");
+  flags.add(
+      "--tensor-parallel-size,--tp", to.parallel.tensor, Whole{1, kMostRanks},
+      "ranks that each hold a share of the heads, of every expert and of the vocabulary; each on a GPU of its own");
   flags.add("--decode-context-parallel-size,--dcp", to.config.rank.limits.dcp_size, Whole{1, kMaxDcpSize},
             "ranks that share the cache of latents, each with some of a sequence's blocks; divides the tensor parallel "
             "size");
@@ -97,6 +99,7 @@ void add_rank_flags(CommandLine& flags, EngineConfig& to) {
             "the start fails when a rank shows no sign of life for so long; 0: it may take any time");
   flags.add("--replicated-ranks", to.rank.size, Whole{1, kMostRanks},
             "for tests: so many CPU ranks that each hold the whole model");
+  flags.add_switch("--ranks-share-gpu", to.rank.share_gpu, "for tests: every rank on GPU 0");
   flags.add("--fail-at-step", to.rank.fault.step, Whole{-1, INT64_MAX},
             "for tests: a rank is lost in this step; -1: never");
   flags.add("--fail-rank", to.rank.fault.rank, Whole{0, kMostRanks - 1}, "for tests: which one");
@@ -176,12 +179,13 @@ Status settle_ranks(int32_t tensor_parallel, RankConfig& rank) {
                     "of it; leave one of the two out",
                     rank.size, tensor_parallel),
         "replicated-ranks");
-  if (gpu && tensor_parallel > 1)
-    return Error(Code::kUnavailable,
-                 fmt::format("--tensor-parallel-size {}: this version runs a model on one GPU; use 1, or --device cpu",
-                             tensor_parallel),
-                 "tensor-parallel-size");
   RETURN_IF_ERROR(check_dcp(rank.limits.dcp_size, tensor_parallel));
+  if (gpu && rank.limits.dcp_size > 1)
+    return Error(Code::kUnavailable,
+                 fmt::format("--decode-context-parallel-size {}: this version shares caches between CPU ranks alone; "
+                             "use 1, or --device cpu",
+                             rank.limits.dcp_size),
+                 "decode-context-parallel-size");
   if (tensor_parallel > 1) {
     rank.size = tensor_parallel;
     rank.layout = RankLayout::kTensorParallel;

@@ -125,8 +125,8 @@ TEST(EngineFlags, TensorParallelRanks) {
   EXPECT_EQ(parsed({"--device", "cpu", "-tp=2", "--replicated-ranks", "2"}).error().message,
             "--replicated-ranks 2 and --tensor-parallel-size 2: a rank holds all of the model or a share of it; leave "
             "one of the two out");
-  EXPECT_EQ(parsed({"--device", "cuda", "-tp=2"}).error().message,
-            "--tensor-parallel-size 2: this version runs a model on one GPU; use 1, or --device cpu");
+  EXPECT_EQ(parsed({"--device", "cuda", "-tp=2"})->rank.num_gpus(), 2);
+  EXPECT_EQ(parsed({"--device", "cuda", "-tp=2", "--ranks-share-gpu"})->rank.num_gpus(), 1);
   EXPECT_EQ(parsed({"--device", "cpu", "-tp=2", "--fail-rank", "2"}).error().field, "fail-rank");
 }
 
@@ -146,6 +146,9 @@ TEST(EngineFlags, DecodeContextParallelRanks) {
   EXPECT_TRUE(parsed({"--device", "cpu", "-tp=2", "-dcp=2", "--deterministic"}).ok());
   EXPECT_EQ(parsed({"--device", "cpu", "-dcp=2", "--replicated-ranks", "2"}).error().field,
             "decode-context-parallel-size");
+  EXPECT_EQ(parsed({"--device", "cuda", "-tp=2", "-dcp=2"}).error().message,
+            "--decode-context-parallel-size 2: this version shares caches between CPU ranks alone; use 1, or --device "
+            "cpu");
 }
 
 TEST(EngineFlags, RanksAndTheirFaults) {

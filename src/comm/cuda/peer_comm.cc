@@ -8,12 +8,12 @@ namespace perigee {
 
 void PeerComm::all_reduce(const Tensor& x) {
   CHECK(x.dtype == DType::kF32 || x.dtype == DType::kBF16, "a sum of ", dtype_name(x.dtype));
-  if (size() == 1 || x.rows * x.cols == 0) return;
+  if (silent_ || size() == 1 || x.rows * x.cols == 0) return;
   cuda_ok(peer_all_reduce(view_, x, stream_), "all_reduce");
 }
 
 void PeerComm::all_gather(const void* mine, size_t bytes, void* all) {
-  if (bytes == 0) return;
+  if (silent_ || bytes == 0) return;
   cuda_ok(peer_all_gather(view_, mine, bytes, all, stream_), "all_gather");
 }
 
@@ -21,12 +21,12 @@ void PeerComm::all_to_all(const Tensor& part, std::span<const int32_t> to, const
   CHECK(part.dtype == DType::kF32 && whole.dtype == DType::kF32 && std::ssize(to) == part.rows &&
             whole.cols == size() * part.cols,
         part.rows, "x", part.cols, " into ", whole.rows, "x", whole.cols);
-  if (part.rows * part.cols == 0) return;
+  if (silent_ || part.rows * part.cols == 0) return;
   cuda_ok(peer_all_to_all(view_, part, to.data(), whole, stream_), "all_to_all");
 }
 
 void PeerComm::barrier() {
-  if (size() > 1) cuda_ok(peer_barrier(view_, stream_), "barrier");
+  if (!silent_ && size() > 1) cuda_ok(peer_barrier(view_, stream_), "barrier");
 }
 
 Status PeerComm::status() const {

@@ -18,6 +18,10 @@ class PeerComm final : public Comm {
 
   // Before the first call: all calls enqueue there.
   void set_stream(cudaStream_t stream) { stream_ = stream; }
+  // Meanwhile calls enqueue nothing and operands keep what they hold: for warming up, where memory is still reserved,
+  // which may wait for GPUs that wait for each other.
+  void set_silent(bool silent) { silent_ = silent; }
+  bool silent() const { return silent_; }
   // For kernels that exchange data besides; one launch is one call of the group.
   const PeerView& view() const { return view_; }
   // On every rank alike, for tests and measurements: 0 is two-shot always, SIZE_MAX one-shot wherever mailboxes hold
@@ -34,6 +38,7 @@ class PeerComm final : public Comm {
   PeerView view_;
   const std::atomic<bool>& aborted_;
   cudaStream_t stream_ = nullptr;
+  bool silent_ = false;
 };
 
 }  // namespace perigee

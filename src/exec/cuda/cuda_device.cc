@@ -7,6 +7,8 @@
 
 #include "base/log.h"
 #include "base/memory_text.h"
+#include "comm/cuda/peer_comm.h"
+#include "comm/cuda/peer_comms.h"
 #include "exec/cuda/decode_graphs.h"
 #include "exec/cuda/device_arrays.h"
 #include "exec/cuda/gpu_memory.h"
@@ -34,7 +36,7 @@ class CudaDevice final : public RankDevice {
   bool is_done(int32_t buffer) override { return in_flight_[static_cast<size_t>(buffer)].done.is_done(); }
   Status collect(const StepPlan& plan, int32_t buffer, StepResult& result) override;
   void fail() override { cuda_ok(break_device(stream()), "breaking the device"); }
-  void log_loss() override { log_error("GPU ", config_.rank, " after the failure: ", gpu_report(config_.rank)); }
+  void log_loss() override { log_error("GPU ", config_.gpu(), " after the failure: ", gpu_report(config_.gpu())); }
 
  private:
   Status reserve_arrays();
@@ -86,7 +88,13 @@ Status check_limits(const RankConfig& config) {
 }
 
 Result<std::unique_ptr<Ops>> CudaDevice::make_ops() {
-  auto ops = std::make_unique<CudaOps>(CudaOptions{.deterministic = config_.limits.deterministic});
+  PeerComms::Pair comms{.all = &Comm::alone(), .dcp = &Comm::alone()};
+  if (config_.peers != nullptr) {
+    ASSIGN_OR_RETURN(comms, config_.peers->connect(config_.rank));
+  }
+  auto ops = std::make_unique<CudaOps>(CudaOptions{
+      .device = config_.gpu(), .deterministic = config_.limits.deterministic, .comm = comms.all, .dcp = comms.dcp});
+  ops->set_silent(true);  // until everything is reserved
   if (config_.observer != nullptr) ops->observe_launches(config_.observer);
   return std::unique_ptr<Ops>(std::move(ops));
 }
@@ -102,7 +110,8 @@ Result<int32_t> CudaDevice::warm_up(RankParts& parts) {
 // as many as there can be.
 Status CudaDevice::reserve_arrays() {
   const RankParts& parts = *parts_;
-  const int64_t most = std::max(device_memory().free, parts.least_pages() * parts.layout.page_bytes());
+  // Of all memory, in whole GiB: every rank of a group has to come to the same size.
+  const int64_t most = std::max(device_memory().total >> 30 << 30, parts.least_pages() * parts.layout.page_bytes());
   ASSIGN_OR_RETURN(const int32_t most_pages, parts.pages_in(config_.cache_bytes > 0 ? config_.cache_bytes : most));
   const int32_t slots = config_.limits.max_sequences, tokens = parts.max_tokens(),
                 max_blocks = parts.max_blocks(most_pages);
@@ -193,6 +202,7 @@ Status CudaDevice::reserve() {
   graphs_ = std::make_unique<DecodeGraphs>(arrays_->batch(), sequences_, config_.limits.max_sequences);
   RETURN_IF_ERROR(graphs_->capture(*parts_->model, ops(), pool(), *sampling_));
   cuda_ok(cudaStreamSynchronize(stream()), "warming up");
+  ops().set_silent(false);
   allocations_ = num_device_allocations();
   return device_status();
 }
@@ -258,8 +268,9 @@ Status CudaDevice::collect(const StepPlan& plan, int32_t buffer, StepResult& res
 
 Result<std::unique_ptr<RankDevice>> make_cuda_device(const RankConfig& config) {
   RETURN_IF_ERROR(check_limits(config));
-  if (const Status gpu = select_device(config.rank); !gpu.ok()) return without_gpu(gpu.error());
-  log_info("GPU ", config.rank, ": ", gpu_report(config.rank), ", ", memory_text(device_memory().free), " free");
+  const int gpu = config.gpu();
+  if (const Status selected = select_device(gpu); !selected.ok()) return without_gpu(selected.error());
+  log_info("GPU ", gpu, ": ", gpu_report(gpu), ", ", memory_text(device_memory().free), " free");
   return std::unique_ptr<RankDevice>(std::make_unique<CudaDevice>(config));
 }
 

@@ -62,6 +62,7 @@ Result<DecodeGraphs::Graphs> DecodeGraphs::capture_bucket(int32_t rows, const Mo
   model.forward(batch, ops, pool);
   RETURN_IF_ERROR(ops.status());
   ops.begin_step();
+  ops.set_silent(false);
   Graphs graphs{.rows = rows};
   Tensor logits;
   ASSIGN_OR_RETURN(graphs.forward,
@@ -72,6 +73,7 @@ Result<DecodeGraphs::Graphs> DecodeGraphs::capture_bucket(int32_t rows, const Mo
                        sampling.sample(rows, logits, buffer);
                      }));
   }
+  ops.set_silent(true);
   return graphs;
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "comm/cuda/peer_choose.h"
 #include "control/plan.h"
 #include "exec/cuda/records.h"
 #include "ops/cuda/choose.h"
@@ -60,15 +61,17 @@ int64_t step_bytes(const ModelConfig& c, const StepSizes& s) {
 }
 
 int64_t array_bytes(const RankParts& parts, const ModelConfig& c, const StepSizes& s) {
-  const int64_t blocks = parts.max_blocks(INT32_MAX), states = parts.state_pages();
-  const int64_t counts = 4 * ((c.vocab + 1) / 2) + 4 * ((c.vocab + 31) / 32);
-  const int64_t lists = int64_t{kMaxListed} * 8, tables = 2 * 4 * (blocks + states);
-  const int64_t sampling = 4 * c.vocab + 4 * ((c.vocab + 31) / 32);  // logits as they are sampled, masks
+  const int64_t blocks = parts.max_blocks(INT32_MAX), states = parts.state_pages(), ranks = c.ranks.size;
+  const int64_t kept = (s.slots + ranks - 1) / ranks;  // slots that the rank samples: counts, logits as sampled
+  const int64_t bits = 4 * ((c.vocab + 31) / 32), sampled = kept * (4 * ((c.vocab + 1) / 2) + bits + 4 * c.vocab);
+  const int64_t whole = ranks > 1 ? 4 * c.vocab * (kept + kPromptLogprobTokens) : 0;  // rows of logits that come here
+  const int64_t lists = int64_t{kMaxListed} * 8, tables = 2 * 4 * (blocks + states), masks = bits;
   const int64_t uploads = 2 * (blocks * static_cast<int64_t>(sizeof(AppendRecord)) + 8 * states);
   const int64_t records = static_cast<int64_t>(sizeof(SlotParams) + sizeof(SampleResult) + 2 * sizeof(StartRecord));
   const int64_t scores = kPromptLogprobTokens * static_cast<int64_t>(sizeof(TokenScore));
-  return s.slots * (counts + lists + tables + sampling + uploads + records) + s.tokens * 64 + 4 * c.max_positions +
-         scores + (states > 0 ? parts.ring_bytes() : 0);
+  const int64_t mailboxes = ranks > 1 ? 2 * ranks * static_cast<int64_t>(kMailboxBytes) : 0;
+  return mailboxes + s.slots * (lists + tables + masks + uploads + records) + sampled + whole + s.tokens * 64 +
+         4 * c.max_positions + scores + (states > 0 ? parts.ring_bytes() : 0);
 }
 
 // As DecodeGraphs has them.

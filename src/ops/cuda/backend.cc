@@ -2,6 +2,7 @@
 #include "ops/cuda/backend.h"
 
 #include "base/log.h"
+#include "comm/cuda/peer_comm.h"
 #include "ops/cuda/elementwise.h"
 #include "ops/cuda/gemm/hopper_gemm.h"
 #include "ops/cuda/gemm/ordered_gemm.h"
@@ -45,6 +46,13 @@ CudaOps::CudaOps(const CudaOptions& options)
   cuda_ok(mla_decode_prepare(), "loading attention kernels");
   cuda_ok(mla_prefill_prepare(), "loading attention kernels");
   cuda_ok(kda_load_kernels(), "loading recurrent kernels");
+  for (Comm* one : {&comm(), &dcp()})
+    if (auto* peers = dynamic_cast<PeerComm*>(one)) peers->set_stream(stream());
+}
+
+void CudaOps::set_silent(bool silent) {
+  for (Comm* one : {&comm(), &dcp()})
+    if (auto* peers = dynamic_cast<PeerComm*>(one)) peers->set_silent(silent);
 }
 
 Status CudaOps::status() {
@@ -61,6 +69,7 @@ void CudaOps::begin_step() {
 Tensor CudaOps::embed(const EmbedWeight& table, std::span<const int32_t> tokens) {
   const Tensor y = arena_.tensor(DType::kF32, std::ssize(tokens), table.dim);
   check(embed_rows(static_cast<const CudaMatrix&>(*table.packed), table.first, tokens.data(), y, stream()), "embed");
+  sum_over_ranks(y);
   return y;
 }
 
@@ -74,7 +83,14 @@ void CudaOps::add_norm(const Tensor& residual, const Tensor& y, std::span<const 
                        const Tensor& out) {
   CHECK(std::ssize(weight) == y.cols && residual.rows == y.rows && residual.cols == y.cols && out.rows == y.rows &&
         out.cols == y.cols);
+  sum_over_ranks(y);
   check(rms_norm_rows(residual, &y, weight.data(), eps, out, stream()), "add_norm");
+}
+
+void CudaOps::sum_over_ranks(const Tensor& x) {
+  if (comm().size() == 1) return;
+  comm().all_reduce(x);
+  check(cudaSuccess, "all_reduce");
 }
 
 void CudaOps::own_gemm(WeightFormat format, const GemmCall& call, const GemmChoice& choice, const char* op) {

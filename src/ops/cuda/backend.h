@@ -23,6 +23,8 @@ class CudaOps final : public Ops {
   const Stream& owned_stream() const { return stream_; }
   // The observer hears the label of each launch.
   void observe_launches(OpObserver* observer) { observer_ = observer; }
+  // Exchanges with other ranks do nothing meanwhile (PeerComm::set_silent).
+  void set_silent(bool silent);
 
   const char* name() const override { return "cuda"; }
   DType activation_dtype() const override { return DType::kBF16; }
@@ -74,6 +76,7 @@ class CudaOps final : public Ops {
     cuda_ok(error, op);
     if (observer_ != nullptr) observer_->launched(op);
   }
+  void sum_over_ranks(const Tensor& x);
   CudaMatrix make_matrix(const MatrixLayout& layout);
   void pack(const RawMatrix& raw, PackTarget target);
   PackTarget target(CudaMatrix& matrix, int64_t index, int interleave, int64_t first_row) const;

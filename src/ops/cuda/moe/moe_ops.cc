@@ -99,6 +99,11 @@ void CudaOps::moe_norm(const Tensor& residual, const Tensor& x, const MoeWeights
   CHECK(std::ssize(weight) == residual.cols && residual.rows == x.rows && residual.cols == x.cols &&
         out.rows == x.rows && out.cols == x.cols);
   const MoeParts parts = run_moe(x, w);
+  if (comm().size() > 1) {
+    const Tensor y = arena_.tensor(DType::kF32, x.rows, w.experts.hidden);
+    check(combine_rows(parts, false, y, stream()), "moe_combine");
+    return add_norm(residual, y, weight, eps, out);
+  }
   if (combine_norm_pays(residual))
     return check(combine_norm_rows(parts, residual, weight.data(), eps, out, stream()), "moe_combine");
   check(combine_rows(parts, true, residual, stream()), "moe_combine");
