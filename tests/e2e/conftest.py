@@ -2,8 +2,11 @@
 
 PERIGEE_PROGRAM is the program, PERIGEE_FLAGS are flags that every server gets, such as "--device cuda", before its own.
 """
+import functools
+import json
 import os
 import pathlib
+import subprocess
 import sys
 import time
 
@@ -20,6 +23,25 @@ PROGRAM = os.environ.get("PERIGEE_PROGRAM", str(TOP / "build" / "perigee"))
 FOLDER = str((TOP / os.environ.get("PERIGEE_MODEL", "models/tiny-k2")).resolve())
 
 EDGE_ONLY = pytest.mark.skipif(os.path.basename(FOLDER) != "tiny-k2", reason="the edge is the same for every model: once is enough")
+
+
+ON_GPU = "cuda" in FLAGS
+
+
+@functools.cache
+def num_gpus():
+    told = subprocess.run([PROGRAM, "doctor", "--json"], capture_output=True, text=True, timeout=120, check=False)
+    return len(json.loads(told.stdout)["gpus"])
+
+
+def rank_flags(ranks):
+    """For so many tensor-parallel ranks. On GPUs each has one of its own, but two can share one."""
+    flags = ["--tensor-parallel-size", str(ranks)]
+    if not ON_GPU or ranks <= num_gpus():
+        return flags
+    if ranks > 2:
+        pytest.skip(f"{ranks} ranks want as many GPUs")
+    return [*flags, "--ranks-share-gpu"]
 
 
 def start(tmp_path_factory, *flags):

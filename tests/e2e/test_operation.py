@@ -10,11 +10,12 @@ import time
 
 import pytest
 
-from conftest import EDGE_ONLY, FLAGS, FOLDER, PROGRAM, gauge, wait_idle
+from conftest import EDGE_ONLY, FLAGS, FOLDER, ON_GPU, PROGRAM, gauge, rank_flags, wait_idle
 from server_process import ServerProcess
 
 MODEL = os.path.basename(FOLDER)
 HANG_S = 300  # ends what hangs, no claim about speed
+NOT_ON_A_GPU = pytest.mark.skipif(ON_GPU, reason="several ranks that each hold the whole model are on the CPU")
 # The tests' own PERIGEE_MODEL would be --model to the program.
 PLAIN = {name: value for name, value in os.environ.items() if not name.startswith("PERIGEE_")}
 
@@ -94,15 +95,14 @@ def until_cut(stream):
 
 
 def test_a_lost_device_ends_streams_with_an_error_and_the_process_with_70(launch):
-    on_gpu = "cuda" in os.environ.get("PERIGEE_FLAGS", "")
-    fault = 3000 if on_gpu else 500  # long after the last of them has begun
+    fault = 3000 if ON_GPU else 500  # long after the last of them has begun
     server = launch("--fail-at-step", str(fault), "--threads", "1")
     body = {"model": MODEL, "prompt": [300, 301], "max_tokens": 4000, "ignore_eos": True}
     streams = [server.stream("/v1/completions", body) for _ in range(3)]
     for stream in streams:
         assert "choices" in next(stream)
     # Of a GPU, two steps are in flight, and the wait for the first may be what sees the second's fault.
-    steps = f"({fault - 1}|{fault})" if on_gpu else fault
+    steps = f"({fault - 1}|{fault})" if ON_GPU else fault
     for stream in streams:
         message = [event for event in until_cut(stream) if "error" in event][-1]["error"]["message"]
         assert re.search(f"device_lost: .+, in step {steps} of rank 0", message), message
@@ -110,15 +110,15 @@ def test_a_lost_device_ends_streams_with_an_error_and_the_process_with_70(launch
 
 
 # A rank of a group hangs for ever, and is noticed by those that do not; one alone is noticed by the limit of a step.
-@pytest.mark.skipif("cuda" in os.environ.get("PERIGEE_FLAGS", ""), reason="several ranks are on the CPU")
 @pytest.mark.parametrize("kind, ranks, lost, mode", [
-    ("tensor-parallel-size", 2, 1, "error"), ("tensor-parallel-size", 2, 0, "hang"),
-    pytest.param("tensor-parallel-size", 4, 2, "hang", marks=EDGE_ONLY),
-    pytest.param("replicated-ranks", 2, 0, "hang", marks=EDGE_ONLY),
-    pytest.param("replicated-ranks", 1, 0, "hang", marks=EDGE_ONLY)])
+    ("tensor-parallel", 2, 1, "error"), ("tensor-parallel", 2, 0, "hang"),
+    pytest.param("tensor-parallel", 4, 2, "hang", marks=EDGE_ONLY),
+    pytest.param("replicated", 2, 0, "hang", marks=[EDGE_ONLY, NOT_ON_A_GPU]),
+    pytest.param("replicated", 1, 0, "hang", marks=[EDGE_ONLY, NOT_ON_A_GPU])])
 def test_a_lost_rank_ends_streams_with_an_error_and_the_process_with_70(launch, kind, ranks, lost, mode):
-    fault = 200  # long after the last of them has begun
-    server = launch(f"--{kind}", str(ranks), "--fail-rank", str(lost), "--fail-at-step", str(fault), "--fail-mode", mode,
+    fault = 3000 if ON_GPU else 200  # long after the last of them has begun
+    kind_flags = rank_flags(ranks) if kind == "tensor-parallel" else ["--replicated-ranks", str(ranks)]
+    server = launch(*kind_flags, "--fail-rank", str(lost), "--fail-at-step", str(fault), "--fail-mode", mode,
                     "--threads", "1", *(["--step-timeout-seconds", "3"] if ranks == 1 else []))
     body = {"model": MODEL, "prompt": [300, 301], "max_tokens": 4000, "ignore_eos": True}
     streams = [server.stream("/v1/completions", body) for _ in range(3)]
@@ -134,8 +134,9 @@ def test_a_lost_rank_ends_streams_with_an_error_and_the_process_with_70(launch, 
                 last_token = time.monotonic()
     seconds = time.monotonic() - last_token
     assert len(messages) == 3
+    steps = "|".join(str(step) for step in range(fault - 2, fault + 1)) if ON_GPU else fault  # two are in flight
     for message in messages:
-        assert re.search(f"device_lost: .+, in step {fault} of rank {lost}", message), message
+        assert re.search(f"device_lost: .+, in step ({steps}) of rank {lost}", message), message
     try:
         assert server.get("/readyz")[0] == 503
     except OSError:
@@ -275,9 +276,9 @@ def logged_number(pattern, server):
 # What is predicted is what the server then has, and says in vLLM's words.
 @pytest.mark.parametrize("tp, dcp", [(1, 1), (2, 2)])
 def test_a_plan_is_what_a_server_reserves(launch, tp, dcp):
-    if tp > 1 and "cuda" in os.environ.get("PERIGEE_FLAGS", ""):
-        tp = dcp = 1  # several ranks are on the CPU
-    flags = [f"-tp={tp}", f"-dcp={dcp}", "--max-model-len", "3200"]
+    if ON_GPU:
+        dcp = 1  # ranks that share a cache are on the CPU
+    flags = [*rank_flags(tp), f"-dcp={dcp}", "--max-model-len", "3200"]
     server = launch(*flags)
     code, out, err = plan(FOLDER, *FLAGS, *flags, "--json")
     assert code == 0, err

@@ -1,13 +1,12 @@
-"""A model that several CPU ranks share, through HTTP: it answers like one rank, up to ties."""
+"""A model that several ranks share, through HTTP: it answers like one rank, up to ties."""
 import concurrent.futures
 import json
 import os
 
 import pytest
 
-from conftest import FOLDER, TOP, wait_idle
+from conftest import FOLDER, ON_GPU, TOP, rank_flags, wait_idle
 
-pytestmark = pytest.mark.skipif("cuda" in os.environ.get("PERIGEE_FLAGS", ""), reason="several ranks are on the CPU")
 MODEL = os.path.basename(FOLDER)
 TIE = 0.05  # between the log-probabilities of the two most likely tokens
 MOST_APART = 0.1  # log-probabilities of the same token
@@ -39,7 +38,7 @@ def expect_equal_up_to_a_tie(one, other):
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_ranks_answer_like_one(server, launch, ranks):
-    group = launch("--deterministic", "--selfcheck", "--threads", "1", "--tensor-parallel-size", str(ranks))
+    group = launch("--deterministic", "--selfcheck", "--threads", "1", *rank_flags(ranks))
     prompts = questions(8)
     with concurrent.futures.ThreadPoolExecutor(len(prompts)) as pool:
         one, other = (list(pool.map(lambda prompt, at=at: answer(at, prompt, logprobs=3)[0], prompts)) for at in (server, group))
@@ -59,6 +58,7 @@ def test_ranks_answer_like_one(server, launch, ranks):
     assert wait_idle(group)
 
 
+@pytest.mark.skipif(ON_GPU, reason="ranks that share a cache are on the CPU")
 @pytest.mark.parametrize("tp, dcp", [(2, 2), (4, 2)])
 def test_ranks_that_share_a_cache_answer_like_one(server, launch, tp, dcp):
     group = launch("--selfcheck", "--threads", "1", f"-tp={tp}", "-dcp", str(dcp))
@@ -72,6 +72,7 @@ def test_ranks_that_share_a_cache_answer_like_one(server, launch, tp, dcp):
     assert wait_idle(group)
 
 
+@pytest.mark.skipif(ON_GPU, reason="the number of GPUs is looked at first")
 def test_a_size_that_does_not_divide_is_refused_by_name(launch):
     with pytest.raises(RuntimeError) as refused:
         launch("--tensor-parallel-size", "3")

@@ -6,6 +6,7 @@
 
 #include "pairwise.h"
 #include "tasks.h"
+#include "tensor/cuda/gpus.h"
 
 namespace perigee {
 namespace {
@@ -19,6 +20,7 @@ EngineConfig of_ranks(EngineConfig config, int32_t size) {
   config.rank.size = size;
   config.rank.layout = RankLayout::kTensorParallel;
   config.rank_timeouts.behind_s = 1e6;
+  config.rank.share_gpu = config.rank.device == Device::kCuda && std::ssize(list_gpus()) < size;
   return config;
 }
 
@@ -39,11 +41,16 @@ std::vector<Combination> combinations(const std::vector<int>& num_values) {
   return soak_requested() ? full_product(num_values) : pairwise_cover(num_values);
 }
 
-std::vector<Setting> settings() {
-  constexpr std::array<int32_t, 3> kRanks = {2, 4, 8};
+// Two ranks can share a GPU; more would wait for each other's blocks to leave it.
+std::vector<Setting> settings(Device device) {
+  const bool gpu = device == Device::kCuda;
+  std::vector<int32_t> ranks = {2};
+  for (const int32_t more : {4, 8})
+    if (!gpu || std::ssize(list_gpus()) >= more) ranks.push_back(more);
+  const int num_caches = gpu ? 2 : static_cast<int>(kCaches.size());  // a GPU has no records
   std::vector<Setting> out;
-  for (const Combination& c : combinations({3, kCaches.size(), 2, 2, 2}))
-    out.push_back({.ranks = kRanks[static_cast<size_t>(c[0])],
+  for (const Combination& c : combinations({static_cast<int>(ranks.size()), num_caches, 2, 2, 2}))
+    out.push_back({.ranks = ranks[static_cast<size_t>(c[0])],
                    .cache = static_cast<size_t>(c[1]),
                    .chunked = c[2] != 0,
                    .cached = c[3] != 0,
@@ -194,14 +201,16 @@ TEST_P(TensorParallelEquality, TaskRepliesUpToTies) {
   std::array<std::unique_ptr<Engine>, kCaches.size()> one;  // by cache
   std::array<Wanted, kCaches.size()> wanted;
   std::vector<Job> jobs;
+  const std::vector<Setting> all = settings(GetParam().device);
   for (size_t cache = 0; cache < kCaches.size(); ++cache) {
+    if (std::none_of(all.begin(), all.end(), [&](const Setting& s) { return s.cache == cache; })) continue;
     config_.rank.load.cache = kCaches[cache];
     one[cache] = make_engine(config_);
     jobs = ends_of_tasks(task_jobs(GetParam(), *one[cache], how.size()), kBlockTokens - 4);
     for (Job& job : jobs) job.max_tokens = 10;
     wanted[cache] = wanted_of(*one[cache], jobs);
   }
-  for (const Setting& setting : settings()) {
+  for (const Setting& setting : all) {
     EngineConfig config = of_ranks(config_, setting.ranks);
     config.rank.load.cache = kCaches[setting.cache];
     config.scheduling.prefix_caching = setting.cached;
@@ -345,7 +354,7 @@ TEST(TensorParallelSizes, OneThatDoesNotDivideIsRefusedBeforeWeightsAreRead) {
       << engine.error().message;
 }
 
-INSTANTIATE_TEST_SUITE_P(, TensorParallelEquality, testing::Values(tiny_k2(), hybrid_model()), name_of);
+INSTANTIATE_TEST_SUITE_P(, TensorParallelEquality, testing::ValuesIn(on_all_devices()), name_of);
 INSTANTIATE_TEST_SUITE_P(, TensorParallelOnRef, testing::Values(tiny_k2(), hybrid_model()), name_of);
 
 }  // namespace
