@@ -139,7 +139,7 @@ Reply penalised(Reply reply) {
 
 // What one rank answers, plain and under penalties.
 struct Wanted {
-  std::vector<Reply> plain, under_penalties;
+  std::vector<Reply> plain, under_penalties, of_ref;  // of_ref: plain, on the reference; of a GPU
 };
 
 Wanted wanted_of(Engine& one, const std::vector<Job>& jobs) {
@@ -155,12 +155,31 @@ Wanted wanted_of(Engine& one, const std::vector<Job>& jobs) {
   return wanted;
 }
 
-// Mean of the differences of prompts' log-probabilities, and what Tally has.
+// Mean difference of prompts' log-probabilities.
+struct PromptsApart {
+  double sum = 0;
+  int64_t count = 0;
+  void add(const Reply& a, const Reply& b) {
+    for (size_t t = 0; t < b.prompt_logprobs.size(); ++t, ++count)
+      sum += std::fabs(static_cast<double>(a.prompt_logprobs.at(t).logprob) - b.prompt_logprobs[t].logprob);
+  }
+  double mean() const { return sum / static_cast<double>(count); }
+};
+
 struct Sums : Tally {
   size_t replies = 0, cancelled = 0;
-  double prompts_apart = 0;
-  int64_t num_prompt_tokens = 0, preemptions = 0;
+  PromptsApart prompts;
+  int64_t preemptions = 0;
 };
+
+// As one rank of the reference answers.
+std::vector<Reply> on_ref(EngineConfig config, const std::vector<Job>& jobs) {
+  config.rank.device = Device::kRef;
+  std::vector<Reply> out;
+  for (std::vector<Reply>& choices : run(*make_engine(config), jobs, std::vector<Ask>(jobs.size(), {.reported = true})))
+    out.push_back(std::move(choices[0]));
+  return out;
+}
 
 void compare(Reply one, Reply other, const Ask& ask, Sums& sums) {
   if (ask.cancelled) {
@@ -178,8 +197,7 @@ void compare(Reply one, Reply other, const Ask& ask, Sums& sums) {
   sums.most_apart = std::max(sums.most_apart, likeness.most_apart);
   sums.cancelled += other.finish == FinishReason::kCancelled ? 1 : 0;
   sums.preemptions += other.preemptions.back();
-  for (size_t t = 0; t < other.prompt_logprobs.size(); ++t, ++sums.num_prompt_tokens)
-    sums.prompts_apart += std::fabs(one.prompt_logprobs.at(t).logprob - other.prompt_logprobs[t].logprob);
+  sums.prompts.add(one, other);
 }
 
 // The newest `length` tokens of questions.
@@ -194,8 +212,9 @@ std::vector<Job> ends_of_tasks(std::vector<Job> jobs, size_t length) {
 // Prompts end four tokens before a page does: of two that fill a cache of one page more, one gives way at its fifth
 // output.
 TEST_P(TensorParallelEquality, TaskRepliesUpToTies) {
-  constexpr double kMeanApart =
-      0.05;  // of prompts' log-probabilities; 0.016 where a near tie of two experts is decided otherwise
+  // Of prompts' log-probabilities; 0.016 where a near tie of two experts is decided otherwise. A GPU computes around
+  // attention in bf16, which moves them more: there a group may be no further from the reference than one rank is.
+  constexpr double kMeanApart = 0.05, kFurther = 1.25;
   const std::vector<Ask> how = asks();
   for (const Ask& ask : how) std::printf("asked: %s\n", text_of(ask).c_str());
   std::array<std::unique_ptr<Engine>, kCaches.size()> one;  // by cache
@@ -209,6 +228,7 @@ TEST_P(TensorParallelEquality, TaskRepliesUpToTies) {
     jobs = ends_of_tasks(task_jobs(GetParam(), *one[cache], how.size()), kBlockTokens - 4);
     for (Job& job : jobs) job.max_tokens = 10;
     wanted[cache] = wanted_of(*one[cache], jobs);
+    if (GetParam().device == Device::kCuda) wanted[cache].of_ref = on_ref(config_, jobs);
   }
   for (const Setting& setting : all) {
     EngineConfig config = of_ranks(config_, setting.ranks);
@@ -221,19 +241,29 @@ TEST_P(TensorParallelEquality, TaskRepliesUpToTies) {
     if (setting.cached) run(*group, jobs, how);
     const Replies replies = run(*group, jobs, how);
     Sums sums;
+    PromptsApart one_from_ref, group_from_ref;
     for (size_t i = 0; i < jobs.size(); ++i) {
       SCOPED_TRACE(fmt::format("job {}: {}", i, text_of(how[i])));
       const Wanted& of_one = wanted[setting.cache];
-      for (const Reply& reply : replies[i])
+      for (const Reply& reply : replies[i]) {
         compare(how[i].penalties ? of_one.under_penalties[i] : of_one.plain[i], reply, how[i], sums);
+        if (of_one.of_ref.empty() || !how[i].reported) continue;
+        one_from_ref.add(of_one.of_ref[i], of_one.plain[i]);
+        group_from_ref.add(of_one.of_ref[i], reply);
+      }
     }
-    const double prompts_apart = sums.prompts_apart / static_cast<double>(sums.num_prompt_tokens);
+    const double prompts_apart = sums.prompts.mean();
     std::printf(
         "%s: %zu replies, %zu tokens, at most %.2g apart, prompts %.2g on average; %zu flips at ties, %zu cancelled\n",
         text_of(setting).c_str(), sums.replies, sums.tokens, static_cast<double>(sums.most_apart), prompts_apart,
         sums.flips, sums.cancelled);
     EXPECT_LE(sums.flips, sums.replies / 4);
-    EXPECT_LE(prompts_apart, kMeanApart);
+    if (one_from_ref.count > 0) {
+      std::printf("from the reference: one rank %.2g, the group %.2g\n", one_from_ref.mean(), group_from_ref.mean());
+      EXPECT_LE(group_from_ref.mean(), kFurther * one_from_ref.mean());
+    } else {
+      EXPECT_LE(prompts_apart, kMeanApart);
+    }
     EXPECT_EQ(sums.preemptions > 0, setting.crowded) << "the test says nothing of preemption";
   }
 }

@@ -29,8 +29,8 @@ class DecodeGraphs {
   DecodeGraphs(const DecodeGraphs&) = delete;
   DecodeGraphs& operator=(const DecodeGraphs&) = delete;
 
-  // Runs each bucket once, so that its kernels are loaded, then captures it. The arrays must hold padding alone, and the
-  // ops be silent: what ranks exchange is captured only.
+  // Runs each bucket once, so that its kernels are loaded, then captures it. The arrays must hold padding alone, and
+  // the ops be silent: what ranks exchange is captured only.
   Status capture(const Model& model, CudaOps& ops, const PagePool& pool, StepSampling& sampling);
   // The rows of the smallest graphs for so many; 0: there are none.
   int32_t bucket(int32_t rows) const;
