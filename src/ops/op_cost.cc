@@ -66,7 +66,7 @@ OpCost add_cost(const Tensor& residual) {
 }
 
 OpCost add_norm_cost(const Tensor& residual) {
-  return {.op = "add_norm", .parts = {{"add_norm", "sum, norm", 2 * tensor_bytes(residual)}}};
+  return {.op = "add_norm", .parts = {{"add_norm|reduce_norm", "sum, norm", 2 * tensor_bytes(residual)}}};
 }
 
 OpCost gather_rows_cost(const Tensor& x, int64_t rows) {
@@ -176,7 +176,7 @@ OpCost moe_cost(const Tensor& x, const MoeWeights& w, int64_t distinct_experts) 
 OpCost moe_norm_cost(const Tensor& residual, const Tensor& x, const MoeWeights& w, int64_t distinct_experts) {
   OpCost cost = moe_cost(x, w, distinct_experts);
   cost.op = "moe_norm";
-  cost.parts.back() = {"moe_combine|rms_norm", "weighted sum, residual, norm",
+  cost.parts.back() = {"moe_combine|rms_norm|reduce_norm", "weighted sum, residual, norm",
                        cost.parts.back().bytes + tensor_bytes(residual)};
   return cost;
 }

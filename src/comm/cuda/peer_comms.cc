@@ -141,7 +141,7 @@ Comm* PeerComms::State::join(Group& group, int32_t first_rank, int32_t rank, uin
   PeerView view{.rank = rank - first_rank, .size = static_cast<int32_t>(group.size())};
   for (size_t i = 0; i < group.size(); ++i) view.memory[i] = memory_of(group[i]);
   for (size_t i = 0; i < ranks.size(); ++i)
-    view.one_gpu |= static_cast<int32_t>(i) != rank && ranks[i].device == own.device;
+    for (size_t j = 0; j < i; ++j) view.one_gpu |= ranks[i].device == ranks[j].device;
   view.abort = &own.shown.load()->abort;
   view.come_to = come_to;
   view.one_shot_bytes = one_shot_bytes(view.size);

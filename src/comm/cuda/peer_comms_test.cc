@@ -2,6 +2,8 @@
 // that wrap around, ranks that do not come.
 #include "comm/cuda/peer_comms.h"
 
+#include <gtest/gtest.h>
+
 #include <bit>
 #include <cmath>
 #include <limits>
@@ -14,6 +16,18 @@ namespace perigee {
 namespace {
 
 constexpr size_t kOneShot = std::numeric_limits<size_t>::max(), kTwoShot = 0;
+
+// Groups on one GPU, and with a GPU for each rank where there are so many.
+class PeerTest : public testing::TestWithParam<Placed> {
+ protected:
+  void SetUp() override {
+    if (const auto why = no_peers(GetParam())) GTEST_SKIP() << *why;
+  }
+};
+
+void run(PeerGroup& group, const std::function<void(PeerRank&)>& f) {
+  EXPECT_TRUE(group.run(f, [] { return testing::Test::HasFatalFailure(); })) << "the group hangs";
+}
 
 struct Shape {
   DType dtype = DType::kF32;
@@ -141,10 +155,10 @@ void random_calls(PeerRank& rank, int num_calls) {
 }
 
 TEST_P(PeerTest, AnyCallsInAnyOrder) {
-  for (const int32_t size : sizes()) {
+  for (const int32_t size : peer_sizes(GetParam())) {
     SCOPED_TRACE(size);
     PeerGroup group(size, GetParam());
-    group.run([](PeerRank& rank) { random_calls(rank, 300); });
+    run(group, [](PeerRank& rank) { random_calls(rank, 300); });
     EXPECT_GT(group.comms.num_meetings(0), 250);
     for (int32_t r = 1; r < size; ++r) EXPECT_EQ(group.comms.num_meetings(r), group.comms.num_meetings(0));
     if (HasFatalFailure()) return;
@@ -153,14 +167,14 @@ TEST_P(PeerTest, AnyCallsInAnyOrder) {
 
 TEST_P(PeerTest, TheCountOfCallsWrapsAround) {
   PeerGroup group(2, GetParam(), 64 << 20, 1, UINT32_MAX - 20);
-  group.run([](PeerRank& rank) { random_calls(rank, 60); });
+  run(group, [](PeerRank& rank) { random_calls(rank, 60); });
   EXPECT_EQ(group.comms.num_meetings(0), group.comms.num_meetings(1));
 }
 
 TEST_P(PeerTest, SumsOfAllSizes) {
-  for (const int32_t size : sizes()) {
+  for (const int32_t size : peer_sizes(GetParam())) {
     PeerGroup group(size, GetParam(), 240 << 20);
-    group.run([](PeerRank& rank) {
+    run(group, [](PeerRank& rank) {
       uint64_t call = 0;
       for (const size_t form : {kOneShot, kTwoShot})
         for (const int64_t cols : {64, 2304, 7168})
@@ -180,7 +194,7 @@ TEST_P(PeerTest, SumsOfAllSizes) {
 // Any bits are data: flags lie apart from it.
 TEST_P(PeerTest, NoNumbersAreSpecial) {
   PeerGroup group(2, GetParam());
-  group.run([](PeerRank& rank) {
+  run(group, [](PeerRank& rank) {
     constexpr float kInf = std::numeric_limits<float>::infinity(), kNan = std::numeric_limits<float>::quiet_NaN();
     const std::vector<float> all = {0.0f,  -0.0f, kInf, kNan, std::bit_cast<float>(1u), std::bit_cast<float>(2u),
                                     -kInf, 1.0f};
@@ -203,9 +217,9 @@ TEST_P(PeerTest, NoNumbersAreSpecial) {
 
 // Ranks with consecutive numbers are a dcp group, whose calls come between those of all.
 TEST_P(PeerTest, GroupsOfConsecutiveRanks) {
-  if (GetParam() == Placed::kApart && num_gpus() < 4) GTEST_SKIP() << "fewer than 4 GPUs";
+  if (GetParam() == Placed::kApart && list_gpus().size() < 4) GTEST_SKIP() << "fewer than 4 GPUs";
   PeerGroup group(4, GetParam(), 64 << 20, 2);
-  group.run([](PeerRank& rank) {
+  run(group, [](PeerRank& rank) {
     EXPECT_EQ(rank.dcp->rank(), rank.rank % 2);
     for (uint64_t call = 0; call < 40 && !testing::Test::HasFatalFailure(); ++call) {
       rank.reset();
@@ -295,10 +309,10 @@ class Captured {
 };
 
 TEST_P(PeerTest, GraphsReplay) {
-  for (const int32_t size : sizes()) {
+  for (const int32_t size : peer_sizes(GetParam())) {
     if (Captured::kDealt % size != 0) continue;
     PeerGroup group(size, GetParam());
-    group.run([](PeerRank& rank) {
+    run(group, [](PeerRank& rank) {
       Captured step(rank);
       step.capture();
       rank.meet();
@@ -318,7 +332,7 @@ TEST_P(PeerTest, ALostRankEndsTheCallsOfTheOthers) {
     SCOPED_TRACE(kind);
     PeerGroup group(2, GetParam());
     std::chrono::duration<double> took{0};
-    group.run([&](PeerRank& rank) {
+    run(group, [&](PeerRank& rank) {
       auto* data = static_cast<float*>(rank.reserve(16 << 20));
       const int32_t* to = rank.upload(std::vector<int32_t>(512, 0));
       const auto call = [&](int32_t which) {
@@ -371,21 +385,19 @@ TEST_P(PeerTest, ConnectingEndsWhenTheGroupAborts) {
 TEST_P(PeerTest, MemoryCanBeReservedWhileAnotherRankWaits) {
   if (GetParam() == Placed::kOnOneGpu) GTEST_SKIP() << "there cudaFree waits for all ranks";
   PeerGroup group(2, GetParam());
-  group.run(
-      [&](PeerRank& rank) {
-        const std::vector<float> ones(4000, 1.0f);
-        float* data = rank.upload(ones);
-        for (int64_t turn = 1; turn <= 3; ++turn) {
-          if (rank.rank == 1) {
-            EXPECT_TRUE(eventually([&] { return group.comms.num_meetings(0) == turn; }));
-            const Buffer there = device_buffer(100 << 20), here = pinned_buffer(10 << 20);
-            EXPECT_NE(there.data(), nullptr);
-          }
-          rank.comm->all_reduce({.data = data, .rows = 1, .cols = 4000, .row_stride = 4000});
-          EXPECT_EQ(rank.download(data, 1)[0], static_cast<float>(1 << turn));
-        }
-      },
-      std::chrono::seconds(30));
+  run(group, [&](PeerRank& rank) {
+    const std::vector<float> ones(4000, 1.0f);
+    float* data = rank.upload(ones);
+    for (int64_t turn = 1; turn <= 3; ++turn) {
+      if (rank.rank == 1) {
+        EXPECT_TRUE(eventually([&] { return group.comms.num_meetings(0) == turn; }));
+        const Buffer there = device_buffer(100 << 20), here = pinned_buffer(10 << 20);
+        EXPECT_NE(there.data(), nullptr);
+      }
+      rank.comm->all_reduce({.data = data, .rows = 1, .cols = 4000, .row_stride = 4000});
+      EXPECT_EQ(rank.download(data, 1)[0], static_cast<float>(1 << turn));
+    }
+  });
 }
 
 INSTANTIATE_TEST_SUITE_P(All, PeerTest, testing::Values(Placed::kOnOneGpu, Placed::kApart),

@@ -3,7 +3,7 @@
 #include "base/check.h"
 #include "comm/cuda/peer_kernels.h"
 #include "comm/cuda/peer_launch.h"
-#include "comm/cuda/peer_wire.cuh"
+#include "comm/cuda/peer_pieces.cuh"
 
 namespace perigee {
 namespace {
@@ -27,16 +27,6 @@ struct Pieces {
     return base + row * row_bytes + static_cast<int64_t>(piece - row * of_row) * kBytes;
   }
 };
-
-// Each rank's pieces, the own one among them.
-template <int kWords, int kRanks>
-__device__ __forceinline__ void put_own(const uint32_t (&own)[kWords], int rank, uint32_t (&pieces)[kRanks][kWords]) {
-#pragma unroll
-  for (int r = 0; r < kRanks; ++r)
-#pragma unroll
-    for (int i = 0; i < kWords; ++i)
-      if (r == rank) pieces[r][i] = own[i];
-}
 
 template <typename T, int kBytes, int kRanks>
 __global__ __launch_bounds__(kThreads) void one_shot_sum_kernel(const __grid_constant__ PeerView view, Pieces x) {
@@ -75,7 +65,8 @@ __global__ __launch_bounds__(kThreads) void two_shot_sum_kernel(const __grid_con
 #pragma unroll
         for (int r = 0; r < kRanks; ++r)
           if (r < view.size && at + k * uint64_t{step} < x.count)
-            load_piece<kBytes>(x.at_base<kBytes>(bases[r], static_cast<uint32_t>(at + k * uint64_t{step})), pieces[k][r]);
+            load_piece<kBytes>(x.at_base<kBytes>(bases[r], static_cast<uint32_t>(at + k * uint64_t{step})),
+                               pieces[k][r]);
 #pragma unroll
       for (int k = 0; k < kAtOnce; ++k) {
         if (at + k * uint64_t{step} >= x.count) continue;
@@ -94,8 +85,8 @@ __global__ __launch_bounds__(kThreads) void two_shot_sum_kernel(const __grid_con
 
 // Piece p of rank r goes to piece r * count + p of each rank's `all`.
 template <int kBytes, int kRanks>
-__global__ __launch_bounds__(kThreads) void one_shot_gather_kernel(const __grid_constant__ PeerView view, const char* mine, char* all,
-                                                                   uint32_t count) {
+__global__ __launch_bounds__(kThreads) void one_shot_gather_kernel(const __grid_constant__ PeerView view,
+                                                                   const char* mine, char* all, uint32_t count) {
   constexpr int kWords = piece_words(kBytes);
   const PeerCall call(view);
   const uint32_t first = blockIdx.x * kThreads + threadIdx.x, step = gridDim.x * kThreads;
@@ -117,8 +108,8 @@ __global__ __launch_bounds__(kThreads) void one_shot_gather_kernel(const __grid_
 }
 
 template <int kBytes>
-__global__ __launch_bounds__(kThreads) void direct_gather_kernel(const __grid_constant__ PeerView view, const char* mine, char* all,
-                                                                 uint32_t count) {
+__global__ __launch_bounds__(kThreads) void direct_gather_kernel(const __grid_constant__ PeerView view,
+                                                                 const char* mine, char* all, uint32_t count) {
   __shared__ char* bases[kMostPeers];
   const PeerCall call(view);
   if (call.exchange_addresses(all, bases)) {
@@ -142,7 +133,6 @@ struct Deal {
   uint32_t of_row;  // pieces of a row of `part`
   char* whole;
   int64_t whole_row_bytes;
-  int32_t whole_rows;
 };
 
 // The rows of a block, kThreads at most at a time: to whom, and which of that rank's rows it becomes.
@@ -217,13 +207,13 @@ __global__ __launch_bounds__(kThreads) void one_shot_deal_kernel(const __grid_co
     load_piece<kBytes>(deal.part + row * deal.part_row_bytes + static_cast<size_t>(piece) * kBytes, own);
     if (to != view.rank) {
       post<kWords>(call.mailbox(to, view.rank) + offset(at, piece), own, call.flag());
-    } else if (at < deal.whole_rows) {
+    } else {
       store_piece<kBytes>(dealt_place<kBytes>(deal, deal.whole, view.rank, at, piece), own);
     }
   });
   bool came = true;
   for_dealt(deal, rows, [&](int to, int, int at, uint32_t piece) {
-    if (to != view.rank || at >= deal.whole_rows || !came) return;
+    if (to != view.rank || !came) return;
     uint32_t pieces[kRanks][kWords];
     came = take_all(call, offset(at, piece), pieces);
 #pragma unroll
@@ -244,7 +234,7 @@ __global__ __launch_bounds__(kThreads) void direct_deal_kernel(const __grid_cons
     for_dealt(deal, rows, [&](int to, int row, int at, uint32_t piece) {
       uint32_t own[piece_words(kBytes)];
       load_piece<kBytes>(deal.part + row * deal.part_row_bytes + static_cast<size_t>(piece) * kBytes, own);
-      if (at < deal.whole_rows) store_piece<kBytes>(dealt_place<kBytes>(deal, bases[to], view.rank, at, piece), own);
+      store_piece<kBytes>(dealt_place<kBytes>(deal, bases[to], view.rank, at, piece), own);
     });
     call.meet();
   }
@@ -288,8 +278,8 @@ bool chooses_one_shot(const PeerView& view, int64_t pieces, int bytes) {
          static_cast<size_t>(pieces * piece_box_bytes(bytes)) <= kMailboxBytes;
 }
 
-PeerLaunch shape_of(int64_t threads, cudaStream_t stream) {
-  const int64_t blocks = std::clamp<int64_t>((threads + kThreads - 1) / kThreads, 1, kMostPeerBlocks);
+PeerLaunch shape_of(const PeerView& view, int64_t threads, cudaStream_t stream) {
+  const int64_t blocks = std::clamp<int64_t>((threads + kThreads - 1) / kThreads, 1, view.most_blocks());
   return {.blocks = static_cast<unsigned>(blocks), .threads = kThreads, .stream = stream};
 }
 
@@ -303,7 +293,7 @@ cudaError_t sum(const PeerView& view, const Tensor& x, cudaStream_t stream) {
                       .of_row = static_cast<uint32_t>(x.contiguous() ? count : row_bytes / kBytes),
                       .count = static_cast<uint32_t>(count)};
   return launch_peers(sum_kernel<T, kBytes>(view.size, one_shot),
-                      shape_of(one_shot ? count : (count + view.size - 1) / view.size, stream), view, pieces);
+                      shape_of(view, one_shot ? count : (count + view.size - 1) / view.size, stream), view, pieces);
 }
 
 bool on16(const void* data, int64_t bytes) {
@@ -315,7 +305,7 @@ cudaError_t gather(const PeerView& view, const void* mine, size_t bytes, void* a
   const auto count = static_cast<int64_t>(bytes) / kBytes;
   CHECK(count <= UINT32_MAX / 2, "a gather of ", bytes, " bytes");
   const bool one_shot = chooses_one_shot(view, count, kBytes);
-  return launch_peers(gather_kernel<kBytes>(view.size, one_shot), shape_of(count, stream), view,
+  return launch_peers(gather_kernel<kBytes>(view.size, one_shot), shape_of(view, count, stream), view,
                       static_cast<const char*>(mine), static_cast<char*>(all), static_cast<uint32_t>(count));
 }
 
@@ -323,7 +313,7 @@ template <int kBytes>
 cudaError_t deal(const PeerView& view, const Deal& rows, cudaStream_t stream) {
   const int64_t count = static_cast<int64_t>(rows.rows) * rows.of_row;
   CHECK(rows.of_row <= UINT32_MAX / 2 / kThreads, "rows of ", rows.of_row, " pieces");
-  PeerLaunch shape = shape_of(count, stream);
+  PeerLaunch shape = shape_of(view, count, stream);
   shape.blocks = std::min(shape.blocks, static_cast<unsigned>(rows.rows));
   return launch_peers(deal_kernel<kBytes>(view.size, chooses_one_shot(view, count, kBytes)), shape, view, rows);
 }
@@ -374,8 +364,7 @@ cudaError_t peer_all_to_all(const PeerView& view, const Tensor& part, const int3
             .rows = static_cast<int32_t>(part.rows),
             .of_row = static_cast<uint32_t>(part.cols),
             .whole = whole.row<char>(0),
-            .whole_row_bytes = 4 * whole.row_stride,
-            .whole_rows = static_cast<int32_t>(whole.rows)};
+            .whole_row_bytes = 4 * whole.row_stride};
   if (!on16(part.data, 4 * part.cols) || !on16(whole.data, rows.whole_row_bytes) || rows.part_row_bytes % 16 != 0)
     return deal<4>(view, rows, stream);
   rows.of_row /= 4;

@@ -5,15 +5,17 @@
 #pragma once
 
 #include <cuda_runtime.h>
-#include <gtest/gtest.h>
 
 #include <barrier>
 #include <condition_variable>
 #include <functional>
 #include <mutex>
+#include <optional>
+#include <string>
 #include <thread>
 #include <vector>
 
+#include "base/check.h"
 #include "comm/cuda/peer_comm.h"
 #include "comm/cuda/peer_comms.h"
 #include "tensor/cuda/check.h"
@@ -39,11 +41,13 @@ class PeerRank {
   void* reserve(size_t bytes) {
     const size_t at = used_;
     used_ += (bytes + 255) / 256 * 256;
-    EXPECT_LE(used_, memory_.size());
+    CHECK(used_ <= memory_.size(), used_, " bytes of ", memory_.size());
     return memory_.data() + at;
   }
   void reset() { used_ = 0; }
+  // Waits first: a copy of pageable memory keeps others of its GPU from copying until it has begun.
   void copy(void* to, const void* from, size_t bytes) {
+    stream.synchronize();
     cuda_ok(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream.get()), "a test's copy");
     stream.synchronize();
   }
@@ -82,24 +86,28 @@ class PeerGroup {
         comms(the_size, dcp_size, first_epoch),
         meeting(the_size) {}
 
-  // Runs f as each rank, and waits. A group that hangs is aborted after `limit`, and the test fails.
-  void run(const std::function<void(PeerRank&)>& f, std::chrono::seconds limit = std::chrono::seconds(120)) {
+  // Runs f as each rank, and waits. False: the group hung for `limit` and was aborted. Once `failed` is so, a rank that
+  // leaves f early does not keep the others waiting.
+  bool run(const std::function<void(PeerRank&)>& f, const std::function<bool()>& failed,
+           std::chrono::seconds limit = std::chrono::seconds(60)) {
     std::mutex mutex;
     std::condition_variable changed;
-    bool done = false;
-    std::jthread watch([&] {
-      std::unique_lock lock(mutex);
-      if (changed.wait_for(lock, limit, [&] { return done; })) return;
-      ADD_FAILURE() << "the group hangs";
-      comms.abort();
-    });
+    bool done = false, hung = false;
     {
-      std::vector<std::jthread> threads;
-      for (int32_t r = 0; r < size; ++r) threads.emplace_back([&, r] { run_rank(r, f); });
+      std::jthread watch([&] {
+        std::unique_lock lock(mutex);
+        hung = !changed.wait_for(lock, limit, [&] { return done; });
+        if (hung) comms.abort();
+      });
+      {
+        std::vector<std::jthread> threads;
+        for (int32_t r = 0; r < size; ++r) threads.emplace_back([&, r] { run_rank(r, f, failed); });
+      }
+      const std::lock_guard lock(mutex);
+      done = true;
+      changed.notify_all();
     }
-    const std::lock_guard lock(mutex);
-    done = true;
-    changed.notify_all();
+    return !hung;
   }
 
   const int32_t size;
@@ -109,11 +117,11 @@ class PeerGroup {
   std::barrier<> meeting;
 
  private:
-  void run_rank(int32_t r, const std::function<void(PeerRank&)>& f) {
-    ASSERT_TRUE(select_device(placed == Placed::kApart ? r : 0).ok());
+  void run_rank(int32_t r, const std::function<void(PeerRank&)>& f, const std::function<bool()>& failed) {
+    CHECK(select_device(placed == Placed::kApart ? r : 0).ok());
     PeerRank rank(*this, r, bytes);
     auto pair = comms.connect(r);
-    ASSERT_TRUE(pair.ok()) << pair.error().message;
+    CHECK(pair.ok(), pair.error().message);
     rank.comm = static_cast<PeerComm*>(pair->all);
     rank.comm->set_stream(rank.stream.get());
     if (pair->dcp->size() > 1) {
@@ -122,7 +130,7 @@ class PeerGroup {
     }
     meeting.arrive_and_wait();
     f(rank);
-    if (testing::Test::HasFatalFailure()) comms.abort();  // the others may wait for what this one does not do
+    if (failed()) comms.abort();
     rank.stream.synchronize();
     meeting.arrive_and_wait();
   }
@@ -132,22 +140,21 @@ inline void PeerRank::meet() {
   group.meeting.arrive_and_wait();
 }
 
-// Tests of groups on one GPU, and on a GPU for each rank where there are so many.
-class PeerTest : public testing::TestWithParam<Placed> {
- protected:
-  void SetUp() override {
-    if (const Status status = select_device(0); !status.ok()) GTEST_SKIP() << status.error().message;
-    if (GetParam() == Placed::kApart && num_gpus() < 2) GTEST_SKIP() << "one GPU";
-  }
-  static int32_t num_gpus() { return static_cast<int32_t>(list_gpus().size()); }
-  // Sizes of groups to test.
-  static std::vector<int32_t> sizes() {
-    std::vector<int32_t> sizes = {2};
-    for (const int32_t size : {3, 4, 8})
-      if (GetParam() == Placed::kOnOneGpu ? size == 3 : size <= num_gpus()) sizes.push_back(size);
-    return sizes;
-  }
-};
+// Why there is no group placed so on this machine; none: there is.
+inline std::optional<std::string> no_peers(Placed placed) {
+  if (const Status status = select_device(0); !status.ok()) return status.error().message;
+  if (placed == Placed::kApart && list_gpus().size() < 2) return "one GPU";
+  return std::nullopt;
+}
+
+// Sizes of groups to test.
+inline std::vector<int32_t> peer_sizes(Placed placed) {
+  if (placed == Placed::kOnOneGpu) return {2, 3};
+  std::vector<int32_t> sizes = {2};
+  for (const int32_t size : {3, 4, 8})
+    if (size <= std::ssize(list_gpus())) sizes.push_back(size);
+  return sizes;
+}
 
 // Values that any order of addition tells from any other.
 inline float peer_value(uint64_t call, int32_t rank, int64_t i) {

@@ -7,7 +7,7 @@
 
 namespace perigee {
 
-constexpr int kMostPeerBlocks = 512;  // of a kernel: those of two ranks on one GPU are resident together
+constexpr int kMostPeerBlocks = 512;
 
 // One rank's, in its GPU's memory; the others write messages, flags and mailboxes. Each of them is there twice, for
 // even and odd epochs: a rank that has ended its call of epoch e has heard of every other rank in it, so all of them
@@ -30,11 +30,14 @@ struct PeerWords {
 // As a kernel's parameter.
 struct PeerView {
   int32_t rank = 0, size = 1;
-  bool one_gpu = false;  // some ranks share a GPU
+  bool one_gpu = false;  // some ranks share a GPU; the same on all
   PeerMemory* memory[kMostPeers] = {};
   const uint32_t* abort = nullptr;
   uint64_t* come_to = nullptr;
   size_t one_shot_bytes = 0;
+
+  // Of a kernel. Where ranks share a GPU, all their blocks must find a place.
+  int64_t most_blocks() const { return one_gpu ? kMostPeerBlocks / 4 : kMostPeerBlocks; }
 };
 
 }  // namespace perigee

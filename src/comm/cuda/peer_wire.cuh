@@ -1,11 +1,8 @@
-// What kernels of collectives are made of: the epoch of a call, data that carries its flag, messages and flags between
-// blocks of the same number, sums in rank order.
+// A call of a group as its kernels see it: its epoch, messages and flags between blocks of the same number.
 //
 // Every wait reads the abort word now and then and gives up once it is set; what a kernel then computes is void, and it
 // must not use addresses that did not come.
 #pragma once
-
-#include <cuda_bf16.h>
 
 #include <cstdint>
 
@@ -69,8 +66,12 @@ class PeerCall {
     const auto low = static_cast<uint32_t>(epoch_);
     return low == 0 ? 1 : low;
   }
-  __device__ __forceinline__ int parity() const { return static_cast<int>(epoch_ & 1); }
-  __device__ __forceinline__ PeerMemory& own() const { return *view.memory[view.rank]; }
+  __device__ __forceinline__ int parity() const {
+    return static_cast<int>(epoch_ & 1);
+  }
+  __device__ __forceinline__ PeerMemory& own() const {
+    return *view.memory[view.rank];
+  }
   // Where rank `from` writes for rank `to`.
   __device__ __forceinline__ char* mailbox(int to, int from) const {
     char* boxes = reinterpret_cast<char*>(view.memory[to] + 1);
@@ -130,132 +131,5 @@ class PeerCall {
  private:
   uint64_t epoch_;
 };
-
-// --- Pieces of kBytes: 16, 4, 2 or 1 ---
-
-constexpr int piece_words(int bytes) {
-  return bytes == 16 ? 4 : 1;
-}
-// In a mailbox, where each word has a flag.
-constexpr int piece_box_bytes(int bytes) {
-  return 8 * piece_words(bytes);
-}
-
-// Of this GPU or another one, written by an earlier kernel or before a meeting.
-template <int kBytes>
-__device__ __forceinline__ void load_piece(const void* from, uint32_t (&words)[piece_words(kBytes)]) {
-  if constexpr (kBytes == 16) {
-    asm volatile("ld.relaxed.sys.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
-                 : "l"(from)
-                 : "memory");
-  } else if constexpr (kBytes == 4) {
-    words[0] = load_peer32(from);
-  } else if constexpr (kBytes == 2) {
-    words[0] = *static_cast<const volatile uint16_t*>(from);
-  } else {
-    words[0] = *static_cast<const volatile uint8_t*>(from);
-  }
-}
-
-template <int kBytes>
-__device__ __forceinline__ void store_piece(void* to, const uint32_t (&words)[piece_words(kBytes)]) {
-  if constexpr (kBytes == 16) {
-    *static_cast<uint4*>(to) = {words[0], words[1], words[2], words[3]};
-  } else if constexpr (kBytes == 4) {
-    *static_cast<uint32_t*>(to) = words[0];
-  } else if constexpr (kBytes == 2) {
-    *static_cast<uint16_t*>(to) = static_cast<uint16_t>(words[0]);
-  } else {
-    *static_cast<uint8_t*>(to) = static_cast<uint8_t>(words[0]);
-  }
-}
-
-// Into a mailbox, each word with the flag.
-template <int kWords>
-__device__ __forceinline__ void post(char* box, const uint32_t (&words)[kWords], uint32_t flag) {
-  const uint64_t high = uint64_t{flag} << 32;
-  if constexpr (kWords == 4) {
-    store_peer128(box, words[0] | high, words[1] | high);
-    store_peer128(box + 16, words[2] | high, words[3] | high);
-  } else {
-    store_peer64(box, words[0] | high);
-  }
-}
-
-// One look at what may have come. False: not all of it.
-template <int kWords>
-__device__ __forceinline__ bool fetch(const char* box, uint32_t (&words)[kWords], uint32_t flag) {
-  if constexpr (kWords == 4) {
-    uint64_t low[2], high[2];
-    load_peer128(box, low);
-    load_peer128(box + 16, high);
-    words[0] = static_cast<uint32_t>(low[0]);
-    words[1] = static_cast<uint32_t>(low[1]);
-    words[2] = static_cast<uint32_t>(high[0]);
-    words[3] = static_cast<uint32_t>(high[1]);
-    return low[0] >> 32 == flag && low[1] >> 32 == flag && high[0] >> 32 == flag && high[1] >> 32 == flag;
-  } else {
-    const uint64_t word = load_peer64(box);
-    words[0] = static_cast<uint32_t>(word);
-    return word >> 32 == flag;
-  }
-}
-
-// The others' pieces at an offset of their mailboxes here, all polled together. `pieces` of this rank is left as it is.
-template <int kWords, int kRanks>
-__device__ __forceinline__ bool take_all(const PeerCall& call, size_t offset, uint32_t (&pieces)[kRanks][kWords]) {
-  return call.wait([&] {
-    bool all = true;
-#pragma unroll
-    for (int r = 0; r < kRanks; ++r)
-      if (r < call.view.size && r != call.view.rank)
-        all &= fetch<kWords>(call.mailbox(call.view.rank, r) + offset, pieces[r], call.flag());
-    return all;
-  });
-}
-
-template <int kWords>
-__device__ __forceinline__ void post_all(const PeerCall& call, size_t offset, const uint32_t (&words)[kWords]) {
-  for (int i = 1; i < call.view.size; ++i) {
-    const int other = (call.view.rank + i) % call.view.size;  // not all ranks to the same one at once
-    post<kWords>(call.mailbox(other, call.view.rank) + offset, words, call.flag());
-  }
-}
-
-// --- Sums ---
-
-// total += words, or total = words; of f32, or of pairs of bf16 (of one element the upper half is zero).
-template <typename T, int kWords, int kNumbers>
-__device__ __forceinline__ void add_words(const uint32_t (&words)[kWords], bool first, float (&total)[kNumbers]) {
-#pragma unroll
-  for (int i = 0; i < kNumbers; ++i) {
-    float x;
-    if constexpr (sizeof(T) == 4)
-      x = __uint_as_float(words[i]);
-    else
-      x = __uint_as_float(i % 2 == 0 ? words[i / 2] << 16 : words[i / 2] & 0xFFFF0000u);
-    total[i] = first ? x : total[i] + x;
-  }
-}
-
-// In rank order, in f32, rounded once.
-template <typename T, int kWords, int kRanks>
-__device__ __forceinline__ void sum_pieces(const uint32_t (&pieces)[kRanks][kWords], int ranks, uint32_t (&sum)[kWords]) {
-  constexpr int kNumbers = kWords * 4 / static_cast<int>(sizeof(T));
-  float total[kNumbers];
-#pragma unroll
-  for (int r = 0; r < kRanks; ++r)
-    if (r < ranks) add_words<T>(pieces[r], r == 0, total);
-#pragma unroll
-  for (int i = 0; i < kWords; ++i) {
-    if constexpr (sizeof(T) == 4) {
-      sum[i] = __float_as_uint(total[i]);
-    } else {
-      const __nv_bfloat162 pair = __floats2bfloat162_rn(total[2 * i], total[2 * i + 1]);
-      sum[i] = *reinterpret_cast<const uint32_t*>(&pair);
-    }
-  }
-}
 
 }  // namespace perigee

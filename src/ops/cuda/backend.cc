@@ -10,6 +10,7 @@
 #include "ops/cuda/kda/kda.h"
 #include "ops/cuda/mla/mla_decode.h"
 #include "ops/cuda/mla/mla_prefill.h"
+#include "ops/cuda/reduce_norm.h"
 
 namespace perigee {
 namespace {
@@ -48,6 +49,10 @@ CudaOps::CudaOps(const CudaOptions& options)
   cuda_ok(kda_load_kernels(), "loading recurrent kernels");
   for (Comm* one : {&comm(), &dcp()})
     if (auto* peers = dynamic_cast<PeerComm*>(one)) peers->set_stream(stream());
+  peers_ = dynamic_cast<PeerComm*>(&comm());
+  if (peers_ == nullptr) return;
+  cuda_ok(load_reduce_norm(), "loading collectives");
+  log_debug(peer_choices_text(peers_->size()));
 }
 
 void CudaOps::set_silent(bool silent) {
@@ -83,6 +88,9 @@ void CudaOps::add_norm(const Tensor& residual, const Tensor& y, std::span<const 
                        const Tensor& out) {
   CHECK(std::ssize(weight) == y.cols && residual.rows == y.rows && residual.cols == y.cols && out.rows == y.rows &&
         out.cols == y.cols);
+  if (peers_ != nullptr && !peers_->silent() && reduce_norm_fits(residual, y, out) &&
+      reduce_norm_pays(peers_->view(), y))
+    return check(reduce_norm_rows(peers_->view(), residual, y, weight.data(), eps, out, stream()), "reduce_norm");
   sum_over_ranks(y);
   check(rms_norm_rows(residual, &y, weight.data(), eps, out, stream()), "add_norm");
 }

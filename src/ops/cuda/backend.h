@@ -13,6 +13,7 @@
 
 namespace perigee {
 
+class PeerComm;
 struct KdaCall;
 struct MoeParts;
 
@@ -113,6 +114,7 @@ class CudaOps final : public Ops {
   void expert_product(const CudaMatrix& weight, GemmCall call, const ExpertLists& lists, const char* op);
 
   const CudaOptions options_;
+  PeerComm* peers_ = nullptr;  // comm(), where the ranks reach each other's memory
   OpObserver* observer_ = nullptr;
   Stream stream_;
   std::unique_ptr<Upload> upload_;  // from the first weight that is read to the first step

@@ -1,0 +1,112 @@
+// The kernel of a layer's reduce point has the bits of the sum over ranks, then the norm.
+#include "ops/cuda/reduce_norm.h"
+
+#include <gtest/gtest.h>
+
+#include <limits>
+
+#include "base/eventually.h"
+#include "comm/cuda/peer_testing.h"
+#include "ops/cuda/elementwise.h"
+
+namespace perigee {
+namespace {
+
+// Groups on one GPU, and with a GPU for each rank where there are so many.
+class ReduceNorm : public testing::TestWithParam<Placed> {
+ protected:
+  void SetUp() override {
+    if (const auto why = no_peers(GetParam())) GTEST_SKIP() << *why;
+  }
+};
+
+void run(PeerGroup& group, const std::function<void(PeerRank&)>& f) {
+  EXPECT_TRUE(group.run(f, [] { return testing::Test::HasFatalFailure(); })) << "the group hangs";
+}
+
+struct Operands {
+  Operands(PeerRank& rank, uint64_t call, int64_t rows, int64_t cols) {
+    std::vector<float> mine(static_cast<size_t>(rows * cols)), all(mine.size()), weights(static_cast<size_t>(cols));
+    for (size_t i = 0; i < mine.size(); ++i) {
+      mine[i] = peer_value(call, rank.rank, static_cast<int64_t>(i));
+      all[i] = peer_value(call, 63, static_cast<int64_t>(i));
+    }
+    for (size_t i = 0; i < weights.size(); ++i) weights[i] = peer_value(call, 62, static_cast<int64_t>(i)) * 1e-3f;
+    y = {.data = rank.upload(mine), .rows = rows, .cols = cols, .row_stride = cols};
+    residual = {.data = rank.upload(all), .rows = rows, .cols = cols, .row_stride = cols};
+    weight = rank.upload(weights);
+    out = y;
+    out.dtype = DType::kBF16;
+    out.data = rank.reserve(mine.size() * 2);
+  }
+  Tensor y, residual, out;
+  const float* weight = nullptr;
+};
+
+void check_rows(PeerRank& rank, uint64_t call, size_t one_shot_bytes, int64_t rows, int64_t cols) {
+  constexpr float kEps = 1e-5f;
+  rank.reset();
+  rank.comm->set_one_shot_bytes(one_shot_bytes);
+  const cudaStream_t stream = rank.stream.get();
+  const Operands apart(rank, call, rows, cols), joined(rank, call, rows, cols);
+  rank.comm->all_reduce(apart.y);
+  ASSERT_EQ(rms_norm_rows(apart.residual, &apart.y, apart.weight, kEps, apart.out, stream), cudaSuccess);
+  ASSERT_EQ(reduce_norm_rows(rank.comm->view(), joined.residual, joined.y, joined.weight, kEps, joined.out, stream),
+            cudaSuccess);
+  const auto count = static_cast<size_t>(rows * cols);
+  ASSERT_EQ(rank.download(apart.residual.row<uint32_t>(0), count),
+            rank.download(joined.residual.row<uint32_t>(0), count))
+      << rows << "x" << cols;
+  ASSERT_EQ(rank.download(apart.out.row<uint16_t>(0), count), rank.download(joined.out.row<uint16_t>(0), count))
+      << rows << "x" << cols;
+}
+
+TEST_P(ReduceNorm, HasTheBitsOfItsParts) {
+  ASSERT_EQ(load_reduce_norm(), cudaSuccess);
+  for (const int32_t size : peer_sizes(GetParam())) {
+    SCOPED_TRACE(size);
+    PeerGroup group(size, GetParam(), 512 << 20);
+    run(group, [](PeerRank& rank) {
+      ASSERT_EQ(load_reduce_norm(), cudaSuccess);
+      // The kernels that the test compares with, before another rank may wait for this one.
+      {
+        const Operands first(rank, 0, 600, 64), few(rank, 0, 1, 64);
+        for (const Operands& x : {first, few})
+          ASSERT_EQ(rms_norm_rows(x.residual, &x.y, x.weight, 1, x.out, rank.stream.get()), cudaSuccess);
+        rank.stream.synchronize();
+      }
+      rank.meet();
+      uint64_t call = 0;
+      for (const size_t form : {std::numeric_limits<size_t>::max(), size_t{0}, one_shot_bytes(rank.group.size)})
+        for (const int64_t cols : {4, 64, 1000, 2048, 2304, 5120, 7168, 8192})
+          for (const int64_t rows : {1, 2, 7, 64, 65, 300, 1000}) check_rows(rank, ++call, form, rows, cols);
+      check_rows(rank, ++call, 0, 3001, 7168);
+    });
+  }
+}
+
+TEST_P(ReduceNorm, EndsWhenARankIsLost) {
+  for (const size_t form : {std::numeric_limits<size_t>::max(), size_t{0}}) {
+    PeerGroup group(2, GetParam());
+    run(group, [&](PeerRank& rank) {
+      ASSERT_EQ(load_reduce_norm(), cudaSuccess);
+      rank.comm->set_one_shot_bytes(form);
+      const Operands x(rank, 1, 64, 2304);
+      rank.meet();
+      if (rank.rank == 1) {
+        EXPECT_TRUE(eventually([&] { return group.comms.num_meetings(0) == 1; }));
+        group.comms.abort();
+        return;
+      }
+      for (int i = 0; i < 50; ++i)
+        ASSERT_EQ(reduce_norm_rows(rank.comm->view(), x.residual, x.y, x.weight, 1, x.out, rank.stream.get()),
+                  cudaSuccess);
+    });
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, ReduceNorm, testing::Values(Placed::kOnOneGpu, Placed::kApart),
+                         [](const auto& param) { return std::string(placed_name(param.param)); });
+
+}  // namespace
+}  // namespace perigee
