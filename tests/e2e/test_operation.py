@@ -135,8 +135,9 @@ def test_a_lost_rank_ends_streams_with_an_error_and_the_process_with_70(launch, 
     seconds = time.monotonic() - last_token
     assert len(messages) == 3
     steps = "|".join(str(step) for step in range(fault - 2, fault + 1)) if ON_GPU else fault  # two are in flight
+    named = r"\d" if ON_GPU and mode == "error" else lost  # the driver reports a GPU's fault to all that reach its memory
     for message in messages:
-        assert re.search(f"device_lost: .+, in step ({steps}) of rank {lost}", message), message
+        assert re.search(f"device_lost: .+, in step ({steps}) of rank {named}", message), message
     try:
         assert server.get("/readyz")[0] == 503
     except OSError:
