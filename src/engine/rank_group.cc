@@ -27,7 +27,7 @@ using Seconds = std::chrono::duration<double>;
 Status check_shards_of(const RankConfig& rank) {
   const int64_t size = rank.shard().size;
   if (size == 1 || rank.make_model) return {};
-  if (rank.device == Device::kCuda) RETURN_IF_ERROR(check_gpus(list_gpus(), rank.num_gpus()));
+  if (rank.device == Device::kCuda) RETURN_IF_ERROR(check_gpus(list_gpus(), rank.size));
   LoadOptions load = rank.load;
   load.ranks.size = size;
   return check_model_files(load);

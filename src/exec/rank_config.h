@@ -48,7 +48,6 @@ struct RankConfig {
   NgramMatch ngram;                // of drafts, where limits.num_drafts > 0
   std::optional<Isa> isa;          // of the CPU backend; none: the best one of this machine
   RankFault fault;                 // tests
-  bool share_gpu = false;          // tests: every rank on GPU 0
   OpObserver* observer = nullptr;  // of the model's ops (ops/observed_ops.h); none costs nothing
   std::function<std::unique_ptr<Model>(Ops&)> make_model;  // tests: the model, in place of load
 
@@ -56,8 +55,6 @@ struct RankConfig {
     return layout == RankLayout::kTensorParallel ? TensorParallel{.rank = rank, .size = size} : TensorParallel{};
   }
   int32_t dcp_index() const { return rank % limits.dcp_size; }
-  int32_t gpu() const { return share_gpu ? 0 : rank; }
-  int32_t num_gpus() const { return share_gpu ? 1 : size; }
 };
 
 }  // namespace perigee

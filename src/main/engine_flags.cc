@@ -99,7 +99,6 @@ void add_rank_flags(CommandLine& flags, EngineConfig& to) {
             "the start fails when a rank shows no sign of life for so long; 0: it may take any time");
   flags.add("--replicated-ranks", to.rank.size, Whole{1, kMostRanks},
             "for tests: so many CPU ranks that each hold the whole model");
-  flags.add_switch("--ranks-share-gpu", to.rank.share_gpu, "for tests: every rank on GPU 0");
   flags.add("--fail-at-step", to.rank.fault.step, Whole{-1, INT64_MAX},
             "for tests: a rank is lost in this step; -1: never");
   flags.add("--fail-rank", to.rank.fault.rank, Whole{0, kMostRanks - 1}, "for tests: which one");

@@ -125,8 +125,7 @@ TEST(EngineFlags, TensorParallelRanks) {
   EXPECT_EQ(parsed({"--device", "cpu", "-tp=2", "--replicated-ranks", "2"}).error().message,
             "--replicated-ranks 2 and --tensor-parallel-size 2: a rank holds all of the model or a share of it; leave "
             "one of the two out");
-  EXPECT_EQ(parsed({"--device", "cuda", "-tp=2"})->rank.num_gpus(), 2);
-  EXPECT_EQ(parsed({"--device", "cuda", "-tp=2", "--ranks-share-gpu"})->rank.num_gpus(), 1);
+  EXPECT_EQ(parsed({"--device", "cuda", "-tp=2"})->rank.size, 2);
   EXPECT_EQ(parsed({"--device", "cpu", "-tp=2", "--fail-rank", "2"}).error().field, "fail-rank");
 }
 

@@ -133,8 +133,8 @@ Machine Machine::of_gpus(std::span<const Gpu> gpus) {
 Result<Machine> this_machine(const RankConfig& config) {
   if (config.device != Device::kCuda) return Machine{.name = "this machine", .bytes = host_memory_bytes()};
   const std::vector<Gpu> gpus = list_gpus();
-  RETURN_IF_ERROR(check_gpus(gpus, config.num_gpus()));
-  return Machine::of_gpus(std::span(gpus).first(static_cast<size_t>(config.num_gpus())));
+  RETURN_IF_ERROR(check_gpus(gpus, config.size));
+  return Machine::of_gpus(std::span(gpus).first(static_cast<size_t>(config.size)));
 }
 
 Result<MemoryPlan> plan_memory(const EngineConfig& config, const Machine& machine) {

@@ -35,13 +35,10 @@ def num_gpus():
 
 
 def rank_flags(ranks):
-    """For so many tensor-parallel ranks. On GPUs each has one of its own, but two can share one."""
-    flags = ["--tensor-parallel-size", str(ranks)]
-    if not ON_GPU or ranks <= num_gpus():
-        return flags
-    if ranks > 2:
+    """For so many tensor-parallel ranks, on GPUs each with one of its own."""
+    if ON_GPU and ranks > num_gpus():
         pytest.skip(f"{ranks} ranks want as many GPUs")
-    return [*flags, "--ranks-share-gpu"]
+    return ["--tensor-parallel-size", str(ranks)]
 
 
 def start(tmp_path_factory, *flags):

@@ -20,7 +20,6 @@ EngineConfig of_ranks(EngineConfig config, int32_t size) {
   config.rank.size = size;
   config.rank.layout = RankLayout::kTensorParallel;
   config.rank_timeouts.behind_s = 1e6;
-  config.rank.share_gpu = config.rank.device == Device::kCuda && std::ssize(list_gpus()) < size;
   return config;
 }
 
@@ -41,7 +40,7 @@ std::vector<Combination> combinations(const std::vector<int>& num_values) {
   return soak_requested() ? full_product(num_values) : pairwise_cover(num_values);
 }
 
-// Two ranks can share a GPU; more would wait for each other's blocks to leave it.
+// GPU ranks: as far as there are GPUs.
 std::vector<Setting> settings(Device device) {
   const bool gpu = device == Device::kCuda;
   std::vector<int32_t> ranks = {2};
@@ -390,7 +389,11 @@ TEST(TensorParallelSizes, OneThatDoesNotDivideIsRefusedBeforeWeightsAreRead) {
       << engine.error().message;
 }
 
-INSTANTIATE_TEST_SUITE_P(, TensorParallelEquality, testing::ValuesIn(on_all_devices()), name_of);
+std::vector<TestModel> models_of_groups() {
+  return list_gpus().size() > 1 ? on_all_devices() : std::vector<TestModel>{tiny_k2(), hybrid_model()};
+}
+
+INSTANTIATE_TEST_SUITE_P(, TensorParallelEquality, testing::ValuesIn(models_of_groups()), name_of);
 INSTANTIATE_TEST_SUITE_P(, TensorParallelOnRef, testing::Values(tiny_k2(), hybrid_model()), name_of);
 
 }  // namespace

@@ -36,7 +36,7 @@ class CudaDevice final : public RankDevice {
   bool is_done(int32_t buffer) override { return in_flight_[static_cast<size_t>(buffer)].done.is_done(); }
   Status collect(const StepPlan& plan, int32_t buffer, StepResult& result) override;
   void fail() override { cuda_ok(break_device(stream()), "breaking the device"); }
-  void log_loss() override { log_error("GPU ", config_.gpu(), " after the failure: ", gpu_report(config_.gpu())); }
+  void log_loss() override { log_error("GPU ", config_.rank, " after the failure: ", gpu_report(config_.rank)); }
 
  private:
   Status reserve_arrays();
@@ -93,7 +93,7 @@ Result<std::unique_ptr<Ops>> CudaDevice::make_ops() {
     ASSIGN_OR_RETURN(comms, config_.peers->connect(config_.rank));
   }
   auto ops = std::make_unique<CudaOps>(CudaOptions{
-      .device = config_.gpu(), .deterministic = config_.limits.deterministic, .comm = comms.all, .dcp = comms.dcp});
+      .device = config_.rank, .deterministic = config_.limits.deterministic, .comm = comms.all, .dcp = comms.dcp});
   ops->set_silent(true);  // until everything is reserved
   if (config_.observer != nullptr) ops->observe_launches(config_.observer);
   return std::unique_ptr<Ops>(std::move(ops));
@@ -268,9 +268,8 @@ Status CudaDevice::collect(const StepPlan& plan, int32_t buffer, StepResult& res
 
 Result<std::unique_ptr<RankDevice>> make_cuda_device(const RankConfig& config) {
   RETURN_IF_ERROR(check_limits(config));
-  const int gpu = config.gpu();
-  if (const Status selected = select_device(gpu); !selected.ok()) return without_gpu(selected.error());
-  log_info("GPU ", gpu, ": ", gpu_report(gpu), ", ", memory_text(device_memory().free), " free");
+  if (const Status gpu = select_device(config.rank); !gpu.ok()) return without_gpu(gpu.error());
+  log_info("GPU ", config.rank, ": ", gpu_report(config.rank), ", ", memory_text(device_memory().free), " free");
   return std::unique_ptr<RankDevice>(std::make_unique<CudaDevice>(config));
 }
 

@@ -12,7 +12,7 @@ inline Error without_gpu(Error why) {
   return why;
 }
 
-// GPU config.gpu(), for the calling thread. kUnavailable: built without a toolkit, or no such GPU.
+// GPU config.rank, for the calling thread. kUnavailable: built without a toolkit, or no such GPU.
 Result<std::unique_ptr<RankDevice>> make_cuda_device(const RankConfig& config);
 
 }  // namespace perigee
