@@ -127,13 +127,6 @@ TEST(MemoryPlan, OfRecordsWithScalesOfTheirOwn) {
   config.rank.load.cache = LatentFormat::kF8Tiles;
   const std::string text = plan_text(plan_of(config, {.name = "m", .bytes = 500 * kGiB}));
   EXPECT_NE(text.find("4,592 bytes a token, fp8_ds_mla, 7 layers"), std::string::npos) << text;
-  config.rank.device = Device::kCuda;
-  const auto refused = plan_memory(config, gpus("H200"));
-  ASSERT_FALSE(refused.ok());
-  EXPECT_EQ(refused.error().field, "kv-cache-dtype");
-  EXPECT_NE(refused.error().message.find("fp8_ds_mla: --device cuda does not keep such records in this version"),
-            std::string::npos)
-      << refused.error().message;
 }
 
 // 48 billion numbers of two bytes; the parts that ranks share are a small share of it.

@@ -101,17 +101,11 @@ std::unique_ptr<Model> build(const OpenModel& open, const TensorSource& source, 
   return model;
 }
 
-// Whether the model's latents can be kept so, by a backend of such limits.
-Status check_cache(const ModelConfig& c, std::optional<LatentFormat> format, const WeightPacker& packer) {
+// Whether the model's latents can be kept so.
+Status check_cache(const ModelConfig& c, std::optional<LatentFormat> format) {
   if (format != LatentFormat::kF8Tiles) return {};
   constexpr int64_t kLatent = 512, kRope = 64;  // the record's
   constexpr const char* kFlag = "kv-cache-dtype";
-  if (!packer.limits().latent_tiles)
-    return Error(Code::kUnavailable,
-                 fmt::format("--kv-cache-dtype fp8_ds_mla: --device {} does not keep such records in this version; use "
-                             "fp8, or --device cpu",
-                             packer.name()),
-                 kFlag);
   if (c.num_layers == c.num_kda_layers())
     return bad_input("--kv-cache-dtype fp8_ds_mla: no layer of this model has latent attention; use auto", kFlag);
   if (c.kv_lora != kLatent || c.rope != kRope)
@@ -124,7 +118,7 @@ Status check_cache(const ModelConfig& c, std::optional<LatentFormat> format, con
 
 Status check_backend(const OpenModel& open, const LoadOptions& options, const WeightPacker& packer) {
   RETURN_IF_ERROR(check_limits(open.config, packer.limits(), packer.name()));
-  return check_cache(open.config, options.cache, packer);
+  return check_cache(open.config, options.cache);
 }
 
 std::unique_ptr<Model> size_open_model(const OpenModel& open, WeightPacker& sizes) {

@@ -49,10 +49,10 @@ constexpr const char* latent_format_name(LatentFormat format) {
 // The parts of a kF8Tiles row.
 template <typename Byte>  // uint8_t or const uint8_t
 struct LatentTiles {
-  Byte* numbers;  // [L] e4m3
-  Byte* scales;   // [L / 128] f32
-  Byte* k_rope;   // [dr] bf16
-  LatentTiles(Byte* row, int64_t latent)
+  Byte* numbers;                                    // [L] e4m3
+  Byte* scales;                                     // [L / 128] f32
+  Byte* k_rope;                                     // [dr] bf16
+  constexpr LatentTiles(Byte* row, int64_t latent)  // constexpr: for device code too
       : numbers(row), scales(row + latent), k_rope(row + latent + latent / kLatentTile * 4) {}
 };
 

@@ -84,7 +84,7 @@ class Ops : public WeightPacker {
   // and -inf where no row is seen.
   virtual Tensor attend_latents(const Tensor& queries, const MlaShape& shape, const Batch& batch,
                                 const LatentLayer& cache);
-  // W_UV of each head's mean: u [n, h * L] f32 -> [n, h * dv] wide.
+  // W_UV of each head's mean: u [n, h * L] f32, on a GPU rounded to its activations -> [n, h * dv] wide.
   virtual Tensor mla_project(const Tensor& u, const MlaUpWeight& up, const MlaShape& shape, const Batch& batch);
   // Kimi Delta Attention (Kimi Linear 2025, section 3) per sequence and head: convolution + SiLU of q, k, v; q and k of
   // length 1; the state decays, is corrected by the delta rule and read; output norm, gated. -> [n, h * dim] wide.

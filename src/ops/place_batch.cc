@@ -16,7 +16,6 @@ std::span<const int32_t> place(std::span<const int32_t> host, Ops& ops) {
 
 PlacedBatch::PlacedBatch(const Batch& host, Ops& ops, int32_t state_pages) : batch_(host) {
   if (!ops.on_device()) return;
-  CHECK(!host.is_shared(), ops.name(), " does not share a cache");
   batch_.tokens = place(host.tokens, ops);
   batch_.positions = place(host.positions, ops);
   batch_.logit_rows = place(host.logit_rows, ops);
@@ -32,19 +31,31 @@ PlacedBatch::PlacedBatch(const Batch& host, Ops& ops, int32_t state_pages) : bat
     }
   }
   first_row.push_back(static_cast<int32_t>(row_page.size()));
-  std::vector<int32_t> tables(host.sequences.size() * static_cast<size_t>(width));
-  for (size_t i = 0; i < host.sequences.size(); ++i) {
-    if (host.sequences[i].pages == nullptr) continue;  // without latent layers
-    std::copy_n(host.sequences[i].pages, (lengths[i] + 63) / 64, tables.begin() + static_cast<int64_t>(i) * width);
-  }
   device_ = {.first_row = place(first_row, ops).data(),
              .lengths = place(lengths, ops).data(),
-             .block_tables = place(tables, ops).data(),
              .table_width = width,
              .row_sequence = place(row_sequence, ops).data(),
              .row_page = place(row_page, ops).data()};
+  place_blocks(host, ops);
   if (state_pages > 0) place_states(host, ops, state_pages);
   batch_.device = &device_;
+}
+
+void PlacedBatch::place_blocks(const Batch& host, Ops& ops) {
+  const auto width = static_cast<size_t>(device_.table_width);
+  std::vector<int32_t> tables(host.sequences.size() * width), index(tables.size()), counts;
+  for (const SequenceRows& s : host.sequences) {
+    const auto count = static_cast<size_t>((tokens_here(s, s.position + s.num_tokens) + 63) / 64);
+    const auto first = static_cast<std::ptrdiff_t>(counts.size() * width);
+    counts.push_back(static_cast<int32_t>(count));
+    if (s.pages == nullptr) continue;  // without latent layers
+    std::copy_n(s.pages, count, tables.begin() + first);
+    if (host.is_shared()) std::copy_n(s.shared.here.begin(), count, index.begin() + first);
+  }
+  device_.block_tables = place(tables, ops).data();
+  if (!host.is_shared()) return;
+  device_.block_index = place(index, ops).data();
+  device_.local_blocks = place(counts, ops).data();
 }
 
 void PlacedBatch::place_states(const Batch& host, Ops& ops, int32_t state_pages) {

@@ -17,6 +17,7 @@ class PlacedBatch {
   const Batch& batch() const { return batch_; }
 
  private:
+  void place_blocks(const Batch& host, Ops& ops);
   void place_states(const Batch& host, Ops& ops, int32_t state_pages);
 
   Batch batch_;

@@ -148,7 +148,6 @@ struct ShapeLimits {
   int64_t latent_unit = 1;  // so is the latent rank of this
   int64_t max_latent = kAny, max_rope = kAny;
   int64_t max_experts = kAny, max_groups = kAny, max_top_k = kAny;
-  bool latent_tiles = true;  // caches of LatentFormat::kF8Tiles
 };
 
 // Expert choice of n tokens, in the step's arena.

@@ -6,11 +6,12 @@
 
 #include "backends.h"
 #include "comm/thread_comms.h"
+#include "ops/place_batch.h"
 
 namespace perigee {
 namespace {
 
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+constexpr float kNothing = -std::numeric_limits<float>::infinity();
 
 // Which rank of so many has a block.
 using Deal = std::function<int32_t(int64_t block, int32_t ranks)>;
@@ -34,8 +35,13 @@ struct Sequence {
   MlaForm form = MlaForm::kAbsorbed;
 };
 
+constexpr MlaShape kSmall{.heads = 12, .nope = 16, .rope = 8, .value = 20, .latent = 32, .softmax_scale = 0.3f};
+// The geometry of the family, and another one: kernels of a GPU.
+constexpr MlaShape kUsual{.heads = 12, .nope = 128, .rope = 64, .value = 128, .latent = 512, .softmax_scale = 0.1447f};
+constexpr MlaShape kOther{.heads = 12, .nope = 64, .rope = 32, .value = 64, .latent = 256, .softmax_scale = 0.1f};
+
 struct World {
-  MlaShape shape{.heads = 12, .nope = 16, .rope = 8, .value = 20, .latent = 32, .softmax_scale = 0.3f};
+  MlaShape shape = kSmall;
   std::vector<Sequence> sequences;
   Deal deal = by_turns;
   std::optional<LatentFormat> cache = {};  // none: numbers as the backend computes with them
@@ -55,21 +61,87 @@ using MakeOps = std::function<std::unique_ptr<Ops>(Comm& dcp)>;
 struct Implementation {
   std::string name;
   MakeOps make;
+  MlaShape shape = kSmall;
+  double bound = kBound;  // of the distance between a group's and one rank's
+  bool on_gpu = false;
 };
 
 Implementation cpu(Isa isa, int num_threads) {
-  return {isa_name(isa), [=](Comm& dcp) {
+  return {.name = isa_name(isa), .make = [=](Comm& dcp) {
             auto ops = make_cpu_ops({.num_threads = num_threads, .isa = isa, .dcp = dcp});
             CHECK(ops.ok(), ops.error().message);
             return std::move(*ops);
           }};
 }
 
-std::vector<Implementation> implementations() {
-  std::vector<Implementation> all = {{"ref", [](Comm& dcp) { return make_ref_ops(Comm::alone(), dcp); }}};
+// Both sides round weights, means and outputs to bf16, after sums of their own.
+Implementation cuda(std::string name, CudaOptions kernels, const MlaShape& shape) {
+  kernels.separate_arrays = gpu_sanitizer();
+  kernels.no_library = gpu_sanitizer_of_own_kernels();
+  return {.name = std::move(name),
+          .make =
+              [=](Comm& dcp) {
+                CudaOptions options = kernels;
+                options.dcp = &dcp;
+                auto ops = make_cuda_ops(options);
+                CHECK(ops.ok(), ops.error().message);
+                return std::move(*ops);
+              },
+          .shape = shape,
+          .bound = 1.5e-2,
+          .on_gpu = true};
+}
+
+std::vector<Implementation> on_host() {
+  std::vector<Implementation> all = {
+      {.name = "ref", .make = [](Comm& dcp) { return make_ref_ops(Comm::alone(), dcp); }, .bound = 3e-6}};
   for (const Isa isa : isas_under_test()) all.push_back(cpu(isa, 1));
   return all;
 }
+
+std::vector<Implementation> on_gpu() {
+  if (!make_cuda_ops({}).ok()) return {};
+  return {cuda("cuda", {}, kUsual), cuda("cuda_fixed", {.deterministic = true}, kUsual),
+          cuda("cuda_portable", {.portable = true}, kUsual), cuda("cuda, other geometry", {}, kOther)};
+}
+
+std::vector<Implementation> implementations() {
+  std::vector<Implementation> all = gpu_sanitizer() ? std::vector<Implementation>() : on_host();
+  for (Implementation& with : on_gpu()) all.push_back(std::move(with));
+  return all;
+}
+
+// A GPU's operands by way of the host, whose ranks exchange them.
+class StagedComm final : public Comm {
+ public:
+  explicit StagedComm(Comm& host) : Comm(host.rank(), host.size()), host_(host) {}
+  void use(Ops& ops) { ops_ = &ops; }  // which lie between the GPU and the host
+
+  void all_reduce(const Tensor&) override { CHECK(false, "no sums in here"); }
+  void all_gather(const void* mine, size_t bytes, void* all) override {
+    if (!ops_->on_device()) return host_.all_gather(mine, bytes, all);
+    std::vector<uint8_t> in(bytes), out(bytes * static_cast<size_t>(size()));
+    ops_->copy(in.data(), mine, bytes);
+    host_.all_gather(in.data(), bytes, out.data());
+    ops_->copy(all, out.data(), out.size());
+  }
+  void all_to_all(const Tensor& part, std::span<const int32_t> to, const Tensor& whole) override {
+    if (!ops_->on_device()) return host_.all_to_all(part, to, whole);
+    Values in = perigee::fetch(*ops_, part);
+    Values out{
+        .rows = whole.rows, .cols = whole.cols, .at = std::vector<float>(static_cast<size_t>(whole.rows * whole.cols))};
+    Tensor from = part, all = whole;
+    from.data = in.at.data(), all.data = out.at.data();
+    host_.all_to_all(from, perigee::fetch(*ops_, to.data(), std::ssize(to)), all);
+    ops_->copy(whole.data, out.at.data(), out.at.size() * sizeof(float));
+  }
+  void barrier() override { host_.barrier(); }
+  Status status() const override { return host_.status(); }
+
+ private:
+  Comm& host_;
+  Ops* ops_ = nullptr;
+};
 
 // The blocks of one sequence that lie with a rank.
 struct Table {
@@ -80,8 +152,9 @@ struct Table {
 // One rank of the group: its cache, which holds NaN wherever it does not write, and its heads.
 class RankUnderTest {
  public:
-  RankUnderTest(const World& world, const MakeOps& make, Comm& dcp) : world_(world), dcp_(dcp), ops_(make(dcp)) {
+  RankUnderTest(const World& world, const MakeOps& make, Comm& dcp) : world_(world), dcp_(dcp), ops_(make(dcp_)) {
     const MlaShape& s = world.shape;
+    dcp_.use(*ops_);
     shape_ = s;
     shape_.heads = s.heads / dcp.size();
     layer_.format = world.cache.value_or(latent_format(ops_->activation_dtype()));
@@ -90,8 +163,10 @@ class RankUnderTest {
     layer_.page_bytes = 64 * layer_.row_bytes + 128;
     int64_t num_pages = 1;
     for (const Sequence& sequence : world.sequences) num_pages += (sequence.tokens + 63) / 64;
-    memory_.assign(static_cast<size_t>(num_pages * layer_.page_bytes),
-                   layer_.format == LatentFormat::kF8E4M3 ? 0x7F : 0xFF);
+    const std::vector<uint8_t> nans(static_cast<size_t>(num_pages * layer_.page_bytes),
+                                    layer_.format == LatentFormat::kF8E4M3 ? 0x7F : 0xFF);
+    memory_ = ops_->make_buffer(nans.size());
+    ops_->copy(memory_.data(), nans.data(), nans.size());
     layer_.base = memory_.data();
     for (const Sequence& sequence : world.sequences) {
       Table& table = tables_.emplace_back();
@@ -110,28 +185,45 @@ class RankUnderTest {
   // [rows, this rank's heads * dv].
   Values attend() {
     poison(*ops_, 8 << 20);
-    std::vector<SequenceRows> rows;
-    int32_t row = 0;
-    for (size_t i = 0; i < tables_.size(); ++i) {
-      const Sequence& s = world_.sequences[i];
-      rows.push_back(rows_of(i, s.tokens - s.fresh, s.fresh));
-      rows.back().first_row = row;
-      rows.back().form = s.form;
-      row += static_cast<int32_t>(s.fresh);
-    }
-    Batch batch;
-    batch.sequences = rows;
+    const HostBatch host(*this);
+    const PlacedBatch placed(host.batch, *ops_);
     const int64_t up_rows = world_.shape.nope + world_.shape.value, latent = world_.shape.latent;
     Stored up = store(WeightFormat::kBF16, world_.shape.heads * up_rows, latent, 41);
     up.raw.out = shape_.heads * up_rows;
     up.raw.data = up.data.data() + dcp_.rank() * up.raw.out * latent * 2;
-    const int64_t width = shape_.heads * shape_.q_head();
-    const Tensor q =
-        activation(*ops_, row, width * dcp_.size(), 42, ops_->wide_dtype()).columns(dcp_.rank() * width, width);
-    return fetch(*ops_, ops_->mla_attend(q, ops_->pack_mla_up(up.raw, shape_), shape_, batch, layer_));
+    return fetch(*ops_, ops_->mla_attend(queries(std::ssize(host.positions)), ops_->pack_mla_up(up.raw, shape_), shape_,
+                                         placed.batch(), layer_));
+  }
+
+  // Of all heads over this rank's blocks: [rows * heads, L + 1].
+  Values results() {
+    poison(*ops_, 8 << 20);
+    const HostBatch host(*this);
+    const PlacedBatch placed(host.batch, *ops_);
+    const int64_t width = world_.shape.heads * (world_.shape.latent + world_.shape.rope);
+    const Tensor queries = activation(*ops_, std::ssize(host.positions), width, 43);
+    const Tensor results = ops_->attend_latents(queries, world_.shape, placed.batch(), layer_);
+    Values out{.rows = results.rows, .cols = results.cols, .at = {}};
+    for (int64_t row = 0; row < out.rows; ++row) {
+      Tensor alone = results.row_range(row, 1);
+      alone.row_stride = alone.cols;
+      const Values one = fetch(*ops_, alone);
+      out.at.insert(out.at.end(), one.at.begin(), one.at.end());
+    }
+    return out;
   }
 
  private:
+  // This rank's heads.
+  Tensor queries(int64_t rows) {
+    const int64_t width = shape_.heads * shape_.q_head();
+    const Tensor all = activation(*ops_, rows, width * dcp_.size(), 42, ops_->wide_dtype());
+    const Tensor mine = ops_->arena().tensor(all.dtype, rows, width);
+    for (int64_t row = 0; row < rows; ++row)
+      ops_->copy(mine.row_range(row, 1).data, all.columns(dcp_.rank() * width, width).row_range(row, 1).data,
+                 static_cast<size_t>(width * dtype_bytes(all.dtype)));
+    return mine;
+  }
   SequenceRows rows_of(size_t i, int64_t position, int64_t count) const {
     const Table& table = tables_[i];
     SequenceRows rows{.num_tokens = static_cast<int32_t>(count),
@@ -140,30 +232,52 @@ class RankUnderTest {
     if (dcp_.size() > 1) rows.shared = {.here = table.here, .owners = table.owners.data()};
     return rows;
   }
+  struct HostBatch {
+    explicit HostBatch(const RankUnderTest& of) {
+      for (size_t i = 0; i < of.tables_.size(); ++i) {
+        const Sequence& s = of.world_.sequences[i];
+        rows.push_back(of.rows_of(i, s.tokens - s.fresh, s.fresh));
+        rows.back().first_row = static_cast<int32_t>(positions.size());
+        rows.back().form = s.form;
+        for (int64_t t = s.tokens - s.fresh; t < s.tokens; ++t) positions.push_back(static_cast<int32_t>(t));
+      }
+      batch.positions = positions;
+      batch.sequences = rows;
+    }
+    std::vector<int32_t> positions;
+    std::vector<SequenceRows> rows;
+    Batch batch;
+  };
   // The first half last: a row that lies elsewhere must not be stored over one that lies here.
   void write() {
     for (size_t i = 0; i < tables_.size(); ++i) {
       const int64_t tokens = world_.sequences[i].tokens;
       ops_->begin_step();
-      const Tensor c = activation(*ops_, tokens, world_.shape.latent, 100 + i, DType::kF32);
-      for (int64_t t = 0; t < world_.num_nan; ++t) c.row<float>(world_.first_nan + t)[0] = kNan;
+      const Tensor c =
+          activation(*ops_, tokens, world_.shape.latent, 100 + i, ops_->on_device() ? DType::kBF16 : DType::kF32);
+      const uint32_t nan = ops_->on_device() ? 0x7FC07FC0u : 0x7FC00000u;
+      for (int64_t t = 0; t < world_.num_nan; ++t) ops_->copy(c.row_range(world_.first_nan + t, 1).data, &nan, 4);
       const Tensor k_rope = activation(*ops_, tokens, world_.shape.rope, 200 + i, DType::kF32);
       for (const auto& [position, count] : {std::pair{tokens / 2, tokens - tokens / 2}, {int64_t{0}, tokens / 2}}) {
         if (count == 0) continue;
         const SequenceRows rows = rows_of(i, position, count);
+        std::vector<int32_t> positions(static_cast<size_t>(count));
+        std::iota(positions.begin(), positions.end(), static_cast<int32_t>(position));
         Batch batch;
+        batch.positions = positions;
         batch.sequences = {&rows, 1};
-        ops_->write_latent(c.row_range(position, count), k_rope.row_range(position, count), batch, layer_);
+        const PlacedBatch placed(batch, *ops_);
+        ops_->write_latent(c.row_range(position, count), k_rope.row_range(position, count), placed.batch(), layer_);
       }
     }
   }
 
   const World& world_;
-  Comm& dcp_;
+  StagedComm dcp_;
   std::unique_ptr<Ops> ops_;
   MlaShape shape_;
   LatentLayer layer_;
-  std::vector<uint8_t> memory_;
+  Buffer memory_;
   std::vector<Table> tables_;
 };
 
@@ -189,26 +303,65 @@ Values attend_together(const World& world, const MakeOps& make, int32_t size) {
   return out;
 }
 
-double bound_of(const std::string& name) {
-  return name == "ref" ? 3e-6 : kBound;
+void expect_results(const Values& got, const Values& wanted, const std::string& what) {
+  ASSERT_EQ(std::pair(got.rows, got.cols), std::pair(wanted.rows, wanted.cols)) << what;
+  const auto means = [](const Values& of) {
+    Values out{.rows = of.rows, .cols = of.cols - 1, .at = {}};
+    for (auto row = of.at.begin(); row != of.at.end(); row += of.cols) out.at.insert(out.at.end(), row, row + out.cols);
+    return out;
+  };
+  expect_close(means(got), means(wanted), what, 1.5e-2);
+  for (int64_t row = 0; row < got.rows; ++row) {
+    const auto last = static_cast<size_t>((row + 1) * got.cols - 1);
+    const float log_sum = got.at[last], wanted_sum = wanted.at[last];
+    if (wanted_sum == kNothing) {
+      ASSERT_EQ(log_sum, kNothing) << what << ", row " << row;
+      const auto first = got.at.begin() + row * got.cols;
+      ASSERT_TRUE(std::all_of(first, first + got.cols - 1, [](float x) { return x == 0; })) << what << ", row " << row;
+    } else {
+      ASSERT_NEAR(log_sum, wanted_sum, 2e-2) << what << ", row " << row;
+    }
+  }
 }
 
 // Lengths around blocks, one and more new tokens, and ranks that have no block, or none that is visible.
 TEST(SharedAttention, AbsorbedRowsAreThoseOfOneRank) {
   const std::vector<Deal> deals = {by_turns, at_random, others_than_first};
+  using Lengths = std::vector<std::pair<int64_t, int64_t>>;
   for (const Implementation& with : implementations())
-    for (const auto& [tokens, fresh] : std::vector<std::pair<int64_t, int64_t>>{
-             {1, 1}, {63, 1}, {64, 4}, {65, 1}, {66, 4}, {129, 5}, {400, 1}, {400, 67}}) {
-      World world{.sequences = {{tokens, fresh}}};
+    for (const auto& [tokens, fresh] :
+         with.on_gpu ? Lengths{{65, 1}, {66, 4}, {400, 67}}
+                     : Lengths{{1, 1}, {63, 1}, {64, 4}, {65, 1}, {66, 4}, {129, 5}, {400, 1}, {400, 67}}) {
+      World world{.shape = with.shape, .sequences = {{tokens, fresh}}};
       const Values wanted = attend_alone(world, with.make);
-      for (const int32_t ranks : {2, 3, 4})
+      for (const int32_t ranks : with.on_gpu ? std::vector{3} : std::vector{2, 3, 4})
         for (size_t deal = 0; deal < deals.size(); ++deal) {
           world.deal = deals[deal];
           expect_close(attend_together(world, with.make, ranks), wanted,
                        str_cat(with.name, ", ", tokens, " tokens, ", fresh, " new, ", ranks, " ranks, deal ", deal),
-                       bound_of(with.name));
+                       with.bound);
         }
     }
+}
+
+// A rank's share: means, and natural logs of sums of exponentials; -inf beside zeros where a row sees nothing.
+TEST(SharedAttention, LatentsOfOneRankAreAttendedAsByTheDefinition) {
+  const std::atomic<bool> abort{false};
+  ThreadComms comms(3, abort);
+  for (const Implementation& with : implementations())
+    for (const std::optional<LatentFormat> cache :
+         {std::optional<LatentFormat>(), std::optional(LatentFormat::kF8E4M3), std::optional(LatentFormat::kF8Tiles)})
+      for (const int32_t rank : {0, 2}) {
+        World world{.shape = with.shape,
+                    .sequences = {{200, 1}, {66, 4}, {3, 1}, {400, 67}, {700, 1}, {1, 1}},
+                    .deal = rank == 0 ? by_turns : at_random,
+                    .cache = cache};
+        if (!with.on_gpu) world.shape.latent = kLatentTile;
+        const Values got = RankUnderTest(world, with.make, comms.of(rank)).results();
+        const Values wanted = RankUnderTest(world, on_host().front().make, comms.of(rank)).results();
+        expect_results(got, wanted,
+                       str_cat(with.name, ", rank ", rank, ", cache ", cache ? latent_format_name(*cache) : ""));
+      }
 }
 
 TEST(SharedAttention, SequencesOfBothFormsAndCachesOfEveryFormat) {
@@ -216,7 +369,7 @@ TEST(SharedAttention, SequencesOfBothFormsAndCachesOfEveryFormat) {
   for (const Implementation& with : implementations())
     for (const std::optional<LatentFormat> cache :
          {std::optional<LatentFormat>(), std::optional(LatentFormat::kF8E4M3), std::optional(LatentFormat::kF8Tiles)}) {
-      World world{.shape = {.heads = 12, .nope = 16, .rope = 8, .value = 20, .latent = 128, .softmax_scale = 0.3f},
+      World world{.shape = with.shape,
                   .sequences = {{200, 1, kAbsorbed},
                                 {3, 1, kAbsorbed},
                                 {260, 70, kExpanded},
@@ -225,10 +378,11 @@ TEST(SharedAttention, SequencesOfBothFormsAndCachesOfEveryFormat) {
                                 {64, 9, kExpanded}},
                   .deal = at_random,
                   .cache = cache};
+      if (!with.on_gpu) world.shape.latent = kLatentTile;
       const Values wanted = attend_alone(world, with.make);
       for (const int32_t ranks : {2, 4})
         expect_close(attend_together(world, with.make, ranks), wanted, str_cat(with.name, ", ", ranks, " ranks"),
-                     bound_of(with.name));
+                     with.bound);
     }
 }
 
@@ -236,15 +390,15 @@ TEST(SharedAttention, SequencesOfBothFormsAndCachesOfEveryFormat) {
 TEST(SharedAttention, ManyKeys) {
   if (kSanitized) GTEST_SKIP() << "too slow";
   for (const Implementation& with : implementations()) {
-    const World world{.sequences = {{4500, 3}, {70, 1}}, .deal = at_random};
-    expect_close(attend_together(world, with.make, 2), attend_alone(world, with.make), with.name, bound_of(with.name));
+    const World world{.shape = with.shape, .sequences = {{4500, 3}, {70, 1}}, .deal = at_random};
+    expect_close(attend_together(world, with.make, 2), attend_alone(world, with.make), with.name, with.bound);
   }
 }
 
 // Expanded rows meet the same rows in the same order; of absorbed ones whose keys lie with one rank, the others add
 // nothing.
 TEST(SharedAttention, TheSameBitsWhereNothingIsSummedInAnotherOrder) {
-  for (const Implementation& with : implementations()) {
+  for (const Implementation& with : on_host()) {
     World expanded{.sequences = {{300, 130, MlaForm::kExpanded}}, .deal = at_random};
     EXPECT_EQ(attend_together(expanded, with.make, 3).at, attend_alone(expanded, with.make).at) << with.name;
     World absorbed{.sequences = {{300, 5}, {64, 64}, {1, 1}}, .deal = last_rank};
@@ -262,17 +416,33 @@ TEST(SharedAttention, ManyThreadsAttendLikeOne) {
 
 // So many rows that several exchanges take their turns.
 TEST(SharedAttention, RowsOfSeveralExchanges) {
-  if (kSanitized) GTEST_SKIP() << "too slow";
-  const Implementation with = implementations().back();
-  const World world{.shape = {.heads = 64, .nope = 16, .rope = 16, .value = 16, .latent = 512, .softmax_scale = 0.1f},
-                    .sequences = {{64, 40}, {300, 300}},
-                    .deal = last_rank};
-  EXPECT_EQ(attend_together(world, with.make, 2).at, attend_alone(world, with.make).at);
+  if (kSanitized || gpu_sanitizer()) GTEST_SKIP() << "too slow";
+  World world{.shape = {.heads = 64, .nope = 16, .rope = 16, .value = 16, .latent = 512, .softmax_scale = 0.1f},
+              .sequences = {{64, 40}, {300, 300}},
+              .deal = last_rank};
+  const Implementation host = on_host().back();
+  EXPECT_EQ(attend_together(world, host.make, 2).at, attend_alone(world, host.make).at);
+  for (const Implementation& with : on_gpu()) {
+    world.shape = with.shape;
+    world.shape.heads = 64;
+    expect_close(attend_together(world, with.make, 2), attend_alone(world, with.make), with.name, with.bound);
+  }
+}
+
+// Pieces of 8,192 tokens, each of which ranks gather by itself.
+TEST(SharedAttention, ExpandedRowsOnManyKeys) {
+  for (const Implementation& with : gpu_sanitizer() ? std::vector<Implementation>() : on_gpu())
+    for (const std::optional<LatentFormat> cache :
+         {std::optional<LatentFormat>(), std::optional(LatentFormat::kF8Tiles)}) {
+      const World world{
+          .shape = with.shape, .sequences = {{17'000, 90, MlaForm::kExpanded}}, .deal = at_random, .cache = cache};
+      expect_close(attend_together(world, with.make, 2), attend_alone(world, with.make), with.name, with.bound);
+    }
 }
 
 TEST(SharedAttention, NoKeyAnywhereGivesZeros) {
   for (const Implementation& with : implementations()) {
-    const World world{.sequences = {{100, 3}}, .holes = true};
+    const World world{.shape = with.shape, .sequences = {{100, 3}}, .holes = true};
     const Values got = attend_together(world, with.make, 2);
     EXPECT_EQ(got.at, std::vector<float>(got.at.size(), 0.0f)) << with.name;
   }
@@ -286,7 +456,7 @@ bool all_nan(const Values& values) {
 TEST(SharedAttention, ANanOfItsOwnShows) {
   for (const Implementation& with : implementations())
     for (const MlaForm form : {MlaForm::kAbsorbed, MlaForm::kExpanded}) {
-      const World world{.sequences = {{200, 1, form}}, .first_nan = 70, .num_nan = 1};
+      const World world{.shape = with.shape, .sequences = {{200, 1, form}}, .first_nan = 70, .num_nan = 1};
       EXPECT_TRUE(all_nan(attend_together(world, with.make, 2))) << with.name;
     }
 }
@@ -295,7 +465,7 @@ TEST(SharedAttention, ANanOfItsOwnShows) {
 TEST(SharedAttention, NothingButNanShows) {
   for (const Implementation& with : implementations())
     for (const int64_t num_nan : {64, 100}) {
-      const World world{.sequences = {{100, 1}}, .num_nan = num_nan};
+      const World world{.shape = with.shape, .sequences = {{100, 1}}, .num_nan = num_nan};
       EXPECT_TRUE(all_nan(attend_alone(world, with.make))) << with.name << ", " << num_nan;
       EXPECT_TRUE(all_nan(attend_together(world, with.make, 2))) << with.name << ", " << num_nan;
     }
@@ -305,7 +475,7 @@ TEST(SharedAttention, NothingButNanShows) {
 TEST(SharedAttention, AManyKeysLongNanShows) {
   if (kSanitized) GTEST_SKIP() << "too slow";
   for (const Implementation& with : implementations()) {
-    const World world{.sequences = {{1500, 1}}, .num_nan = 1024};
+    const World world{.shape = with.shape, .sequences = {{1500, 1}}, .num_nan = 1024};
     EXPECT_TRUE(all_nan(attend_alone(world, with.make))) << with.name;
   }
 }

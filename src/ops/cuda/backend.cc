@@ -68,7 +68,7 @@ Status CudaOps::status() {
 void CudaOps::begin_step() {
   upload_.reset();
   arena_.reset();
-  mla_planned_ = false;
+  mla_planned_ = {};
 }
 
 Tensor CudaOps::embed(const EmbedWeight& table, std::span<const int32_t> tokens) {
@@ -201,7 +201,8 @@ void CudaOps::rope(const Tensor& x, int64_t head_dim, int64_t rope_begin, std::s
 
 void CudaOps::write_latent(const Tensor& c, const Tensor& k_rope, const Batch& batch, const LatentLayer& cache) {
   CHECK(batch.device != nullptr);
-  CHECK(cache.format == LatentFormat::kBF16 || cache.format == LatentFormat::kF8E4M3, latent_format_name(cache.format));
+  CHECK(cache.format != LatentFormat::kF32 && cache.row_bytes == latent_row_bytes(cache.format, c.cols, k_rope.cols),
+        latent_format_name(cache.format));
   check(write_latent_rows(c, k_rope, batch, cache, stream()), "write_latent");
 }
 

@@ -58,6 +58,10 @@ class CudaOps final : public Ops {
   Tensor mla_in(const Tensor& x, const MlaWeights& w, const Batch& batch, const LatentLayer& cache) override;
   Tensor mla_attend(const Tensor& q, const MlaUpWeight& up, const MlaShape& shape, const Batch& batch,
                     const LatentLayer& cache) override;
+  Tensor mla_absorb(const Tensor& q, const MlaUpWeight& up, const MlaShape& shape, const Batch& batch) override;
+  Tensor attend_latents(const Tensor& queries, const MlaShape& shape, const Batch& batch,
+                        const LatentLayer& cache) override;
+  Tensor mla_project(const Tensor& u, const MlaUpWeight& up, const MlaShape& shape, const Batch& batch) override;
   Tensor kda(const Tensor& x, const KdaWeights& w, const Batch& batch, const StateLayer& state) override;
   Tensor kda_attend(const KdaInputs& in, const KdaWeights& w, const Batch& batch, const StateLayer& state) override;
   Routing route(const Tensor& x, const RouterWeight& router) override;
@@ -89,19 +93,38 @@ class CudaOps final : public Ops {
   Tensor product(const Tensor& x, const LinearWeight& w, DType out, const char* op);  // linear() under that label
   // 512 latent and 64 rope columns: what mla_decode.h and mla_write.h serve; others run in latent_attention.h.
   bool has_mla_kernels(const MlaShape& shape, const LatentLayer& cache) const;
+  // A sequence of the batch, which is on the device at this index.
   struct CachedSequence {
     const SequenceRows& rows;
-    const int32_t* block_table;  // on the device
+    const DeviceSequences& all;
+    size_t index;
   };
-  // The first sequences of the batch, whose rows are those of q.
+  // Queries in latent space of the batch's rows from `first` on.
+  struct QueryRows {
+    const Tensor& rows;
+    int64_t first;
+  };
+  Tensor absorb(const Tensor& q, const CudaMlaUp& weights, const MlaShape& shape);
+  void project(const Tensor& mixed, const CudaMlaUp& weights, const MlaShape& shape, const Tensor& y);
+  // q: the rows of all sequences of the batch.
   void attend_absorbed(const Tensor& q, const CudaMlaUp& weights, const MlaShape& shape, const Batch& batch,
-                       size_t num_sequences, const LatentLayer& cache, const Tensor& y);
+                       const LatentLayer& cache, const Tensor& y);
+  void attend_shared(const Tensor& q, const CudaMlaUp& weights, const MlaShape& shape, const Batch& batch,
+                     const LatentLayer& cache, const Tensor& y);
   void attend_expanded(const CachedSequence& sequence, const Tensor& q, const CudaMlaUp& weights, const MlaShape& shape,
                        const LatentLayer& cache, const Tensor& y);
-  void attend_lists(const Tensor& query, const Tensor& mixed, const MlaShape& shape, const Batch& batch,
-                    const LatentLayer& cache);
-  void attend_rows(const Tensor& query, const Tensor& mixed, const MlaShape& shape, const Batch& batch,
-                   const LatentLayer& cache);
+  void gather_latents(const CachedSequence& sequence, int64_t begin, const LatentLayer& cache, int64_t latent,
+                      const Tensor& latents);
+  Tensor gather_queries(const Tensor& mine);
+  std::span<const int32_t> row_owners(int64_t rows, int64_t heads);
+  // out: the mean, bf16 [rows, heads * L], or results, f32 [rows * heads, L + 4].
+  void attend(const QueryRows& query, const MlaShape& shape, const Batch& batch, const LatentLayer& cache,
+              const Tensor& out);
+  void attend_lists(const QueryRows& query, const MlaShape& shape, const Batch& batch, const LatentLayer& cache,
+                    const Tensor& out);
+  void attend_rows(const QueryRows& query, const MlaShape& shape, const Batch& batch, const LatentLayer& cache,
+                   const Tensor& out);
+  Tensor attend_results(const QueryRows& query, const MlaShape& shape, const Batch& batch, const LatentLayer& cache);
   struct ExpertLists {
     GemmCall call;  // its lists alone
     ExpertChoice choice;
@@ -124,7 +147,9 @@ class CudaOps final : public Ops {
   // Work lists of attention: made in a step's first layer, read by all, unless there are several of one layer. Outgrown
   // memory stays for the graphs that hold its address.
   std::vector<Buffer> mla_workspaces_;
-  bool mla_planned_ = false;
+  std::pair<int64_t, int64_t> mla_planned_;  // the rows that the lists are of
+  Buffer row_owners_;                        // see row_owners()
+  int64_t owned_heads_ = 0;
 };
 
 }  // namespace perigee

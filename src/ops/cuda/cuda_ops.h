@@ -26,8 +26,7 @@ inline constexpr ShapeLimits kCudaLimits = {.unit = 8,
                                             .max_rope = 64,
                                             .max_experts = 1024,
                                             .max_groups = 64,
-                                            .max_top_k = 64,
-                                            .latent_tiles = false};
+                                            .max_top_k = 64};
 
 // kUnavailable: built without a toolkit, or no such GPU.
 Result<std::unique_ptr<Ops>> make_cuda_ops(const CudaOptions& options);

@@ -1,7 +1,7 @@
 #include "base/check.h"
 #include "ops/cuda/elementwise.h"
-#include "ops/cuda/gemm/dequant.cuh"
 #include "ops/cuda/launch.h"
+#include "ops/cuda/mla/latent_rows.cuh"
 #include "ops/cuda/mma.cuh"
 #include "ops/cuda/norm_row.cuh"
 
@@ -127,6 +127,18 @@ __global__ void rope_kernel(Tensor x, RopeCall call) {
   }
 }
 
+// As RefOps stores them: a tile's largest magnitude becomes e4m3's largest.
+__device__ void write_tiles(const __nv_bfloat16* c, int64_t latent, const float* k_rope, int64_t rope, uint8_t* row) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  for (int tile = warp; tile < latent / kLatentTile; tile += kThreads / 32) {
+    float x[4];
+    for (int i = 0; i < 4; ++i) x[i] = __bfloat162float(c[tile * kLatentTile + 4 * lane + i]);
+    store_latent_tile(row, latent, tile, x);
+  }
+  auto* to = reinterpret_cast<__nv_bfloat16*>(LatentTiles(row, latent).k_rope);
+  for (int64_t j = threadIdx.x; j < rope; j += kThreads) to[j] = __float2bfloat16_rn(k_rope[j]);
+}
+
 __global__ void write_latent_kernel(Tensor c, Tensor k_rope, const int32_t* positions, DeviceSequences sequences,
                                     LatentLayer cache) {
   dependency_wait();
@@ -134,6 +146,8 @@ __global__ void write_latent_kernel(Tensor c, Tensor k_rope, const int32_t* posi
   const int64_t position = positions[blockIdx.x], page = sequences.row_page[blockIdx.x];
   if (page < 0) return;
   uint8_t* row = cache.base + page * cache.page_bytes + position % 64 * cache.row_bytes;
+  if (cache.format == LatentFormat::kF8Tiles)
+    return write_tiles(c.row<__nv_bfloat16>(blockIdx.x), c.cols, k_rope.row<float>(blockIdx.x), k_rope.cols, row);
   for (int64_t j = threadIdx.x; j < c.cols + k_rope.cols; j += blockDim.x) {
     const float value =
         j < c.cols ? __bfloat162float(c.row<__nv_bfloat16>(blockIdx.x)[j]) : k_rope.row<float>(blockIdx.x)[j - c.cols];
@@ -152,20 +166,14 @@ __global__ void gather_kernel(Tensor x, const int32_t* rows, Tensor y) {
   for (int64_t c = threadIdx.x; c < y.cols; c += blockDim.x) y.row<T>(blockIdx.x)[c] = from[c];
 }
 
-__global__ void gather_latent_kernel(const int32_t* block_table, int64_t begin, LatentLayer cache, Tensor y) {
+__global__ void gather_latent_kernel(const int32_t* block_table, int64_t begin, LatentLayer cache, int64_t latent,
+                                     Tensor y) {
   dependency_wait();
   dependency_trigger();
   const int64_t position = begin + blockIdx.x;
   const uint8_t* from = cache.base + block_table[position / 64] * cache.page_bytes + position % 64 * cache.row_bytes;
   auto* to = reinterpret_cast<uint32_t*>(y.row<uint16_t>(blockIdx.x));
-  for (int c = threadIdx.x; c < y.cols / 2; c += blockDim.x) {
-    if (cache.format == LatentFormat::kBF16) {
-      to[c] = reinterpret_cast<const uint32_t*>(from)[c];
-    } else {
-      const float2 x = fp8_values(reinterpret_cast<const uint16_t*>(from)[c]);
-      to[c] = pack_pair(Bf16(), x.x * cache.scale, x.y * cache.scale);
-    }
-  }
+  for (int c = threadIdx.x; c < y.cols / 2; c += blockDim.x) to[c] = latent_pair(cache, from, 2 * c, latent);
 }
 
 __global__ void store_kernel(FiveNumbers numbers, int32_t* to) {
@@ -222,9 +230,9 @@ cudaError_t write_latent_rows(const Tensor& c, const Tensor& k_rope, const Batch
   return launch(write_latent_kernel, shape_of(c.rows, stream), c, k_rope, batch.positions.data(), *batch.device, cache);
 }
 
-cudaError_t gather_latent_rows(const int32_t* block_table, int64_t begin, const LatentLayer& cache, const Tensor& y,
-                               cudaStream_t stream) {
-  return launch(gather_latent_kernel, shape_of(y.rows, stream), block_table, begin, cache, y);
+cudaError_t gather_latent_rows(const int32_t* block_table, int64_t begin, const LatentLayer& cache, int64_t latent,
+                               const Tensor& y, cudaStream_t stream) {
+  return launch(gather_latent_kernel, shape_of(y.rows, stream), block_table, begin, cache, latent, y);
 }
 
 cudaError_t store_numbers(const FiveNumbers& numbers, int32_t* to, cudaStream_t stream) {

@@ -33,8 +33,8 @@ cudaError_t rope_rows(const Tensor& x, const RopeCall& call, cudaStream_t stream
 cudaError_t write_latent_rows(const Tensor& c, const Tensor& k_rope, const Batch& batch, const LatentLayer& cache,
                               cudaStream_t stream);
 // y[i] = the cached row of position begin + i of the sequence with this block table; y bf16 [keys, L + dr].
-cudaError_t gather_latent_rows(const int32_t* block_table, int64_t begin, const LatentLayer& cache, const Tensor& y,
-                               cudaStream_t stream);
+cudaError_t gather_latent_rows(const int32_t* block_table, int64_t begin, const LatentLayer& cache, int64_t latent,
+                               const Tensor& y, cudaStream_t stream);
 // to[i] = values[i], i < 5: a few numbers that a kernel wants to read in device memory.
 struct FiveNumbers {
   int32_t values[5];

@@ -1,6 +1,7 @@
-#include "ops/cuda/gemm/dequant.cuh"
-#include "ops/cuda/mla/latent_attention.h"
 #include "ops/cuda/launch.h"
+#include "ops/cuda/mla/blocks_here.cuh"
+#include "ops/cuda/mla/latent_attention.h"
+#include "ops/cuda/mla/latent_rows.cuh"
 #include "ops/cuda/mma.cuh"
 
 namespace perigee {
@@ -53,6 +54,15 @@ __device__ void take_keys(const __nv_bfloat16* keys, float s, int count, int lat
   }
 }
 
+// How many of the sequence's first `length` tokens lie here: as tokens_here().
+__device__ int keys_here(const DeviceSequences& sequences, int sequence, int length) {
+  if (sequences.block_index == nullptr) return length;
+  const IndexHere here(sequences, sequence);
+  const int before = here.before(length / 64);
+  const bool has_last = before < here.count && here.index[before] == length / 64;
+  return before * 64 + (has_last ? length % 64 : 0);
+}
+
 // parts: [row][head][split][latent + 2], the sum of p v, then the largest score and the sum of p.
 __global__ __launch_bounds__(32 * kWarps) void attend_kernel(LatentAttention a, const int32_t* positions,
                                                              DeviceSequences sequences, LatentLayer cache) {
@@ -63,11 +73,10 @@ __global__ __launch_bounds__(32 * kWarps) void attend_kernel(LatentAttention a, 
   dependency_trigger();
   const int row = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int head = blockIdx.y * kWarps + warp, width = a.latent + a.rope;
-  const int visible = positions[row] + 1;
+  const int sequence = sequences.row_sequence[row], visible = keys_here(sequences, sequence, positions[row] + 1);
   const int per_split = ((visible + a.splits - 1) / a.splits + kKeys - 1) / kKeys * kKeys;
   const int begin = blockIdx.z * per_split, end = min(visible, begin + per_split);
-  const int32_t* table =
-      sequences.block_tables + static_cast<int64_t>(sequences.row_sequence[row]) * sequences.table_width;
+  const int32_t* table = sequences.block_tables + static_cast<int64_t>(sequence) * sequences.table_width;
   const bool is_fp8 = cache.format == LatentFormat::kF8E4M3;  // exact in bf16; the cache's scale joins the others
   const float value_scale = is_fp8 ? cache.scale : 1.0f, scale = a.softmax_scale * value_scale;
   float* q = queries + warp * kMaxWidth;
@@ -86,7 +95,7 @@ __global__ __launch_bounds__(32 * kWarps) void attend_kernel(LatentAttention a, 
         const float2 x = fp8_values(*reinterpret_cast<const uint16_t*>(p + c));
         *key = pack_pair(Bf16(), x.x, x.y);
       } else {
-        *key = *reinterpret_cast<const uint32_t*>(p + 2 * c);
+        *key = latent_pair(cache, p, c, a.latent);
       }
     }
     __syncthreads();
@@ -115,15 +124,24 @@ __global__ void join_kernel(LatentAttention a) {
   for (int s = 0; s < a.splits; ++s) largest = fmaxf(largest, parts[s * (a.latent + 2) + a.latent]);
   for (int s = 0; s < a.splits; ++s) {
     const float* end = parts + s * (a.latent + 2) + a.latent;
-    if (end[1] > 0) sum += end[1] * __expf(end[0] - largest);
+    if (end[1] != 0) sum += end[1] * __expf(end[0] - largest);
   }
   for (int c = threadIdx.x % 32; c < a.latent; c += 32) {
     float value = 0;
     for (int s = 0; s < a.splits; ++s) {
       const float* part = parts + s * (a.latent + 2);
-      if (part[a.latent + 1] > 0) value += part[c] * __expf(part[a.latent] - largest);
+      if (part[a.latent + 1] != 0) value += part[c] * __expf(part[a.latent] - largest);
     }
-    reinterpret_cast<__nv_bfloat16*>(a.out)[index * a.latent + c] = __float2bfloat16_rn(sum > 0 ? value / sum : 0.0f);
+    const float mean = sum == 0 ? 0 : value / sum;
+    if (a.results != nullptr) {
+      a.results[index * (a.latent + 4) + c] = mean;
+    } else {
+      reinterpret_cast<__nv_bfloat16*>(a.out)[index * a.latent + c] = __float2bfloat16_rn(mean);
+    }
+  }
+  if (a.results != nullptr && threadIdx.x % 32 == 0) {
+    float* const end = a.results + index * (a.latent + 4) + a.latent;
+    *reinterpret_cast<float4*>(end) = make_float4(sum == 0 ? -INFINITY : largest + __logf(sum), 0, 0, 0);
   }
 }
 

@@ -26,6 +26,7 @@ inline constexpr int kMlaLatent = 512;
 inline constexpr int kMlaWidth = 576;  // latent and rope columns of a key
 inline constexpr int kMlaBlock = 64;   // tokens of a page
 inline constexpr int kMlaMaxSequences = 1024;
+inline constexpr int kMlaResult = kMlaLatent + 4;  // columns, so that rows are aligned to 16 bytes
 
 // The pieces of fixed lists: eight of 512 tokens, eight of 1,024, eight of 2,048 ... from a sequence's first token. So
 // they are few, 65 of 1,048,576 tokens, and none holds up the others: 512 tokens and an eighth of what lies in front.
@@ -58,6 +59,7 @@ struct MlaDecodeShape {
   int max_query = 1;       // query tokens of one sequence
   int64_t max_pieces = 0;  // fixed lists: pieces of all row tiles of a batch, at least one a tile
   bool fp8 = false;
+  bool results = false;  // see MlaDecodeArgs
   MlaLists lists = MlaLists::kBalanced;
   int multiprocessors = 0;
   int compute_capability = 0;  // 80, 90, 120, ...
@@ -68,6 +70,7 @@ struct MlaDecodeConfig {
   MlaLists lists = MlaLists::kBalanced;
   int heads = 0;
   bool fp8 = false;
+  bool results = false;
   int rows = 0;          // of a row tile
   int slots = 0;         // grid of the attention kernel
   int key_halves = 0;    // half key tiles in shared memory, of the portable kernel
@@ -96,6 +99,7 @@ struct MlaBatch {
   int sequences = 0;
   int table_width = 0;
   int row_begin = 0, row_end = INT32_MAX;  // the query tokens in these batch rows alone
+  int query_row = 0;                       // the batch row that q and the outputs begin with
 };
 
 struct MlaDecodeArgs {
@@ -106,6 +110,8 @@ struct MlaDecodeArgs {
   float kv_scale = 1;    // fp8: a cached number is e4m3 * kv_scale, one scale for all of kv
   void* out = nullptr;   // bf16 [tokens, heads, 512]: sum of p_s c_s
   float* lse = nullptr;  // [tokens, heads] natural log; -inf (and out 0) where no key is visible. May be null
+  // Instead of both, of a config with results: f32 [tokens, heads, kMlaResult], out before rounding, then lse.
+  float* results = nullptr;
 };
 
 // Once per device, before the first call: loads the kernels and raises their limits.

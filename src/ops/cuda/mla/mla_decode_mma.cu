@@ -355,7 +355,7 @@ __device__ void finish_rows(const MlaAttendParams& params, const MlaItem& item,
   if (threadIdx.x % S::kRowLanes != 0) return;
   const int row = threadIdx.x / S::kRowLanes;
   shared.scale[row] = sum > 0 ? (kFp8 ? params.args.kv_scale : 1.0f) / sum : 0.0f;
-  const float lse = sum > 0 ? state.largest / kLog2e + __logf(sum) : -INFINITY;
+  const float lse = sum == 0 ? -INFINITY : state.largest / kLog2e + __logf(sum);
   if (item.partial >= 0) {
     params.plan.partial_lse[static_cast<int64_t>(item.partial) * S::kRows + row] = lse;
   } else if (params.args.lse && state.position >= 0) {

@@ -310,7 +310,7 @@ __device__ void finish_rows(const MlaAttendParams& params, const MlaItem& item, 
     const float sum = shared.sums[0][row] + shared.sums[1][row];
     scale[i] = sum > 0 ? 1 / sum : 0.0f;
     if (half != 0 || threadIdx.x % 4 != 0) continue;
-    const float lse = sum > 0 ? state.base[i] / kLog2e + __logf(sum) : -INFINITY;
+    const float lse = sum == 0 ? -INFINITY : state.base[i] / kLog2e + __logf(sum);
     if (item.partial >= 0) {
       params.plan.partial_lse[static_cast<int64_t>(item.partial) * kRows + row] = lse;
     } else if (params.args.lse && state.last[i] >= 0) {

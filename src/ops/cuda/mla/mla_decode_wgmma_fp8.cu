@@ -411,7 +411,7 @@ __device__ __forceinline__ float sum_weights(const uint8_t* weights, int row) {
 __device__ __forceinline__ void finish_row(const MlaAttendParams& params, const MlaItem& item, Shared& shared, int row,
                                            float sum) {
   shared.scale[row] = sum > 0 ? params.args.kv_scale / sum : 0.0f;
-  const float lse = sum > 0 ? -shared.minus_base[row] / kLog2e + __logf(sum) : -INFINITY;
+  const float lse = sum == 0 ? -INFINITY : -shared.minus_base[row] / kLog2e + __logf(sum);
   if (item.partial >= 0) {
     params.plan.partial_lse[static_cast<int64_t>(item.partial) * kRows + row] = lse;
   } else if (params.args.lse && shared.last[row] >= 0) {

@@ -1,5 +1,7 @@
 // CudaOps: latent attention.
 #include <algorithm>
+#include <array>
+#include <utility>
 
 #include "ops/cuda/backend.h"
 #include "ops/cuda/elementwise.h"
@@ -7,13 +9,19 @@
 #include "ops/cuda/mla/mla_decode.h"
 #include "ops/cuda/mla/mla_prefill.h"
 #include "ops/cuda/mla/mla_write.h"
+#include "ops/cuda/mla/shared_latents.h"
 
 namespace perigee {
 namespace {
 
-constexpr int64_t kExpandedKeys = 8192;    // of one piece in expanded attention: bounds its scratch memory
-constexpr int64_t kAttentionRows = 1024;   // of one launch: bounds its scratch memory
-constexpr int64_t kFixedPieces = 64 * 65;  // likewise, of fixed lists: a token of 64 sequences of 1,048,576 tokens
+constexpr int64_t kExpandedKeys = kPieceBlocks * kMlaBlock;  // of one piece in expanded attention: bounds its memory
+constexpr int64_t kAttentionRows = 1024;                     // of one launch: bounds its scratch memory
+constexpr int64_t kFixedPieces = 64 * 65;      // likewise, of fixed lists: a token of 64 sequences of 1,048,576 tokens
+constexpr int64_t kExchangedBytes = 32 << 20;  // of a rank's results in one exchange, unless a row has more
+
+bool has_mla_shape(const MlaShape& s) {
+  return s.latent == kMlaLatent && s.latent + s.rope == kMlaWidth;
+}
 
 bool is_captured(cudaStream_t stream) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
@@ -41,11 +49,22 @@ int64_t launch_end(const MlaDecodeConfig& config, const Batch& batch, int64_t be
   return end;
 }
 
+// Bytes of the result of a row's heads, of all ranks.
+int64_t results_bytes(const MlaShape& s) {
+  return s.heads * (s.latent + 4) * static_cast<int64_t>(sizeof(float));
+}
+
+// The most blocks of the piece that lie with one rank. Without owners, as in a step of padding: dealt in turn.
+int32_t most_of_a_rank(const BlockPiece& piece, const uint8_t* owners, int32_t ranks) {
+  std::array<int32_t, UINT8_MAX + 1> counts{};
+  for (int32_t b = piece.begin; b < piece.end; ++b) ++counts[owners != nullptr ? owners[b] : b % ranks];
+  return *std::max_element(counts.begin(), counts.end());
+}
+
 }  // namespace
 
 bool CudaOps::has_mla_kernels(const MlaShape& s, const LatentLayer& cache) const {
-  return s.latent == kMlaLatent && s.latent + s.rope == kMlaWidth &&
-         cache.row_bytes == latent_row_bytes(cache.format, s.latent, s.rope) &&
+  return has_mla_shape(s) && cache.row_bytes == latent_row_bytes(cache.format, s.latent, s.rope) &&
          (cache.format == LatentFormat::kBF16 || cache.format == LatentFormat::kF8E4M3);
 }
 
@@ -75,17 +94,19 @@ Tensor CudaOps::mla_in(const Tensor& x, const MlaWeights& w, const Batch& batch,
   return q;
 }
 
-void CudaOps::attend_lists(const Tensor& query, const Tensor& mixed, const MlaShape& s, const Batch& batch,
-                           const LatentLayer& cache) {
+void CudaOps::attend_lists(const QueryRows& query, const MlaShape& s, const Batch& batch, const LatentLayer& cache,
+                           const Tensor& out) {
   const bool fixed = options_.deterministic;
   int max_query = 1;
   for (const SequenceRows& rows : batch.sequences) max_query = std::max(max_query, rows.num_tokens);
+  const int64_t first = query.first, last = first + query.rows.rows;
   const MlaDecodeShape shape{.heads = static_cast<int>(s.heads),
                              .max_sequences = static_cast<int>(batch.sequences.size()),
-                             .max_tokens = static_cast<int>(query.rows),
+                             .max_tokens = static_cast<int>(query.rows.rows),
                              .max_query = max_query,
                              .max_pieces = kFixedPieces,
                              .fp8 = cache.format == LatentFormat::kF8E4M3,
+                             .results = out.dtype == DType::kF32,
                              .lists = fixed ? MlaLists::kFixed : MlaLists::kBalanced,
                              .multiprocessors = multiprocessors_,
                              .compute_capability = traits_.compute_capability};
@@ -97,101 +118,217 @@ void CudaOps::attend_lists(const Tensor& query, const Tensor& mixed, const MlaSh
   MlaBatch lists{.first_row = sequences.first_row,
                  .lengths = sequences.lengths,
                  .block_table = sequences.block_tables,
+                 .block_index = sequences.block_index,
+                 .local_blocks = sequences.local_blocks,
                  .sequences = static_cast<int>(batch.sequences.size()),
-                 .table_width = sequences.table_width};
-  const MlaDecodeArgs args{.q = query.data,
+                 .table_width = sequences.table_width,
+                 .query_row = static_cast<int>(first)};
+  const MlaDecodeArgs args{.q = query.rows.data,
                            .kv = cache.base,
                            .page_bytes = cache.page_bytes,
                            .softmax_scale = s.softmax_scale,
                            .kv_scale = cache.scale,
-                           .out = mixed.data};
+                           .out = shape.results ? nullptr : out.data,
+                           .results = shape.results ? out.row<float>(0) : nullptr};
   const bool captured = is_captured(stream());
-  for (int64_t begin = 0, end = 0; begin < query.rows; begin = end) {
-    end = fixed ? launch_end(config, batch, begin, captured) : query.rows;
+  for (int64_t begin = first, end = 0; begin < last; begin = end) {
+    end = fixed ? std::min(last, launch_end(config, batch, begin, captured)) : last;
     lists.row_begin = static_cast<int>(begin), lists.row_end = static_cast<int>(end);
-    const bool whole = begin == 0 && end == query.rows;
-    if (!whole || !mla_planned_) check(mla_plan(config, lists, workspace, stream()), "mla_plan");
-    mla_planned_ = whole;
+    const std::pair rows(begin, end);
+    if (mla_planned_ != rows) check(mla_plan(config, lists, workspace, stream()), "mla_plan");
+    mla_planned_ = rows;
     check(mla_decode(config, lists, args, workspace, stream()), "mla_attend");
   }
 }
 
 Tensor CudaOps::mla_attend(const Tensor& q, const MlaUpWeight& up, const MlaShape& s, const Batch& batch,
                            const LatentLayer& cache) {
-  CHECK(q.cols == s.heads * s.q_head() && batch.device != nullptr &&
-        (cache.format == LatentFormat::kBF16 || cache.format == LatentFormat::kF8E4M3) &&
+  CHECK(q.cols == s.heads * s.q_head() && batch.device != nullptr && cache.format != LatentFormat::kF32 &&
         s.latent <= kCudaLimits.max_latent && s.rope <= kCudaLimits.max_rope);
   const auto& weights = static_cast<const CudaMlaUp&>(*up.packed);
   const Tensor y = arena_.tensor(DType::kBF16, q.rows, s.heads * s.value);
   // Absorbed rows are one run from the first on. Decode rows come first; a chunk that asks for the absorbed form after
   // one that asks for the expanded takes the expanded too: up-projecting its context once costs less than computing a
   // long prompt the other way.
-  const bool expandable = !options_.deterministic && has_mla_kernels(s, cache) &&
+  const bool expandable = !options_.deterministic && has_mla_shape(s) &&
                           choose_mla_prefill(s.nope, s.value, traits_.compute_capability) != PrefillKernel::kNone;
   size_t first = expandable ? 0 : batch.sequences.size();
   while (first < batch.sequences.size() && batch.sequences[first].form != MlaForm::kExpanded) ++first;
   const int64_t absorbed_rows = first < batch.sequences.size() ? batch.sequences[first].first_row : q.rows;
-  if (absorbed_rows > 0)
-    attend_absorbed(q.row_range(0, absorbed_rows), weights, s, batch, first, cache, y.row_range(0, absorbed_rows));
+  Batch absorbed = batch;
+  absorbed.sequences = batch.sequences.first(first);
+  if (batch.is_shared())
+    attend_shared(q.row_range(0, absorbed_rows), weights, s, absorbed, cache, y);
+  else if (absorbed_rows > 0)
+    attend_absorbed(q.row_range(0, absorbed_rows), weights, s, absorbed, cache, y.row_range(0, absorbed_rows));
   for (size_t i = first; i < batch.sequences.size(); ++i) {
     const SequenceRows& rows = batch.sequences[i];
-    const int32_t* table = batch.device->block_tables + static_cast<int64_t>(i) * batch.device->table_width;
-    attend_expanded({rows, table}, q.row_range(rows.first_row, rows.num_tokens), weights, s, cache,
+    attend_expanded({rows, *batch.device, i}, q.row_range(rows.first_row, rows.num_tokens), weights, s, cache,
                     y.row_range(rows.first_row, rows.num_tokens));
   }
   return y;
 }
 
-void CudaOps::attend_absorbed(const Tensor& q, const CudaMlaUp& weights, const MlaShape& s, const Batch& batch,
-                              size_t num_sequences, const LatentLayer& cache, const Tensor& y) {
-  const int64_t n = q.rows, width = s.latent + s.rope;
-  Batch part = batch;
-  part.positions = batch.positions.first(static_cast<size_t>(n));
-  part.sequences = batch.sequences.first(num_sequences);
-  const Tensor query = arena_.tensor(DType::kBF16, n, s.heads * width);
-  const Tensor mixed = arena_.tensor(DType::kBF16, n, s.heads * s.latent);
-  GemmCall call{.weight = weights.keys.data.data(),
-                .weight_stride = s.latent * weights.keys.row_bytes(),
-                .x = q.row<const uint16_t>(0),
-                .x_stride = q.row_stride,
-                .x_head = s.q_head(),
-                .y = query.data,
-                .y_stride = query.row_stride,
-                .y_head = width,
-                .rows = static_cast<int32_t>(n),
-                .heads = static_cast<int32_t>(s.heads),
-                .out = static_cast<int32_t>(s.latent),
-                .in = static_cast<int32_t>(s.nope),
-                .chunks = static_cast<int32_t>(weights.keys.padded_in / 128),
-                .output = GemmOutput::kBF16};
-  gemm(call, "mla query");
+Tensor CudaOps::mla_absorb(const Tensor& q, const MlaUpWeight& up, const MlaShape& s, const Batch&) {
+  return absorb(q, static_cast<const CudaMlaUp&>(*up.packed), s);
+}
+
+Tensor CudaOps::attend_latents(const Tensor& queries, const MlaShape& s, const Batch& batch, const LatentLayer& cache) {
+  return attend_results({queries, 0}, s, batch, cache).columns(0, s.latent + 1);
+}
+
+Tensor CudaOps::mla_project(const Tensor& u, const MlaUpWeight& up, const MlaShape& s, const Batch&) {
+  const Tensor y = arena_.tensor(DType::kBF16, u.rows, s.heads * s.value);
+  project(u, static_cast<const CudaMlaUp&>(*up.packed), s, y);
+  return y;
+}
+
+Tensor CudaOps::absorb(const Tensor& q, const CudaMlaUp& weights, const MlaShape& s) {
+  const int64_t width = s.latent + s.rope;
+  const Tensor query = arena_.tensor(DType::kBF16, q.rows, s.heads * width);
+  gemm({.weight = weights.keys.data.data(),
+        .weight_stride = s.latent * weights.keys.row_bytes(),
+        .x = q.row<const uint16_t>(0),
+        .x_stride = q.row_stride,
+        .x_head = s.q_head(),
+        .y = query.data,
+        .y_stride = query.row_stride,
+        .y_head = width,
+        .rows = static_cast<int32_t>(q.rows),
+        .heads = static_cast<int32_t>(s.heads),
+        .out = static_cast<int32_t>(s.latent),
+        .in = static_cast<int32_t>(s.nope),
+        .chunks = static_cast<int32_t>(weights.keys.padded_in / 128),
+        .output = GemmOutput::kBF16},
+       "mla query");
+  const dim3 rows_heads_count(static_cast<unsigned>(q.rows), static_cast<unsigned>(s.heads),
+                              static_cast<unsigned>(s.rope));
   check(copy_head_columns(q.row<const uint16_t>(0), {q.row_stride, s.q_head(), s.nope}, query.row<uint16_t>(0),
-                          {query.row_stride, width, s.latent},
-                          dim3(static_cast<unsigned>(n), static_cast<unsigned>(s.heads), static_cast<unsigned>(s.rope)),
-                          stream()),
+                          {query.row_stride, width, s.latent}, rows_heads_count, stream()),
         "mla query");
-  CHECK(num_sequences <= kMlaMaxSequences, num_sequences, " sequences");
+  return query;
+}
+
+void CudaOps::project(const Tensor& mixed, const CudaMlaUp& weights, const MlaShape& s, const Tensor& y) {
+  CHECK(mixed.dtype == DType::kBF16, "a mean of ", dtype_name(mixed.dtype));
+  gemm({.weight = weights.kv_b.data.data() + s.nope * weights.kv_b.row_bytes(),
+        .weight_stride = (s.nope + s.value) * weights.kv_b.row_bytes(),
+        .x = mixed.row<const uint16_t>(0),
+        .x_stride = mixed.row_stride,
+        .x_head = s.latent,
+        .y = y.data,
+        .y_stride = y.row_stride,
+        .y_head = s.value,
+        .rows = static_cast<int32_t>(mixed.rows),
+        .heads = static_cast<int32_t>(s.heads),
+        .out = static_cast<int32_t>(s.value),
+        .in = static_cast<int32_t>(s.latent),
+        .chunks = static_cast<int32_t>(weights.kv_b.padded_in / 128),
+        .output = GemmOutput::kBF16},
+       "mla value");
+}
+
+void CudaOps::attend_absorbed(const Tensor& q, const CudaMlaUp& weights, const MlaShape& s, const Batch& batch,
+                              const LatentLayer& cache, const Tensor& y) {
+  const Tensor query = absorb(q, weights, s);
+  const Tensor mixed = arena_.tensor(DType::kBF16, q.rows, s.heads * s.latent);
+  attend({query, 0}, s, batch, cache, mixed);
+  project(mixed, weights, s, y);
+}
+
+void CudaOps::attend(const QueryRows& query, const MlaShape& s, const Batch& batch, const LatentLayer& cache,
+                     const Tensor& out) {
+  CHECK(std::ssize(batch.sequences) <= kMlaMaxSequences, batch.sequences.size(), " sequences");
   if (has_mla_kernels(s, cache))
-    attend_lists(query, mixed, s, part, cache);
+    attend_lists(query, s, batch, cache, out);
   else
-    attend_rows(query, mixed, s, part, cache);
-  call.weight = weights.kv_b.data.data() + s.nope * weights.kv_b.row_bytes();
-  call.weight_stride = (s.nope + s.value) * weights.kv_b.row_bytes();
-  call.x = mixed.row<const uint16_t>(0);
-  call.x_stride = mixed.row_stride;
-  call.x_head = s.latent;
-  call.y = y.data;
-  call.y_stride = y.row_stride;
-  call.y_head = s.value;
-  call.out = static_cast<int32_t>(s.value);
-  call.in = static_cast<int32_t>(s.latent);
-  call.chunks = static_cast<int32_t>(weights.kv_b.padded_in / 128);
-  gemm(call, "mla value");
+    attend_rows(query, s, batch, cache, out);
+}
+
+// [rows * heads, L + 4] f32: mean, log-sum-exp, and three columns so that rows are aligned to 16 bytes.
+Tensor CudaOps::attend_results(const QueryRows& query, const MlaShape& s, const Batch& batch,
+                               const LatentLayer& cache) {
+  const Tensor results = arena_.tensor(DType::kF32, query.rows.rows * s.heads, s.latent + 4);
+  attend(query, s, batch, cache, results);
+  return results;
+}
+
+// As the body of Ops::mla_attend, in parts that bound an exchange.
+void CudaOps::attend_shared(const Tensor& q, const CudaMlaUp& weights, const MlaShape& s, const Batch& batch,
+                            const LatentLayer& cache, const Tensor& y) {
+  MlaShape all = s;
+  all.heads *= dcp().size();
+  const int64_t most_rows = std::max<int64_t>(1, kExchangedBytes / results_bytes(all));
+  for (int64_t first = 0; first < q.rows; first += most_rows) {
+    const ArenaScope scratch(arena_);
+    const int64_t rows = std::min(most_rows, q.rows - first);
+    const Tensor queries = gather_queries(absorb(q.row_range(first, rows), weights, s));
+    const Tensor results = attend_results({queries, first}, all, batch, cache);
+    const Tensor whole = arena_.tensor(DType::kF32, rows * s.heads, dcp().size() * results.cols);
+    dcp().all_to_all(results, row_owners(results.rows, s.heads), whole);
+    const Tensor mixed = arena_.tensor(DType::kBF16, rows, s.heads * s.latent);
+    Tensor by_head = mixed;
+    by_head.rows = rows * s.heads;
+    by_head.cols = by_head.row_stride = s.latent;
+    check(merge_results(whole, dcp().size(), by_head, stream()), "mla merge");
+    project(mixed, weights, s, y.row_range(first, rows));
+  }
+}
+
+// [n, w] of each rank -> [n, ranks * w].
+Tensor CudaOps::gather_queries(const Tensor& mine) {
+  const Tensor all = arena_.tensor(mine.dtype, mine.rows, dcp().size() * mine.cols);
+  const size_t bytes = static_cast<size_t>(mine.rows * mine.cols) * sizeof(uint16_t);
+  if (mine.rows == 1) {
+    dcp().all_gather(mine.data, bytes, all.data);
+    return all;
+  }
+  const Tensor by_rank = arena_.tensor(mine.dtype, dcp().size() * mine.rows, mine.cols);
+  dcp().all_gather(mine.data, bytes, by_rank.data);
+  check(join_queries(by_rank.row<const uint16_t>(0), dcp().size(), all, stream()), "mla queries");
+  return all;
+}
+
+// Of each row of results the rank whose head it is of, in device memory: made once, as long as ever needed.
+std::span<const int32_t> CudaOps::row_owners(int64_t rows, int64_t heads) {
+  const auto bytes = static_cast<size_t>(rows) * sizeof(int32_t);
+  if (row_owners_.size() < bytes || owned_heads_ != heads) {
+    row_owners_ = device_buffer(bytes);
+    owned_heads_ = heads;
+    check(list_owners(reinterpret_cast<int32_t*>(row_owners_.data()), rows, static_cast<int>(heads), dcp().size(),
+                      stream()),
+          "mla owners");
+  }
+  return {reinterpret_cast<const int32_t*>(row_owners_.data()), static_cast<size_t>(rows)};
+}
+
+// The cached rows from position `begin` on.
+void CudaOps::gather_latents(const CachedSequence& sequence, int64_t begin, const LatentLayer& cache, int64_t latent,
+                             const Tensor& latents) {
+  const DeviceSequences& all = sequence.all;
+  const auto index = static_cast<int64_t>(sequence.index);
+  if (all.block_index == nullptr) {
+    check(gather_latent_rows(all.block_tables + index * all.table_width, begin, cache, latent, latents, stream()),
+          "mla_expand");
+    return;
+  }
+  const ArenaScope scratch(arena_);
+  BlockPiece piece{.begin = static_cast<int32_t>(begin / kMlaBlock),
+                   .end = static_cast<int32_t>((begin + latents.rows + kMlaBlock - 1) / kMlaBlock),
+                   .most = kPieceBlocks};
+  // As much as with any owners, so that the arena does not grow after warming up.
+  uint8_t* mine = arena_.array<uint8_t>(piece.bytes(cache)).data();
+  uint8_t* of_all = arena_.array<uint8_t>(dcp().size() * piece.bytes(cache)).data();
+  piece.most = most_of_a_rank(piece, sequence.rows.shared.owners, dcp().size());
+  check(take_blocks(all, static_cast<int>(index), piece, cache, mine, stream()), "mla blocks");
+  dcp().all_gather(mine, static_cast<size_t>(piece.bytes(cache)), of_all);
+  check(spread_blocks(of_all, dcp().size(), piece, cache, latent, latents, stream()), "mla blocks");
 }
 
 // Keys and values of the cached latents, a piece at a time; the pieces' results join by their log-sum-exp.
 void CudaOps::attend_expanded(const CachedSequence& sequence, const Tensor& q, const CudaMlaUp& weights,
                               const MlaShape& s, const LatentLayer& cache, const Tensor& y) {
+  CHECK(q.contiguous(), "queries ", q.row_stride, " apart");
   const ArenaScope scratch(arena_);
   const SequenceRows& rows = sequence.rows;
   const int64_t context = rows.position + rows.num_tokens;
@@ -204,7 +341,7 @@ void CudaOps::attend_expanded(const CachedSequence& sequence, const Tensor& q, c
     const Tensor latents = arena_.tensor(DType::kBF16, keys, s.latent + s.rope);
     const Tensor up = arena_.tensor(DType::kBF16, keys, weights.kv_b.out);
     int32_t* numbers = arena_.array<int32_t>(5).data();
-    check(gather_latent_rows(sequence.block_table, begin, cache, latents, stream()), "mla_expand");
+    gather_latents(sequence, begin, cache, s.latent, latents);
     gemm({.weight = weights.kv_b.data.data(),
           .x = latents.row<const uint16_t>(0),
           .x_stride = latents.row_stride,
@@ -245,12 +382,15 @@ void CudaOps::attend_expanded(const CachedSequence& sequence, const Tensor& q, c
   }
 }
 
-void CudaOps::attend_rows(const Tensor& query, const Tensor& mixed, const MlaShape& s, const Batch& batch,
-                          const LatentLayer& cache) {
-  for (int64_t begin = 0; begin < query.rows; begin += kAttentionRows) {
-    const int64_t rows = std::min(kAttentionRows, query.rows - begin);
-    LatentAttention call{.q = query.row<const uint16_t>(begin),
-                         .out = mixed.row<uint16_t>(begin),
+void CudaOps::attend_rows(const QueryRows& query, const MlaShape& s, const Batch& batch, const LatentLayer& cache,
+                          const Tensor& out) {
+  const int64_t all_rows = query.rows.rows, out_rows = out.rows / all_rows;  // rows of out for each
+  for (int64_t begin = 0; begin < all_rows; begin += kAttentionRows) {
+    const int64_t rows = std::min(kAttentionRows, all_rows - begin), row = query.first + begin;
+    const bool results = out.dtype == DType::kF32;
+    LatentAttention call{.q = query.rows.row<const uint16_t>(begin),
+                         .out = results ? nullptr : out.row<uint16_t>(begin),
+                         .results = results ? out.row<float>(begin * out_rows) : nullptr,
                          .rows = static_cast<int32_t>(rows),
                          .heads = static_cast<int32_t>(s.heads),
                          .latent = static_cast<int32_t>(s.latent),
@@ -260,9 +400,9 @@ void CudaOps::attend_rows(const Tensor& query, const Tensor& mixed, const MlaSha
     const ArenaScope scratch(arena_);
     call.parts = arena_.array<float>(latent_attention_most_floats(rows, s.heads, s.latent)).data();
     DeviceSequences sequences = *batch.device;
-    sequences.row_sequence += begin;
+    sequences.row_sequence += row;
     Batch part = batch;
-    part.positions = batch.positions.subspan(static_cast<size_t>(begin), static_cast<size_t>(rows));
+    part.positions = batch.positions.subspan(static_cast<size_t>(row), static_cast<size_t>(rows));
     part.device = &sequences;
     check(latent_attention(call, part, cache, stream()), "mla_attend");
   }

@@ -66,6 +66,7 @@ struct PlanArgs {
   MlaBatch batch;
   int heads, rows, slots, max_tiles;
   bool fixed;
+  bool joins_all;  // whole row tiles too
 };
 
 // A sequence's query tokens in the rows that are planned, and its length up to the last of them.
@@ -85,7 +86,7 @@ __device__ MlaItem make_item(const PlanArgs& a, int sequence, int tile_of_sequen
   item.sequence = sequence;
   item.row_begin = tile_of_sequence * a.rows;
   item.length = tokens.length;
-  item.first_token = tokens.first;
+  item.first_token = tokens.first - a.batch.query_row;
   item.num_tokens = tokens.count;
   return item;
 }
@@ -147,7 +148,7 @@ __device__ void list_balanced(const PlanArgs& a, PlanShared& shared) {
       MlaItem item = make_item(a, s, r);
       item.block_begin = at - start;
       item.block_end = min(high - start, blocks);
-      item.partial = item.block_end - item.block_begin == blocks ? -1 : index;
+      item.partial = item.block_end - item.block_begin == blocks && !a.joins_all ? -1 : index;
       const bool shares = shared.tile[s + 1] - shared.tile[s] > 1;
       item.block_first = shares ? first_block(item.block_begin, item.block_end, blocks, high - low) : item.block_begin;
       a.plan.items[range.x + range.y - 1 - index] = item;
@@ -160,7 +161,8 @@ __device__ void list_balanced(const PlanArgs& a, PlanShared& shared) {
     const int s = find_sequence(shared.tile, sequences, v), blocks = shared.blocks[s];
     const int start = shared.unit[s] + (v - shared.tile[s]) * blocks;
     const int first = split.slot_of(start), last = split.slot_of(start + blocks - 1);
-    if (last > first) add_join(a, shared, make_item(a, s, v - shared.tile[s]), first + v, last - first + 1);
+    if (last > first || a.joins_all)
+      add_join(a, shared, make_item(a, s, v - shared.tile[s]), first + v, last - first + 1);
   }
 }
 
@@ -197,14 +199,15 @@ __device__ FixedTile fixed_tile(const PlanArgs& a, const PlanShared& shared, int
 __device__ void list_tile(const PlanArgs& a, PlanShared& shared, const FixedTile& tile, int2 before, int2 total) {
   const auto slot_of = [&](int work) { return static_cast<int>(static_cast<int64_t>(work) * a.slots / total.y); };
   const int pieces = tile.work.x;
-  if (pieces != 1) add_join(a, shared, tile.item, before.x, pieces);
+  const bool joined = pieces != 1 || a.joins_all;
+  if (joined) add_join(a, shared, tile.item, before.x, pieces);
   int work = before.y;
   for (int piece = 0; piece < pieces; ++piece) {
     const int index = before.x + piece;
     MlaItem item = tile.item;
     item.block_begin = item.block_first = mla_piece_begin(piece);
     item.block_end = min(mla_piece_begin(piece + 1), tile.blocks);
-    item.partial = pieces == 1 ? -1 : index;
+    item.partial = joined ? index : -1;
     a.plan.items[index] = item;
     const int slot = slot_of(work);
     work += item.block_end - item.block_begin + kItemBlocks;
@@ -270,6 +273,7 @@ struct JoinArgs {
   int rows, max_tiles;
   __nv_bfloat16* out;
   float* lse;
+  float* results;
 };
 
 struct JoinShared {
@@ -286,7 +290,12 @@ __device__ float reduce_warp_sum(float x) {
   return x;
 }
 
-// The largest log-sum-exp of a row's partials and the sum of exp(each - largest); -inf and 0 if there is nothing.
+// What log-sum-exps are taken relative to. NaN is no largest, and may be all there is.
+__device__ float base_of(float largest) {
+  return largest == -INFINITY ? 0 : largest;
+}
+
+// The largest log-sum-exp of a row's partials and the sum of exp(each - largest); the sum is 0 if there is nothing.
 __device__ float2 join_weights(const JoinArgs& a, JoinShared& shared, const MlaJoin& join, int row) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const float* lse = a.plan.partial_lse + static_cast<int64_t>(join.first_partial) * a.rows + row;
@@ -296,7 +305,7 @@ __device__ float2 join_weights(const JoinArgs& a, JoinShared& shared, const MlaJ
   if (lane == 0) shared.warp_values[0][warp] = warp_largest;
   __syncthreads();
   largest = reduce_warp_max(shared.warp_values[0][lane % (kJoinThreads / 32)]);
-  if (largest == -INFINITY) return make_float2(largest, 0);
+  largest = base_of(largest);
   for (int i = threadIdx.x; i < join.count; i += kJoinThreads) sum += __expf(lse[i * a.rows] - largest);
   const float warp_sum = reduce_warp_sum(sum);
   if (lane == 0) shared.warp_values[1][warp] = warp_sum;
@@ -309,20 +318,30 @@ __device__ void add_weighted(float4& sum, float weight, const float4& o) {
 }
 
 // Four columns of an output row, from the weighted sum of the partials.
+template <bool kResults>
 __device__ void store_joined(const JoinArgs& a, int64_t out_row, int column, const float4& sum, float2 weights) {
-  const float scale = weights.y > 0 ? 1 / weights.y : 0;
-  *reinterpret_cast<uint2*>(a.out + out_row * kMlaLatent + column) =
-      make_uint2(pack_pair(Bf16(), sum.x * scale, sum.y * scale), pack_pair(Bf16(), sum.z * scale, sum.w * scale));
-  if (a.lse && column == 0) a.lse[out_row] = weights.y > 0 ? weights.x + __logf(weights.y) : -INFINITY;
+  const float scale = weights.y == 0 ? 0 : 1 / weights.y;
+  const float4 out = make_float4(sum.x * scale, sum.y * scale, sum.z * scale, sum.w * scale);
+  const float lse = weights.y == 0 ? -INFINITY : weights.x + __logf(weights.y);
+  if constexpr (kResults) {
+    float* const row = a.results + out_row * kMlaResult;
+    *reinterpret_cast<float4*>(row + column) = out;
+    if (column == 0) *reinterpret_cast<float4*>(row + kMlaLatent) = make_float4(lse, 0, 0, 0);
+  } else {
+    *reinterpret_cast<uint2*>(a.out + out_row * kMlaLatent + column) =
+        make_uint2(pack_pair(Bf16(), out.x, out.y), pack_pair(Bf16(), out.z, out.w));
+    if (a.lse && column == 0) a.lse[out_row] = lse;
+  }
 }
 
 // A slice of one row with many partials, by a block: sixteen threads hold four columns each, and the groups of sixteen
 // share the partials.
+template <bool kResults>
 __device__ void join_many(const JoinArgs& a, JoinShared& shared, const MlaJoin& join, int row, int slice) {
   constexpr int kWidth = kMlaLatent / kJoinSlices / 4, kGroups = kJoinThreads / kWidth;
   const float2 weights = join_weights(a, shared, join, row);
   const int group = threadIdx.x / kWidth, column = slice * kWidth * 4 + threadIdx.x % kWidth * 4;
-  const int count = weights.y > 0 ? join.count : 0;
+  const int count = weights.y == 0 ? 0 : join.count;
   const int64_t first = static_cast<int64_t>(join.first_partial) * a.rows + row;
   const float* from = a.plan.partial_out + first * kMlaLatent + column;
   float4 sum = make_float4(0, 0, 0, 0);
@@ -336,13 +355,14 @@ __device__ void join_many(const JoinArgs& a, JoinShared& shared, const MlaJoin& 
   if (group == 0) {
 #pragma unroll
     for (int g = 1; g < kGroups; ++g) add_weighted(sum, 1, shared.sums[g * kWidth + threadIdx.x]);
-    store_joined(a, join.out_row + row, column, sum, weights);
+    store_joined<kResults>(a, join.out_row + row, column, sum, weights);
   }
   __syncthreads();  // before the next row's sums
 }
 
 // A slice of one row, by a warp: four columns a lane, so that many partials are under way at once. Partials without a
 // key that the row sees change no bit, and one partial comes out as it is.
+template <bool kResults>
 __device__ void join_few(const JoinArgs& a, const MlaJoin& join, int row, int slice) {
   const int lane = threadIdx.x % 32, column = slice * 128 + lane * 4;
   float2 weights = make_float2(-INFINITY, 0);  // y: of this lane's partials
@@ -351,7 +371,7 @@ __device__ void join_few(const JoinArgs& a, const MlaJoin& join, int row, int sl
     const int64_t first = static_cast<int64_t>(join.first_partial + begin) * a.rows + row;
     const float lse = begin + lane < join.count ? a.plan.partial_lse[first + lane * a.rows] : -INFINITY;
     const float largest = fmaxf(weights.x, reduce_warp_max(lse));
-    const float weight = largest == -INFINITY ? 0 : __expf(lse - largest);
+    const float weight = __expf(lse - base_of(largest));
     const float shrink = largest == weights.x ? 1 : __expf(weights.x - largest);
     weights = make_float2(largest, weights.y * shrink + weight);
     sum.x *= shrink, sum.y *= shrink, sum.z *= shrink, sum.w *= shrink;
@@ -362,11 +382,12 @@ __device__ void join_few(const JoinArgs& a, const MlaJoin& join, int row, int sl
       add_weighted(sum, __shfl_sync(~0u, weight, i), o);
     }
   }
-  weights.y = reduce_warp_sum(weights.y);
-  store_joined(a, join.out_row + row, column, sum, weights);
+  weights = make_float2(base_of(weights.x), reduce_warp_sum(weights.y));
+  store_joined<kResults>(a, join.out_row + row, column, sum, weights);
 }
 
 // Slices of rows with few partials are spread over the warps of the grid, of those with many over its blocks.
+template <bool kResults>
 __global__ void __launch_bounds__(kJoinThreads, kJoinBlocks) mla_join_kernel(const __grid_constant__ JoinArgs a) {
   __shared__ JoinShared shared;
   dependency_wait();
@@ -375,12 +396,12 @@ __global__ void __launch_bounds__(kJoinThreads, kJoinBlocks) mla_join_kernel(con
   for (int unit = threadIdx.x / 32 * gridDim.x + blockIdx.x; unit < few; unit += gridDim.x * (kJoinThreads / 32)) {
     const MlaJoin join = a.plan.joins[unit / kFewSlices / a.rows];
     const int row = unit / kFewSlices % a.rows;
-    if (row < join.rows) join_few(a, join, row, unit % kFewSlices);
+    if (row < join.rows) join_few<kResults>(a, join, row, unit % kFewSlices);
   }
   for (int unit = blockIdx.x; unit < many * kJoinSlices; unit += gridDim.x) {
     const MlaJoin join = a.plan.joins[a.max_tiles - 1 - unit / kJoinSlices / a.rows];
     const int row = unit / kJoinSlices % a.rows;
-    if (row < join.rows) join_many(a, shared, join, row, unit % kJoinSlices);
+    if (row < join.rows) join_many<kResults>(a, shared, join, row, unit % kJoinSlices);
   }
 }
 
@@ -403,6 +424,7 @@ MlaDecodeConfig mla_decode_config(const MlaDecodeShape& shape) {
   c.lists = shape.lists;
   c.heads = shape.heads;
   c.fp8 = shape.fp8;
+  c.results = shape.results;
   c.rows = rows_of(c.kernel);
   // Two blocks of the small kernel fit a multiprocessor's shared memory on 90 (228 KiB), one elsewhere.
   const bool two = c.kernel == MlaKernel::kMma16 && hopper;
@@ -447,8 +469,8 @@ cudaError_t mla_decode_prepare() {
 cudaError_t mla_plan(const MlaDecodeConfig& config, const MlaBatch& batch, void* workspace, cudaStream_t stream) {
   if (batch.sequences > config.max_sequences || config.max_sequences > kMlaMaxSequences) return cudaErrorInvalidValue;
   const PlanArgs args{
-      mla_plan_view(config, workspace), batch, config.heads, config.rows, config.slots, config.max_tiles,
-      config.lists == MlaLists::kFixed};
+      mla_plan_view(config, workspace), batch,         config.heads, config.rows, config.slots, config.max_tiles,
+      config.lists == MlaLists::kFixed, config.results};
   return launch(mla_plan_kernel, {dim3(1), dim3(kPlanThreads), 0, stream}, args);
 }
 
@@ -460,9 +482,11 @@ cudaError_t mla_decode(const MlaDecodeConfig& config, const MlaBatch& batch, con
                                                            : mla_wgmma_launch;
   const cudaError_t error = attend(config, params, stream);
   if (error != cudaSuccess) return error;
-  const JoinArgs join{params.plan, config.rows, config.max_tiles, static_cast<__nv_bfloat16*>(args.out), args.lse};
+  const JoinArgs join{params.plan, config.rows, config.max_tiles, static_cast<__nv_bfloat16*>(args.out),
+                      args.lse,    args.results};
   const dim3 grid(std::min(config.max_tiles * config.rows * kJoinSlices, config.multiprocessors * kJoinBlocks));
-  return launch(mla_join_kernel, {grid, dim3(kJoinThreads), 0, stream}, join);
+  return launch(config.results ? mla_join_kernel<true> : mla_join_kernel<false>, {grid, dim3(kJoinThreads), 0, stream},
+                join);
 }
 
 }  // namespace perigee
