@@ -179,12 +179,6 @@ Status settle_ranks(int32_t tensor_parallel, RankConfig& rank) {
                     rank.size, tensor_parallel),
         "replicated-ranks");
   RETURN_IF_ERROR(check_dcp(rank.limits.dcp_size, tensor_parallel));
-  if (gpu && rank.limits.dcp_size > 1)
-    return Error(Code::kUnavailable,
-                 fmt::format("--decode-context-parallel-size {}: this version shares caches between CPU ranks alone; "
-                             "use 1, or --device cpu",
-                             rank.limits.dcp_size),
-                 "decode-context-parallel-size");
   if (tensor_parallel > 1) {
     rank.size = tensor_parallel;
     rank.layout = RankLayout::kTensorParallel;

@@ -46,9 +46,8 @@ std::vector<Setting> settings(Device device) {
   std::vector<int32_t> ranks = {2};
   for (const int32_t more : {4, 8})
     if (!gpu || std::ssize(list_gpus()) >= more) ranks.push_back(more);
-  const int num_caches = gpu ? 2 : static_cast<int>(kCaches.size());  // a GPU has no records
   std::vector<Setting> out;
-  for (const Combination& c : combinations({static_cast<int>(ranks.size()), num_caches, 2, 2, 2}))
+  for (const Combination& c : combinations({static_cast<int>(ranks.size()), kCaches.size(), 2, 2, 2}))
     out.push_back({.ranks = ranks[static_cast<size_t>(c[0])],
                    .cache = static_cast<size_t>(c[1]),
                    .chunked = c[2] != 0,
