@@ -12,7 +12,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstring>
 #include <span>
 
 #include "base/check.h"
@@ -55,7 +54,9 @@ class LoneComm final : public Comm {
  public:
   LoneComm() : Comm(0, 1) {}
   void all_reduce(const Tensor&) override {}
-  void all_gather(const void* mine, size_t bytes, void* all) override { std::memcpy(all, mine, bytes); }
+  void all_gather(const void* mine, size_t bytes, void* all) override {
+    std::copy_n(static_cast<const uint8_t*>(mine), bytes, static_cast<uint8_t*>(all));
+  }
   void all_to_all(const Tensor& part, std::span<const int32_t> to, const Tensor& whole) override {
     int64_t row = 0;
     for (size_t i = 0; i < to.size(); ++i)

@@ -8,7 +8,6 @@
 #include <array>
 #include <cerrno>
 #include <climits>
-#include <cstring>
 #include <ctime>
 
 #include "base/cgroup.h"
@@ -48,12 +47,12 @@ size_t bytes_of(const Tensor& t) {
   return static_cast<size_t>(t.rows * t.cols * dtype_bytes(t.dtype));
 }
 
-// Of the same shape.
+// Of the same shape. Without columns there may be no memory, which memcpy does not allow.
 void copy(const Tensor& from, const Tensor& to) {
   const int64_t width = dtype_bytes(from.dtype);
   for (int64_t r = 0; r < from.rows; ++r)
-    std::memcpy(to.row<uint8_t>(0) + r * to.row_stride * width,
-                from.row<const uint8_t>(0) + r * from.row_stride * width, static_cast<size_t>(from.cols * width));
+    std::copy_n(from.row<const uint8_t>(0) + r * from.row_stride * width, from.cols * width,
+                to.row<uint8_t>(0) + r * to.row_stride * width);
 }
 
 float load(float x) {
@@ -218,7 +217,7 @@ void ThreadComms::Member::all_gather(const void* mine, size_t bytes, void* all) 
       .data = const_cast<void*>(mine), .dtype = DType::kU8, .rows = 1, .cols = count, .row_stride = count};
   if (!show(Call::kAllGather, operand)) return;
   for (int32_t r = 0; r < size(); ++r)
-    std::memcpy(static_cast<uint8_t*>(all) + static_cast<size_t>(r) * bytes, shown_by(r).data, bytes);
+    std::copy_n(shown_by(r).row<const uint8_t>(0), bytes, static_cast<uint8_t*>(all) + static_cast<size_t>(r) * bytes);
   finish(operand);
 }
 

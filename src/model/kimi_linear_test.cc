@@ -226,7 +226,8 @@ TEST(HybridLayout, OfKimiLinear48B) {
   EXPECT_EQ(layout.page_bytes(), 516096);
   EXPECT_EQ(layout.units_per_page(), 7);
   EXPECT_EQ(layout.state_pages(), 92);
-  const PagePool pool{.layout = layout, .ring_tokens = 4};
+  std::vector<uint8_t> arena(6 * layout.page_bytes()), ring(2 * layout.ring_slot_bytes(4));
+  const PagePool pool{.base = arena.data(), .layout = layout, .ring = ring.data(), .ring_tokens = 4};
   EXPECT_EQ(pool.latent_layer(6).base - pool.base, 6 * 64 * 1152);
   const StateLayer last = pool.state_layer(19);
   EXPECT_EQ(last.first_unit, 608);
