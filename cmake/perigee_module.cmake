@@ -1,4 +1,4 @@
-# perigee_module(NAME [CUDA] [LOOPS] [DEPS a b ...] [LINK lib ...] [ROOMS x y ...] [HOST f.cc ...]
+# perigee_module(NAME [CUDA] [LOOPS] [FUZZED] [DEPS a b ...] [LINK lib ...] [ROOMS x y ...] [HOST f.cc ...]
 #                [SOURCES f.cc ...] [TESTS t_test.cc ...])
 #
 # A folder is a library: every *.cc of it except *_test.cc becomes perigee_NAME, every *_test.cc joins the one test
@@ -6,9 +6,11 @@
 # rejects any other); `base` is implied. LINK are third-party libraries. SOURCES and TESTS name the files where two
 # modules share a folder. ROOMS are subfolders that belong to the module. A CUDA module also takes its *.cu; where no
 # toolkit is, it is its cuda_absent.cc and the files HOST, whose tests are then its only ones. A module of LOOPS works on
-# tensors and is compiled with -O3; all others with -O2, which takes a tenth less time.
+# tensors and is compiled with -O3; all others with -O2, which takes a tenth less time. With sanitizers these are -O2 and
+# the preset's -O1. In a build for fuzzing the branches of FUZZED modules are counted; in loops over tensors that costs
+# more than all else.
 function(perigee_module NAME)
-  cmake_parse_arguments(ARG "CUDA;LOOPS" "" "DEPS;LINK;ROOMS;HOST;SOURCES;TESTS" ${ARGN})
+  cmake_parse_arguments(ARG "CUDA;LOOPS;FUZZED" "" "DEPS;LINK;ROOMS;HOST;SOURCES;TESTS" ${ARGN})
   if(ARG_SOURCES OR ARG_TESTS)
     set(sources ${ARG_SOURCES})
     set(tests ${ARG_TESTS})
@@ -46,6 +48,11 @@ function(perigee_module NAME)
     target_link_libraries(perigee_${NAME} PUBLIC perigee_options ${links})
     if(NOT ARG_LOOPS)
       target_compile_options(perigee_${NAME} PRIVATE $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CONFIG:Release>>:-O2>)
+    elseif(PERIGEE_SANITIZE)  # at -O1, clang calls the operators of vectors and iterators
+      target_compile_options(perigee_${NAME} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-O2>)
+    endif()
+    if(PERIGEE_FUZZ AND ARG_FUZZED)
+      target_compile_options(perigee_${NAME} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-fsanitize=fuzzer-no-link>)
     endif()
     perigee_precompile_headers(perigee_${NAME} library ${PERIGEE_COMMON_HEADERS})
   else()

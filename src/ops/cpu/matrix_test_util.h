@@ -78,7 +78,7 @@ class TestCpu {
  public:
   TestCpu(Isa isa, int num_threads) : isa_(isa), pool_(num_threads) {
     for (Arena* arena : {&arena_, &scratch_}) {
-      for (float& value : arena->array<float>(4 << 20)) value = NAN;
+      std::ranges::fill(arena->array<float>(4 << 20), NAN);
       arena->reset();
     }
   }
