@@ -16,6 +16,7 @@ namespace {
 
 constexpr const char* kIgnored = "Accepted from vLLM, without effect";
 constexpr const char* kVariables = "PERIGEE_";
+constexpr std::string_view kVllmKey = "VLLM_API_KEY";  // main/api_keys.h logs whether it is used
 
 std::string variable_of(std::string name) {
   for (char& c : name) c = c == '-' ? '_' : static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
@@ -69,6 +70,7 @@ class FlagApp : public CLI::App {
   Error unknown_word() const;
   Status check_empty_variables() const;
   void warn_of_variables() const;
+  static void log_ignored_variables();
 
  private:
   std::string source(const CLI::Option& option) const;
@@ -131,7 +133,11 @@ Error FlagApp::explain(const CLI::ParseError& error) const {
   const CLI::Option* option = get_option_no_throw("--" + out.field);
   if (option == nullptr || option == get_config_ptr()) return out;
   const std::string from = source(*option);
-  if (from == "environment") out.message += fmt::format(" (from {})", option->get_envname());
+  if (from == "environment") {
+    out.message += fmt::format(" (from {})", option->get_envname());
+    if (std::string_view(value_of_variable(*option)).starts_with("tcp://"))
+      out.message += "; Kubernetes sets it where a service is called perigee: set enableServiceLinks: false in the pod";
+  }
   if (from == "file") out.message += fmt::format(" (from {})", get_config_ptr()->as<std::string>());
   return out;
 }
@@ -197,6 +203,17 @@ void FlagApp::warn_of_variables() const {
     if (const std::string near = nearest(name); !near.empty() && near != name)
       log_warning(variable, " has no effect; did you mean ", variable_of(near), "?");
   }
+}
+
+// Variables of vLLM and NCCL, which people bring along with their launch lines.
+void FlagApp::log_ignored_variables() {
+  std::string names;
+  for (char** each = environ; each != nullptr && *each != nullptr; ++each) {
+    const std::string_view whole = *each, variable = whole.substr(0, whole.find('='));
+    if (variable == kVllmKey || (!variable.starts_with("VLLM_") && !variable.starts_with("NCCL_"))) continue;
+    names += fmt::format("{}{}", names.empty() ? "" : ", ", variable);
+  }
+  if (!names.empty()) log_info("environment variables without effect: ", names);
 }
 
 CommandLine::CommandLine(const std::string& command, const std::string& summary)
@@ -278,6 +295,7 @@ void CommandLine::log_ignored() const {
   for (const CLI::Option* option : app_->get_options())
     if (option->get_group() == kIgnored && option->count() > 0)
       log_info("--", option->get_single_name(), " has no effect: ", option->get_description());
+  FlagApp::log_ignored_variables();
 }
 
 std::string CommandLine::resolved() const {

@@ -52,9 +52,9 @@ class CommandLine {
   Status parse(const std::vector<std::string>& words);
 
   bool given(const std::string& name) const;  // "max-num-seqs": it is not a default
-  void log_ignored() const;                   // a line for each flag given without effect
-  std::string resolved() const;               // "name: value (source)" lines; secrets are masked
-  std::string resolved_given() const;         // the same of those that are not defaults, on one line
+  void log_ignored() const;  // a line for each flag given without effect, and one for all variables of vLLM and NCCL
+  std::string resolved() const;        // "name: value (source)" lines; secrets are masked
+  std::string resolved_given() const;  // the same of those that are not defaults, on one line
 
  private:
   // `read` returns what the flag takes when the text is not that.

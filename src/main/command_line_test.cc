@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <optional>
 
@@ -213,6 +214,30 @@ TEST_F(CommandLineTest, WhatHasNoEffectIsSaid) {
   const std::string log = testing::internal::GetCapturedStderr();
   EXPECT_NE(log.find("--eager has no effect: everything is"), std::string::npos) << log;
   EXPECT_NE(log.find("--parser has no effect: one is enough"), std::string::npos) << log;
+}
+
+TEST_F(CommandLineTest, VariablesOfVllmAndNcclAreOneLine) {
+  set("VLLM_API_KEY", "secret");
+  set("PERIGEE_MAX_NUM_SEQS", "3");
+  set("VLLM_TEST_CASE", "1");
+  set("NCCL_TEST_CASE", "SYS");
+  ASSERT_TRUE(parse({"one"}).ok());
+  testing::internal::CaptureStderr();
+  flags_->log_ignored();
+  const std::string log = testing::internal::GetCapturedStderr();
+  EXPECT_EQ(std::count(log.begin(), log.end(), '\n'), 1) << log;
+  EXPECT_NE(log.find("environment variables without effect: "), std::string::npos) << log;
+  for (const char* name : {"VLLM_TEST_CASE", "NCCL_TEST_CASE"}) EXPECT_NE(log.find(name), std::string::npos) << log;
+  for (const char* other : {"API_KEY", "SYS", "PERIGEE"}) EXPECT_EQ(log.find(other), std::string::npos) << log;
+}
+
+TEST_F(CommandLineTest, AKubernetesServiceLinkIsExplained) {
+  set("PERIGEE_MAX_NUM_SEQS", "tcp://10.0.0.1:8000");
+  EXPECT_EQ(
+      refusal({"one"}),
+      "--max-num-seqs must be a whole number from 1 to 1000, not \"tcp://10.0.0.1:8000\" (from "
+      "PERIGEE_MAX_NUM_SEQS); Kubernetes sets it where a service is called perigee: set enableServiceLinks: false "
+      "in the pod");
 }
 
 TEST_F(CommandLineTest, HelpHasGroupsSwitchesAndDefaults) {
