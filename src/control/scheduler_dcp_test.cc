@@ -187,8 +187,8 @@ TEST(SchedulerDcp, DeterministicReservesLieAtEveryIndex) {
   h.run_to_end();
 }
 
-// Four sequences with one first block, the first of them with three, so that index 1 is full; behind them one that has
-// its only block at index 0. Two steps on the first one needs a page at index 1.
+// Four sequences share their first block, and the first of them has three blocks, which fills index 1. A fifth one, the
+// bystander, has its only block at index 0. Two steps later, the first sequence needs a page at index 1.
 struct CrowdAtIndexOne {
   CrowdAtIndexOne() : h(config()) {
     first = h.submit({.prompt = prompt_of(0, 190), .sampling = {.max_tokens = 60}});

@@ -72,8 +72,8 @@ struct Script {
   }
 };
 
-// Stops the thread where the script says so. Time goes on once `progress` of all other ranks has come so far, which is
-// what they can do without this one.
+// Stops the thread if the script wants it to hang here. The watch's clock advances once all other ranks have reached
+// `so_far`, the furthest they get without this rank.
 template <typename T>
 void hang_if(bool hangs, Script& script, const std::vector<T>& progress, int64_t so_far) {
   while (hangs && !script.released) {

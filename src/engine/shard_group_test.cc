@@ -23,7 +23,7 @@ constexpr float kInfinity = std::numeric_limits<float>::infinity();
 // Where a rank stops in the middle of a step, until it is released.
 struct Stop {
   int32_t rank = -1, forward = 0;       // which forward pass of that rank
-  std::atomic<int64_t> num_waiting{0};  // ranks that are done with that forward pass but for its last collective
+  std::atomic<int64_t> num_waiting{0};  // ranks in the last collective of that forward pass
   ManualClock clock;                    // of the watch: goes on once all others wait for that rank
   std::atomic<bool> released{false};
 };

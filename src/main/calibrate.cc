@@ -176,10 +176,9 @@ Result<std::vector<float>> largest_latents(const Model& model, Ops& ops, const T
     for (size_t layer = 0; layer < largest.size(); ++layer) {
       const float of_prompt = largest_of(sequence.pool().latent_layer(static_cast<int64_t>(layer)), sequence);
       if (std::isnan(of_prompt))
-        return bad_input(
-            fmt::format("prompt {} leaves a latent that is no number in layer {} of those with latent "
-                        "attention: are the weights whole?",
-                        i + 1, layer + 1));
+        return bad_input(fmt::format(
+            "prompt {}: latent attention layer {} wrote a NaN to the cache: check that the weights are complete", i + 1,
+            layer + 1));
       largest[layer] = std::max(largest[layer], of_prompt);
     }
   }

@@ -20,8 +20,8 @@ using TokenPrompts = std::vector<std::vector<int32_t>>;
 Result<TokenPrompts> read_prompts(const std::string& path, const Tokenizer* tokenizer, int64_t vocab,
                                   int64_t max_tokens);
 
-// The largest magnitude in the rows [c | k_rope] of each layer with latents. An error if one is no number. `progress`,
-// if any, is called with the tokens done and all.
+// The largest magnitude in the rows [c | k_rope] of each layer with latents. A NaN among them is an error. `progress`,
+// if given, is called with the tokens done and their total.
 Result<std::vector<float>> largest_latents(const Model& model, Ops& ops, const TokenPrompts& prompts,
                                            const std::function<void(int64_t done, int64_t total)>& progress = nullptr);
 

@@ -230,15 +230,19 @@ void add_engine_flags(CommandLine& flags, EngineFlags& to) {
 }
 
 Status check_model_folder(const std::string& path) {
-  if (path.empty()) return bad_input("no model given: name a folder with config.json, such as models/tiny-k2", "model");
+  if (path.empty()) return bad_input("no model given: give a folder with config.json, such as models/tiny-k2", "model");
   std::error_code unknown;
   if (std::filesystem::is_regular_file(path, unknown))
-    return bad_input(fmt::format("{} is a file: name the folder that it is in", path), "model");
+    return bad_input(
+        fmt::format("the model is {}, which is a file, expected a folder: give the folder that contains it", path),
+        "model");
   if (!std::filesystem::is_directory(path, unknown))
-    return bad_input(fmt::format("there is no folder {}; models are not downloaded: name one on this machine", path),
-                     "model");
+    return bad_input(
+        fmt::format("the model folder {} does not exist: give a folder on this machine (models are not downloaded)",
+                    path),
+        "model");
   if (!std::filesystem::exists(std::filesystem::path(path) / "config.json", unknown))
-    return bad_input(fmt::format("there is no config.json in {}: name a model's folder, with config.json, weights and "
+    return bad_input(fmt::format("the model folder {} has no config.json: give a folder with config.json, weights and "
                                  "tokenizer",
                                  path),
                      "model");

@@ -92,12 +92,14 @@ TEST(EngineFlags, ARecipesFlagsAreAcceptedWithAReason) {
 TEST(EngineFlags, AFolderThatIsNotThereIsSaid) {
   const auto config = parsed({"/nowhere/a-model", "--device", "cpu"});
   ASSERT_FALSE(config.ok());
-  EXPECT_EQ(config.error().message,
-            "there is no folder /nowhere/a-model; models are not downloaded: name one on this machine");
+  EXPECT_EQ(
+      config.error().message,
+      "the model folder /nowhere/a-model does not exist: give a folder on this machine (models are not downloaded)");
   const std::string file = "models/tiny-k2/config.json";
-  EXPECT_EQ(check_model_folder(file).error().message, file + " is a file: name the folder that it is in");
+  EXPECT_EQ(check_model_folder(file).error().message,
+            "the model is " + file + ", which is a file, expected a folder: give the folder that contains it");
   EXPECT_EQ(check_model_folder("src").error().message,
-            "there is no config.json in src: name a model's folder, with config.json, weights and tokenizer");
+            "the model folder src has no config.json: give a folder with config.json, weights and tokenizer");
 }
 
 TEST(EngineFlags, MoreRanksThanCoresAreWarnedOf) {

@@ -201,7 +201,7 @@ def test_bad_flags_and_folders_are_refused_with_a_way_out(tmp_path):
     assert "--api-key is empty" in refuse("serve", FOLDER, "--port", "0", "--api-key", "")
     assert "--host must be an IP address" in refuse("serve", FOLDER, "--port", "0", "--host", "example.org")
     assert "no model given" in refuse("inspect")
-    assert "there is no folder moonshotai/Kimi-K2.6" in refuse("inspect", "moonshotai/Kimi-K2.6")
+    assert "the model folder moonshotai/Kimi-K2.6 does not exist" in refuse("inspect", "moonshotai/Kimi-K2.6")
 
 
 @pytest.mark.parametrize("size, why", [("6G", "is over the memory that this process may have"),

@@ -1,6 +1,6 @@
-"""Launch lines that people run elsewhere start here, character for character but for the model's folder.
+"""Launch lines that people use elsewhere start here unchanged, except for the model's folder.
 
-The environment, which is not the line's, says that ranks are on the CPU and have a small cache.
+Variables that are not part of the line put the ranks on the CPU and give them a small cache.
 """
 import fcntl
 import json
