@@ -277,8 +277,6 @@ def logged_number(pattern, server):
 # What is predicted is what the server then has, and says in vLLM's words.
 @pytest.mark.parametrize("tp, dcp", [(1, 1), (2, 2)])
 def test_a_plan_is_what_a_server_reserves(launch, tp, dcp):
-    if ON_GPU:
-        dcp = 1  # ranks that share a cache are on the CPU
     flags = [*rank_flags(tp), f"-dcp={dcp}", "--max-model-len", "3200"]
     server = launch(*flags)
     code, out, err = plan(FOLDER, *FLAGS, *flags, "--json")

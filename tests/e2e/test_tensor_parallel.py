@@ -58,10 +58,9 @@ def test_ranks_answer_like_one(server, launch, ranks):
     assert wait_idle(group)
 
 
-@pytest.mark.skipif(ON_GPU, reason="ranks that share a cache are on the CPU")
 @pytest.mark.parametrize("tp, dcp", [(2, 2), (4, 2)])
 def test_ranks_that_share_a_cache_answer_like_one(server, launch, tp, dcp):
-    group = launch("--selfcheck", "--threads", "1", f"-tp={tp}", "-dcp", str(dcp))
+    group = launch("--selfcheck", "--threads", "1", *rank_flags(tp), "-dcp", str(dcp))
     prompts = questions(8)
     with concurrent.futures.ThreadPoolExecutor(len(prompts)) as pool:
         one, other = (list(pool.map(lambda prompt, at=at: answer(at, prompt, logprobs=3)[0], prompts)) for at in (server, group))
