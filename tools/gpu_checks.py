@@ -9,6 +9,7 @@ LD_LIBRARY_PATH for the traces.
 import argparse
 import concurrent.futures
 import glob
+import json
 import os
 import re
 import subprocess
@@ -78,6 +79,15 @@ class Runner:
         with concurrent.futures.ThreadPoolExecutor(shards) as pool:
             return all(list(pool.map(shard, range(shards))))
 
+    def collectives(self):
+        told = subprocess.run([self.program, "doctor", "--json"], capture_output=True, text=True, check=False)
+        gpus = len(json.loads(told.stdout)["gpus"])
+        left_out = "*MemoryCanBeReserved*OnOneGpu*"  # a GPU that ranks share waits for all of them before it reserves memory
+        if gpus < 4:
+            left_out += ":*GroupsOfConsecutiveRanks*Apart*"
+        tests = ("*OnOneGpu*:*Apart*" if gpus > 1 else "*OnOneGpu*") + f"-{left_out}"
+        return self.tests("src/comm/cuda/comm_cuda_test", tests) and self.tests("src/ops/cuda/ops_cuda_test", tests)
+
     def served(self):
         flags = "--device cuda --kv-cache-memory-bytes 4G"  # several servers at once
         env = {"PERIGEE_PROGRAM": os.path.abspath(self.program), "PERIGEE_FLAGS": flags}
@@ -129,6 +139,7 @@ SECTIONS = {  # name: (seconds, check)
     "golden": (60, lambda r: r.tests("tests/golden/golden_test", "*Cuda*")),
     "conformance": (240, lambda r: all([r.tests(f"tests/conformance/{name}", shards=6) for name in ("conformance_test", "cuda_mla_test")])),
     "kernels": (60, lambda r: r.tests("src/exec/cuda/exec_cuda_test") and r.tests("src/tensor/cuda/tensor_cuda_test")),
+    "collectives": (60, Runner.collectives),
     "equality": (150, lambda r: r.tests("tests/equality/equality_test", "Device*:*Cuda*")),
     "served": (150, Runner.served),  # the server's tests, with the storm and a lost device
     "score": (150, Runner.score),  # task accuracy of the tiny models against their model cards
