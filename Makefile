@@ -17,7 +17,7 @@ test: setup-test
 	cmake --preset release -DPERIGEE_CUDA=AUTO
 	cmake --build --preset release -j $(JOBS)
 	ctest --test-dir build -j $(JOBS) --output-on-failure --no-tests=error
-	ls -d models/* | xargs -P $(JOBS) -n 1 tools/e2e
+	ls models/*/tiktoken.model | xargs dirname | xargs -P $(JOBS) -n 1 tools/e2e
 
 build: setup-build
 	cmake --preset release -DPERIGEE_TESTS=$(if $(wildcard build/tests),ON,OFF) -DPERIGEE_CUDA=$(CUDA)

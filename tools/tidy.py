@@ -11,7 +11,7 @@ import sys
 
 TOP = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 MAX_HEADER, MAX_SOURCE, MAX_FUNCTION, MAX_INCLUDES, MAX_COLUMNS = 200, 600, 70, 15, 120
-MAX_TREE_BYTES = 48 << 20
+MAX_TREE_BYTES = 52 << 20
 HEADERS = (".h", ".cuh")
 SOURCES = (".h", ".cuh", ".cc", ".cu")
 
