@@ -9,6 +9,7 @@
 #include "base/cgroup.h"
 #include "base/log.h"
 #include "base/memory_text.h"
+#include "exec/eagle_drafter.h"
 #include "exec/host_sampling.h"
 #include "exec/ngram_drafter.h"
 
@@ -48,7 +49,7 @@ class HostDevice final : public RankDevice {
 
  private:
   void start_state(const SequenceStart& start);
-  void draft(const StepPlan& plan);
+  PagePool pool();
   void copy_page(const uint8_t* from, uint8_t* to) {
     parts_->ops->copy(to, from, static_cast<size_t>(parts_->layout.page_bytes()));
   }
@@ -59,11 +60,11 @@ class HostDevice final : public RankDevice {
   Buffer pool_memory_, ring_memory_;
   std::vector<uint8_t> zero_page_;  // recurrent models
   std::unique_ptr<HostSampling> sampling_;
-  std::unique_ptr<NgramDrafter> drafter_;  // null without speculation
+  std::unique_ptr<Drafter> drafter_;  // null without speculation
   Status status_;
   // Of the step under way:
   const Batch* batch_ = nullptr;
-  Tensor logits_;
+  ModelOutput output_;
   HostSampling::Masks masks_;
   StepResult result_;
 };
@@ -82,7 +83,9 @@ Result<int32_t> HostDevice::warm_up(RankParts& parts) {
   parts_ = &parts;
   sampling_ = std::make_unique<HostSampling>(parts.model->info().vocab, *config_.comm);
   const PlanLimits& limits = config_.limits;
-  if (limits.num_drafts > 0)
+  if (parts.draft)
+    drafter_ = std::make_unique<EagleDrafter>(*parts.draft, limits.num_drafts, *config_.comm);
+  else if (limits.num_drafts > 0)
     drafter_ = std::make_unique<NgramDrafter>(config_.ngram, limits.num_drafts, limits.max_sequences);
   return parts.pages_in(config_.cache_bytes);
 }
@@ -95,7 +98,7 @@ Status HostDevice::reserve() {
     return bad_input(
         fmt::format("the system does not give {} for the cache beside {} of weights and what the program takes; this "
                     "process may have {}: lower --kv-cache-memory-bytes, or raise the limit (ulimit -v)",
-                    memory_text(bytes), memory_text(parts_->model->info().weight_bytes),
+                    memory_text(bytes), memory_text(parts_->weight_bytes()),
                     memory_text(host_memory_bytes())),
         "kv-cache-memory-bytes");
   pool_memory_ = parts_->ops->make_buffer(static_cast<size_t>(parts_->pool_bytes()));
@@ -134,11 +137,14 @@ void HostDevice::forward(const StepPlan& plan, const Batch& batch, int32_t) {
   if (!status_.ok()) return;
   Ops& ops = parts_->step_ops();
   ops.begin_step();
-  const PagePool pool{.base = pool_memory_.data(),
-                      .layout = parts_->layout,
-                      .ring = ring_memory_.data(),
-                      .ring_tokens = parts_->ring_tokens()};
-  logits_ = parts_->model->forward(batch, ops, pool).logits;
+  output_ = parts_->model->forward(batch, ops, pool());
+}
+
+PagePool HostDevice::pool() {
+  return {.base = pool_memory_.data(),
+          .layout = parts_->layout,
+          .ring = ring_memory_.data(),
+          .ring_tokens = parts_->ring_tokens()};
 }
 
 void HostDevice::mask(const StepPlan& plan, MaskBox& masks) {
@@ -150,18 +156,13 @@ void HostDevice::sample(const StepPlan& plan, int32_t) {
   if (status_.ok()) status_ = parts_->ops->status();
   if (!status_.ok()) return;
   result_.begin(plan);
-  status_ = sampling_->sample(plan, logits_, *parts_->builder, masks_, parts_->ops->arena(), *parts_->slots, result_);
+  status_ =
+      sampling_->sample(plan, output_.logits, *parts_->builder, masks_, parts_->ops->arena(), *parts_->slots, result_);
   for (size_t i = 0; i < plan.rows.size(); ++i)
     for (const StateCheckpoint& checkpoint : batch_->sequences[i].checkpoints)
       result_.rows[i].checkpoints.push_back(checkpoint.position);
-  if (drafter_ && status_.ok()) draft(plan);
-}
-
-// What each sequence's next row verifies. The plan of that row may be there already; its drafts are these.
-void HostDevice::draft(const StepPlan& plan) {
-  for (size_t i = 0; i < plan.rows.size(); ++i)
-    if (const PlanRow& row = plan.rows[i]; row.samples())
-      (*parts_->slots)[row.slot].drafts = drafter_->draft(row.slot, result_.rows[i].ids);
+  if (drafter_ && status_.ok())
+    drafter_->draft({plan, *batch_, output_, result_, parts_->step_ops(), pool(), *parts_->slots});
 }
 
 Status HostDevice::collect(const StepPlan&, int32_t, StepResult& result) {

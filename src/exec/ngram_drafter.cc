@@ -37,7 +37,13 @@ void NgramDrafter::start(const SequenceStart& start) {
   tokens_[static_cast<size_t>(start.slot.value)] = *start.tokens;
 }
 
-DraftIds NgramDrafter::draft(SlotId slot, const RowIds& ids) {
+void NgramDrafter::draft(const SampledStep& step) {
+  for (size_t i = 0; i < step.plan.rows.size(); ++i)
+    if (const PlanRow& row = step.plan.rows[i]; row.samples())
+      step.slots[row.slot].drafts = next(row.slot, step.result.rows[i].ids);
+}
+
+DraftIds NgramDrafter::next(SlotId slot, const RowIds& ids) {
   std::vector<int32_t>& tokens = tokens_[static_cast<size_t>(slot.value)];
   tokens.insert(tokens.end(), ids.begin(), ids.end());
   return draft_from(tokens, match_, num_drafts_);

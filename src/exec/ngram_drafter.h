@@ -7,27 +7,24 @@
 #include <span>
 #include <vector>
 
-#include "control/plan.h"
+#include "exec/drafter.h"
+#include "exec/ngram_match.h"
 
 namespace perigee {
-
-// How many of the last tokens must be there again, at least and at most.
-struct NgramMatch {
-  int32_t least = 5, most = 5;
-};
 
 // What may follow `tokens`, num_drafts ids at most, none without a match. Of several places the one with the longest
 // match counts, of those the newest. A match that reaches the end goes on in the draft, so that a short period repeats.
 DraftIds draft_from(std::span<const int32_t> tokens, NgramMatch match, int32_t num_drafts);
 
-class NgramDrafter {
+class NgramDrafter final : public Drafter {
  public:
   NgramDrafter(NgramMatch match, int32_t num_drafts, int32_t num_slots)
       : match_(match), num_drafts_(num_drafts), tokens_(static_cast<size_t>(num_slots)) {}
 
-  void start(const SequenceStart& start);
+  void start(const SequenceStart& start) override;
+  void draft(const SampledStep& step) override;
   // What may follow, after a step that gave the slot's sequence these ids.
-  DraftIds draft(SlotId slot, const RowIds& ids);
+  DraftIds next(SlotId slot, const RowIds& ids);
 
  private:
   NgramMatch match_;

@@ -40,11 +40,11 @@ TEST(NgramDrafter, KeepsSequencesApart) {
   start.slot = SlotId(1);
   start.tokens = std::make_shared<const Ids>(Ids{1, 5, 6});
   drafter.start(start);
-  EXPECT_EQ(drafter.draft(SlotId(0), {9, 1}), (DraftIds{2, 3}));
-  EXPECT_EQ(drafter.draft(SlotId(1), {1}), (DraftIds{5, 6}));
+  EXPECT_EQ(drafter.next(SlotId(0), {9, 1}), (DraftIds{2, 3}));
+  EXPECT_EQ(drafter.next(SlotId(1), {1}), (DraftIds{5, 6}));
   start.slot = SlotId(0);
   drafter.start(start);
-  EXPECT_EQ(drafter.draft(SlotId(0), {9}), DraftIds()) << "the sequence before had one";
+  EXPECT_EQ(drafter.next(SlotId(0), {9}), DraftIds()) << "the sequence before had one";
 }
 
 }  // namespace

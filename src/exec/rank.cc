@@ -29,6 +29,10 @@ Result<std::unique_ptr<Rank>> Rank::load(RankConfig config, std::unique_ptr<Rank
     ASSIGN_OR_RETURN(model, load_model(parts.config.load, *parts.ops));
   }
   parts.set_model(std::move(model), parts.ops->activation_dtype());
+  if (!parts.config.draft_model.empty()) {
+    ASSIGN_OR_RETURN(auto draft, Eagle3::load(parts.draft_options(), *parts.model, *parts.ops));
+    parts.set_draft(std::move(draft));
+  }
   parts.builder =
       std::make_unique<BatchBuilder>(*parts.model, parts.config.limits.deterministic, parts.config.dcp_index());
   ASSIGN_OR_RETURN(rank->max_pages_, rank->device_->warm_up(parts));

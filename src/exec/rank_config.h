@@ -5,10 +5,11 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 
 #include "comm/comm.h"
 #include "control/plan_limits.h"
-#include "exec/ngram_drafter.h"
+#include "exec/ngram_match.h"
 #include "model/model.h"
 
 namespace perigee {
@@ -45,7 +46,8 @@ struct RankConfig {
   int64_t cache_bytes = 1 << 30;  // page pool of a rank; on a GPU 0: what memory_share leaves beside the rest
   double memory_share = 0.9;      // of the GPU's memory, with what others have of it
   PlanLimits limits;
-  NgramMatch ngram;                // of drafts, where limits.num_drafts > 0
+  std::string draft_model;         // where limits.num_drafts > 0: the folder of an Eagle3; empty: prompt lookup
+  NgramMatch ngram;                // of prompt lookup
   std::optional<Isa> isa;          // of the CPU backend; none: the best one of this machine
   RankFault fault;                 // tests
   OpObserver* observer = nullptr;  // of the model's ops (ops/observed_ops.h); none costs nothing

@@ -9,11 +9,27 @@ void RankParts::set_model(std::unique_ptr<Model> the_model, DType activation) {
   layout = model->cache_layout(config.load.cache.value_or(latent_format(activation)));
 }
 
+void RankParts::set_draft(std::unique_ptr<Eagle3> the_draft) {
+  draft = std::move(the_draft);
+  model->tap(draft->config().taps);
+  layout = layout.with_latent_layers(1);
+}
+
+LoadOptions RankParts::draft_options() const {
+  LoadOptions options = config.load;
+  options.path = config.draft_model;
+  return options;
+}
+
 Result<RankParts> size_parts(RankConfig config, WeightPacker& sizes) {
   RankParts parts;
   parts.config = std::move(config);
   ASSIGN_OR_RETURN(auto model, size_model(parts.config.load, sizes));
   parts.set_model(std::move(model), sizes.activation_dtype());
+  if (!parts.config.draft_model.empty()) {
+    ASSIGN_OR_RETURN(auto draft, Eagle3::size(parts.draft_options(), *parts.model, sizes));
+    parts.set_draft(std::move(draft));
+  }
   return parts;
 }
 

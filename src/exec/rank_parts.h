@@ -7,6 +7,7 @@
 #include "exec/batch_builder.h"
 #include "exec/rank_config.h"
 #include "exec/slots.h"
+#include "model/eagle3.h"
 #include "ops/ops.h"
 
 namespace perigee {
@@ -16,6 +17,7 @@ struct RankParts {
   std::unique_ptr<Ops> ops;
   std::unique_ptr<Ops> observed;  // null without an observer
   std::unique_ptr<Model> model;
+  std::unique_ptr<Eagle3> draft;  // reads the model's weights, and has the last layer of latents; null without one
   CacheLayout layout;
   std::unique_ptr<BatchBuilder> builder;
   int32_t num_pages = 0;         // once the group has agreed on it, and
@@ -23,6 +25,9 @@ struct RankParts {
 
   // `activation`: of the ops that run it.
   void set_model(std::unique_ptr<Model> the_model, DType activation);
+  void set_draft(std::unique_ptr<Eagle3> the_draft);  // of the model that is set
+  LoadOptions draft_options() const;
+  int64_t weight_bytes() const { return model->info().weight_bytes + (draft ? draft->weight_bytes() : 0); }
   // What steps outside of graphs run on.
   Ops& step_ops() const { return observed ? *observed : *ops; }
   int32_t state_pages() const { return static_cast<int32_t>(layout.state_pages()); }

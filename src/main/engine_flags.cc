@@ -47,10 +47,11 @@ void add_parallel_flags(CommandLine& flags, EngineFlags& to) {
             "size");
   flags.add("--pipeline-parallel-size,--pp", to.parallel.pipeline, ranks, "only 1 in this version");
   flags.add("--data-parallel-size,--dp", to.parallel.data, ranks, "only 1 in this version");
-  flags.add("--speculative-config", to.speculative_config,
-            "JSON with vLLM's keys: {\"method\": \"ngram\", \"num_speculative_tokens\": 3} verifies in each step three "
-            "tokens that "
-            "followed the same words before; on a CPU alone");
+  flags.add(
+      "--speculative-config", to.speculative_config,
+      "JSON with vLLM's keys: {\"method\": \"ngram\", \"num_speculative_tokens\": 3} verifies in each step three "
+      "tokens that followed the same words before; {\"method\": \"eagle3\", \"model\": \"FOLDER\", ...} three that a "
+      "draft model guesses; on a CPU alone");
   flags.add("--kv-transfer-config", to.kv_transfer_config, "not in this version");
 }
 
@@ -270,8 +271,8 @@ Result<EngineConfig> settle(const CommandLine& flags, EngineFlags read) {
     log_info("--gpu-memory-utilization has no effect on a CPU: --kv-cache-memory-bytes sizes the page pool");
   if (!gpu && rank.cache_bytes == 0) rank.cache_bytes = int64_t{1} << 30;
   RETURN_IF_ERROR(settle_limits(gpu, rank.limits));
-  RETURN_IF_ERROR(read_speculative_config(read.speculative_config, rank));
   RETURN_IF_ERROR(settle_ranks(read.parallel.tensor, rank));
+  RETURN_IF_ERROR(read_speculative_config(read.speculative_config, rank));
   warn_of_few_cores(rank);
   rank.load.progress = Progress("GB", 1e9, 2);
   return std::move(read.config);

@@ -148,7 +148,7 @@ Result<MemoryPlan> plan_memory(const EngineConfig& config, const Machine& machin
                   .dcp_size = rank.limits.dcp_size,
                   .dealing = rank.limits.dealing(),
                   .machine = machine};
-  plan.weights = parts.model->info().weight_bytes;
+  plan.weights = parts.weight_bytes();
   plan.layout = parts.layout;
   plan.least_pages = parts.least_pages();
   plan.length_asked = config.scheduling.max_model_len > 0;

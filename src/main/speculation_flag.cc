@@ -22,22 +22,47 @@ NgramMatch ngram_match(Fields& fields) {
   return match;
 }
 
+// A draft's cache is a layer of its target's blocks, and its weights are divided as the target's are.
+void read_draft_model(Fields& fields, RankConfig& rank) {
+  constexpr size_t kMaxPath = 4096;
+  rank.draft_model = fields.text("model", kMaxPath).value_or("");
+  if (rank.draft_model.empty()) fields.fail("model", "is missing: the folder of a draft model");
+  fields.text("draft_attention_backend", kMaxPath);  // kernels follow from device and sizes
+  fields.flag("use_local_argmax_reduction", true);   // drafts are greedy: ranks compare their largest logits
+  const auto ranks = fields.integer("draft_tensor_parallel_size", 1, 1 << 16);
+  if (ranks && *ranks != rank.shard().size)
+    fields.fail("draft_tensor_parallel_size",
+                fmt::format("is {}: a draft has the {} ranks of its target; leave it out", *ranks, rank.shard().size));
+  const auto cache =
+      fields.choice("draft_kv_cache_dtype", {"auto", "bfloat16", "bf16", "fp8", "fp8_e4m3", "fp8_ds_mla"});
+  const LatentFormat target = rank.load.cache.value_or(LatentFormat::kBF16);
+  const LatentFormat asked = !cache || *cache == "auto" ? target
+                             : cache->starts_with("bf") ? LatentFormat::kBF16
+                             : *cache == "fp8_ds_mla"   ? LatentFormat::kF8Tiles
+                                                        : LatentFormat::kF8E4M3;
+  if (asked != target)
+    fields.fail("draft_kv_cache_dtype",
+                "differs from --kv-cache-dtype: a draft's cache lies in its target's blocks; "
+                "leave it out");
+}
+
 Status read(const Json& object, RankConfig& rank) {
   Fields fields(object);
-  if (fields.choice("method", {"ngram", "eagle3"}) == "eagle3")
-    return Error(Code::kUnavailable, "method eagle3 is not in this version; use ngram, or leave the flag out");
-  // Drafts of ngram are certain, and then both of these accept a draft with the model's own probability for it.
+  RankConfig asked = rank;
+  const auto method = fields.choice("method", {"ngram", "eagle3"});
+  // Drafts are certain, and then both of these accept a draft with the model's own probability for it.
   fields.choice("rejection_sample_method", {"probabilistic", "strict"});
   const auto num_drafts = fields.integer("num_speculative_tokens", 1, kMaxDrafts);
-  const NgramMatch match = ngram_match(fields);
-  if (fields.any("method") == nullptr) fields.fail("method", "is missing: it must be \"ngram\"");
+  if (method == "ngram") asked.ngram = ngram_match(fields);
+  if (method == "eagle3") read_draft_model(fields, asked);
+  if (fields.any("method") == nullptr) fields.fail("method", "is missing: it must be \"ngram\" or \"eagle3\"");
   if (!num_drafts) fields.fail("num_speculative_tokens", fmt::format("is missing: 1 to {} tokens", kMaxDrafts));
   fields.refuse_unknown();
   RETURN_IF_ERROR(fields.status());
   if (rank.device == Device::kCuda)
     return Error(Code::kUnavailable, "this version drafts on a CPU alone; leave the flag out, or use --device cpu");
-  rank.limits.num_drafts = static_cast<int32_t>(*num_drafts);
-  rank.ngram = match;
+  asked.limits.num_drafts = static_cast<int32_t>(*num_drafts);
+  rank = std::move(asked);
   return {};
 }
 

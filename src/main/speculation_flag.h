@@ -8,7 +8,7 @@
 
 namespace perigee {
 
-// Requires rank.device to be settled. Empty text: no speculation. Errors name the key.
+// Requires rank's device and layout to be settled. Empty text: no speculation. Errors name the key.
 Status read_speculative_config(const std::string& text, RankConfig& rank);
 
 }  // namespace perigee

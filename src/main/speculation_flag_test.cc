@@ -28,6 +28,15 @@ TEST(SpeculationFlag, NgramWithItsBounds) {
   EXPECT_EQ(read(R"({"method": "ngram", "num_speculative_tokens": 1, "prompt_lookup_min": 9})").ngram.most, 9);
 }
 
+TEST(SpeculationFlag, ADraftModelWithTheKeysOfItsRecipes) {
+  const RankConfig rank = read(
+      R"({"method": "eagle3", "model": "drafts/a", "num_speculative_tokens": 3, "draft_tensor_parallel_size": 1,
+          "draft_attention_backend": "FLASH_ATTN", "draft_kv_cache_dtype": "bfloat16",
+          "rejection_sample_method": "probabilistic", "use_local_argmax_reduction": true})");
+  EXPECT_EQ(rank.draft_model, "drafts/a");
+  EXPECT_EQ(rank.limits.num_drafts, 3);
+}
+
 TEST(SpeculationFlag, ErrorsNameTheKey) {
   const auto error = [](const std::string& text, Device device = Device::kCpu) -> std::string {
     RankConfig rank;
@@ -47,7 +56,13 @@ TEST(SpeculationFlag, ErrorsNameTheKey) {
   names("[]", "must be a JSON object");
   names("{}", "method is missing");
   names(R"({"method": "medusa", "num_speculative_tokens": 3})", "method must be one of");
-  names(R"({"method": "eagle3", "num_speculative_tokens": 3, "model": "x"})", "not in this version");
+  names(R"({"method": "eagle3", "num_speculative_tokens": 3})", "model is missing");
+  names(R"({"method": "eagle3", "num_speculative_tokens": 3, "model": "x", "prompt_lookup_min": 2})",
+        "prompt_lookup_min");
+  names(R"({"method": "eagle3", "num_speculative_tokens": 3, "model": "x", "draft_kv_cache_dtype": "fp8"})",
+        "draft_kv_cache_dtype differs");
+  names(R"({"method": "eagle3", "num_speculative_tokens": 3, "model": "x", "draft_tensor_parallel_size": 2})",
+        "draft_tensor_parallel_size is 2");
   names(R"({"method": "ngram"})", "num_speculative_tokens is missing");
   names(R"({"method": "ngram", "num_speculative_tokens": 8})", "between 1 and 7");
   names(R"({"method": "ngram", "num_speculative_tokens": 3, "rejection_sample_method": "block"})",

@@ -62,6 +62,14 @@ class CacheLayout {
   const CacheGroup& latent() const { return of(CacheKind::kLatent, kNoLatent); }
   const CacheGroup& state() const { return of(CacheKind::kState, kNoState); }
 
+  // With more layers of latents: a draft's, at the end.
+  CacheLayout with_latent_layers(int64_t layers) const {
+    CacheLayout out = *this;
+    for (size_t i = 0; i < num_groups_; ++i)
+      if (groups_[i].kind == CacheKind::kLatent) out.groups_[i].layers += layers;
+    return out;
+  }
+
   // What any of the arena's groups needs: few latent layers beside large heads waste the rest of a block's page.
   int64_t page_bytes(int32_t arena = 0) const {
     int64_t bytes = 0;

@@ -72,9 +72,14 @@ struct ModelConfig {
   int64_t max_positions = 0;
   std::vector<int32_t> eos_ids;  // ascending, unique
   Quantization quantization = Quantization::kNone;
+  // Of a draft's one layer (model/eagle3.h), never in a file: what its tensors' names begin with in place of
+  // model.layers.0, and the width that its attention reads, 0 for `hidden`.
+  std::string draft_layer;
+  int64_t draft_attention_width = 0;
   TensorParallel ranks;  // LoadOptions::ranks; never in a file. All sizes above are the whole model's.
 
   // What this rank keeps of them: see TensorSpec::shard.
+  int64_t attention_width() const { return draft_attention_width > 0 ? draft_attention_width : hidden; }
   int64_t local_heads() const { return heads / ranks.size; }
   int64_t local_inter() const { return inter / ranks.size; }
   int64_t local_moe_inter() const { return moe_inter / ranks.size; }

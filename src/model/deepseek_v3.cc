@@ -26,6 +26,9 @@ class DeepseekV3 final : public Model {
   }
 
   const ModelInfo& info() const override { return info_; }
+  const EmbedWeight& embedding() const override { return embed_; }
+  const LinearWeight& head() const override { return head_; }
+  void tap(std::vector<int32_t> layers) override { taps_ = std::move(layers); }
 
   CacheLayout cache_layout(LatentFormat format) const override { return cache_layout_of(config_, format); }
 
@@ -33,8 +36,10 @@ class DeepseekV3 final : public Model {
     const float eps = static_cast<float>(config_.rms_norm_eps);
     Tensor x = ops.embed(embed_, batch.tokens);                                    // [n, H], the residual stream
     Tensor h = ops.rms_norm(x, layers_[0].attention_norm, eps, ops.wide_dtype());  // [n, H], of each layer in turn
+    const Tensor tapped = room_for_taps(taps_, x, ops);
     for (size_t i = 0; i < layers_.size(); ++i) {
       const ArenaScope temporaries(ops.arena());
+      keep_tap(taps_, i, x, ops, tapped);
       const Layer& l = layers_[i];
       const LatentLayer cache = pool.latent_layer(static_cast<int64_t>(i), l.mla.cache_scale);
       const Tensor q = ops.mla_in(h, l.mla, batch, cache);                // [n, h (dn + dr)]
@@ -48,7 +53,7 @@ class DeepseekV3 final : public Model {
         ops.add_norm(x, ops.dense_mlp(m, l.mlp.dense), next_norm, eps, h);
       }
     }
-    return {.logits = ops.logits(h, head_)};
+    return {.logits = ops.logits(h, head_), .taps = tapped};
   }
 
   MlaForm choose_form(TokenKind kind, int64_t new_tokens, int64_t context) const override {
@@ -63,6 +68,7 @@ class DeepseekV3 final : public Model {
   VectorWeight norm_;
   LinearWeight head_;
   ModelInfo info_;
+  std::vector<int32_t> taps_;
 };
 
 }  // namespace

@@ -53,6 +53,8 @@ class FileSource final : public TensorSource {
     return verify_rest(config);
   }
 
+  bool has(const std::string& name) const override { return find(name) != nullptr; }
+
   WeightFormat format(const TensorSpec& spec) const override {
     return find(spec.name + ".weight_packed") != nullptr ? WeightFormat::kInt4Group32 : format(get(spec.stored_name()));
   }

@@ -92,6 +92,9 @@ class KimiLinear final : public Model {
   }
 
   const ModelInfo& info() const override { return info_; }
+  const EmbedWeight& embedding() const override { return embed_; }
+  const LinearWeight& head() const override { return head_; }
+  void tap(std::vector<int32_t> layers) override { taps_ = std::move(layers); }
 
   CacheLayout cache_layout(LatentFormat format) const override { return cache_layout_of(config_, format); }
 
@@ -99,8 +102,10 @@ class KimiLinear final : public Model {
     const float eps = static_cast<float>(config_.rms_norm_eps);
     Tensor x = ops.embed(embed_, batch.tokens);                                    // [n, H], the residual stream
     Tensor h = ops.rms_norm(x, layers_[0].attention_norm, eps, ops.wide_dtype());  // [n, H], of each layer in turn
+    const Tensor tapped = room_for_taps(taps_, x, ops);
     for (size_t i = 0; i < layers_.size(); ++i) {
       const ArenaScope temporaries(ops.arena());
+      keep_tap(taps_, i, x, ops, tapped);
       const Layer& l = layers_[i];
       Tensor o;
       if (l.is_kda) {
@@ -120,7 +125,7 @@ class KimiLinear final : public Model {
         ops.add_norm(x, ops.dense_mlp(m, l.mlp.dense), next_norm, eps, h);
       }
     }
-    return {.logits = ops.logits(h, head_)};
+    return {.logits = ops.logits(h, head_), .taps = tapped};
   }
 
   MlaForm choose_form(TokenKind kind, int64_t new_tokens, int64_t context) const override {
@@ -150,6 +155,7 @@ class KimiLinear final : public Model {
   VectorWeight norm_;
   LinearWeight head_;
   ModelInfo info_;
+  std::vector<int32_t> taps_;
 };
 
 }  // namespace

@@ -2,6 +2,8 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
+
 namespace perigee {
 namespace {
 
@@ -42,11 +44,11 @@ MoeWeights read_moe(const ModelConfig& c, int64_t layer, WeightReader& reader) {
 TensorSpec TensorNames::q(int64_t i) const {
   const int64_t out = c_.heads * (c_.nope + c_.rope);
   return c_.q_lora > 0 ? projection(i, "self_attn.q_b_proj", Shard::heads(c_.heads), out, c_.q_lora)
-                       : projection(i, "self_attn.q_proj", Shard::heads(c_.heads), out, c_.hidden);
+                       : projection(i, "self_attn.q_proj", Shard::heads(c_.heads), out, c_.attention_width());
 }
 
 TensorSpec TensorNames::kv_a(int64_t i) const {
-  return projection(i, "self_attn.kv_a_proj_with_mqa", Shard::whole(), c_.kv_lora + c_.rope, c_.hidden);
+  return projection(i, "self_attn.kv_a_proj_with_mqa", Shard::whole(), c_.kv_lora + c_.rope, c_.attention_width());
 }
 
 TensorSpec TensorNames::kv_b(int64_t i) const {
@@ -172,6 +174,15 @@ bool keep_rows_of_logits(const Batch& batch, Ops& ops, Tensor& o, Tensor& x, Ten
   o = ops.gather_rows(o, batch.logit_rows);
   x = ops.gather_rows(x, batch.logit_rows);
   return rows > 0;
+}
+
+Tensor room_for_taps(std::span<const int32_t> taps, const Tensor& x, Ops& ops) {
+  return taps.empty() ? Tensor() : ops.arena().tensor(ops.wide_dtype(), x.rows, std::ssize(taps) * x.cols);
+}
+
+void keep_tap(std::span<const int32_t> taps, size_t layer, const Tensor& x, Ops& ops, const Tensor& tapped) {
+  const auto at = std::find(taps.begin(), taps.end(), static_cast<int32_t>(layer));
+  if (at != taps.end()) ops.tap(x, tapped.columns((at - taps.begin()) * x.cols, x.cols));
 }
 
 CacheLayout cache_layout_of(const ModelConfig& c, LatentFormat format) {

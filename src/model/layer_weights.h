@@ -27,13 +27,16 @@ class TensorNames {
   TensorSpec head() const { return vocabulary("lm_head"); }
 
   std::string layer(int64_t i, const std::string& name) const {
+    if (!c_.draft_layer.empty()) return fmt::format("{}.{}", c_.draft_layer, name);
     return fmt::format("{}model.layers.{}.{}", c_.prefix, i, name);
   }
   TensorSpec attention_norm(int64_t i) const { return vector(i, "input_layernorm", c_.hidden); }
   TensorSpec mlp_norm(int64_t i) const { return vector(i, "post_attention_layernorm", c_.hidden); }
 
   // The projections into latent space are every rank's own: what they make is shared by all heads.
-  TensorSpec q_a(int64_t i) const { return projection(i, "self_attn.q_a_proj", Shard::whole(), c_.q_lora, c_.hidden); }
+  TensorSpec q_a(int64_t i) const {
+    return projection(i, "self_attn.q_a_proj", Shard::whole(), c_.q_lora, c_.attention_width());
+  }
   TensorSpec q_a_norm(int64_t i) const { return vector(i, "self_attn.q_a_layernorm", c_.q_lora); }
   TensorSpec q(int64_t i) const;
   TensorSpec kv_a(int64_t i) const;
@@ -86,6 +89,11 @@ ModelInfo model_info(const ModelConfig& config, const WeightReader& reader);
 // In the last layer, what follows attention serves the logits alone: cuts the attention's output o, the residual x and
 // the normed h to the rows whose logits are wanted. False if there are none.
 bool keep_rows_of_logits(const Batch& batch, Ops& ops, Tensor& o, Tensor& x, Tensor& h);
+
+// [n, taps * H] for the residual streams x [n, H] that enter the layers `taps`; empty for none.
+Tensor room_for_taps(std::span<const int32_t> taps, const Tensor& x, Ops& ops);
+// Where `layer` is one of `taps`: keeps the residual stream x [n, H] that enters it in its columns of `tapped`.
+void keep_tap(std::span<const int32_t> taps, size_t layer, const Tensor& x, Ops& ops, const Tensor& tapped);
 
 // What a sequence keeps on this rank: latents of the layers with latent attention, state of its heads of the others.
 CacheLayout cache_layout_of(const ModelConfig& config, LatentFormat format);

@@ -35,8 +35,8 @@ struct ModelInfo {
 
 // What a step computes, in the step's arena.
 struct ModelOutput {
-  Tensor logits;                      // f32 [logit_rows, vocab]
-  std::span<const Tensor> taps = {};  // hidden states of layers that a draft model reads; none yet
+  Tensor logits;     // f32 [logit_rows, vocab]
+  Tensor taps = {};  // wide [n, taps * hidden]: of every new token, the hidden states of Model::tap()
 };
 
 class Model {
@@ -46,6 +46,11 @@ class Model {
   virtual CacheLayout cache_layout(LatentFormat format) const = 0;
   // Runs the batch and writes the cache of every new token. Requires ops.begin_step() before; one call per step.
   virtual ModelOutput forward(const Batch& batch, Ops& ops, const PagePool& pool) const = 0;
+  // For a draft model (model/eagle3.h): steps also give the hidden states that enter these layers, ascending; and what
+  // it shares with this one.
+  virtual void tap(std::vector<int32_t> layers) { CHECK(layers.empty(), "a model without taps"); }
+  virtual const EmbedWeight& embedding() const { CHECK(false, "a model that shares no weights"); }
+  virtual const LinearWeight& head() const { CHECK(false, "a model that shares no weights"); }
   // Which form serves a sequence admitted with n tokens to compute on `context` cached ones; see choose_mla_form.
   virtual MlaForm choose_form(TokenKind kind, int64_t new_tokens, int64_t context) const = 0;
 };

@@ -58,6 +58,9 @@ class TensorSource {
   virtual ~TensorSource() = default;
   // Checks that every tensor is there as declared and nothing else is. Errors name file, tensor, expected and found.
   virtual Status verify(std::span<const TensorSpec> specs, const ModelConfig& config) = 0;
+  // Whether there is a tensor with this whole name, suffix included. Computed numbers are there under the names that
+  // are asked for, none under others.
+  virtual bool has(const std::string&) const { return false; }
 
   // All that follows requires that verify() accepted a list with `spec`, and reads no byte beyond `part`.
   virtual WeightFormat format(const TensorSpec& spec) const = 0;

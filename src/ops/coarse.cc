@@ -1,4 +1,5 @@
 // The coarse ops, written in plain ops: their definition, and what a backend runs that does not fuse them.
+#include <algorithm>
 #include <cstring>
 
 #include "ops/ops.h"
@@ -7,6 +8,11 @@ namespace perigee {
 
 void Ops::copy(void* to, const void* from, size_t bytes) {
   std::memcpy(to, from, bytes);
+}
+
+void Ops::tap(const Tensor& x, const Tensor& out) {
+  CHECK(!on_device() && out.dtype == DType::kF32, "a backend that does not tap");
+  for (int64_t r = 0; r < x.rows; ++r) std::copy_n(x.row<const float>(r), x.cols, out.row<float>(r));
 }
 
 LinearWeight WeightPacker::pack_gate_up(const RawMatrix& gate, const RawMatrix& up) {

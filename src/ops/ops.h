@@ -95,6 +95,8 @@ class Ops : public WeightPacker {
   // sum_k weight_k * down_e(silu(gate_e x) * up_e x), expert order fixed by k; -> [n, H] f32.
   virtual Tensor moe_experts(const Tensor& x, const Routing& routing, const ExpertWeights& experts) = 0;
   virtual Tensor gather_rows(const Tensor& x, std::span<const int32_t> rows) = 0;  // x f32 or wide
+  // Copies a residual stream x [n, H] f32 to `out`, wide, for a draft model. The body is for wide numbers in f32.
+  virtual void tap(const Tensor& x, const Tensor& out);
 
   // --- Coarse ops, composed of the above (ops/coarse.cc) ---
   // q projection (with or without q_lora), latent projection, norms, rope, cache write; -> rotated q.

@@ -8,7 +8,11 @@ from conftest import FOLDER, gauge, wait_idle
 
 pytestmark = pytest.mark.skipif("cuda" in os.environ.get("PERIGEE_FLAGS", ""), reason="drafts are made on the CPU")
 MODEL = os.path.basename(FOLDER)
-NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
+CONFIGS = {
+    "ngram": {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 3},
+    "eagle3": {"method": "eagle3", "num_speculative_tokens": 3, "model": FOLDER + "-eagle3-mla", "draft_attention_backend": "TRITON_MLA",
+               "rejection_sample_method": "probabilistic"},
+}
 PROMPT = "one two three four. one two three four. one two three"
 
 
@@ -19,8 +23,9 @@ def answer(server, **fields):
     return [{key: choice[key] for key in ("text", "token_ids", "logprobs", "finish_reason")} for choice in reply["choices"]], reply["usage"]
 
 
-def test_replies_are_those_without(server, launch):
-    drafting = launch("--deterministic", "--selfcheck", "--threads", "1", "--speculative-config", json.dumps(NGRAM))
+@pytest.mark.parametrize("method", CONFIGS)
+def test_replies_are_those_without(server, launch, method):
+    drafting = launch("--deterministic", "--selfcheck", "--threads", "1", "--speculative-config", json.dumps(CONFIGS[method]))
     plain, _ = answer(server, logprobs=2)
     text = plain[0]["text"]
     for fields in ({"logprobs": 2}, {"temperature": 0.8, "seed": 5, "n": 3}, {"max_tokens": 7}, {"min_tokens": 20},

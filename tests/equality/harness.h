@@ -91,6 +91,7 @@ struct TestModel {
   Device device = Device::kCpu;
   std::optional<LatentFormat> cache = {};  // none: bf16
   int32_t tp = 1, dcp = 1;
+  std::string draft = {};  // where a suite drafts: the model's folder; empty: by prompt lookup
 };
 
 inline TestModel tiny_k2() {

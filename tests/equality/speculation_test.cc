@@ -2,20 +2,25 @@
 // rounds as the decode rows would that it stands for. Sampled as well as greedy, since each place draws as it would
 // alone.
 //
-// The drafts repeat what one token or a few were followed by: so most are wrong, and of some a part is right.
+// Drafts by prompt lookup repeat what one token or a few were followed by, and the bundled drafts read texts that they
+// were not trained on: so most are wrong, and of some a part is right.
 #include <gtest/gtest.h>
 
 #include <cstdio>
 
 #include "bits.h"
+#include "tasks.h"
 
 namespace perigee {
 namespace {
 
-EngineConfig with_drafts(EngineConfig config, int32_t num_drafts) {
-  config.rank.limits.num_drafts = num_drafts;
-  config.rank.ngram = {.least = 1, .most = 3};
-  return config;
+// With the draft that is bundled with it.
+TestModel with_draft(TestModel model, const char* name, int32_t tp = 1, int32_t dcp = 1) {
+  model.name = name;
+  model.draft = model.folder + "-eagle3-mla";
+  model.tp = tp;
+  model.dcp = dcp;
+  return model;
 }
 
 TestModel of_ranks(TestModel model, const char* name, int32_t tp, int32_t dcp) {
@@ -58,6 +63,12 @@ class EqualityOfDrafts : public testing::TestWithParam<TestModel> {
     jobs.insert(jobs.end(), more.begin(), more.end());
     config.rank.limits.deterministic = GetParam().dcp > 1;  // else where blocks lie depends on when others came
   }
+  EngineConfig with_drafts(EngineConfig with, int32_t num_drafts) const {
+    with.rank.limits.num_drafts = num_drafts;
+    with.rank.ngram = {.least = 1, .most = 3};
+    with.rank.draft_model = GetParam().draft;
+    return with;
+  }
   std::vector<Job> jobs = make_jobs(7, 4, 200, kVocab);
   EngineConfig config = base_config(GetParam());
 };
@@ -96,9 +107,9 @@ using EqualityOfDraftsOnOneRank = EqualityOfDrafts;
 TEST_P(EqualityOfDraftsOnOneRank, ChunkedPreemptedAndCached) {
   config.rank.limits.deterministic = true;
   const std::vector<Job> crowd = repeating_jobs(4, 4 * 64 - 4);
-  const auto roomy = make_engine(config);
-  const std::vector<Reply> plain = run(*roomy, crowd, true);
-  EngineConfig tight = with_cache_of(with_drafts(config, 3), *roomy, 2 * 4 + 1);
+  const std::vector<Reply> plain = run(*make_engine(config), crowd, true);
+  const EngineConfig drafting = with_drafts(config, 3);
+  EngineConfig tight = with_cache_of(drafting, *make_engine(drafting), 2 * 4 + 1);
   tight.scheduling.prefix_caching = true;
   tight.rank.limits.max_step_tokens = 96;
   const auto engine = make_engine(tight);
@@ -115,11 +126,42 @@ TEST_P(EqualityOfDraftsOnOneRank, ChunkedPreemptedAndCached) {
   expect_drafted(*engine);
 }
 
+// On the questions that a model was trained for its own draft is right most of the time, and no less where ranks share
+// the cache: a draft reads its whole text.
+TEST(BundledDrafts, AreAccepted) {
+  for (const TestModel& model : {with_draft(tiny_k2(), "tiny-k2"), with_draft(hybrid_model(), "tiny-kimi-linear")}) {
+    double alone = 0;
+    for (const int32_t ranks : {1, 2}) {
+      EngineConfig config = base_config(with_draft(model, model.name, ranks, ranks));
+      config.rank.limits.num_drafts = 3;
+      config.rank.draft_model = model.draft;
+      const auto engine = make_engine(config);
+      run(*engine, task_jobs(model, *engine, 10), true);
+      const SpeculationTotals totals = engine->stats().scheduler.speculation;
+      const auto rows = static_cast<double>(totals.rows);
+      const double length = 1 + static_cast<double>(totals.accepted()) / rows;
+      fmt::print("{}, {} ranks: {} rows, accepted by place {:.3f} {:.3f} {:.3f}, mean length {:.2f}\n", model.name,
+                 ranks, totals.rows, static_cast<double>(totals.accepted_at[0]) / rows,
+                 static_cast<double>(totals.accepted_at[1]) / rows, static_cast<double>(totals.accepted_at[2]) / rows,
+                 length);
+      EXPECT_GE(length, 2.5) << model.name;
+      if (ranks == 1) alone = length;
+      EXPECT_NEAR(length, alone, 0.05) << model.name << " of " << ranks << " ranks";
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(, EqualityOfDrafts,
                          testing::Values(tiny_k2(), hybrid_model(), of_ranks(tiny_k2(), "TinyK2Tp", 2, 1),
-                                         of_ranks(hybrid_model(), "HybridDcp", 2, 2)),
+                                         of_ranks(hybrid_model(), "HybridDcp", 2, 2),
+                                         with_draft(tiny_k2(), "TinyK2Eagle"),
+                                         with_draft(hybrid_model(), "HybridEagle"),
+                                         with_draft(tiny_k2(), "TinyK2EagleTpDcp", 2, 2)),
                          name_of);
-INSTANTIATE_TEST_SUITE_P(, EqualityOfDraftsOnOneRank, testing::Values(tiny_k2(), hybrid_model()), name_of);
+INSTANTIATE_TEST_SUITE_P(, EqualityOfDraftsOnOneRank,
+                         testing::Values(tiny_k2(), hybrid_model(), with_draft(tiny_k2(), "TinyK2Eagle"),
+                                         with_draft(hybrid_model(), "HybridEagle")),
+                         name_of);
 
 }  // namespace
 }  // namespace perigee
