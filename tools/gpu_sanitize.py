@@ -22,6 +22,7 @@ import time
 
 OPS, MLA, GOLDEN, EQUALITY = ("tests/conformance/conformance_test", "tests/conformance/cuda_mla_test", "tests/golden/golden_test",
                               "tests/equality/equality_test")
+COMM, PEER_OPS = "src/comm/cuda/comm_cuda_test", "src/ops/cuda/ops_cuda_test"
 JOBS = {  # name: (program, tests); long ones first
     "ops": (OPS, "Conformance.*-*Mla*:*Linear*:*Moe*"),
     "moe": (OPS, "Conformance.Moe*"),
@@ -29,6 +30,8 @@ JOBS = {  # name: (program, tests); long ones first
     "mla-portable-fp8": (MLA, "*/fp8_portable"),
     "attention": (OPS, "Conformance.MlaAttend"),
     "attention-fp8": (OPS, "Conformance.MlaAttendOverAnFp8Cache"),
+    "attention-tiles": (OPS, "Conformance.MlaAttendOverRecords*"),
+    "attention-shared": (OPS, "SharedAttention.SequencesOfBoth*:SharedAttention.NoKey*"),
     "experts-bf16": (OPS, "Experts.*/bf16:DummyWeights.*"),
     "experts-int4": (OPS, "Experts.*/int4"),
     "experts-fp8": (OPS, "Experts.*/fp8"),
@@ -45,6 +48,8 @@ JOBS = {  # name: (program, tests); long ones first
     "mla": (MLA, "*-*/bf16*:*/fp8*"),
     "steps": ("src/exec/cuda/exec_cuda_test", "*"),
     "memory": ("src/tensor/cuda/tensor_cuda_test", "*-*AReport*"),
+    "peers": (COMM, "*/OnOneGpu-*MemoryCanBe*"),
+    "peers-norm": (PEER_OPS, "*ReduceNorm*/OnOneGpu"),
 }
 TOOLS = {  # name: (the fault it must see, arguments on jobs)
     "racecheck": ("missing_barrier", ["--racecheck-num-workers", "2"]),
@@ -54,9 +59,11 @@ TOOLS = {  # name: (the fault it must see, arguments on jobs)
 }
 # Whole models under racecheck take minutes and have no kernel with shared memory that the jobs of operations lack.
 SKIPPED = {("racecheck", name) for name in JOBS if name == "passes" or name.startswith("golden")}
-# Kernels that no job launches, by mangled name: they break the device on purpose, or run where a block has less shared
-# memory.
-NOT_LAUNCHED = re.compile(r"trap_kernel|carry_kernelILi1E")
+# Kernels of ranks wait for each other, which a tool that runs one after the other never lets them.
+SKIPPED |= {(tool, name) for tool in TOOLS for name in JOBS if name.startswith("peers")}
+# Kernels that no job launches, by mangled name: they break the device on purpose, run where a block has less shared
+# memory, deal single bytes, which nobody does, or are those of more than four ranks.
+NOT_LAUNCHED = re.compile(r"trap_kernel|carry_kernelILi1E|deal_kernelILi1E|Li8EEEvNS_8PeerView")
 # Reports of racecheck whose places all match and that are none.
 KNOWN = [
     # The scales of a stage that comes round again: a lane gives it back for its warp, after __syncwarp. Bulk copies,

@@ -26,7 +26,8 @@ class PeerComms {
   };
   // By the rank's thread, its GPU selected, once. Reserves what it shows to the others, waits until all have come, and
   // lets its GPU reach theirs. kUnavailable: names two GPUs that cannot reach each other; kDeviceLost: aborted.
-  // Several ranks may share a GPU (for tests).
+  // Several ranks may share a GPU, in tests: there nothing may load a kernel (as cuBLASLt does at its first calls) once
+  // collectives run, because loading waits for all that the GPU runs.
   Result<Pair> connect(int32_t rank);
   // Any thread: what waits on a GPU ends soon, and status() of every Comm is kDeviceLost from now on.
   void abort();
