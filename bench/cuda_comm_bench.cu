@@ -105,9 +105,10 @@ class RankBench {
     for (const auto& [name, form] : {std::pair("one-shot", kOneShot), std::pair("two-shot", kTwoShot),
                                      std::pair("chosen", one_shot_bytes(all_.size))}) {
       comm_.set_one_shot_bytes(form);
-      if (form == kOneShot && static_cast<size_t>(rows * cols * 8) > kMailboxBytes) continue;
+      if (form == kOneShot && static_cast<size_t>(rows * cols * 8) > mailbox_bytes(all_.size)) continue;
       time(std::string("sum ") + name + shape, calls, bytes, [&] { comm_.all_reduce(x); });
-      time(std::string("sum+norm ") + name + shape, calls, bytes, sum_norm);
+      if (reduce_norm_pays(comm_.view(), residual, x, out))
+        time(std::string("sum+norm ") + name + shape, calls, bytes, sum_norm);
     }
     time("sum, then norm, chosen" + shape, calls, bytes, [&] {
       comm_.all_reduce(x);

@@ -12,7 +12,10 @@
 namespace perigee {
 
 constexpr int32_t kMostPeers = 8;
-constexpr size_t kMailboxBytes = 2 << 20;  // of one rank's data, flags among them, in one other rank's memory
+// Of one rank's data, flags among them, in one other rank's memory.
+constexpr size_t mailbox_bytes(int32_t num_ranks) {
+  return (size_t{8} << 10) / static_cast<size_t>(num_ranks) << 10;
+}
 
 // The most bytes of an operand that one-shot is chosen for.
 size_t one_shot_bytes(int32_t num_ranks);

@@ -36,7 +36,7 @@ Error lost() {
 }
 
 void reserve(Member& member, size_t size, uint64_t first_epoch) {
-  member.memory = device_buffer(sizeof(PeerMemory) + 2 * size * kMailboxBytes);
+  member.memory = device_buffer(sizeof(PeerMemory) + 2 * size * mailbox_bytes(static_cast<int32_t>(size)));
   if (member.memory.data() == nullptr) return;
   cuda_ok(cudaMemset(member.memory.data(), 0, member.memory.size()), "clearing mailboxes");
   const uint64_t counter = first_epoch << kEpochShift;

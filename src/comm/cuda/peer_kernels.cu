@@ -36,28 +36,30 @@ __global__ __launch_bounds__(kThreads) void one_shot_sum_kernel(const __grid_con
   for (uint32_t p = first; p < x.count; p += step) {
     uint32_t own[kWords];
     load_piece<kBytes>(x.at<kBytes>(p), own);
-    post_all(call, static_cast<size_t>(p) * piece_box_bytes(kBytes), own);
+    post_all(call, p, own);
   }
   for (uint32_t p = first; p < x.count; p += step) {
     uint32_t own[kWords], sum[kWords], pieces[kRanks][kWords] = {};
     load_piece<kBytes>(x.at<kBytes>(p), own);
     put_own(own, view.rank, pieces);
-    if (!take_all(call, static_cast<size_t>(p) * piece_box_bytes(kBytes), pieces)) break;
+    if (!take_all(call, p, pieces)) break;
     sum_pieces<T>(pieces, view.size, sum);
     store_piece<kBytes>(x.at<kBytes>(p), sum);
   }
   call.end();
 }
 
-// Pieces of this rank: block b of rank r has stretch (i * ranks + r) * blocks + b of kThreads pieces, for each i.
+// Pieces of this rank: block b of rank r has stretch (i * ranks + r) * blocks + b of kWidePeerThreads pieces, for each
+// i.
 template <typename T, int kBytes, int kRanks>
-__global__ __launch_bounds__(kThreads) void two_shot_sum_kernel(const __grid_constant__ PeerView view, Pieces x) {
+__global__ __launch_bounds__(kWidePeerThreads) void two_shot_sum_kernel(const __grid_constant__ PeerView view,
+                                                                        Pieces x) {
   constexpr int kWords = piece_words(kBytes), kAtOnce = kRanks >= 8 ? 1 : 8 / kRanks;
   __shared__ char* bases[kMostPeers];
   const PeerCall call(view);
   if (call.exchange_addresses(x.data, bases)) {
-    const uint32_t step = view.size * gridDim.x * kThreads;
-    const uint32_t first = (view.rank * gridDim.x + blockIdx.x) * kThreads + threadIdx.x;
+    const uint32_t step = view.size * gridDim.x * kWidePeerThreads;
+    const uint32_t first = (view.rank * gridDim.x + blockIdx.x) * kWidePeerThreads + threadIdx.x;
     for (uint64_t at = first; at < x.count; at += uint64_t{step} * kAtOnce) {
       uint32_t pieces[kAtOnce][kRanks][kWords] = {};
 #pragma unroll
@@ -93,12 +95,12 @@ __global__ __launch_bounds__(kThreads) void one_shot_gather_kernel(const __grid_
   for (uint32_t p = first; p < count; p += step) {
     uint32_t own[kWords];
     load_piece<kBytes>(mine + static_cast<size_t>(p) * kBytes, own);
-    post_all(call, static_cast<size_t>(p) * piece_box_bytes(kBytes), own);
+    post_all(call, p, own);
     store_piece<kBytes>(all + (static_cast<size_t>(view.rank) * count + p) * kBytes, own);
   }
   for (uint32_t p = first; p < count; p += step) {
     uint32_t pieces[kRanks][kWords];
-    if (!take_all(call, static_cast<size_t>(p) * piece_box_bytes(kBytes), pieces)) break;
+    if (!take_all(call, p, pieces)) break;
 #pragma unroll
     for (int r = 0; r < kRanks; ++r)
       if (r < view.size && r != view.rank)
@@ -108,12 +110,12 @@ __global__ __launch_bounds__(kThreads) void one_shot_gather_kernel(const __grid_
 }
 
 template <int kBytes>
-__global__ __launch_bounds__(kThreads) void direct_gather_kernel(const __grid_constant__ PeerView view,
-                                                                 const char* mine, char* all, uint32_t count) {
+__global__ __launch_bounds__(kWidePeerThreads) void direct_gather_kernel(const __grid_constant__ PeerView view,
+                                                                         const char* mine, char* all, uint32_t count) {
   __shared__ char* bases[kMostPeers];
   const PeerCall call(view);
   if (call.exchange_addresses(all, bases)) {
-    for (uint32_t p = blockIdx.x * kThreads + threadIdx.x; p < count; p += gridDim.x * kThreads) {
+    for (uint32_t p = blockIdx.x * kWidePeerThreads + threadIdx.x; p < count; p += gridDim.x * kWidePeerThreads) {
       uint32_t own[piece_words(kBytes)];
       load_piece<kBytes>(mine + static_cast<size_t>(p) * kBytes, own);
       for (int i = 0; i < view.size; ++i)
@@ -135,16 +137,18 @@ struct Deal {
   int64_t whole_row_bytes;
 };
 
-// The rows of a block, kThreads at most at a time: to whom, and which of that rank's rows it becomes.
+// The rows of a block, as many as it has threads at a time: to whom, and which of that rank's rows it becomes.
+template <int kBlock>
 struct DealtRows {
-  int32_t to[kThreads], at[kThreads];
+  int32_t to[kBlock], at[kBlock];
   int32_t counts[kMostPeers];  // of each rank, before these rows
 };
 
-// Counts the rows before `end` from `begin` on.
-__device__ __forceinline__ void count_rows(const Deal& deal, int begin, int end, DealtRows& rows) {
+// Counts rows [begin, end) too. Block-wide.
+template <int kBlock>
+__device__ __forceinline__ void count_rows(const Deal& deal, int begin, int end, DealtRows<kBlock>& rows) {
   int counts[kMostPeers] = {};
-  for (int i = begin + static_cast<int>(threadIdx.x); i < end; i += kThreads) {
+  for (int i = begin + static_cast<int>(threadIdx.x); i < end; i += kBlock) {
     const int32_t to = deal.to[i];
 #pragma unroll
     for (int r = 0; r < kMostPeers; ++r) counts[r] += to == r;
@@ -155,8 +159,9 @@ __device__ __forceinline__ void count_rows(const Deal& deal, int begin, int end,
   __syncthreads();
 }
 
-// Finds the places of rows [begin, begin + count), given the counts before them.
-__device__ __forceinline__ void place_rows(const Deal& deal, int begin, int count, DealtRows& rows) {
+// Finds the places of rows [begin, begin + count), given the counts before them. Block-wide.
+template <int kBlock>
+__device__ __forceinline__ void place_rows(const Deal& deal, int begin, int count, DealtRows<kBlock>& rows) {
   const int mine = threadIdx.x;
   if (mine < count) rows.to[mine] = deal.to[begin + mine];
   __syncthreads();
@@ -168,22 +173,26 @@ __device__ __forceinline__ void place_rows(const Deal& deal, int begin, int coun
   __syncthreads();
 }
 
-// Runs f(to, row of part, row of whole, piece) for the pieces of this block's rows.
-template <typename F>
-__device__ __forceinline__ void for_dealt(const Deal& deal, DealtRows& rows, const F& f) {
+// Runs f(to, row of part, row of whole, piece) for the pieces of this block's rows. `again`: not for the first time.
+template <int kBlock, typename F>
+__device__ __forceinline__ void for_dealt(const Deal& deal, DealtRows<kBlock>& rows, bool again, const F& f) {
   const int of_block = (deal.rows + static_cast<int>(gridDim.x) - 1) / static_cast<int>(gridDim.x);
   const int first = static_cast<int>(blockIdx.x) * of_block, end = min(first + of_block, deal.rows);
-  __syncthreads();
-  if (threadIdx.x < kMostPeers) rows.counts[threadIdx.x] = 0;
-  __syncthreads();
-  count_rows(deal, 0, first, rows);
-  for (int begin = first; begin < end; begin += kThreads) {
-    const int count = min(kThreads, end - begin);
-    place_rows(deal, begin, count, rows);
-    for (uint32_t i = threadIdx.x; i < count * deal.of_row; i += kThreads) {
+  const bool placed = again && of_block <= kBlock;
+  if (!placed) {
+    __syncthreads();
+    if (threadIdx.x < kMostPeers) rows.counts[threadIdx.x] = 0;
+    __syncthreads();
+    count_rows(deal, 0, first, rows);
+  }
+  for (int begin = first; begin < end; begin += kBlock) {
+    const int count = min(kBlock, end - begin);
+    if (!placed) place_rows(deal, begin, count, rows);
+    for (uint32_t i = threadIdx.x; i < count * deal.of_row; i += kBlock) {
       const uint32_t row = i / deal.of_row;
       if (rows.to[row] >= 0) f(rows.to[row], begin + static_cast<int>(row), rows.at[row], i - row * deal.of_row);
     }
+    if (begin + count >= end) break;
     __syncthreads();
     count_rows(deal, begin, begin + count, rows);
   }
@@ -197,41 +206,42 @@ __device__ __forceinline__ char* dealt_place(const Deal& deal, char* whole, int 
 template <int kBytes, int kRanks>
 __global__ __launch_bounds__(kThreads) void one_shot_deal_kernel(const __grid_constant__ PeerView view, Deal deal) {
   constexpr int kWords = piece_words(kBytes);
-  __shared__ DealtRows rows;
+  __shared__ DealtRows<kThreads> rows;
   const PeerCall call(view);
-  const auto offset = [&](int row, uint32_t piece) {
-    return (static_cast<size_t>(row) * deal.of_row + piece) * piece_box_bytes(kBytes);
-  };
-  for_dealt(deal, rows, [&](int to, int row, int at, uint32_t piece) {
+  if (blockIdx.x == 0) call.greet();
+  const auto number = [&](int row, uint32_t piece) { return static_cast<size_t>(row) * deal.of_row + piece; };
+  for_dealt(deal, rows, false, [&](int to, int row, int at, uint32_t piece) {
     uint32_t own[kWords];
     load_piece<kBytes>(deal.part + row * deal.part_row_bytes + static_cast<size_t>(piece) * kBytes, own);
     if (to != view.rank) {
-      post<kWords>(call.mailbox(to, view.rank) + offset(at, piece), own, call.flag());
+      post<kWords>(call.mailbox(to, view.rank) + box_offset<kWords>(number(at, piece)), own, call.flag());
     } else {
       store_piece<kBytes>(dealt_place<kBytes>(deal, deal.whole, view.rank, at, piece), own);
     }
   });
   bool came = true;
-  for_dealt(deal, rows, [&](int to, int, int at, uint32_t piece) {
+  for_dealt(deal, rows, true, [&](int to, int, int at, uint32_t piece) {
     if (to != view.rank || !came) return;
     uint32_t pieces[kRanks][kWords];
-    came = take_all(call, offset(at, piece), pieces);
+    came = take_all(call, number(at, piece), pieces);
 #pragma unroll
     for (int r = 0; r < kRanks; ++r)
       if (came && r < view.size && r != view.rank)
         store_piece<kBytes>(dealt_place<kBytes>(deal, deal.whole, r, at, piece), pieces[r]);
   });
-  if (blockIdx.x == 0) call.meet();  // also with ranks that have sent nothing
+  // A rank that gets no row, too, ends only once all have come.
+  if (blockIdx.x == 0) call.await_greetings();
   call.end();
 }
 
 template <int kBytes>
-__global__ __launch_bounds__(kThreads) void direct_deal_kernel(const __grid_constant__ PeerView view, Deal deal) {
-  __shared__ DealtRows rows;
+__global__ __launch_bounds__(kWidePeerThreads) void direct_deal_kernel(const __grid_constant__ PeerView view,
+                                                                       Deal deal) {
+  __shared__ DealtRows<kWidePeerThreads> rows;
   __shared__ char* bases[kMostPeers];
   const PeerCall call(view);
   if (call.exchange_addresses(deal.whole, bases)) {
-    for_dealt(deal, rows, [&](int to, int row, int at, uint32_t piece) {
+    for_dealt(deal, rows, false, [&](int to, int row, int at, uint32_t piece) {
       uint32_t own[piece_words(kBytes)];
       load_piece<kBytes>(deal.part + row * deal.part_row_bytes + static_cast<size_t>(piece) * kBytes, own);
       store_piece<kBytes>(dealt_place<kBytes>(deal, bases[to], view.rank, at, piece), own);
@@ -272,28 +282,33 @@ auto deal_kernel(int ranks, bool one_shot) {
                       : one_shot_deal_kernel<kBytes, 8>;
 }
 
-// Whether the mailboxes hold so many pieces.
-bool chooses_one_shot(const PeerView& view, int64_t pieces, int bytes) {
-  return static_cast<size_t>(pieces * bytes) <= view.one_shot_bytes &&
-         static_cast<size_t>(pieces * piece_box_bytes(bytes)) <= kMailboxBytes;
+// Whether it is chosen, and the mailboxes hold so many pieces.
+template <int kBytes>
+bool chooses_one_shot(const PeerView& view, int64_t pieces) {
+  const auto count = static_cast<size_t>(pieces);
+  return count * kBytes <= view.one_shot_bytes && box_bytes<piece_words(kBytes)>(count) <= mailbox_bytes(view.size);
 }
 
-PeerLaunch shape_of(const PeerView& view, int64_t threads, cudaStream_t stream) {
-  const int64_t blocks = std::clamp<int64_t>((threads + kThreads - 1) / kThreads, 1, view.most_blocks());
-  return {.blocks = static_cast<unsigned>(blocks), .threads = kThreads, .stream = stream};
+PeerLaunch shape_of(const PeerView& view, bool one_shot, int64_t threads, cudaStream_t stream) {
+  const int64_t of_block = one_shot ? kThreads : kWidePeerThreads;
+  const int64_t most = one_shot ? view.most_blocks() : kMostWidePeerBlocks;
+  return {.blocks = static_cast<unsigned>(std::clamp<int64_t>((threads + of_block - 1) / of_block, 1, most)),
+          .threads = static_cast<unsigned>(of_block),
+          .stream = stream};
 }
 
 template <typename T, int kBytes>
 cudaError_t sum(const PeerView& view, const Tensor& x, cudaStream_t stream) {
   const int64_t row_bytes = x.cols * static_cast<int64_t>(sizeof(T)), count = x.rows * row_bytes / kBytes;
   CHECK(count <= UINT32_MAX / 2, "a sum of ", x.rows, "x", x.cols);
-  const bool one_shot = chooses_one_shot(view, count, kBytes);
+  const bool one_shot = chooses_one_shot<kBytes>(view, count);
   const Pieces pieces{.data = static_cast<char*>(x.data),
                       .row_bytes = x.row_stride * static_cast<int64_t>(sizeof(T)),
                       .of_row = static_cast<uint32_t>(x.contiguous() ? count : row_bytes / kBytes),
                       .count = static_cast<uint32_t>(count)};
   return launch_peers(sum_kernel<T, kBytes>(view.size, one_shot),
-                      shape_of(view, one_shot ? count : (count + view.size - 1) / view.size, stream), view, pieces);
+                      shape_of(view, one_shot, one_shot ? count : (count + view.size - 1) / view.size, stream), view,
+                      pieces);
 }
 
 bool on16(const void* data, int64_t bytes) {
@@ -304,18 +319,21 @@ template <int kBytes>
 cudaError_t gather(const PeerView& view, const void* mine, size_t bytes, void* all, cudaStream_t stream) {
   const auto count = static_cast<int64_t>(bytes) / kBytes;
   CHECK(count <= UINT32_MAX / 2, "a gather of ", bytes, " bytes");
-  const bool one_shot = chooses_one_shot(view, count, kBytes);
-  return launch_peers(gather_kernel<kBytes>(view.size, one_shot), shape_of(view, count, stream), view,
+  const bool one_shot = chooses_one_shot<kBytes>(view, count);
+  return launch_peers(gather_kernel<kBytes>(view.size, one_shot), shape_of(view, one_shot, count, stream), view,
                       static_cast<const char*>(mine), static_cast<char*>(all), static_cast<uint32_t>(count));
 }
 
 template <int kBytes>
 cudaError_t deal(const PeerView& view, const Deal& rows, cudaStream_t stream) {
   const int64_t count = static_cast<int64_t>(rows.rows) * rows.of_row;
-  CHECK(rows.of_row <= UINT32_MAX / 2 / kThreads, "rows of ", rows.of_row, " pieces");
-  PeerLaunch shape = shape_of(view, count, stream);
+  CHECK(rows.of_row <= UINT32_MAX / 2 / kWidePeerThreads, "rows of ", rows.of_row, " pieces");
+  const bool one_shot = chooses_one_shot<kBytes>(view, count);
+  PeerLaunch shape = shape_of(view, one_shot, count, stream);
+  // Rows are mostly not on 16 bytes: more blocks make up for the smaller pieces.
+  if (!one_shot && shape.blocks == kMostWidePeerBlocks) shape.blocks = 2 * kMostWidePeerBlocks;
   shape.blocks = std::min(shape.blocks, static_cast<unsigned>(rows.rows));
-  return launch_peers(deal_kernel<kBytes>(view.size, chooses_one_shot(view, count, kBytes)), shape, view, rows);
+  return launch_peers(deal_kernel<kBytes>(view.size, one_shot), shape, view, rows);
 }
 
 template <typename Kernel>

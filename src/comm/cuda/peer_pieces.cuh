@@ -15,9 +15,18 @@ namespace perigee {
 constexpr int piece_words(int bytes) {
   return bytes == 16 ? 4 : 1;
 }
-// In a mailbox, where each word has a flag.
-constexpr int piece_box_bytes(int bytes) {
-  return 8 * piece_words(bytes);
+
+// Pieces in a mailbox, where each word has a flag. Pieces of 16 bytes are there in groups of a warp's 32, first the
+// halves with their words 0 and 1, then those with 2 and 3: so a warp writes 512 bytes at a time.
+template <int kWords>
+__host__ __device__ __forceinline__ constexpr size_t box_offset(size_t piece) {
+  return kWords == 4 ? piece / 32 * 1024 + piece % 32 * 16 : 8 * piece;
+}
+constexpr size_t kBoxHalf = 512;
+// Of so many pieces.
+template <int kWords>
+constexpr size_t box_bytes(size_t pieces) {
+  return kWords == 4 ? (pieces + 31) / 32 * 1024 : 8 * pieces;
 }
 
 // Of this GPU or another one, written by an earlier kernel or before a meeting.
@@ -56,7 +65,7 @@ __device__ __forceinline__ void post(char* box, const uint32_t (&words)[kWords],
   const uint64_t high = uint64_t{flag} << 32;
   if constexpr (kWords == 4) {
     store_peer128(box, words[0] | high, words[1] | high);
-    store_peer128(box + 16, words[2] | high, words[3] | high);
+    store_peer128(box + kBoxHalf, words[2] | high, words[3] | high);
   } else {
     store_peer64(box, words[0] | high);
   }
@@ -68,7 +77,7 @@ __device__ __forceinline__ bool fetch(const char* box, uint32_t (&words)[kWords]
   if constexpr (kWords == 4) {
     uint64_t low[2], high[2];
     load_peer128(box, low);
-    load_peer128(box + 16, high);
+    load_peer128(box + kBoxHalf, high);
     words[0] = static_cast<uint32_t>(low[0]);
     words[1] = static_cast<uint32_t>(low[1]);
     words[2] = static_cast<uint32_t>(high[0]);
@@ -81,15 +90,15 @@ __device__ __forceinline__ bool fetch(const char* box, uint32_t (&words)[kWords]
   }
 }
 
-// The others' pieces at an offset of their mailboxes here, all polled together. `pieces` of this rank is left as it is.
+// The others' pieces of that number, all polled together. `pieces` of this rank is left as it is.
 template <int kWords, int kRanks>
-__device__ __forceinline__ bool take_all(const PeerCall& call, size_t offset, uint32_t (&pieces)[kRanks][kWords]) {
+__device__ __forceinline__ bool take_all(const PeerCall& call, size_t piece, uint32_t (&pieces)[kRanks][kWords]) {
   return call.wait([&] {
     bool all = true;
 #pragma unroll
     for (int r = 0; r < kRanks; ++r)
       if (r < call.view.size && r != call.view.rank)
-        all &= fetch<kWords>(call.mailbox(call.view.rank, r) + offset, pieces[r], call.flag());
+        all &= fetch<kWords>(call.mailbox(call.view.rank, r) + box_offset<kWords>(piece), pieces[r], call.flag());
     return all;
   });
 }
@@ -105,10 +114,10 @@ __device__ __forceinline__ void put_own(const uint32_t (&own)[kWords], int rank,
 }
 
 template <int kWords>
-__device__ __forceinline__ void post_all(const PeerCall& call, size_t offset, const uint32_t (&words)[kWords]) {
+__device__ __forceinline__ void post_all(const PeerCall& call, size_t piece, const uint32_t (&words)[kWords]) {
   for (int i = 1; i < call.view.size; ++i) {
     const int other = (call.view.rank + i) % call.view.size;  // not all ranks to the same one at once
-    post<kWords>(call.mailbox(other, call.view.rank) + offset, words, call.flag());
+    post<kWords>(call.mailbox(other, call.view.rank) + box_offset<kWords>(piece), words, call.flag());
   }
 }
 

@@ -17,9 +17,12 @@ struct PeerMemory {
   alignas(256) uint64_t counter;
   alignas(256) uint64_t messages[2][kMostPeerBlocks][kMostPeers][2];  // of a block by a rank: 32 bits | flag << 32
   alignas(256) uint32_t flags[2][kMostPeerBlocks][kMostPeers];
-  // Followed by mailboxes [2][ranks][kMailboxBytes].
+  // Followed by mailboxes [2][ranks][mailbox_bytes()].
 };
 constexpr int kEpochShift = 16;
+
+// Of kernels that read and write the others' memory: so many fill the links, and each has to wait for its stores.
+constexpr int kWidePeerThreads = 512, kMostWidePeerBlocks = 64;
 
 // One rank's, in pinned host memory.
 struct PeerWords {
@@ -36,7 +39,7 @@ struct PeerView {
   uint64_t* come_to = nullptr;
   size_t one_shot_bytes = 0;
 
-  // Of a kernel. Where ranks share a GPU, all their blocks must find a place.
+  // Of a kernel of small blocks. Where ranks share a GPU, all their blocks must find a place.
   int64_t most_blocks() const { return one_gpu ? kMostPeerBlocks / 4 : kMostPeerBlocks; }
 };
 

@@ -35,6 +35,10 @@ __device__ __forceinline__ void store_peer128(void* to, uint64_t a, uint64_t b) 
   asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %2};" ::"l"(to), "l"(a), "l"(b) : "memory");
 }
 
+__device__ __forceinline__ void fence_peers() {
+  asm volatile("fence.acq_rel.sys;" ::: "memory");
+}
+
 // --- A call ---
 
 class PeerCall {
@@ -75,7 +79,7 @@ class PeerCall {
   // Where rank `from` writes for rank `to`.
   __device__ __forceinline__ char* mailbox(int to, int from) const {
     char* boxes = reinterpret_cast<char*>(view.memory[to] + 1);
-    return boxes + static_cast<size_t>(parity() * view.size + from) * kMailboxBytes;
+    return boxes + static_cast<size_t>(parity() * view.size + from) * mailbox_bytes(view.size);
   }
 
   // Until ready(). False: aborted.
@@ -91,24 +95,33 @@ class PeerCall {
   __device__ __forceinline__ bool exchange_addresses(void* mine, char* (&theirs)[kMostPeers]) const {
     bool came = true;
     const int other = threadIdx.x;
-    if (other < view.size) {
-      if (other != view.rank) {
-        const uint64_t bits = reinterpret_cast<uint64_t>(mine), high = uint64_t{flag()} << 32;
-        __threadfence_system();
-        store_peer128(view.memory[other]->messages[parity()][blockIdx.x][view.rank], (bits & 0xFFFFFFFFu) | high,
-                      bits >> 32 | high);
-        uint64_t message[2] = {};
-        came = wait([&] {
-          load_peer128(own().messages[parity()][blockIdx.x][other], message);
-          return message[0] >> 32 == flag() && message[1] >> 32 == flag();
-        });
-        __threadfence_system();
-        theirs[other] = reinterpret_cast<char*>(message[1] << 32 | (message[0] & 0xFFFFFFFFu));
-      } else {
-        theirs[other] = static_cast<char*>(mine);
-      }
+    if (other < view.size) theirs[other] = static_cast<char*>(mine);
+    if (other < view.size && other != view.rank) {
+      const uint64_t bits = reinterpret_cast<uint64_t>(mine), high = uint64_t{flag()} << 32;
+      fence_peers();
+      store_peer128(view.memory[other]->messages[parity()][blockIdx.x][view.rank], (bits & 0xFFFFFFFFu) | high,
+                    bits >> 32 | high);
+      uint64_t message[2] = {};
+      came = wait([&] {
+        load_peer128(own().messages[parity()][blockIdx.x][other], message);
+        return message[0] >> 32 == flag() && message[1] >> 32 == flag();
+      });
+      fence_peers();
+      theirs[other] = reinterpret_cast<char*>(message[1] << 32 | (message[0] & 0xFFFFFFFFu));
     }
     return __syncthreads_and(came);
+  }
+
+  // Shows the blocks of this number that this rank has come, and waits for theirs; nothing else becomes visible by it.
+  __device__ __forceinline__ void greet() const {
+    const int other = threadIdx.x;
+    if (other < view.size && other != view.rank)
+      store_peer32(&view.memory[other]->flags[parity()][blockIdx.x][view.rank], flag());
+  }
+  __device__ __forceinline__ bool await_greetings() const {
+    const int other = threadIdx.x;
+    if (other >= view.size || other == view.rank) return true;
+    return wait([&] { return load_peer32(&own().flags[parity()][blockIdx.x][other]) == flag(); });
   }
 
   // All that this block wrote into the others' memory becomes visible to their blocks of this number, and the other way
@@ -116,12 +129,11 @@ class PeerCall {
   __device__ __forceinline__ bool meet() const {
     __syncthreads();
     bool came = true;
-    const int other = threadIdx.x;
-    if (other < view.size && other != view.rank) {
-      __threadfence_system();
-      store_peer32(&view.memory[other]->flags[parity()][blockIdx.x][view.rank], flag());
-      came = wait([&] { return load_peer32(&own().flags[parity()][blockIdx.x][other]) == flag(); });
-      __threadfence_system();
+    if (threadIdx.x < view.size) {
+      fence_peers();
+      greet();
+      came = await_greetings();
+      fence_peers();
     }
     return __syncthreads_and(came);
   }

@@ -69,7 +69,8 @@ int64_t array_bytes(const RankParts& parts, const ModelConfig& c, const StepSize
   const int64_t uploads = 2 * (blocks * static_cast<int64_t>(sizeof(AppendRecord)) + 8 * states);
   const int64_t records = static_cast<int64_t>(sizeof(SlotParams) + sizeof(SampleResult) + 2 * sizeof(StartRecord));
   const int64_t scores = kPromptLogprobTokens * static_cast<int64_t>(sizeof(TokenScore));
-  const int64_t mailboxes = ranks > 1 ? 2 * ranks * static_cast<int64_t>(kMailboxBytes) : 0;
+  const int64_t mailboxes =
+      ranks > 1 ? 2 * ranks * static_cast<int64_t>(mailbox_bytes(static_cast<int32_t>(ranks))) : 0;
   return mailboxes + s.slots * (lists + tables + masks + uploads + records) + sampled + whole + s.tokens * 64 +
          4 * c.max_positions + scores + (states > 0 ? parts.ring_bytes() : 0);
 }

@@ -88,8 +88,7 @@ void CudaOps::add_norm(const Tensor& residual, const Tensor& y, std::span<const 
                        const Tensor& out) {
   CHECK(std::ssize(weight) == y.cols && residual.rows == y.rows && residual.cols == y.cols && out.rows == y.rows &&
         out.cols == y.cols);
-  if (peers_ != nullptr && !peers_->silent() && reduce_norm_fits(residual, y, out) &&
-      reduce_norm_pays(peers_->view(), y))
+  if (peers_ != nullptr && !peers_->silent() && reduce_norm_pays(peers_->view(), residual, y, out))
     return check(reduce_norm_rows(peers_->view(), residual, y, weight.data(), eps, out, stream()), "reduce_norm");
   sum_over_ranks(y);
   check(rms_norm_rows(residual, &y, weight.data(), eps, out, stream()), "add_norm");

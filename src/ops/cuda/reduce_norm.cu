@@ -66,16 +66,15 @@ struct SpreadRow {
     return column(round) < fours;
   }
 
-  // By all threads, for the `turn`-th row.
-  __device__ __forceinline__ void normalize(const float4 (&v)[kRounds], float eps, int turn, uint16_t* out) const {
+  // By all threads.
+  __device__ __forceinline__ void normalize(const float4 (&v)[kRounds], float eps, uint16_t* out) const {
     __shared__ float4 row[kPieces];
-    __shared__ float parts[2][kNormThreads / 32];  // of two turns: a block may be one ahead of another
+    __shared__ float parts[kNormThreads / 32];
 #pragma unroll
     for (int i = 0; i < kRounds; ++i)
       if (has(i)) row[threadIdx.x + i * kThreads] = v[i];
     __syncthreads();
-    if constexpr (kCluster > 1)
-      if (turn == 0) cluster_wait();  // all blocks have started
+    if constexpr (kCluster > 1) cluster_wait();  // all blocks have started
     const int own = threadIdx.x, lane = own % 32;
     if (own < kOwn) {
       float squares = 0;
@@ -86,7 +85,7 @@ struct SpreadRow {
           squares = fmaf(x.x, x.x, fmaf(x.y, x.y, fmaf(x.z, x.z, fmaf(x.w, x.w, squares))));
       }
       squares = warp_sum(squares);
-      float* part = &parts[turn % 2][(first + own) / 32];
+      float* part = &parts[(first + own) / 32];
       if constexpr (kCluster == 1) {
         if (lane == 0) *part = squares;
       } else {
@@ -101,7 +100,7 @@ struct SpreadRow {
       cluster_wait();
     }
     float total = 0;
-    for (const float part : parts[turn % 2]) total += part;
+    for (const float part : parts) total += part;
     const float factor = rsqrtf(total / static_cast<float>(4 * fours) + eps);
     auto* to = reinterpret_cast<uint2*>(out);
 #pragma unroll
@@ -124,157 +123,85 @@ __device__ __forceinline__ float4* fours_of(const Tensor& x, int row) {
   return reinterpret_cast<float4*>(x.row<float>(row));
 }
 
-// residual += sum.
-__device__ __forceinline__ float4 add_sum(float4* residual, const uint32_t (&sum)[4]) {
-  float4 v = *residual;
-  v = {v.x + __uint_as_float(sum[0]), v.y + __uint_as_float(sum[1]), v.z + __uint_as_float(sum[2]),
-       v.w + __uint_as_float(sum[3])};
-  return *residual = v;
-}
-
+// A cluster has one row.
 template <int kCluster, int kRanks>
-__global__ __launch_bounds__(SpreadRow<kCluster>::kThreads) void one_shot_norm_kernel(
+__global__ __launch_bounds__(SpreadRow<kCluster>::kThreads) void reduce_norm_kernel(
     const __grid_constant__ PeerView view, const __grid_constant__ Rows rows) {
   using Row = SpreadRow<kCluster>;
   const Row row(rows.weight, rows.y.cols);
   const PeerCall call(view);
-  const int first = blockIdx.x / kCluster, step = gridDim.x / kCluster;
-  const auto offset = [&](int r, int round) { return (static_cast<size_t>(r) * row.fours + row.column(round)) * 32; };
-  for (int r = first; r < rows.y.rows; r += step)
+  const int r = blockIdx.x / kCluster;
+  const size_t first = static_cast<size_t>(r) * row.fours;  // piece
+  const float4* y = fours_of(rows.y, r);
+  uint32_t own[Row::kRounds][4];
 #pragma unroll
-    for (int i = 0; i < Row::kRounds; ++i) {
-      if (!row.has(i)) continue;
-      uint32_t own[4];
-      load_piece<16>(fours_of(rows.y, r) + row.column(i), own);
-      post_all(call, offset(r, i), own);
-    }
-  for (int r = first, turn = 0; r < rows.y.rows; r += step, ++turn) {
-    float4 v[Row::kRounds];
-#pragma unroll
-    for (int i = 0; i < Row::kRounds; ++i) {
-      if (!row.has(i)) continue;
-      uint32_t own[4], sum[4], pieces[kRanks][4] = {};
-      load_piece<16>(fours_of(rows.y, r) + row.column(i), own);
-      put_own(own, view.rank, pieces);
-      take_all(call, offset(r, i), pieces);
-      sum_pieces<float>(pieces, view.size, sum);
-      v[i] = add_sum(fours_of(rows.residual, r) + row.column(i), sum);
-    }
-    row.normalize(v, rows.eps, turn, rows.out.row<uint16_t>(r));
+  for (int i = 0; i < Row::kRounds; ++i) {
+    if (!row.has(i)) continue;
+    load_piece<16>(y + row.column(i), own[i]);
+    post_all(call, first + row.column(i), own[i]);
   }
-  call.end();
-}
-
-// Of a block's pieces rank q adds up eights q, q + ranks, ... of each row.
-template <int kCluster, int kRanks>
-__device__ __forceinline__ void sum_share(const PeerView& view, const Rows& rows, const SpreadRow<kCluster>& row,
-                                          char* const (&bases)[kMostPeers]) {
-  using Row = SpreadRow<kCluster>;
-  constexpr int kAtOnce = kRanks >= 8 ? 1 : 8 / kRanks;
-  const int first = blockIdx.x / kCluster, step = gridDim.x / kCluster;
-  const int count = (static_cast<int>(rows.y.rows) - first + step - 1) / step;  // rows of this cluster
-  const int share = (Row::kPieces / 8 + view.size - 1) / view.size * 8;         // pieces of a row, at most
-  for (int at = threadIdx.x; at < count * share; at += Row::kThreads * kAtOnce) {
-    uint32_t pieces[kAtOnce][kRanks][4] = {};
-    int64_t places[kAtOnce];  // bytes from the beginning of y; negative: none
+  float4 v[Row::kRounds];
 #pragma unroll
-    for (int k = 0; k < kAtOnce; ++k) {
-      const int index = at + k * Row::kThreads, turn = index / share, own = index - turn * share;
-      const int piece = (own / 8 * view.size + view.rank) * 8 + own % 8, column = row.column_of(piece);
-      const bool here = turn < count && piece < Row::kPieces && column < row.fours;
-      places[k] = here ? ((first + turn * step) * rows.y.row_stride + 4 * column) * 4 : -1;
-#pragma unroll
-      for (int r = 0; r < kRanks; ++r)
-        if (here && r < view.size) load_piece<16>(bases[r] + places[k], pieces[k][r]);
-    }
-#pragma unroll
-    for (int k = 0; k < kAtOnce; ++k) {
-      uint32_t sum[4];
-      sum_pieces<float>(pieces[k], view.size, sum);
-#pragma unroll
-      for (int r = 0; r < kRanks; ++r)
-        if (places[k] >= 0 && r < view.size) store_piece<16>(bases[r] + places[k], sum);
-    }
+  for (int i = 0; i < Row::kRounds; ++i) {
+    if (!row.has(i)) continue;
+    float4& residual = fours_of(rows.residual, r)[row.column(i)];
+    v[i] = residual;
+    uint32_t sum[4], pieces[kRanks][4] = {};
+    put_own(own[i], view.rank, pieces);
+    take_all(call, first + row.column(i), pieces);
+    sum_pieces<float>(pieces, view.size, sum);
+    v[i] = {v[i].x + __uint_as_float(sum[0]), v[i].y + __uint_as_float(sum[1]), v[i].z + __uint_as_float(sum[2]),
+            v[i].w + __uint_as_float(sum[3])};
+    residual = v[i];
   }
-}
-
-template <int kCluster, int kRanks>
-__global__ __launch_bounds__(SpreadRow<kCluster>::kThreads) void two_shot_norm_kernel(
-    const __grid_constant__ PeerView view, const __grid_constant__ Rows rows) {
-  using Row = SpreadRow<kCluster>;
-  __shared__ char* bases[kMostPeers];
-  const Row row(rows.weight, rows.y.cols);
-  const PeerCall call(view);
-  if (call.exchange_addresses(rows.y.data, bases)) {
-    sum_share<kCluster, kRanks>(view, rows, row, bases);
-    call.meet();
-  }
-  const int first = blockIdx.x / kCluster, step = gridDim.x / kCluster;
-  for (int r = first, turn = 0; r < rows.y.rows; r += step, ++turn) {
-    float4 v[Row::kRounds];
-#pragma unroll
-    for (int i = 0; i < Row::kRounds; ++i) {
-      if (!row.has(i)) continue;
-      uint32_t sum[4];
-      load_piece<16>(fours_of(rows.y, r) + row.column(i), sum);
-      v[i] = add_sum(fours_of(rows.residual, r) + row.column(i), sum);
-    }
-    row.normalize(v, rows.eps, turn, rows.out.row<uint16_t>(r));
-  }
+  row.normalize(v, rows.eps, rows.out.row<uint16_t>(r));
   call.end();
 }
 
 constexpr int kCluster = 8;
 
-bool one_shot(const PeerView& view, const Tensor& y) {
-  const auto bytes = static_cast<size_t>(y.rows * y.cols * 4);
-  return bytes <= view.one_shot_bytes && 2 * bytes <= kMailboxBytes;
+template <int kBlocks>
+auto norm_kernel(int ranks) {
+  return ranks <= 2   ? reduce_norm_kernel<kBlocks, 2>
+         : ranks <= 4 ? reduce_norm_kernel<kBlocks, 4>
+                      : reduce_norm_kernel<kBlocks, 8>;
 }
 
-template <int kBlocks>
-auto norm_kernel(int ranks, bool one_shot) {
-  if (ranks <= 2) return one_shot ? one_shot_norm_kernel<kBlocks, 2> : two_shot_norm_kernel<kBlocks, 2>;
-  if (ranks <= 4) return one_shot ? one_shot_norm_kernel<kBlocks, 4> : two_shot_norm_kernel<kBlocks, 4>;
-  return one_shot ? one_shot_norm_kernel<kBlocks, 8> : two_shot_norm_kernel<kBlocks, 8>;
+bool has_clusters() {
+  return device_limits().capability >= 90;
 }
 
 }  // namespace
 
-bool reduce_norm_fits(const Tensor& residual, const Tensor& y, const Tensor& out) {
+bool reduce_norm_pays(const PeerView& view, const Tensor& residual, const Tensor& y, const Tensor& out) {
+  const auto fours = static_cast<size_t>(y.rows * y.cols / 4);
   return in_fours(residual) && in_fours(y) && out.dtype == DType::kBF16 && out.row_stride % 4 == 0 &&
-         reinterpret_cast<uintptr_t>(out.data) % 8 == 0;
-}
-
-bool reduce_norm_pays(const PeerView& view, const Tensor& y) {
-  return one_shot(view, y);
+         reinterpret_cast<uintptr_t>(out.data) % 8 == 0 && y.rows <= view.most_blocks() / kCluster &&
+         16 * fours <= view.one_shot_bytes && box_bytes<4>(fours) <= mailbox_bytes(view.size);
 }
 
 cudaError_t reduce_norm_rows(const PeerView& view, const Tensor& residual, const Tensor& y, const float* weight,
                              float eps, const Tensor& out, cudaStream_t stream) {
-  CHECK(reduce_norm_fits(residual, y, out), "a norm of ", y.cols, " columns");
+  CHECK(reduce_norm_pays(view, residual, y, out), y.rows, " rows of ", y.cols, " columns");
   if (y.rows == 0) return cudaSuccess;
-  const bool once = one_shot(view, y), clusters = device_limits().capability >= 90;
-  const unsigned cluster = clusters ? kCluster : 1;
-  const int64_t most = view.most_blocks() / cluster;
-  const PeerLaunch shape{
-      .blocks = cluster * static_cast<unsigned>(std::min(y.rows, most)),
-      .threads = static_cast<unsigned>(clusters ? SpreadRow<kCluster>::kThreads : SpreadRow<1>::kThreads),
-      .cluster = cluster,
-      .stream = stream};
   const Rows rows{.residual = residual, .y = y, .out = out, .weight = weight, .eps = eps};
-  return launch_peers(clusters ? norm_kernel<kCluster>(view.size, once) : norm_kernel<1>(view.size, once), shape, view,
-                      rows);
+  const auto count = static_cast<unsigned>(y.rows);
+  if (!has_clusters())
+    return launch_peers(norm_kernel<1>(view.size),
+                        {.blocks = count, .threads = SpreadRow<1>::kThreads, .stream = stream}, view, rows);
+  return launch_peers(
+      norm_kernel<kCluster>(view.size),
+      {.blocks = kCluster * count, .threads = SpreadRow<kCluster>::kThreads, .cluster = kCluster, .stream = stream},
+      view, rows);
 }
 
 cudaError_t load_reduce_norm() {
-  const bool clusters = device_limits().capability >= 90;
-  for (const int ranks : {2, 4, 8})
-    for (const bool one_shot : {true, false}) {
-      cudaFuncAttributes attributes;
-      const cudaError_t error = cudaFuncGetAttributes(
-          &attributes, clusters ? norm_kernel<kCluster>(ranks, one_shot) : norm_kernel<1>(ranks, one_shot));
-      if (error != cudaSuccess) return error;
-    }
+  for (const int ranks : {2, 4, 8}) {
+    cudaFuncAttributes attributes;
+    const cudaError_t error =
+        cudaFuncGetAttributes(&attributes, has_clusters() ? norm_kernel<kCluster>(ranks) : norm_kernel<1>(ranks));
+    if (error != cudaSuccess) return error;
+  }
   return cudaSuccess;
 }
 

@@ -8,14 +8,13 @@
 
 namespace perigee {
 
-// Whether rows can be kept in registers: as norm_row.cuh wants them, f32 in fours.
-bool reduce_norm_fits(const Tensor& residual, const Tensor& y, const Tensor& out);
-// Whether this beats the sum and then the norm, of rows that fit: as long as the sum takes one shot (H200).
-bool reduce_norm_pays(const PeerView& view, const Tensor& y);
+// Whether there is such a kernel for these tensors, and it beats the sum and then the norm: up to 64 rows, as long as
+// the sum takes one shot. In two shots it gains nothing (docs/results/cuda.md).
+bool reduce_norm_pays(const PeerView& view, const Tensor& residual, const Tensor& y, const Tensor& out);
 
-// residual += the sum of the ranks' y, in rank order; out = the residual's RMSNorm in bf16. y is overwritten. All f32
-// [n, H] but out. Every rank calls it with tensors of the same sizes, strides and alignment. The bits of all_reduce and
-// rms_norm_rows.
+// residual += the sum of the ranks' y, in rank order; out = the residual's RMSNorm in bf16. All f32 [n, H] but out.
+// Every rank calls it with tensors of the same sizes and alignment. Has the bits of all_reduce and rms_norm_rows.
+// Requires that it pays.
 cudaError_t reduce_norm_rows(const PeerView& view, const Tensor& residual, const Tensor& y, const float* weight,
                              float eps, const Tensor& out, cudaStream_t stream);
 
