@@ -10,6 +10,7 @@
 #include "base/clock.h"
 #include "base/memory_text.h"
 #include "base/thread_pool.h"
+#include "comm/cuda/peer_choose.h"
 #include "exec/host_device.h"
 #include "ops/ops.h"
 #include "tensor/cuda/device.h"
@@ -50,10 +51,34 @@ std::string line(const std::string& name, const std::string& value) {
   return fmt::format("{:<22} {}\n", name, value);
 }
 
+std::string no_links(const MachineReport& report) {
+  return report.gpus.empty() ? "none: there is no GPU" : "none: there is one GPU";
+}
+
 std::string links_text(const MachineReport& report) {
-  if (report.gpus.empty()) return "none: there is no GPU";
-  if (report.gpus.size() == 1) return "none: there is one GPU";
-  return "not measured by this version";
+  if (report.gpus.size() < 2) return line("links between GPUs", no_links(report));
+  std::string out;
+  for (const PeerLink& link : report.links)
+    out +=
+        line(fmt::format("GPU {} - GPU {}", link.first, link.second),
+             link.why_none.empty() ? fmt::format("sums of one token in {:.1f} us, of many at {:.0f} GB/s a direction",
+                                                 link.sum_us, link.sum_gbs)
+                                   : "none: " + link.why_none);
+  return out + line("chosen", peer_choices_text(static_cast<int32_t>(report.gpus.size())));
+}
+
+Json links_json(const MachineReport& report) {
+  if (report.gpus.size() < 2) return Json(no_links(report));
+  Json::Array links;
+  for (const PeerLink& link : report.links) {
+    Json one;
+    one.set("gpus", Json::Array{Json(link.first), Json(link.second)});
+    if (!link.why_none.empty()) one.set("why_none", link.why_none);
+    one.set("sum_us", link.sum_us);
+    one.set("sum_gbs", link.sum_gbs);
+    links.push_back(std::move(one));
+  }
+  return Json(std::move(links));
 }
 
 }  // namespace
@@ -72,6 +97,7 @@ MachineReport inspect_machine(int64_t read_bytes) {
   report.gpus = list_gpus();
   for (size_t i = 0; i < report.gpus.size(); ++i) report.gpu_states.push_back(gpu_report(static_cast<int>(i)));
   if (report.gpus.empty()) report.why_no_gpu = select_device(0).error().message;
+  report.links = measure_peer_links(static_cast<int32_t>(report.gpus.size()));
   return report;
 }
 
@@ -82,6 +108,9 @@ std::vector<std::string> findings(const MachineReport& report) {
     const Status alike = check_gpus(report.gpus, static_cast<int32_t>(report.gpus.size()));
     if (!alike.ok()) out.push_back(alike.error().message);
   }
+  for (const PeerLink& link : report.links)
+    if (!link.why_none.empty())
+      out.push_back(fmt::format("no tensor parallelism on GPUs {} and {}: {}", link.first, link.second, link.why_none));
   return out;
 }
 
@@ -98,7 +127,7 @@ std::string report_text(const MachineReport& report) {
         fmt::format("GPU {}", i),
         fmt::format("{}, compute capability {}.{}, {}; {}", report.gpus[i].name, report.gpus[i].compute_capability / 10,
                     report.gpus[i].compute_capability % 10, memory_text(report.gpus[i].bytes), report.gpu_states[i]));
-  out += line("links between GPUs", links_text(report));
+  out += links_text(report);
   for (const std::string& finding : findings(report)) out += line("WRONG", finding);
   return out;
 }
@@ -121,7 +150,7 @@ Json report_json(const MachineReport& report) {
     gpus.push_back(std::move(gpu));
   }
   out.set("gpus", std::move(gpus));
-  out.set("links", links_text(report));
+  out.set("links", links_json(report));
   for (const std::string& finding : findings(report)) wrong.emplace_back(finding);
   out.set("wrong", std::move(wrong));
   return out;

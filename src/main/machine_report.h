@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/json.h"
+#include "comm/cuda/peer_links.h"
 #include "tensor/cuda/gpus.h"
 
 namespace perigee {
@@ -24,9 +25,10 @@ struct MachineReport {
   std::vector<Gpu> gpus;
   std::vector<std::string> gpu_states;  // a line of each, with what is wrong with it in capitals
   std::string why_no_gpu;
+  std::vector<PeerLink> links;  // of every pair of GPUs
 };
 
-// Takes about a second: reads `read_bytes` of memory several times.
+// Takes about a second: reads `read_bytes` of memory several times; and as long again for each pair of GPUs.
 MachineReport inspect_machine(int64_t read_bytes);
 
 // What should be changed before serving here; empty: nothing.

@@ -49,5 +49,19 @@ TEST(MachineReport, NamesWhatIsWrong) {
   EXPECT_EQ(report_json(old).find("links")->as_string(), "none: there is one GPU");
 }
 
+TEST(MachineReport, LinksAreWhatWasMeasuredOrWhyThereIsNone) {
+  MachineReport report = with_gpus({kH200, kH200, kH200});
+  report.links = {{.first = 0, .second = 1, .sum_us = 2.41, .sum_gbs = 335.2},
+                  {.first = 0, .second = 2, .why_none = "no peer access between them"}};
+  const std::string text = report_text(report);
+  EXPECT_NE(text.find("sums of one token in 2.4 us, of many at 335 GB/s"), std::string::npos) << text;
+  EXPECT_NE(text.find("collectives of 3 GPUs"), std::string::npos) << text;
+  ASSERT_EQ(findings(report).size(), 1u);
+  EXPECT_EQ(findings(report)[0], "no tensor parallelism on GPUs 0 and 2: no peer access between them");
+  const Json json = report_json(report);
+  ASSERT_EQ(json.find("links")->as_array().size(), 2u);
+  EXPECT_EQ(json.find("links")->as_array()[0].find("sum_gbs")->as_double(), 335.2);
+}
+
 }  // namespace
 }  // namespace perigee

@@ -1,0 +1,21 @@
+// What links between the GPUs of this machine give collectives. No CUDA header here.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace perigee {
+
+// Between two GPUs.
+struct PeerLink {
+  int32_t first = 0, second = 0;
+  std::string why_none;  // empty: they reach each other's memory
+  double sum_us = 0;     // of the smallest operands: f32 [1, 2304]
+  double sum_gbs = 0;    // of large ones: bytes over each direction of the link
+};
+
+// Of every pair, one after the other; a second for each. None on a build without CUDA.
+std::vector<PeerLink> measure_peer_links(int32_t num_gpus);
+
+}  // namespace perigee
