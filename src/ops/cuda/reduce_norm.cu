@@ -167,6 +167,11 @@ auto norm_kernel(int ranks) {
                       : reduce_norm_kernel<kBlocks, 8>;
 }
 
+// The blocks of 64 rows are too many to be resident at once.
+int64_t most_rows(const PeerView& view) {
+  return view.most_blocks() / (2 * kCluster);
+}
+
 bool has_clusters() {
   return device_limits().capability >= 90;
 }
@@ -176,7 +181,7 @@ bool has_clusters() {
 bool reduce_norm_pays(const PeerView& view, const Tensor& residual, const Tensor& y, const Tensor& out) {
   const auto fours = static_cast<size_t>(y.rows * y.cols / 4);
   return in_fours(residual) && in_fours(y) && out.dtype == DType::kBF16 && out.row_stride % 4 == 0 &&
-         reinterpret_cast<uintptr_t>(out.data) % 8 == 0 && y.rows <= view.most_blocks() / kCluster &&
+         reinterpret_cast<uintptr_t>(out.data) % 8 == 0 && y.rows <= most_rows(view) &&
          16 * fours <= view.one_shot_bytes && box_bytes<4>(fours) <= mailbox_bytes(view.size);
 }
 

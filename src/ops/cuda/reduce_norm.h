@@ -8,7 +8,7 @@
 
 namespace perigee {
 
-// Whether there is such a kernel for these tensors, and it beats the sum and then the norm: up to 64 rows, as long as
+// Whether there is such a kernel for these tensors, and it beats the sum and then the norm: up to 32 rows, as long as
 // the sum takes one shot. In two shots it gains nothing (docs/results/cuda.md).
 bool reduce_norm_pays(const PeerView& view, const Tensor& residual, const Tensor& y, const Tensor& out);
 

@@ -81,8 +81,8 @@ TEST_P(ReduceNorm, HasTheBitsOfItsParts) {
       const auto most = static_cast<int64_t>(mailbox_bytes(rank.group.size) - 1024) / 8;  // numbers
       for (int turn = 0; turn < 3; ++turn)
         for (const int64_t cols : {4, 64, 1000, 2048, 2304, 5120, 7168, 8192})
-          for (const int64_t rows : {1, 2, 7, 16, 33, 64})
-            if (rows <= rank.comm->view().most_blocks() / 8 && rows * cols <= most)
+          for (const int64_t rows : {1, 2, 7, 8, 16, 31, 32})
+            if (rows <= rank.comm->view().most_blocks() / 16 && rows * cols <= most)
               check_rows(rank, ++call, std::numeric_limits<size_t>::max(), rows, cols);
     });
   }
@@ -92,7 +92,7 @@ TEST_P(ReduceNorm, EndsWhenARankIsLost) {
   PeerGroup group(2, GetParam());
   run(group, [&](PeerRank& rank) {
     ASSERT_EQ(load_reduce_norm(), cudaSuccess);
-    const Operands x(rank, 1, 16, 2304);
+    const Operands x(rank, 1, 8, 2304);
     rank.meet();
     if (rank.rank == 1) {
       EXPECT_TRUE(eventually([&] { return group.comms.num_meetings(0) == 1; }));
