@@ -98,8 +98,7 @@ Status HostDevice::reserve() {
     return bad_input(
         fmt::format("the system does not give {} for the cache beside {} of weights and what the program takes; this "
                     "process may have {}: lower --kv-cache-memory-bytes, or raise the limit (ulimit -v)",
-                    memory_text(bytes), memory_text(parts_->weight_bytes()),
-                    memory_text(host_memory_bytes())),
+                    memory_text(bytes), memory_text(parts_->weight_bytes()), memory_text(host_memory_bytes())),
         "kv-cache-memory-bytes");
   pool_memory_ = parts_->ops->make_buffer(static_cast<size_t>(parts_->pool_bytes()));
   if (recurrent) {
