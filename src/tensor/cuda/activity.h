@@ -17,7 +17,7 @@ struct DeviceActivity {
   std::string name;                  // of a kernel, as the compiler mangled it
   int64_t begin_ns = 0, end_ns = 0;  // the device's clock
   int32_t gpu = 0;
-  uint64_t mark = 0;                 // ActivityTrace::mark() at its launch; 0: none, or launched by a graph
+  uint64_t mark = 0;  // ActivityTrace::mark() at its launch; 0: none, or launched by a graph
   bool operator<(const DeviceActivity& other) const { return begin_ns < other.begin_ns; }
 };
 
