@@ -247,6 +247,7 @@ int serve_until_signal(const ServerConfig& server_config, EngineConfig engine_co
   std::thread([&signals, &lost] { stop_at_second_signal(signals, lost); }).detach();
   (*server)->drain_and_stop();
   (*engine)->shutdown();
+  flush_log();  // a full log has no room for the last line
   log_info("stopped");
   return 0;
 }
