@@ -8,6 +8,7 @@
 #include <cstdio>
 
 #include "bits.h"
+#include "tensor/cuda/gpus.h"
 
 namespace perigee {
 namespace {
@@ -278,6 +279,12 @@ std::vector<TestModel> deterministic_models() {
   }
   if (select_device(0).ok())
     models.push_back(with_cache(LatentFormat::kF8E4M3, on_gpu(tiny_k2(), ""), "TinyK2CudaFp8"));
+  if (std::ssize(list_gpus()) > 1) {
+    models.push_back(of_ranks(on_gpu(tiny_k2(), ""), "TinyK2CudaDcp", 2, 2));
+    models.push_back(
+        of_ranks(with_cache(LatentFormat::kF8Tiles, on_gpu(tiny_k2(), ""), ""), "TinyK2CudaTilesDcp", 2, 2));
+    models.push_back(of_ranks(on_gpu(hybrid_model(), ""), "HybridCudaDcp", 2, 2));
+  }
   return models;
 }
 
