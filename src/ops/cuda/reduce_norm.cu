@@ -106,9 +106,7 @@ struct SpreadRow {
 #pragma unroll
     for (int i = 0; i < kRounds; ++i) {
       const float4 a = weight[i];
-      if (has(i))
-        to[column(i)] = {pack_pair(Bf16(), v[i].x * factor * a.x, v[i].y * factor * a.y),
-                         pack_pair(Bf16(), v[i].z * factor * a.z, v[i].w * factor * a.w)};
+      if (has(i)) to[column(i)] = normed_four(v[i], factor, a);
     }
   }
 };
