@@ -99,7 +99,7 @@ void StepSampling::ask(const StepPlan& plan, const Slots& slots, const BatchBuil
     const int32_t first = alone || by_largest ? own_row : num_whole;
     const int32_t num_logits = row.scores_prompt() ? row.num_tokens() : row.samples() ? 1 : 0;
     const int32_t rank = by_largest ? kEveryRank : rank_of_slot(row.slot, slots_.ranks);
-    sampled_by_.insert(sampled_by_.end(), static_cast<size_t>(num_logits), rank);
+    if (!alone && !graph) sampled_by_.insert(sampled_by_.end(), static_cast<size_t>(num_logits), rank);
     if (mine && !by_largest) num_whole += num_logits;
     const int32_t num_scores = row.scores_prompt() && mine
                                    ? std::clamp(slot.num_prompt_tokens - 1 - row.position.least, 0, row.num_tokens())
