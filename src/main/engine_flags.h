@@ -21,8 +21,8 @@ struct EngineFlags {
   std::optional<Device> device;
   ParallelSizes parallel;
   std::string speculative_config;             // JSON: speculation_flag.h
-  std::string tokenizer, kv_transfer_config;  // refused, but for the model's own tokenizer
-  bool bf16 = true;                           // what is computed in; there is no other
+  std::string tokenizer, kv_transfer_config;  // refused, except the model's own tokenizer
+  bool bf16 = true;                           // the dtype of computation: the only choice
 };
 
 // Of every command that loads a model: which, and how.

@@ -140,7 +140,7 @@ inline void PeerRank::meet() {
   group.meeting.arrive_and_wait();
 }
 
-// Why there is no group placed so on this machine; none: there is.
+// Why this machine cannot run a group that is placed so; nullopt if it can.
 inline std::optional<std::string> no_peers(Placed placed) {
   if (const Status status = select_device(0); !status.ok()) return status.error().message;
   if (placed == Placed::kApart && list_gpus().size() < 2) return "one GPU";

@@ -290,7 +290,8 @@ __device__ float reduce_warp_sum(float x) {
   return x;
 }
 
-// What log-sum-exps are taken relative to. NaN is no largest, and may be all there is.
+// What is subtracted from log-sum-exps: the largest, or 0 where that is -inf, since -inf - -inf is NaN. fmaxf skips
+// NaN: if there is nothing else, the largest is -inf, and the NaN shows in the sum.
 __device__ float base_of(float largest) {
   return largest == -INFINITY ? 0 : largest;
 }
