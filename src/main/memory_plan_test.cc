@@ -68,6 +68,20 @@ TEST(MemoryPlan, IsWhatAnEngineThenHas) {
 }
 
 // Plan and engine take the longest context that the ranks of a dcp group hold together, and refuse one of a token more.
+// A draft's weights come on top, and its cache is one more layer of latents.
+TEST(MemoryPlan, ADraftTakesWeightsAndALayerOfTheCache) {
+  EngineConfig config = config_of("models/tiny-k2");
+  const MemoryPlan alone = plan_of(config, *this_machine(config.rank));
+  config.rank.draft_model = "models/tiny-k2-eagle3-mla";
+  config.rank.limits.num_drafts = 3;
+  const MemoryPlan with = plan_of(config, *this_machine(config.rank));
+  const int64_t layers = alone.layout.latent().layers;
+  EXPECT_EQ(with.layout.latent().layers, layers + 1);
+  EXPECT_EQ(with.layout.page_bytes() * layers, alone.layout.page_bytes() * (layers + 1));
+  EXPECT_GT(with.weights, alone.weights + 1'000'000);
+  EXPECT_LT(with.pages(), alone.pages());
+}
+
 TEST(MemoryPlan, AContextThatOneRankCannotHold) {
   const Machine machine{.name = "m", .bytes = kGiB};
   for (const char* folder : {"models/tiny-k2", "models/tiny-kimi-linear"}) {

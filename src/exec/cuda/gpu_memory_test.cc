@@ -2,14 +2,16 @@
 
 #include <gtest/gtest.h>
 
+#include <string>
+
 namespace perigee {
 namespace {
 
 constexpr double kMiB = 1 << 20;
 
-GpuWorkspace workspace_of(const PlanLimits& limits, int64_t size = 1) {
+GpuWorkspace workspace_of(const PlanLimits& limits, int64_t size = 1, const char* model_name = "kimi-linear-48b") {
   RankConfig config;
-  config.load.path = "bench/models/kimi-linear-48b";
+  config.load.path = std::string("bench/models/") + model_name;
   config.load.format = LoadFormat::kDummy;
   config.load.ranks.size = size;
   config.limits = limits;
@@ -43,6 +45,14 @@ TEST(GpuWorkspace, AShareOfTheHeadsTakesLess) {
   EXPECT_LT(one, 2600);
   EXPECT_LT(two, 0.75 * one);
   EXPECT_GT(two, 0.45 * one);
+}
+
+// With 102,400 ids a rank of two keeps counts, bits and logits as sampled (627,200 bytes) of half the slots, and gets
+// whole rows of logits (409,600 bytes) for these and for 256 scores of prompts. Mailboxes take 16 MiB.
+TEST(GpuWorkspace, RanksDivideSlotsAndGetTheirLogitsWhole) {
+  const PlanLimits limits{.max_sequences = 1024, .max_step_tokens = 8192};
+  const int64_t apart = workspace_of(limits, 2, "v2-lite").arrays - workspace_of(limits, 1, "v2-lite").arrays;
+  EXPECT_EQ(apart, 768 * 409'600 - 512 * 627'200 + (16 << 20));
 }
 
 TEST(GpuPool, IsWhatWasAskedForOrWhatTheShareLeaves) {
