@@ -1,8 +1,8 @@
 """The section `sanitize` of tools/gpu_checks.py: compute-sanitizer's four tools over every CUDA kernel.
 
 First each tool is run on a kernel with the fault that it is there for, and must report it (tests/sanitize). Every job
-below runs once by itself, under a list of the kernels that it launches, and under each tool, many at a time. A kernel
-that the programs hold and no job launches is a failure.
+below runs once by itself, under a list of the kernels that it launches, and under each tool, many at a time, on all GPUs
+that CUDA shows. A kernel that the programs hold and no job launches is a failure.
 
 The jobs run with PERIGEE_GPU_SANITIZER set (src/base/soak.h): few, small cases. What the tools can see:
 memcheck   each temporary array is an allocation of its own, with room after it: a read beyond an array is seen.
@@ -15,6 +15,7 @@ engine's arena, pages and lists are one allocation each anyway, inside which not
 """
 import concurrent.futures
 import os
+import queue
 import re
 import signal
 import subprocess
@@ -49,7 +50,7 @@ JOBS = {  # name: (program, tests); long ones first
     "steps": ("src/exec/cuda/exec_cuda_test", "*"),
     "memory": ("src/tensor/cuda/tensor_cuda_test", "*-*AReport*"),
     "peers": (COMM, "*/OnOneGpu-*MemoryCanBe*"),
-    "peers-norm": (PEER_OPS, "*ReduceNorm*/OnOneGpu"),
+    "peers-ops": (PEER_OPS, "*/OnOneGpu"),
 }
 TOOLS = {  # name: (the fault it must see, arguments on jobs)
     "racecheck": ("missing_barrier", ["--racecheck-num-workers", "2"]),
@@ -76,7 +77,7 @@ KNOWN = [
     r"in mla_decode_wgmma_fp8.cu|load_matrix_x4_transposed\(.* in mma.cuh",
 ]
 JOB_LIMIT_S = 120
-AT_ONCE = max(2, min(8, os.cpu_count() - 4))
+MOST_OF_A_GPU, CORES_LEFT = 8, 4  # jobs at once; cores for others
 REPORT = re.compile(r"^=+ +(?:Error|Warning|Invalid|Uninitialized|Barrier|Host API|Program hit|Race|Internal|Unsupported|Fatal)", re.M)
 PLACE = re.compile(r"(?:access|^=+ +) ?at (.+)$", re.M)
 
@@ -89,17 +90,38 @@ def reports(tool, output):
     return [piece.strip() for piece, is_known in zip(pieces, known) if not is_known], sum(known)
 
 
+def visible_gpus():
+    """-> the GPUs that CUDA shows, as CUDA_VISIBLE_DEVICES names them."""
+    if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
+        return visible.split(",")
+    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True).stdout
+    return [str(i) for i in range(listed.count("UUID: GPU-"))]
+
+
 class Sanitizer:
     def __init__(self, build, folder, limit_s):
         self.build, self.folder, self.end = os.path.abspath(build), os.path.abspath(folder), time.monotonic() + limit_s
         os.makedirs(self.folder, exist_ok=True)
+        gpus = visible_gpus()
+        self.at_once = max(2, min(MOST_OF_A_GPU * len(gpus), os.cpu_count() - CORES_LEFT))
+        self.free = queue.SimpleQueue()  # a place on a GPU for each job that may run
+        for i in range(self.at_once):
+            self.free.put(gpus[i % len(gpus)])
 
     def run(self, name, command, env):
         """-> (exit code, output, seconds); the output is in the folder as NAME.log, too."""
+        gpu = self.free.get()
+        try:
+            return self.run_on(gpu, name, command, env)
+        finally:
+            self.free.put(gpu)
+
+    def run_on(self, gpu, name, command, env):
         begin = time.monotonic()
         path = f"{self.folder}/{name}.log"
         with open(path, "w", encoding="utf-8") as log:
-            process = subprocess.Popen(command, env={**os.environ, **env}, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+            process = subprocess.Popen(command, env={**os.environ, **env, "CUDA_VISIBLE_DEVICES": gpu}, stdout=log,
+                                       stderr=subprocess.STDOUT, start_new_session=True)
             try:
                 code = process.wait(timeout=max(1, min(JOB_LIMIT_S, self.end - begin)))
             except subprocess.TimeoutExpired:
@@ -163,7 +185,7 @@ def sanitize(build, folder, limit_s, tools=tuple(TOOLS), jobs=tuple(JOBS)):
     """-> whether every tool sees its fault and reports nothing else, and every kernel was launched."""
     checker = Sanitizer(build, folder, limit_s)
     good = True
-    with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
+    with concurrent.futures.ThreadPoolExecutor(checker.at_once) as pool:
         calls = [pool.submit(checker.sees_fault, tool) for tool in tools]
         calls += [pool.submit(checker.alone, name) for name in JOBS]
         calls += [pool.submit(checker.job, tool, name) for tool in tools for name in jobs if (tool, name) not in SKIPPED]
