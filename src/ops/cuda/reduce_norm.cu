@@ -170,11 +170,11 @@ int64_t most_rows(const PeerView& view) {
   return view.most_blocks() / (2 * kCluster);
 }
 
+}  // namespace
+
 bool has_clusters() {
   return device_limits().capability >= 90;
 }
-
-}  // namespace
 
 bool reduce_norm_pays(const PeerView& view, const Tensor& residual, const Tensor& y, const Tensor& out) {
   const auto fours = static_cast<size_t>(y.rows * y.cols / 4);
@@ -184,12 +184,12 @@ bool reduce_norm_pays(const PeerView& view, const Tensor& residual, const Tensor
 }
 
 cudaError_t reduce_norm_rows(const PeerView& view, const Tensor& residual, const Tensor& y, const float* weight,
-                             float eps, const Tensor& out, cudaStream_t stream) {
+                             float eps, const Tensor& out, cudaStream_t stream, bool clusters) {
   CHECK(reduce_norm_pays(view, residual, y, out), y.rows, " rows of ", y.cols, " columns");
   if (y.rows == 0) return cudaSuccess;
   const Rows rows{.residual = residual, .y = y, .out = out, .weight = weight, .eps = eps};
   const auto count = static_cast<unsigned>(y.rows);
-  if (!has_clusters())
+  if (!clusters)
     return launch_peers(norm_kernel<1>(view.size),
                         {.blocks = count, .threads = SpreadRow<1>::kThreads, .stream = stream}, view, rows);
   return launch_peers(
@@ -198,11 +198,11 @@ cudaError_t reduce_norm_rows(const PeerView& view, const Tensor& residual, const
       view, rows);
 }
 
-cudaError_t load_reduce_norm() {
+cudaError_t load_reduce_norm(bool clusters) {
   for (const int ranks : {2, 4, 8}) {
     cudaFuncAttributes attributes;
     const cudaError_t error =
-        cudaFuncGetAttributes(&attributes, has_clusters() ? norm_kernel<kCluster>(ranks) : norm_kernel<1>(ranks));
+        cudaFuncGetAttributes(&attributes, clusters ? norm_kernel<kCluster>(ranks) : norm_kernel<1>(ranks));
     if (error != cudaSuccess) return error;
   }
   return cudaSuccess;

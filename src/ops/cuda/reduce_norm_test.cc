@@ -43,17 +43,18 @@ struct Operands {
   const float* weight = nullptr;
 };
 
-void check_rows(PeerRank& rank, uint64_t call, size_t one_shot_bytes, int64_t rows, int64_t cols) {
+void check_rows(PeerRank& rank, uint64_t call, bool clusters, int64_t rows, int64_t cols) {
   constexpr float kEps = 1e-5f;
   rank.reset();
-  rank.comm->set_one_shot_bytes(one_shot_bytes);
+  rank.comm->set_one_shot_bytes(std::numeric_limits<size_t>::max());
   const cudaStream_t stream = rank.stream.get();
   const Operands apart(rank, call, rows, cols), joined(rank, call, rows, cols);
   ASSERT_TRUE(reduce_norm_pays(rank.comm->view(), joined.residual, joined.y, joined.out)) << rows << "x" << cols;
   rank.comm->all_reduce(apart.y);
   ASSERT_EQ(rms_norm_rows(apart.residual, &apart.y, apart.weight, kEps, apart.out, stream), cudaSuccess);
-  ASSERT_EQ(reduce_norm_rows(rank.comm->view(), joined.residual, joined.y, joined.weight, kEps, joined.out, stream),
-            cudaSuccess);
+  ASSERT_EQ(
+      reduce_norm_rows(rank.comm->view(), joined.residual, joined.y, joined.weight, kEps, joined.out, stream, clusters),
+      cudaSuccess);
   const auto count = static_cast<size_t>(rows * cols);
   ASSERT_EQ(rank.download(apart.residual.row<uint32_t>(0), count),
             rank.download(joined.residual.row<uint32_t>(0), count))
@@ -62,13 +63,13 @@ void check_rows(PeerRank& rank, uint64_t call, size_t one_shot_bytes, int64_t ro
       << rows << "x" << cols;
 }
 
+// With clusters of blocks where the GPU has them, and as on a GPU without.
 TEST_P(ReduceNorm, HasTheBitsOfItsParts) {
-  ASSERT_EQ(load_reduce_norm(), cudaSuccess);
   for (const int32_t size : peer_sizes(GetParam())) {
     SCOPED_TRACE(size);
     PeerGroup group(size, GetParam(), 512 << 20);
     run(group, [](PeerRank& rank) {
-      ASSERT_EQ(load_reduce_norm(), cudaSuccess);
+      for (const bool clusters : {has_clusters(), false}) ASSERT_EQ(load_reduce_norm(clusters), cudaSuccess);
       // The kernels that the test compares with, before another rank may wait for this one.
       {
         const Operands first(rank, 0, 600, 64), few(rank, 0, 1, 64);
@@ -83,7 +84,7 @@ TEST_P(ReduceNorm, HasTheBitsOfItsParts) {
         for (const int64_t cols : {4, 64, 1000, 2048, 2304, 5120, 7168, 8192})
           for (const int64_t rows : {1, 2, 7, 8, 16, 31, 32})
             if (rows <= rank.comm->view().most_blocks() / 16 && rows * cols <= most)
-              check_rows(rank, ++call, std::numeric_limits<size_t>::max(), rows, cols);
+              check_rows(rank, ++call, has_clusters() && turn != 1, rows, cols);
     });
   }
 }
