@@ -39,6 +39,10 @@ void EagleDrafter::add_row(const PlanRow& row, const SequenceRows& computed, con
   SequenceRows rows = computed;
   rows.first_row = static_cast<int32_t>(tokens_.size());
   rows.checkpoints = {};
+  if (!model_.config().has_latents()) {
+    rows.pages = slot.draft_blocks.data();
+    rows.shared = {};
+  }
   if (row.prefill() != nullptr) {
     const auto first = step.batch.tokens.begin() + computed.first_row;
     tokens_.insert(tokens_.end(), first + 1, first + computed.num_tokens);
@@ -103,7 +107,7 @@ void EagleDrafter::guess(const Tensor& logits, Slots& slots) {
     Guess best = all_guesses_[i];
     for (size_t at = i + lines_.size(); at < all_guesses_.size(); at += lines_.size())
       if (all_guesses_[at].logit > best.logit) best = all_guesses_[at];
-    slots[lines_[i].slot].drafts.push_back(best.id);
+    slots[lines_[i].slot].drafts.push_back(model_.target_id(best.id));
   }
 }
 

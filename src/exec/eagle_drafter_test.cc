@@ -20,7 +20,12 @@ int32_t largest(const std::vector<float>& logits) {
   return static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
 }
 
-class Drafting : public testing::TestWithParam<bool> {
+struct Pairing {
+  const char* name;
+  Json target, draft;
+};
+
+class Drafting : public testing::TestWithParam<Pairing> {
  protected:
   Drafting() {
     target_folder_.write("config.json", dump_json(target_));
@@ -95,14 +100,13 @@ class Drafting : public testing::TestWithParam<bool> {
   std::vector<int32_t> anew(const std::vector<int32_t>& text, int32_t num_blocks) const {
     DraftWorld world(target_, draft_);
     const auto length = static_cast<int32_t>(text.size()) - 1;
-    std::vector<int32_t> out = {largest(world.first_pass(text, 0, length).logits.back())};
+    std::vector<int32_t> out = {largest(world.first_pass(text, 0, length).logits.back())};  // offsets are zeros
     for (int32_t position = length; std::ssize(out) < kDrafts && position < 64 * num_blocks; ++position)
       out.push_back(largest(world.next_pass(world.last_hidden(), out.back(), position).logits[0]));
     return out;
   }
 
-  const Json target_ = GetParam() ? tiny_hybrid_config() : tiny_config();
-  const Json draft_ = draft_config("");
+  const Json target_ = GetParam().target, draft_ = GetParam().draft;
   const TempFolder target_folder_, draft_folder_;
   BoundedQueue<StepResult> results_{8};  // outlives the rank
   std::unique_ptr<RankThread> rank_;
@@ -138,8 +142,13 @@ TEST_P(Drafting, EndsWithTheBlocks) {
   run(std::move(plan));
 }
 
-INSTANTIATE_TEST_SUITE_P(, Drafting, testing::Bool(),
-                         [](const auto& info) { return info.param ? "Hybrid" : "LatentAttention"; });
+INSTANTIATE_TEST_SUITE_P(
+    , Drafting,
+    testing::Values(Pairing{"LatentAttention", tiny_config(), draft_config("")},
+                    Pairing{"Hybrid", tiny_hybrid_config(), draft_config("")},
+                    Pairing{"Llama", tiny_config(), llama_draft_config(R"("draft_vocab_size": 32,)")},
+                    Pairing{"LlamaOfHybrid", tiny_hybrid_config(), llama_draft_config(R"("norm_output": true,)")}),
+    [](const auto& info) { return info.param.name; });
 
 }  // namespace
 }  // namespace perigee

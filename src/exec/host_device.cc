@@ -143,7 +143,8 @@ PagePool HostDevice::pool() {
   return {.base = pool_memory_.data(),
           .layout = parts_->layout,
           .ring = ring_memory_.data(),
-          .ring_tokens = parts_->ring_tokens()};
+          .ring_tokens = parts_->ring_tokens(),
+          .full_base = pool_memory_.data() + parts_->num_pages * parts_->layout.page_bytes()};
 }
 
 void HostDevice::mask(const StepPlan& plan, MaskBox& masks) {

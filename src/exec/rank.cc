@@ -31,7 +31,7 @@ Result<std::unique_ptr<Rank>> Rank::load(RankConfig config, std::unique_ptr<Rank
   parts.set_model(std::move(model), parts.ops->activation_dtype());
   if (!parts.config.draft_model.empty()) {
     ASSIGN_OR_RETURN(auto draft, Eagle3::load(parts.draft_options(), *parts.model, *parts.ops));
-    parts.set_draft(std::move(draft));
+    RETURN_IF_ERROR(parts.set_draft(std::move(draft), parts.ops->activation_dtype()));
   }
   parts.builder =
       std::make_unique<BatchBuilder>(*parts.model, parts.config.limits.deterministic, parts.config.dcp_index());
@@ -45,7 +45,9 @@ Status Rank::reserve(int32_t num_pages) {
   const int64_t penalties = parts_.ops->on_device() ? 0 : parts_.model->info().vocab;  // a GPU counts for itself
   parts_.slots = std::make_unique<Slots>(parts_.config.limits.max_sequences, penalties, parts_.max_blocks(num_pages),
                                          parts_.config.shard(),
-                                         DcpShare{parts_.config.dcp_index(), parts_.config.limits.dcp_size});
+                                         DcpShare{.index = parts_.config.dcp_index(),
+                                                  .size = parts_.config.limits.dcp_size,
+                                                  .keeps_all = parts_.has_own_draft_cache()});
   return device_->reserve();
 }
 

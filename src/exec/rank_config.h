@@ -46,11 +46,12 @@ struct RankConfig {
   int64_t cache_bytes = 1 << 30;  // page pool of a rank; on a GPU 0: what memory_share leaves beside the rest
   double memory_share = 0.9;      // of the GPU's memory, with what others have of it
   PlanLimits limits;
-  std::string draft_model;         // where limits.num_drafts > 0: the folder of an Eagle3; empty: prompt lookup
-  NgramMatch ngram;                // of prompt lookup
-  std::optional<Isa> isa;          // of the CPU backend; none: the best one of this machine
-  RankFault fault;                 // tests
-  OpObserver* observer = nullptr;  // of the model's ops (ops/observed_ops.h); none costs nothing
+  std::string draft_model;  // where limits.num_drafts > 0: the folder of an Eagle3; empty: prompt lookup
+  std::optional<LatentFormat> draft_cache;  // of keys and values by head; none: e4m3, on ref f32
+  NgramMatch ngram;                         // of prompt lookup
+  std::optional<Isa> isa;                   // of the CPU backend; none: the best one of this machine
+  RankFault fault;                          // tests
+  OpObserver* observer = nullptr;           // of the model's ops (ops/observed_ops.h); none costs nothing
   std::function<std::unique_ptr<Model>(Ops&)> make_model;  // tests: the model, in place of load
 
   TensorParallel shard() const {

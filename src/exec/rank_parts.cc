@@ -9,10 +9,24 @@ void RankParts::set_model(std::unique_ptr<Model> the_model, DType activation) {
   layout = model->cache_layout(config.load.cache.value_or(latent_format(activation)));
 }
 
-void RankParts::set_draft(std::unique_ptr<Eagle3> the_draft) {
+Status RankParts::set_draft(std::unique_ptr<Eagle3> the_draft, DType activation) {
+  const bool f32 = activation == DType::kF32;
+  const LatentFormat numbers = config.draft_cache.value_or(f32 ? LatentFormat::kF32 : LatentFormat::kF8E4M3);
+  if (the_draft->config().has_latents() && config.draft_cache && numbers != layout.latent().format)
+    return bad_input(
+        "--speculative-config: draft_kv_cache_dtype differs from --kv-cache-dtype: this draft's cache lies "
+        "in its target's blocks; leave it out",
+        "speculative-config");
+  if (!the_draft->config().has_latents() && numbers == LatentFormat::kF8Tiles)
+    return bad_input(
+        "--speculative-config: draft_kv_cache_dtype: this draft keeps keys and values by head, as bfloat16 "
+        "or fp8",
+        "speculative-config");
   draft = std::move(the_draft);
   model->tap(draft->config().taps);
-  layout = layout.with_latent_layers(1);
+  const DType dtype = f32 ? DType::kF32 : numbers == LatentFormat::kBF16 ? DType::kBF16 : DType::kF8E4M3;
+  layout = draft->cache_layout(layout, dtype, config.limits.dcp_size);
+  return {};
 }
 
 LoadOptions RankParts::draft_options() const {
@@ -28,17 +42,17 @@ Result<RankParts> size_parts(RankConfig config, WeightPacker& sizes) {
   parts.set_model(std::move(model), sizes.activation_dtype());
   if (!parts.config.draft_model.empty()) {
     ASSIGN_OR_RETURN(auto draft, Eagle3::size(parts.draft_options(), *parts.model, sizes));
-    parts.set_draft(std::move(draft));
+    RETURN_IF_ERROR(parts.set_draft(std::move(draft), sizes.activation_dtype()));
   }
   return parts;
 }
 
 Result<int32_t> RankParts::pages_in(int64_t bytes) const {
-  const int64_t pages = bytes / layout.page_bytes();
+  const int64_t page_bytes = layout.bytes_per_page(), pages = bytes / page_bytes;
   if (pages < least_pages())
     return bad_input(fmt::format("the cache of {} bytes holds {} pages of {} bytes; raise --kv-cache-memory-bytes to "
                                  "at least {}: two blocks{}",
-                                 bytes, pages, layout.page_bytes(), least_pages() * layout.page_bytes(),
+                                 bytes, pages, page_bytes, least_pages() * page_bytes,
                                  state_pages() > 0 ? " and a recurrent state" : ""),
                      "kv-cache-memory-bytes");
   return static_cast<int32_t>(std::min<int64_t>(pages, INT32_MAX));

@@ -21,6 +21,7 @@ Slots::Slots(int32_t num_slots, int64_t vocab, int32_t max_blocks, const TensorP
   slots_.resize(static_cast<size_t>(num_slots));
   for (Slot& slot : slots_) {
     slot.pages.reserve(most);
+    slot.draft_blocks.reserve(dcp.keeps_all ? most : 0);
     slot.blocks_here.reserve(dcp.size > 1 ? most : 0);
     slot.block_owners.reserve(dcp.size > 1 ? most : 0);
   }
@@ -41,6 +42,7 @@ void Slots::start(const SequenceStart& start) {
   slot.drafts.clear();
   slot.num_blocks = 0;
   slot.pages.clear();
+  slot.draft_blocks.clear();
   slot.blocks_here.clear();
   slot.block_owners.clear();
   slot.state_pages.clear();
@@ -65,6 +67,7 @@ void Slots::append(const BlockAppend& append) {
   CHECK(owner >= 0 && owner < dcp_.size, "a page at dcp index ", owner, " of ", dcp_.size);
   ++slot.num_blocks;
   if (dcp_.size > 1) slot.block_owners.push_back(static_cast<uint8_t>(owner));
+  if (dcp_.keeps_all) slot.draft_blocks.push_back(append.place.page.value * dcp_.size + owner);
   if (owner != dcp_.index) return;
   if (dcp_.size > 1) slot.blocks_here.push_back(append.block_index);
   slot.pages.push_back(append.place.page.value);

@@ -22,6 +22,7 @@ constexpr int32_t rank_of_slot(SlotId slot, int64_t num_ranks) {
 // Of a rank: which blocks and which pages of states lie with it, of those that its dcp group shares.
 struct DcpShare {
   int32_t index = 0, size = 1;
+  bool keeps_all = false;  // a draft's cache has all blocks: Slot::draft_blocks
 };
 
 struct Slot {
@@ -43,8 +44,9 @@ struct Slot {
   // Of a dcp group alone, see SharedBlocks:
   std::vector<int32_t> blocks_here;
   std::vector<uint8_t> block_owners;
-  std::vector<int32_t> state_pages;  // of a recurrent model
-  int32_t committed = 0;             // tokens that the state in them has seen; the rest up to length is in the ring
+  std::vector<int32_t> draft_blocks;  // of a draft's own cache: the block for each block; see PagePool::full_base
+  std::vector<int32_t> state_pages;   // of a recurrent model
+  int32_t committed = 0;              // tokens that the state in them has seen; the rest up to length is in the ring
   // Kept only under penalties, by the rank of the slot:
   std::vector<uint16_t> output_counts;  // [vocab]
   std::vector<uint8_t> seen;            // [ceil(vocab / 8)] prompt or output

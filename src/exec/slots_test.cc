@@ -139,8 +139,20 @@ TEST(Slots, BlocksAndStatesOfADcpGroup) {
   EXPECT_EQ(slot.pages, (std::vector<int32_t>{41, 41}));
   EXPECT_EQ(slot.blocks_here, (std::vector<int32_t>{1, 2}));
   EXPECT_EQ(slot.block_owners, (std::vector<uint8_t>{2, 1, 1, 0}));
+  EXPECT_TRUE(slot.draft_blocks.empty());
   slots.start(start);
   EXPECT_EQ(slot.num_blocks + std::ssize(slot.pages) + std::ssize(slot.blocks_here) + std::ssize(slot.block_owners), 0);
+}
+
+// A draft's own cache has all blocks on every rank, each at its page's place of as many as the group has ranks.
+TEST(Slots, BlocksOfADraftsCache) {
+  Slots slots(1, 0, 4, {}, {.index = 1, .size = 3, .keeps_all = true});
+  slots.start(start_of({5}, 1, 0));
+  int32_t block = 0;
+  for (const int32_t owner : {2, 1, 0}) slots.append({kSlot, block++, {PageId(40 + owner), owner}});
+  EXPECT_EQ(slots[kSlot].draft_blocks, (std::vector<int32_t>{3 * 42 + 2, 3 * 41 + 1, 3 * 40}));
+  slots.start(start_of({5}, 1, 0));
+  EXPECT_TRUE(slots[kSlot].draft_blocks.empty());
 }
 
 }  // namespace

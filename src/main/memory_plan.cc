@@ -41,7 +41,7 @@ class WaysOut {
 
  private:
   int64_t needed() const {
-    return plan_.fixed() + std::max(plan_.pool, plan_.needed_pages() * plan_.layout.page_bytes());
+    return plan_.fixed() + std::max(plan_.pool, plan_.needed_pages() * plan_.layout.bytes_per_page());
   }
   void add(std::string way) { ways_.push_back(std::move(way)); }
   bool fits(const EngineConfig& config) const {
@@ -78,7 +78,7 @@ class WaysOut {
       add(fmt::format("a shorter context: --max-model-len {}", tokens));
   }
   void try_smaller_cache() {
-    const int64_t page = plan_.layout.page_bytes(), room = (plan_.limit - plan_.fixed()) / page * page;
+    const int64_t page = plan_.layout.bytes_per_page(), room = (plan_.limit - plan_.fixed()) / page * page;
     EngineConfig other = config_;
     other.rank.cache_bytes = room;
     if (config_.rank.cache_bytes > room && room > 0 && fits(other))
@@ -157,7 +157,7 @@ Result<MemoryPlan> plan_memory(const EngineConfig& config, const Machine& machin
   if (!gpu) {
     plan.limit = machine.bytes / rank.size;
     plan.ring = parts.state_pages() > 0 ? parts.ring_bytes() : 0;
-    plan.pool = rank.cache_bytes / plan.layout.page_bytes() * plan.layout.page_bytes();
+    plan.pool = rank.cache_bytes / plan.layout.bytes_per_page() * plan.layout.bytes_per_page();
     return plan;
   }
   ASSIGN_OR_RETURN(ModelConfig model, read_config(rank.load.path));
@@ -166,7 +166,7 @@ Result<MemoryPlan> plan_memory(const EngineConfig& config, const Machine& machin
   plan.limit = rank.cache_bytes > 0 ? machine.bytes
                                     : static_cast<int64_t>(rank.memory_share * static_cast<double>(machine.bytes));
   const int64_t pool = gpu_pool_bytes(rank, machine.bytes, plan.fixed());
-  plan.pool = pool > 0 ? pool / plan.layout.page_bytes() * plan.layout.page_bytes() : pool;
+  plan.pool = pool > 0 ? pool / plan.layout.bytes_per_page() * plan.layout.bytes_per_page() : pool;
   return plan;
 }
 
@@ -178,11 +178,11 @@ Status check_fits(const EngineConfig& config, const MemoryPlan& plan) {
     field = "max-model-len";
     why = fmt::format("--max-model-len {} does not fit the cache of {} tokens beside {}", plan.max_model_len,
                       plan.cache_size().max_tokens(), parts_text(plan));
-  } else if (const int64_t least = plan.needed_pages() * plan.layout.page_bytes();
+  } else if (const int64_t least = plan.needed_pages() * plan.layout.bytes_per_page();
              config.rank.cache_bytes > 0 && plan.pool < least && plan.fixed() + least <= plan.limit) {
     field = "kv-cache-memory-bytes";
     why = fmt::format("a cache of {} bytes holds {} of {} bytes, and {} are needed", config.rank.cache_bytes,
-                      count_text(plan.pages(), "page"), plan.layout.page_bytes(), plan.needed_pages());
+                      count_text(plan.pages(), "page"), plan.layout.bytes_per_page(), plan.needed_pages());
   } else {
     const int64_t cache = std::max(plan.pool, least);
     why = fmt::format("a rank takes {} and a cache of {}, which is over the memory that {} may have, {}{}",
@@ -199,7 +199,7 @@ Status check_fits(const EngineConfig& config, const MemoryPlan& plan) {
 
 std::string plan_text(const MemoryPlan& plan) {
   const bool gpu = plan.device == Device::kCuda;
-  const int64_t page = plan.layout.page_bytes();
+  const int64_t page = plan.layout.bytes_per_page();
   std::string out = line("ranks", fmt::format("{} on {}, {}{}", plan.ranks, plan.machine.name,
                                               memory_text(plan.machine.bytes), gpu ? " each" : ""));
   if (plan.dcp_size > 1) out += line("dcp groups", fmt::format("{} ranks share the cache", plan.dcp_size));
@@ -218,13 +218,16 @@ std::string plan_text(const MemoryPlan& plan) {
                                          : fmt::format("{}: {} of {}", memory_text(plan.pool),
                                                        count_text(plan.pages(), "page"), count_text(page, "byte")));
   for (const CacheGroup& group : plan.layout.groups()) {
-    if (group.kind == CacheKind::kLatent)
+    if (group.kind == CacheKind::kFull)
+      out += line("  draft", fmt::format("{} bytes a token, {}, in {} beside each page", grouped(bytes_a_token(group)),
+                                         dtype_name(group.numbers), count_text(group.block_ratio, "block")));
+    else if (group.kind == CacheKind::kLatent)
       out += line("  latents", fmt::format("{} bytes a token, {}, {}", grouped(bytes_a_token(group)),
                                            latent_format_name(group.format), count_text(group.layers, "layer")));
     else
-      out += line("  state",
-                  fmt::format("{} bytes a sequence, and a checkpoint: {}", grouped(plan.layout.state_pages() * page),
-                              count_text(plan.layout.state_pages(), "page")));
+      out += line("  state", fmt::format("{} bytes a sequence, and a checkpoint: {}",
+                                         grouped(plan.layout.state_pages() * plan.layout.page_bytes()),
+                                         count_text(plan.layout.state_pages(), "page")));
   }
   out +=
       line("fits", fmt::format("{}; {} of {}; at most {} at once", count_text(plan.cache_size().max_tokens(), "token"),
@@ -256,12 +259,12 @@ Json plan_json(const MemoryPlan& plan) {
   out.set("pages", plan.pages());
   Json::Array groups;
   for (const CacheGroup& group : plan.layout.groups()) {
-    const bool latent = group.kind == CacheKind::kLatent;
+    const bool state = group.kind == CacheKind::kState;
     Json one;
-    one.set("kind", latent ? "latent" : "state");
+    one.set("kind", state ? "state" : group.kind == CacheKind::kFull ? "draft" : "latent");
     one.set("layers", group.layers);
-    one.set("bytes_a_token", latent ? bytes_a_token(group) : 0);
-    one.set("bytes_a_sequence", latent ? 0 : plan.layout.state_pages() * plan.layout.page_bytes());
+    one.set("bytes_a_token", state ? 0 : bytes_a_token(group));
+    one.set("bytes_a_sequence", state ? plan.layout.state_pages() * plan.layout.page_bytes() : 0);
     groups.push_back(std::move(one));
   }
   out.set("cache_groups", std::move(groups));

@@ -45,7 +45,7 @@ struct MemoryPlan {
   int32_t max_sequences = 0;  // that run at once
 
   int64_t fixed() const { return weights + workspace.total() + ring; }  // beside the pool
-  int64_t pages() const { return std::max<int64_t>(pool, 0) / layout.page_bytes(); }
+  int64_t pages() const { return std::max<int64_t>(pool, 0) / layout.bytes_per_page(); }
   CacheSize cache_size() const {  // of all ranks
     return {.pages = pages(), .state_pages = layout.state_pages(), .dcp_size = dcp_size, .dealing = dealing};
   }

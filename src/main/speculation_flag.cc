@@ -22,7 +22,7 @@ NgramMatch ngram_match(Fields& fields) {
   return match;
 }
 
-// A draft's cache is a layer of its target's blocks, and its weights are divided as the target's are.
+// A draft's weights are divided as its target's are.
 void read_draft_model(Fields& fields, RankConfig& rank) {
   constexpr size_t kMaxPath = 4096;
   rank.draft_model = fields.text("model", kMaxPath).value_or("");
@@ -35,15 +35,10 @@ void read_draft_model(Fields& fields, RankConfig& rank) {
                 fmt::format("is {}: a draft has the {} ranks of its target; leave it out", *ranks, rank.shard().size));
   const auto cache =
       fields.choice("draft_kv_cache_dtype", {"auto", "bfloat16", "bf16", "fp8", "fp8_e4m3", "fp8_ds_mla"});
-  const LatentFormat target = rank.load.cache.value_or(LatentFormat::kBF16);
-  const LatentFormat asked = !cache || *cache == "auto" ? target
-                             : cache->starts_with("bf") ? LatentFormat::kBF16
-                             : *cache == "fp8_ds_mla"   ? LatentFormat::kF8Tiles
-                                                        : LatentFormat::kF8E4M3;
-  if (asked != target)
-    fields.fail("draft_kv_cache_dtype",
-                "differs from --kv-cache-dtype: a draft's cache lies in its target's blocks; "
-                "leave it out");
+  if (cache && *cache != "auto")
+    rank.draft_cache = cache->starts_with("bf") ? LatentFormat::kBF16
+                       : *cache == "fp8_ds_mla" ? LatentFormat::kF8Tiles
+                                                : LatentFormat::kF8E4M3;
 }
 
 Status read(const Json& object, RankConfig& rank) {

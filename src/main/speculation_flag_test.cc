@@ -34,6 +34,7 @@ TEST(SpeculationFlag, ADraftModelWithTheKeysOfItsRecipes) {
           "draft_attention_backend": "FLASH_ATTN", "draft_kv_cache_dtype": "bfloat16",
           "rejection_sample_method": "probabilistic", "use_local_argmax_reduction": true})");
   EXPECT_EQ(rank.draft_model, "drafts/a");
+  EXPECT_EQ(rank.draft_cache, LatentFormat::kBF16);
   EXPECT_EQ(rank.limits.num_drafts, 3);
 }
 
@@ -59,8 +60,8 @@ TEST(SpeculationFlag, ErrorsNameTheKey) {
   names(R"({"method": "eagle3", "num_speculative_tokens": 3})", "model is missing");
   names(R"({"method": "eagle3", "num_speculative_tokens": 3, "model": "x", "prompt_lookup_min": 2})",
         "prompt_lookup_min");
-  names(R"({"method": "eagle3", "num_speculative_tokens": 3, "model": "x", "draft_kv_cache_dtype": "fp8"})",
-        "draft_kv_cache_dtype differs");
+  names(R"({"method": "eagle3", "num_speculative_tokens": 3, "model": "x", "draft_kv_cache_dtype": "int8"})",
+        "draft_kv_cache_dtype must be one of");
   names(R"({"method": "eagle3", "num_speculative_tokens": 3, "model": "x", "draft_tensor_parallel_size": 2})",
         "draft_tensor_parallel_size is 2");
   names(R"({"method": "ngram"})", "num_speculative_tokens is missing");

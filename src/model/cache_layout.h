@@ -15,18 +15,22 @@ namespace perigee {
 enum class CacheKind : uint8_t {
   kLatent,  // a page holds one block of 64 tokens of all layers, layer after layer
   kState,   // recurrent state: units, one for each layer and head; a page holds as many as fit
+  kFull,    // a draft's keys and values by head: a page holds one block of one layer; see FullLayer
 };
 
 // One kind of cache (DESIGN D5, D7).
 struct CacheGroup {
   CacheKind kind;
   int32_t arena = 0;        // where its pages come from; all pages of an arena are of one size
-  int32_t block_ratio = 1;  // its blocks for each block of 64 tokens; 0: it does not grow with the tokens
+  int32_t block_ratio = 1;  // its blocks for each page of the pool, arena 0; 0: it does not grow with the tokens
   int64_t layers = 0;
   int64_t heads = 1;  // those of a layer that have memory of their own
   // kLatent
   int64_t latent_rank = 0, rope = 0;  // L and dr: of a token in a layer
   LatentFormat format = LatentFormat::kBF16;
+  // kFull
+  int64_t dim = 0;
+  DType numbers = DType::kBF16;
   // kState
   int64_t unit_bytes = 0;        // a multiple of 128
   int64_t ring_token_bytes = 0;  // what a token leaves in the ring for one unit; see StateLayer
@@ -43,11 +47,25 @@ struct CacheGroup {
             .ring_token_bytes = ring_token_bytes};
   }
 
-  int64_t row_bytes() const { return latent_row_bytes(format, latent_rank, rope); }
+  static CacheGroup full(int64_t heads, int64_t dim, DType numbers, int32_t block_ratio) {
+    return {.kind = CacheKind::kFull,
+            .arena = 1,
+            .block_ratio = block_ratio,
+            .layers = 1,
+            .heads = heads,
+            .dim = dim,
+            .numbers = numbers};
+  }
+
+  // Of a token in a layer.
+  int64_t row_bytes() const {
+    return kind == CacheKind::kFull ? 2 * heads * dim * dtype_bytes(numbers)
+                                    : latent_row_bytes(format, latent_rank, rope);
+  }
   int64_t layer_bytes() const { return (64 * row_bytes() + 127) / 128 * 128; }
   int64_t units() const { return layers * heads; }  // of a sequence's state
   // The least that a page of its arena must hold.
-  int64_t least_page_bytes() const { return kind == CacheKind::kLatent ? layers * layer_bytes() : unit_bytes; }
+  int64_t least_page_bytes() const { return kind == CacheKind::kState ? unit_bytes : layers * layer_bytes(); }
 };
 
 class CacheLayout {
@@ -61,6 +79,7 @@ class CacheLayout {
   // Of that kind; without layers where the model has none.
   const CacheGroup& latent() const { return of(CacheKind::kLatent, kNoLatent); }
   const CacheGroup& state() const { return of(CacheKind::kState, kNoState); }
+  const CacheGroup& full() const { return of(CacheKind::kFull, kNoFull); }
 
   // With more layers of latents: a draft's, at the end.
   CacheLayout with_latent_layers(int64_t layers) const {
@@ -70,11 +89,26 @@ class CacheLayout {
     return out;
   }
 
+  // With one more group, which has an arena of its own.
+  CacheLayout with(const CacheGroup& group) const {
+    CacheLayout out = *this;
+    CHECK(num_groups_ < groups_.size(), num_groups_, " groups of caches");
+    out.groups_[out.num_groups_++] = group;
+    return out;
+  }
+
   // What any of the arena's groups needs: few latent layers beside large heads waste the rest of a block's page.
   int64_t page_bytes(int32_t arena = 0) const {
     int64_t bytes = 0;
     for (const CacheGroup& group : groups())
       if (group.arena == arena) bytes = std::max(bytes, group.least_page_bytes());
+    return bytes;
+  }
+  // What a page of the pool takes, with its blocks in other arenas.
+  int64_t bytes_per_page() const {
+    int64_t bytes = page_bytes();
+    for (const CacheGroup& group : groups())
+      if (group.arena > 0) bytes += group.block_ratio * group.least_page_bytes();
     return bytes;
   }
   int64_t units_per_page() const {
@@ -89,7 +123,8 @@ class CacheLayout {
   }
 
  private:
-  static constexpr CacheGroup kNoLatent{.kind = CacheKind::kLatent}, kNoState{.kind = CacheKind::kState};
+  static constexpr CacheGroup kNoLatent{.kind = CacheKind::kLatent}, kNoState{.kind = CacheKind::kState},
+      kNoFull{.kind = CacheKind::kFull};
   const CacheGroup& of(CacheKind kind, const CacheGroup& none) const {
     for (const CacheGroup& group : groups())
       if (group.kind == kind) return group;
@@ -104,8 +139,9 @@ class CacheLayout {
 struct PagePool {
   uint8_t* base = nullptr;
   CacheLayout layout;
-  uint8_t* ring = nullptr;  // slots * layout.ring_slot_bytes(ring_tokens); null without recurrent layers
-  int32_t ring_tokens = 1;  // K + 1: the most tokens of a step that a later step may still reject
+  uint8_t* ring = nullptr;       // slots * layout.ring_slot_bytes(ring_tokens); null without recurrent layers
+  int32_t ring_tokens = 1;       // K + 1: the most tokens of a step that a later step may still reject
+  uint8_t* full_base = nullptr;  // of the arena of the full group: block p * block_ratio + dcp index is page p's
 
   // i counts the latent layers alone; `scale` is of a kF8E4M3 cache.
   LatentLayer latent_layer(int64_t i, float scale = 1) const {
@@ -114,6 +150,13 @@ struct PagePool {
             .row_bytes = layout.latent().row_bytes(),
             .format = layout.latent().format,
             .scale = layout.latent().format == LatentFormat::kF8E4M3 ? scale : 1};
+  }
+  FullLayer full_layer() const {
+    return {.base = full_base,
+            .page_bytes = layout.full().least_page_bytes(),
+            .dtype = layout.full().numbers,
+            .heads = layout.full().heads,
+            .dim = layout.full().dim};
   }
   // i counts the recurrent layers alone.
   StateLayer state_layer(int64_t i) const {

@@ -72,7 +72,8 @@ class DummySource final : public TensorSource {
   }
 
   WeightFormat format(const TensorSpec& spec) const override {
-    if (spec.role == TensorRole::kBias || spec.role == TensorRole::kLogDecay || spec.role == TensorRole::kTimeBias)
+    if (spec.role == TensorRole::kOffsets || spec.role == TensorRole::kBias || spec.role == TensorRole::kLogDecay ||
+        spec.role == TensorRole::kTimeBias)
       return WeightFormat::kF32;
     if (spec.role == TensorRole::kRoutedExpert && quantization_ == Quantization::kInt4Group32)
       return WeightFormat::kInt4Group32;

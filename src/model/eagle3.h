@@ -2,44 +2,35 @@
 //
 // It reads hidden states of the target: those that enter three of its layers (Model::tap), fused into one. For the
 // token at position p its input is the hidden state of p and the embedding of token p + 1, both normed, side by side;
-// its latent attention is twice as wide at its input as at its output. Its first pass runs all tokens that the target
-// has just computed; each further one runs its own guess, with the hidden state that its last pass gave. Embedding and
-// head are the target's where its files have none.
+// its attention is twice as wide at its input as at its output. Its first pass runs all tokens that the target has just
+// computed; each further one runs its own guess, with the hidden state that its last pass gave. Embedding and head are
+// the target's where its files have none. It may draft over a part of the vocabulary alone.
 //
-// This version reads drafts with latent attention like their target's (Eagle3DeepseekV2ForCausalLM). Their cache is one
-// more layer of the target's blocks, so it is paged, shared, cached and freed with them.
+// Two kinds, by their attention. Latent like the target's (Eagle3DeepseekV2ForCausalLM): the cache is one more layer of
+// the target's blocks, so it is paged, shared, cached and freed with them. Llama's (LlamaForCausalLMEagle3): keys and
+// values by head, divided among the ranks, in an arena of their own, where each page of the target's has its block
+// (DESIGN D7): a rank has those of all tokens, whichever rank of a dcp group has the target's.
 #pragma once
 
 #include <memory>
 #include <vector>
 
+#include "model/eagle3_config.h"
 #include "model/layer_weights.h"
 
 namespace perigee {
 
-// What config.json says of a draft, checked against its target.
-struct Eagle3Config {
-  ModelConfig layer;                   // its sizes; of one layer
-  std::vector<int32_t> taps;           // layers of the target whose inputs it reads, ascending
-  bool norms_each_tap = false;         // fc_norm
-  bool norms_all_taps = false;         // norm_before_fc
-  bool norms_before_residual = false;  // the residual is the normed hidden state
-  bool hands_on_normed = false;        // norm_output: the next pass reads the normed output
+// What a draft's files have besides its layer.
+struct OwnVocabulary {
+  bool input = false, output = false;  // an embedding, a head
+  bool ids = false;                    // d2t: of each drafted id how far the target's is from it
 };
-
-// Errors name key, found and expected.
-Result<Eagle3Config> parse_eagle3_config(const Json& config, const ModelInfo& target);
-
-// Which of the two a draft's files have.
-struct OwnEmbeddings {
-  bool input = false, output = false;
-};
-std::vector<TensorSpec> eagle3_tensors(const Eagle3Config& config, OwnEmbeddings own);
+std::vector<TensorSpec> eagle3_tensors(const Eagle3Config& config, OwnVocabulary own);
 
 class Eagle3 {
  public:
   struct Output {
-    Tensor logits;  // f32 [rows of logits, this rank's share of vocab]
+    Tensor logits;  // f32 [rows of logits, this rank's share of the drafted vocabulary]
     Tensor hidden;  // f32 [rows of logits, H], for the next pass
   };
 
@@ -50,11 +41,17 @@ class Eagle3 {
 
   const Eagle3Config& config() const { return config_; }
   int64_t weight_bytes() const { return weight_bytes_; }
+  // The target's id of one that is drafted.
+  int32_t target_id(int32_t drafted) const {
+    return target_ids_.empty() ? drafted : target_ids_[static_cast<size_t>(drafted)];
+  }
+  // The target's layout with what the draft keeps beside it; `blocks`: of its own arena, for each page.
+  CacheLayout cache_layout(const CacheLayout& target, DType numbers, int32_t blocks) const;
 
   // The fused hidden states, f32 [n, H], of taps wide [n, taps * H].
   Tensor fuse(const Tensor& taps, Ops& ops) const;
   // Runs tokens of which each is one position further in its text than the batch says. `hidden` f32 [n, H] is
-  // overwritten. Only the last layer of the pool's latents is read and written.
+  // overwritten. Only the draft's own cache is read and written; the pages of one with an arena of its own are those.
   Output forward(const Batch& batch, const Tensor& hidden, Ops& ops, const PagePool& pool) const;
 
  private:
@@ -62,10 +59,13 @@ class Eagle3 {
   Eagle3(Eagle3Config config, const Model& target) : config_(std::move(config)), target_(target) {}
   static Result<std::unique_ptr<Eagle3>> make(const LoadOptions& options, const Model& target, WeightPacker& packer,
                                               Numbers numbers);
-  void read(WeightReader& reader, OwnEmbeddings own);
+  void read(WeightReader& reader, OwnVocabulary own);
+  Tensor attend_latents(const Tensor& in, const Batch& batch, Ops& ops, const PagePool& pool) const;
+  Tensor attend_full(const Tensor& in, const Batch& batch, Ops& ops, const PagePool& pool) const;
 
   const Eagle3Config config_;
   const Model& target_;
+  std::vector<int32_t> target_ids_;  // of each drafted id; empty: the same
   EmbedWeight own_embedding_;
   LinearWeight own_head_;
   const EmbedWeight* embedding_ = nullptr;
@@ -73,7 +73,8 @@ class Eagle3 {
   std::vector<VectorWeight> tap_norms_;  // of each tap, or of all, or none
   LinearWeight fuse_;
   VectorWeight embedding_norm_, hidden_norm_, norm_;
-  MlaWeights mla_;
+  MlaWeights mla_;    // one
+  FullWeights full_;  // of the two
   FeedForward mlp_;
   int64_t weight_bytes_ = 0;
 };

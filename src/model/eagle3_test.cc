@@ -65,6 +65,18 @@ void rotate(Vec& x, int64_t position, double theta) {
   }
 }
 
+// Pairs (i, i + dim / 2).
+void rotate_halves(Vec& x, int64_t position, double theta) {
+  const size_t half = x.size() / 2;
+  Vec pairs;
+  for (size_t i = 0; i < half; ++i) pairs.insert(pairs.end(), {x[i], x[i + half]});
+  rotate(pairs, position, theta);
+  for (size_t i = 0; i < half; ++i) {
+    x[i] = pairs[2 * i];
+    x[i + half] = pairs[2 * i + 1];
+  }
+}
+
 // A draft whose rows are run one by one.
 class Plain {
  public:
@@ -96,7 +108,7 @@ class Plain {
     const Vec n = rms(hidden, layer("hidden_norm"), eps);
     const Vec in = joined(rms(part(at("embed"), token * l_.hidden, l_.hidden), layer("input_layernorm"), eps), n);
     Vec x = c_.norms_before_residual ? n : hidden;
-    add(x, times(layer("self_attn.o_proj"), attend(in, position)));
+    add(x, times(layer("self_attn.o_proj"), c_.has_latents() ? attend(in, position) : attend_full(in, position)));
     const Vec m = rms(x, layer("post_attention_layernorm"), eps);
     Vec gate = times(layer("mlp.gate_proj"), m);
     const Vec up = times(layer("mlp.up_proj"), m);
@@ -147,10 +159,38 @@ class Plain {
     return out;
   }
 
+  Vec attend_full(const Vec& in, int64_t position) {
+    const int64_t dim = c_.full.dim, group = c_.full.heads / c_.full.kv_heads;
+    Vec q = times(layer("self_attn.q_proj"), in), k = times(layer("self_attn.k_proj"), in), keys;
+    for (int64_t head = 0; head < c_.full.kv_heads; ++head) {
+      Vec key = part(k, head * dim, dim);
+      rotate_halves(key, position, l_.rope_config.theta);
+      keys = joined(keys, key);
+    }
+    latents_.resize(static_cast<size_t>(position));
+    latents_.push_back({times(layer("self_attn.v_proj"), in), keys});
+    Vec out;
+    for (int64_t head = 0; head < c_.full.heads; ++head) {
+      Vec query = part(q, head * dim, dim), mean(static_cast<size_t>(dim));
+      rotate_halves(query, position, l_.rope_config.theta);
+      double total = 0;
+      for (const auto& [values, all_keys] : latents_) {
+        const Vec key = part(all_keys, head / group * dim, dim), value = part(values, head / group * dim, dim);
+        const double share = std::exp(std::inner_product(query.begin(), query.end(), key.begin(), 0.0) /
+                                      std::sqrt(static_cast<double>(dim)));
+        total += share;
+        for (size_t i = 0; i < mean.size(); ++i) mean[i] += share * value[i];
+      }
+      for (double& v : mean) v /= total;
+      out = joined(out, mean);
+    }
+    return out;
+  }
+
   const Eagle3Config& c_;
   const ModelConfig& l_;
   std::map<std::string, Vec> w_;
-  std::vector<std::pair<Vec, Vec>> latents_;  // of each position, and its rotated key
+  std::vector<std::pair<Vec, Vec>> latents_;  // of each position, or values, and its rotated key or keys
 };
 
 double most_apart(const Vec& a, const std::vector<float>& b) {
@@ -166,13 +206,19 @@ std::vector<int32_t> some_ids(size_t count, uint64_t seed) {
   return ids;
 }
 
+using MakeConfig = Json (*)(const std::string& keys);
+
+class Eagle3Kinds : public testing::TestWithParam<MakeConfig> {};
+INSTANTIATE_TEST_SUITE_P(, Eagle3Kinds, testing::Values(draft_config, llama_draft_config),
+                         [](const auto& info) { return info.index == 0 ? "Latents" : "Llama"; });
+
 // Every key that changes the arithmetic, on a target with latent attention alone and on a hybrid.
-TEST(Eagle3, IsAsDefinedInPiecesAndOverPasses) {
+TEST_P(Eagle3Kinds, AreAsDefinedInPiecesAndOverPasses) {
   for (const char* keys : {"", R"("fc_norm": true, "norm_output": true,)", R"("norm_before_fc": true,)",
                            R"("norm_before_residual": true,)"})
     for (const bool hybrid : {false, true}) {
       SCOPED_TRACE(std::string(keys) + (hybrid ? " hybrid" : ""));
-      DraftWorld world(hybrid ? tiny_hybrid_config() : tiny_config(), draft_config(keys));
+      DraftWorld world(hybrid ? tiny_hybrid_config() : tiny_config(), GetParam()(keys));
       Plain plain(world.draft().config(), world.target_config());
       const std::vector<int32_t> ids = some_ids(70, 1);  // beyond a block
       double most = 0;
@@ -211,11 +257,11 @@ TEST(Eagle3, RefusalsNameTheKey) {
   };
   EXPECT_EQ(why_refused(draft_config("")), "accepted");
   for (const auto& [config, part] : std::vector<std::pair<Json, std::string>>{
-           {changed("architectures", Json(Json::Array{Json("LlamaForCausalLMEagle3")})), "architectures"},
+           {changed("architectures", Json(Json::Array{Json("LlamaForCausalLM")})), "architectures"},
            {changed("vocab_size", int64_t{95}), "vocab_size"},
            {changed("hidden_size", int64_t{32}), "hidden_size"},
            {changed("num_hidden_layers", int64_t{2}), "num_hidden_layers"},
-           {with(R"("draft_vocab_size": 48,)"), "draft_vocab_size"},
+           {with(R"("draft_vocab_size": 97,)"), "draft_vocab_size"},
            {with(R"("target_hidden_size": 128,)"), "target_hidden_size"},
            {with(R"("logit_scale": 0.5,)"), "logit_scale"},
            {with(R"("fc_norm": true, "norm_before_fc": true,)"), "fc_norm"},
@@ -224,6 +270,19 @@ TEST(Eagle3, RefusalsNameTheKey) {
            {changed("eagle_config", json(R"({"eagle_aux_hidden_state_layer_ids": []})")), "layer_ids"},
            {changed("eagle_config", Json()), "layer_ids"}}) {
     const std::string why = why_refused(config);
+    EXPECT_NE(why.find(part), std::string::npos) << part << ": " << why;
+  }
+}
+
+TEST(Eagle3, RefusalsOfLlamasKindNameTheKey) {
+  EXPECT_EQ(why_refused(llama_draft_config("")), "accepted");
+  for (const auto& [key, value] : std::map<const char*, Json>{{"num_key_value_heads", Json(int64_t{3})},
+                                                              {"head_dim", Json(int64_t{13})},
+                                                              {"attention_bias", Json(true)},
+                                                              {"rope_scaling", json(R"({"rope_type": "llama3"})")}}) {
+    Json config = llama_draft_config("");
+    config.set(key, value);
+    const std::string why = why_refused(config), part = key == std::string("rope_scaling") ? "rope_type" : key;
     EXPECT_NE(why.find(part), std::string::npos) << part << ": " << why;
   }
 }
@@ -267,6 +326,8 @@ TEST(Eagle3, FilesAreRefusedByTheTensor) {
   std::vector<StoredTensor> mapped = all;
   mapped.push_back({"d2t", "I64", {1}, std::string(8, '\0')});
   EXPECT_NE(load(mapped, draft_config("")).find("tensor d2t"), std::string::npos);
+  mapped.back() = {"t2d", "BOOL", {96}, std::string(96, '\1')};
+  EXPECT_EQ(load(mapped, draft_config("")), "loaded");
   std::vector<StoredTensor> cut = all;
   cut[0].shape[1] -= 64;
   cut[0].bytes.resize(cut[0].bytes.size() / 3 * 2);
@@ -274,6 +335,39 @@ TEST(Eagle3, FilesAreRefusedByTheTensor) {
   Json narrow = draft_config("");
   narrow.set("kv_lora_rank", int64_t{16});
   EXPECT_NE(load(all, narrow).find("kv_lora_rank"), std::string::npos);
+}
+
+// A draft over a part of the vocabulary has a head of its own, and says which ids those are.
+TEST(Eagle3, DraftedIdsAreTheTargets) {
+  const std::string keys = R"("draft_vocab_size": 32,)";
+  const DraftWorld world(tiny_config(), llama_draft_config(keys));
+  EXPECT_EQ(world.draft().target_id(31), 31) << "made-up offsets are zeros";
+  const auto source = make_dummy_source(1);
+  const std::vector<TensorSpec> specs = eagle3_tensors(world.draft().config(), {.output = true});
+  ASSERT_TRUE(source->verify(specs, world.draft().config().layer).ok());
+  const std::vector<StoredTensor> without = stored_tensors(*source, specs);
+  const auto load = [&](const StoredTensor& ids) {
+    const TempFolder folder;
+    folder.write("config.json", dump_json(llama_draft_config(keys)));
+    std::vector<StoredTensor> all = without;
+    all.push_back(ids);
+    folder.write("model.safetensors", safetensors_bytes(all));
+    return Eagle3::load({.path = folder.path()}, world.target(), world.ops());
+  };
+  const auto good = load(each_third_id(32));
+  ASSERT_TRUE(good.ok()) << good.error().message;
+  EXPECT_EQ((*good)->target_id(31), 93);
+  StoredTensor beyond = each_third_id(32);
+  beyond.bytes[31 * 8] = static_cast<char>(96 - 31);
+  for (const auto& [ids, part] :
+       std::vector<std::pair<StoredTensor, std::string>>{{each_third_id(31), "tensor d2t: expected I64 [32]"},
+                                                         {each_third_id(33), "tensor d2t: expected I64 [32]"},
+                                                         {beyond, "tensor d2t: element 31: expected an offset in"},
+                                                         {{"t2d", "BOOL", {1}, "x"}, "tensor d2t is missing"}}) {
+    const auto bad = load(ids);
+    ASSERT_FALSE(bad.ok()) << part;
+    EXPECT_NE(bad.error().message.find(part), std::string::npos) << bad.error().message;
+  }
 }
 
 }  // namespace

@@ -21,6 +21,21 @@ inline Json draft_config(const std::string& keys) {
     "eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]}})");
 }
 
+// A draft of Llama's kind: the same sizes, keys and values of one head for two.
+inline Json llama_draft_config(const std::string& keys) {
+  return json("{" + keys + R"("architectures": ["LlamaForCausalLMEagle3"], "vocab_size": 96, "hidden_size": 64,
+    "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 12,
+    "intermediate_size": 96, "rms_norm_eps": 1e-6, "rope_theta": 10000, "max_position_embeddings": 256,
+    "eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]}})");
+}
+
+// A d2t of so many offsets, as a file has it: drafted ids are each third of the target's.
+inline StoredTensor each_third_id(int64_t count) {
+  std::vector<int64_t> offsets;
+  for (int64_t i = 0; i < count; ++i) offsets.push_back(2 * i);
+  return {"d2t", "I64", {count}, bytes_of(offsets.data(), count * 8)};
+}
+
 class DraftWorld {
  public:
   // What a pass gives, of each of its rows.
@@ -42,12 +57,15 @@ class DraftWorld {
     CHECK(loaded.ok(), loaded.error().message);
     draft_ = std::move(*loaded);
     target_->tap(draft_->config().taps);
-    const CacheLayout layout = target_->cache_layout(LatentFormat::kF32).with_latent_layers(1);
+    const CacheLayout layout = draft_->cache_layout(target_->cache_layout(LatentFormat::kF32), DType::kF32, 1);
     num_state_pages_ = static_cast<int32_t>(layout.state_pages());
     for (int32_t page = num_state_pages_ + kBlocks - 1; page >= 0; --page) pages_.push_back(page);
-    memory_ = Buffer(static_cast<size_t>(std::ssize(pages_) * layout.page_bytes()));
+    memory_ = Buffer(static_cast<size_t>(std::ssize(pages_) * layout.bytes_per_page()));
     ring_ = Buffer(static_cast<size_t>(layout.ring_slot_bytes(1)));
-    pool_ = {.base = memory_.data(), .layout = layout, .ring = ring_.data()};
+    pool_ = {.base = memory_.data(),
+             .layout = layout,
+             .ring = ring_.data(),
+             .full_base = memory_.data() + std::ssize(pages_) * layout.page_bytes()};
   }
 
   const Eagle3& draft() const { return *draft_; }

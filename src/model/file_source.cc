@@ -91,6 +91,12 @@ class FileSource final : public TensorSource {
     return out;
   }
 
+  std::vector<int64_t> integers(const TensorSpec& spec) const override {
+    std::vector<int64_t> out(static_cast<size_t>(spec.in));
+    std::memcpy(out.data(), get(spec.stored_name()).data.data(), out.size() * sizeof(int64_t));
+    return out;
+  }
+
  private:
   static WeightFormat format(const MappedTensor& t) {
     const std::string_view type = t.type->name;
@@ -147,6 +153,7 @@ class FileSource final : public TensorSource {
     if (spec.role == TensorRole::kRoutedExpert && find(spec.name + ".weight_packed") != nullptr)
       return verify_int4(spec, quantization);
     const std::string name = spec.stored_name();
+    if (spec.role == TensorRole::kOffsets) return require(name, "I64", spec.stored_shape());
     const MappedTensor* tensor = find(name);
     const bool projection = spec.role == TensorRole::kProjection || spec.role == TensorRole::kRoutedExpert;
     const bool fp8 = projection && quantization == Quantization::kFp8Block128 && tensor != nullptr &&
@@ -204,6 +211,7 @@ class FileSource final : public TensorSource {
         continue;
       }
       if (is_scale(name, kUnusedScales)) continue;
+      if (name == "t2d" && !config.draft_layer.empty()) continue;  // what d2t says, the other way around
       if (is_scale(name, kCacheScales)) {
         RETURN_IF_ERROR(verify_cache_scale(std::string(name), tensor));
         continue;

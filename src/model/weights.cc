@@ -5,7 +5,7 @@
 namespace perigee {
 
 std::string TensorSpec::stored_name() const {
-  const bool bare = role == TensorRole::kBias || role == TensorRole::kLogDecay || role == TensorRole::kTimeBias;
+  const bool bare = is_vector(role) && role != TensorRole::kNorm;
   return bare ? name : name + ".weight";
 }
 

@@ -28,12 +28,13 @@ enum class TensorRole : uint8_t {
   kConv,          // name + ".weight", [out, 1, in] in a float format: `in` taps of each channel
   kLogDecay,      // `name` itself, [1, 1, in, 1] in a float format: log of a decay rate of each head
   kTimeBias,      // `name` itself, a vector in a float format: what the decay's step size begins from
+  kOffsets,       // `name` itself, a vector of I64
 };
 
-// Whether TensorSource::vector() serves the role; else matrix() does.
+// Whether it is a vector: TensorSource::vector() serves the role, of kOffsets integers(); else matrix() does.
 constexpr bool is_vector(TensorRole role) {
   return role == TensorRole::kNorm || role == TensorRole::kBias || role == TensorRole::kLogDecay ||
-         role == TensorRole::kTimeBias;
+         role == TensorRole::kTimeBias || role == TensorRole::kOffsets;
 }
 
 struct TensorSpec {
@@ -68,6 +69,10 @@ class TensorSource {
   // The same, or, where the source computes its numbers, the keys alone: for backends that compute them too.
   virtual RawWeight matrix_or_keys(const TensorSpec& spec, const MatrixPart& part) const { return matrix(spec, part); }
   virtual std::vector<float> vector(const TensorSpec& spec, const MatrixPart& part) const = 0;
+  // Of kOffsets, all of it. Computed numbers are zeros.
+  virtual std::vector<int64_t> integers(const TensorSpec& spec) const {
+    return std::vector<int64_t>(static_cast<size_t>(spec.in));
+  }
   // The scale of a kF8E4M3 cache of the attention named so (..."layers.3.self_attn"), if the source has one. Finite and
   // positive, as verify() checks.
   virtual std::optional<float> cache_scale(const std::string&) const { return std::nullopt; }

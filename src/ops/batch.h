@@ -137,6 +137,21 @@ struct LatentLayer {
   float scale = 1;  // kF8E4M3 alone
 };
 
+// One layer of full attention in the page pool: a page holds the keys and then the values of each of its heads, of
+// kRowsOfBlock tokens `dim` numbers each.
+struct FullLayer {
+  uint8_t* base = nullptr;
+  int64_t page_bytes = 0;
+  DType dtype = DType::kBF16;  // kF32, kBF16, kF8E4M3
+  int64_t heads = 0, dim = 0;  // those that lie here
+
+  constexpr int64_t head_bytes() const {
+    return kRowsOfBlock * dim * (dtype == DType::kF32 ? 4 : dtype == DType::kBF16 ? 2 : 1);
+  }
+  constexpr uint8_t* keys(int64_t page, int64_t head) const { return base + page * page_bytes + head * head_bytes(); }
+  constexpr uint8_t* values(int64_t page, int64_t head) const { return keys(page, heads + head); }
+};
+
 // One recurrent layer's state. Unit u, a (layer, head), of a sequence lies in page state_pages[u / units_per_page] at
 // (u % units_per_page) * unit_bytes; a sequence begins with units of zeros. What a unit and a ring's token are:
 // KdaShape.

@@ -36,6 +36,24 @@ Tensor Ops::mla_in(const Tensor& x, const MlaWeights& w, const Batch& batch, con
   return q;
 }
 
+void Ops::write_full(const Tensor&, const Tensor&, const Batch&, const FullLayer&) {
+  CHECK(false, name(), " has no full attention");
+}
+
+Tensor Ops::full_attend(const Tensor&, const FullShape&, const Batch&, const FullLayer&) {
+  CHECK(false, name(), " has no full attention");
+}
+
+Tensor Ops::full_in(const Tensor& x, const FullWeights& w, const Batch& batch, const FullLayer& cache) {
+  const int64_t q_width = w.shape.heads * w.shape.dim, kv_width = w.shape.kv_heads * w.shape.dim;
+  const Tensor qkv = linear(x, w.qkv, DType::kF32);
+  const Tensor q = qkv.columns(0, q_width), k = qkv.columns(q_width, kv_width);
+  rope(q, w.shape.dim, 0, batch.positions, w.rope);
+  rope(k, w.shape.dim, 0, batch.positions, w.rope);
+  write_full(k, qkv.columns(q_width + kv_width, kv_width), batch, cache);
+  return q;
+}
+
 Tensor Ops::kda(const Tensor& x, const KdaWeights& w, const Batch& batch, const StateLayer& state) {
   const int64_t dim = w.shape.dim;
   const Tensor gates = linear(x, w.gates, wide_dtype());  // f_a | g_a | b

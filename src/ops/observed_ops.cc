@@ -60,6 +60,13 @@ class ObservedOps final : public Ops {
     return observe([&] { return mla_attend_cost(shape, batch, cache, activation_dtype()); },
                    [&] { return inner_.mla_attend(q, up, shape, batch, cache); });
   }
+  Tensor full_in(const Tensor& x, const FullWeights& w, const Batch& batch, const FullLayer& cache) override {
+    return observe([&] { return full_in_cost(x, w, cache); }, [&] { return inner_.full_in(x, w, batch, cache); });
+  }
+  Tensor full_attend(const Tensor& q, const FullShape& shape, const Batch& batch, const FullLayer& cache) override {
+    return observe([&] { return full_attend_cost(shape, batch, cache); },
+                   [&] { return inner_.full_attend(q, shape, batch, cache); });
+  }
   Tensor kda(const Tensor& x, const KdaWeights& w, const Batch& batch, const StateLayer& state) override {
     return observe([&] { return kda_cost(x, w, batch); }, [&] { return inner_.kda(x, w, batch, state); });
   }

@@ -117,6 +117,22 @@ OpCost mla_attend_cost(const MlaShape& s, const Batch& batch, const LatentLayer&
   return cost;
 }
 
+OpCost full_in_cost(const Tensor& x, const FullWeights& w, const FullLayer& cache) {
+  const int64_t stored = 2 * cache.heads * cache.head_bytes() / kRowsOfBlock;
+  return {.op = "full_in",
+          .parts = {product("linear", "q, k, v", x, w.qkv),
+                    {"full_in", "rope, cache write", x.rows * (w.qkv.out * 4 + stored)}}};
+}
+
+OpCost full_attend_cost(const FullShape& s, const Batch& batch, const FullLayer& cache) {
+  CostPart attend{.labels = "full_attend", .what = "attention"};
+  for (const SequenceRows& rows : batch.sequences) {
+    attend.bytes += (rows.position + rows.num_tokens) * 2 * cache.heads * cache.head_bytes() / kRowsOfBlock;
+    attend.flops += 4 * attended_pairs(rows) * static_cast<double>(s.heads * s.dim);
+  }
+  return {.op = "full_attend", .parts = {std::move(attend)}};
+}
+
 OpCost kda_cost(const Tensor& x, const KdaWeights& w, const Batch& batch) {
   const KdaShape& s = w.shape;
   Tensor low = x;  // f_a or g_a of the gates

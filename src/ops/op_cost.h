@@ -45,6 +45,8 @@ OpCost gather_rows_cost(const Tensor& x, int64_t rows);
 OpCost mla_in_cost(const Tensor& x, const MlaWeights& w, const LatentLayer& cache);
 // `wide`: element type of the up-projections and queries.
 OpCost mla_attend_cost(const MlaShape& shape, const Batch& batch, const LatentLayer& cache, DType wide);
+OpCost full_in_cost(const Tensor& x, const FullWeights& w, const FullLayer& cache);
+OpCost full_attend_cost(const FullShape& shape, const Batch& batch, const FullLayer& cache);
 OpCost kda_cost(const Tensor& x, const KdaWeights& w, const Batch& batch);
 OpCost dense_mlp_cost(const Tensor& x, const MlpWeights& w);
 OpCost moe_cost(const Tensor& x, const MoeWeights& w, int64_t distinct_experts);

@@ -1,6 +1,6 @@
 // Ops: the words a model is written in. A backend (ref, cpu, cuda) is one implementation of this class.
 //
-// Plain ops are pure virtual. Coarse ops (mla_in, kda, dense_mlp, moe, logits) have a default body in
+// Plain ops are pure virtual. Coarse ops (mla_in, full_in, kda, dense_mlp, moe, logits) have a default body in
 // ops/coarse.cc that composes plain ops: that composition is the definition and the fallback; a backend overrides what
 // it fuses. Every Tensor returned lives in the step's arena, until the next begin_step().
 //
@@ -65,7 +65,7 @@ class Ops : public WeightPacker {
   virtual Tensor linear(const Tensor& x, const LinearWeight& w, DType out) = 0;  // x [n, in] activation or wide
   virtual void add(const Tensor& residual, const Tensor& y) = 0;                 // residual += y, both f32 [n, H]
   virtual Tensor silu_mul(const Tensor& gate_up) = 0;  // [n, 2I] f32 -> silu(first half) * second half, activation
-  // Rotates the dr columns of `head_dim` wide heads that begin at `rope_begin`, interleaved pairs, in place.
+  // Rotates the dr columns of `head_dim` wide heads that begin at `rope_begin`, pairs as Rope has them, in place.
   // x [n, heads * head_dim] f32 or activation. RoFormer (Su et al. 2021), YaRN (Peng et al. 2023) in the frequencies.
   virtual void rope(const Tensor& x, int64_t head_dim, int64_t rope_begin, std::span<const int32_t> positions,
                     const Rope& rope) = 0;
@@ -86,6 +86,10 @@ class Ops : public WeightPacker {
                                 const LatentLayer& cache);
   // W_UV of each head's mean: u [n, h * L] f32, on a GPU rounded to its activations -> [n, h * dv] wide.
   virtual Tensor mla_project(const Tensor& u, const MlaUpWeight& up, const MlaShape& shape, const Batch& batch);
+  // Stores k and v [n, hkv * dim] f32, k rotated, of each new token into the cache, of which no part lies elsewhere.
+  virtual void write_full(const Tensor& k, const Tensor& v, const Batch& batch, const FullLayer& cache);
+  // Softmax attention over that cache, causal, per sequence. q [n, h * dim] wide, rotated -> [n, h * dim] wide.
+  virtual Tensor full_attend(const Tensor& q, const FullShape& shape, const Batch& batch, const FullLayer& cache);
   // Kimi Delta Attention (Kimi Linear 2025, section 3) per sequence and head: convolution + SiLU of q, k, v; q and k of
   // length 1; the state decays, is corrected by the delta rule and read; output norm, gated. -> [n, h * dim] wide.
   // Which tokens move the state: see StateLayer.
@@ -101,6 +105,8 @@ class Ops : public WeightPacker {
   // --- Coarse ops, composed of the above (ops/coarse.cc) ---
   // q projection (with or without q_lora), latent projection, norms, rope, cache write; -> rotated q.
   virtual Tensor mla_in(const Tensor& x, const MlaWeights& w, const Batch& batch, const LatentLayer& cache);
+  // Projections of queries, keys and values, rope, cache write; -> rotated q, a view.
+  virtual Tensor full_in(const Tensor& x, const FullWeights& w, const Batch& batch, const FullLayer& cache);
   // Projections and kda_attend: x [n, H] activation or wide -> [n, h * dim] wide.
   virtual Tensor kda(const Tensor& x, const KdaWeights& w, const Batch& batch, const StateLayer& state);
   // The reduce points, after a layer's attention and after its MLP: residual += the ranks' sum of y [n, H] f32, which

@@ -72,6 +72,7 @@ struct MlaUpWeight {
 
 struct Rope {
   bool enabled = true;    // false: NoPE (Kimi-Linear)
+  bool halves = false;    // pairs are (i, i + dr / 2), as Llama has them, instead of (2i, 2i + 1)
   VectorWeight inv_freq;  // [dr / 2]
   float cos_sin_factor = 1.0f;
 };
@@ -88,6 +89,20 @@ struct MlaWeights {
   Rope rope;
   float latent_eps = 1e-6f;
   float cache_scale = 1;  // LatentLayer::scale of this layer
+};
+
+// Attention with keys and values of their own for each group of heads (GQA, Ainslie et al. 2023): query head h reads
+// those of head h / (heads / kv_heads).
+struct FullShape {
+  int64_t heads = 0, kv_heads = 0, dim = 0;
+  float softmax_scale = 0;
+};
+
+struct FullWeights {
+  FullShape shape;
+  LinearWeight qkv;  // [(h + 2 hkv) * dim, H]: q rows, k rows, v rows
+  LinearWeight o;    // [H, h * dim]
+  Rope rope;
 };
 
 // Kimi Delta Attention (Kimi Linear 2025, section 3): a recurrent state per head instead of a cache of tokens.

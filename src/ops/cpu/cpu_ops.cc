@@ -3,6 +3,7 @@
 #include "base/cgroup.h"
 #include "ops/cpu/elementwise.h"
 #include "ops/cpu/experts.h"
+#include "ops/cpu/full_attention.h"
 #include "ops/cpu/gemm.h"
 #include "ops/cpu/kda.h"
 #include "ops/cpu/mla_attend.h"
@@ -101,6 +102,14 @@ Tensor CpuOps::attend_latents(const Tensor& queries, const MlaShape& shape, cons
 
 Tensor CpuOps::mla_project(const Tensor& u, const MlaUpWeight& up, const MlaShape& shape, const Batch& batch) {
   return cpu::mla_project(context(), u, up, shape, batch);
+}
+
+void CpuOps::write_full(const Tensor& k, const Tensor& v, const Batch& batch, const FullLayer& cache) {
+  cpu::write_full(context(), k, v, batch, cache);
+}
+
+Tensor CpuOps::full_attend(const Tensor& q, const FullShape& shape, const Batch& batch, const FullLayer& cache) {
+  return cpu::full_attend(context(), q, shape, batch, cache);
 }
 
 Tensor CpuOps::kda_attend(const KdaInputs& in, const KdaWeights& w, const Batch& batch, const StateLayer& state) {

@@ -136,6 +136,7 @@ void rope(const CpuContext& cpu, const Tensor& x, int64_t head_dim, int64_t rope
           std::span<const int32_t> positions, const Rope& rope) {
   if (!rope.enabled) return;
   check_float(x);
+  CHECK(!rope.halves || x.dtype == DType::kF32, "halves are rotated in f32");
   const auto num_pairs = static_cast<int64_t>(rope.inv_freq.size());
   CHECK(x.cols % head_dim == 0 && rope_begin + 2 * num_pairs <= head_dim);
   CHECK(static_cast<int64_t>(positions.size()) == x.rows);
@@ -150,7 +151,9 @@ void rope(const CpuContext& cpu, const Tensor& x, int64_t head_dim, int64_t rope
       cos_sin[2 * i + 1] = std::sin(angle) * rope.cos_sin_factor;
     }
     for (int64_t begin = rope_begin; begin < x.cols; begin += head_dim) {
-      if (x.dtype == DType::kF32) {
+      if (rope.halves) {
+        k.rotate_halves(x.row<float>(r) + begin, cos_sin, num_pairs);
+      } else if (x.dtype == DType::kF32) {
         k.rotate_f32(x.row<float>(r) + begin, cos_sin, num_pairs);
       } else {
         k.rotate_bf16(x.row<uint16_t>(r) + begin, cos_sin, num_pairs);

@@ -15,8 +15,9 @@ struct ElementwiseKernels {
   // Pairs (x[2i], x[2i + 1]) turn by the angle whose (cos, sin) is cos_sin[2i], cos_sin[2i + 1].
   void (*rotate_f32)(float* x, const float* cos_sin, int64_t num_pairs);
   void (*rotate_bf16)(uint16_t* x, const float* cos_sin, int64_t num_pairs);
-  void (*narrow)(const float* x, int64_t d, uint16_t* out);  // f32 -> bf16
-  void (*widen)(const uint16_t* x, int64_t d, float* out);   // bf16 -> f32
+  void (*rotate_halves)(float* x, const float* cos_sin, int64_t num_pairs);  // pairs (x[i], x[i + num_pairs])
+  void (*narrow)(const float* x, int64_t d, uint16_t* out);                  // f32 -> bf16
+  void (*widen)(const uint16_t* x, int64_t d, float* out);                   // bf16 -> f32
 };
 
 extern const ElementwiseKernels kElementwiseAvx2;

@@ -77,6 +77,15 @@ void rotate_bf16(uint16_t* x, const float* cos_sin, int64_t num_pairs) {
   }
 }
 
+void rotate_halves(float* x, const float* cos_sin, int64_t num_pairs) {
+  for (int64_t i = 0; i < num_pairs; ++i) {
+    const float c = cos_sin[2 * i], s = cos_sin[2 * i + 1];
+    const float a = x[i], b = x[i + num_pairs];
+    x[i] = a * c - b * s;
+    x[i + num_pairs] = b * c + a * s;
+  }
+}
+
 void narrow(const float* x, int64_t d, uint16_t* out) {
   for (int64_t i = 0; i < d; ++i) out[i] = static_cast<uint16_t>(bf16_bits(x[i]));
 }
@@ -93,6 +102,7 @@ constexpr ElementwiseKernels kLoops = {
     .silu_mul = silu_mul,
     .rotate_f32 = rotate_f32,
     .rotate_bf16 = rotate_bf16,
+    .rotate_halves = rotate_halves,
     .narrow = narrow,
     .widen = widen,
 };

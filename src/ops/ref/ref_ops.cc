@@ -158,10 +158,11 @@ void RefOps::rope(const Tensor& x, int64_t head_dim, int64_t rope_begin, std::sp
       const float c = std::cos(angle) * rope.cos_sin_factor;
       const float s = std::sin(angle) * rope.cos_sin_factor;
       for (float* head = x.row<float>(i); head < x.row<float>(i) + x.cols; head += head_dim) {
-        float* pair = head + rope_begin + 2 * p;
-        const float a = pair[0], b = pair[1];
-        pair[0] = a * c - b * s;
-        pair[1] = a * s + b * c;
+        float& x0 = head[rope_begin + (rope.halves ? p : 2 * p)];
+        float& x1 = head[rope_begin + (rope.halves ? p + pairs : 2 * p + 1)];
+        const float a = x0, b = x1;
+        x0 = a * c - b * s;
+        x1 = a * s + b * c;
       }
     }
   }

@@ -40,6 +40,8 @@ class RefOps : public Ops {
   Tensor attend_latents(const Tensor& queries, const MlaShape& shape, const Batch& batch,
                         const LatentLayer& cache) override;
   Tensor mla_project(const Tensor& u, const MlaUpWeight& up, const MlaShape& shape, const Batch& batch) override;
+  void write_full(const Tensor& k, const Tensor& v, const Batch& batch, const FullLayer& cache) override;
+  Tensor full_attend(const Tensor& q, const FullShape& shape, const Batch& batch, const FullLayer& cache) override;
   Tensor kda_attend(const KdaInputs& in, const KdaWeights& w, const Batch& batch, const StateLayer& state) override;
   Routing route(const Tensor& x, const RouterWeight& router) override;
   Tensor moe_experts(const Tensor& x, const Routing& routing, const ExpertWeights& experts) override;
