@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <new>
 
 namespace perigee {
 
@@ -90,10 +91,39 @@ uint8_t f32_to_f8e4m3(float value) {
 namespace {
 
 constexpr size_t kMinChunkBytes = 4u << 20;
+constexpr size_t kPage = 4096;
 constexpr size_t kHugePage = 2u << 20;
 
 size_t round_up(size_t n, size_t to) {
   return (n + to - 1) / to * to;
+}
+
+// Large memory straight from the system: a page is zeroed when it is first written, so that a cache of any size costs
+// no time at start. The pages before and after it belong to nobody, and to touch them is a fault. The page in front
+// says what to give back.
+struct Mapping {
+  void* begin = nullptr;
+  size_t bytes = 0;
+};
+
+uint8_t* map_memory(size_t bytes) {
+  const size_t usable = round_up(bytes, kPage);
+  const size_t all = kPage + kHugePage + usable + kPage;
+  void* begin = ::mmap(nullptr, all, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (begin == MAP_FAILED) return nullptr;
+  auto* data = reinterpret_cast<uint8_t*>(round_up(reinterpret_cast<uintptr_t>(begin) + kPage, kHugePage));
+  if (::mprotect(data - kPage, kPage + usable, PROT_READ | PROT_WRITE) != 0) {
+    ::munmap(begin, all);
+    return nullptr;
+  }
+  ::madvise(data, usable, MADV_HUGEPAGE);
+  new (data - kPage) Mapping{begin, all};
+  return data;
+}
+
+void unmap_memory(uint8_t* data) {
+  const Mapping mapping = *std::launder(reinterpret_cast<Mapping*>(data - kPage));
+  ::munmap(mapping.begin, mapping.bytes);
 }
 
 }  // namespace
@@ -105,13 +135,14 @@ bool Buffer::can_make(size_t bytes) {
 }
 
 Buffer::Buffer(size_t bytes) : size_(bytes) {
-  const size_t alignment = bytes >= kHugePage ? kHugePage : kAlignment;
-  const size_t padded = round_up(std::max<size_t>(bytes, 1), alignment);
-  void* p = std::aligned_alloc(alignment, padded);
-  CHECK(p != nullptr, "out of host memory allocating ", bytes, " bytes");
-  if (alignment == kHugePage) ::madvise(p, padded, MADV_HUGEPAGE);
-  std::memset(p, 0, padded);
-  data_ = {static_cast<uint8_t*>(p), [](uint8_t* memory) { std::free(memory); }};
+  if (bytes >= kHugePage) {
+    data_ = {map_memory(bytes), unmap_memory};
+  } else {
+    const size_t padded = round_up(std::max<size_t>(bytes, 1), kAlignment);
+    data_ = {static_cast<uint8_t*>(std::aligned_alloc(kAlignment, padded)), [](uint8_t* memory) { std::free(memory); }};
+    if (data_) std::memset(data_.get(), 0, padded);
+  }
+  CHECK(data_ != nullptr, "out of host memory allocating ", bytes, " bytes");
 }
 
 void Arena::reset() {

@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstdint>
+#include <fstream>
 #include <limits>
 
 namespace perigee {
@@ -65,6 +67,28 @@ TEST(Buffer, SaysWhatCannotBeHad) {
   EXPECT_TRUE(Buffer::can_make(0));
   EXPECT_TRUE(Buffer::can_make(100 << 20));
   EXPECT_FALSE(Buffer::can_make(size_t{1} << 60));
+}
+
+int64_t resident_bytes() {
+  int64_t all = 0, resident = 0;
+  std::ifstream("/proc/self/statm") >> all >> resident;
+  return resident * 4096;
+}
+
+TEST(Buffer, LargeMemoryIsZeroAndTakenOnlyWhereItIsWritten) {
+  const int64_t before = resident_bytes();
+  const size_t bytes = (size_t{1} << 30) + 100;
+  Buffer buffer(bytes);
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(buffer.data()) % kAlignment, 0U);
+  for (size_t i = 0; i < bytes; i += 100 << 20) EXPECT_EQ(buffer.data()[i], 0);
+  buffer.data()[0] = buffer.data()[bytes - 1] = 1;
+  EXPECT_LT(resident_bytes() - before, 64 << 20);
+}
+
+TEST(BufferDeathTest, WhatLiesAroundLargeMemoryCannotBeTouched) {
+  const size_t bytes = 4 << 20;
+  Buffer buffer(bytes);
+  EXPECT_DEATH(const_cast<volatile uint8_t*>(buffer.data())[bytes] = 1, "");
 }
 
 // What a checker needs: each array ends where its memory does, and is gone with its scope.
