@@ -3,6 +3,7 @@
 
 #include <cuda_bf16.h>
 #include <cuda_fp8.h>
+#include <cuda_runtime.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -419,7 +419,9 @@ TEST_P(CudaMla, FixedListsDoNotDependOnTheBatch) {
     for (const int end : few_if_gpu_sanitizer<int>({65, 515, 1100, 4500}, {515})) {
       const std::vector<uint16_t> all = decoded(world, std::max(0, end - 512), end);
       for (const int query : few_if_gpu_sanitizer<int>({1, 2, 5, 8, 37, 170, 512}, {5}))
-        if (query <= end) ASSERT_NO_FATAL_FAILURE(expect_as_decoded(world, all, end, query));
+        if (query <= end) {
+          ASSERT_NO_FATAL_FAILURE(expect_as_decoded(world, all, end, query));
+        }
     }
   }
 }
