@@ -16,8 +16,7 @@ demo: build
 test: setup-test
 	cmake --preset release -DPERIGEE_CUDA=AUTO
 	cmake --build --preset release -j $(JOBS)
-	ctest --test-dir build -j $(JOBS) --output-on-failure --no-tests=error
-	ls models/*/tiktoken.model | xargs dirname | xargs -P $(JOBS) -n 1 tools/e2e
+	ctest --test-dir build -j $$(($(JOBS) + 1)) --output-on-failure --no-tests=error
 
 build: setup-build
 	cmake --preset release -DPERIGEE_TESTS=$(if $(wildcard build/tests),ON,OFF) -DPERIGEE_CUDA=$(CUDA)

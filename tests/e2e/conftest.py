@@ -17,7 +17,7 @@ sys.path.insert(0, str(TOP / "tools"))
 
 from server_process import ServerProcess  # noqa: E402
 
-# A small cache: to touch the gigabyte that is the default takes a virtual machine seconds at each start.
+# A small cache: several servers run at once.
 FLAGS = os.environ.get("PERIGEE_FLAGS", "--device cpu --kv-cache-memory-bytes 128M").split()
 PROGRAM = os.environ.get("PERIGEE_PROGRAM", str(TOP / "build" / "perigee"))
 FOLDER = str((TOP / os.environ.get("PERIGEE_MODEL", "models/tiny-k2")).resolve())
