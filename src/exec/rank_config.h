@@ -38,6 +38,7 @@ enum class RankLayout : uint8_t {
 struct RankConfig {
   int32_t rank = 0, size = 1;  // this rank of so many
   RankLayout layout = RankLayout::kReplicated;
+  bool whole_experts = false;       // kTensorParallel: TensorParallel::whole_experts
   Comm* comm = &Comm::alone();      // with the ranks that hold the other shards; outlives the rank
   Comm* dcp_comm = &Comm::alone();  // with those of its dcp group: ranks of consecutive shards, limits.dcp_size of them
   PeerComms* peers = nullptr;       // of GPUs in place of those two: where the rank gets both; outlives it
@@ -55,7 +56,8 @@ struct RankConfig {
   std::function<std::unique_ptr<Model>(Ops&)> make_model;  // tests: the model, in place of load
 
   TensorParallel shard() const {
-    return layout == RankLayout::kTensorParallel ? TensorParallel{.rank = rank, .size = size} : TensorParallel{};
+    if (layout == RankLayout::kReplicated) return {};
+    return {.rank = rank, .size = size, .whole_experts = whole_experts};
   }
   int32_t dcp_index() const { return rank % limits.dcp_size; }
 };

@@ -42,6 +42,8 @@ void add_parallel_flags(CommandLine& flags, EngineFlags& to) {
   flags.add(
       "--tensor-parallel-size,--tp", to.parallel.tensor, Whole{1, kMostRanks},
       "ranks that each hold a share of the heads, of every expert and of the vocabulary; each on a GPU of its own");
+  flags.add_switch("--enable-expert-parallel", to.config.rank.whole_experts,
+                   "deal whole experts to the ranks; without it each has a share of every expert");
   flags.add("--decode-context-parallel-size,--dcp", to.config.rank.limits.dcp_size, Whole{1, kMaxDcpSize},
             "ranks that share the cache of latents, each with some of a sequence's blocks; divides the tensor parallel "
             "size");
@@ -114,7 +116,6 @@ void add_ignored_flags(CommandLine& flags) {
            {"--trust-remote-code", "no code of a model is executed"},
            {"--enable-auto-tool-choice", "tool calls are always read"},
            {"--enable-chunked-prefill", "prefill is always chunked"},
-           {"--enable-expert-parallel", "every rank holds its share of every expert"},
            {"--async-scheduling", "two plans are always in flight"},
            {"--enforce-eager", "decode steps are graphs on every GPU"},
            {"--enable-log-requests", "each request is a line at --log-level info, without its text"},

@@ -78,7 +78,7 @@ TEST(EngineFlags, ARecipesFlagsAreAcceptedWithAReason) {
   testing::internal::CaptureStderr();
   const auto config =
       parsed({model, "--device", "cpu", "-tp=1", "--trust-remote-code", "--tool-call-parser", "kimi_k2",
-              "--enable-expert-parallel", "--no-enable-chunked-prefill", "--pipeline-parallel-size", "1", "--dtype",
+              "--enable-auto-tool-choice", "--no-enable-chunked-prefill", "--pipeline-parallel-size", "1", "--dtype",
               "bfloat16", "--gpu-memory-utilization", "0.85", "--tokenizer", model, "--compilation-config", "{}"});
   const std::string log = testing::internal::GetCapturedStderr();
   ASSERT_TRUE(config.ok()) << config.error().message;
@@ -87,6 +87,14 @@ TEST(EngineFlags, ARecipesFlagsAreAcceptedWithAReason) {
                            "--gpu-memory-utilization has no effect on a CPU"})
     EXPECT_NE(log.find(said), std::string::npos) << log;
   EXPECT_EQ(log.find("--dtype"), std::string::npos) << log;
+}
+
+TEST(EngineFlags, WholeExpertsAreTheRanks) {
+  for (const bool whole : {false, true}) {
+    const auto config = parsed({"--device", "cpu", "-tp", "2", whole ? "--enable-expert-parallel" : "--selfcheck"});
+    ASSERT_TRUE(config.ok()) << config.error().message;
+    EXPECT_EQ(config->rank.shard().whole_experts, whole);
+  }
 }
 
 TEST(EngineFlags, AFolderThatIsNotThereIsSaid) {

@@ -46,10 +46,12 @@ MemoryPlan plan_of(const EngineConfig& config, const Machine& machine) {
 // Bytes of weights, pages, tokens and state: what an engine says that has loaded the model.
 TEST(MemoryPlan, IsWhatAnEngineThenHas) {
   for (const char* folder : {"models/tiny-k2", "models/tiny-kimi-linear"}) {
-    for (const auto& [ranks, dcp] : {std::pair(1, 1), {2, 1}, {2, 2}}) {
+    for (const auto& [ranks, dcp, whole_experts] :
+         {std::tuple(1, 1, false), {2, 1, false}, {2, 1, true}, {2, 2, false}}) {
       for (const LatentFormat format : {LatentFormat::kBF16, LatentFormat::kF8E4M3, LatentFormat::kF8Tiles}) {
         SCOPED_TRACE(fmt::format("{}, tp {}, dcp {}, {}", folder, ranks, dcp, latent_format_name(format)));
         EngineConfig config = config_of(folder, ranks, dcp);
+        config.rank.whole_experts = whole_experts;
         config.rank.load.cache = format;
         const MemoryPlan plan = plan_of(config, *this_machine(config.rank));
         EXPECT_TRUE(check_fits(config, plan).ok());

@@ -14,7 +14,7 @@ struct StepMeasurement {
   std::vector<double> step_us;  // untraced, in order
   int32_t step_tokens = 0;      // that one computes
   bool uniform_routing = false;
-  int64_t moe_layers = 0, distinct_experts = 0, num_experts = 0;  // of one step; num_experts of a layer
+  int64_t moe_layers = 0, distinct_experts = 0, num_experts = 0;  // of one step on rank 0; num_experts of a layer
   std::vector<StepTable> tables;                                  // of each rank; none unless traced
   double traced_us = 0;  // the step of the tables, by the rank's results (host) or the device's clock
 };

@@ -71,6 +71,21 @@ TEST(StepBench, UniformRoutingTouchesWhatIndependentTokensWould) {
   EXPECT_EQ(measured->distinct_experts, 3 * std::ssize(touched));
 }
 
+// Whole experts: those of rank 0 and what it reads of them. What two ranks would choose together is what one does.
+TEST(StepBench, ARankCountsItsOwnExperts) {
+  const StepRequest request{.shape = {.batch = 2, .context = 64}, .warm_steps = 1, .steps = 1, .trace = true};
+  RankConfig config = tiny();
+  config.size = 2;
+  config.layout = RankLayout::kTensorParallel;
+  const auto shares = measure_steps(config, request);
+  config.whole_experts = true;
+  const auto whole = measure_steps(config, request);
+  ASSERT_TRUE(shares.ok() && whole.ok());
+  EXPECT_EQ(shares->num_experts, 16);
+  EXPECT_EQ(whole->num_experts, 8);
+  EXPECT_LT(whole->distinct_experts, shares->distinct_experts);
+}
+
 TEST(StepBench, PrefillStepsRunWholePrompts) {
   const StepRequest request{
       .shape = {.batch = 2, .context = 130, .prefill = true}, .warm_steps = 1, .steps = 3, .trace = true};

@@ -379,7 +379,8 @@ Status check_limits(const ModelConfig& c, const ShapeLimits& limits, const char*
   if (moe_layers < c.num_layers) fields.push_back({"intermediate_size", c.local_inter(), unit, any});
   const Keys& keys = keys_of(c);
   if (moe_layers > 0) {
-    fields.push_back({"moe_intermediate_size", c.local_moe_inter(), unit, any});
+    fields.push_back({"moe_intermediate_size", c.local_expert_inter(), unit, any});
+    fields.push_back({"moe_intermediate_size", c.local_shared_inter(), unit, any});
     fields.push_back({keys.num_experts, c.num_experts, 1, limits.max_experts});
     fields.push_back({keys.top_k, c.top_k, 1, limits.max_top_k});
     fields.push_back({keys.num_groups, c.num_groups, 1, limits.max_groups});

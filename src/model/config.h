@@ -82,7 +82,8 @@ struct ModelConfig {
   int64_t attention_width() const { return draft_attention_width > 0 ? draft_attention_width : hidden; }
   int64_t local_heads() const { return heads / ranks.size; }
   int64_t local_inter() const { return inter / ranks.size; }
-  int64_t local_moe_inter() const { return moe_inter / ranks.size; }
+  int64_t local_expert_inter() const { return ranks.whole_experts ? moe_inter : moe_inter / ranks.size; }
+  int64_t local_shared_inter() const { return num_shared_experts * moe_inter / ranks.size; }
   KdaShape local_kda() const {
     KdaShape local = kda;
     local.heads /= ranks.size;

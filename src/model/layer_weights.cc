@@ -23,6 +23,11 @@ MoeWeights read_moe(const ModelConfig& c, int64_t layer, WeightReader& reader) {
   MoeWeights w;
   RouterWeight& r = w.router;
   r.num_experts = c.num_experts;
+  if (c.ranks.whole_experts) {
+    const Dealt here = dealt(c.num_experts, c.ranks);
+    r.first_here = here.first;
+    r.num_elsewhere = c.num_experts - here.count;
+  }
   r.hidden = c.hidden;
   r.weight = reader.matrix_f32(names.router(layer));
   if (c.correction_bias) r.bias = reader.vector(names.router_bias(layer));
@@ -86,9 +91,12 @@ std::vector<TensorSpec> TensorNames::experts(int64_t i) const {
   std::vector<TensorSpec> out;
   for (int64_t e = 0; e < c_.num_experts; ++e) {
     const std::string expert = fmt::format("{}.experts.{}.", layer(i, n.block), e);
-    out.push_back({expert + n.gate, role, Shard::rows(), c_.moe_inter, c_.hidden});
-    out.push_back({expert + n.up, role, Shard::rows(), c_.moe_inter, c_.hidden});
-    out.push_back({expert + n.down, role, Shard::columns(), c_.hidden, c_.moe_inter});
+    const bool whole = c_.ranks.whole_experts;
+    const Shard rows = whole ? Shard::one_rank(e, c_.num_experts) : Shard::rows();
+    const Shard columns = whole ? Shard::one_rank(e, c_.num_experts) : Shard::columns();
+    out.push_back({expert + n.gate, role, rows, c_.moe_inter, c_.hidden});
+    out.push_back({expert + n.up, role, rows, c_.moe_inter, c_.hidden});
+    out.push_back({expert + n.down, role, columns, c_.hidden, c_.moe_inter});
   }
   return out;
 }

@@ -2,6 +2,7 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <numeric>
 
 #include "model/weights.h"
@@ -17,7 +18,8 @@ struct Units {
 
 Units units_of(const TensorSpec& spec, WeightFormat format) {
   switch (spec.shard.kind()) {
-    case ShardKind::kWhole: break;
+    case ShardKind::kWhole:
+    case ShardKind::kOneRank: break;
     case ShardKind::kHeads: return {spec.shard.num_heads(), "heads"};
     case ShardKind::kRows: return {is_vector(spec.role) ? spec.in : spec.out, is_vector(spec.role) ? "values" : "rows"};
     case ShardKind::kVocabulary: return {spec.out, "rows of the vocabulary"};
@@ -37,10 +39,16 @@ std::string divisors_text(int64_t n) {
 
 }  // namespace
 
+Dealt dealt(int64_t count, const TensorParallel& ranks) {
+  const int64_t each = count / ranks.size, more = count % ranks.size;
+  return {.first = ranks.rank * each + std::min(ranks.rank, more), .count = each + (ranks.rank < more ? 1 : 0)};
+}
+
 MatrixPart part_of(const TensorSpec& spec, const TensorParallel& ranks) {
   MatrixPart part{.rows = spec.out, .columns = spec.in};
   const ShardKind kind = spec.shard.kind();
   if (kind == ShardKind::kWhole) return part;
+  if (kind == ShardKind::kOneRank) return spec.shard.is_of(ranks) ? part : MatrixPart();
   const bool by_columns = kind == ShardKind::kColumns || is_vector(spec.role);
   int64_t& first = by_columns ? part.first_column : part.first_row;
   int64_t& count = by_columns ? part.columns : part.rows;
@@ -57,6 +65,12 @@ RawMatrix window(const RawMatrix& m, const MatrixPart& part) {
 Status check_shards(std::span<const TensorSpec> specs, const TensorSource& source, int64_t size) {
   int64_t common = 0;
   for (const TensorSpec& spec : specs) common = std::gcd(common, units_of(spec, source.format(spec)).count);
+  for (const TensorSpec& spec : specs)
+    if (spec.shard.kind() == ShardKind::kOneRank && spec.shard.num_tensors() < size)
+      return bad_input(fmt::format("--enable-expert-parallel: {} experts are too few for {} ranks, which each take at "
+                                   "least one; without it every rank takes a share of each expert",
+                                   spec.shard.num_tensors(), size),
+                       "enable-expert-parallel");
   if (common % size == 0) return {};
   for (const TensorSpec& spec : specs) {
     const Units units = units_of(spec, source.format(spec));

@@ -263,6 +263,82 @@ TEST(ShardsThatDoNotDivide, TwentyHeads) {
             "model divides among 1, 2, 4");
 }
 
+// --- Whole experts, each of one rank. ---
+
+TEST(WholeExperts, AreDealtOneMoreToTheFirstRanks) {
+  const auto counts = [](int64_t count, int64_t size) {
+    std::vector<int64_t> out;
+    int64_t next = 0;
+    for (int64_t rank = 0; rank < size; ++rank) {
+      const Dealt mine = dealt(count, {.rank = rank, .size = size});
+      EXPECT_EQ(mine.first, next);
+      next += mine.count;
+      out.push_back(mine.count);
+    }
+    EXPECT_EQ(next, count);
+    return out;
+  };
+  EXPECT_EQ(counts(8, 1), (std::vector<int64_t>{8}));
+  EXPECT_EQ(counts(8, 2), (std::vector<int64_t>{4, 4}));
+  EXPECT_EQ(counts(8, 3), (std::vector<int64_t>{3, 3, 2}));
+  EXPECT_EQ(counts(8, 8), (std::vector<int64_t>(8, 1)));
+}
+
+// In each storage format: an expert's three tensors are one rank's, in the order of the experts, all else is as
+// without.
+TEST(WholeExperts, AreOneRanksEach) {
+  for (const Json& json : configs()) {
+    ModelConfig config = parsed(json);
+    const std::vector<TensorSpec> cut = tensors_of(config);
+    config.ranks.whole_experts = true;
+    const std::vector<TensorSpec> specs = tensors_of(config);
+    ASSERT_EQ(specs.size(), cut.size());
+    const auto source = make_dummy_source(1);
+    ASSERT_TRUE(source->verify(specs, config).ok());
+    for (const int64_t size : {2, 3, 8}) {
+      int64_t expert_bytes = 0, read = 0;
+      std::vector<int64_t> owners;
+      for (size_t i = 0; i < specs.size(); ++i) {
+        const TensorSpec& spec = specs[i];
+        EXPECT_EQ(spec.name, cut[i].name);
+        if (spec.role != TensorRole::kRoutedExpert) {
+          EXPECT_EQ(spec.shard.kind(), cut[i].shard.kind()) << spec.name;
+          continue;
+        }
+        expert_bytes += part_bytes(std::span(&spec, 1), *source, {});
+        for (int64_t rank = 0; rank < size; ++rank) {
+          const TensorParallel ranks{.rank = rank, .size = size, .whole_experts = true};
+          read += part_bytes(std::span(&spec, 1), *source, ranks);
+          const MatrixPart part = part_of(spec, ranks);
+          if (part.rows == 0) continue;
+          EXPECT_EQ(part.rows * part.columns, spec.out * spec.in);
+          owners.push_back(rank);
+        }
+      }
+      EXPECT_EQ(read, expert_bytes);
+      constexpr size_t kOfALayer = 8 * 3;
+      ASSERT_EQ(owners.size() % kOfALayer, 0u);
+      for (size_t i = 0; i < owners.size(); ++i) {
+        const auto expert = static_cast<int64_t>(i % kOfALayer / 3);
+        const Dealt mine = dealt(8, {.rank = owners[i], .size = size});
+        ASSERT_TRUE(expert >= mine.first && expert < mine.first + mine.count) << i;
+      }
+    }
+  }
+}
+
+// Counts need not divide, nor an expert's columns; a rank without an expert is refused.
+TEST(WholeExperts, AreNotCut) {
+  const auto expert = [](int64_t index) {
+    return TensorSpec{"e", TensorRole::kRoutedExpert, Shard::one_rank(index, 5), 7, 96};
+  };
+  const std::vector<TensorSpec> specs = {expert(0), expert(1), expert(2), expert(3), expert(4)};
+  for (const int64_t size : {1, 2, 3, 5}) EXPECT_EQ(refusal(specs, Quantization::kInt4Group32, size), "");
+  EXPECT_EQ(refusal(specs, Quantization::kNone, 6),
+            "--enable-expert-parallel: 5 experts are too few for 6 ranks, which each take at least one; without it "
+            "every rank takes a share of each expert");
+}
+
 // --- What each family cuts. ---
 
 TEST(Families, CutEachTensorAsItsPlaceInTheNetworkWants) {

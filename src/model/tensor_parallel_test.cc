@@ -21,6 +21,7 @@ struct Case {
   std::string folder;
   LoadFormat format = LoadFormat::kDummy;
   Backend backend = Backend::kRef;
+  bool whole_experts = false;
 };
 
 std::unique_ptr<Ops> make_ops(Backend backend, Comm& comm, Comm& dcp) {
@@ -34,7 +35,7 @@ std::unique_ptr<Ops> make_ops(Backend backend, Comm& comm, Comm& dcp) {
 Rows run_rank(const Case& c, ShardComms& comms, int32_t rank) {
   Comm& comm = comms.of(rank);
   const std::unique_ptr<Ops> ops = make_ops(c.backend, comm, comms.dcp_of(rank));
-  const TensorParallel ranks{.rank = comm.rank(), .size = comm.size()};
+  const TensorParallel ranks{.rank = comm.rank(), .size = comm.size(), .whole_experts = c.whole_experts};
   const auto model = load_model({.path = c.folder, .format = c.format, .ranks = ranks}, *ops);
   CHECK(model.ok(), model.error().message);
   SingleSequence sequence(**model, *ops, latent_format(ops->activation_dtype()), 256);
@@ -62,9 +63,11 @@ Rows run_rank(const Case& c, ShardComms& comms, int32_t rank) {
 
 struct GroupSize {
   int32_t tp = 1, dcp = 1;
+  bool whole_experts = false;
 };
 
-Rows run_group(const Case& c, GroupSize size) {
+Rows run_group(Case c, GroupSize size) {
+  c.whole_experts = size.whole_experts;
   const std::atomic<bool> abort{false};
   ShardComms comms(size.tp, size.dcp, abort);
   std::vector<Rows> rows(static_cast<size_t>(size.tp));
@@ -103,7 +106,7 @@ void expect_group_is_one(const Json& config, std::initializer_list<GroupSize> si
     for (size_t i = 0; i < one.size(); ++i) {
       ASSERT_EQ(group[i].size(), one[i].size());
       ASSERT_LE(most_apart(group[i], one[i]), backend == Backend::kRef ? 1e-4f : 0.05f)
-          << "tp " << size.tp << " dcp " << size.dcp << ", row " << i;
+          << "tp " << size.tp << " dcp " << size.dcp << (size.whole_experts ? ", whole experts" : "") << ", row " << i;
     }
   }
 }
@@ -134,13 +137,27 @@ TEST(TensorParallelModel, KimiDeltaAttention) {
   expect_group_is_one(config, {{2}, {4}, {2, 2}, {4, 2}});
 }
 
+// In each storage format, and where three ranks have three, three and two experts.
+TEST(TensorParallelModel, WholeExperts) {
+  const Json four_heads = with_heads(tiny_config(), 4);
+  constexpr GroupSize kTwo{.tp = 2, .whole_experts = true}, kFour{.tp = 4, .dcp = 2, .whole_experts = true};
+  for (const Json& quantization : {Json(), fp8_quantization(), int4_quantization()})
+    expect_group_is_one(with(four_heads, "quantization_config", quantization), {kTwo, kFour});
+  const Json uneven =
+      with(with(with_heads(tiny_config(), 6), "intermediate_size", Json(96)), "n_shared_experts", Json(3));
+  expect_group_is_one(uneven, {{.tp = 3, .whole_experts = true}});
+  Json hybrid = with_heads(tiny_hybrid_config(), 4);
+  hybrid.find("linear_attn_config")->set("num_heads", Json(4));
+  expect_group_is_one(hybrid, {kTwo});
+}
+
 // Every expert is chosen: where the router has a choice, roundings decide it, as weights are random.
 TEST(TensorParallelModel, OnTheCpuBackend) {
   Json k2 = with(with(with_heads(tiny_config(), 4), "num_experts_per_tok", Json(8)), "topk_group", Json(4));
-  expect_group_is_one(k2, {{2}, {4}, {2, 2}, {4, 2}, {4, 4}}, Backend::kCpu);
+  expect_group_is_one(k2, {{2}, {4}, {2, 2}, {4, 2}, {4, 4}, {2, 1, true}, {4, 2, true}}, Backend::kCpu);
   Json hybrid = with(with_heads(tiny_hybrid_config(), 4), "num_experts_per_token", Json(8));
   hybrid.find("linear_attn_config")->set("num_heads", Json(4));
-  expect_group_is_one(hybrid, {{2}, {4}, {2, 2}, {4, 4}}, Backend::kCpu);
+  expect_group_is_one(hybrid, {{2}, {4}, {2, 2}, {4, 4}, {2, 1, true}}, Backend::kCpu);
 }
 
 }  // namespace

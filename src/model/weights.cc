@@ -77,7 +77,8 @@ MlaUpWeight WeightReader::mla_up(const TensorSpec& spec, const MlaShape& shape) 
 
 ExpertWeights WeightReader::experts(std::span<const TensorSpec> specs) {
   std::vector<RawWeight> keep;
-  for (const TensorSpec& spec : specs) keep.push_back(raw(spec));
+  for (const TensorSpec& spec : specs)
+    if (spec.shard.kind() != ShardKind::kOneRank || spec.shard.is_of(ranks_)) keep.push_back(raw(spec));
   std::vector<RawExpert> experts;
   for (size_t i = 0; i + 2 < keep.size(); i += 3)
     experts.push_back({.gate = keep[i].matrix, .up = keep[i + 1].matrix, .down = keep[i + 2].matrix});

@@ -106,7 +106,7 @@ class WeightReader {
   EmbedWeight embed(const TensorSpec& spec);
   MlaUpWeight mla_up(const TensorSpec& spec, const MlaShape& shape);
   VectorWeight kda_conv(const TensorSpec& q, const TensorSpec& k, const TensorSpec& v);  // KdaWeights::conv
-  // Three specs an expert: gate, up, down.
+  // Three specs an expert: gate, up, down. Packs those that this rank has of.
   ExpertWeights experts(std::span<const TensorSpec> specs);
   VectorWeight matrix_f32(const TensorSpec& spec);  // row-major
   VectorWeight vector(const TensorSpec& spec);

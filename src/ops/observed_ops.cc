@@ -78,11 +78,11 @@ class ObservedOps final : public Ops {
     return observe([&] { return dense_mlp_cost(x, w); }, [&] { return inner_.dense_mlp(x, w); });
   }
   Tensor moe(const Tensor& x, const MoeWeights& w) override {
-    return observe([&] { return moe_cost(x, w, distinct_experts(x, w.router)); }, [&] { return inner_.moe(x, w); });
+    return observe([&] { return moe_cost(x, w, chosen_experts(x, w.router)); }, [&] { return inner_.moe(x, w); });
   }
   void moe_norm(const Tensor& residual, const Tensor& x, const MoeWeights& w, std::span<const float> weight, float eps,
                 const Tensor& out) override {
-    observe([&] { return moe_norm_cost(residual, x, w, distinct_experts(x, w.router)); },
+    observe([&] { return moe_norm_cost(residual, x, w, chosen_experts(x, w.router)); },
             [&] { inner_.moe_norm(residual, x, w, weight, eps, out); });
   }
   Tensor logits(const Tensor& x, const LinearWeight& head) override {
@@ -119,13 +119,15 @@ class ObservedOps final : public Ops {
     OpObserver& observer;
   };
 
-  int64_t distinct_experts(const Tensor& x, const RouterWeight& router) {
+  ChosenExperts chosen_experts(const Tensor& x, const RouterWeight& router) {
     const ArenaScope scratch(arena());
     const Routing routing = inner_.route(x, router);
     std::vector<int32_t> ids(static_cast<size_t>(routing.num_tokens * routing.top_k));
     inner_.copy(ids.data(), routing.ids, ids.size() * sizeof(int32_t));
+    std::erase(ids, -1);
+    const int64_t pairs = std::ssize(ids);
     std::sort(ids.begin(), ids.end());
-    return std::unique(ids.begin(), ids.end()) - ids.begin();
+    return {.distinct = std::unique(ids.begin(), ids.end()) - ids.begin(), .pairs = pairs};
   }
 
   Ops& inner_;

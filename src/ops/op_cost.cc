@@ -166,14 +166,14 @@ OpCost dense_mlp_cost(const Tensor& x, const MlpWeights& w) {
           .parts = {product("dense_mlp", "gate, up", x, w.gate_up), product("linear", "down", hidden, w.down)}};
 }
 
-OpCost moe_cost(const Tensor& x, const MoeWeights& w, int64_t distinct_experts) {
+OpCost moe_cost(const Tensor& x, const MoeWeights& w, const ChosenExperts& chosen) {
   const ExpertWeights& e = w.experts;
-  const int64_t element = dtype_bytes(x.dtype), pairs = x.rows * w.router.top_k;
-  const int64_t chosen_bytes = e.packed->bytes() / e.num_experts * distinct_experts;
+  const int64_t element = dtype_bytes(x.dtype), pairs = chosen.pairs;
+  const int64_t chosen_bytes = e.packed->bytes() / e.num_experts * chosen.distinct;
   const double matrix_flops = 2.0 * static_cast<double>(pairs * e.hidden * e.inter);
-  OpCost cost{.op = "moe", .parts = {}, .distinct_experts = distinct_experts, .num_experts = e.num_experts};
+  OpCost cost{.op = "moe", .parts = {}, .distinct_experts = chosen.distinct, .num_experts = e.num_experts};
   cost.parts.push_back({"route", "router", static_cast<int64_t>(w.router.weight.size()) * 4 + tensor_bytes(x),
-                        2.0 * static_cast<double>(x.rows * e.hidden * e.num_experts)});
+                        2.0 * static_cast<double>(x.rows * e.hidden * w.router.num_experts)});
   if (w.shared.down.packed) {
     OpCost shared = dense_mlp_cost(x, w.shared);
     for (CostPart& part : shared.parts) {
@@ -189,8 +189,8 @@ OpCost moe_cost(const Tensor& x, const MoeWeights& w, int64_t distinct_experts) 
   return cost;
 }
 
-OpCost moe_norm_cost(const Tensor& residual, const Tensor& x, const MoeWeights& w, int64_t distinct_experts) {
-  OpCost cost = moe_cost(x, w, distinct_experts);
+OpCost moe_norm_cost(const Tensor& residual, const Tensor& x, const MoeWeights& w, const ChosenExperts& chosen) {
+  OpCost cost = moe_cost(x, w, chosen);
   cost.op = "moe_norm";
   cost.parts.back() = {"moe_combine|rms_norm|reduce_norm", "weighted sum, residual, norm",
                        cost.parts.back().bytes + tensor_bytes(residual)};

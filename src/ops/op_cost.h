@@ -30,7 +30,7 @@ struct CostPart {
 struct OpCost {
   std::string op;  // its name, with what tells its uses apart
   std::vector<CostPart> parts;
-  int64_t distinct_experts = 0, num_experts = 0;  // of MoE ops
+  int64_t distinct_experts = 0, num_experts = 0;  // of MoE ops: those of this rank that were chosen, and all of them
 
   int64_t bytes() const;
   double flops() const;
@@ -49,7 +49,11 @@ OpCost full_in_cost(const Tensor& x, const FullWeights& w, const FullLayer& cach
 OpCost full_attend_cost(const FullShape& shape, const Batch& batch, const FullLayer& cache);
 OpCost kda_cost(const Tensor& x, const KdaWeights& w, const Batch& batch);
 OpCost dense_mlp_cost(const Tensor& x, const MlpWeights& w);
-OpCost moe_cost(const Tensor& x, const MoeWeights& w, int64_t distinct_experts);
-OpCost moe_norm_cost(const Tensor& residual, const Tensor& x, const MoeWeights& w, int64_t distinct_experts);
+// Of the experts here: how many were chosen, and how often.
+struct ChosenExperts {
+  int64_t distinct = 0, pairs = 0;
+};
+OpCost moe_cost(const Tensor& x, const MoeWeights& w, const ChosenExperts& chosen);
+OpCost moe_norm_cost(const Tensor& residual, const Tensor& x, const MoeWeights& w, const ChosenExperts& chosen);
 
 }  // namespace perigee

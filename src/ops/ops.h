@@ -94,9 +94,10 @@ class Ops : public WeightPacker {
   // length 1; the state decays, is corrected by the delta rule and read; output norm, gated. -> [n, h * dim] wide.
   // Which tokens move the state: see StateLayer.
   virtual Tensor kda_attend(const KdaInputs& in, const KdaWeights& w, const Batch& batch, const StateLayer& state) = 0;
-  // Expert choice (DeepSeek-V3 2024, section 2.1.2): x [n, H] activation; ids and weights [n, k]; ties: lower id.
+  // Expert choice (DeepSeek-V3 2024, section 2.1.2): x [n, H] activation; ties: lower id. Every rank has the same
+  // choice; see Routing::ids.
   virtual Routing route(const Tensor& x, const RouterWeight& router) = 0;
-  // sum_k weight_k * down_e(silu(gate_e x) * up_e x), expert order fixed by k; -> [n, H] f32.
+  // sum_k weight_k * down_e(silu(gate_e x) * up_e x) over the experts here, in the order of k; -> [n, H] f32.
   virtual Tensor moe_experts(const Tensor& x, const Routing& routing, const ExpertWeights& experts) = 0;
   virtual Tensor gather_rows(const Tensor& x, std::span<const int32_t> rows) = 0;  // x f32 or wide
   // Copies a residual stream x [n, H] f32 to `out`, wide, for a draft model. The body is for wide numbers in f32.

@@ -55,7 +55,7 @@ struct EmbedWeight {
   Packed packed;
 };
 
-struct ExpertWeights {
+struct ExpertWeights {  // of this rank
   int64_t num_experts = 0, hidden = 0, inter = 0;
   Packed packed;
 };
@@ -145,6 +145,8 @@ enum class RouterScore : uint8_t { kSigmoid, kSoftmax };
 
 struct RouterWeight {
   int64_t num_experts = 0, hidden = 0;
+  // Where ranks have whole experts: those here are the ones from first_here on.
+  int64_t first_here = 0, num_elsewhere = 0;
   VectorWeight weight;           // [E, H] row-major; scores are f32 dot products of the activation with it
   VectorWeight bias;             // [E] selection only; empty: none
   bool uniform = false;          // measurements: selection by uniform_choice(), without groups
@@ -154,6 +156,12 @@ struct RouterWeight {
   int32_t num_groups = 1, top_groups = 1;  // group score: sum of its two largest biased scores
   bool normalize = true;                   // weights /= sum + 1e-20
   float scale = 1.0f;                      // weights *= scale
+
+  // What Routing::ids has for an expert.
+  constexpr int32_t id_here(int64_t expert) const {
+    const int64_t id = expert - first_here;
+    return id >= 0 && id < num_experts - num_elsewhere ? static_cast<int32_t>(id) : -1;
+  }
 };
 
 // Of the models that a backend computes; the default is any.
@@ -169,8 +177,9 @@ struct ShapeLimits {
 struct Routing {
   int64_t num_tokens = 0;
   int32_t top_k = 0;
-  int32_t* ids = nullptr;    // [n, k]
-  float* weights = nullptr;  // [n, k]
+  int64_t num_elsewhere = 0;  // experts that other ranks have
+  int32_t* ids = nullptr;     // [n, k] among the experts of this rank; -1: another rank has it
+  float* weights = nullptr;   // [n, k]
 };
 
 struct MoeWeights {

@@ -37,6 +37,7 @@ TEST(Conformance, Route) {
     bool bias_in_weights = false;
     bool bf16 = false;  // weights are bf16 numbers
     bool uniform = false;
+    int64_t first_here = 0, num_elsewhere = 0;
   };
   const auto ref = make_ref_ops();
   for (Backend& backend : backends())
@@ -45,6 +46,13 @@ TEST(Conformance, Route) {
                                                   {RouterScore::kSigmoid, 8, 32, 256, 40, true},
                                                   {RouterScore::kSigmoid, 1, 32, 256, 3, true},
                                                   {RouterScore::kSigmoid, 1, 384, 1000, 1},
+                                                  {.score = RouterScore::kSigmoid,
+                                                  .groups = 8,
+                                                  .experts = 32,
+                                                  .hidden = 256,
+                                                  .rows = 40,
+                                                  .first_here = 11,
+                                                  .num_elsewhere = 22},
                                                   {RouterScore::kSigmoid, 1, 384, 1000, 70, true},
                                                   {RouterScore::kSoftmax, 1, 70, 584, 200},
                                                   {RouterScore::kSigmoid, 1, 384, 1000, 5, false, true},
@@ -58,6 +66,8 @@ TEST(Conformance, Route) {
       RouterWeight router = make_router(c.experts, c.hidden, c.score, c.groups, c.bf16);
       router.bias_in_weights = c.bias_in_weights;
       router.uniform = c.uniform;
+      router.first_here = c.first_here;
+      router.num_elsewhere = c.num_elsewhere;
       poison(*backend.ops, 4 << 20);
       ref->begin_step();
       Ops& ops = *backend.ops;
@@ -128,6 +138,42 @@ TEST_P(Experts, AreThoseOfRef) {
       ref->begin_step();
       expect_close(run(*backend.ops), run(*ref),
                    str_cat(backend.name, " experts, hidden ", hidden, " inter ", inter, " rows ", rows));
+    }
+}
+
+// What ranks make of the same tokens adds up, one of them with a single expert, which of few tokens none may have
+// chosen.
+TEST_P(Experts, OfSeveralRanksAddUp) {
+  constexpr int64_t kExperts = 8;
+  for (Backend& backend : backends())
+    for (const auto& [hidden, inter, rows] : expert_cases(*backend.ops)) {
+      const std::vector<Stored> stored = store_experts(GetParam(), kExperts, hidden, inter);
+      const std::vector<RawExpert> experts = raw_experts(stored);
+      const auto run = [&, hidden = hidden, rows = rows](Ops& ops, int64_t first, int64_t count) {
+        RouterWeight router = make_router(kExperts, hidden, RouterScore::kSigmoid, 1);
+        router.first_here = first;
+        router.num_elsewhere = kExperts - count;
+        const Tensor x = activation(ops, rows, hidden, 6);
+        const ExpertWeights here =
+            ops.pack_experts(std::span(experts).subspan(static_cast<size_t>(first), static_cast<size_t>(count)));
+        return fetch(ops, ops.moe_experts(x, ops.route(x, packed(ops, router)), here));
+      };
+      const auto ref = make_ref_ops();
+      const Values wanted = run(*ref, 0, kExperts);
+      for (const int64_t alone : {0, 3, 7}) {
+        poison(*backend.ops, 64 << 20);
+        Values sum = run(*backend.ops, alone, 1);
+        const auto add = [&](int64_t first, int64_t count) {
+          if (count == 0) return;
+          poison(*backend.ops, 64 << 20);
+          const Values part = run(*backend.ops, first, count);
+          for (size_t i = 0; i < sum.at.size(); ++i) sum.at[i] += part.at[i];
+        };
+        add(0, alone);
+        add(alone + 1, kExperts - alone - 1);
+        expect_close(sum, wanted,
+                     str_cat(backend.name, " expert ", alone, " elsewhere, hidden ", hidden, " rows ", rows));
+      }
     }
 }
 

@@ -23,12 +23,12 @@ EngineConfig of_ranks(EngineConfig config, int32_t size) {
   return config;
 }
 
-// How a group runs: its size, its cache, and whether prompts are cut into chunks, come a second time, and sequences are
-// preempted.
+// How a group runs: its size, its cache, and whether prompts are cut into chunks, come a second time, sequences are
+// preempted, and ranks have whole experts.
 struct Setting {
   int32_t ranks = 2;
   size_t cache = 0;  // of kCaches
-  bool chunked = false, cached = false, crowded = false;
+  bool chunked = false, cached = false, crowded = false, whole_experts = false;
 };
 
 // How a request is asked for. Two choices are greedy, so the same.
@@ -47,12 +47,13 @@ std::vector<Setting> settings(Device device) {
   for (const int32_t more : {4, 8})
     if (!gpu || std::ssize(list_gpus()) >= more) ranks.push_back(more);
   std::vector<Setting> out;
-  for (const Combination& c : combinations({static_cast<int>(ranks.size()), kCaches.size(), 2, 2, 2}))
+  for (const Combination& c : combinations({static_cast<int>(ranks.size()), kCaches.size(), 2, 2, 2, 2}))
     out.push_back({.ranks = ranks[static_cast<size_t>(c[0])],
                    .cache = static_cast<size_t>(c[1]),
                    .chunked = c[2] != 0,
                    .cached = c[3] != 0,
-                   .crowded = c[4] != 0});
+                   .crowded = c[4] != 0,
+                   .whole_experts = c[5] != 0});
   return out;
 }
 
@@ -64,8 +65,9 @@ std::vector<Ask> asks() {
 }
 
 std::string text_of(const Setting& s) {
-  return fmt::format("{} ranks, {} cache{}{}{}", s.ranks, latent_format_name(kCaches[s.cache]),
-                     s.chunked ? ", chunked" : "", s.cached ? ", cached" : "", s.crowded ? ", preempted" : "");
+  return fmt::format("{} ranks, {} cache{}{}{}{}", s.ranks, latent_format_name(kCaches[s.cache]),
+                     s.whole_experts ? ", whole experts" : "", s.chunked ? ", chunked" : "", s.cached ? ", cached" : "",
+                     s.crowded ? ", preempted" : "");
 }
 
 std::string text_of(const Ask& a) {
@@ -237,6 +239,7 @@ TEST_P(TensorParallelEquality, TaskRepliesUpToTies) {
   for (const Setting& setting : all) {
     EngineConfig config = of_ranks(config_, setting.ranks);
     config.rank.load.cache = kCaches[setting.cache];
+    config.rank.whole_experts = setting.whole_experts;
     config.scheduling.prefix_caching = setting.cached;
     config.rank.limits.max_step_tokens = setting.chunked ? GetParam().budgets[0] : 2048;
     if (setting.crowded) config = with_cache_of(config, *one[setting.cache], 3);
@@ -326,6 +329,7 @@ TEST_P(TensorParallelOnRef, EveryWayToSample) {
   for (const int32_t size : {2, 4}) {
     SCOPED_TRACE(str_cat(size, " ranks"));
     EngineConfig config = of_ranks(config_, size);
+    config.rank.whole_experts = size == 2;
     config.rank.limits.max_step_tokens = GetParam().budgets[1];
     config.scheduling.prefix_caching = size == 4;
     const std::vector<Reply> replies = run(*make_engine(config), jobs, true);

@@ -44,9 +44,8 @@ int64_t experts_bytes(const ModelConfig& c, const StepSizes& s) {
   const int64_t pairs = s.tokens * c.top_k, first = first_hopper_pairs(c.num_experts, s.traits);
   const int64_t parts = pairs < first ? pairs : std::max((pairs + 1) / 2, first - 1);  // of 4 bytes
   const int64_t routing = s.tokens * (8 * c.top_k + 4 * c.num_experts), lists = 16 * pairs;
-  const int64_t shared =
-      c.num_shared_experts > 0 ? s.tokens * mlp_bytes(c.num_shared_experts * c.local_moe_inter(), c.hidden, s) : 0;
-  return routing + lists + pairs * 2 * c.local_moe_inter() + 4 * parts * c.hidden + shared;
+  const int64_t shared = c.num_shared_experts > 0 ? s.tokens * mlp_bytes(c.local_shared_inter(), c.hidden, s) : 0;
+  return routing + lists + pairs * 2 * c.local_expert_inter() + 4 * parts * c.hidden + shared;
 }
 
 // The residual, the normed input of each part, and the layer that takes most; then the logits.

@@ -9,10 +9,10 @@
 namespace perigee::cpu {
 namespace {
 
-// Rows of one expert that are computed together. Slot s is choice s % k of token s / k.
+// Rows of one expert that are computed together.
 struct Group {
   int32_t expert = 0;
-  int64_t first = 0;       // into Step::slots
+  int64_t first = 0;       // into Step::outputs
   int64_t rows = 0;        // <= kMaxBlockRows
   int64_t first_tile = 0;  // row tiles before it in the packed activations
 };
@@ -22,12 +22,16 @@ struct Step {
   const PackedExperts& experts;
   const PanelKernels& kernels;
   std::span<Group> groups = {};
-  std::span<int32_t> slots = {};   // by expert, ascending within one
-  std::span<int32_t> tokens = {};  // slots[i] / k
+  // Each choice of an expert that is here: by expert, tokens ascending within one.
+  std::span<int32_t> outputs = {};  // its row of y
+  std::span<int32_t> tokens = {};
   int64_t num_tiles = 0;
   uint16_t* x = nullptr;  // packed rows of all groups, [num_tiles * 16, hidden padded]
   uint16_t* h = nullptr;  // silu(gate) * up, packed likewise, [num_tiles * 16, inter padded]
-  float* y = nullptr;     // [n * k, hidden] by slot
+  // Of token t from t * k on, in the order of k: what its experts here give, and their weights.
+  float* y = nullptr;  // [n * k, hidden]
+  std::span<float> weights = {};
+  std::span<int32_t> counts = {};  // [n]
   std::span<PanelScratch> scratches = {};
 };
 
@@ -54,18 +58,18 @@ std::vector<OutputRow> gate_up_rows(const RawExpert& expert, const PanelMatrix& 
   return rows;
 }
 
-// Stable counting sort of the slots by expert; also cuts experts into groups.
-void group_slots(const CpuContext& cpu, const Routing& routing, Step& step) {
-  const int64_t num_slots = routing.num_tokens * routing.top_k;
+// Stable counting sort of the choices by expert; also cuts experts into groups.
+void group_choices(const CpuContext& cpu, const Routing& routing, Step& step) {
+  const int64_t num_choices = routing.num_tokens * routing.top_k;
   const int64_t num_experts = step.experts.num_experts;
   const std::span<int64_t> end = cpu.scratch.array<int64_t>(num_experts + 1);
   std::fill(end.begin(), end.end(), 0);
-  for (int64_t s = 0; s < num_slots; ++s) {
-    CHECK(routing.ids[s] < num_experts, "expert ", routing.ids[s], " of ", num_experts);
-    if (routing.ids[s] >= 0) ++end[static_cast<size_t>(routing.ids[s]) + 1];
+  for (int64_t c = 0; c < num_choices; ++c) {
+    CHECK(routing.ids[c] < num_experts, "expert ", routing.ids[c], " of ", num_experts);
+    if (routing.ids[c] >= 0) ++end[static_cast<size_t>(routing.ids[c]) + 1];
   }
   int64_t num_groups = 0;
-  step.groups = cpu.scratch.array<Group>(num_experts + num_slots / kMaxBlockRows);
+  step.groups = cpu.scratch.array<Group>(num_experts + num_choices / kMaxBlockRows);
   for (int64_t e = 0; e < num_experts; ++e) {
     const int64_t count = end[static_cast<size_t>(e) + 1];
     end[static_cast<size_t>(e) + 1] += end[static_cast<size_t>(e)];
@@ -79,13 +83,21 @@ void group_slots(const CpuContext& cpu, const Routing& routing, Step& step) {
     }
   }
   step.groups = step.groups.first(static_cast<size_t>(num_groups));
-  step.slots = cpu.scratch.array<int32_t>(num_slots);
-  step.tokens = cpu.scratch.array<int32_t>(num_slots);
-  for (int64_t s = 0; s < num_slots; ++s) {
-    if (routing.ids[s] < 0) continue;
-    const auto at = static_cast<size_t>(end[static_cast<size_t>(routing.ids[s])]++);
-    step.slots[at] = static_cast<int32_t>(s);
-    step.tokens[at] = static_cast<int32_t>(s / routing.top_k);
+  step.outputs = cpu.scratch.array<int32_t>(num_choices);
+  step.tokens = cpu.scratch.array<int32_t>(num_choices);
+  step.weights = cpu.scratch.array<float>(num_choices);
+  step.counts = cpu.scratch.array<int32_t>(routing.num_tokens);
+  for (int64_t token = 0; token < routing.num_tokens; ++token) {
+    const int64_t first = token * routing.top_k;
+    int32_t count = 0;
+    for (int64_t c = first; c < first + routing.top_k; ++c) {
+      if (routing.ids[c] < 0) continue;
+      const auto at = static_cast<size_t>(end[static_cast<size_t>(routing.ids[c])]++);
+      step.outputs[at] = static_cast<int32_t>(first + count);
+      step.tokens[at] = static_cast<int32_t>(token);
+      step.weights[static_cast<size_t>(first + count++)] = routing.weights[c];
+    }
+    step.counts[static_cast<size_t>(token)] = count;
   }
 }
 
@@ -150,21 +162,17 @@ void down_panel(const Step& step, const Group& group, int64_t panel, const Panel
     if (columns <= 0) return;
     for (int64_t r = 0; r < group.rows; ++r) {
       const float* c = scratch.c + (r / kTileRows * 2 + half) * kAccumulators + r % kTileRows * kTileOutputs;
-      float* y = step.y + step.slots[static_cast<size_t>(group.first + r)] * w.out + column;
+      float* y = step.y + step.outputs[static_cast<size_t>(group.first + r)] * w.out + column;
       std::memcpy(y, c, static_cast<size_t>(columns) * sizeof(float));
     }
   }
 }
 
-// out = sum of weight_k * y_k in the order of k. Slots without an expert are skipped, whatever their y holds.
-void sum_token(const Step& step, const Routing& routing, int64_t token, float* out) {
-  const int64_t hidden = step.experts.hidden;
-  const int32_t* ids = routing.ids + token * routing.top_k;
-  for (int32_t j = 0; j < routing.top_k; ++j) {
-    if (ids[j] < 0) std::memset(step.y + (token * routing.top_k + j) * hidden, 0, static_cast<size_t>(hidden) * 4);
-  }
-  step.kernels.weighted_sum(step.y + token * routing.top_k * hidden, hidden, routing.weights + token * routing.top_k,
-                            routing.top_k, out, hidden);
+// out = sum of weight_k * y_k in the order of k.
+void sum_token(const Step& step, int64_t token, int32_t top_k, float* out) {
+  const int64_t hidden = step.experts.hidden, first = token * top_k;
+  step.kernels.weighted_sum(step.y + first * hidden, hidden, step.weights.data() + first,
+                            step.counts[static_cast<size_t>(token)], out, hidden);
 }
 
 }  // namespace
@@ -218,7 +226,7 @@ Tensor moe_experts(const CpuContext& cpu, const Tensor& x, const Routing& routin
   const Tensor out = cpu.arena.tensor(DType::kF32, x.rows, experts.hidden);
   cpu.scratch.reset();
   Step step{.experts = experts, .kernels = panel_kernels(cpu.isa)};
-  group_slots(cpu, routing, step);
+  group_choices(cpu, routing, step);
   const int64_t rows = step.num_tiles * kTileRows;
   step.x = cpu.scratch.array<uint16_t>(rows * experts.gate_up.k_tiles * kTileK).data();
   step.h = cpu.scratch.array<uint16_t>(rows * experts.down.k_tiles * kTileK).data();
@@ -236,7 +244,7 @@ Tensor moe_experts(const CpuContext& cpu, const Tensor& x, const Routing& routin
   for_panels(cpu.pool, step.groups, experts.down.num_panels, [&](const Group& group, int64_t panel, int thread) {
     down_panel(step, group, panel, step.scratches[static_cast<size_t>(thread)]);
   });
-  cpu.pool.run(x.rows, [&](int64_t token, int) { sum_token(step, routing, token, out.row<float>(token)); });
+  cpu.pool.run(x.rows, [&](int64_t token, int) { sum_token(step, token, routing.top_k, out.row<float>(token)); });
   return out;
 }
 

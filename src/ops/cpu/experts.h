@@ -24,8 +24,8 @@ PackedExperts expert_panels(std::span<const RawExpert> experts);
 // Where all matrices are INT4 they stay 4-bit, where all are FP8 they keep their scales; everything else becomes bf16.
 ExpertWeights pack_experts(ThreadPool& pool, std::span<const RawExpert> experts);
 
-// x [n, H] bf16 -> [n, H] f32: sum over k, ascending, of weight_k * down(bf16(silu(gate x) * (up x))). A negative id
-// means no expert (its weight must be finite). A token's result does not depend on the others.
+// x [n, H] bf16 -> [n, H] f32: sum over k, ascending, of weight_k * down(bf16(silu(gate x) * (up x))). Negative
+// ids are those of experts elsewhere. A token's result does not depend on the others.
 Tensor moe_experts(const CpuContext& cpu, const Tensor& x, const Routing& routing, const PackedExperts& experts);
 
 }  // namespace perigee::cpu

@@ -81,7 +81,10 @@ void route_token(const RouterWeight& router, const RouteScratch& scratch, int64_
     sum += weights[k];
   }
   const float divisor = router.normalize ? sum + 1e-20f : 1.0f;
-  for (int32_t k = 0; k < router.top_k; ++k) weights[k] = weights[k] / divisor * router.scale;
+  for (int32_t k = 0; k < router.top_k; ++k) {
+    weights[k] = weights[k] / divisor * router.scale;
+    ids[k] = router.id_here(ids[k]);
+  }
 }
 
 }  // namespace
@@ -90,6 +93,7 @@ Routing route(const CpuContext& cpu, const Tensor& x, const RouterWeight& router
   CHECK(x.dtype == DType::kBF16 && x.cols == router.hidden, "router of ", router.hidden, " given ", x.cols);
   const Routing routing{.num_tokens = x.rows,
                         .top_k = router.top_k,
+                        .num_elsewhere = router.num_elsewhere,
                         .ids = cpu.arena.array<int32_t>(x.rows * router.top_k).data(),
                         .weights = cpu.arena.array<float>(x.rows * router.top_k).data()};
   cpu.scratch.reset();

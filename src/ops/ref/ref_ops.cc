@@ -177,7 +177,9 @@ Tensor RefOps::moe_experts(const Tensor& x, const Routing& routing, const Expert
     const float* in = x.row<float>(i);
     std::fill_n(y.row<float>(i), hidden, 0.0f);
     for (int32_t k = 0; k < routing.top_k; ++k) {
-      const auto& expert = experts.at(routing.ids[i * routing.top_k + k]);
+      const int32_t id = routing.ids[i * routing.top_k + k];
+      if (id < 0) continue;
+      const auto& expert = experts.at(static_cast<size_t>(id));
       const float weight = routing.weights[i * routing.top_k + k];
       multiply(expert.gate.data(), in, inter, hidden, gate.data());
       multiply(expert.up.data(), in, inter, hidden, up.data());

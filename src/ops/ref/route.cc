@@ -69,7 +69,10 @@ void route_token(const RouterWeight& router, const float* x, int64_t token, int3
     sum += weights[k];
   }
   const float divisor = router.normalize ? sum + 1e-20f : 1.0f;
-  for (int32_t k = 0; k < router.top_k; ++k) weights[k] = weights[k] / divisor * router.scale;
+  for (int32_t k = 0; k < router.top_k; ++k) {
+    weights[k] = weights[k] / divisor * router.scale;
+    ids[k] = router.id_here(ids[k]);
+  }
 }
 
 }  // namespace
@@ -77,6 +80,7 @@ void route_token(const RouterWeight& router, const float* x, int64_t token, int3
 Routing RefOps::route(const Tensor& x, const RouterWeight& router) {
   const Routing routing{.num_tokens = x.rows,
                         .top_k = router.top_k,
+                        .num_elsewhere = router.num_elsewhere,
                         .ids = arena_.array<int32_t>(x.rows * router.top_k).data(),
                         .weights = arena_.array<float>(x.rows * router.top_k).data()};
   for (int64_t i = 0; i < x.rows; ++i)

@@ -12,6 +12,7 @@ struct Parts {
   const void* outputs;
   bool narrow;  // bf16, else f32
   const float* weights;
+  const int32_t* ids;  // null: all experts are here
   int top_k;
   Tensor shared;
 };
@@ -38,6 +39,7 @@ __device__ __forceinline__ void sum_experts(const Parts& parts, int64_t token, i
                                             const int (&fours)[kCount], const bool (&has)[kCount],
                                             float4 (&sums)[kCount]) {
   const float* weights = parts.weights + token * parts.top_k;
+  const int32_t* ids = parts.ids == nullptr ? nullptr : parts.ids + token * parts.top_k;
   const Four* rows = static_cast<const Four*>(parts.outputs) + token * parts.top_k * row_fours;
   for (int first = 0; first < parts.top_k; first += kAtOnce) {
     Four loaded[kAtOnce][kCount];
@@ -45,10 +47,13 @@ __device__ __forceinline__ void sum_experts(const Parts& parts, int64_t token, i
 #pragma unroll
     for (int k = 0; k < kAtOnce; ++k) {
       if (first + k >= parts.top_k) continue;
-      weight[k] = weights[first + k];
+      const bool here = ids == nullptr || ids[first + k] >= 0;
+      weight[k] = here ? weights[first + k] : 0;
 #pragma unroll
-      for (int i = 0; i < kCount; ++i)
-        if (has[i]) loaded[k][i] = __ldcs(rows + (first + k) * row_fours + fours[i]);
+      for (int i = 0; i < kCount; ++i) {
+        loaded[k][i] = {};
+        if (has[i] && here) loaded[k][i] = __ldcs(rows + (first + k) * row_fours + fours[i]);
+      }
     }
 #pragma unroll
     for (int k = 0; k < kAtOnce; ++k) {
@@ -138,6 +143,7 @@ Parts kernel_parts(const MoeParts& parts, const Tensor& y) {
   return {.outputs = parts.outputs.data,
           .narrow = parts.outputs.dtype == DType::kBF16,
           .weights = parts.routing.weights,
+          .ids = parts.routing.num_elsewhere > 0 ? parts.routing.ids : nullptr,
           .top_k = parts.routing.top_k,
           .shared = parts.shared};
 }

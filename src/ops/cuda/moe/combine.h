@@ -17,7 +17,8 @@ constexpr int64_t moe_most_parts(int64_t num_pairs, int64_t first_narrow) {
   return num_pairs < first_narrow ? num_pairs : std::max((num_pairs + 1) / 2, first_narrow - 1);
 }
 
-// Row i of the sum: over k, in this order, of weights[i, k] * outputs[i * top_k + k], plus row i of `shared`.
+// Row i of the sum: over k, in this order, of weights[i, k] * outputs[i * top_k + k], where that expert is here, plus
+// row i of `shared`.
 struct MoeParts {
   Tensor outputs;  // [n * k, H] bf16 or f32, H a multiple of 8
   Routing routing;

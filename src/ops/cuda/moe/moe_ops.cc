@@ -12,6 +12,11 @@ namespace {
 
 static_assert(kCudaLimits.max_experts == kMaxRoutedExperts);
 
+// Experts that tokens choose among.
+int64_t chosen_among(const Routing& routing, const ExpertWeights& here) {
+  return here.num_experts + routing.num_elsewhere;
+}
+
 }  // namespace
 
 Routing CudaOps::route(const Tensor& x, const RouterWeight& router) {
@@ -19,6 +24,7 @@ Routing CudaOps::route(const Tensor& x, const RouterWeight& router) {
         router.num_groups <= kCudaLimits.max_groups && router.top_k <= kCudaLimits.max_top_k);
   const Routing routing{.num_tokens = x.rows,
                         .top_k = router.top_k,
+                        .num_elsewhere = router.num_elsewhere,
                         .ids = arena_.array<int32_t>(x.rows * router.top_k).data(),
                         .weights = arena_.array<float>(x.rows * router.top_k).data()};
   const bool fixed = options_.deterministic;
@@ -30,7 +36,8 @@ Routing CudaOps::route(const Tensor& x, const RouterWeight& router) {
 CudaOps::ExpertLists CudaOps::make_lists(const Routing& routing, const ExpertWeights& weights) {
   const WeightFormat format = static_cast<const CudaExperts&>(*weights.packed).down.format;
   const int64_t num_pairs = routing.num_tokens * routing.top_k;
-  ExpertLists lists{.call = {}, .choice = choose_experts(format, num_pairs, weights.num_experts, traits_)};
+  ExpertLists lists{.call = {}, .choice = choose_experts(format, num_pairs, chosen_among(routing, weights), traits_)};
+  if (routing.num_elsewhere > 0) lists.choice.sorted = true;  // unsorted, each pair is an item
   if (!lists.choice.sorted) {
     lists.call.expert_ids = routing.ids;
     lists.call.max_items = static_cast<int32_t>(num_pairs);
@@ -129,7 +136,7 @@ Tensor CudaOps::run_experts(const Tensor& x, const Routing& routing, const Exper
   const bool hopper = lists.choice.kernel == GemmKernel::kHopper;
   const Tensor hidden = arena_.tensor(DType::kBF16, num_pairs, weights.inter);
   // As much as those of fewer pairs, which are f32.
-  const int64_t first_bf16 = first_hopper_pairs(weights.num_experts, traits_);
+  const int64_t first_bf16 = first_hopper_pairs(chosen_among(routing, weights), traits_);
   Tensor parts = arena_.tensor(DType::kF32, moe_most_parts(num_pairs, first_bf16), weights.hidden);
   parts.dtype = hopper ? DType::kBF16 : DType::kF32;
   parts.rows = num_pairs;

@@ -285,7 +285,8 @@ struct SelectCall {
   bool softmax, normalize, bias_in_weights, uniform;
   int64_t first_token;  // of the launch
   float scale;
-  int splits;  // of the logits, to be added
+  int first_here, num_here;  // RouterWeight::id_here
+  int splits;                // of the logits, to be added
   int64_t split_stride;
 };
 
@@ -363,7 +364,11 @@ __device__ void choose(const SelectCall& c, Choice& s, int32_t* ids, float* weig
   float total = 0;
   for (int k = 0; k < c.top_k; ++k) total += s.weights[k];
   const float divisor = c.normalize ? total + 1e-20f : 1.0f;
-  for (int k = lane; k < c.top_k; k += 32) ids[k] = s.ids[k], weights[k] = s.weights[k] / divisor * c.scale;
+  for (int k = lane; k < c.top_k; k += 32) {
+    const int id = s.ids[k] - c.first_here;
+    ids[k] = id >= 0 && id < c.num_here ? id : -1;
+    weights[k] = s.weights[k] / divisor * c.scale;
+  }
 }
 
 // One block a token, of a warp for each 32 experts while there are no more than kSelectThreads: the sum of the logits'
@@ -474,6 +479,8 @@ cudaError_t select_rows(int64_t first_token, int64_t rows, const RouterWeight& r
                         .uniform = router.uniform,
                         .first_token = first_token,
                         .scale = router.scale,
+                        .first_here = static_cast<int>(router.first_here),
+                        .num_here = static_cast<int>(router.num_experts - router.num_elsewhere),
                         .splits = static_cast<int>(splits),
                         .split_stride = rows * router.num_experts};
   const auto threads = static_cast<unsigned>(std::min<int64_t>((router.num_experts + 31) / 32 * 32, kSelectThreads));
