@@ -138,6 +138,10 @@ class RankBench {
     for (const auto& [name, form] : {std::pair("one-shot", kOneShot), std::pair("two-shot", kTwoShot),
                                      std::pair("chosen", one_shot_bytes(all_.size))}) {
       comm_.set_one_shot_bytes(form);
+      // What projections into latent space would exchange if ranks divided them: 2,112 columns, Kimi-K2's.
+      const auto latents = static_cast<size_t>(tokens * 2112 / all_.size * 4);
+      time(std::string("gather latents ") + name + shape, 48, others * static_cast<double>(latents),
+           [&] { comm_.all_gather(x_, latents, out_); });
       time(std::string("gather queries ") + name + shape, 48, others * static_cast<double>(mine),
            [&] { comm_.all_gather(x_, mine, out_); });
       time(std::string("deal results ") + name + shape, 48,

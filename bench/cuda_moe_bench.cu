@@ -185,7 +185,13 @@ int main_of() {
   CudaOps ops({});
   must(cudaGetLastError());
   constexpr auto kBF16 = WeightFormat::kBF16, kInt4 = WeightFormat::kInt4Group32, kFp8 = WeightFormat::kF8Block128;
-  for (const auto& [in, out] : {std::pair<int64_t, int64_t>{7168, 2112}, {1024, 7168}, {2048, 3072}, {2304, 12288}})
+  // The first: Kimi-K2's projections into latent space; then the shares of 2 and of 8 ranks, if they were divided.
+  for (const auto& [in, out] : {std::pair<int64_t, int64_t>{7168, 2112},
+                                {7168, 1056},
+                                {7168, 264},
+                                {1024, 7168},
+                                {2048, 3072},
+                                {2304, 12288}})
     measure_linear(ops, kBF16, in, out);
   measure_linear(ops, kFp8, 7168, 2112);
   measure_mlp(ops, 2048, 2816);
