@@ -111,7 +111,9 @@ uint8_t* map_memory(size_t bytes) {
   const size_t all = kPage + kHugePage + usable + kPage;
   void* begin = ::mmap(nullptr, all, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (begin == MAP_FAILED) return nullptr;
-  auto* data = reinterpret_cast<uint8_t*>(round_up(reinterpret_cast<uintptr_t>(begin) + kPage, kHugePage));
+  uint8_t* front = static_cast<uint8_t*>(begin) + kPage;
+  const auto at = reinterpret_cast<uintptr_t>(front);
+  uint8_t* data = front + (round_up(at, kHugePage) - at);
   if (::mprotect(data - kPage, kPage + usable, PROT_READ | PROT_WRITE) != 0) {
     ::munmap(begin, all);
     return nullptr;
