@@ -35,8 +35,8 @@ class BatchBuilder {
  private:
   void add_row(const PlanRow& row, const StepPlan& plan, const Slot& slot);
   void add_state(const PlanRow& row, const Slot& slot, SequenceRows& rows) const;
-  void add_checkpoints(const StepPlan& plan);
-  void place_checkpoint(const CheckpointWrite& write, const SequenceRows& rows);
+  void add_checkpoints(const StepPlan& plan, const Slots& slots);
+  void place_checkpoint(const CheckpointWrite& write, const PlanRow& row, const Slots& slots, const SequenceRows& rows);
 
   const Model& model_;
   const bool deterministic_;

@@ -177,6 +177,51 @@ TEST_F(BuilderTest, ThePositionIsTheSlotsOwn) {
   EXPECT_EQ(build(plan).sequences[0].position, 64);
 }
 
+// With two plans in flight a row may prove to begin before the boundary or after it; then a row beside it writes the
+// checkpoint. What comes after it in the plan is written all the same.
+TEST_F(BuilderTest, ACheckpointInDoubtIsWrittenWhereItIsReached) {
+  StepPlan chunk;
+  add_row(chunk, 0, 62, false);
+  advance(chunk, build(chunk));
+  StepPlan plan;
+  add_row(plan, 0, 1, true);
+  plan.rows[0].position = {61, 66};
+  plan.checkpoints.push_back({SlotId(0), 60, 66, {{PageId(7)}, {PageId(8)}}});
+  add_row(plan, 1, 64, false);
+  plan.checkpoints.push_back(checkpoint(1, 128, {3, 4}));
+  for (const int32_t length : {62, 63, 64, 66}) {
+    slots_[SlotId(0)].length = length;
+    const Batch batch = build(plan);
+    EXPECT_EQ(checkpoints_of(batch, 0), length < 64 ? Checkpoints() : (Checkpoints{{64, {7, 8}}})) << length;
+    EXPECT_EQ(checkpoints_of(batch, 1), (Checkpoints{{128, {3, 4}}})) << length;
+  }
+}
+
+// A GPU's host knows no drafts, and lengths as an upper bound: its kernels find out which checkpoints are reached.
+TEST_F(BuilderTest, AGpusHostHasAllDraftsAndCheckpoints) {
+  slots_ = Slots(4, 0, 16);
+  slots_.start(start_of(SlotId(0), 62, 62, 0));
+  for (int32_t block = 0; block < 2; ++block)
+    slots_.append({.slot = SlotId(0), .block_index = block, .place = {PageId(30 + block)}});
+  StepPlan plan;
+  add_row(plan, 0, 62, false);
+  advance(plan, build(plan));
+  plan = {};
+  add_row(plan, 0, 1, true);
+  plan.rows[0].work = Verify{3};
+  Batch batch = build(plan);
+  EXPECT_EQ(batch.sequences[0].num_tokens, 4);
+  EXPECT_EQ(batch.logit_rows.size(), 4u);
+  advance(plan, batch);
+  plan.rows[0].position = {63, 66};
+  plan.checkpoints.push_back({SlotId(0), 62, 66, {{PageId(7)}, {PageId(8)}}});
+  EXPECT_EQ(build(plan).sequences[0].position, 66);
+  slots_.lower(SlotId(0), 3);
+  batch = build(plan);
+  EXPECT_EQ(batch.sequences[0].position, 63);
+  EXPECT_EQ(checkpoints_of(batch, 0), (Checkpoints{{64, {7, 8}}}));
+}
+
 // Of a dcp group: which blocks lie here, and of a checkpoint the pages at the rank's own index.
 TEST_F(BuilderTest, BlocksAndCheckpointsOfADcpGroup) {
   slots_ = Slots(4, 1000, 16, {}, {.index = 1, .size = 2});

@@ -7,6 +7,9 @@
 namespace perigee {
 namespace {
 
+constexpr DraftIds kUnknownDrafts = {-1, -1, -1, -1, -1, -1, -1};
+static_assert(kUnknownDrafts.size() == kMaxDrafts);
+
 void count(Slot& slot, int32_t id, bool output) {
   if (slot.seen.empty()) return;
   slot.seen[static_cast<size_t>(id) / 8] |= static_cast<uint8_t>(1u << (id % 8));
@@ -40,6 +43,7 @@ void Slots::start(const SequenceStart& start) {
   slot.num_outputs = slot.num_tokens - start.num_prompt_tokens;
   slot.newest_id = -1;
   slot.drafts.clear();
+  if (on_device()) slot.drafts.append(kUnknownDrafts.begin(), kUnknownDrafts.end());
   slot.num_blocks = 0;
   slot.pages.clear();
   slot.draft_blocks.clear();
@@ -91,6 +95,13 @@ void Slots::reject(SlotId id, int32_t num_tokens) {
   Slot& slot = (*this)[id];
   CHECK(num_tokens >= 0 && slot.length - num_tokens > slot.committed, "slot ", id, " of length ", slot.length,
         ", committed ", slot.committed, ", rejects ", num_tokens, " tokens");
+  slot.length -= num_tokens;
+}
+
+void Slots::lower(SlotId id, int32_t num_tokens) {
+  Slot& slot = (*this)[id];
+  CHECK(on_device() && num_tokens >= 0 && num_tokens < slot.length, "slot ", id, " of length ", slot.length, " less ",
+        num_tokens);
   slot.length -= num_tokens;
 }
 

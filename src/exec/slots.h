@@ -54,7 +54,8 @@ struct Slot {
 
 class Slots {
  public:
-  // vocab 0: penalties are counted elsewhere, on the device.
+  // vocab 0: of a GPU's host. Penalties are counted on the GPU, and what a row's drafts are is known there alone: here
+  // there are always enough, all of them -1.
   Slots(int32_t num_slots, int64_t vocab, int32_t max_blocks, const TensorParallel& ranks = {}, DcpShare dcp = {});
 
   void start(const SequenceStart& start);
@@ -65,6 +66,9 @@ class Slots {
   void accept(SlotId slot, int32_t id);
   // The last num_tokens tokens that have run were drafts that the model did not give: they count no more.
   void reject(SlotId slot, int32_t num_tokens);
+  // Of a GPU's host, where rows may have run since: the length was so many tokens too high.
+  void lower(SlotId slot, int32_t num_tokens);
+  bool on_device() const { return vocab_ == 0; }
   Slot& operator[](SlotId slot) { return slots_[static_cast<size_t>(slot.value)]; }
   const Slot& operator[](SlotId slot) const { return slots_[static_cast<size_t>(slot.value)]; }
   DcpShare dcp() const { return dcp_; }

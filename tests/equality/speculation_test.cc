@@ -126,6 +126,27 @@ TEST_P(EqualityOfDraftsOnOneRank, ChunkedPreemptedAndCached) {
   expect_drafted(*engine);
 }
 
+// Of a recurrent model: in decode, too, where a plan does not know which of its rows comes to the block's end.
+TEST_P(EqualityOfDraftsOnOneRank, KeepsCheckpoints) {
+  config.scheduling.prefix_caching = true;
+  config.scheduling.checkpoint_rolling_blocks = 1;
+  std::vector<Job> long_ones = repeating_jobs(3, 70);
+  for (Job& job : long_ones) job.max_tokens = 200;
+  const auto without = make_engine(config), with = make_engine(with_drafts(config, 3));
+  const std::vector<Reply> plain = run(*without, long_ones, false), replies = run(*with, long_ones, false);
+  expect_identical(plain, replies);
+  for (size_t i = 0; i < long_ones.size(); ++i) {
+    long_ones[i].prompt = joined(long_ones[i].prompt, replies[i].ids);
+    long_ones[i].max_tokens = 4;
+  }
+  const std::vector<Reply> again = run(*without, long_ones, false), next = run(*with, long_ones, false);
+  for (size_t i = 0; i < next.size(); ++i) {
+    EXPECT_EQ(next[i].error, "");
+    EXPECT_EQ(next[i].cached, again[i].cached) << i;
+  }
+  EXPECT_GE(next[0].cached, config.rank.limits.deterministic ? 64 : 128);
+}
+
 // On the questions that a model was trained for its own draft is right most of the time, and no less where ranks share
 // the cache: a draft reads its whole text.
 TEST(BundledDrafts, AreAccepted) {
