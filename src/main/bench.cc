@@ -1,5 +1,5 @@
 // `perigee bench serve | decode | prefill`: loads a running server and prints the tables people compare; `bench step`
-// is step_bench.cc.
+// is step_bench.cc, `bench context` context_bench.cc.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -9,6 +9,7 @@
 #include "base/clock.h"
 #include "main/command_line.h"
 #include "main/commands.h"
+#include "main/context_bench.h"
 #include "main/load.h"
 #include "main/result_file.h"
 #include "main/step_bench.h"
@@ -183,44 +184,89 @@ double decode_rate(const std::vector<RequestTiming>& timings) {
   return static_cast<double>(chunks) / (end - begin);
 }
 
-Result<int> bench_decode(const std::vector<std::string>& words) {
-  CommandLine flags("perigee bench decode", "Decode matrix: tokens/s by context and concurrency, distinct prompts.");
+// What a decode matrix is measured with.
+struct DecodeMatrix {
   Target target;
   std::vector<int64_t> contexts = {1024, 4096}, concurrencies = {1, 4, 16};
   int32_t output = 128;
-  add_target_flags(flags, target);
-  flags.add("--contexts", contexts, Counts(), "prompt lengths in tokens");
-  flags.add("--concurrencies", concurrencies, Counts(), "streams that decode together");
-  flags.add("--output-len", output, Whole{2, 1 << 20}, "tokens of each stream");
-  RETURN_IF_ERROR(read(flags, words, target));
-  fmt::print("Decode, aggregate tok/s (distinct prompts, {} output tokens)\n| context |", output);
-  for (const int64_t c : concurrencies) fmt::print(" C={} |", c);
+  bool same_prompt = false;
+  uint64_t seed = 0;  // of the next prompts
+};
+
+std::vector<LoadRequest> prompts_of(DecodeMatrix& matrix, int64_t count, int64_t context) {
+  auto requests = random_prompts(count, context, matrix.output, matrix.target.vocab, ++matrix.seed);
+  if (!matrix.same_prompt) return requests;
+  --matrix.seed;  // until the context's last cell
+  for (LoadRequest& request : requests) request.prompt = requests[0].prompt;
+  return requests;
+}
+
+// Brings the prompt of a context's cells into the cache. Prompt tokens a second up to the first output; 0: refused.
+double scout(DecodeMatrix& matrix, int64_t context) {
+  LoadRequest request = prompts_of(matrix, 1, context)[0];
+  request.max_tokens = 1;
+  HttpClient client(matrix.target.endpoint);
+  const RequestTiming t = run_request(client, matrix.target.model, request);
+  return t.ok ? static_cast<double>(context) / t.ttft_s() : 0;
+}
+
+// Prints the row of one context; `why` becomes the reason of the first cell without a figure.
+Json print_decode_row(DecodeMatrix& matrix, int64_t context, std::string& why) {
+  fmt::print("| {} |", context);
+  Json row;
+  for (const int64_t c : matrix.concurrencies) {
+    const auto timings =
+        run_load(matrix.target.endpoint, matrix.target.model, prompts_of(matrix, c, context), static_cast<int>(c), 0);
+    const double rate = decode_rate(timings);
+    fmt::print("{}", rate > 0 ? fmt::format(" {:.1f} |", rate) : " - |");
+    std::fflush(stdout);
+    row.set(std::to_string(c), rate);
+    if (why.empty() && rate <= 0) why = total(timings).first_error;
+    if (why.empty() && rate <= 0)
+      why = fmt::format(
+          "{} streams never decoded all at once: longer --output-len, or a server with more --max-num-seqs", c);
+  }
+  fmt::print("\n");
+  return row;
+}
+
+Result<int> bench_decode(const std::vector<std::string>& words) {
+  CommandLine flags("perigee bench decode", "Decode matrix: tokens/s by context and concurrency.");
+  DecodeMatrix matrix;
+  add_target_flags(flags, matrix.target);
+  flags.add("--contexts", matrix.contexts, Counts(), "prompt lengths in tokens");
+  flags.add("--concurrencies", matrix.concurrencies, Counts(), "streams that decode together");
+  flags.add("--output-len", matrix.output, Whole{2, 1 << 20}, "tokens of each stream");
+  flags.add_switch("--same-prompt", matrix.same_prompt,
+                   "all streams of a context have one prompt, which a request ahead of them brings into the prefix "
+                   "cache; also prints the prefill table of these requests");
+  RETURN_IF_ERROR(read(flags, words, matrix.target));
+  matrix.seed = matrix.target.seed;
+  fmt::print("Decode, aggregate tok/s ({}, {} output tokens)\n| context |",
+             matrix.same_prompt ? "one cached prompt" : "distinct prompts", matrix.output);
+  for (const int64_t c : matrix.concurrencies) fmt::print(" C={} |", c);
   fmt::print("\n|---|");
-  for (size_t i = 0; i < concurrencies.size(); ++i) fmt::print("---|");
+  for (size_t i = 0; i < matrix.concurrencies.size(); ++i) fmt::print("---|");
   fmt::print("\n");
   Json figures;
-  std::string why;  // of the first cell without a figure
-  uint64_t seed = target.seed;
-  for (const int64_t context : contexts) {
-    fmt::print("| {} |", context);
-    Json row;
-    for (const int64_t c : concurrencies) {
-      const auto requests = random_prompts(c, context, output, target.vocab, ++seed);
-      const auto timings = run_load(target.endpoint, target.model, requests, static_cast<int>(c), 0);
-      const double rate = decode_rate(timings);
-      fmt::print("{}", rate > 0 ? fmt::format(" {:.1f} |", rate) : " - |");
-      std::fflush(stdout);
-      row.set(std::to_string(c), rate);
-      if (why.empty() && rate <= 0) why = total(timings).first_error;
-      if (why.empty() && rate <= 0)
-        why = fmt::format(
-            "{} streams never decoded all at once: longer --output-len, or a server with more --max-num-seqs", c);
+  std::vector<double> prefill;
+  std::string why;
+  for (const int64_t context : matrix.contexts) {
+    if (matrix.same_prompt) prefill.push_back(scout(matrix, context));
+    figures.set(std::to_string(context), print_decode_row(matrix, context, why));
+    if (matrix.same_prompt) ++matrix.seed;
+  }
+  if (!prefill.empty()) {
+    fmt::print("\nPrefill, one stream, nothing cached\n| prompt tokens | tok/s |\n|---|---|\n");
+    Json rates;
+    for (size_t i = 0; i < prefill.size(); ++i) {
+      fmt::print("| {} | {} |\n", matrix.contexts[i], prefill[i] > 0 ? fmt::format("{:.0f}", prefill[i]) : "-");
+      rates.set(std::to_string(matrix.contexts[i]), prefill[i]);
     }
-    fmt::print("\n");
-    figures.set(std::to_string(context), std::move(row));
+    figures.set("prefill", std::move(rates));
   }
   if (!why.empty()) fmt::print(stderr, "perigee bench decode: no figure (-): {}\n", why);
-  RETURN_IF_ERROR(save_result(target.result_path, figures));
+  RETURN_IF_ERROR(save_result(matrix.target.result_path, figures));
   return why.empty() ? 0 : 1;
 }
 
@@ -259,12 +305,13 @@ int run_bench(const std::vector<std::string>& arguments) {
   const std::string what = arguments.empty() ? "" : arguments[0];
   const std::vector<std::string> rest(arguments.begin() + (arguments.empty() ? 0 : 1), arguments.end());
   if (what == "--help" || what == "-h")
-    return std::fputs("perigee bench serve | decode | prefill | step; each has its own --help\n", stdout) < 0;
-  Result<int> outcome = bad_input(fmt::format("bench what? serve, decode, prefill or step, not \"{}\"", what));
+    return std::fputs("perigee bench serve | decode | prefill | step | context; each has its own --help\n", stdout) < 0;
+  Result<int> outcome = bad_input(fmt::format("bench what? serve, decode, prefill, step or context, not \"{}\"", what));
   if (what == "serve") outcome = bench_serve(rest);
   if (what == "decode") outcome = bench_decode(rest);
   if (what == "prefill") outcome = bench_prefill(rest);
   if (what == "step") outcome = bench_step(rest);
+  if (what == "context") outcome = bench_context(rest);
   return outcome.ok() ? *outcome : print_refusal("perigee bench", outcome.error());
 }
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "base/check.h"
 #include "base/clock.h"
 #include "base/rng.h"
 #include "engine/rank_group.h"
@@ -25,14 +26,8 @@ Result<std::unique_ptr<StepDriver>> StepDriver::create(RankConfig config, const 
                                 .finite = std::all_of(result.rows.begin(), result.rows.end(), finite),
                                 .device_lost = std::move(result.device_lost)});
       }));
-  RETURN_IF_ERROR(driver->check_room());
-  Rng rng(1);
-  const int64_t vocab = driver->ranks_->model().vocab;
-  for (int32_t i = 0; i < shape.batch; ++i) {
-    std::vector<int32_t> prompt(static_cast<size_t>(shape.context));
-    for (int32_t& id : prompt) id = static_cast<int32_t>(rng.below(static_cast<uint64_t>(vocab)));
-    driver->prompts_.push_back(std::make_shared<const std::vector<int32_t>>(std::move(prompt)));
-  }
+  RETURN_IF_ERROR(driver->check_room(shape.batch));
+  driver->make_prompts();
   if (!shape.prefill) RETURN_IF_ERROR(driver->fill_caches(chunk));
   return driver;
 }
@@ -48,6 +43,16 @@ StepDriver::StepDriver(const StepShape& shape, RankConfig& config)
   }
 }
 
+void StepDriver::make_prompts() {
+  Rng rng(1);
+  prompts_.clear();
+  for (int32_t i = 0; i < shape_.batch; ++i) {
+    std::vector<int32_t> prompt(static_cast<size_t>(shape_.context));
+    for (int32_t& id : prompt) id = static_cast<int32_t>(rng.below(static_cast<uint64_t>(ranks_->model().vocab)));
+    prompts_.push_back(std::make_shared<const std::vector<int32_t>>(std::move(prompt)));
+  }
+}
+
 int32_t StepDriver::blocks_per_sequence() const {
   const int32_t tokens = shape_.context + (shape_.prefill ? 0 : shape_.max_steps);
   return (tokens + kBlockTokens - 1) / kBlockTokens;
@@ -57,9 +62,9 @@ int32_t StepDriver::pages_per_sequence() const {
   return (blocks_per_sequence() + dcp_size_ - 1) / dcp_size_;
 }
 
-Status StepDriver::check_room() const {
+Status StepDriver::check_room(int32_t num_states) const {
   const int64_t tokens = static_cast<int64_t>(blocks_per_sequence()) * kBlockTokens;
-  const int64_t pages = shape_.batch * static_cast<int64_t>(pages_per_sequence() + ranks_->state_pages());
+  const int64_t pages = int64_t{shape_.batch} * pages_per_sequence() + int64_t{num_states} * ranks_->state_pages();
   const int64_t positions = ranks_->model().max_positions;
   if (tokens > positions)
     return bad_input(fmt::format("context and steps take {} positions, the model has {}", tokens, positions),
@@ -72,18 +77,25 @@ Status StepDriver::check_room() const {
   return {};
 }
 
-void StepDriver::start(int32_t sequence, StepPlan& plan) {
-  const int32_t state_pages = ranks_->state_pages();
-  SequenceStart start{.slot = SlotId(sequence),
-                      .sequence = SequenceId(started_ + sequence),
-                      .tokens = prompts_[static_cast<size_t>(sequence)],
-                      .num_prompt_tokens = shape_.context,
-                      .sampling = sampling_[static_cast<size_t>(sequence)]};
+// From the last page down: what restart() takes for cached blocks never was a state, which may not be finite there.
+// That of number `batch` is for its checkpoint.
+std::vector<Placement> StepDriver::state_at(int32_t sequence) const {
+  std::vector<Placement> pages;
   for (int32_t index = 0; index < dcp_size_; ++index)
-    for (int32_t i = 0; i < state_pages; ++i)
-      start.state_pages.push_back({PageId(shape_.batch * pages_per_sequence() + sequence * state_pages + i), index});
-  plan.starts.push_back(std::move(start));
+    for (int32_t i = 0; i < ranks_->state_pages(); ++i)
+      pages.push_back({PageId(ranks_->num_pages() - (sequence + 1) * ranks_->state_pages() + i), index});
+  return pages;
+}
+
+SequenceStart& StepDriver::start(int32_t sequence, StepPlan& plan) {
   num_blocks_[static_cast<size_t>(sequence)] = 0;
+  plan.starts.push_back({.slot = SlotId(sequence),
+                         .sequence = SequenceId(started_ + sequence),
+                         .tokens = prompts_[static_cast<size_t>(sequence)],
+                         .num_prompt_tokens = shape_.context,
+                         .sampling = sampling_[static_cast<size_t>(sequence)],
+                         .state_pages = state_at(sequence)});
+  return plan.starts.back();
 }
 
 // Blocks for all positions below `end`.
@@ -122,6 +134,40 @@ Status StepDriver::fill_caches(int32_t chunk_tokens) {
   return {};
 }
 
+Status StepDriver::restart(int32_t batch, int32_t context) {
+  CHECK(!shape_.prefill && batch <= std::ssize(num_blocks_), batch, " sequences");
+  started_ += shape_.batch;
+  shape_.batch = batch;
+  shape_.context = context;
+  RETURN_IF_ERROR(check_room(batch + 1));
+  make_prompts();
+  return fill_as_if_cached();
+}
+
+Status StepDriver::fill_as_if_cached() {
+  const int32_t cached = (shape_.context - 1) / kBlockTokens * kBlockTokens;
+  const bool has_state = ranks_->state_pages() > 0 && cached > 0;
+  if (has_state) {  // some state, as the checkpoint of all
+    StepPlan plan{.step = StepId(step_++)};
+    start(0, plan).state_pages = state_at(shape_.batch);
+    prefill_row(0, 0, kBlockTokens, plan);
+    ranks_->submit({std::move(plan)});
+    RETURN_IF_ERROR(wait());
+  }
+  started_ += shape_.batch;
+  for (int32_t sequence = 0; sequence < shape_.batch; ++sequence) {
+    StepPlan plan{.step = StepId(step_++)};
+    SequenceStart& begun = start(sequence, plan);
+    begun.num_cached_tokens = cached;
+    if (has_state) begun.checkpoint = state_at(shape_.batch);
+    prefill_row(sequence, cached, shape_.context - cached, plan);
+    ranks_->submit({std::move(plan)});
+    RETURN_IF_ERROR(wait());
+  }
+  position_ = shape_.context;
+  return {};
+}
+
 StepPlan StepDriver::next_plan(bool eager) {
   StepPlan plan{.step = StepId(step_++), .eager = eager};
   if (shape_.prefill) {
@@ -134,8 +180,10 @@ StepPlan StepDriver::next_plan(bool eager) {
   }
   for (int32_t i = 0; i < shape_.batch; ++i) {
     append_blocks(i, position_ + 1, plan);
-    plan.rows.push_back(
-        {.slot = SlotId(i), .sequence = SequenceId(i), .position = PositionRange::at(position_), .work = Decode()});
+    plan.rows.push_back({.slot = SlotId(i),
+                         .sequence = SequenceId(started_ + i),
+                         .position = PositionRange::at(position_),
+                         .work = Decode()});
   }
   plan.num_decode_rows = shape_.batch;
   ++position_;

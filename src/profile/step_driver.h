@@ -28,6 +28,9 @@ class StepDriver {
   static Result<std::unique_ptr<StepDriver>> create(RankConfig config, const StepShape& shape,
                                                     std::vector<OpObserver*> observers = {});
 
+  // Begins decode anew, of as many sequences as created at most, as if their first tokens were found in the cache: it
+  // holds there whatever it does, and only what comes after the last whole block is computed.
+  Status restart(int32_t batch, int32_t context);
   // Runs `count` steps; the seconds of each, which add up to the time from the first submission to the last result.
   // `eager`: decode steps outside of graphs, with the same logits.
   Result<std::vector<double>> run(int32_t count, bool eager = false);
@@ -42,17 +45,20 @@ class StepDriver {
     std::string device_lost = {};
   };
   StepDriver(const StepShape& shape, RankConfig& config);
-  Status check_room() const;
+  Status check_room(int32_t num_states) const;
   Status fill_caches(int32_t chunk_tokens);
   StepPlan next_plan(bool eager);
-  void start(int32_t sequence, StepPlan& plan);
+  void make_prompts();
+  Status fill_as_if_cached();
+  SequenceStart& start(int32_t sequence, StepPlan& plan);
+  std::vector<Placement> state_at(int32_t sequence) const;
   void append_blocks(int32_t sequence, int32_t end, StepPlan& plan);
   void prefill_row(int32_t sequence, int32_t position, int32_t num_tokens, StepPlan& plan);
   Result<Done> wait();
   int32_t blocks_per_sequence() const;
   int32_t pages_per_sequence() const;  // of blocks, at the dcp index with most
 
-  const StepShape shape_;
+  StepShape shape_;
   const int32_t dcp_size_;                      // blocks are dealt to the indices in turn
   BoundedQueue<Done> done_{kMaxPlansInFlight};  // outlives the ranks, which fill it
   std::vector<std::shared_ptr<const std::vector<int32_t>>> prompts_;

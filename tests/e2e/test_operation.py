@@ -6,6 +6,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import time
 
 import pytest
@@ -228,6 +229,28 @@ def test_streams_that_never_decode_together_have_no_figure(launch):
                            "--output-len", "8"], capture_output=True, text=True, timeout=HANG_S, env=PLAIN)
     assert done.returncode == 1 and re.search(r"\| 64 \| [0-9.]+ \| - \|", done.stdout), done.stdout
     assert "2 streams never decoded all at once" in done.stderr and "--max-num-seqs" in done.stderr
+
+
+@EDGE_ONLY
+def test_streams_of_one_cached_prompt_have_a_prefill_table_too(server):
+    done = subprocess.run([PROGRAM, "bench", "decode", "--same-prompt", "--port", str(server.port), "--contexts", "200,60000",
+                           "--concurrencies", "1,3", "--output-len", "24"], capture_output=True, text=True, timeout=HANG_S, env=PLAIN)
+    assert re.search(r"\| 200 \| [0-9.]+ \| [0-9.]+ \|\n\| 60000 \| - \| - \|\n\nPrefill.*\| 200 \| [0-9]+ \|\n\| 60000 \| - \|",
+                     done.stdout, re.DOTALL), done.stdout
+    assert done.returncode == 1 and "context is 16384 tokens" in done.stderr
+
+
+@EDGE_ONLY
+def test_one_command_draws_what_sharing_a_cache_costs(tmp_path):
+    picture = tmp_path / "curves.svg"
+    done = subprocess.run([sys.executable, "tools/dcp_bench.py", "curves", FOLDER, "--program", PROGRAM, "--tp", "2", "--dcp", "1,2",
+                           "--flags", "--device cpu --threads 1 --kv-cache-memory-bytes 64M", "--contexts", "128,256,99999",
+                           "--batches", "1,2", "--steps", "2", "--exchange-us", "1:5,2:6", "--layers", "4", "--svg", str(picture)],
+                          capture_output=True, text=True, timeout=HANG_S, check=False)
+    assert done.returncode == 0, done.stderr
+    assert len(re.findall(r"\| [12] \| (128|256) \| [0-9.]+ \| [0-9.]+ \|", done.stdout)) == 8, done.stdout
+    assert done.stdout.count("the model has 16384") == 4 and done.stdout.count("predicted") == 2
+    assert picture.read_text().count("<polyline") == 4
 
 
 @EDGE_ONLY
