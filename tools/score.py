@@ -32,8 +32,9 @@ REFERENCE = {
 REPORTED_ONLY = {"gsm_0shot_held_out", "gsm_5shot_held_out"}
 
 
-# Of --table: (tp, dcp), each with either cache.
-LAYOUTS = [(1, 1), (2, 1), (2, 2)]
+# Of --table: (tp, dcp), each with every cache.
+LAYOUTS = [(1, 1), (2, 1), (2, 2), (4, 4)]
+CACHES = ["bf16", "fp8", "fp8_ds_mla"]
 
 
 def load(folder, only, limit):
@@ -131,7 +132,7 @@ def table(arguments, rows):
     print("| tp | dcp | cache | right | share |\n|---|---|---|---|---|")
     one_rank, failed = None, False
     for tp, dcp in LAYOUTS:
-        for cache in ("bf16", "fp8"):
+        for cache in CACHES:
             flags = ["--device", "cpu", f"--tensor-parallel-size={tp}", f"--decode-context-parallel-size={dcp}",
                      "--kv-cache-dtype", cache]
             totals = ask_all(arguments, rows, flags)

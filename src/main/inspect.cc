@@ -83,14 +83,20 @@ double gb(int64_t bytes) {
   return static_cast<double>(bytes) * 1e-9;
 }
 
+// The record is for one geometry.
+std::string block_of_records(const ModelConfig& c) {
+  if (c.kv_lora != 512 || c.rope != 64) return "not of this geometry";
+  return fmt::format("{} bytes a block", cache_layout_of(c, LatentFormat::kF8Tiles).page_bytes());
+}
+
 // What sequences keep in the page pool.
 void print_cache(const ModelConfig& c) {
   const CacheLayout cache = cache_layout_of(c, LatentFormat::kBF16);
-  const CacheLayout fp8 = cache_layout_of(c, LatentFormat::kF8E4M3);
   const int64_t state = cache.state_pages() * cache.page_bytes();
   line("cache, bf16",
-       fmt::format("{} bytes a token, {} bytes a block of 64 tokens; fp8: {} bytes a block",
-                   cache.latent().layers * cache.latent().row_bytes(), cache.page_bytes(), fp8.page_bytes()));
+       fmt::format("{} bytes a token, {} bytes a block of 64 tokens; fp8: {} bytes a block; fp8_ds_mla: {}",
+                   cache.latent().layers * cache.latent().row_bytes(), cache.page_bytes(),
+                   cache_layout_of(c, LatentFormat::kF8E4M3).page_bytes(), block_of_records(c)));
   if (state > 0) {
     line("state of one sequence",
          fmt::format("{} bytes: {} units of {}, {} a page, {} pages", state, cache.state().units(),
