@@ -2,6 +2,9 @@
 // reference with nearly the same log-probabilities, in bf16 up to the tie rule of DESIGN D10.
 #include <cmath>
 #include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <regex>
 
 #include "pairwise.h"
 #include "tasks.h"
@@ -129,6 +132,65 @@ TEST_P(ContextParallelEquality, TaskRepliesUpToTies) {
     print(what.c_str(), jobs, compare(one, jobs, wanted[setting.cache], replies));
     EXPECT_EQ(num_preemptions(replies) > 0, setting.crowded) << "the test says nothing of preemption";
   }
+}
+
+// The bundled models as if they had been made for so many positions.
+std::string with_positions(const std::string& folder, size_t positions) {
+  namespace fs = std::filesystem;
+  const fs::path to = fs::path(testing::TempDir()) / str_cat(fs::path(folder).filename().string(), "-", positions);
+  fs::create_directories(to);
+  for (const auto& file : fs::directory_iterator(folder)) {
+    const fs::path copy = to / file.path().filename();
+    fs::remove(copy);
+    if (file.path().filename() != "config.json") {
+      fs::copy_file(file.path(), copy);
+      continue;
+    }
+    std::ifstream in(file.path());
+    const std::string text(std::istreambuf_iterator<char>(in), {});
+    static const std::regex limit("(\"(max_position_embeddings|model_max_length)\": *)[0-9]+");
+    std::ofstream(copy) << std::regex_replace(text, limit, "$01" + std::to_string(positions));
+  }
+  return to.string();
+}
+
+// Means over blocks of how far apart log-probabilities are.
+std::vector<double> blocks_apart(const Reply& a, const Reply& b) {
+  CHECK(a.prompt_logprobs.size() == b.prompt_logprobs.size());
+  std::vector<double> means;
+  for (size_t begin = 0; begin < a.prompt_logprobs.size(); begin += kBlockTokens) {
+    const size_t end = std::min<size_t>(begin + kBlockTokens, a.prompt_logprobs.size());
+    double sum = 0;
+    for (size_t t = begin; t < end; ++t)
+      sum += std::fabs(static_cast<double>(a.prompt_logprobs[t].logprob) - b.prompt_logprobs[t].logprob);
+    means.push_back(sum / static_cast<double>(end - begin));
+  }
+  return means;
+}
+
+// A prompt whose text repeats, scored token by token in the absorbed form, whose results ranks exchange: by ranks that
+// each have the whole cache and by ranks that share it. However far into the context, a block is as near.
+TEST_P(ContextParallelEquality, ALongPromptBlockByBlock) {
+  constexpr double kBlockApart = 0.1;
+  const size_t tokens = soak_requested() ? 72'000 : 2'000;
+  const auto ranks =
+      config_.rank.device == Device::kCuda ? std::min(4, static_cast<int>(list_gpus().size()) / 2 * 2) : 4;
+  config_.rank.load.path = with_positions(config_.rank.load.path, tokens + 64);
+  config_.rank.cache_bytes = 512 << 20;
+  config_.rank.limits.deterministic = true;
+  const auto whole = make_engine(of_ranks(config_, {ranks, 1}));
+  std::vector<Job> jobs = task_jobs(GetParam(), *whole, 4);
+  Job job{.prompt = {}, .max_tokens = 4, .prompt_logprobs = 0};
+  for (size_t i = 0; job.prompt.size() < tokens; ++i) job.prompt = joined(job.prompt, jobs[i % jobs.size()].prompt);
+  job.prompt.resize(tokens);
+  const Reply wanted = run(*whole, {job}, true)[0];
+  const Reply shared = run(*make_engine(of_ranks(config_, {ranks, ranks})), {job}, true)[0];
+  ASSERT_EQ(wanted.error + shared.error, "");
+  const std::vector<double> apart = blocks_apart(wanted, shared);
+  const auto most = std::max_element(apart.begin(), apart.end());
+  std::printf("%zu tokens, dcp %d: blocks at most %.2g apart (block %td of %zu), mean %.2g\n", tokens, ranks, *most,
+              most - apart.begin(), apart.size(), mean_apart({wanted}, {shared}));
+  for (size_t block = 0; block < apart.size(); ++block) EXPECT_LE(apart[block], kBlockApart) << "block " << block;
 }
 
 // Every way to sample, in f32: chunked, cached, and with several choices, which start from one prompt's blocks.
