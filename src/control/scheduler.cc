@@ -266,9 +266,13 @@ void Scheduler::Impl::plan_decodes(PlanDraft& draft) {
   draft.plan.num_decode_rows = static_cast<int32_t>(draft.plan.rows.size());
 }
 
-// As many drafts as could still be outputs, if the budget bears them.
+// As many drafts as could still be outputs, if the budget bears them, and none where the row could end beyond the
+// longest context that drafts are for.
 int32_t Scheduler::Impl::num_drafts(const Sequence& sequence, const PlanDraft& draft) const {
   if (rules_.config.num_drafts == 0) return 0;
+  const int32_t asked = sequence.request.speculation_max_context;
+  const int32_t most = asked < 0 ? rules_.config.speculation_max_context : asked;
+  if (most > 0 && sequence.running().scheduled.most + 1 + rules_.config.num_drafts > most) return 0;
   return std::min({rules_.config.num_drafts, sequence.num_samples_left() - 1, draft.budget_tokens - 1});
 }
 

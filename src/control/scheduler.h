@@ -31,7 +31,8 @@ int32_t reserve_page_each(std::span<Sequence* const> running, int32_t num_pages)
 
 // What whoever runs the engine may choose, beside the limits of a plan.
 struct SchedulingPolicy {
-  int32_t max_model_len = 0;  // prompt + outputs of one sequence
+  int32_t max_model_len = 0;            // prompt + outputs of one sequence
+  int32_t speculation_max_context = 0;  // tokens up to which a sequence verifies drafts; 0: all
   bool prefix_caching = true;
   int32_t checkpoint_interval_blocks = 64;  // of prompt and output between checkpoints that stay; 0: none (for which
   int32_t checkpoint_rolling_blocks = 4;    // and why see CheckpointPolicy); the same of output, one a sequence
@@ -66,6 +67,7 @@ struct Submit {
   double deadline_s = 0;                  // 0: none; absolute, same clock as next_plan's now_s
   std::string cache_salt;                 // sequences share prefixes only under the same salt
   std::vector<ExtraKey> extra_keys = {};  // of the first blocks; those after them have none
+  int32_t speculation_max_context = -1;   // in place of the policy's; < 0: the policy's
   SequenceId leader;  // valid: same prompt as that sequence (n > 1): waits until its prompt is computed
 };
 
@@ -84,6 +86,8 @@ struct SequenceUpdate {
   int32_t stop_id = -1;           // the stop id that ended it, when one did
   int32_t num_cached_tokens = 0;  // prompt tokens taken from the prefix cache at first admission
   int32_t num_preemptions = 0;    // so far
+  int32_t num_drafts = 0;         // that were verified for these ids,
+  int32_t num_accepted = 0;       // and how many of the ids they are
   std::string error;              // with kError
 };
 

@@ -67,6 +67,9 @@ void Scheduler::Impl::accept_row(Sequence& sequence, const PlanRow& row, const R
   }
   SequenceUpdate& update = add_update(sequence);
   const std::optional<FinishReason> finish = append_ids(sequence, result, update);
+  update.num_drafts = result.num_drafts;
+  update.num_accepted =
+      std::min(static_cast<int32_t>(std::min(result.ids.size() - 1, update.ids.size())), result.num_drafts);
   states_.keep_checkpoints(sequence, writes, result);
   states_.publish_blocks(sequence, std::min(num_confirmed, sequence.num_tokens()));
   if (planted(Fault::kDoubleDelivery) && num_confirmed % kBlockTokens == 0)

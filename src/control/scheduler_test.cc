@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <tuple>
+
 #include "control/scheduler_testing.h"
 
 namespace perigee {
@@ -254,6 +256,56 @@ TEST(SchedulerDrafts, AcceptedDraftsAreCountedByTheirPlace) {
   EXPECT_EQ(totals.accepted_at[1], 1);
   EXPECT_EQ(totals.accepted_at[2], 1);
   EXPECT_EQ(totals.accepted_at[3], 0);
+}
+
+// Of each sequence by itself: a row verifies none that could end beyond the longest context that drafts are for.
+TEST(SchedulerDrafts, LongContextsVerifyNone) {
+  SchedulerConfig config = drafting_config();
+  config.speculation_max_context = 16;
+  SchedulerHarness h(config);
+  h.submit(13, 50);
+  h.submit(12, 50);
+  h.step(1);
+  const StepPlan plan = h.plan();
+  EXPECT_EQ(plan.rows[0].work, RowWork(Decode())) << "positions 13 to 16";
+  EXPECT_EQ(plan.rows[1].work, RowWork(Verify{3})) << "positions 12 to 15";
+  EXPECT_EQ(h.plan().rows[1].work, RowWork(Decode())) << "all drafts of the row in flight may count";
+}
+
+TEST(SchedulerDrafts, ARequestMayHaveALongestContextOfItsOwn) {
+  SchedulerConfig config = drafting_config();
+  config.speculation_max_context = 4;
+  SchedulerHarness h(config);
+  for (const int32_t most : {17, 0, -1}) {
+    SchedulerHarness::Request request{.prompt = tokens_from(1000 * most, 13), .speculation_max_context = most};
+    request.sampling.max_tokens = 50;
+    h.submit(request);
+  }
+  h.step(1);
+  const StepPlan plan = h.plan();
+  EXPECT_EQ(plan.rows[0].work, RowWork(Verify{3}));
+  EXPECT_EQ(plan.rows[1].work, RowWork(Verify{3}));
+  EXPECT_EQ(plan.rows[2].work, RowWork(Decode()));
+}
+
+TEST(SchedulerDrafts, UpdatesSayWhatWasVerifiedForTheirIds) {
+  SchedulerHarness h(drafting_config());
+  SchedulerHarness::Request request{.prompt = tokens_from(0, 10)};
+  request.sampling.max_tokens = 50;
+  request.sampling.stop_ids = {7};
+  h.submit(request);
+  h.step(1);
+  for (const auto& [ids, num_drafts, num_accepted] :
+       std::vector<std::tuple<RowIds, int32_t, int32_t>>{{{4, 5, 6}, 3, 2}, {{8}, 0, 0}, {{4, 7, 9, 3}, 3, 2}}) {
+    StepResult result = h.answer(h.plan());
+    result.rows[0].ids = ids;
+    result.rows[0].num_drafts = num_drafts;
+    h.scheduler.apply(result);
+    const std::vector<SequenceUpdate> updates = h.scheduler.take_updates();
+    ASSERT_EQ(updates.size(), 1u);
+    EXPECT_EQ(updates[0].num_drafts, num_drafts);
+    EXPECT_EQ(updates[0].num_accepted, num_accepted) << "of the ids that are delivered";
+  }
 }
 
 TEST(SchedulerDrafts, NoMoreThanOutputsAreWanted) {

@@ -40,6 +40,7 @@ class SchedulerHarness {
     std::string salt = "";
     SequenceId leader = {};
     std::vector<ExtraKey> extra_keys = {};
+    int32_t speculation_max_context = -1;
   };
 
   SequenceId submit(Request request) {
@@ -53,6 +54,7 @@ class SchedulerHarness {
     submit.cache_salt = request.salt;
     submit.leader = request.leader;
     submit.extra_keys = request.extra_keys;
+    submit.speculation_max_context = request.speculation_max_context;
     const SequenceId sequence = submit.sequence;
     scheduler.submit(std::move(submit));
     return sequence;

@@ -237,6 +237,9 @@ EngineStats Engine::stats() const {
 const ModelInfo& Engine::model() const {
   return impl_->executor->model();
 }
+int64_t Engine::weight_bytes() const {
+  return impl_->executor->weight_bytes();
+}
 int32_t Engine::max_model_len() const {
   return impl_->max_model_len;
 }
@@ -330,6 +333,7 @@ void Engine::Impl::submit(SubmitMessage&& message) {
         .arrival_s = message.arrival_s,
         .deadline_s = body.timeout_s > 0 ? message.arrival_s + body.timeout_s : 0,
         .cache_salt = body.cache_salt,
+        .speculation_max_context = body.speculation_max_context,
         .leader = i > 0 ? first : SequenceId(),
     });
   }
@@ -387,6 +391,8 @@ void Engine::Impl::deliver(SequenceUpdate&& update) {
   chunk.stop_id = update.stop_id;
   chunk.num_cached_tokens = update.num_cached_tokens;
   chunk.num_preemptions = update.num_preemptions;
+  chunk.num_drafts = update.num_drafts;
+  chunk.num_accepted = update.num_accepted;
   chunk.scheduled_s = request.scheduled_s;
   chunk.error = std::move(update.error);
   request.sink(std::move(chunk));

@@ -52,6 +52,7 @@ class Engine {
 
   EngineStats stats() const;
   const ModelInfo& model() const;
+  int64_t weight_bytes() const;  // of a rank, with those of a draft
   int32_t max_model_len() const;
   int32_t max_choices() const;  // EngineConfig::max_choices(): what one request can have
   int32_t num_pages() const;    // of a rank

@@ -26,6 +26,7 @@ class Executor {
   // without an entry samples freely: its sequence has ended.
   virtual void set_masks(StepMasks masks) = 0;
   virtual const ModelInfo& model() const = 0;
+  virtual int64_t weight_bytes() const { return model().weight_bytes; }  // of a rank, with those of a draft
   virtual int32_t num_pages() const = 0;
   virtual int32_t state_pages() const = 0;   // of those, one sequence's recurrent state takes so many; 0: it has none
   virtual double last_build_us() const = 0;  // time to turn the newest plan into a batch

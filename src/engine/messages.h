@@ -25,6 +25,7 @@ struct EngineRequest {
   int32_t priority = 0;
   double timeout_s = 0;  // 0: none
   std::string cache_salt;
+  int32_t speculation_max_context = -1;  // tokens up to which drafts are verified; 0: any, < 0: as the engine has it
 };
 
 // What one choice of a request gained. The last chunk of a choice has `finish`.
@@ -37,6 +38,8 @@ struct OutputChunk {
   int32_t stop_id = -1;
   int32_t num_cached_tokens = 0;
   int32_t num_preemptions = 0;  // so far: these ids were sampled after so many
+  int32_t num_drafts = 0;       // that were verified for these ids,
+  int32_t num_accepted = 0;     // and how many of the ids they are
   double scheduled_s = 0;       // engine clock, when the request's first choice was first planned; 0: never
   std::string error;
 };

@@ -400,6 +400,10 @@ const ModelInfo& RankGroup::model() const {
   return state_->members[0].rank->parts().model->info();
 }
 
+int64_t RankGroup::weight_bytes() const {
+  return state_->members[0].rank->parts().weight_bytes();
+}
+
 int32_t RankGroup::num_pages() const {
   return state_->num_pages;
 }

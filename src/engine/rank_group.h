@@ -50,6 +50,7 @@ class RankGroup final : public Executor {
   void submit(Step step) override;
   void set_masks(StepMasks masks) override;
   const ModelInfo& model() const override;
+  int64_t weight_bytes() const override;
   int32_t num_pages() const override;
   int32_t state_pages() const override;
   double last_build_us() const override;

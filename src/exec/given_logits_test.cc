@@ -49,11 +49,14 @@ class GivenLogits : public testing::Test {
     config.limits.max_sequences = max_sequences;
     config.limits.num_drafts = num_drafts;
     config.ngram = {.least = 1, .most = 3};
+    config.synthetic_rates = synthetic_rates;
     config.make_model = [=](Ops&) { return std::make_unique<CountingModel>(max_positions); };
     auto made = RankThread::start(config, [this](StepResult& result) { results_.push_reserved(std::move(result)); });
     ASSERT_TRUE(made.ok()) << made.error().message;
     rank_ = std::move(*made);
   }
+
+  std::vector<float> synthetic_rates;
 
   // A sequence enters the slot with the blocks of its tokens and one more output.
   void start(StepPlan& plan, int32_t slot, std::vector<int32_t> tokens, SamplingParams sampling) {
@@ -244,6 +247,55 @@ TEST_F(GivenLogits, AllDraftsAreAccepted) {
   submit(std::move(decode));
   EXPECT_EQ(result().rows[0].ids, RowIds{2});
   EXPECT_EQ(result().rows[0].ids, (RowIds{3, 4, 5, 6}));
+}
+
+// The model's ids are 3, 4, 5, 6, the drafts 9, 1 and 2.
+TEST_F(GivenLogits, SyntheticRatesAcceptWhateverTheModelSays) {
+  for (const auto& [rates, wanted] : std::vector<std::pair<std::vector<float>, RowIds>>{
+           {{1, 1, 1}, {9, 1, 2, 3}}, {{1, 0, 1}, {9, 10}}, {{0, 1, 1}, {3}}}) {
+    synthetic_rates = rates;
+    make(1000, 4, 3);
+    StepPlan prompt, decode;
+    start(prompt, 0, {1, 2, 9, 1}, {});
+    row(prompt, 0, 4);
+    verify(decode, 0, PositionRange::at(4));
+    submit(std::move(prompt));
+    submit(std::move(decode));
+    EXPECT_EQ(result().rows[0].ids, RowIds{2});
+    EXPECT_EQ(result().rows[0].ids, wanted);
+  }
+}
+
+// Shares of about 1,000 rows, within five standard deviations. The drafts go on counting, as the model does.
+TEST_F(GivenLogits, SyntheticRatesAreKept) {
+  synthetic_rates = {0.75f, 0.5f, 0.25f};
+  int64_t rows = 0, at_least[4] = {};
+  for (uint64_t seed = 0; seed < 300; ++seed) {
+    make(4000, 1, 3);
+    SamplingParams sampling;
+    sampling.seed = seed;
+    StepPlan prompt;
+    start(prompt, 0, {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 1}, sampling);
+    row(prompt, 0, 13);
+    submit(std::move(prompt));
+    result();
+    for (int32_t position = 13; position < 60;) {
+      StepPlan plan;
+      verify(plan, 0, PositionRange::at(position));
+      submit(std::move(plan));
+      const RowResult got = result().rows[0];
+      if (!got.finite || got.ids.back() == kPoisoned) break;
+      position += static_cast<int32_t>(got.ids.size());
+      if (got.num_drafts < 3) continue;
+      ++rows;
+      for (size_t i = 1; i < got.ids.size(); ++i) ++at_least[i];
+    }
+  }
+  ASSERT_GT(rows, 700);
+  const auto share = [&](int i) { return static_cast<double>(at_least[i]) / static_cast<double>(rows); };
+  EXPECT_NEAR(share(1), 0.75, 0.07);
+  EXPECT_NEAR(share(2), 0.375, 0.08);
+  EXPECT_NEAR(share(3), 0.09375, 0.05);
 }
 
 TEST_F(GivenLogits, IdsBeforeADraftWhoseLogitsAreNotFiniteCount) {

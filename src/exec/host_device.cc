@@ -81,7 +81,7 @@ Result<std::unique_ptr<Ops>> HostDevice::make_ops() {
 
 Result<int32_t> HostDevice::warm_up(RankParts& parts) {
   parts_ = &parts;
-  sampling_ = std::make_unique<HostSampling>(parts.model->info().vocab, *config_.comm);
+  sampling_ = std::make_unique<HostSampling>(parts.model->info().vocab, *config_.comm, config_.synthetic_rates);
   const PlanLimits& limits = config_.limits;
   if (parts.draft)
     drafter_ = std::make_unique<EagleDrafter>(*parts.draft, limits.num_drafts, *config_.comm);

@@ -3,14 +3,12 @@
 #include <algorithm>
 #include <limits>
 
+#include "base/rng.h"
+
 namespace perigee {
 namespace {
 
-// Whether the id after this place of a verify row is the draft that the row runs there.
-bool is_draft(const Slot& slot, int32_t place, int32_t id) {
-  const auto at = static_cast<size_t>(place);
-  return at < slot.drafts.size() && slot.drafts[at] == id;
-}
+constexpr uint64_t kSyntheticDraws = fnv1a("synthetic acceptance");
 
 std::span<const float> values(const Tensor& logits, int64_t row) {
   return {logits.row<const float>(row), static_cast<size_t>(logits.cols)};
@@ -54,6 +52,7 @@ void HostSampling::deal(const StepPlan& plan, const Tensor& logits, const BatchB
     how.rank = rank_of_slot(row.slot, comm_.size());
     how.first = alone ? builder.logit_row(i) : num_mine;
     how.first_pick = num_picks;
+    how.num_outputs = slot.num_outputs;
     how.num_picks = row.prefill() == nullptr ? num_logits : row.samples() ? 1 : 0;
     num_picks += static_cast<size_t>(how.num_picks);
     CHECK(!row.masked || how.num_picks <= 1, "slot ", row.slot, " has one mask for ", how.num_picks, " places");
@@ -92,10 +91,11 @@ void HostSampling::pick(const PlanRow& row, const Row& how, const Tensor& logits
         .seen = slot.seen,
         .mask = mask,
     });
-    picks_[how.first_pick + static_cast<size_t>(place)] = {.logit = 0, .id = token.id, .finite = token.finite};
-    slots.accept(row.slot, token.finite ? token.id : 0);  // the next plan may be in flight: its row needs an id
+    const Verdict verdict = judge(slot, how, place, token.id);
+    picks_[how.first_pick + static_cast<size_t>(place)] = {.logit = 0, .id = verdict.id, .finite = token.finite};
+    slots.accept(row.slot, token.finite ? verdict.id : 0);  // the next plan may be in flight: its row needs an id
     if (token.finite && slot.sampling->logprobs >= 0) out.logprobs.push_back(std::move(token.logprobs));
-    if (!token.finite || !is_draft(slot, place, token.id)) return;
+    if (!token.finite || !verdict.accepts_draft) return;
   }
 }
 
@@ -106,13 +106,25 @@ void HostSampling::settle(const PlanRow& row, const Row& how, Slots& slots, RowR
   int32_t place = 0;
   for (bool goes_on = true; goes_on && place < how.num_picks; ++place) {
     const Pick agreed = agree(how, how.first_pick + static_cast<size_t>(place));
+    const Verdict verdict = judge(slot, how, place, agreed.id);
     out.finite = agreed.finite;
-    if (agreed.finite) out.ids.push_back(agreed.id);
-    if (!has_gone_on) slots.accept(row.slot, agreed.finite ? agreed.id : 0);
-    goes_on = agreed.finite && is_draft(slot, place, agreed.id);
+    if (agreed.finite) out.ids.push_back(verdict.id);
+    if (!has_gone_on) slots.accept(row.slot, agreed.finite ? verdict.id : 0);
+    goes_on = agreed.finite && verdict.accepts_draft;
   }
   out.num_drafts = how.num_picks - 1;
   if (place < how.num_picks) slots.reject(row.slot, how.num_picks - place);
+}
+
+// Every rank says the same of an id, and of the id that it gives again.
+HostSampling::Verdict HostSampling::judge(const Slot& slot, const Row& how, int32_t place, int32_t id) const {
+  const auto at = static_cast<size_t>(place);
+  if (at >= slot.drafts.size()) return {.id = id};
+  const int32_t draft = slot.drafts[at];
+  if (synthetic_rates_.empty()) return {.id = id, .accepts_draft = id == draft};
+  const uint64_t stream = mix64(slot.sampling->seed ^ kSyntheticDraws);
+  const bool accepts = random_unit(stream, static_cast<uint64_t>(how.num_outputs + place)) < synthetic_rates_[at];
+  return {.id = accepts ? draft : id, .accepts_draft = accepts};
 }
 
 void HostSampling::prompt_logprobs(const PlanRow& row, const Slot& slot, const Tensor& logits, RowResult& out) {

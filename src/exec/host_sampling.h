@@ -23,7 +23,9 @@ namespace perigee {
 
 class HostSampling {
  public:
-  HostSampling(int64_t vocab, Comm& comm) : comm_(comm), sampler_(vocab) {}
+  // synthetic_rates: see RankConfig.
+  HostSampling(int64_t vocab, Comm& comm, std::vector<float> synthetic_rates = {})
+      : comm_(comm), sampler_(vocab), synthetic_rates_(std::move(synthetic_rates)) {}
 
   // Allowed ids of each plan row; empty: all.
   using Masks = std::vector<std::vector<uint32_t>>;
@@ -44,7 +46,13 @@ class HostSampling {
     bool by_largest = false;  // every rank picks the largest of its share
     int32_t first = 0;        // of its rows among those that are whole on its slot's rank
     size_t first_pick = 0;
-    int32_t num_picks = 0;  // 1 + its drafts; 0: it samples nothing
+    int32_t num_picks = 0;    // 1 + its drafts; 0: it samples nothing
+    int32_t num_outputs = 0;  // of its slot, before it
+  };
+  // What becomes of a sampled id.
+  struct Verdict {
+    int32_t id = 0;
+    bool accepts_draft = false;  // which the id is
   };
 
   void deal(const StepPlan& plan, const Tensor& logits, const BatchBuilder& builder, const Slots& slots);
@@ -52,12 +60,14 @@ class HostSampling {
   void pick(const PlanRow& row, const Row& how, const Tensor& logits, std::span<const uint32_t> mask, Slots& slots,
             RowResult& out);
   void prompt_logprobs(const PlanRow& row, const Slot& slot, const Tensor& logits, RowResult& out);
+  Verdict judge(const Slot& slot, const Row& how, int32_t place, int32_t id) const;
   Pick largest(std::span<const float> logits) const;
   void settle(const PlanRow& row, const Row& how, Slots& slots, RowResult& out) const;
   Pick agree(const Row& how, size_t pick) const;
 
   Comm& comm_;
   Sampler sampler_;
+  const std::vector<float> synthetic_rates_;
   // Of the step under way:
   std::vector<Row> rows_;                // of each plan row
   std::vector<int32_t> to_;              // of each row of logits: the rank that gets it whole; -1: none

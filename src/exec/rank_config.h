@@ -49,10 +49,12 @@ struct RankConfig {
   PlanLimits limits;
   std::string draft_model;  // where limits.num_drafts > 0: the folder of an Eagle3; empty: prompt lookup
   std::optional<LatentFormat> draft_cache;  // of keys and values by head; none: e4m3, on ref f32
-  NgramMatch ngram;                         // of prompt lookup
-  std::optional<Isa> isa;                   // of the CPU backend; none: the best one of this machine
-  RankFault fault;                          // tests
-  OpObserver* observer = nullptr;           // of the model's ops (ops/observed_ops.h); none costs nothing
+  // Measurements with made-up weights: of a draft at each place, given those before; empty: what the model accepts.
+  std::vector<float> synthetic_rates;
+  NgramMatch ngram;                // of prompt lookup
+  std::optional<Isa> isa;          // of the CPU backend; none: the best one of this machine
+  RankFault fault;                 // tests
+  OpObserver* observer = nullptr;  // of the model's ops (ops/observed_ops.h); none costs nothing
   std::function<std::unique_ptr<Model>(Ops&)> make_model;  // tests: the model, in place of load
 
   TensorParallel shard() const {

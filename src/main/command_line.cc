@@ -211,7 +211,9 @@ void FlagApp::log_ignored_variables() {
   for (char** each = environ; each != nullptr && *each != nullptr; ++each) {
     const std::string_view whole = *each, variable = whole.substr(0, whole.find('='));
     if (variable == kVllmKey || (!variable.starts_with("VLLM_") && !variable.starts_with("NCCL_"))) continue;
-    names += fmt::format("{}{}", names.empty() ? "" : ", ", variable);
+    const bool has_flag = variable == "VLLM_SPECULATIVE_DISABLE_ABOVE_SEQ_LEN";
+    names += fmt::format("{}{}{}", names.empty() ? "" : ", ", variable,
+                         has_flag ? " (--speculation-max-context does this)" : "");
   }
   if (!names.empty()) log_info("environment variables without effect: ", names);
 }

@@ -77,6 +77,8 @@ void add_scheduler_flags(CommandLine& flags, EngineConfig& to) {
             "file of perigee calibrate with the scales of an fp8 cache, for a model without its own");
   flags.add("--max-model-len", to.scheduling.max_model_len, Whole{0, 1 << 28},
             "longest prompt + reply; 0: the model's, or what the cache holds");
+  flags.add("--speculation-max-context", to.scheduling.speculation_max_context, Whole{0, 1 << 28},
+            "longest context of a sequence that verifies drafts; 0: any");
   flags.add("--max-num-seqs", to.rank.limits.max_sequences, OrAuto{Whole{1, kMostSequences}},
             "sequences that run together; auto: 1024 on a GPU, 128 on a CPU");
   flags.add("--max-num-batched-tokens", to.rank.limits.max_step_tokens, OrAuto{Whole{1, kMostTokens}},

@@ -198,7 +198,7 @@ std::string cache_text(const LoadOptions& load, const ModelInfo& model) {
 // Size and concurrency in vLLM's words.
 void log_sizes(const Engine& engine, double seconds, const RankConfig& rank) {
   const CacheSize cache = engine.cache_size();
-  log_info("Model loading took ", memory_text(engine.model().weight_bytes), " and ", seconds, " s");
+  log_info("Model loading took ", memory_text(engine.weight_bytes()), " and ", seconds, " s");
   log_info(rank.device == Device::kCuda ? "GPU" : "CPU", " KV cache size: ", grouped(cache.max_tokens()), " tokens (",
            cache.pages, " blocks of ", kBlockTokens,
            cache.dcp_size > 1 ? str_cat(" on each of ", cache.dcp_size, " ranks") : "", ")",

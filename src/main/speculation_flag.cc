@@ -2,6 +2,7 @@
 
 #include <fmt/core.h>
 
+#include "base/log.h"
 #include "server/fields.h"
 
 namespace perigee {
@@ -28,7 +29,10 @@ void read_draft_model(Fields& fields, RankConfig& rank) {
   rank.draft_model = fields.text("model", kMaxPath).value_or("");
   if (rank.draft_model.empty()) fields.fail("model", "is missing: the folder of a draft model");
   fields.text("draft_attention_backend", kMaxPath);  // kernels follow from device and sizes
-  fields.flag("use_local_argmax_reduction", true);   // drafts are greedy: ranks compare their largest logits
+  if (fields.flag("use_local_argmax_reduction", false))
+    log_info(
+        "use_local_argmax_reduction has no effect: drafts are always greedy, each the largest of the ranks' largest "
+        "logits");
   const auto ranks = fields.integer("draft_tensor_parallel_size", 1, 1 << 16);
   if (ranks && *ranks != rank.shard().size)
     fields.fail("draft_tensor_parallel_size",
@@ -41,13 +45,38 @@ void read_draft_model(Fields& fields, RankConfig& rank) {
                                                 : LatentFormat::kF8E4M3;
 }
 
+// Of each place that drafts get there and are accepted -> of each place, given those before. vLLM's values.
+std::vector<float> synthetic_rates(Fields& fields, int64_t num_drafts) {
+  constexpr const char* kKey = "synthetic_acceptance_rates";
+  const Json* list = fields.array(kKey, kMaxDrafts);
+  std::vector<float> rates;
+  double before = 1;
+  for (const Json& rate : list == nullptr ? Json::Array() : list->as_array()) {
+    const double value = rate.is_number() ? rate.as_double() : -1;
+    if (!(value >= 0 && value <= before)) break;
+    rates.push_back(before > 0 ? static_cast<float>(value / before) : 0);
+    before = value;
+  }
+  if (list == nullptr || std::ssize(rates) != num_drafts || std::ssize(list->as_array()) != num_drafts)
+    fields.fail(kKey, fmt::format("must be {} numbers from 1 to 0, none larger than the one before it: the share of "
+                                  "verifying rows that accept their draft at each place",
+                                  num_drafts));
+  return rates;
+}
+
+// Drafts are certain. Then the first three accept a draft with the model's own probability for it, which no method that
+// keeps the model's distribution exceeds: a draft d1 ... dk is accepted as often as the model would write it.
+void read_rejection(Fields& fields, int64_t num_drafts, RankConfig& rank) {
+  const auto method = fields.choice("rejection_sample_method", {"probabilistic", "strict", "block", "synthetic"});
+  if (method == "synthetic") rank.synthetic_rates = synthetic_rates(fields, num_drafts);
+}
+
 Status read(const Json& object, RankConfig& rank) {
   Fields fields(object);
   RankConfig asked = rank;
   const auto method = fields.choice("method", {"ngram", "eagle3"});
-  // Drafts are certain, and then both of these accept a draft with the model's own probability for it.
-  fields.choice("rejection_sample_method", {"probabilistic", "strict"});
   const auto num_drafts = fields.integer("num_speculative_tokens", 1, kMaxDrafts);
+  read_rejection(fields, num_drafts.value_or(0), asked);
   if (method == "ngram") asked.ngram = ngram_match(fields);
   if (method == "eagle3") read_draft_model(fields, asked);
   if (fields.any("method") == nullptr) fields.fail("method", "is missing: it must be \"ngram\" or \"eagle3\"");

@@ -38,6 +38,16 @@ TEST(SpeculationFlag, ADraftModelWithTheKeysOfItsRecipes) {
   EXPECT_EQ(rank.limits.num_drafts, 3);
 }
 
+// The rates of a place count rows; a rank asks for those among rows that came so far.
+TEST(SpeculationFlag, SyntheticRates) {
+  const RankConfig rank = read(
+      R"({"method": "ngram", "num_speculative_tokens": 4, "rejection_sample_method": "synthetic",
+          "synthetic_acceptance_rates": [0.8, 0.4, 0, 0]})");
+  EXPECT_EQ(rank.synthetic_rates, (std::vector<float>{0.8f, 0.5f, 0, 0}));
+  EXPECT_TRUE(read(R"({"method": "ngram", "num_speculative_tokens": 4, "rejection_sample_method": "block"})")
+                  .synthetic_rates.empty());
+}
+
 TEST(SpeculationFlag, ErrorsNameTheKey) {
   const auto error = [](const std::string& text, Device device = Device::kCpu) -> std::string {
     RankConfig rank;
@@ -66,8 +76,16 @@ TEST(SpeculationFlag, ErrorsNameTheKey) {
         "draft_tensor_parallel_size is 2");
   names(R"({"method": "ngram"})", "num_speculative_tokens is missing");
   names(R"({"method": "ngram", "num_speculative_tokens": 8})", "between 1 and 7");
-  names(R"({"method": "ngram", "num_speculative_tokens": 3, "rejection_sample_method": "block"})",
+  names(R"({"method": "ngram", "num_speculative_tokens": 3, "rejection_sample_method": "tree"})",
         "rejection_sample_method must be one of");
+  for (const char* rates :
+       {"", R"(, "synthetic_acceptance_rates": [0.7, 0.5])", R"(, "synthetic_acceptance_rates": [0.5, 0.7, 0.3])",
+        R"(, "synthetic_acceptance_rates": [1.1, 0.7, 0.3])", R"(, "synthetic_acceptance_rates": [0.5, "x", 0.3])"})
+    names(R"({"method": "ngram", "num_speculative_tokens": 3, "rejection_sample_method": "synthetic")" +
+              std::string(rates) + "}",
+          "synthetic_acceptance_rates must be 3 numbers");
+  names(R"({"method": "ngram", "num_speculative_tokens": 1, "synthetic_acceptance_rates": [0.5]})",
+        "synthetic_acceptance_rates");
   names(R"({"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 4, "prompt_lookup_max": 2})",
         "over prompt_lookup_max");
   names(R"({"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_maximum": 2})", "prompt_lookup_maximum");

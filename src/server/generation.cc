@@ -107,6 +107,7 @@ Result<RequestId> Generation::submit(size_t prompt_index) {
   request.priority = spec_.fields.priority;
   request.timeout_s = spec_.fields.timeout_s;
   request.cache_salt = spec_.fields.cache_salt;
+  request.speculation_max_context = spec_.fields.speculation_max_context;
   return spec_.backend->submit(std::move(request), [self = shared_from_this(), prompt_index](OutputChunk&& chunk) {
     self->deliver(prompt_index, std::move(chunk));
   });
@@ -213,6 +214,8 @@ void Generation::take_chunk(size_t prompt_index, OutputChunk&& chunk) {
   if (scheduled_s_ == 0) scheduled_s_ = chunk.scheduled_s;
   if (state.fold->ended()) return;
   note_times(chunk, system_clock().now_s());
+  num_drafts_ += chunk.num_drafts;
+  num_accepted_ += chunk.num_accepted;
   if (spec_.format->discards_output()) {
     chunk.ids.clear();
     chunk.logprobs.clear();
@@ -256,6 +259,8 @@ Usage Generation::usage() const {
   for (const TokenIds& prompt : spec_.prompts) usage.prompt_tokens += std::ssize(*prompt);
   for (const int64_t cached : cached_) usage.cached_tokens += cached;
   usage.completion_tokens = completion_tokens_;
+  usage.accepted_drafts = num_accepted_;
+  usage.rejected_drafts = num_drafts_ - num_accepted_;
   return usage;
 }
 

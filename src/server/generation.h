@@ -116,6 +116,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
   std::vector<int64_t> tokens_of_;    // per choice
   size_t num_finished_ = 0;
   int64_t completion_tokens_ = 0;
+  int64_t num_drafts_ = 0, num_accepted_ = 0;
   bool length_ended_ = false;
   bool streaming_ = false;
   bool ended_ = false;

@@ -111,6 +111,7 @@ TEST_F(GenerationTest, TheEngineGetsWhatTheClientAsked) {
   request_.fields.priority = -4;
   request_.fields.timeout_s = 12.5;
   request_.fields.cache_salt = "mine";
+  request_.fields.speculation_max_context = 900;
   request_.fields.seed = 77;
   start({{1, 2}});
   ASSERT_EQ(backend_->requests.size(), 1u);
@@ -119,6 +120,7 @@ TEST_F(GenerationTest, TheEngineGetsWhatTheClientAsked) {
   EXPECT_EQ(request.priority, -4);
   EXPECT_EQ(request.timeout_s, 12.5);
   EXPECT_EQ(request.cache_salt, "mine");
+  EXPECT_EQ(request.speculation_max_context, 900);
   EXPECT_EQ(request.sampling.seed, 77u);
   EXPECT_EQ(request.sampling.max_tokens, 10);
 }

@@ -9,10 +9,14 @@ namespace perigee {
 
 Json usage_json(const Usage& usage) {
   Json details(Json::Object{{"cached_tokens", usage.cached_tokens}});
-  return Json(Json::Object{{"prompt_tokens", usage.prompt_tokens},
-                           {"total_tokens", usage.prompt_tokens + usage.completion_tokens},
-                           {"completion_tokens", usage.completion_tokens},
-                           {"prompt_tokens_details", std::move(details)}});
+  Json json(Json::Object{{"prompt_tokens", usage.prompt_tokens},
+                         {"total_tokens", usage.prompt_tokens + usage.completion_tokens},
+                         {"completion_tokens", usage.completion_tokens},
+                         {"prompt_tokens_details", std::move(details)}});
+  if (usage.accepted_drafts + usage.rejected_drafts > 0)
+    json.set("completion_tokens_details", Json(Json::Object{{"accepted_prediction_tokens", usage.accepted_drafts},
+                                                            {"rejected_prediction_tokens", usage.rejected_drafts}}));
+  return json;
 }
 
 namespace {

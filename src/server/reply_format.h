@@ -21,6 +21,7 @@ struct Usage {
   int64_t prompt_tokens = 0;
   int64_t completion_tokens = 0;
   int64_t cached_tokens = 0;
+  int64_t accepted_drafts = 0, rejected_drafts = 0;  // without any the reply says nothing of them
 };
 
 Json usage_json(const Usage& usage);

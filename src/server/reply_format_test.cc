@@ -39,6 +39,14 @@ Json message_of(const ReplyFormat& format, std::vector<OutputEvent> events) {
   return *format.whole(state).find("message");
 }
 
+TEST(Usage, CountsOfDraftsAreThereWhereSomeWereVerified) {
+  Usage usage{.prompt_tokens = 5, .completion_tokens = 7, .cached_tokens = 2};
+  EXPECT_EQ(usage_json(usage).find("completion_tokens_details"), nullptr);
+  usage.rejected_drafts = 4;
+  EXPECT_EQ(dump_json(*usage_json(usage).find("completion_tokens_details")),
+            R"({"accepted_prediction_tokens":0,"rejected_prediction_tokens":4})");
+}
+
 TEST(ChatFormat, ContentIsNullBesideCallsAloneAndEmptyWhereThereIsNothing) {
   const auto format = make_chat_format(context_of(), ChatRequest(), prompt_of({1}));
   EXPECT_EQ(dump_json(*message_of(*format, {}).find("content")), R"("")");

@@ -143,6 +143,8 @@ RequestFields read_request_fields(Fields& fields, const RequestContext& context)
   out.tokens_as_ids = fields.flag("return_tokens_as_token_ids", false) || !context.has_tokenizer;
   out.priority = static_cast<int32_t>(fields.integer("priority", -kInt32Max - 1, kInt32Max).value_or(0));
   out.timeout_s = fields.real("timeout", 0, caps.max_timeout_s).value_or(0);
+  out.speculation_max_context =
+      static_cast<int32_t>(fields.integer("speculation_max_context", 0, kInt32Max).value_or(-1));
   out.cache_salt = fields.text("cache_salt", caps.max_string_bytes).value_or("");
   if (out.stream && out.sampling.prompt_logprobs >= 0)
     fields.fail("prompt_logprobs", "is not available with \"stream\": true; send the request without stream");

@@ -63,6 +63,7 @@ struct RequestFields {
   int32_t priority = 0;
   double timeout_s = 0;
   std::string cache_salt;
+  int32_t speculation_max_context = -1;  // see EngineRequest
   std::vector<std::string> stops;
   bool include_stop = false;
   bool skip_special_tokens = true;

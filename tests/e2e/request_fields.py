@@ -71,6 +71,7 @@ SAMPLING = {
     "return_tokens_as_token_ids": Used("x", True),  # its value is set per endpoint
     "return_token_ids": Used("x", True),
     "cache_salt": Used(7),
+    "speculation_max_context": Used("x"),
     "priority": Used("x"),
     "timeout": Used("x", 1e-6),
     "model": Used(7, "another"),

@@ -13,6 +13,7 @@ CONFIGS = {
     "eagle3": {"method": "eagle3", "num_speculative_tokens": 3, "model": FOLDER + "-eagle3-mla", "draft_attention_backend": "TRITON_MLA",
                "rejection_sample_method": "probabilistic"},
 }
+COUNTED = []  # of each reply: what it says of drafts
 PROMPT = "one two three four. one two three four. one two three"
 
 
@@ -20,12 +21,15 @@ def answer(server, **fields):
     body = {"model": MODEL, "prompt": PROMPT, "max_tokens": 48, "temperature": 0, "return_token_ids": True, **fields}
     status, reply = server.post("/v1/completions", body)
     assert status == 200, reply
-    return [{key: choice[key] for key in ("text", "token_ids", "logprobs", "finish_reason")} for choice in reply["choices"]], reply["usage"]
+    usage = reply["usage"]
+    COUNTED.append(usage.pop("completion_tokens_details", None))
+    return [{key: choice[key] for key in ("text", "token_ids", "logprobs", "finish_reason")} for choice in reply["choices"]], usage
 
 
 @pytest.mark.parametrize("method", CONFIGS)
 def test_replies_are_those_without(server, launch, method):
     drafting = launch("--deterministic", "--selfcheck", "--threads", "1", "--speculative-config", json.dumps(CONFIGS[method]))
+    COUNTED.clear()
     plain, _ = answer(server, logprobs=2)
     text = plain[0]["text"]
     for fields in ({"logprobs": 2}, {"temperature": 0.8, "seed": 5, "n": 3}, {"max_tokens": 7}, {"min_tokens": 20},
@@ -36,5 +40,8 @@ def test_replies_are_those_without(server, launch, method):
     rows, drafts, accepted = (gauge(metrics, f"vllm:spec_decode_num_{name}_total") for name in ("drafts", "draft_tokens", "accepted_tokens"))
     print(f"{rows:.0f} rows verified {drafts:.0f} tokens and accepted {accepted:.0f}")
     assert 0 < accepted < drafts <= 3 * rows
+    told = [counts for counts in COUNTED if counts]
+    assert 0 < len(told) <= len(COUNTED) // 2, "replies of the server that drafts"
+    assert accepted - 30 <= sum(counts["accepted_prediction_tokens"] for counts in told) <= accepted, "those after a stop are dropped"
     assert wait_idle(drafting)
     assert b"spec_decode" not in server.get("/metrics")[1]
