@@ -15,6 +15,7 @@
 #include "comm/cuda/peer_comm.h"
 #include "comm/cuda/peer_comms.h"
 #include "ops/cuda/backend.h"
+#include "ops/cuda/mla/shared_exchange.h"
 #include "ops/place_batch.h"
 #include "tensor/cuda/gpus.h"
 
@@ -28,30 +29,7 @@ constexpr MlaShape kShape{.nope = 128, .rope = 64, .value = 128, .latent = 512, 
 
 struct Case {
   int32_t heads = 64, batch = 1, local_tokens = 4096;  // heads of all ranks
-};
-
-// Exchanges nothing until it is opened: what a rank reserves and loads meanwhile waits for no other.
-class Door final : public Comm {
- public:
-  explicit Door(PeerComm& inner) : Comm(inner.rank(), inner.size()), inner_(inner) {}
-  void open(bool is_open) { is_open_ = is_open; }
-  void all_reduce(const Tensor& x) override {
-    if (is_open_) inner_.all_reduce(x);
-  }
-  void all_gather(const void* mine, size_t bytes, void* all) override {
-    if (is_open_) inner_.all_gather(mine, bytes, all);
-  }
-  void all_to_all(const Tensor& part, std::span<const int32_t> to, const Tensor& whole) override {
-    if (is_open_) inner_.all_to_all(part, to, whole);
-  }
-  void barrier() override {
-    if (is_open_) inner_.barrier();
-  }
-  Status status() const override { return inner_.status(); }
-
- private:
-  PeerComm& inner_;
-  bool is_open_ = false;
+  LatentFormat format = LatentFormat::kBF16;
 };
 
 // `batch` sequences of one new token each, whose blocks are dealt in turn.
@@ -84,21 +62,20 @@ struct Sequences {
 class Rank {
  public:
   Rank(int32_t rank, PeerComm& comm, std::barrier<>& meeting)
-      : dcp_(comm), meeting_(meeting), ops_({.device = rank, .dcp = &dcp_}) {
-    comm.set_stream(ops_.stream());
-  }
+      : dcp_(comm), meeting_(meeting), ops_({.device = rank, .dcp = &dcp_}) {}
 
   void measure(const Case& c) {
     const Sequences host(c, dcp_);
     MlaShape shape = kShape, all = kShape;
     shape.heads = c.heads / dcp_.size();
     all.heads = c.heads;
-    const int64_t row_bytes = latent_row_bytes(LatentFormat::kBF16, shape.latent, shape.rope);
+    const int64_t row_bytes = latent_row_bytes(c.format, shape.latent, shape.rope);
     const int64_t page_bytes = kRowsOfBlock * row_bytes;
     pages_ = {};
     pages_ = device_buffer(host.pages.size() * static_cast<size_t>(page_bytes));
     cuda_ok(cudaMemsetAsync(pages_.data(), 0, pages_.size(), ops_.stream()), "clearing pages");
-    const LatentLayer layer{.base = pages_.data(), .page_bytes = page_bytes, .row_bytes = row_bytes};
+    const LatentLayer layer{
+        .base = pages_.data(), .page_bytes = page_bytes, .row_bytes = row_bytes, .format = c.format};
     const std::vector<uint16_t> zeros(static_cast<size_t>(shape.heads * (shape.nope + shape.value) * shape.latent));
     const MlaUpWeight up = ops_.pack_mla_up({.format = WeightFormat::kBF16,
                                              .out = shape.heads * (shape.nope + shape.value),
@@ -117,15 +94,14 @@ class Rank {
     const Tensor queries = bf16(c.batch, c.heads * (shape.latent + shape.rope));
     const Tensor mine = bf16(c.batch, shape.heads * (shape.latent + shape.rope));
     const Tensor mixed = bf16(c.batch, shape.heads * shape.latent);
-    const Tensor results = ops_.attend_latents(queries, all, batch, layer);
-    const Tensor whole = ops_.arena().tensor(DType::kF32, results.rows / dcp_.size(), dcp_.size() * results.row_stride);
-    std::vector<int32_t> owners(static_cast<size_t>(results.rows));
-    for (size_t i = 0; i < owners.size(); ++i)
-      owners[i] = static_cast<int32_t>(i) / static_cast<int32_t>(shape.heads) % dcp_.size();
-    const std::span<int32_t> to = ops_.arena().array<int32_t>(results.rows);
-    ops_.copy(to.data(), owners.data(), owners.size() * sizeof(int32_t));
-    Tensor part = results;
-    part.cols = part.row_stride;
+    const Tensor results = [&] {
+      Tensor whole_rows = ops_.attend_latents(queries, all, batch, layer);
+      whole_rows.cols = whole_rows.row_stride;
+      return whole_rows;
+    }();
+    Tensor by_head = mixed;
+    by_head.rows = c.batch * shape.heads;
+    by_head.cols = by_head.row_stride = shape.latent;
 
     const double whole_us = time([&] { ops_.mla_attend(q, up, shape, batch, layer); });
     const double local_us = time([&] {
@@ -133,14 +109,16 @@ class Rank {
       ops_.attend_latents(queries, all, batch, layer);
       ops_.mla_project(mixed, up, shape, batch);
     });
-    const auto bytes = static_cast<size_t>(mine.rows * mine.cols) * 2;
-    const double gather_us = time([&] { dcp_.all_gather(mine.data, bytes, queries.data); });
-    const double deal_us = time([&] { dcp_.all_to_all(part, to, whole); });
+    const double attention_us = time([&] { ops_.attend_latents(queries, all, batch, layer); });
+    const double gather_us = time([&] { must(exchange_queries(dcp_.view(), mine, queries, ops_.stream())); });
+    const double merge_us = time(
+        [&] { must(exchange_results(dcp_.view(), results, static_cast<int>(shape.heads), by_head, ops_.stream())); });
     if (dcp_.rank() != 0) return;
     std::printf(
-        "%3d heads, %3d sequences, %6d tokens here: %7.1f us, local attention and products %7.1f, exchange %6.1f "
-        "(all_gather alone %5.1f, all_to_all alone %5.1f)\n",
-        c.heads, c.batch, c.local_tokens, whole_us, local_us, whole_us - local_us, gather_us, deal_us);
+        "%-10s %3d heads, %3d sequences, %6d tokens here: %7.1f us, local attention and products %7.1f (attention "
+        "alone %7.1f), exchange %6.1f (queries alone %5.1f, results alone %5.1f)\n",
+        latent_format_name(c.format), c.heads, c.batch, c.local_tokens, whole_us, local_us, attention_us,
+        whole_us - local_us, gather_us, merge_us);
     std::fflush(stdout);
   }
 
@@ -154,11 +132,11 @@ class Rank {
         call();
       }
     };
-    dcp_.open(false);
+    dcp_.set_silent(true);
     layers();
     ops_.owned_stream().synchronize();
     meeting_.arrive_and_wait();
-    dcp_.open(true);
+    dcp_.set_silent(false);
     cudaGraph_t graph;
     cudaGraphExec_t exec;
     cudaEvent_t begin, end;
@@ -187,7 +165,7 @@ class Rank {
     return times[bench::kReplays / 2] * 1e3 / kLayers;
   }
 
-  Door dcp_;
+  PeerComm& dcp_;
   std::barrier<>& meeting_;
   CudaOps ops_;
   Buffer pages_;
@@ -210,8 +188,9 @@ int main(int argc, char** argv) {
       auto pair = comms.connect(r);
       if (!pair.ok()) std::fprintf(stderr, "%s\n", pair.error().message.c_str()), std::exit(1);
       Rank rank(r, dynamic_cast<PeerComm&>(*pair->dcp), meeting);
-      for (const int32_t heads : {64, 128})
-        for (const int32_t batch : {1, 8, 32, 64}) rank.measure({.heads = heads, .batch = batch});
+      for (const LatentFormat format : {LatentFormat::kBF16, LatentFormat::kF8E4M3, LatentFormat::kF8Tiles})
+        for (const int32_t heads : {64, 128})
+          for (const int32_t batch : {1, 8, 32, 64}) rank.measure({.heads = heads, .batch = batch, .format = format});
       meeting.arrive_and_wait();
     });
   threads.clear();

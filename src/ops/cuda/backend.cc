@@ -10,6 +10,7 @@
 #include "ops/cuda/kda/kda.h"
 #include "ops/cuda/mla/mla_decode.h"
 #include "ops/cuda/mla/mla_prefill.h"
+#include "ops/cuda/mla/shared_exchange.h"
 #include "ops/cuda/reduce_norm.h"
 
 namespace perigee {
@@ -50,6 +51,12 @@ CudaOps::CudaOps(const CudaOptions& options)
   for (Comm* one : {&comm(), &dcp()})
     if (auto* peers = dynamic_cast<PeerComm*>(one)) peers->set_stream(stream());
   peers_ = dynamic_cast<PeerComm*>(&comm());
+  dcp_peers_ = dynamic_cast<PeerComm*>(&dcp());
+  if (dcp_peers_ != nullptr) {
+    cuda_ok(load_exchanges(), "loading collectives");
+    shown_queries_ = device_buffer(kShownResults / 2);
+    shown_results_ = device_buffer(kShownResults);
+  }
   if (peers_ == nullptr) return;
   cuda_ok(load_reduce_norm(), "loading collectives");
   log_debug(peer_choices_text(peers_->size()));

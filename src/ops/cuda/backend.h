@@ -104,7 +104,7 @@ class CudaOps final : public Ops {
     const Tensor& rows;
     int64_t first;
   };
-  Tensor absorb(const Tensor& q, const CudaMlaUp& weights, const MlaShape& shape);
+  void absorb(const Tensor& q, const CudaMlaUp& weights, const MlaShape& shape, const Tensor& query);
   void project(const Tensor& mixed, const CudaMlaUp& weights, const MlaShape& shape, const Tensor& y);
   // q: the rows of all sequences of the batch.
   void attend_absorbed(const Tensor& q, const CudaMlaUp& weights, const MlaShape& shape, const Batch& batch,
@@ -115,7 +115,9 @@ class CudaOps final : public Ops {
                        const LatentLayer& cache, const Tensor& y);
   void gather_latents(const CachedSequence& sequence, int64_t begin, const LatentLayer& cache, int64_t latent,
                       const Tensor& latents);
-  Tensor gather_queries(const Tensor& mine);
+  Tensor shown(const Buffer& memory, DType dtype, int64_t rows, int64_t cols);
+  void gather_queries(const Tensor& mine, const Tensor& all);
+  void merge_ranks(const Tensor& results, const MlaShape& shape, const Tensor& mixed);
   std::span<const int32_t> row_owners(int64_t rows, int64_t heads);
   // out: the mean, bf16 [rows, heads * L], or results, f32 [rows * heads, L + 4].
   void attend(const QueryRows& query, const MlaShape& shape, const Batch& batch, const LatentLayer& cache,
@@ -124,7 +126,6 @@ class CudaOps final : public Ops {
                     const Tensor& out);
   void attend_rows(const QueryRows& query, const MlaShape& shape, const Batch& batch, const LatentLayer& cache,
                    const Tensor& out);
-  Tensor attend_results(const QueryRows& query, const MlaShape& shape, const Batch& batch, const LatentLayer& cache);
   struct ExpertLists {
     GemmCall call;  // its lists alone
     ExpertChoice choice;
@@ -137,7 +138,9 @@ class CudaOps final : public Ops {
   void expert_product(const CudaMatrix& weight, GemmCall call, const ExpertLists& lists, const char* op);
 
   const CudaOptions options_;
-  PeerComm* peers_ = nullptr;  // comm(), where the ranks reach each other's memory
+  // comm() and dcp(), where the ranks reach each other's memory.
+  PeerComm* peers_ = nullptr;
+  PeerComm* dcp_peers_ = nullptr;
   OpObserver* observer_ = nullptr;
   Stream stream_;
   std::unique_ptr<Upload> upload_;  // from the first weight that is read to the first step
@@ -148,6 +151,7 @@ class CudaOps final : public Ops {
   // memory stays for the graphs that hold its address.
   std::vector<Buffer> mla_workspaces_;
   std::pair<int64_t, int64_t> mla_planned_;  // the rows that the lists are of
+  Buffer shown_queries_, shown_results_;     // see shown()
   Buffer row_owners_;                        // see row_owners()
   int64_t owned_heads_ = 0;
 };

@@ -3,12 +3,14 @@
 #include <array>
 #include <utility>
 
+#include "comm/cuda/peer_comm.h"
 #include "ops/cuda/backend.h"
 #include "ops/cuda/elementwise.h"
 #include "ops/cuda/mla/latent_attention.h"
 #include "ops/cuda/mla/mla_decode.h"
 #include "ops/cuda/mla/mla_prefill.h"
 #include "ops/cuda/mla/mla_write.h"
+#include "ops/cuda/mla/shared_exchange.h"
 #include "ops/cuda/mla/shared_latents.h"
 
 namespace perigee {
@@ -16,8 +18,8 @@ namespace {
 
 constexpr int64_t kExpandedKeys = kPieceBlocks * kMlaBlock;  // of one piece in expanded attention: bounds its memory
 constexpr int64_t kAttentionRows = 1024;                     // of one launch: bounds its scratch memory
-constexpr int64_t kFixedPieces = 64 * 65;      // likewise, of fixed lists: a token of 64 sequences of 1,048,576 tokens
-constexpr int64_t kExchangedBytes = 32 << 20;  // of a rank's results in one exchange, unless a row has more
+constexpr int64_t kFixedPieces = 64 * 65;  // likewise, of fixed lists: a token of 64 sequences of 1,048,576 tokens
+constexpr int64_t kExchangedBytes = kShownResults;  // of a rank's results in one exchange
 
 bool has_mla_shape(const MlaShape& s) {
   return s.latent == kMlaLatent && s.latent + s.rope == kMlaWidth;
@@ -49,9 +51,14 @@ int64_t launch_end(const MlaDecodeConfig& config, const Batch& batch, int64_t be
   return end;
 }
 
+// Mean, log-sum-exp, and three columns so that rows are aligned to 16 bytes.
+int64_t result_columns(const MlaShape& s) {
+  return s.latent + 4;
+}
+
 // Bytes of the result of a row's heads, of all ranks.
 int64_t results_bytes(const MlaShape& s) {
-  return s.heads * (s.latent + 4) * static_cast<int64_t>(sizeof(float));
+  return s.heads * result_columns(s) * static_cast<int64_t>(sizeof(float));
 }
 
 // The most blocks of the piece that lie with one rank. Without owners, as in a step of padding: dealt in turn.
@@ -170,11 +177,15 @@ Tensor CudaOps::mla_attend(const Tensor& q, const MlaUpWeight& up, const MlaShap
 }
 
 Tensor CudaOps::mla_absorb(const Tensor& q, const MlaUpWeight& up, const MlaShape& s, const Batch&) {
-  return absorb(q, static_cast<const CudaMlaUp&>(*up.packed), s);
+  const Tensor query = arena_.tensor(DType::kBF16, q.rows, s.heads * (s.latent + s.rope));
+  absorb(q, static_cast<const CudaMlaUp&>(*up.packed), s, query);
+  return query;
 }
 
 Tensor CudaOps::attend_latents(const Tensor& queries, const MlaShape& s, const Batch& batch, const LatentLayer& cache) {
-  return attend_results({queries, 0}, s, batch, cache).columns(0, s.latent + 1);
+  const Tensor results = arena_.tensor(DType::kF32, queries.rows * s.heads, result_columns(s));
+  attend({queries, 0}, s, batch, cache, results);
+  return results.columns(0, s.latent + 1);
 }
 
 Tensor CudaOps::mla_project(const Tensor& u, const MlaUpWeight& up, const MlaShape& s, const Batch&) {
@@ -183,9 +194,8 @@ Tensor CudaOps::mla_project(const Tensor& u, const MlaUpWeight& up, const MlaSha
   return y;
 }
 
-Tensor CudaOps::absorb(const Tensor& q, const CudaMlaUp& weights, const MlaShape& s) {
+void CudaOps::absorb(const Tensor& q, const CudaMlaUp& weights, const MlaShape& s, const Tensor& query) {
   const int64_t width = s.latent + s.rope;
-  const Tensor query = arena_.tensor(DType::kBF16, q.rows, s.heads * width);
   gemm({.weight = weights.keys.data.data(),
         .weight_stride = s.latent * weights.keys.row_bytes(),
         .x = q.row<const uint16_t>(0),
@@ -206,7 +216,6 @@ Tensor CudaOps::absorb(const Tensor& q, const CudaMlaUp& weights, const MlaShape
   check(copy_head_columns(q.row<const uint16_t>(0), {q.row_stride, s.q_head(), s.nope}, query.row<uint16_t>(0),
                           {query.row_stride, width, s.latent}, rows_heads_count, stream()),
         "mla query");
-  return query;
 }
 
 void CudaOps::project(const Tensor& mixed, const CudaMlaUp& weights, const MlaShape& s, const Tensor& y) {
@@ -230,7 +239,8 @@ void CudaOps::project(const Tensor& mixed, const CudaMlaUp& weights, const MlaSh
 
 void CudaOps::attend_absorbed(const Tensor& q, const CudaMlaUp& weights, const MlaShape& s, const Batch& batch,
                               const LatentLayer& cache, const Tensor& y) {
-  const Tensor query = absorb(q, weights, s);
+  const Tensor query = arena_.tensor(DType::kBF16, q.rows, s.heads * (s.latent + s.rope));
+  absorb(q, weights, s, query);
   const Tensor mixed = arena_.tensor(DType::kBF16, q.rows, s.heads * s.latent);
   attend({query, 0}, s, batch, cache, mixed);
   project(mixed, weights, s, y);
@@ -245,48 +255,63 @@ void CudaOps::attend(const QueryRows& query, const MlaShape& s, const Batch& bat
     attend_rows(query, s, batch, cache, out);
 }
 
-// [rows * heads, L + 4] f32: mean, log-sum-exp, and three columns so that rows are aligned to 16 bytes.
-Tensor CudaOps::attend_results(const QueryRows& query, const MlaShape& s, const Batch& batch,
-                               const LatentLayer& cache) {
-  const Tensor results = arena_.tensor(DType::kF32, query.rows.rows * s.heads, s.latent + 4);
-  attend(query, s, batch, cache, results);
-  return results;
-}
-
 // As the body of Ops::mla_attend, in parts that bound an exchange.
 void CudaOps::attend_shared(const Tensor& q, const CudaMlaUp& weights, const MlaShape& s, const Batch& batch,
                             const LatentLayer& cache, const Tensor& y) {
   MlaShape all = s;
   all.heads *= dcp().size();
+  const int64_t width = s.latent + s.rope;
   const int64_t most_rows = std::max<int64_t>(1, kExchangedBytes / results_bytes(all));
   for (int64_t first = 0; first < q.rows; first += most_rows) {
     const ArenaScope scratch(arena_);
     const int64_t rows = std::min(most_rows, q.rows - first);
-    const Tensor queries = gather_queries(absorb(q.row_range(first, rows), weights, s));
-    const Tensor results = attend_results({queries, first}, all, batch, cache);
-    const Tensor whole = arena_.tensor(DType::kF32, rows * s.heads, dcp().size() * results.cols);
-    dcp().all_to_all(results, row_owners(results.rows, s.heads), whole);
+    const Tensor mine = shown(shown_queries_, DType::kBF16, rows, s.heads * width);
+    const Tensor queries = arena_.tensor(DType::kBF16, rows, all.heads * width);
+    const Tensor results = shown(shown_results_, DType::kF32, rows * all.heads, result_columns(s));
     const Tensor mixed = arena_.tensor(DType::kBF16, rows, s.heads * s.latent);
-    Tensor by_head = mixed;
-    by_head.rows = rows * s.heads;
-    by_head.cols = by_head.row_stride = s.latent;
-    check(merge_results(whole, dcp().size(), by_head, stream()), "mla merge");
+    absorb(q.row_range(first, rows), weights, s, mine);
+    gather_queries(mine, queries);
+    attend({queries, first}, all, batch, cache, results);
+    merge_ranks(results, s, mixed);
     project(mixed, weights, s, y.row_range(first, rows));
   }
 }
 
+// What other ranks read until the group's next exchange. Where they exchange copies of it: in the arena.
+Tensor CudaOps::shown(const Buffer& memory, DType dtype, int64_t rows, int64_t cols) {
+  if (dcp_peers_ == nullptr) return arena_.tensor(dtype, rows, cols);
+  CHECK(static_cast<size_t>(rows * cols * dtype_bytes(dtype)) <= memory.size(), rows, "x", cols);
+  return {.data = memory.data(), .dtype = dtype, .rows = rows, .cols = cols, .row_stride = cols};
+}
+
 // [n, w] of each rank -> [n, ranks * w].
-Tensor CudaOps::gather_queries(const Tensor& mine) {
-  const Tensor all = arena_.tensor(mine.dtype, mine.rows, dcp().size() * mine.cols);
-  const size_t bytes = static_cast<size_t>(mine.rows * mine.cols) * sizeof(uint16_t);
-  if (mine.rows == 1) {
-    dcp().all_gather(mine.data, bytes, all.data);
-    return all;
+void CudaOps::gather_queries(const Tensor& mine, const Tensor& all) {
+  if (dcp_peers_ != nullptr) {
+    if (!dcp_peers_->silent()) check(exchange_queries(dcp_peers_->view(), mine, all, stream()), "mla queries");
+    return;
   }
+  const size_t bytes = static_cast<size_t>(mine.rows * mine.cols) * sizeof(uint16_t);
+  if (mine.rows == 1) return dcp().all_gather(mine.data, bytes, all.data);
+  const ArenaScope scratch(arena_);
   const Tensor by_rank = arena_.tensor(mine.dtype, dcp().size() * mine.rows, mine.cols);
   dcp().all_gather(mine.data, bytes, by_rank.data);
   check(join_queries(by_rank.row<const uint16_t>(0), dcp().size(), all, stream()), "mla queries");
-  return all;
+}
+
+// This rank's heads of all ranks' results.
+void CudaOps::merge_ranks(const Tensor& results, const MlaShape& s, const Tensor& mixed) {
+  Tensor by_head = mixed;
+  by_head.rows = mixed.rows * s.heads;
+  by_head.cols = by_head.row_stride = s.latent;
+  if (dcp_peers_ != nullptr) {
+    if (!dcp_peers_->silent())
+      check(exchange_results(dcp_peers_->view(), results, static_cast<int>(s.heads), by_head, stream()), "mla merge");
+    return;
+  }
+  const ArenaScope scratch(arena_);
+  const Tensor whole = arena_.tensor(DType::kF32, by_head.rows, dcp().size() * results.cols);
+  dcp().all_to_all(results, row_owners(results.rows, s.heads), whole);
+  check(merge_results(whole, dcp().size(), by_head, stream()), "mla merge");
 }
 
 // Of each row of results the rank whose head it is of, in device memory: made once, as long as ever needed.

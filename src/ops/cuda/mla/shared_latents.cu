@@ -3,6 +3,7 @@
 #include "ops/cuda/launch.h"
 #include "ops/cuda/mla/blocks_here.cuh"
 #include "ops/cuda/mla/latent_rows.cuh"
+#include "ops/cuda/mla/merge_ranks.cuh"
 #include "ops/cuda/mla/shared_latents.h"
 #include "ops/cuda/mma.cuh"
 
@@ -36,20 +37,13 @@ __global__ void __launch_bounds__(kMergeThreads) merge_kernel(Tensor whole, int 
   const int64_t latent = y.cols, row = blockIdx.x, column = 4 * static_cast<int64_t>(threadIdx.x);
   const float* results = whole.row<const float>(row);
   const auto lse_of = [&](int rank) { return results[rank * (latent + 4) + latent]; };
-  float most = -INFINITY, sum = 0;
+  float most = -INFINITY;
   for (int r = 0; r < ranks; ++r) most = fmaxf(most, lse_of(r));
   if (column >= latent) return;
-  float4 total = make_float4(0, 0, 0, 0);
-  for (int r = 0; r < ranks; ++r) {
-    const float weight = lse_of(r) == -INFINITY ? 0 : expf(lse_of(r) - most);
-    if (weight == 0) continue;
-    const float4 mean = *reinterpret_cast<const float4*>(results + r * (latent + 4) + column);
-    sum += weight;
-    total.x += weight * mean.x, total.y += weight * mean.y, total.z += weight * mean.z, total.w += weight * mean.w;
-  }
-  const float factor = sum == 0 ? 0 : 1 / sum;
-  *reinterpret_cast<uint2*>(y.row<uint16_t>(row) + column) = make_uint2(
-      pack_pair(Bf16(), total.x * factor, total.y * factor), pack_pair(Bf16(), total.z * factor, total.w * factor));
+  RankMerge merge(most);
+  for (int r = 0; r < ranks; ++r)
+    merge.add(lse_of(r), *reinterpret_cast<const float4*>(results + r * (latent + 4) + column));
+  *reinterpret_cast<uint2*>(y.row<uint16_t>(row) + column) = merge.columns();
 }
 
 // Block (i, y): part y of the i-th block that lies here.
