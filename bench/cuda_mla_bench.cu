@@ -18,6 +18,10 @@ constexpr int64_t kPoolBytes = 6ll << 30;
 
 using bench::must, bench::upload, bench::wanted;
 
+int64_t row_bytes_of(LatentFormat format) {
+  return latent_row_bytes(format, kMlaLatent, kMlaWidth - kMlaLatent);
+}
+
 // Finite random bytes: bf16 in about [-2, 2] or any e4m3 below 2.
 __global__ void fill(uint32_t* data, int64_t words, bool fp8) {
   for (int64_t i = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x; i < words;
@@ -31,14 +35,14 @@ __global__ void fill(uint32_t* data, int64_t words, bool fp8) {
 
 struct Row {
   int heads, batch, length, query;
-  bool fp8;
+  LatentFormat format;
   int capability;      // 0: the device's
   bool fixed = false;  // lists cut at fixed places
 };
 
 std::string name_of(const Row& r) {
   char text[96];
-  std::snprintf(text, sizeof text, "%s h%d B%d S%d q%d%s%s", r.fp8 ? "fp8" : "bf16", r.heads, r.batch, r.length,
+  std::snprintf(text, sizeof text, "%s h%d B%d S%d q%d%s%s", latent_format_name(r.format), r.heads, r.batch, r.length,
                 r.query, r.capability ? " portable" : "", r.fixed ? " fixed" : "");
   return text;
 }
@@ -48,7 +52,7 @@ MlaDecodeConfig config_of(const Row& r) {
   must(cudaGetDeviceProperties(&device, 0));
   MlaDecodeShape shape;
   shape.heads = r.heads, shape.max_sequences = r.batch, shape.max_tokens = r.batch * r.query, shape.max_query = r.query;
-  shape.fp8 = r.fp8;
+  shape.format = r.format;
   shape.lists = r.fixed ? MlaLists::kFixed : MlaLists::kBalanced;
   shape.max_pieces = static_cast<int64_t>(r.batch) * ((r.heads * r.query + 31) / 32) * mla_pieces((r.length + 63) / 64);
   shape.multiprocessors = device.multiProcessorCount;
@@ -58,7 +62,7 @@ MlaDecodeConfig config_of(const Row& r) {
 
 void measure(const Row& r, uint8_t* pool, uint16_t* q, uint16_t* out, float* lse, cudaStream_t stream) {
   const MlaDecodeConfig config = config_of(r);
-  const int64_t page_bytes = 64ll * kMlaWidth * (r.fp8 ? 1 : 2);
+  const int64_t page_bytes = 64 * row_bytes_of(r.format);
   const int width = (r.length + 63) / 64;
   const int64_t pages = kPoolBytes / page_bytes, used = static_cast<int64_t>(width) * r.batch;
   const int calls = static_cast<int>(std::clamp<int64_t>(pages / used, 1, 40));
@@ -89,27 +93,28 @@ void measure(const Row& r, uint8_t* pool, uint16_t* q, uint16_t* out, float* lse
 
 std::vector<Row> rows() {
   std::vector<Row> all;
-  for (const bool fp8 : {false, true}) {
-    for (const int heads : {8, 16, 32, 64, 128}) all.push_back({heads, 1, 80000, 1, fp8, 0});
-    all.push_back({16, 1, 1024, 1, fp8, 0});
+  for (const LatentFormat format : {LatentFormat::kBF16, LatentFormat::kF8E4M3, LatentFormat::kF8Tiles}) {
+    for (const int heads : {8, 16, 32, 64, 128}) all.push_back({heads, 1, 80000, 1, format, 0});
+    all.push_back({16, 1, 1024, 1, format, 0});
     for (const int heads : {8, 64}) {
-      all.push_back({heads, 1, 1024, 1, fp8, 0});
-      all.push_back({heads, 1, 16384, 1, fp8, 0});
-      all.push_back({heads, 64, 1024, 1, fp8, 0});
-      all.push_back({heads, 64, 16384, 1, fp8, 0});
+      all.push_back({heads, 1, 1024, 1, format, 0});
+      all.push_back({heads, 1, 16384, 1, format, 0});
+      all.push_back({heads, 64, 1024, 1, format, 0});
+      all.push_back({heads, 64, 16384, 1, format, 0});
     }
-    all.push_back({8, 64, 4096, 4, fp8, 0});
-    all.push_back({64, 8, 16384, 4, fp8, 0});
-    all.push_back({128, 64, 4096, 1, fp8, 0});
-    all.push_back({64, 1, 100000, 64, fp8, 0});
-    for (const int heads : {16, 32, 64}) all.push_back({heads, 1, 80000, 1, fp8, 80});
+    all.push_back({8, 64, 4096, 4, format, 0});
+    all.push_back({64, 8, 16384, 4, format, 0});
+    all.push_back({128, 64, 4096, 1, format, 0});
+    all.push_back({64, 1, 100000, 64, format, 0});
+    if (format != LatentFormat::kF8Tiles)
+      for (const int heads : {16, 32, 64}) all.push_back({heads, 1, 80000, 1, format, 80});
     for (const int heads : {8, 64}) {
-      all.push_back({heads, 1, 80000, 1, fp8, 0, true});
-      all.push_back({heads, 64, 16384, 1, fp8, 0, true});
+      all.push_back({heads, 1, 80000, 1, format, 0, true});
+      all.push_back({heads, 64, 16384, 1, format, 0, true});
     }
     for (const int length : {1024, 8192}) {
-      for (const int batch : {1, 64}) all.push_back({16, batch, length, 1, fp8, 0, true});
-      all.push_back({16, 1, length, 256, fp8, 0, true});
+      for (const int batch : {1, 64}) all.push_back({16, batch, length, 1, format, 0, true});
+      all.push_back({16, 1, length, 256, format, 0, true});
     }
   }
   return all;
@@ -147,11 +152,11 @@ void measure_prefill(const PrefillRow& r, uint8_t* pool, cudaStream_t stream) {
 }
 
 // The cache write of `tokens` tokens of as many sequences; every call writes other pages.
-void measure_write(int tokens, bool fp8, uint8_t* pool, cudaStream_t stream) {
+void measure_write(int tokens, LatentFormat format, uint8_t* pool, cudaStream_t stream) {
   constexpr int kCalls = 8, heads = 64;
-  const int number_bytes = fp8 ? 1 : 2;
-  const std::string name =
-      std::string(fp8 ? "fp8 " : "") + "write h" + std::to_string(heads) + ", " + std::to_string(tokens) + " tokens";
+  const std::string name = std::string(format == LatentFormat::kBF16 ? "" : latent_format_name(format)) +
+                           (format == LatentFormat::kBF16 ? "" : " ") + "write h" + std::to_string(heads) + ", " +
+                           std::to_string(tokens) + " tokens";
   if (!wanted(name)) return;
   std::vector<int32_t> pages(tokens * kCalls), positions(tokens);
   for (int i = 0; i < tokens * kCalls; ++i) pages[i] = i;
@@ -160,7 +165,7 @@ void measure_write(int tokens, bool fp8, uint8_t* pool, cudaStream_t stream) {
   a.tokens = tokens, a.heads = heads, a.nope = 128, a.kv_stride = kMlaWidth, a.eps = 1e-6f;
   int32_t* all_pages = upload(pages);
   a.positions = upload(positions), a.norm = upload(std::vector<float>(kMlaLatent, 1.0f));
-  a.inv_freq = upload(std::vector<float>(32, 0.01f)), a.page_bytes = 64 * kMlaWidth * number_bytes, a.fp8 = fp8;
+  a.inv_freq = upload(std::vector<float>(32, 0.01f)), a.page_bytes = 64 * row_bytes_of(format), a.format = format;
   const int64_t kv_bytes = 4ll * tokens * kMlaWidth, q_bytes = 2ll * tokens * heads * 192;
   uint8_t* inputs = pool + (5ll << 30);
   const double us = bench::time_calls(stream, kCalls, [&](int i) {
@@ -169,7 +174,7 @@ void measure_write(int tokens, bool fp8, uint8_t* pool, cudaStream_t stream) {
     a.q = inputs + i * (kv_bytes + q_bytes) + kv_bytes;
     must(mla_write(a, stream));
   });
-  const double bytes = tokens * (kMlaWidth * (4.0 + number_bytes) + heads * 64 * 4.0);
+  const double bytes = tokens * (kMlaWidth * 4.0 + row_bytes_of(format) + heads * 64 * 4.0);
   bench::print_row(name, us, bytes);
 }
 
@@ -188,8 +193,9 @@ int run() {
   int filled = -1;
   for (const Row& r : rows()) {
     if (!wanted(name_of(r))) continue;
-    if (filled != r.fp8) fill<<<1024, 256, 0, stream>>>(reinterpret_cast<uint32_t*>(pool), kPoolBytes / 4, r.fp8);
-    filled = r.fp8;
+    const bool fp8 = r.format != LatentFormat::kBF16;
+    if (filled != fp8) fill<<<1024, 256, 0, stream>>>(reinterpret_cast<uint32_t*>(pool), kPoolBytes / 4, fp8);
+    filled = fp8;
     measure(r, pool, q, out, lse, stream);
   }
   must(mla_prefill_prepare());
@@ -198,8 +204,8 @@ int run() {
        {PrefillRow{8, 128, 128, 8192}, PrefillRow{64, 128, 128, 4096}, PrefillRow{64, 128, 128, 16384},
         PrefillRow{64, 128, 128, 2048, 14336}, PrefillRow{20, 192, 256, 8192}, PrefillRow{20, 192, 256, 2048, 14336}})
     measure_prefill(r, pool, stream);
-  for (const bool fp8 : {false, true})
-    for (const int tokens : {1, 64, 1024}) measure_write(tokens, fp8, pool, stream);
+  for (const LatentFormat format : {LatentFormat::kBF16, LatentFormat::kF8E4M3, LatentFormat::kF8Tiles})
+    for (const int tokens : {1, 64, 1024}) measure_write(tokens, format, pool, stream);
   return 0;
 }
 

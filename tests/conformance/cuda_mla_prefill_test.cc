@@ -193,8 +193,27 @@ TEST_F(CudaMlaPrefill, PiecesJoinPortable) {
 }
 
 struct Write {
-  bool fp8, rope;
+  LatentFormat format;
+  bool rope;
 };
+
+// A column of a cached row, of which `written` learns the bytes.
+double cached_number(LatentFormat format, const uint8_t* row, int column, float kv_scale, std::vector<bool>& written,
+                     size_t row_at) {
+  const LatentTiles tiles(row, kMlaLatent);
+  const auto mark = [&](const uint8_t* first, int bytes) {
+    for (int i = 0; i < bytes; ++i) written[row_at + static_cast<size_t>(first - row) + i] = true;
+    return first;
+  };
+  const bool tiled = format == LatentFormat::kF8Tiles;
+  if (format == LatentFormat::kBF16 || (tiled && column >= kMlaLatent)) {
+    uint16_t bits;
+    std::memcpy(&bits, mark(tiled ? tiles.k_rope + 2 * (column - kMlaLatent) : row + 2 * column, 2), 2);
+    return bf16_value(bits);
+  }
+  if (tiled) std::memcpy(&kv_scale, mark(tiles.scales + column / kLatentTile * 4, 4), 4);
+  return e4m3_value(*mark(row + column, 1)) * kv_scale;
+}
 
 void check_write(const Write& test) {
   constexpr int kTokens = 5, kHeads = 19, kNope = 128, kStride = 640;
@@ -205,7 +224,8 @@ void check_write(const Write& test) {
   for (int i = 0; i < 32; ++i) inv_freq[i] = std::pow(10000.0f, -i / 32.0f);
   const std::vector<int32_t> positions = {0, 63, 64, 1000, 70001}, pages = {2, 0, 3, -1, 1};
   const std::vector<uint16_t> q = noise_bf16(rng, kTokens * kHeads * (kNope + 64));
-  const int64_t row_bytes = kMlaWidth * (test.fp8 ? 1 : 2), page_bytes = 64 * row_bytes + 128;
+  const int64_t row_bytes = latent_row_bytes(test.format, kMlaLatent, kMlaWidth - kMlaLatent);
+  const int64_t page_bytes = 64 * row_bytes + 128;
   const float kv_scale = 0.02f, eps = 1e-6f, factor = 1.3f;
   Device d_kv(kv), d_norm(norm), d_freq(inv_freq);
   Device d_positions(positions), d_pages(pages);
@@ -214,7 +234,8 @@ void check_write(const Write& test) {
   MlaWriteArgs a;
   a.tokens = kTokens, a.heads = kHeads, a.nope = kNope, a.kv = d_kv.data, a.kv_stride = kStride, a.norm = d_norm.data;
   a.eps = eps, a.q = d_q.data, a.positions = d_positions.data, a.pages = d_pages.data, a.cache = cache.data;
-  a.page_bytes = page_bytes, a.fp8 = test.fp8, a.kv_scale = test.fp8 ? kv_scale : 1, a.cos_sin_factor = factor;
+  a.page_bytes = page_bytes, a.format = test.format;
+  a.kv_scale = test.format == LatentFormat::kF8E4M3 ? kv_scale : 1, a.cos_sin_factor = factor;
   a.inv_freq = test.rope ? d_freq.data : nullptr;
   must(mla_write(a, nullptr));
   must(cudaDeviceSynchronize());
@@ -247,31 +268,27 @@ void check_write(const Write& test) {
     for (int d = 0; d < kMlaWidth; ++d) {
       const double want =
           d < kMlaLatent ? kv[token * kStride + d] * inverse * norm[d] : rotated(rope, token, d - kMlaLatent);
-      double value;
-      if (test.fp8) {
-        value = e4m3_value(got[row + d]) * kv_scale;
-        written[row + d] = true;
-      } else {
-        uint16_t bits;
-        std::memcpy(&bits, &got[row + 2 * d], 2);
-        value = bf16_value(bits), written[row + 2 * d] = written[row + 2 * d + 1] = true;
-      }
+      const double value = cached_number(test.format, &got[row], d, kv_scale, written, row);
+      const bool fp8 =
+          test.format == LatentFormat::kF8E4M3 || (test.format == LatentFormat::kF8Tiles && d < kMlaLatent);
       // e4m3: half a unit of three bits of mantissa; bf16: of seven.
-      ASSERT_NEAR(value, want, std::fabs(want) * (test.fp8 ? 0.0626 : 0.004) + 2e-5 + (test.fp8 ? 2e-5 : 0))
-          << token << " " << d;
+      ASSERT_NEAR(value, want, std::fabs(want) * (fp8 ? 0.0626 : 0.004) + 2e-5 + (fp8 ? 2e-5 : 0)) << token << " " << d;
     }
   }
   for (size_t i = 0; i < got.size(); ++i) ASSERT_TRUE(written[i] || got[i] == 0xEE) << "byte " << i << " was touched";
 }
 
 TEST_F(CudaMlaWrite, Bf16) {
-  check_write({false, true});
+  check_write({LatentFormat::kBF16, true});
 }
 TEST_F(CudaMlaWrite, Fp8) {
-  check_write({true, true});
+  check_write({LatentFormat::kF8E4M3, true});
+}
+TEST_F(CudaMlaWrite, Records) {
+  check_write({LatentFormat::kF8Tiles, true});
 }
 TEST_F(CudaMlaWrite, WithoutRope) {
-  check_write({false, false});
+  check_write({LatentFormat::kBF16, false});
 }
 
 }  // namespace

@@ -24,7 +24,7 @@ struct Sequence {
 struct Case {
   int heads = 8;
   std::vector<Sequence> sequences;
-  bool fp8 = false;
+  LatentFormat format = LatentFormat::kBF16;
   int ranks = 1;  // blocks dealt over this many ranks; this one holds every ranks-th
   int rank = 0;
   int spare_sequences = 0;  // empty ones at the end, as in a padded batch
@@ -43,10 +43,10 @@ struct Problem {
     for (int i = 0; i < c.spare_sequences; ++i) first_row.push_back(first_row.back()), lengths.push_back(1);
     q.resize(static_cast<size_t>(first_row.back()) * c.heads * kMlaWidth);
     for (uint16_t& x : q) x = bf16_bits(gauss());
-    row_bytes = kMlaWidth * (c.fp8 ? 1 : 2);
+    row_bytes = latent_row_bytes(c.format, kMlaLatent, kMlaWidth - kMlaLatent);
     page_bytes = 64 * row_bytes + 256;
     const int pages = table_width * static_cast<int>(lengths.size()) + 3;
-    cache.assign(pages * page_bytes, c.fp8 ? 0x7F : 0xFF);
+    cache.assign(pages * page_bytes, c.format == LatentFormat::kF8E4M3 ? 0x7F : 0xFF);
     table.assign(table_width * lengths.size(), -1), index.assign(table.size(), -1);
     std::vector<int> free_pages(pages);
     for (int i = 0; i < pages; ++i) free_pages[i] = i;
@@ -77,17 +77,25 @@ struct Problem {
 
   void store_key(size_t s, int position, int page) {
     uint8_t* row = page < 0 ? nullptr : cache.data() + page * page_bytes + position % 64 * row_bytes;
+    const LatentTiles tiles(row, kMlaLatent);
+    float scale = kv_scale;
     for (int j = 0; j < kMlaWidth; ++j) {
       float& key = keys[s][static_cast<size_t>(position) * kMlaWidth + j];
       key = gauss();
-      if (test.fp8) {
-        const uint8_t bits = __nv_cvt_float_to_fp8(key / kv_scale, __NV_SATFINITE, __NV_E4M3);
-        key = e4m3_value(bits) * kv_scale;
+      const bool records = test.format == LatentFormat::kF8Tiles;
+      if (test.format == LatentFormat::kF8E4M3 || (records && j < kMlaLatent)) {
+        if (records && j % kLatentTile == 0) {
+          scale = kv_scale * static_cast<float>(1 + rng.below(1000)) * 1e-2f;
+          if (row) std::memcpy(tiles.scales + j / kLatentTile * 4, &scale, 4);
+        }
+        const uint8_t bits = __nv_cvt_float_to_fp8(key / scale, __NV_SATFINITE, __NV_E4M3);
+        key = e4m3_value(bits) * scale;
+        if (records) key = bf16_value(bf16_bits(key));
         if (row) row[j] = bits;
       } else {
         const uint16_t bits = bf16_bits(key);
         key = bf16_value(bits);
-        if (row) std::memcpy(row + 2 * j, &bits, 2);
+        if (row) std::memcpy(records ? tiles.k_rope + 2 * (j - kMlaLatent) : row + 2 * j, &bits, 2);
       }
     }
   }
@@ -143,7 +151,7 @@ MlaDecodeConfig config_of(const Problem& p, MlaLists lists) {
     shape.max_query = std::max(shape.max_query, s.query);
     shape.max_pieces += (s.query * c.heads + 31) / 32 * mla_pieces((s.length + 63) / 64);
   }
-  shape.fp8 = c.fp8;
+  shape.format = c.format;
   shape.lists = lists;
   must(cudaDeviceGetAttribute(&shape.multiprocessors, cudaDevAttrMultiProcessorCount, 0));
   shape.compute_capability = compute_capability(c.force_portable);
@@ -167,7 +175,7 @@ Answer run(const Problem& p, MlaLists lists, std::vector<int> ends = {}) {
   batch.sequences = static_cast<int>(p.lengths.size()), batch.table_width = p.table_width;
   MlaDecodeArgs args;
   args.q = q.data, args.kv = cache.data, args.page_bytes = p.page_bytes;
-  args.softmax_scale = kScale, args.kv_scale = c.fp8 ? p.kv_scale : 1;
+  args.softmax_scale = kScale, args.kv_scale = c.format == LatentFormat::kF8E4M3 ? p.kv_scale : 1;
   args.out = out.data, args.lse = lse.data;
   must(mla_decode_prepare());
   ends.push_back(p.first_row.back());
@@ -260,15 +268,17 @@ TEST(CudaMlaConfig, FixedListsHaveOneKernel) {
   }
 }
 
-class CudaMla : public testing::TestWithParam<std::tuple<bool, bool>> {
+class CudaMla : public testing::TestWithParam<std::tuple<LatentFormat, bool>> {
  protected:
   void SetUp() override {
     if (!has_gpu()) GTEST_SKIP() << "no GPU";
+    const auto [format, portable] = GetParam();
+    if (format == LatentFormat::kF8Tiles && compute_capability(portable) != 90) GTEST_SKIP() << "no kernel of its own";
   }
   Case make(int heads, std::vector<Sequence> sequences) const {
     Case c;
     c.heads = heads, c.sequences = std::move(sequences);
-    c.fp8 = std::get<0>(GetParam()), c.force_portable = std::get<1>(GetParam());
+    c.format = std::get<0>(GetParam()), c.force_portable = std::get<1>(GetParam());
     return c;
   }
 };
@@ -426,9 +436,14 @@ TEST_P(CudaMla, FixedListsDoNotDependOnTheBatch) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Kinds, CudaMla, testing::Combine(testing::Bool(), testing::Bool()), [](const auto& info) {
-  return std::string(std::get<0>(info.param) ? "fp8" : "bf16") + (std::get<1>(info.param) ? "_portable" : "");
-});
+INSTANTIATE_TEST_SUITE_P(Kinds, CudaMla,
+                         testing::Combine(testing::Values(LatentFormat::kBF16, LatentFormat::kF8E4M3,
+                                                          LatentFormat::kF8Tiles),
+                                          testing::Bool()),
+                         [](const auto& info) {
+                           return std::string(latent_format_name(std::get<0>(info.param))) +
+                                  (std::get<1>(info.param) ? "_portable" : "");
+                         });
 
 }  // namespace
 }  // namespace perigee

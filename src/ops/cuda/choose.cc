@@ -88,9 +88,11 @@ ExpertChoice choose_experts(WeightFormat format, int64_t num_pairs, int64_t num_
   return {.item_rows = average <= kPairsOf8 ? kLeastItemRows : average <= kPairsOf16 ? 16 : 32};
 }
 
-MlaKernel choose_mla_decode(int heads, int max_query, bool fixed, int compute_capability) {
-  if (!fixed && heads * max_query <= 16) return MlaKernel::kMma16;
-  return compute_capability == 90 ? MlaKernel::kWgmma64 : MlaKernel::kMma32;
+MlaKernel choose_mla_decode(const MlaDecodeRows& rows) {
+  // Records are widened in one kernel, which time goes into, whatever the number of rows.
+  const bool few = rows.heads * rows.max_query <= 16 && rows.format != LatentFormat::kF8Tiles;
+  if (!rows.fixed && few) return MlaKernel::kMma16;
+  return rows.compute_capability == 90 ? MlaKernel::kWgmma64 : MlaKernel::kMma32;
 }
 
 PrefillKernel choose_mla_prefill(int64_t nope, int64_t value, int compute_capability) {
@@ -166,8 +168,9 @@ std::string choices_text(const KernelTraits& traits) {
   runs("8 of 64 experts, FP8", experts(WeightFormat::kF8Block128));
   const int capability = traits.compute_capability;
   for (const int heads : {8, 16, 64})
-    out += fmt::format("MLA decode, {} heads: {}\n", heads,
-                       name(choose_mla_decode(heads, 1, traits.deterministic, capability)));
+    out += fmt::format(
+        "MLA decode, {} heads: {}\n", heads,
+        name(choose_mla_decode({.heads = heads, .fixed = traits.deterministic, .compute_capability = capability})));
   for (const auto& [nope, value] : {std::pair{128, 128}, std::pair{192, 256}})
     out += fmt::format("MLA prefill, {} and {} columns: {}\n", nope, value,
                        traits.deterministic ? "absorbed" : name(choose_mla_prefill(nope, value, capability)));

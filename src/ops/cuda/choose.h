@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <string>
 
+#include "ops/latent_format.h"
 #include "ops/weights.h"
 
 namespace perigee {
@@ -79,8 +80,14 @@ enum class MlaKernel : uint8_t {
   kWgmma64,  // Hopper, 64 query rows
 };
 
-// Absorbed form. `fixed`: work lists at fixed places, for deterministic mode.
-MlaKernel choose_mla_decode(int heads, int max_query, bool fixed, int compute_capability);
+// Absorbed form.
+struct MlaDecodeRows {
+  int heads = 0, max_query = 1;  // of a sequence, new tokens
+  LatentFormat format = LatentFormat::kBF16;
+  bool fixed = false;  // work lists at fixed places, for deterministic mode
+  int compute_capability = 0;
+};
+MlaKernel choose_mla_decode(const MlaDecodeRows& rows);
 
 enum class PrefillKernel : uint8_t { kNone, kMma192, kMma256, kWgmma192, kWgmma256 };
 

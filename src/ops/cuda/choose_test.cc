@@ -107,10 +107,18 @@ TEST(Choose, KdaGatesJoinWhileTheyAreFewRowsOfBf16) {
 }
 
 TEST(Choose, LatentAttention) {
-  EXPECT_EQ(choose_mla_decode(16, 1, false, 90), MlaKernel::kMma16);
-  EXPECT_EQ(choose_mla_decode(8, 3, false, 90), MlaKernel::kWgmma64);
-  EXPECT_EQ(choose_mla_decode(17, 1, false, 80), MlaKernel::kMma32);
-  EXPECT_EQ(choose_mla_decode(8, 1, true, 90), MlaKernel::kWgmma64);
+  const auto decode = [](int heads, int max_query, int capability) {
+    return MlaDecodeRows{.heads = heads, .max_query = max_query, .compute_capability = capability};
+  };
+  EXPECT_EQ(choose_mla_decode(decode(16, 1, 90)), MlaKernel::kMma16);
+  EXPECT_EQ(choose_mla_decode(decode(8, 3, 90)), MlaKernel::kWgmma64);
+  EXPECT_EQ(choose_mla_decode(decode(17, 1, 80)), MlaKernel::kMma32);
+  MlaDecodeRows rows = decode(8, 1, 90);
+  rows.fixed = true;
+  EXPECT_EQ(choose_mla_decode(rows), MlaKernel::kWgmma64);
+  rows = decode(8, 1, 90);
+  rows.format = LatentFormat::kF8Tiles;
+  EXPECT_EQ(choose_mla_decode(rows), MlaKernel::kWgmma64);
   EXPECT_EQ(choose_mla_prefill(128, 128, 90), PrefillKernel::kWgmma192);
   EXPECT_EQ(choose_mla_prefill(192, 256, 120), PrefillKernel::kMma256);
   EXPECT_EQ(choose_mla_prefill(128, 256, 90), PrefillKernel::kNone);

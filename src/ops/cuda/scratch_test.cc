@@ -56,11 +56,11 @@ TEST(Scratch, ExpertOutputs) {
 TEST(Scratch, DecodeWorkspace) {
   for (const int capability : {80, 90, 120})
     for (const int heads : {1, 4, 8, 16, 17, 32, 64, 128})
-      for (const bool fp8 : {false, true})
+      for (const LatentFormat format : {LatentFormat::kBF16, LatentFormat::kF8E4M3, LatentFormat::kF8Tiles})
         for (const MlaLists lists : {MlaLists::kBalanced, MlaLists::kFixed}) {
           MlaDecodeShape shape{.heads = heads,
                                .max_pieces = 4160,
-                               .fp8 = fp8,
+                               .format = format,
                                .lists = lists,
                                .multiprocessors = 132,
                                .compute_capability = capability};

@@ -7,7 +7,8 @@
 // on the device from the lengths there, once a step (mla_plan), so a captured graph stays valid at any length.
 //
 // An fp8 cache has one scale, by value: decode, verify and extend take it here, the cache write in MlaWriteArgs; the
-// expanded form (mla_prefill.h) sees latents that were gathered to bf16 with it.
+// expanded form (mla_prefill.h) sees latents that were gathered to bf16 with it. Records of 656 bytes (kF8Tiles) are
+// read on Hopper alone.
 //
 // A step calls mla_plan once, then mla_decode for each layer. Nothing here allocates or synchronises.
 #pragma once
@@ -19,6 +20,7 @@
 #include <string>
 
 #include "ops/cuda/choose.h"
+#include "ops/latent_format.h"
 
 namespace perigee {
 
@@ -54,12 +56,12 @@ enum class MlaLists : uint8_t {
 // What is known when the buffers are made; upper bounds of every later call.
 struct MlaDecodeShape {
   int heads = 0;
-  int max_sequences = 0;   // <= kMlaMaxSequences
-  int max_tokens = 0;      // query tokens of a batch
-  int max_query = 1;       // query tokens of one sequence
-  int64_t max_pieces = 0;  // fixed lists: pieces of all row tiles of a batch, at least one a tile
-  bool fp8 = false;
-  bool results = false;  // see MlaDecodeArgs
+  int max_sequences = 0;                      // <= kMlaMaxSequences
+  int max_tokens = 0;                         // query tokens of a batch
+  int max_query = 1;                          // query tokens of one sequence
+  int64_t max_pieces = 0;                     // fixed lists: pieces of all row tiles of a batch, at least one a tile
+  LatentFormat format = LatentFormat::kBF16;  // kBF16, kF8E4M3, kF8Tiles
+  bool results = false;                       // see MlaDecodeArgs
   MlaLists lists = MlaLists::kBalanced;
   int multiprocessors = 0;
   int compute_capability = 0;  // 80, 90, 120, ...
@@ -69,7 +71,7 @@ struct MlaDecodeConfig {
   MlaKernel kernel = MlaKernel::kMma16;
   MlaLists lists = MlaLists::kBalanced;
   int heads = 0;
-  bool fp8 = false;
+  LatentFormat format = LatentFormat::kBF16;
   bool results = false;
   int rows = 0;          // of a row tile
   int slots = 0;         // grid of the attention kernel
@@ -104,7 +106,7 @@ struct MlaBatch {
 
 struct MlaDecodeArgs {
   const void* q = nullptr;   // bf16 [tokens, heads, 576]
-  const void* kv = nullptr;  // row r of page p at kv + p * page_bytes + r * 576 * element size; 16-byte aligned
+  const void* kv = nullptr;  // row r of page p at kv + p * page_bytes + r * the bytes of a row; 16-byte aligned
   int64_t page_bytes = 0;
   float softmax_scale = 0;
   float kv_scale = 1;    // fp8: a cached number is e4m3 * kv_scale, one scale for all of kv

@@ -513,10 +513,11 @@ cudaError_t mla_mma_prepare() {
 }
 
 cudaError_t mla_mma_launch(const MlaDecodeConfig& config, const MlaAttendParams& params, cudaStream_t stream) {
+  const bool fp8 = config.format == LatentFormat::kF8E4M3;
   if (config.kernel == MlaKernel::kMma16) {
-    return config.fp8 ? launch_one<true, 1>(config, params, stream) : launch_one<false, 1>(config, params, stream);
+    return fp8 ? launch_one<true, 1>(config, params, stream) : launch_one<false, 1>(config, params, stream);
   }
-  return config.fp8 ? launch_one<true, 2>(config, params, stream) : launch_one<false, 2>(config, params, stream);
+  return fp8 ? launch_one<true, 2>(config, params, stream) : launch_one<false, 2>(config, params, stream);
 }
 
 }  // namespace perigee

@@ -10,10 +10,11 @@
 // Weights are 2^(score - base). The base of a row (Milakov, Gimelshein 2018, where it is the running maximum) is passed
 // from tile to tile and moves only when a score exceeds it by more than 8, so outputs are seldom rescaled.
 //
-// One thread of the third warpgroup brings tiles (mla_wgmma_tiles.cuh). An fp8 cache has a kernel of its own
-// (mla_decode_wgmma_fp8.cu).
+// One thread of the third warpgroup brings tiles (mla_wgmma_tiles.cuh), or all of it widens them from 656-byte records
+// (mla_records.cuh). An fp8 cache has a kernel of its own (mla_decode_wgmma_fp8.cu).
 #include "ops/cuda/bulk_copy.cuh"
 #include "ops/cuda/launch.h"
+#include "ops/cuda/mla/mla_records.cuh"
 #include "ops/cuda/mla/mla_wgmma.cuh"
 #include "ops/cuda/mla/mla_wgmma_tiles.cuh"
 #include "ops/cuda/tensor_map.h"
@@ -370,10 +371,11 @@ __device__ __forceinline__ void consume(const MlaAttendParams& params, Shared& s
   }
 }
 
-__device__ void init_barriers(Shared& shared) {
+// `fillers` arrive at each part of a tile that has come.
+__device__ void init_barriers(Shared& shared, int fillers) {
   for (int i = 0; i < 2; ++i) {
     for (int part = 0; part < kParts; ++part) {
-      barrier_init(&shared.full[i][part], 1);
+      barrier_init(&shared.full[i][part], fillers);
       barrier_init(&shared.empty[i][part], kGroup / 32);
     }
     barrier_init(&shared.weights_full[i], kGroup / 32);
@@ -381,13 +383,13 @@ __device__ void init_barriers(Shared& shared) {
   barrier_init_fence();
 }
 
-template <bool kFetches>
+template <bool kFetches, bool kRecords>
 __global__ void __launch_bounds__(3 * kGroup, 1)
     mla_wgmma_kernel(const __grid_constant__ MlaAttendParams params, const __grid_constant__ CUtensorMap map) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ __align__(1024) uint8_t shared_bytes[];
   Shared& shared = *reinterpret_cast<Shared*>(shared_bytes);
-  if (threadIdx.x == 0) init_barriers(shared);
+  if (threadIdx.x == 0) init_barriers(shared, kRecords ? kGroup / 32 : 1);
   __syncthreads();
   dependency_wait();
   dependency_trigger();
@@ -401,10 +403,17 @@ __global__ void __launch_bounds__(3 * kGroup, 1)
     consume<kFetches, 1>(params, shared, items);
   } else {
     registers_shrink<104>();
-    if (threadIdx.x == 2 * kGroup) bring_tiles(params, map, shared, items);
+    if constexpr (kRecords) {
+      widen_tiles(params, shared, items);
+    } else {
+      if (threadIdx.x == 2 * kGroup) bring_tiles(params, map, shared, items);
+    }
   }
 #endif
 }
+
+// Records are widened more slowly than products take them: time goes into their tiles.
+constexpr auto kRecordsKernel = mla_wgmma_kernel<true, true>;
 
 // Keys as [page][row][column]; the number of pages is not known here, and only bounds-checks would need it.
 cudaError_t make_map(const MlaDecodeArgs& args, CUtensorMap* map) {
@@ -424,16 +433,20 @@ cudaError_t make_map(const MlaDecodeArgs& args, CUtensorMap* map) {
 
 cudaError_t mla_wgmma_prepare() {
   static_assert(sizeof(Shared) <= 227 * 1024);
-  const cudaError_t error = allow_shared(mla_wgmma_kernel<false>, sizeof(Shared));
-  return error == cudaSuccess ? allow_shared(mla_wgmma_kernel<true>, sizeof(Shared)) : error;
+  for (const cudaError_t error :
+       {allow_shared(mla_wgmma_kernel<false, false>, sizeof(Shared)),
+        allow_shared(mla_wgmma_kernel<true, false>, sizeof(Shared)), allow_shared(kRecordsKernel, sizeof(Shared))})
+    if (error != cudaSuccess) return error;
+  return cudaSuccess;
 }
 
 cudaError_t mla_wgmma_launch(const MlaDecodeConfig& config, const MlaAttendParams& params, cudaStream_t stream) {
   CUtensorMap map{};
   const LaunchShape shape{dim3(config.slots), dim3(3 * kGroup), sizeof(Shared), stream};
+  if (config.format == LatentFormat::kF8Tiles) return launch(kRecordsKernel, shape, params, map);
   const cudaError_t error = make_map(params.args, &map);
   if (error != cudaSuccess) return error;
-  return launch(config.fetches ? mla_wgmma_kernel<true> : mla_wgmma_kernel<false>, shape, params, map);
+  return launch(config.fetches ? mla_wgmma_kernel<true, false> : mla_wgmma_kernel<false, false>, shape, params, map);
 }
 
 }  // namespace perigee

@@ -71,8 +71,9 @@ int32_t most_of_a_rank(const BlockPiece& piece, const uint8_t* owners, int32_t r
 }  // namespace
 
 bool CudaOps::has_mla_kernels(const MlaShape& s, const LatentLayer& cache) const {
-  return has_mla_shape(s) && cache.row_bytes == latent_row_bytes(cache.format, s.latent, s.rope) &&
-         (cache.format == LatentFormat::kBF16 || cache.format == LatentFormat::kF8E4M3);
+  const bool has_format = cache.format == LatentFormat::kBF16 || cache.format == LatentFormat::kF8E4M3 ||
+                          (cache.format == LatentFormat::kF8Tiles && traits_.compute_capability == 90);
+  return has_format && has_mla_shape(s) && cache.row_bytes == latent_row_bytes(cache.format, s.latent, s.rope);
 }
 
 Tensor CudaOps::mla_in(const Tensor& x, const MlaWeights& w, const Batch& batch, const LatentLayer& cache) {
@@ -95,7 +96,7 @@ Tensor CudaOps::mla_in(const Tensor& x, const MlaWeights& w, const Batch& batch,
                           .pages = batch.device->row_page,
                           .cache = cache.base,
                           .page_bytes = cache.page_bytes,
-                          .fp8 = cache.format == LatentFormat::kF8E4M3,
+                          .format = cache.format,
                           .kv_scale = cache.scale};
   check(mla_write(args, stream()), "mla_in");
   return q;
@@ -112,7 +113,7 @@ void CudaOps::attend_lists(const QueryRows& query, const MlaShape& s, const Batc
                              .max_tokens = static_cast<int>(query.rows.rows),
                              .max_query = max_query,
                              .max_pieces = kFixedPieces,
-                             .fp8 = cache.format == LatentFormat::kF8E4M3,
+                             .format = cache.format,
                              .results = out.dtype == DType::kF32,
                              .lists = fixed ? MlaLists::kFixed : MlaLists::kBalanced,
                              .multiprocessors = multiprocessors_,

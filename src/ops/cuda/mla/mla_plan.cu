@@ -421,16 +421,20 @@ MlaDecodeConfig mla_decode_config(const MlaDecodeShape& shape) {
   MlaDecodeConfig c;
   const bool hopper = shape.compute_capability == 90, fixed = shape.lists == MlaLists::kFixed;
   const int rows = fixed ? shape.heads : shape.heads * shape.max_query;
-  c.kernel = choose_mla_decode(shape.heads, shape.max_query, fixed, shape.compute_capability);
+  c.kernel = choose_mla_decode({.heads = shape.heads,
+                                .max_query = shape.max_query,
+                                .format = shape.format,
+                                .fixed = fixed,
+                                .compute_capability = shape.compute_capability});
   c.lists = shape.lists;
   c.heads = shape.heads;
-  c.fp8 = shape.fp8;
+  c.format = shape.format;
   c.results = shape.results;
   c.rows = rows_of(c.kernel);
   // Two blocks of the small kernel fit a multiprocessor's shared memory on 90 (228 KiB), one elsewhere.
   const bool two = c.kernel == MlaKernel::kMma16 && hopper;
   c.key_halves = two ? 5 : 4;
-  c.fetches = !shape.fp8 && rows <= c.rows;
+  c.fetches = shape.format == LatentFormat::kBF16 && rows <= c.rows;
   c.multiprocessors = shape.multiprocessors;
   c.slots = shape.multiprocessors * (two ? 2 : 1);
   c.max_sequences = shape.max_sequences;
@@ -456,7 +460,7 @@ size_t MlaDecodeConfig::workspace_bytes() const {
 }
 
 std::string MlaDecodeConfig::name() const {
-  return std::string("mla_decode ") + perigee::name(kernel) + (fp8 ? " fp8 " : " bf16 ") +
+  return std::string("mla_decode ") + perigee::name(kernel) + " " + latent_format_name(format) + " " +
          (lists == MlaLists::kFixed ? "fixed, " : "balanced, ") + std::to_string(slots) + " slots";
 }
 
@@ -477,10 +481,11 @@ cudaError_t mla_plan(const MlaDecodeConfig& config, const MlaBatch& batch, void*
 
 cudaError_t mla_decode(const MlaDecodeConfig& config, const MlaBatch& batch, const MlaDecodeArgs& args, void* workspace,
                        cudaStream_t stream) {
+  if (config.format == LatentFormat::kF8Tiles && config.kernel != MlaKernel::kWgmma64) return cudaErrorInvalidValue;
   const MlaAttendParams params{mla_plan_view(config, workspace), batch, args, config.heads};
-  const auto attend = config.kernel != MlaKernel::kWgmma64 ? mla_mma_launch
-                      : config.fp8                         ? mla_wgmma_fp8_launch
-                                                           : mla_wgmma_launch;
+  const auto attend = config.kernel != MlaKernel::kWgmma64     ? mla_mma_launch
+                      : config.format == LatentFormat::kF8E4M3 ? mla_wgmma_fp8_launch
+                                                               : mla_wgmma_launch;
   const cudaError_t error = attend(config, params, stream);
   if (error != cudaSuccess) return error;
   const JoinArgs join{params.plan, config.rows, config.max_tiles, static_cast<__nv_bfloat16*>(args.out),

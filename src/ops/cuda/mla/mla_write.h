@@ -1,10 +1,12 @@
 // What stands between the latent projections and MLA attention, in one kernel: RMSNorm of the latent, rope of the key
-// and of the queries, the write into the paged cache, optionally as e4m3.
+// and of the queries, the write into the paged cache in its format.
 #pragma once
 
 #include <cuda_runtime.h>
 
 #include <cstdint>
+
+#include "ops/latent_format.h"
 
 namespace perigee {
 
@@ -20,10 +22,10 @@ struct MlaWriteArgs {
   const float* inv_freq = nullptr;     // [32]; null: no rope (Kimi-Linear)
   float cos_sin_factor = 1;
   const int32_t* pages = nullptr;  // [n] page of the token's block; -1: not on this rank
-  void* cache = nullptr;           // row r of page p at cache + p * page_bytes + r * 576 * element size
+  void* cache = nullptr;           // row r of page p at cache + p * page_bytes + r * the bytes of a row
   int64_t page_bytes = 0;
-  bool fp8 = false;
-  float kv_scale = 1;  // fp8: stored as e4m3 of x / kv_scale, clamped to its largest
+  LatentFormat format = LatentFormat::kBF16;  // kBF16, kF8E4M3, kF8Tiles
+  float kv_scale = 1;                         // kF8E4M3: stored as e4m3 of x / kv_scale, clamped to its largest
 };
 
 // Row position % 64 of page pages[i] becomes [RMSNorm(latent) | rope(key)] (facts of DeepSeek-V2 2024, section 2.1;
