@@ -46,9 +46,10 @@ Status trace_host(StepDriver& driver, const Recorders& recorders, StepMeasuremen
   set_mode(recorders, StepRecorder::Mode::kTimes);
   ASSIGN_OR_RETURN(const std::vector<double> seconds, driver.run(kTracedSteps));
   set_mode(recorders, StepRecorder::Mode::kOff);
-  out.traced_us = sum(seconds) / kTracedSteps * 1e6;
-  for (const auto& recorder : recorders)
+  for (const auto& recorder : recorders) {
+    out.traced_us.push_back(sum(seconds) / kTracedSteps * 1e6);
     out.tables.push_back(make_step_table(recorder->costs(), recorder->mean_pieces(driver.last_result_s())));
+  }
   return {};
 }
 
@@ -58,27 +59,28 @@ std::vector<DeviceActivity> of_gpu(const std::vector<DeviceActivity>& all, int32
   return out;
 }
 
-// One step outside of graphs says which launch is whose; of steps as they are served, the one of median length counts.
-Status place_median_step(const std::vector<DeviceActivity>& example, const std::vector<DeviceActivity>& activities,
-                         const StepRecorder& recorder, StepMeasurement& out) {
-  std::vector<LaunchPlace> places;
-  for (const DeviceActivity& activity : example) places.push_back(recorder.marked(activity.mark));
-  const std::vector<std::vector<DeviceActivity>> steps = split_steps(activities);
-  std::vector<std::pair<double, size_t>> lengths;  // the first step has none before it
-  for (size_t i = 1; i < steps.size(); ++i)
-    lengths.emplace_back(static_cast<double>(steps[i].back().end_ns - steps[i - 1].back().end_ns) * 1e-3, i);
-  if (lengths.empty())
-    return Error(
-        Code::kUnavailable,
-        fmt::format("the GPU trace has {} records in {} steps: too few for a table", activities.size(), steps.size()),
-        "trace");
+using Steps = std::vector<std::vector<DeviceActivity>>;
+
+// The first step has none before it.
+double step_us(const Steps& steps, size_t i) {
+  return static_cast<double>(steps[i].back().end_ns - steps[i - 1].back().end_ns) * 1e-3;
+}
+
+// Which step is of median length.
+size_t median_step(const Steps& steps) {
+  std::vector<std::pair<double, size_t>> lengths;
+  for (size_t i = 1; i < steps.size(); ++i) lengths.emplace_back(step_us(steps, i), i);
   const auto middle = lengths.begin() + std::ssize(lengths) / 2;
   std::nth_element(lengths.begin(), middle, lengths.end());
-  out.traced_us = middle->first;
-  const size_t chosen = middle->second;
-  out.tables.push_back(
-      make_step_table(recorder.costs(), place_step(steps[chosen], steps[chosen - 1].back().end_ns, example, places)));
-  return {};
+  return middle->second;
+}
+
+// One step outside of graphs says which launch is whose.
+std::vector<StepPiece> place(const Steps& steps, size_t chosen, const std::vector<DeviceActivity>& example,
+                             const StepRecorder& recorder) {
+  std::vector<LaunchPlace> places;
+  for (const DeviceActivity& activity : example) places.push_back(recorder.marked(activity.mark));
+  return place_step(steps[chosen], steps[chosen - 1].back().end_ns, example, places);
 }
 
 // Rank r runs on GPU r.
@@ -91,10 +93,22 @@ Status trace_device(StepDriver& driver, const Recorders& recorders, ActivityTrac
   RETURN_IF_ERROR(trace.start(false));
   RETURN_IF_ERROR(run_steps(driver, kTracedSteps));
   ASSIGN_OR_RETURN(const std::vector<DeviceActivity> activities, trace.stop());
+  size_t chosen = 0;  // of steps as they are served, the one that takes the first rank median time
+  std::vector<std::vector<StepPiece>> pieces;
   for (size_t r = 0; r < recorders.size(); ++r) {
     const auto gpu = static_cast<int32_t>(r);
-    RETURN_IF_ERROR(place_median_step(of_gpu(example, gpu), of_gpu(activities, gpu), *recorders[r], out));
+    const Steps steps = split_steps(of_gpu(activities, gpu));
+    if (r == 0 && steps.size() > 1) chosen = median_step(steps);
+    if (chosen == 0 || chosen >= steps.size())
+      return Error(Code::kUnavailable,
+                   fmt::format("the trace of GPU {} has {} records in {} steps: too few for a table", r,
+                               activities.size(), steps.size()),
+                   "trace");
+    out.traced_us.push_back(step_us(steps, chosen));
+    pieces.push_back(place(steps, chosen, of_gpu(example, gpu), *recorders[r]));
   }
+  split_waits(pieces);
+  for (size_t r = 0; r < recorders.size(); ++r) out.tables.push_back(make_step_table(recorders[r]->costs(), pieces[r]));
   return {};
 }
 
@@ -111,13 +125,13 @@ void print(const StepMeasurement& m, const StepLimits& limits) {
                m.moe_layers, static_cast<double>(m.distinct_experts) / static_cast<double>(m.moe_layers), m.num_experts,
                routing_name(m.uniform_routing));
   for (size_t r = 0; r < m.tables.size(); ++r) {
-    const double sum_us = m.tables[r].sum_us();
+    const double sum_us = m.tables[r].sum_us(), traced_us = m.traced_us[r];
     fmt::print(
         "\n{}{}\nThe rows add up to {:.1f} us; the traced step took {:.1f} us ({:+.1f} %), untraced ones {:.1f} us "
         "({:+.1f} "
         "%).\n",
         m.tables.size() > 1 ? fmt::format("Rank {}:\n\n", r) : "", print_step_table(m.tables[r], limits), sum_us,
-        m.traced_us, 100 * (sum_us / m.traced_us - 1), step.median, 100 * (sum_us / step.median - 1));
+        traced_us, 100 * (sum_us / traced_us - 1), step.median, 100 * (sum_us / step.median - 1));
   }
 }
 
@@ -133,7 +147,7 @@ Json to_json(const StepMeasurement& m, const StepLimits& limits) {
   out.set("num_experts", m.num_experts);
   out.set("routing", routing_name(m.uniform_routing));
   if (m.tables.empty()) return out;
-  out.set("traced_us", m.traced_us);
+  out.set("traced_us", m.traced_us[0]);
   out.set("table", step_table_json(m.tables[0], limits));
   if (m.tables.size() == 1) return out;
   Json::Array ranks;

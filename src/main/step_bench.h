@@ -16,7 +16,7 @@ struct StepMeasurement {
   bool uniform_routing = false;
   int64_t moe_layers = 0, distinct_experts = 0, num_experts = 0;  // of one step on rank 0; num_experts of a layer
   std::vector<StepTable> tables;                                  // of each rank; none unless traced
-  double traced_us = 0;  // the step of the tables, by the rank's results (host) or the device's clock
+  std::vector<double> traced_us;  // of each table its step, by the rank's results (host) or the device's clock
 };
 
 struct StepRequest {

@@ -80,7 +80,7 @@ std::vector<StepPiece> StepRecorder::mean_pieces(double end_s) const {
   pieces.push_back({.place = {.label = "between ops"}, .us = between_ops_s_ * to_us});
   pieces.push_back(
       {.place = {.label = "batch, sampling, hand-over"}, .us = (between_steps_s_ + end_s - last_s_) * to_us});
-  if (waits_s_ > 0) pieces.push_back({.place = {.label = "waiting for other ranks"}, .us = waits_s_ * to_us});
+  if (waits_s_ > 0) pieces.push_back({.place = {.label = kWaiting}, .us = waits_s_ * to_us});
   return pieces;
 }
 

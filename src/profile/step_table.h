@@ -27,7 +27,11 @@ struct StepPiece {
   LaunchPlace place;
   std::string kernel;  // empty: an op as a whole, or a gap
   double us = 0;
+  bool exchange = false;             // a kernel that ends once data of the other ranks has come
+  int64_t begin_ns = 0, end_ns = 0;  // of such a kernel, on the device's clock
 };
+
+inline constexpr std::string_view kWaiting = "waiting for other ranks";
 
 struct StepLimits {
   double bytes_per_s = 0, flops_per_s = 0;       // 0: unknown
@@ -67,6 +71,10 @@ std::vector<std::vector<DeviceActivity>> split_steps(const std::vector<DeviceAct
 // same step launched outside of a graph, places[i] that of example[i]; an activity has the place of its counterpart.
 std::vector<StepPiece> place_step(const std::vector<DeviceActivity>& step, int64_t begin_ns,
                                   const std::vector<DeviceActivity>& example, const std::vector<LaunchPlace>& places);
+
+// Of one step of all ranks: cuts from each exchange the time until the last rank had come to it, as a piece of its own.
+// Exchanges end on all ranks together, which sets their devices' clocks. Does nothing where ranks differ in exchanges.
+void split_waits(std::vector<std::vector<StepPiece>>& ranks);
 
 // "void perigee::(anonymous namespace)::skinny_kernel<...>(...)", mangled or not -> "skinny_kernel".
 std::string short_kernel_name(const std::string& name);

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
+
 namespace perigee {
 namespace {
 
@@ -62,6 +64,42 @@ TEST(PlaceStep, AnActivityHasThePlaceOfItsCounterpart) {
   EXPECT_EQ(pieces[1].place.op, 0);
   EXPECT_EQ(pieces[2].place.op, kOutsideModel);
   EXPECT_EQ(pieces[3].place.op, 1);
+}
+
+constexpr const char* kSum = "_ZN7perigee20one_shot_norm_kernelENS_8PeerViewE";
+
+// Rank 1's clock is 1,000 us ahead. It comes 3 us late to the first exchange, rank 0 5 us late to the second; both come
+// to the third at once.
+TEST(SplitWaits, TheTimeUntilTheLastRankComesIsARowOfItsOwn) {
+  std::vector<std::vector<StepPiece>> ranks = {
+      place_step({activity(kSum, 0, 5000), activity("gemm", 5000, 15000), activity(kSum, 15000, 17000),
+                  activity(kSum, 17000, 20000)},
+                 0, {}, {}),
+      place_step(
+          {activity("gemm", 1000000, 1003000), activity(kSum, 1003000, 1005000), activity("gemm", 1005000, 1010000),
+           activity(kSum, 1010000, 1017000), activity(kSum, 1017000, 1020000)},
+          1000000, {}, {})};
+  split_waits(ranks);
+  const std::array<double, 2> waits = {3, 5};
+  for (size_t r = 0; r < 2; ++r) {
+    const StepTable table = make_step_table({}, ranks[r]);
+    EXPECT_NEAR(table.sum_us(), 20, 1e-9);
+    ASSERT_EQ(table.groups.size(), 2u);
+    EXPECT_EQ(table.groups[1].op, kWaiting);
+    EXPECT_NEAR(table.groups[1].total.us, waits[r], 1e-9);
+    for (const StepRow& row : table.groups[0].parts)
+      if (row.what == "one_shot_norm_kernel") {
+        EXPECT_NEAR(row.us, 7, 1e-9);  // of 10 and 12
+      }
+  }
+}
+
+TEST(SplitWaits, RanksWithOtherExchangesAreLeftAsTheyAre) {
+  std::vector<std::vector<StepPiece>> ranks = {place_step({activity(kSum, 0, 5)}, 0, {}, {}),
+                                               place_step({activity(kSum, 0, 5), activity(kSum, 5, 10)}, 0, {}, {})};
+  split_waits(ranks);
+  EXPECT_EQ(ranks[0].size(), 1u);
+  EXPECT_EQ(ranks[1].size(), 2u);
 }
 
 TEST(SplitSteps, ACopyToTheHostEndsAStep) {
