@@ -231,7 +231,7 @@ int main(int argc, char** argv) {
   Bench bench(size);
   for (int i = 2; i < argc; ++i) bench.filters.emplace_back(argv[i]);
   bench.has_nccl = bench.nccl.load(size);
-  std::printf("%s; NCCL %s\n", peer_choices_text(size).c_str(), bench.has_nccl ? "beside them" : "cannot be loaded");
+  std::printf("%s; NCCL %s\n", peer_choices_text(size, true).c_str(), bench.has_nccl ? "beside them" : "cannot be loaded");
   std::vector<std::jthread> threads;
   for (int rank = 0; rank < size; ++rank) threads.emplace_back([&bench, rank] { run_rank(bench, rank); });
   return 0;

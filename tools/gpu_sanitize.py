@@ -49,6 +49,7 @@ JOBS = {  # name: (program, tests); long ones first
     "mla": (MLA, "*-*/bf16*:*/fp8*"),
     "steps": ("src/exec/cuda/exec_cuda_test", "*"),
     "memory": ("src/tensor/cuda/tensor_cuda_test", "*-*AReport*"),
+    "nccl": (COMM, "NcclKernels.*"),
     "peers": (COMM, "*/OnOneGpu-*MemoryCanBe*"),
     "peers-ops": (PEER_OPS, "*/OnOneGpu"),
 }

@@ -117,7 +117,7 @@ RankGroup::State::State(const RankGroupConfig& the_config, OnStep the_on_step, M
   const int32_t dcp_size = config.rank.limits.dcp_size, num_shards = static_cast<int32_t>(config.rank.shard().size);
   CHECK(num_shards % dcp_size == 0, num_shards, " shards in dcp groups of ", dcp_size);
   if (num_shards > 1 && config.rank.device == Device::kCuda)
-    peers = std::make_unique<PeerComms>(num_shards, dcp_size);
+    peers = std::make_unique<PeerComms>(num_shards, dcp_size, config.rank.collectives);
   else if (num_shards > 1)
     comms = std::make_unique<ShardComms>(num_shards, dcp_size, abort);
   for (int32_t r = 0; r < size(); ++r)

@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 
+#include "comm/collective_options.h"
 #include "comm/comm.h"
 #include "control/plan_limits.h"
 #include "exec/ngram_match.h"
@@ -42,6 +43,7 @@ struct RankConfig {
   Comm* comm = &Comm::alone();      // with the ranks that hold the other shards; outlives the rank
   Comm* dcp_comm = &Comm::alone();  // with those of its dcp group: ranks of consecutive shards, limits.dcp_size of them
   PeerComms* peers = nullptr;       // of GPUs in place of those two: where the rank gets both; outlives it
+  CollectiveOptions collectives;    // of those
   Device device = Device::kCpu;
   LoadOptions load;               // its num_threads also compute on a CPU; 0: the cores, divided among the ranks
   int64_t cache_bytes = 1 << 30;  // page pool of a rank; on a GPU 0: what memory_share leaves beside the rest

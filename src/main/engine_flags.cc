@@ -47,6 +47,12 @@ void add_parallel_flags(CommandLine& flags, EngineFlags& to) {
   flags.add("--decode-context-parallel-size,--dcp", to.config.rank.limits.dcp_size, Whole{1, kMaxDcpSize},
             "ranks that share the cache of latents, each with some of a sequence's blocks; divides the tensor parallel "
             "size");
+  flags.add(
+      "--comm", to.config.rank.collectives.carrier,
+      OneOf<Carrier>{
+          {{"auto", Carrier::kAuto}, {"p2p", Carrier::kPeer}, {"host", Carrier::kHost}, {"nccl", Carrier::kNccl}}},
+      "how GPUs exchange data: p2p through each other's memory, host through the host's, nccl by NCCL's library; "
+      "auto: p2p where all of them reach each other, else host");
   flags.add("--pipeline-parallel-size,--pp", to.parallel.pipeline, ranks, "only 1 in this version");
   flags.add("--data-parallel-size,--dp", to.parallel.data, ranks, "only 1 in this version");
   flags.add(

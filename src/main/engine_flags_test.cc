@@ -156,6 +156,8 @@ TEST(EngineFlags, DecodeContextParallelRanks) {
   EXPECT_EQ(parsed({"--device", "cpu", "-dcp=2", "--replicated-ranks", "2"}).error().field,
             "decode-context-parallel-size");
   EXPECT_TRUE(parsed({"--device", "cuda", "-tp=2", "-dcp=2"}).ok());
+  EXPECT_EQ(parsed({"--device", "cuda", "-tp=2"})->rank.collectives.carrier, Carrier::kAuto);
+  EXPECT_EQ(parsed({"--device", "cuda", "-tp=2", "--comm", "host"})->rank.collectives.carrier, Carrier::kHost);
 }
 
 TEST(EngineFlags, RanksAndTheirFaults) {

@@ -57,25 +57,34 @@ std::string no_links(const MachineReport& report) {
 
 std::string links_text(const MachineReport& report) {
   if (report.gpus.size() < 2) return line("links between GPUs", no_links(report));
-  std::string out;
-  for (const PeerLink& link : report.links)
-    out +=
-        line(fmt::format("GPU {} - GPU {}", link.first, link.second),
-             link.why_none.empty() ? fmt::format("sums of one token in {:.1f} us, of many at {:.0f} GB/s a direction",
-                                                 link.sum_us, link.sum_gbs)
-                                   : "none: " + link.why_none);
-  return out + line("chosen", peer_choices_text(static_cast<int32_t>(report.gpus.size())));
+  std::string out, why_not;
+  const auto rates = [](const SumRates& sums) {
+    return fmt::format("sums of one token in {:.1f} us, of many at {:.0f} GB/s each way", sums.us, sums.gbs);
+  };
+  for (const PeerLink& link : report.links) {
+    out += line(fmt::format("GPU {} - GPU {}", link.first, link.second),
+                link.why_none.empty() ? rates(link.peer) : "none: " + link.why_none);
+    out += line("  through the host", rates(link.host));
+    if (!link.why_none.empty()) why_not = link.why_none;
+  }
+  return out + line("chosen", peer_choices_text(static_cast<int32_t>(report.gpus.size()), why_not.empty(), why_not));
 }
 
 Json links_json(const MachineReport& report) {
   if (report.gpus.size() < 2) return Json(no_links(report));
   Json::Array links;
+  const auto rates = [](const SumRates& sums) {
+    Json out;
+    out.set("us", sums.us);
+    out.set("gbs", sums.gbs);
+    return out;
+  };
   for (const PeerLink& link : report.links) {
     Json one;
     one.set("gpus", Json::Array{Json(link.first), Json(link.second)});
     if (!link.why_none.empty()) one.set("why_none", link.why_none);
-    one.set("sum_us", link.sum_us);
-    one.set("sum_gbs", link.sum_gbs);
+    if (link.why_none.empty()) one.set("peer", rates(link.peer));
+    one.set("host", rates(link.host));
     links.push_back(std::move(one));
   }
   return Json(std::move(links));
@@ -110,7 +119,8 @@ std::vector<std::string> findings(const MachineReport& report) {
   }
   for (const PeerLink& link : report.links)
     if (!link.why_none.empty())
-      out.push_back(fmt::format("no tensor parallelism on GPUs {} and {}: {}", link.first, link.second, link.why_none));
+      out.push_back(
+          fmt::format("GPUs {} and {} exchange data through host memory: {}", link.first, link.second, link.why_none));
   return out;
 }
 

@@ -51,16 +51,23 @@ TEST(MachineReport, NamesWhatIsWrong) {
 
 TEST(MachineReport, LinksAreWhatWasMeasuredOrWhyThereIsNone) {
   MachineReport report = with_gpus({kH200, kH200, kH200});
-  report.links = {{.first = 0, .second = 1, .sum_us = 2.41, .sum_gbs = 335.2},
-                  {.first = 0, .second = 2, .why_none = "no peer access between them"}};
-  const std::string text = report_text(report);
-  EXPECT_NE(text.find("sums of one token in 2.4 us, of many at 335 GB/s"), std::string::npos) << text;
-  EXPECT_NE(text.find("collectives of 3 GPUs"), std::string::npos) << text;
+  const SumRates host{.us = 11.2, .gbs = 20.4};
+  report.links = {{.first = 0, .second = 1, .peer = {.us = 2.41, .gbs = 335.2}, .host = host}};
+  const std::string near = report_text(report);
+  EXPECT_NE(near.find("sums of one token in 2.4 us, of many at 335 GB/s"), std::string::npos) << near;
+  EXPECT_NE(near.find("through the host     sums of one token in 11.2 us"), std::string::npos) << near;
+  EXPECT_NE(near.find("collectives of 3 GPUs: peer memory"), std::string::npos) << near;
+  EXPECT_TRUE(findings(report).empty());
+  report.links.push_back({.first = 0, .second = 2, .why_none = "no peer access between them", .host = host});
+  const std::string far = report_text(report);
+  EXPECT_NE(far.find("3 GPUs: through host memory, because no peer access"), std::string::npos) << far;
   ASSERT_EQ(findings(report).size(), 1u);
-  EXPECT_EQ(findings(report)[0], "no tensor parallelism on GPUs 0 and 2: no peer access between them");
+  EXPECT_EQ(findings(report)[0], "GPUs 0 and 2 exchange data through host memory: no peer access between them");
   const Json json = report_json(report);
   ASSERT_EQ(json.find("links")->as_array().size(), 2u);
-  EXPECT_EQ(json.find("links")->as_array()[0].find("sum_gbs")->as_double(), 335.2);
+  EXPECT_EQ(json.find("links")->as_array()[0].find("peer")->find("gbs")->as_double(), 335.2);
+  EXPECT_EQ(json.find("links")->as_array()[1].find("peer"), nullptr);
+  EXPECT_EQ(json.find("links")->as_array()[1].find("host")->find("us")->as_double(), 11.2);
 }
 
 }  // namespace

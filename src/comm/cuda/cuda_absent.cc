@@ -5,7 +5,7 @@ namespace perigee {
 
 struct PeerComms::State {};
 
-PeerComms::PeerComms(int32_t, int32_t, uint64_t) {}
+PeerComms::PeerComms(int32_t, int32_t, const CollectiveOptions&, uint64_t) {}
 PeerComms::~PeerComms() = default;
 Result<PeerComms::Pair> PeerComms::connect(int32_t) {
   return Error(Code::kUnavailable, "this build has no CUDA backend: run make build where nvcc and a GPU are", "device");

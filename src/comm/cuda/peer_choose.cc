@@ -15,8 +15,11 @@ size_t one_shot_bytes(int32_t num_ranks) {
   return std::min(pays, mailbox_bytes(num_ranks) / 2);
 }
 
-std::string peer_choices_text(int32_t num_ranks) {
-  return fmt::format("collectives of {} GPUs: one-shot up to {} KiB, two-shot above", num_ranks,
+std::string peer_choices_text(int32_t num_ranks, bool direct, const std::string& why_not) {
+  if (!direct)
+    return fmt::format("collectives of {} GPUs: through host memory{}{}", num_ranks,
+                       why_not.empty() ? "" : ", because ", why_not);
+  return fmt::format("collectives of {} GPUs: peer memory, one-shot up to {} KiB, two-shot above", num_ranks,
                      one_shot_bytes(num_ranks) >> 10);
 }
 

@@ -2,7 +2,8 @@
 //
 // One-shot: each rank writes its data into a mailbox of every other rank, each 4 bytes beside their flag. One trip over
 // the links, twice the bytes. Two-shot: ranks show each other where their data lies, and each adds up its share of it
-// and writes the sum to all. Three trips, no byte too many.
+// and writes the sum to all. Three trips, no byte too many. Through the host: one-shot in mailboxes in its memory, as
+// many calls as these ask for.
 #pragma once
 
 #include <cstddef>
@@ -19,7 +20,7 @@ constexpr size_t mailbox_bytes(int32_t num_ranks) {
 
 // The most bytes of an operand that one-shot is chosen for.
 size_t one_shot_bytes(int32_t num_ranks);
-// For the log.
-std::string peer_choices_text(int32_t num_ranks);
+// For the log. `direct`: GPUs reach each other's memory; `why_not`: empty if that was not asked for.
+std::string peer_choices_text(int32_t num_ranks, bool direct, const std::string& why_not = "");
 
 }  // namespace perigee

@@ -15,7 +15,10 @@ TEST(PeerChoose, MailboxesHoldWhatIsSentThroughThem) {
 }
 
 TEST(PeerChoose, TheChoiceIsPrinted) {
-  EXPECT_NE(peer_choices_text(4).find("4 GPUs: one-shot up to"), std::string::npos) << peer_choices_text(4);
+  EXPECT_NE(peer_choices_text(4, true).find("4 GPUs: peer memory, one-shot up to"), std::string::npos);
+  EXPECT_EQ(peer_choices_text(2, false), "collectives of 2 GPUs: through host memory");
+  EXPECT_EQ(peer_choices_text(2, false, "they are far apart"),
+            "collectives of 2 GPUs: through host memory, because they are far apart");
 }
 
 }  // namespace

@@ -9,11 +9,13 @@ namespace perigee {
 void PeerComm::all_reduce(const Tensor& x) {
   CHECK(x.dtype == DType::kF32 || x.dtype == DType::kBF16, "a sum of ", dtype_name(x.dtype));
   if (silent_ || size() == 1 || x.rows * x.cols == 0) return;
+  if (nccl_ != nullptr) return nccl_->all_reduce(x, stream_);
   cuda_ok(peer_all_reduce(view_, x, stream_), "all_reduce");
 }
 
 void PeerComm::all_gather(const void* mine, size_t bytes, void* all) {
   if (silent_ || bytes == 0) return;
+  if (nccl_ != nullptr) return nccl_->all_gather(mine, bytes, all, stream_);
   cuda_ok(peer_all_gather(view_, mine, bytes, all, stream_), "all_gather");
 }
 
@@ -22,11 +24,14 @@ void PeerComm::all_to_all(const Tensor& part, std::span<const int32_t> to, const
             whole.cols == size() * part.cols,
         part.rows, "x", part.cols, " into ", whole.rows, "x", whole.cols);
   if (silent_ || part.rows * part.cols == 0) return;
+  if (nccl_ != nullptr) return nccl_->all_to_all(part, to.data(), whole, stream_);
   cuda_ok(peer_all_to_all(view_, part, to.data(), whole, stream_), "all_to_all");
 }
 
 void PeerComm::barrier() {
-  if (!silent_ && size() > 1) cuda_ok(peer_barrier(view_, stream_), "barrier");
+  if (silent_ || size() == 1) return;
+  if (nccl_ != nullptr) return nccl_->barrier(stream_);
+  cuda_ok(peer_barrier(view_, stream_), "barrier");
 }
 
 Status PeerComm::status() const {

@@ -1,20 +1,23 @@
-// PeerComm: a GPU rank's Comm, for code that includes CUDA headers.
+// PeerComm: a GPU rank's Comm, by our kernels or by NCCL. For code that includes CUDA headers.
 #pragma once
 
 #include <cuda_runtime.h>
 
 #include <atomic>
+#include <memory>
+#include <utility>
 
 #include "comm/comm.h"
+#include "comm/cuda/nccl_rank.h"
 #include "comm/cuda/peer_view.h"
 
 namespace perigee {
 
 class PeerComm final : public Comm {
  public:
-  // Both outlive it.
-  PeerComm(const PeerView& view, const std::atomic<bool>& aborted)
-      : Comm(view.rank, view.size), view_(view), aborted_(aborted) {}
+  // `aborted` outlives it. With `nccl` there is nothing in the view that kernels could use.
+  PeerComm(const PeerView& view, const std::atomic<bool>& aborted, std::unique_ptr<NcclRank> nccl)
+      : Comm(view.rank, view.size), view_(view), aborted_(aborted), nccl_(std::move(nccl)) {}
 
   // Before the first call: all calls enqueue there.
   void set_stream(cudaStream_t stream) { stream_ = stream; }
@@ -28,6 +31,11 @@ class PeerComm final : public Comm {
   // it.
   void set_one_shot_bytes(size_t bytes) { view_.one_shot_bytes = bytes; }
 
+  // Any thread: ends what only NCCL can end.
+  void abort() {
+    if (nccl_ != nullptr) nccl_->abort();
+  }
+
   void all_reduce(const Tensor& x) override;
   void all_gather(const void* mine, size_t bytes, void* all) override;
   void all_to_all(const Tensor& part, std::span<const int32_t> to, const Tensor& whole) override;
@@ -39,6 +47,7 @@ class PeerComm final : public Comm {
   const std::atomic<bool>& aborted_;
   cudaStream_t stream_ = nullptr;
   bool silent_ = false;
+  const std::unique_ptr<NcclRank> nccl_;
 };
 
 }  // namespace perigee

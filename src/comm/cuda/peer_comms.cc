@@ -3,6 +3,7 @@
 #include <cuda_runtime.h>
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <mutex>
@@ -10,6 +11,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/log.h"
 #include "comm/cuda/peer_comm.h"
 #include "comm/cuda/peer_kernels.h"
 #include "tensor/cuda/check.h"
@@ -22,6 +24,7 @@ namespace {
 // A rank in a group.
 struct Member {
   Buffer memory;  // PeerMemory and mailboxes
+  Buffer counter;
   std::unique_ptr<PeerComm> comm;
 };
 
@@ -35,12 +38,14 @@ Error lost() {
   return {Code::kDeviceLost, "another rank of the group is lost"};
 }
 
-void reserve(Member& member, size_t size, uint64_t first_epoch) {
-  member.memory = device_buffer(sizeof(PeerMemory) + 2 * size * mailbox_bytes(static_cast<int32_t>(size)));
-  if (member.memory.data() == nullptr) return;
-  cuda_ok(cudaMemset(member.memory.data(), 0, member.memory.size()), "clearing mailboxes");
+void reserve(Member& member, size_t size, bool direct, uint64_t first_epoch) {
+  const size_t bytes = sizeof(PeerMemory) + 2 * size * mailbox_bytes(static_cast<int32_t>(size));
+  member.memory = direct ? device_buffer(bytes) : pinned_buffer(bytes);
+  member.counter = device_buffer(sizeof(uint64_t));
+  if (member.memory.data() == nullptr || member.counter.data() == nullptr) return;
+  if (direct) cuda_ok(cudaMemset(member.memory.data(), 0, bytes), "clearing mailboxes");
   const uint64_t counter = first_epoch << kEpochShift;
-  device_copy(&memory_of(member)->counter, &counter, sizeof(counter));
+  device_copy(member.counter.data(), &counter, sizeof(counter));
 }
 
 Status reach(int device, int other) {
@@ -63,8 +68,12 @@ Status reach(int device, int other) {
 }  // namespace
 
 struct PeerComms::State {
-  State(int32_t the_size, int32_t the_dcp_size, uint64_t the_first_epoch)
-      : size(the_size), dcp_size(the_dcp_size), first_epoch(the_first_epoch), ranks(static_cast<size_t>(the_size)) {
+  State(int32_t the_size, int32_t the_dcp_size, const CollectiveOptions& the_options, uint64_t the_first_epoch)
+      : size(the_size),
+        dcp_size(the_dcp_size),
+        options(the_options),
+        first_epoch(the_first_epoch),
+        ranks(static_cast<size_t>(the_size)) {
     all.resize(ranks.size());
     if (dcp_size > 1)
       for (int32_t g = 0; g < size / dcp_size; ++g) dcp.emplace_back(static_cast<size_t>(dcp_size));
@@ -78,11 +87,21 @@ struct PeerComms::State {
 
   bool meet();
   void fail(Error error);
+  Status show_device(int32_t r);
+  void reach_others(int32_t r);
+  Status make_nccl_ids(int32_t r);
   Status reserve_rank(int32_t r);
-  Status reach_others(int32_t r) const;
-  Comm* join(Group& group, int32_t first_rank, int32_t rank, uint64_t* come_to);
+  // A rank's group: dcp group g, or all ranks.
+  struct Place {
+    Group& members;
+    int32_t first_rank;
+    size_t nccl_id;
+    uint64_t* come_to;
+  };
+  Result<Comm*> join(const Place& group, int32_t rank);
 
   const int32_t size, dcp_size;
+  const CollectiveOptions options;
   const uint64_t first_epoch;
   std::atomic<bool> aborted{false};
   std::vector<Rank> ranks;  // never resized
@@ -93,6 +112,10 @@ struct PeerComms::State {
   std::condition_variable changed;
   int32_t num_met = 0;
   std::optional<Error> failure;
+  std::string unreachable;       // why GPUs do not reach each other's memory; empty: they do, or need not
+  std::vector<NcclId> nccl_ids;  // of all ranks, then of each dcp group
+  bool by_nccl() const { return options.carrier == Carrier::kNccl; }
+  bool direct() const { return !by_nccl() && options.carrier != Carrier::kHost && unreachable.empty(); }
 };
 
 // Waits until all ranks have come. False: one has failed, or the group aborts.
@@ -111,15 +134,10 @@ void PeerComms::State::fail(Error error) {
   changed.notify_all();
 }
 
-Status PeerComms::State::reserve_rank(int32_t r) {
+Status PeerComms::State::show_device(int32_t r) {
   Rank& rank = ranks[static_cast<size_t>(r)];
   rank.device = current_device();
   rank.words = pinned_buffer(sizeof(PeerWords));
-  reserve(all[static_cast<size_t>(r)], static_cast<size_t>(size), first_epoch);
-  if (dcp_size > 1)
-    reserve(dcp[static_cast<size_t>(r / dcp_size)][static_cast<size_t>(r % dcp_size)], static_cast<size_t>(dcp_size),
-            first_epoch);
-  cuda_ok(load_peer_kernels(), "loading collectives");
   RETURN_IF_ERROR(device_status());
   auto* words = reinterpret_cast<PeerWords*>(rank.words.data());
   words->come_to_all = words->come_to_dcp = first_epoch;
@@ -129,30 +147,69 @@ Status PeerComms::State::reserve_rank(int32_t r) {
   return {};
 }
 
-Status PeerComms::State::reach_others(int32_t r) const {
+// Once all ranks have shown their device.
+void PeerComms::State::reach_others(int32_t r) {
+  if (options.carrier == Carrier::kHost || by_nccl()) return;
   const int device = ranks[static_cast<size_t>(r)].device;
-  for (const Rank& other : ranks) RETURN_IF_ERROR(reach(device, other.device));
+  for (const Rank& other : ranks) {
+    const Status reached = reach(device, other.device);
+    if (reached.ok()) continue;
+    if (options.carrier == Carrier::kPeer) return fail(reached.error());
+    const std::lock_guard lock(mutex);
+    unreachable = reached.error().message;
+  }
+}
+
+Status PeerComms::State::make_nccl_ids(int32_t r) {
+  ASSIGN_OR_RETURN(const NcclLibrary* nccl, NcclLibrary::load());
+  if (r > 0) return {};
+  nccl_ids.resize(1 + dcp.size());
+  for (NcclId& id : nccl_ids)
+    if (const int error = nccl->make_id(&id); error != 0)
+      return Error(Code::kUnavailable, std::string("--comm nccl: ") + nccl->error_text(error), "comm");
+  log_info("collectives of ", size, " GPUs: NCCL ", nccl_version(*nccl));
   return {};
 }
 
+// Once all ranks have tried to reach each other.
+Status PeerComms::State::reserve_rank(int32_t r) {
+  if (by_nccl()) return make_nccl_ids(r);
+  reserve(all[static_cast<size_t>(r)], static_cast<size_t>(size), direct(), first_epoch);
+  if (dcp_size > 1)
+    reserve(dcp[static_cast<size_t>(r / dcp_size)][static_cast<size_t>(r % dcp_size)], static_cast<size_t>(dcp_size),
+            direct(), first_epoch);
+  cuda_ok(load_peer_kernels(), "loading collectives");
+  if (r == 0) log_info(peer_choices_text(size, direct(), unreachable));
+  return device_status();
+}
+
 // Once all ranks have reserved theirs.
-Comm* PeerComms::State::join(Group& group, int32_t first_rank, int32_t rank, uint64_t* come_to) {
+Result<Comm*> PeerComms::State::join(const Place& group, int32_t rank) {
   const Rank& own = ranks[static_cast<size_t>(rank)];
-  PeerView view{.rank = rank - first_rank, .size = static_cast<int32_t>(group.size())};
-  for (size_t i = 0; i < group.size(); ++i) view.memory[i] = memory_of(group[i]);
+  PeerView view{.rank = rank - group.first_rank, .size = static_cast<int32_t>(group.members.size())};
+  Member& member = group.members[static_cast<size_t>(view.rank)];
+  view.direct = direct();
+  for (size_t i = 0; i < group.members.size(); ++i) view.memory[i] = memory_of(group.members[i]);
   for (size_t i = 0; i < ranks.size(); ++i)
     for (size_t j = 0; j < i; ++j) view.one_gpu |= ranks[i].device == ranks[j].device;
   view.abort = &own.shown.load()->abort;
-  view.come_to = come_to;
-  view.one_shot_bytes = one_shot_bytes(view.size);
-  Member& member = group[static_cast<size_t>(view.rank)];
-  member.comm = std::make_unique<PeerComm>(view, aborted);
+  view.come_to = group.come_to;
+  view.counter = reinterpret_cast<uint64_t*>(member.counter.data());
+  std::unique_ptr<NcclRank> nccl;
+  if (by_nccl()) {
+    ASSIGN_OR_RETURN(const NcclLibrary* library, NcclLibrary::load());
+    ASSIGN_OR_RETURN(nccl, NcclRank::join(*library, nccl_ids[group.nccl_id], view.rank, view.size, view.come_to));
+  } else {
+    view.one_shot_bytes = options.one_shot_bytes.value_or(one_shot_bytes(view.size));
+  }
+  const std::lock_guard lock(mutex);  // abort() reads it
+  member.comm = std::make_unique<PeerComm>(view, aborted, std::move(nccl));
   return member.comm.get();
 }
 
-PeerComms::PeerComms(int32_t size, int32_t dcp_size, uint64_t first_epoch) {
+PeerComms::PeerComms(int32_t size, int32_t dcp_size, const CollectiveOptions& options, uint64_t first_epoch) {
   CHECK(size >= 1 && dcp_size >= 1 && size % dcp_size == 0, size, " ranks in groups of ", dcp_size);
-  state_ = std::make_unique<State>(size, dcp_size, first_epoch);
+  state_ = std::make_unique<State>(size, dcp_size, options, first_epoch);
 }
 
 PeerComms::~PeerComms() = default;
@@ -165,15 +222,23 @@ Result<PeerComms::Pair> PeerComms::connect(int32_t rank) {
     const std::lock_guard lock(s.mutex);
     return s.failure ? *s.failure : lost();
   };
-  if (Status reserved = s.reserve_rank(rank); !reserved.ok()) s.fail(reserved.error());
+  if (const Status shown = s.show_device(rank); !shown.ok()) s.fail(shown.error());
   if (!s.meet()) return failed();
-  if (Status reached = s.reach_others(rank); !reached.ok()) s.fail(reached.error());
+  s.reach_others(rank);
+  if (!s.meet()) return failed();
+  if (const Status reserved = s.reserve_rank(rank); !reserved.ok()) s.fail(reserved.error());
   if (!s.meet()) return failed();
   PeerWords* words = s.ranks[static_cast<size_t>(rank)].shown;
-  Pair pair{.all = s.join(s.all, 0, rank, &words->come_to_all), .dcp = &Comm::alone()};
+  Pair pair{.all = nullptr, .dcp = &Comm::alone()};
+  ASSIGN_OR_RETURN(pair.all,
+                   s.join({.members = s.all, .first_rank = 0, .nccl_id = 0, .come_to = &words->come_to_all}, rank));
   if (s.dcp_size > 1) {
-    const int32_t group = rank / s.dcp_size;
-    pair.dcp = s.join(s.dcp[static_cast<size_t>(group)], group * s.dcp_size, rank, &words->come_to_dcp);
+    const auto group = static_cast<size_t>(rank / s.dcp_size);
+    ASSIGN_OR_RETURN(pair.dcp, s.join({.members = s.dcp[group],
+                                       .first_rank = rank / s.dcp_size * s.dcp_size,
+                                       .nccl_id = 1 + group,
+                                       .come_to = &words->come_to_dcp},
+                                      rank));
   }
   return pair;
 }
@@ -183,6 +248,12 @@ void PeerComms::abort() {
   state_->aborted = true;
   for (State::Rank& rank : state_->ranks)
     if (PeerWords* words = rank.shown) __atomic_store_n(&words->abort, 1, __ATOMIC_RELEASE);
+  const auto end_calls = [](const Group& group) {
+    for (const Member& member : group)
+      if (member.comm != nullptr) member.comm->abort();
+  };
+  end_calls(state_->all);
+  std::for_each(state_->dcp.begin(), state_->dcp.end(), end_calls);
   state_->changed.notify_all();
 }
 

@@ -1,5 +1,7 @@
-// PeerComms: the Comms of GPU ranks that are threads of one process and reach each other's memory (NVLink, or PCIe with
-// peer access). No CUDA header here.
+// PeerComms: the Comms of GPU ranks that are threads of one process. No CUDA header here.
+//
+// Ranks reach each other's memory (NVLink, or PCIe with peer access), or exchange all data through mailboxes in pinned
+// host memory, which every machine can. Then large operands take several calls.
 //
 // Calls enqueue kernels on the rank's stream (peer_comm.h). Operands lie in device memory, `to` of all_to_all among
 // them, and a call allocates nothing and may be captured into a graph. `whole` of all_to_all may have more rows than
@@ -10,6 +12,7 @@
 #include <memory>
 
 #include "base/result.h"
+#include "comm/collective_options.h"
 #include "comm/comm.h"
 
 namespace perigee {
@@ -17,15 +20,16 @@ namespace perigee {
 class PeerComms {
  public:
   // dcp groups: as ShardComms has them (thread_comms.h). `first_epoch`: tests begin where counts wrap around.
-  PeerComms(int32_t size, int32_t dcp_size, uint64_t first_epoch = 0);
+  PeerComms(int32_t size, int32_t dcp_size, const CollectiveOptions& options = {}, uint64_t first_epoch = 0);
   ~PeerComms();  // after the GPUs are done with all calls
 
   struct Pair {
     Comm* all;
     Comm* dcp;  // of a group of one: Comm::alone()
   };
-  // By the rank's thread, its GPU selected, once. Reserves what it shows to the others, waits until all have come, and
-  // lets its GPU reach theirs. kUnavailable: names two GPUs that cannot reach each other; kDeviceLost: aborted.
+  // By the rank's thread, its GPU selected, once. Waits until all have come, lets its GPU reach theirs, and reserves
+  // what it shows to the others. The first rank logs what carries the data, and why. kUnavailable: where kPeer was
+  // asked for, names two GPUs that cannot reach each other; kDeviceLost: aborted.
   // Several ranks may share a GPU, in tests: there nothing may load a kernel (as cuBLASLt does at its first calls) once
   // collectives run, because loading waits for all that the GPU runs.
   Result<Pair> connect(int32_t rank);

@@ -18,7 +18,7 @@ namespace {
 constexpr size_t kOneShot = std::numeric_limits<size_t>::max(), kTwoShot = 0;
 
 // Groups on one GPU, and with a GPU for each rank where there are so many.
-class PeerTest : public testing::TestWithParam<Placed> {
+class PeerTest : public testing::TestWithParam<PeerKind> {
  protected:
   void SetUp() override {
     if (const auto why = no_peers(GetParam())) GTEST_SKIP() << *why;
@@ -217,7 +217,7 @@ TEST_P(PeerTest, NoNumbersAreSpecial) {
 
 // Ranks with consecutive numbers are a dcp group, whose calls come between those of all.
 TEST_P(PeerTest, GroupsOfConsecutiveRanks) {
-  if (GetParam() == Placed::kApart && list_gpus().size() < 4) GTEST_SKIP() << "fewer than 4 GPUs";
+  if (GetParam().placed == Placed::kApart && list_gpus().size() < 4) GTEST_SKIP() << "fewer than 4 GPUs";
   PeerGroup group(4, GetParam(), 64 << 20, 2);
   run(group, [](PeerRank& rank) {
     EXPECT_EQ(rank.dcp->rank(), rank.rank % 2);
@@ -383,7 +383,7 @@ TEST_P(PeerTest, ConnectingEndsWhenTheGroupAborts) {
 
 // A rank may reserve memory while another one waits for it on a GPU of its own.
 TEST_P(PeerTest, MemoryCanBeReservedWhileAnotherRankWaits) {
-  if (GetParam() == Placed::kOnOneGpu) GTEST_SKIP() << "there cudaFree waits for all ranks";
+  if (GetParam().placed == Placed::kOnOneGpu) GTEST_SKIP() << "there cudaFree waits for all ranks";
   PeerGroup group(2, GetParam());
   run(group, [&](PeerRank& rank) {
     const std::vector<float> ones(4000, 1.0f);
@@ -400,8 +400,11 @@ TEST_P(PeerTest, MemoryCanBeReservedWhileAnotherRankWaits) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(All, PeerTest, testing::Values(Placed::kOnOneGpu, Placed::kApart),
-                         [](const auto& param) { return std::string(placed_name(param.param)); });
+INSTANTIATE_TEST_SUITE_P(All, PeerTest,
+                         testing::Values(Placed::kOnOneGpu, Placed::kApart, PeerKind(Placed::kOnOneGpu, Carrier::kHost),
+                                         PeerKind(Placed::kApart, Carrier::kHost),
+                                         PeerKind(Placed::kApart, Carrier::kNccl)),
+                         [](const auto& param) { return kind_name(param.param); });
 
 }  // namespace
 }  // namespace perigee

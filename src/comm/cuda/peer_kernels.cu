@@ -15,6 +15,7 @@ struct Pieces {
   char* data;
   int64_t row_bytes;  // from row to row
   uint32_t of_row, count;
+  uint32_t begin, end;  // of a call
 
   template <int kBytes>
   __device__ __forceinline__ char* at(uint32_t piece) const {
@@ -33,18 +34,19 @@ __global__ __launch_bounds__(kThreads) void one_shot_sum_kernel(const __grid_con
   constexpr int kWords = piece_words(kBytes);
   const PeerCall call(view);
   const uint32_t first = blockIdx.x * kThreads + threadIdx.x, step = gridDim.x * kThreads;
-  for (uint32_t p = first; p < x.count; p += step) {
+  const uint32_t count = x.end - x.begin;
+  for (uint32_t p = first; p < count; p += step) {
     uint32_t own[kWords];
-    load_piece<kBytes>(x.at<kBytes>(p), own);
+    load_piece<kBytes>(x.at<kBytes>(x.begin + p), own);
     post_all(call, p, own);
   }
-  for (uint32_t p = first; p < x.count; p += step) {
+  for (uint32_t p = first; p < count; p += step) {
     uint32_t own[kWords], sum[kWords], pieces[kRanks][kWords] = {};
-    load_piece<kBytes>(x.at<kBytes>(p), own);
+    load_piece<kBytes>(x.at<kBytes>(x.begin + p), own);
     put_own(own, view.rank, pieces);
     if (!take_all(call, p, pieces)) break;
     sum_pieces<T>(pieces, view.size, sum);
-    store_piece<kBytes>(x.at<kBytes>(p), sum);
+    store_piece<kBytes>(x.at<kBytes>(x.begin + p), sum);
   }
   call.end();
 }
@@ -55,7 +57,7 @@ template <typename T, int kBytes, int kRanks>
 __global__ __launch_bounds__(kWidePeerThreads) void two_shot_sum_kernel(const __grid_constant__ PeerView view,
                                                                         Pieces x) {
   constexpr int kWords = piece_words(kBytes), kAtOnce = kRanks >= 8 ? 1 : 8 / kRanks;
-  __shared__ char* bases[kMostPeers];
+  __shared__ char* bases[1][kMostPeers];
   const PeerCall call(view);
   if (call.exchange_addresses(x.data, bases)) {
     const uint32_t step = view.size * gridDim.x * kWidePeerThreads;
@@ -67,7 +69,7 @@ __global__ __launch_bounds__(kWidePeerThreads) void two_shot_sum_kernel(const __
 #pragma unroll
         for (int r = 0; r < kRanks; ++r)
           if (r < view.size && at + k * uint64_t{step} < x.count)
-            load_piece<kBytes>(x.at_base<kBytes>(bases[r], static_cast<uint32_t>(at + k * uint64_t{step})),
+            load_piece<kBytes>(x.at_base<kBytes>(bases[0][r], static_cast<uint32_t>(at + k * uint64_t{step})),
                                pieces[k][r]);
 #pragma unroll
       for (int k = 0; k < kAtOnce; ++k) {
@@ -77,7 +79,7 @@ __global__ __launch_bounds__(kWidePeerThreads) void two_shot_sum_kernel(const __
 #pragma unroll
         for (int r = 0; r < kRanks; ++r)
           if (r < view.size)
-            store_piece<kBytes>(x.at_base<kBytes>(bases[r], static_cast<uint32_t>(at + k * uint64_t{step})), sum);
+            store_piece<kBytes>(x.at_base<kBytes>(bases[0][r], static_cast<uint32_t>(at + k * uint64_t{step})), sum);
       }
     }
     call.meet();
@@ -86,41 +88,49 @@ __global__ __launch_bounds__(kWidePeerThreads) void two_shot_sum_kernel(const __
 }
 
 // Piece p of rank r goes to piece r * count + p of each rank's `all`.
+struct Gather {
+  const char* mine;
+  char* all;
+  uint32_t count;
+  uint32_t begin, end;  // of a call
+};
+
 template <int kBytes, int kRanks>
-__global__ __launch_bounds__(kThreads) void one_shot_gather_kernel(const __grid_constant__ PeerView view,
-                                                                   const char* mine, char* all, uint32_t count) {
+__global__ __launch_bounds__(kThreads) void one_shot_gather_kernel(const __grid_constant__ PeerView view, Gather x) {
   constexpr int kWords = piece_words(kBytes);
   const PeerCall call(view);
-  const uint32_t first = blockIdx.x * kThreads + threadIdx.x, step = gridDim.x * kThreads;
+  const uint32_t first = blockIdx.x * kThreads + threadIdx.x, step = gridDim.x * kThreads, count = x.end - x.begin;
+  const auto place = [&](int r, uint32_t p) {
+    return x.all + (static_cast<size_t>(r) * x.count + x.begin + p) * kBytes;
+  };
   for (uint32_t p = first; p < count; p += step) {
     uint32_t own[kWords];
-    load_piece<kBytes>(mine + static_cast<size_t>(p) * kBytes, own);
+    load_piece<kBytes>(x.mine + (static_cast<size_t>(x.begin) + p) * kBytes, own);
     post_all(call, p, own);
-    store_piece<kBytes>(all + (static_cast<size_t>(view.rank) * count + p) * kBytes, own);
+    store_piece<kBytes>(place(view.rank, p), own);
   }
   for (uint32_t p = first; p < count; p += step) {
     uint32_t pieces[kRanks][kWords];
     if (!take_all(call, p, pieces)) break;
 #pragma unroll
     for (int r = 0; r < kRanks; ++r)
-      if (r < view.size && r != view.rank)
-        store_piece<kBytes>(all + (static_cast<size_t>(r) * count + p) * kBytes, pieces[r]);
+      if (r < view.size && r != view.rank) store_piece<kBytes>(place(r, p), pieces[r]);
   }
   call.end();
 }
 
 template <int kBytes>
 __global__ __launch_bounds__(kWidePeerThreads) void direct_gather_kernel(const __grid_constant__ PeerView view,
-                                                                         const char* mine, char* all, uint32_t count) {
-  __shared__ char* bases[kMostPeers];
+                                                                         Gather x) {
+  __shared__ char* bases[1][kMostPeers];
   const PeerCall call(view);
-  if (call.exchange_addresses(all, bases)) {
-    for (uint32_t p = blockIdx.x * kWidePeerThreads + threadIdx.x; p < count; p += gridDim.x * kWidePeerThreads) {
+  if (call.exchange_addresses(x.all, bases)) {
+    for (uint32_t p = blockIdx.x * kWidePeerThreads + threadIdx.x; p < x.count; p += gridDim.x * kWidePeerThreads) {
       uint32_t own[piece_words(kBytes)];
-      load_piece<kBytes>(mine + static_cast<size_t>(p) * kBytes, own);
+      load_piece<kBytes>(x.mine + static_cast<size_t>(p) * kBytes, own);
       for (int i = 0; i < view.size; ++i)
-        store_piece<kBytes>(bases[(view.rank + i) % view.size] + (static_cast<size_t>(view.rank) * count + p) * kBytes,
-                            own);
+        store_piece<kBytes>(
+            bases[0][(view.rank + i) % view.size] + (static_cast<size_t>(view.rank) * x.count + p) * kBytes, own);
     }
     call.meet();
   }
@@ -135,6 +145,7 @@ struct Deal {
   uint32_t of_row;  // pieces of a row of `part`
   char* whole;
   int64_t whole_row_bytes;
+  int32_t begin, end;  // rows of a call
 };
 
 // The rows of a block, as many as it has threads at a time: to whom, and which of that rank's rows it becomes.
@@ -176,8 +187,8 @@ __device__ __forceinline__ void place_rows(const Deal& deal, int begin, int coun
 // Runs f(to, row of part, row of whole, piece) for the pieces of this block's rows. `again`: not for the first time.
 template <int kBlock, typename F>
 __device__ __forceinline__ void for_dealt(const Deal& deal, DealtRows<kBlock>& rows, bool again, const F& f) {
-  const int of_block = (deal.rows + static_cast<int>(gridDim.x) - 1) / static_cast<int>(gridDim.x);
-  const int first = static_cast<int>(blockIdx.x) * of_block, end = min(first + of_block, deal.rows);
+  const int of_block = (deal.end - deal.begin + static_cast<int>(gridDim.x) - 1) / static_cast<int>(gridDim.x);
+  const int first = deal.begin + static_cast<int>(blockIdx.x) * of_block, end = min(first + of_block, deal.end);
   const bool placed = again && of_block <= kBlock;
   if (!placed) {
     __syncthreads();
@@ -209,21 +220,23 @@ __global__ __launch_bounds__(kThreads) void one_shot_deal_kernel(const __grid_co
   __shared__ DealtRows<kThreads> rows;
   const PeerCall call(view);
   if (blockIdx.x == 0) call.greet();
-  const auto number = [&](int row, uint32_t piece) { return static_cast<size_t>(row) * deal.of_row + piece; };
+  const auto number = [&](int row, uint32_t piece) {
+    return static_cast<size_t>(row - deal.begin) * deal.of_row + piece;
+  };
   for_dealt(deal, rows, false, [&](int to, int row, int at, uint32_t piece) {
     uint32_t own[kWords];
     load_piece<kBytes>(deal.part + row * deal.part_row_bytes + static_cast<size_t>(piece) * kBytes, own);
     if (to != view.rank) {
-      post<kWords>(call.mailbox(to, view.rank) + box_offset<kWords>(number(at, piece)), own, call.flag());
+      post<kWords>(call.mailbox(to, view.rank) + box_offset<kWords>(number(row, piece)), own, call.flag());
     } else {
       store_piece<kBytes>(dealt_place<kBytes>(deal, deal.whole, view.rank, at, piece), own);
     }
   });
   bool came = true;
-  for_dealt(deal, rows, true, [&](int to, int, int at, uint32_t piece) {
+  for_dealt(deal, rows, true, [&](int to, int row, int at, uint32_t piece) {
     if (to != view.rank || !came) return;
     uint32_t pieces[kRanks][kWords];
-    came = take_all(call, number(at, piece), pieces);
+    came = take_all(call, number(row, piece), pieces);
 #pragma unroll
     for (int r = 0; r < kRanks; ++r)
       if (came && r < view.size && r != view.rank)
@@ -238,13 +251,13 @@ template <int kBytes>
 __global__ __launch_bounds__(kWidePeerThreads) void direct_deal_kernel(const __grid_constant__ PeerView view,
                                                                        Deal deal) {
   __shared__ DealtRows<kWidePeerThreads> rows;
-  __shared__ char* bases[kMostPeers];
+  __shared__ char* bases[1][kMostPeers];
   const PeerCall call(view);
   if (call.exchange_addresses(deal.whole, bases)) {
     for_dealt(deal, rows, false, [&](int to, int row, int at, uint32_t piece) {
       uint32_t own[piece_words(kBytes)];
       load_piece<kBytes>(deal.part + row * deal.part_row_bytes + static_cast<size_t>(piece) * kBytes, own);
-      store_piece<kBytes>(dealt_place<kBytes>(deal, bases[to], view.rank, at, piece), own);
+      store_piece<kBytes>(dealt_place<kBytes>(deal, bases[0][to], view.rank, at, piece), own);
     });
     call.meet();
   }
@@ -282,11 +295,26 @@ auto deal_kernel(int ranks, bool one_shot) {
                       : one_shot_deal_kernel<kBytes, 8>;
 }
 
-// Whether it is chosen, and the mailboxes hold so many pieces.
+// Pieces that a mailbox holds.
 template <int kBytes>
-bool chooses_one_shot(const PeerView& view, int64_t pieces) {
-  const auto count = static_cast<size_t>(pieces);
-  return count * kBytes <= view.one_shot_bytes && box_bytes<piece_words(kBytes)>(count) <= mailbox_bytes(view.size);
+int64_t most_boxed(const PeerView& view) {
+  const auto bytes = static_cast<int64_t>(mailbox_bytes(view.size));
+  return piece_words(kBytes) == 4 ? bytes / 1024 * 32 : bytes / 8;
+}
+
+// An exchange of `count` units of so many pieces: run(begin, end, one_shot) for each of the calls that it takes. Where
+// kernels reach nothing but mailboxes, no call has more than these hold.
+template <int kBytes, typename Run>
+cudaError_t in_calls(const PeerView& view, int64_t count, int64_t unit_pieces, const Run& run) {
+  const int64_t pieces = count * unit_pieces, boxed = most_boxed<kBytes>(view);
+  const bool chosen = static_cast<size_t>(pieces) * kBytes <= view.one_shot_bytes && pieces <= boxed;
+  if (chosen || view.direct) return run(0, count, chosen);
+  const int64_t at_once = boxed / unit_pieces;
+  CHECK(at_once > 0, "rows of ", unit_pieces, " pieces");
+  for (int64_t begin = 0; begin < count; begin += at_once)
+    if (const cudaError_t error = run(begin, std::min(begin + at_once, count), true); error != cudaSuccess)
+      return error;
+  return cudaSuccess;
 }
 
 PeerLaunch shape_of(const PeerView& view, bool one_shot, int64_t threads, cudaStream_t stream) {
@@ -301,14 +329,18 @@ template <typename T, int kBytes>
 cudaError_t sum(const PeerView& view, const Tensor& x, cudaStream_t stream) {
   const int64_t row_bytes = x.cols * static_cast<int64_t>(sizeof(T)), count = x.rows * row_bytes / kBytes;
   CHECK(count <= UINT32_MAX / 2, "a sum of ", x.rows, "x", x.cols);
-  const bool one_shot = chooses_one_shot<kBytes>(view, count);
-  const Pieces pieces{.data = static_cast<char*>(x.data),
-                      .row_bytes = x.row_stride * static_cast<int64_t>(sizeof(T)),
-                      .of_row = static_cast<uint32_t>(x.contiguous() ? count : row_bytes / kBytes),
-                      .count = static_cast<uint32_t>(count)};
-  return launch_peers(sum_kernel<T, kBytes>(view.size, one_shot),
-                      shape_of(view, one_shot, one_shot ? count : (count + view.size - 1) / view.size, stream), view,
-                      pieces);
+  Pieces pieces{.data = static_cast<char*>(x.data),
+                .row_bytes = x.row_stride * static_cast<int64_t>(sizeof(T)),
+                .of_row = static_cast<uint32_t>(x.contiguous() ? count : row_bytes / kBytes),
+                .count = static_cast<uint32_t>(count),
+                .begin = 0,
+                .end = 0};
+  return in_calls<kBytes>(view, count, 1, [&](int64_t begin, int64_t end, bool one_shot) {
+    pieces.begin = static_cast<uint32_t>(begin), pieces.end = static_cast<uint32_t>(end);
+    const int64_t of_rank = one_shot ? end - begin : (count + view.size - 1) / view.size;
+    return launch_peers(sum_kernel<T, kBytes>(view.size, one_shot), shape_of(view, one_shot, of_rank, stream), view,
+                        pieces);
+  });
 }
 
 bool on16(const void* data, int64_t bytes) {
@@ -319,21 +351,29 @@ template <int kBytes>
 cudaError_t gather(const PeerView& view, const void* mine, size_t bytes, void* all, cudaStream_t stream) {
   const auto count = static_cast<int64_t>(bytes) / kBytes;
   CHECK(count <= UINT32_MAX / 2, "a gather of ", bytes, " bytes");
-  const bool one_shot = chooses_one_shot<kBytes>(view, count);
-  return launch_peers(gather_kernel<kBytes>(view.size, one_shot), shape_of(view, one_shot, count, stream), view,
-                      static_cast<const char*>(mine), static_cast<char*>(all), static_cast<uint32_t>(count));
+  Gather gather{.mine = static_cast<const char*>(mine),
+                .all = static_cast<char*>(all),
+                .count = static_cast<uint32_t>(count),
+                .begin = 0,
+                .end = 0};
+  return in_calls<kBytes>(view, count, 1, [&](int64_t begin, int64_t end, bool one_shot) {
+    gather.begin = static_cast<uint32_t>(begin), gather.end = static_cast<uint32_t>(end);
+    return launch_peers(gather_kernel<kBytes>(view.size, one_shot), shape_of(view, one_shot, end - begin, stream), view,
+                        gather);
+  });
 }
 
 template <int kBytes>
-cudaError_t deal(const PeerView& view, const Deal& rows, cudaStream_t stream) {
-  const int64_t count = static_cast<int64_t>(rows.rows) * rows.of_row;
+cudaError_t deal(const PeerView& view, Deal rows, cudaStream_t stream) {
   CHECK(rows.of_row <= UINT32_MAX / 2 / kWidePeerThreads, "rows of ", rows.of_row, " pieces");
-  const bool one_shot = chooses_one_shot<kBytes>(view, count);
-  PeerLaunch shape = shape_of(view, one_shot, count, stream);
-  // Rows are mostly not on 16 bytes: more blocks make up for the smaller pieces.
-  if (!one_shot && shape.blocks == kMostWidePeerBlocks) shape.blocks = 2 * kMostWidePeerBlocks;
-  shape.blocks = std::min(shape.blocks, static_cast<unsigned>(rows.rows));
-  return launch_peers(deal_kernel<kBytes>(view.size, one_shot), shape, view, rows);
+  return in_calls<kBytes>(view, rows.rows, rows.of_row, [&](int64_t begin, int64_t end, bool one_shot) {
+    rows.begin = static_cast<int32_t>(begin), rows.end = static_cast<int32_t>(end);
+    PeerLaunch shape = shape_of(view, one_shot, (end - begin) * rows.of_row, stream);
+    // Rows are mostly not on 16 bytes: more blocks make up for the smaller pieces.
+    if (!one_shot && shape.blocks == kMostWidePeerBlocks) shape.blocks = 2 * kMostWidePeerBlocks;
+    shape.blocks = std::min(shape.blocks, static_cast<unsigned>(end - begin));
+    return launch_peers(deal_kernel<kBytes>(view.size, one_shot), shape, view, rows);
+  });
 }
 
 template <typename Kernel>
@@ -382,7 +422,9 @@ cudaError_t peer_all_to_all(const PeerView& view, const Tensor& part, const int3
             .rows = static_cast<int32_t>(part.rows),
             .of_row = static_cast<uint32_t>(part.cols),
             .whole = whole.row<char>(0),
-            .whole_row_bytes = 4 * whole.row_stride};
+            .whole_row_bytes = 4 * whole.row_stride,
+            .begin = 0,
+            .end = 0};
   if (!on16(part.data, 4 * part.cols) || !on16(whole.data, rows.whole_row_bytes) || rows.part_row_bytes % 16 != 0)
     return deal<4>(view, rows, stream);
   rows.of_row /= 4;

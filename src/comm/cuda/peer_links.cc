@@ -59,9 +59,9 @@ class LinkEnd {
   Buffer memory_;
 };
 
-PeerLink measure(int32_t first, int32_t second) {
-  PeerLink link{.first = first, .second = second};
-  PeerComms comms(2, 1);
+// Why there are none; empty: `rates` has them.
+std::string measure_sums(int32_t first, int32_t second, Carrier carrier, SumRates& rates) {
+  PeerComms comms(2, 1, {.carrier = carrier, .one_shot_bytes = {}});
   std::array<std::string, 2> why;
   std::array<double, 2> small_ms{}, large_ms{};
   const auto run = [&](size_t rank) {
@@ -87,11 +87,17 @@ PeerLink measure(int32_t first, int32_t second) {
     const std::jthread other(run, 1);
     run(0);
   }
-  link.why_none = why[0].empty() ? why[1] : why[0];
-  if (!link.why_none.empty()) return link;
-  link.sum_us = *std::min_element(small_ms.begin(), small_ms.end()) * 1e3 / kSmallCalls;
-  // Half of the operand is read, half of the sum written, each way.
-  link.sum_gbs = 4.0 * kLarge * kLargeCalls / *std::max_element(large_ms.begin(), large_ms.end()) * 1e-6;
+  std::string why_none = why[0].empty() ? why[1] : why[0];
+  if (!why_none.empty()) return why_none;
+  rates.us = *std::min_element(small_ms.begin(), small_ms.end()) * 1e3 / kSmallCalls;
+  rates.gbs = 4.0 * kLarge * kLargeCalls / *std::max_element(large_ms.begin(), large_ms.end()) * 1e-6;
+  return why_none;
+}
+
+PeerLink measure(int32_t first, int32_t second) {
+  PeerLink link{.first = first, .second = second};
+  link.why_none = measure_sums(first, second, Carrier::kPeer, link.peer);
+  measure_sums(first, second, Carrier::kHost, link.host);
   return link;
 }
 

@@ -7,12 +7,16 @@
 
 namespace perigee {
 
-// Between two GPUs.
+// Sums over two GPUs.
+struct SumRates {
+  double us = 0;   // of the smallest operands: f32 [1, 2304]
+  double gbs = 0;  // of large ones: bytes of the operand each way
+};
+
 struct PeerLink {
   int32_t first = 0, second = 0;
-  std::string why_none;  // empty: they reach each other's memory
-  double sum_us = 0;     // of the smallest operands: f32 [1, 2304]
-  double sum_gbs = 0;    // of large ones: bytes over each direction of the link
+  std::string why_none;  // empty: the GPUs reach each other's memory
+  SumRates peer, host;   // through peer memory, through the host's
 };
 
 // Of every pair, one after the other; a second for each. None on a build without CUDA.

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "comm/cuda/nccl_library.h"
 #include "comm/cuda/peer_comm.h"
 #include "comm/cuda/peer_comms.h"
 #include "tensor/cuda/check.h"
@@ -26,8 +27,18 @@ namespace perigee {
 
 enum class Placed { kOnOneGpu, kApart };
 
-inline const char* placed_name(Placed placed) {
-  return placed == Placed::kApart ? "Apart" : "OnOneGpu";
+// A kind of group: where its ranks are, and what carries their data.
+struct PeerKind {
+  PeerKind(Placed the_placed, Carrier the_carrier = Carrier::kPeer) : placed(the_placed), carrier(the_carrier) {}
+  Placed placed;
+  Carrier carrier;
+};
+
+inline std::string kind_name(PeerKind kind) {
+  return std::string(kind.placed == Placed::kApart ? "Apart" : "OnOneGpu") +
+         (kind.carrier == Carrier::kHost   ? "ThroughTheHost"
+          : kind.carrier == Carrier::kNccl ? "ByNccl"
+                                           : "");
 }
 
 class PeerGroup;
@@ -78,12 +89,12 @@ class PeerRank {
 
 class PeerGroup {
  public:
-  PeerGroup(int32_t the_size, Placed the_placed, size_t the_bytes = 64 << 20, int32_t dcp_size = 1,
+  PeerGroup(int32_t the_size, PeerKind kind, size_t the_bytes = 64 << 20, int32_t dcp_size = 1,
             uint64_t first_epoch = 0)
       : size(the_size),
-        placed(the_placed),
+        placed(kind.placed),
         bytes(the_bytes),
-        comms(the_size, dcp_size, first_epoch),
+        comms(the_size, dcp_size, {.carrier = kind.carrier, .one_shot_bytes = {}}, first_epoch),
         meeting(the_size) {}
 
   // Runs f as each rank, and waits. False: the group hung for `limit` and was aborted. Once `failed` is so, a rank that
@@ -141,15 +152,17 @@ inline void PeerRank::meet() {
 }
 
 // Why this machine cannot run a group that is placed so; nullopt if it can.
-inline std::optional<std::string> no_peers(Placed placed) {
+inline std::optional<std::string> no_peers(PeerKind kind) {
   if (const Status status = select_device(0); !status.ok()) return status.error().message;
-  if (placed == Placed::kApart && list_gpus().size() < 2) return "one GPU";
+  if (kind.placed == Placed::kApart && list_gpus().size() < 2) return "one GPU";
+  if (kind.carrier == Carrier::kNccl)
+    if (const auto nccl = NcclLibrary::load(); !nccl.ok()) return nccl.error().message;
   return std::nullopt;
 }
 
 // Sizes of groups to test.
-inline std::vector<int32_t> peer_sizes(Placed placed) {
-  if (placed == Placed::kOnOneGpu) return {2, 3};
+inline std::vector<int32_t> peer_sizes(PeerKind kind) {
+  if (kind.placed == Placed::kOnOneGpu) return {2, 3};
   std::vector<int32_t> sizes = {2};
   for (const int32_t size : {3, 4, 8})
     if (size <= std::ssize(list_gpus())) sizes.push_back(size);

@@ -8,14 +8,14 @@
 namespace perigee {
 
 constexpr int kMostPeerBlocks = 512;
+constexpr int kMostAddresses = 2;  // that one call exchanges
 
-// One rank's, in its GPU's memory; the others write messages, flags and mailboxes. Each of them is there twice, for
-// even and odd epochs: a rank that has ended its call of epoch e has heard of every other rank in it, so all of them
-// have ended e - 1, and what they were sent then may be overwritten in e + 1.
+// One rank's, in its GPU's memory or in pinned host memory: what the others write. All of it is there twice, for even
+// and odd epochs: a rank that has ended its call of epoch e has heard of every other rank in it, so all of them have
+// ended e - 1, and what they were sent then may be overwritten in e + 1.
 struct PeerMemory {
-  // (epoch of the newest call that has ended) << 16 | blocks of the current one that have ended.
-  alignas(256) uint64_t counter;
-  alignas(256) uint64_t messages[2][kMostPeerBlocks][kMostPeers][2];  // of a block by a rank: 32 bits | flag << 32
+  // Addresses that a rank shows to a block, each as two halves: 32 bits | flag << 32.
+  alignas(256) uint64_t messages[2][kMostPeerBlocks][kMostPeers][kMostAddresses][2];
   alignas(256) uint32_t flags[2][kMostPeerBlocks][kMostPeers];
   // Followed by mailboxes [2][ranks][mailbox_bytes()].
 };
@@ -34,7 +34,10 @@ struct PeerWords {
 struct PeerView {
   int32_t rank = 0, size = 1;
   bool one_gpu = false;  // some ranks share a GPU; the same on all
+  bool direct = true;    // kernels reach the memory of all GPUs; else mailboxes alone, which are the host's
   PeerMemory* memory[kMostPeers] = {};
+  // (epoch of the newest call that has ended) << 16 | blocks of the current one that have ended; in device memory.
+  uint64_t* counter = nullptr;
   const uint32_t* abort = nullptr;
   uint64_t* come_to = nullptr;
   size_t one_shot_bytes = 0;

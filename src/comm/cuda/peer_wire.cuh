@@ -51,7 +51,7 @@ class PeerCall {
     if (!view.one_gpu) asm volatile("griddepcontrol.launch_dependents;");
 #endif
     uint64_t counter;
-    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(counter) : "l"(&own().counter) : "memory");
+    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(counter) : "l"(view.counter) : "memory");
     epoch_ = (counter >> kEpochShift) + 1;
     if (blockIdx.x == 0 && threadIdx.x == 0) store_peer64(view.come_to, epoch_);
   }
@@ -62,7 +62,7 @@ class PeerCall {
     if (threadIdx.x != 0) return;
     // The sum over the blocks is one epoch, and less than that until the last one has come here.
     const uint64_t share = blockIdx.x == 0 ? (uint64_t{1} << kEpochShift) - (gridDim.x - 1) : 1;
-    asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(&own().counter), "l"(share) : "memory");
+    asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(view.counter), "l"(share) : "memory");
   }
 
   // Never what memory began with, and never what the previous calls of the same parity wrote.
@@ -90,26 +90,45 @@ class PeerCall {
     return true;
   }
 
-  // Tells the blocks of this number an address, once all that earlier kernels wrote is visible to them, and learns
+  // Tells the blocks of this number addresses, once all that earlier kernels wrote is visible to them, and learns
   // theirs. Block-wide. False: aborted.
-  __device__ __forceinline__ bool exchange_addresses(void* mine, char* (&theirs)[kMostPeers]) const {
+  template <int kCount>
+  __device__ __forceinline__ bool exchange_addresses(void* const (&mine)[kCount],
+                                                     char* (&theirs)[kCount][kMostPeers]) const {
+    static_assert(kCount <= kMostAddresses);
     bool came = true;
     const int other = threadIdx.x;
-    if (other < view.size) theirs[other] = static_cast<char*>(mine);
+    if (other < view.size)
+      for (int i = 0; i < kCount; ++i) theirs[i][other] = static_cast<char*>(mine[i]);
     if (other < view.size && other != view.rank) {
-      const uint64_t bits = reinterpret_cast<uint64_t>(mine), high = uint64_t{flag()} << 32;
+      const uint64_t high = uint64_t{flag()} << 32;
       fence_peers();
-      store_peer128(view.memory[other]->messages[parity()][blockIdx.x][view.rank], (bits & 0xFFFFFFFFu) | high,
-                    bits >> 32 | high);
-      uint64_t message[2] = {};
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        const uint64_t bits = reinterpret_cast<uint64_t>(mine[i]);
+        store_peer128(view.memory[other]->messages[parity()][blockIdx.x][view.rank][i], (bits & 0xFFFFFFFFu) | high,
+                      bits >> 32 | high);
+      }
+      uint64_t messages[kCount][2] = {};
       came = wait([&] {
-        load_peer128(own().messages[parity()][blockIdx.x][other], message);
-        return message[0] >> 32 == flag() && message[1] >> 32 == flag();
+        bool all = true;
+#pragma unroll
+        for (int i = 0; i < kCount; ++i) {
+          load_peer128(own().messages[parity()][blockIdx.x][other][i], messages[i]);
+          all &= messages[i][0] >> 32 == flag() && messages[i][1] >> 32 == flag();
+        }
+        return all;
       });
       fence_peers();
-      theirs[other] = reinterpret_cast<char*>(message[1] << 32 | (message[0] & 0xFFFFFFFFu));
+#pragma unroll
+      for (int i = 0; i < kCount; ++i)
+        theirs[i][other] = reinterpret_cast<char*>(messages[i][1] << 32 | (messages[i][0] & 0xFFFFFFFFu));
     }
     return __syncthreads_and(came);
+  }
+  __device__ __forceinline__ bool exchange_addresses(void* mine, char* (&theirs)[1][kMostPeers]) const {
+    void* const one[] = {mine};
+    return exchange_addresses(one, theirs);
   }
 
   // Shows the blocks of this number that this rank has come, and waits for theirs; nothing else becomes visible by it.

@@ -59,7 +59,6 @@ CudaOps::CudaOps(const CudaOptions& options)
   }
   if (peers_ == nullptr) return;
   cuda_ok(load_reduce_norm(), "loading collectives");
-  log_debug(peer_choices_text(peers_->size()));
 }
 
 void CudaOps::set_silent(bool silent) {

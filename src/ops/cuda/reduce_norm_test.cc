@@ -13,7 +13,7 @@ namespace perigee {
 namespace {
 
 // Groups on one GPU, and with a GPU for each rank where there are so many.
-class ReduceNorm : public testing::TestWithParam<Placed> {
+class ReduceNorm : public testing::TestWithParam<PeerKind> {
  protected:
   void SetUp() override {
     if (const auto why = no_peers(GetParam())) GTEST_SKIP() << *why;
@@ -106,8 +106,10 @@ TEST_P(ReduceNorm, EndsWhenARankIsLost) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(All, ReduceNorm, testing::Values(Placed::kOnOneGpu, Placed::kApart),
-                         [](const auto& param) { return std::string(placed_name(param.param)); });
+INSTANTIATE_TEST_SUITE_P(All, ReduceNorm,
+                         testing::Values(Placed::kOnOneGpu, Placed::kApart,
+                                         PeerKind(Placed::kOnOneGpu, Carrier::kHost)),
+                         [](const auto& param) { return kind_name(param.param); });
 
 }  // namespace
 }  // namespace perigee
