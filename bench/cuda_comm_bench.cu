@@ -14,6 +14,7 @@
 #include "comm/cuda/peer_comms.h"
 #include "ops/cuda/elementwise.h"
 #include "ops/cuda/reduce_norm.h"
+#include "ops/cuda/scatter_norm.h"
 #include "tensor/cuda/gpus.h"
 
 namespace perigee {
@@ -114,6 +115,9 @@ class RankBench {
       comm_.all_reduce(x);
       norm();
     });
+    for (const int blocks : {64, 128, 256, 512})
+      time("scatter+norm+gather, " + std::to_string(blocks) + " blocks" + shape, calls, bytes,
+           [&] { must(scatter_norm_rows(comm_.view(), residual, x, weight, 1e-5f, out, stream_, blocks)); });
     time("norm alone" + shape, calls, 0, norm);
     if (!all_.has_nccl) return;
     const auto nccl_sum = [&] {
@@ -214,6 +218,7 @@ void run_rank(Bench& bench, int rank) {
     std::exit(1);
   }
   must(load_reduce_norm());
+  must(load_scatter_norm());
   RankBench(bench, rank, *static_cast<PeerComm*>(pair->all)).run();
 }
 
@@ -231,7 +236,8 @@ int main(int argc, char** argv) {
   Bench bench(size);
   for (int i = 2; i < argc; ++i) bench.filters.emplace_back(argv[i]);
   bench.has_nccl = bench.nccl.load(size);
-  std::printf("%s; NCCL %s\n", peer_choices_text(size, true).c_str(), bench.has_nccl ? "beside them" : "cannot be loaded");
+  std::printf("%s; NCCL %s\n", peer_choices_text(size, true).c_str(),
+              bench.has_nccl ? "beside them" : "cannot be loaded");
   std::vector<std::jthread> threads;
   for (int rank = 0; rank < size; ++rank) threads.emplace_back([&bench, rank] { run_rank(bench, rank); });
   return 0;

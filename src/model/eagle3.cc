@@ -243,6 +243,7 @@ Eagle3::Output Eagle3::forward(const Batch& batch, const Tensor& hidden, Ops& op
   const Tensor m = ops.add_norm(x, ops.linear(o, projection, DType::kF32), mlp_.norm, eps);
   const Tensor h = ops.arena().tensor(ops.wide_dtype(), rows, width);
   ops.add_norm(x, ops.dense_mlp(m, mlp_.dense), norm_, eps, h);
+  ops.gather_residual(x);
   return {.logits = ops.logits(h, *head_),
           .hidden = config_.hands_on_normed ? ops.rms_norm(x, norm_, eps, DType::kF32) : x};
 }

@@ -179,6 +179,7 @@ bool keep_rows_of_logits(const Batch& batch, Ops& ops, Tensor& o, Tensor& x, Ten
   const auto rows = std::ssize(batch.logit_rows);
   h = h.row_range(0, rows);
   if (rows == x.rows) return true;  // all of them: those of a decode step
+  ops.gather_residual(x);
   o = ops.gather_rows(o, batch.logit_rows);
   x = ops.gather_rows(x, batch.logit_rows);
   return rows > 0;
@@ -190,7 +191,9 @@ Tensor room_for_taps(std::span<const int32_t> taps, const Tensor& x, Ops& ops) {
 
 void keep_tap(std::span<const int32_t> taps, size_t layer, const Tensor& x, Ops& ops, const Tensor& tapped) {
   const auto at = std::find(taps.begin(), taps.end(), static_cast<int32_t>(layer));
-  if (at != taps.end()) ops.tap(x, tapped.columns((at - taps.begin()) * x.cols, x.cols));
+  if (at == taps.end()) return;
+  ops.gather_residual(x);
+  ops.tap(x, tapped.columns((at - taps.begin()) * x.cols, x.cols));
 }
 
 CacheLayout cache_layout_of(const ModelConfig& c, LatentFormat format) {

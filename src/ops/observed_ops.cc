@@ -74,6 +74,9 @@ class ObservedOps final : public Ops {
                 const Tensor& out) override {
     observe([&] { return add_norm_cost(residual); }, [&] { inner_.add_norm(residual, y, weight, eps, out); });
   }
+  void gather_residual(const Tensor& residual) override {
+    observe([&] { return gather_residual_cost(); }, [&] { inner_.gather_residual(residual); });
+  }
   Tensor dense_mlp(const Tensor& x, const MlpWeights& w) override {
     return observe([&] { return dense_mlp_cost(x, w); }, [&] { return inner_.dense_mlp(x, w); });
   }

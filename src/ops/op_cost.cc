@@ -66,7 +66,11 @@ OpCost add_cost(const Tensor& residual) {
 }
 
 OpCost add_norm_cost(const Tensor& residual) {
-  return {.op = "add_norm", .parts = {{"add_norm|reduce_norm", "sum, norm", 2 * tensor_bytes(residual)}}};
+  return {.op = "add_norm", .parts = {{"add_norm|reduce_norm|scatter_norm", "sum, norm", 2 * tensor_bytes(residual)}}};
+}
+
+OpCost gather_residual_cost() {
+  return {.op = "gather_residual", .parts = {{"gather_residual", "rows of other ranks"}}};
 }
 
 OpCost gather_rows_cost(const Tensor& x, int64_t rows) {
@@ -192,7 +196,7 @@ OpCost moe_cost(const Tensor& x, const MoeWeights& w, const ChosenExperts& chose
 OpCost moe_norm_cost(const Tensor& residual, const Tensor& x, const MoeWeights& w, const ChosenExperts& chosen) {
   OpCost cost = moe_cost(x, w, chosen);
   cost.op = "moe_norm";
-  cost.parts.back() = {"moe_combine|rms_norm|reduce_norm", "weighted sum, residual, norm",
+  cost.parts.back() = {"moe_combine|rms_norm|reduce_norm|scatter_norm", "weighted sum, residual, norm",
                        cost.parts.back().bytes + tensor_bytes(residual)};
   return cost;
 }

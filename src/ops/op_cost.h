@@ -41,6 +41,7 @@ OpCost rms_norm_cost(const Tensor& x);
 OpCost linear_cost(const Tensor& x, const LinearWeight& w);
 OpCost add_cost(const Tensor& residual);
 OpCost add_norm_cost(const Tensor& residual);
+OpCost gather_residual_cost();  // what comes from other ranks is no memory's
 OpCost gather_rows_cost(const Tensor& x, int64_t rows);
 OpCost mla_in_cost(const Tensor& x, const MlaWeights& w, const LatentLayer& cache);
 // `wide`: element type of the up-projections and queries.

@@ -5,8 +5,9 @@
 // it fuses. Every Tensor returned lives in the step's arena, until the next begin_step().
 //
 // With several ranks (tensor parallelism) every tensor of heads, of an MLP's inner width or of the vocabulary is this
-// rank's share. Four words reach other ranks: embed, add_norm and moe_norm add up what each has (DESIGN D13), and
-// mla_attend reads the cache of its dcp group (D6). So every rank must say the same words in the same order.
+// rank's share. These words reach other ranks: embed, add_norm and moe_norm add up what each has (DESIGN D13),
+// gather_residual joins its rows, and mla_attend reads the cache of its dcp group (D6). So every rank must say the same
+// words in the same order.
 //
 // Letters: n new tokens of all sequences of the batch, H hidden size, h heads, dn/dr/dv the nope/rope/value dims of a
 // head, L the latent rank. The residual stream is always f32; activations are of the backend's activation_dtype().
@@ -111,13 +112,15 @@ class Ops : public WeightPacker {
   // Projections and kda_attend: x [n, H] activation or wide -> [n, h * dim] wide.
   virtual Tensor kda(const Tensor& x, const KdaWeights& w, const Batch& batch, const StateLayer& state);
   // The reduce points, after a layer's attention and after its MLP: residual += the ranks' sum of y [n, H] f32, which
-  // is overwritten, then `out` = the norm of the residual, activation or wide.
+  // is overwritten, then `out` = the norm of the residual, activation or wide. Of many rows a rank may keep the
+  // residual of its own only: before any other word reads it, gather_residual() makes it whole.
   virtual void add_norm(const Tensor& residual, const Tensor& y, std::span<const float> weight, float eps,
                         const Tensor& out);
   Tensor add_norm(const Tensor& residual, const Tensor& y, std::span<const float> weight, float eps);  // -> activation
   // add_norm of moe(x).
   virtual void moe_norm(const Tensor& residual, const Tensor& x, const MoeWeights& w, std::span<const float> weight,
                         float eps, const Tensor& out);
+  virtual void gather_residual(const Tensor& /*residual*/) {}
   virtual Tensor dense_mlp(const Tensor& x, const MlpWeights& w);    // -> [n, H] f32
   virtual Tensor moe(const Tensor& x, const MoeWeights& w);          // routed + shared, [n, H] f32
   virtual Tensor logits(const Tensor& x, const LinearWeight& head);  // -> [rows, this rank's share of vocab] f32

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdio>
 
+#include "bits.h"
 #include "pairwise.h"
 #include "tasks.h"
 #include "tensor/cuda/gpus.h"
@@ -390,6 +391,33 @@ TEST(TensorParallelSizes, OneThatDoesNotDivideIsRefusedBeforeWeightsAreRead) {
       engine.error().message.find("do not divide among 3 ranks; every tensor of this model divides among 1, 2, 4, 8"),
       std::string::npos)
       << engine.error().message;
+}
+
+// Whatever carries the data of GPU ranks, and in whatever form sums are taken.
+TEST(TensorParallelOnGpus, HasTheSameBitsByEveryCarrier) {
+  if (list_gpus().size() < 2) GTEST_SKIP() << "fewer than 2 GPUs";
+  for (const TestModel& model : {tiny_k2(), hybrid_model()}) {
+    SCOPED_TRACE(model.name);
+    EngineConfig config = of_ranks(base_config(on_gpu(model, model.name)), 2);
+    config.rank.limits.deterministic = true;
+    config.rank.limits.max_step_tokens = model.budgets[2];
+    const std::vector<Job> jobs = make_jobs(8, 12, 300, kVocab);
+    const std::vector<Reply> replies = run(*make_engine(config), jobs, true);
+    // Sums in two shots: each rank keeps the residual of its own rows (Ops::gather_residual).
+    for (const CollectiveOptions& options : {CollectiveOptions{.carrier = Carrier::kPeer, .one_shot_bytes = 0},
+                                             CollectiveOptions{.carrier = Carrier::kHost, .one_shot_bytes = {}},
+                                             CollectiveOptions{.carrier = Carrier::kNccl, .one_shot_bytes = {}}}) {
+      SCOPED_TRACE(str_cat("carrier ", static_cast<int>(options.carrier)));
+      config.rank.collectives = options;
+      const auto engine = Engine::create(config);
+      if (!engine.ok() && options.carrier == Carrier::kNccl) {
+        std::printf("not compared: %s\n", engine.error().message.c_str());
+        continue;
+      }
+      ASSERT_TRUE(engine.ok()) << engine.error().message;
+      expect_identical(run(**engine, jobs, true), replies);
+    }
+  }
 }
 
 std::vector<TestModel> models_of_groups() {

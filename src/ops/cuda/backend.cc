@@ -12,6 +12,7 @@
 #include "ops/cuda/mla/mla_prefill.h"
 #include "ops/cuda/mla/shared_exchange.h"
 #include "ops/cuda/reduce_norm.h"
+#include "ops/cuda/scatter_norm.h"
 
 namespace perigee {
 namespace {
@@ -59,6 +60,7 @@ CudaOps::CudaOps(const CudaOptions& options)
   }
   if (peers_ == nullptr) return;
   cuda_ok(load_reduce_norm(), "loading collectives");
+  cuda_ok(load_scatter_norm(), "loading collectives");
 }
 
 void CudaOps::set_silent(bool silent) {
@@ -94,10 +96,23 @@ void CudaOps::add_norm(const Tensor& residual, const Tensor& y, std::span<const 
                        const Tensor& out) {
   CHECK(std::ssize(weight) == y.cols && residual.rows == y.rows && residual.cols == y.cols && out.rows == y.rows &&
         out.cols == y.cols);
-  if (peers_ != nullptr && !peers_->silent() && reduce_norm_pays(peers_->view(), residual, y, out))
-    return check(reduce_norm_rows(peers_->view(), residual, y, weight.data(), eps, out, stream()), "reduce_norm");
+  if (peers_ != nullptr && !peers_->silent()) {
+    const PeerView& view = peers_->view();
+    if (reduce_norm_pays(view, residual, y, out))
+      return check(reduce_norm_rows(view, residual, y, weight.data(), eps, out, stream()), "reduce_norm");
+    if (scatter_norm_pays(view, residual))
+      return check(scatter_norm_rows(view, residual, y, weight.data(), eps, out, stream()), "scatter_norm");
+  }
   sum_over_ranks(y);
   check(rms_norm_rows(residual, &y, weight.data(), eps, out, stream()), "add_norm");
+}
+
+void CudaOps::gather_residual(const Tensor& residual) {
+  if (peers_ == nullptr || !scatter_norm_pays(peers_->view(), residual)) return;
+  const RowShares shares(residual.rows, peers_->size());
+  const auto bytes = static_cast<size_t>(shares.each * residual.cols) * sizeof(float);
+  peers_->all_gather(residual.row<float>(peers_->rank() * shares.each), bytes, residual.data);
+  check(cudaSuccess, "gather_residual");
 }
 
 void CudaOps::sum_over_ranks(const Tensor& x) {

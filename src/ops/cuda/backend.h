@@ -74,6 +74,7 @@ class CudaOps final : public Ops {
   using Ops::add_norm;
   void add_norm(const Tensor& residual, const Tensor& y, std::span<const float> weight, float eps,
                 const Tensor& out) override;
+  void gather_residual(const Tensor& residual) override;
 
  private:
   // Keeps the first failure; a step's launches after it are void.

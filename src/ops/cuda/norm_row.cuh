@@ -53,6 +53,11 @@ struct NormRow {
 
   // out = v / sqrt(mean(v^2) + eps) * weight in bf16.
   __device__ __forceinline__ void normalize(float eps, uint16_t* out) const {
+    normalize(eps, [&](int four, const uint2& y) { reinterpret_cast<uint2*>(out)[four] = y; });
+  }
+  // store(c, y) for columns 4 c ... 4 c + 3. Before another row, the block must synchronize.
+  template <typename Store>
+  __device__ __forceinline__ void normalize(float eps, const Store& store) const {
     __shared__ float parts[kNormThreads / 32];
 #pragma unroll
     for (int s = 0; s < kSplit; ++s) {
@@ -68,12 +73,11 @@ struct NormRow {
     float total = 0;
     for (const float part : parts) total += part;
     const float factor = rsqrtf(total / static_cast<float>(4 * fours) + eps);
-    auto* to = reinterpret_cast<uint2*>(out);
 #pragma unroll
     for (int p = 0; p < kPieces; ++p) {
       if (!has(p)) continue;
       const float4 a = kSplit == 1 ? w[p] : weight[column(p)];
-      to[column(p)] = normed_four(v[p], factor, a);
+      store(column(p), normed_four(v[p], factor, a));
     }
   }
 };

@@ -1,0 +1,113 @@
+// The reduce point of many rows has the bits of the sum over ranks, then the norm.
+#include "ops/cuda/scatter_norm.h"
+
+#include <gtest/gtest.h>
+
+#include "base/eventually.h"
+#include "comm/cuda/peer_testing.h"
+#include "ops/cuda/elementwise.h"
+
+namespace perigee {
+namespace {
+
+// Groups on one GPU, and with a GPU for each rank where there are so many.
+class ScatterNorm : public testing::TestWithParam<Placed> {
+ protected:
+  void SetUp() override {
+    if (const auto why = no_peers(GetParam())) GTEST_SKIP() << *why;
+  }
+};
+
+void run(PeerGroup& group, const std::function<void(PeerRank&)>& f) {
+  EXPECT_TRUE(group.run(f, [] { return testing::Test::HasFatalFailure(); })) << "the group hangs";
+}
+
+struct Operands {
+  Operands(PeerRank& rank, uint64_t call, int64_t rows, int64_t cols) {
+    std::vector<float> mine(static_cast<size_t>(rows * cols)), all(mine.size()), weights(static_cast<size_t>(cols));
+    for (size_t i = 0; i < mine.size(); ++i) {
+      mine[i] = peer_value(call, rank.rank, static_cast<int64_t>(i));
+      all[i] = peer_value(call, 63, static_cast<int64_t>(i));
+    }
+    for (size_t i = 0; i < weights.size(); ++i) weights[i] = peer_value(call, 62, static_cast<int64_t>(i)) * 1e-3f;
+    y = {.data = rank.upload(mine), .rows = rows, .cols = cols, .row_stride = cols};
+    residual = {.data = rank.upload(all), .rows = rows, .cols = cols, .row_stride = cols};
+    weight = rank.upload(weights);
+    out = y;
+    out.dtype = DType::kBF16;
+    out.data = rank.upload(std::vector<uint16_t>(mine.size(), 0x7FC0));
+  }
+  Tensor y, residual, out;
+  const float* weight = nullptr;
+};
+
+// Rows [begin, begin + count) of both have the same bits.
+template <typename T>
+void expect_rows(PeerRank& rank, const Tensor& expected, const Tensor& actual, int64_t begin, int64_t count) {
+  const auto numbers = static_cast<size_t>(count * actual.cols);
+  ASSERT_EQ(rank.download(expected.row<T>(begin), numbers), rank.download(actual.row<T>(begin), numbers))
+      << count << " rows of " << actual.cols << " columns from row " << begin << " of " << actual.rows;
+}
+
+void check_rows(PeerRank& rank, uint64_t call, int64_t rows, int64_t cols) {
+  constexpr float kEps = 1e-5f;
+  rank.reset();
+  rank.comm->set_one_shot_bytes(0);
+  const cudaStream_t stream = rank.stream.get();
+  const Operands apart(rank, call, rows, cols), joined(rank, call, rows, cols);
+  ASSERT_TRUE(scatter_norm_pays(rank.comm->view(), joined.residual));
+  rank.comm->all_reduce(apart.y);
+  ASSERT_EQ(rms_norm_rows(apart.residual, &apart.y, apart.weight, kEps, apart.out, stream), cudaSuccess);
+  ASSERT_EQ(scatter_norm_rows(rank.comm->view(), joined.residual, joined.y, joined.weight, kEps, joined.out, stream),
+            cudaSuccess);
+  expect_rows<uint16_t>(rank, apart.out, joined.out, 0, rows);
+  const RowShares shares(rows, rank.group.size);
+  expect_rows<uint32_t>(rank, apart.residual, joined.residual, rank.rank * shares.each, shares.each);
+  expect_rows<uint32_t>(rank, apart.residual, joined.residual, rows - shares.common, shares.common);
+}
+
+TEST_P(ScatterNorm, HasTheBitsOfItsParts) {
+  for (const int32_t size : peer_sizes(GetParam())) {
+    SCOPED_TRACE(size);
+    PeerGroup group(size, GetParam(), 512 << 20);
+    run(group, [](PeerRank& rank) {
+      ASSERT_EQ(load_scatter_norm(), cudaSuccess);
+      // The kernels that the test compares with, before another rank may wait for this one.
+      {
+        const Operands many(rank, 0, 600, 64), few(rank, 0, 1, 64);
+        for (const Operands& x : {many, few})
+          ASSERT_EQ(rms_norm_rows(x.residual, &x.y, x.weight, 1, x.out, rank.stream.get()), cudaSuccess);
+        rank.stream.synchronize();
+      }
+      rank.meet();
+      uint64_t call = 0;
+      for (int turn = 0; turn < 2; ++turn)
+        for (const int64_t cols : {4, 64, 1000, 2304, 7168, 8192})
+          for (const int64_t rows : {1, 2, 3, 64, 601}) check_rows(rank, ++call, rows, cols);
+      check_rows(rank, ++call, 2049, 2304);
+    });
+  }
+}
+
+TEST_P(ScatterNorm, EndsWhenARankIsLost) {
+  PeerGroup group(2, GetParam());
+  run(group, [&](PeerRank& rank) {
+    ASSERT_EQ(load_scatter_norm(), cudaSuccess);
+    const Operands x(rank, 1, 300, 2304);
+    rank.meet();
+    if (rank.rank == 1) {
+      EXPECT_TRUE(eventually([&] { return group.comms.num_meetings(0) == 1; }));
+      group.comms.abort();
+      return;
+    }
+    for (int i = 0; i < 50; ++i)
+      ASSERT_EQ(scatter_norm_rows(rank.comm->view(), x.residual, x.y, x.weight, 1, x.out, rank.stream.get()),
+                cudaSuccess);
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(All, ScatterNorm, testing::Values(Placed::kOnOneGpu, Placed::kApart),
+                         [](const auto& param) { return kind_name(param.param); });
+
+}  // namespace
+}  // namespace perigee
