@@ -52,8 +52,8 @@ CudaOps::CudaOps(const CudaOptions& options)
   for (Comm* one : {&comm(), &dcp()})
     if (auto* peers = dynamic_cast<PeerComm*>(one)) peers->set_stream(stream());
   peers_ = dynamic_cast<PeerComm*>(&comm());
-  dcp_peers_ = dynamic_cast<PeerComm*>(&dcp());
-  if (dcp_peers_ != nullptr) {
+  if (auto* peers = dynamic_cast<PeerComm*>(&dcp()); peers != nullptr && peers->view().direct) {
+    dcp_peers_ = peers;
     cuda_ok(load_exchanges(), "loading collectives");
     shown_queries_ = device_buffer(kShownResults / 2);
     shown_results_ = device_buffer(kShownResults);

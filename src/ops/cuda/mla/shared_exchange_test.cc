@@ -206,7 +206,7 @@ TEST_P(SharedExchange, EndsWhenARankIsLost) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, SharedExchange, testing::Values(Placed::kOnOneGpu, Placed::kApart),
-                         [](const auto& param) { return std::string(placed_name(param.param)); });
+                         [](const auto& param) { return kind_name(param.param); });
 
 }  // namespace
 }  // namespace perigee
