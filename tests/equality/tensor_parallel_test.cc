@@ -166,6 +166,10 @@ struct PromptsApart {
     for (size_t t = 0; t < b.prompt_logprobs.size(); ++t, ++count)
       sum += std::fabs(static_cast<double>(a.prompt_logprobs.at(t).logprob) - b.prompt_logprobs[t].logprob);
   }
+  void add(const PromptsApart& other) {
+    sum += other.sum;
+    count += other.count;
+  }
   double mean() const { return sum / static_cast<double>(count); }
 };
 
@@ -215,7 +219,9 @@ std::vector<Job> ends_of_tasks(std::vector<Job> jobs, size_t length) {
 TEST_P(TensorParallelEquality, TaskRepliesUpToTies) {
   // Of prompts' log-probabilities; 0.016 where a near tie of two experts is decided otherwise. A GPU computes around
   // attention in bf16, which moves them more: there a group is about as far from the reference as one rank is.
-  constexpr double kMeanApart = 0.05, kFurther = 1.5;
+  // The prompts of a setting are few, and a near tie of experts moves their mean: all settings together say more.
+  constexpr double kMeanApart = 0.05, kFurther = 2, kFurtherInAll = 1.25;
+  PromptsApart all_ones_from_ref, all_groups_from_ref;
   const std::vector<Ask> how = asks();
   for (const Ask& ask : how) std::printf("asked: %s\n", text_of(ask).c_str());
   std::array<std::unique_ptr<Engine>, kCaches.size()> one;  // by cache
@@ -269,10 +275,15 @@ TEST_P(TensorParallelEquality, TaskRepliesUpToTies) {
     if (one_from_ref.count > 0) {
       std::printf("from the reference: one rank %.2g, the group %.2g\n", one_from_ref.mean(), group_from_ref.mean());
       EXPECT_LE(group_from_ref.mean(), kFurther * one_from_ref.mean());
+      all_ones_from_ref.add(one_from_ref);
+      all_groups_from_ref.add(group_from_ref);
     } else {
       EXPECT_LE(prompts_apart, kMeanApart);
     }
     EXPECT_EQ(sums.preemptions > 0, setting.crowded) << "the test says nothing of preemption";
+  }
+  if (all_ones_from_ref.count > 0) {
+    EXPECT_LE(all_groups_from_ref.mean(), kFurtherInAll * all_ones_from_ref.mean());
   }
 }
 
