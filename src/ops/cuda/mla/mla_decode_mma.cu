@@ -356,20 +356,7 @@ __device__ void finish_rows(const MlaAttendParams& params, const MlaItem& item,
   const int row = threadIdx.x / S::kRowLanes;
   shared.scale[row] = sum > 0 ? (kFp8 ? params.args.kv_scale : 1.0f) / sum : 0.0f;
   const float lse = sum == 0 ? -INFINITY : state.largest / kLog2e + __logf(sum);
-  if (item.partial >= 0) {
-    params.plan.partial_lse[static_cast<int64_t>(item.partial) * S::kRows + row] = lse;
-  } else if (params.args.lse && state.position >= 0) {
-    params.args.lse[static_cast<int64_t>(item.first_token) * params.heads + item.row_begin + row] = lse;
-  }
-}
-
-// Two neighbouring columns (bf16 keys) or four (fp8) of one row.
-__device__ __forceinline__ void store_columns(float* partial, __nv_bfloat16* direct, float2 x) {
-  if (partial) {
-    *reinterpret_cast<float2*>(partial) = x;
-  } else {
-    *reinterpret_cast<uint32_t*>(direct) = pack_pair(Bf16(), x.x, x.y);
-  }
+  store_lse(params, item, S::kRows, row, state.position >= 0, lse);
 }
 
 template <bool kFp8, int kRowTiles>
@@ -377,15 +364,12 @@ __device__ void store_output(const MlaAttendParams& params, const MlaItem& item,
                              const Output<kRowTiles>& out) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, t = lane % 4;
   const int rows = item.num_tokens * params.heads;
+  const MlaItemOutput to(params, item, 16 * kRowTiles);
 #pragma unroll
   for (int i = 0; i < 2 * kRowTiles; ++i) {
     const int row = i * 8 + lane / 4;
     if (item.row_begin + row >= rows) continue;
     const float factor = scale[row];
-    const int64_t partial_row = static_cast<int64_t>(item.partial) * 16 * kRowTiles + row;
-    const int64_t direct_row = static_cast<int64_t>(item.first_token) * params.heads + item.row_begin + row;
-    float* partial = item.partial >= 0 ? params.plan.partial_out + partial_row * kMlaLatent : nullptr;
-    __nv_bfloat16* direct = static_cast<__nv_bfloat16*>(params.args.out) + direct_row * kMlaLatent;
 #pragma unroll
     for (int n = 0; n < kWarpColumns / 8; ++n) {
       const int c = i % 2 * 2;
@@ -399,7 +383,11 @@ __device__ void store_output(const MlaAttendParams& params, const MlaItem& item,
         column = warp * kWarpColumns + n / 2 * 16 + 4 * t + n % 2 * 2;
         pair = make_float2(even[c + n % 2] * factor, odd[c + n % 2] * factor);
       }
-      store_columns(partial ? partial + column : nullptr, direct + column, pair);
+      if (to.f32) {
+        *reinterpret_cast<float2*>(to.f32 + row * to.f32_stride + column) = pair;
+      } else {
+        *reinterpret_cast<uint32_t*>(to.bf16 + row * kMlaLatent + column) = pack_pair(Bf16(), pair.x, pair.y);
+      }
     }
   }
 }

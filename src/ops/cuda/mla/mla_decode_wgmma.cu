@@ -312,11 +312,7 @@ __device__ void finish_rows(const MlaAttendParams& params, const MlaItem& item, 
     scale[i] = sum > 0 ? 1 / sum : 0.0f;
     if (half != 0 || threadIdx.x % 4 != 0) continue;
     const float lse = sum == 0 ? -INFINITY : state.base[i] / kLog2e + __logf(sum);
-    if (item.partial >= 0) {
-      params.plan.partial_lse[static_cast<int64_t>(item.partial) * kRows + row] = lse;
-    } else if (params.args.lse && state.last[i] >= 0) {
-      params.args.lse[static_cast<int64_t>(item.first_token) * params.heads + item.row_begin + row] = lse;
-    }
+    store_lse(params, item, kRows, row, state.last[i] >= 0, lse);
   }
 }
 
@@ -324,21 +320,20 @@ __device__ void store_output(const MlaAttendParams& params, const MlaItem& item,
                              const Output& out) {
   const int rows = item.num_tokens * params.heads - item.row_begin;
   const int first_column = half * kHalfColumns * 64 + threadIdx.x % 4 * 2;
+  const MlaItemOutput to(params, item, kRows);
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const int row = first_row() + 8 * i;
     if (row >= rows) continue;
-    const int64_t partial_row = static_cast<int64_t>(item.partial) * kRows + row;
-    const int64_t direct_row = static_cast<int64_t>(item.first_token) * params.heads + item.row_begin + row;
-    float* partial = params.plan.partial_out + partial_row * kMlaLatent + first_column;
-    __nv_bfloat16* direct = static_cast<__nv_bfloat16*>(params.args.out) + direct_row * kMlaLatent + first_column;
+    float* f32 = to.f32 + row * to.f32_stride + first_column;
+    __nv_bfloat16* bf16 = to.bf16 + row * kMlaLatent + first_column;
 #pragma unroll
     for (int j = 0; j < 32; ++j) {
       const float2 x = make_float2(out[4 * j + 2 * i] * scale[i], out[4 * j + 2 * i + 1] * scale[i]);
-      if (item.partial >= 0) {
-        *reinterpret_cast<float2*>(partial + 8 * j) = x;
+      if (to.f32) {
+        *reinterpret_cast<float2*>(f32 + 8 * j) = x;
       } else {
-        *reinterpret_cast<uint32_t*>(direct + 8 * j) = pack_pair(Bf16(), x.x, x.y);
+        *reinterpret_cast<uint32_t*>(bf16 + 8 * j) = pack_pair(Bf16(), x.x, x.y);
       }
     }
   }

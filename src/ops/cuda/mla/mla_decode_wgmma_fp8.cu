@@ -412,11 +412,7 @@ __device__ __forceinline__ void finish_row(const MlaAttendParams& params, const 
                                            float sum) {
   shared.scale[row] = sum > 0 ? params.args.kv_scale / sum : 0.0f;
   const float lse = sum == 0 ? -INFINITY : -shared.minus_base[row] / kLog2e + __logf(sum);
-  if (item.partial >= 0) {
-    params.plan.partial_lse[static_cast<int64_t>(item.partial) * kRows + row] = lse;
-  } else if (params.args.lse && shared.last[row] >= 0) {
-    params.args.lse[static_cast<int64_t>(item.first_token) * params.heads + item.row_begin + row] = lse;
-  }
+  store_lse(params, item, kRows, row, shared.last[row] >= 0, lse);
 }
 
 // One thread a row: sums the weights of all items.
@@ -446,11 +442,11 @@ __device__ __forceinline__ void store_pair(__nv_bfloat16* to, float x, float y) 
   *reinterpret_cast<uint32_t*>(to) = pack_pair(Bf16(), x, y);
 }
 
-// Scaled, to `to` [row][512]; `rows` are left from this thread's first on.
-template <typename T>
+// Scaled, to `to` [row][kStride]; `rows` are left from this thread's first on.
+template <int kStride, typename T>
 __device__ __forceinline__ void store_output(const float (&scale)[kThreadRows], int half, int rows, const Output& out,
                                              T* to) {
-  T* at = to + thread_row(0) * kMlaLatent + half * (kMlaLatent / 2) + warp() * 16 + lane() / 4 * 2;
+  T* at = to + thread_row(0) * kStride + half * (kMlaLatent / 2) + warp() * 16 + lane() / 4 * 2;
   asm volatile("" : "+l"(at));  // else the compiler keeps an offset of each row in a register all the time
 #pragma unroll
   for (int i = 0; i < kThreadRows; ++i) {
@@ -458,7 +454,7 @@ __device__ __forceinline__ void store_output(const float (&scale)[kThreadRows], 
     if (row_step(i) >= rows) continue;
 #pragma unroll
     for (int strip = 0; strip < kHalfStrips; ++strip) {
-      store_pair(at + row_step(i) * kMlaLatent + strip * 64, out[strip][element] * scale[i],
+      store_pair(at + row_step(i) * kStride + strip * 64, out[strip][element] * scale[i],
                  out[strip][element + 2] * scale[i]);
     }
   }
@@ -470,12 +466,13 @@ __device__ __forceinline__ void store_item(const MlaAttendParams& params, const 
   const int rows = item.num_tokens * params.heads - item.row_begin - thread_row(0);
   float scale[kThreadRows];
   read_rows(shared.scale, scale);
+  const MlaItemOutput to(params, item, kRows);
   if (item.partial >= 0) {
-    const int64_t first = static_cast<int64_t>(item.partial) * kRows;
-    store_output(scale, half, rows, out, params.plan.partial_out + first * kMlaLatent);
+    store_output<kMlaLatent>(scale, half, rows, out, to.f32);
+  } else if (to.f32) {
+    store_output<kMlaResult>(scale, half, rows, out, to.f32);
   } else {
-    const int64_t first = static_cast<int64_t>(item.first_token) * params.heads + item.row_begin;
-    store_output(scale, half, rows, out, static_cast<__nv_bfloat16*>(params.args.out) + first * kMlaLatent);
+    store_output<kMlaLatent>(scale, half, rows, out, to.bf16);
   }
 }
 

@@ -20,6 +20,7 @@ struct PlanShared {
   int tile[kPlanThreads + 1];
   int unit[kPlanThreads + 1];
   int blocks[kPlanThreads];
+  int most_blocks;  // of a row tile
   int few_joins, many_joins;
   int2 warp_sums[32];
 };
@@ -66,7 +67,6 @@ struct PlanArgs {
   MlaBatch batch;
   int heads, rows, slots, max_tiles;
   bool fixed;
-  bool joins_all;  // whole row tiles too
 };
 
 // A sequence's query tokens in the rows that are planned, and its length up to the last of them.
@@ -101,20 +101,42 @@ __device__ void add_join(const PlanArgs& a, PlanShared& shared, const MlaItem& i
 
 // How the units [0, total) of the row tiles, laid end to end, are divided among slots; a used slot gets at
 // least one. Long lists: as evenly as whole units allow. Short ones: the same number for every slot but the last, which
-// cuts sequences of equal length at equal places; there, each cut costs more than an idle slot.
+// cuts sequences of equal length at equal places; there, each cut costs more than an idle slot. Where each slot can
+// have as many whole row tiles, for hardly more units than its even share, nothing is cut or joined at all, and the
+// row tiles of a sequence read the same keys at the same time.
 struct WorkSplit {
-  static constexpr int kShort = 8;
-  int total, slots, budget;
+  static constexpr int kShort = 8, kSavedBlocks = 8;  // units that a cut in each slot takes as long as, joins included
+  const PlanShared& shared;
+  int total, tiles, slots, budget, tiles_each;
 
-  __device__ WorkSplit(int total_in, int most_slots) : total(total_in), slots(min(most_slots, total_in)), budget(0) {
+  __device__ WorkSplit(const PlanShared& of, int sequences, int most_slots)
+      : shared(of),
+        total(of.unit[sequences]),
+        tiles(of.tile[sequences]),
+        slots(min(most_slots, total)),
+        budget(0),
+        tiles_each(0) {
     const int share = total > 0 ? (total + slots - 1) / slots : 0;
     if (share > 0 && share <= kShort) budget = share, slots = (total + share - 1) / share;
+    const int each = tiles > 0 ? (tiles + most_slots - 1) / most_slots : 0;
+    if (share <= kShort || each * of.most_blocks > share + kSavedBlocks) return;
+    tiles_each = each, slots = (tiles + each - 1) / each;
   }
-  __device__ int begin(int slot) const {
+  __device__ int begin(int slot, int sequences) const {
+    if (tiles_each > 0) return tile_begin(min(slot * tiles_each, tiles), sequences);
     return budget > 0 ? min(slot * budget, total) : static_cast<int>(static_cast<int64_t>(slot) * total / slots);
   }
-  __device__ int slot_of(int unit) const {
+  // Of the row tile `tile`, by a unit of it.
+  __device__ int slot_of(int unit, int tile) const {
+    if (tiles_each > 0) return tile / tiles_each;
     return budget > 0 ? unit / budget : static_cast<int>((static_cast<int64_t>(unit + 1) * slots - 1) / total);
+  }
+
+ private:
+  __device__ int tile_begin(int tile, int sequences) const {
+    if (tile >= tiles) return total;
+    const int s = find_sequence(shared.tile, sequences, tile);
+    return shared.unit[s] + (tile - shared.tile[s]) * shared.blocks[s];
   }
 };
 
@@ -131,9 +153,10 @@ __device__ int first_block(int begin, int end, int blocks, int share) {
 // slots begin where a chunk of keys does (first_block).
 __device__ void list_balanced(const PlanArgs& a, PlanShared& shared) {
   const int sequences = a.batch.sequences, total = shared.unit[sequences];
-  const WorkSplit split(total, a.slots);
+  const WorkSplit split(shared, sequences, a.slots);
   for (int p = threadIdx.x; p < a.slots; p += kPlanThreads) {
-    const int low = p < split.slots ? split.begin(p) : total, high = p < split.slots ? split.begin(p + 1) : total;
+    const int low = p < split.slots ? split.begin(p, sequences) : total;
+    const int high = p < split.slots ? split.begin(p + 1, sequences) : total;
     int2 range = make_int2(0, 0);
     int s = low < high ? find_sequence(shared.unit, sequences, low) : 0;
     if (low < high) {
@@ -148,7 +171,7 @@ __device__ void list_balanced(const PlanArgs& a, PlanShared& shared) {
       MlaItem item = make_item(a, s, r);
       item.block_begin = at - start;
       item.block_end = min(high - start, blocks);
-      item.partial = item.block_end - item.block_begin == blocks && !a.joins_all ? -1 : index;
+      item.partial = item.block_end - item.block_begin == blocks ? -1 : index;
       const bool shares = shared.tile[s + 1] - shared.tile[s] > 1;
       item.block_first = shares ? first_block(item.block_begin, item.block_end, blocks, high - low) : item.block_begin;
       a.plan.items[range.x + range.y - 1 - index] = item;
@@ -160,9 +183,8 @@ __device__ void list_balanced(const PlanArgs& a, PlanShared& shared) {
   for (int v = threadIdx.x; v < shared.tile[sequences]; v += kPlanThreads) {
     const int s = find_sequence(shared.tile, sequences, v), blocks = shared.blocks[s];
     const int start = shared.unit[s] + (v - shared.tile[s]) * blocks;
-    const int first = split.slot_of(start), last = split.slot_of(start + blocks - 1);
-    if (last > first || a.joins_all)
-      add_join(a, shared, make_item(a, s, v - shared.tile[s]), first + v, last - first + 1);
+    const int first = split.slot_of(start, v), last = split.slot_of(start + blocks - 1, v);
+    if (last > first) add_join(a, shared, make_item(a, s, v - shared.tile[s]), first + v, last - first + 1);
   }
 }
 
@@ -199,7 +221,7 @@ __device__ FixedTile fixed_tile(const PlanArgs& a, const PlanShared& shared, int
 __device__ void list_tile(const PlanArgs& a, PlanShared& shared, const FixedTile& tile, int2 before, int2 total) {
   const auto slot_of = [&](int work) { return static_cast<int>(static_cast<int64_t>(work) * a.slots / total.y); };
   const int pieces = tile.work.x;
-  const bool joined = pieces != 1 || a.joins_all;
+  const bool joined = pieces != 1;
   if (joined) add_join(a, shared, tile.item, before.x, pieces);
   int work = before.y;
   for (int piece = 0; piece < pieces; ++piece) {
@@ -241,7 +263,7 @@ __global__ void __launch_bounds__(kPlanThreads) mla_plan_kernel(PlanArgs a) {
   const int s = threadIdx.x;
   QueryTokens tokens{};
   int blocks = 0;
-  if (s == 0) shared.few_joins = shared.many_joins = 0;
+  if (s == 0) shared.most_blocks = shared.few_joins = shared.many_joins = 0;
   if (s < a.batch.sequences) {
     tokens = query_tokens(a.batch, s);
     blocks = a.batch.local_blocks ? a.batch.local_blocks[s] : max(0, (tokens.length + kMlaBlock - 1) / kMlaBlock);
@@ -252,6 +274,7 @@ __global__ void __launch_bounds__(kPlanThreads) mla_plan_kernel(PlanArgs a) {
   const Sums sums = sum_threads(shared, make_int2(tiles, tiles * blocks));
   shared.tile[s + 1] = sums.before.x + tiles;
   shared.unit[s + 1] = sums.before.y + tiles * blocks;
+  if (tiles > 0) atomicMax(&shared.most_blocks, blocks);
   if (s == 0) shared.tile[0] = shared.unit[0] = 0;
   __syncthreads();
   if (a.fixed) {
@@ -474,8 +497,8 @@ cudaError_t mla_decode_prepare() {
 cudaError_t mla_plan(const MlaDecodeConfig& config, const MlaBatch& batch, void* workspace, cudaStream_t stream) {
   if (batch.sequences > config.max_sequences || config.max_sequences > kMlaMaxSequences) return cudaErrorInvalidValue;
   const PlanArgs args{
-      mla_plan_view(config, workspace), batch,         config.heads, config.rows, config.slots, config.max_tiles,
-      config.lists == MlaLists::kFixed, config.results};
+      mla_plan_view(config, workspace), batch, config.heads, config.rows, config.slots, config.max_tiles,
+      config.lists == MlaLists::kFixed};
   return launch(mla_plan_kernel, {dim3(1), dim3(kPlanThreads), 0, stream}, args);
 }
 

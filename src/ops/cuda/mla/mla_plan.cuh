@@ -1,6 +1,8 @@
 // The work lists of MLA decode as they lie in the workspace; made by mla_plan, read by the attention kernels.
 #pragma once
 
+#include <cuda_bf16.h>
+
 #include "ops/cuda/mla/mla_decode.h"
 
 namespace perigee {
@@ -70,6 +72,38 @@ struct MlaAttendParams {
   MlaDecodeArgs args;
   int heads;
 };
+
+// Where an item's rows go: to partial results, f32 [partial rows][512]; or, as whole row tiles, to results, of which a
+// row has its log-sum-exp after it, or bf16 [token * heads + head][512].
+struct MlaItemOutput {
+  float* f32 = nullptr;  // of the item's first row; null: bf16
+  __nv_bfloat16* bf16 = nullptr;
+  int f32_stride = kMlaLatent;
+
+  __device__ __forceinline__ MlaItemOutput(const MlaAttendParams& params, const MlaItem& item, int tile_rows) {
+    const int64_t row = static_cast<int64_t>(item.first_token) * params.heads + item.row_begin;
+    if (item.partial >= 0) {
+      f32 = params.plan.partial_out + static_cast<int64_t>(item.partial) * tile_rows * kMlaLatent;
+    } else if (params.args.results) {
+      f32 = params.args.results + row * kMlaResult, f32_stride = kMlaResult;
+    } else {
+      bf16 = static_cast<__nv_bfloat16*>(params.args.out) + row * kMlaLatent;
+    }
+  }
+};
+
+// The log-sum-exp of row `row` of an item; `exists`: the row is none of those that fill up a row tile.
+__device__ __forceinline__ void store_lse(const MlaAttendParams& params, const MlaItem& item, int tile_rows, int row,
+                                          bool exists, float lse) {
+  const int64_t at = static_cast<int64_t>(item.first_token) * params.heads + item.row_begin + row;
+  if (item.partial >= 0) {
+    params.plan.partial_lse[static_cast<int64_t>(item.partial) * tile_rows + row] = lse;
+  } else if (exists && params.args.results) {
+    *reinterpret_cast<float4*>(params.args.results + at * kMlaResult + kMlaLatent) = make_float4(lse, 0, 0, 0);
+  } else if (exists && params.args.lse) {
+    params.args.lse[at] = lse;
+  }
+}
 
 // The attention kernels, each in a file of its own.
 cudaError_t mla_mma_prepare();
