@@ -46,6 +46,7 @@ JOBS = {  # name: (program, tests); long ones first
     "linear": (OPS, "Conformance.*Linear*"),
     "mla-bf16": (MLA, "*/bf16"),
     "mla-fp8": (MLA, "*/fp8"),
+    "mla-records": (MLA, "*/fp8_ds_mla"),
     "mla": (MLA, "*-*/bf16*:*/fp8*"),
     "steps": ("src/exec/cuda/exec_cuda_test", "*"),
     "memory": ("src/tensor/cuda/tensor_cuda_test", "*-*AReport*"),
