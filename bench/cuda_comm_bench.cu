@@ -63,6 +63,23 @@ struct Bench {
   }
 };
 
+// Keeps the GPU busy with nothing for so long.
+__global__ void idle_kernel(uint64_t ns) {
+  uint64_t begin, now;
+  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(begin));
+  do asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+  while (now - begin < ns);
+}
+
+// Reads and writes memory, so that nothing else is left in caches.
+__global__ void touch_kernel(float4* data, int64_t count) {
+  for (int64_t i = blockIdx.x * 256ll + threadIdx.x; i < count; i += gridDim.x * 256ll) {
+    float4 x = data[i];
+    x.x += 1;
+    data[i] = x;
+  }
+}
+
 class RankBench {
  public:
   RankBench(Bench& all, int rank, PeerComm& comm) : all_(all), rank_(rank), comm_(comm) {
@@ -84,6 +101,7 @@ class RankBench {
     for (const int64_t cols : {2304, 7168})
       for (const int64_t rows : {1, 2, 4, 8, 16, 32, 64, 128, 512, 8192}) sums(rows, cols);
     for (const int64_t tokens : {1, 8, 64, 512}) dcp(tokens);
+    after_other_work();
     comm_.set_one_shot_bytes(kOneShot);
     time("barrier", 50, 0, [&] { comm_.barrier(); });
   }
@@ -130,6 +148,25 @@ class RankBench {
       nccl_sum();
       norm();
     });
+  }
+
+  // What an exchange takes between other work, which takes so long by itself.
+  void after_other_work() {
+    comm_.set_one_shot_bytes(one_shot_bytes(all_.size));
+    const auto both = [&](const std::string& what, const std::function<void()>& work) {
+      time(what + " alone", 20, 0, work);
+      for (const size_t bytes : {size_t{128} << 10, size_t{16} << 20})
+        time("gather of " + std::to_string(bytes >> 10) + " KiB and " + what, 20, 0, [&] {
+          work();
+          comm_.all_gather(x_, bytes, out_);
+        });
+    };
+    for (const uint64_t us : {10, 30, 100, 300, 1000})
+      both(std::to_string(us) + " us idle", [&, us] { idle_kernel<<<1, 1, 0, stream_>>>(us * 1000); });
+    for (const int64_t mb : {20, 100, 400})
+      both(std::to_string(mb) + " MB touched", [&, mb] {
+        touch_kernel<<<1056, 256, 0, stream_>>>(static_cast<float4*>(residual_), mb * 62500 / 2);
+      });
   }
 
   // What attention over a shared cache exchanges: queries of 64 heads, then their results.
