@@ -232,7 +232,6 @@ std::vector<StepPiece> place_step(const std::vector<DeviceActivity>& step, int64
     piece.kernel = short_kernel_name(activity.name);
     if (activity.end_ns > from) piece.us = static_cast<double>(activity.end_ns - from) * 1e-3;
     piece.exchange = is_exchange(activity.name);
-    piece.begin_ns = from, piece.end_ns = std::max(from, activity.end_ns);
     for (size_t i = next; i < std::min(next + kLookAhead, example.size()); ++i) {
       if (!same_work(activity, example[i])) continue;
       piece.place = places[i];
@@ -254,22 +253,13 @@ void split_waits(std::vector<std::vector<StepPiece>>& ranks) {
     if (exchanges.back().size() != exchanges[0].size()) return;
   }
   if (exchanges.empty() || exchanges[0].empty()) return;
-  std::vector<int64_t> ahead;  // of each rank's clock, against that of the first
-  for (size_t r = 0; r < ranks.size(); ++r) {
-    std::vector<int64_t> apart;
-    for (size_t k = 0; k < exchanges[0].size(); ++k)
-      apart.push_back(ranks[r][exchanges[r][k]].end_ns - ranks[0][exchanges[0][k]].end_ns);
-    const auto middle = apart.begin() + std::ssize(apart) / 2;
-    std::nth_element(apart.begin(), middle, apart.end());
-    ahead.push_back(*middle);
-  }
   for (size_t k = 0; k < exchanges[0].size(); ++k) {
-    int64_t last = INT64_MIN;
-    for (size_t r = 0; r < ranks.size(); ++r) last = std::max(last, ranks[r][exchanges[r][k]].begin_ns - ahead[r]);
+    double last_us = ranks[0][exchanges[0][k]].us;  // that the exchange took the last rank to come
+    for (size_t r = 1; r < ranks.size(); ++r) last_us = std::min(last_us, ranks[r][exchanges[r][k]].us);
     for (size_t r = 0; r < ranks.size(); ++r) {
       StepPiece& piece = ranks[r][exchanges[r][k]];
-      const double waited = std::min(static_cast<double>(last + ahead[r] - piece.begin_ns) * 1e-3, piece.us);
-      piece.us -= waited;
+      const double waited = piece.us - last_us;
+      piece.us = last_us;
       ranks[r].push_back({.place = {.label = kWaiting}, .us = waited});
     }
   }

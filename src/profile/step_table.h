@@ -27,8 +27,7 @@ struct StepPiece {
   LaunchPlace place;
   std::string kernel;  // empty: an op as a whole, or a gap
   double us = 0;
-  bool exchange = false;             // a kernel that ends once data of the other ranks has come
-  int64_t begin_ns = 0, end_ns = 0;  // of such a kernel, on the device's clock
+  bool exchange = false;  // a kernel that ends once data of the other ranks has come
 };
 
 inline constexpr std::string_view kWaiting = "waiting for other ranks";
@@ -73,7 +72,8 @@ std::vector<StepPiece> place_step(const std::vector<DeviceActivity>& step, int64
                                   const std::vector<DeviceActivity>& example, const std::vector<LaunchPlace>& places);
 
 // Of one step of all ranks: cuts from each exchange the time until the last rank had come to it, as a piece of its own.
-// Exchanges end on all ranks together, which sets their devices' clocks. Does nothing where ranks differ in exchanges.
+// An exchange ends on all ranks together, so whoever came last was in it the shortest time; clocks of GPUs, which are
+// hundreds of microseconds apart, do not matter. Does nothing where ranks differ in exchanges.
 void split_waits(std::vector<std::vector<StepPiece>>& ranks);
 
 // "void perigee::(anonymous namespace)::skinny_kernel<...>(...)", mangled or not -> "skinny_kernel".

@@ -68,8 +68,8 @@ TEST(PlaceStep, AnActivityHasThePlaceOfItsCounterpart) {
 
 constexpr const char* kSum = "_ZN7perigee20one_shot_norm_kernelENS_8PeerViewE";
 
-// Rank 1's clock is 1,000 us ahead. It comes 3 us late to the first exchange, rank 0 5 us late to the second; both come
-// to the third at once.
+// Rank 1 comes 3 us late to the first exchange, rank 0 5 us late to the second; both come to the third at once. Rank
+// 1's clock is 1,000 us ahead.
 TEST(SplitWaits, TheTimeUntilTheLastRankComesIsARowOfItsOwn) {
   std::vector<std::vector<StepPiece>> ranks = {
       place_step({activity(kSum, 0, 5000), activity("gemm", 5000, 15000), activity(kSum, 15000, 17000),
