@@ -36,9 +36,9 @@ def expect_equal_up_to_a_tie(one, other):
     return False
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_ranks_answer_like_one(server, launch, ranks):
-    group = launch("--deterministic", "--selfcheck", "--threads", "1", *rank_flags(ranks))
+@pytest.mark.parametrize("ranks, more", [(2, []), (2, ["--enable-expert-parallel"]), (4, [])])
+def test_ranks_answer_like_one(server, launch, ranks, more):
+    group = launch("--deterministic", "--selfcheck", "--threads", "1", *rank_flags(ranks), *more)
     prompts = questions(8)
     with concurrent.futures.ThreadPoolExecutor(len(prompts)) as pool:
         one, other = (list(pool.map(lambda prompt, at=at: answer(at, prompt, logprobs=3)[0], prompts)) for at in (server, group))
