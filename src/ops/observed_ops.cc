@@ -52,6 +52,9 @@ class ObservedOps final : public Ops {
   Tensor gather_rows(const Tensor& x, std::span<const int32_t> rows) override {
     return observe([&] { return gather_rows_cost(x, std::ssize(rows)); }, [&] { return inner_.gather_rows(x, rows); });
   }
+  void tap(const Tensor& x, const Tensor& out) override {
+    observe([&] { return tap_cost(x, out); }, [&] { inner_.tap(x, out); });
+  }
   Tensor mla_in(const Tensor& x, const MlaWeights& w, const Batch& batch, const LatentLayer& cache) override {
     return observe([&] { return mla_in_cost(x, w, cache); }, [&] { return inner_.mla_in(x, w, batch, cache); });
   }

@@ -77,6 +77,10 @@ OpCost gather_rows_cost(const Tensor& x, int64_t rows) {
   return {.op = "gather_rows", .parts = {{"gather_rows", "rows", rows * x.cols * dtype_bytes(x.dtype)}}};
 }
 
+OpCost tap_cost(const Tensor& x, const Tensor& out) {
+  return {.op = "tap", .parts = {{"tap", "hidden state", x.rows * x.cols * dtype_bytes(out.dtype)}}};
+}
+
 OpCost mla_in_cost(const Tensor& x, const MlaWeights& w, const LatentLayer& cache) {
   OpCost cost{.op = "mla_in", .parts = {}};
   Tensor q_in = x;

@@ -43,6 +43,7 @@ OpCost add_cost(const Tensor& residual);
 OpCost add_norm_cost(const Tensor& residual);
 OpCost gather_residual_cost();  // what comes from other ranks is no memory's
 OpCost gather_rows_cost(const Tensor& x, int64_t rows);
+OpCost tap_cost(const Tensor& x, const Tensor& out);
 OpCost mla_in_cost(const Tensor& x, const MlaWeights& w, const LatentLayer& cache);
 // `wide`: element type of the up-projections and queries.
 OpCost mla_attend_cost(const MlaShape& shape, const Batch& batch, const LatentLayer& cache, DType wide);

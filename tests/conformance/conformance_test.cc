@@ -241,6 +241,37 @@ TEST(Conformance, NormActivationRopeEmbed) {
   }
 }
 
+// A draft model reads hidden states side by side; their norms may be its residual stream.
+TEST(Conformance, HiddenStatesForADraft) {
+  auto ref = make_ref_ops();
+  constexpr int64_t kRows = 5, kWidth = 192;
+  std::vector<float> weight(kWidth);
+  for (size_t i = 0; i < weight.size(); ++i) weight[i] = 1 + 0.5f * value_at(3, static_cast<int64_t>(i));
+  const auto tapped = [](Ops& ops) {
+    const Tensor taps = ops.arena().tensor(ops.wide_dtype(), kRows, 2 * kWidth);
+    for (const int64_t tap : {0, 1})
+      ops.tap(activation(ops, kRows, kWidth, static_cast<uint64_t>(40 + tap), DType::kF32),
+              taps.columns(tap * kWidth, kWidth));
+    return taps;
+  };
+  const Tensor wanted = tapped(*ref);
+  for (Backend& backend : backends()) {
+    Ops& ops = *backend.ops;
+    const Tensor taps = tapped(ops);
+    expect_close(fetch(ops, taps), fetch(*ref, wanted), backend.name + " tap");
+    const auto norm = [&](Ops& by, const Tensor& x, std::span<const float> weights, DType out) {
+      return fetch(by, by.rms_norm(x, weights, 1e-5f, out));
+    };
+    const VectorWeight own = ops.pack_vector(weight);
+    const Tensor half = taps.columns(kWidth, kWidth), wanted_half = wanted.columns(kWidth, kWidth);
+    const Values want = norm(*ref, wanted_half, weight, DType::kF32);
+    expect_close(norm(ops, half, own, DType::kF32), want, backend.name + " norm of a tap");
+    expect_close(norm(ops, half, own, ops.wide_dtype()), want, backend.name + " rounded norm of a tap");
+    const Tensor x = activation(ops, kRows, kWidth, 41, DType::kF32);
+    expect_close(norm(ops, x, own, DType::kF32), want, backend.name + " norm as a residual");
+  }
+}
+
 // A row of many has the bits that it has alone: long rows and ones that end within a vector of threads.
 TEST(Conformance, NormsDoNotDependOnTheNumberOfRows) {
   for (Backend& backend : backends())

@@ -232,4 +232,8 @@ Tensor CudaOps::gather_rows(const Tensor& x, std::span<const int32_t> rows) {
   return y;
 }
 
+void CudaOps::tap(const Tensor& x, const Tensor& out) {
+  if (x.rows > 0) check(round_rows(x, out, stream()), "tap");
+}
+
 }  // namespace perigee

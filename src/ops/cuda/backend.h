@@ -1,6 +1,8 @@
 // CudaOps: the class that make_cuda_ops() makes, for code that includes CUDA headers.
 #pragma once
 
+#include <map>
+
 #include "ops/cuda/choose.h"
 #include "ops/cuda/cuda_ops.h"
 #include "ops/cuda/gemm/cublaslt.h"
@@ -34,6 +36,8 @@ class CudaOps final : public Ops {
   void copy(void* to, const void* from, size_t bytes) override { device_copy(to, from, bytes); }
   Status status() override;
   void begin_step() override;
+  // Another batch of the same step follows: work lists of the one before are not its own.
+  void begin_batch() { mla_planned_ = {}; }
 
   std::unique_ptr<WeightPacker> sizes() const override { return make_cuda_sizes(); }
   ShapeLimits limits() const override { return kCudaLimits; }
@@ -71,6 +75,7 @@ class CudaOps final : public Ops {
   void moe_norm(const Tensor& residual, const Tensor& x, const MoeWeights& w, std::span<const float> weight, float eps,
                 const Tensor& out) override;
   Tensor gather_rows(const Tensor& x, std::span<const int32_t> rows) override;
+  void tap(const Tensor& x, const Tensor& out) override;
   using Ops::add_norm;
   void add_norm(const Tensor& residual, const Tensor& y, std::span<const float> weight, float eps,
                 const Tensor& out) override;
@@ -153,8 +158,7 @@ class CudaOps final : public Ops {
   std::vector<Buffer> mla_workspaces_;
   std::pair<int64_t, int64_t> mla_planned_;  // the rows that the lists are of
   Buffer shown_queries_, shown_results_;     // see shown()
-  Buffer row_owners_;                        // see row_owners()
-  int64_t owned_heads_ = 0;
+  std::map<int64_t, Buffer> row_owners_;     // by heads: see row_owners()
 };
 
 }  // namespace perigee

@@ -87,6 +87,26 @@ __global__ void rms_norm_kernel(Tensor x, Tensor addend, const float* weight, fl
     y.row<__nv_bfloat16>(blockIdx.x)[c] = __float2bfloat16_rn(in[c] * factor * weight[c]);
 }
 
+// Of hidden states for a draft model, which are kept in bf16, or whose norm is a residual stream, in f32.
+template <typename In, typename Out>
+__global__ void hidden_norm_kernel(Tensor x, const float* weight, float eps, Tensor y) {
+  dependency_wait();
+  dependency_trigger();
+  const In* in = x.row<const In>(blockIdx.x);
+  float squares = 0;
+  for (int64_t c = threadIdx.x; c < x.cols; c += blockDim.x) squares += as_float(in[c]) * as_float(in[c]);
+  const float factor = 1.0f / sqrtf(block_sum(squares) / static_cast<float>(x.cols) + eps);
+  for (int64_t c = threadIdx.x; c < x.cols; c += blockDim.x)
+    y.row<Out>(blockIdx.x)[c] = static_cast<Out>(as_float(in[c]) * factor * weight[c]);
+}
+
+__global__ void round_kernel(Tensor x, Tensor y) {
+  dependency_wait();
+  dependency_trigger();
+  const int64_t c = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x;
+  if (c < y.cols) y.row<__nv_bfloat16>(blockIdx.y)[c] = __float2bfloat16_rn(x.row<float>(blockIdx.y)[c]);
+}
+
 __global__ void add_kernel(Tensor residual, Tensor y) {
   dependency_wait();
   dependency_trigger();
@@ -200,7 +220,15 @@ cudaError_t embed_rows(const CudaMatrix& table, int64_t first, const int32_t* to
 
 cudaError_t rms_norm_rows(const Tensor& x, const Tensor* addend, const float* weight, float eps, const Tensor& y,
                           cudaStream_t stream) {
-  CHECK(x.dtype == DType::kF32, "a norm of ", dtype_name(x.dtype));
+  if (addend == nullptr && (x.dtype == DType::kBF16 || y.dtype == DType::kF32)) {
+    const bool rounded = x.dtype == DType::kBF16;
+    const auto kernel = y.dtype == DType::kF32
+                            ? (rounded ? hidden_norm_kernel<__nv_bfloat16, float> : hidden_norm_kernel<float, float>)
+                            : hidden_norm_kernel<__nv_bfloat16, __nv_bfloat16>;
+    return launch(kernel, shape_of(x.rows, stream), x, weight, eps, y);
+  }
+  CHECK(x.dtype == DType::kF32 && y.dtype == DType::kBF16, "a norm of ", dtype_name(x.dtype), " to ",
+        dtype_name(y.dtype));
   const Tensor other = addend == nullptr ? Tensor() : *addend;
   LaunchShape shape = shape_of(x.rows, stream);
   if (in_fours(x) && other.row_stride % 4 == 0) {
@@ -213,6 +241,11 @@ cudaError_t rms_norm_rows(const Tensor& x, const Tensor* addend, const float* we
 
 cudaError_t add_rows(const Tensor& residual, const Tensor& y, cudaStream_t stream) {
   return launch(add_kernel, shape_of(blocks_for(y.cols), stream, y.rows), residual, y);
+}
+
+cudaError_t round_rows(const Tensor& x, const Tensor& y, cudaStream_t stream) {
+  CHECK(x.dtype == DType::kF32 && y.dtype == DType::kBF16 && x.rows == y.rows && x.cols == y.cols);
+  return launch(round_kernel, shape_of(blocks_for(y.cols), stream, y.rows), x, y);
 }
 
 cudaError_t silu_mul_rows(const Tensor& gate_up, bool interleaved, const Tensor& y, cudaStream_t stream) {

@@ -13,7 +13,8 @@ namespace perigee {
 // y[i] = table[tokens[i] - first], zeros where the table has no such row. y f32 [n, dim].
 cudaError_t embed_rows(const CudaMatrix& table, int64_t first, const int32_t* tokens, const Tensor& y,
                        cudaStream_t stream);
-// y = x / sqrt(mean(x^2) + eps) * weight, y bf16; with `addend` (f32, as x) first x += addend, in place.
+// y = x / sqrt(mean(x^2) + eps) * weight, x f32 and y bf16; with `addend` (f32) first x += addend, in place. Without
+// it x may also be bf16, and y f32.
 cudaError_t rms_norm_rows(const Tensor& x, const Tensor* addend, const float* weight, float eps, const Tensor& y,
                           cudaStream_t stream);
 cudaError_t add_rows(const Tensor& residual, const Tensor& y, cudaStream_t stream);
@@ -40,6 +41,8 @@ struct FiveNumbers {
   int32_t values[5];
 };
 cudaError_t store_numbers(const FiveNumbers& numbers, int32_t* to, cudaStream_t stream);
+// y = x, rounded: x f32, y bf16.
+cudaError_t round_rows(const Tensor& x, const Tensor& y, cudaStream_t stream);
 // y[i] = x[rows[i]], both f32 or both bf16.
 cudaError_t gather_tensor_rows(const Tensor& x, const int32_t* rows, const Tensor& y, cudaStream_t stream);
 // y[n, h, begin ...] = x[n, h, x_begin ...], `count` bf16 each: the rope part of the queries beside their latent part.

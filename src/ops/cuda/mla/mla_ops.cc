@@ -315,17 +315,17 @@ void CudaOps::merge_ranks(const Tensor& results, const MlaShape& s, const Tensor
   check(merge_results(whole, dcp().size(), by_head, stream()), "mla merge");
 }
 
-// Of each row of results the rank whose head it is of, in device memory: made once, as long as ever needed.
+// Of each row of results the rank whose head it is of, in device memory: made once for each number of heads, a model's
+// and its draft's, as long as ever needed.
 std::span<const int32_t> CudaOps::row_owners(int64_t rows, int64_t heads) {
   const auto bytes = static_cast<size_t>(rows) * sizeof(int32_t);
-  if (row_owners_.size() < bytes || owned_heads_ != heads) {
-    row_owners_ = device_buffer(bytes);
-    owned_heads_ = heads;
-    check(list_owners(reinterpret_cast<int32_t*>(row_owners_.data()), rows, static_cast<int>(heads), dcp().size(),
-                      stream()),
-          "mla owners");
-  }
-  return {reinterpret_cast<const int32_t*>(row_owners_.data()), static_cast<size_t>(rows)};
+  Buffer& owners = row_owners_[heads];
+  auto* const list = reinterpret_cast<int32_t*>(owners.data());
+  if (owners.size() >= bytes) return {list, static_cast<size_t>(rows)};
+  owners = device_buffer(bytes);
+  auto* const longer = reinterpret_cast<int32_t*>(owners.data());
+  check(list_owners(longer, rows, static_cast<int>(heads), dcp().size(), stream()), "mla owners");
+  return {longer, static_cast<size_t>(rows)};
 }
 
 // The cached rows from position `begin` on.
