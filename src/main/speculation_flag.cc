@@ -83,8 +83,6 @@ Status read(const Json& object, RankConfig& rank) {
   if (!num_drafts) fields.fail("num_speculative_tokens", fmt::format("is missing: 1 to {} tokens", kMaxDrafts));
   fields.refuse_unknown();
   RETURN_IF_ERROR(fields.status());
-  if (rank.device == Device::kCuda)
-    return Error(Code::kUnavailable, "this version drafts on a CPU alone; leave the flag out, or use --device cpu");
   asked.limits.num_drafts = static_cast<int32_t>(*num_drafts);
   rank = std::move(asked);
   return {};

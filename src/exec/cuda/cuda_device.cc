@@ -10,7 +10,7 @@
 #include "comm/cuda/peer_comm.h"
 #include "comm/cuda/peer_comms.h"
 #include "exec/cuda/decode_graphs.h"
-#include "exec/cuda/device_arrays.h"
+#include "exec/cuda/draft_kernels.h"
 #include "exec/cuda/gpu_memory.h"
 #include "exec/cuda/sampling_kernels.h"
 #include "exec/cuda/step_kernels.h"
@@ -39,11 +39,14 @@ class CudaDevice final : public RankDevice {
   void log_loss() override { log_error("GPU ", config_.rank, " after the failure: ", gpu_report(config_.rank)); }
 
  private:
+  int32_t places() const { return 1 + config_.limits.num_drafts; }  // that a sequence is sampled at in a step
   Status reserve_arrays();
+  void make_drafter();
   Status run_largest_steps();
   Status run_padding(std::span<const SequenceRows> sequences);
   Status run_padding(std::span<const SequenceRows> sequences, int32_t rows, int32_t rows_of_logits);
   Result<int32_t> pages_left() const;
+  void lower_lengths(const StepPlan& plan, const StepResult& result);
   int32_t graph_bucket(const StepPlan& plan) const;
   CudaOps& ops() const { return static_cast<CudaOps&>(*parts_->ops); }
   cudaStream_t stream() const { return ops().stream(); }
@@ -58,8 +61,10 @@ class CudaDevice final : public RankDevice {
   std::unique_ptr<DeviceArrays> arrays_;
   DeviceSequences sequences_;  // of arrays_
   std::unique_ptr<StepSampling> sampling_;
+  std::unique_ptr<DeviceDrafter> drafter_;  // null without speculation
   std::unique_ptr<DecodeGraphs> graphs_;
-  int64_t allocations_ = 0;  // by this thread before its first step
+  std::vector<StepId> started_in_;  // of each slot: the plan that its sequence came with
+  int64_t allocations_ = 0;         // by this thread before its first step
 
   struct InFlight {
     std::unique_ptr<PlanUpload> upload;
@@ -70,7 +75,8 @@ class CudaDevice final : public RankDevice {
   // Of the step under way:
   int32_t bucket_ = 0;                   // 0: no graph
   std::span<const int32_t> logit_rows_;  // device
-  Tensor logits_;                        // of steps that are no graphs
+  Batch batch_;                          // on the device, and what came of it,
+  ModelOutput output_;                   // of steps that are no graphs
 };
 
 // What the kernels' grids and the attention's work lists hold.
@@ -85,6 +91,13 @@ Status check_limits(const RankConfig& config) {
         fmt::format("--max-num-batched-tokens {}: a GPU takes at most {}", config.limits.max_step_tokens, kMaxTokens),
         "max-num-batched-tokens");
   return {};
+}
+
+SyntheticRates synthetic_rates(const RankConfig& config) {
+  SyntheticRates out{.count = static_cast<int32_t>(config.synthetic_rates.size())};
+  CHECK(out.count <= kMaxDrafts, out.count, " rates");
+  std::copy(config.synthetic_rates.begin(), config.synthetic_rates.end(), out.rates);
+  return out;
 }
 
 Result<std::unique_ptr<Ops>> CudaDevice::make_ops() {
@@ -120,33 +133,50 @@ Status CudaDevice::reserve_arrays() {
   if (state_pages > 0) ring_ = device_buffer(static_cast<size_t>(parts.ring_bytes()));
   const int32_t checkpoints = state_pages > 0 ? max_checkpoint_writes(slots, tokens) : 0;
   const ModelInfo& model = parts.model->info();
+  const bool looks_up = places() > 1 && parts.draft == nullptr;
   arrays_ = std::make_unique<DeviceArrays>(ArraySizes{.slots = slots,
                                                       .tokens = tokens,
                                                       .max_blocks = max_blocks,
                                                       .vocab = model.vocab,
                                                       .state_width = state_pages,
                                                       .checkpoints = checkpoints,
+                                                      .places = places(),
+                                                      .history = looks_up ? model.max_positions + 1 : 0,
                                                       .rank = ops().comm().rank(),
                                                       .ranks = ops().comm().size(),
                                                       .shared = config_.limits.dcp_size > 1});
   sequences_ = arrays_->sequences();
-  sampling_ = std::make_unique<StepSampling>(
-      SamplingSizes{.slots = slots, .scores = kPromptLogprobTokens, .max_positions = model.max_positions}, *arrays_,
-      ops().owned_stream(), ops().comm());
+  sampling_ = std::make_unique<StepSampling>(SamplingSizes{.slots = slots,
+                                                           .scores = kPromptLogprobTokens,
+                                                           .max_positions = model.max_positions,
+                                                           .synthetic = synthetic_rates(config_)},
+                                             *arrays_, ops().owned_stream(), ops().comm());
+  make_drafter();
+  started_in_.resize(static_cast<size_t>(slots));
   const UploadLimits limits{.max_sequences = slots,
                             .max_tokens = tokens,
                             .max_blocks = max_blocks,
                             .max_logit_rows = parts.max_rows_of_logits(),
                             .state_width = state_pages,
-                            .max_checkpoints = checkpoints};
+                            .max_checkpoints = checkpoints,
+                            .places = places()};
   for (InFlight& step : in_flight_) step.upload = std::make_unique<PlanUpload>(limits);
   return device_status();
+}
+
+void CudaDevice::make_drafter() {
+  if (parts_->draft)
+    drafter_ =
+        make_device_eagle_drafter(*parts_->draft, *arrays_, config_.limits.max_sequences, parts_->max_tokens(), ops());
+  else if (places() > 1)
+    drafter_ = make_device_ngram_drafter(config_.ngram, *arrays_, stream());
 }
 
 // Steps of padding alone, so that the arena has its final size.
 Status CudaDevice::run_largest_steps() {
   cuda_ok(load_sampling_kernels(), "loading the sampling kernels");
   cuda_ok(load_step_kernels(), "loading the step kernels");
+  cuda_ok(load_draft_kernels(), "loading the draft kernels");
   for (const std::vector<SequenceRows>& sequences : warm_up_shapes({.sequences = config_.limits.max_sequences,
                                                     .tokens = parts_->max_tokens(),
                                                     .sequence_tokens = sequences_.table_width * kBlockTokens,
@@ -168,7 +198,9 @@ Status CudaDevice::run_padding(std::span<const SequenceRows> sequences, int32_t 
   cuda_ok(build_batch({}, arrays_->slots(), arrays_->batch(), parts_->max_tokens(), stream()), "warming up");
   const std::span<const int32_t> any_rows(arrays_->batch().row_sequence, static_cast<size_t>(rows_of_logits));
   ops().begin_step();
-  parts_->model->forward(device_batch(arrays_->batch(), sequences_, sequences, rows, any_rows), ops(), pool());
+  const Batch batch = device_batch(arrays_->batch(), sequences_, sequences, rows, any_rows);
+  const ModelOutput output = parts_->model->forward(batch, ops(), pool());
+  if (drafter_) drafter_->draft({batch, output, pool(), ops()});
   RETURN_IF_ERROR(ops().status());
   cuda_ok(cudaStreamSynchronize(stream()), "warming up");
   ops().begin_step();
@@ -199,8 +231,10 @@ Status CudaDevice::reserve() {
   pages_ = {};
   pages_ = device_buffer(static_cast<size_t>(parts_->pool_bytes()));
   RETURN_IF_ERROR(device_status());
-  graphs_ = std::make_unique<DecodeGraphs>(arrays_->batch(), sequences_, config_.limits.max_sequences);
-  RETURN_IF_ERROR(graphs_->capture(*parts_->model, ops(), pool(), *sampling_));
+  const int32_t rows = std::min(config_.limits.max_sequences, parts_->max_tokens() / places());
+  graphs_ = std::make_unique<DecodeGraphs>(arrays_->batch(), sequences_, rows);
+  cuda_ok(build_batch({.width = places()}, arrays_->slots(), arrays_->batch(), rows, stream()), "warming up");
+  RETURN_IF_ERROR(graphs_->capture(*parts_->model, ops(), pool(), *sampling_, drafter_.get()));
   cuda_ok(cudaStreamSynchronize(stream()), "warming up");
   ops().set_silent(false);
   allocations_ = num_device_allocations();
@@ -214,7 +248,9 @@ void CudaDevice::apply(const StepPlan& plan, const Batch& batch, int32_t buffer)
   auto& [upload, done, asked] = in_flight_[static_cast<size_t>(buffer)];
   upload->begin();
   bucket_ = graph_bucket(plan);
-  PlanArrays packed = pack_plan(plan, batch.sequences, *parts_->slots, parts_->state_pages(), *upload);
+  for (const SequenceStart& start : plan.starts) started_in_[static_cast<size_t>(start.slot.value)] = plan.step;
+  PlanArrays packed =
+      pack_plan(plan, batch.sequences, *parts_->slots, parts_->state_pages(), bucket_ > 0 ? places() : 0, *upload);
   logit_rows_ = upload->place(batch.logit_rows);
   sampling_->ask(plan, *parts_->slots, *parts_->builder, bucket_ > 0, *upload, asked);
   packed.samples = asked.samples.data();
@@ -228,7 +264,7 @@ void CudaDevice::apply(const StepPlan& plan, const Batch& batch, int32_t buffer)
 }
 
 int32_t CudaDevice::graph_bucket(const StepPlan& plan) const {
-  const auto is_decode = [](const PlanRow& row) { return std::holds_alternative<Decode>(row.work); };
+  const auto is_decode = [](const PlanRow& row) { return row.prefill() == nullptr; };
   if (plan.eager || !std::all_of(plan.rows.begin(), plan.rows.end(), is_decode)) return 0;
   return graphs_->bucket(static_cast<int32_t>(plan.rows.size()));
 }
@@ -237,22 +273,26 @@ void CudaDevice::forward(const StepPlan&, const Batch& batch, int32_t) {
   if (bucket_ > 0) return graphs_->forward(bucket_, stream());
   Ops& step_ops = parts_->step_ops();
   step_ops.begin_step();
-  const Batch on_device =
-      device_batch(arrays_->batch(), sequences_, batch.sequences, std::ssize(batch.positions), logit_rows_);
-  logits_ = parts_->model->forward(on_device, step_ops, pool()).logits;
+  batch_ = device_batch(arrays_->batch(), sequences_, batch.sequences, std::ssize(batch.positions), logit_rows_);
+  output_ = parts_->model->forward(batch_, step_ops, pool());
 }
 
+// The result need not wait for what the next row's drafts are.
 void CudaDevice::sample(const StepPlan&, int32_t buffer) {
   auto& [upload, done, asked] = in_flight_[static_cast<size_t>(buffer)];
   if (bucket_ > 0) {
     graphs_->sample(bucket_, buffer, stream());
   } else {
-    sampling_->deal(logits_, asked.sampled_by);
-    sampling_->score(asked, logits_, buffer);
-    sampling_->sample(asked.num_rows, logits_, buffer);
+    sampling_->deal(output_.logits, asked.sampled_by);
+    sampling_->score(asked, output_.logits, buffer);
+    sampling_->sample(asked.num_rows, output_.logits, buffer);
   }
   upload->fence(ops().owned_stream());
   done.record(ops().owned_stream());
+  if (bucket_ > 0)
+    graphs_->draft(bucket_, stream());
+  else if (drafter_)
+    drafter_->draft({batch_, output_, pool(), parts_->step_ops()});
 }
 
 Status CudaDevice::collect(const StepPlan& plan, int32_t buffer, StepResult& result) {
@@ -261,7 +301,19 @@ Status CudaDevice::collect(const StepPlan& plan, int32_t buffer, StepResult& res
   RETURN_IF_ERROR(device_status());
   CHECK(num_device_allocations() == allocations_, "memory was reserved after the start, in step ", plan.step);
   sampling_->fill(plan, of.asked, buffer, result);
+  if (drafter_) lower_lengths(plan, result);
   return {};
+}
+
+// The host has taken all drafts to be right. Not of a slot that has another sequence by now.
+void CudaDevice::lower_lengths(const StepPlan& plan, const StepResult& result) {
+  for (size_t i = 0; i < plan.rows.size(); ++i) {
+    const PlanRow& row = plan.rows[i];
+    if (row.num_drafts() == 0 || started_in_[static_cast<size_t>(row.slot.value)] > plan.step) continue;
+    const RowResult& of = result.rows[i];
+    const auto num_kept = static_cast<int32_t>(of.ids.size()) + (of.finite ? 0 : 1);
+    parts_->slots->lower(row.slot, row.num_tokens() - num_kept);
+  }
 }
 
 }  // namespace

@@ -9,6 +9,8 @@ DeviceArrays::DeviceArrays(const ArraySizes& sizes) {
   slots_.max_blocks = static_cast<int32_t>(sizes.max_blocks);
   slots_.vocab = static_cast<int32_t>(sizes.vocab);
   slots_.state_width = static_cast<int32_t>(sizes.state_width);
+  slots_.max_history = static_cast<int32_t>(sizes.history);
+  batch_.places = static_cast<int32_t>(sizes.places);
   slots_.rank = sizes.rank;
   slots_.ranks = sizes.ranks;
   for (int pass = 0; pass < 2; ++pass) {  // the first adds up, the second has the memory
@@ -30,6 +32,11 @@ void DeviceArrays::cut(T*& array, int64_t count, uint8_t* memory) {
 
 void DeviceArrays::cut_slots(const ArraySizes& sizes, uint8_t* memory) {
   cut(slots_.newest, sizes.slots, memory);
+  if (sizes.places > 1) cut(slots_.drafts, sizes.slots * kMaxDrafts, memory);
+  if (sizes.history > 0) {
+    cut(slots_.history, sizes.slots * sizes.history, memory);
+    cut(slots_.num_known, sizes.slots, memory);
+  }
   cut(slots_.length, sizes.slots, memory);
   cut(slots_.num_outputs, sizes.slots, memory);
   cut(slots_.block_tables, sizes.slots * sizes.max_blocks, memory);
@@ -51,8 +58,11 @@ void DeviceArrays::cut_batch(const ArraySizes& sizes, uint8_t* memory) {
   for (int32_t** numbers :
        {&batch_.first_row, &batch_.lengths, &batch_.slots, &batch_.committed, &batch_.commit, &batch_.first_checkpoint})
     cut(*numbers, sizes.tokens + 1, memory);
-  cut(batch_.samples, sizes.tokens, memory);
-  cut(batch_.sampled_by, sizes.tokens, memory);
+  cut(batch_.samples, sizes.tokens * sizes.places, memory);
+  cut(batch_.sampled_by, sizes.tokens * sizes.places, memory);
+  if (sizes.places > 1)
+    for (int32_t** numbers : {&batch_.next_token, &batch_.chunk_tokens, &batch_.num_blocks, &batch_.blocks_here})
+      cut(*numbers, sizes.tokens, memory);
   cut(batch_.block_tables, sizes.slots * sizes.max_blocks, memory);
   if (sizes.shared) {
     cut(batch_.block_index, sizes.slots * sizes.max_blocks, memory);

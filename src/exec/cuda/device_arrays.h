@@ -12,6 +12,8 @@ struct ArraySizes {
   int64_t tokens = 0;  // of a step, at least `slots`
   int64_t max_blocks = 0, vocab = 0, state_width = 0;
   int64_t checkpoints = 0;      // of a step
+  int64_t places = 1;           // that a sequence is sampled at in a step
+  int64_t history = 0;          // tokens of a slot that are kept for prompt lookup
   int32_t rank = 0, ranks = 1;  // that share the vocabulary, and with it the slots' counts of ids
   bool shared = false;          // blocks of a sequence lie with several ranks
 };

@@ -13,6 +13,7 @@ namespace {
 
 // Not measured one by one yet: a context of CUDA 13 with our kernels, cuBLASLt's workspace and the work lists of
 // attention; a graph of a decode step.
+constexpr int64_t kSamplingScratchBytes = 25 << 10;  // of a place (sample_scratch_bytes()); the first is in the next
 constexpr int64_t kContextBytes = int64_t{700} << 20, kGraphBytes = int64_t{4} << 20;
 
 struct StepSizes {
@@ -62,16 +63,21 @@ int64_t step_bytes(const ModelConfig& c, const StepSizes& s) {
 int64_t array_bytes(const RankParts& parts, const ModelConfig& c, const StepSizes& s) {
   const int64_t blocks = parts.max_blocks(INT32_MAX), states = parts.state_pages(), ranks = c.ranks.size;
   const int64_t kept = (s.slots + ranks - 1) / ranks;  // slots that the rank samples: counts, logits as sampled
-  const int64_t bits = 4 * ((c.vocab + 31) / 32), sampled = kept * (4 * ((c.vocab + 1) / 2) + bits + 4 * c.vocab);
-  const int64_t whole = ranks > 1 ? 4 * c.vocab * (kept + kPromptLogprobTokens) : 0;  // rows of logits that come here
+  const int64_t drafts = parts.config.limits.num_drafts, places = 1 + drafts;  // that a sequence is sampled at
+  const int64_t bits = 4 * ((c.vocab + 31) / 32);
+  const int64_t sampled = kept * (4 * ((c.vocab + 1) / 2) + bits + places * 4 * c.vocab);
+  // Rows of logits that come here.
+  const int64_t whole = ranks > 1 ? 4 * c.vocab * (places * kept + kPromptLogprobTokens) : 0;
+  const int64_t history = drafts > 0 && parts.draft == nullptr ? 4 * (c.max_positions + 1) : 0;  // for prompt lookup
   const int64_t lists = int64_t{kMaxListed} * 8, tables = 2 * 4 * (blocks + states), masks = bits;
   const int64_t uploads = 2 * (blocks * static_cast<int64_t>(sizeof(AppendRecord)) + 8 * states);
-  const int64_t records = static_cast<int64_t>(sizeof(SlotParams) + sizeof(SampleResult) + 2 * sizeof(StartRecord));
+  const int64_t records = static_cast<int64_t>(sizeof(SlotParams) + 2 * sizeof(StartRecord)) +
+                          places * static_cast<int64_t>(sizeof(SampleResult)) + drafts * kSamplingScratchBytes;
   const int64_t scores = kPromptLogprobTokens * static_cast<int64_t>(sizeof(TokenScore));
   const int64_t mailboxes =
       ranks > 1 ? 2 * ranks * static_cast<int64_t>(mailbox_bytes(static_cast<int32_t>(ranks))) : 0;
-  return mailboxes + s.slots * (lists + tables + masks + uploads + records) + sampled + whole + s.tokens * 64 +
-         4 * c.max_positions + scores + (states > 0 ? parts.ring_bytes() : 0);
+  return mailboxes + s.slots * (lists + tables + masks + uploads + records + history) + sampled + whole +
+         s.tokens * 64 + 4 * c.max_positions + scores + (states > 0 ? parts.ring_bytes() : 0);
 }
 
 // As DecodeGraphs has them.

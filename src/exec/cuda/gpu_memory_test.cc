@@ -55,6 +55,15 @@ TEST(GpuWorkspace, RanksDivideSlotsAndGetTheirLogitsWhole) {
   EXPECT_EQ(apart, 768 * 409'600 - 512 * 627'200 + (16 << 20));
 }
 
+// Of 102,400 ids three more places of a slot take three more rows as sampled and 75 KiB to sort them in; prompt lookup
+// a history of 163,840 positions.
+TEST(GpuWorkspace, DraftsTakeRowsToSampleAndAHistory) {
+  const int64_t plain = workspace_of({.max_sequences = 64, .max_step_tokens = 8192}, 1, "v2-lite").arrays;
+  const int64_t drafts =
+      workspace_of({.max_sequences = 64, .max_step_tokens = 8192, .num_drafts = 3}, 1, "v2-lite").arrays;
+  EXPECT_NEAR(static_cast<double>(drafts - plain), 64 * (3 * (409'600 + (25 << 10)) + 4 * 163'841), 64 * 1024);
+}
+
 TEST(GpuPool, IsWhatWasAskedForOrWhatTheShareLeaves) {
   RankConfig config;
   config.cache_bytes = 5;

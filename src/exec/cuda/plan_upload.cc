@@ -7,7 +7,8 @@ namespace perigee {
 
 int64_t UploadLimits::bytes() const {
   constexpr int64_t kPadding = 64 * 16;
-  const int64_t sequence = static_cast<int64_t>(sizeof(StartRecord) + sizeof(RowRecord) + sizeof(SampleRecord)) +
+  const int64_t sequence = static_cast<int64_t>(sizeof(StartRecord) + sizeof(RowRecord)) +
+                           places * static_cast<int64_t>(sizeof(SampleRecord)) +
                            max_blocks * static_cast<int64_t>(sizeof(AppendRecord)) + 2 * 4 * state_width;
   return kPadding + max_sequences * sequence + 4 * static_cast<int64_t>(max_tokens) +
          max_checkpoints * (4 + 4 * static_cast<int64_t>(state_width)) +
@@ -82,14 +83,20 @@ StartRecord start_record(const SequenceStart& start) {
   return {.slot = start.slot.value,
           .length = start.num_cached_tokens,
           .num_outputs = static_cast<int32_t>(start.tokens->size()) - start.num_prompt_tokens,
-          .reserved = 0,
+          .num_tokens = static_cast<int32_t>(start.tokens->size()),
           .params = slot_params(*start.sampling)};
+}
+
+// After a chunk that samples nothing, in the text that the sequence came with.
+int32_t next_token(const PlanRow& row, const Slot& slot) {
+  if (row.samples()) return -1;
+  return (*slot.tokens)[static_cast<size_t>(row.position.least + row.num_tokens())];
 }
 
 }  // namespace
 
 PlanArrays pack_plan(const StepPlan& plan, std::span<const SequenceRows> sequences, const Slots& slots,
-                     int32_t state_width, PlanUpload& upload) {
+                     int32_t state_width, int32_t width, PlanUpload& upload) {
   StartRecord* const starts = upload.take<StartRecord>(std::ssize(plan.starts));
   std::transform(plan.starts.begin(), plan.starts.end(), starts, start_record);
   const std::span<const AppendRecord> appends = pack_appends(plan, slots, upload);
@@ -100,14 +107,17 @@ PlanArrays pack_plan(const StepPlan& plan, std::span<const SequenceRows> sequenc
   for (size_t i = 0; i < plan.rows.size(); ++i) {
     const SequenceRows& sequence = sequences[i];
     const Prefill* prefill = plan.rows[i].prefill();
+    const Slot& slot = slots[plan.rows[i].slot];
     rows[i] = {.slot = plan.rows[i].slot.value,
                .num_tokens = sequence.num_tokens,
                .tokens_offset = prefill == nullptr ? -1 : prefill->tokens_offset,
-               .first_row = sequence.first_row,
+               .first_row = width > 0 ? static_cast<int32_t>(i) * width : sequence.first_row,
                .commit_all = sequence.commit_all ? 1 : 0,
                .first_checkpoint = num_checkpoints,
                .num_checkpoints = static_cast<int32_t>(sequence.checkpoints.size()),
-               .blocks_here = static_cast<int32_t>(sequence.shared.here.size())};
+               .num_blocks = slot.num_blocks,
+               .blocks_here = static_cast<int32_t>(slot.pages.size()),
+               .next_token = next_token(plan.rows[i], slot)};
     for (const StateCheckpoint& checkpoint : sequence.checkpoints) {
       std::copy_n(checkpoint.pages, state_width, pages + int64_t{num_checkpoints} * state_width);
       positions[num_checkpoints++] = checkpoint.position;
@@ -123,7 +133,8 @@ PlanArrays pack_plan(const StepPlan& plan, std::span<const SequenceRows> sequenc
           .num_starts = static_cast<int32_t>(plan.starts.size()),
           .num_appends = static_cast<int32_t>(appends.size()),
           .num_rows = static_cast<int32_t>(plan.rows.size()),
-          .num_checkpoints = num_checkpoints};
+          .num_checkpoints = num_checkpoints,
+          .width = width};
 }
 
 SlotParams slot_params(const SamplingParams& p) {

@@ -17,6 +17,7 @@ namespace perigee {
 
 struct UploadLimits {
   int32_t max_sequences = 0, max_tokens = 0, max_blocks = 0, max_logit_rows = 0, state_width = 0, max_checkpoints = 0;
+  int32_t places = 1;  // that a sequence is sampled at
   int64_t bytes() const;
 };
 
@@ -54,9 +55,9 @@ class PlanUpload {
 };
 
 // The plan and its rows, as the host's batch has them (forms apart), for the kernels of step_kernels.h. `slots` have
-// the plan's starts and appends.
+// the plan's starts and appends. `width`: see PlanArrays.
 PlanArrays pack_plan(const StepPlan& plan, std::span<const SequenceRows> sequences, const Slots& slots,
-                     int32_t state_width, PlanUpload& upload);
+                     int32_t state_width, int32_t width, PlanUpload& upload);
 
 // SamplingParams as the kernels read them.
 SlotParams slot_params(const SamplingParams& params);

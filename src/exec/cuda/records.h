@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "control/plan_ids.h"
+
 namespace perigee {
 
 inline constexpr int32_t kMaxListed = 2048;  // entries of logit_bias (at most 1,024) and stop ids of one sequence
@@ -16,7 +18,7 @@ struct SlotParams {
 };
 
 struct StartRecord {
-  int32_t slot, length, num_outputs, reserved;  // `length` tokens are in the cache and in the state
+  int32_t slot, length, num_outputs, num_tokens;  // `length` tokens are in the cache and in the state
   SlotParams params;
 };
 
@@ -25,12 +27,14 @@ struct AppendRecord {
   int32_t slot, index, page, block;
 };
 
-// A plan row: the ids of decode rows (tokens_offset < 0) are the worker's.
+// A plan row: the ids of decode and verify rows (tokens_offset < 0) are the worker's.
 struct RowRecord {
   int32_t slot, num_tokens, tokens_offset, first_row;
   int32_t commit_all;                         // of a recurrent model
   int32_t first_checkpoint, num_checkpoints;  // of PlanArrays
-  int32_t blocks_here;                        // of a dcp group: entries of the slot's block table
+  int32_t num_blocks;                         // of the sequence
+  int32_t blocks_here;                        // entries of the slot's block table
+  int32_t next_token;                         // after a chunk that samples nothing; -1: the id that is sampled
 };
 
 // Ranks share the vocabulary: a row is sampled by one rank, which gets all its logits, or by all of them, where only
@@ -65,10 +69,24 @@ struct SampleResult {
   TokenScore score;
 };
 
+// RankConfig::synthetic_rates; no count: drafts are accepted if they are what is sampled.
+struct SyntheticRates {
+  int32_t count = 0;
+  float rates[kMaxDrafts] = {};
+};
+
+// What became of a row that samples at several places.
+struct RowOutcome {
+  int32_t num_ids;              // the last one may be one that is not finite
+  int32_t num_drafts;           // that it verified
+  int32_t committed, position;  // tokens that the recurrent state had seen before it, and after it
+};
+
 // What the GPU knows of each slot (DESIGN D4), device pointers.
 struct SlotArrays {
   int32_t* newest = nullptr;        // [slots] the id that the next decode row runs
-  int32_t* length = nullptr;        // [slots]
+  int32_t* drafts = nullptr;        // [slots][kMaxDrafts] ids that may follow it; -1: there is none from here on
+  int32_t* length = nullptr;        // [slots] of what is certain
   int32_t* num_outputs = nullptr;   // [slots]
   int32_t* block_tables = nullptr;  // [slots][max_blocks] pages of the blocks that lie here
   int32_t* block_index = nullptr;   // [slots][max_blocks] which these are, ascending; none: all lie here
@@ -80,7 +98,10 @@ struct SlotArrays {
   // Under penalties, of the slots that this rank samples, by kept():
   uint32_t* counts = nullptr;  // [ceil(slots / ranks)][ceil(vocab / 2)] two 16-bit counts of sampled ids a word
   uint32_t* seen = nullptr;    // [ceil(slots / ranks)][ceil(vocab / 32)] bits of prompt and sampled ids
-  int32_t max_blocks = 0, vocab = 0, state_width = 0;
+  // For prompt lookup:
+  int32_t* history = nullptr;    // [slots][max_history] prompt and outputs; null: it is not wanted
+  int32_t* num_known = nullptr;  // [slots] of them
+  int32_t max_blocks = 0, vocab = 0, state_width = 0, max_history = 0;
   int32_t rank = 0, ranks = 1;
 
   // As rank_of_slot() deals them.
@@ -91,8 +112,29 @@ struct SlotArrays {
   constexpr int64_t bit_words() const { return (vocab + 31) / 32; }
 };
 
-// The arrays of a batch in device memory; DeviceSequences and the spans of Batch point into them.
+// The passes of a draft model, device pointers: the first over a step's rows, the others over one row a sequence, of
+// which a sequence without one is padding.
+struct DraftPasses {
+  int32_t num_drafts = 0, slots = 0;
+  const int32_t* target_ids = nullptr;  // of each id that is drafted the target's; null: the same
+  int32_t* first_tokens = nullptr;      // [rows of the step] the token after each
+  int32_t* last_rows = nullptr;         // [sequences] of the first pass: the row whose logits give the first draft
+  // [num_drafts][slots], of pass i from i * slots on; nothing of the first:
+  int32_t* tokens = nullptr;
+  int32_t* positions = nullptr;
+  int32_t* lengths = nullptr;
+  int32_t* row_page = nullptr;
+  int32_t* local_blocks = nullptr;
+  int32_t* numbers = nullptr;             // [slots + 1] 0, 1, 2, ...
+  unsigned long long* largest = nullptr;  // [slots] order_key() of each sequence's largest logit so far
+  Pick* picks = nullptr;                  // of several ranks: [slots] this rank's; ...
+  Pick* all_picks = nullptr;              // ... [ranks][rows of the pass]
+};
+
+// The arrays of a batch in device memory; DeviceSequences and the spans of Batch point into them. A sequence is sampled
+// at `places`: one, and one for each draft.
 struct BatchArrays {
+  int32_t places = 1;
   int32_t* tokens = nullptr;               // [rows]
   int32_t* positions = nullptr;            // [rows]
   int32_t* row_sequence = nullptr;         // [rows]
@@ -102,8 +144,12 @@ struct BatchArrays {
   int32_t* block_tables = nullptr;         // [sequences][SlotArrays::max_blocks]
   int32_t* block_index = nullptr;          // the same shape, of a dcp group as the next
   int32_t* local_blocks = nullptr;         // [sequences]
-  SampleRecord* samples = nullptr;         // [sequences]
-  int32_t* sampled_by = nullptr;           // [sequences] the rank that gets the row's logits whole; -1: none
+  SampleRecord* samples = nullptr;         // [sequences][places]
+  int32_t* sampled_by = nullptr;           // the same shape: the rank that gets the row's logits whole; -1: none
+  int32_t* next_token = nullptr;           // [sequences] as RowRecord, these and the next for drafters
+  int32_t* chunk_tokens = nullptr;         // [sequences] of a prefill chunk; 0: a decode or verify row, or padding
+  int32_t* num_blocks = nullptr;           // [sequences] of the whole sequence
+  int32_t* blocks_here = nullptr;          // [sequences] of those, entries of block_tables
   int32_t* slots = nullptr;                // [sequences], these and the rest for recurrent models
   int32_t* committed = nullptr;            // [sequences]
   int32_t* commit = nullptr;               // [sequences]

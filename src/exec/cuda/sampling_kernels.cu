@@ -2,8 +2,8 @@
 #include <cfloat>
 
 #include "base/rng.h"
+#include "exec/cuda/row_max.cuh"
 #include "exec/cuda/sampling_kernels.h"
-#include "exec/cuda/sampling_order.cuh"
 #include "ops/cuda/launch.h"
 #include "ops/cuda/mma.cuh"
 
@@ -11,16 +11,8 @@ namespace perigee {
 namespace {
 
 constexpr int kThreads = kSamplingThreads;
-constexpr int kMaxSlices = 16;            // blocks of a row
-constexpr int kBlocks = 256;              // about two for each multiprocessor
 constexpr float kMinTemperature = 1e-5f;  // as exec/sampler.cc: below, the distribution has collapsed
 constexpr float kMaxTemperature = 1e30f;
-
-struct RowMax {
-  uint64_t key;  // of the lowest of the ids with the largest value
-  bool good;     // no NaN, no +inf
-  __device__ int id() const { return static_cast<int>(key & 0xFFFFFFFFu); }
-};
 
 // What the kernels tell one another of a row.
 struct RowScratch {
@@ -28,49 +20,10 @@ struct RowScratch {
   RowBins bins;
 };
 
-struct Best {
-  float value = -INFINITY;
-  int id = 0, good = 1;
-  __device__ void take(float x, int i) {
-    good &= x <= FLT_MAX;  // false of NaN and +inf
-    if (x > value) {
-      value = x;
-      id = i;
-    }
-  }
-};
-
-// Of ids first ... end - 1; first is a multiple of 4.
-__device__ RowMax row_max(const float* x, int first, int end) {
-  Best best;
-  const int fours = reinterpret_cast<uintptr_t>(x) % 16 == 0 ? end / 4 : first / 4;
-#pragma unroll 8
-  for (int i = first / 4 + threadIdx.x; i < fours; i += kThreads) {
-    const float4 v = reinterpret_cast<const float4*>(x)[i];
-    best.take(v.x, 4 * i);
-    best.take(v.y, 4 * i + 1);
-    best.take(v.z, 4 * i + 2);
-    best.take(v.w, 4 * i + 3);
-  }
-  for (int i = 4 * fours + threadIdx.x; i < end; i += kThreads) best.take(x[i], i);
-  const Mass key = block_reduce<Mass>(order_key(best.value, best.id), [](Mass a, Mass b) { return a < b ? a : b; });
-  return {key, __syncthreads_and(best.good) != 0};
-}
-
-// The part of a row that a block prepares or counts.
-struct Slice {
-  int first, end;
-};
-
-__device__ Slice my_slice(int vocab) {
-  const int size = (vocab + 4 * static_cast<int>(gridDim.x) - 1) / (4 * static_cast<int>(gridDim.x)) * 4;
-  const int first = min(static_cast<int>(blockIdx.x) * size, vocab);
-  return {first, min(first + size, vocab)};
-}
-
-// logit_bias, mask, min_tokens and penalties, in that order, on a copy of the slice.
-__device__ void adjust(const float* logits, const uint32_t* mask, const SlotArrays& slots, int slot, const Slice& slice,
-                       float* work) {
+// logit_bias, mask, min_tokens and penalties, in that order, on a copy of the slice. After `place` drafts, which count
+// like sampled ids.
+__device__ void adjust(const float* logits, const uint32_t* mask, const SlotArrays& slots, int slot, int place,
+                       const Slice& slice, float* work) {
   const SlotParams& p = slots.params[slot];
   const int32_t* ids = slots.listed_ids + static_cast<int64_t>(slot) * kMaxListed;
   const float* bias = slots.listed_bias + static_cast<int64_t>(slot) * kMaxListed;
@@ -84,17 +37,21 @@ __device__ void adjust(const float* logits, const uint32_t* mask, const SlotArra
     for (int i = slice.first + threadIdx.x; i < slice.end; i += kThreads)
       if ((mask[i / 32] >> (i % 32) & 1u) == 0) work[i] = -INFINITY;
   __syncthreads();
-  if (slots.num_outputs[slot] < p.min_tokens)
+  if (slots.num_outputs[slot] + place < p.min_tokens)
     for (int i = threadIdx.x; i < p.num_stops; i += kThreads)
       if (const int id = ids[p.num_bias + i]; is_mine(id)) work[id] = -INFINITY;
   __syncthreads();
   if (p.penalties == 0) return;
   const uint32_t* seen = slots.seen + slots.kept(slot) * slots.bit_words();
   const uint32_t* counts = slots.counts + slots.kept(slot) * slots.count_words();
+  const int32_t* drafts = place > 0 ? slots.drafts + static_cast<int64_t>(slot) * kMaxDrafts : nullptr;
   for (int i = slice.first + threadIdx.x; i < slice.end; i += kThreads) {
     float x = work[i];
-    if ((seen[i / 32] >> (i % 32) & 1u) != 0) x *= x > 0 ? 1.0f / p.repetition : p.repetition;
-    const auto count = static_cast<float>(counts[i / 2] >> (i % 2 * 16) & 0xFFFFu);
+    int drafted = 0;
+    for (int k = 0; k < place; ++k) drafted += drafts[k] == i ? 1 : 0;
+    if (drafted > 0 || (seen[i / 32] >> (i % 32) & 1u) != 0) x *= x > 0 ? 1.0f / p.repetition : p.repetition;
+    const int counted = static_cast<int>(counts[i / 2] >> (i % 2 * 16) & 0xFFFFu);
+    const auto count = static_cast<float>(min(counted + drafted, 0xFFFF));
     work[i] = x - (p.frequency * count + (count > 0 ? p.presence : 0.0f));
   }
   __syncthreads();
@@ -162,6 +119,8 @@ __device__ void score(const float* x, int n, int id, int top, TokenScore& out) {
 __device__ void accept(const SlotArrays& slots, int slot, int id) {
   slots.newest[slot] = id;
   ++slots.num_outputs[slot];
+  if (slots.history != nullptr && slots.num_known[slot] < slots.max_history)
+    slots.history[static_cast<int64_t>(slot) * slots.max_history + slots.num_known[slot]++] = id;
   if (slots.params[slot].penalties == 0 || !slots.is_mine(slot)) return;
   slots.seen[slots.kept(slot) * slots.bit_words() + id / 32] |= 1u << (id % 32);
   uint32_t& word = slots.counts[slots.kept(slot) * slots.count_words() + id / 2];
@@ -169,9 +128,9 @@ __device__ void accept(const SlotArrays& slots, int slot, int id) {
   if ((word >> shift & 0xFFFFu) != 0xFFFFu) word += 1u << shift;
 }
 
-// One row that is sampled here, whole or this rank's share of it.
+// One place of a row that is sampled here, whole or this rank's share of it.
 struct Sample {
-  int slot;
+  int slot, place;
   const SlotParams& params;
   const float* logits;
   const uint32_t* mask;
@@ -181,8 +140,18 @@ struct Sample {
   int vocab;
 };
 
-__device__ bool is_sampled_here(const SampleRecord& record, const SlotArrays& slots) {
-  return record.slot >= 0 && (record.rank == kEveryRank || record.rank == slots.rank);
+// Nothing is sampled after a draft that there is not.
+__device__ bool is_sampled_here(const SampleCall& call, const SlotArrays& slots, int index) {
+  const SampleRecord record = call.samples[index];
+  if (record.slot < 0 || (record.rank != kEveryRank && record.rank != slots.rank)) return false;
+  const int32_t* drafts = slots.drafts + static_cast<int64_t>(record.slot) * kMaxDrafts;
+  for (int k = 0; k < index % call.places; ++k)
+    if (drafts[k] < 0) return false;
+  return true;
+}
+
+__device__ float* work_of(const SampleCall& call, const SlotArrays& slots, int slot, int place) {
+  return call.work + (slots.kept(slot) * call.places + place) * slots.vocab;
 }
 
 __device__ Sample sample_of(const SampleCall& call, const SlotArrays& slots, int index) {
@@ -192,14 +161,16 @@ __device__ Sample sample_of(const SampleCall& call, const SlotArrays& slots, int
   const int vocab = share ? slots.vocab / slots.ranks : slots.vocab;
   const float* logits = (share ? call.shares : call.logits) + static_cast<int64_t>(record.logit_row) * vocab;
   const uint32_t* mask = record.mask_row < 0 ? nullptr : call.masks + record.mask_row * slots.bit_words();
+  const int place = index % call.places;
   const bool adjusted = !share && (p.num_bias > 0 || mask != nullptr || p.penalties != 0 ||
-                                   slots.num_outputs[record.slot] < p.min_tokens);
+                                   slots.num_outputs[record.slot] + place < p.min_tokens);
   return {record.slot,
+          place,
           p,
           logits,
           mask,
           adjusted,
-          adjusted ? call.work + slots.kept(record.slot) * slots.vocab : logits,
+          adjusted ? work_of(call, slots, record.slot, place) : logits,
           static_cast<RowScratch*>(call.scratch)[index],
           vocab};
 }
@@ -227,12 +198,13 @@ __device__ Row row_of(const Sample& sample, const RowMax& max) {
 __global__ __launch_bounds__(kThreads) void prepare_kernel(SampleCall call, SlotArrays slots) {
   dependency_wait();
   dependency_trigger();
-  if (!is_sampled_here(call.samples[blockIdx.y], slots)) return;
+  if (!is_sampled_here(call, slots, blockIdx.y)) return;
   const Sample sample = sample_of(call, slots, blockIdx.y);
   const Slice slice = my_slice(sample.vocab);
   RowMax max = row_max(sample.logits, slice.first, slice.end);
   if (sample.adjusted) {
-    adjust(sample.logits, sample.mask, slots, sample.slot, slice, call.work + slots.kept(sample.slot) * slots.vocab);
+    adjust(sample.logits, sample.mask, slots, sample.slot, sample.place, slice,
+           work_of(call, slots, sample.slot, sample.place));
     const RowMax adjusted = row_max(sample.x, slice.first, slice.end);
     max = {adjusted.key, max.good && adjusted.good};
   }
@@ -249,7 +221,7 @@ __global__ __launch_bounds__(kThreads) void count_bins_kernel(SampleCall call, S
   __shared__ OrderScratch bins;
   dependency_wait();
   dependency_trigger();
-  if (!is_sampled_here(call.samples[blockIdx.y], slots)) return;
+  if (!is_sampled_here(call, slots, blockIdx.y)) return;
   const Sample sample = sample_of(call, slots, blockIdx.y);
   if (sample.params.temperature < kMinTemperature) return;
   const RowMax max = joined_max(sample, gridDim.x);
@@ -299,7 +271,7 @@ __global__ __launch_bounds__(kThreads) void choose_kernel(SampleCall call, SlotA
   dependency_wait();
   dependency_trigger();
   const SampleRecord record = call.samples[blockIdx.x];
-  if (!is_sampled_here(record, slots)) return;
+  if (!is_sampled_here(call, slots, blockIdx.x)) return;
   const Sample sample = sample_of(call, slots, blockIdx.x);
   const SlotParams p = sample.params;
   const RowMax max = joined_max(sample, slices);
@@ -316,7 +288,7 @@ __global__ __launch_bounds__(kThreads) void choose_kernel(SampleCall call, SlotA
     if (p.temperature < kMinTemperature) {
       id = max.id();
     } else {
-      const auto outputs = static_cast<uint64_t>(slots.num_outputs[sample.slot]);
+      const auto outputs = static_cast<uint64_t>(slots.num_outputs[sample.slot] + sample.place);
       id = draw(row_of(sample, max), sample.scratch.bins, scratch, p, random_unit(p.random_key, outputs));
     }
     if (p.logprobs >= 0) score(sample.logits, slots.vocab, id, p.logprobs, result.score);
@@ -334,28 +306,58 @@ __global__ __launch_bounds__(kThreads) void choose_kernel(SampleCall call, SlotA
 
 constexpr int kAcceptThreads = 64;
 
-// A thread has one row. Shares of the vocabulary ascend with the ranks, so a tie goes to the lower id.
+// What all ranks' picks of a place say. Shares of the vocabulary ascend with the ranks, so a tie goes to the lower id.
+__device__ Pick agree(const SampleCall& call, const Pick* all_picks, int ranks, int index) {
+  const SampleRecord record = call.samples[index];
+  if (record.rank != kEveryRank) return all_picks[(ranks == 1 ? 0 : record.rank) * call.count + index];
+  Pick pick = all_picks[index];
+  for (int rank = 1; rank < ranks; ++rank) {
+    const Pick other = all_picks[rank * call.count + index];
+    const int finite = pick.finite & other.finite;
+    if (other.logit > pick.logit) pick = other;
+    pick.finite = finite;
+  }
+  if (!(pick.logit >= -FLT_MAX)) pick.finite = 0;
+  if (pick.finite == 0) pick.id = 0;
+  return pick;
+}
+
+// Whether the draft at this place is accepted where `id` is what is sampled; by chance where rates are given.
+__device__ bool is_accepted(const SampleCall& call, const SlotParams& params, int num_outputs, int place, int draft,
+                            int id) {
+  if (call.synthetic.count == 0) return id == draft;
+  constexpr uint64_t kDraws = 0x73796e7468657469;
+  return random_unit(mix64(params.random_key ^ kDraws), static_cast<uint64_t>(num_outputs)) <
+         call.synthetic.rates[place];
+}
+
+// A thread has one row, whose places it goes through up to the first id that is not its draft.
 __global__ __launch_bounds__(kAcceptThreads) void accept_kernel(SampleCall call, const Pick* all_picks,
                                                                 SlotArrays slots) {
   dependency_wait();
   dependency_trigger();
   const int row = static_cast<int>(blockIdx.x) * kAcceptThreads + static_cast<int>(threadIdx.x);
-  if (row >= call.count || call.samples[row].slot < 0) return;
-  const SampleRecord record = call.samples[row];
-  Pick pick = all_picks[max(record.rank, 0) * call.count + row];
-  if (record.rank == kEveryRank) {
-    for (int rank = 1; rank < slots.ranks; ++rank) {
-      const Pick other = all_picks[rank * call.count + row];
-      const int finite = pick.finite & other.finite;
-      if (other.logit > pick.logit) pick = other;
-      pick.finite = finite;
-    }
-    if (!(pick.logit >= -FLT_MAX)) pick.finite = 0;
-    if (pick.finite == 0) pick.id = 0;
+  const int first = row * call.places;
+  if (first >= call.count || call.samples[first].slot < 0) return;
+  const int slot = call.samples[first].slot;
+  const int32_t* drafts = call.places > 1 ? slots.drafts + static_cast<int64_t>(slot) * kMaxDrafts : nullptr;
+  int num_drafts = 0;
+  while (num_drafts + 1 < call.places && call.samples[first + num_drafts + 1].slot >= 0 && drafts[num_drafts] >= 0)
+    ++num_drafts;
+  int place = 0;
+  for (bool goes_on = true; goes_on; ++place) {
+    Pick pick = agree(call, all_picks, slots.ranks, first + place);
+    goes_on = pick.finite != 0 && place < num_drafts &&
+              is_accepted(call, slots.params[slot], slots.num_outputs[slot], place, drafts[place], pick.id);
+    if (goes_on) pick.id = drafts[place];
+    call.results[first + place].id = pick.id;
+    call.results[first + place].finite = pick.finite;
+    accept(slots, slot, pick.id);
   }
-  call.results[row].id = pick.id;
-  call.results[row].finite = pick.finite;
-  accept(slots, record.slot, pick.id);
+  if (call.places == 1) return;
+  slots.length[slot] += place - 1;
+  call.outcomes[row] = {
+      .num_ids = place, .num_drafts = num_drafts, .committed = call.committed[row], .position = call.commit[row]};
 }
 
 __global__ __launch_bounds__(kThreads) void score_kernel(const ScoreRecord* records, const float* logits, int vocab,
@@ -372,7 +374,7 @@ int64_t sample_scratch_bytes(int64_t rows) {
 
 cudaError_t sample_rows(const SampleCall& call, const SlotArrays& slots, cudaStream_t stream) {
   if (call.count == 0) return cudaSuccess;
-  const int slices = std::clamp(kBlocks / call.count, 1, kMaxSlices);
+  const int slices = num_slices(call.count);
   const LaunchShape sliced{.grid = dim3(static_cast<unsigned>(slices), static_cast<unsigned>(call.count)),
                            .block = dim3(kThreads),
                            .stream = stream};
@@ -385,7 +387,8 @@ cudaError_t sample_rows(const SampleCall& call, const SlotArrays& slots, cudaStr
 
 cudaError_t accept_picks(const SampleCall& call, const Pick* all_picks, const SlotArrays& slots, cudaStream_t stream) {
   if (call.count == 0) return cudaSuccess;
-  const LaunchShape shape{.grid = dim3(static_cast<unsigned>((call.count + kAcceptThreads - 1) / kAcceptThreads)),
+  const int rows = call.count / call.places;
+  const LaunchShape shape{.grid = dim3(static_cast<unsigned>((rows + kAcceptThreads - 1) / kAcceptThreads)),
                           .block = dim3(kAcceptThreads),
                           .stream = stream};
   return launch(accept_kernel, shape, call, all_picks, slots);

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <numeric>
@@ -151,6 +152,165 @@ TEST_F(Sampling, SameIdsAsTheHost) {
       }
     }
   }
+}
+
+// Rows that verify drafts.
+class SamplingOfDrafts : public Sampling {
+ protected:
+  static constexpr int kPlaces = 4;
+
+  // What a sequence has been given so far.
+  struct HostRow {
+    std::vector<uint16_t> counts = std::vector<uint16_t>(kVocab);
+    std::vector<uint8_t> seen = std::vector<uint8_t>((kVocab + 7) / 8);
+    int32_t num_outputs = 4, length = 100;
+  };
+
+  void SetUp() override {
+    Sampling::SetUp();
+    if (IsSkipped()) return;
+    std::vector<SampleRecord> samples;
+    for (const SampleRecord& row : samples_)
+      for (int place = 0; place < kPlaces; ++place) {
+        samples.push_back(row);
+        samples.back().logit_row = row.slot * kPlaces + place;
+        if (place > num_drafts(row.slot)) samples.back().slot = -1;
+      }
+    logits_.clear();
+    for (int i = 0; i < kRows * kPlaces * kVocab; ++i) logits_.push_back(8.0f * random_unit(5, i));
+    slots_.length = place(more_[0], std::vector<int32_t>(kRows, 100));
+    slots_.drafts = place(more_[1], std::vector<int32_t>(kRows * kMaxDrafts));
+    call_.samples = place(more_[2], samples);
+    call_.count = kRows * kPlaces;
+    call_.places = kPlaces;
+    call_.work = place(more_[3], std::vector<float>(logits_.size()));
+    more_[4] = device_buffer(static_cast<size_t>(sample_scratch_bytes(call_.count)));
+    call_.scratch = more_[4].data();
+    call_.results = place(more_[5], std::vector<SampleResult>(kRows * kPlaces));
+    call_.picks = place(more_[6], std::vector<Pick>(kRows * kPlaces));
+    call_.outcomes = place(more_[7], std::vector<RowOutcome>(kRows));
+    call_.committed = place(more_[8], std::vector<int32_t>(kRows, 99));
+    call_.commit = place(more_[9], std::vector<int32_t>(kRows, 100));
+    call_.logits = place(memory_[11], logits_);
+  }
+
+  // That the row has room for; a masked one has none.
+  static int32_t num_drafts(int row) { return is_masked(row) ? 0 : std::min(row % 5, kPlaces - 1); }
+
+  SampledToken sample_on_host(int row, int place, const HostRow& state) {
+    const SamplingParams p = params_of(row);
+    const std::vector<uint32_t> mask = is_masked(row) ? mask_of(row) : std::vector<uint32_t>();
+    SamplerRow wanted{.logits = std::span(logits_).subspan(static_cast<size_t>(row * kPlaces + place) * kVocab, kVocab),
+                      .params = &p,
+                      .num_outputs = state.num_outputs};
+    if (p.has_penalties()) wanted.output_counts = state.counts, wanted.seen = state.seen;
+    wanted.mask = mask;
+    return host_.sample(wanted);
+  }
+  static void accept(HostRow& state, int32_t id) {
+    ++state.counts[static_cast<size_t>(id)];
+    state.seen[static_cast<size_t>(id) / 8] |= static_cast<uint8_t>(1u << (id % 8));
+    ++state.num_outputs;
+  }
+
+  // Drafts of which the first `num_right` are what the host samples, and then one that is not, or none.
+  DraftIds drafts_of(int row, int num_right, HostRow state) {
+    DraftIds drafts;
+    for (int place = 0; place < kMaxDrafts; ++place) {
+      if (place > num_right || place >= kPlaces) {
+        drafts.push_back(-1);
+        continue;
+      }
+      const int32_t id = sample_on_host(row, place, state).id;
+      drafts.push_back(place < num_right ? id : (row + num_right) % 3 == 0 ? -1 : (id + 1) % kVocab);
+      accept(state, id);
+    }
+    return drafts;
+  }
+
+  Sampler host_{kVocab};
+  Buffer more_[10];
+};
+
+// Each place as if the drafts before it had been sampled: with penalties that count them and draws that go on.
+TEST_F(SamplingOfDrafts, AreKeptUpToTheFirstThatIsNotSampled) {
+  std::vector<HostRow> state(kRows);
+  std::array<int, kPlaces + 1> kept{};
+  for (int step = 0; step < (gpu_sanitizer() ? 2 : 8); ++step) {
+    std::vector<DraftIds> drafts;
+    for (int row = 0; row < kRows; ++row) {
+      drafts.push_back(drafts_of(row, (row + step) % kPlaces, state[static_cast<size_t>(row)]));
+      device_copy(slots_.drafts + row * kMaxDrafts, drafts.back().begin(), kMaxDrafts * 4);
+    }
+    ASSERT_EQ(sample_rows(call_, slots_, nullptr), cudaSuccess);
+    ASSERT_EQ(accept_picks(call_, call_.picks, slots_, nullptr), cudaSuccess);
+    std::vector<SampleResult> results(kRows * kPlaces);
+    std::vector<RowOutcome> outcomes(kRows);
+    std::vector<int32_t> newest(kRows), lengths(kRows), outputs(kRows);
+    device_copy(results.data(), call_.results, results.size() * sizeof(SampleResult));
+    device_copy(outcomes.data(), call_.outcomes, kRows * sizeof(RowOutcome));
+    device_copy(newest.data(), slots_.newest, kRows * 4);
+    device_copy(lengths.data(), slots_.length, kRows * 4);
+    device_copy(outputs.data(), slots_.num_outputs, kRows * 4);
+    ASSERT_TRUE(device_status().ok());
+    for (int row = 0; row < kRows; ++row) {
+      SCOPED_TRACE(testing::Message() << "row " << row << " step " << step);
+      const auto at = static_cast<size_t>(row);
+      HostRow& host = state[at];
+      int count = 0;
+      for (bool goes_on = true; goes_on; ++count) {
+        const SampledToken token = sample_on_host(row, count, host);
+        const SampleResult& got = results[at * kPlaces + static_cast<size_t>(count)];
+        ASSERT_EQ(got.id, token.id) << "place " << count;
+        ASSERT_EQ(got.finite, 1);
+        if (params_of(row).logprobs >= 0) {
+          ASSERT_NEAR(got.score.logprob, token.logprobs.logprob, 1e-4);
+        }
+        accept(host, token.id);
+        goes_on = count < num_drafts(row) && drafts[at][static_cast<size_t>(count)] == token.id;
+      }
+      host.length += count - 1;
+      ++kept[static_cast<size_t>(count)];
+      const auto none = std::find(drafts[at].begin(), drafts[at].end(), -1);
+      EXPECT_EQ(outcomes[at].num_ids, count);
+      EXPECT_EQ(outcomes[at].num_drafts, std::min<int64_t>(num_drafts(row), none - drafts[at].begin()));
+      EXPECT_EQ(outcomes[at].committed, 99);
+      EXPECT_EQ(outcomes[at].position, 100);
+      EXPECT_EQ(newest[at], results[at * kPlaces + static_cast<size_t>(count) - 1].id);
+      EXPECT_EQ(lengths[at], host.length);
+      EXPECT_EQ(outputs[at], host.num_outputs);
+    }
+  }
+  for (int count = 1; count <= kPlaces; ++count) EXPECT_GT(kept[static_cast<size_t>(count)], 0) << count;
+}
+
+// Whatever the model says of them.
+TEST_F(SamplingOfDrafts, AreAcceptedByChanceWhereRatesAreGiven) {
+  call_.synthetic = {.count = 3, .rates = {1, 0.5f, 0}};
+  std::vector<int32_t> drafts;
+  for (int row = 0; row < kRows; ++row)
+    for (int place = 0; place < kMaxDrafts; ++place) drafts.push_back(10 * row + place);
+  device_copy(slots_.drafts, drafts.data(), drafts.size() * 4);
+  std::array<int, kPlaces + 1> kept{};
+  for (int step = 0; step < (gpu_sanitizer() ? 2 : 20); ++step) {
+    ASSERT_EQ(sample_rows(call_, slots_, nullptr), cudaSuccess);
+    ASSERT_EQ(accept_picks(call_, call_.picks, slots_, nullptr), cudaSuccess);
+    std::vector<SampleResult> results(kRows * kPlaces);
+    std::vector<RowOutcome> outcomes(kRows);
+    device_copy(results.data(), call_.results, results.size() * sizeof(SampleResult));
+    device_copy(outcomes.data(), call_.outcomes, kRows * sizeof(RowOutcome));
+    for (int row = 0; row < kRows; ++row) {
+      const RowOutcome& outcome = outcomes[static_cast<size_t>(row)];
+      ++kept[static_cast<size_t>(outcome.num_ids)];
+      ASSERT_LE(outcome.num_ids, 1 + std::min(num_drafts(row), 2));
+      ASSERT_GE(outcome.num_ids, 1 + std::min(num_drafts(row), 1));
+      for (int place = 0; place + 1 < outcome.num_ids; ++place)
+        ASSERT_EQ(results[static_cast<size_t>(row * kPlaces + place)].id, 10 * row + place);
+    }
+  }
+  if (gpu_sanitizer()) return;
+  EXPECT_GT(kept[2], 50);
+  EXPECT_GT(kept[3], 50);
 }
 
 TEST_F(Sampling, SaysWhatIsNotFinite) {

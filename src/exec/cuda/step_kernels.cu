@@ -1,5 +1,5 @@
+#include "exec/cuda/slot_blocks.cuh"
 #include "exec/cuda/step_kernels.h"
-#include "ops/cuda/mla/blocks_here.cuh"
 
 namespace perigee {
 namespace {
@@ -12,6 +12,8 @@ __global__ void apply_kernel(PlanArrays plan, SlotArrays slots) {
   for (int i = first; i < plan.num_starts; i += stride) {
     const StartRecord& start = plan.starts[i];
     slots.newest[start.slot] = -1;
+    if (slots.drafts != nullptr) slots.drafts[start.slot * kMaxDrafts] = -1;
+    if (slots.num_known != nullptr) slots.num_known[start.slot] = start.num_tokens;
     slots.length[start.slot] = start.length;
     slots.num_outputs[start.slot] = start.num_outputs;
     slots.committed[start.slot] = start.length;
@@ -38,9 +40,9 @@ __global__ void start_state_kernel(PlanArrays plan, SlotArrays slots, RawPages p
   for (int64_t k = begin / 16 + threadIdx.x; k < end / 16; k += kThreads) out[k] = from < 0 ? uint4() : in[k];
 }
 
-// What a recurrent model needs of sequence s; `length` with its new rows.
+// What a recurrent model needs of sequence s, whose new rows take it from `position` to `length`.
 __device__ void build_state(const PlanArrays& plan, const SlotArrays& slots, const BatchArrays& batch, int s,
-                            int length) {
+                            int position, int length) {
   const RowRecord row = plan.rows[s];
   const int width = slots.state_width;
   const int32_t* state = slots.state_tables + static_cast<int64_t>(row.slot) * width;
@@ -52,7 +54,7 @@ __device__ void build_state(const PlanArrays& plan, const SlotArrays& slots, con
   for (int i = threadIdx.x; i < row.num_checkpoints; i += blockDim.x)
     batch.checkpoint_position[row.first_checkpoint + i] = plan.checkpoint_positions[row.first_checkpoint + i];
   if (threadIdx.x != 0) return;
-  const int commit = row.commit_all != 0 ? length : length - row.num_tokens;
+  const int commit = row.commit_all != 0 ? length : position;
   batch.slots[s] = row.slot;
   batch.committed[s] = slots.committed[row.slot];
   batch.commit[s] = commit;
@@ -61,66 +63,89 @@ __device__ void build_state(const PlanArrays& plan, const SlotArrays& slots, con
   slots.committed[row.slot] = commit;
 }
 
-// The blocks of a sequence that lie here.
-struct BlocksHere {
-  const int32_t* pages;
-  const int32_t* index;  // which these are, ascending; null: all
-  int count;
-
-  // How many come before `block`.
-  __device__ int before(int block) const { return index == nullptr ? block : blocks_before(index, count, block); }
-  __device__ int page(int block) const {
-    if (index == nullptr) return pages[block];
-    const int at = before(block);
-    return at < count && index[at] == block ? pages[at] : -1;
+// `width` rows of sequence s that is none.
+__device__ void build_padding(const PlanArrays& plan, const BatchArrays& batch, int s, int width) {
+  for (int i = threadIdx.x; i < width; i += blockDim.x) {
+    const int row = s * width + i;
+    batch.tokens[row] = batch.positions[row] = batch.row_page[row] = -1;
+    batch.row_sequence[row] = s;
   }
-};
+  for (int i = threadIdx.x; i < batch.places; i += blockDim.x) {
+    const int at = s * batch.places + i;
+    batch.samples[at] = {.slot = -1, .logit_row = at, .mask_row = -1, .rank = 0};
+    batch.sampled_by[at] = -1;
+  }
+  if (threadIdx.x != 0) return;
+  batch.lengths[s] = 0;
+  if (batch.local_blocks != nullptr) batch.local_blocks[s] = 0;
+  batch.first_row[s] = s * width;
+  batch.first_row[s + 1] = (s + 1) * width;
+  batch.slots[s] = batch.committed[s] = batch.commit[s] = 0;
+  batch.first_checkpoint[s] = batch.first_checkpoint[s + 1] = plan.num_checkpoints;
+  if (batch.places == 1) return;
+  batch.next_token[s] = -1;
+  batch.chunk_tokens[s] = batch.num_blocks[s] = batch.blocks_here[s] = 0;
+}
+
+// Token i of a row, whose drafts the slot has. Padding repeats the newest token, which no new expert is needed for.
+__device__ int token_of(const PlanArrays& plan, const SlotArrays& slots, const RowRecord& row, int i) {
+  if (row.tokens_offset >= 0) return plan.tokens[row.tokens_offset + i];
+  const int* drafts = slots.drafts + static_cast<int64_t>(row.slot) * kMaxDrafts;
+  for (int k = 0; k < i; ++k)
+    if (i >= row.num_tokens || drafts[k] < 0) return slots.newest[row.slot];
+  return i == 0 ? slots.newest[row.slot] : drafts[i - 1];
+}
+
+__device__ void build_samples(const PlanArrays& plan, const BatchArrays& batch, int s) {
+  for (int i = threadIdx.x; i < batch.places; i += blockDim.x) {
+    const int at = s * batch.places + i;
+    const SampleRecord sample = plan.samples[at];
+    batch.samples[at] = sample;
+    batch.sampled_by[at] = sample.slot < 0 ? -1 : sample.rank;
+  }
+}
 
 // One block a sequence.
 __global__ void build_kernel(PlanArrays plan, SlotArrays slots, BatchArrays batch) {
   const int s = blockIdx.x;
-  if (s >= plan.num_rows) {
-    if (threadIdx.x != 0) return;
-    batch.tokens[s] = batch.positions[s] = batch.row_page[s] = -1;
-    batch.row_sequence[s] = batch.first_row[s] = s;
-    batch.lengths[s] = 0;
-    if (batch.local_blocks != nullptr) batch.local_blocks[s] = 0;
-    batch.first_row[s + 1] = s + 1;
-    batch.samples[s] = {.slot = -1, .logit_row = s, .mask_row = -1, .rank = 0};
-    batch.sampled_by[s] = -1;
-    batch.slots[s] = batch.committed[s] = batch.commit[s] = 0;
-    batch.first_checkpoint[s] = batch.first_checkpoint[s + 1] = plan.num_checkpoints;
-    return;
-  }
+  if (s >= plan.num_rows) return build_padding(plan, batch, s, plan.width > 0 ? plan.width : 1);
   const RowRecord row = plan.rows[s];
-  const int position = slots.length[row.slot], newest = slots.newest[row.slot];
+  const int position = slots.length[row.slot], num_tokens = plan.width > 0 ? plan.width : row.num_tokens;
   const int64_t of_slot = static_cast<int64_t>(row.slot) * slots.max_blocks;
   const BlocksHere blocks{slots.block_tables + of_slot, slots.block_index ? slots.block_index + of_slot : nullptr,
                           row.blocks_here};
-  for (int i = threadIdx.x; i < row.num_tokens; i += blockDim.x) {
-    batch.tokens[row.first_row + i] = row.tokens_offset < 0 ? newest : plan.tokens[row.tokens_offset + i];
+  for (int i = threadIdx.x; i < num_tokens; i += blockDim.x) {
+    batch.tokens[row.first_row + i] = token_of(plan, slots, row, i);
     batch.positions[row.first_row + i] = position + i;
     batch.row_sequence[row.first_row + i] = s;
-    batch.row_page[row.first_row + i] = blocks.page((position + i) / 64);
+    const int block = (position + i) / 64;
+    batch.row_page[row.first_row + i] = block < row.num_blocks ? blocks.page(block) : -1;
   }
-  const int length = position + row.num_tokens;
+  const int length = position + num_tokens;
   const int num_blocks = blocks.before((length + 63) / 64);
-  for (int i = threadIdx.x; i < num_blocks; i += blockDim.x) {
+  // All that there are, as drafters go beyond the length. Attention may read whatever lies before the length, so
+  // padding is stored like drafts that are wrong; where it goes beyond the sequence's blocks it reads one that is full.
+  const int table_end = min(max(num_blocks, row.blocks_here), slots.max_blocks);
+  for (int i = threadIdx.x; i < table_end; i += blockDim.x) {
     const int64_t at = static_cast<int64_t>(s) * slots.max_blocks + i;
-    batch.block_tables[at] = blocks.pages[i];
+    batch.block_tables[at] = blocks.pages[i < row.blocks_here ? i : 0];
     if (blocks.index != nullptr) batch.block_index[at] = blocks.index[i];
   }
-  if (slots.state_width > 0) build_state(plan, slots, batch, s, length);
+  build_samples(plan, batch, s);
+  if (slots.state_width > 0) build_state(plan, slots, batch, s, position, length);
   __syncthreads();
   if (threadIdx.x != 0) return;
   batch.first_row[s] = row.first_row;
-  if (s == plan.num_rows - 1) batch.first_row[s + 1] = row.first_row + row.num_tokens;
+  if (s == plan.num_rows - 1) batch.first_row[s + 1] = row.first_row + num_tokens;
   batch.lengths[s] = length;
-  const SampleRecord sample = plan.samples[s];
-  batch.samples[s] = sample;
-  batch.sampled_by[s] = sample.slot < 0 ? -1 : sample.rank;
   if (batch.local_blocks != nullptr) batch.local_blocks[s] = num_blocks;
-  slots.length[row.slot] = length;
+  const bool chunk = row.tokens_offset >= 0;
+  slots.length[row.slot] = chunk ? length : position + 1;
+  if (batch.places == 1) return;
+  batch.next_token[s] = row.next_token;
+  batch.chunk_tokens[s] = chunk ? num_tokens : 0;
+  batch.num_blocks[s] = row.num_blocks;
+  batch.blocks_here[s] = row.blocks_here;
 }
 
 // Adds 1 to a half of the word, unless it is full; as accept() of sampling_kernels.cu.

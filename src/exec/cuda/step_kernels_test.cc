@@ -38,7 +38,7 @@ std::vector<T> fetch(const T* device, size_t count) {
 
 class StepKernels : public testing::Test {
  protected:
-  explicit StepKernels(DcpShare dcp = {}) : dcp_(dcp) {}
+  explicit StepKernels(DcpShare dcp = {}, int32_t places = 1) : dcp_(dcp), places_(places) {}
   void SetUp() override {
     if (const Status gpu = select_device(0); !gpu.ok()) GTEST_SKIP() << gpu.error().message;
     constexpr int32_t kCheckpoints = max_checkpoint_writes(kSlots, kMaxTokens);
@@ -48,13 +48,15 @@ class StepKernels : public testing::Test {
                                                         .vocab = 100,
                                                         .state_width = kWidth,
                                                         .checkpoints = kCheckpoints,
+                                                        .places = places_,
                                                         .shared = dcp_.size > 1});
     upload_ = std::make_unique<PlanUpload>(UploadLimits{.max_sequences = kSlots,
                                                         .max_tokens = kMaxTokens,
                                                         .max_blocks = kMaxBlocks,
                                                         .max_logit_rows = kMaxTokens,
                                                         .state_width = kWidth,
-                                                        .max_checkpoints = kCheckpoints});
+                                                        .max_checkpoints = kCheckpoints,
+                                                        .places = places_});
     pool_ = device_buffer(kPages * kPageBytes);
     for (size_t i = 0; i < host_pool_.size(); ++i) host_pool_[i] = static_cast<uint8_t>(random_u64(3, i));
     device_copy(pool_.data(), host_pool_.data(), host_pool_.size());
@@ -108,9 +110,13 @@ class StepKernels : public testing::Test {
 
   void add_row(StepPlan& plan, int32_t slot, bool decode) {
     const Slot& state = slots_[SlotId(slot)];
-    const int32_t num_tokens = decode ? 1 : 1 + pick(150);
+    const int32_t num_drafts = decode ? pick(places_) : 0, num_tokens = decode ? 1 + num_drafts : 1 + pick(150);
     PlanRow row{.slot = SlotId(slot), .sequence = state.sequence, .position = PositionRange::at(state.length)};
     row.work = Decode();
+    if (num_drafts > 0) row.work = Verify{num_drafts};
+    const bool starts = std::any_of(plan.starts.begin(), plan.starts.end(),
+                                    [&](const SequenceStart& start) { return start.slot == row.slot; });
+    if (decode) draft(row.slot, starts);
     if (!decode)
       row.work =
           Prefill{.tokens_offset = static_cast<int32_t>(plan.tokens.size()), .num_tokens = num_tokens, .sample = true};
@@ -122,6 +128,19 @@ class StepKernels : public testing::Test {
     const bool commits = decode || state.length < state.num_prompt_tokens;  // also in deterministic mode
     for (int32_t at = (state.committed / 64 + 1) * 64; commits && at <= commit; at += 64)
       if (pick(4) > 0) plan.checkpoints.push_back({row.slot, at - 1, at, some_pages(0, kPages)});
+  }
+
+  // As a drafter has left them; now and then fewer than the row has room for.
+  void draft(SlotId slot, bool starts) {
+    if (places_ == 1) return;
+    DraftIds drafts;
+    if (starts) drafts.push_back(-1);
+    while (drafts.size() < kMaxDrafts) drafts.push_back(drafts.empty() || drafts.back() >= 0 ? pick(400) - 20 : -1);
+    for (int32_t& id : drafts) id = std::max(id, -1);
+    device_copy(arrays_->slots().drafts + slot.value * kMaxDrafts, drafts.begin(), kMaxDrafts * 4);
+    slots_[slot].drafts = drafts;
+    for (int32_t& id : slots_[slot].drafts)
+      if (id < 0) id = slots_[slot].newest_id;  // that is what runs in its place
   }
 
   StepPlan make_plan() {
@@ -137,12 +156,16 @@ class StepKernels : public testing::Test {
     return plan;
   }
 
-  void run(const StepPlan& plan, const Batch& batch, int32_t padded) {
+  void run(const StepPlan& plan, const Batch& batch, int32_t padded, int32_t width) {
     upload_->begin();
-    PlanArrays packed = pack_plan(plan, batch.sequences, slots_, kWidth, *upload_);
+    PlanArrays packed = pack_plan(plan, batch.sequences, slots_, kWidth, width, *upload_);
     std::vector<SampleRecord> samples;
     for (const PlanRow& row : plan.rows)
-      samples.push_back({.slot = row.slot.value, .logit_row = row.position.least, .mask_row = -1, .rank = 0});
+      for (int32_t place = 0; place < places_; ++place)
+        samples.push_back({.slot = place <= row.num_drafts() ? row.slot.value : -1,
+                           .logit_row = row.position.least + place,
+                           .mask_row = -1,
+                           .rank = 0});
     packed.samples = upload_->place(std::span<const SampleRecord>(samples)).data();
     upload_->send(stream_);
     const SlotArrays& slots = arrays_->slots();
@@ -153,26 +176,38 @@ class StepKernels : public testing::Test {
     stream_.synchronize();
   }
 
-  void check_rows(const Batch& want) {
+  // With a width each sequence has so many rows, of which those beyond its own are stored as far as there are blocks.
+  void check_rows(const Batch& want, int32_t width) {
     const BatchArrays& got = arrays_->batch();
-    const size_t rows = want.positions.size();
-    EXPECT_EQ(fetch(got.tokens, rows), std::vector<int32_t>(want.tokens.begin(), want.tokens.end()));
-    EXPECT_EQ(fetch(got.positions, rows), std::vector<int32_t>(want.positions.begin(), want.positions.end()));
-    const auto row_sequence = fetch(got.row_sequence, rows), row_page = fetch(got.row_page, rows);
-    for (size_t s = 0; s < want.sequences.size(); ++s)
-      for (int32_t i = 0; i < want.sequences[s].num_tokens; ++i) {
-        const auto row = static_cast<size_t>(want.sequences[s].first_row + i);
+    const size_t rows = std::max(want.positions.size(), want.sequences.size() * static_cast<size_t>(width));
+    const auto tokens = fetch(got.tokens, rows), positions = fetch(got.positions, rows),
+               row_sequence = fetch(got.row_sequence, rows), row_page = fetch(got.row_page, rows);
+    for (size_t s = 0; s < want.sequences.size(); ++s) {
+      const SequenceRows& sequence = want.sequences[s];
+      for (int32_t i = 0; i < std::max(sequence.num_tokens, width); ++i) {
+        const auto row = static_cast<size_t>(width > 0 ? static_cast<int32_t>(s) * width : sequence.first_row) + i;
         EXPECT_EQ(row_sequence[row], static_cast<int32_t>(s));
-        EXPECT_EQ(row_page[row], page_here(want.sequences[s], want.positions[row]));
+        EXPECT_EQ(positions[row], sequence.position + i);
+        const bool own = i < sequence.num_tokens;
+        EXPECT_EQ(tokens[row], want.tokens[static_cast<size_t>(sequence.first_row + (own ? i : 0))]);
+        const Slot& slot = slots_[SlotId(sequence.slot)];
+        EXPECT_EQ(row_page[row], positions[row] / 64 < slot.num_blocks ? page_here(sequence, positions[row]) : -1);
       }
+    }
   }
 
-  void check_sample(const PlanRow& want, size_t s) {
-    const SampleRecord got = fetch(arrays_->batch().samples + s, 1)[0];
-    EXPECT_EQ(got.slot, want.slot.value);
-    EXPECT_EQ(got.logit_row, want.position.least);
+  void check_samples(const PlanRow& want, size_t s) {
+    for (int32_t place = 0; place < places_; ++place) {
+      const SampleRecord got = fetch(arrays_->batch().samples + s * static_cast<size_t>(places_) + place, 1)[0];
+      EXPECT_EQ(got.slot, place <= want.num_drafts() ? want.slot.value : -1);
+      EXPECT_EQ(got.logit_row, want.position.least + place);
+    }
+    const bool chunk = want.prefill() != nullptr;
+    EXPECT_EQ(fetch(arrays_->slots().length + want.slot.value, 1)[0],
+              want.position.least + (chunk ? want.num_tokens() : 1));
   }
 
+  // `want` with as many rows as there are.
   void check_sequence(const SequenceRows& want, size_t s) {
     const BatchArrays& got = arrays_->batch();
     const auto number = [s](const int32_t* array) { return fetch(array + s, 1)[0]; };
@@ -199,10 +234,16 @@ class StepKernels : public testing::Test {
     check_blocks(want, s);
   }
 
+  // Padding may go beyond the blocks that there are: it reads one that is full.
   void check_blocks(const SequenceRows& want, size_t s) {
     const BatchArrays& got = arrays_->batch();
-    const auto blocks = static_cast<size_t>((tokens_here(want, want.position + want.num_tokens) + 63) / 64);
-    EXPECT_EQ(fetch(got.block_tables + s * kMaxBlocks, blocks), std::vector<int32_t>(want.pages, want.pages + blocks));
+    const Slot& slot = slots_[SlotId(fetch(got.slots + s, 1)[0])];
+    const int32_t length = want.position + want.num_tokens;
+    auto blocks = static_cast<size_t>((tokens_here(want, length) + 63) / 64);
+    if (dcp_.size > 1) blocks = std::min(blocks, slot.pages.size());
+    std::vector<int32_t> pages(slot.pages.begin(), slot.pages.begin() + std::min<int64_t>(blocks, slot.pages.size()));
+    pages.resize(blocks, pages.empty() ? -1 : pages[0]);
+    EXPECT_EQ(fetch(got.block_tables + s * kMaxBlocks, blocks), pages);
     if (dcp_.size == 1) return;
     EXPECT_EQ(fetch(got.local_blocks + s, 1)[0], static_cast<int32_t>(blocks));
     const auto index = want.shared.here.begin();
@@ -218,26 +259,38 @@ class StepKernels : public testing::Test {
       const Batch& want = builder.build(plan, slots_);
       const auto sequences = static_cast<int32_t>(plan.rows.size());
       const bool may_pad = plan.tokens.empty();
-      run(plan, want, may_pad ? kSlots : sequences);
-      check_rows(want);
+      const int32_t width = may_pad && (places_ == 1 || pick(2) > 0) ? places_ : 0;
+      const bool pads = may_pad && (places_ == 1 || width > 0);
+      run(plan, want, pads ? kSlots : sequences, width);
+      check_rows(want, width);
       for (size_t s = 0; s < plan.rows.size(); ++s) {
-        check_sequence(want.sequences[s], s);
-        check_sample(plan.rows[s], s);
+        SequenceRows rows = want.sequences[s];
+        if (width > 0) rows.first_row = static_cast<int32_t>(s) * width, rows.num_tokens = width;
+        check_sequence(rows, s);
+        check_samples(plan.rows[s], s);
       }
-      for (int32_t s = sequences; may_pad && s < kSlots; ++s) {
+      for (int32_t s = sequences; pads && s < kSlots; ++s) {
         EXPECT_EQ(fetch(arrays_->batch().lengths + s, 1)[0], 0);
         if (dcp_.size > 1) {
           EXPECT_EQ(fetch(arrays_->batch().local_blocks + s, 1)[0], 0);
         }
         EXPECT_EQ(fetch(arrays_->batch().first_checkpoint + s, 1)[0],
                   fetch(arrays_->batch().first_checkpoint + s + 1, 1)[0]);
-        EXPECT_EQ(fetch(arrays_->batch().row_page + s, 1)[0], -1);
-        EXPECT_EQ(fetch(arrays_->batch().samples + s, 1)[0].slot, -1);
+        for (int32_t i = 0; i < places_; ++i) {
+          EXPECT_EQ(fetch(arrays_->batch().tokens + s * places_ + i, 1)[0], -1);
+          EXPECT_EQ(fetch(arrays_->batch().row_page + s * places_ + i, 1)[0], -1);
+          EXPECT_EQ(fetch(arrays_->batch().samples + s * places_ + i, 1)[0].slot, -1);
+        }
+        EXPECT_EQ(fetch(arrays_->batch().first_row + s + 1, 1)[0], (s + 1) * places_);
       }
       EXPECT_EQ(fetch(pool_.data(), pool_.size()), host_pool_);
       for (size_t i = 0; i < plan.rows.size(); ++i) {
         const SlotId slot = plan.rows[i].slot;
         slots_.advance(slot, plan.rows[i].num_tokens(), want.sequences[i].commit_all);
+        if (const int32_t drafts = plan.rows[i].num_drafts(); drafts > 0) {
+          slots_.lower(slot, pick(drafts + 1));
+          device_copy(arrays_->slots().length + slot.value, &slots_[slot].length, 4);
+        }
         slots_.accept(slot, pick(1000));
         device_copy(arrays_->slots().newest + slot.value, &slots_[slot].newest_id, 4);
       }
@@ -248,6 +301,7 @@ class StepKernels : public testing::Test {
   }
 
   const DcpShare dcp_;
+  const int32_t places_;
   StillModel model_;
   Slots slots_{kSlots, 0, kMaxBlocks, {}, dcp_};
   std::unique_ptr<DeviceArrays> arrays_;
@@ -280,6 +334,18 @@ TEST_P(StepKernelsOfDcp, SameBatchAsTheHost) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, StepKernelsOfDcp, testing::Values(DcpShare{0, 2}, DcpShare{2, 3}));
+
+// Rows that verify drafts, as many as each has, and in graphs all as many as there can be.
+class StepKernelsOfDrafts : public StepKernels, public testing::WithParamInterface<DcpShare> {
+ protected:
+  StepKernelsOfDrafts() : StepKernels(GetParam(), 4) {}
+};
+
+TEST_P(StepKernelsOfDrafts, SameBatchAsTheHost) {
+  run_random_steps(false);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, StepKernelsOfDrafts, testing::Values(DcpShare{0, 1}, DcpShare{1, 2}));
 
 // Of one slot: what stood there goes, what stands in others stays.
 TEST_F(StepKernels, CountsOfAPlainLoop) {

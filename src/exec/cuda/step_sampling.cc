@@ -15,25 +15,33 @@ TokenLogprobs token_logprobs(int32_t id, const TokenScore& score) {
   return out;
 }
 
+// A chunk leaves no doubt of its position. Of another row only the GPU knows where it began, and whether the row before
+// it has written the checkpoint.
+bool is_written(const CheckpointWrite& write, const PlanRow& row, const RowOutcome* outcome) {
+  if (row.prefill() != nullptr || outcome == nullptr) return true;
+  return write.boundary() > outcome->committed && write.boundary() <= outcome->position;
+}
+
 }  // namespace
 
 StepSampling::StepSampling(const SamplingSizes& sizes, const DeviceArrays& arrays, const Stream& stream, Comm& comm)
-    : sizes_(sizes), slots_(arrays.slots()), records_(arrays.batch().samples), stream_(stream), comm_(comm) {
+    : sizes_(sizes), slots_(arrays.slots()), batch_(arrays.batch()), stream_(stream), comm_(comm) {
   CHECK(slots_.rank == comm.rank() && slots_.ranks == comm.size() && slots_.vocab % slots_.ranks == 0, slots_.vocab,
         " ids for ", comm.size(), " ranks");
-  const int64_t kept = (sizes.slots + comm.size() - 1) / comm.size();
-  if (comm.size() > 1) {
+  const int64_t kept = (sizes.slots + comm.size() - 1) / comm.size() * batch_.places;
+  const int64_t places = sizes.slots * batch_.places;
+  if (comm.size() > 1)
     whole_ = device_buffer(static_cast<size_t>((kept + sizes.scores) * slots_.vocab) * sizeof(float));
-    picks_ = device_buffer(static_cast<size_t>(sizes.slots) * sizeof(Pick));
-    all_picks_ = device_buffer(static_cast<size_t>(comm.size() * sizes.slots) * sizeof(Pick));
-  }
+  if (comm.size() > 1 || batch_.places > 1) picks_ = device_buffer(static_cast<size_t>(places) * sizeof(Pick));
+  if (comm.size() > 1) all_picks_ = device_buffer(static_cast<size_t>(comm.size() * places) * sizeof(Pick));
   work_ = device_buffer(static_cast<size_t>(kept * slots_.vocab) * sizeof(float));
-  scratch_ = device_buffer(static_cast<size_t>(sample_scratch_bytes(sizes.slots)));
+  scratch_ = device_buffer(static_cast<size_t>(sample_scratch_bytes(places)));
   masks_device_ = device_buffer(static_cast<size_t>(sizes.slots * slots_.bit_words()) * 4);
   masks_host_ = pinned_buffer(masks_device_.size());
   lists_device_ = device_buffer(static_cast<size_t>(sizes.max_positions + 1) * 4);
   lists_host_ = pinned_buffer(4 * (kMaxListed * 8 + lists_device_.size()));
-  results_device_ = device_buffer(static_cast<size_t>(sizes.slots) * sizeof(SampleResult) +
+  results_device_ = device_buffer(static_cast<size_t>(places) * sizeof(SampleResult) +
+                                  static_cast<size_t>(sizes.slots) * sizeof(RowOutcome) +
                                   static_cast<size_t>(sizes.scores) * sizeof(TokenScore));
   for (Buffer& buffer : results_host_) buffer = pinned_buffer(results_device_.size());
 }
@@ -50,11 +58,13 @@ uint8_t* StepSampling::take_lists(size_t bytes) {
 }
 
 void StepSampling::start(const SequenceStart& start) {
-  if (!slots_.is_mine(start.slot.value)) return;
+  const bool remembers = slots_.history != nullptr;
+  if (!slots_.is_mine(start.slot.value) && !remembers) return;
   const SamplingParams& p = *start.sampling;
   const SlotParams sizes = slot_params(p);
   const size_t num_listed = static_cast<size_t>(sizes.num_bias + sizes.num_stops);
-  const size_t num_counted = sizes.penalties != 0 ? start.tokens->size() : 0;
+  const bool counts = sizes.penalties != 0 && slots_.is_mine(start.slot.value);
+  const size_t num_counted = counts || remembers ? start.tokens->size() : 0;
   if (num_listed + num_counted == 0) return;
   auto* ids = reinterpret_cast<int32_t*>(take_lists((2 * num_listed + num_counted) * 4));
   auto* bias = reinterpret_cast<float*>(ids + num_listed);
@@ -72,10 +82,13 @@ void StepSampling::start(const SequenceStart& start) {
   if (num_counted > 0) {
     const auto count = static_cast<int32_t>(num_counted);
     std::copy(start.tokens->begin(), start.tokens->end(), tokens);
-    auto* there = reinterpret_cast<int32_t*>(lists_device_.data());
+    int32_t* there = reinterpret_cast<int32_t*>(lists_device_.data());
+    if (remembers) there = slots_.history + int64_t{start.slot.value} * slots_.max_history;
+    CHECK(!remembers || count <= slots_.max_history, count, " tokens of a sequence");
     send(there, tokens, count);
-    cuda_ok(count_tokens(slots_, start.slot.value, there, count, start.num_prompt_tokens, stream_.get()),
-            "counting tokens");
+    if (counts)
+      cuda_ok(count_tokens(slots_, start.slot.value, there, count, start.num_prompt_tokens, stream_.get()),
+              "counting tokens");
   }
   lists_sent_.record(stream_);
 }
@@ -87,6 +100,7 @@ void StepSampling::ask(const StepPlan& plan, const Slots& slots, const BatchBuil
   sampled_by_.clear();
   asked.begin();
   const bool alone = slots_.ranks == 1;
+  const int32_t places = batch_.places;
   int32_t masks = 0, num_whole = 0;  // rows of logits that come here whole
   for (size_t i = 0; i < plan.rows.size(); ++i) {
     const PlanRow& row = plan.rows[i];
@@ -95,9 +109,11 @@ void StepSampling::ask(const StepPlan& plan, const Slots& slots, const BatchBuil
     // Of a slot that may still be too short for its stop ids only the kernels know the length.
     const bool by_largest =
         !alone && row.samples() && !row.scores_prompt() && !row.masked && Sampler::takes_largest(*slot.sampling, 0);
-    const int32_t own_row = graph ? static_cast<int32_t>(i) : builder.logit_row(i);
+    const int32_t own_row = graph ? static_cast<int32_t>(i) * places : builder.logit_row(i);
     const int32_t first = alone || by_largest ? own_row : num_whole;
-    const int32_t num_logits = row.scores_prompt() ? row.num_tokens() : row.samples() ? 1 : 0;
+    const int32_t num_logits = row.scores_prompt() ? row.num_tokens() : row.samples() ? 1 + row.num_drafts() : 0;
+    CHECK(row.num_drafts() < places && (!row.masked || row.num_drafts() == 0), "slot ", row.slot, " verifies ",
+          row.num_drafts(), " drafts");
     const int32_t rank = by_largest ? kEveryRank : rank_of_slot(row.slot, slots_.ranks);
     if (!alone && !graph) sampled_by_.insert(sampled_by_.end(), static_cast<size_t>(num_logits), rank);
     if (mine && !by_largest) num_whole += num_logits;
@@ -112,10 +128,13 @@ void StepSampling::ask(const StepPlan& plan, const Slots& slots, const BatchBuil
     asked.num_scores.push_back(num_scores);
     asked.logprobs.push_back(mine && slot.num_logprobs >= 0);
     if (row.samples()) asked.num_rows = static_cast<int32_t>(i) + 1;
-    samples_.push_back({.slot = row.samples() ? row.slot.value : -1,
-                        .logit_row = row.scores_prompt() ? first + row.num_tokens() - 1 : first,
-                        .mask_row = row.samples() && row.masked ? masks++ : -1,
-                        .rank = rank});
+    for (int32_t place = 0; place < places; ++place) {
+      const bool samples = row.samples() && place <= row.num_drafts();
+      samples_.push_back({.slot = samples ? row.slot.value : -1,
+                          .logit_row = row.scores_prompt() ? first + row.num_tokens() - 1 : first + place,
+                          .mask_row = samples && row.masked ? masks++ : -1,
+                          .rank = rank});
+    }
   }
   CHECK(std::ssize(scores_) <= sizes_.scores, scores_.size(), " prompt logprobs in a step");
   asked.samples = upload.place(std::span<const SampleRecord>(samples_));
@@ -161,22 +180,31 @@ void StepSampling::score(const AskedLogits& asked, const Tensor& logits, int32_t
 
 void StepSampling::sample(int32_t rows, const Tensor& logits, int32_t buffer) {
   auto* results = const_cast<SampleResult*>(samples_of(results_device_));
-  const SampleCall call{.samples = records_,
-                        .count = rows,
+  const int32_t count = rows * batch_.places;
+  auto* outcomes = const_cast<RowOutcome*>(outcomes_of(results_device_));
+  const SampleCall call{.samples = batch_.samples,
+                        .count = count,
+                        .places = batch_.places,
                         .logits = whole(logits),
                         .shares = static_cast<const float*>(logits.data),
                         .masks = reinterpret_cast<const uint32_t*>(masks_device_.data()),
                         .work = reinterpret_cast<float*>(work_.data()),
                         .scratch = scratch_.data(),
                         .results = results,
-                        .picks = reinterpret_cast<Pick*>(picks_.data())};
+                        .picks = reinterpret_cast<Pick*>(picks_.data()),
+                        .outcomes = outcomes,
+                        .committed = batch_.committed,
+                        .commit = batch_.commit,
+                        .synthetic = sizes_.synthetic};
   cuda_ok(sample_rows(call, slots_, stream_.get()), "sampling");
-  if (comm_.size() > 1 && rows > 0) {
-    comm_.all_gather(picks_.data(), static_cast<size_t>(rows) * sizeof(Pick), all_picks_.data());
-    cuda_ok(accept_picks(call, reinterpret_cast<const Pick*>(all_picks_.data()), slots_, stream_.get()),
-            "accepting ids");
+  if (call.picks != nullptr && rows > 0) {
+    const bool alone = comm_.size() == 1;
+    if (!alone) comm_.all_gather(picks_.data(), static_cast<size_t>(count) * sizeof(Pick), all_picks_.data());
+    const auto* all = reinterpret_cast<const Pick*>(alone ? picks_.data() : all_picks_.data());
+    cuda_ok(accept_picks(call, all, slots_, stream_.get()), "accepting ids");
   }
-  fetch(results, static_cast<size_t>(rows) * sizeof(SampleResult), buffer);
+  fetch(results, static_cast<size_t>(count) * sizeof(SampleResult), buffer);
+  if (batch_.places > 1) fetch(outcomes, static_cast<size_t>(rows) * sizeof(RowOutcome), buffer);
 }
 
 // To the same place in the host's memory of that buffer.
@@ -187,22 +215,32 @@ void StepSampling::fetch(const void* from, size_t bytes, int32_t buffer) {
 }
 
 void StepSampling::fill(const StepPlan& plan, const AskedLogits& asked, int32_t buffer, StepResult& result) const {
-  const SampleResult* samples = samples_of(results_host_[static_cast<size_t>(buffer)]);
+  const RowOutcome* outcomes = outcomes_of(results_host_[static_cast<size_t>(buffer)]);
   const TokenScore* score = scores_of(results_host_[static_cast<size_t>(buffer)]);
   auto id = asked.score_ids.begin();
-  auto write = plan.checkpoints.begin();  // all are written: rows of one new token leave no doubt of their position
+  auto write = plan.checkpoints.begin();
   for (size_t i = 0; i < plan.rows.size(); ++i) {
     const PlanRow& row = plan.rows[i];
     RowResult& out = result.rows[i];
     for (int32_t k = 0; k < asked.num_scores[i]; ++k) out.prompt_logprobs.push_back(token_logprobs(*id++, *score++));
     for (; write != plan.checkpoints.end() && write->slot == row.slot; ++write)
-      out.checkpoints.push_back(write->boundary());
-    if (!row.samples()) continue;
-    const SampleResult& sampled = samples[i];
-    out.finite = sampled.finite != 0;
-    if (!out.finite) continue;
-    out.ids.push_back(sampled.id);
-    if (asked.logprobs[i]) out.logprobs.push_back(token_logprobs(sampled.id, sampled.score));
+      if (is_written(*write, row, batch_.places > 1 ? &outcomes[i] : nullptr))
+        out.checkpoints.push_back(write->boundary());
+    if (row.samples()) fill_ids(i, asked.logprobs[i], buffer, out);
+  }
+}
+
+void StepSampling::fill_ids(size_t row, bool logprobs, int32_t buffer, RowResult& out) const {
+  const Buffer& results = results_host_[static_cast<size_t>(buffer)];
+  const SampleResult* samples = samples_of(results) + row * static_cast<size_t>(batch_.places);
+  const RowOutcome* outcome = batch_.places > 1 ? outcomes_of(results) + row : nullptr;
+  const int32_t num_ids = outcome != nullptr ? outcome->num_ids : 1;
+  out.num_drafts = outcome != nullptr ? outcome->num_drafts : 0;
+  for (int32_t place = 0; place < num_ids; ++place) {
+    out.finite = samples[place].finite != 0;
+    if (!out.finite) return;
+    out.ids.push_back(samples[place].id);
+    if (logprobs) out.logprobs.push_back(token_logprobs(samples[place].id, samples[place].score));
   }
 }
 

@@ -25,11 +25,12 @@ namespace perigee {
 
 struct SamplingSizes {
   int64_t slots = 0, scores = 0, max_positions = 0;
+  SyntheticRates synthetic = {};
 };
 
 // What one step asks: device records, and what of its results belongs to which row of the plan.
 struct AskedLogits {
-  std::span<const SampleRecord> samples;  // of each plan row; for PlanArrays
+  std::span<const SampleRecord> samples;  // of each plan row's places; for PlanArrays
   int32_t num_rows = 0;                   // up to the last that samples
   std::span<const ScoreRecord> scores;
   std::span<const int32_t> sampled_by;  // of each row of logits that come of no graph: for deal()
@@ -51,7 +52,7 @@ class StepSampling {
   // `comm`, which outlives it, is that of the ranks that `arrays` know.
   StepSampling(const SamplingSizes& sizes, const DeviceArrays& arrays, const Stream& stream, Comm& comm);
 
-  // Bias, stop ids and penalty counts of a slot that starts, on their way after what the stream has.
+  // Bias, stop ids, penalty counts and history of a slot that starts, on their way after what the stream has.
   void start(const SequenceStart& start);
   // Row i of the logits is plan row i's when they come of a graph, else they are those that the builder lists.
   void ask(const StepPlan& plan, const Slots& slots, const BatchBuilder& builder, bool graph, PlanUpload& upload,
@@ -62,8 +63,8 @@ class StepSampling {
   void deal(const Tensor& logits, std::span<const int32_t> sampled_by);
   // Scores of prompts, on their way to the host.
   void score(const AskedLogits& asked, const Tensor& logits, int32_t buffer);
-  // Samples as the batch's first `rows` records say, results on their way to the host. All addresses are fixed but that
-  // of `logits`, so a graph may hold it.
+  // Samples as the records of the batch's first `rows` rows say, results on their way to the host. All addresses are
+  // fixed but that of `logits`, so a graph may hold it.
   void sample(int32_t rows, const Tensor& logits, int32_t buffer);
   // Into a result that has begun.
   void fill(const StepPlan& plan, const AskedLogits& asked, int32_t buffer, StepResult& result) const;
@@ -72,9 +73,13 @@ class StepSampling {
   const SampleResult* samples_of(const Buffer& results) const {
     return reinterpret_cast<const SampleResult*>(results.data());
   }
-  const TokenScore* scores_of(const Buffer& results) const {
-    return reinterpret_cast<const TokenScore*>(samples_of(results) + sizes_.slots);
+  const RowOutcome* outcomes_of(const Buffer& results) const {
+    return reinterpret_cast<const RowOutcome*>(samples_of(results) + sizes_.slots * batch_.places);
   }
+  const TokenScore* scores_of(const Buffer& results) const {
+    return reinterpret_cast<const TokenScore*>(outcomes_of(results) + sizes_.slots);
+  }
+  void fill_ids(size_t row, bool logprobs, int32_t buffer, RowResult& out) const;
   void fetch(const void* from, size_t bytes, int32_t buffer);
   uint8_t* take_lists(size_t bytes);
   const float* whole(const Tensor& logits) const {
@@ -83,12 +88,13 @@ class StepSampling {
 
   const SamplingSizes sizes_;
   const SlotArrays slots_;
-  const SampleRecord* const records_;  // of the batch
+  const BatchArrays batch_;
   const Stream& stream_;
   Comm& comm_;
-  Buffer whole_, picks_, all_picks_;  // of several ranks: rows of logits that came here; Pick [slots], [ranks][slots]
+  Buffer whole_;              // of several ranks: rows of logits that came here
+  Buffer picks_, all_picks_;  // of several ranks or places: Pick [slots][places]; of all ranks
   Buffer work_, scratch_, masks_device_, masks_host_, lists_device_, lists_host_;
-  Buffer results_device_;  // SampleResult [slots], then TokenScore [scores]
+  Buffer results_device_;  // SampleResult [slots][places], RowOutcome [slots], TokenScore [scores]
   std::array<Buffer, 2> results_host_;
   Event lists_sent_;                   // by the last start
   size_t lists_used_ = 0;              // bytes of lists_host_ that may still be on their way
