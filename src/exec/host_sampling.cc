@@ -55,7 +55,6 @@ void HostSampling::deal(const StepPlan& plan, const Tensor& logits, const BatchB
     how.num_outputs = slot.num_outputs;
     how.num_picks = row.prefill() == nullptr ? num_logits : row.samples() ? 1 : 0;
     num_picks += static_cast<size_t>(how.num_picks);
-    CHECK(!row.masked || how.num_picks <= 1, "slot ", row.slot, " has one mask for ", how.num_picks, " places");
     how.by_largest = !alone && row.samples() && !row.scores_prompt() && !row.masked &&
                      Sampler::takes_largest(*slot.sampling, slot.num_outputs);
     if (how.by_largest) continue;
@@ -82,6 +81,9 @@ void HostSampling::pick(const PlanRow& row, const Row& how, const Tensor& logits
                         Slots& slots, RowResult& out) {
   const Slot& slot = slots[row.slot];
   if (row.scores_prompt()) prompt_logprobs(row, slot, logits, out);
+  const size_t words = mask.empty() ? 0 : static_cast<size_t>(logits.cols + 31) / 32;
+  CHECK(mask.size() == words * static_cast<size_t>(how.num_picks), "slot ", row.slot, " has a mask of ", mask.size(),
+        " words for ", how.num_picks, " places of ", words);
   for (int32_t place = 0; place < how.num_picks; ++place) {
     SampledToken token = sampler_.sample({
         .logits = values(logits, logits.rows - how.num_picks + place),
@@ -89,7 +91,7 @@ void HostSampling::pick(const PlanRow& row, const Row& how, const Tensor& logits
         .num_outputs = slot.num_outputs,
         .output_counts = slot.output_counts,
         .seen = slot.seen,
-        .mask = mask,
+        .mask = mask.subspan(static_cast<size_t>(place) * words, words),
     });
     const Verdict verdict = judge(slot, how, place, token.id);
     picks_[how.first_pick + static_cast<size_t>(place)] = {.logit = 0, .id = verdict.id, .finite = token.finite};

@@ -28,6 +28,7 @@ class HostSampling {
       : comm_(comm), sampler_(vocab), synthetic_rates_(std::move(synthetic_rates)) {}
 
   // Allowed ids of each plan row; empty: all.
+  // Of a verify row those of each place, one after the other: each draft is taken as accepted for those after it.
   using Masks = std::vector<std::vector<uint32_t>>;
   // Fills in a result that has begun, but for its checkpoints. `arena` is the step's. kDeviceLost: as the Comm has it.
   Status sample(const StepPlan& plan, const Tensor& logits, const BatchBuilder& builder, const Masks& masks,
