@@ -7,6 +7,7 @@
 #include <map>
 
 #include "base/clock.h"
+#include "main/acceptance.h"
 #include "main/command_line.h"
 #include "main/commands.h"
 #include "main/context_bench.h"
@@ -173,15 +174,15 @@ double decode_rate(const std::vector<RequestTiming>& timings) {
     end = std::min(end, t.last_s);
   }
   if (end <= begin) return 0;
-  int64_t chunks = 0;
+  int64_t tokens = 0;
   for (const RequestTiming& t : timings) {
     double at = t.first_s;
-    for (const double gap : t.gaps_s) {
-      at += gap;
-      chunks += at > begin && at <= end;
+    for (size_t i = 0; i < t.gaps_s.size(); ++i) {
+      at += t.gaps_s[i];
+      if (at > begin && at <= end) tokens += t.tokens_after[i];
     }
   }
-  return static_cast<double>(chunks) / (end - begin);
+  return static_cast<double>(tokens) / (end - begin);
 }
 
 // What a decode matrix is measured with.
@@ -199,6 +200,12 @@ std::vector<LoadRequest> prompts_of(DecodeMatrix& matrix, int64_t count, int64_t
   --matrix.seed;  // until the context's last cell
   for (LoadRequest& request : requests) request.prompt = requests[0].prompt;
   return requests;
+}
+
+Acceptance ask_acceptance(const HttpEndpoint& endpoint) {
+  HttpClient client(endpoint);
+  const auto reply = client.get("/metrics");
+  return reply.ok() ? read_acceptance(reply->body) : Acceptance();
 }
 
 // Brings the prompt of a context's cells into the cache. Prompt tokens a second up to the first output; 0: refused.
@@ -249,12 +256,17 @@ Result<int> bench_decode(const std::vector<std::string>& words) {
   for (size_t i = 0; i < matrix.concurrencies.size(); ++i) fmt::print("---|");
   fmt::print("\n");
   Json figures;
+  const Acceptance before = ask_acceptance(matrix.target.endpoint);
   std::vector<double> prefill;
   std::string why;
   for (const int64_t context : matrix.contexts) {
     if (matrix.same_prompt) prefill.push_back(scout(matrix, context));
     figures.set(std::to_string(context), print_decode_row(matrix, context, why));
     if (matrix.same_prompt) ++matrix.seed;
+  }
+  if (const std::string drafts = acceptance_text(before, ask_acceptance(matrix.target.endpoint)); !drafts.empty()) {
+    fmt::print("\n{}; the prompts are random: not what a text gives\n", drafts);
+    figures.set("drafts", drafts);
   }
   if (!prefill.empty()) {
     fmt::print("\nPrefill, one stream, nothing cached\n| prompt tokens | tok/s |\n|---|---|\n");

@@ -46,10 +46,14 @@ void read_event(std::string_view text, RequestTiming& timing) {
   const Json* choices = event->find("choices");
   if (choices == nullptr || !choices->is_array() || choices->as_array().empty()) return;
   const double now = system_clock().now_s();
-  if (timing.first_s == 0)
+  const Json* ids = choices->as_array()[0].find("token_ids");
+  const bool counted = ids != nullptr && ids->is_array();
+  if (timing.first_s == 0) {
     timing.first_s = now;
-  else
+  } else {
     timing.gaps_s.push_back(now - timing.last_s);
+    timing.tokens_after.push_back(counted ? static_cast<int32_t>(std::ssize(ids->as_array())) : 1);
+  }
   timing.last_s = now;
 }
 

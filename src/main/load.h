@@ -23,7 +23,8 @@ struct RequestTiming {
   std::string error;
   double send_s = 0, first_s = 0, last_s = 0;  // on one clock
   int32_t prompt_tokens = 0, output_tokens = 0;
-  std::vector<double> gaps_s;
+  std::vector<double> gaps_s;         // between events with output
+  std::vector<int32_t> tokens_after;  // each of these gaps: of one event, several with speculation
   double ttft_s() const { return first_s - send_s; }
   double tpot_s() const { return output_tokens > 1 ? (last_s - first_s) / (output_tokens - 1) : 0; }
 };
