@@ -11,7 +11,7 @@ import tempfile
 
 import pytest
 
-from conftest import EDGE_ONLY, FOLDER, PROGRAM, wait_idle
+from conftest import EDGE_ONLY, FOLDER, PROGRAM, gauge, wait_idle
 from server_process import ServerProcess
 
 # vllm-project/vllm 34795, of 8 GPUs, with the flag that its author adds for more cache; and the sizes of that request's own
@@ -29,11 +29,45 @@ LINE_4 = (
     "--port 5000 --tensor-parallel-size 4 --decode-context-parallel-size 4 --kv-cache-dtype fp8")
 
 
+# vllm-project/vllm 40608: its two launch lines, on 8 GPUs.
+LINE_K25 = (
+    "VLLM_SPECULATIVE_DISABLE_ABOVE_SEQ_LEN=7000 VLLM_ENABLE_PCIE_ALLREDUCE=1 NCCL_P2P_LEVEL=SYS "
+    "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=1 NCCL_GRAPH_FILE=/path/to/nccl_graph_opt.xml "
+    "VLLM_LOG_STATS_INTERVAL=1 VLLM_TEST_FORCE_FP8_MARLIN=1 VLLM_MARLIN_USE_ATOMIC_ADD=1 "
+    "VLLM_MARLIN_INPUT_DTYPE=fp8 python -m vllm.entrypoints.openai.api_server --model moonshotai/Kimi-K2.5 "
+    "--served-model-name Kimi-K2.5 --trust-remote-code --host 0.0.0.0 --port 5000 --tensor-parallel-size 8 "
+    "--pipeline-parallel-size 1 --enable-chunked-prefill --enable-prefix-caching --load-format fastsafetensors "
+    "--async-scheduling --gpu-memory-utilization 0.90 --max-num-batched-tokens 32768 --max-num-seqs 128 "
+    "--mm-processor-cache-gb 0 --mm-encoder-tp-mode weights --attention-backend TRITON_MLA --kv-cache-dtype fp8 "
+    "--decode-context-parallel-size 4 --tool-call-parser kimi_k2 --enable-auto-tool-choice "
+    "--reasoning-parser kimi_k2 "
+    r"""--speculative-config '{"model":"lightseekorg/kimi-k2.5-eagle3-mla","method":"eagle3","num_speculative_tokens":3,"draft_attention_backend":"TRITON_MLA","""
+    r""""draft_kv_cache_dtype":"fp8","rejection_sample_method":"probabilistic"}'""")
+LINE_K26 = (
+    "VLLM_SPECULATIVE_DISABLE_ABOVE_SEQ_LEN=16384 VLLM_ENABLE_PCIE_ALLREDUCE=1 NCCL_P2P_LEVEL=SYS "
+    "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=1 NCCL_GRAPH_FILE=/path/to/nccl_graph_opt.xml "
+    "VLLM_LOG_STATS_INTERVAL=1 VLLM_TEST_FORCE_FP8_MARLIN=1 VLLM_MARLIN_USE_ATOMIC_ADD=1 "
+    "VLLM_MARLIN_INPUT_DTYPE=fp8 python -m vllm.entrypoints.openai.api_server --model moonshotai/Kimi-K2.6 "
+    "--served-model-name Kimi-K2.6 --trust-remote-code --host 0.0.0.0 --port 5000 --tensor-parallel-size 8 "
+    "--pipeline-parallel-size 1 --enable-chunked-prefill --enable-prefix-caching --load-format fastsafetensors "
+    "--async-scheduling --gpu-memory-utilization 0.94 --max-num-batched-tokens 4096 --max-num-seqs 128 "
+    "--mm-processor-cache-gb 0 --mm-encoder-tp-mode weights --language-model-only --attention-backend TRITON_MLA "
+    "--kv-cache-dtype fp8 --decode-context-parallel-size 8 --tool-call-parser kimi_k2 --enable-auto-tool-choice "
+    "--reasoning-parser kimi_k2 "
+    r"""--speculative-config '{"model":"lightseekorg/kimi-k2.6-eagle3","method":"eagle3","num_speculative_tokens":3,"draft_attention_backend":"FLASH_ATTN","""
+    r""""draft_kv_cache_dtype":"bfloat16","use_local_argmax_reduction":true,"rejection_sample_method":"probabilistic"}'""")
+# The bundled draft with latent attention has 4 heads, too few for 8 ranks.
+DRAFTS = {name: f"{FOLDER}-eagle3" for name in ("lightseekorg/kimi-k2.5-eagle3-mla", "lightseekorg/kimi-k2.6-eagle3")}
+
+
 class LineServer(ServerProcess):
-    """The server of a shell's line, in which `vllm` is perigee."""
+    """The server of a shell's line, in which `vllm`, or `python -m` with vLLM's module, is perigee."""
 
     def __init__(self, line, folder):
         os.symlink(PROGRAM, folder / "vllm")
+        python = folder / "python"
+        python.write_text(f'#!/bin/bash\n[ "$1 $2" = "-m vllm.entrypoints.openai.api_server" ] && exec {PROGRAM} serve "${{@:3}}"\n')
+        python.chmod(0o755)
         self.log = open(folder / "log", "a+b")
         self.log_begin = 0
         plain = {name: value for name, value in os.environ.items() if not name.startswith("PERIGEE_")}
@@ -44,14 +78,17 @@ class LineServer(ServerProcess):
 
 
 @EDGE_ONLY
-@pytest.mark.parametrize("line, tp", [(LINE_8, 8), (LINE_4, 4)])
-def test_a_line_of_34795_starts_and_answers(tmp_path, line, tp):
+@pytest.mark.parametrize("line, tp, dcp", [(LINE_8, 8, 8), (LINE_4, 4, 4), (LINE_K25, 8, 4), (LINE_K26, 8, 8)])
+def test_a_line_starts_and_answers(tmp_path, line, tp, dcp):
     name = re.search(r"--served-model-name (\S+)", line)[1]
-    model = re.search(r"vllm serve (\S+)", line)[1]
+    model = re.search(r"(?:vllm serve|--model) (\S+)", line)[1]
+    drafts = "speculative-config" in line
+    for draft, folder in DRAFTS.items():
+        line = line.replace(f'"{draft}"', f'"{folder}"')
     # The line names its port: one test at a time has it.
     with open(os.path.join(tempfile.gettempdir(), "perigee-seed-lines.lock"), "w", encoding="utf-8") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with LineServer(line.replace(f"serve {model} ", f"serve {FOLDER} ", 1), tmp_path) as server:
+        with LineServer(line.replace(f" {model} ", f" {FOLDER} ", 1), tmp_path) as server:
             assert server.port == 5000
             messages = [{"role": "user", "content": "What is 3 plus 4?"}]
             body = {"model": name, "messages": messages, "temperature": 0, "max_tokens": 24, "return_token_ids": True}
@@ -64,12 +101,19 @@ def test_a_line_of_34795_starts_and_answers(tmp_path, line, tp):
             assert [status for status, _ in replies] == [200, 200], replies
             assert [len(reply["choices"][0]["token_ids"]) for _, reply in replies] == [8, 8]
             assert replies[1][1]["usage"]["prompt_tokens_details"]["cached_tokens"] >= 64 * tp
-            assert f'dcp_world_size="{tp}"' in server.get("/metrics")[1].decode()
+            metrics = server.get("/metrics")[1]
+            assert f'dcp_world_size="{dcp}"' in metrics.decode()
+            if drafts:
+                rows, accepted = (gauge(metrics, f"vllm:spec_decode_num_{what}_total") for what in ("drafts", "accepted_tokens"))
+                assert rows > 0 and accepted > 0, (rows, accepted)
             assert json.loads(server.get("/v1/models")[1])["data"][0]["id"] == name
             assert wait_idle(server)
             log = server.text()
             server.process.terminate()
             assert server.process.wait(300) == 0
-    assert "fp8 (e4m3)" in log and f"blocks of 64 on each of {tp} ranks" in log, log
+    assert "fp8 (e4m3)" in log and f"blocks of 64 on each of {dcp} ranks" in log, log
+    if drafts:
+        assert "VLLM_SPECULATIVE_DISABLE_ABOVE_SEQ_LEN (--speculation-max-context does this)" in log, log
+        assert log.count("use_local_argmax_reduction has no effect") == line.count("use_local_argmax_reduction"), log
     for flag in re.findall(r"--(?:trust\S*|attention-backend|mm-\S*|\S*-parser|async-scheduling|enable-auto\S*|gpu-memory\S*)", line):
         assert f"{flag} has no effect" in log, log

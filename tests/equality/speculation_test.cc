@@ -9,16 +9,19 @@
 #include <cstdio>
 
 #include "bits.h"
+#include "pairwise.h"
 #include "tasks.h"
 #include "tensor/cuda/gpus.h"
 
 namespace perigee {
 namespace {
 
-// With the draft that is bundled with it.
-TestModel with_draft(TestModel model, const char* name, int32_t tp = 1, int32_t dcp = 1) {
+// With a draft that is bundled with it: with latent attention, or Llama's.
+constexpr const char* kLatents = "-eagle3-mla";
+constexpr const char* kLlama = "-eagle3";
+TestModel with_draft(TestModel model, const char* name, int32_t tp = 1, int32_t dcp = 1, const char* kind = kLatents) {
   model.name = name;
-  model.draft = model.folder + "-eagle3-mla";
+  model.draft = model.folder + kind;
   model.tp = tp;
   model.dcp = dcp;
   return model;
@@ -149,14 +152,145 @@ TEST_P(EqualityOfDraftsOnOneRank, KeepsCheckpoints) {
   EXPECT_GE(next[0].cached, config.rank.limits.deterministic ? 64 : 128);
 }
 
+// How a drafting engine and its requests differ from those without drafts.
+struct Setting {
+  std::string text;
+  TestModel model;
+  std::optional<LatentFormat> draft_cache;  // of Llama's kind of draft
+  bool chunked = false, cached = false, crowded = false, cancelled = false;
+};
+
+std::vector<Setting> settings() {
+  struct Draft {
+    const char* name;
+    TestModel model;
+    std::optional<LatentFormat> cache;
+  };
+  const std::vector<Draft> drafts = {{"ngram", tiny_k2(), {}},
+                                     {"latents", with_draft(tiny_k2(), ""), {}},
+                                     {"Llama's, fp8", with_draft(tiny_k2(), "", 1, 1, kLlama), {}},
+                                     {"Llama's, bf16", with_draft(tiny_k2(), "", 1, 1, kLlama), LatentFormat::kBF16},
+                                     {"ngram of the hybrid", hybrid_model(), {}},
+                                     {"latents of the hybrid", with_draft(hybrid_model(), ""), {}}};
+  constexpr std::array<std::pair<int32_t, int32_t>, 4> kRanks = {{{1, 1}, {2, 1}, {2, 2}, {4, 4}}};  // tp, dcp
+  const std::vector<int> factors = {
+      static_cast<int>(drafts.size()), static_cast<int>(kCaches.size()), kRanks.size(), 2, 2, 2, 2};
+  std::vector<Setting> out;
+  for (const Combination& c : soak_requested() ? full_product(factors) : pairwise_cover(factors)) {
+    const Draft& draft = drafts[static_cast<size_t>(c[0])];
+    const auto [tp, dcp] = kRanks[static_cast<size_t>(c[2])];
+    Setting s{.model = of_ranks(draft.model, "", tp, dcp), .draft_cache = draft.cache};
+    s.model.cache = kCaches[static_cast<size_t>(c[1])];
+    s.chunked = c[3] != 0, s.cached = c[4] != 0, s.crowded = c[5] != 0, s.cancelled = c[6] != 0;
+    s.text = fmt::format("{}, {} cache, tp {} x dcp {}{}{}{}{}", draft.name, latent_format_name(*s.model.cache), tp,
+                         dcp, s.chunked ? ", chunked" : "", s.cached ? ", cached" : "", s.crowded ? ", preempted" : "",
+                         s.cancelled ? ", cancelled" : "");
+    out.push_back(std::move(s));
+  }
+  return out;
+}
+
+// Every third job is cancelled once it has three ids, in whatever row that is.
+std::vector<Reply> run_cancelling(Engine& engine, const std::vector<Job>& jobs) {
+  struct State {
+    std::mutex mutex;
+    std::condition_variable changed;
+    std::vector<Reply> replies;
+  };
+  const auto state = std::make_shared<State>();  // the engine's thread may still hold it afterwards
+  state->replies.resize(jobs.size());
+  std::vector<RequestId> ids;
+  for (size_t i = 0; i < jobs.size(); ++i) {
+    const auto id = engine.submit(request_of(jobs[i]), [state, i](OutputChunk&& chunk) {
+      const std::lock_guard lock(state->mutex);
+      add(std::move(chunk), state->replies[i]);
+      state->changed.notify_all();
+    });
+    CHECK(id.ok(), id.error().message);
+    ids.push_back(*id);
+  }
+  for (size_t i = 0; i < jobs.size(); i += 3) {
+    std::unique_lock lock(state->mutex);
+    state->changed.wait(lock, [&] { return state->replies[i].ids.size() >= 3 || state->replies[i].finish; });
+    lock.unlock();
+    engine.cancel(ids[i]);
+  }
+  std::unique_lock lock(state->mutex);
+  for (size_t i = 0; i < jobs.size(); ++i)
+    state->changed.wait(lock, [&] { return state->replies[i].finish.has_value(); });
+  return state->replies;
+}
+
+// As far as a cancelled one has come.
+void expect_beginnings(std::vector<Reply> plain, const std::vector<Reply>& replies) {
+  for (size_t i = 0; i < plain.size(); ++i) {
+    ASSERT_LE(replies[i].ids.size(), plain[i].ids.size()) << i;
+    EXPECT_TRUE(replies[i].finish == FinishReason::kCancelled || replies[i].ids.size() == plain[i].ids.size()) << i;
+    plain[i].ids.resize(replies[i].ids.size());
+    plain[i].logprobs.resize(replies[i].ids.size());
+  }
+  expect_identical(plain, replies);
+}
+
+// Settings in which each two values of two of these occur together; in a soak, all: drafts, caches, groups of ranks,
+// prompts in chunks or not, from the cache or not, preempted or not, cancelled in the middle or not.
+TEST(SettingsOfDrafts, AreAsWithout) {
+  const std::vector<Job> jobs = repeating_jobs(4, 4 * 64 - 4);
+  std::map<std::string, std::vector<Reply>> plain;  // by model, cache and ranks
+  int64_t rows = 0, accepted = 0;
+  int num_preempted = 0;
+  for (const Setting& s : settings()) {
+    SCOPED_TRACE(s.text);
+    fmt::print("{}\n", s.text);
+    EngineConfig config = base_config(s.model);
+    config.rank.limits.deterministic = true;
+    std::vector<Reply>& wanted =
+        plain[fmt::format("{} {} {} {}", s.model.folder, latent_format_name(*s.model.cache), s.model.tp, s.model.dcp)];
+    if (wanted.empty()) wanted = run(*make_engine(config), jobs, true);
+    config.rank.limits.num_drafts = 3;
+    config.rank.ngram = {.least = 1, .most = 3};
+    config.rank.draft_model = s.model.draft;
+    config.rank.draft_cache = s.draft_cache;
+    config.scheduling.prefix_caching = s.cached;
+    if (s.chunked) config.rank.limits.max_step_tokens = 96;
+    if (s.crowded) {
+      EngineConfig alone = config;
+      alone.rank.size = alone.rank.limits.dcp_size = 1;
+      alone.rank.layout = RankLayout::kReplicated;
+      // Admitted with a block more than their prompts have, not all that run have room for one.
+      config = with_cache_of(config, *make_engine(alone), s.model.dcp == 1 ? 9 : s.model.dcp == 2 ? 14 : 16);
+    }
+    const auto engine = make_engine(config);
+    if (s.cached) run(*engine, {jobs.back()}, false);
+    std::vector<Reply> replies;
+    if (s.cancelled) {
+      replies = run_cancelling(*engine, jobs);
+      expect_beginnings(wanted, replies);
+    } else {
+      replies = run(*engine, jobs, true);
+      expect_identical(wanted, replies);
+    }
+    for (const Reply& reply : replies) num_preempted += reply.preemptions.empty() ? 0 : reply.preemptions.back();
+    const SpeculationTotals totals = engine->stats().scheduler.speculation;
+    rows += totals.rows;
+    accepted += totals.accepted();
+    if (testing::Test::HasFailure()) return;
+  }
+  fmt::print("{} rows, {} drafts accepted, {} preemptions\n", rows, accepted, num_preempted);
+  EXPECT_GT(accepted, 100);
+  EXPECT_GT(num_preempted, 3);
+}
+
 // On the questions that a model was trained for its own draft is right most of the time, and no less where ranks share
 // the cache: a draft reads its whole text.
 void expect_accepted(Device device, std::initializer_list<int32_t> sizes) {
-  for (TestModel model : {with_draft(tiny_k2(), "tiny-k2"), with_draft(hybrid_model(), "tiny-kimi-linear")}) {
+  std::vector<TestModel> models = {with_draft(tiny_k2(), "tiny-k2"), with_draft(hybrid_model(), "tiny-kimi-linear")};
+  if (device != Device::kCuda) models.push_back(with_draft(tiny_k2(), "tiny-k2, Llama's", 1, 1, kLlama));
+  for (TestModel& model : models) {
     model.device = device;
     double alone = 0;
     for (const int32_t ranks : sizes) {
-      EngineConfig config = base_config(with_draft(model, model.name, ranks, ranks));
+      EngineConfig config = base_config(of_ranks(model, model.name, ranks, ranks));
       config.rank.limits.num_drafts = 3;
       config.rank.draft_model = model.draft;
       config.rank.limits.deterministic = device == Device::kCuda;
@@ -214,7 +348,8 @@ TestModel with_cache(TestModel model, LatentFormat cache) {
 // On one GPU, where there is one.
 std::vector<TestModel> on_one_rank() {
   std::vector<TestModel> models = {tiny_k2(), hybrid_model(), with_draft(tiny_k2(), "TinyK2Eagle"),
-                                   with_draft(hybrid_model(), "HybridEagle")};
+                                   with_draft(hybrid_model(), "HybridEagle"),
+                                   with_draft(tiny_k2(), "TinyK2Llama", 1, 1, kLlama)};
   if (list_gpus().empty()) return models;
   for (const TestModel& model :
        {on_gpu(tiny_k2(), "TinyK2Cuda"), on_gpu(hybrid_model(), "HybridCuda"),

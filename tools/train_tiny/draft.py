@@ -36,7 +36,7 @@ PASSES = 3
 GOLDEN_ROWS = 70  # over a block
 TAPS = {"tiny-k2": [0, 2, 3], "tiny-kimi-linear": [2, 4, 5]}
 SIZES = {  # by target and attention
-    ("tiny-k2", "latent"): {"num_attention_heads": 8, "num_key_value_heads": 8, "q_lora_rank": 64,
+    ("tiny-k2", "latent"): {"num_attention_heads": 4, "num_key_value_heads": 4, "q_lora_rank": 64,
                             "intermediate_size": 256},
     ("tiny-k2", "llama"): {"num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 32,
                            "intermediate_size": 256},
