@@ -59,7 +59,7 @@ void add_parallel_flags(CommandLine& flags, EngineFlags& to) {
       "--speculative-config", to.speculative_config,
       "JSON with vLLM's keys: {\"method\": \"ngram\", \"num_speculative_tokens\": 3} verifies in each step three "
       "tokens that followed the same words before; {\"method\": \"eagle3\", \"model\": \"FOLDER\", ...} three that a "
-      "draft model guesses; on a CPU alone");
+      "draft model guesses");
   flags.add("--kv-transfer-config", to.kv_transfer_config, "not in this version");
 }
 
