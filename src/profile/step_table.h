@@ -72,8 +72,8 @@ std::vector<StepPiece> place_step(const std::vector<DeviceActivity>& step, int64
                                   const std::vector<DeviceActivity>& example, const std::vector<LaunchPlace>& places);
 
 // Of one step of all ranks: cuts from each exchange the time until the last rank had come to it, as a piece of its own.
-// An exchange ends on all ranks together, so whoever came last was in it the shortest time; clocks of GPUs, which are
-// hundreds of microseconds apart, do not matter. Does nothing where ranks differ in exchanges.
+// An exchange ends on all ranks together, so whoever came last was in it the shortest time, whatever the GPUs' clocks
+// say. Does nothing where ranks differ in exchanges.
 void split_waits(std::vector<std::vector<StepPiece>>& ranks);
 
 // "void perigee::(anonymous namespace)::skinny_kernel<...>(...)", mangled or not -> "skinny_kernel".
