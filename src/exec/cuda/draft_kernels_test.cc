@@ -191,6 +191,7 @@ TEST_P(DraftPassesOf, TakeTheLargestLogit) {
       expect_ok(
           guess_drafts({.data = memory.data(), .dtype = DType::kF32, .rows = kRows, .cols = share, .row_stride = share},
                        slots, arrays_->batch(), pass, passes_, nullptr));
+      if (ranks == 1) continue;
       const std::vector<Pick> picks = fetch(passes_.picks, kRows);
       all.insert(all.end(), picks.begin(), picks.end());
     }
