@@ -219,8 +219,8 @@ std::vector<Job> ends_of_tasks(std::vector<Job> jobs, size_t length) {
 TEST_P(TensorParallelEquality, TaskRepliesUpToTies) {
   // Of prompts' log-probabilities; 0.016 where a near tie of two experts is decided otherwise. A GPU computes around
   // attention in bf16, which moves them more: there a group is about as far from the reference as one rank is.
-  // The prompts of a setting are few, and a near tie of experts moves their mean: all settings together say more.
-  constexpr double kMeanApart = 0.05, kFurther = 2, kFurtherInAll = 1.25;
+  // The prompts of a setting are few: all settings together say more.
+  constexpr double kMeanApart = 0.05, kFurther = 1.5, kFurtherInAll = 1.25;
   PromptsApart all_ones_from_ref, all_groups_from_ref;
   const std::vector<Ask> how = asks();
   for (const Ask& ask : how) std::printf("asked: %s\n", text_of(ask).c_str());
