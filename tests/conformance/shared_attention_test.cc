@@ -388,18 +388,19 @@ TEST(SharedAttention, LatentsOfOneRankAreAttendedAsByTheDefinition) {
 
 TEST(SharedAttention, SequencesOfBothFormsAndCachesOfEveryFormat) {
   constexpr auto kAbsorbed = MlaForm::kAbsorbed, kExpanded = MlaForm::kExpanded;
+  using Cache = std::optional<LatentFormat>;
+  const auto sequences = few_if_gpu_sanitizer<Sequence>({{200, 1, kAbsorbed},
+                                                         {3, 1, kAbsorbed},
+                                                         {260, 70, kExpanded},
+                                                         {65, 65, kExpanded},
+                                                         {190, 7, kAbsorbed},
+                                                         {64, 9, kExpanded}},
+                                                        {{200, 1, kAbsorbed}, {3, 1, kAbsorbed}, {130, 9, kExpanded}});
+  const auto caches =
+      few_if_gpu_sanitizer<Cache>({{}, LatentFormat::kF8E4M3, LatentFormat::kF8Tiles}, {{}, LatentFormat::kF8Tiles});
   for (const Implementation& with : implementations())
-    for (const std::optional<LatentFormat> cache :
-         {std::optional<LatentFormat>(), std::optional(LatentFormat::kF8E4M3), std::optional(LatentFormat::kF8Tiles)}) {
-      World world{.shape = with.shape,
-                  .sequences = {{200, 1, kAbsorbed},
-                                {3, 1, kAbsorbed},
-                                {260, 70, kExpanded},
-                                {65, 65, kExpanded},
-                                {190, 7, kAbsorbed},
-                                {64, 9, kExpanded}},
-                  .deal = at_random,
-                  .cache = cache};
+    for (const Cache& cache : caches) {
+      World world{.shape = with.shape, .sequences = sequences, .deal = at_random, .cache = cache};
       if (!with.on_gpu) world.shape.latent = kLatentTile;
       const Values wanted = attend_alone(world, with.make);
       for (const int32_t ranks : few_if_gpu_sanitizer<int32_t>({2, 4}, {3}))
