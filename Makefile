@@ -3,7 +3,7 @@ JOBS ?= $(shell nproc)
 SEED ?= 1
 MODEL ?= models/tiny-k2
 MUTANT ?= 0
-# The program has the CUDA backend where there is a GPU to run it; the tests compile it wherever there is a toolkit.
+# The CUDA backend is built where there is a GPU to run it; CI compiles it wherever there is a toolkit.
 CUDA ?= $(if $(wildcard /dev/nvidia0),AUTO,OFF)
 
 SHELL := /bin/bash
@@ -14,7 +14,7 @@ demo: build
 	python3 tools/demo.py --program build/perigee --model $(MODEL) --seed $(SEED)
 
 test: setup-test
-	cmake --preset release -DPERIGEE_CUDA=AUTO
+	cmake --preset release -DPERIGEE_CUDA=$(CUDA)
 	cmake --build --preset release -j $(JOBS)
 	ctest --test-dir build -j $$(($(JOBS) + 1)) --output-on-failure --no-tests=error
 
