@@ -1,11 +1,14 @@
 #include "tensor/tensor.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include <cmath>
 #include <cstdint>
 #include <fstream>
 #include <limits>
+
+#include "base/soak.h"
 
 namespace perigee {
 namespace {
@@ -83,6 +86,17 @@ TEST(Buffer, LargeMemoryIsZeroAndTakenOnlyWhereItIsWritten) {
   for (size_t i = 0; i < bytes; i += 100 << 20) EXPECT_EQ(buffer.data()[i], 0);
   buffer.data()[0] = buffer.data()[bytes - 1] = 1;
   EXPECT_LT(resident_bytes() - before, 64 << 20);
+}
+
+TEST(BufferDeathTest, NotToGetMemoryIsAFailedCheck) {
+  EXPECT_DEATH(Buffer(size_t{1} << 60), "out of host memory allocating 1152921504606846976 bytes");
+  if (kSanitized) return;  // a sanitizer's own memory is more than any limit
+  const auto take = [] {
+    const rlimit most{.rlim_cur = 256 << 20, .rlim_max = 256 << 20};
+    ASSERT_EQ(setrlimit(RLIMIT_DATA, &most), 0);
+    const Buffer buffer(size_t{1} << 30);
+  };
+  EXPECT_DEATH(take(), "out of host memory allocating 1073741824 bytes");
 }
 
 TEST(BufferDeathTest, WhatLiesAroundLargeMemoryCannotBeTouched) {
