@@ -17,17 +17,7 @@ namespace {
 
 constexpr size_t kOneShot = std::numeric_limits<size_t>::max(), kTwoShot = 0;
 
-// Groups on one GPU, and with a GPU for each rank where there are so many.
-class PeerTest : public testing::TestWithParam<PeerKind> {
- protected:
-  void SetUp() override {
-    if (const auto why = no_peers(GetParam())) GTEST_SKIP() << *why;
-  }
-};
-
-void run(PeerGroup& group, const std::function<void(PeerRank&)>& f) {
-  EXPECT_TRUE(group.run(f, [] { return testing::Test::HasFatalFailure(); })) << "the group hangs";
-}
+using PeerTest = PeerSuite<PeerKind>;
 
 struct Shape {
   DType dtype = DType::kF32;

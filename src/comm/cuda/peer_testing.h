@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cuda_runtime.h>
+#include <gtest/gtest.h>
 
 #include <barrier>
 #include <condition_variable>
@@ -176,6 +177,19 @@ inline float peer_value(uint64_t call, int32_t rank, int64_t i) {
   bits = (bits ^ bits >> 32) * 0x94D049BB133111EBu;
   const float magnitude = static_cast<float>(1 << (bits % 20));
   return (static_cast<float>(bits >> 40) / 16777216.0f - 0.5f) * magnitude;
+}
+
+// Tests of groups on one GPU, and with a GPU for each rank where there are so many. Kind: PeerKind, or Placed alone.
+template <typename Kind>
+class PeerSuite : public testing::TestWithParam<Kind> {
+ protected:
+  void SetUp() override {
+    if (const auto why = no_peers(this->GetParam())) GTEST_SKIP() << *why;
+  }
+};
+
+inline void run(PeerGroup& group, const std::function<void(PeerRank&)>& f) {
+  EXPECT_TRUE(group.run(f, [] { return testing::Test::HasFatalFailure(); })) << "the group hangs";
 }
 
 }  // namespace perigee

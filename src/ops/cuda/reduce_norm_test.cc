@@ -6,49 +6,20 @@
 #include <limits>
 
 #include "base/eventually.h"
-#include "comm/cuda/peer_testing.h"
 #include "ops/cuda/elementwise.h"
+#include "ops/cuda/norm_testing.h"
 
 namespace perigee {
 namespace {
 
-// Groups on one GPU, and with a GPU for each rank where there are so many.
-class ReduceNorm : public testing::TestWithParam<PeerKind> {
- protected:
-  void SetUp() override {
-    if (const auto why = no_peers(GetParam())) GTEST_SKIP() << *why;
-  }
-};
-
-void run(PeerGroup& group, const std::function<void(PeerRank&)>& f) {
-  EXPECT_TRUE(group.run(f, [] { return testing::Test::HasFatalFailure(); })) << "the group hangs";
-}
-
-struct Operands {
-  Operands(PeerRank& rank, uint64_t call, int64_t rows, int64_t cols) {
-    std::vector<float> mine(static_cast<size_t>(rows * cols)), all(mine.size()), weights(static_cast<size_t>(cols));
-    for (size_t i = 0; i < mine.size(); ++i) {
-      mine[i] = peer_value(call, rank.rank, static_cast<int64_t>(i));
-      all[i] = peer_value(call, 63, static_cast<int64_t>(i));
-    }
-    for (size_t i = 0; i < weights.size(); ++i) weights[i] = peer_value(call, 62, static_cast<int64_t>(i)) * 1e-3f;
-    y = {.data = rank.upload(mine), .rows = rows, .cols = cols, .row_stride = cols};
-    residual = {.data = rank.upload(all), .rows = rows, .cols = cols, .row_stride = cols};
-    weight = rank.upload(weights);
-    out = y;
-    out.dtype = DType::kBF16;
-    out.data = rank.reserve(mine.size() * 2);
-  }
-  Tensor y, residual, out;
-  const float* weight = nullptr;
-};
+using ReduceNorm = PeerSuite<PeerKind>;
 
 void check_rows(PeerRank& rank, uint64_t call, bool clusters, int64_t rows, int64_t cols) {
   constexpr float kEps = 1e-5f;
   rank.reset();
   rank.comm->set_one_shot_bytes(std::numeric_limits<size_t>::max());
   const cudaStream_t stream = rank.stream.get();
-  const Operands apart(rank, call, rows, cols), joined(rank, call, rows, cols);
+  const NormOperands apart(rank, call, rows, cols), joined(rank, call, rows, cols);
   ASSERT_TRUE(reduce_norm_pays(rank.comm->view(), joined.residual, joined.y, joined.out)) << rows << "x" << cols;
   rank.comm->all_reduce(apart.y);
   ASSERT_EQ(rms_norm_rows(apart.residual, &apart.y, apart.weight, kEps, apart.out, stream), cudaSuccess);
@@ -72,8 +43,8 @@ TEST_P(ReduceNorm, HasTheBitsOfItsParts) {
       for (const bool clusters : {has_clusters(), false}) ASSERT_EQ(load_reduce_norm(clusters), cudaSuccess);
       // The kernels that the test compares with, before another rank may wait for this one.
       {
-        const Operands first(rank, 0, 600, 64), few(rank, 0, 1, 64);
-        for (const Operands& x : {first, few})
+        const NormOperands first(rank, 0, 600, 64), few(rank, 0, 1, 64);
+        for (const NormOperands& x : {first, few})
           ASSERT_EQ(rms_norm_rows(x.residual, &x.y, x.weight, 1, x.out, rank.stream.get()), cudaSuccess);
         rank.stream.synchronize();
       }
@@ -93,7 +64,7 @@ TEST_P(ReduceNorm, EndsWhenARankIsLost) {
   PeerGroup group(2, GetParam());
   run(group, [&](PeerRank& rank) {
     ASSERT_EQ(load_reduce_norm(), cudaSuccess);
-    const Operands x(rank, 1, 8, 2304);
+    const NormOperands x(rank, 1, 8, 2304);
     rank.meet();
     if (rank.rank == 1) {
       EXPECT_TRUE(eventually([&] { return group.comms.num_meetings(0) == 1; }));

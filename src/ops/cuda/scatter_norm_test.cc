@@ -4,42 +4,13 @@
 #include <gtest/gtest.h>
 
 #include "base/eventually.h"
-#include "comm/cuda/peer_testing.h"
 #include "ops/cuda/elementwise.h"
+#include "ops/cuda/norm_testing.h"
 
 namespace perigee {
 namespace {
 
-// Groups on one GPU, and with a GPU for each rank where there are so many.
-class ScatterNorm : public testing::TestWithParam<Placed> {
- protected:
-  void SetUp() override {
-    if (const auto why = no_peers(GetParam())) GTEST_SKIP() << *why;
-  }
-};
-
-void run(PeerGroup& group, const std::function<void(PeerRank&)>& f) {
-  EXPECT_TRUE(group.run(f, [] { return testing::Test::HasFatalFailure(); })) << "the group hangs";
-}
-
-struct Operands {
-  Operands(PeerRank& rank, uint64_t call, int64_t rows, int64_t cols) {
-    std::vector<float> mine(static_cast<size_t>(rows * cols)), all(mine.size()), weights(static_cast<size_t>(cols));
-    for (size_t i = 0; i < mine.size(); ++i) {
-      mine[i] = peer_value(call, rank.rank, static_cast<int64_t>(i));
-      all[i] = peer_value(call, 63, static_cast<int64_t>(i));
-    }
-    for (size_t i = 0; i < weights.size(); ++i) weights[i] = peer_value(call, 62, static_cast<int64_t>(i)) * 1e-3f;
-    y = {.data = rank.upload(mine), .rows = rows, .cols = cols, .row_stride = cols};
-    residual = {.data = rank.upload(all), .rows = rows, .cols = cols, .row_stride = cols};
-    weight = rank.upload(weights);
-    out = y;
-    out.dtype = DType::kBF16;
-    out.data = rank.upload(std::vector<uint16_t>(mine.size(), 0x7FC0));
-  }
-  Tensor y, residual, out;
-  const float* weight = nullptr;
-};
+using ScatterNorm = PeerSuite<Placed>;
 
 // Rows [begin, begin + count) of both have the same bits.
 template <typename T>
@@ -54,7 +25,7 @@ void check_rows(PeerRank& rank, uint64_t call, int64_t rows, int64_t cols) {
   rank.reset();
   rank.comm->set_one_shot_bytes(0);
   const cudaStream_t stream = rank.stream.get();
-  const Operands apart(rank, call, rows, cols), joined(rank, call, rows, cols);
+  const NormOperands apart(rank, call, rows, cols), joined(rank, call, rows, cols);
   ASSERT_TRUE(scatter_norm_pays(rank.comm->view(), joined.residual));
   rank.comm->all_reduce(apart.y);
   ASSERT_EQ(rms_norm_rows(apart.residual, &apart.y, apart.weight, kEps, apart.out, stream), cudaSuccess);
@@ -74,8 +45,8 @@ TEST_P(ScatterNorm, HasTheBitsOfItsParts) {
       ASSERT_EQ(load_scatter_norm(), cudaSuccess);
       // The kernels that the test compares with, before another rank may wait for this one.
       {
-        const Operands many(rank, 0, 600, 64), few(rank, 0, 1, 64);
-        for (const Operands& x : {many, few})
+        const NormOperands many(rank, 0, 600, 64), few(rank, 0, 1, 64);
+        for (const NormOperands& x : {many, few})
           ASSERT_EQ(rms_norm_rows(x.residual, &x.y, x.weight, 1, x.out, rank.stream.get()), cudaSuccess);
         rank.stream.synchronize();
       }
@@ -93,7 +64,7 @@ TEST_P(ScatterNorm, EndsWhenARankIsLost) {
   PeerGroup group(2, GetParam());
   run(group, [&](PeerRank& rank) {
     ASSERT_EQ(load_scatter_norm(), cudaSuccess);
-    const Operands x(rank, 1, 300, 2304);
+    const NormOperands x(rank, 1, 300, 2304);
     rank.meet();
     if (rank.rank == 1) {
       EXPECT_TRUE(eventually([&] { return group.comms.num_meetings(0) == 1; }));

@@ -15,17 +15,7 @@ namespace {
 
 constexpr size_t kPush = std::numeric_limits<size_t>::max(), kPull = 0;
 
-// Groups on one GPU, and with a GPU for each rank where there are so many.
-class SharedExchange : public testing::TestWithParam<Placed> {
- protected:
-  void SetUp() override {
-    if (const auto why = no_peers(GetParam())) GTEST_SKIP() << *why;
-  }
-};
-
-void run(PeerGroup& group, const std::function<void(PeerRank&)>& f) {
-  EXPECT_TRUE(group.run(f, [] { return testing::Test::HasFatalFailure(); })) << "the group hangs";
-}
+using SharedExchange = PeerSuite<Placed>;
 
 // `heads` are a rank's.
 struct Shape {
