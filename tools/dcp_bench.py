@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 
+from plot_layers import nice_limit
 from server_process import TOP, ServerProcess
 
 WIDTH, HEIGHT, LEFT, TOP_GAP, GAP = 320, 220, 64, 48, 80
@@ -116,8 +117,7 @@ def panel(cells, batch, dcps, x0):
     lines = {dcp: cells[dcp, batch] for dcp in dcps if cells.get((dcp, batch))}
     contexts = sorted({context for line in lines.values() for context in line})
     most = max((us for line in lines.values() for us in line.values()), default=1) / 1000
-    power = 10.0 ** math.floor(math.log10(most))
-    top = next(power * step for step in (1, 2, 5, 10) if power * step >= most)
+    top = nice_limit(most)
 
     def x(context):
         return x0 + WIDTH * math.log2(context / contexts[0]) / max(math.log2(contexts[-1] / contexts[0]), 1)
