@@ -211,9 +211,10 @@ void FlagApp::log_ignored_variables() {
   for (char** each = environ; each != nullptr && *each != nullptr; ++each) {
     const std::string_view whole = *each, variable = whole.substr(0, whole.find('='));
     if (variable == kVllmKey || (!variable.starts_with("VLLM_") && !variable.starts_with("NCCL_"))) continue;
-    const bool has_flag = variable == "VLLM_SPECULATIVE_DISABLE_ABOVE_SEQ_LEN";
-    names += fmt::format("{}{}{}", names.empty() ? "" : ", ", variable,
-                         has_flag ? " (--speculation-max-context does this)" : "");
+    std::string_view note;
+    if (variable == "VLLM_SPECULATIVE_DISABLE_ABOVE_SEQ_LEN") note = " (--speculation-max-context does this)";
+    if (variable.starts_with("NCCL_")) note = " (NCCL reads it with --comm nccl)";
+    names += fmt::format("{}{}{}", names.empty() ? "" : ", ", variable, note);
   }
   if (!names.empty()) log_info("environment variables without effect: ", names);
 }
