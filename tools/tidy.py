@@ -92,7 +92,8 @@ class Tidy:
         allowed = self.modules.get(folder)
         own = 0
         for number, line in enumerate(lines, 1):
-            if THIRD_PARTY.search(line) and not name.endswith("_test.cc") and not name.startswith(THIRD_PARTY_HOMES):
+            tests = name.endswith(("_test.cc", "_testing.h"))
+            if THIRD_PARTY.search(line) and not tests and not name.startswith(THIRD_PARTY_HOMES):
                 self.report(name, number, "third-party", "third-party header outside its home")
             match = re.match(r'#include "([^"]+)"', line)
             if not match:
