@@ -195,6 +195,11 @@ TEST_F(BuilderTest, ACheckpointInDoubtIsWrittenWhereItIsReached) {
     EXPECT_EQ(checkpoints_of(batch, 0), length < 64 ? Checkpoints() : (Checkpoints{{64, {7, 8}}})) << length;
     EXPECT_EQ(checkpoints_of(batch, 1), (Checkpoints{{128, {3, 4}}})) << length;
   }
+  plan.rows[0].position = {63, 64};  // the least doubt there is: one draft
+  for (const int32_t length : {63, 64}) {
+    slots_[SlotId(0)].length = length;
+    EXPECT_EQ(std::ssize(checkpoints_of(build(plan), 0)), length - 63);
+  }
 }
 
 // A GPU's host knows no drafts, and lengths as an upper bound: its kernels find out which checkpoints are reached.
