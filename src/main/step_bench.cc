@@ -75,7 +75,7 @@ size_t median_step(const Steps& steps) {
   return middle->second;
 }
 
-// One step outside of graphs says which launch is whose.
+// A step without graphs tells which op made each launch.
 std::vector<StepPiece> place(const Steps& steps, size_t chosen, const std::vector<DeviceActivity>& example,
                              const StepRecorder& recorder) {
   std::vector<LaunchPlace> places;

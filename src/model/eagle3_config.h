@@ -12,7 +12,7 @@ namespace perigee {
 struct Eagle3Config {
   ModelConfig layer;                   // its sizes; of one layer. kv_lora 0: its attention is `full`
   FullShape full;                      // of Llama's kind of attention: all ranks' heads
-  int64_t vocab = 0;                   // that it drafts over; under the target's where `d2t` says which ids those are
+  int64_t vocab = 0;                   // ids that it drafts; fewer than the target's where `d2t` maps them
   std::vector<int32_t> taps;           // layers of the target whose inputs it reads, ascending
   bool norms_each_tap = false;         // fc_norm
   bool norms_all_taps = false;         // norm_before_fc

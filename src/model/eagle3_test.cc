@@ -337,7 +337,7 @@ TEST(Eagle3, FilesAreRefusedByTheTensor) {
   EXPECT_NE(load(all, narrow).find("kv_lora_rank"), std::string::npos);
 }
 
-// A draft over a part of the vocabulary has a head of its own, and says which ids those are.
+// A draft over a part of the vocabulary has its own head and a map of ids.
 TEST(Eagle3, DraftedIdsAreTheTargets) {
   const std::string keys = R"("draft_vocab_size": 32,)";
   const DraftWorld world(tiny_config(), llama_draft_config(keys));

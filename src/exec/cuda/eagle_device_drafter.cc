@@ -57,7 +57,7 @@ EagleDeviceDrafter::EagleDeviceDrafter(const Eagle3& model, const DeviceArrays& 
   }
   if (memory_.data() == nullptr) return;
   send_target_ids();
-  const std::vector<uint8_t> padding(memory_.size(), 0xFF);  // tokens of -1: rows that warm up are no step's
+  const std::vector<uint8_t> padding(memory_.size(), 0xFF);  // tokens are -1 while warming up
   device_copy(memory_.data(), padding.data(), padding.size());
   std::vector<int32_t> numbers(static_cast<size_t>(slots) + 1);
   std::iota(numbers.begin(), numbers.end(), 0);

@@ -45,7 +45,7 @@ void widen(const Call& call, const uint8_t* rows, int64_t count, float* out) {
     call.kernels.widen_f8(rows, count, call.shape.dim, call.padded(), out);
 }
 
-// `scratch`: zeros, but for what earlier tasks have left in the first `dim` of each row.
+// `scratch`: rows are zero beyond their first `dim` floats.
 void run(const Call& call, const Task& task, float* scratch) {
   const SequenceRows& s = *task.sequence;
   const int64_t dim = call.shape.dim, padded = call.padded(), group = call.group(), num = task.count * group;
