@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "control/constraint.h"
 #include "control/plan.h"
 #include "control/sampling.h"
 #include "control/scheduler.h"
@@ -26,6 +27,7 @@ struct EngineRequest {
   double timeout_s = 0;  // 0: none
   std::string cache_salt;
   int32_t speculation_max_context = -1;  // tokens up to which drafts are verified; 0: any, < 0: as the engine has it
+  std::shared_ptr<const Constraint> constraint = nullptr;  // that each choice's ids obey; null: none
 };
 
 // What one choice of a request gained. The last chunk of a choice has `finish`.
