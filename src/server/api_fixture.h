@@ -39,7 +39,7 @@ class ApiTest : public testing::Test {
     config_.http.port = 0;
     config_.model_path = "/models/tiny";
     if (config_.served_names.empty()) config_.served_names = {"tiny", "alias"};
-    const ModelText::ChatEncoder chat = [](const Json& messages, const Json&, const Json& kwargs, bool,
+    const ModelText::ChatEncoder chat = [](const Json& messages, const Json&, const Json& kwargs, PromptEnd,
                                            size_t) -> Result<std::vector<int32_t>> {
       std::vector<int32_t> ids = ids_of(messages.as_array().back().find("content")->as_string());
       const Json* thinking = kwargs.find("thinking");

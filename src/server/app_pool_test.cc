@@ -27,7 +27,7 @@ class AppPoolTest : public testing::Test {
     options_.reply = [](const std::vector<int32_t>&) { return std::vector<int32_t>(40, 'a'); };
   }
   void start() {
-    const ModelText::ChatEncoder chat = [this](const Json&, const Json&, const Json&, bool,
+    const ModelText::ChatEncoder chat = [this](const Json&, const Json&, const Json&, PromptEnd,
                                                size_t) -> Result<std::vector<int32_t>> {
       ++num_rendered_;
       if (render_) render_();

@@ -262,10 +262,10 @@ Result<App::Prepared> App::prepare_chat(PendingRequest& pending) {
   ASSIGN_OR_RETURN(const ChatRequest request, parse_chat_request(body, context));
   if (!text_->has_chat()) return bad_input("this model has no chat template; use /v1/completions", "messages");
   RETURN_IF_ERROR(check_fields(request.fields, 1, context));
-  RETURN_IF_ERROR(check_text(request.messages, context, *text_));
-  ASSIGN_OR_RETURN(std::vector<int32_t> ids,
-                   text_->encode_chat(request.messages, request.tools, request.template_kwargs,
-                                      request.add_generation_prompt, static_cast<size_t>(context.max_model_len)));
+  const Conversation& chat = request.conversation;
+  RETURN_IF_ERROR(check_text(chat.messages, context, *text_));
+  ASSIGN_OR_RETURN(std::vector<int32_t> ids, text_->encode_chat(chat.messages, chat.tools, request.template_kwargs,
+                                                                chat.end, static_cast<size_t>(context.max_model_len)));
   const auto prompt = std::make_shared<const std::vector<int32_t>>(std::move(ids));
   Prepared prepared;
   ASSIGN_OR_RETURN(prepared.generation, make_spec(pending, *now_serving, request.fields, {prompt}));

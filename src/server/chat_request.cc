@@ -2,10 +2,6 @@
 
 #include <fmt/core.h>
 
-#include <algorithm>
-#include <cctype>
-#include <unordered_set>
-
 #include "server/request_fields.h"
 
 namespace perigee {
@@ -61,10 +57,7 @@ void copy_reasoning(Fields& fields, Json& out) {
 
 // What other servers know in a message, and would change the prompt.
 void refuse_members(Fields& fields) {
-  constexpr std::string_view kPrefill = "use /v1/completions with the rendered prompt";
-  fields.refuse("tools", "declare tools in the request's own tools", Json(Json::Array{}));
-  fields.refuse("partial", kPrefill, Json(false));
-  fields.refuse("prefix", kPrefill, Json(false));
+  fields.refuse("prefix", "use partial", Json(false));
   fields.refuse("function_call", "use tool_calls");
   fields.refuse("refusal", "put its text into content");
   fields.refuse("audio", "this server takes text only");
@@ -72,20 +65,41 @@ void refuse_members(Fields& fields) {
   fields.unknown();
 }
 
-Result<Json> read_message(const Json& message, const RequestCaps& caps, const std::string& where) {
+// The tools that a system message declares; null for none, and for an empty list of them.
+const Json* tools_of(Fields& fields, const std::string& role, const Json* content) {
+  const Json* tools = fields.any("tools");
+  if (tools == nullptr || *tools == Json(Json::Array{})) return nullptr;
+  if (role != "system") fields.fail("tools", "belongs in system messages only; others are declared in tools");
+  if (content != nullptr && !(*content == Json("")) && !(*content == Json(Json::Array{})))
+    fields.fail("tools", "needs an empty content beside it; put the text into a message of its own");
+  return tools;
+}
+
+// A message in the templates' shape, and what it says beside its text.
+struct Message {
+  Json json;
+  bool partial = false;
+};
+
+Result<Message> read_message(const Json& message, const RequestCaps& caps, const std::string& where,
+                             DeclaredTools& declared) {
   if (!message.is_object()) return bad_input(where + " must be an object", "messages");
   Fields fields(message, where + ".");
   std::string role = fields.text("role", 64).value_or("");
   if (role == "developer") role = "system";
   const bool assistant = role == "assistant";
+  Message result;
+  Json& out = result.json;
   if (!assistant && role != "system" && role != "user" && role != "tool")
     fields.fail("role", "must be system, user, assistant or tool");
-  Json out(Json::Object{});
-  out.set("role", role);
+  out = Json(Json::Object{{"role", role}});
   if (const auto name = fields.text("name", caps.max_string_bytes)) out.set("name", *name);
   const Json* content = fields.any("content");
   const Json* calls = fields.any("tool_calls");
-  if (content == nullptr && !(assistant || calls != nullptr)) fields.fail("content", "is required");
+  const Json* tools = tools_of(fields, role, content);
+  result.partial = fields.flag("partial", false);
+  if (result.partial && !assistant) fields.fail("partial", "belongs in an assistant message: the reply continues it");
+  if (content == nullptr && tools == nullptr && !(assistant || calls != nullptr)) fields.fail("content", "is required");
   if (assistant) copy_reasoning(fields, out);
   if (role == "tool" && !fields.any("tool_call_id")) fields.fail("tool_call_id", "is required in a tool message");
   if (const auto id = fields.text("tool_call_id", caps.max_string_bytes)) out.set("tool_call_id", *id);
@@ -100,52 +114,26 @@ Result<Json> read_message(const Json& message, const RequestCaps& caps, const st
     RETURN_IF_ERROR(check_tool_calls(*calls, caps, where + "."));
     out.set("tool_calls", *calls);
   }
-  return out;
-}
-
-bool is_tool_name(const std::string& name, const RequestCaps& caps) {
-  const auto allowed = [](unsigned char c) { return std::isalnum(c) || c == '_' || c == '-' || c == '.'; };
-  return !name.empty() && name.size() <= caps.max_tool_name_bytes && std::all_of(name.begin(), name.end(), allowed);
-}
-
-// The name of the function that a tool declares.
-Result<std::string_view> check_tool(const Json& tool, const RequestCaps& caps, const std::string& where) {
-  if (!tool.is_object()) return bad_input(where + " must be an object", "tools");
-  Fields fields(tool, where + ".");
-  fields.choice("type", {"function"});
-  const Json* function = fields.object("function");
-  fields.unknown();
-  RETURN_IF_ERROR(fields.status());
-  const Json* name = function == nullptr ? nullptr : function->find("name");
-  if (name == nullptr || !name->is_string() || !is_tool_name(name->as_string(), caps))
-    return bad_input(fmt::format("{} needs a function.name of 1 to {} letters, digits, '_', '-' or '.'", where,
-                                 caps.max_tool_name_bytes),
-                     "tools");
-  Fields members(*function, where + ".function.");
-  members.any("name");
-  members.object("parameters");  // a JSON schema
-  members.text("description", caps.max_tool_schema_bytes);
-  members.refuse("strict", "it needs grammar support, which this version lacks; leave it out", Json(false));
-  members.unknown();  // others are part of the declaration that the model reads
-  RETURN_IF_ERROR(members.status());
-  if (dump_json(tool).size() > caps.max_tool_schema_bytes)
-    return bad_input(fmt::format("{} must be at most {} bytes", where, caps.max_tool_schema_bytes), "tools");
-  return std::string_view(name->as_string());
-}
-
-// "auto" and "none" are served; forcing a call needs a grammar.
-Status apply_tool_choice(const Json* choice, Json& tools) {
-  constexpr const char* kField = "tool_choice";
-  if (choice == nullptr || *choice == Json("auto")) return {};
-  if (*choice == Json("none")) {
-    tools = Json();
-    return {};
+  if (tools != nullptr) {
+    RETURN_IF_ERROR(declared.add(*tools, where + ".tools", DeclaredTools::Place::kMessage));
+    out.set("content", "");
+    out.set("tools", *tools);
   }
-  const bool forced = *choice == Json("required") || choice->is_object();
-  if (!forced) return bad_input("tool_choice must be \"auto\" or \"none\"", kField);
-  if (tools.is_null()) return bad_input("tool_choice needs tools", kField);
-  return bad_input(
-      "tool_choice \"required\" and named functions need grammar support, not in this version; use \"auto\"", kField);
+  return result;
+}
+
+// Whether the reply begins a turn or continues the last message, by the request's switches and that message's
+// `partial`.
+Result<PromptEnd> read_end(const ConversationFields& fields, const Message& last, size_t index) {
+  constexpr const char* kContinue = "continue_final_message";
+  if (!fields.continue_final_message && !last.partial)
+    return fields.add_generation_prompt.value_or(true) ? PromptEnd::kReplyBegins : PromptEnd::kAfterLastMessage;
+  const std::string field = fields.continue_final_message ? kContinue : fmt::format("messages[{}].partial", index);
+  if (fields.add_generation_prompt == true)
+    return bad_input(field + " contradicts \"add_generation_prompt\": true; leave one of them out", field);
+  if (!(*last.json.find("role") == Json("assistant")) || last.json.find("tool_calls") != nullptr)
+    return bad_input(field + " needs an assistant message without tool_calls as the last one", field);
+  return PromptEnd::kInsideLastMessage;
 }
 
 // {"type": "enabled" | "disabled", "keep": "all", "effort": ...} of Moonshot's API.
@@ -153,9 +141,7 @@ void read_thinking(Fields& fields, Json& kwargs) {
   const Json* thinking = fields.object("thinking");
   if (thinking == nullptr) return;
   Fields members(*thinking, "thinking.");
-  const auto type = members.choice("type", {"enabled", "disabled"});
-  if (!type) members.fail("type", "must be \"enabled\" or \"disabled\"");
-  kwargs.set("thinking", type == "enabled");
+  kwargs.set("thinking", members.choice("type", {"enabled", "disabled"}).value_or("enabled") == "enabled");
   if (const auto effort = members.choice("effort", {"minimal", "low", "medium", "high", "xhigh", "max"}))
     kwargs.set("thinking_effort", *effort);
   if (members.choice("keep", {"all"})) kwargs.set("preserve_thinking", true);
@@ -178,6 +164,19 @@ void read_logprobs(Fields& fields, const RequestContext& context, ChatRequest& o
   if (top.value_or(0) > 0 && !wanted) fields.fail("top_logprobs", "needs \"logprobs\": true");
   if (wanted) out.top_logprobs = static_cast<int32_t>(top.value_or(0));
   out.fields.sampling.logprobs = out.top_logprobs;
+}
+
+// Calls are not forced yet, nor their arguments.
+Status check_forced(const ChatRequest& request) {
+  constexpr std::string_view kWayOut = "needs grammar support, not in this version; use";
+  for (const DeclaredTool& tool : request.conversation.declared)
+    if (tool.strict) {
+      const std::string field = tool.where + ".function.strict";
+      return bad_input(fmt::format("{} {} false", field, kWayOut), field);
+    }
+  if (request.tool_choice.kind == ToolChoice::Kind::kRequired || request.tool_choice.kind == ToolChoice::Kind::kNamed)
+    return bad_input(fmt::format("tool_choice {} \"auto\"", kWayOut), "tool_choice");
+  return {};
 }
 
 }  // namespace
@@ -209,31 +208,47 @@ Json read_template_kwargs(Fields& fields, const RequestCaps& caps) {
   return kwargs;
 }
 
-Result<Json> read_messages(const Json* value, const RequestCaps& caps) {
-  if (value == nullptr || !value->is_array() || value->as_array().empty())
-    return bad_input("messages must be an array with at least one message", "messages");
-  if (value->as_array().size() > caps.max_messages)
-    return bad_input(fmt::format("messages must have at most {} entries", caps.max_messages), "messages");
-  Json::Array out;
-  for (size_t i = 0; i < value->as_array().size(); ++i) {
-    ASSIGN_OR_RETURN(Json message, read_message(value->as_array()[i], caps, fmt::format("messages[{}]", i)));
-    out.push_back(std::move(message));
-  }
-  return Json(std::move(out));
+ConversationFields::ConversationFields(Fields& fields)
+    : messages(fields.any("messages")),
+      tools(fields.any("tools")),
+      continue_final_message(fields.flag("continue_final_message", false)) {
+  if (fields.any("add_generation_prompt") != nullptr)
+    add_generation_prompt = fields.flag("add_generation_prompt", true);
 }
 
-Result<Json> read_tools(const Json* value, const RequestCaps& caps) {
-  if (value == nullptr) return Json();
-  if (!value->is_array() || value->as_array().empty() || value->as_array().size() > caps.max_tools)
-    return bad_input(fmt::format("tools must be an array of 1 to {} tools; leave it out for none", caps.max_tools),
-                     "tools");
-  std::unordered_set<std::string_view> names;
-  for (size_t i = 0; i < value->as_array().size(); ++i) {
-    ASSIGN_OR_RETURN(const std::string_view name, check_tool(value->as_array()[i], caps, fmt::format("tools[{}]", i)));
-    if (!names.insert(name).second)
-      return bad_input(fmt::format("tools has the function {} twice; names must differ", name), "tools");
+Result<Conversation> read_conversation(const ConversationFields& fields, const RequestCaps& caps) {
+  const Json* list = fields.messages;
+  if (list == nullptr || !list->is_array() || list->as_array().empty())
+    return bad_input("messages must be an array with at least one message", "messages");
+  const size_t count = list->as_array().size();
+  if (count > caps.max_messages)
+    return bad_input(fmt::format("messages must have at most {} entries", caps.max_messages), "messages");
+  Conversation out;
+  DeclaredTools declared(caps);
+  if (fields.tools != nullptr) {
+    RETURN_IF_ERROR(declared.add(*fields.tools, "tools", DeclaredTools::Place::kRequest));
+    out.tools = *fields.tools;
   }
-  return *value;
+  Json::Array messages;
+  for (size_t i = 0; i < count; ++i) {
+    const std::string where = fmt::format("messages[{}]", i);
+    ASSIGN_OR_RETURN(Message message, read_message(list->as_array()[i], caps, where, declared));
+    if (message.partial && i + 1 < count)
+      return bad_input(where + ".partial is only allowed in the last message", where + ".partial");
+    if (i + 1 == count) {
+      ASSIGN_OR_RETURN(out.end, read_end(fields, message, i));
+    }
+    messages.push_back(std::move(message.json));
+  }
+  out.messages = Json(std::move(messages));
+  out.declared = std::move(declared).take();
+  return out;
+}
+
+void Conversation::drop_tools() {
+  tools = Json();
+  declared.clear();
+  std::erase_if(messages.as_array(), [](const Json& message) { return message.find("tools") != nullptr; });
 }
 
 Result<ChatRequest> parse_chat_request(const Json& body, const RequestContext& context) {
@@ -248,19 +263,18 @@ Result<ChatRequest> parse_chat_request(const Json& body, const RequestContext& c
   if (older && newer && *older != *newer)
     fields.fail("max_completion_tokens", fmt::format("{} contradicts max_tokens {}; send one of them", *newer, *older));
   request.fields.max_tokens = newer ? newer : older;
-  request.add_generation_prompt = fields.flag("add_generation_prompt", true);
   request.include_reasoning = fields.flag("include_reasoning", true);
   request.parallel_tool_calls = fields.flag("parallel_tool_calls", true);
-  const Json* messages = fields.any("messages");
-  const Json* tools = fields.any("tools");
+  const ConversationFields conversation(fields);
   const Json* tool_choice = fields.any("tool_choice");
   request.template_kwargs = read_template_kwargs(fields, context.caps);
   refuse_unsupported(fields, Api::kChat, request.fields.n);
   request.fields.unknown = fields.unknown();
   RETURN_IF_ERROR(fields.status());
-  ASSIGN_OR_RETURN(request.messages, read_messages(messages, context.caps));
-  ASSIGN_OR_RETURN(request.tools, read_tools(tools, context.caps));
-  RETURN_IF_ERROR(apply_tool_choice(tool_choice, request.tools));
+  ASSIGN_OR_RETURN(request.conversation, read_conversation(conversation, context.caps));
+  ASSIGN_OR_RETURN(request.tool_choice, read_tool_choice(tool_choice, request.conversation.declared));
+  RETURN_IF_ERROR(check_forced(request));
+  if (request.tool_choice.kind == ToolChoice::Kind::kNone) request.conversation.drop_tools();
   return request;
 }
 

@@ -6,17 +6,41 @@
 
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "server/request_fields.h"
+#include "server/tool_request.h"
+#include "text/chat_prompt.h"
 
 namespace perigee {
 
+// What the prompt of a chat is made of.
+struct Conversation {
+  Json messages;                       // array of objects; system messages may hold `tools`
+  Json tools;                          // array, or null when the request declares none beside its messages
+  std::vector<DeclaredTool> declared;  // all of them
+  PromptEnd end = PromptEnd::kReplyBegins;
+
+  void drop_tools();  // as if none had been declared
+};
+
+// The members of a chat or tokenize request that say it; faults land in `fields`, which must outlive this.
+struct ConversationFields {
+  explicit ConversationFields(Fields& fields);
+  const Json* messages;
+  const Json* tools;
+  bool continue_final_message;
+  std::optional<bool> add_generation_prompt;
+};
+
+// Errors: kBadInput with the field, its limit and the way out.
+Result<Conversation> read_conversation(const ConversationFields& fields, const RequestCaps& caps);
+
 struct ChatRequest {
   RequestFields fields;
-  Json messages;         // array of objects
-  Json tools;            // array, or null when none are to be offered
+  Conversation conversation;
+  ToolChoice tool_choice;
   Json template_kwargs;  // object: chat_template_kwargs with the thinking switches folded in
-  bool add_generation_prompt = true;
   bool include_reasoning = true;
   bool parallel_tool_calls = true;  // false: the reply ends with its first call
   int32_t top_logprobs = -1;        // -1: no logprobs
@@ -27,11 +51,5 @@ Result<ChatRequest> parse_chat_request(const Json& body, const RequestContext& c
 
 // chat_template_kwargs with the other spellings of the thinking switch as members of it; members given win.
 Json read_template_kwargs(Fields& fields, const RequestCaps& caps);
-
-// The messages of a chat or tokenize request in the templates' shape.
-Result<Json> read_messages(const Json* value, const RequestCaps& caps);
-
-// The tools of a request; null when absent.
-Result<Json> read_tools(const Json* value, const RequestCaps& caps);
 
 }  // namespace perigee

@@ -31,7 +31,8 @@ std::string completion(const std::string& members) {
 }
 std::string chat(const std::string& members) {
   const RequestContext context = test_context();
-  const std::string body = R"({"messages":[{"role":"user","content":"x"}],)" + members + "}";
+  const bool with_messages = members.find("\"messages\"") != std::string::npos;
+  const std::string body = (with_messages ? "{" : R"({"messages":[{"role":"user","content":"x"}],)") + members + "}";
   return shown(parse_chat_request(*parse_body(body, context.caps), context));
 }
 std::string message(const std::string& text) {
@@ -41,8 +42,8 @@ std::string message(const std::string& text) {
 std::string tokenizing(const std::string& body) {
   const RequestContext context = test_context();
   const auto text = ModelText::make(
-      test_tokenizer(), [](const Json&, const Json&, const Json&, bool, size_t) { return std::vector<int32_t>{1}; },
-      true, {});
+      test_tokenizer(),
+      [](const Json&, const Json&, const Json&, PromptEnd, size_t) { return std::vector<int32_t>{1}; }, true, {});
   return shown(tokenize(*parse_body(body, context.caps), context, *text));
 }
 std::string detokenizing(const std::string& body) {
@@ -122,7 +123,7 @@ TEST(FieldRefusals, OfChat) {
                {R"("reasoning_effort":3)", "reasoning_effort", "one of"},
                {R"("reasoning_effort":"xhigh")", "", ""},
                {R"("thinking":true)", "thinking", "an object"},
-               {R"("thinking":{})", "thinking.type", "\"enabled\""},
+               {R"("thinking":{})", "", ""},
                {R"("thinking":{"type":"maybe"})", "thinking.type", "\"disabled\""},
                {R"("thinking":{"type":"enabled","budget_tokens":100})", "thinking.budget_tokens", "leave it out"},
                {R"("thinking":{"type":"enabled","effort":5})", "thinking.effort", "\"high\""},
@@ -158,15 +159,75 @@ TEST(FieldRefusals, OfChat) {
 TEST(FieldRefusals, OfMessages) {
   check(message,
         {{R"({"role":"user","content":"x","tools":[]})", "", ""},
-         {R"({"role":"system","content":"x","tools":[{}]})", "messages[0].tools", "request's own tools"},
-         {R"({"role":"assistant","content":"x","partial":true})", "messages[0].partial", "/v1/completions"},
-         {R"({"role":"assistant","content":"x","prefix":true})", "messages[0].prefix", "/v1/completions"},
+         {R"({"role":"assistant","content":"x","prefix":true})", "messages[0].prefix", "use partial"},
          {R"({"role":"assistant","content":"x","partial":false,"refusal":null,"annotations":[]})", "", ""},
          {R"({"role":"assistant","content":"x","function_call":{}})", "messages[0].function_call", "tool_calls"},
          {R"({"role":"assistant","content":null,"refusal":"no"})", "messages[0].refusal", "content"},
          {R"({"role":"user","content":"x"},{"role":"user","contnt":"x","content":"y"})", "messages[1].contnt",
           "messages[1].content"},
          {R"({"role":"user","content":"x","cache_control":{"type":"ephemeral"},"weight":1})", "", ""}});
+}
+
+// The rules of Kimi's own API for tools that are declared inside the conversation.
+TEST(FieldRefusals, OfToolsInMessages) {
+  const auto system = [](const std::string& members) { return R"({"role":"system",)" + members + "}"; };
+  const auto tools = [&](const std::string& list) { return system(R"("content":"","tools":)" + list); };
+  const auto named = [](const std::string& name) {
+    return R"({"type":"function","function":{"name":")" + name + "\"}}";
+  };
+  const std::string f = named("f"), field = "messages[0].tools";
+  check(message,
+        {{tools("[" + f + "," + named("g") + "]"), "", ""},
+         {tools("[" + f + "]") + R"(,{"role":"user","content":"x"},)" + tools("[" + named("g") + "]"), "", ""},
+         {system("\"tools\":[" + f + "]"), "", ""},
+         {system("\"content\":null,\"tools\":[" + f + "]"), "", ""},
+         {R"({"role":"developer","tools":[)" + f + "]}", "", ""},
+         {tools(R"([{"type":"function","function":{"name":"_f.g-1","strict":false,"parameters":{}}}])"), "", ""},
+         {R"({"role":"user","content":"x","tools":[)" + f + "]}", field, "system messages only"},
+         {R"({"role":"assistant","content":"x","tools":[)" + f + "]}", field, "system messages only"},
+         {system(R"("content":"x","tools":[)" + f + "]"), field, "empty content"},
+         {system(R"("content":[{"type":"text","text":""}],"tools":[)" + f + "]"), field, "empty content"},
+         {tools(R"([{"function":{"name":"f"}}])"), field + "[0].type", "\"function\""},
+         {tools(R"([{"type":"bogus","function":{"name":"f"}}])"), field + "[0].type", "\"function\""},
+         {tools("[" + f + R"(,{"type":"bogus"}])"), field + "[1].type", "\"function\""},
+         {tools(R"([{"type":"function"}])"), field, "function.name"},
+         {tools(R"([{"type":"function","function":{}}])"), field, "function.name"},
+         {tools("[" + named("") + "]"), field, "function.name"},
+         {tools("[" + named("1f") + "]"), field, "a letter or '_'"},
+         {tools("[" + named("f@") + "]"), field, "function.name"},
+         {tools("[" + named(std::string(257, 'f')) + "]"), field, "function.name"},
+         {tools(R"({"type":"function"})"), field, "an array"},
+         {tools("[null]"), field, "an object"},
+         {tools("[" + f + "," + f + "]"), field, "f twice"},
+         {tools("[" + f + "]") + "," + tools("[" + f + "]"), "messages[1].tools", "f twice"},
+         {R"({"role":"tool","content":"x"})", "messages[0].tool_call_id", "required"}});
+  check(chat, {{"\"messages\":[" + tools("[" + f + "]") + "],\"tools\":[" + f + "]", field, "f twice"},
+               {"\"messages\":[" + tools("[" + f + "]") + "],\"tools\":[" + named("1f") + "]", "", ""},
+               {"\"messages\":[" + tools("[" + f + "]") + R"(],"tool_choice":"none")", "", ""}});
+}
+
+TEST(FieldRefusals, OfContinuedMessages) {
+  const std::string last = R"("messages":[{"role":"user","content":"x"},{"role":"assistant","content":"y"}])";
+  const std::string partial =
+      R"("messages":[{"role":"user","content":"x"},{"role":"assistant","content":"y","partial":true}])";
+  const std::string both = R"(,"continue_final_message":true,"add_generation_prompt":)";
+  check(chat,
+        {{last + R"(,"continue_final_message":true)", "", ""},
+         {last + both + "false", "", ""},
+         {last + both + "null", "", ""},
+         {last + both + "true", "continue_final_message", "contradicts \"add_generation_prompt\": true"},
+         {R"("continue_final_message":true)", "continue_final_message", "an assistant message"},
+         {R"("continue_final_message":1)", "continue_final_message", "true or false"},
+         {partial, "", ""},
+         {partial + both + "false", "", ""},
+         {partial + R"(,"add_generation_prompt":true)", "messages[1].partial", "contradicts"},
+         {R"("messages":[{"role":"assistant","content":"y","partial":true},{"role":"user","content":"x"}])",
+          "messages[0].partial", "the last message"},
+         {R"("messages":[{"role":"user","content":"y","partial":true}])", "messages[0].partial", "assistant message"},
+         {R"("messages":[{"role":"assistant","content":"y","partial":"yes"}])", "messages[0].partial", "true or false"},
+         {R"("messages":[{"role":"assistant","content":null,"partial":true,"tool_calls":[{"id":"a","function":)"
+          R"({"name":"f","arguments":"{}"}}]}])",
+          "messages[0].partial", "without tool_calls"}});
 }
 
 TEST(FieldRefusals, OfTokenize) {
@@ -183,7 +244,9 @@ TEST(FieldRefusals, OfTokenize) {
          {R"({"prompt":"x","tools":[]})", "tools", "messages"},
          {R"({"messages":[{"role":"user","content":"x"}],"chat_template":"x"})", "chat_template", "own"},
          {R"({"messages":[{"role":"user","content":"x"}],"continue_final_message":true})", "continue_final_message",
-          "leave it out"},
+          "an assistant message"},
+         {R"({"messages":[{"role":"assistant","content":"x","partial":true}]})", "", ""},
+         {R"({"messages":[{"role":"system","content":"x","tools":[{}]}]})", "messages[0].tools", "empty content"},
          {R"({"messages":[{"role":"user","content":"x"}],"chat_template_kwargs":{"thinking":1}})",
           "chat_template_kwargs.thinking", "true or false"},
          {R"({"messages":[{"role":"user","content":"x"}],"thinking":{"type":"disabled"},"model":"tiny"})", "", ""}});

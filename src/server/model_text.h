@@ -11,6 +11,7 @@
 #include "base/json.h"
 #include "base/result.h"
 #include "server/request_fields.h"
+#include "text/chat_prompt.h"
 #include "text/tokenizer.h"
 
 namespace perigee {
@@ -20,7 +21,7 @@ class ModelText {
   // Renders messages, tools (or null) and template variables to a prompt's token ids. More than max_ids of them mean
   // that there are more.
   using ChatEncoder = std::function<Result<std::vector<int32_t>>(const Json& messages, const Json& tools,
-                                                                 const Json& kwargs, bool open, size_t max_ids)>;
+                                                                 const Json& kwargs, PromptEnd end, size_t max_ids)>;
 
   // Reads tokenizer, template and generation_config.json in `dir`. Missing tokenizer files are fine, broken ones are
   // errors.
@@ -35,10 +36,10 @@ class ModelText {
   const SamplingDefaults& defaults() const { return defaults_; }
   const Json& tokenizer_config() const { return tokenizer_config_; }  // with chat_template; null without a tokenizer
 
-  // `open`: ends with the beginning of the assistant's turn. Requires has_chat().
-  Result<std::vector<int32_t>> encode_chat(const Json& messages, const Json& tools, const Json& kwargs, bool open,
+  // Requires has_chat().
+  Result<std::vector<int32_t>> encode_chat(const Json& messages, const Json& tools, const Json& kwargs, PromptEnd end,
                                            size_t max_ids = SIZE_MAX) const {
-    return chat_(messages, tools, kwargs, open, max_ids);
+    return chat_(messages, tools, kwargs, end, max_ids);
   }
 
   // A token as logprobs show it: its text alone, with U+FFFD for bytes that do not form characters, or "token_id:N".

@@ -29,11 +29,11 @@ Result<std::string> template_source(const std::string& dir, const Json& tokenize
 }
 
 Result<std::vector<int32_t>> encode(const ChatPrompt& chat, const Tokenizer& tokenizer, const Json& messages,
-                                    const Json& tools, const Json& kwargs, bool open, size_t max_ids) {
+                                    const Json& tools, const Json& kwargs, PromptEnd end, size_t max_ids) {
   constexpr size_t kLeastOutput = TemplateLimits().max_output_bytes, kMostOutput = 32u << 20, kBytesPerId = 8;
   ChatPromptOptions options;
   options.limits.max_output_bytes = std::clamp(std::min(max_ids, kMostOutput) * kBytesPerId, kLeastOutput, kMostOutput);
-  options.add_generation_prompt = open;
+  options.end = end;
   options.template_kwargs = kwargs;
   const auto neutralise = [&](std::string_view untrusted) { return tokenizer.neutralise(untrusted); };
   ASSIGN_OR_RETURN(const std::string prompt, chat.render(messages, tools, options, neutralise));
@@ -64,8 +64,8 @@ Result<std::shared_ptr<const ModelText>> ModelText::load(const std::string& dir)
   Result<ChatPrompt> chat = ChatPrompt::create(source);
   if (!chat.ok()) return Error(chat.error().code, dir + ": " + chat.error().message);
   text->chat_ = [chat = *chat, tokenizer = text->tokenizer_](const Json& messages, const Json& tools,
-                                                             const Json& kwargs, bool open, size_t max_ids) {
-    return encode(chat, *tokenizer, messages, tools, kwargs, open, max_ids);
+                                                             const Json& kwargs, PromptEnd end, size_t max_ids) {
+    return encode(chat, *tokenizer, messages, tools, kwargs, end, max_ids);
   };
   return std::shared_ptr<const ModelText>(std::move(text));
 }

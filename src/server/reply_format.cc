@@ -168,7 +168,7 @@ class ChatFormat : public ReplyFormat {
       : context_(std::move(context)),
         fields_(request.fields),
         prompt_(std::move(prompt)),
-        tools_(!request.tools.is_null()),
+        tools_(!request.conversation.declared.empty()),
         one_call_(!request.parallel_tool_calls),
         include_reasoning_(request.include_reasoning),
         num_top_(request.top_logprobs) {}

@@ -71,7 +71,7 @@ TEST(ChatFormat, ReasoningGoesUnderTheNamesThatTheServerWasGiven) {
 // A model may write calls that nobody asked for: they are dropped, and their markers are not text.
 TEST(ChatFormat, WithoutToolsCallsAreDropped) {
   ChatRequest request;
-  ASSERT_TRUE(request.tools.is_null());
+  ASSERT_TRUE(request.conversation.declared.empty());
   const auto format = make_chat_format(context_of(), request, prompt_of({1}));
   ChoiceState state;
   state.fold = format->make_fold({1});

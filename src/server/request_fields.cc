@@ -272,7 +272,6 @@ const std::vector<Refused>& refused_by_chat() {
   static const std::vector<Refused> kTable = {
       {"prompt", "it belongs to /v1/completions"},
       {"echo", "use /v1/completions", Json(false)},
-      {"continue_final_message", "use /v1/completions with the rendered prompt", Json(false)},
       {"functions", kTools},
       {"function_call", kTools},
       {"web_search_options", "declare a tool of your own"},

@@ -17,13 +17,11 @@ Error no_tokenizer() {
   return bad_input("this model has no tokenizer files; it is served with token ids only");
 }
 
-// What /tokenize is asked for; the members of a chat are read only beside messages.
+// What /tokenize is asked for: a prompt or a conversation.
 struct TokenizeRequest {
   const Json* prompt = nullptr;
-  const Json* messages = nullptr;
-  const Json* tools = nullptr;
+  std::optional<Conversation> conversation;
   Json template_kwargs;
-  bool add_generation_prompt = true;
   bool return_token_strs = false;
 };
 
@@ -41,33 +39,31 @@ Result<TokenizeRequest> read_tokenize(const Json& body, const RequestContext& co
   request.return_token_strs = fields.flag("return_token_strs", false);
   fields.flag("add_special_tokens", true);  // Kimi's tokenizer adds none
   request.prompt = fields.any("prompt");
-  request.messages = fields.any("messages");
-  request.tools = fields.any("tools");
+  const ConversationFields chat(fields);
   request.template_kwargs = read_template_kwargs(fields, context.caps);
-  request.add_generation_prompt = fields.flag("add_generation_prompt", true);
-  fields.refuse("continue_final_message", "it is not offered; leave it out", Json(false));
   fields.refuse("chat_template", "only the model's own template is used; leave it out");
   for (const char* name : {"mm_processor_kwargs", "media_io_kwargs"})
     fields.refuse(name, "this server takes text only", Json(Json::Object{}));
-  if (request.prompt != nullptr && request.messages != nullptr)
+  if (request.prompt != nullptr && chat.messages != nullptr)
     fields.fail("prompt", "and messages exclude each other; send one of them");
-  if (request.tools != nullptr && request.messages == nullptr) fields.fail("tools", "needs messages");
-  if (request.messages == nullptr && (request.prompt == nullptr || !request.prompt->is_string()))
+  if (chat.tools != nullptr && chat.messages == nullptr) fields.fail("tools", "needs messages");
+  if (chat.messages == nullptr && (request.prompt == nullptr || !request.prompt->is_string()))
     fields.fail("prompt", "must be a string (or send messages)");
   fields.unknown();
   RETURN_IF_ERROR(fields.status());
+  if (chat.messages != nullptr) {
+    ASSIGN_OR_RETURN(request.conversation, read_conversation(chat, context.caps));
+  }
   return request;
 }
 
 Result<std::vector<int32_t>> ids_of(const TokenizeRequest& request, const RequestContext& context,
                                     const ModelText& text) {
-  if (request.messages == nullptr)
+  if (!request.conversation)
     return text.tokenizer()->encode(request.prompt->as_string(), SpecialsIn::kRecognised, max_tokenized(context));
   if (!text.has_chat()) return bad_input("this model has no chat template", "messages");
-  ASSIGN_OR_RETURN(const Json messages, read_messages(request.messages, context.caps));
-  ASSIGN_OR_RETURN(const Json tools, read_tools(request.tools, context.caps));
-  return text.encode_chat(messages, tools, request.template_kwargs, request.add_generation_prompt,
-                          max_tokenized(context));
+  const Conversation& chat = *request.conversation;
+  return text.encode_chat(chat.messages, chat.tools, request.template_kwargs, chat.end, max_tokenized(context));
 }
 
 }  // namespace
@@ -84,7 +80,7 @@ Result<Json> tokenize(const Json& body, const RequestContext& context, const Mod
   if (ids.size() > max_tokenized(context))
     return bad_input(fmt::format("the text has more than {} tokens, the limit of this endpoint; send it in pieces",
                                  max_tokenized(context)),
-                     request.messages != nullptr ? "messages" : "prompt");
+                     request.conversation ? "messages" : "prompt");
   Json reply(Json::Object{{"count", static_cast<int64_t>(ids.size())},
                           {"max_model_len", context.max_model_len},
                           {"tokens", ids_json(ids)}});

@@ -8,8 +8,7 @@
 
 namespace perigee {
 
-// {prompt} or {messages, tools, add_generation_prompt, chat_template_kwargs} to {count, max_model_len, tokens,
-// token_strs}.
+// {prompt}, or {messages} with what makes the prompt of a chat, to {count, max_model_len, tokens, token_strs}.
 Result<Json> tokenize(const Json& body, const RequestContext& context, const ModelText& text);
 
 // {tokens} to {prompt}.

@@ -68,6 +68,34 @@ Status check_tools(const Json& tools) {
   return {};
 }
 
+// Follows the text that a reply continues. Whatever a template prints after the text of the last message comes from the
+// template, so the last of these strings in the prompt is the one that was put there.
+constexpr std::string_view kContinued = "\xEF\xB7\x91\xEF\xB7\x91";  // U+FDD1, a noncharacter, twice
+
+Status mark_last_message(Json& messages) {
+  constexpr const char* kField = "messages";
+  if (messages.as_array().empty()) return bad_input("messages must not be empty", kField);
+  Json& last = messages.as_array().back();
+  if (*last.find("role") != Json("assistant") || last.find("tool_calls"))
+    return bad_input("the last message must be an assistant's without tool_calls: the reply continues it", kField);
+  Json& content = *last.find("content");
+  if (content.is_string())
+    content.as_string() += kContinued;
+  else if (content.is_array())
+    content.as_array().push_back(Json(Json::Object{{"type", "text"}, {"text", std::string(kContinued)}}));
+  else
+    content = std::string(kContinued);
+  return {};
+}
+
+Result<std::string> cut_at_mark(std::string prompt) {
+  const size_t mark = prompt.rfind(kContinued);
+  if (mark == std::string::npos)
+    return bad_input("this model's chat template does not print the last message: it cannot be continued", "messages");
+  prompt.resize(mark);
+  return prompt;
+}
+
 }  // namespace
 
 Result<bool> thinking_enabled(const Json& template_kwargs) {
@@ -112,15 +140,30 @@ Result<std::string> ChatPrompt::render(const Json& messages, const Json& tools, 
   ASSIGN_OR_RETURN(const Json normal, normalise_messages(messages));
   Json context{Json::Object{}};
   RETURN_IF_ERROR(add_kwargs(options.template_kwargs, neutralise, context));
-  context.set("messages", neutralised(normal, neutralise));
-  context.set("add_generation_prompt", options.add_generation_prompt);
+  Json prepared = messages_for_template(normal, neutralise);
+  const bool continues = options.end == PromptEnd::kInsideLastMessage;
+  if (continues) RETURN_IF_ERROR(mark_last_message(prepared));
+  context.set("messages", std::move(prepared));
+  context.set("add_generation_prompt", options.end == PromptEnd::kReplyBegins);
   const bool has_tools = tools.is_array() && !tools.as_array().empty();
   const Json declared = has_tools ? neutralised(tools, neutralise) : Json();
   const bool as_text = has_tools && template_.mentions("tools_ts_str");
   // Templates that read the TypeScript text were written for sorted tools; older ones print the tools as they came.
   context.set("tools", as_text ? deep_sorted(declared) : declared);
   if (as_text) context.set("tools_ts_str", declare_tools(declared));
-  return template_.render(context, options.limits);
+  Result<std::string> prompt = template_.render(context, options.limits);
+  return continues && prompt.ok() ? cut_at_mark(std::move(*prompt)) : prompt;
+}
+
+Json ChatPrompt::messages_for_template(const Json& normal, const Neutralise& neutralise) const {
+  Json messages = neutralised(normal, neutralise);
+  for (Json& message : messages.as_array()) {
+    const Json* tools = message.find("tools");
+    if (tools == nullptr) continue;
+    std::string text = template_.mentions("tools_ts_str") ? declare_tools(*tools) : dump_json(*tools);
+    message = Json(Json::Object{{"role", "system"}, {"name", "tool_declare"}, {"content", std::move(text)}});
+  }
+  return messages;
 }
 
 namespace {
@@ -140,6 +183,7 @@ class Normaliser {
   Status normalise_calls(Json& message, const std::string& field);
   Status normalise_call(Json& call, const std::string& field);
   Status normalise_result(Json& message, const std::string& field);
+  static Status normalise_tools(Json& message, const std::string& field);
 
   size_t num_calls_ = 0;
   std::unordered_map<std::string, std::string> new_ids_;  // of foreign ids; a later call may reuse one
@@ -260,6 +304,18 @@ Status Normaliser::normalise_result(Json& message, const std::string& field) {
   return {};
 }
 
+Status Normaliser::normalise_tools(Json& message, const std::string& field) {
+  const Json* tools = find_value(message, "tools");
+  if (tools == nullptr) {
+    remove(message, "tools");
+    return {};
+  }
+  if (message.find("role")->as_string() != "system")
+    return bad_input(fmt::format("{}.tools belongs to system messages only", field), field + ".tools");
+  if (!tools->is_array()) return wrong(field + ".tools", "an array");
+  return {};
+}
+
 Result<Json> Normaliser::message(const Json& given, const std::string& field) {
   if (!given.is_object()) return wrong(field, "an object");
   Json message = given;
@@ -268,6 +324,7 @@ Result<Json> Normaliser::message(const Json& given, const std::string& field) {
   RETURN_IF_ERROR(normalise_content(message, field));
   RETURN_IF_ERROR(normalise_calls(message, field));
   RETURN_IF_ERROR(normalise_result(message, field));
+  RETURN_IF_ERROR(normalise_tools(message, field));
   return message;
 }
 

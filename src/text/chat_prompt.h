@@ -15,8 +15,14 @@
 
 namespace perigee {
 
+enum class PromptEnd {
+  kReplyBegins,        // with the beginning of the assistant's turn: the generation prompt
+  kAfterLastMessage,   // nothing follows the last message
+  kInsideLastMessage,  // right after the text of the last message, an assistant's, which the reply continues
+};
+
 struct ChatPromptOptions {
-  bool add_generation_prompt = true;
+  PromptEnd end = PromptEnd::kReplyBegins;
   Json template_kwargs;  // the request's chat_template_kwargs: an object, or null for none
   TemplateLimits limits;
 };
@@ -40,13 +46,16 @@ class ChatPrompt {
   // To the template go: messages, tools (null for none), add_generation_prompt, the kwargs, and, if the template reads
   // it, tools_ts_str. In messages: `reasoning` and `reasoning_content` are both present or both missing; a missing
   // content is null; a call id that is not of the form functions.NAME:IDX becomes that, IDX counting the calls of the
-  // conversation from 0, and so does the tool_call_id of the result that belongs to it.
+  // conversation from 0, and so does the tool_call_id of the result that belongs to it. A system message that holds
+  // `tools` becomes one of the name tool_declare whose content declares them, as the prompt's own declaration reads.
   Result<std::string> render(const Json& messages, const Json& tools, const ChatPromptOptions& options,
                              const Neutralise& neutralise) const;
 
  private:
   explicit ChatPrompt(ChatTemplate parsed) : template_(std::move(parsed)) {}
   Status add_kwargs(const Json& kwargs, const Neutralise& neutralise, Json& context) const;
+
+  Json messages_for_template(const Json& normal, const Neutralise& neutralise) const;
 
   ChatTemplate template_;
 };

@@ -54,7 +54,8 @@ TEST(ChatPrompt, SameTextAsTheModelWasTrainedOn) {
     const Json& given = *chat.find("options");
     ChatPromptOptions options;
     options.template_kwargs.set("thinking", *given.find("thinking"));
-    if (const Json* prompt = given.find("generation_prompt")) options.add_generation_prompt = prompt->as_bool();
+    const Json* prompt = given.find("generation_prompt");
+    if (prompt && !prompt->as_bool()) options.end = PromptEnd::kAfterLastMessage;
     const auto text = tiny().render(*chat.find("messages"), *chat.find("tools"), options, same);
     ASSERT_TRUE(text.ok()) << text.error().message;
     EXPECT_EQ(*text, chat.find("text")->as_string());
@@ -251,6 +252,45 @@ TEST(ChatPrompt, ToolsReachOldTemplatesUnsortedAndEmptyListsNotAtAll) {
   EXPECT_EQ(old.render(json("[]"), json(R"([{"b":1,"a":2}])"), {}, same).value(), R"([{"b": 1, "a": 2}]False)");
   EXPECT_EQ(old.render(json("[]"), json("[]"), {}, same).value(), "nullTrue");
   EXPECT_EQ(old.render(json("[]"), Json(), {}, same).value(), "nullTrue");
+}
+
+// Kimi's API knows tools that a system message declares; templates before K3 do not.
+TEST(ChatPrompt, ToolsInsideTheConversationAreDeclaredWhereTheyStand) {
+  const std::string list = R"([{"type":"function","function":{"name":"f","parameters":{"type":"object"}}}])";
+  const std::string chat = R"([{"role":"user","content":"q"},{"role":"system","content":"","tools":)" + list + "}]";
+  const auto declared = [&](const std::string& text) {
+    return kAsk + "<|im_system|>tool_declare<|im_middle|>" + text + "<|im_end|>" + kOpenReply;
+  };
+  EXPECT_EQ(rendered(chat), declared(declare_tools(json(list))));
+  const ChatPrompt old = ChatPrompt::create("{{ messages[1].name }}: {{ messages[1].content }}").value();
+  EXPECT_EQ(old.render(json(chat), {}, {}, same).value(), "tool_declare: " + list);
+  EXPECT_EQ(field_at_fault(R"([{"role":"user","content":"q","tools":[{}]}])"), "messages[0].tools");
+  EXPECT_EQ(field_at_fault(R"([{"role":"system","content":"","tools":{}}])"), "messages[0].tools");
+  EXPECT_EQ(rendered(R"([{"role":"user","content":"q","tools":null}])"), kAsk + kOpenReply);
+}
+
+TEST(ChatPrompt, AContinuedMessageEndsThePromptWithItsText) {
+  ChatPromptOptions options;
+  options.end = PromptEnd::kInsideLastMessage;
+  const std::string begin = kAsk + kReply + "<think></think>";
+  const auto chat = [](const std::string& members) {
+    return R"([{"role":"user","content":"q"},{"role":"assistant",)" + members + "}]";
+  };
+  EXPECT_EQ(rendered(chat(R"("content":"The answer ")"), options), begin + "The answer ");
+  EXPECT_EQ(rendered(chat(R"("content":"")"), options), begin);
+  EXPECT_EQ(rendered(chat(R"("content":null)"), options), begin);
+  EXPECT_EQ(rendered(chat(R"("content":[{"type":"text","text":"a"},{"type":"text","text":"b"}])"), options),
+            begin + "ab");
+  EXPECT_EQ(rendered(chat(R"("name":"Ada","content":"x")"), options),
+            kAsk + "<|im_assistant|>Ada<|im_middle|><think></think>x");
+  // Noncharacters of the user's own change nothing.
+  EXPECT_EQ(rendered(chat("\"content\":\"\xEF\xB7\x91\xEF\xB7\x91y\""), options), begin + "\xEF\xB7\x91\xEF\xB7\x91y");
+  EXPECT_EQ(field_at_fault(R"([{"role":"user","content":"q"}])", options), "messages");
+  EXPECT_EQ(field_at_fault("[]", options), "messages");
+  EXPECT_EQ(field_at_fault(chat(R"("content":"x","tool_calls":[{"function":{"name":"f","arguments":"{}"}}])"), options),
+            "messages");
+  const ChatPrompt mute = ChatPrompt::create("no messages").value();
+  EXPECT_EQ(mute.render(json(chat(R"("content":"x")")), {}, options, same).error().field, "messages");
 }
 
 TEST(ChatPrompt, TemplateErrorsAndCapsComeBack) {
