@@ -45,6 +45,8 @@ void add_serve_flags(CommandLine& flags, ServeFlags& to) {
       "--reasoning-field", server.reasoning_field,
       OneOf<std::string>{{{"both", "both"}, {"reasoning_content", "reasoning_content"}, {"reasoning", "reasoning"}}},
       "fields of a reply that hold its reasoning");
+  flags.add_switch("--kimi-strict", server.kimi_strict,
+                   "refuse the sampling parameters and thinking efforts that Kimi's own API refuses");
   flags.add("--drain-seconds", server.drain_s, Number{0, 86400}, "how long SIGTERM lets accepted requests finish");
   flags.add("--stall-seconds", server.stall_s, Number{1, 86400},
             "/livez turns 503 when no step ends for so long while work is in flight");

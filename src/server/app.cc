@@ -188,7 +188,8 @@ void App::set_ready(std::shared_ptr<Backend> backend) {
                       .max_model_len = info.max_model_len,
                       .max_choices = info.max_choices,
                       .eos_ids = info.eos_ids,
-                      .has_tokenizer = text_->tokenizer() != nullptr};
+                      .has_tokenizer = text_->tokenizer() != nullptr,
+                      .kimi_strict = config_.kimi_strict};
   metrics_->set_engine(info);
   const std::lock_guard lock(mutex_);
   serving_ = std::move(serving);

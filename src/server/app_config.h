@@ -15,6 +15,7 @@ struct AppConfig {
   bool metrics_open = true;              // GET /metrics needs no key
   bool ignore_priority = false;          // of requests: all have the same
   std::string reasoning_field = "both";  // "both", "reasoning" or "reasoning_content"
+  bool kimi_strict = false;              // see RequestContext
   double stall_s = 60;                   // work in flight and no step for longer: /livez says 503
   RequestCaps caps;
 };

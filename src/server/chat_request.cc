@@ -166,6 +166,22 @@ void read_logprobs(Fields& fields, const RequestContext& context, ChatRequest& o
   out.fields.sampling.logprobs = out.top_logprobs;
 }
 
+// The values that Kimi's own API fixes or does not know.
+void refuse_as_kimi_does(Fields& fields) {
+  constexpr std::string_view kFixed = "this server runs with --kimi-strict, which fixes it; leave it out";
+  fields.real("temperature", 0, 1);
+  fields.refuse("top_p", kFixed, Json(0.95));
+  fields.refuse("presence_penalty", kFixed, Json(0));
+  fields.refuse("frequency_penalty", kFixed, Json(0));
+  fields.refuse("n", kFixed, Json(1));
+  fields.choice("reasoning_effort", {"low", "high", "max"});
+  if (const Json* thinking = fields.object("thinking")) {
+    Fields members(*thinking, "thinking.");
+    members.choice("effort", {"low", "high", "max"});
+    fields.adopt(members);
+  }
+}
+
 // Calls are not forced yet, nor their arguments.
 Status check_forced(const ChatRequest& request) {
   constexpr std::string_view kWayOut = "needs grammar support, not in this version; use";
@@ -268,6 +284,7 @@ Result<ChatRequest> parse_chat_request(const Json& body, const RequestContext& c
   const ConversationFields conversation(fields);
   const Json* tool_choice = fields.any("tool_choice");
   request.template_kwargs = read_template_kwargs(fields, context.caps);
+  if (context.kimi_strict) refuse_as_kimi_does(fields);
   refuse_unsupported(fields, Api::kChat, request.fields.n);
   request.fields.unknown = fields.unknown();
   RETURN_IF_ERROR(fields.status());

@@ -97,6 +97,7 @@ class ChatFold : public ChoiceFold {
   ChatFold(const Tokenizer& tokenizer, const OutputParserOptions& options, const RequestFields& fields,
            std::vector<int32_t> eos_ids)
       : ChoiceFold(fields, std::move(eos_ids)), parser_(tokenizer, options) {}
+  std::optional<int64_t> num_reasoning_ids() const override { return parser_.num_reasoning_ids(); }
 
  private:
   void feed(int32_t id, ChoiceDelta& delta) override {

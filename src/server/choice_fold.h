@@ -40,6 +40,7 @@ class ChoiceFold {
   // Chunks after the end (a stop string was met, the engine had more) give empty deltas.
   ChoiceDelta push(OutputChunk&& chunk);
   bool ended() const { return ended_; }
+  virtual std::optional<int64_t> num_reasoning_ids() const { return std::nullopt; }  // where reasoning is told apart
 
  protected:
   ChoiceFold(const RequestFields& fields, std::vector<int32_t> eos_ids);

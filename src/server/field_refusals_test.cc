@@ -230,6 +230,30 @@ TEST(FieldRefusals, OfContinuedMessages) {
           "messages[0].partial", "without tool_calls"}});
 }
 
+std::string strictly(const std::string& members) {
+  RequestContext context = test_context();
+  context.kimi_strict = true;
+  const std::string body = R"({"messages":[{"role":"user","content":"x"}],)" + members + "}";
+  return shown(parse_chat_request(*parse_body(body, context.caps), context));
+}
+
+// The values are those that the vendor's verifier of other servers sends.
+TEST(FieldRefusals, OfKimisOwnApi) {
+  check(strictly, {{R"("temperature":0,"top_p":0.95,"presence_penalty":0,"frequency_penalty":0.0,"n":1)", "", ""},
+                   {R"("temperature":0.6,"thinking":{"type":"disabled"})", "", ""},
+                   {R"("temperature":1.0,"thinking":{"effort":"max"},"reasoning_effort":"low")", "", ""},
+                   {R"("temperature":1.1)", "temperature", "between 0 and 1"},
+                   {R"("temperature":2.0)", "temperature", "between 0 and 1"},
+                   {R"("temperature":-0.1)", "temperature", "between 0"},
+                   {R"("top_p":0.8)", "top_p", "--kimi-strict"},
+                   {R"("presence_penalty":0.5)", "presence_penalty", "--kimi-strict"},
+                   {R"("frequency_penalty":0.5)", "frequency_penalty", "--kimi-strict"},
+                   {R"("n":2)", "n", "--kimi-strict"},
+                   {R"("reasoning_effort":"medium")", "reasoning_effort", "\"low\", \"high\", \"max\""},
+                   {R"("thinking":{"type":"enabled","effort":"medium"})", "thinking.effort", "\"max\""}});
+  check(chat, {{R"("temperature":1.1,"top_p":0.8,"n":2,"reasoning_effort":"medium")", "", ""}});
+}
+
 TEST(FieldRefusals, OfTokenize) {
   check(tokenizing,
         {{R"({"prompt":"x","model":"tiny"})", "", ""},

@@ -259,6 +259,9 @@ Usage Generation::usage() const {
   for (const TokenIds& prompt : spec_.prompts) usage.prompt_tokens += std::ssize(*prompt);
   for (const int64_t cached : cached_) usage.cached_tokens += cached;
   usage.completion_tokens = completion_tokens_;
+  for (const ChoiceState& choice : choices_)
+    if (const auto ids = choice.fold->num_reasoning_ids())
+      usage.reasoning_tokens = usage.reasoning_tokens.value_or(0) + *ids;
   usage.accepted_drafts = num_accepted_;
   usage.rejected_drafts = num_drafts_ - num_accepted_;
   return usage;

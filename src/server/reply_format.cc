@@ -8,14 +8,18 @@
 namespace perigee {
 
 Json usage_json(const Usage& usage) {
-  Json details(Json::Object{{"cached_tokens", usage.cached_tokens}});
+  Json prompt(Json::Object{{"cached_tokens", usage.cached_tokens}});
   Json json(Json::Object{{"prompt_tokens", usage.prompt_tokens},
                          {"total_tokens", usage.prompt_tokens + usage.completion_tokens},
                          {"completion_tokens", usage.completion_tokens},
-                         {"prompt_tokens_details", std::move(details)}});
-  if (usage.accepted_drafts + usage.rejected_drafts > 0)
-    json.set("completion_tokens_details", Json(Json::Object{{"accepted_prediction_tokens", usage.accepted_drafts},
-                                                            {"rejected_prediction_tokens", usage.rejected_drafts}}));
+                         {"prompt_tokens_details", std::move(prompt)}});
+  Json completion(Json::Object{});
+  if (usage.reasoning_tokens) completion.set("reasoning_tokens", *usage.reasoning_tokens);
+  if (usage.accepted_drafts + usage.rejected_drafts > 0) {
+    completion.set("accepted_prediction_tokens", usage.accepted_drafts);
+    completion.set("rejected_prediction_tokens", usage.rejected_drafts);
+  }
+  if (!completion.as_object().empty()) json.set("completion_tokens_details", std::move(completion));
   return json;
 }
 

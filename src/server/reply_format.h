@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -21,6 +22,7 @@ struct Usage {
   int64_t prompt_tokens = 0;
   int64_t completion_tokens = 0;
   int64_t cached_tokens = 0;
+  std::optional<int64_t> reasoning_tokens;           // of the completion's; chat only
   int64_t accepted_drafts = 0, rejected_drafts = 0;  // without any the reply says nothing of them
 };
 

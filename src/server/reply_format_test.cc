@@ -45,6 +45,11 @@ TEST(Usage, CountsOfDraftsAreThereWhereSomeWereVerified) {
   usage.rejected_drafts = 4;
   EXPECT_EQ(dump_json(*usage_json(usage).find("completion_tokens_details")),
             R"({"accepted_prediction_tokens":0,"rejected_prediction_tokens":4})");
+  usage.reasoning_tokens = 3;
+  EXPECT_EQ(dump_json(*usage_json(usage).find("completion_tokens_details")),
+            R"({"reasoning_tokens":3,"accepted_prediction_tokens":0,"rejected_prediction_tokens":4})");
+  usage.rejected_drafts = 0;
+  EXPECT_EQ(dump_json(*usage_json(usage).find("completion_tokens_details")), R"({"reasoning_tokens":3})");
 }
 
 TEST(ChatFormat, ContentIsNullBesideCallsAloneAndEmptyWhereThereIsNothing) {

@@ -52,6 +52,7 @@ struct RequestContext {
   int64_t max_choices = 0;  // that run and wait at once
   std::vector<int32_t> eos_ids;
   bool has_tokenizer = true;
+  bool kimi_strict = false;  // chat refuses what Kimi's own API refuses
 };
 
 struct RequestFields {

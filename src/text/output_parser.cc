@@ -98,6 +98,7 @@ void OutputParser::push(int32_t id, Events& out) {
   const Marker marker = marker_of(id);
   if (marker == Marker::kThink || marker == Marker::kEndThink) return on_think_marker(marker, out);
   if (marker != Marker::kNone) return on_tool_marker(marker, out);
+  num_reasoning_ids_ += state_ == State::kReasoning;
   if (options_.skip_special_tokens && tokenizer_.is_skipped(id)) return;
   std::string text;
   repair_.push(tokenizer_.bytes(id), text);

@@ -53,6 +53,7 @@ class OutputParser {
   // The reply is over: appends what was held back. A call that was cut short counts as made.
   void finish(std::vector<OutputEvent>& out);
 
+  int64_t num_reasoning_ids() const { return num_reasoning_ids_; }  // of the reasoning's text, without its markers
   bool saw_tool_call() const { return num_calls_ > 0; }
   bool done() const { return done_; }  // with one_call: the first call has ended; later tokens give no events
 
@@ -85,6 +86,7 @@ class OutputParser {
   bool arguments_started_ = false;
   bool done_ = false;
   int32_t num_calls_ = 0;
+  int64_t num_reasoning_ids_ = 0;
 };
 
 struct ParsedOutput {

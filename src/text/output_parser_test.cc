@@ -232,6 +232,20 @@ TEST(OutputParser, SawToolCall) {
   EXPECT_TRUE(parser.saw_tool_call());
 }
 
+TEST(OutputParser, CountsTheTokensOfReasoningWithoutItsMarkers) {
+  const auto count = [](std::string_view reply, OutputParserOptions options) {
+    OutputParser parser(tokenizer(), options);
+    Events out;
+    for (const int32_t id : tokenizer().encode(reply, SpecialsIn::kRecognised)) parser.push(id, out);
+    return parser.num_reasoning_ids();
+  };
+  EXPECT_EQ(count("abc</think>de", kThinkingTools), 3);
+  EXPECT_EQ(count("<think>abc", kThinkingTools), 3);
+  EXPECT_EQ(count("a</think>b<think>cd</think>e", kThinkingTools), 3);
+  EXPECT_EQ(count("ab" + kBegin + call("f:0", "{}") + kEnd + "cd", kThinkingTools), 2);
+  EXPECT_EQ(count("abc</think>de", kTools), 0);
+}
+
 TEST(OutputParser, WherePromptsLeaveReasoning) {
   const auto open = [](std::string_view prompt) {
     return prompt_leaves_reasoning_open(tokenizer(), tokenizer().encode(prompt, SpecialsIn::kRecognised));
