@@ -207,12 +207,12 @@ TEST(ChatRequest, MessagesInTheTemplatesShape) {
                                context.caps);
   const auto request = parse_chat_request(*body, context);
   ASSERT_TRUE(request.ok()) << request.error().message;
-  const auto& messages = request->messages.as_array();
+  const auto& messages = request->conversation.messages.as_array();
   EXPECT_EQ(*messages[0].find("role"), Json("system"));
   EXPECT_EQ(*messages[0].find("content"), Json("ab"));
   EXPECT_EQ(*messages[1].find("reasoning_content"), Json("r"));
   EXPECT_EQ(messages[1].find("content"), nullptr);
-  EXPECT_TRUE(request->tools.is_null());
+  EXPECT_TRUE(request->conversation.tools.is_null());
   EXPECT_EQ(*request->template_kwargs.find("thinking"), Json(false));
   EXPECT_EQ(request->fields.max_tokens, 5);
 }

@@ -32,6 +32,7 @@ class Harmless:
 CHAT, COMPLETIONS, TOKENIZE, DETOKENIZE = "/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"
 QUESTION = "Hugo earns 15 dollars per hour and works 9 hours. How many dollars does Hugo earn?"
 MESSAGES = [{"role": "user", "content": QUESTION}]
+CONTINUED = MESSAGES + [{"role": "assistant", "content": "He earns"}]
 NO_THINKING = {"chat_template_kwargs": {"thinking": False}}
 END_ID = 2050  # <|im_end|> of the bundled models
 TOOLS = [{"type": "function", "function": {"name": "get_stock", "parameters": {"type": "object"}}}]
@@ -133,7 +134,7 @@ FIELDS = {
         "chat_template_kwargs": Used([], {"thinking": False}, {"chat_template_kwargs": None}),
         "include_reasoning": Used("x", False, {"chat_template_kwargs": None}),
         "add_generation_prompt": Used("x", False),
-        "continue_final_message": Refused(True, False),
+        "continue_final_message": Used("x", True, {"messages": CONTINUED}),
         "echo": Refused(True, False),
         "documents": Refused([]),
         "chat_template": Refused("x"),
@@ -174,7 +175,7 @@ FIELDS = {
         "add_generation_prompt": Used("x", False),
         "chat_template_kwargs": Used([], {"thinking": False}),
         "add_special_tokens": Harmless(False),
-        "continue_final_message": Refused(True, False),
+        "continue_final_message": Used("x", True, {"messages": CONTINUED}),
         "chat_template": Refused("x"),
         "mm_processor_kwargs": Refused({"x": 1}, {}),
         "media_io_kwargs": Refused({"x": 1}, {}),

@@ -103,6 +103,36 @@ def test_chat_streamed_equals_whole(client):
     assert reasoning == whole.reasoning_content
 
 
+def test_reasoning_tokens_are_counted(client):
+    def usage(**members):
+        return client.chat.completions.create(model=MODEL, messages=CHAT, temperature=0, max_tokens=256, **members).usage
+    thought = usage()
+    assert 0 < thought.completion_tokens_details.reasoning_tokens < thought.completion_tokens
+    quiet = usage(extra_body={"chat_template_kwargs": {"thinking": False}})
+    assert quiet.completion_tokens_details.reasoning_tokens == 0
+
+
+def test_a_last_message_is_continued(client, server):
+    def reply(**members):
+        return client.chat.completions.create(model=MODEL, messages=CHAT + [{"role": "assistant", "content": "The answer", **members.pop("last", {})}],
+                                              temperature=0, max_tokens=64, extra_body=members).choices[0].message
+    continued = reply(continue_final_message=True, add_generation_prompt=False)
+    assert continued.content.startswith(" is") and not getattr(continued, "reasoning", None)
+    assert reply(last={"partial": True}).content == continued.content
+    status, tokens = server.post("/tokenize", {"messages": CHAT + [{"role": "assistant", "content": "The answer", "partial": True}]})
+    assert status == 200
+    text = server.post("/detokenize", {"tokens": tokens["tokens"]})[1]["prompt"]
+    assert text.endswith("<|im_assistant|>assistant<|im_middle|><think></think>The answer")
+
+
+def test_tools_of_a_system_message_are_called(client):
+    history = [{"role": "system", "content": "", "tools": TOOLS}, *STOCK]
+    reply = client.chat.completions.create(model=MODEL, messages=history, temperature=0, max_tokens=256)
+    same = client.chat.completions.create(model=MODEL, messages=STOCK, tools=TOOLS, temperature=0, max_tokens=256)
+    assert reply.choices[0].message.tool_calls == same.choices[0].message.tool_calls
+    assert reply.usage.prompt_tokens == same.usage.prompt_tokens, "declared in the same words"
+
+
 def test_tool_call_and_follow_up(client):
     reply = client.chat.completions.create(model=MODEL, messages=STOCK, tools=TOOLS, temperature=0, max_tokens=256)
     assert reply.choices[0].finish_reason == "tool_calls"
