@@ -289,7 +289,9 @@ Result<ChatRequest> parse_chat_request(const Json& body, const RequestContext& c
   request.fields.unknown = fields.unknown();
   RETURN_IF_ERROR(fields.status());
   ASSIGN_OR_RETURN(request.conversation, read_conversation(conversation, context.caps));
-  ASSIGN_OR_RETURN(request.tool_choice, read_tool_choice(tool_choice, request.conversation.declared));
+  if (tool_choice != nullptr) {
+    ASSIGN_OR_RETURN(request.tool_choice, read_tool_choice(*tool_choice, request.conversation.declared));
+  }
   RETURN_IF_ERROR(check_forced(request));
   if (request.tool_choice.kind == ToolChoice::Kind::kNone) request.conversation.drop_tools();
   return request;

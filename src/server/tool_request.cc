@@ -69,13 +69,13 @@ Status DeclaredTools::add(const Json& tools, const std::string& where, Place pla
   return {};
 }
 
-Result<ToolChoice> read_tool_choice(const Json* value, const std::vector<DeclaredTool>& tools) {
+Result<ToolChoice> read_tool_choice(const Json& value, const std::vector<DeclaredTool>& tools) {
   constexpr const char* kField = "tool_choice";
-  if (value == nullptr || *value == Json("auto")) return ToolChoice();
-  if (*value == Json("none")) return ToolChoice{ToolChoice::Kind::kNone, ""};
-  const bool required = *value == Json("required");
-  const Json* function = value->is_object() ? value->find("function") : nullptr;
-  const Json* type = value->is_object() ? value->find("type") : nullptr;
+  if (value == Json("auto")) return ToolChoice();
+  if (value == Json("none")) return ToolChoice{ToolChoice::Kind::kNone, ""};
+  const bool required = value == Json("required");
+  const Json* function = value.find("function");
+  const Json* type = value.find("type");
   const Json* name = function == nullptr ? nullptr : function->find("name");
   const bool named = name != nullptr && name->is_string() && (type == nullptr || *type == Json("function"));
   if (!required && !named)

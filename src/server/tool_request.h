@@ -46,8 +46,8 @@ struct ToolChoice {
   std::string name;  // kNamed
 };
 
-// `value` is tool_choice, or null when absent. Errors: kBadInput for another value, for a call that is wanted where no
-// tool is declared, and for a name that is not declared.
-Result<ToolChoice> read_tool_choice(const Json* value, const std::vector<DeclaredTool>& tools);
+// `value` is tool_choice. Errors: kBadInput for another value, for a call that is wanted where no tool is declared, and
+// for a name that is not declared.
+Result<ToolChoice> read_tool_choice(const Json& value, const std::vector<DeclaredTool>& tools);
 
 }  // namespace perigee
