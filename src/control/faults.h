@@ -44,8 +44,14 @@ enum class Fault {
   kRingNotCut = 29,          // the worker replays rejected tokens from its ring
   kRankForgotten = 30,       // a result is joined before the last rank has run its step
   kLastDraftLost = 31,       // of a row that accepts all its drafts the last id is not delivered
+
+  // Masks.
+  kMaskOfOtherPlace = 32,       // each place of a verify row has the mask of the place before
+  kMaskOfStepBefore = 33,       // a row's masks are made before the result of the step before is in
+  kConstraintUnconfirmed = 34,  // a constraint moves by a draft before its row has accepted it
+  kMaskForgotten = 35,          // the last masked row of a step has no masks
 };
-inline constexpr int kNumFaults = 31;
+inline constexpr int kNumFaults = 35;
 
 #ifdef PERIGEE_FAULTS
 inline Fault g_planted_fault = Fault::kNone;

@@ -147,7 +147,7 @@ struct StepPlan {
 // grammar advances on the host while the forward pass already runs (D11).
 struct RowMask {
   SlotId slot;
-  std::vector<uint32_t> words;  // ceil(vocab / 32)
+  std::vector<uint32_t> words;  // ceil(vocab / 32) of each place, one after the other: a verify row has 1 + its drafts
   bool operator==(const RowMask&) const = default;
 };
 struct StepMasks {
@@ -168,6 +168,7 @@ struct RowResult {
   std::vector<int32_t> checkpoints;            // boundaries of those that were written, ascending
   bool finite = true;      // false: a logit of the id after `ids` was NaN or infinite; the sequence ends with an error
   int32_t num_drafts = 0;  // that it verified
+  DraftIds drafts = {};    // of a masked row: what the sequence's next row may verify, for its masks
   bool operator==(const RowResult&) const = default;
 };
 

@@ -325,7 +325,7 @@ void token_logprobs(Io& io, Value& value) {
 
 template <typename Io, typename Value>
 void row_result(Io& io, Value& value) {
-  auto& [slot, sequence, ids, logprobs, prompt_logprobs, checkpoints, finite, num_drafts] = value;
+  auto& [slot, sequence, ids, logprobs, prompt_logprobs, checkpoints, finite, num_drafts, drafts] = value;
   id(io, "slot", slot);
   id(io, "sequence", sequence);
   numbers(io, "ids", ids, RowIds::capacity());
@@ -335,6 +335,7 @@ void row_result(Io& io, Value& value) {
   io.number("finite", finite);
   io.number("num_drafts", num_drafts);
   io.require(num_drafts >= 0 && num_drafts <= kMaxDrafts, "num_drafts");
+  numbers(io, "drafts", drafts, DraftIds::capacity());
 }
 
 template <typename Io, typename Value>

@@ -18,7 +18,7 @@
 
 namespace perigee {
 
-inline constexpr uint16_t kPlanCodecVersion = 2;
+inline constexpr uint16_t kPlanCodecVersion = 3;
 inline constexpr size_t kFrameHeaderBytes = 12;
 inline constexpr size_t kMaxFrameBytes = size_t{256} << 20;
 

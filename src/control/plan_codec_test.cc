@@ -121,6 +121,7 @@ class Draw {
     row.checkpoints = numbers();
     row.finite = rng_.chance(0.5);
     row.num_drafts = static_cast<int32_t>(rng_.between(0, kMaxDrafts));
+    for (int64_t i = rng_.between(0, kMaxDrafts); i > 0; --i) row.drafts.push_back(number());
     return row;
   }
 
@@ -327,7 +328,7 @@ TEST(PlanCodec, TheFormatIsPinned) {
   }
   EXPECT_EQ(hex,
             "50475346"  // magic
-            "0200"
+            "0300"
             "0100"      // version, kind
             "4f000000"  // length
             "0807060504030201"

@@ -8,6 +8,8 @@ void PlansInFlight::launch(const StepPlan& plan, StateTraffic traffic) {
   flight.step = next_step_;
   flight.rows.assign(plan.rows.begin(), plan.rows.end());
   flight.traffic = std::move(traffic);
+  flight.awaits_masks =
+      std::any_of(flight.rows.begin(), flight.rows.end(), [](const PlanRow& row) { return row.masked; });
   next_step_ = StepId(next_step_.value + 1);
 }
 

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "control/faults.h"
 #include "control/plan.h"
 #include "control/quarantine.h"
 
@@ -37,6 +38,7 @@ class PlansInFlight {
     std::vector<PlanRow> rows;
     StateTraffic traffic;
     std::optional<StepResult> early;  // came before the result of the step before it
+    bool awaits_masks = false;        // of rows that nobody has asked about
   };
 
   int32_t size() const { return static_cast<int32_t>(next_step_.value - oldest_step_.value); }
@@ -64,6 +66,14 @@ class PlansInFlight {
       digest(flight(oldest_step_), early);
       retire_oldest(free_slots);
     }
+  }
+
+  // The oldest plan, if it has masked rows that nobody has asked about; else null.
+  Flight* awaiting_masks() {
+    if (empty()) return nullptr;
+    Flight& newest = flight(StepId(next_step_.value - 1));
+    if (planted(Fault::kMaskOfStepBefore) && newest.awaits_masks) return &newest;
+    return flight(oldest_step_).awaits_masks ? &flight(oldest_step_) : nullptr;
   }
 
   // Keeps slot and pages until the plans with these bits (not 0) have returned.

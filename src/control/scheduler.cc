@@ -50,6 +50,7 @@ void Scheduler::Impl::submit(Submit submit) {
   sequence.input = sequence.request.prompt;
   const SchedulerConfig& config = rules_.config;
   sequence.max_outputs = std::min(sequence.sampling().max_tokens, config.max_model_len - sequence.num_prompt());
+  if (sequence.request.constraint) leave_min_tokens_to_masks(sequence);
   CHECK(sequence.max_outputs >= 1 && sequence.max_blocks() <= config.max_blocks(), "sequence ", sequence.id(),
         " can never fit");
   const bool fresh = sequences_.emplace(sequence.id(), std::move(owned)).second;
@@ -74,6 +75,7 @@ void Scheduler::Impl::cancel(const Cancel& cancel) {
   if (found == sequences_.end()) return;  // ended already: the events crossed
   Sequence& sequence = *found->second;
   SequenceUpdate& update = add_update(sequence);
+  update.error = cancel.error;
   const bool lose = planted(Fault::kLostFinish) && !sequence.is_running();
   end(sequence, cancel.reason, update);
   if (lose) updates_.pop_back();
@@ -175,6 +177,12 @@ void Scheduler::apply(const StepResult& result) {
 }
 std::optional<StepPlan> Scheduler::next_plan(double now_s) {
   return impl_->next_plan(now_s);
+}
+std::optional<StepId> Scheduler::take_mask_jobs(std::vector<MaskJob>& jobs) {
+  PlansInFlight::Flight* flight = impl_->plans_.awaiting_masks();
+  if (flight == nullptr) return std::nullopt;
+  impl_->take_mask_jobs(*flight, jobs);
+  return flight->step;
 }
 void Scheduler::give_back(StepPlan plan) {
   if (impl_->spare_plans_.size() < kMaxPlansInFlight) impl_->spare_plans_.push_back(std::move(plan));
@@ -387,6 +395,7 @@ void Scheduler::Impl::start(Sequence& sequence, const Hit& hit, int32_t first, P
   std::vector<PageHandle> checkpoint = admission_.take(hit, run);
   run.scheduled = PositionRange::at(first);
   run.num_confirmed = first;
+  if (sequence.request.constraint && !sequence.constraint) sequence.constraint = sequence.request.constraint->begin();
   run.slot = free_slots_.back();
   free_slots_.pop_back();
   at_slot(run.slot) = &sequence;
@@ -450,8 +459,9 @@ void Scheduler::Impl::add_prefill_row(Sequence& sequence, int32_t num_tokens, Pl
 
 void Scheduler::Impl::add_row(Sequence& sequence, const RowWork& work, PlanDraft& draft) {
   Running& run = sequence.running();
-  const PlanRow& row = draft.plan.rows.emplace_back(
+  PlanRow& row = draft.plan.rows.emplace_back(
       PlanRow{.slot = run.slot, .sequence = sequence.id(), .position = run.scheduled, .work = work});
+  row.masked = sequence.constraint != nullptr && row.samples();
   if (planted(Fault::kPositionRelied)) draft.plan.rows.back().position.least = run.scheduled.most;
   states_.plan_checkpoints(sequence, row, static_cast<int32_t>(running_.size()), draft);
   run.scheduled.least += row.min_tokens();

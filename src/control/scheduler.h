@@ -17,6 +17,8 @@
 
 #include "base/result.h"
 #include "control/cache_size.h"
+#include "control/constraint.h"
+#include "control/mask_jobs.h"
 #include "control/plan.h"
 #include "control/plan_limits.h"
 #include "control/prefix_index.h"
@@ -69,11 +71,13 @@ struct Submit {
   std::vector<ExtraKey> extra_keys = {};  // of the first blocks; those after them have none
   int32_t speculation_max_context = -1;   // in place of the policy's; < 0: the policy's
   SequenceId leader;  // valid: same prompt as that sequence (n > 1): waits until its prompt is computed
+  std::shared_ptr<const Constraint> constraint = nullptr;  // that its outputs obey; null: none
 };
 
 struct Cancel {
   SequenceId sequence;
   FinishReason reason = FinishReason::kCancelled;  // kStop when the server found a stop string
+  std::string error = {};                          // with kError
 };
 
 // What one sequence gained; the engine pushes it to the sequence's stream.
@@ -129,6 +133,11 @@ class Scheduler {
 
   // The next step's plan, or nothing when there is nothing to run or two plans are in flight already.
   std::optional<StepPlan> next_plan(double now_s);
+
+  // Of the oldest plan in flight, once, if it has masked rows: one job for each of them whose sequence still runs. The
+  // jobs mean something until the next event. Every step before it has its result, so there are jobs for a plan as soon
+  // as it is the oldest: ask after apply() and after next_plan().
+  std::optional<StepId> take_mask_jobs(std::vector<MaskJob>& jobs);
 
   // The memory of a plan whose result is in, for the next one: who gives it back saves next_plan() its allocations.
   void give_back(StepPlan plan);

@@ -67,6 +67,7 @@ void Scheduler::Impl::accept_row(Sequence& sequence, const PlanRow& row, const R
   }
   SequenceUpdate& update = add_update(sequence);
   const std::optional<FinishReason> finish = append_ids(sequence, result, update);
+  if (row.masked) sequence.running().drafts = result.drafts;
   update.num_drafts = result.num_drafts;
   update.num_accepted =
       std::min(static_cast<int32_t>(std::min(result.ids.size() - 1, update.ids.size())), result.num_drafts);
@@ -146,6 +147,10 @@ std::optional<FinishReason> Scheduler::Impl::append_ids(Sequence& sequence, cons
   const SamplingParams& sampling = sequence.sampling();
   for (size_t i = 0; i < result.ids.size(); ++i) {
     const int32_t id = result.ids[i];
+    if (sequence.constraint && !sequence.constraint->accept(id)) {  // a fault of the constraint, which may be anybody's
+      update.error = str_cat("token ", id, " is not what the request's constraint allows");
+      return FinishReason::kError;
+    }
     const bool may_stop = sequence.num_outputs() >= sampling.min_tokens;
     sequence.generated.push_back(id);
     update.ids.push_back(id);

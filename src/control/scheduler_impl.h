@@ -1,5 +1,5 @@
 // The scheduler's parts, and what is left when they have theirs: the lists of sequences, slots, deadlines, updates.
-// Split over scheduler{,_plan,_apply,_checks}.cc. Not for other folders.
+// Split over scheduler{,_apply,_masks,_checks}.cc. Not for other folders.
 //
 //   Admission      may a waiting sequence start, and from which cached prefix
 //   StateBook      recurrent states and their checkpoints
@@ -69,6 +69,11 @@ struct Scheduler::Impl {
   void count_drafts(const RowResult& result);
   void confirm_prompt(Sequence& sequence);
   std::optional<FinishReason> append_ids(Sequence& sequence, const RowResult& result, SequenceUpdate& update);
+
+  // scheduler_masks.cc: rows under a constraint
+  static void leave_min_tokens_to_masks(Sequence& sequence);
+  void take_mask_jobs(PlansInFlight::Flight& flight, std::vector<MaskJob>& jobs);
+  MaskJob mask_job(const PlanRow& row, Sequence& sequence) const;
 
   // scheduler_checks.cc
   void check_integrity() const;

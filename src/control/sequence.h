@@ -42,6 +42,7 @@ struct Running {
   int32_t num_confirmed = 0;
   int32_t ids_in_flight = 0;  // that rows in flight may add at most
   uint32_t plans = 0;         // bits of the plans in flight that have a row of it
+  DraftIds drafts;            // under a constraint: what its next row may verify
 
   // The chain of its confirmed blocks in the prefix index; broken when a parent was evicted.
   PrefixNode chain;
@@ -72,6 +73,10 @@ struct Sequence {
   bool prompt_confirmed = false;      // once
   int32_t num_preemptions = 0;
   bool has_followers = false;
+
+  // Under a constraint: where its outputs stand in it, from the first start on; and min_tokens, which its masks keep.
+  std::unique_ptr<ConstraintState> constraint;
+  int32_t min_outputs = 0;
 
   SequenceId id() const { return request.sequence; }
   bool is_running() const { return std::holds_alternative<Running>(state); }

@@ -14,6 +14,7 @@
 #include "base/clock.h"
 #include "base/queue.h"
 #include "base/rng.h"
+#include "engine/mask_maker.h"
 #include "engine/rank_group.h"
 #include "model/config.h"
 
@@ -109,6 +110,9 @@ struct Engine::Impl {
   std::vector<StepResult> spare_results;
   std::vector<SequenceUpdate> updates;
   OutputChunk chunk;  // but for what a sink has taken out of it
+  MaskMaker mask_maker;
+  std::vector<MaskJob> mask_jobs;
+  std::vector<SequenceId> stuck;
 
   mutable std::mutex stats_mutex;
   EngineStats stats;
@@ -120,6 +124,7 @@ struct Engine::Impl {
   void submit(SubmitMessage&& message);
   void cancel(const CancelMessage& message);
   void emit_plans();
+  void send_masks();
   void note_plan(const StepPlan& plan);
   void dispatch_updates();
   void deliver(SequenceUpdate&& update);
@@ -208,6 +213,9 @@ Result<RequestId> Engine::submit(EngineRequest request, OutputSink sink) {
   const int32_t limit = max_choices();
   if (request.n > limit)
     return bad_input(fmt::format("n {} is over the {} sequences that run and wait at once", request.n, limit), "n");
+  if (request.constraint && !impl_->config.rank.synthetic_rates.empty())
+    return bad_input(
+        "drafts are accepted at given rates here, whatever they say: no reply can be held to a constraint");
   TakenChoices taken(impl_->live_choices, request.n);
   if (taken.live() > limit)
     return Error(Code::kExhausted, fmt::format("the queue is full ({} sequences): try again later", limit));
@@ -268,7 +276,9 @@ void Engine::Impl::run() {
     const double begin = system_clock().now_s();
     const int64_t steps_before = scheduler->gauges().steps;
     for (Message& message : messages) handle(std::move(message));
+    send_masks();  // first: a device may wait for them
     emit_plans();
+    send_masks();
     const bool stepped = scheduler->gauges().steps != steps_before;
     publish_stats(system_clock().now_s() - begin, stepped);
     dispatch_updates();
@@ -320,6 +330,8 @@ void Engine::Impl::submit(SubmitMessage&& message) {
              .first_sequence = first,
              .n = body.n,
              .live_choices = body.n};
+  // A GPU's drafts never visit the host, which would have to know them to make masks for rows that verify them.
+  const bool may_draft = !body.constraint || config.rank.device != Device::kCuda;
   for (int32_t i = 0; i < body.n; ++i) {
     const SequenceId sequence(first.value + i);
     owners.emplace(sequence, &request);
@@ -333,8 +345,9 @@ void Engine::Impl::submit(SubmitMessage&& message) {
         .arrival_s = message.arrival_s,
         .deadline_s = body.timeout_s > 0 ? message.arrival_s + body.timeout_s : 0,
         .cache_salt = body.cache_salt,
-        .speculation_max_context = body.speculation_max_context,
+        .speculation_max_context = may_draft ? body.speculation_max_context : 1,
         .leader = i > 0 ? first : SequenceId(),
+        .constraint = body.constraint,
     });
   }
 }
@@ -359,6 +372,18 @@ void Engine::Impl::emit_plans() {
     }
     executor->submit(std::move(step));
   }
+}
+
+// A constraint that allows nothing is at fault, and may be anybody's: it ends its own request.
+void Engine::Impl::send_masks() {
+  const std::optional<StepId> step = scheduler->take_mask_jobs(mask_jobs);
+  if (!step || lost) return;
+  stuck.clear();
+  executor->set_masks(mask_maker.make(*step, mask_jobs, executor->model().vocab, stuck));
+  for (const SequenceId sequence : stuck)
+    scheduler->cancel({.sequence = sequence,
+                       .reason = FinishReason::kError,
+                       .error = "the request's constraint allows no token to follow"});
 }
 
 void Engine::Impl::note_plan(const StepPlan& plan) {

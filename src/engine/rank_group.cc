@@ -392,8 +392,8 @@ void RankGroup::submit(Step step) {
 }
 
 void RankGroup::set_masks(StepMasks masks) {
-  for (size_t r = 1; r < state_->members.size(); ++r) state_->members[r].port->send(masks);
-  state_->members[0].port->send(std::move(masks));
+  const auto shared = std::make_shared<const StepMasks>(std::move(masks));
+  for (State::Member& member : state_->members) member.port->send(shared);
 }
 
 const ModelInfo& RankGroup::model() const {

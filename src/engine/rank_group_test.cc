@@ -108,9 +108,10 @@ class ScriptedDevice final : public RankDevice {
   void forward(const StepPlan&, const Batch&, int32_t) override {}
   void mask(const StepPlan& plan, MaskBox& masks) override {
     script_->set(script_->mask_waits, rank_, script_->get(script_->mask_waits, rank_) + 1);
-    const auto words = masks.wait(plan.step, SlotId(0));
+    const MaskBox::Message message = masks.wait(plan.step);
     script_->set(script_->mask_waits_ended, rank_, script_->get(script_->mask_waits_ended, rank_) + 1);
-    if (words == std::vector<uint32_t>{1u << kId}) script_->set(script_->masks, rank_, plan.step.value);
+    const std::span<const uint32_t> words = words_of(*message, SlotId(0));
+    if (words.size() == 1 && words[0] == 1u << kId) script_->set(script_->masks, rank_, plan.step.value);
   }
   void sample(const StepPlan& plan, int32_t buffer) override { steps_[static_cast<size_t>(buffer)] = plan.step.value; }
   bool is_done(int32_t buffer) override {

@@ -28,7 +28,7 @@ class RankThread {
     thread_.join();
   }
   void submit(StepPlan plan) { CHECK(port_.send(plans_.emplace_back(std::move(plan)))); }
-  void set_masks(StepMasks masks) { port_.send(std::move(masks)); }
+  void set_masks(StepMasks masks) { port_.send(std::make_shared<const StepMasks>(std::move(masks))); }
   const RankParts& parts() const { return rank_->parts(); }
 
  private:

@@ -65,7 +65,8 @@ class HostDevice final : public RankDevice {
   // Of the step under way:
   const Batch* batch_ = nullptr;
   ModelOutput output_;
-  HostSampling::Masks masks_;
+  MaskBox::Message step_masks_;  // null: of no plan with masked rows
+  HostSampling::Masks masks_;    // of that
   StepResult result_;
 };
 
@@ -132,6 +133,7 @@ void HostDevice::start_state(const SequenceStart& start) {
 
 void HostDevice::forward(const StepPlan& plan, const Batch& batch, int32_t) {
   batch_ = &batch;
+  step_masks_ = nullptr;
   masks_.assign(plan.rows.size(), {});
   if (!status_.ok()) return;
   Ops& ops = parts_->step_ops();
@@ -147,9 +149,14 @@ PagePool HostDevice::pool() {
           .full_base = pool_memory_.data() + parts_->num_pages * parts_->layout.page_bytes()};
 }
 
+// Of the rows that this rank samples: others have what they need.
 void HostDevice::mask(const StepPlan& plan, MaskBox& masks) {
-  for (size_t i = 0; i < plan.rows.size(); ++i)
-    if (const PlanRow& row = plan.rows[i]; row.samples() && row.masked) masks_[i] = masks.wait(plan.step, row.slot);
+  step_masks_ = masks.wait(plan.step);
+  for (size_t i = 0; i < plan.rows.size(); ++i) {
+    const PlanRow& row = plan.rows[i];
+    if (row.masked && rank_of_slot(row.slot, config_.comm->size()) == config_.comm->rank())
+      masks_[i] = words_of(*step_masks_, row.slot);
+  }
 }
 
 void HostDevice::sample(const StepPlan& plan, int32_t) {
@@ -163,6 +170,8 @@ void HostDevice::sample(const StepPlan& plan, int32_t) {
       result_.rows[i].checkpoints.push_back(checkpoint.position);
   if (drafter_ && status_.ok())
     drafter_->draft({plan, *batch_, output_, result_, parts_->step_ops(), pool(), *parts_->slots});
+  for (size_t i = 0; i < plan.rows.size(); ++i)
+    if (plan.rows[i].masked) result_.rows[i].drafts = (*parts_->slots)[plan.rows[i].slot].drafts;
 }
 
 Status HostDevice::collect(const StepPlan&, int32_t, StepResult& result) {

@@ -11,6 +11,7 @@
 // p(d) that the model has for it: what rejection sampling comes to where drafts are certain (Leviathan et al. 2023).
 #pragma once
 
+#include <span>
 #include <vector>
 
 #include "comm/comm.h"
@@ -29,7 +30,7 @@ class HostSampling {
 
   // Allowed ids of each plan row; empty: all.
   // Of a verify row those of each place, one after the other: each draft is taken as accepted for those after it.
-  using Masks = std::vector<std::vector<uint32_t>>;
+  using Masks = std::vector<std::span<const uint32_t>>;
   // Fills in a result that has begun, but for its checkpoints. `arena` is the step's. kDeviceLost: as the Comm has it.
   Status sample(const StepPlan& plan, const Tensor& logits, const BatchBuilder& builder, const Masks& masks,
                 Arena& arena, Slots& slots, StepResult& result);

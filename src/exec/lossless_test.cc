@@ -113,7 +113,7 @@ class VerifyRows {
       for (int32_t next = 0; next < kVocab; ++next)
         if (Chain::allows(before, next)) masks.back() |= 1u << next;
     }
-    CHECK(sampling_.sample(plan, logits, builder_, {masks}, arena_, slots_, result).ok());
+    CHECK(sampling_.sample(plan, logits, builder_, {std::span<const uint32_t>(masks)}, arena_, slots_, result).ok());
     return result.rows[0].ids;
   }
 

@@ -8,16 +8,27 @@
 
 #include <algorithm>
 #include <condition_variable>
+#include <memory>
 #include <mutex>
+#include <span>
 #include <vector>
 
 #include "control/plan.h"
 
 namespace perigee {
 
+// Of one row; none where it has no entry.
+inline std::span<const uint32_t> words_of(const StepMasks& masks, SlotId slot) {
+  for (const RowMask& row : masks.rows)
+    if (row.slot == slot) return row.words;
+  return {};
+}
+
 class MaskBox {
  public:
-  void put(StepMasks masks) {
+  using Message = std::shared_ptr<const StepMasks>;  // which the ranks of a group share
+
+  void put(Message masks) {
     {
       std::lock_guard lock(mutex_);
       masks_.push_back(std::move(masks));
@@ -25,12 +36,12 @@ class MaskBox {
     ready_.notify_all();
   }
 
-  // The words of one row, once the step's message is there; none when it has no entry for the row, or after close().
-  std::vector<uint32_t> wait(StepId step, SlotId slot) {
+  // The step's message, once it is there; one without entries after close().
+  Message wait(StepId step) {
     std::unique_lock lock(mutex_);
-    std::vector<uint32_t> found;
-    ready_.wait(lock, [&] { return closed_ || take(step, slot, found); });
-    return found;
+    Message found;
+    ready_.wait(lock, [&] { return closed_ || (found = of(step)) != nullptr; });
+    return found != nullptr ? found : std::make_shared<const StepMasks>();
   }
 
   void close() {
@@ -44,24 +55,19 @@ class MaskBox {
   // Forgets everything up to `step`.
   void drop(StepId step) {
     std::lock_guard lock(mutex_);
-    std::erase_if(masks_, [&](const StepMasks& message) { return message.step <= step; });
+    std::erase_if(masks_, [&](const Message& message) { return message->step <= step; });
   }
 
  private:
-  // Whether the step's message is there; its words for the slot go to `out`.
-  bool take(StepId step, SlotId slot, std::vector<uint32_t>& out) {
-    for (StepMasks& message : masks_) {
-      if (message.step != step) continue;
-      for (RowMask& mask : message.rows)
-        if (mask.slot == slot) out = std::move(mask.words);
-      return true;
-    }
-    return false;
+  Message of(StepId step) const {
+    for (const Message& message : masks_)
+      if (message->step == step) return message;
+    return nullptr;
   }
 
   std::mutex mutex_;
   std::condition_variable ready_;
-  std::vector<StepMasks> masks_;
+  std::vector<Message> masks_;
   bool closed_ = false;
 };
 

@@ -35,7 +35,7 @@ class RankPort {
   // The plan stays as it is until the rank has reported its result. False after close(), or when the rank already has
   // kMaxPlansInFlight to begin.
   bool send(const StepPlan& plan) { return plans_.try_push(&plan); }
-  void send(StepMasks masks) { masks_.put(std::move(masks)); }
+  void send(MaskBox::Message masks) { masks_.put(std::move(masks)); }
   // Nothing more will be sent: the rank ends once it has run what it has, or at once when the abort word is set.
   void close() {
     plans_.close();

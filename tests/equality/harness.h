@@ -41,6 +41,7 @@ struct Job {
   bool penalties = false;
   std::vector<int32_t> stop_ids = {};
   std::string cache_salt = {};
+  std::shared_ptr<const Constraint> constraint = nullptr;
 };
 
 inline void add(OutputChunk&& chunk, Reply& reply) {
@@ -173,6 +174,7 @@ inline EngineRequest request_of(const Job& job) {
     request.sampling.repetition_penalty = 1.15f;
   }
   request.cache_salt = job.cache_salt;
+  request.constraint = job.constraint;
   return request;
 }
 
@@ -183,11 +185,7 @@ inline std::vector<Reply> run(Engine& engine, const std::vector<Job>& jobs, bool
     for (size_t i = 0; i < jobs.size(); ++i) CHECK(engine.submit(request_of(jobs[i]), collector.sink(i)).ok());
     return collector.wait(jobs.size());
   }
-  for (const Job& job : jobs) {
-    Collector collector;
-    CHECK(engine.submit(request_of(job), collector.sink(0)).ok());
-    replies.push_back(collector.wait(1)[0]);
-  }
+  for (const Job& job : jobs) replies.push_back(run(engine, {job}, true)[0]);
   return replies;
 }
 

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/rng.h"
+#include "control/constraint.h"
 #include "control/plan.h"
 
 namespace perigee::sim {
@@ -56,6 +57,14 @@ inline int32_t next_id(const Context& all, uint64_t seed, int32_t output_index) 
   return static_cast<int32_t>(mix64(all.value() + seed * 3 + static_cast<uint64_t>(output_index)) % kVocabulary);
 }
 
+// Of the ids that a mask allows the next one from there on, which in a mask of all is itself.
+template <typename IsAllowed>
+int32_t next_allowed(int32_t id, IsAllowed&& is_allowed) {
+  for (int32_t i = 0; i < kVocabulary; ++i)
+    if (const int32_t candidate = (id + i) % kVocabulary; is_allowed(candidate)) return candidate;
+  return id;
+}
+
 inline float prompt_logprob(const Context& before) {
   return -static_cast<float>(before.value() >> 44);
 }
@@ -72,6 +81,6 @@ struct Expected {
   std::vector<float> prompt_logprobs;  // of positions 1 ... len-1
 };
 Expected run_alone(const std::vector<int32_t>& prompt, const SamplingParams& sampling, int32_t max_outputs,
-                   int32_t num_state_pages);
+                   int32_t num_state_pages, const Constraint* constraint = nullptr);
 
 }  // namespace perigee::sim

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "control/faults.h"
+#include "exec/mask_box.h"
 
 namespace perigee::sim {
 
@@ -25,7 +26,20 @@ void FakeWorker::launch(const StepPlan& plan) {
   }
 }
 
-bool FakeWorker::is_first_of_slot(size_t index) const {
+void FakeWorker::set_masks(std::shared_ptr<const StepMasks> masks) {
+  bool asked = false;
+  for (Work& work : queue_) {
+    if (work.step != masks->step || !work.row.masked) continue;
+    judge_.require(!work.masks, "step ", masks->step, " gets masks twice");
+    work.masks = masks;
+    asked = true;
+  }
+  judge_.require(asked, "step ", masks->step, " gets masks and has no masked rows");
+}
+
+// The first of its slot, with its masks.
+bool FakeWorker::may_run(size_t index) const {
+  if (queue_[index].row.masked && !queue_[index].masks) return false;
   for (size_t i = 0; i < index; ++i)
     if (!queue_[i].done && queue_[i].row.slot == queue_[index].row.slot) return false;
   return true;
@@ -34,7 +48,7 @@ bool FakeWorker::is_first_of_slot(size_t index) const {
 void FakeWorker::run_one(Rng& rng) {
   if (queue_.empty()) return;
   const size_t index = rng.below(queue_.size());
-  if (!queue_[index].done && is_first_of_slot(index)) run(queue_[index]);
+  if (!queue_[index].done && may_run(index)) run(queue_[index]);
 }
 
 StepResult FakeWorker::collect(StepId step) {
@@ -71,6 +85,7 @@ SequenceId FakeWorker::writer(const Placement& place) const {
 }
 
 void FakeWorker::run(Work& work) {
+  judge_.require(!work.row.masked || work.masks, "step ", work.step, " is to end and has no masks");
   Slot& slot = slots_[static_cast<size_t>(work.row.slot.value)];
   for (const SequenceStart& start : work.starts) {
     slot = Slot{};
@@ -85,6 +100,8 @@ void FakeWorker::run(Work& work) {
   work.result.slot = work.row.slot;
   work.result.sequence = work.row.sequence;
   compute(slot, work);
+  if (work.row.samples()) slot.drafts = guess(slot);
+  if (work.row.masked) work.result.drafts = slot.drafts;
   work.done = true;
 }
 
@@ -141,17 +158,30 @@ void FakeWorker::compute(Slot& slot, Work& work) {
     work.result.prompt_logprobs.push_back(logprobs);
   }
   slot.last_id = -1;
-  if (row.samples()) sample(slot, context, work.result);
+  if (row.samples()) sample(slot, context, work);
 }
 
-// A draft is right three times in four. All tokens are written; the length moves past those that are accepted.
+// Guesses that are right three times in four. One drafter in four finds fewer than there is room for.
+DraftIds FakeWorker::guess(const Slot& slot) const {
+  DraftIds drafts;
+  const std::vector<int32_t>& known = oracle_(slot.start.sequence);
+  const uint64_t find = mix64(slot.start.sampling->seed + static_cast<uint64_t>(slot.num_outputs));
+  const uint64_t num_drafts = find % 4 == 0 ? (find >> 32) % (kMaxDrafts + 1) : kMaxDrafts;
+  for (uint64_t i = 0; i < num_drafts; ++i) {
+    const size_t output = static_cast<size_t>(slot.num_outputs) + i;
+    const uint64_t luck = mix64(find + i);
+    const bool right = output < known.size() && luck % 4 != 0;
+    drafts.push_back(right ? known[output] : static_cast<int32_t>(luck % kVocabulary));
+  }
+  return drafts;
+}
+
+// All tokens are written; the length moves past those that are accepted.
 void FakeWorker::verify(Slot& slot, Work& work) {
   Context context{.cache = read_cache(slot), .state = commit_state(slot, work)};
   const int32_t first = slot.length;
-  // One drafter in four finds fewer than the row has room for.
-  const uint64_t find = mix64(slot.start.sampling->seed + static_cast<uint64_t>(first));
-  const auto most = static_cast<uint64_t>(work.row.num_drafts());
-  work.result.num_drafts = static_cast<int32_t>(find % 4 == 0 ? (find >> 32) % (most + 1) : most);
+  const DraftIds drafts = slot.drafts;
+  work.result.num_drafts = std::min(work.row.num_drafts(), static_cast<int32_t>(drafts.size()));
   const int32_t num_tokens = 1 + work.result.num_drafts;
   bool accepted = true;
   for (int32_t i = 0; i < num_tokens; ++i) {
@@ -160,23 +190,34 @@ void FakeWorker::verify(Slot& slot, Work& work) {
     entry(slot, first + i) = value;
     context.cache.read(value);
     context.state.read(token);
-    const uint64_t luck = mix64(context.value() + slot.start.sampling->seed);
     if (accepted) {
       ++slot.length;
-      sample(slot, context, work.result);
+      sample(slot, context, work);
     }
     if (i + 1 == num_tokens) break;
-    const bool right = accepted && luck % 4 != 0;
-    work.tokens.push_back(right ? slot.last_id : static_cast<int32_t>(luck % kVocabulary));
+    work.tokens.push_back(drafts[static_cast<size_t>(i)]);
     accepted = accepted && work.result.finite && work.tokens.back() == slot.last_id;
   }
   if (!slot.start.state_pages.empty()) slot.ring = work.tokens;
 }
 
-void FakeWorker::sample(Slot& slot, const Context& context, RowResult& result) {
+// At the row's next place.
+void FakeWorker::sample(Slot& slot, const Context& context, Work& work) {
+  constexpr size_t kWords = (kVocabulary + 31) / 32;
+  RowResult& result = work.result;
   const uint64_t seed = slot.start.sampling->seed;
+  std::span<const uint32_t> mask;
+  if (work.masks) mask = words_of(*work.masks, work.row.slot);
+  if (!mask.empty()) {
+    const auto num_drafts = std::min(static_cast<size_t>(work.row.num_drafts()), slot.drafts.size());
+    judge_.require(mask.size() == kWords * (work.row.prefill() == nullptr ? 1 + num_drafts : 1), "sequence ",
+                   work.row.sequence, " has masks of ", mask.size(), " words");
+    mask = mask.subspan(kWords * result.ids.size(), kWords);
+  }
   result.finite = is_finite(seed, slot.num_outputs);
-  slot.last_id = next_id(context, seed, slot.num_outputs);
+  slot.last_id = next_allowed(next_id(context, seed, slot.num_outputs), [&](int32_t id) {
+    return mask.empty() || (mask[static_cast<size_t>(id / 32)] >> (id % 32) & 1u) != 0;
+  });
   ++slot.num_outputs;
   if (result.finite) result.ids.push_back(slot.last_id);
 }

@@ -12,6 +12,8 @@
 
 #include <array>
 #include <deque>
+#include <functional>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -24,16 +26,21 @@ namespace perigee::sim {
 
 class FakeWorker {
  public:
+  // What the sequence gives alone: the drafter's guesses are mostly that.
+  using Oracle = std::function<const std::vector<int32_t>&(SequenceId)>;
+
   // num_pages at each of dcp_size indices.
-  FakeWorker(const Judge& judge, int32_t dcp_size, int32_t num_pages, int32_t num_slots)
+  FakeWorker(const Judge& judge, Oracle oracle, int32_t dcp_size, int32_t num_pages, int32_t num_slots)
       : judge_(judge),
+        oracle_(std::move(oracle)),
         pools_(static_cast<size_t>(dcp_size), std::vector<Page>(static_cast<size_t>(num_pages))),
         slots_(static_cast<size_t>(num_slots)) {}
 
   void launch(const StepPlan& plan);
-  void run_one(Rng& rng);                           // one row that may run now, if there is one
-  StepResult collect(StepId step);                  // runs what is left of the step
-  SequenceId writer(const Placement& place) const;  // who wrote the page last, as far as rows have run
+  void set_masks(std::shared_ptr<const StepMasks> masks);  // its masked rows run after that
+  void run_one(Rng& rng);                                  // one row that may run now, if there is one
+  StepResult collect(StepId step);                         // runs what is left of the step
+  SequenceId writer(const Placement& place) const;         // who wrote the page last, as far as rows have run
   // After how many tokens the page is the state, as its number `index`; -1 where it is no such thing.
   int32_t state_position(const Placement& place, size_t index) const;
 
@@ -50,6 +57,7 @@ class FakeWorker {
     int32_t length = 0;
     int32_t num_outputs = 0;
     int32_t last_id = -1;       // sampled and not yet computed
+    DraftIds drafts;            // guesses of what follows it
     int32_t committed = 0;      // the state pages hold the state after so many tokens
     std::vector<int32_t> ring;  // the tokens after those
   };
@@ -60,6 +68,7 @@ class FakeWorker {
     PlanRow row;
     std::vector<int32_t> tokens;
     std::vector<CheckpointWrite> checkpoints;
+    std::shared_ptr<const StepMasks> masks;  // null: not there yet, or not needed
     RowResult result;
     bool done = false;
   };
@@ -72,15 +81,17 @@ class FakeWorker {
   Reading read_cache(Slot& slot);
   void compute(Slot& slot, Work& work);
   void verify(Slot& slot, Work& work);
-  void sample(Slot& slot, const Context& context, RowResult& result);
+  void sample(Slot& slot, const Context& context, Work& work);
+  DraftIds guess(const Slot& slot) const;
 
   void start_state(Slot& slot);
   State read_state(const std::vector<Placement>& pages) const;
   void write_state(Slot& slot, const std::vector<Placement>& pages, const State& state);
   State commit_state(Slot& slot, Work& work);
-  bool is_first_of_slot(size_t index) const;
+  bool may_run(size_t index) const;
 
   const Judge& judge_;
+  const Oracle oracle_;
   std::vector<std::vector<Page>> pools_;  // by dcp index
   std::vector<Slot> slots_;
   std::deque<Work> queue_;

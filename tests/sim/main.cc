@@ -66,6 +66,11 @@ constexpr Mutant kMutants[kNumFaults] = {
     {"the worker replays rejected tokens from its ring", "the state is at"},
     {"a result is joined before the last rank has run its step", "ranks disagree|reads a page|row at|but holds"},
     {"of a row that accepts all its drafts the last id is not delivered", "is not what it gives alone|ends at"},
+    {"each place of a verify row has the mask of the place before", "is not what it gives alone|for another reason"},
+    {"a row's masks are made before the result of the step before is in",
+     "is not what it gives alone|for another reason|has masks of"},
+    {"a constraint moves by a draft before its row has accepted it", "is not what it gives alone|for another reason"},
+    {"the last masked row of a step has no masks", "is not what it gives alone|for another reason"},
 };
 constexpr int kFirstOfShape = 25;  // bugs from here on need several ranks and verify rows
 constexpr Shape kMutantShape{.num_ranks = 2, .num_drafts = kMaxDrafts};
@@ -131,15 +136,17 @@ int check_rarity(const char* name, int64_t count, int64_t steps) {
   return 1;
 }
 
-// What several ranks and verify rows are there for did happen.
+// What several ranks, verify rows and constraints are there for did happen.
 int check_shape(const Shape& shape, const Counts& counts) {
   const bool drafts =
       shape.num_drafts == 0 || (counts.all_accepted > 0 && counts.none_accepted > 0 && counts.unwritten > 0);
   const bool ranks = shape.num_ranks == 1 || (counts.late_ranks > 0 && counts.lost_ranks > 0);
   const bool dcp =
       shape.max_dcp == 1 || (counts.spilled > 0 && counts.spilled * 2 < counts.dealt && counts.dealt_in_turn > 0);
-  if (!drafts || !ranks || !dcp) std::printf("FAILED: something that ranks and drafts can do never happened\n");
-  return drafts && ranks && dcp ? 0 : 1;
+  const bool masks = counts.masks_missing > 0 && (shape.num_drafts == 0 || counts.masked_verify_rows > 0);
+  if (!drafts || !ranks || !dcp || !masks)
+    std::printf("FAILED: something that ranks, drafts and masks can do never happened\n");
+  return drafts && ranks && dcp && masks ? 0 : 1;
 }
 
 int run_seeds(const Options& options) {
@@ -176,6 +183,8 @@ int run_seeds(const Options& options) {
   if (options.shape.max_dcp > 1)
     std::printf("dcp: %lld blocks dealt, %lld past an index that was full; %lld dealt in turn\n", n(counts.dealt),
                 n(counts.spilled), n(counts.dealt_in_turn));
+  std::printf("constraints: %lld masked rows, %lld of them verify drafts, %lld stopped before their masks were made\n",
+              n(counts.masked_rows), n(counts.masked_verify_rows), n(counts.masks_missing));
   if (options.end - options.first < 200) return 0;
   return check_shape(options.shape, counts) | check_rarity("preemptions", counts.preemptions, counts.steps) |
          check_rarity("cancels in flight", counts.cancels_in_flight, counts.steps) |

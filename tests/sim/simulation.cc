@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "control/faults.h"
+#include "sim/chain_constraint.h"
 
 namespace perigee::sim {
 namespace {
@@ -45,6 +46,9 @@ void Counts::add(const Counts& other) {
   dealt += other.dealt;
   spilled += other.spilled;
   dealt_in_turn += other.dealt_in_turn;
+  masked_rows += other.masked_rows;
+  masked_verify_rows += other.masked_verify_rows;
+  masks_missing += other.masks_missing;
   log_hash = mix64(log_hash * 31 + other.log_hash);
 }
 
@@ -54,7 +58,12 @@ Simulation::Simulation(uint64_t seed, const Shape& shape)
       config_(draw_config(shape)),
       scheduler_(config_),
       ranks_(static_cast<size_t>(shape.num_ranks),
-             FakeWorker(judge_, config_.dcp_size, config_.num_pages, config_.max_sequences)),
+             FakeWorker(
+                 judge_,
+                 [this](SequenceId sequence) -> const std::vector<int32_t>& {
+                   return requests_[static_cast<size_t>(sequence.value)].expected.ids;
+                 },
+                 config_.dcp_size, config_.num_pages, config_.max_sequences)),
       slots_(static_cast<size_t>(config_.max_sequences)) {
   num_to_submit_ = static_cast<int32_t>(rng_.between(30, 120));
   queue_length_ = static_cast<int32_t>(rng_.between(4, 64));
@@ -142,6 +151,7 @@ void Simulation::tick() {
   if (rng_.chance(cancel_chance_)) cancel_some();
   if (rng_.chance(0.002)) scheduler_.drop_prefix_cache();
   if (rng_.chance(0.7)) plan_step();
+  if (rng_.chance(0.5)) give_masks();
   run_ranks();
   if (!flights_.empty() && rng_.chance(deliver_chance_)) deliver();
   if (ranks_.size() > 1 && rng_.chance(0.0001)) return lose_rank();
@@ -275,10 +285,13 @@ void Simulation::submit_one(const std::shared_ptr<const std::vector<int32_t>>& p
   submit.deadline_s = rng_.chance(0.08) ? now_s_ + rng_.unit() * 3 : 0;
   submit.cache_salt = salt;
   submit.leader = leader;
+  if (random_u64(judge_.seed + 17, static_cast<uint64_t>(submit.sequence.value)) % 3 == 0)
+    submit.constraint = std::make_shared<ChainConstraint>(submit.sampling->seed);
   request.max_outputs = submit.sampling->max_tokens;
   judge_.require(scheduler_.fits(static_cast<int64_t>(prompt->size()), request.max_outputs), "a request does not fit");
   scheduler_.submit(submit);
-  request.expected = run_alone(*prompt, *submit.sampling, request.max_outputs, num_state_pages());
+  request.expected =
+      run_alone(*prompt, *submit.sampling, request.max_outputs, num_state_pages(), submit.constraint.get());
   live_.push_back(submit.sequence.value);
   requests_.push_back(std::move(request));
 }
@@ -313,12 +326,41 @@ void Simulation::plan_step() {
   for (const SequenceStart& start : plan->starts)
     for (const Placement& place : start.checkpoint) flight.copied.set(bit_of(place));
   flight.plan = std::move(*plan);
+  for (const PlanRow& row : flight.plan.rows) {
+    const bool constrained = requests_[static_cast<size_t>(row.sequence.value)].submit.constraint != nullptr;
+    judge_.require(row.masked == (constrained && row.samples()), "sequence ", row.sequence,
+                   row.masked ? " has a masked row" : " has a row without masks");
+    flight.awaits_masks |= row.masked;
+    counts_.masked_rows += row.masked ? 1 : 0;
+    counts_.masked_verify_rows += row.masked && row.num_drafts() > 0 ? 1 : 0;
+  }
   flights_.push_back(std::move(flight));
+}
+
+// Of the plan whose turn it is, if it has masked rows and no masks yet: whenever, but before its rows run.
+void Simulation::give_masks() {
+  std::vector<MaskJob> jobs;
+  const std::optional<StepId> step = scheduler_.take_mask_jobs(jobs);
+  if (!step) return;
+  auto masks = std::make_shared<StepMasks>(StepMasks{.step = *step, .rows = {}});
+  for (const MaskJob& job : jobs) {
+    RowMask& row = masks->rows.emplace_back(RowMask{.slot = job.slot, .words = {}});
+    judge_.require(make_masks(job, kVocabulary, row.words), "sequence ", job.sequence, " may say nothing");
+  }
+  for (Flight& flight : flights_) {
+    if (flight.plan.step != *step) continue;
+    flight.awaits_masks = false;
+    counts_.masks_missing += std::count_if(flight.plan.rows.begin(), flight.plan.rows.end(),
+                                           [&](const PlanRow& row) { return row.masked; }) -
+                             std::ssize(jobs);
+  }
+  for (FakeWorker& rank : ranks_) rank.set_masks(masks);
 }
 
 void Simulation::deliver() {
   size_t index = 0;
-  if (flights_.size() > 1 && rng_.chance(0.3)) {
+  if (flights_[0].awaits_masks) give_masks();
+  if (flights_.size() > 1 && rng_.chance(0.3) && !flights_[1].awaits_masks) {
     index = 1;
     ++counts_.reordered;
   }

@@ -42,6 +42,8 @@ struct Counts {
   int64_t unwritten = 0;           // checkpoints asked for of rows that did not reach them
   int64_t dealt = 0, spilled = 0;  // blocks at dcp > 1; of them those with fewer of their sequence where pools are full
   int64_t dealt_in_turn = 0;       // and those of deterministic seeds
+  int64_t masked_rows = 0, masked_verify_rows = 0;
+  int64_t masks_missing = 0;  // masked rows whose sequence had stopped when their masks were made
   uint64_t log_hash = 0;
 
   void add(const Counts& other);
@@ -69,6 +71,7 @@ class Simulation {
     StepPlan plan;
     PageSet pages;   // every page that the plan can reach
     PageSet copied;  // of those: of checkpoints that it copies from
+    bool awaits_masks = false;
   };
   struct SlotView {  // a slot's block table and state pages as the plans describe them
     SequenceId sequence;
@@ -91,6 +94,7 @@ class Simulation {
   void cancel_some();
   void plan_step();
   void run_ranks();
+  void give_masks();
   void deliver();
   StepResult join(StepId step);
   void lose_rank();

@@ -145,9 +145,10 @@ void StepSampling::ask(const StepPlan& plan, const Slots& slots, const BatchBuil
 void StepSampling::upload_masks(const StepPlan& plan, MaskBox& masks) {
   const auto words = static_cast<size_t>(slots_.bit_words());
   auto* to = reinterpret_cast<uint32_t*>(masks_host_.data());
+  const MaskBox::Message message = masks.wait(plan.step);
   for (const PlanRow& row : plan.rows) {
     if (!row.samples() || !row.masked) continue;
-    const std::vector<uint32_t> mask = masks.wait(plan.step, row.slot);
+    const std::span<const uint32_t> mask = words_of(*message, row.slot);
     CHECK(mask.empty() || mask.size() >= words, "a mask of ", mask.size(), " words");
     if (mask.empty())
       std::fill_n(to, words, ~0u);  // the sequence has ended: nobody reads its id
