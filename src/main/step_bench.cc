@@ -87,7 +87,7 @@ std::vector<StepPiece> place(const Steps& steps, size_t chosen, const std::vecto
 Status trace_device(StepDriver& driver, const Recorders& recorders, ActivityTrace& trace, StepMeasurement& out) {
   for (const auto& recorder : recorders) recorder->set_mode(StepRecorder::Mode::kMarks, &trace);
   RETURN_IF_ERROR(trace.start(true));
-  RETURN_IF_ERROR(run_steps(driver, 1, true));
+  RETURN_IF_ERROR(run_steps(driver, 2, true));
   ASSIGN_OR_RETURN(const std::vector<DeviceActivity> example, trace.stop());
   set_mode(recorders, StepRecorder::Mode::kOff);
   RETURN_IF_ERROR(trace.start(false));
@@ -105,7 +105,9 @@ Status trace_device(StepDriver& driver, const Recorders& recorders, ActivityTrac
                                activities.size(), steps.size()),
                    "trace");
     out.traced_us.push_back(step_us(steps, chosen));
-    pieces.push_back(place(steps, chosen, of_gpu(example, gpu), *recorders[r]));
+    const Steps examples = split_steps(of_gpu(example, gpu));  // the first lacks the drafts that end in the next
+    if (examples.size() < 2) return Error(Code::kUnavailable, "the trace has no whole step outside of graphs", "trace");
+    pieces.push_back(place(steps, chosen, examples[1], *recorders[r]));
   }
   split_waits(pieces);
   for (size_t r = 0; r < recorders.size(); ++r) out.tables.push_back(make_step_table(recorders[r]->costs(), pieces[r]));
@@ -120,6 +122,7 @@ void print(const StepMeasurement& m, const StepLimits& limits) {
   const Summary step = summarise(m.step_us);
   fmt::print("median step {:.1f} us (mean {:.1f}, p99 {:.1f}, of {}), {:.1f} tok/s\n", step.median, step.mean, step.p99,
              m.step_us.size(), m.step_tokens / step.median * 1e6);
+  if (m.row_tokens > 1) fmt::print("{:.2f} tokens kept of a row\n", m.row_tokens);
   if (m.moe_layers > 0)
     fmt::print("distinct experts: {} in {} layers, {:.1f} of {} a layer, {} routing\n", m.distinct_experts,
                m.moe_layers, static_cast<double>(m.distinct_experts) / static_cast<double>(m.moe_layers), m.num_experts,
@@ -142,6 +145,7 @@ Json to_json(const StepMeasurement& m, const StepLimits& limits) {
   out.set("mean_us", step.mean);
   out.set("p99_us", step.p99);
   out.set("tokens_per_s", m.step_tokens / step.median * 1e6);
+  if (m.row_tokens > 0) out.set("tokens_per_row", m.row_tokens);
   out.set("moe_layers", m.moe_layers);
   out.set("distinct_experts", m.distinct_experts);
   out.set("num_experts", m.num_experts);
@@ -198,16 +202,19 @@ Result<StepMeasurement> measure_steps(RankConfig config, const StepRequest& requ
   std::vector<OpObserver*> observers;
   for (int32_t r = 0; r < config.size; ++r)
     observers.push_back(recorders.emplace_back(std::make_unique<StepRecorder>()).get());
+  const bool drafts = config.limits.num_drafts > 0;
   StepShape shape = request.shape;
-  shape.max_steps = request.warm_steps + request.steps + kTracedSteps + 2;
+  shape.max_steps = request.warm_steps + request.steps + 2 * kTracedSteps + 4;
   ASSIGN_OR_RETURN(const std::unique_ptr<StepDriver> driver, StepDriver::create(config, shape, std::move(observers)));
 
-  StepMeasurement out{.step_tokens = driver->step_tokens(), .uniform_routing = config.load.uniform_routing};
+  StepMeasurement out{.uniform_routing = config.load.uniform_routing};
   RETURN_IF_ERROR(run_steps(*driver, request.warm_steps));
   ASSIGN_OR_RETURN(std::vector<double> seconds, driver->run(request.steps + 1));
+  out.step_tokens = static_cast<double>(driver->run_tokens()) / (request.steps + 1);
+  out.row_tokens = shape.prefill ? 0 : out.step_tokens / shape.batch;
   for (size_t i = 1; i < seconds.size(); ++i) out.step_us.push_back(seconds[i] * 1e6);  // the first fills the pipeline
   set_mode(recorders, StepRecorder::Mode::kCosts);
-  RETURN_IF_ERROR(run_steps(*driver, 1, device));
+  RETURN_IF_ERROR(run_steps(*driver, drafts ? kTracedSteps : 1, device));
   set_mode(recorders, StepRecorder::Mode::kOff);
   count_experts(recorders[0]->costs(), out);
   if (request.trace)

@@ -12,7 +12,8 @@ namespace perigee {
 
 struct StepMeasurement {
   std::vector<double> step_us;  // untraced, in order
-  int32_t step_tokens = 0;      // that one computes
+  double step_tokens = 0;       // of one, on average: those of prompts, or the ids that decode rows kept
+  double row_tokens = 0;        // decode: of one row; more than 1 where drafts were accepted
   bool uniform_routing = false;
   int64_t moe_layers = 0, distinct_experts = 0, num_experts = 0;  // of one step on rank 0; num_experts of a layer
   std::vector<StepTable> tables;                                  // of each rank; none unless traced

@@ -86,6 +86,44 @@ TEST(StepBench, ARankCountsItsOwnExperts) {
   EXPECT_LT(whole->distinct_experts, shares->distinct_experts);
 }
 
+// More steps than blocks of 64 tokens hold with one id each; of the host's and of a model's drafts, over a recurrent
+// state, too.
+TEST(StepBench, RowsMoveByWhatTheyKeep) {
+  for (const char* folder : {"models/tiny-k2", "models/tiny-kimi-linear"}) {
+    SCOPED_TRACE(folder);
+    RankConfig config = tiny();
+    config.load.path = folder;
+    config.limits.num_drafts = 3;
+    const StepRequest request{.shape = {.batch = 2, .context = 100}, .warm_steps = 2, .steps = 20};
+    const auto looked_up = measure_steps(config, request);
+    ASSERT_TRUE(looked_up.ok()) << looked_up.error().message;
+    EXPECT_GE(looked_up->row_tokens, 1);
+    config.draft_model = str_cat(folder, "-eagle3-mla");
+    for (const auto& [rates, kept] :
+         {std::pair<std::vector<float>, double>{{1, 1, 1}, 4}, {{1, 0, 0}, 2}, {{0, 0, 0}, 1}}) {
+      config.synthetic_rates = rates;
+      const auto measured = measure_steps(config, request);
+      ASSERT_TRUE(measured.ok()) << measured.error().message;
+      EXPECT_EQ(measured->row_tokens, kept);
+      EXPECT_EQ(measured->step_tokens, 2 * kept);
+    }
+  }
+}
+
+// A draft's ops have rows of their own.
+TEST(StepBench, TheRowsOfAStepThatDraftsAddUpToIt) {
+  RankConfig config = tiny();
+  config.limits.num_drafts = 2;
+  config.draft_model = "models/tiny-k2-eagle3";
+  const auto measured =
+      measure_steps(config, {.shape = {.batch = 3, .context = 100}, .warm_steps = 3, .steps = 5, .trace = true});
+  ASSERT_TRUE(measured.ok()) << measured.error().message;
+  EXPECT_NEAR(measured->tables[0].sum_us() / measured->traced_us[0], 1, 0.03);
+  const StepGroup* attend = find_group(measured->tables[0], "full_attend");
+  ASSERT_NE(attend, nullptr);
+  EXPECT_EQ(attend->total.calls, 2);
+}
+
 TEST(StepBench, PrefillStepsRunWholePrompts) {
   const StepRequest request{
       .shape = {.batch = 2, .context = 130, .prefill = true}, .warm_steps = 1, .steps = 3, .trace = true};

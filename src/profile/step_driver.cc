@@ -15,16 +15,19 @@ Result<std::unique_ptr<StepDriver>> StepDriver::create(RankConfig config, const 
                                                        std::vector<OpObserver*> observers) {
   const int32_t chunk = std::max(config.limits.max_step_tokens / kBlockTokens * kBlockTokens, kBlockTokens);
   config.limits.max_sequences = shape.batch;
-  config.limits.max_step_tokens = shape.prefill ? shape.batch * shape.context : std::max(chunk, shape.batch);
+  const int32_t decode_tokens = shape.batch * (1 + config.limits.num_drafts);
+  config.limits.max_step_tokens = shape.prefill ? shape.batch * shape.context : std::max(chunk, decode_tokens);
   std::unique_ptr<StepDriver> driver(new StepDriver(shape, config));
   ASSIGN_OR_RETURN(
       driver->ranks_,
       RankGroup::create({.rank = config, .observers = std::move(observers)}, [d = driver.get()](Step&& step) {
         const auto finite = [](const RowResult& row) { return row.finite; };
         StepResult& result = step.result;
-        d->done_.push_reserved({.at_s = system_clock().now_s(),
-                                .finite = std::all_of(result.rows.begin(), result.rows.end(), finite),
-                                .device_lost = std::move(result.device_lost)});
+        Done done{.at_s = system_clock().now_s(),
+                  .finite = std::all_of(result.rows.begin(), result.rows.end(), finite),
+                  .device_lost = std::move(result.device_lost)};
+        for (const RowResult& row : result.rows) done.num_ids.push_back(static_cast<int32_t>(row.ids.size()));
+        d->done_.push_reserved(std::move(done));
       }));
   RETURN_IF_ERROR(driver->check_room(shape.batch));
   driver->make_prompts();
@@ -33,7 +36,10 @@ Result<std::unique_ptr<StepDriver>> StepDriver::create(RankConfig config, const 
 }
 
 StepDriver::StepDriver(const StepShape& shape, RankConfig& config)
-    : shape_(shape), dcp_size_(config.limits.dcp_size), num_blocks_(static_cast<size_t>(config.limits.max_sequences)) {
+    : shape_(shape),
+      num_drafts_(config.limits.num_drafts),
+      dcp_size_(config.limits.dcp_size),
+      num_blocks_(static_cast<size_t>(config.limits.max_sequences)) {
   for (int32_t i = 0; i < shape.batch; ++i) {
     SamplingParams sampling;
     sampling.temperature = shape.temperature;
@@ -54,7 +60,7 @@ void StepDriver::make_prompts() {
 }
 
 int32_t StepDriver::blocks_per_sequence() const {
-  const int32_t tokens = shape_.context + (shape_.prefill ? 0 : shape_.max_steps);
+  const int32_t tokens = shape_.context + (shape_.prefill ? 0 : shape_.max_steps * (1 + num_drafts_) + num_drafts_);
   return (tokens + kBlockTokens - 1) / kBlockTokens;
 }
 
@@ -98,8 +104,9 @@ SequenceStart& StepDriver::start(int32_t sequence, StepPlan& plan) {
   return plan.starts.back();
 }
 
-// Blocks for all positions below `end`.
+// Blocks for all positions below `end`, and for as many more as a draft runs: no step drafts less than another.
 void StepDriver::append_blocks(int32_t sequence, int32_t end, StepPlan& plan) {
+  if (!shape_.prefill) end += num_drafts_;
   for (int32_t& block = num_blocks_[static_cast<size_t>(sequence)]; block * kBlockTokens < end; ++block)
     plan.appends.push_back({.slot = SlotId(sequence),
                             .block_index = block,
@@ -130,7 +137,7 @@ Status StepDriver::fill_caches(int32_t chunk_tokens) {
       position += n;
     }
   }
-  position_ = shape_.context;
+  begin_decode();
   return {};
 }
 
@@ -164,8 +171,25 @@ Status StepDriver::fill_as_if_cached() {
     ranks_->submit({std::move(plan)});
     RETURN_IF_ERROR(wait());
   }
-  position_ = shape_.context;
+  begin_decode();
   return {};
+}
+
+void StepDriver::begin_decode() {
+  positions_.assign(static_cast<size_t>(shape_.batch), PositionRange::at(shape_.context));
+}
+
+// Until a result says more, a row keeps one id at least and all of them at most.
+void StepDriver::confirm(const Done& done) {
+  if (shape_.prefill) {
+    run_tokens_ += int64_t{shape_.batch} * shape_.context;
+    return;
+  }
+  for (size_t i = 0; i < positions_.size(); ++i) {
+    positions_[i].least += done.num_ids[i] - 1;
+    positions_[i].most -= 1 + num_drafts_ - done.num_ids[i];
+    run_tokens_ += done.num_ids[i];
+  }
 }
 
 StepPlan StepDriver::next_plan(bool eager) {
@@ -179,14 +203,16 @@ StepPlan StepDriver::next_plan(bool eager) {
     return plan;
   }
   for (int32_t i = 0; i < shape_.batch; ++i) {
-    append_blocks(i, position_ + 1, plan);
+    PositionRange& position = positions_[static_cast<size_t>(i)];
+    append_blocks(i, position.most + 1 + num_drafts_, plan);
     plan.rows.push_back({.slot = SlotId(i),
                          .sequence = SequenceId(started_ + i),
-                         .position = PositionRange::at(position_),
-                         .work = Decode()});
+                         .position = position,
+                         .work = num_drafts_ > 0 ? RowWork(Verify{num_drafts_}) : RowWork(Decode())});
+    ++position.least;
+    position.most += 1 + num_drafts_;
   }
   plan.num_decode_rows = shape_.batch;
-  ++position_;
   return plan;
 }
 
@@ -202,9 +228,11 @@ Result<std::vector<double>> StepDriver::run(int32_t count, bool eager) {
   std::vector<double> seconds;
   double last_s = system_clock().now_s();
   int32_t submitted = 0;
+  run_tokens_ = 0;
   for (int32_t finished = 0; finished < count; ++finished) {
     for (; submitted < std::min(count, finished + kMaxPlansInFlight); ++submitted) ranks_->submit({next_plan(eager)});
     ASSIGN_OR_RETURN(const Done done, wait());
+    confirm(done);
     seconds.push_back(done.at_s - last_s);
     last_s = done.at_s;
   }

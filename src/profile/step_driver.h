@@ -1,5 +1,6 @@
 // StepDriver: ranks without engine or server, given one plan after another of the same shape, two in flight as an
-// engine has them. For `perigee bench step`.
+// engine has them. For `perigee bench step`. Where the ranks speculate, decode rows verify drafts, so that sequences
+// move by as many tokens as are kept, of which the driver knows a range.
 #pragma once
 
 #include <cstdint>
@@ -35,13 +36,14 @@ class StepDriver {
   // `eager`: decode steps outside of graphs, with the same logits.
   Result<std::vector<double>> run(int32_t count, bool eager = false);
   double last_result_s() const { return last_result_s_; }  // on the system clock
-  // The tokens that a step computes.
-  int32_t step_tokens() const { return shape_.prefill ? shape_.batch * shape_.context : shape_.batch; }
+  // What the steps of the last run() gave: tokens of prompts computed, or ids that decode rows kept.
+  int64_t run_tokens() const { return run_tokens_; }
 
  private:
   struct Done {
     double at_s = 0;
     bool finite = true;
+    std::vector<int32_t> num_ids = {};  // of each row
     std::string device_lost = {};
   };
   StepDriver(const StepShape& shape, RankConfig& config);
@@ -55,17 +57,21 @@ class StepDriver {
   void append_blocks(int32_t sequence, int32_t end, StepPlan& plan);
   void prefill_row(int32_t sequence, int32_t position, int32_t num_tokens, StepPlan& plan);
   Result<Done> wait();
+  void begin_decode();
+  void confirm(const Done& done);
   int32_t blocks_per_sequence() const;
   int32_t pages_per_sequence() const;  // of blocks, at the dcp index with most
 
   StepShape shape_;
+  const int32_t num_drafts_;                    // of a row
   const int32_t dcp_size_;                      // blocks are dealt to the indices in turn
   BoundedQueue<Done> done_{kMaxPlansInFlight};  // outlives the ranks, which fill it
   std::vector<std::shared_ptr<const std::vector<int32_t>>> prompts_;
   std::vector<std::shared_ptr<const SamplingParams>> sampling_;
   std::vector<int32_t> num_blocks_;  // of each sequence
   int64_t step_ = 0, started_ = 0;
-  int32_t position_ = 0;  // of the next decode step
+  std::vector<PositionRange> positions_;  // of each sequence's next decode row
+  int64_t run_tokens_ = 0;
   double last_result_s_ = 0;
   std::unique_ptr<Executor> ranks_;
 };

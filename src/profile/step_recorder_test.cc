@@ -81,6 +81,43 @@ TEST(StepRecorder, TimesBelongToTheOpsAndToWhatLiesBetweenThem) {
   EXPECT_EQ(pieces[2].place.label, "between ops");
 }
 
+// The third step has one op more than the others.
+TEST(StepRecorder, TimesAreThoseOfTheStepsWithMostOps) {
+  ManualClock clock;
+  StepRecorder recorder(clock);
+  recorder.set_mode(StepRecorder::Mode::kTimes);
+  for (const std::vector<double>& ops : {std::vector<double>{2, 3}, {4}, {6, 5, 7}, {8, 9, 1}}) {
+    recorder.begin_step();
+    for (const double seconds : ops) {
+      recorder.begin_op();
+      clock.advance(seconds);
+      recorder.end_op();
+    }
+  }
+  const std::vector<StepPiece> pieces = recorder.mean_pieces(clock.now_s());
+  ASSERT_GE(pieces.size(), 4u);
+  const double seconds[] = {14, 14, 8, 9};
+  for (size_t i = 0; i < 4; ++i) EXPECT_NEAR(pieces[i].us, seconds[i] / 4 * 1e6, 1e-3) << i;
+  EXPECT_EQ(pieces[2].place.op, 2);
+  EXPECT_EQ(pieces[3].place.op, kOutsideModel);
+}
+
+TEST(StepRecorder, AUseIsCountedWithinAStep) {
+  FakeTrace trace;
+  StepRecorder recorder;
+  recorder.set_mode(StepRecorder::Mode::kMarks, &trace);
+  uint64_t launch = 0;
+  for (int step = 0; step < 2; ++step) {
+    recorder.begin_step();
+    recorder.begin_op();
+    recorder.launched("linear");
+    launch = trace.launch();
+    recorder.launched("linear");
+    recorder.end_op();
+  }
+  EXPECT_EQ(recorder.marked(launch).use, 1);
+}
+
 // In an op, where it is not the op's; and after the last, where ranks exchange what they have sampled.
 TEST(StepRecorder, WaitingForOtherRanksIsAPieceOfItsOwn) {
   ManualClock clock;

@@ -53,7 +53,7 @@ class TableMaker {
   }
 
   void add(const StepPiece& piece) {
-    if (piece.place.op == kOutsideModel) return add_outside(piece);
+    if (piece.place.op == kOutsideModel || piece.place.op >= std::ssize(ops_)) return add_outside(piece);
     const OpCost& op = ops_[static_cast<size_t>(piece.place.op)];
     GroupRows& rows = group(op.op);
     rows.group.total.us += piece.us;

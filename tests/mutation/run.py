@@ -75,6 +75,7 @@ STEPS = {
     "cpu": [unit("ops/cpu"), CONFORMANCE, GOLDEN, EQUALITY],
     "ops": [unit("ops"), CONFORMANCE, RANKS, GOLDEN, EQUALITY],
     "comm": [unit("comm"), ENGINE, RANKS],
+    "profile": [unit("profile"), unit("main")],
 }
 
 
