@@ -30,7 +30,8 @@ Result<std::unique_ptr<Rank>> Rank::load(RankConfig config, std::unique_ptr<Rank
   }
   parts.set_model(std::move(model), parts.ops->activation_dtype());
   if (!parts.config.draft_model.empty()) {
-    ASSIGN_OR_RETURN(auto draft, Eagle3::load(parts.draft_options(), *parts.model, *parts.ops));
+    ASSIGN_OR_RETURN(auto draft,
+                     Eagle3::load(parts.draft_options(), *parts.model, *parts.ops, parts.config.draft_layer));
     RETURN_IF_ERROR(parts.set_draft(std::move(draft), parts.ops->activation_dtype()));
   }
   parts.builder =

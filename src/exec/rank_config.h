@@ -11,7 +11,7 @@
 #include "comm/comm.h"
 #include "control/plan_limits.h"
 #include "exec/ngram_match.h"
-#include "model/model.h"
+#include "model/eagle3.h"
 
 namespace perigee {
 
@@ -50,6 +50,7 @@ struct RankConfig {
   double memory_share = 0.9;      // of the GPU's memory, with what others have of it
   PlanLimits limits;
   std::string draft_model;  // where limits.num_drafts > 0: the folder of an Eagle3; empty: prompt lookup
+  Eagle3::Layer draft_layer = Eagle3::Layer::kDivided;
   std::optional<LatentFormat> draft_cache;  // of keys and values by head; none: e4m3, on ref f32
   // Measurements with made-up weights: of a draft at each place, given those before; empty: what the model accepts.
   std::vector<float> synthetic_rates;

@@ -22,6 +22,11 @@ Status RankParts::set_draft(std::unique_ptr<Eagle3> the_draft, DType activation)
         "--speculative-config: draft_kv_cache_dtype: this draft keeps keys and values by head, as bfloat16 "
         "or fp8",
         "speculative-config");
+  if (the_draft->config().has_latents() && config.draft_layer == Eagle3::Layer::kWhole && config.limits.dcp_size > 1)
+    return bad_input(
+        "--speculative-config: draft_tensor_parallel_size 1: this draft's cache lies in its target's blocks, which "
+        "--decode-context-parallel-size divides, and so its heads must be divided; leave it out",
+        "speculative-config");
   draft = std::move(the_draft);
   model->tap(draft->config().taps);
   const DType dtype = f32 ? DType::kF32 : numbers == LatentFormat::kBF16 ? DType::kBF16 : DType::kF8E4M3;
@@ -41,7 +46,7 @@ Result<RankParts> size_parts(RankConfig config, WeightPacker& sizes) {
   ASSIGN_OR_RETURN(auto model, size_model(parts.config.load, sizes));
   parts.set_model(std::move(model), sizes.activation_dtype());
   if (!parts.config.draft_model.empty()) {
-    ASSIGN_OR_RETURN(auto draft, Eagle3::size(parts.draft_options(), *parts.model, sizes));
+    ASSIGN_OR_RETURN(auto draft, Eagle3::size(parts.draft_options(), *parts.model, sizes, parts.config.draft_layer));
     RETURN_IF_ERROR(parts.set_draft(std::move(draft), sizes.activation_dtype()));
   }
   return parts;

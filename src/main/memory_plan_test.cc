@@ -69,7 +69,6 @@ TEST(MemoryPlan, IsWhatAnEngineThenHas) {
   }
 }
 
-// Plan and engine take the longest context that the ranks of a dcp group hold together, and refuse one of a token more.
 // A draft's weights come on top, and its cache is one more layer of latents.
 TEST(MemoryPlan, ADraftTakesWeightsAndALayerOfTheCache) {
   EngineConfig config = config_of("models/tiny-k2");
@@ -84,6 +83,28 @@ TEST(MemoryPlan, ADraftTakesWeightsAndALayerOfTheCache) {
   EXPECT_LT(with.pages(), alone.pages());
 }
 
+// Of a draft that is not divided each rank has all heads' keys and values; with latents they lie where the target's do.
+TEST(MemoryPlan, ADraftThatEachRankHasWhole) {
+  EngineConfig config = config_of("models/tiny-k2", 2);
+  const Machine machine{.name = "m", .bytes = kGiB};
+  config.rank.draft_model = "models/tiny-k2-eagle3";
+  config.rank.limits.num_drafts = 3;
+  config.rank.limits.dcp_size = 2;
+  const MemoryPlan divided = plan_of(config, machine);
+  config.rank.draft_layer = Eagle3::Layer::kWhole;
+  const MemoryPlan whole = plan_of(config, machine);
+  EXPECT_EQ(whole.layout.full().heads, 2 * divided.layout.full().heads);
+  EXPECT_EQ(whole.layout.page_bytes(), divided.layout.page_bytes());
+  EXPECT_GT(whole.weights, divided.weights);
+  config.rank.draft_model = "models/tiny-k2-eagle3-mla";
+  const auto refused = plan_memory(config, machine);
+  ASSERT_FALSE(refused.ok());
+  EXPECT_NE(refused.error().message.find("draft_tensor_parallel_size 1"), std::string::npos) << refused.error().message;
+  config.rank.limits.dcp_size = 1;
+  EXPECT_TRUE(plan_memory(config, machine).ok());
+}
+
+// Plan and engine take the longest context that the ranks of a dcp group hold together, and refuse one of a token more.
 TEST(MemoryPlan, AContextThatOneRankCannotHold) {
   const Machine machine{.name = "m", .bytes = kGiB};
   for (const char* folder : {"models/tiny-k2", "models/tiny-kimi-linear"}) {

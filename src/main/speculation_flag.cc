@@ -23,7 +23,6 @@ NgramMatch ngram_match(Fields& fields) {
   return match;
 }
 
-// A draft's weights are divided as its target's are.
 void read_draft_model(Fields& fields, RankConfig& rank) {
   constexpr size_t kMaxPath = 4096;
   rank.draft_model = fields.text("model", kMaxPath).value_or("");
@@ -34,9 +33,12 @@ void read_draft_model(Fields& fields, RankConfig& rank) {
         "use_local_argmax_reduction has no effect: drafts are always greedy, each the largest of the ranks' largest "
         "logits");
   const auto ranks = fields.integer("draft_tensor_parallel_size", 1, 1 << 16);
-  if (ranks && *ranks != rank.shard().size)
+  const int64_t all = rank.shard().size;
+  if (ranks && *ranks != all && *ranks != 1)
     fields.fail("draft_tensor_parallel_size",
-                fmt::format("is {}: a draft has the {} ranks of its target; leave it out", *ranks, rank.shard().size));
+                fmt::format("is {}: a draft is divided among the {} ranks of its target, or each has all of it (1)",
+                            *ranks, all));
+  if (ranks == 1 && all > 1) rank.draft_layer = Eagle3::Layer::kWhole;
   const auto cache =
       fields.choice("draft_kv_cache_dtype", {"auto", "bfloat16", "bf16", "fp8", "fp8_e4m3", "fp8_ds_mla"});
   if (cache && *cache != "auto")

@@ -38,6 +38,21 @@ TEST(SpeculationFlag, ADraftModelWithTheKeysOfItsRecipes) {
   EXPECT_EQ(rank.limits.num_drafts, 3);
 }
 
+TEST(SpeculationFlag, ADraftIsDividedAsItsTargetOrWhole) {
+  const auto layer_of = [](int ranks) {
+    RankConfig rank;
+    rank.layout = RankLayout::kTensorParallel;
+    rank.size = 4;
+    const std::string text =
+        R"({"method": "eagle3", "model": "x", "num_speculative_tokens": 1, "draft_tensor_parallel_size": )";
+    const Status status = read_speculative_config(text + std::to_string(ranks) + "}", rank);
+    return status.ok() ? std::optional(rank.draft_layer) : std::nullopt;
+  };
+  EXPECT_EQ(layer_of(4), Eagle3::Layer::kDivided);
+  EXPECT_EQ(layer_of(1), Eagle3::Layer::kWhole);
+  EXPECT_EQ(layer_of(2), std::nullopt);
+}
+
 // The rates of a place count rows; a rank asks for those among rows that came so far.
 TEST(SpeculationFlag, SyntheticRates) {
   const RankConfig rank = read(

@@ -40,18 +40,29 @@ class Names {
   TensorSpec embedding() const { return vocabulary("embed_tokens", c_.layer.vocab); }
   TensorSpec head() const { return vocabulary("lm_head", c_.vocab); }
   TensorSpec ids() const { return {"d2t", TensorRole::kOffsets, Shard::whole(), 1, c_.vocab}; }
+  std::vector<TensorSpec> own_vocabulary(OwnVocabulary own) const {
+    std::vector<TensorSpec> out;
+    if (own.input) out.push_back(embedding());
+    if (own.output) out.push_back(head());
+    return out;
+  }
   TensorSpec last_norm() const { return norm("norm", c_.layer.hidden); }
   TensorSpec embedding_norm() const { return layer_.attention_norm(0); }
   TensorSpec hidden_norm() const { return layer_.vector(0, "hidden_norm", c_.layer.hidden); }
 
-  std::vector<TensorSpec> all(OwnVocabulary own) const {
+  // All but the vocabulary's.
+  std::vector<TensorSpec> layer() const {
     std::vector<TensorSpec> out = {fuse(), last_norm(), embedding_norm(), hidden_norm()};
     const auto add = [&](const std::vector<TensorSpec>& specs) { out.insert(out.end(), specs.begin(), specs.end()); };
     add(tap_norms());
     add(c_.has_latents() ? layer_.mla(0) : full());
     add(layer_.feed_forward(0));
-    if (own.input) out.push_back(embedding());
-    if (own.output) out.push_back(head());
+    return out;
+  }
+  std::vector<TensorSpec> all(OwnVocabulary own) const {
+    std::vector<TensorSpec> out = layer();
+    const std::vector<TensorSpec> more = own_vocabulary(own);
+    out.insert(out.end(), more.begin(), more.end());
     if (own.ids) out.push_back(ids());
     return out;
   }
@@ -82,8 +93,8 @@ Result<std::unique_ptr<TensorSource>> open_source(const LoadOptions& options) {
   return open_file_source(options.path, options.language_model_only);
 }
 
-Status check(std::span<const TensorSpec> specs, const Eagle3Config& config, const Model& target,
-             const WeightPacker& packer, TensorSource& tensors) {
+Status check(OwnVocabulary own, const Eagle3Config& config, const Model& target, const WeightPacker& packer,
+             int64_t num_ranks, TensorSource& tensors) {
   const ModelConfig& layer = config.layer;
   if (config.has_latents())
     RETURN_IF_ERROR(check_cache(layer, target));
@@ -92,8 +103,10 @@ Status check(std::span<const TensorSpec> specs, const Eagle3Config& config, cons
                                                  "with latent attention, or --device cpu",
                                                  layer.architecture));
   RETURN_IF_ERROR(check_limits(layer, packer.limits(), packer.name()));
-  RETURN_IF_ERROR(tensors.verify(specs, layer));
-  return check_shards(specs, tensors, layer.ranks.size);
+  const Names names(config);
+  RETURN_IF_ERROR(tensors.verify(names.all(own), layer));
+  RETURN_IF_ERROR(check_shards(names.own_vocabulary(own), tensors, num_ranks));
+  return check_shards(names.layer(), tensors, layer.ranks.size);
 }
 
 // From offsets to the target's ids.
@@ -135,54 +148,64 @@ std::vector<TensorSpec> eagle3_tensors(const Eagle3Config& config, OwnVocabulary
   return Names(config).all(own);
 }
 
-Result<std::unique_ptr<Eagle3>> Eagle3::load(const LoadOptions& options, const Model& target, Ops& ops) {
-  return make(options, target, ops, Numbers::kRead);
+Result<std::unique_ptr<Eagle3>> Eagle3::load(const LoadOptions& options, const Model& target, Ops& ops, Layer layer) {
+  return make(options, target, ops, Numbers::kRead, layer);
 }
 
-Result<std::unique_ptr<Eagle3>> Eagle3::size(const LoadOptions& options, const Model& target, WeightPacker& sizes) {
-  return make(options, target, sizes, Numbers::kNone);
+Result<std::unique_ptr<Eagle3>> Eagle3::size(const LoadOptions& options, const Model& target, WeightPacker& sizes,
+                                             Layer layer) {
+  return make(options, target, sizes, Numbers::kNone, layer);
 }
 
 Result<std::unique_ptr<Eagle3>> Eagle3::make(const LoadOptions& options, const Model& target, WeightPacker& packer,
-                                             Numbers numbers) {
+                                             Numbers numbers, Layer layer) {
   const auto named = [&](const Error& error) { return of_draft(options.path, error); };
   const Result<Json> json = read_draft_json(options.path);
   if (!json.ok()) return named(json.error());
   Result<Eagle3Config> config = parse_eagle3_config(*json, target.info());
   if (!config.ok()) return named(config.error());
-  config->layer.ranks = options.ranks;
+  if (layer == Layer::kDivided) config->layer.ranks = options.ranks;
   Result<std::unique_ptr<TensorSource>> source = open_source(options);
   if (!source.ok()) return named(source.error());
   TensorSource& tensors = **source;
   config->layer.draft_layer = tensors.has("layers.0.hidden_norm.weight") ? "layers.0" : "midlayer";
-  std::unique_ptr<Eagle3> draft(new Eagle3(std::move(*config), target));
+  std::unique_ptr<Eagle3> draft(new Eagle3(std::move(*config), target, layer));
   const bool part = draft->config_.vocab < target.info().vocab;
   const OwnVocabulary own{.input = tensors.has("embed_tokens.weight"),
                           .output = part || tensors.has("lm_head.weight"),
                           .ids = part || tensors.has("d2t")};
-  const std::vector<TensorSpec> specs = eagle3_tensors(draft->config_, own);
-  const Status status = check(specs, draft->config_, target, packer, tensors);
+  const Status status = check(own, draft->config_, target, packer, options.ranks.size, tensors);
   if (!status.ok()) return named(status.error());
+  const Names names(draft->config_);
   if (own.ids) {
-    auto ids = target_ids(tensors.integers(Names(draft->config_).ids()), target.info().vocab);
+    auto ids = target_ids(tensors.integers(names.ids()), target.info().vocab);
     if (!ids.ok()) return named(ids.error());
     draft->target_ids_ = std::move(*ids);
   }
   const ShapeSource shapes(tensors);
   const TensorSource& numbered = numbers == Numbers::kRead ? tensors : static_cast<const TensorSource&>(shapes);
   const CacheScales no_scales;
-  WeightReader reader(numbered, packer, options.ranks, part_bytes(specs, tensors, options.ranks), no_scales,
-                      options.progress);
-  draft->read(reader, own);
+  const auto reader = [&](const std::vector<TensorSpec>& specs, const TensorParallel& ranks) {
+    return WeightReader(numbered, packer, ranks, part_bytes(specs, tensors, ranks), no_scales, options.progress);
+  };
+  WeightReader vocabulary = reader(names.own_vocabulary(own), options.ranks);
+  draft->read_vocabulary(vocabulary, own);
+  WeightReader rest = reader(names.layer(), draft->config_.layer.ranks);
+  draft->read_layer(rest);
+  draft->weight_bytes_ = vocabulary.packed_bytes() + rest.packed_bytes();
   return draft;
 }
 
-void Eagle3::read(WeightReader& reader, OwnVocabulary own) {
+void Eagle3::read_vocabulary(WeightReader& reader, OwnVocabulary own) {
   const Names names(config_);
   if (own.input) own_embedding_ = reader.embed(names.embedding());
   if (own.output) own_head_ = reader.linear(names.head());
   embedding_ = own.input ? &own_embedding_ : &target_.embedding();
   head_ = own.output ? &own_head_ : &target_.head();
+}
+
+void Eagle3::read_layer(WeightReader& reader) {
+  const Names names(config_);
   for (const TensorSpec& spec : names.tap_norms()) tap_norms_.push_back(reader.vector(spec));
   fuse_ = reader.linear(names.fuse());
   embedding_norm_ = reader.vector(names.embedding_norm());
@@ -193,7 +216,6 @@ void Eagle3::read(WeightReader& reader, OwnVocabulary own) {
   else
     full_ = read_full(config_, names.full(), reader);
   mlp_ = read_feed_forward(config_.layer, 0, reader);
-  weight_bytes_ = reader.packed_bytes();
 }
 
 Tensor Eagle3::fuse(const Tensor& taps, Ops& ops) const {
@@ -225,6 +247,14 @@ Tensor Eagle3::attend_full(const Tensor& in, const Batch& batch, Ops& ops, const
   return batch.logit_rows.empty() ? Tensor() : ops.full_attend(q, full_.shape, batch, cache);
 }
 
+void Eagle3::add_norm(const Tensor& residual, const Tensor& y, std::span<const float> weight, const Tensor& out,
+                      Ops& ops) const {
+  const auto eps = static_cast<float>(config_.layer.rms_norm_eps);
+  if (!whole_) return ops.add_norm(residual, y, weight, eps, out);
+  ops.add(residual, y);
+  ops.rms_norm(residual, weight, eps, out);
+}
+
 Eagle3::Output Eagle3::forward(const Batch& batch, const Tensor& hidden, Ops& ops, const PagePool& pool) const {
   const auto eps = static_cast<float>(config_.layer.rms_norm_eps);
   const int64_t width = config_.layer.hidden, rows = std::ssize(batch.logit_rows);
@@ -240,10 +270,11 @@ Eagle3::Output Eagle3::forward(const Batch& batch, const Tensor& hidden, Ops& op
     x = ops.gather_rows(x, batch.logit_rows);
   }
   const LinearWeight& projection = config_.has_latents() ? mla_.o : full_.o;
-  const Tensor m = ops.add_norm(x, ops.linear(o, projection, DType::kF32), mlp_.norm, eps);
+  const Tensor m = ops.arena().tensor(ops.activation_dtype(), rows, width);
+  add_norm(x, ops.linear(o, projection, DType::kF32), mlp_.norm, m, ops);
   const Tensor h = ops.arena().tensor(ops.wide_dtype(), rows, width);
-  ops.add_norm(x, ops.dense_mlp(m, mlp_.dense), norm_, eps, h);
-  ops.gather_residual(x);
+  add_norm(x, ops.dense_mlp(m, mlp_.dense), norm_, h, ops);
+  if (!whole_) ops.gather_residual(x);
   return {.logits = ops.logits(h, *head_),
           .hidden = config_.hands_on_normed ? ops.rms_norm(x, norm_, eps, DType::kF32) : x};
 }

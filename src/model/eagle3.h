@@ -10,6 +10,9 @@
 // the target's blocks, so it is paged, shared, cached and freed with them. Llama's (LlamaForCausalLMEagle3): keys and
 // values by head, divided among the ranks, in an arena of their own, where each page of the target's has its block
 // (DESIGN D7): a rank has those of all tokens, whichever rank of a dcp group has the target's.
+//
+// Its layer is divided among the ranks as its target's layers are, or each rank has all of it and computes the same as
+// the others without a word to them; embedding and head are divided either way.
 #pragma once
 
 #include <memory>
@@ -34,10 +37,13 @@ class Eagle3 {
     Tensor hidden;  // f32 [rows of logits, H], for the next pass
   };
 
+  enum class Layer : uint8_t { kDivided, kWhole };  // see above
   // Reads `options.path`; Errors name file, tensor or key. `target` outlives it.
-  static Result<std::unique_ptr<Eagle3>> load(const LoadOptions& options, const Model& target, Ops& ops);
+  static Result<std::unique_ptr<Eagle3>> load(const LoadOptions& options, const Model& target, Ops& ops,
+                                              Layer layer = Layer::kDivided);
   // The same without its weights: see size_model().
-  static Result<std::unique_ptr<Eagle3>> size(const LoadOptions& options, const Model& target, WeightPacker& sizes);
+  static Result<std::unique_ptr<Eagle3>> size(const LoadOptions& options, const Model& target, WeightPacker& sizes,
+                                              Layer layer = Layer::kDivided);
 
   const Eagle3Config& config() const { return config_; }
   int64_t weight_bytes() const { return weight_bytes_; }
@@ -56,15 +62,20 @@ class Eagle3 {
 
  private:
   enum class Numbers : uint8_t { kRead, kNone };
-  Eagle3(Eagle3Config config, const Model& target) : config_(std::move(config)), target_(target) {}
+  Eagle3(Eagle3Config config, const Model& target, Layer layer)
+      : config_(std::move(config)), target_(target), whole_(layer == Layer::kWhole) {}
   static Result<std::unique_ptr<Eagle3>> make(const LoadOptions& options, const Model& target, WeightPacker& packer,
-                                              Numbers numbers);
-  void read(WeightReader& reader, OwnVocabulary own);
+                                              Numbers numbers, Layer layer);
+  void read_vocabulary(WeightReader& reader, OwnVocabulary own);
+  void read_layer(WeightReader& reader);
+  void add_norm(const Tensor& residual, const Tensor& y, std::span<const float> weight, const Tensor& out,
+                Ops& ops) const;
   Tensor attend_latents(const Tensor& in, const Batch& batch, Ops& ops, const PagePool& pool) const;
   Tensor attend_full(const Tensor& in, const Batch& batch, Ops& ops, const PagePool& pool) const;
 
   const Eagle3Config config_;
   const Model& target_;
+  const bool whole_;
   std::vector<int32_t> target_ids_;  // of each drafted id; empty: the same
   EmbedWeight own_embedding_;
   LinearWeight own_head_;

@@ -9,6 +9,7 @@
 #include <cstdio>
 
 #include "bits.h"
+#include "exec/host_device.h"
 #include "pairwise.h"
 #include "tasks.h"
 #include "tensor/cuda/gpus.h"
@@ -157,6 +158,7 @@ struct Setting {
   std::string text;
   TestModel model;
   std::optional<LatentFormat> draft_cache;  // of Llama's kind of draft
+  Eagle3::Layer layer = Eagle3::Layer::kDivided;
   bool chunked = false, cached = false, crowded = false, cancelled = false;
 };
 
@@ -165,11 +167,14 @@ std::vector<Setting> settings() {
     const char* name;
     TestModel model;
     std::optional<LatentFormat> cache;
+    Eagle3::Layer layer = Eagle3::Layer::kDivided;
   };
+  constexpr auto kWhole = Eagle3::Layer::kWhole;
   const std::vector<Draft> drafts = {{"ngram", tiny_k2(), {}},
                                      {"latents", with_draft(tiny_k2(), ""), {}},
                                      {"Llama's, fp8", with_draft(tiny_k2(), "", 1, 1, kLlama), {}},
                                      {"Llama's, bf16", with_draft(tiny_k2(), "", 1, 1, kLlama), LatentFormat::kBF16},
+                                     {"Llama's, whole", with_draft(tiny_k2(), "", 1, 1, kLlama), {}, kWhole},
                                      {"ngram of the hybrid", hybrid_model(), {}},
                                      {"latents of the hybrid", with_draft(hybrid_model(), ""), {}}};
   constexpr std::array<std::pair<int32_t, int32_t>, 4> kRanks = {{{1, 1}, {2, 1}, {2, 2}, {4, 4}}};  // tp, dcp
@@ -179,7 +184,7 @@ std::vector<Setting> settings() {
   for (const Combination& c : soak_requested() ? full_product(factors) : pairwise_cover(factors)) {
     const Draft& draft = drafts[static_cast<size_t>(c[0])];
     const auto [tp, dcp] = kRanks[static_cast<size_t>(c[2])];
-    Setting s{.model = of_ranks(draft.model, "", tp, dcp), .draft_cache = draft.cache};
+    Setting s{.model = of_ranks(draft.model, "", tp, dcp), .draft_cache = draft.cache, .layer = draft.layer};
     s.model.cache = kCaches[static_cast<size_t>(c[1])];
     s.chunked = c[3] != 0, s.cached = c[4] != 0, s.crowded = c[5] != 0, s.cancelled = c[6] != 0;
     s.text = fmt::format("{}, {} cache, tp {} x dcp {}{}{}{}{}", draft.name, latent_format_name(*s.model.cache), tp,
@@ -232,6 +237,18 @@ void expect_beginnings(std::vector<Reply> plain, const std::vector<Reply>& repli
   expect_identical(plain, replies);
 }
 
+// A cache of so many blocks, on all ranks of a dcp group together, beside the states of two sequences.
+EngineConfig with_blocks(EngineConfig config, int32_t blocks) {
+  RankConfig rank = config.rank;
+  rank.load.ranks = rank.shard();
+  const auto parts = size_host_parts(rank);
+  CHECK(parts.ok(), parts.error().message);
+  const int64_t pages = blocks / rank.limits.dcp_size + 2 * parts->state_pages();
+  config.rank.cache_bytes = pages * parts->layout.bytes_per_page();
+  config.scheduling.max_model_len = blocks * kBlockTokens;
+  return config;
+}
+
 // Settings in which each two values of two of these occur together; in a soak, all: drafts, caches, groups of ranks,
 // prompts in chunks or not, from the cache or not, preempted or not, cancelled in the middle or not.
 TEST(SettingsOfDrafts, AreAsWithout) {
@@ -251,15 +268,11 @@ TEST(SettingsOfDrafts, AreAsWithout) {
     config.rank.ngram = {.least = 1, .most = 3};
     config.rank.draft_model = s.model.draft;
     config.rank.draft_cache = s.draft_cache;
+    config.rank.draft_layer = s.layer;
     config.scheduling.prefix_caching = s.cached;
     if (s.chunked) config.rank.limits.max_step_tokens = 96;
-    if (s.crowded) {
-      EngineConfig alone = config;
-      alone.rank.size = alone.rank.limits.dcp_size = 1;
-      alone.rank.layout = RankLayout::kReplicated;
-      // Admitted with a block more than their prompts have, not all that run have room for one.
-      config = with_cache_of(config, *make_engine(alone), s.model.dcp == 1 ? 9 : s.model.dcp == 2 ? 14 : 16);
-    }
+    // Admitted with a block more than their prompts have, not all that run have room for one.
+    if (s.crowded) config = with_blocks(config, s.model.dcp == 1 ? 9 : s.model.dcp == 2 ? 14 : 16);
     const auto engine = make_engine(config);
     if (s.cached) run(*engine, {jobs.back()}, false);
     std::vector<Reply> replies;
@@ -281,16 +294,39 @@ TEST(SettingsOfDrafts, AreAsWithout) {
   EXPECT_GT(num_preempted, 3);
 }
 
+// Each rank has the whole layer of a draft whose cache lies in its target's blocks: what it drafts is what ranks draft
+// that have a share each, but for near ties.
+TEST(WholeDrafts, WithLatentsAreAcceptedAsOften) {
+  const TestModel model = with_draft(tiny_k2(), "", 2);
+  double lengths[2] = {};
+  for (const Eagle3::Layer layer : {Eagle3::Layer::kDivided, Eagle3::Layer::kWhole}) {
+    EngineConfig config = base_config(model);
+    config.rank.limits.num_drafts = 3;
+    config.rank.draft_model = model.draft;
+    config.rank.draft_layer = layer;
+    const auto engine = make_engine(config);
+    run(*engine, task_jobs(model, *engine, 6), true);
+    const SpeculationTotals totals = engine->stats().scheduler.speculation;
+    lengths[static_cast<int>(layer)] = 1 + static_cast<double>(totals.accepted()) / static_cast<double>(totals.rows);
+  }
+  fmt::print("mean length: {:.3f} divided, {:.3f} whole\n", lengths[0], lengths[1]);
+  EXPECT_GE(lengths[0], 2.5);
+  EXPECT_NEAR(lengths[0], lengths[1], 0.05);
+}
+
 // On the questions that a model was trained for its own draft is right most of the time, and no less where ranks share
 // the cache: a draft reads its whole text.
 void expect_accepted(Device device, std::initializer_list<int32_t> sizes) {
   std::vector<TestModel> models = {with_draft(tiny_k2(), "tiny-k2"), with_draft(hybrid_model(), "tiny-kimi-linear")};
-  if (device != Device::kCuda) models.push_back(with_draft(tiny_k2(), "tiny-k2, Llama's", 1, 1, kLlama));
+  if (device != Device::kCuda)
+    for (const char* name : {"tiny-k2, Llama's", "tiny-k2, Llama's, whole"})
+      models.push_back(with_draft(tiny_k2(), name, 1, 1, kLlama));
   for (TestModel& model : models) {
     model.device = device;
     double alone = 0;
     for (const int32_t ranks : sizes) {
       EngineConfig config = base_config(of_ranks(model, model.name, ranks, ranks));
+      if (std::string_view(model.name).ends_with("whole")) config.rank.draft_layer = Eagle3::Layer::kWhole;
       config.rank.limits.num_drafts = 3;
       config.rank.draft_model = model.draft;
       config.rank.limits.deterministic = device == Device::kCuda;

@@ -55,7 +55,7 @@ SIM = Step("sim", ["sim"], ["{build}/tests/sim/sim", "--seeds", "200"])
 SIM_DCP = Step("sim_dcp", ["sim"], [*SIM.command, "--ranks", "2", "--drafts", "3", "--dcp", "8"])
 EQUALITY = unit("equality", "EngineEnds.*", "EqualityOfDeterministic.*", "Equality.CachedAsCold*", "Equality.ANextTurn*",
                 "EqualityOfLatentAttention.*", within="tests")
-RANKS = unit("equality", "*TensorParallelOnRef*", "*ContextParallelOnRef*", within="tests")._replace(name="equality of ranks")
+RANKS = unit("equality", "*TensorParallelOnRef*", "*ContextParallelOnRef*", "WholeDrafts.*", within="tests")._replace(name="equality of ranks")
 GOLDEN = unit("golden", "*.Ref/*", "*_avx2", "*kimi_linear*", within="tests")
 CONFORMANCE = unit("conformance", within="tests")
 SERVER = unit("server")
