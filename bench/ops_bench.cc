@@ -136,6 +136,7 @@ double measure_update_bytes(const CpuContext& cpu) {
 
 double measure_bytes(const CpuContext& cpu) {
   const Buffer buffer(static_cast<size_t>(kColdBytes) * 2);
+  std::memset(buffer.data(), 1, buffer.size());  // pages that were never written are all the same one
   constexpr int64_t kPart = 1 << 20;
   const int64_t parts = static_cast<int64_t>(buffer.size()) / kPart;
   std::vector<uint64_t> sums(static_cast<size_t>(cpu.pool.size()) * 8);
@@ -198,7 +199,7 @@ void bench_linear(Machine& m, int64_t in, int64_t out, bool int4) {
     if (i == 0) pack_panels(m.cpu.pool, w, stacked_rows(std::span(&raw.raw, 1)));
   }
   Arena inputs;
-  for (const int64_t rows : {1, 16, 512, 2048}) {
+  for (const int64_t rows : {1, 4, 16, 512, 2048}) {
     const Tensor x = random_rows(inputs, rows, in);
     for (const bool cold : {true, false}) {
       if (cold && rows > 16) continue;
@@ -224,7 +225,7 @@ void bench_experts(Machine& m, bool int4) {
   for (int64_t bytes = 0; bytes < 2 * kColdBytes; bytes += layers.back().packed->bytes())
     layers.push_back(pack_experts(m.cpu.pool, raw));
   Arena inputs;
-  for (const int64_t tokens : {1, 16, 512, 2048}) {
+  for (const int64_t tokens : {1, 4, 16, 512, 2048}) {
     const Tensor x = random_rows(inputs, tokens, kHidden);
     std::vector<int32_t> ids;
     std::vector<bool> used(kExperts);

@@ -8,6 +8,7 @@ namespace {
 
 // k tiles of a row block (256 x 2048 bf16, 1 MB) that stay in the second-level cache while the panels pass.
 constexpr int64_t kOuterTiles = 64;
+constexpr int64_t kFewRows = 2 * kTileRows;  // need no such blocks: all their k tiles stay there anyway
 
 struct Task {
   int64_t first_row = 0, rows = 0;
@@ -18,9 +19,9 @@ struct Task {
 struct TaskGrid {
   TaskGrid(int64_t rows, int64_t panels, int num_threads) : rows_(rows), panels_(panels) {
     const int64_t row_blocks = ceil_div(rows, kMaxBlockRows);
-    // Four tasks a thread if there is so much, so that the static split is even.
+    // Four tasks a thread if there is so much, so that the static split is even. Few rows are split by panels.
     const int64_t groups_wanted = ceil_div(4 * num_threads, row_blocks);
-    group_ = std::clamp<int64_t>(panels / groups_wanted, 1, kBlockPanels);
+    group_ = rows <= kFewRows ? 1 : std::clamp<int64_t>(panels / groups_wanted, 1, kBlockPanels);
     groups_ = ceil_div(panels, group_);
     num_tasks_ = row_blocks * groups_;
   }
@@ -63,7 +64,7 @@ void run_task(const PanelKernels& kernels, const PanelMatrix& w, const PackedRow
               const PanelScratch& scratch, const Tensor& out) {
   const int64_t begins = task.first_row * w.k_tiles * kTileK;
   const PackedRows rows{.a = x.a + begins, .rows = task.rows, .low = x.low == nullptr ? nullptr : x.low + begins};
-  const int64_t outer = task.rows <= 2 * kTileRows ? w.k_tiles : kOuterTiles;
+  const int64_t outer = task.rows <= kFewRows ? w.k_tiles : kOuterTiles;
   for (int64_t begin = 0, end = 0; begin < w.k_tiles; begin = end) {
     end = begin + outer;  // not inside a block of scales
     if (end < w.k_tiles) end -= (w.first_scale_tile + end) % kScaleTiles;
@@ -108,7 +109,7 @@ std::span<PanelScratch> panel_scratches(const CpuContext& cpu) {
   const std::span<PanelScratch> all = cpu.scratch.array<PanelScratch>(cpu.pool.size());
   for (PanelScratch& one : all) {
     one = {.c = cpu.scratch.array<float>(kBlockPanels * kPanelC).data(),
-           .tiles = cpu.scratch.array<uint16_t>(kInnerTiles * kPanelTileElements).data(),
+           .tiles = cpu.scratch.array<uint16_t>(kExpandedTiles * kPanelTileElements).data(),
            .part = cpu.scratch.array<float>(kPanelC).data()};
   }
   return all;
@@ -132,9 +133,9 @@ void multiply_stretch(const PanelKernels& kernels, const PackedRows& rows, Panel
 void multiply_panel(const PanelKernels& kernels, const PanelCall& call) {
   const PanelMatrix& w = call.w;
   const KRange range = call.range;
-  // A single row tile passes a panel once: nothing to keep in a cache. Two terms pass it twice.
-  const bool once = call.rows.rows <= kTileRows && call.rows.low == nullptr && (!w.int4() || kernels.int4_streams);
-  const int64_t step = once ? range.end - range.begin : kInnerTiles;
+  // Few rows pass a panel once: nothing to keep in the first-level cache. Two terms pass it twice.
+  const bool once = call.rows.rows <= kernels.rows_at_once && call.rows.low == nullptr;
+  const int64_t step = once ? range.end - range.begin : kExpandedTiles;
   PanelJob job{.a_stride = kTileRows * w.k_tiles * kTileK,
                .rows = call.rows.rows,
                .int4 = w.int4(),

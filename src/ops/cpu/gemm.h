@@ -17,13 +17,12 @@ struct PackedRows {
 
 inline constexpr int64_t kMaxBlockRows = 256;                      // rows whose accumulators are kept at once
 inline constexpr int64_t kBlockPanels = 16;                        // panels of one task
-inline constexpr int64_t kInnerTiles = 16;                         // k tiles of an INT4 panel expanded at once
 inline constexpr int64_t kPanelC = kMaxBlockRows * kPanelOutputs;  // f32 accumulators of one panel
 
 // Working memory of one thread of a multiplication.
 struct PanelScratch {
   float* c = nullptr;         // [kBlockPanels][kPanelC]
-  uint16_t* tiles = nullptr;  // [kInnerTiles * kPanelTileElements]
+  uint16_t* tiles = nullptr;  // [kExpandedTiles * kPanelTileElements]
   float* part = nullptr;      // [kPanelC]: sums under one scale
 };
 std::span<PanelScratch> panel_scratches(const CpuContext& cpu);  // one a thread, from cpu.scratch

@@ -29,17 +29,23 @@ Packed pack(TestCpu& cpu, std::span<const RawMatrix> stacked) {
   return packed;
 }
 
-// Element (r, c) as the backend keeps it: all but FP8 as bf16.
-float weight(const RawMatrix& m, int64_t r, int64_t c) {
+// Element (r, c) as the backend multiplies by it: FP8 and, except with AMX, INT4 exactly, all others as bf16.
+float weight(Isa isa, const RawMatrix& m, int64_t r, int64_t c) {
+  if (m.format == WeightFormat::kInt4Group32 && isa != Isa::kAmx) {
+    const int64_t at = m.index(r, c);
+    const uint32_t nibble = static_cast<const uint32_t*>(m.data)[at / 8] >> at % 8 * 4 & 15u;
+    const uint16_t scale = static_cast<const uint16_t*>(m.scale)[m.scale_index(r, c)];
+    return (static_cast<float>(nibble) - 8.0f) * bf16_to_f32(scale);
+  }
   if (m.format == WeightFormat::kF8Block128) return raw_element(m, r, c);
   return bf16_to_f32(f32_to_bf16(raw_element(m, r, c)));
 }
 
 // dot(row i of x, row o of m) and the sum of the magnitudes, in double.
-std::pair<double, double> exact(const Tensor& x, int64_t i, const RawMatrix& m, int64_t o) {
+std::pair<double, double> exact(Isa isa, const Tensor& x, int64_t i, const RawMatrix& m, int64_t o) {
   double sum = 0, size = 0;
   for (int64_t c = 0; c < m.in; ++c) {
-    const double term = static_cast<double>(bf16_to_f32(x.row<uint16_t>(i)[c])) * weight(m, o, c);
+    const double term = static_cast<double>(bf16_to_f32(x.row<uint16_t>(i)[c])) * weight(isa, m, o, c);
     sum += term;
     size += std::fabs(term);
   }
@@ -66,7 +72,7 @@ TEST_P(EveryIsa, LinearIsTheMatrixProductInAllFormatsAndOddShapes) {
       const Tensor half = linear(cpu.context(), x.tensor, packed.matrix, DType::kBF16);
       for (int64_t i = 0; i < 19; ++i) {
         for (int64_t o = 0; o < out; ++o) {
-          const auto [sum, size] = exact(x.tensor, i, m->raw, o);
+          const auto [sum, size] = exact(GetParam(), x.tensor, i, m->raw, o);
           ASSERT_NEAR(y.row<float>(i)[o], sum, 1e-6 * size + 1e-12) << static_cast<int>(format) << " " << i << "," << o;
           ASSERT_EQ(half.row<uint16_t>(i)[o], f32_to_bf16(y.row<float>(i)[o])) << i << "," << o;
         }
@@ -94,7 +100,7 @@ TEST_P(EveryIsa, WindowsBetweenScalesStayQuantised) {
         const Tensor of_wide = linear(cpu.context(), wide, packed.matrix, DType::kF32);
         for (int64_t i = 0; i < 19; ++i)
           for (int64_t o = 0; o < m.out; ++o) {
-            const auto [sum, size] = exact(x.tensor, i, m, o);
+            const auto [sum, size] = exact(GetParam(), x.tensor, i, m, o);
             ASSERT_NEAR(y.row<float>(i)[o], sum, 1e-6 * size + 1e-12) << first << " " << in << " at " << i << "," << o;
             ASSERT_NEAR(of_wide.row<float>(i)[o], sum, 1e-6 * size + 1e-12) << first << " " << in;
           }
@@ -129,36 +135,54 @@ TEST_P(EveryIsa, RowsDoNotDependOnTheirBatchOrThreads) {
 }
 
 TEST_P(EveryIsa, StackedMatricesAreOne) {
-  TestCpu cpu(GetParam(), 2);
-  const auto a = test_matrix(WeightFormat::kInt4Group32, 20, 64, 1), b = test_matrix(WeightFormat::kF32, 37, 64, 2);
-  const RawMatrix both[] = {a->raw, b->raw};
-  const Packed ab = pack(cpu, both), only_a = pack(cpu, std::span(both, 1)), only_b = pack(cpu, std::span(both + 1, 1));
-  const TestRows x(3, 64, 64, 9);
-  const Tensor y = linear(cpu.context(), x.tensor, ab.matrix, DType::kF32);
-  const Tensor ya = linear(cpu.context(), x.tensor, only_a.matrix, DType::kF32);
-  const Tensor yb = linear(cpu.context(), x.tensor, only_b.matrix, DType::kF32);
-  for (int64_t i = 0; i < 3; ++i) {
-    EXPECT_EQ(std::memcmp(y.row<float>(i), ya.row<float>(i), 20 * 4), 0);
-    EXPECT_EQ(std::memcmp(y.row<float>(i) + 20, yb.row<float>(i), 37 * 4), 0);
+  for (const auto& [format_a, format_b] :
+       {std::pair{WeightFormat::kBF16, WeightFormat::kF32}, {WeightFormat::kInt4Group32, WeightFormat::kInt4Group32}}) {
+    TestCpu cpu(GetParam(), 2);
+    const auto a = test_matrix(format_a, 20, 64, 1), b = test_matrix(format_b, 37, 64, 2);
+    const RawMatrix both[] = {a->raw, b->raw};
+    const Packed ab = pack(cpu, both), only_a = pack(cpu, std::span(both, 1)),
+                 only_b = pack(cpu, std::span(both + 1, 1));
+    const TestRows x(3, 64, 64, 9);
+    const Tensor y = linear(cpu.context(), x.tensor, ab.matrix, DType::kF32);
+    const Tensor ya = linear(cpu.context(), x.tensor, only_a.matrix, DType::kF32);
+    const Tensor yb = linear(cpu.context(), x.tensor, only_b.matrix, DType::kF32);
+    for (int64_t i = 0; i < 3; ++i) {
+      EXPECT_EQ(std::memcmp(y.row<float>(i), ya.row<float>(i), 20 * 4), 0);
+      EXPECT_EQ(std::memcmp(y.row<float>(i) + 20, yb.row<float>(i), 37 * 4), 0);
+    }
   }
 }
 
-// All 16 nibbles times many scales: the expansion is raw_element to the bit.
-TEST_P(EveryIsa, Int4ExpandsToRawElements) {
+// INT4 beside another format becomes bf16.
+TEST_P(EveryIsa, StackedFormatsAreBf16) {
+  TestCpu cpu(GetParam(), 2);
+  const auto a = test_matrix(WeightFormat::kInt4Group32, 20, 64, 1), b = test_matrix(WeightFormat::kF32, 37, 64, 2);
+  const RawMatrix both[] = {a->raw, b->raw};
+  const Packed ab = pack(cpu, both);
+  const TestRows x(1, 64, 64, 9);
+  const Tensor y = linear(cpu.context(), x.tensor, ab.matrix, DType::kF32);
+  for (int64_t o = 0; o < 20; ++o) {
+    const auto [sum, size] = exact(Isa::kAmx, x.tensor, 0, a->raw, o);
+    EXPECT_NEAR(y.row<float>(0)[o], sum, 1e-6 * size);
+  }
+}
+
+// All 16 nibbles times many scales, seen through rows of the identity, few and many.
+TEST_P(EveryIsa, Int4ElementsAreThoseOfTheMatrix) {
+  constexpr int64_t kOut = 64, kIn = 2048;
   TestCpu cpu(GetParam(), 1);
-  const auto m = test_matrix(WeightFormat::kInt4Group32, 64, 2048, 21);
+  const auto m = test_matrix(WeightFormat::kInt4Group32, kOut, kIn, 21);
   auto* scales = reinterpret_cast<uint16_t*>(m->scale.data());
   for (int64_t i = 0; i < 64 * 64; ++i) scales[i] = static_cast<uint16_t>(0x3000 + i);  // sixteen binades, positive
   const Packed packed = pack(cpu, std::span(&m->raw, 1));
-  std::vector<uint16_t> tiles(kPanelTileElements);
-  for (int64_t panel = 0; panel < 2; ++panel) {
-    for (int64_t t = 0; t < packed.matrix.k_tiles; ++t) {
-      panel_kernels(GetParam()).expand_int4(packed.matrix.at(panel, t), 1, tiles.data());
-      for (int64_t i = 0; i < kPanelTileElements; ++i) {
-        const int64_t o = panel * 32 + i / 512 * 16 + i % 32 / 2, c = t * 32 + i % 512 / 32 * 2 + i % 2;
-        ASSERT_EQ(tiles[static_cast<size_t>(i)], f32_to_bf16(raw_element(m->raw, o, c))) << o << "," << c;
-      }
-    }
+  const TestRows x(kIn, kIn, kIn, 1);
+  for (int64_t r = 0; r < kIn; ++r)
+    for (int64_t c = 0; c < kIn; ++c) x.tensor.row<uint16_t>(r)[c] = r == c ? 0x3F80 : 0;
+  for (const int64_t rows : {int64_t{1}, int64_t{7}, kIn}) {
+    const Tensor y = linear(cpu.context(), x.tensor.row_range(0, rows), packed.matrix, DType::kF32);
+    for (int64_t c = 0; c < rows; ++c)
+      for (int64_t o = 0; o < kOut; ++o)
+        ASSERT_EQ(y.row<float>(c)[o], weight(GetParam(), m->raw, o, c)) << rows << " rows: " << o << "," << c;
   }
 }
 
@@ -196,15 +220,16 @@ struct ExpertCase {
 };
 
 // The formula in double; the product of gate and up is rounded to bf16, as it is stored.
-std::vector<double> expert_formula(const ExpertCase& c, int64_t token, const RawExpert& e) {
+std::vector<double> expert_formula(Isa isa, const ExpertCase& c, int64_t token, const RawExpert& e) {
   std::vector<double> h(static_cast<size_t>(e.gate.out)), y(static_cast<size_t>(e.down.out));
   for (int64_t i = 0; i < e.gate.out; ++i) {
-    const double gate = exact(c.x.tensor, token, e.gate, i).first, up = exact(c.x.tensor, token, e.up, i).first;
+    const double gate = exact(isa, c.x.tensor, token, e.gate, i).first;
+    const double up = exact(isa, c.x.tensor, token, e.up, i).first;
     h[static_cast<size_t>(i)] = bf16_to_f32(f32_to_bf16(static_cast<float>(gate / (1 + std::exp(-gate)) * up)));
   }
   for (int64_t o = 0; o < e.down.out; ++o) {
     for (int64_t i = 0; i < e.down.in; ++i)
-      y[static_cast<size_t>(o)] += h[static_cast<size_t>(i)] * static_cast<double>(weight(e.down, o, i));
+      y[static_cast<size_t>(o)] += h[static_cast<size_t>(i)] * static_cast<double>(weight(isa, e.down, o, i));
   }
   return y;
 }
@@ -223,7 +248,7 @@ void expect_weighted_sums(Isa isa, ExpertCase& c, PanelFormat format) {
     for (size_t k = 0; k < 3; ++k) {
       const auto slot = static_cast<size_t>(t) * 3 + k;
       if (c.ids[slot] < 0) continue;
-      const std::vector<double> part = expert_formula(c, t, c.raw[static_cast<size_t>(c.ids[slot])]);
+      const std::vector<double> part = expert_formula(isa, c, t, c.raw[static_cast<size_t>(c.ids[slot])]);
       for (size_t o = 0; o < want.size(); ++o) want[o] += static_cast<double>(c.weights[slot]) * part[o];
     }
     for (const double v : want) largest = std::fmax(largest, std::fabs(v));

@@ -9,7 +9,8 @@
 namespace perigee::cpu {
 namespace {
 
-constexpr int64_t kLine = 32;  // bf16 of one cache line, a tile row
+constexpr int64_t kLine = 32;        // bf16 of one cache line, a tile row
+constexpr int64_t kWeightRow = 128;  // bytes from one row of a B tile to the next
 
 // Tiles 0-1: activations, 2-3: weights, 4-7: accumulators (row tile, output tile).
 struct alignas(64) TileConfig {
@@ -82,10 +83,10 @@ void multiply_pair(const PanelJob& job, RowTile r0, RowTile r1, int64_t fetched,
         _mm_prefetch(out + t * job.out.row + job.out.half, _MM_HINT_T0);
       }
     }
-    _tile_loadd(2, b, 64);
+    _tile_loadd(2, b, kWeightRow);
     _tile_stream_loadd(0, r0.a, 64);
     _tile_dpbf16ps(4, 0, 2);
-    _tile_loadd(3, b + kPanelTileElements / 2, 64);
+    _tile_loadd(3, b + kLine, kWeightRow);
     _tile_dpbf16ps(5, 0, 3);
     _tile_stream_loadd(1, r1.a, 64);
     _tile_dpbf16ps(6, 1, 2);
@@ -115,9 +116,9 @@ void end_single(const PanelJob& job, const RowTile& r) {
 
 inline void step_single(const uint16_t* a, const uint16_t* b) {
   _tile_loadd(0, a, 64);
-  _tile_loadd(2, b, 64);
+  _tile_loadd(2, b, kWeightRow);
   _tile_dpbf16ps(4, 0, 2);
-  _tile_loadd(3, b + kPanelTileElements / 2, 64);
+  _tile_loadd(3, b + kLine, kWeightRow);
   _tile_dpbf16ps(5, 0, 3);
 }
 
@@ -176,9 +177,8 @@ void multiply(const PanelJob& job) {
 }  // namespace
 
 const PanelKernels kPanelKernelsAmx = {
-    .int4_streams = true,
+    .rows_at_once = kTileRows,
     .multiply = multiply,
-    .expand_int4 = expand_int4_avx512,
     .tile_to_bf16 = tile_to_bf16_avx512,
     .split = split_avx512,
     .add_scaled = add_scaled_avx512,

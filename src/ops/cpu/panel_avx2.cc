@@ -17,57 +17,148 @@ inline __m256 odd_f32(__m256i pairs) {
   return _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32(static_cast<int>(0xFFFF0000u))));
 }
 
-// R rows of a row tile of m rows times the 16 outputs of one B tile: R x 2 accumulators of 8, one chain each.
+constexpr int kLanes = 8;                         // outputs of a register
+constexpr int kVectors = kPanelOutputs / kLanes;  // registers of a row's sums
+constexpr int64_t kRowsAtOnce = 2;                // whose sums, inputs and weights 16 registers hold
+
+inline __m256i load(const void* p) {
+  return _mm256_loadu_si256(static_cast<const __m256i*>(p));
+}
+
+// R rows, one after another in `pairs` (16 pairs each), times a k tile: one chain of additions an output.
 template <int R>
-void multiply_rows(const PanelJob& job, int64_t half, const uint16_t* a, int64_t m, int64_t row) {
-  const bool adds = job.in.c != nullptr;
-  const float* in =
-      !adds ? nullptr : job.in.c + row / kTileRows * job.in.tile + row % kTileRows * job.in.row + half * job.in.half;
-  float* out = job.out.c + row / kTileRows * job.out.tile + row % kTileRows * job.out.row + half * job.out.half;
-  __m256 acc[R][2];
-  for (int r = 0; r < R; ++r) {
-    for (int h = 0; h < 2; ++h) acc[r][h] = adds ? _mm256_loadu_ps(in + r * job.in.row + h * 8) : _mm256_setzero_ps();
-  }
-  const uint16_t* b = job.int4 ? job.tiles : reinterpret_cast<const uint16_t*>(job.b);
-  b += half * kPanelTileElements / 2;
-  for (int64_t t = 0; t < job.k_tiles; ++t, a += m * kTileK, b += kPanelTileElements) {
-    const auto* pairs = reinterpret_cast<const int32_t*>(a);
-    for (int64_t p = 0; p < kPairs; ++p) {
-      const __m256i b0 = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(b + p * 32));
-      const __m256i b1 = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(b + p * 32 + 16));
+inline void add_tile(const uint16_t* b, const int32_t* pairs, __m256 (&sums)[R][kVectors]) {
+  for (int64_t p = 0; p < kPairs; ++p) {
+    __m256 even[R], odd[R];
+    for (int r = 0; r < R; ++r) {
+      const __m256i x = _mm256_set1_epi32(pairs[r * kPairs + p]);
+      even[r] = even_f32(x);
+      odd[r] = odd_f32(x);
+    }
 #pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) {
+      const __m256i w = load(b + p * 64 + v * 16);
       for (int r = 0; r < R; ++r) {
-        const __m256i x = _mm256_set1_epi32(pairs[r * kPairs + p]);
-        acc[r][0] = _mm256_fmadd_ps(even_f32(x), even_f32(b0), acc[r][0]);
-        acc[r][1] = _mm256_fmadd_ps(even_f32(x), even_f32(b1), acc[r][1]);
-        acc[r][0] = _mm256_fmadd_ps(odd_f32(x), odd_f32(b0), acc[r][0]);
-        acc[r][1] = _mm256_fmadd_ps(odd_f32(x), odd_f32(b1), acc[r][1]);
+        sums[r][v] = _mm256_fmadd_ps(even[r], even_f32(w), sums[r][v]);
+        sums[r][v] = _mm256_fmadd_ps(odd[r], odd_f32(w), sums[r][v]);
       }
     }
   }
+}
+
+constexpr float kTopBits = 1 << 28;  // what a number is multiplied by that lies in the topmost four bits of a lane
+
+// The four bits from kBit on of each lane, a signed number, times kTopBits.
+template <int kBit>
+inline __m256 top_bits(__m256i words) {
+  const __m256i mask = _mm256_set1_epi32(static_cast<int>(0xF0000000u));
+  return _mm256_cvtepi32_ps(_mm256_and_si256(_mm256_slli_epi32(words, 28 - kBit), mask));
+}
+
+// The same of pair kPair of a set of an INT4 tile.
+template <int R, int kPair>
+inline void add_int4_pair(const __m256i (&words)[kVectors], const int32_t* pairs, __m256 (&sums)[R][kVectors]) {
+  __m256 even[R], odd[R];
   for (int r = 0; r < R; ++r) {
-    for (int h = 0; h < 2; ++h) _mm256_storeu_ps(out + r * job.out.row + h * 8, acc[r][h]);
+    const __m256i x = _mm256_set1_epi32(pairs[r * kPairs + kPair]);
+    even[r] = even_f32(x);
+    odd[r] = odd_f32(x);
+  }
+#pragma GCC unroll 4
+  for (int v = 0; v < kVectors; ++v) {
+    const __m256 even_weights = top_bits<4 * kPair>(words[v]);
+    for (int r = 0; r < R; ++r) sums[r][v] = _mm256_fmadd_ps(even[r], even_weights, sums[r][v]);
+    const __m256 odd_weights = top_bits<4 * kPair + 16>(words[v]);
+    for (int r = 0; r < R; ++r) sums[r][v] = _mm256_fmadd_ps(odd[r], odd_weights, sums[r][v]);
   }
 }
 
-// `first` is the row of the job that the row tile begins with.
-void multiply_row_tile(const PanelJob& job, const uint16_t* a, int64_t m, int64_t first) {
-  using Body = void (*)(const PanelJob&, int64_t, const uint16_t*, int64_t, int64_t);
-  constexpr Body kBodies[] = {multiply_rows<1>, multiply_rows<2>, multiply_rows<3>, multiply_rows<4>};
-  for (int64_t row = 0; row < m; row += 4) {
-    const int64_t rows = m - row < 4 ? m - row : 4;
-    for (int64_t half = 0; half < 2; ++half) kBodies[rows - 1](job, half, a + row * kTileK, m, first + row);
+// The same of a whole INT4 tile: sums of its whole numbers, times kTopBits.
+template <int R>
+inline void add_int4_tile(const uint8_t* tile, const int32_t* pairs, __m256 (&sums)[R][kVectors]) {
+  const __m256i signs = _mm256_set1_epi32(static_cast<int>(0x88888888u));  // n ^ 8 is n - 8 as a signed number
+  for (int64_t set = 0; set < kPairs / 4; ++set, pairs += 4) {
+    __m256i words[kVectors];
+    for (int v = 0; v < kVectors; ++v) words[v] = _mm256_xor_si256(load(tile + 64 + set * 128 + v * 32), signs);
+    add_int4_pair<R, 0>(words, pairs, sums);
+    add_int4_pair<R, 1>(words, pairs, sums);
+    add_int4_pair<R, 2>(words, pairs, sums);
+    add_int4_pair<R, 3>(words, pairs, sums);
   }
 }
 
-void expand_int4(const uint8_t* packed, int64_t k_tiles, uint16_t* tiles);
+// Where the sums of some rows begin, and their layout.
+struct RowSums {
+  RowSums(const PanelSums& sums, int64_t first_row)
+      : c(sums.c == nullptr ? nullptr : sums.c + first_row / kTileRows * sums.tile + first_row % kTileRows * sums.row),
+        row(sums.row),
+        half(sums.half) {}
+  float* at(int r, int v) const { return c + r * row + v / 2 * half + v % 2 * kLanes; }
+  float* c;
+  int64_t row, half;
+};
+
+inline __m256 sum_before(const RowSums& sums, int r, int v) {
+  return sums.c == nullptr ? _mm256_setzero_ps() : _mm256_loadu_ps(sums.at(r, v));
+}
+
+// R rows from `row` of the job on, `a` within their row tile of m rows.
+template <int R>
+void multiply_rows(const PanelJob& job, const uint16_t* a, int64_t m, int64_t row) {
+  const RowSums in(job.in, row), out(job.out, row);
+  __m256 sums[R][kVectors];
+  for (int r = 0; r < R; ++r)
+    for (int v = 0; v < kVectors; ++v) sums[r][v] = sum_before(in, r, v);
+  const auto* b = reinterpret_cast<const uint16_t*>(job.b);
+  for (int64_t t = 0; t < job.k_tiles; ++t, a += m * kTileK, b += kPanelTileElements)
+    add_tile(b, reinterpret_cast<const int32_t*>(a), sums);
+  for (int r = 0; r < R; ++r)
+    for (int v = 0; v < kVectors; ++v) _mm256_storeu_ps(out.at(r, v), sums[r][v]);
+}
+
+// The same of INT4 weights, whose whole numbers are in job.tiles if kExpanded.
+template <int R, bool kExpanded>
+void multiply_int4_rows(const PanelJob& job, const uint16_t* a, int64_t m, int64_t row) {
+  const uint8_t* b = job.b;
+  const RowSums out(job.out, row);
+  RowSums before(job.in, row);
+  for (int64_t t = 0; t < job.k_tiles; ++t, a += m * kTileK, b += kInt4TileBytes, before = out) {
+    __m256 part[R][kVectors] = {};
+    const auto* pairs = reinterpret_cast<const int32_t*>(a);
+    if constexpr (kExpanded) {
+      add_tile(job.tiles + t * kPanelTileElements, pairs, part);
+    } else {
+      add_int4_tile(b, pairs, part);
+    }
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) {
+      const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(b + v * 16));
+      __m256 scale = even_f32(_mm256_cvtepu16_epi32(bits));
+      if (!kExpanded) scale = _mm256_mul_ps(scale, _mm256_set1_ps(1 / kTopBits));
+      for (int r = 0; r < R; ++r)
+        _mm256_storeu_ps(out.at(r, v), _mm256_fmadd_ps(part[r][v], scale, sum_before(before, r, v)));
+    }
+  }
+}
+
+using RowsBody = void (*)(const PanelJob& job, const uint16_t* a, int64_t m, int64_t row);
+constexpr RowsBody kBf16Rows[kRowsAtOnce] = {multiply_rows<1>, multiply_rows<2>};
+template <bool kExpanded>
+constexpr RowsBody kInt4Rows[kRowsAtOnce] = {multiply_int4_rows<1, kExpanded>, multiply_int4_rows<2, kExpanded>};
+
+void expand_whole_numbers(const PanelJob& job);
 
 void multiply(const PanelJob& job) {
-  if (job.int4) expand_int4(job.b, job.k_tiles, job.tiles);
-  for (int64_t row = 0; row < job.rows; row += kTileRows) {
-    const int64_t m = job.rows - row < kTileRows ? job.rows - row : kTileRows;
-    const int64_t tile = row / kTileRows;
-    multiply_row_tile(job, job.a + tile * job.a_stride + job.k_begin * m * kTileK, m, row);
+  const bool expanded = job.int4 && job.rows > kRowsAtOnce;
+  if (expanded) expand_whole_numbers(job);
+  const RowsBody* bodies = !job.int4 ? kBf16Rows : expanded ? kInt4Rows<true> : kInt4Rows<false>;
+  for (int64_t row = 0; row < job.rows;) {
+    const int64_t tile = row / kTileRows, in_tile = row % kTileRows;
+    const int64_t m = job.rows - tile * kTileRows < kTileRows ? job.rows - tile * kTileRows : kTileRows;
+    const int64_t rows = m - in_tile < kRowsAtOnce ? m - in_tile : kRowsAtOnce;
+    const uint16_t* a = job.a + tile * job.a_stride + (job.k_begin * m + in_tile) * kTileK;
+    bodies[rows - 1](job, a, m, row);
+    row += rows;
   }
 }
 
@@ -86,35 +177,33 @@ inline __m256i join(__m256i low, __m256i high) {
   return _mm256_permute4x64_epi64(_mm256_packus_epi32(low, high), 0xD8);
 }
 
-inline __m256i int4_pairs(__m256i words, int shift, __m256 scale) {
-  const __m256i nibbles = _mm256_and_si256(_mm256_srli_epi32(words, shift), _mm256_set1_epi32(15));
-  const __m256 q = _mm256_cvtepi32_ps(_mm256_sub_epi32(nibbles, _mm256_set1_epi32(8)));
-  return round_bf16(_mm256_mul_ps(q, scale));
-}
-
-// Eight rows of a quarter of a B tile (8 outputs): 16 words, scales of outputs 0-3 and 4-7, each twice.
-void expand_half(const uint8_t* words, const __m256 scale[2], uint16_t* out) {
-  const __m256i low = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(words));
-  const __m256i high = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(words + 32));
-  for (int j = 0; j < 8; ++j) {
-    const __m256i row = join(int4_pairs(low, 4 * j, scale[0]), int4_pairs(high, 4 * j, scale[1]));
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + j * 32), row);
-  }
-}
-
-void expand_int4(const uint8_t* packed, int64_t k_tiles, uint16_t* tiles) {
-  for (int64_t i = 0; i < 4 * k_tiles; ++i) {  // k tile, B tile, half of it
-    const uint8_t* base = packed + i / 4 * kInt4TileBytes;
-    const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(base + i % 4 * 16));
-    const __m256i wide = _mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16);
-    const __m256i spread = _mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3);
-    const __m256i spread_high = _mm256_add_epi32(spread, _mm256_set1_epi32(4));
-    const __m256 scale[2] = {_mm256_castsi256_ps(_mm256_permutevar8x32_epi32(wide, spread)),
-                             _mm256_castsi256_ps(_mm256_permutevar8x32_epi32(wide, spread_high))};
-    const uint8_t* words = base + 64 + i % 4 * 128;
-    uint16_t* out = tiles + i / 2 * kPanelTileElements / 2 + i % 2 * 16;
-    expand_half(words, scale, out);
-    expand_half(words + 64, scale, out + 256);
+// The bf16 of -8 ... 7 have zeros in all but the high byte and the topmost two bits of the low one.
+void expand_whole_numbers(const PanelJob& job) {
+  const auto twice = [](auto... bytes) {
+    return _mm256_broadcastsi128_si256(_mm_setr_epi8(static_cast<char>(bytes)...));
+  };
+  const __m256i high =
+      twice(0xC1, 0xC0, 0xC0, 0xC0, 0xC0, 0xC0, 0xC0, 0xBF, 0x00, 0x3F, 0x40, 0x40, 0x40, 0x40, 0x40, 0x40);
+  const __m256i low =
+      twice(0x00, 0xE0, 0xC0, 0xA0, 0x80, 0x40, 0x00, 0x80, 0x00, 0x80, 0x00, 0x40, 0x80, 0xA0, 0xC0, 0xE0);
+  const __m256i four_bits = _mm256_set1_epi16(15);
+  uint16_t* out = job.tiles;
+  for (int64_t t = 0; t < job.k_tiles; ++t) {
+    const uint8_t* at = job.b + t * kInt4TileBytes + 64;
+    for (int64_t set = 0; set < kPairs / 4; ++set, out += 4 * 64) {
+      for (int v = 0; v < kVectors; ++v, at += 32) {
+        __m256i words = load(at);
+        for (int64_t p = 0; p < 4; ++p) {
+          const __m256i index = _mm256_and_si256(words, four_bits);
+          const __m256i low_bytes = _mm256_and_si256(_mm256_shuffle_epi8(low, index), _mm256_set1_epi16(0xFF));
+          const __m256i high_bytes = _mm256_and_si256(_mm256_shuffle_epi8(high, _mm256_slli_epi16(index, 8)),
+                                                      _mm256_set1_epi16(static_cast<int16_t>(0xFF00)));
+          _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + p * 64 + v * 16),
+                              _mm256_or_si256(low_bytes, high_bytes));
+          words = _mm256_srli_epi16(words, 4);
+        }
+      }
+    }
   }
 }
 
@@ -225,9 +314,8 @@ void dots(const float* x, const float* w, int64_t n, int64_t num_rows, float* ou
 }  // namespace
 
 const PanelKernels kPanelKernelsAvx2 = {
-    .int4_streams = false,
+    .rows_at_once = kRowsAtOnce,
     .multiply = multiply,
-    .expand_int4 = expand_int4,
     .tile_to_bf16 = tile_to_bf16,
     .split = split,
     .add_scaled = add_scaled,

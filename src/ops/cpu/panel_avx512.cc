@@ -15,65 +15,170 @@ inline __m512bh as_bf16(__m512i v) {
   return (__m512bh)v;
 }
 
-// R rows of a row tile of m rows times a panel: R x 2 accumulators, one chain each.
+// R rows, one after another in `pairs` (16 pairs each), times a k tile: one chain of additions an output.
 template <int R>
-void multiply_rows(const PanelJob& job, const uint16_t* a, int64_t m, int64_t row) {
-  const bool adds = job.in.c != nullptr;
-  const float* in = !adds ? nullptr : job.in.c + row / kTileRows * job.in.tile + row % kTileRows * job.in.row;
-  float* out = job.out.c + row / kTileRows * job.out.tile + row % kTileRows * job.out.row;
-  __m512 acc[R][2];
-  for (int r = 0; r < R; ++r) {
-    for (int h = 0; h < 2; ++h)
-      acc[r][h] = adds ? _mm512_loadu_ps(in + h * job.in.half + r * job.in.row) : _mm512_setzero_ps();
-  }
-  const uint16_t* b = job.int4 ? job.tiles : reinterpret_cast<const uint16_t*>(job.b);
-  for (int64_t t = 0; t < job.k_tiles; ++t, a += m * kTileK, b += kPanelTileElements) {
-    const auto* pairs = reinterpret_cast<const int32_t*>(a);
-    for (int64_t p = 0; p < kPairs; ++p) {
-      const __m512bh b0 = as_bf16(_mm512_loadu_si512(b + p * 32));
-      const __m512bh b1 = as_bf16(_mm512_loadu_si512(b + kPanelTileElements / 2 + p * 32));
-#pragma GCC unroll 6
-      for (int r = 0; r < R; ++r) {
-        const __m512bh x = as_bf16(_mm512_set1_epi32(pairs[r * kPairs + p]));
-        acc[r][0] = _mm512_dpbf16_ps(acc[r][0], x, b0);
-        acc[r][1] = _mm512_dpbf16_ps(acc[r][1], x, b1);
-      }
+inline void add_tile(const uint16_t* b, const int32_t* pairs, __m512 (&sums)[R][2]) {
+  for (int64_t p = 0; p < kPairs; ++p) {
+    const __m512bh b0 = as_bf16(_mm512_loadu_si512(b + p * 64));
+    const __m512bh b1 = as_bf16(_mm512_loadu_si512(b + p * 64 + 32));
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      const __m512bh x = as_bf16(_mm512_set1_epi32(pairs[r * kPairs + p]));
+      sums[r][0] = _mm512_dpbf16_ps(sums[r][0], x, b0);
+      sums[r][1] = _mm512_dpbf16_ps(sums[r][1], x, b1);
     }
-  }
-  for (int r = 0; r < R; ++r) {
-    for (int h = 0; h < 2; ++h) _mm512_storeu_ps(out + h * job.out.half + r * job.out.row, acc[r][h]);
   }
 }
 
-// `first` is the row of the job that the row tile begins with.
-void multiply_row_tile(const PanelJob& job, const uint16_t* a, int64_t m, int64_t first) {
-  using Body = void (*)(const PanelJob&, const uint16_t*, int64_t, int64_t);
-  constexpr Body kBodies[] = {multiply_rows<1>, multiply_rows<2>, multiply_rows<3>,
-                              multiply_rows<4>, multiply_rows<5>, multiply_rows<6>};
-  for (int64_t row = 0; row < m; row += 6) {
-    const int64_t rows = m - row < 6 ? m - row : 6;
-    kBodies[rows - 1](job, a + row * kTileK, m, first + row);
+// The bf16 of -8 ... 7, twice: an index of five bits whose fifth may be anything.
+inline __m512i whole_numbers() {
+  const __m256i once =
+      _mm256_setr_epi16(static_cast<int16_t>(0xC100), static_cast<int16_t>(0xC0E0), static_cast<int16_t>(0xC0C0),
+                        static_cast<int16_t>(0xC0A0), static_cast<int16_t>(0xC080), static_cast<int16_t>(0xC040),
+                        static_cast<int16_t>(0xC000), static_cast<int16_t>(0xBF80), 0x0000, 0x3F80, 0x4000, 0x4040,
+                        0x4080, 0x40A0, 0x40C0, 0x40E0);
+  return _mm512_broadcast_i64x4(once);
+}
+
+// The same of an INT4 tile's whole numbers, which are looked up as they are multiplied.
+template <int R>
+inline void add_int4_tile(const uint8_t* tile, __m512i numbers, const int32_t* pairs, __m512 (&sums)[R][2]) {
+  for (int64_t set = 0; set < kPairs / 4; ++set) {
+    __m512i w0 = _mm512_loadu_si512(tile + 64 + set * 128);
+    __m512i w1 = _mm512_loadu_si512(tile + 128 + set * 128);
+#pragma GCC unroll 4
+    for (int64_t i = 0; i < 4; ++i) {
+      const __m512bh b0 = as_bf16(_mm512_permutexvar_epi16(w0, numbers));
+      const __m512bh b1 = as_bf16(_mm512_permutexvar_epi16(w1, numbers));
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) {
+        const __m512bh x = as_bf16(_mm512_set1_epi32(pairs[r * kPairs + 4 * set + i]));
+        sums[r][0] = _mm512_dpbf16_ps(sums[r][0], x, b0);
+        sums[r][1] = _mm512_dpbf16_ps(sums[r][1], x, b1);
+      }
+      w0 = _mm512_srli_epi16(w0, 4);
+      w1 = _mm512_srli_epi16(w1, 4);
+    }
+  }
+}
+
+// Where the sums of some rows begin, and their layout.
+struct RowSums {
+  RowSums(const PanelSums& sums, int64_t first_row)
+      : c(sums.c == nullptr ? nullptr : sums.c + first_row / kTileRows * sums.tile + first_row % kTileRows * sums.row),
+        row(sums.row),
+        half(sums.half) {}
+  float* c;
+  int64_t row, half;
+};
+
+template <int R>
+inline void load_sums(const RowSums& at, __m512 (&sums)[R][2]) {
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) {
+    sums[r][0] = at.c == nullptr ? _mm512_setzero_ps() : _mm512_loadu_ps(at.c + r * at.row);
+    sums[r][1] = at.c == nullptr ? _mm512_setzero_ps() : _mm512_loadu_ps(at.c + r * at.row + at.half);
+  }
+}
+
+// R rows from `row` of the job on, `a` within their row tile of m rows.
+template <int R>
+void multiply_rows(const PanelJob& job, const uint16_t* a, int64_t m, int64_t row) {
+  __m512 sums[R][2];
+  load_sums({job.in, row}, sums);
+  const auto* b = reinterpret_cast<const uint16_t*>(job.b);
+  for (int64_t t = 0; t < job.k_tiles; ++t, a += m * kTileK, b += kPanelTileElements)
+    add_tile(b, reinterpret_cast<const int32_t*>(a), sums);
+  const RowSums out(job.out, row);
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) {
+    _mm512_storeu_ps(out.c + r * out.row, sums[r][0]);
+    _mm512_storeu_ps(out.c + r * out.row + out.half, sums[r][1]);
+  }
+}
+
+inline __m512 bf16_to_f32(const uint8_t* bits) {
+  return _mm512_castsi512_ps(
+      _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(bits))), 16));
+}
+
+// The same of INT4 weights, whose whole numbers are in job.tiles if kExpanded.
+template <int R, bool kExpanded>
+void multiply_int4_rows(const PanelJob& job, const uint16_t* a, int64_t m, int64_t row) {
+  const __m512i numbers = whole_numbers();
+  const uint8_t* b = job.b;
+  const RowSums out(job.out, row);
+  RowSums before(job.in, row);
+  for (int64_t t = 0; t < job.k_tiles; ++t, a += m * kTileK, b += kInt4TileBytes, before = out) {
+    __m512 part[R][2] = {};
+    const auto* pairs = reinterpret_cast<const int32_t*>(a);
+    if constexpr (kExpanded) {
+      add_tile(job.tiles + t * kPanelTileElements, pairs, part);
+    } else {
+      add_int4_tile(b, numbers, pairs, part);
+    }
+    const __m512 scale0 = bf16_to_f32(b), scale1 = bf16_to_f32(b + 32);
+    __m512 sums[R][2];
+    load_sums(before, sums);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      _mm512_storeu_ps(out.c + r * out.row, _mm512_fmadd_ps(part[r][0], scale0, sums[r][0]));
+      _mm512_storeu_ps(out.c + r * out.row + out.half, _mm512_fmadd_ps(part[r][1], scale1, sums[r][1]));
+    }
+  }
+}
+
+constexpr int64_t kRowsAtOnce = 8;  // 16 accumulators: enough to hide the latency of additions, and not spilled
+
+using RowsBody = void (*)(const PanelJob& job, const uint16_t* a, int64_t m, int64_t row);
+constexpr RowsBody kBf16Rows[kRowsAtOnce] = {multiply_rows<1>, multiply_rows<2>, multiply_rows<3>, multiply_rows<4>,
+                                             multiply_rows<5>, multiply_rows<6>, multiply_rows<7>, multiply_rows<8>};
+template <bool kExpanded>
+constexpr RowsBody kInt4Rows[kRowsAtOnce] = {multiply_int4_rows<1, kExpanded>, multiply_int4_rows<2, kExpanded>,
+                                             multiply_int4_rows<3, kExpanded>, multiply_int4_rows<4, kExpanded>,
+                                             multiply_int4_rows<5, kExpanded>, multiply_int4_rows<6, kExpanded>,
+                                             multiply_int4_rows<7, kExpanded>, multiply_int4_rows<8, kExpanded>};
+
+void expand_whole_numbers(const PanelJob& job) {
+  const __m512i numbers = whole_numbers();
+  uint16_t* out = job.tiles;
+  for (int64_t t = 0; t < job.k_tiles; ++t) {
+    const uint8_t* words = job.b + t * kInt4TileBytes + 64;
+    for (int64_t set = 0; set < kPairs / 4; ++set, words += 128) {
+      __m512i w0 = _mm512_loadu_si512(words), w1 = _mm512_loadu_si512(words + 64);
+      for (int64_t i = 0; i < 4; ++i, out += 64) {
+        _mm512_storeu_si512(out, _mm512_permutexvar_epi16(w0, numbers));
+        _mm512_storeu_si512(out + 32, _mm512_permutexvar_epi16(w1, numbers));
+        w0 = _mm512_srli_epi16(w0, 4);
+        w1 = _mm512_srli_epi16(w1, 4);
+      }
+    }
   }
 }
 
 void multiply(const PanelJob& job) {
-  if (job.int4) expand_int4_avx512(job.b, job.k_tiles, job.tiles);
-  for (int64_t row = 0; row < job.rows; row += kTileRows) {
-    const int64_t m = job.rows - row < kTileRows ? job.rows - row : kTileRows;
-    const int64_t tile = row / kTileRows;
-    multiply_row_tile(job, job.a + tile * job.a_stride + job.k_begin * m * kTileK, m, row);
+  const bool expanded = job.int4 && job.rows > kTileRows;
+  if (expanded) expand_whole_numbers(job);
+  const RowsBody* bodies = !job.int4 ? kBf16Rows : expanded ? kInt4Rows<true> : kInt4Rows<false>;
+  for (int64_t row = 0; row < job.rows;) {
+    const int64_t tile = row / kTileRows, in_tile = row % kTileRows;
+    const int64_t m = job.rows - tile * kTileRows < kTileRows ? job.rows - tile * kTileRows : kTileRows;
+    const int64_t rows = m - in_tile < kRowsAtOnce ? m - in_tile : kRowsAtOnce;
+    const uint16_t* a = job.a + tile * job.a_stride + (job.k_begin * m + in_tile) * kTileK;
+    bodies[rows - 1](job, a, m, row);
+    row += rows;
   }
 }
 
 // A nibble n at bit `shift` of the mantissa of 1.0 reads 1 + n * 2^(shift - 23); times 2^(23 - shift) * s, minus
-// (2^(23 - shift) + 8) * s, it is (n - 8) * s, exactly, in one FMA, for shifts 8, 12 and 16 (s has 8 bits).
+// (2^(23 - shift) + 8) * s, it is (n - 8) * s, exactly, in one FMA, for shifts 8 and 12 (s has 8 bits).
 struct NibbleScale {
-  __m512 times[3], minus[3];
+  __m512 times[2], minus[2];
 };
 
 inline NibbleScale nibble_scale(__m512 s) {
   NibbleScale out;
-  for (int i = 0; i < 3; ++i) {
+  for (int i = 0; i < 2; ++i) {
     const float power = static_cast<float>(1 << (15 - 4 * i));
     out.times[i] = _mm512_mul_ps(s, _mm512_set1_ps(power));
     out.minus[i] = _mm512_mul_ps(s, _mm512_set1_ps(power + 8.0f));
@@ -89,24 +194,19 @@ inline __m512 nibble(__m512i words, const NibbleScale& s) {
   return _mm512_fmsub_ps(_mm512_castsi512_ps(bits), s.times[I], s.minus[I]);
 }
 
-template <int I>
-inline void store_pair(uint16_t* row, __m512i low, __m512i high, const NibbleScale& low_s, const NibbleScale& high_s) {
-  const __m512bh out = _mm512_cvtne2ps_pbh(nibble<I>(high, high_s), nibble<I>(low, low_s));
-  _mm512_storeu_si512(row, (__m512i)out);
-}
-
-// Eight rows (input pairs) of a B tile from one set of words of its two halves.
-inline void expand_set(__m512i low, __m512i high, const NibbleScale& low_s, const NibbleScale& high_s, uint16_t* out) {
-  const __m512i low_left = _mm512_slli_epi32(low, 8), high_left = _mm512_slli_epi32(high, 8);
-  const __m512i low_right = _mm512_srli_epi32(low, 12), high_right = _mm512_srli_epi32(high, 12);
-  store_pair<0>(out, low_left, high_left, low_s, high_s);
-  store_pair<1>(out + 32, low_left, high_left, low_s, high_s);
-  store_pair<0>(out + 64, low, high, low_s, high_s);
-  store_pair<1>(out + 96, low, high, low_s, high_s);
-  store_pair<2>(out + 128, low, high, low_s, high_s);
-  store_pair<0>(out + 160, low_right, high_right, low_s, high_s);
-  store_pair<1>(out + 192, low_right, high_right, low_s, high_s);
-  store_pair<2>(out + 224, low_right, high_right, low_s, high_s);
+// Four rows (input pairs) of a B tile from the words of one set; `low` has outputs 0-7, `high` 8-15.
+inline void expand_set(const uint8_t* words, const NibbleScale& low, const NibbleScale& high, uint16_t* out) {
+  const auto* halves = reinterpret_cast<const __m256i*>(words);
+  const __m512i low_right = _mm512_cvtepu16_epi32(_mm256_loadu_si256(halves));
+  const __m512i high_right = _mm512_cvtepu16_epi32(_mm256_loadu_si256(halves + 1));
+  const __m512i low_left = _mm512_slli_epi32(low_right, 8), high_left = _mm512_slli_epi32(high_right, 8);
+  const auto store = [&](int64_t row, __m512 high_values, __m512 low_values) {
+    _mm512_storeu_si512(out + row * 64, (__m512i)_mm512_cvtne2ps_pbh(high_values, low_values));
+  };
+  store(0, nibble<0>(high_left, high), nibble<0>(low_left, low));
+  store(1, nibble<1>(high_left, high), nibble<1>(low_left, low));
+  store(2, nibble<0>(high_right, high), nibble<0>(low_right, low));
+  store(3, nibble<1>(high_right, high), nibble<1>(low_right, low));
 }
 
 // e^x to about 1 ulp, x clamped to [-87, 88]: 2^n * e^r, |r| <= ln(2) / 2, Taylor to the seventh order.
@@ -138,19 +238,15 @@ void expand_int4_avx512(const uint8_t* packed, int64_t k_tiles, uint16_t* tiles)
   for (int64_t t = 0; t < 2 * k_tiles; ++t) {
     const uint8_t* base = packed + t / 2 * kInt4TileBytes;
     const auto* scales = reinterpret_cast<const __m256i*>(base + t % 2 * 32);
-    const uint8_t* words = base + 64 + t % 2 * 256;
+    const uint8_t* words = base + 64 + t % 2 * 64;
     // Packed panels lie one after another: what will be expanded some k tiles later is being fetched meanwhile.
     for (int64_t i = t % 2; i < kInt4TileBytes / 64; i += 2)
       _mm_prefetch(base + 7 * kInt4TileBytes + i * 64, _MM_HINT_T0);
     const __m512i wide = _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(scales)), 16);
     const NibbleScale low_s = nibble_scale(_mm512_castsi512_ps(_mm512_permutexvar_epi32(spread_low, wide)));
     const NibbleScale high_s = nibble_scale(_mm512_castsi512_ps(_mm512_permutexvar_epi32(spread_high, wide)));
-    uint16_t* out = tiles + t * kPanelTileElements / 2;
-    for (int set = 0; set < 2; ++set) {
-      const __m512i low = _mm512_loadu_si512(words + set * 64);
-      const __m512i high = _mm512_loadu_si512(words + 128 + set * 64);
-      expand_set(low, high, low_s, high_s, out + set * 256);
-    }
+    uint16_t* out = tiles + t / 2 * kPanelTileElements + t % 2 * 32;
+    for (int64_t set = 0; set < 4; ++set) expand_set(words + set * 128, low_s, high_s, out + set * 256);
   }
 }
 
@@ -229,9 +325,8 @@ void dots_avx512(const float* x, const float* w, int64_t n, int64_t num_rows, fl
 }
 
 const PanelKernels kPanelKernelsAvx512 = {
-    .int4_streams = false,
+    .rows_at_once = kRowsAtOnce,
     .multiply = multiply,
-    .expand_int4 = expand_int4_avx512,
     .tile_to_bf16 = tile_to_bf16_avx512,
     .split = split_avx512,
     .add_scaled = add_scaled_avx512,

@@ -1,14 +1,17 @@
 // Matrix kernels, one set per instruction set, over one packed layout.
 //
-// Weights: a panel is 32 outputs. For each k tile (32 inputs) it holds two B tiles (outputs 0-15, 16-31) of 16 rows of
-// 64 bytes; row p has, for each of 16 outputs, the bf16 pair (input 2p, input 2p + 1): what TDPBF16PS and VDPBF16PS
-// read. INT4 panels hold 576 bytes a k tile: 32 bf16 scales, then for each B tile and each half of it (8 outputs) two
-// sets of 16 words; word 2o + q of set s has the nibbles of inputs 16s + 2j + q, j = 0 ... 7, of output o of the half.
+// Weights: a panel is 32 outputs. A bf16 panel holds, for each k tile (32 inputs), 16 rows of 128 bytes; row p has, for
+// each output, the pair (input 2p, input 2p + 1). Lines of outputs 0-15 and 16-31 alternate: few rows of activations
+// read a panel from its first byte to its last, and each half is a B tile of TDPBF16PS with rows 128 bytes apart.
+// An INT4 panel holds 576 bytes a k tile: 32 bf16 scales, then four sets (8 inputs) of a 32-bit word an output. The low
+// half of a word has the even inputs of the set, four bits each, the high half the odd ones.
 //
 // Activations: a row tile is 16 rows (the last one fewer, m). For each k tile it holds m rows of 32 bf16.
 //
 // An output is one chain of additions in ascending k, whatever the number of rows, so it does not depend on the rows
-// that it is computed with. The order inside a k tile is the instruction set's own.
+// that it is computed with. The order inside a k tile is the instruction set's own. INT4 weights are exact in AVX2 and
+// AVX-512: the sum of a k tile over whole numbers is multiplied by the scale. AMX rounds each weight to bf16, for its
+// sums leave the tiles too slowly (ADR 0017).
 //
 // This header is included by files compiled for one instruction set: it must stay free of inline functions.
 #pragma once
@@ -23,6 +26,7 @@ inline constexpr int64_t kTileK = 32;
 inline constexpr int64_t kPanelOutputs = 32;
 inline constexpr int64_t kPanelTileElements = kPanelOutputs * kTileK;  // bf16 elements of one k tile of a panel
 inline constexpr int64_t kInt4TileBytes = 576;
+inline constexpr int64_t kExpandedTiles = 16;  // k tiles of an INT4 job of more than rows_at_once rows, at most
 inline constexpr int64_t kAccumulators = kTileRows * kTileOutputs;  // f32 of one C tile
 
 // Where the f32 sums of a panel are, in elements: output 16h + j of row 16t + r is at c[t * tile + h * half + r * row +
@@ -41,17 +45,15 @@ struct PanelJob {
   int64_t rows = 0;               // > 0
   const uint8_t* b = nullptr;     // the panel at k tile k_begin
   bool int4 = false;              // of b
-  uint16_t* tiles = nullptr;      // for INT4: k_tiles expanded tiles, working memory
+  uint16_t* tiles = nullptr;      // for INT4: kExpandedTiles bf16 tiles, working memory
   PanelSums in;                   // what is added to; c null: zero
   PanelSums out;                  // may be the same place
   const uint8_t* next = nullptr;  // what is read next, k_tiles bf16 tiles: a hint, may be null
 };
 
 struct PanelKernels {
-  bool int4_streams;  // a single row tile of an INT4 job needs `tiles` of four k tiles only
+  int64_t rows_at_once;  // jobs of so many rows pass a panel once, and may have any number of k tiles
   void (*multiply)(const PanelJob& job);
-  // INT4 k tiles of a panel to bf16 tiles: element = bf16((nibble - 8) * scale), to nearest even.
-  void (*expand_int4)(const uint8_t* packed, int64_t k_tiles, uint16_t* tiles);
   // out[r][0..cols) = bf16 of row r of a C tile, to nearest even, NaN stays NaN; rows of out are out_stride apart.
   void (*tile_to_bf16)(const float* c, int64_t rows, int64_t cols, uint16_t* out, int64_t out_stride);
   // Two terms of x[32]: high = bf16(x), low = bf16(x - high).

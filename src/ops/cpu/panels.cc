@@ -34,9 +34,9 @@ void bf16_row(const RawMatrix& m, int64_t r, uint16_t* out) {
 // Output j of a panel from its bf16 row, zero-padded to whole k tiles.
 void scatter_bf16(const PanelMatrix& m, int64_t panel, int64_t j, const uint16_t* row) {
   auto* base = reinterpret_cast<uint32_t*>(m.data + panel * m.panel_bytes());
-  uint32_t* lane = base + j / kTileOutputs * (kTileOutputs * kTileK / 2) + j % kTileOutputs;
+  uint32_t* lane = base + j;
   for (int64_t t = 0; t < m.k_tiles; ++t, lane += kPanelTileElements / 2, row += kTileK) {
-    for (int64_t p = 0; p < kTileK / 2; ++p) std::memcpy(lane + p * kTileOutputs, row + 2 * p, 4);
+    for (int64_t p = 0; p < kTileK / 2; ++p) std::memcpy(lane + p * kPanelOutputs, row + 2 * p, 4);
   }
 }
 
@@ -57,12 +57,10 @@ void scatter_int4(const PanelMatrix& m, int64_t panel, int64_t j, const OutputRo
   uint8_t* tile = m.data + panel * m.panel_bytes();
   for (int64_t t = 0; t < m.k_tiles; ++t, tile += kInt4TileBytes) {
     std::memcpy(tile + 2 * j, scales + t, 2);
-    auto* sets = reinterpret_cast<uint32_t*>(tile + 64 + j / 8 * 128);
-    for (int64_t set = 0; set < 2; ++set) {
-      const uint32_t first = word(4 * t + 2 * set), second = word(4 * t + 2 * set + 1);
-      uint32_t* lane = sets + set * 16 + j % 8 * 2;
-      lane[0] = even_nibbles(first) | even_nibbles(second) << 16;
-      lane[1] = even_nibbles(first >> 4) | even_nibbles(second >> 4) << 16;
+    auto* lane = reinterpret_cast<uint32_t*>(tile + kPanelOutputs * 2) + j;
+    for (int64_t set = 0; set < kTileK / 8; ++set) {
+      const uint32_t inputs = word(set + kTileK / 8 * t);
+      lane[set * kPanelOutputs] = even_nibbles(inputs) | even_nibbles(inputs >> 4) << 16;
     }
   }
 }
