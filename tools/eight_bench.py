@@ -30,8 +30,8 @@ COMM_BARS = {1: 5.0}  # us, by rows
 STEP_BARS = {(1, 1024): 200, (64, 8192): 1800}  # tokens a second, by (batch, context)
 SERVE_BAR = 1400  # tokens a second
 NEAR_TERM = 0.05  # of a prediction
-DRAFTS = {"method": "ngram", "num_speculative_tokens": 3, "rejection_sample_method": "synthetic",
-          "synthetic_acceptance_rates": [0.7, 0.5, 0.35]}
+DRAFTS = {"method": "eagle3", "model": "bench/models/kimi-k2.5-eagle3-mla", "num_speculative_tokens": 3,
+          "rejection_sample_method": "synthetic", "synthetic_acceptance_rates": [0.7, 0.5, 0.35]}
 CELLS = [("1,64", "1024,8192"), ("1", "102400")]  # batches, contexts
 
 
