@@ -41,6 +41,11 @@ def rank_flags(ranks):
     return ["--tensor-parallel-size", str(ranks)]
 
 
+def drafting(num_drafts=3):
+    """With the model's own draft, which shares its target's cache."""
+    return ["--speculative-config", json.dumps({"method": "eagle3", "model": FOLDER + "-eagle3-mla", "num_speculative_tokens": num_drafts})]
+
+
 def start(tmp_path_factory, *flags):
     log = tmp_path_factory.mktemp("server") / "log"
     server = ServerProcess(PROGRAM, FOLDER, [*FLAGS, *flags], str(log))

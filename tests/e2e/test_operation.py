@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from conftest import EDGE_ONLY, FLAGS, FOLDER, ON_GPU, PROGRAM, gauge, rank_flags, wait_idle
+from conftest import EDGE_ONLY, FLAGS, FOLDER, ON_GPU, PROGRAM, drafting, gauge, rank_flags, wait_idle
 from server_process import ServerProcess
 
 MODEL = os.path.basename(FOLDER)
@@ -111,14 +111,16 @@ def test_a_lost_device_ends_streams_with_an_error_and_the_process_with_70(launch
 
 
 # A rank of a group hangs for ever, and is noticed by those that do not; one alone is noticed by the limit of a step.
+# Ranks that draft have more exchanges, after a result is there.
 @pytest.mark.parametrize("kind, ranks, lost, mode", [
-    ("tensor-parallel", 2, 1, "error"), ("tensor-parallel", 2, 0, "hang"),
+    ("tensor-parallel", 2, 1, "error"), ("tensor-parallel", 2, 0, "hang"), ("drafting", 2, 1, "error"), ("drafting", 2, 0, "hang"),
     pytest.param("tensor-parallel", 4, 2, "hang", marks=EDGE_ONLY),
     pytest.param("replicated", 2, 0, "hang", marks=[EDGE_ONLY, NOT_ON_A_GPU]),
     pytest.param("replicated", 1, 0, "hang", marks=[EDGE_ONLY, NOT_ON_A_GPU])])
 def test_a_lost_rank_ends_streams_with_an_error_and_the_process_with_70(launch, kind, ranks, lost, mode):
     fault = 3000 if ON_GPU else 200  # long after the last of them has begun
-    kind_flags = rank_flags(ranks) if kind == "tensor-parallel" else ["--replicated-ranks", str(ranks)]
+    kind_flags = ["--replicated-ranks", str(ranks)] if kind == "replicated" else rank_flags(ranks)
+    kind_flags += drafting() if kind == "drafting" else []
     server = launch(*kind_flags, "--fail-rank", str(lost), "--fail-at-step", str(fault), "--fail-mode", mode,
                     "--threads", "1", *(["--step-timeout-seconds", "3"] if ranks == 1 else []))
     body = {"model": MODEL, "prompt": [300, 301], "max_tokens": 4000, "ignore_eos": True}

@@ -1,7 +1,7 @@
 """A storm: many clients at once, a fifth of which leave midway, on a cache too small for them all.
 
 PERIGEE_SOAK makes it 2,000 requests instead of 512, and adds storms of 512 on 2 and 4 ranks; without it 2 ranks of the
-hybrid model take a storm of 256. Every reply that was not
+hybrid model take a storm of 256. Groups of 2 ranks verify drafts meanwhile. Every reply that was not
 cut short must have exactly the tokens that the same request gives alone (checked on a sample; in a soak all of one
 rank's), no block may leak, the server must still answer, and its memory must not grow from wave to wave.
 """
@@ -14,7 +14,7 @@ import time
 
 import pytest
 
-from conftest import FOLDER, ON_GPU, gauge, rank_flags, wait_idle
+from conftest import FOLDER, ON_GPU, drafting, gauge, rank_flags, wait_idle
 
 MODEL = os.path.basename(FOLDER)
 SOAK = "PERIGEE_SOAK" in os.environ
@@ -97,7 +97,7 @@ def resident_mib(server):
 def test_storm(launch, capsys, ranks, num_requests, num_waves, num_compared):
     cache_mib = CACHE_MIB if MODEL == "tiny-k2" else CACHE_MIB / ranks  # each rank has a share of the state
     server = launch("--deterministic", "--selfcheck", "--kv-cache-memory-bytes", str(int(cache_mib * 2**20)), "--max-num-seqs", "64",
-                    "--max-num-batched-tokens", "512", *rank_flags(ranks))
+                    "--max-num-batched-tokens", "512", *rank_flags(ranks), *(drafting() if ranks == 2 else []))
     rng = random.Random(11)
     shared = [rng.randrange(2048) for _ in range(130)]
     jobs = [make_job(rng, shared) for _ in range(num_requests)]
@@ -122,6 +122,7 @@ def test_storm(launch, capsys, ranks, num_requests, num_waves, num_compared):
     storm_s = time.monotonic() - begin
     finished = [index for index, ids in enumerate(together) if ids not in (None, DEADLINE)]
     preemptions = gauge(server.get("/metrics")[1], "vllm:num_preemptions_total")
+    accepted = gauge(server.get("/metrics")[1], "vllm:spec_decode_num_accepted_tokens_total") if ranks == 2 else None
     compared = {crowds[0], *rng.sample(finished, min(num_compared, len(finished)))}
     for index in compared:
         body = {key: value for key, value in jobs[index][0].items() if key != "timeout"}
@@ -132,7 +133,8 @@ def test_storm(launch, capsys, ranks, num_requests, num_waves, num_compared):
         print(f"\nstorm on {MODEL}, {ranks} rank{'s' * (ranks > 1)}: {num_requests} requests of {CLIENTS} clients in "
               f"{storm_s:.0f} s, "
               f"{together.count(None)} cut by the client, {together.count(DEADLINE)} by their deadline, "
-              f"{preemptions:.0f} preemptions; {len(compared)} replies equal to themselves alone, no block leaked, "
+              f"{preemptions:.0f} preemptions, {accepted or 0:.0f} drafts accepted; {len(compared)} replies equal to themselves alone, no block leaked, "
               f"memory {resident[0]:.0f} MiB after the first wave, {growth:+.1f} MiB at most after a later one")
     assert preemptions > 0, "the cache was meant to be too small"
+    assert accepted is None or accepted > 0, "the storm was meant to verify drafts"
     assert growth <= MAX_GROWTH_MIB
