@@ -32,47 +32,18 @@ bool BodyBudget::take(size_t bytes, size_t body_bytes) {
   return true;
 }
 
-struct BodyReader::Share {
-  explicit Share(std::shared_ptr<BodyBudget> budget_in) : budget(std::move(budget_in)) {}
-  Share(const Share&) = delete;
-  Share& operator=(const Share&) = delete;
-  ~Share() { budget->give_back(bytes); }
-  const std::shared_ptr<BodyBudget> budget;
-  size_t bytes = 0;
-};
-
-BodyReader::BodyReader(std::shared_ptr<BodyBudget> budget, std::optional<size_t> content_length, size_t max_bytes)
-    : share_(std::make_shared<Share>(std::move(budget))),
-      max_bytes_(max_bytes),
+BodyFraming::BodyFraming(std::optional<size_t> content_length, size_t max_bytes)
+    : max_bytes_(max_bytes),
+      most_(content_length.value_or(max_bytes)),
       state_(content_length ? State::kFixed : State::kSize),
       left_(content_length.value_or(0)) {}
 
-// Doubles, so that the copies add up to less than the body. What is being copied from is not charged.
-bool BodyReader::reserve(size_t bytes) {
-  if (bytes <= body_.capacity()) return true;
-  const size_t most = state_ == State::kFixed ? body_.size() + left_ : max_bytes_;
-  const size_t wanted = std::max(bytes, std::min(most, std::max(kFirstBytes, 2 * body_.capacity())));
-  if (!share_->budget->take(wanted - share_->bytes, wanted)) return false;
-  share_->bytes = wanted;
-  body_.reserve(wanted);
-  return true;
-}
-
-BodyReader::Status BodyReader::append(std::string_view& bytes) {
-  const size_t n = std::min(bytes.size(), left_);
-  if (!reserve(body_.size() + n)) return Status::kOverBudget;
-  body_.append(bytes.substr(0, n));
-  bytes.remove_prefix(n);
-  left_ -= n;
-  return Status::kMore;
-}
-
-BodyReader::Status BodyReader::read_size(char c) {
+BodyFraming::Status BodyFraming::read_size(char c) {
   if (++line_bytes_ > kMaxSizeLine) return Status::kMalformed;
   const int digit = hex_digit(c);
   if (digit >= 0) {
     left_ = 16 * left_ + static_cast<size_t>(digit);
-    return left_ > max_bytes_ - body_.size() ? Status::kTooLarge : Status::kMore;
+    return left_ > max_bytes_ - taken_ ? Status::kTooLarge : Status::kMore;
   }
   if (line_bytes_ == 1) return Status::kMalformed;
   state_ = State::kExtension;
@@ -80,7 +51,7 @@ BodyReader::Status BodyReader::read_size(char c) {
 }
 
 // An extension means nothing here; it is skipped up to the end of its line.
-BodyReader::Status BodyReader::end_size_line(char c) {
+BodyFraming::Status BodyFraming::end_size_line(char c) {
   if (++line_bytes_ > kMaxSizeLine) return Status::kMalformed;
   if (c == '\r')
     state_ = State::kSizeEnd;
@@ -90,7 +61,7 @@ BodyReader::Status BodyReader::end_size_line(char c) {
 }
 
 // Trailers are read over.
-BodyReader::Status BodyReader::read_trailer(char c) {
+BodyFraming::Status BodyFraming::read_trailer(char c) {
   if (++line_bytes_ > kMaxTrailers) return Status::kMalformed;
   if (c == '\r')
     state_ = State::kTrailerEnd;
@@ -101,14 +72,7 @@ BodyReader::Status BodyReader::read_trailer(char c) {
   return Status::kMore;
 }
 
-BodyReader::Status BodyReader::step(std::string_view& bytes) {
-  if (state_ == State::kFixed || state_ == State::kData) {
-    const Status status = append(bytes);
-    if (left_ == 0 && status == Status::kMore) state_ = state_ == State::kFixed ? State::kEnd : State::kDataCr;
-    return status;
-  }
-  const char c = bytes.front();
-  bytes.remove_prefix(1);
+BodyFraming::Status BodyFraming::read_frame(char c) {
   switch (state_) {
     case State::kSize: return read_size(c);
     case State::kExtension: return end_size_line(c);
@@ -128,11 +92,58 @@ BodyReader::Status BodyReader::step(std::string_view& bytes) {
   }
 }
 
-BodyReader::Status BodyReader::read(std::string_view& bytes) {
+BodyFraming::Status BodyFraming::next(std::string_view& bytes, std::string_view& data) {
+  data = {};
   if (state_ == State::kFixed && left_ == 0) state_ = State::kEnd;
-  while (state_ != State::kEnd && !bytes.empty())
-    if (const Status status = step(bytes); status != Status::kMore) return status;
+  while (state_ != State::kEnd && !bytes.empty() && data.empty()) {
+    if (state_ != State::kFixed && state_ != State::kData) {
+      const char c = bytes.front();
+      bytes.remove_prefix(1);
+      if (const Status status = read_frame(c); status != Status::kMore) return status;
+      continue;
+    }
+    data = bytes.substr(0, left_);
+    bytes.remove_prefix(data.size());
+    left_ -= data.size();
+    taken_ += data.size();
+    if (left_ == 0) state_ = state_ == State::kFixed ? State::kEnd : State::kDataCr;
+  }
   return state_ == State::kEnd ? Status::kDone : Status::kMore;
+}
+
+struct BodyReader::Share {
+  explicit Share(std::shared_ptr<BodyBudget> budget_in) : budget(std::move(budget_in)) {}
+  Share(const Share&) = delete;
+  Share& operator=(const Share&) = delete;
+  ~Share() { budget->give_back(bytes); }
+  const std::shared_ptr<BodyBudget> budget;
+  size_t bytes = 0;
+};
+
+BodyReader::BodyReader(std::shared_ptr<BodyBudget> budget, std::optional<size_t> content_length, size_t max_bytes)
+    : share_(std::make_shared<Share>(std::move(budget))), framing_(content_length, max_bytes) {}
+
+// Doubles, so that the copies add up to less than the body. What is being copied from is not charged.
+bool BodyReader::reserve(size_t bytes) {
+  if (bytes <= body_.capacity()) return true;
+  const size_t wanted = std::max(bytes, std::min(framing_.most(), std::max(kFirstBytes, 2 * body_.capacity())));
+  if (!share_->budget->take(wanted - share_->bytes, wanted)) return false;
+  share_->bytes = wanted;
+  body_.reserve(wanted);
+  return true;
+}
+
+BodyReader::Status BodyReader::read(std::string_view& bytes) {
+  for (;;) {
+    std::string_view data;
+    const BodyFraming::Status status = framing_.next(bytes, data);
+    if (status == BodyFraming::Status::kMalformed) return Status::kMalformed;
+    if (status == BodyFraming::Status::kTooLarge) return Status::kTooLarge;
+    if (!data.empty() && !reserve(body_.size() + data.size())) return Status::kOverBudget;
+    body_.append(data);
+    if (status == BodyFraming::Status::kDone) return Status::kDone;
+    if (bytes.empty()) return Status::kMore;
+  }
 }
 
 }  // namespace perigee

@@ -27,8 +27,40 @@ class BodyBudget {
   std::atomic<size_t> used_{0};
 };
 
-// Reads one body from bytes in pieces of any size. Memory grows with the bytes that arrive, never with the length that
-// was announced, and is charged before it is allocated.
+// Where one body ends, in bytes that come in pieces of any size: Content-Length or chunked, of requests and of replies.
+// Holds no memory.
+class BodyFraming {
+ public:
+  // `content_length`: of the body; nullopt: it is chunked.
+  BodyFraming(std::optional<size_t> content_length, size_t max_bytes);
+
+  enum class Status { kMore, kDone, kMalformed, kTooLarge };
+
+  // Takes bytes off the front, up to and including the next piece of the body, which becomes `data`; "" when none has
+  // come. After anything but kMore nothing more is read.
+  Status next(std::string_view& bytes, std::string_view& data);
+
+  size_t taken() const { return taken_; }  // bytes of the body so far
+  size_t most() const { return most_; }    // bytes that the whole body may have
+
+ private:
+  enum class State { kFixed, kSize, kExtension, kSizeEnd, kData, kDataCr, kDataLf, kTrailer, kTrailerEnd, kEnd };
+
+  Status read_size(char c);
+  Status end_size_line(char c);
+  Status read_trailer(char c);
+  Status read_frame(char c);
+
+  const size_t max_bytes_, most_;
+  State state_;
+  size_t left_ = 0;  // bytes still to come of the body, or of the chunk
+  size_t taken_ = 0;
+  size_t line_bytes_ = 0;  // of the size line so far, or of all trailers
+  bool line_empty_ = true;
+};
+
+// Reads one body. Memory grows with the bytes that arrive, never with the length that was announced, and is charged
+// before it is allocated.
 class BodyReader {
  public:
   // `content_length`: of the body; nullopt: it is chunked.
@@ -46,22 +78,11 @@ class BodyReader {
   std::shared_ptr<void> take_share() { return std::move(share_); }  // holds the charge until it is dropped
 
  private:
-  enum class State { kFixed, kSize, kExtension, kSizeEnd, kData, kDataCr, kDataLf, kTrailer, kTrailerEnd, kEnd };
   struct Share;
-
-  Status append(std::string_view& bytes);  // up to left_ bytes
   bool reserve(size_t bytes);
-  Status read_size(char c);
-  Status end_size_line(char c);
-  Status read_trailer(char c);
-  Status step(std::string_view& bytes);
 
   std::shared_ptr<Share> share_;
-  const size_t max_bytes_;
-  State state_;
-  size_t left_ = 0;        // bytes still to come of the body, or of the chunk
-  size_t line_bytes_ = 0;  // of the size line so far, or of all trailers
-  bool line_empty_ = true;
+  BodyFraming framing_;
   std::string body_;
 };
 

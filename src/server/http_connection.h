@@ -6,8 +6,6 @@
 #pragma once
 
 #include <atomic>
-#include <boost/asio/ip/tcp.hpp>
-#include <chrono>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -17,7 +15,6 @@
 #include "server/http_body.h"
 #include "server/http_loop.h"
 #include "server/http_server.h"
-#include "server/http_task.h"
 
 namespace perigee {
 
@@ -93,53 +90,24 @@ struct HttpPeer {
   std::optional<size_t> key;  // whose connection it is, by hash
 };
 
-// A peer's socket on one loop. Coroutines there hold it; close() and the deadline end what they wait for.
-class HttpConnection : public std::enable_shared_from_this<HttpConnection> {
+// A peer's socket on one loop.
+class HttpConnection : public HttpSocket {
  public:
-  using Steady = std::chrono::steady_clock;
-
   HttpConnection(std::shared_ptr<HttpLoop> loop, std::shared_ptr<HttpPeer> peer);
-  HttpConnection(const HttpConnection&) = delete;
-  HttpConnection& operator=(const HttpConnection&) = delete;
-  ~HttpConnection();
 
-  HttpLoop& loop() { return *loop_; }
-  const std::shared_ptr<HttpLoop>& loop_ptr() const { return loop_; }
   HttpShared& shared() { return *peer_->shared; }
   HttpPeer& peer() { return *peer_; }
-  boost::asio::ip::tcp::socket& socket() { return socket_; }
-  bool is_open() const { return socket_.is_open(); }
 
-  void close();
+  void close() override;
   std::shared_ptr<HttpPeer> leave();  // takes the socket off this loop; null when it is closed
 
-  // What is waited for ends at the deadline; was_late() says that this is why.
-  void expires_at(Steady::time_point when);
-  void expires_after(double s);
-  void expires_never() { deadline_ = Steady::time_point::max(); }
-  bool was_late() const { return late_; }
-
-  Task<size_t> read_some();                     // appended to peer().received; 0: no more comes
-  Task<bool> write_all(std::string_view data);  // `data` stays valid; each byte taken renews the time
-  bool has_sent() const { return has_sent_; }   // any byte, since it is on this loop
-  // Ends it in a way that lets the client read what was sent: a close with unread bytes would reset the connection.
-  Task<> linger();
+  Task<size_t> read_some();  // appended to peer().received; 0: no more comes
+  Task<bool> write_all(std::string_view data) { return HttpSocket::write_all(data, shared().config.write_timeout_s); }
 
   std::function<void()> lose_exchange;  // set while an answer is under way
 
  private:
-  void arm();
-  void on_timer();
-  Task<size_t> read_scratch();
-
-  const std::shared_ptr<HttpLoop> loop_;
   std::shared_ptr<HttpPeer> peer_;
-  boost::asio::ip::tcp::socket socket_;
-  boost::asio::steady_timer timer_;
-  Steady::time_point deadline_ = Steady::time_point::max();
-  Steady::time_point armed_for_ = Steady::time_point::max();
-  bool late_ = false;
-  bool has_sent_ = false;
 };
 
 using ConnectionPtr = std::shared_ptr<HttpConnection>;

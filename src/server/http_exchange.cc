@@ -16,6 +16,7 @@ using Steady = HttpConnection::Steady;
 namespace {
 
 constexpr std::string_view kComment = ": keep-alive\n\n";
+constexpr std::string_view kEventEnd = "\n\n";
 
 std::string head_bytes(int status, std::string_view content_type, const HttpHeaders& headers, bool close) {
   std::string out = fmt::format("HTTP/1.1 {} {}\r\nServer: perigee\r\n", status, http_reason(status));
@@ -72,6 +73,8 @@ void SocketExchange::begin_stream(HttpHeaders headers) {
 
 void SocketExchange::write(std::string data) {
   if (ended || !streaming || head_only || data.empty()) return;
+  last_bytes_.append(data, data.size() - std::min(data.size(), kEventEnd.size()));
+  last_bytes_.erase(0, last_bytes_.size() - std::min(last_bytes_.size(), kEventEnd.size()));
   unsent += http11 ? chunk_of(data) : data;
   if (unsent.size() > shared_->config.max_unsent_bytes) return lose();
   wake.cancel();
@@ -110,9 +113,13 @@ void SocketExchange::lose() {
   if (untold && callback) callback();
 }
 
+void SocketExchange::comment() {
+  if (last_bytes_.empty() || last_bytes_ == kEventEnd) write(std::string(kComment));
+}
+
 void SocketExchange::ask_for_life() {
   if (ended || !unsent.empty()) return;
-  if (streaming) return write(std::string(kComment));
+  if (streaming) return comment();
   if (!http11) return;
   unsent = "HTTP/1.1 100 Continue\r\n\r\n";
   wake.cancel();
@@ -169,7 +176,7 @@ Task<bool> write_answer(ConnectionPtr connection, SocketExchangePtr exchange) {
     if (exchange->abandoned)
       exchange->lose();
     else
-      exchange->write(std::string(kComment));  // of a stream; in a whole reply it has no effect
+      exchange->comment();  // in a whole reply it has no effect
   }
   co_return !exchange->gone;
 }

@@ -24,8 +24,10 @@ class SocketExchange : public Exchange, public std::enable_shared_from_this<Sock
   void on_disconnect(std::function<void()> callback) override;
   void post(std::function<void()> work) override;
   void abandon() noexcept override { abandoned = true; }
+  std::shared_ptr<HttpLoop> loop() override { return loop_; }
 
-  void lose();  // the client is gone: tells the handler, unless the answer was complete
+  void lose();     // the client is gone: tells the handler, unless the answer was complete
+  void comment();  // into a stream, unless an event is half written: it would split it
   // Sends what a client that only stopped sending passes over, and what resets the connection of one that has left: a
   // comment in a stream, else, where the version knows them, an interim response.
   void ask_for_life();
@@ -44,6 +46,7 @@ class SocketExchange : public Exchange, public std::enable_shared_from_this<Sock
   void end();
 
   const std::shared_ptr<HttpLoop> loop_;
+  std::string last_bytes_;  // of the stream's body
   const std::shared_ptr<HttpShared> shared_;
   std::function<void()> callback_;
 

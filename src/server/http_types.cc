@@ -34,6 +34,7 @@ const char* http_reason(int status) {
     case 431: return "Request Header Fields Too Large";
     case 500: return "Internal Server Error";
     case 501: return "Not Implemented";
+    case 502: return "Bad Gateway";
     case 503: return "Service Unavailable";
     case 504: return "Gateway Timeout";
     case 505: return "HTTP Version Not Supported";
@@ -70,17 +71,6 @@ std::string_view trimmed(std::string_view text) {
   while (!text.empty() && (text.front() == ' ' || text.front() == '\t')) text.remove_prefix(1);
   while (!text.empty() && (text.back() == ' ' || text.back() == '\t')) text.remove_suffix(1);
   return text;
-}
-
-// Calls `each` with the elements of a comma-separated list, trimmed.
-template <typename Each>
-void for_each_element(std::string_view list, Each each) {
-  while (true) {
-    const size_t comma = list.find(',');
-    each(trimmed(list.substr(0, comma)));
-    if (comma == std::string_view::npos) return;
-    list.remove_prefix(comma + 1);
-  }
 }
 
 // Takes the next line off `text`. False: it does not end in CR LF, or holds one of them elsewhere.
@@ -160,10 +150,10 @@ class Framing {
     if (head.chunked) return {};
     bool other_coding = false;
     bool well_formed = true;
-    for_each_element(value, [&](std::string_view coding) {
+    for (const std::string_view coding : elements_of(value)) {
       well_formed = well_formed && is_token(coding);
       other_coding = other_coding || !same_ignoring_case(coding, "chunked");
-    });
+    }
     if (well_formed && other_coding) return {501, "the only transfer coding here is chunked"};
     return {400, "malformed Transfer-Encoding"};
   }
@@ -175,10 +165,10 @@ class Framing {
 HeadFault take_manners(const std::string& name, std::string_view value, HttpHead& head) {
   if (same_ignoring_case(name, "connection")) {
     bool close = false;
-    for_each_element(value, [&](std::string_view option) {
+    for (const std::string_view option : elements_of(value)) {
       close = close || same_ignoring_case(option, "close");
       head.keep_alive = head.keep_alive || same_ignoring_case(option, "keep-alive");
-    });
+    }
     if (close) head.keep_alive = false;
   } else if (same_ignoring_case(name, "expect") && head.http11) {
     head.expects_continue = same_ignoring_case(value, "100-continue");
@@ -203,20 +193,37 @@ HeadFault read_meaning(const HeadLimits& limits, HttpHead& head) {
 
 }  // namespace
 
-HeadFault parse_head(std::string_view text, const HeadLimits& limits, HttpHead& head) {
+std::vector<std::string_view> elements_of(std::string_view list) {
+  std::vector<std::string_view> elements;
+  for (;;) {
+    const size_t comma = list.find(',');
+    elements.push_back(trimmed(list.substr(0, comma)));
+    if (comma == std::string_view::npos) return elements;
+    list.remove_prefix(comma + 1);
+  }
+}
+
+HeadFault parse_lines(std::string_view text, const HeadLimits& limits,
+                      const std::function<HeadFault(std::string_view)>& take_first, HttpHeaders& headers) {
   if (text.size() > limits.max_bytes) return {431, "request head too large"};
-  if (text.starts_with(kCrlf)) text.remove_prefix(2);  // some clients send one after the body before
   for (size_t num_lines = 0; !text.empty(); ++num_lines) {
     std::string_view line;
     if (!take_line(text, line)) return {400, "bare CR or LF in request head"};
     if (line.size() > limits.max_line_bytes) return {431, "header line too long"};
-    if (line.empty()) return num_lines > 0 && text.empty() ? read_meaning(limits, head) : kMalformed;
+    if (line.empty()) return num_lines > 0 && text.empty() ? HeadFault() : kMalformed;
     if (num_lines > limits.max_headers) return {431, "too many headers"};
-    const HeadFault fault =
-        num_lines == 0 ? parse_request_line(line, head) : parse_header_line(line, head.request.headers);
+    const HeadFault fault = num_lines == 0 ? take_first(line) : parse_header_line(line, headers);
     if (fault.status != 0) return fault;
   }
   return kMalformed;
+}
+
+HeadFault parse_head(std::string_view text, const HeadLimits& limits, HttpHead& head) {
+  if (text.size() <= limits.max_bytes && text.starts_with(kCrlf))
+    text.remove_prefix(2);  // some clients send one after the body before
+  const auto take_first = [&head](std::string_view line) { return parse_request_line(line, head); };
+  const HeadFault fault = parse_lines(text, limits, take_first, head.request.headers);
+  return fault.status != 0 ? fault : read_meaning(limits, head);
 }
 
 size_t HeadEnd::find(std::string_view text) {

@@ -15,6 +15,8 @@
 
 namespace perigee {
 
+class HttpLoop;
+
 using HttpHeaders = std::vector<std::pair<std::string, std::string>>;
 
 struct HttpRequest {
@@ -58,6 +60,9 @@ class Exchange {
   // has gone, and after the server has stopped (then the work is dropped).
   virtual void post(std::function<void()> work) = 0;
 
+  // The event loop that it runs on, for handlers that wait for sockets of their own; null where there is none.
+  virtual std::shared_ptr<HttpLoop> loop() { return nullptr; }
+
   // For whoever has no memory for a post(): needs none itself. Some seconds later this ends as if the client had left.
   // Thread-safe.
   virtual void abandon() noexcept {}
@@ -67,7 +72,8 @@ using HttpHandler = std::function<void(std::shared_ptr<Exchange>, HttpRequest)>;
 
 const char* http_reason(int status);
 
-bool same_ignoring_case(std::string_view a, std::string_view b);  // ASCII
+bool same_ignoring_case(std::string_view a, std::string_view b);   // ASCII
+std::vector<std::string_view> elements_of(std::string_view list);  // separated by commas, trimmed
 
 // --- The head of a request: bytes in, request line, headers and framing out. Pure. ---
 //
@@ -102,6 +108,11 @@ struct HeadFault {
 // `text` is everything up to and including the blank line. `head` is meaningful when the status is 0. Faults are 400,
 // 413, 415, 417, 431, 501 and 505; after any of them the connection must be closed.
 HeadFault parse_head(std::string_view text, const HeadLimits& limits, HttpHead& head);
+
+// The lines of the head of a request or a reply: `take_first` reads the first one, the others are headers. Faults are
+// 400 and 431, and those of `take_first`.
+HeadFault parse_lines(std::string_view text, const HeadLimits& limits,
+                      const std::function<HeadFault(std::string_view)>& take_first, HttpHeaders& headers);
 
 // Finds the end of a head in bytes that arrive in pieces: each byte is looked at once.
 class HeadEnd {
