@@ -19,6 +19,7 @@
 #include "main/commands.h"
 #include "main/engine_flags.h"
 #include "main/memory_plan.h"
+#include "main/signals.h"
 #include "server/server.h"
 
 namespace perigee {
@@ -84,39 +85,6 @@ Status settle(const CommandLine& flags, const std::string& model, bool key_requi
   return {};
 }
 
-// The signals that this process handles, blocked in this and all later threads, so that waiting for them is the only
-// way to see them.
-class Signals {
- public:
-  Signals() {
-    sigemptyset(&set_);
-    for (const int signal : {SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2}) sigaddset(&set_, signal);
-    pthread_sigmask(SIG_BLOCK, &set_, nullptr);
-    std::signal(SIGPIPE, SIG_IGN);
-  }
-  // SIGTERM or SIGINT; nullopt: `limit` is over. The others mean nothing here, and end nothing.
-  std::optional<int> wait(timespec limit) const {
-    const int signal = sigtimedwait(&set_, nullptr, &limit);
-    if (signal == SIGTERM || signal == SIGINT) return signal;
-    if (signal > 0) log_info(signal == SIGHUP ? "SIGHUP" : signal == SIGUSR1 ? "SIGUSR1" : "SIGUSR2", " has no effect");
-    return std::nullopt;
-  }
-  int wait() const {
-    for (;;)
-      if (const auto signal = wait({.tv_sec = 3600})) return *signal;
-  }
-  static const char* name(int signal) { return signal == SIGTERM ? "SIGTERM" : "SIGINT"; }
-
- private:
-  sigset_t set_;
-};
-
-// Ends the process without its destructors: what runs in it cannot be waited for.
-[[noreturn]] void leave(int code) {
-  flush_log();
-  std::_Exit(code);
-}
-
 // Ends the process at a signal that comes while the model loads: nobody is served yet, so there is nothing to drain.
 class LoadingWatch {
  public:
@@ -142,23 +110,6 @@ class LoadingWatch {
   std::atomic<bool> loaded_{false};
   std::thread thread_;
 };
-
-// A second signal ends the process at once. A SIGTERM within a second of the first is its echo: whoever signals the
-// process group and a supervisor that passes it on both send one.
-void stop_at_second_signal(const Signals& signals, const std::atomic<bool>& lost) {
-  constexpr double kEchoSeconds = 1;
-  const double first_s = system_clock().now_s();
-  for (;;) {
-    const int signal = signals.wait();
-    if (lost) leave(kDeviceLost);
-    if (signal == SIGTERM && system_clock().now_s() - first_s < kEchoSeconds) {
-      log_info("SIGTERM again within a second: the same one");
-      continue;
-    }
-    log_warning("second signal: stopping now");
-    leave(0);
-  }
-}
 
 // Before hundreds of gigabytes are read. A GPU's workspace is only estimated: where that alone decides, the rank does.
 Status check_memory(const EngineConfig& config) {
@@ -246,7 +197,9 @@ int serve_until_signal(const ServerConfig& server_config, EngineConfig engine_co
     leave(kDeviceLost);  // nothing that belongs to the device can be given back
   }
   log_info(Signals::name(signal), "; a second signal stops at once");
-  std::thread([&signals, &lost] { stop_at_second_signal(signals, lost); }).detach();
+  std::thread([&signals, &lost] {
+    stop_at_second_signal(signals, [&lost] { return lost ? kDeviceLost : 0; });
+  }).detach();
   (*server)->drain_and_stop();
   (*engine)->shutdown();
   flush_log();  // a full log has no room for the last line
