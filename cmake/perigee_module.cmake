@@ -65,7 +65,7 @@ function(perigee_module NAME)
     perigee_compile_fast(${NAME}_test)
     add_test(NAME ${NAME} COMMAND ${NAME}_test WORKING_DIRECTORY ${CMAKE_SOURCE_DIR})
     set_tests_properties(${NAME} PROPERTIES LABELS unit TIMEOUT 1800)
-    if(NAME MATCHES "^(base|server)$")  # whose tests have deadlines
+    if(NAME MATCHES "^(base|server|router)$")  # whose tests have deadlines
       set_tests_properties(${NAME} PROPERTIES RUN_SERIAL ON)
     endif()
   endif()

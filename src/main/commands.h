@@ -7,6 +7,7 @@
 namespace perigee {
 
 int run_serve(const std::vector<std::string>& arguments);
+int run_router(const std::vector<std::string>& arguments);
 int run_plan(const std::vector<std::string>& arguments);
 int run_doctor(const std::vector<std::string>& arguments);
 int run_calibrate(const std::vector<std::string>& arguments);

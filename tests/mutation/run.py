@@ -71,6 +71,7 @@ STEPS = {
     "model": [unit("model"), unit("base"), GOLDEN, E2E],
     "text": [unit("text"), unit("base"), SERVER],
     "server": [SERVER, E2E],
+    "router": [unit("router"), E2E],
     "base": [unit("base"), unit("text"), SERVER],
     "cpu": [unit("ops/cpu"), CONFORMANCE, GOLDEN, EQUALITY],
     "ops": [unit("ops"), CONFORMANCE, RANKS, GOLDEN, EQUALITY],

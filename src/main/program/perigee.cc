@@ -14,6 +14,7 @@ constexpr char kUsage[] =
     ": serves Kimi-family language models\n"
     "\n"
     "  perigee serve MODEL [flags]     OpenAI-compatible server\n"
+    "  perigee router [flags]          one address in front of several servers, prefill and decode apart or not\n"
     "  perigee bench serve [flags]     load a running server, print throughput and latencies\n"
     "  perigee bench decode [flags]    decode matrix, context x concurrency, of a running server\n"
     "  perigee bench prefill [flags]   prefill table of a running server\n"
@@ -43,6 +44,7 @@ int run(const std::vector<std::string>& words) {
   const std::string command = words.empty() ? "" : words[0];
   const std::vector<std::string> rest(words.begin() + (words.empty() ? 0 : 1), words.end());
   if (command == "serve") return perigee::run_serve(rest);
+  if (command == "router") return perigee::run_router(rest);
   if (command == "bench") return perigee::run_bench(rest);
   if (command == "plan") return perigee::run_plan(rest);
   if (command == "doctor") return perigee::run_doctor(rest);
