@@ -129,6 +129,30 @@ double log_sum(std::span<const float> x, float max) {
   return std::log(total);
 }
 
+// to[i] = x[i] where the mask allows i, else -inf; `to` may be x. Grammars allow few ids or nearly all, so most words
+// say the same of all their ids.
+void apply_mask(std::span<const float> x, std::span<const uint32_t> mask, float* to) {
+  constexpr size_t kBits = 32;
+  const F4 none = {-kInfinity, -kInfinity, -kInfinity, -kInfinity};
+  size_t i = 0;
+  for (; i + kBits <= x.size(); i += kBits) {
+    const uint32_t word = mask[i / kBits];
+    if (word == 0) {
+      std::fill_n(to + i, kBits, -kInfinity);
+    } else if (word == ~0u) {
+      std::memmove(to + i, x.data() + i, kBits * sizeof(float));
+    } else {
+      for (size_t j = 0; j < kBits; j += kLanes) {
+        const auto bits = static_cast<int32_t>(word >> j & 15u);
+        const I4 open = (I4{bits, bits, bits, bits} & I4{1, 2, 4, 8}) != 0;
+        const F4 kept = open ? load4(x.data() + i + j) : none;
+        std::memcpy(to + i + j, &kept, sizeof(kept));
+      }
+    }
+  }
+  for (; i < x.size(); ++i) to[i] = (mask[i / kBits] >> (i % kBits) & 1u) != 0 ? x[i] : -kInfinity;
+}
+
 // Bucket of an exponent t <= 0; the last one has no lower end.
 I4 bucket_of(F4 t, float per_nat, float last) {
   const F4 depth = t * -per_nat;
@@ -179,16 +203,14 @@ std::span<const float> Sampler::adjust(const SamplerRow& row) {
   const SamplingParams& params = *row.params;
   const bool too_short = is_too_short(params, row.num_outputs);
   if (params.logit_bias.empty() && row.mask.empty() && !too_short && !params.has_penalties()) return row.logits;
-  std::copy(row.logits.begin(), row.logits.end(), work_.begin());
+  CHECK(row.mask.empty() || static_cast<int64_t>(row.mask.size()) * 32 >= vocab_, "a mask of ", row.mask.size(),
+        " words");
+  const bool biased = !params.logit_bias.empty();
+  if (biased || row.mask.empty()) std::copy(row.logits.begin(), row.logits.end(), work_.begin());
   for (const auto& [id, bias] : params.logit_bias) {
     if (id >= 0 && id < vocab_) work_[static_cast<size_t>(id)] += bias;
   }
-  if (!row.mask.empty()) {
-    CHECK(static_cast<int64_t>(row.mask.size()) * 32 >= vocab_);
-    for (size_t i = 0; i < work_.size(); ++i) {
-      work_[i] = (row.mask[i / 32] >> (i % 32) & 1u) != 0 ? work_[i] : -kInfinity;
-    }
-  }
+  if (!row.mask.empty()) apply_mask(biased ? std::span<const float>(work_) : row.logits, row.mask, work_.data());
   if (too_short) {
     for (const int32_t id : params.stop_ids) {
       if (id >= 0 && id < vocab_) work_[static_cast<size_t>(id)] = -kInfinity;
