@@ -49,15 +49,33 @@ int64_t experts_bytes(const ModelConfig& c, const StepSizes& s) {
   return routing + lists + pairs * 2 * c.local_expert_inter() + 4 * parts * c.hidden + shared;
 }
 
-// The residual, the normed input of each part, and the layer that takes most; then the logits.
-int64_t step_bytes(const ModelConfig& c, const StepSizes& s) {
+// Of a draft model: the first pass runs the step's tokens, the others a row a sequence; none gives memory back before
+// the last.
+int64_t draft_bytes(const Eagle3& draft, int64_t num_drafts, int64_t ranks, const StepSizes& s) {
+  const Eagle3Config& c = draft.config();
+  const int64_t hidden = c.layer.hidden, heads = c.full.heads / c.layer.ranks.size,
+                kv_heads = c.full.kv_heads / c.layer.ranks.size;
+  const int64_t full = c.full.dim * (4 * (heads + 2 * kv_heads) + 2 * 2 * heads);
+  const int64_t token = 4 * hidden + 2 * 2 * hidden + (c.has_latents() ? latent_attention_bytes(c.layer) : full);
+  const int64_t fused = 4 * hidden + (c.norms_each_tap || c.norms_all_taps ? 2 * std::ssize(c.taps) * hidden : 0);
+  const StepSizes rows{.tokens = s.slots, .slots = s.slots, .logit_rows = s.slots, .traits = s.traits};
+  const int64_t pass = s.slots * (mlp_bytes(c.layer.local_inter(), hidden, rows) + 4 * hidden + 4 * c.vocab / ranks);
+  return s.tokens * (fused + token) + (num_drafts - 1) * s.slots * token + num_drafts * pass;
+}
+
+// The residual, the normed input of each part, hidden states for a draft, and the layer that takes most; then the
+// logits, and beside them what a draft takes.
+int64_t step_bytes(const RankParts& parts, const ModelConfig& c, const StepSizes& s) {
   const int64_t kda = c.num_kda_layers() > 0 ? kda_bytes(c) : 0;
   const int64_t latent = c.num_kda_layers() < c.num_layers ? latent_attention_bytes(c) : 0;
   int64_t feed_forward = s.tokens * mlp_bytes(c.local_inter(), c.hidden, s);
   if (c.num_experts > 0) feed_forward = std::max(feed_forward, experts_bytes(c, s));
   const int64_t layer = s.tokens * (std::max(kda, latent) + 4 * c.hidden + 2 * c.hidden) + feed_forward;
   const int64_t logits = s.logit_rows * (4 * c.vocab / c.ranks.size + 6 * c.hidden);
-  return s.tokens * 6 * c.hidden + std::max(layer, logits);
+  if (!parts.draft) return s.tokens * 6 * c.hidden + std::max(layer, logits);
+  const int64_t taps = 2 * std::ssize(parts.draft->config().taps) * c.hidden;
+  const int64_t draft = draft_bytes(*parts.draft, parts.config.limits.num_drafts, c.ranks.size, s);
+  return s.tokens * (6 * c.hidden + taps) + std::max(layer, logits + draft);
 }
 
 int64_t array_bytes(const RankParts& parts, const ModelConfig& c, const StepSizes& s) {
@@ -78,6 +96,11 @@ int64_t array_bytes(const RankParts& parts, const ModelConfig& c, const StepSize
       ranks > 1 ? 2 * ranks * static_cast<int64_t>(mailbox_bytes(static_cast<int32_t>(ranks))) : 0;
   return mailboxes + s.slots * (lists + tables + masks + uploads + records + history) + sampled + whole +
          s.tokens * 64 + 4 * c.max_positions + scores + (states > 0 ? parts.ring_bytes() : 0);
+}
+
+// A pass of a draft has about as many kernels as a layer.
+int64_t graph_bytes(const RankParts& parts, const ModelConfig& c) {
+  return kGraphBytes + (parts.draft ? kGraphBytes * parts.config.limits.num_drafts / c.num_layers : 0);
 }
 
 // As DecodeGraphs has them.
@@ -101,8 +124,8 @@ GpuWorkspace estimate_gpu_workspace(const RankParts& parts, const ModelConfig& m
       .traits = {.compute_capability = compute_capability, .deterministic = deterministic, .library = !deterministic}};
   return {.context = kContextBytes,
           .arrays = array_bytes(parts, model, sizes),
-          .temporaries = step_bytes(model, sizes),
-          .graphs = num_graphs(sizes.slots) * kGraphBytes};
+          .temporaries = step_bytes(parts, model, sizes),
+          .graphs = num_graphs(sizes.slots) * graph_bytes(parts, model)};
 }
 
 }  // namespace perigee

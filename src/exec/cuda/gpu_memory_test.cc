@@ -9,8 +9,10 @@ namespace {
 
 constexpr double kMiB = 1 << 20;
 
-GpuWorkspace workspace_of(const PlanLimits& limits, int64_t size = 1, const char* model_name = "kimi-linear-48b") {
+GpuWorkspace workspace_of(const PlanLimits& limits, int64_t size = 1, const char* model_name = "kimi-linear-48b",
+                          const char* draft_name = nullptr) {
   RankConfig config;
+  if (draft_name != nullptr) config.draft_model = std::string("bench/models/") + draft_name;
   config.load.path = std::string("bench/models/") + model_name;
   config.load.format = LoadFormat::kDummy;
   config.load.ranks.size = size;
@@ -62,6 +64,29 @@ TEST(GpuWorkspace, DraftsTakeRowsToSampleAndAHistory) {
   const int64_t drafts =
       workspace_of({.max_sequences = 64, .max_step_tokens = 8192, .num_drafts = 3}, 1, "v2-lite").arrays;
   EXPECT_NEAR(static_cast<double>(drafts - plain), 64 * (3 * (409'600 + (25 << 10)) + 4 * 163'841), 64 * 1024);
+}
+
+// Of each of 8,192 tokens the draft reads three hidden states of 2,304 numbers; what it takes once the step is done is
+// less than a layer of experts does before.
+TEST(GpuWorkspace, ADraftModelReadsHiddenStatesOfAllTokens) {
+  const PlanLimits limits{.max_sequences = 64, .max_step_tokens = 8192, .num_drafts = 3};
+  const GpuWorkspace looked_up = workspace_of(limits);
+  const GpuWorkspace drafted = workspace_of(limits, 1, "kimi-linear-48b", "kimi-linear-48b-eagle3-mla");
+  EXPECT_EQ(drafted.temporaries - looked_up.temporaries, 8192 * 3 * 2304 * 2);
+  EXPECT_GT(drafted.graphs, looked_up.graphs);
+  EXPECT_LT(drafted.graphs, looked_up.graphs * 5 / 4);
+}
+
+// Three passes of 1,024 sequences have logits of 163,840 ids each, 2 GB in all, beside the step's. The layer's
+// temporaries of 4,096 + 2 x 1,024 tokens, 420 KB each at most, come on top.
+TEST(GpuWorkspace, PassesOfADraftHaveLogitsOfTheirOwn) {
+  const PlanLimits limits{.max_sequences = 1024, .max_step_tokens = 4096, .num_drafts = 3};
+  for (const int64_t ranks : {1, 4}) {
+    const int64_t more = workspace_of(limits, ranks, "kimi-k2.5-30l", "kimi-k2.5-eagle3-mla").temporaries -
+                         workspace_of(limits, ranks, "kimi-k2.5-30l").temporaries;
+    EXPECT_GT(more, 3 * 1024 * 4 * 163'840LL / ranks);
+    EXPECT_LT(more, 3 * 1024 * 4 * 163'840LL / ranks + (4096 + 2 * 1024) * 420'000LL);
+  }
 }
 
 TEST(GpuPool, IsWhatWasAskedForOrWhatTheShareLeaves) {
