@@ -229,18 +229,17 @@ void Absorbed::absorb_task(int64_t task, Work& w) {
   };
   for (int64_t t = 0; t < count; ++t)
     k_.split(query(t), 1.0f, d_.nope, w.rows + t * d_.nope_depth, low + t * d_.nope_depth);
-  multiply_terms(k_,
-                 {.a = w.rows,
-                  .a_stride = d_.nope_depth,
-                  .b = PackedMlaUp::head(call_.up->absorb, head, d_.nope_depth, d_.latent_depth),
-                  .panel_stride = d_.nope_depth / 2 * kPanel,
-                  .c = w.projected,
-                  .c_stride = d_.latent_depth,
-                  .m = count,
-                  .k = d_.nope_depth,
-                  .columns = d_.latent_depth,
-                  .accumulate = false},
-                 low);
+  k_.multiply({.a = w.rows,
+               .a_low = low,
+               .a_stride = d_.nope_depth,
+               .b = PackedMlaUp::head(call_.up->absorb, head, d_.nope_depth, d_.latent_depth),
+               .panel_stride = d_.nope_depth / 2 * kPanel,
+               .c = w.projected,
+               .c_stride = d_.latent_depth,
+               .m = count,
+               .k = d_.nope_depth,
+               .columns = d_.latent_depth,
+               .accumulate = false});
   for (int64_t t = 0; t < count; ++t) {
     uint16_t* out = queries_ + ((first + t) * d_.heads + head) * width_;
     k_.narrow(w.projected + t * d_.latent_depth, 1.0f, d_.latent, out);
@@ -254,18 +253,17 @@ void Absorbed::project_task(int64_t task, Work& w) {
   const int64_t first = task % num_token_tiles() * kTokenTile;
   const int64_t count = std::min(kTokenTile, num_tokens_ - first);
   const int64_t begin = (first * d_.heads + head) * d_.latent_depth;
-  multiply_terms(k_,
-                 {.a = attended_ + begin,
-                  .a_stride = d_.heads * d_.latent_depth,
-                  .b = PackedMlaUp::head(call_.up->values, head, d_.latent_depth, d_.value_columns),
-                  .panel_stride = d_.latent_depth / 2 * kPanel,
-                  .c = w.projected,
-                  .c_stride = d_.value_columns,
-                  .m = count,
-                  .k = d_.latent_depth,
-                  .columns = d_.value_columns,
-                  .accumulate = false},
-                 attended_low_ + begin);
+  k_.multiply({.a = attended_ + begin,
+               .a_low = attended_low_ + begin,
+               .a_stride = d_.heads * d_.latent_depth,
+               .b = PackedMlaUp::head(call_.up->values, head, d_.latent_depth, d_.value_columns),
+               .panel_stride = d_.latent_depth / 2 * kPanel,
+               .c = w.projected,
+               .c_stride = d_.value_columns,
+               .m = count,
+               .k = d_.latent_depth,
+               .columns = d_.value_columns,
+               .accumulate = false});
   for (int64_t t = 0; t < count; ++t) {
     float* out = call_.out.row<float>(token_rows_[static_cast<size_t>(first + t)]) + head * d_.value;
     std::copy_n(w.projected + t * d_.value_columns, d_.value, out);

@@ -117,7 +117,7 @@ void block_1x1(const Product& p, int64_t row, int64_t panel) {
 
 // Tile state is set and released here, so that nothing outside depends on it. An element's sum runs over k in steps
 // of 32 whichever block it falls in.
-void multiply(const Product& p) {
+void multiply_one(const Product& p) {
   _tile_loadconfig(&kFullTiles);
   const int64_t m = round_up(p.m, kPanel), panels = p.panels();
   int64_t row = 0;
@@ -135,6 +135,16 @@ void multiply(const Product& p) {
     for (; row < m; row += kPanel) block_1x1(p, row, panels - 1);
   }
   _tile_release();
+}
+
+void multiply(const Product& p) {
+  multiply_one(p);
+  if (p.a_low == nullptr && p.b_low == nullptr) return;
+  Product low = p;
+  if (p.a_low != nullptr) low.a = p.a_low;
+  if (p.b_low != nullptr) low.b = p.b_low;
+  low.accumulate = true;
+  multiply_one(low);
 }
 
 #undef PERIGEE_SUMS_IN

@@ -288,6 +288,71 @@ TEST_P(MlaAttendTest, no_memory_is_taken_after_the_first_call) {
   }
 }
 
+// x as bf16(x) and bf16 of what that leaves.
+struct Terms {
+  explicit Terms(const std::vector<float>& x) : value(x.size()), high(x.size()), low(x.size()) {
+    for (size_t i = 0; i < x.size(); ++i) {
+      high[i] = f32_to_bf16(x[i]);
+      low[i] = f32_to_bf16(x[i] - bf16_to_f32(high[i]));
+      value[i] = static_cast<double>(bf16_to_f32(high[i])) + static_cast<double>(bf16_to_f32(low[i]));
+    }
+  }
+  std::vector<double> value;
+  std::vector<uint16_t> high, low;
+};
+
+// Element (k, c) of a matrix of `columns` columns at its place in panels.
+std::vector<uint32_t> in_panels(const std::vector<uint16_t>& matrix, int64_t depth, int64_t columns) {
+  std::vector<uint32_t> out(static_cast<size_t>(depth / 2 * columns));
+  for (int64_t k = 0; k < depth; ++k)
+    for (int64_t c = 0; c < columns; ++c)
+      out[static_cast<size_t>((c / 16 * (depth / 2) + k / 2) * 16 + c % 16)] |=
+          static_cast<uint32_t>(matrix[static_cast<size_t>(k * columns + c)]) << (k % 2 * 16);
+  return out;
+}
+
+// 288 is more than AVX2 widens at a time, 48 columns are an odd number of panels.
+TEST_P(MlaAttendTest, a_product_counts_both_terms_and_a_row_is_the_same_bits_among_any) {
+  constexpr int64_t kRows = 80, kK = 288, kColumns = 48;
+  const Terms a(random_f32(kRows * kK, 1.0f, 1)), b(random_f32(kK * kColumns, 1.0f, 2));
+  const std::vector<uint32_t> high = in_panels(b.high, kK, kColumns), low = in_panels(b.low, kK, kColumns);
+  const auto multiply = [&](bool a_terms, int64_t rows) {
+    std::vector<float> c(static_cast<size_t>(kRows * kColumns), 0.5f);
+    cpu::mla_kernels(GetParam())
+        .multiply({.a = a.high.data(),
+                   .a_low = a_terms ? a.low.data() : nullptr,
+                   .a_stride = kK,
+                   .b = high.data(),
+                   .b_low = a_terms ? nullptr : low.data(),
+                   .panel_stride = kK / 2 * 16,
+                   .c = c.data(),
+                   .c_stride = kColumns,
+                   .m = rows,
+                   .k = kK,
+                   .columns = kColumns,
+                   .accumulate = true});
+    return c;
+  };
+  for (const bool a_terms : {true, false}) {
+    const std::vector<float> whole = multiply(a_terms, kRows - 16);
+    for (int64_t row : {0, 1, 15, 63}) {
+      for (int64_t column = 0; column < kColumns; ++column) {
+        double want = 0.5;
+        for (int64_t k = 0; k < kK; ++k) {
+          const auto at = static_cast<size_t>(row * kK + k), to = static_cast<size_t>(k * kColumns + column);
+          want += a_terms ? a.value[at] * bf16_to_f32(b.high[to]) : bf16_to_f32(a.high[at]) * b.value[to];
+        }
+        EXPECT_NEAR(whole[static_cast<size_t>(row * kColumns + column)], want, 1e-4) << row << " " << column;
+      }
+    }
+    for (const int64_t rows : {1, 2, 3, 4, 5, 8, 11, 16, 17, 33}) {
+      const std::vector<float> some = multiply(a_terms, rows);
+      EXPECT_EQ(std::memcmp(some.data(), whole.data(), static_cast<size_t>(rows * kColumns) * sizeof(float)), 0)
+          << rows << " rows";
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Isa, MlaAttendTest, testing::ValuesIn(isas_under_test()),
                          [](const auto& info) { return isa_name(info.param); });
 

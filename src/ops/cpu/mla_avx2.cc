@@ -5,12 +5,32 @@ namespace {
 
 constexpr int64_t kLanes = 8;  // columns of a vector: half a panel
 
-// kRows rows by kVectors vectors of columns, from vector `first` on; eight sums hide how long each takes. bf16 halves
-// are widened by shift and mask.
-template <int kRows, int kVectors>
+constexpr int64_t kPackedK = 128, kPackedColumns = 2 * kPanel, kPackedRows = 16;
+
+__m256 even(__m256i pairs) {
+  return _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16));
+}
+
+__m256 odd(__m256i pairs) {
+  return _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32(static_cast<int32_t>(0xFFFF0000u))));
+}
+
+__m256i pair_at(const uint16_t* from) {
+  int32_t pair;
+  std::memcpy(&pair, from, sizeof(pair));
+  return _mm256_set1_epi32(pair);
+}
+
+__m256i words_at(const uint32_t* from) {
+  return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+}
+
+// Few rows: kRows by kVectors vectors of columns, from vector `first` on, both operands widened as they are read. The
+// sum of the terms of A is exact: each has 8 bits.
+template <int kRows, int kVectors, bool kTerms>
 void block(const Product& p, int64_t row, int64_t first) {
   const auto column = [&](int v) { return (first + v) * kLanes; };
-  const uint16_t* a = p.a + row * p.a_stride;
+  const uint16_t *a = p.a + row * p.a_stride, *a_low = kTerms ? p.a_low + row * p.a_stride : nullptr;
   float* c = p.c + row * p.c_stride;
   const uint32_t* b[kVectors];
   __m256 sum[kRows][kVectors];
@@ -19,19 +39,19 @@ void block(const Product& p, int64_t row, int64_t first) {
     for (int r = 0; r < kRows; ++r)
       sum[r][v] = p.accumulate ? _mm256_loadu_ps(c + r * p.c_stride + column(v)) : _mm256_setzero_ps();
   }
-  const __m256i high = _mm256_set1_epi32(static_cast<int32_t>(0xFFFF0000u));
-  const auto even = [](__m256i pairs) { return _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16)); };
-  const auto odd = [&](__m256i pairs) { return _mm256_castsi256_ps(_mm256_and_si256(pairs, high)); };
   for (int64_t k = 0; k < p.k; k += 2) {
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
-      int32_t pair;
-      std::memcpy(&pair, a + r * p.a_stride + k, sizeof(pair));
-      const __m256i both = _mm256_set1_epi32(pair);
-      const __m256 x0 = even(both), x1 = odd(both);
+      const __m256i both = pair_at(a + r * p.a_stride + k);
+      __m256 x0 = even(both), x1 = odd(both);
+      if constexpr (kTerms) {
+        const __m256i low = pair_at(a_low + r * p.a_stride + k);
+        x0 = _mm256_add_ps(x0, even(low));
+        x1 = _mm256_add_ps(x1, odd(low));
+      }
 #pragma GCC unroll 8
       for (int v = 0; v < kVectors; ++v) {
-        const __m256i w = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(b[v] + k / 2 * kPanel));
+        const __m256i w = words_at(b[v] + k / 2 * kPanel);
         sum[r][v] = _mm256_fmadd_ps(x0, even(w), sum[r][v]);
         sum[r][v] = _mm256_fmadd_ps(x1, odd(w), sum[r][v]);
       }
@@ -42,24 +62,104 @@ void block(const Product& p, int64_t row, int64_t first) {
 }
 
 // kRows rows by all vectors of columns from `first` on.
-template <int kRows, int kVectors>
+template <int kRows, int kVectors, bool kTerms>
 void strip(const Product& p, int64_t row, int64_t first, int64_t vectors) {
-  for (; first + kVectors <= vectors; first += kVectors) block<kRows, kVectors>(p, row, first);
-  if constexpr (kVectors > 1) strip<kRows, kVectors / 2>(p, row, first, vectors);
+  for (; first + kVectors <= vectors; first += kVectors) block<kRows, kVectors, kTerms>(p, row, first);
+  if constexpr (kVectors > 1) strip<kRows, kVectors / 2, kTerms>(p, row, first, vectors);
 }
 
-void multiply(const Product& p) {
+template <bool kTerms>
+void multiply_few(const Product& p) {
   const int64_t vectors = (p.columns + kLanes - 1) / kLanes, fours = p.m / 4 * 4;
-  int64_t first = 0;
-  for (; first + 2 <= vectors; first += 2)
-    for (int64_t row = 0; row < fours; row += 4) block<4, 2>(p, row, first);
-  if (first < vectors) {
-    int64_t row = 0;
-    for (; row + 8 <= fours; row += 8) block<8, 1>(p, row, first);
-    if (row < fours) block<4, 1>(p, row, first);
+  for (int64_t row = 0; row < fours; row += 4) strip<4, 2, kTerms>(p, row, 0, vectors);
+  if ((p.m & 2) != 0) strip<2, 4, kTerms>(p, fours, 0, vectors);
+  if ((p.m & 1) != 0) strip<1, 8, kTerms>(p, p.m - 1, 0, vectors);
+}
+
+// 16 rows of A and two panels of B, for up to 128 k, widened once and met by many.
+struct Packed {
+  alignas(32) float a[kPackedRows][kPackedK];
+  alignas(32) float b[kPackedK][kPackedColumns];
+};
+
+void widen_rows(const Product& p, int64_t row, int64_t k, int64_t depth, Packed& to) {
+  const auto eight = [](const uint16_t* from) {
+    const __m128i half = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
+  };
+  for (int64_t r = 0; r < kPackedRows; ++r) {
+    const int64_t at = (row + r) * p.a_stride + k;
+    for (int64_t i = 0; i < depth; i += kLanes) {
+      __m256 x = eight(p.a + at + i);
+      if (p.a_low != nullptr) x = _mm256_add_ps(x, eight(p.a_low + at + i));
+      _mm256_store_ps(&to.a[r][i], x);
+    }
   }
-  if ((p.m & 2) != 0) strip<2, 4>(p, fours, 0, vectors);
-  if ((p.m & 1) != 0) strip<1, 8>(p, p.m - 1, 0, vectors);
+}
+
+void widen_panels(const Product& p, int64_t panel, int64_t panels, int64_t k, int64_t depth, Packed& to) {
+  for (int64_t v = 0; v < panels * kPanel; v += kLanes) {
+    const int64_t from = (panel + v / kPanel) * p.panel_stride + k / 2 * kPanel + v % kPanel;
+    for (int64_t i = 0; i < depth; i += 2) {
+      const __m256i w = words_at(p.b + from + i / 2 * kPanel);
+      __m256 w0 = even(w), w1 = odd(w);
+      if (p.b_low != nullptr) {
+        const __m256i low = words_at(p.b_low + from + i / 2 * kPanel);
+        w0 = _mm256_add_ps(w0, even(low));
+        w1 = _mm256_add_ps(w1, odd(low));
+      }
+      _mm256_store_ps(&to.b[i][v], w0);
+      _mm256_store_ps(&to.b[i + 1][v], w1);
+    }
+  }
+}
+
+// Twelve sums (six rows) hide how long each takes.
+template <int kRows>
+void packed_block(const Packed& from, int64_t row, int64_t column, int64_t depth, float* c, int64_t stride, bool add) {
+  __m256 sum[kRows][2];
+  for (int r = 0; r < kRows; ++r) {
+    for (int v = 0; v < 2; ++v) sum[r][v] = add ? _mm256_loadu_ps(c + r * stride + v * kLanes) : _mm256_setzero_ps();
+  }
+  for (int64_t k = 0; k < depth; ++k) {
+    const __m256 w0 = _mm256_load_ps(&from.b[k][column]), w1 = _mm256_load_ps(&from.b[k][column + kLanes]);
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+      const __m256 x = _mm256_broadcast_ss(&from.a[row + r][k]);
+      sum[r][0] = _mm256_fmadd_ps(x, w0, sum[r][0]);
+      sum[r][1] = _mm256_fmadd_ps(x, w1, sum[r][1]);
+    }
+  }
+  for (int r = 0; r < kRows; ++r) {
+    for (int v = 0; v < 2; ++v) _mm256_storeu_ps(c + r * stride + v * kLanes, sum[r][v]);
+  }
+}
+
+void multiply_packed(const Product& p) {
+  static thread_local Packed packed;
+  for (int64_t panel = 0; panel < p.panels(); panel += 2) {
+    const int64_t panels = p.panels() - panel < 2 ? 1 : 2;
+    for (int64_t k = 0; k < p.k; k += kPackedK) {
+      const int64_t depth = p.k - k < kPackedK ? p.k - k : kPackedK;
+      const bool add = p.accumulate || k > 0;
+      widen_panels(p, panel, panels, k, depth, packed);
+      for (int64_t row = 0; row < p.m; row += kPackedRows) {
+        widen_rows(p, row, k, depth, packed);
+        for (int64_t v = 0; v < panels * kPanel; v += kPanel) {
+          float* c = p.c + row * p.c_stride + panel * kPanel + v;
+          packed_block<6>(packed, 0, v, depth, c, p.c_stride, add);
+          packed_block<6>(packed, 6, v, depth, c + 6 * p.c_stride, p.c_stride, add);
+          packed_block<4>(packed, 12, v, depth, c + 12 * p.c_stride, p.c_stride, add);
+        }
+      }
+    }
+  }
+}
+
+// An element is one chain of fused products over k either way.
+void multiply(const Product& p) {
+  if (p.m >= kPackedRows || p.b_low != nullptr) return multiply_packed(p);
+  p.a_low != nullptr ? multiply_few<true>(p) : multiply_few<false>(p);
 }
 
 }  // namespace

@@ -49,14 +49,6 @@ struct PackedMlaUp final : PackedWeight {
   }
 };
 
-// A product whose A is given as two terms, high + low: their products are added, high first.
-inline void multiply_terms(const MlaKernels& kernels, Product product, const uint16_t* low) {
-  kernels.multiply(product);
-  product.a = low;
-  product.accumulate = true;
-  kernels.multiply(product);
-}
-
 struct MlaCall {
   const CpuContext& cpu;
   const MlaKernels& kernels;

@@ -179,20 +179,18 @@ void Expanded::expand_keys(const BlockRows& rows, int64_t head, int64_t valid, u
 // 32 queries meet the keys [begin, begin + keys) that w holds.
 void Expanded::attend_keys(const Span& span, int64_t pair, int64_t begin, int64_t keys, Work& w) {
   const int64_t padded = round_up(keys, kDepth);
-  Product scores{.a = w.keys,
-                 .a_stride = d_.query_depth,
-                 .b = w.queries + pair * 2 * (d_.query_depth / 2) * kPanel,
-                 .panel_stride = d_.query_depth / 2 * kPanel,
-                 .c = w.scores,
-                 .c_stride = kPair,
-                 .m = keys,
-                 .k = d_.query_depth,
-                 .columns = std::min(kPair, span.count - pair * kPair),
-                 .accumulate = false};
-  k_.multiply(scores);
-  scores.b += kSpan * d_.query_depth / 2;
-  scores.accumulate = true;
-  k_.multiply(scores);
+  const uint32_t* queries = w.queries + pair * 2 * (d_.query_depth / 2) * kPanel;
+  k_.multiply({.a = w.keys,
+               .a_stride = d_.query_depth,
+               .b = queries,
+               .b_low = queries + kSpan * d_.query_depth / 2,
+               .panel_stride = d_.query_depth / 2 * kPanel,
+               .c = w.scores,
+               .c_stride = kPair,
+               .m = keys,
+               .k = d_.query_depth,
+               .columns = std::min(kPair, span.count - pair * kPair),
+               .accumulate = false});
   float* outputs = w.outputs + pair * kPair * d_.value_columns;
   for (int64_t panel = 0; panel < 2; ++panel) {
     alignas(64) float fade[kPanel];

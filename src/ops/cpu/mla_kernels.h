@@ -25,11 +25,14 @@ inline int64_t round_up(int64_t n, int64_t to) {
 }
 
 // c [m, columns] = or += a [m, k] b [k, columns]; k a multiple of 32. Rows and columns beyond, up to multiples of 16,
-// are there too: those of a and b may be read, those of c may become anything.
+// are there too: those of a and b may be read, those of c may become anything. One operand may be given as two terms,
+// high + low, laid out alike.
 struct Product {
   const uint16_t* a = nullptr;
+  const uint16_t* a_low = nullptr;
   int64_t a_stride = 0;  // elements
   const uint32_t* b = nullptr;
+  const uint32_t* b_low = nullptr;
   int64_t panel_stride = 0;  // words, >= k / 2 * 16
   float* c = nullptr;
   int64_t c_stride = 0;  // elements
