@@ -1,7 +1,8 @@
 // Expanded MLA attention: keys [W_UK c | k_rope] and values W_UV c of one head at a time, online softmax.
 //
-// A task is one head of up to 1,024 queries of a sequence. It keeps their running maxima, sums and outputs (transposed,
-// [value][query], so that a query is a vector lane) and walks the keys 256 at a time.
+// A task is one head of a span of queries of a sequence. It keeps their running maxima, sums and outputs (transposed,
+// [value][query], so that a query is a vector lane) and walks the keys in windows of 2,048: keys and values of a window
+// are made once, then 256 queries at a time, few enough for the second-level cache, walk it 256 keys at a time.
 #include <algorithm>
 #include <span>
 
@@ -11,7 +12,12 @@ namespace perigee::cpu {
 namespace {
 
 constexpr int64_t kTileKeys = 256;  // absolute multiples: the steps of the online softmax
-constexpr int64_t kSpan = 1024;     // queries of one task
+constexpr int64_t kWindowKeys = 2048;
+constexpr int64_t kBlockPairs = 8;
+// Queries of one task: each span makes the keys and values before it again, so spans are as long as leaves every thread
+// a few tasks.
+constexpr int64_t kShortestSpan = 512, kLongestSpan = 4096;
+constexpr int64_t kTasksOfThread = 4;
 constexpr int64_t kPair = 2 * kPanel;
 
 // Queries [first, first + count) of a sequence.
@@ -26,15 +32,15 @@ struct Span {
 struct Work {
   uint32_t* queries;  // panels of the span, depth query_depth; in two terms, the low ones after all high ones
   uint16_t* terms;    // of 16 queries: high [kPanel, query_depth], then low
-  uint16_t* keys;     // [kTileKeys, query_depth]
-  uint16_t* values;   // [value_columns, kTileKeys]
+  uint16_t* keys;     // [kWindowKeys, query_depth]
+  uint16_t* values;   // for each tile of the window [value_columns, kTileKeys]
   uint16_t* block;    // see block_rows()
   float* expanded;    // [kBlockKeys, max(nope_columns, value_columns)]
   float* scores;      // [kTileKeys, kPair]
   uint32_t* weights;  // two panels [kTileKeys / 2, 16]
   float* outputs;     // for each pair of panels of the span [value_columns, kPair]
-  float* max;         // [kSpan]
-  float* sum;         // [kSpan]
+  float* max;         // [span]
+  float* sum;         // [span]
 };
 
 class Expanded {
@@ -43,23 +49,27 @@ class Expanded {
   void run();
 
  private:
+  void choose_span();
+  int64_t count_spans() const;
   void list_spans();
   Work make_work();
   void attend(const Span& span, int64_t head, Work& w);
   void load_queries(const Span& span, int64_t head, Work& w);
   void expand(const Span& span, int64_t head, int64_t begin, int64_t keys, Work& w);
   void expand_keys(const BlockRows& rows, int64_t head, int64_t valid, uint16_t* out, Work& w);
-  void attend_keys(const Span& span, int64_t pair, int64_t begin, int64_t keys, Work& w);
+  void attend_keys(const Span& span, int64_t pair, int64_t begin, Work& w);
   void store(const Span& span, int64_t head, int64_t panel, const Work& w);
 
   const MlaCall& call_;
   const MlaDims& d_;
   const MlaKernels& k_;
+  int64_t span_queries_ = 0;  // a multiple of kPair
   std::span<Span> spans_;
   std::span<Work> work_;
 };
 
 void Expanded::run() {
+  choose_span();
   list_spans();
   if (spans_.empty()) return;
   ThreadPool& pool = call_.cpu.pool;
@@ -72,34 +82,47 @@ void Expanded::run() {
   });
 }
 
-void Expanded::list_spans() {
+void Expanded::choose_span() {
+  int64_t longest = 0;
+  for (const SequenceRows& s : call_.batch.sequences) longest = std::max<int64_t>(longest, s.num_tokens);
+  span_queries_ = std::min(kLongestSpan, round_up(longest, kPair));
+  const int64_t wanted = kTasksOfThread * call_.cpu.pool.size();
+  while (span_queries_ > kShortestSpan && d_.heads * count_spans() < wanted)
+    span_queries_ = round_up(span_queries_ / 2, kPair);
+}
+
+int64_t Expanded::count_spans() const {
   int64_t count = 0;
   for (const SequenceRows& s : call_.batch.sequences) {
-    if (s.form == MlaForm::kExpanded) count += (s.num_tokens + kSpan - 1) / kSpan;
+    if (s.form == MlaForm::kExpanded) count += (s.num_tokens + span_queries_ - 1) / span_queries_;
   }
-  spans_ = call_.cpu.scratch.array<Span>(count);
+  return count;
+}
+
+void Expanded::list_spans() {
+  spans_ = call_.cpu.scratch.array<Span>(count_spans());
   size_t i = 0;
   for (const SequenceRows& s : call_.batch.sequences) {
     if (s.form != MlaForm::kExpanded) continue;
-    for (int64_t first = 0; first < s.num_tokens; first += kSpan) {
-      spans_[i++] = {.sequence = &s, .first = first, .count = std::min(kSpan, s.num_tokens - first)};
+    for (int64_t first = 0; first < s.num_tokens; first += span_queries_) {
+      spans_[i++] = {.sequence = &s, .first = first, .count = std::min(span_queries_, s.num_tokens - first)};
     }
   }
 }
 
 Work Expanded::make_work() {
   Arena& arena = call_.cpu.scratch;
-  return {.queries = arena.array<uint32_t>(2 * kSpan * d_.query_depth / 2).data(),
+  return {.queries = arena.array<uint32_t>(2 * span_queries_ * d_.query_depth / 2).data(),
           .terms = arena.array<uint16_t>(2 * kPanel * d_.query_depth).data(),
-          .keys = arena.array<uint16_t>(kTileKeys * d_.query_depth).data(),
-          .values = arena.array<uint16_t>(kTileKeys * d_.value_columns).data(),
+          .keys = arena.array<uint16_t>(kWindowKeys * d_.query_depth).data(),
+          .values = arena.array<uint16_t>(kWindowKeys * d_.value_columns).data(),
           .block = arena.array<uint16_t>(block_scratch_elements(d_)).data(),
           .expanded = arena.array<float>(kBlockKeys * std::max(d_.nope_columns, d_.value_columns)).data(),
           .scores = arena.array<float>(kTileKeys * kPair).data(),
           .weights = arena.array<uint32_t>(2 * kTileKeys / 2 * kPanel).data(),
-          .outputs = arena.array<float>(kSpan * d_.value_columns).data(),
-          .max = arena.array<float>(kSpan).data(),
-          .sum = arena.array<float>(kSpan).data()};
+          .outputs = arena.array<float>(span_queries_ * d_.value_columns).data(),
+          .max = arena.array<float>(span_queries_).data(),
+          .sum = arena.array<float>(span_queries_).data()};
 }
 
 void Expanded::attend(const Span& span, int64_t head, Work& w) {
@@ -109,12 +132,15 @@ void Expanded::attend(const Span& span, int64_t head, Work& w) {
   std::fill_n(w.max, num_queries, kNoScore);
   std::fill_n(w.sum, num_queries, 0.0f);
   const int64_t end = span.position() + span.count;
-  for (int64_t begin = 0; begin < end; begin += kTileKeys) {
-    const int64_t keys = std::min(kTileKeys, end - begin);
-    expand(span, head, begin, keys, w);
-    for (int64_t pair = 0; pair < num_queries / kPair; ++pair) {
-      const int64_t last = span.position() + std::min((pair + 1) * kPair, span.count) - 1;
-      if (last >= begin) attend_keys(span, pair, begin, std::min(keys, last + 1 - begin), w);
+  for (int64_t window = 0; window < end; window += kWindowKeys) {
+    const int64_t window_end = std::min(window + kWindowKeys, end);
+    for (int64_t begin = window; begin < window_end; begin += kTileKeys)
+      expand(span, head, begin, std::min(kTileKeys, window_end - begin), w);
+    for (int64_t first = 0; first < num_queries / kPair; first += kBlockPairs) {
+      const int64_t past = std::min(first + kBlockPairs, num_queries / kPair);
+      for (int64_t begin = window; begin < window_end; begin += kTileKeys) {
+        for (int64_t pair = first; pair < past; ++pair) attend_keys(span, pair, begin, w);
+      }
     }
   }
   for (int64_t panel = 0; panel * kPanel < span.count; ++panel) store(span, head, panel, w);
@@ -133,17 +159,19 @@ void Expanded::load_queries(const Span& span, int64_t head, Work& w) {
     }
     uint32_t* to = w.queries + panel * (d_.query_depth / 2) * kPanel;
     k_.pack_rows(high, width, d_.query_depth, to);
-    k_.pack_rows(low, width, d_.query_depth, to + kSpan * d_.query_depth / 2);
+    k_.pack_rows(low, width, d_.query_depth, to + span_queries_ * d_.query_depth / 2);
   }
 }
 
 // Keys and values of this head for positions [begin, begin + keys), begin a multiple of 256. Values beyond are zero;
 // keys beyond may be anything, their scores are masked.
 void Expanded::expand(const Span& span, int64_t head, int64_t begin, int64_t keys, Work& w) {
+  uint16_t* tile_keys = w.keys + begin % kWindowKeys * d_.query_depth;
+  uint16_t* tile_values = w.values + begin % kWindowKeys * d_.value_columns;
   for (int64_t key = 0; key < keys; key += kBlockKeys) {
     const int64_t valid = std::min(kBlockKeys, keys - key);
     const BlockRows rows = block_rows(call_, *span.sequence, (begin + key) / kBlockKeys, valid, w.block);
-    expand_keys(rows, head, valid, w.keys + key * d_.query_depth, w);
+    expand_keys(rows, head, valid, tile_keys + key * d_.query_depth, w);
     k_.multiply({.a = rows.rows,
                  .a_stride = rows.stride,
                  .b = PackedMlaUp::head(call_.up->values, head, d_.latent_depth, d_.value_columns),
@@ -154,7 +182,7 @@ void Expanded::expand(const Span& span, int64_t head, int64_t begin, int64_t key
                  .k = d_.latent_depth,
                  .columns = d_.value_columns,
                  .accumulate = false});
-    k_.transpose_values(w.expanded, kBlockKeys, valid, d_.value_columns, kTileKeys, w.values + key);
+    k_.transpose_values(w.expanded, kBlockKeys, valid, d_.value_columns, kTileKeys, tile_values + key);
   }
 }
 
@@ -176,14 +204,17 @@ void Expanded::expand_keys(const BlockRows& rows, int64_t head, int64_t valid, u
   }
 }
 
-// 32 queries meet the keys [begin, begin + keys) that w holds.
-void Expanded::attend_keys(const Span& span, int64_t pair, int64_t begin, int64_t keys, Work& w) {
+// 32 queries meet those keys of the tile from `begin` on that the last of them sees.
+void Expanded::attend_keys(const Span& span, int64_t pair, int64_t begin, Work& w) {
+  const int64_t last = span.position() + std::min((pair + 1) * kPair, span.count) - 1;
+  const int64_t keys = std::min(kTileKeys, last + 1 - begin);
+  if (keys <= 0) return;
   const int64_t padded = round_up(keys, kDepth);
   const uint32_t* queries = w.queries + pair * 2 * (d_.query_depth / 2) * kPanel;
-  k_.multiply({.a = w.keys,
+  k_.multiply({.a = w.keys + begin % kWindowKeys * d_.query_depth,
                .a_stride = d_.query_depth,
                .b = queries,
-               .b_low = queries + kSpan * d_.query_depth / 2,
+               .b_low = queries + span_queries_ * d_.query_depth / 2,
                .panel_stride = d_.query_depth / 2 * kPanel,
                .c = w.scores,
                .c_stride = kPair,
@@ -211,7 +242,7 @@ void Expanded::attend_keys(const Span& span, int64_t pair, int64_t begin, int64_
                 .weights = w.weights + panel * kTileKeys / 2 * kPanel});
     k_.fade(outputs + panel * kPanel, d_.value_columns, kPair, fade);
   }
-  k_.multiply({.a = w.values,
+  k_.multiply({.a = w.values + begin % kWindowKeys * d_.value_columns,
                .a_stride = kTileKeys,
                .b = w.weights,
                .panel_stride = kTileKeys / 2 * kPanel,
