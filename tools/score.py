@@ -9,6 +9,7 @@ one point from the reference's, in the table from that of one rank with a bf16 c
 """
 import argparse
 import concurrent.futures
+import gzip
 import json
 import os
 import re
@@ -40,10 +41,10 @@ CACHES = ["bf16", "fp8", "fp8_ds_mla"]
 def load(folder, only, limit):
     rows = []
     for name in sorted(os.listdir(folder)):
-        stem = name.removesuffix(".jsonl")
-        if not name.endswith(".jsonl") or (only and stem not in only):
+        stem, _, kind = name.partition(".")
+        if kind not in ("jsonl", "jsonl.gz") or (only and stem not in only):
             continue
-        with open(os.path.join(folder, name), encoding="utf-8") as file:
+        with (gzip.open if kind == "jsonl.gz" else open)(os.path.join(folder, name), "rt", encoding="utf-8") as file:
             kept = [json.loads(line) for line in file]
         rows += kept[:limit] if limit else kept
     return rows

@@ -12,6 +12,7 @@ Standard library only.
 
 import argparse
 import collections
+import gzip
 import json
 import os
 import random
@@ -91,6 +92,9 @@ def retrieval_record(tokens, at, full_text):
     return out
 
 
+COMPRESSED = {"gsm_5shot_b", "gsm_5shot_held_out", "tools"}  # large sets that tools/score.py alone reads
+
+
 def eval_sets(full_text):
     """File name → records."""
     five = word_problem_records(5, False, 1012, EVAL_SEED + 1)
@@ -112,9 +116,13 @@ def eval_sets(full_text):
 def write_sets(folder, sets):
     os.makedirs(folder, exist_ok=True)
     for name, records in sets.items():
-        with open(os.path.join(folder, name + ".jsonl"), "w", newline="\n") as out:
-            for record in records:
-                out.write(json.dumps(record, sort_keys=True) + "\n")
+        text = "".join(json.dumps(record, sort_keys=True) + "\n" for record in records).encode()
+        if name in COMPRESSED:
+            name, text = name + ".jsonl.gz", gzip.compress(text, 9, mtime=0)
+        else:
+            name += ".jsonl"
+        with open(os.path.join(folder, name), "wb") as out:
+            out.write(text)
 
 
 def lm_eval_documents(count, template_ids, evaluation, seed):
