@@ -10,6 +10,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "router/router_metrics.h"
@@ -28,8 +29,11 @@ struct ForwardConfig {
 
 // What all requests of a router share.
 struct ForwardShared {
-  ForwardConfig config;
-  std::shared_ptr<WorkerTable> table;
+  ForwardShared(const ForwardConfig& config_in, std::shared_ptr<WorkerTable> table_in)
+      : config(config_in), table(std::move(table_in)) {}
+
+  const ForwardConfig config;
+  const std::shared_ptr<WorkerTable> table;
   RouterMetrics metrics;
 };
 

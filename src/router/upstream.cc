@@ -36,7 +36,7 @@ void watch_peer(int fd) {
 std::shared_ptr<HttpSocket> IdleSockets::take(uint64_t worker) {
   auto& sockets = sockets_[worker];
   while (!sockets.empty()) {
-    const std::shared_ptr<HttpSocket> socket = std::move(sockets.back());
+    std::shared_ptr<HttpSocket> socket = std::move(sockets.back());
     sockets.pop_back();
     if (is_quiet(*socket)) return socket;
   }
