@@ -1,5 +1,7 @@
 #include "router/circuit_breaker.h"
 
+#include <cstddef>
+
 namespace perigee {
 
 bool CircuitBreaker::admits(double now_s) const {
