@@ -33,6 +33,14 @@ class Hands {
     }
     if (on_plan) on_plan(plan);
   }
+  void take(StepMasks masks) {
+    std::lock_guard lock(mutex_);
+    masks_.push_back(std::move(masks));
+  }
+  std::vector<StepMasks> masks() const {  // so far
+    std::lock_guard lock(mutex_);
+    return masks_;
+  }
   StepPlan next() {
     CHECK(eventually([&] { return num_kept() > 0; }), "no plan came");
     std::lock_guard lock(mutex_);
@@ -78,6 +86,7 @@ class Hands {
  private:
   mutable std::mutex mutex_;
   std::deque<StepPlan> plans_;
+  std::vector<StepMasks> masks_;
   int num_plans_ = 0;
   std::map<int64_t, uint64_t> seeds_;
 };
@@ -86,14 +95,14 @@ class NoRanks final : public Executor {
  public:
   explicit NoRanks(std::shared_ptr<Hands> hands) : hands_(std::move(hands)) {}
   void submit(Step step) override { hands_->take(std::move(step.plan)); }
-  void set_masks(StepMasks) override {}
+  void set_masks(StepMasks masks) override { hands_->take(std::move(masks)); }
   const ModelInfo& model() const override { return model_; }
   int32_t num_pages() const override { return 64; }
   int32_t state_pages() const override { return 0; }
   double last_build_us() const override { return hands_->build_us; }
 
  private:
-  ModelInfo model_ = {.max_positions = 4096};
+  ModelInfo model_ = {.vocab = 64, .max_positions = 4096};
   std::shared_ptr<Hands> hands_;
 };
 
