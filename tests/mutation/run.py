@@ -70,6 +70,7 @@ STEPS = {
     "exec": [unit("exec"), ENGINE, EQUALITY, RANKS],
     "model": [unit("model"), unit("base"), GOLDEN, E2E],
     "text": [unit("text"), unit("base"), SERVER],
+    "grammar": [unit("grammar")],
     "server": [SERVER, E2E],
     "router": [unit("router"), E2E],
     "base": [unit("base"), unit("text"), SERVER],

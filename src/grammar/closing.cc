@@ -1,0 +1,302 @@
+#include "grammar/closing.h"
+
+#include <algorithm>
+#include <initializer_list>
+
+namespace perigee {
+namespace {
+
+using xgrammar::FSMEdge;
+using xgrammar::ParserState;
+
+// A byte of the range that reads well in a forced reply.
+char pick(const FSMEdge& edge) {
+  for (const char wanted : {'a', '0', '"', ' ', 'A'})
+    if (edge.min <= wanted && wanted <= edge.max) return wanted;
+  return static_cast<char>(edge.min);
+}
+
+// A step of no bytes from a place to another, by which a rest grows.
+struct Move {
+  int32_t from, to, growth;
+};
+
+int32_t saturated(int64_t value, int32_t far);
+
+// most[place], the largest sum of growths from there on, is raised until no move raises it. False: a cycle grows, or a
+// sum reaches `far`.
+bool longest(std::vector<int32_t>& most, std::initializer_list<const std::vector<Move>*> sets, int32_t far) {
+  for (size_t round = 0; round <= most.size(); ++round) {
+    bool changed = false;
+    for (const std::vector<Move>* moves : sets) {
+      for (size_t i = moves->size(); i-- > 0;) {
+        const Move& move = (*moves)[i];
+        const int64_t through = int64_t{move.growth} + most[move.to];
+        if (through <= most[move.from]) continue;
+        most[move.from] = saturated(through, far);
+        if (most[move.from] >= far) return false;
+        changed = true;
+      }
+    }
+    if (!changed) return true;
+  }
+  return false;
+}
+
+int32_t saturated(int64_t value, int32_t far) {
+  return static_cast<int32_t>(std::min<int64_t>(value, far));
+}
+
+}  // namespace
+
+// Bytes of one edge; kFar for edges of token ids, which text does not have.
+int64_t Distances::cost(const FSMEdge& edge) const {
+  if (edge.IsCharRange()) return 1;
+  if (edge.IsEpsilon()) return 0;
+  if (edge.IsRuleRef()) return to_end_[start_of(edge.GetRefRuleId())];
+  if (edge.IsRepeatRef()) {
+    const auto repeat = fsm().GetRepeatEdgeInfo(edge.GetAuxIndex());
+    return repeat.Lower() == 0 ? 0 : int64_t{repeat.Lower()} * to_end_[start_of(repeat.RuleId())];
+  }
+  return kFar;
+}
+
+void Distances::relax() {
+  const int32_t places = fsm().NumStates();
+  to_end_.assign(places, kFar);
+  best_.assign(places, -1);
+  for (int32_t rule = 0; rule < grammar_->NumRules(); ++rule) {
+    const auto& automaton = grammar_->per_rule_fsms[rule]->GetFsm();
+    for (const int32_t end : automaton.GetEnds()) to_end_[end] = 0;
+  }
+  for (bool changed = true; changed;) {
+    changed = false;
+    for (int32_t place = places; place-- > 0;) {  // the places of a rule mostly come in the order of its text
+      const auto edges = fsm().GetEdges(place);
+      for (int32_t i = 0; i < edges.size(); ++i) {
+        const int64_t rest = cost(edges[i]) + to_end_[edges[i].target];
+        if (rest >= to_end_[place]) continue;
+        to_end_[place] = static_cast<int32_t>(rest);
+        best_[place] = i;
+        changed = true;
+      }
+    }
+  }
+}
+
+// The largest sum of growths on a way of no bytes: first up, from a place to the end of its rule and into the rules
+// that wait for it, then down into rules that begin there. Down is not followed by up: a rule that is entered and left
+// without a byte is an edge of no bytes. Both are longest paths over graphs whose cycles must not grow.
+Status Distances::find_growth() {
+  const int32_t places = num_places();
+  std::vector<Move> within, up, down;
+  std::vector<std::vector<int32_t>> returns(grammar_->NumRules());
+  for (int32_t place = 0; place < places; ++place) {
+    if (to_end_[place] >= kFar) continue;
+    for (const FSMEdge& edge : fsm().GetEdges(place)) {
+      const int64_t after = to_end_[edge.target];
+      if (after >= kFar) continue;
+      const auto move_to = [&](int32_t to, int64_t rest) {
+        return Move{place, to, saturated(rest - to_end_[place], kFar)};
+      };
+      if (edge.IsEpsilon()) within.push_back(move_to(edge.target, after));
+      if (edge.IsRuleRef()) {
+        const int32_t start = start_of(edge.GetRefRuleId());
+        if (to_end_[start] >= kFar) continue;
+        if (to_end_[start] == 0) within.push_back(move_to(edge.target, after));
+        down.push_back(move_to(start, to_end_[start] + after));
+        returns[edge.GetRefRuleId()].push_back(edge.target);
+      }
+      if (edge.IsRepeatRef()) {
+        const auto repeat = fsm().GetRepeatEdgeInfo(edge.GetAuxIndex());
+        const int32_t start = start_of(repeat.RuleId());
+        if (to_end_[start] >= kFar) continue;
+        within.push_back({place, edge.target, 0});
+        down.push_back({place, start, repeat.Upper() > repeat.Lower() ? to_end_[start] : 0});
+        returns[repeat.RuleId()].push_back(edge.target);
+        returns[repeat.RuleId()].push_back(place);
+      }
+    }
+  }
+  for (int32_t rule = 0; rule < grammar_->NumRules(); ++rule) {
+    for (const int32_t end : grammar_->per_rule_fsms[rule]->GetFsm().GetEnds())
+      for (const int32_t to : returns[rule]) up.push_back({end, to, 0});
+  }
+  std::vector<int32_t> most(places, 0);
+  if (!longest(most, {&within, &down}, kFar) || !longest(most, {&within, &up}, kFar))
+    return Error(Code::kBadInput, "the grammar is left-recursive, or repeats a part that may be empty");
+  growth_.fill(kNever);
+  for (int32_t place = 0; place < places; ++place) {
+    if (to_end_[place] >= kFar) continue;
+    for (const FSMEdge& edge : fsm().GetEdges(place)) {
+      if (!edge.IsCharRange() || to_end_[edge.target] >= kFar) continue;
+      const int32_t grown = to_end_[edge.target] - to_end_[place] + most[edge.target];
+      for (int32_t byte = edge.min; byte <= std::min(edge.max, 255); ++byte)
+        growth_[byte] = std::max(growth_[byte], grown);
+    }
+  }
+  return {};
+}
+
+Result<Distances> Distances::make(const xgrammar::Grammar& grammar, int32_t shortest_bytes) {
+  Distances made(grammar);
+  made.relax();
+  const int32_t shortest = made.to_end_[made.start_of(grammar->GetRootRuleId())];
+  if (shortest >= kFar) return Error(Code::kBadInput, "no text can satisfy it");
+  if (shortest > shortest_bytes) {
+    return Error(Code::kBadInput, "its shortest text has " + std::to_string(shortest) + " bytes, at most " +
+                                      std::to_string(shortest_bytes) + " are allowed");
+  }
+  Status found = made.find_growth();
+  if (!found.ok()) return found.error();
+  return made;
+}
+
+int32_t Distances::to_rule_end(const ParserState& state) const {
+  if (state.repeat_count == 0) return to_end_[state.element_id];
+  const FSMEdge& edge = fsm().GetEdges(state.element_id)[0];
+  const auto repeat = fsm().GetRepeatEdgeInfo(edge.GetAuxIndex());
+  const int64_t left = std::max(0, repeat.Lower() - state.repeat_count);
+  return saturated(left * to_end_[start_of(repeat.RuleId())] + to_end_[edge.target], kFar);
+}
+
+int32_t Distances::after_child(const ParserState& waiting, int32_t rule) const {
+  const auto edges = fsm().GetEdges(waiting.element_id);
+  if (edges.size() == 1 && edges[0].IsRepeatRef()) {
+    // Waiting states of other edges already stand behind them, maybe at a repetition, which then waits for itself.
+    const auto repeat = fsm().GetRepeatEdgeInfo(edges[0].GetAuxIndex());
+    if (repeat.RuleId() == rule) {
+      const int64_t left = std::max(0, repeat.Lower() - waiting.repeat_count - 1);
+      return saturated(left * to_end_[start_of(rule)] + to_end_[edges[0].target], kFar);
+    }
+  }
+  return to_rule_end(waiting);
+}
+
+void Distances::append(int32_t place, std::string& out) const {
+  while (to_end_[place] > 0 || best_[place] >= 0) {
+    const FSMEdge& edge = fsm().GetEdges(place)[best_[place]];
+    if (edge.IsCharRange()) out += pick(edge);
+    if (edge.IsRuleRef()) append(start_of(edge.GetRefRuleId()), out);
+    if (edge.IsRepeatRef()) {
+      const auto repeat = fsm().GetRepeatEdgeInfo(edge.GetAuxIndex());
+      for (int32_t i = 0; i < repeat.Lower() && to_end_[start_of(repeat.RuleId())] > 0; ++i)
+        append(start_of(repeat.RuleId()), out);
+    }
+    place = edge.target;
+  }
+}
+
+void Distances::append_to_rule_end(const ParserState& state, std::string& out) const {
+  if (state.repeat_count == 0) return append(state.element_id, out);
+  const FSMEdge& edge = fsm().GetEdges(state.element_id)[0];
+  const auto repeat = fsm().GetRepeatEdgeInfo(edge.GetAuxIndex());
+  for (int32_t i = state.repeat_count; i < repeat.Lower(); ++i) append(start_of(repeat.RuleId()), out);
+  append(edge.target, out);
+}
+
+void Distances::append_after_child(const ParserState& waiting, int32_t rule, std::string& out) const {
+  const auto edges = fsm().GetEdges(waiting.element_id);
+  if (edges.size() == 1 && edges[0].IsRepeatRef()) {
+    const auto repeat = fsm().GetRepeatEdgeInfo(edges[0].GetAuxIndex());
+    if (repeat.RuleId() == rule) {
+      for (int32_t i = waiting.repeat_count + 1; i < repeat.Lower(); ++i) append(start_of(rule), out);
+      return append(edges[0].target, out);
+    }
+  }
+  append_to_rule_end(waiting, out);
+}
+
+RestChart::RestChart(const xgrammar::Grammar& grammar, const Distances& distances)
+    : EarleyParser(grammar), distances_(distances) {
+  settle();
+}
+
+void RestChart::settle() {
+  const int32_t rows = rule_id_to_completable_states_.size();
+  for (int32_t row = static_cast<int32_t>(waiting_.size()); row < rows; ++row) {
+    waiting_.emplace_back();
+    for (const auto& [rule, state] : rule_id_to_completable_states_[row]) settled(rule, row);
+  }
+}
+
+void RestChart::pop(int32_t bytes) {
+  PopLastStates(bytes);
+  waiting_.resize(std::min<size_t>(waiting_.size(), rule_id_to_completable_states_.size()));
+}
+
+// Rows before the last are settled, so this recurs within a row only: as deep as rules begin with one another.
+const RestChart::Waiting& RestChart::settled(int32_t rule, int32_t row) {
+  for (const Waiting& known : waiting_[row])
+    if (known.rule == rule) return known;
+  // While it is summed up, a rule that waits for itself (left recursion) is no way to an end.
+  waiting_[row].push_back({rule, {1 << 28, 0}, -1});
+  const Waiting sum = sum_up(rule, row);
+  for (Waiting& known : waiting_[row])
+    if (known.rule == rule) known = sum;
+  return *std::find_if(waiting_[row].begin(), waiting_[row].end(), [&](const Waiting& w) { return w.rule == rule; });
+}
+
+RestChart::Waiting RestChart::sum_up(int32_t rule, int32_t row) {
+  Waiting sum{rule, {1 << 28, 0}, -1};
+  const auto states = rule_id_to_completable_states_[row];
+  for (int32_t i = 0; i < states.size(); ++i) {
+    const auto& [awaited, state] = states[i];
+    if (awaited != rule) continue;
+    const int32_t own = distances_.after_child(state, rule);
+    Rest beyond{0, 0};
+    if (state.rule_start_pos >= 0) {
+      // By value: a call for the same row adds to it.
+      const Waiting next = settled(state.rule_id, state.rule_start_pos);
+      beyond = next.rest;
+    }
+    if (own + beyond.least < sum.rest.least) {
+      sum.rest.least = own + beyond.least;
+      sum.via = i;
+    }
+    sum.rest.most = std::max(sum.rest.most, own + beyond.most);
+  }
+  return sum;
+}
+
+Rest RestChart::after(int32_t rule, int32_t row) const {
+  if (row < 0) return {0, 0};
+  for (const Waiting& known : waiting_[row])
+    if (known.rule == rule) return known.rest;
+  return {0, 0};
+}
+
+Rest RestChart::rest() const {
+  Rest rest{completed() ? 0 : INT32_MAX, 0};
+  for (const ParserState& state : states()) {
+    const int32_t own = distances_.to_rule_end(state);
+    const Rest beyond = after(state.rule_id, state.rule_start_pos);
+    rest.least = std::min(rest.least, own + beyond.least);
+    rest.most = std::max(rest.most, own + beyond.most);
+  }
+  return rest;
+}
+
+std::string RestChart::way() const {
+  std::string out;
+  if (completed()) return out;
+  const Rest shortest = rest();
+  const ParserState* at = nullptr;
+  for (const ParserState& state : states()) {
+    const Rest beyond = after(state.rule_id, state.rule_start_pos);
+    if (at == nullptr && distances_.to_rule_end(state) + beyond.least == shortest.least) at = &state;
+  }
+  CHECK(at != nullptr, "a text that cannot go on");
+  distances_.append_to_rule_end(*at, out);
+  while (at->rule_start_pos >= 0) {
+    const int32_t rule = at->rule_id, row = at->rule_start_pos;
+    const auto known = std::find_if(waiting_[row].begin(), waiting_[row].end(),
+                                    [&](const Waiting& waiting) { return waiting.rule == rule; });
+    CHECK(known != waiting_[row].end() && known->via >= 0, "a rule that nothing waits for");
+    at = &rule_id_to_completable_states_[row][known->via].second;
+    distances_.append_after_child(*at, rule, out);
+  }
+  return out;
+}
+
+}  // namespace perigee

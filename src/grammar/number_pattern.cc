@@ -1,0 +1,180 @@
+#include "grammar/number_pattern.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "grammar/pattern.h"
+
+namespace perigee {
+namespace {
+
+// Numbers are counted in units of 10^-fraction, of which a bound is below 10^15: doubles keep that many apart.
+struct Scale {
+  int fraction;
+  int64_t unit;  // 10^fraction: units of 1
+};
+constexpr Scale kScales[] = {{9, 1'000'000'000}, {3, 1'000}, {0, 1}};
+constexpr int64_t kLimit = 1'000'000'000'000'000;
+
+std::string digits_of(int64_t value, size_t width = 1) {
+  std::string out;
+  for (; value > 0; value /= 10) out += static_cast<char>('0' + value % 10);
+  while (out.size() < width) out += '0';
+  std::reverse(out.begin(), out.end());
+  return out;
+}
+
+std::string digit_class(char low, char high) {
+  return low == high ? std::string(1, low) : fmt::format("[{}-{}]", low, high);
+}
+
+std::string repeated_digit(size_t count) {
+  if (count == 0) return "";
+  return count == 1 ? "[0-9]" : fmt::format("[0-9]{{{}}}", count);
+}
+
+// Alternatives for the digit strings from `low` to `high`, both of the same length.
+void between(const std::string& low, const std::string& high, const std::string& before,
+             std::vector<std::string>& out) {
+  if (low.empty()) return out.push_back(before);
+  const size_t rest = low.size() - 1;
+  const bool all_from = low.substr(1) == std::string(rest, '0'), all_to = high.substr(1) == std::string(rest, '9');
+  if (low[0] == high[0]) {
+    if (all_from && all_to) return out.push_back(before + low[0] + repeated_digit(rest));
+    return between(low.substr(1), high.substr(1), before + low[0], out);
+  }
+  char first = low[0], last = high[0];
+  if (!all_from) between(low.substr(1), std::string(rest, '9'), before + first++, out);
+  if (!all_to) --last;
+  if (first <= last) out.push_back(before + digit_class(first, last) + repeated_digit(rest));
+  if (!all_to) between(std::string(rest, '0'), high.substr(1), before + high[0], out);
+}
+
+std::string optional(const std::string& group) {
+  return spell_repeat(group, 0, 1);
+}
+
+std::string any_of(const std::vector<std::string>& alternatives) {
+  std::string out;
+  for (const std::string& each : alternatives) out += (out.empty() ? "" : "|") + each;
+  return "(" + out + ")";
+}
+
+// Whole numbers from low to high, high < 0 for none.
+void wholes(int64_t low, int64_t high, std::vector<std::string>& out) {
+  std::string from = digits_of(low);
+  if (high < 0) {
+    between(from, std::string(from.size(), '9'), "", out);
+    out.push_back("[1-9]" + spell_repeat("[0-9]", static_cast<int64_t>(from.size()),
+                                         std::max<int64_t>(static_cast<int64_t>(from.size()), 15)));
+    return;
+  }
+  const std::string to = digits_of(high);
+  while (from.size() < to.size()) {
+    between(from, std::string(from.size(), '9'), "", out);
+    from = "1" + std::string(from.size(), '0');
+  }
+  if (from <= to) between(from, to, "", out);
+}
+
+// Numbers from low to high units without a sign, high < 0 for none.
+void unsigned_numbers(int64_t low, int64_t high, bool integer, const Scale& scale, std::vector<std::string>& out) {
+  if (integer || scale.fraction == 0) {
+    const int64_t first = (low + scale.unit - 1) / scale.unit;
+    if (high < 0) return wholes(first, -1, out);
+    if (first <= high / scale.unit) wholes(first, high / scale.unit, out);
+    return;
+  }
+  const std::string any_fraction = optional("\\." + spell_repeat("[0-9]", 1, scale.fraction));
+  const auto fraction = [&](int64_t from, int64_t to) {
+    std::vector<std::string> digits;
+    between(digits_of(from, scale.fraction), digits_of(to, scale.fraction), "", digits);
+    return "\\." + any_of(digits);
+  };
+  int64_t first = low / scale.unit;
+  const int64_t first_part = low % scale.unit;
+  if (high >= 0 && first == high / scale.unit) {
+    const std::string part = fraction(first_part, high % scale.unit);
+    return out.push_back(digits_of(first) + (first_part == 0 ? optional(part) : part));
+  }
+  if (first_part != 0) {
+    out.push_back(digits_of(first) + fraction(first_part, scale.unit - 1));
+    ++first;
+  }
+  std::vector<std::string> inside;
+  if (high < 0) {
+    wholes(first, -1, inside);
+  } else {
+    if (first < high / scale.unit) wholes(first, high / scale.unit - 1, inside);
+    out.push_back(digits_of(high / scale.unit) + optional(fraction(0, high % scale.unit)));
+  }
+  if (!inside.empty()) out.push_back(any_of(inside) + any_fraction);
+}
+
+// In units of the scale; none: it does not fit.
+std::optional<int64_t> units_of(const std::string& text, const Scale& scale) {
+  const bool negative = text.starts_with("-");
+  int64_t value = 0;
+  int64_t shift = scale.fraction;
+  bool after_point = false;
+  size_t at = negative ? 1 : 0;
+  for (; at < text.size() && text[at] != 'e' && text[at] != 'E'; ++at) {
+    if (text[at] == '.') {
+      after_point = true;
+      continue;
+    }
+    value = value * 10 + (text[at] - '0');
+    shift -= after_point ? 1 : 0;
+    if (value >= kLimit) return std::nullopt;
+  }
+  if (at < text.size()) {
+    std::string digits = text.substr(at + 1);
+    const bool down = digits.starts_with("-");
+    if (down || digits.starts_with("+")) digits.erase(0, 1);
+    if (digits.size() > 3) return std::nullopt;
+    shift += (down ? -1 : 1) * std::stoi(digits);
+  }
+  for (; shift > 0 && value != 0; --shift) {
+    value *= 10;
+    if (value >= kLimit) return std::nullopt;
+  }
+  for (; shift < 0 && value % 10 == 0 && value != 0; ++shift) value /= 10;
+  if (shift < 0 && value != 0) return std::nullopt;
+  return negative ? -value : value;
+}
+
+}  // namespace
+
+Result<std::string> number_pattern(const NumberRange& range) {
+  if (!range.least && !range.most) {
+    const std::string integer = optional("-") + "(0|[1-9]" + spell_repeat("[0-9]", 0, 15) + ")";
+    if (range.integer) return integer;
+    return integer + optional("\\." + spell_repeat("[0-9]", 1, 15)) +
+           optional("[eE]" + optional("[+-]") + spell_repeat("[0-9]", 1, 2));
+  }
+  for (const Scale& scale : kScales) {
+    std::optional<int64_t> least, most;
+    if (range.least) least = units_of(*range.least, scale);
+    if (range.most) most = units_of(*range.most, scale);
+    if ((range.least && !least) || (range.most && !most)) continue;
+    if (range.above_least) ++*least;
+    if (range.below_most) --*most;
+    if (least && most && *least > *most) break;
+    std::vector<std::string> out;
+    if (!most || *most >= 0)
+      unsigned_numbers(std::max<int64_t>(least.value_or(0), 0), most.value_or(-1), range.integer, scale, out);
+    if (!least || *least < 0) {
+      std::vector<std::string> below;
+      const int64_t nearest = most && *most < 0 ? -*most : 1;  // not -0
+      if (!least || -*least >= nearest) unsigned_numbers(nearest, least ? -*least : -1, range.integer, scale, below);
+      if (!below.empty()) out.push_back("-" + any_of(below));
+    }
+    if (out.empty()) break;
+    return any_of(out);
+  }
+  return Error(Code::kBadInput, "no number is between the bounds, or one is 10^15 or more or has too many digits");
+}
+
+}  // namespace perigee

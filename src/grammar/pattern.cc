@@ -1,0 +1,540 @@
+#include "grammar/pattern.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+
+#include "base/utf8.h"
+
+namespace perigee {
+namespace {
+
+constexpr uint32_t kLast = 0x10FFFF;
+const CodePoints kDigits = {{'0', '9'}};
+const CodePoints kWord = {{'0', '9'}, {'A', 'Z'}, {'_', '_'}, {'a', 'z'}};
+const CodePoints kSpace = {{'\t', '\r'}, {' ', ' '}};
+
+CodePoints normal(CodePoints set) {
+  std::sort(set.begin(), set.end());
+  CodePoints out;
+  for (const auto& range : set) {
+    if (!out.empty() && range.first <= out.back().second + 1) {
+      out.back().second = std::max(out.back().second, range.second);
+    } else {
+      out.push_back(range);
+    }
+  }
+  return out;
+}
+
+CodePoints complement(const CodePoints& set, uint32_t last = kLast) {
+  CodePoints out;
+  uint32_t next = 0;
+  for (const auto& [low, high] : set) {
+    if (low > next) out.emplace_back(next, low - 1);
+    next = high + 1;
+  }
+  if (next <= last) out.emplace_back(next, last);
+  return out;
+}
+
+// The part of `set` in [low, high].
+CodePoints within(const CodePoints& set, uint32_t low, uint32_t high) {
+  CodePoints out;
+  for (const auto& [a, b] : set)
+    if (std::max(a, low) <= std::min(b, high)) out.emplace_back(std::max(a, low), std::min(b, high));
+  return out;
+}
+
+bool contains(const CodePoints& set, uint32_t code_point) {
+  return !within(set, code_point, code_point).empty();
+}
+
+std::string spell_code_point(uint32_t c) {
+  const bool plain = (c >= '0' && c <= '9') || (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z') || c == ' ' || c == '_';
+  if (plain) return std::string(1, static_cast<char>(c));
+  return c <= 0xFFFF ? fmt::format("\\u{:04x}", c) : fmt::format("\\u{{{:x}}}", c);
+}
+
+// One class for each number of UTF-8 bytes: a range of xgrammar's over several takes overlong forms, too.
+std::string spell_class(const CodePoints& set) {
+  std::string out;
+  int classes = 0;
+  for (const auto& [first, last] :
+       {std::pair<uint32_t, uint32_t>{0, 0x7F}, {0x80, 0x7FF}, {0x800, 0xFFFF}, {0x10000, kLast}}) {
+    std::string ranges;
+    for (const auto& [low, high] : within(set, first, last)) {
+      ranges += spell_code_point(low);
+      if (high > low) ranges += "-" + spell_code_point(high);
+    }
+    if (ranges.empty()) continue;
+    out += (classes++ == 0 ? "[" : "|[") + ranges + "]";
+  }
+  return classes > 1 ? "(" + out + ")" : out;
+}
+
+// Sums of lengths, of which kNoEnd is the largest.
+int32_t plus(int32_t a, int32_t b) {
+  return static_cast<int32_t>(std::min<int64_t>(int64_t{a} + b, Pattern::kNoEnd));
+}
+int32_t times(int32_t a, int32_t b) {
+  return static_cast<int32_t>(std::min<int64_t>(int64_t{a} * b, Pattern::kNoEnd));
+}
+
+}  // namespace
+
+std::string spell_repeat(const std::string& group, int64_t least, int64_t most) {
+  if (most == 0) return "()";
+  if (least == 0) return "(()|" + spell_repeat(group, 1, most) + ")";
+  if (least == 1 && most == 1) return "(" + group + ")";
+  if (most == Pattern::kNoEnd) return least == 1 ? "(" + group + ")+" : fmt::format("({}){{{},}}", group, least);
+  return fmt::format("({}){{{},{}}}", group, least, most);
+}
+
+std::string spell_set(const CodePoints& set, bool json) {
+  CodePoints raw = within(set, json ? 0x20 : 0, 0xD7FF);
+  for (const auto& range : within(set, 0xE000, kLast)) raw.push_back(range);
+  if (!json) return raw.empty() ? "[^\\u0000-\\u{10ffff}]" : spell_class(raw);
+  std::string escaped;
+  const auto escape = [&](std::string_view spelt) { escaped += (escaped.empty() ? "" : "|") + std::string(spelt); };
+  std::string letters;
+  for (const auto& [c, letter] : std::initializer_list<std::pair<uint32_t, const char*>>{
+           {'"', "\\u0022"}, {'\\', "\\u005c"}, {'\b', "b"}, {'\f', "f"}, {'\n', "n"}, {'\r', "r"}, {'\t', "t"}})
+    if (contains(set, c)) letters += letter;
+  if (!letters.empty()) escape("\\u005c[" + letters + "]");
+  for (uint32_t c = 0; c < 0x20; ++c)
+    if (contains(set, c) && std::string_view("\b\f\n\r\t").find(static_cast<char>(c)) == std::string_view::npos)
+      escape(fmt::format("\\u005cu{:04x}", c));
+  CodePoints plain;
+  for (const auto& [low, high] : {std::pair<uint32_t, uint32_t>{0x20, 0x21}, {0x23, 0x5B}, {0x5D, kLast}})
+    for (const auto& range : within(raw, low, high)) plain.push_back(range);
+  if (escaped.empty()) return plain.empty() ? "[^\\u0000-\\u{10ffff}]" : spell_class(normal(plain));
+  return plain.empty() ? "(" + escaped + ")" : "(" + spell_class(normal(plain)) + "|" + escaped + ")";
+}
+
+class Pattern::Parser {
+ public:
+  explicit Parser(std::string_view text) : text_(text) {}
+
+  Result<Node> parse() {
+    Node node = choice(0);
+    if (error_.empty() && at_ < text_.size()) fail("an unmatched )");
+    if (!error_.empty()) return Error(Code::kBadInput, error_);
+    return node;
+  }
+
+ private:
+  void fail(std::string_view what) {
+    if (error_.empty()) error_ = fmt::format("byte {} of the pattern: {}", at_, what);
+    at_ = text_.size();
+  }
+  bool next_is(char c) const { return at_ < text_.size() && text_[at_] == c; }
+  bool take(std::string_view what) {
+    if (!text_.substr(at_).starts_with(what)) return false;
+    at_ += what.size();
+    return true;
+  }
+
+  Node choice(int depth) {
+    if (depth > 64) fail("more than 64 nested groups");
+    Node out{Node::Kind::kChoice, {}, {}};
+    do out.parts.push_back(sequence(depth));
+    while (take("|"));
+    return out.parts.size() == 1 ? std::move(out.parts[0]) : out;
+  }
+
+  Node sequence(int depth) {
+    Node out{Node::Kind::kSequence, {}, {}};
+    while (at_ < text_.size() && text_[at_] != '|' && text_[at_] != ')') {
+      out.parts.push_back(repeated(atom(depth)));
+      if (++num_nodes_ > 20'000) fail("too long");
+    }
+    return out;
+  }
+
+  Node repeated(Node node) {
+    while (at_ < text_.size()) {
+      int32_t least = 0, most = kNoEnd;
+      const size_t before = at_;
+      if (take("*")) {
+      } else if (take("+")) {
+        least = 1;
+      } else if (take("?")) {
+        most = 1;
+      } else if (!(next_is('{') && bounds(least, most))) {
+        at_ = std::max(at_, before);
+        return node;
+      }
+      if (take("+")) fail("a possessive quantifier is not supported");
+      take("?");  // lazy: the same texts
+      if (node.kind == Node::Kind::kBegin || node.kind == Node::Kind::kEnd) fail("a repeated anchor");
+      if (most < least) fail("a repetition whose bounds are the wrong way round");
+      Node out{Node::Kind::kRepeat, {}, {}, least, most};
+      out.parts.push_back(std::move(node));
+      node = std::move(out);
+      if (next_is('*') || next_is('+') || next_is('?')) fail("a repeated repetition");
+    }
+    return node;
+  }
+
+  // {n}, {n,}, {n,m}; a { that begins nothing of the kind is a character.
+  bool bounds(int32_t& least, int32_t& most) {
+    size_t at = at_ + 1;
+    const auto number = [&](int32_t& value) {
+      const size_t begin = at;
+      int64_t sum = 0;
+      for (; at < text_.size() && text_[at] >= '0' && text_[at] <= '9'; ++at)
+        sum = std::min<int64_t>(sum * 10 + (text_[at] - '0'), 1'000'000);
+      value = static_cast<int32_t>(sum);
+      return at > begin;
+    };
+    if (!number(least)) return false;
+    most = least;
+    if (at < text_.size() && text_[at] == ',') {
+      ++at;
+      if (!number(most)) most = kNoEnd;
+    }
+    if (at >= text_.size() || text_[at] != '}') return false;
+    at_ = at + 1;
+    return true;
+  }
+
+  Node of_set(CodePoints set) { return {Node::Kind::kSet, normal(std::move(set)), {}}; }
+
+  Node atom(int depth) {
+    if (take("(")) {
+      if (take("?")) {
+        if (!take(":")) fail("look-around, named groups and flags are not supported");
+      }
+      Node inner = choice(depth + 1);
+      if (!take(")")) fail("a group without its )");
+      return inner;
+    }
+    if (take("^")) return {Node::Kind::kBegin, {}, {}};
+    if (take("$")) return {Node::Kind::kEnd, {}, {}};
+    if (take(".")) return of_set(complement({{'\n', '\n'}}));
+    if (take("[")) return of_set(bracket());
+    if (take("\\")) return of_set(escape(false));
+    if (next_is('*') || next_is('+') || next_is('?')) fail("a repetition of nothing");
+    return of_set(one_character());
+  }
+
+  CodePoints one_character() {
+    if (at_ >= text_.size()) {
+      fail("it ends too early");
+      return {};
+    }
+    const Utf8Char c = utf8_at(text_, at_);
+    at_ += c.length;
+    return {{c.code_point, c.code_point}};
+  }
+
+  CodePoints bracket() {
+    const bool negated = take("^");
+    CodePoints set;
+    bool has_complement = false;
+    for (bool first = true; !next_is(']'); first = false) {
+      if (at_ >= text_.size()) {
+        fail("a class without its ]");
+        return {};
+      }
+      if (next_is('[') && !first) {
+        if (text_.substr(at_).starts_with("[:")) fail("POSIX classes are not supported");
+      }
+      CodePoints low = class_part(has_complement);
+      const bool single = low.size() == 1 && low[0].first == low[0].second;
+      if (single && next_is('-') && at_ + 1 < text_.size() && text_[at_ + 1] != ']') {
+        ++at_;
+        const CodePoints high = class_part(has_complement);
+        if (high.size() != 1 || high[0].first != high[0].second || high[0].first < low[0].first) {
+          fail("a range of a class that is not one");
+          return {};
+        }
+        low[0].second = high[0].first;
+      }
+      set.insert(set.end(), low.begin(), low.end());
+    }
+    take("]");
+    // The complement of an ASCII complement would gain what that one left out.
+    if (negated && has_complement) fail("\\D, \\W and \\S in a negated class are not supported");
+    set = normal(std::move(set));
+    if (!negated) return set;
+    // Engines that know Unicode exclude its digits, letters and blanks with \d, \w and \s.
+    return complement(set, ascii_class_ ? 0x7F : kLast);
+  }
+
+  CodePoints class_part(bool& has_complement) {
+    if (!take("\\")) return one_character();
+    const char c = at_ < text_.size() ? text_[at_] : ' ';
+    has_complement |= c == 'D' || c == 'W' || c == 'S';
+    ascii_class_ |= c == 'd' || c == 'w' || c == 's';
+    return escape(true);
+  }
+
+  CodePoints escape(bool in_class) {
+    if (at_ >= text_.size()) {
+      fail("it ends in a \\");
+      return {};
+    }
+    const char c = text_[at_];
+    const auto hex = [&](size_t digits) -> CodePoints {
+      uint32_t value = 0;
+      for (size_t i = 1; i <= digits; ++i) {
+        const char d = at_ + i < text_.size() ? text_[at_ + i] : 'x';
+        const int digit = d >= '0' && d <= '9'   ? d - '0'
+                          : d >= 'a' && d <= 'f' ? d - 'a' + 10
+                          : d >= 'A' && d <= 'F' ? d - 'A' + 10
+                                                 : -1;
+        if (digit < 0) {
+          fail("an escape without its hexadecimal digits");
+          return {};
+        }
+        value = value * 16 + static_cast<uint32_t>(digit);
+      }
+      if (value >= 0xD800 && value <= 0xDFFF) fail("a surrogate");
+      at_ += 1 + digits;
+      return {{value, value}};
+    };
+    const auto is = [&](uint32_t code_point) -> CodePoints {
+      ++at_;
+      return {{code_point, code_point}};
+    };
+    const auto set = [&](const CodePoints& of) {
+      ++at_;
+      return of;
+    };
+    switch (c) {
+      case 'd': return set(kDigits);
+      case 'w': return set(kWord);
+      case 's': return set(kSpace);
+      case 'D': return set(complement(kDigits, 0x7F));
+      case 'W': return set(complement(kWord, 0x7F));
+      case 'S': return set(complement(kSpace, 0x7F));
+      case 'n': return is('\n');
+      case 'r': return is('\r');
+      case 't': return is('\t');
+      case 'f': return is('\f');
+      case 'v': return is('\v');
+      case '0': return is(0);
+      case 'x': return hex(2);
+      case 'u': return hex(4);
+      default: break;
+    }
+    if (in_class && c == 'b') return is('\b');
+    const bool letter = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9');
+    if (letter) {
+      fail(fmt::format("\\{} is not supported", c));
+      return {};
+    }
+    return one_character();
+  }
+
+  std::string_view text_;
+  size_t at_ = 0;
+  size_t num_nodes_ = 0;
+  bool ascii_class_ = false;
+  std::string error_;
+};
+
+bool Pattern::has_anchor(const Node& node) {
+  if (node.kind == Node::Kind::kBegin || node.kind == Node::Kind::kEnd) return true;
+  return std::any_of(node.parts.begin(), node.parts.end(), has_anchor);
+}
+
+// Takes the anchors off the ends of each alternative, and puts "any text" where a searched one has none.
+Status Pattern::anchor(Node& node, Whole whole) {
+  if (node.kind == Node::Kind::kChoice) {
+    for (Node& part : node.parts)
+      if (Status status = anchor(part, whole); !status.ok()) return status;
+    return {};
+  }
+  if (node.kind != Node::Kind::kSequence) {
+    Node alone{Node::Kind::kSequence, {}, {}};
+    alone.parts.push_back(std::move(node));
+    node = std::move(alone);
+  }
+  if (node.parts.size() == 1 &&
+      (node.parts[0].kind == Node::Kind::kChoice || node.parts[0].kind == Node::Kind::kSequence)) {
+    Node inner = std::move(node.parts[0]);
+    node = std::move(inner);
+    return anchor(node, whole);
+  }
+  bool begins = whole == Whole::kYes, ends = whole == Whole::kYes;
+  while (!node.parts.empty() && node.parts.front().kind == Node::Kind::kBegin) {
+    begins = true;
+    node.parts.erase(node.parts.begin());
+  }
+  while (!node.parts.empty() && node.parts.back().kind == Node::Kind::kEnd) {
+    ends = true;
+    node.parts.pop_back();
+  }
+  if (has_anchor(node))
+    return Error(Code::kBadInput, "an anchor that is not at an end of the pattern is not supported");
+  Node any{Node::Kind::kRepeat, {}, {}, 0, kNoEnd};
+  any.parts.push_back({Node::Kind::kSet, {{0, kLast}}, {}});
+  if (!begins) node.parts.insert(node.parts.begin(), any);
+  if (!ends) node.parts.push_back(any);
+  return {};
+}
+
+std::pair<int32_t, int32_t> Pattern::lengths(const Node& node) {
+  switch (node.kind) {
+    case Node::Kind::kSet: return {1, 1};
+    case Node::Kind::kBegin:
+    case Node::Kind::kEnd: return {0, 0};
+    case Node::Kind::kSequence: {
+      std::pair<int32_t, int32_t> sum{0, 0};
+      for (const Node& part : node.parts) {
+        const auto [least, most] = lengths(part);
+        sum = {plus(sum.first, least), plus(sum.second, most)};
+      }
+      return sum;
+    }
+    case Node::Kind::kChoice: {
+      std::pair<int32_t, int32_t> all{kNoEnd, 0};
+      for (const Node& part : node.parts) {
+        const auto [least, most] = lengths(part);
+        all = {std::min(all.first, least), std::max(all.second, most)};
+      }
+      return all;
+    }
+    case Node::Kind::kRepeat: {
+      const auto [least, most] = lengths(node.parts[0]);
+      return {times(least, node.least), most == 0 ? 0 : times(most, node.most)};
+    }
+  }
+  return {0, kNoEnd};
+}
+
+Result<Pattern> Pattern::parse(std::string_view text, Whole whole) {
+  if (text.size() > 4096) return Error(Code::kBadInput, "a pattern has at most 4096 bytes");
+  auto node = Parser(text).parse();
+  if (!node.ok()) return node.error();
+  Pattern made;
+  made.root_ = *std::move(node);
+  if (Status status = anchor(made.root_, whole); !status.ok()) return status.error();
+  // Written out, what is finite of its repetitions.
+  const auto size = [](const auto& self, const Node& of) -> int64_t {
+    int64_t sum = 1;
+    for (const Node& part : of.parts) sum += self(self, part);
+    if (of.kind == Node::Kind::kRepeat) sum *= std::max(1, of.most == kNoEnd ? of.least : of.most);
+    return std::min<int64_t>(sum, 1 << 30);
+  };
+  if (const int64_t written = size(size, made.root_); written > 20'000)
+    return Error(Code::kBadInput, "the repetitions of the pattern, written out, are over 20,000 characters");
+  return made;
+}
+
+void Pattern::spell(const Node& node, bool json, std::string& out) {
+  switch (node.kind) {
+    case Node::Kind::kSet: out += spell_set(node.set, json); return;
+    case Node::Kind::kSequence:
+      for (const Node& part : node.parts) {
+        const bool grouped = part.kind == Node::Kind::kChoice;
+        if (grouped) out += '(';
+        spell(part, json, out);
+        if (grouped) out += ')';
+      }
+      return;
+    case Node::Kind::kChoice:
+      for (size_t i = 0; i < node.parts.size(); ++i) {
+        if (i > 0) out += '|';
+        spell(node.parts[i], json, out);
+      }
+      return;
+    case Node::Kind::kRepeat: {
+      std::string part;
+      spell(node.parts[0], json, part);
+      out += spell_repeat(part, node.least, node.most);
+      return;
+    }
+    default: return;
+  }
+}
+
+std::string Pattern::spelt() const {
+  std::string out;
+  spell(root_, false, out);
+  return out;
+}
+
+std::string Pattern::spelt_in_json() const {
+  std::string out;
+  spell(root_, true, out);
+  return out;
+}
+
+// The ends, ascending, of what the node matches from any of `begins`.
+std::vector<size_t> Pattern::ends(const Node& node, std::string_view text, std::vector<size_t> begins) {
+  std::vector<size_t> out;
+  switch (node.kind) {
+    case Node::Kind::kSet:
+      for (const size_t at : begins) {
+        if (at >= text.size()) continue;
+        const Utf8Char c = utf8_at(text, at);
+        if (contains(node.set, c.code_point)) out.push_back(at + c.length);
+      }
+      return out;
+    case Node::Kind::kSequence:
+      for (const Node& part : node.parts) begins = ends(part, text, std::move(begins));
+      return begins;
+    case Node::Kind::kChoice:
+      for (const Node& part : node.parts)
+        for (const size_t end : ends(part, text, begins)) out.push_back(end);
+      break;
+    case Node::Kind::kRepeat:
+      for (int32_t i = 0; !begins.empty() && i <= node.most; ++i) {
+        if (i >= node.least) {
+          const size_t before = out.size();
+          out.insert(out.end(), begins.begin(), begins.end());
+          std::sort(out.begin(), out.end());
+          out.erase(std::unique(out.begin(), out.end()), out.end());
+          if (out.size() == before) break;  // another round would find nothing
+        }
+        if (i < node.most) begins = ends(node.parts[0], text, std::move(begins));
+      }
+      return out;
+    default: return begins;
+  }
+  std::sort(out.begin(), out.end());
+  out.erase(std::unique(out.begin(), out.end()), out.end());
+  return out;
+}
+
+bool Pattern::matches(std::string_view text) const {
+  const std::vector<size_t> found = ends(root_, text, {0});
+  return !found.empty() && found.back() == text.size();
+}
+
+bool Pattern::restrict_length(int32_t least, int32_t most) {
+  const auto [shortest, longest] = lengths(root_);
+  if (shortest >= least && longest <= most) return true;
+  if (root_.kind != Node::Kind::kSequence) return false;
+  Node changed = root_;
+  Node* open = nullptr;  // the one part that may have several lengths
+  for (Node& part : changed.parts) {
+    const auto [low, high] = lengths(part);
+    if (low == high) continue;
+    const bool of_characters = part.kind == Node::Kind::kRepeat && part.parts[0].kind == Node::Kind::kSet;
+    if (!of_characters) return false;
+    if (open != nullptr) {
+      // Of two, "any text" before the searched pattern may be left out.
+      if (open->least != 0) return false;
+      open->most = 0;
+    }
+    open = &part;
+  }
+  if (open == nullptr) return false;
+  int64_t fixed = 0;
+  for (const Node& part : changed.parts)
+    if (&part != open) fixed += lengths(part).first;
+  const int64_t low = std::max<int64_t>(open->least, least - fixed);
+  const int64_t high = most == kNoEnd ? open->most : std::min<int64_t>(open->most, most - fixed);
+  if (low > high) return false;
+  open->least = static_cast<int32_t>(low);
+  open->most = static_cast<int32_t>(high);
+  root_ = std::move(changed);
+  return true;
+}
+
+}  // namespace perigee

@@ -1,0 +1,136 @@
+#include "grammar/schema_grammar.h"
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+
+#include "grammar/grammar_compiler.h"
+#include "grammar/schema_fixture.h"
+#include "grammar/schema_merge.h"
+
+namespace perigee {
+namespace {
+
+int32_t end_id() {
+  return *grammar_tokenizer()->special_id("<|im_end|>");
+}
+
+GrammarCompiler& compiler() {
+  static GrammarCompiler made(grammar_tokenizer(), {end_id()});
+  return made;
+}
+
+Result<std::shared_ptr<const Constraint>> compiled(const std::string& schema) {
+  GrammarSpec spec;
+  spec.kind = GrammarSpec::Kind::kJsonSchema;
+  spec.text = schema;
+  return compiler().compile_now(spec);
+}
+
+// Schemas whose replies obeys() can judge; tests/e2e has many more, judged by Python's jsonschema.
+constexpr const char* kSchemas[] = {
+    R"({"type":"object","properties":{"a":{"type":"integer"},"b":{"type":"string","maxLength":3}},"required":["a"]})",
+    R"({"type":"object","properties":{"a":{"type":"integer"}},"additionalProperties":{"type":"boolean"}})",
+    R"({"type":"object","properties":{"ab":{"const":1},"name":{"enum":["x","y"]}},"required":["ab","name"],"additionalProperties":{"type":"null"}})",
+    R"({"type":"array","items":{"type":"number","minimum":-1.5,"exclusiveMaximum":2},"minItems":1,"maxItems":4})",
+    R"({"type":"integer","minimum":-12,"maximum":1000})",
+    R"({"type":"integer","exclusiveMinimum":7})",
+    R"({"type":"number","exclusiveMinimum":0,"maximum":0.25})",
+    R"({"type":"string","pattern":"^[a-c]{2,4}$"})",
+    R"({"type":"string","pattern":"b\"\\\\?","maxLength":6})",
+    R"({"type":"string","minLength":2,"maxLength":5})",
+    R"({"anyOf":[{"type":"null"},{"type":"string","maxLength":2},{"enum":[1,2.5,{"a":[]}]}]})",
+    R"({"type":"object","minProperties":2,"maxProperties":3,"properties":{"a":{"type":"null"},"b":{"type":"null"},"c":{"type":"null"},"d":{"type":"null"}}})",
+    R"({"allOf":[{"type":"object","properties":{"a":{"type":"integer"}},"required":["a"]},{"properties":{"a":{"minimum":5,"maximum":9},"b":{"const":true}}}]})",
+    R"({"type":["integer","null"],"not":{"type":"null"},"minimum":3,"maximum":4})",
+    R"({"type":"array","uniqueItems":true,"minItems":1,"items":{"enum":["a","b","c"]}})",
+    R"({"type":"integer","multipleOf":10})",
+    R"({"type":"object","properties":{"":{"type":"integer"},"a":{"type":"null"}},"required":[""],"additionalProperties":{"type":"boolean"}})",
+};
+
+TEST(SchemaGrammar, RepliesObeyAndCloseInTime) {
+  for (const char* schema : kSchemas) {
+    auto constraint = compiled(schema);
+    ASSERT_TRUE(constraint.ok()) << schema << ": " << constraint.error().message;
+    const Json parsed = *parse_json(schema);
+    Rng rng(7);
+    for (int i = 0; i < 60; ++i) {
+      const int32_t budget = (*constraint)->shortest() + static_cast<int32_t>(rng.below(80));
+      const RandomReply reply = random_reply(*grammar_tokenizer(), **constraint, end_id(), budget, rng);
+      ASSERT_TRUE(reply.ended) << schema << ": " << reply.text;
+      auto value = parse_json(reply.text);
+      ASSERT_TRUE(value.ok() || value.error().message.find(" twice in one object") != std::string::npos)
+          << schema << ": " << reply.text;
+      if (value.ok()) {
+        ASSERT_EQ(obeys(*value, parsed), Obeys::kYes) << schema << ": " << reply.text;
+      }
+    }
+  }
+}
+
+TEST(SchemaGrammar, RecursionEnds) {
+  auto constraint =
+      compiled(R"({"$ref":"#/$defs/node","$defs":{"node":{"type":"object","required":["v","next"],"properties":{)"
+               R"("v":{"type":"integer"},"next":{"anyOf":[{"$ref":"#/$defs/node"},{"type":"null"}]},)"
+               R"("all":{"type":"array","items":{"$ref":"#"}}}}}})");
+  ASSERT_TRUE(constraint.ok()) << constraint.error().message;
+  Rng rng(3);
+  for (int i = 0; i < 200; ++i) {
+    const int32_t budget = (*constraint)->shortest() + static_cast<int32_t>(rng.below(200));
+    const RandomReply reply = random_reply(*grammar_tokenizer(), **constraint, end_id(), budget, rng);
+    ASSERT_TRUE(reply.ended);
+    ASSERT_TRUE(parse_json(reply.text, {.max_depth = 1000}).ok()) << reply.text;
+  }
+}
+
+TEST(SchemaGrammar, RefusesByPlace) {
+  for (const auto& [schema, place] : std::initializer_list<std::pair<const char*, const char*>>{
+           {R"({"type":"array","uniqueItems":true})", "/uniqueItems:"},
+           {R"({"properties":{"a":{"if":{}}}})", "/properties/a/if:"},
+           {R"({"type":"number","multipleOf":0.01})", "/multipleOf:"},
+           {R"({"type":"strin"})", "/type:"},
+           {R"({"$ref":"#/$defs/x"})", "/$ref:"},
+           {R"({"$ref":"#"})", "/$ref"},
+           {R"({"$ref":"http://x/y"})", "/$ref:"},
+           {R"-({"type":"string","pattern":"(?=a)"})-", "/pattern:"},
+           {R"({"type":"string","format":"idn-email"})", "/format:"},
+           {R"({"oneOf":[{"type":"integer"},{"type":"number"}]})", "/oneOf:"},
+           {R"({"type":"integer","minimum":3,"maximum":2})", "/:"},
+           {R"({"not":{"required":["a"]}})", "/not:"},
+           {R"({"type":"object","required":["a"],"additionalProperties":false})", "/:"},
+           {R"({"contains":{"type":"null"}})", "/contains:"},
+           {R"([1])", "/:"},
+           {R"({"required":"a"})", "/required:"},
+           {R"({"type":"object","properties":{"a":false},"required":["a"]})", "/:"},
+       }) {
+    auto made = schema_grammar(schema);
+    ASSERT_FALSE(made.ok()) << schema;
+    EXPECT_EQ(made.error().code, Code::kBadInput);
+    EXPECT_TRUE(made.error().message.starts_with(place)) << schema << ": " << made.error().message;
+  }
+}
+
+TEST(SchemaGrammar, HostileSchemasAreRefusedSoon) {
+  std::string deep;
+  for (int i = 0; i < 100'000; ++i) deep += R"({"items":)";
+  std::string values = R"({"enum":[0)";
+  for (int i = 1; i < 10'000; ++i) values += "," + std::to_string(i);
+  std::string doubling = R"({"$defs":{"a0":{"type":"null"})";
+  for (int i = 1; i < 64; ++i) {
+    const std::string ref = R"({"$ref":"#/$defs/a)" + std::to_string(i - 1) + "\"}";
+    doubling +=
+        ",\"a" + std::to_string(i) + R"(":{"allOf":[)" + ref + "," + ref + R"(],"anyOf":[)" + ref + "," + ref + "]}";
+  }
+  doubling += R"(},"$ref":"#/$defs/a63"})";
+  for (const std::string& schema :
+       {deep, values + "]}", doubling, std::string(R"-({"type":"string","pattern":"(a{1,1000}){1,1000}"})-"),
+        std::string(R"({"type":"string","minLength":1000000})"), std::string(R"({"minItems":1000000})")}) {
+    const auto began = std::chrono::steady_clock::now();
+    auto made = compiled(schema);
+    EXPECT_FALSE(made.ok()) << schema.substr(0, 80);
+    EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::milliseconds(250)) << schema.substr(0, 80);
+  }
+}
+
+}  // namespace
+}  // namespace perigee

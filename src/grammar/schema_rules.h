@@ -1,0 +1,76 @@
+// Only schema_grammar.cc and schema_rules*.cc: the rules that a schema becomes.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "base/json.h"
+#include "base/result.h"
+#include "grammar/schema_grammar.h"
+
+namespace perigee {
+
+// Thrown and caught inside schema_grammar() only: the recursion is as deep as the schema, and any place may refuse.
+struct SchemaRefusal {
+  Error error;
+};
+
+class SchemaRules {
+ public:
+  SchemaRules(const Json& root, const SchemaLimits& limits) : root_(root), limits_(limits) {}
+
+  // The name of the rule of a schema's instances; "" where no value obeys it.
+  std::string rule_of(const Json& schema, const std::string& place);
+  std::string any_value();
+  std::string any_object();
+
+  std::string finish(const std::string& root);  // the grammar
+
+ private:
+  [[noreturn]] void refuse(const std::string& place, std::string_view why) const;
+
+  std::string add(const std::string& body);           // a rule, or the one that has this body
+  std::string add_regex(const std::string& pattern);  // the same of a regular expression
+  std::string choice(const std::vector<std::string>& rules);
+
+  // schema_rules.cc: what becomes of a schema before its types.
+  Json flattened(const Json& schema, const std::string& place, int depth);
+  const Json& target(const std::string& ref, const std::string& place) const;
+  std::string body_of(const Json& schema, const std::string& place);
+  std::string branches(const Json& schema, const char* key, const std::string& place);
+  std::string dependents(const Json& schema, const std::string& place);
+  std::string constants(const Json& schema, const Json::Array& values, const std::string& place);
+  std::string of_type(const std::string& type, const Json& schema, const std::string& place);
+  void check_keywords(const Json& schema, const std::string& place) const;
+
+  // schema_values.cc: of one type.
+  std::string string(const Json& schema, const std::string& place);
+  std::string string_pattern(const Json& schema, const std::string& place);  // the inside of the string
+  std::string number(const Json& schema, bool integer, const std::string& place);
+  std::string array(const Json& schema, const std::string& place);
+  std::string unique_array(const Json& schema, const Json& items, int64_t least, int64_t most,
+                           const std::string& place);
+  int64_t count(const Json& schema, const char* key, int64_t otherwise, const std::string& place) const;
+
+  // schema_objects.cc
+  struct Members;
+  std::string object(const Json& schema, const std::string& place);
+  Members members_of(const Json& schema, const std::string& place);
+  std::string other_members(const Json& schema, Members& members, const std::string& place);
+  std::string members_from(Members& members, size_t at, int64_t before);
+  std::string members_after(Members& members, size_t at, int64_t before);
+  std::string others_after(const Members& members, int64_t before);
+  std::string other_key(const Json& schema, const std::vector<std::string>& declared, const std::string& place);
+
+  const Json& root_;
+  SchemaLimits limits_;
+  std::unordered_map<std::string, std::string> by_schema_;  // the rule of a schema's text
+  std::unordered_map<std::string, std::string> by_body_;
+  std::vector<std::string> rules_;
+  size_t num_bytes_ = 0;
+  int depth_ = 0;
+};
+
+}  // namespace perigee

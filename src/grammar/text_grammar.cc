@@ -1,0 +1,335 @@
+#include "grammar/text_grammar.h"
+
+#include <compiled_grammar_impl.h>
+#include <grammar_functor.h>
+#include <tokenizer_info_impl.h>
+#include <xgrammar/xgrammar.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <exception>
+#include <mutex>
+#include <stdexcept>
+#include <variant>
+
+#include "grammar/closing.h"
+
+namespace perigee {
+namespace {
+
+using xgrammar::AdaptiveTokenMask;
+
+// xgrammar's own ranges of the tokens that begin with another one are too wide where a later token has that one's bytes
+// in its middle, and its tables of tokens would then be wrong for them.
+void set_prefix_ranges(xgrammar::TokenizerInfo& info) {
+  constexpr auto kRanges = std::get<7>(xgrammar::member_trait<xgrammar::TokenizerInfo::Impl>::members);
+  const auto& sorted = info.GetSortedDecodedVocab();
+  std::vector<int32_t>& ranges = info.ImplPtr()->*kRanges;
+  std::vector<size_t> open;
+  const auto close_until = [&](std::string_view bytes, size_t at) {
+    for (; !open.empty() && !bytes.starts_with(sorted[open.back()].second); open.pop_back())
+      ranges[open.back()] = static_cast<int32_t>(at);
+  };
+  for (size_t i = 0; i < sorted.size(); ++i) {
+    close_until(sorted[i].second, i);
+    open.push_back(i);
+  }
+  for (const size_t at : open) ranges[at] = static_cast<int32_t>(sorted.size());
+}
+
+// What every grammar of a table shares: xgrammar's sorted vocabulary. A table's first grammar makes it.
+std::shared_ptr<const xgrammar::TokenizerInfo> sorted_vocabulary(const std::shared_ptr<const TokenTable>& table) {
+  static std::mutex mutex;
+  static std::weak_ptr<const TokenTable> owner;
+  static std::shared_ptr<const xgrammar::TokenizerInfo> info;
+  std::lock_guard lock(mutex);
+  if (info != nullptr && owner.lock() == table) return info;
+  std::vector<std::string> bytes(table->tokenizer().vocab_size());  // special ids stay empty: never part of text
+  for (int32_t id = 0; id < table->num_ordinary(); ++id) bytes[id] = std::string(table->tokenizer().bytes(id));
+  auto made = std::make_shared<xgrammar::TokenizerInfo>(bytes, xgrammar::VocabType::RAW, std::nullopt,
+                                                        std::vector<int32_t>{table->num_ordinary()});
+  set_prefix_ranges(*made);
+  info = std::move(made);
+  owner = table;
+  return info;
+}
+
+// xgrammar's messages begin with a time, a file and a line of its own.
+std::string without_place(std::string message) {
+  if (const size_t end = message.find("] "); message.starts_with("[") && end != std::string::npos) {
+    message.erase(0, end + 2);
+    if (const size_t colon = message.find(": "); colon != std::string::npos && message.find(".cc:") < colon)
+      message.erase(0, colon + 2);
+  }
+  return message;
+}
+
+int32_t scanned_places(const xgrammar::Grammar& grammar) {
+  int32_t places = 0;
+  for (int32_t place = 0; place < grammar->complete_fsm.NumStates(); ++place) {
+    bool scans = false;
+    for (const auto& edge : grammar->complete_fsm.GetEdges(place)) scans |= edge.IsCharRange();
+    places += scans ? 1 : 0;
+  }
+  return places;
+}
+
+}  // namespace
+
+struct TextGrammar::Compiled {
+  // Tokens by how much they may lengthen the rest of a text: growths_[i] is the most of level i, ascending.
+  struct Level {
+    int32_t growth;
+    std::vector<uint32_t> words;
+  };
+
+  xgrammar::CompiledGrammar grammar;
+  Distances distances;
+  std::shared_ptr<const xgrammar::TokenizerInfo> vocabulary;
+  std::vector<Level> levels;
+  int32_t most_growth = 0;
+
+  // The largest level that lengthens a rest by at most `growth`; null if there is none.
+  const Level* level(int32_t growth) const {
+    const Level* found = nullptr;
+    for (const Level& each : levels)
+      if (each.growth <= growth) found = &each;
+    return found;
+  }
+  void make_levels(const TokenTable& table);
+};
+
+// Levels at 0, 1, 3, 7, …: few masks, and a token is left out at most one doubling too early.
+void TextGrammar::Compiled::make_levels(const TokenTable& table) {
+  std::vector<int32_t> growths(table.num_ordinary());
+  for (int32_t id = 0; id < table.num_ordinary(); ++id) {
+    int64_t growth = 0;
+    for (const char byte : table.tokenizer().bytes(id)) {
+      const int32_t each = distances.growth(static_cast<uint8_t>(byte));
+      if (each != Distances::kNever) growth += each;
+    }
+    growths[id] = static_cast<int32_t>(std::clamp<int64_t>(growth, 0, 1 << 24));
+    most_growth = std::max(most_growth, growths[id]);
+  }
+  for (int32_t bound = 0; bound < most_growth; bound = 2 * bound + 1) {
+    levels.push_back({bound, std::vector<uint32_t>(table.words())});
+    for (int32_t id = 0; id < table.num_ordinary(); ++id)
+      if (growths[id] <= bound) set_bit(levels.back().words.data(), id);
+  }
+}
+
+TextGrammar::TextGrammar(std::shared_ptr<const TokenTable> table) : table_(std::move(table)) {}
+TextGrammar::~TextGrammar() = default;
+
+namespace {
+
+using Compiled = TextGrammar::Compiled;
+
+// From a parsed grammar; throws what xgrammar throws.
+Result<std::unique_ptr<Compiled>> compile_parsed(const std::shared_ptr<const TokenTable>& table,
+                                                 const xgrammar::Grammar& parsed, const GrammarLimits& limits) {
+  const xgrammar::Grammar optimized = xgrammar::GrammarOptimizer::Apply(parsed);
+  if (const int32_t places = scanned_places(optimized); places > limits.places) {
+    return Error(Code::kBadInput, "its automata have " + std::to_string(places) + " places, at most " +
+                                      std::to_string(limits.places) + " are allowed: make it smaller");
+  }
+  // Before the tables of tokens, which are what costs.
+  Result<Distances> checked = Distances::make(optimized, limits.shortest_bytes);
+  if (!checked.ok()) return checked.error();
+  auto vocabulary = sorted_vocabulary(table);
+  xgrammar::GrammarCompiler compiler(*vocabulary, /*max_threads=*/1, /*cache_enabled=*/false);
+  xgrammar::CompiledGrammar grammar = compiler.CompileGrammar(parsed);
+  Result<Distances> distances = Distances::make(grammar.GetGrammar(), limits.shortest_bytes);
+  if (!distances.ok()) return distances.error();
+  auto compiled = std::unique_ptr<Compiled>(new Compiled{grammar, *std::move(distances), vocabulary, {}, 0});
+  compiled->make_levels(*table);
+  return compiled;
+}
+
+template <typename Parse>
+Result<std::unique_ptr<Compiled>> compile_guarded(const std::shared_ptr<const TokenTable>& table, size_t bytes,
+                                                  const GrammarLimits& limits, Parse parse) {
+  if (bytes > limits.text_bytes) {
+    return Error(Code::kBadInput, "it has " + std::to_string(bytes) + " bytes as a grammar, at most " +
+                                      std::to_string(limits.text_bytes) + " are allowed");
+  }
+  try {
+    return compile_parsed(table, parse(), limits);
+  } catch (const std::bad_alloc&) {
+    return Error(Code::kExhausted, "not enough memory to compile it");
+  } catch (const std::exception& error) {
+    return Error(Code::kBadInput, without_place(error.what()));
+  }
+}
+
+}  // namespace
+
+Result<std::shared_ptr<const TextGrammar>> TextGrammar::compile(std::shared_ptr<const TokenTable> table,
+                                                                const std::string& ebnf, const GrammarLimits& limits) {
+  // xgrammar's tables of the first rule take it that nothing follows, so it must not be used by another.
+  const std::string whole = ebnf + "\nperigee_start ::= root\n";
+  auto compiled =
+      compile_guarded(table, ebnf.size(), limits, [&] { return xgrammar::Grammar::FromEBNF(whole, "perigee_start"); });
+  if (!compiled.ok()) return compiled.error();
+  return finish(std::move(table), *std::move(compiled));
+}
+
+Result<std::shared_ptr<const TextGrammar>> TextGrammar::compile_structural_tag(std::shared_ptr<const TokenTable> table,
+                                                                               const std::string& json,
+                                                                               const GrammarLimits& limits) {
+  auto compiled = compile_guarded(table, json.size(), limits, [&] {
+    auto parsed = xgrammar::Grammar::FromStructuralTag(json, *sorted_vocabulary(table));
+    if (auto* grammar = std::get_if<xgrammar::Grammar>(&parsed)) return *grammar;
+    throw std::runtime_error("not a structural tag that xgrammar knows");
+  });
+  if (!compiled.ok()) return compiled.error();
+  return finish(std::move(table), *std::move(compiled));
+}
+
+std::shared_ptr<const TextGrammar> TextGrammar::finish(std::shared_ptr<const TokenTable> table,
+                                                       std::unique_ptr<Compiled> compiled) {
+  std::shared_ptr<TextGrammar> made(new TextGrammar(std::move(table)));
+  made->compiled_ = std::move(compiled);
+  made->bytes_ = made->compiled_->grammar.MemorySizeBytes() +
+                 made->compiled_->levels.size() * static_cast<size_t>(made->table_->words()) * sizeof(uint32_t);
+  made->shortest_ = made->begin()->way();
+  return made;
+}
+
+std::unique_ptr<TextCursor> TextGrammar::begin() const {
+  return std::make_unique<TextCursor>(shared_from_this());
+}
+
+struct TextCursor::Chart {
+  explicit Chart(const TextGrammar::Compiled& compiled_in)
+      : compiled(compiled_in), parser(compiled.grammar.GetGrammar(), compiled.distances) {}
+
+  void allow_all(const TokenTable& table, uint32_t* words);
+  void add_sure(const AdaptiveTokenMask& mask, const TokenTable& table, uint32_t* words);
+  void add_tried(const xgrammar::ParserState& state, const std::vector<int32_t>& tokens, uint32_t* words);
+
+  const TextGrammar::Compiled& compiled;
+  RestChart parser;
+  std::vector<uint32_t> scratch;
+};
+
+// The tokens that a state takes whatever waits behind its rule.
+void TextCursor::Chart::add_sure(const AdaptiveTokenMask& mask, const TokenTable& table, uint32_t* words) {
+  const auto& sorted = compiled.vocabulary->GetSortedDecodedVocab();
+  const int64_t num_words = table.words();
+  switch (mask.store_type) {
+    case AdaptiveTokenMask::StoreType::kAccepted:
+      for (const int32_t index : mask.accepted_indices) set_bit(words, sorted[index].first);
+      return;
+    case AdaptiveTokenMask::StoreType::kAcceptedBitset:
+      xgrammar::DynamicBitset(mask.accepted_bitset.Size(), words) |= mask.accepted_bitset;
+      return;
+    case AdaptiveTokenMask::StoreType::kRejected: {
+      scratch.assign(static_cast<size_t>(num_words), ~uint32_t{0});
+      const auto clear = [&](int32_t id) { scratch[id / 32] &= ~(1u << (id % 32)); };
+      for (int32_t id = table.num_ordinary(); id < num_words * 32; ++id) clear(id);
+      for (const int32_t index : mask.rejected_indices) clear(sorted[index].first);
+      for (const int32_t index : mask.uncertain_indices) clear(sorted[index].first);
+      for (int64_t word = 0; word < num_words; ++word) words[word] |= scratch[word];
+      return;
+    }
+  }
+}
+
+// Those of `tokens` (indices of the sorted vocabulary, ascending) that the parser takes from this state.
+void TextCursor::Chart::add_tried(const xgrammar::ParserState& state, const std::vector<int32_t>& tokens,
+                                  uint32_t* words) {
+  const auto& sorted = compiled.vocabulary->GetSortedDecodedVocab();
+  parser.push_trial(state);
+  std::string_view done;    // the bytes that the parser stands behind
+  std::string_view failed;  // and those that it did not take: no token that begins with them can follow
+  for (const int32_t index : tokens) {
+    const auto& [id, bytes] = sorted[index];
+    if ((!failed.empty() && bytes.starts_with(failed)) || has_bit(words, id)) continue;
+    const size_t shared = std::mismatch(done.begin(), done.end(), bytes.begin(), bytes.end()).first - done.begin();
+    parser.pop_trial(static_cast<int32_t>(done.size() - shared));
+    size_t at = shared;
+    while (at < bytes.size() && parser.advance(static_cast<uint8_t>(bytes[at]))) ++at;
+    done = std::string_view(bytes).substr(0, at);
+    if (at == bytes.size()) {
+      set_bit(words, id);
+    } else {
+      failed = std::string_view(bytes).substr(0, at + 1);
+    }
+  }
+  parser.pop_trial(static_cast<int32_t>(done.size()) + 1);
+}
+
+void TextCursor::Chart::allow_all(const TokenTable& table, uint32_t* words) {
+  const auto& masks = compiled.grammar->adaptive_token_mask_cache;
+  const auto row = parser.states();
+  const std::vector<xgrammar::ParserState> states(row.begin(), row.end());  // trials move the row
+  for (const auto& state : states) {
+    const auto found = masks.find(state);
+    CHECK(found != masks.end(), "a state without a table of tokens");
+    add_sure(found->second, table, words);
+  }
+  for (const auto& state : states) add_tried(state, masks.find(state)->second.uncertain_indices, words);
+}
+
+TextCursor::TextCursor(std::shared_ptr<const TextGrammar> grammar)
+    : grammar_(std::move(grammar)), chart_(std::make_unique<Chart>(grammar_->compiled())) {}
+TextCursor::~TextCursor() = default;
+
+bool TextCursor::accept(int32_t id) {
+  if (!grammar_->table().is_ordinary(id)) return false;
+  const std::string_view bytes = grammar_->table().tokenizer().bytes(id);
+  for (size_t i = 0; i < bytes.size(); ++i) {
+    if (chart_->parser.advance(static_cast<uint8_t>(bytes[i]))) continue;
+    chart_->parser.pop(static_cast<int32_t>(i));
+    return false;
+  }
+  chart_->parser.settle();
+  lengths_.push_back(static_cast<int32_t>(bytes.size()));
+  // The rest of a known way is a way: what was promised is kept, though another may be as short in bytes.
+  if (way_ && !way_->empty() && way_->front() == id) {
+    way_->erase(way_->begin());
+  } else {
+    way_.reset();
+  }
+  return true;
+}
+
+void TextCursor::rewind(const Mark& mark) {
+  CHECK(mark.size <= lengths_.size(), "a cursor cannot be wound forward");
+  int32_t bytes = 0;
+  for (; lengths_.size() > mark.size; lengths_.pop_back()) bytes += lengths_.back();
+  if (bytes > 0) chart_->parser.pop(bytes);
+  way_ = mark.way;
+}
+
+bool TextCursor::at_end() const {
+  return chart_->parser.completed();
+}
+
+const std::vector<int32_t>& TextCursor::way() {
+  if (!way_) grammar_->table().append_fewest_ids(chart_->parser.way(), way_.emplace());
+  return *way_;
+}
+
+void TextCursor::allow(int32_t ids_left, int32_t spare, uint32_t* words) {
+  const TokenTable& table = grammar_->table();
+  const Rest rest = chart_->parser.rest();
+  const int64_t room = int64_t{ids_left} - 1 - rest.most;  // by which the next token may lengthen the rest
+  if (room >= chart_->compiled.most_growth && ids_left > int64_t{rest.least} + spare)
+    return chart_->allow_all(table, words);
+  const std::vector<int32_t>& shortest = way();
+  CHECK(static_cast<int64_t>(shortest.size()) <= ids_left, "a text that cannot end in time");
+  if (ids_left > static_cast<int64_t>(shortest.size()) + spare) {
+    const auto* level = chart_->compiled.level(static_cast<int32_t>(std::clamp<int64_t>(room, -1, 1 << 24)));
+    if (level != nullptr) {
+      std::vector<uint32_t> all(static_cast<size_t>(table.words()));
+      chart_->allow_all(table, all.data());
+      for (int64_t word = 0; word < table.words(); ++word) words[word] |= all[word] & level->words[word];
+    }
+  }
+  if (!shortest.empty()) set_bit(words, shortest.front());
+}
+
+}  // namespace perigee

@@ -1,0 +1,139 @@
+#include "grammar/text_grammar.h"
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+
+#include "base/rng.h"
+#include "text/test_vocabulary.h"
+
+namespace perigee {
+namespace {
+
+std::shared_ptr<const TokenTable> small_table() {
+  static const auto table = [] {
+    auto tokenizer = test_tokenizer({"ab", "aba", "\":", "{\"", "\",\"", "[[", "]]", "name", "true"});
+    return std::make_shared<const TokenTable>(tokenizer, std::vector<int32_t>{*tokenizer->special_id("<|im_end|>")});
+  }();
+  return table;
+}
+
+std::shared_ptr<const TextGrammar> grammar_of(const std::string& ebnf) {
+  auto made = TextGrammar::compile(small_table(), ebnf, {});
+  CHECK(made.ok(), made.error().message);
+  return *made;
+}
+
+std::string text_of(const std::vector<int32_t>& ids) {
+  std::string text;
+  for (const int32_t id : ids) text += small_table()->tokenizer().bytes(id);
+  return text;
+}
+
+std::vector<int32_t> allowed(TextCursor& cursor, int32_t ids_left, int32_t spare = 8) {
+  std::vector<uint32_t> words(small_table()->words());
+  cursor.allow(ids_left, spare, words.data());
+  std::vector<int32_t> ids;
+  for (int32_t id = 0; id < small_table()->tokenizer().vocab_size(); ++id)
+    if (has_bit(words.data(), id)) ids.push_back(id);
+  return ids;
+}
+
+// What the parser itself says, token by token.
+std::vector<int32_t> accepted(TextCursor& cursor) {
+  std::vector<int32_t> ids;
+  const TextCursor::Mark mark = cursor.mark();
+  for (int32_t id = 0; id < small_table()->num_ordinary(); ++id) {
+    if (!cursor.accept(id)) continue;
+    cursor.rewind(mark);
+    ids.push_back(id);
+  }
+  return ids;
+}
+
+constexpr const char* kGrammars[] = {
+    R"(root ::= "ab" | "aba" | "b")",
+    R"(root ::= "[" (root ("," root)*)? "]" | "\"" [a-z]* "\"")",
+    R"(root ::= Regex("-?(0|[1-9][0-9]*)(\\.[0-9]+)?"))",
+    R"(root ::= "{" ("\"" [a-z]{2,300} "\":" root ("," "\"name\":" root){0,200})? "}")",
+    R"(root ::= "a" root "b" | "true")",
+};
+
+TEST(TextGrammar, SaysTheShortestText) {
+  EXPECT_EQ(text_of(grammar_of(kGrammars[0])->shortest()), "b");
+  EXPECT_EQ(text_of(grammar_of(kGrammars[1])->shortest()).size(), 2u);
+  EXPECT_EQ(text_of(grammar_of(kGrammars[4])->shortest()), "true");
+  EXPECT_EQ(grammar_of(kGrammars[4])->shortest().size(), 1u);  // one token
+}
+
+TEST(TextGrammar, MasksAreWhatTheParserAccepts) {
+  for (const char* ebnf : kGrammars) {
+    Rng rng(1);
+    for (int reply = 0; reply < 10; ++reply) {
+      const auto cursor = grammar_of(ebnf)->begin();
+      for (int step = 0; step < 40; ++step) {
+        const std::vector<int32_t> ids = allowed(*cursor, 100'000);
+        ASSERT_EQ(ids, accepted(*cursor)) << ebnf;
+        if (ids.empty()) {
+          ASSERT_TRUE(cursor->at_end());
+          break;
+        }
+        ASSERT_TRUE(cursor->accept(ids[rng.below(ids.size())]));
+      }
+    }
+  }
+}
+
+TEST(TextGrammar, EveryTextEndsInTime) {
+  for (const char* ebnf : kGrammars) {
+    const auto grammar = grammar_of(ebnf);
+    Rng rng(2);
+    for (int reply = 0; reply < 300; ++reply) {
+      const int32_t budget = static_cast<int32_t>(grammar->shortest().size() + rng.below(60));
+      const auto cursor = grammar->begin();
+      std::vector<int32_t> text;
+      while (true) {
+        const int32_t left = budget - static_cast<int32_t>(text.size());
+        const std::vector<int32_t> ids = allowed(*cursor, left);
+        if (left <= static_cast<int32_t>(cursor->way().size()) + 8) {
+          ASSERT_LE(ids.size(), 1u);
+        }
+        if (ids.empty() || (cursor->at_end() && rng.below(8) == 0)) break;
+        text.push_back(ids[rng.below(ids.size())]);
+        ASSERT_TRUE(cursor->accept(text.back()));
+      }
+      ASSERT_TRUE(cursor->at_end()) << ebnf << ": " << text_of(text);
+      ASSERT_LE(static_cast<int32_t>(text.size()), budget);
+    }
+  }
+}
+
+TEST(TextGrammar, RewindsToAnyPlace) {
+  const auto grammar = grammar_of(kGrammars[1]);
+  const auto cursor = grammar->begin();
+  ASSERT_TRUE(cursor->accept(*small_table()->find("[[")));
+  const std::vector<int32_t> before = allowed(*cursor, 100);
+  const TextCursor::Mark mark = cursor->mark();
+  ASSERT_TRUE(cursor->accept(*small_table()->find("]]")));
+  EXPECT_TRUE(cursor->at_end());
+  cursor->rewind(mark);
+  EXPECT_FALSE(cursor->at_end());
+  EXPECT_EQ(allowed(*cursor, 100), before);
+}
+
+TEST(TextGrammar, RefusesWhatHasNoBound) {
+  for (const auto& [ebnf, why] : std::initializer_list<std::pair<const char*, const char*>>{
+           {"root ::= root \"a\" | \"b\"", "left-recursive"},
+           {"root ::= \"a\" root", "no text"},
+           {"root ::= (", "EBNF"},
+           {"root ::= [a-z]{100000}", "bytes"},
+       }) {
+    auto made = TextGrammar::compile(small_table(), ebnf, {});
+    ASSERT_FALSE(made.ok()) << ebnf;
+    EXPECT_EQ(made.error().code, Code::kBadInput);
+    EXPECT_NE(made.error().message.find(why), std::string::npos) << made.error().message;
+  }
+}
+
+}  // namespace
+}  // namespace perigee
