@@ -62,7 +62,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const auto chat = perigee::parse_chat_request(*json, context);
   if (chat.ok()) {
     check_fields(chat->fields, context);
-    CHECK(chat->messages.is_array() && !chat->messages.as_array().empty());
+    CHECK(chat->conversation.messages.is_array() && !chat->conversation.messages.as_array().empty());
     CHECK(chat->template_kwargs.is_object());
   } else {
     check_error(chat.error());
