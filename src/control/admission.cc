@@ -76,6 +76,35 @@ std::optional<Hit> Admission::find_room(const Sequence& sequence, std::span<Sequ
   return hit;
 }
 
+Admission::ImportRoom Admission::find_import_room(const Sequence& sequence, std::span<Sequence* const> running,
+                                                  bool alone) {
+  const SchedulerConfig& config = rules_.config;
+  const bool reserves = config.admission_reserve != nullptr && !alone;
+  const int32_t reserve = reserves ? config.admission_reserve(running, cache_.pools().num_pages()) : 0;
+  const int32_t num_blocks = std::min(sequence.request.remote_blocks, rules_.handover_blocks(sequence.num_prompt()));
+  match_prefix(sequence);
+  if (!config.prefix_caching || sequence.wants_prompt_logprobs() || find_hit().num_blocks >= num_blocks) return {};
+  const auto room_with = [&](int32_t num_cached) {
+    Hit cached{.num_blocks = num_cached};
+    for (int32_t block = 0; block < num_cached; ++block)
+      cache_.pools().count_if_idle(match_.blocks()[static_cast<size_t>(block)].page, cached.num_idle_pages);
+    return has_room(cached, num_blocks, reserve);
+  };
+  const int32_t num_matched = std::min(num_blocks, static_cast<int32_t>(match_.blocks().size()));
+  if (room_with(num_matched)) return {.num_blocks = num_blocks, .num_cached = num_matched};
+  if (!alone) return {.waits = true};
+  if (room_with(0)) return {.num_blocks = num_blocks};
+  return {};
+}
+
+std::vector<PageHandle> Admission::take(const ImportRoom& room, PrefixNode& chain) {
+  std::vector<PageHandle> handles;
+  for (int32_t block = 0; block < room.num_cached; ++block)
+    handles.push_back(cache_.pools().share(match_.blocks()[static_cast<size_t>(block)].page));
+  chain = room.num_cached > 0 ? match_.blocks()[static_cast<size_t>(room.num_cached) - 1] : match_.root();
+  return handles;
+}
+
 std::vector<PageHandle> Admission::take(const Hit& hit, Running& run) {
   const auto end = static_cast<size_t>(hit.num_blocks);
   for (size_t block = 0; block < end; ++block) run.add_block(cache_.pools().share(match_.blocks()[block].page));

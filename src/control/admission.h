@@ -61,6 +61,16 @@ class Admission {
   // no page will come back.
   std::optional<Hit> find_room(const Sequence& sequence, std::span<Sequence* const> running, bool alone);
 
+  // Pages for the first num_blocks blocks of the sequence's prompt, of which num_cached are cached here already, and
+  // for a checkpoint after them. No blocks: what is cached is enough, or even empty pools have no room.
+  struct ImportRoom {
+    bool waits = false;  // for pages
+    int32_t num_blocks = 0, num_cached = 0;
+  };
+  ImportRoom find_import_room(const Sequence& sequence, std::span<Sequence* const> running, bool alone);
+  // Handles of the cached blocks of the room that was found last, and the chain that ends with them.
+  std::vector<PageHandle> take(const ImportRoom& room, PrefixNode& chain);
+
   // `run` holds the blocks of the hit that find_room() gave last; returns handles of its checkpoint.
   std::vector<PageHandle> take(const Hit& hit, Running& run);
 

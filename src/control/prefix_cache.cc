@@ -11,19 +11,24 @@ PrefixCache::PrefixCache(const SchedulerConfig& config)
       checkpoints_(pools_),
       pages_of_checkpoint_(config.dcp_size * config.state_pages) {}
 
+std::optional<PrefixNode> PrefixCache::publish_block(const PrefixNode& chain, const Sequence& sequence, int32_t block,
+                                                     PlaceId page) {
+  std::array<int32_t, kBlockTokens> scratch;
+  const auto node = index_.publish(chain, sequence.block_tokens(block, scratch), sequence.request.cache_salt, page,
+                                   sequence.extra_key(block));
+  if (node && node->page == page) pools_.publish(page);
+  return node;
+}
+
 void PrefixCache::publish_blocks(Sequence& sequence, int32_t num_tokens) {
   Running& run = sequence.running();
-  std::array<int32_t, kBlockTokens> scratch;
   while (!run.chain_broken && (run.num_chained + 1) * kBlockTokens <= num_tokens) {
-    const int32_t block = run.num_chained;
-    const PlaceId page = run.pages[static_cast<size_t>(block)].place();
-    const auto node = index_.publish(run.chain, sequence.block_tokens(block, scratch), sequence.request.cache_salt,
-                                     page, sequence.extra_key(block));
+    const PlaceId page = run.pages[static_cast<size_t>(run.num_chained)].place();
+    const auto node = publish_block(run.chain, sequence, run.num_chained, page);
     if (!node) {
       run.chain_broken = true;
       return;
     }
-    if (node->page == page) pools_.publish(page);
     run.chain = *node;
     ++run.num_chained;
   }

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "control/checkpoints.h"
@@ -25,6 +26,10 @@ class PrefixCache {
   const Checkpoints& checkpoints() const { return checkpoints_; }
   int64_t num_evicted_checkpoints() const { return num_evicted_checkpoints_; }
 
+  // Enters a block of the sequence, which `page` holds, into the index after `chain`. Nothing when the block before it
+  // is gone.
+  std::optional<PrefixNode> publish_block(const PrefixNode& chain, const Sequence& sequence, int32_t block,
+                                          PlaceId page);
   // Enters the full blocks of the sequence's first num_tokens tokens into the index. A block that another page holds
   // already keeps that page there; the chain goes on from it.
   void publish_blocks(Sequence& sequence, int32_t num_tokens);

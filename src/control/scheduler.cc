@@ -34,6 +34,7 @@ Scheduler::Impl::Impl(const SchedulerConfig& config)
       cache_(rules_.config),
       states_(rules_, cache_),
       admission_(rules_, cache_, states_),
+      handovers_(rules_, cache_),
       slots_(static_cast<size_t>(rules_.num_slots), nullptr),
       next_deadline_s_(kNever) {
   for (int32_t slot = rules_.num_slots - 1; slot >= 0; --slot) free_slots_.push_back(SlotId(slot));
@@ -84,8 +85,13 @@ void Scheduler::Impl::cancel(const Cancel& cancel) {
 // Takes the sequence out of every list and frees it; its update, already among updates_, says how it ended.
 void Scheduler::Impl::end(Sequence& sequence, FinishReason reason, SequenceUpdate& update) {
   update.finish = reason;
+  const bool has_prompt = reason == FinishReason::kStop || reason == FinishReason::kLength;
+  if (sequence.request.lease && has_prompt && sequence.prompt_confirmed) update.lease = handovers_.lease(sequence);
   if (sequence.is_running()) {
     stop_running(sequence);
+  } else if (sequence.is_awaiting()) {
+    CHECK(remove(awaiting_, sequence), "sequence ", sequence.id(), " is in limbo");
+    handovers_.abandon(sequence.id());
   } else {
     CHECK(remove(waiting_, sequence), "sequence ", sequence.id(), " is in limbo");
   }
@@ -119,7 +125,7 @@ void Scheduler::Impl::expire(double now_s) {
   if (now_s < next_deadline_s_) return;
   next_deadline_s_ = kNever;
   std::vector<Sequence*> expired;
-  for (const auto* list : {&running_, &waiting_}) {
+  for (const auto* list : {&running_, &waiting_, &awaiting_}) {
     for (Sequence* sequence : *list) {
       const double deadline_s = sequence->request.deadline_s;
       if (deadline_s <= 0) continue;
@@ -159,6 +165,8 @@ SchedulerGauges Scheduler::Impl::gauges() const {
   gauges.checkpoint_hits = states_.totals().hits;
   gauges.checkpoint_skips = states_.totals().skips;
   gauges.checkpoint_evictions = cache_.num_evicted_checkpoints();
+  gauges.awaiting = static_cast<int32_t>(awaiting_.size());
+  gauges.leases = handovers_.num_leases();
   gauges.blocks_hashed = cache_.index().num_hashed();
   return gauges;
 }
@@ -183,6 +191,15 @@ std::optional<StepId> Scheduler::take_mask_jobs(std::vector<MaskJob>& jobs) {
   if (flight == nullptr) return std::nullopt;
   impl_->take_mask_jobs(*flight, jobs);
   return flight->step;
+}
+std::vector<Import> Scheduler::take_imports() {
+  return std::exchange(impl_->imports_, {});
+}
+void Scheduler::end_import(SequenceId sequence, ImportEnd end, const std::string& why) {
+  impl_->end_import(sequence, end, why);
+}
+void Scheduler::release(SequenceId lease) {
+  impl_->handovers_.release(lease);
 }
 void Scheduler::give_back(StepPlan plan) {
   if (impl_->spare_plans_.size() < kMaxPlansInFlight) impl_->spare_plans_.push_back(std::move(plan));
@@ -214,7 +231,7 @@ bool Scheduler::fits(int64_t num_prompt_tokens, int64_t max_tokens) const {
 }
 
 bool Scheduler::idle() const {
-  return impl_->waiting_.empty() && impl_->running_.empty() && impl_->plans_.empty();
+  return impl_->waiting_.empty() && impl_->running_.empty() && impl_->awaiting_.empty() && impl_->plans_.empty();
 }
 
 void Scheduler::drop_prefix_cache() {
@@ -309,11 +326,13 @@ void Scheduler::Impl::plan_admissions(PlanDraft& draft) {
       ++i;
       continue;
     }
-    if (!admit(sequence, draft)) {
+    const bool imports = sequence.request.remote_blocks > 0;
+    if (imports ? !begin_import(sequence) : !admit(sequence, draft)) {
       if (!planted(Fault::kQueueOvertaken)) return;
       ++i;
       continue;
     }
+    if (imports && !sequence.is_awaiting()) continue;  // now it can be admitted
     waiting_.erase(waiting_.begin() + static_cast<std::ptrdiff_t>(i));
   }
 }
@@ -373,7 +392,7 @@ void Scheduler::Impl::preempt(Sequence& sequence) {
 
 // False: nothing has changed.
 bool Scheduler::Impl::admit(Sequence& sequence, PlanDraft& draft) {
-  const bool alone = running_.empty() && plans_.empty();
+  const bool alone = running_.empty() && plans_.empty() && handovers_.num_imports() == 0;
   const std::optional<Hit> hit = admission_.find_room(sequence, running_, alone);
   if (!hit) return false;
   int32_t first = hit->num_tokens();

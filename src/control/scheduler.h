@@ -18,6 +18,7 @@
 #include "base/result.h"
 #include "control/cache_size.h"
 #include "control/constraint.h"
+#include "control/handover.h"
 #include "control/mask_jobs.h"
 #include "control/plan.h"
 #include "control/plan_limits.h"
@@ -70,7 +71,9 @@ struct Submit {
   std::string cache_salt;                 // sequences share prefixes only under the same salt
   std::vector<ExtraKey> extra_keys = {};  // of the first blocks; those after them have none
   int32_t speculation_max_context = -1;   // in place of the policy's; < 0: the policy's
-  SequenceId leader;  // valid: same prompt as that sequence (n > 1): waits until its prompt is computed
+  bool lease = false;         // when it ends with kStop or kLength, its prompt's blocks are held for another node
+  int32_t remote_blocks = 0;  // first blocks of the prompt that another node holds for this one
+  SequenceId leader;          // valid: same prompt as that sequence (n > 1): waits until its prompt is computed
   std::shared_ptr<const Constraint> constraint = nullptr;  // that its outputs obey; null: none
 };
 
@@ -87,12 +90,13 @@ struct SequenceUpdate {
   std::vector<TokenLogprobs> logprobs;
   std::vector<TokenLogprobs> prompt_logprobs;
   std::optional<FinishReason> finish;
-  int32_t stop_id = -1;           // the stop id that ended it, when one did
-  int32_t num_cached_tokens = 0;  // prompt tokens taken from the prefix cache at first admission
-  int32_t num_preemptions = 0;    // so far
-  int32_t num_drafts = 0;         // that were verified for these ids,
-  int32_t num_accepted = 0;       // and how many of the ids they are
-  std::string error;              // with kError
+  int32_t stop_id = -1;                          // the stop id that ended it, when one did
+  int32_t num_cached_tokens = 0;                 // prompt tokens taken from the prefix cache at first admission
+  int32_t num_preemptions = 0;                   // so far
+  int32_t num_drafts = 0;                        // that were verified for these ids,
+  int32_t num_accepted = 0;                      // and how many of the ids they are
+  std::string error;                             // with kError
+  std::shared_ptr<const Lease> lease = nullptr;  // with `finish`, if Submit::lease: null where there is no full block
 };
 
 // Of all rows that verified drafts.
@@ -115,8 +119,11 @@ struct SchedulerGauges {
   int32_t latent_pages = 0, state_pages = 0, checkpoint_pages = 0;  // by owner: with free_pages they are the total
   int32_t checkpoints = 0;
   int64_t checkpoint_writes = 0, checkpoint_hits = 0, checkpoint_evictions = 0;
-  int64_t checkpoint_skips = 0;  // not written for lack of pages
-  int64_t not_finite = 0;        // sequences ended because a logit was NaN or infinite
+  int64_t checkpoint_skips = 0;             // not written for lack of pages
+  int32_t awaiting = 0, leases = 0;         // sequences, on the side that takes and on the one that gives
+  int64_t imports = 0, failed_imports = 0;  // that have ended, and of those the ones that did not arrive
+  int64_t imported_blocks = 0;              // of those that did
+  int64_t not_finite = 0;                   // sequences ended because a logit was NaN or infinite
   SpeculationTotals speculation;
 };
 
@@ -141,6 +148,11 @@ class Scheduler {
 
   // The memory of a plan whose result is in, for the next one: who gives it back saves next_plan() its allocations.
   void give_back(StepPlan plan);
+
+  // Handovers. An import that is not empty has exactly one end; until then its pages may be written.
+  std::vector<Import> take_imports();  // since the last call, one for each sequence with remote_blocks that gets so far
+  void end_import(SequenceId sequence, ImportEnd end, const std::string& why = "");
+  void release(SequenceId lease);  // ignored where it is gone
 
   // Updates since the last call, each finished sequence exactly once with `finish` set. The second way reuses the
   // memory of what it replaces.

@@ -40,9 +40,9 @@ void Scheduler::Impl::check_some(int32_t num_pages) {
 }
 
 void Scheduler::Impl::check_lists() const {
-  CHECK(num_accepted_ - num_ended_ == static_cast<int64_t>(waiting_.size() + running_.size()),
+  CHECK(num_accepted_ - num_ended_ == static_cast<int64_t>(waiting_.size() + awaiting_.size() + running_.size()),
         "a sequence is in limbo");
-  CHECK(sequences_.size() == waiting_.size() + running_.size(), "a sequence is in no list");
+  CHECK(sequences_.size() == waiting_.size() + awaiting_.size() + running_.size(), "a sequence is in no list");
   CHECK(std::is_sorted(waiting_.begin(), waiting_.end(), in_order_of_service), "the queue is out of order");
   CHECK(std::is_sorted(running_.begin(), running_.end(), in_order_of_service), "the running list is out of order");
   CHECK(static_cast<size_t>(plans_.num_held_slots()) + free_slots_.size() + running_.size() == slots_.size(),
@@ -50,7 +50,9 @@ void Scheduler::Impl::check_lists() const {
   plans_.check_integrity();
   for (const Sequence* sequence : running_) check_running(*sequence);
   for (const Sequence* sequence : waiting_)
-    CHECK(!sequence->is_running(), "waiting sequence ", sequence->id(), " holds something");
+    CHECK(std::holds_alternative<Waiting>(sequence->state), "waiting sequence ", sequence->id(), " holds something");
+  for (const Sequence* sequence : awaiting_)
+    CHECK(sequence->is_awaiting(), "sequence ", sequence->id(), " awaits nothing");
 }
 
 // INV-1: every page is held as often as it is known to be, by holders of its own kind; what is published can be found.
@@ -69,6 +71,7 @@ void Scheduler::Impl::check_pages(int32_t first, int32_t end) const {
   }
   plans_.for_each_checkpoint_page([&](PlaceId page) { count_as(PageOwner::kCheckpoint, page); });
   plans_.for_each_held_page(count);
+  handovers_.for_each_page(count);
   cache_.check_pages(first, holders);
 }
 

@@ -4,11 +4,12 @@
 //   Admission      may a waiting sequence start, and from which cached prefix
 //   StateBook      recurrent states and their checkpoints
 //   PrefixCache    pages, published blocks, eviction
+//   HandoverBook   what other nodes read here, and what comes from them
 //   PlansInFlight  what ranks execute, what it holds, the order of results
 //
-// A sequence is in exactly one of `waiting_` and `running_` until it ends. `slots_` names the sequence whose rows the
-// slot may have; it is cleared when the sequence stops running, so that late rows find nobody, and the slot itself is
-// free again only when no plan in flight touches it.
+// A sequence is in exactly one of `waiting_`, `awaiting_` and `running_` until it ends. `slots_` names the sequence
+// whose rows the slot may have; it is cleared when the sequence stops running, so that late rows find nobody, and the
+// slot itself is free again only when no plan in flight touches it.
 #pragma once
 
 #include <memory>
@@ -17,6 +18,7 @@
 #include <vector>
 
 #include "control/admission.h"
+#include "control/handover_book.h"
 #include "control/plan_draft.h"
 #include "control/plans_in_flight.h"
 #include "control/prefix_cache.h"
@@ -39,6 +41,10 @@ struct Scheduler::Impl {
   void expire(double now_s);
   SequenceUpdate& add_update(const Sequence& sequence);
   SchedulerGauges gauges() const;
+
+  // scheduler_handover.cc
+  bool begin_import(Sequence& sequence);
+  void end_import(SequenceId id, ImportEnd end, const std::string& why);
 
   // The next step
   std::optional<StepPlan> next_plan(double now_s);
@@ -88,16 +94,19 @@ struct Scheduler::Impl {
   PrefixCache cache_;
   StateBook states_;
   Admission admission_;
+  HandoverBook handovers_;
   PlansInFlight plans_;
 
   std::unordered_map<SequenceId, std::unique_ptr<Sequence>> sequences_;  // for events only, never on the step path
   std::vector<Sequence*> waiting_;                                       // both in order of service
   std::vector<Sequence*> running_;
+  std::vector<Sequence*> awaiting_;  // in any order
   std::vector<Sequence*> slots_;
   std::vector<SlotId> free_slots_;
 
   double next_deadline_s_;  // no deadline of a live sequence is earlier
   std::vector<SequenceUpdate> updates_;
+  std::vector<Import> imports_;        // to be begun
   std::vector<StepPlan> spare_plans_;  // whose memory the next ones use
   SchedulerGauges totals_;             // its counters only
   int64_t num_accepted_ = 0, num_ended_ = 0;

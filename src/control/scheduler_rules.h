@@ -12,6 +12,10 @@ struct SchedulerRules {
   explicit SchedulerRules(const SchedulerConfig& config);  // CHECKs validate()
 
   bool is_recurrent() const { return config.state_pages > 0; }
+  // Full blocks that a node may take from another of a prompt of so many tokens: one token is left to compute.
+  int32_t handover_blocks(int32_t num_prompt) const {
+    return (num_prompt - 1) / kBlockTokens / hit_blocks * hit_blocks;
+  }
   bool keeps_checkpoints() const { return is_recurrent() && config.prefix_caching; }
 
   const SchedulerConfig config;

@@ -30,6 +30,9 @@ constexpr int32_t num_blocks(int32_t num_tokens) {
 // Holds nothing but its place in the queue.
 struct Waiting {};
 
+// Another node's cache entries are on their way into pages that the HandoverBook holds for it.
+struct Awaiting {};
+
 // Positions [0, num_confirmed) have their cache entries written and the result that says so is in; [num_confirmed,
 // scheduled) are in plans in flight, whose rows may keep fewer tokens than they run: so that end is a range.
 struct Running {
@@ -65,7 +68,7 @@ struct Sequence {
   std::shared_ptr<const std::vector<int32_t>> input;
   std::vector<int32_t> generated;
   int32_t max_outputs = 0;  // of all lives: max_tokens, and what max_model_len leaves
-  std::variant<Waiting, Running> state;
+  std::variant<Waiting, Awaiting, Running> state;
 
   // Facts that outlive a preemption.
   int32_t num_cached_tokens = -1;     // hit at the first admission; -1 before
@@ -79,6 +82,7 @@ struct Sequence {
   int32_t min_outputs = 0;
 
   SequenceId id() const { return request.sequence; }
+  bool is_awaiting() const { return std::holds_alternative<Awaiting>(state); }
   bool is_running() const { return std::holds_alternative<Running>(state); }
   Running& running() { return const_cast<Running&>(std::as_const(*this).running()); }
   const Running& running() const {

@@ -1,0 +1,40 @@
+// Handover: what one node's prefix cache gives to another's (prefill/decode separation, docs/pd.md). Plain values.
+//
+// It is what a prefix hit starts from: full blocks from the beginning of a prompt and, of a recurrent model, the
+// checkpoint at their end. So the node that receives it computes the last tokens of the prompt, at most one block of
+// them, and all rules of prefix hits hold for it: who may start there, what a preemption keeps, which bits may change.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "control/plan_ids.h"
+
+namespace perigee {
+
+// The side that gives: these pages keep their bytes until Scheduler::release().
+struct Lease {
+  SequenceId sequence;                     // that computed them; names the lease
+  std::vector<Placement> blocks;           // by block index, from 0
+  std::vector<Placement> checkpoint = {};  // of the state after them, as in SequenceStart
+  bool operator==(const Lease&) const = default;
+};
+
+// The side that takes: pages to be filled, which nobody else reads or writes until Scheduler::end_import().
+struct Import {
+  SequenceId sequence;
+  int32_t first_block = 0;                 // the blocks before it are cached here already
+  std::vector<Placement> blocks = {};      // first_block and those after it
+  std::vector<Placement> checkpoint = {};  // where the state after the last of them goes
+  // Nothing is to be filled: the sequence goes on without, and there is no end to report.
+  bool empty() const { return blocks.empty() && checkpoint.empty(); }
+  bool operator==(const Import&) const = default;
+};
+
+enum class ImportEnd : uint8_t {
+  kArrived,    // every byte is there and was checked
+  kRecompute,  // it failed: the sequence computes its prompt here
+  kFail,       // it failed: the sequence ends with an error
+};
+
+}  // namespace perigee

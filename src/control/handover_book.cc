@@ -1,0 +1,91 @@
+#include "control/handover_book.h"
+
+#include <utility>
+
+namespace perigee {
+
+std::shared_ptr<const Lease> HandoverBook::lease(const Sequence& sequence) {
+  PrefixMatch match(cache_.index());
+  match.update(sequence, rules_.handover_blocks(sequence.num_prompt()));
+  auto num_blocks = static_cast<int32_t>(match.blocks().size()) / rules_.hit_blocks * rules_.hit_blocks;
+  const auto page = [&](int32_t block) { return match.blocks()[static_cast<size_t>(block)].page; };
+  if (rules_.is_recurrent())
+    while (num_blocks > 0 && cache_.checkpoints().at(page(num_blocks - 1)).serial == 0) num_blocks -= rules_.hit_blocks;
+  if (num_blocks == 0) return nullptr;
+
+  auto lease = std::make_shared<Lease>();
+  lease->sequence = sequence.id();
+  std::vector<PageHandle> handles;  // in the order in which they should survive
+  if (rules_.is_recurrent()) cache_.checkpoints().share(cache_.checkpoints().at(page(num_blocks - 1)), handles);
+  for (const PageHandle& handle : handles) lease->checkpoint.push_back(handle.placement());
+  for (int32_t block = 0; block < num_blocks; ++block) {
+    handles.push_back(cache_.pools().share(page(block)));
+    lease->blocks.push_back(handles.back().placement());
+  }
+  const bool fresh = leases_.emplace(sequence.id(), std::move(handles)).second;
+  CHECK(fresh, "sequence ", sequence.id(), " is leased twice");
+  return lease;
+}
+
+void HandoverBook::release(SequenceId lease) {
+  const auto found = leases_.find(lease);
+  if (found == leases_.end()) return;
+  release_back_to_front(found->second);
+  leases_.erase(found);
+}
+
+Import HandoverBook::begin(const Sequence& sequence, std::vector<PageHandle> cached, const PrefixNode& chain,
+                           int32_t num_blocks) {
+  Import import{.sequence = sequence.id(), .first_block = static_cast<int32_t>(cached.size())};
+  Pages pages{.blocks = std::move(cached), .num_cached = import.first_block, .chain = chain};
+  CountAtIndex num_blocks_at = {};
+  for (const PageHandle& handle : pages.blocks) ++num_blocks_at[static_cast<size_t>(handle.placement().dcp_index)];
+  while (static_cast<int32_t>(pages.blocks.size()) < num_blocks) {
+    PageHandle page = cache_.pools().allocate_block(num_blocks_at);
+    CHECK(page, "sequence ", sequence.id(), " imports without pages");
+    ++num_blocks_at[static_cast<size_t>(page.placement().dcp_index)];
+    import.blocks.push_back(page.placement());
+    pages.blocks.push_back(std::move(page));
+  }
+  if (rules_.is_recurrent()) {
+    pages.checkpoint = cache_.pools().allocate_everywhere(PageOwner::kCheckpoint, rules_.config.state_pages);
+    for (const PageHandle& handle : pages.checkpoint) import.checkpoint.push_back(handle.placement());
+  }
+  imports_.emplace(sequence.id(), std::move(pages));
+  return import;
+}
+
+void HandoverBook::abandon(SequenceId sequence) {
+  const auto found = imports_.find(sequence);
+  CHECK(found != imports_.end(), "sequence ", sequence, " imports nothing");
+  found->second.abandoned = true;
+}
+
+std::optional<int32_t> HandoverBook::end(SequenceId id, Sequence* sequence, bool arrived) {
+  const auto found = imports_.find(id);
+  if (found == imports_.end()) return std::nullopt;
+  Pages pages = std::move(found->second);
+  imports_.erase(found);
+  CHECK(pages.abandoned == (sequence == nullptr), "sequence ", id, " has lost its import");
+  if (sequence != nullptr && arrived) publish(*sequence, pages);
+  const auto num_blocks = static_cast<int32_t>(pages.blocks.size()) - pages.num_cached;
+  release_back_to_front(pages.blocks);  // so that the checkpoint survives them
+  release_back_to_front(pages.checkpoint);
+  return num_blocks;
+}
+
+// A block that another page holds by now keeps that page there, and so does a checkpoint.
+void HandoverBook::publish(const Sequence& sequence, Pages& pages) {
+  PrefixNode chain = pages.chain;
+  for (auto block = static_cast<size_t>(pages.num_cached); block < pages.blocks.size(); ++block) {
+    const auto node = cache_.publish_block(chain, sequence, static_cast<int32_t>(block), pages.blocks[block].place());
+    if (!node) return;  // a block before it was forgotten: a request that read it was not finite
+    chain = *node;
+  }
+  if (pages.checkpoint.empty() || chain.is_root() || !cache_.index().contains(chain)) return;
+  Checkpoints& checkpoints = cache_.checkpoints();
+  if (checkpoints.at(chain.page).serial != 0) return;
+  checkpoints.share(checkpoints.attach(chain.page, std::exchange(pages.checkpoint, {})), pages.checkpoint);
+}
+
+}  // namespace perigee

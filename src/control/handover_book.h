@@ -1,0 +1,65 @@
+// HandoverBook: the pages that leases and imports hold.
+//
+// A lease keeps published blocks and a checkpoint from being evicted; it is let go by its reader, or when its time is
+// over (src/kv). An import's pages are written by a transfer that control cannot stop: whatever becomes of the
+// sequence, they rest here until the transfer has ended (INV-14, docs/invariants.md).
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <unordered_map>
+#include <vector>
+
+#include "control/admission.h"
+#include "control/handover.h"
+#include "control/prefix_cache.h"
+#include "control/scheduler_rules.h"
+
+namespace perigee {
+
+class HandoverBook {
+ public:
+  HandoverBook(const SchedulerRules& rules, PrefixCache& cache) : rules_(rules), cache_(cache) {}
+
+  // The longest prefix of the sequence's prompt that another node could start from, held until release(). Null: none.
+  std::shared_ptr<const Lease> lease(const Sequence& sequence);
+  void release(SequenceId lease);  // of one that is gone: nothing happens
+
+  // Takes pages for what the hit lacks of so many blocks. Admission has found room.
+  Import begin(const Sequence& sequence, std::vector<PageHandle> cached, const PrefixNode& chain, int32_t num_blocks);
+  // The sequence has ended first: nothing of the import will be used.
+  void abandon(SequenceId sequence);
+  // The transfer writes no more. `sequence` null, or bytes that did not arrive: the pages are free. Else its blocks and
+  // its checkpoint are published. How many blocks were to be filled; nothing: no such import.
+  std::optional<int32_t> end(SequenceId id, Sequence* sequence, bool arrived);
+
+  int32_t num_leases() const { return static_cast<int32_t>(leases_.size()); }
+  int32_t num_imports() const { return static_cast<int32_t>(imports_.size()); }
+
+  template <typename Visit>
+  void for_each_page(Visit&& visit) const {
+    for (const auto& [id, handles] : leases_)
+      for (const PageHandle& handle : handles) visit(handle.place());
+    for (const auto& [id, import] : imports_) {
+      for (const PageHandle& handle : import.blocks) visit(handle.place());
+      for (const PageHandle& handle : import.checkpoint) visit(handle.place());
+    }
+  }
+
+ private:
+  struct Pages {
+    std::vector<PageHandle> blocks;  // those that were cached first
+    std::vector<PageHandle> checkpoint;
+    int32_t num_cached = 0;
+    PrefixNode chain;  // of the last cached one
+    bool abandoned = false;
+  };
+  void publish(const Sequence& sequence, Pages& pages);
+
+  const SchedulerRules& rules_;
+  PrefixCache& cache_;
+  std::unordered_map<SequenceId, std::vector<PageHandle>> leases_;
+  std::unordered_map<SequenceId, Pages> imports_;
+};
+
+}  // namespace perigee

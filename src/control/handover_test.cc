@@ -1,0 +1,246 @@
+// Leases and imports: what is held, for how long, and what a sequence starts from afterwards.
+#include <gtest/gtest.h>
+
+#include "control/scheduler.h"
+#include "control/scheduler_testing.h"
+
+namespace perigee {
+namespace {
+
+SchedulerConfig hybrid_config() {
+  SchedulerConfig config = small_config();
+  config.num_pages = 64;
+  config.state_pages = 3;
+  config.attention_alignment = 64;
+  return config;
+}
+
+class Handover : public testing::TestWithParam<bool> {
+ protected:
+  static SchedulerConfig config() { return GetParam() ? hybrid_config() : small_config(); }
+  static int32_t state_pages() { return GetParam() ? 3 : 0; }
+};
+INSTANTIATE_TEST_SUITE_P(Models, Handover, testing::Bool(),
+                         [](const auto& info) { return info.param ? "Hybrid" : "Attention"; });
+
+Submit request(int64_t id, std::vector<int32_t> prompt, int32_t max_tokens) {
+  SamplingParams sampling;
+  sampling.max_tokens = max_tokens;
+  return {.sequence = SequenceId(id),
+          .prompt = std::make_shared<std::vector<int32_t>>(std::move(prompt)),
+          .sampling = std::make_shared<SamplingParams>(sampling),
+          .arrival_s = static_cast<double>(id)};
+}
+
+// Runs until the sequence ends; its last update.
+SequenceUpdate run(SchedulerHarness& h, SequenceId sequence) {
+  for (int i = 0; i < 1000; ++i) {
+    const StepPlan plan = h.plan();
+    h.scheduler.apply(h.answer(plan));
+    h.scheduler.check_integrity();
+    for (SequenceUpdate& update : h.scheduler.take_updates())
+      if (update.sequence == sequence && update.finish) return update;
+  }
+  CHECK(false, "no end");
+}
+
+// A prompt of which another node holds all that it may.
+SequenceId submit_remote(SchedulerHarness& h, int64_t id, std::vector<int32_t> prompt, int32_t max_tokens = 2) {
+  Submit submit = request(id, std::move(prompt), max_tokens);
+  submit.remote_blocks = static_cast<int32_t>((submit.prompt->size() - 1) / kBlockTokens);
+  h.scheduler.submit(submit);
+  return submit.sequence;
+}
+
+Import only_import(SchedulerHarness& h) {
+  EXPECT_FALSE(h.has_plan());
+  h.scheduler.check_integrity();
+  const std::vector<Import> imports = h.scheduler.take_imports();
+  CHECK(imports.size() == 1, imports.size(), " imports");
+  return imports[0];
+}
+
+// A lease is every full block that leaves a token of the prompt to compute, and the state after them.
+TEST_P(Handover, APromptIsLeasedAtItsEnd) {
+  for (const int32_t length : {65, 128, 129, 200}) {
+    SchedulerHarness h(config());
+    Submit submit = request(1, tokens_from(0, length), 1);
+    submit.lease = true;
+    h.scheduler.submit(submit);
+    const SequenceUpdate update = run(h, SequenceId(1));
+    ASSERT_TRUE(update.lease) << length;
+    EXPECT_EQ(std::ssize(update.lease->blocks), (length - 1) / kBlockTokens);
+    EXPECT_EQ(std::ssize(update.lease->checkpoint), state_pages());
+    EXPECT_EQ(h.scheduler.gauges().leases, 1);
+    EXPECT_EQ(h.scheduler.gauges().used_pages, (length - 1) / kBlockTokens + state_pages());
+    h.scheduler.release(SequenceId(1));
+    h.scheduler.release(SequenceId(1));
+    h.scheduler.check_integrity();
+    EXPECT_EQ(h.scheduler.gauges().leases, 0);
+    EXPECT_EQ(h.scheduler.gauges().used_pages, 0);
+  }
+}
+
+TEST_P(Handover, NothingIsLeasedOfAShortPromptOrACancelledOne) {
+  SchedulerHarness h(config());
+  Submit submit = request(1, tokens_from(0, 64), 1);
+  submit.lease = true;
+  h.scheduler.submit(submit);
+  EXPECT_FALSE(run(h, SequenceId(1)).lease);
+
+  submit = request(2, tokens_from(500, 200), 8);
+  submit.lease = true;
+  h.scheduler.submit(submit);
+  h.scheduler.apply(h.answer(h.plan()));
+  h.scheduler.cancel({SequenceId(2), FinishReason::kCancelled});
+  for (const SequenceUpdate& each : h.scheduler.take_updates()) EXPECT_FALSE(each.lease);
+  EXPECT_EQ(h.scheduler.gauges().leases, 0);
+}
+
+// Whatever the pool is asked for meanwhile.
+TEST_P(Handover, LeasedPagesAreNotGivenOut) {
+  SchedulerConfig tight = config();
+  tight.num_pages = 16 + state_pages();
+  tight.max_model_len = 1000;
+  SchedulerHarness h(tight);
+  Submit submit = request(1, tokens_from(0, 257), 1);
+  submit.lease = true;
+  h.scheduler.submit(submit);
+  const SequenceUpdate update = run(h, SequenceId(1));
+  ASSERT_TRUE(update.lease);
+  for (int64_t id = 2; id < 8; ++id) {
+    h.scheduler.submit(request(id, tokens_from(1000 * static_cast<int32_t>(id), 300), 2));
+    while (!h.scheduler.idle()) {
+      const StepPlan plan = h.plan();
+      for (const BlockAppend& append : plan.appends)
+        for (const Placement& leased : update.lease->blocks) EXPECT_NE(append.place, leased);
+      h.scheduler.apply(h.answer(plan));
+    }
+  }
+}
+
+TEST_P(Handover, AnImportIsAPrefixHitOnceItHasArrived) {
+  SchedulerHarness h(config());
+  const SequenceId a = submit_remote(h, 1, tokens_from(0, 200));
+  const Import import = only_import(h);
+  EXPECT_EQ(import.sequence, a);
+  EXPECT_EQ(import.first_block, 0);
+  EXPECT_EQ(std::ssize(import.blocks), 3);
+  EXPECT_EQ(std::ssize(import.checkpoint), state_pages());
+  EXPECT_EQ(h.scheduler.gauges().awaiting, 1);
+  EXPECT_FALSE(h.scheduler.idle());
+  h.scheduler.end_import(a, ImportEnd::kArrived);
+  h.scheduler.check_integrity();
+  const StepPlan plan = h.plan();
+  ASSERT_EQ(plan.starts.size(), 1u);
+  EXPECT_EQ(plan.starts[0].num_cached_tokens, 192);
+  EXPECT_EQ(plan.starts[0].checkpoint, import.checkpoint);
+  EXPECT_EQ(rows_of(plan), (std::vector<std::pair<int64_t, int32_t>>{{1, 8}}));
+  for (size_t block = 0; block < 3; ++block) EXPECT_EQ(plan.appends[block].place, import.blocks[block]);
+  h.apply(plan);
+  h.run_to_end();
+  EXPECT_EQ(h.scheduler.gauges().imported_blocks, 3);
+  EXPECT_EQ(h.scheduler.gauges().used_pages, 0);
+}
+
+TEST_P(Handover, BlocksThatAreCachedHereAreNotImported) {
+  SchedulerHarness h(config());
+  h.scheduler.submit(request(1, tokens_from(0, 200), 1));
+  run(h, SequenceId(1));
+  submit_remote(h, 2, tokens_from(0, 200));
+  const StepPlan same = h.plan();
+  EXPECT_EQ(same.starts[0].num_cached_tokens, 192) << "the prompt is here";
+  ASSERT_EQ(h.scheduler.take_imports(), (std::vector<Import>{{.sequence = SequenceId(2)}})) << "and an empty import";
+  h.apply(same);
+  h.run_to_end();
+
+  const SequenceId longer = submit_remote(h, 3, tokens_from(0, 400));
+  const Import import = only_import(h);
+  EXPECT_EQ(import.first_block, 3);
+  EXPECT_EQ(std::ssize(import.blocks), 3);
+  h.scheduler.end_import(longer, ImportEnd::kArrived);
+  EXPECT_EQ(h.plan().starts[0].num_cached_tokens, 384);
+}
+
+TEST_P(Handover, WhatDoesNotArriveIsComputedOrFails) {
+  SchedulerHarness h(config());
+  const SequenceId a = submit_remote(h, 1, tokens_from(0, 200));
+  only_import(h);
+  h.scheduler.end_import(a, ImportEnd::kRecompute);
+  h.scheduler.check_integrity();
+  EXPECT_EQ(h.scheduler.gauges().used_pages, 0);
+  const StepPlan plan = h.plan();
+  EXPECT_EQ(plan.starts[0].num_cached_tokens, 0);
+  h.apply(plan);
+  h.run_to_end();
+  EXPECT_EQ(h.outcomes[a].ids.size(), 2u);
+
+  const SequenceId b = submit_remote(h, 2, tokens_from(9000, 200));
+  only_import(h);
+  h.scheduler.end_import(b, ImportEnd::kFail, "the peer is gone");
+  h.collect();
+  EXPECT_EQ(h.outcomes[b].finish, FinishReason::kError);
+  EXPECT_EQ(h.outcomes[b].error, "the peer is gone");
+  EXPECT_TRUE(h.scheduler.idle());
+  EXPECT_EQ(h.scheduler.gauges().used_pages, 0);
+  EXPECT_EQ(h.scheduler.gauges().failed_imports, 2);
+}
+
+// INV-14.
+TEST_P(Handover, PagesRestUntilTheTransferHasEnded) {
+  SchedulerHarness h(config());
+  const SequenceId a = submit_remote(h, 1, tokens_from(0, 200));
+  const Import import = only_import(h);
+  const int32_t used = h.scheduler.gauges().used_pages;
+  EXPECT_EQ(used, 3 + state_pages());
+  h.scheduler.cancel({a, FinishReason::kCancelled});
+  h.collect();
+  h.scheduler.check_integrity();
+  EXPECT_EQ(h.outcomes[a].finish, FinishReason::kCancelled);
+  EXPECT_EQ(h.scheduler.gauges().used_pages, used);
+  h.scheduler.end_import(a, ImportEnd::kArrived);
+  h.scheduler.check_integrity();
+  EXPECT_EQ(h.scheduler.gauges().used_pages, 0);
+  h.submit({.prompt = tokens_from(0, 200)});
+  EXPECT_EQ(h.plan().starts[0].num_cached_tokens, 0) << "a cancelled import is no hit";
+}
+
+TEST_P(Handover, ADeadlineEndsOneThatAwaits) {
+  SchedulerHarness h(config());
+  Submit submit = request(1, tokens_from(0, 200), 2);
+  submit.remote_blocks = 3;
+  submit.deadline_s = 5;
+  h.scheduler.submit(submit);
+  only_import(h);
+  h.now_s = 6;
+  EXPECT_FALSE(h.has_plan());
+  h.collect();
+  EXPECT_EQ(h.outcomes[SequenceId(1)].finish, FinishReason::kDeadline);
+  h.scheduler.end_import(SequenceId(1), ImportEnd::kRecompute);
+  h.scheduler.check_integrity();
+  EXPECT_EQ(h.scheduler.gauges().used_pages, 0);
+}
+
+// Two of one prompt, and one whose pool has no room for both: nobody waits for ever.
+TEST_P(Handover, ImportsOfOnePromptAndAFullPool) {
+  SchedulerConfig tight = config();
+  tight.num_pages = 8 + 2 * state_pages();
+  tight.max_model_len = 500;
+  SchedulerHarness h(tight);
+  submit_remote(h, 1, tokens_from(0, 400));
+  submit_remote(h, 2, tokens_from(0, 400));
+  std::vector<Import> begun;
+  for (int i = 0; i < 200 && !h.scheduler.idle(); ++i) {
+    for (std::optional<StepPlan> plan = h.scheduler.next_plan(1); plan; plan = h.scheduler.next_plan(1)) h.apply(*plan);
+    for (const Import& import : h.scheduler.take_imports())
+      if (!import.empty()) h.scheduler.end_import(import.sequence, ImportEnd::kArrived);
+    h.scheduler.check_integrity();
+  }
+  h.collect();
+  EXPECT_TRUE(h.scheduler.idle());
+  EXPECT_EQ(h.outcomes[SequenceId(1)].ids.size(), 2u);
+  EXPECT_EQ(h.outcomes[SequenceId(2)].ids.size(), 2u);
+}
+
+}  // namespace
+}  // namespace perigee

@@ -1,0 +1,51 @@
+// Sequences whose prompt another node has computed: from Waiting to Awaiting, and back with a prefix in the cache.
+
+#include <algorithm>
+#include <utility>
+
+#include "control/scheduler_impl.h"
+
+namespace perigee {
+
+// False: pages are short. Else it awaits its import, or it needs none, or there could never be room for one: then an
+// empty import says so, and it is like any other waiting sequence.
+bool Scheduler::Impl::begin_import(Sequence& sequence) {
+  const bool alone = running_.empty() && plans_.empty() && handovers_.num_imports() == 0;
+  const Admission::ImportRoom room = admission_.find_import_room(sequence, running_, alone);
+  if (room.waits) return false;
+  sequence.request.remote_blocks = 0;
+  if (room.num_blocks == 0) {
+    imports_.push_back({.sequence = sequence.id()});
+    return true;
+  }
+  PrefixNode chain;
+  std::vector<PageHandle> cached = admission_.take(room, chain);
+  imports_.push_back(handovers_.begin(sequence, std::move(cached), chain, room.num_blocks));
+  sequence.state = Awaiting();
+  awaiting_.push_back(&sequence);
+  return true;
+}
+
+void Scheduler::Impl::end_import(SequenceId id, ImportEnd end, const std::string& why) {
+  const auto found = sequences_.find(id);
+  Sequence* sequence = found == sequences_.end() ? nullptr : found->second.get();
+  const bool arrived = end == ImportEnd::kArrived;
+  const std::optional<int32_t> num_blocks = handovers_.end(id, sequence, arrived);
+  CHECK(num_blocks, "sequence ", id, " ends an import that it has not");
+  ++totals_.imports;
+  if (arrived) {
+    totals_.imported_blocks += *num_blocks;
+  } else {
+    ++totals_.failed_imports;
+  }
+  if (sequence == nullptr) return;  // ended meanwhile
+  awaiting_.erase(std::find(awaiting_.begin(), awaiting_.end(), sequence));
+  sequence->state = Waiting();
+  insert_in_order(waiting_, *sequence);
+  if (end != ImportEnd::kFail) return;
+  SequenceUpdate& update = add_update(*sequence);
+  update.error = why;
+  this->end(*sequence, FinishReason::kError, update);
+}
+
+}  // namespace perigee
