@@ -81,9 +81,12 @@ Admission::ImportRoom Admission::find_import_room(const Sequence& sequence, std:
   const SchedulerConfig& config = rules_.config;
   const bool reserves = config.admission_reserve != nullptr && !alone;
   const int32_t reserve = reserves ? config.admission_reserve(running, cache_.pools().num_pages()) : 0;
-  const int32_t num_blocks = std::min(sequence.request.remote_blocks, rules_.handover_blocks(sequence.num_prompt()));
+  const int32_t num_blocks = sequence.request.remote_blocks;
   match_prefix(sequence);
-  if (!config.prefix_caching || sequence.wants_prompt_logprobs() || find_hit().num_blocks >= num_blocks) return {};
+  const bool may_hit =
+      num_blocks <= rules_.handover_blocks(sequence.num_prompt()) && num_blocks % rules_.hit_blocks == 0;
+  if (!may_hit || !config.prefix_caching || sequence.wants_prompt_logprobs()) return {};
+  if (find_hit().num_blocks >= num_blocks) return {};
   const auto room_with = [&](int32_t num_cached) {
     Hit cached{.num_blocks = num_cached};
     for (int32_t block = 0; block < num_cached; ++block)

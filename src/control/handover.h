@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "control/plan_ids.h"
@@ -29,6 +30,21 @@ struct Import {
   // Nothing is to be filled: the sequence goes on without, and there is no end to report.
   bool empty() const { return blocks.empty() && checkpoint.empty(); }
   bool operator==(const Import&) const = default;
+};
+
+// A lease of one life of one process: neither number is given twice, so that nothing reads what came later.
+struct LeaseName {
+  uint64_t incarnation = 0;
+  int64_t number = 0;
+  auto operator<=>(const LeaseName&) const = default;
+};
+
+// What the side that takes is told of a lease. It comes by way of clients: the lease's owner compares the tokens.
+struct RemotePrefix {
+  std::string peer;  // where it is, as the carrier has it: "host:port"
+  LeaseName lease;
+  int32_t num_blocks = 0;
+  bool operator==(const RemotePrefix&) const = default;
 };
 
 enum class ImportEnd : uint8_t {

@@ -14,6 +14,7 @@
 #include "base/clock.h"
 #include "base/queue.h"
 #include "base/rng.h"
+#include "engine/handovers.h"
 #include "engine/mask_maker.h"
 #include "engine/rank_group.h"
 #include "model/config.h"
@@ -33,7 +34,7 @@ struct CancelMessage {
   FinishReason reason = FinishReason::kCancelled;
 };
 struct StopMessage {};
-using Message = std::variant<SubmitMessage, CancelMessage, Step, StopMessage>;
+using Message = std::variant<SubmitMessage, CancelMessage, Step, StopMessage, LeaseOver, ImportOver>;
 
 struct LiveRequest {
   RequestId id;
@@ -93,6 +94,7 @@ struct Engine::Impl {
   CacheSize cache_size;
   std::unique_ptr<Executor> executor;
   std::unique_ptr<Scheduler> scheduler;
+  std::unique_ptr<Handovers> handovers;  // null without prefill/decode separation
   BoundedQueue<Message> mailbox{1 << 16};
   std::atomic<int64_t> next_request{0};
   std::atomic<int64_t> live_choices{0};
@@ -118,6 +120,7 @@ struct Engine::Impl {
   EngineStats stats;
   double progress_s = 0;  // the newest step, or the last time that there was nothing to do
 
+  Result<RequestId> accept(EngineRequest request, OutputSink sink);
   void run();
   void handle(Message&& message);
   void finish(Step&& step);
@@ -182,6 +185,9 @@ Result<std::unique_ptr<Engine>> Engine::create(const EngineConfig& config, const
   impl->max_model_len = scheduling.max_model_len;
   RETURN_IF_ERROR(validate(scheduling));
   impl->scheduler = std::make_unique<Scheduler>(scheduling);
+  const HandoverPosts posts{.lease = [p](LeaseOver over) { p->mailbox.push_reserved(Message(over)); },
+                            .import = [p](ImportOver over) { p->mailbox.push_reserved(Message(std::move(over))); }};
+  ASSIGN_OR_RETURN(impl->handovers, Handovers::create(config, *impl->executor, posts));
   impl->updates = impl->scheduler->take_updates();  // room for as many as may come at once
   impl->spare_results.reserve(kMaxPlansInFlight);
   impl->publish_stats(0, false);
@@ -202,28 +208,37 @@ void Engine::shutdown() {
 }
 
 Result<RequestId> Engine::submit(EngineRequest request, OutputSink sink) {
+  if (!impl_->handovers) return impl_->accept(std::move(request), std::move(sink));
+  RETURN_IF_ERROR(impl_->handovers->check(request));
+  const EngineRequest copy = request;
+  auto id = impl_->accept(std::move(request), std::move(sink));
+  if (!id.ok()) impl_->handovers->refuse(copy);
+  return id;
+}
+
+Result<RequestId> Engine::Impl::accept(EngineRequest request, OutputSink sink) {
   CHECK(request.n >= 1 && request.prompt != nullptr && !request.prompt->empty(), "an unvalidated request");
-  if (impl_->stopping) return shutting_down();
-  if (impl_->lost) return Error(Code::kDeviceLost, "the device is lost");
+  if (stopping) return shutting_down();
+  if (lost) return Error(Code::kDeviceLost, "the device is lost");
   const auto num_prompt = static_cast<int64_t>(request.prompt->size());
-  if (!impl_->scheduler->fits(num_prompt, request.sampling.max_tokens))
+  if (!scheduler->fits(num_prompt, request.sampling.max_tokens))
     return bad_input(fmt::format("a prompt of {} tokens and max_tokens {} are over the limit of {} tokens together",
-                                 num_prompt, request.sampling.max_tokens, impl_->max_model_len),
+                                 num_prompt, request.sampling.max_tokens, max_model_len),
                      "max_tokens");
-  const int32_t limit = max_choices();
+  const int32_t limit = config.max_choices();
   if (request.n > limit)
     return bad_input(fmt::format("n {} is over the {} sequences that run and wait at once", request.n, limit), "n");
-  if (request.constraint && !impl_->config.rank.synthetic_rates.empty())
+  if (request.constraint && !config.rank.synthetic_rates.empty())
     return bad_input(
         "drafts are accepted at given rates here, whatever they say: no reply can be held to a constraint");
-  TakenChoices taken(impl_->live_choices, request.n);
+  TakenChoices taken(live_choices, request.n);
   if (taken.live() > limit)
     return Error(Code::kExhausted, fmt::format("the queue is full ({} sequences): try again later", limit));
-  const RequestId id(impl_->next_request.fetch_add(1));
+  const RequestId id(next_request.fetch_add(1));
   SubmitMessage message{
       .request = id, .body = std::move(request), .sink = std::move(sink), .arrival_s = system_clock().now_s()};
   // Closed since the look at `stopping`: nobody reads the mailbox any more.
-  if (!impl_->mailbox.push_reserved(Message(std::move(message)))) return shutting_down();
+  if (!mailbox.push_reserved(Message(std::move(message)))) return shutting_down();
   taken.keep();
   return id;
 }
@@ -260,6 +275,9 @@ int32_t Engine::num_pages() const {
 int32_t Engine::state_pages() const {
   return impl_->executor->state_pages();
 }
+LeaseTable* Engine::leases() {
+  return impl_->handovers ? impl_->handovers->leases() : nullptr;
+}
 int32_t Engine::num_drafts() const {
   return impl_->config.rank.limits.num_drafts;
 }
@@ -279,6 +297,7 @@ void Engine::Impl::run() {
     send_masks();  // first: a device may wait for them
     emit_plans();
     send_masks();
+    if (handovers) handovers->expire();
     const bool stepped = scheduler->gauges().steps != steps_before;
     publish_stats(system_clock().now_s() - begin, stepped);
     dispatch_updates();
@@ -293,6 +312,7 @@ void Engine::Impl::run() {
   for (Message& message : messages) handle(std::move(message));  // ... and what came before is answered below
   dispatch_updates();
   end_all(shutting_down().message);
+  if (handovers) handovers->close();
   executor.reset();  // joins its threads: no result arrives after this
 }
 
@@ -303,6 +323,10 @@ void Engine::Impl::handle(Message&& message) {
     submit(std::move(*submitted));
   } else if (auto* cancelled = std::get_if<CancelMessage>(&message)) {
     cancel(*cancelled);
+  } else if (auto* lease = std::get_if<LeaseOver>(&message)) {
+    handovers->handle(*lease, *scheduler);
+  } else if (auto* import = std::get_if<ImportOver>(&message)) {
+    handovers->handle(*import, *scheduler);
   }
 }
 
@@ -337,7 +361,7 @@ void Engine::Impl::submit(SubmitMessage&& message) {
     owners.emplace(sequence, &request);
     auto sampling = std::make_shared<SamplingParams>(body.sampling);
     sampling->seed += static_cast<uint64_t>(i);
-    scheduler->submit({
+    Submit submit{
         .sequence = sequence,
         .prompt = body.prompt,
         .sampling = std::move(sampling),
@@ -348,7 +372,9 @@ void Engine::Impl::submit(SubmitMessage&& message) {
         .speculation_max_context = may_draft ? body.speculation_max_context : 1,
         .leader = i > 0 ? first : SequenceId(),
         .constraint = body.constraint,
-    });
+    };
+    if (handovers && i == 0) handovers->prepare(body, sequence, submit);
+    scheduler->submit(std::move(submit));
   }
 }
 
@@ -372,6 +398,7 @@ void Engine::Impl::emit_plans() {
     }
     executor->submit(std::move(step));
   }
+  if (handovers) handovers->post(scheduler->take_imports());
 }
 
 // A constraint that allows nothing is at fault, and may be anybody's: it ends its own request.
@@ -420,6 +447,8 @@ void Engine::Impl::deliver(SequenceUpdate&& update) {
   chunk.num_accepted = update.num_accepted;
   chunk.scheduled_s = request.scheduled_s;
   chunk.error = std::move(update.error);
+  chunk.lease.reset();
+  if (handovers && update.finish) chunk.lease = handovers->end(update);
   request.sink(std::move(chunk));
   if (!update.finish) return;
   owners.erase(owner);

@@ -15,12 +15,24 @@
 #include "engine/lag_watch.h"
 #include "engine/messages.h"
 #include "exec/rank_config.h"
+#include "kv/peer.h"
 
 namespace perigee {
+
+// Prefill/decode separation (docs/pd.md): whether this engine gives prefixes to others or takes theirs.
+struct HandoverConfig {
+  bool gives = false;
+  Connect connect = {};                          // set: it takes, this way
+  ImportEnd on_failure = ImportEnd::kRecompute;  // --kv-load-failure-policy
+  double lease_s = 30;                           // of a lease that nobody extends; a reader does so six times as often
+  uint64_t incarnation = 0;                      // 0: made up
+  bool any() const { return gives || connect; }
+};
 
 struct EngineConfig {
   RankConfig rank;  // of each; rank.size of them
   RankTimeouts rank_timeouts;
+  HandoverConfig handover;
   SchedulingPolicy scheduling;  // max_model_len 0: the model's limit, or what fits the cache when that is less
   int32_t max_waiting = 4096;   // --max-waiting-seqs
   int32_t max_choices() const { return max_waiting + rank.limits.max_sequences; }  // that run and wait at once
@@ -58,6 +70,7 @@ class Engine {
   int32_t num_pages() const;    // of a rank
   int32_t state_pages() const;  // of those, what a sequence's recurrent state takes; 0: the model has none
   CacheSize cache_size() const;
+  LeaseTable* leases();        // that it gives; null: none. Any thread, until shutdown()
   int32_t num_drafts() const;  // of a step and sequence, at most; 0: no speculation
 
   // Ends every request with an error and stops the threads. The server drains first by not submitting and waiting.

@@ -3,8 +3,10 @@
 
 #include <cstdint>
 #include <functional>
+#include <vector>
 
 #include "control/plan.h"
+#include "kv/page_store.h"
 #include "model/model.h"
 
 namespace perigee {
@@ -28,8 +30,9 @@ class Executor {
   virtual const ModelInfo& model() const = 0;
   virtual int64_t weight_bytes() const { return model().weight_bytes; }  // of a rank, with those of a draft
   virtual int32_t num_pages() const = 0;
-  virtual int32_t state_pages() const = 0;   // of those, one sequence's recurrent state takes so many; 0: it has none
-  virtual double last_build_us() const = 0;  // time to turn the newest plan into a batch
+  virtual int32_t state_pages() const = 0;  // of those, one sequence's recurrent state takes so many; 0: it has none
+  virtual std::vector<RankPages> host_pages() const { return {}; }  // of each rank; empty: not in host memory
+  virtual double last_build_us() const = 0;                         // time to turn the newest plan into a batch
 };
 
 }  // namespace perigee

@@ -26,6 +26,8 @@ struct EngineRequest {
   int32_t priority = 0;
   double timeout_s = 0;  // 0: none
   std::string cache_salt;
+  bool lease = false;                    // hold the prompt's cache entries for another node: EngineConfig::handover
+  std::optional<RemotePrefix> remote;    // of the prompt, held by another node
   int32_t speculation_max_context = -1;  // tokens up to which drafts are verified; 0: any, < 0: as the engine has it
   std::shared_ptr<const Constraint> constraint = nullptr;  // that each choice's ids obey; null: none
 };
@@ -44,6 +46,7 @@ struct OutputChunk {
   int32_t num_accepted = 0;     // and how many of the ids they are
   double scheduled_s = 0;       // engine clock, when the request's first choice was first planned; 0: never
   std::string error;
+  std::optional<RemotePrefix> lease;  // of the last chunk: what was held for another node; its peer is empty
 };
 using OutputSink = std::function<void(OutputChunk&&)>;
 

@@ -412,6 +412,22 @@ int32_t RankGroup::state_pages() const {
   return state_->members[0].rank->parts().state_pages();
 }
 
+std::vector<RankPages> RankGroup::host_pages() const {
+  std::vector<RankPages> pages;
+  for (const auto& member : state_->members) {
+    const RankParts& parts = member.rank->parts();
+    const TensorParallel shard = parts.config.shard();
+    uint8_t* base = member.rank->host_pages();
+    if (base == nullptr) return {};
+    pages.push_back({.base = base,
+                     .layout = parts.layout,
+                     .shard = static_cast<int32_t>(shard.rank),
+                     .num_shards = static_cast<int32_t>(shard.size),
+                     .dcp_index = parts.config.dcp_index()});
+  }
+  return pages;
+}
+
 double RankGroup::last_build_us() const {
   return state_->members[0].rank->last_build_us();
 }

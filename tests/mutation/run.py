@@ -67,6 +67,7 @@ E2E = Step("e2e", ["perigee"], [".venv/bin/python", "-m", "pytest", "-q", "-x", 
 STEPS = {
     "control": [unit("control"), SIM, SIM_DCP, ENGINE, EQUALITY],
     "engine": [ENGINE, SERVER, EQUALITY, RANKS, E2E],
+    "kv": [unit("kv"), RANKS],
     "exec": [unit("exec"), ENGINE, EQUALITY, RANKS],
     "model": [unit("model"), unit("base"), GOLDEN, E2E],
     "text": [unit("text"), unit("base"), SERVER],

@@ -1,0 +1,119 @@
+#include "engine/handovers.h"
+
+#include <fmt/core.h>
+
+#include <chrono>
+#include <utility>
+
+#include "base/log.h"
+#include "base/rng.h"
+#include "kv/model_digest.h"
+
+namespace perigee {
+namespace {
+
+uint64_t made_up_incarnation() {
+  const auto wall = std::chrono::system_clock::now().time_since_epoch().count();
+  const auto steady = std::chrono::steady_clock::now().time_since_epoch().count();
+  return mix64(static_cast<uint64_t>(wall) ^ mix64(static_cast<uint64_t>(steady)));
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Handovers>> Handovers::create(const EngineConfig& config, const Executor& executor,
+                                                     HandoverPosts posts) {
+  const HandoverConfig& handover = config.handover;
+  if (!handover.any()) return std::unique_ptr<Handovers>();
+  constexpr const char* kFlag = "kv-transfer-config";
+  if (!config.scheduling.prefix_caching)
+    return bad_input("--kv-transfer-config needs the prefix cache: leave out --no-enable-prefix-caching", kFlag);
+  PageStore store(executor.host_pages());
+  if (executor.host_pages().empty())
+    return bad_input("--kv-transfer-config: caches on GPUs cannot be sent yet: use --device cpu", kFlag);
+  if (!config.rank.draft_model.empty())
+    return bad_input("--kv-transfer-config: a draft model's cache cannot be sent yet: leave out --speculative-config",
+                     kFlag);
+  CacheShape shape;
+  ASSIGN_OR_RETURN(shape.model, model_digest(config.rank.load));
+  shape.deterministic = config.rank.limits.deterministic;
+  store.describe(shape);
+  std::unique_ptr<Handovers> handovers(new Handovers());
+  handovers->on_failure_ = handover.on_failure;
+  if (handover.gives)
+    handovers->leases_ = std::make_unique<LeaseTable>(
+        store, shape, handover.incarnation != 0 ? handover.incarnation : made_up_incarnation(), handover.lease_s,
+        system_clock(), [post = posts.lease](SequenceId sequence) { post({sequence}); });
+  if (handover.connect)
+    handovers->transfer_ = std::make_unique<Transfer>(store, shape, handover.connect,
+                                                      Transfer::Options{.extend_every_s = handover.lease_s / 6},
+                                                      [post = posts.import](SequenceId sequence, Status status) {
+                                                        post({sequence, std::move(status)});
+                                                      });
+  return handovers;
+}
+
+Status Handovers::check(const EngineRequest& request) const {
+  if (request.lease && !leases_)
+    return bad_input("this node does not prefill for others: start it with kv_role kv_producer or kv_both",
+                     "kv_transfer_params");
+  if (!request.remote) return {};
+  if (!transfer_)
+    return bad_input(
+        "this node does not decode what others have prefilled: start it with kv_role kv_consumer or kv_both",
+        "kv_transfer_params");
+  const int64_t most = (std::ssize(*request.prompt) - 1) / kBlockTokens;
+  if (request.remote->num_blocks < 1 || request.remote->num_blocks > most)
+    return bad_input(fmt::format("{} blocks of {} tokens, of a prompt of {}: 1 to {} could be another node's",
+                                 request.remote->num_blocks, kBlockTokens, request.prompt->size(), most),
+                     "kv_transfer_params");
+  return {};
+}
+
+void Handovers::prepare(const EngineRequest& request, SequenceId sequence, Submit& submit) {
+  submit.lease = request.lease && leases_;
+  if (request.remote && transfer_) {
+    submit.remote_blocks = request.remote->num_blocks;
+    transfer_->prepare(sequence, *request.remote);
+  }
+  if (submit.lease || submit.remote_blocks > 0) prompts_[sequence] = request.prompt;
+}
+
+void Handovers::post(std::vector<Import> imports) {
+  for (Import& import : imports) {
+    if (import.empty()) {
+      transfer_->release(import.sequence);
+      continue;
+    }
+    const auto prompt = prompts_.find(import.sequence);
+    CHECK(prompt != prompts_.end(), "sequence ", import.sequence, " imports an unknown prompt");
+    transfer_->post(std::move(import), prompt->second);
+  }
+}
+
+void Handovers::handle(const ImportOver& over, Scheduler& scheduler) {
+  if (over.status.ok()) return scheduler.end_import(over.sequence, ImportEnd::kArrived);
+  log_warning("the prompt of sequence ", over.sequence, " did not arrive: ", over.status.error().message);
+  scheduler.end_import(
+      over.sequence, on_failure_,
+      "the prompt's cache entries did not arrive from the prefill node: " + over.status.error().message);
+}
+
+std::optional<RemotePrefix> Handovers::end(const SequenceUpdate& update) {
+  std::optional<RemotePrefix> lease;
+  const auto prompt = prompts_.find(update.sequence);
+  if (update.lease) {
+    CHECK(prompt != prompts_.end(), "sequence ", update.sequence, " leases an unknown prompt");
+    lease = RemotePrefix{.lease = leases_->grant(update.lease, prompt->second),
+                         .num_blocks = static_cast<int32_t>(update.lease->blocks.size())};
+  }
+  if (transfer_ && prompt != prompts_.end()) transfer_->release(update.sequence);
+  if (prompt != prompts_.end()) prompts_.erase(prompt);
+  return lease;
+}
+
+void Handovers::close() {
+  transfer_.reset();
+  if (leases_) leases_->close();
+}
+
+}  // namespace perigee

@@ -1,0 +1,69 @@
+// Handovers: an engine's part in prefill/decode separation: the leases that it gives and the transfers that it makes,
+// and what the scheduler is told of them.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <unordered_map>
+#include <vector>
+
+#include "control/scheduler.h"
+#include "engine/engine.h"
+#include "kv/lease_table.h"
+#include "kv/transfer.h"
+
+namespace perigee {
+
+// What comes from threads of a transfer, to be passed on to Handovers::handle() on the engine's thread.
+struct LeaseOver {
+  SequenceId sequence;
+};
+struct ImportOver {
+  SequenceId sequence;
+  Status status;
+};
+struct HandoverPosts {
+  std::function<void(LeaseOver)> lease;
+  std::function<void(ImportOver)> import;
+};
+
+class Handovers {
+ public:
+  // Null where the configuration wants none. Errors name the flag.
+  static Result<std::unique_ptr<Handovers>> create(const EngineConfig& config, const Executor& executor,
+                                                   HandoverPosts posts);
+
+  LeaseTable* leases() { return leases_.get(); }
+
+  // --- Any thread ---
+  // Whether the request's lease or remote prefix is one that this engine gives or takes.
+  Status check(const EngineRequest& request) const;
+  // It was refused: nobody will read what it names.
+  void refuse(const EngineRequest& request) {
+    if (request.remote && transfer_) transfer_->release(*request.remote);
+  }
+
+  // --- Engine thread ---
+  // A choice of a request that names a lease, before it is submitted; then its fields.
+  void prepare(const EngineRequest& request, SequenceId sequence, Submit& submit);
+  // After each plan.
+  void post(std::vector<Import> imports);
+  void handle(const LeaseOver& over, Scheduler& scheduler) const { scheduler.release(over.sequence); }
+  void handle(const ImportOver& over, Scheduler& scheduler);
+  // The end of a choice; what its request may tell of its lease.
+  std::optional<RemotePrefix> end(const SequenceUpdate& update);
+  void expire() {
+    if (leases_) leases_->expire();
+  }
+  // No byte is read or written after this.
+  void close();
+
+ private:
+  using Tokens = std::shared_ptr<const std::vector<int32_t>>;
+  ImportEnd on_failure_ = ImportEnd::kRecompute;
+  std::unique_ptr<LeaseTable> leases_;
+  std::unique_ptr<Transfer> transfer_;
+  std::unordered_map<SequenceId, Tokens> prompts_;  // of sequences that are prepared or leased
+};
+
+}  // namespace perigee

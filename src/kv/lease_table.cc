@@ -1,0 +1,160 @@
+#include "kv/lease_table.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace perigee {
+
+LeaseTable::LeaseTable(PageStore store, CacheShape shape, uint64_t incarnation, double lifetime_s, const Clock& clock,
+                       std::function<void(SequenceId)> on_free)
+    : store_(std::move(store)),
+      shape_(std::move(shape)),
+      incarnation_(incarnation),
+      lifetime_s_(lifetime_s),
+      clock_(clock),
+      on_free_(std::move(on_free)) {}
+
+LeaseName LeaseTable::grant(std::shared_ptr<const Lease> lease, std::shared_ptr<const std::vector<int32_t>> tokens) {
+  const SequenceId sequence = lease->sequence;
+  CHECK(tokens->size() >= lease->blocks.size() * kBlockTokens, "a lease of more than its prompt");
+  {
+    const std::lock_guard lock(mutex_);
+    if (!closed_) {
+      Entry entry{.lease = std::move(lease), .tokens = std::move(tokens), .end_s = clock_.now_s() + lifetime_s_};
+      const bool fresh = entries_.emplace(sequence.value, std::move(entry)).second;
+      CHECK(fresh, "sequence ", sequence, " is leased twice");
+      ++counts_.granted;
+      return {incarnation_, sequence.value};
+    }
+  }
+  on_free_(sequence);
+  return {incarnation_, sequence.value};
+}
+
+Result<LeaseTable::Entries::iterator> LeaseTable::find(const LeaseName& name) {
+  const auto found = entries_.find(name.number);
+  if (name.incarnation != incarnation_ || found == entries_.end() || found->second.over) {
+    ++counts_.refused_reads;
+    return Error(Code::kNotFound,
+                 "the lease is over: its time has passed, it was released, or its node was started anew", "lease");
+  }
+  return found;
+}
+
+// Requires the mutex.
+void LeaseTable::end(Entries::iterator entry, std::vector<SequenceId>& freed) {
+  entry->second.over = true;
+  if (entry->second.num_readers > 0) return;  // the last of them frees it
+  freed.push_back(entry->second.lease->sequence);
+  entries_.erase(entry);
+}
+
+void LeaseTable::free(const std::vector<SequenceId>& freed) const {
+  for (const SequenceId sequence : freed) on_free_(sequence);
+}
+
+void LeaseTable::expire() {
+  std::vector<SequenceId> freed;
+  {
+    const std::lock_guard lock(mutex_);
+    const double now_s = clock_.now_s();
+    for (auto entry = entries_.begin(); entry != entries_.end();) {
+      const auto next = std::next(entry);
+      if (!entry->second.over && entry->second.end_s <= now_s) {
+        ++counts_.expired;
+        end(entry, freed);
+      }
+      entry = next;
+    }
+  }
+  free(freed);
+}
+
+void LeaseTable::close() {
+  std::vector<SequenceId> freed;
+  {
+    std::unique_lock lock(mutex_);
+    closed_ = true;
+    for (auto entry = entries_.begin(); entry != entries_.end();) {
+      const auto next = std::next(entry);
+      if (!entry->second.over) end(entry, freed);
+      entry = next;
+    }
+    read_.wait(lock, [&] { return entries_.empty(); });
+  }
+  free(freed);
+}
+
+Status LeaseTable::open(const LeaseName& name, std::span<const int32_t> tokens, int32_t num_blocks) {
+  const std::lock_guard lock(mutex_);
+  ASSIGN_OR_RETURN(const auto entry, find(name));
+  const Entry& held = entry->second;
+  // All of them: the checkpoint is the state after the last one.
+  if (num_blocks != std::ssize(held.lease->blocks))
+    return bad_input("the lease has another number of blocks", "num_blocks");
+  const auto num_tokens = static_cast<size_t>(num_blocks) * kBlockTokens;
+  if (tokens.size() != num_tokens || !std::equal(tokens.begin(), tokens.end(), held.tokens->begin())) {
+    ++counts_.refused_reads;
+    return bad_input("the lease is of other tokens", "tokens");
+  }
+  return {};
+}
+
+Status LeaseTable::read(const LeaseName& name, UnitRange units, std::span<uint8_t> out) {
+  std::shared_ptr<const Lease> lease;
+  Entries::iterator entry;
+  {
+    const std::lock_guard lock(mutex_);
+    ASSIGN_OR_RETURN(entry, find(name));
+    lease = entry->second.lease;
+    const int64_t num_units = units.group == UnitGroup::kBlocks ? std::ssize(lease->blocks)
+                              : lease->checkpoint.empty()       ? 0
+                                                                : shape_.state_units();
+    if (units.first < 0 || units.count < 1 || units.first > num_units - units.count)
+      return bad_input("units that the lease has not", "units");
+    if (std::ssize(out) != units.count * shape_.unit_bytes(units.group)) return bad_input("a wrong size", "units");
+    ++entry->second.num_readers;
+  }
+  store_.gather({.blocks = lease->blocks, .checkpoint = lease->checkpoint}, units, out);
+  std::vector<SequenceId> freed;
+  bool over = false;
+  {
+    const std::lock_guard lock(mutex_);
+    --entry->second.num_readers;
+    counts_.bytes += std::ssize(out);
+    over = entry->second.over;
+    if (over) end(entry, freed);
+    if (over) read_.notify_all();
+  }
+  free(freed);
+  if (over) return Error(Code::kNotFound, "the lease has ended while it was read", "lease");
+  return {};
+}
+
+Status LeaseTable::extend(const LeaseName& name) {
+  const std::lock_guard lock(mutex_);
+  ASSIGN_OR_RETURN(const auto entry, find(name));
+  entry->second.end_s = clock_.now_s() + lifetime_s_;
+  return {};
+}
+
+void LeaseTable::release(const LeaseName& name) {
+  std::vector<SequenceId> freed;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto found = entries_.find(name.number);
+    if (name.incarnation != incarnation_ || found == entries_.end() || found->second.over) return;
+    ++counts_.released;
+    end(found, freed);
+  }
+  free(freed);
+}
+
+LeaseCounts LeaseTable::counts() const {
+  const std::lock_guard lock(mutex_);
+  LeaseCounts counts = counts_;
+  counts.held = std::ssize(entries_);
+  return counts;
+}
+
+}  // namespace perigee

@@ -1,0 +1,84 @@
+// PageStore: the pages of all ranks of one engine, read and written as units that do not depend on the ranks' layout.
+//
+//   group    a unit is                                    numbered by                   lies with
+//   blocks   one block of 64 tokens, all latent layers    block index                   each rank of its dcp index
+//   state    one head of one recurrent layer              layer * heads + head, of all  the ranks that have the head
+//
+// So any tensor-parallel and dcp sizes can exchange units: bytes of a unit are the same everywhere, and only where they
+// lie differs. Thread-safe as far as the pages are: who reads or writes one must hold it (control/handover_book.h).
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/result.h"
+#include "control/handover.h"
+#include "model/cache_layout.h"
+
+namespace perigee {
+
+enum class UnitGroup : uint8_t { kBlocks, kState };
+
+// Units [first, first + count) of a group.
+struct UnitRange {
+  UnitGroup group = UnitGroup::kBlocks;
+  int32_t first = 0, count = 0;
+  bool operator==(const UnitRange&) const = default;
+};
+
+// What two engines must have in common to exchange units. Layouts may differ.
+struct CacheShape {
+  std::string model;    // digest of configuration and weights
+  std::string numbers;  // of a latent row: latent_format_name()
+  int64_t block_bytes = 0;
+  int64_t state_layers = 0, state_heads = 0, state_unit_bytes = 0;
+  std::string draft;           // digest of the draft whose cache lies in the blocks; empty: none
+  bool deterministic = false;  // else both may have computed in other forms
+
+  int64_t unit_bytes(UnitGroup group) const { return group == UnitGroup::kBlocks ? block_bytes : state_unit_bytes; }
+  int32_t state_units() const { return static_cast<int32_t>(state_layers * state_heads); }
+  bool operator==(const CacheShape&) const = default;
+};
+// Names the first field in which they differ, with both values.
+Status check_same(const CacheShape& here, const CacheShape& there);
+
+// One rank's page pool in host memory.
+struct RankPages {
+  uint8_t* base = nullptr;
+  CacheLayout layout;
+  int32_t shard = 0, num_shards = 1;  // of heads
+  int32_t dcp_index = 0;
+};
+
+// Pages that hold a run of blocks and a checkpoint. Empty spans: of another kind only.
+struct UnitPages {
+  int32_t first_block = 0;
+  std::span<const Placement> blocks;
+  std::span<const Placement> checkpoint;  // index after index
+};
+
+class PageStore {
+ public:
+  PageStore() = default;
+  explicit PageStore(std::vector<RankPages> ranks);
+
+  // Fills in the sizes of `shape`.
+  void describe(CacheShape& shape) const;
+
+  // The units' bytes in order, from one of the ranks that have them; of a range that lies in `pages`.
+  void gather(const UnitPages& pages, UnitRange units, std::span<uint8_t> out) const;
+  // The other way, to all ranks that have them.
+  void scatter(const UnitPages& pages, UnitRange units, std::span<const uint8_t> bytes) const;
+  // Every byte of the units 0xff: a NaN in each number format, so that what does not arrive is seen.
+  void poison(const UnitPages& pages) const;
+
+ private:
+  template <typename Visit>  // visit(address, index of the unit in the range, size), once for each rank that has it
+  void for_each(const UnitPages& pages, UnitRange units, Visit&& visit) const;
+
+  std::vector<RankPages> ranks_;
+};
+
+}  // namespace perigee

@@ -1,0 +1,32 @@
+// Peer: a way to the leases of one other node. TCP's is tcp_peer.h; the one here stays in the process.
+//
+// It names units, never addresses, and what it brings is either what the lease holds or an error: a peer over a wire
+// checks digests and that the lease still stands after the last byte. One caller at a time.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "kv/lease_table.h"
+
+namespace perigee {
+
+class Peer {
+ public:
+  virtual ~Peer() = default;
+
+  // LeaseTable's words, of the other node's table.
+  virtual Status open(const LeaseName& lease, std::span<const int32_t> tokens, int32_t num_blocks) = 0;
+  virtual Status read(const LeaseName& lease, UnitRange units, std::span<uint8_t> out) = 0;
+  virtual Status extend(const LeaseName& lease) = 0;
+  virtual Status release(const LeaseName& lease) = 0;
+};
+
+// A way to the node of that name, once both have found that they have the same CacheShape.
+using Connect = std::function<Result<std::unique_ptr<Peer>>(const std::string& peer, const CacheShape& here)>;
+
+// To a table of this process, whatever the peer's name. `table` outlives what it makes.
+Connect connect_in_process(LeaseTable& table);
+
+}  // namespace perigee

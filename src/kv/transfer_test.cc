@@ -1,0 +1,139 @@
+// Transfers: they end once, as what they are; leases are extended and let go.
+#include "kv/transfer.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+
+#include "base/eventually.h"
+#include "base/manual_clock.h"
+#include "kv/transfer_testing.h"
+
+namespace perigee {
+namespace {
+
+// A peer that fails at one of its words.
+class Faulty final : public Peer {
+ public:
+  Faulty(std::unique_ptr<Peer> peer, const std::atomic<int>& fails_at) : peer_(std::move(peer)), fails_at_(fails_at) {}
+  Status open(const LeaseName& lease, std::span<const int32_t> tokens, int32_t num_blocks) override {
+    return fails_at_ == 1 ? failure() : peer_->open(lease, tokens, num_blocks);
+  }
+  Status read(const LeaseName& lease, UnitRange units, std::span<uint8_t> out) override {
+    return fails_at_ == 2 && units.first > 0 ? failure() : peer_->read(lease, units, out);
+  }
+  Status extend(const LeaseName& lease) override { return fails_at_ == 3 ? failure() : peer_->extend(lease); }
+  Status release(const LeaseName& lease) override { return fails_at_ == 4 ? failure() : peer_->release(lease); }
+
+ private:
+  static Status failure() { return Error(Code::kUnavailable, "a test's fault"); }
+  std::unique_ptr<Peer> peer_;
+  const std::atomic<int>& fails_at_;
+};
+
+class Transfers : public testing::Test {
+ protected:
+  Transfers() {
+    for (size_t i = 0; i < there.memory.size(); ++i) there.memory[i] = static_cast<uint8_t>(i % 251);
+  }
+  RemotePrefix leased(int64_t number) {
+    auto lease = std::make_shared<Lease>(Lease{.sequence = SequenceId(number), .blocks = pages_from(1, 3)});
+    return {.peer = "p", .lease = table.grant(std::move(lease), tokens), .num_blocks = 3};
+  }
+  Status run(int64_t number) {
+    const SequenceId sequence(number);
+    transfer.prepare(sequence, leased(number));
+    transfer.post({.sequence = sequence, .first_block = 1, .blocks = pages_from(5, 2)}, tokens);
+    CHECK(eventually([&] {
+      const std::lock_guard lock(mutex);
+      return ends.contains(sequence);
+    }));
+    const std::lock_guard lock(mutex);
+    return ends.at(sequence);
+  }
+
+  TestPages there{8}, here{8};
+  ManualClock clock;
+  std::atomic<int> fails_at{0}, num_connects{0};
+  std::mutex mutex;
+  std::map<SequenceId, Status> ends;
+  std::shared_ptr<const std::vector<int32_t>> tokens = std::make_shared<std::vector<int32_t>>(200, 5);
+  LeaseTable table{there.store, there.shape, 7, 30, clock, [](SequenceId) {}};
+  Transfer transfer{here.store,
+                    here.shape,
+                    [this](const std::string& peer, const CacheShape& shape) -> Result<std::unique_ptr<Peer>> {
+                      ++num_connects;
+                      if (fails_at == 5) return Error(Code::kUnavailable, "nobody is there");
+                      ASSIGN_OR_RETURN(auto made, connect_in_process(table)(peer, shape));
+                      return std::unique_ptr<Peer>(std::make_unique<Faulty>(std::move(made), fails_at));
+                    },
+                    {.num_pulls = 2, .extend_every_s = 0.01, .piece_bytes = 1},
+                    [this](SequenceId sequence, Status status) {
+                      const std::lock_guard lock(mutex);
+                      const bool fresh = ends.emplace(sequence, std::move(status)).second;
+                      CHECK(fresh, "two ends");
+                    }};
+};
+
+TEST_F(Transfers, BringWhatTheLeaseHolds) {
+  ASSERT_TRUE(run(1).ok());
+  const auto bytes = static_cast<size_t>(here.shape.block_bytes);
+  EXPECT_EQ(std::memcmp(here.page(5), there.page(2), bytes), 0);
+  EXPECT_EQ(std::memcmp(here.page(6), there.page(3), bytes), 0);
+  EXPECT_EQ(transfer.counts().bytes, 2 * here.shape.block_bytes);
+  EXPECT_EQ(table.counts().released, 1);
+}
+
+TEST_F(Transfers, AFaultIsAnEndAndThePeerIsAskedAnew) {
+  for (const int fault : {1, 2, 3, 5}) {
+    fails_at = fault;
+    EXPECT_FALSE(run(fault).ok()) << fault;
+    fails_at = 0;
+    EXPECT_TRUE(run(10 + fault).ok()) << fault;
+  }
+  EXPECT_EQ(transfer.counts().failed, 4);
+  EXPECT_EQ(transfer.counts().arrived, 4);
+  EXPECT_GE(num_connects, 4);
+}
+
+// Bytes that did not come are no numbers.
+TEST_F(Transfers, DestinationsArePoisoned) {
+  fails_at = 1;
+  EXPECT_FALSE(run(1).ok());
+  for (const int32_t page : {5, 6})
+    EXPECT_EQ(std::count(here.page(page), here.page(page) + here.shape.block_bytes, 0xff), here.shape.block_bytes);
+}
+
+TEST_F(Transfers, ALeaseThatIsOverIsAFailure) {
+  const RemotePrefix remote = leased(1);
+  table.release(remote.lease);
+  transfer.prepare(SequenceId(9), remote);
+  transfer.post({.sequence = SequenceId(9), .blocks = pages_from(5, 3)}, tokens);
+  ASSERT_TRUE(eventually([&] {
+    const std::lock_guard lock(mutex);
+    return ends.contains(SequenceId(9));
+  }));
+  EXPECT_EQ(ends.at(SequenceId(9)).error().code, Code::kNotFound);
+}
+
+TEST_F(Transfers, WhatIsPreparedIsExtendedAndLetGo) {
+  transfer.prepare(SequenceId(1), leased(1));
+  clock.advance(29);
+  // Extended at a time that the clock shows now.
+  EXPECT_TRUE(eventually([&] {
+    clock.advance(0.5);
+    table.expire();
+    std::this_thread::sleep_for(std::chrono::milliseconds(25));
+    return clock.now_s() > 135;
+  }));
+  EXPECT_EQ(table.counts().expired, 0);
+  EXPECT_EQ(table.counts().held, 1);
+  transfer.release(SequenceId(1));
+  transfer.release(SequenceId(1));
+  EXPECT_TRUE(eventually([&] { return table.counts().held == 0; }));
+  transfer.release(leased(2));  // of a request that was refused
+  EXPECT_TRUE(eventually([&] { return table.counts().released == 2; }));
+}
+
+}  // namespace
+}  // namespace perigee

@@ -1,0 +1,230 @@
+// Two engines of one process, one of which computes prompts and the other their outputs, answer like one: whatever
+// their tensor-parallel and dcp sizes, chunks, caches and preemptions.
+#include <cstdio>
+
+#include "base/eventually.h"
+#include "kv/peer.h"
+#include "pairwise.h"
+#include "tasks.h"
+
+namespace perigee {
+namespace {
+
+struct Sizes {
+  int32_t tp = 1, dcp = 1;
+};
+
+EngineConfig of_sizes(EngineConfig config, Sizes sizes) {
+  config.rank.size = sizes.tp;
+  config.rank.limits.dcp_size = sizes.dcp;
+  if (sizes.tp > 1) config.rank.layout = RankLayout::kTensorParallel;
+  config.rank_timeouts.behind_s = 1e6;
+  config.scheduling.prefix_caching = true;
+  return config;
+}
+
+// A node that prefills, and one that takes from it.
+struct Pair {
+  std::unique_ptr<Engine> prefill, decode;
+
+  Pair(EngineConfig p, EngineConfig d) {
+    p.handover.gives = true;
+    prefill = make_engine(p);
+    d.handover.connect = connect_in_process(*prefill->leases());
+    d.handover.on_failure = ImportEnd::kFail;
+    decode = make_engine(d);
+  }
+  ~Pair() { decode.reset(); }  // it reads the other's memory
+
+  // What a router asks for: one token of the prefill node, and what it is told passed on.
+  std::vector<Reply> run(const std::vector<Job>& jobs) const {
+    Collector prefilled, decoded;
+    std::mutex mutex;
+    std::vector<std::optional<RemotePrefix>> leases(jobs.size());
+    for (size_t i = 0; i < jobs.size(); ++i) {
+      EngineRequest request = request_of(jobs[i]);
+      request.sampling.max_tokens = 1;
+      request.sampling.prompt_logprobs = -1;
+      request.lease = true;
+      CHECK(prefill
+                ->submit(request,
+                         [&, i, sink = prefilled.sink(i)](OutputChunk&& chunk) {
+                           if (chunk.finish) {
+                             const std::lock_guard lock(mutex);
+                             leases[i] = chunk.lease;
+                           }
+                           sink(std::move(chunk));
+                         })
+                .ok());
+    }
+    prefilled.wait(jobs.size());
+    for (size_t i = 0; i < jobs.size(); ++i) {
+      EngineRequest request = request_of(jobs[i]);
+      const bool leased = static_cast<int64_t>(jobs[i].prompt.size()) > kBlockTokens;
+      EXPECT_EQ(leases[i].has_value(), leased) << "job " << i;
+      request.remote = leases[i];
+      CHECK(decode->submit(request, decoded.sink(i)).ok());
+    }
+    return decoded.wait(jobs.size());
+  }
+  bool all_released() const {
+    return eventually([&] { return prefill->leases()->counts().held == 0 && prefill->stats().scheduler.leases == 0; });
+  }
+};
+
+struct Setting {
+  Sizes p, d;
+  size_t cache = 0;  // of kCaches
+  bool chunked = false, cached = false, crowded = false;
+};
+
+std::vector<Setting> settings() {
+  constexpr std::array<Sizes, 4> kSizes = {{{1, 1}, {2, 1}, {2, 2}, {4, 2}}};
+  const std::vector<int> factors = {kSizes.size(), kSizes.size(), kCaches.size(), 2, 2, 2};
+  std::vector<Setting> out;
+  for (const Combination& c : soak_requested() ? full_product(factors) : pairwise_cover(factors))
+    out.push_back({.p = kSizes[static_cast<size_t>(c[0])],
+                   .d = kSizes[static_cast<size_t>(c[1])],
+                   .cache = static_cast<size_t>(c[2]),
+                   .chunked = c[3] != 0,
+                   .cached = c[4] != 0,
+                   .crowded = c[5] != 0});
+  return out;
+}
+
+class HandoverEquality : public testing::TestWithParam<TestModel> {
+ protected:
+  EngineConfig config_ = base_config(GetParam());
+};
+
+// Prompts of three and of four blocks less four tokens, some of them twice.
+std::vector<Job> prompts_of(std::vector<Job> jobs) {
+  size_t turn = 0;
+  for (Job& job : jobs) {
+    const size_t length = (3 + turn++ % 2) * kBlockTokens - 4;
+    CHECK(job.prompt.size() >= length, "a task of ", job.prompt.size(), " tokens");
+    job.prompt.erase(job.prompt.begin(), job.prompt.end() - static_cast<std::ptrdiff_t>(length));
+    job.max_tokens = soak_requested() ? 48 : 12;
+  }
+  return jobs;
+}
+
+int32_t num_preemptions(const std::vector<Reply>& replies) {
+  int32_t sum = 0;
+  for (const Reply& reply : replies) sum += reply.preemptions.back();
+  return sum;
+}
+
+bool is_imported(const Reply& reply) {
+  return reply.cached >= 2 * kBlockTokens;
+}
+
+TEST_P(HandoverEquality, TaskRepliesUpToTies) {
+  std::array<std::unique_ptr<Engine>, kCaches.size()> ones;  // by cache
+  std::array<std::vector<Reply>, kCaches.size()> wanted;
+  std::vector<Job> jobs;
+  for (size_t cache = 0; cache < kCaches.size(); ++cache) {
+    config_.rank.load.cache = kCaches[cache];
+    ones[cache] = make_engine(config_);
+    if (jobs.empty()) jobs = prompts_of(task_jobs(GetParam(), *ones[cache], num_jobs(4, 24)));
+    wanted[cache] = run(*ones[cache], jobs, true);
+  }
+  for (const Setting& setting : settings()) {
+    EngineConfig config = config_;
+    config.rank.load.cache = kCaches[setting.cache];
+    config.rank.limits.max_step_tokens = setting.chunked ? GetParam().budgets[1] : 2048;
+    EngineConfig decode = of_sizes(config, setting.d);
+    if (setting.crowded) decode = with_cache_of(decode, *ones[setting.cache], 8);
+    const std::string what =
+        str_cat("P tp ", setting.p.tp, " dcp ", setting.p.dcp, ", D tp ", setting.d.tp, " dcp ", setting.d.dcp, ", ",
+                latent_format_name(kCaches[setting.cache]), setting.chunked ? ", chunked" : "",
+                setting.cached ? ", cached" : "", setting.crowded ? ", crowded" : "");
+    SCOPED_TRACE(what);
+    const Pair pair(of_sizes(config, setting.p), decode);
+    std::vector<Reply> replies = pair.run(jobs);
+    const SchedulerGauges gauges = pair.decode->stats().scheduler;
+    EXPECT_GT(gauges.imported_blocks, 0);
+    EXPECT_EQ(gauges.failed_imports, 0);
+    if (setting.cached) replies = pair.run(jobs);
+    if (!setting.crowded) {
+      EXPECT_TRUE(setting.cached || std::all_of(replies.begin(), replies.end(), is_imported));
+      EXPECT_EQ(pair.decode->stats().scheduler.imported_blocks, gauges.imported_blocks) << "a hit was sent again";
+    }
+    std::printf("%d preemptions; ", num_preemptions(replies));
+    print(what.c_str(), jobs, compare(*ones[setting.cache], jobs, wanted[setting.cache], replies));
+    EXPECT_TRUE(pair.all_released());
+  }
+}
+
+// On nodes of one layout, in deterministic mode, bit for bit.
+TEST_P(HandoverEquality, DeterministicBits) {
+  for (const Sizes sizes : {Sizes{1, 1}, Sizes{2, 2}}) {
+    SCOPED_TRACE(str_cat("tp ", sizes.tp, ", dcp ", sizes.dcp));
+    EngineConfig config = of_sizes(config_, sizes);
+    config.rank.limits.deterministic = true;
+    config.rank.limits.max_step_tokens = 256;
+    const auto one = make_engine(config);
+    const std::vector<Job> jobs = prompts_of(task_jobs(GetParam(), *one, 3));
+    const std::vector<Reply> wanted = run(*one, jobs, true);
+    const Pair pair(config, config);
+    const std::vector<Reply> replies = pair.run(jobs);
+    EXPECT_GT(pair.decode->stats().scheduler.imported_blocks, 0);
+    for (size_t i = 0; i < jobs.size(); ++i) {
+      EXPECT_EQ(replies[i].error, "");
+      EXPECT_EQ(replies[i].ids, wanted[i].ids);
+      EXPECT_TRUE(replies[i].logprobs == wanted[i].logprobs);
+    }
+  }
+}
+
+// Each way in which a lease is not what the request says ends in an error, or in the same reply computed anew.
+TEST_P(HandoverEquality, WhatIsNotTheSameIsNotRead) {
+  const Pair pair(of_sizes(config_, {1, 1}), of_sizes(config_, {1, 1}));
+  const std::vector<Job> jobs = prompts_of(task_jobs(GetParam(), *pair.prefill, 2));
+  const std::vector<Reply> wanted = run(*make_engine(config_), jobs, false);
+  const auto lease_of = [&](const Job& job) {
+    std::optional<RemotePrefix> lease;
+    EngineRequest request = request_of(job);
+    request.sampling.max_tokens = 1;
+    request.lease = true;
+    Collector done;
+    CHECK(pair.prefill
+              ->submit(request,
+                       [&, sink = done.sink(0)](OutputChunk&& chunk) {
+                         if (chunk.finish) lease = chunk.lease;
+                         sink(std::move(chunk));
+                       })
+              .ok());
+    done.wait(1);
+    CHECK(lease.has_value());
+    return *lease;
+  };
+  auto reply_with = [&, turn = 0](const RemotePrefix& remote) mutable {
+    EngineRequest request = request_of(jobs[0]);
+    request.cache_salt = str_cat(turn++);  // nothing is cached here
+    request.remote = remote;
+    Collector done;
+    CHECK(pair.decode->submit(request, done.sink(0)).ok());
+    return done.wait(1)[0];
+  };
+  RemotePrefix other = lease_of(jobs[1]);
+  other.num_blocks = 2;
+  EXPECT_NE(reply_with(other).error.find("the lease"), std::string::npos) << "of other tokens, or too few blocks";
+  RemotePrefix restarted = lease_of(jobs[0]);
+  ++restarted.lease.incarnation;
+  EXPECT_NE(reply_with(restarted).error.find("the lease is over"), std::string::npos);
+  RemotePrefix good = lease_of(jobs[0]);
+  EXPECT_EQ(reply_with(good).ids, wanted[0].ids);
+  EXPECT_NE(reply_with(good).error.find("the lease is over"), std::string::npos) << "it was let go";
+
+  EngineRequest request = request_of(jobs[0]);
+  request.remote = good;
+  request.remote->num_blocks = 100;
+  EXPECT_FALSE(pair.decode->submit(request, {}).ok());
+  EXPECT_FALSE(pair.prefill->submit(request, {}).ok()) << "it takes nothing";
+}
+
+INSTANTIATE_TEST_SUITE_P(, HandoverEquality, testing::Values(tiny_k2(), hybrid_model()), name_of);
+
+}  // namespace
+}  // namespace perigee
