@@ -1,0 +1,45 @@
+// Socket: a TCP connection with a time limit on every wait. Errors are kUnavailable and end it.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <utility>
+
+#include "base/result.h"
+
+namespace perigee {
+
+class Socket {
+ public:
+  Socket() = default;
+  explicit Socket(int fd) : fd_(fd) {}
+  Socket(Socket&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  Socket& operator=(Socket&& other) noexcept {
+    close();
+    fd_ = std::exchange(other.fd_, -1);
+    return *this;
+  }
+  ~Socket() { close(); }
+
+  // To "host:port" or "[address]:port".
+  static Result<Socket> connect(const std::string& peer, double timeout_s);
+  // Port 0: any.
+  static Result<Socket> listen(const std::string& host, int port);
+  Result<Socket> accept() const;  // waits until there is one, or stop()
+
+  bool valid() const { return fd_ >= 0; }
+  int fd() const { return fd_; }
+  int port() const;  // its own
+  // All of it, with at most so long between two bytes.
+  Status send(std::span<const uint8_t> bytes, double timeout_s) const;
+  Status receive(std::span<uint8_t> bytes, double timeout_s) const;
+  // Ends every wait on it, from any thread.
+  void stop() const;
+  void close();
+
+ private:
+  int fd_ = -1;
+};
+
+}  // namespace perigee

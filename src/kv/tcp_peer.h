@@ -1,0 +1,57 @@
+// Leases over TCP: the server of a LeaseTable, and the Peer that reads one from elsewhere. The frames are wire.h's.
+#pragma once
+
+#include <atomic>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+
+#include "kv/peer.h"
+#include "kv/socket.h"
+
+namespace perigee {
+
+struct TcpOptions {
+  std::string secret;      // both sides' the same
+  double handshake_s = 5;  // of each wait before both are known
+  double silence_s = 10;   // of a peer within a frame, or before a reply
+  double idle_s = 600;     // of a connection without a request
+  int32_t max_connections = 64;
+};
+
+// Serves a table until it goes. A thread for each connection.
+class LeaseServer {
+ public:
+  // Port 0: any. kBadInput: a host beyond loopback without a secret. `table` outlives the server.
+  static Result<std::unique_ptr<LeaseServer>> start(LeaseTable& table, const std::string& host, int port,
+                                                    TcpOptions options);
+  ~LeaseServer();
+  int port() const { return listener_.port(); }
+  int64_t num_refused() const { return num_refused_; }  // connections that ended with a bad frame or tag
+
+ private:
+  struct Connection {
+    Socket socket;
+    std::thread thread;
+    std::atomic<bool> ended{false};
+  };
+  LeaseServer(LeaseTable& table, Socket listener, TcpOptions options);
+  void accept();
+  Status serve(const Socket& socket);
+
+  LeaseTable& table_;
+  const Socket listener_;
+  const TcpOptions options_;
+  std::atomic<bool> stopping_{false};
+  std::atomic<int64_t> num_refused_{0};
+  std::mutex mutex_;
+  std::list<Connection> connections_;
+  std::thread thread_;
+};
+
+// Peers are named "host:port". A connection that was lost while it was idle is made anew.
+Connect connect_by_tcp(TcpOptions options);
+
+}  // namespace perigee

@@ -1,0 +1,180 @@
+// Leases over TCP, between two nodes of one process.
+#include "kv/tcp_peer.h"
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <vector>
+
+#include "base/manual_clock.h"
+#include "base/rng.h"
+#include "kv/transfer_testing.h"
+#include "kv/wire.h"
+
+namespace perigee {
+namespace {
+
+constexpr const char* kLoopback = "127.0.0.1";
+
+// Passes bytes on between one client after another and a server, each first through `change`.
+class Middle {
+ public:
+  Middle(int port, std::function<void(std::span<uint8_t>, bool to_client)> change)
+      : to_("127.0.0.1:" + std::to_string(port)), change_(std::move(change)) {
+    auto listener = Socket::listen(kLoopback, 0);
+    CHECK(listener.ok());
+    listener_ = std::move(*listener);
+    thread_ = std::thread([this] { run(); });
+  }
+  ~Middle() {
+    listener_.stop();
+    thread_.join();
+  }
+  std::string peer() const { return "127.0.0.1:" + std::to_string(listener_.port()); }
+
+ private:
+  void run() {
+    for (;;) {
+      auto client = listener_.accept();
+      if (!client.ok()) return;
+      auto server = Socket::connect(to_, 5);
+      if (!server.ok()) return;
+      std::thread up([&] { pass(*client, *server, false); });
+      pass(*server, *client, true);
+      up.join();
+    }
+  }
+  void pass(const Socket& from, const Socket& to, bool to_client) {
+    uint8_t byte = 0;
+    std::vector<uint8_t> bytes(1);
+    while (from.receive({&byte, 1}, 5).ok()) {
+      bytes[0] = byte;
+      change_(bytes, to_client);
+      if (!to.send(bytes, 5).ok()) break;
+    }
+    from.stop();
+    to.stop();
+  }
+
+  const std::string to_;
+  const std::function<void(std::span<uint8_t>, bool)> change_;
+  Socket listener_;
+  std::thread thread_;
+};
+
+class TcpPeers : public testing::Test {
+ protected:
+  TcpPeers() {
+    for (size_t i = 0; i < pages.memory.size(); ++i) pages.memory[i] = static_cast<uint8_t>(i % 251);
+    start();
+  }
+  void start(int port = 0) {
+    server.reset();
+    auto made = LeaseServer::start(table, kLoopback, port, options);
+    CHECK(made.ok(), made.error().message);
+    server = std::move(*made);
+  }
+  std::string address() const { return "127.0.0.1:" + std::to_string(server->port()); }
+  LeaseName grant(int64_t number) {
+    return table.grant(std::make_shared<Lease>(Lease{.sequence = SequenceId(number), .blocks = pages_from(1, 3)}),
+                       tokens);
+  }
+  std::unique_ptr<Peer> connected(const std::string& to) {
+    auto peer = connect_by_tcp(options)(to, pages.shape);
+    CHECK(peer.ok(), peer.error().message);
+    return std::move(*peer);
+  }
+
+  TestPages pages{8};
+  ManualClock clock;
+  TcpOptions options{.secret = "secret", .handshake_s = 2, .silence_s = 2};
+  std::shared_ptr<const std::vector<int32_t>> tokens = std::make_shared<std::vector<int32_t>>(200, 5);
+  LeaseTable table{pages.store, pages.shape, 77, 30, clock, [](SequenceId) {}};
+  std::unique_ptr<LeaseServer> server;
+};
+
+TEST_F(TcpPeers, SayWhatTheTableSays) {
+  const auto peer = connected(address());
+  const LeaseName name = grant(1);
+  EXPECT_TRUE(peer->open(name, std::span(*tokens).first(192), 3).ok());
+  EXPECT_EQ(peer->open(name, std::span(*tokens).first(128), 2).error().code, Code::kBadInput);
+  std::vector<uint8_t> out(static_cast<size_t>(2 * pages.shape.block_bytes));
+  ASSERT_TRUE(peer->read(name, {UnitGroup::kBlocks, 1, 2}, out).ok());
+  EXPECT_EQ(std::memcmp(out.data(), pages.page(2), out.size()), 0);
+  EXPECT_EQ(peer->read(name, {UnitGroup::kBlocks, 2, 2}, out).error().code, Code::kBadInput);
+  EXPECT_TRUE(peer->extend(name).ok()) << "a refusal ends no connection";
+  EXPECT_TRUE(peer->release(name).ok());
+  EXPECT_EQ(peer->extend(name).error().code, Code::kNotFound);
+  EXPECT_EQ(table.counts().released, 1);
+}
+
+TEST_F(TcpPeers, NeedTheSecretAndTheSameModel) {
+  TcpOptions other = options;
+  other.secret = "Secret";
+  EXPECT_NE(connect_by_tcp(other)(address(), pages.shape).error().message.find("secret"), std::string::npos);
+  CacheShape shape = pages.shape;
+  shape.model = "another";
+  EXPECT_EQ(connect_by_tcp(options)(address(), shape).error().field, "model");
+  EXPECT_FALSE(connect_by_tcp(options)("127.0.0.1:1", pages.shape).ok());
+  EXPECT_FALSE(connect_by_tcp(options)("nowhere", pages.shape).ok());
+  TcpOptions none;
+  EXPECT_EQ(LeaseServer::start(table, "0.0.0.0", 0, none).error().field, "kv-transfer-config");
+}
+
+TEST_F(TcpPeers, AConnectionThatIsGoneIsMadeAnew) {
+  const auto peer = connected(address());
+  const LeaseName name = grant(1);
+  EXPECT_TRUE(peer->extend(name).ok());
+  start(server->port());
+  EXPECT_TRUE(peer->extend(name).ok());
+  server.reset();
+  EXPECT_FALSE(peer->extend(name).ok());
+}
+
+// One byte in some hundreds, in either direction: each reply is right, or an error.
+TEST_F(TcpPeers, DamagedBytesAreNeverAnAnswer) {
+  Rng rng(1);
+  std::mutex mutex;
+  int32_t num_damaged = 0;
+  Middle middle(server->port(), [&](std::span<uint8_t> bytes, bool) {
+    const std::lock_guard lock(mutex);
+    if (rng.below(4000) != 0) return;
+    ++num_damaged;
+    bytes[0] ^= static_cast<uint8_t>(1 + rng.below(255));
+  });
+  options.silence_s = options.handshake_s = 0.2;
+  const LeaseName name = grant(1);
+  std::vector<uint8_t> out(static_cast<size_t>(pages.shape.block_bytes));
+  std::unique_ptr<Peer> peer;
+  int32_t num_right = 0, num_wrong = 0;
+  for (int i = 0; i < 60; ++i) {
+    if (!peer) {
+      auto made = connect_by_tcp(options)(middle.peer(), pages.shape);
+      if (made.ok()) peer = std::move(*made);
+    }
+    if (peer && peer->read(name, {UnitGroup::kBlocks, 1, 1}, out).ok()) {
+      ++num_right;
+      ASSERT_EQ(std::memcmp(out.data(), pages.page(2), out.size()), 0);
+    } else {
+      ++num_wrong;
+      peer.reset();
+    }
+  }
+  peer.reset();
+  EXPECT_GT(num_right, 0);
+  EXPECT_GT(num_wrong, 0);
+  EXPECT_GT(num_damaged, 0);
+}
+
+TEST_F(TcpPeers, WhoSpeaksAnotherProtocolIsRefused) {
+  const std::string text = "GET / HTTP/1.1\r\nHost: somebody\r\n\r\n";
+  auto socket = Socket::connect(address(), 2);
+  ASSERT_TRUE(socket.ok());
+  ASSERT_TRUE(socket->send({reinterpret_cast<const uint8_t*>(text.data()), text.size()}, 2).ok());
+  uint8_t byte = 0;
+  EXPECT_FALSE(socket->receive({&byte, 1}, 2).ok());
+  EXPECT_EQ(server->num_refused(), 1);
+}
+
+}  // namespace
+}  // namespace perigee

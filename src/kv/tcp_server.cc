@@ -1,0 +1,128 @@
+#include <fmt/core.h>
+
+#include <vector>
+
+#include "base/log.h"
+#include "kv/framed_socket.h"
+#include "kv/tcp_peer.h"
+
+namespace perigee {
+namespace {
+
+bool is_loopback(const std::string& host) {
+  return host == "localhost" || host == "::1" || host.starts_with("127.");
+}
+
+WireMessage answer(const Status& status) {
+  if (status.ok()) return Done();
+  return Refused{.code = status.error().code, .why = status.error().message};
+}
+
+// The replies of one connection.
+class Session {
+ public:
+  Session(LeaseTable& table, FramedSocket& frames) : table_(table), frames_(frames) {}
+
+  Status reply(const FramedSocket::Frame& request) {
+    ASSIGN_OR_RETURN(const WireMessage message, decode_payload(request.header.type, request.payload));
+    if (const auto* read = std::get_if<ReadUnits>(&message)) return reply_to(*read, request.header.number);
+    Status status = bad_input("no request", "type");
+    if (const auto* open = std::get_if<OpenLease>(&message))
+      status = table_.open(open->lease, open->tokens, open->num_blocks);
+    else if (const auto* extend = std::get_if<ExtendLease>(&message))
+      status = table_.extend(extend->lease);
+    else if (const auto* released = std::get_if<ReleaseLease>(&message))
+      status = release(released->lease);
+    return frames_.send(answer(status), request.header.number);
+  }
+
+ private:
+  Status release(const LeaseName& lease) {
+    table_.release(lease);
+    return {};
+  }
+  Status reply_to(const ReadUnits& read, uint32_t number) {
+    const int64_t bytes = read.units.count * table_.shape().unit_bytes(read.units.group);
+    if (read.units.count < 1 || bytes > static_cast<int64_t>(kMaxReadBytes))
+      return frames_.send(answer(bad_input("a read of too many units", "units")), number);
+    staging_.resize(static_cast<size_t>(bytes));
+    const Status status = table_.read(read.lease, read.units, staging_);
+    return status.ok() ? frames_.send_raw(staging_, number) : frames_.send(answer(status), number);
+  }
+
+  LeaseTable& table_;
+  FramedSocket& frames_;
+  std::vector<uint8_t> staging_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<LeaseServer>> LeaseServer::start(LeaseTable& table, const std::string& host, int port,
+                                                        TcpOptions options) {
+  if (options.secret.empty() && !is_loopback(host))
+    return bad_input(
+        fmt::format("a port for cache transfers on {} needs a secret, as on every address beyond loopback: "
+                    "whoever reaches it could read prompts' caches",
+                    host),
+        "kv-transfer-config");
+  ASSIGN_OR_RETURN(Socket listener, Socket::listen(host, port));
+  return std::unique_ptr<LeaseServer>(new LeaseServer(table, std::move(listener), std::move(options)));
+}
+
+LeaseServer::LeaseServer(LeaseTable& table, Socket listener, TcpOptions options)
+    : table_(table), listener_(std::move(listener)), options_(std::move(options)), thread_([this] { accept(); }) {}
+
+LeaseServer::~LeaseServer() {
+  stopping_ = true;
+  listener_.stop();
+  thread_.join();
+  for (Connection& connection : connections_) connection.socket.stop();
+  for (Connection& connection : connections_) connection.thread.join();
+}
+
+void LeaseServer::accept() {
+  while (!stopping_) {
+    auto accepted = listener_.accept();
+    if (!accepted.ok()) {
+      if (!stopping_) log_warning("cache transfers: ", accepted.error().message);
+      if (!stopping_) std::this_thread::sleep_for(std::chrono::milliseconds(100));
+      continue;
+    }
+    connections_.remove_if([](Connection& connection) {
+      if (connection.ended) connection.thread.join();
+      return connection.ended.load();
+    });
+    if (std::ssize(connections_) >= options_.max_connections) continue;  // the socket goes, which closes it
+    Connection& connection = connections_.emplace_back();
+    connection.socket = std::move(*accepted);
+    connection.thread = std::thread([this, &connection] {
+      const Status status = serve(connection.socket);
+      if (!status.ok() && status.error().code == Code::kBadInput) {
+        ++num_refused_;
+        log_warning("cache transfers: a connection was refused: ", status.error().message);
+      }
+      connection.socket.stop();
+      connection.ended = true;
+    });
+  }
+}
+
+Status LeaseServer::serve(const Socket& socket) {
+  FramedSocket frames(socket, options_.handshake_s);
+  ASSIGN_OR_RETURN(const Hello hello, frames.receive<Hello>(kMaxHandshakeBytes));
+  const Nonce nonce = make_nonce();
+  RETURN_IF_ERROR(frames.send(Welcome{nonce, tag_of(options_.secret, "server", hello.nonce, nonce)}, 0));
+  ASSIGN_OR_RETURN(const Proof proof, frames.receive<Proof>(kMaxHandshakeBytes));
+  if (!same_tag(proof.tag, tag_of(options_.secret, "client", hello.nonce, nonce)))
+    return bad_input("it does not know the secret", "tag");
+  frames.begin_session(session_of(options_.secret, hello.nonce, nonce), table_.incarnation(), options_.silence_s);
+  RETURN_IF_ERROR(frames.send(Ready{table_.shape(), table_.incarnation()}, 0));
+  Session session(table_, frames);
+  while (!stopping_) {
+    ASSIGN_OR_RETURN(const FramedSocket::Frame request, frames.receive_frame(kMaxRequestBytes, options_.idle_s));
+    RETURN_IF_ERROR(session.reply(request));
+  }
+  return {};
+}
+
+}  // namespace perigee

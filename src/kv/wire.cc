@@ -1,0 +1,257 @@
+#include "kv/wire.h"
+
+#include <fmt/core.h>
+#include <openssl/crypto.h>
+#include <openssl/evp.h>
+#include <openssl/hmac.h>
+#include <openssl/rand.h>
+#include <xxhash.h>
+
+#include <cstring>
+#include <type_traits>
+#include <utility>
+
+namespace perigee {
+namespace {
+
+constexpr uint32_t kMagic = 0x564b4750;  // "PGKV"
+constexpr size_t kMaxTextBytes = 512;
+constexpr size_t kDigestAt = kWireHeaderBytes - sizeof(uint64_t);
+
+template <typename T>
+void put(uint8_t* to, T value) {
+  for (size_t i = 0; i < sizeof(T); ++i) to[i] = static_cast<uint8_t>(static_cast<uint64_t>(value) >> (8 * i));
+}
+template <typename T>
+T get(const uint8_t* from) {
+  uint64_t value = 0;
+  for (size_t i = 0; i < sizeof(T); ++i) value |= static_cast<uint64_t>(from[i]) << (8 * i);
+  return static_cast<T>(value);
+}
+
+// Writer and Reader offer the same words, so that one function for each message serves both directions.
+class Writer {
+ public:
+  explicit Writer(std::vector<uint8_t>& out) : out_(out) {}
+  template <typename T>
+  void number(const char*, const T& value) {
+    out_.resize(out_.size() + sizeof(T));
+    put(out_.data() + out_.size() - sizeof(T), value);
+  }
+  void truth(const char* field, const bool& value) { number(field, static_cast<uint8_t>(value)); }
+  void bytes(const char*, const std::array<uint8_t, 32>& value) { out_.insert(out_.end(), value.begin(), value.end()); }
+  void text(const char* field, const std::string& value) {
+    const size_t size = std::min(value.size(), kMaxTextBytes);
+    number(field, static_cast<uint16_t>(size));
+    out_.insert(out_.end(), value.begin(), value.begin() + static_cast<std::ptrdiff_t>(size));
+  }
+  void ids(const char* field, const std::vector<int32_t>& value) {
+    number(field, static_cast<uint32_t>(value.size()));
+    for (const int32_t id : value) number(field, id);
+  }
+  template <typename E>
+  void choice(const char* field, const E& value, int /*count*/) {
+    number(field, static_cast<uint8_t>(value));
+  }
+
+ private:
+  std::vector<uint8_t>& out_;
+};
+
+// The first bad field ends it.
+class Reader {
+ public:
+  explicit Reader(std::span<const uint8_t> bytes) : bytes_(bytes) {}
+  template <typename T>
+  void number(const char* field, T& value) {
+    if (bytes_.size() < sizeof(T)) return fail(field, "the frame ends here");
+    value = get<T>(bytes_.data());
+    bytes_ = bytes_.subspan(sizeof(T));
+  }
+  void truth(const char* field, bool& value) {
+    uint8_t byte = 0;
+    number(field, byte);
+    if (byte > 1) fail(field, "no truth value");
+    value = byte == 1;
+  }
+  void bytes(const char* field, std::array<uint8_t, 32>& value) {
+    if (bytes_.size() < value.size()) return fail(field, "the frame ends here");
+    std::memcpy(value.data(), bytes_.data(), value.size());
+    bytes_ = bytes_.subspan(value.size());
+  }
+  void text(const char* field, std::string& value) {
+    uint16_t size = 0;
+    number(field, size);
+    if (size > kMaxTextBytes || size > bytes_.size()) return fail(field, "too long");
+    value.assign(bytes_.begin(), bytes_.begin() + size);
+    bytes_ = bytes_.subspan(size);
+  }
+  void ids(const char* field, std::vector<int32_t>& value) {
+    uint32_t count = 0;
+    number(field, count);
+    if (count > bytes_.size() / sizeof(int32_t)) return fail(field, "more tokens than bytes");
+    value.resize(count);
+    for (int32_t& id : value) number(field, id);
+  }
+  template <typename E>
+  void choice(const char* field, E& value, int count) {
+    uint8_t byte = 0;
+    number(field, byte);
+    if (byte >= count) return fail(field, "out of range");
+    value = static_cast<E>(byte);
+  }
+  Status status() const {
+    if (!field_.empty()) return bad_input(fmt::format("a frame with a bad {}: {}", field_, why_), field_);
+    if (!bytes_.empty()) return bad_input(fmt::format("a frame with {} bytes too many", bytes_.size()), "frame");
+    return {};
+  }
+
+ private:
+  void fail(const char* field, const char* why) {
+    bytes_ = {};
+    if (!field_.empty()) return;
+    field_ = field;
+    why_ = why;
+  }
+  std::span<const uint8_t> bytes_;
+  std::string field_, why_;
+};
+
+template <typename Io, typename T>
+void code(Io& io, T& m) {
+  using M = std::remove_const_t<T>;
+  const auto lease = [&](auto& name) {
+    io.number("incarnation", name.incarnation);
+    io.number("lease", name.number);
+  };
+  if constexpr (std::is_same_v<M, Hello>) {
+    io.bytes("nonce", m.nonce);
+  } else if constexpr (std::is_same_v<M, Welcome>) {
+    io.bytes("nonce", m.nonce);
+    io.bytes("tag", m.tag);
+  } else if constexpr (std::is_same_v<M, Proof>) {
+    io.bytes("tag", m.tag);
+  } else if constexpr (std::is_same_v<M, Ready>) {
+    io.text("model", m.shape.model);
+    io.text("numbers", m.shape.numbers);
+    io.number("block_bytes", m.shape.block_bytes);
+    io.number("state_layers", m.shape.state_layers);
+    io.number("state_heads", m.shape.state_heads);
+    io.number("state_unit_bytes", m.shape.state_unit_bytes);
+    io.text("draft", m.shape.draft);
+    io.truth("deterministic", m.shape.deterministic);
+    io.number("incarnation", m.incarnation);
+  } else if constexpr (std::is_same_v<M, OpenLease>) {
+    lease(m.lease);
+    io.number("num_blocks", m.num_blocks);
+    io.ids("tokens", m.tokens);
+  } else if constexpr (std::is_same_v<M, ReadUnits>) {
+    lease(m.lease);
+    io.choice("group", m.units.group, 2);
+    io.number("first", m.units.first);
+    io.number("count", m.units.count);
+  } else if constexpr (std::is_same_v<M, ExtendLease> || std::is_same_v<M, ReleaseLease>) {
+    lease(m.lease);
+  } else if constexpr (std::is_same_v<M, Refused>) {
+    io.choice("code", m.code, static_cast<int>(Code::kDeviceLost) + 1);
+    io.text("why", m.why);
+  }
+}
+
+void put_header(uint16_t type, std::span<const uint8_t> payload, uint32_t number, uint64_t incarnation,
+                uint64_t session, uint8_t* out) {
+  put(out, kMagic);
+  put(out + 4, kWireVersion);
+  put(out + 6, type);
+  put(out + 8, static_cast<uint32_t>(payload.size()));
+  put(out + 12, number);
+  put(out + 16, incarnation);
+  const uint64_t of_header = XXH3_64bits_withSeed(out, kDigestAt, session);
+  put(out + kDigestAt, XXH3_64bits_withSeed(payload.data(), payload.size(), of_header));
+}
+
+template <size_t I = 0>
+WireMessage message_of(uint16_t type) {
+  if constexpr (I + 1 < std::variant_size_v<WireMessage>)
+    if (type != I) return message_of<I + 1>(type);
+  return WireMessage(std::in_place_index<I>);
+}
+
+}  // namespace
+
+void encode(const WireMessage& message, uint32_t number, uint64_t incarnation, uint64_t session,
+            std::vector<uint8_t>& out) {
+  const size_t begin = out.size();
+  out.resize(begin + kWireHeaderBytes);
+  Writer writer(out);
+  std::visit([&](const auto& m) { code(writer, m); }, message);
+  const std::span<const uint8_t> payload = std::span(out).subspan(begin + kWireHeaderBytes);
+  put_header(static_cast<uint16_t>(message.index()), payload, number, incarnation, session, out.data() + begin);
+}
+
+void encode_raw_header(std::span<const uint8_t> payload, uint32_t number, uint64_t incarnation, uint64_t session,
+                       std::span<uint8_t, kWireHeaderBytes> out) {
+  put_header(kRawBytes, payload, number, incarnation, session, out.data());
+}
+
+Result<WireHeader> decode_header(std::span<const uint8_t, kWireHeaderBytes> bytes, size_t max_bytes) {
+  if (get<uint32_t>(bytes.data()) != kMagic) return bad_input("the peer speaks another protocol", "magic");
+  if (const auto version = get<uint16_t>(bytes.data() + 4); version != kWireVersion)
+    return bad_input(fmt::format("the peer speaks version {}, this is version {}", version, kWireVersion), "version");
+  const WireHeader header{.type = get<uint16_t>(bytes.data() + 6),
+                          .payload_bytes = get<uint32_t>(bytes.data() + 8),
+                          .number = get<uint32_t>(bytes.data() + 12),
+                          .incarnation = get<uint64_t>(bytes.data() + 16),
+                          .digest = get<uint64_t>(bytes.data() + kDigestAt)};
+  if (header.type != kRawBytes && header.type >= std::variant_size_v<WireMessage>)
+    return bad_input(fmt::format("a frame of unknown type {}", header.type), "type");
+  if (header.payload_bytes > max_bytes)
+    return bad_input(fmt::format("a frame of {} bytes, {} at most", header.payload_bytes, max_bytes), "payload_bytes");
+  return header;
+}
+
+Status check_digest(const WireHeader& header, std::span<const uint8_t> payload, uint64_t session) {
+  std::array<uint8_t, kWireHeaderBytes> again;
+  put_header(header.type, payload, header.number, header.incarnation, session, again.data());
+  if (get<uint64_t>(again.data() + kDigestAt) != header.digest)
+    return bad_input("a frame whose digest is of other bytes: it was damaged, or is of another session", "digest");
+  return {};
+}
+
+Result<WireMessage> decode_payload(uint16_t type, std::span<const uint8_t> payload) {
+  if (type >= std::variant_size_v<WireMessage>) return bad_input("a frame that is no message", "type");
+  WireMessage message = message_of(type);
+  Reader reader(payload);
+  std::visit([&](auto& m) { code(reader, m); }, message);
+  RETURN_IF_ERROR(reader.status());
+  return message;
+}
+
+Nonce make_nonce() {
+  Nonce nonce;
+  CHECK(RAND_bytes(nonce.data(), static_cast<int>(nonce.size())) == 1, "the system gives no random bytes");
+  return nonce;
+}
+
+Tag tag_of(std::string_view secret, std::string_view use, const Nonce& client, const Nonce& server) {
+  std::vector<uint8_t> text(use.begin(), use.end());
+  text.push_back(0);
+  text.insert(text.end(), client.begin(), client.end());
+  text.insert(text.end(), server.begin(), server.end());
+  Tag tag;
+  unsigned int size = 0;
+  CHECK(HMAC(EVP_sha256(), secret.data(), static_cast<int>(secret.size()), text.data(), text.size(), tag.data(),
+             &size) != nullptr &&
+        size == tag.size());
+  return tag;
+}
+
+bool same_tag(const Tag& a, const Tag& b) {
+  return CRYPTO_memcmp(a.data(), b.data(), a.size()) == 0;
+}
+
+uint64_t session_of(std::string_view secret, const Nonce& client, const Nonce& server) {
+  return get<uint64_t>(tag_of(secret, "session", client, server).data());
+}
+
+}  // namespace perigee
