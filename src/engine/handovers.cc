@@ -112,7 +112,7 @@ std::optional<RemotePrefix> Handovers::end(const SequenceUpdate& update) {
 }
 
 void Handovers::close() {
-  transfer_.reset();
+  if (transfer_) transfer_->stop();
   if (leases_) leases_->close();
 }
 

@@ -17,13 +17,14 @@ Transfer::Transfer(PageStore store, CacheShape shape, Connect connect, Options o
   for (int32_t i = 0; i <= options_.num_pulls; ++i) threads_.emplace_back([this, i] { run(i > 0); });
 }
 
-Transfer::~Transfer() {
+void Transfer::stop() {
   {
     const std::lock_guard lock(mutex_);
     stopping_ = true;
   }
   changed_.notify_all();
-  for (std::thread& thread : threads_) thread.join();
+  for (std::thread& thread : threads_)
+    if (thread.joinable()) thread.join();
 }
 
 void Transfer::prepare(SequenceId sequence, RemotePrefix remote) {
@@ -76,12 +77,12 @@ std::optional<Transfer::Job> Transfer::next_pull(std::unique_lock<std::mutex>& l
 // A release, or else a lease that is to be extended.
 std::optional<Transfer::Job> Transfer::next_errand(std::unique_lock<std::mutex>& lock) {
   for (;;) {
+    if (stopping_) return std::nullopt;  // leases that are left end by themselves
     if (!releases_.empty()) {
       Job job = std::move(releases_.front());
       releases_.pop_front();
       return job;
     }
-    if (stopping_) return std::nullopt;
     const double now_s = system_clock().now_s();
     double next_s = now_s + options_.extend_every_s;
     for (auto& [sequence, prepared] : prepared_) {
@@ -172,6 +173,7 @@ Status Transfer::pull_group(const Prepared& what, UnitRange units, Peer& peer, s
       static_cast<int32_t>(std::max<int64_t>(1, options_.piece_bytes / std::max<int64_t>(1, unit_bytes)));
   for (int32_t done = 0; done < units.count;) {
     const UnitRange piece{units.group, units.first + done, std::min(in_piece, units.count - done)};
+    if (stopping_) return Error(Code::kUnavailable, "the engine is shutting down");
     staging.resize(static_cast<size_t>(piece.count * unit_bytes));
     RETURN_IF_ERROR(peer.read(what.remote.lease, piece, staging));
     store_.scatter({.first_block = import.first_block, .blocks = import.blocks, .checkpoint = import.checkpoint}, piece,

@@ -9,6 +9,7 @@
 // read may be another's, and the transfer has failed. Any thread may call; the work is done by threads of its own.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <deque>
 #include <functional>
@@ -39,9 +40,11 @@ class Transfer {
   // `on_end` is called on a thread of the transfer, and must not block.
   Transfer(PageStore store, CacheShape shape, Connect connect, Options options,
            std::function<void(SequenceId, Status)> on_end);
-  // Ends the transfers under way first, by their peers' time-outs at the latest, and forgets the others: they have
-  // no end.
-  ~Transfer();
+  ~Transfer() { stop(); }
+
+  // Ends the transfers under way at their next piece, and forgets the others: they have no end. No page is written
+  // after that. One caller.
+  void stop();
 
   void prepare(SequenceId sequence, RemotePrefix remote);
   // Requires prepare(). `tokens`: those of the remote's blocks come first.
@@ -83,7 +86,7 @@ class Transfer {
   std::condition_variable changed_;
   std::map<SequenceId, Prepared> prepared_;
   std::deque<Job> pulls_, releases_;
-  bool stopping_ = false;
+  std::atomic<bool> stopping_{false};
   TransferCounts counts_;
   std::vector<std::thread> threads_;
 };
