@@ -67,7 +67,7 @@ class Transfers : public testing::Test {
                       ASSIGN_OR_RETURN(auto made, connect_in_process(table)(peer, shape));
                       return std::unique_ptr<Peer>(std::make_unique<Faulty>(std::move(made), fails_at));
                     },
-                    {.num_pulls = 2, .extend_every_s = 0.01, .piece_bytes = 1},
+                    {.num_pulls = 1, .extend_every_s = 0.01, .piece_bytes = 1},
                     [this](SequenceId sequence, Status status) {
                       const std::lock_guard lock(mutex);
                       const bool fresh = ends.emplace(sequence, std::move(status)).second;
@@ -85,7 +85,7 @@ TEST_F(Transfers, BringWhatTheLeaseHolds) {
 }
 
 TEST_F(Transfers, AFaultIsAnEndAndThePeerIsAskedAnew) {
-  for (const int fault : {1, 2, 3, 5}) {
+  for (const int fault : {5, 1, 2, 3}) {  // 5 first: later there is a connection already
     fails_at = fault;
     EXPECT_FALSE(run(fault).ok()) << fault;
     fails_at = 0;
