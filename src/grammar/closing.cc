@@ -209,7 +209,24 @@ void Distances::append_after_child(const ParserState& waiting, int32_t rule, std
 
 RestChart::RestChart(const xgrammar::Grammar& grammar, const Distances& distances)
     : EarleyParser(grammar), distances_(distances) {
+  skip_expired_states_ = true;
   settle();
+}
+
+bool RestChart::advance(uint8_t byte) {
+  Count count = counts_.back();
+  const bool goes_on = (byte & 0xC0) == 0x80 || count.escape > 0;  // with a character that has begun
+  current_token_index_ = count.characters - (goes_on ? 1 : 0);
+  if (!Advance(byte)) return false;
+  count.characters += goes_on ? 0 : 1;
+  switch (count.escape) {
+    case 0: count.escape = byte == '\\' ? 1 : 0; break;
+    case 1: count.escape = byte == 'u' ? 5 : 0; break;
+    case 2: count.escape = 0; break;
+    default: --count.escape;
+  }
+  counts_.push_back(count);
+  return true;
 }
 
 void RestChart::settle() {
@@ -221,7 +238,7 @@ void RestChart::settle() {
 }
 
 void RestChart::pop(int32_t bytes) {
-  PopLastStates(bytes);
+  pop_trial(bytes);
   waiting_.resize(std::min<size_t>(waiting_.size(), rule_id_to_completable_states_.size()));
 }
 

@@ -13,6 +13,7 @@
 #include <earley_parser.h>
 #include <grammar_impl.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <string>
@@ -68,16 +69,30 @@ class RestChart : public xgrammar::EarleyParser {
  public:
   RestChart(const xgrammar::Grammar& grammar, const Distances& distances);
 
-  // Moves by a byte, or not at all.
-  bool advance(uint8_t byte) { return Advance(byte); }
+  // Moves by a byte, or not at all. A rule with `max_tokens` N takes at most N characters of a JSON string: what
+  // xgrammar counts as tokens are characters here, an escape being one.
+  bool advance(uint8_t byte);
+  // How many bytes that could begin a character the next token may have in the state's rule, at least; INT32_MAX
+  // without a bound. In an open escape its first byte begins none.
+  int32_t characters_left(const xgrammar::ParserState& state) const {
+    const Count& now = counts_.back();
+    if (state.budget_deadline < 0) return INT32_MAX;
+    return std::max(0, state.budget_deadline - now.characters + 1) + (now.escape > 0 ? 1 : 0);
+  }
   // Sums up the rows that were added since; before rest() or way().
   void settle();
   void pop(int32_t bytes);
 
   bool completed() const { return IsCompleted(); }
   auto states() const { return scanable_state_history_[scanable_state_history_.size() - 1]; }
-  void push_trial(const xgrammar::ParserState& state) { PushOneStateToCheck(state); }
-  void pop_trial(int32_t rows) { PopLastStates(rows); }
+  void push_trial(const xgrammar::ParserState& state) {
+    PushOneStateToCheck(state);
+    counts_.push_back(counts_.back());
+  }
+  void pop_trial(int32_t rows) {
+    PopLastStates(rows);
+    counts_.resize(counts_.size() - static_cast<size_t>(rows));
+  }
 
   Rest rest() const;
   std::string way() const;  // rest().least bytes
@@ -92,9 +107,14 @@ class RestChart : public xgrammar::EarleyParser {
   const Waiting& settled(int32_t rule, int32_t row);
   Waiting sum_up(int32_t rule, int32_t row);
 
+  struct Count {
+    int32_t characters = 0;
+    int8_t escape = 0;  // bytes of an open escape: 1 after \, then 5 to 2 for those of \uXXXX
+  };
+
   const Distances& distances_;
   std::vector<std::vector<Waiting>> waiting_;  // by row
-  int32_t depth_ = 0;
+  std::vector<Count> counts_{Count{}};         // by row
 };
 
 }  // namespace perigee

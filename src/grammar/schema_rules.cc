@@ -72,7 +72,11 @@ std::string SchemaRules::choice(const std::vector<std::string>& rules) {
 
 std::string SchemaRules::finish(const std::string& root) {
   std::string out = "root ::= " + root + "\n";
-  for (size_t i = 0; i < rules_.size(); ++i) out += fmt::format("r{} ::= {}\n", i, rules_[i]);
+  for (size_t i = 0; i < rules_.size(); ++i) {
+    // A body may begin with an attribute of its rule.
+    const size_t attribute = rules_[i].starts_with("[max_tokens=") ? rules_[i].find(']') + 1 : 0;
+    out += fmt::format("r{}{} ::= {}\n", i, rules_[i].substr(0, attribute), rules_[i].substr(attribute));
+  }
   return out;
 }
 

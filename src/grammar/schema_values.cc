@@ -79,6 +79,15 @@ std::string SchemaRules::string_pattern(const Json& schema, const std::string& p
 }
 
 std::string SchemaRules::string(const Json& schema, const std::string& place) {
+  const int64_t most = count(schema, "maxLength", -1, place), least = count(schema, "minLength", 0, place);
+  if (most >= 1 && most >= least && schema.find("pattern") == nullptr && schema.find("format") == nullptr) {
+    // Characters are counted, not spelt out: each would have a table of tokens of its own.
+    Json unbounded(Json::Object{{"minLength", Json(least)}});
+    const int64_t bound = std::min<int64_t>(most, 1 << 24);
+    return add("\"\\\"\" " +
+               add(fmt::format("[max_tokens={}]Regex({})", bound, ebnf_literal(string_pattern(unbounded, place)))) +
+               " \"\\\"\"");
+  }
   const std::string inside = string_pattern(schema, place);
   return inside.empty() ? "" : add_regex("\\u0022(" + inside + ")\\u0022");
 }

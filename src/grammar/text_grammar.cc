@@ -89,6 +89,13 @@ struct TextGrammar::Compiled {
   std::shared_ptr<const xgrammar::TokenizerInfo> vocabulary;
   std::vector<Level> levels;
   int32_t most_growth = 0;
+  std::shared_ptr<const std::vector<std::vector<uint32_t>>> up_to;  // by n: the tokens of at most n characters
+
+  // Where a rule has a bound of characters: the tokens that could enter it, by a quote, and go over the least bound.
+  // xgrammar's tables know no bounds. Indices of the sorted vocabulary, and the same as a mask; empty without bounds.
+  std::vector<int32_t> entering;
+  std::vector<uint32_t> entering_mask;
+  void find_entering(const TokenTable& table);
 
   // The largest level that lengthens a rest by at most `growth`; null if there is none.
   const Level* level(int32_t growth) const {
@@ -99,6 +106,23 @@ struct TextGrammar::Compiled {
   }
   void make_levels(const TokenTable& table);
 };
+
+void TextGrammar::Compiled::find_entering(const TokenTable& table) {
+  int32_t least = INT32_MAX;
+  const xgrammar::Grammar rules = grammar.GetGrammar();
+  for (int32_t rule = 0; rule < rules->NumRules(); ++rule)
+    if (const int32_t bound = rules->GetRule(rule).max_tokens; bound >= 0) least = std::min(least, bound);
+  if (least == INT32_MAX) return;
+  entering_mask.resize(static_cast<size_t>(table.words()));
+  const auto& sorted = vocabulary->GetSortedDecodedVocab();
+  for (size_t i = 0; i < sorted.size(); ++i) {
+    const std::string& bytes = sorted[i].second;
+    const size_t quote = bytes.find('"');
+    if (quote == std::string::npos || static_cast<int64_t>(bytes.size() - quote) - 1 <= least) continue;
+    entering.push_back(static_cast<int32_t>(i));
+    set_bit(entering_mask.data(), sorted[i].first);
+  }
+}
 
 // Levels at 0, 1, 3, 7, …: few masks, and a token is left out at most one doubling too early.
 void TextGrammar::Compiled::make_levels(const TokenTable& table) {
@@ -117,6 +141,27 @@ void TextGrammar::Compiled::make_levels(const TokenTable& table) {
     for (int32_t id = 0; id < table.num_ordinary(); ++id)
       if (growths[id] <= bound) set_bit(levels.back().words.data(), id);
   }
+}
+
+// By n below kMostCounted: the tokens with at most n bytes that could begin a character.
+constexpr size_t kMostCounted = 256;
+std::shared_ptr<const std::vector<std::vector<uint32_t>>> tokens_up_to(const std::shared_ptr<const TokenTable>& table) {
+  static std::mutex mutex;
+  static std::weak_ptr<const TokenTable> owner;
+  static std::shared_ptr<const std::vector<std::vector<uint32_t>>> made;
+  std::lock_guard lock(mutex);
+  if (made != nullptr && owner.lock() == table) return made;
+  std::vector<int32_t> begins(table->num_ordinary());
+  for (int32_t id = 0; id < table->num_ordinary(); ++id)
+    for (const char c : table->tokenizer().bytes(id)) begins[id] += (static_cast<uint8_t>(c) & 0xC0) != 0x80 ? 1 : 0;
+  const int32_t most = *std::max_element(begins.begin(), begins.end());
+  std::vector<std::vector<uint32_t>> sets(std::min<size_t>(most, kMostCounted), std::vector<uint32_t>(table->words()));
+  for (int32_t n = 0; n < static_cast<int32_t>(sets.size()); ++n)
+    for (int32_t id = 0; id < table->num_ordinary(); ++id)
+      if (begins[id] <= n) set_bit(sets[n].data(), id);
+  made = std::make_shared<const std::vector<std::vector<uint32_t>>>(std::move(sets));
+  owner = table;
+  return made;
 }
 
 TextGrammar::TextGrammar(std::shared_ptr<const TokenTable> table) : table_(std::move(table)) {}
@@ -142,8 +187,10 @@ Result<std::unique_ptr<Compiled>> compile_parsed(const std::shared_ptr<const Tok
   xgrammar::CompiledGrammar grammar = compiler.CompileGrammar(parsed);
   Result<Distances> distances = Distances::make(grammar.GetGrammar(), limits.shortest_bytes);
   if (!distances.ok()) return distances.error();
-  auto compiled = std::unique_ptr<Compiled>(new Compiled{grammar, *std::move(distances), vocabulary, {}, 0});
+  auto compiled = std::unique_ptr<Compiled>(
+      new Compiled{grammar, *std::move(distances), vocabulary, {}, 0, tokens_up_to(table), {}, {}});
   compiled->make_levels(*table);
+  compiled->find_entering(*table);
   return compiled;
 }
 
@@ -268,7 +315,26 @@ void TextCursor::Chart::allow_all(const TokenTable& table, uint32_t* words) {
   for (const auto& state : states) {
     const auto found = masks.find(state);
     CHECK(found != masks.end(), "a state without a table of tokens");
-    add_sure(found->second, table, words);
+    const int32_t characters = parser.characters_left(state);
+    const auto& up_to = *compiled.up_to;
+    const bool all_fit = (up_to.size() < kMostCounted && characters >= static_cast<int32_t>(up_to.size())) ||
+                         characters >= static_cast<int32_t>(Vocabulary::kMaxTokenBytes);
+    if (all_fit && compiled.entering.empty()) {
+      add_sure(found->second, table, words);
+      continue;
+    }
+    std::vector<uint32_t> sure(static_cast<size_t>(table.words()));
+    add_sure(found->second, table, sure.data());
+    if (!all_fit) {
+      const std::vector<uint32_t>& few = up_to[std::min<size_t>(characters, up_to.size() - 1)];
+      for (int64_t word = 0; word < table.words(); ++word) sure[word] &= few[word];
+    }
+    std::vector<int32_t> doubtful;
+    for (const int32_t index : compiled.entering)
+      if (has_bit(sure.data(), compiled.vocabulary->GetSortedDecodedVocab()[index].first)) doubtful.push_back(index);
+    for (int64_t word = 0; word < table.words(); ++word)
+      words[word] |= sure[word] & ~(compiled.entering.empty() ? 0 : compiled.entering_mask[word]);
+    if (!doubtful.empty()) add_tried(state, doubtful, words);
   }
   for (const auto& state : states) add_tried(state, masks.find(state)->second.uncertain_indices, words);
 }

@@ -57,6 +57,8 @@ constexpr const char* kGrammars[] = {
     R"(root ::= Regex("-?(0|[1-9][0-9]*)(\\.[0-9]+)?"))",
     R"(root ::= "{" ("\"" [a-z]{2,300} "\":" root ("," "\"name\":" root){0,200})? "}")",
     R"(root ::= "a" root "b" | "true")",
+    R"-(root ::= "\"" short "\":" short
+short[max_tokens=3] ::= Regex("(()|[a-z]+)"))-",
 };
 
 TEST(TextGrammar, SaysTheShortestText) {
