@@ -72,11 +72,11 @@ Json merged_properties(const Json& a, const Json& b) {
     const Json* properties = one.find("properties");
     if (properties == nullptr || !properties->is_object()) return;
     const Json* also = two.find("properties");
-    for (const auto& [name, schema] : properties->as_object()) {
-      if (std::any_of(out.begin(), out.end(), [&](const Json::Member& m) { return m.first == name; })) continue;
-      const Json* other = also == nullptr ? nullptr : also->find(name);
+    for (const Json::Member& member : properties->as_object()) {
+      if (std::any_of(out.begin(), out.end(), [&](const Json::Member& m) { return m.first == member.first; })) continue;
+      const Json* other = also == nullptr ? nullptr : also->find(member.first);
       if (other == nullptr) other = other_properties(two);
-      out.emplace_back(name, other == nullptr ? schema : conjunction(schema, *other));
+      out.emplace_back(member.first, other == nullptr ? member.second : conjunction(member.second, *other));
     }
   };
   add(a, b);
