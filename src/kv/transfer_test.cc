@@ -3,7 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
+#include <cstring>
 
 #include "base/eventually.h"
 #include "base/manual_clock.h"
