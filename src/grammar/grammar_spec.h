@@ -1,7 +1,7 @@
 // GrammarSpec: what a client asked of a reply's form, as a value: the input of GrammarCompiler.
 //
-// All of it is untrusted. JSON comes out compact, without white space between its tokens, and the members of an object
-// in the order of `properties`.
+// All of it is untrusted. JSON comes out on one line, with at most a space after each comma and colon, as models write
+// it, and the members of an object in the order of `properties`.
 #pragma once
 
 #include <string>

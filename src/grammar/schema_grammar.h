@@ -1,4 +1,4 @@
-// From a JSON schema (draft 2020-12) to a grammar of its instances, compact and with members in the declared order.
+// From a JSON schema (draft 2020-12) to a grammar of its instances, on one line and with members in the declared order.
 //
 // Every text of the grammar parses as JSON that the schema accepts; not every such text is in the grammar: an object
 // whose schema has `properties` has no others unless it says additionalProperties, `$ref` and `allOf` are put together

@@ -108,7 +108,7 @@ std::string SchemaRules::other_members(const Json& schema, Members& members, con
       refuse(place + "/propertyNames", "not supported beside patternProperties");
     const std::string rule = rule_of(value, where);
     if (rule.empty()) return "";
-    return add(add_regex("\\u0022(" + parsed->spelt_in_json() + ")\\u0022") + " \":\" " + rule);
+    return add(add_regex("\\u0022(" + parsed->spelt_in_json() + ")\\u0022") + " \":\" \" \"? " + rule);
   }
   const Json* closed = closing_keyword(schema);
   const bool open = closed != nullptr ? !(*closed == Json(false))
@@ -118,7 +118,7 @@ std::string SchemaRules::other_members(const Json& schema, Members& members, con
   const std::string value = rule_of(closed == nullptr ? anything : *closed, place + "/additionalProperties");
   if (value.empty()) return "";
   const std::string key = other_key(schema, names, place);
-  return key.empty() ? "" : add(key + " \":\" " + value);
+  return key.empty() ? "" : add(key + " \":\" \" \"? " + value);
 }
 
 SchemaRules::Members SchemaRules::members_of(const Json& schema, const std::string& place) {
@@ -167,7 +167,8 @@ SchemaRules::Members SchemaRules::members_of(const Json& schema, const std::stri
       members.declared.assign(1, {"", true});
       return members;
     }
-    if (!rule.empty()) members.declared.push_back({add(ebnf_literal(dump_json(Json(name)) + ":") + " " + rule), must});
+    if (!rule.empty())
+      members.declared.push_back({add(ebnf_literal(dump_json(Json(name)) + ":") + " \" \"? " + rule), must});
   }
   members.other = other_members(schema, members, place);
   return members;
@@ -183,7 +184,7 @@ std::string SchemaRules::members_from(Members& members, size_t at, int64_t befor
 std::string SchemaRules::others_after(const Members& members, int64_t before) {
   const int64_t low = std::max<int64_t>(0, members.least - before);
   if (members.other.empty() || (members.most >= 0 && before >= members.most)) return low > 0 ? "" : "\"\"";
-  const std::string next = add("\",\" " + members.other);
+  const std::string next = add("\",\" \" \"? " + members.other);
   const int64_t first = before > 0 ? 0 : 1;  // without a comma
   const int64_t least = std::max<int64_t>(0, low - first), most = members.most - before - first;
   std::string more =
@@ -199,7 +200,7 @@ std::string SchemaRules::members_after(Members& members, size_t at, int64_t befo
   std::string body;
   if (members.most < 0 || before < members.most) {
     const std::string rest = members_from(members, at + 1, counted ? before + 1 : 1);
-    if (!rest.empty()) body = (before > 0 ? "\",\" " : "") + member.rule + " " + rest;
+    if (!rest.empty()) body = (before > 0 ? "\",\" \" \"? " : "") + member.rule + " " + rest;
   }
   if (!member.required) {
     const std::string rest = members_from(members, at + 1, before);

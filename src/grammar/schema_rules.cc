@@ -269,8 +269,8 @@ std::string SchemaRules::dependents(const Json& schema, const std::string& place
 std::string SchemaRules::any_object() {
   by_schema_.emplace("any", "");
   const std::string value = any_value();
-  const std::string pair = add(string(Json(Json::Object{}), "") + " \":\" " + value);
-  return add("\"{\" (" + pair + " (\",\" " + pair + ")*)? \"}\"");
+  const std::string pair = add(string(Json(Json::Object{}), "") + " \":\" \" \"? " + value);
+  return add("\"{\" (" + pair + " (\",\" \" \"? " + pair + ")*)? \"}\"");
 }
 
 std::string SchemaRules::any_value() {
@@ -280,7 +280,7 @@ std::string SchemaRules::any_value() {
   const std::string name = fmt::format("r{}", index);
   by_body_.emplace("any value", name);
   const Json none(Json::Object{});
-  const std::string array = add("\"[\" (" + name + " (\",\" " + name + ")*)? \"]\"");
+  const std::string array = add("\"[\" (" + name + " (\",\" \" \"? " + name + ")*)? \"]\"");
   rules_[index] = any_object() + " | " + array + " | " + string(none, "") + " | " + number(none, false, "") +
                   " | \"true\" | \"false\" | \"null\"";
   return name;

@@ -191,7 +191,7 @@ std::string SchemaRules::array(const Json& schema, const std::string& place) {
   if (most >= 0 && least > most) return "";
   const auto more = [&](int64_t before) {  // items after `before`, all of them `item`
     if (item.empty()) return std::string();
-    const std::string pair = add("\",\" " + item);
+    const std::string pair = add("\",\" \" \"? " + item);
     const int64_t low = std::max<int64_t>(0, least - before);
     if (most < 0) return fmt::format(" {}{{{},}}", pair, low);
     return most > before ? fmt::format(" {}{{{},{}}}", pair, low, most - before) : std::string();
@@ -203,7 +203,7 @@ std::string SchemaRules::array(const Json& schema, const std::string& place) {
   }
   std::string inside = more(given);
   for (int64_t i = given; i-- > 0;) {
-    const std::string part = (i > 0 ? "\",\" " : "") + first[i] + inside;
+    const std::string part = (i > 0 ? "\",\" \" \"? " : "") + first[i] + inside;
     inside = i >= least ? " (" + part + ")?" : " " + part;
   }
   return "\"[\"" + inside + " \"]\"";
