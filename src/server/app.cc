@@ -10,6 +10,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/rng.h"
+#include "base/utf8.h"
 #include "server/api_error.h"
 #include "server/app_requests.h"
 #include "server/reply_format.h"
@@ -191,6 +192,9 @@ void App::set_ready(std::shared_ptr<Backend> backend) {
                       .has_tokenizer = text_->tokenizer() != nullptr,
                       .kimi_strict = config_.kimi_strict};
   metrics_->set_engine(info);
+  auto tokenizer = text_->shared_tokenizer();
+  if (tokenizer != nullptr && !info.eos_ids.empty())
+    compiler_ = std::make_unique<GrammarCompiler>(std::move(tokenizer), info.eos_ids, GrammarCompilerOptions());
   const std::lock_guard lock(mutex_);
   serving_ = std::move(serving);
 }
@@ -286,6 +290,15 @@ std::string App::new_id() {
 void App::end_all(const std::string& message) {
   ended_ = true;
   live_->end_all(message);
+}
+
+// What many requests may cause.
+void App::log_once(const std::string& warning) {
+  constexpr size_t kMaxWarnings = 256, kMaxBytes = 512;
+  const std::lock_guard lock(mutex_);
+  const std::string shown = excerpt(warning, kMaxBytes);
+  if (logged_warnings_.size() < kMaxWarnings && logged_warnings_.insert(shown).second)
+    log_warning(shown, " (said once)");
 }
 
 void App::log_unknown_fields(const std::vector<std::string>& names) {

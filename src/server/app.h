@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "grammar/grammar_compiler.h"
 #include "server/app_config.h"
 #include "server/auth.h"
 #include "server/backend.h"
@@ -86,6 +87,11 @@ class App {
   Result<std::string> model_name(const std::string& asked) const;
 
   // Requests, in app_requests.cc.
+  using PendingPtr = std::shared_ptr<PendingRequest>;
+  void deliver(ExchangePtr exchange, const PendingPtr& pending, Result<Prepared> result);
+  template <typename Work>
+  void answer_or_abandon(ExchangePtr exchange, const PendingPtr& pending, const Work& work);
+  void compile(ExchangePtr exchange, const PendingPtr& pending, Prepared prepared);
   void prepare_in_pool(ExchangePtr exchange, HttpRequest request, Result<Prepared> (App::*prepare)(PendingRequest&));
   void finish(ExchangePtr exchange, const PendingRequest& pending, Result<Prepared>& prepared);
   Result<Prepared> prepare_completions(PendingRequest& pending);
@@ -101,6 +107,7 @@ class App {
                                                     const RequestFields& fields, std::vector<TokenIds> prompts);
   ReplyContext reply_context(const Serving& serving) const;
   void log_unknown_fields(const std::vector<std::string>& names);
+  void log_once(const std::string& warning);
   std::string new_id();
 
   const AppConfig config_;
@@ -117,9 +124,10 @@ class App {
   std::shared_ptr<const Serving> serving_;
   std::string phase_ = "starting";
   double percent_ = 0;
-  std::set<std::string> logged_fields_;
+  std::set<std::string> logged_fields_, logged_warnings_;
   SchedulerGauges last_gauges_;
-  WorkPool pool_;  // last: its threads use everything above
+  std::unique_ptr<GrammarCompiler> compiler_;  // from set_ready() on, where there is a tokenizer
+  WorkPool pool_;                              // last: its threads use everything above
 };
 
 }  // namespace perigee

@@ -96,25 +96,62 @@ void App::prepare_in_pool(ExchangePtr exchange, HttpRequest request,
   exchange->on_disconnect([pending] { pending->gone = true; });
   const auto work = [this, exchange = exchange, pending, prepare] {
     if (pending->gone) return;
-    const auto deliver = [&](Result<Prepared> result) {
-      const auto prepared = std::make_shared<Result<Prepared>>(std::move(result));
-      exchange->post([this, exchange, pending, prepared] { finish(exchange, *pending, *prepared); });
-    };
-    try {
-      deliver((this->*prepare)(*pending));
-      return;
-    } catch (const std::bad_alloc&) {
-      pending->request.body = {};
-    }
-    try {
-      deliver(Error(Code::kUnavailable, "the server has no memory for this request; try again, or send less"));
-    } catch (const std::bad_alloc&) {
-      exchange->abandon();
-    }
+    answer_or_abandon(exchange, pending, [&] {
+      Result<Prepared> prepared = (this->*prepare)(*pending);
+      if (prepared.ok() && prepared->format) return compile(exchange, pending, std::move(*prepared));
+      deliver(exchange, pending, std::move(prepared));
+    });
   };
   const auto lane = pending->request.body.size() > kShortBody ? WorkPool::Lane::kLong : WorkPool::Lane::kShort;
   if (!pool_.try_submit(lane, work))
     refuse(exchange, pending->request, Error(Code::kExhausted, "too many requests wait to be read; try again later"));
+}
+
+void App::deliver(ExchangePtr exchange, const PendingPtr& pending, Result<Prepared> result) {
+  const auto prepared = std::make_shared<Result<Prepared>>(std::move(result));
+  exchange->post([this, exchange, pending, prepared] { finish(exchange, *pending, *prepared); });
+}
+
+// Work that ends in deliver(), in the pool or on a compiler's thread.
+template <typename Work>
+void App::answer_or_abandon(ExchangePtr exchange, const PendingPtr& pending, const Work& work) {
+  try {
+    return work();
+  } catch (const std::bad_alloc&) {
+    pending->request.body = {};
+  }
+  try {
+    deliver(exchange, pending,
+            Error(Code::kUnavailable, "the server has no memory for this request; try again, or send less"));
+  } catch (const std::bad_alloc&) {
+    exchange->abandon();
+  }
+}
+
+// In the pool, and goes on where the compiler is done. Calls that nobody forces go without what cannot be followed of
+// their tools' schemas: an agent's other tools still work.
+void App::compile(ExchangePtr exchange, const PendingPtr& pending, Prepared prepared) {
+  const auto held = std::make_shared<Prepared>(std::move(prepared));
+  const auto done = [this, exchange, pending, held](Result<std::shared_ptr<const Constraint>> made) {
+    answer_or_abandon(exchange, pending, [&] {
+      OutputFormat& format = *held->format;
+      if (!made.ok() && made.error().code == Code::kBadInput) {
+        const std::vector<std::string> reasons = relax(format);
+        for (const std::string& reason : reasons) log_once(reason);
+        if (!reasons.empty()) return compile(exchange, pending, std::move(*held));
+        if (format.may_lapse()) {
+          log_once("calls are not held to their tools: " + fault_of(format, made.error()).message);
+          return deliver(exchange, pending, std::move(*held));
+        }
+      }
+      if (!made.ok()) return deliver(exchange, pending, fault_of(format, made.error()));
+      held->generation->constraint = std::move(*made);
+      deliver(exchange, pending, std::move(*held));
+    });
+  };
+  if (compiler_ == nullptr)
+    return done(bad_input("needs a tokenizer and an end-of-sequence id, which this model lacks"));
+  compiler_->compile(held->format->spec, done);
 }
 
 // On the executor.
@@ -251,6 +288,7 @@ Result<App::Prepared> App::prepare_completions(PendingRequest& pending) {
   GenerationSpec& spec = *prepared.generation;
   if (!spec.fields.max_tokens) spec.fields.max_tokens = kDefaultMaxTokens;
   spec.format = make_completion_format(reply_context(*now_serving), request, std::move(prompts));
+  prepared.format = std::move(request.format);
   return prepared;
 }
 
@@ -259,7 +297,7 @@ Result<App::Prepared> App::prepare_chat(PendingRequest& pending) {
   const RequestContext& context = now_serving->context;
   RETURN_IF_ERROR(check_room(*now_serving));
   ASSIGN_OR_RETURN(const Json body, body_of(pending, static_cast<size_t>(context.max_model_len)));
-  ASSIGN_OR_RETURN(const ChatRequest request, parse_chat_request(body, context));
+  ASSIGN_OR_RETURN(ChatRequest request, parse_chat_request(body, context));
   if (!text_->has_chat()) return bad_input("this model has no chat template; use /v1/completions", "messages");
   RETURN_IF_ERROR(check_fields(request.fields, 1, context));
   const Conversation& chat = request.conversation;
@@ -270,6 +308,10 @@ Result<App::Prepared> App::prepare_chat(PendingRequest& pending) {
   Prepared prepared;
   ASSIGN_OR_RETURN(prepared.generation, make_spec(pending, *now_serving, request.fields, {prompt}));
   prepared.generation->format = make_chat_format(reply_context(*now_serving), request, prompt);
+  prepared.format = std::move(request.format);
+  if (prepared.format)
+    prepared.format->spec.after_reasoning =
+        text_->thinks() && prompt_leaves_reasoning_open(*text_->tokenizer(), *prompt);
   return prepared;
 }
 

@@ -19,10 +19,11 @@ struct App::PendingRequest {
   std::atomic<bool> gone{false};
 };
 
-// One of the two.
+// A reply, or a generation.
 struct App::Prepared {
   std::optional<HttpReply> reply;
   std::unique_ptr<GenerationSpec> generation;
+  std::optional<OutputFormat> format;  // to be compiled into the generation's constraint
 };
 
 }  // namespace perigee

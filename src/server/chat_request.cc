@@ -182,16 +182,43 @@ void refuse_as_kimi_does(Fields& fields) {
   }
 }
 
-// Calls are not forced yet, nor their arguments.
-Status check_forced(const ChatRequest& request) {
-  constexpr std::string_view kWayOut = "needs grammar support, not in this version; use";
-  for (const DeclaredTool& tool : request.conversation.declared)
-    if (tool.strict) {
-      const std::string field = tool.where + ".function.strict";
-      return bad_input(fmt::format("{} {} false", field, kWayOut), field);
-    }
-  if (request.tool_choice.kind == ToolChoice::Kind::kRequired || request.tool_choice.kind == ToolChoice::Kind::kNamed)
-    return bad_input(fmt::format("tool_choice {} \"auto\"", kWayOut), "tool_choice");
+// The form that the tools give the reply; nothing where it may be any text.
+std::optional<OutputFormat> format_of_calls(const ChatRequest& request) {
+  const ToolChoice& choice = request.tool_choice;
+  const std::vector<DeclaredTool>& declared = request.conversation.declared;
+  const bool is_forced = choice.is_forced();
+  if (choice.kind == ToolChoice::Kind::kNone || declared.empty()) return std::nullopt;
+  GrammarSpec spec{.kind = GrammarSpec::Kind::kToolCalls};
+  const bool one = choice.kind == ToolChoice::Kind::kNamed || !request.parallel_tool_calls;
+  if (is_forced)
+    spec.calls = one ? GrammarSpec::Calls::kExactlyOne : GrammarSpec::Calls::kRequired;
+  else
+    spec.calls = one ? GrammarSpec::Calls::kAutoOne : GrammarSpec::Calls::kAuto;
+  OutputFormat format{.field = is_forced ? "tool_choice" : "tools", .wanted = is_forced};
+  for (const DeclaredTool& tool : declared) {
+    if (choice.kind == ToolChoice::Kind::kNamed && tool.name != choice.name) continue;
+    spec.tools.push_back({tool.name, tool.parameters});
+    format.tools.push_back({tool.where, tool.strict});
+  }
+  format.spec = std::move(spec);
+  return format;
+}
+
+// Puts the form of the calls beside that of the text: there is room for one of them.
+Status join_formats(ChatRequest& request) {
+  std::optional<OutputFormat> calls = format_of_calls(request);
+  if (!calls) return {};
+  if (request.format) {
+    const std::string& field = request.format->field;
+    return bad_input(
+        fmt::format("{} and {} exclude each other: a reply is a call or text of a form; {}", field, calls->field,
+                    request.tool_choice.is_forced() ? "send one of them" : "send \"tool_choice\": \"none\" for text"),
+        field);
+  }
+  if (!request.fields.ignore_eos)
+    request.format = std::move(calls);
+  else if (request.tool_choice.is_forced())
+    return bad_input("ignore_eos contradicts tool_choice: a forced call ends the reply", "ignore_eos");
   return {};
 }
 
@@ -284,6 +311,7 @@ Result<ChatRequest> parse_chat_request(const Json& body, const RequestContext& c
   const ConversationFields conversation(fields);
   const Json* tool_choice = fields.any("tool_choice");
   request.template_kwargs = read_template_kwargs(fields, context.caps);
+  request.format = read_output_format(fields, context);
   if (context.kimi_strict) refuse_as_kimi_does(fields);
   refuse_unsupported(fields, Api::kChat, request.fields.n);
   request.fields.unknown = fields.unknown();
@@ -292,8 +320,8 @@ Result<ChatRequest> parse_chat_request(const Json& body, const RequestContext& c
   if (tool_choice != nullptr) {
     ASSIGN_OR_RETURN(request.tool_choice, read_tool_choice(*tool_choice, request.conversation.declared));
   }
-  RETURN_IF_ERROR(check_forced(request));
   if (request.tool_choice.kind == ToolChoice::Kind::kNone) request.conversation.drop_tools();
+  RETURN_IF_ERROR(join_formats(request));
   return request;
 }
 

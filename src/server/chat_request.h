@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "server/output_format.h"
 #include "server/request_fields.h"
 #include "server/tool_request.h"
 #include "text/chat_prompt.h"
@@ -40,7 +41,8 @@ struct ChatRequest {
   RequestFields fields;
   Conversation conversation;
   ToolChoice tool_choice;
-  Json template_kwargs;  // object: chat_template_kwargs with the thinking switches folded in
+  std::optional<OutputFormat> format;  // its reasoning apart; of tools, too
+  Json template_kwargs;                // object: chat_template_kwargs with the thinking switches folded in
   bool include_reasoning = true;
   bool parallel_tool_calls = true;  // false: the reply ends with its first call
   int32_t top_logprobs = -1;        // -1: no logprobs

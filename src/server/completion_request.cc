@@ -67,6 +67,7 @@ Result<CompletionRequest> parse_completion_request(const Json& body, const Reque
   const int64_t low = request.echo ? 0 : 1;
   request.fields.max_tokens = fields.integer("max_tokens", low, context.max_model_len);
   const Json* prompt = fields.any("prompt");
+  request.format = read_output_format(fields, context);
   refuse_unsupported(fields, Api::kCompletions, request.fields.n);
   request.fields.unknown = fields.unknown();
   RETURN_IF_ERROR(fields.status());

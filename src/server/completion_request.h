@@ -2,10 +2,12 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <variant>
 #include <vector>
 
+#include "server/output_format.h"
 #include "server/request_fields.h"
 
 namespace perigee {
@@ -14,6 +16,7 @@ using PromptInput = std::variant<std::string, std::vector<int32_t>>;  // text, o
 
 struct CompletionRequest {
   RequestFields fields;
+  std::optional<OutputFormat> format;
   std::vector<PromptInput> prompts;  // at least one, none empty
   bool echo = false;
   int32_t logprobs = -1;  // -1: none

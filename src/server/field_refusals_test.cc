@@ -73,9 +73,8 @@ void check(std::string (*parse)(const std::string&), const std::vector<Case>& ca
 
 TEST(FieldRefusals, OfBothApis) {
   std::vector<Case> cases;
-  for (const char* name : {"regex", "ebnf", "grammar", "json_schema", "structural_tag", "guided_json", "guided_regex",
-                           "guided_choice", "guided_grammar", "structured_outputs", "guided_whitespace_pattern"})
-    cases.push_back({std::string("\"") + name + "\":\"x\"", name, "grammar"});
+  for (const char* name : {"regex", "ebnf", "grammar", "json_schema", "structural_tag"})
+    cases.push_back({std::string("\"") + name + "\":\"x\"", name, "structured_outputs"});
   for (const char* name : {"lora_path", "lora_request"})
     cases.push_back({std::string("\"") + name + "\":\"x\"", name, "adapters"});
   for (const Case& c : std::vector<Case>{
@@ -92,7 +91,6 @@ TEST(FieldRefusals, OfBothApis) {
            {R"("metadata":1)", "metadata", "an object"},
            {R"("user":7)", "user", "a string"},
            {R"("response_format":"text")", "response_format", "an object"},
-           {R"("response_format":{"type":"json_object"})", "response_format", "grammar"},
            {R"("stream":true,"stream_options":{"include_usge":true})", "stream_options.include_usge",
             "stream_options.include_usage"},
            {R"("stream":true,"stream_options":{"include_usage":1})", "stream_options.include_usage", "true or false"},
@@ -105,6 +103,97 @@ TEST(FieldRefusals, OfBothApis) {
     cases.push_back(c);
   check(completion, cases);
   check(chat, cases);
+}
+
+TEST(FieldRefusals, OfFormsOfReplies) {
+  const auto format = [](const std::string& members) { return R"("response_format":{)" + members + "}"; };
+  const auto schema = [&](const std::string& members) {
+    return format(R"("type":"json_schema","json_schema":{)" + members + "}");
+  };
+  const auto outputs = [](const std::string& members) { return R"("structured_outputs":{)" + members + "}"; };
+  const std::string field = "response_format.json_schema", good = schema(R"("name":"x","schema":{})");
+  const std::vector<Case> cases = {
+      {format(R"("type":"text")"), "", ""},
+      {format(R"("type":"json_object")"), "", ""},
+      {good, "", ""},
+      {schema(R"("name":"x","description":"d","strict":false,"schema":{"type":"object"})"), "", ""},
+      {schema(R"("name":"x","strict":null,"schema":{})"), "", ""},
+      {format(R"("type":"structural_tag","format":{})"), "", ""},
+      {format(R"("type":"bogus")"), "response_format.type", "\"json_schema\""},
+      {format(R"("type":7)"), "response_format.type", "\"json_schema\""},
+      {format(""), "response_format.type", "required"},
+      {format(R"("type":"json_schema")"), field, "required"},
+      {format(R"("type":"json_schema","json_schema":"x")"), field, "an object"},
+      {format(R"("type":"json_object","json_shema":{})"), "response_format.json_shema", "json_schema"},
+      {schema(R"("schema":{})"), field + ".name", "required"},
+      {schema(R"("name":"","schema":{})"), field + ".name", "not empty"},
+      {schema(R"("name":1,"schema":{})"), field + ".name", "a string"},
+      {schema(R"("name":"x")"), field + ".schema", "required"},
+      {schema(R"("name":"x","schema":"x")"), field + ".schema", "an object"},
+      {schema(R"("name":"x","schema":[])"), field + ".schema", "an object"},
+      {schema(R"("name":"x","schema":{},"strict":"yes")"), field + ".strict", "true or false"},
+      {schema(R"("name":"x","schema":{},"strct":true)"), field + ".strct", "strict"},
+      {outputs(R"("json":{"type":"object"})"), "", ""},
+      {outputs(R"("json":"{}","disable_any_whitespace":true)"), "", ""},
+      {outputs(R"("regex":"a+")"), "", ""},
+      {outputs(R"("choice":["a","b"],"regex":null)"), "", ""},
+      {outputs(R"("grammar":"root ::= \"a\"")"), "", ""},
+      {outputs(R"("json_object":true)"), "", ""},
+      {outputs(R"("structural_tag":{"format":{}})"), "", ""},
+      {outputs(""), "structured_outputs", "one of json, regex"},
+      {outputs(R"("json_object":false)"), "structured_outputs", "one of json, regex"},
+      {outputs(R"("json":{},"regex":"a")"), "structured_outputs.regex", "json exclude each other"},
+      {outputs(R"("json":7)"), "structured_outputs.json", "an object or a string"},
+      {outputs(R"("regex":7)"), "structured_outputs.regex", "a string"},
+      {outputs(R"("choice":[])"), "structured_outputs.choice", "at least one"},
+      {outputs(R"("choice":["a",1])"), "structured_outputs.choice", "strings"},
+      {outputs(R"("choice":[""])"), "structured_outputs.choice", "not empty"},
+      {outputs(R"("choice":"a")"), "structured_outputs.choice", "an array"},
+      {outputs(R"("regex":"a","gramar":"b")"), "structured_outputs.gramar", "structured_outputs.grammar"},
+      {outputs(R"("json":{},"whitespace_pattern":" *")"), "structured_outputs.whitespace_pattern", "one line"},
+      {R"("structured_outputs":"x")", "structured_outputs", "an object"},
+      {R"("guided_json":{},"guided_decoding_backend":"auto")", "", ""},
+      {R"("guided_regex":"a")", "", ""},
+      {R"("guided_choice":["a"])", "", ""},
+      {R"("guided_grammar":"root ::= \"a\"")", "", ""},
+      {R"("guided_json":[])", "guided_json", "an object or a string"},
+      {R"("guided_whitespace_pattern":" ")", "guided_whitespace_pattern", "one line"},
+      {R"("guided_json":{},"guided_regex":"a")", "guided_regex", "guided_json exclude each other"},
+      {good + R"(,"guided_regex":"a")", "guided_regex", field + ".schema exclude each other"},
+      {format(R"("type":"json_object")") + "," + outputs(R"("regex":"a")"), "structured_outputs.regex",
+       "response_format exclude"},
+      {good + R"(,"ignore_eos":true)", "ignore_eos", "response_format"},
+  };
+  check(completion, cases);
+  check(chat, cases);
+  const std::string tools = ",\"tools\":[" + kTool + "]";
+  check(chat, {{good + tools + R"(,"tool_choice":"none")", "", ""},
+               {good + tools, field + ".schema", "\"tool_choice\": \"none\""},
+               {good + tools + R"(,"tool_choice":"required")", field + ".schema", "tool_choice exclude each other"},
+               {format(R"("type":"text")") + tools, "", ""}});
+}
+
+TEST(FieldRefusals, OfToolChoices) {
+  const std::string tools = "\"tools\":[" + kTool + "],";
+  const auto named = [](const std::string& name) {
+    return R"("tool_choice":{"type":"function","function":{"name":")" + name + "\"}}";
+  };
+  check(chat, {{R"("tool_choice":"none")", "", ""},
+               {R"("tool_choice":"auto")", "", ""},
+               {tools + R"("tool_choice":"auto")", "", ""},
+               {tools + R"("tool_choice":"required")", "", ""},
+               {tools + named("f"), "", ""},
+               {tools + R"("tool_choice":{"function":{"name":"f"}})", "", ""},
+               {R"("tool_choice":"required")", "tool_choice", "declares no tools"},
+               {R"("tools":[],"tool_choice":"required")", "tools", "leave it out"},
+               {named("f"), "tool_choice", "declares no tools"},
+               {tools + named("g"), "tool_choice", "'g'"},
+               {tools + R"("tool_choice":"bogus")", "tool_choice", "\"required\""},
+               {tools + R"("tool_choice":7)", "tool_choice", "\"required\""},
+               {tools + R"("tool_choice":{})", "tool_choice", "\"required\""},
+               {tools + R"("tool_choice":{"type":"custom","function":{"name":"f"}})", "tool_choice", "\"function\""},
+               {tools + R"("tool_choice":"required","ignore_eos":true)", "ignore_eos", "tool_choice"},
+               {tools + R"("tool_choice":"auto","ignore_eos":true)", "", ""}});
 }
 
 TEST(FieldRefusals, OfCompletions) {
@@ -136,8 +225,9 @@ TEST(FieldRefusals, OfChat) {
                {R"("chat_template_kwargs":{"a_name_of_the_template":1})", "", ""},
                {R"("enable_thinking":false)", "enable_thinking", "chat_template_kwargs"},
                {"\"tools\":[" + kTool + "," + kTool + "]", "tools", "function f twice"},
-               {R"("tools":[{"type":"function","function":{"name":"f","strict":true}}])", "tools[0].function.strict",
-                "grammar"},
+               {R"("tools":[{"type":"function","function":{"name":"f","strict":true}}])", "", ""},
+               {R"("tools":[{"type":"function","function":{"name":"f","strict":1}}])", "tools[0].function.strict",
+                "true or false"},
                {R"("tools":[{"type":"function","function":{"name":"f","strict":false,"x":1}}])", "", ""},
                {"\"tools\":[" + kTool + R"(,{"type":"function","function":{"name":"g","parameter":{}}}])",
                 "tools[1].function.parameter", "parameters"},

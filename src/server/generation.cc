@@ -96,7 +96,18 @@ int64_t Generation::max_tokens_of(size_t prompt_index) const {
   return std::min(spec_.fields.max_tokens.value_or(room), room);
 }
 
+// A reply must have room for the shortest text of its form: one that is cut is of no form at all.
+Status Generation::check_room(size_t prompt_index) const {
+  const int64_t room = max_tokens_of(prompt_index);
+  if (spec_.constraint == nullptr || spec_.constraint->shortest() <= room) return {};
+  return bad_input(fmt::format("the shortest reply of the form that is asked for has {} tokens, and max_tokens and the "
+                               "context leave {}; raise max_tokens, shorten the prompt or ask for a smaller form",
+                               spec_.constraint->shortest(), room),
+                   "max_tokens");
+}
+
 Result<RequestId> Generation::submit(size_t prompt_index) {
+  RETURN_IF_ERROR(check_room(prompt_index));
   EngineRequest request;
   request.prompt = spec_.prompts[prompt_index];
   request.sampling = spec_.fields.sampling;
@@ -107,6 +118,7 @@ Result<RequestId> Generation::submit(size_t prompt_index) {
   request.priority = spec_.fields.priority;
   request.timeout_s = spec_.fields.timeout_s;
   request.cache_salt = spec_.fields.cache_salt;
+  request.constraint = spec_.constraint;
   request.speculation_max_context = spec_.fields.speculation_max_context;
   return spec_.backend->submit(std::move(request), [self = shared_from_this(), prompt_index](OutputChunk&& chunk) {
     self->deliver(prompt_index, std::move(chunk));

@@ -58,10 +58,11 @@ struct GenerationSpec {
   WorkPool* pool = nullptr;  // outlives every executor
   std::unique_ptr<ReplyFormat> format;
   std::vector<TokenIds> prompts;
-  RequestFields fields;  // max_tokens and seed decided
-  std::string model;     // the name that the reply carries
-  std::string id;        // without the format's prefix
-  std::string path;      // for the access log
+  RequestFields fields;                          // max_tokens and seed decided
+  std::shared_ptr<const Constraint> constraint;  // that every choice obeys, or null
+  std::string model;                             // the name that the reply carries
+  std::string id;                                // without the format's prefix
+  std::string path;                              // for the access log
   int64_t max_model_len = 0;
   double arrival_s = 0;  // system_clock()
 };
@@ -84,6 +85,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
   bool submit_all();
   Result<RequestId> submit(size_t prompt_index);
   int64_t max_tokens_of(size_t prompt_index) const;
+  Status check_room(size_t prompt_index) const;
   void deliver(size_t prompt_index, OutputChunk&& chunk);  // on the backend's thread
   void post(std::function<void()> work);                   // on_executor, failing the request when memory runs out
   void on_chunk(size_t prompt_index, OutputChunk&& chunk);

@@ -31,6 +31,7 @@ class ModelText {
                                                bool thinks, SamplingDefaults defaults);
 
   const Tokenizer* tokenizer() const { return tokenizer_.get(); }  // null: token ids only
+  std::shared_ptr<const Tokenizer> shared_tokenizer() const { return tokenizer_; }
   bool has_chat() const { return chat_ != nullptr; }
   bool thinks() const { return thinks_; }  // the template knows reasoning
   const SamplingDefaults& defaults() const { return defaults_; }

@@ -36,7 +36,8 @@ void read_stops(Fields& fields, const RequestContext& context, RequestFields& ou
 }
 
 void read_stop_ids(Fields& fields, const RequestContext& context, RequestFields& out) {
-  if (!fields.flag("ignore_eos", false)) out.sampling.stop_ids = context.eos_ids;
+  out.ignore_eos = fields.flag("ignore_eos", false);
+  if (!out.ignore_eos) out.sampling.stop_ids = context.eos_ids;
   const Json* list = fields.array("stop_token_ids", context.caps.max_stop_ids);
   if (list == nullptr) return;
   for (const Json& entry : list->as_array()) {
@@ -169,7 +170,8 @@ struct Refused {
   Json harmless = {};  // the value that asks for nothing
 };
 
-constexpr std::string_view kGrammar = "it needs grammar support, which this version lacks; leave it out";
+constexpr std::string_view kGrammar = "use structured_outputs";
+constexpr std::string_view kBias = "use logit_bias";
 constexpr std::string_view kMedia = "this server takes text and token ids only";
 constexpr std::string_view kSampler = "this sampler is not offered; use temperature, top_p, top_k or min_p";
 constexpr std::string_view kBeams = "beam search is not offered; use n with a temperature";
@@ -183,23 +185,16 @@ constexpr std::string_view kTools = "use tools and tool_choice";
 const std::vector<Refused>& refused_by_both() {
   static const std::vector<Refused> kTable = {
       // Constraints on the output.
-      {"structured_outputs", kGrammar},
-      {"guided_json", kGrammar},
-      {"guided_regex", kGrammar},
-      {"guided_choice", kGrammar},
-      {"guided_grammar", kGrammar},
-      {"guided_decoding_backend", kGrammar},
-      {"guided_whitespace_pattern", kGrammar},
       {"regex", kGrammar},
       {"ebnf", kGrammar},
       {"grammar", kGrammar},
       {"json_schema", kGrammar},
       {"structural_tag", kGrammar},
-      {"allowed_token_ids", kGrammar, Json(Json::Array{})},
-      {"bad_words", kGrammar, Json(Json::Array{})},
+      {"allowed_token_ids", kBias, Json(Json::Array{})},
+      {"bad_words", kBias, Json(Json::Array{})},
       // Sampling.
-      {"logits_processors", "use logit_bias", Json(Json::Array{})},
-      {"custom_logit_processor", "use logit_bias"},
+      {"logits_processors", kBias, Json(Json::Array{})},
+      {"custom_logit_processor", kBias},
       {"typical_p", kSampler, Json(1)},
       {"top_a", kSampler, Json(0)},
       {"tfs_z", kSampler, Json(1)},
@@ -310,11 +305,6 @@ void refuse_unsupported(Fields& fields, Api api, int64_t n) {
   refuse_all(fields, api == Api::kChat ? refused_by_chat() : refused_by_completions());
   fields.refuse("best_of", "use n", Json(n));
   fields.refuse("modalities", kMedia, Json(Json::Array{Json("text")}));
-  if (const Json* format = fields.object("response_format")) {
-    const Json* type = format->find("type");
-    if (type == nullptr || !(*type == Json("text")))
-      fields.fail("response_format", fmt::format("is not supported: {}", kGrammar));
-  }
   read_harmless(fields);
 }
 

@@ -28,6 +28,7 @@ struct RequestCaps {
   size_t max_logit_bias = 1024;
   size_t max_messages = 4096, max_parts = 4096;
   size_t max_tools = 128, max_tool_name_bytes = 64, max_tool_schema_bytes = 64u << 10;
+  size_t max_grammar_bytes = 256u << 10, max_grammar_choices = 16384;  // of a regex, a schema's text; of a list
   size_t max_template_kwargs = 64;
   size_t max_string_bytes = 256;  // cache_salt, names, ids
   double max_timeout_s = 86400;
@@ -67,6 +68,7 @@ struct RequestFields {
   int32_t speculation_max_context = -1;  // see EngineRequest
   std::vector<std::string> stops;
   bool include_stop = false;
+  bool ignore_eos = false;
   bool skip_special_tokens = true;
   bool stream = false, include_usage = false, continuous_usage = false;
   bool return_token_ids = false;

@@ -121,11 +121,9 @@ TEST(RequestFields, Caps) {
 }
 
 TEST(RequestFields, DangerousAndUnsupportedAreRefusedUnknownAreNot) {
-  for (const char* name :
-       {"prompt_embeds", "multi_modal_data", "structured_outputs", "guided_json", "kv_transfer_params", "chat_template",
-        "allowed_token_ids", "suffix", "best_of", "use_beam_search"})
+  for (const char* name : {"prompt_embeds", "multi_modal_data", "structured_outputs", "grammar", "kv_transfer_params",
+                           "chat_template", "allowed_token_ids", "suffix", "best_of", "use_beam_search"})
     EXPECT_EQ(completion_fault(std::string("\"") + name + "\":\"x\""), name);
-  EXPECT_EQ(completion_fault(R"("response_format":{"type":"json_object"})"), "response_format");
   EXPECT_EQ(completion_fault(R"("response_format":{"type":"text"},"use_beam_search":false,"suffix":null)"), "");
   const RequestContext context = test_context();
   const auto body = parse_body(R"({"prompt":"x","made_up":1,"temperature":0})", context.caps);
@@ -185,7 +183,7 @@ TEST(ChatRequest, Faults) {
   const std::string tools = R"(,"tools":[{"type":"function","function":{"name":"f","parameters":{}}}])";
   EXPECT_EQ(chat_fault(user + tools), "");
   EXPECT_EQ(chat_fault(user + R"(,"tools":[{"type":"function","function":{"name":"a b"}}])"), "tools");
-  EXPECT_EQ(chat_fault(user + tools + R"(,"tool_choice":"required")"), "tool_choice");
+  EXPECT_EQ(chat_fault(user + tools + R"(,"tool_choice":"required")"), "");
   EXPECT_EQ(chat_fault(user + tools + R"(,"tool_choice":"bogus")"), "tool_choice");
   EXPECT_EQ(chat_fault(user + R"(,"tool_choice":"required")"), "tool_choice");
   EXPECT_EQ(chat_fault(user + R"(,"tool_choice":"auto")"), "");
@@ -215,6 +213,77 @@ TEST(ChatRequest, MessagesInTheTemplatesShape) {
   EXPECT_TRUE(request->conversation.tools.is_null());
   EXPECT_EQ(*request->template_kwargs.find("thinking"), Json(false));
   EXPECT_EQ(request->fields.max_tokens, 5);
+}
+
+// What the grammar's compiler is asked for.
+TEST(ChatRequest, ToolsAndTheirChoiceGiveTheReplyItsForm) {
+  using Calls = GrammarSpec::Calls;
+  const RequestContext context = test_context();
+  const auto format = [&](const std::string& members) {
+    const auto body =
+        parse_body(R"({"messages":[{"role":"system","tools":[{"type":"function","function":{"name":"g"}}]},
+        {"role":"user","content":"x"}],"tools":[{"type":"function","function":{"name":"f","parameters":{"a":1}}}])" +
+                       members + "}",
+                   context.caps);
+    const auto request = parse_chat_request(*body, context);
+    CHECK(request.ok(), request.error().message);
+    return request->format;
+  };
+  const auto any = format("");
+  ASSERT_TRUE(any.has_value());
+  EXPECT_EQ(any->spec.kind, GrammarSpec::Kind::kToolCalls);
+  EXPECT_EQ(any->spec.calls, Calls::kAuto);
+  EXPECT_EQ(any->spec.tools, (std::vector<GrammarSpec::Tool>{{"f", R"({"a":1,"type":"object"})"}, {"g", ""}}));
+  EXPECT_EQ(any->tools[0].field, "tools[0]");
+  EXPECT_EQ(any->tools[1].field, "messages[0].tools[0]");
+  EXPECT_TRUE(any->may_lapse());
+  EXPECT_EQ(format(R"(,"parallel_tool_calls":false)")->spec.calls, Calls::kAutoOne);
+  const auto required = format(R"(,"tool_choice":"required")");
+  EXPECT_EQ(required->spec.calls, Calls::kRequired);
+  EXPECT_FALSE(required->may_lapse());
+  EXPECT_EQ(format(R"(,"tool_choice":"required","parallel_tool_calls":false)")->spec.calls, Calls::kExactlyOne);
+  const auto named = format(R"(,"tool_choice":{"type":"function","function":{"name":"g"}})");
+  EXPECT_EQ(named->spec.calls, Calls::kExactlyOne);
+  EXPECT_EQ(named->spec.tools, (std::vector<GrammarSpec::Tool>{{"g", ""}}));
+  ASSERT_EQ(named->tools.size(), 1u);
+  EXPECT_EQ(named->tools[0].field, "messages[0].tools[0]");
+  EXPECT_FALSE(format(R"(,"tool_choice":"none")").has_value());
+  EXPECT_FALSE(format(R"(,"ignore_eos":true)").has_value());
+  EXPECT_EQ(format(R"(,"tool_choice":"none","guided_choice":["a"])")->spec.choices, std::vector<std::string>{"a"});
+}
+
+TEST(OutputFormat, FaultsOfItsCompilerAreToldByTheFieldsOfTheRequest) {
+  const OutputFormat schema{.field = "response_format.json_schema.schema"};
+  const Error inside = fault_of(schema, bad_input("/properties/a: no"));
+  EXPECT_EQ(inside.message, "response_format.json_schema.schema/properties/a: no");
+  EXPECT_EQ(inside.field, "response_format.json_schema.schema");
+  EXPECT_EQ(fault_of(schema, bad_input("no")).message, "response_format.json_schema.schema: no");
+  const OutputFormat tools{.field = "tool_choice", .tools = {{"tools[3]", false}, {"messages[1].tools[0]", true}}};
+  const Error tool = fault_of(tools, bad_input("tools[1]/parameters/type: no"));
+  EXPECT_EQ(tool.message, "messages[1].tools[0].function/parameters/type: no");
+  EXPECT_EQ(tool.field, "messages[1].tools[0].function");
+  EXPECT_EQ(fault_of(tools, bad_input("tools[2]/x: no")).field, "tool_choice");
+  EXPECT_EQ(fault_of(tools, bad_input("no markers")).message, "tool_choice: no markers");
+}
+
+// An agent's odd tool does not cost it the others; what is strict or forced is refused instead.
+TEST(OutputFormat, SchemasOfCallsThatNobodyForcesMayBeLetGo) {
+  const std::string good = R"({"type":"object"})", bad = R"({"type":"strnig"})";
+  OutputFormat format{.spec = {.kind = GrammarSpec::Kind::kToolCalls, .tools = {{"f", good}, {"g", bad}, {"h", bad}}},
+                      .field = "tools",
+                      .tools = {{"tools[0]", false}, {"tools[1]", false}, {"tools[2]", true}},
+                      .wanted = false};
+  const std::vector<std::string> reasons = relax(format);
+  ASSERT_EQ(reasons.size(), 1u);
+  EXPECT_TRUE(reasons[0].starts_with("arguments of g are not held to its schema: ")) << reasons[0];
+  EXPECT_EQ(format.spec.tools, (std::vector<GrammarSpec::Tool>{{"f", good}, {"g", ""}, {"h", bad}}));
+  EXPECT_TRUE(relax(format).empty());
+  EXPECT_FALSE(format.may_lapse());
+  format.tools[2].strict = false;
+  EXPECT_TRUE(format.may_lapse());
+  format.wanted = true;
+  EXPECT_TRUE(relax(format).empty());
+  EXPECT_FALSE(format.may_lapse());
 }
 
 // Long lists and strings of the sizes that a model of this length can use pass; anything longer is refused while it is

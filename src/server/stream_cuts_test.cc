@@ -112,7 +112,7 @@ class Client {
 class Cuts {
  public:
   explicit Cuts(Rng& rng) : rng_(rng) {
-    if (rng_.chance(0.9)) request_.conversation.declared.push_back({"f", "{}", false, "tools[0]"});
+    if (rng_.chance(0.9)) request_.conversation.declared.push_back({"f", "", false, "tools[0]"});
     request_.parallel_tool_calls = rng_.chance(0.8);
     request_.fields.skip_special_tokens = rng_.chance(0.8);
     if (rng_.chance(0.2)) request_.fields.stops = {"00", "}a"};

@@ -48,7 +48,12 @@ Result<DeclaredTool> DeclaredTools::read(const Json& tool, const std::string& fi
   if (dump_json(tool).size() > caps_.max_tool_schema_bytes)
     return bad_input(fmt::format("{} must be at most {} bytes", where, caps_.max_tool_schema_bytes), field);
   out.name = name->as_string();
-  out.parameters = parameters == nullptr ? "{}" : dump_json(*parameters);
+  if (parameters != nullptr) {
+    Json schema = *parameters;
+    if (schema.find("type") == nullptr)
+      schema.set("type", "object");  // as arguments are, though the schema would take others
+    out.parameters = dump_json(schema);
+  }
   out.where = where;
   return out;
 }

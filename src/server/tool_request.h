@@ -13,7 +13,7 @@ namespace perigee {
 
 struct DeclaredTool {
   std::string name;
-  std::string parameters;  // the JSON schema of its arguments; "{}" when it has none
+  std::string parameters;  // the JSON schema of its arguments; "" when it has none
   bool strict = false;
   std::string where;  // "tools[2]" or "messages[0].tools[1]"
 };
@@ -44,6 +44,7 @@ struct ToolChoice {
   enum class Kind { kNone, kAuto, kRequired, kNamed };
   Kind kind = Kind::kAuto;
   std::string name;  // kNamed
+  bool is_forced() const { return kind == Kind::kRequired || kind == Kind::kNamed; }
 };
 
 // `value` is tool_choice. Errors: kBadInput for another value, for a call that is wanted where no tool is declared, and

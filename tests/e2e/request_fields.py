@@ -78,15 +78,21 @@ SAMPLING = {
     "model": Used(7, "another"),
 }
 
-GRAMMAR = {name: Refused("x") for name in (
-    "guided_json", "guided_regex", "guided_choice", "guided_grammar", "guided_decoding_backend",
-    "guided_whitespace_pattern", "regex", "ebnf", "grammar", "json_schema", "structural_tag")}
+GRAMMAR = {
+    "structured_outputs": Used("x", {"choice": ["a"]}),
+    "response_format": Used("x", {"type": "json_object"}),
+    "guided_json": Used(7, {"const": 1}),
+    "guided_regex": Used(7, "[0-9]"),
+    "guided_choice": Used("x", ["a"]),
+    "guided_grammar": Used(7, "root ::= \"a\""),
+    "guided_decoding_backend": Harmless("auto"),
+    "guided_whitespace_pattern": Refused(" *"),
+    **{name: Refused("x") for name in ("regex", "ebnf", "grammar", "json_schema", "structural_tag")},
+}
 
 COMMON = {
     **SAMPLING,
     **GRAMMAR,
-    "structured_outputs": Refused({"json": {}}),
-    "response_format": Refused({"type": "json_schema", "json_schema": {}}, {"type": "text"}),
     "allowed_token_ids": Refused([65], []),
     "bad_words": Refused(["x"], []),
     "logits_processors": Refused(["x"], []),
