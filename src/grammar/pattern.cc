@@ -169,6 +169,8 @@ class Pattern::Parser {
       take("?");  // lazy: the same texts
       if (node.kind == Node::Kind::kBegin || node.kind == Node::Kind::kEnd) fail("a repeated anchor");
       if (most < least) fail("a repetition whose bounds are the wrong way round");
+      if (least > kMostRepeats) fail("a repetition of more than 128 times is not supported");
+      if (most != kNoEnd) most = std::min(most, kMostRepeats);
       Node out{Node::Kind::kRepeat, {}, {}, least, most};
       out.parts.push_back(std::move(node));
       node = std::move(out);
@@ -529,7 +531,9 @@ bool Pattern::restrict_length(int32_t least, int32_t most) {
   for (const Node& part : changed.parts)
     if (&part != open) fixed += lengths(part).first;
   const int64_t low = std::max<int64_t>(open->least, least - fixed);
-  const int64_t high = most == kNoEnd ? open->most : std::min<int64_t>(open->most, most - fixed);
+  int64_t high = most == kNoEnd ? open->most : std::min<int64_t>(open->most, most - fixed);
+  if (high != kNoEnd) high = std::min<int64_t>(high, kMostRepeats);
+  if (low > kMostRepeats) return false;
   if (low > high) return false;
   open->least = static_cast<int32_t>(low);
   open->most = static_cast<int32_t>(high);

@@ -23,6 +23,8 @@ using CodePoints = std::vector<std::pair<uint32_t, uint32_t>>;
 class Pattern {
  public:
   static constexpr int32_t kNoEnd = INT32_MAX;
+  // Bounds above this are taken as this: beyond it xgrammar's tables know next to nothing, and a mask takes 50 ms.
+  static constexpr int32_t kMostRepeats = 128;
   enum class Whole { kYes, kSearched };
 
   // kSearched: as JSON Schema reads a pattern, anywhere in a text unless it says ^ or $. Errors: what is not supported,

@@ -65,14 +65,28 @@ std::string without_place(std::string message) {
   return message;
 }
 
-int32_t scanned_places(const xgrammar::Grammar& grammar) {
+struct Cost {
   int32_t places = 0;
+  int64_t tries = 0;
+};
+
+// Of the tables of tokens that are to be made.
+Cost cost_of(const xgrammar::Grammar& grammar, const TokenTable& table) {
+  std::array<int64_t, 257> before{};  // by byte: the tokens that begin with a lower one
+  for (int32_t id = 0; id < table.num_ordinary(); ++id)
+    ++before[static_cast<uint8_t>(table.tokenizer().bytes(id).front()) + 1];
+  for (size_t byte = 1; byte < before.size(); ++byte) before[byte] += before[byte - 1];
+  Cost cost;
   for (int32_t place = 0; place < grammar->complete_fsm.NumStates(); ++place) {
     bool scans = false;
-    for (const auto& edge : grammar->complete_fsm.GetEdges(place)) scans |= edge.IsCharRange();
-    places += scans ? 1 : 0;
+    for (const auto& edge : grammar->complete_fsm.GetEdges(place)) {
+      if (!edge.IsCharRange()) continue;
+      scans = true;
+      cost.tries += before[std::min(edge.max, 255) + 1] - before[edge.min];
+    }
+    cost.places += scans ? 1 : 0;
   }
-  return places;
+  return cost;
 }
 
 }  // namespace
@@ -175,9 +189,15 @@ using Compiled = TextGrammar::Compiled;
 Result<std::unique_ptr<Compiled>> compile_parsed(const std::shared_ptr<const TokenTable>& table,
                                                  const xgrammar::Grammar& parsed, const GrammarLimits& limits) {
   const xgrammar::Grammar optimized = xgrammar::GrammarOptimizer::Apply(parsed);
-  if (const int32_t places = scanned_places(optimized); places > limits.places) {
-    return Error(Code::kBadInput, "its automata have " + std::to_string(places) + " places, at most " +
+  const Cost cost = cost_of(optimized, *table);
+  if (cost.places > limits.places) {
+    return Error(Code::kBadInput, "its automata have " + std::to_string(cost.places) + " places, at most " +
                                       std::to_string(limits.places) + " are allowed: make it smaller");
+  }
+  if (cost.tries > limits.token_tries) {
+    return Error(Code::kBadInput,
+                 "it would take too long to compile: it counts too many characters of large classes; use maxLength "
+                 "without a pattern, or smaller classes and repetitions");
   }
   // Before the tables of tokens, which are what costs.
   Result<Distances> checked = Distances::make(optimized, limits.shortest_bytes);
