@@ -146,6 +146,7 @@ void App::compile(ExchangePtr exchange, const PendingPtr& pending, Prepared prep
       }
       if (!made.ok()) return deliver(exchange, pending, fault_of(format, made.error()));
       held->generation->constraint = std::move(*made);
+      held->generation->constraint_field = format.field;
       deliver(exchange, pending, std::move(*held));
     });
   };

@@ -100,9 +100,9 @@ int64_t Generation::max_tokens_of(size_t prompt_index) const {
 Status Generation::check_room(size_t prompt_index) const {
   const int64_t room = max_tokens_of(prompt_index);
   if (spec_.constraint == nullptr || spec_.constraint->shortest() <= room) return {};
-  return bad_input(fmt::format("the shortest reply of the form that is asked for has {} tokens, and max_tokens and the "
-                               "context leave {}; raise max_tokens, shorten the prompt or ask for a smaller form",
-                               spec_.constraint->shortest(), room),
+  return bad_input(fmt::format("the shortest reply that {} allows has {} tokens, and max_tokens and the context leave "
+                               "{}; raise max_tokens, shorten the prompt or ask for a smaller form",
+                               spec_.constraint_field, spec_.constraint->shortest(), room),
                    "max_tokens");
 }
 

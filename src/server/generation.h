@@ -60,6 +60,7 @@ struct GenerationSpec {
   std::vector<TokenIds> prompts;
   RequestFields fields;                          // max_tokens and seed decided
   std::shared_ptr<const Constraint> constraint;  // that every choice obeys, or null
+  std::string constraint_field;                  // of the request, that asks for it
   std::string model;                             // the name that the reply carries
   std::string id;                                // without the format's prefix
   std::string path;                              // for the access log
