@@ -122,8 +122,10 @@ TEST(SchemaGrammar, HostileSchemasAreRefusedSoon) {
         ",\"a" + std::to_string(i) + R"(":{"allOf":[)" + ref + "," + ref + R"(],"anyOf":[)" + ref + "," + ref + "]}";
   }
   doubling += R"(},"$ref":"#/$defs/a63"})";
+  const std::string long_name =
+      R"({"properties":{")" + std::string(60'000, 'n') + R"(":{}},"additionalProperties":true})";
   for (const std::string& schema :
-       {deep, values + "]}", doubling, std::string(R"-({"type":"string","pattern":"(a{1,1000}){1,1000}"})-"),
+       {deep, values + "]}", doubling, long_name, std::string(R"-({"type":"string","pattern":"(a{1,1000}){1,1000}"})-"),
         std::string(R"({"type":"string","minLength":1000000})"), std::string(R"({"minItems":1000000})")}) {
     const auto began = std::chrono::steady_clock::now();
     auto made = compiled(schema);

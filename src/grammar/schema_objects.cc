@@ -24,6 +24,8 @@ struct SchemaRules::Members {
 
 namespace {
 
+constexpr size_t kMostNameBytes = 1024, kMostNamesBytes = 8192;  // where properties are open to others
+
 const Json* closing_keyword(const Json& schema) {
   const Json* closed = schema.find("additionalProperties");
   return closed != nullptr ? closed : schema.find("unevaluatedProperties");
@@ -80,6 +82,16 @@ std::string SchemaRules::other_key(const Json& schema, const std::vector<std::st
     return rule_of(*merged, place + "/propertyNames");
   }
   if (declared.empty()) return string(Json(Json::Object{}), place);
+  // none_of() goes as deep as a name is long.
+  size_t bytes = 0;
+  for (const std::string& name : declared) {
+    bytes += name.size();
+    if (name.size() > kMostNameBytes || bytes > kMostNamesBytes)
+      refuse(place + "/additionalProperties",
+             fmt::format("beside other properties a name has at most {} bytes, and all names {}: shorten them, or say "
+                         "\"additionalProperties\": false",
+                         kMostNameBytes, kMostNamesBytes));
+  }
   std::vector<std::string> sorted = declared;
   std::sort(sorted.begin(), sorted.end());
   return add_regex("\\u0022" + none_of(sorted, 0, sorted.size(), 0) + "\\u0022");
