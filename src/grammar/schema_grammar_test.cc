@@ -122,10 +122,27 @@ TEST(SchemaGrammar, HostileSchemasAreRefusedSoon) {
         ",\"a" + std::to_string(i) + R"(":{"allOf":[)" + ref + "," + ref + R"(],"anyOf":[)" + ref + "," + ref + "]}";
   }
   doubling += R"(},"$ref":"#/$defs/a63"})";
+  std::string wide = R"({"$ref":"#/$defs/a0","$defs":{"a12":{"type":"null"})";
+  for (int i = 0; i < 12; ++i) {
+    const std::string ref = R"({"$ref":"#/$defs/a)" + std::to_string(i + 1) + "\"}";
+    wide += ",\"a" + std::to_string(i) + R"(":{"allOf":[)" + ref;
+    for (int j = 1; j < 8; ++j) wide += "," + ref;
+    wide += "]}";
+  }
+  wide += "}}";
+  const std::string growing = R"({"allOf":[{"$ref":"#/$defs/a"},{"$ref":"#/$defs/b"}],"$defs":{)"
+                              R"("a":{"properties":{"x":{"allOf":[{"$ref":"#/$defs/a"},{"$ref":"#/$defs/b"}]}}},)"
+                              R"("b":{"properties":{"x":{"allOf":[{"$ref":"#/$defs/b"},{"$ref":"#/$defs/a"}]}}}}})";
+  std::string branches = R"({"oneOf":[{"const":0})";
+  for (int i = 1; i < 15'000; ++i) branches += R"(,{"const":)" + std::to_string(i) + "}";
+  std::string twice = "[0";
+  for (int i = 1; i < 20'000; ++i) twice += "," + std::to_string(i);
+  const std::string values_twice = R"({"allOf":[{"enum":)" + twice + R"(]},{"enum":)" + twice + R"(,""]}]})";
   const std::string long_name =
       R"({"properties":{")" + std::string(60'000, 'n') + R"(":{}},"additionalProperties":true})";
   for (const std::string& schema :
-       {deep, values + "]}", doubling, long_name, std::string(R"-({"type":"string","pattern":"(a{1,1000}){1,1000}"})-"),
+       {deep, values + "]}", doubling, wide, growing, branches + "]}", values_twice, long_name,
+        std::string(R"-({"type":"string","pattern":"(a{1,1000}){1,1000}"})-"),
         std::string(R"({"type":"string","minLength":1000000})"), std::string(R"({"minItems":1000000})")}) {
     const auto began = std::chrono::steady_clock::now();
     auto made = compiled(schema);

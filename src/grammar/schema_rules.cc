@@ -26,6 +26,17 @@ std::string unescaped(std::string_view token) {
   return out;
 }
 
+// The values of a schema; long texts count for more.
+int64_t weight(const Json& schema) {
+  if (schema.is_string()) return 1 + static_cast<int64_t>(schema.as_string().size() / 64);
+  int64_t sum = 1;
+  if (schema.is_array())
+    for (const Json& each : schema.as_array()) sum += weight(each);
+  if (schema.is_object())
+    for (const auto& [key, value] : schema.as_object()) sum += weight(value);
+  return sum;
+}
+
 const char* const kTypes[] = {"null", "boolean", "object", "array", "number", "string", "integer"};
 
 // Every text of these would obey the schema only by chance.
@@ -102,6 +113,13 @@ const Json& SchemaRules::target(const std::string& ref, const std::string& place
   return *at;
 }
 
+// The same definitions may be met again and again, and names and values are compared each with each.
+void SchemaRules::charge(const Json& a, const Json& b) {
+  constexpr int64_t kOfACall = 200, kMost = 50'000'000;  // about a quarter of a second
+  work_ += kOfACall + weight(a) * weight(b);
+  if (work_ > kMost) refuse("", "its $ref, allOf, anyOf and oneOf take too long to put together: use fewer or smaller");
+}
+
 // Without $ref and allOf at its top.
 Json SchemaRules::flattened(const Json& schema, const std::string& place, int depth) {
   if (depth > 32) refuse(place, "its $ref and allOf lead back to itself, or through more than 32 others");
@@ -114,6 +132,7 @@ Json SchemaRules::flattened(const Json& schema, const std::string& place, int de
     if (key != "$ref" && key != "allOf") out.set(key, value);
   const auto merge_with = [&](const Json& other, const std::string& where) {
     const Json flat = flattened(other, where, depth + 1);
+    charge(out, flat);
     auto merged = merge_schemas(out, flat);
     if (!merged.ok()) refuse(where, merged.error().message);
     out = flattened(*merged, where, depth + 1);
@@ -227,16 +246,19 @@ std::string SchemaRules::branches(const Json& schema, const char* key, const std
     flat.push_back(flattened(parts[i], fmt::format("{}/{}/{}", place, key, i), 0));
   if (key == std::string_view("oneOf")) {
     for (size_t i = 0; i < flat.size(); ++i)
-      for (size_t j = 0; j < i; ++j)
+      for (size_t j = 0; j < i; ++j) {
+        charge(flat[i], flat[j]);
         if (!surely_disjoint(flat[i], flat[j]))
           refuse(place + "/oneOf",
                  fmt::format("a value may obey branches {} and {} at once: use anyOf, or a required property with a "
                              "const of its own in each",
                              j, i));
+      }
   }
   std::string body;
   for (size_t i = 0; i < flat.size(); ++i) {
     const std::string where = fmt::format("{}/{}/{}", place, key, i);
+    charge(rest, flat[i]);
     auto merged = merge_schemas(rest, flat[i]);
     if (!merged.ok()) refuse(where, merged.error().message);
     const std::string rule = rule_of(*merged, where);

@@ -35,6 +35,9 @@ class SchemaRules {
   std::string add_regex(const std::string& pattern);  // the same of a regular expression
   std::string choice(const std::vector<std::string>& rules);
 
+  // Counts what it takes to put two schemas together or to compare them; refuses what would take too long.
+  void charge(const Json& a, const Json& b);
+
   // schema_rules.cc: what becomes of a schema before its types.
   Json flattened(const Json& schema, const std::string& place, int depth);
   const Json& target(const std::string& ref, const std::string& place) const;
@@ -70,6 +73,7 @@ class SchemaRules {
   std::unordered_map<std::string, std::string> by_body_;
   std::vector<std::string> rules_;
   size_t num_bytes_ = 0;
+  int64_t work_ = 0;
   int depth_ = 0;
 };
 
