@@ -4,6 +4,7 @@
 #include <deque>
 #include <list>
 #include <mutex>
+#include <new>
 #include <string_view>
 #include <thread>
 #include <unordered_map>
@@ -72,6 +73,7 @@ struct GrammarCompiler::Impl {
       : options(options_in), table(std::make_shared<TokenTable>(std::move(tokenizer), std::move(ends))) {}
 
   Compiled compile(const GrammarSpec& spec, size_t& bytes);
+  Compiled compile_if_memory(const GrammarSpec& spec, size_t& bytes);
   Compiled compile_calls(const GrammarSpec& spec, size_t& bytes);
   Result<std::shared_ptr<const TextGrammar>> text_of(const GrammarSpec& spec);
   void work();
@@ -140,6 +142,15 @@ Result<std::shared_ptr<const Constraint>> GrammarCompiler::Impl::compile(const G
   return ReplyGrammar::of_text(table, *std::move(text), spec.after_reasoning);
 }
 
+// An exception would end the thread's process.
+GrammarCompiler::Impl::Compiled GrammarCompiler::Impl::compile_if_memory(const GrammarSpec& spec, size_t& bytes) {
+  try {
+    return compile(spec, bytes);
+  } catch (const std::bad_alloc&) {
+    return Error(Code::kExhausted, "not enough memory to compile it");
+  }
+}
+
 const GrammarCompiler::Impl::Made* GrammarCompiler::Impl::find(const std::string& key) {
   const auto known = by_key.find(key);
   if (known == by_key.end()) return nullptr;
@@ -169,7 +180,7 @@ void GrammarCompiler::Impl::work() {
     const GrammarSpec spec = tasks.at(key).spec;
     lock.unlock();
     size_t bytes = 0;
-    Compiled compiled = compile(spec, bytes);
+    const Compiled compiled = compile_if_memory(spec, bytes);
     lock.lock();
     if (compiled.ok()) keep(key, *compiled, bytes);
     std::vector<Done> waiting = std::move(tasks.at(key).waiting);

@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 
 #include <exception>
+#include <new>
 
 #include "grammar/schema_rules.h"
 
@@ -40,6 +41,8 @@ Result<std::string> schema_grammar(std::string_view schema, const SchemaLimits& 
     return rules.finish(root);
   } catch (const SchemaRefusal& refusal) {
     return refusal.error;
+  } catch (const std::bad_alloc&) {
+    throw;
   } catch (const std::exception&) {  // a keyword whose value has another type than every schema gives it
     return Error(Code::kBadInput, "/: not a schema: a keyword has a value of a wrong type");
   }
