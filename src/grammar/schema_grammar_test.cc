@@ -151,5 +151,21 @@ TEST(SchemaGrammar, HostileSchemasAreRefusedSoon) {
   }
 }
 
+TEST(GrammarCompiler, RefusesManyNestedGroupsOfRegexes) {
+  const std::string groups = std::string(50'000, '(') + "a" + std::string(50'000, ')');
+  GrammarSpec ebnf;
+  ebnf.kind = GrammarSpec::Kind::kEbnf;
+  ebnf.text = "root ::= Regex(\"" + groups + "\")";
+  GrammarSpec tag;
+  tag.kind = GrammarSpec::Kind::kStructuralTag;
+  tag.text =
+      R"({"type":"structural_tag","format":{"type":"json_schema","json_schema":{"p\u0061ttern":")" + groups + R"("}}})";
+  for (const GrammarSpec& spec : {ebnf, tag}) {
+    auto made = compiler().compile_now(spec);
+    ASSERT_FALSE(made.ok());
+    EXPECT_NE(made.error().message.find("32768"), std::string::npos) << made.error().message;
+  }
+}
+
 }  // namespace
 }  // namespace perigee
