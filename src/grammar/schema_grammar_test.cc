@@ -84,25 +84,30 @@ TEST(SchemaGrammar, RecursionEnds) {
 }
 
 TEST(SchemaGrammar, RefusesByPlace) {
-  for (const auto& [schema, place] : std::initializer_list<std::pair<const char*, const char*>>{
-           {R"({"type":"array","uniqueItems":true})", "/uniqueItems:"},
-           {R"({"properties":{"a":{"if":{}}}})", "/properties/a/if:"},
-           {R"({"type":"number","multipleOf":0.01})", "/multipleOf:"},
-           {R"({"type":"strin"})", "/type:"},
-           {R"({"$ref":"#/$defs/x"})", "/$ref:"},
-           {R"({"$ref":"#"})", "/$ref"},
-           {R"({"$ref":"http://x/y"})", "/$ref:"},
-           {R"-({"type":"string","pattern":"(?=a)"})-", "/pattern:"},
-           {R"({"type":"string","format":"idn-email"})", "/format:"},
-           {R"({"oneOf":[{"type":"integer"},{"type":"number"}]})", "/oneOf:"},
-           {R"({"type":"integer","minimum":3,"maximum":2})", "/:"},
-           {R"({"not":{"required":["a"]}})", "/not:"},
-           {R"({"type":"object","required":["a"],"additionalProperties":false})", "/:"},
-           {R"({"contains":{"type":"null"}})", "/contains:"},
-           {R"([1])", "/:"},
-           {R"({"required":"a"})", "/required:"},
-           {R"({"type":"object","properties":{"a":false},"required":["a"]})", "/:"},
-       }) {
+  for (
+      const auto& [schema, place] : std::initializer_list<std::pair<const char*, const char*>>{
+          {R"({"type":"array","uniqueItems":true})", "/uniqueItems:"},
+          {R"({"properties":{"a":{"if":{}}}})", "/properties/a/if:"},
+          {R"({"type":"number","multipleOf":0.01})", "/multipleOf:"},
+          {R"({"type":"strin"})", "/type:"},
+          {R"({"$ref":"#/$defs/x"})", "/$ref:"},
+          {R"({"$ref":"#"})", "/$ref"},
+          {R"({"$ref":"http://x/y"})", "/$ref:"},
+          {R"-({"type":"string","pattern":"(?=a)"})-", "/pattern:"},
+          {R"({"type":"string","format":"idn-email"})", "/format:"},
+          {R"({"oneOf":[{"type":"integer"},{"type":"number"}]})", "/oneOf:"},
+          {R"({"type":"integer","minimum":3,"maximum":2})", "/:"},
+          {R"({"not":{"required":["a"]}})", "/not:"},
+          {R"({"type":"object","required":["a"],"additionalProperties":false})", "/:"},
+          {R"({"contains":{"type":"null"}})", "/contains:"},
+          {R"([1])", "/:"},
+          {R"({"required":"a"})", "/required:"},
+          {R"({"allOf":[{"type":"object","properties":{"a":{}},"unevaluatedProperties":false},{"required":["b"],"properties":{"b":{}}}]})",
+           "/:"},
+          {R"({"type":"object","required":["b"],"properties":{"b":{}},"anyOf":[{"properties":{"a":{}},"unevaluatedProperties":false}]})",
+           "/:"},
+          {R"({"type":"object","properties":{"a":false},"required":["a"]})", "/:"},
+      }) {
     auto made = schema_grammar(schema);
     ASSERT_FALSE(made.ok()) << schema;
     EXPECT_EQ(made.error().code, Code::kBadInput);

@@ -37,6 +37,15 @@ int64_t weight(const Json& schema) {
   return sum;
 }
 
+const char* const kOfProperties[] = {"properties", "patternProperties", "additionalProperties", "anyOf",
+                                     "oneOf",      "dependentSchemas"};
+
+// Whether unevaluatedProperties means something else beside it.
+bool speaks_of_properties(const Json& schema) {
+  return std::any_of(std::begin(kOfProperties), std::end(kOfProperties),
+                     [&](const char* key) { return schema.find(key) != nullptr; });
+}
+
 const char* const kTypes[] = {"null", "boolean", "object", "array", "number", "string", "integer"};
 
 // Every text of these would obey the schema only by chance.
@@ -120,6 +129,19 @@ void SchemaRules::charge(const Json& a, const Json& b) {
   if (work_ > kMost) refuse("", "its $ref, allOf, anyOf and oneOf take too long to put together: use fewer or smaller");
 }
 
+// A schema's unevaluatedProperties does not see what the schemas around it evaluate. Once they are one it would, so
+// additionalProperties takes its place.
+Json SchemaRules::closed_for_itself(Json schema, const std::string& place) const {
+  const Json* closed = schema.find("unevaluatedProperties");
+  if (closed == nullptr || schema.find("additionalProperties") != nullptr) return schema;
+  for (const char* key : {"anyOf", "oneOf", "dependentSchemas"})
+    if (schema.find(key) != nullptr)
+      refuse(place + "/unevaluatedProperties",
+             fmt::format("not supported beside {} in a part of another schema: use additionalProperties", key));
+  schema.set("additionalProperties", Json(*closed));
+  return schema;
+}
+
 // Without $ref and allOf at its top.
 Json SchemaRules::flattened(const Json& schema, const std::string& place, int depth) {
   if (depth > 32) refuse(place, "its $ref and allOf lead back to itself, or through more than 32 others");
@@ -130,8 +152,10 @@ Json SchemaRules::flattened(const Json& schema, const std::string& place, int de
   Json out(Json::Object{});
   for (const auto& [key, value] : schema.as_object())
     if (key != "$ref" && key != "allOf") out.set(key, value);
+  const bool several = all != nullptr && all->is_array() && all->as_array().size() + (ref != nullptr ? 1 : 0) > 1;
   const auto merge_with = [&](const Json& other, const std::string& where) {
-    const Json flat = flattened(other, where, depth + 1);
+    Json flat = flattened(other, where, depth + 1);
+    if (several || speaks_of_properties(out)) flat = closed_for_itself(std::move(flat), where);
     charge(out, flat);
     auto merged = merge_schemas(out, flat);
     if (!merged.ok()) refuse(where, merged.error().message);
@@ -258,6 +282,7 @@ std::string SchemaRules::branches(const Json& schema, const char* key, const std
   std::string body;
   for (size_t i = 0; i < flat.size(); ++i) {
     const std::string where = fmt::format("{}/{}/{}", place, key, i);
+    if (speaks_of_properties(rest)) flat[i] = closed_for_itself(std::move(flat[i]), where);
     charge(rest, flat[i]);
     auto merged = merge_schemas(rest, flat[i]);
     if (!merged.ok()) refuse(where, merged.error().message);

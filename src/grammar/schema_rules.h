@@ -40,6 +40,7 @@ class SchemaRules {
 
   // schema_rules.cc: what becomes of a schema before its types.
   Json flattened(const Json& schema, const std::string& place, int depth);
+  Json closed_for_itself(Json schema, const std::string& place) const;
   const Json& target(const std::string& ref, const std::string& place) const;
   std::string body_of(const Json& schema, const std::string& place);
   std::string branches(const Json& schema, const char* key, const std::string& place);
