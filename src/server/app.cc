@@ -296,7 +296,9 @@ void App::end_all(const std::string& message) {
 void App::log_once(const std::string& warning) {
   constexpr size_t kMaxWarnings = 256, kMaxBytes = 512;
   const std::lock_guard lock(mutex_);
-  const std::string shown = excerpt(warning, kMaxBytes);
+  std::string shown = excerpt(warning, kMaxBytes);
+  for (char& c : shown)  // a client's names may hold line ends
+    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7F) c = ' ';
   if (logged_warnings_.size() < kMaxWarnings && logged_warnings_.insert(shown).second)
     log_warning(shown, " (said once)");
 }
