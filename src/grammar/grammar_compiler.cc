@@ -139,7 +139,6 @@ Result<std::shared_ptr<const Constraint>> GrammarCompiler::Impl::compile_calls(c
     const std::string place = "tools[" + std::to_string(i) + "]/parameters";
     GrammarSpec arguments;
     arguments.kind = GrammarSpec::Kind::kJsonSchema;
-    // Arguments are an object whatever the schema says.
     arguments.text = spec.tools[i].parameters;
     if (arguments.text.empty()) arguments.kind = GrammarSpec::Kind::kJsonObject;
     auto text = text_of(arguments);

@@ -50,8 +50,17 @@ Result<DeclaredTool> DeclaredTools::read(const Json& tool, const std::string& fi
   out.name = name->as_string();
   if (parameters != nullptr) {
     Json schema = *parameters;
-    if (schema.find("type") == nullptr)
-      schema.set("type", "object");  // as arguments are, though the schema would take others
+    const Json* given = schema.find("type");
+    for (const char* other : {"array", "boolean", "integer", "null", "number", "string"})
+      if (given != nullptr && *given == Json(other))
+        return bad_input(fmt::format("{}.function.parameters.type must be \"object\": arguments are an object", where),
+                         field);
+    const auto takes_objects = [](const Json& type) {
+      const Json::Array& types = type.as_array();
+      return std::find(types.begin(), types.end(), Json("object")) != types.end();
+    };
+    // Arguments are an object, though the schema would take others.
+    if (given == nullptr || (given->is_array() && takes_objects(*given))) schema.set("type", "object");
     out.parameters = dump_json(schema);
   }
   out.where = where;
