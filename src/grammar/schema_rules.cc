@@ -314,7 +314,6 @@ std::string SchemaRules::dependents(const Json& schema, const std::string& place
 }
 
 std::string SchemaRules::any_object() {
-  by_schema_.emplace("any", "");
   const std::string value = any_value();
   const std::string pair = add(string(Json(Json::Object{}), "") + " \":\" \" \"? " + value);
   return add("\"{\" (" + pair + " (\",\" \" \"? " + pair + ")*)? \"}\"");
