@@ -4,7 +4,6 @@
 #include <atomic>
 #include <list>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <thread>
 
@@ -46,8 +45,7 @@ class LeaseServer {
   const TcpOptions options_;
   std::atomic<bool> stopping_{false};
   std::atomic<int64_t> num_refused_{0};
-  std::mutex mutex_;
-  std::list<Connection> connections_;
+  std::list<Connection> connections_;  // of the thread that accepts
   std::thread thread_;
 };
 

@@ -89,8 +89,9 @@ void LeaseServer::accept() {
       continue;
     }
     connections_.remove_if([](Connection& connection) {
-      if (connection.ended) connection.thread.join();
-      return connection.ended.load();
+      const bool ended = connection.ended;  // read once: it may end meanwhile
+      if (ended) connection.thread.join();
+      return ended;
     });
     if (std::ssize(connections_) >= options_.max_connections) continue;  // the socket goes, which closes it
     Connection& connection = connections_.emplace_back();
