@@ -61,9 +61,11 @@ class FakeWorker {
 };
 
 // Answers probes; on any other request it sends `reply` and closes the connection, with a reset where `reset` says so.
+// With `stays` it does neither, and reads no more than the request's first bytes.
 class LyingWorker {
  public:
-  LyingWorker(std::string reply, bool reset) : reply_(std::move(reply)), reset_(reset) {
+  LyingWorker(std::string reply, bool reset, bool stays = false)
+      : reply_(std::move(reply)), reset_(reset), stays_(stays) {
     listener_ = ::socket(AF_INET, SOCK_STREAM, 0);
     sockaddr_in address{};
     address.sin_family = AF_INET;
@@ -80,6 +82,7 @@ class LyingWorker {
     stop_ = true;
     ::shutdown(listener_, SHUT_RDWR);
     thread_.join();
+    for (const int fd : staying_) ::close(fd);
     ::close(listener_);
   }
   std::string url() const { return "http://127.0.0.1:" + std::to_string(port_); }
@@ -98,6 +101,7 @@ class LyingWorker {
     const bool probe = n > 0 && std::string_view(bytes, static_cast<size_t>(n)).starts_with("GET /readyz");
     const std::string reply = probe ? "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 0\r\n\r\n" : reply_;
     if (!probe) ++count_;
+    if (!probe && stays_) return staying_.push_back(fd);
     ::send(fd, reply.data(), reply.size(), MSG_NOSIGNAL);
     if (!probe && reset_) {
       std::this_thread::sleep_for(std::chrono::milliseconds(50));  // what was sent arrives before the reset
@@ -108,7 +112,8 @@ class LyingWorker {
   }
 
   const std::string reply_;
-  const bool reset_;
+  const bool reset_, stays_;
+  std::vector<int> staying_;
   int listener_ = -1, port_ = 0;
   std::atomic<int> count_{0};
   std::atomic<bool> stop_{false};

@@ -1,6 +1,7 @@
 // The router between a client and fake workers, over real sockets.
 #include "router/router.h"
 
+#include "base/clock.h"
 #include "router/fake_worker.h"
 
 namespace perigee {
@@ -147,6 +148,19 @@ TEST_F(RouterTest, AnEarlyFailureIsTriedByAnotherWorker) {
       EXPECT_NE(metrics().find("perigee_router_retries_total 2\n"), std::string::npos);
       router_ = nullptr;
     }
+}
+
+TEST_F(RouterTest, AWorkerThatTakesNoMoreOfARequestIsLeftInTime) {
+  FakeWorker good(named("good"));
+  LyingWorker liar("", false, true);
+  config_.forward.times.write_s = 0.2;
+  start({liar.url(), good.url()});
+  ASSERT_TRUE(wait_all(2));
+  const std::string long_body = "{\"prompt\":\"" + std::string(16u << 20, 'x') + "\"}";
+  const double begin_s = system_clock().now_s();
+  for (int i = 0; i < 2; ++i) EXPECT_EQ(post(long_body).body, "\"good\"");
+  EXPECT_LT(system_clock().now_s() - begin_s, 15) << "sooner than the system gives the connection up";
+  EXPECT_GE(liar.count(), 1);
 }
 
 TEST_F(RouterTest, AStreamThatBreaksOffEndsWithAnError) {

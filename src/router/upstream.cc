@@ -93,7 +93,7 @@ bool UpstreamCall::take(std::string_view bytes, std::string& out) {
         return false;
       case ResponseParser::Event::kWhole:
         whole_ = true;
-        if (parser_->head().keep_alive && bytes.empty() && !cancelled_)
+        if (sent_ && parser_->head().keep_alive && bytes.empty() && !cancelled_)
           idle_.keep(worker_, std::exchange(socket_, nullptr));
         else
           socket_->close();
@@ -111,9 +111,12 @@ Task<bool> UpstreamCall::exchange_heads(std::string_view head, std::string_view 
   parser_.emplace();
   std::string both;
   if (body.size() <= kSmallBody) both.append(head).append(body);
-  const bool sent = co_await socket_->write_all(both.empty() ? head : both, times_.write_s);
-  // One that refuses a body while it comes has answered, whether or not all of it was taken.
-  if (sent && both.empty()) co_await socket_->write_all(body, times_.write_s);
+  socket_->expires_after(times_.write_s);  // a deadline that passed while it was idle counts no more
+  sent_ = co_await socket_->write_all(both.empty() ? head : both, times_.write_s);
+  if (sent_ && both.empty()) sent_ = co_await socket_->write_all(body, times_.write_s);
+  if (!sent_ && socket_->was_late())
+    co_return fail(fmt::format("it took nothing of the request for {:g} s", times_.write_s));
+  // Else one that refuses a body while it comes has answered, whether or not all of it was taken.
   while (!has_head_ && fault_.empty()) {
     socket_->expires_after(times_.silence_s);
     const std::string_view bytes = co_await socket_->read_scratch();

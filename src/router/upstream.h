@@ -74,6 +74,7 @@ class UpstreamCall {
   std::shared_ptr<HttpSocket> socket_;
   std::optional<ResponseParser> parser_;
   std::string received_;  // with the head
+  bool sent_ = false;     // the whole request: else the worker would read the next one as the rest of it
   bool has_head_ = false, cancelled_ = false, heard_ = false, whole_ = false;
   std::string fault_;
 };
