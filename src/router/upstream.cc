@@ -5,6 +5,8 @@
 
 #include <cstring>
 
+#include "base/clock.h"
+
 namespace perigee {
 
 namespace {
@@ -43,8 +45,20 @@ std::shared_ptr<HttpSocket> IdleSockets::take(uint64_t worker) {
   return nullptr;
 }
 
+// Nobody asks for the connections of a worker that was removed: all are looked at, but seldom.
+void IdleSockets::sweep() {
+  constexpr double kPeriodSeconds = 10;
+  const double now_s = system_clock().now_s();
+  if (now_s < next_sweep_s_) return;
+  next_sweep_s_ = now_s + kPeriodSeconds;
+  for (auto& [worker, sockets] : sockets_)
+    std::erase_if(sockets, [](const std::shared_ptr<HttpSocket>& socket) { return !is_quiet(*socket); });
+  std::erase_if(sockets_, [](const auto& entry) { return entry.second.empty(); });
+}
+
 // The longest idle are the first that a worker closes: each that is kept clears away one of them.
 void IdleSockets::keep(uint64_t worker, std::shared_ptr<HttpSocket> socket) {
+  sweep();
   auto& sockets = sockets_[worker];
   if (!sockets.empty() && (sockets.size() >= kMaxIdle || !is_quiet(*sockets.front()))) sockets.erase(sockets.begin());
   sockets.push_back(std::move(socket));

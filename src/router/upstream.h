@@ -17,14 +17,18 @@
 
 namespace perigee {
 
-// Connections of one loop that wait for their next request. Used on that loop.
+// Connections of one loop that wait for their next request. Used on that loop. Those that workers have closed are
+// cleared away, so that workers that come and go leave no open files behind.
 class IdleSockets {
  public:
   std::shared_ptr<HttpSocket> take(uint64_t worker);  // nullptr: there is none that still lives
   void keep(uint64_t worker, std::shared_ptr<HttpSocket> socket);
 
  private:
+  void sweep();
+
   std::unordered_map<uint64_t, std::vector<std::shared_ptr<HttpSocket>>> sockets_;  // the latest used last
+  double next_sweep_s_ = 0;
 };
 
 struct UpstreamTimes {
