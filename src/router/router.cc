@@ -46,6 +46,10 @@ bool is_workers_path(std::string_view path) {
          path == "/version";
 }
 
+bool is_admin_path(std::string_view path) {
+  return path == "/workers" || path == "/workers/drain" || path == "/workers/remove";
+}
+
 bool is_loopback(const std::string& host) {
   return host == "localhost" || host == "::1" || host.starts_with("127.");
 }
@@ -182,11 +186,8 @@ Result<HttpReply> Router::Impl::change_workers(const HttpRequest& request) {
   return json_reply(workers_json());
 }
 
+// check() has let it in.
 HttpReply Router::Impl::admin(const HttpRequest& request) {
-  if (!admits_admin(request))
-    return refusal(401,
-                   "this needs Authorization: Bearer KEY with the key of --admin-api-key; without one, it is open "
-                   "where the router listens on loopback alone");
   if (request.method == "GET" && request.path == "/workers") return json_reply(workers_json());
   const std::string* type = request.header("Content-Type");
   if (request.method != "POST") return refusal(405, "workers are changed by POST, and listed by GET /workers");
@@ -209,7 +210,12 @@ std::optional<HttpReply> Router::Impl::probe(const HttpRequest& request) {
 }
 
 std::optional<HttpReply> Router::Impl::check(const HttpRequest& request) {
-  if (request.path.starts_with("/workers")) return std::nullopt;  // has a key of its own
+  if (is_admin_path(request.path)) {
+    if (admits_admin(request)) return std::nullopt;
+    return refusal(401,
+                   "this needs Authorization: Bearer KEY with the key of --admin-api-key; without one, it is open "
+                   "where the router listens on loopback alone");
+  }
   if (!keys.admits(request)) return refusal(401, "a valid API key is required: Authorization: Bearer KEY");
   if (!is_workers_path(request.path)) return std::nullopt;
   if (draining) return refusal(503, "the router is shutting down; send the request to another one");
@@ -236,8 +242,7 @@ std::string Router::Impl::id_of(const HttpRequest& request) {
 }
 
 void Router::Impl::handle(const std::shared_ptr<Exchange>& exchange, HttpRequest request) {
-  if (request.path == "/workers" || request.path == "/workers/drain" || request.path == "/workers/remove")
-    return exchange->respond(admin(request));
+  if (is_admin_path(request.path)) return exchange->respond(admin(request));
   if (!is_workers_path(request.path))
     return exchange->respond(refusal(404,
                                      "no such path; there are /v1/…, /tokenize, /detokenize, /tokenizer_info, "
