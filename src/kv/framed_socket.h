@@ -1,5 +1,5 @@
-// FramedSocket: frames of wire.h over a Socket. Every frame of a session has its digest, incarnation and number
-// checked.
+// FramedSocket: frames of wire.h over a Socket. Every frame of a session has its digest and incarnation checked; its
+// number is checked by whoever counts the requests.
 #pragma once
 
 #include <fmt/core.h>

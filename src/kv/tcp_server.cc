@@ -119,8 +119,9 @@ Status LeaseServer::serve(const Socket& socket) {
   frames.begin_session(session_of(options_.secret, hello.nonce, nonce), table_.incarnation(), options_.silence_s);
   RETURN_IF_ERROR(frames.send(Ready{table_.shape(), table_.incarnation()}, 0));
   Session session(table_, frames);
-  while (!stopping_) {
+  for (uint32_t number = 1; !stopping_; ++number) {
     ASSIGN_OR_RETURN(const FramedSocket::Frame request, frames.receive_frame(kMaxRequestBytes, options_.idle_s));
+    if (request.header.number != number) return bad_input("a frame that was repeated or left out", "number");
     RETURN_IF_ERROR(session.reply(request));
   }
   return {};

@@ -8,10 +8,10 @@
 //   OpenLease, ReadUnits,        >
 //   ExtendLease, ReleaseLease    <  Done, Refused, or a frame of raw bytes (ReadUnits)
 //
-// Each frame has the number of its request, the incarnation that it is meant for, and a digest of header and payload,
-// seeded by the session: a frame that was damaged, repeated, or meant for another life of the process is an error, and
-// the connection ends. Frames are not encrypted: the digest protects against faults, not against who can change
-// packets.
+// Each frame has the number of its request (1, 2, ... of a session), the incarnation that it is meant for, and a digest
+// of header and payload, seeded by the session: a frame that was damaged, repeated, or meant for another life of the
+// process is an error, and the connection ends. Frames are not encrypted: the digest protects against faults, not
+// against who can change packets.
 #pragma once
 
 #include <array>
