@@ -24,10 +24,10 @@ Status check_same(const CacheShape& here, const CacheShape& there) {
   if (here.deterministic != there.deterministic)
     return differ("deterministic", here.deterministic, there.deterministic);
   if (here.block_bytes != there.block_bytes) return differ("block size", here.block_bytes, there.block_bytes);
-  if (here.state_units() != there.state_units())
-    return differ("number of state units", here.state_units(), there.state_units());
   if (here.state_layers != there.state_layers)
     return differ("number of recurrent layers", here.state_layers, there.state_layers);
+  if (here.state_heads != there.state_heads)
+    return differ("number of heads of a recurrent layer", here.state_heads, there.state_heads);
   if (here.state_unit_bytes != there.state_unit_bytes)
     return differ("state unit size", here.state_unit_bytes, there.state_unit_bytes);
   return {};

@@ -123,7 +123,7 @@ TEST(CacheShape, TheFirstDifferenceIsNamed) {
   EXPECT_EQ(field_of([](CacheShape& s) { s.draft = "d"; }), "speculative-config");
   EXPECT_EQ(field_of([](CacheShape& s) { s.deterministic = true; }), "deterministic");
   EXPECT_EQ(field_of([](CacheShape& s) { s.block_bytes = 65; }), "block size");
-  EXPECT_EQ(field_of([](CacheShape& s) { s.state_heads = 8; }), "number of state units");
+  EXPECT_EQ(field_of([](CacheShape& s) { s.state_heads = 8; }), "number of heads of a recurrent layer");
   EXPECT_EQ(field_of([](CacheShape& s) { std::swap(s.state_heads, s.state_layers); }), "number of recurrent layers");
   EXPECT_EQ(field_of([](CacheShape& s) { s.state_unit_bytes = 1; }), "state unit size");
 }
