@@ -7,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include "base/clock.h"
 #include "kv/socket.h"
 #include "kv/wire.h"
 
@@ -19,12 +20,15 @@ class FramedSocket {
     std::vector<uint8_t> payload;
   };
 
-  FramedSocket(const Socket& socket, double silence_s) : socket_(socket), silence_s_(silence_s) {}
+  // The handshake is over within `handshake_s`: who is not known holds no connection by sending a byte now and then.
+  FramedSocket(const Socket& socket, double handshake_s)
+      : socket_(socket), silence_s_(handshake_s), end_s_(system_clock().now_s() + handshake_s) {}
 
   void begin_session(uint64_t session, uint64_t incarnation, double silence_s) {
     session_ = session;
     incarnation_ = incarnation;
     silence_s_ = silence_s;
+    end_s_ = kNever;
   }
   void set_incarnation(uint64_t incarnation) { incarnation_ = incarnation; }
 
@@ -43,12 +47,12 @@ class FramedSocket {
   // Waits at most idle_s for its first byte.
   Result<WireHeader> receive_header(size_t max_bytes, double idle_s) const {
     std::array<uint8_t, kWireHeaderBytes> bytes;
-    RETURN_IF_ERROR(socket_.receive(std::span(bytes).first(1), idle_s));
-    RETURN_IF_ERROR(socket_.receive(std::span(bytes).subspan(1), silence_s_));
+    RETURN_IF_ERROR(socket_.receive(std::span(bytes).first(1), idle_s, end_s_));
+    RETURN_IF_ERROR(socket_.receive(std::span(bytes).subspan(1), silence_s_, end_s_));
     return decode_header(bytes, max_bytes);
   }
   Status receive_payload(const WireHeader& header, std::span<uint8_t> payload) const {
-    RETURN_IF_ERROR(socket_.receive(payload, silence_s_));
+    RETURN_IF_ERROR(socket_.receive(payload, silence_s_, end_s_));
     RETURN_IF_ERROR(check_digest(header, payload, session_));
     if (incarnation_ != 0 && header.incarnation != incarnation_)
       return bad_input("a frame for another life of this process", "incarnation");
@@ -72,7 +76,8 @@ class FramedSocket {
 
  private:
   const Socket& socket_;
-  double silence_s_;
+  static constexpr double kNever = 1e300;
+  double silence_s_, end_s_;
   uint64_t session_ = 0, incarnation_ = 0;
 };
 

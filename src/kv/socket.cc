@@ -9,9 +9,12 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <memory>
+
+#include "base/clock.h"
 
 namespace perigee {
 namespace {
@@ -124,15 +127,17 @@ Status Socket::send(std::span<const uint8_t> bytes, double timeout_s) const {
   return {};
 }
 
-Status Socket::receive(std::span<uint8_t> bytes, double timeout_s) const {
+Status Socket::receive(std::span<uint8_t> bytes, double timeout_s, double end_s) const {
   while (!bytes.empty()) {
+    const double left_s = end_s - system_clock().now_s();
+    if (left_s <= 0) return Error(Code::kUnavailable, "the peer was too slow");
     const ssize_t got = recv(fd_, bytes.data(), bytes.size(), 0);
     if (got > 0) {
       bytes = bytes.subspan(static_cast<size_t>(got));
     } else if (got == 0) {
       return Error(Code::kUnavailable, "the peer has closed the connection");
     } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
-      RETURN_IF_ERROR(wait_for(fd_, POLLIN, timeout_s));
+      RETURN_IF_ERROR(wait_for(fd_, POLLIN, std::min(timeout_s, left_s)));
     } else if (errno != EINTR) {
       return failed("receive");
     }

@@ -31,9 +31,9 @@ class Socket {
   bool valid() const { return fd_ >= 0; }
   int fd() const { return fd_; }
   int port() const;  // its own
-  // All of it, with at most so long between two bytes.
+  // All of it, with at most so long between two bytes, and none received after `end_s` of the system's clock.
   Status send(std::span<const uint8_t> bytes, double timeout_s) const;
-  Status receive(std::span<uint8_t> bytes, double timeout_s) const;
+  Status receive(std::span<uint8_t> bytes, double timeout_s, double end_s = 1e300) const;
   // Ends every wait on it, from any thread.
   void stop() const;
   void close();

@@ -14,7 +14,7 @@ namespace perigee {
 
 struct TcpOptions {
   std::string secret;      // both sides' the same
-  double handshake_s = 5;  // of each wait before both are known
+  double handshake_s = 5;  // until both are known
   double silence_s = 10;   // of a peer within a frame, or before a reply
   double idle_s = 600;     // of a connection without a request
   int32_t max_connections = 64;

@@ -7,6 +7,7 @@
 #include <functional>
 #include <vector>
 
+#include "base/clock.h"
 #include "base/manual_clock.h"
 #include "base/rng.h"
 #include "kv/framed_socket.h"
@@ -185,6 +186,21 @@ TEST_F(TcpPeers, ARepeatedRequestEndsTheConnection) {
   ASSERT_TRUE(frames.receive<Done>(kMaxHandshakeBytes).ok());
   ASSERT_TRUE(frames.send(ExtendLease{name}, 1).ok());
   EXPECT_FALSE(frames.receive<Done>(kMaxHandshakeBytes).ok());
+}
+
+TEST_F(TcpPeers, WhoIsUnknownHoldsNoConnectionByTrickling) {
+  options.handshake_s = 0.3;
+  start();
+  auto socket = Socket::connect(address(), 2);
+  ASSERT_TRUE(socket.ok());
+  std::vector<uint8_t> hello;
+  encode(Hello{make_nonce()}, 0, 0, 0, hello);
+  const double limit_s = system_clock().now_s() + 2;
+  for (size_t i = 0; i + 1 < hello.size(); ++i) {
+    if (!socket->send(std::span(hello).subspan(i, 1), 2).ok()) break;
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  }
+  EXPECT_LT(system_clock().now_s(), limit_s);
 }
 
 TEST_F(TcpPeers, WhoSpeaksAnotherProtocolIsRefused) {
