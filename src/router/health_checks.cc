@@ -81,10 +81,8 @@ Task<SocketAddress> HealthChecks::resolve(const WorkerView& worker) {
 Task<ProbeResult> HealthChecks::ask(const WorkerView& worker, const SocketAddress& address) {
   constexpr size_t kMaxReplyBytes = 64u << 10;
   const bool other = due_[worker.id].other_path;
-  std::string head = fmt::format("GET {}{} HTTP/1.1\r\nHost: {}\r\n", worker.url.path, other ? "/health" : config_.path,
-                                 worker.url.authority);
-  if (!config_.api_key.empty()) head += fmt::format("Authorization: Bearer {}\r\n", config_.api_key);
-  head += "\r\n";
+  const std::string head = fmt::format("GET {}{} HTTP/1.1\r\nHost: {}\r\n\r\n", worker.url.path,
+                                       other ? "/health" : config_.path, worker.url.authority);
   const UpstreamTimes times{
       .connect_s = config_.timeout_s, .silence_s = config_.timeout_s, .write_s = config_.timeout_s};
   UpstreamCall call(loop_, idle_, times);

@@ -16,7 +16,6 @@ struct HealthConfig {
   std::string path = "/readyz";  // where a worker has no such path (404): /health, as other servers have it
   double interval_s = 2;
   double timeout_s = 5;
-  std::string api_key;  // sent as a bearer token; "": none
 };
 
 class HealthChecks {

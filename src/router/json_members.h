@@ -23,7 +23,6 @@ class JsonMembers {
   static std::optional<JsonMembers> read(std::string_view text);  // `text` outlives it
 
   const JsonMember* find(std::string_view key) const;  // the last one of that name
-  bool is_true(std::string_view key) const { return find(key) != nullptr && find(key)->value == "true"; }
 
   // The object without those members, and with `more`, the text of members such as `"a":1`, at its end.
   std::string rewritten(std::initializer_list<std::string_view> without, std::string_view more) const;
