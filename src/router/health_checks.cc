@@ -5,6 +5,7 @@
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/post.hpp>
 #include <cstring>
+#include <thread>
 
 #include "base/clock.h"
 #include "base/log.h"
@@ -27,23 +28,32 @@ HealthChecks::~HealthChecks() {
 }
 
 // New workers are asked at the next tick, the others when they are due.
+void HealthChecks::begin_due() {
+  const double now_s = system_clock().now_s();
+  std::map<uint64_t, Due> due;
+  for (const WorkerView& worker : table_->list()) {
+    Due& each = due[worker.id] = due_[worker.id];
+    if (each.under_way || now_s < each.at_s) continue;
+    loop_->post([this, worker] { spawn(check(worker)); });
+    each.at_s = now_s + config_.interval_s;
+    each.under_way = true;
+  }
+  due_.swap(due);  // without the workers that are gone
+}
+
 Task<> HealthChecks::tick() {
   constexpr auto kTick = std::chrono::milliseconds(20);
   asio::steady_timer timer(loop_->context());
   loop_->periodic.insert(&timer);
   while (!loop_->closing) {
-    const double now_s = system_clock().now_s();
-    std::map<uint64_t, Due> due;
-    for (const WorkerView& worker : table_->list()) {
-      Due& each = due[worker.id] = due_[worker.id];
-      if (each.under_way || now_s < each.at_s) continue;
-      each.at_s = now_s + config_.interval_s;
-      each.under_way = true;
-      loop_->post([this, worker] { spawn(check(worker)); });
+    try {
+      begin_due();
+      timer.expires_after(kTick);
+      co_await until_expired(timer);
+    } catch (const std::exception&) {
+      log_line(LogLevel::kError, "no memory to ask whether workers are ready");
+      std::this_thread::sleep_for(kTick);
     }
-    due_.swap(due);  // without the workers that are gone
-    timer.expires_after(kTick);
-    co_await until_expired(timer);
   }
   loop_->periodic.erase(&timer);
 }
@@ -99,11 +109,15 @@ Task<ProbeResult> HealthChecks::ask(const WorkerView& worker, const SocketAddres
 }
 
 Task<> HealthChecks::check(WorkerView worker) {
-  const SocketAddress address = co_await resolve(worker);
   ProbeResult result = ProbeResult::kNoAnswer;
-  if (address.size > 0) {
-    table_->set_address(worker.id, address);
-    result = co_await ask(worker, address);
+  try {
+    const SocketAddress address = co_await resolve(worker);
+    if (address.size > 0) {
+      table_->set_address(worker.id, address);
+      result = co_await ask(worker, address);
+    }
+  } catch (const std::exception&) {
+    log_line(LogLevel::kError, "no memory to ask whether a worker is ready");
   }
   table_->report(worker.id, result);
   const auto due = due_.find(worker.id);

@@ -29,6 +29,7 @@ class HealthChecks {
     bool under_way = false;
     bool other_path = false;
   };
+  void begin_due();
   Task<> tick();
   Task<> check(WorkerView worker);
   Task<ProbeResult> ask(const WorkerView& worker, const SocketAddress& address);
