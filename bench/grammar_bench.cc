@@ -62,10 +62,10 @@ std::vector<std::string> own_schemas() {
       R"({"type":"integer"})",
       R"({"type":"string"})",
       R"({"type":"object"})",
-      R"({"type":"object","properties":{"city":{"type":"string"},"days":{"type":"integer","minimum":1,"maximum":14},)"
-      R"("unit":{"enum":["celsius","fahrenheit"]}},"required":["city"]})",
-      R"({"type":"array","items":{"type":"object","properties":{"id":{"type":"string","pattern":"^[a-z]{2,8}-[0-9]{4}$"},)"
-      R"("tags":{"type":"array","items":{"type":"string"},"maxItems":5}},"required":["id","tags"]}})",
+      (R"({"type":"object","properties":{"city":{"type":"string"},"days":{"type":"integer","minimum":1,"maximum":14},)"
+       R"("unit":{"enum":["celsius","fahrenheit"]}},"required":["city"]})"),
+      (R"({"type":"array","items":{"type":"object","properties":{"id":{"type":"string","pattern":"^[a-z]{2,8}-[0-9]{4}$"},)"
+       R"("tags":{"type":"array","items":{"type":"string"},"maxItems":5}},"required":["id","tags"]}})"),
       large + "}}"};
 }
 

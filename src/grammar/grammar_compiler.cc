@@ -1,5 +1,7 @@
 #include "grammar/grammar_compiler.h"
 
+#include <fmt/core.h>
+
 #include <condition_variable>
 #include <deque>
 #include <list>
@@ -136,7 +138,7 @@ Result<std::shared_ptr<const Constraint>> GrammarCompiler::Impl::compile_calls(c
   if (spec.tools.size() > kMostTools) return Error(Code::kBadInput, "tools: at most 256 are allowed");
   std::vector<ReplyGrammar::Tool> tools;
   for (size_t i = 0; i < spec.tools.size(); ++i) {
-    const std::string place = "tools[" + std::to_string(i) + "]/parameters";
+    const std::string place = fmt::format("tools[{}]/parameters", i);
     GrammarSpec arguments;
     arguments.kind = GrammarSpec::Kind::kJsonSchema;
     arguments.text = spec.tools[i].parameters;

@@ -354,7 +354,8 @@ Result<Json> merge_schemas(const Json& a, const Json& b) {
       return Error(Code::kBadInput, key + ": two of them cannot be put together");
     }
     if (key == "const" && !equal(*own, value)) return Json(false);
-    out.set(key, key == "const" ? *own : std::move(both));
+    if (key == "const") both = *own;
+    out.set(key, std::move(both));
   }
   if (a.find("properties") != nullptr || b.find("properties") != nullptr) {
     out.set("properties", merged_properties(a, b));

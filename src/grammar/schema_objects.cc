@@ -159,7 +159,7 @@ SchemaRules::Members SchemaRules::members_of(const Json& schema, const std::stri
   const Json* patterns = schema.find("patternProperties");
   const Json* names = schema.find("propertyNames");
   for (auto& [name, value] : declared) {
-    const std::string where = place + "/properties/" + name;
+    const std::string where = fmt::format("{}/properties/{}", place, name);
     if (patterns != nullptr) {
       for (const auto& [pattern, says] : patterns->as_object()) {
         auto parsed = Pattern::parse(pattern, Pattern::Whole::kSearched);

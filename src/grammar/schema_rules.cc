@@ -70,7 +70,7 @@ void SchemaRules::refuse(const std::string& place, std::string_view why) const {
 
 std::string SchemaRules::add(const std::string& body) {
   if (const auto known = by_body_.find(body); known != by_body_.end()) return known->second;
-  const std::string name = fmt::format("r{}", rules_.size());
+  std::string name = fmt::format("r{}", rules_.size());
   num_bytes_ += body.size() + 16;
   if (rules_.size() >= limits_.rules || num_bytes_ > limits_.grammar_bytes)
     refuse("", "as a grammar the schema is too large: make it smaller or less nested");
@@ -323,7 +323,7 @@ std::string SchemaRules::any_value() {
   if (const auto known = by_body_.find("any value"); known != by_body_.end()) return known->second;
   rules_.emplace_back();
   const size_t index = rules_.size() - 1;
-  const std::string name = fmt::format("r{}", index);
+  std::string name = fmt::format("r{}", index);
   by_body_.emplace("any value", name);
   const Json none(Json::Object{});
   const std::string array = add("\"[\" (" + name + " (\",\" \" \"? " + name + ")*)? \"]\"");
