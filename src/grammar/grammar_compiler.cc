@@ -146,9 +146,9 @@ Result<std::shared_ptr<const Constraint>> GrammarCompiler::Impl::compile_calls(c
     auto text = text_of(arguments);
     if (!text.ok()) {
       const std::string& why = text.error().message;
-      return Error(text.error().code, place + (why.starts_with("/:")  ? why.substr(1)
-                                               : why.starts_with("/") ? why
-                                                                      : ": " + why));
+      const std::string_view inside = std::string_view(why).substr(why.starts_with("/:") ? 1 : 0);
+      const bool has_place = inside.starts_with("/") || inside.starts_with(":");
+      return Error(text.error().code, fmt::format("{}{}{}", place, has_place ? "" : ": ", inside));
     }
     bytes += (*text)->bytes();
     tools.push_back({spec.tools[i].name, *std::move(text), {}});

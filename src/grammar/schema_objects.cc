@@ -163,7 +163,7 @@ SchemaRules::Members SchemaRules::members_of(const Json& schema, const std::stri
     if (patterns != nullptr) {
       for (const auto& [pattern, says] : patterns->as_object()) {
         auto parsed = Pattern::parse(pattern, Pattern::Whole::kSearched);
-        if (!parsed.ok()) refuse(place + "/patternProperties/" + pattern, parsed.error().message);
+        if (!parsed.ok()) refuse(fmt::format("{}/patternProperties/{}", place, pattern), parsed.error().message);
         if (parsed->matches(name)) value = Json(Json::Object{{"allOf", Json(Json::Array{value, says})}});
       }
     }
