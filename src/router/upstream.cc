@@ -2,6 +2,8 @@
 
 #include <fmt/core.h>
 #include <netinet/tcp.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include <cstring>
 
@@ -76,11 +78,16 @@ bool UpstreamCall::fail(std::string why) {
 }
 
 Task<bool> UpstreamCall::connect(const SocketAddress& address) {
-  const int fd = ::socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+  int fd = ::socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
   if (fd < 0) co_return fail(fmt::format("no socket: {}", std::strerror(errno)));
   watch_peer(fd);
   int error = ::connect(fd, reinterpret_cast<const sockaddr*>(&address.storage), address.size) == 0 ? 0 : errno;
-  socket_ = std::make_shared<HttpSocket>(loop_, fd);
+  try {
+    socket_ = std::make_shared<HttpSocket>(loop_, fd);
+  } catch (...) {
+    if (fd >= 0) ::close(fd);
+    throw;
+  }
   if (error == EINPROGRESS) {
     socket_->expires_after(times_.connect_s);
     const boost::system::error_code ec = co_await until_writable(socket_->socket());
@@ -88,7 +95,7 @@ Task<bool> UpstreamCall::connect(const SocketAddress& address) {
       co_return fail(socket_->was_late() ? fmt::format("no connection within {:g} s", times_.connect_s)
                                          : "cannot connect");
     socklen_t size = sizeof error;
-    ::getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size);
+    ::getsockopt(socket_->socket().native_handle(), SOL_SOCKET, SO_ERROR, &error, &size);
     socket_->expires_never();
   }
   co_return error == 0 || fail(fmt::format("cannot connect: {}", std::strerror(error)));

@@ -63,7 +63,7 @@ bool HttpPeer::count_for(std::string_view credentials) {
 }
 
 HttpConnection::HttpConnection(std::shared_ptr<HttpLoop> loop, std::shared_ptr<HttpPeer> peer)
-    : HttpSocket(std::move(loop), std::exchange(peer->fd, -1)), peer_(std::move(peer)) {}
+    : HttpSocket(std::move(loop), peer->fd), peer_(std::move(peer)) {}
 
 void HttpConnection::close() {
   HttpSocket::close();

@@ -70,9 +70,10 @@ void HttpLoop::close() {
   work_.reset();
 }
 
-HttpSocket::HttpSocket(std::shared_ptr<HttpLoop> loop, int fd)
+HttpSocket::HttpSocket(std::shared_ptr<HttpLoop> loop, int& fd)
     : loop_(std::move(loop)), socket_(loop_->context()), timer_(loop_->context()) {
   socket_.assign(tcp::v4(), fd);  // no call here depends on the family
+  fd = -1;
   loop_->sockets.insert(this);
 }
 

@@ -61,7 +61,8 @@ class HttpSocket : public std::enable_shared_from_this<HttpSocket> {
  public:
   using Steady = std::chrono::steady_clock;
 
-  HttpSocket(std::shared_ptr<HttpLoop> loop, int fd);  // takes the descriptor
+  // Takes the descriptor: `fd` is -1 then. Where memory runs out it may still be the caller's.
+  HttpSocket(std::shared_ptr<HttpLoop> loop, int& fd);
   HttpSocket(const HttpSocket&) = delete;
   HttpSocket& operator=(const HttpSocket&) = delete;
   virtual ~HttpSocket();
