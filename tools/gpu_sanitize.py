@@ -25,13 +25,14 @@ OPS, MLA, GOLDEN, EQUALITY = ("tests/conformance/conformance_test", "tests/confo
                               "tests/equality/equality_test")
 COMM, PEER_OPS = "src/comm/cuda/comm_cuda_test", "src/ops/cuda/ops_cuda_test"
 JOBS = {  # name: (program, tests); long ones first
-    "ops": (OPS, "Conformance.*-*Mla*:*Linear*:*Moe*"),
+    "ops": (OPS, "Conformance.*-*Mla*:*Linear*:*Moe*:*Full*"),
     "moe": (OPS, "Conformance.Moe*"),
     "mla-portable": (MLA, "*/bf16_portable"),
     "mla-portable-fp8": (MLA, "*/fp8_portable"),
     "attention": (OPS, "Conformance.MlaAttend"),
     "attention-fp8": (OPS, "Conformance.MlaAttendOverAnFp8Cache"),
     "attention-tiles": (OPS, "Conformance.MlaAttendOverRecords*"),
+    "attention-full": (OPS, "Conformance.Full*"),
     "attention-shared": (OPS, "SharedAttention.SequencesOfBoth*:SharedAttention.NoKey*"),
     "experts-bf16": (OPS, "Experts.*/bf16:DummyWeights.*"),
     "experts-int4": (OPS, "Experts.*/int4"),

@@ -1,4 +1,4 @@
-// CudaOps: what is left beside weights (pack.cc), experts (moe/), latent attention (mla/) and KDA (kda/).
+// CudaOps: what is left beside weights (pack.cc), experts (moe/), attention (mla/, full/) and KDA (kda/).
 #include "ops/cuda/backend.h"
 
 #include "base/log.h"
@@ -214,6 +214,7 @@ void CudaOps::rope(const Tensor& x, int64_t head_dim, int64_t rope_begin, std::s
                    .positions = positions.data(),
                    .inv_freq = rope.inv_freq.data(),
                    .pairs = pairs,
+                   .halves = rope.halves,
                    .factor = rope.cos_sin_factor},
                   stream()),
         "rope");

@@ -66,6 +66,9 @@ class CudaOps final : public Ops {
   Tensor attend_latents(const Tensor& queries, const MlaShape& shape, const Batch& batch,
                         const LatentLayer& cache) override;
   Tensor mla_project(const Tensor& u, const MlaUpWeight& up, const MlaShape& shape, const Batch& batch) override;
+  Tensor full_in(const Tensor& x, const FullWeights& w, const Batch& batch, const FullLayer& cache) override;
+  void write_full(const Tensor& k, const Tensor& v, const Batch& batch, const FullLayer& cache) override;
+  Tensor full_attend(const Tensor& q, const FullShape& shape, const Batch& batch, const FullLayer& cache) override;
   Tensor kda(const Tensor& x, const KdaWeights& w, const Batch& batch, const StateLayer& state) override;
   Tensor kda_attend(const KdaInputs& in, const KdaWeights& w, const Batch& batch, const StateLayer& state) override;
   Routing route(const Tensor& x, const RouterWeight& router) override;
@@ -159,6 +162,7 @@ class CudaOps final : public Ops {
   std::pair<int64_t, int64_t> mla_planned_;  // the rows that the lists are of
   Buffer shown_queries_, shown_results_;     // see shown()
   std::map<int64_t, Buffer> row_owners_;     // by heads: see row_owners()
+  Buffer full_partials_;                     // from the first full_attend() on, which is not in a graph
 };
 
 }  // namespace perigee

@@ -140,10 +140,12 @@ __global__ void rope_kernel(Tensor x, RopeCall call) {
     sincosf(position * call.inv_freq[p], &sine, &cosine);
     cosine *= call.factor;
     sine *= call.factor;
-    T* pair = x.row<T>(blockIdx.x) + i / call.pairs * call.head_dim + call.rope_begin + 2 * p;
-    const float a = as_float(pair[0]), b = as_float(pair[1]);
-    pair[0] = T(a * cosine - b * sine);
-    pair[1] = T(a * sine + b * cosine);
+    T* head = x.row<T>(blockIdx.x) + i / call.pairs * call.head_dim + call.rope_begin;
+    T& first = head[call.halves ? p : 2 * p];
+    T& second = head[call.halves ? p + call.pairs : 2 * p + 1];
+    const float a = as_float(first), b = as_float(second);
+    first = T(a * cosine - b * sine);
+    second = T(a * sine + b * cosine);
   }
 }
 

@@ -26,6 +26,7 @@ struct RopeCall {
   const int32_t* positions = nullptr;
   const float* inv_freq = nullptr;
   int32_t pairs = 0;
+  bool halves = false;  // Rope::halves
   float factor = 1;
 };
 cudaError_t rope_rows(const Tensor& x, const RopeCall& call, cudaStream_t stream);
