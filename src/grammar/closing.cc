@@ -218,6 +218,10 @@ bool RestChart::advance(uint8_t byte) {
   const bool goes_on = (byte & 0xC0) == 0x80 || count.escape > 0;  // with a character that has begun
   current_token_index_ = count.characters - (goes_on ? 1 : 0);
   if (!Advance(byte)) return false;
+  if (is_crowded()) {
+    PopLastStates(1);
+    return false;
+  }
   count.characters += goes_on ? 0 : 1;
   switch (count.escape) {
     case 0: count.escape = byte == '\\' ? 1 : 0; break;

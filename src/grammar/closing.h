@@ -69,8 +69,9 @@ class RestChart : public xgrammar::EarleyParser {
  public:
   RestChart(const xgrammar::Grammar& grammar, const Distances& distances);
 
-  // Moves by a byte, or not at all. A rule with `max_tokens` N takes at most N characters of a JSON string: what
-  // xgrammar counts as tokens are characters here, an escape being one.
+  // Moves by a byte, or not at all: also where a text could be read in more ways than is_crowded() allows. A rule with
+  // `max_tokens` N takes at most N characters of a JSON string: what xgrammar counts as tokens are characters here, an
+  // escape being one.
   bool advance(uint8_t byte);
   // How many bytes that could begin a character the next token may have in the state's rule, at least; INT32_MAX
   // without a bound. In an open escape its first byte begins none.
@@ -85,6 +86,13 @@ class RestChart : public xgrammar::EarleyParser {
 
   bool completed() const { return IsCompleted(); }
   auto states() const { return scanable_state_history_[scanable_state_history_.size() - 1]; }
+  // Whether the newest row has too many states: what an ambiguous grammar piles up costs time in each later one.
+  bool is_crowded() const {
+    constexpr int32_t kMostStates = 512;
+    const int32_t row = rule_id_to_completable_states_.size() - 1;
+    return static_cast<int64_t>(states().size()) > kMostStates ||
+           static_cast<int64_t>(rule_id_to_completable_states_[row].size()) > kMostStates;
+  }
   void push_trial(const xgrammar::ParserState& state) {
     PushOneStateToCheck(state);
     counts_.push_back(counts_.back());

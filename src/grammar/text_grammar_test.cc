@@ -137,5 +137,16 @@ TEST(TextGrammar, RefusesWhatHasNoBound) {
   }
 }
 
+// Each "a" could be read in more ways than the one before: without a bound the time for an id grows with its square.
+TEST(TextGrammar, WhatCanBeReadInTooManyWaysEnds) {
+  const auto grammar = grammar_of(R"(root ::= "a" root root | "a" root | "a")");
+  const auto cursor = grammar->begin();
+  const int32_t a = small_table()->tokenizer().encode("a", SpecialsIn::kPlainText).at(0);
+  int32_t taken = 0;
+  while (taken < 2000 && cursor->accept(a)) ++taken;
+  EXPECT_GT(taken, 50);
+  EXPECT_LT(taken, 2000);
+}
+
 }  // namespace
 }  // namespace perigee
