@@ -217,8 +217,10 @@ Status join_formats(ChatRequest& request) {
   }
   if (!request.fields.ignore_eos)
     request.format = std::move(calls);
-  else if (request.tool_choice.is_forced())
-    return bad_input("ignore_eos contradicts tool_choice: a forced call ends the reply", "ignore_eos");
+  else if (!calls->may_lapse())
+    return bad_input(fmt::format("ignore_eos contradicts {}: a call that is held to its schema ends the reply",
+                                 calls->wanted ? "tool_choice" : "a strict tool"),
+                     "ignore_eos");
   return {};
 }
 

@@ -193,7 +193,9 @@ TEST(FieldRefusals, OfToolChoices) {
                {tools + R"("tool_choice":{})", "tool_choice", "\"required\""},
                {tools + R"("tool_choice":{"type":"custom","function":{"name":"f"}})", "tool_choice", "\"function\""},
                {tools + R"("tool_choice":"required","ignore_eos":true)", "ignore_eos", "tool_choice"},
-               {tools + R"("tool_choice":"auto","ignore_eos":true)", "", ""}});
+               {tools + R"("tool_choice":"auto","ignore_eos":true)", "", ""},
+               {R"("tools":[{"type":"function","function":{"name":"f","strict":true}}],"ignore_eos":true)",
+                "ignore_eos", "a strict tool"}});
 }
 
 TEST(FieldRefusals, OfCompletions) {
