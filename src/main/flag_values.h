@@ -11,6 +11,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/log.h"
+
 namespace perigee {
 
 template <typename T>
@@ -91,6 +93,13 @@ struct OneOf {
     return "";
   }
 };
+
+inline OneOf<LogLevel> log_levels() {
+  return {{{"debug", LogLevel::kDebug},
+           {"info", LogLevel::kInfo},
+           {"warning", LogLevel::kWarning},
+           {"error", LogLevel::kError}}};
+}
 
 struct AnyText {
   bool read(const std::string& text, std::string& field) const { return field = text, true; }

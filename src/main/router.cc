@@ -105,12 +105,7 @@ void add_router_flags(CommandLine& flags, RouterFlags& to) {
   flags.add("--max-payload-size", config.http.max_body_bytes, Whole{1, 1 << 30}, "bytes of a request's body");
   flags.add("--drain-seconds", config.drain_s, Number{0, 86400}, "how long SIGTERM lets requests finish");
   flags.add("--front-end-threads", config.http.threads, Whole{1, 256}, "event loops that carry requests");
-  flags.add("--log-level", to.log_level,
-            OneOf<LogLevel>{{{"debug", LogLevel::kDebug},
-                             {"info", LogLevel::kInfo},
-                             {"warning", LogLevel::kWarning},
-                             {"error", LogLevel::kError}}},
-            "debug, info, warning or error");
+  flags.add("--log-level", to.log_level, log_levels(), "debug, info, warning or error");
   flags.add_switch("--print-config", to.print_config, "print every setting with its source and stop");
   flags.add_config_file();
   add_ignored_router_flags(flags);

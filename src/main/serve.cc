@@ -52,12 +52,7 @@ void add_serve_flags(CommandLine& flags, ServeFlags& to) {
   flags.add("--stall-seconds", server.stall_s, Number{1, 86400},
             "/livez turns 503 when no step ends for so long while work is in flight");
   flags.add("--front-end-threads", server.http.threads, Whole{1, 256}, "threads of the HTTP front end");
-  flags.add("--log-level", to.log_level,
-            OneOf<LogLevel>{{{"debug", LogLevel::kDebug},
-                             {"info", LogLevel::kInfo},
-                             {"warning", LogLevel::kWarning},
-                             {"error", LogLevel::kError}}},
-            "debug, info, warning or error");
+  flags.add("--log-level", to.log_level, log_levels(), "debug, info, warning or error");
   flags.add_switch("--print-config", to.print_config, "print every setting with its source and stop");
   flags.add_config_file();
 }
