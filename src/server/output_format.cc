@@ -86,7 +86,10 @@ void read_response_format(Fields& fields, const RequestCaps& caps, Forms& out) {
   if (type == "json_object") out.add("response_format", Kind::kJsonObject, "");
   if (type == "json_schema") read_json_schema(format, caps, out);
   if (type == "structural_tag") out.add("response_format", Kind::kStructuralTag, dump_json(*given));
-  if (type != "structural_tag") format.any("json_schema"), format.unknown();
+  if (type != "structural_tag") {
+    format.any("json_schema");
+    format.unknown();
+  }
   fields.adopt(format);
 }
 
