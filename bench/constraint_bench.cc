@@ -1,8 +1,8 @@
 // constraint_bench [--mask-us N] [--forward-ms N]: tokens a second of constrained and of free requests, by rows of a
 // step.
 //
-// Engine and rank are real, with a vocabulary of 163,840 ids, but for the model: its forward pass takes a given time
-// and gives one row of random logits to all. The constraint stands for a grammar: it takes N us a mask, and allows half
+// Engine and rank are real, with a vocabulary of 163,840 ids. The model is not: its forward pass takes a given time and
+// gives every row the same random logits. The constraint stands for a grammar: it takes N us a mask, and allows half
 // of the ids. So the figures are those of everything around grammars: planning, messages, threads, sampling under a
 // mask. Columns: all free; all constrained; half of each, and what the free ones get then, in tokens a second of one
 // request.

@@ -27,7 +27,7 @@ struct Import {
   int32_t first_block = 0;                 // the blocks before it are cached here already
   std::vector<Placement> blocks = {};      // first_block and those after it
   std::vector<Placement> checkpoint = {};  // where the state after the last of them goes
-  // Nothing is to be filled: the sequence goes on without, and there is no end to report.
+  // Nothing is to be filled: the sequence computes its prompt itself, and end_import() must not be called.
   bool empty() const { return blocks.empty() && checkpoint.empty(); }
   bool operator==(const Import&) const = default;
 };

@@ -1,5 +1,5 @@
 // The scheduler's parts, and what is left when they have theirs: the lists of sequences, slots, deadlines, updates.
-// Split over scheduler{,_apply,_masks,_checks}.cc. Not for other folders.
+// Split over scheduler{,_apply,_handover,_masks,_checks}.cc. Not for other folders.
 //
 //   Admission      may a waiting sequence start, and from which cached prefix
 //   StateBook      recurrent states and their checkpoints
