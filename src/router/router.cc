@@ -5,36 +5,24 @@
 
 #include <algorithm>
 #include <atomic>
-#include <random>
 #include <thread>
 #include <unordered_map>
 
 #include "base/clock.h"
 #include "base/log.h"
-#include "base/rng.h"
 #include "server/api_error.h"
 #include "server/auth.h"
+#include "server/request_ids.h"
 
 namespace perigee {
 
 namespace {
-
-constexpr size_t kMaxRequestIdBytes = 128;
-
-uint64_t random_key() {
-  std::random_device device;
-  return (static_cast<uint64_t>(device()) << 32) | device();
-}
 
 HttpReply json_reply(const Json& body, int status = 200) {
   HttpReply reply;
   reply.status = status;
   reply.body = dump_json(body);
   return reply;
-}
-
-bool is_id_char(char c) {
-  return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' || c == '_' || c == '.';
 }
 
 // Paths that workers have; the router's own come before them. None that a worker might resolve to another one.
@@ -102,14 +90,12 @@ struct Router::Impl {
   Result<HttpReply> change_workers(const HttpRequest& request);
   Json workers_json() const;
   IdleSockets& idle_of(const HttpLoop* loop);
-  std::string id_of(const HttpRequest& request);
 
   const RouterConfig config;
   const KeyRing keys, admin_keys;
   const std::shared_ptr<WorkerTable> table;
   const std::shared_ptr<ForwardShared> shared;
-  const uint64_t id_key = random_key();
-  std::atomic<uint64_t> id_counter{0};
+  RequestIds ids;
   std::atomic<bool> draining{false};
   std::atomic<const HttpServer*> serving{nullptr};  // once it is started
   std::mutex mutex;                                 // guards what follows
@@ -232,22 +218,13 @@ IdleSockets& Router::Impl::idle_of(const HttpLoop* loop) {
   return *sockets;
 }
 
-std::string Router::Impl::id_of(const HttpRequest& request) {
-  const std::string* given = request.header("X-Request-Id");
-  if (given != nullptr && !given->empty() && given->size() <= kMaxRequestIdBytes &&
-      std::all_of(given->begin(), given->end(), is_id_char))
-    return *given;
-  const uint64_t n = id_counter++;
-  return fmt::format("{:016x}{:016x}", random_u64(id_key, 2 * n), random_u64(id_key, 2 * n + 1));
-}
-
 void Router::Impl::handle(const std::shared_ptr<Exchange>& exchange, HttpRequest request) {
   if (is_admin_path(request.path)) return exchange->respond(admin(request));
   if (!is_workers_path(request.path))
     return exchange->respond(refusal(404,
                                      "no such path; there are /v1/…, /tokenize, /detokenize, /tokenizer_info, "
                                      "/version, /livez, /readyz, /health, /metrics and /workers"));
-  std::string id = id_of(request);
+  std::string id = ids.of(request);
   forward(shared, idle_of(exchange->loop().get()), exchange, std::move(request), std::move(id));
 }
 

@@ -5,11 +5,9 @@
 #include <algorithm>
 #include <cctype>
 #include <charconv>
-#include <random>
 
 #include "base/clock.h"
 #include "base/log.h"
-#include "base/rng.h"
 #include "base/utf8.h"
 #include "server/api_error.h"
 #include "server/app_requests.h"
@@ -18,11 +16,6 @@
 namespace perigee {
 
 namespace {
-
-uint64_t random_key() {
-  std::random_device device;
-  return (static_cast<uint64_t>(device()) << 32) | device();
-}
 
 constexpr std::string_view kModelPath = "/v1/models/";
 constexpr size_t kPoolCapacity = 1024;  // requests that wait to be read
@@ -45,7 +38,6 @@ App::App(AppConfig config, std::shared_ptr<const ModelText> text)
       text_(std::move(text)),
       keys_(config_.api_keys),
       metrics_(std::make_shared<Metrics>(config_.served_names.front())),
-      id_key_(random_key()),
       started_(static_cast<int64_t>(wall_time_s())),
       pool_(WorkPool::default_threads(), kPoolCapacity) {}
 
@@ -280,11 +272,6 @@ void App::models(ExchangePtr exchange, const HttpRequest& request) {
 
 Result<std::string> App::model_name(const std::string& asked) const {
   return served_name(config_.served_names, asked);
-}
-
-std::string App::new_id() {
-  const uint64_t n = id_counter_++;
-  return fmt::format("{:016x}{:016x}", random_u64(id_key_, 2 * n), random_u64(id_key_, 2 * n + 1));
 }
 
 void App::end_all(const std::string& message) {

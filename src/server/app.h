@@ -22,6 +22,7 @@
 #include "server/metrics.h"
 #include "server/model_text.h"
 #include "server/request_fields.h"
+#include "server/request_ids.h"
 #include "server/work_pool.h"
 
 namespace perigee {
@@ -108,16 +109,14 @@ class App {
   ReplyContext reply_context(const Serving& serving) const;
   void log_unknown_fields(const std::vector<std::string>& names);
   void log_once(const std::string& warning);
-  std::string new_id();
 
   const AppConfig config_;
   const std::shared_ptr<const ModelText> text_;
   const KeyRing keys_;
   const std::shared_ptr<Metrics> metrics_;
   const std::shared_ptr<LiveGenerations> live_ = std::make_shared<LiveGenerations>();
-  const uint64_t id_key_;
   const int64_t started_;  // seconds since 1970
-  std::atomic<uint64_t> id_counter_{0};
+  RequestIds ids_;
   std::atomic<bool> draining_{false};
   std::atomic<bool> ended_{false};
   mutable std::mutex mutex_;  // guards what follows

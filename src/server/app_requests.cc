@@ -12,7 +12,6 @@
 
 #include "base/clock.h"
 #include "base/log.h"
-#include "base/rng.h"
 #include "server/api_error.h"
 #include "server/long_strings.h"
 #include "server/reply_format.h"
@@ -254,9 +253,9 @@ Result<std::unique_ptr<GenerationSpec>> App::make_spec(const PendingRequest& pen
   spec->fields = fields;
   spec->fields.cache_salt = keys_.salt(pending.request, fields.cache_salt);
   if (config_.ignore_priority) spec->fields.priority = 0;
-  if (!spec->fields.seed) spec->fields.seed = random_u64(id_key_ ^ 0x5EED, id_counter_++);
+  if (!spec->fields.seed) spec->fields.seed = ids_.seed();
   spec->model = std::move(model);
-  spec->id = new_id();
+  spec->id = ids_.of(pending.request);
   spec->path = pending.request.path;
   spec->max_model_len = limit;
   spec->arrival_s = pending.arrival_s;

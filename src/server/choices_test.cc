@@ -327,5 +327,16 @@ TEST_F(ChoicesTest, IdsAndNamesOfReplies) {
   EXPECT_EQ(seen.size(), 4u);
 }
 
+TEST_F(ChoicesTest, AClientsRequestIdIsTheRepliesId) {
+  start(ids_of("ab"));
+  const auto id_for = [&](const std::string& given) {
+    return post(kCompletions, R"({"prompt":"x"})", "X-Request-Id: " + given + "\r\n").json().find("id")->as_string();
+  };
+  EXPECT_EQ(id_for("Mine_1.2-3"), "cmpl-Mine_1.2-3");
+  EXPECT_EQ(id_for(std::string(128, 'a')), "cmpl-" + std::string(128, 'a'));
+  for (const std::string& other : {std::string("a b"), std::string("a\"b"), std::string(129, 'a'), std::string()})
+    EXPECT_EQ(id_for(other).size(), 5u + 32u) << other;
+}
+
 }  // namespace
 }  // namespace perigee
