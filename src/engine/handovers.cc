@@ -37,19 +37,22 @@ Result<std::unique_ptr<Handovers>> Handovers::create(const EngineConfig& config,
   ASSIGN_OR_RETURN(shape.model, model_digest(config.rank.load));
   shape.deterministic = config.rank.limits.deterministic;
   store.describe(shape);
-  std::unique_ptr<Handovers> handovers(new Handovers());
-  handovers->on_failure_ = handover.on_failure;
-  if (handover.gives)
-    handovers->leases_ = std::make_unique<LeaseTable>(
-        store, shape, handover.incarnation != 0 ? handover.incarnation : made_up_incarnation(), handover.lease_s,
-        system_clock(), [post = posts.lease](SequenceId sequence) { post({sequence}); });
-  if (handover.connect)
-    handovers->transfer_ = std::make_unique<Transfer>(store, shape, handover.connect,
-                                                      Transfer::Options{.extend_every_s = handover.lease_s / 6},
-                                                      [post = posts.import](SequenceId sequence, Status status) {
-                                                        post({sequence, std::move(status)});
-                                                      });
-  return handovers;
+  HandoverConfig started = handover;
+  if (started.incarnation == 0) started.incarnation = made_up_incarnation();
+  return std::make_unique<Handovers>(store, shape, started, std::move(posts));
+}
+
+Handovers::Handovers(const PageStore& store, const CacheShape& shape, const HandoverConfig& config, HandoverPosts posts)
+    : on_failure_(config.on_failure) {
+  if (config.gives)
+    leases_ = std::make_unique<LeaseTable>(store, shape, config.incarnation, config.lease_s, system_clock(),
+                                           [post = posts.lease](SequenceId sequence) { post({sequence}); });
+  if (config.connect)
+    transfer_ = std::make_unique<Transfer>(store, shape, config.connect,
+                                           Transfer::Options{.extend_every_s = config.lease_s / 6},
+                                           [post = posts.import](SequenceId sequence, Status status) {
+                                             post({sequence, std::move(status)});
+                                           });
 }
 
 Status Handovers::check(const EngineRequest& request) const {

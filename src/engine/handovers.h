@@ -33,6 +33,9 @@ class Handovers {
   static Result<std::unique_ptr<Handovers>> create(const EngineConfig& config, const Executor& executor,
                                                    HandoverPosts posts);
 
+  // Of pages that are there already. `shape` is whole, and `config` has an incarnation.
+  Handovers(const PageStore& store, const CacheShape& shape, const HandoverConfig& config, HandoverPosts posts);
+
   LeaseTable* leases() { return leases_.get(); }
 
   // --- Any thread ---

@@ -5,7 +5,6 @@
 // no read sees what came later. Thread-safe.
 #pragma once
 
-#include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -16,6 +15,7 @@
 
 #include "base/clock.h"
 #include "base/result.h"
+#include "base/thread.h"
 #include "kv/page_store.h"
 
 namespace perigee {
@@ -75,7 +75,7 @@ class LeaseTable {
   const std::function<void(SequenceId)> on_free_;
 
   mutable std::mutex mutex_;
-  std::condition_variable read_;
+  WaitCondition read_;
   Entries entries_;
   bool closed_ = false;
   LeaseCounts counts_;

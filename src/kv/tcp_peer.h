@@ -5,8 +5,8 @@
 #include <list>
 #include <memory>
 #include <string>
-#include <thread>
 
+#include "base/thread.h"
 #include "kv/peer.h"
 #include "kv/socket.h"
 
@@ -33,7 +33,7 @@ class LeaseServer {
  private:
   struct Connection {
     Socket socket;
-    std::thread thread;
+    Thread thread;
     std::atomic<bool> ended{false};
   };
   LeaseServer(LeaseTable& table, Socket listener, TcpOptions options);
@@ -46,7 +46,7 @@ class LeaseServer {
   std::atomic<bool> stopping_{false};
   std::atomic<int64_t> num_refused_{0};
   std::list<Connection> connections_;  // of the thread that accepts
-  std::thread thread_;
+  Thread thread_;
 };
 
 // Peers are named "host:port". A connection that was lost while it was idle is made anew.

@@ -85,7 +85,7 @@ void LeaseServer::accept() {
     auto accepted = listener_.accept();
     if (!accepted.ok()) {
       if (!stopping_) log_warning("cache transfers: ", accepted.error().message);
-      if (!stopping_) std::this_thread::sleep_for(std::chrono::milliseconds(100));
+      if (!stopping_) sleep_s(0.1);
       continue;
     }
     connections_.remove_if([](Connection& connection) {
@@ -96,7 +96,7 @@ void LeaseServer::accept() {
     if (std::ssize(connections_) >= options_.max_connections) continue;  // the socket goes, which closes it
     Connection& connection = connections_.emplace_back();
     connection.socket = std::move(*accepted);
-    connection.thread = std::thread([this, &connection] {
+    connection.thread = Thread([this, &connection] {
       const Status status = serve(connection.socket);
       if (!status.ok() && status.error().code == Code::kBadInput) {
         ++num_refused_;

@@ -23,7 +23,7 @@ void Transfer::stop() {
     stopping_ = true;
   }
   changed_.notify_all();
-  for (std::thread& thread : threads_)
+  for (Thread& thread : threads_)
     if (thread.joinable()) thread.join();
 }
 

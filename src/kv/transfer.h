@@ -10,7 +10,6 @@
 #pragma once
 
 #include <atomic>
-#include <condition_variable>
 #include <deque>
 #include <functional>
 #include <map>
@@ -18,9 +17,9 @@
 #include <mutex>
 #include <optional>
 #include <string>
-#include <thread>
 #include <vector>
 
+#include "base/thread.h"
 #include "kv/peer.h"
 
 namespace perigee {
@@ -83,12 +82,12 @@ class Transfer {
   const std::function<void(SequenceId, Status)> on_end_;
 
   mutable std::mutex mutex_;
-  std::condition_variable changed_;
+  WaitCondition changed_;
   std::map<SequenceId, Prepared> prepared_;
   std::deque<Job> pulls_, releases_;
   std::atomic<bool> stopping_{false};
   TransferCounts counts_;
-  std::vector<std::thread> threads_;
+  std::vector<Thread> threads_;
 };
 
 }  // namespace perigee
