@@ -1,8 +1,8 @@
-// What must hold after every event of a simulation.
+// What must hold after every event.
 
 #include <algorithm>
 
-#include "sim/simulation.h"
+#include "sim/harness.h"
 
 namespace perigee::sim {
 namespace {
@@ -11,21 +11,21 @@ constexpr int32_t kMaxPlansOvertaken = 500;
 
 }  // namespace
 
-size_t Simulation::bit_of(const Placement& place) const {
+size_t Harness::bit_of(const Placement& place) const {
   judge_.require(place.dcp_index >= 0 && place.dcp_index < config_.dcp_size && place.page.valid() &&
                      place.page.value < config_.num_pages,
                  "no page ", place.page, " at dcp index ", place.dcp_index);
   return static_cast<size_t>(place.dcp_index * config_.num_pages + place.page.value);
 }
 
-bool Simulation::has_row_in_flight(SequenceId sequence) const {
+bool Harness::has_row_in_flight(SequenceId sequence) const {
   for (const Flight& flight : flights_)
     for (const PlanRow& row : flight.plan.rows)
       if (row.sequence == sequence) return true;
   return false;
 }
 
-void Simulation::check_plan(const StepPlan& plan) {
+void Harness::check_plan(const StepPlan& plan) {
   judge_.require(flights_.size() < kMaxPlansInFlight, "too many plans in flight");
   judge_.require(plan.num_tokens() <= config_.max_step_tokens, "the token budget is overdrawn");
   check_logit_rows(plan);
@@ -41,7 +41,7 @@ void Simulation::check_plan(const StepPlan& plan) {
 }
 
 // As many rows of logits as a worker has memory for.
-void Simulation::check_logit_rows(const StepPlan& plan) const {
+void Harness::check_logit_rows(const StepPlan& plan) const {
   int32_t scored = 0, sampled = 0;
   for (const PlanRow& row : plan.rows) {
     if (row.scores_prompt()) scored += row.num_tokens();
@@ -52,7 +52,7 @@ void Simulation::check_logit_rows(const StepPlan& plan) const {
 }
 
 // INV-2 for slots; hits are whole blocks of the same salt, short of the last token, at aligned lengths.
-void Simulation::check_start(const SequenceStart& start) {
+void Harness::check_start(const SequenceStart& start) {
   for (const Flight& flight : flights_)
     for (const PlanRow& row : flight.plan.rows)
       judge_.require(row.slot != start.slot, "slot ", start.slot, " is reused under flight");
@@ -78,7 +78,7 @@ void Simulation::check_start(const SequenceStart& start) {
 }
 
 // INV-7, INV-11: the whole state is there, and a hit has a checkpoint of it at exactly its length.
-void Simulation::check_state(const SequenceStart& start) {
+void Harness::check_state(const SequenceStart& start) {
   check_everywhere(start.state_pages, "a state");
   const size_t num_copied = start.num_cached_tokens > 0 ? start.state_pages.size() : 0;
   judge_.require(start.checkpoint.size() == num_copied, "sequence ", start.sequence, " hits ", start.num_cached_tokens,
@@ -96,7 +96,7 @@ void Simulation::check_state(const SequenceStart& start) {
 }
 
 // As many pages at every index, index after index.
-void Simulation::check_everywhere(const std::vector<Placement>& places, const char* what) const {
+void Harness::check_everywhere(const std::vector<Placement>& places, const char* what) const {
   judge_.require(static_cast<int32_t>(places.size()) == num_state_pages(), what, " of ", places.size(), " pages");
   for (int32_t i = 0; i < num_state_pages(); ++i)
     judge_.require(places[static_cast<size_t>(i)].dcp_index == i / config_.state_pages, what, " has page ", i,
@@ -104,7 +104,7 @@ void Simulation::check_everywhere(const std::vector<Placement>& places, const ch
 }
 
 // They come in the order of the rows, those of a row ascending, and are no more than a worker has room for.
-void Simulation::check_checkpoints(const StepPlan& plan) {
+void Harness::check_checkpoints(const StepPlan& plan) {
   const auto num_rows = static_cast<int32_t>(plan.rows.size());
   judge_.require(std::ssize(plan.checkpoints) <= max_checkpoint_writes(num_rows, plan.num_tokens()),
                  plan.checkpoints.size(), " checkpoints in a step of ", plan.num_tokens(), " tokens");
@@ -125,7 +125,7 @@ void Simulation::check_checkpoints(const StepPlan& plan) {
 }
 
 // A checkpoint lies where a row of its plan commits the state, at a length that a hit may have.
-void Simulation::check_checkpoint(const StepPlan& plan, const CheckpointWrite& write) const {
+void Harness::check_checkpoint(const StepPlan& plan, const CheckpointWrite& write) const {
   judge_.require(config_.state_pages > 0 && config_.prefix_caching, "a checkpoint that nobody can use");
   check_everywhere(write.pages, "a checkpoint");
   if (config_.deterministic)
@@ -140,7 +140,7 @@ void Simulation::check_checkpoint(const StepPlan& plan, const CheckpointWrite& w
 }
 
 // Every page that the plan reads or writes.
-Simulation::PageSet Simulation::reach(const StepPlan& plan) const {
+Harness::PageSet Harness::reach(const StepPlan& plan) const {
   PageSet pages;
   for (const PlanRow& row : plan.rows) pages |= slots_[static_cast<size_t>(row.slot.value)].pages;
   for (const SequenceStart& start : plan.starts)
@@ -150,14 +150,15 @@ Simulation::PageSet Simulation::reach(const StepPlan& plan) const {
   return pages;
 }
 
-void Simulation::check_salt(const Placement& place, SequenceId reader) const {
+void Harness::check_salt(const Placement& place, SequenceId reader) const {
   const auto& salt_of = [&](SequenceId id) { return requests_[static_cast<size_t>(id.value)].submit.cache_salt; };
   judge_.require(salt_of(ranks_[0].writer(place)) == salt_of(reader), "sequence ", reader,
                  " reads a page of another salt");
 }
 
-void Simulation::check_fresh(const Placement& place, PageSet& fresh) const {
+void Harness::check_fresh(const Placement& place, PageSet& fresh) const {
   const size_t bit = bit_of(place);
+  judge_.require(!fill_or_lease_.test(bit), "page ", place.page, " is reused while another node reads or fills it");
   judge_.require(!fresh.test(bit), "page ", place.page, " is given twice");
   fresh.set(bit);
   for (const Flight& flight : flights_)
@@ -165,8 +166,10 @@ void Simulation::check_fresh(const Placement& place, PageSet& fresh) const {
 }
 
 // INV-2 for pages: a fresh page is reachable from no plan in flight and from no other row of this plan.
-void Simulation::check_pages(const StepPlan& plan) {
+void Harness::check_pages(const StepPlan& plan) {
   PageSet fresh;
+  const PageSet filled = filling();
+  fill_or_lease_ = held_for_others();
   std::vector<PageSet> own(slots_.size());  // the fresh ones of each slot
   for (const SequenceStart& start : plan.starts) {
     const size_t slot = static_cast<size_t>(start.slot.value);
@@ -190,6 +193,7 @@ void Simulation::check_pages(const StepPlan& plan) {
     note(static_cast<uint64_t>(page.value) * 64 + static_cast<uint64_t>(append.slot.value) +
          (static_cast<uint64_t>(dcp_index) << 32));
     if (cached) {
+      judge_.require(!filled.test(bit), "page ", page, " is read while an import fills it");
       check_salt(append.place, slot.sequence);
       continue;
     }
@@ -210,8 +214,8 @@ void Simulation::check_pages(const StepPlan& plan) {
 }
 
 // Pages that somebody holds, and some that nobody may hold any more: of sequences that were preempted.
-Simulation::PageSet Simulation::maybe_held() const {
-  PageSet held = saved_;
+Harness::PageSet Harness::maybe_held() const {
+  PageSet held = saved_ | held_for_others();
   for (const Flight& flight : flights_) held |= flight.pages;
   for (const SlotView& slot : slots_)
     if (slot.sequence.valid() && !requests_[static_cast<size_t>(slot.sequence.value)].ended) held |= slot.pages;
@@ -220,7 +224,7 @@ Simulation::PageSet Simulation::maybe_held() const {
 
 // DESIGN D6: a new block goes where its sequence has fewest, except that a full index takes none; when deterministic,
 // to the index that its number names. `held` has at least the pages that were held at any time while the plan was made.
-void Simulation::check_balance(const StepPlan& plan, const PageSet& held) {
+void Harness::check_balance(const StepPlan& plan, const PageSet& held) {
   const auto has_room = [&](int32_t index) {
     for (int32_t page = 0; page < config_.num_pages; ++page)
       if (!held.test(bit_of({PageId(page), index}))) return true;
@@ -250,7 +254,7 @@ void Simulation::check_balance(const StepPlan& plan, const PageSet& held) {
   }
 }
 
-void Simulation::check_row(const StepPlan& plan, const PlanRow& row) const {
+void Harness::check_row(const StepPlan& plan, const PlanRow& row) const {
   const size_t index = static_cast<size_t>(&row - plan.rows.data());
   const Request& request = requests_[static_cast<size_t>(row.sequence.value)];
   judge_.require(!request.ended, "ended sequence ", row.sequence, " has a row");
@@ -273,14 +277,14 @@ void Simulation::check_row(const StepPlan& plan, const PlanRow& row) const {
 }
 
 // The order of service, as the scheduler's interface promises it.
-bool Simulation::is_before(int64_t a, int64_t b) const {
+bool Harness::is_before(int64_t a, int64_t b) const {
   const Submit& x = requests_[static_cast<size_t>(a)].submit;
   const Submit& y = requests_[static_cast<size_t>(b)].submit;
   return std::tie(x.priority, x.arrival_s, a) < std::tie(y.priority, y.arrival_s, b);
 }
 
 // Whether the plan, or one in flight, has all that the sequence could run now.
-bool Simulation::is_served(int64_t sequence, const StepPlan& plan) const {
+bool Harness::is_served(int64_t sequence, const StepPlan& plan) const {
   const Request& request = requests_[static_cast<size_t>(sequence)];
   const auto is_own = [&](const PlanRow& row) { return row.sequence.value == sequence; };
   if (std::any_of(plan.rows.begin(), plan.rows.end(), is_own)) return true;
@@ -291,7 +295,7 @@ bool Simulation::is_served(int64_t sequence, const StepPlan& plan) const {
 }
 
 // Under prompt_logprobs, in a step whose rows of logits others took.
-bool Simulation::waits_for_logits(int64_t sequence, const StepPlan& plan) const {
+bool Harness::waits_for_logits(int64_t sequence, const StepPlan& plan) const {
   int32_t scored = 0;
   for (const PlanRow& row : plan.rows) scored += row.scores_prompt() ? row.num_tokens() : 0;
   return requests_[static_cast<size_t>(sequence)].submit.sampling->prompt_logprobs >= 0 &&
@@ -300,10 +304,10 @@ bool Simulation::waits_for_logits(int64_t sequence, const StepPlan& plan) const 
 
 // Nobody is admitted past a sequence that does not move, except past one that waits for its leader's prompt or for
 // logits.
-void Simulation::check_queue(const StepPlan& plan) const {
+void Harness::check_queue(const StepPlan& plan) const {
   const auto may_follow = [&](int64_t sequence) {
     const SequenceId leader = requests_[static_cast<size_t>(sequence)].submit.leader;
-    return waits_for_logits(sequence, plan) ||
+    return waits_for_logits(sequence, plan) || imports_.contains(SequenceId(sequence)) ||
            (leader.valid() && requests_[static_cast<size_t>(leader.value)].ids.empty());
   };
   for (const SequenceStart& start : plan.starts)
@@ -314,7 +318,7 @@ void Simulation::check_queue(const StepPlan& plan) const {
 
 // INV-10: nobody starves. A sequence without a row may see others go on that are served before it, for as long as those
 // take; of those that are served after it, only what ran already when it came.
-void Simulation::check_progress(const StepPlan& plan) {
+void Harness::check_progress(const StepPlan& plan) {
   if (plan.rows.empty()) return;
   const auto served_after = [&](const PlanRow& a, const PlanRow& b) {
     return is_before(a.sequence.value, b.sequence.value);
@@ -324,8 +328,9 @@ void Simulation::check_progress(const StepPlan& plan) {
     Request& request = requests_[static_cast<size_t>(sequence)];
     const bool moved = std::any_of(plan.rows.begin(), plan.rows.end(),
                                    [&](const PlanRow& row) { return row.sequence.value == sequence; });
-    if (moved) request.num_overtaken = 0;
-    if (moved || !is_before(sequence, last) || waits_for_logits(sequence, plan)) continue;
+    const bool awaits = imports_.contains(SequenceId(sequence));
+    if (moved || awaits) request.num_overtaken = 0;
+    if (moved || awaits || !is_before(sequence, last) || waits_for_logits(sequence, plan)) continue;
     ++request.num_overtaken;
     counts_.most_overtaken = std::max<int64_t>(counts_.most_overtaken, request.num_overtaken);
     judge_.require(request.num_overtaken < kMaxPlansOvertaken, "sequence ", sequence, " does not move while ", last,
@@ -333,12 +338,12 @@ void Simulation::check_progress(const StepPlan& plan) {
   }
 }
 
-void Simulation::take_updates() {
+void Harness::take_updates() {
   for (const SequenceUpdate& update : scheduler_.take_updates()) take_update(update);
 }
 
 // INV-3, INV-6: exactly one end, and no id that the request would not get alone.
-void Simulation::take_update(const SequenceUpdate& update) {
+void Harness::take_update(const SequenceUpdate& update) {
   judge_.require(update.sequence.valid() && update.sequence.value < static_cast<int64_t>(requests_.size()),
                  "an update for nobody");
   Request& request = requests_[static_cast<size_t>(update.sequence.value)];
@@ -360,21 +365,24 @@ void Simulation::take_update(const SequenceUpdate& update) {
   }
   judge_.require(update.num_cached_tokens < static_cast<int32_t>(request.submit.prompt->size()),
                  "a hit that covers the prompt");
-  if (!update.finish) return;
+  if (!update.finish) return see_update(update);
   check_finish(request, update);
+  if (update.lease) begin_lease(update.lease);
   request.ended = true;
   live_.erase(std::find(live_.begin(), live_.end(), update.sequence.value));
   note(static_cast<uint64_t>(*update.finish) + 1000000);
   counts_.expired += *update.finish == FinishReason::kDeadline ? 1 : 0;
   counts_.errors += *update.finish == FinishReason::kError ? 1 : 0;
+  see_update(update);
 }
 
-void Simulation::check_finish(const Request& request, const SequenceUpdate& update) const {
+void Harness::check_finish(const Request& request, const SequenceUpdate& update) const {
   const FinishReason finish = *update.finish;
   if (finish == FinishReason::kDeadline) {
     judge_.require(request.submit.deadline_s > 0 && request.submit.deadline_s <= now_s_, "an early deadline");
     return;
   }
+  if (request.may_fail && finish == FinishReason::kError) return;
   if (request.cancelled) {
     judge_.require(finish == FinishReason::kCancelled || finish == FinishReason::kStop, "a cancel ends otherwise");
     return;
@@ -391,7 +399,7 @@ void Simulation::check_finish(const Request& request, const SequenceUpdate& upda
 }
 
 // INV-1, INV-5: pages and sequences are all accounted for.
-void Simulation::check_books() {
+void Harness::check_books() {
   scheduler_.check_some(13);
   scheduler_.check_integrity();
   const SchedulerGauges gauges = scheduler_.gauges();
@@ -400,21 +408,24 @@ void Simulation::check_books() {
       gauges.free_pages + gauges.latent_pages + gauges.state_pages + gauges.checkpoint_pages == gauges.total_pages,
       "pages are of no type");
   judge_.require(config_.state_pages == 0 || gauges.state_pages % num_state_pages() == 0, "half a state");
-  judge_.require(gauges.running + gauges.waiting == static_cast<int32_t>(live_.size()), live_.size(),
-                 " sequences live, ", gauges.running + gauges.waiting, " known");
-  if (flights_.empty() && gauges.running == 0)
+  const int32_t known = gauges.running + gauges.waiting + gauges.awaiting;
+  judge_.require(known == static_cast<int32_t>(live_.size()), live_.size(), " sequences live, ", known, " known");
+  judge_.require(gauges.leases == std::ssize(leases_), leases_.size(), " leases, ", gauges.leases, " known");
+  if (flights_.empty() && gauges.running == 0 && imports_.empty() && leases_.empty())
     judge_.require(gauges.used_pages == 0, gauges.used_pages, " pages used by nobody");
 }
 
-void Simulation::check_deadlines() const {
+void Harness::check_deadlines() const {
   for (const int64_t sequence : live_) {
     const double deadline_s = requests_[static_cast<size_t>(sequence)].submit.deadline_s;
     judge_.require(deadline_s <= 0 || deadline_s > now_s_, "sequence ", sequence, " lives past its deadline");
   }
 }
 
-void Simulation::check_end() {
+void Harness::check_end() {
   judge_.require(live_.empty(), live_.size(), " sequences never ended");
+  judge_.require(imports_.empty() && leases_.empty(), imports_.size(), " imports and ", leases_.size(),
+                 " leases never ended");
   scheduler_.drop_prefix_cache();
   const SchedulerGauges gauges = scheduler_.gauges();
   judge_.require(gauges.free_pages == gauges.total_pages, "a page is not free in the end");

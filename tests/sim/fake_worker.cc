@@ -74,10 +74,23 @@ StepResult FakeWorker::collect(StepId step) {
 const FakeWorker::Page& FakeWorker::page(const Placement& place) const {
   judge_.require(place.dcp_index >= 0 && place.dcp_index < std::ssize(pools_), "no rank has dcp index ",
                  place.dcp_index);
-  const std::vector<Page>& pool = pools_[static_cast<size_t>(place.dcp_index)];
-  judge_.require(place.page.valid() && place.page.value < std::ssize(pool), "the pool at index ", place.dcp_index,
+  const std::vector<Page>& pages = pools_[static_cast<size_t>(place.dcp_index)].pages;
+  judge_.require(place.page.valid() && place.page.value < std::ssize(pages), "the pool at index ", place.dcp_index,
                  " has no page ", place.page);
-  return pool[static_cast<size_t>(place.page.value)];
+  return pages[static_cast<size_t>(place.page.value)];
+}
+
+const FakeWorker::Words& FakeWorker::words(const Placement& place) const {
+  (void)page(place);
+  return pools_[static_cast<size_t>(place.dcp_index)].words[static_cast<size_t>(place.page.value)];
+}
+
+void FakeWorker::filled(const Placement& place, SequenceId writer) {
+  page(place) = {.writer = writer};
+}
+
+void FakeWorker::filled_state(const Placement& place, SequenceId writer, int32_t position, size_t index) {
+  page(place) = {.writer = writer, .state_position = position, .state_index = index};
 }
 
 SequenceId FakeWorker::writer(const Placement& place) const {
@@ -110,16 +123,14 @@ void FakeWorker::append(Slot& slot, const BlockAppend& append) {
                  ": block ", append.block_index, " arrives as number ", slot.table.size());
   slot.table.push_back(append.place);
   if (append.block_index * kBlockTokens < slot.start.num_cached_tokens) return;
-  Page& page = this->page(append.place);
-  page.writer = slot.start.sequence;
-  page.state_position = -1;
-  page.words.fill(kPoison);
+  filled(append.place, slot.start.sequence);
+  words(append.place).fill(kPoison);
 }
 
 uint64_t& FakeWorker::entry(Slot& slot, int32_t position) {
   const size_t block = static_cast<size_t>(position / kBlockTokens);
   judge_.require(block < slot.table.size(), "sequence ", slot.start.sequence, " has no page for position ", position);
-  return page(slot.table[block]).words[static_cast<size_t>(position % kBlockTokens)];
+  return words(slot.table[block])[static_cast<size_t>(position % kBlockTokens)];
 }
 
 Reading FakeWorker::read_cache(Slot& slot) {
@@ -239,6 +250,7 @@ void FakeWorker::start_state(Slot& slot) {
     judge_.require(start.state_pages[i].dcp_index == start.checkpoint[i].dcp_index, "sequence ", start.sequence,
                    " copies a state from another rank");
     page(start.state_pages[i]) = page(start.checkpoint[i]);
+    words(start.state_pages[i]) = words(start.checkpoint[i]);
   }
 }
 
@@ -246,9 +258,9 @@ void FakeWorker::start_state(Slot& slot) {
 State FakeWorker::read_state(const std::vector<Placement>& pages) const {
   State state;
   for (const Placement& place : pages) {
-    const auto& words = page(place).words;
-    uint64_t value = words[0];
-    for (size_t i = 1; i < words.size(); ++i) value ^= words[i] ^ mix64(words[0] + i);
+    const Words& all = words(place);
+    uint64_t value = all[0];
+    for (size_t i = 1; i < all.size(); ++i) value ^= all[i] ^ mix64(all[0] + i);
     state.values.push_back(value);
   }
   return state;
@@ -257,12 +269,10 @@ State FakeWorker::read_state(const std::vector<Placement>& pages) const {
 void FakeWorker::write_state(Slot& slot, const std::vector<Placement>& pages, const State& state) {
   judge_.require(pages.size() == state.values.size(), "sequence ", slot.start.sequence, " has no whole state");
   for (size_t i = 0; i < pages.size(); ++i) {
-    Page& page = this->page(pages[i]);
-    page.writer = slot.start.sequence;
-    page.state_position = slot.committed;
-    page.state_index = i;
-    page.words[0] = state.values[i];
-    for (size_t j = 1; j < page.words.size(); ++j) page.words[j] = mix64(state.values[i] + j);
+    filled_state(pages[i], slot.start.sequence, slot.committed, i);
+    Words& all = words(pages[i]);
+    all[0] = state.values[i];
+    for (size_t j = 1; j < all.size(); ++j) all[j] = mix64(state.values[i] + j);
   }
 }
 

@@ -33,7 +33,7 @@ class FakeWorker {
   FakeWorker(const Judge& judge, Oracle oracle, int32_t dcp_size, int32_t num_pages, int32_t num_slots)
       : judge_(judge),
         oracle_(std::move(oracle)),
-        pools_(static_cast<size_t>(dcp_size), std::vector<Page>(static_cast<size_t>(num_pages))),
+        pools_(static_cast<size_t>(dcp_size), Pool(static_cast<size_t>(num_pages))),
         slots_(static_cast<size_t>(num_slots)) {}
 
   void launch(const StepPlan& plan);
@@ -44,12 +44,22 @@ class FakeWorker {
   // After how many tokens the page is the state, as its number `index`; -1 where it is no such thing.
   int32_t state_position(const Placement& place, size_t index) const;
 
+  // The pool of a dcp index: page after page, kBlockTokens words each. Who fills a page from elsewhere says so.
+  uint64_t* memory(int32_t dcp_index) { return pools_[static_cast<size_t>(dcp_index)].words.data()->data(); }
+  void filled(const Placement& place, SequenceId writer);
+  void filled_state(const Placement& place, SequenceId writer, int32_t position, size_t index);
+
  private:
   struct Page {
     SequenceId writer;
     int32_t state_position = -1;
     size_t state_index = 0;
-    std::array<uint64_t, kBlockTokens> words;
+  };
+  using Words = std::array<uint64_t, kBlockTokens>;
+  struct Pool {
+    explicit Pool(size_t num_pages) : pages(num_pages), words(num_pages) {}
+    std::vector<Page> pages;
+    std::vector<Words> words;
   };
   struct Slot {
     SequenceStart start;
@@ -75,6 +85,8 @@ class FakeWorker {
 
   const Page& page(const Placement& place) const;
   Page& page(const Placement& place) { return const_cast<Page&>(std::as_const(*this).page(place)); }
+  const Words& words(const Placement& place) const;
+  Words& words(const Placement& place) { return const_cast<Words&>(std::as_const(*this).words(place)); }
   void run(Work& work);
   void append(Slot& slot, const BlockAppend& append);
   uint64_t& entry(Slot& slot, int32_t position);
@@ -92,7 +104,7 @@ class FakeWorker {
 
   const Judge& judge_;
   const Oracle oracle_;
-  std::vector<std::vector<Page>> pools_;  // by dcp index
+  std::vector<Pool> pools_;  // by dcp index
   std::vector<Slot> slots_;
   std::deque<Work> queue_;
 };

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "control/faults.h"
 #include "sim/chain_constraint.h"
 
 namespace perigee::sim {
@@ -17,54 +16,10 @@ int32_t shared_token(uint64_t stream, int32_t position) {
 
 }  // namespace
 
-void Counts::add(const Counts& other) {
-  steps += other.steps;
-  preemptions += other.preemptions;
-  cancels_in_flight += other.cancels_in_flight;
-  reordered += other.reordered;
-  hits += other.hits;
-  requests += other.requests;
-  ids += other.ids;
-  resumes_hit += other.resumes_hit;
-  expired += other.expired;
-  errors += other.errors;
-  hybrid_steps += other.hybrid_steps;
-  checkpoint_writes += other.checkpoint_writes;
-  checkpoint_hits += other.checkpoint_hits;
-  checkpoint_evictions += other.checkpoint_evictions;
-  checkpoint_skips += other.checkpoint_skips;
-  lost_writes += other.lost_writes;
-  shared_copies += other.shared_copies;
-  rows_of_several += other.rows_of_several;
-  most_overtaken = std::max(most_overtaken, other.most_overtaken);
-  verify_rows += other.verify_rows;
-  all_accepted += other.all_accepted;
-  none_accepted += other.none_accepted;
-  late_ranks += other.late_ranks;
-  lost_ranks += other.lost_ranks;
-  unwritten += other.unwritten;
-  dealt += other.dealt;
-  spilled += other.spilled;
-  dealt_in_turn += other.dealt_in_turn;
-  masked_rows += other.masked_rows;
-  masked_verify_rows += other.masked_verify_rows;
-  masks_missing += other.masks_missing;
-  log_hash = mix64(log_hash * 31 + other.log_hash);
-}
+Simulation::Simulation(uint64_t seed, const Shape& shape) : Simulation(seed, shape, draw(seed, shape)) {}
 
-Simulation::Simulation(uint64_t seed, const Shape& shape)
-    : judge_{seed, 0},
-      rng_(seed),
-      config_(draw_config(shape)),
-      scheduler_(config_),
-      ranks_(static_cast<size_t>(shape.num_ranks),
-             FakeWorker(
-                 judge_,
-                 [this](SequenceId sequence) -> const std::vector<int32_t>& {
-                   return requests_[static_cast<size_t>(sequence.value)].expected.ids;
-                 },
-                 config_.dcp_size, config_.num_pages, config_.max_sequences)),
-      slots_(static_cast<size_t>(config_.max_sequences)) {
+Simulation::Simulation(uint64_t seed, const Shape& shape, const Drawn& drawn)
+    : Harness(Judge{seed, 0}, drawn.rng, drawn.config, shape.num_ranks) {
   num_to_submit_ = static_cast<int32_t>(rng_.between(30, 120));
   queue_length_ = static_cast<int32_t>(rng_.between(4, 64));
   longest_prompt_ = rng_.chance(config_.state_pages > 0 ? 0.6 : 0.4) ? 70
@@ -77,46 +32,47 @@ Simulation::Simulation(uint64_t seed, const Shape& shape)
   deliver_chance_ = rng_.chance(0.5) ? 0.3 : 0.7;
 }
 
-SchedulerConfig Simulation::draw_config(const Shape& shape) {
+Simulation::Drawn Simulation::draw(uint64_t seed, const Shape& shape) {
+  Rng rng(seed);
   SchedulerConfig config;
-  int32_t num_blocks = static_cast<int32_t>(rng_.between(6, rng_.chance(0.8) ? 20 : 60));
-  config.max_sequences = static_cast<int32_t>(rng_.chance(0.94) ? rng_.between(10, 24) : rng_.between(1, 4));
+  int32_t num_blocks = static_cast<int32_t>(rng.between(6, rng.chance(0.8) ? 20 : 60));
+  config.max_sequences = static_cast<int32_t>(rng.chance(0.94) ? rng.between(10, 24) : rng.between(1, 4));
   config.num_pages = num_blocks;
-  if (rng_.chance(0.5)) draw_recurrent(config, num_blocks);
-  config.max_model_len = static_cast<int32_t>(rng_.between(200, std::min(num_blocks * kBlockTokens + 1, 700)));
-  config.deterministic = rng_.chance(0.4);
+  if (rng.chance(0.5)) draw_recurrent(rng, config, num_blocks);
+  config.max_model_len = static_cast<int32_t>(rng.between(200, std::min(num_blocks * kBlockTokens + 1, 700)));
+  config.deterministic = rng.chance(0.4);
   constexpr int32_t kAlignments[] = {1, 16, 64, 96, 128};
-  config.attention_alignment = kAlignments[rng_.below(5)];
-  config.max_step_tokens = static_cast<int32_t>(config.attention_alignment +
-                                                (rng_.chance(0.12) ? rng_.between(4, 40) : rng_.between(60, 500)));
-  if (rng_.chance(0.3)) config.long_prefill_tokens = static_cast<int32_t>(rng_.between(20, 150));
-  config.prefix_caching = rng_.chance(0.95);
-  if (rng_.chance(0.95)) config.admission_reserve = nullptr;  // so that many are preempted
-  config.hash_seed = rng_.next();
-  config.hash_bits = rng_.chance(0.25) ? 4 : 128;
-  if (shape.num_drafts > 0) config.num_drafts = static_cast<int32_t>(rng_.between(1, shape.num_drafts));
-  draw_dcp(shape.max_dcp, num_blocks, config);
-  return config;
+  config.attention_alignment = kAlignments[rng.below(5)];
+  config.max_step_tokens =
+      static_cast<int32_t>(config.attention_alignment + (rng.chance(0.12) ? rng.between(4, 40) : rng.between(60, 500)));
+  if (rng.chance(0.3)) config.long_prefill_tokens = static_cast<int32_t>(rng.between(20, 150));
+  config.prefix_caching = rng.chance(0.95);
+  if (rng.chance(0.95)) config.admission_reserve = nullptr;  // so that many are preempted
+  config.hash_seed = rng.next();
+  config.hash_bits = rng.chance(0.25) ? 4 : 128;
+  if (shape.num_drafts > 0) config.num_drafts = static_cast<int32_t>(rng.between(1, shape.num_drafts));
+  draw_dcp(seed, shape.max_dcp, num_blocks, config);
+  return {rng, config};
 }
 
 // A recurrent model: room for checkpoints and few that run, or more that want to run than the pool can bear.
-void Simulation::draw_recurrent(SchedulerConfig& config, int32_t& num_blocks) {
-  const bool roomy = rng_.chance(0.3);
-  config.state_pages = static_cast<int32_t>(rng_.between(1, roomy ? 4 : 2));
+void Simulation::draw_recurrent(Rng& rng, SchedulerConfig& config, int32_t& num_blocks) {
+  const bool roomy = rng.chance(0.3);
+  config.state_pages = static_cast<int32_t>(rng.between(1, roomy ? 4 : 2));
   constexpr int32_t kIntervals[] = {0, 1, 1, 2, 64};
-  config.checkpoint_interval_blocks = kIntervals[rng_.below(5)];
-  config.checkpoint_rolling_blocks = static_cast<int32_t>(rng_.below(4));
-  if (roomy) config.max_sequences = static_cast<int32_t>(rng_.between(4, 10));
-  if (!roomy) num_blocks = static_cast<int32_t>(rng_.between(6, 14));
-  const int32_t num_states = static_cast<int32_t>(roomy ? rng_.between(14, 28) : rng_.between(12, 20));
+  config.checkpoint_interval_blocks = kIntervals[rng.below(5)];
+  config.checkpoint_rolling_blocks = static_cast<int32_t>(rng.below(4));
+  if (roomy) config.max_sequences = static_cast<int32_t>(rng.between(4, 10));
+  if (!roomy) num_blocks = static_cast<int32_t>(rng.between(6, 14));
+  const int32_t num_states = static_cast<int32_t>(roomy ? rng.between(14, 28) : rng.between(12, 20));
   config.num_pages = std::min(num_blocks + config.state_pages * num_states, kMaxPages);
 }
 
 // As many pages in all as with one index, or so: few at each. Draws nothing that other seeds would miss.
-void Simulation::draw_dcp(int32_t max_dcp, int32_t num_blocks, SchedulerConfig& config) const {
+void Simulation::draw_dcp(uint64_t seed, int32_t max_dcp, int32_t num_blocks, SchedulerConfig& config) {
   int32_t num_sizes = 1;
   while (1 << num_sizes <= max_dcp) ++num_sizes;
-  const int32_t dcp = 1 << random_u64(judge_.seed, 16) % static_cast<uint64_t>(num_sizes);
+  const int32_t dcp = 1 << random_u64(seed, 16) % static_cast<uint64_t>(num_sizes);
   if (dcp == 1) return;
   config.dcp_size = dcp;
   const int32_t pages_of_states = config.num_pages - num_blocks;
@@ -156,39 +112,6 @@ void Simulation::tick() {
   if (!flights_.empty() && rng_.chance(deliver_chance_)) deliver();
   if (ranks_.size() > 1 && rng_.chance(0.0001)) return lose_rank();
   check_books();
-}
-
-void Simulation::run_ranks() {
-  if (ranks_.size() > 1 && rng_.chance(0.05)) {
-    late_rank_ = rng_.below(ranks_.size());
-    counts_.late_ranks += late_rank_ > 0 ? 1 : 0;
-  }
-  for (size_t rank = 0; rank < ranks_.size(); ++rank)
-    for (uint64_t i = rank > 0 && rank == late_rank_ ? 0 : rng_.below(6); i > 0; --i) ranks_[rank].run_one(rng_);
-}
-
-// All ranks have run the step, and found the same.
-StepResult Simulation::join(StepId step) {
-  StepResult result = ranks_[0].collect(step);
-  for (const StepResult& late : std::exchange(unchecked_, {}))
-    judge_.require(ranks_.back().collect(late.step) == late, "ranks disagree about step ", late.step);
-  const bool forgets = planted(Fault::kRankForgotten);
-  if (forgets) unchecked_.push_back(result);
-  for (size_t rank = 1; rank + (forgets ? 1 : 0) < ranks_.size(); ++rank)
-    judge_.require(ranks_[rank].collect(step) == result, "ranks disagree about step ", step);
-  return result;
-}
-
-void Simulation::count_verify(const StepPlan& plan, const StepResult& result) {
-  size_t num_written = 0;
-  for (size_t i = 0; i < plan.rows.size(); ++i) {
-    num_written += result.rows[i].checkpoints.size();
-    if (plan.rows[i].num_drafts() == 0) continue;
-    ++counts_.verify_rows;
-    counts_.all_accepted += static_cast<int32_t>(result.rows[i].ids.size()) == plan.rows[i].max_ids() ? 1 : 0;
-    counts_.none_accepted += result.rows[i].ids.size() == 1 ? 1 : 0;
-  }
-  counts_.unwritten += static_cast<int64_t>(plan.checkpoints.size() - num_written);
 }
 
 // No result follows: every stream ends, exactly once, and what the plans in flight touch stays theirs.
@@ -275,8 +198,7 @@ void Simulation::submit_some() {
 
 void Simulation::submit_one(const std::shared_ptr<const std::vector<int32_t>>& prompt, const std::string& salt,
                             SequenceId leader) {
-  Request request;
-  Submit& submit = request.submit;
+  Submit submit;
   submit.sequence = SequenceId(static_cast<int64_t>(requests_.size()));
   submit.prompt = prompt;
   submit.sampling = draw_sampling(static_cast<int32_t>(prompt->size()));
@@ -287,91 +209,14 @@ void Simulation::submit_one(const std::shared_ptr<const std::vector<int32_t>>& p
   submit.leader = leader;
   if (random_u64(judge_.seed + 17, static_cast<uint64_t>(submit.sequence.value)) % 3 == 0)
     submit.constraint = std::make_shared<ChainConstraint>(submit.sampling->seed);
-  request.max_outputs = submit.sampling->max_tokens;
-  judge_.require(scheduler_.fits(static_cast<int64_t>(prompt->size()), request.max_outputs), "a request does not fit");
-  scheduler_.submit(submit);
-  request.expected =
-      run_alone(*prompt, *submit.sampling, request.max_outputs, num_state_pages(), submit.constraint.get());
-  live_.push_back(submit.sequence.value);
-  requests_.push_back(std::move(request));
+  Harness::submit(std::move(submit));
 }
 
 void Simulation::cancel_some() {
   if (requests_.empty()) return;
   SequenceId sequence(static_cast<int64_t>(rng_.below(requests_.size() + 1)));  // ended and unknown ones too
   if (!live_.empty() && rng_.chance(0.8)) sequence = SequenceId(live_[rng_.below(live_.size())]);
-  const bool known = sequence.value < static_cast<int64_t>(requests_.size());
-  const bool alive = known && !requests_[static_cast<size_t>(sequence.value)].ended;
-  if (alive && has_row_in_flight(sequence)) ++counts_.cancels_in_flight;
-  if (alive) requests_[static_cast<size_t>(sequence.value)].cancelled = true;
-  scheduler_.cancel({sequence, rng_.chance(0.3) ? FinishReason::kStop : FinishReason::kCancelled});
-  take_updates();
-  judge_.require(!alive || requests_[static_cast<size_t>(sequence.value)].ended, "cancelled sequence ", sequence,
-                 " did not end at once");
-}
-
-void Simulation::plan_step() {
-  std::optional<StepPlan> plan = scheduler_.next_plan(now_s_);
-  take_updates();
-  check_deadlines();
-  if (!plan) {
-    judge_.require(!flights_.empty() || scheduler_.idle(), "nothing is in flight and nothing is planned");
-    return;
-  }
-  ++counts_.steps;
-  check_plan(*plan);
-  for (FakeWorker& rank : ranks_) rank.launch(*plan);
-  Flight flight;
-  flight.pages = reach(*plan);
-  for (const SequenceStart& start : plan->starts)
-    for (const Placement& place : start.checkpoint) flight.copied.set(bit_of(place));
-  flight.plan = std::move(*plan);
-  for (const PlanRow& row : flight.plan.rows) {
-    const bool constrained = requests_[static_cast<size_t>(row.sequence.value)].submit.constraint != nullptr;
-    judge_.require(row.masked == (constrained && row.samples()), "sequence ", row.sequence,
-                   row.masked ? " has a masked row" : " has a row without masks");
-    flight.awaits_masks |= row.masked;
-    counts_.masked_rows += row.masked ? 1 : 0;
-    counts_.masked_verify_rows += row.masked && row.num_drafts() > 0 ? 1 : 0;
-  }
-  flights_.push_back(std::move(flight));
-}
-
-// Of the plan whose turn it is, if it has masked rows and no masks yet: whenever, but before its rows run.
-void Simulation::give_masks() {
-  std::vector<MaskJob> jobs;
-  const std::optional<StepId> step = scheduler_.take_mask_jobs(jobs);
-  if (!step) return;
-  auto masks = std::make_shared<StepMasks>(StepMasks{.step = *step, .rows = {}});
-  for (const MaskJob& job : jobs) {
-    RowMask& row = masks->rows.emplace_back(RowMask{.slot = job.slot, .words = {}});
-    judge_.require(make_masks(job, kVocabulary, row.words), "sequence ", job.sequence, " may say nothing");
-  }
-  for (Flight& flight : flights_) {
-    if (flight.plan.step != *step) continue;
-    flight.awaits_masks = false;
-    counts_.masks_missing += std::count_if(flight.plan.rows.begin(), flight.plan.rows.end(),
-                                           [&](const PlanRow& row) { return row.masked; }) -
-                             std::ssize(jobs);
-  }
-  for (FakeWorker& rank : ranks_) rank.set_masks(masks);
-}
-
-void Simulation::deliver() {
-  size_t index = 0;
-  if (flights_[0].awaits_masks) give_masks();
-  if (flights_.size() > 1 && rng_.chance(0.3) && !flights_[1].awaits_masks) {
-    index = 1;
-    ++counts_.reordered;
-  }
-  for (const CheckpointWrite& write : flights_[index].plan.checkpoints)
-    for (const PlanRow& row : flights_[index].plan.rows)
-      if (row.slot == write.slot && requests_[static_cast<size_t>(row.sequence.value)].ended) ++counts_.lost_writes;
-  const StepResult result = join(flights_[index].plan.step);
-  count_verify(flights_[index].plan, result);
-  flights_.erase(flights_.begin() + static_cast<std::ptrdiff_t>(index));
-  scheduler_.apply(result);
-  take_updates();
+  cancel(sequence, rng_.chance(0.3) ? FinishReason::kStop : FinishReason::kCancelled);
 }
 
 }  // namespace perigee::sim

@@ -1,0 +1,89 @@
+// Pages that leases hold and that imports fill: INV-14.
+
+#include "sim/harness.h"
+
+namespace perigee::sim {
+namespace {
+
+std::vector<Placement> pages_of(const std::vector<Placement>& blocks, const std::vector<Placement>& checkpoint) {
+  std::vector<Placement> pages = blocks;
+  pages.insert(pages.end(), checkpoint.begin(), checkpoint.end());
+  return pages;
+}
+
+}  // namespace
+
+// Of the newest plan.
+void Harness::take_imports() {
+  for (Import& import : scheduler_.take_imports()) {
+    const auto known = static_cast<size_t>(import.sequence.value);
+    judge_.require(known < requests_.size() && !requests_[known].ended, "an import for nobody");
+    judge_.require(!imports_.contains(import.sequence), "sequence ", import.sequence, " imports twice");
+    if (!import.empty()) begin_import(import);
+    new_imports_.push_back(std::move(import));
+  }
+}
+
+void Harness::begin_import(const Import& import) {
+  if (!import.checkpoint.empty() || config_.state_pages > 0) check_everywhere(import.checkpoint, "a checkpoint");
+  const PageSet taken = held_for_others();
+  PageSet fresh;
+  for (const Placement& place : pages_of(import.blocks, import.checkpoint)) {
+    const size_t bit = bit_of(place);
+    judge_.require(!fresh.test(bit) && !taken.test(bit), "page ", place.page, " is to be filled twice");
+    fresh.set(bit);
+    for (const Flight& flight : flights_)
+      judge_.require(!flight.pages.test(bit), "page ", place.page, " is reused under flight");
+  }
+  for (size_t i = 0; config_.deterministic && i < import.blocks.size(); ++i)
+    judge_.require(import.blocks[i].dcp_index == (import.first_block + static_cast<int32_t>(i)) % config_.dcp_size,
+                   "an imported block is at dcp index ", import.blocks[i].dcp_index);
+  imports_.emplace(import.sequence, import);
+}
+
+void Harness::end_import(SequenceId sequence, ImportEnd end, const std::string& why) {
+  const auto found = imports_.find(sequence);
+  judge_.require(found != imports_.end(), "sequence ", sequence, " ends an import that it has not");
+  const Import import = std::move(found->second);
+  imports_.erase(found);
+  Request& request = requests_[static_cast<size_t>(sequence.value)];
+  if (end == ImportEnd::kArrived) {
+    const auto num_blocks = import.first_block + static_cast<int32_t>(import.blocks.size());
+    for (const Placement& place : import.blocks) ranks_[0].filled(place, sequence);
+    for (size_t i = 0; i < import.checkpoint.size(); ++i)
+      ranks_[0].filled_state(import.checkpoint[i], sequence, num_blocks * kBlockTokens, i);
+  }
+  if (end == ImportEnd::kFail) request.may_fail = true;
+  scheduler_.end_import(sequence, end, why);
+  take_updates();
+}
+
+void Harness::begin_lease(const std::shared_ptr<const Lease>& lease) {
+  judge_.require(leases_.emplace(lease->sequence, lease).second, "sequence ", lease->sequence, " is leased twice");
+  for (const Placement& place : pages_of(lease->blocks, lease->checkpoint)) ++leased_[bit_of(place)];
+}
+
+void Harness::release(SequenceId lease) {
+  const auto found = leases_.find(lease);
+  if (found != leases_.end()) {
+    for (const Placement& place : pages_of(found->second->blocks, found->second->checkpoint)) --leased_[bit_of(place)];
+    leases_.erase(found);
+  }
+  scheduler_.release(lease);
+}
+
+Harness::PageSet Harness::filling() const {
+  PageSet pages;
+  for (const auto& [sequence, import] : imports_)
+    for (const Placement& place : pages_of(import.blocks, import.checkpoint)) pages.set(bit_of(place));
+  return pages;
+}
+
+Harness::PageSet Harness::held_for_others() const {
+  PageSet pages = filling();
+  for (size_t bit = 0; bit < leased_.size(); ++bit)
+    if (leased_[bit] > 0) pages.set(bit);
+  return pages;
+}
+
+}  // namespace perigee::sim
