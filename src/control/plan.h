@@ -152,7 +152,7 @@ struct RowMask {
 };
 struct StepMasks {
   StepId step;
-  std::vector<RowMask> rows;
+  std::vector<RowMask> rows;  // in the order of the plan's rows
   bool operator==(const StepMasks&) const = default;
 };
 

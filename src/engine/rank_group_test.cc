@@ -110,7 +110,7 @@ class ScriptedDevice final : public RankDevice {
     script_->set(script_->mask_waits, rank_, script_->get(script_->mask_waits, rank_) + 1);
     const MaskBox::Message message = masks.wait(plan.step);
     script_->set(script_->mask_waits_ended, rank_, script_->get(script_->mask_waits_ended, rank_) + 1);
-    const std::span<const uint32_t> words = words_of(*message, SlotId(0));
+    const std::span<const uint32_t> words = MaskCursor(*message).of(SlotId(0));
     if (words.size() == 1 && words[0] == 1u << kId) script_->set(script_->masks, rank_, plan.step.value);
   }
   void sample(const StepPlan& plan, int32_t buffer) override { steps_[static_cast<size_t>(buffer)] = plan.step.value; }

@@ -153,11 +153,14 @@ PagePool HostDevice::pool() {
 // Of the rows that this rank samples: others have what they need.
 void HostDevice::mask(const StepPlan& plan, MaskBox& masks) {
   step_masks_ = masks.wait(plan.step);
+  MaskCursor cursor(*step_masks_);
   for (size_t i = 0; i < plan.rows.size(); ++i) {
     const PlanRow& row = plan.rows[i];
-    if (row.masked && rank_of_slot(row.slot, config_.comm->size()) == config_.comm->rank())
-      masks_[i] = words_of(*step_masks_, row.slot);
+    if (!row.masked) continue;
+    const std::span<const uint32_t> mask = cursor.of(row.slot);
+    if (rank_of_slot(row.slot, config_.comm->size()) == config_.comm->rank()) masks_[i] = mask;
   }
+  cursor.check_end();
 }
 
 void HostDevice::sample(const StepPlan& plan, int32_t) {

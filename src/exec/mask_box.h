@@ -13,16 +13,30 @@
 #include <span>
 #include <vector>
 
+#include "base/check.h"
 #include "control/plan.h"
 
 namespace perigee {
 
-// Of one row; none where it has no entry.
-inline std::span<const uint32_t> words_of(const StepMasks& masks, SlotId slot) {
-  for (const RowMask& row : masks.rows)
-    if (row.slot == slot) return row.words;
-  return {};
-}
+// Reads the entries of a message beside the plan's masked rows, which both have in the same order.
+class MaskCursor {
+ public:
+  explicit MaskCursor(const StepMasks& masks) : rows_(masks.rows) {}
+
+  // Of the plan's next masked row; none where it has no entry.
+  std::span<const uint32_t> of(SlotId slot) {
+    if (next_ == rows_.size() || rows_[next_].slot != slot) return {};
+    return rows_[next_++].words;
+  }
+  // After the last row: a row whose entry was passed over would sample freely.
+  void check_end() const {
+    CHECK(next_ == rows_.size(), "the masks of slot ", rows_[next_].slot, " are not in the order of the plan's rows");
+  }
+
+ private:
+  std::span<const RowMask> rows_;
+  size_t next_ = 0;
+};
 
 class MaskBox {
  public:

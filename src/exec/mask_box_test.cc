@@ -14,7 +14,7 @@ MaskBox::Message masks_of(int64_t step, int32_t slot) {
 }
 
 std::vector<uint32_t> words(const MaskBox::Message& masks, int32_t slot) {
-  const std::span<const uint32_t> found = words_of(*masks, SlotId(slot));
+  const std::span<const uint32_t> found = MaskCursor(*masks).of(SlotId(slot));
   return {found.begin(), found.end()};
 }
 
@@ -36,6 +36,26 @@ TEST(MaskBox, AMessageOutlivesItsBox) {
     box.drop(StepId(4));
   }
   EXPECT_EQ(words(message, 1), std::vector<uint32_t>{2});
+}
+
+TEST(MaskCursor, PassesRowsWithoutAnEntry) {
+  const StepMasks masks{.step = StepId(1),
+                        .rows = {{.slot = SlotId(7), .words = {1}}, {.slot = SlotId(2), .words = {2}}}};
+  MaskCursor cursor(masks);
+  EXPECT_TRUE(cursor.of(SlotId(3)).empty());
+  EXPECT_EQ(cursor.of(SlotId(7))[0], 1u);
+  EXPECT_TRUE(cursor.of(SlotId(1)).empty());
+  EXPECT_EQ(cursor.of(SlotId(2))[0], 2u);
+  EXPECT_TRUE(cursor.of(SlotId(4)).empty());
+  cursor.check_end();
+}
+
+TEST(MaskCursorDeathTest, EntriesAreInTheOrderOfTheRows) {
+  const StepMasks masks{.step = StepId(1),
+                        .rows = {{.slot = SlotId(7), .words = {1}}, {.slot = SlotId(2), .words = {2}}}};
+  MaskCursor cursor(masks);
+  for (const int32_t slot : {2, 7}) cursor.of(SlotId(slot));
+  EXPECT_DEATH(cursor.check_end(), "slot 2 are not in the order");
 }
 
 // In some round the other thread waits already; where closing would not wake it, the test hangs.

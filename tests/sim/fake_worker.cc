@@ -218,7 +218,9 @@ void FakeWorker::sample(Slot& slot, const Context& context, Work& work) {
   RowResult& result = work.result;
   const uint64_t seed = slot.start.sampling->seed;
   std::span<const uint32_t> mask;
-  if (work.masks) mask = words_of(*work.masks, work.row.slot);
+  if (work.masks)
+    for (const RowMask& row : work.masks->rows)
+      if (row.slot == work.row.slot) mask = row.words;
   if (!mask.empty()) {
     const auto num_drafts = std::min(static_cast<size_t>(work.row.num_drafts()), slot.drafts.size());
     judge_.require(mask.size() == kWords * (work.row.prefill() == nullptr ? 1 + num_drafts : 1), "sequence ",

@@ -146,9 +146,10 @@ void StepSampling::upload_masks(const StepPlan& plan, MaskBox& masks) {
   const auto words = static_cast<size_t>(slots_.bit_words());
   auto* to = reinterpret_cast<uint32_t*>(masks_host_.data());
   const MaskBox::Message message = masks.wait(plan.step);
+  MaskCursor cursor(*message);
   for (const PlanRow& row : plan.rows) {
-    if (!row.samples() || !row.masked) continue;
-    const std::span<const uint32_t> mask = words_of(*message, row.slot);
+    if (!row.masked) continue;
+    const std::span<const uint32_t> mask = cursor.of(row.slot);
     CHECK(mask.empty() || mask.size() >= words, "a mask of ", mask.size(), " words");
     if (mask.empty())
       std::fill_n(to, words, ~0u);  // the sequence has ended: nobody reads its id
@@ -156,6 +157,7 @@ void StepSampling::upload_masks(const StepPlan& plan, MaskBox& masks) {
       std::copy_n(mask.begin(), words, to);
     to += words;
   }
+  cursor.check_end();
   const size_t bytes = reinterpret_cast<uint8_t*>(to) - masks_host_.data();
   cuda_ok(cudaMemcpyAsync(masks_device_.data(), masks_host_.data(), bytes, cudaMemcpyHostToDevice, stream_.get()),
           "sending masks");
