@@ -1,6 +1,7 @@
 #include "exec/sampler.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -84,6 +85,46 @@ RowMax row_max(std::span<const float> x) {
   return out;
 }
 
+constexpr size_t kBits = 32;  // of a mask's word
+
+bool is_open(std::span<const uint32_t> mask, size_t i) {
+  return (mask[i / kBits] >> (i % kBits) & 1u) != 0;
+}
+
+// x, -inf where the four bits of `word` from `bit` on allow no id.
+F4 open4(F4 x, uint32_t word, size_t bit) {
+  const F4 none = {-kInfinity, -kInfinity, -kInfinity, -kInfinity};
+  const auto bits = static_cast<int32_t>(word >> bit & 15u);
+  return (I4{bits, bits, bits, bits} & I4{1, 2, 4, 8}) != 0 ? x : none;
+}
+
+// The maximum of the ids that the mask allows; good if all are. Grammars allow few ids or nearly all, so most words say
+// the same of all their ids. In one pass, so that a masked row costs what a free one does.
+RowMax row_max(std::span<const float> x, std::span<const uint32_t> mask) {
+  const F4 none = {-kInfinity, -kInfinity, -kInfinity, -kInfinity};
+  std::array<F4, kBits / kLanes> best;
+  best.fill(none);
+  I4 good = {-1, -1, -1, -1};
+  size_t i = 0;
+  for (; i + kBits <= x.size(); i += kBits) {
+    const uint32_t word = mask[i / kBits];
+    for (size_t j = 0; j < best.size(); ++j) {
+      const F4 v = load4(x.data() + i + kLanes * j);
+      good &= v <= kMaxFloat;  // false of NaN and +inf
+      const F4 open = word == ~0u ? v : word == 0 ? none : open4(v, word, kLanes * j);
+      best[j] = open > best[j] ? open : best[j];
+    }
+  }
+  RowMax out;
+  for (const F4& b : best) out.max = std::max({out.max, b[0], b[1], b[2], b[3]});
+  out.good = (good[0] & good[1] & good[2] & good[3]) != 0;
+  for (; i < x.size(); ++i) {
+    out.good &= x[i] <= kMaxFloat;
+    if (is_open(mask, i)) out.max = std::max(out.max, x[i]);
+  }
+  return out;
+}
+
 // Index of the first element equal to `value`, which is there.
 int32_t first_of(std::span<const float> x, float value) {
   constexpr size_t kChunk = 256;
@@ -94,6 +135,16 @@ int32_t first_of(std::span<const float> x, float value) {
     if ((hits[0] | hits[1] | hits[2] | hits[3]) != 0) break;
   }
   return static_cast<int32_t>(std::find(x.begin() + static_cast<int64_t>(i), x.end(), value) - x.begin());
+}
+
+// Of those that the mask allows.
+int32_t first_of(std::span<const float> x, float value, std::span<const uint32_t> mask) {
+  auto i = static_cast<size_t>(first_of(x, value));
+  while (!is_open(mask, i)) {
+    ++i;
+    i += static_cast<size_t>(first_of(x.subspan(i), value));
+  }
+  return static_cast<int32_t>(i);
 }
 
 // e^t for t <= 0, relative error < 1e-6, 0 below -87. Series of 2^r on [-1/2, 1/2].
@@ -129,28 +180,23 @@ double log_sum(std::span<const float> x, float max) {
   return std::log(total);
 }
 
-// to[i] = x[i] where the mask allows i, else -inf; `to` may be x. Grammars allow few ids or nearly all, so most words
-// say the same of all their ids.
-void apply_mask(std::span<const float> x, std::span<const uint32_t> mask, float* to) {
-  constexpr size_t kBits = 32;
-  const F4 none = {-kInfinity, -kInfinity, -kInfinity, -kInfinity};
+// x[i] = -inf where the mask does not allow i.
+void apply_mask(std::span<const uint32_t> mask, std::span<float> x) {
   size_t i = 0;
   for (; i + kBits <= x.size(); i += kBits) {
     const uint32_t word = mask[i / kBits];
+    if (word == ~0u) continue;
     if (word == 0) {
-      std::fill_n(to + i, kBits, -kInfinity);
-    } else if (word == ~0u) {
-      std::memmove(to + i, x.data() + i, kBits * sizeof(float));
-    } else {
-      for (size_t j = 0; j < kBits; j += kLanes) {
-        const auto bits = static_cast<int32_t>(word >> j & 15u);
-        const I4 open = (I4{bits, bits, bits, bits} & I4{1, 2, 4, 8}) != 0;
-        const F4 kept = open ? load4(x.data() + i + j) : none;
-        std::memcpy(to + i + j, &kept, sizeof(kept));
-      }
+      std::fill_n(x.data() + i, kBits, -kInfinity);
+      continue;
+    }
+    for (size_t j = 0; j < kBits; j += kLanes) {
+      const F4 open = open4(load4(x.data() + i + j), word, j);
+      std::memcpy(x.data() + i + j, &open, sizeof(open));
     }
   }
-  for (; i < x.size(); ++i) to[i] = (mask[i / kBits] >> (i % kBits) & 1u) != 0 ? x[i] : -kInfinity;
+  for (; i < x.size(); ++i)
+    if (!is_open(mask, i)) x[i] = -kInfinity;
 }
 
 // Bucket of an exponent t <= 0; the last one has no lower end.
@@ -178,46 +224,54 @@ LargestLogit Sampler::largest(std::span<const float> logits) {
 
 SampledToken Sampler::sample(const SamplerRow& row) {
   CHECK(static_cast<int64_t>(row.logits.size()) == vocab_, row.logits.size(), " logits for a vocabulary of ", vocab_);
+  CHECK(row.mask.empty() || static_cast<int64_t>(row.mask.size()) * 32 >= vocab_, "a mask of ", row.mask.size(),
+        " words");
   const SamplingParams& params = *row.params;
   SampledToken out;
-  RowMax top = row_max(row.logits);
-  out.finite = top.finite();
-  if (!out.finite) return out;
-  const std::span<const float> logits = adjust(row);
-  if (logits.data() != row.logits.data()) top = row_max(logits);
+  std::span<const float> logits = row.logits;
+  std::span<const uint32_t> mask = row.mask;  // still to be applied to `logits`
+  if (is_adjusted(row)) {
+    out.finite = row_max(logits).finite();
+    if (!out.finite) return out;
+    adjust(row);
+    logits = work_;
+    mask = {};
+  }
+  const RowMax top = mask.empty() ? row_max(logits) : row_max(logits, mask);
   out.finite = top.finite();
   if (!out.finite) return out;
   if (is_greedy(params)) {
-    out.id = first_of(logits, top.max);
+    out.id = mask.empty() ? first_of(logits, top.max) : first_of(logits, top.max, mask);
   } else {
     const float scale = 1.0f / std::min(params.temperature, kMaxTemperature);
     for (size_t i = 0; i < work_.size(); ++i) work_[i] = (logits[i] - top.max) * scale;
+    if (!mask.empty()) apply_mask(mask, work_);
     out.id = draw(params, random_unit(mix64(params.seed), static_cast<uint64_t>(row.num_outputs)));
   }
   if (params.logprobs >= 0) out.logprobs = token_logprobs(row.logits, out.id, params.logprobs);
   return out;
 }
 
-// The row's logits with everything before temperature applied: the row itself when nothing is to do, else work_.
-std::span<const float> Sampler::adjust(const SamplerRow& row) {
+// Whether anything but a mask comes before the temperature.
+bool Sampler::is_adjusted(const SamplerRow& row) {
   const SamplingParams& params = *row.params;
-  const bool too_short = is_too_short(params, row.num_outputs);
-  if (params.logit_bias.empty() && row.mask.empty() && !too_short && !params.has_penalties()) return row.logits;
-  CHECK(row.mask.empty() || static_cast<int64_t>(row.mask.size()) * 32 >= vocab_, "a mask of ", row.mask.size(),
-        " words");
-  const bool biased = !params.logit_bias.empty();
-  if (biased || row.mask.empty()) std::copy(row.logits.begin(), row.logits.end(), work_.begin());
+  return !params.logit_bias.empty() || params.has_penalties() || is_too_short(params, row.num_outputs);
+}
+
+// work_: the row's logits with everything before temperature applied.
+void Sampler::adjust(const SamplerRow& row) {
+  const SamplingParams& params = *row.params;
+  std::copy(row.logits.begin(), row.logits.end(), work_.begin());
   for (const auto& [id, bias] : params.logit_bias) {
     if (id >= 0 && id < vocab_) work_[static_cast<size_t>(id)] += bias;
   }
-  if (!row.mask.empty()) apply_mask(biased ? std::span<const float>(work_) : row.logits, row.mask, work_.data());
-  if (too_short) {
+  if (!row.mask.empty()) apply_mask(row.mask, work_);
+  if (is_too_short(params, row.num_outputs)) {
     for (const int32_t id : params.stop_ids) {
       if (id >= 0 && id < vocab_) work_[static_cast<size_t>(id)] = -kInfinity;
     }
   }
   if (params.has_penalties()) penalise(row);
-  return work_;
 }
 
 // Repetition penalty: Keskar et al. 2019 (CTRL), section 4.1, with the sign rule of its common implementations.

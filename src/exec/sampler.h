@@ -69,7 +69,8 @@ class Sampler {
     int32_t id = 0;  // the last id walked; 0 when the walk ended between buckets
   };
 
-  std::span<const float> adjust(const SamplerRow& row);
+  static bool is_adjusted(const SamplerRow& row);
+  void adjust(const SamplerRow& row);
   void penalise(const SamplerRow& row);
   int32_t draw(const SamplingParams& params, float uniform);
   void fill_buckets();

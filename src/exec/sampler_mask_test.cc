@@ -2,6 +2,8 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <cmath>
+#include <limits>
 #include <set>
 #include <vector>
 
@@ -29,7 +31,8 @@ TEST(SamplerMask, TheLargestAllowedLogitWins) {
     Sampler sampler(vocab);
     for (int round = 0; round < 50; ++round) {
       std::vector<float> logits(static_cast<size_t>(vocab));
-      for (float& logit : logits) logit = static_cast<float>(rng.unit()) * 10 - 5;
+      const float steps = round % 4 < 2 ? 1000.0f : 4.0f;  // of which many are equal
+      for (float& logit : logits) logit = std::floor(static_cast<float>(rng.unit()) * steps) / steps * 10 - 5;
       const std::vector<uint32_t> mask = random_mask(rng, vocab);
       SamplingParams params;
       params.temperature = 0;
@@ -49,6 +52,22 @@ TEST(SamplerMask, TheLargestAllowedLogitWins) {
       }
     }
   }
+}
+
+// A model that gives such logits is at fault, whatever the mask hides of them.
+TEST(SamplerMask, ARowIsNotFiniteWhereverItsFaultIs) {
+  constexpr int64_t kIds = 75;
+  Sampler sampler(kIds);
+  const std::vector<uint32_t> mask = {0u, 0x80000001u, 0xFFu};
+  for (const float temperature : {0.0f, 1.0f})
+    for (const int32_t id : {3, 33, 63, 70, 74})
+      for (const float fault : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
+        std::vector<float> logits(kIds, 1.0f);
+        logits[static_cast<size_t>(id)] = fault;
+        SamplingParams params;
+        params.temperature = temperature;
+        EXPECT_FALSE(sampler.sample({.logits = logits, .params = &params, .mask = mask}).finite) << id;
+      }
 }
 
 TEST(SamplerMask, DrawsReachEveryAllowedIdAndNoOther) {
