@@ -39,11 +39,13 @@ struct LeaseName {
   auto operator<=>(const LeaseName&) const = default;
 };
 
-// What the side that takes is told of a lease. It comes by way of clients: the lease's owner compares the tokens.
+// What the side that takes is told of a lease. It comes by way of clients: the tag shows that a node with the same
+// secret gave it (kv/lease_tag.h), and the lease's owner compares the tokens.
 struct RemotePrefix {
   std::string peer;  // where it is, as the carrier has it: "host:port"
   LeaseName lease;
   int32_t num_blocks = 0;
+  std::string tag = {};
   bool operator==(const RemotePrefix&) const = default;
 };
 

@@ -208,7 +208,10 @@ void Engine::shutdown() {
 }
 
 Result<RequestId> Engine::submit(EngineRequest request, OutputSink sink) {
-  if (!impl_->handovers) return impl_->accept(std::move(request), std::move(sink));
+  if (!impl_->handovers && !request.lease && !request.remote) return impl_->accept(std::move(request), std::move(sink));
+  if (!impl_->handovers)
+    return bad_input("this server shares no caches with others: start it with --kv-transfer-config",
+                     "kv_transfer_params");
   RETURN_IF_ERROR(impl_->handovers->check(request));
   const EngineRequest copy = request;
   auto id = impl_->accept(std::move(request), std::move(sink));

@@ -7,7 +7,9 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "base/result.h"
 #include "control/cache_size.h"
@@ -26,6 +28,14 @@ struct HandoverConfig {
   ImportEnd on_failure = ImportEnd::kRecompute;  // --kv-load-failure-policy
   double lease_s = 30;                           // of a lease that nobody extends; a reader does so six times as often
   uint64_t incarnation = 0;                      // 0: made up
+  std::string secret = {};                       // which all nodes know: shows whose leases are to be believed
+  std::vector<std::string> peers = {};           // "host:port", the only ones whose leases are taken; none: any
+  // Where it is asked for leases over TCP, by an address that other nodes can reach; port 0: any.
+  struct Address {
+    std::string host;
+    int port = 0;
+  };
+  std::optional<Address> listens = {};
   bool any() const { return gives || connect; }
 };
 

@@ -2,11 +2,13 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <chrono>
 #include <utility>
 
 #include "base/log.h"
 #include "base/rng.h"
+#include "kv/lease_tag.h"
 #include "kv/model_digest.h"
 
 namespace perigee {
@@ -39,11 +41,13 @@ Result<std::unique_ptr<Handovers>> Handovers::create(const EngineConfig& config,
   store.describe(shape);
   HandoverConfig started = handover;
   if (started.incarnation == 0) started.incarnation = made_up_incarnation();
-  return std::make_unique<Handovers>(store, shape, started, std::move(posts));
+  auto handovers = std::make_unique<Handovers>(store, shape, started, std::move(posts));
+  RETURN_IF_ERROR(handovers->listen());
+  return handovers;
 }
 
 Handovers::Handovers(const PageStore& store, const CacheShape& shape, const HandoverConfig& config, HandoverPosts posts)
-    : on_failure_(config.on_failure) {
+    : config_(config) {
   if (config.gives)
     leases_ = std::make_unique<LeaseTable>(store, shape, config.incarnation, config.lease_s, system_clock(),
                                            [post = posts.lease](SequenceId sequence) { post({sequence}); });
@@ -53,6 +57,29 @@ Handovers::Handovers(const PageStore& store, const CacheShape& shape, const Hand
                                            [post = posts.import](SequenceId sequence, Status status) {
                                              post({sequence, std::move(status)});
                                            });
+}
+
+Status Handovers::listen() {
+  if (!leases_ || !config_.listens) return {};
+  const auto& [host, port] = *config_.listens;
+  ASSIGN_OR_RETURN(server_, LeaseServer::start(*leases_, host, port, {.secret = config_.secret}));
+  const bool v6 = host.find(':') != std::string::npos;
+  address_ = fmt::format("{}{}{}:{}", v6 ? "[" : "", host, v6 ? "]" : "", server_->port());
+  log_info("cache transfers: listening on ", address_);
+  return {};
+}
+
+// Before any connection: what names a lease comes from a client, who may write any host into it.
+Status Handovers::check_peer(const RemotePrefix& remote) const {
+  if (!has_lease_tag(config_.secret, remote))
+    return bad_input(
+        "remote_tag does not fit: pass on what the prefill server has replied as it is; both servers need "
+        "the same --kv-secret-file",
+        "kv_transfer_params");
+  const auto& peers = config_.peers;
+  if (!peers.empty() && std::find(peers.begin(), peers.end(), remote.peer) == peers.end())
+    return bad_input("remote_host and remote_port are none of --kv-peers", "kv_transfer_params");
+  return {};
 }
 
 Status Handovers::check(const EngineRequest& request) const {
@@ -65,6 +92,7 @@ Status Handovers::check(const EngineRequest& request) const {
         "this node does not decode what others have prefilled: start it with kv_role kv_consumer or kv_both",
         "kv_transfer_params");
   const int64_t most = (std::ssize(*request.prompt) - 1) / kBlockTokens;
+  RETURN_IF_ERROR(check_peer(*request.remote));
   if (request.remote->num_blocks < 1 || request.remote->num_blocks > most)
     return bad_input(fmt::format("{} blocks of {} tokens, of a prompt of {}: 1 to {} could be another node's",
                                  request.remote->num_blocks, kBlockTokens, request.prompt->size(), most),
@@ -97,7 +125,7 @@ void Handovers::handle(const ImportOver& over, Scheduler& scheduler) {
   if (over.status.ok()) return scheduler.end_import(over.sequence, ImportEnd::kArrived);
   log_warning("the prompt of sequence ", over.sequence, " did not arrive: ", over.status.error().message);
   scheduler.end_import(
-      over.sequence, on_failure_,
+      over.sequence, config_.on_failure,
       "the prompt's cache entries did not arrive from the prefill node: " + over.status.error().message);
 }
 
@@ -106,8 +134,10 @@ std::optional<RemotePrefix> Handovers::end(const SequenceUpdate& update) {
   const auto prompt = prompts_.find(update.sequence);
   if (update.lease) {
     CHECK(prompt != prompts_.end(), "sequence ", update.sequence, " leases an unknown prompt");
-    lease = RemotePrefix{.lease = leases_->grant(update.lease, prompt->second),
+    lease = RemotePrefix{.peer = address_,
+                         .lease = leases_->grant(update.lease, prompt->second),
                          .num_blocks = static_cast<int32_t>(update.lease->blocks.size())};
+    lease->tag = lease_tag(config_.secret, *lease);
   }
   if (transfer_ && prompt != prompts_.end()) transfer_->release(update.sequence);
   if (prompt != prompts_.end()) prompts_.erase(prompt);
@@ -116,6 +146,7 @@ std::optional<RemotePrefix> Handovers::end(const SequenceUpdate& update) {
 
 void Handovers::close() {
   if (transfer_) transfer_->stop();
+  server_.reset();
   if (leases_) leases_->close();
 }
 

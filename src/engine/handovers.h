@@ -10,6 +10,7 @@
 #include "control/scheduler.h"
 #include "engine/engine.h"
 #include "kv/lease_table.h"
+#include "kv/tcp_peer.h"
 #include "kv/transfer.h"
 
 namespace perigee {
@@ -36,10 +37,14 @@ class Handovers {
   // Of pages that are there already. `shape` is whole, and `config` has an incarnation.
   Handovers(const PageStore& store, const CacheShape& shape, const HandoverConfig& config, HandoverPosts posts);
 
+  // Opens its port, where it has one. Its leases have the port's address and a tag of it.
+  Status listen();
+
   LeaseTable* leases() { return leases_.get(); }
 
   // --- Any thread ---
-  // Whether the request's lease or remote prefix is one that this engine gives or takes.
+  // Whether the request's lease or remote prefix is one that this engine gives or takes. Nobody is connected to before
+  // the tag of a remote prefix, and its place in --kv-peers, have been checked.
   Status check(const EngineRequest& request) const;
   // It was refused: nobody will read what it names.
   void refuse(const EngineRequest& request) {
@@ -63,8 +68,12 @@ class Handovers {
 
  private:
   using Tokens = std::shared_ptr<const std::vector<int32_t>>;
-  ImportEnd on_failure_ = ImportEnd::kRecompute;
+  Status check_peer(const RemotePrefix& remote) const;
+
+  const HandoverConfig config_;
+  std::string address_;  // "host:port" of the server
   std::unique_ptr<LeaseTable> leases_;
+  std::unique_ptr<LeaseServer> server_;
   std::unique_ptr<Transfer> transfer_;
   std::unordered_map<SequenceId, Tokens> prompts_;  // of sequences that are prepared or leased
 };

@@ -38,6 +38,7 @@ class LeaseServer {
   };
   LeaseServer(LeaseTable& table, Socket listener, TcpOptions options);
   void accept();
+  Status serve_within_memory(const Socket& socket);
   Status serve(const Socket& socket);
 
   LeaseTable& table_;

@@ -1,5 +1,6 @@
 #include <fmt/core.h>
 
+#include <new>
 #include <vector>
 
 #include "base/log.h"
@@ -97,7 +98,7 @@ void LeaseServer::accept() {
     Connection& connection = connections_.emplace_back();
     connection.socket = std::move(*accepted);
     connection.thread = Thread([this, &connection] {
-      const Status status = serve(connection.socket);
+      const Status status = serve_within_memory(connection.socket);
       if (!status.ok() && status.error().code == Code::kBadInput) {
         ++num_refused_;
         log_warning("cache transfers: a connection was refused: ", status.error().message);
@@ -105,6 +106,15 @@ void LeaseServer::accept() {
       connection.socket.stop();
       connection.ended = true;
     });
+  }
+}
+
+// Frames are up to 64 MiB: without memory for one only its connection ends.
+Status LeaseServer::serve_within_memory(const Socket& socket) {
+  try {
+    return serve(socket);
+  } catch (const std::bad_alloc&) {
+    return Error(Code::kExhausted, "no memory for a frame");
   }
 }
 

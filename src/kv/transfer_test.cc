@@ -5,7 +5,9 @@
 
 #include <algorithm>
 #include <atomic>
+#include <condition_variable>
 #include <cstring>
+#include <new>
 
 #include "base/eventually.h"
 #include "base/manual_clock.h"
@@ -83,7 +85,7 @@ TEST_F(Transfers, BringWhatTheLeaseHolds) {
   EXPECT_EQ(std::memcmp(here.page(5), there.page(2), bytes), 0);
   EXPECT_EQ(std::memcmp(here.page(6), there.page(3), bytes), 0);
   EXPECT_EQ(transfer.counts().bytes, 2 * here.shape.block_bytes);
-  EXPECT_EQ(table.counts().released, 1);
+  EXPECT_TRUE(eventually([&] { return table.counts().released == 1; }));
 }
 
 TEST_F(Transfers, AFaultIsAnEndAndThePeerIsAskedAnew) {
@@ -135,6 +137,94 @@ TEST_F(Transfers, WhatIsPreparedIsExtendedAndLetGo) {
   EXPECT_TRUE(eventually([&] { return table.counts().held == 0; }));
   transfer.release(leased(2));  // of a request that was refused
   EXPECT_TRUE(eventually([&] { return table.counts().released == 2; }));
+}
+
+// Peers by name: one that answers nothing until it is let go, one that nobody can reach, one without room for a piece,
+// and good ones.
+class SeveralPeers : public Transfers {
+ protected:
+  ~SeveralPeers() override { let_go(); }
+  void let_go() {
+    const std::lock_guard lock(mutex);
+    hole_ends = true;
+    changed.notify_all();
+  }
+  void wait_in_hole() {
+    std::unique_lock lock(mutex);
+    ++num_in_hole;
+    changed.wait(lock, [&] { return hole_ends; });
+  }
+  void post(Transfer& to, int64_t number, const std::string& peer) {
+    RemotePrefix remote = leased(number);
+    remote.peer = peer;
+    to.prepare(SequenceId(number), std::move(remote));
+    to.post({.sequence = SequenceId(number), .blocks = pages_from(5, 3)}, tokens);
+  }
+  bool ended(int64_t number) {
+    return eventually([&] {
+      const std::lock_guard lock(mutex);
+      return ends.contains(SequenceId(number));
+    });
+  }
+
+  std::condition_variable changed;
+  bool hole_ends = false;
+  int32_t num_in_hole = 0;
+  Transfer several{here.store,
+                   here.shape,
+                   [this](const std::string& peer, const CacheShape& shape) -> Result<std::unique_ptr<Peer>> {
+                     if (peer == "hole") wait_in_hole();
+                     if (peer == "hole" || peer == "nobody") return Error(Code::kUnavailable, "nobody is there");
+                     if (peer == "huge") throw std::bad_alloc();
+                     return connect_in_process(table)(peer, shape);
+                   },
+                   {.num_pulls = 1, .extend_every_s = 5, .idle_s = 0.05},
+                   [this](SequenceId sequence, Status status) {
+                     const std::lock_guard lock(mutex);
+                     ends.emplace(sequence, std::move(status));
+                   }};
+};
+
+TEST_F(SeveralPeers, OneThatIsSilentHoldsUpNobodyElse) {
+  for (int64_t i = 1; i <= 4; ++i) post(several, i, "hole");
+  several.release({.peer = "hole", .lease = {7, 1}});
+  ASSERT_TRUE(eventually([&] {
+    const std::lock_guard lock(mutex);
+    return num_in_hole == 2;  // one that pulls, and the one that releases
+  }));
+  for (int64_t i = 11; i <= 14; ++i) post(several, i, "good");
+  for (int64_t i = 11; i <= 14; ++i) ASSERT_TRUE(ended(i));
+  EXPECT_TRUE(eventually([&] { return table.counts().released == 4; }));
+  {
+    const std::lock_guard lock(mutex);
+    EXPECT_EQ(ends.size(), 4u);
+  }
+  let_go();
+  for (int64_t i = 1; i <= 4; ++i) ASSERT_TRUE(ended(i)) << "what waited for it has failed with it";
+  EXPECT_EQ(several.counts().arrived, 4);
+  EXPECT_EQ(several.counts().failed, 4);
+  const std::lock_guard lock(mutex);
+  EXPECT_LE(num_in_hole, 3) << "each was tried by itself";
+}
+
+TEST_F(SeveralPeers, WithoutMemoryATransferFails) {
+  post(several, 1, "huge");
+  ASSERT_TRUE(ended(1));
+  const std::lock_guard lock(mutex);
+  EXPECT_EQ(ends.at(SequenceId(1)).error().code, Code::kExhausted);
+}
+
+TEST_F(SeveralPeers, ThreadsOfPeersThatAreNotUsedEnd) {
+  for (int64_t i = 1; i <= 8; ++i) {
+    post(several, i, str_cat("restarted at port ", i));
+    ASSERT_TRUE(ended(i));
+  }
+  EXPECT_TRUE(eventually([&, number = int64_t{20}]() mutable {
+    post(several, ++number, "good");
+    CHECK(ended(number));
+    return several.num_peers() == 1;
+  }));
+  EXPECT_GE(several.counts().arrived, 9) << "those of peers that are gone count, too";
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <openssl/rand.h>
 #include <xxhash.h>
 
+#include <algorithm>
 #include <cstring>
 #include <type_traits>
 #include <utility>
@@ -233,17 +234,22 @@ Nonce make_nonce() {
   return nonce;
 }
 
-Tag tag_of(std::string_view secret, std::string_view use, const Nonce& client, const Nonce& server) {
-  std::vector<uint8_t> text(use.begin(), use.end());
-  text.push_back(0);
-  text.insert(text.end(), client.begin(), client.end());
-  text.insert(text.end(), server.begin(), server.end());
+Tag tag_of(std::string_view secret, std::string_view use, std::span<const uint8_t> text) {
+  std::vector<uint8_t> all(use.begin(), use.end());
+  all.push_back(0);
+  all.insert(all.end(), text.begin(), text.end());
   Tag tag;
   unsigned int size = 0;
-  CHECK(HMAC(EVP_sha256(), secret.data(), static_cast<int>(secret.size()), text.data(), text.size(), tag.data(),
-             &size) != nullptr &&
+  CHECK(HMAC(EVP_sha256(), secret.data(), static_cast<int>(secret.size()), all.data(), all.size(), tag.data(), &size) !=
+            nullptr &&
         size == tag.size());
   return tag;
+}
+
+Tag tag_of(std::string_view secret, std::string_view use, const Nonce& client, const Nonce& server) {
+  std::array<uint8_t, sizeof(Nonce) * 2> both;
+  std::copy(server.begin(), server.end(), std::copy(client.begin(), client.end(), both.begin()));
+  return tag_of(secret, use, both);
 }
 
 bool same_tag(const Tag& a, const Tag& b) {

@@ -108,7 +108,8 @@ Status check_digest(const WireHeader& header, std::span<const uint8_t> payload, 
 Result<WireMessage> decode_payload(uint16_t type, std::span<const uint8_t> payload);
 
 Nonce make_nonce();
-// Under `use`, so that no tag serves for another purpose.
+// HMAC-SHA-256 under `use`, so that no tag serves for another purpose.
+Tag tag_of(std::string_view secret, std::string_view use, std::span<const uint8_t> text);
 Tag tag_of(std::string_view secret, std::string_view use, const Nonce& client, const Nonce& server);
 bool same_tag(const Tag& a, const Tag& b);  // in constant time
 uint64_t session_of(std::string_view secret, const Nonce& client, const Nonce& server);

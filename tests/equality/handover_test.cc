@@ -3,6 +3,7 @@
 #include <cstdio>
 
 #include "base/eventually.h"
+#include "kv/lease_tag.h"
 #include "kv/peer.h"
 #include "pairwise.h"
 #include "tasks.h"
@@ -199,9 +200,10 @@ TEST_P(HandoverEquality, WhatIsNotTheSameIsNotRead) {
     CHECK(lease.has_value());
     return *lease;
   };
-  auto reply_with = [&, turn = 0](const RemotePrefix& remote) mutable {
+  auto reply_with = [&, turn = 0](RemotePrefix remote) mutable {
     EngineRequest request = request_of(jobs[0]);
     request.cache_salt = str_cat(turn++);  // nothing is cached here
+    remote.tag = lease_tag("", remote);
     request.remote = remote;
     Collector done;
     CHECK(pair.decode->submit(request, done.sink(0)).ok());
@@ -219,8 +221,11 @@ TEST_P(HandoverEquality, WhatIsNotTheSameIsNotRead) {
 
   EngineRequest request = request_of(jobs[0]);
   request.remote = good;
+  request.remote->peer = "elsewhere:5600";
+  EXPECT_EQ(pair.decode->submit(request, {}).error().message.substr(0, 24), "remote_tag does not fit:");
   request.remote->num_blocks = 100;
-  EXPECT_FALSE(pair.decode->submit(request, {}).ok());
+  request.remote->tag = lease_tag("", *request.remote);
+  EXPECT_NE(pair.decode->submit(request, {}).error().message.find("100 blocks"), std::string::npos);
   EXPECT_FALSE(pair.prefill->submit(request, {}).ok()) << "it takes nothing";
 }
 

@@ -1,0 +1,99 @@
+// TransferLane: what a Transfer asks of one peer, on threads of its own, so that a peer that does not answer holds up
+// nobody else's transfers. Two or so pull; one more extends and releases leases. A peer that cannot be reached fails
+// all that waits for it, at once.
+#pragma once
+
+#include <atomic>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/thread.h"
+#include "kv/peer.h"
+
+namespace perigee {
+
+struct TransferCounts {
+  int64_t arrived = 0, failed = 0, bytes = 0;
+  double seconds = 0;  // of all that arrived, together
+  TransferCounts& operator+=(const TransferCounts& other);
+};
+
+struct TransferOptions {
+  int32_t num_pulls = 2;          // transfers at a time from one peer
+  double extend_every_s = 5;      // a sixth of a lease's lifetime
+  double idle_s = 600;            // a peer's threads may end when it was asked nothing for so long
+  int64_t piece_bytes = 4 << 20;  // of one read, at least a unit
+};
+
+// What all lanes of a transfer share. `on_end` is called on a thread of a lane, and must not block.
+struct TransferParts {
+  PageStore store;
+  CacheShape shape;
+  Connect connect;
+  TransferOptions options;
+  std::function<void(SequenceId, Status)> on_end;
+};
+
+// Transfer's words, for one peer. Any thread may call.
+class TransferLane {
+ public:
+  TransferLane(const TransferParts& parts, std::string peer);  // `parts` outlive it
+  ~TransferLane();
+  TransferLane(const TransferLane&) = delete;
+  TransferLane& operator=(const TransferLane&) = delete;
+
+  const std::string& peer() const { return peer_; }
+  void begin_stop();  // the destructor waits for it
+
+  void prepare(SequenceId sequence, RemotePrefix remote);
+  bool post(const Import& import, const std::shared_ptr<const std::vector<int32_t>>& tokens);  // false: another lane's
+  void release(SequenceId sequence);
+  void release(const LeaseName& lease);
+
+  bool is_idle() const;  // for idle_s
+  TransferCounts counts() const;
+
+ private:
+  struct Prepared {
+    RemotePrefix remote;
+    Import import = {};
+    std::shared_ptr<const std::vector<int32_t>> tokens = {};
+    double next_extension_s = 0;
+    bool posted = false;  // whose end releases it
+  };
+  struct Job {
+    enum class Kind { kPull, kExtend, kRelease } kind;
+    SequenceId sequence;
+    Prepared what;
+  };
+  using Lock = std::unique_lock<std::mutex>;
+
+  void run(bool pulls);
+  std::optional<Job> next_pull(Lock& lock);
+  std::optional<Job> next_errand(Lock& lock);
+  Status perform(const Job& job, std::unique_ptr<Peer>& peer);
+  Status pull(const Prepared& what, Peer& peer);
+  Status pull_group(const Prepared& what, UnitRange units, Peer& peer, std::vector<uint8_t>& staging);
+  void finish_pull(const Job& job, const Status& status, bool reached, double seconds);
+  void finish_errand(const Job& job, const Status& status, bool reached);
+
+  const TransferParts& parts_;
+  const std::string peer_;
+  mutable std::mutex mutex_;
+  WaitCondition changed_;
+  std::map<SequenceId, Prepared> prepared_;
+  std::deque<Job> pulls_, releases_;
+  int32_t num_busy_ = 0;  // threads
+  double used_s_ = 0;
+  TransferCounts counts_;
+  std::atomic<bool> stopping_{false};
+  std::vector<Thread> threads_;
+};
+
+}  // namespace perigee
