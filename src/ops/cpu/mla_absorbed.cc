@@ -8,12 +8,11 @@
 namespace perigee::cpu {
 namespace {
 
-constexpr int64_t kPieceKeys = 1024;  // absolute multiples (DESIGN D10)
-constexpr int64_t kTileRows = 64;     // query rows (token, head) that share one reading of the keys
-constexpr int64_t kTokenTile = 32;    // tokens of one task of the per-head projections
-constexpr int64_t kStepKeys = 256;    // absolute multiples: the steps of the online softmax within a piece
+constexpr int64_t kPieceKeys = 1024;         // absolute multiples (DESIGN D10)
+constexpr int64_t kTileRows = 64;            // query rows (token, head) that share one reading of the keys
+constexpr int64_t kTokenTile = 32;           // tokens of one task of the per-head projections
+static_assert(kPieceKeys % kStepKeys == 0);  // the steps of the online softmax, absolute multiples too
 constexpr int64_t kStepBlocks = kStepKeys / kBlockKeys;
-constexpr int64_t kValuePanels = 4;
 constexpr int64_t kPartialBytes = 64 << 20;  // of partial results kept at a time
 
 // Query rows [first_row, first_row + num_rows) of a sequence; row r is token r / heads, head r % heads.
@@ -38,11 +37,10 @@ struct Piece {
 struct Work {
   uint16_t* rows;                 // two terms [kTokenTile, nope_depth]
   float* projected;               // [kTokenTile, max(latent_depth, value_columns)]
-  uint32_t* queries;              // panels of a tile's rows, depth row_depth
+  uint32_t* queries;              // a tile's rows, packed by sixteen
   float* scores;                  // [kStepKeys, kTileRows]
   uint32_t* weights;              // one panel [kStepKeys / 2, 16]
   uint32_t* turned;               // [kTileRows, kStepKeys / 2] words: the weights, row-major bf16
-  uint32_t* values;               // kValuePanels panels of kStepKeys keys
   uint16_t* block;                // kStepBlocks times, see block_rows()
   float* output;                  // [kTileRows, latent_depth] of one piece
   float* total;                   // [kTileRows, latent_depth] of a tile
@@ -206,11 +204,10 @@ Work Absorbed::make_work() {
   Arena& arena = call_.cpu.scratch;
   return {.rows = arena.array<uint16_t>(2 * kTokenTile * d_.nope_depth).data(),
           .projected = arena.array<float>(kTokenTile * std::max(d_.latent_depth, d_.value_columns)).data(),
-          .queries = arena.array<uint32_t>(kTileRows * d_.row_depth / 2).data(),
+          .queries = arena.array<uint32_t>(kTileRows / kPanel * k_.query_words(d_.row_depth)).data(),
           .scores = arena.array<float>(kStepKeys * kTileRows).data(),
           .weights = arena.array<uint32_t>(kStepKeys / 2 * kPanel).data(),
           .turned = arena.array<uint32_t>(kTileRows * kStepKeys / 2).data(),
-          .values = arena.array<uint32_t>(kValuePanels * kStepKeys / 2 * kPanel).data(),
           .block = arena.array<uint16_t>(kStepBlocks * block_scratch_elements(d_)).data(),
           .output = arena.array<float>(kTileRows * d_.latent_depth).data(),
           .total = arena.array<float>(kTileRows * d_.latent_depth).data(),
@@ -351,7 +348,7 @@ void Absorbed::load_queries(const Tile& tile, Work& w) {
       const int64_t row = tile.first_token * d_.heads + tile.first_row + panel * kPanel + i;
       rows[i] = queries_ + row * width_;
     }
-    k_.pack_rows(rows, width_, d_.row_depth, w.queries + panel * (d_.row_depth / 2) * kPanel);
+    k_.pack_queries(rows, width_, d_.row_depth, w.queries + panel * k_.query_words(d_.row_depth));
   }
 }
 
@@ -387,16 +384,13 @@ void Absorbed::scores(const Tile& tile, int64_t begin, int64_t keys, Work& w) {
     if (begin + key + kBlockKeys < tile.num_keys) prefetch_block(call_, *tile.sequence, block + 1);
     BlockRows& rows = w.blocks[in_step];
     rows = block_rows(call_, *tile.sequence, block, valid, w.block + in_step * block_scratch_elements(d_));
-    k_.multiply({.a = rows.rows,
-                 .a_stride = rows.stride,
-                 .b = w.queries,
-                 .panel_stride = d_.row_depth / 2 * kPanel,
-                 .c = w.scores + key * kTileRows,
-                 .c_stride = kTileRows,
-                 .m = valid,
-                 .k = d_.row_depth,
-                 .columns = tile.num_rows,
-                 .accumulate = false});
+    k_.scores({.keys = rows,
+               .num_keys = valid,
+               .queries = w.queries,
+               .num_queries = tile.num_rows,
+               .depth = d_.row_depth,
+               .out = w.scores + key * kTileRows,
+               .out_stride = kTileRows});
   }
 }
 
@@ -428,31 +422,15 @@ void Absorbed::soften(const Tile& tile, int64_t row, int64_t begin, int64_t keys
 
 // output [rows, latent_depth] = (first step of a piece) or += weights times cached latents.
 void Absorbed::add_values(const Tile& tile, int64_t begin, int64_t keys, Work& w, float* output) {
-  constexpr int64_t kPanelStride = kStepKeys / 2 * kPanel;
-  for (int64_t column = 0; column < d_.latent_depth; column += kValuePanels * kPanel) {
-    const int64_t panels = std::min(kValuePanels, (d_.latent_depth - column) / kPanel);
-    for (int64_t key = 0; key < keys; key += kBlockKeys) {
-      const int64_t valid = std::min(kBlockKeys, keys - key);
-      const BlockRows& rows = w.blocks[key / kBlockKeys];
-      k_.interleave({.rows = rows.rows + column,
-                     .stride = rows.stride,
-                     .num_rows = valid,
-                     .padded_rows = round_up(valid, kDepth),
-                     .panels = panels,
-                     .panel_stride = kPanelStride,
-                     .out = w.values + key / 2 * kPanel});
-    }
-    k_.multiply({.a = reinterpret_cast<const uint16_t*>(w.turned),
-                 .a_stride = kStepKeys,
-                 .b = w.values,
-                 .panel_stride = kPanelStride,
-                 .c = output + column,
-                 .c_stride = d_.latent_depth,
-                 .m = tile.num_rows,
-                 .k = round_up(keys, kDepth),
-                 .columns = panels * kPanel,
-                 .accumulate = begin % kPieceKeys != 0});
-  }
+  k_.values({.weights = reinterpret_cast<const uint16_t*>(w.turned),
+             .weight_stride = kStepKeys,
+             .blocks = w.blocks,
+             .num_keys = keys,
+             .columns = d_.latent_depth,
+             .num_queries = tile.num_rows,
+             .out = output,
+             .out_stride = d_.latent_depth,
+             .accumulate = begin % kPieceKeys != 0});
 }
 
 // u = total / sum, for the projection or as a result of its own.

@@ -149,8 +149,62 @@ void multiply(const Product& p) {
 
 #undef PERIGEE_SUMS_IN
 
+int64_t query_words(int64_t depth) {
+  return depth / 2 * kPanel;
+}
+
+void scores(const Scores& p) {
+  multiply_one({.a = p.keys.rows,
+                .a_stride = p.keys.stride,
+                .b = p.queries,
+                .panel_stride = query_words(p.depth),
+                .c = p.out,
+                .c_stride = p.out_stride,
+                .m = p.num_keys,
+                .k = p.depth,
+                .columns = p.num_queries});
+}
+
+// Values of a step as panels: rows 2p and 2p + 1 of a block become word row p.
+constexpr int64_t kValuePanels = 4, kValueStride = kStepKeys / 2 * kPanel;
+
+void interleave(const BlockRows& block, int64_t column, int64_t panels, int64_t num_rows, uint32_t* out) {
+  static const uint16_t kZeros[kPanel] = {};
+  for (int64_t r = 0; r < round_up(num_rows, kDepth); r += 2) {
+    const uint16_t* low = block.rows + r * block.stride + column;
+    for (int64_t n = 0; n < panels; ++n) {
+      const uint16_t* a = r < num_rows ? low + n * kPanel : kZeros;
+      const uint16_t* b = r + 1 < num_rows ? low + block.stride + n * kPanel : kZeros;
+      uint32_t* to = out + n * kValueStride + r / 2 * kPanel;
+      for (int64_t j = 0; j < kPanel; ++j) to[j] = a[j] | static_cast<uint32_t>(b[j]) << 16;
+    }
+  }
+}
+
+void values(const Values& p) {
+  static thread_local uint32_t interleaved[kValuePanels * kValueStride];
+  for (int64_t column = 0; column < p.columns; column += kValuePanels * kPanel) {
+    const int64_t left = (p.columns - column) / kPanel, panels = left < kValuePanels ? left : kValuePanels;
+    for (int64_t key = 0; key < p.num_keys; key += kBlockKeys) {
+      const int64_t rows = p.num_keys - key < kBlockKeys ? p.num_keys - key : kBlockKeys;
+      interleave(p.blocks[key / kBlockKeys], column, panels, rows, interleaved + key / 2 * kPanel);
+    }
+    multiply_one({.a = p.weights,
+                  .a_stride = p.weight_stride,
+                  .b = interleaved,
+                  .panel_stride = kValueStride,
+                  .c = p.out + column,
+                  .c_stride = p.out_stride,
+                  .m = p.num_queries,
+                  .k = round_up(p.num_keys, kDepth),
+                  .columns = panels * kPanel,
+                  .accumulate = p.accumulate});
+  }
+}
+
 }  // namespace
 
-const MlaKernels kMlaAmx = mla_loops(multiply);
+const MlaKernels kMlaAmx = mla_loops(
+    {.multiply = multiply, .query_words = query_words, .pack_queries = pack_rows, .scores = scores, .values = values});
 
 }  // namespace perigee::cpu

@@ -353,6 +353,73 @@ TEST_P(MlaAttendTest, a_product_counts_both_terms_and_a_row_is_the_same_bits_amo
   }
 }
 
+// Three blocks, of which the last has three keys; what lies behind them is NaN.
+TEST_P(MlaAttendTest, scores_and_values_are_the_same_bits_for_any_number_of_queries) {
+  constexpr int64_t kQueries = 35, kKeys = 131, kDepth = 96, kColumns = 64, kStride = kDepth + 24;
+  const cpu::MlaKernels& kernels = cpu::mla_kernels(GetParam());
+  std::vector<uint16_t> pool(3 * cpu::kBlockKeys * kStride, kPoison), rows = random_bf16(kKeys * kStride, 1.0f, 1);
+  std::copy(rows.begin(), rows.end(), pool.begin());
+  cpu::BlockRows blocks[3];
+  for (int64_t i = 0; i < 3; ++i) blocks[i] = {.rows = pool.data() + i * cpu::kBlockKeys * kStride, .stride = kStride};
+  const std::vector<uint16_t> queries = random_bf16(kQueries * kDepth, 1.0f, 2);
+  std::vector<uint16_t> weights = random_bf16(kQueries * cpu::kStepKeys, 1.0f, 3);
+  for (size_t i = 0; i < weights.size(); ++i)
+    if (i % cpu::kStepKeys >= kKeys) weights[i] = 0;
+
+  const auto products = [&](int64_t num_queries) {
+    std::vector<uint32_t> packed(static_cast<size_t>(3 * kernels.query_words(kDepth)));
+    for (int64_t first = 0; first < num_queries; first += 16) {
+      const uint16_t* sixteen[16] = {};
+      for (int64_t i = 0; i < 16 && first + i < num_queries; ++i) sixteen[i] = queries.data() + (first + i) * kDepth;
+      kernels.pack_queries(sixteen, kDepth, kDepth, packed.data() + first / 16 * kernels.query_words(kDepth));
+    }
+    std::vector<float> scores(3 * cpu::kBlockKeys * 48), values(48 * kColumns, 0.5f);
+    for (int64_t key = 0; key < kKeys; key += cpu::kBlockKeys)
+      kernels.scores({.keys = blocks[key / cpu::kBlockKeys],
+                      .num_keys = std::min(cpu::kBlockKeys, kKeys - key),
+                      .queries = packed.data(),
+                      .num_queries = num_queries,
+                      .depth = kDepth,
+                      .out = scores.data() + key * 48,
+                      .out_stride = 48});
+    kernels.values({.weights = weights.data(),
+                    .weight_stride = cpu::kStepKeys,
+                    .blocks = blocks,
+                    .num_keys = kKeys,
+                    .columns = kColumns,
+                    .num_queries = num_queries,
+                    .out = values.data(),
+                    .out_stride = kColumns,
+                    .accumulate = true});
+    return std::pair(scores, values);
+  };
+  const auto row = [&](int64_t key) { return pool.data() + key * kStride; };
+  const auto [scores, values] = products(kQueries);
+  for (int64_t q = 0; q < kQueries; ++q) {
+    for (int64_t key = 0; key < kKeys; ++key) {
+      double want = 0;
+      for (int64_t k = 0; k < kDepth; ++k)
+        want +=
+            static_cast<double>(bf16_to_f32(row(key)[k])) * bf16_to_f32(queries[static_cast<size_t>(q * kDepth + k)]);
+      ASSERT_NEAR(scores[static_cast<size_t>(key * 48 + q)], want, 1e-4) << key << " " << q;
+    }
+    for (int64_t column = 0; column < kColumns; ++column) {
+      double want = 0.5;
+      for (int64_t key = 0; key < kKeys; ++key)
+        want += static_cast<double>(bf16_to_f32(row(key)[column])) *
+                bf16_to_f32(weights[static_cast<size_t>(q * cpu::kStepKeys + key)]);
+      ASSERT_NEAR(values[static_cast<size_t>(q * kColumns + column)], want, 1e-4) << q << " " << column;
+    }
+  }
+  for (const int64_t num : {1, 2, 3, 4, 7, 8, 13, 16, 20}) {
+    const auto [some_scores, some_values] = products(num);
+    for (int64_t key = 0; key < kKeys; ++key)
+      for (int64_t q = 0; q < num; ++q)
+        ASSERT_EQ(some_scores[static_cast<size_t>(key * 48 + q)], scores[static_cast<size_t>(key * 48 + q)]);
+    EXPECT_TRUE(std::equal(some_values.begin(), some_values.begin() + num * kColumns, values.begin())) << num;
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Isa, MlaAttendTest, testing::ValuesIn(isas_under_test()),
                          [](const auto& info) { return isa_name(info.param); });
 

@@ -21,6 +21,11 @@ __m256i pair_at(const uint16_t* from) {
   return _mm256_set1_epi32(pair);
 }
 
+__m256 widened(const uint16_t* from) {
+  const __m128i half = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
+}
+
 __m256i words_at(const uint32_t* from) {
   return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
 }
@@ -83,15 +88,11 @@ struct Packed {
 };
 
 void widen_rows(const Product& p, int64_t row, int64_t k, int64_t depth, Packed& to) {
-  const auto eight = [](const uint16_t* from) {
-    const __m128i half = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
-    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
-  };
   for (int64_t r = 0; r < kPackedRows; ++r) {
     const int64_t at = (row + r) * p.a_stride + k;
     for (int64_t i = 0; i < depth; i += kLanes) {
-      __m256 x = eight(p.a + at + i);
-      if (p.a_low != nullptr) x = _mm256_add_ps(x, eight(p.a_low + at + i));
+      __m256 x = widened(p.a + at + i);
+      if (p.a_low != nullptr) x = _mm256_add_ps(x, widened(p.a_low + at + i));
       _mm256_store_ps(&to.a[r][i], x);
     }
   }
@@ -162,8 +163,114 @@ void multiply(const Product& p) {
   p.a_low != nullptr ? multiply_few<true>(p) : multiply_few<false>(p);
 }
 
+// Queries stay rows: a score is a dot product along the key's row. Of sixteen numbers the even ones come first, then
+// the odd ones, both widened.
+int64_t query_words(int64_t depth) {
+  return depth * kPanel;
+}
+
+void pack_queries(const uint16_t* const* rows, int64_t k, int64_t depth, uint32_t* queries) {
+  for (int64_t r = 0; r < kPanel; ++r) {
+    for (int64_t i = 0; i < depth; ++i) {
+      const uint32_t bits = rows[r] == nullptr || i >= k ? 0 : static_cast<uint32_t>(rows[r][i]) << 16;
+      queries[r * depth + i / 16 * 16 + i % 2 * kLanes + i % 16 / 2] = bits;
+    }
+  }
+}
+
+// The sums of eight vectors, each over its lanes in the same order.
+__m256 sums_of(const __m256* of) {
+  __m256 by_two[4], by_four[2];
+  for (int i = 0; i < 4; ++i)
+    by_two[i] =
+        _mm256_add_ps(_mm256_unpacklo_ps(of[2 * i], of[2 * i + 1]), _mm256_unpackhi_ps(of[2 * i], of[2 * i + 1]));
+  for (int i = 0; i < 2; ++i) {
+    const __m256d a = _mm256_castps_pd(by_two[2 * i]), b = _mm256_castps_pd(by_two[2 * i + 1]);
+    by_four[i] = _mm256_add_ps(_mm256_castpd_ps(_mm256_unpacklo_pd(a, b)), _mm256_castpd_ps(_mm256_unpackhi_pd(a, b)));
+  }
+  return _mm256_add_ps(_mm256_permute2f128_ps(by_four[0], by_four[1], 0x20),
+                       _mm256_permute2f128_ps(by_four[0], by_four[1], 0x31));
+}
+
+// Two keys by four queries.
+void score_block(const Scores& p, int64_t key, int64_t query) {
+  const uint16_t* keys = p.keys.rows + key * p.keys.stride;
+  const auto* queries = reinterpret_cast<const float*>(p.queries) + query * p.depth;
+  __m256 sum[8];
+  for (__m256& one : sum) one = _mm256_setzero_ps();
+  for (int64_t k = 0; k < p.depth; k += 2 * kLanes) {
+#pragma GCC unroll 2
+    for (int j = 0; j < 2; ++j) {
+      const __m256i x = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(keys + j * p.keys.stride + k));
+      const __m256 x0 = even(x), x1 = odd(x);
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i) {
+        sum[4 * j + i] = _mm256_fmadd_ps(x0, _mm256_loadu_ps(queries + i * p.depth + k), sum[4 * j + i]);
+        sum[4 * j + i] = _mm256_fmadd_ps(x1, _mm256_loadu_ps(queries + i * p.depth + k + kLanes), sum[4 * j + i]);
+      }
+    }
+  }
+  const __m256 all = sums_of(sum);
+  float* out = p.out + key * p.out_stride + query;
+  _mm_storeu_ps(out, _mm256_castps256_ps128(all));
+  _mm_storeu_ps(out + p.out_stride, _mm256_extractf128_ps(all, 1));
+}
+
+void scores(const Scores& p) {
+  for (int64_t query = 0; query < p.num_queries; query += 4)
+    for (int64_t key = 0; key < p.num_keys; key += 2) score_block(p, key, query);
+}
+
+// kQueries queries by sixteen columns, over the keys of one block. `weights` [kQueries, kBlockKeys].
+template <int kQueries>
+void value_block(const Values& p, int64_t key, int64_t query, int64_t column, const float* weights, bool accumulate) {
+  const BlockRows& block = p.blocks[key / kBlockKeys];
+  const int64_t num_keys = p.num_keys - key < kBlockKeys ? p.num_keys - key : kBlockKeys;
+  float* out = p.out + query * p.out_stride + column;
+  __m256 sum[kQueries][2];
+  for (int q = 0; q < kQueries; ++q) {
+    for (int v = 0; v < 2; ++v)
+      sum[q][v] = accumulate ? _mm256_loadu_ps(out + q * p.out_stride + v * kLanes) : _mm256_setzero_ps();
+  }
+  for (int64_t k = 0; k < num_keys; ++k) {
+    const uint16_t* row = block.rows + k * block.stride + column;
+    const __m256 x0 = widened(row), x1 = widened(row + kLanes);
+#pragma GCC unroll 8
+    for (int q = 0; q < kQueries; ++q) {
+      const __m256 w = _mm256_broadcast_ss(weights + q * kBlockKeys + k);
+      sum[q][0] = _mm256_fmadd_ps(w, x0, sum[q][0]);
+      sum[q][1] = _mm256_fmadd_ps(w, x1, sum[q][1]);
+    }
+  }
+  for (int q = 0; q < kQueries; ++q)
+    for (int v = 0; v < 2; ++v) _mm256_storeu_ps(out + q * p.out_stride + v * kLanes, sum[q][v]);
+}
+
+// Six queries at a time: twelve sums hide how long each takes.
+template <int kQueries>
+void values_of_queries(const Values& p, int64_t key, int64_t query) {
+  alignas(32) float weights[kQueries * kBlockKeys];
+  for (; query + kQueries <= p.num_queries; query += kQueries) {
+    for (int64_t q = 0; q < kQueries; ++q) {
+      for (int64_t k = 0; k < kBlockKeys && key + k < p.num_keys; ++k)
+        weights[q * kBlockKeys + k] = exact_float(p.weights[(query + q) * p.weight_stride + key + k]);
+    }
+    for (int64_t column = 0; column < p.columns; column += kPanel)
+      value_block<kQueries>(p, key, query, column, weights, p.accumulate || key > 0);
+  }
+  if constexpr (kQueries > 1) values_of_queries<kQueries / 2>(p, key, query);
+}
+
+void values(const Values& p) {
+  for (int64_t key = 0; key < p.num_keys; key += kBlockKeys) values_of_queries<6>(p, key, 0);
+}
+
 }  // namespace
 
-const MlaKernels kMlaAvx2 = mla_loops(multiply);
+const MlaKernels kMlaAvx2 = mla_loops({.multiply = multiply,
+                                       .query_words = query_words,
+                                       .pack_queries = pack_queries,
+                                       .scores = scores,
+                                       .values = values});
 
 }  // namespace perigee::cpu

@@ -11,8 +11,6 @@
 
 namespace perigee::cpu {
 
-inline constexpr int64_t kBlockKeys = 64;  // rows of a page
-
 // Sizes as the products want them: depths rounded up to 32, columns to 16; all padding is zero.
 struct MlaDims {
   explicit MlaDims(const MlaShape& s)
@@ -61,13 +59,6 @@ struct MlaCall {
   float scale = 0;  // softmax scale * log2(e)
 };
 
-// Cached rows of one block as operand, in bf16: in place, or copied with zero padding where the model's sizes need it,
-// or widened from e4m3.
-struct BlockRows {
-  const uint16_t* rows = nullptr;
-  int64_t stride = 0;  // elements
-};
-
 inline int64_t block_scratch_elements(const MlaDims& d) {
   return kBlockKeys * d.row_depth;
 }
@@ -91,7 +82,8 @@ inline void load_row(const MlaCall& call, const uint8_t* from, uint16_t* to) {
   }
 }
 
-// Block b of those of the sequence that lie here, of which the first num_valid rows matter.
+// Block b of those of the sequence that lie here, of which the first num_valid rows matter: in place, or copied with
+// zero padding where the model's sizes need it, or widened from e4m3.
 inline BlockRows block_rows(const MlaCall& call, const SequenceRows& s, int64_t b, int64_t num_valid,
                             uint16_t* scratch) {
   const MlaDims& d = call.dims;

@@ -1,11 +1,14 @@
 // The inner loops of mla_absorbed.cc and mla_expanded.cc, compiled once for each instruction set.
 //
-// One product serves everything: A row-major bf16 as it lies in memory (cached latents, weights, softmax weights) times
-// B in column panels of 16 (queries, latents as values, up-projections). Element (k, c) of a panel is half k % 2 of
-// word [k / 2][c]: what AMX calls VNNI and vdpbf16ps takes as it is. Scores are computed transposed, keys by queries,
-// so that pages of the cache are the A operand without being touched first.
+// Product: A row-major bf16 as it lies in memory (weights, expanded keys) times B in column panels of 16
+// (up-projections, queries). Element (k, c) of a panel is half k % 2 of word [k / 2][c]: what AMX calls VNNI and
+// vdpbf16ps takes as it is. Scores are computed transposed, keys by queries.
 //
-// Every element of a product is summed over k in one order, whatever m and the number of columns; every other loop here
+// Scores and Values are the two products of the absorbed form, whose one operand is the cache as it lies in its pages.
+// Their queries are few, the heads of a rank for each token, so nothing there may cost a panel of 16 where 4 are asked
+// for.
+//
+// Every element of a product is summed in one order, whatever the number of rows and columns; every other loop here
 // works on each query column or row by itself. That is what makes results independent of the batch.
 #pragma once
 
@@ -55,14 +58,39 @@ struct SoftmaxPanel {
   uint32_t* weights = nullptr;     // out: [num_keys / 2][16] the panel of bf16 weights
 };
 
-// Rows 2p and 2p + 1 become word row p of `panels` panels; rows [num_rows, padded_rows) are taken as zero, unread.
-struct Interleave {
+// Cached rows of one block of kBlockKeys keys, in bf16. All of a block may be read, whatever it holds.
+struct BlockRows {
   const uint16_t* rows = nullptr;
   int64_t stride = 0;  // elements
-  int64_t num_rows = 0, padded_rows = 0;
-  int64_t panels = 0, panel_stride = 0;
-  uint32_t* out = nullptr;
 };
+inline constexpr int64_t kBlockKeys = 64;  // rows of a page
+
+// out [num_keys, num_queries] = keys [num_keys, depth] times queries transposed, up to multiples of 16 of both; what is
+// beyond them may become anything.
+struct Scores {
+  BlockRows keys;
+  int64_t num_keys = 0;
+  const uint32_t* queries = nullptr;  // of pack_queries(), 16 after the other
+  int64_t num_queries = 0;
+  int64_t depth = 0;  // a multiple of 32
+  float* out = nullptr;
+  int64_t out_stride = 0;  // of a key's row, elements
+};
+
+// out [num_queries, columns] = or += weights [num_queries, num_keys] times values [num_keys, columns]. Values from
+// num_keys on may be anything, NaN too; weights from there to the next multiple of 32 are zero.
+struct Values {
+  const uint16_t* weights = nullptr;
+  int64_t weight_stride = 0;          // elements
+  const BlockRows* blocks = nullptr;  // kBlockKeys keys each
+  int64_t num_keys = 0;               // at most kStepKeys
+  int64_t columns = 0;                // a multiple of 32
+  int64_t num_queries = 0;
+  float* out = nullptr;
+  int64_t out_stride = 0;  // elements
+  bool accumulate = false;
+};
+inline constexpr int64_t kStepKeys = 256;
 
 // Result of some keys for one query row: sum_j 2^(s_j - max) v_j and its parts.
 struct Partial {
@@ -81,7 +109,12 @@ struct MlaKernels {
   void (*multiply)(const Product& p);
   // 16 rows of `k` bf16 (null: zeros), zero up to padded_k, become the columns of one panel [padded_k / 2][16].
   void (*pack_rows)(const uint16_t* const* rows, int64_t k, int64_t padded_k, uint32_t* panel);
-  void (*interleave)(const Interleave& p);
+  // Words of 16 packed queries of `depth` numbers.
+  int64_t (*query_words)(int64_t depth);
+  // Like pack_rows(), in the order that scores() wants.
+  void (*pack_queries)(const uint16_t* const* rows, int64_t k, int64_t depth, uint32_t* queries);
+  void (*scores)(const Scores& p);
+  void (*values)(const Values& p);
   void (*softmax)(const SoftmaxPanel& p);
   // [num_pairs][16] words -> [16][num_pairs] words, rows `stride` words apart; num_pairs a multiple of 16.
   void (*transpose)(const uint32_t* in, int64_t num_pairs, int64_t stride, uint32_t* out);

@@ -1,5 +1,5 @@
 // Bodies of mla_kernels.h that differ between instruction sets only by what the compiler makes of them; included by
-// mla_avx2.cc, mla_avx512.cc and mla_amx.cc, each of which adds its product.
+// mla_avx2.cc, mla_avx512.cc and mla_amx.cc, each of which adds its products.
 #pragma once
 
 #include <immintrin.h>
@@ -27,19 +27,6 @@ void pack_rows(const uint16_t* const* rows, int64_t k, int64_t padded_k, uint32_
       std::memcpy(block[r], rows[r] + begin, static_cast<size_t>(count) * sizeof(uint16_t));
     }
     transpose(&block[0][0], kPanel, kPanel, panel + begin / 2 * kPanel);
-  }
-}
-
-void interleave(const Interleave& p) {
-  static const uint16_t kZeros[kPanel] = {};
-  for (int64_t r = 0; r < p.padded_rows; r += 2) {
-    const uint16_t* low = p.rows + r * p.stride;
-    for (int64_t n = 0; n < p.panels; ++n) {
-      const uint16_t* a = r < p.num_rows ? low + n * kPanel : kZeros;
-      const uint16_t* b = r + 1 < p.num_rows ? low + p.stride + n * kPanel : kZeros;
-      uint32_t* to = p.out + n * p.panel_stride + r / 2 * kPanel;
-      for (int64_t j = 0; j < kPanel; ++j) to[j] = a[j] | static_cast<uint32_t>(b[j]) << 16;
-    }
   }
 }
 
@@ -174,10 +161,22 @@ void split(const float* x, float factor, int64_t n, uint16_t* high, uint16_t* lo
   }
 }
 
-constexpr MlaKernels mla_loops(void (*multiply)(const Product&)) {
-  return {.multiply = multiply,
+// What each instruction set has a loop of its own for.
+struct MlaProducts {
+  void (*multiply)(const Product&);
+  int64_t (*query_words)(int64_t);
+  void (*pack_queries)(const uint16_t* const*, int64_t, int64_t, uint32_t*);
+  void (*scores)(const Scores&);
+  void (*values)(const Values&);
+};
+
+constexpr MlaKernels mla_loops(const MlaProducts& own) {
+  return {.multiply = own.multiply,
           .pack_rows = pack_rows,
-          .interleave = interleave,
+          .query_words = own.query_words,
+          .pack_queries = own.pack_queries,
+          .scores = own.scores,
+          .values = own.values,
           .softmax = softmax,
           .transpose = transpose,
           .transpose_values = transpose_values,
