@@ -119,3 +119,51 @@ class ServerProcess:
             raise RuntimeError("the stream ended without [DONE]")
         finally:
             connection.close()
+
+
+class RouterProcess(ServerProcess):
+    """A running `perigee router` (or a command that becomes one) in front of `workers`, its flags."""
+
+    def __init__(self, command, log_path=None):
+        self.log = open(log_path, "a+b") if log_path else tempfile.TemporaryFile()
+        self.log_begin = os.fstat(self.log.fileno()).st_size
+        self.process = subprocess.Popen(command, stdout=self.log, stderr=self.log)
+        self.port = self.read_port()
+
+    def states(self):
+        workers = json.loads(self.get("/workers")[1])["workers"]
+        return {worker["url"]: worker["state"] for worker in workers}
+
+    def wait_states(self, expected, seconds=60):
+        deadline = time.monotonic() + seconds
+        while self.states() != expected:
+            assert time.monotonic() < deadline, (self.states(), expected)
+            time.sleep(0.02)
+
+
+class PairProcess(RouterProcess):
+    """A server that prefills, one that decodes, and itself: the router in front of them."""
+
+    def __init__(self, program, model, flags=(), prefill=(), decode=(), router=(), log_folder=None):
+        def log(name):
+            return os.path.join(log_folder, name) if log_folder else None
+
+        def server(role, *more):
+            config = json.dumps({"kv_connector": "NixlConnector", "kv_role": role})
+            return ServerProcess(program, model, [*flags, "--kv-transfer-config", config, *more], log(role))
+
+        self.prefill = server("kv_producer", "--kv-side-channel-port", "0", *prefill)
+        self.decode = server("kv_consumer", *decode)
+        self.model = self.prefill.model
+        for each in self.servers():
+            each.wait_ready()
+        urls = [f"http://127.0.0.1:{each.port}" for each in self.servers()]
+        super().__init__([program, "router", "--port", "0", "--health-check-interval-secs", "0.1", "--policy", "round_robin",
+                          "--vllm-pd-disaggregation", "--prefill", urls[0], "--decode", urls[1], *router], log("router"))
+        self.wait_states(dict.fromkeys(urls, "ready"))
+
+    def servers(self):
+        return [self.prefill, self.decode]
+
+    def stop(self, timeout_s=300):
+        return max(abs(each.stop(timeout_s)) for each in [super(), self.decode, self.prefill])

@@ -153,6 +153,7 @@ Status check_positions(const EngineConfig& config) {
 
 Result<std::unique_ptr<Engine>> Engine::create(const EngineConfig& config) {
   RETURN_IF_ERROR(check_positions(config));
+  RETURN_IF_ERROR(Handovers::check(config));
   return create(config, [](const EngineConfig& same, OnStep on_step) {
     return RankGroup::create({.rank = same.rank, .timeouts = same.rank_timeouts, .compare = same.selfcheck},
                              std::move(on_step));
@@ -210,7 +211,7 @@ void Engine::shutdown() {
 Result<RequestId> Engine::submit(EngineRequest request, OutputSink sink) {
   if (!impl_->handovers && !request.lease && !request.remote) return impl_->accept(std::move(request), std::move(sink));
   if (!impl_->handovers)
-    return bad_input("this server shares no caches with others: start it with --kv-transfer-config",
+    return bad_input("kv_transfer_params: this server shares no caches with others: start it with --kv-transfer-config",
                      "kv_transfer_params");
   RETURN_IF_ERROR(impl_->handovers->check(request));
   const EngineRequest copy = request;
@@ -255,6 +256,7 @@ EngineStats Engine::stats() const {
   EngineStats copy = impl_->stats;
   copy.now_s = system_clock().now_s();
   copy.lost = impl_->lost;
+  if (impl_->handovers) copy.handovers = impl_->handovers->counts();
   // Counted at submission, so that an engine thread that hangs before it sees a request counts as stalled too.
   if (impl_->live_choices > 0) copy.stalled_s = std::max(0.0, copy.now_s - impl_->progress_s);
   return copy;

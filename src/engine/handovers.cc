@@ -22,19 +22,25 @@ uint64_t made_up_incarnation() {
 
 }  // namespace
 
-Result<std::unique_ptr<Handovers>> Handovers::create(const EngineConfig& config, const Executor& executor,
-                                                     HandoverPosts posts) {
-  const HandoverConfig& handover = config.handover;
-  if (!handover.any()) return std::unique_ptr<Handovers>();
+Status Handovers::check(const EngineConfig& config) {
   constexpr const char* kFlag = "kv-transfer-config";
+  if (!config.handover.any()) return {};
   if (!config.scheduling.prefix_caching)
     return bad_input("--kv-transfer-config needs the prefix cache: leave out --no-enable-prefix-caching", kFlag);
-  PageStore store(executor.host_pages());
-  if (executor.host_pages().empty())
+  if (config.rank.device == Device::kCuda)
     return bad_input("--kv-transfer-config: caches on GPUs cannot be sent yet: use --device cpu", kFlag);
   if (!config.rank.draft_model.empty())
     return bad_input("--kv-transfer-config: a draft model's cache cannot be sent yet: leave out --speculative-config",
                      kFlag);
+  return {};
+}
+
+Result<std::unique_ptr<Handovers>> Handovers::create(const EngineConfig& config, const Executor& executor,
+                                                     HandoverPosts posts) {
+  const HandoverConfig& handover = config.handover;
+  if (!handover.any()) return std::unique_ptr<Handovers>();
+  RETURN_IF_ERROR(check(config));
+  PageStore store(executor.host_pages());
   CacheShape shape;
   ASSIGN_OR_RETURN(shape.model, model_digest(config.rank.load));
   shape.deterministic = config.rank.limits.deterministic;
@@ -73,30 +79,34 @@ Status Handovers::listen() {
 Status Handovers::check_peer(const RemotePrefix& remote) const {
   if (!has_lease_tag(config_.secret, remote))
     return bad_input(
-        "remote_tag does not fit: pass on what the prefill server has replied as it is; both servers need "
+        "kv_transfer_params: remote_tag does not fit: pass on what the prefill server has replied as it is; both "
+        "servers need "
         "the same --kv-secret-file",
         "kv_transfer_params");
   const auto& peers = config_.peers;
   if (!peers.empty() && std::find(peers.begin(), peers.end(), remote.peer) == peers.end())
-    return bad_input("remote_host and remote_port are none of --kv-peers", "kv_transfer_params");
+    return bad_input("kv_transfer_params: remote_host and remote_port are none of --kv-peers", "kv_transfer_params");
   return {};
 }
 
 Status Handovers::check(const EngineRequest& request) const {
   if (request.lease && !leases_)
-    return bad_input("this node does not prefill for others: start it with kv_role kv_producer or kv_both",
-                     "kv_transfer_params");
+    return bad_input(
+        "kv_transfer_params: this node does not prefill for others: start it with kv_role kv_producer or kv_both",
+        "kv_transfer_params");
   if (!request.remote) return {};
   if (!transfer_)
     return bad_input(
-        "this node does not decode what others have prefilled: start it with kv_role kv_consumer or kv_both",
+        "kv_transfer_params: this node does not decode what others have prefilled: start it with kv_role kv_consumer "
+        "or kv_both",
         "kv_transfer_params");
   const int64_t most = (std::ssize(*request.prompt) - 1) / kBlockTokens;
   RETURN_IF_ERROR(check_peer(*request.remote));
   if (request.remote->num_blocks < 1 || request.remote->num_blocks > most)
-    return bad_input(fmt::format("{} blocks of {} tokens, of a prompt of {}: 1 to {} could be another node's",
-                                 request.remote->num_blocks, kBlockTokens, request.prompt->size(), most),
-                     "kv_transfer_params");
+    return bad_input(
+        fmt::format("kv_transfer_params: {} blocks of {} tokens, of a prompt of {}: 1 to {} could be another node's",
+                    request.remote->num_blocks, kBlockTokens, request.prompt->size(), most),
+        "kv_transfer_params");
   return {};
 }
 
@@ -144,9 +154,31 @@ std::optional<RemotePrefix> Handovers::end(const SequenceUpdate& update) {
   return lease;
 }
 
+HandoverCounts Handovers::counts() const {
+  HandoverCounts out;
+  if (leases_) {
+    const LeaseCounts given = leases_->counts();
+    out.leases_held = given.held;
+    out.leases_granted = given.granted;
+    out.leases_released = given.released;
+    out.leases_expired = given.expired;
+    out.refused_reads = given.refused_reads;
+    out.bytes_sent = given.bytes;
+  }
+  if (server_) out.refused_connections = server_->num_refused();
+  if (transfer_) {
+    const TransferCounts taken = transfer_->counts();
+    out.transfers = taken.arrived;
+    out.failed_transfers = taken.failed;
+    out.bytes_taken = taken.bytes;
+    out.transfer_s = taken.seconds;
+  }
+  return out;
+}
+
 void Handovers::close() {
   if (transfer_) transfer_->stop();
-  server_.reset();
+  if (server_) server_->stop();
   if (leases_) leases_->close();
 }
 

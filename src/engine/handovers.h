@@ -42,7 +42,11 @@ class Handovers {
 
   LeaseTable* leases() { return leases_.get(); }
 
+  // Whether the configuration's parts fit together; before weights are read, too. Errors name the flag.
+  static Status check(const EngineConfig& config);
+
   // --- Any thread ---
+  HandoverCounts counts() const;
   // Whether the request's lease or remote prefix is one that this engine gives or takes. Nobody is connected to before
   // the tag of a remote prefix, and its place in --kv-peers, have been checked.
   Status check(const EngineRequest& request) const;

@@ -59,6 +59,15 @@ struct StepTokens {
   int64_t tokens = 0;
 };
 
+// What an engine has given to others of its cache and taken of theirs, since it was started.
+struct HandoverCounts {
+  int64_t leases_held = 0;  // now
+  int64_t leases_granted = 0, leases_released = 0, leases_expired = 0;
+  int64_t refused_reads = 0, refused_connections = 0, bytes_sent = 0;
+  int64_t transfers = 0, failed_transfers = 0, bytes_taken = 0;
+  double transfer_s = 0;  // of all that arrived, together
+};
+
 // Request timings in seconds for metrics: buckets are the server's business, the engine keeps none.
 struct EngineStats {
   SchedulerGauges scheduler;
@@ -68,8 +77,9 @@ struct EngineStats {
   StepTokens step_tokens;
   double now_s = 0;
   int64_t steps = 0;
-  double host_step_us = 0;  // scheduler + batch building, mean of the last 64 steps
-  bool lost = false;        // a device: nothing is served any more
+  double host_step_us = 0;                       // scheduler + batch building, mean of the last 64 steps
+  bool lost = false;                             // a device: nothing is served any more
+  std::optional<HandoverCounts> handovers = {};  // of an engine that shares its cache with others
 };
 
 }  // namespace perigee

@@ -20,13 +20,16 @@ struct TcpOptions {
   int32_t max_connections = 64;
 };
 
+bool is_loopback(const std::string& host);
+
 // Serves a table until it goes. A thread for each connection.
 class LeaseServer {
  public:
   // Port 0: any. kBadInput: a host beyond loopback without a secret. `table` outlives the server.
   static Result<std::unique_ptr<LeaseServer>> start(LeaseTable& table, const std::string& host, int port,
                                                     TcpOptions options);
-  ~LeaseServer();
+  ~LeaseServer() { stop(); }
+  void stop();  // ends all connections, and waits for their threads. One caller
   int port() const { return listener_.port(); }
   int64_t num_refused() const { return num_refused_; }  // connections that ended with a bad frame or tag
 

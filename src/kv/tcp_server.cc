@@ -10,10 +10,6 @@
 namespace perigee {
 namespace {
 
-bool is_loopback(const std::string& host) {
-  return host == "localhost" || host == "::1" || host.starts_with("127.");
-}
-
 WireMessage answer(const Status& status) {
   if (status.ok()) return Done();
   return Refused{.code = status.error().code, .why = status.error().message};
@@ -58,6 +54,10 @@ class Session {
 
 }  // namespace
 
+bool is_loopback(const std::string& host) {
+  return host == "localhost" || host == "::1" || host.starts_with("127.");
+}
+
 Result<std::unique_ptr<LeaseServer>> LeaseServer::start(LeaseTable& table, const std::string& host, int port,
                                                         TcpOptions options) {
   if (options.secret.empty() && !is_loopback(host))
@@ -73,8 +73,8 @@ Result<std::unique_ptr<LeaseServer>> LeaseServer::start(LeaseTable& table, const
 LeaseServer::LeaseServer(LeaseTable& table, Socket listener, TcpOptions options)
     : table_(table), listener_(std::move(listener)), options_(std::move(options)), thread_([this] { accept(); }) {}
 
-LeaseServer::~LeaseServer() {
-  stopping_ = true;
+void LeaseServer::stop() {
+  if (stopping_.exchange(true)) return;
   listener_.stop();
   thread_.join();
   for (Connection& connection : connections_) connection.socket.stop();

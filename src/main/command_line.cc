@@ -5,6 +5,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <array>
 #include <cstdlib>
 #include <optional>
 
@@ -16,7 +17,9 @@ namespace {
 
 constexpr const char* kIgnored = "Accepted from vLLM, without effect";
 constexpr const char* kVariables = "PERIGEE_";
-constexpr std::string_view kVllmKey = "VLLM_API_KEY";  // main/api_keys.h logs whether it is used
+// Of vLLM's, those with an effect: main/api_keys.h, main/kv_transfer_flags.h.
+constexpr std::array<std::string_view, 3> kRead = {"VLLM_API_KEY", "VLLM_NIXL_SIDE_CHANNEL_HOST",
+                                                   "VLLM_NIXL_SIDE_CHANNEL_PORT"};
 
 std::string variable_of(std::string name) {
   for (char& c : name) c = c == '-' ? '_' : static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
@@ -147,7 +150,8 @@ std::string FlagApp::shown(const CLI::Option& option) const {
   std::string value = option.get_default_str();
   if (option.count() > 0) {
     value = CLI::detail::join(option.reduced_results(), " ");
-    if (name.find("api-key") != std::string::npos && !value.empty()) value = "***";
+    const bool secret = name.find("api-key") != std::string::npos || name == "kv-secret";
+    if (secret && !value.empty()) value = "***";
   }
   return fmt::format("{}: {} ({})", name, value, source(option));
 }
@@ -210,7 +214,9 @@ void FlagApp::log_ignored_variables() {
   std::string names;
   for (char** each = environ; each != nullptr && *each != nullptr; ++each) {
     const std::string_view whole = *each, variable = whole.substr(0, whole.find('='));
-    if (variable == kVllmKey || (!variable.starts_with("VLLM_") && !variable.starts_with("NCCL_"))) continue;
+    if (std::find(kRead.begin(), kRead.end(), variable) != kRead.end() ||
+        (!variable.starts_with("VLLM_") && !variable.starts_with("NCCL_")))
+      continue;
     std::string_view note;
     if (variable == "VLLM_SPECULATIVE_DISABLE_ABOVE_SEQ_LEN") note = " (--speculation-max-context does this)";
     if (variable.starts_with("NCCL_")) note = " (NCCL reads it with --comm nccl)";

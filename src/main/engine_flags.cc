@@ -60,7 +60,6 @@ void add_parallel_flags(CommandLine& flags, EngineFlags& to) {
       "JSON with vLLM's keys: {\"method\": \"ngram\", \"num_speculative_tokens\": 3} verifies in each step three "
       "tokens that followed the same words before; {\"method\": \"eagle3\", \"model\": \"FOLDER\", ...} three that a "
       "draft model guesses");
-  flags.add("--kv-transfer-config", to.kv_transfer_config, "not in this version");
 }
 
 void add_scheduler_flags(CommandLine& flags, EngineConfig& to) {
@@ -150,8 +149,6 @@ Status check_not_there_yet(const EngineFlags& read) {
   for (const auto& [name, asked, why] : std::initializer_list<std::tuple<const char*, bool, const char*>>{
            {"pipeline-parallel-size", parallel.pipeline > 1, kOnlyOne},
            {"data-parallel-size", parallel.data > 1, kOnlyOne},
-           {"kv-transfer-config", !read.kv_transfer_config.empty(),
-            "this version does not separate prefill and decode; leave it out"},
            {"tokenizer", other_tokenizer, "only the model folder's own tokenizer is read; leave it out"}})
     if (asked) return Error(Code::kUnavailable, fmt::format("--{}: {}", name, why), name);
   return {};
@@ -236,6 +233,7 @@ void add_engine_flags(CommandLine& flags, EngineFlags& to) {
   add_parallel_flags(flags, to);
   add_scheduler_flags(flags, to.config);
   add_rank_flags(flags, to.config);
+  add_kv_transfer_flags(flags, to.kv_transfer);
   add_ignored_flags(flags);
 }
 

@@ -6,6 +6,7 @@
 
 #include "engine/engine.h"
 #include "main/command_line.h"
+#include "main/kv_transfer_flags.h"
 
 namespace perigee {
 
@@ -20,9 +21,10 @@ struct EngineFlags {
   EngineConfig config;  // before settle() 0 stands for auto in limits and cache size
   std::optional<Device> device;
   ParallelSizes parallel;
-  std::string speculative_config;             // JSON: speculation_flag.h
-  std::string tokenizer, kv_transfer_config;  // refused, except the model's own tokenizer
-  bool bf16 = true;                           // the dtype of computation: the only choice
+  std::string speculative_config;  // JSON: speculation_flag.h
+  KvTransferFlags kv_transfer;     // for perigee serve
+  std::string tokenizer;           // refused, except the model's own
+  bool bf16 = true;                // the dtype of computation: the only choice
 };
 
 // Of every command that loads a model: which, and how.

@@ -62,7 +62,7 @@ TEST(EngineFlags, ErrorsNameTheFlag) {
       {"--decode-context-parallel-size", "2"},
       {"--pipeline-parallel-size", "2"},
       {"--data-parallel-size", "2"},
-      {"--kv-transfer-config", "{}"},
+      {"--kv-load-failure-policy", "retry"},
       {"--dtype", "float16"},
       {"--tokenizer", "another"},
   };

@@ -219,8 +219,14 @@ int run_serve(const std::vector<std::string>& words) {
                   "model's folder before them",
                   "model"));
   set_log_level(read.log_level);
-  const auto engine_config = settle(flags, std::move(read.engine));
+  const KvTransferFlags kv_transfer = read.engine.kv_transfer;
+  auto engine_config = settle(flags, std::move(read.engine));
   if (!engine_config.ok()) return fail(engine_config.error());
+  const KvTransferVariables variables{.host = std::getenv("VLLM_NIXL_SIDE_CHANNEL_HOST"),
+                                      .port = std::getenv("VLLM_NIXL_SIDE_CHANNEL_PORT"),
+                                      .runtime_folder = std::getenv("XDG_RUNTIME_DIR")};
+  if (Status status = settle_kv_transfer(flags, variables, kv_transfer, engine_config->handover); !status.ok())
+    return fail(status.error());
   if (Status status = settle(flags, model, read.key_required, read.server); !status.ok()) return fail(status.error());
   log_info("perigee ", PERIGEE_VERSION, "; settings that are not defaults: ", flags.resolved_given());
   return serve_until_signal(read.server, *engine_config);

@@ -220,6 +220,10 @@ Status App::check_fields(const RequestFields& fields, int64_t num_prompts, const
   if (fields.max_tokens && fields.sampling.min_tokens > *fields.max_tokens)
     return bad_input(fmt::format("min_tokens {} is over max_tokens {}", fields.sampling.min_tokens, *fields.max_tokens),
                      "min_tokens");
+  if (num_prompts > 1 && (fields.transfer.lease || fields.transfer.remote))
+    return bad_input(
+        fmt::format("kv_transfer_params are of one prompt, here are {}: send a request for each", num_prompts),
+        "kv_transfer_params");
   return check_choices(num_prompts, fields.n, context.max_choices);
 }
 
@@ -288,7 +292,7 @@ Result<App::Prepared> App::prepare_completions(PendingRequest& pending) {
   GenerationSpec& spec = *prepared.generation;
   if (!spec.fields.max_tokens) spec.fields.max_tokens = kDefaultMaxTokens;
   spec.format = make_completion_format(reply_context(*now_serving), request, std::move(prompts));
-  prepared.format = std::move(request.format);
+  if (!request.fields.transfer.lease) prepared.format = std::move(request.format);  // else nobody reads the token
   return prepared;
 }
 
@@ -308,7 +312,7 @@ Result<App::Prepared> App::prepare_chat(PendingRequest& pending) {
   Prepared prepared;
   ASSIGN_OR_RETURN(prepared.generation, make_spec(pending, *now_serving, request.fields, {prompt}));
   prepared.generation->format = make_chat_format(reply_context(*now_serving), request, prompt);
-  prepared.format = std::move(request.format);
+  if (!request.fields.transfer.lease) prepared.format = std::move(request.format);  // else nobody reads the token
   if (prepared.format)
     prepared.format->spec.after_reasoning =
         text_->thinks() && prompt_leaves_reasoning_open(*text_->tokenizer(), *prompt);

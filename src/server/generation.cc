@@ -118,6 +118,8 @@ Result<RequestId> Generation::submit(size_t prompt_index) {
   request.priority = spec_.fields.priority;
   request.timeout_s = spec_.fields.timeout_s;
   request.cache_salt = spec_.fields.cache_salt;
+  request.lease = spec_.fields.transfer.lease;
+  request.remote = spec_.fields.transfer.remote;
   request.constraint = spec_.constraint;
   request.speculation_max_context = spec_.fields.speculation_max_context;
   return spec_.backend->submit(std::move(request), [self = shared_from_this(), prompt_index](OutputChunk&& chunk) {
@@ -224,6 +226,7 @@ void Generation::take_chunk(size_t prompt_index, OutputChunk&& chunk) {
   if (engine_choice == 0) cached_[prompt_index] = std::max<int64_t>(cached_[prompt_index], chunk.num_cached_tokens);
   std::move(chunk.prompt_logprobs.begin(), chunk.prompt_logprobs.end(), std::back_inserter(state.prompt_logprobs));
   if (scheduled_s_ == 0) scheduled_s_ = chunk.scheduled_s;
+  if (chunk.lease) lease_ = std::move(chunk.lease);
   if (state.fold->ended()) return;
   note_times(chunk, system_clock().now_s());
   num_drafts_ += chunk.num_drafts;
@@ -350,6 +353,7 @@ std::string Generation::whole_reply() {
   for (ChoiceState& state : choices_) choices.push_back(spec_.format->whole(state));
   reply.set("choices", Json(std::move(choices)));
   reply.set("usage", usage_json(usage()));
+  if (spec_.fields.transfer.lease) reply.set("kv_transfer_params", transfer_params_json(lease_));
   spec_.format->add_reply_members(choices_, reply);
   for (ChoiceState& state : choices_) {  // many small pieces: freed where they do not hold up others
     state.total = {};

@@ -12,6 +12,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -113,10 +114,11 @@ class Generation : public std::enable_shared_from_this<Generation> {
   GenerationSpec spec_;
   std::shared_ptr<Exchange> exchange_;
   std::vector<ChoiceState> choices_;
-  std::vector<RequestId> requests_;   // one per prompt
-  std::vector<int64_t> cached_;       // prompt tokens from the prefix cache, per prompt
-  std::vector<double> last_chunk_s_;  // per choice
-  std::vector<int64_t> tokens_of_;    // per choice
+  std::vector<RequestId> requests_;    // one per prompt
+  std::vector<int64_t> cached_;        // prompt tokens from the prefix cache, per prompt
+  std::vector<double> last_chunk_s_;   // per choice
+  std::vector<int64_t> tokens_of_;     // per choice
+  std::optional<RemotePrefix> lease_;  // of the prompt, for another server
   size_t num_finished_ = 0;
   int64_t completion_tokens_ = 0;
   int64_t num_drafts_ = 0, num_accepted_ = 0;

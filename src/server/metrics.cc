@@ -140,6 +140,13 @@ struct Metrics::Impl {
     std::vector<CounterPair> accepted_at;
   };
   std::optional<Drafts> drafts;
+  // Of prefill/decode separation; the same.
+  struct Handovers {
+    GaugePair leases;
+    CounterPair granted, released, expired, refused_reads, refused_connections, bytes_sent;
+    CounterPair transfers, failed, bytes_taken, seconds;
+  };
+  std::optional<Handovers> handovers;
   ProcessMetrics process{registry};
   StepTokens step_tokens_seen;
   CounterPair stop = success("stop"), length = success("length"), abort = success("abort"), error = success("error");
@@ -169,6 +176,7 @@ struct Metrics::Impl {
   void copy_pages(const SchedulerGauges& gauges);
   void make_drafts(int32_t num_drafts);
   void copy_drafts(const SpeculationTotals& totals);
+  void copy_handovers(const HandoverCounts& counts);
   GaugePair pages(const char* owner) {
     return make.gauge("cache_pages", "Pages of the pool that hold something, in use or cached.", {{"owner", owner}});
   }
@@ -265,6 +273,34 @@ void Metrics::Impl::copy_drafts(const SpeculationTotals& totals) {
     drafts->accepted_at[i].raise_to(static_cast<double>(totals.accepted_at[i]));
 }
 
+void Metrics::Impl::copy_handovers(const HandoverCounts& counts) {
+  if (!handovers)
+    handovers = Handovers{
+        .leases = make.gauge("kv_leases", "Prompts that are held for other servers."),
+        .granted = make.counter("kv_leases_granted", "Prompts that were held for other servers."),
+        .released = make.counter("kv_leases_released", "Of those, let go by their reader."),
+        .expired = make.counter("nixl_num_kv_expired_reqs", "Of those, let go because nobody asked for them in time."),
+        .refused_reads = make.counter("kv_lease_refusals", "Questions for prompts that are not held, or are others."),
+        .refused_connections = make.counter("kv_refused_connections", "Connections of unknown or damaged peers."),
+        .bytes_sent = make.counter("kv_bytes_sent", "Bytes of prompts' caches that other servers have read."),
+        .transfers = make.counter("kv_transfers", "Prompts that arrived from other servers."),
+        .failed = make.counter("nixl_num_failed_transfers", "Prompts that did not arrive."),
+        .bytes_taken = make.counter("kv_bytes_received", "Bytes of those that arrived."),
+        .seconds = make.counter("kv_transfer_seconds", "Time that those took, together.")};
+  Handovers& to = *handovers;
+  to.leases.set(static_cast<double>(counts.leases_held));
+  to.granted.raise_to(static_cast<double>(counts.leases_granted));
+  to.released.raise_to(static_cast<double>(counts.leases_released));
+  to.expired.raise_to(static_cast<double>(counts.leases_expired));
+  to.refused_reads.raise_to(static_cast<double>(counts.refused_reads));
+  to.refused_connections.raise_to(static_cast<double>(counts.refused_connections));
+  to.bytes_sent.raise_to(static_cast<double>(counts.bytes_sent));
+  to.transfers.raise_to(static_cast<double>(counts.transfers));
+  to.failed.raise_to(static_cast<double>(counts.failed_transfers));
+  to.bytes_taken.raise_to(static_cast<double>(counts.bytes_taken));
+  to.seconds.raise_to(counts.transfer_s);
+}
+
 std::string Metrics::render(const EngineStats& stats) {
   Impl& m = *impl_;
   const std::lock_guard lock(m.render_mutex);
@@ -286,6 +322,7 @@ std::string Metrics::render(const EngineStats& stats) {
   m.corrupted.raise_to(static_cast<double>(gauges.not_finite));
   m.copy_pages(gauges);
   m.copy_drafts(gauges.speculation);
+  if (stats.handovers) m.copy_handovers(*stats.handovers);
   m.process.read();
   m.observe_steps(stats.step_tokens);
   return prometheus::TextSerializer().Serialize(m.registry.Collect());

@@ -147,6 +147,9 @@ RequestFields read_request_fields(Fields& fields, const RequestContext& context)
   out.speculation_max_context =
       static_cast<int32_t>(fields.integer("speculation_max_context", 0, kInt32Max).value_or(-1));
   out.cache_salt = fields.text("cache_salt", caps.max_string_bytes).value_or("");
+  out.transfer = read_transfer_params(fields);
+  if (out.stream && out.transfer.lease)
+    fields.fail("stream", "must be false beside do_remote_decode: the whole reply says where the prompt's cache is");
   if (out.stream && out.sampling.prompt_logprobs >= 0)
     fields.fail("prompt_logprobs", "is not available with \"stream\": true; send the request without stream");
   return out;
@@ -176,7 +179,7 @@ constexpr std::string_view kMedia = "this server takes text and token ids only";
 constexpr std::string_view kSampler = "this sampler is not offered; use temperature, top_p, top_k or min_p";
 constexpr std::string_view kBeams = "beam search is not offered; use n with a temperature";
 constexpr std::string_view kAdapters = "this server has no adapters; leave it out";
-constexpr std::string_view kSplit = "split prefill and decode are not built in; leave it out";
+constexpr std::string_view kSplit = "images are not read, on this server or another; leave it out";
 constexpr std::string_view kCut = "send the part of the prompt that you want";
 constexpr std::string_view kLeaveOut = "leave it out";
 constexpr std::string_view kMaxTokens = "use max_tokens";
@@ -237,7 +240,6 @@ const std::vector<Refused>& refused_by_both() {
       // Deployments.
       {"lora_path", kAdapters},
       {"lora_request", kAdapters},
-      {"kv_transfer_params", kSplit},
       {"ec_transfer_params", kSplit},
       {"vllm_xargs", kLeaveOut, Json(Json::Object{})},
       {"custom_params", kLeaveOut, Json(Json::Object{})},

@@ -9,6 +9,7 @@
 
 #include "control/sampling.h"
 #include "server/fields.h"
+#include "server/transfer_params.h"
 
 namespace perigee {
 
@@ -66,6 +67,7 @@ struct RequestFields {
   double timeout_s = 0;
   std::string cache_salt;
   int32_t speculation_max_context = -1;  // see EngineRequest
+  TransferParams transfer;               // kv_transfer_params
   std::vector<std::string> stops;
   bool include_stop = false;
   bool ignore_eos = false;

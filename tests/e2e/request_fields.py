@@ -106,7 +106,7 @@ COMMON = {
     "prompt_embeds": Refused("AAAA"),
     "lora_path": Refused("x"),
     "lora_request": Refused({"name": "x"}),
-    "kv_transfer_params": Refused({}),
+    "kv_transfer_params": Refused({"do_remote_decode": True}, {}),
     "ec_transfer_params": Refused({}),
     "vllm_xargs": Refused({"x": 1}, {}),
     "repetition_detection": Refused({}),

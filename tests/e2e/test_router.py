@@ -2,14 +2,13 @@
 import json
 import os
 import signal
-import subprocess
 import threading
 import time
 
 import pytest
 
 from conftest import EDGE_ONLY, FLAGS, FOLDER, PROGRAM, gauge, wait_idle
-from server_process import ServerProcess
+from server_process import RouterProcess, ServerProcess
 
 pytestmark = EDGE_ONLY
 
@@ -17,24 +16,6 @@ pytestmark = EDGE_ONLY
 LINE = (
     "vllm-router --policy round_robin  --vllm-pd-disaggregation   --prefill http://10.1.50.70:8100     "
     "--decode http://10.1.50.70:8200     --host 0.0.0.0     --port 8000     --intra-node-data-parallel-size 1")
-
-
-class RouterProcess(ServerProcess):
-    def __init__(self, command, log_path):
-        self.log = open(log_path, "a+b")
-        self.log_begin = 0
-        self.process = subprocess.Popen(command, stdout=self.log, stderr=self.log)
-        self.port = self.read_port()
-
-    def states(self):
-        workers = json.loads(self.get("/workers")[1])["workers"]
-        return {worker["url"]: worker["state"] for worker in workers}
-
-    def wait_states(self, expected, seconds=60):
-        deadline = time.monotonic() + seconds
-        while self.states() != expected:
-            assert time.monotonic() < deadline, (self.states(), expected)
-            time.sleep(0.02)
 
 
 def url(server):

@@ -222,7 +222,7 @@ TEST_P(HandoverEquality, WhatIsNotTheSameIsNotRead) {
   EngineRequest request = request_of(jobs[0]);
   request.remote = good;
   request.remote->peer = "elsewhere:5600";
-  EXPECT_EQ(pair.decode->submit(request, {}).error().message.substr(0, 24), "remote_tag does not fit:");
+  EXPECT_NE(pair.decode->submit(request, {}).error().message.find("remote_tag does not fit:"), std::string::npos);
   request.remote->num_blocks = 100;
   request.remote->tag = lease_tag("", *request.remote);
   EXPECT_NE(pair.decode->submit(request, {}).error().message.find("100 blocks"), std::string::npos);
