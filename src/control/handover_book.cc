@@ -38,6 +38,10 @@ Import HandoverBook::begin(const Sequence& sequence, std::vector<PageHandle> cac
                            int32_t num_blocks) {
   Import import{.sequence = sequence.id(), .first_block = static_cast<int32_t>(cached.size())};
   Pages pages{.blocks = std::move(cached), .num_cached = import.first_block, .chain = chain};
+  if (rules_.is_recurrent()) {  // before blocks, which have a choice of indices
+    pages.checkpoint = cache_.pools().allocate_everywhere(PageOwner::kCheckpoint, rules_.config.state_pages);
+    for (const PageHandle& handle : pages.checkpoint) import.checkpoint.push_back(handle.placement());
+  }
   CountAtIndex num_blocks_at = {};
   for (const PageHandle& handle : pages.blocks) ++num_blocks_at[static_cast<size_t>(handle.placement().dcp_index)];
   while (static_cast<int32_t>(pages.blocks.size()) < num_blocks) {
@@ -46,10 +50,6 @@ Import HandoverBook::begin(const Sequence& sequence, std::vector<PageHandle> cac
     ++num_blocks_at[static_cast<size_t>(page.placement().dcp_index)];
     import.blocks.push_back(page.placement());
     pages.blocks.push_back(std::move(page));
-  }
-  if (rules_.is_recurrent()) {
-    pages.checkpoint = cache_.pools().allocate_everywhere(PageOwner::kCheckpoint, rules_.config.state_pages);
-    for (const PageHandle& handle : pages.checkpoint) import.checkpoint.push_back(handle.placement());
   }
   imports_.emplace(sequence.id(), std::move(pages));
   return import;

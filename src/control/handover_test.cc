@@ -242,5 +242,29 @@ TEST_P(Handover, ImportsOfOnePromptAndAFullPool) {
   EXPECT_EQ(h.outcomes[SequenceId(2)].ids.size(), 2u);
 }
 
+// Two sequences have their block at index 0: blocks of an import that came first would leave too little there for its
+// state, which needs as much at every index.
+TEST(HandoverDcp, AnImportTakesItsStateBeforeItsBlocks) {
+  SchedulerConfig config = hybrid_config();
+  config.dcp_size = 2;
+  config.num_pages = 13;
+  config.max_model_len = 450;
+  config.admission_reserve = nullptr;
+  SchedulerHarness h(config);
+  for (int64_t id = 1; id <= 3; ++id) {
+    h.scheduler.submit(request(id, tokens_from(100 * static_cast<int32_t>(id), 10), 50));
+    h.apply(h.plan());
+  }
+  h.scheduler.cancel({.sequence = SequenceId(2)});
+  h.apply(h.plan());
+  submit_remote(h, 4, tokens_from(1000, 6 * kBlockTokens + 1));
+  h.apply(h.plan());
+  const std::vector<Import> imports = h.scheduler.take_imports();
+  ASSERT_EQ(imports.size(), 1u);
+  EXPECT_EQ(imports[0].blocks.size(), 6u);
+  EXPECT_EQ(imports[0].checkpoint.size(), 6u);
+  h.scheduler.check_integrity();
+}
+
 }  // namespace
 }  // namespace perigee
