@@ -40,8 +40,9 @@ bench bench-ops: setup-test
 
 sim: setup-test
 	cmake --preset release
-	cmake --build --preset release -j $(JOBS) --target sim
+	cmake --build --preset release -j $(JOBS) --target sim --target pd_sim
 	build/tests/sim/sim --seed $(SEED) --mutant $(MUTANT)
+	build/tests/sim/pd/pd_sim --seed $(SEED)
 
 check: setup-check
 	.ci/run

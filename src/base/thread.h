@@ -15,4 +15,7 @@ inline void sleep_s(double seconds) {
   std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
 }
 
+// Called before a page is read or written for another node: the simulation checks that it may be, and lets others run.
+inline void about_to_touch(const void* /*page*/) {}
+
 }  // namespace perigee

@@ -5,6 +5,8 @@
 #include <cstring>
 #include <utility>
 
+#include "base/thread.h"
+
 namespace perigee {
 namespace {
 
@@ -53,8 +55,10 @@ void PageStore::for_each(const UnitPages& pages, UnitRange units, Visit&& visit)
       const int32_t unit = units.first + i;
       if (units.group == UnitGroup::kBlocks) {
         const Placement& place = pages.blocks[static_cast<size_t>(unit - pages.first_block)];
-        if (place.dcp_index == rank.dcp_index)
-          visit(rank.base + place.page.value * page_bytes, i, block_bytes_of(rank.layout));
+        uint8_t* const page = rank.base + place.page.value * page_bytes;
+        if (place.dcp_index != rank.dcp_index) continue;
+        about_to_touch(page);
+        visit(page, i, block_bytes_of(rank.layout));
         continue;
       }
       const CacheGroup& state = rank.layout.state();
@@ -63,8 +67,10 @@ void PageStore::for_each(const UnitPages& pages, UnitRange units, Visit&& visit)
       if (head < 0 || head >= state.heads) continue;
       const int64_t local = unit / heads * state.heads + head, per_page = rank.layout.units_per_page();
       const auto page = static_cast<size_t>(rank.dcp_index * rank.layout.state_pages() + local / per_page);
-      visit(rank.base + pages.checkpoint[page].page.value * page_bytes + local % per_page * state.unit_bytes, i,
-            state.unit_bytes);
+      uint8_t* const address =
+          rank.base + pages.checkpoint[page].page.value * page_bytes + local % per_page * state.unit_bytes;
+      about_to_touch(address);
+      visit(address, i, state.unit_bytes);
     }
   }
 }

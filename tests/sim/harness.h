@@ -86,9 +86,10 @@ class Harness {
   // harness_handover.cc: pages that leases hold and imports fill
   void take_imports();
   void begin_import(const Import& import);
-  void end_import(SequenceId sequence, ImportEnd end, const std::string& why);
+  void end_import(SequenceId sequence, ImportEnd end);  // before the scheduler hears of it
   void begin_lease(const std::shared_ptr<const Lease>& lease);
-  void release(SequenceId lease);
+  void end_lease(SequenceId lease);  // before the scheduler hears of it
+  bool is_leased(size_t bit) const { return leased_[bit] > 0; }
   PageSet filling() const;          // by imports
   PageSet held_for_others() const;  // these, and leased ones
 

@@ -41,7 +41,7 @@ void Harness::begin_import(const Import& import) {
   imports_.emplace(import.sequence, import);
 }
 
-void Harness::end_import(SequenceId sequence, ImportEnd end, const std::string& why) {
+void Harness::end_import(SequenceId sequence, ImportEnd end) {
   const auto found = imports_.find(sequence);
   judge_.require(found != imports_.end(), "sequence ", sequence, " ends an import that it has not");
   const Import import = std::move(found->second);
@@ -54,8 +54,6 @@ void Harness::end_import(SequenceId sequence, ImportEnd end, const std::string& 
       ranks_[0].filled_state(import.checkpoint[i], sequence, num_blocks * kBlockTokens, i);
   }
   if (end == ImportEnd::kFail) request.may_fail = true;
-  scheduler_.end_import(sequence, end, why);
-  take_updates();
 }
 
 void Harness::begin_lease(const std::shared_ptr<const Lease>& lease) {
@@ -63,13 +61,11 @@ void Harness::begin_lease(const std::shared_ptr<const Lease>& lease) {
   for (const Placement& place : pages_of(lease->blocks, lease->checkpoint)) ++leased_[bit_of(place)];
 }
 
-void Harness::release(SequenceId lease) {
+void Harness::end_lease(SequenceId lease) {
   const auto found = leases_.find(lease);
-  if (found != leases_.end()) {
-    for (const Placement& place : pages_of(found->second->blocks, found->second->checkpoint)) --leased_[bit_of(place)];
-    leases_.erase(found);
-  }
-  scheduler_.release(lease);
+  judge_.require(found != leases_.end(), "lease ", lease, " ends twice");
+  for (const Placement& place : pages_of(found->second->blocks, found->second->checkpoint)) --leased_[bit_of(place)];
+  leases_.erase(found);
 }
 
 Harness::PageSet Harness::filling() const {

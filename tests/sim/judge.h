@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <functional>
+#include <string>
 
 #include "base/check.h"
 
@@ -13,6 +15,7 @@ namespace perigee::sim {
 struct Judge {
   uint64_t seed = 0;
   int64_t tick = 0;
+  std::function<void()> before_failure = {};  // prints what led to it
 
   template <typename... Parts>
   void require(bool condition, const Parts&... parts) const {
@@ -21,6 +24,7 @@ struct Judge {
   }
 
   [[noreturn]] void fail(const std::string& what) const {
+    if (before_failure) before_failure();
     std::printf("FAILED seed %llu tick %lld: %s\n", static_cast<unsigned long long>(seed), static_cast<long long>(tick),
                 what.c_str());
     std::fflush(stdout);
