@@ -483,8 +483,10 @@ void Scheduler::Impl::add_row(Sequence& sequence, const RowWork& work, PlanDraft
   row.masked = sequence.constraint != nullptr && row.samples();
   if (planted(Fault::kPositionRelied)) draft.plan.rows.back().position.least = run.scheduled.most;
   states_.plan_checkpoints(sequence, row, static_cast<int32_t>(running_.size()), draft);
+  run.committed = run.scheduled;
   run.scheduled.least += row.min_tokens();
   run.scheduled.most += row.num_tokens();
+  if (row.prefill() != nullptr) run.committed = run.scheduled;
   run.ids_in_flight += row.max_ids();
   run.plans |= PlansInFlight::bit(draft.plan.step);
   draft.budget_tokens -= row.num_tokens();

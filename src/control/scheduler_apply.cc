@@ -117,9 +117,14 @@ void Scheduler::Impl::advance(Sequence& sequence, const PlanRow& row, const RowR
   const int32_t num_kept = keeps_all ? row.num_tokens() : static_cast<int32_t>(result.ids.size());
   CHECK(num_kept <= row.num_tokens(), "sequence ", sequence.id(), " accepted ", num_kept, " of ", row.num_tokens());
   run.ids_in_flight -= row.max_ids();
-  run.scheduled.least += num_kept - row.min_tokens();
-  run.scheduled.most -= row.num_tokens() - num_kept;
-  run.num_confirmed += num_kept;
+  const int32_t more = num_kept - row.min_tokens(), less = row.num_tokens() - num_kept;
+  run.scheduled = {run.scheduled.least + more, run.scheduled.most - less};
+  const int32_t began = std::exchange(run.num_confirmed, run.num_confirmed + num_kept);
+  const bool is_latest = run.scheduled.most == run.num_confirmed;
+  if (!is_latest)
+    run.committed = {run.committed.least + more, run.committed.most - less};
+  else if (row.prefill() == nullptr)
+    run.committed = {began, began};
   if (!sequence.prompt_confirmed && run.num_confirmed >= sequence.num_prompt()) confirm_prompt(sequence);
 }
 

@@ -1,6 +1,8 @@
 // Recurrent models: state pages, checkpoints at their positions, hits only there.
 #include <gtest/gtest.h>
 
+#include <deque>
+
 #include "control/scheduler.h"
 #include "control/scheduler_testing.h"
 
@@ -269,6 +271,48 @@ TEST(SchedulerState, OutputsKeepTheirNewestTurnAndIntervals) {
   const std::vector<int32_t> turn = plus(plus(tokens_from(0, 60), h.outcomes[a].ids), tokens_from(9000, 20));
   EXPECT_EQ(hit_of(h, std::vector<int32_t>(turn.begin(), turn.begin() + 300)), 256);
   EXPECT_EQ(hit_of(h, turn), 448);
+}
+
+// Verify rows that keep all their tokens pass boundaries between two rows. However late results come, some row has each
+// boundary in the range that it commits.
+TEST(SchedulerState, NoBoundaryLiesBetweenTwoRowsThatVerifyDrafts) {
+  for (const size_t num_in_flight : {1u, 2u}) {
+    for (int32_t prompt = 60; prompt < 64; ++prompt) {
+      SchedulerConfig config = hybrid_config();
+      config.checkpoint_rolling_blocks = 1;
+      config.num_drafts = 3;
+      SchedulerHarness h(config);
+      h.submit(with_max_tokens({.prompt = tokens_from(0, prompt)}, 150));
+      std::deque<StepPlan> plans;
+      std::vector<int32_t> written;
+      int32_t position = 0, committed = 0;
+      while (!h.scheduler.idle()) {
+        while (plans.size() < num_in_flight)
+          if (std::optional<StepPlan> plan = h.scheduler.next_plan(1))
+            plans.push_back(*std::move(plan));
+          else
+            break;
+        ASSERT_FALSE(plans.empty());
+        const StepPlan& plan = plans.front();
+        StepResult result = h.answer(plan);
+        RowResult& row = result.rows[0];
+        row.checkpoints.clear();
+        const bool is_chunk = plan.rows[0].prefill() != nullptr;
+        const int32_t commits = position + (is_chunk ? plan.rows[0].num_tokens() : 0);
+        for (const CheckpointWrite& write : plan.checkpoints)
+          if (write.boundary() > committed && write.boundary() <= commits) row.checkpoints.push_back(write.boundary());
+        written.insert(written.end(), row.checkpoints.begin(), row.checkpoints.end());
+        row.num_drafts = plan.rows[0].num_drafts();
+        row.ids = {};
+        for (int32_t i = 0; i < plan.rows[0].max_ids(); ++i) row.ids.push_back(7);
+        committed = commits;
+        position += plan.rows[0].num_tokens();
+        h.apply(result);
+        plans.pop_front();
+      }
+      EXPECT_EQ(written, (std::vector<int32_t>{64, 128, 192})) << prompt << ", in flight " << num_in_flight;
+    }
+  }
 }
 
 TEST(SchedulerState, NoCheckpointWhenTheSequenceEndsBeforeItsRow) {

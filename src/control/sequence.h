@@ -42,6 +42,7 @@ struct Running {
   std::vector<PageHandle> state_pages;  // of the recurrent state: as many at every dcp index
 
   PositionRange scheduled;
+  PositionRange committed;  // where the latest row planned leaves the recurrent state (deferred commit, D7)
   int32_t num_confirmed = 0;
   int32_t ids_in_flight = 0;  // that rows in flight may add at most
   uint32_t plans = 0;         // bits of the plans in flight that have a row of it

@@ -41,16 +41,16 @@ void StateBook::plan_checkpoints(Sequence& sequence, const PlanRow& row, int32_t
   if (row.prefill() != nullptr) return plan_chunk_checkpoints(sequence, row, num_that_fit, draft);
   if (rules_.config.deterministic) return;  // see num_chunked
   const int32_t late = planted(Fault::kCheckpointLate) ? 1 : 0;
+  const int32_t before = sequence.running().committed.least;
   const int32_t boundary = (row.position.most - late) / kBlockTokens * kBlockTokens;
-  if (boundary < row.position.least - late) return;  // a row before this one commits it
+  if (boundary <= before - late) return;  // a row before this one commits it
   const CheckpointPolicy::Keep keep = rules_.checkpoints.in_decode(boundary);
   if (keep == CheckpointPolicy::Keep::kNo || boundary <= sequence.num_input()) return;
   if (num_that_fit == 0) {
     ++totals_.skips;
     return;
   }
-  write_checkpoint(sequence, {row.position.least - 1, row.position.most}, keep == CheckpointPolicy::Keep::kRolling,
-                   draft);
+  write_checkpoint(sequence, {before, row.position.most}, keep == CheckpointPolicy::Keep::kRolling, draft);
 }
 
 // Where pages are short, the first positions go without: a later checkpoint supersedes an earlier one.

@@ -124,7 +124,8 @@ void Harness::check_checkpoints(const StepPlan& plan) {
   judge_.require(next == plan.checkpoints.size(), "a checkpoint that no row writes");
 }
 
-// A checkpoint lies where a row of its plan commits the state, at a length that a hit may have.
+// A checkpoint lies where a row of its plan commits the state, at a length that a hit may have. A decode row commits
+// what the row before it kept.
 void Harness::check_checkpoint(const StepPlan& plan, const CheckpointWrite& write) const {
   judge_.require(config_.state_pages > 0 && config_.prefix_caching, "a checkpoint that nobody can use");
   check_everywhere(write.pages, "a checkpoint");
@@ -132,7 +133,10 @@ void Harness::check_checkpoint(const StepPlan& plan, const CheckpointWrite& writ
     judge_.require(write.boundary() % config_.attention_alignment == 0, "a checkpoint at ", write.boundary());
   const auto may_commit = [&](const PlanRow& row) {
     if (row.slot != write.slot) return false;
-    if (row.prefill() == nullptr) return row.position.contains(write.boundary());
+    if (row.prefill() == nullptr) {
+      const int32_t before = row.position.least - write.lower;
+      return before >= 1 && before <= 1 + config_.num_drafts && write.boundary() <= row.position.most;
+    }
     return row.position.least < write.boundary() && write.boundary() <= row.position.least + row.num_tokens();
   };
   judge_.require(std::count_if(plan.rows.begin(), plan.rows.end(), may_commit) == 1, "no row commits ",
