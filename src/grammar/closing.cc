@@ -207,8 +207,8 @@ void Distances::append_after_child(const ParserState& waiting, int32_t rule, std
   append_to_rule_end(waiting, out);
 }
 
-RestChart::RestChart(const xgrammar::Grammar& grammar, const Distances& distances)
-    : EarleyParser(grammar), distances_(distances) {
+RestChart::RestChart(const xgrammar::Grammar& grammar, const Distances& distances, int32_t most_states)
+    : EarleyParser(grammar), distances_(distances), most_states_(most_states) {
   skip_expired_states_ = true;
   settle();
 }

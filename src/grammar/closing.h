@@ -67,7 +67,8 @@ class Distances {
 // The parser's chart, with the rests of what waits in it.
 class RestChart : public xgrammar::EarleyParser {
  public:
-  RestChart(const xgrammar::Grammar& grammar, const Distances& distances);
+  // `most_states`: of a row, see is_crowded().
+  RestChart(const xgrammar::Grammar& grammar, const Distances& distances, int32_t most_states);
 
   // Moves by a byte, or not at all: also where a text could be read in more ways than is_crowded() allows. A rule with
   // `max_tokens` N takes at most N characters of a JSON string: what xgrammar counts as tokens are characters here, an
@@ -88,10 +89,9 @@ class RestChart : public xgrammar::EarleyParser {
   auto states() const { return scanable_state_history_[scanable_state_history_.size() - 1]; }
   // Whether the newest row has too many states: what an ambiguous grammar piles up costs time in each later one.
   bool is_crowded() const {
-    constexpr int32_t kMostStates = 512;
     const int32_t row = rule_id_to_completable_states_.size() - 1;
-    return static_cast<int64_t>(states().size()) > kMostStates ||
-           static_cast<int64_t>(rule_id_to_completable_states_[row].size()) > kMostStates;
+    return static_cast<int64_t>(states().size()) > most_states_ ||
+           static_cast<int64_t>(rule_id_to_completable_states_[row].size()) > most_states_;
   }
   void push_trial(const xgrammar::ParserState& state) {
     PushOneStateToCheck(state);
@@ -121,6 +121,7 @@ class RestChart : public xgrammar::EarleyParser {
   };
 
   const Distances& distances_;
+  const int32_t most_states_;
   std::vector<std::vector<Waiting>> waiting_;  // by row
   std::vector<Count> counts_{Count{}};         // by row
 };

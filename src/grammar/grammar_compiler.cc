@@ -131,6 +131,8 @@ Result<std::shared_ptr<const TextGrammar>> GrammarCompiler::Impl::text_of(const 
   if (!ebnf.ok()) return ebnf.error();
   GrammarLimits limits = options.limits;
   limits.text_bytes *= 4;  // what a text becomes is larger than it
+  // JSON says where a value ends, so the ways to read it do not multiply along the text.
+  if (spec.kind == Kind::kJsonSchema) limits.row_states *= 8;
   return TextGrammar::compile(table, *ebnf, limits);
 }
 

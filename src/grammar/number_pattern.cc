@@ -113,10 +113,16 @@ void unsigned_numbers(int64_t low, int64_t high, bool integer, const Scale& scal
   if (!inside.empty()) out.push_back(any_of(inside) + any_fraction);
 }
 
-// In units of the scale; none: it does not fit.
-std::optional<int64_t> units_of(const std::string& text, const Scale& scale) {
+// A bound in units of a scale.
+struct Bound {
+  int64_t units = 0;
+  bool exact = true;       // else it lies between `units` and the next larger one
+  bool too_large = false;  // 10^15 units or more; `units` has its sign
+};
+
+Bound bound_of(const std::string& text, const Scale& scale) {
   const bool negative = text.starts_with("-");
-  int64_t value = 0;
+  std::string digits;
   int64_t shift = scale.fraction;
   bool after_point = false;
   size_t at = negative ? 1 : 0;
@@ -125,24 +131,31 @@ std::optional<int64_t> units_of(const std::string& text, const Scale& scale) {
       after_point = true;
       continue;
     }
-    value = value * 10 + (text[at] - '0');
+    digits += text[at];
     shift -= after_point ? 1 : 0;
-    if (value >= kLimit) return std::nullopt;
   }
   if (at < text.size()) {
-    std::string digits = text.substr(at + 1);
-    const bool down = digits.starts_with("-");
-    if (down || digits.starts_with("+")) digits.erase(0, 1);
-    if (digits.size() > 3) return std::nullopt;
-    shift += (down ? -1 : 1) * std::stoi(digits);
+    std::string exponent = text.substr(at + 1);
+    const bool down = exponent.starts_with("-");
+    if (down || exponent.starts_with("+")) exponent.erase(0, 1);
+    const int64_t power = exponent.size() > 6 ? 1'000'000 : std::stoi(exponent);
+    shift += down ? -power : power;
   }
-  for (; shift > 0 && value != 0; --shift) {
-    value *= 10;
-    if (value >= kLimit) return std::nullopt;
+  digits.erase(0, std::min(digits.find_first_not_of('0'), digits.size()));
+  Bound out;
+  if (shift < 0) {
+    const size_t kept = digits.size() - std::min(digits.size(), static_cast<size_t>(-shift));
+    out.exact = digits.find_first_not_of('0', kept) == std::string::npos;
+    digits.resize(kept);
+  } else if (!digits.empty()) {
+    digits.append(static_cast<size_t>(std::min<int64_t>(shift, 20)), '0');
   }
-  for (; shift < 0 && value % 10 == 0 && value != 0; ++shift) value /= 10;
-  if (shift < 0 && value != 0) return std::nullopt;
-  return negative ? -value : value;
+  out.too_large = digits.size() > 15;
+  if (out.too_large) digits = "1";
+  for (const char digit : digits) out.units = out.units * 10 + (digit - '0');
+  if (!negative) return out;
+  out.units = -out.units - (out.exact ? 0 : 1);
+  return out;
 }
 
 }  // namespace
@@ -156,11 +169,19 @@ Result<std::string> number_pattern(const NumberRange& range) {
   }
   for (const Scale& scale : kScales) {
     std::optional<int64_t> least, most;
-    if (range.least) least = units_of(*range.least, scale);
-    if (range.most) most = units_of(*range.most, scale);
-    if ((range.least && !least) || (range.most && !most)) continue;
-    if (range.above_least) ++*least;
-    if (range.below_most) --*most;
+    const bool last = scale.fraction == 0;
+    if (range.least) {
+      const Bound bound = bound_of(*range.least, scale);
+      if (bound.too_large && (!last || bound.units > 0)) continue;
+      least = bound.too_large ? -kLimit + 1 : bound.units;
+      if (!bound.too_large && (!bound.exact || range.above_least)) ++*least;
+    }
+    if (range.most) {
+      const Bound bound = bound_of(*range.most, scale);
+      if (bound.too_large && (!last || bound.units < 0)) continue;
+      most = bound.too_large ? kLimit - 1 : bound.units;
+      if (!bound.too_large && bound.exact && range.below_most) --*most;
+    }
     if (least && most && *least > *most) break;
     std::vector<std::string> out;
     if (!most || *most >= 0)
@@ -174,7 +195,7 @@ Result<std::string> number_pattern(const NumberRange& range) {
     if (out.empty()) break;
     return any_of(out);
   }
-  return Error(Code::kBadInput, "no number is between the bounds, or one is 10^15 or more or has too many digits");
+  return Error(Code::kBadInput, "no number is between the bounds, or they are 10^15 or more from 0");
 }
 
 }  // namespace perigee

@@ -5,50 +5,10 @@
 #include <algorithm>
 
 #include "base/utf8.h"
+#include "grammar/pattern_parser.h"
 
 namespace perigee {
 namespace {
-
-constexpr uint32_t kLast = 0x10FFFF;
-const CodePoints kDigits = {{'0', '9'}};
-const CodePoints kWord = {{'0', '9'}, {'A', 'Z'}, {'_', '_'}, {'a', 'z'}};
-const CodePoints kSpace = {{'\t', '\r'}, {' ', ' '}};
-
-CodePoints normal(CodePoints set) {
-  std::sort(set.begin(), set.end());
-  CodePoints out;
-  for (const auto& range : set) {
-    if (!out.empty() && range.first <= out.back().second + 1) {
-      out.back().second = std::max(out.back().second, range.second);
-    } else {
-      out.push_back(range);
-    }
-  }
-  return out;
-}
-
-CodePoints complement(const CodePoints& set, uint32_t last = kLast) {
-  CodePoints out;
-  uint32_t next = 0;
-  for (const auto& [low, high] : set) {
-    if (low > next) out.emplace_back(next, low - 1);
-    next = high + 1;
-  }
-  if (next <= last) out.emplace_back(next, last);
-  return out;
-}
-
-// The part of `set` in [low, high].
-CodePoints within(const CodePoints& set, uint32_t low, uint32_t high) {
-  CodePoints out;
-  for (const auto& [a, b] : set)
-    if (std::max(a, low) <= std::min(b, high)) out.emplace_back(std::max(a, low), std::min(b, high));
-  return out;
-}
-
-bool contains(const CodePoints& set, uint32_t code_point) {
-  return !within(set, code_point, code_point).empty();
-}
 
 std::string spell_code_point(uint32_t c) {
   const bool plain = (c >= '0' && c <= '9') || (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z') || c == ' ' || c == '_';
@@ -61,7 +21,7 @@ std::string spell_class(const CodePoints& set) {
   std::string out;
   int classes = 0;
   for (const auto& [first, last] :
-       {std::pair<uint32_t, uint32_t>{0, 0x7F}, {0x80, 0x7FF}, {0x800, 0xFFFF}, {0x10000, kLast}}) {
+       {std::pair<uint32_t, uint32_t>{0, 0x7F}, {0x80, 0x7FF}, {0x800, 0xFFFF}, {0x10000, kLastCodePoint}}) {
     std::string ranges;
     for (const auto& [low, high] : within(set, first, last)) {
       ranges += spell_code_point(low);
@@ -93,7 +53,7 @@ std::string spell_repeat(const std::string& group, int64_t least, int64_t most) 
 
 std::string spell_set(const CodePoints& set, bool json) {
   CodePoints raw = within(set, json ? 0x20 : 0, 0xD7FF);
-  for (const auto& range : within(set, 0xE000, kLast)) raw.push_back(range);
+  for (const auto& range : within(set, 0xE000, kLastCodePoint)) raw.push_back(range);
   if (!json) return raw.empty() ? "[^\\u0000-\\u{10ffff}]" : spell_class(raw);
   std::string escaped;
   const auto escape = [&](std::string_view spelt) { escaped += (escaped.empty() ? "" : "|") + std::string(spelt); };
@@ -106,237 +66,26 @@ std::string spell_set(const CodePoints& set, bool json) {
     if (contains(set, c) && std::string_view("\b\f\n\r\t").find(static_cast<char>(c)) == std::string_view::npos)
       escape(fmt::format("\\u005cu{:04x}", c));
   CodePoints plain;
-  for (const auto& [low, high] : {std::pair<uint32_t, uint32_t>{0x20, 0x21}, {0x23, 0x5B}, {0x5D, kLast}})
+  for (const auto& [low, high] : {std::pair<uint32_t, uint32_t>{0x20, 0x21}, {0x23, 0x5B}, {0x5D, kLastCodePoint}})
     for (const auto& range : within(raw, low, high)) plain.push_back(range);
   if (escaped.empty()) return plain.empty() ? "[^\\u0000-\\u{10ffff}]" : spell_class(normal(plain));
   return plain.empty() ? "(" + escaped + ")" : "(" + spell_class(normal(plain)) + "|" + escaped + ")";
 }
 
-class Pattern::Parser {
- public:
-  explicit Parser(std::string_view text) : text_(text) {}
+bool Pattern::has_ahead(const Node& node) {
+  if (node.kind == Node::Kind::kAhead || node.kind == Node::Kind::kNotAhead) return true;
+  return std::any_of(node.parts.begin(), node.parts.end(), has_ahead);
+}
 
-  Result<Node> parse() {
-    Node node = choice(0);
-    if (error_.empty() && at_ < text_.size()) fail("an unmatched )");
-    if (!error_.empty()) return Error(Code::kBadInput, error_);
-    return node;
+Status Pattern::bound_repeats(Node& node) {
+  if (node.kind == Node::Kind::kRepeat) {
+    if (node.least > kMostRepeats)
+      return Error(Code::kBadInput, "a repetition of more than 128 times is not supported");
+    if (node.most != kNoEnd) node.most = std::min(node.most, kMostRepeats);
   }
-
- private:
-  void fail(std::string_view what) {
-    if (error_.empty()) error_ = fmt::format("byte {} of the pattern: {}", at_, what);
-    at_ = text_.size();
-  }
-  bool next_is(char c) const { return at_ < text_.size() && text_[at_] == c; }
-  bool take(std::string_view what) {
-    if (!text_.substr(at_).starts_with(what)) return false;
-    at_ += what.size();
-    return true;
-  }
-
-  Node choice(int depth) {
-    if (depth > 64) fail("more than 64 nested groups");
-    Node out{Node::Kind::kChoice, {}, {}};
-    do out.parts.push_back(sequence(depth));
-    while (take("|"));
-    return out.parts.size() == 1 ? std::move(out.parts[0]) : out;
-  }
-
-  Node sequence(int depth) {
-    Node out{Node::Kind::kSequence, {}, {}};
-    while (at_ < text_.size() && text_[at_] != '|' && text_[at_] != ')') {
-      out.parts.push_back(repeated(atom(depth)));
-      if (++num_nodes_ > 20'000) fail("too long");
-    }
-    return out;
-  }
-
-  Node repeated(Node node) {
-    while (at_ < text_.size()) {
-      int32_t least = 0, most = kNoEnd;
-      const size_t before = at_;
-      if (take("*")) {
-      } else if (take("+")) {
-        least = 1;
-      } else if (take("?")) {
-        most = 1;
-      } else if (!(next_is('{') && bounds(least, most))) {
-        at_ = std::max(at_, before);
-        return node;
-      }
-      if (take("+")) fail("a possessive quantifier is not supported");
-      take("?");  // lazy: the same texts
-      if (node.kind == Node::Kind::kBegin || node.kind == Node::Kind::kEnd) fail("a repeated anchor");
-      if (most < least) fail("a repetition whose bounds are the wrong way round");
-      if (least > kMostRepeats) fail("a repetition of more than 128 times is not supported");
-      if (most != kNoEnd) most = std::min(most, kMostRepeats);
-      Node out{Node::Kind::kRepeat, {}, {}, least, most};
-      out.parts.push_back(std::move(node));
-      node = std::move(out);
-      if (next_is('*') || next_is('+') || next_is('?')) fail("a repeated repetition");
-    }
-    return node;
-  }
-
-  // {n}, {n,}, {n,m}; a { that begins nothing of the kind is a character.
-  bool bounds(int32_t& least, int32_t& most) {
-    size_t at = at_ + 1;
-    const auto number = [&](int32_t& value) {
-      const size_t begin = at;
-      int64_t sum = 0;
-      for (; at < text_.size() && text_[at] >= '0' && text_[at] <= '9'; ++at)
-        sum = std::min<int64_t>(sum * 10 + (text_[at] - '0'), 1'000'000);
-      value = static_cast<int32_t>(sum);
-      return at > begin;
-    };
-    if (!number(least)) return false;
-    most = least;
-    if (at < text_.size() && text_[at] == ',') {
-      ++at;
-      if (!number(most)) most = kNoEnd;
-    }
-    if (at >= text_.size() || text_[at] != '}') return false;
-    at_ = at + 1;
-    return true;
-  }
-
-  Node of_set(CodePoints set) { return {Node::Kind::kSet, normal(std::move(set)), {}}; }
-
-  Node atom(int depth) {
-    if (take("(")) {
-      if (take("?")) {
-        if (!take(":")) fail("look-around, named groups and flags are not supported");
-      }
-      Node inner = choice(depth + 1);
-      if (!take(")")) fail("a group without its )");
-      return inner;
-    }
-    if (take("^")) return {Node::Kind::kBegin, {}, {}};
-    if (take("$")) return {Node::Kind::kEnd, {}, {}};
-    if (take(".")) return of_set(complement({{'\n', '\n'}}));
-    if (take("[")) return of_set(bracket());
-    if (take("\\")) return of_set(escape(false));
-    if (next_is('*') || next_is('+') || next_is('?')) fail("a repetition of nothing");
-    return of_set(one_character());
-  }
-
-  CodePoints one_character() {
-    if (at_ >= text_.size()) {
-      fail("it ends too early");
-      return {};
-    }
-    const Utf8Char c = utf8_at(text_, at_);
-    at_ += c.length;
-    return {{c.code_point, c.code_point}};
-  }
-
-  CodePoints bracket() {
-    const bool negated = take("^");
-    CodePoints set;
-    bool has_complement = false;
-    for (bool first = true; !next_is(']'); first = false) {
-      if (at_ >= text_.size()) {
-        fail("a class without its ]");
-        return {};
-      }
-      if (next_is('[') && !first) {
-        if (text_.substr(at_).starts_with("[:")) fail("POSIX classes are not supported");
-      }
-      CodePoints low = class_part(has_complement);
-      const bool single = low.size() == 1 && low[0].first == low[0].second;
-      if (single && next_is('-') && at_ + 1 < text_.size() && text_[at_ + 1] != ']') {
-        ++at_;
-        const CodePoints high = class_part(has_complement);
-        if (high.size() != 1 || high[0].first != high[0].second || high[0].first < low[0].first) {
-          fail("a range of a class that is not one");
-          return {};
-        }
-        low[0].second = high[0].first;
-      }
-      set.insert(set.end(), low.begin(), low.end());
-    }
-    take("]");
-    // The complement of an ASCII complement would gain what that one left out.
-    if (negated && has_complement) fail("\\D, \\W and \\S in a negated class are not supported");
-    set = normal(std::move(set));
-    if (!negated) return set;
-    // Engines that know Unicode exclude its digits, letters and blanks with \d, \w and \s.
-    return complement(set, ascii_class_ ? 0x7F : kLast);
-  }
-
-  CodePoints class_part(bool& has_complement) {
-    if (!take("\\")) return one_character();
-    const char c = at_ < text_.size() ? text_[at_] : ' ';
-    has_complement |= c == 'D' || c == 'W' || c == 'S';
-    ascii_class_ |= c == 'd' || c == 'w' || c == 's';
-    return escape(true);
-  }
-
-  CodePoints escape(bool in_class) {
-    if (at_ >= text_.size()) {
-      fail("it ends in a \\");
-      return {};
-    }
-    const char c = text_[at_];
-    const auto hex = [&](size_t digits) -> CodePoints {
-      uint32_t value = 0;
-      for (size_t i = 1; i <= digits; ++i) {
-        const char d = at_ + i < text_.size() ? text_[at_ + i] : 'x';
-        const int digit = d >= '0' && d <= '9'   ? d - '0'
-                          : d >= 'a' && d <= 'f' ? d - 'a' + 10
-                          : d >= 'A' && d <= 'F' ? d - 'A' + 10
-                                                 : -1;
-        if (digit < 0) {
-          fail("an escape without its hexadecimal digits");
-          return {};
-        }
-        value = value * 16 + static_cast<uint32_t>(digit);
-      }
-      if (value >= 0xD800 && value <= 0xDFFF) fail("a surrogate");
-      at_ += 1 + digits;
-      return {{value, value}};
-    };
-    const auto is = [&](uint32_t code_point) -> CodePoints {
-      ++at_;
-      return {{code_point, code_point}};
-    };
-    const auto set = [&](const CodePoints& of) {
-      ++at_;
-      return of;
-    };
-    switch (c) {
-      case 'd': return set(kDigits);
-      case 'w': return set(kWord);
-      case 's': return set(kSpace);
-      case 'D': return set(complement(kDigits, 0x7F));
-      case 'W': return set(complement(kWord, 0x7F));
-      case 'S': return set(complement(kSpace, 0x7F));
-      case 'n': return is('\n');
-      case 'r': return is('\r');
-      case 't': return is('\t');
-      case 'f': return is('\f');
-      case 'v': return is('\v');
-      case '0': return is(0);
-      case 'x': return hex(2);
-      case 'u': return hex(4);
-      default: break;
-    }
-    if (in_class && c == 'b') return is('\b');
-    const bool letter = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9');
-    if (letter) {
-      fail(fmt::format("\\{} is not supported", c));
-      return {};
-    }
-    return one_character();
-  }
-
-  std::string_view text_;
-  size_t at_ = 0;
-  size_t num_nodes_ = 0;
-  bool ascii_class_ = false;
-  std::string error_;
-};
+  for (Node& part : node.parts) RETURN_IF_ERROR(bound_repeats(part));
+  return {};
+}
 
 bool Pattern::has_anchor(const Node& node) {
   if (node.kind == Node::Kind::kBegin || node.kind == Node::Kind::kEnd) return true;
@@ -373,7 +122,7 @@ Status Pattern::anchor(Node& node, Whole whole) {
   if (has_anchor(node))
     return Error(Code::kBadInput, "an anchor that is not at an end of the pattern is not supported");
   Node any{Node::Kind::kRepeat, {}, {}, 0, kNoEnd};
-  any.parts.push_back({Node::Kind::kSet, {{0, kLast}}, {}});
+  any.parts.push_back({Node::Kind::kSet, {{0, kLastCodePoint}}, {}});
   if (!begins) node.parts.insert(node.parts.begin(), any);
   if (!ends) node.parts.push_back(any);
   return {};
@@ -383,7 +132,9 @@ std::pair<int32_t, int32_t> Pattern::lengths(const Node& node) {
   switch (node.kind) {
     case Node::Kind::kSet: return {1, 1};
     case Node::Kind::kBegin:
-    case Node::Kind::kEnd: return {0, 0};
+    case Node::Kind::kEnd:
+    case Node::Kind::kAhead:
+    case Node::Kind::kNotAhead: return {0, 0};
     case Node::Kind::kSequence: {
       std::pair<int32_t, int32_t> sum{0, 0};
       for (const Node& part : node.parts) {
@@ -410,10 +161,12 @@ std::pair<int32_t, int32_t> Pattern::lengths(const Node& node) {
 
 Result<Pattern> Pattern::parse(std::string_view text, Whole whole) {
   if (text.size() > 4096) return Error(Code::kBadInput, "a pattern has at most 4096 bytes");
-  auto node = Parser(text).parse();
+  auto node = parse_pattern(text, Reading::kNarrow);
   if (!node.ok()) return node.error();
   Pattern made;
   made.root_ = *std::move(node);
+  if (has_ahead(made.root_)) return Error(Code::kBadInput, "look-ahead is not supported here");
+  if (Status status = bound_repeats(made.root_); !status.ok()) return status.error();
   if (Status status = anchor(made.root_, whole); !status.ok()) return status.error();
   // Written out, what is finite of its repetitions.
   const auto size = [](const auto& self, const Node& of) -> int64_t {
@@ -425,6 +178,15 @@ Result<Pattern> Pattern::parse(std::string_view text, Whole whole) {
   if (const int64_t written = size(size, made.root_); written > 20'000)
     return Error(Code::kBadInput, "the repetitions of the pattern, written out, are over 20,000 characters");
   return made;
+}
+
+std::optional<Pattern::RepeatedSet> Pattern::repeated_set(std::string_view text, Whole whole) {
+  auto node = parse_pattern(text, Reading::kNarrow);
+  if (!node.ok() || has_ahead(*node) || !anchor(*node, whole).ok()) return std::nullopt;
+  if (node->parts.size() != 1) return std::nullopt;
+  const Node& only = node->parts[0];
+  if (only.kind != Node::Kind::kRepeat || only.parts[0].kind != Node::Kind::kSet) return std::nullopt;
+  return RepeatedSet{only.parts[0].set, only.least, only.most};
 }
 
 void Pattern::spell(const Node& node, bool json, std::string& out) {

@@ -1,9 +1,9 @@
 // Pattern: a regular expression of the common subset of ECMA-262 and Python, as an automaton's expression over code
 // points.
 //
-// Literals, classes, `.`, groups, alternation, greedy and lazy repetition, \d \w \s and their complements, ^ and $ at
-// the ends of alternatives. Look-around, back references, word boundaries, \p and flags are refused by name. \d, \w and
-// \s are ASCII, and their complements leave out non-ASCII too, so that engines that know Unicode digits agree.
+// It takes what pattern_parser.h takes, with ^ and $ at the ends of alternatives only and without look-ahead; Language
+// takes those too. \d, \w and \s are ASCII, and their complements leave out non-ASCII too, so that engines that know
+// Unicode digits agree.
 #pragma once
 
 #include <cstdint>
@@ -14,15 +14,13 @@
 #include <vector>
 
 #include "base/result.h"
+#include "grammar/pattern_parser.h"
 
 namespace perigee {
 
-// Sorted, disjoint ranges of code points, both ends included.
-using CodePoints = std::vector<std::pair<uint32_t, uint32_t>>;
-
 class Pattern {
  public:
-  static constexpr int32_t kNoEnd = INT32_MAX;
+  static constexpr int32_t kNoEnd = PatternNode::kNoEnd;
   // Bounds above this are taken as this: beyond it xgrammar's tables know next to nothing, and a mask takes 50 ms.
   static constexpr int32_t kMostRepeats = 128;
   enum class Whole { kYes, kSearched };
@@ -30,6 +28,13 @@ class Pattern {
   // kSearched: as JSON Schema reads a pattern, anywhere in a text unless it says ^ or $. Errors: what is not supported,
   // with its byte offset; deeper than 64; more than 20,000 characters when its repetitions are written out.
   static Result<Pattern> parse(std::string_view text, Whole whole);
+
+  struct RepeatedSet {
+    CodePoints set;
+    int32_t least, most;
+  };
+  // What a pattern says that is one repetition of one character, with bounds however large.
+  static std::optional<RepeatedSet> repeated_set(std::string_view text, Whole whole);
 
   // As a regular expression of xgrammar over the text, or over the inside of a JSON string with that text.
   std::string spelt() const;
@@ -42,15 +47,10 @@ class Pattern {
   bool restrict_length(int32_t least, int32_t most);
 
  private:
-  struct Node {
-    enum class Kind { kSet, kSequence, kChoice, kRepeat, kBegin, kEnd };
-    Kind kind;
-    CodePoints set;
-    std::vector<Node> parts;  // one of a kRepeat
-    int32_t least = 0, most = 0;
-  };
-  class Parser;
+  using Node = PatternNode;
 
+  static bool has_ahead(const Node& node);
+  static Status bound_repeats(Node& node);
   static Status anchor(Node& node, Whole whole);
   static bool has_anchor(const Node& node);
   static std::pair<int32_t, int32_t> lengths(const Node& node);

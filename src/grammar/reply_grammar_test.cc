@@ -166,10 +166,11 @@ TEST(ReplyGrammar, NeedsTheMarkers) {
 
 TEST(GrammarCompiler, NamesTheToolAtFault) {
   GrammarSpec spec = calls_of(Calls::kRequired);
-  spec.tools[1].parameters = R"({"type":"object","properties":{"x":{"contains":{}}}})";
+  spec.tools[1].parameters = R"({"type":"object","properties":{"x":{"uniqueItems":true}}})";
   auto made = compiler().compile_now(spec);
   ASSERT_FALSE(made.ok());
-  EXPECT_TRUE(made.error().message.starts_with("tools[1]/parameters/properties/x/contains:")) << made.error().message;
+  EXPECT_TRUE(made.error().message.starts_with("tools[1]/parameters/properties/x/uniqueItems:"))
+      << made.error().message;
 }
 
 TEST(GrammarCompiler, ManyWhoWantTheSameShareIt) {

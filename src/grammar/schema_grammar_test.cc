@@ -8,6 +8,7 @@
 #include "grammar/grammar_compiler.h"
 #include "grammar/schema_fixture.h"
 #include "grammar/schema_merge.h"
+#include "grammar/schema_obeys.h"
 
 namespace perigee {
 namespace {
@@ -88,19 +89,21 @@ TEST(SchemaGrammar, RefusesByPlace) {
   for (
       const auto& [schema, place] : std::initializer_list<std::pair<const char*, const char*>>{
           {R"({"type":"array","uniqueItems":true})", "/uniqueItems:"},
-          {R"({"properties":{"a":{"if":{}}}})", "/properties/a/if:"},
-          {R"({"type":"number","multipleOf":0.01})", "/multipleOf:"},
+          {R"({"properties":{"a":{"not":{}}},"required":["a"]})", "/:"},
+          {R"({"type":"number","multipleOf":0.00000000000007})", "/multipleOf:"},
+          {R"({"type":"integer","multipleOf":1009})", "/multipleOf:"},
           {R"({"type":"strin"})", "/type:"},
           {R"({"$ref":"#/$defs/x"})", "/$ref:"},
           {R"({"$ref":"#"})", "/$ref"},
           {R"({"$ref":"http://x/y"})", "/$ref:"},
           {R"-({"type":"string","pattern":"(?=a)"})-", "/pattern:"},
-          {R"({"type":"string","format":"idn-email"})", "/format:"},
-          {R"({"oneOf":[{"type":"integer"},{"type":"number"}]})", "/oneOf:"},
+          {R"-({"type":"string","pattern":"a(?<!b)"})-", "/pattern:"},
+          {R"-({"type":"string","pattern":"\\bword\\b"})-", "/pattern:"},
+          {R"({"oneOf":[{"uniqueItems":true},{"format":"x"}]})", "/oneOf:"},
           {R"({"type":"integer","minimum":3,"maximum":2})", "/:"},
-          {R"({"not":{"required":["a"]}})", "/not:"},
+          {R"({"not":{"uniqueItems":true}})", "/not:"},
           {R"({"type":"object","required":["a"],"additionalProperties":false})", "/:"},
-          {R"({"contains":{"type":"null"}})", "/contains:"},
+          {R"({"type":"array","contains":{"type":"null"},"minContains":2000})", "/minContains:"},
           {R"([1])", "/:"},
           {R"({"required":"a"})", "/required:"},
           {R"({"allOf":[{"type":"object","properties":{"a":{}},"unevaluatedProperties":false},{"required":["b"],"properties":{"b":{}}}]})",

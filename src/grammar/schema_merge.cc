@@ -1,43 +1,17 @@
 #include "grammar/schema_merge.h"
 
 #include <algorithm>
-#include <cmath>
 #include <initializer_list>
+#include <numeric>
 
-#include "base/utf8.h"
-#include "grammar/pattern.h"
+#include "grammar/schema_keywords.h"
+#include "grammar/schema_obeys.h"
 
 namespace perigee {
 namespace {
 
 bool is_false(const Json& schema) {
   return schema.is_bool() && !schema.as_bool();
-}
-
-bool equal(const Json& a, const Json& b) {
-  if (a.is_number() && b.is_number()) return a == b || a.as_double() == b.as_double();
-  if (a.is_array() && b.is_array()) {
-    return a.as_array().size() == b.as_array().size() &&
-           std::equal(a.as_array().begin(), a.as_array().end(), b.as_array().begin(), equal);
-  }
-  if (a.is_object() && b.is_object()) {
-    if (a.as_object().size() != b.as_object().size()) return false;
-    return std::all_of(a.as_object().begin(), a.as_object().end(), [&](const Json::Member& member) {
-      const Json* other = b.find(member.first);
-      return other != nullptr && equal(member.second, *other);
-    });
-  }
-  return a == b;
-}
-
-std::vector<std::string> listed_types(const Json& type) {
-  if (type.is_string()) return {type.as_string()};
-  std::vector<std::string> out;
-  if (type.is_array()) {
-    for (const Json& each : type.as_array())
-      if (each.is_string()) out.push_back(each.as_string());
-  }
-  return out;
 }
 
 Json conjunction(const Json& a, const Json& b) {
@@ -88,6 +62,24 @@ double bound(const Json& value) {
   return value.is_number() ? value.as_double() : 0;
 }
 
+// The members of both; of those with one name what both say.
+Json united_members(const Json& a, const Json& b) {
+  Json out = a;
+  for (const auto& [name, needs] : b.as_object()) {
+    const Json* own = a.find(name);
+    if (own == nullptr) {
+      out.set(name, needs);
+    } else if (own->is_array() && needs.is_array()) {
+      Json::Array all = own->as_array();
+      all.insert(all.end(), needs.as_array().begin(), needs.as_array().end());
+      out.set(name, Json(std::move(all)));
+    } else {
+      out.set(name, conjunction(*own, needs));
+    }
+  }
+  return out;
+}
+
 // One of the two where both have it; null where they cannot be put together.
 Json merged_keyword(const std::string& key, const Json& a, const Json& b) {
   const auto any_of = [&](std::initializer_list<const char*> keys) {
@@ -115,212 +107,58 @@ Json merged_keyword(const std::string& key, const Json& a, const Json& b) {
     return both;
   }
   if (key == "uniqueItems") return true;
+  if (any_of({kExcept, kAbsent, kPatterns, kNotPatterns, kNotMultiples}) && a.is_array() && b.is_array()) {
+    Json::Array both = a.as_array();
+    both.insert(both.end(), b.as_array().begin(), b.as_array().end());
+    return both;
+  }
+  if (key == "multipleOf" && a.is_int() && b.is_int() && a.as_int() > 0 && b.as_int() > 0) {
+    const int64_t least = a.as_int() / std::gcd(a.as_int(), b.as_int());
+    if (least < 1'000'000'000 && b.as_int() < 1'000'000'000) return Json(least * b.as_int());
+  }
+  if (any_of({"dependentRequired", "dependentSchemas", "patternProperties"}) && a.is_object() && b.is_object())
+    return united_members(a, b);
+  if (key == "not") return Json(Json::Object{{"anyOf", Json(Json::Array{a, b})}});
+  if (key == "oneOf") return nullptr;
+  if (key == "anyOf" && a.is_array() && b.is_array()) {
+    constexpr size_t kMostPairs = 1024;
+    if (a.as_array().size() * b.as_array().size() > kMostPairs) return nullptr;
+    Json::Array pairs;
+    for (const Json& x : a.as_array())
+      for (const Json& y : b.as_array())
+        if (Json both = conjunction(x, y); !is_false(both)) pairs.push_back(std::move(both));
+    if (pairs.empty()) pairs.emplace_back(false);
+    return pairs;
+  }
   return nullptr;
 }
 
-bool is_annotation(const std::string& key) {
-  for (const char* each :
-       {"title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$schema", "$comment",
-        "$anchor", "$id", "$defs", "definitions", "contentEncoding", "contentMediaType", "contentSchema"})
-    if (key == each) return true;
-  return false;
+// The items of two arrays of which one at least has prefixItems.
+void merge_items(const Json& a, const Json& b, Json& out) {
+  const auto listed = [](const Json& schema) {
+    const Json* prefix = schema.find("prefixItems");
+    return prefix != nullptr && prefix->is_array() ? prefix->as_array() : Json::Array{};
+  };
+  const Json::Array in_a = listed(a), in_b = listed(b);
+  const auto at = [](const Json::Array& prefix, const Json& schema, size_t i) {
+    if (i < prefix.size()) return prefix[i];
+    const Json* items = schema.find("items");
+    return items == nullptr ? Json(true) : *items;
+  };
+  Json::Array both;
+  for (size_t i = 0; i < std::max(in_a.size(), in_b.size()); ++i)
+    both.push_back(conjunction(at(in_a, a, i), at(in_b, b, i)));
+  out.set("prefixItems", Json(std::move(both)));
+  if (a.find("items") != nullptr || b.find("items") != nullptr)
+    out.set("items", conjunction(at({}, a, 0), at({}, b, 0)));
 }
 
-double length_of(const std::string& text) {
-  double count = 0;
-  for (size_t at = 0; at < text.size(); at += utf8_at(text, at).length) ++count;
-  return count;
-}
-
-bool has_type(const Json& value, const std::string& type) {
-  if (type == "integer") {
-    return value.is_int() || (value.is_double() && value.as_double() == std::floor(value.as_double()));
-  }
-  return value.is_number() ? type == "number" : type == value.type_name();
-}
-
-Obeys negated(Obeys is) {
-  return is == Obeys::kUnknown ? is : is == Obeys::kYes ? Obeys::kNo : Obeys::kYes;
-}
-
-Obeys all_obey(const Json::Array& values, const Json& schema) {
-  Obeys all = Obeys::kYes;
-  for (const Json& value : values) {
-    const Obeys one = obeys(value, schema);
-    if (one == Obeys::kNo) return one;
-    if (one == Obeys::kUnknown) all = one;
-  }
-  return all;
-}
-
-Obeys of(bool is) {
-  return is ? Obeys::kYes : Obeys::kNo;
-}
-
-Obeys obeys_applicator(const Json& value, const std::string& key, const Json& schemas) {
-  if (!schemas.is_array()) return Obeys::kUnknown;
-  int yes = 0, unknown = 0;
-  for (const Json& schema : schemas.as_array()) {
-    const Obeys one = obeys(value, schema);
-    yes += one == Obeys::kYes ? 1 : 0;
-    unknown += one == Obeys::kUnknown ? 1 : 0;
-  }
-  if (unknown > 0) return Obeys::kUnknown;
-  if (key == "allOf") return of(yes == static_cast<int>(schemas.as_array().size()));
-  return of(key == "anyOf" ? yes > 0 : yes == 1);
-}
-
-Obeys obeys_object(const Json& value, const std::string& key, const Json& of_key, const Json& schema) {
-  if (key == "minProperties") return of(value.as_object().size() >= bound(of_key));
-  if (key == "maxProperties") return of(value.as_object().size() <= bound(of_key));
-  if (key == "required") {
-    for (const Json& name : of_key.as_array())
-      if (name.is_string() && value.find(name.as_string()) == nullptr) return Obeys::kNo;
-    return Obeys::kYes;
-  }
-  if (key == "additionalProperties" && schema.find("patternProperties") != nullptr) return Obeys::kUnknown;
-  if (key != "properties" && key != "additionalProperties") return Obeys::kUnknown;
-  const Json* properties = schema.find("properties");
-  Obeys all = Obeys::kYes;
-  for (const auto& [name, member] : value.as_object()) {
-    const Json* declared = properties == nullptr ? nullptr : properties->find(name);
-    const Json* says = key == "properties" ? declared : declared == nullptr ? &of_key : nullptr;
-    if (says == nullptr) continue;
-    const Obeys one = obeys(member, *says);
-    if (one == Obeys::kNo) return one;
-    if (one == Obeys::kUnknown) all = one;
-  }
-  return all;
-}
-
-Obeys obeys_array(const Json& value, const std::string& key, const Json& of_key, const Json& schema) {
-  if (key == "minItems") return of(value.as_array().size() >= bound(of_key));
-  if (key == "maxItems") return of(value.as_array().size() <= bound(of_key));
-  if (key == "items" && schema.find("prefixItems") == nullptr) return all_obey(value.as_array(), of_key);
-  const Json::Array& items = value.as_array();
-  if (key == "uniqueItems" && (of_key == Json(false) || items.size() <= 64)) {
-    for (size_t i = 0; of_key == Json(true) && i < items.size(); ++i)
-      if (std::any_of(items.begin(), items.begin() + static_cast<int64_t>(i),
-                      [&](const Json& o) { return equal(o, items[i]); }))
-        return Obeys::kNo;
-    return Obeys::kYes;
-  }
-  return Obeys::kUnknown;
-}
-
-Obeys obeys_scalar(const Json& value, const std::string& key, const Json& of_key) {
-  if (value.is_number()) {
-    const double x = value.as_double(), y = bound(of_key);
-    if (key == "minimum") return of(x >= y);
-    if (key == "maximum") return of(x <= y);
-    if (key == "exclusiveMinimum") return of(x > y);
-    if (key == "exclusiveMaximum") return of(x < y);
-    if (key == "multipleOf" && value.is_int() && of_key.is_int() && of_key.as_int() > 0)
-      return of(value.as_int() % of_key.as_int() == 0);
-    return Obeys::kUnknown;
-  }
-  if (key == "minLength") return of(length_of(value.as_string()) >= bound(of_key));
-  if (key == "maxLength") return of(length_of(value.as_string()) <= bound(of_key));
-  if (key == "pattern" && of_key.is_string()) {
-    auto pattern = Pattern::parse(of_key.as_string(), Pattern::Whole::kSearched);
-    if (pattern.ok()) return of(pattern->matches(value.as_string()));
-  }
-  return Obeys::kUnknown;
-}
-
-// Of which type of values a keyword speaks; nullptr: of all, or unknown.
-const char* speaks_of(const std::string& key) {
-  static const std::pair<const char*, const char*> kTypes[] = {{"minimum", "number"},
-                                                               {"maximum", "number"},
-                                                               {"exclusiveMinimum", "number"},
-                                                               {"exclusiveMaximum", "number"},
-                                                               {"multipleOf", "number"},
-                                                               {"minLength", "string"},
-                                                               {"maxLength", "string"},
-                                                               {"pattern", "string"},
-                                                               {"format", "string"},
-                                                               {"items", "array"},
-                                                               {"prefixItems", "array"},
-                                                               {"minItems", "array"},
-                                                               {"maxItems", "array"},
-                                                               {"uniqueItems", "array"},
-                                                               {"contains", "array"},
-                                                               {"minContains", "array"},
-                                                               {"maxContains", "array"},
-                                                               {"unevaluatedItems", "array"},
-                                                               {"additionalItems", "array"},
-                                                               {"properties", "object"},
-                                                               {"required", "object"},
-                                                               {"additionalProperties", "object"},
-                                                               {"patternProperties", "object"},
-                                                               {"propertyNames", "object"},
-                                                               {"minProperties", "object"},
-                                                               {"maxProperties", "object"},
-                                                               {"dependentRequired", "object"},
-                                                               {"dependentSchemas", "object"},
-                                                               {"dependencies", "object"},
-                                                               {"unevaluatedProperties", "object"}};
-  for (const auto& [name, type] : kTypes)
-    if (key == name) return type;
-  return nullptr;
-}
-
-Obeys obeys_keyword(const Json& value, const std::string& key, const Json& of_key, const Json& schema) {
-  if (is_annotation(key)) return Obeys::kYes;
-  if (key == "type") {
-    const std::vector<std::string> types = listed_types(of_key);
-    return of(std::any_of(types.begin(), types.end(), [&](const std::string& t) { return has_type(value, t); }));
-  }
-  if (key == "const") return of(equal(value, of_key));
-  if (key == "enum" && of_key.is_array()) {
-    return of(std::any_of(of_key.as_array().begin(), of_key.as_array().end(),
-                          [&](const Json& each) { return equal(each, value); }));
-  }
-  if (key == "not") return negated(obeys(value, of_key));
-  if (key == "allOf" || key == "anyOf" || key == "oneOf") return obeys_applicator(value, key, of_key);
-  if (key == "if" || key == "then" || key == "else") {
-    const Json* condition = schema.find("if");
-    if (key == "if" || condition == nullptr) return Obeys::kYes;
-    const Obeys holds = obeys(value, *condition);
-    if (holds == Obeys::kUnknown) return holds;
-    return (key == "then") == (holds == Obeys::kYes) ? obeys(value, of_key) : Obeys::kYes;
-  }
-  const char* type = speaks_of(key);
-  if (type == nullptr) return key.starts_with("$") ? Obeys::kUnknown : Obeys::kYes;
-  if (!has_type(value, type)) return Obeys::kYes;
-  if (value.is_object()) return obeys_object(value, key, of_key, schema);
-  if (value.is_array()) return obeys_array(value, key, of_key, schema);
-  return obeys_scalar(value, key, of_key);
+void merge_patterns(Json& out, const Json& more) {
+  const Json* own = out.find(kPatterns);
+  out.set(kPatterns, own == nullptr ? more : merged_keyword(kPatterns, *own, more));
 }
 
 }  // namespace
-
-Obeys obeys(const Json& value, const Json& schema) {
-  if (schema.is_bool()) return of(schema.as_bool());
-  if (!schema.is_object()) return Obeys::kUnknown;
-  Obeys all = Obeys::kYes;
-  for (const auto& [key, of_key] : schema.as_object()) {
-    const Obeys one = obeys_keyword(value, key, of_key, schema);
-    if (one == Obeys::kNo) return one;
-    if (one == Obeys::kUnknown) all = one;
-  }
-  return all;
-}
-
-std::vector<std::string> schema_types(const Json& schema) {
-  static const std::vector<std::string> kAll = {"object", "array", "string", "number", "boolean", "null"};
-  if (!schema.is_object()) return kAll;
-  if (const Json* type = schema.find("type")) return listed_types(*type);
-  std::vector<std::string> spoken;
-  for (const std::string& type : kAll) {
-    const bool any = std::any_of(schema.as_object().begin(), schema.as_object().end(), [&](const Json::Member& m) {
-      const char* of = speaks_of(m.first);
-      return of != nullptr && type == of;
-    });
-    if (any) spoken.push_back(type);
-  }
-  return spoken.empty() ? kAll : spoken;
-}
 
 Result<Json> merge_schemas(const Json& a, const Json& b) {
   if (a.is_bool() || b.is_bool()) return conjunction(a, b);
@@ -329,23 +167,36 @@ Result<Json> merge_schemas(const Json& a, const Json& b) {
     return std::any_of(keys.begin(), keys.end(), [&](const char* key) { return schema.find(key) != nullptr; });
   };
   for (const auto& [one, two] : {std::pair<const Json*, const Json*>{&a, &b}, {&b, &a}}) {
+    const bool closes = has_any(*one, {"additionalProperties", "unevaluatedProperties"});
     if (one->find("patternProperties") != nullptr &&
-        has_any(*two, {"patternProperties", "properties", "additionalProperties", "unevaluatedProperties"}))
-      return Error(Code::kBadInput, "patternProperties: cannot be put together with another schema of properties");
-    if (one->find("prefixItems") != nullptr && has_any(*two, {"items", "unevaluatedItems"}) && !(*one == *two))
-      return Error(Code::kBadInput, "prefixItems: cannot be put together with another schema of items");
+        (has_any(*two, {"additionalProperties", "unevaluatedProperties"}) ||
+         (closes && has_any(*two, {"properties", "patternProperties"}))))
+      return Error(
+          Code::kBadInput,
+          "patternProperties: cannot be put together with another schema's properties beside additionalProperties");
+    if (one->find("prefixItems") != nullptr && has_any(*two, {"unevaluatedItems"}) && !(*one == *two))
+      return Error(Code::kBadInput, "prefixItems: cannot be put together with another schema's unevaluatedItems");
   }
   Json out = a;
   Json::Array parts;  // of what has no value of its own that says both
+  Json::Array apart;  // the same, as choices of one
   for (const auto& [key, value] : b.as_object()) {
     const Json* own = a.find(key);
     if (own == nullptr || is_annotation(key)) {
       if (own == nullptr) out.set(key, value);
       continue;
     }
-    if (key == "properties") continue;
-    if (key == "allOf" || key == "anyOf" || key == "oneOf" || key == "not") {
-      if (!(*own == value)) parts.push_back(Json(Json::Object{{key, value}}));
+    if (key == "properties" || key == "prefixItems") continue;
+    if (key == "allOf" && !(*own == value)) {
+      parts.push_back(Json(Json::Object{{key, value}}));
+      continue;
+    }
+    if (key == "pattern" && !(*own == value)) {
+      merge_patterns(out, Json(Json::Array{value}));
+      continue;
+    }
+    if (key == "oneOf" && !(*own == value)) {
+      apart.push_back(Json(Json::Object{{key, value}}));
       continue;
     }
     Json both = merged_keyword(key, *own, value);
@@ -361,8 +212,14 @@ Result<Json> merge_schemas(const Json& a, const Json& b) {
     out.set("properties", merged_properties(a, b));
     // What one closes, the other's properties may not open: they are conjunctions with it now, and so is the rest.
   }
+  if (a.find("prefixItems") != nullptr || b.find("prefixItems") != nullptr) merge_items(a, b, out);
   if (const Json* type = out.find("type"); type != nullptr && type->is_array() && type->as_array().empty())
     return Json(false);
+  for (Json& part : apart) {
+    const Json choice(Json::Array{std::move(part)});
+    const Json* own = out.find("anyOf");
+    out.set("anyOf", own == nullptr ? choice : merged_keyword("anyOf", *own, choice));
+  }
   if (!parts.empty()) {
     Json::Array all;
     if (const Json* own = out.find("allOf"); own != nullptr && own->is_array()) all = own->as_array();

@@ -2,10 +2,13 @@
 
 #include <algorithm>
 #include <map>
+#include <unordered_set>
 
 #include "base/utf8.h"
 #include "grammar/pattern.h"
+#include "grammar/schema_keywords.h"
 #include "grammar/schema_merge.h"
+#include "grammar/schema_obeys.h"
 #include "grammar/schema_rules.h"
 
 namespace perigee {
@@ -70,19 +73,64 @@ std::string none_of(const std::vector<std::string>& names, size_t first, size_t 
 
 }  // namespace
 
-// The key of a member that is not declared, as a regular expression of the string.
+// The names that propertyNames allows; all texts without it.
+Language SchemaRules::names_of(const Json& schema, const std::string& place) {
+  const Json* names = schema.find("propertyNames");
+  if (names == nullptr) return Language::all();
+  const std::string where = place + "/propertyNames";
+  const Json flat = flattened(*names, where, 0);
+  if (flat.is_bool()) return flat.as_bool() ? Language::all() : Language();
+  const std::vector<std::string> types = schema_types(flat);
+  if (std::find(types.begin(), types.end(), "string") == types.end()) return {};
+  if (flat.find("anyOf") != nullptr || flat.find("oneOf") != nullptr)
+    refuse(where, "anyOf and oneOf are not supported beside other properties");
+  const Json *fixed = flat.find("const"), *listed = flat.find("enum");
+  if (fixed == nullptr && listed == nullptr) return language_of(flat, where);
+  Language out;
+  for (const Json& name : fixed != nullptr ? Json::Array{*fixed} : listed->as_array()) {
+    if (!name.is_string() || obeys(name, flat) != Obeys::kYes) continue;
+    auto both = out.united(Language::of_text(name.as_string()));
+    if (!both.ok()) refuse(where, both.error().message);
+    out = *std::move(both);
+  }
+  return out;
+}
+
+// The same without some names.
+Language SchemaRules::without(Language names, const std::vector<std::string>& left_out,
+                              const std::string& place) const {
+  Language those;
+  for (const std::string& name : left_out) {
+    auto both = those.united(Language::of_text(name));
+    if (!both.ok()) refuse(place, both.error().message);
+    those = *std::move(both);
+  }
+  if (those.is_empty()) return names;
+  auto rest = names.intersected(those.complement());
+  if (!rest.ok()) refuse(place, rest.error().message);
+  return *std::move(rest);
+}
+
+// The key of a member that is not declared, as a rule.
 std::string SchemaRules::other_key(const Json& schema, const std::vector<std::string>& declared,
                                    const std::string& place) {
   const Json* names = schema.find("propertyNames");
   if (names != nullptr && !(*names == Json(true))) {
-    if (!declared.empty())
-      refuse(place + "/propertyNames", "not supported where properties and additionalProperties are open as well");
-    auto merged = merge_schemas(flattened(*names, place + "/propertyNames", 0), Json(Json::Object{{"type", "string"}}));
+    if (!declared.empty()) return quoted(without(names_of(schema, place), declared, place + "/propertyNames"));
+    const Json text(Json::Object{{"type", "string"}});
+    auto merged = merge_schemas(flattened(*names, place + "/propertyNames", 0), text);
     if (!merged.ok() || !merged->is_object()) refuse(place + "/propertyNames", "no name obeys it");
     return rule_of(*merged, place + "/propertyNames");
   }
   if (declared.empty()) return string(Json(Json::Object{}), place);
-  // none_of() goes as deep as a name is long.
+  check_names(declared, place);
+  std::vector<std::string> sorted = declared;
+  std::sort(sorted.begin(), sorted.end());
+  return add_regex("\\u0022" + none_of(sorted, 0, sorted.size(), 0) + "\\u0022");
+}
+
+// Automata go as deep as a name is long.
+void SchemaRules::check_names(const std::vector<std::string>& declared, const std::string& place) const {
   size_t bytes = 0;
   for (const std::string& name : declared) {
     bytes += name.size();
@@ -92,45 +140,104 @@ std::string SchemaRules::other_key(const Json& schema, const std::vector<std::st
                          "\"additionalProperties\": false",
                          kMostNameBytes, kMostNamesBytes));
   }
-  std::vector<std::string> sorted = declared;
-  std::sort(sorted.begin(), sorted.end());
-  return add_regex("\\u0022" + none_of(sorted, 0, sorted.size(), 0) + "\\u0022");
 }
 
-std::string SchemaRules::other_members(const Json& schema, Members& members, const std::string& place) {
+std::string SchemaRules::quoted(const Language& names) {
+  const std::string inside = add_language(names);
+  return inside.empty() ? "" : add("\"\\\"\" " + inside + " \"\\\"\"");
+}
+
+// "key":value of names that some patterns match and others do not, for each such set of patterns.
+std::string SchemaRules::pattern_members(const Json& schema, const std::vector<std::string>& declared,
+                                         const std::string& place) {
+  const Json::Object& patterns = schema.find("patternProperties")->as_object();
+  constexpr size_t kMostPatterns = 6;
+  if (patterns.size() > kMostPatterns) refuse(place + "/patternProperties", "at most 6 patterns are supported");
+  check_names(declared, place);
+  const auto settled = [&](Result<Language> made) {
+    if (!made.ok()) refuse(place + "/patternProperties", made.error().message);
+    return *std::move(made);
+  };
+  const Language names = without(names_of(schema, place), declared, place + "/patternProperties");
+  const Json* closed = closing_keyword(schema);
+  std::vector<std::string> rules;
+  for (size_t set = 0; set < size_t{1} << patterns.size(); ++set) {
+    Language those = names;
+    Json::Array values;
+    std::string where = place + "/patternProperties";
+    for (size_t i = 0; i < patterns.size(); ++i) {
+      const bool in = (set >> i & 1) != 0;
+      const auto& [pattern, value] = patterns[i];
+      const Language one = settled(Language::of_pattern(pattern, in ? Reading::kNarrow : Reading::kWide));
+      those = settled(those.intersected(in ? one : one.complement()));
+      if (!in) continue;
+      values.push_back(value);
+      where = place + "/patternProperties/" + pattern;
+    }
+    if (those.is_empty() || (values.empty() && closed == nullptr)) continue;
+    const Json value = values.empty()       ? *closed
+                       : values.size() == 1 ? values[0]
+                                            : Json(Json::Object{{"allOf", Json(std::move(values))}});
+    const std::string rule = rule_of(value, where);
+    if (!rule.empty()) rules.push_back(add(quoted(those) + " \":\" \" \"? " + rule));
+  }
+  return choice(rules);
+}
+
+std::string SchemaRules::other_members(const Json& schema, const Members& members, const std::string& place) {
   const Json* properties = schema.find("properties");
-  std::vector<std::string> names;
+  std::vector<std::string> names = absent_of(schema);
   if (properties != nullptr)
     for (const auto& [name, value] : properties->as_object()) names.push_back(name);
   if (const Json* required = schema.find("required"))
     for (const Json& name : required->as_array()) names.push_back(name.as_string());
+  const bool declares = names.size() > absent_of(schema).size();
   std::sort(names.begin(), names.end());
   names.erase(std::unique(names.begin(), names.end()), names.end());
-  if (const Json* patterns = schema.find("patternProperties"); patterns != nullptr && !patterns->as_object().empty()) {
-    if (patterns->as_object().size() > 1)
-      refuse(place + "/patternProperties", "more than one pattern is not supported: a name might match two");
-    const auto& [pattern, value] = patterns->as_object().front();
-    const std::string where = place + "/patternProperties/" + pattern;
-    auto parsed = Pattern::parse(pattern, Pattern::Whole::kSearched);
-    if (!parsed.ok()) refuse(where, parsed.error().message);
-    // A declared name that matches could come twice.
-    if (std::any_of(names.begin(), names.end(), [&](const std::string& name) { return parsed->matches(name); }))
-      return "";
-    if (schema.find("propertyNames") != nullptr)
-      refuse(place + "/propertyNames", "not supported beside patternProperties");
-    const std::string rule = rule_of(value, where);
-    if (rule.empty()) return "";
-    return add(add_regex("\\u0022(" + parsed->spelt_in_json() + ")\\u0022") + " \":\" \" \"? " + rule);
-  }
+  if (const Json* patterns = schema.find("patternProperties"); patterns != nullptr && !patterns->as_object().empty())
+    return pattern_members(schema, names, place);
   const Json* closed = closing_keyword(schema);
-  const bool open = closed != nullptr ? !(*closed == Json(false))
-                                      : names.empty() || members.least > static_cast<int64_t>(names.size());
+  const bool open =
+      closed != nullptr ? !(*closed == Json(false)) : !declares || members.least > static_cast<int64_t>(names.size());
   if (!open) return "";
   const Json anything(true);
   const std::string value = rule_of(closed == nullptr ? anything : *closed, place + "/additionalProperties");
   if (value.empty()) return "";
   const std::string key = other_key(schema, names, place);
   return key.empty() ? "" : add(key + " \":\" \" \"? " + value);
+}
+
+std::vector<std::string> SchemaRules::absent_of(const Json& schema) {
+  std::vector<std::string> out;
+  if (const Json* absent = schema.find(kAbsent); absent != nullptr && absent->is_array())
+    for (const Json& name : absent->as_array())
+      if (name.is_string()) out.push_back(name.as_string());
+  return out;
+}
+
+// As many members of names that nobody declared as are needed beside the required ones. Their names are different
+// because each begins with letters of its own.
+void SchemaRules::add_distinct(const Json& schema, Members& members, int64_t missing, const std::string& place) {
+  constexpr int64_t kLetters = 26;
+  const Json* closed = closing_keyword(schema);
+  if (schema.find("patternProperties") != nullptr || missing > kLetters)
+    refuse(place + "/minProperties", "at most 26 members of any name are supported, and none beside patternProperties");
+  std::vector<std::string> declared = absent_of(schema);
+  if (const Json* properties = schema.find("properties"))
+    for (const auto& [name, value] : properties->as_object()) declared.push_back(name);
+  check_names(declared, place);
+  const Language names = without(names_of(schema, place), declared, place + "/minProperties");
+  const std::string value = rule_of(closed == nullptr ? Json(true) : *closed, place + "/additionalProperties");
+  for (int64_t i = 0; i < missing; ++i) {
+    const uint32_t from = static_cast<uint32_t>(kLetters * i / missing);
+    const uint32_t to = static_cast<uint32_t>(kLetters * (i + 1) / missing) - 1;
+    auto those = names.intersected(Language::of_first({{'A' + from, 'A' + to}, {'a' + from, 'a' + to}}, false));
+    if (!those.ok()) refuse(place + "/minProperties", those.error().message);
+    const std::string key = quoted(*those);
+    if (key.empty() || value.empty())
+      refuse(place + "/minProperties", "supported where names may begin with any letter");
+    members.declared.push_back({add(key + " \":\" \" \"? " + value), true});
+  }
 }
 
 SchemaRules::Members SchemaRules::members_of(const Json& schema, const std::string& place) {
@@ -150,25 +257,29 @@ SchemaRules::Members SchemaRules::members_of(const Json& schema, const std::stri
       needed.push_back(name.as_string());
     }
   }
-  for (const std::string& name : needed) {
-    if (std::none_of(declared.begin(), declared.end(), [&](const Json::Member& m) { return m.first == name; })) {
-      const Json* closed = closing_keyword(schema);
-      declared.emplace_back(name, closed == nullptr ? Json(true) : *closed);
-    }
-  }
+  std::unordered_set<std::string> known;
+  for (const auto& [name, value] : declared) known.insert(name);
+  const Json* closed = closing_keyword(schema);
+  for (const std::string& name : needed)
+    if (known.insert(name).second) declared.emplace_back(name, closed == nullptr ? Json(true) : *closed);
+  const std::unordered_set<std::string> must_be(needed.begin(), needed.end());
+  const std::vector<std::string> absent = absent_of(schema);
   const Json* patterns = schema.find("patternProperties");
   const Json* names = schema.find("propertyNames");
   for (auto& [name, value] : declared) {
     const std::string where = fmt::format("{}/properties/{}", place, name);
     if (patterns != nullptr) {
       for (const auto& [pattern, says] : patterns->as_object()) {
-        auto parsed = Pattern::parse(pattern, Pattern::Whole::kSearched);
-        if (!parsed.ok()) refuse(fmt::format("{}/patternProperties/{}", place, pattern), parsed.error().message);
-        if (parsed->matches(name)) value = Json(Json::Object{{"allOf", Json(Json::Array{value, says})}});
+        const Obeys matches = obeys(Json(name), Json(Json::Object{{"pattern", pattern}}));
+        if (matches == Obeys::kUnknown)
+          refuse(fmt::format("{}/patternProperties/{}", place, pattern),
+                 fmt::format("whether {} matches it is unclear", name));
+        if (matches == Obeys::kYes) value = Json(Json::Object{{"allOf", Json(Json::Array{value, says})}});
       }
     }
-    const bool must = std::find(needed.begin(), needed.end(), name) != needed.end();
+    const bool must = must_be.contains(name);
     std::string rule;
+    if (std::find(absent.begin(), absent.end(), name) != absent.end()) value = false;
     if (names != nullptr && obeys(Json(name), *names) != Obeys::kYes) {
       if (must && obeys(Json(name), *names) == Obeys::kUnknown)
         refuse(place + "/propertyNames", "not supported for declared names");
@@ -229,9 +340,12 @@ std::string SchemaRules::object(const Json& schema, const std::string& place) {
   for (const Members::Member& member : members.declared) needed += member.required ? 1 : 0;
   // Others may repeat a name, which then counts once.
   if (!members.other.empty() && members.least > std::max<int64_t>(1, needed)) {
-    if (members.least > static_cast<int64_t>(members.declared.size()))
-      refuse(place + "/minProperties", "more than 1 is supported for declared properties only");
-    members.other.clear();
+    if (members.least > static_cast<int64_t>(members.declared.size())) {
+      add_distinct(schema, members, members.least - needed, place);
+      needed = members.least;
+    } else {
+      members.other.clear();
+    }
   }
   if (members.least <= needed) members.least = 0;
   if (members.declared.size() > 2000) refuse(place + "/properties", "more than 2,000 properties");

@@ -3,9 +3,12 @@
 #include <fmt/core.h>
 
 #include <algorithm>
-#include <optional>
+#include <unordered_set>
 
+#include "grammar/schema_keywords.h"
 #include "grammar/schema_merge.h"
+#include "grammar/schema_negate.h"
+#include "grammar/schema_obeys.h"
 
 namespace perigee {
 namespace {
@@ -24,6 +27,20 @@ std::string unescaped(std::string_view token) {
     }
   }
   return out;
+}
+
+// The schema with this $anchor.
+const Json* find_anchor(const Json& in, std::string_view name) {
+  for (const char* key : {"$anchor", "$dynamicAnchor"})
+    if (const Json* anchor = in.find(key); anchor != nullptr && *anchor == Json(name)) return &in;
+  const auto search = [&](const Json& value) { return find_anchor(value, name); };
+  if (in.is_array())
+    for (const Json& each : in.as_array())
+      if (const Json* found = search(each)) return found;
+  if (in.is_object())
+    for (const auto& [key, value] : in.as_object())
+      if (const Json* found = search(value)) return found;
+  return nullptr;
 }
 
 // The values of a schema; long texts count for more.
@@ -48,19 +65,50 @@ bool speaks_of_properties(const Json& schema) {
 
 const char* const kTypes[] = {"null", "boolean", "object", "array", "number", "string", "integer"};
 
-// Every text of these would obey the schema only by chance.
-const std::pair<const char*, const char*> kRefused[] = {
-    {"if", "conditions are not supported: spell the cases out in anyOf"},
-    {"then", "conditions are not supported: spell the cases out in anyOf"},
-    {"else", "conditions are not supported: spell the cases out in anyOf"},
-    {"contains", "not supported: use prefixItems or items"},
-    {"minContains", "not supported"},
-    {"maxContains", "not supported"},
-    {"$dynamicRef", "not supported: use $ref"},
-    {"$recursiveRef", "not supported: use $ref"},
-    {"dependencies", "not supported: use dependentRequired or dependentSchemas"},
-    {"additionalItems", "not supported: use prefixItems and items"},
-};
+const char* const kConditions[] = {"if", "then", "else", "not"};
+
+// The same in the words of draft 2020-12.
+Json modern(const Json& schema) {
+  Json out = schema;
+  const auto rename = [&](const char* old, const char* now) {
+    const Json* value = out.find(old);
+    if (value == nullptr) return;
+    Json moved = *value;
+    std::erase_if(out.as_object(), [&](const Json::Member& member) { return member.first == old; });
+    if (out.find(now) == nullptr) out.set(now, std::move(moved));
+  };
+  if (const Json* items = out.find("items"); items != nullptr && items->is_array()) {
+    rename("items", "prefixItems");
+    rename("additionalItems", "items");
+  }
+  rename("$dynamicRef", "$ref");
+  rename("$recursiveRef", "$ref");
+  if (const Json* all = out.find("dependencies"); all != nullptr && all->is_object()) {
+    Json::Object names, schemas;
+    for (const auto& [name, needs] : all->as_object()) (needs.is_array() ? names : schemas).emplace_back(name, needs);
+    rename("dependencies", names.empty() ? "dependentSchemas" : "dependentRequired");
+    if (!names.empty()) out.set("dependentRequired", Json(std::move(names)));
+    if (!schemas.empty()) out.set("dependentSchemas", Json(std::move(schemas)));
+  }
+  for (const auto& [exclusive, bound] :
+       {std::pair{"exclusiveMinimum", "minimum"}, std::pair{"exclusiveMaximum", "maximum"}}) {
+    const Json* flag = out.find(exclusive);
+    if (flag == nullptr || !flag->is_bool()) continue;
+    const bool excludes = flag->as_bool();
+    std::erase_if(out.as_object(), [name = exclusive](const Json::Member& member) { return member.first == name; });
+    if (excludes) rename(bound, exclusive);
+  }
+  return out;
+}
+
+bool is_modern(const Json& schema) {
+  for (const char* old : {"$dynamicRef", "$recursiveRef", "dependencies"})
+    if (schema.find(old) != nullptr) return false;
+  for (const char* bound : {"exclusiveMinimum", "exclusiveMaximum"})
+    if (const Json* value = schema.find(bound); value != nullptr && value->is_bool()) return false;
+  const Json* items = schema.find("items");
+  return items == nullptr || !items->is_array();
+}
 
 }  // namespace
 
@@ -83,10 +131,17 @@ std::string SchemaRules::add_regex(const std::string& pattern) {
   return add("Regex(" + ebnf_literal(pattern) + ")");
 }
 
-std::string SchemaRules::choice(const std::vector<std::string>& rules) {
+// Alternatives, each of them once; "" for none.
+std::string SchemaRules::any_rule(const std::vector<std::string>& rules) {
   std::string body;
+  std::unordered_set<std::string> seen;
   for (const std::string& rule : rules)
-    if (!rule.empty()) body += (body.empty() ? "" : " | ") + rule;
+    if (!rule.empty() && seen.insert(rule).second) body += (body.empty() ? "" : " | ") + rule;
+  return body;
+}
+
+std::string SchemaRules::choice(const std::vector<std::string>& rules) {
+  const std::string body = any_rule(rules);
   return body.empty() ? "" : add(body);
 }
 
@@ -101,10 +156,19 @@ std::string SchemaRules::finish(const std::string& root) {
 }
 
 const Json& SchemaRules::target(const std::string& ref, const std::string& place) const {
-  if (!ref.starts_with("#")) refuse(place + "/$ref", "only references into the schema itself (#/…) are supported");
   const Json* at = &root_;
-  std::string_view rest = std::string_view(ref).substr(1);
-  if (!rest.empty() && rest[0] != '/') refuse(place + "/$ref", "references by $anchor are not supported");
+  std::string_view rest = ref;
+  if (const Json* id = root_.find("$id"); id != nullptr && id->is_string() && rest.starts_with(id->as_string())) {
+    rest.remove_prefix(id->as_string().size());
+    if (rest.empty()) return root_;
+  }
+  if (!rest.starts_with("#")) refuse(place + "/$ref", "only references into the schema itself (#/…) are supported");
+  rest.remove_prefix(1);
+  if (!rest.empty() && rest[0] != '/') {
+    const Json* anchored = find_anchor(root_, rest);
+    if (anchored == nullptr) refuse(place + "/$ref", fmt::format("{} names nothing in the schema", ref));
+    return *anchored;
+  }
   while (!rest.empty()) {
     rest.remove_prefix(1);
     const size_t end = std::min(rest.find('/'), rest.size());
@@ -142,35 +206,77 @@ Json SchemaRules::closed_for_itself(Json schema, const std::string& place) const
   return schema;
 }
 
-// Without $ref and allOf at its top.
+// Without $ref, allOf and conditions at its top.
 Json SchemaRules::flattened(const Json& schema, const std::string& place, int depth) {
   if (depth > 32) refuse(place, "its $ref and allOf lead back to itself, or through more than 32 others");
   if (!schema.is_object()) return schema;
+  if (!is_modern(schema)) return flattened(modern(schema), place, depth);
   const Json* ref = schema.find("$ref");
   const Json* all = schema.find("allOf");
-  if (ref == nullptr && all == nullptr) return schema;
+  if (ref == nullptr && all == nullptr) return without_conditions(schema, place, depth);
   Json out(Json::Object{});
   for (const auto& [key, value] : schema.as_object())
     if (key != "$ref" && key != "allOf") out.set(key, value);
+  out = without_conditions(out, place, depth);
   const bool several = all != nullptr && all->is_array() && all->as_array().size() + (ref != nullptr ? 1 : 0) > 1;
-  const auto merge_with = [&](const Json& other, const std::string& where) {
-    Json flat = flattened(other, where, depth + 1);
-    if (several || speaks_of_properties(out)) flat = closed_for_itself(std::move(flat), where);
-    charge(out, flat);
-    auto merged = merge_schemas(out, flat);
-    if (!merged.ok()) refuse(where, merged.error().message);
-    out = flattened(*merged, where, depth + 1);
+  const auto add = [&](const Json& other, const std::string& where) {
+    out = merged(std::move(out), other, where, depth, several);
   };
   if (ref != nullptr) {
     if (!ref->is_string()) refuse(place + "/$ref", "expected a string");
-    merge_with(target(ref->as_string(), place), place + "/$ref");
+    add(target(ref->as_string(), place), place + "/$ref");
   }
   if (all != nullptr) {
     if (!all->is_array() || all->as_array().empty()) refuse(place + "/allOf", "expected an array of schemas");
-    for (size_t i = 0; i < all->as_array().size(); ++i)
-      merge_with(all->as_array()[i], fmt::format("{}/allOf/{}", place, i));
+    for (size_t i = 0; i < all->as_array().size(); ++i) add(all->as_array()[i], fmt::format("{}/allOf/{}", place, i));
   }
   return out;
+}
+
+// `out`, which is flat, and another one as one.
+Json SchemaRules::merged(Json out, const Json& other, const std::string& place, int depth, bool several) {
+  Json flat = flattened(other, place, depth + 1);
+  if (several || speaks_of_properties(out)) flat = closed_for_itself(std::move(flat), place);
+  charge(out, flat);
+  auto both = merge_schemas(out, flat);
+  if (!both.ok()) refuse(place, both.error().message);
+  return flattened(*both, place, depth + 1);
+}
+
+// What does not obey `schema`, of what obeys `beside`.
+std::vector<Json> SchemaRules::complement_of(const Json& schema, const std::string& place, const Json& beside) const {
+  std::vector<std::string> names;
+  if (const Json* properties = beside.find("properties"); properties != nullptr && properties->is_object())
+    for (const auto& [name, value] : properties->as_object()) names.push_back(name);
+  return negated(
+      schema, [&](const std::string& ref) -> const Json& { return target(ref, place); }, names);
+}
+
+// `not` and `if` as choices of what is left. Beside constants they stay: each value is tried.
+Json SchemaRules::without_conditions(const Json& schema, const std::string& place, int depth) {
+  if (!schema.is_object() || schema.find("const") != nullptr || schema.find("enum") != nullptr) return schema;
+  if (std::none_of(std::begin(kConditions), std::end(kConditions),
+                   [&](const char* key) { return schema.find(key) != nullptr; }))
+    return schema;
+  Json out(Json::Object{});
+  for (const auto& [key, value] : schema.as_object())
+    if (std::none_of(std::begin(kConditions), std::end(kConditions), [&](const char* k) { return key == k; }))
+      out.set(key, value);
+  if (const Json* no = schema.find("not")) {
+    std::vector<Json> left = complement_of(*no, place + "/not", out);
+    if (left.empty() && !(*no == Json(true)) && !(*no == Json(Json::Object{})))
+      refuse(place + "/not", "what it leaves over cannot be said: spell out what is allowed");
+    if (left.empty()) return false;
+    out = merged(std::move(out), any_of(std::move(left)), place + "/not", depth, false);
+  }
+  const Json *condition = schema.find("if"), *then = schema.find("then"), *otherwise = schema.find("else");
+  if (condition == nullptr || (then == nullptr && otherwise == nullptr)) return out;
+  const auto both = [](const Json& a, const Json* b) {
+    return b == nullptr ? a : Json(Json::Object{{"allOf", Json(Json::Array{a, *b})}});
+  };
+  std::vector<Json> cases = {both(*condition, then)};
+  for (const Json& part : complement_of(*condition, place + "/if", out)) cases.push_back(both(part, otherwise));
+  return merged(std::move(out), any_of(std::move(cases)), place + "/if", depth, false);
 }
 
 std::string SchemaRules::rule_of(const Json& schema, const std::string& place) {
@@ -194,9 +300,8 @@ std::string SchemaRules::rule_of(const Json& schema, const std::string& place) {
 }
 
 void SchemaRules::check_keywords(const Json& schema, const std::string& place) const {
-  for (const auto& [key, why] : kRefused)
-    if (schema.find(key) != nullptr) refuse(place + "/" + key, why);
-  if (const Json* id = schema.find("$id"); id != nullptr && !place.empty())
+  const Json *id = schema.find("$id"), *own = root_.find("$id");
+  if (id != nullptr && (own == nullptr || !(*own == *id)))
     refuse(place + "/$id", "a schema within a schema cannot have an $id of its own");
   for (const std::string& type : schema_types(schema)) {
     if (std::find(std::begin(kTypes), std::end(kTypes), type) == std::end(kTypes))
@@ -212,36 +317,29 @@ std::string SchemaRules::body_of(const Json& schema, const std::string& place) {
     return constants(schema, listed->as_array(), place + "/enum");
   }
   check_keywords(schema, place);
-  if (schema.find("anyOf") != nullptr) return branches(schema, "anyOf", place);
   if (schema.find("oneOf") != nullptr) return branches(schema, "oneOf", place);
+  if (schema.find("anyOf") != nullptr) return branches(schema, "anyOf", place);
   if (schema.find("dependentRequired") != nullptr || schema.find("dependentSchemas") != nullptr)
     return dependents(schema, place);
   std::vector<std::string> rules;
-  std::vector<std::string> types = schema_types(schema);
-  if (const Json* no = schema.find("not")) {
-    // Types are all that can be left out of a grammar as such.
-    const bool by_type = no->is_object() && no->as_object().size() == 1 && no->find("type") != nullptr;
-    if (!by_type) refuse(place + "/not", "only enum and const, or a `not` of types, are supported beside it");
-    for (const std::string& left_out : schema_types(*no)) {
-      if (left_out == "integer") refuse(place + "/not", "integers cannot be left out");
-      std::erase(types, left_out);
-      if (left_out == "number") std::erase(types, std::string("integer"));
-    }
-  }
-  for (const std::string& type : types) rules.push_back(of_type(type, schema, place));
-  std::string body;
-  for (const std::string& rule : rules)
-    if (!rule.empty()) body += (body.empty() ? "" : " | ") + rule;
-  return body;
+  for (const std::string& type : schema_types(schema)) rules.push_back(of_type(type, schema, place));
+  return any_rule(rules);
 }
 
 std::string SchemaRules::of_type(const std::string& type, const Json& schema, const std::string& place) {
-  if (type == "null") return "\"null\"";
-  if (type == "boolean") return "\"true\" | \"false\"";
+  if (type == "null" || type == "boolean") {
+    const Json::Array all = type == "null" ? Json::Array{nullptr} : Json::Array{true, false};
+    return constants(Json(Json::Object{{kExcept, Json(except_of(schema))}}), all, place);
+  }
   if (type == "string") return string(schema, place);
   if (type == "array") return array(schema, place);
   if (type == "object") return object(schema, place);
   return number(schema, type == "integer", place);
+}
+
+Json::Array SchemaRules::except_of(const Json& schema) {
+  const Json* except = schema.find(kExcept);
+  return except != nullptr && except->is_array() ? except->as_array() : Json::Array{};
 }
 
 std::string SchemaRules::constants(const Json& schema, const Json::Array& values, const std::string& place) {
@@ -268,28 +366,47 @@ std::string SchemaRules::branches(const Json& schema, const char* key, const std
   std::vector<Json> flat;
   for (size_t i = 0; i < parts.size(); ++i)
     flat.push_back(flattened(parts[i], fmt::format("{}/{}/{}", place, key, i), 0));
-  if (key == std::string_view("oneOf")) {
-    for (size_t i = 0; i < flat.size(); ++i)
-      for (size_t j = 0; j < i; ++j) {
-        charge(flat[i], flat[j]);
-        if (!surely_disjoint(flat[i], flat[j]))
-          refuse(place + "/oneOf",
-                 fmt::format("a value may obey branches {} and {} at once: use anyOf, or a required property with a "
-                             "const of its own in each",
-                             j, i));
-      }
-  }
-  std::string body;
+  if (key == std::string_view("oneOf")) make_exclusive(flat, place);
+  std::vector<std::string> rules;
   for (size_t i = 0; i < flat.size(); ++i) {
     const std::string where = fmt::format("{}/{}/{}", place, key, i);
     if (speaks_of_properties(rest)) flat[i] = closed_for_itself(std::move(flat[i]), where);
     charge(rest, flat[i]);
-    auto merged = merge_schemas(rest, flat[i]);
-    if (!merged.ok()) refuse(where, merged.error().message);
-    const std::string rule = rule_of(*merged, where);
-    if (!rule.empty()) body += (body.empty() ? "" : " | ") + rule;
+    auto both = merge_schemas(rest, flat[i]);
+    if (!both.ok()) refuse(where, both.error().message);
+    rules.push_back(rule_of(*both, where));
   }
-  return body;
+  return any_rule(rules);
+}
+
+// Takes from each branch of a oneOf what obeys another one as well.
+void SchemaRules::make_exclusive(std::vector<Json>& branches, const std::string& place) {
+  std::vector<Json> alone;
+  size_t first = 0, second = 0;  // branches that cannot be told apart
+  for (size_t i = 0; i < branches.size(); ++i) {
+    Json::Array all = {branches[i]};
+    for (size_t j = 0; j < branches.size(); ++j) {
+      if (i == j) continue;
+      charge(branches[i], branches[j]);
+      if (surely_disjoint(branches[i], branches[j])) continue;
+      std::vector<Json> left = complement_of(branches[j], fmt::format("{}/oneOf/{}", place, j), branches[i]);
+      if (left.empty()) {
+        all.assign(1, Json(false));
+        first = std::min(i, j);
+        second = std::max(i, j);
+        break;
+      }
+      all.push_back(any_of(std::move(left)));
+    }
+    alone.push_back(all.size() == 1 ? std::move(all[0])
+                                    : flattened(Json(Json::Object{{"allOf", Json(std::move(all))}}), place, 0));
+  }
+  if (second != 0 && std::all_of(alone.begin(), alone.end(), [](const Json& one) { return one == Json(false); }))
+    refuse(place + "/oneOf",
+           fmt::format("a value may obey branches {} and {} at once: use anyOf, or a required property with a const of "
+                       "its own in each",
+                       first, second));
+  branches = std::move(alone);
 }
 
 // For the first property that others depend on: without it, or with them.

@@ -1,6 +1,7 @@
 // Only schema_grammar.cc and schema_rules*.cc: the rules that a schema becomes.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -8,6 +9,8 @@
 
 #include "base/json.h"
 #include "base/result.h"
+#include "grammar/language.h"
+#include "grammar/number_pattern.h"
 #include "grammar/schema_grammar.h"
 
 namespace perigee {
@@ -33,6 +36,7 @@ class SchemaRules {
 
   std::string add(const std::string& body);           // a rule, or the one that has this body
   std::string add_regex(const std::string& pattern);  // the same of a regular expression
+  static std::string any_rule(const std::vector<std::string>& rules);
   std::string choice(const std::vector<std::string>& rules);
 
   // Counts what it takes to put two schemas together or to compare them; refuses what would take too long.
@@ -40,20 +44,34 @@ class SchemaRules {
 
   // schema_rules.cc: what becomes of a schema before its types.
   Json flattened(const Json& schema, const std::string& place, int depth);
+  Json merged(Json out, const Json& other, const std::string& place, int depth, bool several);
+  Json without_conditions(const Json& schema, const std::string& place, int depth);
+  std::vector<Json> complement_of(const Json& schema, const std::string& place, const Json& beside = true) const;
   Json closed_for_itself(Json schema, const std::string& place) const;
   const Json& target(const std::string& ref, const std::string& place) const;
   std::string body_of(const Json& schema, const std::string& place);
   std::string branches(const Json& schema, const char* key, const std::string& place);
+  void make_exclusive(std::vector<Json>& branches, const std::string& place);
   std::string dependents(const Json& schema, const std::string& place);
   std::string constants(const Json& schema, const Json::Array& values, const std::string& place);
+  static Json::Array except_of(const Json& schema);
   std::string of_type(const std::string& type, const Json& schema, const std::string& place);
   void check_keywords(const Json& schema, const std::string& place) const;
 
-  // schema_values.cc: of one type.
+  // schema_strings.cc
   std::string string(const Json& schema, const std::string& place);
-  std::string string_pattern(const Json& schema, const std::string& place);  // the inside of the string
+  std::string counted_string(const std::string& character, int64_t least, int64_t most);
+  Language language_of(const Json& schema, const std::string& place) const;
+  std::string add_language(const Language& language);
+
+  // schema_values.cc: of one type.
   std::string number(const Json& schema, bool integer, const std::string& place);
+  Language other_numbers(const Json& schema, const NumberRange& range, const std::string& place) const;
+  struct Items;
   std::string array(const Json& schema, const std::string& place);
+  void add_contained(const Json& schema, const Json& items, bool open, Items& out, const std::string& place);
+  std::string spell_items(const Items& items);
+  std::optional<std::vector<Json>> listed_values(const Json& schema, const std::string& place);
   std::string unique_array(const Json& schema, const Json& items, int64_t least, int64_t most,
                            const std::string& place);
   int64_t count(const Json& schema, const char* key, int64_t otherwise, const std::string& place) const;
@@ -62,7 +80,14 @@ class SchemaRules {
   struct Members;
   std::string object(const Json& schema, const std::string& place);
   Members members_of(const Json& schema, const std::string& place);
-  std::string other_members(const Json& schema, Members& members, const std::string& place);
+  std::string other_members(const Json& schema, const Members& members, const std::string& place);
+  std::string pattern_members(const Json& schema, const std::vector<std::string>& declared, const std::string& place);
+  void add_distinct(const Json& schema, Members& members, int64_t missing, const std::string& place);
+  Language names_of(const Json& schema, const std::string& place);
+  Language without(Language names, const std::vector<std::string>& left_out, const std::string& place) const;
+  void check_names(const std::vector<std::string>& declared, const std::string& place) const;
+  std::string quoted(const Language& names);
+  static std::vector<std::string> absent_of(const Json& schema);
   std::string members_from(Members& members, size_t at, int64_t before);
   std::string members_after(Members& members, size_t at, int64_t before);
   std::string others_after(const Members& members, int64_t before);

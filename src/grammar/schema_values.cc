@@ -1,95 +1,26 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <cmath>
 
+#include "grammar/number_language.h"
 #include "grammar/number_pattern.h"
 #include "grammar/pattern.h"
+#include "grammar/schema_keywords.h"
 #include "grammar/schema_merge.h"
+#include "grammar/schema_negate.h"
+#include "grammar/schema_obeys.h"
 #include "grammar/schema_rules.h"
 
 namespace perigee {
-namespace {
-
-// The inside of a JSON string of any text: each part is one code point. Escaped surrogates are left out, since two of
-// them would be one.
-constexpr const char* kCharacter =
-    R"(([\u0020-\u0021\u0023-\u005b\u005d-\u007f]|[\u0080-\u07ff]|[\u0800-\ud7ff\ue000-\uffff]|[\u{10000}-\u{10ffff}]|\u005c(["\u005c/bfnrt]|u([0-9a-cA-CefEF][0-9a-fA-F]{3}|[dD][0-7][0-9a-fA-F]{2}))))";
-
-// Formats as regular expressions over texts of ASCII; a part of what the format allows.
-const std::pair<const char*, const char*> kFormats[] = {
-    {"date", R"([0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|1[0-9]|2[0-8]))"},
-    {"time", R"(([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,6})?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9]))"},
-    {"date-time",
-     R"([0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|1[0-9]|2[0-8])T([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,6})?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9]))"},
-    {"duration", R"(P([1-9][0-9]{0,3}D(T[1-9][0-9]{0,3}H)?|T[1-9][0-9]{0,3}[HMS]|[1-9][0-9]{0,3}W))"},
-    {"email",
-     R"([A-Za-z0-9_]{1,20}([.+-][A-Za-z0-9_]{1,20}){0,3}@[a-z0-9]{1,20}(-[a-z0-9]{1,20})?(\.[a-z]{2,12}){1,3})"},
-    {"hostname", R"([a-z0-9]{1,20}(-[a-z0-9]{1,20}){0,2}(\.[a-z0-9]{1,20}){0,4})"},
-    {"ipv4", R"((25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])(\.(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])){3})"},
-    {"ipv6", R"([0-9a-f]{1,4}(:[0-9a-f]{1,4}){7})"},
-    {"uuid", R"([0-9a-f]{8}-[0-9a-f]{4}-[1-5][0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12})"},
-    {"uri", R"(https?:\/\/[a-z0-9]{1,20}(-[a-z0-9]{1,20})?(\.[a-z]{2,12}){1,3}(\/[A-Za-z0-9_.~-]{0,64}){0,8})"},
-};
-
-}  // namespace
 
 int64_t SchemaRules::count(const Json& schema, const char* key, int64_t otherwise, const std::string& place) const {
   const Json* value = schema.find(key);
   if (value == nullptr) return otherwise;
-  const bool whole =
-      value->is_int() || (value->is_double() && value->as_double() == static_cast<int64_t>(value->as_double()));
-  if (!whole || value->as_double() < 0) refuse(place + "/" + key, "expected a whole number of 0 or more");
-  return value->is_int() ? value->as_int() : static_cast<int64_t>(value->as_double());
-}
-
-std::string SchemaRules::string_pattern(const Json& schema, const std::string& place) {
-  const Json *pattern = schema.find("pattern"), *format = schema.find("format");
-  const int64_t least = count(schema, "minLength", 0, place), most = count(schema, "maxLength", -1, place);
-  if (least > 20'000) refuse(place + "/minLength", "at most 20,000 is supported");
-  const int32_t longest = most < 0 || most > 20'000 ? Pattern::kNoEnd : static_cast<int32_t>(most);
-  if (longest < least) return "";
-  std::string text;
-  Pattern::Whole whole = Pattern::Whole::kSearched;
-  const char* key = "pattern";
-  if (pattern != nullptr) {
-    if (!pattern->is_string()) refuse(place + "/pattern", "expected a string");
-    text = pattern->as_string();
-  }
-  if (format != nullptr) {
-    const auto known = std::find_if(std::begin(kFormats), std::end(kFormats),
-                                    [&](const auto& each) { return *format == Json(each.first); });
-    if (known == std::end(kFormats))
-      refuse(place + "/format",
-             "supported are date, time, date-time, duration, email, hostname, ipv4, ipv6, uuid, uri");
-    if (pattern != nullptr) refuse(place + "/format", "not supported beside pattern");
-    text = known->second;
-    whole = Pattern::Whole::kYes;
-    key = "format";
-  }
-  if (pattern == nullptr && format == nullptr) {
-    return spell_repeat(kCharacter, least, longest);
-  }
-  auto parsed = Pattern::parse(text, whole);
-  if (!parsed.ok()) refuse(place + "/" + key, parsed.error().message);
-  if (!parsed->restrict_length(static_cast<int32_t>(least), longest))
-    refuse(place + (schema.find("minLength") != nullptr ? "/minLength" : "/maxLength"),
-           fmt::format("it cannot be followed beside this {}", key));
-  const std::string spelt = parsed->spelt_in_json();
-  return spelt.empty() ? "()" : spelt;  // "" says that there is none
-}
-
-std::string SchemaRules::string(const Json& schema, const std::string& place) {
-  const int64_t most = count(schema, "maxLength", -1, place), least = count(schema, "minLength", 0, place);
-  if (most >= 1 && most >= least && schema.find("pattern") == nullptr && schema.find("format") == nullptr) {
-    // Characters are counted, not spelt out: each would have a table of tokens of its own.
-    Json unbounded(Json::Object{{"minLength", Json(least)}});
-    const int64_t bound = std::min<int64_t>(most, 1 << 24);
-    return add("\"\\\"\" " +
-               add(fmt::format("[max_tokens={}]Regex({})", bound, ebnf_literal(string_pattern(unbounded, place)))) +
-               " \"\\\"\"");
-  }
-  const std::string inside = string_pattern(schema, place);
-  return inside.empty() ? "" : add_regex("\\u0022(" + inside + ")\\u0022");
+  if (!value->is_number() || value->as_double() < 0 || value->as_double() != std::floor(value->as_double()))
+    refuse(place + "/" + key, "expected a whole number of 0 or more");
+  constexpr double kMost = 1e15;
+  return static_cast<int64_t>(std::min(value->as_double(), kMost));
 }
 
 std::string SchemaRules::number(const Json& schema, bool integer, const std::string& place) {
@@ -108,36 +39,108 @@ std::string SchemaRules::number(const Json& schema, bool integer, const std::str
   if (range.below_most) most = below;
   if (least != nullptr) range.least = dump_json(*least);
   if (most != nullptr) range.most = dump_json(*most);
-  if (const Json* step = schema.find("multipleOf"); step != nullptr && !(*step == Json(1) && integer)) {
-    const bool unbounded = !range.least && !range.most;
-    const int64_t by = step->is_int() ? step->as_int() : 0;
-    const std::string digits = "(()|-)(()|[1-9]" + spell_repeat("[0-9]", 0, 14) + ")";
-    if (unbounded && by == 2) return add_regex(digits + "[02468]");
-    if (unbounded && by == 5) return add_regex(digits + "[05]");
-    for (int64_t power = 1, zeros = 0; unbounded && power <= 1'000'000; power *= 10, ++zeros)
-      if (by == power)
-        return add_regex("(()|-)(0|[1-9]" + spell_repeat("[0-9]", 0, 14) + std::string(zeros, '0') + ")");
-    refuse(place + "/multipleOf", "supported are 1, 2, 5 and powers of ten, without bounds beside them");
+  const Json* step = schema.find("multipleOf");
+  const bool any_step = step == nullptr || (*step == Json(1) && integer);
+  const Json::Array except = except_of(schema);
+  const bool excepts = std::any_of(except.begin(), except.end(), [](const Json& each) { return each.is_number(); });
+  if (!any_step || excepts || schema.find(kFraction) != nullptr || schema.find(kNotMultiples) != nullptr) {
+    const std::string inside = add_language(other_numbers(schema, range, place));
+    return inside;
   }
   auto pattern = number_pattern(range);
   if (!pattern.ok()) refuse(place, pattern.error().message);
   return add_regex(*pattern);
 }
 
+// Numbers that are multiples of some, no multiples of others, or none of a list.
+Language SchemaRules::other_numbers(const Json& schema, const NumberRange& range, const std::string& place) const {
+  const auto settled = [&](Result<Language> made, const char* key) {
+    if (!made.ok()) refuse(place + "/" + key, made.error().message);
+    return *std::move(made);
+  };
+  // With bounds there are no exponents, and with large ones no digits after the point.
+  std::string regex = "-?(0|[1-9][0-9]{0,8})(\\.[0-9]{1,9})?";
+  if (range.least || range.most) {
+    auto pattern = number_pattern(range);
+    if (!pattern.ok()) refuse(place, pattern.error().message);
+    regex = *pattern;
+  } else if (range.integer) {
+    regex = "-?(0|[1-9][0-9]{0,14})";
+  }
+  Language out = settled(Language::of_pattern("^(" + regex + ")$", Reading::kNarrow), "minimum");
+  const auto also = [&](const Language& other, const char* key) { out = settled(out.intersected(other), key); };
+  const auto matching = [&](const std::string& regex) {
+    return settled(Language::of_pattern("^" + regex + "$", Reading::kNarrow), "not");
+  };
+  if (const Json* step = schema.find("multipleOf"))
+    also(settled(multiples_of(dump_json(*step), !range.integer), "multipleOf"), "multipleOf");
+  if (schema.find(kFraction) != nullptr) also(matching("-?[0-9]+\\.[0-9]*[1-9]"), "not");
+  if (const Json* steps = schema.find(kNotMultiples); steps != nullptr && steps->is_array()) {
+    also(matching("-?[0-9]+"), "not");
+    for (const Json& step : steps->as_array()) {
+      if (!step.is_int()) refuse(place + "/not", "a multipleOf in it that is not whole is not supported");
+      also(settled(multiples_of(dump_json(step), false), "not").complement(), "not");
+    }
+  }
+  for (const Json& value : except_of(schema)) {
+    if (!value.is_number()) continue;
+    if (dump_json(value).find('e') != std::string::npos)
+      refuse(place + "/not", "a number with an exponent in it is not supported");
+    also(matching(spellings_of_number(dump_json(value))).complement(), "not");
+  }
+  return out;
+}
+
+// The values that obey a schema, where they are few; none: they are not known, or many.
+std::optional<std::vector<Json>> SchemaRules::listed_values(const Json& schema, const std::string& place) {
+  constexpr size_t kMostValues = 64;
+  const Json flat = flattened(schema, place, 0);
+  if (!flat.is_object()) return flat == Json(false) ? std::optional(std::vector<Json>()) : std::nullopt;
+  Json::Array candidates;
+  const auto add = [&](const Json& value) {
+    if (std::none_of(candidates.begin(), candidates.end(), [&](const Json& each) { return equal(each, value); }))
+      candidates.push_back(value);
+  };
+  const Json *fixed = flat.find("const"), *listed = flat.find("enum"), *any = flat.find("anyOf");
+  if (fixed != nullptr) {
+    add(*fixed);
+  } else if (listed != nullptr && listed->is_array() && listed->as_array().size() <= kMostValues) {
+    for (const Json& value : listed->as_array()) add(value);
+  } else if (any != nullptr && any->is_array()) {
+    for (const Json& branch : any->as_array()) {
+      const auto values = listed_values(branch, place);
+      if (!values) return std::nullopt;
+      for (const Json& value : *values) add(value);
+    }
+  } else {
+    for (const std::string& type : schema_types(flat)) {
+      if (type == "null") add(nullptr);
+      if (type == "boolean") add(false), add(true);
+      if (type == "null" || type == "boolean") continue;
+      const Json *least = flat.find("minimum"), *most = flat.find("maximum");
+      if (type != "integer" || least == nullptr || most == nullptr || !least->is_int() || !most->is_int() ||
+          most->as_double() - least->as_double() >= static_cast<double>(kMostValues))
+        return std::nullopt;
+      for (int64_t value = least->as_int(); value <= most->as_int(); ++value) add(Json(value));
+    }
+  }
+  std::vector<Json> out;
+  for (const Json& value : candidates) {
+    const Obeys is = obeys(value, flat);
+    if (is == Obeys::kUnknown) return std::nullopt;
+    if (is == Obeys::kYes) out.push_back(value);
+  }
+  return out.size() > kMostValues ? std::nullopt : std::optional(std::move(out));
+}
+
 // Distinct items of a small enumeration, in its order.
 std::string SchemaRules::unique_array(const Json& schema, const Json& items, int64_t least, int64_t most,
                                       const std::string& place) {
-  const Json flat = flattened(items, place + "/items", 0);
-  const Json* listed = flat.find("enum");
-  const bool known = listed != nullptr && listed->is_array() && listed->as_array().size() <= 64;
-  if (!known || schema.find("prefixItems") != nullptr)
-    refuse(place + "/uniqueItems", "supported for items with an enum of up to 64 values, and for at most one item");
-  std::vector<Json> values;
-  for (const Json& value : listed->as_array()) {
-    if (!constants(flat, {value}, place + "/items/enum").empty() &&
-        std::find(values.begin(), values.end(), value) == values.end())
-      values.push_back(value);
-  }
+  const std::optional<std::vector<Json>> listed = listed_values(items, place + "/items");
+  if (!listed || schema.find("prefixItems") != nullptr || schema.find("contains") != nullptr)
+    refuse(place + "/uniqueItems",
+           "supported for items of at most 64 values, such as an enum, and for at most one item");
+  const std::vector<Json>& values = *listed;
   const int64_t size = static_cast<int64_t>(values.size());
   if (most < 0 || most > size) most = size;
   if (least > most) return "";
@@ -158,35 +161,88 @@ std::string SchemaRules::unique_array(const Json& schema, const Json& items, int
   return next[0].empty() ? "" : "\"[\" " + next[0] + " \"]\"";
 }
 
+// Items that `contains` asks for come right after those that prefixItems lists.
+struct SchemaRules::Items {
+  std::vector<std::string> first;  // rules of the items that come one by one
+  std::string more;                // the rule of all after them; "" for none
+  int64_t least = 0, most = -1;
+};
+
+void SchemaRules::add_contained(const Json& schema, const Json& items, bool open, Items& out,
+                                const std::string& place) {
+  const Json& contains = *schema.find("contains");
+  const int64_t low = count(schema, "minContains", 1, place), high = count(schema, "maxContains", -1, place);
+  if (low == 0 && high < 0) return;
+  constexpr int64_t kMostContained = 1000;
+  if (low > kMostContained) refuse(place + "/minContains", "at most 1,000 is supported");
+  const auto both = [](const Json& a, const Json& b) { return Json(Json::Object{{"allOf", Json(Json::Array{a, b})}}); };
+  const Json* prefix = schema.find("prefixItems");
+  if (high >= 0 && !out.first.empty()) refuse(place + "/maxContains", "not supported beside prefixItems");
+  if (high >= 0 && low > high) {
+    out.least = 1;
+    out.most = 0;
+    return;
+  }
+  if (!open && low == 1) {  // one of the listed ones, the first that can
+    for (size_t i = 0; i < out.first.size(); ++i) {
+      const std::string rule = rule_of(both(prefix->as_array()[i], contains), place + "/contains");
+      if (rule.empty()) continue;
+      out.first[i] = rule;
+      out.least = std::max(out.least, static_cast<int64_t>(i) + 1);
+      return;
+    }
+  }
+  const std::string wanted = open && low > 0 ? rule_of(both(items, contains), place + "/contains") : "";
+  if (wanted.empty() && low > 0) {
+    out.least = 1;
+    out.most = 0;
+    return;
+  }
+  out.first.insert(out.first.end(), static_cast<size_t>(low), wanted);
+  out.least = std::max(out.least, static_cast<int64_t>(out.first.size()));
+  if (high < 0) return;
+  const std::vector<Json> left = complement_of(contains, place + "/contains");
+  out.more = left.empty() ? "" : rule_of(both(items, any_of(left)), place + "/maxContains");
+}
+
 std::string SchemaRules::array(const Json& schema, const std::string& place) {
-  int64_t least = count(schema, "minItems", 0, place), most = count(schema, "maxItems", -1, place);
-  if (least > 10'000) refuse(place + "/minItems", "at most 10,000 is supported");
-  if (most > 10'000) most = -1;
+  constexpr int64_t kMostItems = 10'000;
+  Items out;
+  out.least = count(schema, "minItems", 0, place);
+  out.most = count(schema, "maxItems", -1, place);
+  if (out.least > kMostItems) refuse(place + "/minItems", "at most 10,000 is supported");
+  out.most = std::min(out.most, kMostItems);
   const Json* items = schema.find("items");
   if (items == nullptr) items = schema.find("unevaluatedItems");
   const Json* prefix = schema.find("prefixItems");
   if (prefix != nullptr && !prefix->is_array()) refuse(place + "/prefixItems", "expected an array of schemas");
-  if (items != nullptr && items->is_array()) refuse(place + "/items", "expected a schema: use prefixItems for a list");
   const Json* unique = schema.find("uniqueItems");
-  if (unique != nullptr && *unique == Json(true) && most != 0 && most != 1)
-    return unique_array(schema, items == nullptr ? Json(true) : *items, least, most, place);
-  std::vector<std::string> first;
+  if (unique != nullptr && *unique == Json(true) && out.most != 0 && out.most != 1)
+    return unique_array(schema, items == nullptr ? Json(true) : *items, out.least, out.most, place);
   for (size_t i = 0; prefix != nullptr && i < prefix->as_array().size(); ++i) {
-    if (most >= 0 && static_cast<int64_t>(i) >= most) break;
+    if (out.most >= 0 && static_cast<int64_t>(i) >= out.most) break;
     const std::string rule = rule_of(prefix->as_array()[i], fmt::format("{}/prefixItems/{}", place, i));
     if (rule.empty()) {
-      most = static_cast<int64_t>(i);
+      out.most = static_cast<int64_t>(i);
       break;
     }
-    first.push_back(rule);
+    out.first.push_back(rule);
   }
-  const int64_t given = static_cast<int64_t>(first.size());
-  std::string item;
-  if (most < 0 || most > given) {
-    // Items after the listed ones only where they are spoken of, or needed.
-    const bool open = prefix == nullptr || items != nullptr || least > given;
-    if (open) item = items == nullptr ? any_value() : rule_of(*items, place + "/items");
-  }
+  const int64_t listed = static_cast<int64_t>(out.first.size());
+  // Items after the listed ones only where they are spoken of, or needed.
+  const bool contains = schema.find("contains") != nullptr;
+  const bool open =
+      (prefix == nullptr || items != nullptr || contains || out.least > listed) && (out.most < 0 || out.most > listed);
+  if (open) out.more = items == nullptr ? any_value() : rule_of(*items, place + "/items");
+  if (contains) add_contained(schema, items == nullptr ? Json(true) : *items, !out.more.empty(), out, place);
+  return spell_items(out);
+}
+
+std::string SchemaRules::spell_items(const Items& items) {
+  const int64_t given = static_cast<int64_t>(items.first.size());
+  const std::string& item = items.more;
+  int64_t most = items.most;
+  const int64_t least = items.least;
   if (item.empty()) most = most < 0 ? given : std::min(most, given);
   if (most >= 0 && least > most) return "";
   const auto more = [&](int64_t before) {  // items after `before`, all of them `item`
@@ -203,7 +259,7 @@ std::string SchemaRules::array(const Json& schema, const std::string& place) {
   }
   std::string inside = more(given);
   for (int64_t i = given; i-- > 0;) {
-    const std::string part = (i > 0 ? "\",\" \" \"? " : "") + first[i] + inside;
+    const std::string part = (i > 0 ? "\",\" \" \"? " : "") + items.first[i] + inside;
     inside = i >= least ? " (" + part + ")?" : " " + part;
   }
   return "\"[\"" + inside + " \"]\"";

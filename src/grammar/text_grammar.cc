@@ -103,6 +103,7 @@ struct TextGrammar::Compiled {
   std::shared_ptr<const xgrammar::TokenizerInfo> vocabulary;
   std::vector<Level> levels;
   int32_t most_growth = 0;
+  int32_t row_states = 0;                                           // GrammarLimits
   std::shared_ptr<const std::vector<std::vector<uint32_t>>> up_to;  // by n: the tokens of at most n characters
 
   // Where a rule has a bound of characters: the tokens that could enter it, by a quote, and go over the least bound.
@@ -208,7 +209,7 @@ Result<std::unique_ptr<Compiled>> compile_parsed(const std::shared_ptr<const Tok
   Result<Distances> distances = Distances::make(grammar.GetGrammar(), limits.shortest_bytes);
   if (!distances.ok()) return distances.error();
   auto compiled = std::unique_ptr<Compiled>(
-      new Compiled{grammar, *std::move(distances), vocabulary, {}, 0, tokens_up_to(table), {}, {}});
+      new Compiled{grammar, *std::move(distances), vocabulary, {}, 0, limits.row_states, tokens_up_to(table), {}, {}});
   compiled->make_levels(*table);
   compiled->find_entering(*table);
   return compiled;
@@ -270,7 +271,7 @@ std::unique_ptr<TextCursor> TextGrammar::begin() const {
 
 struct TextCursor::Chart {
   explicit Chart(const TextGrammar::Compiled& compiled_in)
-      : compiled(compiled_in), parser(compiled.grammar.GetGrammar(), compiled.distances) {}
+      : compiled(compiled_in), parser(compiled.grammar.GetGrammar(), compiled.distances, compiled.row_states) {}
 
   void allow_all(const TokenTable& table, uint32_t* words);
   void add_sure(const AdaptiveTokenMask& mask, const TokenTable& table, uint32_t* words);

@@ -1,0 +1,99 @@
+#include "grammar/language.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "base/rng.h"
+#include "grammar/number_language.h"
+#include "grammar/pattern.h"
+
+namespace perigee {
+namespace {
+
+Language of(const std::string& pattern, Reading reading = Reading::kNarrow) {
+  auto made = Language::of_pattern(pattern, reading);
+  CHECK(made.ok(), pattern, ": ", made.error().message);
+  return *std::move(made);
+}
+
+std::string text_of(Rng& rng) {
+  std::string text;
+  for (uint64_t i = rng.below(7); i > 0; --i) text += "ab1-\n"[rng.below(5)];
+  return text;
+}
+
+TEST(Language, MatchesWhatThePatternMatches) {
+  Rng rng(1);
+  for (const char* pattern : {"a", "^a", "a$", "^a$", "^$", "", "(a|b1)*", "^(a|b1)*$", "^[ab]{2,3}1?$", "b{3}",
+                              "^a|b$", "[^a]1", ".", "^.+$", "^(a{1,2}b){2}", "a*?1", "\\d\\w"}) {
+    const Language language = of(pattern);
+    const Pattern other = *Pattern::parse(pattern, Pattern::Whole::kSearched);
+    for (int i = 0; i < 2000; ++i) {
+      const std::string text = text_of(rng);
+      ASSERT_EQ(language.matches(text), other.matches(text)) << pattern << ": " << text;
+    }
+  }
+}
+
+TEST(Language, LookAheadsAndAnchorsAnywhere) {
+  struct Case {
+    const char *pattern, *yes, *no;
+  };
+  for (const Case& each : {Case{"^(?=.*[A-Z])(?=.*[0-9]).{4,}$", "abC1", "abc1"},
+                           {"^(?!admin$)[a-z]+$", "admins", "admin"},
+                           {"^(?!\\s*$).+", " x", "  "},
+                           {"^(a|^b)c$", "bc", "abc"},
+                           {"a(b$|c)", "xab", "abx"},
+                           {"(?P<n>a)$", "ba", "ab"},
+                           {"^(?!^[-+.]*$)[+-]?0*\\d*\\.?\\d*$", "-0.5", "-."},
+                           {"^(?:(?:x))$|^(?=y)yz", "yz", "xz"}}) {
+    EXPECT_TRUE(of(each.pattern).matches(each.yes)) << each.pattern;
+    EXPECT_FALSE(of(each.pattern).matches(each.no)) << each.pattern;
+  }
+  for (const char* pattern : {"(?=a)b", "a(?=b)", "(?<=a)b", "\\bx", "(a)\\1", "(?i)a", "^(.{1,900}a.{1,900}){1,90}$"})
+    EXPECT_FALSE(Language::of_pattern(pattern, Reading::kNarrow).ok()) << pattern;
+}
+
+TEST(Language, TheWideReadingTakesWhatAnyEngineMatches) {
+  EXPECT_FALSE(of("^\\d$").matches("٣"));
+  EXPECT_TRUE(of("^\\d$", Reading::kWide).matches("٣"));
+  EXPECT_TRUE(of("^a$", Reading::kWide).matches("a\n"));
+  EXPECT_TRUE(of("^[^\\w]$", Reading::kWide).matches("é"));
+  // What must not match has the other reading.
+  EXPECT_FALSE(of("^(?!\\d).$").matches("٣"));
+}
+
+TEST(Language, SetsOfTexts) {
+  Rng rng(2);
+  const Language a = of("^[ab]*$"), b = of("1|-"), lengths = Language::of_lengths(2, 4);
+  const Language both = *a.intersected(lengths), either = *a.united(b), rest = a.complement();
+  for (int i = 0; i < 3000; ++i) {
+    const std::string text = text_of(rng);
+    const bool fits = text.size() >= 2 && text.size() <= 4;
+    ASSERT_EQ(lengths.matches(text), fits);
+    ASSERT_EQ(both.matches(text), a.matches(text) && fits);
+    ASSERT_EQ(either.matches(text), a.matches(text) || b.matches(text));
+    ASSERT_EQ(rest.matches(text), !a.matches(text));
+  }
+  EXPECT_TRUE(a.intersected(rest)->is_empty());
+  EXPECT_TRUE(Language().complement().matches("x"));
+  EXPECT_EQ(of("^(ab|cb)$").states().size(), 3u);  // reduced
+}
+
+TEST(Language, Multiples) {
+  for (const int64_t step : {1, 2, 3, 7, 10, 12, 25, 60, 300, 7000}) {
+    const Language language = *multiples_of(std::to_string(step), true);
+    for (int64_t value = -2 * step - 30; value < 3 * step + 30; ++value) {
+      ASSERT_EQ(language.matches(std::to_string(value)), value % step == 0) << value << " of " << step;
+    }
+  }
+  EXPECT_TRUE(multiples_of("0.01", true)->matches("12.25"));
+  EXPECT_TRUE(multiples_of("2.5", true)->matches("15"));
+  EXPECT_FALSE(multiples_of("2.5", true)->matches("4"));
+  EXPECT_FALSE(multiples_of("0.1", true)->matches("0.25"));
+  EXPECT_FALSE(multiples_of("1009", true).ok());
+}
+
+}  // namespace
+}  // namespace perigee

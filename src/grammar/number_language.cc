@@ -1,0 +1,107 @@
+#include "grammar/number_language.h"
+
+#include <cmath>
+#include <numeric>
+#include <vector>
+
+namespace perigee {
+namespace {
+
+// A number as digits * 10^-fraction.
+struct Decimal {
+  int64_t digits = 0;
+  int fraction = 0;
+};
+
+Result<Decimal> decimal_of(const std::string& text) {
+  const Error unfit(Code::kBadInput, "supported are positive numbers of at most 12 digits");
+  Decimal out;
+  bool after_point = false;
+  size_t at = 0;
+  for (; at < text.size() && text[at] != 'e' && text[at] != 'E'; ++at) {
+    if (text[at] == '.') {
+      after_point = true;
+      continue;
+    }
+    if (text[at] < '0' || text[at] > '9' || out.digits >= 100'000'000'000) return unfit;
+    out.digits = out.digits * 10 + (text[at] - '0');
+    out.fraction += after_point ? 1 : 0;
+  }
+  if (at < text.size()) {
+    if (text.size() - at > 4) return unfit;
+    out.fraction -= std::stoi(text.substr(at + 1));
+  }
+  for (; out.fraction > 0 && out.digits % 10 == 0; --out.fraction) out.digits /= 10;
+  for (; out.fraction < 0 && out.digits < 1'000'000'000'000; ++out.fraction) out.digits *= 10;
+  if (out.digits == 0 || out.fraction < 0 || out.fraction > 12) return unfit;
+  return out;
+}
+
+// -?[0-9]+ of multiples of factor * 10^zeros. A state is the number without the zeros at its end, of which there are k,
+// up to `zeros`, modulo the factor.
+Language whole_multiples(int64_t factor, int zeros) {
+  const auto state_of = [&](int64_t rest, int k) { return static_cast<int32_t>(2 + rest * (zeros + 1) + k); };
+  std::vector<Language::State> states(static_cast<size_t>(2 + factor * (zeros + 1)));
+  const auto add_digits = [&](size_t from, const auto& next) {
+    for (uint32_t digit = 0; digit < 10; ++digit) states[from].edges.push_back({'0' + digit, '0' + digit, next(digit)});
+  };
+  const auto first = [&](uint32_t digit) { return digit == 0 ? state_of(0, zeros) : state_of(digit % factor, 0); };
+  states[0].edges.push_back({'-', '-', 1});
+  add_digits(0, first);
+  add_digits(1, first);
+  for (int64_t rest = 0; rest < factor; ++rest) {
+    int64_t power = 10;  // 10^(k + 1), modulo the factor
+    for (int k = 0; k <= zeros; ++k, power = power * 10 % factor) {
+      const size_t at = static_cast<size_t>(state_of(rest, k));
+      states[at].accepts = rest == 0 && k == zeros;
+      add_digits(at, [&](uint32_t digit) {
+        if (digit != 0) return state_of((rest * power + digit) % factor, 0);
+        return k < zeros ? state_of(rest, k + 1) : state_of(rest * 10 % factor, k);
+      });
+    }
+  }
+  return Language::of_states(std::move(states));
+}
+
+// Whether a division in double precision finds the multiples of `unit`, moved by `offset`, to be multiples of the step.
+bool divides(int64_t unit, double offset, double step) {
+  for (int64_t times = 1; times <= 4096; ++times) {
+    const double quotient = (static_cast<double>(unit * times) + offset) / step;
+    if (quotient != std::floor(quotient)) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+Result<Language> multiples_of(const std::string& step, bool fractions) {
+  ASSIGN_OR_RETURN(const Decimal decimal, decimal_of(step));
+  int64_t scale = 1;
+  for (int i = 0; i < decimal.fraction; ++i) scale *= 10;
+  int64_t unit = decimal.digits / std::gcd(decimal.digits, scale);  // the least whole multiple
+  const double value = std::stod(step);
+  if (!divides(unit, 0, value)) return Error(Code::kBadInput, "its multiples cannot be told apart in double precision");
+  int zeros = 0;
+  int64_t factor = unit;
+  for (; factor % 10 == 0; factor /= 10) ++zeros;
+  constexpr int64_t kMostFactor = 1000;
+  if (factor > kMostFactor) return Error(Code::kBadInput, "at most 1,000 is supported, without the zeros at its end");
+  Language out = whole_multiples(factor, zeros);
+  if (!fractions || unit != 1) return out;
+  for (const auto& [parts, regex] : {std::pair{2, "^-?[0-9]+\\.5$"}, {4, "^-?[0-9]+\\.(25|75)$"}}) {
+    if (scale % (parts * decimal.digits) != 0 || !divides(1, 1.0 / parts, value)) continue;
+    ASSIGN_OR_RETURN(const Language more, Language::of_pattern(regex, Reading::kNarrow));
+    ASSIGN_OR_RETURN(out, out.united(more));
+  }
+  return out;
+}
+
+std::string spellings_of_number(const std::string& number) {
+  const bool has_point = number.find('.') != std::string::npos;
+  std::string out;
+  for (const char c : number) out += c == '.' ? std::string("\\.") : std::string(1, c);
+  if (number.find_first_not_of("-0.") == std::string::npos) return "-?0(\\.0+)?";
+  return has_point ? out + "0*" : out + "(\\.0+)?";
+}
+
+}  // namespace perigee

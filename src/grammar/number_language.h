@@ -1,0 +1,20 @@
+// Languages of JSON numbers.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "base/result.h"
+#include "grammar/language.h"
+
+namespace perigee {
+
+// Texts of multiples of `step`, a positive number as JSON spells it, without exponents. Not all of them where the step
+// is not whole: those that validators which divide in double precision take, too. `fractions`: also numbers with digits
+// after the point. Errors: a step of too many digits.
+Result<Language> multiples_of(const std::string& step, bool fractions);
+
+// A regular expression of all texts of that number without an exponent.
+std::string spellings_of_number(const std::string& number);
+
+}  // namespace perigee

@@ -1,0 +1,292 @@
+#include "grammar/pattern_parser.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <cctype>
+#include <string>
+
+#include "base/utf8.h"
+
+namespace perigee {
+namespace {
+
+using Node = PatternNode;
+
+const CodePoints kDigits = {{'0', '9'}};
+const CodePoints kWord = {{'0', '9'}, {'A', 'Z'}, {'_', '_'}, {'a', 'z'}};
+const CodePoints kSpace = {{'\t', '\r'}, {' ', ' '}};
+
+class Parser {
+ public:
+  Parser(std::string_view text, Reading reading) : text_(text), wide_(reading == Reading::kWide) {}
+
+  Result<Node> parse() {
+    Node node = choice(0);
+    if (error_.empty() && at_ < text_.size()) fail("an unmatched )");
+    if (!error_.empty()) return Error(Code::kBadInput, error_);
+    return node;
+  }
+
+ private:
+  void fail(std::string_view what) {
+    if (error_.empty()) error_ = fmt::format("byte {} of the pattern: {}", at_, what);
+    at_ = text_.size();
+  }
+  bool next_is(char c) const { return at_ < text_.size() && text_[at_] == c; }
+  bool take(std::string_view what) {
+    if (!text_.substr(at_).starts_with(what)) return false;
+    at_ += what.size();
+    return true;
+  }
+
+  Node choice(int depth) {
+    if (depth > 64) fail("more than 64 nested groups");
+    Node out{Node::Kind::kChoice, {}, {}};
+    do out.parts.push_back(sequence(depth));
+    while (take("|"));
+    return out.parts.size() == 1 ? std::move(out.parts[0]) : out;
+  }
+
+  Node sequence(int depth) {
+    Node out{Node::Kind::kSequence, {}, {}};
+    while (at_ < text_.size() && text_[at_] != '|' && text_[at_] != ')') {
+      out.parts.push_back(repeated(atom(depth)));
+      if (++num_nodes_ > 20'000) fail("too long");
+    }
+    return out;
+  }
+
+  Node repeated(Node node) {
+    while (at_ < text_.size()) {
+      int32_t least = 0, most = Node::kNoEnd;
+      const size_t before = at_;
+      if (take("*")) {
+      } else if (take("+")) {
+        least = 1;
+      } else if (take("?")) {
+        most = 1;
+      } else if (!(next_is('{') && bounds(least, most))) {
+        at_ = std::max(at_, before);
+        return node;
+      }
+      if (take("+")) fail("a possessive quantifier is not supported");
+      take("?");  // lazy: the same texts
+      if (is_assertion(node)) fail("a repeated anchor or look-ahead");
+      if (most < least) fail("a repetition whose bounds are the wrong way round");
+      Node out{Node::Kind::kRepeat, {}, {}, least, most};
+      out.parts.push_back(std::move(node));
+      node = std::move(out);
+      if (next_is('*') || next_is('+') || next_is('?')) fail("a repeated repetition");
+    }
+    return node;
+  }
+
+  // {n}, {n,}, {n,m}; a { that begins nothing of the kind is a character.
+  bool bounds(int32_t& least, int32_t& most) {
+    size_t at = at_ + 1;
+    const auto number = [&](int32_t& value) {
+      const size_t begin = at;
+      int64_t sum = 0;
+      for (; at < text_.size() && text_[at] >= '0' && text_[at] <= '9'; ++at)
+        sum = std::min<int64_t>(sum * 10 + (text_[at] - '0'), 1'000'000);
+      value = static_cast<int32_t>(sum);
+      return at > begin;
+    };
+    if (!number(least)) return false;
+    most = least;
+    if (at < text_.size() && text_[at] == ',') {
+      ++at;
+      if (!number(most)) most = Node::kNoEnd;
+    }
+    if (at >= text_.size() || text_[at] != '}') return false;
+    at_ = at + 1;
+    return true;
+  }
+
+  Node of_set(CodePoints set) { return {Node::Kind::kSet, normal(std::move(set)), {}}; }
+
+  static bool is_assertion(const Node& node) {
+    using Kind = Node::Kind;
+    return node.kind == Kind::kBegin || node.kind == Kind::kEnd || node.kind == Kind::kAhead ||
+           node.kind == Kind::kNotAhead;
+  }
+
+  Node group(int depth) {
+    const bool not_ahead = take("?!"), ahead = !not_ahead && take("?=");
+    if (!ahead && !not_ahead && next_is('?') && !take("?:") && !skip_name())
+      fail("look-behind and flags are not supported");
+    wide_ = wide_ != not_ahead;
+    Node inner = choice(depth + 1);
+    wide_ = wide_ != not_ahead;
+    if (!take(")")) fail("a group without its )");
+    if (!ahead && !not_ahead) return inner;
+    Node out{ahead ? Node::Kind::kAhead : Node::Kind::kNotAhead, {}, {}};
+    out.parts.push_back(std::move(inner));
+    return out;
+  }
+
+  // (?<name> and (?P<name>: a group like any other.
+  bool skip_name() {
+    const std::string_view rest = text_.substr(at_);
+    const size_t begin = rest.starts_with("?P<") ? 3 : rest.starts_with("?<") ? 2 : std::string_view::npos;
+    if (begin == std::string_view::npos) return false;
+    const size_t end = rest.find('>');
+    if (end == std::string_view::npos || end == begin) return false;
+    const auto is_name = [](unsigned char c) { return std::isalnum(c) || c == '_'; };
+    if (!std::all_of(rest.begin() + static_cast<int64_t>(begin), rest.begin() + static_cast<int64_t>(end), is_name))
+      return false;
+    at_ += end + 1;
+    return true;
+  }
+
+  Node end_of_text() const {
+    const Node end{Node::Kind::kEnd, {}, {}};
+    if (!wide_) return end;
+    const Node newline{Node::Kind::kSet, {{'\n', '\n'}}, {}};
+    return {Node::Kind::kChoice, {}, {end, {Node::Kind::kSequence, {}, {newline, end}}}};
+  }
+
+  Node atom(int depth) {
+    if (take("(")) return group(depth);
+    if (take("^") || take("\\A")) return {Node::Kind::kBegin, {}, {}};
+    if (take("$") || take("\\Z") || take("\\z")) return end_of_text();
+    if (take("."))
+      return of_set(
+          complement(wide_ ? CodePoints{{'\n', '\n'}} : CodePoints{{'\n', '\n'}, {'\r', '\r'}, {0x2028, 0x2029}}));
+    if (take("[")) return of_set(bracket());
+    if (take("\\")) return of_set(escape(false, wide_));
+    if (next_is('*') || next_is('+') || next_is('?')) fail("a repetition of nothing");
+    return of_set(one_character());
+  }
+
+  CodePoints one_character() {
+    if (at_ >= text_.size()) {
+      fail("it ends too early");
+      return {};
+    }
+    const Utf8Char c = utf8_at(text_, at_);
+    at_ += c.length;
+    return {{c.code_point, c.code_point}};
+  }
+
+  CodePoints bracket() {
+    const bool negated = take("^");
+    CodePoints set;
+    bool has_complement = false, has_class = false;
+    const bool wide = wide_ && !negated;
+    for (bool first = true; !next_is(']'); first = false) {
+      if (at_ >= text_.size()) {
+        fail("a class without its ]");
+        return {};
+      }
+      if (next_is('[') && !first) {
+        if (text_.substr(at_).starts_with("[:")) fail("POSIX classes are not supported");
+      }
+      CodePoints low = class_part(wide, has_class, has_complement);
+      const bool single = low.size() == 1 && low[0].first == low[0].second;
+      if (single && next_is('-') && at_ + 1 < text_.size() && text_[at_ + 1] != ']') {
+        ++at_;
+        const CodePoints high = class_part(wide, has_class, has_complement);
+        if (high.size() != 1 || high[0].first != high[0].second || high[0].first < low[0].first) {
+          fail("a range of a class that is not one");
+          return {};
+        }
+        low[0].second = high[0].first;
+      }
+      set.insert(set.end(), low.begin(), low.end());
+    }
+    take("]");
+    // The complement of an ASCII complement would gain what that one left out.
+    if (negated && has_complement) fail("\\D, \\W and \\S in a negated class are not supported");
+    set = normal(std::move(set));
+    if (!negated) return set;
+    // Engines that know Unicode exclude its digits, letters and blanks with \d, \w and \s.
+    return complement(set, has_class && !wide_ ? 0x7F : kLastCodePoint);
+  }
+
+  CodePoints class_part(bool wide, bool& has_class, bool& has_complement) {
+    if (!take("\\")) return one_character();
+    const char c = at_ < text_.size() ? text_[at_] : ' ';
+    has_complement |= c == 'D' || c == 'W' || c == 'S';
+    has_class |= c == 'd' || c == 'w' || c == 's';
+    return escape(true, wide);
+  }
+
+  CodePoints escape(bool in_class, bool wide) {
+    if (at_ >= text_.size()) {
+      fail("it ends in a \\");
+      return {};
+    }
+    const char c = text_[at_];
+    const auto hex = [&](size_t digits) -> CodePoints {
+      uint32_t value = 0;
+      for (size_t i = 1; i <= digits; ++i) {
+        const char d = at_ + i < text_.size() ? text_[at_ + i] : 'x';
+        const int digit = d >= '0' && d <= '9'   ? d - '0'
+                          : d >= 'a' && d <= 'f' ? d - 'a' + 10
+                          : d >= 'A' && d <= 'F' ? d - 'A' + 10
+                                                 : -1;
+        if (digit < 0) {
+          fail("an escape without its hexadecimal digits");
+          return {};
+        }
+        value = value * 16 + static_cast<uint32_t>(digit);
+      }
+      if (value >= 0xD800 && value <= 0xDFFF) fail("a surrogate");
+      at_ += 1 + digits;
+      return {{value, value}};
+    };
+    const auto is = [&](uint32_t code_point) -> CodePoints {
+      ++at_;
+      return {{code_point, code_point}};
+    };
+    const auto set = [&](const CodePoints& of) {
+      ++at_;
+      return of;
+    };
+    switch (c) {
+      case 'd': return set(also_others(kDigits, wide));
+      case 'w': return set(also_others(kWord, wide));
+      case 's': return set(also_others(kSpace, wide));
+      case 'D': return set(complement(kDigits, wide ? kLastCodePoint : 0x7F));
+      case 'W': return set(complement(kWord, wide ? kLastCodePoint : 0x7F));
+      case 'S': return set(complement(kSpace, wide ? kLastCodePoint : 0x7F));
+      case 'n': return is('\n');
+      case 'r': return is('\r');
+      case 't': return is('\t');
+      case 'f': return is('\f');
+      case 'v': return is('\v');
+      case '0': return is(0);
+      case 'x': return hex(2);
+      case 'u': return hex(4);
+      default: break;
+    }
+    if (in_class && c == 'b') return is('\b');
+    const bool letter = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9');
+    if (letter) {
+      fail(fmt::format("\\{} is not supported", c));
+      return {};
+    }
+    return one_character();
+  }
+
+  static CodePoints also_others(CodePoints set, bool wide) {
+    if (wide) set.emplace_back(0x80, kLastCodePoint);
+    return set;
+  }
+
+  std::string_view text_;
+  bool wide_;
+  size_t at_ = 0;
+  size_t num_nodes_ = 0;
+  std::string error_;
+};
+
+}  // namespace
+
+Result<PatternNode> parse_pattern(std::string_view text, Reading reading) {
+  return Parser(text, reading).parse();
+}
+
+}  // namespace perigee

@@ -1,0 +1,35 @@
+// A regular expression as a tree: the common subset of ECMA-262 and Python.
+//
+// Literals, classes, `.`, groups, alternation, greedy and lazy repetition, \d \w \s and their complements, ^ and $, and
+// look-ahead. Look-behind, back references, word boundaries, \p and flags are refused by name.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "base/result.h"
+#include "grammar/code_points.h"
+
+namespace perigee {
+
+struct PatternNode {
+  static constexpr int32_t kNoEnd = INT32_MAX;
+  enum class Kind { kSet, kSequence, kChoice, kRepeat, kBegin, kEnd, kAhead, kNotAhead };
+  Kind kind;
+  CodePoints set;
+  std::vector<PatternNode> parts;  // one of a kRepeat, a kAhead and a kNotAhead
+  int32_t least = 0, most = 0;
+};
+
+// Engines differ: Python's \d takes the digits of all scripts, its $ a newline at the end, ECMA's `.` no U+2028.
+enum class Reading {
+  kNarrow,  // the texts that all engines match
+  kWide,    // those that any engine matches: what a pattern that must not match is read by
+};
+
+// What is not to match by look-ahead has the other reading. Errors: what is not supported, with its byte offset; more
+// than 64 nested groups.
+Result<PatternNode> parse_pattern(std::string_view text, Reading reading);
+
+}  // namespace perigee
