@@ -115,6 +115,17 @@ TEST_F(KvTransferFlag, BeyondThisMachineASecretIsNeeded) {
       std::string::npos);
 }
 
+TEST_F(KvTransferFlag, ASecretIsNotShown) {
+  KvTransferFlags read;
+  CommandLine flags("perigee serve", "");
+  add_kv_transfer_flags(flags, read);
+  ASSERT_TRUE(flags.parse({"--kv-secret", "0123456789abcdef", "--kv-peers", "a:1"}).ok());
+  for (const std::string& shown : {flags.resolved(), flags.resolved_given()}) {
+    EXPECT_EQ(shown.find("0123456789abcdef"), std::string::npos) << shown;
+    EXPECT_NE(shown.find("kv-peers: a:1"), std::string::npos) << shown;
+  }
+}
+
 TEST_F(KvTransferFlag, ProcessesOfAUserShareASecretThatOthersCannotRead) {
   const auto first = of_json(kProducer), second = of_json(kConsumer);
   ASSERT_TRUE(first.ok() && second.ok());

@@ -79,6 +79,7 @@ class FakeBackend : public Backend {
     stats.lost = lost;
     stats.scheduler.checkpoint_pages = 9, stats.scheduler.checkpoints = 3, stats.scheduler.checkpoint_hits = 5;
     stats.scheduler.speculation = {.rows = 10, .drafts = 19, .accepted_at = {6, 2}};
+    stats.handovers = HandoverCounts{.leases_held = 2, .leases_expired = 3, .failed_transfers = 4, .transfer_s = 0.5};
     stats.step_tokens = {.steps = {0, 3}, .tokens = 12};  // three steps of 2 to 8 tokens
     return stats;
   }
@@ -159,6 +160,9 @@ class FakeBackend : public Backend {
         chunk.finish = FinishReason::kLength;
       }
     }
+    if (chunk.finish && choice.request.lease && choice.index == 0)
+      chunk.lease =
+          RemotePrefix{.peer = "10.0.0.1:5600", .lease = {7, 3}, .num_blocks = 2, .tag = std::string(64, 'a')};
     return chunk;
   }
 

@@ -8,7 +8,6 @@
 namespace perigee {
 namespace {
 
-constexpr const char* kMember = "kv_transfer_params";
 constexpr size_t kMaxHostBytes = 255, kTagBytes = 64;
 constexpr std::string_view kPassOn = "pass on the kv_transfer_params of the prefill server's reply as they are";
 
@@ -48,11 +47,9 @@ std::optional<RemotePrefix> read_remote(Fields& fields) {
 
 }  // namespace
 
-TransferParams read_transfer_params(Fields& fields) {
+TransferParams read_transfer_params(const Json& params, Fields& fields) {
   TransferParams out;
-  const Json* object = fields.object(kMember);
-  if (object == nullptr) return out;
-  Fields members(*object, std::string(kMember) + ".");
+  Fields members(params, "kv_transfer_params.");
   out.lease = members.flag("do_remote_decode", false);
   const bool fetches = members.flag("do_remote_prefill", false);
   if (out.lease && fetches)

@@ -19,8 +19,9 @@ struct TransferParams {
   std::optional<RemotePrefix> remote;  // do_remote_prefill; none where the other server holds nothing
 };
 
-// Faults land in `fields`. Members with other names, of other engines' transfers, mean nothing.
-TransferParams read_transfer_params(Fields& fields);
+// The request's member `params`; faults land in its `fields`. Members with other names, of other engines' transfers,
+// mean nothing.
+TransferParams read_transfer_params(const Json& params, Fields& fields);
 
 // Of a reply to do_remote_decode. Without a lease it says that there is nothing to fetch: of prompts up to a block.
 Json transfer_params_json(const std::optional<RemotePrefix>& lease);

@@ -9,7 +9,8 @@ TransferParams read(const std::string& params, std::string* fault = nullptr) {
   const auto body = parse_json("{\"kv_transfer_params\":" + params + "}");
   CHECK(body.ok(), params);
   Fields fields(*body);
-  const TransferParams out = read_transfer_params(fields);
+  TransferParams out;
+  if (const Json* object = fields.object("kv_transfer_params")) out = read_transfer_params(*object, fields);
   if (fault != nullptr) *fault = fields.ok() ? "" : fields.status().error().message;
   return out;
 }

@@ -1,0 +1,66 @@
+// Requests and replies between prefill and decode servers, over a scripted backend.
+#include "server/api_fixture.h"
+#include "server/transfer_params.h"
+
+namespace perigee {
+namespace {
+
+constexpr const char* kCompletions = "/v1/completions";
+constexpr const char* kChat = "/v1/chat/completions";
+constexpr const char* kLease = R"("kv_transfer_params":{"do_remote_decode":true,"do_remote_prefill":false})";
+
+class TransferRequests : public ApiTest {
+ protected:
+  std::string refused_because_of(const std::string& path, const std::string& members) {
+    const auto reply = post(path, "{" + members + "}");
+    EXPECT_EQ(reply.status, 400) << reply.body;
+    return reply.json().find("error")->find("param")->as_string();
+  }
+};
+
+TEST_F(TransferRequests, WhatOneServerRepliesTheOtherOnesEngineIsTold) {
+  start(ids_of("ab"));
+  for (const auto& [path, prompt] : {std::pair(kCompletions, R"("prompt":"x")"),
+                                     std::pair(kChat, R"("messages":[{"role":"user","content":"x"}])")}) {
+    const Json plain = post(path, str_cat("{", prompt, "}")).json();
+    EXPECT_EQ(plain.find("kv_transfer_params"), nullptr);
+    const Json prefilled = post(path, str_cat("{", prompt, R"(,"max_tokens":1,)", kLease, "}")).json();
+    ASSERT_NE(prefilled.find("kv_transfer_params"), nullptr) << path;
+    EXPECT_TRUE(backend_->submitted.back().lease);
+    const std::string params = dump_json(*prefilled.find("kv_transfer_params"));
+    EXPECT_EQ(post(path, str_cat("{", prompt, R"(,"kv_transfer_params":)", params, "}")).status, 200);
+    const EngineRequest& told = backend_->submitted.back();
+    EXPECT_FALSE(told.lease);
+    ASSERT_TRUE(told.remote.has_value());
+    EXPECT_EQ(told.remote->peer, "10.0.0.1:5600");
+    EXPECT_EQ(told.remote->num_blocks, 2);
+  }
+}
+
+TEST_F(TransferRequests, WhatIsNotOfOneWholePromptIsRefused) {
+  start(ids_of("ab"));
+  EXPECT_EQ(refused_because_of(kCompletions, str_cat(R"("prompt":"x","stream":true,)", kLease)), "stream");
+  EXPECT_EQ(refused_because_of(kCompletions, str_cat(R"("prompt":["x","y"],)", kLease)), "kv_transfer_params");
+  EXPECT_EQ(refused_because_of(kCompletions, R"("prompt":"x","kv_transfer_params":{"do_remote_prefill":true})"),
+            "kv_transfer_params.remote_num_tokens");
+}
+
+// The one token of a prefill is read by nobody, and has no room for any form.
+TEST_F(TransferRequests, APrefillIsHeldToNoForm) {
+  start(ids_of("ab"));
+  const std::string form = R"("prompt":"x","max_tokens":1,"structured_outputs":{"choice":["yes","no"]})";
+  EXPECT_EQ(post(kCompletions, str_cat("{", form, ",", kLease, "}")).status, 200);
+  EXPECT_EQ(backend_->submitted.back().constraint, nullptr);
+  EXPECT_EQ(refused_because_of(kCompletions, form), "max_tokens");
+}
+
+TEST_F(TransferRequests, MetricsCountThem) {
+  start(ids_of("ab"));
+  const std::string text = TestClient(server_->port()).get("/metrics").body;
+  for (const char* line : {"perigee:kv_leases{", "vllm:nixl_num_kv_expired_reqs_total{",
+                           "vllm:nixl_num_failed_transfers_total{", "perigee:kv_transfer_seconds_total{"})
+    EXPECT_NE(text.find(line), std::string::npos) << line;
+}
+
+}  // namespace
+}  // namespace perigee
