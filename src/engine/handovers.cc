@@ -29,9 +29,6 @@ Status Handovers::check(const EngineConfig& config) {
     return bad_input("--kv-transfer-config needs the prefix cache: leave out --no-enable-prefix-caching", kFlag);
   if (config.rank.device == Device::kCuda)
     return bad_input("--kv-transfer-config: caches on GPUs cannot be sent yet: use --device cpu", kFlag);
-  if (!config.rank.draft_model.empty())
-    return bad_input("--kv-transfer-config: a draft model's cache cannot be sent yet: leave out --speculative-config",
-                     kFlag);
   return {};
 }
 
@@ -40,9 +37,21 @@ Result<std::unique_ptr<Handovers>> Handovers::create(const EngineConfig& config,
   const HandoverConfig& handover = config.handover;
   if (!handover.any()) return std::unique_ptr<Handovers>();
   RETURN_IF_ERROR(check(config));
-  PageStore store(executor.host_pages());
+  const std::vector<RankPages> pages = executor.host_pages();
+  CHECK(!pages.empty(), "a host's ranks without pages");
+  if (pages.front().layout.full().layers > 0)
+    return bad_input(
+        "--kv-transfer-config: a draft's keys and values by head cannot be sent yet: take a draft with latent "
+        "attention, or leave out --speculative-config",
+        "kv-transfer-config");
+  PageStore store(pages);
   CacheShape shape;
   ASSIGN_OR_RETURN(shape.model, model_digest(config.rank.load));
+  if (!config.rank.draft_model.empty()) {  // whose latents lie in the blocks
+    LoadOptions draft = config.rank.load;
+    draft.path = config.rank.draft_model;
+    ASSIGN_OR_RETURN(shape.draft, model_digest(draft));
+  }
   shape.deterministic = config.rank.limits.deterministic;
   store.describe(shape);
   HandoverConfig started = handover;
@@ -68,7 +77,8 @@ Handovers::Handovers(const PageStore& store, const CacheShape& shape, const Hand
 Status Handovers::listen() {
   if (!leases_ || !config_.listens) return {};
   const auto& [host, port] = *config_.listens;
-  ASSIGN_OR_RETURN(server_, LeaseServer::start(*leases_, host, port, {.secret = config_.secret}));
+  ASSIGN_OR_RETURN(server_,
+                   LeaseServer::start(*leases_, host, port, TcpOptions::for_leases(config_.secret, config_.lease_s)));
   const bool v6 = host.find(':') != std::string::npos;
   address_ = fmt::format("{}{}{}:{}", v6 ? "[" : "", host, v6 ? "]" : "", server_->port());
   log_info("cache transfers: listening on ", address_);

@@ -5,6 +5,7 @@
 #include <list>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "base/thread.h"
 #include "kv/peer.h"
@@ -18,6 +19,11 @@ struct TcpOptions {
   double silence_s = 10;   // of a peer within a frame, or before a reply
   double idle_s = 600;     // of a connection without a request
   int32_t max_connections = 64;
+
+  // For leases of so many seconds: a peer that says nothing is given up before the lease that it gave has ended.
+  static TcpOptions for_leases(std::string secret, double lease_s) {
+    return {.secret = std::move(secret), .handshake_s = lease_s / 6, .silence_s = lease_s / 3};
+  }
 };
 
 bool is_loopback(const std::string& host);

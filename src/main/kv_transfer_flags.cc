@@ -187,7 +187,7 @@ Status settle_kv_transfer(const CommandLine& flags, const KvTransferVariables& v
   }
   ASSIGN_OR_RETURN(to.secret, secret_of(read, variables.runtime_folder));
   to.peers = std::move(read.peers);
-  if (takes) to.connect = connect_by_tcp({.secret = to.secret});
+  if (takes) to.connect = connect_by_tcp(TcpOptions::for_leases(to.secret, to.lease_s));
   return {};
 }
 

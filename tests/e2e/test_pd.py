@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from conftest import FLAGS, FOLDER, ON_GPU, PROGRAM, TOP, gauge, wait_idle
+from conftest import FLAGS, FOLDER, ON_GPU, PROGRAM, TOP, drafting, gauge, wait_idle
 from server_process import PairProcess, ServerProcess
 from test_tensor_parallel import expect_equal_up_to_a_tie
 
@@ -15,6 +15,7 @@ pytestmark = pytest.mark.skipif(ON_GPU, reason="caches on GPUs are not sent yet"
 MODEL = os.path.basename(FOLDER)
 COMMON = [*FLAGS, "--selfcheck", "--threads", "1"]
 # (tp, dcp) of the prefill server and of the decode server, and the cache.
+NGRAM = {"method": "ngram", "num_speculative_tokens": 3}
 LAYOUTS = [((1, 1), (1, 1), "bf16"), ((2, 1), (2, 2), "fp8"), ((2, 2), (1, 1), "fp8_ds_mla")]
 
 
@@ -115,6 +116,27 @@ def test_chats_and_tools(server, pair):
             for call in message.get("tool_calls") or []:
                 call.pop("id")
         assert messages[0] == messages[1], more
+
+
+@pytest.mark.parametrize("flags, role", [(drafting(), "both"), (["--speculative-config", json.dumps(NGRAM)], "decode")])
+def test_drafts(server, tmp_path, flags, role):
+    """A draft model's latents travel with the blocks; prompt lookup needs none."""
+    prompts = questions(3)
+    common = [*COMMON, "--deterministic"]
+    with PairProcess(PROGRAM, FOLDER, common, flags if role == "both" else [], flags, log_folder=str(tmp_path)) as pair:
+        for prompt in prompts:
+            wanted = answer(server, prompt, max_tokens=40)[0]["token_ids"]
+            assert answer(pair, prompt, max_tokens=40)[0]["token_ids"] == wanted
+        wait_let_go(pair)
+        seen = counts(pair)
+        assert seen["arrived"] == len(prompts) and seen["failed"] == 0, seen
+        assert gauge(pair.decode.get("/metrics")[1], "vllm:spec_decode_num_accepted_tokens_total") > 0
+
+
+def test_another_draft_is_another_cache(tmp_path):
+    with PairProcess(PROGRAM, FOLDER, COMMON, [], drafting(), log_folder=str(tmp_path)) as pair:
+        status, reply = pair.post("/v1/completions", body(questions(1)[0]))
+        assert status == 500 and "speculative-config" in reply["error"]["message"], reply
 
 
 def test_a_client_that_leaves_leaves_nothing_held(pair):
