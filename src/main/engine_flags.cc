@@ -40,7 +40,7 @@ void add_parallel_flags(CommandLine& flags, EngineFlags& to) {
   flags.group("Parallel");
   const Whole ranks{1, kMostSequences};
   flags.add(
-      "--tensor-parallel-size,--tp", to.parallel.tensor, Whole{1, kMostRanks},
+      "--tensor-parallel-size,--tensor-parallel,--tp", to.parallel.tensor, Whole{1, kMostRanks},
       "ranks that each hold a share of the heads, of every expert and of the vocabulary; each on a GPU of its own");
   flags.add_switch("--enable-expert-parallel", to.config.rank.whole_experts,
                    "deal whole experts to the ranks; without it each has a share of every expert");

@@ -1,6 +1,5 @@
 """`perigee router` in front of real servers: replies are theirs, and a worker that dies or drains costs nobody a reply."""
 import json
-import os
 import signal
 import threading
 import time
@@ -11,11 +10,6 @@ from conftest import EDGE_ONLY, FLAGS, FOLDER, PROGRAM, gauge, wait_idle
 from server_process import RouterProcess, ServerProcess
 
 pytestmark = EDGE_ONLY
-
-# vllm-project/vllm 44848: its router's line. Hosts and ports are replaced by those of the test's servers.
-LINE = (
-    "vllm-router --policy round_robin  --vllm-pd-disaggregation   --prefill http://10.1.50.70:8100     "
-    "--decode http://10.1.50.70:8200     --host 0.0.0.0     --port 8000     --intra-node-data-parallel-size 1")
 
 
 def url(server):
@@ -178,18 +172,3 @@ def test_keys_are_passed_on(launch, route):
         assert (reply.status, reply.getheader("X-Request-Id")) == (expected, "of-the-client")
         reply.read()
         connection.close()
-
-
-def test_the_line_of_44848_starts(workers, tmp_path):
-    """Its workers are two plain servers: what the router asks of them is what a prefill and a decode server are asked."""
-    line = LINE.replace("http://10.1.50.70:8100", url(workers[0])).replace("http://10.1.50.70:8200", url(workers[1]))
-    assert line.replace(url(workers[0]), "http://10.1.50.70:8100").replace(url(workers[1]), "http://10.1.50.70:8200") == LINE
-    program = tmp_path / "vllm-router"
-    program.write_text(f'#!/bin/bash\nexec {PROGRAM} router "$@"\n')
-    program.chmod(0o755)
-    environment = f"PATH={tmp_path}:{os.environ['PATH']}"
-    with RouterProcess(["bash", "-c", f"exec env {environment} {line}"], str(tmp_path / "log")) as router:
-        assert router.port == 8000
-        router.wait_ready()
-        assert router.get("/v1/models")[0] == 200
-    assert router.process.returncode == 0

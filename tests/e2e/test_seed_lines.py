@@ -11,8 +11,8 @@ import tempfile
 
 import pytest
 
-from conftest import EDGE_ONLY, FOLDER, PROGRAM, gauge, wait_idle
-from server_process import ServerProcess
+from conftest import EDGE_ONLY, FOLDER, PROGRAM, TOP, gauge, wait_idle
+from server_process import RouterProcess, ServerProcess
 
 # vllm-project/vllm 34795, of 8 GPUs, with the flag that its author adds for more cache; and the sizes of that request's own
 # test, on 4.
@@ -56,6 +56,48 @@ LINE_K26 = (
     "--reasoning-parser kimi_k2 "
     r"""--speculative-config '{"model":"lightseekorg/kimi-k2.6-eagle3","method":"eagle3","num_speculative_tokens":3,"draft_attention_backend":"FLASH_ATTN","""
     r""""draft_kv_cache_dtype":"bfloat16","use_local_argmax_reduction":true,"rejection_sample_method":"probabilistic"}'""")
+# vllm-project/vllm 44848: a prefill server, a decode server and their router. Only the router's line has hosts, of its author's
+# machine.
+LINES_PD = (
+    r"""CUDA_VISIBLE_DEVICES=0,1,2,3 \
+VLLM_SSM_CONV_STATE_LAYOUT=DS \
+VLLM_KV_CACHE_LAYOUT=HND \
+VLLM_NIXL_SIDE_CHANNEL_PORT=5560 \
+UCX_NET_DEVICES=all \
+vllm serve moonshotai/Kimi-Linear-48B-A3B-Instruct \
+  --trust-remote-code \
+  --port 8100 \
+  --host 0.0.0.0 \
+  --tensor-parallel-size 4 \
+  --gpu-memory-utilization 0.9 \
+  --no-disable-hybrid-kv-cache-manager \
+  --kv-transfer-config '{"kv_connector":"NixlConnector","kv_role":"kv_producer"}' \
+  --served-model-name kimi \
+  --no-async-scheduling""",
+    r"""CUDA_VISIBLE_DEVICES=4,5,6,7 \
+VLLM_SSM_CONV_STATE_LAYOUT=DS \
+VLLM_KV_CACHE_LAYOUT=HND \
+VLLM_NIXL_SIDE_CHANNEL_PORT=5660 \
+UCX_NET_DEVICES=all \
+vllm serve moonshotai/Kimi-Linear-48B-A3B-Instruct \
+  --trust-remote-code \
+  --port 8200 \
+  --host 0.0.0.0 \
+  --tensor-parallel-size 4 \
+  --gpu-memory-utilization 0.9 \
+  --no-disable-hybrid-kv-cache-manager \
+  --kv-transfer-config '{"kv_connector":"NixlConnector","kv_role":"kv_consumer"}' \
+  --served-model-name kimi \
+  --no-async-scheduling""",
+    "vllm-router --policy round_robin  --vllm-pd-disaggregation   --prefill http://10.1.50.70:8100     "
+    "--decode http://10.1.50.70:8200     --host 0.0.0.0     --port 8000     --intra-node-data-parallel-size 1")
+LINE_TP8 = r"""vllm serve moonshotai/Kimi-Linear-48B-A3B-Instruct/ \
+  --tensor-parallel 8 \
+  --served-model-name kimi \
+  --trust-remote-code \
+  --gpu-memory-utilization 0.9 \
+  --port 8000 \
+  --host 0.0.0.0"""
 # The bundled draft with latent attention has 4 heads, too few for 8 ranks.
 DRAFTS = {name: f"{FOLDER}-eagle3" for name in ("lightseekorg/kimi-k2.5-eagle3-mla", "lightseekorg/kimi-k2.6-eagle3")}
 
@@ -117,3 +159,35 @@ def test_a_line_starts_and_answers(tmp_path, line, tp, dcp):
         assert log.count("use_local_argmax_reduction has no effect") == line.count("use_local_argmax_reduction"), log
     for flag in re.findall(r"--(?:trust\S*|attention-backend|mm-\S*|\S*-parser|async-scheduling|enable-auto\S*|gpu-memory\S*)", line):
         assert f"{flag} has no effect" in log, log
+
+
+@EDGE_ONLY
+def test_the_lines_of_44848_start_and_answer(tmp_path):
+    def with_model(line):
+        return line.replace("moonshotai/Kimi-Linear-48B-A3B-Instruct", str(TOP / "models/tiny-kimi-linear"))
+
+    def folder(name):
+        (tmp_path / name).mkdir()
+        return tmp_path / name
+
+    program = tmp_path / "vllm-router"
+    program.write_text(f'#!/bin/bash\nexec {PROGRAM} router "$@"\n')
+    program.chmod(0o755)
+    line = LINES_PD[2].replace("10.1.50.70", "127.0.0.1")
+    body = {"model": "kimi", "prompt": list(range(300, 500)), "temperature": 0, "max_tokens": 8, "ignore_eos": True}
+    with open(os.path.join(tempfile.gettempdir(), "perigee-seed-lines.lock"), "w", encoding="utf-8") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with LineServer(with_model(LINES_PD[0]), folder("prefill")) as prefill, \
+                LineServer(with_model(LINES_PD[1]), folder("decode")) as decode, \
+                RouterProcess(["bash", "-c", f"exec env PATH={tmp_path}:{os.environ['PATH']} {line}"], str(tmp_path / "log")) as router:
+            assert [each.port for each in (prefill, decode, router)] == [8100, 8200, 8000]
+            status, reply = router.post("/v1/completions", body)
+            assert status == 200 and reply["usage"]["completion_tokens"] == 8, reply
+            assert reply["usage"]["prompt_tokens_details"]["cached_tokens"] == 192, reply
+            assert "listening on 127.0.0.1:5560" in prefill.text()
+            assert gauge(prefill.get("/metrics")[1], "perigee:kv_leases_granted_total") == 1
+            metrics = decode.get("/metrics")[1]
+            assert gauge(metrics, "perigee:kv_transfers_total") == 1 and gauge(metrics, "perigee:nixl_num_failed_transfers_total") == 0
+        with LineServer(LINE_TP8.replace("moonshotai/Kimi-Linear-48B-A3B-Instruct", FOLDER), folder("one")) as one:
+            assert one.port == 8000
+            assert one.post("/v1/completions", body)[1]["usage"]["completion_tokens"] == 8
