@@ -3,6 +3,7 @@
 
     tools/score.py --program build/perigee [--model models/tiny-kimi-linear] [--only gsm_5shot_a,tools] [--limit N] [--concurrency 16]
     tools/score.py --program build/perigee --only gsm_5shot_a --limit 100 --table    accuracy by tp, dcp and cache
+    tools/score.py --program build/perigee --prefill=-tp=2 --decode=-tp=4            of two servers, behind the router
 
 Sets whose prompts are stored as seeds are written to a scratch folder first. Exits non-zero when a share is more than
 one point from the reference's, in the table from that of one rank with a bf16 cache. Standard library only.
@@ -18,7 +19,7 @@ import sys
 import tempfile
 import time
 
-from server_process import TOP, ServerProcess
+from server_process import TOP, PairProcess, ServerProcess
 
 ALWAYS_RIGHT = dict.fromkeys(
     ["gsm_chat", "tool_call", "tool_answer", "retrieval_1024", "retrieval_4096", "retrieval_16384"], 100.0)
@@ -116,6 +117,8 @@ def main():
     parser.add_argument("--limit", type=int, default=0)
     parser.add_argument("--concurrency", type=int, default=16)
     parser.add_argument("--flags", default="", help="further flags of the server")
+    parser.add_argument("--prefill", help="further flags of a server that computes prompts, with --decode")
+    parser.add_argument("--decode", help="further flags of the server that computes their replies")
     parser.add_argument("--table", action="store_true", help="CPU ranks: accuracy by tp, dcp and cache, of all sets together")
     arguments = parser.parse_args()
     only = set(filter(None, arguments.only.split(",")))
@@ -148,7 +151,12 @@ def table(arguments, rows):
 def ask_all(arguments, rows, flags):
     """-> [right, asked] by kind."""
     totals, begin, done = {}, time.monotonic(), 0
-    with ServerProcess(arguments.program, arguments.model, [*flags, *arguments.flags.split()]) as server, \
+    flags = [*flags, *arguments.flags.split()]
+    if arguments.prefill is None and arguments.decode is None:
+        process = ServerProcess(arguments.program, arguments.model, flags)
+    else:
+        process = PairProcess(arguments.program, arguments.model, flags, (arguments.prefill or "").split(), (arguments.decode or "").split())
+    with process as server, \
             concurrent.futures.ThreadPoolExecutor(arguments.concurrency) as pool:
         for outcome in pool.map(lambda row: score_row(server, row), rows):
             for kind, right in outcome:
