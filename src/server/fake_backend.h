@@ -14,23 +14,9 @@
 
 #include "base/clock.h"
 #include "server/backend.h"
+#include "server/fake_options.h"
 
 namespace perigee {
-
-struct FakeOptions {
-  // The ids that a prompt is answered with; after them, stop id `eos` if it is among the request's.
-  std::function<std::vector<int32_t>(const std::vector<int32_t>& prompt)> reply;
-  int32_t eos = 258;  // <|im_end|> of test_tokenizer()
-  int32_t vocab = 512;
-  int64_t max_model_len = 256;
-  int64_t max_choices = 1024;
-  int32_t num_drafts = 0;
-  double tick_s = 0;  // between tokens
-  int32_t tokens_per_chunk = 1;
-  int32_t hold_after = INT32_MAX;  // a choice with so many tokens has no more until release() or a cancel
-  int32_t fail_after = -1;         // every choice ends with kError after that many tokens
-  size_t accepts = SIZE_MAX;       // requests; later ones find the queue full
-};
 
 class FakeBackend : public Backend {
  public:
