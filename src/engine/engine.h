@@ -28,6 +28,7 @@ struct HandoverConfig {
   ImportEnd on_failure = ImportEnd::kRecompute;  // --kv-load-failure-policy
   double lease_s = 30;                           // of a lease that nobody extends; a reader does so six times as often
   uint64_t incarnation = 0;                      // 0: made up
+  int64_t piece_bytes = 4 << 20;                 // of one read from another node
   std::string secret = {};                       // which all nodes know: shows whose leases are to be believed
   std::vector<std::string> peers = {};           // "host:port", the only ones whose leases are taken; none: any
   // Where it is asked for leases over TCP, by an address that other nodes can reach; port 0: any.

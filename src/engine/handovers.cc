@@ -67,11 +67,12 @@ Handovers::Handovers(const PageStore& store, const CacheShape& shape, const Hand
     leases_ = std::make_unique<LeaseTable>(store, shape, config.incarnation, config.lease_s, system_clock(),
                                            [post = posts.lease](SequenceId sequence) { post({sequence}); });
   if (config.connect)
-    transfer_ = std::make_unique<Transfer>(store, shape, config.connect,
-                                           Transfer::Options{.extend_every_s = config.lease_s / 6},
-                                           [post = posts.import](SequenceId sequence, Status status) {
-                                             post({sequence, std::move(status)});
-                                           });
+    transfer_ = std::make_unique<Transfer>(
+        store, shape, config.connect,
+        Transfer::Options{.extend_every_s = config.lease_s / 6, .piece_bytes = config.piece_bytes},
+        [post = posts.import](SequenceId sequence, Status status) {
+          post({sequence, std::move(status)});
+        });
 }
 
 Status Handovers::listen() {

@@ -16,6 +16,7 @@ const char* finish_name(FinishReason reason) {
 }
 
 constexpr int64_t kPageBytes = kBlockTokens * sizeof(uint64_t);
+constexpr double kLongestImportS = 60;
 constexpr const char* kTransfer = "kv_transfer_params";
 
 // A page is a block of 64 words, or one unit of the state.
@@ -96,7 +97,6 @@ void Node::run() {
 }
 
 void Node::die(bool heard) {
-  dead_ = true;
   http_doors()[static_cast<size_t>(setup_.process)] = nullptr;
   for (auto& [sequence, open] : open_) {
     open.call->on_disconnect = nullptr;
@@ -120,6 +120,7 @@ void Node::refuse(HttpCall& call, int status, const std::string& why) const {
 void Node::take(const std::shared_ptr<HttpCall>& call) {
   const auto parsed = parse_json(call->body);
   judge_.require(parsed.ok(), "a body that is not JSON");
+  judge_.require(call->id.starts_with("request-"), "a request without its id");
   const Json& body = *parsed;
   Start start{.call = call, .arrival_s = world_.clock_s(setup_.process)};
   EngineRequest& request = start.request;
@@ -204,6 +205,7 @@ void Node::handle(const ImportOver& over) {
                                   : "an import failed and is computed");
   world_.trace("node ", setup_.process, " import ", over.sequence, ": ",
                over.status.ok() ? "arrived" : over.status.error().message);
+  import_begun_s_.erase(over.sequence);
   end_import(over.sequence, end);
   handovers_->handle(over, scheduler_);
   take_updates();
@@ -224,6 +226,11 @@ void Node::tick() {
     if (!import.empty() && import.first_block > 0) world_.count("an import after a hit");
     world_.trace("node ", setup_.process, " import ", import.sequence, ": ", import.blocks.size(), " blocks from ",
                  import.first_block, import.checkpoint.empty() ? "" : " and a state");
+  }
+  for (const auto& [sequence, import] : imports_) {
+    const double begun_s = import_begun_s_.try_emplace(sequence, world_.time_s()).first->second;
+    judge_.require(world_.time_s() - begun_s < kLongestImportS, "node ", setup_.process, " import ", sequence,
+                   " does not end");
   }
   handovers_->post(std::exchange(new_imports_, {}));
   if (rng_.chance(0.7)) give_masks();

@@ -88,8 +88,9 @@ class Node final : public Harness {
   std::vector<SequenceUpdate> updates_;
   std::map<SequenceId, Open> open_;
   std::map<const HttpCall*, SequenceId> sequences_;
+  std::map<SequenceId, double> import_begun_s_;
   Thread engine_;
-  bool stopping_ = false, dead_ = false;
+  bool stopping_ = false;
 };
 
 }  // namespace perigee::sim

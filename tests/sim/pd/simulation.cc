@@ -15,8 +15,9 @@ namespace {
 constexpr int32_t kNumRequests = 64;
 constexpr double kLeaseS = 2.0, kLongestS = 400.0;
 
-std::string url_of(int process) {
-  return "http://127.0.0.1:" + std::to_string(process);
+// A node that does both is two workers of the router, by two paths.
+std::string url_of(int process, Role role) {
+  return str_cat("http://127.0.0.1:", process, role == Role::kPrefill ? "/p" : "/d");
 }
 
 SocketAddress address_of(int process) {
@@ -50,6 +51,7 @@ PdSimulation::PdSimulation(uint64_t seed, bool tracing) : world_(seed, 8) {
   }
   draw_model();
   const int num_prefill = static_cast<int>(rng.between(1, 2)), num_decode = 2;
+  const bool both = rng.chance(0.2);
   num_nodes_ = num_prefill + num_decode;
   setups_.resize(static_cast<size_t>(num_nodes_) + 1);
   nodes_.resize(setups_.size());
@@ -66,10 +68,12 @@ PdSimulation::PdSimulation(uint64_t seed, bool tracing) : world_(seed, 8) {
   shared_ = std::make_shared<ForwardShared>(
       ForwardConfig{.split = true, .max_retries = 3, .times = {.connect_s = 1, .silence_s = 15, .write_s = 5}}, table_);
   for (int process = 1; process <= num_nodes_; ++process) {
-    setups_[static_cast<size_t>(process)] = draw_node(process, process <= num_prefill, process > num_prefill);
+    const bool gives = both || process <= num_prefill, takes = both || process > num_prefill;
+    setups_[static_cast<size_t>(process)] = draw_node(process, gives, takes);
     start_node(process);
-    const Status added = table_->add(url_of(process), process <= num_prefill ? Role::kPrefill : Role::kDecode);
-    world_.judge.require(added.ok(), "a worker is refused");
+    const bool added = (!gives || table_->add(url_of(process, Role::kPrefill), Role::kPrefill).ok()) &&
+                       (!takes || table_->add(url_of(process, Role::kDecode), Role::kDecode).ok());
+    world_.judge.require(added, "a worker is refused");
   }
   world_.on_touch = [this](int process, const void* page) {
     if (const Node* node = nodes_[static_cast<size_t>(process)].get()) node->check_touch(page);
@@ -97,11 +101,11 @@ NodeSetup PdSimulation::draw_node(int process, bool gives, bool takes) {
   config = model_;
   config.dcp_size = 1 << rng.below(3);
   config.max_sequences = static_cast<int32_t>(rng.between(3, 16));
-  const int32_t num_blocks = static_cast<int32_t>(rng.between(12, rng.chance(0.6) ? 24 : 40));
+  const int32_t num_blocks = static_cast<int32_t>(rng.between(8, rng.chance(0.6) ? 16 : 40));
   config.num_pages = (num_blocks + config.dcp_size - 1) / config.dcp_size;
   if (state_units_ > 0) {
     config.state_pages = static_cast<int32_t>(state_units_) / config.dcp_size;
-    config.num_pages += config.state_pages * static_cast<int32_t>(rng.between(8, 14));
+    config.num_pages += config.state_pages * static_cast<int32_t>(rng.between(6, 14));
     constexpr int32_t kIntervals[] = {0, 1, 2, 64};
     config.checkpoint_interval_blocks = kIntervals[rng.below(4)];
     config.checkpoint_rolling_blocks = static_cast<int32_t>(rng.below(3));
@@ -117,6 +121,7 @@ NodeSetup PdSimulation::draw_node(int process, bool gives, bool takes) {
   if (takes) setup.handover.connect = connect_by_tcp({.secret = "secret", .handshake_s = 0.5, .silence_s = 1.0});
   setup.handover.on_failure = rng.chance(0.6) ? ImportEnd::kRecompute : ImportEnd::kFail;
   setup.handover.lease_s = kLeaseS;
+  setup.handover.piece_bytes = rng.between(1, 4) * kBlockTokens * static_cast<int64_t>(sizeof(uint64_t));
   setup.queue_length = static_cast<int32_t>(faults_.quiet() || rng.chance(0.7) ? 200 : rng.between(2, 10));
   setup.lie_chance = faults_.lies ? 0.1 : 0;
   if (takes && !faults_.quiet() && rng.chance(0.03)) setup.model = "another";
@@ -136,8 +141,7 @@ void PdSimulation::start_node(int process) {
 // What the router's probes find (src/router/health_checks.cc needs sockets).
 void PdSimulation::ask_health() {
   for (const WorkerView& worker : table_->list()) {
-    int process = 1;
-    while (url_of(process) != worker.url.text) ++process;
+    const int process = std::atoi(worker.url.port.c_str());
     const bool answers = world_.alive(process) && world_.stopped_until_s(process) <= world_.time_s() &&
                          world_.passes_at_s(0, process) <= world_.time_s();
     table_->set_address(worker.id, address_of(process));
@@ -149,7 +153,7 @@ void PdSimulation::ask_health() {
 // A shared stream or a former prompt up to some point, then tokens of its own.
 std::shared_ptr<const std::vector<int32_t>> PdSimulation::draw_prompt() {
   Rng& rng = world_.rng;
-  const auto longest = std::min(model_.max_model_len - 40, 330);
+  const auto longest = std::min(model_.max_model_len - 90, 330);
   const auto length = static_cast<int32_t>(rng.chance(0.15) ? rng.between(1, 63) : rng.between(64, longest));
   if (!prompts_.empty() && rng.chance(0.1)) return prompts_[rng.below(prompts_.size())];
   auto prompt = std::make_shared<std::vector<int32_t>>();
@@ -165,7 +169,7 @@ void PdSimulation::begin_request() {
   const auto prompt = draw_prompt();
   prompts_.push_back(prompt);
   SamplingParams sampling;
-  sampling.max_tokens = static_cast<int32_t>(rng.between(1, 30));
+  sampling.max_tokens = static_cast<int32_t>(rng.between(1, rng.chance(0.3) ? 90 : 24));
   sampling.seed = rng.next();
   if (rng.chance(0.3)) sampling.stop_ids = {static_cast<int32_t>(rng.below(kVocabulary))};
   const ChainConstraint constraint(sampling.seed);
@@ -194,6 +198,18 @@ void PdSimulation::begin_request() {
   if (faults_.leaves && !world_.calm && rng.chance(0.2)) world_.after(rng.unit() * 2, [client] { client->leave(); });
 }
 
+// As by SIGTERM: what it lends and takes ends in order, and then its connections do.
+void PdSimulation::end_node(int process) {
+  world_.count("a process ended");
+  const auto index = static_cast<size_t>(process);
+  take_counts(*nodes_[index]);
+  nodes_[index]->die(true);
+  reap(std::move(nodes_[index]), process, [this, process] {
+    world_.kill(process, true);
+    world_.after(0.2 + world_.rng.unit(), [this, process] { start_node(process); });
+  });
+}
+
 void PdSimulation::kill(int process) {
   const bool heard = world_.rng.chance(0.6);
   world_.count(heard ? "a process died" : "a process died unheard");
@@ -201,17 +217,18 @@ void PdSimulation::kill(int process) {
   take_counts(*nodes_[index]);
   nodes_[index]->die(heard);
   world_.kill(process, heard);
-  reap(std::move(nodes_[index]), process);
+  reap(std::move(nodes_[index]), process, [] {});
   world_.after(0.2 + 3 * world_.rng.unit(), [this, process] { start_node(process); });
 }
 
 // On a fiber: its threads are waited for.
-void PdSimulation::reap(std::unique_ptr<Node> node, int process) {
+void PdSimulation::reap(std::unique_ptr<Node> node, int process, const std::function<void()>& then) {
   ++num_dying_;
   world_.enter(process);
-  world_.spawn([this, dying = std::shared_ptr<Node>(std::move(node))]() mutable {
+  world_.spawn([this, then, dying = std::shared_ptr<Node>(std::move(node))]() mutable {
     dying.reset();
     --num_dying_;
+    then();
   });
   world_.leave();
 }
@@ -225,7 +242,11 @@ void PdSimulation::disturb() {
   const bool alive = world_.alive(process) && nodes_[static_cast<size_t>(process)] != nullptr;
   switch (rng.below(6)) {
     case 0:
-      if (faults_.kills && alive && rng.chance(0.4)) kill(process);
+      if (!faults_.kills || !alive || !rng.chance(0.4)) break;
+      if (rng.chance(0.7))
+        kill(process);
+      else
+        end_node(process);
       break;
     case 1:
       if (!faults_.stops || !alive) break;
@@ -319,7 +340,7 @@ std::map<std::string, int64_t> PdSimulation::run() {
     const auto index = static_cast<size_t>(process);
     take_counts(*nodes_[index]);
     nodes_[index]->stop_serving();
-    reap(std::move(nodes_[index]), process);
+    reap(std::move(nodes_[index]), process, [] {});
   }
   if (!world_.run([this] { return num_dying_ == 0; }, world_.time_s() + 30)) world_.judge.fail("a node does not close");
   if (faults_.quiet()) {

@@ -39,7 +39,8 @@ class PdSimulation {
   void begin_request();
   void disturb();
   void kill(int process);
-  void reap(std::unique_ptr<Node> node, int process);
+  void end_node(int process);
+  void reap(std::unique_ptr<Node> node, int process, const std::function<void()>& then);
   void take_counts(Node& node);
   bool all_rest() const;
   void check_last_request();
