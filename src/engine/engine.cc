@@ -359,8 +359,6 @@ void Engine::Impl::submit(SubmitMessage&& message) {
              .first_sequence = first,
              .n = body.n,
              .live_choices = body.n};
-  // A GPU's drafts never visit the host, which would have to know them to make masks for rows that verify them.
-  const bool may_draft = !body.constraint || config.rank.device != Device::kCuda;
   for (int32_t i = 0; i < body.n; ++i) {
     const SequenceId sequence(first.value + i);
     owners.emplace(sequence, &request);
@@ -374,7 +372,7 @@ void Engine::Impl::submit(SubmitMessage&& message) {
         .arrival_s = message.arrival_s,
         .deadline_s = body.timeout_s > 0 ? message.arrival_s + body.timeout_s : 0,
         .cache_salt = body.cache_salt,
-        .speculation_max_context = may_draft ? body.speculation_max_context : 1,
+        .speculation_max_context = body.speculation_max_context,
         .leader = i > 0 ? first : SequenceId(),
         .constraint = body.constraint,
     };

@@ -6,6 +6,7 @@
 #include "bits.h"
 #include "control/constraint_testing.h"
 #include "pairwise.h"
+#include "tensor/cuda/gpus.h"
 
 namespace perigee {
 namespace {
@@ -40,8 +41,24 @@ void expect_obeyed(const std::vector<Job>& jobs, const std::vector<Reply>& repli
   }
 }
 
-TEST(Constraints, LeaveFreeRequestsAlone) {
-  const auto engine = make_engine(base_config(tiny_k2()));
+std::vector<Device> devices() {
+  std::vector<Device> all = {Device::kCpu};
+  if (select_device(0).ok()) all.push_back(Device::kCuda);
+  return all;
+}
+
+class Constraints : public testing::TestWithParam<Device> {
+ protected:
+  static EngineConfig config_of(TestModel model) {
+    model.device = GetParam();
+    EngineConfig config = base_config(model);
+    config.rank.limits.deterministic = true;
+    return config;
+  }
+};
+
+TEST_P(Constraints, LeaveFreeRequestsAlone) {
+  const auto engine = make_engine(config_of(tiny_k2()));
   const std::vector<Job> jobs = jobs_of(40);
   std::vector<Job> free;
   for (const Job& job : jobs)
@@ -52,14 +69,16 @@ TEST(Constraints, LeaveFreeRequestsAlone) {
 }
 
 // Settings in which each two values of two of these occur together; in a soak, all.
-TEST(Constraints, GiveTheSameInEverySetting) {
+TEST_P(Constraints, GiveTheSameInEverySetting) {
   struct Drafts {
     int32_t most;
     const char* model;
   };
   constexpr std::array<Drafts, 5> kDrafts = {{{0, ""}, {1, ""}, {3, ""}, {3, "-eagle3-mla"}, {kMaxDrafts, ""}}};
   constexpr std::array<std::pair<int32_t, int32_t>, 3> kRanks = {{{1, 1}, {2, 1}, {2, 2}}};  // tp, dcp
-  const std::vector<int> factors = {kDrafts.size(), kRanks.size(), 2, 2, 2, 2};
+  const bool one_gpu = GetParam() == Device::kCuda && list_gpus().size() < 2;
+  const int num_groups = one_gpu ? 1 : static_cast<int>(kRanks.size());
+  const std::vector<int> factors = {kDrafts.size(), num_groups, 2, 2, 2, 2};
   const std::vector<Job> jobs = jobs_of(4 * 64 - 4);
   std::map<std::string, std::vector<Reply>> plain;  // by model and ranks
   int64_t accepted = 0;
@@ -74,8 +93,7 @@ TEST(Constraints, GiveTheSameInEverySetting) {
                     model.dcp, chunked ? ", chunked" : "", cached ? ", cached" : "", crowded ? ", preempted" : "");
     SCOPED_TRACE(text);
     fmt::print("{}\n", text);
-    EngineConfig config = base_config(model);
-    config.rank.limits.deterministic = true;
+    EngineConfig config = config_of(model);
     std::vector<Reply>& wanted = plain[fmt::format("{} {} {}", model.name, model.tp, model.dcp)];
     if (wanted.empty()) {
       wanted = run(*make_engine(config), jobs, true);
@@ -104,6 +122,9 @@ TEST(Constraints, GiveTheSameInEverySetting) {
   EXPECT_GT(accepted, 100);
   EXPECT_GT(num_preempted, 3);
 }
+
+INSTANTIATE_TEST_SUITE_P(, Constraints, testing::ValuesIn(devices()),
+                         [](const auto& info) { return std::string(info.param == Device::kCuda ? "Cuda" : "Cpu"); });
 
 }  // namespace
 }  // namespace perigee

@@ -277,7 +277,7 @@ void CudaDevice::forward(const StepPlan&, const Batch& batch, int32_t) {
   output_ = parts_->model->forward(batch_, step_ops, pool());
 }
 
-// The result need not wait for what the next row's drafts are.
+// A result need not wait for the drafts of the next rows, except those that the host makes masks of.
 void CudaDevice::sample(const StepPlan&, int32_t buffer) {
   auto& [upload, done, asked] = in_flight_[static_cast<size_t>(buffer)];
   if (bucket_ > 0) {
@@ -288,11 +288,15 @@ void CudaDevice::sample(const StepPlan&, int32_t buffer) {
     sampling_->sample(asked.num_rows, output_.logits, buffer);
   }
   upload->fence(ops().owned_stream());
-  done.record(ops().owned_stream());
+  const bool fetches_drafts = drafter_ != nullptr && asked.masked;
+  if (!fetches_drafts) done.record(ops().owned_stream());
   if (bucket_ > 0)
     graphs_->draft(bucket_, stream());
   else if (drafter_)
     drafter_->draft({batch_, output_, pool(), parts_->step_ops()});
+  if (!fetches_drafts) return;
+  sampling_->fetch_drafts(buffer);
+  done.record(ops().owned_stream());
 }
 
 Status CudaDevice::collect(const StepPlan& plan, int32_t buffer, StepResult& result) {

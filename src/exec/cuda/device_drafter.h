@@ -1,6 +1,6 @@
 // DeviceDrafter: a drafter (exec/drafter.h) of a GPU. It works on the stream after a step has sampled, on what the step
-// has left in the arrays of slots and batch, and leaves its drafts in those of the slots: no draft visits the host, and
-// a graph may hold its work.
+// has left in the arrays of slots and batch, and leaves its drafts in those of the slots: no draft waits for the host,
+// and a graph may hold its work.
 #pragma once
 
 #include <memory>

@@ -51,9 +51,10 @@ SamplingParams params_of(int row) {
   return p;
 }
 
-std::vector<uint32_t> mask_of(int row) {
+std::vector<uint32_t> mask_of(int row, int place = 0) {
   std::vector<uint32_t> words((kVocab + 31) / 32);
-  for (size_t i = 0; i < words.size(); ++i) words[i] = static_cast<uint32_t>(random_u64(77, 100 * row + i));
+  const auto seed = static_cast<uint64_t>(77 + place);
+  for (size_t i = 0; i < words.size(); ++i) words[i] = static_cast<uint32_t>(random_u64(seed, 100 * row + i));
   return words;
 }
 
@@ -170,17 +171,24 @@ class SamplingOfDrafts : public Sampling {
     Sampling::SetUp();
     if (IsSkipped()) return;
     std::vector<SampleRecord> samples;
+    std::vector<uint32_t> masks;
+    int32_t num_masks = 0;
     for (const SampleRecord& row : samples_)
       for (int place = 0; place < kPlaces; ++place) {
-        samples.push_back(row);
-        samples.back().logit_row = row.slot * kPlaces + place;
-        if (place > num_drafts(row.slot)) samples.back().slot = -1;
+        SampleRecord& sample = samples.emplace_back(row);
+        sample.logit_row = row.slot * kPlaces + place;
+        if (place > num_drafts(row.slot)) sample.slot = -1;
+        if (!is_masked(row.slot)) continue;
+        sample.mask_row = num_masks++;
+        const std::vector<uint32_t> words = mask_of(row.slot, place);
+        masks.insert(masks.end(), words.begin(), words.end());
       }
     logits_.clear();
     for (int i = 0; i < kRows * kPlaces * kVocab; ++i) logits_.push_back(8.0f * random_unit(5, i));
     slots_.length = place(more_[0], std::vector<int32_t>(kRows, 100));
     slots_.drafts = place(more_[1], std::vector<int32_t>(kRows * kMaxDrafts));
     call_.samples = place(more_[2], samples);
+    call_.masks = place(more_[10], masks);
     call_.count = kRows * kPlaces;
     call_.places = kPlaces;
     call_.work = place(more_[3], std::vector<float>(logits_.size()));
@@ -194,12 +202,12 @@ class SamplingOfDrafts : public Sampling {
     call_.logits = place(memory_[11], logits_);
   }
 
-  // That the row has room for; a masked one has none.
-  static int32_t num_drafts(int row) { return is_masked(row) ? 0 : std::min(row % 5, kPlaces - 1); }
+  // That the row has room for.
+  static int32_t num_drafts(int row) { return std::min(row % 5, kPlaces - 1); }
 
   SampledToken sample_on_host(int row, int place, const HostRow& state) {
     const SamplingParams p = params_of(row);
-    const std::vector<uint32_t> mask = is_masked(row) ? mask_of(row) : std::vector<uint32_t>();
+    const std::vector<uint32_t> mask = is_masked(row) ? mask_of(row, place) : std::vector<uint32_t>();
     SamplerRow wanted{.logits = std::span(logits_).subspan(static_cast<size_t>(row * kPlaces + place) * kVocab, kVocab),
                       .params = &p,
                       .num_outputs = state.num_outputs};
@@ -229,7 +237,7 @@ class SamplingOfDrafts : public Sampling {
   }
 
   Sampler host_{kVocab};
-  Buffer more_[10];
+  Buffer more_[11];
 };
 
 // Each place as if the drafts before it had been sampled: with penalties that count them and draws that go on.

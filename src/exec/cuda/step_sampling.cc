@@ -1,5 +1,6 @@
 #include "exec/cuda/step_sampling.h"
 
+#include <algorithm>
 #include <tuple>
 #include <utility>
 
@@ -36,7 +37,7 @@ StepSampling::StepSampling(const SamplingSizes& sizes, const DeviceArrays& array
   if (comm.size() > 1) all_picks_ = device_buffer(static_cast<size_t>(comm.size() * places) * sizeof(Pick));
   work_ = device_buffer(static_cast<size_t>(kept * slots_.vocab) * sizeof(float));
   scratch_ = device_buffer(static_cast<size_t>(sample_scratch_bytes(places)));
-  masks_device_ = device_buffer(static_cast<size_t>(sizes.slots * slots_.bit_words()) * 4);
+  masks_device_ = device_buffer(static_cast<size_t>(kept * slots_.bit_words()) * 4);
   masks_host_ = pinned_buffer(masks_device_.size());
   lists_device_ = device_buffer(static_cast<size_t>(sizes.max_positions + 1) * 4);
   lists_host_ = pinned_buffer(4 * (kMaxListed * 8 + lists_device_.size()));
@@ -44,6 +45,8 @@ StepSampling::StepSampling(const SamplingSizes& sizes, const DeviceArrays& array
                                   static_cast<size_t>(sizes.slots) * sizeof(RowOutcome) +
                                   static_cast<size_t>(sizes.scores) * sizeof(TokenScore));
   for (Buffer& buffer : results_host_) buffer = pinned_buffer(results_device_.size());
+  if (batch_.places > 1)
+    for (Buffer& buffer : drafts_host_) buffer = pinned_buffer(static_cast<size_t>(sizes.slots * kMaxDrafts) * 4);
 }
 
 // Lists of one start after the other. Only when they have filled the buffer does the host wait for the stream, and with
@@ -112,8 +115,7 @@ void StepSampling::ask(const StepPlan& plan, const Slots& slots, const BatchBuil
     const int32_t own_row = graph ? static_cast<int32_t>(i) * places : builder.logit_row(i);
     const int32_t first = alone || by_largest ? own_row : num_whole;
     const int32_t num_logits = row.scores_prompt() ? row.num_tokens() : row.samples() ? 1 + row.num_drafts() : 0;
-    CHECK(row.num_drafts() < places && (!row.masked || row.num_drafts() == 0), "slot ", row.slot, " verifies ",
-          row.num_drafts(), " drafts");
+    CHECK(row.num_drafts() < places, "slot ", row.slot, " verifies ", row.num_drafts(), " drafts");
     const int32_t rank = by_largest ? kEveryRank : rank_of_slot(row.slot, slots_.ranks);
     if (!alone && !graph) sampled_by_.insert(sampled_by_.end(), static_cast<size_t>(num_logits), rank);
     if (mine && !by_largest) num_whole += num_logits;
@@ -128,11 +130,12 @@ void StepSampling::ask(const StepPlan& plan, const Slots& slots, const BatchBuil
     asked.num_scores.push_back(num_scores);
     asked.logprobs.push_back(mine && slot.num_logprobs >= 0);
     if (row.samples()) asked.num_rows = static_cast<int32_t>(i) + 1;
+    asked.masked |= row.masked;
     for (int32_t place = 0; place < places; ++place) {
       const bool samples = row.samples() && place <= row.num_drafts();
       samples_.push_back({.slot = samples ? row.slot.value : -1,
                           .logit_row = row.scores_prompt() ? first + row.num_tokens() - 1 : first + place,
-                          .mask_row = samples && row.masked ? masks++ : -1,
+                          .mask_row = samples && row.masked && mine ? masks++ : -1,
                           .rank = rank});
     }
   }
@@ -142,24 +145,25 @@ void StepSampling::ask(const StepPlan& plan, const Slots& slots, const BatchBuil
   if (!alone && !graph) asked.sampled_by = upload.place(std::span<const int32_t>(sampled_by_));
 }
 
+// A place without a mask allows all ids: the sequence has ended, or it has no such draft. Nobody reads its id.
 void StepSampling::upload_masks(const StepPlan& plan, MaskBox& masks) {
   const auto words = static_cast<size_t>(slots_.bit_words());
-  auto* to = reinterpret_cast<uint32_t*>(masks_host_.data());
+  auto* const begin = reinterpret_cast<uint32_t*>(masks_host_.data());
+  auto* to = begin;
   const MaskBox::Message message = masks.wait(plan.step);
   MaskCursor cursor(*message);
   for (const PlanRow& row : plan.rows) {
     if (!row.masked) continue;
     const std::span<const uint32_t> mask = cursor.of(row.slot);
-    CHECK(mask.empty() || mask.size() >= words, "a mask of ", mask.size(), " words");
-    if (mask.empty())
-      std::fill_n(to, words, ~0u);  // the sequence has ended: nobody reads its id
-    else
-      std::copy_n(mask.begin(), words, to);
-    to += words;
+    if (!slots_.is_mine(row.slot.value)) continue;
+    const size_t room = words * static_cast<size_t>(row.max_ids());
+    CHECK(mask.size() <= room && mask.size() % words == 0, "slot ", row.slot, " has a mask of ", mask.size(),
+          " words for ", row.max_ids(), " places of ", words);
+    to = std::fill_n(std::copy(mask.begin(), mask.end(), to), room - mask.size(), ~0u);
   }
   cursor.check_end();
-  const size_t bytes = reinterpret_cast<uint8_t*>(to) - masks_host_.data();
-  cuda_ok(cudaMemcpyAsync(masks_device_.data(), masks_host_.data(), bytes, cudaMemcpyHostToDevice, stream_.get()),
+  cuda_ok(cudaMemcpyAsync(masks_device_.data(), begin, static_cast<size_t>(to - begin) * 4, cudaMemcpyHostToDevice,
+                          stream_.get()),
           "sending masks");
 }
 
@@ -217,6 +221,12 @@ void StepSampling::fetch(const void* from, size_t bytes, int32_t buffer) {
   if (bytes > 0) cuda_ok(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, stream_.get()), "fetching results");
 }
 
+void StepSampling::fetch_drafts(int32_t buffer) {
+  Buffer& to = drafts_host_[static_cast<size_t>(buffer)];
+  cuda_ok(cudaMemcpyAsync(to.data(), slots_.drafts, to.size(), cudaMemcpyDeviceToHost, stream_.get()),
+          "fetching drafts");
+}
+
 void StepSampling::fill(const StepPlan& plan, const AskedLogits& asked, int32_t buffer, StepResult& result) const {
   const RowOutcome* outcomes = outcomes_of(results_host_[static_cast<size_t>(buffer)]);
   const TokenScore* score = scores_of(results_host_[static_cast<size_t>(buffer)]);
@@ -230,6 +240,7 @@ void StepSampling::fill(const StepPlan& plan, const AskedLogits& asked, int32_t 
       if (is_written(*write, row, batch_.places > 1 ? &outcomes[i] : nullptr))
         out.checkpoints.push_back(write->boundary());
     if (row.samples()) fill_ids(i, asked.logprobs[i], buffer, out);
+    if (row.masked && batch_.places > 1) fill_drafts(row.slot, buffer, out);
   }
 }
 
@@ -245,6 +256,12 @@ void StepSampling::fill_ids(size_t row, bool logprobs, int32_t buffer, RowResult
     out.ids.push_back(samples[place].id);
     if (logprobs) out.logprobs.push_back(token_logprobs(samples[place].id, samples[place].score));
   }
+}
+
+void StepSampling::fill_drafts(SlotId slot, int32_t buffer, RowResult& out) const {
+  const auto* all = reinterpret_cast<const int32_t*>(drafts_host_[static_cast<size_t>(buffer)].data());
+  const std::span<const int32_t> drafts(all + int64_t{slot.value} * kMaxDrafts, static_cast<size_t>(batch_.places - 1));
+  out.drafts.append(drafts.begin(), std::find(drafts.begin(), drafts.end(), -1));
 }
 
 }  // namespace perigee

@@ -3,9 +3,9 @@
 // Ranks that share the vocabulary deal rows among themselves as HostSampling does, and each ends with all ids.
 //
 // Holds the memory for masks, sampling lists, scratch and results. One step after another: ask(), upload_masks() when
-// rows are masked, deal(), score() where prompts want it, sample() or its graph, and when the step's event has come,
-// fill().
-// Two steps may be between sample() and fill(), told apart by their buffer, 0 or 1.
+// rows are masked, deal(), score() where prompts want it, sample() or its graph, fetch_drafts() when rows are masked
+// and there is a drafter, and when the step's event has come, fill(). Two steps may be between sample() and fill(),
+// told apart by their buffer, 0 or 1.
 #pragma once
 
 #include <array>
@@ -32,6 +32,7 @@ struct SamplingSizes {
 struct AskedLogits {
   std::span<const SampleRecord> samples;  // of each plan row's places; for PlanArrays
   int32_t num_rows = 0;                   // up to the last that samples
+  bool masked = false;                    // whether there are masked rows
   std::span<const ScoreRecord> scores;
   std::span<const int32_t> sampled_by;  // of each row of logits that come of no graph: for deal()
   std::vector<int32_t> score_ids;       // of all prompt scores, in the order of the plan's rows
@@ -41,6 +42,7 @@ struct AskedLogits {
   // Nothing yet, in the same memory.
   void begin() {
     num_rows = 0;
+    masked = false;
     score_ids.clear();
     num_scores.clear();
     logprobs.clear();
@@ -57,7 +59,8 @@ class StepSampling {
   // Row i of the logits is plan row i's when they come of a graph, else they are those that the builder lists.
   void ask(const StepPlan& plan, const Slots& slots, const BatchBuilder& builder, bool graph, PlanUpload& upload,
            AskedLogits& asked);
-  // Waits for the step's masks. Requires the results of every earlier step to be there.
+  // Waits for the step's masks and uploads those of the rows that this rank samples. Requires the results of every
+  // earlier step to be there.
   void upload_masks(const StepPlan& plan, MaskBox& masks);
   // Brings the logits of row i whole to rank sampled_by[i], on the device. Nothing to do for a rank that is alone.
   void deal(const Tensor& logits, std::span<const int32_t> sampled_by);
@@ -66,6 +69,9 @@ class StepSampling {
   // Samples as the records of the batch's first `rows` rows say, results on their way to the host. All addresses are
   // fixed but that of `logits`, so a graph may hold it.
   void sample(int32_t rows, const Tensor& logits, int32_t buffer);
+  // The drafts of all slots, on their way to the host: the masks of a constrained row that verifies them follow from
+  // them.
+  void fetch_drafts(int32_t buffer);
   // Into a result that has begun.
   void fill(const StepPlan& plan, const AskedLogits& asked, int32_t buffer, StepResult& result) const;
 
@@ -80,6 +86,7 @@ class StepSampling {
     return reinterpret_cast<const TokenScore*>(outcomes_of(results) + sizes_.slots);
   }
   void fill_ids(size_t row, bool logprobs, int32_t buffer, RowResult& out) const;
+  void fill_drafts(SlotId slot, int32_t buffer, RowResult& out) const;
   void fetch(const void* from, size_t bytes, int32_t buffer);
   uint8_t* take_lists(size_t bytes);
   const float* whole(const Tensor& logits) const {
@@ -96,6 +103,7 @@ class StepSampling {
   Buffer work_, scratch_, masks_device_, masks_host_, lists_device_, lists_host_;
   Buffer results_device_;  // SampleResult [slots][places], RowOutcome [slots], TokenScore [scores]
   std::array<Buffer, 2> results_host_;
+  std::array<Buffer, 2> drafts_host_;  // as SlotArrays::drafts; empty without speculation
   Event lists_sent_;                   // by the last start
   size_t lists_used_ = 0;              // bytes of lists_host_ that may still be on their way
   std::vector<SampleRecord> samples_;  // of the plan being packed
