@@ -173,6 +173,16 @@ int32_t Distances::after_child(const ParserState& waiting, int32_t rule) const {
   return to_rule_end(waiting);
 }
 
+int32_t Distances::count_that_matters(const ParserState& state, int32_t bytes) const {
+  const auto edges = fsm().GetEdges(state.element_id);
+  if (edges.size() != 1 || !edges[0].IsRepeatRef()) return state.repeat_count;
+  const auto repeat = fsm().GetRepeatEdgeInfo(edges[0].GetAuxIndex());
+  const bool may_leave = state.repeat_count >= repeat.Lower();
+  const int64_t left = int64_t{may_leave ? repeat.Upper() : repeat.Lower()} - state.repeat_count;
+  if (left <= bytes) return state.repeat_count;
+  return may_leave ? -1 : -2;
+}
+
 void Distances::append(int32_t place, std::string& out) const {
   while (to_end_[place] > 0 || best_[place] >= 0) {
     const FSMEdge& edge = fsm().GetEdges(place)[best_[place]];
@@ -207,8 +217,9 @@ void Distances::append_after_child(const ParserState& waiting, int32_t rule, std
   append_to_rule_end(waiting, out);
 }
 
-RestChart::RestChart(const xgrammar::Grammar& grammar, const Distances& distances, int32_t most_states)
-    : EarleyParser(grammar), distances_(distances), most_states_(most_states) {
+RestChart::RestChart(const xgrammar::Grammar& grammar, const Distances& distances, int32_t most_states,
+                     int32_t token_bytes)
+    : EarleyParser(grammar), distances_(distances), most_states_(most_states), token_bytes_(token_bytes) {
   skip_expired_states_ = true;
   settle();
 }
@@ -251,7 +262,7 @@ const RestChart::Waiting& RestChart::settled(int32_t rule, int32_t row) {
   for (const Waiting& known : waiting_[row])
     if (known.rule == rule) return known;
   // While it is summed up, a rule that waits for itself (left recursion) is no way to an end.
-  waiting_[row].push_back({rule, {1 << 28, 0}, -1});
+  waiting_[row].push_back({rule, {1 << 28, 0}, -1, kUnknown});
   const Waiting sum = sum_up(rule, row);
   for (Waiting& known : waiting_[row])
     if (known.rule == rule) known = sum;
@@ -259,23 +270,66 @@ const RestChart::Waiting& RestChart::settled(int32_t rule, int32_t row) {
 }
 
 RestChart::Waiting RestChart::sum_up(int32_t rule, int32_t row) {
-  Waiting sum{rule, {1 << 28, 0}, -1};
+  Waiting sum{rule, {1 << 28, 0}, -1, 1};
+  bool all_known = true;
   const auto states = rule_id_to_completable_states_[row];
   for (int32_t i = 0; i < states.size(); ++i) {
     const auto& [awaited, state] = states[i];
     if (awaited != rule) continue;
     const int32_t own = distances_.after_child(state, rule);
     Rest beyond{0, 0};
+    uint64_t waits = 1;
     if (state.rule_start_pos >= 0) {
       // By value: a call for the same row adds to it.
       const Waiting next = settled(state.rule_id, state.rule_start_pos);
       beyond = next.rest;
+      waits = next.what;
     }
+    all_known = all_known && waits != kUnknown && state.budget_deadline < 0 && state.char_budget_deadline < 0;
+    sum.what += hash_of(state, waits);  // in any order
     if (own + beyond.least < sum.rest.least) {
       sum.rest.least = own + beyond.least;
       sum.via = i;
     }
     sum.rest.most = std::max(sum.rest.most, own + beyond.most);
+  }
+  if (!all_known || sum.what == kUnknown) sum.what = kUnknown;
+  return sum;
+}
+
+uint64_t RestChart::what_waits(int32_t rule, int32_t row) const {
+  if (row < 0) return 1;
+  for (const Waiting& known : waiting_[row])
+    if (known.rule == rule) return known.what;
+  return kUnknown;
+}
+
+namespace {
+
+uint64_t mixed(uint64_t hash, uint64_t value) {  // splitmix64's finalizer
+  hash = (hash ^ value) + 0x9E3779B97F4A7C15;
+  hash = (hash ^ (hash >> 30)) * 0xBF58476D1CE4E5B9;
+  hash = (hash ^ (hash >> 27)) * 0x94D049BB133111EB;
+  return hash ^ (hash >> 31);
+}
+
+}  // namespace
+
+uint64_t RestChart::hash_of(const ParserState& state, uint64_t waits) const {
+  uint64_t hash = mixed(waits, static_cast<uint32_t>(state.rule_id));
+  hash = mixed(hash, static_cast<uint32_t>(state.element_id));
+  hash = mixed(hash, static_cast<uint32_t>(state.sub_element_id));
+  hash = mixed(hash, static_cast<uint32_t>(distances_.count_that_matters(state, token_bytes_)));
+  return mixed(hash, static_cast<uint32_t>(state.partial_codepoint));
+}
+
+std::optional<uint64_t> RestChart::place() const {
+  uint64_t sum = mixed(completed() ? 1 : 2, static_cast<uint64_t>(counts_.back().escape));
+  for (const ParserState& state : states()) {
+    const uint64_t waits = what_waits(state.rule_id, state.rule_start_pos);
+    if (waits == kUnknown || state.char_budget_deadline >= 0) return std::nullopt;
+    const int32_t left = std::min(characters_left(state), token_bytes_ + 1);
+    sum += mixed(hash_of(state, waits), static_cast<uint32_t>(left));
   }
   return sum;
 }

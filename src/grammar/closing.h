@@ -16,6 +16,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -36,6 +37,8 @@ class Distances {
 
   // Bytes from the state to the end of its rule.
   int32_t to_rule_end(const xgrammar::ParserState& state) const;
+  // The repetitions behind a state, where what may follow for at most `bytes` bytes depends on them.
+  int32_t count_that_matters(const xgrammar::ParserState& state, int32_t bytes) const;
   // The state of a waiting rule once what it waits for, `rule`, is complete. Its rest is to_rule_end of that.
   int32_t after_child(const xgrammar::ParserState& waiting, int32_t rule) const;
 
@@ -68,7 +71,7 @@ class Distances {
 class RestChart : public xgrammar::EarleyParser {
  public:
   // `most_states`: of a row, see is_crowded().
-  RestChart(const xgrammar::Grammar& grammar, const Distances& distances, int32_t most_states);
+  RestChart(const xgrammar::Grammar& grammar, const Distances& distances, int32_t most_states, int32_t token_bytes);
 
   // Moves by a byte, or not at all: also where a text could be read in more ways than is_crowded() allows. A rule with
   // `max_tokens` N takes at most N characters of a JSON string: what xgrammar counts as tokens are characters here, an
@@ -84,6 +87,10 @@ class RestChart : public xgrammar::EarleyParser {
   // Sums up the rows that were added since; before rest() or way().
   void settle();
   void pop(int32_t bytes);
+
+  // What the tokens that may follow depend on, as a hash: the newest row's states and all that waits for them. The same
+  // after different texts where those are alike. None where it is not known.
+  std::optional<uint64_t> place() const;
 
   bool completed() const { return IsCompleted(); }
   auto states() const { return scanable_state_history_[scanable_state_history_.size() - 1]; }
@@ -107,13 +114,17 @@ class RestChart : public xgrammar::EarleyParser {
 
  private:
   struct Waiting {
-    int32_t rule;  // that is waited for
-    Rest rest;     // from its completion to the end of the text
-    int32_t via;   // index in the row of the waiting state with the least
+    int32_t rule;   // that is waited for
+    Rest rest;      // from its completion to the end of the text
+    int32_t via;    // index in the row of the waiting state with the least
+    uint64_t what;  // a hash of all that waits, see place(); kUnknown
   };
   Rest after(int32_t rule, int32_t row) const;
   const Waiting& settled(int32_t rule, int32_t row);
   Waiting sum_up(int32_t rule, int32_t row);
+  static constexpr uint64_t kUnknown = 0;
+  uint64_t what_waits(int32_t rule, int32_t row) const;
+  uint64_t hash_of(const xgrammar::ParserState& state, uint64_t waits) const;
 
   struct Count {
     int32_t characters = 0;
@@ -122,6 +133,7 @@ class RestChart : public xgrammar::EarleyParser {
 
   const Distances& distances_;
   const int32_t most_states_;
+  const int32_t token_bytes_;                  // of the longest token
   std::vector<std::vector<Waiting>> waiting_;  // by row
   std::vector<Count> counts_{Count{}};         // by row
 };

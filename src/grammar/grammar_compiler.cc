@@ -2,6 +2,7 @@
 
 #include <fmt/core.h>
 
+#include <chrono>
 #include <condition_variable>
 #include <deque>
 #include <list>
@@ -139,8 +140,19 @@ Result<std::shared_ptr<const TextGrammar>> GrammarCompiler::Impl::text_of(const 
 Result<std::shared_ptr<const Constraint>> GrammarCompiler::Impl::compile_calls(const GrammarSpec& spec, size_t& bytes) {
   if (spec.tools.size() > kMostTools) return Error(Code::kBadInput, "tools: at most 256 are allowed");
   std::vector<ReplyGrammar::Tool> tools;
+  std::unordered_map<std::string_view, std::shared_ptr<const TextGrammar>> known;  // by schema
+  const auto began = std::chrono::steady_clock::now();
   for (size_t i = 0; i < spec.tools.size(); ++i) {
     const std::string place = fmt::format("tools[{}]/parameters", i);
+    auto& same = known[spec.tools[i].parameters];
+    if (same != nullptr) {
+      tools.push_back({spec.tools[i].name, same, {}});
+      continue;
+    }
+    if (!tools.empty() && std::chrono::steady_clock::now() - began > options.tools_time)
+      return Error(Code::kBadInput,
+                   fmt::format("tools: their schemas take over {} s to compile; declare fewer or smaller",
+                               options.tools_time.count()));
     GrammarSpec arguments;
     arguments.kind = GrammarSpec::Kind::kJsonSchema;
     arguments.text = spec.tools[i].parameters;
@@ -153,7 +165,8 @@ Result<std::shared_ptr<const Constraint>> GrammarCompiler::Impl::compile_calls(c
       return Error(text.error().code, fmt::format("{}{}{}", place, has_place ? "" : ": ", inside));
     }
     bytes += (*text)->bytes();
-    tools.push_back({spec.tools[i].name, *std::move(text), {}});
+    same = *std::move(text);
+    tools.push_back({spec.tools[i].name, same, {}});
   }
   return ReplyGrammar::of_calls(table, std::move(tools), spec.calls, spec.after_reasoning);
 }
@@ -171,7 +184,7 @@ GrammarCompiler::Impl::Compiled GrammarCompiler::Impl::compile_if_memory(const G
   try {
     return compile(spec, bytes);
   } catch (const std::bad_alloc&) {
-    return Error(Code::kExhausted, "not enough memory to compile it");
+    return Error(Code::kUnavailable, "not enough memory to compile it");
   }
 }
 
@@ -252,7 +265,7 @@ void GrammarCompiler::compile(GrammarSpec spec, Done done) {
     }
   }
   if (known != nullptr) return done(known);
-  done(Error(Code::kExhausted, "too many schemas and grammars are being compiled: try again later"));
+  done(Error(Code::kUnavailable, "too many schemas and grammars are being compiled: try again later"));
 }
 
 Result<std::shared_ptr<const Constraint>> GrammarCompiler::compile_now(const GrammarSpec& spec) {

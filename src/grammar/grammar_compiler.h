@@ -6,6 +6,7 @@
 // begins: bytes, depth, and the places of its automata, which bound its time.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -23,7 +24,8 @@ namespace perigee {
 struct GrammarCompilerOptions {
   int threads = 2;
   size_t cache_bytes = 256 << 20;
-  size_t max_waiting = 64;  // compilations that wait for a thread; more are refused
+  size_t max_waiting = 64;              // compilations that wait for a thread; more are refused
+  std::chrono::seconds tools_time{20};  // for the schemas of one request's tools; the one that is begun is finished
   GrammarLimits limits;
 };
 
@@ -36,7 +38,7 @@ class GrammarCompiler {
                   GrammarCompilerOptions options = {});
   ~GrammarCompiler();  // waits for what is being compiled; what waits is refused (kCancelled)
 
-  // Calls `done` once: at once if it is known or refused for want of room (kExhausted), else on a thread of the
+  // Calls `done` once: at once if it is known or refused for want of room (kUnavailable), else on a thread of the
   // compiler, for everybody who waits for the same in turn. Thread-safe. Errors of the spec: kBadInput, the message
   // beginning with the place in it.
   void compile(GrammarSpec spec, Done done);

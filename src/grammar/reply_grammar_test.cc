@@ -173,6 +173,17 @@ TEST(GrammarCompiler, NamesTheToolAtFault) {
       << made.error().message;
 }
 
+TEST(GrammarCompiler, EqualSchemasOfToolsAreCompiledOnce) {
+  GrammarCompiler own(grammar_tokenizer(), {end_id()}, {.tools_time = std::chrono::seconds(0)});
+  GrammarSpec spec = calls_of(Calls::kRequired);
+  for (GrammarSpec::Tool& tool : spec.tools) tool.parameters = spec.tools[0].parameters;
+  EXPECT_TRUE(own.compile_now(spec).ok());
+  spec.tools[1].parameters = R"({"type":"object","required":["x"]})";
+  auto made = own.compile_now(spec);
+  ASSERT_FALSE(made.ok());
+  EXPECT_TRUE(made.error().message.starts_with("tools: their schemas take over 0 s")) << made.error().message;
+}
+
 TEST(GrammarCompiler, ManyWhoWantTheSameShareIt) {
   GrammarCompiler own(grammar_tokenizer(), {end_id()});
   GrammarSpec spec;

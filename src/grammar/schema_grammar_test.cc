@@ -48,6 +48,13 @@ constexpr const char* kSchemas[] = {
     R"({"type":"array","uniqueItems":true,"minItems":1,"items":{"enum":["a","b","c"]}})",
     R"({"type":"integer","multipleOf":10})",
     R"({"type":"object","properties":{"":{"type":"integer"},"a":{"type":"null"}},"required":[""],"additionalProperties":{"type":"boolean"}})",
+    R"({"not":{"anyOf":[{"type":"object"},{"type":"array"},{"type":"number"}]},"maxLength":3})",
+    R"({"oneOf":[{"type":"integer","multipleOf":3},{"type":"integer","multipleOf":5}],"minimum":0,"maximum":60})",
+    R"({"type":"object","properties":{"k":{"enum":["a","b"]},"x":{"type":"null"},"y":{"type":"null"}},"additionalProperties":false,"required":["k"],"if":{"properties":{"k":{"const":"a"}}},"then":{"required":["x"]},"else":{"required":["y"]}})",
+    R"({"type":"string","allOf":[{"pattern":"^[ab]"},{"pattern":"1$"},{"not":{"enum":["a1","b1"]}}],"maxLength":4})",
+    R"({"type":"object","additionalProperties":{"type":"null"},"minProperties":2,"not":{"required":["a"]}})",
+    R"({"type":"integer","not":{"enum":[0,1]},"minimum":-3,"maximum":3})",
+    R"({"type":"integer","minimum":-9223372036854775808,"maximum":18446744073709551615})",
 };
 
 TEST(SchemaGrammar, RepliesObeyAndCloseInTime) {

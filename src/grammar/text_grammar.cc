@@ -14,6 +14,7 @@
 #include <variant>
 
 #include "grammar/closing.h"
+#include "grammar/tried_tokens.h"
 
 namespace perigee {
 namespace {
@@ -111,6 +112,8 @@ struct TextGrammar::Compiled {
   std::vector<int32_t> entering;
   std::vector<uint32_t> entering_mask;
   void find_entering(const TokenTable& table);
+
+  mutable TriedTokens tried;
 
   // The largest level that lengthens a rest by at most `growth`; null if there is none.
   const Level* level(int32_t growth) const {
@@ -225,7 +228,7 @@ Result<std::unique_ptr<Compiled>> compile_guarded(const std::shared_ptr<const To
   try {
     return compile_parsed(table, parse(), limits);
   } catch (const std::bad_alloc&) {
-    return Error(Code::kExhausted, "not enough memory to compile it");
+    return Error(Code::kUnavailable, "not enough memory to compile it");
   } catch (const std::exception& error) {
     return Error(Code::kBadInput, without_place(error.what()));
   }
@@ -255,14 +258,19 @@ Result<std::shared_ptr<const TextGrammar>> TextGrammar::compile_structural_tag(s
   return finish(std::move(table), *std::move(compiled));
 }
 
-std::shared_ptr<const TextGrammar> TextGrammar::finish(std::shared_ptr<const TokenTable> table,
-                                                       std::unique_ptr<Compiled> compiled) {
+Result<std::shared_ptr<const TextGrammar>> TextGrammar::finish(std::shared_ptr<const TokenTable> table,
+                                                               std::unique_ptr<Compiled> compiled) {
   std::shared_ptr<TextGrammar> made(new TextGrammar(std::move(table)));
   made->compiled_ = std::move(compiled);
-  made->bytes_ = made->compiled_->grammar.MemorySizeBytes() +
+  made->bytes_ = made->compiled_->grammar.MemorySizeBytes() + TriedTokens::kMostBytes +
                  made->compiled_->levels.size() * static_cast<size_t>(made->table_->words()) * sizeof(uint32_t);
-  made->shortest_ = made->begin()->way();
-  return made;
+  const std::unique_ptr<TextCursor> start = made->begin();
+  if (start->is_crowded())
+    return Error(Code::kBadInput, "its rules begin with one another in over " +
+                                      std::to_string(made->compiled_->row_states) +
+                                      " ways: give them beginnings of their own");
+  made->shortest_ = start->way();
+  return std::shared_ptr<const TextGrammar>(std::move(made));
 }
 
 std::unique_ptr<TextCursor> TextGrammar::begin() const {
@@ -270,12 +278,14 @@ std::unique_ptr<TextCursor> TextGrammar::begin() const {
 }
 
 struct TextCursor::Chart {
-  explicit Chart(const TextGrammar::Compiled& compiled_in)
-      : compiled(compiled_in), parser(compiled.grammar.GetGrammar(), compiled.distances, compiled.row_states) {}
+  Chart(const TextGrammar::Compiled& compiled_in, int32_t token_bytes)
+      : compiled(compiled_in),
+        parser(compiled.grammar.GetGrammar(), compiled.distances, compiled.row_states, token_bytes) {}
 
   void allow_all(const TokenTable& table, uint32_t* words);
   void add_sure(const AdaptiveTokenMask& mask, const TokenTable& table, uint32_t* words);
-  void add_tried(const xgrammar::ParserState& state, const std::vector<int32_t>& tokens, uint32_t* words);
+  void add_tried(const xgrammar::ParserState& state, const std::vector<int32_t>& tokens, uint32_t* words,
+                 std::vector<int32_t>& taken);
 
   const TextGrammar::Compiled& compiled;
   RestChart parser;
@@ -305,9 +315,11 @@ void TextCursor::Chart::add_sure(const AdaptiveTokenMask& mask, const TokenTable
   }
 }
 
-// Those of `tokens` (indices of the sorted vocabulary, ascending) that the parser takes from this state.
+// Those of `tokens` (indices of the sorted vocabulary, ascending) that the parser takes from this state, also to
+// `taken`.
 void TextCursor::Chart::add_tried(const xgrammar::ParserState& state, const std::vector<int32_t>& tokens,
-                                  uint32_t* words) {
+                                  uint32_t* words, std::vector<int32_t>& taken) {
+  if (tokens.empty()) return;
   const auto& sorted = compiled.vocabulary->GetSortedDecodedVocab();
   parser.push_trial(state);
   std::string_view done;    // the bytes that the parser stands behind
@@ -322,6 +334,7 @@ void TextCursor::Chart::add_tried(const xgrammar::ParserState& state, const std:
     done = std::string_view(bytes).substr(0, at);
     if (at == bytes.size()) {
       set_bit(words, id);
+      taken.push_back(id);
     } else {
       failed = std::string_view(bytes).substr(0, at + 1);
     }
@@ -333,6 +346,9 @@ void TextCursor::Chart::allow_all(const TokenTable& table, uint32_t* words) {
   const auto& masks = compiled.grammar->adaptive_token_mask_cache;
   const auto row = parser.states();
   const std::vector<xgrammar::ParserState> states(row.begin(), row.end());  // trials move the row
+  const std::optional<uint64_t> place = parser.place();
+  const TriedTokens::Ids known = place ? compiled.tried.find(*place) : nullptr;
+  std::vector<int32_t> taken;
   for (const auto& state : states) {
     const auto found = masks.find(state);
     CHECK(found != masks.end(), "a state without a table of tokens");
@@ -350,18 +366,26 @@ void TextCursor::Chart::allow_all(const TokenTable& table, uint32_t* words) {
       const std::vector<uint32_t>& few = up_to[std::min<size_t>(characters, up_to.size() - 1)];
       for (int64_t word = 0; word < table.words(); ++word) sure[word] &= few[word];
     }
+    for (int64_t word = 0; word < table.words(); ++word)
+      words[word] |= sure[word] & ~(compiled.entering.empty() ? 0 : compiled.entering_mask[word]);
+    if (known != nullptr) continue;
     std::vector<int32_t> doubtful;
     for (const int32_t index : compiled.entering)
       if (has_bit(sure.data(), compiled.vocabulary->GetSortedDecodedVocab()[index].first)) doubtful.push_back(index);
-    for (int64_t word = 0; word < table.words(); ++word)
-      words[word] |= sure[word] & ~(compiled.entering.empty() ? 0 : compiled.entering_mask[word]);
-    if (!doubtful.empty()) add_tried(state, doubtful, words);
+    add_tried(state, doubtful, words, taken);
   }
-  for (const auto& state : states) add_tried(state, masks.find(state)->second.uncertain_indices, words);
+  if (known != nullptr) {
+    for (const int32_t id : *known) set_bit(words, id);
+    return;
+  }
+  for (const auto& state : states) add_tried(state, masks.find(state)->second.uncertain_indices, words, taken);
+  if (place) compiled.tried.keep(*place, std::move(taken));
 }
 
 TextCursor::TextCursor(std::shared_ptr<const TextGrammar> grammar)
-    : grammar_(std::move(grammar)), chart_(std::make_unique<Chart>(grammar_->compiled())) {}
+    : grammar_(std::move(grammar)),
+      chart_(std::make_unique<Chart>(grammar_->compiled(),
+                                     static_cast<int32_t>(grammar_->table().tokenizer().longest_token_bytes()))) {}
 TextCursor::~TextCursor() = default;
 
 bool TextCursor::accept(int32_t id) {
@@ -389,6 +413,10 @@ void TextCursor::rewind(const Mark& mark) {
   for (; lengths_.size() > mark.size; lengths_.pop_back()) bytes += lengths_.back();
   if (bytes > 0) chart_->parser.pop(bytes);
   way_ = mark.way;
+}
+
+bool TextCursor::is_crowded() const {
+  return chart_->parser.is_crowded();
 }
 
 bool TextCursor::at_end() const {

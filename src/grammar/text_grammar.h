@@ -47,8 +47,8 @@ class TextGrammar : public std::enable_shared_from_this<TextGrammar> {
 
  private:
   explicit TextGrammar(std::shared_ptr<const TokenTable> table);
-  static std::shared_ptr<const TextGrammar> finish(std::shared_ptr<const TokenTable> table,
-                                                   std::unique_ptr<Compiled> compiled);
+  static Result<std::shared_ptr<const TextGrammar>> finish(std::shared_ptr<const TokenTable> table,
+                                                           std::unique_ptr<Compiled> compiled);
 
   std::shared_ptr<const TokenTable> table_;
   std::unique_ptr<Compiled> compiled_;
@@ -74,6 +74,8 @@ class TextCursor {
   void rewind(const Mark& mark);
 
   bool at_end() const;  // the text may end here
+  // Whether what came can be read in too many ways (GrammarLimits): accept() refuses to come to such a place.
+  bool is_crowded() const;
 
   // Sets the bits of the ids that may follow, if `ids_left` of them may be in the text from here on. The text can
   // always be ended within ids_left: where they do not suffice for more than way() and `spare` ids, only the first of
