@@ -1,7 +1,7 @@
 """Writes GGUF files of random weights for the geometries of bench/models, as llama.cpp reads them.
 
 Experts are Q4_0 where config.json quantises them to INT4 (the same 4.5 bits a weight), the router and the norms f32, all
-else bf16: what Perigee keeps of the same model. Two families: DeepSeek-V2 without q_lora, and Kimi-Linear. Names, shapes
+else bf16 or, beside Perigee's online INT8, Q8_0: what Perigee keeps of the same model. Two families: DeepSeek-V2 without q_lora, and Kimi-Linear. Names, shapes
 and keys: llama.cpp's src/llama-arch.cpp and conversion/ of the pinned version. The vocabulary has no tokens, so prompts
 are ids.
 """
@@ -10,7 +10,7 @@ import struct
 
 ALIGNMENT, TILE_VALUES = 32, 1 << 19
 # llama.cpp's number of a type, values of a block, its bytes
-TYPES = {"f32": (0, 1, 4), "q4": (2, 32, 18), "bf16": (30, 1, 2)}
+TYPES = {"f32": (0, 1, 4), "q4": (2, 32, 18), "q8": (8, 32, 34), "bf16": (30, 1, 2)}
 
 
 def num_bytes(kind, shape):
@@ -28,8 +28,9 @@ def ffn(at, kind, inter, hidden, suffix="", experts=()):
 
 
 class Geometry:
-    def __init__(self, config):
-        self.c = config
+    def __init__(self, config, dense="bf16"):
+        """dense: of matrices but experts, up-projections of MLA and the embedding."""
+        self.c, self.dense = config, dense
         self.linear = config.get("linear_attn_config")
         self.arch = "kimi-linear" if self.linear else "deepseek2"
         self.experts = config["num_experts" if self.linear else "n_routed_experts"]
@@ -44,41 +45,41 @@ class Geometry:
         c = self.c
         hidden, heads = c["hidden_size"], c["num_attention_heads"]
         nope, rope, value, rank = (c[k] for k in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "kv_lora_rank"))
-        return [(at + "attn_q.weight", "bf16", (hidden, heads * (nope + rope))),
-                (at + "attn_kv_a_mqa.weight", "bf16", (hidden, rank + rope)),
+        return [(at + "attn_q.weight", self.dense, (hidden, heads * (nope + rope))),
+                (at + "attn_kv_a_mqa.weight", self.dense, (hidden, rank + rope)),
                 (at + "attn_kv_a_norm.weight", "f32", (rank,)),
                 (at + "attn_k_b.weight", "bf16", (nope, rank, heads)),
                 (at + "attn_v_b.weight", "bf16", (rank, value, heads)),
-                (at + "attn_output.weight", "bf16", (heads * value, hidden))]
+                (at + "attn_output.weight", self.dense, (heads * value, hidden))]
 
     def kda(self, at):
         hidden, size, heads = self.c["hidden_size"], self.linear["head_dim"], self.linear["num_heads"]
         inner, conv = size * heads, self.linear["short_conv_kernel_size"]
-        return [(f"{at}attn_{x}.weight", "bf16", (hidden, inner)) for x in "qkv"] + \
+        return [(f"{at}attn_{x}.weight", self.dense, (hidden, inner)) for x in "qkv"] + \
             [(f"{at}ssm_conv1d_{x}.weight", "f32", (conv, 1, inner)) for x in "qkv"] + \
-            [(f"{at}ssm_{x}_a.weight", "bf16", (hidden, size)) for x in "fg"] + \
-            [(f"{at}ssm_{x}_b.weight", "bf16", (size, inner)) for x in "fg"] + \
-            [(at + "ssm_beta.weight", "bf16", (hidden, heads)), (at + "ssm_a", "f32", (1, heads)),
+            [(f"{at}ssm_{x}_a.weight", self.dense, (hidden, size)) for x in "fg"] + \
+            [(f"{at}ssm_{x}_b.weight", self.dense, (size, inner)) for x in "fg"] + \
+            [(at + "ssm_beta.weight", self.dense, (hidden, heads)), (at + "ssm_a", "f32", (1, heads)),
              (at + "ssm_dt.bias", "f32", (inner,)), (at + "ssm_norm.weight", "f32", (size,)),
-             (at + "attn_output.weight", "bf16", (inner, hidden))]
+             (at + "attn_output.weight", self.dense, (inner, hidden))]
 
     def layer(self, index):
         c, at, hidden = self.c, f"blk.{index}.", self.c["hidden_size"]
         tensors = [(at + "attn_norm.weight", "f32", (hidden,)), (at + "ffn_norm.weight", "f32", (hidden,))]
         tensors += self.kda(at) if self.is_recurrent(index) else self.mla(at)
         if index < c["first_k_dense_replace"]:
-            return tensors + ffn(at, "bf16", c["intermediate_size"], hidden)
+            return tensors + ffn(at, self.dense, c["intermediate_size"], hidden)
         inter = c["moe_intermediate_size"]
         tensors.append((at + "ffn_gate_inp.weight", "f32", (hidden, self.experts)))
         if self.linear:
             tensors.append((at + "exp_probs_b.bias", "f32", (self.experts,)))
-        return tensors + ffn(at, "bf16", inter * self.shared, hidden, "_shexp") + \
+        return tensors + ffn(at, self.dense, inter * self.shared, hidden, "_shexp") + \
             ffn(at, self.expert_kind, inter, hidden, "_exps", (self.experts,))
 
     def tensors(self):
         vocab = (self.c["hidden_size"], self.c["vocab_size"])
         out = [("token_embd.weight", "bf16", vocab), ("output_norm.weight", "f32", vocab[:1]),
-               ("output.weight", "bf16", vocab)]
+               ("output.weight", self.dense, vocab)]
         for index in range(self.c["num_hidden_layers"]):
             out += self.layer(index)
         return out
@@ -146,8 +147,9 @@ def tile(kind):
             data[i] = 0x3C if data[i] & 1 else 0xBC
             data[i - 1] |= 0x80
         return bytes(data)
-    scales = [struct.pack("<e", 0.0045), struct.pack("<e", -0.0045)]
-    return b"".join(rng.choice(scales) + rng.randbytes(16) for _ in range(TILE_VALUES // 32))
+    step, size = (0.0045, 16) if kind == "q4" else (0.0003, 32)
+    scales = [struct.pack("<e", step), struct.pack("<e", -step)]
+    return b"".join(rng.choice(scales) + rng.randbytes(size) for _ in range(TILE_VALUES // 32))
 
 
 def content(name, kind, size, tiles):
@@ -159,8 +161,8 @@ def content(name, kind, size, tiles):
         yield data[:min(left, len(data))]
 
 
-def write(config, path):
-    geometry = Geometry(config)
+def write(config, path, dense="bf16"):
+    geometry = Geometry(config, dense)
     tensors, keys = geometry.tensors(), geometry.keys()
     head = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(keys))
     head += b"".join(text(key) + typed(value) for key, value in keys.items())

@@ -6,7 +6,7 @@
 
 llama.cpp is built from the source package of llama-cpp-python, pinned below, and only its llama-batched-bench is called.
 DIR takes 1 GB for the build and 2 to 5 GB a model. Weights are random: experts INT4 in groups of 32 (llama.cpp: Q4_0)
-where the row says int4, all else bf16. Perigee is `perigee bench context | step`, experts drawn at random for each
+where the row says int4 or int8, all else bf16, or int8 (llama.cpp: Q8_0). Perigee is `perigee bench context | step`, experts drawn at random for each
 token. A figure is the median of the pairs, a ratio that of the pairs' ratios; the processes of a pair change places.
 With --isa avx2 both sides are limited to AVX2. The load average should be below 0.3 before a run; it is printed.
 """
@@ -32,8 +32,10 @@ SHA256 = "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e"
 BUILDS = {"native": ["-DGGML_NATIVE=ON"],
           "avx2": ["-DGGML_NATIVE=OFF", *(f"-DGGML_{x}=ON" for x in ("SSE42", "AVX", "AVX2", "FMA", "F16C", "BMI2"))]}
 FILLED_CONTEXT = 512  # from here on caches are really filled; below, what `bench context` skips is a page or two
-MODELS = {"v2-lite-int4": ("v2-lite-int4", 9, True), "v2-lite-bf16": ("v2-lite", 6, False),
-          "kimi-linear-int4": ("kimi-linear-4l", 4, True), "v2-lite-long": ("v2-lite-int4", 2, True)}
+# Folder of bench/models, layers, INT4 experts, INT8 for all else.
+MODELS = {"v2-lite-int4": ("v2-lite-int4", 9, True, False), "v2-lite-bf16": ("v2-lite", 6, False, False),
+          "v2-lite-int8": ("v2-lite-int4", 9, True, True), "kimi-linear-int4": ("kimi-linear-4l", 4, True, False),
+          "kimi-linear-int8": ("kimi-linear-4l", 4, True, True), "v2-lite-long": ("v2-lite-int4", 2, True, False)}
 
 
 @dataclass(frozen=True)
@@ -58,14 +60,16 @@ def prefill(model, *lengths):
 
 
 ROWS = [*decode("v2-lite-int4", 128, 1, 4, 16), *decode("v2-lite-int4", 4096, 1), *prefill("v2-lite-int4", 512, 2048),
+        *decode("v2-lite-int8", 128, 1, 4, 16), *decode("v2-lite-int8", 4096, 1), *prefill("v2-lite-int8", 512, 2048),
         *decode("v2-lite-bf16", 128, 1, 4, 16), *prefill("v2-lite-bf16", 512),
         *decode("kimi-linear-int4", 128, 1, 4, 16), *prefill("kimi-linear-int4", 512),
+        *decode("kimi-linear-int8", 128, 1, 4, 16), *prefill("kimi-linear-int8", 512),
         *decode("v2-lite-long", 128, 1), *decode("v2-lite-long", 4096, 1), *decode("v2-lite-long", 8192, 1),
         *decode("v2-lite-long", 16384, 1)]
 
 
 def model_config(model):
-    source, layers, quantised = MODELS[model]
+    source, layers, quantised, _ = MODELS[model]
     folder = ROOT / "bench" / "models"
     config = json.loads((folder / source / "config.json").read_text())
     config["num_hidden_layers"] = layers
@@ -73,6 +77,10 @@ def model_config(model):
         experts_int4 = json.loads((folder / "v2-lite-int4/config.json").read_text())
         config["quantization_config"] = experts_int4["quantization_config"]
     return config
+
+
+def dense_kind(model):
+    return "q8" if MODELS[model][3] else "bf16"
 
 
 def source_folder(cache):
@@ -107,7 +115,7 @@ def gguf_file(cache, model):
     path = cache / f"{model}.gguf"
     if not path.exists():
         part = path.with_suffix(".part")
-        gguf_models.write(model_config(model), part)
+        gguf_models.write(model_config(model), part, dense_kind(model))
         part.rename(path)
     return path
 
@@ -152,8 +160,9 @@ class Perigee:
     def bench(self, kind, model, *flags):
         result = self.folder / "result.json"
         isa = ["--cpu-isa", "avx2"] if self.a.isa == "avx2" else []
+        online = ["--quantization", "int8_per_channel_weight_only"] if dense_kind(model) == "q8" else []
         run([self.a.program, "bench", kind, self.model_folder(model), "--load-format", "dummy", "--routing", "uniform",
-             "--device", "cpu", "--threads", self.a.threads, "--kv-cache-memory-bytes", "1G", *isa, "--save-result",
+             "--device", "cpu", "--threads", self.a.threads, "--kv-cache-memory-bytes", "1G", *isa, *online, "--save-result",
              result, *flags])
         return json.loads(result.read_text())
 
@@ -180,11 +189,15 @@ def machine(arguments):
     return rate, " / ".join(re.sub(r"\s+", " ", line) for line in report.splitlines()[:4])
 
 
+def token_bytes(model):
+    return gguf_models.Geometry(model_config(model), dense_kind(model)).token_bytes()
+
+
 def print_table(rows, pairs, rate):
     print("\n| | MB a token | perigee, tok/s | % of the read rate | llama.cpp, tok/s | ratio | pairs |\n" + "|---" * 7 + "|")
     for row in rows:
         ours, theirs = ([pair[side][row] for pair in pairs[row]] for side in (0, 1))
-        speed, size = statistics.median(ours), gguf_models.Geometry(model_config(row.model)).token_bytes()
+        speed, size = statistics.median(ours), token_bytes(row.model)
         one_stream = row.streams == 1 and row.form == "decode"
         share = f"{100 * speed * size / rate / 1e9:.0f}" if one_stream else ""
         ratio = statistics.median(a / b for a, b in zip(ours, theirs))
