@@ -187,9 +187,10 @@ Tensor random_rows(Arena& arena, int64_t rows, int64_t cols) {
   return x;
 }
 
-void bench_linear(Machine& m, int64_t in, int64_t out, bool int4) {
-  const RandomMatrix raw(int4 ? WeightFormat::kInt4Group32 : WeightFormat::kBF16, out, in);
-  PanelMatrix w = panel_matrix(out, in, panel_format(std::span(&raw.raw, 1)));
+void bench_linear(Machine& m, int64_t in, int64_t out, const std::string& format) {
+  const RandomMatrix raw(format == "int4" ? WeightFormat::kInt4Group32 : WeightFormat::kBF16, out, in);
+  const PanelFormat dense = format == "int8" ? PanelFormat::kInt8 : PanelFormat::kBF16;
+  PanelMatrix w = panel_matrix(out, in, panel_format(std::span(&raw.raw, 1), dense));
   const int64_t copies = kColdBytes / w.bytes() + 1;
   std::vector<Buffer> buffers;
   for (int64_t i = 0; i < copies; ++i) {
@@ -208,8 +209,8 @@ void bench_linear(Machine& m, int64_t in, int64_t out, bool int4) {
         m.cpu.arena.reset();
         linear(m.cpu, x, w, DType::kF32);
       });
-      const std::string what = "linear " + std::string(int4 ? "int4 " : "bf16 ") + std::to_string(rows) + " x " +
-                               std::to_string(in) + " -> " + std::to_string(out) + (cold ? " cold" : " warm");
+      const std::string what = "linear " + format + " " + std::to_string(rows) + " x " + std::to_string(in) + " -> " +
+                               std::to_string(out) + (cold ? " cold" : " warm");
       print_row(m, what, seconds, 2.0 * static_cast<double>(rows * in * out), static_cast<double>(w.bytes()));
     }
   }
@@ -356,11 +357,12 @@ int run(int num_threads, Isa isa, const std::string& part) {
   std::printf("%s, %d threads: peak %.1f GFLOP/s bf16, memory read %.1f GB/s\n", isa_name(isa), num_threads,
               m.peak_flops * 1e-9, m.peak_bytes * 1e-9);
   if (all || part == "linear") {
-    bench_linear(m, 2048, 2048, false);
-    bench_linear(m, 2048, 4096, false);
-    bench_linear(m, 2048, 10944, false);
-    bench_linear(m, 10944, 2048, false);
-    bench_linear(m, 2048, 2048, true);
+    bench_linear(m, 2048, 2048, "bf16");
+    bench_linear(m, 2048, 4096, "bf16");
+    bench_linear(m, 2048, 10944, "bf16");
+    bench_linear(m, 10944, 2048, "bf16");
+    bench_linear(m, 2048, 10944, "int8");
+    bench_linear(m, 2048, 2048, "int4");
   }
   if (all || part == "experts") {
     bench_experts(m, false);

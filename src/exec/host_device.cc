@@ -16,7 +16,7 @@
 namespace perigee {
 
 Result<RankParts> size_host_parts(const RankConfig& config) {
-  return size_parts(config, *(config.device == Device::kRef ? make_ref_sizes() : make_cpu_sizes()));
+  return size_parts(config, *(config.device == Device::kRef ? make_ref_sizes() : make_cpu_sizes(config.quantization)));
 }
 
 int64_t host_memory_bytes() {
@@ -75,8 +75,11 @@ Result<std::unique_ptr<Ops>> HostDevice::make_ops() {
   if (config_.device == Device::kRef) return make_ref_ops(*config_.comm, *config_.dcp_comm);
   const int threads =
       config_.load.num_threads > 0 ? config_.load.num_threads : std::max(1, available_cores() / config_.size);
-  auto ops =
-      make_cpu_ops({.num_threads = threads, .isa = config_.isa, .comm = *config_.comm, .dcp = *config_.dcp_comm});
+  auto ops = make_cpu_ops({.num_threads = threads,
+                           .isa = config_.isa,
+                           .comm = *config_.comm,
+                           .dcp = *config_.dcp_comm,
+                           .quantization = config_.quantization});
   if (ops.ok()) log_info("backend ", (*ops)->name(), ", ", threads, threads == 1 ? " thread" : " threads");
   return ops;
 }

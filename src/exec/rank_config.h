@@ -54,9 +54,10 @@ struct RankConfig {
   std::optional<LatentFormat> draft_cache;  // of keys and values by head; none: e4m3, on ref f32
   // Measurements with made-up weights: of a draft at each place, given those before; empty: what the model accepts.
   std::vector<float> synthetic_rates;
-  NgramMatch ngram;                // of prompt lookup
-  std::optional<Isa> isa;          // of the CPU backend; none: the best one of this machine
-  RankFault fault;                 // tests
+  NgramMatch ngram;        // of prompt lookup
+  std::optional<Isa> isa;  // of the CPU backend; none: the best one of this machine
+  OnlineQuantization quantization = OnlineQuantization::kNone;  // of the CPU backend
+  RankFault fault;                                              // tests
   OpObserver* observer = nullptr;  // of the model's ops (ops/observed_ops.h); none costs nothing
   std::function<std::unique_ptr<Model>(Ops&)> make_model;  // tests: the model, in place of load
 

@@ -33,6 +33,12 @@ void add_model_flags(CommandLine& flags, EngineFlags& to) {
             "auto: the best of this machine");
   flags.add("--dtype", to.bf16, OneOf<bool>{{{"auto", true}, {"bfloat16", true}, {"bf16", true}}},
             "what is computed in");
+  flags.add(
+      "--quantization,-q", rank.quantization,
+      OneOf<OnlineQuantization>{
+          {{"none", OnlineQuantization::kNone}, {"int8_per_channel_weight_only", OnlineQuantization::kInt8PerChannel}}},
+      "on a CPU: what weights become at load that the model stores in 16 bits; those that it stores in fewer stay "
+      "as they are");
   flags.add("--tokenizer", to.tokenizer, "only the model folder's own");
 }
 
@@ -175,6 +181,13 @@ Status settle_limits(bool gpu, PlanLimits& limits) {
   return {};
 }
 
+Status check_quantization(const RankConfig& rank) {
+  if (rank.quantization == OnlineQuantization::kNone || rank.device == Device::kCpu) return {};
+  return bad_input(
+      "--quantization int8_per_channel_weight_only is there on a CPU only: add --device cpu, or leave it out",
+      "quantization");
+}
+
 // How many ranks there are, and what each holds.
 Status settle_ranks(int32_t tensor_parallel, RankConfig& rank) {
   const bool gpu = rank.device == Device::kCuda;
@@ -277,6 +290,7 @@ Result<EngineConfig> settle(const CommandLine& flags, EngineFlags read) {
   if (!gpu && flags.given("gpu-memory-utilization"))
     log_info("--gpu-memory-utilization has no effect on a CPU: --kv-cache-memory-bytes sizes the page pool");
   if (!gpu && rank.cache_bytes == 0) rank.cache_bytes = int64_t{1} << 30;
+  RETURN_IF_ERROR(check_quantization(rank));
   RETURN_IF_ERROR(settle_limits(gpu, rank.limits));
   RETURN_IF_ERROR(settle_ranks(read.parallel.tensor, rank));
   RETURN_IF_ERROR(read_speculative_config(read.speculative_config, rank));

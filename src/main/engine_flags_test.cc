@@ -48,6 +48,18 @@ TEST(EngineFlags, ALimitThatIsNotGivenGivesWay) {
   EXPECT_FALSE(parsed({"--max-num-seqs", "200", "--max-num-batched-tokens", "199"}).ok());
 }
 
+TEST(EngineFlags, QuantizationIsForCpus) {
+  const char* const int8 = "int8_per_channel_weight_only";
+  const auto cpu = parsed({"--device", "cpu", "--quantization", int8});
+  ASSERT_TRUE(cpu.ok()) << cpu.error().message;
+  EXPECT_EQ(cpu->rank.quantization, OnlineQuantization::kInt8PerChannel);
+  for (const char* device : {"cuda", "ref"}) {
+    const auto refused = parsed({"--device", device, "-q", int8});
+    ASSERT_FALSE(refused.ok()) << device;
+    EXPECT_NE(refused.error().message.find("--quantization"), std::string::npos) << refused.error().message;
+  }
+}
+
 TEST(EngineFlags, ErrorsNameTheFlag) {
   const std::pair<const char*, const char*> cases[] = {
       {"--device", "tpu"},
@@ -65,6 +77,7 @@ TEST(EngineFlags, ErrorsNameTheFlag) {
       {"--kv-load-failure-policy", "retry"},
       {"--dtype", "float16"},
       {"--tokenizer", "another"},
+      {"--quantization", "int3"},
   };
   for (const auto& [flag, value] : cases) {
     const auto config = parsed({flag, value});

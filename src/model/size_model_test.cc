@@ -31,6 +31,10 @@ void expect_sizes_on_every_backend(const LoadOptions& options) {
   auto cpu = make_cpu_ops({.num_threads = 1, .isa = isa_under_test()});
   ASSERT_TRUE(cpu.ok()) << cpu.error().message;
   expect_sizes_are_those_of(options, **cpu);
+  auto int8 =
+      make_cpu_ops({.num_threads = 1, .isa = isa_under_test(), .quantization = OnlineQuantization::kInt8PerChannel});
+  ASSERT_TRUE(int8.ok()) << int8.error().message;
+  expect_sizes_are_those_of(options, **int8);
 }
 
 TEST(SizeModel, OfTheBundledModels) {

@@ -148,9 +148,10 @@ struct CpuOptions {
   std::optional<Isa> isa;  // none: the best one of this machine
   Comm& comm = Comm::alone();
   Comm& dcp = Comm::alone();
+  OnlineQuantization quantization = OnlineQuantization::kNone;
 };
 // The fast CPU backend. Unavailable without AVX2 + FMA, and where the machine lacks the wanted instruction set.
 Result<std::unique_ptr<Ops>> make_cpu_ops(const CpuOptions& options);
-std::unique_ptr<WeightPacker> make_cpu_sizes();
+std::unique_ptr<WeightPacker> make_cpu_sizes(OnlineQuantization quantization = OnlineQuantization::kNone);
 
 }  // namespace perigee

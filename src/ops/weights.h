@@ -44,6 +44,14 @@ class VectorWeight {
   std::shared_ptr<const void> owner_;
 };
 
+// What a backend makes at load of matrices that the model stores in 16 bits or more.
+enum class OnlineQuantization : uint8_t {
+  kNone,
+  // Weights of -127 ... 127 times a scale for each output, that of its largest; activations stay as they are. Not the
+  // embedding table, routers and MLA's up-projections.
+  kInt8PerChannel,
+};
+
 struct LinearWeight {
   int64_t out = 0, in = 0;
   Packed packed;

@@ -20,7 +20,8 @@ struct PackedLinear final : PackedWeight {
 
 }  // namespace
 
-CpuOps::CpuOps(Isa isa, int num_threads, Comm& comm, Comm& dcp) : Ops(comm, dcp), isa_(isa), pool_(num_threads) {}
+CpuOps::CpuOps(Isa isa, int num_threads, Comm& comm, Comm& dcp, OnlineQuantization quantization)
+    : Ops(comm, dcp), isa_(isa), quantization_(quantization), pool_(num_threads) {}
 
 const char* CpuOps::name() const {
   switch (isa_) {
@@ -33,7 +34,7 @@ const char* CpuOps::name() const {
 
 LinearWeight CpuOps::pack_linear(std::span<const RawMatrix> stacked) {
   auto packed = std::make_shared<PackedLinear>();
-  packed->matrix = cpu::stacked_panels(stacked);
+  packed->matrix = cpu::stacked_panels(stacked, quantization_);
   packed->buffer = Buffer(static_cast<size_t>(packed->matrix.bytes()));
   packed->matrix.data = packed->buffer.data();
   cpu::pack_panels(pool_, packed->matrix, cpu::stacked_rows(stacked));
@@ -41,7 +42,7 @@ LinearWeight CpuOps::pack_linear(std::span<const RawMatrix> stacked) {
 }
 
 ExpertWeights CpuOps::pack_experts(std::span<const RawExpert> experts) {
-  return cpu::pack_experts(pool_, experts);
+  return cpu::pack_experts(pool_, experts, quantization_);
 }
 
 MlaUpWeight CpuOps::pack_mla_up(const RawMatrix& kv_b, const MlaShape& shape) {
@@ -131,8 +132,8 @@ Tensor CpuOps::gather_rows(const Tensor& x, std::span<const int32_t> rows) {
 Result<std::unique_ptr<Ops>> make_cpu_ops(const CpuOptions& options) {
   ASSIGN_OR_RETURN(const Isa isa, detect_isa(options.isa));
   if (options.num_threads < 0) return bad_input("number of threads must not be negative", "num_threads");
-  return std::unique_ptr<Ops>(std::make_unique<CpuOps>(
-      isa, options.num_threads > 0 ? options.num_threads : available_cores(), options.comm, options.dcp));
+  const int threads = options.num_threads > 0 ? options.num_threads : available_cores();
+  return std::unique_ptr<Ops>(std::make_unique<CpuOps>(isa, threads, options.comm, options.dcp, options.quantization));
 }
 
 }  // namespace perigee

@@ -14,12 +14,13 @@ namespace perigee {
 
 class CpuOps final : public Ops {
  public:
-  CpuOps(Isa isa, int num_threads, Comm& comm = Comm::alone(), Comm& dcp = Comm::alone());
+  CpuOps(Isa isa, int num_threads, Comm& comm = Comm::alone(), Comm& dcp = Comm::alone(),
+         OnlineQuantization quantization = OnlineQuantization::kNone);
 
   const char* name() const override;  // "cpu-avx2", "cpu-avx512" or "cpu-amx"
   DType activation_dtype() const override { return DType::kBF16; }
   DType wide_dtype() const override { return DType::kF32; }
-  std::unique_ptr<WeightPacker> sizes() const override { return make_cpu_sizes(); }
+  std::unique_ptr<WeightPacker> sizes() const override { return make_cpu_sizes(quantization_); }
   Isa isa() const { return isa_; }
 
   using Ops::pack_linear;
@@ -54,6 +55,7 @@ class CpuOps final : public Ops {
   CpuContext context() { return {.pool = pool_, .arena = arena_, .scratch = scratch_, .isa = isa_}; }
 
   const Isa isa_;
+  const OnlineQuantization quantization_;
   ThreadPool pool_;
   Arena scratch_;  // working memory of one op: the next op resets it
 };

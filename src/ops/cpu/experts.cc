@@ -36,14 +36,14 @@ struct Step {
 };
 
 // The format that all matrices of all experts have in common.
-PanelFormat format_of(std::span<const RawExpert> experts) {
+PanelFormat format_of(std::span<const RawExpert> experts, PanelFormat dense) {
   std::vector<RawMatrix> up, down;
   for (const RawExpert& e : experts) {
     up.insert(up.end(), {e.gate, e.up});
     down.push_back(e.down);
   }
-  const PanelFormat format = panel_format(up);
-  return panel_format(down) == format ? format : PanelFormat::kBF16;
+  const PanelFormat format = panel_format(up, dense);
+  return panel_format(down, dense) == format ? format : dense;
 }
 
 // Outputs become the inputs of `down` panel by panel, so they begin where those do.
@@ -189,10 +189,10 @@ PanelMatrix PackedExperts::down_of(int64_t expert) const {
   return m;
 }
 
-PackedExperts expert_panels(std::span<const RawExpert> experts) {
+PackedExperts expert_panels(std::span<const RawExpert> experts, OnlineQuantization quantization) {
   CHECK(!experts.empty(), "no experts");
   const RawExpert& first = experts.front();
-  const PanelFormat format = format_of(experts);
+  const PanelFormat format = format_of(experts, dense_format(quantization));
   PackedExperts out;
   out.num_experts = static_cast<int64_t>(experts.size());
   out.hidden = first.gate.in;
@@ -204,8 +204,8 @@ PackedExperts expert_panels(std::span<const RawExpert> experts) {
   return out;
 }
 
-ExpertWeights pack_experts(ThreadPool& pool, std::span<const RawExpert> experts) {
-  auto packed = std::make_shared<PackedExperts>(expert_panels(experts));
+ExpertWeights pack_experts(ThreadPool& pool, std::span<const RawExpert> experts, OnlineQuantization quantization) {
+  auto packed = std::make_shared<PackedExperts>(expert_panels(experts, quantization));
   packed->buffer = Buffer(static_cast<size_t>(packed->panel_bytes()));
   packed->gate_up.data = packed->buffer.data();
   packed->down.data = packed->buffer.data() + packed->num_experts * packed->gate_up_stride;

@@ -20,9 +20,11 @@ struct PackedExperts final : PackedWeight {
 };
 
 // Their shapes and places, without memory.
-PackedExperts expert_panels(std::span<const RawExpert> experts);
-// Where all matrices are INT4 they stay 4-bit, where all are FP8 they keep their scales; everything else becomes bf16.
-ExpertWeights pack_experts(ThreadPool& pool, std::span<const RawExpert> experts);
+PackedExperts expert_panels(std::span<const RawExpert> experts, OnlineQuantization quantization);
+// Where all matrices are INT4 they stay 4-bit, where all are FP8 they keep their scales; everything else becomes bf16,
+// or INT8 by quantization.
+ExpertWeights pack_experts(ThreadPool& pool, std::span<const RawExpert> experts,
+                           OnlineQuantization quantization = OnlineQuantization::kNone);
 
 // x [n, H] bf16 -> [n, H] f32: sum over k, ascending, of weight_k * down(bf16(silu(gate x) * (up x))). Negative
 // ids are those of experts elsewhere. A token's result does not depend on the others.

@@ -138,20 +138,22 @@ void multiply_panel(const PanelKernels& kernels, const PanelCall& call) {
   const int64_t step = once ? range.end - range.begin : kExpandedTiles;
   PanelJob job{.a_stride = kTileRows * w.k_tiles * kTileK,
                .rows = call.rows.rows,
-               .int4 = w.int4(),
+               .stored = w.tiles(),
                .tiles = call.scratch.tiles};
   for (int64_t k = range.begin; k < range.end; k += job.k_tiles) {
     job.k_begin = k;
     job.k_tiles = std::min(w.scaled() ? kScaleTiles - (w.first_scale_tile + k) % kScaleTiles : step, range.end - k);
     const PanelSums in = k > 0 ? call.sums : PanelSums{};
-    const PanelSums out = k + job.k_tiles == w.k_tiles ? call.out : call.sums;
+    const bool last = k + job.k_tiles == w.k_tiles;
+    const PanelSums out = last && !w.int8() ? call.out : call.sums;
     job.in = w.scaled() ? PanelSums{} : in;
     job.out = w.scaled() ? PanelSums{.c = call.scratch.part} : out;
     job.b = w.at(call.panel, k);
-    job.next = call.fetch_next && !w.int4() ? w.at(call.panel + 1, k) : nullptr;
+    job.next = call.fetch_next && job.stored == TileFormat::kBF16 ? w.at(call.panel + 1, k) : nullptr;
     multiply_stretch(kernels, call.rows, job);
     if (w.scaled())
       kernels.add_scaled(call.scratch.part, w.scales(call.panel, w.scale_block(k)), call.rows.rows, in, out);
+    if (w.int8() && last) kernels.add_scaled(call.sums.c, w.scales(call.panel, 0), call.rows.rows, {}, call.out);
   }
 }
 

@@ -21,8 +21,9 @@ struct Packed {
 Packed pack(TestCpu& cpu, std::span<const RawMatrix> stacked) {
   int64_t out = 0;
   for (const RawMatrix& raw : stacked) out += raw.out;
-  Packed packed{.matrix = panel_matrix(out, stacked[0].in, panel_format(stacked), stacked[0].first_column),
-                .buffer = {}};
+  Packed packed{
+      .matrix = panel_matrix(out, stacked[0].in, panel_format(stacked, PanelFormat::kBF16), stacked[0].first_column),
+      .buffer = {}};
   packed.buffer = Buffer(static_cast<size_t>(packed.matrix.bytes()));
   packed.matrix.data = packed.buffer.data();
   pack_panels(cpu.pool(), packed.matrix, stacked_rows(stacked));

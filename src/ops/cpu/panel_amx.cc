@@ -72,7 +72,7 @@ void multiply_pair(const PanelJob& job, RowTile r0, RowTile r1, int64_t fetched,
     _tile_zero(6);
     _tile_zero(7);
   }
-  const auto* b = reinterpret_cast<const uint16_t*>(job.int4 ? reinterpret_cast<const uint8_t*>(job.tiles) : job.b);
+  const auto* b = job.stored == TileFormat::kBF16 ? reinterpret_cast<const uint16_t*>(job.b) : job.tiles;
   const uint8_t* next = job.next + fetched * 64;
   for (int64_t t = 0; t < job.k_tiles; ++t, b += kPanelTileElements, r0.a += r0.step, r1.a += r1.step) {
     prefetch_lines(next, ahead);
@@ -126,7 +126,7 @@ inline void step_single(const uint16_t* a, const uint16_t* b) {
 void multiply_single(const PanelJob& job, RowTile r) {
   constexpr int64_t kAhead = 4 * kPanelTileElements * 2;
   begin_single(job, r);
-  const bool tiles = job.int4;
+  const bool tiles = job.stored != TileFormat::kBF16;
   const auto* b = tiles ? job.tiles : reinterpret_cast<const uint16_t*>(job.b);
   for (int64_t t = 0; t < job.k_tiles; ++t, b += kPanelTileElements, r.a += r.step) {
     if (!tiles) prefetch_lines(reinterpret_cast<const uint8_t*>(b) + kAhead, kPanelTileElements * 2 / 64);
@@ -135,26 +135,37 @@ void multiply_single(const PanelJob& job, RowTile r) {
   end_single(job, r);
 }
 
-// The same of an INT4 panel, expanded one k tile before it is used, so that both kinds of work overlap.
-void multiply_single_int4(const PanelJob& job, RowTile r) {
+// The same of a quantised panel, expanded one k tile before it is used, so that both kinds of work overlap.
+template <void (*kExpand)(const uint8_t* packed, int64_t k_tiles, uint16_t* tiles), int64_t kTileBytes>
+void multiply_single_quantised(const PanelJob& job, RowTile r) {
   begin_single(job, r);
-  expand_int4_avx512(job.b, 1, job.tiles);
+  kExpand(job.b, 1, job.tiles);
   for (int64_t t = 0; t < job.k_tiles; ++t, r.a += r.step) {
-    const uint8_t* following = job.b + (t + 1) * kInt4TileBytes;
-    if (t + 1 < job.k_tiles) expand_int4_avx512(following, 1, job.tiles + (t + 1) % 4 * kPanelTileElements);
+    const uint8_t* following = job.b + (t + 1) * kTileBytes;
+    if (t + 1 < job.k_tiles) kExpand(following, 1, job.tiles + (t + 1) % 4 * kPanelTileElements);
     step_single(r.a, job.tiles + t % 4 * kPanelTileElements);
   }
   end_single(job, r);
 }
 
+auto single_of(TileFormat format) {
+  switch (format) {
+    case TileFormat::kInt8: return multiply_single_quantised<expand_int8_avx512, kInt8TileBytes>;
+    case TileFormat::kInt4: return multiply_single_quantised<expand_int4_avx512, kInt4TileBytes>;
+    case TileFormat::kBF16: break;
+  }
+  return multiply_single;
+}
+
 void multiply(const PanelJob& job) {
   if (job.rows <= kTileRows) {
     configure(job.rows, 0);
-    (job.int4 ? multiply_single_int4 : multiply_single)(job, row_tile(job, 0, job.rows));
+    single_of(job.stored)(job, row_tile(job, 0, job.rows));
     _tile_release();
     return;
   }
-  if (job.int4) expand_int4_avx512(job.b, job.k_tiles, job.tiles);
+  if (job.stored == TileFormat::kInt4) expand_int4_avx512(job.b, job.k_tiles, job.tiles);
+  if (job.stored == TileFormat::kInt8) expand_int8_avx512(job.b, job.k_tiles, job.tiles);
   const int64_t full = job.rows / 32 * 32;
   const int64_t pairs = full / 32;
   const int64_t next_lines = job.next != nullptr && pairs > 0 ? kPanelTileElements * 2 / 64 * job.k_tiles : 0;

@@ -46,6 +46,28 @@ inline void add_tile(const uint16_t* b, const int32_t* pairs, __m256 (&sums)[R][
   }
 }
 
+// The same of an INT8 tile.
+template <int R>
+inline void add_tile(const uint8_t* b, const int32_t* pairs, __m256 (&sums)[R][kVectors]) {
+  for (int64_t p = 0; p < kPairs; ++p) {
+    __m256 even[R], odd[R];
+    for (int r = 0; r < R; ++r) {
+      const __m256i x = _mm256_set1_epi32(pairs[r * kPairs + p]);
+      even[r] = even_f32(x);
+      odd[r] = odd_f32(x);
+    }
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) {
+      const auto* from = reinterpret_cast<const __m128i*>(b + p * 64 + v * 16);
+      const __m256i w = _mm256_cvtepi8_epi16(_mm_loadu_si128(from));
+      const __m256 even_weights = _mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(w, 16), 16));
+      const __m256 odd_weights = _mm256_cvtepi32_ps(_mm256_srai_epi32(w, 16));
+      for (int r = 0; r < R; ++r) sums[r][v] = _mm256_fmadd_ps(even[r], even_weights, sums[r][v]);
+      for (int r = 0; r < R; ++r) sums[r][v] = _mm256_fmadd_ps(odd[r], odd_weights, sums[r][v]);
+    }
+  }
+}
+
 constexpr float kTopBits = 1 << 28;  // what a number is multiplied by that lies in the topmost four bits of a lane
 
 // The four bits from kBit on of each lane, a signed number, times kTopBits.
@@ -102,14 +124,14 @@ inline __m256 sum_before(const RowSums& sums, int r, int v) {
   return sums.c == nullptr ? _mm256_setzero_ps() : _mm256_loadu_ps(sums.at(r, v));
 }
 
-// R rows from `row` of the job on, `a` within their row tile of m rows.
-template <int R>
+// R rows from `row` of the job on, `a` within their row tile of m rows; weights are bf16 or INT8.
+template <int R, typename Weight>
 void multiply_rows(const PanelJob& job, const uint16_t* a, int64_t m, int64_t row) {
   const RowSums in(job.in, row), out(job.out, row);
   __m256 sums[R][kVectors];
   for (int r = 0; r < R; ++r)
     for (int v = 0; v < kVectors; ++v) sums[r][v] = sum_before(in, r, v);
-  const auto* b = reinterpret_cast<const uint16_t*>(job.b);
+  const auto* b = reinterpret_cast<const Weight*>(job.b);
   for (int64_t t = 0; t < job.k_tiles; ++t, a += m * kTileK, b += kPanelTileElements)
     add_tile(b, reinterpret_cast<const int32_t*>(a), sums);
   for (int r = 0; r < R; ++r)
@@ -142,25 +164,10 @@ void multiply_int4_rows(const PanelJob& job, const uint16_t* a, int64_t m, int64
 }
 
 using RowsBody = void (*)(const PanelJob& job, const uint16_t* a, int64_t m, int64_t row);
-constexpr RowsBody kBf16Rows[kRowsAtOnce] = {multiply_rows<1>, multiply_rows<2>};
+template <typename Weight>
+constexpr RowsBody kRows[kRowsAtOnce] = {multiply_rows<1, Weight>, multiply_rows<2, Weight>};
 template <bool kExpanded>
 constexpr RowsBody kInt4Rows[kRowsAtOnce] = {multiply_int4_rows<1, kExpanded>, multiply_int4_rows<2, kExpanded>};
-
-void expand_whole_numbers(const PanelJob& job);
-
-void multiply(const PanelJob& job) {
-  const bool expanded = job.int4 && job.rows > kRowsAtOnce;
-  if (expanded) expand_whole_numbers(job);
-  const RowsBody* bodies = !job.int4 ? kBf16Rows : expanded ? kInt4Rows<true> : kInt4Rows<false>;
-  for (int64_t row = 0; row < job.rows;) {
-    const int64_t tile = row / kTileRows, in_tile = row % kTileRows;
-    const int64_t m = job.rows - tile * kTileRows < kTileRows ? job.rows - tile * kTileRows : kTileRows;
-    const int64_t rows = m - in_tile < kRowsAtOnce ? m - in_tile : kRowsAtOnce;
-    const uint16_t* a = job.a + tile * job.a_stride + (job.k_begin * m + in_tile) * kTileK;
-    bodies[rows - 1](job, a, m, row);
-    row += rows;
-  }
-}
 
 // bf16 of each lane, to nearest even, NaN quiet, in the low half of the lane.
 inline __m256i round_bf16(__m256 v) {
@@ -178,7 +185,7 @@ inline __m256i join(__m256i low, __m256i high) {
 }
 
 // The bf16 of -8 ... 7 have zeros in all but the high byte and the topmost two bits of the low one.
-void expand_whole_numbers(const PanelJob& job) {
+void expand_int4_numbers(const PanelJob& job) {
   const auto twice = [](auto... bytes) {
     return _mm256_broadcastsi128_si256(_mm_setr_epi8(static_cast<char>(bytes)...));
   };
@@ -205,6 +212,45 @@ void expand_whole_numbers(const PanelJob& job) {
       }
     }
   }
+}
+
+// The whole numbers of an INT8 job as bf16.
+void expand_int8_numbers(const PanelJob& job) {
+  for (int64_t i = 0; i < job.k_tiles * kPanelTileElements; i += 16) {
+    const auto eight = [](const uint8_t* from) {
+      const __m256i numbers = _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
+      return _mm256_srli_epi32(_mm256_castps_si256(_mm256_cvtepi32_ps(numbers)), 16);
+    };
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(job.tiles + i), join(eight(job.b + i), eight(job.b + i + 8)));
+  }
+}
+
+void multiply_by(const RowsBody* bodies, const PanelJob& job) {
+  for (int64_t row = 0; row < job.rows;) {
+    const int64_t tile = row / kTileRows, in_tile = row % kTileRows;
+    const int64_t m = job.rows - tile * kTileRows < kTileRows ? job.rows - tile * kTileRows : kTileRows;
+    const int64_t rows = m - in_tile < kRowsAtOnce ? m - in_tile : kRowsAtOnce;
+    const uint16_t* a = job.a + tile * job.a_stride + (job.k_begin * m + in_tile) * kTileK;
+    bodies[rows - 1](job, a, m, row);
+    row += rows;
+  }
+}
+
+// Many rows share one expansion; an expanded INT8 job is one of bf16.
+void multiply(const PanelJob& job) {
+  const bool expanded = job.rows > kRowsAtOnce;
+  switch (job.stored) {
+    case TileFormat::kBF16: return multiply_by(kRows<uint16_t>, job);
+    case TileFormat::kInt4:
+      if (expanded) expand_int4_numbers(job);
+      return multiply_by(expanded ? kInt4Rows<true> : kInt4Rows<false>, job);
+    case TileFormat::kInt8: break;
+  }
+  if (!expanded) return multiply_by(kRows<uint8_t>, job);
+  expand_int8_numbers(job);
+  PanelJob of_bf16 = job;
+  of_bf16.b = reinterpret_cast<const uint8_t*>(job.tiles);
+  multiply_by(kRows<uint16_t>, of_bf16);
 }
 
 void tile_to_bf16(const float* c, int64_t rows, int64_t cols, uint16_t* out, int64_t out_stride) {

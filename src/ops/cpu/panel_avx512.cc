@@ -30,6 +30,28 @@ inline void add_tile(const uint16_t* b, const int32_t* pairs, __m512 (&sums)[R][
   }
 }
 
+// 32 INT8 weights as bf16 pairs.
+inline __m512bh whole_numbers(const uint8_t* bytes) {
+  const auto sixteen = [](const uint8_t* from) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
+  };
+  return _mm512_cvtne2ps_pbh(sixteen(bytes + 16), sixteen(bytes));
+}
+
+// The same of an INT8 tile.
+template <int R>
+inline void add_tile(const uint8_t* b, const int32_t* pairs, __m512 (&sums)[R][2]) {
+  for (int64_t p = 0; p < kPairs; ++p) {
+    const __m512bh b0 = whole_numbers(b + p * 64), b1 = whole_numbers(b + p * 64 + 32);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      const __m512bh x = as_bf16(_mm512_set1_epi32(pairs[r * kPairs + p]));
+      sums[r][0] = _mm512_dpbf16_ps(sums[r][0], x, b0);
+      sums[r][1] = _mm512_dpbf16_ps(sums[r][1], x, b1);
+    }
+  }
+}
+
 // The bf16 of -8 ... 7, twice: an index of five bits whose fifth may be anything.
 inline __m512i whole_numbers() {
   const __m256i once =
@@ -81,12 +103,12 @@ inline void load_sums(const RowSums& at, __m512 (&sums)[R][2]) {
   }
 }
 
-// R rows from `row` of the job on, `a` within their row tile of m rows.
-template <int R>
+// R rows from `row` of the job on, `a` within their row tile of m rows; weights are bf16 or INT8.
+template <int R, typename Weight>
 void multiply_rows(const PanelJob& job, const uint16_t* a, int64_t m, int64_t row) {
   __m512 sums[R][2];
   load_sums({job.in, row}, sums);
-  const auto* b = reinterpret_cast<const uint16_t*>(job.b);
+  const auto* b = reinterpret_cast<const Weight*>(job.b);
   for (int64_t t = 0; t < job.k_tiles; ++t, a += m * kTileK, b += kPanelTileElements)
     add_tile(b, reinterpret_cast<const int32_t*>(a), sums);
   const RowSums out(job.out, row);
@@ -131,15 +153,17 @@ void multiply_int4_rows(const PanelJob& job, const uint16_t* a, int64_t m, int64
 constexpr int64_t kRowsAtOnce = 8;  // 16 accumulators: enough to hide the latency of additions, and not spilled
 
 using RowsBody = void (*)(const PanelJob& job, const uint16_t* a, int64_t m, int64_t row);
-constexpr RowsBody kBf16Rows[kRowsAtOnce] = {multiply_rows<1>, multiply_rows<2>, multiply_rows<3>, multiply_rows<4>,
-                                             multiply_rows<5>, multiply_rows<6>, multiply_rows<7>, multiply_rows<8>};
+template <typename Weight>
+constexpr RowsBody kRows[kRowsAtOnce] = {multiply_rows<1, Weight>, multiply_rows<2, Weight>, multiply_rows<3, Weight>,
+                                         multiply_rows<4, Weight>, multiply_rows<5, Weight>, multiply_rows<6, Weight>,
+                                         multiply_rows<7, Weight>, multiply_rows<8, Weight>};
 template <bool kExpanded>
 constexpr RowsBody kInt4Rows[kRowsAtOnce] = {multiply_int4_rows<1, kExpanded>, multiply_int4_rows<2, kExpanded>,
                                              multiply_int4_rows<3, kExpanded>, multiply_int4_rows<4, kExpanded>,
                                              multiply_int4_rows<5, kExpanded>, multiply_int4_rows<6, kExpanded>,
                                              multiply_int4_rows<7, kExpanded>, multiply_int4_rows<8, kExpanded>};
 
-void expand_whole_numbers(const PanelJob& job) {
+void expand_int4_numbers(const PanelJob& job) {
   const __m512i numbers = whole_numbers();
   uint16_t* out = job.tiles;
   for (int64_t t = 0; t < job.k_tiles; ++t) {
@@ -156,10 +180,7 @@ void expand_whole_numbers(const PanelJob& job) {
   }
 }
 
-void multiply(const PanelJob& job) {
-  const bool expanded = job.int4 && job.rows > kTileRows;
-  if (expanded) expand_whole_numbers(job);
-  const RowsBody* bodies = !job.int4 ? kBf16Rows : expanded ? kInt4Rows<true> : kInt4Rows<false>;
+void multiply_by(const RowsBody* bodies, const PanelJob& job) {
   for (int64_t row = 0; row < job.rows;) {
     const int64_t tile = row / kTileRows, in_tile = row % kTileRows;
     const int64_t m = job.rows - tile * kTileRows < kTileRows ? job.rows - tile * kTileRows : kTileRows;
@@ -168,6 +189,23 @@ void multiply(const PanelJob& job) {
     bodies[rows - 1](job, a, m, row);
     row += rows;
   }
+}
+
+// Many rows share one expansion; an expanded INT8 job is one of bf16.
+void multiply(const PanelJob& job) {
+  const bool expanded = job.rows > kTileRows;
+  switch (job.stored) {
+    case TileFormat::kBF16: return multiply_by(kRows<uint16_t>, job);
+    case TileFormat::kInt4:
+      if (expanded) expand_int4_numbers(job);
+      return multiply_by(expanded ? kInt4Rows<true> : kInt4Rows<false>, job);
+    case TileFormat::kInt8: break;
+  }
+  if (!expanded) return multiply_by(kRows<uint8_t>, job);
+  expand_int8_avx512(job.b, job.k_tiles, job.tiles);
+  PanelJob of_bf16 = job;
+  of_bf16.b = reinterpret_cast<const uint8_t*>(job.tiles);
+  multiply_by(kRows<uint16_t>, of_bf16);
 }
 
 // A nibble n at bit `shift` of the mantissa of 1.0 reads 1 + n * 2^(shift - 23); times 2^(23 - shift) * s, minus
@@ -248,6 +286,11 @@ void expand_int4_avx512(const uint8_t* packed, int64_t k_tiles, uint16_t* tiles)
     uint16_t* out = tiles + t / 2 * kPanelTileElements + t % 2 * 32;
     for (int64_t set = 0; set < 4; ++set) expand_set(words + set * 128, low_s, high_s, out + set * 256);
   }
+}
+
+void expand_int8_avx512(const uint8_t* packed, int64_t k_tiles, uint16_t* tiles) {
+  for (int64_t i = 0; i < k_tiles * kPanelTileElements; i += 32)
+    _mm512_storeu_si512(tiles + i, (__m512i)whole_numbers(packed + i));
 }
 
 void tile_to_bf16_avx512(const float* c, int64_t rows, int64_t cols, uint16_t* out, int64_t out_stride) {

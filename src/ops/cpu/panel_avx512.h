@@ -9,6 +9,8 @@ namespace perigee::cpu {
 
 // INT4 k tiles of a panel to bf16 tiles: element = bf16((nibble - 8) * scale), to nearest even.
 void expand_int4_avx512(const uint8_t* packed, int64_t k_tiles, uint16_t* tiles);
+// INT8 k tiles: their whole numbers as bf16.
+void expand_int8_avx512(const uint8_t* packed, int64_t k_tiles, uint16_t* tiles);
 void tile_to_bf16_avx512(const float* c, int64_t rows, int64_t cols, uint16_t* out, int64_t out_stride);
 void to_f32_avx512(const uint16_t* in, float* out, int64_t n);
 void split_avx512(const float* x, uint16_t* high, uint16_t* low);

@@ -5,6 +5,8 @@
 // read a panel from its first byte to its last, and each half is a B tile of TDPBF16PS with rows 128 bytes apart.
 // An INT4 panel holds 576 bytes a k tile: 32 bf16 scales, then four sets (8 inputs) of a 32-bit word an output. The low
 // half of a word has the even inputs of the set, four bits each, the high half the odd ones.
+// An INT8 panel holds the elements of a bf16 panel in the same order, a signed byte each: whole numbers, to whose sums
+// the caller applies a scale an output (add_scaled).
 //
 // Activations: a row tile is 16 rows (the last one fewer, m). For each k tile it holds m rows of 32 bf16.
 //
@@ -26,7 +28,8 @@ inline constexpr int64_t kTileK = 32;
 inline constexpr int64_t kPanelOutputs = 32;
 inline constexpr int64_t kPanelTileElements = kPanelOutputs * kTileK;  // bf16 elements of one k tile of a panel
 inline constexpr int64_t kInt4TileBytes = 576;
-inline constexpr int64_t kExpandedTiles = 16;  // k tiles of an INT4 job of more than rows_at_once rows, at most
+inline constexpr int64_t kInt8TileBytes = kPanelTileElements;
+inline constexpr int64_t kExpandedTiles = 16;  // k tiles of a quantised job of more than rows_at_once rows, at most
 inline constexpr int64_t kAccumulators = kTileRows * kTileOutputs;  // f32 of one C tile
 
 // Where the f32 sums of a panel are, in elements: output 16h + j of row 16t + r is at c[t * tile + h * half + r * row +
@@ -36,19 +39,21 @@ struct PanelSums {
   int64_t row = kTileOutputs, half = kAccumulators, tile = 2 * kAccumulators;
 };
 
+enum class TileFormat : uint8_t { kBF16, kInt8, kInt4 };  // of the k tiles of a panel
+
 // out[rows, 32] = in[rows, 32] + A[rows, k tiles] * panel.
 struct PanelJob {
-  const uint16_t* a = nullptr;    // row tile 0
-  int64_t a_stride = 0;           // elements from one row tile to the next: 16 * padded k
-  int64_t k_begin = 0;            // first k tile within a row tile
-  int64_t k_tiles = 0;            // how many
-  int64_t rows = 0;               // > 0
-  const uint8_t* b = nullptr;     // the panel at k tile k_begin
-  bool int4 = false;              // of b
-  uint16_t* tiles = nullptr;      // for INT4: kExpandedTiles bf16 tiles, working memory
-  PanelSums in;                   // what is added to; c null: zero
-  PanelSums out;                  // may be the same place
-  const uint8_t* next = nullptr;  // what is read next, k_tiles bf16 tiles: a hint, may be null
+  const uint16_t* a = nullptr;            // row tile 0
+  int64_t a_stride = 0;                   // elements from one row tile to the next: 16 * padded k
+  int64_t k_begin = 0;                    // first k tile within a row tile
+  int64_t k_tiles = 0;                    // how many
+  int64_t rows = 0;                       // > 0
+  const uint8_t* b = nullptr;             // the panel at k tile k_begin
+  TileFormat stored = TileFormat::kBF16;  // of b
+  uint16_t* tiles = nullptr;              // unless b is bf16: kExpandedTiles bf16 tiles, working memory
+  PanelSums in;                           // what is added to; c null: zero
+  PanelSums out;                          // may be the same place
+  const uint8_t* next = nullptr;          // what is read next, k_tiles bf16 tiles: a hint, may be null
 };
 
 struct PanelKernels {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstring>
 
 namespace perigee::cpu {
@@ -28,6 +29,32 @@ void bf16_row(const RawMatrix& m, int64_t r, uint16_t* out) {
       return;
     default:
       for (int64_t c = 0; c < m.in; ++c) out[c] = f32_to_bf16(raw_element(m, r, c));
+  }
+}
+
+// Row r as whole numbers of -127 ... 127, a signed byte in the low half of each element; -> what they are to be
+// multiplied by. `values` [m.in]: working memory.
+float int8_row(const RawMatrix& m, int64_t r, float* values, uint16_t* out) {
+  raw_row(m, r, values);
+  float largest = 0, not_finite = 0;
+  for (int64_t c = 0; c < m.in; ++c) {
+    largest = std::max(largest, std::fabs(values[c]));
+    not_finite += values[c] * 0;  // NaN for a NaN and for an infinity
+  }
+  const float scale = largest / 127;
+  for (int64_t c = 0; c < m.in; ++c) {
+    const float parts = scale > 0 && not_finite == 0 ? std::nearbyint(values[c] / scale) : 0;
+    out[c] = static_cast<uint8_t>(static_cast<int8_t>(std::clamp(parts, -127.0f, 127.0f)));
+  }
+  return scale + not_finite;
+}
+
+// Output j of a panel from its row of signed bytes, zero-padded to whole k tiles.
+void scatter_int8(const PanelMatrix& m, int64_t panel, int64_t j, const uint16_t* row) {
+  uint8_t* lane = m.data + panel * m.panel_bytes() + 2 * j;
+  for (int64_t p = 0; p < m.k_tiles * kTileK / 2; ++p, lane += 2 * kPanelOutputs, row += 2) {
+    lane[0] = static_cast<uint8_t>(row[0]);
+    lane[1] = static_cast<uint8_t>(row[1]);
   }
 }
 
@@ -77,7 +104,7 @@ struct TileInputs {
 }  // namespace
 
 PanelMatrix panel_matrix(int64_t out, int64_t in, PanelFormat format, int64_t first_column) {
-  const bool quantised = format != PanelFormat::kBF16;
+  const bool quantised = format == PanelFormat::kInt4 || format == PanelFormat::kScaled;
   const int64_t front = quantised ? first_column % kTileK : 0;
   CHECK(format != PanelFormat::kInt4 || (in % 8 == 0 && front % 8 == 0), "INT4 weights with ", in, " inputs from ",
         first_column);
@@ -90,30 +117,31 @@ PanelMatrix panel_matrix(int64_t out, int64_t in, PanelFormat format, int64_t fi
           .k_tiles = ceil_div(front + in, kTileK)};
 }
 
-PanelMatrix stacked_panels(std::span<const RawMatrix> stacked) {
+PanelMatrix stacked_panels(std::span<const RawMatrix> stacked, OnlineQuantization quantization) {
   CHECK(!stacked.empty(), "nothing to pack");
   int64_t out = 0;
   for (const RawMatrix& raw : stacked) {
     CHECK(raw.in == stacked[0].in, "stacked matrices of ", raw.in, " and ", stacked[0].in, " inputs");
     out += raw.out;
   }
-  return panel_matrix(out, stacked[0].in, panel_format(stacked), stacked[0].first_column);
+  return panel_matrix(out, stacked[0].in, panel_format(stacked, dense_format(quantization)), stacked[0].first_column);
 }
 
-PanelFormat panel_format(std::span<const RawMatrix> stacked) {
+PanelFormat panel_format(std::span<const RawMatrix> stacked, PanelFormat dense) {
   const int64_t columns = stacked.front().columns_per_scale(), phase = stacked.front().first_column % columns;
   const auto all = [&](WeightFormat format) {
     return std::all_of(stacked.begin(), stacked.end(),
                        [&](const RawMatrix& m) { return m.format == format && m.first_column % columns == phase; });
   };
   if (all(WeightFormat::kInt4Group32)) return PanelFormat::kInt4;
-  return all(WeightFormat::kF8Block128) ? PanelFormat::kScaled : PanelFormat::kBF16;
+  return all(WeightFormat::kF8Block128) ? PanelFormat::kScaled : dense;
 }
 
 void pack_panels(ThreadPool& pool, const PanelMatrix& m, std::span<const OutputRow> rows) {
   CHECK(static_cast<int64_t>(rows.size()) == m.num_panels * kPanelOutputs, "rows: ", rows.size());
   std::vector<std::vector<uint16_t>> lines(static_cast<size_t>(pool.size()));
   for (auto& line : lines) line.resize(static_cast<size_t>(m.k_tiles * kTileK));  // zeros around the inputs
+  std::vector<float> values(m.int8() ? static_cast<size_t>(pool.size() * m.in) : 0);
   pool.run(m.num_panels, [&](int64_t panel, int thread) {
     std::vector<uint16_t>& line = lines[static_cast<size_t>(thread)];
     for (int64_t j = 0; j < kPanelOutputs; ++j) {
@@ -121,6 +149,11 @@ void pack_panels(ThreadPool& pool, const PanelMatrix& m, std::span<const OutputR
       if (output.matrix == nullptr) continue;
       if (m.int4()) {
         scatter_int4(m, panel, j, output);
+        continue;
+      }
+      if (m.int8()) {
+        m.scales(panel, 0)[j] = int8_row(*output.matrix, output.row, values.data() + thread * m.in, line.data());
+        scatter_int8(m, panel, j, line.data());
         continue;
       }
       if (m.scaled()) {
