@@ -30,6 +30,10 @@ inline void add_tile(const uint16_t* b, const int32_t* pairs, __m512 (&sums)[R][
   }
 }
 
+// Quantised weights take so many instructions a byte that the processor itself looks too short a way ahead: so many
+// bytes are asked for. Panels lie one after another.
+constexpr int64_t kAhead = 4096;
+
 // 32 INT8 weights as bf16 pairs.
 inline __m512bh whole_numbers(const uint8_t* bytes) {
   const auto sixteen = [](const uint8_t* from) {
@@ -42,6 +46,7 @@ inline __m512bh whole_numbers(const uint8_t* bytes) {
 template <int R>
 inline void add_tile(const uint8_t* b, const int32_t* pairs, __m512 (&sums)[R][2]) {
   for (int64_t p = 0; p < kPairs; ++p) {
+    _mm_prefetch(b + p * 64 + kAhead, _MM_HINT_T0);
     const __m512bh b0 = whole_numbers(b + p * 64), b1 = whole_numbers(b + p * 64 + 32);
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
@@ -65,7 +70,10 @@ inline __m512i whole_numbers() {
 // The same of an INT4 tile's whole numbers, which are looked up as they are multiplied.
 template <int R>
 inline void add_int4_tile(const uint8_t* tile, __m512i numbers, const int32_t* pairs, __m512 (&sums)[R][2]) {
+  _mm_prefetch(tile + kAhead, _MM_HINT_T0);
   for (int64_t set = 0; set < kPairs / 4; ++set) {
+    _mm_prefetch(tile + 64 + set * 128 + kAhead, _MM_HINT_T0);
+    _mm_prefetch(tile + 128 + set * 128 + kAhead, _MM_HINT_T0);
     __m512i w0 = _mm512_loadu_si512(tile + 64 + set * 128);
     __m512i w1 = _mm512_loadu_si512(tile + 128 + set * 128);
 #pragma GCC unroll 4
