@@ -56,11 +56,19 @@ def max_tokens(row):
     return 32 if row["kind"].startswith("retrieval") else 400
 
 
+FAILURES = []  # replies that were errors; they count as wrong
+
+
+def failed(status, reply):
+    FAILURES.append(f"HTTP {status}: {reply}")
+    return FAILURES[-1]
+
+
 def ask_text(server, row):
     status, reply = server.post("/v1/completions", {
         "model": server.model, "prompt": row["prompt"], "temperature": 0, "max_tokens": max_tokens(row), "stop": ["Question:"]}, 600)
     if status != 200:
-        return f"HTTP {status}: {reply}"
+        return failed(status, reply)
     return reply["choices"][0]["text"]
 
 
@@ -71,7 +79,7 @@ def ask_chat(server, messages, row):
         body["tools"] = row["tools"]
     status, reply = server.post("/v1/chat/completions", body, 600)
     if status != 200:
-        return {"content": f"HTTP {status}: {reply}"}
+        return {"content": failed(status, reply)}
     return reply["choices"][0]["message"]
 
 
@@ -167,6 +175,8 @@ def ask_all(arguments, rows, flags):
             if done % 200 == 0:
                 rate = done / (time.monotonic() - begin)
                 print(f"  {done} of {len(rows)}, {rate:.1f} a second, {(len(rows) - done) / rate:.0f} s left", file=sys.stderr)
+    if FAILURES:
+        print(f"{len(FAILURES)} requests failed; the first: {FAILURES[0]}", file=sys.stderr)
     return totals
 
 

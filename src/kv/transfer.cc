@@ -40,7 +40,8 @@ Transfer::Lanes Transfer::take_idle() {
 void Transfer::prepare(SequenceId sequence, RemotePrefix remote) {
   Lanes idle;
   const std::lock_guard lock(mutex_);
-  lane_of(remote.peer).prepare(sequence, std::move(remote));
+  TransferLane& lane = lane_of(remote.peer);
+  lane.prepare(sequence, std::move(remote));
   idle = take_idle();
 }
 
