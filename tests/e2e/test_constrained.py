@@ -146,6 +146,54 @@ def test_other_forms(random_server, form, check, thinking):
         assert choice["finish_reason"] == "stop" and check(choice["text"]), choice
 
 
+def tag(begin, content, end):
+    return {"type": "tag", "begin": begin, "content": content, "end": end}
+
+
+DIGITS, WORD_TAG = {"type": "regex", "pattern": "[0-9]{1,4}"}, {"type": "grammar", "grammar": "root ::= [a-z] | [a-z] root"}
+SMALL = {"type": "json_schema", "json_schema": {"type": "object", "properties": {"n": {"type": "integer", "maximum": 99, "minimum": 0}},
+                                                "required": ["n"], "additionalProperties": False}}
+
+
+# Structural tags are xgrammar's: regular expressions, grammars and schemas between marks of text, in a row and by choice.
+@pytest.mark.parametrize("form, pattern", [
+    (tag("<a>", DIGITS, "</a>"), r"<a>[0-9]{1,4}</a>"),
+    (tag("<w>", WORD_TAG, "</w>"), r"<w>[a-z]+</w>"),
+    (tag("<j>", SMALL, "</j>"), r'<j>\{\s*"n"\s*:\s*[0-9]{1,2}\s*\}</j>'),
+    ({"type": "sequence", "elements": [tag("<a>", DIGITS, "</a>"), {"type": "const_string", "value": " then "}, tag("<w>", WORD_TAG, "</w>")]},
+     r"<a>[0-9]{1,4}</a> then <w>[a-z]+</w>"),
+    ({"type": "or", "elements": [tag("<a>", DIGITS, "</a>"), tag("<w>", WORD_TAG, "</w>")]}, r"<a>[0-9]{1,4}</a>|<w>[a-z]+</w>"),
+])
+def test_structural_tags(random_server, form, pattern):
+    for seed in range(4):
+        body = {"prompt": "one", "max_tokens": 40, "seed": seed, "structured_outputs": {"structural_tag": {"type": "structural_tag", "format": form}}}
+        status, reply = random_server.post(COMPLETIONS, body)
+        assert status == 200, reply
+        (choice,) = reply["choices"]
+        assert choice["finish_reason"] == "stop" and re.fullmatch(pattern, choice["text"]), choice
+
+
+# Whatever comes before a trigger; after it, its tag.
+def test_triggers_of_structural_tags(random_server):
+    form = {"type": "triggered_tags", "triggers": ["<a", "<w"], "tags": [tag("<a>", DIGITS, "</a>"), tag("<w>", WORD_TAG, "</w>")]}
+    status, reply = random_server.post("/tokenize", {"prompt": "<"})
+    assert status == 200
+    for seed in range(6):
+        body = {"prompt": "one", "max_tokens": 60, "seed": seed, "logit_bias": {str(reply["tokens"][0]): 8},
+                "structured_outputs": {"structural_tag": {"type": "structural_tag", "format": form}}}
+        status, answer = random_server.post(COMPLETIONS, body)
+        assert status == 200, answer
+        text = answer["choices"][0]["text"]
+        assert answer["choices"][0]["finish_reason"] == "stop", answer
+        left = re.sub(r"<a>[0-9]{1,4}</a>|<w>[a-z]+</w>", "", text)
+        assert "<a" not in left and "<w" not in left, text
+
+
+def test_stop_cuts_a_form(random_server):
+    status, reply = random_server.post(COMPLETIONS, {"prompt": "one", "max_tokens": 60, "stop": ["e"], "structured_outputs": {"choice": ["green"]}})
+    assert status == 200 and reply["choices"][0]["text"] == "gr" and reply["choices"][0]["stop_reason"] == "e", reply
+
+
 def test_calls_on_random_weights(random_server):
     schemas = {tool["function"]["name"]: tool["function"]["parameters"] for tool in (WEATHER, CLOCK)}
     named = {"type": "function", "function": {"name": "tell-time.now"}}
