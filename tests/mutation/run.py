@@ -53,6 +53,7 @@ def unit(folder, *patterns, within="src"):
 ENGINE = unit("engine")
 SIM = Step("sim", ["sim"], ["{build}/tests/sim/sim", "--seeds", "200"])
 SIM_DCP = Step("sim_dcp", ["sim"], [*SIM.command, "--ranks", "2", "--drafts", "3", "--dcp", "8"])
+PD_SIM = Step("pd_sim", ["pd_sim"], ["{build}/tests/sim/pd/pd_sim", "--seeds", "600"])
 EQUALITY = unit("equality", "EngineEnds.*", "EqualityOfDeterministic.*", "Equality.CachedAsCold*", "Equality.ANextTurn*",
                 "EqualityOfLatentAttention.*", within="tests")
 RANKS = unit("equality", "*TensorParallelOnRef*", "*ContextParallelOnRef*", "WholeDrafts.*", within="tests")._replace(name="equality of ranks")
@@ -67,7 +68,8 @@ E2E = Step("e2e", ["perigee"], [".venv/bin/python", "-m", "pytest", "-q", "-x", 
 STEPS = {
     "control": [unit("control"), SIM, SIM_DCP, ENGINE, EQUALITY],
     "engine": [ENGINE, SERVER, EQUALITY, RANKS, E2E],
-    "kv": [unit("kv"), RANKS],
+    "kv": [unit("kv"), PD_SIM, RANKS],
+    "pd": [PD_SIM],
     "exec": [unit("exec"), ENGINE, EQUALITY, RANKS],
     "model": [unit("model"), unit("base"), GOLDEN, E2E],
     "text": [unit("text"), unit("base"), SERVER],

@@ -259,10 +259,13 @@ bool World::send(int fd, std::span<const uint8_t> bytes) {
     });
     return true;
   }
-  const bool repeated = rng.chance(weather.repeat);
-  if (repeated) count("a segment repeated");
-  if (repeated) deliver(from->peer, segment);
-  deliver(from->peer, std::move(segment));
+  deliver(from->peer, segment);
+  if (rng.chance(weather.repeat)) {  // alone, or with the one before it: a frame's header and payload are two
+    count("a segment repeated");
+    if (rng.chance(0.7)) deliver(from->peer, to->newest);
+    deliver(from->peer, segment);
+  }
+  to->newest = std::move(segment);
   if (!to->held_back.empty()) deliver(from->peer, std::exchange(to->held_back, {}));
   return true;
 }

@@ -119,6 +119,7 @@ class World {
     bool listens = false;
     double last_arrival_s = 0;       // of what it was sent
     std::vector<uint8_t> held_back;  // a segment that the next one overtakes
+    std::vector<uint8_t> newest;     // the last segment that it was sent
     std::vector<Fiber*> waiting;
   };
 
