@@ -163,7 +163,8 @@ Task<> Forward::pass_over(Lease lease) {
   constexpr size_t kMaxRefusalBytes = 1u << 20;
   const int status = call_->head().status;
   std::optional<std::string> body = co_await call_->read_all(kMaxRefusalBytes);
-  lease->end(status == 429 || status == 503 ? Outcome::kUnknown : Outcome::kBad);
+  // 504: the request's own `timeout` has passed. Clients that set short ones must not take a worker out of use.
+  lease->end(status == 502 ? Outcome::kBad : Outcome::kUnknown);
   tried_.push_back(lease->worker());
   const std::string* type = call_->head().header("Content-Type");
   refusal_ = HttpReply{.status = status,

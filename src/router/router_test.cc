@@ -120,6 +120,14 @@ TEST_F(RouterTest, AFullWorkerIsPassedOverAndTheLastRefusalIsPassedOn) {
   EXPECT_NE(reply.body.find("full"), std::string::npos);
 }
 
+TEST_F(RouterTest, RequestsThatRunOutOfTheirOwnTimeTakeNoWorkerOutOfUse) {
+  FakeWorker slow(refusing(504));
+  start({slow.url()});
+  ASSERT_TRUE(wait_all(1));
+  for (int i = 0; i < 12; ++i) EXPECT_EQ(post().status, 504);
+  EXPECT_EQ(slow.requests().size(), 12u);
+}
+
 TEST_F(RouterTest, WithoutAWorkerItSaysSo) {
   start(std::vector<std::string>{});
   const auto reply = post();
