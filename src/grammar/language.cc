@@ -275,7 +275,7 @@ Language Language::of_states(std::vector<State> states) {
   for (State& state : states) std::erase_if(state.edges, [&](const Edge& edge) { return !lives[edge.to]; });
   // Moore: classes are split until the states of each have edges into the same classes. What takes too many rounds,
   // such as long chains, stays as it is.
-  constexpr int kMostRounds = 300;
+  constexpr int kMostRounds = 64;
   std::vector<int32_t> classes(count, -1);
   size_t num_classes = 0;
   for (int round = 0;; ++round) {
@@ -315,16 +315,28 @@ Result<Language> Language::of_pattern(std::string_view pattern, Reading reading)
   return made;
 }
 
-Language Language::of_text(std::string_view text) {
-  Language out;
-  for (size_t at = 0; at < text.size();) {
-    const Utf8Char c = utf8_at(text, at);
-    at += c.length;
-    const int32_t next = static_cast<int32_t>(out.states_.size()) + 1;
-    out.states_.push_back({false, {{c.code_point, c.code_point, next}}});
+Language Language::of_texts(const std::vector<std::string>& texts) {
+  std::vector<std::map<uint32_t, int32_t>> next(1);
+  std::vector<bool> ends(1);
+  for (const std::string& text : texts) {
+    int32_t at = 0;
+    for (size_t i = 0; i < text.size();) {
+      const Utf8Char c = utf8_at(text, i);
+      i += c.length;
+      const auto [to, is_new] = next[at].emplace(c.code_point, static_cast<int32_t>(next.size()));
+      at = to->second;
+      if (!is_new) continue;
+      next.emplace_back();
+      ends.push_back(false);
+    }
+    ends[at] = true;
   }
-  out.states_.push_back({true, {}});
-  return out;
+  std::vector<State> states;
+  for (size_t i = 0; i < next.size(); ++i) {
+    states.push_back({ends[i], {}});
+    for (const auto& [c, to] : next[i]) states.back().edges.push_back({c, c, to});
+  }
+  return of_states(std::move(states));
 }
 
 Language Language::of_lengths(int64_t least, int64_t most) {

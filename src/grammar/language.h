@@ -31,9 +31,9 @@ class Language {
   // The texts that a pattern matches somewhere. Errors: what parse_pattern refuses, look-ahead other than at the
   // beginning of an alternative that begins with ^, and what needs more than kMostStates.
   static Result<Language> of_pattern(std::string_view pattern, Reading reading);
-  static Language of_text(std::string_view text);                  // valid UTF-8
-  static Language of_lengths(int64_t least, int64_t most);         // in code points; most < 0 for no bound
-  static Language of_first(const CodePoints& set, bool or_empty);  // texts that begin with one of these
+  static Language of_texts(const std::vector<std::string>& texts);  // valid UTF-8
+  static Language of_lengths(int64_t least, int64_t most);          // in code points; most < 0 for no bound
+  static Language of_first(const CodePoints& set, bool or_empty);   // texts that begin with one of these
   static Language all() { return of_lengths(0, -1); }
 
   Result<Language> intersected(const Language& other) const;

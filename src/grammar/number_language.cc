@@ -84,8 +84,8 @@ Result<Language> multiples_of(const std::string& step, bool fractions) {
   int zeros = 0;
   int64_t factor = unit;
   for (; factor % 10 == 0; factor /= 10) ++zeros;
-  constexpr int64_t kMostFactor = 1000;
-  if (factor > kMostFactor) return Error(Code::kBadInput, "at most 1,000 is supported, without the zeros at its end");
+  constexpr int64_t kMostFactor = 300;
+  if (factor > kMostFactor) return Error(Code::kBadInput, "at most 300 is supported, without the zeros at its end");
   Language out = whole_multiples(factor, zeros);
   if (!fractions || unit != 1) return out;
   for (const auto& [parts, regex] : {std::pair{2, "^-?[0-9]+\\.5$"}, {4, "^-?[0-9]+\\.(25|75)$"}}) {

@@ -141,7 +141,7 @@ class Parser {
   }
 
   Node end_of_text() const {
-    const Node end{Node::Kind::kEnd, {}, {}};
+    Node end{Node::Kind::kEnd, {}, {}};
     if (!wide_) return end;
     const Node newline{Node::Kind::kSet, {{'\n', '\n'}}, {}};
     return {Node::Kind::kChoice, {}, {end, {Node::Kind::kSequence, {}, {newline, end}}}};

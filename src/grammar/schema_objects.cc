@@ -86,27 +86,17 @@ Language SchemaRules::names_of(const Json& schema, const std::string& place) {
     refuse(where, "anyOf and oneOf are not supported beside other properties");
   const Json *fixed = flat.find("const"), *listed = flat.find("enum");
   if (fixed == nullptr && listed == nullptr) return language_of(flat, where);
-  Language out;
-  for (const Json& name : fixed != nullptr ? Json::Array{*fixed} : listed->as_array()) {
-    if (!name.is_string() || obeys(name, flat) != Obeys::kYes) continue;
-    auto both = out.united(Language::of_text(name.as_string()));
-    if (!both.ok()) refuse(where, both.error().message);
-    out = *std::move(both);
-  }
-  return out;
+  std::vector<std::string> texts;
+  for (const Json& name : fixed != nullptr ? Json::Array{*fixed} : listed->as_array())
+    if (name.is_string() && obeys(name, flat) == Obeys::kYes) texts.push_back(name.as_string());
+  return Language::of_texts(texts);
 }
 
 // The same without some names.
 Language SchemaRules::without(Language names, const std::vector<std::string>& left_out,
                               const std::string& place) const {
-  Language those;
-  for (const std::string& name : left_out) {
-    auto both = those.united(Language::of_text(name));
-    if (!both.ok()) refuse(place, both.error().message);
-    those = *std::move(both);
-  }
-  if (those.is_empty()) return names;
-  auto rest = names.intersected(those.complement());
+  if (left_out.empty()) return names;
+  auto rest = names.intersected(Language::of_texts(left_out).complement());
   if (!rest.ok()) refuse(place, rest.error().message);
   return *std::move(rest);
 }
@@ -158,6 +148,7 @@ std::string SchemaRules::pattern_members(const Json& schema, const std::vector<s
     if (!made.ok()) refuse(place + "/patternProperties", made.error().message);
     return *std::move(made);
   };
+  check_time(place);
   const Language names = without(names_of(schema, place), declared, place + "/patternProperties");
   const Json* closed = closing_keyword(schema);
   std::vector<std::string> rules;
@@ -179,7 +170,7 @@ std::string SchemaRules::pattern_members(const Json& schema, const std::vector<s
                        : values.size() == 1 ? values[0]
                                             : Json(Json::Object{{"allOf", Json(std::move(values))}});
     const std::string rule = rule_of(value, where);
-    if (!rule.empty()) rules.push_back(add(quoted(those) + " \":\" \" \"? " + rule));
+    if (!rule.empty()) rules.push_back(add(fmt::format("{} \":\" \" \"? {}", quoted(those), rule)));
   }
   return choice(rules);
 }
@@ -236,7 +227,7 @@ void SchemaRules::add_distinct(const Json& schema, Members& members, int64_t mis
     const std::string key = quoted(*those);
     if (key.empty() || value.empty())
       refuse(place + "/minProperties", "supported where names may begin with any letter");
-    members.declared.push_back({add(key + " \":\" \" \"? " + value), true});
+    members.declared.push_back({add(fmt::format("{} \":\" \" \"? {}", key, value)), true});
   }
 }
 

@@ -67,6 +67,10 @@ const char* const kTypes[] = {"null", "boolean", "object", "array", "number", "s
 
 const char* const kConditions[] = {"if", "then", "else", "not"};
 
+bool is_condition(const std::string& key) {
+  return std::any_of(std::begin(kConditions), std::end(kConditions), [&](const char* each) { return key == each; });
+}
+
 // The same in the words of draft 2020-12.
 Json modern(const Json& schema) {
   Json out = schema;
@@ -114,6 +118,12 @@ bool is_modern(const Json& schema) {
 
 void SchemaRules::refuse(const std::string& place, std::string_view why) const {
   throw SchemaRefusal{Error(Code::kBadInput, (place.empty() ? "/" : place) + ": " + std::string(why))};
+}
+
+void SchemaRules::check_time(const std::string& place) const {
+  constexpr std::chrono::seconds kMost(5);
+  if (std::chrono::steady_clock::now() - began_ > kMost)
+    refuse(place, "the patterns and lengths of the schema take over 5 s to put together: use fewer or smaller");
 }
 
 std::string SchemaRules::add(const std::string& body) {
@@ -260,8 +270,7 @@ Json SchemaRules::without_conditions(const Json& schema, const std::string& plac
     return schema;
   Json out(Json::Object{});
   for (const auto& [key, value] : schema.as_object())
-    if (std::none_of(std::begin(kConditions), std::end(kConditions), [&](const char* k) { return key == k; }))
-      out.set(key, value);
+    if (!is_condition(key)) out.set(key, value);
   if (const Json* no = schema.find("not")) {
     std::vector<Json> left = complement_of(*no, place + "/not", out);
     if (left.empty() && !(*no == Json(true)) && !(*no == Json(Json::Object{})))

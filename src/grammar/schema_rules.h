@@ -1,6 +1,7 @@
 // Only schema_grammar.cc and schema_rules*.cc: the rules that a schema becomes.
 #pragma once
 
+#include <chrono>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -33,6 +34,8 @@ class SchemaRules {
 
  private:
   [[noreturn]] void refuse(const std::string& place, std::string_view why) const;
+
+  void check_time(const std::string& place) const;  // refuses where automata have taken too long already
 
   std::string add(const std::string& body);           // a rule, or the one that has this body
   std::string add_regex(const std::string& pattern);  // the same of a regular expression
@@ -100,6 +103,7 @@ class SchemaRules {
   std::vector<std::string> rules_;
   size_t num_bytes_ = 0;
   int64_t work_ = 0;
+  const std::chrono::steady_clock::time_point began_ = std::chrono::steady_clock::now();
   int depth_ = 0;
 };
 

@@ -107,7 +107,7 @@ Language SchemaRules::language_of(const Json& schema, const std::string& place) 
     if (!made.ok()) refuse(place + "/" + key, made.error().message);
     return *std::move(made);
   };
-  std::vector<std::string> patterns;
+  check_time(place);
   const auto texts = [&](const char* key) {
     std::vector<std::string> out;
     const Json* listed = schema.find(key);
@@ -126,7 +126,8 @@ Language SchemaRules::language_of(const Json& schema, const std::string& place) 
       also(settled(Language::of_pattern(each, Reading::kNarrow), "pattern"), "pattern");
   for (const std::string& each : texts(kNotPatterns))
     also(settled(Language::of_pattern(each, Reading::kWide), "not").complement(), "not");
-  for (const std::string& each : texts(kExcept)) also(Language::of_text(each).complement(), "not");
+  if (const std::vector<std::string> except = texts(kExcept); !except.empty())
+    also(Language::of_texts(except).complement(), "not");
   if (const std::string* regex = regex_of_format(schema.find("format"))) {
     const Language format = settled(Language::of_pattern(fmt::format("^({})$", *regex), Reading::kNarrow), "format");
     // An annotation: where a pattern contradicts it, the pattern holds.
@@ -172,7 +173,7 @@ std::string SchemaRules::add_language(const Language& language) {
       refuse("", "as a grammar the schema is too large: make it smaller or less nested");
     rules_[first + i] = body.empty() ? fmt::format("r{}", first + i) : body;
   }
-  const std::string name = fmt::format("r{}", first);
+  std::string name = fmt::format("r{}", first);
   by_body_.emplace(std::move(key), name);
   return name;
 }

@@ -44,8 +44,7 @@ std::string SchemaRules::number(const Json& schema, bool integer, const std::str
   const Json::Array except = except_of(schema);
   const bool excepts = std::any_of(except.begin(), except.end(), [](const Json& each) { return each.is_number(); });
   if (!any_step || excepts || schema.find(kFraction) != nullptr || schema.find(kNotMultiples) != nullptr) {
-    const std::string inside = add_language(other_numbers(schema, range, place));
-    return inside;
+    return add_language(other_numbers(schema, range, place));
   }
   auto pattern = number_pattern(range);
   if (!pattern.ok()) refuse(place, pattern.error().message);
@@ -58,6 +57,7 @@ Language SchemaRules::other_numbers(const Json& schema, const NumberRange& range
     if (!made.ok()) refuse(place + "/" + key, made.error().message);
     return *std::move(made);
   };
+  check_time(place);
   // With bounds there are no exponents, and with large ones no digits after the point.
   std::string regex = "-?(0|[1-9][0-9]{0,8})(\\.[0-9]{1,9})?";
   if (range.least || range.most) {
