@@ -43,7 +43,7 @@ TEST(OnlineInt8, LinearIsThatOfTheRoundedWeights) {
           const Stored w = store(format, out, in, 61), whole = rounded(w);
           poison(*backend.ops, 4 << 20);
           ref->begin_step();
-          const auto run = [&](Ops& ops, const Stored& weight) {
+          const auto run = [&, in = in](Ops& ops, const Stored& weight) {
             return fetch(ops, ops.linear(activation(ops, rows, in, 5), ops.pack_linear(weight.raw), DType::kF32));
           };
           expect_close(run(*backend.ops, w), run(*ref, whole), str_cat(backend.name, " ", rows, "x", out, "x", in),
