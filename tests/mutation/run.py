@@ -56,6 +56,7 @@ SIM_DCP = Step("sim_dcp", ["sim"], [*SIM.command, "--ranks", "2", "--drafts", "3
 PD_SIM = Step("pd_sim", ["pd_sim"], ["{build}/tests/sim/pd/pd_sim", "--seeds", "600"])
 EQUALITY = unit("equality", "EngineEnds.*", "EqualityOfDeterministic.*", "Equality.CachedAsCold*", "Equality.ANextTurn*",
                 "EqualityOfLatentAttention.*", within="tests")
+CONSTRAINTS = unit("equality", "Constraints.*", within="tests")._replace(name="equality of constraints")
 RANKS = unit("equality", "*TensorParallelOnRef*", "*ContextParallelOnRef*", "WholeDrafts.*", within="tests")._replace(name="equality of ranks")
 GOLDEN = unit("golden", "*.Ref/*", "*_avx2", "*kimi_linear*", within="tests")
 CONFORMANCE = unit("conformance", within="tests")
@@ -66,11 +67,11 @@ E2E = Step("e2e", ["perigee"], [".venv/bin/python", "-m", "pytest", "-q", "-x", 
 # Which tests look for a bug of a folder (the part of its id before the number): the fast ones first, the next only
 # where these saw nothing.
 STEPS = {
-    "control": [unit("control"), SIM, SIM_DCP, ENGINE, EQUALITY],
+    "control": [unit("control"), SIM, SIM_DCP, ENGINE, EQUALITY, CONSTRAINTS],
     "engine": [ENGINE, SERVER, EQUALITY, RANKS, E2E],
     "kv": [unit("kv"), PD_SIM, RANKS],
     "pd": [PD_SIM],
-    "exec": [unit("exec"), ENGINE, EQUALITY, RANKS],
+    "exec": [unit("exec"), ENGINE, EQUALITY, CONSTRAINTS, RANKS],
     "model": [unit("model"), unit("base"), GOLDEN, E2E],
     "text": [unit("text"), unit("base"), SERVER],
     "grammar": [unit("grammar")],
