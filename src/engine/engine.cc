@@ -475,7 +475,9 @@ void Engine::Impl::publish_stats(double host_s, bool stepped) {
   stats.kv_usage = gauges.total_pages > 0 ? static_cast<double>(gauges.used_pages) / gauges.total_pages : 0;
   const double now_s = system_clock().now_s();
   if (stepped) stats.last_step_s = now_s;
-  if (stepped || scheduler->idle()) progress_s = now_s;
+  // Another node is waited for, for as long as src/kv lets it take: no plan is due.
+  const bool waits_for_nodes = gauges.plans_in_flight == 0 && gauges.awaiting + gauges.leases > 0;
+  if (stepped || waits_for_nodes || scheduler->idle()) progress_s = now_s;
   stats.step_tokens = step_tokens;
   stats.host_step_us = host_us.mean();
 }

@@ -73,7 +73,7 @@ struct EngineStats {
   SchedulerGauges scheduler;
   double kv_usage = 0;     // used / total pages
   double last_step_s = 0;  // when the newest step ended, engine clock
-  double stalled_s = 0;    // choices are in flight, and for so long no step has been planned or finished
+  double stalled_s = 0;    // choices are in flight, and for so long no step ended and no other node was waited for
   StepTokens step_tokens;
   double now_s = 0;
   int64_t steps = 0;

@@ -28,10 +28,11 @@ EngineConfig of_sizes(EngineConfig config, Sizes sizes) {
 struct Pair {
   std::unique_ptr<Engine> prefill, decode;
 
-  Pair(EngineConfig p, EngineConfig d) {
+  Pair(EngineConfig p, EngineConfig d, const std::function<Connect(const Connect&)>& through = {}) {
     p.handover.gives = true;
     prefill = make_engine(p);
     d.handover.connect = connect_in_process(*prefill->leases());
+    if (through) d.handover.connect = through(d.handover.connect);
     d.handover.on_failure = ImportEnd::kFail;
     decode = make_engine(d);
   }
@@ -227,6 +228,54 @@ TEST_P(HandoverEquality, WhatIsNotTheSameIsNotRead) {
   request.remote->tag = lease_tag("", *request.remote);
   EXPECT_NE(pair.decode->submit(request, {}).error().message.find("100 blocks"), std::string::npos);
   EXPECT_FALSE(pair.prefill->submit(request, {}).ok()) << "it takes nothing";
+}
+
+// A peer that opens no lease before it may.
+class SlowPeer final : public Peer {
+ public:
+  SlowPeer(std::unique_ptr<Peer> peer, const std::atomic<bool>& may_open)
+      : peer_(std::move(peer)), may_open_(may_open) {}
+  Status open(const LeaseName& lease, std::span<const int32_t> tokens, int32_t num_blocks) override {
+    CHECK(eventually([&] { return may_open_.load(); }), "nobody lets it open");
+    return peer_->open(lease, tokens, num_blocks);
+  }
+  Status read(const LeaseName& lease, UnitRange units, std::span<uint8_t> out) override {
+    return peer_->read(lease, units, out);
+  }
+  Status extend(const LeaseName& lease) override { return peer_->extend(lease); }
+  Status release(const LeaseName& lease) override { return peer_->release(lease); }
+
+ private:
+  const std::unique_ptr<Peer> peer_;
+  const std::atomic<bool>& may_open_;
+};
+
+TEST_P(HandoverEquality, WhoWaitsForAnotherNodeIsNotStuck) {
+  std::atomic<bool> may_open{false};
+  const auto slowly = [&may_open](const Connect& connect) -> Connect {
+    return [&may_open, connect](const std::string& peer, const CacheShape& here) -> Result<std::unique_ptr<Peer>> {
+      ASSIGN_OR_RETURN(std::unique_ptr<Peer> reached, connect(peer, here));
+      return std::unique_ptr<Peer>(std::make_unique<SlowPeer>(std::move(reached), may_open));
+    };
+  };
+  const Pair pair(of_sizes(config_, {1, 1}), of_sizes(config_, {1, 1}), slowly);
+  const std::vector<Job> jobs = prompts_of(task_jobs(GetParam(), *pair.prefill, 1));
+  std::thread waits([&] {
+    const auto is_waited_for = [](const Engine& engine) {
+      const EngineStats stats = engine.stats();
+      return stats.scheduler.awaiting + stats.scheduler.leases > 0;
+    };
+    EXPECT_TRUE(eventually([&] { return is_waited_for(*pair.decode) && is_waited_for(*pair.prefill); }));
+    const double since_s = system_clock().now_s();
+    EXPECT_TRUE(eventually([&] {
+      const double waited_s = system_clock().now_s() - since_s;
+      return waited_s > 1 && pair.decode->stats().stalled_s < waited_s / 2;
+    })) << "the engine counts as stuck";
+    may_open = true;
+  });
+  const std::vector<Reply> replies = pair.run(jobs);
+  waits.join();
+  EXPECT_EQ(replies[0].error, "");
 }
 
 INSTANTIATE_TEST_SUITE_P(, HandoverEquality, testing::Values(tiny_k2(), hybrid_model()), name_of);
