@@ -185,7 +185,7 @@ Result<Json> App::body_of(PendingRequest& pending, size_t max_tokens) const {
 // A hint, a step old at most: the engine decides. It spares a full server the reading of what it will refuse.
 Status App::check_room(const Serving& serving) const {
   const SchedulerGauges gauges = serving.backend->stats().scheduler;
-  if (gauges.running + gauges.waiting < serving.context.max_choices) return {};
+  if (gauges.running + gauges.waiting + gauges.awaiting < serving.context.max_choices) return {};
   return Error(Code::kExhausted,
                fmt::format("the queue is full ({} sequences): try again later", serving.context.max_choices));
 }
@@ -270,6 +270,11 @@ ReplyContext App::reply_context(const Serving& serving) const {
   return {.text = text_, .eos_ids = serving.context.eos_ids, .reasoning_field = config_.reasoning_field};
 }
 
+// Of a request that computes a prompt for another server nobody reads the one token.
+bool reads_nothing(const RequestFields& fields) {
+  return fields.transfer.lease && fields.max_tokens.value_or(0) == 1;
+}
+
 Result<App::Prepared> App::prepare_completions(PendingRequest& pending) {
   constexpr int64_t kDefaultMaxTokens = 16;
   const auto now_serving = serving();
@@ -292,7 +297,7 @@ Result<App::Prepared> App::prepare_completions(PendingRequest& pending) {
   GenerationSpec& spec = *prepared.generation;
   if (!spec.fields.max_tokens) spec.fields.max_tokens = kDefaultMaxTokens;
   spec.format = make_completion_format(reply_context(*now_serving), request, std::move(prompts));
-  if (!request.fields.transfer.lease) prepared.format = std::move(request.format);  // else nobody reads the token
+  if (!reads_nothing(request.fields)) prepared.format = std::move(request.format);
   return prepared;
 }
 
@@ -312,7 +317,7 @@ Result<App::Prepared> App::prepare_chat(PendingRequest& pending) {
   Prepared prepared;
   ASSIGN_OR_RETURN(prepared.generation, make_spec(pending, *now_serving, request.fields, {prompt}));
   prepared.generation->format = make_chat_format(reply_context(*now_serving), request, prompt);
-  if (!request.fields.transfer.lease) prepared.format = std::move(request.format);  // else nobody reads the token
+  if (!reads_nothing(request.fields)) prepared.format = std::move(request.format);
   if (prepared.format)
     prepared.format->spec.after_reasoning =
         text_->thinks() && prompt_leaves_reasoning_open(*text_->tokenizer(), *prompt);
