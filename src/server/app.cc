@@ -335,7 +335,8 @@ void App::log_stats(double period_s) {
   }
   const int64_t prompt = now.prompt_tokens - last.prompt_tokens;
   const int64_t generated = now.generated_tokens - last.generated_tokens;
-  if (prompt + generated + now.running + now.waiting == 0) return;
+  const int32_t waiting = now.waiting + now.awaiting;
+  if (prompt + generated + now.running + waiting == 0) return;
   const double hit_rate = now.prefix_queries > 0
                               ? 100.0 * static_cast<double>(now.prefix_hits) / static_cast<double>(now.prefix_queries)
                               : 0;
@@ -343,7 +344,7 @@ void App::log_stats(double period_s) {
       fmt::format("Engine 000: Avg prompt throughput: {:.1f} tokens/s, Avg generation throughput: {:.1f} tokens/s, "
                   "Running: {} reqs, Waiting: {} reqs, GPU KV cache usage: {:.1f}%, Prefix cache hit rate: {:.1f}%",
                   static_cast<double>(prompt) / period_s, static_cast<double>(generated) / period_s, now.running,
-                  now.waiting, 100 * stats.kv_usage, hit_rate));
+                  waiting, 100 * stats.kv_usage, hit_rate));
   log_speculation(now.speculation, last.speculation, period_s);
 }
 

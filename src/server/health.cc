@@ -35,7 +35,7 @@ Readiness check_readiness(const HealthInputs& inputs) {
                                {"percent", inputs.loaded ? 100.0 : inputs.percent},
                                {"reasons", Json(std::move(reasons))},
                                {"running", static_cast<int64_t>(gauges.running)},
-                               {"waiting", static_cast<int64_t>(gauges.waiting)},
+                               {"waiting", static_cast<int64_t>(gauges.waiting + gauges.awaiting)},
                                {"last_step_age_s", age_s}});
   return out;
 }

@@ -306,9 +306,9 @@ std::string Metrics::render(const EngineStats& stats) {
   const std::lock_guard lock(m.render_mutex);
   const SchedulerGauges& gauges = stats.scheduler;
   m.running.set(gauges.running);
-  m.waiting.set(gauges.waiting);
+  m.waiting.set(gauges.waiting + gauges.awaiting);
   m.waiting_capacity.set(gauges.waiting);
-  m.waiting_deferred.set(0);
+  m.waiting_deferred.set(gauges.awaiting);
   m.kv_usage.set(stats.kv_usage);
   m.host_step.set(stats.host_step_us);
   m.preemptions.raise_to(static_cast<double>(gauges.preemptions));

@@ -22,7 +22,7 @@ std::optional<uint64_t> hexadecimal(const std::string& text) {
 std::optional<RemotePrefix> read_remote(Fields& fields) {
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
   const auto missing = [&](const char* name) {
-    fields.fail(name, fmt::format("is missing or no such value; {}", kPassOn));
+    fields.fail(name, fmt::format("is missing or invalid; {}", kPassOn));
     return std::nullopt;
   };
   const auto num_tokens = fields.integer("remote_num_tokens", 0, kMost);
