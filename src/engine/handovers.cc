@@ -52,6 +52,7 @@ Result<std::unique_ptr<Handovers>> Handovers::create(const EngineConfig& config,
     draft.path = config.rank.draft_model;
     ASSIGN_OR_RETURN(shape.draft, model_digest(draft));
   }
+  if (config.rank.quantization != OnlineQuantization::kNone) shape.model += "-int8";
   shape.deterministic = config.rank.limits.deterministic;
   store.describe(shape);
   HandoverConfig started = handover;
