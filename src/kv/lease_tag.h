@@ -1,4 +1,4 @@
-// LeaseTag: shows that a lease which a client names was given by a node with the same secret. A client passes it from
+// The tag of a lease shows that a node with the same secret gave it. A client passes the lease from
 // one node to the other and could write any host into it; without the tag nobody connects there.
 #pragma once
 
@@ -9,7 +9,7 @@
 
 namespace perigee {
 
-// Of everything in `remote` but its tag: HMAC-SHA-256 in 64 hexadecimal digits.
+// HMAC-SHA-256 of all fields of `remote` except `tag`, in 64 hexadecimal digits.
 std::string lease_tag(std::string_view secret, const RemotePrefix& remote);
 bool has_lease_tag(std::string_view secret, const RemotePrefix& remote);  // in constant time
 

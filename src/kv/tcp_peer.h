@@ -18,7 +18,7 @@ struct TcpOptions {
   double handshake_s = 5;  // until both are known
   double silence_s = 10;   // of a peer within a frame, or before a reply
   double idle_s = 600;     // of a connection without a request
-  int32_t max_connections = 64;
+  int32_t max_connections = 512;
 
   // For leases of so many seconds: a peer that says nothing is given up before the lease that it gave has ended.
   static TcpOptions for_leases(std::string secret, double lease_s) {

@@ -1,6 +1,7 @@
 #include <fmt/core.h>
 
 #include <new>
+#include <system_error>
 #include <vector>
 
 #include "base/log.h"
@@ -94,10 +95,14 @@ void LeaseServer::accept() {
       if (ended) connection.thread.join();
       return ended;
     });
-    if (std::ssize(connections_) >= options_.max_connections) continue;  // the socket goes, which closes it
+    if (std::ssize(connections_) >= options_.max_connections) {  // the socket goes, which closes it
+      ++num_refused_;
+      log_warning("cache transfers: a connection over the limit of ", options_.max_connections, " was refused");
+      continue;
+    }
     Connection& connection = connections_.emplace_back();
     connection.socket = std::move(*accepted);
-    connection.thread = Thread([this, &connection] {
+    const auto run = [this, &connection] {
       const Status status = serve_within_memory(connection.socket);
       if (!status.ok() && status.error().code == Code::kBadInput) {
         ++num_refused_;
@@ -105,7 +110,13 @@ void LeaseServer::accept() {
       }
       connection.socket.stop();
       connection.ended = true;
-    });
+    };
+    try {
+      connection.thread = Thread(run);
+    } catch (const std::system_error& error) {
+      log_warning("cache transfers: no thread for a connection: ", error.what());
+      connections_.pop_back();
+    }
   }
 }
 

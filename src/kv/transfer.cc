@@ -9,6 +9,7 @@ void Transfer::stop() {
   Lanes lanes;
   {
     const std::lock_guard lock(mutex_);
+    stopped_ = true;
     lanes.swap(lanes_);
     for (TransferLane& lane : lanes) {
       lane.begin_stop();  // all of them, before one is waited for
@@ -59,7 +60,7 @@ void Transfer::release(SequenceId sequence) {
 
 void Transfer::release(const RemotePrefix& remote) {
   const std::lock_guard lock(mutex_);
-  lane_of(remote.peer).release(remote.lease);
+  if (!stopped_) lane_of(remote.peer).release(remote.lease);  // else it ends by itself
 }
 
 TransferCounts Transfer::counts() const {

@@ -52,6 +52,7 @@ class Transfer {
   mutable std::mutex mutex_;
   Lanes lanes_;
   TransferCounts ended_;  // of lanes that are gone
+  bool stopped_ = false;
 };
 
 }  // namespace perigee

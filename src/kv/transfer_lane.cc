@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <new>
+#include <system_error>
 #include <utility>
 
 #include "base/clock.h"
@@ -20,7 +21,14 @@ TransferCounts& TransferCounts::operator+=(const TransferCounts& other) {
 
 TransferLane::TransferLane(const TransferParts& parts, std::string peer)
     : parts_(parts), peer_(std::move(peer)), used_s_(system_clock().now_s()) {
-  for (int32_t i = 0; i <= parts_.options.num_pulls; ++i) threads_.emplace_back([this, i] { run(i > 0); });
+  try {
+    for (int32_t i = 0; i <= parts_.options.num_pulls; ++i) threads_.emplace_back([this, i] { run(i > 0); });
+  } catch (const std::system_error& error) {
+    log_warning("no threads for transfers from ", peer_, ": ", error.what());
+    begin_stop();
+    for (Thread& thread : threads_) thread.join();
+    threads_.clear();
+  }
 }
 
 TransferLane::~TransferLane() {
@@ -50,6 +58,12 @@ bool TransferLane::post(const Import& import, const std::shared_ptr<const std::v
   const auto found = prepared_.find(import.sequence);
   if (found == prepared_.end()) return false;
   CHECK(!found->second.posted, "sequence ", import.sequence, " posts two transfers");
+  if (threads_.empty()) {
+    prepared_.erase(found);
+    ++counts_.failed;
+    parts_.on_end(import.sequence, Error(Code::kExhausted, "no threads for transfers"));
+    return true;
+  }
   found->second.posted = true;
   found->second.import = import;
   found->second.tokens = tokens;
@@ -75,6 +89,7 @@ void TransferLane::release(const LeaseName& lease) {
 
 bool TransferLane::is_idle() const {
   const std::lock_guard lock(mutex_);
+  if (threads_.empty()) return prepared_.empty();
   return prepared_.empty() && pulls_.empty() && releases_.empty() && num_busy_ == 0 &&
          system_clock().now_s() - used_s_ >= parts_.options.idle_s;
 }

@@ -4,7 +4,7 @@
 //   Hello    nonce               >
 //                                <  Welcome  nonce, tag       the tags show that both know the secret: HMAC-SHA-256
 //   Proof    tag                 >                            over both nonces, under a name for each direction
-//                                <  Ready    shape, incarnation, lifetime
+//                                <  Ready    shape, incarnation
 //   OpenLease, ReadUnits,        >
 //   ExtendLease, ReleaseLease    <  Done, Refused, or a frame of raw bytes (ReadUnits)
 //
