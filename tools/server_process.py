@@ -3,6 +3,7 @@
 Standard library only: the demo runs on machines that have nothing else. Limits in seconds are there to end what hangs;
 none says how fast anything should be.
 """
+import contextlib
 import http.client
 import json
 import os
@@ -152,15 +153,20 @@ class PairProcess(RouterProcess):
             config = json.dumps({"kv_connector": "NixlConnector", "kv_role": role})
             return ServerProcess(program, model, [*flags, "--kv-transfer-config", config, *more], log(role))
 
-        self.prefill = server("kv_producer", "--kv-side-channel-port", "0", *prefill)
-        self.decode = server("kv_consumer", *decode)
-        self.model = self.prefill.model
-        for each in self.servers():
-            each.wait_ready()
-        urls = [f"http://127.0.0.1:{each.port}" for each in self.servers()]
-        super().__init__([program, "router", "--port", "0", "--health-check-interval-secs", "0.1", "--policy", "round_robin",
-                          "--vllm-pd-disaggregation", "--prefill", urls[0], "--decode", urls[1], *router], log("router"))
-        self.wait_states(dict.fromkeys(urls, "ready"))
+        with contextlib.ExitStack() as started:  # stopped where a later one does not start
+            self.prefill = server("kv_producer", "--kv-side-channel-port", "0", *prefill)
+            started.callback(self.prefill.stop)
+            self.decode = server("kv_consumer", *decode)
+            started.callback(self.decode.stop)
+            self.model = self.prefill.model
+            for each in self.servers():
+                each.wait_ready()
+            urls = [f"http://127.0.0.1:{each.port}" for each in self.servers()]
+            super().__init__([program, "router", "--port", "0", "--health-check-interval-secs", "0.1", "--policy", "round_robin",
+                              "--vllm-pd-disaggregation", "--prefill", urls[0], "--decode", urls[1], *router], log("router"))
+            started.callback(super().stop)
+            self.wait_states(dict.fromkeys(urls, "ready"))
+            started.pop_all()
 
     def servers(self):
         return [self.prefill, self.decode]

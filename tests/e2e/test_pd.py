@@ -61,7 +61,7 @@ def pair(tmp_path_factory):
     with PairProcess(PROGRAM, FOLDER, [*COMMON, "--deterministic"], log_folder=str(tmp_path_factory.mktemp("pair"))) as running:
         yield running
         wait_let_go(running)
-    assert running.process.returncode == 0
+    assert all(each.process.returncode == 0 for each in (running, *running.servers()))
 
 
 @pytest.mark.parametrize("prefill, decode, cache", LAYOUTS)

@@ -20,7 +20,7 @@ from server_process import ServerProcess
 from test_pd import COMMON, answer, body, questions
 
 pytestmark = [EDGE_ONLY, pytest.mark.skipif(ON_GPU, reason="caches on GPUs are not sent yet")]
-LEASE_S = 4
+LEASE_S = 8
 SECRET = "a test's secret, known to all"
 
 
@@ -74,8 +74,11 @@ class Servers:
 def servers(tmp_path_factory):
     running = Servers(tmp_path_factory.mktemp("faults"))
     yield running
-    running.wait_let_go()
-    assert running.stop() == [0, 0]
+    try:
+        running.wait_let_go()
+    finally:
+        codes = running.stop()
+    assert codes == [0, 0]
 
 
 @pytest.fixture(scope="module")
