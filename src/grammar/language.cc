@@ -291,8 +291,9 @@ Language Language::of_states(std::vector<State> states) {
       next[i] = seen.emplace(std::pair(own, std::move(key)), static_cast<int32_t>(seen.size())).first->second;
     }
     classes = std::move(next);
-    if (seen.size() == num_classes || round == kMostRounds) break;
+    const bool settled = seen.size() == num_classes;
     num_classes = seen.size();
+    if (settled || round == kMostRounds) break;
   }
   // State 0 was numbered first, so its class is 0.
   out.states_.resize(num_classes);

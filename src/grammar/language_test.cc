@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <string>
 
 #include "base/rng.h"
@@ -79,6 +80,23 @@ TEST(Language, SetsOfTexts) {
   EXPECT_TRUE(a.intersected(rest)->is_empty());
   EXPECT_TRUE(Language().complement().matches("x"));
   EXPECT_EQ(of("^(ab|cb)$").states().size(), 3u);  // reduced
+}
+
+// Minimisation gives long chains up after some rounds, and merges nothing then.
+TEST(Language, LongChains) {
+  for (const int64_t most : {62, 63, 64, 65, 66, 127, 1'000}) {
+    const Language lengths = *of("^(a|b)*1?$").intersected(Language::of_lengths(0, most));
+    const Language texts = Language::of_texts({std::string(most, 'a'), std::string(most, 'a') + "b"});
+    EXPECT_GE(lengths.states().size(), static_cast<size_t>(most));
+    for (int64_t size = std::max<int64_t>(0, most - 3); size < most + 4; ++size) {
+      const std::string text(size, 'a');
+      ASSERT_EQ(lengths.matches(text), size <= most) << most << ": " << size;
+      ASSERT_EQ(lengths.matches(text + "1"), size < most) << most << ": " << size;
+      ASSERT_EQ(texts.matches(text), size == most) << most << ": " << size;
+      ASSERT_EQ(texts.matches(text + "b"), size == most) << most << ": " << size;
+      ASSERT_EQ(texts.complement().matches(text), size != most) << most << ": " << size;
+    }
+  }
 }
 
 TEST(Language, Multiples) {

@@ -56,6 +56,8 @@ TEXTS = [
     {"type": "string", "contentEncoding": "base64", "contentMediaType": "image/png"}, {"type": "string", "minLength": 1, "maxLength": 1},
     {"type": "string", "maxLength": 100000}, {"type": "string", "pattern": "^[a-z]*$", "maxLength": 50000}, {"type": "string", "minLength": 300},
     {"type": "string", "pattern": "^[A-Z]{2}[0-9]{2}[A-Z0-9]{1,30}$"}, {"type": "string", "pattern": "^(?:25[0-5]|2[0-4]\\d|1?\\d?\\d)(?:\\.(?:25[0-5]|2[0-4]\\d|1?\\d?\\d)){3}$"},
+    {"type": "string", "pattern": "^[a-z0-9]+(?:-[a-z0-9]+)*$", "maxLength": 100}, {"type": "string", "pattern": "^[a-z]+@[a-z]+$", "maxLength": 128},
+    {"type": "string", "minLength": 70, "not": {"const": "a"}}, {"type": "string", "pattern": "^(?!x)[a-z]{1,100}$"},
     {"type": "string", "pattern": "^[\\w.+-]+@[\\w-]+\\.[\\w.-]+$"}, {"type": "string", "pattern": "^https?://"}, {"type": "string", "pattern": "^(?!\\s*$).+"},
 ]
 ARRAYS = [
