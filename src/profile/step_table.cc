@@ -211,9 +211,12 @@ Json step_table_json(const StepTable& table, const StepLimits& limits) {
 std::vector<std::vector<DeviceActivity>> split_steps(const std::vector<DeviceActivity>& activities) {
   std::vector<std::vector<DeviceActivity>> steps;
   std::vector<DeviceActivity> step;
-  for (const DeviceActivity& activity : activities) {
-    step.push_back(activity);
-    if (activity.kind != DeviceActivity::Kind::kCopyOut) continue;
+  const auto is_result = [&](size_t i) {
+    return i < activities.size() && activities[i].kind == DeviceActivity::Kind::kCopyOut;
+  };
+  for (size_t i = 0; i < activities.size(); ++i) {
+    step.push_back(activities[i]);
+    if (!is_result(i) || is_result(i + 1)) continue;
     steps.push_back(std::move(step));
     step.clear();
   }

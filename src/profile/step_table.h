@@ -61,8 +61,8 @@ StepTable make_step_table(const std::vector<OpCost>& ops, const std::vector<Step
 std::string print_step_table(const StepTable& table, const StepLimits& limits);
 Json step_table_json(const StepTable& table, const StepLimits& limits);
 
-// The activities of one stream in the order of their beginning, cut after each copy to the host, with which a rank's
-// step ends. What follows the last is dropped.
+// The activities of one stream in the order of their beginning, cut after the copies to the host, one or a few in
+// succession, with which a rank's step ends. What follows the last is dropped.
 std::vector<std::vector<DeviceActivity>> split_steps(const std::vector<DeviceActivity>& activities);
 
 // Who had the time from begin_ns (the end of the step before) to the last end: where activities overlap, as dependent

@@ -112,6 +112,16 @@ TEST(SplitSteps, ACopyToTheHostEndsAStep) {
   EXPECT_TRUE(split_steps({activity("a", 0, 1)}).empty());
 }
 
+// Ids and how many of them are kept.
+TEST(SplitSteps, SeveralCopiesToTheHostEndOneStep) {
+  const auto steps = split_steps({activity("a", 0, 1), activity("copy", 1, 2, Kind::kCopyOut),
+                                  activity("copy", 2, 3, Kind::kCopyOut), activity("b", 3, 4),
+                                  activity("copy", 4, 5, Kind::kCopyOut), activity("copy", 5, 6, Kind::kCopyOut)});
+  ASSERT_EQ(steps.size(), 2u);
+  EXPECT_EQ(steps[0].size(), 3u);
+  EXPECT_EQ(steps[1].size(), 3u);
+}
+
 TEST(StepTable, PartsAreSummedOverLayersAndCountedOnce) {
   const auto ops = two_layers();
   std::vector<StepPiece> pieces;
