@@ -1,7 +1,7 @@
 """A storm: many clients at once, a fifth of which leave midway, on a cache too small for them all.
 
 PERIGEE_SOAK makes it 2,000 requests instead of 512, and adds storms of 512 on 2 and 4 ranks; without it 2 ranks of the
-hybrid model take a storm of 256. Groups of 2 ranks verify drafts meanwhile. Every reply that was not
+hybrid model take a storm of 256, and one GPU a second one. Those verify drafts meanwhile. Every reply that was not
 cut short must have exactly the tokens that the same request gives alone (checked on a sample; in a soak all of one
 rank's), no block may leak, the server must still answer, and its memory must not grow from wave to wave.
 """
@@ -19,14 +19,14 @@ from conftest import FOLDER, ON_GPU, drafting, gauge, rank_flags, wait_idle
 MODEL = os.path.basename(FOLDER)
 SOAK = "PERIGEE_SOAK" in os.environ
 CLIENTS = 256
-# Ranks that share the model, requests, waves, requests that are repeated alone.
-STORMS = [(1, 512, 2, 60)]
+# Ranks that share the model, drafts a row, requests, waves, requests that are repeated alone.
+STORMS = [(1, 0, 512, 2, 60)]
 if SOAK:
-    STORMS = [(1, 2000, 5, 2000), (2, 512, 2, 60), (4, 512, 2, 60)]
+    STORMS = [(1, 0, 2000, 5, 2000), (2, 3, 512, 2, 60), (4, 0, 512, 2, 60)]
 elif ON_GPU:
-    STORMS += [(2, 512, 2, 60)]
+    STORMS += [(1, 3, 256, 2, 60), (2, 3, 512, 2, 60)]
 elif MODEL != "tiny-k2":
-    STORMS += [(2, 256, 2, 20)]
+    STORMS += [(2, 3, 256, 2, 20)]
 MAX_GROWTH_MIB = 24  # of resident memory after the first wave
 # 21 pages of 64 tokens; of the hybrid model 127, of which a sequence's state takes 16. Either is too small for a crowd.
 CACHE_MIB = 6 if MODEL == "tiny-k2" else 18
@@ -93,11 +93,11 @@ def resident_mib(server):
         return int(re.search(r"VmRSS:\s+(\d+)", file.read()).group(1)) / 1024
 
 
-@pytest.mark.parametrize("ranks, num_requests, num_waves, num_compared", STORMS)
-def test_storm(launch, capsys, ranks, num_requests, num_waves, num_compared):
+@pytest.mark.parametrize("ranks, num_drafts, num_requests, num_waves, num_compared", STORMS)
+def test_storm(launch, capsys, ranks, num_drafts, num_requests, num_waves, num_compared):
     cache_mib = CACHE_MIB if MODEL == "tiny-k2" else CACHE_MIB / ranks  # each rank has a share of the state
     server = launch("--deterministic", "--selfcheck", "--kv-cache-memory-bytes", str(int(cache_mib * 2**20)), "--max-num-seqs", "64",
-                    "--max-num-batched-tokens", "512", *rank_flags(ranks), *(drafting() if ranks == 2 else []))
+                    "--max-num-batched-tokens", "512", *rank_flags(ranks), *(drafting(num_drafts) if num_drafts else []))
     rng = random.Random(11)
     shared = [rng.randrange(2048) for _ in range(130)]
     jobs = [make_job(rng, shared) for _ in range(num_requests)]
@@ -122,7 +122,7 @@ def test_storm(launch, capsys, ranks, num_requests, num_waves, num_compared):
     storm_s = time.monotonic() - begin
     finished = [index for index, ids in enumerate(together) if ids not in (None, DEADLINE)]
     preemptions = gauge(server.get("/metrics")[1], "vllm:num_preemptions_total")
-    accepted = gauge(server.get("/metrics")[1], "vllm:spec_decode_num_accepted_tokens_total") if ranks == 2 else None
+    accepted = gauge(server.get("/metrics")[1], "vllm:spec_decode_num_accepted_tokens_total") if num_drafts else None
     compared = {crowds[0], *rng.sample(finished, min(num_compared, len(finished)))}
     for index in compared:
         body = {key: value for key, value in jobs[index][0].items() if key != "timeout"}
