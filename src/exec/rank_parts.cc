@@ -3,6 +3,24 @@
 #include <fmt/core.h>
 
 namespace perigee {
+namespace {
+
+// A draft with keys and values by head.
+Status check_on_gpu(int64_t dim, const PlanLimits& limits) {
+  if (dim != 32 && dim != 64 && dim != 128)
+    return bad_input(fmt::format("--speculative-config: config.json of the draft: head_dim: a GPU runs heads of 32, 64 "
+                                 "or 128, found {}; --device cpu takes any",
+                                 dim),
+                     "speculative-config");
+  if (limits.dcp_size > 1)
+    return bad_input(
+        "--speculative-config: a draft with keys and values by head reads all of a text's blocks, of which a GPU knows "
+        "only its own under --decode-context-parallel-size; use a draft with latent attention, or leave that flag out",
+        "speculative-config");
+  return {};
+}
+
+}  // namespace
 
 void RankParts::set_model(std::unique_ptr<Model> the_model, DType activation) {
   model = std::move(the_model);
@@ -27,6 +45,8 @@ Status RankParts::set_draft(std::unique_ptr<Eagle3> the_draft, DType activation)
         "--speculative-config: draft_tensor_parallel_size 1: this draft's cache lies in its target's blocks, which "
         "--decode-context-parallel-size divides, and so its heads must be divided; leave it out",
         "speculative-config");
+  if (!the_draft->config().has_latents() && config.device == Device::kCuda)
+    RETURN_IF_ERROR(check_on_gpu(the_draft->config().full.dim, config.limits));
   draft = std::move(the_draft);
   model->tap(draft->config().taps);
   const DType dtype = f32 ? DType::kF32 : numbers == LatentFormat::kBF16 ? DType::kBF16 : DType::kF8E4M3;

@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include "base/file.h"
+#include "base/temp_folder.h"
 #include "engine/engine.h"
 
 namespace perigee {
@@ -102,6 +104,44 @@ TEST(MemoryPlan, ADraftThatEachRankHasWhole) {
   EXPECT_NE(refused.error().message.find("draft_tensor_parallel_size 1"), std::string::npos) << refused.error().message;
   config.rank.limits.dcp_size = 1;
   EXPECT_TRUE(plan_memory(config, machine).ok());
+}
+
+// A GPU has the blocks of its own dcp index alone, which a draft with latents shares with its target.
+TEST(MemoryPlan, OnAGpuADraftByHeadIsForOneDcpIndex) {
+  EngineConfig config = config_of("models/tiny-k2", 2);
+  const Machine machine{.name = "m", .bytes = 8 * kGiB};
+  config.rank.device = Device::kCuda;
+  config.rank.draft_model = "models/tiny-k2-eagle3";
+  config.rank.limits.num_drafts = 3;
+  const auto plan = plan_memory(config, machine);
+  EXPECT_TRUE(plan.ok()) << plan.error().message;
+  config.rank.limits.dcp_size = 2;
+  const auto refused = plan_memory(config, machine);
+  ASSERT_FALSE(refused.ok());
+  EXPECT_NE(refused.error().message.find("--decode-context-parallel-size"), std::string::npos);
+  config.rank.draft_model = "models/tiny-k2-eagle3-mla";
+  EXPECT_TRUE(plan_memory(config, machine).ok());
+}
+
+TEST(MemoryPlan, OnAGpuHeadsOfADraftHaveFewSizes) {
+  const auto text = read_file("models/tiny-k2-eagle3/config.json", 1 << 16);
+  ASSERT_TRUE(text.ok());
+  auto draft = parse_json(*text);
+  ASSERT_TRUE(draft.ok());
+  EngineConfig config = config_of("models/tiny-k2", 1);
+  config.rank.device = Device::kCuda;
+  config.rank.load.format = LoadFormat::kDummy;
+  config.rank.limits.num_drafts = 3;
+  const TempFolder folder;
+  config.rank.draft_model = folder.path();
+  for (const int64_t dim : {32, 48, 64}) {
+    draft->set("head_dim", dim);
+    folder.write("config.json", dump_json(*draft));
+    const auto plan = plan_memory(config, {.name = "m", .bytes = 8 * kGiB});
+    EXPECT_EQ(plan.ok(), dim != 48) << dim;
+    if (plan.ok()) continue;
+    EXPECT_NE(plan.error().message.find("head_dim"), std::string::npos) << plan.error().message;
+  }
 }
 
 // Plan and engine take the longest context that the ranks of a dcp group hold together, and refuse one of a token more.

@@ -96,12 +96,7 @@ Result<std::unique_ptr<TensorSource>> open_source(const LoadOptions& options) {
 Status check(OwnVocabulary own, const Eagle3Config& config, const Model& target, const WeightPacker& packer,
              int64_t num_ranks, TensorSource& tensors) {
   const ModelConfig& layer = config.layer;
-  if (config.has_latents())
-    RETURN_IF_ERROR(check_cache(layer, target));
-  else if (packer.on_device())
-    return Error(Code::kUnavailable, fmt::format("architectures: a {} runs on a CPU alone in this version; use a draft "
-                                                 "with latent attention, or --device cpu",
-                                                 layer.architecture));
+  if (config.has_latents()) RETURN_IF_ERROR(check_cache(layer, target));
   RETURN_IF_ERROR(check_limits(layer, packer.limits(), packer.name()));
   const Names names(config);
   RETURN_IF_ERROR(tensors.verify(names.all(own), layer));

@@ -92,7 +92,8 @@ struct TestModel {
   Device device = Device::kCpu;
   std::optional<LatentFormat> cache = {};  // none: bf16
   int32_t tp = 1, dcp = 1;
-  std::string draft = {};  // where a suite drafts: the model's folder; empty: by prompt lookup
+  std::string draft = {};                        // where a suite drafts: the model's folder; empty: by prompt lookup
+  std::optional<LatentFormat> draft_cache = {};  // of its keys and values by head
 };
 
 inline TestModel tiny_k2() {

@@ -73,6 +73,7 @@ class EqualityOfDrafts : public testing::TestWithParam<TestModel> {
     with.rank.limits.num_drafts = num_drafts;
     with.rank.ngram = {.least = 1, .most = 3};
     with.rank.draft_model = GetParam().draft;
+    with.rank.draft_cache = GetParam().draft_cache;
     return with;
   }
   std::vector<Job> jobs = make_jobs(7, 4, 200, kVocab);
@@ -318,14 +319,14 @@ TEST(WholeDrafts, WithLatentsAreAcceptedAsOften) {
 // the cache: a draft reads its whole text.
 void expect_accepted(Device device, std::initializer_list<int32_t> sizes) {
   std::vector<TestModel> models = {with_draft(tiny_k2(), "tiny-k2"), with_draft(hybrid_model(), "tiny-kimi-linear")};
-  if (device != Device::kCuda)
-    for (const char* name : {"tiny-k2, Llama's", "tiny-k2, Llama's, whole"})
-      models.push_back(with_draft(tiny_k2(), name, 1, 1, kLlama));
+  for (const char* name : {"tiny-k2, Llama's", "tiny-k2, Llama's, whole"})
+    models.push_back(with_draft(tiny_k2(), name, 1, 1, kLlama));
   for (TestModel& model : models) {
     model.device = device;
+    const bool shares = device != Device::kCuda || model.draft.ends_with(kLatents);  // a GPU's draft by head does not
     double alone = 0;
     for (const int32_t ranks : sizes) {
-      EngineConfig config = base_config(of_ranks(model, model.name, ranks, ranks));
+      EngineConfig config = base_config(of_ranks(model, model.name, ranks, shares ? ranks : 1));
       if (std::string_view(model.name).ends_with("whole")) config.rank.draft_layer = Eagle3::Layer::kWhole;
       config.rank.limits.num_drafts = 3;
       config.rank.draft_model = model.draft;
@@ -360,7 +361,8 @@ TEST(BundledDrafts, AreAcceptedCuda) {
 // In the default mode a GPU rounds otherwise for other numbers of rows.
 TEST(BundledDrafts, LeaveGreedyRepliesAloneCuda) {
   if (list_gpus().empty()) GTEST_SKIP() << "no GPU";
-  for (const TestModel& model : {with_draft(tiny_k2(), "tiny-k2"), with_draft(hybrid_model(), "tiny-kimi-linear")}) {
+  for (const TestModel& model : {with_draft(tiny_k2(), "tiny-k2"), with_draft(hybrid_model(), "tiny-kimi-linear"),
+                                 with_draft(tiny_k2(), "tiny-k2, Llama's", 1, 1, kLlama)}) {
     EngineConfig config = base_config(on_gpu(model, model.name));
     const auto plain = make_engine(config);
     config.rank.limits.num_drafts = 3;
@@ -376,8 +378,9 @@ TEST(BundledDrafts, LeaveGreedyRepliesAloneCuda) {
   }
 }
 
-TestModel with_cache(TestModel model, LatentFormat cache) {
+TestModel with_cache(TestModel model, LatentFormat cache, std::optional<LatentFormat> draft_cache = {}) {
   model.cache = cache;
+  model.draft_cache = draft_cache;
   return model;
 }
 
@@ -391,7 +394,10 @@ std::vector<TestModel> on_one_rank() {
        {on_gpu(tiny_k2(), "TinyK2Cuda"), on_gpu(hybrid_model(), "HybridCuda"),
         on_gpu(with_draft(tiny_k2(), ""), "TinyK2EagleCuda"), on_gpu(with_draft(hybrid_model(), ""), "HybridEagleCuda"),
         on_gpu(with_cache(with_draft(tiny_k2(), ""), LatentFormat::kF8E4M3), "TinyK2CudaFp8"),
-        on_gpu(with_cache(tiny_k2(), LatentFormat::kF8Tiles), "TinyK2CudaTiles")})
+        on_gpu(with_cache(tiny_k2(), LatentFormat::kF8Tiles), "TinyK2CudaTiles"),
+        on_gpu(with_draft(tiny_k2(), "", 1, 1, kLlama), "TinyK2LlamaCuda"),
+        on_gpu(with_cache(with_draft(tiny_k2(), "", 1, 1, kLlama), LatentFormat::kF8E4M3, LatentFormat::kBF16),
+               "TinyK2LlamaCudaBf16")})
     models.push_back(model);
   return models;
 }
@@ -404,6 +410,7 @@ std::vector<TestModel> on_ranks() {
   if (std::ssize(list_gpus()) < 2) return models;
   for (const TestModel& model : {on_gpu(of_ranks(hybrid_model(), "", 2, 2), "HybridCudaDcp"),
                                  on_gpu(with_draft(tiny_k2(), "", 2, 1), "TinyK2EagleCudaTp"),
+                                 on_gpu(with_draft(tiny_k2(), "", 2, 1, kLlama), "TinyK2LlamaCudaTp"),
                                  on_gpu(with_draft(hybrid_model(), "", 2, 2), "HybridEagleCudaDcp")})
     models.push_back(model);
   return models;

@@ -50,9 +50,15 @@ class CudaDevice final : public RankDevice {
   int32_t graph_bucket(const StepPlan& plan) const;
   CudaOps& ops() const { return static_cast<CudaOps&>(*parts_->ops); }
   cudaStream_t stream() const { return ops().stream(); }
+  // The other arenas follow the pages.
   PagePool pool() const {
-    return {
-        .base = pages_.data(), .layout = parts_->layout, .ring = ring_.data(), .ring_tokens = parts_->ring_tokens()};
+    const CacheLayout& layout = parts_->layout;
+    const int64_t pages = static_cast<int64_t>(pages_.size()) / layout.bytes_per_page();
+    return {.base = pages_.data(),
+            .layout = layout,
+            .ring = ring_.data(),
+            .ring_tokens = parts_->ring_tokens(),
+            .full_base = pages_.data() + pages * layout.page_bytes()};
   }
 
   const RankConfig config_;
@@ -124,12 +130,12 @@ Result<int32_t> CudaDevice::warm_up(RankParts& parts) {
 Status CudaDevice::reserve_arrays() {
   const RankParts& parts = *parts_;
   // Of all memory, in whole GiB: every rank of a group has to come to the same size.
-  const int64_t most = std::max(device_memory().total >> 30 << 30, parts.least_pages() * parts.layout.page_bytes());
+  const int64_t most = std::max(device_memory().total >> 30 << 30, parts.least_pages() * parts.layout.bytes_per_page());
   ASSIGN_OR_RETURN(const int32_t most_pages, parts.pages_in(config_.cache_bytes > 0 ? config_.cache_bytes : most));
   const int32_t slots = config_.limits.max_sequences, tokens = parts.max_tokens(),
                 max_blocks = parts.max_blocks(most_pages);
   const int32_t state_pages = parts.state_pages();
-  pages_ = device_buffer(static_cast<size_t>(parts.layout.page_bytes()));
+  pages_ = device_buffer(static_cast<size_t>(parts.layout.bytes_per_page()));
   if (state_pages > 0) ring_ = device_buffer(static_cast<size_t>(parts.ring_bytes()));
   const int32_t checkpoints = state_pages > 0 ? max_checkpoint_writes(slots, tokens) : 0;
   const ModelInfo& model = parts.model->info();
@@ -216,7 +222,7 @@ Result<int32_t> CudaDevice::pages_left() const {
     return bad_input(fmt::format("--kv-cache-memory-bytes {}: the GPU has {} left beside weights and workspace",
                                  memory_text(config_.cache_bytes), memory_text(memory.free)),
                      "kv-cache-memory-bytes");
-  const int64_t least = parts_->least_pages() * parts_->layout.page_bytes();
+  const int64_t least = parts_->least_pages() * parts_->layout.bytes_per_page();
   if (config_.cache_bytes == 0 && pool < least)
     return bad_input(
         fmt::format("--gpu-memory-utilization {:g} of {}: weights, workspace and other processes take {}, and a cache "

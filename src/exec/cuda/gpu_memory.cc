@@ -7,6 +7,7 @@
 #include "exec/cuda/records.h"
 #include "ops/cuda/choose.h"
 #include "ops/cuda/cuda_ops.h"
+#include "ops/cuda/full/full_attention.h"
 
 namespace perigee {
 namespace {
@@ -92,9 +93,10 @@ int64_t array_bytes(const RankParts& parts, const ModelConfig& c, const StepSize
   const int64_t records = static_cast<int64_t>(sizeof(SlotParams) + 2 * sizeof(StartRecord)) +
                           places * static_cast<int64_t>(sizeof(SampleResult)) + drafts * kSamplingScratchBytes;
   const int64_t scores = kPromptLogprobTokens * static_cast<int64_t>(sizeof(TokenScore));
+  const int64_t attention = parts.has_own_draft_cache() ? full_partial_bytes(kFullMostDim) : 0;
   const int64_t mailboxes =
       ranks > 1 ? 2 * ranks * static_cast<int64_t>(mailbox_bytes(static_cast<int32_t>(ranks))) : 0;
-  return mailboxes + s.slots * (lists + tables + masks + uploads + records + history) + sampled + whole +
+  return mailboxes + attention + s.slots * (lists + tables + masks + uploads + records + history) + sampled + whole +
          s.tokens * 64 + 4 * c.max_positions + scores + (states > 0 ? parts.ring_bytes() : 0);
 }
 

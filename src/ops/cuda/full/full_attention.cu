@@ -19,7 +19,7 @@ struct Args {
   Tensor q, out;
   DeviceSequences sequences;
   FullLayer cache;
-  int heads, group, first, first_row, parts;
+  int heads, group, first, parts;
   float scale;  // of scores, in powers of two
   float* partials;
 };
@@ -316,8 +316,8 @@ class Attend {
       if (query >= num_queries_) continue;
       const int64_t row = first_row_ + query / args_.group, head = head_ * args_.group + query % args_.group;
       if (args_.parts > 1) {
-        float* to =
-            args_.partials + (((row - args_.first_row) * args_.heads + head) * args_.parts + part_) * (kDim + 2);
+        const int64_t own_row = row - args_.sequences.first_row[args_.first];
+        float* to = args_.partials + ((own_row * args_.heads + head) * args_.parts + part_) * (kDim + 2);
         store_part(half, to);
         continue;
       }
@@ -418,7 +418,6 @@ cudaError_t full_attend_rows(const FullAttendCall& call, cudaStream_t stream) {
                   .heads = static_cast<int>(s.heads),
                   .group = group,
                   .first = call.first,
-                  .first_row = call.first_row,
                   .parts = parts,
                   .scale = s.softmax_scale * kLog2E,
                   .partials = call.partials};

@@ -10,6 +10,7 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kMaxPairs = 64;
+constexpr int kFewRows = 256, kBlocksOfARow = 16;
 
 __device__ void store_number(const FullLayer& cache, uint8_t* head, int64_t element, float x) {
   if (cache.dtype == DType::kBF16)
@@ -28,7 +29,7 @@ struct WriteArgs {
   FullLayer cache;
 };
 
-// One block a token.
+// A token has one block, or several where there are few tokens.
 __global__ __launch_bounds__(kThreads) void full_write_kernel(WriteArgs args) {
   __shared__ float cosine[kMaxPairs], sine[kMaxPairs];
   dependency_wait();
@@ -43,7 +44,8 @@ __global__ __launch_bounds__(kThreads) void full_write_kernel(WriteArgs args) {
   __syncthreads();
   const float* in = args.qkv.row<const float>(row);
   const int kv_heads = static_cast<int>(args.cache.heads);
-  for (int i = threadIdx.x; i < (args.heads + kv_heads) * pairs; i += kThreads) {
+  const int first = blockIdx.y * kThreads + threadIdx.x, step = gridDim.y * kThreads;
+  for (int i = first; i < (args.heads + kv_heads) * pairs; i += step) {
     const int head = i / pairs, p = i % pairs;
     const float a = in[head * dim + p], b = in[head * dim + pairs + p];
     const float x = a * cosine[p] - b * sine[p], y = a * sine[p] + b * cosine[p];
@@ -59,7 +61,7 @@ __global__ __launch_bounds__(kThreads) void full_write_kernel(WriteArgs args) {
   }
   if (page < 0) return;
   const float* values = in + (args.heads + kv_heads) * dim;
-  for (int i = threadIdx.x; i < kv_heads * dim; i += kThreads)
+  for (int i = first; i < kv_heads * dim; i += step)
     store_number(args.cache, args.cache.values(page, i / dim), position % kRowsOfBlock * dim + i % dim, values[i]);
 }
 
@@ -96,7 +98,9 @@ cudaError_t full_write_rows(const FullWriteCall& call, cudaStream_t stream) {
                        .positions = call.batch.positions.data(),
                        .pages = call.batch.device->row_page,
                        .cache = call.cache};
-  return launch(full_write_kernel, one_each(call.qkv.rows, stream), args);
+  LaunchShape shape = one_each(call.qkv.rows, stream);
+  if (call.qkv.rows < kFewRows) shape.grid.y = kBlocksOfARow;
+  return launch(full_write_kernel, shape, args);
 }
 
 cudaError_t full_store_rows(const Tensor& k, const Tensor& v, const Batch& batch, const FullLayer& cache,
