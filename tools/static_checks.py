@@ -20,6 +20,8 @@ CXX, CLANG_TIDY = "g++", "clang-tidy-14"
 # One instruction set that has every intrinsic we use; the build enters such files after a run-time check.
 FLAGS = ["-std=c++20", "-march=sapphirerapids", *(f"-I{root}" for root in ROOTS),
          '-DPERIGEE_VERSION="0"']
+# Of the files of a folder that are built with headers of their own in place of others.
+INSTEAD = {"tests/sim/pd/": "tests/sim/pd/instead"}
 WARNINGS = ["-Wall", "-Wextra", "-Wno-missing-field-initializers"]
 
 # Headers that lint is without: of CUDA, and the inner ones of xgrammar, which a build fetches.
@@ -33,9 +35,15 @@ EXCEPTIONS = {
 }
 
 
+def instead_of(name):
+    return [root for folder, root in INSTEAD.items() if name.startswith(folder)]
+
+
 def own_includes(name, known):
     """The file and everything of ours that it includes, directly or not. `known` caches direct includes."""
     closure, left = set(), [name]
+    for root in instead_of(name):
+        left += [os.path.relpath(path, TOP) for path in (TOP / root).rglob("*.h")]
     while left:
         file = left.pop()
         if file in closure:
@@ -56,13 +64,13 @@ def own_includes(name, known):
 
 
 def headers_command(name):
-    return [CXX, *FLAGS, *WARNINGS, "-Wno-unused-function", "-Werror", "-fsyntax-only", "-include", name, "-x", "c++",
+    return [CXX, *(f"-I{root}" for root in instead_of(name)), *FLAGS, *WARNINGS, "-Wno-unused-function", "-Werror", "-fsyntax-only", "-include", name, "-x", "c++",
             "/dev/null"]
 
 
 def sources_command(name):
     faults = ["-DPERIGEE_FAULTS"] if name.startswith("tests/sim/") else []
-    return [CLANG_TIDY, "--quiet", name, "--", *FLAGS, *WARNINGS, *faults]
+    return [CLANG_TIDY, "--quiet", name, "--", *(f"-I{root}" for root in instead_of(name)), *FLAGS, *WARNINGS, *faults]
 
 
 def excused(line):

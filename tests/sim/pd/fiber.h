@@ -39,7 +39,7 @@ class Fiber {
   std::byte* stack_;
   ucontext_t context_{};
   bool ended_ = false;
-  void* fake_stack_ = nullptr;  // the address sanitizer's
+  [[maybe_unused]] void* fake_stack_ = nullptr;  // the address sanitizer's
 };
 
 }  // namespace perigee::sim

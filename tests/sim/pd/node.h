@@ -44,7 +44,7 @@ class Node final : public Harness {
   void check_touch(const void* page) const;
 
   int64_t num_imports() const { return scheduler_.gauges().imports; }
-  const SchedulerGauges gauges() const { return scheduler_.gauges(); }
+  SchedulerGauges gauges() const { return scheduler_.gauges(); }
   LeaseCounts lease_counts() {
     return handovers_->leases() != nullptr ? handovers_->leases()->counts() : LeaseCounts();
   }
