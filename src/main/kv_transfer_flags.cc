@@ -131,10 +131,11 @@ Result<std::string> shared_secret(const char* given_folder) {
     const std::string draft = fmt::format("{}.{}", path, static_cast<int>(getpid()));
     const int file = ::open(draft.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, S_IRUSR | S_IWUSR);
     if (file < 0) return failed(draft);
+    errno = ENOSPC;  // a short write says no more
     const bool written = ::write(file, secret.data(), secret.size()) == static_cast<ssize_t>(secret.size());
-    ::close(file);
     const bool there = written && (::link(draft.c_str(), path.c_str()) == 0 || errno == EEXIST);
     const Error why = failed(path);
+    ::close(file);
     ::unlink(draft.c_str());
     if (!there) return why;
   }
@@ -175,7 +176,12 @@ void add_kv_transfer_flags(CommandLine& flags, KvTransferFlags& to) {
 
 Status settle_kv_transfer(const CommandLine& flags, const KvTransferVariables& variables, KvTransferFlags read,
                           HandoverConfig& to) {
-  if (read.config.empty()) return {};
+  if (read.config.empty()) {
+    for (const char* name : {"kv-load-failure-policy", "kv-peers", "kv-secret", "kv-secret-file",
+                             "kv-side-channel-host", "kv-side-channel-port"})
+      if (flags.given(name)) log_warning("--", name, " has no effect without --", kFlag);
+    return {};
+  }
   bool takes = false;
   RETURN_IF_ERROR(read_config(read.config, takes, to));
   if (read.on_failure) to.on_failure = *read.on_failure;

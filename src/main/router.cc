@@ -150,8 +150,11 @@ int serve_until_signal(const RouterConfig& config) {
   }
   const bool v6 = config.http.host.find(':') != std::string::npos;
   const size_t workers = config.workers.size() + config.prefill.size() + config.decode.size();
-  log_info(fmt::format("listening on http://{}{}{}:{}, with {} workers", v6 ? "[" : "", config.http.host, v6 ? "]" : "",
-                       (*router)->port(), workers));
+  log_info(fmt::format("listening on http://{}{}{}:{}, with {} worker{}", v6 ? "[" : "", config.http.host,
+                       v6 ? "]" : "", (*router)->port(), workers, workers == 1 ? "" : "s"));
+  if (config.forward.split && (config.prefill.empty() || config.decode.empty()))
+    log_warning("no --", config.prefill.empty() ? "prefill" : "decode",
+                " worker: requests get 503 until POST /workers adds one");
   const int signal = signals.wait();
   log_info(Signals::name(signal), "; a second signal stops at once");
   std::thread([&signals] { stop_at_second_signal(signals, [] { return 0; }); }).detach();
