@@ -164,6 +164,41 @@ TEST(SchemaGrammar, HostileSchemasAreRefusedSoon) {
   }
 }
 
+// Both answers of an `if`, and integers that doubles do not tell apart.
+TEST(SchemaGrammar, ValuesObey) {
+  struct Case {
+    const char *schema, *yes, *no;
+  };
+  for (const Case& each :
+       {Case{R"({"if":{"type":"integer"},"then":{"minimum":3},"else":{"minLength":2}})", "3", "2"},
+        {R"({"if":{"type":"integer"},"then":{"minimum":3},"else":{"minLength":2}})", "\"ab\"", "\"a\""},
+        {R"({"if":{"type":"integer"},"else":false})", "1", "null"},
+        {R"({"minimum":9007199254740993})", "9007199254740993", "9007199254740992"},
+        {R"({"exclusiveMaximum":9007199254740993})", "9007199254740992", "9007199254740993"},
+        {R"({"maximum":9007199254740992.0})", "9007199254740992", "9007199254740993"},
+        {R"({"const":9007199254740993})", "9007199254740993", "9007199254740992.0"},
+        {R"({"maximum":18446744073709551615})", "9223372036854775807", "1e20"},
+        {R"({"const":5.0})", "5", "5.5"},
+        {R"({"pattern":"^((((a*)*)*)*)*b$"})", "\"aab\"", "\"aaa\""}}) {
+    EXPECT_EQ(obeys(*parse_json(each.yes), *parse_json(each.schema)), Obeys::kYes) << each.schema << each.yes;
+    EXPECT_EQ(obeys(*parse_json(each.no), *parse_json(each.schema)), Obeys::kNo) << each.schema << each.no;
+  }
+}
+
+TEST(SchemaGrammar, ThereIsABoundToWhatIsLookedAt) {
+  std::string condition = "true", ref = R"({"$ref":"#/$defs/a"})", refs = ref;
+  for (int i = 0; i < 26; ++i) condition = R"({"if":)" + condition + R"(,"then":true,"else":true})";
+  for (int i = 1; i < 120; ++i) refs += "," + ref;
+  for (const std::string& schema : {R"({"not":)" + ref + R"(,"$defs":{"a":{"allOf":[)" + refs + "]}}}",
+                                    R"({"not":)" + ref + R"(,"$defs":{"a":{"type":"null","anyOf":[)" + refs + "]}}}",
+                                    R"({"enum":[1],"if":)" + condition + R"(,"then":true,"else":true})",
+                                    std::string(R"-({"type":"string","pattern":"^((){100000}){100000}$"})-")}) {
+    const auto began = std::chrono::steady_clock::now();
+    (void)schema_grammar(schema);
+    EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::milliseconds(500)) << schema.substr(0, 80);
+  }
+}
+
 TEST(GrammarCompiler, RefusesManyNestedGroupsOfRegexes) {
   const std::string groups = std::string(50'000, '(') + "a" + std::string(50'000, ')');
   GrammarSpec ebnf;

@@ -11,6 +11,9 @@ namespace {
 
 constexpr size_t kMostParts = 64;  // of a complement; more are left out
 constexpr int kMostDepth = 8;
+// In bytes, of what is copied into a complement, and of as many for each schema that is looked at: $ref may lead to
+// the same ones again and again. Later ones count as if nothing could be said of them.
+constexpr size_t kMostWork = 4'000'000, kWorkOfSchema = 400;
 
 Json object(Json::Object members) {
   return Json(std::move(members));
@@ -22,7 +25,8 @@ class Negation {
 
   std::vector<Json> of(const Json& schema, int depth) {
     if (schema.is_bool()) return schema.as_bool() ? std::vector<Json>{} : std::vector<Json>{Json(true)};
-    if (!schema.is_object() || depth > kMostDepth) return {};
+    work_ += kWorkOfSchema;
+    if (!schema.is_object() || depth > kMostDepth || work_ > kMostWork) return {};
     std::vector<Json> out;
     for (const auto& [key, value] : schema.as_object()) {
       for (Json& part : of_keyword(key, value, schema, depth))
@@ -40,6 +44,10 @@ class Negation {
   std::vector<Json> of_keyword(const std::string& key, const Json& value, const Json& schema, int depth) {
     if (key == "$ref" && value.is_string()) return of(resolve_(value.as_string()), depth + 1);
     if (key == "type") return of_types(schema_types(schema));
+    if (key == "const" || key == "enum" || key == "not") {
+      work_ += dump_json(value).size();
+      if (work_ > kMostWork) return {};
+    }
     if (key == "const") return {object({{kExcept, Json(Json::Array{value})}})};
     if (key == "enum" && value.is_array()) return {object({{kExcept, value}})};
     if (key == "not") return {value};
@@ -66,8 +74,10 @@ class Negation {
 
   std::vector<Json> of_any(const Json::Array& schemas, int depth) {
     std::vector<Json> out;
-    for (const Json& schema : schemas)
+    for (const Json& schema : schemas) {
       for (Json& part : of(schema, depth + 1)) out.push_back(std::move(part));
+      if (out.size() >= kMostParts) break;
+    }
     return out;
   }
 
@@ -98,6 +108,8 @@ class Negation {
   // Objects with a member that `properties` does not declare.
   std::vector<Json> of_others(const Json& value, const Json& schema, int depth) {
     if (schema.find("patternProperties") != nullptr) return {};
+    work_ += names_.size() * dump_json(value).size();
+    if (work_ > kMostWork) return {};
     const Json* declared = schema.find("properties");
     Json::Object members;
     for (const std::string& name : names_)
@@ -131,6 +143,7 @@ class Negation {
     return {};
   }
 
+  size_t work_ = 0;
   const ResolveRef& resolve_;
   const std::vector<std::string>& names_;
 };

@@ -2,17 +2,42 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 #include <utility>
 
 #include "base/utf8.h"
 #include "grammar/language.h"
-#include "grammar/pattern.h"
 #include "grammar/schema_keywords.h"
 
 namespace perigee {
 
+namespace {
+
+// Below 0, 0, above 0. Integers of 64 bits are compared as such, also with doubles; none: numbers beyond both that
+// have the same nearest double.
+std::optional<int> compared(const Json& a, const Json& b) {
+  if (a == b) return 0;
+  const auto order = [](auto x, auto y) { return x < y ? -1 : x > y ? 1 : 0; };
+  const auto whole = [](const Json& value) -> std::optional<int64_t> {
+    if (value.is_int()) return value.as_int();
+    const double number = value.as_double();
+    constexpr double kEnd = 9223372036854775808.0;
+    const bool fits = number == std::floor(number) && number >= -kEnd && number < kEnd;
+    return fits && value.digits() == nullptr ? std::optional(static_cast<int64_t>(number)) : std::nullopt;
+  };
+  const auto x = whole(a), y = whole(b);
+  if (x && y) return order(*x, *y);
+  const int nearest = order(a.as_double(), b.as_double());
+  if (nearest == 0 && (a.digits() != nullptr || b.digits() != nullptr)) return std::nullopt;
+  return nearest;
+}
+
+}  // namespace
+
 bool equal(const Json& a, const Json& b) {
-  if (a.is_number() && b.is_number()) return a == b || a.as_double() == b.as_double();
+  if (a.is_number() && b.is_number()) {
+    return compared(a, b).value_or(0) == 0;
+  }
   if (a.is_array() && b.is_array()) {
     return a.as_array().size() == b.as_array().size() &&
            std::equal(a.as_array().begin(), a.as_array().end(), b.as_array().begin(), equal);
@@ -139,11 +164,10 @@ Obeys obeys_array(const Json& value, const std::string& key, const Json& of_key,
 }
 
 Obeys matches_pattern(const std::string& text, const std::string& pattern) {
-  if (auto plain = Pattern::parse(pattern, Pattern::Whole::kSearched); plain.ok() && plain->matches(text))
-    return Obeys::kYes;
-  auto narrow = Language::of_pattern(pattern, Reading::kNarrow), wide = Language::of_pattern(pattern, Reading::kWide);
-  if (!narrow.ok() || !wide.ok()) return Obeys::kUnknown;
-  return narrow->matches(text) ? Obeys::kYes : wide->matches(text) ? Obeys::kUnknown : Obeys::kNo;
+  const Result<bool> all = Language::pattern_matches(pattern, Reading::kNarrow, text);
+  if (all.ok() && *all) return Obeys::kYes;
+  const Result<bool> any = Language::pattern_matches(pattern, Reading::kWide, text);
+  return all.ok() && any.ok() && !*any ? Obeys::kNo : Obeys::kUnknown;
 }
 
 Obeys is_no_multiple(const Json& value, const Json& steps) {
@@ -156,11 +180,12 @@ Obeys is_no_multiple(const Json& value, const Json& steps) {
 
 Obeys obeys_scalar(const Json& value, const std::string& key, const Json& of_key) {
   if (value.is_number()) {
-    const double x = value.as_double(), y = bound(of_key);
-    if (key == "minimum") return of(x >= y);
-    if (key == "maximum") return of(x <= y);
-    if (key == "exclusiveMinimum") return of(x > y);
-    if (key == "exclusiveMaximum") return of(x < y);
+    const bool below = key == "maximum" || key == "exclusiveMaximum";
+    if (below || key == "minimum" || key == "exclusiveMinimum") {
+      const std::optional<int> order = of_key.is_number() ? compared(value, of_key) : std::nullopt;
+      if (!order) return Obeys::kUnknown;
+      return of(*order == 0 ? !key.starts_with("exclusive") : (*order < 0) == below);
+    }
     if (key == "multipleOf" && value.is_int() && of_key.is_int() && of_key.as_int() > 0)
       return of(value.as_int() % of_key.as_int() == 0);
     if (key == kFraction) return of(!has_type(value, "integer"));
@@ -241,12 +266,14 @@ Obeys obeys_keyword(const Json& value, const std::string& key, const Json& of_ke
                            [&](const Json& each) { return equal(each, value); }));
   if (key == "not") return opposite(obeys(value, of_key));
   if (key == "allOf" || key == "anyOf" || key == "oneOf") return obeys_applicator(value, key, of_key);
-  if (key == "if" || key == "then" || key == "else") {
-    const Json* condition = schema.find("if");
-    if (key == "if" || condition == nullptr) return Obeys::kYes;
-    const Obeys holds = obeys(value, *condition);
+  if (key == "then" || key == "else") return Obeys::kYes;  // asked with `if`
+  if (key == "if") {
+    const Json *then = schema.find("then"), *otherwise = schema.find("else");
+    if (then == nullptr && otherwise == nullptr) return Obeys::kYes;
+    const Obeys holds = obeys(value, of_key);
     if (holds == Obeys::kUnknown) return holds;
-    return (key == "then") == (holds == Obeys::kYes) ? obeys(value, of_key) : Obeys::kYes;
+    const Json* next = holds == Obeys::kYes ? then : otherwise;
+    return next == nullptr ? Obeys::kYes : obeys(value, *next);
   }
   const char* type = speaks_of(key);
   if (type == nullptr) return key.starts_with("$") ? Obeys::kUnknown : Obeys::kYes;
