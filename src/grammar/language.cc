@@ -39,6 +39,7 @@ struct Places {
     if (is_full()) return from;
     switch (node.kind) {
       case Node::Kind::kSequence:
+        if (node.parts.empty()) break;  // a place of its own: what is repeated is counted by its places
         for (const Node& part : node.parts) from = append(part, from);
         return from;
       case Node::Kind::kChoice: {
@@ -71,6 +72,7 @@ struct Places {
     }
     const int32_t to = add();
     if (node.kind == Node::Kind::kSet) all[from].edges.emplace_back(node.set, to);
+    if (node.kind == Node::Kind::kSequence) all[from].empty.push_back(to);
     if (node.kind == Node::Kind::kBegin) all[from].at_begin.push_back(to);
     if (node.kind == Node::Kind::kEnd) all[from].at_end.push_back(to);
     return to;
@@ -153,23 +155,15 @@ bool has_ahead(const Node& node) {
   return is_ahead(node) || std::any_of(node.parts.begin(), node.parts.end(), has_ahead);
 }
 
+Result<Node> parsed(std::string_view pattern, Reading reading) {
+  if (pattern.size() > 4096) return Error(Code::kBadInput, "a pattern has at most 4096 bytes");
+  return parse_pattern(pattern, reading);
+}
+
 }  // namespace
 
 class Language::Builder {
  public:
-  // The texts in which the node matches somewhere, or from the beginning on.
-  static Result<Language> searched(const Node& node, bool from_begin) {
-    Places places;
-    const int32_t start = places.add();
-    const CodePoints any = {{0, kLastCodePoint}};
-    if (!from_begin) places.all[start].edges.emplace_back(any, start);
-    const int32_t end = places.append(node, start), last = places.add();
-    places.all[end].empty.push_back(last);
-    places.all[last].edges.emplace_back(any, last);
-    if (places.is_full()) return too_large();
-    return determined(places, start, last);
-  }
-
   // A pattern with look-ahead: each of its alternatives is what it and the look-aheads that it begins with match.
   static Result<Language> of(const Node& node) {
     if (!has_ahead(node)) return searched(node, false);
@@ -181,33 +175,105 @@ class Language::Builder {
       }
       return all;
     }
-    Node rest = node.kind == Node::Kind::kSequence ? node : Node{Node::Kind::kSequence, {}, {node}};
-    std::vector<Node> aheads;  // kAhead and kNotAhead
-    bool begins = false;
-    const auto first = rest.parts.begin();
-    auto at = first;
-    for (; at != rest.parts.end() && (at->kind == Node::Kind::kBegin || is_ahead(*at)); ++at) {
-      begins |= at->kind == Node::Kind::kBegin;
-      if (is_ahead(*at)) aheads.push_back(*at);
-    }
-    rest.parts.erase(first, at);
-    if (!begins || has_ahead(rest))
-      return Error(Code::kBadInput, "look-ahead is supported at the beginning of a pattern, after ^, only");
-    ASSIGN_OR_RETURN(Language out, searched(rest, true));
-    for (const Node& ahead : aheads) {
+    ASSIGN_OR_RETURN(const Alternative alternative, alternative_of(node));
+    ASSIGN_OR_RETURN(Language out, searched(alternative.rest, true));
+    for (const Node& ahead : alternative.aheads) {
       ASSIGN_OR_RETURN(const Language one, searched(ahead.parts[0], true));
       ASSIGN_OR_RETURN(out, out.intersected(ahead.kind == Node::Kind::kAhead ? one : one.complement()));
     }
     return out;
   }
 
+  // Whether a text is one of these.
+  static Result<bool> matches(const Node& node, std::string_view text) {
+    if (!has_ahead(node)) return found(node, false, text);
+    if (node.kind == Node::Kind::kChoice) {
+      bool any = false;
+      for (const Node& part : node.parts) {
+        ASSIGN_OR_RETURN(const bool one, matches(part, text));
+        any |= one;
+      }
+      return any;
+    }
+    ASSIGN_OR_RETURN(const Alternative alternative, alternative_of(node));
+    ASSIGN_OR_RETURN(bool all, found(alternative.rest, true, text));
+    for (const Node& ahead : alternative.aheads) {
+      ASSIGN_OR_RETURN(const bool one, found(ahead.parts[0], true, text));
+      all &= one == (ahead.kind == Node::Kind::kAhead);
+    }
+    return all;
+  }
+
  private:
+  struct Alternative {
+    std::vector<Node> aheads;  // kAhead and kNotAhead
+    Node rest;
+  };
+  static Result<Alternative> alternative_of(const Node& node) {
+    Alternative out{{}, node.kind == Node::Kind::kSequence ? node : Node{Node::Kind::kSequence, {}, {node}}};
+    bool begins = false;
+    const auto first = out.rest.parts.begin();
+    auto at = first;
+    for (; at != out.rest.parts.end() && (at->kind == Node::Kind::kBegin || is_ahead(*at)); ++at) {
+      begins |= at->kind == Node::Kind::kBegin;
+      if (is_ahead(*at)) out.aheads.push_back(*at);
+    }
+    out.rest.parts.erase(first, at);
+    if (!begins || has_ahead(out.rest))
+      return Error(Code::kBadInput, "look-ahead is supported at the beginning of a pattern, after ^, only");
+    return out;
+  }
+
+  // The places of the texts in which the node matches somewhere, or from the beginning on.
+  struct Search {
+    Places places;
+    int32_t start, last;
+  };
+  static Result<Search> search_of(const Node& node, bool from_begin) {
+    Search out;
+    Places& places = out.places;
+    out.start = places.add();
+    const CodePoints any = {{0, kLastCodePoint}};
+    if (!from_begin) places.all[out.start].edges.emplace_back(any, out.start);
+    const int32_t end = places.append(node, out.start);
+    out.last = places.add();
+    places.all[end].empty.push_back(out.last);
+    places.all[out.last].edges.emplace_back(any, out.last);
+    if (places.is_full()) return too_large();
+    return out;
+  }
+  static Result<Language> searched(const Node& node, bool from_begin) {
+    ASSIGN_OR_RETURN(const Search search, search_of(node, from_begin));
+    return determined(search.places, search.start, search.last);
+  }
+  static Result<bool> found(const Node& node, bool from_begin, std::string_view text) {
+    ASSIGN_OR_RETURN(const Search search, search_of(node, from_begin));
+    const Places& places = search.places;
+    std::vector<int32_t> set = places.closed({search.start}, true, text.empty());
+    int64_t held = 0;
+    for (size_t i = 0; i < text.size() && !set.empty();) {
+      const Utf8Char c = utf8_at(text, i);
+      i += c.length;
+      std::vector<int32_t> next;
+      for (const int32_t place : set)
+        for (const auto& [ranges, to] : places.all[place].edges)
+          if (contains(ranges, c.code_point)) next.push_back(to);
+      std::sort(next.begin(), next.end());
+      next.erase(std::unique(next.begin(), next.end()), next.end());
+      set = places.closed(std::move(next), false, i == text.size());
+      held += static_cast<int64_t>(set.size() + places.all.size() / 64);
+      if (held > kMostPlaces) return too_large();
+    }
+    return std::binary_search(set.begin(), set.end(), search.last);
+  }
   static Result<Language> determined(const Places& places, int32_t start, int32_t last);
 };
 
 Result<Language> Language::Builder::determined(const Places& places, int32_t start, int32_t last) {
+  // The first is not looked for again: it alone is where a text begins, and passes ^ and $ at once.
+  const std::vector<int32_t> first = places.closed({start}, true, false);
   std::map<std::vector<int32_t>, int32_t> numbers;
-  std::vector<const std::vector<int32_t>*> sets;
+  std::vector<const std::vector<int32_t>*> sets = {&first};
   int64_t held = 0;
   const auto number = [&](std::vector<int32_t> set) {
     held += static_cast<int64_t>(set.size());
@@ -216,7 +282,6 @@ Result<Language> Language::Builder::determined(const Places& places, int32_t sta
     return at->second;
   };
   std::vector<State> out;
-  number(places.closed({start}, true, false));
   for (size_t i = 0; i < sets.size(); ++i) {
     if (sets.size() > 4 * kMostStates || held > kMostPlaces) return too_large();
     const std::vector<int32_t>& set = *sets[i];
@@ -309,11 +374,15 @@ Language Language::of_states(std::vector<State> states) {
 }
 
 Result<Language> Language::of_pattern(std::string_view pattern, Reading reading) {
-  if (pattern.size() > 4096) return Error(Code::kBadInput, "a pattern has at most 4096 bytes");
-  ASSIGN_OR_RETURN(const Node node, parse_pattern(pattern, reading));
+  ASSIGN_OR_RETURN(const Node node, parsed(pattern, reading));
   ASSIGN_OR_RETURN(Language made, Builder::of(node));
   if (made.states_.size() > kMostStates) return too_large();
   return made;
+}
+
+Result<bool> Language::pattern_matches(std::string_view pattern, Reading reading, std::string_view text) {
+  ASSIGN_OR_RETURN(const Node node, parsed(pattern, reading));
+  return Builder::matches(node, text);
 }
 
 Language Language::of_texts(const std::vector<std::string>& texts) {

@@ -31,6 +31,9 @@ class Language {
   // The texts that a pattern matches somewhere. Errors: what parse_pattern refuses, look-ahead other than at the
   // beginning of an alternative that begins with ^, and what needs more than kMostStates.
   static Result<Language> of_pattern(std::string_view pattern, Reading reading);
+  // Whether valid UTF-8 is of the language of a pattern, without its states: for few texts. Errors: the same, and a
+  // long text of a large pattern.
+  static Result<bool> pattern_matches(std::string_view pattern, Reading reading, std::string_view text);
   static Language of_texts(const std::vector<std::string>& texts);  // valid UTF-8
   static Language of_lengths(int64_t least, int64_t most);          // in code points; most < 0 for no bound
   static Language of_first(const CodePoints& set, bool or_empty);   // texts that begin with one of these

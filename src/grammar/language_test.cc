@@ -33,6 +33,7 @@ TEST(Language, MatchesWhatThePatternMatches) {
     for (int i = 0; i < 2000; ++i) {
       const std::string text = text_of(rng);
       ASSERT_EQ(language.matches(text), other.matches(text)) << pattern << ": " << text;
+      ASSERT_EQ(*Language::pattern_matches(pattern, Reading::kNarrow, text), other.matches(text)) << pattern << text;
     }
   }
 }
@@ -48,12 +49,19 @@ TEST(Language, LookAheadsAndAnchorsAnywhere) {
                            {"a(b$|c)", "xab", "abx"},
                            {"(?P<n>a)$", "ba", "ab"},
                            {"^(?!^[-+.]*$)[+-]?0*\\d*\\.?\\d*$", "-0.5", "-."},
+                           {"$^", "", "a"},
+                           {"a*$^", "", "aa"},
                            {"^(?:(?:x))$|^(?=y)yz", "yz", "xz"}}) {
     EXPECT_TRUE(of(each.pattern).matches(each.yes)) << each.pattern;
     EXPECT_FALSE(of(each.pattern).matches(each.no)) << each.pattern;
+    EXPECT_TRUE(*Language::pattern_matches(each.pattern, Reading::kNarrow, each.yes)) << each.pattern;
+    EXPECT_FALSE(*Language::pattern_matches(each.pattern, Reading::kNarrow, each.no)) << each.pattern;
   }
-  for (const char* pattern : {"(?=a)b", "a(?=b)", "(?<=a)b", "\\bx", "(a)\\1", "(?i)a", "^(.{1,900}a.{1,900}){1,90}$"})
+  for (const char* pattern : {"(?=a)b", "a(?=b)", "(?<=a)b", "\\bx", "(a)\\1", "(?i)a", "^(.{1,900}a.{1,900}){1,90}$",
+                              "((){100000}){100000}"}) {
     EXPECT_FALSE(Language::of_pattern(pattern, Reading::kNarrow).ok()) << pattern;
+    EXPECT_FALSE(Language::pattern_matches(pattern, Reading::kNarrow, "a").ok()) << pattern;
+  }
 }
 
 TEST(Language, TheWideReadingTakesWhatAnyEngineMatches) {
