@@ -214,6 +214,12 @@ TEST_F(SeveralPeers, WithoutMemoryATransferFails) {
   EXPECT_EQ(ends.at(SequenceId(1)).error().code, Code::kExhausted);
 }
 
+TEST_F(SeveralPeers, NothingBeginsAfterTheEnd) {
+  several.stop();
+  several.release({.peer = "good", .lease = {7, 1}});  // of a request that was refused meanwhile
+  EXPECT_EQ(several.num_peers(), 0);
+}
+
 TEST_F(SeveralPeers, ThreadsOfPeersThatAreNotUsedEnd) {
   for (int64_t i = 1; i <= 8; ++i) {
     post(several, i, str_cat("restarted at port ", i));

@@ -52,6 +52,9 @@ TEST_F(TransferRequests, APrefillIsHeldToNoForm) {
   EXPECT_EQ(post(kCompletions, str_cat("{", form, ",", kLease, "}")).status, 200);
   EXPECT_EQ(backend_->submitted.back().constraint, nullptr);
   EXPECT_EQ(refused_because_of(kCompletions, form), "max_tokens");
+  const std::string longer = R"("prompt":"x","max_tokens":20,"structured_outputs":{"choice":["yes","no"]})";
+  EXPECT_EQ(post(kCompletions, str_cat("{", longer, ",", kLease, "}")).status, 200);
+  EXPECT_NE(backend_->submitted.back().constraint, nullptr) << "these tokens somebody may read";
 }
 
 TEST_F(TransferRequests, MetricsCountThem) {
