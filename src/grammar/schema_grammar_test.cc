@@ -118,6 +118,8 @@ TEST(SchemaGrammar, RefusesByPlace) {
           {R"({"type":"object","required":["b"],"properties":{"b":{}},"anyOf":[{"properties":{"a":{}},"unevaluatedProperties":false}]})",
            "/:"},
           {R"({"type":"object","properties":{"a":false},"required":["a"]})", "/:"},
+          {R"({"type":"object","properties":{"a":{"enum":[1,2]}},"not":{"const":{"a":1}}})", "/not:"},
+          {R"({"type":"array","items":{"enum":[1]},"not":{"enum":[[],[1]]}})", "/not:"},
       }) {
     auto made = schema_grammar(schema);
     ASSERT_FALSE(made.ok()) << schema;

@@ -216,6 +216,8 @@ void SchemaRules::add_distinct(const Json& schema, Members& members, int64_t mis
   std::vector<std::string> declared = absent_of(schema);
   if (const Json* properties = schema.find("properties"))
     for (const auto& [name, value] : properties->as_object()) declared.push_back(name);
+  if (const Json* required = schema.find("required"))
+    for (const Json& name : required->as_array()) declared.push_back(name.as_string());
   check_names(declared, place);
   const Language names = without(names_of(schema, place), declared, place + "/minProperties");
   const std::string value = rule_of(closed == nullptr ? Json(true) : *closed, place + "/additionalProperties");

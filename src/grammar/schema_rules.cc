@@ -341,14 +341,32 @@ std::string SchemaRules::of_type(const std::string& type, const Json& schema, co
     return constants(Json(Json::Object{{kExcept, Json(except_of(schema))}}), all, place);
   }
   if (type == "string") return string(schema, place);
-  if (type == "array") return array(schema, place);
-  if (type == "object") return object(schema, place);
+  if (type == "array" || type == "object") {
+    const Json left = without_exceptions(schema, type, place);
+    return type == "array" ? array(left, place) : object(left, place);
+  }
   return number(schema, type == "integer", place);
 }
 
 Json::Array SchemaRules::except_of(const Json& schema) {
   const Json* except = schema.find(kExcept);
   return except != nullptr && except->is_array() ? except->as_array() : Json::Array{};
+}
+
+// Of arrays and objects only the empty one can be left out, as a bound of their size.
+Json SchemaRules::without_exceptions(const Json& schema, const std::string& type, const std::string& place) const {
+  const Json::Array except = except_of(schema);
+  if (except.empty()) return schema;
+  Json out = schema;
+  std::erase_if(out.as_object(), [](const Json::Member& member) { return member.first == kExcept; });
+  const char* least = type == "array" ? "minItems" : "minProperties";
+  for (const Json& value : except) {
+    if (type != value.type_name() || obeys(value, out) == Obeys::kNo) continue;
+    if (value.is_array() ? !value.as_array().empty() : !value.as_object().empty())
+      refuse(place + "/not", "a constant that is an object or an array with anything in it is not supported");
+    out.set(least, Json(std::max<int64_t>(1, count(schema, least, 0, place))));
+  }
+  return out;
 }
 
 std::string SchemaRules::constants(const Json& schema, const Json::Array& values, const std::string& place) {

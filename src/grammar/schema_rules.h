@@ -58,6 +58,7 @@ class SchemaRules {
   std::string dependents(const Json& schema, const std::string& place);
   std::string constants(const Json& schema, const Json::Array& values, const std::string& place);
   static Json::Array except_of(const Json& schema);
+  Json without_exceptions(const Json& schema, const std::string& type, const std::string& place) const;
   std::string of_type(const std::string& type, const Json& schema, const std::string& place);
   void check_keywords(const Json& schema, const std::string& place) const;
 

@@ -74,7 +74,8 @@ ARRAYS = [
     {"allOf": [{"type": "array", "prefixItems": [WHOLE, TEXT]}, {"items": {"maxLength": 2, "maximum": 4}}]},
     {"allOf": [{"type": "array", "prefixItems": [WHOLE]}, {"prefixItems": [{"minimum": 3}, TEXT], "items": False}]},
     {"type": "array", "prefixItems": [{"const": 1}], "unevaluatedItems": False}, {"type": "array", "items": {"type": "array", "items": WHOLE, "minItems": 2, "maxItems": 2}},
-    {"type": "array", "items": {"not": {"type": ["object", "array"]}}},
+    {"type": "array", "items": {"not": {"type": ["object", "array"]}}}, {"type": "array", "items": {"enum": [1]}, "not": {"const": []}},
+    {"type": "array", "items": {"enum": [1]}, "maxItems": 2, "not": {"enum": [[], [1, 1, 1], ["a"]]}}, {"not": {"enum": [{}, []]}},
 ]
 OBJECTS = [
     {"type": "object", "patternProperties": {"^S_": TEXT, "^I_": WHOLE}, "additionalProperties": False},
@@ -98,6 +99,8 @@ OBJECTS = [
     thing({"__proto__": TEXT, "constructor": WHOLE, "a/b~c": TEXT, "%41": TEXT, "\u0000": WHOLE, "\ud7ff": WHOLE}, []), {"type": "object", "properties": {str(i): WHOLE for i in range(40)}},
     {"type": "object", "additionalProperties": {"type": "object", "additionalProperties": {"type": "array", "items": WHOLE}}},
     {"type": "object", "properties": {"id": TEXT, "idx": TEXT}, "additionalProperties": WHOLE},
+    {"type": "object", "required": ["a"], "minProperties": 2, "propertyNames": {"maxLength": 1}, "additionalProperties": {"const": 1}},
+    {"type": "object", "additionalProperties": {"const": 1}, "not": {"enum": [{}, {"a": 2}]}},
 ]
 LOGIC = [
     {"oneOf": [WHOLE, {"type": "number"}]}, {"oneOf": [CAT, DOG]}, {"oneOf": [{"type": "integer", "multipleOf": 3}, {"type": "integer", "multipleOf": 5}]},
