@@ -54,13 +54,49 @@ int64_t weight(const Json& schema) {
   return sum;
 }
 
-const char* const kOfProperties[] = {"properties", "patternProperties", "additionalProperties", "anyOf",
-                                     "oneOf",      "dependentSchemas"};
+const char* const kEvaluating[] = {"properties", "patternProperties", "additionalProperties", "dependentSchemas",
+                                   "anyOf",      "oneOf",             "prefixItems",          "items",
+                                   "contains"};
 
-// Whether unevaluatedProperties means something else beside it.
-bool speaks_of_properties(const Json& schema) {
-  return std::any_of(std::begin(kOfProperties), std::end(kOfProperties),
+// Whether unevaluatedProperties or unevaluatedItems means something else beside it.
+bool evaluates(const Json& schema) {
+  return std::any_of(std::begin(kEvaluating), std::end(kEvaluating),
                      [&](const char* key) { return schema.find(key) != nullptr; });
+}
+
+// Whether any place of a schema speaks of what other keywords left unevaluated.
+bool speaks_of_unevaluated(const Json& in) {
+  if (in.is_array()) return std::any_of(in.as_array().begin(), in.as_array().end(), speaks_of_unevaluated);
+  if (!in.is_object()) return false;
+  return std::any_of(in.as_object().begin(), in.as_object().end(), [](const Json::Member& member) {
+    const bool closes = member.first == "unevaluatedProperties" || member.first == "unevaluatedItems";
+    return (closes && !(member.second == Json(true))) || speaks_of_unevaluated(member.second);
+  });
+}
+
+// Whether a part of a complement names properties or items that `beside` does not evaluate itself. A schema that a
+// value does not obey evaluates nothing, and once the two are one schema nobody can tell.
+bool evaluates_more(const Json& part, const Json& beside) {
+  if (!part.is_object()) return false;
+  const auto of_member = [&](const Json::Member& member) {
+    const auto& [key, value] = member;
+    const auto is_any = [key = std::string_view(key)](std::initializer_list<std::string_view> keys) {
+      return std::find(keys.begin(), keys.end(), key) != keys.end();
+    };
+    if (is_any({"allOf", "anyOf", "oneOf"}) && value.is_array())
+      return std::any_of(value.as_array().begin(), value.as_array().end(),
+                         [&](const Json& each) { return evaluates_more(each, beside); });
+    const Json *declared = beside.find("properties"), *items = beside.find("items");
+    if (key == "properties" && value.is_object() && beside.find("additionalProperties") == nullptr)
+      return std::any_of(value.as_object().begin(), value.as_object().end(), [&](const Json::Member& property) {
+        return declared == nullptr || declared->find(property.first) == nullptr;
+      });
+    if (is_any({"properties", "additionalProperties"})) return beside.find("additionalProperties") == nullptr;
+    if (is_any({"prefixItems", "items", "contains"})) return items == nullptr || items->is_array();
+    return is_any({"$ref", "$dynamicRef", "$recursiveRef", "allOf", "anyOf", "oneOf", "if", "patternProperties",
+                   "dependentSchemas", "dependencies", "unevaluatedProperties", "unevaluatedItems", "additionalItems"});
+  };
+  return std::any_of(part.as_object().begin(), part.as_object().end(), of_member);
 }
 
 const char* const kTypes[] = {"null", "boolean", "object", "array", "number", "string", "integer"};
@@ -115,6 +151,9 @@ bool is_modern(const Json& schema) {
 }
 
 }  // namespace
+
+SchemaRules::SchemaRules(const Json& root, const SchemaLimits& limits)
+    : root_(root), limits_(limits), speaks_of_unevaluated_(speaks_of_unevaluated(root)) {}
 
 void SchemaRules::refuse(const std::string& place, std::string_view why) const {
   throw SchemaRefusal{Error(Code::kBadInput, (place.empty() ? "/" : place) + ": " + std::string(why))};
@@ -203,16 +242,21 @@ void SchemaRules::charge(const Json& a, const Json& b) {
   if (work_ > kMost) refuse("", "its $ref, allOf, anyOf and oneOf take too long to put together: use fewer or smaller");
 }
 
-// A schema's unevaluatedProperties does not see what the schemas around it evaluate. Once they are one it would, so
-// additionalProperties takes its place.
+// A schema's unevaluatedProperties and unevaluatedItems do not see what the schemas around it evaluate. Once they are
+// one they would, so additionalProperties and items take their place.
 Json SchemaRules::closed_for_itself(Json schema, const std::string& place) const {
-  const Json* closed = schema.find("unevaluatedProperties");
-  if (closed == nullptr || schema.find("additionalProperties") != nullptr) return schema;
-  for (const char* key : {"anyOf", "oneOf", "dependentSchemas"})
-    if (schema.find(key) != nullptr)
-      refuse(place + "/unevaluatedProperties",
-             fmt::format("not supported beside {} in a part of another schema: use additionalProperties", key));
-  schema.set("additionalProperties", Json(*closed));
+  const auto close = [&](const char* unevaluated, const char* by, std::initializer_list<const char*> unclear) {
+    const Json* closed = schema.find(unevaluated);
+    if (closed == nullptr || schema.find(by) != nullptr) return;
+    for (const char* key : unclear)
+      if (schema.find(key) != nullptr && !(*closed == Json(true)))
+        refuse(place + "/" + unevaluated,
+               fmt::format("not supported beside {} in a part of another schema: use {}", key, by));
+    schema.set(by, Json(*closed));
+  };
+  if (!schema.is_object()) return schema;
+  close("unevaluatedProperties", "additionalProperties", {"anyOf", "oneOf", "dependentSchemas"});
+  close("unevaluatedItems", "items", {"anyOf", "oneOf", "contains"});
   return schema;
 }
 
@@ -246,7 +290,7 @@ Json SchemaRules::flattened(const Json& schema, const std::string& place, int de
 // `out`, which is flat, and another one as one.
 Json SchemaRules::merged(Json out, const Json& other, const std::string& place, int depth, bool several) {
   Json flat = flattened(other, place, depth + 1);
-  if (several || speaks_of_properties(out)) flat = closed_for_itself(std::move(flat), place);
+  if (several || evaluates(out)) flat = closed_for_itself(std::move(flat), place);
   charge(out, flat);
   auto both = merge_schemas(out, flat);
   if (!both.ok()) refuse(place, both.error().message);
@@ -260,6 +304,12 @@ std::vector<Json> SchemaRules::complement_of(const Json& schema, const std::stri
     for (const auto& [name, value] : properties->as_object()) names.push_back(name);
   return negated(
       schema, [&](const std::string& ref) -> const Json& { return target(ref, place); }, names);
+}
+
+// Whether parts of a complement would change what is unevaluated.
+bool SchemaRules::must_not_say(const std::vector<Json>& parts, const Json& beside) const {
+  return speaks_of_unevaluated_ &&
+         std::any_of(parts.begin(), parts.end(), [&](const Json& part) { return evaluates_more(part, beside); });
 }
 
 // `not` and `if` as choices of what is left. Beside constants they stay: each value is tried.
@@ -276,6 +326,9 @@ Json SchemaRules::without_conditions(const Json& schema, const std::string& plac
     if (left.empty() && !(*no == Json(true)) && !(*no == Json(Json::Object{})))
       refuse(place + "/not", "what it leaves over cannot be said: spell out what is allowed");
     if (left.empty()) return false;
+    if (must_not_say(left, out))
+      refuse(place + "/not", "with properties or items that nothing beside it names it is not supported in a schema with "
+                             "unevaluatedProperties or unevaluatedItems");
     out = merged(std::move(out), any_of(std::move(left)), place + "/not", depth, false);
   }
   const Json *condition = schema.find("if"), *then = schema.find("then"), *otherwise = schema.find("else");
@@ -284,7 +337,8 @@ Json SchemaRules::without_conditions(const Json& schema, const std::string& plac
     return b == nullptr ? a : Json(Json::Object{{"allOf", Json(Json::Array{a, *b})}});
   };
   std::vector<Json> cases = {both(*condition, then)};
-  for (const Json& part : complement_of(*condition, place + "/if", out)) cases.push_back(both(part, otherwise));
+  for (const Json& part : complement_of(*condition, place + "/if", out))
+    if (!must_not_say({part}, out)) cases.push_back(both(part, otherwise));
   return merged(std::move(out), any_of(std::move(cases)), place + "/if", depth, false);
 }
 
@@ -397,7 +451,7 @@ std::string SchemaRules::branches(const Json& schema, const char* key, const std
   std::vector<std::string> rules;
   for (size_t i = 0; i < flat.size(); ++i) {
     const std::string where = fmt::format("{}/{}/{}", place, key, i);
-    if (speaks_of_properties(rest)) flat[i] = closed_for_itself(std::move(flat[i]), where);
+    if (evaluates(rest)) flat[i] = closed_for_itself(std::move(flat[i]), where);
     charge(rest, flat[i]);
     auto both = merge_schemas(rest, flat[i]);
     if (!both.ok()) refuse(where, both.error().message);
@@ -423,6 +477,9 @@ void SchemaRules::make_exclusive(std::vector<Json>& branches, const std::string&
         second = std::max(i, j);
         break;
       }
+      if (must_not_say(left, branches[i]))
+        refuse(place + "/oneOf", "branches with properties or items of their own that one value may obey at once are not "
+                                 "supported in a schema with unevaluatedProperties or unevaluatedItems");
       all.push_back(any_of(std::move(left)));
     }
     alone.push_back(all.size() == 1 ? std::move(all[0])
@@ -451,7 +508,11 @@ std::string SchemaRules::dependents(const Json& schema, const std::string& place
   const Json closed(Json::Object{{property, Json(false)}});
   auto without = merge_schemas(rest, Json(Json::Object{{"properties", closed}}));
   const bool names = key == std::string_view("dependentRequired");
-  auto with = merge_schemas(rest, names ? Json(Json::Object{{"required", needs}}) : flattened(needs, place, 0));
+  Json then = names ? Json(Json::Object{{"required", needs}}) : flattened(needs, place, 0);
+  if (evaluates(rest)) then = closed_for_itself(std::move(then), place + "/" + key);
+  auto with = merge_schemas(rest, then);
+  // Only where the property is there does what it asks for count as evaluated.
+  if (with.ok()) with = merge_schemas(*with, Json(Json::Object{{"required", Json(Json::Array{Json(property)})}}));
   if (!without.ok() || !with.ok()) refuse(place + "/" + key, "it cannot be put together with the rest of the schema");
   const std::string a = rule_of(*without, place), b = rule_of(*with, place);
   return a.empty() || b.empty() ? a + b : a + " | " + b;

@@ -23,7 +23,7 @@ struct SchemaRefusal {
 
 class SchemaRules {
  public:
-  SchemaRules(const Json& root, const SchemaLimits& limits) : root_(root), limits_(limits) {}
+  SchemaRules(const Json& root, const SchemaLimits& limits);
 
   // The name of the rule of a schema's instances; "" where no value obeys it.
   std::string rule_of(const Json& schema, const std::string& place);
@@ -50,6 +50,7 @@ class SchemaRules {
   Json merged(Json out, const Json& other, const std::string& place, int depth, bool several);
   Json without_conditions(const Json& schema, const std::string& place, int depth);
   std::vector<Json> complement_of(const Json& schema, const std::string& place, const Json& beside = true) const;
+  bool must_not_say(const std::vector<Json>& parts, const Json& beside) const;
   Json closed_for_itself(Json schema, const std::string& place) const;
   const Json& target(const std::string& ref, const std::string& place) const;
   std::string body_of(const Json& schema, const std::string& place);
@@ -99,6 +100,7 @@ class SchemaRules {
 
   const Json& root_;
   SchemaLimits limits_;
+  const bool speaks_of_unevaluated_;
   std::unordered_map<std::string, std::string> by_schema_;  // the rule of a schema's text
   std::unordered_map<std::string, std::string> by_body_;
   std::vector<std::string> rules_;
