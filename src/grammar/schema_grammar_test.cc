@@ -120,6 +120,16 @@ TEST(SchemaGrammar, RefusesByPlace) {
           {R"({"type":"object","properties":{"a":false},"required":["a"]})", "/:"},
           {R"({"type":"object","properties":{"a":{"enum":[1,2]}},"not":{"const":{"a":1}}})", "/not:"},
           {R"({"type":"array","items":{"enum":[1]},"not":{"enum":[[],[1]]}})", "/not:"},
+          {R"({"type":"object","not":{"properties":{"a":{"const":1}},"required":["a"]},"unevaluatedProperties":false})",
+           "/not:"},
+          {R"({"unevaluatedProperties":false,"allOf":[{"not":{"properties":{"a":{"const":1}},"required":["a"]}}]})",
+           "/allOf/0/not:"},
+          {R"({"type":"array","not":{"contains":{"const":1}},"unevaluatedItems":false})", "/not:"},
+          {R"({"type":"object","oneOf":[{"properties":{"a":{"const":1}},"required":["a"]},{"maxProperties":1}],"unevaluatedProperties":false})",
+           "/oneOf:"},
+          {R"({"type":"array","items":{},"allOf":[{"contains":{"const":1},"unevaluatedItems":false}]})",
+           "/allOf/0/unevaluatedItems:"},
+          {R"({"dependencies":5})", "/dependentSchemas:"},
       }) {
     auto made = schema_grammar(schema);
     ASSERT_FALSE(made.ok()) << schema;
@@ -155,8 +165,10 @@ TEST(SchemaGrammar, HostileSchemasAreRefusedSoon) {
   const std::string values_twice = R"({"allOf":[{"enum":)" + twice + R"(]},{"enum":)" + twice + R"(,""]}]})";
   const std::string long_name =
       R"({"properties":{")" + std::string(60'000, 'n') + R"(":{}},"additionalProperties":true})";
+  std::string titles = R"({"title":")" + std::string(150'000, 't') + R"(","anyOf":[{"const":0})";
+  for (int i = 1; i < 1000; ++i) titles += fmt::format(R"(,{{"const":{}}})", i);
   for (const std::string& schema :
-       {deep, values + "]}", doubling, wide, growing, branches + "]}", values_twice, long_name,
+       {deep, titles + "]}", values + "]}", doubling, wide, growing, branches + "]}", values_twice, long_name,
         std::string(R"-({"type":"string","pattern":"(a{1,1000}){1,1000}"})-"),
         std::string(R"({"type":"string","minLength":1000000})"), std::string(R"({"minItems":1000000})")}) {
     const auto began = std::chrono::steady_clock::now();

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <initializer_list>
 #include <numeric>
+#include <string_view>
+#include <unordered_set>
 
 #include "grammar/schema_keywords.h"
 #include "grammar/schema_obeys.h"
@@ -153,6 +155,59 @@ void merge_items(const Json& a, const Json& b, Json& out) {
     out.set("items", conjunction(at({}, a, 0), at({}, b, 0)));
 }
 
+// Whether a keyword can forbid a value. Any that nobody knows cannot; those of `$perigee:` are known.
+bool says_something(const std::string& key) {
+  static const std::unordered_set<std::string_view> kKnown = {"type",
+                                                              "const",
+                                                              "enum",
+                                                              "not",
+                                                              "allOf",
+                                                              "anyOf",
+                                                              "oneOf",
+                                                              "if",
+                                                              "then",
+                                                              "else",
+                                                              "minimum",
+                                                              "maximum",
+                                                              "exclusiveMinimum",
+                                                              "exclusiveMaximum",
+                                                              "multipleOf",
+                                                              "minLength",
+                                                              "maxLength",
+                                                              "pattern",
+                                                              "format",
+                                                              "items",
+                                                              "prefixItems",
+                                                              "additionalItems",
+                                                              "unevaluatedItems",
+                                                              "minItems",
+                                                              "maxItems",
+                                                              "uniqueItems",
+                                                              "contains",
+                                                              "minContains",
+                                                              "maxContains",
+                                                              "properties",
+                                                              "required",
+                                                              "additionalProperties",
+                                                              "patternProperties",
+                                                              "propertyNames",
+                                                              "unevaluatedProperties",
+                                                              "minProperties",
+                                                              "maxProperties",
+                                                              "dependentRequired",
+                                                              "dependentSchemas",
+                                                              "dependencies"};
+  return key.starts_with("$") || kKnown.contains(key);
+}
+
+// The two `contains` are equal here; one that does not say minContains says 1.
+void merge_least_contained(const Json& a, const Json& b, Json& out) {
+  const Json* least = out.find("minContains");
+  if (least == nullptr || bound(*least) >= 1 || a.find("contains") == nullptr || b.find("contains") == nullptr) return;
+  if (a.find("minContains") != nullptr && b.find("minContains") != nullptr) return;
+  out.set("minContains", Json(1));
+}
+
 void merge_patterns(Json& out, const Json& more) {
   const Json* own = out.find(kPatterns);
   out.set(kPatterns, own == nullptr ? more : merged_keyword(kPatterns, *own, more));
@@ -183,9 +238,10 @@ Result<Json> merge_schemas(const Json& a, const Json& b) {
   for (const auto& [key, value] : b.as_object()) {
     const Json* own = a.find(key);
     if (own == nullptr || is_annotation(key)) {
-      if (own == nullptr) out.set(key, value);
+      if (own == nullptr) out.as_object().emplace_back(key, value);
       continue;
     }
+    if (!says_something(key)) continue;
     if (key == "properties" || key == "prefixItems") continue;
     if (key == "allOf" && !(*own == value)) {
       parts.push_back(Json(Json::Object{{key, value}}));
@@ -212,6 +268,7 @@ Result<Json> merge_schemas(const Json& a, const Json& b) {
     out.set("properties", merged_properties(a, b));
     // What one closes, the other's properties may not open: they are conjunctions with it now, and so is the rest.
   }
+  merge_least_contained(a, b, out);
   if (a.find("prefixItems") != nullptr || b.find("prefixItems") != nullptr) merge_items(a, b, out);
   if (const Json* type = out.find("type"); type != nullptr && type->is_array() && type->as_array().empty())
     return Json(false);

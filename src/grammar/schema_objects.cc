@@ -253,13 +253,16 @@ SchemaRules::Members SchemaRules::members_of(const Json& schema, const std::stri
   std::unordered_set<std::string> known;
   for (const auto& [name, value] : declared) known.insert(name);
   const Json* closed = closing_keyword(schema);
+  const size_t num_properties = declared.size();
   for (const std::string& name : needed)
-    if (known.insert(name).second) declared.emplace_back(name, closed == nullptr ? Json(true) : *closed);
+    if (known.insert(name).second) declared.emplace_back(name, true);
   const std::unordered_set<std::string> must_be(needed.begin(), needed.end());
   const std::vector<std::string> absent = absent_of(schema);
   const Json* patterns = schema.find("patternProperties");
   const Json* names = schema.find("propertyNames");
-  for (auto& [name, value] : declared) {
+  for (size_t i = 0; i < declared.size(); ++i) {
+    auto& [name, value] = declared[i];
+    bool is_other = i >= num_properties;  // what neither properties nor patternProperties speaks of
     const std::string where = fmt::format("{}/properties/{}", place, name);
     if (patterns != nullptr) {
       for (const auto& [pattern, says] : patterns->as_object()) {
@@ -267,9 +270,12 @@ SchemaRules::Members SchemaRules::members_of(const Json& schema, const std::stri
         if (matches == Obeys::kUnknown)
           refuse(fmt::format("{}/patternProperties/{}", place, pattern),
                  fmt::format("whether {} matches it is unclear", name));
-        if (matches == Obeys::kYes) value = Json(Json::Object{{"allOf", Json(Json::Array{value, says})}});
+        if (matches != Obeys::kYes) continue;
+        value = Json(Json::Object{{"allOf", Json(Json::Array{value, says})}});
+        is_other = false;
       }
     }
+    if (is_other && closed != nullptr) value = *closed;
     const bool must = must_be.contains(name);
     std::string rule;
     if (std::find(absent.begin(), absent.end(), name) != absent.end()) value = false;

@@ -54,9 +54,9 @@ int64_t weight(const Json& schema) {
   return sum;
 }
 
-const char* const kEvaluating[] = {"properties", "patternProperties", "additionalProperties", "dependentSchemas",
-                                   "anyOf",      "oneOf",             "prefixItems",          "items",
-                                   "contains"};
+const char* const kEvaluating[] = {
+    "properties", "patternProperties", "additionalProperties", "dependentSchemas", "anyOf", "oneOf", "prefixItems",
+    "items",      "contains"};
 
 // Whether unevaluatedProperties or unevaluatedItems means something else beside it.
 bool evaluates(const Json& schema) {
@@ -110,12 +110,25 @@ bool is_condition(const std::string& key) {
 // The same in the words of draft 2020-12.
 Json modern(const Json& schema) {
   Json out = schema;
+  const auto erase = [&](const char* key) {
+    std::erase_if(out.as_object(), [&](const Json::Member& member) { return member.first == key; });
+  };
+  const auto add = [&](const char* key, Json value) {  // beside what it says already
+    if (out.find(key) == nullptr) {
+      out.set(key, std::move(value));
+      return;
+    }
+    const Json* own = out.find("allOf");
+    Json::Array all = own == nullptr ? Json::Array{} : own->is_array() ? own->as_array() : Json::Array{*own};
+    all.emplace_back(Json::Object{{key, std::move(value)}});
+    out.set("allOf", Json(std::move(all)));
+  };
   const auto rename = [&](const char* old, const char* now) {
     const Json* value = out.find(old);
     if (value == nullptr) return;
     Json moved = *value;
-    std::erase_if(out.as_object(), [&](const Json::Member& member) { return member.first == old; });
-    if (out.find(now) == nullptr) out.set(now, std::move(moved));
+    erase(old);
+    add(now, std::move(moved));
   };
   if (const Json* items = out.find("items"); items != nullptr && items->is_array()) {
     rename("items", "prefixItems");
@@ -126,16 +139,21 @@ Json modern(const Json& schema) {
   if (const Json* all = out.find("dependencies"); all != nullptr && all->is_object()) {
     Json::Object names, schemas;
     for (const auto& [name, needs] : all->as_object()) (needs.is_array() ? names : schemas).emplace_back(name, needs);
-    rename("dependencies", names.empty() ? "dependentSchemas" : "dependentRequired");
-    if (!names.empty()) out.set("dependentRequired", Json(std::move(names)));
-    if (!schemas.empty()) out.set("dependentSchemas", Json(std::move(schemas)));
+    erase("dependencies");
+    if (!names.empty()) add("dependentRequired", Json(std::move(names)));
+    if (!schemas.empty()) add("dependentSchemas", Json(std::move(schemas)));
+  }
+  rename("dependencies", "dependentSchemas");  // which refuses what is no object
+  if (out.find("contains") == nullptr) {
+    erase("minContains");
+    erase("maxContains");
   }
   for (const auto& [exclusive, bound] :
        {std::pair{"exclusiveMinimum", "minimum"}, std::pair{"exclusiveMaximum", "maximum"}}) {
     const Json* flag = out.find(exclusive);
     if (flag == nullptr || !flag->is_bool()) continue;
     const bool excludes = flag->as_bool();
-    std::erase_if(out.as_object(), [name = exclusive](const Json::Member& member) { return member.first == name; });
+    erase(exclusive);
     if (excludes) rename(bound, exclusive);
   }
   return out;
@@ -144,6 +162,9 @@ Json modern(const Json& schema) {
 bool is_modern(const Json& schema) {
   for (const char* old : {"$dynamicRef", "$recursiveRef", "dependencies"})
     if (schema.find(old) != nullptr) return false;
+  if (schema.find("contains") == nullptr &&
+      (schema.find("minContains") != nullptr || schema.find("maxContains") != nullptr))
+    return false;
   for (const char* bound : {"exclusiveMinimum", "exclusiveMaximum"})
     if (const Json* value = schema.find(bound); value != nullptr && value->is_bool()) return false;
   const Json* items = schema.find("items");
@@ -247,12 +268,15 @@ void SchemaRules::charge(const Json& a, const Json& b) {
 Json SchemaRules::closed_for_itself(Json schema, const std::string& place) const {
   const auto close = [&](const char* unevaluated, const char* by, std::initializer_list<const char*> unclear) {
     const Json* closed = schema.find(unevaluated);
-    if (closed == nullptr || schema.find(by) != nullptr) return;
+    if (closed == nullptr) return;
+    Json rest = *closed;
+    std::erase_if(schema.as_object(), [&](const Json::Member& member) { return member.first == unevaluated; });
+    if (schema.find(by) != nullptr) return;
     for (const char* key : unclear)
-      if (schema.find(key) != nullptr && !(*closed == Json(true)))
+      if (schema.find(key) != nullptr && !(rest == Json(true)))
         refuse(place + "/" + unevaluated,
                fmt::format("not supported beside {} in a part of another schema: use {}", key, by));
-    schema.set(by, Json(*closed));
+    schema.set(by, std::move(rest));
   };
   if (!schema.is_object()) return schema;
   close("unevaluatedProperties", "additionalProperties", {"anyOf", "oneOf", "dependentSchemas"});
@@ -270,7 +294,7 @@ Json SchemaRules::flattened(const Json& schema, const std::string& place, int de
   if (ref == nullptr && all == nullptr) return without_conditions(schema, place, depth);
   Json out(Json::Object{});
   for (const auto& [key, value] : schema.as_object())
-    if (key != "$ref" && key != "allOf") out.set(key, value);
+    if (key != "$ref" && key != "allOf") out.as_object().emplace_back(key, value);
   out = without_conditions(out, place, depth);
   const bool several = all != nullptr && all->is_array() && all->as_array().size() + (ref != nullptr ? 1 : 0) > 1;
   const auto add = [&](const Json& other, const std::string& where) {
@@ -299,6 +323,7 @@ Json SchemaRules::merged(Json out, const Json& other, const std::string& place, 
 
 // What does not obey `schema`, of what obeys `beside`.
 std::vector<Json> SchemaRules::complement_of(const Json& schema, const std::string& place, const Json& beside) const {
+  check_time(place);
   std::vector<std::string> names;
   if (const Json* properties = beside.find("properties"); properties != nullptr && properties->is_object())
     for (const auto& [name, value] : properties->as_object()) names.push_back(name);
@@ -318,17 +343,19 @@ Json SchemaRules::without_conditions(const Json& schema, const std::string& plac
   if (std::none_of(std::begin(kConditions), std::end(kConditions),
                    [&](const char* key) { return schema.find(key) != nullptr; }))
     return schema;
+  ++num_complements_;
   Json out(Json::Object{});
   for (const auto& [key, value] : schema.as_object())
-    if (!is_condition(key)) out.set(key, value);
+    if (!is_condition(key)) out.as_object().emplace_back(key, value);
   if (const Json* no = schema.find("not")) {
     std::vector<Json> left = complement_of(*no, place + "/not", out);
     if (left.empty() && !(*no == Json(true)) && !(*no == Json(Json::Object{})))
       refuse(place + "/not", "what it leaves over cannot be said: spell out what is allowed");
     if (left.empty()) return false;
     if (must_not_say(left, out))
-      refuse(place + "/not", "with properties or items that nothing beside it names it is not supported in a schema with "
-                             "unevaluatedProperties or unevaluatedItems");
+      refuse(place + "/not",
+             "with properties or items that nothing beside it names it is not supported in a schema with "
+             "unevaluatedProperties or unevaluatedItems");
     out = merged(std::move(out), any_of(std::move(left)), place + "/not", depth, false);
   }
   const Json *condition = schema.find("if"), *then = schema.find("then"), *otherwise = schema.find("else");
@@ -347,6 +374,10 @@ std::string SchemaRules::rule_of(const Json& schema, const std::string& place) {
   if (!schema.is_object()) refuse(place, "a schema is an object, true or false");
   const std::string text = dump_json(schema);
   if (const auto known = by_schema_.find(text); known != by_schema_.end()) return known->second;
+  constexpr size_t kMostTextBytes = 32 << 20;
+  text_bytes_ += text.size();
+  if (text_bytes_ > kMostTextBytes)
+    refuse(place, "its parts have over 32 MiB together once they are put together: use fewer, or shorter texts");
   if (++depth_ > 128) refuse(place, "its references are nested over 128 deep without meeting again");
   // Named before it is made, because it may contain itself.
   rules_.emplace_back();
@@ -426,9 +457,10 @@ Json SchemaRules::without_exceptions(const Json& schema, const std::string& type
 std::string SchemaRules::constants(const Json& schema, const Json::Array& values, const std::string& place) {
   if (values.size() > 4096) refuse(place, "more than 4,096 values");
   Json others(Json::Object{});
-  for (const auto& [key, value] : schema.as_object()) others.set(key, value);
+  for (const auto& [key, value] : schema.as_object()) others.as_object().emplace_back(key, value);
   std::string body;
   for (const Json& value : values) {
+    check_time(place);
     const Obeys is = obeys(value, others);
     if (is == Obeys::kNo) continue;
     if (is == Obeys::kUnknown) refuse(place, "another keyword beside it cannot be checked for its values");
@@ -443,11 +475,15 @@ std::string SchemaRules::branches(const Json& schema, const char* key, const std
   const Json::Array& parts = listed.as_array();
   Json rest(Json::Object{});
   for (const auto& [name, value] : schema.as_object())
-    if (name != key) rest.set(name, value);
-  std::vector<Json> flat;
-  for (size_t i = 0; i < parts.size(); ++i)
+    if (name != key) rest.as_object().emplace_back(name, value);
+  std::vector<Json> flat, whole;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    const int64_t before = num_complements_;
     flat.push_back(flattened(parts[i], fmt::format("{}/{}/{}", place, key, i), 0));
-  if (key == std::string_view("oneOf")) make_exclusive(flat, place);
+    // What is said of a complement may be a part of it: then other branches are compared with the schema as it came.
+    whole.push_back(num_complements_ == before ? flat.back() : parts[i]);
+  }
+  if (key == std::string_view("oneOf")) make_exclusive(flat, whole, place);
   std::vector<std::string> rules;
   for (size_t i = 0; i < flat.size(); ++i) {
     const std::string where = fmt::format("{}/{}/{}", place, key, i);
@@ -460,17 +496,18 @@ std::string SchemaRules::branches(const Json& schema, const char* key, const std
   return any_rule(rules);
 }
 
-// Takes from each branch of a oneOf what obeys another one as well.
-void SchemaRules::make_exclusive(std::vector<Json>& branches, const std::string& place) {
+// Takes from each branch of a oneOf what obeys another one, as the client wrote it, as well.
+void SchemaRules::make_exclusive(std::vector<Json>& branches, const std::vector<Json>& whole,
+                                 const std::string& place) {
   std::vector<Json> alone;
   size_t first = 0, second = 0;  // branches that cannot be told apart
   for (size_t i = 0; i < branches.size(); ++i) {
     Json::Array all = {branches[i]};
     for (size_t j = 0; j < branches.size(); ++j) {
       if (i == j) continue;
-      charge(branches[i], branches[j]);
-      if (surely_disjoint(branches[i], branches[j])) continue;
-      std::vector<Json> left = complement_of(branches[j], fmt::format("{}/oneOf/{}", place, j), branches[i]);
+      charge(branches[i], whole[j]);
+      if (surely_disjoint(branches[i], whole[j])) continue;
+      std::vector<Json> left = complement_of(whole[j], fmt::format("{}/oneOf/{}", place, j), branches[i]);
       if (left.empty()) {
         all.assign(1, Json(false));
         first = std::min(i, j);
@@ -478,8 +515,9 @@ void SchemaRules::make_exclusive(std::vector<Json>& branches, const std::string&
         break;
       }
       if (must_not_say(left, branches[i]))
-        refuse(place + "/oneOf", "branches with properties or items of their own that one value may obey at once are not "
-                                 "supported in a schema with unevaluatedProperties or unevaluatedItems");
+        refuse(place + "/oneOf",
+               "branches with properties or items of their own that one value may obey at once are not "
+               "supported in a schema with unevaluatedProperties or unevaluatedItems");
       all.push_back(any_of(std::move(left)));
     }
     alone.push_back(all.size() == 1 ? std::move(all[0])
@@ -500,7 +538,7 @@ std::string SchemaRules::dependents(const Json& schema, const std::string& place
   if (!all.is_object()) refuse(place + "/" + key, "expected an object");
   Json rest(Json::Object{});
   for (const auto& [name, value] : schema.as_object())
-    if (name != key) rest.set(name, value);
+    if (name != key) rest.as_object().emplace_back(name, value);
   if (all.as_object().empty()) return rule_of(rest, place);
   const auto& [property, needs] = all.as_object().front();
   Json::Object left(all.as_object().begin() + 1, all.as_object().end());

@@ -55,7 +55,7 @@ class SchemaRules {
   const Json& target(const std::string& ref, const std::string& place) const;
   std::string body_of(const Json& schema, const std::string& place);
   std::string branches(const Json& schema, const char* key, const std::string& place);
-  void make_exclusive(std::vector<Json>& branches, const std::string& place);
+  void make_exclusive(std::vector<Json>& branches, const std::vector<Json>& whole, const std::string& place);
   std::string dependents(const Json& schema, const std::string& place);
   std::string constants(const Json& schema, const Json::Array& values, const std::string& place);
   static Json::Array except_of(const Json& schema);
@@ -105,7 +105,9 @@ class SchemaRules {
   std::unordered_map<std::string, std::string> by_body_;
   std::vector<std::string> rules_;
   size_t num_bytes_ = 0;
+  size_t text_bytes_ = 0;  // of the keys of by_schema_
   int64_t work_ = 0;
+  int64_t num_complements_ = 0;  // of `not` and `if`
   const std::chrono::steady_clock::time_point began_ = std::chrono::steady_clock::now();
   int depth_ = 0;
 };

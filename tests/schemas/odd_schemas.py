@@ -99,7 +99,7 @@ OBJECTS = [
     thing({"__proto__": TEXT, "constructor": WHOLE, "a/b~c": TEXT, "%41": TEXT, "\u0000": WHOLE, "\ud7ff": WHOLE}, []), {"type": "object", "properties": {str(i): WHOLE for i in range(40)}},
     {"type": "object", "additionalProperties": {"type": "object", "additionalProperties": {"type": "array", "items": WHOLE}}},
     {"type": "object", "properties": {"id": TEXT, "idx": TEXT}, "additionalProperties": WHOLE},
-    {"type": "object", "required": ["a"], "minProperties": 2, "propertyNames": {"maxLength": 1}, "additionalProperties": {"const": 1}},
+    {"type": "object", "required": ["a"], "minProperties": 2, "propertyNames": {"enum": ["a", "b"]}, "additionalProperties": {"const": 1}},
     {"type": "object", "additionalProperties": {"const": 1}, "not": {"enum": [{}, {"a": 2}]}},
 ]
 LOGIC = [
@@ -134,6 +134,29 @@ LOGIC = [
     {"$defs": {"E": {"anyOf": [{"$ref": "#/$defs/T"}, {"type": "array", "items": {"$ref": "#/$defs/E"}, "minItems": 1}]}, "T": {"anyOf": [WHOLE, {"type": "string", "maxLength": 3}]}}, "$ref": "#/$defs/E"},
     thing({"a": {"anyOf": [thing({"b": {"anyOf": [thing({"c": {"anyOf": [thing({"d": {"type": ["array", "null"], "items": {"$ref": "#"}}}), {"type": "null"}]}}), {"type": "null"}]}}), {"type": "null"}]}}),
 ]
+A_IS_1, B_IS_2 = {"properties": {"a": {"const": 1}}, "required": ["a"]}, {"properties": {"b": {"const": 2}}}
+UNEVALUATED = [
+    {"type": "object", "properties": {"a": WHOLE}, "not": A_IS_1, "unevaluatedProperties": False},
+    {"type": "object", "if": A_IS_1, "else": {"maxProperties": 3}, "unevaluatedProperties": False},
+    {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "if": A_IS_1, "then": {"properties": {"b": WHOLE}, "required": ["b"]},
+     "else": {"properties": {"c": WHOLE}}, "unevaluatedProperties": False},
+    {"properties": {"a": {"const": 1}}, "dependentSchemas": {"a": B_IS_2}, "unevaluatedProperties": False},
+    {"type": "object", "properties": {"a": {"const": 1}}, "dependentSchemas": {"a": {"unevaluatedProperties": False}}},
+    {"type": "array", "items": WHOLE, "allOf": [{"unevaluatedItems": False}]}, {"type": "array", "items": WHOLE, "anyOf": [{"unevaluatedItems": False}, {"maxItems": 0}]},
+    {"type": "array", "prefixItems": [WHOLE], "allOf": [{"prefixItems": [True, WHOLE], "unevaluatedItems": False}]},
+]
+SIBLINGS = [
+    {"$ref": "#/$defs/a", "$dynamicRef": "#/$defs/b", "$defs": {"a": WHOLE, "b": {"maximum": 3, "minimum": 1}}},
+    thing({"a": WHOLE, "b": WHOLE, "c": WHOLE}, ["a"], dependentRequired={"a": ["b"]}, dependencies={"a": ["c"]}),
+    thing({"a": WHOLE, "b": WHOLE, "c": WHOLE}, ["a"], dependentSchemas={"a": {"required": ["b"]}}, dependencies={"a": {"required": ["c"]}, "b": ["c"]}),
+    {"contains": {"const": 1}, "allOf": [{"minContains": 0}]}, {"type": "array", "contains": {"const": 1}, "allOf": [{"contains": {"const": 1}, "minContains": 0}]},
+    {"type": "array", "contains": {"const": 1}, "allOf": [{"contains": {"const": 1}, "minContains": 2}]}, {"type": "array", "minContains": 3},
+    {"example": {"a": 1}, "xml": {"name": "y"}, "x-a": 1, "nullable": True, "allOf": [{"$ref": "#/$defs/X"}],
+     "$defs": {"X": {"type": "integer", "example": {"b": 1}, "xml": {"name": "x"}, "x-a": 2, "nullable": False}}},
+    {"type": "object", "required": ["x1"], "patternProperties": {"^x": WHOLE}, "additionalProperties": False},
+    {"type": "object", "required": ["x1", "y"], "patternProperties": {"^x": WHOLE}, "additionalProperties": {"type": "null"}},
+    {"oneOf": [{"type": "array", "items": {"enum": [1]}, "minItems": 2, "maxItems": 2}, {"not": {"type": "array", "uniqueItems": True}}]},
+]
 EXPORTS = [
     # pydantic
     {"$defs": {"Item": {"properties": {"sku": {"maxLength": 12, "minLength": 1, "title": "Sku", "type": "string"}, "qty": {"exclusiveMinimum": 0, "title": "Qty", "type": "integer"},
@@ -166,4 +189,4 @@ EXPORTS = [
      "required": ["path", "edits"], "additionalProperties": False, "$schema": "http://json-schema.org/draft-07/schema#"},
 ]
 
-SCHEMAS = NUMBERS + TEXTS + ARRAYS + OBJECTS + LOGIC + EXPORTS
+SCHEMAS = NUMBERS + TEXTS + ARRAYS + OBJECTS + LOGIC + UNEVALUATED + SIBLINGS + EXPORTS
