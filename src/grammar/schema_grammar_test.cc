@@ -55,6 +55,8 @@ constexpr const char* kSchemas[] = {
     R"({"type":"object","additionalProperties":{"type":"null"},"minProperties":2,"not":{"required":["a"]}})",
     R"({"type":"integer","not":{"enum":[0,1]},"minimum":-3,"maximum":3})",
     R"({"type":"integer","minimum":-9223372036854775808,"maximum":18446744073709551615})",
+    R"({"type":"array","items":{"enum":[1]},"maxItems":2,"not":{"enum":[[],[1,1,1]]}})",
+    R"({"type":["array","null"],"oneOf":[{"type":"array","items":{"enum":[1]},"minItems":2,"maxItems":2},{"not":{"type":"array","uniqueItems":true}}]})",
 };
 
 TEST(SchemaGrammar, RepliesObeyAndCloseInTime) {
@@ -74,6 +76,16 @@ TEST(SchemaGrammar, RepliesObeyAndCloseInTime) {
         ASSERT_EQ(obeys(*value, parsed), Obeys::kYes) << schema << ": " << reply.text;
       }
     }
+  }
+}
+
+TEST(SchemaGrammar, ContainsAsksForOneUnlessItSaysOtherwise) {
+  const Json silent = *parse_json(R"({"contains":{"const":1}})");
+  for (const auto& [least, both] : {std::pair{0, 1}, {1, 1}, {2, 2}}) {
+    const Json says = *parse_json(fmt::format(R"({{"contains":{{"const":1}},"minContains":{}}})", least));
+    EXPECT_EQ(*merge_schemas(silent, says)->find("minContains"), Json(both));
+    EXPECT_EQ(*merge_schemas(says, silent)->find("minContains"), Json(both));
+    EXPECT_EQ(*merge_schemas(says, says)->find("minContains"), Json(least));
   }
 }
 
