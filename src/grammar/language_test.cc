@@ -57,8 +57,9 @@ TEST(Language, LookAheadsAndAnchorsAnywhere) {
     EXPECT_TRUE(*Language::pattern_matches(each.pattern, Reading::kNarrow, each.yes)) << each.pattern;
     EXPECT_FALSE(*Language::pattern_matches(each.pattern, Reading::kNarrow, each.no)) << each.pattern;
   }
-  for (const char* pattern : {"(?=a)b", "a(?=b)", "(?<=a)b", "\\bx", "(a)\\1", "(?i)a", "^(.{1,900}a.{1,900}){1,90}$",
-                              "((){100000}){100000}"}) {
+  for (const char* pattern :
+       {"(?=a)b", "a(?=b)", "(?<=a)b", "\\bx", "(a)\\1", "(?i)a", "^(.{1,900}a.{1,900}){1,90}$", "((){100000}){100000}",
+        "a{,3}", "a{,}", "[]a]", "[^]a]", "\\012", "\\ud83d", "[\\ud83d\\ude00]"}) {
     EXPECT_FALSE(Language::of_pattern(pattern, Reading::kNarrow).ok()) << pattern;
     EXPECT_FALSE(Language::pattern_matches(pattern, Reading::kNarrow, "a").ok()) << pattern;
   }
@@ -67,6 +68,10 @@ TEST(Language, LookAheadsAndAnchorsAnywhere) {
 TEST(Language, TheWideReadingTakesWhatAnyEngineMatches) {
   EXPECT_FALSE(of("^\\d$").matches("٣"));
   EXPECT_TRUE(of("^\\d$", Reading::kWide).matches("٣"));
+  for (const char* pattern : {"^\\s$", "^\\S$", "^[\\s]$", "^[^\\s]$", "^[^\\d\\s]$", "^[\\S]$"}) {
+    EXPECT_FALSE(of(pattern).matches("\x1e")) << pattern;
+    EXPECT_TRUE(of(pattern, Reading::kWide).matches("\x1e")) << pattern;
+  }
   EXPECT_TRUE(of("^a$", Reading::kWide).matches("a\n"));
   EXPECT_TRUE(of("^[^\\w]$", Reading::kWide).matches("é"));
   // What must not match has the other reading.
@@ -104,6 +109,15 @@ TEST(Language, LongChains) {
       ASSERT_EQ(texts.matches(text + "b"), size == most) << most << ": " << size;
       ASSERT_EQ(texts.complement().matches(text), size != most) << most << ": " << size;
     }
+  }
+}
+
+TEST(Language, SpellingsOfNumbers) {
+  for (const char* number : {"5", "5.0", "5.00", "-5.0", "0.50", "0", "-0.0", "0.0", "100.0", "100", "10.10"}) {
+    const Language language = of("^(" + spellings_of_number(number) + ")$");
+    for (const char* text :
+         {"5", "5.0", "-5", "0.5", "0.50", "0", "-0", "0.00", "100", "100.0", "1", "10", "10.1", "5.5"})
+      EXPECT_EQ(language.matches(text), std::stod(number) == std::stod(text)) << number << " " << text;
   }
 }
 

@@ -96,12 +96,15 @@ Result<Language> multiples_of(const std::string& step, bool fractions) {
   return out;
 }
 
-std::string spellings_of_number(const std::string& number) {
-  const bool has_point = number.find('.') != std::string::npos;
-  std::string out;
-  for (const char c : number) out += c == '.' ? std::string("\\.") : std::string(1, c);
-  if (number.find_first_not_of("-0.") == std::string::npos) return "-?0(\\.0+)?";
-  return has_point ? out + "0*" : out + "(\\.0+)?";
+std::string spellings_of_number(std::string number) {
+  if (number.find('.') != std::string::npos) {
+    number.resize(number.find_last_not_of('0') + 1);
+    if (number.back() == '.') number.pop_back();
+  }
+  if (number.find_first_not_of("-0") == std::string::npos) return "-?0(\\.0+)?";
+  const size_t point = number.find('.');
+  if (point == std::string::npos) return number + "(\\.0+)?";
+  return number.replace(point, 1, "\\.") + "0*";
 }
 
 }  // namespace perigee

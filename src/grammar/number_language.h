@@ -15,6 +15,6 @@ namespace perigee {
 Result<Language> multiples_of(const std::string& step, bool fractions);
 
 // A regular expression of all texts of that number without an exponent.
-std::string spellings_of_number(const std::string& number);
+std::string spellings_of_number(std::string number);
 
 }  // namespace perigee

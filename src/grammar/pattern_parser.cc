@@ -16,6 +16,7 @@ using Node = PatternNode;
 const CodePoints kDigits = {{'0', '9'}};
 const CodePoints kWord = {{'0', '9'}, {'A', 'Z'}, {'_', '_'}, {'a', 'z'}};
 const CodePoints kSpace = {{'\t', '\r'}, {' ', ' '}};
+const CodePoints kBlanks = {{'\t', '\r'}, {0x1C, ' '}};  // Python's, the ASCII ones
 
 class Parser {
  public:
@@ -93,7 +94,14 @@ class Parser {
       value = static_cast<int32_t>(sum);
       return at > begin;
     };
-    if (!number(least)) return false;
+    if (!number(least)) {
+      // Python repeats up to n times, others match the characters.
+      size_t end = at + 1;
+      while (end < text_.size() && text_[end] >= '0' && text_[end] <= '9') ++end;
+      if (text_.substr(at).starts_with(",") && end < text_.size() && text_[end] == '}')
+        fail("a repetition without its least number is not supported: write {0,n}");
+      return false;
+    }
     most = least;
     if (at < text_.size() && text_[at] == ',') {
       ++at;
@@ -172,6 +180,7 @@ class Parser {
 
   CodePoints bracket() {
     const bool negated = take("^");
+    if (next_is(']')) fail("a ] at the beginning of a class is not supported: write \\]");
     CodePoints set;
     bool has_complement = false, has_class = false;
     const bool wide = wide_ && !negated;
@@ -199,9 +208,10 @@ class Parser {
     take("]");
     // The complement of an ASCII complement would gain what that one left out.
     if (negated && has_complement) fail("\\D, \\W and \\S in a negated class are not supported");
+    // Engines that know Unicode exclude its digits, letters and blanks with \d, \w and \s, Python U+001C to U+001F.
+    if (negated && has_class && !wide_) set.emplace_back(0x1C, 0x1F);
     set = normal(std::move(set));
     if (!negated) return set;
-    // Engines that know Unicode exclude its digits, letters and blanks with \d, \w and \s.
     return complement(set, has_class && !wide_ ? 0x7F : kLastCodePoint);
   }
 
@@ -233,7 +243,10 @@ class Parser {
         }
         value = value * 16 + static_cast<uint32_t>(digit);
       }
-      if (value >= 0xD800 && value <= 0xDFFF) fail("a surrogate");
+      if (value >= 0xD800 && value <= 0xDFFF) {
+        fail("a surrogate");
+        return {};
+      }
       at_ += 1 + digits;
       return {{value, value}};
     };
@@ -248,16 +261,19 @@ class Parser {
     switch (c) {
       case 'd': return set(also_others(kDigits, wide));
       case 'w': return set(also_others(kWord, wide));
-      case 's': return set(also_others(kSpace, wide));
+      case 's': return set(also_others(wide ? kBlanks : kSpace, wide));
       case 'D': return set(complement(kDigits, wide ? kLastCodePoint : 0x7F));
       case 'W': return set(complement(kWord, wide ? kLastCodePoint : 0x7F));
-      case 'S': return set(complement(kSpace, wide ? kLastCodePoint : 0x7F));
+      case 'S': return set(wide ? complement(kSpace) : complement(kBlanks, 0x7F));
       case 'n': return is('\n');
       case 'r': return is('\r');
       case 't': return is('\t');
       case 'f': return is('\f');
       case 'v': return is('\v');
-      case '0': return is(0);
+      case '0':
+        if (at_ + 1 >= text_.size() || text_[at_ + 1] < '0' || text_[at_ + 1] > '9') return is(0);
+        fail("octal is not supported");
+        return {};
       case 'x': return hex(2);
       case 'u': return hex(4);
       default: break;
