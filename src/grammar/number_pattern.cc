@@ -17,6 +17,7 @@ struct Scale {
 };
 constexpr Scale kScales[] = {{9, 1'000'000'000}, {3, 1'000}, {0, 1}};
 constexpr int64_t kLimit = 1'000'000'000'000'000;
+constexpr int64_t kMostDigits = 15;
 
 std::string digits_of(int64_t value, size_t width = 1) {
   std::string out;
@@ -67,8 +68,8 @@ void wholes(int64_t low, int64_t high, std::vector<std::string>& out) {
   std::string from = digits_of(low);
   if (high < 0) {
     between(from, std::string(from.size(), '9'), "", out);
-    out.push_back("[1-9]" + spell_repeat("[0-9]", static_cast<int64_t>(from.size()),
-                                         std::max<int64_t>(static_cast<int64_t>(from.size()), 15)));
+    const int64_t size = static_cast<int64_t>(from.size());
+    if (size < kMostDigits) out.push_back("[1-9]" + spell_repeat("[0-9]", size, kMostDigits - 1));
     return;
   }
   const std::string to = digits_of(high);
@@ -162,7 +163,7 @@ Bound bound_of(const std::string& text, const Scale& scale) {
 
 Result<std::string> number_pattern(const NumberRange& range) {
   if (!range.least && !range.most) {
-    const std::string integer = optional("-") + "(0|[1-9]" + spell_repeat("[0-9]", 0, 15) + ")";
+    const std::string integer = optional("-") + "(0|[1-9]" + spell_repeat("[0-9]", 0, kMostDigits - 1) + ")";
     if (range.integer) return integer;
     return integer + optional("\\." + spell_repeat("[0-9]", 1, 15)) +
            optional("[eE]" + optional("[+-]") + spell_repeat("[0-9]", 1, 2));
@@ -170,19 +171,24 @@ Result<std::string> number_pattern(const NumberRange& range) {
   for (const Scale& scale : kScales) {
     std::optional<int64_t> least, most;
     const bool last = scale.fraction == 0;
+    bool exact = true;
     if (range.least) {
       const Bound bound = bound_of(*range.least, scale);
       if (bound.too_large && (!last || bound.units > 0)) continue;
+      exact &= bound.exact;
       least = bound.too_large ? -kLimit + 1 : bound.units;
       if (!bound.too_large && (!bound.exact || range.above_least)) ++*least;
     }
     if (range.most) {
       const Bound bound = bound_of(*range.most, scale);
       if (bound.too_large && (!last || bound.units < 0)) continue;
+      exact &= bound.exact;
       most = bound.too_large ? kLimit - 1 : bound.units;
       if (!bound.too_large && bound.exact && range.below_most) --*most;
     }
-    if (least && most && *least > *most) break;
+    const bool excluded = least && most && *least > *most;
+    if (excluded && !range.integer && !exact) break;
+    if (excluded) return std::string();
     std::vector<std::string> out;
     if (!most || *most >= 0)
       unsigned_numbers(std::max<int64_t>(least.value_or(0), 0), most.value_or(-1), range.integer, scale, out);
@@ -192,10 +198,9 @@ Result<std::string> number_pattern(const NumberRange& range) {
       if (!least || -*least >= nearest) unsigned_numbers(nearest, least ? -*least : -1, range.integer, scale, below);
       if (!below.empty()) out.push_back("-" + any_of(below));
     }
-    if (out.empty()) break;
-    return any_of(out);
+    return out.empty() ? std::string() : any_of(out);
   }
-  return Error(Code::kBadInput, "no number is between the bounds, or they are 10^15 or more from 0");
+  return Error(Code::kBadInput, "its bounds are 10^15 or more from 0, or too close together to write a number between");
 }
 
 }  // namespace perigee

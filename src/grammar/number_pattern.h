@@ -17,7 +17,8 @@ struct NumberRange {
 };
 
 // In xgrammar's syntax. With a bound there are no exponents, and up to 9 digits after the point where bounds are below
-// 10^6, up to 3 below 10^12, none below 10^15. Errors: an empty range; a bound that fits none of these.
+// 10^6, up to 3 below 10^12, none below 10^15. Empty: no number is in the range. Errors: a
+// bound that fits none of these, bounds without a number of so many digits between them.
 Result<std::string> number_pattern(const NumberRange& range);
 
 }  // namespace perigee

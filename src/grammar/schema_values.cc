@@ -48,7 +48,7 @@ std::string SchemaRules::number(const Json& schema, bool integer, const std::str
   }
   auto pattern = number_pattern(range);
   if (!pattern.ok()) refuse(place, pattern.error().message);
-  return add_regex(*pattern);
+  return pattern->empty() ? "" : add_regex(*pattern);
 }
 
 // Numbers that are multiples of some, no multiples of others, or none of a list.
@@ -63,6 +63,7 @@ Language SchemaRules::other_numbers(const Json& schema, const NumberRange& range
   if (range.least || range.most) {
     auto pattern = number_pattern(range);
     if (!pattern.ok()) refuse(place, pattern.error().message);
+    if (pattern->empty()) return {};
     regex = *pattern;
   } else if (range.integer) {
     regex = "-?(0|[1-9][0-9]{0,14})";
@@ -82,7 +83,12 @@ Language SchemaRules::other_numbers(const Json& schema, const NumberRange& range
       also(settled(multiples_of(dump_json(step), false), "not").complement(), "not");
     }
   }
-  for (const Json& value : except_of(schema)) {
+  const Json::Array except = except_of(schema);
+  const bool excepts = std::any_of(except.begin(), except.end(), [](const Json& each) { return each.is_number(); });
+  // More digits than a double has would be read as a number without a fraction, or as one of the list.
+  if (schema.find(kFraction) != nullptr || excepts)
+    also(matching("-?([0-9]{1,15}|[0-9]{1,6}\\.[0-9]{1,9}|[0-9]{1,12}\\.[0-9]{1,3})"), "not");
+  for (const Json& value : except) {
     if (!value.is_number()) continue;
     if (dump_json(value).find('e') != std::string::npos)
       refuse(place + "/not", "a number with an exponent in it is not supported");
@@ -126,6 +132,7 @@ std::optional<std::vector<Json>> SchemaRules::listed_values(const Json& schema, 
   }
   std::vector<Json> out;
   for (const Json& value : candidates) {
+    check_time(place);
     const Obeys is = obeys(value, flat);
     if (is == Obeys::kUnknown) return std::nullopt;
     if (is == Obeys::kYes) out.push_back(value);
@@ -183,17 +190,19 @@ void SchemaRules::add_contained(const Json& schema, const Json& items, bool open
     out.most = 0;
     return;
   }
-  if (!open && low == 1) {  // one of the listed ones, the first that can
-    for (size_t i = 0; i < out.first.size(); ++i) {
+  // What obeys `contains` is evaluated, so unevaluatedItems is not asked.
+  const Json beside = schema.find("items") == nullptr ? Json(true) : items;
+  const std::string wanted = open && low > 0 ? rule_of(both(beside, contains), place + "/contains") : "";
+  if (wanted.empty() && low > 0) {
+    if (low > 1 && !out.first.empty())
+      refuse(place + "/minContains", "more than 1 is not supported where only items of prefixItems can be counted");
+    for (size_t i = 0; i < out.first.size(); ++i) {  // the first of the listed ones that can
       const std::string rule = rule_of(both(prefix->as_array()[i], contains), place + "/contains");
       if (rule.empty()) continue;
       out.first[i] = rule;
       out.least = std::max(out.least, static_cast<int64_t>(i) + 1);
       return;
     }
-  }
-  const std::string wanted = open && low > 0 ? rule_of(both(items, contains), place + "/contains") : "";
-  if (wanted.empty() && low > 0) {
     out.least = 1;
     out.most = 0;
     return;
@@ -234,7 +243,7 @@ std::string SchemaRules::array(const Json& schema, const std::string& place) {
   const bool open =
       (prefix == nullptr || items != nullptr || contains || out.least > listed) && (out.most < 0 || out.most > listed);
   if (open) out.more = items == nullptr ? any_value() : rule_of(*items, place + "/items");
-  if (contains) add_contained(schema, items == nullptr ? Json(true) : *items, !out.more.empty(), out, place);
+  if (contains) add_contained(schema, items == nullptr ? Json(true) : *items, open, out, place);
   return spell_items(out);
 }
 

@@ -32,6 +32,11 @@ NUMBERS = [
     {"type": "integer", "not": {"const": 0}, "minimum": -5, "maximum": 5}, {"type": "integer", "not": {"enum": [1, 2, 3]}},
     {"type": "number", "not": {"type": "integer"}}, {"type": "integer", "not": {"minimum": 10}},
     {"type": ["number", "string"], "minimum": 3, "maxLength": 2}, {"minimum": 5}, {"type": "integer", "minimum": 100, "maximum": 10**14},
+    {"type": "number", "minimum": 900000, "not": {"type": "integer"}}, {"type": "number", "minimum": 123456788, "not": {"const": 123456789}},
+    {"type": "number", "minimum": 4, "maximum": 6, "not": {"const": 5.0}}, {"type": "integer", "minimum": 4, "maximum": 6, "not": {"const": 5.0}},
+    {"type": "number", "multipleOf": 2.5, "minimum": 999999999}, {"type": "number", "minimum": 10**6, "maximum": 10**6 + 1, "not": {"type": "integer"}},
+    {"anyOf": [{"type": "string", "maxLength": 1}, {"type": "integer", "minimum": 5, "maximum": 3}]}, {"anyOf": [{"type": "null"}, {"type": "integer", "minimum": 3.2, "maximum": 3.8}]},
+    {"type": "integer", "minimum": 0, "maximum": 5, "if": {"minimum": 10}, "then": {"multipleOf": 2}}, {"type": ["number", "null"], "multipleOf": 2, "minimum": 5, "maximum": 3},
     {"type": "integer", "multipleOf": 12, "minimum": 1000, "maximum": 10**9}, {"type": "integer", "multipleOf": 1000000},
 ]
 TEXTS = [
@@ -57,6 +62,7 @@ TEXTS = [
     {"type": "string", "maxLength": 100000}, {"type": "string", "pattern": "^[a-z]*$", "maxLength": 50000}, {"type": "string", "minLength": 300},
     {"type": "string", "pattern": "^[A-Z]{2}[0-9]{2}[A-Z0-9]{1,30}$"}, {"type": "string", "pattern": "^(?:25[0-5]|2[0-4]\\d|1?\\d?\\d)(?:\\.(?:25[0-5]|2[0-4]\\d|1?\\d?\\d)){3}$"},
     {"type": "string", "pattern": "^[a-z0-9]+(?:-[a-z0-9]+)*$", "maxLength": 100}, {"type": "string", "pattern": "^[a-z]+@[a-z]+$", "maxLength": 128},
+    {"type": "string", "pattern": "^\\S$"}, {"type": "string", "pattern": "^[^\\s]$"}, {"type": "string", "pattern": "^[\\S\\d]{3}$"},
     {"type": "string", "minLength": 70, "not": {"const": "a"}}, {"type": "string", "pattern": "^(?!x)[a-z]{1,100}$"},
     {"type": "string", "pattern": "^[\\w.+-]+@[\\w-]+\\.[\\w.-]+$"}, {"type": "string", "pattern": "^https?://"}, {"type": "string", "pattern": "^(?!\\s*$).+"},
 ]
@@ -68,6 +74,8 @@ ARRAYS = [
     {"type": "array", "contains": {"type": "integer"}, "items": {"type": ["integer", "string"]}, "minItems": 3, "maxItems": 5},
     {"type": "array", "contains": {"type": "object", "required": ["id"]}, "minContains": 0}, {"contains": {"type": "null"}},
     {"type": "array", "prefixItems": [TEXT, WHOLE]}, {"type": "array", "prefixItems": [TEXT, WHOLE], "items": {"type": "boolean"}, "maxItems": 4},
+    {"type": "array", "contains": {"const": 1}, "unevaluatedItems": False}, {"type": "array", "prefixItems": [TEXT], "contains": {"const": 1}, "minContains": 2, "unevaluatedItems": {"type": "null"}},
+    {"type": "array", "contains": {"const": 1}, "maxContains": 2, "unevaluatedItems": {"type": "string"}}, {"type": "array", "prefixItems": [WHOLE, TEXT], "contains": {"const": "a"}, "items": WHOLE},
     {"type": "array", "prefixItems": [WHOLE], "contains": {"const": "z"}}, {"type": "array", "items": False}, {"type": "array", "items": True, "maxItems": 2},
     {"type": "array", "items": {}, "minItems": 1, "maxItems": 20000}, {"type": "array", "items": {"type": "null"}, "minItems": 20, "maxItems": 25},
     {"type": "array", "prefixItems": [TEXT, {"type": "null"}], "minItems": 2, "maxItems": 2},
