@@ -5,8 +5,10 @@
 #include <algorithm>
 #include <unordered_set>
 
+#include "grammar/schema_evaluated.h"
 #include "grammar/schema_keywords.h"
 #include "grammar/schema_merge.h"
+#include "grammar/schema_modern.h"
 #include "grammar/schema_negate.h"
 #include "grammar/schema_obeys.h"
 
@@ -54,121 +56,12 @@ int64_t weight(const Json& schema) {
   return sum;
 }
 
-const char* const kEvaluating[] = {
-    "properties", "patternProperties", "additionalProperties", "dependentSchemas", "anyOf", "oneOf", "prefixItems",
-    "items",      "contains"};
-
-// Whether unevaluatedProperties or unevaluatedItems means something else beside it.
-bool evaluates(const Json& schema) {
-  return std::any_of(std::begin(kEvaluating), std::end(kEvaluating),
-                     [&](const char* key) { return schema.find(key) != nullptr; });
-}
-
-// Whether any place of a schema speaks of what other keywords left unevaluated.
-bool speaks_of_unevaluated(const Json& in) {
-  if (in.is_array()) return std::any_of(in.as_array().begin(), in.as_array().end(), speaks_of_unevaluated);
-  if (!in.is_object()) return false;
-  return std::any_of(in.as_object().begin(), in.as_object().end(), [](const Json::Member& member) {
-    const bool closes = member.first == "unevaluatedProperties" || member.first == "unevaluatedItems";
-    return (closes && !(member.second == Json(true))) || speaks_of_unevaluated(member.second);
-  });
-}
-
-// Whether a part of a complement names properties or items that `beside` does not evaluate itself. A schema that a
-// value does not obey evaluates nothing, and once the two are one schema nobody can tell.
-bool evaluates_more(const Json& part, const Json& beside) {
-  if (!part.is_object()) return false;
-  const auto of_member = [&](const Json::Member& member) {
-    const auto& [key, value] = member;
-    const auto is_any = [key = std::string_view(key)](std::initializer_list<std::string_view> keys) {
-      return std::find(keys.begin(), keys.end(), key) != keys.end();
-    };
-    if (is_any({"allOf", "anyOf", "oneOf"}) && value.is_array())
-      return std::any_of(value.as_array().begin(), value.as_array().end(),
-                         [&](const Json& each) { return evaluates_more(each, beside); });
-    const Json *declared = beside.find("properties"), *items = beside.find("items");
-    if (key == "properties" && value.is_object() && beside.find("additionalProperties") == nullptr)
-      return std::any_of(value.as_object().begin(), value.as_object().end(), [&](const Json::Member& property) {
-        return declared == nullptr || declared->find(property.first) == nullptr;
-      });
-    if (is_any({"properties", "additionalProperties"})) return beside.find("additionalProperties") == nullptr;
-    if (is_any({"prefixItems", "items", "contains"})) return items == nullptr || items->is_array();
-    return is_any({"$ref", "$dynamicRef", "$recursiveRef", "allOf", "anyOf", "oneOf", "if", "patternProperties",
-                   "dependentSchemas", "dependencies", "unevaluatedProperties", "unevaluatedItems", "additionalItems"});
-  };
-  return std::any_of(part.as_object().begin(), part.as_object().end(), of_member);
-}
-
 const char* const kTypes[] = {"null", "boolean", "object", "array", "number", "string", "integer"};
 
 const char* const kConditions[] = {"if", "then", "else", "not"};
 
 bool is_condition(const std::string& key) {
   return std::any_of(std::begin(kConditions), std::end(kConditions), [&](const char* each) { return key == each; });
-}
-
-// The same in the words of draft 2020-12.
-Json modern(const Json& schema) {
-  Json out = schema;
-  const auto erase = [&](const char* key) {
-    std::erase_if(out.as_object(), [&](const Json::Member& member) { return member.first == key; });
-  };
-  const auto add = [&](const char* key, Json value) {  // beside what it says already
-    if (out.find(key) == nullptr) {
-      out.set(key, std::move(value));
-      return;
-    }
-    const Json* own = out.find("allOf");
-    Json::Array all = own == nullptr ? Json::Array{} : own->is_array() ? own->as_array() : Json::Array{*own};
-    all.emplace_back(Json::Object{{key, std::move(value)}});
-    out.set("allOf", Json(std::move(all)));
-  };
-  const auto rename = [&](const char* old, const char* now) {
-    const Json* value = out.find(old);
-    if (value == nullptr) return;
-    Json moved = *value;
-    erase(old);
-    add(now, std::move(moved));
-  };
-  if (const Json* items = out.find("items"); items != nullptr && items->is_array()) {
-    rename("items", "prefixItems");
-    rename("additionalItems", "items");
-  }
-  rename("$dynamicRef", "$ref");
-  rename("$recursiveRef", "$ref");
-  if (const Json* all = out.find("dependencies"); all != nullptr && all->is_object()) {
-    Json::Object names, schemas;
-    for (const auto& [name, needs] : all->as_object()) (needs.is_array() ? names : schemas).emplace_back(name, needs);
-    erase("dependencies");
-    if (!names.empty()) add("dependentRequired", Json(std::move(names)));
-    if (!schemas.empty()) add("dependentSchemas", Json(std::move(schemas)));
-  }
-  rename("dependencies", "dependentSchemas");  // which refuses what is no object
-  if (out.find("contains") == nullptr) {
-    erase("minContains");
-    erase("maxContains");
-  }
-  for (const auto& [exclusive, bound] :
-       {std::pair{"exclusiveMinimum", "minimum"}, std::pair{"exclusiveMaximum", "maximum"}}) {
-    const Json* flag = out.find(exclusive);
-    if (flag == nullptr || !flag->is_bool()) continue;
-    const bool excludes = flag->as_bool();
-    erase(exclusive);
-    if (excludes) rename(bound, exclusive);
-  }
-  return out;
-}
-
-bool is_modern(const Json& schema) {
-  for (const char* old : {"$dynamicRef", "$recursiveRef", "dependencies"})
-    if (schema.find(old) != nullptr) return false;
-  if (schema.find("contains") == nullptr &&
-      (schema.find("minContains") != nullptr || schema.find("maxContains") != nullptr))
-    return false;
-  for (const char* bound : {"exclusiveMinimum", "exclusiveMaximum"})
-    if (const Json* value = schema.find(bound); value != nullptr && value->is_bool()) return false;
-  const Json* items = schema.find("items");
-  return items == nullptr || !items->is_array();
 }
 
 }  // namespace
