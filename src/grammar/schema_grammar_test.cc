@@ -153,6 +153,13 @@ TEST(SchemaGrammar, RefusesByPlace) {
   }
 }
 
+TEST(SchemaGrammar, ManyBranchesBesideLongAnnotations) {
+  std::string schema = R"({"title":")" + std::string(150'000, 't') + R"(","anyOf":[{"const":0})";
+  for (int i = 1; i < 1000; ++i) schema += fmt::format(R"(,{{"const":{}}})", i);
+  const auto made = schema_grammar(schema + "]}");
+  EXPECT_TRUE(made.ok()) << made.error().message;
+}
+
 TEST(SchemaGrammar, HostileSchemasAreRefusedSoon) {
   std::string deep;
   for (int i = 0; i < 100'000; ++i) deep += R"({"items":)";
@@ -180,7 +187,7 @@ TEST(SchemaGrammar, HostileSchemasAreRefusedSoon) {
   const std::string values_twice = R"({"allOf":[{"enum":)" + twice + R"(]},{"enum":)" + twice + R"(,""]}]})";
   const std::string long_name =
       R"({"properties":{")" + std::string(60'000, 'n') + R"(":{}},"additionalProperties":true})";
-  std::string titles = R"({"title":")" + std::string(150'000, 't') + R"(","anyOf":[{"const":0})";
+  std::string titles = R"({"x-title":")" + std::string(150'000, 't') + R"(","anyOf":[{"const":0})";
   for (int i = 1; i < 1000; ++i) titles += fmt::format(R"(,{{"const":{}}})", i);
   for (const std::string& schema :
        {deep, titles + "]}", values + "]}", doubling, wide, growing, branches + "]}", values_twice, long_name,

@@ -60,6 +60,11 @@ const char* const kTypes[] = {"null", "boolean", "object", "array", "number", "s
 
 const char* const kConditions[] = {"if", "then", "else", "not"};
 
+// What forbids nothing is not copied into each branch: $defs and texts may be long.
+bool is_carried(const std::string& key) {
+  return key == "$id" || !is_annotation(key);
+}
+
 bool is_condition(const std::string& key) {
   return std::any_of(std::begin(kConditions), std::end(kConditions), [&](const char* each) { return key == each; });
 }
@@ -368,7 +373,7 @@ std::string SchemaRules::branches(const Json& schema, const char* key, const std
   const Json::Array& parts = listed.as_array();
   Json rest(Json::Object{});
   for (const auto& [name, value] : schema.as_object())
-    if (name != key) rest.as_object().emplace_back(name, value);
+    if (name != key && is_carried(name)) rest.as_object().emplace_back(name, value);
   std::vector<Json> flat, whole;
   for (size_t i = 0; i < parts.size(); ++i) {
     const int64_t before = num_complements_;
@@ -431,7 +436,7 @@ std::string SchemaRules::dependents(const Json& schema, const std::string& place
   if (!all.is_object()) refuse(place + "/" + key, "expected an object");
   Json rest(Json::Object{});
   for (const auto& [name, value] : schema.as_object())
-    if (name != key) rest.as_object().emplace_back(name, value);
+    if (name != key && is_carried(name)) rest.as_object().emplace_back(name, value);
   if (all.as_object().empty()) return rule_of(rest, place);
   const auto& [property, needs] = all.as_object().front();
   Json::Object left(all.as_object().begin() + 1, all.as_object().end());
