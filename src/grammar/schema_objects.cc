@@ -163,7 +163,7 @@ std::string SchemaRules::pattern_members(const Json& schema, const std::vector<s
       those = settled(those.intersected(in ? one : one.complement()));
       if (!in) continue;
       values.push_back(value);
-      where = place + "/patternProperties/" + pattern;
+      where = fmt::format("{}/patternProperties/{}", place, pattern);
     }
     if (those.is_empty() || (values.empty() && closed == nullptr)) continue;
     const Json value = values.empty()       ? *closed
