@@ -133,10 +133,11 @@ def test_drafts(server, tmp_path, flags, role):
         assert gauge(pair.decode.get("/metrics")[1], "vllm:spec_decode_num_accepted_tokens_total") > 0
 
 
-def test_another_draft_is_another_cache(tmp_path):
-    with PairProcess(PROGRAM, FOLDER, COMMON, [], drafting(), log_folder=str(tmp_path)) as pair:
+@pytest.mark.parametrize("flags, named", [(drafting(), "speculative-config"), (["-q", "int8_per_channel_weight_only"], "-int8")])
+def test_another_draft_or_precision_is_another_cache(tmp_path, flags, named):
+    with PairProcess(PROGRAM, FOLDER, COMMON, [], flags, log_folder=str(tmp_path)) as pair:
         status, reply = pair.post("/v1/completions", body(questions(1)[0]))
-        assert status == 500 and "speculative-config" in reply["error"]["message"], reply
+        assert status == 500 and named in reply["error"]["message"], reply
 
 
 def test_a_client_that_leaves_leaves_nothing_held(pair):
