@@ -92,8 +92,7 @@ Status Handovers::check_peer(const RemotePrefix& remote) const {
   if (!has_lease_tag(config_.secret, remote))
     return bad_input(
         "kv_transfer_params: remote_tag does not fit: pass on what the prefill server has replied as it is; both "
-        "servers need "
-        "the same --kv-secret-file",
+        "servers need the same --kv-secret-file",
         "kv_transfer_params");
   const auto& peers = config_.peers;
   if (!peers.empty() && std::find(peers.begin(), peers.end(), remote.peer) == peers.end())

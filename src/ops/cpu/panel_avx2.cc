@@ -3,6 +3,7 @@
 #include <initializer_list>
 
 #include "ops/cpu/panel_kernels.h"
+#include "ops/cpu/panel_rows.h"
 
 namespace perigee::cpu {
 namespace {
@@ -171,7 +172,6 @@ void multiply_int4_rows(const PanelJob& job, const uint16_t* a, int64_t m, int64
   }
 }
 
-using RowsBody = void (*)(const PanelJob& job, const uint16_t* a, int64_t m, int64_t row);
 template <typename Weight>
 constexpr RowsBody kRows[kRowsAtOnce] = {multiply_rows<1, Weight>, multiply_rows<2, Weight>};
 template <bool kExpanded>
@@ -230,17 +230,6 @@ void expand_int8_numbers(const PanelJob& job) {
       return _mm256_srli_epi32(_mm256_castps_si256(_mm256_cvtepi32_ps(numbers)), 16);
     };
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(job.tiles + i), join(eight(job.b + i), eight(job.b + i + 8)));
-  }
-}
-
-void multiply_by(const RowsBody* bodies, const PanelJob& job) {
-  for (int64_t row = 0; row < job.rows;) {
-    const int64_t tile = row / kTileRows, in_tile = row % kTileRows;
-    const int64_t m = job.rows - tile * kTileRows < kTileRows ? job.rows - tile * kTileRows : kTileRows;
-    const int64_t rows = m - in_tile < kRowsAtOnce ? m - in_tile : kRowsAtOnce;
-    const uint16_t* a = job.a + tile * job.a_stride + (job.k_begin * m + in_tile) * kTileK;
-    bodies[rows - 1](job, a, m, row);
-    row += rows;
   }
 }
 

@@ -5,6 +5,7 @@
 #include <initializer_list>
 
 #include "ops/cpu/panel_kernels.h"
+#include "ops/cpu/panel_rows.h"
 
 namespace perigee::cpu {
 namespace {
@@ -160,7 +161,6 @@ void multiply_int4_rows(const PanelJob& job, const uint16_t* a, int64_t m, int64
 
 constexpr int64_t kRowsAtOnce = 8;  // 16 accumulators: enough to hide the latency of additions, and not spilled
 
-using RowsBody = void (*)(const PanelJob& job, const uint16_t* a, int64_t m, int64_t row);
 template <typename Weight>
 constexpr RowsBody kRows[kRowsAtOnce] = {multiply_rows<1, Weight>, multiply_rows<2, Weight>, multiply_rows<3, Weight>,
                                          multiply_rows<4, Weight>, multiply_rows<5, Weight>, multiply_rows<6, Weight>,
@@ -185,17 +185,6 @@ void expand_int4_numbers(const PanelJob& job) {
         w1 = _mm512_srli_epi16(w1, 4);
       }
     }
-  }
-}
-
-void multiply_by(const RowsBody* bodies, const PanelJob& job) {
-  for (int64_t row = 0; row < job.rows;) {
-    const int64_t tile = row / kTileRows, in_tile = row % kTileRows;
-    const int64_t m = job.rows - tile * kTileRows < kTileRows ? job.rows - tile * kTileRows : kTileRows;
-    const int64_t rows = m - in_tile < kRowsAtOnce ? m - in_tile : kRowsAtOnce;
-    const uint16_t* a = job.a + tile * job.a_stride + (job.k_begin * m + in_tile) * kTileK;
-    bodies[rows - 1](job, a, m, row);
-    row += rows;
   }
 }
 
