@@ -5,6 +5,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <deque>
+#include <exception>
 #include <list>
 #include <mutex>
 #include <new>
@@ -185,6 +186,8 @@ GrammarCompiler::Impl::Compiled GrammarCompiler::Impl::compile_if_memory(const G
     return compile(spec, bytes);
   } catch (const std::bad_alloc&) {
     return Error(Code::kUnavailable, "not enough memory to compile it");
+  } catch (const std::exception& error) {
+    return bad_input(fmt::format("it cannot be compiled: {}", error.what()));
   }
 }
 

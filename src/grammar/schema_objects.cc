@@ -141,8 +141,6 @@ std::string SchemaRules::quoted(const Language& names) {
 std::string SchemaRules::pattern_members(const Json& schema, const std::vector<std::string>& declared,
                                          const std::string& place) {
   const Json::Object& patterns = schema.find("patternProperties")->as_object();
-  constexpr size_t kMostPatterns = 6;
-  if (patterns.size() > kMostPatterns) refuse(place + "/patternProperties", "at most 6 patterns are supported");
   check_names(declared, place);
   const auto settled = [&](Result<Language> made) {
     if (!made.ok()) refuse(place + "/patternProperties", made.error().message);
@@ -260,7 +258,13 @@ SchemaRules::Members SchemaRules::members_of(const Json& schema, const std::stri
   const std::vector<std::string> absent = absent_of(schema);
   const Json* patterns = schema.find("patternProperties");
   const Json* names = schema.find("propertyNames");
+  // Each name meets each pattern.
+  constexpr size_t kMostPatterns = 6, kMostMembers = 2000;
+  if (patterns != nullptr && patterns->as_object().size() > kMostPatterns)
+    refuse(place + "/patternProperties", "at most 6 patterns are supported");
+  if (declared.size() > kMostMembers) refuse(place + "/properties", "more than 2,000 properties");
   for (size_t i = 0; i < declared.size(); ++i) {
+    check_time(place);
     auto& [name, value] = declared[i];
     bool is_other = i >= num_properties;  // what neither properties nor patternProperties speaks of
     const std::string where = fmt::format("{}/properties/{}", place, name);
@@ -347,7 +351,6 @@ std::string SchemaRules::object(const Json& schema, const std::string& place) {
     }
   }
   if (members.least <= needed) members.least = 0;
-  if (members.declared.size() > 2000) refuse(place + "/properties", "more than 2,000 properties");
   const bool counted = members.least > 0 || members.most >= 0;
   if (counted && members.declared.size() > 64) refuse(place + "/maxProperties", "supported for up to 64 properties");
   const std::string inside = members_from(members, 0, 0);

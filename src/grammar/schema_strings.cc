@@ -107,7 +107,6 @@ Language SchemaRules::language_of(const Json& schema, const std::string& place) 
     if (!made.ok()) refuse(place + "/" + key, made.error().message);
     return *std::move(made);
   };
-  check_time(place);
   const auto texts = [&](const char* key) {
     std::vector<std::string> out;
     const Json* listed = schema.find(key);
@@ -120,7 +119,10 @@ Language SchemaRules::language_of(const Json& schema, const std::string& place) 
     return out;
   };
   Language out = Language::all();
-  const auto also = [&](const Language& other, const char* key) { out = settled(out.intersected(other), key); };
+  const auto also = [&](const Language& other, const char* key) {
+    check_time(place);
+    out = settled(out.intersected(other), key);
+  };
   for (const char* key : {"pattern", kPatterns})
     for (const std::string& each : texts(key))
       also(settled(Language::of_pattern(each, Reading::kNarrow), "pattern"), "pattern");

@@ -57,7 +57,6 @@ Language SchemaRules::other_numbers(const Json& schema, const NumberRange& range
     if (!made.ok()) refuse(place + "/" + key, made.error().message);
     return *std::move(made);
   };
-  check_time(place);
   // With bounds there are no exponents, and with large ones no digits after the point.
   std::string regex = "-?(0|[1-9][0-9]{0,8})(\\.[0-9]{1,9})?";
   if (range.least || range.most) {
@@ -69,7 +68,10 @@ Language SchemaRules::other_numbers(const Json& schema, const NumberRange& range
     regex = "-?(0|[1-9][0-9]{0,14})";
   }
   Language out = settled(Language::of_pattern("^(" + regex + ")$", Reading::kNarrow), "minimum");
-  const auto also = [&](const Language& other, const char* key) { out = settled(out.intersected(other), key); };
+  const auto also = [&](const Language& other, const char* key) {
+    check_time(place);
+    out = settled(out.intersected(other), key);
+  };
   const auto matching = [&](const std::string& regex) {
     return settled(Language::of_pattern("^" + regex + "$", Reading::kNarrow), "not");
   };
