@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "control/faults.h"
+#include "exec/mask_box.h"
 
 namespace perigee::sim {
 
@@ -155,6 +156,10 @@ void Harness::give_masks() {
   for (Flight& flight : flights_) {
     if (flight.plan.step != *step) continue;
     flight.awaits_masks = false;
+    MaskCursor cursor(*masks);  // as ranks read them: in the order of the plan's rows
+    for (const PlanRow& row : flight.plan.rows)
+      if (row.masked) cursor.of(row.slot);
+    cursor.check_end();
     counts_.masks_missing += std::count_if(flight.plan.rows.begin(), flight.plan.rows.end(),
                                            [&](const PlanRow& row) { return row.masked; }) -
                              std::ssize(jobs);
