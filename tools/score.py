@@ -159,6 +159,7 @@ def table(arguments, rows):
 def ask_all(arguments, rows, flags):
     """-> [right, asked] by kind."""
     totals, begin, done = {}, time.monotonic(), 0
+    FAILURES.clear()
     flags = [*flags, *arguments.flags.split()]
     if arguments.prefill is None and arguments.decode is None:
         process = ServerProcess(arguments.program, arguments.model, flags)

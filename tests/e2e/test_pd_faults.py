@@ -1,6 +1,6 @@
 """What fails between a prefill and a decode server: never a wrong reply, nothing stays held, and both serve on.
 
-Leases last 4 s here instead of 30, and all waits for a peer follow from that.
+Leases are short here, and all waits for a peer follow from that.
 """
 import concurrent.futures
 import contextlib
