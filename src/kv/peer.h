@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "kv/lease_table.h"
 
@@ -19,8 +20,13 @@ class Peer {
   // LeaseTable's words, of the other node's table.
   virtual Status open(const LeaseName& lease, std::span<const int32_t> tokens, int32_t num_blocks) = 0;
   virtual Status read(const LeaseName& lease, UnitRange units, std::span<uint8_t> out) = 0;
+  // The units' bytes into pages of this node: by read(), where the carrier has no shorter way.
+  virtual Status pull(const LeaseName& lease, UnitRange units, const PageStore& store, const UnitPages& to);
   virtual Status extend(const LeaseName& lease) = 0;
   virtual Status release(const LeaseName& lease) = 0;
+
+ private:
+  std::vector<uint8_t> staging_;  // of pull()
 };
 
 // A way to the node of that name, once both have found that they have the same CacheShape.

@@ -79,7 +79,7 @@ class TransferLane {
   std::optional<Job> next_errand(Lock& lock);
   Status perform(const Job& job, std::unique_ptr<Peer>& peer);
   Status pull(const Prepared& what, Peer& peer);
-  Status pull_group(const Prepared& what, UnitRange units, Peer& peer, std::vector<uint8_t>& staging);
+  Status pull_group(const Prepared& what, UnitRange units, Peer& peer);
   void finish_pull(const Job& job, const Status& status, bool reached, double seconds);
   void finish_errand(const Job& job, const Status& status, bool reached);
 
