@@ -210,11 +210,18 @@ def through(fields, port):
 @pytest.mark.parametrize("share", [0, 0.05, 1e-4, 2e-6])
 def test_damaged_bytes(servers, prompts, share):
     rng = random.Random(7)
+    gap = 1000  # bytes that pass before the next one is damaged
+    num_damaged = 0
 
     def damage(data):
-        for at in range(len(data)) if share > 1e-3 else rng.sample(range(len(data)), min(len(data), int(share * len(data) + rng.random()))):
-            if share <= 1e-3 or rng.random() < share:
-                data[at] ^= rng.randrange(1, 256)
+        nonlocal gap, num_damaged
+        at = 0
+        while share > 0 and at + gap < len(data):
+            at += gap
+            data[at] ^= rng.randrange(1, 256)
+            num_damaged += 1
+            gap = 1 + int(rng.expovariate(share))
+        gap -= len(data) - at
         return data
 
     middle = Middle(servers.lease(prompts[0][0])["kv_transfer_params"]["remote_port"], damage)
@@ -224,23 +231,39 @@ def test_damaged_bytes(servers, prompts, share):
         assert tokens in (wanted, None)
         outcomes.append(tokens is not None)
     middle.listener.close()
+    assert (num_damaged > 0) == (share > 0)
     assert share > 0 or all(outcomes)
+    assert share == 0 or not all(outcomes), "a damaged byte was not seen"
     assert share < 0.01 or not any(outcomes)
     expect_served(servers, prompts)
 
 
 def test_a_connection_that_is_cut(servers, prompts):
-    for num_bytes in (10, 100, 300, 1000, 5000, 50000, 200000):
+    passed = 0
+
+    def counted(data):
+        nonlocal passed
+        passed += len(data)
+        return data
+
+    def through_middle(change):
+        fields = servers.lease(prompts[0][0])
+        middle = Middle(fields["kv_transfer_params"]["remote_port"], change)
+        tokens = servers.decoded(prompts[0][0], through(fields, middle.port))
+        middle.listener.close()
+        return tokens
+
+    assert through_middle(counted) == prompts[0][1]
+    whole = passed
+    for num_bytes in (10, 100, 300, 1000, 5000, whole // 2, whole * 9 // 10):
         left = [num_bytes]
 
         def cut(data):
             left[0] -= len(data)
             return data if left[0] > 0 else None
 
-        fields = servers.lease(prompts[0][0])
-        middle = Middle(fields["kv_transfer_params"]["remote_port"], cut)
-        assert servers.decoded(prompts[0][0], through(fields, middle.port)) in (prompts[0][1], None)
-        middle.listener.close()
+        assert through_middle(cut) is None, f"cut after {num_bytes} of {whole} bytes"
+        assert left[0] <= 0
     expect_served(servers, prompts)
 
 
