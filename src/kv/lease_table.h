@@ -16,14 +16,10 @@
 #include "base/clock.h"
 #include "base/result.h"
 #include "base/thread.h"
+#include "kv/counts.h"
 #include "kv/page_store.h"
 
 namespace perigee {
-
-struct LeaseCounts {
-  int64_t granted = 0, released = 0, expired = 0, refused_reads = 0, bytes = 0;
-  int64_t held = 0;  // now
-};
 
 class LeaseTable {
  public:

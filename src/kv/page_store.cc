@@ -22,6 +22,10 @@ Status check_same(const CacheShape& here, const CacheShape& there) {
   if (here.draft != there.draft) return differ("speculative-config", here.draft, there.draft);
   if (here.deterministic != there.deterministic)
     return differ("deterministic", here.deterministic, there.deterministic);
+  if (here.lease_ms != there.lease_ms)
+    return bad_input(fmt::format("the peer's kv_lease_duration is {:g} s, here it is {:g} s: both sides need the same",
+                                 static_cast<double>(there.lease_ms) / 1000, static_cast<double>(here.lease_ms) / 1000),
+                     "kv_lease_duration");
   if (here.block_bytes != there.block_bytes) return differ("block size", here.block_bytes, there.block_bytes);
   if (here.state_layers != there.state_layers)
     return differ("number of recurrent layers", here.state_layers, there.state_layers);

@@ -38,6 +38,7 @@ struct CacheShape {
   int64_t state_layers = 0, state_heads = 0, state_unit_bytes = 0;
   std::string draft;           // digest of the draft whose cache lies in the blocks; empty: none
   bool deterministic = false;  // else both may have computed in other forms
+  int64_t lease_ms = 0;        // of a lease that nobody extends: its reader must extend it in time
 
   int64_t unit_bytes(UnitGroup group) const { return group == UnitGroup::kBlocks ? block_bytes : state_unit_bytes; }
   int32_t state_units() const { return static_cast<int32_t>(state_layers * state_heads); }

@@ -122,6 +122,7 @@ TEST(CacheShape, TheFirstDifferenceIsNamed) {
   EXPECT_EQ(field_of([](CacheShape& s) { s.numbers = "fp8"; }), "kv-cache-dtype");
   EXPECT_EQ(field_of([](CacheShape& s) { s.draft = "d"; }), "speculative-config");
   EXPECT_EQ(field_of([](CacheShape& s) { s.deterministic = true; }), "deterministic");
+  EXPECT_EQ(field_of([](CacheShape& s) { s.lease_ms = 1000; }), "kv_lease_duration");
   EXPECT_EQ(field_of([](CacheShape& s) { s.block_bytes = 65; }), "block size");
   EXPECT_EQ(field_of([](CacheShape& s) { s.state_heads = 8; }), "number of heads of a recurrent layer");
   EXPECT_EQ(field_of([](CacheShape& s) { std::swap(s.state_heads, s.state_layers); }), "number of recurrent layers");

@@ -31,7 +31,7 @@ Status Peer::pull(const LeaseName& lease, UnitRange units, const PageStore& stor
 }
 
 Connect connect_in_process(LeaseTable& table) {
-  return [&table](const std::string&, const CacheShape& here) -> Result<std::unique_ptr<Peer>> {
+  return [&table](const std::string&, const CacheShape& here, const std::stop_token&) -> Result<std::unique_ptr<Peer>> {
     RETURN_IF_ERROR(check_same(here, table.shape()));
     return std::unique_ptr<Peer>(std::make_unique<InProcess>(table));
   };

@@ -6,6 +6,7 @@
 
 #include <functional>
 #include <memory>
+#include <stop_token>
 #include <string>
 #include <vector>
 
@@ -29,8 +30,10 @@ class Peer {
   std::vector<uint8_t> staging_;  // of pull()
 };
 
-// A way to the node of that name, once both have found that they have the same CacheShape.
-using Connect = std::function<Result<std::unique_ptr<Peer>>(const std::string& peer, const CacheShape& here)>;
+// A way to the node of that name, once both have found that they have the same CacheShape. A stop ends whatever is
+// waited for, then and later, with an error.
+using Connect =
+    std::function<Result<std::unique_ptr<Peer>>(const std::string& peer, const CacheShape& here, std::stop_token stop)>;
 
 // To a table of this process, whatever the peer's name. `table` outlives what it makes.
 Connect connect_in_process(LeaseTable& table);

@@ -11,14 +11,6 @@
 
 namespace perigee {
 
-TransferCounts& TransferCounts::operator+=(const TransferCounts& other) {
-  arrived += other.arrived;
-  failed += other.failed;
-  bytes += other.bytes;
-  seconds += other.seconds;
-  return *this;
-}
-
 TransferLane::TransferLane(const TransferParts& parts, std::string peer)
     : parts_(parts), peer_(std::move(peer)), used_s_(system_clock().now_s()) {
   try {
@@ -156,7 +148,7 @@ void TransferLane::run(bool pulls) {
 
 Status TransferLane::perform(const Job& job, std::unique_ptr<Peer>& peer) {
   if (!peer) {
-    ASSIGN_OR_RETURN(peer, parts_.connect(peer_, parts_.shape));
+    ASSIGN_OR_RETURN(peer, parts_.connect(peer_, parts_.shape, parts_.stop.get_token()));
   }
   const LeaseName& lease = job.what.remote.lease;
   switch (job.kind) {
