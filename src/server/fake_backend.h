@@ -56,6 +56,7 @@ class FakeBackend : public Backend {
   void release(const RemotePrefix& remote) override {
     const std::lock_guard lock(mutex_);
     released.push_back(remote);
+    ++num_released;
   }
 
   EngineStats stats() const override {
@@ -97,10 +98,7 @@ class FakeBackend : public Backend {
 
   std::vector<EngineRequest> submitted;
   std::vector<RemotePrefix> released;
-  size_t num_released() const {
-    const std::lock_guard lock(mutex_);
-    return released.size();
-  }
+  std::atomic<size_t> num_released{0};
   std::atomic<double> stalled_s{0};
   std::atomic<bool> lost{false};
   mutable std::atomic<int> looks{0}, looks_before_cancel{0};  // how often stats() was asked for; the newest cancel

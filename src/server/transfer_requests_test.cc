@@ -74,12 +74,12 @@ TEST_F(TransferRequests, ARequestThatIsRefusedBeforeTheEngineLetsItsLeaseGo) {
                           R"("prompt":"x","max_tokens":1,"structured_outputs":{"choice":["yes","no"]})"}) {
     EXPECT_GE(post(kCompletions, str_cat("{", bad, ",", lease, "}")).status, 400) << bad;
     ++num_released;
-    EXPECT_TRUE(eventually([&] { return backend_->num_released() == num_released; })) << bad;
+    EXPECT_TRUE(eventually([&] { return backend_->num_released == num_released; })) << bad;
   }
   EXPECT_EQ(backend_->submitted.size(), num_submitted);
   EXPECT_EQ(backend_->released.back().peer, "10.0.0.1:5600");
   EXPECT_EQ(post(kCompletions, str_cat(R"({"prompt":"x",)", lease, "}")).status, 200);
-  EXPECT_EQ(backend_->num_released(), num_released) << "of one that the engine has, the engine lets go";
+  EXPECT_EQ(backend_->num_released, num_released) << "of one that the engine has, the engine lets go";
 }
 
 TEST_F(TransferRequests, AFullServerLetsLeasesGo) {
@@ -92,7 +92,7 @@ TEST_F(TransferRequests, AFullServerLetsLeasesGo) {
   EXPECT_TRUE(eventually([&] { return backend_->running() == 1; }));
   const std::string body = str_cat(R"({"prompt":"x","kv_transfer_params":)", dump_json(params), "}");
   EXPECT_EQ(post(kCompletions, body).status, 429);
-  EXPECT_TRUE(eventually([&] { return backend_->num_released() == 1; }));
+  EXPECT_TRUE(eventually([&] { return backend_->num_released == 1; }));
   backend_->release();
   first.join();
 }
