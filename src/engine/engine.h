@@ -31,6 +31,7 @@ struct HandoverConfig {
   int64_t piece_bytes = 4 << 20;                 // of one read from another node
   std::string secret = {};                       // which all nodes know: shows whose leases are to be believed
   std::vector<std::string> peers = {};           // "host:port", the only ones whose leases are taken; none: any
+  std::vector<std::string> backends = {};        // carriers that may be used, the preferred one first; none: as built
   // Where it is asked for leases over TCP, by an address that other nodes can reach; port 0: any.
   struct Address {
     std::string host;
