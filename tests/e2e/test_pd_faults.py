@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 import hmac
 import json
+import os
 import random
 import signal
 import socket
@@ -24,12 +25,36 @@ LEASE_S = 8
 SECRET = "a test's secret, known to all"
 
 
-def start(role, log, *more):
+SOAK = "PERIGEE_SOAK" in os.environ
+
+
+def flags_of(role, *more):
     config = {"kv_connector": "NixlConnector", "kv_role": role, "kv_connector_extra_config": {"kv_lease_duration": LEASE_S}}
-    server = ServerProcess(PROGRAM, FOLDER, [*COMMON, "--deterministic", "--kv-secret", SECRET, "--kv-transfer-config", json.dumps(config),
-                                             "--kv-side-channel-port", "0", *more], str(log))
+    return [*COMMON, "--deterministic", "--kv-secret", SECRET, "--kv-transfer-config", json.dumps(config), "--kv-side-channel-port", "0", *more]
+
+
+def start(role, log, *more):
+    server = ServerProcess(PROGRAM, FOLDER, flags_of(role, *more), str(log))
     server.wait_ready()
     return server
+
+
+class CrampedServer(ServerProcess):
+    """Its log may grow to some KiB: writes to it fail from then on, as on a full disk."""
+
+    LIMIT_KIB = 8
+
+    def __init__(self, role, log):
+        self.model = os.path.basename(FOLDER)
+        self.log_path = str(log)
+        self.start(["bash", "-c", f'ulimit -f {self.LIMIT_KIB} && exec "$@"', "bash", PROGRAM, "serve", FOLDER, "--port", "0", *flags_of(role)], self.log_path)
+        self.wait_ready()
+
+    def fill(self):
+        deadline = time.monotonic() + 60
+        while os.path.getsize(self.log_path) < self.LIMIT_KIB << 10:
+            assert time.monotonic() < deadline
+            self.post("/v1/completions", {"prompt": "a line of the log", "max_tokens": 1})
 
 
 class Servers:
@@ -159,6 +184,38 @@ def test_servers_that_stand_still(servers, prompts):
             servers.wait_no_lease()
         assert reply.result(60) is None
     expect_served(servers, prompts)
+
+
+@pytest.mark.skipif(not SOAK, reason="minutes")
+def test_a_minute_without_either_server(servers, prompts):
+    prompt, _ = prompts[0]
+    for which in ("prefill", "decode"):
+        fields = servers.lease(prompt)
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            with standing_still(getattr(servers, which)):
+                reply = pool.submit(servers.decoded, prompt, fields)
+                time.sleep(60)
+            assert reply.result(60) is None, which
+        expect_served(servers, prompts)
+
+
+def test_a_full_disk_stops_nobody(servers, prompts, tmp_path):
+    """Of what these servers write to files only the log goes on while they serve."""
+    usual = servers.prefill, servers.decode
+    cramped = [CrampedServer(role, tmp_path / role) for role in ("kv_producer", "kv_consumer")]
+    servers.prefill, servers.decode = cramped
+    try:
+        for server in cramped:
+            server.fill()
+        expect_served(servers, prompts)
+        # What is told of a failure is lost, and nothing else.
+        assert servers.decoded(prompts[0][0], through(servers.lease(prompts[0][0]), 9)) is None, "nobody is at that port"
+        expect_served(servers, prompts)
+        assert all(os.path.getsize(server.log_path) == server.LIMIT_KIB << 10 for server in cramped)
+    finally:
+        servers.prefill, servers.decode = usual
+        codes = [server.stop() for server in reversed(cramped)]
+    assert codes == [0, 0]
 
 
 class Middle(threading.Thread):
