@@ -270,7 +270,7 @@ const RestChart::Waiting& RestChart::settled(int32_t rule, int32_t row) {
 }
 
 RestChart::Waiting RestChart::sum_up(int32_t rule, int32_t row) {
-  Waiting sum{rule, {1 << 28, 0}, -1, 1};
+  Waiting sum{rule, {1 << 28, 0}, -1, {1, 1}};
   bool all_known = true;
   const auto states = rule_id_to_completable_states_[row];
   for (int32_t i = 0; i < states.size(); ++i) {
@@ -278,27 +278,29 @@ RestChart::Waiting RestChart::sum_up(int32_t rule, int32_t row) {
     if (awaited != rule) continue;
     const int32_t own = distances_.after_child(state, rule);
     Rest beyond{0, 0};
-    uint64_t waits = 1;
+    Place waits{1, 1};
     if (state.rule_start_pos >= 0) {
       // By value: a call for the same row adds to it.
       const Waiting next = settled(state.rule_id, state.rule_start_pos);
       beyond = next.rest;
       waits = next.what;
     }
-    all_known = all_known && waits != kUnknown && state.budget_deadline < 0 && state.char_budget_deadline < 0;
-    sum.what += hash_of(state, waits);  // in any order
+    all_known = all_known && !is_unknown(waits) && state.budget_deadline < 0 && state.char_budget_deadline < 0;
+    const Place hash = hash_of(state, waits);  // summed up in any order
+    sum.what.for_short += hash.for_short;
+    sum.what.for_long += hash.for_long;
     if (own + beyond.least < sum.rest.least) {
       sum.rest.least = own + beyond.least;
       sum.via = i;
     }
     sum.rest.most = std::max(sum.rest.most, own + beyond.most);
   }
-  if (!all_known || sum.what == kUnknown) sum.what = kUnknown;
+  if (!all_known) sum.what = kUnknown;
   return sum;
 }
 
-uint64_t RestChart::what_waits(int32_t rule, int32_t row) const {
-  if (row < 0) return 1;
+RestChart::Place RestChart::what_waits(int32_t rule, int32_t row) const {
+  if (row < 0) return {1, 1};
   for (const Waiting& known : waiting_[row])
     if (known.rule == rule) return known.what;
   return kUnknown;
@@ -315,22 +317,31 @@ uint64_t mixed(uint64_t hash, uint64_t value) {  // splitmix64's finalizer
 
 }  // namespace
 
-uint64_t RestChart::hash_of(const ParserState& state, uint64_t waits) const {
-  uint64_t hash = mixed(waits, static_cast<uint32_t>(state.rule_id));
-  hash = mixed(hash, static_cast<uint32_t>(state.element_id));
-  hash = mixed(hash, static_cast<uint32_t>(state.sub_element_id));
-  hash = mixed(hash, static_cast<uint32_t>(distances_.count_that_matters(state, token_bytes_)));
-  return mixed(hash, static_cast<uint32_t>(state.partial_codepoint));
+RestChart::Place RestChart::hash_of(const ParserState& state, Place waits) const {
+  const auto pair = [](int32_t a, int32_t b) {
+    return uint64_t{static_cast<uint32_t>(a)} << 32 | static_cast<uint32_t>(b);
+  };
+  // mixed() takes its arguments together: one of them has to be a hash already.
+  const uint64_t at =
+      mixed(mixed(1, pair(state.rule_id, state.element_id)), pair(state.sub_element_id, state.partial_codepoint));
+  const auto count = [&](int32_t bytes) {
+    return static_cast<uint32_t>(distances_.count_that_matters(state, std::min(bytes, token_bytes_)));
+  };
+  return {mixed(mixed(waits.for_short, at), count(kShortBytes)), mixed(mixed(waits.for_long, at), count(INT32_MAX))};
 }
 
-std::optional<uint64_t> RestChart::place() const {
-  uint64_t sum = mixed(completed() ? 1 : 2, static_cast<uint64_t>(counts_.back().escape));
+std::optional<RestChart::Place> RestChart::place() const {
+  const uint64_t start = mixed(completed() ? 1 : 2, static_cast<uint64_t>(counts_.back().escape));
+  Place sum{start, start};
   for (const ParserState& state : states()) {
-    const uint64_t waits = what_waits(state.rule_id, state.rule_start_pos);
-    if (waits == kUnknown || state.char_budget_deadline >= 0) return std::nullopt;
-    const int32_t left = std::min(characters_left(state), token_bytes_ + 1);
-    sum += mixed(hash_of(state, waits), static_cast<uint32_t>(left));
+    const Place waits = what_waits(state.rule_id, state.rule_start_pos);
+    if (is_unknown(waits) || state.char_budget_deadline >= 0) return std::nullopt;
+    const Place hash = hash_of(state, waits);
+    const int32_t left = characters_left(state);
+    sum.for_short += mixed(hash.for_short, static_cast<uint32_t>(std::min(left, kShortBytes + 1)));
+    sum.for_long += mixed(hash.for_long, static_cast<uint32_t>(std::min(left, token_bytes_ + 1)));
   }
+  sum.for_long = mixed(sum.for_long, 1);  // apart from those of short ones
   return sum;
 }
 

@@ -88,9 +88,14 @@ class RestChart : public xgrammar::EarleyParser {
   void settle();
   void pop(int32_t bytes);
 
-  // What the tokens that may follow depend on, as a hash: the newest row's states and all that waits for them. The same
-  // after different texts where those are alike. None where it is not known.
-  std::optional<uint64_t> place() const;
+  // What the tokens of at most kShortBytes that may follow depend on, and what longer ones do, as hashes: the newest
+  // row's states, all that waits for them, and the bounds that such tokens can reach. The same after different texts
+  // where those are alike. None where it is not known.
+  static constexpr int32_t kShortBytes = 8;
+  struct Place {
+    uint64_t for_short, for_long;
+  };
+  std::optional<Place> place() const;
 
   bool completed() const { return IsCompleted(); }
   auto states() const { return scanable_state_history_[scanable_state_history_.size() - 1]; }
@@ -114,17 +119,18 @@ class RestChart : public xgrammar::EarleyParser {
 
  private:
   struct Waiting {
-    int32_t rule;   // that is waited for
-    Rest rest;      // from its completion to the end of the text
-    int32_t via;    // index in the row of the waiting state with the least
-    uint64_t what;  // a hash of all that waits, see place(); kUnknown
+    int32_t rule;  // that is waited for
+    Rest rest;     // from its completion to the end of the text
+    int32_t via;   // index in the row of the waiting state with the least
+    Place what;    // hashes of all that waits; kUnknown
   };
   Rest after(int32_t rule, int32_t row) const;
   const Waiting& settled(int32_t rule, int32_t row);
   Waiting sum_up(int32_t rule, int32_t row);
-  static constexpr uint64_t kUnknown = 0;
-  uint64_t what_waits(int32_t rule, int32_t row) const;
-  uint64_t hash_of(const xgrammar::ParserState& state, uint64_t waits) const;
+  static constexpr Place kUnknown{0, 0};
+  static bool is_unknown(Place what) { return what.for_short == 0 || what.for_long == 0; }
+  Place what_waits(int32_t rule, int32_t row) const;
+  Place hash_of(const xgrammar::ParserState& state, Place waits) const;
 
   struct Count {
     int32_t characters = 0;

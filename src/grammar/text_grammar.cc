@@ -7,10 +7,12 @@
 
 #include <algorithm>
 #include <array>
+#include <bitset>
 #include <cstring>
 #include <exception>
 #include <mutex>
 #include <stdexcept>
+#include <unordered_map>
 #include <variant>
 
 #include "grammar/closing.h"
@@ -71,19 +73,83 @@ struct Cost {
   int64_t tries = 0;
 };
 
-// Of the tables of tokens that are to be made.
+// Ordinary tokens by their first two bytes.
+class Beginnings {
+ public:
+  explicit Beginnings(const TokenTable& table) {
+    for (int32_t id = 0; id < table.num_ordinary(); ++id) {
+      const std::string_view bytes = table.tokenizer().bytes(id);
+      const auto first = static_cast<uint8_t>(bytes[0]);
+      ++all_[first];
+      if (bytes.size() > 1) ++pairs_[size_t{first} * 256 + static_cast<uint8_t>(bytes[1])];
+    }
+  }
+  int64_t all(int32_t first) const { return all_[static_cast<size_t>(first)]; }
+  int64_t with_second(int32_t first, const std::bitset<256>& seconds) const {
+    int64_t sum = 0;
+    for (size_t second = 0; second < 256; ++second)
+      if (seconds[second]) sum += pairs_[static_cast<size_t>(first) * 256 + second];
+    return sum;
+  }
+
+ private:
+  std::array<int32_t, 256> all_{};
+  std::vector<int32_t> pairs_ = std::vector<int32_t>(256 * 256);
+};
+
+// The bytes that may come at a place of a grammar's automata.
+class FirstBytes {
+ public:
+  explicit FirstBytes(const xgrammar::Grammar& grammar)
+      : grammar_(grammar), is_end_(grammar->complete_fsm.NumStates()) {
+    for (int32_t rule = 0; rule < grammar->NumRules(); ++rule)
+      for (const int32_t end : grammar->per_rule_fsms[rule]->GetFsm().GetEnds()) is_end_[end] = true;
+  }
+
+  // None: any may, or it is not known.
+  std::optional<std::bitset<256>> of(int32_t place, int depth = 0) const {
+    constexpr int kDeepest = 4;
+    std::bitset<256> out;
+    // Tables end where their rule does: what follows it is tried later.
+    if (depth == 0 && grammar_->complete_fsm.GetEdges(place).size() == 0) return out;
+    if (depth > kDeepest || is_end_[place]) return std::nullopt;
+    for (const auto& edge : grammar_->complete_fsm.GetEdges(place)) {
+      if (edge.IsCharRange()) {
+        for (int32_t byte = edge.min; byte <= std::min(edge.max, 255); ++byte) out.set(static_cast<size_t>(byte));
+        continue;
+      }
+      if (!edge.IsEpsilon() && !edge.IsRuleRef()) return std::nullopt;
+      const int32_t next =
+          edge.IsEpsilon() ? edge.target : grammar_->per_rule_fsms[edge.GetRefRuleId()]->GetFsm().GetStart();
+      const auto after = of(next, depth + 1);
+      if (!after) return std::nullopt;
+      out |= *after;
+    }
+    return out;
+  }
+
+ private:
+  const xgrammar::Grammar& grammar_;
+  std::vector<bool> is_end_;
+};
+
+// Of the tables of tokens that are to be made. A token that fails at its second byte costs a fraction of one that does
+// not: texts of one character after the other are cheap.
 Cost cost_of(const xgrammar::Grammar& grammar, const TokenTable& table) {
-  std::array<int64_t, 257> before{};  // by byte: the tokens that begin with a lower one
-  for (int32_t id = 0; id < table.num_ordinary(); ++id)
-    ++before[static_cast<uint8_t>(table.tokenizer().bytes(id).front()) + 1];
-  for (size_t byte = 1; byte < before.size(); ++byte) before[byte] += before[byte - 1];
+  constexpr int64_t kFractionOfFailed = 8;
+  const Beginnings tokens(table);
+  const FirstBytes firsts(grammar);
   Cost cost;
   for (int32_t place = 0; place < grammar->complete_fsm.NumStates(); ++place) {
     bool scans = false;
     for (const auto& edge : grammar->complete_fsm.GetEdges(place)) {
       if (!edge.IsCharRange()) continue;
       scans = true;
-      cost.tries += before[std::min(edge.max, 255) + 1] - before[edge.min];
+      const auto seconds = firsts.of(edge.target);
+      for (int32_t byte = edge.min; byte <= std::min(edge.max, 255); ++byte) {
+        const int64_t taken = seconds ? tokens.with_second(byte, *seconds) : tokens.all(byte);
+        cost.tries += taken + (tokens.all(byte) - taken) / kFractionOfFailed;
+      }
     }
     cost.places += scans ? 1 : 0;
   }
@@ -111,7 +177,18 @@ struct TextGrammar::Compiled {
   // xgrammar's tables know no bounds. Indices of the sorted vocabulary, and the same as a mask; empty without bounds.
   std::vector<int32_t> entering;
   std::vector<uint32_t> entering_mask;
+  std::vector<std::pair<int32_t, int32_t>> quoting;  // index and id of the tokens with a quote; empty without bounds
   void find_entering(const TokenTable& table);
+
+  // Of what a table leaves open, the tokens of over RestChart::kShortBytes; where there are any.
+  std::unordered_map<const AdaptiveTokenMask*, std::vector<int32_t>> long_uncertain;
+  std::vector<int32_t> only(const std::vector<int32_t>& indices, bool is_long) const {
+    std::vector<int32_t> out;
+    const auto& sorted = vocabulary->GetSortedDecodedVocab();
+    for (const int32_t index : indices)
+      if ((sorted[index].second.size() > static_cast<size_t>(RestChart::kShortBytes)) == is_long) out.push_back(index);
+    return out;
+  }
 
   mutable TriedTokens tried;
 
@@ -136,7 +213,9 @@ void TextGrammar::Compiled::find_entering(const TokenTable& table) {
   for (size_t i = 0; i < sorted.size(); ++i) {
     const std::string& bytes = sorted[i].second;
     const size_t quote = bytes.find('"');
-    if (quote == std::string::npos || static_cast<int64_t>(bytes.size() - quote) - 1 <= least) continue;
+    if (quote == std::string::npos) continue;
+    quoting.emplace_back(static_cast<int32_t>(i), sorted[i].first);
+    if (static_cast<int64_t>(bytes.size() - quote) - 1 <= least) continue;
     entering.push_back(static_cast<int32_t>(i));
     set_bit(entering_mask.data(), sorted[i].first);
   }
@@ -211,10 +290,13 @@ Result<std::unique_ptr<Compiled>> compile_parsed(const std::shared_ptr<const Tok
   xgrammar::CompiledGrammar grammar = compiler.CompileGrammar(parsed);
   Result<Distances> distances = Distances::make(grammar.GetGrammar(), limits.shortest_bytes);
   if (!distances.ok()) return distances.error();
-  auto compiled = std::unique_ptr<Compiled>(
-      new Compiled{grammar, *std::move(distances), vocabulary, {}, 0, limits.row_states, tokens_up_to(table), {}, {}});
+  auto compiled = std::unique_ptr<Compiled>(new Compiled{
+      grammar, *std::move(distances), vocabulary, {}, 0, limits.row_states, tokens_up_to(table), {}, {}, {}, {}});
   compiled->make_levels(*table);
   compiled->find_entering(*table);
+  for (const auto& [state, mask] : compiled->grammar->adaptive_token_mask_cache)
+    if (auto few = compiled->only(mask.uncertain_indices, /*is_long=*/true); !few.empty())
+      compiled->long_uncertain.emplace(&mask, std::move(few));
   return compiled;
 }
 
@@ -282,7 +364,19 @@ struct TextCursor::Chart {
       : compiled(compiled_in),
         parser(compiled.grammar.GetGrammar(), compiled.distances, compiled.row_states, token_bytes) {}
 
+  // A state of the newest row, its table of tokens, and tokens of that which a bound of characters may forbid.
+  struct Open {
+    xgrammar::ParserState state;
+    const AdaptiveTokenMask* table;
+    std::vector<int32_t> doubtful;
+  };
+
   void allow_all(const TokenTable& table, uint32_t* words);
+  // The tokens that tables leave open, as the parser takes them, of up to RestChart::kShortBytes and of more; what it
+  // took at `place` is remembered.
+  void add_short(const std::vector<Open>& open, std::optional<uint64_t> place, uint32_t* words);
+  void add_long(const std::vector<Open>& open, std::optional<uint64_t> place, uint32_t* words);
+  bool add_known(std::optional<uint64_t> place, uint32_t* words);
   void add_sure(const AdaptiveTokenMask& mask, const TokenTable& table, uint32_t* words);
   void add_tried(const xgrammar::ParserState& state, const std::vector<int32_t>& tokens, uint32_t* words,
                  std::vector<int32_t>& taken);
@@ -344,15 +438,13 @@ void TextCursor::Chart::add_tried(const xgrammar::ParserState& state, const std:
 
 void TextCursor::Chart::allow_all(const TokenTable& table, uint32_t* words) {
   const auto& masks = compiled.grammar->adaptive_token_mask_cache;
-  const auto row = parser.states();
-  const std::vector<xgrammar::ParserState> states(row.begin(), row.end());  // trials move the row
-  const std::optional<uint64_t> place = parser.place();
-  const TriedTokens::Ids known = place ? compiled.tried.find(*place) : nullptr;
-  std::vector<int32_t> taken;
-  for (const auto& state : states) {
-    const auto found = masks.find(state);
+  std::vector<Open> open;
+  for (const auto& state : parser.states()) open.push_back({state, nullptr, {}});  // by value: trials move the row
+  for (Open& each : open) {
+    const auto found = masks.find(each.state);
     CHECK(found != masks.end(), "a state without a table of tokens");
-    const int32_t characters = parser.characters_left(state);
+    each.table = &found->second;
+    const int32_t characters = parser.characters_left(each.state);
     const auto& up_to = *compiled.up_to;
     const bool all_fit = (up_to.size() < kMostCounted && characters >= static_cast<int32_t>(up_to.size())) ||
                          characters >= static_cast<int32_t>(Vocabulary::kMaxTokenBytes);
@@ -363,22 +455,53 @@ void TextCursor::Chart::allow_all(const TokenTable& table, uint32_t* words) {
     std::vector<uint32_t> sure(static_cast<size_t>(table.words()));
     add_sure(found->second, table, sure.data());
     if (!all_fit) {
+      // What a token has after the quote that ends a string is not counted.
       const std::vector<uint32_t>& few = up_to[std::min<size_t>(characters, up_to.size() - 1)];
+      for (const auto& [index, id] : compiled.quoting)
+        if (has_bit(sure.data(), id) && !has_bit(few.data(), id)) each.doubtful.push_back(index);
       for (int64_t word = 0; word < table.words(); ++word) sure[word] &= few[word];
     }
     for (int64_t word = 0; word < table.words(); ++word)
       words[word] |= sure[word] & ~(compiled.entering.empty() ? 0 : compiled.entering_mask[word]);
-    if (known != nullptr) continue;
-    std::vector<int32_t> doubtful;
     for (const int32_t index : compiled.entering)
-      if (has_bit(sure.data(), compiled.vocabulary->GetSortedDecodedVocab()[index].first)) doubtful.push_back(index);
-    add_tried(state, doubtful, words, taken);
+      if (has_bit(sure.data(), compiled.vocabulary->GetSortedDecodedVocab()[index].first))
+        each.doubtful.push_back(index);
   }
-  if (known != nullptr) {
-    for (const int32_t id : *known) set_bit(words, id);
-    return;
+  const auto place = parser.place();
+  add_short(open, place ? std::optional(place->for_short) : std::nullopt, words);
+  add_long(open, place ? std::optional(place->for_long) : std::nullopt, words);
+}
+
+bool TextCursor::Chart::add_known(std::optional<uint64_t> place, uint32_t* words) {
+  const TriedTokens::Ids known = place ? compiled.tried.find(*place) : nullptr;
+  if (known == nullptr) return false;
+  for (const int32_t id : *known) set_bit(words, id);
+  return true;
+}
+
+void TextCursor::Chart::add_short(const std::vector<Open>& open, std::optional<uint64_t> place, uint32_t* words) {
+  if (add_known(place, words)) return;
+  std::vector<int32_t> taken;
+  for (const Open& each : open) {
+    add_tried(each.state, compiled.only(each.doubtful, /*is_long=*/false), words, taken);
+    add_tried(each.state, compiled.only(each.table->uncertain_indices, /*is_long=*/false), words, taken);
   }
-  for (const auto& state : states) add_tried(state, masks.find(state)->second.uncertain_indices, words, taken);
+  if (place) compiled.tried.keep(*place, std::move(taken));
+}
+
+// Bounds at up to the longest token's length change what long tokens may follow, and few places have any in doubt.
+void TextCursor::Chart::add_long(const std::vector<Open>& open, std::optional<uint64_t> place, uint32_t* words) {
+  std::vector<std::pair<const Open*, std::vector<int32_t>>> lists;
+  for (const Open& each : open) {
+    std::vector<int32_t> list = compiled.only(each.doubtful, /*is_long=*/true);
+    const auto more = compiled.long_uncertain.find(each.table);
+    if (more != compiled.long_uncertain.end()) list.insert(list.end(), more->second.begin(), more->second.end());
+    std::sort(list.begin(), list.end());
+    if (!list.empty()) lists.emplace_back(&each, std::move(list));
+  }
+  if (lists.empty() || add_known(place, words)) return;
+  std::vector<int32_t> taken;
+  for (const auto& [each, list] : lists) add_tried(each->state, list, words, taken);
   if (place) compiled.tried.keep(*place, std::move(taken));
 }
 

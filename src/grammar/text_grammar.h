@@ -19,7 +19,7 @@ namespace perigee {
 // What a grammar may cost. A hostile one is refused before it has cost more than its sender's reply.
 struct GrammarLimits {
   size_t text_bytes = 256 << 10;      // of a schema, a regex, a grammar, or all of the choices
-  int32_t places = 20'000;            // of the automata, before tables of tokens are made for them
+  int32_t places = 40'000;            // of the automata, before tables of tokens are made for them
   int32_t shortest_bytes = 64 << 10;  // of the shortest text
   int32_t row_states = 512;           // of a place in a text: in how many ways what came before can be read
   int64_t token_tries = 24'000'000;   // for those tables: the tokens whose first byte a place takes; 3 million a second
