@@ -18,6 +18,7 @@
 #include "grammar/pattern.h"
 #include "grammar/reply_grammar.h"
 #include "grammar/schema_grammar.h"
+#include "grammar/structural_tag.h"
 
 namespace perigee {
 namespace {
@@ -120,9 +121,12 @@ Result<std::shared_ptr<const TextGrammar>> GrammarCompiler::Impl::text_of(const 
   if (spec.kind == Kind::kStructuralTag) {
     auto parsed = parse_json(spec.text, {.max_bytes = options.limits.text_bytes, .max_depth = 64});
     if (!parsed.ok()) return Error(Code::kBadInput, parsed.error().message);
-    const std::string text = dump_json(*parsed);  // letters have one spelling
-    RETURN_IF_ERROR(check_own_regexes(text));
-    return TextGrammar::compile_structural_tag(table, text, options.limits);
+    RETURN_IF_ERROR(check_own_regexes(dump_json(*parsed)));  // letters have one spelling
+    auto tag = with_own_grammars(*parsed);
+    if (!tag.ok()) return tag.error();
+    GrammarLimits limits = options.limits;
+    limits.text_bytes *= 4;  // what a text becomes is larger than it
+    return TextGrammar::compile_structural_tag(table, dump_json(*tag), limits);
   }
   if (spec.kind == Kind::kEbnf) RETURN_IF_ERROR(check_own_regexes(spec.text));
   Result<std::string> ebnf = spec.kind == Kind::kJsonObject   ? Result<std::string>(json_object_grammar())
