@@ -46,6 +46,13 @@ constexpr const char* kSchemas[] = {
     R"({"allOf":[{"type":"object","properties":{"a":{"type":"integer"}},"required":["a"]},{"properties":{"a":{"minimum":5,"maximum":9},"b":{"const":true}}}]})",
     R"({"type":["integer","null"],"not":{"type":"null"},"minimum":3,"maximum":4})",
     R"({"type":"array","uniqueItems":true,"minItems":1,"items":{"enum":["a","b","c"]}})",
+    R"({"type":"array","uniqueItems":true,"items":{"type":"string"},"minItems":3})",
+    R"({"type":"array","uniqueItems":true,"items":{"type":"integer"},"minItems":2})",
+    R"({"type":"array","uniqueItems":true,"items":{"type":"number"}})",
+    R"({"type":"array","uniqueItems":true,"minItems":8})",
+    R"({"type":"array","uniqueItems":true,"items":{"type":"string","format":"date"},"minItems":2,"maxItems":3})",
+    R"({"type":"array","uniqueItems":true,"items":{"enum":["b","a",1,null,2.5]},"minItems":4})",
+    R"({"type":"array","uniqueItems":true,"minItems":3,"items":{"type":"object","properties":{"n":{"type":"null"},"id":{"type":"string"}},"required":["n","id"]}})",
     R"({"type":"integer","multipleOf":10})",
     R"({"type":"object","properties":{"":{"type":"integer"},"a":{"type":"null"}},"required":[""],"additionalProperties":{"type":"boolean"}})",
     R"({"not":{"anyOf":[{"type":"object"},{"type":"array"},{"type":"number"}]},"maxLength":3})",
@@ -107,7 +114,8 @@ TEST(SchemaGrammar, RecursionEnds) {
 TEST(SchemaGrammar, RefusesByPlace) {
   for (
       const auto& [schema, place] : std::initializer_list<std::pair<const char*, const char*>>{
-          {R"({"type":"array","uniqueItems":true})", "/uniqueItems:"},
+          {R"({"type":"array","uniqueItems":true,"items":{"type":"array"}})", "/uniqueItems:"},
+          {R"({"type":"array","uniqueItems":true,"items":{"type":"string"},"minItems":9})", "/minItems:"},
           {R"({"properties":{"a":{"not":{}}},"required":["a"]})", "/:"},
           {R"({"type":"number","multipleOf":0.00000000000007})", "/multipleOf:"},
           {R"({"type":"integer","multipleOf":1009})", "/multipleOf:"},
@@ -233,6 +241,37 @@ TEST(SchemaGrammar, ThereIsABoundToWhatIsLookedAt) {
     const auto began = std::chrono::steady_clock::now();
     (void)schema_grammar(schema);
     EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::milliseconds(500)) << schema.substr(0, 80);
+  }
+}
+
+TEST(GrammarCompiler, SchemasAndRegexesInStructuralTagsAreOurs) {
+  const auto made = [](const std::string& content) {
+    GrammarSpec spec;
+    spec.kind = GrammarSpec::Kind::kStructuralTag;
+    spec.text = fmt::format(
+        R"({{"type":"structural_tag","format":{{"type":"tag","begin":"<t>","content":{},"end":"</t>"}}}})", content);
+    return compiler().compile_now(spec);
+  };
+  const std::string schema = R"({"type":"array","items":{"enum":["a","b"]},"uniqueItems":true,"minItems":2})";
+  auto constraint = made(R"({"type":"json_schema","json_schema":)" + schema + "}");
+  ASSERT_TRUE(constraint.ok()) << constraint.error().message;
+  Rng rng(3);
+  for (int i = 0; i < 20; ++i) {
+    const RandomReply reply = random_reply(*grammar_tokenizer(), **constraint, end_id(), 40, rng);
+    ASSERT_TRUE(reply.ended) << reply.text;
+    ASSERT_TRUE(reply.text.starts_with("<t>") && reply.text.ends_with("</t>")) << reply.text;
+    auto value = parse_json(reply.text.substr(3, reply.text.size() - 7), {});
+    ASSERT_TRUE(value.ok()) << reply.text;
+    EXPECT_EQ(obeys(*value, *parse_json(schema, {})), Obeys::kYes) << reply.text;
+  }
+  for (const auto& [content, place] : std::initializer_list<std::pair<const char*, const char*>>{
+           {R"({"type":"json_schema","json_schema":{"type":"string","pattern":"\\b"}})",
+            "/format/content/json_schema/pattern: "},
+           {R"({"type":"json_schema","json_schema":true,"style":"glm_xml"})", "/format/content/style: "},
+           {R"({"type":"regex","pattern":"a\\b"})", "/format/content/pattern: "}}) {
+    constraint = made(content);
+    ASSERT_FALSE(constraint.ok()) << content;
+    EXPECT_TRUE(constraint.error().message.starts_with(place)) << constraint.error().message;
   }
 }
 

@@ -222,6 +222,7 @@ const char* speaks_of(const std::string& key) {
                                                                {kNotPatterns, "string"},
                                                                {kFraction, "number"},
                                                                {kNotMultiples, "number"},
+                                                               {kLastDigits, "number"},
                                                                {kAbsent, "object"},
                                                                {"format", "string"},
                                                                {"items", "array"},

@@ -109,7 +109,7 @@ std::string SchemaRules::other_key(const Json& schema, const std::vector<std::st
     if (!declared.empty()) return quoted(without(names_of(schema, place), declared, place + "/propertyNames"));
     const Json text(Json::Object{{"type", "string"}});
     auto merged = merge_schemas(flattened(*names, place + "/propertyNames", 0), text);
-    if (!merged.ok() || !merged->is_object()) refuse(place + "/propertyNames", "no name obeys it");
+    if (!merged.ok()) refuse(place + "/propertyNames", merged.error().message);
     return rule_of(*merged, place + "/propertyNames");
   }
   if (declared.empty()) return string(Json(Json::Object{}), place);

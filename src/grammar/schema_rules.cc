@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <unordered_set>
 
+#include "base/utf8.h"
 #include "grammar/schema_evaluated.h"
 #include "grammar/schema_keywords.h"
 #include "grammar/schema_merge.h"
@@ -356,15 +357,47 @@ std::string SchemaRules::constants(const Json& schema, const Json::Array& values
   if (values.size() > 4096) refuse(place, "more than 4,096 values");
   Json others(Json::Object{});
   for (const auto& [key, value] : schema.as_object()) others.as_object().emplace_back(key, value);
-  std::string body;
+  std::vector<std::string> texts;
   for (const Json& value : values) {
     check_time(place);
     const Obeys is = obeys(value, others);
     if (is == Obeys::kNo) continue;
     if (is == Obeys::kUnknown) refuse(place, "another keyword beside it cannot be checked for its values");
-    body += (body.empty() ? "" : " | ") + ebnf_literal(dump_json(value));
+    texts.push_back(dump_json(value));
   }
+  constexpr size_t kFew = 8;
+  std::string body;
+  if (texts.size() > kFew) {
+    std::sort(texts.begin(), texts.end());
+    texts.erase(std::unique(texts.begin(), texts.end()), texts.end());
+    return one_of(texts, 0, texts.size(), 0);
+  }
+  for (const std::string& text : texts) body += (body.empty() ? "" : " | ") + ebnf_literal(text);
   return body;
+}
+
+// What follows the first `depth` bytes of sorted texts, as an automaton: a rule for each place where they part, and for
+// each different rest.
+std::string SchemaRules::one_of(const std::vector<std::string>& texts, size_t first, size_t last, size_t depth) {
+  const std::string &low = texts[first], &high = texts[last - 1];
+  size_t parts = std::mismatch(low.begin(), low.end(), high.begin(), high.end()).first - low.begin();
+  while (parts > depth && parts < low.size() && (low[parts] & 0xC0) == 0x80) --parts;  // at a character
+  std::string head = parts > depth ? ebnf_literal(low.substr(depth, parts - depth)) : "";
+  if (first + 1 == last) return head.empty() ? "\"\"" : head;
+  std::string body;
+  for (size_t i = first; i < last;) {
+    const std::string& text = texts[i];
+    size_t next = parts, end = i;
+    if (parts < text.size()) next += utf8_at(text, parts).length;
+    while (end < last && texts[end].compare(0, next, text, 0, next) == 0 &&
+           (next > parts || texts[end].size() == parts))
+      ++end;
+    body += body.empty() ? "" : " | ";
+    body +=
+        next > parts ? ebnf_literal(text.substr(parts, next - parts)) + " " + add(one_of(texts, i, end, next)) : "\"\"";
+    i = end;
+  }
+  return head.empty() ? body : head + " " + add(body);
 }
 
 std::string SchemaRules::branches(const Json& schema, const char* key, const std::string& place) {

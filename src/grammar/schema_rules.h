@@ -58,6 +58,7 @@ class SchemaRules {
   void make_exclusive(std::vector<Json>& branches, const std::vector<Json>& whole, const std::string& place);
   std::string dependents(const Json& schema, const std::string& place);
   std::string constants(const Json& schema, const Json::Array& values, const std::string& place);
+  std::string one_of(const std::vector<std::string>& texts, size_t first, size_t last, size_t depth);
   static Json::Array except_of(const Json& schema);
   Json without_exceptions(const Json& schema, const std::string& type, const std::string& place) const;
   std::string of_type(const std::string& type, const Json& schema, const std::string& place);
@@ -77,9 +78,14 @@ class SchemaRules {
   void add_contained(const Json& schema, const Json& items, bool open, Items& out, const std::string& place);
   std::string spell_items(const Items& items);
   std::optional<std::vector<Json>> listed_values(const Json& schema, const std::string& place);
+  int64_t count(const Json& schema, const char* key, int64_t otherwise, const std::string& place) const;
+
+  // schema_unique.cc
   std::string unique_array(const Json& schema, const Json& items, int64_t least, int64_t most,
                            const std::string& place);
-  int64_t count(const Json& schema, const char* key, int64_t otherwise, const std::string& place) const;
+  std::string unique_in_order(const std::vector<std::string>& values, int64_t least, int64_t most);
+  std::string unique_in_any_order(const std::vector<std::string>& rules, int64_t least, int64_t most);
+  std::vector<std::string> classes_of(const Json& items, const std::string& place);
 
   // schema_objects.cc
   struct Members;

@@ -43,7 +43,10 @@ std::string SchemaRules::number(const Json& schema, bool integer, const std::str
   const bool any_step = step == nullptr || (*step == Json(1) && integer);
   const Json::Array except = except_of(schema);
   const bool excepts = std::any_of(except.begin(), except.end(), [](const Json& each) { return each.is_number(); });
-  if (!any_step || excepts || schema.find(kFraction) != nullptr || schema.find(kNotMultiples) != nullptr) {
+  const char* const of_language[] = {kFraction, kNotMultiples, kLastDigits};
+  if (!any_step || excepts || std::any_of(std::begin(of_language), std::end(of_language), [&](const char* key) {
+        return schema.find(key) != nullptr;
+      })) {
     return add_language(other_numbers(schema, range, place));
   }
   auto pattern = number_pattern(range);
@@ -73,7 +76,7 @@ Language SchemaRules::other_numbers(const Json& schema, const NumberRange& range
     out = settled(out.intersected(other), key);
   };
   const auto matching = [&](const std::string& regex) {
-    return settled(Language::of_pattern("^" + regex + "$", Reading::kNarrow), "not");
+    return settled(Language::of_pattern("^(" + regex + ")$", Reading::kNarrow), "not");
   };
   if (const Json* step = schema.find("multipleOf"))
     also(settled(multiples_of(dump_json(*step), !range.integer), "multipleOf"), "multipleOf");
@@ -85,10 +88,19 @@ Language SchemaRules::other_numbers(const Json& schema, const NumberRange& range
       also(settled(multiples_of(dump_json(step), false), "not").complement(), "not");
     }
   }
+  const Json* last = schema.find(kLastDigits);
+  if (last != nullptr && last->is_string()) {  // and no 0 at the end of a fraction: a value has one text
+    std::string of_fraction;
+    for (const char digit : last->as_string())
+      if (digit != '0') of_fraction += digit;
+    also(matching(fmt::format("-?[0-9]*[{}]", last->as_string()) +
+                  (of_fraction.empty() ? "" : fmt::format("|-?[0-9]+\\.[0-9]*[{}]", of_fraction))),
+         "uniqueItems");
+  }
   const Json::Array except = except_of(schema);
   const bool excepts = std::any_of(except.begin(), except.end(), [](const Json& each) { return each.is_number(); });
   // More digits than a double has would be read as a number without a fraction, or as one of the list.
-  if (schema.find(kFraction) != nullptr || excepts)
+  if (schema.find(kFraction) != nullptr || excepts || last != nullptr)
     also(matching("-?([0-9]{1,15}|[0-9]{1,6}\\.[0-9]{1,9}|[0-9]{1,12}\\.[0-9]{1,3})"), "not");
   for (const Json& value : except) {
     if (!value.is_number()) continue;
@@ -140,34 +152,6 @@ std::optional<std::vector<Json>> SchemaRules::listed_values(const Json& schema, 
     if (is == Obeys::kYes) out.push_back(value);
   }
   return out.size() > kMostValues ? std::nullopt : std::optional(std::move(out));
-}
-
-// Distinct items of a small enumeration, in its order.
-std::string SchemaRules::unique_array(const Json& schema, const Json& items, int64_t least, int64_t most,
-                                      const std::string& place) {
-  const std::optional<std::vector<Json>> listed = listed_values(items, place + "/items");
-  if (!listed || schema.find("prefixItems") != nullptr || schema.find("contains") != nullptr)
-    refuse(place + "/uniqueItems",
-           "supported for items of at most 64 values, such as an enum, and for at most one item");
-  const std::vector<Json>& values = *listed;
-  const int64_t size = static_cast<int64_t>(values.size());
-  if (most < 0 || most > size) most = size;
-  if (least > most) return "";
-  // rules[n]: what may follow value i when n items are there.
-  std::vector<std::string> next(most + 2), now(most + 2);
-  for (int64_t n = 0; n <= most; ++n) next[n] = n >= least ? "\"\"" : "";
-  for (int64_t i = size; i-- > 0;) {
-    for (int64_t n = 0; n <= most; ++n) {
-      std::string body = next[n];
-      if (n < most && !next[n + 1].empty()) {
-        body +=
-            (body.empty() ? "" : " | ") + ebnf_literal((n > 0 ? "," : "") + dump_json(values[i])) + " " + next[n + 1];
-      }
-      now[n] = body.empty() ? "" : add(body);
-    }
-    std::swap(now, next);
-  }
-  return next[0].empty() ? "" : "\"[\" " + next[0] + " \"]\"";
 }
 
 // Items that `contains` asks for come right after those that prefixItems lists.

@@ -16,7 +16,6 @@ void Transfer::stop() {
       ended_ += lane.counts();
     }
   }
-  parts_.stop.request_stop();
 }
 
 // Requires the mutex.

@@ -85,7 +85,17 @@ ARRAYS = [
     {"type": "array", "items": {"not": {"type": ["object", "array"]}}}, {"type": "array", "items": {"enum": [1]}, "not": {"const": []}},
     {"type": "array", "items": {"enum": [1]}, "maxItems": 2, "not": {"enum": [[], [1, 1, 1], ["a"]]}}, {"not": {"enum": [{}, []]}},
 ]
+SETS = [{"type": "array", "uniqueItems": True, **more} for more in (
+    {}, {"items": TEXT}, {"items": TEXT, "minItems": 3}, {"items": WHOLE, "minItems": 2, "maxItems": 4}, {"items": {"type": "number"}, "minItems": 2}, {"items": {"type": "number", "minimum": 0, "maximum": 1}},
+    {"items": {"type": "integer", "minimum": 10**9}}, {"items": {"type": "string", "format": "uuid"}, "minItems": 2}, {"items": {"type": "string", "format": "date"}, "minItems": 2},
+    {"items": {"type": "string", "format": "date-time"}}, {"items": {"type": "string", "format": "email"}, "minItems": 4}, {"items": {"type": "string", "maxLength": 3}, "minItems": 8},
+    {"items": {"type": "string", "pattern": "^[A-Z]{3}$"}, "minItems": 2}, {"items": {"type": "string", "minLength": 1}, "maxItems": 3}, {"items": {"anyOf": [WHOLE, TEXT]}, "minItems": 2},
+    {"items": {"type": ["integer", "null"]}}, {"items": {"enum": ["z", "b", 1, None, [2], {"a": 1}]}, "minItems": 4}, {"items": {"enum": [f"v{i}" for i in range(20)]}, "minItems": 5},
+    {"items": thing({"n": {"type": "null"}, "id": TEXT}), "minItems": 3}, {"items": thing({"id": WHOLE, "t": {"type": "array", "uniqueItems": True, "items": TEXT}})},
+    {"items": {"type": "array", "prefixItems": [WHOLE, TEXT], "minItems": 2, "maxItems": 2}, "minItems": 2}, {"items": {"$ref": "#/$defs/s"}, "$defs": {"s": {"type": "string"}}})]
 OBJECTS = [
+    {"type": "object", "propertyNames": False}, {"type": "object", "properties": {f"p{i}": TEXT for i in range(120)}},
+    {"enum": [f"value {i * 37 % 500}" for i in range(500)]}, {"enum": ["", "a", "ab", "abc", "b", "\u00e9", "\u00e8", "\u00e8\u00e9", "\"", "\\", "\n", 1, 12, 123, -1, 1.5, None, True, [], [1], {}, {"a": 1}]},
     {"type": "object", "patternProperties": {"^S_": TEXT, "^I_": WHOLE}, "additionalProperties": False},
     {"type": "object", "patternProperties": {"^[a-z]+$": WHOLE, "s$": {"minimum": 5}}, "additionalProperties": False},
     {"type": "object", "properties": {"name": TEXT}, "patternProperties": {"^x-": {}}, "additionalProperties": False, "required": ["name"]},
@@ -197,4 +207,4 @@ EXPORTS = [
      "required": ["path", "edits"], "additionalProperties": False, "$schema": "http://json-schema.org/draft-07/schema#"},
 ]
 
-SCHEMAS = NUMBERS + TEXTS + ARRAYS + OBJECTS + LOGIC + UNEVALUATED + SIBLINGS + EXPORTS
+SCHEMAS = NUMBERS + TEXTS + ARRAYS + SETS + OBJECTS + LOGIC + UNEVALUATED + SIBLINGS + EXPORTS

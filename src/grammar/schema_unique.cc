@@ -1,0 +1,147 @@
+// Arrays with uniqueItems. A grammar has no memory, so items are told apart by what they are made of: the values of a
+// short list, or classes of which each item takes one that no other item has.
+#include <fmt/core.h>
+
+#include <algorithm>
+
+#include "grammar/schema_keywords.h"
+#include "grammar/schema_rules.h"
+
+namespace perigee {
+namespace {
+
+constexpr int kClasses = 8;
+constexpr int kClassesOfPatterns = 4;  // each costs as much as the pattern to compile
+
+Json made_of(Json::Object members) {
+  return Json(std::move(members));
+}
+
+// Letters and digits by their number modulo `classes`; the last class has all other characters and the empty text.
+std::string letters_of(int number, int classes) {
+  std::string out;
+  for (const auto& [first, count] : {std::pair{'a', 26}, {'A', 26}, {'0', 10}})
+    for (int i = number; i < count; i += classes) out += static_cast<char>(first + i);
+  return out;
+}
+
+Json text_class(int number, int classes, bool by_last) {
+  std::string others;
+  for (int i = 0; i + 1 < classes; ++i) others += letters_of(i, classes);
+  std::string pattern =
+      number + 1 < classes ? fmt::format("[{}]", letters_of(number, classes)) : fmt::format("[^{}]", others);
+  pattern = by_last ? pattern + "$" : "^" + pattern;
+  if (number + 1 == classes) pattern += "|^$";
+  return made_of({{"type", "string"}, {"pattern", Json(pattern)}});
+}
+
+Json number_class(int number, const char* type) {
+  std::string digits;
+  for (int i = number; i < 10; i += kClasses) digits += static_cast<char>('0' + i);
+  return made_of({{"type", Json(type)}, {kLastDigits, Json(digits)}});
+}
+
+}  // namespace
+
+// Distinct items of a longer enumeration, in its order.
+std::string SchemaRules::unique_in_order(const std::vector<std::string>& values, int64_t least, int64_t most) {
+  const int64_t size = static_cast<int64_t>(values.size());
+  if (most < 0 || most > size) most = size;
+  if (least > most) return "";
+  // next[n]: what may follow a value when n items are there.
+  std::vector<std::string> next(most + 2), now(most + 2);
+  for (int64_t n = 0; n <= most; ++n) next[n] = n >= least ? "\"\"" : "";
+  for (int64_t i = size; i-- > 0;) {
+    for (int64_t n = 0; n <= most; ++n) {
+      std::string body = next[n];
+      if (n < most && !next[n + 1].empty())
+        body +=
+            fmt::format("{}{}{} {}", body.empty() ? "" : " | ", n > 0 ? "\",\" \" \"? " : "", values[i], next[n + 1]);
+      now[n] = body.empty() ? "" : add(body);
+    }
+    std::swap(now, next);
+  }
+  return next[0].empty() ? "" : "\"[\" " + next[0] + " \"]\"";
+}
+
+// Items in any order, each of another one of the rules.
+std::string SchemaRules::unique_in_any_order(const std::vector<std::string>& rules, int64_t least, int64_t most) {
+  const size_t sets = size_t{1} << rules.size();
+  std::vector<std::string> after(sets);  // by the set of rules that were taken
+  for (size_t set = sets; set-- > 0;) {
+    const int64_t taken = __builtin_popcountll(set);
+    if (most >= 0 && taken > most) continue;
+    std::string body = taken >= least ? "\"\"" : "";
+    for (size_t i = 0; i < rules.size() && taken != most; ++i) {
+      const size_t next = set | size_t{1} << i;
+      if (next == set || after[next].empty()) continue;
+      body +=
+          fmt::format("{}{}{} {}", body.empty() ? "" : " | ", taken > 0 ? "\",\" \" \"? " : "", rules[i], after[next]);
+    }
+    after[set] = body.empty() ? "" : add(body);
+  }
+  return after[0].empty() ? "" : "\"[\" " + after[0] + " \"]\"";
+}
+
+// Rules of classes of items such that values of two of them are never equal.
+std::vector<std::string> SchemaRules::classes_of(const Json& items, const std::string& place) {
+  const Json flat = flattened(items, place, 0);
+  const bool plain = flat.is_bool() || (flat.find("pattern") == nullptr && flat.find("format") == nullptr &&
+                                        flat.find("properties") == nullptr && flat.find("prefixItems") == nullptr);
+  const int classes = plain ? kClasses : kClassesOfPatterns;
+  std::vector<std::string> best;
+  const auto consider = [&](int count, const auto& class_of) {
+    if (best.size() >= static_cast<size_t>(kClassesOfPatterns)) return;
+    std::vector<std::string> rules;
+    for (int i = 0; i < count; ++i) {
+      const Json both(Json::Object{{"allOf", Json(Json::Array{items, class_of(i)})}});
+      if (std::string rule = rule_of(both, place); !rule.empty()) rules.push_back(std::move(rule));
+    }
+    if (rules.size() > best.size()) best = std::move(rules);
+  };
+  const auto of_scalar = [&](const auto& around) {
+    for (const bool by_last : {false, true})
+      consider(classes, [&](int i) { return around(text_class(i, classes, by_last)); });
+    for (const char* type : {"number", "integer"})
+      consider(kClasses, [&](int i) { return around(number_class(i, type)); });
+  };
+  of_scalar([](Json value) { return value; });
+  if (!best.empty() || !flat.is_object()) return best;
+  // Objects by a member that each has, and tuples by their first item.
+  if (const Json* required = flat.find("required"); required != nullptr && required->is_array())
+    for (const Json& name : required->as_array())
+      if (name.is_string())
+        of_scalar([&](Json value) {
+          return made_of({{"type", "object"},
+                          {"required", Json(Json::Array{name})},
+                          {"properties", made_of({{name.as_string(), std::move(value)}})}});
+        });
+  if (flat.find("prefixItems") != nullptr)
+    of_scalar([](Json value) {
+      return made_of({{"type", "array"}, {"minItems", 1}, {"prefixItems", Json(Json::Array{std::move(value)})}});
+    });
+  return best;
+}
+
+std::string SchemaRules::unique_array(const Json& schema, const Json& items, int64_t least, int64_t most,
+                                      const std::string& place) {
+  if (schema.find("prefixItems") != nullptr || schema.find("contains") != nullptr)
+    refuse(place + "/uniqueItems", "not supported beside prefixItems and contains where there may be two items");
+  std::vector<std::string> rules;
+  if (const std::optional<std::vector<Json>> listed = listed_values(items, place + "/items")) {
+    for (const Json& value : *listed) rules.push_back(ebnf_literal(dump_json(value)));
+    if (rules.size() > static_cast<size_t>(kClasses)) return unique_in_order(rules, least, most);
+    return unique_in_any_order(rules, least, most);
+  }
+  rules = classes_of(items, place + "/items");
+  if (rules.empty())
+    refuse(place + "/uniqueItems",
+           "supported for items that are strings, numbers or of at most 64 values, "
+           "and for objects and tuples with one of these required");
+  if (least > static_cast<int64_t>(rules.size()))
+    refuse(place + "/minItems",
+           fmt::format("at most {} beside uniqueItems, unless the items are an enum", rules.size()));
+  return unique_in_any_order(rules, least, most);
+}
+
+}  // namespace perigee
