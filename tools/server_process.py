@@ -21,10 +21,13 @@ class ServerProcess:
 
     def __init__(self, program, model, flags=(), log_path=None):
         self.model = os.path.basename(os.path.normpath(model))  # as the server names it
+        self.start([program, "serve", model, "--port", "0", *flags], log_path)
+
+    def start(self, command, log_path=None, environment=None):
+        """Runs a command that listens as a server or router does, and reads its port."""
         self.log = open(log_path, "a+b") if log_path else tempfile.TemporaryFile()
         self.log_begin = os.fstat(self.log.fileno()).st_size
-        command = [program, "serve", model, "--port", "0", *flags]
-        self.process = subprocess.Popen(command, stdout=self.log, stderr=self.log)
+        self.process = subprocess.Popen(command, stdout=self.log, stderr=self.log, env=environment)
         self.port = self.read_port()
 
     def __enter__(self):
@@ -126,10 +129,7 @@ class RouterProcess(ServerProcess):
     """A running `perigee router` (or a command that becomes one) in front of `workers`, its flags."""
 
     def __init__(self, command, log_path=None):
-        self.log = open(log_path, "a+b") if log_path else tempfile.TemporaryFile()
-        self.log_begin = os.fstat(self.log.fileno()).st_size
-        self.process = subprocess.Popen(command, stdout=self.log, stderr=self.log)
-        self.port = self.read_port()
+        self.start(command, log_path)
 
     def states(self):
         workers = json.loads(self.get("/workers")[1])["workers"]

@@ -153,7 +153,7 @@ Status check_positions(const EngineConfig& config) {
 
 Result<std::unique_ptr<Engine>> Engine::create(const EngineConfig& config) {
   RETURN_IF_ERROR(check_positions(config));
-  RETURN_IF_ERROR(Handovers::check(config));
+  RETURN_IF_ERROR(Handovers::check_config(config));
   return create(config, [](const EngineConfig& same, OnStep on_step) {
     return RankGroup::create({.rank = same.rank, .timeouts = same.rank_timeouts, .compare = same.selfcheck},
                              std::move(on_step));
@@ -213,11 +213,15 @@ Result<RequestId> Engine::submit(EngineRequest request, OutputSink sink) {
   if (!impl_->handovers)
     return bad_input("kv_transfer_params: this server shares no caches with others: start it with --kv-transfer-config",
                      "kv_transfer_params");
-  RETURN_IF_ERROR(impl_->handovers->check(request));
-  const EngineRequest copy = request;
-  auto id = impl_->accept(std::move(request), std::move(sink));
-  if (!id.ok()) impl_->handovers->refuse(copy);
+  const std::optional<RemotePrefix> remote = request.remote;
+  const Status status = impl_->handovers->check(request);
+  auto id = status.ok() ? impl_->accept(std::move(request), std::move(sink)) : Result<RequestId>(status.error());
+  if (!id.ok() && remote) release(*remote);
   return id;
+}
+
+void Engine::release(const RemotePrefix& remote) {
+  if (impl_->handovers) impl_->handovers->release(remote);
 }
 
 Result<RequestId> Engine::Impl::accept(EngineRequest request, OutputSink sink) {
@@ -280,6 +284,10 @@ int32_t Engine::num_pages() const {
 int32_t Engine::state_pages() const {
   return impl_->executor->state_pages();
 }
+bool Engine::takes_leases() const {
+  return impl_->config.handover.connect != nullptr;
+}
+
 LeaseTable* Engine::leases() {
   return impl_->handovers ? impl_->handovers->leases() : nullptr;
 }

@@ -31,6 +31,7 @@ struct HandoverConfig {
   int64_t piece_bytes = 4 << 20;                 // of one read from another node
   std::string secret = {};                       // which all nodes know: shows whose leases are to be believed
   std::vector<std::string> peers = {};           // "host:port", the only ones whose leases are taken; none: any
+  std::vector<std::string> backends = {};        // carriers that may be used, the preferred one first; none: as built
   // Where it is asked for leases over TCP, by an address that other nodes can reach; port 0: any.
   struct Address {
     std::string host;
@@ -70,6 +71,9 @@ class Engine {
   // kDeviceLost. The sink is called until every choice has finished, also after cancel(), and never after that.
   Result<RequestId> submit(EngineRequest request, OutputSink sink);
 
+  // What another node holds for a request that is not submitted: it is let go. Ignored where submit() would refuse it.
+  void release(const RemotePrefix& remote);
+
   // Ends one choice (kStop: the server saw a stop string) or all of them (choice -1). Unknown ids are ignored.
   void cancel(RequestId request, int32_t choice = -1, FinishReason reason = FinishReason::kCancelled);
 
@@ -82,6 +86,7 @@ class Engine {
   int32_t state_pages() const;  // of those, what a sequence's recurrent state takes; 0: the model has none
   CacheSize cache_size() const;
   LeaseTable* leases();        // that it gives; null: none. Any thread, until shutdown()
+  bool takes_leases() const;   // of other nodes
   int32_t num_drafts() const;  // of a step and sequence, at most; 0: no speculation
 
   // Ends every request with an error and stops the threads. The server drains first by not submitting and waiting.

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <utility>
 
 #include "base/log.h"
@@ -22,7 +23,7 @@ uint64_t made_up_incarnation() {
 
 }  // namespace
 
-Status Handovers::check(const EngineConfig& config) {
+Status Handovers::check_config(const EngineConfig& config) {
   constexpr const char* kFlag = "kv-transfer-config";
   if (!config.handover.any()) return {};
   if (!config.scheduling.prefix_caching)
@@ -36,7 +37,7 @@ Result<std::unique_ptr<Handovers>> Handovers::create(const EngineConfig& config,
                                                      HandoverPosts posts) {
   const HandoverConfig& handover = config.handover;
   if (!handover.any()) return std::unique_ptr<Handovers>();
-  RETURN_IF_ERROR(check(config));
+  RETURN_IF_ERROR(check_config(config));
   const std::vector<RankPages> pages = executor.host_pages();
   CHECK(!pages.empty(), "a host's ranks without pages");
   if (pages.front().layout.full().layers > 0)
@@ -54,6 +55,7 @@ Result<std::unique_ptr<Handovers>> Handovers::create(const EngineConfig& config,
   }
   if (config.rank.quantization != OnlineQuantization::kNone) shape.model += "-int8";
   shape.deterministic = config.rank.limits.deterministic;
+  shape.lease_ms = std::llround(handover.lease_s * 1000);
   store.describe(shape);
   HandoverConfig started = handover;
   if (started.incarnation == 0) started.incarnation = made_up_incarnation();
@@ -167,23 +169,9 @@ std::optional<RemotePrefix> Handovers::end(const SequenceUpdate& update) {
 
 HandoverCounts Handovers::counts() const {
   HandoverCounts out;
-  if (leases_) {
-    const LeaseCounts given = leases_->counts();
-    out.leases_held = given.held;
-    out.leases_granted = given.granted;
-    out.leases_released = given.released;
-    out.leases_expired = given.expired;
-    out.refused_reads = given.refused_reads;
-    out.bytes_sent = given.bytes;
-  }
+  if (leases_) out.leases = leases_->counts();
   if (server_) out.refused_connections = server_->num_refused();
-  if (transfer_) {
-    const TransferCounts taken = transfer_->counts();
-    out.transfers = taken.arrived;
-    out.failed_transfers = taken.failed;
-    out.bytes_taken = taken.bytes;
-    out.transfer_s = taken.seconds;
-  }
+  if (transfer_) out.transfers = transfer_->counts();
   return out;
 }
 

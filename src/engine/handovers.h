@@ -43,16 +43,16 @@ class Handovers {
   LeaseTable* leases() { return leases_.get(); }
 
   // Whether the configuration's parts fit together; before weights are read, too. Errors name the flag.
-  static Status check(const EngineConfig& config);
+  static Status check_config(const EngineConfig& config);
 
   // --- Any thread ---
   HandoverCounts counts() const;
   // Whether the request's lease or remote prefix is one that this engine gives or takes. Nobody is connected to before
   // the tag of a remote prefix, and its place in --kv-peers, have been checked.
   Status check(const EngineRequest& request) const;
-  // It was refused: nobody will read what it names.
-  void refuse(const EngineRequest& request) {
-    if (request.remote && transfer_) transfer_->release(*request.remote);
+  // Of a request that was refused: nobody will read it. Ignored where it is not one that this engine takes.
+  void release(const RemotePrefix& remote) const {
+    if (transfer_ && check_peer(remote).ok()) transfer_->release(remote);
   }
 
   // --- Engine thread ---

@@ -14,6 +14,7 @@
 #include "control/plan.h"
 #include "control/sampling.h"
 #include "control/scheduler.h"
+#include "kv/counts.h"
 
 namespace perigee {
 
@@ -57,15 +58,6 @@ inline constexpr std::array<int32_t, 13> kStepTokenBounds = {1,   8,    16,   32
 struct StepTokens {
   std::array<int64_t, kStepTokenBounds.size() + 1> steps{};
   int64_t tokens = 0;
-};
-
-// What an engine has given to others of its cache and taken of theirs, since it was started.
-struct HandoverCounts {
-  int64_t leases_held = 0;  // now
-  int64_t leases_granted = 0, leases_released = 0, leases_expired = 0;
-  int64_t refused_reads = 0, refused_connections = 0, bytes_sent = 0;
-  int64_t transfers = 0, failed_transfers = 0, bytes_taken = 0;
-  double transfer_s = 0;  // of all that arrived, together
 };
 
 // Request timings in seconds for metrics: buckets are the server's business, the engine keeps none.

@@ -85,6 +85,25 @@ TEST(ReplyGrammar, RequiredCallsAreMadeInTime) {
   }
 }
 
+// The contract of Constraint::kSpareIds: with so many ids over the shortest reply, nothing else is left.
+TEST(ReplyGrammar, WithEightIdsToSpareRepliesAreTheShortest) {
+  GrammarSpec text;
+  text.kind = GrammarSpec::Kind::kJsonSchema;
+  text.text = R"({"type":"object","properties":{"name":{"type":"string"}},"required":["name"]})";
+  for (const GrammarSpec& spec : {text, calls_of(Calls::kRequired), calls_of(Calls::kExactlyOne)}) {
+    const auto constraint = compiled(spec);
+    Rng rng(9);
+    for (int32_t spare = 0; spare <= Constraint::kSpareIds; ++spare) {
+      const int32_t budget = constraint->shortest() + spare;
+      for (int i = 0; i < 20; ++i) {
+        const RandomReply reply = random_reply(*grammar_tokenizer(), *constraint, end_id(), budget, rng);
+        ASSERT_TRUE(reply.ended) << reply.text;
+        ASSERT_EQ(static_cast<int32_t>(reply.ids.size()) + 1, constraint->shortest()) << reply.text;
+      }
+    }
+  }
+}
+
 TEST(ReplyGrammar, AutoConstrainsCallsThatBegin) {
   for (const Calls calls : {Calls::kAuto, Calls::kAutoOne}) {
     const auto constraint = compiled(calls_of(calls));

@@ -17,10 +17,12 @@ namespace {
 constexpr const char* kCharacter =
     R"(([\u0020-\u0021\u0023-\u005b\u005d-\u007f]|[\u0080-\u07ff]|[\u0800-\ud7ff\ue000-\uffff]|[\u{10000}-\u{10ffff}]|\u005c(["\u005c/bfnrt]|u([0-9a-cA-CefEF][0-9a-fA-F]{3}|[dD][0-7][0-9a-fA-F]{2}))))";
 
-// Formats as regular expressions over texts of ASCII; a part of what the format allows. Any other one is an annotation.
+// Formats as regular expressions over texts of ASCII; a part of what the format allows, and none of what common readers
+// refuse: Python's dates have no year 0, and its jsonschema no relative pointer with a digit after a 0. Any other
+// format is an annotation.
 const std::map<std::string, std::string>& formats() {
   static const auto made = [] {
-    const std::string date = R"([0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|1[0-9]|2[0-8]))";
+    const std::string date = R"([1-9][0-9]{3}-(0[1-9]|1[0-2])-(0[1-9]|1[0-9]|2[0-8]))";
     const std::string time =
         R"(([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,6})?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9]))";
     const std::string email =
@@ -49,7 +51,7 @@ const std::map<std::string, std::string>& formats() {
         {"uri-reference", reference},
         {"iri-reference", reference},
         {"json-pointer", pointer},
-        {"relative-json-pointer", "(0|[1-9][0-9]{0,2})(#|" + pointer + ")"},
+        {"relative-json-pointer", "(0|[1-9]{1,3})(#|" + pointer + ")"},
         {"regex", "[A-Za-z0-9_ -]{0,64}"},
         {"byte", R"(([A-Za-z0-9+\/]{4})*)"},
     };

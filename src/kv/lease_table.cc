@@ -101,6 +101,13 @@ Status LeaseTable::open(const LeaseName& name, std::span<const int32_t> tokens, 
 }
 
 Status LeaseTable::read(const LeaseName& name, UnitRange units, std::span<uint8_t> out) {
+  return read(name, units, [&](const PageStore& store, const UnitPages& pages) -> Status {
+    if (std::ssize(out) != units.count * shape_.unit_bytes(units.group)) return bad_input("a wrong size", "units");
+    return store.gather(pages, units, out);
+  });
+}
+
+Status LeaseTable::read(const LeaseName& name, UnitRange units, const Take& take) {
   std::shared_ptr<const Lease> lease;
   Entries::iterator entry;
   {
@@ -112,23 +119,22 @@ Status LeaseTable::read(const LeaseName& name, UnitRange units, std::span<uint8_
                                                                 : shape_.state_units();
     if (units.first < 0 || units.count < 1 || units.first > num_units - units.count)
       return bad_input("units that the lease has not", "units");
-    if (std::ssize(out) != units.count * shape_.unit_bytes(units.group)) return bad_input("a wrong size", "units");
     ++entry->second.num_readers;
   }
-  store_.gather({.blocks = lease->blocks, .checkpoint = lease->checkpoint}, units, out);
+  const Status taken = take(store_, {.blocks = lease->blocks, .checkpoint = lease->checkpoint});
   std::vector<SequenceId> freed;
   bool over = false;
   {
     const std::lock_guard lock(mutex_);
     --entry->second.num_readers;
-    counts_.bytes += std::ssize(out);
+    if (taken.ok()) counts_.bytes += units.count * shape_.unit_bytes(units.group);
     over = entry->second.over;
     if (over) end(entry, freed);
     if (over) read_.notify_all();
   }
   free(freed);
   if (over) return Error(Code::kNotFound, "the lease has ended while it was read", "lease");
-  return {};
+  return taken;
 }
 
 Status LeaseTable::extend(const LeaseName& name) {

@@ -16,14 +16,10 @@
 #include "base/clock.h"
 #include "base/result.h"
 #include "base/thread.h"
+#include "kv/counts.h"
 #include "kv/page_store.h"
 
 namespace perigee {
-
-struct LeaseCounts {
-  int64_t granted = 0, released = 0, expired = 0, refused_reads = 0, bytes = 0;
-  int64_t held = 0;  // now
-};
 
 class LeaseTable {
  public:
@@ -47,6 +43,9 @@ class LeaseTable {
   Status open(const LeaseName& name, std::span<const int32_t> tokens, int32_t num_blocks);
   // The bytes of its units: unit_bytes() of the group for each. kBadInput: units that it has not.
   Status read(const LeaseName& name, UnitRange units, std::span<uint8_t> out);
+  // The same for who copies them in its own way: take(store, pages), while the pages are held.
+  using Take = std::function<Status(const PageStore& store, const UnitPages& pages)>;
+  Status read(const LeaseName& name, UnitRange units, const Take& take);
   // A lifetime from now on.
   Status extend(const LeaseName& name);
   void release(const LeaseName& name);

@@ -2,10 +2,7 @@
 
 #include <fmt/core.h>
 
-#include <cstring>
 #include <utility>
-
-#include "base/thread.h"
 
 namespace perigee {
 namespace {
@@ -25,6 +22,10 @@ Status check_same(const CacheShape& here, const CacheShape& there) {
   if (here.draft != there.draft) return differ("speculative-config", here.draft, there.draft);
   if (here.deterministic != there.deterministic)
     return differ("deterministic", here.deterministic, there.deterministic);
+  if (here.lease_ms != there.lease_ms)
+    return bad_input(fmt::format("the peer's kv_lease_duration is {:g} s, here it is {:g} s: both sides need the same",
+                                 static_cast<double>(there.lease_ms) / 1000, static_cast<double>(here.lease_ms) / 1000),
+                     "kv_lease_duration");
   if (here.block_bytes != there.block_bytes) return differ("block size", here.block_bytes, there.block_bytes);
   if (here.state_layers != there.state_layers)
     return differ("number of recurrent layers", here.state_layers, there.state_layers);
@@ -37,6 +38,11 @@ Status check_same(const CacheShape& here, const CacheShape& there) {
 
 PageStore::PageStore(std::vector<RankPages> ranks) : ranks_(std::move(ranks)) {}
 
+int64_t PageStore::unit_bytes(UnitGroup group) const {
+  const CacheLayout& layout = ranks_.front().layout;
+  return group == UnitGroup::kBlocks ? block_bytes_of(layout) : layout.state().unit_bytes;
+}
+
 void PageStore::describe(CacheShape& shape) const {
   CHECK(!ranks_.empty(), "an engine without pages");
   const CacheLayout& layout = ranks_[0].layout;
@@ -47,54 +53,64 @@ void PageStore::describe(CacheShape& shape) const {
   shape.state_unit_bytes = layout.state().unit_bytes;
 }
 
-template <typename Visit>
-void PageStore::for_each(const UnitPages& pages, UnitRange units, Visit&& visit) const {
-  for (const RankPages& rank : ranks_) {
-    const int64_t page_bytes = rank.layout.page_bytes();
-    for (int32_t i = 0; i < units.count; ++i) {
-      const int32_t unit = units.first + i;
-      if (units.group == UnitGroup::kBlocks) {
-        const Placement& place = pages.blocks[static_cast<size_t>(unit - pages.first_block)];
-        uint8_t* const page = rank.base + place.page.value * page_bytes;
-        if (place.dcp_index != rank.dcp_index) continue;
-        about_to_touch(page);
-        visit(page, i, block_bytes_of(rank.layout));
-        continue;
-      }
-      const CacheGroup& state = rank.layout.state();
-      const int64_t heads = state.heads * rank.num_shards;
+std::vector<UnitRun> PageStore::runs_of(const RankPages& rank, const UnitPages& pages, UnitRange units,
+                                        std::vector<bool>* taken) const {
+  std::vector<UnitRun> runs;
+  const int64_t page_bytes = rank.layout.page_bytes();
+  const CacheGroup& state = rank.layout.state();
+  const int64_t heads = state.heads * rank.num_shards, per_page = rank.layout.units_per_page();
+  for (int32_t i = 0; i < units.count; ++i) {
+    if (taken != nullptr && (*taken)[static_cast<size_t>(i)]) continue;
+    const int32_t unit = units.first + i;
+    uint8_t* page = nullptr;
+    if (units.group == UnitGroup::kBlocks) {
+      const Placement& place = pages.blocks[static_cast<size_t>(unit - pages.first_block)];
+      if (place.dcp_index != rank.dcp_index) continue;
+      page = rank.base + place.page.value * page_bytes;
+    } else {
       const int64_t head = unit % heads - rank.shard * state.heads;
       if (head < 0 || head >= state.heads) continue;
-      const int64_t local = unit / heads * state.heads + head, per_page = rank.layout.units_per_page();
-      const auto page = static_cast<size_t>(rank.dcp_index * rank.layout.state_pages() + local / per_page);
-      uint8_t* const address =
-          rank.base + pages.checkpoint[page].page.value * page_bytes + local % per_page * state.unit_bytes;
-      about_to_touch(address);
-      visit(address, i, state.unit_bytes);
+      const int64_t local = unit / heads * state.heads + head;
+      const auto index = static_cast<size_t>(rank.dcp_index * rank.layout.state_pages() + local / per_page);
+      page = rank.base + pages.checkpoint[index].page.value * page_bytes + local % per_page * state.unit_bytes;
     }
+    runs.push_back({.page = page, .offset = i * unit_bytes(units.group)});
+    if (taken != nullptr) (*taken)[static_cast<size_t>(i)] = true;
   }
+  return runs;
 }
 
-void PageStore::gather(const UnitPages& pages, UnitRange units, std::span<uint8_t> out) const {
-  for_each(pages, units, [&](const uint8_t* from, int32_t i, int64_t size) {
-    CHECK((i + 1) * size <= std::ssize(out), "no room for unit ", i);
-    std::memcpy(out.data() + i * size, from, static_cast<size_t>(size));
-  });
+Status PageStore::gather(const UnitPages& pages, UnitRange units, std::span<uint8_t> out) const {
+  std::vector<bool> taken(static_cast<size_t>(units.count));
+  for (const RankPages& rank : ranks_) {
+    const std::vector<UnitRun> runs = runs_of(rank, pages, units, &taken);
+    if (!runs.empty()) RETURN_IF_ERROR(rank.memory->gather(runs, unit_bytes(units.group), out));
+  }
+  return {};
 }
 
-void PageStore::scatter(const UnitPages& pages, UnitRange units, std::span<const uint8_t> bytes) const {
-  for_each(pages, units, [&](uint8_t* to, int32_t i, int64_t size) {
-    CHECK((i + 1) * size <= std::ssize(bytes), "no bytes for unit ", i);
-    std::memcpy(to, bytes.data() + i * size, static_cast<size_t>(size));
-  });
+Status PageStore::scatter(const UnitPages& pages, UnitRange units, std::span<const uint8_t> bytes) const {
+  for (const RankPages& rank : ranks_) {
+    const std::vector<UnitRun> runs = runs_of(rank, pages, units);
+    if (!runs.empty()) RETURN_IF_ERROR(rank.memory->scatter(runs, unit_bytes(units.group), bytes));
+  }
+  return {};
 }
 
-void PageStore::poison(const UnitPages& pages) const {
-  const auto fill = [](uint8_t* to, int32_t, int64_t size) { std::memset(to, 0xff, static_cast<size_t>(size)); };
-  for_each(pages, {UnitGroup::kBlocks, pages.first_block, static_cast<int32_t>(pages.blocks.size())}, fill);
+Status PageStore::poison(const UnitPages& pages, UnitRange units) const {
+  for (const RankPages& rank : ranks_) {
+    const std::vector<UnitRun> runs = runs_of(rank, pages, units);
+    if (!runs.empty()) RETURN_IF_ERROR(rank.memory->poison(runs, unit_bytes(units.group)));
+  }
+  return {};
+}
+
+Status PageStore::poison(const UnitPages& pages) const {
+  RETURN_IF_ERROR(poison(pages, {UnitGroup::kBlocks, pages.first_block, static_cast<int32_t>(pages.blocks.size())}));
+  if (pages.checkpoint.empty()) return {};
   CacheShape shape;
   describe(shape);
-  if (!pages.checkpoint.empty()) for_each(pages, {UnitGroup::kState, 0, shape.state_units()}, fill);
+  return poison(pages, {UnitGroup::kState, 0, shape.state_units()});
 }
 
 }  // namespace perigee

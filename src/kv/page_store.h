@@ -9,12 +9,14 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "base/result.h"
 #include "control/handover.h"
+#include "kv/page_memory.h"
 #include "model/cache_layout.h"
 
 namespace perigee {
@@ -36,6 +38,7 @@ struct CacheShape {
   int64_t state_layers = 0, state_heads = 0, state_unit_bytes = 0;
   std::string draft;           // digest of the draft whose cache lies in the blocks; empty: none
   bool deterministic = false;  // else both may have computed in other forms
+  int64_t lease_ms = 0;        // of a lease that nobody extends: its reader must extend it in time
 
   int64_t unit_bytes(UnitGroup group) const { return group == UnitGroup::kBlocks ? block_bytes : state_unit_bytes; }
   int32_t state_units() const { return static_cast<int32_t>(state_layers * state_heads); }
@@ -44,9 +47,10 @@ struct CacheShape {
 // Names the first field in which they differ, with both values.
 Status check_same(const CacheShape& here, const CacheShape& there);
 
-// One rank's page pool in host memory.
+// One rank's page pool.
 struct RankPages {
   uint8_t* base = nullptr;
+  std::shared_ptr<PageMemory> memory = host_memory();
   CacheLayout layout;
   int32_t shard = 0, num_shards = 1;  // of heads
   int32_t dcp_index = 0;
@@ -67,16 +71,21 @@ class PageStore {
   // Fills in the sizes of `shape`.
   void describe(CacheShape& shape) const;
 
-  // The units' bytes in order, from one of the ranks that have them; of a range that lies in `pages`.
-  void gather(const UnitPages& pages, UnitRange units, std::span<uint8_t> out) const;
+  int64_t unit_bytes(UnitGroup group) const;
+
+  // The units' bytes in order, each from the first rank that has it; of a range that lies in `pages`. kDeviceLost: a
+  // GPU has failed.
+  Status gather(const UnitPages& pages, UnitRange units, std::span<uint8_t> out) const;
   // The other way, to all ranks that have them.
-  void scatter(const UnitPages& pages, UnitRange units, std::span<const uint8_t> bytes) const;
+  Status scatter(const UnitPages& pages, UnitRange units, std::span<const uint8_t> bytes) const;
   // Every byte of the units 0xff: a NaN in each number format, so that what does not arrive is seen.
-  void poison(const UnitPages& pages) const;
+  Status poison(const UnitPages& pages) const;
 
  private:
-  template <typename Visit>  // visit(address, index of the unit in the range, size), once for each rank that has it
-  void for_each(const UnitPages& pages, UnitRange units, Visit&& visit) const;
+  Status poison(const UnitPages& pages, UnitRange units) const;
+  // Where the rank has units of the range. Without those of `taken` (one for each unit), which it adds to, if given.
+  std::vector<UnitRun> runs_of(const RankPages& rank, const UnitPages& pages, UnitRange units,
+                               std::vector<bool>* taken = nullptr) const;
 
   std::vector<RankPages> ranks_;
 };

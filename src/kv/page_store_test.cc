@@ -44,7 +44,7 @@ class Node {
   }
   std::vector<uint8_t> gathered(UnitRange units, int32_t first_block = 0) const {
     std::vector<uint8_t> out(static_cast<size_t>(units.count * shape.unit_bytes(units.group)));
-    store.gather(pages(first_block), units, out);
+    EXPECT_TRUE(store.gather(pages(first_block), units, out).ok());
     return out;
   }
   size_t num_bytes_of(uint8_t value) const {
@@ -78,8 +78,8 @@ TEST(PageStore, AnyLayoutToAnyLayout) {
       for (const UnitRange units :
            {UnitRange{UnitGroup::kBlocks, 0, 5}, UnitRange{UnitGroup::kState, 0, from.shape.state_units()}}) {
         const auto bytes = random_bytes(static_cast<size_t>(units.count * from.shape.unit_bytes(units.group)));
-        from.store.scatter(from.pages(), units, bytes);
-        to.store.scatter(to.pages(), units, from.gathered(units));
+        ASSERT_TRUE(from.store.scatter(from.pages(), units, bytes).ok());
+        ASSERT_TRUE(to.store.scatter(to.pages(), units, from.gathered(units)).ok());
         EXPECT_EQ(to.gathered(units), bytes);
         // In parts, too.
         const auto unit = static_cast<size_t>(from.shape.unit_bytes(units.group));
@@ -94,7 +94,7 @@ TEST(PageStore, AnyLayoutToAnyLayout) {
 TEST(PageStore, NeighboursAndOtherPagesStayAsTheyAre) {
   const Node node(2, 2, 3, 1);
   const size_t untouched = node.num_bytes_of(7);
-  node.store.poison(node.pages());
+  ASSERT_TRUE(node.store.poison(node.pages()).ok());
   const size_t poisoned = node.num_bytes_of(0xff);
   const auto expected = static_cast<size_t>(3 * node.shape.block_bytes + node.shape.state_units() * kUnitBytes);
   EXPECT_EQ(poisoned, expected) << "each block lies with one of these ranks, and each head";
@@ -104,7 +104,7 @@ TEST(PageStore, NeighboursAndOtherPagesStayAsTheyAre) {
 TEST(PageStore, BlocksAreNumberedFromTheFirstOfThePrompt) {
   const Node node(1, 1, 3, 1);
   const auto bytes = random_bytes(static_cast<size_t>(node.shape.block_bytes));
-  node.store.scatter(node.pages(10), {UnitGroup::kBlocks, 11, 1}, bytes);
+  ASSERT_TRUE(node.store.scatter(node.pages(10), {UnitGroup::kBlocks, 11, 1}, bytes).ok());
   EXPECT_EQ(node.gathered({UnitGroup::kBlocks, 1, 1}), bytes);
 }
 
@@ -122,6 +122,7 @@ TEST(CacheShape, TheFirstDifferenceIsNamed) {
   EXPECT_EQ(field_of([](CacheShape& s) { s.numbers = "fp8"; }), "kv-cache-dtype");
   EXPECT_EQ(field_of([](CacheShape& s) { s.draft = "d"; }), "speculative-config");
   EXPECT_EQ(field_of([](CacheShape& s) { s.deterministic = true; }), "deterministic");
+  EXPECT_EQ(field_of([](CacheShape& s) { s.lease_ms = 1000; }), "kv_lease_duration");
   EXPECT_EQ(field_of([](CacheShape& s) { s.block_bytes = 65; }), "block size");
   EXPECT_EQ(field_of([](CacheShape& s) { s.state_heads = 8; }), "number of heads of a recurrent layer");
   EXPECT_EQ(field_of([](CacheShape& s) { std::swap(s.state_heads, s.state_layers); }), "number of recurrent layers");

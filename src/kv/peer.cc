@@ -24,8 +24,14 @@ class InProcess final : public Peer {
 
 }  // namespace
 
+Status Peer::pull(const LeaseName& lease, UnitRange units, const PageStore& store, const UnitPages& to) {
+  staging_.resize(static_cast<size_t>(units.count * store.unit_bytes(units.group)));
+  RETURN_IF_ERROR(read(lease, units, staging_));
+  return store.scatter(to, units, staging_);
+}
+
 Connect connect_in_process(LeaseTable& table) {
-  return [&table](const std::string&, const CacheShape& here) -> Result<std::unique_ptr<Peer>> {
+  return [&table](const std::string&, const CacheShape& here, const std::stop_token&) -> Result<std::unique_ptr<Peer>> {
     RETURN_IF_ERROR(check_same(here, table.shape()));
     return std::unique_ptr<Peer>(std::make_unique<InProcess>(table));
   };

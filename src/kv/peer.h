@@ -6,7 +6,9 @@
 
 #include <functional>
 #include <memory>
+#include <stop_token>
 #include <string>
+#include <vector>
 
 #include "kv/lease_table.h"
 
@@ -19,12 +21,19 @@ class Peer {
   // LeaseTable's words, of the other node's table.
   virtual Status open(const LeaseName& lease, std::span<const int32_t> tokens, int32_t num_blocks) = 0;
   virtual Status read(const LeaseName& lease, UnitRange units, std::span<uint8_t> out) = 0;
+  // The units' bytes into pages of this node: by read(), where the carrier has no shorter way.
+  virtual Status pull(const LeaseName& lease, UnitRange units, const PageStore& store, const UnitPages& to);
   virtual Status extend(const LeaseName& lease) = 0;
   virtual Status release(const LeaseName& lease) = 0;
+
+ private:
+  std::vector<uint8_t> staging_;  // of pull()
 };
 
-// A way to the node of that name, once both have found that they have the same CacheShape.
-using Connect = std::function<Result<std::unique_ptr<Peer>>(const std::string& peer, const CacheShape& here)>;
+// A way to the node of that name, once both have found that they have the same CacheShape. A stop ends whatever is
+// waited for, then and later, with an error.
+using Connect =
+    std::function<Result<std::unique_ptr<Peer>>(const std::string& peer, const CacheShape& here, std::stop_token stop)>;
 
 // To a table of this process, whatever the peer's name. `table` outlives what it makes.
 Connect connect_in_process(LeaseTable& table);

@@ -54,7 +54,15 @@ void prepare(int fd) {
 
 }  // namespace
 
-Result<Socket> Socket::connect(const std::string& peer, double timeout_s) {
+void Socket::Shut::operator()() const noexcept {
+  shutdown(fd, SHUT_RDWR);
+}
+
+void Socket::end_with(const std::stop_token& stop) {
+  if (stop.stop_possible()) on_stop_ = std::make_unique<std::stop_callback<Shut>>(stop, Shut{fd_});
+}
+
+Result<Socket> Socket::connect(const std::string& peer, double timeout_s, const std::stop_token& stop) {
   const size_t colon = peer.rfind(':');
   if (colon == std::string::npos || colon == 0 || colon + 1 == peer.size())
     return bad_input(fmt::format("'{}' is not host:port", peer), "peer");
@@ -66,11 +74,15 @@ Result<Socket> Socket::connect(const std::string& peer, double timeout_s) {
     Socket socket(::socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
     if (!socket.valid()) return failed("socket");
     prepare(socket.fd_);
+    socket.end_with(stop);
     if (::connect(socket.fd_, a->ai_addr, a->ai_addrlen) != 0 && errno != EINPROGRESS) {
       last = failed(peer.c_str());
       continue;
     }
-    if (const Status ready = wait_for(socket.fd_, POLLOUT, timeout_s); !ready.ok()) {
+    // A stop before connect() has shut nothing; one after it ends the wait.
+    const Status ready = stop.stop_requested() ? Status() : wait_for(socket.fd_, POLLOUT, timeout_s);
+    if (stop.stop_requested()) return Error(Code::kUnavailable, "the engine is shutting down");
+    if (!ready.ok()) {
       last = ready.error();
       continue;
     }
@@ -146,10 +158,11 @@ Status Socket::receive(std::span<uint8_t> bytes, double timeout_s, double end_s)
 }
 
 void Socket::stop() const {
-  if (fd_ >= 0) shutdown(fd_, SHUT_RDWR);
+  if (fd_ >= 0) Shut{fd_}();
 }
 
 void Socket::close() {
+  on_stop_.reset();  // before the number is another's
   if (fd_ >= 0) ::close(std::exchange(fd_, -1));
 }
 

@@ -2,7 +2,9 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
+#include <stop_token>
 #include <string>
 #include <utility>
 
@@ -14,16 +16,17 @@ class Socket {
  public:
   Socket() = default;
   explicit Socket(int fd) : fd_(fd) {}
-  Socket(Socket&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  Socket(Socket&& other) noexcept : fd_(std::exchange(other.fd_, -1)), on_stop_(std::move(other.on_stop_)) {}
   Socket& operator=(Socket&& other) noexcept {
     close();
     fd_ = std::exchange(other.fd_, -1);
+    on_stop_ = std::move(other.on_stop_);
     return *this;
   }
   ~Socket() { close(); }
 
-  // To "host:port" or "[address]:port".
-  static Result<Socket> connect(const std::string& peer, double timeout_s);
+  // To "host:port" or "[address]:port". `stop` acts as stop(), while it connects, too.
+  static Result<Socket> connect(const std::string& peer, double timeout_s, const std::stop_token& stop = {});
   // Port 0: any.
   static Result<Socket> listen(const std::string& host, int port);
   Result<Socket> accept() const;  // waits until there is one, or stop()
@@ -39,7 +42,14 @@ class Socket {
   void close();
 
  private:
+  struct Shut {
+    int fd;
+    void operator()() const noexcept;
+  };
+  void end_with(const std::stop_token& stop);
+
   int fd_ = -1;
+  std::unique_ptr<std::stop_callback<Shut>> on_stop_;
 };
 
 }  // namespace perigee

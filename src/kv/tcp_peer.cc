@@ -10,8 +10,8 @@ namespace {
 
 class TcpPeer final : public Peer {
  public:
-  TcpPeer(std::string peer, CacheShape here, TcpOptions options)
-      : peer_(std::move(peer)), here_(std::move(here)), options_(std::move(options)) {}
+  TcpPeer(std::string peer, CacheShape here, TcpOptions options, std::stop_token stop)
+      : peer_(std::move(peer)), here_(std::move(here)), options_(std::move(options)), stop_(std::move(stop)) {}
 
   Status open(const LeaseName& lease, std::span<const int32_t> tokens, int32_t num_blocks) override {
     return ask(OpenLease{lease, num_blocks, {tokens.begin(), tokens.end()}}, {});
@@ -43,6 +43,7 @@ class TcpPeer final : public Peer {
   const std::string peer_;
   const CacheShape here_;
   const TcpOptions options_;
+  const std::stop_token stop_;
   Socket socket_;
   std::optional<FramedSocket> frames_;  // while connected
   uint32_t number_ = 0;                 // of the newest request of this connection
@@ -51,7 +52,7 @@ class TcpPeer final : public Peer {
 Status TcpPeer::connect() {
   frames_.reset();
   number_ = 0;
-  ASSIGN_OR_RETURN(socket_, Socket::connect(peer_, options_.handshake_s));
+  ASSIGN_OR_RETURN(socket_, Socket::connect(peer_, options_.handshake_s, stop_));
   FramedSocket frames(socket_, options_.handshake_s);
   const Nonce nonce = make_nonce();
   RETURN_IF_ERROR(frames.send(Hello{nonce}, 0));
@@ -94,12 +95,12 @@ Status TcpPeer::ask_once(const WireMessage& request, std::span<uint8_t> out, boo
 }  // namespace
 
 Connect connect_by_tcp(TcpOptions options) {
-  return
-      [options = std::move(options)](const std::string& peer, const CacheShape& here) -> Result<std::unique_ptr<Peer>> {
-        auto made = std::make_unique<TcpPeer>(peer, here, options);
-        RETURN_IF_ERROR(made->connect());
-        return std::unique_ptr<Peer>(std::move(made));
-      };
+  return [options = std::move(options)](const std::string& peer, const CacheShape& here,
+                                        std::stop_token stop) -> Result<std::unique_ptr<Peer>> {
+    auto made = std::make_unique<TcpPeer>(peer, here, options, std::move(stop));
+    RETURN_IF_ERROR(made->connect());
+    return std::unique_ptr<Peer>(std::move(made));
+  };
 }
 
 }  // namespace perigee

@@ -83,7 +83,7 @@ class TcpPeers : public testing::Test {
                        tokens);
   }
   std::unique_ptr<Peer> connected(const std::string& to) {
-    auto peer = connect_by_tcp(options)(to, pages.shape);
+    auto peer = connect_by_tcp(options)(to, pages.shape, {});
     CHECK(peer.ok(), peer.error().message);
     return std::move(*peer);
   }
@@ -114,12 +114,12 @@ TEST_F(TcpPeers, SayWhatTheTableSays) {
 TEST_F(TcpPeers, NeedTheSecretAndTheSameModel) {
   TcpOptions other = options;
   other.secret = "Secret";
-  EXPECT_NE(connect_by_tcp(other)(address(), pages.shape).error().message.find("secret"), std::string::npos);
+  EXPECT_NE(connect_by_tcp(other)(address(), pages.shape, {}).error().message.find("secret"), std::string::npos);
   CacheShape shape = pages.shape;
   shape.model = "another";
-  EXPECT_EQ(connect_by_tcp(options)(address(), shape).error().field, "model");
-  EXPECT_FALSE(connect_by_tcp(options)("127.0.0.1:1", pages.shape).ok());
-  EXPECT_FALSE(connect_by_tcp(options)("nowhere", pages.shape).ok());
+  EXPECT_EQ(connect_by_tcp(options)(address(), shape, {}).error().field, "model");
+  EXPECT_FALSE(connect_by_tcp(options)("127.0.0.1:1", pages.shape, {}).ok());
+  EXPECT_FALSE(connect_by_tcp(options)("nowhere", pages.shape, {}).ok());
   TcpOptions none;
   EXPECT_EQ(LeaseServer::start(table, "0.0.0.0", 0, none).error().field, "kv-transfer-config");
 }
@@ -152,7 +152,7 @@ TEST_F(TcpPeers, DamagedBytesAreNeverAnAnswer) {
   int32_t num_right = 0, num_wrong = 0;
   for (int i = 0; i < 60; ++i) {
     if (!peer) {
-      auto made = connect_by_tcp(options)(middle.peer(), pages.shape);
+      auto made = connect_by_tcp(options)(middle.peer(), pages.shape, {});
       if (made.ok()) peer = std::move(*made);
     }
     if (peer && peer->read(name, {UnitGroup::kBlocks, 1, 1}, out).ok()) {
@@ -186,6 +186,34 @@ TEST_F(TcpPeers, ARepeatedRequestEndsTheConnection) {
   ASSERT_TRUE(frames.receive<Done>(kMaxHandshakeBytes).ok());
   ASSERT_TRUE(frames.send(ExtendLease{name}, 1).ok());
   EXPECT_FALSE(frames.receive<Done>(kMaxHandshakeBytes).ok());
+}
+
+// A peer that accepts and then says nothing: the end of an engine does not wait for it.
+TEST_F(TcpPeers, AStopEndsEveryWait) {
+  auto hole = Socket::listen(kLoopback, 0);
+  ASSERT_TRUE(hole.ok());
+  const std::string nobody = "127.0.0.1:" + std::to_string(hole->port());
+  // Within the handshake, and within a request.
+  Middle middle(server->port(), [&, num_bytes = 0](std::span<uint8_t>, bool to_client) mutable {
+    if (to_client && ++num_bytes > 300) std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  });
+  options.handshake_s = options.silence_s = 30;
+  const LeaseName name = grant(1);
+  for (const std::string& to : {nobody, middle.peer()}) {
+    std::stop_source stop;
+    const double begin_s = system_clock().now_s();
+    std::thread asking([&] {
+      std::vector<uint8_t> out(static_cast<size_t>(3 * pages.shape.block_bytes));
+      auto peer = connect_by_tcp(options)(to, pages.shape, stop.get_token());
+      while (peer.ok() && (*peer)->read(name, {UnitGroup::kBlocks, 0, 3}, out).ok()) {
+      }
+      EXPECT_FALSE(connect_by_tcp(options)(to, pages.shape, stop.get_token()).ok()) << "nor does anything begin";
+    });
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    stop.request_stop();
+    asking.join();
+    EXPECT_LT(system_clock().now_s() - begin_s, 5) << to;
+  }
 }
 
 TEST_F(TcpPeers, WhoIsUnknownHoldsNoConnectionByTrickling) {

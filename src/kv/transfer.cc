@@ -16,6 +16,7 @@ void Transfer::stop() {
       ended_ += lane.counts();
     }
   }
+  parts_.stop.request_stop();
 }
 
 // Requires the mutex.

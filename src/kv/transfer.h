@@ -30,7 +30,7 @@ class Transfer {
       : parts_{std::move(store), std::move(shape), std::move(connect), options, std::move(on_end)} {}
   ~Transfer() { stop(); }
 
-  // Ends the transfers under way at their next piece, and forgets the others: they have no end. No page is written
+  // Ends the transfers under way, whatever they wait for, and forgets the others: they have no end. No page is written
   // after that. One caller.
   void stop();
 
@@ -48,7 +48,7 @@ class Transfer {
   TransferLane& lane_of(const std::string& peer);
   Lanes take_idle();
 
-  const TransferParts parts_;
+  TransferParts parts_;
   mutable std::mutex mutex_;
   Lanes lanes_;
   TransferCounts ended_;  // of lanes that are gone

@@ -11,14 +11,6 @@
 
 namespace perigee {
 
-TransferCounts& TransferCounts::operator+=(const TransferCounts& other) {
-  arrived += other.arrived;
-  failed += other.failed;
-  bytes += other.bytes;
-  seconds += other.seconds;
-  return *this;
-}
-
 TransferLane::TransferLane(const TransferParts& parts, std::string peer)
     : parts_(parts), peer_(std::move(peer)), used_s_(system_clock().now_s()) {
   try {
@@ -156,7 +148,7 @@ void TransferLane::run(bool pulls) {
 
 Status TransferLane::perform(const Job& job, std::unique_ptr<Peer>& peer) {
   if (!peer) {
-    ASSIGN_OR_RETURN(peer, parts_.connect(peer_, parts_.shape));
+    ASSIGN_OR_RETURN(peer, parts_.connect(peer_, parts_.shape, parts_.stop.get_token()));
   }
   const LeaseName& lease = job.what.remote.lease;
   switch (job.kind) {
@@ -210,20 +202,20 @@ void TransferLane::finish_errand(const Job& job, const Status& status, bool reac
 
 Status TransferLane::pull(const Prepared& what, Peer& peer) {
   const Import& import = what.import;
-  parts_.store.poison({.first_block = import.first_block, .blocks = import.blocks, .checkpoint = import.checkpoint});
+  RETURN_IF_ERROR(parts_.store.poison(
+      {.first_block = import.first_block, .blocks = import.blocks, .checkpoint = import.checkpoint}));
   const LeaseName& lease = what.remote.lease;
   const auto num_tokens = static_cast<size_t>(what.remote.num_blocks) * kBlockTokens;
   if (what.tokens->size() < num_tokens) return bad_input("a lease of more tokens than the prompt has", "num_blocks");
   RETURN_IF_ERROR(peer.open(lease, std::span(*what.tokens).first(num_tokens), what.remote.num_blocks));
-  std::vector<uint8_t> staging;
   const auto num_blocks = static_cast<int32_t>(import.blocks.size());
-  RETURN_IF_ERROR(pull_group(what, {UnitGroup::kBlocks, import.first_block, num_blocks}, peer, staging));
+  RETURN_IF_ERROR(pull_group(what, {UnitGroup::kBlocks, import.first_block, num_blocks}, peer));
   if (!import.checkpoint.empty())
-    RETURN_IF_ERROR(pull_group(what, {UnitGroup::kState, 0, parts_.shape.state_units()}, peer, staging));
+    RETURN_IF_ERROR(pull_group(what, {UnitGroup::kState, 0, parts_.shape.state_units()}, peer));
   return peer.extend(lease);  // that it stands after the last byte
 }
 
-Status TransferLane::pull_group(const Prepared& what, UnitRange units, Peer& peer, std::vector<uint8_t>& staging) {
+Status TransferLane::pull_group(const Prepared& what, UnitRange units, Peer& peer) {
   const Import& import = what.import;
   const int64_t unit_bytes = parts_.shape.unit_bytes(units.group);
   const int64_t in_piece = std::max<int64_t>(1, parts_.options.piece_bytes / std::max<int64_t>(1, unit_bytes));
@@ -231,10 +223,9 @@ Status TransferLane::pull_group(const Prepared& what, UnitRange units, Peer& pee
     const auto count = static_cast<int32_t>(std::min<int64_t>(in_piece, units.count - done));
     const UnitRange piece{units.group, units.first + done, count};
     if (stopping_) return Error(Code::kUnavailable, "the engine is shutting down");
-    staging.resize(static_cast<size_t>(piece.count * unit_bytes));
-    RETURN_IF_ERROR(peer.read(what.remote.lease, piece, staging));
-    parts_.store.scatter({.first_block = import.first_block, .blocks = import.blocks, .checkpoint = import.checkpoint},
-                         piece, staging);
+    RETURN_IF_ERROR(
+        peer.pull(what.remote.lease, piece, parts_.store,
+                  {.first_block = import.first_block, .blocks = import.blocks, .checkpoint = import.checkpoint}));
     done += piece.count;
   }
   return {};

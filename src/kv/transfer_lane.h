@@ -10,19 +10,15 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <stop_token>
 #include <string>
 #include <vector>
 
 #include "base/thread.h"
+#include "kv/counts.h"
 #include "kv/peer.h"
 
 namespace perigee {
-
-struct TransferCounts {
-  int64_t arrived = 0, failed = 0, bytes = 0;
-  double seconds = 0;  // of all that arrived, together
-  TransferCounts& operator+=(const TransferCounts& other);
-};
 
 struct TransferOptions {
   int32_t num_pulls = 2;          // transfers at a time from one peer
@@ -38,6 +34,7 @@ struct TransferParts {
   Connect connect;
   TransferOptions options;
   std::function<void(SequenceId, Status)> on_end;
+  std::stop_source stop = {};  // ends what waits for a peer
 };
 
 // Transfer's words, for one peer. Any thread may call.
@@ -79,7 +76,7 @@ class TransferLane {
   std::optional<Job> next_errand(Lock& lock);
   Status perform(const Job& job, std::unique_ptr<Peer>& peer);
   Status pull(const Prepared& what, Peer& peer);
-  Status pull_group(const Prepared& what, UnitRange units, Peer& peer, std::vector<uint8_t>& staging);
+  Status pull_group(const Prepared& what, UnitRange units, Peer& peer);
   void finish_pull(const Job& job, const Status& status, bool reached, double seconds);
   void finish_errand(const Job& job, const Status& status, bool reached);
 

@@ -65,10 +65,11 @@ class Transfers : public testing::Test {
   LeaseTable table{there.store, there.shape, 7, 30, clock, [](SequenceId) {}};
   Transfer transfer{here.store,
                     here.shape,
-                    [this](const std::string& peer, const CacheShape& shape) -> Result<std::unique_ptr<Peer>> {
+                    [this](const std::string& peer, const CacheShape& shape,
+                           const std::stop_token& stop) -> Result<std::unique_ptr<Peer>> {
                       ++num_connects;
                       if (fails_at == 5) return Error(Code::kUnavailable, "nobody is there");
-                      ASSIGN_OR_RETURN(auto made, connect_in_process(table)(peer, shape));
+                      ASSIGN_OR_RETURN(auto made, connect_in_process(table)(peer, shape, stop));
                       return std::unique_ptr<Peer>(std::make_unique<Faulty>(std::move(made), fails_at));
                     },
                     {.num_pulls = 1, .extend_every_s = 0.01, .piece_bytes = 1},
@@ -169,14 +170,18 @@ class SeveralPeers : public Transfers {
 
   std::condition_variable changed;
   bool hole_ends = false;
+  std::atomic<bool> was_stopped{false};
   int32_t num_in_hole = 0;
   Transfer several{here.store,
                    here.shape,
-                   [this](const std::string& peer, const CacheShape& shape) -> Result<std::unique_ptr<Peer>> {
+                   [this](const std::string& peer, const CacheShape& shape,
+                          const std::stop_token& stop) -> Result<std::unique_ptr<Peer>> {
                      if (peer == "hole") wait_in_hole();
+                     if (peer == "deaf") was_stopped = eventually([&] { return stop.stop_requested(); });
+                     if (peer == "deaf") return Error(Code::kUnavailable, "the engine is shutting down");
                      if (peer == "hole" || peer == "nobody") return Error(Code::kUnavailable, "nobody is there");
                      if (peer == "huge") throw std::bad_alloc();
-                     return connect_in_process(table)(peer, shape);
+                     return connect_in_process(table)(peer, shape, stop);
                    },
                    {.num_pulls = 1, .extend_every_s = 5, .idle_s = 0.05},
                    [this](SequenceId sequence, Status status) {
@@ -212,6 +217,13 @@ TEST_F(SeveralPeers, WithoutMemoryATransferFails) {
   ASSERT_TRUE(ended(1));
   const std::lock_guard lock(mutex);
   EXPECT_EQ(ends.at(SequenceId(1)).error().code, Code::kExhausted);
+}
+
+TEST_F(SeveralPeers, TheEndEndsWhatWaits) {
+  post(several, 1, "deaf");
+  std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  several.stop();
+  EXPECT_TRUE(was_stopped);
 }
 
 TEST_F(SeveralPeers, NothingBeginsAfterTheEnd) {

@@ -141,6 +141,7 @@ void code(Io& io, T& m) {
     io.number("state_unit_bytes", m.shape.state_unit_bytes);
     io.text("draft", m.shape.draft);
     io.truth("deterministic", m.shape.deterministic);
+    io.number("lease_ms", m.shape.lease_ms);
     io.number("incarnation", m.incarnation);
   } else if constexpr (std::is_same_v<M, OpenLease>) {
     lease(m.lease);

@@ -33,13 +33,28 @@ void read_without_effect(Fields& fields) {
   fields.flag("enable_permute_local_kv", false);
 }
 
+// In vLLM these are NIXL's plugins.
+void read_backends(Fields& fields, HandoverConfig& to) {
+  constexpr size_t kMost = 8;
+  const Json* names = fields.array("backends", kMost);
+  if (names == nullptr) return;
+  for (const Json& name : names->as_array()) {
+    const std::string text = name.is_string() ? name.as_string() : "";
+    if (text != "TCP" && text != "UCX" && text != "CUDA_IPC")
+      return fields.fail("backends", fmt::format("holds {}: this server has \"TCP\", \"UCX\" and \"CUDA_IPC\"",
+                                                 dump_json(name).substr(0, 64)));
+    to.backends.push_back(text);
+  }
+}
+
 void read_extra(Fields& fields, HandoverConfig& to) {
   const Json* extra = fields.object("kv_connector_extra_config");
   if (extra == nullptr) return;
   Fields members(*extra, "kv_connector_extra_config.");
   to.lease_s = members.real("kv_lease_duration", 1, kMostLeaseS).value_or(to.lease_s);
   members.refuse("bidirectional_kv_xfer", "prefixes go from prefill to decode only; leave it out", Json(false));
-  for (const char* name : {"backends", "decoder_kv_blocks_ttl", "kv_recompute_threshold", "enforce_handshake_compat",
+  read_backends(members, to);
+  for (const char* name : {"decoder_kv_blocks_ttl", "kv_recompute_threshold", "enforce_handshake_compat",
                            "enable_cross_layers_blocks", "num_threads"})
     members.any(name);
   members.refuse_unknown();

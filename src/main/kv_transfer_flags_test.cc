@@ -54,6 +54,8 @@ TEST_F(KvTransferFlag, RolesAndVllmsDefaults) {
   EXPECT_TRUE(both->gives && both->connect);
   EXPECT_EQ(both->on_failure, ImportEnd::kRecompute);
   EXPECT_EQ(both->lease_s, 12);
+  EXPECT_EQ(both->backends, std::vector<std::string>{"UCX"});
+  EXPECT_TRUE(consumer->backends.empty());
 }
 
 TEST_F(KvTransferFlag, FlagsComeBeforeTheJsonAndVariables) {
@@ -87,6 +89,10 @@ TEST_F(KvTransferFlag, ErrorsNameTheKey) {
            "kv_load_failure_policy"},
           {R"({"kv_connector":"NixlConnector","kv_role":"kv_both","kv_connector_extra_config":{"kv_lease_duration":0}})",
            "kv_lease_duration"},
+          {R"({"kv_connector":"NixlConnector","kv_role":"kv_both","kv_connector_extra_config":{"backends":["LIBFABRIC"]}})",
+           "backends"},
+          {R"({"kv_connector":"NixlConnector","kv_role":"kv_both","kv_connector_extra_config":{"backends":[1]}})",
+           "backends"},
           {R"({"kv_connector":"NixlConnector","kv_role":"kv_both",)"
            R"("kv_connector_extra_config":{"bidirectional_kv_xfer":true}})",
            "bidirectional_kv_xfer"}}) {

@@ -12,6 +12,7 @@ Signals::Signals() {
   for (const int signal : {SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2}) sigaddset(&set_, signal);
   pthread_sigmask(SIG_BLOCK, &set_, nullptr);
   std::signal(SIGPIPE, SIG_IGN);
+  std::signal(SIGXFSZ, SIG_IGN);  // a log that may not grow any more loses lines, and ends nothing
 }
 
 std::optional<int> Signals::wait(timespec limit) const {

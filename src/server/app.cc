@@ -174,6 +174,7 @@ void App::set_ready(std::shared_ptr<Backend> backend) {
   const BackendInfo info = backend->info();
   auto serving = std::make_shared<Serving>();
   serving->backend = std::move(backend);
+  serving->takes_leases = info.takes_leases;
   serving->context = {.caps = caps_for(config_.caps, info.max_model_len, longest_token_bytes(*text_)),
                       .served_names = config_.served_names,
                       .defaults = text_->defaults(),

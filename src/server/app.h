@@ -77,6 +77,7 @@ class App {
   struct Serving {  // what exists once the model is loaded
     std::shared_ptr<Backend> backend;
     RequestContext context;
+    bool takes_leases = false;
   };
   std::shared_ptr<const Serving> serving() const;
   bool is_open(const HttpRequest& request) const;
@@ -104,7 +105,8 @@ class App {
   static Prepared reply_with(const Json& body);
   Status check_fields(const RequestFields& fields, int64_t num_prompts, const RequestContext& context) const;
   Status check_room(const Serving& serving) const;
-  Result<std::unique_ptr<GenerationSpec>> make_spec(const PendingRequest& pending, const Serving& serving,
+  Result<Json> generation_body_of(PendingRequest& pending, const Serving& serving) const;
+  Result<std::unique_ptr<GenerationSpec>> make_spec(PendingRequest& pending, const Serving& serving,
                                                     const RequestFields& fields, std::vector<TokenIds> prompts);
   ReplyContext reply_context(const Serving& serving) const;
   void log_unknown_fields(const std::vector<std::string>& names);

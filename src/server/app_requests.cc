@@ -190,6 +190,16 @@ Status App::check_room(const Serving& serving) const {
                fmt::format("the queue is full ({} sequences): try again later", serving.context.max_choices));
 }
 
+// Of a request to generate. Where another server holds its prompt, that must be known before the request is refused.
+Result<Json> App::generation_body_of(PendingRequest& pending, const Serving& serving) const {
+  const Status room = check_room(serving);
+  if (!room.ok() && !serving.takes_leases) return room.error();
+  ASSIGN_OR_RETURN(Json body, body_of(pending, static_cast<size_t>(serving.context.max_model_len)));
+  if (auto remote = remote_prefix_of(body)) pending.lease = RemoteLease(serving.backend, std::move(*remote));
+  RETURN_IF_ERROR(room);
+  return body;
+}
+
 App::Prepared App::reply_with(const Json& body) {
   Prepared prepared;
   prepared.reply = json_reply(body);
@@ -227,7 +237,7 @@ Status App::check_fields(const RequestFields& fields, int64_t num_prompts, const
   return check_choices(num_prompts, fields.n, context.max_choices);
 }
 
-Result<std::unique_ptr<GenerationSpec>> App::make_spec(const PendingRequest& pending, const Serving& serving,
+Result<std::unique_ptr<GenerationSpec>> App::make_spec(PendingRequest& pending, const Serving& serving,
                                                        const RequestFields& fields, std::vector<TokenIds> prompts) {
   const int64_t limit = serving.context.max_model_len;
   for (const TokenIds& prompt : prompts) {
@@ -263,6 +273,7 @@ Result<std::unique_ptr<GenerationSpec>> App::make_spec(const PendingRequest& pen
   spec->path = pending.request.path;
   spec->max_model_len = limit;
   spec->arrival_s = pending.arrival_s;
+  spec->lease = std::move(pending.lease);
   return spec;
 }
 
@@ -279,8 +290,7 @@ Result<App::Prepared> App::prepare_completions(PendingRequest& pending) {
   constexpr int64_t kDefaultMaxTokens = 16;
   const auto now_serving = serving();
   const RequestContext& context = now_serving->context;
-  RETURN_IF_ERROR(check_room(*now_serving));
-  ASSIGN_OR_RETURN(const Json body, body_of(pending, static_cast<size_t>(context.max_model_len)));
+  ASSIGN_OR_RETURN(const Json body, generation_body_of(pending, *now_serving));
   ASSIGN_OR_RETURN(CompletionRequest request, parse_completion_request(body, context));
   RETURN_IF_ERROR(check_fields(request.fields, std::ssize(request.prompts), context));
   RETURN_IF_ERROR(check_text(request.prompts, context, *text_));
@@ -304,8 +314,7 @@ Result<App::Prepared> App::prepare_completions(PendingRequest& pending) {
 Result<App::Prepared> App::prepare_chat(PendingRequest& pending) {
   const auto now_serving = serving();
   const RequestContext& context = now_serving->context;
-  RETURN_IF_ERROR(check_room(*now_serving));
-  ASSIGN_OR_RETURN(const Json body, body_of(pending, static_cast<size_t>(context.max_model_len)));
+  ASSIGN_OR_RETURN(const Json body, generation_body_of(pending, *now_serving));
   ASSIGN_OR_RETURN(ChatRequest request, parse_chat_request(body, context));
   if (!text_->has_chat()) return bad_input("this model has no chat template; use /v1/completions", "messages");
   RETURN_IF_ERROR(check_fields(request.fields, 1, context));

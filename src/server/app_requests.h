@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "server/app.h"
+#include "server/remote_lease.h"
 
 namespace perigee {
 
@@ -17,6 +18,7 @@ struct App::PendingRequest {
   const LiveGenerations::Ticket ticket;  // a drain waits for it
   const double arrival_s;
   std::atomic<bool> gone{false};
+  RemoteLease lease;  // that its kv_transfer_params name
 };
 
 // A reply, or a generation.

@@ -21,7 +21,8 @@ struct BackendInfo {
   int64_t num_pages = 0;    // of a rank
   int64_t dcp_size = 1;     // as many pools hold the blocks of a sequence
   std::vector<int32_t> eos_ids;
-  int32_t num_drafts = 0;  // of a verify row, at most; 0: no speculation
+  int32_t num_drafts = 0;     // of a verify row, at most; 0: no speculation
+  bool takes_leases = false;  // of other servers
 };
 
 class Backend {
@@ -30,6 +31,8 @@ class Backend {
   // As Engine::submit: kExhausted when the queue is full, kBadInput for what can never fit.
   virtual Result<RequestId> submit(EngineRequest request, OutputSink sink) = 0;
   virtual void cancel(RequestId request, int32_t choice, FinishReason reason) = 0;
+  // Of a request that is never submitted: what another server holds for it is not needed.
+  virtual void release(const RemotePrefix& remote) = 0;
   virtual EngineStats stats() const = 0;
   virtual BackendInfo info() const = 0;
 };

@@ -53,6 +53,12 @@ class FakeBackend : public Backend {
     wake_.notify_all();
   }
 
+  void release(const RemotePrefix& remote) override {
+    const std::lock_guard lock(mutex_);
+    released.push_back(remote);
+    ++num_released;
+  }
+
   EngineStats stats() const override {
     const std::lock_guard lock(mutex_);
     ++looks;
@@ -65,12 +71,13 @@ class FakeBackend : public Backend {
     stats.lost = lost;
     stats.scheduler.checkpoint_pages = 9, stats.scheduler.checkpoints = 3, stats.scheduler.checkpoint_hits = 5;
     stats.scheduler.speculation = {.rows = 10, .drafts = 19, .accepted_at = {6, 2}};
-    stats.handovers = HandoverCounts{.leases_held = 2, .leases_expired = 3, .failed_transfers = 4, .transfer_s = 0.5};
+    stats.handovers = HandoverCounts{.leases = {.expired = 3, .held = 2}, .transfers = {.failed = 4, .seconds = 0.5}};
     stats.step_tokens = {.steps = {0, 3}, .tokens = 12};  // three steps of 2 to 8 tokens
     return stats;
   }
   BackendInfo info() const override {
-    return {options_.vocab, options_.max_model_len, options_.max_choices, 77, 1, {options_.eos}, options_.num_drafts};
+    return {
+        options_.vocab, options_.max_model_len, options_.max_choices, 77, 1, {options_.eos}, options_.num_drafts, true};
   }
 
   size_t running() const {
@@ -90,6 +97,8 @@ class FakeBackend : public Backend {
   }
 
   std::vector<EngineRequest> submitted;
+  std::vector<RemotePrefix> released;
+  std::atomic<size_t> num_released{0};
   std::atomic<double> stalled_s{0};
   std::atomic<bool> lost{false};
   mutable std::atomic<int> looks{0}, looks_before_cancel{0};  // how often stats() was asked for; the newest cancel

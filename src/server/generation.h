@@ -19,6 +19,7 @@
 #include "server/backend.h"
 #include "server/http_types.h"
 #include "server/metrics.h"
+#include "server/remote_lease.h"
 #include "server/reply_format.h"
 #include "server/work_pool.h"
 
@@ -67,6 +68,7 @@ struct GenerationSpec {
   std::string path;                              // for the access log
   int64_t max_model_len = 0;
   double arrival_s = 0;  // system_clock()
+  RemoteLease lease;     // of the one prompt, where another server has computed it
 };
 
 class Generation : public std::enable_shared_from_this<Generation> {

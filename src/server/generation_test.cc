@@ -22,6 +22,7 @@ class HandBackend : public Backend {
     return RequestId(std::ssize(requests) - 1);
   }
   void cancel(RequestId request, int32_t choice, FinishReason) override { cancels.emplace_back(request.value, choice); }
+  void release(const RemotePrefix&) override {}
   EngineStats stats() const override { return {}; }
   BackendInfo info() const override { return {}; }
 

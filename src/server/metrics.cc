@@ -288,17 +288,17 @@ void Metrics::Impl::copy_handovers(const HandoverCounts& counts) {
         .bytes_taken = make.counter("kv_bytes_received", "Bytes of those that arrived."),
         .seconds = make.counter("kv_transfer_seconds", "Time that those took, together.")};
   Handovers& to = *handovers;
-  to.leases.set(static_cast<double>(counts.leases_held));
-  to.granted.raise_to(static_cast<double>(counts.leases_granted));
-  to.released.raise_to(static_cast<double>(counts.leases_released));
-  to.expired.raise_to(static_cast<double>(counts.leases_expired));
-  to.refused_reads.raise_to(static_cast<double>(counts.refused_reads));
+  to.leases.set(static_cast<double>(counts.leases.held));
+  to.granted.raise_to(static_cast<double>(counts.leases.granted));
+  to.released.raise_to(static_cast<double>(counts.leases.released));
+  to.expired.raise_to(static_cast<double>(counts.leases.expired));
+  to.refused_reads.raise_to(static_cast<double>(counts.leases.refused_reads));
   to.refused_connections.raise_to(static_cast<double>(counts.refused_connections));
-  to.bytes_sent.raise_to(static_cast<double>(counts.bytes_sent));
-  to.transfers.raise_to(static_cast<double>(counts.transfers));
-  to.failed.raise_to(static_cast<double>(counts.failed_transfers));
-  to.bytes_taken.raise_to(static_cast<double>(counts.bytes_taken));
-  to.seconds.raise_to(counts.transfer_s);
+  to.bytes_sent.raise_to(static_cast<double>(counts.leases.bytes));
+  to.transfers.raise_to(static_cast<double>(counts.transfers.arrived));
+  to.failed.raise_to(static_cast<double>(counts.transfers.failed));
+  to.bytes_taken.raise_to(static_cast<double>(counts.transfers.bytes));
+  to.seconds.raise_to(counts.transfers.seconds);
 }
 
 std::string Metrics::render(const EngineStats& stats) {

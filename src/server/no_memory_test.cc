@@ -27,6 +27,7 @@ class BackendWithMemory : public Backend {
     const ExemptAllocations here;
     inner_->cancel(request, choice, reason);
   }
+  void release(const RemotePrefix& remote) override { inner_->release(remote); }
   EngineStats stats() const override { return inner_->stats(); }
   BackendInfo info() const override { return inner_->info(); }
 

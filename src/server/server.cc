@@ -45,6 +45,7 @@ class EngineBackend : public Backend {
   void cancel(RequestId request, int32_t choice, FinishReason reason) override {
     engine_.cancel(request, choice, reason);
   }
+  void release(const RemotePrefix& remote) override { engine_.release(remote); }
   EngineStats stats() const override { return engine_.stats(); }
   BackendInfo info() const override {
     return {.vocab = engine_.model().vocab,
@@ -53,7 +54,8 @@ class EngineBackend : public Backend {
             .num_pages = engine_.num_pages(),
             .dcp_size = engine_.cache_size().dcp_size,
             .eos_ids = engine_.model().eos_ids,
-            .num_drafts = engine_.num_drafts()};
+            .num_drafts = engine_.num_drafts(),
+            .takes_leases = engine_.takes_leases()};
   }
 
  private:

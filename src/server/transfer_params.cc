@@ -60,6 +60,14 @@ TransferParams read_transfer_params(const Json& params, Fields& fields) {
   return out;
 }
 
+std::optional<RemotePrefix> remote_prefix_of(const Json& body) {
+  const Json* params = body.find("kv_transfer_params");
+  if (params == nullptr || !params->is_object()) return std::nullopt;
+  Fields fields(body);
+  TransferParams read = read_transfer_params(*params, fields);
+  return fields.status().ok() ? std::move(read.remote) : std::nullopt;
+}
+
 Json transfer_params_json(const std::optional<RemotePrefix>& lease) {
   Json out(Json::Object{{"do_remote_prefill", true}, {"do_remote_decode", false}});
   out.set("remote_num_tokens", lease ? static_cast<int64_t>(lease->num_blocks) * kBlockTokens : 0);

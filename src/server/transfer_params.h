@@ -23,6 +23,9 @@ struct TransferParams {
 // mean nothing.
 TransferParams read_transfer_params(const Json& params, Fields& fields);
 
+// What another server holds for the request with this body, if that can be read, whatever else is wrong with it.
+std::optional<RemotePrefix> remote_prefix_of(const Json& body);
+
 // Of a reply to do_remote_decode. Without a lease it says that there is nothing to fetch: of prompts up to a block.
 Json transfer_params_json(const std::optional<RemotePrefix>& lease);
 

@@ -1,4 +1,7 @@
 // Requests and replies between prefill and decode servers, over a scripted backend.
+#include <thread>
+
+#include "base/eventually.h"
 #include "server/api_fixture.h"
 #include "server/transfer_params.h"
 
@@ -55,6 +58,43 @@ TEST_F(TransferRequests, APrefillIsHeldToNoForm) {
   const std::string longer = R"("prompt":"x","max_tokens":20,"structured_outputs":{"choice":["yes","no"]})";
   EXPECT_EQ(post(kCompletions, str_cat("{", longer, ",", kLease, "}")).status, 200);
   EXPECT_NE(backend_->submitted.back().constraint, nullptr) << "these tokens somebody may read";
+}
+
+// The other server's pages are free at once, and not when the lease has run out.
+TEST_F(TransferRequests, ARequestThatIsRefusedBeforeTheEngineLetsItsLeaseGo) {
+  options_.max_choices = 4;
+  start(ids_of("ab"));
+  const std::string prefilled = str_cat(R"({"prompt":"x","max_tokens":1,)", kLease, "}");
+  const Json reply = post(kCompletions, prefilled).json();
+  const std::string lease = str_cat(R"("kv_transfer_params":)", dump_json(*reply.find("kv_transfer_params")));
+  const size_t num_submitted = backend_->submitted.size();
+  size_t num_released = 0;
+  for (const char* bad : {R"("prompt":"x","temperature":-1)", R"("prompt":["x","y"])", R"("prompt":"x","n":5)",
+                          R"("prompt":"x","model":"other")", R"("prompt":"x","max_tokens":1000)",
+                          R"("prompt":"x","max_tokens":1,"structured_outputs":{"choice":["yes","no"]})"}) {
+    EXPECT_GE(post(kCompletions, str_cat("{", bad, ",", lease, "}")).status, 400) << bad;
+    ++num_released;
+    EXPECT_TRUE(eventually([&] { return backend_->num_released == num_released; })) << bad;
+  }
+  EXPECT_EQ(backend_->submitted.size(), num_submitted);
+  EXPECT_EQ(backend_->released.back().peer, "10.0.0.1:5600");
+  EXPECT_EQ(post(kCompletions, str_cat(R"({"prompt":"x",)", lease, "}")).status, 200);
+  EXPECT_EQ(backend_->num_released, num_released) << "of one that the engine has, the engine lets go";
+}
+
+TEST_F(TransferRequests, AFullServerLetsLeasesGo) {
+  options_.max_choices = 1;
+  options_.hold_after = 1;
+  start(ids_of("ab"));
+  const Json params = transfer_params_json(
+      RemotePrefix{.peer = "10.0.0.1:5600", .lease = {1, 2}, .num_blocks = 2, .tag = std::string(64, 'a')});
+  std::thread first([&] { post(kCompletions, R"({"prompt":"x"})"); });
+  EXPECT_TRUE(eventually([&] { return backend_->running() == 1; }));
+  const std::string body = str_cat(R"({"prompt":"x","kv_transfer_params":)", dump_json(params), "}");
+  EXPECT_EQ(post(kCompletions, body).status, 429);
+  EXPECT_TRUE(eventually([&] { return backend_->num_released == 1; }));
+  backend_->release();
+  first.join();
 }
 
 TEST_F(TransferRequests, MetricsCountThem) {

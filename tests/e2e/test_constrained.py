@@ -33,7 +33,7 @@ def events(server, body):
     reply = connection.getresponse()
     text = reply.read().decode()
     assert reply.status == 200, text
-    return [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+    return [json.loads(line[6:]) for line in text.split("\n") if line.startswith("data: {")]
 
 
 def streamed(server, body):

@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 import hmac
 import json
+import os
 import random
 import signal
 import socket
@@ -24,12 +25,36 @@ LEASE_S = 8
 SECRET = "a test's secret, known to all"
 
 
-def start(role, log, *more):
+SOAK = "PERIGEE_SOAK" in os.environ
+
+
+def flags_of(role, *more):
     config = {"kv_connector": "NixlConnector", "kv_role": role, "kv_connector_extra_config": {"kv_lease_duration": LEASE_S}}
-    server = ServerProcess(PROGRAM, FOLDER, [*COMMON, "--deterministic", "--kv-secret", SECRET, "--kv-transfer-config", json.dumps(config),
-                                             "--kv-side-channel-port", "0", *more], str(log))
+    return [*COMMON, "--deterministic", "--kv-secret", SECRET, "--kv-transfer-config", json.dumps(config), "--kv-side-channel-port", "0", *more]
+
+
+def start(role, log, *more):
+    server = ServerProcess(PROGRAM, FOLDER, flags_of(role, *more), str(log))
     server.wait_ready()
     return server
+
+
+class CrampedServer(ServerProcess):
+    """Its log may grow to some KiB: writes to it fail from then on, as on a full disk."""
+
+    LIMIT_KIB = 8
+
+    def __init__(self, role, log):
+        self.model = os.path.basename(FOLDER)
+        self.log_path = str(log)
+        self.start(["bash", "-c", f'ulimit -f {self.LIMIT_KIB} && exec "$@"', "bash", PROGRAM, "serve", FOLDER, "--port", "0", *flags_of(role)], self.log_path)
+        self.wait_ready()
+
+    def fill(self):
+        deadline = time.monotonic() + 60
+        while os.path.getsize(self.log_path) < self.LIMIT_KIB << 10:
+            assert time.monotonic() < deadline
+            self.post("/v1/completions", {"prompt": "a line of the log", "max_tokens": 1})
 
 
 class Servers:
@@ -161,6 +186,38 @@ def test_servers_that_stand_still(servers, prompts):
     expect_served(servers, prompts)
 
 
+@pytest.mark.skipif(not SOAK, reason="minutes")
+def test_a_minute_without_either_server(servers, prompts):
+    prompt, _ = prompts[0]
+    for which in ("prefill", "decode"):
+        fields = servers.lease(prompt)
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            with standing_still(getattr(servers, which)):
+                reply = pool.submit(servers.decoded, prompt, fields)
+                time.sleep(60)
+            assert reply.result(60) is None, which
+        expect_served(servers, prompts)
+
+
+def test_a_full_disk_stops_nobody(servers, prompts, tmp_path):
+    """Of what these servers write to files only the log goes on while they serve."""
+    usual = servers.prefill, servers.decode
+    cramped = [CrampedServer(role, tmp_path / role) for role in ("kv_producer", "kv_consumer")]
+    servers.prefill, servers.decode = cramped
+    try:
+        for server in cramped:
+            server.fill()
+        expect_served(servers, prompts)
+        # What is told of a failure is lost, and nothing else.
+        assert servers.decoded(prompts[0][0], through(servers.lease(prompts[0][0]), 9)) is None, "nobody is at that port"
+        expect_served(servers, prompts)
+        assert all(os.path.getsize(server.log_path) == server.LIMIT_KIB << 10 for server in cramped)
+    finally:
+        servers.prefill, servers.decode = usual
+        codes = [server.stop() for server in reversed(cramped)]
+    assert codes == [0, 0]
+
+
 class Middle(threading.Thread):
     """Passes bytes between connections and a port, each piece through `change`, which may end the connection (None)."""
 
@@ -210,11 +267,18 @@ def through(fields, port):
 @pytest.mark.parametrize("share", [0, 0.05, 1e-4, 2e-6])
 def test_damaged_bytes(servers, prompts, share):
     rng = random.Random(7)
+    gap = 1000  # bytes that pass before the next one is damaged
+    num_damaged = 0
 
     def damage(data):
-        for at in range(len(data)) if share > 1e-3 else rng.sample(range(len(data)), min(len(data), int(share * len(data) + rng.random()))):
-            if share <= 1e-3 or rng.random() < share:
-                data[at] ^= rng.randrange(1, 256)
+        nonlocal gap, num_damaged
+        at = 0
+        while share > 0 and at + gap < len(data):
+            at += gap
+            data[at] ^= rng.randrange(1, 256)
+            num_damaged += 1
+            gap = 1 + int(rng.expovariate(share))
+        gap -= len(data) - at
         return data
 
     middle = Middle(servers.lease(prompts[0][0])["kv_transfer_params"]["remote_port"], damage)
@@ -224,23 +288,39 @@ def test_damaged_bytes(servers, prompts, share):
         assert tokens in (wanted, None)
         outcomes.append(tokens is not None)
     middle.listener.close()
+    assert (num_damaged > 0) == (share > 0)
     assert share > 0 or all(outcomes)
+    assert share == 0 or not all(outcomes), "a damaged byte was not seen"
     assert share < 0.01 or not any(outcomes)
     expect_served(servers, prompts)
 
 
 def test_a_connection_that_is_cut(servers, prompts):
-    for num_bytes in (10, 100, 300, 1000, 5000, 50000, 200000):
+    passed = 0
+
+    def counted(data):
+        nonlocal passed
+        passed += len(data)
+        return data
+
+    def through_middle(change):
+        fields = servers.lease(prompts[0][0])
+        middle = Middle(fields["kv_transfer_params"]["remote_port"], change)
+        tokens = servers.decoded(prompts[0][0], through(fields, middle.port))
+        middle.listener.close()
+        return tokens
+
+    assert through_middle(counted) == prompts[0][1]
+    whole = passed
+    for num_bytes in (10, 100, 300, 1000, 5000, whole // 2, whole * 9 // 10):
         left = [num_bytes]
 
         def cut(data):
             left[0] -= len(data)
             return data if left[0] > 0 else None
 
-        fields = servers.lease(prompts[0][0])
-        middle = Middle(fields["kv_transfer_params"]["remote_port"], cut)
-        assert servers.decoded(prompts[0][0], through(fields, middle.port)) in (prompts[0][1], None)
-        middle.listener.close()
+        assert through_middle(cut) is None, f"cut after {num_bytes} of {whole} bytes"
+        assert left[0] <= 0
     expect_served(servers, prompts)
 
 

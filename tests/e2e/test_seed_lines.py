@@ -6,7 +6,6 @@ import fcntl
 import json
 import os
 import re
-import subprocess
 import tempfile
 
 import pytest
@@ -110,13 +109,10 @@ class LineServer(ServerProcess):
         python = folder / "python"
         python.write_text(f'#!/bin/bash\n[ "$1 $2" = "-m vllm.entrypoints.openai.api_server" ] && exec {PROGRAM} serve "${{@:3}}"\n')
         python.chmod(0o755)
-        self.log = open(folder / "log", "a+b")
-        self.log_begin = 0
         plain = {name: value for name, value in os.environ.items() if not name.startswith("PERIGEE_")}
         environment = {**plain, "PATH": f"{folder}:{os.environ['PATH']}", "PERIGEE_DEVICE": "cpu", "PERIGEE_THREADS": "1",
                        "PERIGEE_KV_CACHE_MEMORY_BYTES": "16M"}
-        self.process = subprocess.Popen(["bash", "-c", f"exec env {line}"], env=environment, stdout=self.log, stderr=self.log)
-        self.port = self.read_port()
+        self.start(["bash", "-c", f"exec env {line}"], str(folder / "log"), environment)
 
 
 @EDGE_ONLY

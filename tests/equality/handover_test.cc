@@ -253,8 +253,9 @@ class SlowPeer final : public Peer {
 TEST_P(HandoverEquality, WhoWaitsForAnotherNodeIsNotStuck) {
   std::atomic<bool> may_open{false};
   const auto slowly = [&may_open](const Connect& connect) -> Connect {
-    return [&may_open, connect](const std::string& peer, const CacheShape& here) -> Result<std::unique_ptr<Peer>> {
-      ASSIGN_OR_RETURN(std::unique_ptr<Peer> reached, connect(peer, here));
+    return [&may_open, connect](const std::string& peer, const CacheShape& here,
+                                const std::stop_token& stop) -> Result<std::unique_ptr<Peer>> {
+      ASSIGN_OR_RETURN(std::unique_ptr<Peer> reached, connect(peer, here, stop));
       return std::unique_ptr<Peer>(std::make_unique<SlowPeer>(std::move(reached), may_open));
     };
   };

@@ -20,6 +20,7 @@
 #include <utility>
 
 #include "control/faults.h"
+#include "sim/seeds.h"
 #include "sim/simulation.h"
 
 namespace perigee::sim {
@@ -76,25 +77,11 @@ constexpr int kFirstOfShape = 25;  // bugs from here on need several ranks and v
 constexpr Shape kMutantShape{.num_ranks = 2, .num_drafts = kMaxDrafts};
 
 struct Options {
-  uint64_t first = 0, end = 200;
+  Seeds seeds{.end = 200};
   bool replay = false, all_mutants = false, list = false;
   int mutant = 0;
   Shape shape;
 };
-
-bool parse_seeds(const std::string& text, Options& options) {
-  const size_t dots = text.find("..");
-  char* rest = nullptr;
-  if (dots == std::string::npos) {
-    options.first = 0;
-    options.end = std::strtoull(text.c_str(), &rest, 10);
-    return *rest == '\0' && options.end > 0;
-  }
-  options.first = std::strtoull(text.c_str(), &rest, 10);
-  if (rest != text.c_str() + dots) return false;
-  options.end = std::strtoull(text.c_str() + dots + 2, &rest, 10);
-  return *rest == '\0' && options.end > options.first;
-}
 
 bool parse(int argc, char** argv, Options& options) {
   for (int i = 1; i < argc; ++i) {
@@ -107,11 +94,11 @@ bool parse(int argc, char** argv, Options& options) {
     } else if (flag == "--list-mutants") {
       options.list = true;
     } else if (flag == "--seed") {
-      options.first = std::strtoull(value, nullptr, 10);
-      options.end = options.first + 1;
+      options.seeds.first = std::strtoull(value, nullptr, 10);
+      options.seeds.end = options.seeds.first + 1;
       ++i;
     } else if (flag == "--seeds") {
-      if (!parse_seeds(value, options)) return false;
+      if (!parse_seeds(value, options.seeds)) return false;
       ++i;
     } else if (flag == "--mutant") {
       options.mutant = std::atoi(value);
@@ -151,7 +138,7 @@ int check_shape(const Shape& shape, const Counts& counts) {
 
 int run_seeds(const Options& options) {
   Counts counts;
-  for (uint64_t seed = options.first; seed < options.end; ++seed) {
+  for (uint64_t seed = options.seeds.first; seed < options.seeds.end; ++seed) {
     const Counts one = Simulation(seed, options.shape).run();
     if (options.replay && Simulation(seed, options.shape).run().log_hash != one.log_hash) {
       std::printf("FAILED seed %llu: a replay differs\n", static_cast<unsigned long long>(seed));
@@ -163,9 +150,9 @@ int run_seeds(const Options& options) {
   std::printf(
       "seeds %llu..%llu: %lld steps, %lld requests, %lld ids, %lld preemptions (%lld resumed with a hit), "
       "%lld cancels in flight, %lld results reordered, %lld prefix hits, %lld deadlines, %lld errors; log %016llx\n",
-      static_cast<unsigned long long>(options.first), static_cast<unsigned long long>(options.end - 1), n(counts.steps),
-      n(counts.requests), n(counts.ids), n(counts.preemptions), n(counts.resumes_hit), n(counts.cancels_in_flight),
-      n(counts.reordered), n(counts.hits), n(counts.expired), n(counts.errors),
+      static_cast<unsigned long long>(options.seeds.first), static_cast<unsigned long long>(options.seeds.end - 1),
+      n(counts.steps), n(counts.requests), n(counts.ids), n(counts.preemptions), n(counts.resumes_hit),
+      n(counts.cancels_in_flight), n(counts.reordered), n(counts.hits), n(counts.expired), n(counts.errors),
       static_cast<unsigned long long>(counts.log_hash));
   std::printf(
       "recurrent: %lld steps, %lld checkpoints written, %lld rows with several, %lld hit (%lld while another plan "
@@ -185,7 +172,7 @@ int run_seeds(const Options& options) {
                 n(counts.spilled), n(counts.dealt_in_turn));
   std::printf("constraints: %lld masked rows, %lld of them verify drafts, %lld stopped before their masks were made\n",
               n(counts.masked_rows), n(counts.masked_verify_rows), n(counts.masks_missing));
-  if (options.end - options.first < 200) return 0;
+  if (options.seeds.end - options.seeds.first < 200) return 0;
   return check_shape(options.shape, counts) | check_rarity("preemptions", counts.preemptions, counts.steps) |
          check_rarity("cancels in flight", counts.cancels_in_flight, counts.steps) |
          check_rarity("reordered results", counts.reordered, counts.steps) |
@@ -205,9 +192,9 @@ std::string run_child(const Options& options, int mutant, int& status) {
   if (child == 0) {
     g_planted_fault = static_cast<Fault>(mutant);
     if (dup2(out[1], STDOUT_FILENO) < 0 || dup2(out[1], STDERR_FILENO) < 0) std::_Exit(0);
-    const uint64_t end = std::max(options.end, options.first + kSeedsPerMutant);
+    const uint64_t end = std::max(options.seeds.end, options.seeds.first + kSeedsPerMutant);
     const Shape shape = mutant < kFirstOfShape ? options.shape : kMutantShape;
-    for (uint64_t seed = options.first; seed < end; ++seed) Simulation(seed, shape).run();
+    for (uint64_t seed = options.seeds.first; seed < end; ++seed) Simulation(seed, shape).run();
     std::_Exit(0);
   }
   close(out[1]);

@@ -26,36 +26,32 @@ inline __m256i load(const void* p) {
   return _mm256_loadu_si256(static_cast<const __m256i*>(p));
 }
 
-// R rows, one after another in `pairs` (16 pairs each), times a k tile: one chain of additions an output.
-template <int R>
-inline void add_tile(const uint16_t* b, const int32_t* pairs, __m256 (&sums)[R][kVectors]) {
-  for (int64_t p = 0; p < kPairs; ++p) {
-    __m256 even[R], odd[R];
-    for (int r = 0; r < R; ++r) {
-      const __m256i x = _mm256_set1_epi32(pairs[r * kPairs + p]);
-      even[r] = even_f32(x);
-      odd[r] = odd_f32(x);
-    }
-#pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) {
-      const __m256i w = load(b + p * 64 + v * 16);
-      for (int r = 0; r < R; ++r) {
-        sums[r][v] = _mm256_fmadd_ps(even[r], even_f32(w), sums[r][v]);
-        sums[r][v] = _mm256_fmadd_ps(odd[r], odd_f32(w), sums[r][v]);
-      }
-    }
-  }
+// Eight pairs of weights.
+struct WeightPairs {
+  __m256 even, odd;
+};
+
+inline WeightPairs pairs_at(const uint16_t* b) {
+  const __m256i w = load(b);
+  return {even_f32(w), odd_f32(w)};
+}
+
+inline WeightPairs pairs_at(const uint8_t* b) {
+  const __m256i w = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(b)));
+  return {_mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(w, 16), 16)),
+          _mm256_cvtepi32_ps(_mm256_srai_epi32(w, 16))};
 }
 
 // Quantised weights take so many instructions a byte that the processor itself looks too short a way ahead: so many
 // bytes are asked for. Panels lie one after another.
 constexpr int64_t kAhead = 4096;
 
-// The same of an INT8 tile.
-template <int R>
-inline void add_tile(const uint8_t* b, const int32_t* pairs, __m256 (&sums)[R][kVectors]) {
-  for (int64_t p = 0; p < kPairs; ++p) {
-    _mm_prefetch(b + p * 64 + kAhead, _MM_HINT_T0);
+// R rows, one after another in `pairs` (16 pairs each), times a k tile of bf16 or INT8: one chain of additions an
+// output.
+template <int R, typename Weight>
+inline void add_tile(const Weight* b, const int32_t* pairs, __m256 (&sums)[R][kVectors]) {
+  for (int64_t p = 0; p < kPairs; ++p, b += 64) {
+    if constexpr (sizeof(Weight) == 1) _mm_prefetch(b + kAhead, _MM_HINT_T0);
     __m256 even[R], odd[R];
     for (int r = 0; r < R; ++r) {
       const __m256i x = _mm256_set1_epi32(pairs[r * kPairs + p]);
@@ -64,12 +60,11 @@ inline void add_tile(const uint8_t* b, const int32_t* pairs, __m256 (&sums)[R][k
     }
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) {
-      const auto* from = reinterpret_cast<const __m128i*>(b + p * 64 + v * 16);
-      const __m256i w = _mm256_cvtepi8_epi16(_mm_loadu_si128(from));
-      const __m256 even_weights = _mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(w, 16), 16));
-      const __m256 odd_weights = _mm256_cvtepi32_ps(_mm256_srai_epi32(w, 16));
-      for (int r = 0; r < R; ++r) sums[r][v] = _mm256_fmadd_ps(even[r], even_weights, sums[r][v]);
-      for (int r = 0; r < R; ++r) sums[r][v] = _mm256_fmadd_ps(odd[r], odd_weights, sums[r][v]);
+      const WeightPairs w = pairs_at(b + v * 16);
+      for (int r = 0; r < R; ++r) {
+        sums[r][v] = _mm256_fmadd_ps(even[r], w.even, sums[r][v]);
+        sums[r][v] = _mm256_fmadd_ps(odd[r], w.odd, sums[r][v]);
+      }
     }
   }
 }
@@ -233,21 +228,17 @@ void expand_int8_numbers(const PanelJob& job) {
   }
 }
 
-// Many rows share one expansion; an expanded INT8 job is one of bf16.
+constexpr RowsBodies<kRowsAtOnce> kBodies = {
+    .bf16 = kRows<uint16_t>,
+    .int8 = kRows<uint8_t>,
+    .int4 = kInt4Rows<false>,
+    .int4_expanded = kInt4Rows<true>,
+    .expand_int8 = expand_int8_numbers,
+    .expand_int4 = expand_int4_numbers,
+};
+
 void multiply(const PanelJob& job) {
-  const bool expanded = job.rows > kRowsAtOnce;
-  switch (job.stored) {
-    case TileFormat::kBF16: return multiply_by(kRows<uint16_t>, job);
-    case TileFormat::kInt4:
-      if (expanded) expand_int4_numbers(job);
-      return multiply_by(expanded ? kInt4Rows<true> : kInt4Rows<false>, job);
-    case TileFormat::kInt8: break;
-  }
-  if (!expanded) return multiply_by(kRows<uint8_t>, job);
-  expand_int8_numbers(job);
-  PanelJob of_bf16 = job;
-  of_bf16.b = reinterpret_cast<const uint8_t*>(job.tiles);
-  multiply_by(kRows<uint16_t>, of_bf16);
+  multiply_by(kBodies, job, kRowsAtOnce);
 }
 
 void tile_to_bf16(const float* c, int64_t rows, int64_t cols, uint16_t* out, int64_t out_stride) {

@@ -16,39 +16,29 @@ inline __m512bh as_bf16(__m512i v) {
   return (__m512bh)v;
 }
 
-// R rows, one after another in `pairs` (16 pairs each), times a k tile: one chain of additions an output.
-template <int R>
-inline void add_tile(const uint16_t* b, const int32_t* pairs, __m512 (&sums)[R][2]) {
-  for (int64_t p = 0; p < kPairs; ++p) {
-    const __m512bh b0 = as_bf16(_mm512_loadu_si512(b + p * 64));
-    const __m512bh b1 = as_bf16(_mm512_loadu_si512(b + p * 64 + 32));
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
-      const __m512bh x = as_bf16(_mm512_set1_epi32(pairs[r * kPairs + p]));
-      sums[r][0] = _mm512_dpbf16_ps(sums[r][0], x, b0);
-      sums[r][1] = _mm512_dpbf16_ps(sums[r][1], x, b1);
-    }
-  }
+// 32 weights as bf16 pairs.
+inline __m512bh pairs_at(const uint16_t* b) {
+  return as_bf16(_mm512_loadu_si512(b));
+}
+
+inline __m512bh pairs_at(const uint8_t* b) {
+  const auto sixteen = [](const uint8_t* from) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
+  };
+  return _mm512_cvtne2ps_pbh(sixteen(b + 16), sixteen(b));
 }
 
 // Quantised weights take so many instructions a byte that the processor itself looks too short a way ahead: so many
 // bytes are asked for. Panels lie one after another.
 constexpr int64_t kAhead = 4096;
 
-// 32 INT8 weights as bf16 pairs.
-inline __m512bh whole_numbers(const uint8_t* bytes) {
-  const auto sixteen = [](const uint8_t* from) {
-    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
-  };
-  return _mm512_cvtne2ps_pbh(sixteen(bytes + 16), sixteen(bytes));
-}
-
-// The same of an INT8 tile.
-template <int R>
-inline void add_tile(const uint8_t* b, const int32_t* pairs, __m512 (&sums)[R][2]) {
-  for (int64_t p = 0; p < kPairs; ++p) {
-    _mm_prefetch(b + p * 64 + kAhead, _MM_HINT_T0);
-    const __m512bh b0 = whole_numbers(b + p * 64), b1 = whole_numbers(b + p * 64 + 32);
+// R rows, one after another in `pairs` (16 pairs each), times a k tile of bf16 or INT8: one chain of additions an
+// output.
+template <int R, typename Weight>
+inline void add_tile(const Weight* b, const int32_t* pairs, __m512 (&sums)[R][2]) {
+  for (int64_t p = 0; p < kPairs; ++p, b += 64) {
+    if constexpr (sizeof(Weight) == 1) _mm_prefetch(b + kAhead, _MM_HINT_T0);
+    const __m512bh b0 = pairs_at(b), b1 = pairs_at(b + 32);
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
       const __m512bh x = as_bf16(_mm512_set1_epi32(pairs[r * kPairs + p]));
@@ -188,21 +178,17 @@ void expand_int4_numbers(const PanelJob& job) {
   }
 }
 
-// Many rows share one expansion; an expanded INT8 job is one of bf16.
+constexpr RowsBodies<kRowsAtOnce> kBodies = {
+    .bf16 = kRows<uint16_t>,
+    .int8 = kRows<uint8_t>,
+    .int4 = kInt4Rows<false>,
+    .int4_expanded = kInt4Rows<true>,
+    .expand_int8 = [](const PanelJob& job) { expand_int8_avx512(job.b, job.k_tiles, job.tiles); },
+    .expand_int4 = expand_int4_numbers,
+};
+
 void multiply(const PanelJob& job) {
-  const bool expanded = job.rows > kTileRows;
-  switch (job.stored) {
-    case TileFormat::kBF16: return multiply_by(kRows<uint16_t>, job);
-    case TileFormat::kInt4:
-      if (expanded) expand_int4_numbers(job);
-      return multiply_by(expanded ? kInt4Rows<true> : kInt4Rows<false>, job);
-    case TileFormat::kInt8: break;
-  }
-  if (!expanded) return multiply_by(kRows<uint8_t>, job);
-  expand_int8_avx512(job.b, job.k_tiles, job.tiles);
-  PanelJob of_bf16 = job;
-  of_bf16.b = reinterpret_cast<const uint8_t*>(job.tiles);
-  multiply_by(kRows<uint16_t>, of_bf16);
+  multiply_by(kBodies, job, kTileRows);
 }
 
 // A nibble n at bit `shift` of the mantissa of 1.0 reads 1 + n * 2^(shift - 23); times 2^(23 - shift) * s, minus
@@ -287,7 +273,7 @@ void expand_int4_avx512(const uint8_t* packed, int64_t k_tiles, uint16_t* tiles)
 
 void expand_int8_avx512(const uint8_t* packed, int64_t k_tiles, uint16_t* tiles) {
   for (int64_t i = 0; i < k_tiles * kPanelTileElements; i += 32)
-    _mm512_storeu_si512(tiles + i, (__m512i)whole_numbers(packed + i));
+    _mm512_storeu_si512(tiles + i, (__m512i)pairs_at(packed + i));
 }
 
 void tile_to_bf16_avx512(const float* c, int64_t rows, int64_t cols, uint16_t* out, int64_t out_stride) {

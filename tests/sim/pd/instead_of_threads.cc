@@ -74,7 +74,15 @@ void about_to_touch(const void* page) {
 }
 
 // "node:N"
-Result<Socket> Socket::connect(const std::string& peer, double timeout_s) {
+void Socket::Shut::operator()() const noexcept {
+  World::now().shut(fd);
+}
+
+void Socket::end_with(const std::stop_token& stop) {
+  if (stop.stop_possible()) on_stop_ = std::make_unique<std::stop_callback<Shut>>(stop, Shut{fd_});
+}
+
+Result<Socket> Socket::connect(const std::string& peer, double timeout_s, const std::stop_token& stop) {
   World& world = World::now();
   const size_t colon = peer.rfind(':');
   const int to = colon == std::string::npos ? 0 : std::atoi(peer.c_str() + colon + 1);
@@ -85,8 +93,11 @@ Result<Socket> Socket::connect(const std::string& peer, double timeout_s) {
     sleep_s(timeout_s);
     return over("no connection in time");
   }
-  const int fd = world.connect(to);
-  return fd < 0 ? Result<Socket>(over("connection refused")) : Result<Socket>(Socket(fd));
+  Socket socket(world.connect(to));
+  if (!socket.valid()) return over("connection refused");
+  socket.end_with(stop);
+  if (stop.stop_requested()) return over("the engine is shutting down");
+  return socket;
 }
 
 Result<Socket> Socket::listen(const std::string&, int) {
@@ -123,10 +134,11 @@ Status Socket::receive(std::span<uint8_t> bytes, double timeout_s, double end_s)
 }
 
 void Socket::stop() const {
-  if (fd_ >= 0) World::now().shut(fd_);
+  if (fd_ >= 0) Shut{fd_}();
 }
 
 void Socket::close() {
+  on_stop_.reset();
   if (fd_ >= 0) World::now().close(std::exchange(fd_, -1));
 }
 

@@ -18,12 +18,13 @@
 
 #include "base/log.h"
 #include "sim/pd/simulation.h"
+#include "sim/seeds.h"
 
 namespace perigee::sim {
 namespace {
 
 struct Options {
-  uint64_t first = 0, end = 100;
+  Seeds seeds{.end = 100};
   int jobs = 1;
   bool replay = false, trace = false;
 };
@@ -70,15 +71,6 @@ constexpr const char* kMustHappen[] = {"a segment corrupted",
                                        "a client: whole reply",
                                        "a client: an error"};
 
-bool parse_seeds(const std::string& text, Options& options) {
-  const size_t dots = text.find("..");
-  char* rest = nullptr;
-  options.first = dots == std::string::npos ? 0 : std::strtoull(text.c_str(), &rest, 10);
-  const char* end = text.c_str() + (dots == std::string::npos ? 0 : dots + 2);
-  options.end = std::strtoull(end, &rest, 10);
-  return *rest == '\0' && options.end > options.first;
-}
-
 bool parse(int argc, char** argv, Options& options) {
   for (int i = 1; i < argc; ++i) {
     const std::string flag = argv[i];
@@ -88,12 +80,12 @@ bool parse(int argc, char** argv, Options& options) {
     } else if (flag == "--trace") {
       options.trace = true;
     } else if (flag == "--seed") {
-      options.first = std::strtoull(value, nullptr, 10);
-      options.end = options.first + 1;
+      options.seeds.first = std::strtoull(value, nullptr, 10);
+      options.seeds.end = options.seeds.first + 1;
       options.trace = true;
       ++i;
     } else if (flag == "--seeds") {
-      if (!parse_seeds(value, options)) return false;
+      if (!parse_seeds(value, options.seeds)) return false;
       ++i;
     } else if (flag == "--jobs") {
       options.jobs = std::atoi(value);
@@ -129,7 +121,7 @@ void run_seed(const Options& options, uint64_t seed, Happened& happened, uint64_
 [[noreturn]] void run_job(const Options& options, int job, int out, volatile uint64_t* at) {
   Happened happened;
   uint64_t hash = 0;
-  for (uint64_t seed = options.first + static_cast<uint64_t>(job); seed < options.end;
+  for (uint64_t seed = options.seeds.first + static_cast<uint64_t>(job); seed < options.seeds.end;
        seed += static_cast<uint64_t>(options.jobs)) {
     *at = seed;
     run_seed(options, seed, happened, hash);
@@ -180,13 +172,13 @@ int run(const Options& options) {
     std::printf("FAILED in seed %llu: pd_sim --seed %llu shows what led to it\n", seed, seed);
   }
   if (failures > 0) return 1;
-  std::printf("P/D seeds %llu..%llu, log %016llx:", static_cast<unsigned long long>(options.first),
-              static_cast<unsigned long long>(options.end - 1), static_cast<unsigned long long>(hash));
+  std::printf("P/D seeds %llu..%llu, log %016llx:", static_cast<unsigned long long>(options.seeds.first),
+              static_cast<unsigned long long>(options.seeds.end - 1), static_cast<unsigned long long>(hash));
   const char* between = " ";
   for (const auto& [what, times] : happened)
     std::printf("%s%lld x %s", std::exchange(between, "; "), static_cast<long long>(times), what.c_str());
   std::printf("\n");
-  if (options.end - options.first < 200) return 0;
+  if (options.seeds.end - options.seeds.first < 200) return 0;
   for (const char* what : kMustHappen) {
     if (happened[what] > 0) continue;
     std::printf("FAILED: never happened: %s\n", what);

@@ -70,6 +70,7 @@ Node::Node(World& world, const NodeSetup& setup)
   store_ = PageStore(ranks);
   shape_.model = setup.model;
   shape_.deterministic = config_.deterministic;
+  shape_.lease_ms = static_cast<int64_t>(setup.handover.lease_s * 1000);
   store_.describe(shape_);
   now_s_ = world.clock_s(setup.process);
   world.enter(setup.process);
@@ -140,13 +141,14 @@ void Node::take(const std::shared_ptr<HttpCall>& call) {
   }
   if (const Status fits = handovers_->check(request); !fits.ok()) {
     world_.count("a request refused for its lease");
+    handovers_->release(*request.remote);
     return refuse(*call, 400, fits.error().message);
   }
   if (scheduler_.gauges().waiting + std::ssize(mailbox_) >= setup_.queue_length ||
       !scheduler_.fits(std::ssize(*request.prompt), sampling.max_tokens)) {
     world_.count(request.remote ? "a request with a lease refused for want of room"
                                 : "a request refused for want of room");
-    handovers_->refuse(request);
+    if (request.remote) handovers_->release(*request.remote);
     return refuse(*call, 429, "full");
   }
   call->on_disconnect = [this, call] { post(Stop{call}); };

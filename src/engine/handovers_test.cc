@@ -1,0 +1,78 @@
+// What an engine believes of a request that names another node's lease.
+#include "engine/handovers.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+
+#include "base/eventually.h"
+#include "kv/lease_tag.h"
+#include "kv/transfer_testing.h"
+
+namespace perigee {
+namespace {
+
+class HandoversTest : public testing::Test {
+ protected:
+  void start(std::vector<std::string> peers) {
+    HandoverConfig config{.connect = [this](const std::string&, const CacheShape&,
+                                            const std::stop_token&) -> Result<std::unique_ptr<Peer>> {
+      ++num_connects_;
+      return Error(Code::kUnavailable, "nobody is there");
+    }};
+    config.secret = "secret";
+    config.peers = std::move(peers);
+    handovers_ =
+        std::make_unique<Handovers>(pages_.store, pages_.shape, config,
+                                    HandoverPosts{.lease = [](LeaseOver) {}, .import = [](const ImportOver&) {}});
+  }
+  static RemotePrefix lease_of(const std::string& peer) {
+    RemotePrefix remote{.peer = peer, .lease = {7, 1}, .num_blocks = 2};
+    remote.tag = lease_tag("secret", remote);
+    return remote;
+  }
+  Status check(const RemotePrefix& remote) const {
+    EngineRequest request;
+    request.prompt = std::make_shared<std::vector<int32_t>>(200, 5);
+    request.remote = remote;
+    return handovers_->check(request);
+  }
+
+  TestPages pages_{8};
+  std::atomic<int> num_connects_{0};
+  std::unique_ptr<Handovers> handovers_;
+};
+
+TEST_F(HandoversTest, OnlyPeersOfTheListAreTaken) {
+  start({"a:1", "b:2"});
+  EXPECT_TRUE(check(lease_of("a:1")).ok());
+  EXPECT_TRUE(check(lease_of("b:2")).ok());
+  const Status refused = check(lease_of("a:2"));
+  ASSERT_FALSE(refused.ok());
+  EXPECT_NE(refused.error().message.find("--kv-peers"), std::string::npos);
+  start({});
+  EXPECT_TRUE(check(lease_of("a:2")).ok()) << "without a list all with the secret are";
+}
+
+TEST_F(HandoversTest, ALeaseWithoutItsTagIsNotTaken) {
+  start({});
+  RemotePrefix remote = lease_of("a:1");
+  remote.peer = "169.254.169.254:80";
+  EXPECT_FALSE(check(remote).ok());
+}
+
+// Of a request that is refused: it connects nowhere that a lease would not be taken from.
+TEST_F(HandoversTest, OnlyLeasesThatItTakesAreLetGo) {
+  start({"a:1"});
+  RemotePrefix untagged = lease_of("a:1");
+  untagged.tag.clear();
+  handovers_->release(untagged);
+  handovers_->release(lease_of("a:2"));
+  handovers_->release(lease_of("a:1"));
+  EXPECT_TRUE(eventually([&] { return num_connects_ == 1; }));
+  handovers_->close();
+  EXPECT_EQ(num_connects_, 1);
+}
+
+}  // namespace
+}  // namespace perigee

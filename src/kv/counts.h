@@ -1,0 +1,31 @@
+// What an engine has given to others of its cache and taken of theirs, since it was started: plain numbers.
+#pragma once
+
+#include <cstdint>
+
+namespace perigee {
+
+struct LeaseCounts {
+  int64_t granted = 0, released = 0, expired = 0, refused_reads = 0, bytes = 0;
+  int64_t held = 0;  // now
+};
+
+struct TransferCounts {
+  int64_t arrived = 0, failed = 0, bytes = 0;
+  double seconds = 0;  // of all that arrived, together
+  TransferCounts& operator+=(const TransferCounts& other) {
+    arrived += other.arrived;
+    failed += other.failed;
+    bytes += other.bytes;
+    seconds += other.seconds;
+    return *this;
+  }
+};
+
+struct HandoverCounts {
+  LeaseCounts leases;        // given
+  TransferCounts transfers;  // taken
+  int64_t refused_connections = 0;
+};
+
+}  // namespace perigee
