@@ -117,11 +117,13 @@ std::span<PanelScratch> panel_scratches(const CpuContext& cpu) {
 
 namespace {
 
-// One stretch of k tiles: both terms of the rows, one after the other, while the stretch is in the first-level cache.
+// One stretch of k tiles. Where a job has one term of the rows, both follow each other while the stretch is in the
+// first-level cache.
 void multiply_stretch(const PanelKernels& kernels, const PackedRows& rows, PanelJob job) {
   job.a = rows.a;
+  if (kernels.takes_terms) job.a_low = rows.low;
   kernels.multiply(job);
-  if (rows.low == nullptr) return;
+  if (rows.low == nullptr || kernels.takes_terms) return;
   job.a = rows.low;
   job.in = job.out;
   job.next = nullptr;
@@ -133,8 +135,8 @@ void multiply_stretch(const PanelKernels& kernels, const PackedRows& rows, Panel
 void multiply_panel(const PanelKernels& kernels, const PanelCall& call) {
   const PanelMatrix& w = call.w;
   const KRange range = call.range;
-  // Few rows pass a panel once: nothing to keep in the first-level cache. Two terms pass it twice.
-  const bool once = call.rows.rows <= kernels.rows_at_once && call.rows.low == nullptr;
+  // Few rows pass a panel once: nothing to keep in the first-level cache. Two terms may pass it twice.
+  const bool once = call.rows.rows <= kernels.rows_at_once && (call.rows.low == nullptr || kernels.takes_terms);
   const int64_t step = once ? range.end - range.begin : kExpandedTiles;
   PanelJob job{.a_stride = kTileRows * w.k_tiles * kTileK,
                .rows = call.rows.rows,

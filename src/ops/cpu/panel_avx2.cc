@@ -26,44 +26,58 @@ inline __m256i load(const void* p) {
   return _mm256_loadu_si256(static_cast<const __m256i*>(p));
 }
 
-// Eight pairs of weights.
-struct WeightPairs {
+// Pairs of eight outputs' weights, or of an input eight times.
+struct Pairs {
   __m256 even, odd;
 };
 
-inline WeightPairs pairs_at(const uint16_t* b) {
+inline Pairs pairs_at(const uint16_t* b) {
   const __m256i w = load(b);
   return {even_f32(w), odd_f32(w)};
 }
 
-inline WeightPairs pairs_at(const uint8_t* b) {
+inline Pairs pairs_at(const uint8_t* b) {
   const __m256i w = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(b)));
   return {_mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(w, 16), 16)),
           _mm256_cvtepi32_ps(_mm256_srai_epi32(w, 16))};
 }
 
+// The inputs of some rows, 16 pairs each, one row after another; of two terms what counts is their sum.
+template <bool kTerms>
+struct Inputs {
+  Inputs(const PanelJob& job, const uint16_t* a)
+      : high(reinterpret_cast<const int32_t*>(a)),
+        low(kTerms ? reinterpret_cast<const int32_t*>(job.a_low + (a - job.a)) : nullptr) {}
+  Pairs at(int64_t i) const {
+    const __m256i x = _mm256_set1_epi32(high[i]);
+    Pairs pairs{even_f32(x), odd_f32(x)};
+    if constexpr (kTerms) {
+      const __m256i y = _mm256_set1_epi32(low[i]);
+      pairs.even = _mm256_add_ps(pairs.even, even_f32(y));
+      pairs.odd = _mm256_add_ps(pairs.odd, odd_f32(y));
+    }
+    return pairs;
+  }
+  const int32_t *high, *low;
+};
+
 // Quantised weights take so many instructions a byte that the processor itself looks too short a way ahead: so many
 // bytes are asked for. Panels lie one after another.
 constexpr int64_t kAhead = 4096;
 
-// R rows, one after another in `pairs` (16 pairs each), times a k tile of bf16 or INT8: one chain of additions an
-// output.
-template <int R, typename Weight>
-inline void add_tile(const Weight* b, const int32_t* pairs, __m256 (&sums)[R][kVectors]) {
+// R rows times a k tile of bf16 or INT8: one chain of additions an output.
+template <int R, bool kTerms, typename Weight>
+inline void add_tile(const Weight* b, const Inputs<kTerms>& inputs, __m256 (&sums)[R][kVectors]) {
   for (int64_t p = 0; p < kPairs; ++p, b += 64) {
     if constexpr (sizeof(Weight) == 1) _mm_prefetch(b + kAhead, _MM_HINT_T0);
-    __m256 even[R], odd[R];
-    for (int r = 0; r < R; ++r) {
-      const __m256i x = _mm256_set1_epi32(pairs[r * kPairs + p]);
-      even[r] = even_f32(x);
-      odd[r] = odd_f32(x);
-    }
+    Pairs x[R];
+    for (int r = 0; r < R; ++r) x[r] = inputs.at(r * kPairs + p);
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) {
-      const WeightPairs w = pairs_at(b + v * 16);
+      const Pairs w = pairs_at(b + v * 16);
       for (int r = 0; r < R; ++r) {
-        sums[r][v] = _mm256_fmadd_ps(even[r], w.even, sums[r][v]);
-        sums[r][v] = _mm256_fmadd_ps(odd[r], w.odd, sums[r][v]);
+        sums[r][v] = _mm256_fmadd_ps(x[r].even, w.even, sums[r][v]);
+        sums[r][v] = _mm256_fmadd_ps(x[r].odd, w.odd, sums[r][v]);
       }
     }
   }
@@ -78,38 +92,35 @@ inline __m256 top_bits(__m256i words) {
   return _mm256_cvtepi32_ps(_mm256_and_si256(_mm256_slli_epi32(words, 28 - kBit), mask));
 }
 
-// The same of pair kPair of a set of an INT4 tile.
-template <int R, int kPair>
-inline void add_int4_pair(const __m256i (&words)[kVectors], const int32_t* pairs, __m256 (&sums)[R][kVectors]) {
-  __m256 even[R], odd[R];
-  for (int r = 0; r < R; ++r) {
-    const __m256i x = _mm256_set1_epi32(pairs[r * kPairs + kPair]);
-    even[r] = even_f32(x);
-    odd[r] = odd_f32(x);
-  }
+// The same of pair kPair of a set of an INT4 tile; `first`: the set's first pair.
+template <int R, int kPair, bool kTerms>
+inline void add_int4_pair(const __m256i (&words)[kVectors], const Inputs<kTerms>& inputs, int64_t first,
+                          __m256 (&sums)[R][kVectors]) {
+  Pairs x[R];
+  for (int r = 0; r < R; ++r) x[r] = inputs.at(r * kPairs + first + kPair);
 #pragma GCC unroll 4
   for (int v = 0; v < kVectors; ++v) {
     const __m256 even_weights = top_bits<4 * kPair>(words[v]);
-    for (int r = 0; r < R; ++r) sums[r][v] = _mm256_fmadd_ps(even[r], even_weights, sums[r][v]);
+    for (int r = 0; r < R; ++r) sums[r][v] = _mm256_fmadd_ps(x[r].even, even_weights, sums[r][v]);
     const __m256 odd_weights = top_bits<4 * kPair + 16>(words[v]);
-    for (int r = 0; r < R; ++r) sums[r][v] = _mm256_fmadd_ps(odd[r], odd_weights, sums[r][v]);
+    for (int r = 0; r < R; ++r) sums[r][v] = _mm256_fmadd_ps(x[r].odd, odd_weights, sums[r][v]);
   }
 }
 
 // The same of a whole INT4 tile: sums of its whole numbers, times kTopBits.
-template <int R>
-inline void add_int4_tile(const uint8_t* tile, const int32_t* pairs, __m256 (&sums)[R][kVectors]) {
+template <int R, bool kTerms>
+inline void add_int4_tile(const uint8_t* tile, const Inputs<kTerms>& inputs, __m256 (&sums)[R][kVectors]) {
   const __m256i signs = _mm256_set1_epi32(static_cast<int>(0x88888888u));  // n ^ 8 is n - 8 as a signed number
   _mm_prefetch(tile + kAhead, _MM_HINT_T0);
-  for (int64_t set = 0; set < kPairs / 4; ++set, pairs += 4) {
+  for (int64_t set = 0; set < kPairs / 4; ++set) {
     _mm_prefetch(tile + 64 + set * 128 + kAhead, _MM_HINT_T0);
     _mm_prefetch(tile + 128 + set * 128 + kAhead, _MM_HINT_T0);
     __m256i words[kVectors];
     for (int v = 0; v < kVectors; ++v) words[v] = _mm256_xor_si256(load(tile + 64 + set * 128 + v * 32), signs);
-    add_int4_pair<R, 0>(words, pairs, sums);
-    add_int4_pair<R, 1>(words, pairs, sums);
-    add_int4_pair<R, 2>(words, pairs, sums);
-    add_int4_pair<R, 3>(words, pairs, sums);
+    add_int4_pair<R, 0>(words, inputs, set * 4, sums);
+    add_int4_pair<R, 1>(words, inputs, set * 4, sums);
+    add_int4_pair<R, 2>(words, inputs, set * 4, sums);
+    add_int4_pair<R, 3>(words, inputs, set * 4, sums);
   }
 }
 
@@ -129,7 +140,7 @@ inline __m256 sum_before(const RowSums& sums, int r, int v) {
 }
 
 // R rows from `row` of the job on, `a` within their row tile of m rows; weights are bf16 or INT8.
-template <int R, typename Weight>
+template <int R, bool kTerms, typename Weight>
 void multiply_rows(const PanelJob& job, const uint16_t* a, int64_t m, int64_t row) {
   const RowSums in(job.in, row), out(job.out, row);
   __m256 sums[R][kVectors];
@@ -137,24 +148,24 @@ void multiply_rows(const PanelJob& job, const uint16_t* a, int64_t m, int64_t ro
     for (int v = 0; v < kVectors; ++v) sums[r][v] = sum_before(in, r, v);
   const auto* b = reinterpret_cast<const Weight*>(job.b);
   for (int64_t t = 0; t < job.k_tiles; ++t, a += m * kTileK, b += kPanelTileElements)
-    add_tile(b, reinterpret_cast<const int32_t*>(a), sums);
+    add_tile(b, Inputs<kTerms>(job, a), sums);
   for (int r = 0; r < R; ++r)
     for (int v = 0; v < kVectors; ++v) _mm256_storeu_ps(out.at(r, v), sums[r][v]);
 }
 
 // The same of INT4 weights, whose whole numbers are in job.tiles if kExpanded.
-template <int R, bool kExpanded>
+template <int R, bool kTerms, bool kExpanded>
 void multiply_int4_rows(const PanelJob& job, const uint16_t* a, int64_t m, int64_t row) {
   const uint8_t* b = job.b;
   const RowSums out(job.out, row);
   RowSums before(job.in, row);
   for (int64_t t = 0; t < job.k_tiles; ++t, a += m * kTileK, b += kInt4TileBytes, before = out) {
     __m256 part[R][kVectors] = {};
-    const auto* pairs = reinterpret_cast<const int32_t*>(a);
+    const Inputs<kTerms> inputs(job, a);
     if constexpr (kExpanded) {
-      add_tile(job.tiles + t * kPanelTileElements, pairs, part);
+      add_tile(job.tiles + t * kPanelTileElements, inputs, part);
     } else {
-      add_int4_tile(b, pairs, part);
+      add_int4_tile(b, inputs, part);
     }
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) {
@@ -167,10 +178,11 @@ void multiply_int4_rows(const PanelJob& job, const uint16_t* a, int64_t m, int64
   }
 }
 
-template <typename Weight>
-constexpr RowsBody kRows[kRowsAtOnce] = {multiply_rows<1, Weight>, multiply_rows<2, Weight>};
-template <bool kExpanded>
-constexpr RowsBody kInt4Rows[kRowsAtOnce] = {multiply_int4_rows<1, kExpanded>, multiply_int4_rows<2, kExpanded>};
+template <bool kTerms, typename Weight>
+constexpr RowsBody kRows[kRowsAtOnce] = {multiply_rows<1, kTerms, Weight>, multiply_rows<2, kTerms, Weight>};
+template <bool kTerms, bool kExpanded>
+constexpr RowsBody kInt4Rows[kRowsAtOnce] = {multiply_int4_rows<1, kTerms, kExpanded>,
+                                             multiply_int4_rows<2, kTerms, kExpanded>};
 
 // bf16 of each lane, to nearest even, NaN quiet, in the low half of the lane.
 inline __m256i round_bf16(__m256 v) {
@@ -228,17 +240,18 @@ void expand_int8_numbers(const PanelJob& job) {
   }
 }
 
+template <bool kTerms>
 constexpr RowsBodies<kRowsAtOnce> kBodies = {
-    .bf16 = kRows<uint16_t>,
-    .int8 = kRows<uint8_t>,
-    .int4 = kInt4Rows<false>,
-    .int4_expanded = kInt4Rows<true>,
+    .bf16 = kRows<kTerms, uint16_t>,
+    .int8 = kRows<kTerms, uint8_t>,
+    .int4 = kInt4Rows<kTerms, false>,
+    .int4_expanded = kInt4Rows<kTerms, true>,
     .expand_int8 = expand_int8_numbers,
     .expand_int4 = expand_int4_numbers,
 };
 
 void multiply(const PanelJob& job) {
-  multiply_by(kBodies, job, kRowsAtOnce);
+  multiply_by(job.a_low == nullptr ? kBodies<false> : kBodies<true>, job, kRowsAtOnce);
 }
 
 void tile_to_bf16(const float* c, int64_t rows, int64_t cols, uint16_t* out, int64_t out_stride) {
@@ -349,6 +362,7 @@ void dots(const float* x, const float* w, int64_t n, int64_t num_rows, float* ou
 
 const PanelKernels kPanelKernelsAvx2 = {
     .rows_at_once = kRowsAtOnce,
+    .takes_terms = true,
     .multiply = multiply,
     .tile_to_bf16 = tile_to_bf16,
     .split = split,

@@ -44,6 +44,7 @@ enum class TileFormat : uint8_t { kBF16, kInt8, kInt4 };  // of the k tiles of a
 // out[rows, 32] = in[rows, 32] + A[rows, k tiles] * panel.
 struct PanelJob {
   const uint16_t* a = nullptr;            // row tile 0
+  const uint16_t* a_low = nullptr;        // a second term of each element, in the same places; null: none
   int64_t a_stride = 0;                   // elements from one row tile to the next: 16 * padded k
   int64_t k_begin = 0;                    // first k tile within a row tile
   int64_t k_tiles = 0;                    // how many
@@ -58,6 +59,8 @@ struct PanelJob {
 
 struct PanelKernels {
   int64_t rows_at_once;  // jobs of so many rows pass a panel once, and may have any number of k tiles
+  bool takes_terms =
+      false;  // multiply() takes two terms of the rows and multiplies their f32 sum; else they are two jobs
   void (*multiply)(const PanelJob& job);
   // out[r][0..cols) = bf16 of row r of a C tile, to nearest even, NaN stays NaN; rows of out are out_stride apart.
   void (*tile_to_bf16)(const float* c, int64_t rows, int64_t cols, uint16_t* out, int64_t out_stride);
