@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <random>
 
 #include "ops/cpu/experts.h"
 #include "ops/cpu/gemm.h"
@@ -46,7 +47,8 @@ float weight(Isa isa, const RawMatrix& m, int64_t r, int64_t c) {
 std::pair<double, double> exact(Isa isa, const Tensor& x, int64_t i, const RawMatrix& m, int64_t o) {
   double sum = 0, size = 0;
   for (int64_t c = 0; c < m.in; ++c) {
-    const double term = static_cast<double>(bf16_to_f32(x.row<uint16_t>(i)[c])) * weight(isa, m, o, c);
+    const float input = x.dtype == DType::kF32 ? x.row<float>(i)[c] : bf16_to_f32(x.row<uint16_t>(i)[c]);
+    const double term = static_cast<double>(input) * weight(isa, m, o, c);
     sum += term;
     size += std::fabs(term);
   }
@@ -78,6 +80,35 @@ TEST_P(EveryIsa, LinearIsTheMatrixProductInAllFormatsAndOddShapes) {
           ASSERT_EQ(half.row<uint16_t>(i)[o], f32_to_bf16(y.row<float>(i)[o])) << i << "," << o;
         }
       }
+    }
+  }
+}
+
+// Two bf16 terms of an input leave at most 2^-17 of it out.
+TEST_P(EveryIsa, F32InputsCountWithBothTermsInAnyBatch) {
+  constexpr int64_t kRows = 19, kOut = 70, kIn = 1120;
+  for (const WeightFormat format : kFormats) {
+    TestCpu cpu(GetParam(), 2);
+    const auto m = test_matrix(format, kOut, kIn, 7);
+    const Packed packed = pack(cpu, std::span(&m->raw, 1));
+    const Tensor x{.data = cpu.context().arena.array<float>(kRows * kIn).data(),
+                   .dtype = DType::kF32,
+                   .rows = kRows,
+                   .cols = kIn,
+                   .row_stride = kIn};
+    std::mt19937 random(3);
+    for (int64_t i = 0; i < kRows * kIn; ++i) x.row<float>(0)[i] = std::normal_distribution<float>()(random);
+    const Tensor all = linear(cpu.context(), x, packed.matrix, DType::kF32);
+    for (int64_t i = 0; i < kRows; ++i) {
+      for (int64_t o = 0; o < kOut; ++o) {
+        const auto [sum, size] = exact(GetParam(), x, i, m->raw, o);
+        ASSERT_NEAR(all.row<float>(i)[o], sum, 9e-6 * size) << static_cast<int>(format) << " " << i << "," << o;
+      }
+    }
+    for (const int64_t rows : {1, 2, 3, 9, 17}) {
+      const Tensor some = linear(cpu.context(), x.row_range(kRows - rows, rows), packed.matrix, DType::kF32);
+      const size_t bytes = static_cast<size_t>(rows * kOut) * sizeof(float);
+      ASSERT_EQ(std::memcmp(some.data, all.row<float>(kRows - rows), bytes), 0) << rows << " rows";
     }
   }
 }
