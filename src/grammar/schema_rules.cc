@@ -61,11 +61,6 @@ const char* const kTypes[] = {"null", "boolean", "object", "array", "number", "s
 
 const char* const kConditions[] = {"if", "then", "else", "not"};
 
-// What forbids nothing is not copied into each branch: $defs and texts may be long.
-bool is_carried(const std::string& key) {
-  return key == "$id" || !is_annotation(key);
-}
-
 bool is_condition(const std::string& key) {
   return std::any_of(std::begin(kConditions), std::end(kConditions), [&](const char* each) { return key == each; });
 }
@@ -187,6 +182,9 @@ Json SchemaRules::closed_for_itself(Json schema, const std::string& place) const
 Json SchemaRules::flattened(const Json& schema, const std::string& place, int depth) {
   if (depth > 32) refuse(place, "its $ref and allOf lead back to itself, or through more than 32 others");
   if (!schema.is_object()) return schema;
+  const Json *id = schema.find("$id"), *own = root_.find("$id");
+  if (id != nullptr && (own == nullptr || !(*own == *id)))
+    refuse(place + "/$id", "a schema within a schema cannot have an $id of its own");
   if (!is_modern(schema)) return flattened(modern(schema), place, depth);
   const Json* ref = schema.find("$ref");
   const Json* all = schema.find("allOf");
@@ -293,9 +291,6 @@ std::string SchemaRules::rule_of(const Json& schema, const std::string& place) {
 }
 
 void SchemaRules::check_keywords(const Json& schema, const std::string& place) const {
-  const Json *id = schema.find("$id"), *own = root_.find("$id");
-  if (id != nullptr && (own == nullptr || !(*own == *id)))
-    refuse(place + "/$id", "a schema within a schema cannot have an $id of its own");
   for (const std::string& type : schema_types(schema)) {
     if (std::find(std::begin(kTypes), std::end(kTypes), type) == std::end(kTypes))
       refuse(place + "/type", fmt::format("{} is not a type", type));
@@ -406,7 +401,8 @@ std::string SchemaRules::branches(const Json& schema, const char* key, const std
   const Json::Array& parts = listed.as_array();
   Json rest(Json::Object{});
   for (const auto& [name, value] : schema.as_object())
-    if (name != key && is_carried(name)) rest.as_object().emplace_back(name, value);
+    // What forbids nothing is not copied into each branch: $defs and texts may be long.
+    if (name != key && !is_annotation(name)) rest.as_object().emplace_back(name, value);
   std::vector<Json> flat, whole;
   for (size_t i = 0; i < parts.size(); ++i) {
     const int64_t before = num_complements_;
@@ -469,7 +465,7 @@ std::string SchemaRules::dependents(const Json& schema, const std::string& place
   if (!all.is_object()) refuse(place + "/" + key, "expected an object");
   Json rest(Json::Object{});
   for (const auto& [name, value] : schema.as_object())
-    if (name != key && is_carried(name)) rest.as_object().emplace_back(name, value);
+    if (name != key && !is_annotation(name)) rest.as_object().emplace_back(name, value);
   if (all.as_object().empty()) return rule_of(rest, place);
   const auto& [property, needs] = all.as_object().front();
   Json::Object left(all.as_object().begin() + 1, all.as_object().end());
