@@ -437,6 +437,10 @@ std::string SchemaRules::branches(const Json& schema, const char* key, const std
     flat.push_back(flattened(parts[i], fmt::format("{}/{}/{}", place, key, i), 0));
     // What is said of a complement may be a part of it: then other branches are compared with the schema as it came.
     whole.push_back(num_complements_ == before ? flat.back() : parts[i]);
+    // Branches are told apart by what stands beside them, too.
+    for (Json* each : {&flat.back(), &whole.back()})
+      if (const Json* type = rest.find("type"); type != nullptr && each->is_object() && each->find("type") == nullptr)
+        each->set("type", *type);
   }
   if (key == std::string_view("oneOf")) make_exclusive(flat, whole, place);
   std::vector<std::string> rules;
