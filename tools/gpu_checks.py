@@ -143,10 +143,10 @@ class Runner:
 SECTIONS = {  # name: (seconds, check)
     "golden": (60, lambda r: r.tests("tests/golden/golden_test", "*Cuda*")),
     "conformance": (240, lambda r: all([r.tests(f"tests/conformance/{name}", shards=6) for name in ("conformance_test", "cuda_mla_test")])),
-    "kernels": (60, lambda r: r.tests("src/exec/cuda/exec_cuda_test") and r.tests("src/tensor/cuda/tensor_cuda_test")),
+    "kernels": (60, lambda r: r.tests("src/exec/cuda/exec_cuda_test") and r.tests("src/tensor/cuda/tensor_cuda_test") and r.tests("src/kv/cuda/kv_cuda_test")),
     "collectives": (60, Runner.collectives),
     "equality": (150, lambda r: r.tests("tests/equality/equality_test", "Device*:*Cuda*")),
-    "served": (150, Runner.served),  # the server's tests, with the storm and a lost device
+    "served": (240, Runner.served),  # the server's tests, with the storm, a lost device, and pairs of servers
     "score": (150, Runner.score),  # task accuracy of the tiny models against their model cards
     "score-fp8": (150, lambda r: r.score("--kv-cache-dtype", "fp8")),
     "fence": (60, lambda r: fence(r.program)),

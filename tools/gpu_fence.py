@@ -22,7 +22,7 @@ AHEAD = {  # kernel, by mangled name: kinds of accesses that it may have there, 
     r"kda_relate_cu.*13relate_kernel": {WEIGHTS: 29, FROM_L2: 999, r"STG": 999},
 }
 # Launched plainly, after all that was launched before: they need no wait.
-PLAIN = re.compile(r"nccl_kernels_cu|step_kernels_cu|sampling_kernels_cu.*12score_kernel|packed_cu")
+PLAIN = re.compile(r"nccl_kernels_cu|step_kernels_cu|unit_kernels_cu|sampling_kernels_cu.*12score_kernel|packed_cu")
 INSTRUCTION = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/\s+(@\S+\s+)?([A-Z][\w.]*)\s*(.*?)\s*;", re.M)
 MEMORY = re.compile(r"(LD|LDG|LDGSTS|LDGMC|ST|STG|ATOM|ATOMG|RED|REDG|UBLKCP|UBLKRED|UTMALDG|UTMASTG|UTMAREDG|SULD|SUST|TEX|TLD)(\.|$)")
 

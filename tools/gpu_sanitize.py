@@ -23,6 +23,7 @@ import time
 
 OPS, MLA, GOLDEN, EQUALITY = ("tests/conformance/conformance_test", "tests/conformance/cuda_mla_test", "tests/golden/golden_test",
                               "tests/equality/equality_test")
+UNITS = "src/kv/cuda/kv_cuda_test"
 COMM, PEER_OPS = "src/comm/cuda/comm_cuda_test", "src/ops/cuda/ops_cuda_test"
 JOBS = {  # name: (program, tests); long ones first
     "ops": (OPS, "Conformance.*-*Mla*:*Linear*:*Moe*:*Full*"),
@@ -51,6 +52,7 @@ JOBS = {  # name: (program, tests); long ones first
     "mla": (MLA, "*-*/bf16*:*/fp8*"),
     "steps": ("src/exec/cuda/exec_cuda_test", "*"),
     "memory": ("src/tensor/cuda/tensor_cuda_test", "*-*AReport*"),
+    "units": (UNITS, "*-*Process*"),  # memory of another process is what the tools do not follow
     "nccl": (COMM, "NcclKernels.*"),
     "peers": (COMM, "*/OnOneGpu-*MemoryCanBe*"),
     "peers-ops": (PEER_OPS, "*/OnOneGpu"),

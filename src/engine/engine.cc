@@ -155,8 +155,9 @@ Result<std::unique_ptr<Engine>> Engine::create(const EngineConfig& config) {
   RETURN_IF_ERROR(check_positions(config));
   RETURN_IF_ERROR(Handovers::check_config(config));
   return create(config, [](const EngineConfig& same, OnStep on_step) {
-    return RankGroup::create({.rank = same.rank, .timeouts = same.rank_timeouts, .compare = same.selfcheck},
-                             std::move(on_step));
+    RankGroupConfig group{.rank = same.rank, .timeouts = same.rank_timeouts, .compare = same.selfcheck};
+    group.rank.shared_pages = same.handover.any();
+    return RankGroup::create(group, std::move(on_step));
   });
 }
 

@@ -4,11 +4,13 @@
 // at submission, called on the engine thread; a sink must not block (it posts to its own executor).
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/result.h"
@@ -38,6 +40,9 @@ struct HandoverConfig {
     int port = 0;
   };
   std::optional<Address> listens = {};
+  bool allows(std::string_view carrier) const {
+    return backends.empty() || std::find(backends.begin(), backends.end(), carrier) != backends.end();
+  }
   bool any() const { return gives || connect; }
 };
 

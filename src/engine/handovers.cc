@@ -28,8 +28,6 @@ Status Handovers::check_config(const EngineConfig& config) {
   if (!config.handover.any()) return {};
   if (!config.scheduling.prefix_caching)
     return bad_input("--kv-transfer-config needs the prefix cache: leave out --no-enable-prefix-caching", kFlag);
-  if (config.rank.device == Device::kCuda)
-    return bad_input("--kv-transfer-config: caches on GPUs cannot be sent yet: use --device cpu", kFlag);
   return {};
 }
 
@@ -38,8 +36,10 @@ Result<std::unique_ptr<Handovers>> Handovers::create(const EngineConfig& config,
   const HandoverConfig& handover = config.handover;
   if (!handover.any()) return std::unique_ptr<Handovers>();
   RETURN_IF_ERROR(check_config(config));
-  const std::vector<RankPages> pages = executor.host_pages();
-  CHECK(!pages.empty(), "a host's ranks without pages");
+  constexpr int32_t kAreas = 4;
+  ASSIGN_OR_RETURN(const std::vector<RankPages> pages,
+                   executor.pages(handover.gives && handover.allows("CUDA_IPC") ? kAreas : 0));
+  CHECK(!pages.empty(), "ranks without pages");
   if (pages.front().layout.full().layers > 0)
     return bad_input(
         "--kv-transfer-config: a draft's keys and values by head cannot be sent yet: take a draft with latent "
@@ -81,8 +81,9 @@ Handovers::Handovers(const PageStore& store, const CacheShape& shape, const Hand
 Status Handovers::listen() {
   if (!leases_ || !config_.listens) return {};
   const auto& [host, port] = *config_.listens;
-  ASSIGN_OR_RETURN(server_,
-                   LeaseServer::start(*leases_, host, port, TcpOptions::for_leases(config_.secret, config_.lease_s)));
+  TcpOptions options = TcpOptions::for_leases(config_.secret, config_.lease_s);
+  options.areas = config_.allows("CUDA_IPC");
+  ASSIGN_OR_RETURN(server_, LeaseServer::start(*leases_, host, port, options));
   const bool v6 = host.find(':') != std::string::npos;
   address_ = fmt::format("{}{}{}:{}", v6 ? "[" : "", host, v6 ? "]" : "", server_->port());
   log_info("cache transfers: listening on ", address_);

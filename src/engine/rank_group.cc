@@ -15,6 +15,7 @@
 #include "exec/cuda/cuda_device.h"
 #include "exec/host_device.h"
 #include "exec/observed_comm.h"
+#include "kv/cuda/gpu_pages.h"
 #include "tensor/cuda/gpus.h"
 
 namespace perigee {
@@ -412,14 +413,21 @@ int32_t RankGroup::state_pages() const {
   return state_->members[0].rank->parts().state_pages();
 }
 
-std::vector<RankPages> RankGroup::host_pages() const {
+Result<std::vector<RankPages>> RankGroup::pages(int32_t num_areas) const {
   std::vector<RankPages> pages;
   for (const auto& member : state_->members) {
     const RankParts& parts = member.rank->parts();
     const TensorParallel shard = parts.config.shard();
-    uint8_t* base = member.rank->host_pages();
-    if (base == nullptr) return {};
-    pages.push_back({.base = base,
+    std::shared_ptr<PageMemory> memory = host_memory();
+    if (parts.config.device == Device::kCuda) {
+      const int64_t block_bytes = parts.layout.latent().least_page_bytes();
+      ASSIGN_OR_RETURN(memory,
+                       make_gpu_pages({.gpu = parts.config.rank,
+                                       .most_unit_bytes = std::max(block_bytes, parts.layout.state().unit_bytes),
+                                       .num_areas = num_areas}));
+    }
+    pages.push_back({.base = member.rank->pages(),
+                     .memory = std::move(memory),
                      .layout = parts.layout,
                      .shard = static_cast<int32_t>(shard.rank),
                      .num_shards = static_cast<int32_t>(shard.size),

@@ -38,7 +38,7 @@ class HostDevice final : public RankDevice {
   int64_t weight_memory() const override { return host_memory_bytes() / config_.size - config_.cache_bytes; }
   Result<int32_t> warm_up(RankParts& parts) override;
   Status reserve() override;
-  uint8_t* host_pages() override { return pool_memory_.data(); }
+  uint8_t* pages() override { return pool_memory_.data(); }
   void apply(const StepPlan& plan, const Batch& batch, int32_t buffer) override;
   void forward(const StepPlan& plan, const Batch& batch, int32_t buffer) override;
   void mask(const StepPlan& plan, MaskBox& masks) override;

@@ -40,7 +40,7 @@ class Rank {
   void run(RankPort& port);
 
   const RankParts& parts() const { return parts_; }
-  uint8_t* host_pages() const { return device_->host_pages(); }  // after reserve(); see RankDevice
+  uint8_t* pages() const { return device_->pages(); }  // after reserve(); see RankDevice
   bool lost() const { return lost_; }
   double last_build_us() const { return build_us_.load(std::memory_order_relaxed); }  // any thread: batch and apply
 

@@ -49,6 +49,8 @@ struct RankConfig {
   int64_t cache_bytes = 1 << 30;  // page pool of a rank; on a GPU 0: what memory_share leaves beside the rest
   double memory_share = 0.9;      // of the GPU's memory, with what others have of it
   PlanLimits limits;
+  // Others read and write pages that no step has: a result means that all that its step writes there is written.
+  bool shared_pages = false;
   std::string draft_model;  // where limits.num_drafts > 0: the folder of an Eagle3; empty: prompt lookup
   Eagle3::Layer draft_layer = Eagle3::Layer::kDivided;
   std::optional<LatentFormat> draft_cache;  // of keys and values by head; none: e4m3, on ref f32

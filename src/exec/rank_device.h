@@ -26,8 +26,8 @@ class RankDevice {
   // The page pool of parts.num_pages, and what holds its address. No memory is reserved afterwards.
   virtual Status reserve() = 0;
 
-  // The page pool where other threads can read and write pages that no step touches; null: not in host memory.
-  virtual uint8_t* host_pages() { return nullptr; }
+  // The page pool, on the device. Others may read and write pages that no step touches (RankConfig::shared_pages).
+  virtual uint8_t* pages() { return nullptr; }
 
   // --- The phases of a step, each once, in this order ---
   virtual void apply(const StepPlan& plan, const Batch& batch, int32_t buffer) = 0;

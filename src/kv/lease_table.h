@@ -28,6 +28,7 @@ class LeaseTable {
              std::function<void(SequenceId)> on_free);
 
   const CacheShape& shape() const { return shape_; }
+  const PageStore& store() const { return store_; }
   double lifetime_s() const { return lifetime_s_; }
   uint64_t incarnation() const { return incarnation_; }
 

@@ -4,6 +4,7 @@
 
 #include "base/check.h"
 #include "base/thread.h"
+#include "kv/shared_area.h"
 
 namespace perigee {
 namespace {
@@ -36,6 +37,13 @@ class HostMemory final : public PageMemory {
 };
 
 }  // namespace
+
+Result<std::unique_ptr<SharedArea>> PageMemory::give_area() {
+  return Error(Code::kUnavailable, "caches in host memory cannot be mapped by another process", "kv-transfer-config");
+}
+Result<std::unique_ptr<SharedArea>> PageMemory::map_area(const std::string&) {
+  return give_area();
+}
 
 std::shared_ptr<PageMemory> host_memory() {
   static const auto memory = std::make_shared<HostMemory>();

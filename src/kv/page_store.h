@@ -17,6 +17,7 @@
 #include "base/result.h"
 #include "control/handover.h"
 #include "kv/page_memory.h"
+#include "kv/shared_area.h"
 #include "model/cache_layout.h"
 
 namespace perigee {
@@ -63,6 +64,15 @@ struct UnitPages {
   std::span<const Placement> checkpoint;  // index after index
 };
 
+// Units that lie in a slot of the areas of some ranks: of each one its digest, and whose area it is in.
+struct StagedUnits {
+  std::vector<uint64_t> digests;
+  std::vector<uint8_t> ranks;
+  bool operator==(const StagedUnits&) const = default;
+};
+// Of one process, one for each rank; or of another's, as each rank here has mapped them: rank * areas + area.
+using Areas = std::vector<std::unique_ptr<SharedArea>>;
+
 class PageStore {
  public:
   PageStore() = default;
@@ -81,7 +91,22 @@ class PageStore {
   // Every byte of the units 0xff: a NaN in each number format, so that what does not arrive is seen.
   Status poison(const UnitPages& pages) const;
 
+  // --- Units by way of memory that another process of this host maps (shared_area.h). kUnavailable: there is none.
+  bool can_map() const;  // areas of another process
+  Result<Areas> give_areas() const;
+  Result<Areas> map_areas(std::span<const std::string> handles) const;
+  // As gather(), each unit into the slot of its rank's area; as scatter(), out of them, begun and then waited for.
+  // kBadInput: the bytes read have other digests than those staged.
+  Result<StagedUnits> stage(const UnitPages& pages, UnitRange units, const Areas& areas, int32_t slot) const;
+  void begin_take(const UnitPages& pages, UnitRange units, const Areas& areas, int32_t slot,
+                  const StagedUnits& staged) const;
+  Status end_take(const UnitPages& pages, UnitRange units, const Areas& areas, int32_t slot,
+                  const StagedUnits& staged) const;
+
  private:
+  template <typename Visit>  // visit(area, its runs), of each that the units are taken from
+  void for_each_area(const UnitPages& pages, UnitRange units, const Areas& areas, const StagedUnits& staged,
+                     Visit&& visit) const;
   Status poison(const UnitPages& pages, UnitRange units) const;
   // Where the rank has units of the range. Without those of `taken` (one for each unit), which it adds to, if given.
   std::vector<UnitRun> runs_of(const RankPages& rank, const UnitPages& pages, UnitRange units,

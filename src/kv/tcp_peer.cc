@@ -3,6 +3,8 @@
 #include <optional>
 #include <utility>
 
+#include "base/log.h"
+#include "kv/area_reader.h"
 #include "kv/framed_socket.h"
 
 namespace perigee {
@@ -19,12 +21,14 @@ class TcpPeer final : public Peer {
   Status read(const LeaseName& lease, UnitRange units, std::span<uint8_t> out) override {
     return ask(ReadUnits{lease, units}, out);
   }
+  Status pull(const LeaseName& lease, UnitRange units, const PageStore& store, const UnitPages& to) override;
   Status extend(const LeaseName& lease) override { return ask(ExtendLease{lease}, {}); }
   Status release(const LeaseName& lease) override { return ask(ReleaseLease{lease}, {}); }
 
   Status connect();
 
  private:
+  Status ask_for_areas(const PageStore& store);
   // Each request may be repeated without harm, so one whose connection proves to be gone is made once more.
   Status ask(const WireMessage& request, std::span<uint8_t> out) {
     const bool is_used = frames_ && number_ > 0;
@@ -47,10 +51,15 @@ class TcpPeer final : public Peer {
   Socket socket_;
   std::optional<FramedSocket> frames_;  // while connected
   uint32_t number_ = 0;                 // of the newest request of this connection
+  std::unique_ptr<AreaReader> areas_;   // of this connection; null: units come over it
+  bool asked_for_areas_ = false;
+  std::string why_no_areas_ = "caches that do not lie on GPUs, or are not to be mapped";
 };
 
 Status TcpPeer::connect() {
   frames_.reset();
+  areas_.reset();
+  asked_for_areas_ = false;
   number_ = 0;
   ASSIGN_OR_RETURN(socket_, Socket::connect(peer_, options_.handshake_s, stop_));
   FramedSocket frames(socket_, options_.handshake_s);
@@ -66,6 +75,49 @@ Status TcpPeer::connect() {
   frames.set_incarnation(ready.incarnation);
   frames_.emplace(frames);
   return {};
+}
+
+// Once a connection: whether units can come another way. Only a lost connection is an error.
+Status TcpPeer::ask_for_areas(const PageStore& store) {
+  asked_for_areas_ = true;
+  const auto stays_with_tcp = [&](const Error& why) {
+    if (options_.units_over_tcp) log_info("cache transfers from ", peer_, ": over TCP; by CUDA IPC not: ", why.message);
+    why_no_areas_ = why.message;
+  };
+  RETURN_IF_ERROR(frames_->send(Carry{kCarryCudaIpc, host_id()}, ++number_));
+  ASSIGN_OR_RETURN(const FramedSocket::Frame frame,
+                   frames_->receive_frame(kMaxBlobBytes + kMaxHandshakeBytes, options_.silence_s));
+  if (frame.header.number != number_) return bad_input("the reply to another request", "number");
+  ASSIGN_OR_RETURN(const WireMessage reply, decode_payload(frame.header.type, frame.payload));
+  if (const auto* refused = std::get_if<Refused>(&reply)) {
+    stays_with_tcp(Error(refused->code, refused->why));
+    return {};
+  }
+  const auto* carried = std::get_if<Carried>(&reply);
+  if (carried == nullptr) return bad_input("a reply out of turn", "type");
+  Result<std::unique_ptr<AreaReader>> mapped = AreaReader::map(store, carried->blob);
+  if (mapped.ok()) log_info("cache transfers from ", peer_, ": by CUDA IPC");
+  if (mapped.ok())
+    areas_ = std::move(*mapped);
+  else
+    stays_with_tcp(mapped.error());
+  return {};
+}
+
+Status TcpPeer::pull(const LeaseName& lease, UnitRange units, const PageStore& store, const UnitPages& to) {
+  if (!frames_) RETURN_IF_ERROR(connect());
+  Status status;
+  if (options_.areas && store.can_map() && !asked_for_areas_) status = ask_for_areas(store);
+  if (status.ok() && !(areas_ && AreaReader::fits(store, units.group))) {
+    if (options_.units_over_tcp) return Peer::pull(lease, units, store, to);
+    return Error(Code::kUnavailable, "\"backends\" allows no TCP, and CUDA IPC cannot be used: " + why_no_areas_);
+  }
+  if (status.ok()) status = areas_->pull(*frames_, number_, options_.silence_s, lease, units, store, to);
+  if (!status.ok()) {
+    areas_.reset();
+    frames_.reset();
+  }
+  return status;
 }
 
 // `answered`: the connection is as good as it was.

@@ -19,6 +19,8 @@ struct TcpOptions {
   double silence_s = 10;   // of a peer within a frame, or before a reply
   double idle_s = 600;     // of a connection without a request
   int32_t max_connections = 512;
+  bool areas = true;           // by memory that both processes map, where both can
+  bool units_over_tcp = true;  // else the others' carriers alone
 
   // For leases of so many seconds: a peer that says nothing is given up before the lease that it gave has ended.
   static TcpOptions for_leases(std::string secret, double lease_s) {

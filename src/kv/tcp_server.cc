@@ -5,25 +5,32 @@
 #include <vector>
 
 #include "base/log.h"
+#include "kv/area_reader.h"
 #include "kv/framed_socket.h"
 #include "kv/tcp_peer.h"
 
 namespace perigee {
 namespace {
 
+WireMessage refusal(const Error& error) {
+  return Refused{.code = error.code, .why = error.message};
+}
 WireMessage answer(const Status& status) {
-  if (status.ok()) return Done();
-  return Refused{.code = status.error().code, .why = status.error().message};
+  return status.ok() ? WireMessage(Done()) : refusal(status.error());
 }
 
 // The replies of one connection.
 class Session {
  public:
-  Session(LeaseTable& table, FramedSocket& frames) : table_(table), frames_(frames) {}
+  Session(LeaseTable& table, FramedSocket& frames, bool gives_areas)
+      : table_(table), frames_(frames), gives_areas_(gives_areas) {}
 
   Status reply(const FramedSocket::Frame& request) {
     ASSIGN_OR_RETURN(const WireMessage message, decode_payload(request.header.type, request.payload));
     if (const auto* read = std::get_if<ReadUnits>(&message)) return reply_to(*read, request.header.number);
+    if (const auto* stage = std::get_if<StageUnits>(&message))
+      return frames_.send(staged(*stage), request.header.number);
+    if (const auto* carry = std::get_if<Carry>(&message)) return frames_.send(carried(*carry), request.header.number);
     Status status = bad_input("no request", "type");
     if (const auto* open = std::get_if<OpenLease>(&message))
       status = table_.open(open->lease, open->tokens, open->num_blocks);
@@ -48,10 +55,43 @@ class Session {
     return status.ok() ? frames_.send_raw(staging_, number) : frames_.send(answer(status), number);
   }
 
+  WireMessage carried(const Carry& carry);
+  WireMessage staged(const StageUnits& stage);
+
   LeaseTable& table_;
   FramedSocket& frames_;
+  const bool gives_areas_;
   std::vector<uint8_t> staging_;
+  Areas areas_;
 };
+
+WireMessage Session::carried(const Carry& carry) {
+  if (carry.kind != kCarryCudaIpc || !gives_areas_)
+    return refusal(Error(Code::kUnavailable, "this node has no such carrier"));
+  if (areas_.empty()) {
+    Result<Areas> given = table_.store().give_areas();
+    if (!given.ok()) return refusal(given.error());
+    areas_ = std::move(*given);
+  }
+  Result<std::vector<uint8_t>> shown = show_areas(areas_, carry.blob);
+  if (shown.ok()) return Carried{std::move(*shown)};
+  areas_.clear();
+  return refusal(shown.error());
+}
+
+WireMessage Session::staged(const StageUnits& stage) {
+  const int64_t bytes = stage.units.count * table_.shape().unit_bytes(stage.units.group);
+  if (areas_.empty() || stage.slot < 0 || stage.slot >= kAreaSlots || stage.units.count < 1 ||
+      stage.units.count > kMaxSlotUnits || bytes > kAreaSlotBytes)
+    return refusal(bad_input("units that fit no slot", "units"));
+  StagedUnits units;
+  const Status status =
+      table_.read(stage.lease, stage.units, [&](const PageStore& store, const UnitPages& pages) -> Status {
+        ASSIGN_OR_RETURN(units, store.stage(pages, stage.units, areas_, stage.slot));
+        return {};
+      });
+  return status.ok() ? WireMessage(std::move(units)) : refusal(status.error());
+}
 
 }  // namespace
 
@@ -139,7 +179,7 @@ Status LeaseServer::serve(const Socket& socket) {
     return bad_input("it does not know the secret", "tag");
   frames.begin_session(session_of(options_.secret, hello.nonce, nonce), table_.incarnation(), options_.silence_s);
   RETURN_IF_ERROR(frames.send(Ready{table_.shape(), table_.incarnation()}, 0));
-  Session session(table_, frames);
+  Session session(table_, frames, options_.areas);
   for (uint32_t number = 1; !stopping_; ++number) {
     ASSIGN_OR_RETURN(const FramedSocket::Frame request, frames.receive_frame(kMaxRequestBytes, options_.idle_s));
     if (request.header.number != number) return bad_input("a frame that was repeated or left out", "number");

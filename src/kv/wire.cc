@@ -46,9 +46,10 @@ class Writer {
     number(field, static_cast<uint16_t>(size));
     out_.insert(out_.end(), value.begin(), value.begin() + static_cast<std::ptrdiff_t>(size));
   }
-  void ids(const char* field, const std::vector<int32_t>& value) {
+  template <typename T>
+  void list(const char* field, const std::vector<T>& value) {
     number(field, static_cast<uint32_t>(value.size()));
-    for (const int32_t id : value) number(field, id);
+    for (const T& element : value) number(field, element);
   }
   template <typename E>
   void choice(const char* field, const E& value, int /*count*/) {
@@ -87,12 +88,13 @@ class Reader {
     value.assign(bytes_.begin(), bytes_.begin() + size);
     bytes_ = bytes_.subspan(size);
   }
-  void ids(const char* field, std::vector<int32_t>& value) {
+  template <typename T>
+  void list(const char* field, std::vector<T>& value) {
     uint32_t count = 0;
     number(field, count);
-    if (count > bytes_.size() / sizeof(int32_t)) return fail(field, "more tokens than bytes");
+    if (count > bytes_.size() / sizeof(T)) return fail(field, "more elements than bytes");
     value.resize(count);
-    for (int32_t& id : value) number(field, id);
+    for (T& element : value) number(field, element);
   }
   template <typename E>
   void choice(const char* field, E& value, int count) {
@@ -125,6 +127,11 @@ void code(Io& io, T& m) {
     io.number("incarnation", name.incarnation);
     io.number("lease", name.number);
   };
+  const auto range = [&](auto& units) {
+    io.choice("group", units.group, 2);
+    io.number("first", units.first);
+    io.number("count", units.count);
+  };
   if constexpr (std::is_same_v<M, Hello>) {
     io.bytes("nonce", m.nonce);
   } else if constexpr (std::is_same_v<M, Welcome>) {
@@ -146,12 +153,22 @@ void code(Io& io, T& m) {
   } else if constexpr (std::is_same_v<M, OpenLease>) {
     lease(m.lease);
     io.number("num_blocks", m.num_blocks);
-    io.ids("tokens", m.tokens);
+    io.list("tokens", m.tokens);
   } else if constexpr (std::is_same_v<M, ReadUnits>) {
     lease(m.lease);
-    io.choice("group", m.units.group, 2);
-    io.number("first", m.units.first);
-    io.number("count", m.units.count);
+    range(m.units);
+  } else if constexpr (std::is_same_v<M, Carry>) {
+    io.number("kind", m.kind);
+    io.list("blob", m.blob);
+  } else if constexpr (std::is_same_v<M, Carried>) {
+    io.list("blob", m.blob);
+  } else if constexpr (std::is_same_v<M, StageUnits>) {
+    lease(m.lease);
+    range(m.units);
+    io.number("slot", m.slot);
+  } else if constexpr (std::is_same_v<M, Staged>) {
+    io.list("digests", m.digests);
+    io.list("ranks", m.ranks);
   } else if constexpr (std::is_same_v<M, ExtendLease> || std::is_same_v<M, ReleaseLease>) {
     lease(m.lease);
   } else if constexpr (std::is_same_v<M, Refused>) {

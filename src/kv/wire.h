@@ -7,6 +7,10 @@
 //                                <  Ready    shape, incarnation
 //   OpenLease, ReadUnits,        >
 //   ExtendLease, ReleaseLease    <  Done, Refused, or a frame of raw bytes (ReadUnits)
+//   Carry                        >
+//                                <  Carried, Refused      another way for bytes: memory that both processes map
+//   StageUnits                   >
+//                                <  Staged, Refused       the units lie in a slot of it now (shared_area.h)
 //
 // Each frame has the number of its request (1, 2, ... of a session), the incarnation that it is meant for, and a digest
 // of header and payload, seeded by the session: a frame that was damaged, repeated, or meant for another life of the
@@ -29,8 +33,9 @@ namespace perigee {
 
 inline constexpr uint16_t kWireVersion = 2;
 inline constexpr size_t kWireHeaderBytes = 32;
-inline constexpr size_t kMaxHandshakeBytes = 4096;         // of a payload, before both sides are known
-inline constexpr size_t kMaxRequestBytes = 16 << 20;       // of one with the tokens of a prompt: 4 M of them
+inline constexpr size_t kMaxHandshakeBytes = 4096;    // of a payload, before both sides are known
+inline constexpr size_t kMaxRequestBytes = 16 << 20;  // of one with the tokens of a prompt: 4 M of them
+inline constexpr size_t kMaxBlobBytes = 16 << 10;
 inline constexpr size_t kMaxReadBytes = size_t{64} << 20;  // of units in one frame
 
 using Nonce = std::array<uint8_t, 32>;
@@ -81,8 +86,27 @@ struct Refused {
   std::string why;
   bool operator==(const Refused&) const = default;
 };
-using WireMessage =
-    std::variant<Hello, Welcome, Proof, Ready, OpenLease, ReadUnits, ExtendLease, ReleaseLease, Done, Refused>;
+// Asks for another carrier of units, which stays as long as the connection. What a blob holds is the carrier's.
+inline constexpr uint8_t kCarryCudaIpc = 2;
+struct Carry {
+  uint8_t kind = 0;
+  std::vector<uint8_t> blob;
+  bool operator==(const Carry&) const = default;
+};
+struct Carried {
+  std::vector<uint8_t> blob;
+  bool operator==(const Carried&) const = default;
+};
+// A slot is written only when the reader asks for it, so it must have read what lay there.
+struct StageUnits {
+  LeaseName lease;
+  UnitRange units;
+  int32_t slot = 0;
+  bool operator==(const StageUnits&) const = default;
+};
+using Staged = StagedUnits;
+using WireMessage = std::variant<Hello, Welcome, Proof, Ready, OpenLease, ReadUnits, ExtendLease, ReleaseLease, Done,
+                                 Refused, Carry, Carried, StageUnits, Staged>;
 inline constexpr uint16_t kRawBytes = 100;  // the type of a frame whose payload is units
 
 struct WireHeader {

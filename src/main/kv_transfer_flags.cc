@@ -208,7 +208,10 @@ Status settle_kv_transfer(const CommandLine& flags, const KvTransferVariables& v
   }
   ASSIGN_OR_RETURN(to.secret, secret_of(read, variables.runtime_folder));
   to.peers = std::move(read.peers);
-  if (takes) to.connect = connect_by_tcp(TcpOptions::for_leases(to.secret, to.lease_s));
+  TcpOptions options = TcpOptions::for_leases(to.secret, to.lease_s);
+  options.areas = to.allows("CUDA_IPC");
+  options.units_over_tcp = to.allows("TCP");
+  if (takes) to.connect = connect_by_tcp(options);
   return {};
 }
 

@@ -7,6 +7,7 @@
 #include "kv/peer.h"
 #include "pairwise.h"
 #include "tasks.h"
+#include "tensor/cuda/gpus.h"
 
 namespace perigee {
 namespace {
@@ -77,12 +78,17 @@ struct Pair {
 struct Setting {
   Sizes p, d;
   size_t cache = 0;  // of kCaches
-  bool chunked = false, cached = false, crowded = false;
+  bool chunked = false, cached = false, crowded = false, drafted = false;
 };
 
-std::vector<Setting> settings() {
+// A GPU has one rank.
+std::vector<Setting> settings(Device device) {
   constexpr std::array<Sizes, 4> kSizes = {{{1, 1}, {2, 1}, {2, 2}, {4, 2}}};
-  const std::vector<int> factors = {kSizes.size(), kSizes.size(), kCaches.size(), 2, 2, 2};
+  const auto fits = [num_gpus = device == Device::kCuda ? std::ssize(list_gpus()) : 8](Sizes sizes) {
+    return sizes.tp <= num_gpus;
+  };
+  const auto num_sizes = static_cast<int>(std::count_if(kSizes.begin(), kSizes.end(), fits));  // the first ones
+  const std::vector<int> factors = {num_sizes, num_sizes, kCaches.size(), 2, 2, 2, 2};
   std::vector<Setting> out;
   for (const Combination& c : soak_requested() ? full_product(factors) : pairwise_cover(factors))
     out.push_back({.p = kSizes[static_cast<size_t>(c[0])],
@@ -90,7 +96,8 @@ std::vector<Setting> settings() {
                    .cache = static_cast<size_t>(c[2]),
                    .chunked = c[3] != 0,
                    .cached = c[4] != 0,
-                   .crowded = c[5] != 0});
+                   .crowded = c[5] != 0,
+                   .drafted = c[6] != 0});
   return out;
 }
 
@@ -131,22 +138,28 @@ TEST_P(HandoverEquality, TaskRepliesUpToTies) {
     if (jobs.empty()) jobs = prompts_of(task_jobs(GetParam(), *ones[cache], num_jobs(4, 24)));
     wanted[cache] = run(*ones[cache], jobs, true);
   }
-  for (const Setting& setting : settings()) {
+  for (const Setting& setting : settings(GetParam().device)) {
     EngineConfig config = config_;
+    if (setting.drafted) {  // whose latents are handed over, too
+      config.rank.limits.num_drafts = 3;
+      config.rank.draft_model = GetParam().folder + "-eagle3-mla";
+    }
     config.rank.load.cache = kCaches[setting.cache];
     config.rank.limits.max_step_tokens = setting.chunked ? GetParam().budgets[1] : 2048;
     EngineConfig decode = of_sizes(config, setting.d);
     if (setting.crowded) decode = with_cache_of(decode, *ones[setting.cache], 8);
-    const std::string what =
-        str_cat("P tp ", setting.p.tp, " dcp ", setting.p.dcp, ", D tp ", setting.d.tp, " dcp ", setting.d.dcp, ", ",
-                latent_format_name(kCaches[setting.cache]), setting.chunked ? ", chunked" : "",
-                setting.cached ? ", cached" : "", setting.crowded ? ", crowded" : "");
+    if (setting.crowded && setting.drafted) decode.scheduling.max_model_len = 5 * kBlockTokens;  // of larger pages
+    const std::string what = str_cat("P tp ", setting.p.tp, " dcp ", setting.p.dcp, ", D tp ", setting.d.tp, " dcp ",
+                                     setting.d.dcp, ", ", latent_format_name(kCaches[setting.cache]),
+                                     setting.chunked ? ", chunked" : "", setting.cached ? ", cached" : "",
+                                     setting.crowded ? ", crowded" : "", setting.drafted ? ", drafts" : "");
     SCOPED_TRACE(what);
     const Pair pair(of_sizes(config, setting.p), decode);
     std::vector<Reply> replies = pair.run(jobs);
     const SchedulerGauges gauges = pair.decode->stats().scheduler;
     EXPECT_GT(gauges.imported_blocks, 0);
     EXPECT_EQ(gauges.failed_imports, 0);
+    EXPECT_EQ(gauges.speculation.accepted() > 0, setting.drafted);
     if (setting.cached) replies = pair.run(jobs);
     if (!setting.crowded) {
       EXPECT_TRUE(setting.cached || std::all_of(replies.begin(), replies.end(), is_imported));
@@ -161,6 +174,7 @@ TEST_P(HandoverEquality, TaskRepliesUpToTies) {
 // On nodes of one layout, in deterministic mode, bit for bit.
 TEST_P(HandoverEquality, DeterministicBits) {
   for (const Sizes sizes : {Sizes{1, 1}, Sizes{2, 2}}) {
+    if (GetParam().device == Device::kCuda && std::ssize(list_gpus()) < sizes.tp) continue;
     SCOPED_TRACE(str_cat("tp ", sizes.tp, ", dcp ", sizes.dcp));
     EngineConfig config = of_sizes(config_, sizes);
     config.rank.limits.deterministic = true;
@@ -279,7 +293,7 @@ TEST_P(HandoverEquality, WhoWaitsForAnotherNodeIsNotStuck) {
   EXPECT_EQ(replies[0].error, "");
 }
 
-INSTANTIATE_TEST_SUITE_P(, HandoverEquality, testing::Values(tiny_k2(), hybrid_model()), name_of);
+INSTANTIATE_TEST_SUITE_P(, HandoverEquality, testing::ValuesIn(on_all_devices()), name_of);
 
 }  // namespace
 }  // namespace perigee

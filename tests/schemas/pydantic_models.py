@@ -47,7 +47,7 @@ class Times(BaseModel):
     moment: datetime.datetime
     span: datetime.timedelta
     end: Optional[datetime.datetime] = None
-    past: Union[datetime.date, None]
+    past: Union[pydantic.PastDate, None]
     aware: pydantic.AwareDatetime
 
 
@@ -64,16 +64,11 @@ class Collections(BaseModel):
     pair: tuple[int, str, bool]
     many: tuple[int, ...]
     by_name: dict[str, int]
-    by_number: dict[str, float]
+    by_number: dict[int, float]
     by_colour: dict[Colour, int]
     table: list[list[str]]
     colours: set[Colour]
     some: frozenset[Literal[1, 2, 3]]
-    tags: set[str]
-    numbers: set[int]
-    amounts: frozenset[float]
-    pairs: set[tuple[int, str]]
-    days: set[datetime.date] = Field(min_length=2)
 
 
 class Constrained(BaseModel):

@@ -29,6 +29,7 @@ class CudaDevice final : public RankDevice {
   Result<std::unique_ptr<Ops>> make_ops() override;
   Result<int32_t> warm_up(RankParts& parts) override;
   Status reserve() override;
+  uint8_t* pages() override { return pages_.data(); }
   void apply(const StepPlan& plan, const Batch& batch, int32_t buffer) override;
   void forward(const StepPlan& plan, const Batch& batch, int32_t buffer) override;
   void mask(const StepPlan& plan, MaskBox& masks) override { sampling_->upload_masks(plan, masks); }
@@ -283,7 +284,8 @@ void CudaDevice::forward(const StepPlan&, const Batch& batch, int32_t) {
   output_ = parts_->model->forward(batch_, step_ops, pool());
 }
 
-// A result need not wait for the drafts of the next rows, except those that the host makes masks of.
+// A result need not wait for the drafts of the next rows, except those that the host makes masks of, and where a
+// draft's cache lies in pages that others read once the result is in.
 void CudaDevice::sample(const StepPlan&, int32_t buffer) {
   auto& [upload, done, asked] = in_flight_[static_cast<size_t>(buffer)];
   if (bucket_ > 0) {
@@ -295,14 +297,14 @@ void CudaDevice::sample(const StepPlan&, int32_t buffer) {
   }
   upload->fence(ops().owned_stream());
   const bool fetches_drafts = drafter_ != nullptr && asked.masked;
-  if (!fetches_drafts) done.record(ops().owned_stream());
+  const bool awaits_drafts = fetches_drafts || (config_.shared_pages && parts_->draft != nullptr);
+  if (!awaits_drafts) done.record(ops().owned_stream());
   if (bucket_ > 0)
     graphs_->draft(bucket_, stream());
   else if (drafter_)
     drafter_->draft({batch_, output_, pool(), parts_->step_ops()});
-  if (!fetches_drafts) return;
-  sampling_->fetch_drafts(buffer);
-  done.record(ops().owned_stream());
+  if (fetches_drafts) sampling_->fetch_drafts(buffer);
+  if (awaits_drafts) done.record(ops().owned_stream());
 }
 
 Status CudaDevice::collect(const StepPlan& plan, int32_t buffer, StepResult& result) {

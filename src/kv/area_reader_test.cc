@@ -1,0 +1,197 @@
+// Units by way of memory that both processes map, with a stand-in for a GPU's: areas of this process.
+#include "kv/area_reader.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <map>
+#include <mutex>
+
+#include "kv/page_store_testing.h"
+#include "kv/tcp_peer.h"
+
+namespace perigee {
+namespace {
+
+// Areas by name. Copies run when they are waited for, as late as they may.
+class LocalAreas final : public PageMemory {
+ public:
+  explicit LocalAreas(size_t num_areas) : num_free_(num_areas) {}
+
+  Status gather(std::span<const UnitRun> runs, int64_t unit_bytes, std::span<uint8_t> out) override {
+    ++num_gathers;
+    return host_memory()->gather(runs, unit_bytes, out);
+  }
+  Status scatter(std::span<const UnitRun> runs, int64_t unit_bytes, std::span<const uint8_t> bytes) override {
+    return host_memory()->scatter(runs, unit_bytes, bytes);
+  }
+  Status poison(std::span<const UnitRun> runs, int64_t unit_bytes) override {
+    return host_memory()->poison(runs, unit_bytes);
+  }
+  bool can_map() const override { return true; }
+  Result<std::unique_ptr<SharedArea>> give_area() override {
+    if (num_free_ == 0) return Error(Code::kUnavailable, "all areas are in use");
+    --num_free_;
+    const Memory memory(new uint8_t[kAreaSlots * kAreaSlotBytes]);  // hardly any is touched
+    const std::string name = str_cat("area ", reinterpret_cast<uintptr_t>(memory.get()));
+    const std::lock_guard lock(mutex());
+    shown()[name] = memory;
+    return std::unique_ptr<SharedArea>(std::make_unique<Area>(*this, memory, name, false));
+  }
+  Result<std::unique_ptr<SharedArea>> map_area(const std::string& handle) override {
+    const std::lock_guard lock(mutex());
+    const Memory memory = shown()[handle.c_str()].lock();
+    if (!memory) return Error(Code::kUnavailable, "no such area");
+    return std::unique_ptr<SharedArea>(std::make_unique<Area>(*this, memory, handle, true));
+  }
+
+  size_t num_gathers = 0;
+  int64_t damage = -1;  // the n-th copy out of an area finds a byte changed
+
+ private:
+  using Memory = std::shared_ptr<uint8_t[]>;
+  static std::mutex& mutex() {
+    static std::mutex mutex;
+    return mutex;
+  }
+  static std::map<std::string, std::weak_ptr<uint8_t[]>>& shown() {
+    static std::map<std::string, std::weak_ptr<uint8_t[]>> shown;
+    return shown;
+  }
+
+  class Area final : public SharedArea {
+   public:
+    Area(LocalAreas& owner, Memory memory, std::string name, bool mapped)
+        : owner_(owner), memory_(std::move(memory)), name_(std::move(name)), mapped_(mapped) {}
+    ~Area() override {
+      if (!mapped_) ++owner_.num_free_;
+    }
+    std::string handle() const override { return name_; }
+    void begin(int32_t slot, std::span<const UnitRun> runs, int64_t unit_bytes) override {
+      Copy& copy = copies_[static_cast<size_t>(slot)];
+      EXPECT_TRUE(copy.runs.empty()) << "the slot's last copy was not waited for";
+      copy = {{runs.begin(), runs.end()}, unit_bytes};
+    }
+    Status wait(int32_t slot, std::span<uint64_t> digests) override {
+      Copy& copy = copies_[static_cast<size_t>(slot)];
+      EXPECT_EQ(copy.runs.size(), digests.size());
+      if (mapped_ && owner_.damage-- == 0) memory_.get()[slot * kAreaSlotBytes + 5] ^= 1;
+      for (size_t i = 0; i < copy.runs.size(); ++i) {
+        const auto size = static_cast<size_t>(copy.unit_bytes);
+        uint8_t* const staged = memory_.get() + slot * kAreaSlotBytes + copy.runs[i].offset;
+        uint8_t *const from = mapped_ ? staged : copy.runs[i].page, *const to = mapped_ ? copy.runs[i].page : staged;
+        std::memcpy(to, from, size);
+        digests[i] = unit_digest({from, size});
+      }
+      copy.runs.clear();
+      return {};
+    }
+
+   private:
+    struct Copy {
+      std::vector<UnitRun> runs;
+      int64_t unit_bytes = 0;
+    };
+    LocalAreas& owner_;
+    const Memory memory_;
+    const std::string name_;
+    const bool mapped_;
+    std::array<Copy, kAreaSlots> copies_;
+  };
+
+  std::atomic<size_t> num_free_;
+};
+
+// A node that gives, its server, and a connection from another.
+struct Connected {
+  explicit Connected(const TestNode& from, const TestNode& to, bool areas = true)
+      : table(from.store, from.shape, 7, 30, system_clock(), [](SequenceId) {}) {
+    TcpOptions options{.secret = "secret"};
+    options.areas = areas;
+    server = std::move(LeaseServer::start(table, "127.0.0.1", 0, options)).value();
+    const Connect connect = connect_by_tcp(options);
+    peer = std::move(connect(str_cat("127.0.0.1:", server->port()), to.shape, {})).value();
+    lease = table.grant(std::make_shared<Lease>(Lease{SequenceId(1), from.blocks, from.checkpoint}),
+                        std::make_shared<std::vector<int32_t>>(from.blocks.size() * kBlockTokens));
+  }
+  Status pull(const TestNode& to) const {
+    for (const UnitRange units : all_units(to)) RETURN_IF_ERROR(peer->pull(lease, units, to.store, to.pages()));
+    return {};
+  }
+  LeaseTable table;
+  std::unique_ptr<LeaseServer> server;
+  std::unique_ptr<Peer> peer;
+  LeaseName lease;
+};
+
+void fill(const TestNode& node) {
+  for (const UnitRange units : all_units(node)) {
+    const auto bytes = random_bytes(static_cast<size_t>(units.count * node.shape.unit_bytes(units.group)));
+    ASSERT_TRUE(node.store.scatter(node.pages(), units, bytes).ok());
+  }
+}
+
+void expect_same(const TestNode& a, const TestNode& b) {
+  for (const UnitRange units : all_units(a)) EXPECT_EQ(a.gathered(units), b.gathered(units));
+}
+
+TEST(AreaReader, AnyLayoutToAnyLayout) {
+  for (const auto& [tp, dcp] : kTestLayouts)
+    for (const auto& [to_tp, to_dcp] : {kTestLayouts[0], kTestLayouts[2], kTestLayouts[4]}) {
+      SCOPED_TRACE(str_cat(tp, "/", dcp, " to ", to_tp, "/", to_dcp));
+      const auto memory = std::make_shared<LocalAreas>(tp);
+      const TestNode from(tp, dcp, 5, 1, {.pages = memory}), to(to_tp, to_dcp, 5, 2, {.pages = memory});
+      fill(from);
+      const Connected connected(from, to);
+      ASSERT_TRUE(to.store.poison(to.pages()).ok());
+      const Status pulled = connected.pull(to);
+      ASSERT_TRUE(pulled.ok()) << pulled.error().message;
+      EXPECT_EQ(memory->num_gathers, 0u) << "units came over TCP";
+      expect_same(from, to);
+    }
+}
+
+TEST(AreaReader, OverTcpWhereThereIsNoArea) {
+  const auto none = std::make_shared<LocalAreas>(0), one = std::make_shared<LocalAreas>(1);
+  const TestNode host(1, 1, 5, 3);
+  for (const auto& memory : {none, one}) {
+    const TestNode from(1, 1, 5, 1, {.pages = memory}), to(1, 1, 5, 2, {.pages = memory});
+    fill(from);
+    const Connected connected(from, to, memory == none);
+    ASSERT_TRUE(connected.pull(to).ok());
+    EXPECT_GT(memory->num_gathers, 0u);
+    expect_same(from, to);
+    const Connected to_host(from, host);
+    ASSERT_TRUE(to_host.pull(host).ok()) << "a node that maps nothing does not ask for it";
+    expect_same(from, host);
+  }
+}
+
+TEST(AreaReader, DamageIsSeenAndEndsTheConnection) {
+  const auto memory = std::make_shared<LocalAreas>(1);
+  const TestNode from(1, 1, 5, 1, {.pages = memory}), to(1, 1, 5, 2, {.pages = memory});
+  fill(from);
+  const Connected connected(from, to);
+  memory->damage = 0;
+  EXPECT_EQ(connected.pull(to).error().field, "digest");
+  EXPECT_TRUE(connected.pull(to).ok()) << "by a connection and an area that are made anew";
+  expect_same(from, to);
+}
+
+TEST(AreaReader, ALeaseThatIsOverIsRefused) {
+  const auto memory = std::make_shared<LocalAreas>(1);
+  const TestNode from(1, 1, 5, 1, {.pages = memory}), to(1, 1, 5, 2, {.pages = memory});
+  Connected connected(from, to);
+  connected.table.release(connected.lease);
+  EXPECT_EQ(connected.pull(to).error().code, Code::kNotFound);
+}
+
+TEST(AreaReader, AnotherHostIsShownNothing) {
+  const std::vector<uint8_t> other = {'o', 't', 'h', 'e', 'r'};
+  EXPECT_EQ(show_areas({}, other).error().code, Code::kUnavailable);
+  EXPECT_EQ(show_areas({}, {}).error().code, Code::kUnavailable);
+  EXPECT_TRUE(show_areas({}, host_id()).ok());
+}
+
+}  // namespace
+}  // namespace perigee

@@ -1,0 +1,45 @@
+// AreaMemory: a GPU's areas that other processes may map (CUDA IPC), and what copies into and out of them. All memory
+// is reserved at once. Thread-safe.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "kv/cuda/unit_copy.h"
+
+namespace perigee {
+
+class AreaMemory {
+ public:
+  // On the calling thread's GPU. Areas that there is no room for are left out. `mapped_slots`: of all areas of other
+  // processes that are mapped at a time.
+  AreaMemory(int32_t num_areas, size_t mapped_slots);
+  ~AreaMemory();
+  AreaMemory(const AreaMemory&) = delete;
+  AreaMemory& operator=(const AreaMemory&) = delete;
+
+  // kUnavailable: others have them all. `owner` is kept until the area goes.
+  Result<std::unique_ptr<SharedArea>> give(std::shared_ptr<void> owner);
+  // kUnavailable: this GPU cannot reach it, or too many are mapped.
+  Result<std::unique_ptr<SharedArea>> map(std::shared_ptr<void> owner, const std::string& handle);
+
+ private:
+  class Area;
+  using Copies = std::vector<std::unique_ptr<UnitCopy>>;
+  struct Memory {
+    uint8_t* base = nullptr;
+    std::string handle;
+  };
+  Result<Copies> take_copies();
+  void give_back(Copies copies);
+  void give_back(const Memory& memory);
+
+  const int gpu_;
+  std::mutex mutex_;
+  std::vector<Memory> free_;
+  Copies copies_;
+};
+
+}  // namespace perigee
