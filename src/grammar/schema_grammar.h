@@ -16,7 +16,7 @@ namespace perigee {
 
 struct SchemaLimits {
   size_t bytes = 256 << 10;
-  size_t depth = 64;
+  size_t depth = 128;
   size_t rules = 8192;
   size_t grammar_bytes = 1 << 20;
 };

@@ -47,7 +47,6 @@ class Times(BaseModel):
     moment: datetime.datetime
     span: datetime.timedelta
     end: Optional[datetime.datetime] = None
-    past: Union[pydantic.PastDate, None]
     aware: pydantic.AwareDatetime
 
 
@@ -64,11 +63,12 @@ class Collections(BaseModel):
     pair: tuple[int, str, bool]
     many: tuple[int, ...]
     by_name: dict[str, int]
-    by_number: dict[int, float]
     by_colour: dict[Colour, int]
     table: list[list[str]]
     colours: set[Colour]
     some: frozenset[Literal[1, 2, 3]]
+    names: set[str]
+    numbers: Annotated[set[int], Field(min_length=2, max_length=4)]
 
 
 class Constrained(BaseModel):
