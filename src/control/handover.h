@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -19,6 +20,28 @@ struct Lease {
   std::vector<Placement> blocks;           // by block index, from 0
   std::vector<Placement> checkpoint = {};  // of the state after them, as in SequenceStart
   bool operator==(const Lease&) const = default;
+};
+
+// Whether a prompt's cache entries are held for another node, and from when on.
+enum class LeaseWish : uint8_t {
+  kNone,
+  kAtEnd,      // of its sequence, if that is kStop or kLength
+  kFromStart,  // of its sequence, as they are computed
+};
+
+// A lease may begin when its sequence does, and grow while the prompt is computed: by blocks whose results are in, and
+// at last by the checkpoint. Its sequence runs meanwhile and has all its pages, so nobody who reads it waits for
+// whoever waits for pages.
+enum class LeaseStage : uint8_t {
+  kGrows,
+  kWhole,
+  kWithdrawn,  // it will never be whole, for want of room here: who reads it computes the prompt
+  kFailed,     // its sequence has ended before its time
+};
+struct LeaseGrowth {
+  LeaseStage stage = LeaseStage::kGrows;
+  int32_t num_blocks = 0;              // that it has when it is whole
+  std::shared_ptr<const Lease> lease;  // what it has now
 };
 
 // The side that takes: pages to be filled, which nobody else reads or writes until Scheduler::end_import().
@@ -53,6 +76,7 @@ enum class ImportEnd : uint8_t {
   kArrived,    // every byte is there and was checked
   kRecompute,  // it failed: the sequence computes its prompt here
   kFail,       // it failed: the sequence ends with an error
+  kWithdrawn,  // the other node had no room to complete it: the sequence computes its prompt here
 };
 
 }  // namespace perigee

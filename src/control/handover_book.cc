@@ -1,5 +1,7 @@
 #include "control/handover_book.h"
 
+#include <algorithm>
+#include <iterator>
 #include <utility>
 
 namespace perigee {
@@ -22,15 +24,81 @@ std::shared_ptr<const Lease> HandoverBook::lease(const Sequence& sequence) {
     handles.push_back(cache_.pools().share(page(block)));
     lease->blocks.push_back(handles.back().placement());
   }
-  const bool fresh = leases_.emplace(sequence.id(), std::move(handles)).second;
+  const bool fresh = leases_.emplace(sequence.id(), Lent{.handles = std::move(handles)}).second;
   CHECK(fresh, "sequence ", sequence.id(), " is leased twice");
   return lease;
+}
+
+void HandoverBook::report(Lent& lent, LeaseStage stage) {
+  lent.growth.stage = stage;
+  growth_.push_back(lent.growth);
+}
+
+void HandoverBook::begin_growth(const Sequence& sequence) {
+  const int32_t num_blocks = rules_.handover_blocks(sequence.num_prompt());
+  if (num_blocks == 0) return;
+  auto lease = std::make_shared<Lease>();
+  lease->sequence = sequence.id();
+  const auto [entry, fresh] = leases_.emplace(
+      sequence.id(),
+      Lent{.growth = {.stage = LeaseStage::kGrows, .num_blocks = num_blocks, .lease = std::move(lease)}});
+  CHECK(fresh, "sequence ", sequence.id(), " is leased twice");
+  report(entry->second, LeaseStage::kGrows);
+  grow(sequence);
+}
+
+// The sequence's own pages: what the prefix index has of these tokens may lie elsewhere, or be forgotten.
+void HandoverBook::grow(const Sequence& sequence) {
+  const auto found = leases_.find(sequence.id());
+  if (found == leases_.end() || found->second.growth.stage != LeaseStage::kGrows) return;
+  Lent& lent = found->second;
+  const Running& run = sequence.running();
+  const auto num_ready = static_cast<size_t>(std::min(run.num_confirmed / kBlockTokens, lent.growth.num_blocks));
+  if (num_ready == lent.growth.lease->blocks.size()) return;
+  auto lease = std::make_shared<Lease>(*lent.growth.lease);  // others may read what it was
+  for (size_t block = lease->blocks.size(); block < num_ready; ++block) {
+    lent.handles.push_back(cache_.pools().share(run.pages[block].place()));
+    lease->blocks.push_back(lent.handles.back().placement());
+  }
+  const bool all = static_cast<int32_t>(num_ready) == lent.growth.num_blocks;
+  const bool whole = all && add_checkpoint(sequence, lent, *lease);
+  lent.growth.lease = std::move(lease);
+  report(lent, whole ? LeaseStage::kWhole : all ? LeaseStage::kWithdrawn : LeaseStage::kGrows);
+}
+
+// Of the state after its last block. False: there is none; checkpoints are not written where pages are short.
+bool HandoverBook::add_checkpoint(const Sequence& sequence, Lent& lent, Lease& lease) {
+  if (!rules_.is_recurrent()) return true;
+  PrefixMatch match(cache_.index());
+  match.update(sequence, lent.growth.num_blocks);
+  if (std::ssize(match.blocks()) < lent.growth.num_blocks) return false;
+  const CheckpointRef checkpoint = cache_.checkpoints().at(match.blocks().back().page);
+  if (checkpoint.serial == 0) return false;
+  std::vector<PageHandle> handles;
+  cache_.checkpoints().share(checkpoint, handles);
+  for (const PageHandle& handle : handles) lease.checkpoint.push_back(handle.placement());
+  std::move(lent.handles.begin(), lent.handles.end(), std::back_inserter(handles));
+  lent.handles = std::move(handles);
+  return true;
+}
+
+void HandoverBook::withdraw(SequenceId lease) {
+  const auto found = leases_.find(lease);
+  if (found == leases_.end() || found->second.growth.stage != LeaseStage::kGrows) return;
+  report(found->second, LeaseStage::kWithdrawn);
+}
+
+void HandoverBook::finish_growth(SequenceId lease, bool well) {
+  if (well) return withdraw(lease);
+  const auto found = leases_.find(lease);
+  if (found == leases_.end() || found->second.growth.stage == LeaseStage::kWithdrawn) return;
+  report(found->second, LeaseStage::kFailed);
 }
 
 void HandoverBook::release(SequenceId lease) {
   const auto found = leases_.find(lease);
   if (found == leases_.end()) return;
-  release_back_to_front(found->second);
+  release_back_to_front(found->second.handles);
   leases_.erase(found);
 }
 

@@ -1,13 +1,14 @@
 // HandoverBook: the pages that leases and imports hold.
 //
-// A lease keeps published blocks and a checkpoint from being evicted; it is let go by its reader, or when its time is
-// over (src/kv). An import's pages are written by a transfer that control cannot stop: whatever becomes of the
-// sequence, they rest here until the transfer has ended (INV-14, docs/invariants.md).
+// A lease keeps confirmed blocks and a checkpoint from being given out; it is let go by its reader, or when its time is
+// over (src/kv), whatever becomes of its sequence. An import's pages are written by a transfer that control cannot
+// stop: whatever becomes of the sequence, they rest here until the transfer has ended (INV-14, docs/invariants.md).
 #pragma once
 
 #include <memory>
 #include <optional>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "control/admission.h"
@@ -25,6 +26,16 @@ class HandoverBook {
   std::shared_ptr<const Lease> lease(const Sequence& sequence);
   void release(SequenceId lease);  // of one that is gone: nothing happens
 
+  // A lease that grows, of a sequence that starts. Nothing happens where the prompt has no block for another node.
+  void begin_growth(const Sequence& sequence);
+  // By what is confirmed of the sequence since.
+  void grow(const Sequence& sequence);
+  // Ends the growth of a lease that is not whole. What it has is held until release() all the same.
+  void withdraw(SequenceId lease);
+  // Its sequence has ended; unless that was `well`, nothing that it has computed is to be believed.
+  void finish_growth(SequenceId lease, bool well);
+  std::vector<LeaseGrowth> take_growth() { return std::exchange(growth_, {}); }
+
   // Takes pages for what the hit lacks of so many blocks. Admission has found room.
   Import begin(const Sequence& sequence, std::vector<PageHandle> cached, const PrefixNode& chain, int32_t num_blocks);
   // The sequence has ended first: nothing of the import will be used.
@@ -38,8 +49,8 @@ class HandoverBook {
 
   template <typename Visit>
   void for_each_page(Visit&& visit) const {
-    for (const auto& [id, handles] : leases_)
-      for (const PageHandle& handle : handles) visit(handle.place());
+    for (const auto& [id, lent] : leases_)
+      for (const PageHandle& handle : lent.handles) visit(handle.place());
     for (const auto& [id, import] : imports_) {
       for (const PageHandle& handle : import.blocks) visit(handle.place());
       for (const PageHandle& handle : import.checkpoint) visit(handle.place());
@@ -47,6 +58,10 @@ class HandoverBook {
   }
 
  private:
+  struct Lent {
+    std::vector<PageHandle> handles;  // in the order in which they should survive
+    LeaseGrowth growth = {.stage = LeaseStage::kWhole};
+  };
   struct Pages {
     std::vector<PageHandle> blocks;  // those that were cached first
     std::vector<PageHandle> checkpoint;
@@ -55,10 +70,13 @@ class HandoverBook {
     bool abandoned = false;
   };
   void publish(const Sequence& sequence, Pages& pages);
+  bool add_checkpoint(const Sequence& sequence, Lent& lent, Lease& lease);
+  void report(Lent& lent, LeaseStage stage);
 
   const SchedulerRules& rules_;
   PrefixCache& cache_;
-  std::unordered_map<SequenceId, std::vector<PageHandle>> leases_;
+  std::unordered_map<SequenceId, Lent> leases_;
+  std::vector<LeaseGrowth> growth_;  // since it was last taken
   std::unordered_map<SequenceId, Pages> imports_;
 };
 

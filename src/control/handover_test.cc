@@ -65,7 +65,7 @@ TEST_P(Handover, APromptIsLeasedAtItsEnd) {
   for (const int32_t length : {65, 128, 129, 200}) {
     SchedulerHarness h(config());
     Submit submit = request(1, tokens_from(0, length), 1);
-    submit.lease = true;
+    submit.lease = LeaseWish::kAtEnd;
     h.scheduler.submit(submit);
     const SequenceUpdate update = run(h, SequenceId(1));
     ASSERT_TRUE(update.lease) << length;
@@ -84,12 +84,12 @@ TEST_P(Handover, APromptIsLeasedAtItsEnd) {
 TEST_P(Handover, NothingIsLeasedOfAShortPromptOrACancelledOne) {
   SchedulerHarness h(config());
   Submit submit = request(1, tokens_from(0, 64), 1);
-  submit.lease = true;
+  submit.lease = LeaseWish::kAtEnd;
   h.scheduler.submit(submit);
   EXPECT_FALSE(run(h, SequenceId(1)).lease);
 
   submit = request(2, tokens_from(500, 200), 8);
-  submit.lease = true;
+  submit.lease = LeaseWish::kAtEnd;
   h.scheduler.submit(submit);
   h.scheduler.apply(h.answer(h.plan()));
   h.scheduler.cancel({SequenceId(2), FinishReason::kCancelled});
@@ -104,7 +104,7 @@ TEST_P(Handover, LeasedPagesAreNotGivenOut) {
   tight.max_model_len = 1000;
   SchedulerHarness h(tight);
   Submit submit = request(1, tokens_from(0, 257), 1);
-  submit.lease = true;
+  submit.lease = LeaseWish::kAtEnd;
   h.scheduler.submit(submit);
   const SequenceUpdate update = run(h, SequenceId(1));
   ASSERT_TRUE(update.lease);

@@ -36,7 +36,8 @@ Scheduler::Impl::Impl(const SchedulerConfig& config)
       admission_(rules_, cache_, states_),
       handovers_(rules_, cache_),
       slots_(static_cast<size_t>(rules_.num_slots), nullptr),
-      next_deadline_s_(kNever) {
+      next_deadline_s_(kNever),
+      standing_since_s_(kNever) {
   for (int32_t slot = rules_.num_slots - 1; slot >= 0; --slot) free_slots_.push_back(SlotId(slot));
   running_.reserve(slots_.size());
   updates_.reserve(slots_.size() * kMaxPlansInFlight);  // results may come two at a time
@@ -85,8 +86,10 @@ void Scheduler::Impl::cancel(const Cancel& cancel) {
 // Takes the sequence out of every list and frees it; its update, already among updates_, says how it ended.
 void Scheduler::Impl::end(Sequence& sequence, FinishReason reason, SequenceUpdate& update) {
   update.finish = reason;
-  const bool has_prompt = reason == FinishReason::kStop || reason == FinishReason::kLength;
-  if (sequence.request.lease && has_prompt && sequence.prompt_confirmed) update.lease = handovers_.lease(sequence);
+  const bool well = reason == FinishReason::kStop || reason == FinishReason::kLength;
+  if (sequence.request.lease == LeaseWish::kFromStart) handovers_.finish_growth(sequence.id(), well);
+  if (sequence.request.lease == LeaseWish::kAtEnd && well && sequence.prompt_confirmed)
+    update.lease = handovers_.lease(sequence);
   if (sequence.is_running()) {
     stop_running(sequence);
   } else if (sequence.is_awaiting()) {
@@ -198,6 +201,9 @@ std::vector<Import> Scheduler::take_imports() {
 void Scheduler::end_import(SequenceId sequence, ImportEnd end, const std::string& why) {
   impl_->end_import(sequence, end, why);
 }
+std::vector<LeaseGrowth> Scheduler::take_lease_growth() {
+  return impl_->handovers_.take_growth();
+}
 void Scheduler::release(SequenceId lease) {
   impl_->handovers_.release(lease);
 }
@@ -244,11 +250,15 @@ constexpr int32_t kReservedOutputs = 1024;  // of a sequence that starts, so tha
 
 std::optional<StepPlan> Scheduler::Impl::next_plan(double now_s) {
   expire(now_s);
-  if (plans_.full() || (running_.empty() && waiting_.empty())) return std::nullopt;
+  if (plans_.full() || (running_.empty() && waiting_.empty())) {
+    standing_since_s_ = kNever;
+    return std::nullopt;
+  }
   PlanDraft draft = new_draft();
   plan_decodes(draft);
   plan_prefills(draft);
   plan_admissions(draft);
+  give_way(now_s);
   if (draft.plan.rows.empty()) {
     spare_plans_.push_back(std::move(draft.plan));
     return std::nullopt;
@@ -379,6 +389,7 @@ Sequence& Scheduler::Impl::victim_for(const Sequence& sequence) {
 // ids still in flight are dropped and sampled again.
 void Scheduler::Impl::preempt(Sequence& sequence) {
   stop_running(sequence);
+  handovers_.withdraw(sequence.id());  // whoever reads it would wait for pages here
   if (!sequence.generated.empty()) {
     auto input = std::make_shared<std::vector<int32_t>>(*sequence.input);
     input->insert(input->end(), sequence.generated.begin(), sequence.generated.end());
@@ -435,6 +446,8 @@ void Scheduler::Impl::start(Sequence& sequence, const Hit& hit, int32_t first, P
   }
   for (size_t block = 0; block < run.pages.size(); ++block)
     draft.plan.appends.push_back({run.slot, static_cast<int32_t>(block), run.pages[block].placement()});
+  if (sequence.request.lease == LeaseWish::kFromStart && sequence.num_preemptions == 0)
+    handovers_.begin_growth(sequence);
 }
 
 // Those served before it, under prompt_logprobs too, have taken the step's rows of logits.

@@ -71,7 +71,7 @@ struct Submit {
   std::string cache_salt;                 // sequences share prefixes only under the same salt
   std::vector<ExtraKey> extra_keys = {};  // of the first blocks; those after them have none
   int32_t speculation_max_context = -1;   // in place of the policy's; < 0: the policy's
-  bool lease = false;         // when it ends with kStop or kLength, its prompt's blocks are held for another node
+  LeaseWish lease = LeaseWish::kNone;
   int32_t remote_blocks = 0;  // first blocks of the prompt that another node holds for this one
   SequenceId leader;          // valid: same prompt as that sequence (n > 1): waits until its prompt is computed
   std::shared_ptr<const Constraint> constraint = nullptr;  // that its outputs obey; null: none
@@ -96,7 +96,7 @@ struct SequenceUpdate {
   int32_t num_drafts = 0;                        // that were verified for these ids,
   int32_t num_accepted = 0;                      // and how many of the ids they are
   std::string error;                             // with kError
-  std::shared_ptr<const Lease> lease = nullptr;  // with `finish`, if Submit::lease: null where there is no full block
+  std::shared_ptr<const Lease> lease = nullptr;  // with `finish`, of LeaseWish::kAtEnd: null without a full block
 };
 
 // Of all rows that verified drafts.
@@ -122,6 +122,8 @@ struct SchedulerGauges {
   int64_t checkpoint_skips = 0;             // not written for lack of pages
   int32_t awaiting = 0, leases = 0;         // sequences, on the side that takes and on the one that gives
   int64_t imports = 0, failed_imports = 0;  // that have ended, and of those the ones that did not arrive
+  int64_t withdrawn_imports = 0;            // and those that the other node could not complete
+  int64_t leases_given_back = 0;            // of waiting sequences, so that another node finds room
   int64_t imported_blocks = 0;              // of those that did
   int64_t not_finite = 0;                   // sequences ended because a logit was NaN or infinite
   SpeculationTotals speculation;
@@ -149,10 +151,12 @@ class Scheduler {
   // The memory of a plan whose result is in, for the next one: who gives it back saves next_plan() its allocations.
   void give_back(StepPlan plan);
 
-  // Handovers. An import that is not empty has exactly one end; until then its pages may be written.
+  // Handovers. An import that is not empty has exactly one end; until then its pages may be written. The growth of
+  // leases is to be taken before the updates: it begins before its sequence ends.
   std::vector<Import> take_imports();  // since the last call, one for each sequence with remote_blocks that gets so far
   void end_import(SequenceId sequence, ImportEnd end, const std::string& why = "");
-  void release(SequenceId lease);  // ignored where it is gone
+  std::vector<LeaseGrowth> take_lease_growth();  // since the last call, in order
+  void release(SequenceId lease);                // ignored where it is gone
 
   // Updates since the last call, each finished sequence exactly once with `finish` set. The second way reuses the
   // memory of what it replaces.

@@ -63,6 +63,7 @@ void Scheduler::Impl::accept_row(Sequence& sequence, const PlanRow& row, const R
   if (!row.samples()) {
     states_.keep_checkpoints(sequence, writes, result);
     states_.publish_blocks(sequence, num_confirmed);
+    if (sequence.request.lease == LeaseWish::kFromStart) handovers_.grow(sequence);
     return;
   }
   SequenceUpdate& update = add_update(sequence);
@@ -73,6 +74,7 @@ void Scheduler::Impl::accept_row(Sequence& sequence, const PlanRow& row, const R
       std::min(static_cast<int32_t>(std::min(result.ids.size() - 1, update.ids.size())), result.num_drafts);
   states_.keep_checkpoints(sequence, writes, result);
   states_.publish_blocks(sequence, std::min(num_confirmed, sequence.num_tokens()));
+  if (sequence.request.lease == LeaseWish::kFromStart) handovers_.grow(sequence);
   if (planted(Fault::kDoubleDelivery) && num_confirmed % kBlockTokens == 0)
     update.ids.append(result.ids.begin(), result.ids.end());
   if (planted(Fault::kLastDraftLost) && result.ids.size() > 1 &&

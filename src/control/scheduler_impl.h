@@ -45,6 +45,7 @@ struct Scheduler::Impl {
   // scheduler_handover.cc
   bool begin_import(Sequence& sequence);
   void end_import(SequenceId id, ImportEnd end, const std::string& why);
+  void give_way(double now_s);
 
   // The next step
   std::optional<StepPlan> next_plan(double now_s);
@@ -104,7 +105,8 @@ struct Scheduler::Impl {
   std::vector<Sequence*> slots_;
   std::vector<SlotId> free_slots_;
 
-  double next_deadline_s_;  // no deadline of a live sequence is earlier
+  double next_deadline_s_;   // no deadline of a live sequence is earlier
+  double standing_since_s_;  // when give_way() first saw that only another node can go on; else never
   std::vector<SequenceUpdate> updates_;
   std::vector<Import> imports_;        // to be begun
   std::vector<StepPlan> spare_plans_;  // whose memory the next ones use

@@ -127,6 +127,7 @@ struct Engine::Impl {
   void submit(SubmitMessage&& message);
   void cancel(const CancelMessage& message);
   void emit_plans();
+  void grow_leases();
   void send_masks();
   void note_plan(const StepPlan& plan);
   void dispatch_updates();
@@ -210,7 +211,8 @@ void Engine::shutdown() {
 }
 
 Result<RequestId> Engine::submit(EngineRequest request, OutputSink sink) {
-  if (!impl_->handovers && !request.lease && !request.remote) return impl_->accept(std::move(request), std::move(sink));
+  if (!impl_->handovers && request.lease == LeaseWish::kNone && !request.remote)
+    return impl_->accept(std::move(request), std::move(sink));
   if (!impl_->handovers)
     return bad_input("kv_transfer_params: this server shares no caches with others: start it with --kv-transfer-config",
                      "kv_transfer_params");
@@ -311,7 +313,7 @@ void Engine::Impl::run() {
     send_masks();  // first: a device may wait for them
     emit_plans();
     send_masks();
-    if (handovers) handovers->expire();
+    if (handovers) grow_leases();
     const bool stepped = scheduler->gauges().steps != steps_before;
     publish_stats(system_clock().now_s() - begin, stepped);
     dispatch_updates();
@@ -324,6 +326,7 @@ void Engine::Impl::run() {
   mailbox.close();  // what comes later is refused where it is submitted ...
   mailbox.drain(messages, 0);
   for (Message& message : messages) handle(std::move(message));  // ... and what came before is answered below
+  if (handovers) grow_leases();
   dispatch_updates();
   end_all(shutting_down().message);
   if (handovers) handovers->close();
@@ -411,6 +414,19 @@ void Engine::Impl::emit_plans() {
     executor->submit(std::move(step));
   }
   if (handovers) handovers->post(scheduler->take_imports());
+}
+
+// Before the updates: the stream that is told of a lease ends with one of them.
+void Engine::Impl::grow_leases() {
+  for (const LeaseGrowth& growth : scheduler->take_lease_growth()) {
+    std::optional<RemotePrefix> lease = handovers->grow(growth);
+    const auto owner = owners.find(growth.lease->sequence);
+    if (!lease || owner == owners.end()) continue;
+    OutputChunk announcement;
+    announcement.lease = std::move(lease);
+    owner->second->sink(std::move(announcement));
+  }
+  handovers->expire();
 }
 
 // A constraint that allows nothing is at fault, and may be anybody's: it ends its own request.

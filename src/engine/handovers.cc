@@ -70,12 +70,14 @@ Handovers::Handovers(const PageStore& store, const CacheShape& shape, const Hand
     leases_ = std::make_unique<LeaseTable>(store, shape, config.incarnation, config.lease_s, system_clock(),
                                            [post = posts.lease](SequenceId sequence) { post({sequence}); });
   if (config.connect)
-    transfer_ = std::make_unique<Transfer>(
-        store, shape, config.connect,
-        Transfer::Options{.extend_every_s = config.lease_s / 6, .piece_bytes = config.piece_bytes},
-        [post = posts.import](SequenceId sequence, Status status) {
-          post({sequence, std::move(status)});
-        });
+    transfer_ = std::make_unique<Transfer>(store, shape, config.connect,
+                                           Transfer::Options{.extend_every_s = config.lease_s / 6,
+                                                             .growth_wait_s = config.lease_s / 24,
+                                                             .growth_limit_s = config.lease_s * 20,
+                                                             .piece_bytes = config.piece_bytes},
+                                           [post = posts.import](SequenceId sequence, Status status) {
+                                             post({sequence, std::move(status)});
+                                           });
 }
 
 Status Handovers::listen() {
@@ -104,7 +106,7 @@ Status Handovers::check_peer(const RemotePrefix& remote) const {
 }
 
 Status Handovers::check(const EngineRequest& request) const {
-  if (request.lease && !leases_)
+  if (request.lease != LeaseWish::kNone && !leases_)
     return bad_input(
         "kv_transfer_params: this node does not prefill for others: start it with kv_role kv_producer or kv_both",
         "kv_transfer_params");
@@ -125,12 +127,12 @@ Status Handovers::check(const EngineRequest& request) const {
 }
 
 void Handovers::prepare(const EngineRequest& request, SequenceId sequence, Submit& submit) {
-  submit.lease = request.lease && leases_;
+  if (leases_) submit.lease = request.lease;
   if (request.remote && transfer_) {
     submit.remote_blocks = request.remote->num_blocks;
     transfer_->prepare(sequence, *request.remote);
   }
-  if (submit.lease || submit.remote_blocks > 0) prompts_[sequence] = request.prompt;
+  if (submit.lease != LeaseWish::kNone || submit.remote_blocks > 0) prompts_[sequence] = request.prompt;
 }
 
 void Handovers::post(std::vector<Import> imports) {
@@ -145,8 +147,24 @@ void Handovers::post(std::vector<Import> imports) {
   }
 }
 
+RemotePrefix Handovers::grant(const LeaseGrowth& growth, Tokens prompt) {
+  RemotePrefix lease{
+      .peer = address_, .lease = leases_->grant(growth, std::move(prompt)), .num_blocks = growth.num_blocks};
+  lease.tag = lease_tag(config_.secret, lease);
+  return lease;
+}
+
+std::optional<RemotePrefix> Handovers::grow(const LeaseGrowth& growth) {
+  const auto prompt = prompts_.find(growth.lease->sequence);
+  if (growth.stage == LeaseStage::kGrows && growth.lease->blocks.empty() && prompt != prompts_.end())
+    return grant(growth, prompt->second);
+  leases_->grow(growth);
+  return std::nullopt;
+}
+
 void Handovers::handle(const ImportOver& over, Scheduler& scheduler) {
   if (over.status.ok()) return scheduler.end_import(over.sequence, ImportEnd::kArrived);
+  if (over.status.error().code == Code::kCancelled) return scheduler.end_import(over.sequence, ImportEnd::kWithdrawn);
   log_warning("the prompt of sequence ", over.sequence, " did not arrive: ", over.status.error().message);
   scheduler.end_import(
       over.sequence, config_.on_failure,
@@ -158,10 +176,8 @@ std::optional<RemotePrefix> Handovers::end(const SequenceUpdate& update) {
   const auto prompt = prompts_.find(update.sequence);
   if (update.lease) {
     CHECK(prompt != prompts_.end(), "sequence ", update.sequence, " leases an unknown prompt");
-    lease = RemotePrefix{.peer = address_,
-                         .lease = leases_->grant(update.lease, prompt->second),
-                         .num_blocks = static_cast<int32_t>(update.lease->blocks.size())};
-    lease->tag = lease_tag(config_.secret, *lease);
+    const auto num_blocks = static_cast<int32_t>(update.lease->blocks.size());
+    lease = grant({.stage = LeaseStage::kWhole, .num_blocks = num_blocks, .lease = update.lease}, prompt->second);
   }
   if (transfer_ && prompt != prompts_.end()) transfer_->release(update.sequence);
   if (prompt != prompts_.end()) prompts_.erase(prompt);
@@ -178,8 +194,8 @@ HandoverCounts Handovers::counts() const {
 
 void Handovers::close() {
   if (transfer_) transfer_->stop();
+  if (leases_) leases_->close();  // which ends the waits for it to grow
   if (server_) server_->stop();
-  if (leases_) leases_->close();
 }
 
 }  // namespace perigee

@@ -60,6 +60,8 @@ class Handovers {
   void prepare(const EngineRequest& request, SequenceId sequence, Submit& submit);
   // After each plan.
   void post(std::vector<Import> imports);
+  // Of what the scheduler has computed of a lease. Its name, when it begins.
+  std::optional<RemotePrefix> grow(const LeaseGrowth& growth);
   void handle(const LeaseOver& over, Scheduler& scheduler) const { scheduler.release(over.sequence); }
   void handle(const ImportOver& over, Scheduler& scheduler);
   // The end of a choice; what its request may tell of its lease.
@@ -73,13 +75,14 @@ class Handovers {
  private:
   using Tokens = std::shared_ptr<const std::vector<int32_t>>;
   Status check_peer(const RemotePrefix& remote) const;
+  RemotePrefix grant(const LeaseGrowth& growth, Tokens prompt);
 
   const HandoverConfig config_;
   std::string address_;  // "host:port" of the server
   std::unique_ptr<LeaseTable> leases_;
   std::unique_ptr<LeaseServer> server_;
   std::unique_ptr<Transfer> transfer_;
-  std::unordered_map<SequenceId, Tokens> prompts_;  // of sequences that are prepared or leased
+  std::unordered_map<SequenceId, Tokens> prompts_;  // of sequences that are prepared or to be leased
 };
 
 }  // namespace perigee

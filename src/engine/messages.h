@@ -27,7 +27,7 @@ struct EngineRequest {
   int32_t priority = 0;
   double timeout_s = 0;  // 0: none
   std::string cache_salt;
-  bool lease = false;                    // hold the prompt's cache entries for another node: EngineConfig::handover
+  LeaseWish lease = LeaseWish::kNone;    // of the prompt's cache entries, by another node: EngineConfig::handover
   std::optional<RemotePrefix> remote;    // of the prompt, held by another node
   int32_t speculation_max_context = -1;  // tokens up to which drafts are verified; 0: any, < 0: as the engine has it
   std::shared_ptr<const Constraint> constraint = nullptr;  // that each choice's ids obey; null: none
@@ -47,7 +47,8 @@ struct OutputChunk {
   int32_t num_accepted = 0;     // and how many of the ids they are
   double scheduled_s = 0;       // engine clock, when the request's first choice was first planned; 0: never
   std::string error;
-  std::optional<RemotePrefix> lease;  // of the last chunk: what was held for another node; its peer is empty
+  // What is held for another node: of the last chunk, or of one without ids when the prompt's computation begins.
+  std::optional<RemotePrefix> lease;
 };
 using OutputSink = std::function<void(OutputChunk&&)>;
 

@@ -12,10 +12,12 @@ struct LeaseCounts {
 
 struct TransferCounts {
   int64_t arrived = 0, failed = 0, bytes = 0;
-  double seconds = 0;  // of all that arrived, together
+  int64_t withdrawn = 0;  // by either side, without a fault
+  double seconds = 0;     // of all that arrived, together
   TransferCounts& operator+=(const TransferCounts& other) {
     arrived += other.arrived;
     failed += other.failed;
+    withdrawn += other.withdrawn;
     bytes += other.bytes;
     seconds += other.seconds;
     return *this;

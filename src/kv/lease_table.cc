@@ -1,6 +1,7 @@
 #include "kv/lease_table.h"
 
 #include <algorithm>
+#include <chrono>
 #include <utility>
 
 namespace perigee {
@@ -14,13 +15,23 @@ LeaseTable::LeaseTable(PageStore store, CacheShape shape, uint64_t incarnation, 
       clock_(clock),
       on_free_(std::move(on_free)) {}
 
-LeaseName LeaseTable::grant(std::shared_ptr<const Lease> lease, std::shared_ptr<const std::vector<int32_t>> tokens) {
-  const SequenceId sequence = lease->sequence;
-  CHECK(tokens->size() >= lease->blocks.size() * kBlockTokens, "a lease of more than its prompt");
+LeaseHold LeaseTable::Entry::hold() const {
+  return {static_cast<int32_t>(growth.lease->blocks.size()), growth.stage == LeaseStage::kWhole};
+}
+
+LeaseName LeaseTable::grant(std::shared_ptr<const Lease> lease, Tokens tokens) {
+  const auto num_blocks = static_cast<int32_t>(lease->blocks.size());
+  return grant(LeaseGrowth{.stage = LeaseStage::kWhole, .num_blocks = num_blocks, .lease = std::move(lease)},
+               std::move(tokens));
+}
+
+LeaseName LeaseTable::grant(LeaseGrowth growth, Tokens tokens) {
+  const SequenceId sequence = growth.lease->sequence;
+  CHECK(std::ssize(*tokens) >= int64_t{growth.num_blocks} * kBlockTokens, "a lease of more than its prompt");
   {
     const std::lock_guard lock(mutex_);
     if (!closed_) {
-      Entry entry{.lease = std::move(lease), .tokens = std::move(tokens), .end_s = clock_.now_s() + lifetime_s_};
+      Entry entry{.growth = std::move(growth), .tokens = std::move(tokens), .end_s = clock_.now_s() + lifetime_s_};
       const bool fresh = entries_.emplace(sequence.value, std::move(entry)).second;
       CHECK(fresh, "sequence ", sequence, " is leased twice");
       ++counts_.granted;
@@ -31,6 +42,22 @@ LeaseName LeaseTable::grant(std::shared_ptr<const Lease> lease, std::shared_ptr<
   return {incarnation_, sequence.value};
 }
 
+void LeaseTable::grow(const LeaseGrowth& growth) {
+  std::vector<SequenceId> freed;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto found = entries_.find(growth.lease->sequence.value);
+    if (found == entries_.end() || found->second.over) return;
+    found->second.growth = growth;
+    if (growth.stage == LeaseStage::kWithdrawn) let_go(found->second, freed);
+    if (growth.stage == LeaseStage::kFailed) end(found, freed);
+    ++growth_;
+    grown_.notify_all();
+  }
+  free(freed);
+}
+
+// Requires the mutex.
 Result<LeaseTable::Entries::iterator> LeaseTable::find(const LeaseName& name) {
   const auto found = entries_.find(name.number);
   if (name.incarnation != incarnation_ || found == entries_.end() || found->second.over) {
@@ -38,14 +65,22 @@ Result<LeaseTable::Entries::iterator> LeaseTable::find(const LeaseName& name) {
     return Error(Code::kNotFound,
                  "the lease is over: its time has passed, it was released, or its node was started anew", "lease");
   }
+  if (found->second.growth.stage == LeaseStage::kWithdrawn)
+    return Error(Code::kCancelled, "the prefill node had no room to complete the prompt's cache entries", "lease");
   return found;
+}
+
+// Requires the mutex. Nothing is read of it from now on; the last of its readers lets it go.
+void LeaseTable::let_go(Entry& entry, std::vector<SequenceId>& freed) {
+  if (entry.num_readers > 0 || std::exchange(entry.free, true)) return;
+  freed.push_back(entry.growth.lease->sequence);
 }
 
 // Requires the mutex.
 void LeaseTable::end(Entries::iterator entry, std::vector<SequenceId>& freed) {
   entry->second.over = true;
   if (entry->second.num_readers > 0) return;  // the last of them frees it
-  freed.push_back(entry->second.lease->sequence);
+  let_go(entry->second, freed);
   entries_.erase(entry);
 }
 
@@ -75,6 +110,7 @@ void LeaseTable::close() {
   {
     std::unique_lock lock(mutex_);
     closed_ = true;
+    grown_.notify_all();
     for (auto entry = entries_.begin(); entry != entries_.end();) {
       const auto next = std::next(entry);
       if (!entry->second.over) end(entry, freed);
@@ -85,19 +121,18 @@ void LeaseTable::close() {
   free(freed);
 }
 
-Status LeaseTable::open(const LeaseName& name, std::span<const int32_t> tokens, int32_t num_blocks) {
+Result<LeaseHold> LeaseTable::open(const LeaseName& name, std::span<const int32_t> tokens, int32_t num_blocks) {
   const std::lock_guard lock(mutex_);
   ASSIGN_OR_RETURN(const auto entry, find(name));
   const Entry& held = entry->second;
   // All of them: the checkpoint is the state after the last one.
-  if (num_blocks != std::ssize(held.lease->blocks))
-    return bad_input("the lease has another number of blocks", "num_blocks");
+  if (num_blocks != held.growth.num_blocks) return bad_input("the lease has another number of blocks", "num_blocks");
   const auto num_tokens = static_cast<size_t>(num_blocks) * kBlockTokens;
   if (tokens.size() != num_tokens || !std::equal(tokens.begin(), tokens.end(), held.tokens->begin())) {
     ++counts_.refused_reads;
     return bad_input("the lease is of other tokens", "tokens");
   }
-  return {};
+  return held.hold();
 }
 
 Status LeaseTable::read(const LeaseName& name, UnitRange units, std::span<uint8_t> out) {
@@ -113,7 +148,7 @@ Status LeaseTable::read(const LeaseName& name, UnitRange units, const Take& take
   {
     const std::lock_guard lock(mutex_);
     ASSIGN_OR_RETURN(entry, find(name));
-    lease = entry->second.lease;
+    lease = entry->second.growth.lease;
     const int64_t num_units = units.group == UnitGroup::kBlocks ? std::ssize(lease->blocks)
                               : lease->checkpoint.empty()       ? 0
                                                                 : shape_.state_units();
@@ -129,6 +164,7 @@ Status LeaseTable::read(const LeaseName& name, UnitRange units, const Take& take
     --entry->second.num_readers;
     if (taken.ok()) counts_.bytes += units.count * shape_.unit_bytes(units.group);
     over = entry->second.over;
+    if (entry->second.growth.stage == LeaseStage::kWithdrawn) let_go(entry->second, freed);
     if (over) end(entry, freed);
     if (over) read_.notify_all();
   }
@@ -137,11 +173,20 @@ Status LeaseTable::read(const LeaseName& name, UnitRange units, const Take& take
   return taken;
 }
 
-Status LeaseTable::extend(const LeaseName& name) {
+// One that was withdrawn, too: its reader is to learn that, not that its time is over.
+Result<LeaseHold> LeaseTable::extend(const LeaseName& name) {
   const std::lock_guard lock(mutex_);
+  if (const auto held = entries_.find(name.number); name.incarnation == incarnation_ && held != entries_.end())
+    held->second.end_s = clock_.now_s() + lifetime_s_;
   ASSIGN_OR_RETURN(const auto entry, find(name));
-  entry->second.end_s = clock_.now_s() + lifetime_s_;
-  return {};
+  return entry->second.hold();
+}
+
+Result<uint64_t> LeaseTable::await_growth(uint64_t known, double wait_s) {
+  std::unique_lock lock(mutex_);
+  grown_.wait_for(lock, std::chrono::duration<double>(wait_s), [&] { return closed_ || growth_ != known; });
+  if (closed_) return Error(Code::kUnavailable, "the node is closing");
+  return growth_;
 }
 
 void LeaseTable::release(const LeaseName& name) {

@@ -91,6 +91,70 @@ TEST_F(Leases, NoUnitThatTheyHaveNot) {
   EXPECT_FALSE(table.read(name, {UnitGroup::kBlocks, 0, 1}, small).ok());
 }
 
+LeaseGrowth growth_of(int64_t sequence, int32_t num_now, LeaseStage stage = LeaseStage::kGrows) {
+  auto lease = std::make_shared<Lease>(
+      Lease{.sequence = SequenceId(sequence), .blocks = pages_from(static_cast<int32_t>(sequence), num_now)});
+  return {.stage = stage, .num_blocks = 3, .lease = std::move(lease)};
+}
+
+TEST_F(Leases, OneThatGrowsIsReadAsFarAsItIs) {
+  const LeaseName name = table.grant(growth_of(1, 0), tokens);
+  const std::vector<int32_t> wanted(192, 5);
+  EXPECT_EQ(*table.open(name, wanted, 3), (LeaseHold{0, false}));
+  EXPECT_EQ(read(name).error().code, Code::kBadInput);
+  table.grow(growth_of(1, 2));
+  EXPECT_EQ(*table.extend(name), (LeaseHold{2, false}));
+  EXPECT_TRUE(read(name, {UnitGroup::kBlocks, 1, 1}).ok());
+  EXPECT_EQ(read(name, {UnitGroup::kBlocks, 2, 1}).error().code, Code::kBadInput);
+  table.grow(growth_of(1, 3, LeaseStage::kWhole));
+  EXPECT_EQ(*table.extend(name), (LeaseHold{3, true}));
+  EXPECT_TRUE(read(name, {UnitGroup::kBlocks, 2, 1}).ok());
+  table.release(name);
+  EXPECT_EQ(freed.size(), 1u);
+  table.grow(growth_of(1, 3, LeaseStage::kFailed));
+  EXPECT_EQ(freed.size(), 1u) << "it is over already";
+}
+
+TEST_F(Leases, OneWhoseSequenceFailsIsOver) {
+  const LeaseName name = table.grant(growth_of(1, 0), tokens);
+  table.grow(growth_of(1, 2));
+  table.grow(growth_of(1, 2, LeaseStage::kFailed));
+  EXPECT_EQ(freed.size(), 1u);
+  EXPECT_EQ(table.extend(name).error().code, Code::kNotFound);
+}
+
+// Its reader learns so, however late it asks; the pages are free at once.
+TEST_F(Leases, OneThatIsWithdrawnSaysSo) {
+  const LeaseName name = table.grant(growth_of(1, 0), tokens);
+  table.grow(growth_of(1, 2, LeaseStage::kWithdrawn));
+  EXPECT_EQ(freed.size(), 1u);
+  for (int i = 0; i < 5; ++i) {
+    clock.advance(20);
+    table.expire();
+    EXPECT_EQ(table.extend(name).error().code, Code::kCancelled);
+    EXPECT_EQ(read(name).error().code, Code::kCancelled);
+  }
+  table.release(name);
+  EXPECT_EQ(freed.size(), 1u);
+  EXPECT_EQ(table.counts().held, 0);
+}
+
+TEST_F(Leases, WhoWaitsForGrowthLearnsOfItAndOfTheEnd) {
+  table.grant(growth_of(1, 0), tokens);
+  EXPECT_EQ(*table.await_growth(0, 0.001), 0u) << "none in time";
+  uint64_t known = 0;
+  for (const LeaseStage stage : {LeaseStage::kGrows, LeaseStage::kWithdrawn}) {
+    std::thread grows([&] { table.grow(growth_of(1, 1, stage)); });
+    const uint64_t now = *table.await_growth(known, 60);
+    EXPECT_GT(now, known);
+    known = now;
+    grows.join();
+  }
+  std::thread closes([&] { table.close(); });
+  EXPECT_EQ(table.await_growth(known, 60).error().code, Code::kUnavailable);
+  closes.join();
+}
+
 TEST_F(Leases, NothingAfterClose) {
   const LeaseName name = grant(1);
   table.close();

@@ -6,13 +6,14 @@ namespace {
 class InProcess final : public Peer {
  public:
   explicit InProcess(LeaseTable& table) : table_(table) {}
-  Status open(const LeaseName& lease, std::span<const int32_t> tokens, int32_t num_blocks) override {
+  Result<LeaseHold> open(const LeaseName& lease, std::span<const int32_t> tokens, int32_t num_blocks) override {
     return table_.open(lease, tokens, num_blocks);
   }
   Status read(const LeaseName& lease, UnitRange units, std::span<uint8_t> out) override {
     return table_.read(lease, units, out);
   }
-  Status extend(const LeaseName& lease) override { return table_.extend(lease); }
+  Result<LeaseHold> extend(const LeaseName& lease) override { return table_.extend(lease); }
+  Result<uint64_t> await_growth(uint64_t known, double wait_s) override { return table_.await_growth(known, wait_s); }
   Status release(const LeaseName& lease) override {
     table_.release(lease);
     return {};

@@ -19,11 +19,12 @@ class Peer {
   virtual ~Peer() = default;
 
   // LeaseTable's words, of the other node's table.
-  virtual Status open(const LeaseName& lease, std::span<const int32_t> tokens, int32_t num_blocks) = 0;
+  virtual Result<LeaseHold> open(const LeaseName& lease, std::span<const int32_t> tokens, int32_t num_blocks) = 0;
   virtual Status read(const LeaseName& lease, UnitRange units, std::span<uint8_t> out) = 0;
   // The units' bytes into pages of this node: by read(), where the carrier has no shorter way.
   virtual Status pull(const LeaseName& lease, UnitRange units, const PageStore& store, const UnitPages& to);
-  virtual Status extend(const LeaseName& lease) = 0;
+  virtual Result<LeaseHold> extend(const LeaseName& lease) = 0;
+  virtual Result<uint64_t> await_growth(uint64_t known, double wait_s) = 0;
   virtual Status release(const LeaseName& lease) = 0;
 
  private:

@@ -15,34 +15,54 @@ class TcpPeer final : public Peer {
   TcpPeer(std::string peer, CacheShape here, TcpOptions options, std::stop_token stop)
       : peer_(std::move(peer)), here_(std::move(here)), options_(std::move(options)), stop_(std::move(stop)) {}
 
-  Status open(const LeaseName& lease, std::span<const int32_t> tokens, int32_t num_blocks) override {
-    return ask(OpenLease{lease, num_blocks, {tokens.begin(), tokens.end()}}, {});
+  Result<LeaseHold> open(const LeaseName& lease, std::span<const int32_t> tokens, int32_t num_blocks) override {
+    ASSIGN_OR_RETURN(const Held held, ask<Held>(OpenLease{lease, num_blocks, {tokens.begin(), tokens.end()}}, {}));
+    return held.hold;
   }
   Status read(const LeaseName& lease, UnitRange units, std::span<uint8_t> out) override {
-    return ask(ReadUnits{lease, units}, out);
+    ASSIGN_OR_RETURN(const Done done, ask<Done>(ReadUnits{lease, units}, out));
+    static_cast<void>(done);
+    return {};
+  }
+  Result<LeaseHold> extend(const LeaseName& lease) override {
+    ASSIGN_OR_RETURN(const Held held, ask<Held>(ExtendLease{lease}, {}));
+    return held.hold;
+  }
+  Status release(const LeaseName& lease) override {
+    ASSIGN_OR_RETURN(const Done done, ask<Done>(ReleaseLease{lease}, {}));
+    static_cast<void>(done);
+    return {};
+  }
+  Result<uint64_t> await_growth(uint64_t known, double wait_s) override {
+    const AwaitGrowth request{.known = known, .wait_ms = static_cast<uint32_t>(wait_s * 1000)};
+    ASSIGN_OR_RETURN(const Grown grown, ask<Grown>(request, {}, wait_s));
+    return grown.count;
   }
   Status pull(const LeaseName& lease, UnitRange units, const PageStore& store, const UnitPages& to) override;
-  Status extend(const LeaseName& lease) override { return ask(ExtendLease{lease}, {}); }
-  Status release(const LeaseName& lease) override { return ask(ReleaseLease{lease}, {}); }
 
   Status connect();
 
  private:
   Status ask_for_areas(const PageStore& store);
-  // Each request may be repeated without harm, so one whose connection proves to be gone is made once more.
-  Status ask(const WireMessage& request, std::span<uint8_t> out) {
+  // Each request may be repeated without harm, so one whose connection proves to be gone is made once more. The peer
+  // answers when it likes to, within `wait_s`. Done: the bytes are in `out`, or there was nothing to say.
+  template <typename Reply>
+  Result<Reply> ask(const WireMessage& request, std::span<uint8_t> out, double wait_s = 0) {
     const bool is_used = frames_ && number_ > 0;
     if (!frames_) RETURN_IF_ERROR(connect());
     bool answered = false;
-    Status status = ask_once(request, out, answered);
-    if (is_used && !answered && !status.ok()) {
+    auto reply = ask_once(request, out, wait_s, answered);
+    if (is_used && !answered && !reply.ok()) {
       RETURN_IF_ERROR(connect());
-      status = ask_once(request, out, answered);
+      reply = ask_once(request, out, wait_s, answered);
     }
-    if (!answered) frames_.reset();
-    return status;
+    const Reply* wanted = reply.ok() ? std::get_if<Reply>(&*reply) : nullptr;
+    if (!answered || (reply.ok() && wanted == nullptr)) frames_.reset();
+    if (!reply.ok()) return reply.error();
+    if (wanted == nullptr) return bad_input("a reply out of turn", "type");
+    return *wanted;
   }
-  Status ask_once(const WireMessage& request, std::span<uint8_t> out, bool& answered);
+  Result<WireMessage> ask_once(const WireMessage& request, std::span<uint8_t> out, double wait_s, bool& answered);
 
   const std::string peer_;
   const CacheShape here_;
@@ -121,15 +141,16 @@ Status TcpPeer::pull(const LeaseName& lease, UnitRange units, const PageStore& s
 }
 
 // `answered`: the connection is as good as it was.
-Status TcpPeer::ask_once(const WireMessage& request, std::span<uint8_t> out, bool& answered) {
+Result<WireMessage> TcpPeer::ask_once(const WireMessage& request, std::span<uint8_t> out, double wait_s,
+                                      bool& answered) {
   RETURN_IF_ERROR(frames_->send(request, ++number_));
-  ASSIGN_OR_RETURN(const WireHeader header, frames_->receive_header(kMaxReadBytes, options_.silence_s));
+  ASSIGN_OR_RETURN(const WireHeader header, frames_->receive_header(kMaxReadBytes, options_.silence_s + wait_s));
   if (header.number != number_) return bad_input("the reply to another request", "number");
   if (header.type == kRawBytes) {
     if (out.empty() || header.payload_bytes != out.size()) return bad_input("a reply of another size", "payload_bytes");
     RETURN_IF_ERROR(frames_->receive_payload(header, out));
     answered = true;
-    return {};
+    return WireMessage(Done());
   }
   if (header.payload_bytes > kMaxHandshakeBytes) return bad_input("a reply that is too long", "payload_bytes");
   std::vector<uint8_t> payload(header.payload_bytes);
@@ -139,9 +160,9 @@ Status TcpPeer::ask_once(const WireMessage& request, std::span<uint8_t> out, boo
     answered = true;
     return Error(refused->code, refused->why);
   }
-  if (!std::holds_alternative<Done>(reply) || !out.empty()) return bad_input("a reply out of turn", "type");
+  if (!out.empty()) return bad_input("a reply out of turn", "type");
   answered = true;
-  return {};
+  return reply;
 }
 
 }  // namespace

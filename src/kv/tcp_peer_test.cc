@@ -5,6 +5,7 @@
 
 #include <cstring>
 #include <functional>
+#include <thread>
 #include <vector>
 
 #include "base/clock.h"
@@ -96,6 +97,23 @@ class TcpPeers : public testing::Test {
   std::unique_ptr<LeaseServer> server;
 };
 
+TEST_F(TcpPeers, SayHowFarALeaseHasGrown) {
+  const auto peer = connected(address());
+  const auto growth = [](int32_t num_now, LeaseStage stage) {
+    auto lease = std::make_shared<Lease>(Lease{.sequence = SequenceId(1), .blocks = pages_from(1, num_now)});
+    return LeaseGrowth{.stage = stage, .num_blocks = 3, .lease = std::move(lease)};
+  };
+  const LeaseName name = table.grant(growth(0, LeaseStage::kGrows), tokens);
+  EXPECT_EQ(*peer->open(name, std::span(*tokens).first(192), 3), (LeaseHold{0, false}));
+  EXPECT_EQ(*peer->await_growth(0, 0.01), 0u) << "not yet";
+  std::thread grows([&] { table.grow(growth(3, LeaseStage::kWhole)); });
+  EXPECT_EQ(*peer->await_growth(0, 60), 1u) << "longer than the peer may be silent otherwise";
+  grows.join();
+  EXPECT_EQ(*peer->extend(name), (LeaseHold{3, true}));
+  table.close();
+  EXPECT_EQ(peer->await_growth(1, 60).error().code, Code::kUnavailable);
+}
+
 TEST_F(TcpPeers, SayWhatTheTableSays) {
   const auto peer = connected(address());
   const LeaseName name = grant(1);
@@ -183,9 +201,9 @@ TEST_F(TcpPeers, ARepeatedRequestEndsTheConnection) {
   frames.set_incarnation(table.incarnation());
   const LeaseName name = grant(1);
   ASSERT_TRUE(frames.send(ExtendLease{name}, 1).ok());
-  ASSERT_TRUE(frames.receive<Done>(kMaxHandshakeBytes).ok());
+  ASSERT_TRUE(frames.receive<Held>(kMaxHandshakeBytes).ok());
   ASSERT_TRUE(frames.send(ExtendLease{name}, 1).ok());
-  EXPECT_FALSE(frames.receive<Done>(kMaxHandshakeBytes).ok());
+  EXPECT_FALSE(frames.receive<Held>(kMaxHandshakeBytes).ok());
 }
 
 // A peer that accepts and then says nothing: the end of an engine does not wait for it.

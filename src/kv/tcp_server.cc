@@ -1,5 +1,6 @@
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <new>
 #include <system_error>
 #include <vector>
@@ -18,6 +19,12 @@ WireMessage refusal(const Error& error) {
 WireMessage answer(const Status& status) {
   return status.ok() ? WireMessage(Done()) : refusal(status.error());
 }
+WireMessage answer(const Result<LeaseHold>& hold) {
+  return hold.ok() ? WireMessage(Held{*hold}) : refusal(hold.error());
+}
+WireMessage answer(const Result<uint64_t>& growth) {
+  return growth.ok() ? WireMessage(Grown{*growth}) : refusal(growth.error());
+}
 
 // The replies of one connection.
 class Session {
@@ -31,14 +38,16 @@ class Session {
     if (const auto* stage = std::get_if<StageUnits>(&message))
       return frames_.send(staged(*stage), request.header.number);
     if (const auto* carry = std::get_if<Carry>(&message)) return frames_.send(carried(*carry), request.header.number);
-    Status status = bad_input("no request", "type");
+    WireMessage reply = refusal(bad_input("no request", "type"));
     if (const auto* open = std::get_if<OpenLease>(&message))
-      status = table_.open(open->lease, open->tokens, open->num_blocks);
+      reply = answer(table_.open(open->lease, open->tokens, open->num_blocks));
     else if (const auto* extend = std::get_if<ExtendLease>(&message))
-      status = table_.extend(extend->lease);
+      reply = answer(table_.extend(extend->lease));
     else if (const auto* released = std::get_if<ReleaseLease>(&message))
-      status = release(released->lease);
-    return frames_.send(answer(status), request.header.number);
+      reply = answer(release(released->lease));
+    else if (const auto* awaits = std::get_if<AwaitGrowth>(&message))
+      reply = answer(table_.await_growth(awaits->known, std::min(awaits->wait_ms, kMaxGrowthWaitMs) / 1000.0));
+    return frames_.send(reply, request.header.number);
   }
 
  private:
@@ -49,7 +58,7 @@ class Session {
   Status reply_to(const ReadUnits& read, uint32_t number) {
     const int64_t bytes = read.units.count * table_.shape().unit_bytes(read.units.group);
     if (read.units.count < 1 || bytes > static_cast<int64_t>(kMaxReadBytes))
-      return frames_.send(answer(bad_input("a read of too many units", "units")), number);
+      return frames_.send(refusal(bad_input("a read of too many units", "units")), number);
     staging_.resize(static_cast<size_t>(bytes));
     const Status status = table_.read(read.lease, read.units, staging_);
     return status.ok() ? frames_.send_raw(staging_, number) : frames_.send(answer(status), number);

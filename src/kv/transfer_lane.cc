@@ -2,19 +2,37 @@
 
 #include <algorithm>
 #include <chrono>
+#include <iterator>
 #include <new>
 #include <system_error>
+#include <tuple>
 #include <utility>
 
 #include "base/clock.h"
 #include "base/log.h"
 
 namespace perigee {
+namespace {
+
+constexpr double kPauseS = 0.05;
+
+template <typename T>
+Status status_of(const Result<T>& result) {
+  return result.ok() ? Status() : Status(result.error());
+}
+
+Error dropped() {
+  return Error(Code::kCancelled, "its request has ended");
+}
+
+}  // namespace
 
 TransferLane::TransferLane(const TransferParts& parts, std::string peer)
     : parts_(parts), peer_(std::move(peer)), used_s_(system_clock().now_s()) {
   try {
-    for (int32_t i = 0; i <= parts_.options.num_pulls; ++i) threads_.emplace_back([this, i] { run(i > 0); });
+    threads_.emplace_back([this] { run(false); });
+    threads_.emplace_back([this] { run_growth(); });
+    for (int32_t i = 0; i < parts_.options.num_pulls; ++i) threads_.emplace_back([this] { run(true); });
   } catch (const std::system_error& error) {
     log_warning("no threads for transfers from ", peer_, ": ", error.what());
     begin_stop();
@@ -59,23 +77,27 @@ bool TransferLane::post(const Import& import, const std::shared_ptr<const std::v
   found->second.posted = true;
   found->second.import = import;
   found->second.tokens = tokens;
-  pulls_.push_back({Job::Kind::kPull, found->first, found->second});
+  pulls_.push_back({.kind = Job::Kind::kPull, .sequence = found->first, .what = found->second});
   changed_.notify_all();
   return true;
 }
 
 void TransferLane::release(SequenceId sequence) {
-  const std::lock_guard lock(mutex_);
+  Lock lock(mutex_);
   const auto found = prepared_.find(sequence);
-  if (found == prepared_.end() || found->second.posted) return;
-  releases_.push_back({Job::Kind::kRelease, sequence, std::move(found->second)});
+  if (found == prepared_.end()) return;
+  if (found->second.posted) {  // its end comes soon
+    *found->second.dropped = true;
+    return pull_again(lock);
+  }
+  releases_.push_back({.kind = Job::Kind::kRelease, .sequence = sequence, .what = std::move(found->second)});
   prepared_.erase(found);
   changed_.notify_all();
 }
 
 void TransferLane::release(const LeaseName& lease) {
   const std::lock_guard lock(mutex_);
-  releases_.push_back({Job::Kind::kRelease, SequenceId(), {.remote = {.lease = lease}}});
+  releases_.push_back({.kind = Job::Kind::kRelease, .what = {.remote = {.lease = lease}}});
   changed_.notify_all();
 }
 
@@ -113,7 +135,7 @@ std::optional<TransferLane::Job> TransferLane::next_errand(Lock& lock) {
     for (auto& [sequence, prepared] : prepared_) {
       if (prepared.next_extension_s <= now_s) {
         prepared.next_extension_s = now_s + parts_.options.extend_every_s;
-        return Job{Job::Kind::kExtend, sequence, {.remote = prepared.remote}};
+        return Job{.kind = Job::Kind::kExtend, .sequence = sequence, .what = {.remote = prepared.remote}};
       }
       next_s = std::min(next_s, prepared.next_extension_s);
     }
@@ -124,7 +146,7 @@ std::optional<TransferLane::Job> TransferLane::next_errand(Lock& lock) {
 void TransferLane::run(bool pulls) {
   std::unique_ptr<Peer> peer;
   Lock lock(mutex_);
-  while (const std::optional<Job> job = pulls ? next_pull(lock) : next_errand(lock)) {
+  while (std::optional<Job> job = pulls ? next_pull(lock) : next_errand(lock)) {
     ++num_busy_;
     lock.unlock();
     const double begin_s = system_clock().now_s();
@@ -136,7 +158,10 @@ void TransferLane::run(bool pulls) {
     }
     const bool reached = peer != nullptr;
     if (!status.ok()) peer.reset();  // made anew for the next one
-    if (pulls)
+    const bool waits = status.ok() && job->waits;
+    if (waits)
+      await_growth(std::move(*job));
+    else if (pulls)
       finish_pull(*job, status, reached, system_clock().now_s() - begin_s);
     else
       finish_errand(*job, status, reached);
@@ -146,14 +171,61 @@ void TransferLane::run(bool pulls) {
   }
 }
 
-Status TransferLane::perform(const Job& job, std::unique_ptr<Peer>& peer) {
+void TransferLane::await_growth(Job job) {
+  const std::lock_guard lock(mutex_);
+  job.waits = false;
+  if (*job.what.dropped)
+    pulls_.push_back(std::move(job));
+  else
+    growing_.push_back(std::move(job));
+  changed_.notify_all();
+}
+
+// Requires the lock. All of them: which lease has grown its pull finds out.
+void TransferLane::pull_again(Lock&) {
+  std::move(growing_.begin(), growing_.end(), std::back_inserter(pulls_));
+  growing_.clear();
+  changed_.notify_all();
+}
+
+void TransferLane::run_growth() {
+  std::unique_ptr<Peer> peer;
+  uint64_t known = 0;
+  Lock lock(mutex_);
+  for (;;) {
+    changed_.wait(lock, [&] { return stopping_ || !growing_.empty(); });
+    if (stopping_) return;
+    lock.unlock();
+    Status status;
+    try {
+      status = await_growth(peer, known);
+    } catch (const std::bad_alloc&) {
+      status = Error(Code::kExhausted, "no memory to wait for a lease");
+    }
+    if (!status.ok()) peer.reset();
+    if (!status.ok()) sleep_s(kPauseS);  // the pulls find out what it is
+    lock.lock();
+    pull_again(lock);
+  }
+}
+
+Status TransferLane::await_growth(std::unique_ptr<Peer>& peer, uint64_t& known) {
+  if (!peer) {
+    ASSIGN_OR_RETURN(peer, parts_.connect(peer_, parts_.shape, parts_.stop.get_token()));
+    known = 0;
+  }
+  ASSIGN_OR_RETURN(known, peer->await_growth(known, parts_.options.growth_wait_s));
+  return {};
+}
+
+Status TransferLane::perform(Job& job, std::unique_ptr<Peer>& peer) {
   if (!peer) {
     ASSIGN_OR_RETURN(peer, parts_.connect(peer_, parts_.shape, parts_.stop.get_token()));
   }
   const LeaseName& lease = job.what.remote.lease;
   switch (job.kind) {
-    case Job::Kind::kPull: return pull(job.what, *peer);
-    case Job::Kind::kExtend: return peer->extend(lease);
+    case Job::Kind::kPull: return pull(job, *peer);
+    case Job::Kind::kExtend: return status_of(peer->extend(lease));
     case Job::Kind::kRelease: return peer->release(lease);
   }
   return {};
@@ -164,11 +236,13 @@ Status TransferLane::perform(const Job& job, std::unique_ptr<Peer>& peer) {
 void TransferLane::finish_pull(const Job& job, const Status& status, bool reached, double seconds) {
   std::vector<SequenceId> ended = {job.sequence};
   {
-    const std::lock_guard lock(mutex_);
+    Lock lock(mutex_);
     if (reached) {
       const auto found = prepared_.find(job.sequence);
-      releases_.push_back({Job::Kind::kRelease, job.sequence, {.remote = std::move(found->second.remote)}});
+      releases_.push_back(
+          {.kind = Job::Kind::kRelease, .sequence = job.sequence, .what = {.remote = std::move(found->second.remote)}});
     } else {
+      pull_again(lock);
       for (const Job& waiting : pulls_) ended.push_back(waiting.sequence);
       pulls_.clear();
     }
@@ -180,6 +254,8 @@ void TransferLane::finish_pull(const Job& job, const Status& status, bool reache
       counts_.bytes += std::ssize(import.blocks) * shape.block_bytes;
       if (!import.checkpoint.empty()) counts_.bytes += shape.state_units() * shape.state_unit_bytes;
       counts_.seconds += seconds;
+    } else if (status.error().code == Code::kCancelled) {
+      ++counts_.withdrawn;
     } else {
       counts_.failed += std::ssize(ended);
     }
@@ -200,19 +276,44 @@ void TransferLane::finish_errand(const Job& job, const Status& status, bool reac
   for (auto& [sequence, prepared] : prepared_) prepared.next_extension_s = next_s;
 }
 
-Status TransferLane::pull(const Prepared& what, Peer& peer) {
-  const Import& import = what.import;
+Result<LeaseHold> TransferLane::open(const Job& job, Peer& peer) const {
+  const auto& [remote, import] = std::tie(job.what.remote, job.what.import);
   RETURN_IF_ERROR(parts_.store.poison(
       {.first_block = import.first_block, .blocks = import.blocks, .checkpoint = import.checkpoint}));
-  const LeaseName& lease = what.remote.lease;
-  const auto num_tokens = static_cast<size_t>(what.remote.num_blocks) * kBlockTokens;
-  if (what.tokens->size() < num_tokens) return bad_input("a lease of more tokens than the prompt has", "num_blocks");
-  RETURN_IF_ERROR(peer.open(lease, std::span(*what.tokens).first(num_tokens), what.remote.num_blocks));
-  const auto num_blocks = static_cast<int32_t>(import.blocks.size());
-  RETURN_IF_ERROR(pull_group(what, {UnitGroup::kBlocks, import.first_block, num_blocks}, peer));
+  const auto num_tokens = static_cast<size_t>(remote.num_blocks) * kBlockTokens;
+  if (job.what.tokens->size() < num_tokens)
+    return bad_input("a lease of more tokens than the prompt has", "num_blocks");
+  return peer.open(remote.lease, std::span(*job.what.tokens).first(num_tokens), remote.num_blocks);
+}
+
+// What there is of the lease. `job.waits`: that is not all.
+Status TransferLane::pull(Job& job, Peer& peer) {
+  const Import& import = job.what.import;
+  const LeaseName& lease = job.what.remote.lease;
+  for (;;) {
+    if (*job.what.dropped) return dropped();
+    ASSIGN_OR_RETURN(const LeaseHold hold, job.opened ? peer.extend(lease) : open(job, peer));
+    const double now_s = system_clock().now_s();
+    if (!std::exchange(job.opened, true)) job.grown_s = now_s;
+    const int32_t first = import.first_block + job.num_blocks, num_new = hold.num_blocks - first;
+    if (num_new > std::ssize(import.blocks) - job.num_blocks)
+      return bad_input("a lease of more blocks than it was said to have", "num_blocks");
+    if (num_new > 0) {
+      RETURN_IF_ERROR(pull_group(job.what, {UnitGroup::kBlocks, first, num_new}, peer));
+      job.num_blocks += num_new;
+      job.grown_s = now_s;
+    }
+    if (hold.whole) break;
+    if (num_new > 0) continue;
+    if (now_s - job.grown_s > parts_.options.growth_limit_s)
+      return Error(Code::kDeadline, "the prefill node has computed nothing more of the prompt for too long");
+    job.waits = true;
+    return {};
+  }
+  if (job.num_blocks != std::ssize(import.blocks)) return bad_input("a lease of fewer blocks than it was said to have");
   if (!import.checkpoint.empty())
-    RETURN_IF_ERROR(pull_group(what, {UnitGroup::kState, 0, parts_.shape.state_units()}, peer));
-  return peer.extend(lease);  // that it stands after the last byte
+    RETURN_IF_ERROR(pull_group(job.what, {UnitGroup::kState, 0, parts_.shape.state_units()}, peer));
+  return status_of(peer.extend(lease));  // that it stands after the last byte
 }
 
 Status TransferLane::pull_group(const Prepared& what, UnitRange units, Peer& peer) {
@@ -223,6 +324,7 @@ Status TransferLane::pull_group(const Prepared& what, UnitRange units, Peer& pee
     const auto count = static_cast<int32_t>(std::min<int64_t>(in_piece, units.count - done));
     const UnitRange piece{units.group, units.first + done, count};
     if (stopping_) return Error(Code::kUnavailable, "the engine is shutting down");
+    if (*what.dropped) return dropped();
     RETURN_IF_ERROR(
         peer.pull(what.remote.lease, piece, parts_.store,
                   {.first_block = import.first_block, .blocks = import.blocks, .checkpoint = import.checkpoint}));

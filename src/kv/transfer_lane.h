@@ -1,6 +1,7 @@
 // TransferLane: what a Transfer asks of one peer, on threads of its own, so that a peer that does not answer holds up
-// nobody else's transfers. Two or so pull; one more extends and releases leases. A peer that cannot be reached fails
-// all that waits for it, at once.
+// nobody else's transfers. Two or so pull, one extends and releases leases, and one waits for leases to grow: a pull
+// takes what there is and makes room for others until there is more. A peer that cannot be reached fails all that waits
+// for it, at once.
 #pragma once
 
 #include <atomic>
@@ -24,6 +25,8 @@ struct TransferOptions {
   int32_t num_pulls = 2;          // transfers at a time from one peer
   double extend_every_s = 5;      // a sixth of a lease's lifetime
   double idle_s = 600;            // a peer's threads may end when it was asked nothing for so long
+  double growth_wait_s = 1;       // of one question whether leases have grown; less than a peer may be silent
+  double growth_limit_s = 600;    // after so long without a further block a transfer has failed
   int64_t piece_bytes = 4 << 20;  // of one read, at least a unit
 };
 
@@ -63,20 +66,32 @@ class TransferLane {
     std::shared_ptr<const std::vector<int32_t>> tokens = {};
     double next_extension_s = 0;
     bool posted = false;  // whose end releases it
+    // Nobody wants it any more: read by the thread that pulls.
+    std::shared_ptr<std::atomic<bool>> dropped = std::make_shared<std::atomic<bool>>(false);
   };
   struct Job {
     enum class Kind { kPull, kExtend, kRelease } kind;
     SequenceId sequence;
     Prepared what;
+    // Of a pull: how far it is.
+    bool opened = false;
+    int32_t num_blocks = 0;  // of the import's, that have arrived
+    double grown_s = 0;      // when it last got one
+    bool waits = false;      // for the lease to grow
   };
   using Lock = std::unique_lock<std::mutex>;
 
   void run(bool pulls);
+  void run_growth();
+  Status await_growth(std::unique_ptr<Peer>& peer, uint64_t& known);
+  void await_growth(Job job);
   std::optional<Job> next_pull(Lock& lock);
   std::optional<Job> next_errand(Lock& lock);
-  Status perform(const Job& job, std::unique_ptr<Peer>& peer);
-  Status pull(const Prepared& what, Peer& peer);
+  Status perform(Job& job, std::unique_ptr<Peer>& peer);
+  Result<LeaseHold> open(const Job& job, Peer& peer) const;
+  Status pull(Job& job, Peer& peer);
   Status pull_group(const Prepared& what, UnitRange units, Peer& peer);
+  void pull_again(Lock& lock);
   void finish_pull(const Job& job, const Status& status, bool reached, double seconds);
   void finish_errand(const Job& job, const Status& status, bool reached);
 
@@ -86,7 +101,8 @@ class TransferLane {
   WaitCondition changed_;
   std::map<SequenceId, Prepared> prepared_;
   std::deque<Job> pulls_, releases_;
-  int32_t num_busy_ = 0;  // threads
+  std::vector<Job> growing_;  // pulls that wait for their leases to grow
+  int32_t num_busy_ = 0;      // threads
   double used_s_ = 0;
   TransferCounts counts_;
   std::atomic<bool> stopping_{false};

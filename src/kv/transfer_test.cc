@@ -8,6 +8,7 @@
 #include <condition_variable>
 #include <cstring>
 #include <new>
+#include <optional>
 
 #include "base/eventually.h"
 #include "base/manual_clock.h"
@@ -20,17 +21,25 @@ namespace {
 class Faulty final : public Peer {
  public:
   Faulty(std::unique_ptr<Peer> peer, const std::atomic<int>& fails_at) : peer_(std::move(peer)), fails_at_(fails_at) {}
-  Status open(const LeaseName& lease, std::span<const int32_t> tokens, int32_t num_blocks) override {
-    return fails_at_ == 1 ? failure() : peer_->open(lease, tokens, num_blocks);
+  Result<LeaseHold> open(const LeaseName& lease, std::span<const int32_t> tokens, int32_t num_blocks) override {
+    if (fails_at_ == 1) return failure();
+    return peer_->open(lease, tokens, num_blocks);
   }
   Status read(const LeaseName& lease, UnitRange units, std::span<uint8_t> out) override {
     return fails_at_ == 2 && units.first > 0 ? failure() : peer_->read(lease, units, out);
   }
-  Status extend(const LeaseName& lease) override { return fails_at_ == 3 ? failure() : peer_->extend(lease); }
+  Result<LeaseHold> extend(const LeaseName& lease) override {
+    if (fails_at_ == 3) return failure();
+    return peer_->extend(lease);
+  }
+  Result<uint64_t> await_growth(uint64_t known, double wait_s) override {
+    if (fails_at_ == 6) return failure();
+    return peer_->await_growth(known, wait_s);
+  }
   Status release(const LeaseName& lease) override { return fails_at_ == 4 ? failure() : peer_->release(lease); }
 
  private:
-  static Status failure() { return Error(Code::kUnavailable, "a test's fault"); }
+  static Error failure() { return Error(Code::kUnavailable, "a test's fault"); }
   std::unique_ptr<Peer> peer_;
   const std::atomic<int>& fails_at_;
 };
@@ -63,21 +72,22 @@ class Transfers : public testing::Test {
   std::map<SequenceId, Status> ends;
   std::shared_ptr<const std::vector<int32_t>> tokens = std::make_shared<std::vector<int32_t>>(200, 5);
   LeaseTable table{there.store, there.shape, 7, 30, clock, [](SequenceId) {}};
-  Transfer transfer{here.store,
-                    here.shape,
-                    [this](const std::string& peer, const CacheShape& shape,
-                           const std::stop_token& stop) -> Result<std::unique_ptr<Peer>> {
-                      ++num_connects;
-                      if (fails_at == 5) return Error(Code::kUnavailable, "nobody is there");
-                      ASSIGN_OR_RETURN(auto made, connect_in_process(table)(peer, shape, stop));
-                      return std::unique_ptr<Peer>(std::make_unique<Faulty>(std::move(made), fails_at));
-                    },
-                    {.num_pulls = 1, .extend_every_s = 0.01, .piece_bytes = 1},
-                    [this](SequenceId sequence, Status status) {
-                      const std::lock_guard lock(mutex);
-                      const bool fresh = ends.emplace(sequence, std::move(status)).second;
-                      CHECK(fresh, "two ends");
-                    }};
+  Transfer transfer{
+      here.store,
+      here.shape,
+      [this](const std::string& peer, const CacheShape& shape,
+             const std::stop_token& stop) -> Result<std::unique_ptr<Peer>> {
+        ++num_connects;
+        if (fails_at == 5) return Error(Code::kUnavailable, "nobody is there");
+        ASSIGN_OR_RETURN(auto made, connect_in_process(table)(peer, shape, stop));
+        return std::unique_ptr<Peer>(std::make_unique<Faulty>(std::move(made), fails_at));
+      },
+      {.num_pulls = 1, .extend_every_s = 0.01, .growth_wait_s = 0.05, .growth_limit_s = 1, .piece_bytes = 1},
+      [this](SequenceId sequence, Status status) {
+        const std::lock_guard lock(mutex);
+        const bool fresh = ends.emplace(sequence, std::move(status)).second;
+        CHECK(fresh, "two ends");
+      }};
 };
 
 TEST_F(Transfers, BringWhatTheLeaseHolds) {
@@ -138,6 +148,97 @@ TEST_F(Transfers, WhatIsPreparedIsExtendedAndLetGo) {
   EXPECT_TRUE(eventually([&] { return table.counts().held == 0; }));
   transfer.release(leased(2));  // of a request that was refused
   EXPECT_TRUE(eventually([&] { return table.counts().released == 2; }));
+}
+
+class GrowingLeases : public Transfers {
+ protected:
+  LeaseGrowth growth(int32_t num_now, LeaseStage stage = LeaseStage::kGrows) const {
+    auto lease = std::make_shared<Lease>(Lease{.sequence = SequenceId(1), .blocks = pages_from(1, num_now)});
+    return {.stage = stage, .num_blocks = 3, .lease = std::move(lease)};
+  }
+  void begin() {
+    transfer.prepare(SequenceId(1), {.peer = "p", .lease = table.grant(growth(0), tokens), .num_blocks = 3});
+    transfer.post({.sequence = SequenceId(1), .first_block = 1, .blocks = pages_from(5, 2)}, tokens);
+  }
+  bool has_arrived(int32_t block) {
+    const auto bytes = static_cast<size_t>(here.shape.block_bytes);
+    return eventually([&] { return std::memcmp(here.page(4 + block), there.page(1 + block), bytes) == 0; });
+  }
+  std::optional<Status> end_of(int64_t number) {
+    const bool ended = eventually([&] {
+      const std::lock_guard lock(mutex);
+      return ends.contains(SequenceId(number));
+    });
+    const std::lock_guard lock(mutex);
+    return ended ? std::optional(ends.at(SequenceId(number))) : std::nullopt;
+  }
+  bool is_under_way() {
+    const std::lock_guard lock(mutex);
+    return !ends.contains(SequenceId(1));
+  }
+};
+
+// Blocks travel when they are announced, and a transfer that waits for more holds up no other of its peer.
+TEST_F(GrowingLeases, TravelAsTheyGrow) {
+  begin();
+  table.grow(growth(1));  // which is cached here
+  ASSERT_TRUE(run(2).ok());
+  table.grow(growth(2));
+  ASSERT_TRUE(has_arrived(1));
+  ASSERT_TRUE(run(3).ok());
+  EXPECT_TRUE(is_under_way());
+  table.grow(growth(3));
+  ASSERT_TRUE(has_arrived(2));
+  EXPECT_TRUE(is_under_way()) << "the checkpoint may come";
+  table.grow(growth(3, LeaseStage::kWhole));
+  EXPECT_TRUE(end_of(1)->ok());
+  EXPECT_TRUE(eventually([&] { return table.counts().released == 3; }));
+}
+
+TEST_F(GrowingLeases, EndWithTheirSequenceAndWhenTheyAreWithdrawn) {
+  begin();
+  table.grow(growth(2));
+  ASSERT_TRUE(has_arrived(1));
+  table.grow(growth(2, LeaseStage::kFailed));
+  EXPECT_EQ(end_of(1)->error().code, Code::kNotFound);
+  ends.clear();
+  begin();
+  table.grow(growth(2, LeaseStage::kWithdrawn));
+  EXPECT_EQ(end_of(1)->error().code, Code::kCancelled);
+  EXPECT_EQ(transfer.counts().failed, 1);
+  EXPECT_EQ(transfer.counts().withdrawn, 1);
+}
+
+TEST_F(GrowingLeases, NobodyWaitsForWhatNobodyWants) {
+  begin();
+  table.grow(growth(2));
+  ASSERT_TRUE(has_arrived(1));
+  transfer.release(SequenceId(1));
+  EXPECT_EQ(end_of(1)->error().code, Code::kCancelled);
+  EXPECT_TRUE(eventually([&] { return table.counts().released == 1; }));
+}
+
+TEST_F(GrowingLeases, NobodyWaitsForEver) {
+  begin();
+  EXPECT_EQ(end_of(1)->error().code, Code::kDeadline);
+}
+
+// The connection that waits for growth fails: what has grown is found all the same.
+TEST_F(GrowingLeases, AreAskedForWhereNoNewsCome) {
+  fails_at = 6;
+  begin();
+  table.grow(growth(3));
+  ASSERT_TRUE(has_arrived(2));
+  table.grow(growth(3, LeaseStage::kWhole));
+  EXPECT_TRUE(end_of(1)->ok());
+}
+
+// A peer may say anything.
+TEST_F(GrowingLeases, OfMoreBlocksThanTheyWereSaidToHave) {
+  LeaseGrowth more = growth(4, LeaseStage::kWhole);
+  begin();
+  table.grow(more);
+  EXPECT_EQ(end_of(1)->error().code, Code::kBadInput);
 }
 
 // Peers by name: one that answers nothing until it is let go, one that nobody can reach, one without room for a piece,

@@ -171,6 +171,14 @@ void code(Io& io, T& m) {
     io.list("ranks", m.ranks);
   } else if constexpr (std::is_same_v<M, ExtendLease> || std::is_same_v<M, ReleaseLease>) {
     lease(m.lease);
+  } else if constexpr (std::is_same_v<M, Held>) {
+    io.number("num_blocks", m.hold.num_blocks);
+    io.truth("whole", m.hold.whole);
+  } else if constexpr (std::is_same_v<M, AwaitGrowth>) {
+    io.number("known", m.known);
+    io.number("wait_ms", m.wait_ms);
+  } else if constexpr (std::is_same_v<M, Grown>) {
+    io.number("count", m.count);
   } else if constexpr (std::is_same_v<M, Refused>) {
     io.choice("code", m.code, static_cast<int>(Code::kDeviceLost) + 1);
     io.text("why", m.why);

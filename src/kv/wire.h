@@ -5,8 +5,12 @@
 //                                <  Welcome  nonce, tag       the tags show that both know the secret: HMAC-SHA-256
 //   Proof    tag                 >                            over both nonces, under a name for each direction
 //                                <  Ready    shape, incarnation
-//   OpenLease, ReadUnits,        >
-//   ExtendLease, ReleaseLease    <  Done, Refused, or a frame of raw bytes (ReadUnits)
+//   OpenLease, ExtendLease       >
+//                                <  Held, Refused
+//   ReadUnits, ReleaseLease      >
+//                                <  a frame of raw bytes (ReadUnits), Done, Refused
+//   AwaitGrowth                  >
+//                                <  Grown, when a lease of the server has grown or ended, or after wait_ms
 //   Carry                        >
 //                                <  Carried, Refused      another way for bytes: memory that both processes map
 //   StageUnits                   >
@@ -27,7 +31,7 @@
 #include <vector>
 
 #include "base/result.h"
-#include "kv/page_store.h"
+#include "kv/lease_table.h"
 
 namespace perigee {
 
@@ -105,8 +109,22 @@ struct StageUnits {
   bool operator==(const StageUnits&) const = default;
 };
 using Staged = StagedUnits;
+struct Held {
+  LeaseHold hold;
+  bool operator==(const Held&) const = default;
+};
+struct AwaitGrowth {
+  uint64_t known = 0;
+  uint32_t wait_ms = 0;  // the server waits no longer than kMaxGrowthWaitMs
+  bool operator==(const AwaitGrowth&) const = default;
+};
+struct Grown {
+  uint64_t count = 0;
+  bool operator==(const Grown&) const = default;
+};
 using WireMessage = std::variant<Hello, Welcome, Proof, Ready, OpenLease, ReadUnits, ExtendLease, ReleaseLease, Done,
-                                 Refused, Carry, Carried, StageUnits, Staged>;
+                                 Refused, Carry, Carried, StageUnits, Staged, Held, AwaitGrowth, Grown>;
+inline constexpr uint32_t kMaxGrowthWaitMs = 10000;
 inline constexpr uint16_t kRawBytes = 100;  // the type of a frame whose payload is units
 
 struct WireHeader {

@@ -26,7 +26,10 @@ std::vector<WireMessage> examples() {
           ExtendLease{{7, 8}},
           ReleaseLease{{7, 8}},
           Done{},
-          Refused{Code::kNotFound, "over"}};
+          Refused{Code::kNotFound, "over"},
+          Held{{3, true}},
+          AwaitGrowth{5, 6},
+          Grown{7}};
 }
 
 Result<WireMessage> decoded(std::span<const uint8_t> frame, uint64_t session, size_t max_bytes = kMaxRequestBytes) {

@@ -71,6 +71,44 @@ std::string worker_head(const HttpRequest& request, const WorkerUrl& worker, siz
 
 namespace {
 
+constexpr std::string_view kDone = "data: [DONE]";
+constexpr std::string_view kEndOfEvent = "\n\n";
+
+// Whose lease is announced while it computes: the decode worker is asked at once.
+struct EarlyPrefill {
+  std::shared_ptr<UpstreamCall> call;
+  std::shared_ptr<WorkerTable::Lease> worker;
+  double begin_s = 0;
+  std::string last_bytes;
+  bool well = false;  // it has computed all
+};
+
+// Reads the rest of its stream, by itself.
+Task<> finish_prefill(std::shared_ptr<EarlyPrefill> prefill, std::shared_ptr<ForwardShared> shared) {
+  try {
+    std::string& last = prefill->last_bytes;
+    for (;;) {
+      last.erase(0, last.size() - std::min(last.size(), 2 * kDone.size()));
+      const std::string piece = co_await prefill->call->read();
+      if (piece.empty()) break;
+      last += piece;
+    }
+    prefill->well = prefill->call->whole() && last.find(kDone) != std::string::npos;
+    if (prefill->well) shared->metrics.prefilled(system_clock().now_s() - prefill->begin_s);
+    prefill->worker->end(prefill->call->whole()       ? Outcome::kGood
+                         : prefill->call->cancelled() ? Outcome::kUnknown
+                                                      : Outcome::kBad);
+  } catch (const std::bad_alloc&) {
+    prefill->call->cancel();
+  }
+}
+
+// Of a worker's request that has failed, as the first event of its stream.
+bool is_failure(std::string_view event) {
+  const auto begins = [&](std::string_view text) { return event.starts_with(text); };
+  return begins(R"(data: {"error":)") && event.find(R"("code":500)") != std::string_view::npos;
+}
+
 class Forward : public std::enable_shared_from_this<Forward> {
  public:
   Forward(std::shared_ptr<ForwardShared> shared, IdleSockets& idle, std::shared_ptr<Exchange> exchange,
@@ -90,6 +128,8 @@ class Forward : public std::enable_shared_from_this<Forward> {
   void lost_client();
   Task<bool> attempt();
   Task<bool> attempt_split(const PrefixBlocks& blocks);
+  Task<std::optional<std::string>> read_event(EarlyPrefill& prefill);
+  bool lost_prefill();
   Task<bool> ask_and_answer(Lease lease, std::string_view body);
   Task<bool> begin(Lease lease, std::string_view body);
   Task<bool> answer_whole(Lease lease);
@@ -111,6 +151,7 @@ class Forward : public std::enable_shared_from_this<Forward> {
   Call call_;  // the one under way, which the client's end cancels
   bool client_left_ = false;
   bool answered_ = false;
+  std::shared_ptr<EarlyPrefill> prefill_;
   std::vector<uint64_t> tried_;
   std::optional<HttpReply> refusal_;  // the last one
 };
@@ -118,6 +159,7 @@ class Forward : public std::enable_shared_from_this<Forward> {
 void Forward::lost_client() {
   client_left_ = true;
   if (call_) call_->cancel();
+  if (prefill_) prefill_->call->cancel();
 }
 
 void Forward::answer(HttpReply reply) {
@@ -165,7 +207,7 @@ Task<> Forward::pass_over(Lease lease) {
   std::optional<std::string> body = co_await call_->read_all(kMaxRefusalBytes);
   // 504: the request's own `timeout` has passed. Clients that set short ones must not take a worker out of use.
   lease->end(status == 502 ? Outcome::kBad : Outcome::kUnknown);
-  tried_.push_back(lease->worker());
+  tried_.push_back(status == 500 ? prefill_->worker->worker() : lease->worker());
   const std::string* type = call_->head().header("Content-Type");
   refusal_ = HttpReply{.status = status,
                        .content_type = type == nullptr ? "" : *type,
@@ -196,7 +238,6 @@ Task<bool> Forward::answer_whole(Lease lease) {
 
 // A stream that lasts until its connection ends is whole only if it says so itself.
 void Forward::end_stream(WorkerTable::Lease& lease, std::string_view last_bytes) {
-  constexpr std::string_view kDone = "data: [DONE]";
   const bool whole = call_->whole() && (!call_->head().to_end || last_bytes.find(kDone) != std::string_view::npos);
   lease.end(whole ? Outcome::kGood : client_left_ ? Outcome::kUnknown : Outcome::kBad);
   if (client_left_) return;
@@ -214,6 +255,12 @@ Task<bool> Forward::answer_stream(Lease lease) {
   std::string piece = co_await call_->read();
   if (piece.empty() && !call_->whole()) co_return failed(*lease);
   if (client_left_) co_return true;
+  if (lost_prefill() && is_failure(piece)) {
+    lease->end(Outcome::kUnknown);
+    tried_.push_back(prefill_->worker->worker());
+    refusal_ = error_reply(502, "the prefill worker did not finish the prompt");
+    co_return false;
+  }
   shared_->metrics.first_byte(system_clock().now_s() - begin_s_);
   shared_->metrics.answered(200);
   release_request();
@@ -237,7 +284,8 @@ Task<bool> Forward::answer_stream(Lease lease) {
 Task<bool> Forward::ask_and_answer(Lease lease, std::string_view body) {
   const bool begun = co_await begin(lease, body);
   if (!begun) co_return failed(*lease);
-  if (asks_another(call_->head().status)) {
+  const int status = call_->head().status;
+  if (asks_another(status) || (status == 500 && lost_prefill())) {
     co_await pass_over(lease);
     co_return client_left_;
   }
@@ -249,10 +297,34 @@ Task<bool> Forward::ask_and_answer(Lease lease, std::string_view body) {
   co_return done;
 }
 
-// The prefill worker computes the prompt and answers with where its blocks are; the decode worker fetches them and
-// answers the client. The prompt is in the first one's prefix cache when a second attempt asks for it.
+// The request of the decode worker can only fail: another prefill worker may be asked, since the client has no byte
+// yet.
+bool Forward::lost_prefill() {
+  return prefill_ != nullptr && !prefill_->well;
+}
+
+Task<std::optional<std::string>> Forward::read_event(EarlyPrefill& prefill) {
+  constexpr size_t kMaxEvent = 1u << 20;
+  std::string& text = prefill.last_bytes;
+  while (text.find(kEndOfEvent) == std::string::npos) {
+    const std::string piece = co_await prefill.call->read();
+    if (piece.empty() || text.size() + piece.size() > kMaxEvent) co_return std::nullopt;
+    text += piece;
+  }
+  constexpr std::string_view kData = "data: ";
+  if (!text.starts_with(kData)) co_return std::nullopt;
+  const size_t end = text.find(kEndOfEvent);
+  std::string event = text.substr(kData.size(), end - kData.size());
+  text.erase(0, end + kEndOfEvent.size());
+  co_return event;
+}
+
+// The prefill worker computes the prompt and tells where its blocks are: at the end, or as soon as it begins; the
+// decode worker fetches them and answers the client. The prompt is in the first one's prefix cache when a second
+// attempt asks for it.
 Task<bool> Forward::attempt_split(const PrefixBlocks& blocks) {
   constexpr size_t kMaxPrefillReply = 16u << 20;
+  prefill_ = nullptr;
   const std::optional<std::string> body = prefill_body(request_.body);
   if (!body) {
     answer(error_reply(400, "the request body must be a JSON object"));
@@ -275,10 +347,20 @@ Task<bool> Forward::attempt_split(const PrefixBlocks& blocks) {
     const bool done = co_await answer_whole(prefill);
     co_return done;
   }
-  const std::optional<std::string> reply = co_await call_->read_all(kMaxPrefillReply);
+  std::optional<std::string> reply;
+  if (is_event_stream(call_->head())) {
+    prefill_ = std::make_shared<EarlyPrefill>(EarlyPrefill{.call = call_, .worker = prefill, .begin_s = begin_s});
+    reply = co_await read_event(*prefill_);
+  } else {
+    reply = co_await call_->read_all(kMaxPrefillReply);
+  }
   if (!reply) co_return failed(*prefill);
-  prefill->end(Outcome::kGood);
-  shared_->metrics.prefilled(system_clock().now_s() - begin_s);
+  if (prefill_) {
+    spawn(finish_prefill(prefill_, shared_));
+  } else {
+    prefill->end(Outcome::kGood);
+    shared_->metrics.prefilled(system_clock().now_s() - begin_s);
+  }
   if (client_left_) co_return true;
   std::optional<std::string> with_transfer = decode_body(request_.body, *reply);
   if (!with_transfer) {
@@ -292,6 +374,7 @@ Task<bool> Forward::attempt_split(const PrefixBlocks& blocks) {
   }
   decode_body_ = std::move(*with_transfer);
   const bool done = co_await ask_and_answer(decode, decode_body_);
+  if (!done && lost_prefill()) prefill_->call->cancel();  // the next attempt asks anew
   co_return done;
 }
 

@@ -38,9 +38,11 @@ TEST(PdBodies, PrefillIsAskedForOneTokenAndItsTransfer) {
       R"({"model":"m","messages":[{"content":"max_tokens"}],"max_tokens":50,"stream":true,"stream_options":{},)"
       R"("min_tokens":3,"n":4,"seed":7,"kv_transfer_params":{"remote_host":"evil"}})");
   ASSERT_TRUE(body);
-  EXPECT_EQ(*body, R"({"model":"m","messages":[{"content":"max_tokens"}],"seed":7,"stream":false,"max_tokens":1,)"
-                   R"("kv_transfer_params":{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,)"
-                   R"("remote_block_ids":null,"remote_host":null,"remote_port":null}})");
+  EXPECT_EQ(
+      *body,
+      R"({"model":"m","messages":[{"content":"max_tokens"}],"seed":7,"stream":false,"max_tokens":1,)"
+      R"("kv_transfer_params":{"do_remote_decode":true,"announce_early":true,"do_remote_prefill":false,"remote_engine_id":null,)"
+      R"("remote_block_ids":null,"remote_host":null,"remote_port":null}})");
   EXPECT_TRUE(prefill_body(R"({"max_completion_tokens":9})")->ends_with(R"(,"max_completion_tokens":1})"));
   EXPECT_FALSE(prefill_body("not an object"));
 }

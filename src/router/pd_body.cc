@@ -8,7 +8,8 @@ namespace {
 
 constexpr std::string_view kTransfer = "kv_transfer_params";
 constexpr std::string_view kPrefillMembers =
-    R"("stream":false,"max_tokens":1,"kv_transfer_params":{"do_remote_decode":true,"do_remote_prefill":false,)"
+    R"("stream":false,"max_tokens":1,"kv_transfer_params":{"do_remote_decode":true,"announce_early":true,)"
+    R"("do_remote_prefill":false,)"
     R"("remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null})";
 
 }  // namespace

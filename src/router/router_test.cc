@@ -309,6 +309,61 @@ TEST_F(SplitRouterTest, PrefillThenDecodeWithOneId) {
   EXPECT_EQ(post("[]").status, 400);
 }
 
+// Announces its lease, and goes on when it is told to: 'w'ell, with an 'e'rror, or not at all.
+FakeWorker::Handler announcing(std::atomic<char>& how) {
+  return [&how](const auto& exchange, const auto&) {
+    exchange->begin_stream({});
+    exchange->write("data: {\"kv_transfer_params\":{\"remote_block_ids\":[[3]]}}\n\n");
+    std::thread([&how, exchange] {
+      EXPECT_TRUE(eventually([&] { return how != ' '; }));
+      exchange->post([exchange, end = how.load()] {
+        exchange->write(end == 'w' ? "data: {}\n\ndata: [DONE]\n\n" : "data: {\"error\":{\"code\":500}}\n\n");
+        exchange->finish(end != 'w');
+      });
+    }).detach();
+  };
+}
+
+TEST_F(SplitRouterTest, ADecodeWorkerIsAskedWhileThePromptIsComputed) {
+  std::atomic<char> how{' '};
+  FakeWorker prefill(announcing(how)), decode(named("decode"));
+  start_split(prefill, decode);
+  ASSERT_TRUE(wait_ready());
+  EXPECT_EQ(post().body, "\"decode\"") << "it has answered though the prompt is not computed: it may know it";
+  EXPECT_NE(decode.requests().at(0).body.find(R"("kv_transfer_params":{"remote_block_ids":[[3]]})"), std::string::npos);
+  how = 'w';
+  EXPECT_TRUE(eventually([&] {
+    const std::string metrics = TestClient(router_->port()).get("/metrics").body;
+    return metrics.find("perigee_router_prefill_seconds_count 1") != std::string::npos;
+  }));
+}
+
+// The decode worker can only fail then. The client has no byte yet, so another prefill worker is asked.
+TEST_F(SplitRouterTest, APrefillWorkerThatFailsAfterItsAnnouncementIsReplaced) {
+  for (const bool streams : {false, true}) {
+    std::atomic<char> how{'e'};
+    std::atomic<int> num_asked{0};
+    FakeWorker prefill(announcing(how)), other(transferring());
+    FakeWorker decode([&](const auto& exchange, const auto&) {
+      if (num_asked++ > 0) return exchange->respond(HttpReply{.body = "\"good\""});
+      if (!streams) return exchange->respond(error_reply(500, "did not arrive"));
+      exchange->begin_stream({});
+      exchange->write("data: " + dump_json(error_json(500, "did not arrive")) + "\n\n");
+      exchange->finish(true);
+    });
+    config_.forward.split = true;
+    config_.prefill = {prefill.url(), other.url()};
+    config_.decode = {decode.url()};
+    config_.table.prefill.kind = PolicyKind::kRoundRobin;
+    start();
+    ASSERT_TRUE(wait_all(3));
+    EXPECT_EQ(post().body, "\"good\"") << streams;
+    EXPECT_EQ(prefill.requests().size(), 1u);
+    EXPECT_EQ(other.requests().size(), 1u);
+    router_.reset();
+  }
+}
+
 TEST_F(SplitRouterTest, ARefusalOfThePrefillWorkerIsTheAnswer) {
   FakeWorker prefill([](const auto& exchange, const auto&) { exchange->respond(error_reply(400, "too long")); });
   FakeWorker decode(named("decode"));

@@ -61,6 +61,7 @@ class UpstreamCall {
   Task<std::optional<std::string>> read_all(size_t max_bytes);
   bool whole() const { return whole_; }
   const std::string& fault() const { return fault_; }
+  bool cancelled() const { return cancelled_; }
 
   void cancel();  // closes the connection; whoever waits for it goes on with a fault
 

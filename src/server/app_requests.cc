@@ -230,7 +230,7 @@ Status App::check_fields(const RequestFields& fields, int64_t num_prompts, const
   if (fields.max_tokens && fields.sampling.min_tokens > *fields.max_tokens)
     return bad_input(fmt::format("min_tokens {} is over max_tokens {}", fields.sampling.min_tokens, *fields.max_tokens),
                      "min_tokens");
-  if (num_prompts > 1 && (fields.transfer.lease || fields.transfer.remote))
+  if (num_prompts > 1 && (fields.transfer.leases() || fields.transfer.remote))
     return bad_input(
         fmt::format("kv_transfer_params are of one prompt, here are {}: send a request for each", num_prompts),
         "kv_transfer_params");
@@ -283,7 +283,7 @@ ReplyContext App::reply_context(const Serving& serving) const {
 
 // Of a request that computes a prompt for another server nobody reads the one token.
 bool reads_nothing(const RequestFields& fields) {
-  return fields.transfer.lease && fields.max_tokens.value_or(0) == 1;
+  return fields.transfer.leases() && fields.max_tokens.value_or(0) == 1;
 }
 
 Result<App::Prepared> App::prepare_completions(PendingRequest& pending) {

@@ -113,7 +113,7 @@ class FakeBackend : public Backend {
     double scheduled_s = 0;
     size_t done = 0;
     std::optional<FinishReason> cancelled = std::nullopt;
-    bool ended = false;
+    bool ended = false, announced = false;
   };
 
   // A made-up score: token id has -id/100, the two best are ids 1 and 2.
@@ -129,6 +129,8 @@ class FakeBackend : public Backend {
   }
 
   OutputChunk next_chunk(Choice& choice) {
+    if (choice.request.lease == LeaseWish::kFromStart && choice.index == 0 && !std::exchange(choice.announced, true))
+      return {.lease = fake_lease()};
     const SamplingParams& sampling = choice.request.sampling;
     OutputChunk chunk;
     chunk.choice = choice.index;
@@ -155,9 +157,7 @@ class FakeBackend : public Backend {
         chunk.finish = FinishReason::kLength;
       }
     }
-    if (chunk.finish && choice.request.lease && choice.index == 0)
-      chunk.lease =
-          RemotePrefix{.peer = "10.0.0.1:5600", .lease = {7, 3}, .num_blocks = 2, .tag = std::string(64, 'a')};
+    if (chunk.finish && choice.request.lease == LeaseWish::kAtEnd && choice.index == 0) chunk.lease = fake_lease();
     return chunk;
   }
 

@@ -4,7 +4,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <string>
 #include <vector>
+
+#include "control/handover.h"
 
 namespace perigee {
 
@@ -22,5 +25,9 @@ struct FakeOptions {
   int32_t fail_after = -1;         // every choice ends with kError after that many tokens
   size_t accepts = SIZE_MAX;       // requests; later ones find the queue full
 };
+
+inline RemotePrefix fake_lease() {
+  return {.peer = "10.0.0.1:5600", .lease = {7, 3}, .num_blocks = 2, .tag = std::string(64, 'a')};
+}
 
 }  // namespace perigee

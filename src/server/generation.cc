@@ -226,7 +226,10 @@ void Generation::take_chunk(size_t prompt_index, OutputChunk&& chunk) {
   if (engine_choice == 0) cached_[prompt_index] = std::max<int64_t>(cached_[prompt_index], chunk.num_cached_tokens);
   std::move(chunk.prompt_logprobs.begin(), chunk.prompt_logprobs.end(), std::back_inserter(state.prompt_logprobs));
   if (scheduled_s_ == 0) scheduled_s_ = chunk.scheduled_s;
-  if (chunk.lease) lease_ = std::move(chunk.lease);
+  if (chunk.lease) {
+    lease_ = std::move(chunk.lease);
+    if (spec_.fields.transfer.lease == LeaseWish::kFromStart) return announce_lease();
+  }
   if (state.fold->ended()) return;
   note_times(chunk, system_clock().now_s());
   num_drafts_ += chunk.num_drafts;
@@ -248,6 +251,14 @@ void Generation::take_chunk(size_t prompt_index, OutputChunk&& chunk) {
   else
     state.total.append(std::move(delta));
   complete_when_done();
+}
+
+// The reply is a stream from here on; its second event is what the whole reply would have been.
+void Generation::announce_lease() {
+  announced_ = true;
+  exchange_->begin_stream({{"X-Request-Id", spec_.id}});
+  const Json event(Json::Object{{"kv_transfer_params", transfer_params_json(lease_)}});
+  exchange_->write("data: " + dump_json(event) + "\n\n");
 }
 
 bool Generation::take_failure(const ChoiceDelta& delta) {
@@ -353,7 +364,7 @@ std::string Generation::whole_reply() {
   for (ChoiceState& state : choices_) choices.push_back(spec_.format->whole(state));
   reply.set("choices", Json(std::move(choices)));
   reply.set("usage", usage_json(usage()));
-  if (spec_.fields.transfer.lease) reply.set("kv_transfer_params", transfer_params_json(lease_));
+  if (spec_.fields.transfer.leases()) reply.set("kv_transfer_params", transfer_params_json(lease_));
   spec_.format->add_reply_members(choices_, reply);
   for (ChoiceState& state : choices_) {  // many small pieces: freed where they do not hold up others
     state.total = {};
@@ -363,6 +374,11 @@ std::string Generation::whole_reply() {
 }
 
 void Generation::send_whole(std::string&& body) {
+  if (announced_) {
+    exchange_->write("data: " + body + "\n\ndata: [DONE]\n\n");
+    end(length_ended_ ? "length" : "stop", 200);
+    return exchange_->finish(false);
+  }
   HttpReply http;
   http.body = std::move(body);
   http.headers.emplace_back("X-Request-Id", spec_.id);
@@ -388,7 +404,7 @@ void Generation::complete_when_done() {
 void Generation::fail(int status, const std::string& message) {
   if (ended_) return;
   cancel_all();
-  const bool was_streaming = streaming_;
+  const bool was_streaming = streaming_ || announced_;
   end("error", status);
   if (!was_streaming) return exchange_->respond(error_reply(status, message));
   exchange_->write("data: " + dump_json(error_json(status, message)) + "\n\n");

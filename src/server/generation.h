@@ -97,6 +97,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
   void take_chunk(size_t prompt_index, OutputChunk&& chunk);
   void on_disconnect();
   void note_times(const OutputChunk& chunk, double now_s);
+  void announce_lease();
   bool take_failure(const ChoiceDelta& delta);
   void stream_delta(ChoiceState& state, ChoiceDelta&& delta);
   int64_t entries(const ChoiceState& state, const ChoiceDelta& delta) const;
@@ -126,6 +127,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
   int64_t num_drafts_ = 0, num_accepted_ = 0;
   bool length_ended_ = false;
   bool streaming_ = false;
+  bool announced_ = false;  // the lease: what follows is an event of a stream, too
   bool ended_ = false;
   bool writing_ = false;  // in the pool; choices_ are the pool's meanwhile
   std::deque<std::pair<size_t, OutputChunk>> waiting_;

@@ -148,7 +148,7 @@ RequestFields read_request_fields(Fields& fields, const RequestContext& context)
       static_cast<int32_t>(fields.integer("speculation_max_context", 0, kInt32Max).value_or(-1));
   out.cache_salt = fields.text("cache_salt", caps.max_string_bytes).value_or("");
   if (const Json* params = fields.object("kv_transfer_params")) out.transfer = read_transfer_params(*params, fields);
-  if (out.stream && out.transfer.lease)
+  if (out.stream && out.transfer.leases())
     fields.fail("stream", "must be false beside do_remote_decode: the whole reply says where the prompt's cache is");
   if (out.stream && out.sampling.prompt_logprobs >= 0)
     fields.fail("prompt_logprobs", "is not available with \"stream\": true; send the request without stream");

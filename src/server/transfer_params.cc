@@ -50,9 +50,10 @@ std::optional<RemotePrefix> read_remote(Fields& fields) {
 TransferParams read_transfer_params(const Json& params, Fields& fields) {
   TransferParams out;
   Fields members(params, "kv_transfer_params.");
-  out.lease = members.flag("do_remote_decode", false);
+  const bool early = members.flag("announce_early", false);
+  if (members.flag("do_remote_decode", false)) out.lease = early ? LeaseWish::kFromStart : LeaseWish::kAtEnd;
   const bool fetches = members.flag("do_remote_prefill", false);
-  if (out.lease && fetches)
+  if (out.leases() && fetches)
     members.fail("do_remote_decode", "excludes do_remote_prefill; a prompt is computed on one server");
   else if (fetches)
     out.remote = read_remote(members);

@@ -1,7 +1,9 @@
 // kv_transfer_params: what a router passes between the server that computes a prompt and the one that computes its
 // reply, with vLLM's names.
 //
-//   to the prefill server    {"do_remote_decode": true}: hold the prompt's cache for another server
+//   to the prefill server    {"do_remote_decode": true}: hold the prompt's cache for another server; with
+//                            "announce_early": true the reply is a stream whose first event has these parameters, as
+//                            soon as the prompt's computation begins (this router's word, which other servers ignore)
 //   its reply                {"do_remote_prefill": true, "remote_host", "remote_port", "remote_engine_id",
 //                             "remote_request_id", "remote_num_tokens", "remote_tag"}
 //   to the decode server     the same
@@ -15,8 +17,9 @@
 namespace perigee {
 
 struct TransferParams {
-  bool lease = false;                  // do_remote_decode
+  LeaseWish lease = LeaseWish::kNone;  // do_remote_decode, announce_early
   std::optional<RemotePrefix> remote;  // do_remote_prefill; none where the other server holds nothing
+  bool leases() const { return lease != LeaseWish::kNone; }
 };
 
 // The request's member `params`; faults land in its `fields`. Members with other names, of other engines' transfers,

@@ -25,7 +25,7 @@ TEST(TransferParams, WhatAReplySaysComesBackTheSame) {
     const RemotePrefix lease{
         .peer = peer, .lease = {0xfedcba9876543210, 77}, .num_blocks = 40000, .tag = std::string(64, 'a')};
     const TransferParams again = read(dump_json(transfer_params_json(lease)));
-    EXPECT_FALSE(again.lease);
+    EXPECT_FALSE(again.leases());
     ASSERT_TRUE(again.remote.has_value()) << peer;
     EXPECT_EQ(*again.remote, lease);
   }
@@ -36,7 +36,7 @@ TEST(TransferParams, APromptWithoutALeaseIsComputedWhereItsReplyIs) {
   std::string fault;
   const TransferParams params = read(dump_json(transfer_params_json(std::nullopt)), &fault);
   EXPECT_EQ(fault, "");
-  EXPECT_FALSE(params.lease);
+  EXPECT_FALSE(params.leases());
   EXPECT_FALSE(params.remote.has_value());
 }
 
@@ -44,7 +44,7 @@ TEST(TransferParams, WhatARouterAsksAPrefillServer) {
   const TransferParams params =
       read(R"({"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,)"
            R"("remote_host":null,"remote_port":null})");
-  EXPECT_TRUE(params.lease);
+  EXPECT_EQ(params.lease, LeaseWish::kAtEnd);
   EXPECT_FALSE(params.remote.has_value());
   EXPECT_EQ(fault_of("{}"), "");
   EXPECT_EQ(fault_of("null"), "");

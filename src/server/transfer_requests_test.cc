@@ -12,6 +12,19 @@ constexpr const char* kCompletions = "/v1/completions";
 constexpr const char* kChat = "/v1/chat/completions";
 constexpr const char* kLease = R"("kv_transfer_params":{"do_remote_decode":true,"do_remote_prefill":false})";
 
+// Those of a stream but its [DONE].
+std::vector<Json> events_of(std::string_view body) {
+  constexpr std::string_view kData = "data: ";
+  std::vector<Json> events;
+  for (size_t end = body.find("\n\n"); end != std::string_view::npos; end = body.find("\n\n")) {
+    EXPECT_TRUE(body.starts_with(kData)) << body;
+    const std::string_view text = body.substr(kData.size(), end - kData.size());
+    if (text != "[DONE]") events.push_back(*parse_json(text));
+    body.remove_prefix(end + 2);
+  }
+  return events;
+}
+
 class TransferRequests : public ApiTest {
  protected:
   std::string refused_because_of(const std::string& path, const std::string& members) {
@@ -29,15 +42,42 @@ TEST_F(TransferRequests, WhatOneServerRepliesTheOtherOnesEngineIsTold) {
     EXPECT_EQ(plain.find("kv_transfer_params"), nullptr);
     const Json prefilled = post(path, str_cat("{", prompt, R"(,"max_tokens":1,)", kLease, "}")).json();
     ASSERT_NE(prefilled.find("kv_transfer_params"), nullptr) << path;
-    EXPECT_TRUE(backend_->submitted.back().lease);
+    EXPECT_EQ(backend_->submitted.back().lease, LeaseWish::kAtEnd);
     const std::string params = dump_json(*prefilled.find("kv_transfer_params"));
     EXPECT_EQ(post(path, str_cat("{", prompt, R"(,"kv_transfer_params":)", params, "}")).status, 200);
     const EngineRequest& told = backend_->submitted.back();
-    EXPECT_FALSE(told.lease);
+    EXPECT_EQ(told.lease, LeaseWish::kNone);
     ASSERT_TRUE(told.remote.has_value());
     EXPECT_EQ(told.remote->peer, "10.0.0.1:5600");
     EXPECT_EQ(told.remote->num_blocks, 2);
   }
+}
+
+constexpr const char* kEarly = R"("max_tokens":1,"kv_transfer_params":{"do_remote_decode":true,"announce_early":true})";
+
+// So that the other server can fetch what there is while the rest is computed.
+TEST_F(TransferRequests, ALeaseMayBeAnnouncedBeforeItIsWhole) {
+  start(ids_of("ab"));
+  const auto reply = post(kCompletions, str_cat(R"({"prompt":"x",)", kEarly, "}"));
+  EXPECT_EQ(reply.status, 200);
+  EXPECT_EQ(backend_->submitted.back().lease, LeaseWish::kFromStart);
+  const std::vector<Json> events = events_of(reply.body);
+  ASSERT_EQ(events.size(), 2u) << reply.body;
+  EXPECT_EQ(events[0].find("choices"), nullptr);
+  EXPECT_EQ(events[1].find("choices")->as_array().size(), 1u);
+  for (const Json& event : events)
+    EXPECT_EQ(event.find("kv_transfer_params")->find("remote_num_tokens")->as_int(), 128);
+  EXPECT_TRUE(reply.body.ends_with("data: [DONE]\n\n"));
+}
+
+TEST_F(TransferRequests, APrefillThatFailsAfterItsAnnouncementSaysSo) {
+  options_.fail_after = 1;
+  start(ids_of("ab"));
+  const auto reply = post(kCompletions, str_cat(R"({"prompt":"x",)", kEarly, "}"));
+  const std::vector<Json> events = events_of(reply.body);
+  ASSERT_EQ(events.size(), 2u) << reply.body;
+  EXPECT_NE(events[1].find("error"), nullptr);
+  EXPECT_EQ(reply.body.find("[DONE]"), std::string::npos);
 }
 
 TEST_F(TransferRequests, WhatIsNotOfOneWholePromptIsRefused) {

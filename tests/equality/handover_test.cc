@@ -39,35 +39,42 @@ struct Pair {
   }
   ~Pair() { decode.reset(); }  // it reads the other's memory
 
-  // What a router asks for: one token of the prefill node, and what it is told passed on.
-  std::vector<Reply> run(const std::vector<Job>& jobs) const {
+  // What a router asks for: one token of the prefill node, and what it is told passed on: at its end, or at once.
+  std::vector<Reply> run(const std::vector<Job>& jobs, LeaseWish wish = LeaseWish::kAtEnd) const {
     Collector prefilled, decoded;
     std::mutex mutex;
     std::vector<std::optional<RemotePrefix>> leases(jobs.size());
+    std::vector<bool> known(jobs.size());
     for (size_t i = 0; i < jobs.size(); ++i) {
       EngineRequest request = request_of(jobs[i]);
       request.sampling.max_tokens = 1;
       request.sampling.prompt_logprobs = -1;
-      request.lease = true;
+      request.lease = wish;
       CHECK(prefill
                 ->submit(request,
                          [&, i, sink = prefilled.sink(i)](OutputChunk&& chunk) {
-                           if (chunk.finish) {
+                           {
                              const std::lock_guard lock(mutex);
-                             leases[i] = chunk.lease;
+                             if (chunk.lease) leases[i] = chunk.lease;
+                             known[i] = known[i] || chunk.lease || chunk.finish;
                            }
-                           sink(std::move(chunk));
+                           if (!chunk.ids.empty() || chunk.finish) sink(std::move(chunk));
                          })
                 .ok());
     }
-    prefilled.wait(jobs.size());
+    if (wish == LeaseWish::kAtEnd) prefilled.wait(jobs.size());
     for (size_t i = 0; i < jobs.size(); ++i) {
+      CHECK(eventually([&] {
+        const std::lock_guard lock(mutex);
+        return known[i];
+      }));
       EngineRequest request = request_of(jobs[i]);
       const bool leased = static_cast<int64_t>(jobs[i].prompt.size()) > kBlockTokens;
       EXPECT_EQ(leases[i].has_value(), leased) << "job " << i;
       request.remote = leases[i];
       CHECK(decode->submit(request, decoded.sink(i)).ok());
     }
+    if (wish != LeaseWish::kAtEnd) prefilled.wait(jobs.size());
     return decoded.wait(jobs.size());
   }
   bool all_released() const {
@@ -78,7 +85,7 @@ struct Pair {
 struct Setting {
   Sizes p, d;
   size_t cache = 0;  // of kCaches
-  bool chunked = false, cached = false, crowded = false, drafted = false;
+  bool chunked = false, cached = false, crowded = false, drafted = false, early = false;
 };
 
 // A GPU has one rank.
@@ -88,7 +95,7 @@ std::vector<Setting> settings(Device device) {
     return sizes.tp <= num_gpus;
   };
   const auto num_sizes = static_cast<int>(std::count_if(kSizes.begin(), kSizes.end(), fits));  // the first ones
-  const std::vector<int> factors = {num_sizes, num_sizes, kCaches.size(), 2, 2, 2, 2};
+  const std::vector<int> factors = {num_sizes, num_sizes, kCaches.size(), 2, 2, 2, 2, 2};
   std::vector<Setting> out;
   for (const Combination& c : soak_requested() ? full_product(factors) : pairwise_cover(factors))
     out.push_back({.p = kSizes[static_cast<size_t>(c[0])],
@@ -97,7 +104,8 @@ std::vector<Setting> settings(Device device) {
                    .chunked = c[3] != 0,
                    .cached = c[4] != 0,
                    .crowded = c[5] != 0,
-                   .drafted = c[6] != 0});
+                   .drafted = c[6] != 0,
+                   .early = c[7] != 0});
   return out;
 }
 
@@ -149,18 +157,20 @@ TEST_P(HandoverEquality, TaskRepliesUpToTies) {
     EngineConfig decode = of_sizes(config, setting.d);
     if (setting.crowded) decode = with_cache_of(decode, *ones[setting.cache], 8);
     if (setting.crowded && setting.drafted) decode.scheduling.max_model_len = 5 * kBlockTokens;  // of larger pages
-    const std::string what = str_cat("P tp ", setting.p.tp, " dcp ", setting.p.dcp, ", D tp ", setting.d.tp, " dcp ",
-                                     setting.d.dcp, ", ", latent_format_name(kCaches[setting.cache]),
-                                     setting.chunked ? ", chunked" : "", setting.cached ? ", cached" : "",
-                                     setting.crowded ? ", crowded" : "", setting.drafted ? ", drafts" : "");
+    const std::string what =
+        str_cat("P tp ", setting.p.tp, " dcp ", setting.p.dcp, ", D tp ", setting.d.tp, " dcp ", setting.d.dcp, ", ",
+                latent_format_name(kCaches[setting.cache]), setting.chunked ? ", chunked" : "",
+                setting.cached ? ", cached" : "", setting.crowded ? ", crowded" : "", setting.drafted ? ", drafts" : "",
+                setting.early ? ", early" : "");
+    const LeaseWish wish = setting.early ? LeaseWish::kFromStart : LeaseWish::kAtEnd;
     SCOPED_TRACE(what);
     const Pair pair(of_sizes(config, setting.p), decode);
-    std::vector<Reply> replies = pair.run(jobs);
+    std::vector<Reply> replies = pair.run(jobs, wish);
     const SchedulerGauges gauges = pair.decode->stats().scheduler;
     EXPECT_GT(gauges.imported_blocks, 0);
     EXPECT_EQ(gauges.failed_imports, 0);
     EXPECT_EQ(gauges.speculation.accepted() > 0, setting.drafted);
-    if (setting.cached) replies = pair.run(jobs);
+    if (setting.cached) replies = pair.run(jobs, wish);
     if (!setting.crowded) {
       EXPECT_TRUE(setting.cached || std::all_of(replies.begin(), replies.end(), is_imported));
       EXPECT_EQ(pair.decode->stats().scheduler.imported_blocks, gauges.imported_blocks) << "a hit was sent again";
@@ -183,7 +193,7 @@ TEST_P(HandoverEquality, DeterministicBits) {
     const std::vector<Job> jobs = prompts_of(task_jobs(GetParam(), *one, 3));
     const std::vector<Reply> wanted = run(*one, jobs, true);
     const Pair pair(config, config);
-    const std::vector<Reply> replies = pair.run(jobs);
+    const std::vector<Reply> replies = pair.run(jobs, LeaseWish::kFromStart);
     EXPECT_GT(pair.decode->stats().scheduler.imported_blocks, 0);
     for (size_t i = 0; i < jobs.size(); ++i) {
       EXPECT_EQ(replies[i].error, "");
@@ -202,7 +212,7 @@ TEST_P(HandoverEquality, WhatIsNotTheSameIsNotRead) {
     std::optional<RemotePrefix> lease;
     EngineRequest request = request_of(job);
     request.sampling.max_tokens = 1;
-    request.lease = true;
+    request.lease = LeaseWish::kAtEnd;
     Collector done;
     CHECK(pair.prefill
               ->submit(request,
@@ -249,14 +259,15 @@ class SlowPeer final : public Peer {
  public:
   SlowPeer(std::unique_ptr<Peer> peer, const std::atomic<bool>& may_open)
       : peer_(std::move(peer)), may_open_(may_open) {}
-  Status open(const LeaseName& lease, std::span<const int32_t> tokens, int32_t num_blocks) override {
+  Result<LeaseHold> open(const LeaseName& lease, std::span<const int32_t> tokens, int32_t num_blocks) override {
     CHECK(eventually([&] { return may_open_.load(); }), "nobody lets it open");
     return peer_->open(lease, tokens, num_blocks);
   }
   Status read(const LeaseName& lease, UnitRange units, std::span<uint8_t> out) override {
     return peer_->read(lease, units, out);
   }
-  Status extend(const LeaseName& lease) override { return peer_->extend(lease); }
+  Result<LeaseHold> extend(const LeaseName& lease) override { return peer_->extend(lease); }
+  Result<uint64_t> await_growth(uint64_t known, double wait_s) override { return peer_->await_growth(known, wait_s); }
   Status release(const LeaseName& lease) override { return peer_->release(lease); }
 
  private:

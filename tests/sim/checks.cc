@@ -346,6 +346,7 @@ void Harness::check_progress(const StepPlan& plan) {
 }
 
 void Harness::take_updates() {
+  take_growth();
   for (const SequenceUpdate& update : scheduler_.take_updates()) take_update(update);
 }
 

@@ -88,6 +88,8 @@ class Harness {
   void begin_import(const Import& import);
   void end_import(SequenceId sequence, ImportEnd end);  // before the scheduler hears of it
   void begin_lease(const std::shared_ptr<const Lease>& lease);
+  void take_growth();
+  void grow_lease(const LeaseGrowth& growth);
   void end_lease(SequenceId lease);  // before the scheduler hears of it
   bool is_leased(size_t bit) const { return leased_[bit] > 0; }
   PageSet filling() const;          // by imports
@@ -139,7 +141,8 @@ class Harness {
   PageSet saved_;  // pages whose last owner was a checkpoint: a sequence that stops holds its newest one for a while
   std::vector<Import> new_imports_;       // for whoever fills them
   std::map<SequenceId, Import> imports_;  // that have not ended
-  std::map<SequenceId, std::shared_ptr<const Lease>> leases_;
+  std::map<SequenceId, LeaseGrowth> leases_;
+  std::vector<LeaseGrowth> new_growth_;         // for whoever lends them
   std::array<int32_t, kMaxPages> leased_ = {};  // how many leases hold the page
   PageSet fill_or_lease_;                       // held_for_others() when the newest plan came
   Counts counts_;

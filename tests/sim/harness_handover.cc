@@ -1,5 +1,7 @@
 // Pages that leases hold and that imports fill: INV-14.
 
+#include <algorithm>
+
 #include "sim/harness.h"
 
 namespace perigee::sim {
@@ -57,14 +59,48 @@ void Harness::end_import(SequenceId sequence, ImportEnd end) {
 }
 
 void Harness::begin_lease(const std::shared_ptr<const Lease>& lease) {
-  judge_.require(leases_.emplace(lease->sequence, lease).second, "sequence ", lease->sequence, " is leased twice");
+  const LeaseGrowth whole{
+      .stage = LeaseStage::kWhole, .num_blocks = static_cast<int32_t>(lease->blocks.size()), .lease = lease};
+  judge_.require(leases_.emplace(lease->sequence, whole).second, "sequence ", lease->sequence, " is leased twice");
   for (const Placement& place : pages_of(lease->blocks, lease->checkpoint)) ++leased_[bit_of(place)];
+}
+
+void Harness::take_growth() {
+  for (LeaseGrowth& growth : scheduler_.take_lease_growth()) {
+    grow_lease(growth);
+    new_growth_.push_back(std::move(growth));
+  }
+}
+
+// What is announced is written: no plan in flight has rows that write it.
+void Harness::grow_lease(const LeaseGrowth& growth) {
+  const SequenceId sequence = growth.lease->sequence;
+  const auto [entry, fresh] = leases_.try_emplace(sequence, growth);
+  const LeaseGrowth before = entry->second;
+  const auto& blocks = growth.lease->blocks;
+  const auto& known = before.lease->blocks;
+  judge_.require(fresh ? growth.stage == LeaseStage::kGrows && blocks.empty() : before.stage != LeaseStage::kWithdrawn,
+                 "lease ", sequence, " grows before its begin or after its end");
+  judge_.require(blocks.size() >= known.size() && std::equal(known.begin(), known.end(), blocks.begin()), "lease ",
+                 sequence, " loses blocks that were announced");
+  const bool whole =
+      std::ssize(blocks) == growth.num_blocks && std::ssize(growth.lease->checkpoint) == num_state_pages();
+  judge_.require(growth.stage != LeaseStage::kWhole || whole, "lease ", sequence, " is not whole");
+  for (const Flight& flight : flights_)
+    for (const PlanRow& row : flight.plan.rows)
+      judge_.require(row.sequence != sequence || row.position.least >= std::ssize(blocks) * kBlockTokens, "lease ",
+                     sequence, " announces blocks whose result is not in");
+  for (size_t i = known.size(); i < blocks.size(); ++i) ++leased_[bit_of(blocks[i])];
+  if (before.lease->checkpoint.empty())
+    for (const Placement& place : growth.lease->checkpoint) ++leased_[bit_of(place)];
+  entry->second = growth;
 }
 
 void Harness::end_lease(SequenceId lease) {
   const auto found = leases_.find(lease);
   judge_.require(found != leases_.end(), "lease ", lease, " ends twice");
-  for (const Placement& place : pages_of(found->second->blocks, found->second->checkpoint)) --leased_[bit_of(place)];
+  const Lease& held = *found->second.lease;
+  for (const Placement& place : pages_of(held.blocks, held.checkpoint)) --leased_[bit_of(place)];
   leases_.erase(found);
 }
 

@@ -58,6 +58,7 @@ Task<std::optional<std::string>> UpstreamCall::read_all(size_t) {
 
 void UpstreamCall::cancel() {
   ++*silences_;
+  cancelled_ = true;
   if (call_ && !call_->whole) call_->hang_up();
 }
 

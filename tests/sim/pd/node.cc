@@ -136,7 +136,8 @@ void Node::take(const std::shared_ptr<HttpCall>& call) {
   if (body.find("constrained") != nullptr) request.constraint = std::make_shared<ChainConstraint>(sampling.seed);
   if (const Json* parameters = body.find(kTransfer)) {
     const Json* leases = parameters->find("do_remote_decode");
-    request.lease = leases != nullptr && leases->as_bool();
+    const bool early = setup_.announces && parameters->find("announce_early") != nullptr;
+    if (leases != nullptr && leases->as_bool()) request.lease = early ? LeaseWish::kFromStart : LeaseWish::kAtEnd;
     request.remote = remote_of(*parameters);
   }
   if (const Status fits = handovers_->check(request); !fits.ok()) {
@@ -162,7 +163,7 @@ void Node::handle(Start& start) {
   const Json* streams = body.find("stream");
   Open& open = open_[sequence];
   open = {.call = start.call,
-          .lease = request.lease,
+          .lease = request.lease != LeaseWish::kNone,
           .streams = streams != nullptr && streams->as_bool(),
           .imports = request.remote.has_value()};
   sequences_[start.call.get()] = sequence;
@@ -175,9 +176,9 @@ void Node::handle(Start& start) {
                 .constraint = request.constraint};
   handovers_->prepare(request, sequence, wanted);
   world_.trace("node ", setup_.process, " sequence ", sequence, " begins: ", request.prompt->size(), " tokens, ",
-               wanted.lease               ? "leases"
-               : wanted.remote_blocks > 0 ? "imports"
-                                          : "alone");
+               wanted.lease != LeaseWish::kNone ? "leases"
+               : wanted.remote_blocks > 0       ? "imports"
+                                                : "alone");
   submit(std::move(wanted));
 }
 
@@ -200,9 +201,13 @@ void Node::handle(const LeaseOver& over) {
 void Node::handle(const ImportOver& over) {
   const bool ended = requests_[static_cast<size_t>(over.sequence.value)].ended;
   const bool fails = setup_.handover.on_failure == ImportEnd::kFail;
-  const ImportEnd end = over.status.ok() ? ImportEnd::kArrived : setup_.handover.on_failure;
+  const bool withdrawn = !over.status.ok() && over.status.error().code == Code::kCancelled;
+  const ImportEnd end = over.status.ok() ? ImportEnd::kArrived
+                        : withdrawn      ? ImportEnd::kWithdrawn
+                                         : setup_.handover.on_failure;
   world_.count(ended              ? "an import ended after its sequence"
                : over.status.ok() ? "an import arrived"
+               : withdrawn        ? "an import withdrawn"
                : fails            ? "an import failed its request"
                                   : "an import failed and is computed");
   world_.trace("node ", setup_.process, " import ", over.sequence, ": ",
@@ -238,6 +243,7 @@ void Node::tick() {
   if (rng_.chance(0.7)) give_masks();
   run_ranks();
   if (!flights_.empty() && rng_.chance(0.7)) deliver();
+  for (const LeaseGrowth& growth : std::exchange(new_growth_, {})) deliver_growth(growth);
   handovers_->expire();
   for (const SequenceUpdate& update : std::exchange(updates_, {})) deliver_update(update);
   if (was_busy) check_books();
@@ -262,6 +268,20 @@ std::string Node::transfer_params(const std::optional<RemotePrefix>& lease) {
                  "\",\"lease\":", told.lease.number, ",\"blocks\":", told.num_blocks, ",\"tag\":\"", told.tag, "\"}");
 }
 
+void Node::deliver_growth(const LeaseGrowth& growth) {
+  constexpr const char* kStages[] = {"a lease grown", "a lease whole", "a lease withdrawn", "a lease failed"};
+  const std::optional<RemotePrefix> lease = handovers_->grow(growth);
+  world_.count(lease ? "a lease announced" : kStages[static_cast<size_t>(growth.stage)]);
+  world_.trace("node ", setup_.process, " lease ", growth.lease->sequence, " has ", growth.lease->blocks.size(),
+               " blocks of ", growth.num_blocks, ": ",
+               lease ? "announced" : kStages[static_cast<size_t>(growth.stage)]);
+  const auto found = open_.find(growth.lease->sequence);
+  if (!lease || found == open_.end()) return;
+  found->second.announced = true;
+  found->second.call->begin(200, true);
+  found->second.call->write(str_cat("data: {\"kv_transfer_params\":", transfer_params(lease), "}\n\n"));
+}
+
 void Node::deliver_update(const SequenceUpdate& update) {
   const std::optional<RemotePrefix> lease = update.finish ? handovers_->end(update) : std::nullopt;
   if (lease) world_.count("a lease granted");
@@ -281,16 +301,22 @@ void Node::deliver_update(const SequenceUpdate& update) {
                update.error);
   const bool good = *update.finish == FinishReason::kStop || *update.finish == FinishReason::kLength;
   if (*update.finish == FinishReason::kDeadline) world_.count("a deadline passed");
-  if (!good && !open.begun) {
+  const std::string reply =
+      str_cat("{\"ids\":", ids_text(open.ids), ",\"finish\":\"", finish_name(*update.finish), "\"",
+              open.lease && !open.announced ? ",\"kv_transfer_params\":" + transfer_params(lease) : "", "}");
+  const std::string error =
+      str_cat("data: {\"error\":{\"code\":500,\"message\":\"", finish_name(*update.finish), "\"}}\n\n");
+  if (open.announced) {
+    call.write(good ? str_cat("data: ", reply, "\n\ndata: [DONE]\n\n") : error);
+    call.finish();
+  } else if (!good && !open.begun) {
     refuse(call, 500, finish_name(*update.finish));
   } else if (open.begun) {
-    call.write(good ? str_cat("data: {\"finish\":\"", finish_name(*update.finish), "\"}\n\ndata: [DONE]\n\n")
-                    : str_cat("data: {\"error\":\"", finish_name(*update.finish), "\"}\n\n"));
+    call.write(good ? str_cat("data: {\"finish\":\"", finish_name(*update.finish), "\"}\n\ndata: [DONE]\n\n") : error);
     call.finish();
   } else {
     call.begin(200, false);
-    call.write(str_cat("{\"ids\":", ids_text(open.ids), ",\"finish\":\"", finish_name(*update.finish), "\"",
-                       open.lease ? ",\"kv_transfer_params\":" + transfer_params(lease) : "", "}"));
+    call.write(reply);
     call.finish();
   }
   sequences_.erase(&call);
@@ -306,6 +332,9 @@ void Node::check_touch(const void* page) const {
     if (words < 0 || words >= static_cast<std::ptrdiff_t>(config_.num_pages) * kBlockTokens) continue;
     const PageId id(static_cast<int32_t>(words / kBlockTokens));
     const size_t bit = bit_of({id, index});
+    for (const auto& [sequence, growth] : leases_)
+      if (growth.stage == LeaseStage::kGrows && !growth.lease->blocks.empty() && bit_of(growth.lease->blocks[0]) == bit)
+        world_.count("a lease read while it grows");
     judge_.require(is_leased(bit) || filling().test(bit), "node ", setup_.process, ": page ", id, " at dcp index ",
                    index, " is touched by a transfer and neither leased nor to be filled");
   }

@@ -24,6 +24,7 @@ struct NodeSetup {
   std::string model = "chain";
   int32_t queue_length = 64;
   double lie_chance = 0;  // of a reply's word about its lease
+  bool announces = true;  // leases that grow; false: as a server that knows nothing of them
 };
 
 class Node final : public Harness {
@@ -62,7 +63,7 @@ class Node final : public Harness {
   using Message = std::variant<Start, Stop, LeaseOver, ImportOver>;
   struct Open {  // a request that runs
     std::shared_ptr<HttpCall> call;
-    bool lease = false, streams = false, begun = false;
+    bool lease = false, streams = false, begun = false, announced = false;
     bool imports = false;
     std::vector<int32_t> ids;
   };
@@ -75,6 +76,7 @@ class Node final : public Harness {
   void handle(const LeaseOver& over);
   void handle(const ImportOver& over);
   void see_update(const SequenceUpdate& update) override { updates_.push_back(update); }
+  void deliver_growth(const LeaseGrowth& growth);
   void deliver_update(const SequenceUpdate& update);
   void refuse(HttpCall& call, int status, const std::string& why) const;
   std::string transfer_params(const std::optional<RemotePrefix>& lease);

@@ -42,6 +42,7 @@ class UpstreamCall {
   bool whole() const { return call_ && call_->whole && call_->pieces.empty(); }
   const std::string& fault() const { return call_->fault; }
   void cancel();
+  bool cancelled() const { return cancelled_; }
 
  private:
   struct Change {  // until something of the call arrives
@@ -56,6 +57,7 @@ class UpstreamCall {
   std::shared_ptr<sim::HttpCall> call_;
   std::shared_ptr<int64_t> silences_ = std::make_shared<int64_t>(0);
   ResponseHead head_;
+  bool cancelled_ = false;
 };
 
 }  // namespace perigee
