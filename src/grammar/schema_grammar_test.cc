@@ -123,6 +123,7 @@ TEST(SchemaGrammar, RefusesByPlace) {
           {R"({"$ref":"#/$defs/x"})", "/$ref:"},
           {R"({"$ref":"#"})", "/$ref"},
           {R"({"$ref":"http://x/y"})", "/$ref:"},
+          {R"({"items":{"$id":"a","$ref":"#/$defs/b"},"minItems":1,"$defs":{"b":{"const":1}}})", "/items/$id:"},
           {R"-({"type":"string","pattern":"(?=a)"})-", "/pattern:"},
           {R"-({"type":"string","pattern":"a(?<!b)"})-", "/pattern:"},
           {R"-({"type":"string","pattern":"\\bword\\b"})-", "/pattern:"},

@@ -151,6 +151,7 @@ std::string SchemaRules::pattern_members(const Json& schema, const std::vector<s
   const Json* closed = closing_keyword(schema);
   std::vector<std::string> rules;
   for (size_t set = 0; set < size_t{1} << patterns.size(); ++set) {
+    check_time(place);
     Language those = names;
     Json::Array values;
     std::string where = place + "/patternProperties";

@@ -32,18 +32,18 @@ std::string unescaped(std::string_view token) {
   return out;
 }
 
-// The schema with this $anchor.
-const Json* find_anchor(const Json& in, std::string_view name) {
-  for (const char* key : {"$anchor", "$dynamicAnchor"})
-    if (const Json* anchor = in.find(key); anchor != nullptr && *anchor == Json(name)) return &in;
-  const auto search = [&](const Json& value) { return find_anchor(value, name); };
-  if (in.is_array())
-    for (const Json& each : in.as_array())
-      if (const Json* found = search(each)) return found;
-  if (in.is_object())
-    for (const auto& [key, value] : in.as_object())
-      if (const Json* found = search(value)) return found;
-  return nullptr;
+// The last part of a reference or an $id without its fragment: "https://a.b/c/item.json#" is item.json.
+std::string_view file_of(std::string_view id) {
+  id = id.substr(0, id.find('#'));
+  const size_t slash = id.rfind('/');
+  return slash == std::string_view::npos ? id : id.substr(slash + 1);
+}
+
+bool refers(const Json& in) {
+  if (in.is_array()) return std::any_of(in.as_array().begin(), in.as_array().end(), refers);
+  return in.is_object() && std::any_of(in.as_object().begin(), in.as_object().end(), [](const Json::Member& member) {
+           return member.first.starts_with('$') && member.first.ends_with("ef") ? true : refers(member.second);
+         });
 }
 
 // The values of a schema; long texts count for more.
@@ -61,11 +61,6 @@ const char* const kTypes[] = {"null", "boolean", "object", "array", "number", "s
 
 const char* const kConditions[] = {"if", "then", "else", "not"};
 
-// What forbids nothing is not copied into each branch: $defs and texts may be long.
-bool is_carried(const std::string& key) {
-  return key == "$id" || !is_annotation(key);
-}
-
 bool is_condition(const std::string& key) {
   return std::any_of(std::begin(kConditions), std::end(kConditions), [&](const char* each) { return key == each; });
 }
@@ -73,7 +68,30 @@ bool is_condition(const std::string& key) {
 }  // namespace
 
 SchemaRules::SchemaRules(const Json& root, const SchemaLimits& limits)
-    : root_(root), limits_(limits), speaks_of_unevaluated_(speaks_of_unevaluated(root)) {}
+    : root_(root), limits_(limits), speaks_of_unevaluated_(speaks_of_unevaluated(root)) {
+  find_names(root, true);
+}
+
+// The first schema of each $anchor and $id. An $anchor is known inside its own $id only; a schema within a schema with
+// an $id of its own may not refer to anything, see flattened().
+void SchemaRules::find_names(const Json& in, bool of_root) {
+  if (in.is_array())
+    for (const Json& each : in.as_array()) find_names(each, of_root);
+  if (!in.is_object()) return;
+  if (const Json* id = in.find("$id"); id != nullptr && id->is_string()) {
+    const std::string& name = id->as_string();
+    if (name.starts_with("#")) named_.emplace(name, &in);  // as older drafts spell an $anchor
+    if (!file_of(name).empty()) {
+      named_.emplace(file_of(name), &in);
+      of_root = of_root && &in == &root_;
+    }
+  }
+  for (const auto& [key, value] : in.as_object()) {
+    if (of_root && value.is_string() && (key == "$anchor" || key == "$dynamicAnchor"))
+      named_.emplace("#" + value.as_string(), &in);
+    find_names(value, of_root);
+  }
+}
 
 void SchemaRules::refuse(const std::string& place, std::string_view why) const {
   throw SchemaRefusal{Error(Code::kBadInput, (place.empty() ? "/" : place) + ": " + std::string(why))};
@@ -82,7 +100,7 @@ void SchemaRules::refuse(const std::string& place, std::string_view why) const {
 void SchemaRules::check_time(const std::string& place) const {
   constexpr std::chrono::seconds kMost(5);
   if (std::chrono::steady_clock::now() - began_ > kMost)
-    refuse(place, "the patterns and lengths of the schema take over 5 s to put together: use fewer or smaller");
+    refuse(place, "its parts take over 5 s to put together: use fewer or smaller");
 }
 
 std::string SchemaRules::add(const std::string& body) {
@@ -127,17 +145,20 @@ std::string SchemaRules::finish(const std::string& root) {
 const Json& SchemaRules::target(const std::string& ref, const std::string& place) const {
   const Json* at = &root_;
   std::string_view rest = ref;
-  if (const Json* id = root_.find("$id"); id != nullptr && id->is_string() && rest.starts_with(id->as_string())) {
-    rest.remove_prefix(id->as_string().size());
-    if (rest.empty()) return root_;
+  const auto found = [&](const std::string& name) -> const Json& {
+    const auto known = named_.find(name);
+    if (known == named_.end()) refuse(place + "/$ref", fmt::format("{} names nothing in the schema", ref));
+    return *known->second;
+  };
+  if (!rest.starts_with("#")) {
+    if (!named_.contains(std::string(file_of(ref))))
+      refuse(place + "/$ref", "only references into the schema itself (#/…) are supported");
+    at = &found(std::string(file_of(ref)));
+    rest.remove_prefix(std::min(rest.find('#'), rest.size()));
+    if (rest.empty()) return *at;
   }
-  if (!rest.starts_with("#")) refuse(place + "/$ref", "only references into the schema itself (#/…) are supported");
   rest.remove_prefix(1);
-  if (!rest.empty() && rest[0] != '/') {
-    const Json* anchored = find_anchor(root_, rest);
-    if (anchored == nullptr) refuse(place + "/$ref", fmt::format("{} names nothing in the schema", ref));
-    return *anchored;
-  }
+  if (!rest.empty() && rest[0] != '/') return found("#" + std::string(rest));
   while (!rest.empty()) {
     rest.remove_prefix(1);
     const size_t end = std::min(rest.find('/'), rest.size());
@@ -159,6 +180,7 @@ const Json& SchemaRules::target(const std::string& ref, const std::string& place
 void SchemaRules::charge(const Json& a, const Json& b) {
   constexpr int64_t kOfACall = 200, kMost = 50'000'000;  // about a quarter of a second
   work_ += kOfACall + weight(a) * weight(b);
+  check_time("");
   if (work_ > kMost) refuse("", "its $ref, allOf, anyOf and oneOf take too long to put together: use fewer or smaller");
 }
 
@@ -185,8 +207,12 @@ Json SchemaRules::closed_for_itself(Json schema, const std::string& place) const
 
 // Without $ref, allOf and conditions at its top.
 Json SchemaRules::flattened(const Json& schema, const std::string& place, int depth) {
+  check_time(place);
   if (depth > 32) refuse(place, "its $ref and allOf lead back to itself, or through more than 32 others");
   if (!schema.is_object()) return schema;
+  const Json *id = schema.find("$id"), *own = root_.find("$id");
+  if (id != nullptr && (own == nullptr || !(*own == *id)) && refers(schema))
+    refuse(place + "/$id", "a schema within a schema cannot have an $id of its own beside references");
   if (!is_modern(schema)) return flattened(modern(schema), place, depth);
   const Json* ref = schema.find("$ref");
   const Json* all = schema.find("allOf");
@@ -293,9 +319,6 @@ std::string SchemaRules::rule_of(const Json& schema, const std::string& place) {
 }
 
 void SchemaRules::check_keywords(const Json& schema, const std::string& place) const {
-  const Json *id = schema.find("$id"), *own = root_.find("$id");
-  if (id != nullptr && (own == nullptr || !(*own == *id)))
-    refuse(place + "/$id", "a schema within a schema cannot have an $id of its own");
   for (const std::string& type : schema_types(schema)) {
     if (std::find(std::begin(kTypes), std::end(kTypes), type) == std::end(kTypes))
       refuse(place + "/type", fmt::format("{} is not a type", type));
@@ -406,13 +429,18 @@ std::string SchemaRules::branches(const Json& schema, const char* key, const std
   const Json::Array& parts = listed.as_array();
   Json rest(Json::Object{});
   for (const auto& [name, value] : schema.as_object())
-    if (name != key && is_carried(name)) rest.as_object().emplace_back(name, value);
+    // What forbids nothing is not copied into each branch: $defs and texts may be long.
+    if (name != key && !is_annotation(name)) rest.as_object().emplace_back(name, value);
   std::vector<Json> flat, whole;
   for (size_t i = 0; i < parts.size(); ++i) {
     const int64_t before = num_complements_;
     flat.push_back(flattened(parts[i], fmt::format("{}/{}/{}", place, key, i), 0));
     // What is said of a complement may be a part of it: then other branches are compared with the schema as it came.
     whole.push_back(num_complements_ == before ? flat.back() : parts[i]);
+    // Branches are told apart by what stands beside them, too.
+    for (Json* each : {&flat.back(), &whole.back()})
+      if (const Json* type = rest.find("type"); type != nullptr && each->is_object() && each->find("type") == nullptr)
+        each->set("type", *type);
   }
   if (key == std::string_view("oneOf")) make_exclusive(flat, whole, place);
   std::vector<std::string> rules;
@@ -469,7 +497,7 @@ std::string SchemaRules::dependents(const Json& schema, const std::string& place
   if (!all.is_object()) refuse(place + "/" + key, "expected an object");
   Json rest(Json::Object{});
   for (const auto& [name, value] : schema.as_object())
-    if (name != key && is_carried(name)) rest.as_object().emplace_back(name, value);
+    if (name != key && !is_annotation(name)) rest.as_object().emplace_back(name, value);
   if (all.as_object().empty()) return rule_of(rest, place);
   const auto& [property, needs] = all.as_object().front();
   Json::Object left(all.as_object().begin() + 1, all.as_object().end());

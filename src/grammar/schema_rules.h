@@ -52,6 +52,7 @@ class SchemaRules {
   std::vector<Json> complement_of(const Json& schema, const std::string& place, const Json& beside = true) const;
   bool must_not_say(const std::vector<Json>& parts, const Json& beside) const;
   Json closed_for_itself(Json schema, const std::string& place) const;
+  void find_names(const Json& in, bool of_root);
   const Json& target(const std::string& ref, const std::string& place) const;
   std::string body_of(const Json& schema, const std::string& place);
   std::string branches(const Json& schema, const char* key, const std::string& place);
@@ -83,6 +84,7 @@ class SchemaRules {
   // schema_unique.cc
   std::string unique_array(const Json& schema, const Json& items, int64_t least, int64_t most,
                            const std::string& place);
+  bool listed_apart(const Json& schema, int64_t most, const std::string& place);
   std::string unique_in_order(const std::vector<std::string>& values, int64_t least, int64_t most);
   std::string unique_in_any_order(const std::vector<std::string>& rules, int64_t least, int64_t most);
   std::vector<std::string> classes_of(const Json& items, const std::string& place);
@@ -109,6 +111,7 @@ class SchemaRules {
   const bool speaks_of_unevaluated_;
   std::unordered_map<std::string, std::string> by_schema_;  // the rule of a schema's text
   std::unordered_map<std::string, std::string> by_body_;
+  std::unordered_map<std::string, const Json*> named_;  // by #$anchor, and by the last part of an $id
   std::vector<std::string> rules_;
   size_t num_bytes_ = 0;
   size_t text_bytes_ = 0;  // of the keys of by_schema_

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "grammar/schema_keywords.h"
+#include "grammar/schema_merge.h"
 #include "grammar/schema_rules.h"
 
 namespace perigee {
@@ -121,6 +122,23 @@ std::vector<std::string> SchemaRules::classes_of(const Json& items, const std::s
       return made_of({{"type", "array"}, {"minItems", 1}, {"prefixItems", Json(Json::Array{std::move(value)})}});
     });
   return best;
+}
+
+// Whether all items are those of prefixItems, and no two of these can be equal.
+bool SchemaRules::listed_apart(const Json& schema, int64_t most, const std::string& place) {
+  const Json *prefix = schema.find("prefixItems"), *items = schema.find("items");
+  if (prefix == nullptr || !prefix->is_array()) return false;
+  const auto size = static_cast<int64_t>(prefix->as_array().size());
+  if ((items == nullptr || !(*items == Json(false))) && (most < 0 || most > size)) return false;
+  std::vector<Json> flat;
+  for (const Json& each : prefix->as_array()) {
+    flat.push_back(flattened(each, place + "/prefixItems", 0));
+    for (size_t i = 0; i + 1 < flat.size(); ++i) {
+      charge(flat[i], flat.back());
+      if (!surely_disjoint(flat[i], flat.back())) return false;
+    }
+  }
+  return true;
 }
 
 std::string SchemaRules::unique_array(const Json& schema, const Json& items, int64_t least, int64_t most,

@@ -1,5 +1,5 @@
-// What clients send as schemas, patterns and grammars. INPUT = a byte for the kind, then the text. What compiles must
-// say a shortest reply that its own masks allow, id by id.
+// What clients send as schemas, patterns, grammars and structural tags. INPUT = a byte for the kind, then the text.
+// What compiles must say a shortest reply that its own masks allow, id by id.
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -43,9 +43,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   static perigee::GrammarCompiler compiler(tokenizer, {perigee::kEnd},
                                            {.threads = 0, .limits = {.text_bytes = 8192, .places = 1000}});
   constexpr GrammarSpec::Kind kKinds[] = {GrammarSpec::Kind::kJsonSchema, GrammarSpec::Kind::kRegex,
-                                          GrammarSpec::Kind::kEbnf};
+                                          GrammarSpec::Kind::kEbnf, GrammarSpec::Kind::kStructuralTag};
   GrammarSpec spec;
-  spec.kind = kKinds[data[0] % 3];
+  spec.kind = kKinds[data[0] % 4];
   spec.text.assign(reinterpret_cast<const char*>(data) + 1, size - 1);
   if (const auto made = compiler.compile_now(spec); made.ok()) perigee::follow_shortest(*tokenizer, **made);
   return 0;

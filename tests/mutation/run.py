@@ -57,6 +57,7 @@ PD_SIM = Step("pd_sim", ["pd_sim"], ["{build}/tests/sim/pd/pd_sim", "--seeds", "
 EQUALITY = unit("equality", "EngineEnds.*", "EqualityOfDeterministic.*", "Equality.CachedAsCold*", "Equality.ANextTurn*",
                 "EqualityOfLatentAttention.*", within="tests")
 CONSTRAINTS = unit("equality", "Constraints.*", within="tests")._replace(name="equality of constraints")
+HANDOVERS = unit("equality", "*HandoverEquality.WhatIsNotTheSameIsNotRead*", within="tests")._replace(name="equality of handovers")
 RANKS = unit("equality", "*TensorParallelOnRef*", "*ContextParallelOnRef*", "WholeDrafts.*", within="tests")._replace(name="equality of ranks")
 GOLDEN = unit("golden", "*.Ref/*", "*_avx2", "*kimi_linear*", within="tests")
 CONFORMANCE = unit("conformance", within="tests")
@@ -68,7 +69,7 @@ E2E = Step("e2e", ["perigee"], [".venv/bin/python", "-m", "pytest", "-q", "-x", 
 # where these saw nothing.
 STEPS = {
     "control": [unit("control"), SIM, SIM_DCP, ENGINE, EQUALITY, CONSTRAINTS],
-    "engine": [ENGINE, SERVER, EQUALITY, RANKS, E2E],
+    "engine": [ENGINE, SERVER, HANDOVERS, EQUALITY, RANKS, E2E],
     "kv": [unit("kv"), PD_SIM, RANKS],
     "pd": [PD_SIM],
     "exec": [unit("exec"), ENGINE, EQUALITY, CONSTRAINTS, RANKS],

@@ -69,6 +69,9 @@ class Collections(BaseModel):
     some: frozenset[Literal[1, 2, 3]]
     names: set[str]
     numbers: Annotated[set[int], Field(min_length=2, max_length=4)]
+    amounts: frozenset[float]
+    pairs: set[tuple[int, str]]
+    days: set[datetime.date] = Field(min_length=2)
 
 
 class Constrained(BaseModel):
