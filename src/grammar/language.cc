@@ -151,9 +151,6 @@ Result<std::vector<State>> product(const std::vector<State>& a, const std::vecto
 bool is_ahead(const Node& node) {
   return node.kind == Node::Kind::kAhead || node.kind == Node::Kind::kNotAhead;
 }
-bool has_ahead(const Node& node) {
-  return is_ahead(node) || std::any_of(node.parts.begin(), node.parts.end(), has_ahead);
-}
 
 Result<Node> parsed(std::string_view pattern, Reading reading) {
   if (pattern.size() > 4096) return Error(Code::kBadInput, "a pattern has at most 4096 bytes");

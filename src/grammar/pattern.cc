@@ -72,11 +72,6 @@ std::string spell_set(const CodePoints& set, bool json) {
   return plain.empty() ? "(" + escaped + ")" : "(" + spell_class(normal(plain)) + "|" + escaped + ")";
 }
 
-bool Pattern::has_ahead(const Node& node) {
-  if (node.kind == Node::Kind::kAhead || node.kind == Node::Kind::kNotAhead) return true;
-  return std::any_of(node.parts.begin(), node.parts.end(), has_ahead);
-}
-
 Status Pattern::bound_repeats(Node& node) {
   if (node.kind == Node::Kind::kRepeat) {
     if (node.least > kMostRepeats)

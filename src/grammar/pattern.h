@@ -49,7 +49,6 @@ class Pattern {
  private:
   using Node = PatternNode;
 
-  static bool has_ahead(const Node& node);
   static Status bound_repeats(Node& node);
   static Status anchor(Node& node, Whole whole);
   static bool has_anchor(const Node& node);

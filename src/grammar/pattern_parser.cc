@@ -305,4 +305,9 @@ Result<PatternNode> parse_pattern(std::string_view text, Reading reading) {
   return Parser(text, reading).parse();
 }
 
+bool has_ahead(const PatternNode& node) {
+  if (node.kind == PatternNode::Kind::kAhead || node.kind == PatternNode::Kind::kNotAhead) return true;
+  return std::any_of(node.parts.begin(), node.parts.end(), has_ahead);
+}
+
 }  // namespace perigee

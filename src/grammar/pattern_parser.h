@@ -32,4 +32,6 @@ enum class Reading {
 // than 64 nested groups.
 Result<PatternNode> parse_pattern(std::string_view text, Reading reading);
 
+bool has_ahead(const PatternNode& node);  // look-ahead, anywhere in it
+
 }  // namespace perigee

@@ -60,10 +60,6 @@ Json merged_properties(const Json& a, const Json& b) {
   return out;
 }
 
-double bound(const Json& value) {
-  return value.is_number() ? value.as_double() : 0;
-}
-
 // The members of both; of those with one name what both say.
 Json united_members(const Json& a, const Json& b) {
   Json out = a;

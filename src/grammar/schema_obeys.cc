@@ -34,6 +34,10 @@ std::optional<int> compared(const Json& a, const Json& b) {
 
 }  // namespace
 
+double bound(const Json& value) {
+  return value.is_number() ? value.as_double() : 0;
+}
+
 bool equal(const Json& a, const Json& b) {
   if (a.is_number() && b.is_number()) {
     return compared(a, b).value_or(0) == 0;
@@ -71,10 +75,6 @@ bool is_annotation(const std::string& key) {
 }
 
 namespace {
-
-double bound(const Json& value) {
-  return value.is_number() ? value.as_double() : 0;
-}
 
 double length_of(const std::string& text) {
   double count = 0;

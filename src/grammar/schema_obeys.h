@@ -20,4 +20,6 @@ bool equal(const Json& a, const Json& b);                 // as JSON Schema has 
 std::vector<std::string> listed_types(const Json& type);  // the value of `type`: a name or an array of names
 bool is_annotation(const std::string& key);               // a keyword that forbids nothing
 
+double bound(const Json& value);  // the value of a keyword such as minLength; 0 for no number
+
 }  // namespace perigee

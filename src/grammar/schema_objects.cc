@@ -150,16 +150,21 @@ std::string SchemaRules::pattern_members(const Json& schema, const std::vector<s
   const Language names = without(names_of(schema, place), declared, place + "/patternProperties");
   const Json* closed = closing_keyword(schema);
   std::vector<std::string> rules;
-  for (size_t set = 0; set < size_t{1} << patterns.size(); ++set) {
+  std::vector<Language> matching, others;
+  for (const auto& [pattern, value] : patterns) {
     check_time(place);
+    matching.push_back(settled(Language::of_pattern(pattern, Reading::kNarrow)));
+    others.push_back(settled(Language::of_pattern(pattern, Reading::kWide)).complement());
+  }
+  for (size_t set = 0; set < size_t{1} << patterns.size(); ++set) {
     Language those = names;
     Json::Array values;
     std::string where = place + "/patternProperties";
     for (size_t i = 0; i < patterns.size(); ++i) {
+      check_time(place);
       const bool in = (set >> i & 1) != 0;
       const auto& [pattern, value] = patterns[i];
-      const Language one = settled(Language::of_pattern(pattern, in ? Reading::kNarrow : Reading::kWide));
-      those = settled(those.intersected(in ? one : one.complement()));
+      those = settled(those.intersected(in ? matching[i] : others[i]));
       if (!in) continue;
       values.push_back(value);
       where = fmt::format("{}/patternProperties/{}", place, pattern);
@@ -175,12 +180,7 @@ std::string SchemaRules::pattern_members(const Json& schema, const std::vector<s
 }
 
 std::string SchemaRules::other_members(const Json& schema, const Members& members, const std::string& place) {
-  const Json* properties = schema.find("properties");
-  std::vector<std::string> names = absent_of(schema);
-  if (properties != nullptr)
-    for (const auto& [name, value] : properties->as_object()) names.push_back(name);
-  if (const Json* required = schema.find("required"))
-    for (const Json& name : required->as_array()) names.push_back(name.as_string());
+  std::vector<std::string> names = named_in(schema);
   const bool declares = names.size() > absent_of(schema).size();
   std::sort(names.begin(), names.end());
   names.erase(std::unique(names.begin(), names.end()), names.end());
@@ -205,6 +205,16 @@ std::vector<std::string> SchemaRules::absent_of(const Json& schema) {
   return out;
 }
 
+// All names of which a schema speaks.
+std::vector<std::string> SchemaRules::named_in(const Json& schema) {
+  std::vector<std::string> out = absent_of(schema);
+  if (const Json* properties = schema.find("properties"))
+    for (const auto& [name, value] : properties->as_object()) out.push_back(name);
+  if (const Json* required = schema.find("required"))
+    for (const Json& name : required->as_array()) out.push_back(name.as_string());
+  return out;
+}
+
 // As many members of names that nobody declared as are needed beside the required ones. Their names are different
 // because each begins with letters of its own.
 void SchemaRules::add_distinct(const Json& schema, Members& members, int64_t missing, const std::string& place) {
@@ -212,11 +222,7 @@ void SchemaRules::add_distinct(const Json& schema, Members& members, int64_t mis
   const Json* closed = closing_keyword(schema);
   if (schema.find("patternProperties") != nullptr || missing > kLetters)
     refuse(place + "/minProperties", "at most 26 members of any name are supported, and none beside patternProperties");
-  std::vector<std::string> declared = absent_of(schema);
-  if (const Json* properties = schema.find("properties"))
-    for (const auto& [name, value] : properties->as_object()) declared.push_back(name);
-  if (const Json* required = schema.find("required"))
-    for (const Json& name : required->as_array()) declared.push_back(name.as_string());
+  const std::vector<std::string> declared = named_in(schema);
   check_names(declared, place);
   const Language names = without(names_of(schema, place), declared, place + "/minProperties");
   const std::string value = rule_of(closed == nullptr ? Json(true) : *closed, place + "/additionalProperties");

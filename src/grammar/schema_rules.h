@@ -101,6 +101,7 @@ class SchemaRules {
   void check_names(const std::vector<std::string>& declared, const std::string& place) const;
   std::string quoted(const Language& names);
   static std::vector<std::string> absent_of(const Json& schema);
+  static std::vector<std::string> named_in(const Json& schema);
   std::string members_from(Members& members, size_t at, int64_t before);
   std::string members_after(Members& members, size_t at, int64_t before);
   std::string others_after(const Members& members, int64_t before);

@@ -31,7 +31,7 @@ class TriedTokens {
     add(place, std::make_shared<const std::vector<int32_t>>(std::move(ids)));
   }
 
-  static constexpr size_t kMostBytes = 512 << 10;
+  static constexpr size_t kMostBytes = 2 << 20;
 
  private:
   struct Generation {
