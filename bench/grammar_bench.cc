@@ -60,7 +60,7 @@ std::string object_of(int members, const std::string& value) {
 std::vector<Case> own_cases() {
   std::string nested = R"({"type":"integer"})", words;
   for (int i = 0; i < 25; ++i)
-    nested = R"({"type":"object","properties":{"next":)" + nested + R"(},"required":["next"]})";
+    nested = fmt::format(R"({{"type":"object","properties":{{"next":{}}},"required":["next"]}})", nested);
   for (int i = 0; i < 1000; ++i)
     words += fmt::format("{}\"value {} of a long list\"", i > 0 ? "," : "", i * 7919 % 1000);
   return {
