@@ -4,8 +4,8 @@
     bench/edge_gaps.py [--program build/perigee] [--bench build/bench/edge_bench] [--model models/tiny-k2] [--repeat 3]
 
 Starts a server on the CPU and three processes: one reads a stream without end, one asks /livez every 5 ms, and this one
-sends the requests of src/server/hostile_requests.h (edge_bench prints their bodies) and some that are allowed, one at a
-time. A gap counts to a request when any part of it lies between the request's first byte and the end of its reply.
+sends the requests of src/server/hostile_requests.h (edge_bench prints their bodies), some that are allowed, and forms of
+replies that cost much to compile, one at a time. A gap counts to a request when any part of it lies between the request's first byte and the end of its reply.
 Run it on a quiet machine: the clients take processor time, too.
 """
 import argparse
@@ -63,6 +63,33 @@ def ask_livez(port, stop, pipe):
     pipe.send(probes)
 
 
+def schema_of(schema):
+    return {"json": schema}
+
+
+# As large as they may be, or slow for their size; each is made anew by a number, so that none is known from before.
+FORMS = {
+    "15,000 enum values": lambda n: schema_of({"enum": [f"{n}.{i:x}" for i in range(15_000)]}),
+    "2,000 definitions in a ring": lambda n: schema_of({"$ref": "#/$defs/0", "$defs": {str(i): {"type": "object", "properties": {
+        f"p{n}": {"$ref": f"#/$defs/{(i * 7 + 1) % 2000}"}}} for i in range(2000)}}),
+    "anyOf in allOf, doubling": lambda n: schema_of({"$ref": "#/$defs/0", "$defs": {"25": {"type": "integer"}, **{str(i): {"anyOf": [
+        {"allOf": [{"$ref": f"#/$defs/{i + 1}"}, {"minimum": i - n}]}, {"allOf": [{"$ref": f"#/$defs/{i + 1}"}, {"maximum": -i}]}]}
+        for i in range(25)}}}),
+    "a pattern of 2^18 states": lambda n: schema_of({"type": "string", "maxLength": 60 + n, "not": {"pattern": "[ab]*a[ab]{18}"}}),
+    "an expression of 25 loops": lambda n: {"regex": "(.*a){25}" + str(n)},
+    "an ambiguous grammar": lambda n: {"grammar": f'root ::= e "{n}"\ne ::= "a" e "b" e | "b" e "a" e | "a" e e | "c"'},
+    "200 structural tags": lambda n: {"structural_tag": {"type": "structural_tag", "format": {"type": "or", "elements": [
+        {"type": "tag", "begin": f"<{n}.{i}>", "content": {"type": "json_schema", "json_schema": {"type": "object", "properties": {
+            f"p{j}": {"type": "string"} for j in range(20)}}}, "end": "</a>"} for i in range(200)]}}},
+}
+
+
+def form_rows(repeat):
+    """(name, path, bodies), one for each time that it is sent."""
+    for name, form in FORMS.items():
+        yield "form: " + name, COMPLETIONS, [json.dumps({"prompt": "x", "max_tokens": 200, "structured_outputs": form(n)}).encode() for n in range(repeat)]
+
+
 def rows(bench):
     """(name, path, body) of each request."""
     listed = subprocess.run([bench, "--list"], capture_output=True, text=True, check=True).stdout
@@ -112,7 +139,8 @@ def main():
     parser.add_argument("--model", default=str(TOP / "models/tiny-k2"))
     parser.add_argument("--repeat", type=int, default=3)
     options = parser.parse_args()
-    requests = list(rows(options.bench))
+    requests = [(name, path, [body] * options.repeat) for name, path, body in rows(options.bench)]
+    requests += form_rows(options.repeat)
     sent = []
     with ServerProcess(options.program, options.model, ["--device", "cpu"]) as server:
         stop = multiprocessing.Event()
@@ -126,12 +154,12 @@ def main():
         begin = time.monotonic()
         time.sleep(QUIET_S)
         quiet = (begin, time.monotonic())
-        for name, path, body in requests:
+        for name, path, bodies in requests:
             replies = []
-            for _ in range(options.repeat):
+            for body in bodies:
                 time.sleep(PAUSE_S)
                 replies.append(send(server.port, path, body))
-            sent.append((name, len(body) / 1e6, replies))
+            sent.append((name, len(bodies[0]) / 1e6, replies))
         stop.set()
         times, probes = (receiver.recv() for receiver in clients)
     gaps = [(a, b) for a, b in zip(times, times[1:]) if a is not None and b is not None]
