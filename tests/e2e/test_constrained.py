@@ -258,6 +258,54 @@ def schema_format(schema, **more):
     return {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, **more}}}
 
 
+PERSON = {"type": "object", "properties": {"age": {"type": "integer"}, "name": {"type": "string", "maxLength": 6}}, "required": ["age", "name"],
+          "additionalProperties": False}
+END_ID = "2050"  # <|im_end|> of the bundled models
+SAMPLING = [{"temperature": 0}, {"temperature": 100}, {"top_k": 1}, {"top_p": 1e-6}, {"min_p": 1}, {"presence_penalty": 2, "frequency_penalty": 2},
+            {"presence_penalty": -2, "frequency_penalty": -2}, {"repetition_penalty": 100, "temperature": 0}, {"logit_bias": {END_ID: 100}},
+            {"logit_bias": {END_ID: -100}}, {"logit_bias": {str(id): -100 for id in range(300)}}, {"min_tokens": 40}, {"n": 3},
+            {"logprobs": True, "top_logprobs": 2}, {"skip_special_tokens": False}]
+
+
+def form_of_person(way):
+    if way == "response_format":
+        return schema_format(PERSON)
+    return {"tools": [{"type": "function", "function": {"name": "take", "parameters": PERSON}}], "tool_choice": "required"}
+
+
+def check_person(choice):
+    calls = choice["message"].get("tool_calls") or []
+    assert choice["finish_reason"] == ("tool_calls" if calls else "stop"), choice
+    for text in [call["function"]["arguments"] for call in calls] or [choice["message"]["content"]]:
+        check_text(text, PERSON)
+
+
+@pytest.mark.parametrize("way", ["response_format", "tool"])
+def test_a_form_holds_however_ids_are_sampled(random_server, way):
+    for seed, sampling in enumerate(SAMPLING):
+        body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 120, "seed": seed, **form_of_person(way), **sampling}
+        status, reply = random_server.post(CHAT, {**body, "chat_template_kwargs": {"thinking": seed % 2 == 0}})
+        assert status == 200, (sampling, reply)
+        for choice in reply["choices"]:
+            check_person(choice)
+
+
+# From one on: too few are a 400, and as soon as a reply fits it is whole.
+@pytest.mark.parametrize("way", ["response_format", "tool"])
+@pytest.mark.parametrize("thinking", [False, True])
+def test_any_max_tokens_is_too_small_or_enough(random_server, way, thinking):
+    fit = []
+    for max_tokens in range(1, 32):
+        body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": max_tokens, "seed": max_tokens, **form_of_person(way)}
+        status, reply = random_server.post(CHAT, {**body, "chat_template_kwargs": {"thinking": thinking}})
+        fit.append(status == 200)
+        if status == 200:
+            check_person(reply["choices"][0])
+        else:
+            assert status == 400 and reply["error"]["param"] == "max_tokens", reply
+    assert fit == sorted(fit) and not fit[0] and fit[-1], fit
+
+
 HOSTILE = {
     "unknown type": (schema_format({"type": "strnig"}), "response_format.json_schema.schema"),
     "unresolved reference": (schema_format({"$ref": "#/$defs/Nothing"}), "response_format.json_schema.schema"),
