@@ -276,6 +276,19 @@ TEST(GrammarCompiler, SchemasAndRegexesInStructuralTagsAreOurs) {
   }
 }
 
+TEST(GrammarCompiler, TakesTheOlderSpellingOfStructuralTags) {
+  GrammarSpec spec;
+  spec.kind = GrammarSpec::Kind::kStructuralTag;
+  spec.text =
+      R"({"type":"structural_tag","triggers":["<f"],"structures":[{"begin":"<f>","schema":{"const":1},"end":"</f>"}]})";
+  auto made = compiler().compile_now(spec);
+  EXPECT_TRUE(made.ok()) << made.error().message;
+  spec.text = R"({"type":"structural_tag","format":{"type":"sequence"}})";
+  made = compiler().compile_now(spec);
+  ASSERT_FALSE(made.ok());
+  EXPECT_NE(made.error().message.find("elements"), std::string::npos) << made.error().message;  // xgrammar's reason
+}
+
 TEST(GrammarCompiler, RefusesManyNestedGroupsOfRegexes) {
   const std::string groups = std::string(50'000, '(') + "a" + std::string(50'000, ')');
   GrammarSpec ebnf;

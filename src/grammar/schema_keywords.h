@@ -11,6 +11,7 @@ inline constexpr const char* kPatterns = "$perigee:patterns";          // that a
 inline constexpr const char* kNotPatterns = "$perigee:notPatterns";    // that it does not match
 inline constexpr const char* kNotMultiples = "$perigee:notMultiples";  // numbers that it is no multiple of
 
+inline constexpr const char* kClass = "$perigee:class";            // a pattern that its `format` may not outdo
 inline constexpr const char* kLastDigits = "$perigee:lastDigits";  // that a number may end with: a string
 
 }  // namespace perigee

@@ -194,7 +194,8 @@ Obeys obeys_scalar(const Json& value, const std::string& key, const Json& of_key
   }
   if (key == "minLength") return of(length_of(value.as_string()) >= bound(of_key));
   if (key == "maxLength") return of(length_of(value.as_string()) <= bound(of_key));
-  if (key == "pattern" && of_key.is_string()) return matches_pattern(value.as_string(), of_key.as_string());
+  if ((key == "pattern" || key == kClass) && of_key.is_string())
+    return matches_pattern(value.as_string(), of_key.as_string());
   if ((key == kPatterns || key == kNotPatterns) && of_key.is_array()) {
     Obeys all = Obeys::kYes;
     for (const Json& pattern : of_key.as_array()) {
@@ -223,6 +224,7 @@ const char* speaks_of(const std::string& key) {
                                                                {kFraction, "number"},
                                                                {kNotMultiples, "number"},
                                                                {kLastDigits, "number"},
+                                                               {kClass, "string"},
                                                                {kAbsent, "object"},
                                                                {"format", "string"},
                                                                {"items", "array"},

@@ -85,7 +85,9 @@ class SchemaRules {
   std::string unique_array(const Json& schema, const Json& items, int64_t least, int64_t most,
                            const std::string& place);
   bool listed_apart(const Json& schema, int64_t most, const std::string& place);
-  std::string unique_in_order(const std::vector<std::string>& values, int64_t least, int64_t most);
+  std::string unique_in_order(const std::vector<std::string>& values, int64_t least, int64_t most,
+                              const std::string& place);
+  std::string rule_if_any(const Json& schema, const std::string& place);
   std::string unique_in_any_order(const std::vector<std::string>& rules, int64_t least, int64_t most);
   std::vector<std::string> classes_of(const Json& items, const std::string& place);
 

@@ -137,6 +137,8 @@ Language SchemaRules::language_of(const Json& schema, const std::string& place) 
     // An annotation: where a pattern contradicts it, the pattern holds.
     if (Result<Language> both = out.intersected(format); both.ok() && !both->is_empty()) out = *std::move(both);
   }
+  for (const std::string& each : texts(kClass))
+    also(settled(Language::of_pattern(each, Reading::kNarrow), "uniqueItems"), "uniqueItems");
   const int64_t least = count(schema, "minLength", 0, place), most = count(schema, "maxLength", -1, place);
   if (least == 0 && most < 0) return out;
   if (most < 0) return settled(out.intersected(Language::of_lengths(least, -1)), "minLength");
@@ -196,7 +198,8 @@ std::string SchemaRules::string(const Json& schema, const std::string& place) {
   if (most == 0) return language_of(schema, place).matches("") ? "\"\\\"\\\"\"" : "";
   const Json::Array except = except_of(schema);
   const bool excepts = std::any_of(except.begin(), except.end(), [](const Json& each) { return each.is_string(); });
-  const bool only_one = schema.find(kPatterns) == nullptr && schema.find(kNotPatterns) == nullptr && !excepts;
+  const bool only_one = schema.find(kClass) == nullptr && schema.find(kPatterns) == nullptr &&
+                        schema.find(kNotPatterns) == nullptr && !excepts;
   const Json* pattern = schema.find("pattern");
   const std::string* format = regex_of_format(schema.find("format"));
   if (only_one && pattern == nullptr && format == nullptr) {

@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <span>
 
 #include "grammar/schema_keywords.h"
 #include "grammar/schema_merge.h"
@@ -12,6 +13,7 @@ namespace perigee {
 namespace {
 
 constexpr int kClasses = 8;
+constexpr size_t kMostNames = 8;       // that are tried as what tells objects apart
 constexpr int kClassesOfPatterns = 4;  // each costs as much as the pattern to compile
 
 Json made_of(Json::Object members) {
@@ -26,14 +28,17 @@ std::string letters_of(int number, int classes) {
   return out;
 }
 
-Json text_class(int number, int classes, bool by_last) {
+// What comes before and after the character that tells texts apart: the first, the first of a host, or the last.
+constexpr std::pair<const char*, const char*> kPlaces[] = {{"^", ""}, {"^https?:\\/\\/", ""}, {"", "$"}};
+
+Json text_class(int number, int classes, const std::pair<const char*, const char*>& around) {
   std::string others;
   for (int i = 0; i + 1 < classes; ++i) others += letters_of(i, classes);
   std::string pattern =
       number + 1 < classes ? fmt::format("[{}]", letters_of(number, classes)) : fmt::format("[^{}]", others);
-  pattern = by_last ? pattern + "$" : "^" + pattern;
+  pattern = around.first + pattern + around.second;
   if (number + 1 == classes) pattern += "|^$";
-  return made_of({{"type", "string"}, {"pattern", Json(pattern)}});
+  return made_of({{"type", "string"}, {kClass, Json(pattern)}});
 }
 
 Json number_class(int number, const char* type) {
@@ -45,19 +50,26 @@ Json number_class(int number, const char* type) {
 }  // namespace
 
 // Distinct items of a longer enumeration, in its order.
-std::string SchemaRules::unique_in_order(const std::vector<std::string>& values, int64_t least, int64_t most) {
+std::string SchemaRules::unique_in_order(const std::vector<std::string>& values, int64_t least, int64_t most,
+                                         const std::string& place) {
   const int64_t size = static_cast<int64_t>(values.size());
-  if (most < 0 || most > size) most = size;
-  if (least > most) return "";
+  if (least > (most < 0 ? size : std::min(most, size))) return "";
+  // Items are counted up to where their number matters.
+  const bool bounded = most >= 0 && most < size;
+  const int64_t counted = bounded ? most : std::max<int64_t>(least, 1);
+  constexpr int64_t kMostPlaces = 4096;
+  if (size * (counted + 1) > std::max<int64_t>(kMostPlaces, 64 * 65))
+    refuse(place, fmt::format("{} values beside minItems and maxItems of {}: use fewer, or no bounds", size, counted));
   // next[n]: what may follow a value when n items are there.
-  std::vector<std::string> next(most + 2), now(most + 2);
-  for (int64_t n = 0; n <= most; ++n) next[n] = n >= least ? "\"\"" : "";
+  std::vector<std::string> next(counted + 1), now(counted + 1);
+  for (int64_t n = 0; n <= counted; ++n) next[n] = n >= least ? "\"\"" : "";
   for (int64_t i = size; i-- > 0;) {
-    for (int64_t n = 0; n <= most; ++n) {
+    for (int64_t n = 0; n <= counted; ++n) {
       std::string body = next[n];
-      if (n < most && !next[n + 1].empty())
+      const int64_t after = bounded ? n + 1 : std::min(n + 1, counted);
+      if (after <= counted && !next[after].empty())
         body +=
-            fmt::format("{}{}{} {}", body.empty() ? "" : " | ", n > 0 ? "\",\" \" \"? " : "", values[i], next[n + 1]);
+            fmt::format("{}{}{} {}", body.empty() ? "" : " | ", n > 0 ? "\",\" \" \"? " : "", values[i], next[after]);
       now[n] = body.empty() ? "" : add(body);
     }
     std::swap(now, next);
@@ -84,6 +96,26 @@ std::string SchemaRules::unique_in_any_order(const std::vector<std::string>& rul
   return after[0].empty() ? "" : "\"[\" " + after[0] + " \"]\"";
 }
 
+// The rule of a schema; "" also where it is refused.
+std::string SchemaRules::rule_if_any(const Json& schema, const std::string& place) {
+  const size_t first = rules_.size();
+  const int depth = depth_;
+  try {
+    return rule_of(schema, place);
+  } catch (const SchemaRefusal&) {
+    check_time(place);
+    // What was begun stays as rules without a text, and is not known by its schema.
+    depth_ = depth;
+    for (size_t i = first; i < rules_.size(); ++i)
+      if (rules_[i].empty()) rules_[i] = fmt::format("r{}", i);
+    const auto is_begun = [&](const std::string& rule) {
+      return !rule.empty() && rules_[std::stoul(rule.substr(1))] == rule;
+    };
+    std::erase_if(by_schema_, [&](const auto& known) { return is_begun(known.second); });
+    return "";
+  }
+}
+
 // Rules of classes of items such that values of two of them are never equal.
 std::vector<std::string> SchemaRules::classes_of(const Json& items, const std::string& place) {
   const Json flat = flattened(items, place, 0);
@@ -96,13 +128,12 @@ std::vector<std::string> SchemaRules::classes_of(const Json& items, const std::s
     std::vector<std::string> rules;
     for (int i = 0; i < count; ++i) {
       const Json both(Json::Object{{"allOf", Json(Json::Array{items, class_of(i)})}});
-      if (std::string rule = rule_of(both, place); !rule.empty()) rules.push_back(std::move(rule));
+      if (std::string rule = rule_if_any(both, place); !rule.empty()) rules.push_back(std::move(rule));
     }
     if (rules.size() > best.size()) best = std::move(rules);
   };
   const auto of_scalar = [&](const auto& around) {
-    for (const bool by_last : {false, true})
-      consider(classes, [&](int i) { return around(text_class(i, classes, by_last)); });
+    for (const auto& at : kPlaces) consider(classes, [&](int i) { return around(text_class(i, classes, at)); });
     for (const char* type : {"number", "integer"})
       consider(kClasses, [&](int i) { return around(number_class(i, type)); });
   };
@@ -110,7 +141,7 @@ std::vector<std::string> SchemaRules::classes_of(const Json& items, const std::s
   if (!best.empty() || !flat.is_object()) return best;
   // Objects by a member that each has, and tuples by their first item.
   if (const Json* required = flat.find("required"); required != nullptr && required->is_array())
-    for (const Json& name : required->as_array())
+    for (const Json& name : std::span(required->as_array()).first(std::min(required->as_array().size(), kMostNames)))
       if (name.is_string())
         of_scalar([&](Json value) {
           return made_of({{"type", "object"},
@@ -148,7 +179,7 @@ std::string SchemaRules::unique_array(const Json& schema, const Json& items, int
   std::vector<std::string> rules;
   if (const std::optional<std::vector<Json>> listed = listed_values(items, place + "/items")) {
     for (const Json& value : *listed) rules.push_back(ebnf_literal(dump_json(value)));
-    if (rules.size() > static_cast<size_t>(kClasses)) return unique_in_order(rules, least, most);
+    if (rules.size() > static_cast<size_t>(kClasses)) return unique_in_order(rules, least, most, place + "/items");
     return unique_in_any_order(rules, least, most);
   }
   rules = classes_of(items, place + "/items");

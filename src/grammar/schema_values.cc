@@ -113,7 +113,7 @@ Language SchemaRules::other_numbers(const Json& schema, const NumberRange& range
 
 // The values that obey a schema, where they are few; none: they are not known, or many.
 std::optional<std::vector<Json>> SchemaRules::listed_values(const Json& schema, const std::string& place) {
-  constexpr size_t kMostValues = 64;
+  constexpr size_t kMostValues = 1024, kMostOfRange = 64;
   const Json flat = flattened(schema, place, 0);
   if (!flat.is_object()) return flat == Json(false) ? std::optional(std::vector<Json>()) : std::nullopt;
   Json::Array candidates;
@@ -139,7 +139,7 @@ std::optional<std::vector<Json>> SchemaRules::listed_values(const Json& schema, 
       if (type == "null" || type == "boolean") continue;
       const Json *least = flat.find("minimum"), *most = flat.find("maximum");
       if (type != "integer" || least == nullptr || most == nullptr || !least->is_int() || !most->is_int() ||
-          most->as_double() - least->as_double() >= static_cast<double>(kMostValues))
+          most->as_double() - least->as_double() >= static_cast<double>(kMostOfRange))
         return std::nullopt;
       for (int64_t value = least->as_int(); value <= most->as_int(); ++value) add(Json(value));
     }

@@ -334,7 +334,8 @@ Result<std::shared_ptr<const TextGrammar>> TextGrammar::compile_structural_tag(s
   auto compiled = compile_guarded(table, json.size(), limits, [&] {
     auto parsed = xgrammar::Grammar::FromStructuralTag(json, *sorted_vocabulary(table));
     if (auto* grammar = std::get_if<xgrammar::Grammar>(&parsed)) return *grammar;
-    throw std::runtime_error("not a structural tag that xgrammar knows");
+    throw std::runtime_error(std::visit([](const auto& error) { return std::string(error.what()); },
+                                        std::get<xgrammar::StructuralTagError>(parsed)));
   });
   if (!compiled.ok()) return compiled.error();
   return finish(std::move(table), *std::move(compiled));

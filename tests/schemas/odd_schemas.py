@@ -92,7 +92,10 @@ SETS = [{"type": "array", "uniqueItems": True, **more} for more in (
     {"items": {"type": "string", "pattern": "^[A-Z]{3}$"}, "minItems": 2}, {"items": {"type": "string", "minLength": 1}, "maxItems": 3}, {"items": {"anyOf": [WHOLE, TEXT]}, "minItems": 2},
     {"items": {"type": ["integer", "null"]}}, {"items": {"enum": ["z", "b", 1, None, [2], {"a": 1}]}, "minItems": 4}, {"items": {"enum": [f"v{i}" for i in range(20)]}, "minItems": 5},
     {"items": thing({"n": {"type": "null"}, "id": TEXT}), "minItems": 3}, {"items": thing({"id": WHOLE, "t": {"type": "array", "uniqueItems": True, "items": TEXT}})},
-    {"items": {"type": "array", "prefixItems": [WHOLE, TEXT], "minItems": 2, "maxItems": 2}, "minItems": 2}, {"items": {"$ref": "#/$defs/s"}, "$defs": {"s": {"type": "string"}}})]
+    {"items": {"type": "array", "prefixItems": [WHOLE, TEXT], "minItems": 2, "maxItems": 2}, "minItems": 2}, {"items": {"$ref": "#/$defs/s"}, "$defs": {"s": {"type": "string"}}},
+    {"items": {"type": "string", "format": "time"}, "minItems": 2}, {"items": {"type": "string", "format": "uri"}, "minItems": 2}, {"items": {"type": "string", "format": "ipv4"}, "minItems": 3},
+    {"items": {"enum": list(range(100))}, "minItems": 3}, {"items": {"enum": [f"k{i}" for i in range(300)]}}, {"items": {"enum": [f"k{i}" for i in range(80)]}, "minItems": 2, "maxItems": 9},
+    {"items": thing({"at": {"type": "string", "format": "time"}}), "minItems": 2})]
 OBJECTS = [
     {"$id": "https://example.com/root.json", "$ref": "root.json#/$defs/a", "$defs": {"a": {"type": "integer"}}},
     {"$id": "https://example.com/root.json", "$ref": "#/$defs/a", "$defs": {"a": {"$ref": "item.json"}, "b": {"$id": "item.json", "type": "string", "maxLength": 3}}},
