@@ -158,11 +158,12 @@ void TransferLane::run(bool pulls) {
     }
     const bool reached = peer != nullptr;
     if (!status.ok()) peer.reset();  // made anew for the next one
+    job->seconds += system_clock().now_s() - begin_s;
     const bool waits = status.ok() && job->waits;
     if (waits)
       await_growth(std::move(*job));
     else if (pulls)
-      finish_pull(*job, status, reached, system_clock().now_s() - begin_s);
+      finish_pull(*job, status, reached);
     else
       finish_errand(*job, status, reached);
     lock.lock();
@@ -233,7 +234,7 @@ Status TransferLane::perform(Job& job, std::unique_ptr<Peer>& peer) {
 
 // The lease is let go afterwards: nobody waits for that. Where the peer was not reached it ends by itself, and what
 // waited for the same peer has failed with this.
-void TransferLane::finish_pull(const Job& job, const Status& status, bool reached, double seconds) {
+void TransferLane::finish_pull(const Job& job, const Status& status, bool reached) {
   std::vector<SequenceId> ended = {job.sequence};
   {
     Lock lock(mutex_);
@@ -253,7 +254,7 @@ void TransferLane::finish_pull(const Job& job, const Status& status, bool reache
       ++counts_.arrived;
       counts_.bytes += std::ssize(import.blocks) * shape.block_bytes;
       if (!import.checkpoint.empty()) counts_.bytes += shape.state_units() * shape.state_unit_bytes;
-      counts_.seconds += seconds;
+      counts_.seconds += job.seconds;
     } else if (status.error().code == Code::kCancelled) {
       ++counts_.withdrawn;
     } else {

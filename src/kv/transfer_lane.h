@@ -77,6 +77,7 @@ class TransferLane {
     bool opened = false;
     int32_t num_blocks = 0;  // of the import's, that have arrived
     double grown_s = 0;      // when it last got one
+    double seconds = 0;      // that it took so far, without its waits
     bool waits = false;      // for the lease to grow
   };
   using Lock = std::unique_lock<std::mutex>;
@@ -92,7 +93,7 @@ class TransferLane {
   Status pull(Job& job, Peer& peer);
   Status pull_group(const Prepared& what, UnitRange units, Peer& peer);
   void pull_again(Lock& lock);
-  void finish_pull(const Job& job, const Status& status, bool reached, double seconds);
+  void finish_pull(const Job& job, const Status& status, bool reached);
   void finish_errand(const Job& job, const Status& status, bool reached);
 
   const TransferParts& parts_;
