@@ -310,6 +310,12 @@ TEST_P(CudaMla, LongSequenceIsCut) {
   check(make(16, {{5000 / part, 4}, {1, 1}, {2500 / part, 2}}), 3);
 }
 
+// Each row tile in as many equal pieces; of short sequences fewer pieces have a block, and of one block there is one.
+TEST_P(CudaMla, EvenPieces) {
+  if (gpu_sanitizer()) return;  // the kernels of the cases around it
+  check(make(64, {{2560, 4}, {2500, 4}, {320, 4}, {2431, 3}, {2560, 4}, {2550, 4}, {40, 4}, {2560, 4}}), 31, 48);
+}
+
 TEST_P(CudaMla, RanksHoldSomeBlocks) {
   for (const int heads : few_if_gpu_sanitizer<int>({16, 64}, {16}))
     for (int rank = 0; rank < 3; ++rank) {

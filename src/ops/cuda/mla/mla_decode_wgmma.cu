@@ -401,7 +401,7 @@ __global__ void __launch_bounds__(3 * kGroup, 1)
     if constexpr (kRecords) {
       widen_tiles(params, shared, items);
     } else {
-      if (threadIdx.x == 2 * kGroup) bring_tiles(params, map, shared, items);
+      if (threadIdx.x == 2 * kGroup) bring_tiles<!kFetches>(params, map, shared, items);
     }
   }
 #endif

@@ -140,6 +140,41 @@ struct WorkSplit {
   }
 };
 
+// Into how many pieces of equal length each row tile is cut where that loads slots about as evenly as cuts at any
+// place; 0: it does not. Then a slot has one piece, row tiles of a sequence are cut at the same places, and their
+// pieces lie with neighbouring slots, which read the same keys at the same time.
+__device__ int even_pieces(const PlanShared& shared, int sequences, int slots) {
+  const int tiles = shared.tile[sequences], share = (shared.unit[sequences] + slots - 1) / slots;
+  if (tiles == 0 || tiles > slots || share <= WorkSplit::kShort) return 0;
+  const int pieces = slots / tiles;
+  return (shared.most_blocks + pieces - 1) / pieces <= share + WorkSplit::kSavedBlocks ? pieces : 0;
+}
+
+// Piece c of row tile v is partial v * pieces + c; the item of slot p is item p.
+__device__ void list_even(const PlanArgs& a, PlanShared& shared, int pieces) {
+  const int sequences = a.batch.sequences, tiles = shared.tile[sequences];
+  for (int p = threadIdx.x; p < a.slots; p += kPlanThreads) {
+    int2 range = make_int2(p, p);
+    if (p < tiles * pieces) {
+      const int s = find_sequence(shared.tile, sequences, p / pieces), first = shared.tile[s];
+      const int of_sequence = shared.tile[s + 1] - first, at = p - first * pieces;
+      const int r = at % of_sequence, c = at / of_sequence;
+      const int blocks = shared.blocks[s], each = (blocks + pieces - 1) / pieces;
+      MlaItem item = make_item(a, s, r);
+      item.block_begin = item.block_first = c * each;
+      item.block_end = min(blocks, (c + 1) * each);
+      item.partial = each == blocks ? -1 : (first + r) * pieces + c;
+      if (item.block_begin < item.block_end) a.plan.items[p] = item, range.y = p + 1;
+    }
+    a.plan.slot_items[p] = range;
+  }
+  for (int v = threadIdx.x; v < tiles; v += kPlanThreads) {
+    const int s = find_sequence(shared.tile, sequences, v), blocks = shared.blocks[s];
+    const int each = (blocks + pieces - 1) / pieces;
+    if (each < blocks) add_join(a, shared, make_item(a, s, v - shared.tile[s]), v * pieces, (blocks + each - 1) / each);
+  }
+}
+
 // The block of [begin, end) that a slot reads first. All slots then read blocks of the same place in chunks as long as
 // a slot's share at the same time, so that keys are still in L2 when the other row tiles of their sequence need them.
 __device__ int first_block(int begin, int end, int blocks, int share) {
@@ -281,7 +316,12 @@ __global__ void __launch_bounds__(kPlanThreads) mla_plan_kernel(PlanArgs a) {
     list_fixed(a, shared);
   } else {
     for (int r = tiles; r < all_tiles; ++r) add_join(a, shared, make_item(a, s, r), 0, 0);
-    list_balanced(a, shared);
+    const int pieces = even_pieces(shared, a.batch.sequences, a.slots);
+    if (pieces > 0) {
+      list_even(a, shared, pieces);
+    } else {
+      list_balanced(a, shared);
+    }
   }
   __syncthreads();
   if (s == 0) a.plan.num_joins[0] = shared.few_joins, a.plan.num_joins[1] = shared.many_joins;

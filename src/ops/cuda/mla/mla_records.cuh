@@ -75,12 +75,6 @@ __device__ __forceinline__ void copy_rope(const uint8_t* page, uint8_t* tile) {
   copy_async_commit();
 }
 
-__device__ __forceinline__ void prefetch_page(const uint8_t* page) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(page), "r"(kTokens * kRecordBytes) : "memory");
-#endif
-}
-
 // A warpgroup: the tiles of all items. Each of its warps arrives at `full`.
 __device__ __forceinline__ void widen_tiles(const MlaAttendParams& params, Shared& shared, int2 items) {
   const auto page_at = [&](int page) {
@@ -96,7 +90,7 @@ __device__ __forceinline__ void widen_tiles(const MlaAttendParams& params, Share
     const int own = buffers.stage, other = own ^ 1, parity = buffers.empty_parity();
     const uint8_t* page = page_at(tile.page);
     uint8_t* to = shared.tiles[own];
-    if (tile.left > 0 && threadIdx.x % kGroup == 0) prefetch_page(page_at(tile.next_page));
+    if (tile.left > 0 && threadIdx.x % kGroup == 0) prefetch_page<kTokens * kRecordBytes>(params, tile.next_page);
     b.load(page, own, 1);
     barrier_wait(&shared.empty[own][kOwn], parity);
     copy_rope(page, to);

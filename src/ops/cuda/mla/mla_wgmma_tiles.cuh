@@ -60,12 +60,24 @@ struct Buffers {
   }
 };
 
-// One thread: the tiles of all items through the tensor map.
-__device__ inline void bring_tiles(const MlaAttendParams& params, const CUtensorMap& map, Shared& shared, int2 items) {
+// Asks for a page in L2.
+template <int kBytes>
+__device__ __forceinline__ void prefetch_page(const MlaAttendParams& params, int page) {
+#if __CUDA_ARCH__ >= 900
+  const uint8_t* from = static_cast<const uint8_t*>(params.args.kv) + page * params.args.page_bytes;
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(kBytes) : "memory");
+#endif
+}
+
+// One thread: the tiles of all items through the tensor map. kAhead: the next one is asked into L2 as the one before it
+// is brought, for there is no room for it yet; slots that read the same keys then wait for memory together.
+template <bool kAhead>
+__device__ void bring_tiles(const MlaAttendParams& params, const CUtensorMap& map, Shared& shared, int2 items) {
   Buffers buffers;
   for (TileStream<kTokens> tile(params, items); !tile.done(); tile.next()) {
     buffers.enter(tile.item);
     const uint32_t to = shared_address(shared.tiles[buffers.stage]);
+    if (kAhead && tile.left > 0) prefetch_page<kTileBytes>(params, tile.next_page);
     for (int part = kOwn; part < kParts; ++part) {
       const int count = part == kOwn ? kHalfColumns + 1 : kHalfColumns;
       uint64_t* full = &shared.full[buffers.stage][part];
