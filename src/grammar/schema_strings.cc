@@ -26,13 +26,13 @@ const std::map<std::string, std::string>& formats() {
     const std::string time =
         R"(([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,6})?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9]))";
     const std::string email =
-        R"([A-Za-z0-9_]{1,20}([.+-][A-Za-z0-9_]{1,20}){0,3}@[a-z0-9]{1,20}(-[a-z0-9]{1,20})?(\.[a-z]{2,12}){1,3})";
+        R"([A-Za-z0-9_]{1,20}([.+-][A-Za-z0-9_]{1,20}){0,2}@[a-z0-9]{1,20}(-[a-z0-9]{1,20})?(\.[a-z]{2,12}){1,3})";
     const std::string hostname = R"([a-z0-9]{1,20}(-[a-z0-9]{1,20}){0,2}(\.[a-z0-9]{1,20}){0,4})";
     const std::string byte = "(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])";
-    const std::string path = R"((\/[A-Za-z0-9_.~-]{0,64}){0,8})";
+    const std::string path = R"((\/[A-Za-z0-9_.~-]*)*)";
     const std::string uri = R"(https?:\/\/[a-z0-9]{1,20}(-[a-z0-9]{1,20})?(\.[a-z]{2,12}){1,3})" + path;
-    const std::string reference = R"([A-Za-z0-9_.~-]{0,64})" + path;
-    const std::string pointer = R"((\/[A-Za-z0-9_.-]{0,32}){0,6})";
+    const std::string reference = R"([A-Za-z0-9_.~-]*)" + path;
+    const std::string pointer = R"((\/[A-Za-z0-9_.-]*)*)";
     return std::map<std::string, std::string>{
         {"date", date},
         {"time", time},
@@ -52,7 +52,7 @@ const std::map<std::string, std::string>& formats() {
         {"iri-reference", reference},
         {"json-pointer", pointer},
         {"relative-json-pointer", "(0|[1-9]{1,3})(#|" + pointer + ")"},
-        {"regex", "[A-Za-z0-9_ -]{0,64}"},
+        {"regex", "[A-Za-z0-9_ -]*"},
         {"byte", R"(([A-Za-z0-9+\/]{4})*)"},
     };
   }();
