@@ -1,6 +1,6 @@
 // transfer_bench: one prompt's cache from one process to another, against a plain copy of as many bytes over a socket.
 //
-//   transfer_bench [GIB] [RUNS] [PIECE_KIB]
+//   transfer_bench [GIB] [RUNS] [STREAMS] [PIECE_KIB]
 //
 // Both processes are this program. Blocks are Kimi-Linear-48B's: 7 latent layers in bf16, 504 KiB a block. Each run
 // prints GB/s (10^9 bytes a second) of the plain copy and of the transfer, in turn, and the medians follow. A transfer
@@ -71,7 +71,7 @@ double median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-void run(double gib, int runs, int64_t piece_bytes) {
+void run(double gib, int runs, const TcpOptions& options) {
   set_log_level(LogLevel::kWarning);
   const Node sizes(1);
   const auto num_blocks = static_cast<int32_t>(gib * (1 << 30) / static_cast<double>(sizes.layout.page_bytes()));
@@ -85,11 +85,10 @@ void run(double gib, int runs, int64_t piece_bytes) {
   Node node(num_blocks);
   const auto tokens = std::make_shared<std::vector<int32_t>>(static_cast<size_t>(num_blocks) * kBlockTokens, 5);
   std::atomic<int> num_ended{0};
-  Transfer transfer(node.store, node.shape, connect_by_tcp({.secret = "secret"}), {.piece_bytes = piece_bytes},
-                    [&](SequenceId, const Status& status) {
-                      must(status);
-                      ++num_ended;
-                    });
+  Transfer transfer(node.store, node.shape, connect_by_tcp(options), {}, [&](SequenceId, const Status& status) {
+    must(status);
+    ++num_ended;
+  });
   const double bytes = static_cast<double>(node.memory.size());
   std::vector<double> plain_rates, rates;
   for (int i = 1; i <= runs; ++i) {
@@ -117,11 +116,13 @@ void run(double gib, int runs, int64_t piece_bytes) {
 int main(int argc, char** argv) {
   const double gib = argc > 1 ? std::atof(argv[1]) : 1;
   const int runs = argc > 2 ? std::atoi(argv[2]) : 5;
-  const int64_t piece_kib = argc > 3 ? std::atoi(argv[3]) : 4096;
-  if (gib <= 0 || gib > 64 || runs < 1 || piece_kib < 1) {
-    std::fprintf(stderr, "usage: transfer_bench [GIB] [RUNS] [PIECE_KIB]\n");
+  perigee::TcpOptions options{.secret = "secret"};
+  if (argc > 3) options.streams = std::atoi(argv[3]);
+  if (argc > 4) options.piece_bytes = int64_t{std::atoi(argv[4])} << 10;
+  if (gib <= 0 || gib > 64 || runs < 1 || options.streams < 1 || options.piece_bytes < 1) {
+    std::fprintf(stderr, "usage: transfer_bench [GIB] [RUNS] [STREAMS] [PIECE_KIB]\n");
     return 2;
   }
-  perigee::run(gib, runs, piece_kib << 10);
+  perigee::run(gib, runs, options);
   return 0;
 }

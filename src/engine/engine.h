@@ -30,7 +30,7 @@ struct HandoverConfig {
   ImportEnd on_failure = ImportEnd::kRecompute;  // --kv-load-failure-policy
   double lease_s = 30;                           // of a lease that nobody extends; a reader does so six times as often
   uint64_t incarnation = 0;                      // 0: made up
-  int64_t piece_bytes = 4 << 20;                 // of one read from another node
+  int64_t piece_bytes = 64 << 20;                // of one pull from another node
   std::string secret = {};                       // which all nodes know: shows whose leases are to be believed
   std::vector<std::string> peers = {};           // "host:port", the only ones whose leases are taken; none: any
   std::vector<std::string> backends = {};        // carriers that may be used, the preferred one first; none: as built

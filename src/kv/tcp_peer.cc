@@ -1,6 +1,9 @@
 #include "kv/tcp_peer.h"
 
+#include <algorithm>
+#include <atomic>
 #include <optional>
+#include <system_error>
 #include <utility>
 
 #include "base/log.h"
@@ -44,6 +47,8 @@ class TcpPeer final : public Peer {
 
  private:
   Status ask_for_areas(const PageStore& store);
+  size_t connect_streams(int64_t num_pieces);
+  Status pull_in_streams(const LeaseName& lease, UnitRange units, const PageStore& store, const UnitPages& to);
   // Each request may be repeated without harm, so one whose connection proves to be gone is made once more. The peer
   // answers when it likes to, within `wait_s`. Done: the bytes are in `out`, or there was nothing to say.
   template <typename Reply>
@@ -74,6 +79,8 @@ class TcpPeer final : public Peer {
   std::unique_ptr<AreaReader> areas_;   // of this connection; null: units come over it
   bool asked_for_areas_ = false;
   std::string why_no_areas_ = "caches that do not lie on GPUs, or are not to be mapped";
+  std::vector<std::unique_ptr<TcpPeer>> streams_;  // further connections, which read only
+  size_t most_streams_ = SIZE_MAX;
 };
 
 Status TcpPeer::connect() {
@@ -129,7 +136,7 @@ Status TcpPeer::pull(const LeaseName& lease, UnitRange units, const PageStore& s
   Status status;
   if (options_.areas && store.can_map() && !asked_for_areas_) status = ask_for_areas(store);
   if (status.ok() && !(areas_ && AreaReader::fits(store, units.group))) {
-    if (options_.units_over_tcp) return Peer::pull(lease, units, store, to);
+    if (options_.units_over_tcp) return pull_in_streams(lease, units, store, to);
     return Error(Code::kUnavailable, "\"backends\" allows no TCP, and CUDA IPC cannot be used: " + why_no_areas_);
   }
   if (status.ok()) status = areas_->pull(*frames_, number_, options_.silence_s, lease, units, store, to);
@@ -138,6 +145,53 @@ Status TcpPeer::pull(const LeaseName& lease, UnitRange units, const PageStore& s
     frames_.reset();
   }
   return status;
+}
+
+// As many as there are pieces for, if they can be had: the first one is enough.
+size_t TcpPeer::connect_streams(int64_t num_pieces) {
+  const auto wanted = static_cast<size_t>(std::clamp<int64_t>(num_pieces, 1, options_.streams) - 1);
+  while (streams_.size() < std::min(wanted, most_streams_)) {
+    auto made = std::make_unique<TcpPeer>(peer_, here_, options_, stop_);
+    if (!made->connect().ok()) {
+      most_streams_ = streams_.size();  // nobody waits for that twice
+      break;
+    }
+    streams_.push_back(std::move(made));
+  }
+  return std::min(streams_.size(), wanted);
+}
+
+// Each connection takes the next piece, so a slow one holds up no other. While one waits for its piece, another one's
+// is gathered, checked or scattered. Pieces stay in the cores' caches from the socket to the pages.
+Status TcpPeer::pull_in_streams(const LeaseName& lease, UnitRange units, const PageStore& store, const UnitPages& to) {
+  const int64_t unit_bytes = store.unit_bytes(units.group);
+  const auto in_piece = static_cast<int32_t>(std::max<int64_t>(1, options_.piece_bytes / unit_bytes));
+  const int32_t num_pieces = (units.count + in_piece - 1) / in_piece;
+  const size_t num_streams = connect_streams(num_pieces);
+  std::vector<std::vector<uint8_t>> staging(num_streams + 1);
+  for (auto& each : staging) each.resize(static_cast<size_t>(std::min(in_piece, units.count) * unit_bytes));
+  std::vector<Status> ends(num_streams + 1);
+  std::atomic<int32_t> next{0};
+  const auto run = [&](TcpPeer& peer, size_t stream) {
+    for (int32_t i = next++; i < num_pieces && ends[stream].ok(); i = next++) {
+      const int32_t done = i * in_piece, count = std::min(in_piece, units.count - done);
+      const UnitRange piece{units.group, units.first + done, count};
+      const auto bytes = std::span(staging[stream]).first(static_cast<size_t>(count * unit_bytes));
+      ends[stream] = peer.read(lease, piece, bytes);
+      if (ends[stream].ok()) ends[stream] = store.scatter(to, piece, bytes);
+    }
+    if (!ends[stream].ok()) next = num_pieces;  // nor need the others go on
+  };
+  std::vector<Thread> threads;
+  try {
+    for (size_t i = 0; i < num_streams; ++i)
+      threads.emplace_back([&run, &stream = *streams_[i], i] { run(stream, i + 1); });
+  } catch (const std::system_error&) {  // without threads for all of them the others do it
+  }
+  run(*this, 0);
+  for (Thread& thread : threads) thread.join();
+  for (const Status& end : ends) RETURN_IF_ERROR(end);
+  return {};
 }
 
 // `answered`: the connection is as good as it was.

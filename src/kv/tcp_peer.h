@@ -19,8 +19,10 @@ struct TcpOptions {
   double silence_s = 10;   // of a peer within a frame, or before a reply
   double idle_s = 600;     // of a connection without a request
   int32_t max_connections = 512;
-  bool areas = true;           // by memory that both processes map, where both can
-  bool units_over_tcp = true;  // else the others' carriers alone
+  int32_t streams = 4;            // connections of one transfer, where it has as many pieces
+  int64_t piece_bytes = 1 << 20;  // of one read, at least a unit
+  bool areas = true;              // by memory that both processes map, where both can
+  bool units_over_tcp = true;     // else the others' carriers alone
 
   // For leases of so many seconds: a peer that says nothing is given up before the lease that it gave has ended.
   static TcpOptions for_leases(std::string secret, double lease_s) {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "base/eventually.h"
 #include "base/manual_clock.h"
 #include "base/rng.h"
 #include "kv/framed_socket.h"
@@ -127,6 +128,27 @@ TEST_F(TcpPeers, SayWhatTheTableSays) {
   EXPECT_TRUE(peer->release(name).ok());
   EXPECT_EQ(peer->extend(name).error().code, Code::kNotFound);
   EXPECT_EQ(table.counts().released, 1);
+}
+
+// One transfer over several connections, or over those that can be had.
+TEST_F(TcpPeers, APullTakesSeveralConnections) {
+  options.piece_bytes = 1;  // a block each
+  options.streams = 3;
+  const LeaseName name = grant(1);
+  const std::vector<Placement> to = pages_from(5, 3);
+  for (const int32_t limit : {512, 2, 1}) {
+    options.max_connections = limit;
+    start();
+    TestPages here{8};
+    const auto peer = connected(address());
+    ASSERT_TRUE(peer->pull(name, {UnitGroup::kBlocks, 0, 3}, here.store, {.blocks = to}).ok()) << limit;
+    EXPECT_EQ(std::memcmp(here.page(5), pages.page(1), static_cast<size_t>(3 * here.shape.block_bytes)), 0) << limit;
+    EXPECT_TRUE(eventually([&] { return server->num_refused() == (limit < 3 ? 1 : 0); })) << limit;
+    ASSERT_TRUE(peer->pull(name, {UnitGroup::kBlocks, 1, 1}, here.store, {.first_block = 1, .blocks = to}).ok());
+    EXPECT_EQ(peer->pull(name, {UnitGroup::kBlocks, 1, 3}, here.store, {.first_block = 1, .blocks = to}).error().code,
+              Code::kBadInput)
+        << "a piece that fails is the pull's end";
+  }
 }
 
 TEST_F(TcpPeers, NeedTheSecretAndTheSameModel) {

@@ -119,7 +119,12 @@ NodeSetup PdSimulation::draw_node(int process, bool gives, bool takes) {
   setup.handover.secret = "secret";
   setup.handover.gives = gives;
   if (gives) setup.handover.listens = {.host = "node"};
-  if (takes) setup.handover.connect = connect_by_tcp({.secret = "secret", .handshake_s = 0.5, .silence_s = 1.0});
+  if (takes)
+    setup.handover.connect = connect_by_tcp({.secret = "secret",
+                                             .handshake_s = 0.5,
+                                             .silence_s = 1.0,
+                                             .streams = static_cast<int32_t>(rng.between(1, 3)),
+                                             .piece_bytes = 1});
   setup.handover.on_failure = rng.chance(0.6) ? ImportEnd::kRecompute : ImportEnd::kFail;
   setup.handover.lease_s = kLeaseS;
   setup.handover.piece_bytes = rng.between(1, 4) * kBlockTokens * static_cast<int64_t>(sizeof(uint64_t));
