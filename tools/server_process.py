@@ -145,12 +145,12 @@ class RouterProcess(ServerProcess):
 class PairProcess(RouterProcess):
     """A server that prefills, one that decodes, and itself: the router in front of them."""
 
-    def __init__(self, program, model, flags=(), prefill=(), decode=(), router=(), log_folder=None):
+    def __init__(self, program, model, flags=(), prefill=(), decode=(), router=(), log_folder=None, extra=None):
         def log(name):
             return os.path.join(log_folder, name) if log_folder else None
 
         def server(role, *more):
-            config = json.dumps({"kv_connector": "NixlConnector", "kv_role": role})
+            config = json.dumps({"kv_connector": "NixlConnector", "kv_role": role, "kv_connector_extra_config": extra or {}})
             return ServerProcess(program, model, [*flags, "--kv-transfer-config", config, *more], log(role))
 
         with contextlib.ExitStack() as started:  # stopped where a later one does not start

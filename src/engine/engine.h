@@ -30,7 +30,7 @@ struct HandoverConfig {
   ImportEnd on_failure = ImportEnd::kRecompute;  // --kv-load-failure-policy
   double lease_s = 30;                           // of a lease that nobody extends; a reader does so six times as often
   uint64_t incarnation = 0;                      // 0: made up
-  int64_t piece_bytes = 64 << 20;                // of one pull from another node
+  int64_t piece_bytes = 256 << 20;               // of one pull from another node
   std::string secret = {};                       // which all nodes know: shows whose leases are to be believed
   std::vector<std::string> peers = {};           // "host:port", the only ones whose leases are taken; none: any
   std::vector<std::string> backends = {};        // carriers that may be used, the preferred one first; none: as built
@@ -42,6 +42,12 @@ struct HandoverConfig {
   std::optional<Address> listens = {};
   bool allows(std::string_view carrier) const {
     return backends.empty() || std::find(backends.begin(), backends.end(), carrier) != backends.end();
+  }
+  // UCX only where it is named, before TCP if that is, too.
+  bool prefers_ucx() const {
+    const auto first = std::find_if(backends.begin(), backends.end(),
+                                    [](const std::string& carrier) { return carrier == "UCX" || carrier == "TCP"; });
+    return first != backends.end() && *first == "UCX";
   }
   bool any() const { return gives || connect; }
 };

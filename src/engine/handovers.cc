@@ -85,6 +85,7 @@ Status Handovers::listen() {
   const auto& [host, port] = *config_.listens;
   TcpOptions options = TcpOptions::for_leases(config_.secret, config_.lease_s);
   options.areas = config_.allows("CUDA_IPC");
+  options.ucx = config_.prefers_ucx();
   ASSIGN_OR_RETURN(server_, LeaseServer::start(*leases_, host, port, options));
   const bool v6 = host.find(':') != std::string::npos;
   address_ = fmt::format("{}{}{}:{}", v6 ? "[" : "", host, v6 ? "]" : "", server_->port());

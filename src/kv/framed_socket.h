@@ -9,6 +9,7 @@
 
 #include "base/clock.h"
 #include "kv/socket.h"
+#include "kv/ucx_path.h"
 #include "kv/wire.h"
 
 namespace perigee {
@@ -37,11 +38,13 @@ class FramedSocket {
     encode(message, number, incarnation_, session_, bytes);
     return socket_.send(bytes, silence_s_);
   }
-  Status send_raw(std::span<const uint8_t> payload, uint32_t number) const {
+  // `ucx`: the way of its payload; null: the socket. The same of receive_payload().
+  Status send_raw(std::span<const uint8_t> payload, uint32_t number, UcxPath* ucx = nullptr) const {
     std::array<uint8_t, kWireHeaderBytes> header;
     encode_raw_header(payload, number, incarnation_, session_, header);
     RETURN_IF_ERROR(socket_.send(header, silence_s_));
-    return socket_.send(payload, silence_s_);
+    if (ucx == nullptr) return socket_.send(payload, silence_s_);
+    return ucx->send(payload, silence_s_, [this] { return socket_.is_over(); });
   }
 
   // Waits at most idle_s for its first byte.
@@ -51,8 +54,9 @@ class FramedSocket {
     RETURN_IF_ERROR(socket_.receive(std::span(bytes).subspan(1), silence_s_, end_s_));
     return decode_header(bytes, max_bytes);
   }
-  Status receive_payload(const WireHeader& header, std::span<uint8_t> payload) const {
-    RETURN_IF_ERROR(socket_.receive(payload, silence_s_, end_s_));
+  Status receive_payload(const WireHeader& header, std::span<uint8_t> payload, UcxPath* ucx = nullptr) const {
+    RETURN_IF_ERROR(ucx == nullptr ? socket_.receive(payload, silence_s_, end_s_)
+                                   : ucx->receive(payload, silence_s_, [this] { return socket_.is_over(); }));
     RETURN_IF_ERROR(check_digest(header, payload, session_));
     if (incarnation_ != 0 && header.incarnation != incarnation_)
       return bad_input("a frame for another life of this process", "incarnation");

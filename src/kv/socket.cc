@@ -157,6 +157,12 @@ Status Socket::receive(std::span<uint8_t> bytes, double timeout_s, double end_s)
   return {};
 }
 
+bool Socket::is_over() const {
+  uint8_t byte = 0;
+  const ssize_t got = recv(fd_, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+  return got == 0 || (got < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR);
+}
+
 void Socket::stop() const {
   if (fd_ >= 0) Shut{fd_}();
 }

@@ -37,6 +37,8 @@ class Socket {
   // All of it, with at most so long between two bytes, and none received after `end_s` of the system's clock.
   Status send(std::span<const uint8_t> bytes, double timeout_s) const;
   Status receive(std::span<uint8_t> bytes, double timeout_s, double end_s = 1e300) const;
+  // Whether the other side has closed it, or stop() was called. Bytes that wait to be read are not looked at.
+  bool is_over() const;
   // Ends every wait on it, from any thread.
   void stop() const;
   void close();

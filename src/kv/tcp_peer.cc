@@ -2,8 +2,9 @@
 
 #include <algorithm>
 #include <atomic>
+#include <exception>
+#include <new>
 #include <optional>
-#include <system_error>
 #include <utility>
 
 #include "base/log.h"
@@ -47,13 +48,14 @@ class TcpPeer final : public Peer {
 
  private:
   Status ask_for_areas(const PageStore& store);
+  Status ask_for_ucx();
   size_t connect_streams(int64_t num_pieces);
   Status pull_in_streams(const LeaseName& lease, UnitRange units, const PageStore& store, const UnitPages& to);
   // Each request may be repeated without harm, so one whose connection proves to be gone is made once more. The peer
   // answers when it likes to, within `wait_s`. Done: the bytes are in `out`, or there was nothing to say.
   template <typename Reply>
   Result<Reply> ask(const WireMessage& request, std::span<uint8_t> out, double wait_s = 0) {
-    const bool is_used = frames_ && number_ > 0;
+    const bool is_used = frames_ && std::exchange(may_be_gone_, true);
     if (!frames_) RETURN_IF_ERROR(connect());
     bool answered = false;
     auto reply = ask_once(request, out, wait_s, answered);
@@ -79,14 +81,18 @@ class TcpPeer final : public Peer {
   std::unique_ptr<AreaReader> areas_;   // of this connection; null: units come over it
   bool asked_for_areas_ = false;
   std::string why_no_areas_ = "caches that do not lie on GPUs, or are not to be mapped";
+  std::unique_ptr<UcxPath> ucx_;                   // of this connection; null: units come over it
   std::vector<std::unique_ptr<TcpPeer>> streams_;  // further connections, which read only
   size_t most_streams_ = SIZE_MAX;
+  bool may_be_gone_ = false;  // the connection, since it was last heard of
 };
 
 Status TcpPeer::connect() {
   frames_.reset();
   areas_.reset();
+  ucx_.reset();
   asked_for_areas_ = false;
+  may_be_gone_ = false;
   number_ = 0;
   ASSIGN_OR_RETURN(socket_, Socket::connect(peer_, options_.handshake_s, stop_));
   FramedSocket frames(socket_, options_.handshake_s);
@@ -101,6 +107,25 @@ Status TcpPeer::connect() {
   RETURN_IF_ERROR(check_same(here_, ready.shape));
   frames.set_incarnation(ready.incarnation);
   frames_.emplace(frames);
+  const Status status = options_.ucx ? ask_for_ucx() : Status();
+  if (!status.ok()) frames_.reset();
+  return status;
+}
+
+Status TcpPeer::ask_for_ucx() {
+  ASSIGN_OR_RETURN(std::unique_ptr<UcxPath> path, UcxPath::create());
+  RETURN_IF_ERROR(frames_->send(Carry{kCarryUcx, path->address()}, ++number_));
+  ASSIGN_OR_RETURN(const FramedSocket::Frame frame,
+                   frames_->receive_frame(kMaxBlobBytes + kMaxHandshakeBytes, options_.silence_s));
+  if (frame.header.number != number_) return bad_input("the reply to another request", "number");
+  ASSIGN_OR_RETURN(const WireMessage reply, decode_payload(frame.header.type, frame.payload));
+  if (const auto* refused = std::get_if<Refused>(&reply))
+    return Error(refused->code,
+                 fmt::format("{} does not take UCX, which \"backends\" asks for: {}", peer_, refused->why));
+  const auto* carried = std::get_if<Carried>(&reply);
+  if (carried == nullptr) return bad_input("a reply out of turn", "type");
+  RETURN_IF_ERROR(path->connect(carried->blob));
+  ucx_ = std::move(path);
   return {};
 }
 
@@ -136,7 +161,7 @@ Status TcpPeer::pull(const LeaseName& lease, UnitRange units, const PageStore& s
   Status status;
   if (options_.areas && store.can_map() && !asked_for_areas_) status = ask_for_areas(store);
   if (status.ok() && !(areas_ && AreaReader::fits(store, units.group))) {
-    if (options_.units_over_tcp) return pull_in_streams(lease, units, store, to);
+    if (options_.units_over_tcp || options_.ucx) return pull_in_streams(lease, units, store, to);
     return Error(Code::kUnavailable, "\"backends\" allows no TCP, and CUDA IPC cannot be used: " + why_no_areas_);
   }
   if (status.ok()) status = areas_->pull(*frames_, number_, options_.silence_s, lease, units, store, to);
@@ -172,21 +197,32 @@ Status TcpPeer::pull_in_streams(const LeaseName& lease, UnitRange units, const P
   for (auto& each : staging) each.resize(static_cast<size_t>(std::min(in_piece, units.count) * unit_bytes));
   std::vector<Status> ends(num_streams + 1);
   std::atomic<int32_t> next{0};
-  const auto run = [&](TcpPeer& peer, size_t stream) {
-    for (int32_t i = next++; i < num_pieces && ends[stream].ok(); i = next++) {
+  const auto pull = [&](TcpPeer& peer, size_t stream) -> Status {
+    for (int32_t i = next++; i < num_pieces; i = next++) {
+      if (stop_.stop_requested()) return Error(Code::kUnavailable, "the engine is shutting down");
       const int32_t done = i * in_piece, count = std::min(in_piece, units.count - done);
       const UnitRange piece{units.group, units.first + done, count};
       const auto bytes = std::span(staging[stream]).first(static_cast<size_t>(count * unit_bytes));
-      ends[stream] = peer.read(lease, piece, bytes);
-      if (ends[stream].ok()) ends[stream] = store.scatter(to, piece, bytes);
+      RETURN_IF_ERROR(peer.read(lease, piece, bytes));
+      RETURN_IF_ERROR(store.scatter(to, piece, bytes));
+    }
+    return {};
+  };
+  const auto run = [&](TcpPeer& peer, size_t stream) {
+    try {
+      ends[stream] = pull(peer, stream);
+    } catch (const std::bad_alloc&) {
+      ends[stream] = Error(Code::kExhausted, "no memory for a transfer");
     }
     if (!ends[stream].ok()) next = num_pieces;  // nor need the others go on
+    peer.may_be_gone_ = true;                   // before it is asked again
   };
   std::vector<Thread> threads;
+  threads.reserve(num_streams);
   try {
     for (size_t i = 0; i < num_streams; ++i)
       threads.emplace_back([&run, &stream = *streams_[i], i] { run(stream, i + 1); });
-  } catch (const std::system_error&) {  // without threads for all of them the others do it
+  } catch (const std::exception&) {  // no thread, or no memory for it: the others do it
   }
   run(*this, 0);
   for (Thread& thread : threads) thread.join();
@@ -202,7 +238,7 @@ Result<WireMessage> TcpPeer::ask_once(const WireMessage& request, std::span<uint
   if (header.number != number_) return bad_input("the reply to another request", "number");
   if (header.type == kRawBytes) {
     if (out.empty() || header.payload_bytes != out.size()) return bad_input("a reply of another size", "payload_bytes");
-    RETURN_IF_ERROR(frames_->receive_payload(header, out));
+    RETURN_IF_ERROR(frames_->receive_payload(header, out, ucx_.get()));
     answered = true;
     return WireMessage(Done());
   }

@@ -23,6 +23,7 @@ struct TcpOptions {
   int64_t piece_bytes = 1 << 20;  // of one read, at least a unit
   bool areas = true;              // by memory that both processes map, where both can
   bool units_over_tcp = true;     // else the others' carriers alone
+  bool ucx = false;               // units in host memory go over UCX (ucx_path.h), or not at all
 
   // For leases of so many seconds: a peer that says nothing is given up before the lease that it gave has ended.
   static TcpOptions for_leases(std::string secret, double lease_s) {

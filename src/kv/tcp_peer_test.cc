@@ -151,6 +151,42 @@ TEST_F(TcpPeers, APullTakesSeveralConnections) {
   }
 }
 
+// Connections that have read nothing yet may be gone, too.
+TEST_F(TcpPeers, APullSurvivesARestart) {
+  options.piece_bytes = 1;
+  options.streams = 3;
+  const LeaseName name = grant(1);
+  const std::vector<Placement> to = pages_from(5, 3);
+  TestPages here{8};
+  for (int i = 0; i < 20; ++i) {
+    const auto peer = connected(address());
+    ASSERT_TRUE(peer->pull(name, {UnitGroup::kBlocks, 0, 3}, here.store, {.blocks = to}).ok());
+    start(server->port());
+    ASSERT_TRUE(peer->pull(name, {UnitGroup::kBlocks, 0, 3}, here.store, {.blocks = to}).ok()) << i;
+  }
+}
+
+TEST_F(TcpPeers, UnitsComeOverUcx) {
+  if (const Status loaded = UcxPath::check(); !loaded.ok()) GTEST_SKIP() << loaded.error().message;
+  const LeaseName name = grant(1);
+  options.ucx = true;
+  options.piece_bytes = 1;
+  options.streams = 2;
+  EXPECT_FALSE(connect_by_tcp(options)(address(), pages.shape, {}).ok()) << "this server gives over TCP only";
+  start();
+  const std::vector<Placement> to = pages_from(5, 3);
+  TestPages here{8};
+  const auto peer = connected(address());
+  for (int i = 0; i < 3; ++i) {
+    ASSERT_TRUE(peer->pull(name, {UnitGroup::kBlocks, 0, 3}, here.store, {.blocks = to}).ok());
+    EXPECT_EQ(std::memcmp(here.page(5), pages.page(1), static_cast<size_t>(3 * here.shape.block_bytes)), 0);
+    EXPECT_TRUE(peer->extend(name).ok());
+    if (i == 1) start(server->port());  // it is gone, and a new one is there
+  }
+  server.reset();
+  EXPECT_FALSE(peer->pull(name, {UnitGroup::kBlocks, 0, 3}, here.store, {.blocks = to}).ok());
+}
+
 TEST_F(TcpPeers, NeedTheSecretAndTheSameModel) {
   TcpOptions other = options;
   other.secret = "Secret";

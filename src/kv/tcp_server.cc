@@ -29,8 +29,8 @@ WireMessage answer(const Result<uint64_t>& growth) {
 // The replies of one connection.
 class Session {
  public:
-  Session(LeaseTable& table, FramedSocket& frames, bool gives_areas)
-      : table_(table), frames_(frames), gives_areas_(gives_areas) {}
+  Session(LeaseTable& table, FramedSocket& frames, const TcpOptions& options)
+      : table_(table), frames_(frames), options_(options) {}
 
   Status reply(const FramedSocket::Frame& request) {
     ASSIGN_OR_RETURN(const WireMessage message, decode_payload(request.header.type, request.payload));
@@ -61,21 +61,34 @@ class Session {
       return frames_.send(refusal(bad_input("a read of too many units", "units")), number);
     staging_.resize(static_cast<size_t>(bytes));
     const Status status = table_.read(read.lease, read.units, staging_);
-    return status.ok() ? frames_.send_raw(staging_, number) : frames_.send(answer(status), number);
+    return status.ok() ? frames_.send_raw(staging_, number, ucx_.get()) : frames_.send(answer(status), number);
   }
 
   WireMessage carried(const Carry& carry);
+  Result<std::vector<uint8_t>> take_ucx(std::span<const uint8_t> address);
   WireMessage staged(const StageUnits& stage);
 
   LeaseTable& table_;
   FramedSocket& frames_;
-  const bool gives_areas_;
+  const TcpOptions& options_;
   std::vector<uint8_t> staging_;
   Areas areas_;
+  std::unique_ptr<UcxPath> ucx_;
 };
 
+Result<std::vector<uint8_t>> Session::take_ucx(std::span<const uint8_t> address) {
+  ASSIGN_OR_RETURN(std::unique_ptr<UcxPath> path, UcxPath::create());
+  RETURN_IF_ERROR(path->connect(address));
+  ucx_ = std::move(path);
+  return ucx_->address();
+}
+
 WireMessage Session::carried(const Carry& carry) {
-  if (carry.kind != kCarryCudaIpc || !gives_areas_)
+  if (carry.kind == kCarryUcx && options_.ucx) {
+    Result<std::vector<uint8_t>> address = take_ucx(carry.blob);
+    return address.ok() ? WireMessage(Carried{std::move(*address)}) : refusal(address.error());
+  }
+  if (carry.kind != kCarryCudaIpc || !options_.areas)
     return refusal(Error(Code::kUnavailable, "this node has no such carrier"));
   if (areas_.empty()) {
     Result<Areas> given = table_.store().give_areas();
@@ -188,7 +201,7 @@ Status LeaseServer::serve(const Socket& socket) {
     return bad_input("it does not know the secret", "tag");
   frames.begin_session(session_of(options_.secret, hello.nonce, nonce), table_.incarnation(), options_.silence_s);
   RETURN_IF_ERROR(frames.send(Ready{table_.shape(), table_.incarnation()}, 0));
-  Session session(table_, frames, options_.areas);
+  Session session(table_, frames, options_);
   for (uint32_t number = 1; !stopping_; ++number) {
     ASSIGN_OR_RETURN(const FramedSocket::Frame request, frames.receive_frame(kMaxRequestBytes, options_.idle_s));
     if (request.header.number != number) return bad_input("a frame that was repeated or left out", "number");

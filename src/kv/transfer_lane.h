@@ -22,12 +22,12 @@
 namespace perigee {
 
 struct TransferOptions {
-  int32_t num_pulls = 2;          // transfers at a time from one peer
-  double extend_every_s = 5;      // a sixth of a lease's lifetime
-  double idle_s = 600;            // a peer's threads may end when it was asked nothing for so long
-  double growth_wait_s = 1;       // of one question whether leases have grown; less than a peer may be silent
-  double growth_limit_s = 600;    // after so long without a further block a transfer has failed
-  int64_t piece_bytes = 1 << 30;  // of one pull, at least a unit; a stop is seen between two
+  int32_t num_pulls = 2;            // transfers at a time from one peer
+  double extend_every_s = 5;        // a sixth of a lease's lifetime
+  double idle_s = 600;              // a peer's threads may end when it was asked nothing for so long
+  double growth_wait_s = 1;         // of one question whether leases have grown; less than a peer may be silent
+  double growth_limit_s = 600;      // after so long without a further block a transfer has failed
+  int64_t piece_bytes = 256 << 20;  // of one pull, at least a unit; between two a drop is seen
 };
 
 // What all lanes of a transfer share. `on_end` is called on a thread of a lane, and must not block.

@@ -91,7 +91,7 @@ struct Refused {
   bool operator==(const Refused&) const = default;
 };
 // Asks for another carrier of units, which stays as long as the connection. What a blob holds is the carrier's.
-inline constexpr uint8_t kCarryCudaIpc = 2;
+inline constexpr uint8_t kCarryUcx = 1, kCarryCudaIpc = 2;
 struct Carry {
   uint8_t kind = 0;
   std::vector<uint8_t> blob;

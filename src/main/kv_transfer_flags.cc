@@ -13,6 +13,7 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "kv/tcp_peer.h"
+#include "kv/ucx_path.h"
 #include "kv/wire.h"
 #include "server/fields.h"
 
@@ -89,8 +90,10 @@ Status read_config(const std::string& text, bool& takes, HandoverConfig& to) {
                                  kFlag, object->type_name()),
                      kFlag);
   const Status status = read_json(*object, takes, to);
-  if (status.ok()) return {};
-  return Error(status.error().code, fmt::format("--{}: {}", kFlag, status.error().message), kFlag);
+  if (!status.ok()) return Error(status.error().code, fmt::format("--{}: {}", kFlag, status.error().message), kFlag);
+  const Status loaded = to.prefers_ucx() ? UcxPath::check() : Status();
+  if (loaded.ok()) return {};
+  return bad_input(fmt::format("--{}: \"backends\": {}, or leave UCX out", kFlag, loaded.error().message), kFlag);
 }
 
 // Flags and variables of perigee come first.
@@ -210,6 +213,7 @@ Status settle_kv_transfer(const CommandLine& flags, const KvTransferVariables& v
   to.peers = std::move(read.peers);
   TcpOptions options = TcpOptions::for_leases(to.secret, to.lease_s);
   options.areas = to.allows("CUDA_IPC");
+  options.ucx = to.prefers_ucx();
   options.units_over_tcp = to.allows("TCP");
   if (takes) to.connect = connect_by_tcp(options);
   return {};

@@ -7,6 +7,7 @@
 #include <fstream>
 
 #include "base/temp_folder.h"
+#include "kv/ucx_path.h"
 
 namespace perigee {
 namespace {
@@ -49,12 +50,13 @@ TEST_F(KvTransferFlag, RolesAndVllmsDefaults) {
   EXPECT_EQ(consumer->on_failure, ImportEnd::kFail);
   const auto both = of_json(R"({"kv_connector":"NixlConnector","kv_role":"kv_both","kv_buffer_device":"cpu",)"
                             R"("engine_id":"x","kv_load_failure_policy":"recompute",)"
-                            R"("kv_connector_extra_config":{"kv_lease_duration":12,"backends":["UCX"]}})");
+                            R"("kv_connector_extra_config":{"kv_lease_duration":12,"backends":["TCP","UCX"]}})");
   ASSERT_TRUE(both.ok()) << both.error().message;
   EXPECT_TRUE(both->gives && both->connect);
   EXPECT_EQ(both->on_failure, ImportEnd::kRecompute);
   EXPECT_EQ(both->lease_s, 12);
-  EXPECT_EQ(both->backends, std::vector<std::string>{"UCX"});
+  EXPECT_EQ(both->backends, (std::vector<std::string>{"TCP", "UCX"}));
+  EXPECT_FALSE(both->prefers_ucx() || consumer->prefers_ucx());
   EXPECT_TRUE(consumer->backends.empty());
 }
 
@@ -73,6 +75,16 @@ TEST_F(KvTransferFlag, FlagsComeBeforeTheJsonAndVariables) {
   EXPECT_EQ(config->peers, (std::vector<std::string>{"a:1", "b:2"}));
   variables.port = "many";
   EXPECT_NE(fault({"--kv-transfer-config", kProducer}).find("VLLM_NIXL_SIDE_CHANNEL_PORT"), std::string::npos);
+}
+
+// As vLLM's default is written out: it is refused where it cannot be had, and not replaced.
+TEST_F(KvTransferFlag, UcxIsTakenWhereItIsNamedFirst) {
+  const auto config = of_json(R"({"kv_connector":"NixlConnector","kv_role":"kv_both",)"
+                              R"("kv_connector_extra_config":{"backends":["UCX"]}})");
+  EXPECT_EQ(config.ok(), UcxPath::check().ok());
+  const std::string why = config.ok() ? "UCX" : config.error().message;
+  EXPECT_NE(why.find("UCX"), std::string::npos);
+  EXPECT_TRUE(!config.ok() || config->prefers_ucx());
 }
 
 TEST_F(KvTransferFlag, ErrorsNameTheKey) {
