@@ -31,8 +31,10 @@ class Pull {
     for (int32_t done = 0; done < units.count; done += most)
       pieces_.push_back({.units = {units.group, units.first + done, std::min(most, units.count - done)}});
   }
-  ~Pull() {  // after an error, too: the copies write pages
-    for (size_t i = 0; i < pieces_.size(); ++i) (void)end(i);
+  ~Pull() {  // after an error: the copies write pages
+    for (size_t i = 0; i < pieces_.size(); ++i)
+      if (pieces_[i].begun)
+        for (const auto& area : areas_) (void)area->wait(slot(i), {});
   }
   Pull(const Pull&) = delete;
   Pull& operator=(const Pull&) = delete;
@@ -55,8 +57,9 @@ class Pull {
   }
   Status end(size_t i) {
     Piece& piece = pieces_[i];
-    if (!std::exchange(piece.begun, false)) return {};
-    return store_.end_take(to_, piece.units, areas_, slot(i), piece.staged);
+    const Status status = store_.end_take(to_, piece.units, areas_, slot(i), piece.staged);
+    piece.begun = false;
+    return status;
   }
 
  private:

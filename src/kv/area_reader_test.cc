@@ -74,14 +74,14 @@ class LocalAreas final : public PageMemory {
     }
     Status wait(int32_t slot, std::span<uint64_t> digests) override {
       Copy& copy = copies_[static_cast<size_t>(slot)];
-      EXPECT_EQ(copy.runs.size(), digests.size());
+      EXPECT_TRUE(digests.empty() || digests.size() == copy.runs.size());
       if (mapped_ && owner_.damage-- == 0) memory_.get()[slot * kAreaSlotBytes + 5] ^= 1;
       for (size_t i = 0; i < copy.runs.size(); ++i) {
         const auto size = static_cast<size_t>(copy.unit_bytes);
         uint8_t* const staged = memory_.get() + slot * kAreaSlotBytes + copy.runs[i].offset;
         uint8_t *const from = mapped_ ? staged : copy.runs[i].page, *const to = mapped_ ? copy.runs[i].page : staged;
         std::memcpy(to, from, size);
-        digests[i] = unit_digest({from, size});
+        if (!digests.empty()) digests[i] = unit_digest({from, size});
       }
       copy.runs.clear();
       return {};

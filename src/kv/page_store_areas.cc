@@ -33,12 +33,12 @@ Result<StagedUnits> PageStore::stage(const UnitPages& pages, UnitRange units, co
   const auto count = static_cast<size_t>(units.count);
   std::vector<bool> taken(count);
   std::vector<std::vector<UnitRun>> runs;
-  for (size_t r = 0; r < ranks_.size(); ++r) {
-    runs.push_back(runs_of(ranks_[r], pages, units, &taken));
-    if (!runs[r].empty()) areas[r]->begin(slot, runs[r], size);
-  }
+  for (const RankPages& rank : ranks_) runs.push_back(runs_of(rank, pages, units, &taken));
   StagedUnits staged{std::vector<uint64_t>(count), std::vector<uint8_t>(count)};
   std::vector<uint64_t> digests(count);
+  // From here on nothing is allocated: no copy may be left under way.
+  for (size_t r = 0; r < ranks_.size(); ++r)
+    if (!runs[r].empty()) areas[r]->begin(slot, runs[r], size);
   Status status;
   for (size_t r = 0; r < ranks_.size(); ++r) {  // every one, since it reads the pages
     const Status ended = runs[r].empty() ? Status() : areas[r]->wait(slot, std::span(digests).first(runs[r].size()));

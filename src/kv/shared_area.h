@@ -31,7 +31,8 @@ class SharedArea {
   // Begins to copy units into the slot (of an area that was given) or out of it (that was mapped); offsets are the
   // slot's. Requires that the slot's last copy was waited for.
   virtual void begin(int32_t slot, std::span<const UnitRun> runs, int64_t unit_bytes) = 0;
-  // Until that copy is done; the digests of its units, in their order. kDeviceLost.
+  // Until that copy is done; the digests of its units, in their order (none: nobody asks). Allocates nothing.
+  // kDeviceLost.
   virtual Status wait(int32_t slot, std::span<uint64_t> digests) = 0;
 };
 

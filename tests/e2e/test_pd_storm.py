@@ -7,14 +7,11 @@ import os
 import random
 import time
 
-import pytest
-
-from conftest import FLAGS, FOLDER, ON_GPU, PROGRAM, gauge, wait_idle
+from conftest import FLAGS, FOLDER, PROGRAM, gauge, wait_idle
 from server_process import PairProcess
 from test_pd import counts, wait_let_go
 from test_storm import CACHE_MIB, CLIENTS, DEADLINE, MODEL, SOAK, cut_short, make_crowd, make_job, streamed, whole
 
-pytestmark = pytest.mark.skipif(ON_GPU, reason="caches on GPUs are not sent yet")
 NUM_REQUESTS, NUM_COMPARED = (2000, 2000) if SOAK else (192, 24)
 
 

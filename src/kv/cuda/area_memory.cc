@@ -40,7 +40,10 @@ class AreaMemory::Area final : public SharedArea {
   Area(const Area&) = delete;
   Area& operator=(const Area&) = delete;
 
-  std::string handle() const override { return memory_.handle; }
+  std::string handle() const override {
+    memory_.shown = true;
+    return memory_.handle;
+  }
 
   void begin(int32_t slot, std::span<const UnitRun> runs, int64_t unit_bytes) override {
     if (!select_device(areas_.gpu_).ok()) return;  // wait() finds it
@@ -65,7 +68,7 @@ class AreaMemory::Area final : public SharedArea {
  private:
   const std::shared_ptr<void> owner_;
   AreaMemory& areas_;
-  const Memory memory_;
+  mutable Memory memory_;
   const bool mapped_;
   Copies copies_;
 };
@@ -98,7 +101,8 @@ AreaMemory::AreaMemory(int32_t num_areas, size_t mapped_slots) : gpu_(current_de
 
 AreaMemory::~AreaMemory() {
   (void)select_device(gpu_);
-  for (const Memory& memory : free_) cudaFree(memory.base);
+  for (const Memory& memory : free_)
+    if (!memory.shown) cudaFree(memory.base);
 }
 
 Result<AreaMemory::Copies> AreaMemory::take_copies() {

@@ -31,6 +31,7 @@ class AreaMemory {
   struct Memory {
     uint8_t* base = nullptr;
     std::string handle;
+    bool shown = false;  // another process may have it mapped: freed by the end of this one alone
   };
   Result<Copies> take_copies();
   void give_back(Copies copies);
