@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <new>
 #include <utility>
 
 namespace perigee {
@@ -156,7 +157,12 @@ Status LeaseTable::read(const LeaseName& name, UnitRange units, const Take& take
       return bad_input("units that the lease has not", "units");
     ++entry->second.num_readers;
   }
-  const Status taken = take(store_, {.blocks = lease->blocks, .checkpoint = lease->checkpoint});
+  Status taken;
+  try {
+    taken = take(store_, {.blocks = lease->blocks, .checkpoint = lease->checkpoint});
+  } catch (const std::bad_alloc&) {  // the pages are to be freed all the same
+    taken = Error(Code::kExhausted, "no memory to read a lease");
+  }
   std::vector<SequenceId> freed;
   bool over = false;
   {

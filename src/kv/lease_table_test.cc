@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <new>
 #include <thread>
 
 #include "base/manual_clock.h"
@@ -42,6 +43,16 @@ TEST_F(Leases, UntilTheyAreReleased) {
   EXPECT_EQ(freed, std::vector<SequenceId>{SequenceId(1)});
   EXPECT_EQ(read(name).error().code, Code::kNotFound);
   EXPECT_EQ(table.extend(name).error().code, Code::kNotFound);
+}
+
+TEST_F(Leases, EndAfterAReadThatHadNoMemory) {
+  const LeaseName name = grant(1);
+  const auto take = [](const PageStore&, const UnitPages&) -> Status { throw std::bad_alloc(); };
+  EXPECT_EQ(table.read(name, {UnitGroup::kBlocks, 0, 1}, LeaseTable::Take(take)).error().code, Code::kExhausted);
+  EXPECT_TRUE(read(name).ok());
+  table.release(name);
+  EXPECT_EQ(freed, std::vector<SequenceId>{SequenceId(1)});
+  table.close();
 }
 
 // In whatever order their ends come to lie.

@@ -251,6 +251,8 @@ Result<WireMessage> decode_payload(uint16_t type, std::span<const uint8_t> paylo
   Reader reader(payload);
   std::visit([&](auto& m) { code(reader, m); }, message);
   RETURN_IF_ERROR(reader.status());
+  if (const auto* held = std::get_if<Held>(&message); held != nullptr && held->hold.num_blocks < 0)
+    return bad_input("a lease of fewer than no blocks", "num_blocks");
   return message;
 }
 

@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <limits>
+
 #include "base/rng.h"
 
 namespace perigee {
@@ -75,6 +77,12 @@ TEST(Wire, SizesMeetTheirCapsFirst) {
   std::vector<uint8_t> payload(20 + 4, 0xff);  // a list of 2^32 - 1 tokens that has none
   EXPECT_EQ(decode_payload(4, payload).error().field, "tokens");
   EXPECT_FALSE(decode_payload(99, {}).ok());
+}
+
+TEST(Wire, ALeaseHasNoFewerThanNoBlocks) {
+  std::vector<uint8_t> frame;
+  encode(Held{{std::numeric_limits<int32_t>::min(), true}}, 3, 4, 5, frame);
+  EXPECT_EQ(decoded(frame, 5).error().field, "num_blocks");
 }
 
 TEST(Wire, ATagIsOfOneSecretUseAndPairOfNonces) {
