@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <chrono>
 
 #include "grammar/grammar_compiler.h"
@@ -243,6 +244,25 @@ TEST(SchemaGrammar, ThereIsABoundToWhatIsLookedAt) {
     (void)schema_grammar(schema);
     EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::milliseconds(500)) << schema.substr(0, 80);
   }
+}
+
+// Whether a reply may begin with a text, byte by byte.
+bool takes(const std::string& schema, const std::string& text) {
+  auto made = compiled(schema);
+  CHECK(made.ok(), made.error().message);
+  const TokenTable table(grammar_tokenizer(), {end_id()});
+  const auto state = (*made)->begin();
+  return std::all_of(text.begin(), text.end(), [&](char c) { return state->accept(*table.find(std::string(1, c))); });
+}
+
+TEST(SchemaGrammar, ItemsOfSetsHaveOneTextAndTheirFormat) {
+  const std::string numbers = R"({"type":"array","uniqueItems":true,"items":{"type":"number"}})";
+  EXPECT_TRUE(takes(numbers, "[1.5,7]"));
+  EXPECT_FALSE(takes(numbers, "[1.5,1.50,"));
+  EXPECT_FALSE(takes(numbers, "[7,7.0,"));
+  const std::string times = R"({"type":"array","uniqueItems":true,"items":{"type":"string","format":"time"}})";
+  EXPECT_TRUE(takes(times, R"(["12:00:00Z")"));
+  EXPECT_FALSE(takes(times, R"(["p)"));
 }
 
 TEST(GrammarCompiler, SchemasAndRegexesInStructuralTagsAreOurs) {
