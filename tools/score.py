@@ -4,6 +4,7 @@
     tools/score.py --program build/perigee [--model models/tiny-kimi-linear] [--only gsm_5shot_a,tools] [--limit N] [--concurrency 16]
     tools/score.py --program build/perigee --only gsm_5shot_a --limit 100 --table    accuracy by tp, dcp and cache
     tools/score.py --program build/perigee --prefill=-tp=2 --decode=-tp=4            of two servers, behind the router
+    tools/score.py --program build/perigee --only gsm_5shot_a --limit 100 --pairs    accuracy of pairs by both layouts and cache
 
 Sets whose prompts are stored as seeds are written to a scratch folder first. Exits non-zero when a share is more than
 one point from the reference's, in the table from that of one rank with a bf16 cache. Standard library only.
@@ -128,6 +129,7 @@ def main():
     parser.add_argument("--prefill", help="further flags of a server that computes prompts, with --decode")
     parser.add_argument("--decode", help="further flags of the server that computes their replies")
     parser.add_argument("--table", action="store_true", help="CPU ranks: accuracy by tp, dcp and cache, of all sets together")
+    parser.add_argument("--pairs", action="store_true", help="the same of all pairs of a prefill and a decode server, after one server")
     arguments = parser.parse_args()
     only = set(filter(None, arguments.only.split(",")))
     with tempfile.TemporaryDirectory() as scratch:
@@ -136,8 +138,38 @@ def main():
         rows = load(scratch, only, arguments.limit)
     if arguments.table:
         return table(arguments, rows)
+    if arguments.pairs:
+        return pairs(arguments, rows)
     totals = ask_all(arguments, rows, [])
     return report(totals, REFERENCE[os.path.basename(os.path.normpath(arguments.model))])
+
+
+def layout_flags(tp, dcp):
+    return [f"--tensor-parallel-size={tp}", f"--decode-context-parallel-size={dcp}"]
+
+
+def judged(totals):
+    """-> right, asked of the sets that are judged."""
+    return [sum(counts[i] for kind, counts in totals.items() if kind not in REPORTED_ONLY) for i in (0, 1)]
+
+
+def pairs(arguments, rows):
+    """Each line is compared with one server of one rank with the same cache."""
+    print("| cache | prefill tp, dcp | decode tp, dcp | right | share |\n|---|---|---|---|---|")
+    any_off = False
+    for cache in CACHES:
+        common = ["--device", "cpu", "--kv-cache-dtype", cache]
+        arguments.prefill = arguments.decode = None
+        right, total = judged(ask_all(arguments, rows, common))
+        one = 100.0 * right / total
+        print(f"| {cache} | one server | | {right}/{total} | {one:.2f} % |", flush=True)
+        for prefill in LAYOUTS:
+            for decode in LAYOUTS:
+                arguments.prefill, arguments.decode = (" ".join(layout_flags(*layout)) for layout in (prefill, decode))
+                right, total = judged(ask_all(arguments, rows, common))
+                any_off |= abs(100.0 * right / total - one) > 1.0 or bool(FAILURES)
+                print(f"| {cache} | {prefill[0]}, {prefill[1]} | {decode[0]}, {decode[1]} | {right}/{total} | {100.0 * right / total:.2f} % |", flush=True)
+    return 1 if any_off else 0
 
 
 def table(arguments, rows):
@@ -145,10 +177,9 @@ def table(arguments, rows):
     one_rank, failed = None, False
     for tp, dcp in LAYOUTS:
         for cache in CACHES:
-            flags = ["--device", "cpu", f"--tensor-parallel-size={tp}", f"--decode-context-parallel-size={dcp}",
-                     "--kv-cache-dtype", cache]
+            flags = ["--device", "cpu", *layout_flags(tp, dcp), "--kv-cache-dtype", cache]
             totals = ask_all(arguments, rows, flags)
-            right, total = (sum(counts[i] for kind, counts in totals.items() if kind not in REPORTED_ONLY) for i in (0, 1))
+            right, total = judged(totals)
             share = 100.0 * right / total
             one_rank = share if one_rank is None else one_rank
             failed |= abs(share - one_rank) > 1.0
