@@ -172,16 +172,8 @@ int take(const char* program, const std::vector<std::string>& arguments, const F
       const double begin_s = system_clock().now_s();
       CHECK((*peer)->open(lease, *tokens, static_cast<int32_t>(node.blocks.size())).ok());
       for (const UnitRange units : node.units()) {
-        // As a transfer does it: the carrier that needs it is given pieces.
-        const int64_t most = options_of(flags).areas
-                                 ? units.count
-                                 : std::max<int64_t>(1, (4 << 20) / node.shape.unit_bytes(units.group));
-        for (int32_t done = 0; done < units.count;) {
-          const auto count = static_cast<int32_t>(std::min<int64_t>(most, units.count - done));
-          const Status pulled = (*peer)->pull(lease, {units.group, done, count}, node.store, node.pages());
-          CHECK(pulled.ok(), pulled.error().message);
-          done += count;
-        }
+        const Status pulled = (*peer)->pull(lease, units, node.store, node.pages());
+        CHECK(pulled.ok(), pulled.error().message);
       }
       CHECK((*peer)->extend(lease).ok());
       seconds.push_back(system_clock().now_s() - begin_s);
