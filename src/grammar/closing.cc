@@ -138,6 +138,29 @@ Status Distances::find_growth() {
   return {};
 }
 
+// What is entered must have a way out: a text that begins a part without an end could not be closed.
+bool Distances::leads_nowhere() const {
+  std::vector<bool> seen(num_places(), false);
+  std::vector<int32_t> next;
+  bool found = false;
+  const auto enter = [&](int32_t place) {
+    found = found || to_end_[place] >= kFar;
+    if (!seen[place]) next.push_back(place);
+    seen[place] = true;
+  };
+  enter(start_of(grammar_->GetRootRuleId()));
+  while (!next.empty() && !found) {
+    const int32_t place = next.back();
+    next.pop_back();
+    for (const FSMEdge& edge : fsm().GetEdges(place)) {
+      if (edge.IsRuleRef()) enter(start_of(edge.GetRefRuleId()));
+      if (edge.IsRepeatRef()) enter(start_of(fsm().GetRepeatEdgeInfo(edge.GetAuxIndex()).RuleId()));
+      if (edge.IsCharRange() || edge.IsEpsilon() || edge.IsRuleRef() || edge.IsRepeatRef()) enter(edge.target);
+    }
+  }
+  return found;
+}
+
 Result<Distances> Distances::make(const xgrammar::Grammar& grammar, int32_t shortest_bytes) {
   Distances made(grammar);
   made.relax();
@@ -147,6 +170,9 @@ Result<Distances> Distances::make(const xgrammar::Grammar& grammar, int32_t shor
     return Error(Code::kBadInput, "its shortest text has " + std::to_string(shortest) + " bytes, at most " +
                                       std::to_string(shortest_bytes) + " are allowed");
   }
+  if (made.leads_nowhere())
+    return Error(Code::kBadInput,
+                 "a part of it that is not required leads back to itself without an end: leave it out");
   Status found = made.find_growth();
   if (!found.ok()) return found.error();
   return made;

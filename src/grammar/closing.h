@@ -58,6 +58,7 @@ class Distances {
   int64_t cost(const xgrammar::FSMEdge& edge) const;
   void relax();
   Status find_growth();
+  bool leads_nowhere() const;
   void append(int32_t place, std::string& out) const;
 
   static constexpr int32_t kFar = 1 << 28;  // no way to the end

@@ -192,6 +192,22 @@ TEST(GrammarCompiler, NamesTheToolAtFault) {
       << made.error().message;
 }
 
+// Once begun, such a part could not be closed.
+TEST(GrammarCompiler, RefusesOptionalPartsWithoutAnEnd) {
+  const char* schema = R"({"properties":{"a":{"$ref":"#/$defs/b"}},
+      "$defs":{"b":{"type":"object","required":["c"],"properties":{"c":{"$ref":"#/$defs/b"}}}}})";
+  for (const auto& [kind, text] : std::initializer_list<std::pair<GrammarSpec::Kind, const char*>>{
+           {GrammarSpec::Kind::kJsonSchema, schema},
+           {GrammarSpec::Kind::kEbnf, "root ::= \"a\" | \"b\" x\nx ::= \"c\" x"}}) {
+    GrammarSpec spec;
+    spec.kind = kind;
+    spec.text = text;
+    const auto made = compiler().compile_now(spec);
+    ASSERT_FALSE(made.ok()) << text;
+    EXPECT_NE(made.error().message.find("without an end"), std::string::npos) << made.error().message;
+  }
+}
+
 TEST(GrammarCompiler, EqualSchemasOfToolsAreCompiledOnce) {
   GrammarCompiler own(grammar_tokenizer(), {end_id()}, {.tools_time = std::chrono::seconds(0)});
   GrammarSpec spec = calls_of(Calls::kRequired);
