@@ -4,6 +4,7 @@
 
 #include <exception>
 #include <new>
+#include <unordered_set>
 
 #include "grammar/schema_rules.h"
 
@@ -34,11 +35,17 @@ std::string json_object_grammar() {
 Result<std::string> schema_grammar(std::string_view schema, const SchemaLimits& limits) {
   auto parsed = parse_json(schema, {.max_bytes = limits.bytes, .max_depth = limits.depth});
   if (!parsed.ok()) return Error(Code::kBadInput, "/: " + parsed.error().message);
-  SchemaRules rules(*parsed, limits);
   try {
+    SchemaRules rules(*parsed, limits);
     const std::string root = rules.rule_of(*parsed, "");
+    std::unordered_set<std::string> endless = rules.endless();
     if (root.empty()) return Error(Code::kBadInput, "/: no value obeys the schema");
-    return rules.finish(root);
+    if (endless.empty()) return rules.finish(root);
+    SchemaRules without(*parsed, limits);
+    without.leave_out(std::move(endless));
+    const std::string ends = without.rule_of(*parsed, "");
+    if (ends.empty()) return Error(Code::kBadInput, "/: no value obeys the schema");
+    return without.finish(ends);
   } catch (const SchemaRefusal& refusal) {
     return refusal.error;
   } catch (const std::bad_alloc&) {

@@ -6,6 +6,7 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "base/json.h"
@@ -31,6 +32,10 @@ class SchemaRules {
   std::string any_object();
 
   std::string finish(const std::string& root);  // the grammar
+
+  // The schemas, as texts, of which no text ever ends: recursion without a way out.
+  std::unordered_set<std::string> endless() const;
+  void leave_out(std::unordered_set<std::string> endless) { left_out_ = std::move(endless); }  // they have no rule
 
  private:
   [[noreturn]] void refuse(const std::string& place, std::string_view why) const;
@@ -114,6 +119,7 @@ class SchemaRules {
   const bool speaks_of_unevaluated_;
   std::unordered_map<std::string, std::string> by_schema_;  // the rule of a schema's text
   std::unordered_map<std::string, std::string> by_body_;
+  std::unordered_set<std::string> left_out_;
   std::unordered_map<std::string, const Json*> named_;  // by #$anchor, and by the last part of an $id
   std::vector<std::string> rules_;
   size_t num_bytes_ = 0;

@@ -101,6 +101,7 @@ OBJECTS = [
     {"$id": "https://example.com/root.json", "$ref": "#/$defs/a", "$defs": {"a": {"$ref": "item.json"}, "b": {"$id": "item.json", "type": "string", "maxLength": 3}}},
     {"type": "array", "uniqueItems": True, "prefixItems": [{"const": 1}, {"const": 2}, TEXT], "items": False, "minItems": 2},
     {"type": "object", "unevaluatedProperties": False, "oneOf": [{"properties": {"k": {"const": 1}, "x": WHOLE}, "required": ["k", "x"]}, {"properties": {"k": {"const": 2}, "y": WHOLE}, "required": ["k", "y"]}]},
+    {"$defs": {"X": {"properties": {"next": {"$ref": "#/$defs/X"}}, "required": ["next"], "type": "object"}}, "properties": {"node": {"$ref": "#/$defs/X"}}, "type": "object"},
     {"type": "object", "propertyNames": False}, {"type": "object", "properties": {f"p{i}": TEXT for i in range(120)}},
     {"enum": [f"value {i * 37 % 500}" for i in range(500)]}, {"enum": ["", "a", "ab", "abc", "b", "\u00e9", "\u00e8", "\u00e8\u00e9", "\"", "\\", "\n", 1, 12, 123, -1, 1.5, None, True, [], [1], {}, {"a": 1}]},
     {"type": "object", "patternProperties": {"^S_": TEXT, "^I_": WHOLE}, "additionalProperties": False},
