@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <coroutine>
 
 #include "base/clock.h"
 #include "base/log.h"
@@ -73,6 +74,7 @@ namespace {
 
 constexpr std::string_view kDone = "data: [DONE]";
 constexpr std::string_view kEndOfEvent = "\n\n";
+constexpr double kLateNewsS = 0.5;  // of a prefill worker, once its decode worker is done
 
 // Whose lease is announced while it computes: the decode worker is asked at once.
 struct EarlyPrefill {
@@ -80,7 +82,15 @@ struct EarlyPrefill {
   std::shared_ptr<WorkerTable::Lease> worker;
   double begin_s = 0;
   std::string last_bytes;
-  bool well = false;  // it has computed all
+  bool ended = false, failed = false;  // neither well nor given up here
+  std::coroutine_handle<> waits = {};  // for its end
+};
+
+struct PrefillEnd {
+  EarlyPrefill& prefill;
+  bool await_ready() const noexcept { return prefill.ended; }
+  void await_suspend(std::coroutine_handle<> waits) const noexcept { prefill.waits = waits; }
+  void await_resume() const noexcept {}
 };
 
 // Reads the rest of its stream, by itself.
@@ -93,14 +103,17 @@ Task<> finish_prefill(std::shared_ptr<EarlyPrefill> prefill, std::shared_ptr<For
       if (piece.empty()) break;
       last += piece;
     }
-    prefill->well = prefill->call->whole() && last.find(kDone) != std::string::npos;
-    if (prefill->well) shared->metrics.prefilled(system_clock().now_s() - prefill->begin_s);
+    const bool well = prefill->call->whole() && last.find(kDone) != std::string::npos;
+    prefill->failed = !well && !prefill->call->cancelled();
+    if (well) shared->metrics.prefilled(system_clock().now_s() - prefill->begin_s);
     prefill->worker->end(prefill->call->whole()       ? Outcome::kGood
                          : prefill->call->cancelled() ? Outcome::kUnknown
                                                       : Outcome::kBad);
   } catch (const std::bad_alloc&) {
     prefill->call->cancel();
   }
+  prefill->ended = true;
+  if (prefill->waits) prefill->waits.resume();
 }
 
 // Of a worker's request that has failed, as the first event of its stream.
@@ -129,7 +142,8 @@ class Forward : public std::enable_shared_from_this<Forward> {
   Task<bool> attempt();
   Task<bool> attempt_split(const PrefixBlocks& blocks);
   Task<std::optional<std::string>> read_event(EarlyPrefill& prefill);
-  bool lost_prefill();
+  Task<bool> lost_prefill();
+  void stop_prefill();
   Task<bool> ask_and_answer(Lease lease, std::string_view body);
   Task<bool> begin(Lease lease, std::string_view body);
   Task<bool> answer_whole(Lease lease);
@@ -159,6 +173,11 @@ class Forward : public std::enable_shared_from_this<Forward> {
 void Forward::lost_client() {
   client_left_ = true;
   if (call_) call_->cancel();
+  stop_prefill();
+}
+
+// Nobody wants the rest of the prompt.
+void Forward::stop_prefill() {
   if (prefill_) prefill_->call->cancel();
 }
 
@@ -255,7 +274,10 @@ Task<bool> Forward::answer_stream(Lease lease) {
   std::string piece = co_await call_->read();
   if (piece.empty() && !call_->whole()) co_return failed(*lease);
   if (client_left_) co_return true;
-  if (lost_prefill() && is_failure(piece)) {
+  bool lost = false;
+  if (is_failure(piece)) lost = co_await lost_prefill();
+  if (client_left_) co_return true;
+  if (lost) {
     lease->end(Outcome::kUnknown);
     tried_.push_back(prefill_->worker->worker());
     refusal_ = error_reply(502, "the prefill worker did not finish the prompt");
@@ -285,7 +307,10 @@ Task<bool> Forward::ask_and_answer(Lease lease, std::string_view body) {
   const bool begun = co_await begin(lease, body);
   if (!begun) co_return failed(*lease);
   const int status = call_->head().status;
-  if (asks_another(status) || (status == 500 && lost_prefill())) {
+  bool lost = false;
+  if (status == 500) lost = co_await lost_prefill();
+  if (status != 200) stop_prefill();
+  if (asks_another(status) || lost) {
     co_await pass_over(lease);
     co_return client_left_;
   }
@@ -297,10 +322,15 @@ Task<bool> Forward::ask_and_answer(Lease lease, std::string_view body) {
   co_return done;
 }
 
-// The request of the decode worker can only fail: another prefill worker may be asked, since the client has no byte
-// yet.
-bool Forward::lost_prefill() {
-  return prefill_ != nullptr && !prefill_->well;
+// Of a decode worker's request that has failed, before the client has a byte: whether it could only fail, so that
+// another prefill worker may be asked. News of the prefill worker's end may come a moment later than those of the other
+// one. If there are none it is well, and computes for nobody.
+Task<bool> Forward::lost_prefill() {
+  if (!prefill_) co_return false;
+  if (!prefill_->ended) prefill_->call->end_within(kLateNewsS);
+  PrefillEnd end{*prefill_};
+  co_await end;
+  co_return prefill_->failed;
 }
 
 Task<std::optional<std::string>> Forward::read_event(EarlyPrefill& prefill) {
@@ -364,17 +394,22 @@ Task<bool> Forward::attempt_split(const PrefixBlocks& blocks) {
   if (client_left_) co_return true;
   std::optional<std::string> with_transfer = decode_body(request_.body, *reply);
   if (!with_transfer) {
+    stop_prefill();
     answer(error_reply(502, "the prefill worker's reply has no kv_transfer_params: was it started as one?"));
     co_return true;
   }
   const Lease decode = shared_->table->pick(Role::kDecode, blocks, tried_);
   if (!decode) {
+    stop_prefill();
     give_up();
     co_return true;
   }
   decode_body_ = std::move(*with_transfer);
   const bool done = co_await ask_and_answer(decode, decode_body_);
-  if (!done && lost_prefill()) prefill_->call->cancel();  // the next attempt asks anew
+  if (!done)
+    stop_prefill();  // the next attempt asks anew
+  else if (prefill_ && !prefill_->ended)
+    prefill_->call->end_within(kLateNewsS);  // else a worker that is silent counts as busy for as long as it may be
   co_return done;
 }
 
@@ -416,6 +451,7 @@ Task<> Forward::run() {
   } catch (const std::exception&) {
     log_error("a request ran out of memory and is given up: ", id_);
     if (call_) call_->cancel();
+    stop_prefill();
     if (answered_) exchange_->finish(true);
     if (!answered_) exchange_->respond(error_reply(503, "the router is out of memory for this request"));
   }

@@ -364,6 +364,69 @@ TEST_F(SplitRouterTest, APrefillWorkerThatFailsAfterItsAnnouncementIsReplaced) {
   }
 }
 
+// A healthy prefill worker is blamed for nothing, and does not go on for nobody.
+TEST_F(SplitRouterTest, AFaultOfTheDecodeWorkerIsTheAnswerAndStopsThePrefill) {
+  for (const int status : {500, 400, 200}) {
+    std::atomic<int> num_prefills{0}, num_left{0};
+    const auto computes = [&](const auto& exchange, const auto&) {
+      ++num_prefills;
+      exchange->on_disconnect([&num_left] { ++num_left; });
+      exchange->begin_stream({});
+      exchange->write("data: {\"kv_transfer_params\":{\"remote_block_ids\":[[3]]}}\n\n");
+    };
+    FakeWorker prefill(computes), other(computes);
+    FakeWorker decode([&](const auto& exchange, const auto&) {
+      if (status != 200) return exchange->respond(error_reply(status, "its own fault"));
+      exchange->begin_stream({});
+      exchange->write("data: " + dump_json(error_json(500, "its own fault")) + "\n\n");
+      exchange->finish(true);
+    });
+    config_.forward.split = true;
+    config_.prefill = {prefill.url(), other.url()};
+    config_.decode = {decode.url()};
+    config_.table.prefill.kind = PolicyKind::kRoundRobin;
+    start();
+    ASSERT_TRUE(wait_all(3));
+    const auto reply = post();
+    EXPECT_EQ(reply.status, status);
+    EXPECT_NE(reply.body.find("its own fault"), std::string::npos);
+    EXPECT_EQ(num_prefills, 1);
+    EXPECT_EQ(decode.requests().size(), 1u);
+    EXPECT_TRUE(eventually([&] { return num_left == 1; }));
+    router_.reset();
+  }
+}
+
+TEST_F(SplitRouterTest, APrefillThatNobodyCanFetchIsStopped) {
+  for (const bool names_it : {false, true}) {
+    std::atomic<int> num_left{0};
+    std::atomic<bool> goes_on{false};
+    FakeWorker prefill([&](const auto& exchange, const auto&) {
+      exchange->on_disconnect([&num_left] { ++num_left; });
+      exchange->begin_stream({});
+      std::thread([&, exchange] {
+        EXPECT_TRUE(eventually([&] { return goes_on.load(); }));
+        exchange->post([exchange, names_it] {
+          exchange->write(names_it ? "data: {\"kv_transfer_params\":{\"remote_block_ids\":[[3]]}}\n\n"
+                                   : "data: {}\n\n");
+        });
+      }).detach();
+    });
+    FakeWorker decode(named("decode"));
+    start_split(prefill, decode);
+    ASSERT_TRUE(wait_ready());
+    std::thread asks([&] { EXPECT_EQ(post().status, names_it ? 503 : 502); });
+    EXPECT_TRUE(eventually([&] { return prefill.requests().size() == 1; }));
+    decode.ready = !names_it;
+    EXPECT_TRUE(eventually([&] { return num_ready() == (names_it ? 1u : 2u); }));
+    goes_on = true;
+    asks.join();
+    EXPECT_TRUE(eventually([&] { return num_left == 1; }));
+    EXPECT_TRUE(decode.requests().empty());
+    router_.reset();
+  }
+}
+
 TEST_F(SplitRouterTest, ARefusalOfThePrefillWorkerIsTheAnswer) {
   FakeWorker prefill([](const auto& exchange, const auto&) { exchange->respond(error_reply(400, "too long")); });
   FakeWorker decode(named("decode"));

@@ -71,6 +71,12 @@ void UpstreamCall::cancel() {
   if (socket_) socket_->close();
 }
 
+void UpstreamCall::end_within(double s) {
+  using Duration = HttpSocket::Steady::duration;
+  end_at_ = HttpSocket::Steady::now() + std::chrono::duration_cast<Duration>(std::chrono::duration<double>(s));
+  if (socket_) socket_->expires_at(*end_at_);
+}
+
 bool UpstreamCall::fail(std::string why) {
   if (fault_.empty()) fault_ = cancelled_ ? "cancelled" : std::move(why);
   if (socket_) socket_->close();
@@ -169,13 +175,17 @@ Task<std::string> UpstreamCall::read() {
   std::string out;
   bool more = !whole_ && fault_.empty() && take(std::exchange(received_, {}), out);
   while (more && out.empty()) {
-    socket_->expires_after(times_.silence_s);
+    if (end_at_)
+      socket_->expires_at(*end_at_);
+    else
+      socket_->expires_after(times_.silence_s);
     const std::string_view bytes = co_await socket_->read_scratch();
     if (!bytes.empty()) {
       more = take(bytes, out);
       continue;
     }
     more = false;
+    if (end_at_ && socket_->was_late()) cancelled_ = true;
     if (cancelled_ || socket_->was_late() || parser_->end() == ResponseParser::Event::kFault)
       fail(end_of_connection());
     else

@@ -63,7 +63,8 @@ class UpstreamCall {
   const std::string& fault() const { return fault_; }
   bool cancelled() const { return cancelled_; }
 
-  void cancel();  // closes the connection; whoever waits for it goes on with a fault
+  void end_within(double s);  // cancels it then, if it has not ended; called once it reads
+  void cancel();              // closes the connection; whoever waits for it goes on with a fault
 
  private:
   Task<bool> connect(const SocketAddress& address);
@@ -81,6 +82,7 @@ class UpstreamCall {
   std::string received_;  // with the head
   bool sent_ = false;     // the whole request: else the worker would read the next one as the rest of it
   bool has_head_ = false, cancelled_ = false, heard_ = false, whole_ = false;
+  std::optional<HttpSocket::Steady::time_point> end_at_;
   std::string fault_;
 };
 

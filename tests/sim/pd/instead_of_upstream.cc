@@ -56,9 +56,18 @@ Task<std::optional<std::string>> UpstreamCall::read_all(size_t) {
   co_return body;
 }
 
+void UpstreamCall::end_within(double s) {
+  sim::World::now().after(s, [call = call_, cancelled = cancelled_] {
+    if (call->whole || !call->fault.empty()) return;
+    sim::World::now().count("the router: a prefill is stopped, since its decode has failed");
+    *cancelled = true;
+    call->hang_up();
+  });
+}
+
 void UpstreamCall::cancel() {
   ++*silences_;
-  cancelled_ = true;
+  *cancelled_ = true;
   if (call_ && !call_->whole) call_->hang_up();
 }
 

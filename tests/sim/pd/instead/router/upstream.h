@@ -41,8 +41,9 @@ class UpstreamCall {
   Task<std::optional<std::string>> read_all(size_t max_bytes);
   bool whole() const { return call_ && call_->whole && call_->pieces.empty(); }
   const std::string& fault() const { return call_->fault; }
+  void end_within(double s);
   void cancel();
-  bool cancelled() const { return cancelled_; }
+  bool cancelled() const { return *cancelled_; }
 
  private:
   struct Change {  // until something of the call arrives
@@ -57,7 +58,7 @@ class UpstreamCall {
   std::shared_ptr<sim::HttpCall> call_;
   std::shared_ptr<int64_t> silences_ = std::make_shared<int64_t>(0);
   ResponseHead head_;
-  bool cancelled_ = false;
+  std::shared_ptr<bool> cancelled_ = std::make_shared<bool>(false);
 };
 
 }  // namespace perigee
