@@ -35,6 +35,9 @@ std::unique_ptr<UcxPath> meet(int socket) {
   std::vector<uint8_t> address(there);
   CHECK(recv(socket, address.data(), there, MSG_WAITALL) == ssize_t{there});
   CHECK((*path)->connect(address).ok());
+  // Neither goes before the other has found its memory.
+  uint8_t met = 1;
+  CHECK(write(socket, &met, 1) == 1 && recv(socket, &met, 1, MSG_WAITALL) == 1);
   return std::move(*path);
 }
 
