@@ -55,7 +55,7 @@ class TcpPeer final : public Peer {
   // answers when it likes to, within `wait_s`. Done: the bytes are in `out`, or there was nothing to say.
   template <typename Reply>
   Result<Reply> ask(const WireMessage& request, std::span<uint8_t> out, double wait_s = 0) {
-    const bool is_used = frames_ && std::exchange(may_be_gone_, true);
+    const bool is_used = frames_ && may_be_gone_;
     if (!frames_) RETURN_IF_ERROR(connect());
     bool answered = false;
     auto reply = ask_once(request, out, wait_s, answered);
@@ -63,6 +63,7 @@ class TcpPeer final : public Peer {
       RETURN_IF_ERROR(connect());
       reply = ask_once(request, out, wait_s, answered);
     }
+    may_be_gone_ = true;  // when it is asked again
     const Reply* wanted = reply.ok() ? std::get_if<Reply>(&*reply) : nullptr;
     if (!answered || (reply.ok() && wanted == nullptr)) frames_.reset();
     if (!reply.ok()) return reply.error();

@@ -204,8 +204,10 @@ TEST_F(TcpPeers, AConnectionThatIsGoneIsMadeAnew) {
   const auto peer = connected(address());
   const LeaseName name = grant(1);
   EXPECT_TRUE(peer->extend(name).ok());
-  start(server->port());
-  EXPECT_TRUE(peer->extend(name).ok());
+  for (int i = 0; i < 3; ++i) {  // one that was made anew, too
+    start(server->port());
+    EXPECT_TRUE(peer->extend(name).ok()) << i;
+  }
   server.reset();
   EXPECT_FALSE(peer->extend(name).ok());
 }
