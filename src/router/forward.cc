@@ -144,6 +144,7 @@ class Forward : public std::enable_shared_from_this<Forward> {
   Task<std::optional<std::string>> read_event(EarlyPrefill& prefill);
   Task<bool> lost_prefill();
   void stop_prefill();
+  void served(WorkerTable::Lease& lease);
   Task<bool> ask_and_answer(Lease lease, std::string_view body);
   Task<bool> begin(Lease lease, std::string_view body);
   Task<bool> answer_whole(Lease lease);
@@ -176,9 +177,17 @@ void Forward::lost_client() {
   stop_prefill();
 }
 
-// Nobody wants the rest of the prompt.
+// Nobody wants the rest of the prompt. The next request need not wait until its end has been read, if it is on trial.
 void Forward::stop_prefill() {
-  if (prefill_) prefill_->call->cancel();
+  if (!prefill_) return;
+  prefill_->worker->end(Outcome::kUnknown);
+  prefill_->call->cancel();
+}
+
+// The prefill worker has served too, though news of its end may come a moment later.
+void Forward::served(WorkerTable::Lease& lease) {
+  lease.end(Outcome::kGood);
+  if (prefill_) prefill_->worker->end(Outcome::kGood);
 }
 
 void Forward::answer(HttpReply reply) {
@@ -240,7 +249,8 @@ Task<bool> Forward::answer_whole(Lease lease) {
   shared_->metrics.first_byte(system_clock().now_s() - begin_s_);
   release_request();
   std::optional<std::string> rest = co_await call_->read_all(shared_->config.max_reply_bytes);
-  lease->end(rest ? Outcome::kGood : client_left_ ? Outcome::kUnknown : Outcome::kBad);
+  if (rest) served(*lease);
+  lease->end(client_left_ ? Outcome::kUnknown : Outcome::kBad);
   if (client_left_) co_return true;
   if (!rest) {
     log_warning("worker ", lease->url().text, ": ", call_->fault(), " (", id_, ")");
@@ -258,7 +268,8 @@ Task<bool> Forward::answer_whole(Lease lease) {
 // A stream that lasts until its connection ends is whole only if it says so itself.
 void Forward::end_stream(WorkerTable::Lease& lease, std::string_view last_bytes) {
   const bool whole = call_->whole() && (!call_->head().to_end || last_bytes.find(kDone) != std::string_view::npos);
-  lease.end(whole ? Outcome::kGood : client_left_ ? Outcome::kUnknown : Outcome::kBad);
+  if (whole) served(lease);
+  lease.end(client_left_ ? Outcome::kUnknown : Outcome::kBad);
   if (client_left_) return;
   if (whole) return exchange_->finish(false);
   const std::string why = call_->fault().empty() ? "the connection ended without [DONE]" : call_->fault();

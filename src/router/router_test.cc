@@ -427,6 +427,35 @@ TEST_F(SplitRouterTest, APrefillThatNobodyCanFetchIsStopped) {
   }
 }
 
+// The end of its stream, which the router may read later, does not matter: neither where the decode worker has answered
+// nor where another is to be asked.
+TEST_F(SplitRouterTest, APrefillOnTrialLetsTheNextRequestThroughOnceItsDecodeIsDone) {
+  for (const bool refuses : {false, true}) {
+    std::atomic<int> num_prefills{0}, num_decodes{0};
+    FakeWorker prefill([&](const auto& exchange, const auto&) {
+      if (num_prefills++ == 0) return exchange->respond(error_reply(502, "opens the breaker"));
+      exchange->begin_stream({});
+      exchange->write("data: {\"kv_transfer_params\":{\"remote_block_ids\":[[3]]}}\n\n");
+    });
+    const auto decodes = [&](const auto& exchange, const auto&) {
+      if (num_decodes++ == 0 && refuses) return exchange->respond(error_reply(503, "full"));
+      reply_name(exchange, "decode");
+    };
+    FakeWorker decode(decodes), other(decodes);
+    config_.forward.split = true;
+    config_.prefill = {prefill.url()};
+    config_.decode = {decode.url(), other.url()};
+    config_.table.breaker = {.failures = 1, .successes = 3, .open_s = 0};
+    config_.table.prefill.kind = config_.table.decode.kind = PolicyKind::kRoundRobin;
+    start();
+    ASSERT_TRUE(wait_all(3));
+    EXPECT_EQ(post().status, 502);
+    for (int i = 0; i < 3; ++i) EXPECT_EQ(post().body, "\"decode\"") << refuses << i;
+    EXPECT_EQ(TestClient(router_->port()).get("/workers").body.find("half_open"), std::string::npos);
+    router_.reset();
+  }
+}
+
 TEST_F(SplitRouterTest, ARefusalOfThePrefillWorkerIsTheAnswer) {
   FakeWorker prefill([](const auto& exchange, const auto&) { exchange->respond(error_reply(400, "too long")); });
   FakeWorker decode(named("decode"));
