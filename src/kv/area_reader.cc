@@ -57,7 +57,7 @@ class Pull {
   }
   Status end(size_t i) {
     Piece& piece = pieces_[i];
-    const Status status = store_.end_take(to_, piece.units, areas_, slot(i), piece.staged);
+    Status status = store_.end_take(to_, piece.units, areas_, slot(i), piece.staged);
     piece.begun = false;
     return status;
   }

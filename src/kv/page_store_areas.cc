@@ -49,7 +49,7 @@ Result<StagedUnits> PageStore::stage(const UnitPages& pages, UnitRange units, co
       staged.ranks[unit] = static_cast<uint8_t>(r);
     }
   }
-  RETURN_IF_ERROR(status);
+  if (!status.ok()) return status.error();
   return staged;
 }
 

@@ -108,7 +108,7 @@ Status TcpPeer::connect() {
   RETURN_IF_ERROR(check_same(here_, ready.shape));
   frames.set_incarnation(ready.incarnation);
   frames_.emplace(frames);
-  const Status status = options_.ucx ? ask_for_ucx() : Status();
+  Status status = options_.ucx ? ask_for_ucx() : Status();
   if (!status.ok()) frames_.reset();
   return status;
 }

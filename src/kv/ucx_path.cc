@@ -137,7 +137,7 @@ struct UcxPath::Impl {
 
   // As wait(). Where that fails, the request is over when this returns, or with it the whole path.
   Status finish(void* request, double timeout_s, const IsOver& is_over) {
-    const Status status = wait(request, timeout_s, is_over);
+    Status status = wait(request, timeout_s, is_over);
     if (!status.ok()) end();  // ends what is under way, too
     return status;
   }
