@@ -76,8 +76,8 @@ class FakeBackend : public Backend {
     return stats;
   }
   BackendInfo info() const override {
-    return {
-        options_.vocab, options_.max_model_len, options_.max_choices, 77, 1, {options_.eos}, options_.num_drafts, true};
+    return {options_.vocab, options_.max_model_len, options_.max_choices, 77, 1,
+            {options_.eos}, options_.num_drafts,    options_.takes_leases};
   }
 
   size_t running() const {

@@ -19,6 +19,7 @@ struct FakeOptions {
   int64_t max_model_len = 256;
   int64_t max_choices = 1024;
   int32_t num_drafts = 0;
+  bool takes_leases = false;
   double tick_s = 0;  // between tokens
   int32_t tokens_per_chunk = 1;
   int32_t hold_after = INT32_MAX;  // a choice with so many tokens has no more until release() or a cancel

@@ -123,6 +123,7 @@ TEST_F(TransferRequests, ARequestThatIsRefusedBeforeTheEngineLetsItsLeaseGo) {
 }
 
 TEST_F(TransferRequests, AFullServerLetsLeasesGo) {
+  options_.takes_leases = true;
   options_.max_choices = 1;
   options_.hold_after = 1;
   start(ids_of("ab"));
