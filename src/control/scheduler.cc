@@ -258,7 +258,11 @@ std::optional<StepPlan> Scheduler::Impl::next_plan(double now_s) {
   plan_decodes(draft);
   plan_prefills(draft);
   plan_admissions(draft);
-  give_way(now_s);
+  if (handovers_.num_leases() > 0) {
+    give_way(now_s);
+  } else {
+    standing_since_s_ = kNever;
+  }
   if (draft.plan.rows.empty()) {
     spare_plans_.push_back(std::move(draft.plan));
     return std::nullopt;

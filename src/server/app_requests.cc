@@ -195,7 +195,9 @@ Result<Json> App::generation_body_of(PendingRequest& pending, const Serving& ser
   const Status room = check_room(serving);
   if (!room.ok() && !serving.takes_leases) return room.error();
   ASSIGN_OR_RETURN(Json body, body_of(pending, static_cast<size_t>(serving.context.max_model_len)));
-  if (auto remote = remote_prefix_of(body)) pending.lease = RemoteLease(serving.backend, std::move(*remote));
+  if (serving.takes_leases) {
+    if (auto remote = remote_prefix_of(body)) pending.lease = RemoteLease(serving.backend, std::move(*remote));
+  }
   if (!room.ok()) return room.error();
   return body;
 }

@@ -35,6 +35,7 @@ class TransferRequests : public ApiTest {
 };
 
 TEST_F(TransferRequests, WhatOneServerRepliesTheOtherOnesEngineIsTold) {
+  options_.takes_leases = true;
   start(ids_of("ab"));
   for (const auto& [path, prompt] : {std::pair(kCompletions, R"("prompt":"x")"),
                                      std::pair(kChat, R"("messages":[{"role":"user","content":"x"}])")}) {
@@ -103,6 +104,7 @@ TEST_F(TransferRequests, APrefillIsHeldToNoForm) {
 // The other server's pages are free at once, and not when the lease has run out.
 TEST_F(TransferRequests, ARequestThatIsRefusedBeforeTheEngineLetsItsLeaseGo) {
   options_.max_choices = 4;
+  options_.takes_leases = true;
   start(ids_of("ab"));
   const std::string prefilled = str_cat(R"({"prompt":"x","max_tokens":1,)", kLease, "}");
   const Json reply = post(kCompletions, prefilled).json();
