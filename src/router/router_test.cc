@@ -1,6 +1,8 @@
 // The router between a client and fake workers, over real sockets.
 #include "router/router.h"
 
+#include <future>
+
 #include "base/clock.h"
 #include "router/fake_worker.h"
 
@@ -274,18 +276,34 @@ TEST_F(RouterTest, DrainsBeforeItEnds) {
   drain.join();
 }
 
+constexpr const char* kTransfer = R"("kv_transfer_params":{"remote_block_ids":[[3]]})";
+const std::string kAnnouncement = str_cat("data: {", kTransfer, "}\n\n");
+
+// A prefill worker that has begun to compute the prompt.
+void announce(const std::shared_ptr<Exchange>& exchange) {
+  exchange->begin_stream({});
+  exchange->write(kAnnouncement);
+}
+
+// A worker whose request fails before its first output.
+void fail_stream(const std::shared_ptr<Exchange>& exchange, const std::string& why) {
+  exchange->write("data: " + dump_json(error_json(500, why)) + "\n\n");
+  exchange->finish(true);
+}
+
 class SplitRouterTest : public RouterTest {
  protected:
-  void start_split(const FakeWorker& prefill, const FakeWorker& decode) {
+  void start_split(const std::vector<std::string>& prefill, const std::vector<std::string>& decode) {
     config_.forward.split = true;
-    config_.prefill = {prefill.url()};
-    config_.decode = {decode.url()};
+    config_.prefill = prefill;
+    config_.decode = decode;
     config_.table.prefill.kind = config_.table.decode.kind = PolicyKind::kRoundRobin;
     start();
+    ASSERT_TRUE(wait_all(prefill.size() + decode.size()));
   }
   static FakeWorker::Handler transferring() {
     return [](const auto& exchange, const auto&) {
-      exchange->respond(HttpReply{.body = R"({"id":"p","kv_transfer_params":{"remote_block_ids":[[3]]}})"});
+      exchange->respond(HttpReply{.body = str_cat(R"({"id":"p",)", kTransfer, "}")});
     };
   }
 };
@@ -296,67 +314,52 @@ TEST_F(SplitRouterTest, PrefillThenDecodeWithOneId) {
     exchange->write("data: [DONE]\n\n");
     exchange->finish(false);
   });
-  start_split(prefill, decode);
-  ASSERT_TRUE(wait_ready());
+  start_split({prefill.url()}, {decode.url()});
   EXPECT_EQ(post(R"({"messages":[],"max_tokens":9,"stream":true})").body, "data: [DONE]\n\n");
   const HttpRequest first = prefill.requests().at(0), second = decode.requests().at(0);
   EXPECT_EQ(first.body, *prefill_body(R"({"messages":[],"max_tokens":9})"));
-  EXPECT_EQ(second.body,
-            R"({"messages":[],"max_tokens":9,"stream":true,"kv_transfer_params":{"remote_block_ids":[[3]]}})");
+  EXPECT_EQ(second.body, str_cat(R"({"messages":[],"max_tokens":9,"stream":true,)", kTransfer, "}"));
   EXPECT_EQ(*first.header("X-Request-Id"), *second.header("X-Request-Id"));
   TestClient(router_->port()).get("/v1/models");
   EXPECT_EQ(decode.requests().size(), 2u);
   EXPECT_EQ(post("[]").status, 400);
 }
 
-// Announces its lease, and goes on when it is told to: 'w'ell, with an 'e'rror, or not at all.
-FakeWorker::Handler announcing(std::atomic<char>& how) {
-  return [&how](const auto& exchange, const auto&) {
-    exchange->begin_stream({});
-    exchange->write("data: {\"kv_transfer_params\":{\"remote_block_ids\":[[3]]}}\n\n");
-    std::thread([&how, exchange] {
-      EXPECT_TRUE(eventually([&] { return how != ' '; }));
-      exchange->post([exchange, end = how.load()] {
-        exchange->write(end == 'w' ? "data: {}\n\ndata: [DONE]\n\n" : "data: {\"error\":{\"code\":500}}\n\n");
-        exchange->finish(end != 'w');
-      });
-    }).detach();
-  };
-}
-
 TEST_F(SplitRouterTest, ADecodeWorkerIsAskedWhileThePromptIsComputed) {
-  std::atomic<char> how{' '};
-  FakeWorker prefill(announcing(how)), decode(named("decode"));
-  start_split(prefill, decode);
-  ASSERT_TRUE(wait_ready());
-  EXPECT_EQ(post().body, "\"decode\"") << "it has answered though the prompt is not computed: it may know it";
-  EXPECT_NE(decode.requests().at(0).body.find(R"("kv_transfer_params":{"remote_block_ids":[[3]]})"), std::string::npos);
-  how = 'w';
-  EXPECT_TRUE(eventually([&] {
-    const std::string metrics = TestClient(router_->port()).get("/metrics").body;
-    return metrics.find("perigee_router_prefill_seconds_count 1") != std::string::npos;
-  }));
+  std::promise<std::shared_ptr<Exchange>> announced;
+  FakeWorker prefill([&](const auto& exchange, const auto&) {
+    announce(exchange);
+    announced.set_value(exchange);
+  });
+  FakeWorker decode(named("decode"));
+  start_split({prefill.url()}, {decode.url()});
+  ASSERT_EQ(post().body, "\"decode\"") << "it has answered though the prompt is not computed: it may know it";
+  EXPECT_NE(decode.requests().at(0).body.find(kTransfer), std::string::npos);
+  const auto held = announced.get_future().get();
+  held->post([held] {
+    held->write("data: {}\n\ndata: [DONE]\n\n");
+    held->finish(false);
+  });
+  EXPECT_TRUE(
+      eventually([&] { return metrics().find("perigee_router_prefill_seconds_count 1") != std::string::npos; }));
 }
 
 // The decode worker can only fail then. The client has no byte yet, so another prefill worker is asked.
 TEST_F(SplitRouterTest, APrefillWorkerThatFailsAfterItsAnnouncementIsReplaced) {
   for (const bool streams : {false, true}) {
-    std::atomic<char> how{'e'};
     std::atomic<int> num_asked{0};
-    FakeWorker prefill(announcing(how)), other(transferring());
+    FakeWorker prefill([](const auto& exchange, const auto&) {
+      announce(exchange);
+      fail_stream(exchange, "lost");
+    });
+    FakeWorker other(transferring());
     FakeWorker decode([&](const auto& exchange, const auto&) {
-      if (num_asked++ > 0) return exchange->respond(HttpReply{.body = "\"good\""});
+      if (num_asked++ > 0) return reply_name(exchange, "good");
       if (!streams) return exchange->respond(error_reply(500, "did not arrive"));
       exchange->begin_stream({});
-      exchange->write("data: " + dump_json(error_json(500, "did not arrive")) + "\n\n");
-      exchange->finish(true);
+      fail_stream(exchange, "did not arrive");
     });
-    config_.forward.split = true;
-    config_.prefill = {prefill.url(), other.url()};
-    config_.decode = {decode.url()};
-    config_.table.prefill.kind = PolicyKind::kRoundRobin;
-    start();
-    ASSERT_TRUE(wait_all(3));
+    start_split({prefill.url(), other.url()}, {decode.url()});
     EXPECT_EQ(post().body, "\"good\"") << streams;
     EXPECT_EQ(prefill.requests().size(), 1u);
     EXPECT_EQ(other.requests().size(), 1u);
@@ -371,22 +374,15 @@ TEST_F(SplitRouterTest, AFaultOfTheDecodeWorkerIsTheAnswerAndStopsThePrefill) {
     const auto computes = [&](const auto& exchange, const auto&) {
       ++num_prefills;
       exchange->on_disconnect([&num_left] { ++num_left; });
-      exchange->begin_stream({});
-      exchange->write("data: {\"kv_transfer_params\":{\"remote_block_ids\":[[3]]}}\n\n");
+      announce(exchange);
     };
     FakeWorker prefill(computes), other(computes);
     FakeWorker decode([&](const auto& exchange, const auto&) {
       if (status != 200) return exchange->respond(error_reply(status, "its own fault"));
       exchange->begin_stream({});
-      exchange->write("data: " + dump_json(error_json(500, "its own fault")) + "\n\n");
-      exchange->finish(true);
+      fail_stream(exchange, "its own fault");
     });
-    config_.forward.split = true;
-    config_.prefill = {prefill.url(), other.url()};
-    config_.decode = {decode.url()};
-    config_.table.prefill.kind = PolicyKind::kRoundRobin;
-    start();
-    ASSERT_TRUE(wait_all(3));
+    start_split({prefill.url(), other.url()}, {decode.url()});
     const auto reply = post();
     EXPECT_EQ(reply.status, status);
     EXPECT_NE(reply.body.find("its own fault"), std::string::npos);
@@ -400,26 +396,19 @@ TEST_F(SplitRouterTest, AFaultOfTheDecodeWorkerIsTheAnswerAndStopsThePrefill) {
 TEST_F(SplitRouterTest, APrefillThatNobodyCanFetchIsStopped) {
   for (const bool names_it : {false, true}) {
     std::atomic<int> num_left{0};
-    std::atomic<bool> goes_on{false};
+    std::promise<std::shared_ptr<Exchange>> asked;
     FakeWorker prefill([&](const auto& exchange, const auto&) {
       exchange->on_disconnect([&num_left] { ++num_left; });
       exchange->begin_stream({});
-      std::thread([&, exchange] {
-        EXPECT_TRUE(eventually([&] { return goes_on.load(); }));
-        exchange->post([exchange, names_it] {
-          exchange->write(names_it ? "data: {\"kv_transfer_params\":{\"remote_block_ids\":[[3]]}}\n\n"
-                                   : "data: {}\n\n");
-        });
-      }).detach();
+      asked.set_value(exchange);
     });
     FakeWorker decode(named("decode"));
-    start_split(prefill, decode);
-    ASSERT_TRUE(wait_ready());
+    start_split({prefill.url()}, {decode.url()});
     std::thread asks([&] { EXPECT_EQ(post().status, names_it ? 503 : 502); });
-    EXPECT_TRUE(eventually([&] { return prefill.requests().size() == 1; }));
+    const auto held = asked.get_future().get();
     decode.ready = !names_it;
-    EXPECT_TRUE(eventually([&] { return num_ready() == (names_it ? 1u : 2u); }));
-    goes_on = true;
+    EXPECT_TRUE(wait_all(names_it ? 1 : 2));
+    held->post([held, names_it] { held->write(names_it ? kAnnouncement : "data: {}\n\n"); });
     asks.join();
     EXPECT_TRUE(eventually([&] { return num_left == 1; }));
     EXPECT_TRUE(decode.requests().empty());
@@ -434,21 +423,15 @@ TEST_F(SplitRouterTest, APrefillOnTrialLetsTheNextRequestThroughOnceItsDecodeIsD
     std::atomic<int> num_prefills{0}, num_decodes{0};
     FakeWorker prefill([&](const auto& exchange, const auto&) {
       if (num_prefills++ == 0) return exchange->respond(error_reply(502, "opens the breaker"));
-      exchange->begin_stream({});
-      exchange->write("data: {\"kv_transfer_params\":{\"remote_block_ids\":[[3]]}}\n\n");
+      announce(exchange);
     });
     const auto decodes = [&](const auto& exchange, const auto&) {
       if (num_decodes++ == 0 && refuses) return exchange->respond(error_reply(503, "full"));
       reply_name(exchange, "decode");
     };
     FakeWorker decode(decodes), other(decodes);
-    config_.forward.split = true;
-    config_.prefill = {prefill.url()};
-    config_.decode = {decode.url(), other.url()};
     config_.table.breaker = {.failures = 1, .successes = 3, .open_s = 0};
-    config_.table.prefill.kind = config_.table.decode.kind = PolicyKind::kRoundRobin;
-    start();
-    ASSERT_TRUE(wait_all(3));
+    start_split({prefill.url()}, {decode.url(), other.url()});
     EXPECT_EQ(post().status, 502);
     for (int i = 0; i < 3; ++i) EXPECT_EQ(post().body, "\"decode\"") << refuses << i;
     EXPECT_EQ(TestClient(router_->port()).get("/workers").body.find("half_open"), std::string::npos);
@@ -459,8 +442,7 @@ TEST_F(SplitRouterTest, APrefillOnTrialLetsTheNextRequestThroughOnceItsDecodeIsD
 TEST_F(SplitRouterTest, ARefusalOfThePrefillWorkerIsTheAnswer) {
   FakeWorker prefill([](const auto& exchange, const auto&) { exchange->respond(error_reply(400, "too long")); });
   FakeWorker decode(named("decode"));
-  start_split(prefill, decode);
-  ASSERT_TRUE(wait_ready());
+  start_split({prefill.url()}, {decode.url()});
   const auto reply = post();
   EXPECT_EQ(reply.status, 400);
   EXPECT_NE(reply.body.find("too long"), std::string::npos);
@@ -469,8 +451,7 @@ TEST_F(SplitRouterTest, ARefusalOfThePrefillWorkerIsTheAnswer) {
 
 TEST_F(SplitRouterTest, APrefillWorkerWithoutATransferIs502) {
   FakeWorker prefill(named("no transfer")), decode(named("decode"));
-  start_split(prefill, decode);
-  ASSERT_TRUE(wait_ready());
+  start_split({prefill.url()}, {decode.url()});
   EXPECT_EQ(post().status, 502);
   EXPECT_TRUE(decode.requests().empty());
 }
@@ -478,12 +459,7 @@ TEST_F(SplitRouterTest, APrefillWorkerWithoutATransferIs502) {
 TEST_F(SplitRouterTest, AFailedDecodeWorkerIsReplacedFromThePrefillOn) {
   FakeWorker prefill(transferring()), decode(named("decode"));
   LyingWorker liar("", true);
-  config_.forward.split = true;
-  config_.prefill = {prefill.url()};
-  config_.decode = {liar.url(), decode.url()};
-  config_.table.decode.kind = PolicyKind::kRoundRobin;
-  start();
-  ASSERT_TRUE(wait_all(3));
+  start_split({prefill.url()}, {liar.url(), decode.url()});
   for (int i = 0; i < 2; ++i) EXPECT_EQ(post().body, "\"decode\"");
   EXPECT_EQ(liar.count(), 2);  // each time it is its turn
   EXPECT_EQ(prefill.requests().size(), 4u);
