@@ -1,36 +1,11 @@
 // Leases and imports: what is held, for how long, and what a sequence starts from afterwards.
-#include <gtest/gtest.h>
-
-#include "control/scheduler.h"
-#include "control/scheduler_testing.h"
+#include "control/handover_testing.h"
 
 namespace perigee {
 namespace {
 
-SchedulerConfig hybrid_config() {
-  SchedulerConfig config = small_config();
-  config.num_pages = 64;
-  config.state_pages = 3;
-  config.attention_alignment = 64;
-  return config;
-}
-
-class Handover : public testing::TestWithParam<bool> {
- protected:
-  static SchedulerConfig config() { return GetParam() ? hybrid_config() : small_config(); }
-  static int32_t state_pages() { return GetParam() ? 3 : 0; }
-};
-INSTANTIATE_TEST_SUITE_P(Models, Handover, testing::Bool(),
-                         [](const auto& info) { return info.param ? "Hybrid" : "Attention"; });
-
-Submit request(int64_t id, std::vector<int32_t> prompt, int32_t max_tokens) {
-  SamplingParams sampling;
-  sampling.max_tokens = max_tokens;
-  return {.sequence = SequenceId(id),
-          .prompt = std::make_shared<std::vector<int32_t>>(std::move(prompt)),
-          .sampling = std::make_shared<SamplingParams>(sampling),
-          .arrival_s = static_cast<double>(id)};
-}
+class Handover : public EachModel {};
+INSTANTIATE_TEST_SUITE_P(Models, Handover, testing::Bool(), EachModel::name);
 
 // Runs until the sequence ends; its last update.
 SequenceUpdate run(SchedulerHarness& h, SequenceId sequence) {

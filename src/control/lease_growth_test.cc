@@ -1,40 +1,20 @@
 // Leases that grow while their prompt is computed, and nodes that fill each other.
-#include <gtest/gtest.h>
-
 #include <algorithm>
 
-#include "control/scheduler.h"
-#include "control/scheduler_testing.h"
+#include "control/handover_testing.h"
 
 namespace perigee {
 namespace {
 
-SchedulerConfig config_of(bool recurrent) {
-  SchedulerConfig config = small_config();
-  config.max_step_tokens = 128;
-  if (!recurrent) return config;
-  config.num_pages = 64;
-  config.state_pages = 3;
-  config.attention_alignment = 64;
-  return config;
-}
-
-class LeaseGrowthTest : public testing::TestWithParam<bool> {
+class LeaseGrowthTest : public EachModel {
  protected:
-  static SchedulerConfig config() { return config_of(GetParam()); }
-  static int32_t state_pages() { return GetParam() ? 3 : 0; }
+  static SchedulerConfig config() {
+    SchedulerConfig config = EachModel::config();
+    config.max_step_tokens = 128;
+    return config;
+  }
 };
-INSTANTIATE_TEST_SUITE_P(Models, LeaseGrowthTest, testing::Bool(),
-                         [](const auto& info) { return info.param ? "Hybrid" : "Attention"; });
-
-Submit request(int64_t id, std::vector<int32_t> prompt, int32_t max_tokens = 1) {
-  SamplingParams sampling;
-  sampling.max_tokens = max_tokens;
-  return {.sequence = SequenceId(id),
-          .prompt = std::make_shared<std::vector<int32_t>>(std::move(prompt)),
-          .sampling = std::make_shared<SamplingParams>(sampling),
-          .arrival_s = static_cast<double>(id)};
-}
+INSTANTIATE_TEST_SUITE_P(Models, LeaseGrowthTest, testing::Bool(), EachModel::name);
 
 SequenceId submit_leased(SchedulerHarness& h, int64_t id, std::vector<int32_t> prompt) {
   Submit submit = request(id, std::move(prompt));
@@ -159,9 +139,10 @@ TEST_P(LeaseGrowthTest, OneOfAPreemptedSequenceIsWithdrawn) {
   EXPECT_EQ(h.outcomes[SequenceId(2)].ids.size(), 1u);
 }
 
-// A state that was not saved is no end of a lease: blocks alone are of no use.
+// The reader cannot start from blocks without the checkpoint at their end.
 TEST(LeaseGrowth, WithoutRoomForTheCheckpointItIsWithdrawn) {
-  SchedulerConfig tight = config_of(true);
+  SchedulerConfig tight = hybrid_config();
+  tight.max_step_tokens = 128;
   tight.num_pages = 5 + 3 + 2;
   tight.max_model_len = 320;
   SchedulerHarness h(tight);
