@@ -275,7 +275,7 @@ TEST_F(TcpPeers, AStopEndsEveryWait) {
   Middle middle(server->port(), [&, num_bytes = 0](std::span<uint8_t>, bool to_client) mutable {
     if (to_client && ++num_bytes > 300) std::this_thread::sleep_for(std::chrono::milliseconds(50));
   });
-  options.handshake_s = options.silence_s = 30;
+  options.handshake_s = options.silence_s = 600;
   const LeaseName name = grant(1);
   for (const std::string& to : {nobody, middle.peer()}) {
     std::stop_source stop;
@@ -290,7 +290,7 @@ TEST_F(TcpPeers, AStopEndsEveryWait) {
     std::this_thread::sleep_for(std::chrono::milliseconds(300));
     stop.request_stop();
     asking.join();
-    EXPECT_LT(system_clock().now_s() - begin_s, 5) << to;
+    EXPECT_LT(system_clock().now_s() - begin_s, 60) << to << ": a tenth of what a silent peer is given";
   }
 }
 

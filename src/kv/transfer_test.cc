@@ -46,7 +46,7 @@ class Faulty final : public Peer {
 
 class Transfers : public testing::Test {
  protected:
-  Transfers() {
+  explicit Transfers(double growth_limit_s = 60) : growth_limit_s_(growth_limit_s) {
     for (size_t i = 0; i < there.memory.size(); ++i) there.memory[i] = static_cast<uint8_t>(i % 251);
   }
   RemotePrefix leased(int64_t number) {
@@ -65,6 +65,7 @@ class Transfers : public testing::Test {
     return ends.at(sequence);
   }
 
+  const double growth_limit_s_;
   TestPages there{8}, here{8};
   ManualClock clock;
   std::atomic<int> fails_at{0}, num_connects{0};
@@ -72,22 +73,25 @@ class Transfers : public testing::Test {
   std::map<SequenceId, Status> ends;
   std::shared_ptr<const std::vector<int32_t>> tokens = std::make_shared<std::vector<int32_t>>(200, 5);
   LeaseTable table{there.store, there.shape, 7, 30, clock, [](SequenceId) {}};
-  Transfer transfer{
-      here.store,
-      here.shape,
-      [this](const std::string& peer, const CacheShape& shape,
-             const std::stop_token& stop) -> Result<std::unique_ptr<Peer>> {
-        ++num_connects;
-        if (fails_at == 5) return Error(Code::kUnavailable, "nobody is there");
-        ASSIGN_OR_RETURN(auto made, connect_in_process(table)(peer, shape, stop));
-        return std::unique_ptr<Peer>(std::make_unique<Faulty>(std::move(made), fails_at));
-      },
-      {.num_pulls = 1, .extend_every_s = 0.01, .growth_wait_s = 0.05, .growth_limit_s = 1, .piece_bytes = 1},
-      [this](SequenceId sequence, Status status) {
-        const std::lock_guard lock(mutex);
-        const bool fresh = ends.emplace(sequence, std::move(status)).second;
-        CHECK(fresh, "two ends");
-      }};
+  Transfer transfer{here.store,
+                    here.shape,
+                    [this](const std::string& peer, const CacheShape& shape,
+                           const std::stop_token& stop) -> Result<std::unique_ptr<Peer>> {
+                      ++num_connects;
+                      if (fails_at == 5) return Error(Code::kUnavailable, "nobody is there");
+                      ASSIGN_OR_RETURN(auto made, connect_in_process(table)(peer, shape, stop));
+                      return std::unique_ptr<Peer>(std::make_unique<Faulty>(std::move(made), fails_at));
+                    },
+                    {.num_pulls = 1,
+                     .extend_every_s = 0.01,
+                     .growth_wait_s = 0.05,
+                     .growth_limit_s = growth_limit_s_,
+                     .piece_bytes = 1},
+                    [this](SequenceId sequence, Status status) {
+                      const std::lock_guard lock(mutex);
+                      const bool fresh = ends.emplace(sequence, std::move(status)).second;
+                      CHECK(fresh, "two ends");
+                    }};
 };
 
 TEST_F(Transfers, BringWhatTheLeaseHolds) {
@@ -152,6 +156,7 @@ TEST_F(Transfers, WhatIsPreparedIsExtendedAndLetGo) {
 
 class GrowingLeases : public Transfers {
  protected:
+  using Transfers::Transfers;
   SequenceId sequence{1};  // of both nodes
 
   LeaseGrowth growth(int32_t num_now, LeaseStage stage = LeaseStage::kGrows) const {
@@ -224,7 +229,12 @@ TEST_F(GrowingLeases, NobodyWaitsForWhatNobodyWants) {
   EXPECT_TRUE(eventually([&] { return table.counts().released == 1; }));
 }
 
-TEST_F(GrowingLeases, NobodyWaitsForEver) {
+class LeasesThatStop : public GrowingLeases {
+ protected:
+  LeasesThatStop() : GrowingLeases(0.2) {}
+};
+
+TEST_F(LeasesThatStop, NobodyWaitsForEver) {
   begin();
   EXPECT_EQ(end_of(1)->error().code, Code::kDeadline);
 }
@@ -247,8 +257,8 @@ TEST_F(GrowingLeases, OfMoreBlocksThanTheyWereSaidToHave) {
   EXPECT_EQ(end_of(1)->error().code, Code::kBadInput);
 }
 
-// Peers by name: one that answers nothing until it is let go, one that nobody can reach, one without room for a piece,
-// and good ones.
+// Peers by name: one that answers nothing until it is let go, one until it is stopped, one that nobody can reach, one
+// without room for a piece, and good ones.
 class SeveralPeers : public Transfers {
  protected:
   ~SeveralPeers() override { let_go(); }
@@ -277,16 +287,19 @@ class SeveralPeers : public Transfers {
 
   std::condition_variable changed;
   bool hole_ends = false;
-  std::atomic<bool> was_stopped{false};
+  std::atomic<bool> is_asked{false}, was_stopped{false};  // the deaf one
   int32_t num_in_hole = 0;
   Transfer several{here.store,
                    here.shape,
                    [this](const std::string& peer, const CacheShape& shape,
                           const std::stop_token& stop) -> Result<std::unique_ptr<Peer>> {
                      if (peer == "hole") wait_in_hole();
-                     if (peer == "deaf") was_stopped = eventually([&] { return stop.stop_requested(); });
-                     if (peer == "deaf") return Error(Code::kUnavailable, "the engine is shutting down");
-                     if (peer == "hole" || peer == "nobody") return Error(Code::kUnavailable, "nobody is there");
+                     if (peer == "deaf") {
+                       is_asked = true;
+                       was_stopped = eventually([&] { return stop.stop_requested(); });
+                     }
+                     if (peer == "hole" || peer == "nobody" || peer == "deaf")
+                       return Error(Code::kUnavailable, "nobody is there");
                      if (peer == "huge") throw std::bad_alloc();
                      return connect_in_process(table)(peer, shape, stop);
                    },
@@ -328,7 +341,7 @@ TEST_F(SeveralPeers, WithoutMemoryATransferFails) {
 
 TEST_F(SeveralPeers, TheEndEndsWhatWaits) {
   post(several, 1, "deaf");
-  std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  ASSERT_TRUE(eventually([&] { return is_asked.load(); }));
   several.stop();
   EXPECT_TRUE(was_stopped);
 }
