@@ -4,8 +4,8 @@
 One node, and then a prefill and a decode node behind the router, get the same load: Kimi-Linear-48B of dummy weights, cut to so
 many layers that two fit one GPU (--gpus 1), or whole on a GPU each (--gpus 2). Prints for both: time to the first token of prompts of
 32k tokens, and the gaps between the tokens of eight streams without and with a steady stream of such prompts beside them. On one
-GPU both nodes share it, so only the first figure says anything there. The bars are those of two GPUs: a first token within 1.05
-of one node's and 5 ms; a p99 of gaps within 1.1 of that without prompts.
+GPU both nodes share it, so only the first figure says anything there. The bars are those of two GPUs: a first token within
+1.05 times one node's plus 5 ms; with prompts beside, a p99 of gaps within 1.1 times that without.
 """
 import argparse
 import concurrent.futures
@@ -84,8 +84,10 @@ def gaps(server, rng, context, outputs, loaded):
     bodies = [request(rng, GAP_PROMPT, outputs) for _ in range(STREAMS)]
     with concurrent.futures.ThreadPoolExecutor(STREAMS + 1) as pool:
         prompts = pool.submit(prefills)
-        streams = list(pool.map(lambda body: times(server, body), bodies))
-        stop.set()
+        try:
+            streams = list(pool.map(lambda body: times(server, body), bodies))
+        finally:
+            stop.set()  # also where a stream fails: the pool waits for all of its threads
         return [b - a for stream in streams for a, b in zip(stream, stream[1:])], prompts.result()
 
 
@@ -106,9 +108,9 @@ def verdicts(one, pair):
     """-> a line for each bar."""
     most = 1.05 * one["first_s"] + 0.005
     ratio = pair["p99_loaded_s"] / pair["p99_s"]
-    return [f"first token: {1e3 * pair['first_s']:.1f} ms, bar {1e3 * most:.1f} ms: {'met' if pair['first_s'] <= 1.03 * most else 'MISSED'}",
+    return [f"first token: {1e3 * pair['first_s']:.1f} ms, bar {1e3 * most:.1f} ms: {'met' if pair['first_s'] <= most else 'MISSED'}",
             f"p99 of gaps beside prompts: {ratio:.2f} of that without (one node {one['p99_loaded_s'] / one['p99_s']:.2f}), "
-            f"bar 1.1: {'met' if ratio <= 1.03 * 1.1 else 'MISSED'}"]
+            f"bar 1.1: {'met' if ratio <= 1.1 else 'MISSED'}"]
 
 
 def main():

@@ -1,8 +1,24 @@
 #!/usr/bin/env python3
 """The arithmetic of tools/pd_bench.py."""
+import random
 import unittest
 
 import pd_bench
+
+
+class OneGoodStream:
+    """A server that answers prompts and the first of the streams; the other streams fail."""
+
+    def __init__(self):
+        self.streams = 0
+
+    def stream(self, _path, body):
+        if body["max_tokens"] > 1:
+            self.streams += 1
+            if self.streams > 1:
+                raise RuntimeError("full")
+        for token in range(body["max_tokens"]):
+            yield {"choices": [{"token_ids": [token]}]}
 
 
 class PdBench(unittest.TestCase):
@@ -13,10 +29,14 @@ class PdBench(unittest.TestCase):
 
     def test_bars(self):
         one = {"first_s": 1.0, "p99_s": 0.01, "p99_loaded_s": 0.5}
-        good = {"first_s": 1.05, "p99_s": 0.01, "p99_loaded_s": 0.011}
-        bad = {"first_s": 1.1, "p99_s": 0.01, "p99_loaded_s": 0.012}
+        good = {"first_s": 1.054, "p99_s": 0.01, "p99_loaded_s": 0.0109}
+        bad = {"first_s": 1.056, "p99_s": 0.01, "p99_loaded_s": 0.0111}
         self.assertTrue(all(line.endswith("met") for line in pd_bench.verdicts(one, good)))
         self.assertTrue(all(line.endswith("MISSED") for line in pd_bench.verdicts(one, bad)))
+
+    def test_a_stream_that_fails_ends_the_bench(self):
+        with self.assertRaises(RuntimeError):
+            pd_bench.gaps(OneGoodStream(), random.Random(1), 8, 4, True)
 
 
 if __name__ == "__main__":
