@@ -7,7 +7,8 @@
     tools/score.py --program build/perigee --only gsm_5shot_a --limit 100 --pairs    accuracy of pairs by both layouts and cache
 
 Sets whose prompts are stored as seeds are written to a scratch folder first. Exits non-zero when a share is more than
-one point from the reference's, in the table from that of one rank with a bf16 cache. Standard library only.
+one point from the reference's; with --table from that of one rank with a bf16 cache, with --pairs from that of one server
+with the same cache. Standard library only.
 """
 import argparse
 import concurrent.futures
@@ -140,7 +141,9 @@ def main():
         return table(arguments, rows)
     if arguments.pairs:
         return pairs(arguments, rows)
-    totals = ask_all(arguments, rows, [])
+    roles = arguments.prefill, arguments.decode
+    of_pair = None if roles == (None, None) else [(flags or "").split() for flags in roles]
+    totals = ask_all(arguments, rows, [], of_pair)
     return report(totals, REFERENCE[os.path.basename(os.path.normpath(arguments.model))])
 
 
@@ -159,14 +162,12 @@ def pairs(arguments, rows):
     any_off = False
     for cache in CACHES:
         common = ["--device", "cpu", "--kv-cache-dtype", cache]
-        arguments.prefill = arguments.decode = None
         right, total = judged(ask_all(arguments, rows, common))
         one = 100.0 * right / total
         print(f"| {cache} | one server | | {right}/{total} | {one:.2f} % |", flush=True)
         for prefill in LAYOUTS:
             for decode in LAYOUTS:
-                arguments.prefill, arguments.decode = (" ".join(layout_flags(*layout)) for layout in (prefill, decode))
-                right, total = judged(ask_all(arguments, rows, common))
+                right, total = judged(ask_all(arguments, rows, common, [layout_flags(*prefill), layout_flags(*decode)]))
                 any_off |= abs(100.0 * right / total - one) > 1.0 or bool(FAILURES)
                 print(f"| {cache} | {prefill[0]}, {prefill[1]} | {decode[0]}, {decode[1]} | {right}/{total} | {100.0 * right / total:.2f} % |", flush=True)
     return 1 if any_off else 0
@@ -187,15 +188,15 @@ def table(arguments, rows):
     return 1 if failed else 0
 
 
-def ask_all(arguments, rows, flags):
-    """-> [right, asked] by kind."""
+def ask_all(arguments, rows, flags, of_pair=None):
+    """-> [right, asked] by kind. `of_pair`: further flags of a prefill and of a decode server, in place of one server."""
     totals, begin, done = {}, time.monotonic(), 0
     FAILURES.clear()
     flags = [*flags, *arguments.flags.split()]
-    if arguments.prefill is None and arguments.decode is None:
-        process = ServerProcess(arguments.program, arguments.model, flags)
+    if of_pair:
+        process = PairProcess(arguments.program, arguments.model, flags, *of_pair)
     else:
-        process = PairProcess(arguments.program, arguments.model, flags, (arguments.prefill or "").split(), (arguments.decode or "").split())
+        process = ServerProcess(arguments.program, arguments.model, flags)
     with process as server, \
             concurrent.futures.ThreadPoolExecutor(arguments.concurrency) as pool:
         for outcome in pool.map(lambda row: score_row(server, row), rows):
