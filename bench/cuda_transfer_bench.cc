@@ -1,10 +1,9 @@
-// kv_transfer_bench [--device cpu|cuda] [--gpus N] [--block-bytes B] [--blocks N] [--state-units N] [--turns N]
-//                   [--carrier tcp|cuda_ipc]
+// cuda_transfer_bench [--gpus 1|2] [--carrier cuda_ipc|tcp] [--turns N] [--blocks N] [--block-bytes B]
+//                     [--state-units N]
 //
 // What a cache transfer between two processes of this machine moves a second: this process takes, a child that it
-// starts gives. With --gpus 2 the child is on GPU 1. Beside it a plain copy over the same link: within the GPU, between
-// the two GPUs, or through one TCP connection over loopback. All in GB/s (10^9), each turn and its median; bytes are
-// those of the leases' counts.
+// starts gives. With --gpus 2 the child is on GPU 1. Then a plain copy within the GPU, or between the two. All in GB/s
+// (10^9), each turn and the median.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -25,7 +24,9 @@
 namespace perigee {
 namespace {
 
-using Flags = std::map<std::string, std::string>;
+using Flags = std::map<std::string, std::string>;  // each of kFlags, with a value; --role is the child's
+constexpr const char* kFlags[] = {"--gpus",        "--carrier", "--blocks", "--block-bytes",
+                                  "--state-units", "--turns",   "--role"};
 
 int64_t number(const Flags& flags, const char* name, int64_t otherwise) {
   const auto found = flags.find(name);
@@ -190,7 +191,12 @@ int take(const char* program, const std::vector<std::string>& arguments, const F
 int run(int argc, char** argv) {
   const std::vector<std::string> arguments(argv, argv + argc);
   Flags flags;
-  for (size_t i = 1; i + 1 < arguments.size(); i += 2) flags[arguments[i].substr(2)] = arguments[i + 1];
+  for (size_t i = 1; i < arguments.size(); i += 2) {
+    const bool known = std::find(std::begin(kFlags), std::end(kFlags), arguments[i]) != std::end(kFlags);
+    if (!known || i + 1 == arguments.size())
+      return std::fprintf(stderr, "not a flag with a value: %s\n", arguments[i].c_str()), 2;
+    flags[arguments[i].substr(2)] = arguments[i + 1];
+  }
   return flags.contains("role") ? give(flags) : take("/proc/self/exe", arguments, flags);
 }
 
