@@ -5,6 +5,7 @@
 
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/json.h"
@@ -49,8 +50,13 @@ inline void take_choice(const Json& choice, Streamed& out) {
     }
 }
 
-inline Streamed read_stream(std::string_view body) {
-  Streamed out;
+struct StreamEvents {
+  std::vector<Json> events;
+  bool done = false;  // [DONE] came, last
+};
+
+inline StreamEvents events_of(std::string_view body) {
+  StreamEvents out;
   while (!body.empty()) {
     const size_t end = body.find("\n\n");
     EXPECT_NE(end, std::string_view::npos) << "an event without its blank line";
@@ -65,19 +71,29 @@ inline Streamed read_stream(std::string_view body) {
       out.done = true;
       continue;
     }
-    const auto json = parse_json(event);
+    auto json = parse_json(event);
     EXPECT_TRUE(json.ok()) << event;
     if (!json.ok()) break;
-    if (const Json* error = json->find("error")) {
+    out.events.push_back(std::move(*json));
+  }
+  return out;
+}
+
+inline Streamed read_stream(std::string_view body) {
+  const StreamEvents stream = events_of(body);
+  Streamed out;
+  out.done = stream.done;
+  for (const Json& event : stream.events) {
+    if (const Json* error = event.find("error")) {
       out.error = *error;
       continue;
     }
     ++out.num_chunks;
-    if (const Json* usage = json->find("usage")) {
+    if (const Json* usage = event.find("usage")) {
       out.usage = *usage;
       ++out.num_usages;
     }
-    for (const Json& choice : json->find("choices")->as_array()) take_choice(choice, out);
+    for (const Json& choice : event.find("choices")->as_array()) take_choice(choice, out);
   }
   return out;
 }

@@ -3,6 +3,7 @@
 
 #include "base/eventually.h"
 #include "server/api_fixture.h"
+#include "server/test_stream.h"
 #include "server/transfer_params.h"
 
 namespace perigee {
@@ -11,19 +12,6 @@ namespace {
 constexpr const char* kCompletions = "/v1/completions";
 constexpr const char* kChat = "/v1/chat/completions";
 constexpr const char* kLease = R"("kv_transfer_params":{"do_remote_decode":true,"do_remote_prefill":false})";
-
-// Those of a stream but its [DONE].
-std::vector<Json> events_of(std::string_view body) {
-  constexpr std::string_view kData = "data: ";
-  std::vector<Json> events;
-  for (size_t end = body.find("\n\n"); end != std::string_view::npos; end = body.find("\n\n")) {
-    EXPECT_TRUE(body.starts_with(kData)) << body;
-    const std::string_view text = body.substr(kData.size(), end - kData.size());
-    if (text != "[DONE]") events.push_back(*parse_json(text));
-    body.remove_prefix(end + 2);
-  }
-  return events;
-}
 
 class TransferRequests : public ApiTest {
  protected:
@@ -62,23 +50,23 @@ TEST_F(TransferRequests, ALeaseMayBeAnnouncedBeforeItIsWhole) {
   const auto reply = post(kCompletions, str_cat(R"({"prompt":"x",)", kEarly, "}"));
   EXPECT_EQ(reply.status, 200);
   EXPECT_EQ(backend_->submitted.back().lease, LeaseWish::kFromStart);
-  const std::vector<Json> events = events_of(reply.body);
+  const auto [events, done] = events_of(reply.body);
   ASSERT_EQ(events.size(), 2u) << reply.body;
   EXPECT_EQ(events[0].find("choices"), nullptr);
   EXPECT_EQ(events[1].find("choices")->as_array().size(), 1u);
   for (const Json& event : events)
     EXPECT_EQ(event.find("kv_transfer_params")->find("remote_num_tokens")->as_int(), 128);
-  EXPECT_TRUE(reply.body.ends_with("data: [DONE]\n\n"));
+  EXPECT_TRUE(done);
 }
 
 TEST_F(TransferRequests, APrefillThatFailsAfterItsAnnouncementSaysSo) {
   options_.fail_after = 1;
   start(ids_of("ab"));
   const auto reply = post(kCompletions, str_cat(R"({"prompt":"x",)", kEarly, "}"));
-  const std::vector<Json> events = events_of(reply.body);
+  const auto [events, done] = events_of(reply.body);
   ASSERT_EQ(events.size(), 2u) << reply.body;
   EXPECT_NE(events[1].find("error"), nullptr);
-  EXPECT_EQ(reply.body.find("[DONE]"), std::string::npos);
+  EXPECT_FALSE(done);
 }
 
 TEST_F(TransferRequests, WhatIsNotOfOneWholePromptIsRefused) {
