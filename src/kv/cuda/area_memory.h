@@ -13,8 +13,8 @@ namespace perigee {
 
 class AreaMemory {
  public:
-  // On the calling thread's GPU. Areas that there is no room for are left out. `mapped_slots`: of all areas of other
-  // processes that are mapped at a time.
+  // On the calling thread's GPU. It makes fewer areas if they do not fit, and logs how many are missing.
+  // `mapped_slots`: of all areas of other processes that are mapped at a time.
   AreaMemory(int32_t num_areas, size_t mapped_slots);
   ~AreaMemory();
   AreaMemory(const AreaMemory&) = delete;

@@ -11,8 +11,8 @@ namespace perigee {
 struct GpuPagesOptions {
   int gpu = 0;
   int64_t most_unit_bytes = 0;  // of any group
-  // Areas that other processes of this host may map at a time, kAreaSlots * kAreaSlotBytes of memory each. Where there
-  // is no room for them there are none.
+  // Areas that other processes of this host may map at a time, kAreaSlots * kAreaSlotBytes of memory each. There
+  // are fewer, or none, if they do not fit.
   int32_t num_areas = 0;
 };
 
