@@ -209,7 +209,7 @@ def test_a_full_disk_stops_nobody(servers, prompts, tmp_path):
         for server in cramped:
             server.fill()
         expect_served(servers, prompts)
-        # What is told of a failure is lost, and nothing else.
+        # The log line of a failure is lost, and nothing else.
         assert servers.decoded(prompts[0][0], through(servers.lease(prompts[0][0]), 9)) is None, "nobody is at that port"
         expect_served(servers, prompts)
         assert all(os.path.getsize(server.log_path) == server.LIMIT_KIB << 10 for server in cramped)

@@ -20,7 +20,7 @@ def test_storm_through_a_pair(server, tmp_path, capsys):
     shared = [[rng.randrange(2048) for _ in range(260)] for _ in range(NUM_REQUESTS // 12)]
     jobs = [make_job(rng, rng.choice(shared)) for _ in range(NUM_REQUESTS)]
     jobs[0] = make_crowd(rng)
-    # Long enough to be alone with each other at last: pages that wait for imports keep some of them from starting.
+    # Pages that wait for imports keep some of them from starting at first; outputs of this length still run together later.
     jobs[0][0]["max_tokens"] = 600
 
     def run(pair, job):

@@ -1,4 +1,4 @@
-"""A pair whose caches travel over UCX, by TCP and by shared memory: replies are one server's, also when either server dies."""
+"""A pair whose caches travel over UCX, by TCP and by shared memory: replies are one server's, and what cannot arrive is an error."""
 import ctypes
 
 import pytest
@@ -30,7 +30,7 @@ def test_a_pair_over_ucx(server, tmp_path, monkeypatch, transports):
         wait_let_go(pair)
         seen = counts(pair)
         assert seen["arrived"] == len(prompts) and seen["failed"] == 0 and seen["sent"] == seen["taken"] > 0, seen
-        # The prefill server dies with a lease, and its successor serves on.
+        # The prefill server dies with a lease.
         params = lease(pair.prefill, prompts[0], cache_salt="lost")
         pair.prefill.process.kill()
         pair.prefill.process.wait()

@@ -59,7 +59,7 @@ Task<std::optional<std::string>> UpstreamCall::read_all(size_t) {
 void UpstreamCall::end_within(double s) {
   sim::World::now().after(s, [call = call_, cancelled = cancelled_] {
     if (call->whole || !call->fault.empty()) return;
-    sim::World::now().count("the router: a prefill is stopped, since its decode has failed");
+    sim::World::now().count("the router: a prefill is stopped, a moment after its decode was done");
     *cancelled = true;
     call->hang_up();
   });
