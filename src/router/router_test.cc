@@ -331,15 +331,21 @@ TEST_F(SplitRouterTest, ADecodeWorkerIsAskedWhileThePromptIsComputed) {
     announce(exchange);
     announced.set_value(exchange);
   });
-  FakeWorker decode(named("decode"));
-  start_split({prefill.url()}, {decode.url()});
-  ASSERT_EQ(post().body, "\"decode\"") << "it has answered though the prompt is not computed: it may know it";
-  EXPECT_NE(decode.requests().at(0).body.find(kTransfer), std::string::npos);
-  const auto held = announced.get_future().get();
-  held->post([held] {
-    held->write("data: {}\n\ndata: [DONE]\n\n");
-    held->finish(false);
+  // The prompt is computed once this one has been asked; its end is sent before the reply.
+  FakeWorker decode([&](const auto& exchange, const auto&) {
+    const auto held = announced.get_future().get();
+    std::promise<void> computed;
+    held->post([&] {
+      held->write("data: {}\n\ndata: [DONE]\n\n");
+      held->finish(false);
+      computed.set_value();
+    });
+    computed.get_future().wait();
+    reply_name(exchange, "decode");
   });
+  start_split({prefill.url()}, {decode.url()});
+  ASSERT_EQ(post().body, "\"decode\"");
+  EXPECT_NE(decode.requests().at(0).body.find(kTransfer), std::string::npos);
   EXPECT_TRUE(
       eventually([&] { return metrics().find("perigee_router_prefill_seconds_count 1") != std::string::npos; }));
 }
