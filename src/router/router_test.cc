@@ -422,6 +422,19 @@ TEST_F(SplitRouterTest, APrefillThatNobodyCanFetchIsStopped) {
   }
 }
 
+// Else it counts as busy for as long as it may be silent.
+TEST_F(SplitRouterTest, APrefillThatIsSilentAfterItsDecodeIsDoneIsStopped) {
+  std::atomic<int> num_left{0};
+  FakeWorker prefill([&](const auto& exchange, const auto&) {
+    exchange->on_disconnect([&num_left] { ++num_left; });
+    announce(exchange);
+  });
+  FakeWorker decode(named("decode"));
+  start_split({prefill.url()}, {decode.url()});
+  EXPECT_EQ(post().body, "\"decode\"");
+  EXPECT_TRUE(eventually([&] { return num_left == 1; }));
+}
+
 // The end of its stream, which the router may read later, does not matter: neither where the decode worker has answered
 // nor where another is to be asked.
 TEST_F(SplitRouterTest, APrefillOnTrialLetsTheNextRequestThroughOnceItsDecodeIsDone) {
