@@ -2,12 +2,15 @@
 #include "kv/area_reader.h"
 
 #include <gtest/gtest.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
 
 #include <cstring>
 #include <map>
 #include <mutex>
 
 #include "kv/page_store_testing.h"
+#include "kv/raw_peer_testing.h"
 #include "kv/tcp_peer.h"
 
 namespace perigee {
@@ -184,6 +187,133 @@ TEST(AreaReader, ALeaseThatIsOverIsRefused) {
   Connected connected(from, to);
   connected.table.release(connected.lease);
   EXPECT_EQ(connected.pull(to).error().code, Code::kNotFound);
+}
+
+TEST(AreaReader, ANodeStagesNothingOutsideItsSlots) {
+  const auto memory = std::make_shared<LocalAreas>(1);
+  const TestNode from(1, 1, 5, 1, {.pages = memory});
+  const Connected connected(from, from);
+  RawPeer peer(connected.server->port(), "secret", connected.table.incarnation());
+  const auto shown = peer.ask(Carry{kCarryCudaIpc, host_id()});
+  ASSERT_TRUE(shown.ok() && std::holds_alternative<Carried>(*shown));
+  const auto is_staged = [&](int32_t slot, int32_t count) {
+    const auto reply = peer.ask(StageUnits{connected.lease, {UnitGroup::kBlocks, 0, count}, slot});
+    EXPECT_TRUE(reply.ok()) << "the connection has ended";
+    return reply.ok() && std::holds_alternative<Staged>(*reply);
+  };
+  EXPECT_TRUE(is_staged(kAreaSlots - 1, 5));
+  for (const int32_t slot : {-1, kAreaSlots, 1 << 30}) EXPECT_FALSE(is_staged(slot, 1)) << slot;
+  for (const int32_t count : {-1, 0, 6, kMaxSlotUnits + 1}) EXPECT_FALSE(is_staged(0, count)) << count;
+  EXPECT_TRUE(is_staged(0, 1));
+}
+
+// Replies of a node that are there before they are asked for, to a reader that copies nothing.
+class FakeNode final : public PageMemory {
+ public:
+  FakeNode() {
+    int ends[2];
+    CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, ends) == 0);
+    here_ = Socket(ends[0]);
+    there_ = Socket(ends[1]);
+    encode(StageUnits{}, 1, 0, 0, one_request_);
+  }
+  void reply(uint32_t number, const WireMessage& message) {
+    std::vector<uint8_t> bytes;
+    encode(message, number, 0, 0, bytes);
+    CHECK(there_.send(bytes, 1).ok());
+  }
+  Status pull(int32_t count) {
+    const PageStore store({{.memory = std::shared_ptr<PageMemory>(std::shared_ptr<void>(), this), .layout = layout}});
+    const std::vector<Placement> blocks(static_cast<size_t>(count), Placement{PageId(0), 0});
+    const auto reader = AreaReader::map(store, std::vector<uint8_t>(64));
+    CHECK(reader.ok());
+    uint32_t number = 0;
+    return (*reader)->pull(FramedSocket(here_, 1), number, 1, {}, {UnitGroup::kBlocks, 0, count}, store,
+                           {.blocks = blocks});
+  }
+  static Staged staged(int32_t count, uint8_t rank = 0) {
+    const auto units = static_cast<size_t>(count);
+    return {std::vector<uint64_t>(units), std::vector<uint8_t>(units, rank)};
+  }
+
+  Status gather(std::span<const UnitRun>, int64_t, std::span<uint8_t>) override { return {}; }
+  Status scatter(std::span<const UnitRun>, int64_t, std::span<const uint8_t>) override { return {}; }
+  Status poison(std::span<const UnitRun>, int64_t) override { return {}; }
+  Result<std::unique_ptr<SharedArea>> map_area(const std::string&) override {
+    return std::unique_ptr<SharedArea>(std::make_unique<Area>(*this));
+  }
+
+  const CacheLayout layout = {CacheGroup::latent(60, 512, 64, LatentFormat::kBF16)};
+  int num_begun = 0, num_taken = 0;
+
+ private:
+  class Area final : public SharedArea {
+   public:
+    explicit Area(FakeNode& node) : node_(node) {}
+    std::string handle() const override { return ""; }
+    void begin(int32_t slot, std::span<const UnitRun>, int64_t) override {
+      EXPECT_EQ(slot, node_.num_begun++ % kAreaSlots);
+      EXPECT_LE(node_.num_asked(), node_.num_taken + kAreaSlots) << "a slot is written while it is read";
+    }
+    Status wait(int32_t slot, std::span<uint64_t> digests) override {
+      EXPECT_EQ(slot, node_.num_taken % kAreaSlots);
+      EXPECT_LE(node_.num_asked(), node_.num_taken + kAreaSlots) << "a slot is written while it is read";
+      ++node_.num_taken;
+      std::fill(digests.begin(), digests.end(), 0);
+      return {};
+    }
+
+   private:
+    FakeNode& node_;
+  };
+  int num_asked() const {
+    int bytes = 0;
+    CHECK(ioctl(there_.fd(), FIONREAD, &bytes) == 0);
+    return bytes / static_cast<int>(one_request_.size());
+  }
+  Socket here_, there_;
+  std::vector<uint8_t> one_request_;
+};
+
+constexpr int32_t kUnitsOfASlot = 15;  // of FakeNode's layout
+
+TEST(AreaReader, ASlotIsAskedForAgainWhenItsUnitsWereTaken) {
+  for (const int32_t pieces : {1, 2, 4, 5, 11}) {
+    FakeNode node;
+    const int32_t count = pieces * kUnitsOfASlot - 1;
+    for (int32_t i = 0; i < pieces; ++i)
+      node.reply(static_cast<uint32_t>(i) + 1, FakeNode::staged(std::min(kUnitsOfASlot, count - i * kUnitsOfASlot)));
+    const Status pulled = node.pull(count);
+    EXPECT_TRUE(pulled.ok()) << pulled.error().message;
+    EXPECT_EQ(node.num_taken, pieces);
+  }
+}
+
+TEST(AreaReader, RepliesThatDoNotFitEndThePull) {
+  constexpr int32_t kCount = 3 * kUnitsOfASlot;
+  Staged unlike = FakeNode::staged(kUnitsOfASlot), short_of_ranks = unlike;
+  unlike.digests[7] = 1;
+  short_of_ranks.ranks.pop_back();
+  const std::pair<WireMessage, const char*> faults[] = {{FakeNode::staged(kUnitsOfASlot, 1), "ranks"},
+                                                        {FakeNode::staged(kUnitsOfASlot, 255), "ranks"},
+                                                        {FakeNode::staged(kUnitsOfASlot - 1), "digests"},
+                                                        {FakeNode::staged(kUnitsOfASlot + 1), "digests"},
+                                                        {short_of_ranks, "digests"},
+                                                        {unlike, "digest"},
+                                                        {Done(), "type"}};
+  for (const auto& [fault, field] : faults)
+    for (const uint32_t at : {1, 2, 3}) {
+      FakeNode node;
+      for (uint32_t number = 1; number <= 3; ++number)
+        node.reply(number, number == at ? fault : WireMessage(FakeNode::staged(kUnitsOfASlot)));
+      const Status pulled = node.pull(kCount);
+      ASSERT_FALSE(pulled.ok()) << field << " " << at;
+      EXPECT_EQ(pulled.error().field, field) << at;
+      EXPECT_EQ(node.num_taken, node.num_begun) << "no copy is left under way";
+    }
+  FakeNode node;
+  node.reply(2, FakeNode::staged(kUnitsOfASlot));
+  EXPECT_EQ(node.pull(kCount).error().field, "number");
 }
 
 TEST(AreaReader, AnotherHostIsShownNothing) {

@@ -12,7 +12,7 @@
 #include "base/eventually.h"
 #include "base/manual_clock.h"
 #include "base/rng.h"
-#include "kv/framed_socket.h"
+#include "kv/raw_peer_testing.h"
 #include "kv/transfer_testing.h"
 #include "kv/wire.h"
 
@@ -248,22 +248,10 @@ TEST_F(TcpPeers, DamagedBytesAreNeverAnAnswer) {
 }
 
 TEST_F(TcpPeers, ARepeatedRequestEndsTheConnection) {
-  auto socket = Socket::connect(address(), 2);
-  ASSERT_TRUE(socket.ok());
-  FramedSocket frames(*socket, 2);
-  const Nonce nonce = make_nonce();
-  ASSERT_TRUE(frames.send(Hello{nonce}, 0).ok());
-  const auto welcome = frames.receive<Welcome>(kMaxHandshakeBytes);
-  ASSERT_TRUE(welcome.ok());
-  ASSERT_TRUE(frames.send(Proof{tag_of(options.secret, "client", nonce, welcome->nonce)}, 0).ok());
-  frames.begin_session(session_of(options.secret, nonce, welcome->nonce), 0, 2);
-  ASSERT_TRUE(frames.receive<Ready>(kMaxHandshakeBytes).ok());
-  frames.set_incarnation(table.incarnation());
+  RawPeer peer(server->port(), options.secret, table.incarnation());
   const LeaseName name = grant(1);
-  ASSERT_TRUE(frames.send(ExtendLease{name}, 1).ok());
-  ASSERT_TRUE(frames.receive<Held>(kMaxHandshakeBytes).ok());
-  ASSERT_TRUE(frames.send(ExtendLease{name}, 1).ok());
-  EXPECT_FALSE(frames.receive<Held>(kMaxHandshakeBytes).ok());
+  EXPECT_TRUE(peer.ask(ExtendLease{name}, 1).ok());
+  EXPECT_FALSE(peer.ask(ExtendLease{name}, 1).ok());
 }
 
 // A peer that accepts and then says nothing: the end of an engine does not wait for it.
