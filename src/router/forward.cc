@@ -320,7 +320,6 @@ Task<bool> Forward::ask_and_answer(Lease lease, std::string_view body) {
   const int status = call_->head().status;
   bool lost = false;
   if (status == 500) lost = co_await lost_prefill();
-  if (status != 200) stop_prefill();
   if (asks_another(status) || lost) {
     co_await pass_over(lease);
     co_return client_left_;
@@ -420,7 +419,7 @@ Task<bool> Forward::attempt_split(const PrefixBlocks& blocks) {
   if (!done)
     stop_prefill();  // the next attempt asks anew
   else if (prefill_ && !prefill_->ended)
-    prefill_->call->end_within(kLateNewsS);  // else a worker that is silent counts as busy for as long as it may be
+    prefill_->call->end_within(kLateNewsS);  // nobody wants its rest, and a silent worker counts as busy
   co_return done;
 }
 
