@@ -119,7 +119,8 @@ Result<RequestId> Generation::submit(size_t prompt_index) {
   request.timeout_s = spec_.fields.timeout_s;
   request.cache_salt = spec_.fields.cache_salt;
   request.lease = spec_.fields.transfer.lease;
-  request.remote = spec_.lease.take();
+  request.remote = spec_.fields.transfer.remote;
+  spec_.lease.handed_over();
   request.constraint = spec_.constraint;
   request.speculation_max_context = spec_.fields.speculation_max_context;
   return spec_.backend->submit(std::move(request), [self = shared_from_this(), prompt_index](OutputChunk&& chunk) {

@@ -31,8 +31,12 @@ class RemoteLease {
     }
   }
 
-  // For the engine, which lets it go from then on.
-  std::optional<RemotePrefix> take() { return std::exchange(remote_, std::nullopt); }
+  // The engine has it, and lets it go from then on. The engine's last sinks may own what owns this, so the backend must
+  // not be kept alive by it.
+  void handed_over() {
+    remote_ = std::nullopt;
+    backend_ = nullptr;
+  }
 
  private:
   std::shared_ptr<Backend> backend_;

@@ -3,6 +3,7 @@
 
 #include "base/eventually.h"
 #include "server/api_fixture.h"
+#include "server/remote_lease.h"
 #include "server/test_stream.h"
 #include "server/transfer_params.h"
 
@@ -23,7 +24,6 @@ class TransferRequests : public ApiTest {
 };
 
 TEST_F(TransferRequests, WhatOneServerRepliesTheOtherOnesEngineIsTold) {
-  options_.takes_leases = true;
   start(ids_of("ab"));
   for (const auto& [path, prompt] : {std::pair(kCompletions, R"("prompt":"x")"),
                                      std::pair(kChat, R"("messages":[{"role":"user","content":"x"}])")}) {
@@ -40,6 +40,25 @@ TEST_F(TransferRequests, WhatOneServerRepliesTheOtherOnesEngineIsTold) {
     EXPECT_EQ(told.remote->peer, "10.0.0.1:5600");
     EXPECT_EQ(told.remote->num_blocks, 2);
   }
+}
+
+// It says why it cannot take them: a prompt that is silently computed twice is a launch line that nobody mends.
+TEST_F(TransferRequests, AServerThatTakesNoLeasesStillTellsItsEngineOfThem) {
+  start(ids_of("ab"));
+  const std::string lease = str_cat(R"("kv_transfer_params":)", dump_json(transfer_params_json(fake_lease())));
+  EXPECT_EQ(post(kCompletions, str_cat(R"({"prompt":"x",)", lease, "}")).status, 200);
+  EXPECT_EQ(backend_->submitted.back().remote, fake_lease());
+}
+
+TEST_F(TransferRequests, ALeaseThatTheEngineHasKeepsNoBackendAlive) {
+  start(ids_of("ab"));
+  const std::weak_ptr<FakeBackend> watched = backend_;
+  RemoteLease lease(backend_, fake_lease());
+  const auto before = watched.use_count();
+  lease.handed_over();
+  EXPECT_EQ(watched.use_count(), before - 1);
+  lease = RemoteLease();
+  EXPECT_EQ(backend_->num_released, 0u);
 }
 
 constexpr const char* kEarly = R"("max_tokens":1,"kv_transfer_params":{"do_remote_decode":true,"announce_early":true})";

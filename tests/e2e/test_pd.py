@@ -182,6 +182,9 @@ def test_what_a_client_writes_into_the_parameters_is_not_believed(pair):
     # Of other tokens: its node does not give it.
     status, reply = pair.decode.post("/v1/completions", body("A " + prompt, kv_transfer_params=params))
     assert status == 500 and "did not arrive" in reply["error"]["message"], reply
+    # A server that takes no prompts says so, and does not compute what it was asked to fetch.
+    status, reply = pair.prefill.post("/v1/completions", body(prompt, kv_transfer_params=params))
+    assert status == 400 and "kv_consumer" in reply["error"]["message"], reply
     for wrong in ({"do_remote_decode": True}, {"do_remote_decode": True, "do_remote_prefill": True}):
         assert pair.decode.post("/v1/completions", body(prompt, kv_transfer_params=wrong))[0] == 400
     for more in ({"stream": True}, {"prompt": [prompt, prompt]}):
