@@ -124,6 +124,7 @@ TEST(SchemaGrammar, RefusesByPlace) {
           {R"({"$ref":"#/$defs/x"})", "/$ref:"},
           {R"({"$ref":"#"})", "/$ref"},
           {R"({"$ref":"http://x/y"})", "/$ref:"},
+          {R"({"$id":"https://e.com/a/s","$ref":"https://f.com/a/s"})", "/$ref:"},
           {R"({"items":{"$id":"a","$ref":"#/$defs/b"},"minItems":1,"$defs":{"b":{"const":1}}})", "/items/$id:"},
           {R"-({"type":"string","pattern":"(?=a)"})-", "/pattern:"},
           {R"-({"type":"string","pattern":"a(?<!b)"})-", "/pattern:"},

@@ -16,29 +16,6 @@
 namespace perigee {
 namespace {
 
-// One token of a JSON pointer without its escapes.
-std::string unescaped(std::string_view token) {
-  std::string out;
-  for (size_t i = 0; i < token.size(); ++i) {
-    if (token[i] == '~' && i + 1 < token.size() && (token[i + 1] == '0' || token[i + 1] == '1')) {
-      out += token[++i] == '0' ? '~' : '/';
-    } else if (token[i] == '%' && i + 2 < token.size()) {
-      out += static_cast<char>(std::stoi("0" + std::string(token.substr(i + 1, 2)), nullptr, 16));
-      i += 2;
-    } else {
-      out += token[i];
-    }
-  }
-  return out;
-}
-
-// The last part of a reference or an $id without its fragment: "https://a.b/c/item.json#" is item.json.
-std::string_view file_of(std::string_view id) {
-  id = id.substr(0, id.find('#'));
-  const size_t slash = id.rfind('/');
-  return slash == std::string_view::npos ? id : id.substr(slash + 1);
-}
-
 bool refers(const Json& in) {
   if (in.is_array()) return std::any_of(in.as_array().begin(), in.as_array().end(), refers);
   return in.is_object() && std::any_of(in.as_object().begin(), in.as_object().end(), [](const Json::Member& member) {
@@ -68,30 +45,7 @@ bool is_condition(const std::string& key) {
 }  // namespace
 
 SchemaRules::SchemaRules(const Json& root, const SchemaLimits& limits)
-    : root_(root), limits_(limits), speaks_of_unevaluated_(speaks_of_unevaluated(root)) {
-  find_names(root, true);
-}
-
-// The first schema of each $anchor and $id. An $anchor is known inside its own $id only; a schema within a schema with
-// an $id of its own may not refer to anything, see flattened().
-void SchemaRules::find_names(const Json& in, bool of_root) {
-  if (in.is_array())
-    for (const Json& each : in.as_array()) find_names(each, of_root);
-  if (!in.is_object()) return;
-  if (const Json* id = in.find("$id"); id != nullptr && id->is_string()) {
-    const std::string& name = id->as_string();
-    if (name.starts_with("#")) named_.emplace(name, &in);  // as older drafts spell an $anchor
-    if (!file_of(name).empty()) {
-      named_.emplace(file_of(name), &in);
-      of_root = of_root && &in == &root_;
-    }
-  }
-  for (const auto& [key, value] : in.as_object()) {
-    if (of_root && value.is_string() && (key == "$anchor" || key == "$dynamicAnchor"))
-      named_.emplace("#" + value.as_string(), &in);
-    find_names(value, of_root);
-  }
-}
+    : root_(root), limits_(limits), speaks_of_unevaluated_(speaks_of_unevaluated(root)), names_(root) {}
 
 void SchemaRules::refuse(const std::string& place, std::string_view why) const {
   throw SchemaRefusal{Error(Code::kBadInput, (place.empty() ? "/" : place) + ": " + std::string(why))};
@@ -143,37 +97,12 @@ std::string SchemaRules::finish(const std::string& root) {
 }
 
 const Json& SchemaRules::target(const std::string& ref, const std::string& place) const {
-  const Json* at = &root_;
-  std::string_view rest = ref;
-  const auto found = [&](const std::string& name) -> const Json& {
-    const auto known = named_.find(name);
-    if (known == named_.end()) refuse(place + "/$ref", fmt::format("{} names nothing in the schema", ref));
-    return *known->second;
-  };
-  if (!rest.starts_with("#")) {
-    if (!named_.contains(std::string(file_of(ref))))
-      refuse(place + "/$ref", "only references into the schema itself (#/…) are supported");
-    at = &found(std::string(file_of(ref)));
-    rest.remove_prefix(std::min(rest.find('#'), rest.size()));
-    if (rest.empty()) return *at;
-  }
-  rest.remove_prefix(1);
-  if (!rest.empty() && rest[0] != '/') return found("#" + std::string(rest));
-  while (!rest.empty()) {
-    rest.remove_prefix(1);
-    const size_t end = std::min(rest.find('/'), rest.size());
-    const std::string token = unescaped(rest.substr(0, end));
-    rest.remove_prefix(end);
-    const Json* next = at->find(token);
-    if (next == nullptr && at->is_array() && !token.empty() && token.size() < 6 &&
-        token.find_first_not_of("0123456789") == std::string::npos) {
-      const size_t index = static_cast<size_t>(std::stoi(token));
-      if (index < at->as_array().size()) next = &at->as_array()[index];
-    }
-    if (next == nullptr) refuse(place + "/$ref", fmt::format("{} names nothing in the schema", ref));
-    at = next;
-  }
-  return *at;
+  const Json* found = names_.find(ref);
+  if (found == nullptr)
+    refuse(place + "/$ref",
+           fmt::format("{} names nothing in the schema; only references into the schema itself (#/…) are supported",
+                       ref.substr(0, 256)));
+  return *found;
 }
 
 // The same definitions may be met again and again, and names and values are compared each with each.

@@ -14,6 +14,7 @@
 #include "grammar/language.h"
 #include "grammar/number_pattern.h"
 #include "grammar/schema_grammar.h"
+#include "grammar/schema_names.h"
 
 namespace perigee {
 
@@ -57,7 +58,6 @@ class SchemaRules {
   std::vector<Json> complement_of(const Json& schema, const std::string& place, const Json& beside = true) const;
   bool must_not_say(const std::vector<Json>& parts, const Json& beside) const;
   Json closed_for_itself(Json schema, const std::string& place) const;
-  void find_names(const Json& in, bool of_root);
   const Json& target(const std::string& ref, const std::string& place) const;
   std::string body_of(const Json& schema, const std::string& place);
   std::string branches(const Json& schema, const char* key, const std::string& place);
@@ -117,10 +117,10 @@ class SchemaRules {
   const Json& root_;
   SchemaLimits limits_;
   const bool speaks_of_unevaluated_;
+  const SchemaNames names_;
   std::unordered_map<std::string, std::string> by_schema_;  // the rule of a schema's text
   std::unordered_map<std::string, std::string> by_body_;
   std::unordered_set<std::string> left_out_;
-  std::unordered_map<std::string, const Json*> named_;  // by #$anchor, and by the last part of an $id
   std::vector<std::string> rules_;
   size_t num_bytes_ = 0;
   size_t text_bytes_ = 0;  // of the keys of by_schema_
