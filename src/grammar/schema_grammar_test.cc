@@ -53,6 +53,7 @@ constexpr const char* kSchemas[] = {
     R"({"type":"array","uniqueItems":true,"minItems":8})",
     R"({"type":"array","uniqueItems":true,"items":{"type":"string","format":"date"},"minItems":2,"maxItems":3})",
     R"({"type":"array","uniqueItems":true,"items":{"enum":["b","a",1,null,2.5]},"minItems":4})",
+    R"({"type":"array","uniqueItems":true,"items":{"type":"integer","minimum":9223372036854775805,"maximum":9223372036854775807},"minItems":3})",
     R"({"type":"array","uniqueItems":true,"minItems":3,"items":{"type":"object","properties":{"n":{"type":"null"},"id":{"type":"string"}},"required":["n","id"]}})",
     R"({"type":"integer","multipleOf":10})",
     R"({"type":"object","properties":{"":{"type":"integer"},"a":{"type":"null"}},"required":[""],"additionalProperties":{"type":"boolean"}})",
@@ -117,6 +118,8 @@ TEST(SchemaGrammar, RefusesByPlace) {
       const auto& [schema, place] : std::initializer_list<std::pair<const char*, const char*>>{
           {R"({"type":"array","uniqueItems":true,"items":{"type":"array"}})", "/uniqueItems:"},
           {R"({"type":"array","uniqueItems":true,"items":{"type":"string"},"minItems":9})", "/minItems:"},
+          {R"({"uniqueItems":true,"minItems":9,"items":{"type":"integer","minimum":-9223372036854775808,"maximum":9223372036854775807}})",
+           "/minItems:"},
           {R"({"properties":{"a":{"not":{}}},"required":["a"]})", "/:"},
           {R"({"type":"number","multipleOf":0.00000000000007})", "/multipleOf:"},
           {R"({"type":"integer","multipleOf":1009})", "/multipleOf:"},

@@ -57,8 +57,8 @@ std::string SchemaRules::unique_in_order(const std::vector<std::string>& values,
   // Items are counted up to where their number matters.
   const bool bounded = most >= 0 && most < size;
   const int64_t counted = bounded ? most : std::max<int64_t>(least, 1);
-  constexpr int64_t kMostPlaces = 4096;
-  if (size * (counted + 1) > std::max<int64_t>(kMostPlaces, 64 * 65))
+  constexpr int64_t kMostPlaces = 64 * 65;
+  if (size * (counted + 1) > kMostPlaces)
     refuse(place, fmt::format("{} values beside minItems and maxItems of {}: use fewer, or no bounds", size, counted));
   // next[n]: what may follow a value when n items are there.
   std::vector<std::string> next(counted + 1), now(counted + 1);
@@ -185,7 +185,7 @@ std::string SchemaRules::unique_array(const Json& schema, const Json& items, int
   rules = classes_of(items, place + "/items");
   if (rules.empty())
     refuse(place + "/uniqueItems",
-           "supported for items that are strings, numbers or of at most 64 values, "
+           "supported for items that are strings, numbers or of at most 1,024 values (of a range 64), "
            "and for objects and tuples with one of these required");
   if (least > static_cast<int64_t>(rules.size()))
     refuse(place + "/minItems",

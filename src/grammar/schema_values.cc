@@ -138,10 +138,12 @@ std::optional<std::vector<Json>> SchemaRules::listed_values(const Json& schema, 
       if (type == "boolean") add(false), add(true);
       if (type == "null" || type == "boolean") continue;
       const Json *least = flat.find("minimum"), *most = flat.find("maximum");
-      if (type != "integer" || least == nullptr || most == nullptr || !least->is_int() || !most->is_int() ||
-          most->as_double() - least->as_double() >= static_cast<double>(kMostOfRange))
+      if (type != "integer" || least == nullptr || most == nullptr || !least->is_int() || !most->is_int())
         return std::nullopt;
-      for (int64_t value = least->as_int(); value <= most->as_int(); ++value) add(Json(value));
+      if (least->as_int() > most->as_int()) continue;
+      const uint64_t span = static_cast<uint64_t>(most->as_int()) - static_cast<uint64_t>(least->as_int());
+      if (span >= kMostOfRange) return std::nullopt;
+      for (uint64_t i = 0; i <= span; ++i) add(Json(least->as_int() + static_cast<int64_t>(i)));
     }
   }
   std::vector<Json> out;
