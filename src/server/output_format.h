@@ -1,10 +1,12 @@
 // The form that a request asks its reply to have: response_format, structured_outputs and the older guided_* names.
 #pragma once
 
+#include <chrono>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "grammar/grammar_compiler.h"
 #include "grammar/grammar_spec.h"
 #include "server/request_fields.h"
 
@@ -25,8 +27,9 @@ struct OutputFormat {
 };
 
 // Lets go of the schemas of unwanted calls that cannot be followed: any object will do for those. Returns why, one line
-// for each tool; strict ones are left as they are.
-std::vector<std::string> relax(OutputFormat& format);
+// for each tool; strict ones are left as they are. Nothing, too, where it has not looked at all of them after `most`:
+// each may take seconds, on a thread that compiles for other requests.
+std::vector<std::string> relax(OutputFormat& format, std::chrono::seconds most = GrammarCompilerOptions().tools_time);
 
 // A fault of `format` that its compiler found, told by the request's field.
 Error fault_of(const OutputFormat& format, const Error& error);
