@@ -176,7 +176,7 @@ def test_what_a_client_writes_into_the_parameters_is_not_believed(pair):
     params = lease(pair.prefill, prompt, cache_salt="a")
     assert params["do_remote_prefill"] and not params["do_remote_decode"] and params["remote_num_tokens"] >= 64, params
     for change in ({"remote_host": "169.254.169.254"}, {"remote_port": 22}, {"remote_num_tokens": 64}, {"remote_tag": "0" * 64},
-                   {"remote_request_id": "0" * 16}, {"remote_engine_id": "0" * 16}, {"remote_tag": None}):
+                   {"remote_request_id": "f" * 16}, {"remote_engine_id": "0" * 16}, {"remote_tag": None}):
         status, reply = pair.decode.post("/v1/completions", body(prompt, kv_transfer_params={**params, **change}))
         assert status == 400 and "kv_transfer_params" in reply["error"]["param"], (change, reply)
     # Of other tokens: its node does not give it.
