@@ -99,6 +99,7 @@ SETS = [{"type": "array", "uniqueItems": True, **more} for more in (
 OBJECTS = [
     {"$id": "https://example.com/root.json", "$ref": "root.json#/$defs/a", "$defs": {"a": {"type": "integer"}}},
     {"$id": "https://example.com/root.json", "$ref": "#/$defs/a", "$defs": {"a": {"$ref": "item.json"}, "b": {"$id": "item.json", "type": "string", "maxLength": 3}}},
+    {"$id": "https://example.com/root.json", "$ref": "b/item", "$defs": {"a": {"$id": "a/item", "type": "string"}, "b": {"$id": "b/item", "type": "integer", "maximum": 9}}},
     {"type": "array", "uniqueItems": True, "prefixItems": [{"const": 1}, {"const": 2}, TEXT], "items": False, "minItems": 2},
     {"type": "object", "unevaluatedProperties": False, "oneOf": [{"properties": {"k": {"const": 1}, "x": WHOLE}, "required": ["k", "x"]}, {"properties": {"k": {"const": 2}, "y": WHOLE}, "required": ["k", "y"]}]},
     {"$defs": {"X": {"properties": {"next": {"$ref": "#/$defs/X"}}, "required": ["next"], "type": "object"}}, "properties": {"node": {"$ref": "#/$defs/X"}}, "type": "object"},
