@@ -74,9 +74,8 @@ struct RemotePrefix {
 
 enum class ImportEnd : uint8_t {
   kArrived,    // every byte is there and was checked
-  kRecompute,  // it failed: the sequence computes its prompt here
-  kFail,       // it failed: the sequence ends with an error
-  kWithdrawn,  // the other node had no room to complete it: the sequence computes its prompt here
+  kRecompute,  // it did not arrive: the sequence computes its prompt here
+  kFail,       // it did not arrive: the sequence ends with an error
 };
 
 }  // namespace perigee

@@ -122,7 +122,6 @@ struct SchedulerGauges {
   int64_t checkpoint_skips = 0;             // not written for lack of pages
   int32_t awaiting = 0, leases = 0;         // sequences, on the side that takes and on the one that gives
   int64_t imports = 0, failed_imports = 0;  // that have ended, and of those the ones that did not arrive
-  int64_t withdrawn_imports = 0;            // and those that the other node could not complete
   int64_t leases_given_back = 0;            // of waiting sequences, so that another node finds room
   int64_t imported_blocks = 0;              // of those that did
   int64_t not_finite = 0;                   // sequences ended because a logit was NaN or infinite

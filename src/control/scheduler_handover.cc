@@ -42,8 +42,7 @@ void Scheduler::Impl::end_import(SequenceId id, ImportEnd end, const std::string
   CHECK(num_blocks, "sequence ", id, " ends an import that it has not");
   ++totals_.imports;
   if (arrived) totals_.imported_blocks += *num_blocks;
-  if (end == ImportEnd::kWithdrawn) ++totals_.withdrawn_imports;
-  if (end == ImportEnd::kRecompute || end == ImportEnd::kFail) ++totals_.failed_imports;
+  if (!arrived) ++totals_.failed_imports;
   if (sequence == nullptr) return;  // ended meanwhile
   awaiting_.erase(std::find(awaiting_.begin(), awaiting_.end(), sequence));
   sequence->state = Waiting();

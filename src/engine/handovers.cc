@@ -75,8 +75,8 @@ Handovers::Handovers(const PageStore& store, const CacheShape& shape, const Hand
                                                              .growth_wait_s = config.lease_s / 24,
                                                              .growth_limit_s = config.lease_s * 20,
                                                              .piece_bytes = config.piece_bytes},
-                                           [post = posts.import](SequenceId sequence, Status status) {
-                                             post({sequence, std::move(status)});
+                                           [post = posts.import](SequenceId sequence, const TransferEnd& end) {
+                                             post({sequence, end});
                                            });
 }
 
@@ -164,12 +164,14 @@ std::optional<RemotePrefix> Handovers::grow(const LeaseGrowth& growth) {
 }
 
 void Handovers::handle(const ImportOver& over, Scheduler& scheduler) {
-  if (over.status.ok()) return scheduler.end_import(over.sequence, ImportEnd::kArrived);
-  if (over.status.error().code == Code::kCancelled) return scheduler.end_import(over.sequence, ImportEnd::kWithdrawn);
-  log_warning("the prompt of sequence ", over.sequence, " did not arrive: ", over.status.error().message);
-  scheduler.end_import(
-      over.sequence, config_.on_failure,
-      "the prompt's cache entries did not arrive from the prefill node: " + over.status.error().message);
+  using How = TransferEnd::How;
+  if (over.end.how == How::kArrived) return scheduler.end_import(over.sequence, ImportEnd::kArrived);
+  // No fault, so nothing for --kv-load-failure-policy: a node without room, or a sequence that has ended already.
+  if (over.end.how != How::kFailed) return scheduler.end_import(over.sequence, ImportEnd::kRecompute);
+  const std::string& why = over.end.why->message;
+  log_warning("the prompt of sequence ", over.sequence, " did not arrive: ", why);
+  scheduler.end_import(over.sequence, config_.on_failure,
+                       "the prompt's cache entries did not arrive from the prefill node: " + why);
 }
 
 std::optional<RemotePrefix> Handovers::end(const SequenceUpdate& update) {

@@ -21,7 +21,7 @@ struct LeaseOver {
 };
 struct ImportOver {
   SequenceId sequence;
-  Status status;
+  TransferEnd end;
 };
 struct HandoverPosts {
   std::function<void(LeaseOver)> lease;

@@ -6,6 +6,7 @@
 #include <atomic>
 
 #include "base/eventually.h"
+#include "control/scheduler_testing.h"
 #include "kv/lease_tag.h"
 #include "kv/transfer_testing.h"
 
@@ -14,7 +15,7 @@ namespace {
 
 class HandoversTest : public testing::Test {
  protected:
-  void start(std::vector<std::string> peers) {
+  void start(std::vector<std::string> peers, ImportEnd on_failure = ImportEnd::kRecompute) {
     HandoverConfig config{.connect = [this](const std::string&, const CacheShape&,
                                             const std::stop_token&) -> Result<std::unique_ptr<Peer>> {
       ++num_connects_;
@@ -22,6 +23,7 @@ class HandoversTest : public testing::Test {
     }};
     config.secret = "secret";
     config.peers = std::move(peers);
+    config.on_failure = on_failure;
     handovers_ =
         std::make_unique<Handovers>(pages_.store, pages_.shape, config,
                                     HandoverPosts{.lease = [](LeaseOver) {}, .import = [](const ImportOver&) {}});
@@ -59,6 +61,29 @@ TEST_F(HandoversTest, ALeaseWithoutItsTagIsNotTaken) {
   RemotePrefix remote = lease_of("a:1");
   remote.peer = "169.254.169.254:80";
   EXPECT_FALSE(check(remote).ok());
+}
+
+// --kv-load-failure-policy is for failures. Another node without room is none.
+TEST_F(HandoversTest, OnlyAFailedImportMayFailItsRequest) {
+  using How = TransferEnd::How;
+  const TransferEnd failed{How::kFailed, Error(Code::kCancelled, "the peer is gone")}, withdrawn{How::kWithdrawn};
+  for (const ImportEnd policy : {ImportEnd::kFail, ImportEnd::kRecompute})
+    for (const TransferEnd& end : {failed, withdrawn}) {
+      start({}, policy);
+      SchedulerHarness h(small_config());
+      Submit submit{.sequence = SequenceId(1),
+                    .prompt = std::make_shared<std::vector<int32_t>>(200, 5),
+                    .sampling = std::make_shared<SamplingParams>()};
+      submit.remote_blocks = 3;
+      h.scheduler.submit(submit);
+      EXPECT_FALSE(h.has_plan());
+      ASSERT_EQ(h.scheduler.take_imports().size(), 1u);
+      handovers_->handle(ImportOver{SequenceId(1), end}, h.scheduler);
+      h.collect();
+      const bool ends = end.how == How::kFailed && policy == ImportEnd::kFail;
+      EXPECT_EQ(h.outcomes[SequenceId(1)].error.find("the peer is gone") != std::string::npos, ends);
+      EXPECT_EQ(h.has_plan(), !ends);
+    }
 }
 
 // Of a request that is refused: it connects nowhere that a lease would not be taken from.

@@ -7,17 +7,20 @@ namespace perigee {
 
 struct LeaseCounts {
   int64_t granted = 0, released = 0, expired = 0, refused_reads = 0, bytes = 0;
-  int64_t held = 0;  // now
+  int64_t withdrawn = 0;  // of those granted, before they were whole, for want of room
+  int64_t held = 0;       // now
 };
 
+// By their ends (TransferEnd).
 struct TransferCounts {
-  int64_t arrived = 0, failed = 0, bytes = 0;
-  int64_t withdrawn = 0;  // by either side, without a fault
-  double seconds = 0;     // of all that arrived, together
+  int64_t arrived = 0, failed = 0, withdrawn = 0, dropped = 0;
+  int64_t bytes = 0;   // of all that arrived
+  double seconds = 0;  // of all that arrived, together
   TransferCounts& operator+=(const TransferCounts& other) {
     arrived += other.arrived;
     failed += other.failed;
     withdrawn += other.withdrawn;
+    dropped += other.dropped;
     bytes += other.bytes;
     seconds += other.seconds;
     return *this;

@@ -17,7 +17,8 @@ LeaseTable::LeaseTable(PageStore store, CacheShape shape, uint64_t incarnation, 
       on_free_(std::move(on_free)) {}
 
 LeaseHold LeaseTable::Entry::hold() const {
-  return {static_cast<int32_t>(growth.lease->blocks.size()), growth.stage == LeaseStage::kWhole};
+  if (growth.stage == LeaseStage::kWithdrawn) return {.stage = growth.stage};
+  return {static_cast<int32_t>(growth.lease->blocks.size()), growth.stage};
 }
 
 LeaseName LeaseTable::grant(std::shared_ptr<const Lease> lease, Tokens tokens) {
@@ -50,7 +51,10 @@ void LeaseTable::grow(const LeaseGrowth& growth) {
     const auto found = entries_.find(growth.lease->sequence.value);
     if (found == entries_.end() || found->second.over) return;
     found->second.growth = growth;
-    if (growth.stage == LeaseStage::kWithdrawn) let_go(found->second, freed);
+    if (growth.stage == LeaseStage::kWithdrawn) {
+      ++counts_.withdrawn;
+      let_go(found->second, freed);
+    }
     if (growth.stage == LeaseStage::kFailed) end(found, freed);
     ++growth_;
     grown_.notify_all();
@@ -66,8 +70,6 @@ Result<LeaseTable::Entries::iterator> LeaseTable::find(const LeaseName& name) {
     return Error(Code::kNotFound,
                  "the lease is over: its time has passed, it was released, or its node was started anew", "lease");
   }
-  if (found->second.growth.stage == LeaseStage::kWithdrawn)
-    return Error(Code::kCancelled, "the prefill node had no room to complete the prompt's cache entries", "lease");
   return found;
 }
 
@@ -149,6 +151,8 @@ Status LeaseTable::read(const LeaseName& name, UnitRange units, const Take& take
   {
     const std::lock_guard lock(mutex_);
     ASSIGN_OR_RETURN(entry, find(name));
+    if (entry->second.growth.stage == LeaseStage::kWithdrawn)
+      return Error(Code::kNotFound, "the lease was withdrawn for want of room", "lease");
     lease = entry->second.growth.lease;
     const int64_t num_units = units.group == UnitGroup::kBlocks ? std::ssize(lease->blocks)
                               : lease->checkpoint.empty()       ? 0
@@ -179,12 +183,11 @@ Status LeaseTable::read(const LeaseName& name, UnitRange units, const Take& take
   return taken;
 }
 
-// One that was withdrawn, too: its reader is to learn that, not that its time is over.
+// One that was withdrawn, too: its reader must learn that, and not that its time is over.
 Result<LeaseHold> LeaseTable::extend(const LeaseName& name) {
   const std::lock_guard lock(mutex_);
-  if (const auto held = entries_.find(name.number); name.incarnation == incarnation_ && held != entries_.end())
-    held->second.end_s = clock_.now_s() + lifetime_s_;
   ASSIGN_OR_RETURN(const auto entry, find(name));
+  entry->second.end_s = clock_.now_s() + lifetime_s_;
   return entry->second.hold();
 }
 

@@ -21,10 +21,11 @@
 
 namespace perigee {
 
-// What may be read of a lease now: its first blocks; when it is whole all of them, and the state after them.
+// How far a lease is, and so what may be read of it: its first num_blocks blocks; of a whole one also the state after
+// them; of one that was withdrawn nothing. Never kFailed: such a lease is over.
 struct LeaseHold {
   int32_t num_blocks = 0;
-  bool whole = false;
+  LeaseStage stage = LeaseStage::kGrows;
   bool operator==(const LeaseHold&) const = default;
 };
 
@@ -48,11 +49,12 @@ class LeaseTable {
   // Ends all, waits for reads that are under way, and refuses everything after that.
   void close();
 
-  // --- For peers. kNotFound: the lease is over, or was never given. kCancelled: it was withdrawn. ---
+  // --- For peers. kNotFound: the lease is over, or was never given. ---
   // Whether the lease holds the first num_blocks blocks of exactly these tokens: a reader says which tokens it wants,
   // and gets no other's. kBadInput: it does not.
   Result<LeaseHold> open(const LeaseName& name, std::span<const int32_t> tokens, int32_t num_blocks);
-  // The bytes of its units: unit_bytes() of the group for each. kBadInput: units that it has not.
+  // The bytes of its units: unit_bytes() of the group for each. kBadInput: units that it does not have. kNotFound also
+  // for a lease that was withdrawn: extend() says which.
   Status read(const LeaseName& name, UnitRange units, std::span<uint8_t> out);
   // The same for who copies them in its own way: take(store, pages), while the pages are held.
   using Take = std::function<Status(const PageStore& store, const UnitPages& pages)>;

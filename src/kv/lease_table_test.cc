@@ -111,14 +111,14 @@ LeaseGrowth growth_of(int64_t sequence, int32_t num_now, LeaseStage stage = Leas
 TEST_F(Leases, OneThatGrowsIsReadAsFarAsItIs) {
   const LeaseName name = table.grant(growth_of(1, 0), tokens);
   const std::vector<int32_t> wanted(192, 5);
-  EXPECT_EQ(*table.open(name, wanted, 3), (LeaseHold{0, false}));
+  EXPECT_EQ(*table.open(name, wanted, 3), (LeaseHold{0, LeaseStage::kGrows}));
   EXPECT_EQ(read(name).error().code, Code::kBadInput);
   table.grow(growth_of(1, 2));
-  EXPECT_EQ(*table.extend(name), (LeaseHold{2, false}));
+  EXPECT_EQ(*table.extend(name), (LeaseHold{2, LeaseStage::kGrows}));
   EXPECT_TRUE(read(name, {UnitGroup::kBlocks, 1, 1}).ok());
   EXPECT_EQ(read(name, {UnitGroup::kBlocks, 2, 1}).error().code, Code::kBadInput);
   table.grow(growth_of(1, 3, LeaseStage::kWhole));
-  EXPECT_EQ(*table.extend(name), (LeaseHold{3, true}));
+  EXPECT_EQ(*table.extend(name), (LeaseHold{3, LeaseStage::kWhole}));
   EXPECT_TRUE(read(name, {UnitGroup::kBlocks, 2, 1}).ok());
   table.release(name);
   EXPECT_EQ(freed.size(), 1u);
@@ -142,12 +142,35 @@ TEST_F(Leases, OneThatIsWithdrawnSaysSo) {
   for (int i = 0; i < 5; ++i) {
     clock.advance(20);
     table.expire();
-    EXPECT_EQ(table.extend(name).error().code, Code::kCancelled);
-    EXPECT_EQ(read(name).error().code, Code::kCancelled);
+    EXPECT_EQ(*table.extend(name), (LeaseHold{0, LeaseStage::kWithdrawn}));
+    EXPECT_EQ(read(name).error().code, Code::kNotFound);
   }
+  const std::vector<int32_t> wanted(192, 5), other(192, 6);
+  EXPECT_EQ(*table.open(name, wanted, 3), (LeaseHold{0, LeaseStage::kWithdrawn}));
+  EXPECT_FALSE(table.open(name, other, 3).ok());
   table.release(name);
   EXPECT_EQ(freed.size(), 1u);
   EXPECT_EQ(table.counts().held, 0);
+  EXPECT_EQ(table.counts().withdrawn, 1);
+}
+
+TEST_F(Leases, OneThatIsWithdrawnWhileItIsReadIsFreeAfterTheRead) {
+  for (const bool released : {false, true}) {
+    const int64_t sequence = released ? 2 : 1;
+    freed.clear();
+    const LeaseName name = table.grant(growth_of(sequence, 0), tokens);
+    table.grow(growth_of(sequence, 2));
+    const auto take = [&](const PageStore&, const UnitPages&) -> Status {
+      table.grow(growth_of(sequence, 2, LeaseStage::kWithdrawn));
+      if (released) table.release(name);
+      EXPECT_TRUE(freed.empty());
+      return {};
+    };
+    EXPECT_EQ(table.read(name, {UnitGroup::kBlocks, 1, 1}, LeaseTable::Take(take)).ok(), !released);
+    EXPECT_EQ(freed.size(), 1u);
+    table.release(name);
+    EXPECT_EQ(freed.size(), 1u) << "once";
+  }
 }
 
 TEST_F(Leases, WhoWaitsForGrowthLearnsOfItAndOfTheEnd) {

@@ -105,12 +105,12 @@ TEST_F(TcpPeers, SayHowFarALeaseHasGrown) {
     return LeaseGrowth{.stage = stage, .num_blocks = 3, .lease = std::move(lease)};
   };
   const LeaseName name = table.grant(growth(0, LeaseStage::kGrows), tokens);
-  EXPECT_EQ(*peer->open(name, std::span(*tokens).first(192), 3), (LeaseHold{0, false}));
+  EXPECT_EQ(*peer->open(name, std::span(*tokens).first(192), 3), (LeaseHold{0, LeaseStage::kGrows}));
   EXPECT_EQ(*peer->await_growth(0, 0.01), 0u) << "not yet";
   std::thread grows([&] { table.grow(growth(3, LeaseStage::kWhole)); });
   EXPECT_EQ(*peer->await_growth(0, 60), 1u) << "longer than the peer may be silent otherwise";
   grows.join();
-  EXPECT_EQ(*peer->extend(name), (LeaseHold{3, true}));
+  EXPECT_EQ(*peer->extend(name), (LeaseHold{3, LeaseStage::kWhole}));
   table.close();
   EXPECT_EQ(peer->await_growth(1, 60).error().code, Code::kUnavailable);
 }

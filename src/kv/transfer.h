@@ -2,7 +2,7 @@
 // go.
 //
 //   prepare   a request has come that names a lease: from now on it is extended
-//   post      its pages are there: fill them, then report the end (on_end), exactly once
+//   post      its pages are there: fill them, then report how that ended (on_end), exactly once
 //   release   it is not needed (any more): its node may free it. After post() this happens by itself at the end
 //
 // Pages are poisoned before the first byte arrives, and after the last one the lease must still stand: else what was
@@ -26,7 +26,7 @@ class Transfer {
 
   // `on_end` is called on a thread of the transfer, and must not block.
   Transfer(PageStore store, CacheShape shape, Connect connect, Options options,
-           std::function<void(SequenceId, Status)> on_end)
+           std::function<void(SequenceId, const TransferEnd&)> on_end)
       : parts_{std::move(store), std::move(shape), std::move(connect), options, std::move(on_end)} {}
   ~Transfer() { stop(); }
 

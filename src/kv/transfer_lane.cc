@@ -16,11 +16,6 @@ namespace {
 
 constexpr double kPauseS = 0.05;
 
-template <typename T>
-Status status_of(const Result<T>& result) {
-  return result.ok() ? Status() : Status(result.error());
-}
-
 Error dropped() {
   return Error(Code::kCancelled, "its request has ended");
 }
@@ -71,7 +66,7 @@ bool TransferLane::post(const Import& import, const std::shared_ptr<const std::v
   if (threads_.empty()) {
     prepared_.erase(found);
     ++counts_.failed;
-    parts_.on_end(import.sequence, Error(Code::kExhausted, "no threads for transfers"));
+    parts_.on_end(import.sequence, {TransferEnd::How::kFailed, Error(Code::kExhausted, "no threads for transfers")});
     return true;
   }
   found->second.posted = true;
@@ -150,22 +145,21 @@ void TransferLane::run(bool pulls) {
     ++num_busy_;
     lock.unlock();
     const double begin_s = system_clock().now_s();
-    Status status;
+    Result<Outcome> outcome = Outcome::kDone;
     try {
-      status = perform(*job, peer);
+      outcome = perform(*job, peer);
     } catch (const std::bad_alloc&) {
-      status = Error(Code::kExhausted, "no memory for a transfer");
+      outcome = Error(Code::kExhausted, "no memory for a transfer");
     }
     const bool reached = peer != nullptr;
-    if (!status.ok()) peer.reset();  // made anew for the next one
+    if (!outcome.ok()) peer.reset();  // made anew for the next one
     job->seconds += system_clock().now_s() - begin_s;
-    const bool waits = status.ok() && job->waits;
-    if (waits)
+    if (outcome.ok() && *outcome == Outcome::kWaits)
       await_growth(std::move(*job));
     else if (pulls)
-      finish_pull(*job, status, reached);
-    else
-      finish_errand(*job, status, reached);
+      finish_pull(*job, outcome, reached);
+    else if (!outcome.ok())
+      finish_errand(*job, outcome.error(), reached);
     lock.lock();
     --num_busy_;
     used_s_ = system_clock().now_s();
@@ -174,7 +168,6 @@ void TransferLane::run(bool pulls) {
 
 void TransferLane::await_growth(Job job) {
   const std::lock_guard lock(mutex_);
-  job.waits = false;
   if (*job.what.dropped)
     pulls_.push_back(std::move(job));
   else
@@ -219,23 +212,48 @@ Status TransferLane::await_growth(std::unique_ptr<Peer>& peer, uint64_t& known) 
   return {};
 }
 
-Status TransferLane::perform(Job& job, std::unique_ptr<Peer>& peer) {
+Result<TransferLane::Outcome> TransferLane::perform(Job& job, std::unique_ptr<Peer>& peer) {
   if (!peer) {
     ASSIGN_OR_RETURN(peer, parts_.connect(peer_, parts_.shape, parts_.stop.get_token()));
   }
   const LeaseName& lease = job.what.remote.lease;
   switch (job.kind) {
     case Job::Kind::kPull: return pull(job, *peer);
-    case Job::Kind::kExtend: return status_of(peer->extend(lease));
-    case Job::Kind::kRelease: return peer->release(lease);
+    case Job::Kind::kExtend: RETURN_IF_ERROR(peer->extend(lease)); break;
+    case Job::Kind::kRelease: RETURN_IF_ERROR(peer->release(lease)); break;
   }
-  return {};
+  return Outcome::kDone;
+}
+
+void TransferLane::count(const Job& job, const TransferEnd& end) {
+  switch (end.how) {
+    case TransferEnd::How::kArrived: break;
+    case TransferEnd::How::kFailed: ++counts_.failed; return;
+    case TransferEnd::How::kWithdrawn: ++counts_.withdrawn; return;
+    case TransferEnd::How::kDropped: ++counts_.dropped; return;
+  }
+  const Import& import = job.what.import;
+  const CacheShape& shape = parts_.shape;
+  ++counts_.arrived;
+  counts_.bytes += std::ssize(import.blocks) * shape.block_bytes;
+  if (!import.checkpoint.empty()) counts_.bytes += shape.state_units() * shape.state_unit_bytes;
+  counts_.seconds += job.seconds;
 }
 
 // The lease is let go afterwards: nobody waits for that. Where the peer was not reached it ends by itself, and what
 // waited for the same peer has failed with this.
-void TransferLane::finish_pull(const Job& job, const Status& status, bool reached) {
-  std::vector<SequenceId> ended = {job.sequence};
+void TransferLane::finish_pull(const Job& job, const Result<Outcome>& outcome, bool reached) {
+  using How = TransferEnd::How;
+  std::vector<std::pair<SequenceId, TransferEnd>> ends;
+  // Requires the lock.
+  const auto end = [&](const Job& of) {
+    const How well = outcome.ok() && *outcome == Outcome::kDone ? How::kArrived : How::kWithdrawn;
+    TransferEnd how = {well};
+    if (!outcome.ok()) how = *of.what.dropped ? TransferEnd{How::kDropped} : TransferEnd{How::kFailed, outcome.error()};
+    count(of, how);
+    prepared_.erase(of.sequence);
+    ends.emplace_back(of.sequence, std::move(how));
+  };
   {
     Lock lock(mutex_);
     if (reached) {
@@ -244,31 +262,18 @@ void TransferLane::finish_pull(const Job& job, const Status& status, bool reache
           {.kind = Job::Kind::kRelease, .sequence = job.sequence, .what = {.remote = std::move(found->second.remote)}});
     } else {
       pull_again(lock);
-      for (const Job& waiting : pulls_) ended.push_back(waiting.sequence);
+      for (const Job& waiting : pulls_) end(waiting);
       pulls_.clear();
     }
-    for (const SequenceId sequence : ended) prepared_.erase(sequence);
-    if (status.ok()) {
-      const Import& import = job.what.import;
-      const CacheShape& shape = parts_.shape;
-      ++counts_.arrived;
-      counts_.bytes += std::ssize(import.blocks) * shape.block_bytes;
-      if (!import.checkpoint.empty()) counts_.bytes += shape.state_units() * shape.state_unit_bytes;
-      counts_.seconds += job.seconds;
-    } else if (status.error().code == Code::kCancelled) {
-      ++counts_.withdrawn;
-    } else {
-      counts_.failed += std::ssize(ended);
-    }
+    end(job);
     changed_.notify_all();
   }
-  for (const SequenceId sequence : ended) parts_.on_end(sequence, status);
+  for (const auto& [sequence, how] : ends) parts_.on_end(sequence, how);
 }
 
-void TransferLane::finish_errand(const Job& job, const Status& status, bool reached) {
-  if (status.ok()) return;
+void TransferLane::finish_errand(const Job& job, const Error& error, bool reached) {
   log_warning("a lease of ", peer_, " could not be ",
-              job.kind == Job::Kind::kExtend ? "extended: " : "released: ", status.error().message);
+              job.kind == Job::Kind::kExtend ? "extended: " : "released: ", error.message);
   if (reached) return;
   // Nor can the others now.
   const std::lock_guard lock(mutex_);
@@ -287,8 +292,8 @@ Result<LeaseHold> TransferLane::open(const Job& job, Peer& peer) const {
   return peer.open(remote.lease, std::span(*job.what.tokens).first(num_tokens), remote.num_blocks);
 }
 
-// What there is of the lease. `job.waits`: that is not all.
-Status TransferLane::pull(Job& job, Peer& peer) {
+// What there is of the lease.
+Result<TransferLane::Outcome> TransferLane::pull(Job& job, Peer& peer) {
   const Import& import = job.what.import;
   const LeaseName& lease = job.what.remote.lease;
   for (;;) {
@@ -296,25 +301,33 @@ Status TransferLane::pull(Job& job, Peer& peer) {
     ASSIGN_OR_RETURN(const LeaseHold hold, job.opened ? peer.extend(lease) : open(job, peer));
     const double now_s = system_clock().now_s();
     if (!std::exchange(job.opened, true)) job.grown_s = now_s;
+    if (hold.stage == LeaseStage::kWithdrawn) return Outcome::kWithdrawn;
     const int32_t first = import.first_block + job.num_blocks, num_new = hold.num_blocks - first;
     if (num_new > std::ssize(import.blocks) - job.num_blocks)
       return bad_input("a lease of more blocks than it was said to have", "num_blocks");
     if (num_new > 0) {
-      RETURN_IF_ERROR(pull_group(job.what, {UnitGroup::kBlocks, first, num_new}, peer));
+      if (const Status pulled = pull_group(job.what, {UnitGroup::kBlocks, first, num_new}, peer); !pulled.ok()) {
+        // Refused, perhaps because it was withdrawn meanwhile.
+        if (pulled.error().code != Code::kNotFound) return pulled.error();
+        ASSIGN_OR_RETURN(const LeaseHold now, peer.extend(lease));
+        if (now.stage != LeaseStage::kWithdrawn) return pulled.error();
+        return Outcome::kWithdrawn;
+      }
       job.num_blocks += num_new;
       job.grown_s = now_s;
     }
-    if (hold.whole) break;
+    if (hold.stage == LeaseStage::kWhole) break;
     if (num_new > 0) continue;
     if (now_s - job.grown_s > parts_.options.growth_limit_s)
       return Error(Code::kDeadline, "the prefill node has computed nothing more of the prompt for too long");
-    job.waits = true;
-    return {};
+    return Outcome::kWaits;
   }
   if (job.num_blocks != std::ssize(import.blocks)) return bad_input("a lease of fewer blocks than it was said to have");
   if (!import.checkpoint.empty())
     RETURN_IF_ERROR(pull_group(job.what, {UnitGroup::kState, 0, parts_.shape.state_units()}, peer));
-  return status_of(peer.extend(lease));  // that it stands after the last byte
+  ASSIGN_OR_RETURN(const LeaseHold last, peer.extend(lease));  // it must stand after the last byte
+  if (last.stage != LeaseStage::kWhole) return bad_input("a lease that was whole and is not any more", "stage");
+  return Outcome::kDone;
 }
 
 Status TransferLane::pull_group(const Prepared& what, UnitRange units, Peer& peer) {

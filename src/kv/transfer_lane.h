@@ -30,13 +30,24 @@ struct TransferOptions {
   int64_t piece_bytes = 256 << 20;  // of one pull, at least a unit; between two a drop is seen
 };
 
+struct TransferEnd {
+  enum class How : uint8_t {
+    kArrived,  // every byte is there and was checked
+    kFailed,
+    kWithdrawn,  // its owner had no room to complete the lease: no fault
+    kDropped,    // it was released: nobody needs it any more, whatever became of it
+  };
+  How how = How::kArrived;
+  std::optional<Error> why = {};  // of kFailed
+};
+
 // What all lanes of a transfer share. `on_end` is called on a thread of a lane, and must not block.
 struct TransferParts {
   PageStore store;
   CacheShape shape;
   Connect connect;
   TransferOptions options;
-  std::function<void(SequenceId, Status)> on_end;
+  std::function<void(SequenceId, const TransferEnd&)> on_end;
   std::stop_source stop = {};  // ends what waits for a peer
 };
 
@@ -78,7 +89,11 @@ class TransferLane {
     int32_t num_blocks = 0;  // of the import's, that have arrived
     double grown_s = 0;      // when it last got one
     double seconds = 0;      // that it took so far, without its waits
-    bool waits = false;      // for the lease to grow
+  };
+  enum class Outcome {
+    kDone,
+    kWaits,      // of a pull: for its lease to grow
+    kWithdrawn,  // the lease of a pull
   };
   using Lock = std::unique_lock<std::mutex>;
 
@@ -88,13 +103,14 @@ class TransferLane {
   void await_growth(Job job);
   std::optional<Job> next_pull(Lock& lock);
   std::optional<Job> next_errand(Lock& lock);
-  Status perform(Job& job, std::unique_ptr<Peer>& peer);
+  Result<Outcome> perform(Job& job, std::unique_ptr<Peer>& peer);
   Result<LeaseHold> open(const Job& job, Peer& peer) const;
-  Status pull(Job& job, Peer& peer);
+  Result<Outcome> pull(Job& job, Peer& peer);
   Status pull_group(const Prepared& what, UnitRange units, Peer& peer);
   void pull_again(Lock& lock);
-  void finish_pull(const Job& job, const Status& status, bool reached);
-  void finish_errand(const Job& job, const Status& status, bool reached);
+  void finish_pull(const Job& job, const Result<Outcome>& outcome, bool reached);
+  void count(const Job& job, const TransferEnd& end);
+  void finish_errand(const Job& job, const Error& error, bool reached);
 
   const TransferParts& parts_;
   const std::string peer_;

@@ -7,8 +7,10 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstring>
+#include <functional>
+#include <map>
 #include <new>
-#include <optional>
+#include <utility>
 
 #include "base/eventually.h"
 #include "base/manual_clock.h"
@@ -17,15 +19,20 @@
 namespace perigee {
 namespace {
 
-// A peer that fails at one of its words.
+using How = TransferEnd::How;
+
+// A peer that fails at one of its words, with any code.
 class Faulty final : public Peer {
  public:
-  Faulty(std::unique_ptr<Peer> peer, const std::atomic<int>& fails_at) : peer_(std::move(peer)), fails_at_(fails_at) {}
+  Faulty(std::unique_ptr<Peer> peer, const std::atomic<int>& fails_at, const std::atomic<Code>& code,
+         std::function<void()>& before_read)
+      : peer_(std::move(peer)), fails_at_(fails_at), code_(code), before_read_(before_read) {}
   Result<LeaseHold> open(const LeaseName& lease, std::span<const int32_t> tokens, int32_t num_blocks) override {
     if (fails_at_ == 1) return failure();
     return peer_->open(lease, tokens, num_blocks);
   }
   Status read(const LeaseName& lease, UnitRange units, std::span<uint8_t> out) override {
+    if (const auto once = std::exchange(before_read_, nullptr)) once();
     return fails_at_ == 2 && units.first > 0 ? failure() : peer_->read(lease, units, out);
   }
   Result<LeaseHold> extend(const LeaseName& lease) override {
@@ -39,9 +46,11 @@ class Faulty final : public Peer {
   Status release(const LeaseName& lease) override { return fails_at_ == 4 ? failure() : peer_->release(lease); }
 
  private:
-  static Error failure() { return Error(Code::kUnavailable, "a test's fault"); }
+  Error failure() const { return Error(code_, "a test's fault"); }
   std::unique_ptr<Peer> peer_;
   const std::atomic<int>& fails_at_;
+  const std::atomic<Code>& code_;
+  std::function<void()>& before_read_;  // set before post()
 };
 
 class Transfers : public testing::Test {
@@ -53,49 +62,55 @@ class Transfers : public testing::Test {
     auto lease = std::make_shared<Lease>(Lease{.sequence = SequenceId(number), .blocks = pages_from(1, 3)});
     return {.peer = "p", .lease = table.grant(std::move(lease), tokens), .num_blocks = 3};
   }
-  Status run(int64_t number) {
+  TransferEnd run(int64_t number) {
     const SequenceId sequence(number);
     transfer.prepare(sequence, leased(number));
     transfer.post({.sequence = sequence, .first_block = 1, .blocks = pages_from(5, 2)}, tokens);
+    return end_of(number);
+  }
+  TransferEnd end_of(int64_t number) {
     CHECK(eventually([&] {
       const std::lock_guard lock(mutex);
-      return ends.contains(sequence);
+      return ends.contains(SequenceId(number));
     }));
     const std::lock_guard lock(mutex);
-    return ends.at(sequence);
+    return ends.at(SequenceId(number));
   }
 
   const double growth_limit_s_;
   TestPages there{8}, here{8};
   ManualClock clock;
   std::atomic<int> fails_at{0}, num_connects{0};
+  std::atomic<Code> code{Code::kUnavailable};
+  std::function<void()> before_read;
   std::mutex mutex;
-  std::map<SequenceId, Status> ends;
+  std::map<SequenceId, TransferEnd> ends;
   std::shared_ptr<const std::vector<int32_t>> tokens = std::make_shared<std::vector<int32_t>>(200, 5);
   LeaseTable table{there.store, there.shape, 7, 30, clock, [](SequenceId) {}};
-  Transfer transfer{here.store,
-                    here.shape,
-                    [this](const std::string& peer, const CacheShape& shape,
-                           const std::stop_token& stop) -> Result<std::unique_ptr<Peer>> {
-                      ++num_connects;
-                      if (fails_at == 5) return Error(Code::kUnavailable, "nobody is there");
-                      ASSIGN_OR_RETURN(auto made, connect_in_process(table)(peer, shape, stop));
-                      return std::unique_ptr<Peer>(std::make_unique<Faulty>(std::move(made), fails_at));
-                    },
-                    {.num_pulls = 1,
-                     .extend_every_s = 0.01,
-                     .growth_wait_s = 0.05,
-                     .growth_limit_s = growth_limit_s_,
-                     .piece_bytes = 1},
-                    [this](SequenceId sequence, Status status) {
-                      const std::lock_guard lock(mutex);
-                      const bool fresh = ends.emplace(sequence, std::move(status)).second;
-                      CHECK(fresh, "two ends");
-                    }};
+  Transfer transfer{
+      here.store,
+      here.shape,
+      [this](const std::string& peer, const CacheShape& shape,
+             const std::stop_token& stop) -> Result<std::unique_ptr<Peer>> {
+        ++num_connects;
+        if (fails_at == 5) return Error(Code::kUnavailable, "nobody is there");
+        ASSIGN_OR_RETURN(auto made, connect_in_process(table)(peer, shape, stop));
+        return std::unique_ptr<Peer>(std::make_unique<Faulty>(std::move(made), fails_at, code, before_read));
+      },
+      {.num_pulls = 1,
+       .extend_every_s = 0.01,
+       .growth_wait_s = 0.05,
+       .growth_limit_s = growth_limit_s_,
+       .piece_bytes = 1},
+      [this](SequenceId sequence, const TransferEnd& end) {
+        const std::lock_guard lock(mutex);
+        const bool fresh = ends.emplace(sequence, end).second;
+        CHECK(fresh, "two ends");
+      }};
 };
 
 TEST_F(Transfers, BringWhatTheLeaseHolds) {
-  ASSERT_TRUE(run(1).ok());
+  ASSERT_EQ(run(1).how, How::kArrived);
   const auto bytes = static_cast<size_t>(here.shape.block_bytes);
   EXPECT_EQ(std::memcmp(here.page(5), there.page(2), bytes), 0);
   EXPECT_EQ(std::memcmp(here.page(6), there.page(3), bytes), 0);
@@ -106,19 +121,35 @@ TEST_F(Transfers, BringWhatTheLeaseHolds) {
 TEST_F(Transfers, AFaultIsAnEndAndThePeerIsAskedAnew) {
   for (const int fault : {5, 1, 2, 3}) {  // 5 first: later there is a connection already
     fails_at = fault;
-    EXPECT_FALSE(run(fault).ok()) << fault;
+    EXPECT_EQ(run(fault).how, How::kFailed) << fault;
     fails_at = 0;
-    EXPECT_TRUE(run(10 + fault).ok()) << fault;
+    EXPECT_EQ(run(10 + fault).how, How::kArrived) << fault;
   }
   EXPECT_EQ(transfer.counts().failed, 4);
   EXPECT_EQ(transfer.counts().arrived, 4);
   EXPECT_GE(num_connects, 4);
 }
 
+// No code that a peer may choose makes less of it than a failure.
+TEST_F(Transfers, EveryRefusalIsAFailure) {
+  int64_t number = 0;
+  for (const Code refusal : {Code::kBadInput, Code::kNotFound, Code::kTooLarge, Code::kExhausted, Code::kUnavailable,
+                             Code::kCancelled, Code::kDeadline, Code::kDeviceLost})
+    for (const int fault : {1, 2, 3}) {
+      code = refusal;
+      fails_at = fault;
+      const TransferEnd end = run(++number);
+      EXPECT_EQ(end.how, How::kFailed) << code_name(refusal) << " at " << fault;
+      EXPECT_EQ(end.why->code, refusal) << " at " << fault;
+    }
+  EXPECT_EQ(transfer.counts().failed, number);
+  EXPECT_EQ(transfer.counts().withdrawn + transfer.counts().dropped, 0);
+}
+
 // Bytes that did not come are no numbers.
 TEST_F(Transfers, DestinationsArePoisoned) {
   fails_at = 1;
-  EXPECT_FALSE(run(1).ok());
+  EXPECT_EQ(run(1).how, How::kFailed);
   for (const int32_t page : {5, 6})
     EXPECT_EQ(std::count(here.page(page), here.page(page) + here.shape.block_bytes, 0xff), here.shape.block_bytes);
 }
@@ -128,11 +159,7 @@ TEST_F(Transfers, ALeaseThatIsOverIsAFailure) {
   table.release(remote.lease);
   transfer.prepare(SequenceId(9), remote);
   transfer.post({.sequence = SequenceId(9), .blocks = pages_from(5, 3)}, tokens);
-  ASSERT_TRUE(eventually([&] {
-    const std::lock_guard lock(mutex);
-    return ends.contains(SequenceId(9));
-  }));
-  EXPECT_EQ(ends.at(SequenceId(9)).error().code, Code::kNotFound);
+  EXPECT_EQ(end_of(9).why->code, Code::kNotFound);
 }
 
 TEST_F(Transfers, WhatIsPreparedIsExtendedAndLetGo) {
@@ -171,14 +198,6 @@ class GrowingLeases : public Transfers {
   bool has_sent(int64_t num_blocks) {
     return eventually([&] { return num_sent() >= num_blocks; });
   }
-  std::optional<Status> end_of(int64_t number) {
-    const bool ended = eventually([&] {
-      const std::lock_guard lock(mutex);
-      return ends.contains(SequenceId(number));
-    });
-    const std::lock_guard lock(mutex);
-    return ended ? std::optional(ends.at(SequenceId(number))) : std::nullopt;
-  }
   bool is_under_way() {
     const std::lock_guard lock(mutex);
     return !ends.contains(SequenceId(1));
@@ -189,18 +208,18 @@ class GrowingLeases : public Transfers {
 TEST_F(GrowingLeases, TravelAsTheyGrow) {
   begin();
   table.grow(growth(1));  // which is cached here
-  ASSERT_TRUE(run(2).ok());
+  ASSERT_EQ(run(2).how, How::kArrived);
   int64_t before = num_sent();
   table.grow(growth(2));
   ASSERT_TRUE(has_sent(before + 1));
-  ASSERT_TRUE(run(3).ok());
+  ASSERT_EQ(run(3).how, How::kArrived);
   EXPECT_TRUE(is_under_way());
   before = num_sent();
   table.grow(growth(3));
   ASSERT_TRUE(has_sent(before + 1));
   EXPECT_TRUE(is_under_way()) << "the checkpoint may come";
   table.grow(growth(3, LeaseStage::kWhole));
-  ASSERT_TRUE(end_of(1)->ok());
+  ASSERT_EQ(end_of(1).how, How::kArrived);
   const auto bytes = static_cast<size_t>(here.shape.block_bytes);
   for (const int32_t block : {1, 2}) EXPECT_EQ(std::memcmp(here.page(4 + block), there.page(1 + block), bytes), 0);
   EXPECT_TRUE(eventually([&] { return table.counts().released == 3; }));
@@ -211,13 +230,23 @@ TEST_F(GrowingLeases, EndWithTheirSequenceAndWhenTheyAreWithdrawn) {
   table.grow(growth(2));
   ASSERT_TRUE(has_sent(1));
   table.grow(growth(2, LeaseStage::kFailed));
-  EXPECT_EQ(end_of(1)->error().code, Code::kNotFound);
+  EXPECT_EQ(end_of(1).why->code, Code::kNotFound);
   sequence = SequenceId(2);  // no sequence is leased twice: the first one's release may still be under way
   begin();
   table.grow(growth(2, LeaseStage::kWithdrawn));
-  EXPECT_EQ(end_of(2)->error().code, Code::kCancelled);
+  EXPECT_EQ(end_of(2).how, How::kWithdrawn);
   EXPECT_EQ(transfer.counts().failed, 1);
   EXPECT_EQ(transfer.counts().withdrawn, 1);
+}
+
+// Its owner refuses the read, and says why when it is asked.
+TEST_F(GrowingLeases, MayBeWithdrawnWhileTheyAreRead) {
+  before_read = [this] { table.grow(growth(2, LeaseStage::kWithdrawn)); };
+  begin();
+  table.grow(growth(2));
+  EXPECT_EQ(end_of(1).how, How::kWithdrawn);
+  EXPECT_EQ(transfer.counts().withdrawn, 1);
+  EXPECT_EQ(table.counts().bytes, 0);
 }
 
 TEST_F(GrowingLeases, NobodyWaitsForWhatNobodyWants) {
@@ -225,7 +254,8 @@ TEST_F(GrowingLeases, NobodyWaitsForWhatNobodyWants) {
   table.grow(growth(2));
   ASSERT_TRUE(has_sent(1));
   transfer.release(SequenceId(1));
-  EXPECT_EQ(end_of(1)->error().code, Code::kCancelled);
+  EXPECT_EQ(end_of(1).how, How::kDropped);
+  EXPECT_EQ(transfer.counts().dropped, 1);
   EXPECT_TRUE(eventually([&] { return table.counts().released == 1; }));
 }
 
@@ -236,7 +266,7 @@ class LeasesThatStop : public GrowingLeases {
 
 TEST_F(LeasesThatStop, NobodyWaitsForEver) {
   begin();
-  EXPECT_EQ(end_of(1)->error().code, Code::kDeadline);
+  EXPECT_EQ(end_of(1).why->code, Code::kDeadline);
 }
 
 // The connection that waits for growth fails: what has grown is found all the same.
@@ -246,7 +276,7 @@ TEST_F(GrowingLeases, AreAskedForWhereNoNewsCome) {
   table.grow(growth(3));
   ASSERT_TRUE(has_sent(2));
   table.grow(growth(3, LeaseStage::kWhole));
-  EXPECT_TRUE(end_of(1)->ok());
+  EXPECT_EQ(end_of(1).how, How::kArrived);
 }
 
 // A peer may say anything. Of fewer blocks some pages would be published that nobody has written.
@@ -254,7 +284,7 @@ TEST_F(GrowingLeases, OfMoreOrFewerBlocksThanTheyWereSaidToHave) {
   for (const int32_t num_blocks : {4, 2}) {
     begin();
     table.grow(growth(num_blocks, LeaseStage::kWhole));
-    EXPECT_EQ(end_of(sequence.value)->error().code, Code::kBadInput) << num_blocks;
+    EXPECT_EQ(end_of(sequence.value).why->code, Code::kBadInput) << num_blocks;
     sequence = SequenceId(2);
   }
 }
@@ -306,9 +336,9 @@ class SeveralPeers : public Transfers {
                      return connect_in_process(table)(peer, shape, stop);
                    },
                    {.num_pulls = 1, .extend_every_s = 5, .idle_s = 0.05},
-                   [this](SequenceId sequence, Status status) {
+                   [this](SequenceId sequence, const TransferEnd& end) {
                      const std::lock_guard lock(mutex);
-                     ends.emplace(sequence, std::move(status));
+                     ends.emplace(sequence, end);
                    }};
 };
 
@@ -337,8 +367,7 @@ TEST_F(SeveralPeers, OneThatIsSilentHoldsUpNobodyElse) {
 TEST_F(SeveralPeers, WithoutMemoryATransferFails) {
   post(several, 1, "huge");
   ASSERT_TRUE(ended(1));
-  const std::lock_guard lock(mutex);
-  EXPECT_EQ(ends.at(SequenceId(1)).error().code, Code::kExhausted);
+  EXPECT_EQ(end_of(1).why->code, Code::kExhausted);
 }
 
 TEST_F(SeveralPeers, TheEndEndsWhatWaits) {

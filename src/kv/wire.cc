@@ -173,7 +173,7 @@ void code(Io& io, T& m) {
     lease(m.lease);
   } else if constexpr (std::is_same_v<M, Held>) {
     io.number("num_blocks", m.hold.num_blocks);
-    io.truth("whole", m.hold.whole);
+    io.choice("stage", m.hold.stage, static_cast<int>(LeaseStage::kFailed));  // which no reply names
   } else if constexpr (std::is_same_v<M, AwaitGrowth>) {
     io.number("known", m.known);
     io.number("wait_ms", m.wait_ms);

@@ -29,7 +29,7 @@ std::vector<WireMessage> examples() {
           ReleaseLease{{7, 8}},
           Done{},
           Refused{Code::kNotFound, "over"},
-          Held{{3, true}},
+          Held{{3, LeaseStage::kWithdrawn}},
           AwaitGrowth{5, 6},
           Grown{7}};
 }
@@ -81,8 +81,14 @@ TEST(Wire, SizesMeetTheirCapsFirst) {
 
 TEST(Wire, ALeaseHasNoFewerThanNoBlocks) {
   std::vector<uint8_t> frame;
-  encode(Held{{std::numeric_limits<int32_t>::min(), true}}, 3, 4, 5, frame);
+  encode(Held{{std::numeric_limits<int32_t>::min(), LeaseStage::kWhole}}, 3, 4, 5, frame);
   EXPECT_EQ(decoded(frame, 5).error().field, "num_blocks");
+}
+
+TEST(Wire, ALeaseThatHasFailedIsOver) {
+  std::vector<uint8_t> frame;
+  encode(Held{{3, LeaseStage::kFailed}}, 3, 4, 5, frame);
+  EXPECT_EQ(decoded(frame, 5).error().field, "stage");
 }
 
 TEST(Wire, ATagIsOfOneSecretUseAndPairOfNonces) {

@@ -184,7 +184,8 @@ void add_kv_transfer_flags(CommandLine& flags, KvTransferFlags& to) {
             OneOf<std::optional<ImportEnd>>{
                 {{"auto", std::nullopt}, {"fail", ImportEnd::kFail}, {"recompute", ImportEnd::kRecompute}}},
             "a request whose prompt does not arrive ends with an error, or is computed here; auto: as the JSON's "
-            "kv_load_failure_policy says, else fail");
+            "kv_load_failure_policy says, else fail. A prompt that the other server has no room for is no failure, and "
+            "always computed here");
   flags.add_list("--kv-peers", to.peers, "host:port of the servers whose prompts are taken; none: all with the secret");
   flags.add("--kv-secret", to.secret, "what all these servers know; better in a file or in PERIGEE_KV_SECRET");
   flags.add("--kv-secret-file", to.secret_file, "file that holds it; none: servers of this user and machine only");

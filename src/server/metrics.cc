@@ -143,8 +143,8 @@ struct Metrics::Impl {
   // Of prefill/decode separation; the same.
   struct Handovers {
     GaugePair leases;
-    CounterPair granted, released, expired, refused_reads, refused_connections, bytes_sent;
-    CounterPair transfers, failed, bytes_taken, seconds;
+    CounterPair granted, released, expired, withdrawn, refused_reads, refused_connections, bytes_sent;
+    CounterPair transfers, failed, withdrawn_there, dropped, given_back, bytes_taken, seconds;
   };
   std::optional<Handovers> handovers;
   ProcessMetrics process{registry};
@@ -176,7 +176,7 @@ struct Metrics::Impl {
   void copy_pages(const SchedulerGauges& gauges);
   void make_drafts(int32_t num_drafts);
   void copy_drafts(const SpeculationTotals& totals);
-  void copy_handovers(const HandoverCounts& counts);
+  void copy_handovers(const HandoverCounts& counts, int64_t leases_given_back);
   GaugePair pages(const char* owner) {
     return make.gauge("cache_pages", "Pages of the pool that hold something, in use or cached.", {{"owner", owner}});
   }
@@ -273,18 +273,25 @@ void Metrics::Impl::copy_drafts(const SpeculationTotals& totals) {
     drafts->accepted_at[i].raise_to(static_cast<double>(totals.accepted_at[i]));
 }
 
-void Metrics::Impl::copy_handovers(const HandoverCounts& counts) {
+void Metrics::Impl::copy_handovers(const HandoverCounts& counts, int64_t leases_given_back) {
   if (!handovers)
     handovers = Handovers{
         .leases = make.gauge("kv_leases", "Prompts that are held for other servers."),
         .granted = make.counter("kv_leases_granted", "Prompts that were held for other servers."),
         .released = make.counter("kv_leases_released", "Of those, let go by their reader."),
         .expired = make.counter("nixl_num_kv_expired_reqs", "Of those, let go because nobody asked for them in time."),
+        .withdrawn =
+            make.counter("kv_leases_withdrawn", "Of those, withdrawn for want of room before they were whole."),
         .refused_reads = make.counter("kv_lease_refusals", "Questions for prompts that are not held, or are others."),
         .refused_connections = make.counter("kv_refused_connections", "Connections of unknown or damaged peers."),
         .bytes_sent = make.counter("kv_bytes_sent", "Bytes of prompts' caches that other servers have read."),
         .transfers = make.counter("kv_transfers", "Prompts that arrived from other servers."),
         .failed = make.counter("nixl_num_failed_transfers", "Prompts that did not arrive."),
+        .withdrawn_there = make.counter("kv_transfers_withdrawn",
+                                        "Prompts computed here because the server that held them had no room."),
+        .dropped = make.counter("kv_transfers_dropped", "Prompts whose request ended while they were on their way."),
+        .given_back =
+            make.counter("kv_leases_given_back", "Prompts computed here so that other servers, which wait, find room."),
         .bytes_taken = make.counter("kv_bytes_received", "Bytes of those that arrived."),
         .seconds = make.counter("kv_transfer_seconds", "Time that those took, together.")};
   Handovers& to = *handovers;
@@ -292,11 +299,15 @@ void Metrics::Impl::copy_handovers(const HandoverCounts& counts) {
   to.granted.raise_to(static_cast<double>(counts.leases.granted));
   to.released.raise_to(static_cast<double>(counts.leases.released));
   to.expired.raise_to(static_cast<double>(counts.leases.expired));
+  to.withdrawn.raise_to(static_cast<double>(counts.leases.withdrawn));
   to.refused_reads.raise_to(static_cast<double>(counts.leases.refused_reads));
   to.refused_connections.raise_to(static_cast<double>(counts.refused_connections));
   to.bytes_sent.raise_to(static_cast<double>(counts.leases.bytes));
   to.transfers.raise_to(static_cast<double>(counts.transfers.arrived));
   to.failed.raise_to(static_cast<double>(counts.transfers.failed));
+  to.withdrawn_there.raise_to(static_cast<double>(counts.transfers.withdrawn));
+  to.dropped.raise_to(static_cast<double>(counts.transfers.dropped));
+  to.given_back.raise_to(static_cast<double>(leases_given_back));
   to.bytes_taken.raise_to(static_cast<double>(counts.transfers.bytes));
   to.seconds.raise_to(counts.transfers.seconds);
 }
@@ -322,7 +333,7 @@ std::string Metrics::render(const EngineStats& stats) {
   m.corrupted.raise_to(static_cast<double>(gauges.not_finite));
   m.copy_pages(gauges);
   m.copy_drafts(gauges.speculation);
-  if (stats.handovers) m.copy_handovers(*stats.handovers);
+  if (stats.handovers) m.copy_handovers(*stats.handovers, gauges.leases_given_back);
   m.process.read();
   m.observe_steps(stats.step_tokens);
   return prometheus::TextSerializer().Serialize(m.registry.Collect());

@@ -200,18 +200,23 @@ void Node::handle(const LeaseOver& over) {
 
 void Node::handle(const ImportOver& over) {
   const bool ended = requests_[static_cast<size_t>(over.sequence.value)].ended;
+  using How = TransferEnd::How;
   const bool fails = setup_.handover.on_failure == ImportEnd::kFail;
-  const bool withdrawn = !over.status.ok() && over.status.error().code == Code::kCancelled;
-  const ImportEnd end = over.status.ok() ? ImportEnd::kArrived
-                        : withdrawn      ? ImportEnd::kWithdrawn
-                                         : setup_.handover.on_failure;
-  world_.count(ended              ? "an import ended after its sequence"
-               : over.status.ok() ? "an import arrived"
-               : withdrawn        ? "an import withdrawn"
-               : fails            ? "an import failed its request"
-                                  : "an import failed and is computed");
-  world_.trace("node ", setup_.process, " import ", over.sequence, ": ",
-               over.status.ok() ? "arrived" : over.status.error().message);
+  const bool arrived = over.end.how == How::kArrived, withdrawn = over.end.how == How::kWithdrawn;
+  const bool dropped = over.end.how == How::kDropped;
+  judge_.require(ended || !dropped, "node ", setup_.process, " import ", over.sequence, " is dropped but wanted");
+  const ImportEnd end = arrived                ? ImportEnd::kArrived
+                        : withdrawn || dropped ? ImportEnd::kRecompute
+                                               : setup_.handover.on_failure;
+  const char* what = dropped     ? "an import dropped"
+                     : ended     ? "an import ended after its sequence"
+                     : arrived   ? "an import arrived"
+                     : withdrawn ? "an import withdrawn"
+                     : fails     ? "an import failed its request"
+                                 : "an import failed and is computed";
+  world_.count(what);
+  world_.trace("node ", setup_.process, " import ", over.sequence, ": ", what, over.end.why ? ": " : "",
+               over.end.why ? over.end.why->message : "");
   import_begun_s_.erase(over.sequence);
   end_import(over.sequence, end);
   handovers_->handle(over, scheduler_);
@@ -345,7 +350,7 @@ void Node::check_rest() {
                  " sequences that do not end");
   judge_.require(imports_.empty(), "node ", setup_.process, " has ", imports_.size(), " imports that do not end");
   judge_.require(leases_.empty(), "node ", setup_.process, " has ", leases_.size(), " leases that do not end");
-  judge_.require(lease_counts().held == 0, "node ", setup_.process, " lends what is free");
+  judge_.require(handover_counts().leases.held == 0, "node ", setup_.process, " lends what is free");
   check_end();
 }
 

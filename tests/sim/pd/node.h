@@ -46,9 +46,7 @@ class Node final : public Harness {
 
   int64_t num_imports() const { return scheduler_.gauges().imports; }
   SchedulerGauges gauges() const { return scheduler_.gauges(); }
-  LeaseCounts lease_counts() {
-    return handovers_->leases() != nullptr ? handovers_->leases()->counts() : LeaseCounts();
-  }
+  HandoverCounts handover_counts() const { return handovers_->counts(); }
   const Counts& harness_counts() const { return counts_; }
 
  private:

@@ -296,11 +296,12 @@ void PdSimulation::disturb() {
 
 void PdSimulation::take_counts(Node& node) {
   const SchedulerGauges gauges = node.gauges();
-  const LeaseCounts leases = node.lease_counts();
+  const HandoverCounts handovers = node.handover_counts();
+  const LeaseCounts& leases = handovers.leases;
   world_.count("a preemption", gauges.preemptions);
   world_.count("a prefix hit", node.harness_counts().hits);
   world_.count("a step", gauges.steps);
-  world_.count("an import that failed", gauges.failed_imports);
+  world_.count("an import that failed", handovers.transfers.failed);
   world_.count("a lease given back", gauges.leases_given_back);
   world_.count("a block imported", gauges.imported_blocks);
   world_.count("a lease released", leases.released);
