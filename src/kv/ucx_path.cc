@@ -33,7 +33,6 @@ struct Library {
   decltype(&ucp_ep_close_nbx) ep_close = nullptr;
   decltype(&ucp_tag_send_nbx) tag_send = nullptr;
   decltype(&ucp_tag_recv_nbx) tag_recv = nullptr;
-  decltype(&ucp_request_cancel) request_cancel = nullptr;
   decltype(&ucp_request_check_status) request_status = nullptr;
   decltype(&ucp_request_free) request_free = nullptr;
   decltype(&ucs_status_string) status_string = nullptr;
@@ -66,7 +65,6 @@ Library load() {
   find(library.ep_close, "ucp_ep_close_nbx");
   find(library.tag_send, "ucp_tag_send_nbx");
   find(library.tag_recv, "ucp_tag_recv_nbx");
-  find(library.request_cancel, "ucp_request_cancel");
   find(library.request_status, "ucp_request_check_status");
   find(library.request_free, "ucp_request_free");
   find(library.status_string, "ucs_status_string");
