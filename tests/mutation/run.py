@@ -24,6 +24,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 import tomllib
 
@@ -114,7 +115,7 @@ def plant(bug, source):
         return None
     at = places[0]
     indent = lines[at][:len(lines[at]) - len(lines[at].lstrip())]
-    replacement = [indent + line for line in bug.replace.strip("\n").split("\n") if line]
+    replacement = [indent + line for line in textwrap.dedent(bug.replace.strip("\n")).split("\n") if line]
     return "\n".join(lines[:at] + replacement + lines[at + len(find):])
 
 

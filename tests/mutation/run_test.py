@@ -90,6 +90,7 @@ class ToyTree(unittest.TestCase):
 class Lists(unittest.TestCase):
     def test_the_replacement_is_indented_as_what_it_replaces(self):
         self.assertIn("    while x > 10:\n        pass\n    if x > 10:\n", plant(ENDLESS, SOURCE))
+        self.assertIn("\n    if x > 12:\n", plant(bug("indented", "if x > 10:", "  if x > 12:"), SOURCE))
 
     def test_first_failure(self):
         self.assertEqual(first_failure("x\n[  FAILED  ] A.b/0, where\n[  FAILED  ] A.c\n"), "A.b/0")
