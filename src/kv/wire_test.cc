@@ -29,6 +29,10 @@ std::vector<WireMessage> examples() {
           ReleaseLease{{7, 8}},
           Done{},
           Refused{Code::kNotFound, "over"},
+          Carry{kCarryCudaIpc, {1, 2, 3}},
+          Carried{{4, 5}},
+          StageUnits{{7, 8}, {UnitGroup::kState, 3, 4}, 2},
+          Staged{{9, 10}, {0, 1}},
           Held{{3, LeaseStage::kWithdrawn}},
           AwaitGrowth{5, 6},
           Grown{7}};
@@ -41,6 +45,12 @@ Result<WireMessage> decoded(std::span<const uint8_t> frame, uint64_t session, si
   if (payload.size() != header.payload_bytes) return bad_input("size");
   RETURN_IF_ERROR(check_digest(header, payload, session));
   return decode_payload(header.type, payload);
+}
+
+TEST(Wire, ThereIsAnExampleOfEachMessage) {
+  const std::vector<WireMessage> all = examples();
+  ASSERT_EQ(all.size(), std::variant_size_v<WireMessage>);
+  for (size_t i = 0; i < all.size(); ++i) EXPECT_EQ(all[i].index(), i);
 }
 
 TEST(Wire, RoundTrip) {
