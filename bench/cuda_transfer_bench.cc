@@ -173,7 +173,7 @@ int take(const char* program, const std::vector<std::string>& arguments, const F
       const double begin_s = system_clock().now_s();
       CHECK((*peer)->open(lease, *tokens, static_cast<int32_t>(node.blocks.size())).ok());
       for (const UnitRange units : node.units()) {
-        const Status pulled = (*peer)->pull(lease, units, node.store, node.pages());
+        const Status pulled = (*peer)->pull(lease, units, node.store, node.pages(), {});
         CHECK(pulled.ok(), pulled.error().message);
       }
       CHECK((*peer)->extend(lease).ok());

@@ -5,6 +5,8 @@
 #include <string>
 #include <utility>
 
+#include "kv/peer.h"
+
 namespace perigee {
 namespace {
 
@@ -101,7 +103,8 @@ Result<std::unique_ptr<AreaReader>> AreaReader::map(const PageStore& store, std:
 }
 
 Status AreaReader::pull(const FramedSocket& frames, uint32_t& number, double silence_s, const LeaseName& lease,
-                        UnitRange units, const PageStore& store, const UnitPages& to) const {
+                        UnitRange units, const PageStore& store, const UnitPages& to,
+                        const std::stop_token& dropped) const {
   Pull pull(store, to, areas_, units);
   const uint32_t first = number + 1;
   const auto ask = [&](size_t i) -> Status {
@@ -110,6 +113,7 @@ Status AreaReader::pull(const FramedSocket& frames, uint32_t& number, double sil
   };
   for (size_t i = 0; i < kAreaSlots; ++i) RETURN_IF_ERROR(ask(i));
   for (size_t i = 0; i < pull.size(); ++i) {
+    if (dropped.stop_requested()) return dropped_import();
     ASSIGN_OR_RETURN(const FramedSocket::Frame frame, frames.receive_frame(kMaxStagedBytes, silence_s));
     if (frame.header.number != first + i) return bad_input("the reply to another request", "number");
     ASSIGN_OR_RETURN(WireMessage reply, decode_payload(frame.header.type, frame.payload));

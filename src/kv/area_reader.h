@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <stop_token>
 #include <utility>
 #include <vector>
 
@@ -30,7 +31,7 @@ class AreaReader {
   // `number`: of the connection's newest request. After an error there may be replies that nobody has read: the
   // connection must end. All copies have ended when it returns.
   Status pull(const FramedSocket& frames, uint32_t& number, double silence_s, const LeaseName& lease, UnitRange units,
-              const PageStore& store, const UnitPages& to) const;
+              const PageStore& store, const UnitPages& to, const std::stop_token& dropped) const;
 
  private:
   explicit AreaReader(Areas areas, size_t num_areas) : areas_(std::move(areas)), num_areas_(num_areas) {}

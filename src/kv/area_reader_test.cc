@@ -118,7 +118,7 @@ struct Connected {
                         std::make_shared<std::vector<int32_t>>(from.blocks.size() * kBlockTokens));
   }
   Status pull(const TestNode& to) const {
-    for (const UnitRange units : all_units(to)) RETURN_IF_ERROR(peer->pull(lease, units, to.store, to.pages()));
+    for (const UnitRange units : all_units(to)) RETURN_IF_ERROR(peer->pull(lease, units, to.store, to.pages(), {}));
     return {};
   }
   LeaseTable table;
@@ -229,7 +229,7 @@ class FakeNode final : public PageMemory {
     CHECK(reader.ok());
     uint32_t number = 0;
     return (*reader)->pull(FramedSocket(here_, 1), number, 1, {}, {UnitGroup::kBlocks, 0, count}, store,
-                           {.blocks = blocks});
+                           {.blocks = blocks}, drop.get_token());
   }
   static Staged staged(int32_t count, uint8_t rank = 0) {
     const auto units = static_cast<size_t>(count);
@@ -245,6 +245,8 @@ class FakeNode final : public PageMemory {
 
   const CacheLayout layout = {CacheGroup::latent(60, 512, 64, LatentFormat::kBF16)};
   int num_begun = 0, num_taken = 0;
+  int num_before_drop = -1;  // the pull is dropped when so many slots were taken
+  std::stop_source drop;
 
  private:
   class Area final : public SharedArea {
@@ -258,7 +260,7 @@ class FakeNode final : public PageMemory {
     Status wait(int32_t slot, std::span<uint64_t> digests) override {
       EXPECT_EQ(slot, node_.num_taken % kAreaSlots);
       EXPECT_LE(node_.num_asked(), node_.num_taken + kAreaSlots) << "a slot is written while it is read";
-      ++node_.num_taken;
+      if (++node_.num_taken == node_.num_before_drop) node_.drop.request_stop();
       std::fill(digests.begin(), digests.end(), 0);
       return {};
     }
@@ -287,6 +289,16 @@ TEST(AreaReader, ASlotIsAskedForAgainWhenItsUnitsWereTaken) {
     EXPECT_TRUE(pulled.ok()) << pulled.error().message;
     EXPECT_EQ(node.num_taken, pieces);
   }
+}
+
+// It ends with the copy that is under way, however many slots there are to come.
+TEST(AreaReader, APullThatIsDroppedTakesNoFurtherSlot) {
+  FakeNode node;
+  for (uint32_t number = 1; number <= 9; ++number) node.reply(number, FakeNode::staged(kUnitsOfASlot));
+  node.num_before_drop = 3;
+  EXPECT_EQ(node.pull(9 * kUnitsOfASlot).error().code, Code::kCancelled);
+  EXPECT_EQ(node.num_taken, 4);
+  EXPECT_EQ(node.num_taken, node.num_begun) << "no copy is left under way";
 }
 
 TEST(AreaReader, RepliesThatDoNotFitEndThePull) {

@@ -25,7 +25,12 @@ class InProcess final : public Peer {
 
 }  // namespace
 
-Status Peer::pull(const LeaseName& lease, UnitRange units, const PageStore& store, const UnitPages& to) {
+Error dropped_import() {
+  return Error(Code::kCancelled, "its request has ended");
+}
+
+Status Peer::pull(const LeaseName& lease, UnitRange units, const PageStore& store, const UnitPages& to,
+                  const std::stop_token& /*dropped*/) {
   staging_.resize(static_cast<size_t>(units.count * store.unit_bytes(units.group)));
   RETURN_IF_ERROR(read(lease, units, staging_));
   return store.scatter(to, units, staging_);

@@ -21,8 +21,10 @@ class Peer {
   // LeaseTable's words, of the other node's table.
   virtual Result<LeaseHold> open(const LeaseName& lease, std::span<const int32_t> tokens, int32_t num_blocks) = 0;
   virtual Status read(const LeaseName& lease, UnitRange units, std::span<uint8_t> out) = 0;
-  // The units' bytes into pages of this node: by read(), where the carrier has no shorter way.
-  virtual Status pull(const LeaseName& lease, UnitRange units, const PageStore& store, const UnitPages& to);
+  // The units' bytes into pages of this node: by read(), where the carrier has no shorter way. `dropped`: nobody needs
+  // them any more, so that it may end with an error after the pieces that are under way. No page is written afterwards.
+  virtual Status pull(const LeaseName& lease, UnitRange units, const PageStore& store, const UnitPages& to,
+                      const std::stop_token& dropped);
   virtual Result<LeaseHold> extend(const LeaseName& lease) = 0;
   virtual Result<uint64_t> await_growth(uint64_t known, double wait_s) = 0;
   virtual Status release(const LeaseName& lease) = 0;
@@ -35,6 +37,8 @@ class Peer {
 // waited for, then and later, with an error.
 using Connect =
     std::function<Result<std::unique_ptr<Peer>>(const std::string& peer, const CacheShape& here, std::stop_token stop)>;
+
+Error dropped_import();  // of a pull that ends because it was dropped
 
 // To a table of this process, whatever the peer's name. `table` outlives what it makes.
 Connect connect_in_process(LeaseTable& table);

@@ -42,7 +42,8 @@ class TcpPeer final : public Peer {
     ASSIGN_OR_RETURN(const Grown grown, ask<Grown>(request, {}, wait_s));
     return grown.count;
   }
-  Status pull(const LeaseName& lease, UnitRange units, const PageStore& store, const UnitPages& to) override;
+  Status pull(const LeaseName& lease, UnitRange units, const PageStore& store, const UnitPages& to,
+              const std::stop_token& dropped) override;
 
   Status connect();
 
@@ -50,7 +51,8 @@ class TcpPeer final : public Peer {
   Status ask_for_areas(const PageStore& store);
   Status ask_for_ucx();
   size_t connect_streams(int64_t num_pieces);
-  Status pull_in_streams(const LeaseName& lease, UnitRange units, const PageStore& store, const UnitPages& to);
+  Status pull_in_streams(const LeaseName& lease, UnitRange units, const PageStore& store, const UnitPages& to,
+                         const std::stop_token& dropped);
   // Each request may be repeated without harm, so one whose connection proves to be gone is made once more. The peer
   // answers when it likes to, within `wait_s`. Done: the bytes are in `out`, or there was nothing to say.
   template <typename Reply>
@@ -157,15 +159,16 @@ Status TcpPeer::ask_for_areas(const PageStore& store) {
   return {};
 }
 
-Status TcpPeer::pull(const LeaseName& lease, UnitRange units, const PageStore& store, const UnitPages& to) {
+Status TcpPeer::pull(const LeaseName& lease, UnitRange units, const PageStore& store, const UnitPages& to,
+                     const std::stop_token& dropped) {
   if (!frames_) RETURN_IF_ERROR(connect());
   Status status;
   if (options_.areas && store.can_map() && !asked_for_areas_) status = ask_for_areas(store);
   if (status.ok() && !(areas_ && AreaReader::fits(store, units.group))) {
-    if (options_.units_over_tcp || options_.ucx) return pull_in_streams(lease, units, store, to);
+    if (options_.units_over_tcp || options_.ucx) return pull_in_streams(lease, units, store, to, dropped);
     return Error(Code::kUnavailable, "\"backends\" allows no TCP, and CUDA IPC cannot be used: " + why_no_areas_);
   }
-  if (status.ok()) status = areas_->pull(*frames_, number_, options_.silence_s, lease, units, store, to);
+  if (status.ok()) status = areas_->pull(*frames_, number_, options_.silence_s, lease, units, store, to, dropped);
   if (!status.ok()) {
     areas_.reset();
     frames_.reset();
@@ -189,7 +192,8 @@ size_t TcpPeer::connect_streams(int64_t num_pieces) {
 
 // Each connection takes the next piece, so a slow one holds up no other. While one waits for its piece, another one's
 // is gathered, checked or scattered. Pieces stay in the cores' caches from the socket to the pages.
-Status TcpPeer::pull_in_streams(const LeaseName& lease, UnitRange units, const PageStore& store, const UnitPages& to) {
+Status TcpPeer::pull_in_streams(const LeaseName& lease, UnitRange units, const PageStore& store, const UnitPages& to,
+                                const std::stop_token& dropped) {
   const int64_t unit_bytes = store.unit_bytes(units.group);
   const auto in_piece = static_cast<int32_t>(std::max<int64_t>(1, options_.piece_bytes / unit_bytes));
   const int32_t num_pieces = (units.count + in_piece - 1) / in_piece;
@@ -201,6 +205,7 @@ Status TcpPeer::pull_in_streams(const LeaseName& lease, UnitRange units, const P
   const auto pull = [&](TcpPeer& peer, size_t stream) -> Status {
     for (int32_t i = next++; i < num_pieces; i = next++) {
       if (stop_.stop_requested()) return Error(Code::kUnavailable, "the engine is shutting down");
+      if (dropped.stop_requested()) return dropped_import();
       const int32_t done = i * in_piece, count = std::min(in_piece, units.count - done);
       const UnitRange piece{units.group, units.first + done, count};
       const auto bytes = std::span(staging[stream]).first(static_cast<size_t>(count * unit_bytes));

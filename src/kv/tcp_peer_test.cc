@@ -141,13 +141,53 @@ TEST_F(TcpPeers, APullTakesSeveralConnections) {
     start();
     TestPages here{8};
     const auto peer = connected(address());
-    ASSERT_TRUE(peer->pull(name, {UnitGroup::kBlocks, 0, 3}, here.store, {.blocks = to}).ok()) << limit;
+    ASSERT_TRUE(peer->pull(name, {UnitGroup::kBlocks, 0, 3}, here.store, {.blocks = to}, {}).ok()) << limit;
     EXPECT_EQ(std::memcmp(here.page(5), pages.page(1), static_cast<size_t>(3 * here.shape.block_bytes)), 0) << limit;
     EXPECT_TRUE(eventually([&] { return server->num_refused() == (limit < 3 ? 1 : 0); })) << limit;
-    ASSERT_TRUE(peer->pull(name, {UnitGroup::kBlocks, 1, 1}, here.store, {.first_block = 1, .blocks = to}).ok());
-    EXPECT_EQ(peer->pull(name, {UnitGroup::kBlocks, 1, 3}, here.store, {.first_block = 1, .blocks = to}).error().code,
-              Code::kBadInput)
+    ASSERT_TRUE(peer->pull(name, {UnitGroup::kBlocks, 1, 1}, here.store, {.first_block = 1, .blocks = to}, {}).ok());
+    EXPECT_EQ(
+        peer->pull(name, {UnitGroup::kBlocks, 1, 3}, here.store, {.first_block = 1, .blocks = to}, {}).error().code,
+        Code::kBadInput)
         << "a piece that fails is the pull's end";
+  }
+}
+
+// Its import is dropped when its first piece is written: each connection may have one more under way.
+class DroppedAtOnce final : public PageMemory {
+ public:
+  Status gather(std::span<const UnitRun> runs, int64_t unit_bytes, std::span<uint8_t> out) override {
+    return host_memory()->gather(runs, unit_bytes, out);
+  }
+  Status scatter(std::span<const UnitRun> runs, int64_t unit_bytes, std::span<const uint8_t> bytes) override {
+    drop.request_stop();
+    ++num_written;
+    return host_memory()->scatter(runs, unit_bytes, bytes);
+  }
+  Status poison(std::span<const UnitRun> runs, int64_t unit_bytes) override {
+    return host_memory()->poison(runs, unit_bytes);
+  }
+  std::stop_source drop;
+  std::atomic<int> num_written{0};
+};
+
+TEST_F(TcpPeers, APullThatIsDroppedWritesAPieceAConnection) {
+  options.piece_bytes = 1;
+  const auto lease = std::make_shared<Lease>(Lease{.sequence = SequenceId(1), .blocks = pages_from(0, 8)});
+  const auto long_tokens = std::make_shared<std::vector<int32_t>>(8 * kBlockTokens, 5);
+  const LeaseName name = table.grant(lease, long_tokens);
+  const std::vector<Placement> to = pages_from(0, 8);
+  for (const int32_t streams : {1, 2}) {
+    options.streams = streams;
+    TestPages here{8};
+    const auto memory = std::make_shared<DroppedAtOnce>();
+    const PageStore store({RankPages{.base = here.memory.data(), .memory = memory, .layout = here.layout}});
+    const auto peer = connected(address());
+    EXPECT_EQ(
+        peer->pull(name, {UnitGroup::kBlocks, 0, 8}, store, {.blocks = to}, memory->drop.get_token()).error().code,
+        Code::kCancelled);
+    EXPECT_GE(memory->num_written, 1);
+    EXPECT_LE(memory->num_written, streams);
+    EXPECT_TRUE(peer->extend(name).ok()) << "the connection serves on";
   }
 }
 
@@ -160,9 +200,9 @@ TEST_F(TcpPeers, APullSurvivesARestart) {
   TestPages here{8};
   for (int i = 0; i < 20; ++i) {
     const auto peer = connected(address());
-    ASSERT_TRUE(peer->pull(name, {UnitGroup::kBlocks, 0, 3}, here.store, {.blocks = to}).ok());
+    ASSERT_TRUE(peer->pull(name, {UnitGroup::kBlocks, 0, 3}, here.store, {.blocks = to}, {}).ok());
     start(server->port());
-    ASSERT_TRUE(peer->pull(name, {UnitGroup::kBlocks, 0, 3}, here.store, {.blocks = to}).ok()) << i;
+    ASSERT_TRUE(peer->pull(name, {UnitGroup::kBlocks, 0, 3}, here.store, {.blocks = to}, {}).ok()) << i;
   }
 }
 
@@ -178,13 +218,13 @@ TEST_F(TcpPeers, UnitsComeOverUcx) {
   TestPages here{8};
   const auto peer = connected(address());
   for (int i = 0; i < 3; ++i) {
-    ASSERT_TRUE(peer->pull(name, {UnitGroup::kBlocks, 0, 3}, here.store, {.blocks = to}).ok());
+    ASSERT_TRUE(peer->pull(name, {UnitGroup::kBlocks, 0, 3}, here.store, {.blocks = to}, {}).ok());
     EXPECT_EQ(std::memcmp(here.page(5), pages.page(1), static_cast<size_t>(3 * here.shape.block_bytes)), 0);
     EXPECT_TRUE(peer->extend(name).ok());
     if (i == 1) start(server->port());  // it is gone, and a new one is there
   }
   server.reset();
-  EXPECT_FALSE(peer->pull(name, {UnitGroup::kBlocks, 0, 3}, here.store, {.blocks = to}).ok());
+  EXPECT_FALSE(peer->pull(name, {UnitGroup::kBlocks, 0, 3}, here.store, {.blocks = to}, {}).ok());
 }
 
 TEST_F(TcpPeers, NeedTheSecretAndTheSameModel) {

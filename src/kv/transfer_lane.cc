@@ -16,10 +16,6 @@ namespace {
 
 constexpr double kPauseS = 0.05;
 
-Error dropped() {
-  return Error(Code::kCancelled, "its request has ended");
-}
-
 }  // namespace
 
 TransferLane::TransferLane(const TransferParts& parts, std::string peer)
@@ -82,7 +78,7 @@ void TransferLane::release(SequenceId sequence) {
   const auto found = prepared_.find(sequence);
   if (found == prepared_.end()) return;
   if (found->second.posted) {  // its end comes soon
-    *found->second.dropped = true;
+    found->second.dropped.request_stop();
     return pull_again(lock);
   }
   releases_.push_back({.kind = Job::Kind::kRelease, .sequence = sequence, .what = std::move(found->second)});
@@ -152,7 +148,7 @@ void TransferLane::run(bool pulls) {
       outcome = Error(Code::kExhausted, "no memory for a transfer");
     }
     const bool reached = peer != nullptr;
-    if (!outcome.ok()) peer.reset();  // made anew for the next one
+    if (!outcome.ok() && !job->what.dropped.stop_requested()) peer.reset();  // made anew for the next one
     job->seconds += system_clock().now_s() - begin_s;
     if (outcome.ok() && *outcome == Outcome::kWaits)
       await_growth(std::move(*job));
@@ -168,7 +164,7 @@ void TransferLane::run(bool pulls) {
 
 void TransferLane::await_growth(Job job) {
   const std::lock_guard lock(mutex_);
-  if (*job.what.dropped)
+  if (job.what.dropped.stop_requested())
     pulls_.push_back(std::move(job));
   else
     growing_.push_back(std::move(job));
@@ -247,9 +243,10 @@ void TransferLane::finish_pull(const Job& job, const Result<Outcome>& outcome, b
   std::vector<std::pair<SequenceId, TransferEnd>> ends;
   // Requires the lock.
   const auto end = [&](const Job& of) {
-    const How well = outcome.ok() && *outcome == Outcome::kDone ? How::kArrived : How::kWithdrawn;
-    TransferEnd how = {well};
-    if (!outcome.ok()) how = *of.what.dropped ? TransferEnd{How::kDropped} : TransferEnd{How::kFailed, outcome.error()};
+    TransferEnd how = {How::kWithdrawn};
+    if (outcome.ok() && *outcome == Outcome::kDone) how = {How::kArrived};
+    if (!outcome.ok()) how = {How::kFailed, outcome.error()};
+    if (!outcome.ok() && of.what.dropped.stop_requested()) how = {How::kDropped};
     count(of, how);
     prepared_.erase(of.sequence);
     ends.emplace_back(of.sequence, std::move(how));
@@ -297,7 +294,7 @@ Result<TransferLane::Outcome> TransferLane::pull(Job& job, Peer& peer) {
   const Import& import = job.what.import;
   const LeaseName& lease = job.what.remote.lease;
   for (;;) {
-    if (*job.what.dropped) return dropped();
+    if (job.what.dropped.stop_requested()) return dropped_import();
     ASSIGN_OR_RETURN(const LeaseHold hold, job.opened ? peer.extend(lease) : open(job, peer));
     const double now_s = system_clock().now_s();
     if (!std::exchange(job.opened, true)) job.grown_s = now_s;
@@ -338,10 +335,11 @@ Status TransferLane::pull_group(const Prepared& what, UnitRange units, Peer& pee
     const auto count = static_cast<int32_t>(std::min<int64_t>(in_piece, units.count - done));
     const UnitRange piece{units.group, units.first + done, count};
     if (stopping_) return Error(Code::kUnavailable, "the engine is shutting down");
-    if (*what.dropped) return dropped();
+    if (what.dropped.stop_requested()) return dropped_import();
     RETURN_IF_ERROR(
         peer.pull(what.remote.lease, piece, parts_.store,
-                  {.first_block = import.first_block, .blocks = import.blocks, .checkpoint = import.checkpoint}));
+                  {.first_block = import.first_block, .blocks = import.blocks, .checkpoint = import.checkpoint},
+                  what.dropped.get_token()));
     done += piece.count;
   }
   return {};

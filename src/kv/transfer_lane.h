@@ -27,7 +27,7 @@ struct TransferOptions {
   double idle_s = 600;              // a peer's threads may end when it was asked nothing for so long
   double growth_wait_s = 1;         // of one question whether leases have grown; less than a peer may be silent
   double growth_limit_s = 600;      // after so long without a further block a transfer has failed
-  int64_t piece_bytes = 256 << 20;  // of one pull, at least a unit; between two a drop is seen
+  int64_t piece_bytes = 256 << 20;  // of one pull, at least a unit; between two a stop is seen
 };
 
 struct TransferEnd {
@@ -76,9 +76,8 @@ class TransferLane {
     Import import = {};
     std::shared_ptr<const std::vector<int32_t>> tokens = {};
     double next_extension_s = 0;
-    bool posted = false;  // whose end releases it
-    // Nobody wants it any more: read by the thread that pulls.
-    std::shared_ptr<std::atomic<bool>> dropped = std::make_shared<std::atomic<bool>>(false);
+    bool posted = false;            // whose end releases it
+    std::stop_source dropped = {};  // nobody needs it any more
   };
   struct Job {
     enum class Kind { kPull, kExtend, kRelease } kind;
