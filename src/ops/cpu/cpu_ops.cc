@@ -8,6 +8,7 @@
 #include "ops/cpu/kda.h"
 #include "ops/cpu/mla_attend.h"
 #include "ops/cpu/router.h"
+#include "ops/dealt_attention.h"
 
 namespace perigee {
 namespace {
@@ -89,6 +90,7 @@ void CpuOps::write_latent(const Tensor& c, const Tensor& k_rope, const Batch& ba
 Tensor CpuOps::mla_attend(const Tensor& q, const MlaUpWeight& up, const MlaShape& shape, const Batch& batch,
                           const LatentLayer& cache) {
   if (batch.is_shared()) return Ops::mla_attend(q, up, shape, batch, cache);
+  if (const std::optional<Tensor> out = attend_dealt(*this, q, up, shape, batch, cache)) return *out;
   return cpu::mla_attend(context(), q, up, shape, batch, cache);
 }
 
