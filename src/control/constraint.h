@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string_view>
 #include <vector>
 
 namespace perigee {
@@ -18,6 +19,9 @@ class ConstraintState {
 
   // Moves by an id that was sampled. False: it is not allowed here, and the state is as before.
   virtual bool accept(int32_t id) = 0;
+
+  // Why ids that masks() allowed are refused here, for the client; empty where there is no such reason.
+  virtual std::string_view fault() const { return {}; }
 
   // Which ids may follow, and which after each of `drafts` if those before it are accepted: 1 + drafts.size() masks of
   // `words` words, back to back at `out`: bit id % 32 of word id / 32. Places after a draft that is not allowed are all

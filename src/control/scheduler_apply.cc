@@ -155,7 +155,9 @@ std::optional<FinishReason> Scheduler::Impl::append_ids(Sequence& sequence, cons
   for (size_t i = 0; i < result.ids.size(); ++i) {
     const int32_t id = result.ids[i];
     if (sequence.constraint && !sequence.constraint->accept(id)) {  // a fault of the constraint, which may be anybody's
-      update.error = str_cat("token ", id, " is not what the request's constraint allows");
+      const std::string_view fault = sequence.constraint->fault();
+      update.error =
+          fault.empty() ? str_cat("token ", id, " is not what the request's constraint allows") : str_cat(fault);
       return FinishReason::kError;
     }
     const bool may_stop = sequence.num_outputs() >= sampling.min_tokens;

@@ -1,9 +1,6 @@
 #include "grammar/text_grammar.h"
 
-#include <compiled_grammar_impl.h>
 #include <grammar_functor.h>
-#include <tokenizer_info_impl.h>
-#include <xgrammar/xgrammar.h>
 
 #include <algorithm>
 #include <array>
@@ -15,13 +12,12 @@
 #include <unordered_map>
 #include <variant>
 
-#include "grammar/closing.h"
-#include "grammar/tried_tokens.h"
+#include "grammar/compiled_text.h"
 
 namespace perigee {
 namespace {
 
-using xgrammar::AdaptiveTokenMask;
+using Compiled = TextGrammar::Compiled;
 
 // xgrammar's own ranges of the tokens that begin with another one are too wide where a later token has that one's bytes
 // in its middle, and its tables of tokens would then be wrong for them.
@@ -158,66 +154,22 @@ Cost cost_of(const xgrammar::Grammar& grammar, const TokenTable& table) {
 
 }  // namespace
 
-struct TextGrammar::Compiled {
-  // Tokens by how much they may lengthen the rest of a text: growths_[i] is the most of level i, ascending.
-  struct Level {
-    int32_t growth;
-    std::vector<uint32_t> words;
-  };
-
-  xgrammar::CompiledGrammar grammar;
-  Distances distances;
-  std::shared_ptr<const xgrammar::TokenizerInfo> vocabulary;
-  std::vector<Level> levels;
-  int32_t most_growth = 0;
-  int32_t row_states = 0;                                           // GrammarLimits
-  std::shared_ptr<const std::vector<std::vector<uint32_t>>> up_to;  // by n: the tokens of at most n characters
-
-  // Where a rule has a bound of characters: the tokens that could enter it, by a quote, and go over the least bound.
-  // xgrammar's tables know no bounds. Indices of the sorted vocabulary, and the same as a mask; empty without bounds.
-  std::vector<int32_t> entering;
-  std::vector<uint32_t> entering_mask;
-  std::vector<std::pair<int32_t, int32_t>> quoting;  // index and id of the tokens with a quote; empty without bounds
-  void find_entering(const TokenTable& table);
-
-  // Of what a table leaves open, the tokens of over RestChart::kShortBytes; where there are any.
-  std::unordered_map<const AdaptiveTokenMask*, std::vector<int32_t>> long_uncertain;
-  std::vector<int32_t> only(const std::vector<int32_t>& indices, bool is_long) const {
-    std::vector<int32_t> out;
-    const auto& sorted = vocabulary->GetSortedDecodedVocab();
-    for (const int32_t index : indices)
-      if ((sorted[index].second.size() > static_cast<size_t>(RestChart::kShortBytes)) == is_long) out.push_back(index);
-    return out;
-  }
-
-  mutable TriedTokens tried;
-
-  // The largest level that lengthens a rest by at most `growth`; null if there is none.
-  const Level* level(int32_t growth) const {
-    const Level* found = nullptr;
-    for (const Level& each : levels)
-      if (each.growth <= growth) found = &each;
-    return found;
-  }
-  void make_levels(const TokenTable& table);
-};
-
-void TextGrammar::Compiled::find_entering(const TokenTable& table) {
+void TextGrammar::Compiled::find_bounded(const TokenTable& table) {
   int32_t least = INT32_MAX;
   const xgrammar::Grammar rules = grammar.GetGrammar();
   for (int32_t rule = 0; rule < rules->NumRules(); ++rule)
     if (const int32_t bound = rules->GetRule(rule).max_tokens; bound >= 0) least = std::min(least, bound);
   if (least == INT32_MAX) return;
-  entering_mask.resize(static_cast<size_t>(table.words()));
+  over_a_bound_mask.resize(static_cast<size_t>(table.words()));
   const auto& sorted = vocabulary->GetSortedDecodedVocab();
   for (size_t i = 0; i < sorted.size(); ++i) {
     const std::string& bytes = sorted[i].second;
     const size_t quote = bytes.find('"');
     if (quote == std::string::npos) continue;
-    quoting.emplace_back(static_cast<int32_t>(i), sorted[i].first);
+    with_quote.emplace_back(static_cast<int32_t>(i), sorted[i].first);
     if (static_cast<int64_t>(bytes.size() - quote) - 1 <= least) continue;
-    entering.push_back(static_cast<int32_t>(i));
-    set_bit(entering_mask.data(), sorted[i].first);
+    over_a_bound.push_back(static_cast<int32_t>(i));
+    set_bit(over_a_bound_mask.data(), sorted[i].first);
   }
 }
 
@@ -241,7 +193,6 @@ void TextGrammar::Compiled::make_levels(const TokenTable& table) {
 }
 
 // By n below kMostCounted: the tokens with at most n bytes that could begin a character.
-constexpr size_t kMostCounted = 256;
 std::shared_ptr<const std::vector<std::vector<uint32_t>>> tokens_up_to(const std::shared_ptr<const TokenTable>& table) {
   static std::mutex mutex;
   static std::weak_ptr<const TokenTable> owner;
@@ -261,12 +212,26 @@ std::shared_ptr<const std::vector<std::vector<uint32_t>>> tokens_up_to(const std
   return made;
 }
 
+void TextGrammar::Compiled::find_open() {
+  for (const auto& [state, table] : grammar->adaptive_token_mask_cache) {
+    if (table.uncertain_indices.empty()) continue;
+    OpenTokens& found = open[&table];
+    for (const int32_t index : table.uncertain_indices) (is_long(index) ? found.many : found.few).push_back(index);
+  }
+}
+
+size_t TextGrammar::Compiled::open_bytes() const {
+  size_t bytes = 0;
+  for (const auto& [table, tokens] : open) {
+    bytes += sizeof(tokens) + (tokens.few.size() + tokens.many.size()) * sizeof(int32_t);
+  }
+  return bytes;
+}
+
 TextGrammar::TextGrammar(std::shared_ptr<const TokenTable> table) : table_(std::move(table)) {}
 TextGrammar::~TextGrammar() = default;
 
 namespace {
-
-using Compiled = TextGrammar::Compiled;
 
 // From a parsed grammar; throws what xgrammar throws.
 Result<std::unique_ptr<Compiled>> compile_parsed(const std::shared_ptr<const TokenTable>& table,
@@ -290,13 +255,14 @@ Result<std::unique_ptr<Compiled>> compile_parsed(const std::shared_ptr<const Tok
   xgrammar::CompiledGrammar grammar = compiler.CompileGrammar(parsed);
   Result<Distances> distances = Distances::make(grammar.GetGrammar(), limits.shortest_bytes);
   if (!distances.ok()) return distances.error();
-  auto compiled = std::unique_ptr<Compiled>(new Compiled{
-      grammar, *std::move(distances), vocabulary, {}, 0, limits.row_states, tokens_up_to(table), {}, {}, {}, {}});
+  auto compiled = std::unique_ptr<Compiled>(new Compiled{.grammar = grammar,
+                                                         .distances = *std::move(distances),
+                                                         .vocabulary = vocabulary,
+                                                         .row_states = limits.row_states,
+                                                         .up_to = tokens_up_to(table)});
   compiled->make_levels(*table);
-  compiled->find_entering(*table);
-  for (const auto& [state, mask] : compiled->grammar->adaptive_token_mask_cache)
-    if (auto few = compiled->only(mask.uncertain_indices, /*is_long=*/true); !few.empty())
-      compiled->long_uncertain.emplace(&mask, std::move(few));
+  compiled->find_bounded(*table);
+  compiled->find_open();
   return compiled;
 }
 
@@ -345,7 +311,7 @@ Result<std::shared_ptr<const TextGrammar>> TextGrammar::finish(std::shared_ptr<c
                                                                std::unique_ptr<Compiled> compiled) {
   std::shared_ptr<TextGrammar> made(new TextGrammar(std::move(table)));
   made->compiled_ = std::move(compiled);
-  made->bytes_ = made->compiled_->grammar.MemorySizeBytes() + TriedTokens::kMostBytes +
+  made->bytes_ = made->compiled_->grammar.MemorySizeBytes() + TriedTokens::kMostBytes + made->compiled_->open_bytes() +
                  made->compiled_->levels.size() * static_cast<size_t>(made->table_->words()) * sizeof(uint32_t);
   const std::unique_ptr<TextCursor> start = made->begin();
   if (start->is_crowded())
@@ -358,217 +324,6 @@ Result<std::shared_ptr<const TextGrammar>> TextGrammar::finish(std::shared_ptr<c
 
 std::unique_ptr<TextCursor> TextGrammar::begin() const {
   return std::make_unique<TextCursor>(shared_from_this());
-}
-
-struct TextCursor::Chart {
-  Chart(const TextGrammar::Compiled& compiled_in, int32_t token_bytes)
-      : compiled(compiled_in),
-        parser(compiled.grammar.GetGrammar(), compiled.distances, compiled.row_states, token_bytes) {}
-
-  // A state of the newest row, its table of tokens, and tokens of that which a bound of characters may forbid.
-  struct Open {
-    xgrammar::ParserState state;
-    const AdaptiveTokenMask* table;
-    std::vector<int32_t> doubtful;
-  };
-
-  void allow_all(const TokenTable& table, uint32_t* words);
-  // The tokens that tables leave open, as the parser takes them, of up to RestChart::kShortBytes and of more; what it
-  // took at `place` is remembered.
-  void add_short(const std::vector<Open>& open, std::optional<uint64_t> place, uint32_t* words);
-  void add_long(const std::vector<Open>& open, std::optional<uint64_t> place, uint32_t* words);
-  bool add_known(std::optional<uint64_t> place, uint32_t* words);
-  void add_sure(const AdaptiveTokenMask& mask, const TokenTable& table, uint32_t* words);
-  void add_tried(const xgrammar::ParserState& state, const std::vector<int32_t>& tokens, uint32_t* words,
-                 std::vector<int32_t>& taken);
-
-  const TextGrammar::Compiled& compiled;
-  RestChart parser;
-  std::vector<uint32_t> scratch;
-};
-
-// The tokens that a state takes whatever waits behind its rule.
-void TextCursor::Chart::add_sure(const AdaptiveTokenMask& mask, const TokenTable& table, uint32_t* words) {
-  const auto& sorted = compiled.vocabulary->GetSortedDecodedVocab();
-  const int64_t num_words = table.words();
-  switch (mask.store_type) {
-    case AdaptiveTokenMask::StoreType::kAccepted:
-      for (const int32_t index : mask.accepted_indices) set_bit(words, sorted[index].first);
-      return;
-    case AdaptiveTokenMask::StoreType::kAcceptedBitset:
-      xgrammar::DynamicBitset(mask.accepted_bitset.Size(), words) |= mask.accepted_bitset;
-      return;
-    case AdaptiveTokenMask::StoreType::kRejected: {
-      scratch.assign(static_cast<size_t>(num_words), ~uint32_t{0});
-      const auto clear = [&](int32_t id) { scratch[id / 32] &= ~(1u << (id % 32)); };
-      for (int32_t id = table.num_ordinary(); id < num_words * 32; ++id) clear(id);
-      for (const int32_t index : mask.rejected_indices) clear(sorted[index].first);
-      for (const int32_t index : mask.uncertain_indices) clear(sorted[index].first);
-      for (int64_t word = 0; word < num_words; ++word) words[word] |= scratch[word];
-      return;
-    }
-  }
-}
-
-// Those of `tokens` (indices of the sorted vocabulary, ascending) that the parser takes from this state, also to
-// `taken`.
-void TextCursor::Chart::add_tried(const xgrammar::ParserState& state, const std::vector<int32_t>& tokens,
-                                  uint32_t* words, std::vector<int32_t>& taken) {
-  if (tokens.empty()) return;
-  const auto& sorted = compiled.vocabulary->GetSortedDecodedVocab();
-  parser.push_trial(state);
-  std::string_view done;    // the bytes that the parser stands behind
-  std::string_view failed;  // and those that it did not take: no token that begins with them can follow
-  for (const int32_t index : tokens) {
-    const auto& [id, bytes] = sorted[index];
-    if ((!failed.empty() && bytes.starts_with(failed)) || has_bit(words, id)) continue;
-    const size_t shared = std::mismatch(done.begin(), done.end(), bytes.begin(), bytes.end()).first - done.begin();
-    parser.pop_trial(static_cast<int32_t>(done.size() - shared));
-    size_t at = shared;
-    while (at < bytes.size() && parser.advance(static_cast<uint8_t>(bytes[at]))) ++at;
-    done = std::string_view(bytes).substr(0, at);
-    if (at == bytes.size()) {
-      set_bit(words, id);
-      taken.push_back(id);
-    } else {
-      failed = std::string_view(bytes).substr(0, at + 1);
-    }
-  }
-  parser.pop_trial(static_cast<int32_t>(done.size()) + 1);
-}
-
-void TextCursor::Chart::allow_all(const TokenTable& table, uint32_t* words) {
-  const auto& masks = compiled.grammar->adaptive_token_mask_cache;
-  std::vector<Open> open;
-  for (const auto& state : parser.states()) open.push_back({state, nullptr, {}});  // by value: trials move the row
-  for (Open& each : open) {
-    const auto found = masks.find(each.state);
-    CHECK(found != masks.end(), "a state without a table of tokens");
-    each.table = &found->second;
-    const int32_t characters = parser.characters_left(each.state);
-    const auto& up_to = *compiled.up_to;
-    const bool all_fit = (up_to.size() < kMostCounted && characters >= static_cast<int32_t>(up_to.size())) ||
-                         characters >= static_cast<int32_t>(Vocabulary::kMaxTokenBytes);
-    if (all_fit && compiled.entering.empty()) {
-      add_sure(found->second, table, words);
-      continue;
-    }
-    std::vector<uint32_t> sure(static_cast<size_t>(table.words()));
-    add_sure(found->second, table, sure.data());
-    if (!all_fit) {
-      // What a token has after the quote that ends a string is not counted.
-      const std::vector<uint32_t>& few = up_to[std::min<size_t>(characters, up_to.size() - 1)];
-      for (const auto& [index, id] : compiled.quoting)
-        if (has_bit(sure.data(), id) && !has_bit(few.data(), id)) each.doubtful.push_back(index);
-      for (int64_t word = 0; word < table.words(); ++word) sure[word] &= few[word];
-    }
-    for (int64_t word = 0; word < table.words(); ++word)
-      words[word] |= sure[word] & ~(compiled.entering.empty() ? 0 : compiled.entering_mask[word]);
-    for (const int32_t index : compiled.entering)
-      if (has_bit(sure.data(), compiled.vocabulary->GetSortedDecodedVocab()[index].first))
-        each.doubtful.push_back(index);
-  }
-  const auto place = parser.place();
-  add_short(open, place ? std::optional(place->for_short) : std::nullopt, words);
-  add_long(open, place ? std::optional(place->for_long) : std::nullopt, words);
-}
-
-bool TextCursor::Chart::add_known(std::optional<uint64_t> place, uint32_t* words) {
-  const TriedTokens::Ids known = place ? compiled.tried.find(*place) : nullptr;
-  if (known == nullptr) return false;
-  for (const int32_t id : *known) set_bit(words, id);
-  return true;
-}
-
-void TextCursor::Chart::add_short(const std::vector<Open>& open, std::optional<uint64_t> place, uint32_t* words) {
-  if (add_known(place, words)) return;
-  std::vector<int32_t> taken;
-  for (const Open& each : open) {
-    add_tried(each.state, compiled.only(each.doubtful, /*is_long=*/false), words, taken);
-    add_tried(each.state, compiled.only(each.table->uncertain_indices, /*is_long=*/false), words, taken);
-  }
-  if (place) compiled.tried.keep(*place, std::move(taken));
-}
-
-// Bounds at up to the longest token's length change what long tokens may follow, and few places have any in doubt.
-void TextCursor::Chart::add_long(const std::vector<Open>& open, std::optional<uint64_t> place, uint32_t* words) {
-  std::vector<std::pair<const Open*, std::vector<int32_t>>> lists;
-  for (const Open& each : open) {
-    std::vector<int32_t> list = compiled.only(each.doubtful, /*is_long=*/true);
-    const auto more = compiled.long_uncertain.find(each.table);
-    if (more != compiled.long_uncertain.end()) list.insert(list.end(), more->second.begin(), more->second.end());
-    std::sort(list.begin(), list.end());
-    if (!list.empty()) lists.emplace_back(&each, std::move(list));
-  }
-  if (lists.empty() || add_known(place, words)) return;
-  std::vector<int32_t> taken;
-  for (const auto& [each, list] : lists) add_tried(each->state, list, words, taken);
-  if (place) compiled.tried.keep(*place, std::move(taken));
-}
-
-TextCursor::TextCursor(std::shared_ptr<const TextGrammar> grammar)
-    : grammar_(std::move(grammar)),
-      chart_(std::make_unique<Chart>(grammar_->compiled(),
-                                     static_cast<int32_t>(grammar_->table().tokenizer().longest_token_bytes()))) {}
-TextCursor::~TextCursor() = default;
-
-bool TextCursor::accept(int32_t id) {
-  if (!grammar_->table().is_ordinary(id)) return false;
-  const std::string_view bytes = grammar_->table().tokenizer().bytes(id);
-  for (size_t i = 0; i < bytes.size(); ++i) {
-    if (chart_->parser.advance(static_cast<uint8_t>(bytes[i]))) continue;
-    chart_->parser.pop(static_cast<int32_t>(i));
-    return false;
-  }
-  chart_->parser.settle();
-  lengths_.push_back(static_cast<int32_t>(bytes.size()));
-  // The rest of a known way is a way: what was promised is kept, though another may be as short in bytes.
-  if (way_ && !way_->empty() && way_->front() == id) {
-    way_->erase(way_->begin());
-  } else {
-    way_.reset();
-  }
-  return true;
-}
-
-void TextCursor::rewind(const Mark& mark) {
-  CHECK(mark.size <= lengths_.size(), "a cursor cannot be wound forward");
-  int32_t bytes = 0;
-  for (; lengths_.size() > mark.size; lengths_.pop_back()) bytes += lengths_.back();
-  if (bytes > 0) chart_->parser.pop(bytes);
-  way_ = mark.way;
-}
-
-bool TextCursor::is_crowded() const {
-  return chart_->parser.is_crowded();
-}
-
-bool TextCursor::at_end() const {
-  return chart_->parser.completed();
-}
-
-const std::vector<int32_t>& TextCursor::way() {
-  if (!way_) grammar_->table().append_fewest_ids(chart_->parser.way(), way_.emplace());
-  return *way_;
-}
-
-void TextCursor::allow(int32_t ids_left, int32_t spare, uint32_t* words) {
-  const TokenTable& table = grammar_->table();
-  const Rest rest = chart_->parser.rest();
-  const int64_t room = int64_t{ids_left} - 1 - rest.most;  // by which the next token may lengthen the rest
-  if (room >= chart_->compiled.most_growth && ids_left > int64_t{rest.least} + spare)
-    return chart_->allow_all(table, words);
-  const std::vector<int32_t>& shortest = way();
-  CHECK(static_cast<int64_t>(shortest.size()) <= ids_left, "a text that cannot end in time");
-  if (ids_left > static_cast<int64_t>(shortest.size()) + spare) {
-    const auto* level = chart_->compiled.level(static_cast<int32_t>(std::clamp<int64_t>(room, -1, 1 << 24)));
-    if (level != nullptr) {
-      std::vector<uint32_t> all(static_cast<size_t>(table.words()));
-      chart_->allow_all(table, all.data());
-      for (int64_t word = 0; word < table.words(); ++word) words[word] |= all[word] & level->words[word];
-    }
-  }
-  if (!shortest.empty()) set_bit(words, shortest.front());
 }
 
 }  // namespace perigee

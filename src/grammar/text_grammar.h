@@ -1,8 +1,8 @@
 // TextGrammar: a context-free grammar over bytes, compiled for one vocabulary; TextCursor: a place in a text of it.
 //
 // The grammar engine is xgrammar: its EBNF, its automata of rules, its Earley parser and, for each place in a rule, the
-// table of tokens that it takes. Nothing of it is seen outside text_grammar.cc and closing.*. What is added here is the
-// way to the end: how many ids a text still needs at most, and which (closing.h).
+// table of tokens that it takes. Nothing of it is seen outside text_*.cc, rest_chart.* and closing.*. What is added
+// here is the way to the end: how many ids a text still needs at most, and which (closing.h).
 #pragma once
 
 #include <cstdint>
@@ -41,7 +41,7 @@ class TextGrammar : public std::enable_shared_from_this<TextGrammar> {
   const std::vector<int32_t>& shortest() const { return shortest_; }  // the ids of its shortest text
   size_t bytes() const { return bytes_; }                             // of memory, about
 
-  struct Compiled;  // text_grammar.cc
+  struct Compiled;  // compiled_text.h
   const Compiled& compiled() const { return *compiled_; }
   const TokenTable& table() const { return *table_; }
 
@@ -76,10 +76,15 @@ class TextCursor {
   bool at_end() const;  // the text may end here
   // Whether what came can be read in too many ways (GrammarLimits): accept() refuses to come to such a place.
   bool is_crowded() const;
+  // Whether an id was refused for what it costs: too many ways, too much work or memory (RestChart).
+  bool was_too_much() const;
+  // What was done since the beginning, in units of RestChart.
+  int64_t work() const;
 
   // Sets the bits of the ids that may follow, if `ids_left` of them may be in the text from here on. The text can
   // always be ended within ids_left: where they do not suffice for more than way() and `spare` ids, only the first of
-  // way() is set (none where that is empty). Requires way().size() <= ids_left.
+  // way() is set (none where that is empty). Requires way().size() <= ids_left. The work is bounded: of a grammar whose
+  // places cost too much, some tokens are left out, but never all.
   void allow(int32_t ids_left, int32_t spare, uint32_t* words);
 
   // A way to the end in few ids, empty at_end(). It holds until the next call.

@@ -12,8 +12,8 @@ namespace {
 
 std::shared_ptr<const TokenTable> small_table() {
   static const auto table = [] {
-    auto tokenizer = test_tokenizer(
-        {"ab", "aba", "\":", "{\"", "\",\"", "[[", "]]", "name", "true", "ababababab", "\"name\":true", "bbbbbbbb\":"});
+    auto tokenizer = test_tokenizer({"ab", "aba", "\":", "{\"", "\",\"", "[[", "]]", "name", "true", "ababababab",
+                                     "\"name\":true", "bbbbbbbb\":", "b\":", "bb\":", "abab\":", std::string(60, 'a')});
     return std::make_shared<const TokenTable>(tokenizer, std::vector<int32_t>{*tokenizer->special_id("<|im_end|>")});
   }();
   return table;
@@ -174,6 +174,44 @@ TEST(TextGrammar, WhatCanBeReadInTooManyWaysEnds) {
   while (taken < 2000 && cursor->accept(a)) ++taken;
   EXPECT_GT(taken, 50);
   EXPECT_LT(taken, 2000);
+}
+
+// Of grammars that pile up ways to read what came: no mask and no id costs more than the bounds, masks are never empty
+// before an end, and what a mask allows is taken or refused for its cost.
+TEST(TextGrammar, NoPlaceCostsMoreThanItsBound) {
+  std::string wide = "root ::= \"a\" (root";
+  for (int i = 0; i < 40; ++i) wide += " | w" + std::to_string(i);
+  wide += ")? | \"b\"\n";
+  for (int i = 0; i < 40; ++i) wide += "w" + std::to_string(i) + " ::= [ab]{1,9} root? root\n";
+  int64_t most = 0;
+  for (const std::string& ebnf :
+       {std::string("root ::= \"a\" root root | \"a\" root | \"a\""),
+        std::string("root ::= s\ns ::= \"a\" s \"b\" s | \"b\" s \"a\" s | \"a\" s s | \"ab\""),
+        std::string("root ::= t+\nt ::= u{1,50} | [ab]{1,60} | \"b\" t\nu ::= \"a\" | \"aba\" | [ab]{2,40}"), wide}) {
+    auto made = TextGrammar::compile(small_table(), ebnf, {.row_states = 4096});  // as of schemas
+    ASSERT_TRUE(made.ok()) << made.error().message;
+    const auto grammar = *made;
+    for (uint64_t seed = 0; seed < 1; ++seed) {
+      Rng rng(seed);
+      const auto cursor = grammar->begin();
+      for (int step = 0; step < 40; ++step) {
+        const int64_t before = cursor->work();
+        const std::vector<int32_t> ids = allowed(*cursor, 100'000);
+        const int64_t masked = cursor->work();
+        ASSERT_LE(masked - before, 2 * 400'000 + 210'000) << ebnf;
+        ASSERT_TRUE(!ids.empty() || cursor->at_end());
+        if (ids.empty()) break;
+        const bool taken = cursor->accept(ids[rng.below(ids.size())]);
+        ASSERT_LE(cursor->work() - masked, 210'000) << ebnf;
+        most = std::max(most, cursor->work() - before);
+        if (!taken) {
+          ASSERT_TRUE(cursor->was_too_much());
+          break;
+        }
+      }
+    }
+  }
+  EXPECT_GT(most, 50'000);  // some of them are costly indeed
 }
 
 }  // namespace

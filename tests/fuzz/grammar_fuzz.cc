@@ -1,12 +1,18 @@
 // What clients send as schemas, patterns, grammars and structural tags. INPUT = a byte for the kind, then the text.
-// What compiles must say a shortest reply that its own masks allow, id by id.
+// What compiles must say a shortest reply that its own masks allow, id by id, and no place of a text may cost more than
+// its bound.
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "base/check.h"
+#include "base/rng.h"
 #include "grammar/grammar_compiler.h"
+#include "grammar/schema_grammar.h"
+#include "grammar/text_grammar.h"
 #include "grammar/token_table.h"
 #include "text/test_vocabulary.h"
 
@@ -33,6 +39,30 @@ void follow_shortest(const Tokenizer& tokenizer, const Constraint& constraint) {
   CHECK(false, "a reply that did not end in its ids");
 }
 
+// Random ids of the masks: no mask and no id may cost more than its bound, counted in states that are visited.
+void walk(const Tokenizer& tokenizer, const TextGrammar& grammar, uint64_t seed) {
+  constexpr int64_t kMostOfAMask = 1'100'000, kMostOfAnId = 250'000;
+  Rng rng(seed);
+  const auto cursor = grammar.begin();
+  std::vector<uint32_t> mask(static_cast<size_t>(grammar.table().words()));
+  for (int step = 0; step < 60; ++step) {
+    std::fill(mask.begin(), mask.end(), 0);
+    const int64_t before = cursor->work();
+    cursor->allow(100'000, 8, mask.data());
+    CHECK(cursor->work() - before <= kMostOfAMask, "a mask that cost ", cursor->work() - before);
+    std::vector<int32_t> ids;
+    for (int32_t id = 0; id < tokenizer.vocab_size(); ++id)
+      if (has_bit(mask.data(), id)) ids.push_back(id);
+    CHECK(!ids.empty() || cursor->at_end(), "a mask without an id");
+    if (ids.empty()) return;
+    const int64_t masked = cursor->work();
+    const bool taken = cursor->accept(ids[rng.below(ids.size())]);
+    CHECK(cursor->work() - masked <= kMostOfAnId, "an id that cost ", cursor->work() - masked);
+    CHECK(taken || cursor->was_too_much(), "a mask that allows what is refused");
+    if (!taken) return;
+  }
+}
+
 }  // namespace
 }  // namespace perigee
 
@@ -48,5 +78,12 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   spec.kind = kKinds[data[0] % 4];
   spec.text.assign(reinterpret_cast<const char*>(data) + 1, size - 1);
   if (const auto made = compiler.compile_now(spec); made.ok()) perigee::follow_shortest(*tokenizer, **made);
+  if (spec.kind != GrammarSpec::Kind::kJsonSchema && spec.kind != GrammarSpec::Kind::kEbnf) return 0;
+  static const auto table = std::make_shared<const perigee::TokenTable>(tokenizer, std::vector<int32_t>{perigee::kEnd});
+  const auto ebnf = spec.kind == GrammarSpec::Kind::kEbnf ? perigee::Result<std::string>(spec.text)
+                                                          : perigee::schema_grammar(spec.text);
+  if (!ebnf.ok()) return 0;
+  const auto grammar = perigee::TextGrammar::compile(table, *ebnf, {.text_bytes = 32768, .places = 1000});
+  if (grammar.ok()) perigee::walk(*tokenizer, **grammar, size);
   return 0;
 }

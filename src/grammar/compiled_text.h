@@ -1,0 +1,75 @@
+// What a TextGrammar was compiled to: xgrammar's automata and tables of tokens, and what masks read besides. Constant
+// once it is made, but for what was tried. Only text_grammar.cc and text_cursor.cc include this.
+#pragma once
+
+#include <compiled_grammar_impl.h>
+#include <tokenizer_info_impl.h>
+#include <xgrammar/xgrammar.h>
+
+#include <cstdint>
+#include <memory>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "grammar/closing.h"
+#include "grammar/rest_chart.h"
+#include "grammar/text_grammar.h"
+#include "grammar/tried_tokens.h"
+
+namespace perigee {
+
+// The tokens that a table leaves open: they go over the end of its rule, so what waits behind that decides.
+struct OpenTokens {
+  std::vector<int32_t> few;   // the short ones, of up to RestChart::kShortBytes bytes: indices of the sorted vocabulary
+  std::vector<int32_t> many;  // the longer ones
+};
+
+constexpr size_t kMostCounted = 256;    // see TextGrammar::Compiled::up_to
+constexpr int64_t kMaskWork = 400'000;  // of the tokens that are tried for a mask; what they leave is left out
+
+struct TextGrammar::Compiled {
+  // Tokens by how much they may lengthen the rest of a text: growths_[i] is the most of level i, ascending.
+  struct Level {
+    int32_t growth;
+    std::vector<uint32_t> words;
+  };
+  using TokenIndices = std::vector<int32_t>;  // of the sorted vocabulary
+
+  xgrammar::CompiledGrammar grammar;
+  Distances distances;
+  std::shared_ptr<const xgrammar::TokenizerInfo> vocabulary;
+  int32_t row_states = 0;  // GrammarLimits
+  std::shared_ptr<const std::vector<std::vector<uint32_t>>>
+      up_to;  // by n < kMostCounted: the tokens of at most n characters
+  std::vector<Level> levels;
+  int32_t most_growth = 0;
+
+  // Where a rule has a bound of characters, which xgrammar's tables do not know; empty otherwise.
+  TokenIndices over_a_bound;                            // that have more characters after a quote than the least bound
+  std::vector<uint32_t> over_a_bound_mask;              // the same
+  std::vector<std::pair<int32_t, int32_t>> with_quote;  // index and id
+
+  std::unordered_map<const xgrammar::AdaptiveTokenMask*, OpenTokens> open;  // of tables that leave any open
+  mutable TriedTokens tried;
+
+  // The largest level that lengthens a rest by at most `growth`; null if there is none.
+  const Level* level(int32_t growth) const {
+    const Level* found = nullptr;
+    for (const Level& each : levels)
+      if (each.growth <= growth) found = &each;
+    return found;
+  }
+  const std::pair<int32_t, std::string>& token(int32_t index) const {
+    return vocabulary->GetSortedDecodedVocab()[static_cast<size_t>(index)];
+  }
+  bool is_long(int32_t index) const { return token(index).second.size() > static_cast<size_t>(RestChart::kShortBytes); }
+
+  void make_levels(const TokenTable& table);
+  void find_bounded(const TokenTable& table);
+  void find_open();
+  size_t open_bytes() const;  // of memory, about
+};
+
+}  // namespace perigee
