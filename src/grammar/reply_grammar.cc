@@ -58,6 +58,8 @@ Result<std::shared_ptr<const Constraint>> ReplyGrammar::of_calls(std::shared_ptr
   if (Status status = made->check_markers(); !status.ok()) return status.error();
   if (made->tools_.empty()) return Error(Code::kBadInput, "tools: no tool is declared");
   for (Tool& tool : made->tools_) made->table_->append_fewest_ids(std::string(kPrefix) + tool.name + ":", tool.header);
+  for (int32_t number = 0; number < 1000; ++number)
+    if (const auto id = made->table_->find(std::to_string(number))) made->indices_.emplace_back(number, *id);
   made->shortest_ = 1;
   if (!made->free_text()) {
     // Section, call, section end, end.
@@ -334,12 +336,11 @@ void ReplyState::allow_index(int32_t ids_left, uint32_t* words) const {
   const int64_t after = static_cast<int64_t>(grammar_->tools_[at_.tool].arguments->shortest().size()) + 4;
   if (at_.digits > 0) set_bit(words, *markers().argument_begin);
   if (at_.digits > 0 && ids_left <= after + Constraint::kSpareIds) return;
-  std::string digits;
-  for (int32_t number = 0; number < 1000; ++number) {
-    digits = std::to_string(number);
-    if (at_.digits + digits.size() > kIndexDigits) break;
+  for (const auto& [number, id] : grammar_->indices_) {
+    const size_t digits = number < 10 ? 1 : number < 100 ? 2 : 3;
+    if (at_.digits + digits > kIndexDigits) break;
     if (number >= 10 && ids_left <= after + 1 + Constraint::kSpareIds) break;
-    if (const auto id = table().find(digits)) set_bit(words, *id);
+    set_bit(words, id);
   }
 }
 

@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/result.h"
@@ -63,6 +64,7 @@ class ReplyGrammar : public Constraint, public std::enable_shared_from_this<Repl
   bool after_reasoning_;
   std::shared_ptr<const TextGrammar> text_;  // null: calls
   std::vector<Tool> tools_;
+  std::vector<std::pair<int32_t, int32_t>> indices_;  // of calls, as one id has them, and the id; ascending
   GrammarSpec::Calls calls_ = GrammarSpec::Calls::kAuto;
   int32_t shortest_ = 0;
 };
