@@ -119,6 +119,27 @@ def test_chats_and_tools(server, pair):
         assert messages[0] == messages[1], more
 
 
+def test_a_long_prompt_travels_while_it_is_computed(server, tmp_path):
+    """Bytes have left the prefill server while its request still runs, and the reply is one server's."""
+    flags = [*COMMON, "--deterministic", "--max-num-batched-tokens", "128"]
+    with PairProcess(PROGRAM, FOLDER, flags, log_folder=str(tmp_path)) as pair, concurrent.futures.ThreadPoolExecutor(1) as pool:
+        overlaps = 0
+        for turn in range(3):  # a machine under load may look too late
+            prompt = [(i * i + 7 * i + turn) % 2000 for i in range(4000)]
+            before = counts(pair)["sent"]
+            reply = pool.submit(answer, pair, prompt)
+            while not reply.done():
+                seen = pair.prefill.get("/metrics")[1]
+                overlaps += gauge(seen, "perigee:kv_bytes_sent_total") > before and gauge(seen, "vllm:num_requests_running") == 1
+            assert reply.result()[0]["token_ids"] == answer(server, prompt)[0]["token_ids"]
+            if overlaps:
+                break
+        assert overlaps > 0, "every prompt was sent after it was computed"
+        wait_let_go(pair)
+        seen = counts(pair)
+        assert seen["arrived"] == turn + 1 and seen["failed"] == 0, seen
+
+
 @pytest.mark.parametrize("flags, role", [(drafting(), "both"), (["--speculative-config", json.dumps(NGRAM)], "decode")])
 def test_drafts(server, tmp_path, flags, role):
     """A draft model's latents travel with the blocks; prompt lookup needs none."""
