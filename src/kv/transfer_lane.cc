@@ -148,7 +148,7 @@ void TransferLane::run(bool pulls) {
       outcome = Error(Code::kExhausted, "no memory for a transfer");
     }
     const bool reached = peer != nullptr;
-    if (!outcome.ok() && !job->what.dropped.stop_requested()) peer.reset();  // made anew for the next one
+    if (!outcome.ok()) peer.reset();  // made anew for the next one
     job->seconds += system_clock().now_s() - begin_s;
     if (outcome.ok() && *outcome == Outcome::kWaits)
       await_growth(std::move(*job));
