@@ -125,7 +125,7 @@ def test_a_long_prompt_travels_while_it_is_computed(server, tmp_path):
     with PairProcess(PROGRAM, FOLDER, flags, log_folder=str(tmp_path)) as pair, concurrent.futures.ThreadPoolExecutor(1) as pool:
         overlaps = 0
         for turn in range(3):  # a machine under load may look too late
-            prompt = [(i * i + 7 * i + turn) % 2000 for i in range(4000)]
+            prompt = [(i * i + 7 * i + turn) % 2000 for i in range(1500)]
             before = counts(pair)["sent"]
             reply = pool.submit(answer, pair, prompt)
             while not reply.done():
