@@ -234,6 +234,13 @@ TEST_P(HandoverEquality, WhatIsNotTheSameIsNotRead) {
     CHECK(pair.decode->submit(request, done.sink(0)).ok());
     return done.wait(1)[0];
   };
+  EngineRequest too_long = request_of(jobs[0]);
+  too_long.sampling.max_tokens = 1 << 30;
+  too_long.remote = lease_of(jobs[0]);
+  EXPECT_EQ(pair.decode->submit(too_long, {}).error().field, "max_tokens");
+  EXPECT_TRUE(eventually([&] { return pair.prefill->leases()->counts().held == 0; }));
+  EXPECT_EQ(pair.prefill->leases()->counts().released, 1) << "nobody will read it, so it ends before its time";
+
   RemotePrefix other = lease_of(jobs[1]);
   other.num_blocks = 2;
   EXPECT_NE(reply_with(other).error.find("the lease"), std::string::npos) << "of other tokens, or too few blocks";
