@@ -30,9 +30,9 @@ COMM_BARS = {1: 5.0}  # us, by rows
 STEP_BARS = {(1, 1024): 200, (64, 8192): 1800}  # tokens a second, by (batch, context)
 SERVE_BAR = 1400  # tokens a second
 NEAR_TERM = 0.05  # of a prediction
-DRAFTS = {"method": "eagle3", "model": "bench/models/kimi-k2.5-eagle3-mla", "num_speculative_tokens": 3,
-          "rejection_sample_method": "synthetic", "synthetic_acceptance_rates": [0.7, 0.5, 0.35]}
+DRAFTS = {"method": "eagle3", "num_speculative_tokens": 3, "rejection_sample_method": "synthetic", "synthetic_acceptance_rates": [0.7, 0.5, 0.35]}
 CELLS = [("1,64", "1024,8192"), ("1", "102400")]  # batches, contexts
+DRAFTED = [(1, 1024), (1, 102400), (64, 8192)]  # (batch, context)
 
 
 def term_lines(predicted, measured):
@@ -66,7 +66,12 @@ class Eight:
     def run(self, words, log):
         """-> what the program printed; None, and the end of its output, where it fails."""
         print("$", " ".join(words), flush=True)
-        done = subprocess.run(words, cwd=TOP, capture_output=True, text=True, timeout=self.args.limit_s, check=False)
+        try:
+            done = subprocess.run(words, cwd=TOP, capture_output=True, text=True, timeout=self.args.limit_s, check=False)
+        except subprocess.TimeoutExpired:
+            print(f"not done after {self.args.limit_s} s")
+            self.missed += 1
+            return None
         with open(f"{self.args.results}/{log}.txt", "w", encoding="utf-8") as file:
             file.write(done.stdout + done.stderr)
         if done.returncode == 0:
@@ -83,12 +88,16 @@ class Eight:
         with open(file, encoding="utf-8") as figures:
             return json.load(figures)
 
+    def drafts(self):
+        return ["--speculative-config", json.dumps({**DRAFTS, "model": self.args.draft})]
+
     def layouts(self):
         return [(dcp, cache) for dcp in sorted({1, self.args.gpus}) for cache in ("bf16", "fp8")]
 
     # --- Parts ---
 
     def predict(self):
+        tokens = {}
         for dcp, cache in self.layouts():
             told = self.run([self.program, "plan", self.args.model, "--gpus", f"{self.args.gpus}xH200", "--json",
                              *self.ranks(dcp, cache)], f"plan_dcp{dcp}_{cache}")
@@ -97,6 +106,9 @@ class Eight:
             plan = json.loads(told)
             self.say(f"plan, dcp {dcp}, {cache}: weights a rank", plan["weight_bytes"] / 2**30, "GiB")
             self.say(f"plan, dcp {dcp}, {cache}: cache", plan["tokens"], "tokens")
+            tokens[dcp, cache] = plan["tokens"]
+            if dcp > 1 and tokens.get((1, cache)):
+                self.say(f"plan, {cache}: cache of dcp {dcp}", plan["tokens"] / tokens[1, cache], "times that of dcp 1")
         for what, us in self.predicted_terms().items():
             print(f"    {what}: {us:.1f} us")
 
@@ -132,6 +144,11 @@ class Eight:
                         self.say(name, shape[0] / cell["step_us"] * 1e6, "tok/s", bar)
                     else:
                         print(f"{name}: {cell['why_none']}")
+        for batch, context in DRAFTED:
+            figures = self.bench("step", self.args.model, f"drafts_{batch}_{context}", *self.ranks(1, "fp8"), *self.drafts(), "--batch",
+                                 str(batch), "--context", str(context), "--max-model-len", str(context + 1024))
+            if figures:
+                self.say(f"with drafts, dcp 1, fp8, {batch} x {context}", figures["tokens_per_s"], "tok/s")
         for context in (8192, 32768, 131072):
             figures = self.bench("step", self.args.model, f"prefill_{context}", *self.ranks(), "--form", "prefill", "--context", str(context),
                                  "--max-model-len", str(context + 64), "--steps", "3", "--warm-steps", "1")
@@ -150,7 +167,7 @@ class Eight:
         self.say("step, measured", figures["median_us"], "us")
 
     def serve(self):
-        for name, drafts in (("plain", []), ("with drafts", ["--speculative-config", json.dumps(DRAFTS)])):
+        for name, drafts in (("plain", []), ("with drafts", self.drafts())):
             flags = [*self.flags, *self.ranks(1, "fp8"), "--max-model-len", "16384", *drafts]
             with ServerProcess(self.program, self.args.model, flags, f"{self.args.results}/serve_{name.replace(' ', '_')}.log") as server:
                 result = f"{self.args.results}/serve_{name.replace(' ', '_')}.json"
@@ -198,6 +215,7 @@ def parse(words=None):
     parser.add_argument("--build", default="build")
     parser.add_argument("--gpus", type=int, default=8)
     parser.add_argument("--model", default="bench/models/kimi-k2.5")
+    parser.add_argument("--draft", default="bench/models/kimi-k2.5-eagle3-mla", help="model of drafts")
     parser.add_argument("--layers", type=int, default=61, help="of the model")
     parser.add_argument("--trace", default="bench/results/group/kimi-k2.5-30l_4_B=1.json", help="a trace on half of the GPUs")
     parser.add_argument("--trace-layers", type=int, default=30)
