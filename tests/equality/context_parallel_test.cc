@@ -168,13 +168,32 @@ std::vector<double> blocks_apart(const Reply& a, const Reply& b) {
   return means;
 }
 
+// How far apart the log-probabilities of a long prompt are: on average, in the block that one in ten exceeds, and in
+// the farthest one.
+struct Apart {
+  double mean = 0, high = 0, most = 0;
+};
+
+Apart long_apart(const char* what, const Reply& a, const Reply& b) {
+  std::vector<double> blocks = blocks_apart(a, b);
+  const auto most = std::max_element(blocks.begin(), blocks.end()) - blocks.begin();
+  std::printf("%s: block %td of %zu %.2g apart, ", what, most, blocks.size(), blocks[most]);
+  std::sort(blocks.begin(), blocks.end());
+  const Apart apart{mean_apart({a}, {b}), blocks[blocks.size() * 9 / 10], blocks.back()};
+  std::printf("9 of 10 at most %.2g, mean %.2g\n", apart.high, apart.mean);
+  return apart;
+}
+
 // A prompt whose text repeats, scored token by token in the absorbed form, whose results ranks exchange: by ranks that
-// each have the whole cache and by ranks that share it. However far into the context, a block is as near.
+// each have the whole cache and by ranks that share it. How near that must be is measured: twice as many ranks with
+// whole caches differ by roundings alone. Seen are up to 3.2 times that; 12 and 17 times where ranks' results are
+// merged with weights of 0.9 times their logarithm.
 TEST_P(ContextParallelEquality, ALongPromptBlockByBlock) {
-  constexpr double kBlockApart = 0.1;
+  constexpr double kFurther = 6, kBlockApart = 0.1;
   const size_t tokens = soak_requested() ? 72'000 : 2'000;
   const auto ranks =
       config_.rank.device == Device::kCuda ? std::min(4, static_cast<int>(list_gpus().size()) / 2 * 2) : 4;
+  const int other = config_.rank.device == Device::kCuda ? 1 : 2 * ranks;
   config_.rank.load.path = with_positions(config_.rank.load.path, tokens + 64);
   config_.rank.cache_bytes = 512 << 20;
   config_.rank.limits.deterministic = true;
@@ -185,12 +204,13 @@ TEST_P(ContextParallelEquality, ALongPromptBlockByBlock) {
   job.prompt.resize(tokens);
   const Reply wanted = run(*whole, {job}, true)[0];
   const Reply shared = run(*make_engine(of_ranks(config_, {ranks, ranks})), {job}, true)[0];
-  ASSERT_EQ(wanted.error + shared.error, "");
-  const std::vector<double> apart = blocks_apart(wanted, shared);
-  const auto most = std::max_element(apart.begin(), apart.end());
-  std::printf("%zu tokens, dcp %d: blocks at most %.2g apart (block %td of %zu), mean %.2g\n", tokens, ranks, *most,
-              most - apart.begin(), apart.size(), mean_apart({wanted}, {shared}));
-  for (size_t block = 0; block < apart.size(); ++block) EXPECT_LE(apart[block], kBlockApart) << "block " << block;
+  const Reply rounded = run(*make_engine(of_ranks(config_, {other, 1})), {job}, true)[0];
+  ASSERT_EQ(wanted.error + shared.error + rounded.error, "");
+  const Apart by_sharing = long_apart("shared", wanted, shared), floor = long_apart("floor", wanted, rounded);
+  EXPECT_LE(by_sharing.mean, kFurther * floor.mean);
+  EXPECT_LE(by_sharing.high, kFurther * floor.high);
+  EXPECT_LE(by_sharing.most,
+            std::max(kBlockApart, kFurther * floor.most));  // a rounding may turn the choice of an expert
 }
 
 // Every way to sample, in f32: chunked, cached, and with several choices, which start from one prompt's blocks.
