@@ -1,6 +1,7 @@
 #include "ops/cpu/gemm.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 
 namespace perigee::cpu {
@@ -110,24 +111,39 @@ std::span<PanelScratch> panel_scratches(const CpuContext& cpu) {
   for (PanelScratch& one : all) {
     one = {.c = cpu.scratch.array<float>(kBlockPanels * kPanelC).data(),
            .tiles = cpu.scratch.array<uint16_t>(kExpandedTiles * kPanelTileElements).data(),
-           .part = cpu.scratch.array<float>(kPanelC).data()};
+           .part = cpu.scratch.array<float>(kPanelC).data(),
+           .low = cpu.scratch.array<float>(kPanelC).data()};
   }
   return all;
 }
 
 namespace {
 
-// One stretch of k tiles. Where a job has one term of the rows, both follow each other while the stretch is in the
-// first-level cache.
-void multiply_stretch(const PanelKernels& kernels, const PackedRows& rows, PanelJob job) {
+bool takes_terms(const PanelKernels& kernels, const PanelCall& call) {
+  return call.rows.rows <= (call.w.int4() ? kernels.int4_rows_of_terms : kernels.rows_of_terms);
+}
+
+// One stretch of k tiles. Where its terms are two jobs, both follow each other while the stretch is in the first-level
+// cache.
+void multiply_stretch(const PanelKernels& kernels, const PanelCall& call, PanelJob job) {
+  static constexpr std::array<float, kPanelOutputs> kOnes = [] {
+    std::array<float, kPanelOutputs> ones{};
+    ones.fill(1.0f);
+    return ones;
+  }();
+  const PackedRows& rows = call.rows;
+  const bool two_jobs = rows.low != nullptr && !takes_terms(kernels, call);
   job.a = rows.a;
-  if (kernels.takes_terms) job.a_low = rows.low;
+  job.a_low = two_jobs ? nullptr : rows.low;
   kernels.multiply(job);
-  if (rows.low == nullptr || kernels.takes_terms) return;
+  if (!two_jobs) return;
+  const PanelSums out = job.out;
   job.a = rows.low;
-  job.in = job.out;
+  job.in = {};
+  job.out = {.c = call.scratch.low};
   job.next = nullptr;
   kernels.multiply(job);
+  kernels.add_scaled(call.scratch.low, kOnes.data(), rows.rows, out, out);
 }
 
 }  // namespace
@@ -135,8 +151,8 @@ void multiply_stretch(const PanelKernels& kernels, const PackedRows& rows, Panel
 void multiply_panel(const PanelKernels& kernels, const PanelCall& call) {
   const PanelMatrix& w = call.w;
   const KRange range = call.range;
-  // Few rows pass a panel once: nothing to keep in the first-level cache. Two terms may pass it twice.
-  const bool once = call.rows.rows <= kernels.rows_at_once && (call.rows.low == nullptr || kernels.takes_terms);
+  // Few rows pass a panel once: nothing to keep in the first-level cache.
+  const bool once = call.rows.rows <= kernels.rows_at_once && (call.rows.low == nullptr || takes_terms(kernels, call));
   const int64_t step = once ? range.end - range.begin : kExpandedTiles;
   PanelJob job{.a_stride = kTileRows * w.k_tiles * kTileK,
                .rows = call.rows.rows,
@@ -152,7 +168,7 @@ void multiply_panel(const PanelKernels& kernels, const PanelCall& call) {
     job.out = w.scaled() ? PanelSums{.c = call.scratch.part} : out;
     job.b = w.at(call.panel, k);
     job.next = call.fetch_next && job.stored == TileFormat::kBF16 ? w.at(call.panel + 1, k) : nullptr;
-    multiply_stretch(kernels, call.rows, job);
+    multiply_stretch(kernels, call, job);
     if (w.scaled())
       kernels.add_scaled(call.scratch.part, w.scales(call.panel, w.scale_block(k)), call.rows.rows, in, out);
     if (w.int8() && last) kernels.add_scaled(call.sums.c, w.scales(call.panel, 0), call.rows.rows, {}, call.out);

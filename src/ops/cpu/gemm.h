@@ -24,6 +24,7 @@ struct PanelScratch {
   float* c = nullptr;         // [kBlockPanels][kPanelC]
   uint16_t* tiles = nullptr;  // [kExpandedTiles * kPanelTileElements]
   float* part = nullptr;      // [kPanelC]: sums under one scale
+  float* low = nullptr;       // [kPanelC]: sums of a second term
 };
 std::span<PanelScratch> panel_scratches(const CpuContext& cpu);  // one a thread, from cpu.scratch
 

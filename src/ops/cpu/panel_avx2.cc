@@ -362,7 +362,8 @@ void dots(const float* x, const float* w, int64_t n, int64_t num_rows, float* ou
 
 const PanelKernels kPanelKernelsAvx2 = {
     .rows_at_once = kRowsAtOnce,
-    .takes_terms = true,
+    .rows_of_terms = INT64_MAX,
+    .int4_rows_of_terms = INT64_MAX,
     .multiply = multiply,
     .tile_to_bf16 = tile_to_bf16,
     .split = split,

@@ -32,19 +32,47 @@ inline __m512bh pairs_at(const uint8_t* b) {
 // bytes are asked for. Panels lie one after another.
 constexpr int64_t kAhead = 4096;
 
-// R rows, one after another in `pairs` (16 pairs each), times a k tile of bf16 or INT8: one chain of additions an
-// output.
-template <int R, typename Weight>
-inline void add_tile(const Weight* b, const int32_t* pairs, __m512 (&sums)[R][2]) {
+// The inputs of some rows, 16 pairs each, one row after another; T terms of each.
+template <int T>
+struct Inputs {
+  Inputs(const PanelJob& job, const uint16_t* a) : term{reinterpret_cast<const int32_t*>(a)} {
+    if constexpr (T > 1) term[1] = reinterpret_cast<const int32_t*>(job.a_low + (a - job.a));
+  }
+  __m512bh at(int t, int64_t i) const { return as_bf16(_mm512_set1_epi32(term[t][i])); }
+  const int32_t* term[T];
+};
+
+// Of R rows, for each of T terms.
+template <int R, int T>
+using Sums = __m512[T][R][2];
+
+// sums[0] = the sums of all terms, the others zero.
+template <int R, int T>
+inline void join_terms(Sums<R, T>& sums) {
+  if constexpr (T > 1) {
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r)
+      for (int h = 0; h < 2; ++h) {
+        sums[0][r][h] = _mm512_add_ps(sums[0][r][h], sums[1][r][h]);
+        sums[1][r][h] = _mm512_setzero_ps();
+      }
+  }
+}
+
+// R rows times a k tile of bf16 or INT8: one chain of additions an output and term.
+template <int R, int T, typename Weight>
+inline void add_tile(const Weight* b, const Inputs<T>& inputs, Sums<R, T>& sums) {
   for (int64_t p = 0; p < kPairs; ++p, b += 64) {
     if constexpr (sizeof(Weight) == 1) _mm_prefetch(b + kAhead, _MM_HINT_T0);
     const __m512bh b0 = pairs_at(b), b1 = pairs_at(b + 32);
 #pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
-      const __m512bh x = as_bf16(_mm512_set1_epi32(pairs[r * kPairs + p]));
-      sums[r][0] = _mm512_dpbf16_ps(sums[r][0], x, b0);
-      sums[r][1] = _mm512_dpbf16_ps(sums[r][1], x, b1);
-    }
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 2
+      for (int t = 0; t < T; ++t) {
+        const __m512bh x = inputs.at(t, r * kPairs + p);
+        sums[t][r][0] = _mm512_dpbf16_ps(sums[t][r][0], x, b0);
+        sums[t][r][1] = _mm512_dpbf16_ps(sums[t][r][1], x, b1);
+      }
   }
 }
 
@@ -60,7 +88,7 @@ inline __m512i whole_numbers() {
 
 // The same of an INT4 tile's whole numbers, which are looked up as they are multiplied.
 template <int R>
-inline void add_int4_tile(const uint8_t* tile, __m512i numbers, const int32_t* pairs, __m512 (&sums)[R][2]) {
+inline void add_int4_tile(const uint8_t* tile, __m512i numbers, const Inputs<1>& inputs, Sums<R, 1>& sums) {
   _mm_prefetch(tile + kAhead, _MM_HINT_T0);
   for (int64_t set = 0; set < kPairs / 4; ++set) {
     _mm_prefetch(tile + 64 + set * 128 + kAhead, _MM_HINT_T0);
@@ -73,9 +101,9 @@ inline void add_int4_tile(const uint8_t* tile, __m512i numbers, const int32_t* p
       const __m512bh b1 = as_bf16(_mm512_permutexvar_epi16(w1, numbers));
 #pragma GCC unroll 8
       for (int r = 0; r < R; ++r) {
-        const __m512bh x = as_bf16(_mm512_set1_epi32(pairs[r * kPairs + 4 * set + i]));
-        sums[r][0] = _mm512_dpbf16_ps(sums[r][0], x, b0);
-        sums[r][1] = _mm512_dpbf16_ps(sums[r][1], x, b1);
+        const __m512bh x = inputs.at(0, r * kPairs + 4 * set + i);
+        sums[0][r][0] = _mm512_dpbf16_ps(sums[0][r][0], x, b0);
+        sums[0][r][1] = _mm512_dpbf16_ps(sums[0][r][1], x, b1);
       }
       w0 = _mm512_srli_epi16(w0, 4);
       w1 = _mm512_srli_epi16(w1, 4);
@@ -102,19 +130,22 @@ inline void load_sums(const RowSums& at, __m512 (&sums)[R][2]) {
   }
 }
 
-// R rows from `row` of the job on, `a` within their row tile of m rows; weights are bf16 or INT8.
-template <int R, typename Weight>
+// R rows from `row` of the job on, `a` within their row tile of m rows; weights are bf16 or INT8. The terms' sums are
+// joined wherever a job of many rows may end, so that they are the same however many rows there are.
+template <int R, int T, typename Weight>
 void multiply_rows(const PanelJob& job, const uint16_t* a, int64_t m, int64_t row) {
-  __m512 sums[R][2];
-  load_sums({job.in, row}, sums);
+  Sums<R, T> sums = {};
+  load_sums({job.in, row}, sums[0]);
   const auto* b = reinterpret_cast<const Weight*>(job.b);
-  for (int64_t t = 0; t < job.k_tiles; ++t, a += m * kTileK, b += kPanelTileElements)
-    add_tile(b, reinterpret_cast<const int32_t*>(a), sums);
+  for (int64_t k = 1; k <= job.k_tiles; ++k, a += m * kTileK, b += kPanelTileElements) {
+    add_tile(b, Inputs<T>(job, a), sums);
+    if (k == job.k_tiles || k % kExpandedTiles == 0) join_terms<R, T>(sums);
+  }
   const RowSums out(job.out, row);
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
-    _mm512_storeu_ps(out.c + r * out.row, sums[r][0]);
-    _mm512_storeu_ps(out.c + r * out.row + out.half, sums[r][1]);
+    _mm512_storeu_ps(out.c + r * out.row, sums[0][r][0]);
+    _mm512_storeu_ps(out.c + r * out.row + out.half, sums[0][r][1]);
   }
 }
 
@@ -131,30 +162,34 @@ void multiply_int4_rows(const PanelJob& job, const uint16_t* a, int64_t m, int64
   const RowSums out(job.out, row);
   RowSums before(job.in, row);
   for (int64_t t = 0; t < job.k_tiles; ++t, a += m * kTileK, b += kInt4TileBytes, before = out) {
-    __m512 part[R][2] = {};
-    const auto* pairs = reinterpret_cast<const int32_t*>(a);
+    Sums<R, 1> part = {};
+    const Inputs<1> inputs(job, a);
     if constexpr (kExpanded) {
-      add_tile(job.tiles + t * kPanelTileElements, pairs, part);
+      add_tile(job.tiles + t * kPanelTileElements, inputs, part);
     } else {
-      add_int4_tile(b, numbers, pairs, part);
+      add_int4_tile(b, numbers, inputs, part);
     }
     const __m512 scale0 = bf16_to_f32(b), scale1 = bf16_to_f32(b + 32);
     __m512 sums[R][2];
     load_sums(before, sums);
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
-      _mm512_storeu_ps(out.c + r * out.row, _mm512_fmadd_ps(part[r][0], scale0, sums[r][0]));
-      _mm512_storeu_ps(out.c + r * out.row + out.half, _mm512_fmadd_ps(part[r][1], scale1, sums[r][1]));
+      _mm512_storeu_ps(out.c + r * out.row, _mm512_fmadd_ps(part[0][r][0], scale0, sums[r][0]));
+      _mm512_storeu_ps(out.c + r * out.row + out.half, _mm512_fmadd_ps(part[0][r][1], scale1, sums[r][1]));
     }
   }
 }
 
-constexpr int64_t kRowsAtOnce = 8;  // 16 accumulators: enough to hide the latency of additions, and not spilled
+// 16 accumulators: enough to hide the latency of additions, and not spilled.
+constexpr int64_t kRowsAtOnce = 8, kRowsOfTermsAtOnce = 4;
 
 template <typename Weight>
-constexpr RowsBody kRows[kRowsAtOnce] = {multiply_rows<1, Weight>, multiply_rows<2, Weight>, multiply_rows<3, Weight>,
-                                         multiply_rows<4, Weight>, multiply_rows<5, Weight>, multiply_rows<6, Weight>,
-                                         multiply_rows<7, Weight>, multiply_rows<8, Weight>};
+constexpr RowsBody kRows[kRowsAtOnce] = {
+    multiply_rows<1, 1, Weight>, multiply_rows<2, 1, Weight>, multiply_rows<3, 1, Weight>, multiply_rows<4, 1, Weight>,
+    multiply_rows<5, 1, Weight>, multiply_rows<6, 1, Weight>, multiply_rows<7, 1, Weight>, multiply_rows<8, 1, Weight>};
+template <typename Weight>
+constexpr RowsBody kRowsOfTerms[kRowsOfTermsAtOnce] = {multiply_rows<1, 2, Weight>, multiply_rows<2, 2, Weight>,
+                                                       multiply_rows<3, 2, Weight>, multiply_rows<4, 2, Weight>};
 template <bool kExpanded>
 constexpr RowsBody kInt4Rows[kRowsAtOnce] = {multiply_int4_rows<1, kExpanded>, multiply_int4_rows<2, kExpanded>,
                                              multiply_int4_rows<3, kExpanded>, multiply_int4_rows<4, kExpanded>,
@@ -188,7 +223,8 @@ constexpr RowsBodies<kRowsAtOnce> kBodies = {
 };
 
 void multiply(const PanelJob& job) {
-  multiply_by(kBodies, job, kTileRows);
+  if (job.a_low == nullptr) return multiply_by(kBodies, job, kTileRows);
+  multiply_by(job.stored == TileFormat::kInt8 ? kRowsOfTerms<uint8_t> : kRowsOfTerms<uint16_t>, job);
 }
 
 // A nibble n at bit `shift` of the mantissa of 1.0 reads 1 + n * 2^(shift - 23); times 2^(23 - shift) * s, minus
@@ -352,6 +388,7 @@ void dots_avx512(const float* x, const float* w, int64_t n, int64_t num_rows, fl
 
 const PanelKernels kPanelKernelsAvx512 = {
     .rows_at_once = kRowsAtOnce,
+    .rows_of_terms = kRowsOfTermsAtOnce,
     .multiply = multiply,
     .tile_to_bf16 = tile_to_bf16_avx512,
     .split = split_avx512,

@@ -11,9 +11,10 @@
 // Activations: a row tile is 16 rows (the last one fewer, m). For each k tile it holds m rows of 32 bf16.
 //
 // An output is one chain of additions in ascending k, whatever the number of rows, so it does not depend on the rows
-// that it is computed with. The order inside a k tile is the instruction set's own. INT4 weights are exact in AVX2 and
-// AVX-512: the sum of a k tile over whole numbers is multiplied by the scale. AMX rounds each weight to bf16, for its
-// sums leave the tiles too slowly (ADR 0017).
+// that it is computed with. Two terms of the activations are one of f32 (AVX2), or have a chain each, joined every
+// kExpandedTiles k tiles (others). The order inside a k tile is the instruction set's own. INT4 weights are exact in
+// AVX2 and AVX-512: the sum of a k tile over whole numbers is multiplied by the scale. AMX rounds each weight to bf16,
+// for its sums leave the tiles too slowly (ADR 0017).
 //
 // This header is included by files compiled for one instruction set: it must stay free of inline functions.
 #pragma once
@@ -59,8 +60,9 @@ struct PanelJob {
 
 struct PanelKernels {
   int64_t rows_at_once;  // jobs of so many rows pass a panel once, and may have any number of k tiles
-  bool takes_terms =
-      false;  // multiply() takes two terms of the rows and multiplies their f32 sum; else they are two jobs
+  // multiply() takes two terms of so many rows, and of so many rows times INT4; else they are two jobs, whose sums are
+  // added after each kExpandedTiles k tiles.
+  int64_t rows_of_terms = 0, int4_rows_of_terms = 0;
   void (*multiply)(const PanelJob& job);
   // out[r][0..cols) = bf16 of row r of a C tile, to nearest even, NaN stays NaN; rows of out are out_stride apart.
   void (*tile_to_bf16)(const float* c, int64_t rows, int64_t cols, uint16_t* out, int64_t out_stride);
