@@ -43,7 +43,8 @@ void Transfer::prepare(SequenceId sequence, RemotePrefix remote) {
   Lanes idle;
   const std::lock_guard lock(mutex_);
   idle = take_idle();  // first: a lane that got no threads makes room for another of its peer
-  lane_of(remote.peer).prepare(sequence, std::move(remote));
+  TransferLane& lane = lane_of(remote.peer);
+  lane.prepare(sequence, std::move(remote));
 }
 
 void Transfer::post(Import import, std::shared_ptr<const std::vector<int32_t>> tokens) {
