@@ -9,7 +9,7 @@ set(hash 8305646fd2b319d6c3003f51a1665e54cbbe9cba1fb636bc41d0b46434ccbb80)
 set(PERIGEE_XGRAMMAR_PACKAGE "" CACHE FILEPATH "xgrammar-${version}.tar.gz, if it is not to be fetched")
 
 set(deps ${CMAKE_SOURCE_DIR}/.deps)
-set(source ${deps}/xgrammar-${version}-1)  # the number of what is changed in it below
+set(source ${deps}/xgrammar-${version}-2)  # the number of what is changed in it below
 if(NOT EXISTS ${source}/CMakeLists.txt)
   set(package ${PERIGEE_XGRAMMAR_PACKAGE})
   if(NOT package)
@@ -26,14 +26,23 @@ if(NOT EXISTS ${source}/CMakeLists.txt)
   endif()
   # Unpacked beside its place and moved, so that an interrupted configure leaves nothing half there.
   file(ARCHIVE_EXTRACT INPUT ${package} DESTINATION ${deps}/unpacking)
+  function(change file from to)
+    set(path ${deps}/unpacking/xgrammar-${version}/cpp/${file})
+    file(READ ${path} text)
+    string(REPLACE "${from}" "${to}" changed "${text}")
+    if(changed STREQUAL text)
+      message(FATAL_ERROR "xgrammar ${version} is not as expected: ${file} has no ${from}")
+    endif()
+    file(WRITE ${path} "${changed}")
+  endfunction()
   # Its merging of states takes states for equal that are not: ((b)+|[ab]|([ab]){1,3}) took aaaa.
   set(merging "FSMWithStartEnd FSMWithStartEnd::MergeEquivalentStates(int max_result_num_states) const {\n")
-  file(READ ${deps}/unpacking/xgrammar-${version}/cpp/fsm.cc text)
-  string(REPLACE "${merging}" "${merging}  if (max_result_num_states >= 0) return Copy();\n" changed "${text}")
-  if(changed STREQUAL text)
-    message(FATAL_ERROR "xgrammar ${version} is not as expected: no MergeEquivalentStates in fsm.cc")
-  endif()
-  file(WRITE ${deps}/unpacking/xgrammar-${version}/cpp/fsm.cc "${changed}")
+  change(fsm.cc "${merging}" "${merging}  if (max_result_num_states >= 0) return Copy();\n")
+  # A parser keeps flags of all states for each rule that it comes to: rules times states bytes, of which each place of a
+  # grammar is compiled with one. A state belongs to one rule, so one list of all states is enough.
+  foreach(file earley_parser.h earley_parser.cc)
+    change(${file} "fsm_state_flags_cache_[rule_id]" "fsm_state_flags_cache_[0]")
+  endforeach()
   file(RENAME ${deps}/unpacking/xgrammar-${version} ${source})
 endif()
 

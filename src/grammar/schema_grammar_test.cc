@@ -2,6 +2,7 @@
 
 #include <fmt/core.h>
 #include <gtest/gtest.h>
+#include <malloc.h>
 
 #include <algorithm>
 #include <chrono>
@@ -248,6 +249,22 @@ TEST(SchemaGrammar, ThereIsABoundToWhatIsLookedAt) {
     (void)schema_grammar(schema);
     EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::milliseconds(500)) << schema.substr(0, 80);
   }
+}
+
+// A parser whose memory is rules times states bytes takes 10 MB here, for each reply.
+TEST(SchemaGrammar, AStateOfManyRulesTakesLittleMemory) {
+  std::string members;
+  for (int i = 0; i < 400; ++i) members += fmt::format(R"({}"property_{}":{{"type":"string"}})", i > 0 ? "," : "", i);
+  const auto made = compiled(R"({"type":"object","properties":{)" + members + "}}");
+  ASSERT_TRUE(made.ok()) << made.error().message;
+  const auto used = [] {
+    const auto info = mallinfo2();
+    return info.uordblks + info.hblkhd;
+  };
+  const size_t before = used();
+  const auto state = (*made)->begin();
+  ASSERT_TRUE(state->accept('{'));
+  EXPECT_LT(used() - before, 512u << 10) << used() - before;
 }
 
 // Whether a reply may begin with a text, byte by byte.
