@@ -86,7 +86,14 @@ Status Handovers::listen() {
   TcpOptions options = TcpOptions::for_leases(config_.secret, config_.lease_s);
   options.areas = config_.allows("CUDA_IPC");
   options.ucx = config_.prefers_ucx();
-  ASSIGN_OR_RETURN(server_, LeaseServer::start(*leases_, host, port, options));
+  auto server = LeaseServer::start(*leases_, host, port, options);
+  if (!server.ok())
+    return Error(server.error().code,
+                 fmt::format("--kv-side-channel-host and --kv-side-channel-port: cannot listen: {}; give an address of "
+                             "this machine and a free port, or port 0",
+                             server.error().message),
+                 "kv-side-channel-port");
+  server_ = *std::move(server);
   const bool v6 = host.find(':') != std::string::npos;
   address_ = fmt::format("{}{}{}:{}", v6 ? "[" : "", host, v6 ? "]" : "", server_->port());
   log_info("cache transfers: listening on ", address_);

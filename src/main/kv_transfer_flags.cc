@@ -96,6 +96,12 @@ Status read_config(const std::string& text, bool& takes, HandoverConfig& to) {
   return bad_input(fmt::format("--{}: \"backends\": {}, or leave UCX out", kFlag, loaded.error().message), kFlag);
 }
 
+bool is_address(const std::string& peer) {
+  const size_t colon = peer.rfind(':');
+  int32_t port = 0;
+  return colon != std::string::npos && colon > 0 && Whole{1, 65535}.read(peer.substr(colon + 1), port);
+}
+
 // Flags and variables of perigee come first.
 Status settle_address(const CommandLine& flags, const KvTransferVariables& variables, KvTransferFlags& read) {
   if (variables.host != nullptr && !flags.given("kv-side-channel-host")) read.host = variables.host;
@@ -121,7 +127,12 @@ Error failed(const std::string& path) {
 }
 
 Result<std::string> read_secret(const std::string& path) {
-  ASSIGN_OR_RETURN(std::string secret, read_file(path, kMostSecret));
+  Result<std::string> read = read_file(path, kMostSecret);
+  if (!read.ok())
+    return bad_input(fmt::format("--kv-secret-file {}: give a file of {} to {} bytes that this user can read",
+                                 read.error().message, kLeastSecret, kMostSecret),
+                     "kv-secret-file");
+  std::string secret = *std::move(read);
   while (!secret.empty() && std::isspace(static_cast<unsigned char>(secret.back())) != 0) secret.pop_back();
   return secret;
 }
@@ -211,6 +222,13 @@ Status settle_kv_transfer(const CommandLine& flags, const KvTransferVariables& v
     to.listens = {.host = read.host, .port = read.port};
   }
   ASSIGN_OR_RETURN(to.secret, secret_of(read, variables.runtime_folder));
+  for (const std::string& peer : read.peers)
+    if (!is_address(peer))
+      return bad_input(
+          fmt::format("--kv-peers: \"{}\" is not HOST:PORT; name the --kv-side-channel-host and -port of each "
+                      "server whose prompts are taken",
+                      peer),
+          "kv-peers");
   to.peers = std::move(read.peers);
   TcpOptions options = TcpOptions::for_leases(to.secret, to.lease_s);
   options.areas = to.allows("CUDA_IPC");

@@ -127,10 +127,18 @@ TEST_F(KvTransferFlag, BeyondThisMachineASecretIsNeeded) {
   const std::string file = path + "/secret";
   std::ofstream(file) << "0123456789abcdef0\n";
   EXPECT_EQ(parsed(at("10.1.50.70", {"--kv-secret-file", file}))->secret, "0123456789abcdef0");
-  EXPECT_NE(fault(at("10.1.50.70", {"--kv-secret-file", path + "/none"})).find("none"), std::string::npos);
+  const std::string unreadable = fault(at("10.1.50.70", {"--kv-secret-file", path + "/none"}));
+  EXPECT_NE(unreadable.find("--kv-secret-file " + path + "/none"), std::string::npos) << unreadable;
   EXPECT_NE(
       fault(at("10.1.50.70", {"--kv-secret-file", file, "--kv-secret", "0123456789abcdef"})).find("one of the two"),
       std::string::npos);
+}
+
+// Else every request would be refused, one by one.
+TEST_F(KvTransferFlag, PeersAreAddresses) {
+  for (const char* wrong : {"10.0.0.1", "a:", ":1", "a:b", "a:0", "http://a"})
+    EXPECT_NE(fault({"--kv-transfer-config", kConsumer, "--kv-peers", "a:1", wrong}).find(wrong), std::string::npos);
+  EXPECT_EQ(fault({"--kv-transfer-config", kConsumer, "--kv-peers", "a:1", "[::1]:5600"}), "");
 }
 
 TEST_F(KvTransferFlag, ASecretIsNotShown) {
