@@ -206,6 +206,12 @@ TEST(GrammarCompiler, OptionalPartsWithoutAnEndAreRefusedOrLeftOut) {
   const auto constraint = compiled(spec);
   Rng rng(4);
   EXPECT_EQ(random_reply(*grammar_tokenizer(), *constraint, end_id(), 100, rng).text, "{}");
+  spec.text =
+      R"({"type":"object","properties":{"a":{"const":1}},"required":["a"],"additionalProperties":{"$ref":"#/$defs/b"},
+      "$defs":{"b":{"type":"object","required":["c"],"properties":{"c":{"$ref":"#/$defs/b"}}}}})";
+  const auto open = compiled(spec);
+  ASSERT_NE(open, nullptr) << "what may be there no times does not have to end";
+  EXPECT_TRUE(random_reply(*grammar_tokenizer(), *open, end_id(), 100, rng).text.starts_with("{\"a\":"));
 }
 
 TEST(GrammarCompiler, EqualSchemasOfToolsAreCompiledOnce) {

@@ -54,6 +54,7 @@ constexpr const char* kSchemas[] = {
     R"({"type":"array","uniqueItems":true,"minItems":8})",
     R"({"type":"array","uniqueItems":true,"items":{"type":"string","format":"date"},"minItems":2,"maxItems":3})",
     R"({"type":"array","uniqueItems":true,"items":{"enum":["b","a",1,null,2.5]},"minItems":4})",
+    R"({"type":"array","uniqueItems":true,"items":{"enum":[0,1,2,3,4,5,6,7,8,9]},"minItems":1,"maxItems":2})",
     R"({"type":"array","uniqueItems":true,"items":{"type":"integer","minimum":9223372036854775805,"maximum":9223372036854775807},"minItems":3})",
     R"({"type":"array","uniqueItems":true,"minItems":3,"items":{"type":"object","properties":{"n":{"type":"null"},"id":{"type":"string"}},"required":["n","id"]}})",
     R"({"type":"integer","multipleOf":10})",
