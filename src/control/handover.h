@@ -35,8 +35,9 @@ enum class LeaseWish : uint8_t {
 enum class LeaseStage : uint8_t {
   kGrows,
   kWhole,
-  kWithdrawn,  // it will never be whole, for want of room here: who reads it computes the prompt
-  kFailed,     // its sequence has ended before its time
+  kWithdrawn,  // it will never be whole, for want of room or because its request has ended: who reads it computes the
+               // prompt
+  kFailed,     // a fault has ended its sequence
 };
 struct LeaseGrowth {
   LeaseStage stage = LeaseStage::kGrows;

@@ -76,13 +76,13 @@ TEST_P(LeaseGrowthTest, OfAShortPromptThereIsNone) {
 }
 
 // What is leased stays where it is until it is let go, whatever becomes of its sequence.
-TEST_P(LeaseGrowthTest, ACancelledSequenceFailsItAndLeavesItsPages) {
+TEST_P(LeaseGrowthTest, ASequenceThatEndsEarlyWithdrawsItAndLeavesItsPages) {
   SchedulerHarness h(config());
   const SequenceId a = submit_leased(h, 1, tokens_from(0, 300));
   h.step();
   reports(h);
-  h.scheduler.cancel({a});
-  EXPECT_EQ(reports(h), (Reports{{LeaseStage::kFailed, 2}}));
+  h.scheduler.cancel({a, FinishReason::kDeadline});
+  EXPECT_EQ(reports(h), (Reports{{LeaseStage::kWithdrawn, 2}}));
   h.scheduler.drop_prefix_cache();
   h.scheduler.check_integrity();
   EXPECT_EQ(h.scheduler.gauges().used_pages, 2);
