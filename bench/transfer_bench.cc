@@ -85,8 +85,8 @@ void run(double gib, int runs, const TcpOptions& options) {
   Node node(num_blocks);
   const auto tokens = std::make_shared<std::vector<int32_t>>(static_cast<size_t>(num_blocks) * kBlockTokens, 5);
   std::atomic<int> num_ended{0};
-  Transfer transfer(node.store, node.shape, connect_by_tcp(options), {}, [&](SequenceId, const Status& status) {
-    must(status);
+  Transfer transfer(node.store, node.shape, connect_by_tcp(options), {}, [&](SequenceId, const TransferEnd& end) {
+    CHECK(end.how == TransferEnd::How::kArrived, end.why ? end.why->message : "nothing was said");
     ++num_ended;
   });
   const double bytes = static_cast<double>(node.memory.size());
