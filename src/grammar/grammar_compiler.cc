@@ -128,7 +128,10 @@ Result<std::shared_ptr<const TextGrammar>> GrammarCompiler::Impl::text_of(const 
     limits.text_bytes *= 4;  // what a text becomes is larger than it
     return TextGrammar::compile_structural_tag(table, dump_json(*tag), limits);
   }
-  if (spec.kind == Kind::kEbnf) RETURN_IF_ERROR(check_own_regexes(spec.text));
+  if (spec.kind == Kind::kEbnf) {
+    RETURN_IF_ERROR(check_own_regexes(spec.text));
+    RETURN_IF_ERROR(TextGrammar::check_attributes(spec.text));
+  }
   Result<std::string> ebnf = spec.kind == Kind::kJsonObject   ? Result<std::string>(json_object_grammar())
                              : spec.kind == Kind::kJsonSchema ? schema_grammar(spec.text)
                              : spec.kind == Kind::kRegex      ? ebnf_of_regex(spec.text)

@@ -311,7 +311,10 @@ TEST(GrammarCompiler, SchemasAndRegexesInStructuralTagsAreOurs) {
            {R"({"type":"json_schema","json_schema":{"type":"string","pattern":"\\b"}})",
             "/format/content/json_schema/pattern: "},
            {R"({"type":"json_schema","json_schema":true,"style":"glm_xml"})", "/format/content/style: "},
-           {R"({"type":"regex","pattern":"a\\b"})", "/format/content/pattern: "}}) {
+           {R"({"type":"regex","pattern":"a\\b"})", "/format/content/pattern: "},
+           {R"({"type":"any_text","max_chars":3})", "/format/content/max_chars: "},
+           {R"({"type":"grammar","grammar":"root ::= x\nx[max_chars=3] ::= [a-z]+"})",
+            "/format/content/grammar: rule x "}}) {
     constraint = made(content);
     ASSERT_FALSE(constraint.ok()) << content;
     EXPECT_TRUE(constraint.error().message.starts_with(place)) << constraint.error().message;
@@ -329,6 +332,19 @@ TEST(GrammarCompiler, TakesTheOlderSpellingOfStructuralTags) {
   made = compiler().compile_now(spec);
   ASSERT_FALSE(made.ok());
   EXPECT_NE(made.error().message.find("elements"), std::string::npos) << made.error().message;  // xgrammar's reason
+}
+
+TEST(GrammarCompiler, RefusesAttributesOfRules) {
+  GrammarSpec spec;
+  spec.kind = GrammarSpec::Kind::kEbnf;
+  spec.text = "root ::= x \"[\" [a-z] \"]\"\nx ::= [a-z]+";
+  EXPECT_TRUE(compiler().compile_now(spec).ok());
+  for (const char* attribute : {"max_tokens=2", "max_chars=3", "capture=\"]\"", "lazy", "temperature=0.7"}) {
+    spec.text = fmt::format("root ::= x\nx[{}] ::= [a-z]+", attribute);
+    const auto made = compiler().compile_now(spec);
+    ASSERT_FALSE(made.ok()) << attribute;
+    EXPECT_TRUE(made.error().message.starts_with("rule x has attributes")) << made.error().message;
+  }
 }
 
 TEST(GrammarCompiler, RefusesManyNestedGroupsOfRegexes) {

@@ -9,6 +9,7 @@
 
 #include "grammar/pattern.h"
 #include "grammar/schema_grammar.h"
+#include "grammar/text_grammar.h"
 
 namespace perigee {
 namespace {
@@ -43,6 +44,7 @@ class Tag {
       return refusal(place + "/type", "not supported: schemas are of type \"json_schema\"");
     }
     if (type != nullptr && *type == Json("regex")) return of_regex(in, place);
+    RETURN_IF_ERROR(check_own(in, place));
     Json::Object out;
     for (const auto& [name, value] : in.as_object()) {
       auto each = replaced(value, fmt::format("{}/{}", place, name));
@@ -59,6 +61,17 @@ class Tag {
     if (bytes_ > kMostBytes)
       return refusal(place, "its schemas have over 1 MiB together as grammars: use fewer or smaller");
     return Json(Json::Object{{"type", "grammar"}, {"grammar", Json(ebnf)}});
+  }
+
+  // What xgrammar reads, and a TextCursor would not follow.
+  static Status check_own(const Json& format, const std::string& place) {
+    for (const char* name : {"max_tokens", "max_chars"})
+      if (const Json* bound = format.find(name); bound != nullptr && bound->is_number())
+        return refusal(place + "/" + name, "not supported: bound the text by a regex or a grammar");
+    const Json* ebnf = format.find("grammar");
+    if (ebnf == nullptr || !ebnf->is_string()) return {};
+    const Status status = TextGrammar::check_attributes(ebnf->as_string());
+    return status.ok() ? Status() : Error(status.error().code, place + "/grammar: " + status.error().message);
   }
 
   Result<Json> of_regex(const Json& format, const std::string& place) {

@@ -11,8 +11,9 @@
 
 namespace perigee {
 
-// Errors: kBadInput, beginning with the place: what schema_grammar and Pattern refuse, and options that a grammar
-// cannot have (`excludes`; of a schema `style` other than "json", and `max_whitespace_cnt` 0).
+// Errors: kBadInput, beginning with the place: what schema_grammar, Pattern and TextGrammar::check_attributes refuse,
+// and options that a grammar cannot have (`excludes`, `max_tokens`, `max_chars`; of a schema `style` other than "json",
+// and `max_whitespace_cnt` 0).
 Result<Json> with_own_grammars(const Json& tag);
 
 }  // namespace perigee

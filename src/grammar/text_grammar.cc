@@ -294,6 +294,24 @@ Result<std::shared_ptr<const TextGrammar>> TextGrammar::compile(std::shared_ptr<
   return finish(std::move(table), *std::move(compiled));
 }
 
+Status TextGrammar::check_attributes(const std::string& ebnf) {
+  try {
+    const xgrammar::Grammar grammar = xgrammar::Grammar::FromEBNF(ebnf, "root");
+    for (int32_t i = 0; i < grammar->NumRules(); ++i) {
+      const auto& rule = grammar->GetRule(i);
+      if (rule.max_tokens < 0 && rule.max_chars < 0 && rule.capture_name.empty() && !rule.is_lazy && !rule.temperature)
+        continue;
+      return Error(Code::kBadInput, "rule " + rule.name +
+                                        " has attributes in brackets, which are not followed: bound its length by a "
+                                        "repetition, such as [a-z]{1,9}");
+    }
+  } catch (const std::bad_alloc&) {
+    return Error(Code::kUnavailable, "not enough memory to read it");
+  } catch (const std::exception&) {  // compile() says what is wrong
+  }
+  return {};
+}
+
 Result<std::shared_ptr<const TextGrammar>> TextGrammar::compile_structural_tag(std::shared_ptr<const TokenTable> table,
                                                                                const std::string& json,
                                                                                const GrammarLimits& limits) {
