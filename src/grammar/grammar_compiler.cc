@@ -207,8 +207,13 @@ const GrammarCompiler::Impl::Made* GrammarCompiler::Impl::find(const std::string
 
 void GrammarCompiler::Impl::keep(const std::string& key, std::shared_ptr<const Constraint> constraint, size_t bytes) {
   constexpr size_t kOwnBytes = 4096;  // of the entry, and what the counts of others leave out
-  made.push_front({key, std::move(constraint), bytes + 2 * key.size() + kOwnBytes});
-  by_key[made.front().key] = made.begin();
+  try {
+    made.push_front({key, std::move(constraint), bytes + 2 * key.size() + kOwnBytes});
+    by_key[made.front().key] = made.begin();
+  } catch (const std::bad_alloc&) {  // the next request compiles it anew
+    if (!made.empty() && !by_key.contains(made.front().key)) made.pop_front();
+    return;
+  }
   made_bytes += made.front().bytes;
   while (made_bytes > options.cache_bytes && !made.empty()) {
     made_bytes -= made.back().bytes;
@@ -224,7 +229,7 @@ void GrammarCompiler::Impl::work() {
     if (stopping) return;
     const std::string key = std::move(queue.front());
     queue.pop_front();
-    const GrammarSpec spec = tasks.at(key).spec;
+    const GrammarSpec spec = std::move(tasks.at(key).spec);
     lock.unlock();
     size_t bytes = 0;
     const Compiled compiled = compile_if_memory(spec, bytes);
