@@ -101,7 +101,7 @@ Tensor return_results(const Tensor& results, int64_t heads, const Deal& deal, Co
 std::optional<Tensor> attend_dealt(Ops& ops, const Tensor& q, const MlaUpWeight& up, const MlaShape& shape,
                                    const Batch& batch, const LatentLayer& cache) {
   Comm& comm = ops.comm();
-  if (comm.size() == 1 || shape.heads * (shape.latent + shape.rope) % 2 != 0) return {};
+  if (shape.heads * (shape.latent + shape.rope) % 2 != 0) return {};
   const std::optional<Deal> dealt = deal(batch, q.rows, comm, ops.arena());
   if (!dealt) return {};
   const Tensor queries = gather_queries(ops.mla_absorb(q, up, shape, batch), *dealt, comm, ops.arena());

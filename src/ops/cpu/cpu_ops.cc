@@ -90,7 +90,8 @@ void CpuOps::write_latent(const Tensor& c, const Tensor& k_rope, const Batch& ba
 Tensor CpuOps::mla_attend(const Tensor& q, const MlaUpWeight& up, const MlaShape& shape, const Batch& batch,
                           const LatentLayer& cache) {
   if (batch.is_shared()) return Ops::mla_attend(q, up, shape, batch, cache);
-  if (const std::optional<Tensor> out = attend_dealt(*this, q, up, shape, batch, cache)) return *out;
+  if (comm().size() > 1)
+    if (const std::optional<Tensor> out = attend_dealt(*this, q, up, shape, batch, cache)) return *out;
   return cpu::mla_attend(context(), q, up, shape, batch, cache);
 }
 
