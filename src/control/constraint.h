@@ -20,7 +20,7 @@ class ConstraintState {
   // Moves by an id that was sampled. False: it is not allowed here, and the state is as before.
   virtual bool accept(int32_t id) = 0;
 
-  // Why ids that masks() allowed are refused here, for the client; empty where there is no such reason.
+  // For the client: why accept() refused an id that masks() had allowed. Empty if that would be a bug.
   virtual std::string_view fault() const { return {}; }
 
   // Which ids may follow, and which after each of `drafts` if those before it are accepted: 1 + drafts.size() masks of

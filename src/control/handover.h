@@ -35,9 +35,10 @@ enum class LeaseWish : uint8_t {
 enum class LeaseStage : uint8_t {
   kGrows,
   kWhole,
-  kWithdrawn,  // it will never be whole, for want of room or because its request has ended: who reads it computes the
-               // prompt
-  kFailed,     // a fault has ended its sequence
+  // It will never be whole, without a fault: no room, or its request was cancelled or past its deadline. The reader
+  // computes the prompt.
+  kWithdrawn,
+  kFailed,  // a fault has ended its sequence
 };
 struct LeaseGrowth {
   LeaseStage stage = LeaseStage::kGrows;

@@ -7,7 +7,7 @@
 // grammar as a whole. So after a token the least rest is at most `most` plus the growth of its bytes: what lets a
 // whole class of tokens pass without trying them one by one.
 //
-// Only rest_chart.h includes this.
+// Only rest_chart.h and compiled_text.h include this.
 #pragma once
 
 #include <earley_parser.h>

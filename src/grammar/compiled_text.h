@@ -1,5 +1,5 @@
-// What a TextGrammar was compiled to: xgrammar's automata and tables of tokens, and what masks read besides. Constant
-// once it is made, but for what was tried. Only text_grammar.cc and text_cursor.cc include this.
+// What a TextGrammar was compiled to: xgrammar's automata and tables of tokens, and what masks read besides. Nothing of
+// it changes afterwards except `tried`, the cache of trials. Only text_grammar.cc and text_cursor.cc include this.
 #pragma once
 
 #include <compiled_grammar_impl.h>
@@ -20,7 +20,8 @@
 
 namespace perigee {
 
-// The tokens that a table leaves open: they go over the end of its rule, so what waits behind that decides.
+// The tokens that xgrammar's table of a state does not decide. They reach beyond the end of the state's rule, so
+// whether they are allowed depends on what may follow the rule where it was used.
 struct OpenTokens {
   std::vector<int32_t> few;   // the short ones, of up to RestChart::kShortBytes bytes: indices of the sorted vocabulary
   std::vector<int32_t> many;  // the longer ones
@@ -30,7 +31,7 @@ constexpr size_t kMostCounted = 256;    // see TextGrammar::Compiled::up_to
 constexpr int64_t kMaskWork = 400'000;  // of the tokens that are tried for a mask; what they leave is left out
 
 struct TextGrammar::Compiled {
-  // Tokens by how much they may lengthen the rest of a text: growths_[i] is the most of level i, ascending.
+  // Tokens by how much they may lengthen the rest of a text: levels[i].growth is the most of level i, ascending.
   struct Level {
     int32_t growth;
     std::vector<uint32_t> words;

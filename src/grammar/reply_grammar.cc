@@ -83,9 +83,8 @@ class ReplyState : public ConstraintState {
   bool accept(int32_t id) override;
   std::string_view fault() const override {
     if (at_.cursor == nullptr || !at_.cursor->was_too_much()) return {};
-    return "the reply came to a place where its schema or grammar can be read in too many ways: give the alternatives "
-           "of "
-           "its rules beginnings of their own";
+    return "the reply can be read in too many ways under its schema or grammar: let alternatives of a rule begin "
+           "differently";
   }
   void masks(std::span<const int32_t> drafts, int32_t ids_left, int64_t words, uint32_t* out) override;
 

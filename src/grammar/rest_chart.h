@@ -3,7 +3,7 @@
 // What it costs is counted and bounded. The unit of work is a state that is visited, some tens of nanoseconds: a byte
 // of a plain string takes two or three, one of an ambiguous grammar could take as many as there are places times rows.
 //
-// Only text_grammar.cc includes this.
+// Only compiled_text.h includes this.
 #pragma once
 
 #include <earley_parser.h>

@@ -1,5 +1,5 @@
-// A place in a text: its masks are put together from the tables of the newest row's states, and from what the parser
-// says of the tokens that the tables leave open.
+// A place in a text. A mask joins the tables of the newest row's states with those tokens that the tables leave open
+// and that the parser took when they were tried.
 #include <algorithm>
 #include <array>
 #include <cstdint>
@@ -46,7 +46,7 @@ struct TextCursor::Chart {
   std::vector<uint32_t> scratch;
 };
 
-// The tokens that a state takes whatever waits behind its rule.
+// The tokens that a state takes whatever may follow its rule.
 void TextCursor::Chart::add_sure(const AdaptiveTokenMask& mask, uint32_t* words) {
   const int64_t num_words = table.words();
   switch (mask.store_type) {
@@ -95,7 +95,7 @@ void TextCursor::Chart::add_tried(const std::vector<int32_t>& tokens, uint32_t* 
   parser.pop_trial(static_cast<int32_t>(done.size()));
 }
 
-// What the state's table is sure of, but for what a bound of characters may forbid.
+// What the state's table is sure of, except tokens that a bound of characters may forbid: these go to each.bounded.
 void TextCursor::Chart::add_table(RowState& each, uint32_t* words) {
   const int32_t characters = parser.characters_left(each.state);
   const auto& up_to = *compiled.up_to;

@@ -38,7 +38,7 @@ class TextGrammar : public std::enable_shared_from_this<TextGrammar> {
   ~TextGrammar();
 
   // Refuses attributes of rules, `x[max_chars=3] ::= …`: xgrammar's matcher would follow some of them, a TextCursor
-  // follows none, but for `max_tokens`, by which the schemas' grammars count characters. A text that is no EBNF is ok.
+  // follows none except `max_tokens`, by which the schemas' grammars count characters. A text that is not EBNF is ok.
   static Status check_attributes(const std::string& ebnf);
 
   std::unique_ptr<TextCursor> begin() const;

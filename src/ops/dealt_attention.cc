@@ -7,9 +7,9 @@
 namespace perigee {
 namespace {
 
-// Two exchanges of a row's queries and results take about as long as half of the ranks take to read so many keys.
+// Below this many keys a row on average, the two exchanges take longer than what two ranks save (ADR 0029).
 constexpr int64_t kKeysOfARow = 256;
-constexpr int64_t kMostRows = 256;  // results of all heads are kept at a time
+constexpr int64_t kMostRows = 256;  // bounds the memory of the results, which have all heads
 
 // The sequences of a step among the ranks.
 struct Deal {
