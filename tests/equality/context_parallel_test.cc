@@ -189,7 +189,8 @@ Apart long_apart(const char* what, const Reply& a, const Reply& b) {
 // whole caches differ by roundings alone. Seen are up to 3.2 times that; 12 and 17 times where ranks' results are
 // merged with weights of 0.9 times their logarithm.
 TEST_P(ContextParallelEquality, ALongPromptBlockByBlock) {
-  constexpr double kFurther = 6, kBlockApart = 0.1;
+  // Of the farthest block: 0.1, or more where roundings alone turn the choice of an expert.
+  constexpr double kFurther = 6, kBlockApart = 0.1, kFarthest = 2;
   const size_t tokens = soak_requested() ? 72'000 : 2'000;
   const auto ranks =
       config_.rank.device == Device::kCuda ? std::min(4, static_cast<int>(list_gpus().size()) / 2 * 2) : 4;
@@ -209,8 +210,7 @@ TEST_P(ContextParallelEquality, ALongPromptBlockByBlock) {
   const Apart by_sharing = long_apart("shared", wanted, shared), floor = long_apart("floor", wanted, rounded);
   EXPECT_LE(by_sharing.mean, kFurther * floor.mean);
   EXPECT_LE(by_sharing.high, kFurther * floor.high);
-  EXPECT_LE(by_sharing.most,
-            std::max(kBlockApart, kFurther * floor.most));  // a rounding may turn the choice of an expert
+  EXPECT_LE(by_sharing.most, std::max(kBlockApart, kFarthest * floor.most));
 }
 
 // Every way to sample, in f32: chunked, cached, and with several choices, which start from one prompt's blocks.
