@@ -173,7 +173,7 @@ std::optional<RemotePrefix> Handovers::grow(const LeaseGrowth& growth) {
 void Handovers::handle(const ImportOver& over, Scheduler& scheduler) {
   using How = TransferEnd::How;
   if (over.end.how == How::kArrived) return scheduler.end_import(over.sequence, ImportEnd::kArrived);
-  // No fault, so nothing for --kv-load-failure-policy: a node without room, or a sequence that has ended already.
+  // Withdrawn or dropped is no fault, so --kv-load-failure-policy does not apply.
   if (over.end.how != How::kFailed) return scheduler.end_import(over.sequence, ImportEnd::kRecompute);
   const std::string& why = over.end.why->message;
   log_warning("the prompt of sequence ", over.sequence, " did not arrive: ", why);

@@ -7,7 +7,7 @@ namespace perigee {
 
 struct LeaseCounts {
   int64_t granted = 0, released = 0, expired = 0, refused_reads = 0, bytes = 0;
-  int64_t withdrawn = 0;  // of those granted, before they were whole, for want of room
+  int64_t withdrawn = 0;  // of those granted, see LeaseStage
   int64_t held = 0;       // now
 };
 

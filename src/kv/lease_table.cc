@@ -152,7 +152,7 @@ Status LeaseTable::read(const LeaseName& name, UnitRange units, const Take& take
     const std::lock_guard lock(mutex_);
     ASSIGN_OR_RETURN(entry, find(name));
     if (entry->second.growth.stage == LeaseStage::kWithdrawn)
-      return Error(Code::kNotFound, "the lease was withdrawn for want of room", "lease");
+      return Error(Code::kNotFound, "the lease was withdrawn before it was whole", "lease");
     lease = entry->second.growth.lease;
     const int64_t num_units = units.group == UnitGroup::kBlocks ? std::ssize(lease->blocks)
                               : lease->checkpoint.empty()       ? 0

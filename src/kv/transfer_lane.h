@@ -34,7 +34,7 @@ struct TransferEnd {
   enum class How : uint8_t {
     kArrived,  // every byte is there and was checked
     kFailed,
-    kWithdrawn,  // its owner had no room to complete the lease: no fault
+    kWithdrawn,  // with its lease (LeaseStage): no fault
     kDropped,    // it was released: nobody needs it any more, whatever became of it
   };
   How how = How::kArrived;

@@ -191,12 +191,13 @@ void add_kv_transfer_flags(CommandLine& flags, KvTransferFlags& to) {
   flags.add("--kv-transfer-config", to.config,
             "JSON with vLLM's keys: {\"kv_connector\": \"NixlConnector\", \"kv_role\": \"kv_producer\"} computes "
             "prompts for others, kv_consumer takes them");
-  flags.add("--kv-load-failure-policy", to.on_failure,
-            OneOf<std::optional<ImportEnd>>{
-                {{"auto", std::nullopt}, {"fail", ImportEnd::kFail}, {"recompute", ImportEnd::kRecompute}}},
-            "a request whose prompt does not arrive ends with an error, or is computed here; auto: as the JSON's "
-            "kv_load_failure_policy says, else fail. A prompt that the other server has no room for is no failure, and "
-            "always computed here");
+  flags.add(
+      "--kv-load-failure-policy", to.on_failure,
+      OneOf<std::optional<ImportEnd>>{
+          {{"auto", std::nullopt}, {"fail", ImportEnd::kFail}, {"recompute", ImportEnd::kRecompute}}},
+      "a request whose prompt does not arrive ends with an error, or is computed here; auto: as the JSON's "
+      "kv_load_failure_policy says, else fail. A prompt that the other server withdraws, for want of room or because "
+      "its own request was cancelled or too late, is always computed here");
   flags.add_list("--kv-peers", to.peers, "host:port of the servers whose prompts are taken; none: all with the secret");
   flags.add("--kv-secret", to.secret, "what all these servers know; better in a file or in PERIGEE_KV_SECRET");
   flags.add("--kv-secret-file", to.secret_file, "file that holds it; none: servers of this user and machine only");

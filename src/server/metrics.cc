@@ -280,15 +280,16 @@ void Metrics::Impl::copy_handovers(const HandoverCounts& counts, int64_t leases_
         .granted = make.counter("kv_leases_granted", "Prompts that were held for other servers."),
         .released = make.counter("kv_leases_released", "Of those, let go by their reader."),
         .expired = make.counter("nixl_num_kv_expired_reqs", "Of those, let go because nobody asked for them in time."),
-        .withdrawn =
-            make.counter("kv_leases_withdrawn", "Of those, withdrawn for want of room before they were whole."),
+        .withdrawn = make.counter(
+            "kv_leases_withdrawn",
+            "Of those, ended before they were whole: no room, or their request was cancelled or too late."),
         .refused_reads = make.counter("kv_lease_refusals", "Questions for prompts that are not held, or are others."),
         .refused_connections = make.counter("kv_refused_connections", "Connections of unknown or damaged peers."),
         .bytes_sent = make.counter("kv_bytes_sent", "Bytes of prompts' caches that other servers have read."),
         .transfers = make.counter("kv_transfers", "Prompts that arrived from other servers."),
         .failed = make.counter("nixl_num_failed_transfers", "Prompts that did not arrive."),
         .withdrawn_there = make.counter("kv_transfers_withdrawn",
-                                        "Prompts computed here because the server that held them had no room."),
+                                        "Prompts computed here because the server that held them had withdrawn them."),
         .dropped = make.counter("kv_transfers_dropped", "Prompts whose request ended while they were on their way."),
         .given_back =
             make.counter("kv_leases_given_back", "Prompts computed here so that other servers, which wait, find room."),
