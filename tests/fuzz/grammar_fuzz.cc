@@ -77,7 +77,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   GrammarSpec spec;
   spec.kind = kKinds[data[0] % 4];
   spec.text.assign(reinterpret_cast<const char*>(data) + 1, size - 1);
-  if (const auto made = compiler.compile_now(spec); made.ok()) perigee::follow_shortest(*tokenizer, **made);
+  const auto made = compiler.compile_now(spec);
+  if (!made.ok()) return 0;
+  perigee::follow_shortest(*tokenizer, **made);
   if (spec.kind != GrammarSpec::Kind::kJsonSchema && spec.kind != GrammarSpec::Kind::kEbnf) return 0;
   static const auto table = std::make_shared<const perigee::TokenTable>(tokenizer, std::vector<int32_t>{perigee::kEnd});
   const auto ebnf = spec.kind == GrammarSpec::Kind::kEbnf ? perigee::Result<std::string>(spec.text)
