@@ -27,14 +27,17 @@ class RestChart : public xgrammar::EarleyParser {
   RestChart(const xgrammar::Grammar& grammar, const Distances& distances, int32_t most_states, int32_t token_bytes);
 
   // The bytes from here on are of a new id, whose work is counted from none.
-  void begin_id() { id_began_ = counts_.back().work; }
+  void begin_id() {
+    id_began_ = counts_.back().work;
+    too_much_ = false;
+  }
   // Moves by a byte, or not at all: also where a text could be read in more ways than is_crowded() allows, the id would
   // take more work than kIdWork, or the chart would keep more than kMostKept. A rule with `max_tokens` N takes at most
   // N characters of a JSON string: what xgrammar counts as tokens are characters here, an escape being one.
   bool advance(uint8_t byte);
   // All work since the beginning, also for bytes that were refused or taken back.
   int64_t work() const { return work_; }
-  // Whether a byte was refused for what it costs, not by the grammar.
+  // Whether a byte of the newest id was refused for what it costs, not by the grammar.
   bool was_too_much() const { return too_much_; }
   // How many bytes that could begin a character the next token may have in the state's rule, at least; INT32_MAX
   // without a bound. In an open escape its first byte begins none.

@@ -185,9 +185,9 @@ TextCursor::TextCursor(std::shared_ptr<const TextGrammar> grammar)
 TextCursor::~TextCursor() = default;
 
 bool TextCursor::accept(int32_t id) {
+  chart_->parser.begin_id();
   if (!grammar_->table().is_ordinary(id)) return false;
   const std::string_view bytes = grammar_->table().tokenizer().bytes(id);
-  chart_->parser.begin_id();
   for (size_t i = 0; i < bytes.size(); ++i) {
     if (chart_->parser.advance(static_cast<uint8_t>(bytes[i]))) continue;
     chart_->parser.pop(static_cast<int32_t>(i));

@@ -80,7 +80,7 @@ class TextCursor {
   bool at_end() const;  // the text may end here
   // Whether what came can be read in too many ways (GrammarLimits): accept() refuses to come to such a place.
   bool is_crowded() const;
-  // Whether an id was refused for what it costs: too many ways, too much work or memory (RestChart).
+  // Whether accept() refused the newest id for what it costs: too many ways, too much work or memory (RestChart).
   bool was_too_much() const;
   // What was done since the beginning, in units of RestChart.
   int64_t work() const;
