@@ -123,7 +123,7 @@ void SchemaNames::add(const Json& in, const std::string& outside, bool of_names)
   const std::string& base = has_uri ? own : outside;
   constexpr size_t kMostBytes = 1024;  // each name has it
   if (base.size() > kMostBytes) return;
-  if (has_uri || &in == &root_) named_.emplace(base, &in);
+  if (has_uri) named_.emplace(base, &in);
   if (id.starts_with('#')) named_.emplace(base + std::string(id), &in);  // as older drafts spell an $anchor
   for (const char* key : {"$anchor", "$dynamicAnchor"})
     if (const std::string_view anchor = text_of(key); !anchor.empty())
@@ -136,6 +136,7 @@ const Json* SchemaNames::find(std::string_view ref) const {
   const std::string uri = resolved_uri(base_, without_fragment(ref));
   const std::string_view fragment = ref.substr(std::min(without_fragment(ref).size() + 1, ref.size()));
   const bool is_anchor = !fragment.empty() && !fragment.starts_with('/');
+  if (!is_anchor && uri == base_) return at_pointer(&root_, fragment);
   const auto known = named_.find(is_anchor ? uri + "#" + std::string(fragment) : uri);
   if (known == named_.end()) return nullptr;
   return is_anchor ? known->second : at_pointer(known->second, fragment);

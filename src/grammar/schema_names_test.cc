@@ -49,6 +49,18 @@ TEST(SchemaNames, APartIsFoundByPointerAnchorAndId) {
     EXPECT_EQ(names.find(ref), nullptr) << ref;
 }
 
+// Else each anchor below a long $id would have a copy of that.
+TEST(SchemaNames, LongUrisNameNothing) {
+  for (const size_t size : {1024u, 1025u}) {
+    const std::string id(size, 'i');
+    const Json root = *parse_json(R"({"$id":")" + id + R"(","$defs":{"x":{"$anchor":"n"},"y":{"$id":"/y"}}})");
+    const SchemaNames names(root);
+    EXPECT_NE(names.find("#/$defs/x"), nullptr) << "a place needs no name";
+    EXPECT_EQ(names.find("#n") != nullptr, size == 1024) << size;
+    EXPECT_EQ(names.find("/y") != nullptr, size == 1024) << size;
+  }
+}
+
 // A value is no schema, whatever its members are called, and a property may be called as a keyword is.
 TEST(SchemaNames, DataHasNoNames) {
   const Json root = *parse_json(
