@@ -1,5 +1,6 @@
 #include "grammar/text_grammar.h"
 
+#include <fmt/core.h>
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -178,6 +179,23 @@ TEST(TextGrammar, WhatCanBeReadInTooManyWaysEnds) {
   EXPECT_TRUE(cursor->was_too_much());
   EXPECT_FALSE(cursor->accept(b));
   EXPECT_FALSE(cursor->was_too_much()) << "the grammar refuses this one, whatever ids before it cost";
+}
+
+// Each byte is cheap, and leaves 1,000 states more in the chart.
+TEST(TextGrammar, ALongTextMeetsTheBoundOfWhatIsKept) {
+  std::string ebnf = "root ::= (w0";
+  for (int i = 1; i < 1000; ++i) ebnf += " | w" + std::to_string(i);
+  ebnf += ") \"]]\"";
+  for (int i = 0; i < 1000; ++i) ebnf += fmt::format("\nw{} ::= [a]* \"{}\"", i, i);
+  auto made = TextGrammar::compile(small_table(), ebnf, {.row_states = 4096});
+  ASSERT_TRUE(made.ok()) << made.error().message;
+  const auto cursor = (*made)->begin();
+  const int32_t a = small_table()->tokenizer().encode("a", SpecialsIn::kPlainText).at(0);
+  int32_t taken = 0;
+  while (taken < 10'000 && cursor->accept(a)) ++taken;
+  EXPECT_GT(taken, 1000);
+  EXPECT_LT(taken, 5000);
+  EXPECT_TRUE(cursor->was_too_much());
 }
 
 // Of grammars that pile up ways to read what came: no mask and no id costs more than the bounds, masks are never empty
