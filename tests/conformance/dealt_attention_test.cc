@@ -9,7 +9,7 @@
 namespace perigee {
 namespace {
 
-constexpr MlaShape kAllHeads{.heads = 4, .nope = 16, .rope = 8, .value = 20, .latent = 128, .softmax_scale = 0.3f};
+constexpr MlaShape kAllHeads{.heads = 8, .nope = 16, .rope = 8, .value = 20, .latent = 128, .softmax_scale = 0.3f};
 
 // The newest `fresh` of a sequence's tokens are the step's.
 struct Sequence {
@@ -121,6 +121,8 @@ TEST(DealtAttention, LeavesOthersAlone) {
   };
   for (const std::vector<Sequence>& sequences : others)
     EXPECT_FALSE(deal_like_one_rank(sequences, LatentFormat::kBF16, isa, 2)) << sequences.size();
+  // Their rows would divide evenly enough among 8, but one rank has none.
+  EXPECT_FALSE(deal_like_one_rank(std::vector<Sequence>(7, usual), LatentFormat::kBF16, isa, 8));
 }
 
 }  // namespace
