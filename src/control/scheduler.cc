@@ -259,11 +259,10 @@ std::optional<StepPlan> Scheduler::Impl::next_plan(double now_s) {
   plan_decodes(draft);
   plan_prefills(draft);
   plan_admissions(draft);
-  if (handovers_.num_leases() > 0) {
+  if (handovers_.num_leases() > 0)
     give_way(now_s);
-  } else {
+  else
     standing_since_s_ = kNever;
-  }
   if (draft.plan.rows.empty()) {
     spare_plans_.push_back(std::move(draft.plan));
     return std::nullopt;

@@ -53,13 +53,12 @@ void Scheduler::Impl::end_import(SequenceId id, ImportEnd end, const std::string
   this->end(*sequence, FinishReason::kError, update);
 }
 
-// Only other nodes can go on: nothing runs here, no import is under way, and what waits needs pages that they read. But
-// they may wait in the same way, for pages that sequences in this queue keep leased there. So the last of these lets
-// its lease go, and computes its prompt when its turn comes; then the next one, for as long as nothing moves.
+// Where pages are leased. Only other nodes can go on if nothing runs here and no import is under way: what waits needs
+// pages that they read. But they may wait in the same way, for pages that sequences in this queue keep leased there. So
+// the last of these lets its lease go, and computes its prompt when its turn comes; then the next one, for as long as
+// nothing moves.
 void Scheduler::Impl::give_way(double now_s) {
-  const bool stands =
-      running_.empty() && plans_.empty() && handovers_.num_imports() == 0 && handovers_.num_leases() > 0;
-  if (!stands) {
+  if (!running_.empty() || !plans_.empty() || handovers_.num_imports() > 0) {
     standing_since_s_ = kNever;
     return;
   }
