@@ -249,8 +249,10 @@ Task<bool> Forward::answer_whole(Lease lease) {
   shared_->metrics.first_byte(system_clock().now_s() - begin_s_);
   release_request();
   std::optional<std::string> rest = co_await call_->read_all(shared_->config.max_reply_bytes);
-  if (rest) served(*lease);
-  lease->end(client_left_ ? Outcome::kUnknown : Outcome::kBad);
+  if (rest)
+    served(*lease);
+  else
+    lease->end(client_left_ ? Outcome::kUnknown : Outcome::kBad);
   if (client_left_) co_return true;
   if (!rest) {
     log_warning("worker ", lease->url().text, ": ", call_->fault(), " (", id_, ")");
@@ -268,8 +270,10 @@ Task<bool> Forward::answer_whole(Lease lease) {
 // A stream that lasts until its connection ends is whole only if it says so itself.
 void Forward::end_stream(WorkerTable::Lease& lease, std::string_view last_bytes) {
   const bool whole = call_->whole() && (!call_->head().to_end || last_bytes.find(kDone) != std::string_view::npos);
-  if (whole) served(lease);
-  lease.end(client_left_ ? Outcome::kUnknown : Outcome::kBad);
+  if (whole)
+    served(lease);
+  else
+    lease.end(client_left_ ? Outcome::kUnknown : Outcome::kBad);
   if (client_left_) return;
   if (whole) return exchange_->finish(false);
   const std::string why = call_->fault().empty() ? "the connection ended without [DONE]" : call_->fault();
