@@ -88,8 +88,8 @@ void HandoverBook::withdraw(SequenceId lease) {
   report(found->second, LeaseStage::kWithdrawn);
 }
 
-void HandoverBook::finish_growth(SequenceId lease, bool believed) {
-  if (believed) return withdraw(lease);
+void HandoverBook::finish_growth(SequenceId lease, bool failed) {
+  if (!failed) return withdraw(lease);
   const auto found = leases_.find(lease);
   if (found == leases_.end() || found->second.growth.stage == LeaseStage::kWithdrawn) return;
   report(found->second, LeaseStage::kFailed);

@@ -32,8 +32,8 @@ class HandoverBook {
   void grow(const Sequence& sequence);
   // Ends the growth of a lease that is not whole. What it has is held until release() all the same.
   void withdraw(SequenceId lease);
-  // Its sequence has ended. Of one that a fault ended, nothing that it has computed is to be believed.
-  void finish_growth(SequenceId lease, bool believed);
+  // Its sequence has ended; `failed`: by a fault, so that nothing that it has computed may be used.
+  void finish_growth(SequenceId lease, bool failed);
   std::vector<LeaseGrowth> take_growth() { return std::exchange(growth_, {}); }
 
   // Takes pages for what the hit lacks of so many blocks. Admission has found room.

@@ -88,7 +88,7 @@ void Scheduler::Impl::end(Sequence& sequence, FinishReason reason, SequenceUpdat
   update.finish = reason;
   const bool well = reason == FinishReason::kStop || reason == FinishReason::kLength;
   if (sequence.request.lease == LeaseWish::kFromStart)
-    handovers_.finish_growth(sequence.id(), reason != FinishReason::kError);
+    handovers_.finish_growth(sequence.id(), reason == FinishReason::kError);
   if (sequence.request.lease == LeaseWish::kAtEnd && well && sequence.prompt_confirmed)
     update.lease = handovers_.lease(sequence);
   if (sequence.is_running()) {
