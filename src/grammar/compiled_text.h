@@ -28,7 +28,7 @@ struct OpenTokens {
 };
 
 constexpr size_t kMostCounted = 256;    // see TextGrammar::Compiled::up_to
-constexpr int64_t kMaskWork = 400'000;  // of the tokens that are tried for a mask; what they leave is left out
+constexpr int64_t kMaskWork = 400'000;  // for a mask's trials of tokens, after which the rest is left out
 
 struct TextGrammar::Compiled {
   // Tokens by how much they may lengthen the rest of a text: levels[i].growth is the most of level i, ascending.

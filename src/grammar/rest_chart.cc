@@ -57,8 +57,8 @@ bool RestChart::advance(uint8_t byte) {
   return true;
 }
 
-// What EarleyParser::Advance does, in two parts, so that it can be left in the middle. First the states of the newest
-// row that take the byte; where none does, nothing has changed.
+// EarleyParser::Advance in two parts, so that it can stop in between. First it moves the states of the newest row that
+// take the byte. False if none does; then nothing has changed.
 bool RestChart::scan(uint8_t byte) {
   tmp_states_visited_in_queue_.Clear();
   tmp_states_to_be_added_.clear();
@@ -79,7 +79,7 @@ bool RestChart::scan(uint8_t byte) {
   return true;
 }
 
-// Then what begins and ends behind them, until all work is `most_work`. False: that was not enough.
+// Then it predicts and completes from those states. False if all work would exceed `most_work`; then drop_open_row().
 bool RestChart::expand(int64_t most_work) {
   while (!tmp_process_state_queue_.empty()) {
     const ParserState state = tmp_process_state_queue_.front();

@@ -74,7 +74,7 @@ std::string plain_path(std::string_view path) {
   return out;
 }
 
-// Keywords whose members are named by the client, and those whose values are no schemas.
+// Keywords whose members are named by the client, and those whose values are not schemas.
 constexpr const char* kOfNames[] = {"properties",  "patternProperties", "$defs",
                                     "definitions", "dependentSchemas",  "dependencies"};
 constexpr const char* kOfData[] = {"enum", "const", "default", "examples"};

@@ -33,8 +33,8 @@ struct TextCursor::Chart {
   void allow_all(uint32_t* words);
   void add_table(RowState& each, uint32_t* words);
   void add_sure(const AdaptiveTokenMask& mask, uint32_t* words);
-  // The tokens that tables leave open, as the parser takes them, of up to RestChart::kShortBytes and of more; what it
-  // took is remembered by `key`.
+  // The tokens that tables leave open and the parser takes: those of up to RestChart::kShortBytes bytes, and longer
+  // ones. They are cached by `key`.
   void add_short(const Row& row, std::optional<uint64_t> key, uint32_t* words);
   void add_long(const Row& row, std::optional<uint64_t> key, uint32_t* words);
   bool add_known(std::optional<uint64_t> key, uint32_t* words);
@@ -73,8 +73,8 @@ void TextCursor::Chart::add_sure(const AdaptiveTokenMask& mask, uint32_t* words)
 void TextCursor::Chart::add_tried(const std::vector<int32_t>& tokens, uint32_t* words, std::vector<int32_t>& taken) {
   const int64_t most_work = parser.work() + kMaskWork;
   parser.begin_id();
-  std::string_view done;    // the bytes that the parser stands behind
-  std::string_view failed;  // and those that it did not take: no token that begins with them can follow
+  std::string_view done;    // the bytes that the parser has taken
+  std::string_view failed;  // bytes that it refused: a token that begins with them is not tried
   for (const int32_t index : tokens) {
     if (parser.work() > most_work) break;
     const auto& [id, text] = compiled.token(index);

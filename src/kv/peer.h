@@ -21,8 +21,9 @@ class Peer {
   // LeaseTable's words, of the other node's table.
   virtual Result<LeaseHold> open(const LeaseName& lease, std::span<const int32_t> tokens, int32_t num_blocks) = 0;
   virtual Status read(const LeaseName& lease, UnitRange units, std::span<uint8_t> out) = 0;
-  // The units' bytes into pages of this node: by read(), where the carrier has no shorter way. `dropped`: nobody needs
-  // them any more, so that it may end with an error after the pieces that are under way. No page is written afterwards.
+  // The units' bytes into pages of this node: by read(), where the carrier has no shorter way. After a stop of
+  // `dropped` nobody needs them: it may end with an error, once the pieces under way have ended. When it returns no
+  // page is written any more.
   virtual Status pull(const LeaseName& lease, UnitRange units, const PageStore& store, const UnitPages& to,
                       const std::stop_token& dropped);
   virtual Result<LeaseHold> extend(const LeaseName& lease) = 0;

@@ -1,4 +1,4 @@
-// What no peer of this program asks: each such request is refused, and the connection serves the next one.
+// Requests that no peer of this program makes: each is refused, and the connection serves the next one.
 #include <gtest/gtest.h>
 
 #include <limits>

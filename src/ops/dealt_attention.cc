@@ -52,7 +52,7 @@ std::optional<Deal> deal(const Batch& batch, int64_t num_rows, const Comm& comm,
     all_work += of_sequence;
     rows[rank] += s.num_tokens;
   }
-  // What the slowest rank has beyond its share must be less than what reading the keys once saves.
+  // The slowest rank may have a quarter more than its share; beyond that, waiting for it costs what dealing saves.
   if (4 * comm.size() * *std::max_element(work.begin(), work.end()) > 5 * all_work) return {};
   out.mine = mine.first(count);
   out.num_mine = rows[static_cast<size_t>(comm.rank())];
@@ -67,7 +67,8 @@ Tensor as_words(const Tensor& t, int64_t rows) {
   return {.data = t.data, .dtype = DType::kF32, .rows = rows, .cols = cols, .row_stride = cols};
 }
 
-// [rows of this rank, all heads * width] of every rank's [n, heads * width]; there is room for as many as any rank has.
+// Every rank's [n, heads * width] -> [most_of_rank, ranks * heads * width], of which the first num_mine rows are set:
+// those dealt to this rank, with the heads of all.
 Tensor gather_queries(const Tensor& absorbed, const Deal& deal, Comm& comm, Arena& arena) {
   const Tensor queries = arena.tensor(absorbed.dtype, deal.most_of_rank, comm.size() * absorbed.cols);
   comm.all_to_all(as_words(absorbed, absorbed.rows), deal.owners,

@@ -26,9 +26,9 @@ struct OutputFormat {
   bool may_lapse() const;
 };
 
-// Lets go of the schemas of unwanted calls that cannot be followed: any object will do for those. Returns why, one line
-// for each tool; strict ones are left as they are. Nothing, too, where it has not looked at all of them after `most`:
-// each may take seconds, on a thread that compiles for other requests.
+// Drops the schemas of unwanted calls that cannot be followed: any object will do for those. Strict ones stay. Returns
+// why, one line for each tool, or nothing if `most` passed before all were looked at: each may take seconds, on a
+// thread that compiles for other requests.
 std::vector<std::string> relax(OutputFormat& format, std::chrono::seconds most = GrammarCompilerOptions().tools_time);
 
 // A fault of `format` that its compiler found, told by the request's field.

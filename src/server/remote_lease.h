@@ -31,8 +31,8 @@ class RemoteLease {
     }
   }
 
-  // The engine has it, and lets it go from then on. The engine's last sinks may own what owns this, so the backend must
-  // not be kept alive by it.
+  // The engine has taken the lease and releases it from now on. The backend must not be kept alive any more, because
+  // its last sinks may own this.
   void handed_over() {
     remote_ = std::nullopt;
     backend_ = nullptr;

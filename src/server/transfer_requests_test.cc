@@ -42,7 +42,8 @@ TEST_F(TransferRequests, WhatOneServerRepliesTheOtherOnesEngineIsTold) {
   }
 }
 
-// It says why it cannot take them: a prompt that is silently computed twice is a launch line that nobody mends.
+// The engine's error says why it cannot take them. Else prompts would be computed twice, and nobody would notice the
+// wrong launch line.
 TEST_F(TransferRequests, AServerThatTakesNoLeasesStillTellsItsEngineOfThem) {
   start(ids_of("ab"));
   const std::string lease = str_cat(R"("kv_transfer_params":)", dump_json(transfer_params_json(fake_lease())));
