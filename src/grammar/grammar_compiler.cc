@@ -130,7 +130,7 @@ Result<std::shared_ptr<const TextGrammar>> GrammarCompiler::Impl::text_of(const 
   }
   if (spec.kind == Kind::kEbnf) {
     RETURN_IF_ERROR(check_own_regexes(spec.text));
-    RETURN_IF_ERROR(TextGrammar::check_attributes(spec.text));
+    RETURN_IF_ERROR(TextGrammar::check_ebnf(spec.text));
   }
   Result<std::string> ebnf = spec.kind == Kind::kJsonObject   ? Result<std::string>(json_object_grammar())
                              : spec.kind == Kind::kJsonSchema ? schema_grammar(spec.text)

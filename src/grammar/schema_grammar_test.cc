@@ -347,6 +347,20 @@ TEST(GrammarCompiler, RefusesAttributesOfRules) {
   }
 }
 
+TEST(GrammarCompiler, ErrorsOfAGrammarAreOfTheTextThatCame) {
+  GrammarSpec spec;
+  spec.kind = GrammarSpec::Kind::kEbnf;
+  for (const char* ebnf : {"root ::= (", "root ::= \"a\" |", "root ::= x", "start ::= \"a\"", ""}) {
+    spec.text = ebnf;
+    const auto made = compiler().compile_now(spec);
+    ASSERT_FALSE(made.ok()) << ebnf;
+    const std::string& why = made.error().message;
+    EXPECT_EQ(why.find("perigee"), std::string::npos) << why;
+    EXPECT_EQ(why.find("line 2"), std::string::npos) << why;
+    EXPECT_EQ(why.find('\n'), std::string::npos) << why;
+  }
+}
+
 TEST(GrammarCompiler, RefusesManyNestedGroupsOfRegexes) {
   const std::string groups = std::string(50'000, '(') + "a" + std::string(50'000, ')');
   GrammarSpec ebnf;

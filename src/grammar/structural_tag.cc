@@ -70,7 +70,7 @@ class Tag {
         return refusal(place + "/" + name, "not supported: bound the text by a regex or a grammar");
     const Json* ebnf = format.find("grammar");
     if (ebnf == nullptr || !ebnf->is_string()) return {};
-    const Status status = TextGrammar::check_attributes(ebnf->as_string());
+    const Status status = TextGrammar::check_ebnf(ebnf->as_string());
     return status.ok() ? Status() : Error(status.error().code, place + "/grammar: " + status.error().message);
   }
 

@@ -11,7 +11,7 @@
 
 namespace perigee {
 
-// Errors: kBadInput, beginning with the place: what schema_grammar, Pattern and TextGrammar::check_attributes refuse,
+// Errors: kBadInput, beginning with the place: what schema_grammar, Pattern and TextGrammar::check_ebnf refuse,
 // and options that a grammar cannot have (`excludes`, `max_tokens`, `max_chars`; of a schema `style` other than "json",
 // and `max_whitespace_cnt` 0).
 Result<Json> with_own_grammars(const Json& tag);

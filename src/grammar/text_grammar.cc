@@ -61,6 +61,7 @@ std::string without_place(std::string message) {
     if (const size_t colon = message.find(": "); colon != std::string::npos && message.find(".cc:") < colon)
       message.erase(0, colon + 2);
   }
+  message.erase(message.find_last_not_of('\n') + 1);
   return message;
 }
 
@@ -294,7 +295,7 @@ Result<std::shared_ptr<const TextGrammar>> TextGrammar::compile(std::shared_ptr<
   return finish(std::move(table), *std::move(compiled));
 }
 
-Status TextGrammar::check_attributes(const std::string& ebnf) {
+Status TextGrammar::check_ebnf(const std::string& ebnf) {
   try {
     const xgrammar::Grammar grammar = xgrammar::Grammar::FromEBNF(ebnf, "root");
     for (int32_t i = 0; i < grammar->NumRules(); ++i) {
@@ -307,7 +308,8 @@ Status TextGrammar::check_attributes(const std::string& ebnf) {
     }
   } catch (const std::bad_alloc&) {
     return Error(Code::kUnavailable, "not enough memory to read it");
-  } catch (const std::exception&) {  // compile() says what is wrong
+  } catch (const std::exception& error) {
+    return Error(Code::kBadInput, without_place(error.what()));
   }
   return {};
 }

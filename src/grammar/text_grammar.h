@@ -37,9 +37,10 @@ class TextGrammar : public std::enable_shared_from_this<TextGrammar> {
                                                                            const GrammarLimits& limits);
   ~TextGrammar();
 
-  // Refuses attributes of rules, `x[max_chars=3] ::= …`: xgrammar's matcher would follow some of them, a TextCursor
-  // follows none except `max_tokens`, by which the schemas' grammars count characters. A text that is not EBNF is ok.
-  static Status check_attributes(const std::string& ebnf);
+  // Of a client's text, before compile() or compile_structural_tag() adds to it. Refuses what is not EBNF, by the line
+  // in this text, and attributes of rules, `x[max_chars=3] ::= …`: xgrammar's matcher would follow some of them, a
+  // TextCursor follows none except `max_tokens`, by which the schemas' grammars count characters.
+  static Status check_ebnf(const std::string& ebnf);
 
   std::unique_ptr<TextCursor> begin() const;
   const std::vector<int32_t>& shortest() const { return shortest_; }  // the ids of its shortest text
