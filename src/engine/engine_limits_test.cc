@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "engine/small_engine.h"
+#include "kv/socket.h"
 
 namespace perigee {
 namespace {
@@ -30,6 +31,17 @@ TEST(EngineLimits, AContextOfOneTokenIsRefusedBeforeAnythingIsRead) {
   config.scheduling.max_model_len = 1;
   EXPECT_EQ(Engine::create(config).error().message,
             "--max-model-len 1 has no room for a prompt and an output: raise it, or leave it out");
+}
+
+TEST(EngineLimits, APortInUseIsRefusedBeforeAnythingIsRead) {
+  const auto taken = Socket::listen("127.0.0.1", 0);
+  ASSERT_TRUE(taken.ok());
+  EngineConfig config;
+  config.rank.load.path = "/nowhere/a-model";
+  config.handover = {.gives = true, .listens = HandoverConfig::Address{"127.0.0.1", taken->port()}};
+  const auto refused = Engine::create(config);
+  EXPECT_EQ(refused.error().field, "kv-side-channel-port");
+  EXPECT_NE(refused.error().message.find(std::to_string(taken->port())), std::string::npos) << refused.error().message;
 }
 
 TEST(EngineLimits, TheContextMayFillTheCacheBesideAState) {

@@ -11,6 +11,7 @@
 #include "base/rng.h"
 #include "kv/lease_tag.h"
 #include "kv/model_digest.h"
+#include "kv/socket.h"
 
 namespace perigee {
 namespace {
@@ -21,6 +22,14 @@ uint64_t made_up_incarnation() {
   return mix64(static_cast<uint64_t>(wall) ^ mix64(static_cast<uint64_t>(steady)));
 }
 
+Error cannot_listen(const Error& why) {
+  return Error(why.code,
+               fmt::format("--kv-side-channel-host and --kv-side-channel-port: cannot listen: {}; give an address of "
+                           "this machine and a free port, or port 0",
+                           why.message),
+               "kv-side-channel-port");
+}
+
 }  // namespace
 
 Status Handovers::check_config(const EngineConfig& config) {
@@ -28,6 +37,10 @@ Status Handovers::check_config(const EngineConfig& config) {
   if (!config.handover.any()) return {};
   if (!config.scheduling.prefix_caching)
     return bad_input("--kv-transfer-config needs the prefix cache: leave out --no-enable-prefix-caching", kFlag);
+  if (!config.handover.gives || !config.handover.listens) return {};
+  // Closed again at once: nobody is to connect while weights are read.
+  const auto port = Socket::listen(config.handover.listens->host, config.handover.listens->port);
+  if (!port.ok()) return cannot_listen(port.error());
   return {};
 }
 
@@ -87,12 +100,7 @@ Status Handovers::listen() {
   options.areas = config_.allows("CUDA_IPC");
   options.ucx = config_.prefers_ucx();
   auto server = LeaseServer::start(*leases_, host, port, options);
-  if (!server.ok())
-    return Error(server.error().code,
-                 fmt::format("--kv-side-channel-host and --kv-side-channel-port: cannot listen: {}; give an address of "
-                             "this machine and a free port, or port 0",
-                             server.error().message),
-                 "kv-side-channel-port");
+  if (!server.ok()) return cannot_listen(server.error());
   server_ = *std::move(server);
   const bool v6 = host.find(':') != std::string::npos;
   address_ = fmt::format("{}{}{}:{}", v6 ? "[" : "", host, v6 ? "]" : "", server_->port());

@@ -42,7 +42,8 @@ class Handovers {
 
   LeaseTable* leases() { return leases_.get(); }
 
-  // Whether the configuration's parts fit together; before weights are read, too. Errors name the flag.
+  // Whether the configuration's parts fit together, and its port is free; before weights are read, too. Errors name the
+  // flag.
   static Status check_config(const EngineConfig& config);
 
   // --- Any thread ---

@@ -178,7 +178,7 @@ int serve_until_signal(const ServerConfig& server_config, EngineConfig engine_co
   const double begin = system_clock().now_s();
   auto engine = load_engine(engine_config, **server, signals);
   if (!engine.ok()) {
-    log_error("cannot load ", model, ": ", engine.error().message);
+    log_error("cannot start ", model, ": ", engine.error().message);
     (*server)->drain_and_stop();
     leave(kStartFailed);  // a rank may still load
   }
