@@ -141,7 +141,7 @@ class Forward : public std::enable_shared_from_this<Forward> {
   void lost_client();
   Task<bool> attempt();
   Task<bool> attempt_split(const PrefixBlocks& blocks);
-  Task<std::optional<std::string>> read_event(EarlyPrefill& prefill);
+  Task<Result<std::string>> read_event(EarlyPrefill& prefill);
   Task<bool> lost_prefill();
   void stop_prefill();
   void served(WorkerTable::Lease& lease);
@@ -150,7 +150,7 @@ class Forward : public std::enable_shared_from_this<Forward> {
   Task<bool> answer_whole(Lease lease);
   Task<bool> answer_stream(Lease lease);
   Task<> pass_over(Lease lease);
-  bool failed(WorkerTable::Lease& lease);
+  bool failed(WorkerTable::Lease& lease, const std::string& why);
   void end_stream(WorkerTable::Lease& lease, std::string_view last_bytes);
   void answer(HttpReply reply);
   void give_up();
@@ -212,12 +212,12 @@ void Forward::release_request() {
 }
 
 // Nothing of an answer has come. False: another worker may be asked.
-bool Forward::failed(WorkerTable::Lease& lease) {
+bool Forward::failed(WorkerTable::Lease& lease, const std::string& why) {
   if (client_left_) return true;
   lease.end(Outcome::kBad);
   tried_.push_back(lease.worker());
-  log_warning("worker ", lease.url().text, ": ", call_->fault(), " (", id_, ")");
-  refusal_ = error_reply(502, fmt::format("no worker has answered; of the last one: {}", call_->fault()));
+  log_warning("worker ", lease.url().text, ": ", why, " (", id_, ")");
+  refusal_ = error_reply(502, fmt::format("no worker has answered; of the last one: {}", why));
   return false;
 }
 
@@ -245,7 +245,7 @@ Task<> Forward::pass_over(Lease lease) {
 
 Task<bool> Forward::answer_whole(Lease lease) {
   std::string first = co_await call_->read();
-  if (first.empty() && !call_->whole()) co_return failed(*lease);
+  if (first.empty() && !call_->whole()) co_return failed(*lease, call_->fault());
   shared_->metrics.first_byte(system_clock().now_s() - begin_s_);
   release_request();
   std::optional<std::string> rest = co_await call_->read_all(shared_->config.max_reply_bytes);
@@ -287,7 +287,7 @@ void Forward::end_stream(WorkerTable::Lease& lease, std::string_view last_bytes)
 Task<bool> Forward::answer_stream(Lease lease) {
   constexpr size_t kLastBytes = 64;
   std::string piece = co_await call_->read();
-  if (piece.empty() && !call_->whole()) co_return failed(*lease);
+  if (piece.empty() && !call_->whole()) co_return failed(*lease, call_->fault());
   if (client_left_) co_return true;
   bool lost = false;
   if (is_failure(piece)) lost = co_await lost_prefill();
@@ -320,7 +320,7 @@ Task<bool> Forward::answer_stream(Lease lease) {
 // False: another worker may be asked.
 Task<bool> Forward::ask_and_answer(Lease lease, std::string_view body) {
   const bool begun = co_await begin(lease, body);
-  if (!begun) co_return failed(*lease);
+  if (!begun) co_return failed(*lease, call_->fault());
   const int status = call_->head().status;
   bool lost = false;
   if (status == 500) lost = co_await lost_prefill();
@@ -347,16 +347,21 @@ Task<bool> Forward::lost_prefill() {
   co_return prefill_->failed;
 }
 
-Task<std::optional<std::string>> Forward::read_event(EarlyPrefill& prefill) {
+// The first one of its stream.
+Task<Result<std::string>> Forward::read_event(EarlyPrefill& prefill) {
   constexpr size_t kMaxEvent = 1u << 20;
+  const auto odd = [](const std::string& why) { return Error(Code::kUnavailable, why); };
   std::string& text = prefill.last_bytes;
   while (text.find(kEndOfEvent) == std::string::npos) {
     const std::string piece = co_await prefill.call->read();
-    if (piece.empty() || text.size() + piece.size() > kMaxEvent) co_return std::nullopt;
+    const std::string& fault = prefill.call->fault();
+    if (piece.empty()) co_return odd(fault.empty() ? "its stream ended before its first event" : fault);
+    if (text.size() + piece.size() > kMaxEvent) co_return odd("the first event of its stream is over 1 MiB");
     text += piece;
   }
   constexpr std::string_view kData = "data: ";
-  if (!text.starts_with(kData)) co_return std::nullopt;
+  if (!text.starts_with(kData))
+    co_return odd("the first event of its stream is not data: was it started as a prefill worker?");
   const size_t end = text.find(kEndOfEvent);
   std::string event = text.substr(kData.size(), end - kData.size());
   text.erase(0, end + kEndOfEvent.size());
@@ -382,7 +387,7 @@ Task<bool> Forward::attempt_split(const PrefixBlocks& blocks) {
   }
   const double begin_s = system_clock().now_s();
   const bool begun = co_await begin(prefill, *body);
-  if (!begun) co_return failed(*prefill);
+  if (!begun) co_return failed(*prefill, call_->fault());
   if (asks_another(call_->head().status)) {
     co_await pass_over(prefill);
     co_return client_left_;
@@ -394,11 +399,13 @@ Task<bool> Forward::attempt_split(const PrefixBlocks& blocks) {
   std::optional<std::string> reply;
   if (is_event_stream(call_->head())) {
     prefill_ = std::make_shared<EarlyPrefill>(EarlyPrefill{.call = call_, .worker = prefill, .begin_s = begin_s});
-    reply = co_await read_event(*prefill_);
+    Result<std::string> event = co_await read_event(*prefill_);
+    if (!event.ok()) co_return failed(*prefill, event.error().message);
+    reply = *std::move(event);
   } else {
     reply = co_await call_->read_all(kMaxPrefillReply);
   }
-  if (!reply) co_return failed(*prefill);
+  if (!reply) co_return failed(*prefill, call_->fault());
   if (prefill_) {
     spawn(finish_prefill(prefill_, shared_));
   } else {

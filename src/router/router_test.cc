@@ -475,6 +475,26 @@ TEST_F(SplitRouterTest, APrefillWorkerWithoutATransferIs502) {
   EXPECT_TRUE(decode.requests().empty());
 }
 
+TEST_F(SplitRouterTest, AnOddFirstEventOfAPrefillWorkerIsNamed) {
+  const std::pair<std::string, const char*> odd[] = {{"event: x\n\n", "not data"},
+                                                     {std::string((1 << 20) + 1, 'x'), "over 1 MiB"},
+                                                     {"data: {", "before its first event"}};
+  for (const auto& [bytes, why] : odd) {
+    FakeWorker prefill([&](const auto& exchange, const auto&) {
+      exchange->begin_stream({});
+      exchange->write(std::string(bytes));
+      exchange->finish(false);
+    });
+    FakeWorker decode(named("decode"));
+    start_split({prefill.url()}, {decode.url()});
+    const auto reply = post();
+    EXPECT_EQ(reply.status, 502);
+    EXPECT_NE(reply.body.find(why), std::string::npos) << reply.body;
+    EXPECT_TRUE(decode.requests().empty());
+    router_.reset();
+  }
+}
+
 TEST_F(SplitRouterTest, AFailedDecodeWorkerIsReplacedFromThePrefillOn) {
   FakeWorker prefill(transferring()), decode(named("decode"));
   LyingWorker liar("", true);
