@@ -48,6 +48,7 @@ class TcpPeer final : public Peer {
   Status connect();
 
  private:
+  Result<WireMessage> ask_for_carrier(const Carry& carry);
   Status ask_for_areas(const PageStore& store);
   Status ask_for_ucx();
   size_t connect_streams(int64_t num_pieces);
@@ -115,19 +116,25 @@ Status TcpPeer::connect() {
   return status;
 }
 
-Status TcpPeer::ask_for_ucx() {
-  ASSIGN_OR_RETURN(std::unique_ptr<UcxPath> path, UcxPath::create());
-  RETURN_IF_ERROR(frames_->send(Carry{kCarryUcx, path->address()}, ++number_));
+// Carried or Refused. After an error the connection must end.
+Result<WireMessage> TcpPeer::ask_for_carrier(const Carry& carry) {
+  RETURN_IF_ERROR(frames_->send(carry, ++number_));
   ASSIGN_OR_RETURN(const FramedSocket::Frame frame,
                    frames_->receive_frame(kMaxBlobBytes + kMaxHandshakeBytes, options_.silence_s));
   if (frame.header.number != number_) return bad_input("the reply to another request", "number");
-  ASSIGN_OR_RETURN(const WireMessage reply, decode_payload(frame.header.type, frame.payload));
+  ASSIGN_OR_RETURN(WireMessage reply, decode_payload(frame.header.type, frame.payload));
+  if (!std::holds_alternative<Carried>(reply) && !std::holds_alternative<Refused>(reply))
+    return bad_input("a reply out of turn", "type");
+  return reply;
+}
+
+Status TcpPeer::ask_for_ucx() {
+  ASSIGN_OR_RETURN(std::unique_ptr<UcxPath> path, UcxPath::create());
+  ASSIGN_OR_RETURN(const WireMessage reply, ask_for_carrier(Carry{kCarryUcx, path->address()}));
   if (const auto* refused = std::get_if<Refused>(&reply))
     return Error(refused->code,
                  fmt::format("{} does not take UCX, which \"backends\" asks for: {}", peer_, refused->why));
-  const auto* carried = std::get_if<Carried>(&reply);
-  if (carried == nullptr) return bad_input("a reply out of turn", "type");
-  RETURN_IF_ERROR(path->connect(carried->blob));
+  RETURN_IF_ERROR(path->connect(std::get<Carried>(reply).blob));
   ucx_ = std::move(path);
   return {};
 }
@@ -139,18 +146,12 @@ Status TcpPeer::ask_for_areas(const PageStore& store) {
     if (options_.units_over_tcp) log_info("cache transfers from ", peer_, ": over TCP; by CUDA IPC not: ", why.message);
     why_no_areas_ = why.message;
   };
-  RETURN_IF_ERROR(frames_->send(Carry{kCarryCudaIpc, host_id()}, ++number_));
-  ASSIGN_OR_RETURN(const FramedSocket::Frame frame,
-                   frames_->receive_frame(kMaxBlobBytes + kMaxHandshakeBytes, options_.silence_s));
-  if (frame.header.number != number_) return bad_input("the reply to another request", "number");
-  ASSIGN_OR_RETURN(const WireMessage reply, decode_payload(frame.header.type, frame.payload));
+  ASSIGN_OR_RETURN(const WireMessage reply, ask_for_carrier(Carry{kCarryCudaIpc, host_id()}));
   if (const auto* refused = std::get_if<Refused>(&reply)) {
     stays_with_tcp(Error(refused->code, refused->why));
     return {};
   }
-  const auto* carried = std::get_if<Carried>(&reply);
-  if (carried == nullptr) return bad_input("a reply out of turn", "type");
-  Result<std::unique_ptr<AreaReader>> mapped = AreaReader::map(store, carried->blob);
+  Result<std::unique_ptr<AreaReader>> mapped = AreaReader::map(store, std::get<Carried>(reply).blob);
   if (mapped.ok()) log_info("cache transfers from ", peer_, ": by CUDA IPC");
   if (mapped.ok())
     areas_ = std::move(*mapped);
