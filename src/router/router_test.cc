@@ -480,9 +480,9 @@ TEST_F(SplitRouterTest, AnOddFirstEventOfAPrefillWorkerIsNamed) {
                                                      {std::string((1 << 20) + 1, 'x'), "over 1 MiB"},
                                                      {"data: {", "before its first event"}};
   for (const auto& [bytes, why] : odd) {
-    FakeWorker prefill([&](const auto& exchange, const auto&) {
+    FakeWorker prefill([&event = bytes](const auto& exchange, const auto&) {
       exchange->begin_stream({});
-      exchange->write(std::string(bytes));
+      exchange->write(std::string(event));
       exchange->finish(false);
     });
     FakeWorker decode(named("decode"));
