@@ -74,6 +74,7 @@ namespace {
 
 constexpr std::string_view kDone = "data: [DONE]";
 constexpr std::string_view kEndOfEvent = "\n\n";
+constexpr size_t kMaxFirstEvent = 1u << 20;
 constexpr double kLateNewsS = 0.5;  // of a prefill worker, once its decode worker is done
 
 // Whose lease is announced while it computes: the decode worker is asked at once.
@@ -116,10 +117,23 @@ Task<> finish_prefill(std::shared_ptr<EarlyPrefill> prefill, std::shared_ptr<For
   if (prefill->waits) prefill->waits.resume();
 }
 
+// Where a stream's first event begins: after comments, by which a worker says that it lives. npos: none has begun.
+size_t first_event(std::string_view text) {
+  size_t at = 0;
+  while (at < text.size() && (text[at] == ':' || text[at] == '\n')) {
+    const size_t end = text.find('\n', at);
+    if (end == std::string_view::npos) return end;
+    at = end + 1;
+  }
+  return at < text.size() ? at : std::string_view::npos;
+}
+
 // Of a worker's request that has failed, as the first event of its stream.
-bool is_failure(std::string_view event) {
-  const auto begins = [&](std::string_view text) { return event.starts_with(text); };
-  return begins(R"(data: {"error":)") && event.find(R"("code":500)") != std::string_view::npos;
+bool is_failure(std::string_view text) {
+  const size_t begin = first_event(text);
+  if (begin == std::string_view::npos) return false;
+  text.remove_prefix(begin);
+  return text.starts_with(R"(data: {"error":)") && text.find(R"("code":500)") != std::string_view::npos;
 }
 
 class Forward : public std::enable_shared_from_this<Forward> {
@@ -149,6 +163,7 @@ class Forward : public std::enable_shared_from_this<Forward> {
   Task<bool> begin(Lease lease, std::string_view body);
   Task<bool> answer_whole(Lease lease);
   Task<bool> answer_stream(Lease lease);
+  Task<std::string> read_first();
   Task<> pass_over(Lease lease);
   bool failed(WorkerTable::Lease& lease, const std::string& why);
   void end_stream(WorkerTable::Lease& lease, std::string_view last_bytes);
@@ -284,9 +299,22 @@ void Forward::end_stream(WorkerTable::Lease& lease, std::string_view last_bytes)
   exchange_->finish(true);
 }
 
+// The first bytes of a stream for the client. While the prompt is computed comments do not count, as another prefill
+// worker can be asked only before the client has a byte.
+Task<std::string> Forward::read_first() {
+  std::string text;
+  for (;;) {
+    const std::string piece = co_await call_->read();
+    if (piece.empty()) co_return piece;
+    text += piece;
+    const bool may_be_lost = prefill_ && (!prefill_->ended || prefill_->failed);
+    if (!may_be_lost || text.size() > kMaxFirstEvent || first_event(text) != std::string::npos) co_return text;
+  }
+}
+
 Task<bool> Forward::answer_stream(Lease lease) {
   constexpr size_t kLastBytes = 64;
-  std::string piece = co_await call_->read();
+  std::string piece = co_await read_first();
   if (piece.empty() && !call_->whole()) co_return failed(*lease, call_->fault());
   if (client_left_) co_return true;
   bool lost = false;
@@ -349,21 +377,24 @@ Task<bool> Forward::lost_prefill() {
 
 // The first one of its stream.
 Task<Result<std::string>> Forward::read_event(EarlyPrefill& prefill) {
-  constexpr size_t kMaxEvent = 1u << 20;
+  constexpr std::string_view kData = "data: ";
   const auto odd = [](const std::string& why) { return Error(Code::kUnavailable, why); };
   std::string& text = prefill.last_bytes;
-  while (text.find(kEndOfEvent) == std::string::npos) {
+  size_t begin = 0, end = 0;
+  for (;;) {
+    begin = first_event(text);
+    end = begin == std::string::npos ? begin : text.find(kEndOfEvent, begin);
+    if (end != std::string::npos) break;
     const std::string piece = co_await prefill.call->read();
     const std::string& fault = prefill.call->fault();
     if (piece.empty()) co_return odd(fault.empty() ? "its stream ended before its first event" : fault);
-    if (text.size() + piece.size() > kMaxEvent) co_return odd("the first event of its stream is over 1 MiB");
+    if (text.size() + piece.size() > kMaxFirstEvent) co_return odd("the first event of its stream is over 1 MiB");
     text += piece;
   }
-  constexpr std::string_view kData = "data: ";
-  if (!text.starts_with(kData))
+  if (text.compare(begin, kData.size(), kData) != 0)
     co_return odd("the first event of its stream is not data: was it started as a prefill worker?");
-  const size_t end = text.find(kEndOfEvent);
-  std::string event = text.substr(kData.size(), end - kData.size());
+  begin += kData.size();
+  std::string event = text.substr(begin, end - begin);
   text.erase(0, end + kEndOfEvent.size());
   co_return event;
 }

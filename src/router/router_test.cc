@@ -373,6 +373,35 @@ TEST_F(SplitRouterTest, APrefillWorkerThatFailsAfterItsAnnouncementIsReplaced) {
   }
 }
 
+// A decode worker that waits long for its pages says so; the client need not hear of it.
+TEST_F(SplitRouterTest, CommentsAreNoFirstByteWhileThePromptIsComputed) {
+  std::promise<std::shared_ptr<Exchange>> computes, waits;
+  std::atomic<int> num_asked{0};
+  FakeWorker prefill([&](const auto& exchange, const auto&) {
+    exchange->begin_stream({});
+    exchange->write(": here\n\n" + kAnnouncement);
+    computes.set_value(exchange);
+  });
+  FakeWorker other(transferring());
+  FakeWorker decode([&](const auto& exchange, const auto&) {
+    if (num_asked++ > 0) return reply_name(exchange, "good");
+    exchange->begin_stream({});
+    exchange->write(": here\n\n");
+    waits.set_value(exchange);
+  });
+  start_split({prefill.url(), other.url()}, {decode.url()});
+  std::thread asks([&] { EXPECT_EQ(post().body, "\"good\""); });
+  const auto computing = computes.get_future().get(), waiting = waits.get_future().get();
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));  // as a rule the comment arrives by itself
+  computing->post([computing] { fail_stream(computing, "lost"); });
+  waiting->post([waiting] {
+    waiting->write(": still here\n\n");
+    fail_stream(waiting, "did not arrive");
+  });
+  asks.join();
+  EXPECT_EQ(other.requests().size(), 1u);
+}
+
 // A healthy prefill worker is blamed for nothing, and does not go on for nobody.
 TEST_F(SplitRouterTest, AFaultOfTheDecodeWorkerIsTheAnswerAndStopsThePrefill) {
   for (const int status : {500, 400, 200}) {
