@@ -13,10 +13,6 @@ namespace {
 constexpr size_t kHandleBytes = 64;
 constexpr size_t kMaxStagedBytes = 64 + kMaxSlotUnits * (sizeof(uint64_t) + sizeof(uint8_t));
 
-Error unavailable(const char* why) {
-  return {Code::kUnavailable, why, "kv-transfer-config"};
-}
-
 // One pull: pieces of the range in turn, each in slot (its number) % kAreaSlots.
 class Pull {
  public:
@@ -80,10 +76,12 @@ std::vector<uint8_t> host_id() {
   return {id.begin(), id.end()};
 }
 
-Result<std::vector<uint8_t>> show_areas(const Areas& areas, std::span<const uint8_t> asking_host) {
+bool is_this_host(std::span<const uint8_t> asking_host) {
   const std::vector<uint8_t> here = host_id();
-  if (here.empty() || !std::equal(here.begin(), here.end(), asking_host.begin(), asking_host.end()))
-    return unavailable("the nodes run on different hosts");
+  return !here.empty() && std::equal(here.begin(), here.end(), asking_host.begin(), asking_host.end());
+}
+
+std::vector<uint8_t> show_areas(const Areas& areas) {
   std::vector<uint8_t> shown;
   for (const auto& area : areas) {
     std::string handle = area->handle();

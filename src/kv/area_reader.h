@@ -17,8 +17,11 @@ namespace perigee {
 // Of this boot of this machine; empty: unknown.
 std::vector<uint8_t> host_id();
 
-// What the node shows, or kUnavailable: another host, or no such memory (left).
-Result<std::vector<uint8_t>> show_areas(const Areas& areas, std::span<const uint8_t> asking_host);
+// Whether what another node says of its host is this one.
+bool is_this_host(std::span<const uint8_t> asking_host);
+
+// What maps them on this host.
+std::vector<uint8_t> show_areas(const Areas& areas);
 
 class AreaReader {
  public:

@@ -90,15 +90,13 @@ WireMessage Session::carried(const Carry& carry) {
   }
   if (carry.kind != kCarryCudaIpc || !options_.areas)
     return refusal(Error(Code::kUnavailable, "this node has no such carrier"));
+  if (!is_this_host(carry.blob)) return refusal(Error(Code::kUnavailable, "the nodes run on different hosts"));
   if (areas_.empty()) {
     Result<Areas> given = table_.store().give_areas();
     if (!given.ok()) return refusal(given.error());
     areas_ = std::move(*given);
   }
-  Result<std::vector<uint8_t>> shown = show_areas(areas_, carry.blob);
-  if (shown.ok()) return Carried{std::move(*shown)};
-  areas_.clear();
-  return refusal(shown.error());
+  return Carried{show_areas(areas_)};
 }
 
 WireMessage Session::staged(const StageUnits& stage) {
