@@ -28,6 +28,7 @@ struct Step {
   int64_t num_tiles = 0;
   uint16_t* x = nullptr;  // packed rows of all groups, [num_tiles * 16, hidden padded]
   uint16_t* h = nullptr;  // silu(gate) * up, packed likewise, [num_tiles * 16, inter padded]
+  FixedGroup *x_fixed = nullptr, *h_fixed = nullptr;  // of x and h where INT4 weights meet whole numbers
   // Of token t from t * k on, in the order of k: what its experts here give, and their weights.
   float* y = nullptr;  // [n * k, hidden]
   std::span<float> weights = {};
@@ -119,10 +120,16 @@ void for_panels(ThreadPool& pool, std::span<const Group> groups, int64_t num_pan
   });
 }
 
+// A group's of all packed rows.
+PackedRows packed_rows(const Group& group, const PanelMatrix& w, const uint16_t* a, const FixedGroup* fixed) {
+  const int64_t groups = group.first_tile * kTileRows * w.k_tiles;
+  return {.a = a + groups * kTileK, .rows = group.rows, .fixed = fixed == nullptr ? nullptr : fixed + groups};
+}
+
 // Panel p of gate and of up, joined: k tile p of the packed rows of `h`.
 void gate_up_panel(const Step& step, const Group& group, int64_t panel, const PanelScratch& scratch) {
   const PanelMatrix w = step.experts.gate_up_of(group.expert);
-  const PackedRows rows{.a = step.x + group.first_tile * kTileRows * w.k_tiles * kTileK, .rows = group.rows};
+  const PackedRows rows = packed_rows(group, w, step.x, step.x_fixed);
   const KRange whole{.begin = 0, .end = w.k_tiles};
   float* gate = scratch.c;
   float* up = scratch.c + kPanelC;
@@ -139,15 +146,17 @@ void gate_up_panel(const Step& step, const Group& group, int64_t panel, const Pa
   const int64_t tile_elements = kTileRows * step.experts.down.k_tiles * kTileK;
   for (int64_t row = 0; row < group.rows; row += kTileRows, gate += 2 * kAccumulators, up += 2 * kAccumulators) {
     const int64_t m = std::min(kTileRows, group.rows - row);
-    uint16_t* out = step.h + (group.first_tile + row / kTileRows) * tile_elements + panel * m * kTileK;
+    const int64_t at = (group.first_tile + row / kTileRows) * tile_elements + panel * m * kTileK;
+    uint16_t* out = step.h + at;
     step.kernels.silu_mul_tile(gate, up, m, out, kTileK);
     step.kernels.silu_mul_tile(gate + kAccumulators, up + kAccumulators, m, out + kTileOutputs, kTileK);
+    if (step.h_fixed != nullptr) step.kernels.fix(out, m, step.h_fixed + at / kTileK);
   }
 }
 
 void down_panel(const Step& step, const Group& group, int64_t panel, const PanelScratch& scratch) {
   const PanelMatrix w = step.experts.down_of(group.expert);
-  const PackedRows rows{.a = step.h + group.first_tile * kTileRows * w.k_tiles * kTileK, .rows = group.rows};
+  const PackedRows rows = packed_rows(group, w, step.h, step.h_fixed);
   multiply_panel(step.kernels, {.w = w,
                                 .panel = panel,
                                 .rows = rows,
@@ -230,13 +239,20 @@ Tensor moe_experts(const CpuContext& cpu, const Tensor& x, const Routing& routin
   const int64_t rows = step.num_tiles * kTileRows;
   step.x = cpu.scratch.array<uint16_t>(rows * experts.gate_up.k_tiles * kTileK).data();
   step.h = cpu.scratch.array<uint16_t>(rows * experts.down.k_tiles * kTileK).data();
+  const bool fix = experts.gate_up.int4() && step.kernels.fix != nullptr;
+  if (fix) {
+    step.x_fixed = cpu.scratch.array<FixedGroup>(rows * experts.gate_up.k_tiles).data();
+    step.h_fixed = cpu.scratch.array<FixedGroup>(rows * experts.down.k_tiles).data();
+  }
   step.y = cpu.scratch.array<float>(routing.num_tokens * routing.top_k * experts.hidden).data();
   step.scratches = panel_scratches(cpu);
   cpu.pool.run(static_cast<int64_t>(step.groups.size()), [&](int64_t i, int) {
     const Group& group = step.groups[static_cast<size_t>(i)];
-    uint16_t* a = step.x + group.first_tile * kTileRows * experts.gate_up.k_tiles * kTileK;
+    const int64_t first = group.first_tile * kTileRows * experts.gate_up.k_tiles;
+    uint16_t* a = step.x + first * kTileK;
     for (int64_t row = 0; row < group.rows; row += kTileRows)
       pack_row_tile(experts.gate_up, x, step.tokens.data() + group.first, row, group.rows, a);
+    if (fix) step.kernels.fix(a, group.rows * experts.gate_up.k_tiles, step.x_fixed + first);
   });
   for_panels(cpu.pool, step.groups, experts.down.k_tiles, [&](const Group& group, int64_t panel, int thread) {
     gate_up_panel(step, group, panel, step.scratches[static_cast<size_t>(thread)]);

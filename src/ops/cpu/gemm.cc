@@ -64,7 +64,12 @@ void store_panel(const PanelKernels& kernels, const float* c, const Task& task, 
 void run_task(const PanelKernels& kernels, const PanelMatrix& w, const PackedRows& x, const Task& task,
               const PanelScratch& scratch, const Tensor& out) {
   const int64_t begins = task.first_row * w.k_tiles * kTileK;
-  const PackedRows rows{.a = x.a + begins, .rows = task.rows, .low = x.low == nullptr ? nullptr : x.low + begins};
+  const auto from = [](const auto* all, int64_t at) { return all == nullptr ? nullptr : all + at; };
+  const PackedRows rows{.a = x.a + begins,
+                        .rows = task.rows,
+                        .low = from(x.low, begins),
+                        .fixed = from(x.fixed, begins / kTileK),
+                        .low_fixed = from(x.low_fixed, begins / kTileK)};
   const int64_t outer = task.rows <= kFewRows ? w.k_tiles : kOuterTiles;
   for (int64_t begin = 0, end = 0; begin < w.k_tiles; begin = end) {
     end = begin + outer;  // not inside a block of scales
@@ -120,7 +125,7 @@ std::span<PanelScratch> panel_scratches(const CpuContext& cpu) {
 namespace {
 
 bool takes_terms(const PanelKernels& kernels, const PanelCall& call) {
-  return call.rows.rows <= (call.w.int4() ? kernels.int4_rows_of_terms : kernels.rows_of_terms);
+  return !call.w.int4() && call.rows.rows <= kernels.rows_of_terms;
 }
 
 // One stretch of k tiles. Where its terms are two jobs, both follow each other while the stretch is in the first-level
@@ -135,10 +140,12 @@ void multiply_stretch(const PanelKernels& kernels, const PanelCall& call, PanelJ
   const bool two_jobs = rows.low != nullptr && !takes_terms(kernels, call);
   job.a = rows.a;
   job.a_low = two_jobs ? nullptr : rows.low;
+  job.fixed = rows.fixed;
   kernels.multiply(job);
   if (!two_jobs) return;
   const PanelSums out = job.out;
   job.a = rows.low;
+  job.fixed = rows.low_fixed;
   job.in = {};
   job.out = {.c = call.scratch.low};
   job.next = nullptr;
@@ -186,15 +193,27 @@ Tensor linear(const CpuContext& cpu, const Tensor& x, const PanelMatrix& w, DTyp
   const int64_t row_tiles = ceil_div(x.rows, kTileRows);
   const int64_t elements = row_tiles * kTileRows * w.k_tiles * kTileK;
   uint16_t* a = cpu.scratch.array<uint16_t>(terms ? 2 * elements : elements).data();
-  const PackedRows rows{.a = a, .rows = x.rows, .low = terms ? a + elements : nullptr};
-  const std::span<PanelScratch> scratches = panel_scratches(cpu);
   const PanelKernels& kernels = panel_kernels(cpu.isa);
+  const bool fix = w.int4() && kernels.fix != nullptr;
+  const int64_t groups = fix ? elements / kTileK : 0;
+  FixedGroup* fixed = cpu.scratch.array<FixedGroup>(terms ? 2 * groups : groups).data();
+  const PackedRows rows{.a = a,
+                        .rows = x.rows,
+                        .low = terms ? a + elements : nullptr,
+                        .fixed = fix ? fixed : nullptr,
+                        .low_fixed = fix && terms ? fixed + groups : nullptr};
+  const std::span<PanelScratch> scratches = panel_scratches(cpu);
   cpu.pool.run(row_tiles, [&](int64_t tile, int) {
     if (terms) {
       pack_row_tile_terms(kernels, w, x, tile * kTileRows, a, a + elements);
     } else {
       pack_row_tile(w, x, nullptr, tile * kTileRows, x.rows, a);
     }
+    if (!fix) return;
+    const int64_t first = tile * kTileRows * w.k_tiles;
+    const int64_t count = std::min(kTileRows, x.rows - tile * kTileRows) * w.k_tiles;
+    kernels.fix(a + first * kTileK, count, fixed + first);
+    if (terms) kernels.fix(a + elements + first * kTileK, count, fixed + groups + first);
   });
   const TaskGrid grid(x.rows, w.num_panels, cpu.pool.size());
   cpu.pool.run(grid.num_tasks(), [&](int64_t i, int thread) {

@@ -43,11 +43,40 @@ float weight(Isa isa, const RawMatrix& m, int64_t r, int64_t c) {
   return bf16_to_f32(f32_to_bf16(raw_element(m, r, c)));
 }
 
+// Elements c of groups of 32, the first of which lacks `front`, as the instruction set multiplies INT4 weights by them:
+// with AVX2 as whole parts of the group's largest power of two / 2^14.
+void round_to_groups(Isa isa, std::vector<float>& x, int64_t front) {
+  if (isa != Isa::kAvx2) return;
+  const auto n = static_cast<int64_t>(x.size());
+  for (int64_t begin = 0; begin < n; begin += kTileK - (begin == 0 ? front : 0)) {
+    const int64_t end = std::min(n, begin + kTileK - (begin == 0 ? front : 0));
+    float largest = 0;
+    for (int64_t c = begin; c < end; ++c) largest = std::max(largest, std::fabs(x[static_cast<size_t>(c)]));
+    if (largest == 0) continue;
+    const float step = std::ldexp(1.0f, std::ilogb(largest) - 14);
+    for (int64_t c = begin; c < end; ++c) {
+      float& value = x[static_cast<size_t>(c)];
+      value = std::nearbyint(value / step) * step;
+    }
+  }
+}
+
+// Row i of x as m's weights meet it.
+std::vector<float> inputs(Isa isa, const Tensor& x, int64_t i, const RawMatrix& m) {
+  std::vector<float> row(static_cast<size_t>(m.in));
+  for (size_t c = 0; c < row.size(); ++c)
+    row[c] = x.dtype == DType::kF32 ? x.row<float>(i)[c] : bf16_to_f32(x.row<uint16_t>(i)[c]);
+  if (m.format == WeightFormat::kInt4Group32 && x.dtype == DType::kBF16)
+    round_to_groups(isa, row, m.first_column % kTileK);
+  return row;
+}
+
 // dot(row i of x, row o of m) and the sum of the magnitudes, in double.
 std::pair<double, double> exact(Isa isa, const Tensor& x, int64_t i, const RawMatrix& m, int64_t o) {
   double sum = 0, size = 0;
+  const std::vector<float> row = inputs(isa, x, i, m);
   for (int64_t c = 0; c < m.in; ++c) {
-    const float input = x.dtype == DType::kF32 ? x.row<float>(i)[c] : bf16_to_f32(x.row<uint16_t>(i)[c]);
+    const float input = row[static_cast<size_t>(c)];
     const double term = static_cast<double>(input) * weight(isa, m, o, c);
     sum += term;
     size += std::fabs(term);
@@ -183,6 +212,57 @@ TEST_P(EveryIsa, StackedMatricesAreOne) {
       EXPECT_EQ(std::memcmp(y.row<float>(i) + 20, yb.row<float>(i), 37 * 4), 0);
     }
   }
+}
+
+// What ADR 0028 says of the numbers that activations become.
+TEST_P(EveryIsa, FixedGroupsKeepWhatIsLarge) {
+  const PanelKernels& kernels = panel_kernels(GetParam());
+  if (kernels.fix == nullptr) return;  // INT4 weights meet bf16
+  std::mt19937 random(3);
+  for (int exponent = -99; exponent <= 127; ++exponent) {
+    uint16_t bits[kTileK];
+    for (uint16_t& b : bits) {
+      const float size = std::ldexp(1.0f + static_cast<float>(random() % 128) / 128, -static_cast<int>(random() % 20));
+      b = f32_to_bf16(std::ldexp(random() % 2 == 0 ? size : -size, exponent));
+    }
+    bits[random() % kTileK] = f32_to_bf16(std::ldexp(-1.9921875f, exponent));
+    int16_t whole[kTileK];
+    std::memcpy(whole, bits, sizeof bits);
+    FixedGroup group;
+    kernels.fix(reinterpret_cast<uint16_t*>(whole), 1, &group);
+    ASSERT_EQ(group.step, std::ldexp(1.0f, exponent - 14));
+    int32_t sum = 0;
+    for (int64_t c = 0; c < kTileK; ++c) {
+      const double value = static_cast<double>(bf16_to_f32(bits[c])), got = whole[c] * static_cast<double>(group.step);
+      const bool large = std::fabs(value) >= std::ldexp(1.0, exponent - 7);
+      ASSERT_LE(std::fabs(got - value), large ? 0.0 : std::ldexp(1.0, exponent - 15)) << exponent;
+      sum += whole[c];
+    }
+    ASSERT_EQ(group.sum, sum);
+  }
+}
+
+// Zeros and the smallest numbers add nothing; an infinity or NaN is seen in all outputs of its row, and in no other
+// row.
+TEST_P(EveryIsa, Int4InputsAtTheEdgesOfTheirRange) {
+  TestCpu cpu(GetParam(), 1);
+  const auto m = test_matrix(WeightFormat::kInt4Group32, 40, 96, 1);
+  const Packed packed = pack(cpu, std::span(&m->raw, 1));
+  const TestRows x(5, 96, 96, 9);
+  for (int64_t c = 0; c < 96; ++c) {
+    x.tensor.row<uint16_t>(0)[c] = c % 2 == 0 ? 0 : 0x8000;
+    x.tensor.row<uint16_t>(1)[c] = 1;  // 2^-133
+  }
+  x.tensor.row<uint16_t>(2)[70] = 0x7F80;
+  x.tensor.row<uint16_t>(3)[3] = 0xFFC0;
+  const Tensor y = linear(cpu.context(), x.tensor, packed.matrix, DType::kF32);
+  for (int64_t o = 0; o < 40; ++o) {
+    EXPECT_EQ(y.row<float>(0)[o], 0);
+    EXPECT_LT(std::fabs(y.row<float>(1)[o]), 1e-36f);
+    EXPECT_TRUE(std::isnan(y.row<float>(3)[o]));
+    EXPECT_TRUE(std::isfinite(y.row<float>(4)[o]));
+  }
+  EXPECT_FALSE(std::isfinite(y.row<float>(2)[0]));
 }
 
 // INT4 beside another format becomes bf16.

@@ -83,44 +83,33 @@ inline void add_tile(const Weight* b, const Inputs<kTerms>& inputs, __m256 (&sum
   }
 }
 
-constexpr float kTopBits = 1 << 28;  // what a number is multiplied by that lies in the topmost four bits of a lane
-
-// The four bits from kBit on of each lane, a signed number, times kTopBits.
-template <int kBit>
-inline __m256 top_bits(__m256i words) {
-  const __m256i mask = _mm256_set1_epi32(static_cast<int>(0xF0000000u));
-  return _mm256_cvtepi32_ps(_mm256_and_si256(_mm256_slli_epi32(words, 28 - kBit), mask));
-}
-
-// The same of pair kPair of a set of an INT4 tile; `first`: the set's first pair.
-template <int R, int kPair, bool kTerms>
-inline void add_int4_pair(const __m256i (&words)[kVectors], const Inputs<kTerms>& inputs, int64_t first,
-                          __m256 (&sums)[R][kVectors]) {
-  Pairs x[R];
-  for (int r = 0; r < R; ++r) x[r] = inputs.at(r * kPairs + first + kPair);
+// R rows of whole numbers times the numbers of an INT4 tile, 0 ... 15, from the tile or from kExpanded ones.
+template <int R, bool kExpanded>
+inline void add_int4_tile(const uint8_t* tile, const uint16_t* expanded, const int32_t* a,
+                          __m256i (&sums)[R][kVectors]) {
+  const __m256i four_bits = _mm256_set1_epi16(15);
+  if constexpr (!kExpanded) _mm_prefetch(tile + kAhead, _MM_HINT_T0);
+  for (int64_t set = 0; set < kPairs / 4; ++set, a += 4, expanded += 4 * 64) {
+    const uint8_t* words = tile + 64 + set * 128;
+    if constexpr (!kExpanded) {
+      _mm_prefetch(words + kAhead, _MM_HINT_T0);
+      _mm_prefetch(words + 64 + kAhead, _MM_HINT_T0);
+    }
 #pragma GCC unroll 4
-  for (int v = 0; v < kVectors; ++v) {
-    const __m256 even_weights = top_bits<4 * kPair>(words[v]);
-    for (int r = 0; r < R; ++r) sums[r][v] = _mm256_fmadd_ps(x[r].even, even_weights, sums[r][v]);
-    const __m256 odd_weights = top_bits<4 * kPair + 16>(words[v]);
-    for (int r = 0; r < R; ++r) sums[r][v] = _mm256_fmadd_ps(x[r].odd, odd_weights, sums[r][v]);
-  }
-}
-
-// The same of a whole INT4 tile: sums of its whole numbers, times kTopBits.
-template <int R, bool kTerms>
-inline void add_int4_tile(const uint8_t* tile, const Inputs<kTerms>& inputs, __m256 (&sums)[R][kVectors]) {
-  const __m256i signs = _mm256_set1_epi32(static_cast<int>(0x88888888u));  // n ^ 8 is n - 8 as a signed number
-  _mm_prefetch(tile + kAhead, _MM_HINT_T0);
-  for (int64_t set = 0; set < kPairs / 4; ++set) {
-    _mm_prefetch(tile + 64 + set * 128 + kAhead, _MM_HINT_T0);
-    _mm_prefetch(tile + 128 + set * 128 + kAhead, _MM_HINT_T0);
-    __m256i words[kVectors];
-    for (int v = 0; v < kVectors; ++v) words[v] = _mm256_xor_si256(load(tile + 64 + set * 128 + v * 32), signs);
-    add_int4_pair<R, 0>(words, inputs, set * 4, sums);
-    add_int4_pair<R, 1>(words, inputs, set * 4, sums);
-    add_int4_pair<R, 2>(words, inputs, set * 4, sums);
-    add_int4_pair<R, 3>(words, inputs, set * 4, sums);
+    for (int p = 0; p < 4; ++p) {
+      __m256i x[R];
+      for (int r = 0; r < R; ++r) x[r] = _mm256_set1_epi32(a[r * kPairs + p]);
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) {
+        const __m256i numbers = kExpanded ? load(expanded + p * 64 + v * 16)
+                                          : _mm256_and_si256(_mm256_srli_epi16(load(words + v * 32), 4 * p), four_bits);
+        for (int r = 0; r < R; ++r) {
+          sums[r][v] = _mm256_add_epi32(sums[r][v], _mm256_madd_epi16(x[r], numbers));
+          // The compiler may add whole numbers in any order, and would keep products of many pairs outside registers.
+          asm("" : "+x"(sums[r][v]));
+        }
+      }
+    }
   }
 }
 
@@ -153,36 +142,36 @@ void multiply_rows(const PanelJob& job, const uint16_t* a, int64_t m, int64_t ro
     for (int v = 0; v < kVectors; ++v) _mm256_storeu_ps(out.at(r, v), sums[r][v]);
 }
 
-// The same of INT4 weights, whose whole numbers are in job.tiles if kExpanded.
-template <int R, bool kTerms, bool kExpanded>
+// The same of INT4 weights, whose numbers are in job.tiles if kExpanded. A k tile's sum is a whole number below 2^23,
+// which f32 holds exactly.
+template <int R, bool kExpanded>
 void multiply_int4_rows(const PanelJob& job, const uint16_t* a, int64_t m, int64_t row) {
   const uint8_t* b = job.b;
+  const FixedGroup* fixed = job.fixed + (a - job.a) / kTileK;
   const RowSums out(job.out, row);
   RowSums before(job.in, row);
-  for (int64_t t = 0; t < job.k_tiles; ++t, a += m * kTileK, b += kInt4TileBytes, before = out) {
-    __m256 part[R][kVectors] = {};
-    const Inputs<kTerms> inputs(job, a);
-    if constexpr (kExpanded) {
-      add_tile(job.tiles + t * kPanelTileElements, inputs, part);
-    } else {
-      add_int4_tile(b, inputs, part);
-    }
+  for (int64_t t = 0; t < job.k_tiles; ++t, a += m * kTileK, fixed += m, b += kInt4TileBytes, before = out) {
+    __m256i part[R][kVectors];
+    for (int r = 0; r < R; ++r)
+      for (int v = 0; v < kVectors; ++v) part[r][v] = _mm256_set1_epi32(-8 * fixed[r].sum);
+    add_int4_tile<R, kExpanded>(b, job.tiles + t * kPanelTileElements, reinterpret_cast<const int32_t*>(a), part);
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) {
       const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(b + v * 16));
-      __m256 scale = even_f32(_mm256_cvtepu16_epi32(bits));
-      if (!kExpanded) scale = _mm256_mul_ps(scale, _mm256_set1_ps(1 / kTopBits));
-      for (int r = 0; r < R; ++r)
-        _mm256_storeu_ps(out.at(r, v), _mm256_fmadd_ps(part[r][v], scale, sum_before(before, r, v)));
+      const __m256 scale = even_f32(_mm256_cvtepu16_epi32(bits));
+      for (int r = 0; r < R; ++r) {
+        const __m256 one = _mm256_mul_ps(scale, _mm256_set1_ps(fixed[r].step));
+        const __m256 sum = _mm256_fmadd_ps(_mm256_cvtepi32_ps(part[r][v]), one, sum_before(before, r, v));
+        _mm256_storeu_ps(out.at(r, v), sum);
+      }
     }
   }
 }
 
 template <bool kTerms, typename Weight>
 constexpr RowsBody kRows[kRowsAtOnce] = {multiply_rows<1, kTerms, Weight>, multiply_rows<2, kTerms, Weight>};
-template <bool kTerms, bool kExpanded>
-constexpr RowsBody kInt4Rows[kRowsAtOnce] = {multiply_int4_rows<1, kTerms, kExpanded>,
-                                             multiply_int4_rows<2, kTerms, kExpanded>};
+template <bool kExpanded>
+constexpr RowsBody kInt4Rows[kRowsAtOnce] = {multiply_int4_rows<1, kExpanded>, multiply_int4_rows<2, kExpanded>};
 
 // bf16 of each lane, to nearest even, NaN quiet, in the low half of the lane.
 inline __m256i round_bf16(__m256 v) {
@@ -199,15 +188,8 @@ inline __m256i join(__m256i low, __m256i high) {
   return _mm256_permute4x64_epi64(_mm256_packus_epi32(low, high), 0xD8);
 }
 
-// The bf16 of -8 ... 7 have zeros in all but the high byte and the topmost two bits of the low one.
+// The numbers of an INT4 job, 0 ... 15.
 void expand_int4_numbers(const PanelJob& job) {
-  const auto twice = [](auto... bytes) {
-    return _mm256_broadcastsi128_si256(_mm_setr_epi8(static_cast<char>(bytes)...));
-  };
-  const __m256i high =
-      twice(0xC1, 0xC0, 0xC0, 0xC0, 0xC0, 0xC0, 0xC0, 0xBF, 0x00, 0x3F, 0x40, 0x40, 0x40, 0x40, 0x40, 0x40);
-  const __m256i low =
-      twice(0x00, 0xE0, 0xC0, 0xA0, 0x80, 0x40, 0x00, 0x80, 0x00, 0x80, 0x00, 0x40, 0x80, 0xA0, 0xC0, 0xE0);
   const __m256i four_bits = _mm256_set1_epi16(15);
   uint16_t* out = job.tiles;
   for (int64_t t = 0; t < job.k_tiles; ++t) {
@@ -216,12 +198,7 @@ void expand_int4_numbers(const PanelJob& job) {
       for (int v = 0; v < kVectors; ++v, at += 32) {
         __m256i words = load(at);
         for (int64_t p = 0; p < 4; ++p) {
-          const __m256i index = _mm256_and_si256(words, four_bits);
-          const __m256i low_bytes = _mm256_and_si256(_mm256_shuffle_epi8(low, index), _mm256_set1_epi16(0xFF));
-          const __m256i high_bytes = _mm256_and_si256(_mm256_shuffle_epi8(high, _mm256_slli_epi16(index, 8)),
-                                                      _mm256_set1_epi16(static_cast<int16_t>(0xFF00)));
-          _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + p * 64 + v * 16),
-                              _mm256_or_si256(low_bytes, high_bytes));
+          _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + p * 64 + v * 16), _mm256_and_si256(words, four_bits));
           words = _mm256_srli_epi16(words, 4);
         }
       }
@@ -244,8 +221,8 @@ template <bool kTerms>
 constexpr RowsBodies<kRowsAtOnce> kBodies = {
     .bf16 = kRows<kTerms, uint16_t>,
     .int8 = kRows<kTerms, uint8_t>,
-    .int4 = kInt4Rows<kTerms, false>,
-    .int4_expanded = kInt4Rows<kTerms, true>,
+    .int4 = kInt4Rows<false>,
+    .int4_expanded = kInt4Rows<true>,
     .expand_int8 = expand_int8_numbers,
     .expand_int4 = expand_int4_numbers,
 };
@@ -260,6 +237,46 @@ void tile_to_bf16(const float* c, int64_t rows, int64_t cols, uint16_t* out, int
     alignas(32) uint16_t whole[16];
     _mm256_store_si256(reinterpret_cast<__m256i*>(whole), row);
     for (int64_t i = 0; i < cols; ++i) out[i] = whole[i];
+  }
+}
+
+inline int32_t sum_lanes(__m256i v) {
+  const __m128i four = _mm_add_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
+  const __m128i two = _mm_add_epi32(four, _mm_unpackhi_epi64(four, four));
+  return _mm_cvtsi128_si32(_mm_add_epi32(two, _mm_srli_si128(two, 4)));
+}
+
+// The exponent, as bf16 stores it, of the largest of 32 magnitudes.
+inline int largest_exponent(__m256i a, __m256i b) {
+  const __m256i magnitude = _mm256_set1_epi16(0x7FFF);
+  const __m256i both = _mm256_max_epu16(_mm256_and_si256(a, magnitude), _mm256_and_si256(b, magnitude));
+  const __m128i eight = _mm_max_epu16(_mm256_castsi256_si128(both), _mm256_extracti128_si256(both, 1));
+  const __m128i least = _mm_minpos_epu16(_mm_xor_si128(eight, _mm_set1_epi16(-1)));
+  return (0xFFFF - _mm_extract_epi16(least, 0)) >> 7;
+}
+
+void fix(uint16_t* a, int64_t groups, FixedGroup* fixed) {
+  constexpr int kBits = 14;      // of a number whose exponent is the largest one, beside the topmost
+  constexpr int kLeast = 27;     // exponent below which a group is rounded as if it were so large: 2^-100
+  constexpr int kSpecial = 255;  // of infinities and NaN
+  for (int64_t g = 0; g < groups; ++g, a += kTileK) {
+    const __m256i low = load(a), high = load(a + 16);
+    const int found = largest_exponent(low, high), exponent = found < kLeast ? kLeast : found;
+    const auto power = [](int stored) { return _mm256_castsi256_ps(_mm256_set1_epi32(stored << 23)); };
+    const __m256 factor = power(2 * 127 + kBits - exponent);
+    const auto whole = [&](__m128i bits) {
+      return _mm256_cvtps_epi32(_mm256_mul_ps(even_f32(_mm256_cvtepu16_epi32(bits)), factor));
+    };
+    const auto sixteen = [&](__m256i bits) {
+      const __m256i packed =
+          _mm256_packs_epi32(whole(_mm256_castsi256_si128(bits)), whole(_mm256_extracti128_si256(bits, 1)));
+      return _mm256_permute4x64_epi64(packed, 0xD8);
+    };
+    const __m256i first = sixteen(low), second = sixteen(high), ones = _mm256_set1_epi16(1);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(a), first);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(a + 16), second);
+    fixed[g].sum = sum_lanes(_mm256_add_epi32(_mm256_madd_epi16(first, ones), _mm256_madd_epi16(second, ones)));
+    fixed[g].step = found == kSpecial ? __builtin_nanf("") : _mm256_cvtss_f32(power(exponent - kBits));
   }
 }
 
@@ -363,8 +380,8 @@ void dots(const float* x, const float* w, int64_t n, int64_t num_rows, float* ou
 const PanelKernels kPanelKernelsAvx2 = {
     .rows_at_once = kRowsAtOnce,
     .rows_of_terms = INT64_MAX,
-    .int4_rows_of_terms = INT64_MAX,
     .multiply = multiply,
+    .fix = fix,
     .tile_to_bf16 = tile_to_bf16,
     .split = split,
     .add_scaled = add_scaled,

@@ -8,7 +8,8 @@
 // An INT8 panel holds the elements of a bf16 panel in the same order, a signed byte each: whole numbers, to whose sums
 // the caller applies a scale an output (add_scaled).
 //
-// Activations: a row tile is 16 rows (the last one fewer, m). For each k tile it holds m rows of 32 bf16.
+// Activations: a row tile is 16 rows (the last one fewer, m). For each k tile it holds m rows of 32 bf16. Where the
+// instruction set wants it (PanelKernels::fix), those that meet INT4 weights are whole numbers instead (ADR 0028).
 //
 // An output is one chain of additions in ascending k, whatever the number of rows, so it does not depend on the rows
 // that it is computed with. Two terms of the activations are one of f32 (AVX2), or have a chain each, joined every
@@ -40,12 +41,19 @@ struct PanelSums {
   int64_t row = kTileOutputs, half = kAccumulators, tile = 2 * kAccumulators;
 };
 
+// Of a row's k tile of whole numbers: what they are to be multiplied by, and their sum.
+struct FixedGroup {
+  float step = 0;
+  int32_t sum = 0;
+};
+
 enum class TileFormat : uint8_t { kBF16, kInt8, kInt4 };  // of the k tiles of a panel
 
 // out[rows, 32] = in[rows, 32] + A[rows, k tiles] * panel.
 struct PanelJob {
   const uint16_t* a = nullptr;            // row tile 0
   const uint16_t* a_low = nullptr;        // a second term of each element, in the same places; null: none
+  const FixedGroup* fixed = nullptr;      // of each 32 elements of `a`, which are whole numbers; null: they are bf16
   int64_t a_stride = 0;                   // elements from one row tile to the next: 16 * padded k
   int64_t k_begin = 0;                    // first k tile within a row tile
   int64_t k_tiles = 0;                    // how many
@@ -60,10 +68,14 @@ struct PanelJob {
 
 struct PanelKernels {
   int64_t rows_at_once;  // jobs of so many rows pass a panel once, and may have any number of k tiles
-  // multiply() takes two terms of so many rows, and of so many rows times INT4; else they are two jobs, whose sums are
-  // added after each kExpandedTiles k tiles.
-  int64_t rows_of_terms = 0, int4_rows_of_terms = 0;
+  // multiply() takes two terms of so many rows, unless times INT4; else they are two jobs, whose sums are added after
+  // each kExpandedTiles k tiles.
+  int64_t rows_of_terms = 0;
   void (*multiply)(const PanelJob& job);
+  // Turns groups of 32 bf16 into whole numbers (int16) in place. A group's step is the power of two that its largest
+  // magnitude takes 15 bits of: magnitudes of at least 1/128 of it stay exact, smaller ones are rounded to it. With an
+  // infinity or NaN the step is NaN. Null: INT4 weights meet bf16.
+  void (*fix)(uint16_t* a, int64_t groups, FixedGroup* fixed) = nullptr;
   // out[r][0..cols) = bf16 of row r of a C tile, to nearest even, NaN stays NaN; rows of out are out_stride apart.
   void (*tile_to_bf16)(const float* c, int64_t rows, int64_t cols, uint16_t* out, int64_t out_stride);
   // Two terms of x[32]: high = bf16(x), low = bf16(x - high).
