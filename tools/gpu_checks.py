@@ -150,7 +150,7 @@ SECTIONS = {  # name: (seconds, check)
     "score": (150, Runner.score),  # task accuracy of the tiny models against their model cards
     "score-fp8": (150, lambda r: r.score("--kv-cache-dtype", "fp8")),
     "fence": (60, lambda r: fence(r.program)),
-    "sanitize": (240, lambda r: sanitize(r.build, f"{r.build}/sanitize", r.deadline - time.monotonic())),
+    "sanitize": (300, lambda r: sanitize(r.build, f"{r.build}/sanitize", r.deadline - time.monotonic())),
     "v2-lite": (180, lambda r: r.full_size("v2-lite", "40G")),
     "kimi-linear-48b": (240, lambda r: r.full_size("kimi-linear-48b", "20G")),
     "eight": (4800, lambda r: r.run([sys.executable, "tools/eight_bench.py", "--build", r.build]).returncode == 0),
