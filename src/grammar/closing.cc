@@ -1,7 +1,9 @@
 #include "grammar/closing.h"
 
 #include <algorithm>
-#include <initializer_list>
+#include <functional>
+#include <queue>
+#include <utility>
 
 namespace perigee {
 namespace {
@@ -23,20 +25,48 @@ struct Move {
 
 int32_t saturated(int64_t value, int32_t far);
 
-// most[place], the largest sum of growths from there on, is raised until no move raises it. False: a cycle grows, or a
-// sum reaches `far`.
-bool longest(std::vector<int32_t>& most, std::initializer_list<const std::vector<Move>*> sets, int32_t far) {
-  for (size_t round = 0; round <= most.size(); ++round) {
-    bool changed = false;
-    for (const std::vector<Move>* moves : sets) {
-      for (size_t i = moves->size(); i-- > 0;) {
-        const Move& move = (*moves)[i];
-        const int64_t through = int64_t{move.growth} + most[move.to];
-        if (through <= most[move.from]) continue;
-        most[move.from] = saturated(through, far);
-        if (most[move.from] >= far) return false;
-        changed = true;
+// The moves, those of a place after all moves of the places that it leads to, as far as there is no cycle.
+std::vector<Move> ends_first(std::vector<Move> moves, size_t places) {
+  std::vector<size_t> begin(places + 1);
+  for (const Move& move : moves) ++begin[static_cast<size_t>(move.from) + 1];
+  for (size_t i = 0; i < places; ++i) begin[i + 1] += begin[i];
+  std::stable_sort(moves.begin(), moves.end(), [](const Move& a, const Move& b) { return a.from < b.from; });
+  std::vector<Move> out;
+  out.reserve(moves.size());
+  std::vector<bool> seen(places);
+  std::vector<size_t> next = begin, open;
+  for (size_t root = 0; root < places; ++root) {
+    if (seen[root]) continue;
+    seen[root] = true;
+    for (open.push_back(root); !open.empty();) {
+      const size_t at = open.back();
+      if (next[at] < begin[at + 1]) {
+        const auto to = static_cast<size_t>(moves[next[at]++].to);
+        if (!seen[to]) open.push_back(to);
+        seen[to] = true;
+        continue;
       }
+      for (size_t i = begin[at]; i < begin[at + 1]; ++i) out.push_back(moves[i]);
+      open.pop_back();
+    }
+  }
+  return out;
+}
+
+// most[place], the largest sum of growths from there on, is raised until no move raises it. False: a cycle grows, a sum
+// reaches `far`, or cycles make it take too long.
+bool longest(std::vector<int32_t>& most, const std::vector<Move>& within, std::vector<Move> others, int32_t far) {
+  constexpr size_t kMostWork = 100'000'000;  // some tenths of a second
+  others.insert(others.end(), within.begin(), within.end());
+  const std::vector<Move> moves = ends_first(std::move(others), most.size());
+  for (size_t round = 0; round <= most.size() && round * moves.size() <= kMostWork; ++round) {
+    bool changed = false;
+    for (const Move& move : moves) {
+      const int64_t through = int64_t{move.growth} + most[move.to];
+      if (through <= most[move.from]) continue;
+      most[move.from] = saturated(through, far);
+      if (most[move.from] >= far) return false;
+      changed = true;
     }
     if (!changed) return true;
   }
@@ -61,25 +91,44 @@ int64_t Distances::cost(const FSMEdge& edge) const {
   return kFar;
 }
 
+// Knuth's generalisation of Dijkstra's algorithm: the places nearest to an end first. An edge counts once what it leads
+// to, and the rule it goes through, are known.
 void Distances::relax() {
+  struct Use {
+    int32_t place, edge;
+  };
   const int32_t places = fsm().NumStates();
   to_end_.assign(places, kFar);
   best_.assign(places, -1);
-  for (int32_t rule = 0; rule < grammar_->NumRules(); ++rule) {
-    const auto& automaton = grammar_->per_rule_fsms[rule]->GetFsm();
-    for (const int32_t end : automaton.GetEnds()) to_end_[end] = 0;
+  std::vector<std::vector<Use>> uses(places);  // by place: the edges whose cost depends on it
+  for (int32_t place = 0; place < places; ++place) {
+    const auto edges = fsm().GetEdges(place);
+    for (int32_t i = 0; i < edges.size(); ++i) {
+      uses[edges[i].target].push_back({place, i});
+      if (edges[i].IsRuleRef()) uses[start_of(edges[i].GetRefRuleId())].push_back({place, i});
+      if (edges[i].IsRepeatRef())
+        uses[start_of(fsm().GetRepeatEdgeInfo(edges[i].GetAuxIndex()).RuleId())].push_back({place, i});
+    }
   }
-  for (bool changed = true; changed;) {
-    changed = false;
-    for (int32_t place = places; place-- > 0;) {  // the places of a rule mostly come in the order of its text
-      const auto edges = fsm().GetEdges(place);
-      for (int32_t i = 0; i < edges.size(); ++i) {
-        const int64_t rest = cost(edges[i]) + to_end_[edges[i].target];
-        if (rest >= to_end_[place]) continue;
-        to_end_[place] = static_cast<int32_t>(rest);
-        best_[place] = i;
-        changed = true;
-      }
+  using Known = std::pair<int32_t, int32_t>;  // bytes to the end, place
+  std::priority_queue<Known, std::vector<Known>, std::greater<>> nearest;
+  for (int32_t rule = 0; rule < grammar_->NumRules(); ++rule) {
+    for (const int32_t end : grammar_->per_rule_fsms[rule]->GetFsm().GetEnds()) {
+      to_end_[end] = 0;
+      nearest.emplace(0, end);
+    }
+  }
+  while (!nearest.empty()) {
+    const auto [bytes, known] = nearest.top();
+    nearest.pop();
+    if (bytes > to_end_[known]) continue;  // a shorter way was found since
+    for (const Use& use : uses[known]) {
+      const FSMEdge& edge = fsm().GetEdges(use.place)[use.edge];
+      const int64_t rest = cost(edge) + to_end_[edge.target];
+      if (rest >= to_end_[use.place]) continue;
+      to_end_[use.place] = static_cast<int32_t>(rest);
+      best_[use.place] = use.edge;
+      nearest.emplace(to_end_[use.place], use.place);
     }
   }
 }
@@ -123,7 +172,7 @@ Status Distances::find_growth() {
       for (const int32_t to : returns[rule]) up.push_back({end, to, 0});
   }
   std::vector<int32_t> most(places, 0);
-  if (!longest(most, {&within, &down}, kFar) || !longest(most, {&within, &up}, kFar))
+  if (!longest(most, within, std::move(down), kFar) || !longest(most, within, std::move(up), kFar))
     return Error(Code::kBadInput, "the grammar is left-recursive, or repeats a part that may be empty");
   growth_.fill(kNever);
   for (int32_t place = 0; place < places; ++place) {

@@ -10,6 +10,8 @@
 #include <mutex>
 #include <stdexcept>
 #include <unordered_map>
+#include <unordered_set>
+#include <utility>
 #include <variant>
 
 #include "grammar/compiled_text.h"
@@ -65,6 +67,11 @@ std::string without_place(std::string message) {
   return message;
 }
 
+Error too_many_ways(int32_t row_states) {
+  return Error(Code::kBadInput, "its rules begin with one another in over " + std::to_string(row_states) +
+                                    " ways: give them beginnings of their own");
+}
+
 struct Cost {
   int32_t places = 0;
   int64_t tries = 0;
@@ -104,45 +111,124 @@ class FirstBytes {
   }
 
   // None: any may, or it is not known.
-  std::optional<std::bitset<256>> of(int32_t place, int depth = 0) const {
+  const std::optional<std::bitset<256>>& of(int32_t place) {
+    const auto [known, is_new] = known_.try_emplace(place);
+    if (is_new) known->second = found(place);
+    return known->second;
+  }
+
+ private:
+  std::optional<std::bitset<256>> found(int32_t first) {
     constexpr int kDeepest = 4;
+    constexpr int64_t kMostWork = 20'000'000;  // places looked at, of a grammar
     std::bitset<256> out;
     // Tables end where their rule does: what follows it is tried later.
-    if (depth == 0 && grammar_->complete_fsm.GetEdges(place).size() == 0) return out;
-    if (depth > kDeepest || is_end_[place]) return std::nullopt;
-    for (const auto& edge : grammar_->complete_fsm.GetEdges(place)) {
-      if (edge.IsCharRange()) {
-        for (int32_t byte = edge.min; byte <= std::min(edge.max, 255); ++byte) out.set(static_cast<size_t>(byte));
-        continue;
+    if (grammar_->complete_fsm.GetEdges(first).size() == 0) return out;
+    std::vector<int32_t> places{first}, deeper;
+    std::unordered_set<int32_t> seen{first};
+    for (int depth = 0; !places.empty(); ++depth) {
+      if (depth > kDeepest) return std::nullopt;
+      for (const int32_t place : places) {
+        if (is_end_[place] || ++work_ > kMostWork) return std::nullopt;
+        for (const auto& edge : grammar_->complete_fsm.GetEdges(place)) {
+          if (edge.IsCharRange()) {
+            for (int32_t byte = edge.min; byte <= std::min(edge.max, 255); ++byte) out.set(static_cast<size_t>(byte));
+            continue;
+          }
+          if (!edge.IsEpsilon() && !edge.IsRuleRef()) return std::nullopt;
+          const int32_t next =
+              edge.IsEpsilon() ? edge.target : grammar_->per_rule_fsms[edge.GetRefRuleId()]->GetFsm().GetStart();
+          if (seen.insert(next).second) deeper.push_back(next);
+        }
       }
-      if (!edge.IsEpsilon() && !edge.IsRuleRef()) return std::nullopt;
-      const int32_t next =
-          edge.IsEpsilon() ? edge.target : grammar_->per_rule_fsms[edge.GetRefRuleId()]->GetFsm().GetStart();
-      const auto after = of(next, depth + 1);
-      if (!after) return std::nullopt;
-      out |= *after;
+      places = std::exchange(deeper, {});
     }
     return out;
   }
 
- private:
   const xgrammar::Grammar& grammar_;
   std::vector<bool> is_end_;
+  std::unordered_map<int32_t, std::optional<std::bitset<256>>> known_;
+  int64_t work_ = 0;
 };
+
+// The states of the parser's chart where a text comes to a place: what waits for a rule, and what takes a byte.
+class Openings {
+ public:
+  explicit Openings(const xgrammar::Grammar& grammar)
+      : grammar_(grammar),
+        may_be_empty_(static_cast<size_t>(grammar->NumRules())),
+        seen_by_(static_cast<size_t>(grammar->complete_fsm.NumStates()), -1) {
+    for (const int32_t rule : grammar->allow_empty_rule_ids) may_be_empty_[rule] = true;
+  }
+
+  // Counted up to one above `most`, at most once for each place.
+  int32_t of(int32_t place, int32_t most) {
+    const int32_t first = place;
+    std::vector<int32_t> next;
+    const auto enter = [&](int32_t to) {
+      if (std::exchange(seen_by_[to], first) != first) next.push_back(to);
+    };
+    int32_t states = 0, waiting = 0;
+    for (enter(first); !next.empty();) {
+      place = next.back();
+      next.pop_back();
+      bool scans = false;
+      for (const auto& edge : grammar_->complete_fsm.GetEdges(place)) {
+        scans |= edge.IsCharRange();
+        if (edge.IsEpsilon()) enter(edge.target);
+        if (!edge.IsRuleRef() && !edge.IsRepeatRef()) continue;
+        const bool repeats = edge.IsRepeatRef();
+        const auto rule =
+            repeats ? grammar_->complete_fsm.GetRepeatEdgeInfo(edge.GetAuxIndex()).RuleId() : edge.GetRefRuleId();
+        ++waiting;
+        enter(grammar_->per_rule_fsms[rule]->GetFsm().GetStart());
+        if (may_be_empty_[rule] ||
+            (repeats && grammar_->complete_fsm.GetRepeatEdgeInfo(edge.GetAuxIndex()).Lower() == 0))
+          enter(edge.target);
+      }
+      states += scans ? 1 : 0;
+      if (std::max(states, waiting) > most) break;
+    }
+    return std::max(states, waiting);
+  }
+
+ private:
+  const xgrammar::Grammar& grammar_;
+  std::vector<bool> may_be_empty_;
+  std::vector<int32_t> seen_by_;  // the place whose search came by last
+};
+
+// Whether tables of tokens can be made of what may open at each place that takes a byte: each of those states is set up
+// again for each place, and where there are more of them than of a row no text could come by.
+Status check_openings(const xgrammar::Grammar& grammar, const GrammarLimits& limits) {
+  Openings openings(grammar);
+  int64_t all = 0;
+  for (int32_t place = 0; place < grammar->complete_fsm.NumStates(); ++place) {
+    const auto edges = grammar->complete_fsm.GetEdges(place);
+    if (std::none_of(edges.begin(), edges.end(), [](const auto& edge) { return edge.IsCharRange(); })) continue;
+    const int32_t states = openings.of(place, limits.row_states);
+    all += states;
+    if (states > limits.row_states) return too_many_ways(limits.row_states);
+    if (all > limits.openings)
+      return Error(Code::kBadInput, "too many of its rules begin with one another: give them beginnings of their own");
+  }
+  return {};
+}
 
 // Of the tables of tokens that are to be made. A token that fails at its second byte costs a fraction of one that does
 // not: texts of one character after the other are cheap.
 Cost cost_of(const xgrammar::Grammar& grammar, const TokenTable& table) {
   constexpr int64_t kFractionOfFailed = 8;
   const Beginnings tokens(table);
-  const FirstBytes firsts(grammar);
+  FirstBytes firsts(grammar);
   Cost cost;
   for (int32_t place = 0; place < grammar->complete_fsm.NumStates(); ++place) {
     bool scans = false;
     for (const auto& edge : grammar->complete_fsm.GetEdges(place)) {
       if (!edge.IsCharRange()) continue;
       scans = true;
-      const auto seconds = firsts.of(edge.target);
+      const auto& seconds = firsts.of(edge.target);
       for (int32_t byte = edge.min; byte <= std::min(edge.max, 255); ++byte) {
         const int64_t taken = seconds ? tokens.with_second(byte, *seconds) : tokens.all(byte);
         cost.tries += taken + (tokens.all(byte) - taken) / kFractionOfFailed;
@@ -249,6 +335,7 @@ Result<std::unique_ptr<Compiled>> compile_parsed(const std::shared_ptr<const Tok
                  "without a pattern, or smaller classes and repetitions");
   }
   // Before the tables of tokens, which are what costs.
+  RETURN_IF_ERROR(check_openings(optimized, limits));
   Result<Distances> checked = Distances::make(optimized, limits.shortest_bytes);
   if (!checked.ok()) return checked.error();
   auto vocabulary = sorted_vocabulary(table);
@@ -334,10 +421,7 @@ Result<std::shared_ptr<const TextGrammar>> TextGrammar::finish(std::shared_ptr<c
   made->bytes_ = made->compiled_->grammar.MemorySizeBytes() + TriedTokens::kMostBytes + made->compiled_->open_bytes() +
                  made->compiled_->levels.size() * static_cast<size_t>(made->table_->words()) * sizeof(uint32_t);
   const std::unique_ptr<TextCursor> start = made->begin();
-  if (start->is_crowded())
-    return Error(Code::kBadInput, "its rules begin with one another in over " +
-                                      std::to_string(made->compiled_->row_states) +
-                                      " ways: give them beginnings of their own");
+  if (start->is_crowded()) return too_many_ways(made->compiled_->row_states);
   made->shortest_ = start->way();
   return std::shared_ptr<const TextGrammar>(std::move(made));
 }

@@ -22,6 +22,7 @@ struct GrammarLimits {
   int32_t places = 40'000;            // of the automata, before tables of tokens are made for them
   int32_t shortest_bytes = 64 << 10;  // of the shortest text
   int32_t row_states = 512;           // of a place in a text: in how many ways what came before can be read
+  int64_t openings = 4'000'000;       // of all places together, the ways in which what comes there can begin
   int64_t token_tries = 24'000'000;   // for those tables: the tokens whose first byte a place takes; 3 million a second
 };
 

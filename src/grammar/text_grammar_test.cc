@@ -166,6 +166,39 @@ TEST(TextGrammar, RefusesRulesThatBeginWithOneAnother) {
   EXPECT_NE(made.error().message.find("begin with one another"), std::string::npos) << made.error().message;
 }
 
+// No text could come by such a place, and tables of tokens for them would hold a compile thread for half a minute.
+TEST(TextGrammar, RefusesThemBehindAByteToo) {
+  const auto chain = [](int rules, const std::string& before) {
+    std::string ebnf = "root ::= \"[\" r0 \"]\" | \"b\"\n";
+    for (int i = 0; i < rules; ++i) ebnf += fmt::format("r{} ::= {}r{} \"b\" | \"a\"\n", i, before, i + 1);
+    return ebnf + fmt::format("r{} ::= \"a\"\ne ::= \"\" | \"x\"\n", rules);
+  };
+  for (const char* before : {"", "e "}) {  // e may be empty
+    auto made = TextGrammar::compile(small_table(), chain(6000, before), {});
+    ASSERT_FALSE(made.ok());
+    EXPECT_NE(made.error().message.find("begin with one another in over 512 ways"), std::string::npos)
+        << made.error().message;
+    EXPECT_TRUE(TextGrammar::compile(small_table(), chain(100, before), {}).ok());
+  }
+  auto many = TextGrammar::compile(small_table(), chain(400, ""), {.openings = 50'000});
+  ASSERT_FALSE(many.ok());
+  EXPECT_NE(many.error().message.find("too many of its rules begin"), std::string::npos) << many.error().message;
+}
+
+// Once a round over all rules was made for each of them.
+TEST(TextGrammar, RulesMayStandInAnyOrder) {
+  constexpr int kRules = 4000;
+  for (const bool upwards : {false, true}) {
+    std::string ebnf = "root ::= r0\n";
+    for (int i = 0; i < kRules; ++i) {
+      const int at = upwards ? kRules - 1 - i : i;
+      ebnf += fmt::format("r{} ::= \"a\" r{}\n", at, at + 1);
+    }
+    const auto grammar = grammar_of(ebnf + fmt::format("r{} ::= \"b\" | \"true\"\n", kRules));
+    EXPECT_EQ(text_of(grammar->shortest()), std::string(kRules, 'a') + "b");
+  }
+}
+
 // Each "a" could be read in more ways than the one before: without a bound the time for an id grows with its square.
 TEST(TextGrammar, WhatCanBeReadInTooManyWaysEnds) {
   const auto grammar = grammar_of(R"(root ::= "a" root root | "a" root | "a")");
