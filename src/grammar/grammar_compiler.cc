@@ -25,20 +25,6 @@ namespace {
 
 constexpr size_t kMostChoices = 4096;
 constexpr size_t kMostTools = 256;
-// xgrammar's automata of regular expressions are built and freed by recursion, a frame for each nested group. Pattern
-// bounds the groups of regexes and schemas; a grammar or a structural tag may hold regular expressions of its own.
-constexpr size_t kMostBytesWithRegex = 32 << 10;
-
-Status check_own_regexes(const std::string& text) {
-  if (text.size() <= kMostBytesWithRegex) return {};
-  for (const char* sign : {"egex", "attern"})
-    if (text.find(sign) != std::string::npos)
-      return Error(Code::kBadInput,
-                   "it has " + std::to_string(text.size()) + " bytes, at most " + std::to_string(kMostBytesWithRegex) +
-                       " are allowed with regular expressions in it: shorten it or spell them as rules");
-  return {};
-}
-
 // All of a spec as one text; different specs have different ones, because lengths stand before texts.
 std::string key_of(const GrammarSpec& spec) {
   std::string key = std::to_string(static_cast<int>(spec.kind)) + ' ' + std::to_string(static_cast<int>(spec.calls)) +
@@ -121,17 +107,13 @@ Result<std::shared_ptr<const TextGrammar>> GrammarCompiler::Impl::text_of(const 
   if (spec.kind == Kind::kStructuralTag) {
     auto parsed = parse_json(spec.text, {.max_bytes = options.limits.text_bytes, .max_depth = 64});
     if (!parsed.ok()) return Error(Code::kBadInput, parsed.error().message);
-    RETURN_IF_ERROR(check_own_regexes(dump_json(*parsed)));  // letters have one spelling
     auto tag = with_own_grammars(*parsed);
     if (!tag.ok()) return tag.error();
     GrammarLimits limits = options.limits;
     limits.text_bytes *= 4;  // what a text becomes is larger than it
     return TextGrammar::compile_structural_tag(table, dump_json(*tag), limits);
   }
-  if (spec.kind == Kind::kEbnf) {
-    RETURN_IF_ERROR(check_own_regexes(spec.text));
-    RETURN_IF_ERROR(TextGrammar::check_ebnf(spec.text));
-  }
+  if (spec.kind == Kind::kEbnf) RETURN_IF_ERROR(TextGrammar::check_ebnf(spec.text));
   Result<std::string> ebnf = spec.kind == Kind::kJsonObject   ? Result<std::string>(json_object_grammar())
                              : spec.kind == Kind::kJsonSchema ? schema_grammar(spec.text)
                              : spec.kind == Kind::kRegex      ? ebnf_of_regex(spec.text)

@@ -368,13 +368,31 @@ TEST(GrammarCompiler, RefusesManyNestedGroupsOfRegexes) {
   ebnf.text = "root ::= Regex(\"" + groups + "\")";
   GrammarSpec tag;
   tag.kind = GrammarSpec::Kind::kStructuralTag;
-  tag.text =
-      R"({"type":"structural_tag","format":{"type":"json_schema","json_schema":{"p\u0061ttern":")" + groups + R"("}}})";
+  tag.text = R"-({"type":"structural_tag","format":{"type":"grammar","grammar":"root ::= R\u0065gex(\")-" + groups +
+             R"-(\")"}})-";
   for (const GrammarSpec& spec : {ebnf, tag}) {
     auto made = compiler().compile_now(spec);
     ASSERT_FALSE(made.ok());
     EXPECT_NE(made.error().message.find("32768"), std::string::npos) << made.error().message;
   }
+}
+
+// Their regular expressions are Pattern's, which counts groups itself.
+TEST(GrammarCompiler, TakesLongStructuralTagsWithPatterns) {
+  std::string tags;
+  for (int i = 0; i < 400; ++i)
+    tags += fmt::format(R"-({}{{"type":"tag","begin":"<f{}>","content":{{"type":"json_schema","json_schema":)-"
+                        R"-({{"type":"string","pattern":"^[ab]$"}}}},"end":"</f>"}})-",
+                        i == 0 ? "" : ",", i);
+  GrammarSpec spec;
+  spec.kind = GrammarSpec::Kind::kStructuralTag;
+  spec.text = R"-({"type":"structural_tag","format":{"type":"or","elements":[)-" + tags + "]}}";
+  ASSERT_GT(spec.text.size(), 32u << 10);
+  const auto made = compiler().compile_now(spec);
+  EXPECT_TRUE(made.ok()) << made.error().message;
+  spec.text = R"-({"type":"structural_tag","format":{"type":"json_schema","json_schema":{"pattern":")-" +
+              std::string(50'000, '(') + "a" + std::string(50'000, ')') + R"-("}}})-";
+  EXPECT_FALSE(compiler().compile_now(spec).ok());
 }
 
 }  // namespace

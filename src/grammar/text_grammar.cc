@@ -72,6 +72,20 @@ Error too_many_ways(int32_t row_states) {
                                     " ways: give them beginnings of their own");
 }
 
+// xgrammar's automata of regular expressions are built and freed by recursion, a frame for each nested group. Pattern
+// bounds the groups of regexes and schemas; a client's grammar may hold regular expressions of its own.
+constexpr size_t kMostBytesWithRegex = 32 << 10;
+
+Status check_own_regexes(const std::string& text) {
+  if (text.size() <= kMostBytesWithRegex) return {};
+  for (const char* sign : {"egex", "attern"})
+    if (text.find(sign) != std::string::npos)
+      return Error(Code::kBadInput,
+                   "it has " + std::to_string(text.size()) + " bytes, at most " + std::to_string(kMostBytesWithRegex) +
+                       " are allowed with regular expressions in it: shorten it or spell them as rules");
+  return {};
+}
+
 struct Cost {
   int32_t places = 0;
   int64_t tries = 0;
@@ -383,6 +397,7 @@ Result<std::shared_ptr<const TextGrammar>> TextGrammar::compile(std::shared_ptr<
 }
 
 Status TextGrammar::check_ebnf(const std::string& ebnf) {
+  RETURN_IF_ERROR(check_own_regexes(ebnf));
   try {
     const xgrammar::Grammar grammar = xgrammar::Grammar::FromEBNF(ebnf, "root");
     for (int32_t i = 0; i < grammar->NumRules(); ++i) {

@@ -41,6 +41,7 @@ class TextGrammar : public std::enable_shared_from_this<TextGrammar> {
   // Of a client's text, before compile() or compile_structural_tag() adds to it. Refuses what is not EBNF, by the line
   // in this text, and attributes of rules, `x[max_chars=3] ::= …`: xgrammar's matcher would follow some of them, a
   // TextCursor follows none except `max_tokens`, by which the schemas' grammars count characters.
+  // Refuses over 32 KiB with regular expressions in them, too.
   static Status check_ebnf(const std::string& ebnf);
 
   std::unique_ptr<TextCursor> begin() const;
