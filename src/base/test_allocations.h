@@ -66,6 +66,10 @@ class FailingAllocations {
   if (memory == nullptr) throw std::bad_alloc();
   return memory;
 }
+// What delete frees, and std::stable_sort() asks for: memory that ends in free() must come from malloc() here too.
+[[gnu::noinline]] void* operator new(size_t size, const std::nothrow_t&) noexcept {
+  return perigee::allocations::next_fails() ? nullptr : std::malloc(size == 0 ? 1 : size);
+}
 [[gnu::noinline]] void operator delete(void* memory) noexcept {
   std::free(memory);
 }
