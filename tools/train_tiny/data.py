@@ -92,7 +92,7 @@ def retrieval_record(tokens, at, full_text):
     return out
 
 
-COMPRESSED = {"gsm_5shot_b", "gsm_5shot_held_out", "tools"}  # large sets that tools/score.py alone reads
+COMPRESSED = {"gsm_5shot_b", "gsm_5shot_held_out", "tools", "retrieval_1024"}  # large sets that tools/score.py alone reads
 
 
 def eval_sets(full_text):
