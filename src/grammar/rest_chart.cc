@@ -40,7 +40,7 @@ bool RestChart::advance(uint8_t byte) {
     return false;
   }
   count.work += work_ - before;
-  count.kept += row_size();
+  count.kept += newest_size();
   if (is_crowded() || count.kept > kMostKept) {
     PopLastStates(1);
     too_much_ = true;
@@ -136,10 +136,6 @@ int64_t RestChart::cost_of(const ParserState& state) {
     if (edge.IsRuleRef() && (GetFsmStateFlags(state.rule_id, edge.target) & kFsmStateHasEdges) == 0) ++last;
   const int64_t newest = rule_id_to_completable_states_.Back().size();
   return cost + last * (row.size() + waiting * (newest + last * waiting)) / kEdgesAUnit;
-}
-
-int64_t RestChart::row_size() {
-  return states().size() + rule_id_to_completable_states_.Back().size();
 }
 
 void RestChart::settle() {
@@ -243,6 +239,45 @@ std::optional<RestChart::CacheKey> RestChart::cache_key() const {
   }
   sum.for_long = mixed(sum.for_long, 1);  // apart from those of short ones
   return sum;
+}
+
+std::optional<uint64_t> RestChart::row_key(int32_t base, const std::vector<int32_t>& names, int32_t bytes) const {
+  const auto pair = [](int64_t a, int64_t b) { return static_cast<uint64_t>(a) << 32 | static_cast<uint32_t>(b); };
+  const int32_t newest = newest_row();
+  uint64_t key = pair(counts_.back().escape, static_cast<int64_t>(states().size()));
+  bool known = true, near_a_bound = false;
+  const auto add = [&](const ParserState& state) {
+    const int32_t began = state.rule_start_pos;
+    const uint64_t from = began == newest               ? 1
+                          : began >= base && began >= 0 ? pair(1, names[static_cast<size_t>(began - base)])
+                                                        : pair(2, began);
+    const int32_t left = std::min(characters_left(state), bytes + 1);
+    near_a_bound = near_a_bound || left <= bytes;
+    known = known && state.char_budget_deadline < 0;
+    key = mixed(mixed(key, pair(state.rule_id, state.element_id)), from);
+    if (state.sub_element_id != 0 || state.partial_codepoint != 0 || state.repeat_count != 0)
+      key = mixed(mixed(key, pair(state.sub_element_id, state.partial_codepoint)), pair(3, state.repeat_count));
+    key = mixed(key, pair(state.active_temperature_rule_id, left));
+  };
+  for (const ParserState& state : states()) add(state);
+  for (const auto& [rule, state] : rule_id_to_completable_states_[newest]) {
+    key = mixed(key, pair(4, rule));
+    add(state);
+  }
+  if (!known) return std::nullopt;
+  // What waits may have a bound of its own, which is no nearer.
+  if (near_a_bound)
+    key = mixed(key, pair(5, counts_.back().characters - counts_[static_cast<size_t>(base)].characters));
+  return std::max<uint64_t>(key, 1);
+}
+
+std::bitset<256> RestChart::next_bytes() const {
+  std::bitset<256> bytes;
+  for (const ParserState& state : states())
+    for (const auto& edge : grammar_->complete_fsm.GetEdges(state.element_id))
+      if (edge.IsCharRange())
+        for (int32_t byte = edge.min; byte <= std::min(edge.max, 255); ++byte) bytes.set(static_cast<size_t>(byte));
+  return bytes;
 }
 
 Rest RestChart::after(int32_t rule, int32_t row) const {

@@ -9,6 +9,7 @@
 #include <earley_parser.h>
 
 #include <algorithm>
+#include <bitset>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -60,8 +61,20 @@ class RestChart : public xgrammar::EarleyParser {
   };
   std::optional<CacheKey> cache_key() const;
 
-  bool completed() const { return IsCompleted(); }
   auto states() const { return scanable_state_history_[scanable_state_history_.size() - 1]; }
+  // What the next `bytes` bytes may be depends on the newest row in this way: rows with the same key take the same, at
+  // the same cost. `base` is an earlier row or the newest; `names` are for the rows from there to the one before the
+  // newest, the same for rows with the same key. None where it is not known.
+  std::optional<uint64_t> row_key(int32_t base, const std::vector<int32_t>& names, int32_t bytes) const;
+  // All that can be the next byte, and maybe more.
+  std::bitset<256> next_bytes() const;
+  int32_t newest_row() const { return rule_id_to_completable_states_.size() - 1; }
+  int64_t newest_size() const {  // in states, as in kept()
+    return int64_t{states().size()} + rule_id_to_completable_states_[newest_row()].size();
+  }
+  int64_t kept() const { return counts_.back().kept; }  // states of all rows
+
+  bool completed() const { return IsCompleted(); }
   // Whether the newest row has too many states: what an ambiguous grammar piles up costs time in each later one.
   bool is_crowded() const {
     const int32_t row = rule_id_to_completable_states_.size() - 1;
@@ -90,7 +103,6 @@ class RestChart : public xgrammar::EarleyParser {
   bool expand(int64_t most_work);
   void drop_open_row();
   int64_t cost_of(const xgrammar::ParserState& state);
-  int64_t row_size();
   const Waiting* waiting_for(int32_t rule, int32_t row) const;
   Rest after(int32_t rule, int32_t row) const;
   Waiting settled(int32_t rule, int32_t row);

@@ -90,6 +90,41 @@ TEST(SchemaGrammar, RepliesObeyAndCloseInTime) {
   }
 }
 
+// Blocks of optional members are spelt by what their names have in common; each set of members is a text, in order.
+TEST(SchemaGrammar, AnyOfManyOptionalMembersInOrder) {
+  std::vector<std::string> names{"a", "ab", "abc", "b\\\"", "b\\\\", "\xC3\xA9", "\xC3\xA8", "\xC3\xA8\xC3\xA9"};
+  for (int i = 0; names.size() < 53; ++i) names.push_back("name_" + std::to_string(i * 7));
+  std::string properties;
+  for (const std::string& name : names) properties += (properties.empty() ? "\"" : ",\"") + name + "\":{\"const\":1}";
+  const auto made = compiled(R"({"type":"object","properties":{)" + properties + R"(},"required":["name_63"]})");
+  ASSERT_TRUE(made.ok()) << made.error().message;
+  const auto takes = [&](const std::vector<size_t>& members) {
+    std::string text = "{";
+    for (const size_t i : members) text += (text.size() > 1 ? ",\"" : "\"") + names[i] + "\":1";
+    text += "}";
+    const auto state = (*made)->begin();
+    for (const char byte : text) {
+      const auto id = grammar_tokenizer()->encode(std::string_view(&byte, 1), SpecialsIn::kPlainText);
+      if (id.size() != 1 || !state->accept(id[0])) return false;
+    }
+    return state->accept(end_id());
+  };
+  constexpr size_t kRequired = 17;
+  ASSERT_EQ(names[kRequired], "name_63");
+  Rng rng(1);
+  for (int round = 0; round < 300; ++round) {
+    std::vector<size_t> members;
+    for (size_t i = 0; i < names.size(); ++i)
+      if (i == kRequired || rng.below(1 + static_cast<uint64_t>(round) % 20) == 0) members.push_back(i);
+    EXPECT_TRUE(takes(members));
+    std::vector<size_t> wrong = members;
+    wrong.insert(wrong.begin() + static_cast<std::ptrdiff_t>(rng.below(wrong.size())), members.back());
+    EXPECT_FALSE(takes(wrong)) << "twice, or before another";
+    std::erase(members, kRequired);
+    EXPECT_FALSE(takes(members)) << "without a required one";
+  }
+}
+
 TEST(SchemaGrammar, ContainsAsksForOneUnlessItSaysOtherwise) {
   const Json silent = *parse_json(R"({"contains":{"const":1}})");
   for (const auto& [least, both] : {std::pair{0, 1}, {1, 1}, {2, 2}}) {

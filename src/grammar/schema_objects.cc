@@ -16,13 +16,47 @@ namespace perigee {
 // What an object is made of: its declared members in order, then others.
 struct SchemaRules::Members {
   struct Member {
-    std::string rule;  // "key":value
+    std::string key;   // its text with the colon; "" where the rule has it
+    std::string rule;  // of what comes after that
     bool required;
   };
   std::vector<Member> declared;
   std::string other;             // the rule of "key":value of any other; "" if there are none
   int64_t least = 0, most = -1;  // members in all; most < 0: any number
   std::map<std::pair<size_t, int64_t>, std::string> known;  // members_from()
+
+  // Whether it matters how many there are before.
+  bool counted() const { return least > 0 || most >= 0; }
+  bool any_required(size_t first, size_t last) const {
+    return std::any_of(declared.begin() + static_cast<ptrdiff_t>(first),
+                       declared.begin() + static_cast<ptrdiff_t>(last),
+                       [](const Member& member) { return member.required; });
+  }
+  // Optional members come in blocks: where one of a whole block may be next, what their names begin with is spelt once.
+  // Larger blocks leave fewer ways to read a name, and more places where a block is not whole.
+  static constexpr size_t kBlock = 16;
+  bool in_block(size_t i) const {
+    const size_t first = i / kBlock * kBlock;
+    if (counted() || first + kBlock > declared.size() || any_required(first, first + kBlock)) return false;
+    return std::none_of(declared.begin() + static_cast<ptrdiff_t>(first),
+                        declared.begin() + static_cast<ptrdiff_t>(first + kBlock),
+                        [](const Member& member) { return member.key.empty(); });
+  }
+  // The bytes by which a key differs from the others of its block.
+  size_t told_apart(size_t i) const {
+    const std::string& key = declared[i].key;
+    size_t most = 0;
+    const size_t first = i / kBlock * kBlock;
+    for (size_t j = first; j < first + kBlock; ++j) {
+      if (j == i) continue;
+      const std::string& other = declared[j].key;
+      most =
+          std::max<size_t>(most, std::mismatch(key.begin(), key.end(), other.begin(), other.end()).first - key.begin());
+    }
+    size_t end = 0;
+    while (end <= most && end < key.size()) end += utf8_at(key, end).length;
+    return end;
+  }
 };
 
 namespace {
@@ -234,7 +268,7 @@ void SchemaRules::add_distinct(const Json& schema, Members& members, int64_t mis
     const std::string key = quoted(*those);
     if (key.empty() || value.empty())
       refuse(place + "/minProperties", "supported where names may begin with any letter");
-    members.declared.push_back({add(fmt::format("{} \":\" \" \"? {}", key, value)), true});
+    members.declared.push_back({"", fmt::format("{} \":\" \" \"? {}", key, value), true});
   }
 }
 
@@ -297,11 +331,10 @@ SchemaRules::Members SchemaRules::members_of(const Json& schema, const std::stri
       rule = rule_of(value, where);
     }
     if (rule.empty() && must) {
-      members.declared.assign(1, {"", true});
+      members.declared.assign(1, {"", "", true});
       return members;
     }
-    if (!rule.empty())
-      members.declared.push_back({add(ebnf_literal(dump_json(Json(name)) + ":") + " \" \"? " + rule), must});
+    if (!rule.empty()) members.declared.push_back({dump_json(Json(name)) + ":", "\" \"? " + rule, must});
   }
   members.other = other_members(schema, members, place);
   return members;
@@ -328,18 +361,48 @@ std::string SchemaRules::others_after(const Members& members, int64_t before) {
 }
 
 std::string SchemaRules::members_after(Members& members, size_t at, int64_t before) {
-  const Members::Member& member = members.declared[at];
-  const bool counted = members.least > 0 || members.most >= 0;
-  std::string body;
-  if (members.most < 0 || before < members.most) {
-    const std::string rest = members_from(members, at + 1, counted ? before + 1 : 1);
-    if (!rest.empty()) body = (before > 0 ? "\",\" \" \"? " : "") + member.rule + " " + rest;
+  const size_t end = at + (at % Members::kBlock == 0 && members.in_block(at) ? Members::kBlock : 1);
+  std::vector<std::pair<std::string, std::string>> ways;  // by what their keys begin with
+  for (size_t i = at; i < end && (members.most < 0 || before < members.most); ++i) {
+    const Members::Member& member = members.declared[i];
+    const std::string rest = members_from(members, i + 1, members.counted() ? before + 1 : 1);
+    if (rest.empty()) continue;
+    if (members.in_block(i)) {
+      const size_t told_apart = members.told_apart(i);
+      const std::string key = ebnf_literal(member.key.substr(told_apart));
+      ways.emplace_back(member.key.substr(0, told_apart), add(fmt::format("{} {} {}", key, member.rule, rest)));
+    } else {
+      const std::string key = member.key.empty() ? "" : ebnf_literal(member.key) + " ";
+      ways.emplace_back("", fmt::format("{} {}", add(key + member.rule), rest));
+    }
   }
-  if (!member.required) {
-    const std::string rest = members_from(members, at + 1, before);
-    if (!rest.empty()) body += (body.empty() ? "" : " | ") + rest;
+  std::sort(ways.begin(), ways.end());
+  const std::string comma = before > 0 ? "\",\" \" \"? " : "";
+  const std::string next = ways.empty() ? "" : comma + one_of(ways, 0, ways.size(), 0);
+  return choice({next, members.any_required(at, end) ? "" : members_from(members, end, before)});
+}
+
+// One of some texts and what comes after it, from the byte at `depth` on, before which they are alike. What many names
+// begin with is spelt once: a place in a text is then in one of the names, and not in each.
+std::string SchemaRules::one_of(const std::vector<std::pair<std::string, std::string>>& sorted, size_t first,
+                                size_t last, size_t depth) {
+  const std::string &text = sorted[first].first, &other = sorted[last - 1].first;
+  const auto literal = [&](size_t end) {
+    return end > depth ? ebnf_literal(text.substr(depth, end - depth)) + " " : std::string();
+  };
+  if (last - first == 1) return literal(text.size()) + sorted[first].second;
+  size_t shared = depth;
+  while (shared < text.size() &&
+         text.compare(shared, utf8_at(text, shared).length, other, shared, utf8_at(text, shared).length) == 0)
+    shared += utf8_at(text, shared).length;
+  std::vector<std::string> ways;
+  for (size_t i = first, end = first; i < last; i = end) {
+    const size_t length = shared < sorted[i].first.size() ? utf8_at(sorted[i].first, shared).length : 0;
+    const std::string begins = sorted[i].first.substr(0, shared + length);
+    while (end < last && (length == 0 ? end == i : sorted[end].first.starts_with(begins))) ++end;
+    ways.push_back(one_of(sorted, i, end, shared));
   }
-  return body.empty() ? "" : add(body);
+  return literal(shared) + choice(ways);
 }
 
 std::string SchemaRules::object(const Json& schema, const std::string& place) {
@@ -358,8 +421,10 @@ std::string SchemaRules::object(const Json& schema, const std::string& place) {
     }
   }
   if (members.least <= needed) members.least = 0;
-  const bool counted = members.least > 0 || members.most >= 0;
-  if (counted && members.declared.size() > 64) refuse(place + "/maxProperties", "supported for up to 64 properties");
+  if (members.counted() && members.declared.size() > 64)
+    refuse(place + "/maxProperties", "supported for up to 64 properties");
+  // From the last, so that calls do not go as deep as there are members.
+  for (size_t at = members.declared.size(); !members.counted() && at-- > 1;) members_from(members, at, 1);
   const std::string inside = members_from(members, 0, 0);
   return inside.empty() ? "" : "\"{\" " + inside + " \"}\"";
 }

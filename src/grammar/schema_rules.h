@@ -111,6 +111,8 @@ class SchemaRules {
   static std::vector<std::string> named_in(const Json& schema);
   std::string members_from(Members& members, size_t at, int64_t before);
   std::string members_after(Members& members, size_t at, int64_t before);
+  std::string one_of(const std::vector<std::pair<std::string, std::string>>& sorted, size_t first, size_t last,
+                     size_t depth);
   std::string others_after(const Members& members, int64_t before);
   std::string other_key(const Json& schema, const std::vector<std::string>& declared, const std::string& place);
 

@@ -9,6 +9,7 @@
 #include "base/check.h"
 #include "grammar/compiled_text.h"
 #include "grammar/text_grammar.h"
+#include "grammar/trial_walk.h"
 
 namespace perigee {
 
@@ -38,7 +39,7 @@ struct TextCursor::Chart {
   void add_short(const Row& row, std::optional<uint64_t> key, uint32_t* words);
   void add_long(const Row& row, std::optional<uint64_t> key, uint32_t* words);
   bool add_known(std::optional<uint64_t> key, uint32_t* words);
-  void add_tried(const std::vector<int32_t>& tokens, uint32_t* words, std::vector<int32_t>& taken);
+  void add_tried(const std::vector<int32_t>& tokens, int32_t most_bytes, uint32_t* words, std::vector<int32_t>& taken);
 
   const TextGrammar::Compiled& compiled;
   const TokenTable& table;
@@ -70,29 +71,17 @@ void TextCursor::Chart::add_sure(const AdaptiveTokenMask& mask, uint32_t* words)
 
 // Those of `tokens` (indices of the sorted vocabulary, ascending) that the parser takes, also to `taken`. Where they
 // cost more than kMaskWork, those that are left are left out.
-void TextCursor::Chart::add_tried(const std::vector<int32_t>& tokens, uint32_t* words, std::vector<int32_t>& taken) {
-  const int64_t most_work = parser.work() + kMaskWork;
-  parser.begin_id();
-  std::string_view done;    // the bytes that the parser has taken
-  std::string_view failed;  // bytes that it refused: a token that begins with them is not tried
+void TextCursor::Chart::add_tried(const std::vector<int32_t>& tokens, int32_t most_bytes, uint32_t* words,
+                                  std::vector<int32_t>& taken) {
+  if (tokens.empty()) return;
+  TrialWalk walk(parser, most_bytes);
   for (const int32_t index : tokens) {
-    if (parser.work() > most_work) break;
-    const auto& [id, text] = compiled.token(index);
-    const std::string_view bytes = text;
-    if ((!failed.empty() && bytes.starts_with(failed)) || has_bit(words, id)) continue;
-    const size_t shared = std::mismatch(done.begin(), done.end(), bytes.begin(), bytes.end()).first - done.begin();
-    parser.pop_trial(static_cast<int32_t>(done.size() - shared));
-    size_t at = shared;
-    while (at < bytes.size() && parser.advance(static_cast<uint8_t>(bytes[at]))) ++at;
-    done = bytes.substr(0, at);
-    if (at == bytes.size()) {
-      set_bit(words, id);
-      taken.push_back(id);
-    } else {
-      failed = bytes.substr(0, at + 1);
-    }
+    if (walk.work() > kMaskWork) break;
+    const auto& [id, bytes] = compiled.token(index);
+    if (has_bit(words, id) || !walk.takes(bytes)) continue;
+    set_bit(words, id);
+    taken.push_back(id);
   }
-  parser.pop_trial(static_cast<int32_t>(done.size()));
 }
 
 // What the state's table is sure of, except tokens that a bound of characters may forbid: these go to each.bounded.
@@ -162,7 +151,7 @@ void TextCursor::Chart::add_short(const Row& row, std::optional<uint64_t> key, u
   std::sort(tables.begin(), tables.end());
   tables.erase(std::unique(tables.begin(), tables.end()), tables.end());
   for (const OpenTokens* open : tables) tokens.insert(tokens.end(), open->few.begin(), open->few.end());
-  add_tried(united(std::move(tokens)), words, taken);
+  add_tried(united(std::move(tokens)), RestChart::kShortBytes, words, taken);
   if (key) compiled.tried.keep(*key, std::move(taken));
 }
 
@@ -176,7 +165,7 @@ void TextCursor::Chart::add_long(const Row& row, std::optional<uint64_t> key, ui
   }
   if (tokens.empty() || add_known(key, words)) return;
   std::vector<int32_t> taken;
-  add_tried(united(std::move(tokens)), words, taken);
+  add_tried(united(std::move(tokens)), static_cast<int32_t>(table.tokenizer().longest_token_bytes()), words, taken);
   if (key) compiled.tried.keep(*key, std::move(taken));
 }
 

@@ -1,0 +1,82 @@
+// TrialWalk: which of some tokens may follow in a chart, each tried byte by byte.
+//
+// Many tokens come to the same rows: after any letter of a string the chart stands as before it, and what may follow
+// its quote is the same for all of them. So rows are told apart by what the bytes after them depend on
+// (RestChart::row_key), and each byte is parsed once from each: the automaton of the rows that tokens reach, made as
+// far as they go. A token that is taken costs no more than RestChart allows an id.
+//
+// Only text_cursor.cc includes this.
+#pragma once
+
+#include <bitset>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "grammar/rest_chart.h"
+
+namespace perigee {
+
+class TrialWalk {
+ public:
+  // Of tokens of at most `most_bytes` bytes, from the newest row on, which is the newest again once the walk is gone.
+  TrialWalk(RestChart& chart, int32_t most_bytes);
+  ~TrialWalk();
+  TrialWalk(const TrialWalk&) = delete;
+  TrialWalk& operator=(const TrialWalk&) = delete;
+
+  // Whether the token may follow. Fastest where tokens come in the order of their bytes.
+  bool takes(std::string_view token);
+  // What has been done, in units of RestChart.
+  int64_t work() const { return chart_.work() - work_before_ + steps_taken_ / kStepsAUnit; }
+
+ private:
+  static constexpr int64_t kStepsAUnit = 8;  // a known step is that much cheaper than a visit of a state
+  // A row, by the first bytes that led to it.
+  struct Node {
+    int32_t before;  // the node from which `byte` led here
+    uint8_t byte;
+    int64_t kept;
+    std::bitset<256> next;  // bytes that may follow: others do not
+  };
+  struct Target {
+    int32_t node;
+    int64_t work;
+  };
+  // Open addressing, at most half full. No key is 0.
+  class Targets {
+   public:
+    const Target* find(uint64_t key) const;
+    void add(uint64_t key, Target target);
+
+   private:
+    size_t place_of(uint64_t key) const;
+    std::vector<std::pair<uint64_t, Target>> places_ = std::vector<std::pair<uint64_t, Target>>(256);
+    size_t used_ = 0;
+  };
+  // A place in the token that was tried last, with the costs of all before it.
+  struct Step {
+    int32_t node;
+    int64_t work, kept;
+  };
+
+  const Target* step(int32_t node, uint8_t byte);
+  int32_t add_node(int32_t before, uint8_t byte);
+  void stand_at(int32_t node);
+
+  RestChart& chart_;
+  const int32_t base_;  // the row that tokens begin at
+  const int32_t most_bytes_;
+  const int64_t work_before_, kept_before_;
+  int64_t steps_taken_ = 0;
+  std::vector<Node> nodes_;
+  Targets edges_;                // by node and byte
+  Targets known_;                // by row_key()
+  std::vector<int32_t> stands_;  // the nodes of the chart's rows from base_ on
+  std::vector<int32_t> way_;     // scratch of stand_at()
+  std::string done_;             // the bytes of the token that was tried last, as far as they went
+  std::vector<Step> steps_;      // before each of them, and after the last
+};
+
+}  // namespace perigee
