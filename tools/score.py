@@ -5,10 +5,12 @@
     tools/score.py --program build/perigee --only gsm_5shot_a --limit 100 --table    accuracy by tp, dcp and cache
     tools/score.py --program build/perigee --prefill=-tp=2 --decode=-tp=4            of two servers, behind the router
     tools/score.py --program build/perigee --only gsm_5shot_a --limit 100 --pairs    accuracy of pairs by both layouts and cache
+    tools/score.py --program build/perigee --limit 40 --draft models/tiny-k2-eagle3  accepted drafts by set, place and dcp
 
 Sets whose prompts are stored as seeds are written to a scratch folder first. Exits non-zero when a share is more than
 one point from the reference's; with --table from that of one rank with a bf16 cache, with --pairs from that of one server
-with the same cache. Standard library only.
+with the same cache; with --draft when a row of a set keeps fewer than 2.5 tokens on average, or where ranks share the cache
+drafts are accepted half a point less or more often at a place than on one rank. Standard library only.
 """
 import argparse
 import concurrent.futures
@@ -39,6 +41,10 @@ REPORTED_ONLY = {"gsm_0shot_held_out", "gsm_5shot_held_out"}
 # Of --table: (tp, dcp), each with every cache.
 LAYOUTS = [(1, 1), (2, 1), (2, 2), (4, 4)]
 CACHES = ["bf16", "fp8", "fp8_ds_mla"]
+
+# Of --draft.
+NUM_DRAFTS, LEAST_LENGTH, MOST_APART = 3, 2.5, 0.005
+DRAFT_LAYOUTS = [(1, 1), (2, 2), (4, 4)]
 
 
 def load(folder, only, limit):
@@ -129,6 +135,7 @@ def main():
     parser.add_argument("--flags", default="", help="further flags of the server")
     parser.add_argument("--prefill", help="further flags of a server that computes prompts, with --decode")
     parser.add_argument("--decode", help="further flags of the server that computes their replies")
+    parser.add_argument("--draft", help="CPU ranks: a draft's folder: accepted drafts by set and place, by tp and dcp")
     parser.add_argument("--table", action="store_true", help="CPU ranks: accuracy by tp, dcp and cache, of all sets together")
     parser.add_argument("--pairs", action="store_true", help="the same of all pairs of a prefill and a decode server, after one server")
     arguments = parser.parse_args()
@@ -137,6 +144,8 @@ def main():
         subprocess.run([sys.executable, f"{TOP}/tools/train_tiny/data.py", "--make-eval", scratch, "--full-text"],
                        check=True, stdout=subprocess.DEVNULL)
         rows = load(scratch, only, arguments.limit)
+    if arguments.draft:
+        return acceptance(arguments, [row for row in rows if row["kind"] not in REPORTED_ONLY])
     if arguments.table:
         return table(arguments, rows)
     if arguments.pairs:
@@ -185,6 +194,49 @@ def table(arguments, rows):
             one_rank = share if one_rank is None else one_rank
             failed |= abs(share - one_rank) > 1.0
             print(f"| {tp} | {dcp} | {cache} | {right}/{total} | {share:.2f} % |", flush=True)
+    return 1 if failed else 0
+
+
+def verified(server):
+    """-> how many rows have verified drafts, and at how many of them the draft of each place was accepted."""
+    text = server.get("/metrics")[1].decode()
+
+    def total(name, labels=""):
+        found = re.findall(rf"^vllm:spec_decode_{name}_total\{{[^}}]*{labels}[^}}]*\}} (\S+)$", text, re.MULTILINE)
+        return sum(map(float, found))
+
+    return [total("num_drafts"), *(total("num_accepted_tokens_per_pos", f'position="{i}"') for i in range(NUM_DRAFTS))]
+
+
+def acceptance(arguments, rows):
+    """Sets one after the other; of greedy replies."""
+    by_set = {kind: [row for row in rows if row["kind"] == kind] for kind in sorted({row["kind"] for row in rows})}
+    speculation = {"method": "eagle3", "model": arguments.draft, "num_speculative_tokens": NUM_DRAFTS}
+    places = range(1, NUM_DRAFTS + 1)
+    print("| tp | dcp | set | rows | " + " | ".join(f"place {i}" for i in places) + " | mean length |")
+    print("|---|---|---|---|" + "---|" * NUM_DRAFTS + "---|")
+    one_rank, failed = None, False
+
+    def line(tp, dcp, name, counts):
+        shares = [accepted / counts[0] for accepted in counts[1:]]
+        print(f"| {tp} | {dcp} | {name} | {counts[0]:.0f} | " + " | ".join(f"{100 * share:.1f} %" for share in shares)
+              + f" | {1 + sum(shares):.2f} |", flush=True)
+        return shares
+
+    for tp, dcp in DRAFT_LAYOUTS:
+        flags = ["--device", "cpu", *layout_flags(tp, dcp), "--speculative-config", json.dumps(speculation)]
+        sums = [0] * (1 + NUM_DRAFTS)
+        with ServerProcess(arguments.program, arguments.model, [*flags, *arguments.flags.split()]) as server, \
+                concurrent.futures.ThreadPoolExecutor(arguments.concurrency) as pool:
+            for kind, of_set in by_set.items():
+                before = verified(server)
+                list(pool.map(lambda row: score_row(server, row), of_set))
+                counts = [after - was for after, was in zip(verified(server), before)]
+                sums = [a + b for a, b in zip(sums, counts)]
+                failed |= 1 + sum(line(tp, dcp, kind, counts)) < LEAST_LENGTH
+        shares = line(tp, dcp, "all", sums)
+        one_rank = one_rank or shares
+        failed |= any(abs(a - b) > MOST_APART for a, b in zip(shares, one_rank)) or bool(FAILURES)
     return 1 if failed else 0
 
 

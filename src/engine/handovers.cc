@@ -53,10 +53,11 @@ Result<std::unique_ptr<Handovers>> Handovers::create(const EngineConfig& config,
   ASSIGN_OR_RETURN(const std::vector<RankPages> pages,
                    executor.pages(handover.gives && handover.allows("CUDA_IPC") ? kAreas : 0));
   CHECK(!pages.empty(), "ranks without pages");
-  if (pages.front().layout.full().layers > 0)
+  if (pages.front().layout.draft().layers > 0)
     return bad_input(
-        "--kv-transfer-config: a draft's keys and values by head cannot be sent yet: take a draft with latent "
-        "attention, or leave out --speculative-config",
+        "--kv-transfer-config: a draft's cache that lies beside its target's blocks cannot be sent yet: take a draft "
+        "with latent attention, without draft_kv_cache_dtype and draft_tensor_parallel_size, or leave out "
+        "--speculative-config",
         "kv-transfer-config");
   PageStore store(pages);
   CacheShape shape;

@@ -39,7 +39,7 @@ void EagleDrafter::add_row(const PlanRow& row, const SequenceRows& computed, con
   SequenceRows rows = computed;
   rows.first_row = static_cast<int32_t>(tokens_.size());
   rows.checkpoints = {};
-  if (!model_.config().has_latents()) {
+  if (step.pool.layout.draft().layers > 0) {
     rows.pages = slot.draft_blocks.data();
     rows.shared = {};
   }

@@ -150,7 +150,7 @@ PagePool HostDevice::pool() {
           .layout = parts_->layout,
           .ring = ring_memory_.data(),
           .ring_tokens = parts_->ring_tokens(),
-          .full_base = pool_memory_.data() + parts_->num_pages * parts_->layout.page_bytes()};
+          .draft_base = pool_memory_.data() + parts_->num_pages * parts_->layout.page_bytes()};
 }
 
 // Of the rows that this rank samples: others have what they need.

@@ -53,7 +53,8 @@ struct RankConfig {
   bool shared_pages = false;
   std::string draft_model;  // where limits.num_drafts > 0: the folder of an Eagle3; empty: prompt lookup
   Eagle3::Layer draft_layer = Eagle3::Layer::kDivided;
-  std::optional<LatentFormat> draft_cache;  // of keys and values by head; none: e4m3, on ref f32
+  // None: latents as the target's, keys and values by head as e4m3. By head, on ref always f32.
+  std::optional<LatentFormat> draft_cache;
   // Measurements with made-up weights: of a draft at each place, given those before; empty: what the model accepts.
   std::vector<float> synthetic_rates;
   NgramMatch ngram;        // of prompt lookup

@@ -6,17 +6,16 @@ namespace perigee {
 namespace {
 
 // A draft with keys and values by head.
-Status check_on_gpu(int64_t dim, const PlanLimits& limits) {
-  if (dim != 32 && dim != 64 && dim != 128)
+Status check_heads(int64_t dim, LatentFormat numbers, Device device) {
+  if (numbers == LatentFormat::kF8Tiles)
+    return bad_input(
+        "--speculative-config: draft_kv_cache_dtype: this draft keeps keys and values by head, as bfloat16 or fp8",
+        "speculative-config");
+  if (device == Device::kCuda && dim != 32 && dim != 64 && dim != 128)
     return bad_input(fmt::format("--speculative-config: config.json of the draft: head_dim: a GPU runs heads of 32, 64 "
                                  "or 128, found {}; --device cpu takes any",
                                  dim),
                      "speculative-config");
-  if (limits.dcp_size > 1)
-    return bad_input(
-        "--speculative-config: a draft with keys and values by head reads all of a text's blocks, of which a GPU knows "
-        "only its own under --decode-context-parallel-size; use a draft with latent attention, or leave that flag out",
-        "speculative-config");
   return {};
 }
 
@@ -29,28 +28,15 @@ void RankParts::set_model(std::unique_ptr<Model> the_model, DType activation) {
 
 Status RankParts::set_draft(std::unique_ptr<Eagle3> the_draft, DType activation) {
   const bool f32 = activation == DType::kF32;
-  const LatentFormat numbers = config.draft_cache.value_or(f32 ? LatentFormat::kF32 : LatentFormat::kF8E4M3);
-  if (the_draft->config().has_latents() && config.draft_cache && numbers != layout.latent().format)
-    return bad_input(
-        "--speculative-config: draft_kv_cache_dtype differs from --kv-cache-dtype: this draft's cache lies "
-        "in its target's blocks; leave it out",
-        "speculative-config");
-  if (!the_draft->config().has_latents() && numbers == LatentFormat::kF8Tiles)
-    return bad_input(
-        "--speculative-config: draft_kv_cache_dtype: this draft keeps keys and values by head, as bfloat16 "
-        "or fp8",
-        "speculative-config");
-  if (the_draft->config().has_latents() && config.draft_layer == Eagle3::Layer::kWhole && config.limits.dcp_size > 1)
-    return bad_input(
-        "--speculative-config: draft_tensor_parallel_size 1: this draft's cache lies in its target's blocks, which "
-        "--decode-context-parallel-size divides, and so its heads must be divided; leave it out",
-        "speculative-config");
-  if (!the_draft->config().has_latents() && config.device == Device::kCuda)
-    RETURN_IF_ERROR(check_on_gpu(the_draft->config().full.dim, config.limits));
+  const Eagle3Config& of = the_draft->config();
+  LatentFormat numbers = config.draft_cache.value_or(of.has_latents() ? layout.latent().format : LatentFormat::kF8E4M3);
+  if (!of.has_latents()) {
+    RETURN_IF_ERROR(check_heads(of.full.dim, numbers, config.device));
+    if (f32) numbers = LatentFormat::kF32;
+  }
   draft = std::move(the_draft);
   model->tap(draft->config().taps);
-  const DType dtype = f32 ? DType::kF32 : numbers == LatentFormat::kBF16 ? DType::kBF16 : DType::kF8E4M3;
-  layout = draft->cache_layout(layout, dtype, config.limits.dcp_size);
+  layout = draft->cache_layout(layout, numbers, config.limits.dcp_size);
   return {};
 }
 

@@ -30,7 +30,9 @@ struct RankParts {
   LoadOptions draft_options() const;
   int64_t weight_bytes() const { return model->info().weight_bytes + (draft ? draft->weight_bytes() : 0); }
   // Where a draft keeps those of all of a dcp group's blocks, other ranks' among them.
-  bool has_own_draft_cache() const { return layout.full().layers > 0; }
+  bool has_own_draft_cache() const { return layout.draft().layers > 0; }
+  // On a GPU: else the blocks of that cache are numbered as the target's are.
+  bool has_draft_tables() const { return has_own_draft_cache() && config.limits.dcp_size > 1; }
   // What steps outside of graphs run on.
   Ops& step_ops() const { return observed ? *observed : *ops; }
   int32_t state_pages() const { return static_cast<int32_t>(layout.state_pages()); }

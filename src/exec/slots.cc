@@ -71,7 +71,7 @@ void Slots::append(const BlockAppend& append) {
   CHECK(owner >= 0 && owner < dcp_.size, "a page at dcp index ", owner, " of ", dcp_.size);
   ++slot.num_blocks;
   if (dcp_.size > 1) slot.block_owners.push_back(static_cast<uint8_t>(owner));
-  if (dcp_.keeps_all) slot.draft_blocks.push_back(append.place.page.value * dcp_.size + owner);
+  if (dcp_.keeps_all) slot.draft_blocks.push_back(dcp_.draft_block(append.place));
   if (owner != dcp_.index) return;
   if (dcp_.size > 1) slot.blocks_here.push_back(append.block_index);
   slot.pages.push_back(append.place.page.value);

@@ -23,6 +23,9 @@ constexpr int32_t rank_of_slot(SlotId slot, int64_t num_ranks) {
 struct DcpShare {
   int32_t index = 0, size = 1;
   bool keeps_all = false;  // a draft's cache has all blocks: Slot::draft_blocks
+
+  // In that cache; see PagePool::draft_base.
+  int32_t draft_block(const Placement& place) const { return place.page.value * size + place.dcp_index; }
 };
 
 struct Slot {
@@ -44,7 +47,7 @@ struct Slot {
   // Of a dcp group alone, see SharedBlocks:
   std::vector<int32_t> blocks_here;
   std::vector<uint8_t> block_owners;
-  std::vector<int32_t> draft_blocks;  // of a draft's own cache: the block for each block; see PagePool::full_base
+  std::vector<int32_t> draft_blocks;  // of a draft's own cache: the block for each block
   std::vector<int32_t> state_pages;   // of a recurrent model
   int32_t committed = 0;              // tokens that the state in them has seen; the rest up to length is in the ring
   // Kept only under penalties, by the rank of the slot:

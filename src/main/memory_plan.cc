@@ -218,9 +218,11 @@ std::string plan_text(const MemoryPlan& plan) {
                                          : fmt::format("{}: {} of {}", memory_text(plan.pool),
                                                        count_text(plan.pages(), "page"), count_text(page, "byte")));
   for (const CacheGroup& group : plan.layout.groups()) {
-    if (group.kind == CacheKind::kFull)
+    if (group.arena == kDraftArena)
       out += line("  draft", fmt::format("{} bytes a token, {}, in {} beside each page", grouped(bytes_a_token(group)),
-                                         dtype_name(group.numbers), count_text(group.block_ratio, "block")));
+                                         group.kind == CacheKind::kFull ? dtype_name(group.numbers)
+                                                                        : latent_format_name(group.format),
+                                         count_text(group.block_ratio, "block")));
     else if (group.kind == CacheKind::kLatent)
       out += line("  latents", fmt::format("{} bytes a token, {}, {}", grouped(bytes_a_token(group)),
                                            latent_format_name(group.format), count_text(group.layers, "layer")));
@@ -261,7 +263,7 @@ Json plan_json(const MemoryPlan& plan) {
   for (const CacheGroup& group : plan.layout.groups()) {
     const bool state = group.kind == CacheKind::kState;
     Json one;
-    one.set("kind", state ? "state" : group.kind == CacheKind::kFull ? "draft" : "latent");
+    one.set("kind", state ? "state" : group.arena == kDraftArena ? "draft" : "latent");
     one.set("layers", group.layers);
     one.set("bytes_a_token", state ? 0 : bytes_a_token(group));
     one.set("bytes_a_sequence", state ? plan.layout.state_pages() * plan.layout.page_bytes() : 0);

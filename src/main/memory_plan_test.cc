@@ -71,6 +71,41 @@ TEST(MemoryPlan, IsWhatAnEngineThenHas) {
   }
 }
 
+// The same with a draft, for each place of its cache.
+TEST(MemoryPlan, IsWhatAnEngineWithADraftThenHas) {
+  struct Pairing {
+    const char *target, *draft;
+    int32_t ranks = 1, dcp = 1;
+    Eagle3::Layer layer = Eagle3::Layer::kDivided;
+    std::optional<LatentFormat> cache = {};
+  };
+  constexpr const char *kK2 = "models/tiny-k2", *kHybrid = "models/tiny-kimi-linear";
+  for (const Pairing& p : std::initializer_list<Pairing>{{kK2, "-eagle3-mla"},
+                                                         {kK2, "-eagle3-mla", 2, 2},
+                                                         {kK2, "-eagle3-mla", 2, 2, Eagle3::Layer::kWhole},
+                                                         {kK2, "-eagle3-mla", 2, 2, {}, LatentFormat::kF8E4M3},
+                                                         {kK2, "-eagle3", 1, 1},
+                                                         {kK2, "-eagle3", 2, 2, {}, LatentFormat::kBF16},
+                                                         {kK2, "-eagle3", 2, 1, Eagle3::Layer::kWhole},
+                                                         {kHybrid, "-eagle3-mla", 2, 1}}) {
+    EngineConfig config = config_of(p.target, p.ranks, p.dcp);
+    config.rank.draft_model = std::string(p.target) + p.draft;
+    config.rank.draft_layer = p.layer;
+    config.rank.draft_cache = p.cache;
+    config.rank.limits.num_drafts = 3;
+    SCOPED_TRACE(fmt::format("{}, tp {}, dcp {}, {}", config.rank.draft_model, p.ranks, p.dcp,
+                             p.layer == Eagle3::Layer::kWhole ? "whole" : "divided"));
+    const MemoryPlan plan = plan_of(config, *this_machine(config.rank));
+    const auto engine = Engine::create(config);
+    ASSERT_TRUE(engine.ok()) << engine.error().message;
+    EXPECT_EQ((*engine)->weight_bytes(), plan.weights);
+    EXPECT_GT(plan.weights, (*engine)->model().weight_bytes) << "without the draft's";
+    EXPECT_EQ((*engine)->num_pages(), plan.pages());
+    EXPECT_EQ(plan.pool, plan.pages() * plan.layout.bytes_per_page());
+    EXPECT_EQ((*engine)->cache_size().max_tokens(), plan.cache_size().max_tokens());
+  }
+}
+
 // A draft's weights come on top, and its cache is one more layer of latents.
 TEST(MemoryPlan, ADraftTakesWeightsAndALayerOfTheCache) {
   EngineConfig config = config_of("models/tiny-k2");
@@ -85,7 +120,8 @@ TEST(MemoryPlan, ADraftTakesWeightsAndALayerOfTheCache) {
   EXPECT_LT(with.pages(), alone.pages());
 }
 
-// Of a draft that is not divided each rank has all heads' keys and values; with latents they lie where the target's do.
+// Of a draft that is not divided each rank has all heads' keys and values; of latents it has those of all ranks of a
+// dcp group.
 TEST(MemoryPlan, ADraftThatEachRankHasWhole) {
   EngineConfig config = config_of("models/tiny-k2", 2);
   const Machine machine{.name = "m", .bytes = kGiB};
@@ -95,32 +131,49 @@ TEST(MemoryPlan, ADraftThatEachRankHasWhole) {
   const MemoryPlan divided = plan_of(config, machine);
   config.rank.draft_layer = Eagle3::Layer::kWhole;
   const MemoryPlan whole = plan_of(config, machine);
-  EXPECT_EQ(whole.layout.full().heads, 2 * divided.layout.full().heads);
+  EXPECT_EQ(whole.layout.draft().heads, 2 * divided.layout.draft().heads);
   EXPECT_EQ(whole.layout.page_bytes(), divided.layout.page_bytes());
   EXPECT_GT(whole.weights, divided.weights);
   config.rank.draft_model = "models/tiny-k2-eagle3-mla";
-  const auto refused = plan_memory(config, machine);
-  ASSERT_FALSE(refused.ok());
-  EXPECT_NE(refused.error().message.find("draft_tensor_parallel_size 1"), std::string::npos) << refused.error().message;
+  const MemoryPlan latents = plan_of(config, machine);
+  EXPECT_EQ(latents.layout.draft().layers, 1);
+  EXPECT_EQ(latents.layout.draft().block_ratio, 2);
+  EXPECT_EQ(latents.layout.page_bytes(), whole.layout.page_bytes());
   config.rank.limits.dcp_size = 1;
-  EXPECT_TRUE(plan_memory(config, machine).ok());
+  const MemoryPlan alone = plan_of(config, machine);
+  EXPECT_EQ(alone.layout.draft().layers, 0);
+  EXPECT_EQ(alone.layout.latent().layers, latents.layout.latent().layers + 1);
 }
 
-// A GPU has the blocks of its own dcp index alone, which a draft with latents shares with its target.
-TEST(MemoryPlan, OnAGpuADraftByHeadIsForOneDcpIndex) {
+// In another format than their target's a draft's latents lie beside its blocks.
+TEST(MemoryPlan, ADraftsLatentsInAnotherFormat) {
+  EngineConfig config = config_of("models/tiny-k2", 2);
+  const Machine machine{.name = "m", .bytes = kGiB};
+  const MemoryPlan without = plan_of(config, machine);
+  config.rank.draft_model = "models/tiny-k2-eagle3-mla";
+  config.rank.limits.num_drafts = 3;
+  config.rank.draft_cache = LatentFormat::kF8E4M3;
+  const MemoryPlan plan = plan_of(config, machine);
+  EXPECT_EQ(plan.layout.page_bytes(), without.layout.page_bytes());
+  EXPECT_EQ(plan.layout.bytes_per_page() - without.layout.page_bytes(), plan.layout.draft().layer_bytes());
+  EXPECT_NE(plan_text(plan).find("bytes a token, fp8, in 1 block beside each page"), std::string::npos)
+      << plan_text(plan);
+  EXPECT_EQ(plan_json(plan).find("cache_groups")->as_array().back().find("kind")->as_string(), "draft");
+  config.rank.draft_cache = LatentFormat::kBF16;
+  EXPECT_EQ(plan_of(config, machine).layout.draft().layers, 0);
+}
+
+// A rank has the blocks of both dcp indices.
+TEST(MemoryPlan, ADraftByHeadOnGpusThatShareTheCache) {
   EngineConfig config = config_of("models/tiny-k2", 2);
   const Machine machine{.name = "m", .bytes = 8 * kGiB};
   config.rank.device = Device::kCuda;
   config.rank.draft_model = "models/tiny-k2-eagle3";
   config.rank.limits.num_drafts = 3;
-  const auto plan = plan_memory(config, machine);
-  EXPECT_TRUE(plan.ok()) << plan.error().message;
   config.rank.limits.dcp_size = 2;
-  const auto refused = plan_memory(config, machine);
-  ASSERT_FALSE(refused.ok());
-  EXPECT_NE(refused.error().message.find("--decode-context-parallel-size"), std::string::npos);
-  config.rank.draft_model = "models/tiny-k2-eagle3-mla";
-  EXPECT_TRUE(plan_memory(config, machine).ok());
+  const MemoryPlan plan = plan_of(config, machine);
+  EXPECT_EQ(plan.layout.draft().block_ratio, 2);
+  EXPECT_EQ(plan.layout.bytes_per_page() - plan.layout.page_bytes(), 2 * plan.layout.draft().layer_bytes());
 }
 
 TEST(MemoryPlan, OnAGpuHeadsOfADraftHaveFewSizes) {
@@ -176,8 +229,12 @@ TEST(MemoryPlan, RanksThatShareACacheHoldMore) {
   EngineConfig config = kimi_linear(4);
   config.rank.limits.dcp_size = 4;
   const MemoryPlan shared = plan_of(config, gpus("4xH200"));
-  EXPECT_EQ(shared.pages(), apart.pages());
-  EXPECT_EQ(shared.cache_size().max_tokens(), 4 * apart.cache_size().max_tokens());
+  // Each slot has the numbers of its blocks that lie here, twice, beside their pages.
+  const int64_t slots = config.rank.limits.max_sequences, tables = 2 * 4 * slots * (shared.max_model_len / 64 + 1);
+  EXPECT_EQ(shared.workspace.arrays - apart.workspace.arrays, tables);
+  EXPECT_EQ(shared.pages(), (apart.limit - apart.fixed() - tables) / shared.layout.bytes_per_page());
+  EXPECT_EQ(shared.cache_size().max_tokens(), 4 * 64 * (shared.pages() - shared.layout.state_pages()));
+  EXPECT_GT(static_cast<double>(shared.pages()), 0.99 * static_cast<double>(apart.pages()));
   EXPECT_EQ(plan_json(shared).find("dcp_size")->as_int(), 4);
   EXPECT_EQ(plan_json(shared).find("tokens")->as_int(), shared.cache_size().max_tokens());
   EXPECT_NE(plan_text(shared).find("4 ranks share the cache"), std::string::npos) << plan_text(shared);

@@ -18,6 +18,9 @@ enum class CacheKind : uint8_t {
   kFull,    // a draft's keys and values by head: a page holds one block of one layer; see FullLayer
 };
 
+// Of arenas: 0 is the page pool, 1 what a draft keeps beside it.
+inline constexpr int32_t kDraftArena = 1;
+
 // One kind of cache (DESIGN D5, D7).
 struct CacheGroup {
   CacheKind kind;
@@ -47,14 +50,8 @@ struct CacheGroup {
             .ring_token_bytes = ring_token_bytes};
   }
 
-  static CacheGroup full(int64_t heads, int64_t dim, DType numbers, int32_t block_ratio) {
-    return {.kind = CacheKind::kFull,
-            .arena = 1,
-            .block_ratio = block_ratio,
-            .layers = 1,
-            .heads = heads,
-            .dim = dim,
-            .numbers = numbers};
+  static CacheGroup full(int64_t heads, int64_t dim, DType numbers) {
+    return {.kind = CacheKind::kFull, .layers = 1, .heads = heads, .dim = dim, .numbers = numbers};
   }
 
   // Of a token in a layer.
@@ -76,23 +73,30 @@ class CacheLayout {
     std::copy(groups.begin(), groups.end(), groups_.begin());
   }
   std::span<const CacheGroup> groups() const { return std::span(groups_).first(num_groups_); }
-  // Of that kind; without layers where the model has none.
+  // The model's of that kind; without layers where it has none.
   const CacheGroup& latent() const { return of(CacheKind::kLatent, kNoLatent); }
   const CacheGroup& state() const { return of(CacheKind::kState, kNoState); }
-  const CacheGroup& full() const { return of(CacheKind::kFull, kNoFull); }
+  // What a draft keeps beside the pages, latents or keys and values by head; without layers where there is nothing.
+  const CacheGroup& draft() const {
+    for (const CacheGroup& group : groups())
+      if (group.arena == kDraftArena) return group;
+    return kNoDraft;
+  }
 
   // With more layers of latents: a draft's, at the end.
   CacheLayout with_latent_layers(int64_t layers) const {
     CacheLayout out = *this;
-    for (size_t i = 0; i < num_groups_; ++i)
-      if (groups_[i].kind == CacheKind::kLatent) out.groups_[i].layers += layers;
+    for (CacheGroup& group : std::span(out.groups_).first(num_groups_))
+      if (group.kind == CacheKind::kLatent) group.layers += layers;
     return out;
   }
 
-  // With one more group, which has an arena of its own.
-  CacheLayout with(const CacheGroup& group) const {
+  // With what a draft keeps in an arena of its own, where each page has so many blocks.
+  CacheLayout with_draft(CacheGroup group, int32_t block_ratio) const {
     CacheLayout out = *this;
-    CHECK(num_groups_ < groups_.size(), num_groups_, " groups of caches");
+    CHECK(num_groups_ < groups_.size() && draft().layers == 0, num_groups_, " groups of caches");
+    group.arena = kDraftArena;
+    group.block_ratio = block_ratio;
     out.groups_[out.num_groups_++] = group;
     return out;
   }
@@ -124,10 +128,10 @@ class CacheLayout {
 
  private:
   static constexpr CacheGroup kNoLatent{.kind = CacheKind::kLatent}, kNoState{.kind = CacheKind::kState},
-      kNoFull{.kind = CacheKind::kFull};
+      kNoDraft{.kind = CacheKind::kFull};
   const CacheGroup& of(CacheKind kind, const CacheGroup& none) const {
     for (const CacheGroup& group : groups())
-      if (group.kind == kind) return group;
+      if (group.kind == kind && group.arena != kDraftArena) return group;
     return none;
   }
 
@@ -139,9 +143,10 @@ class CacheLayout {
 struct PagePool {
   uint8_t* base = nullptr;
   CacheLayout layout;
-  uint8_t* ring = nullptr;       // slots * layout.ring_slot_bytes(ring_tokens); null without recurrent layers
-  int32_t ring_tokens = 1;       // K + 1: the most tokens of a step that a later step may still reject
-  uint8_t* full_base = nullptr;  // of the arena of the full group: block p * block_ratio + dcp index is page p's
+  uint8_t* ring = nullptr;  // slots * layout.ring_slot_bytes(ring_tokens); null without recurrent layers
+  int32_t ring_tokens = 1;  // K + 1: the most tokens of a step that a later step may still reject
+  // Of a draft's arena: block p * block_ratio + dcp index is page p's.
+  uint8_t* draft_base = nullptr;
 
   // i counts the latent layers alone; `scale` is of a kF8E4M3 cache.
   LatentLayer latent_layer(int64_t i, float scale = 1) const {
@@ -151,12 +156,19 @@ struct PagePool {
             .format = layout.latent().format,
             .scale = layout.latent().format == LatentFormat::kF8E4M3 ? scale : 1};
   }
-  FullLayer full_layer() const {
-    return {.base = full_base,
-            .page_bytes = layout.full().least_page_bytes(),
-            .dtype = layout.full().numbers,
-            .heads = layout.full().heads,
-            .dim = layout.full().dim};
+  // A draft's own, of which the layout has one or the other.
+  LatentLayer draft_latents() const {
+    return {.base = draft_base,
+            .page_bytes = layout.draft().least_page_bytes(),
+            .row_bytes = layout.draft().row_bytes(),
+            .format = layout.draft().format};
+  }
+  FullLayer draft_heads() const {
+    return {.base = draft_base,
+            .page_bytes = layout.draft().least_page_bytes(),
+            .dtype = layout.draft().numbers,
+            .heads = layout.draft().heads,
+            .dim = layout.draft().dim};
   }
   // i counts the recurrent layers alone.
   StateLayer state_layer(int64_t i) const {

@@ -224,20 +224,28 @@ Tensor Eagle3::fuse(const Tensor& taps, Ops& ops) const {
   return ops.linear(normed, fuse_, DType::kF32);
 }
 
-CacheLayout Eagle3::cache_layout(const CacheLayout& target, DType numbers, int32_t blocks) const {
-  if (config_.has_latents()) return target.with_latent_layers(1);
-  return target.with(CacheGroup::full(full_.shape.kv_heads, full_.shape.dim, numbers, blocks));
+CacheLayout Eagle3::cache_layout(const CacheLayout& target, LatentFormat numbers, int32_t dcp_size) const {
+  if (!config_.has_latents()) {
+    const DType dtype = numbers == LatentFormat::kF32    ? DType::kF32
+                        : numbers == LatentFormat::kBF16 ? DType::kBF16
+                                                         : DType::kF8E4M3;
+    return target.with_draft(CacheGroup::full(full_.shape.kv_heads, full_.shape.dim, dtype), dcp_size);
+  }
+  // Ranks that share blocks exchange queries and results; those that each have the layer whole are to need no exchange.
+  if (numbers == target.latent().format && (!whole_ || dcp_size == 1)) return target.with_latent_layers(1);
+  return target.with_draft(CacheGroup::latent(1, config_.layer.kv_lora, config_.layer.rope, numbers), dcp_size);
 }
 
 // -> what attention gives each token; nothing where no row of logits is wanted, which fills the cache alone.
 Tensor Eagle3::attend_latents(const Tensor& in, const Batch& batch, Ops& ops, const PagePool& pool) const {
-  const LatentLayer cache = pool.latent_layer(pool.layout.latent().layers - 1);
+  const bool own = pool.layout.draft().layers > 0;
+  const LatentLayer cache = own ? pool.draft_latents() : pool.latent_layer(pool.layout.latent().layers - 1);
   const Tensor q = ops.mla_in(in, mla_, batch, cache);
   return batch.logit_rows.empty() ? Tensor() : ops.mla_attend(q, mla_.up, mla_.shape, batch, cache);
 }
 
 Tensor Eagle3::attend_full(const Tensor& in, const Batch& batch, Ops& ops, const PagePool& pool) const {
-  const FullLayer cache = pool.full_layer();
+  const FullLayer cache = pool.draft_heads();
   const Tensor q = ops.full_in(in, full_, batch, cache);
   return batch.logit_rows.empty() ? Tensor() : ops.full_attend(q, full_.shape, batch, cache);
 }

@@ -6,10 +6,13 @@
 // computed; each further one runs its own guess, with the hidden state that its last pass gave. Embedding and head are
 // the target's where its files have none. It may draft over a part of the vocabulary alone.
 //
-// Two kinds, by their attention. Latent like the target's (Eagle3DeepseekV2ForCausalLM): the cache is one more layer of
-// the target's blocks, so it is paged, shared, cached and freed with them. Llama's (LlamaForCausalLMEagle3): keys and
-// values by head, divided among the ranks, in an arena of their own, where each page of the target's has its block
-// (DESIGN D7): a rank has those of all tokens, whichever rank of a dcp group has the target's.
+// Two kinds, by their attention: latent like the target's (Eagle3DeepseekV2ForCausalLM), or Llama's
+// (LlamaForCausalLMEagle3), with keys and values by head, which are divided among the ranks as its heads are.
+//
+// Two places for its cache (ADR 0015). Latents are one more layer of the target's blocks: they are paged, shared,
+// cached and freed with them. In an arena of its own, where each page of the target's has its block, a rank has those
+// of all tokens, whichever rank of a dcp group has the target's: keys and values by head, latents in another format
+// than the target's, and those of a layer that each rank of a dcp group has whole.
 //
 // Its layer is divided among the ranks as its target's layers are, or each rank has all of it and computes the same as
 // the others without a word to them; embedding and head are divided either way.
@@ -51,13 +54,14 @@ class Eagle3 {
   int32_t target_id(int32_t drafted) const {
     return target_ids_.empty() ? drafted : target_ids_[static_cast<size_t>(drafted)];
   }
-  // The target's layout with what the draft keeps beside it; `blocks`: of its own arena, for each page.
-  CacheLayout cache_layout(const CacheLayout& target, DType numbers, int32_t blocks) const;
+  // The target's layout with the draft's cache. `numbers`: in which it is kept; by head not kF8Tiles. `dcp_size`: of
+  // the ranks that share the target's blocks.
+  CacheLayout cache_layout(const CacheLayout& target, LatentFormat numbers, int32_t dcp_size) const;
 
   // The fused hidden states, f32 [n, H], of taps wide [n, taps * H].
   Tensor fuse(const Tensor& taps, Ops& ops) const;
   // Runs tokens of which each is one position further in its text than the batch says. `hidden` f32 [n, H] is
-  // overwritten. Only the draft's own cache is read and written; the pages of one with an arena of its own are those.
+  // overwritten. Only the draft's own cache is read and written; the pages of one in an arena of its own are those.
   Output forward(const Batch& batch, const Tensor& hidden, Ops& ops, const PagePool& pool) const;
 
  private:

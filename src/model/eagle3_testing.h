@@ -57,7 +57,7 @@ class DraftWorld {
     CHECK(loaded.ok(), loaded.error().message);
     draft_ = std::move(*loaded);
     target_->tap(draft_->config().taps);
-    const CacheLayout layout = draft_->cache_layout(target_->cache_layout(LatentFormat::kF32), DType::kF32, 1);
+    const CacheLayout layout = draft_->cache_layout(target_->cache_layout(LatentFormat::kF32), LatentFormat::kF32, 1);
     num_state_pages_ = static_cast<int32_t>(layout.state_pages());
     for (int32_t page = num_state_pages_ + kBlocks - 1; page >= 0; --page) pages_.push_back(page);
     memory_ = Buffer(static_cast<size_t>(std::ssize(pages_) * layout.bytes_per_page()));
@@ -65,7 +65,7 @@ class DraftWorld {
     pool_ = {.base = memory_.data(),
              .layout = layout,
              .ring = ring_.data(),
-             .full_base = memory_.data() + std::ssize(pages_) * layout.page_bytes()};
+             .draft_base = memory_.data() + std::ssize(pages_) * layout.page_bytes()};
   }
 
   const Eagle3& draft() const { return *draft_; }

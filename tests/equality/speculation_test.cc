@@ -9,6 +9,7 @@
 #include <cstdio>
 
 #include "bits.h"
+#include "exec/cuda/gpu_memory.h"
 #include "exec/host_device.h"
 #include "pairwise.h"
 #include "tasks.h"
@@ -25,6 +26,12 @@ TestModel with_draft(TestModel model, const char* name, int32_t tp = 1, int32_t 
   model.draft = model.folder + kind;
   model.tp = tp;
   model.dcp = dcp;
+  return model;
+}
+
+TestModel with_cache(TestModel model, LatentFormat cache, std::optional<LatentFormat> draft_cache = {}) {
+  model.cache = cache;
+  model.draft_cache = draft_cache;
   return model;
 }
 
@@ -158,12 +165,13 @@ TEST_P(EqualityOfDraftsOnOneRank, KeepsCheckpoints) {
 struct Setting {
   std::string text;
   TestModel model;
-  std::optional<LatentFormat> draft_cache;  // of Llama's kind of draft
+  std::optional<LatentFormat> draft_cache;
   Eagle3::Layer layer = Eagle3::Layer::kDivided;
   bool chunked = false, cached = false, crowded = false, cancelled = false;
 };
 
-std::vector<Setting> settings() {
+// On a GPU: of those that fit, each rank has one of its own.
+std::vector<Setting> settings(Device device) {
   struct Draft {
     const char* name;
     TestModel model;
@@ -171,21 +179,31 @@ std::vector<Setting> settings() {
     Eagle3::Layer layer = Eagle3::Layer::kDivided;
   };
   constexpr auto kWhole = Eagle3::Layer::kWhole;
-  const std::vector<Draft> drafts = {{"ngram", tiny_k2(), {}},
-                                     {"latents", with_draft(tiny_k2(), ""), {}},
-                                     {"Llama's, fp8", with_draft(tiny_k2(), "", 1, 1, kLlama), {}},
-                                     {"Llama's, bf16", with_draft(tiny_k2(), "", 1, 1, kLlama), LatentFormat::kBF16},
-                                     {"Llama's, whole", with_draft(tiny_k2(), "", 1, 1, kLlama), {}, kWhole},
-                                     {"ngram of the hybrid", hybrid_model(), {}},
-                                     {"latents of the hybrid", with_draft(hybrid_model(), ""), {}}};
+  const std::vector<Draft> drafts = {
+      {"ngram", tiny_k2(), {}},
+      {"latents", with_draft(tiny_k2(), ""), {}},
+      {"latents, bf16", with_draft(tiny_k2(), ""), LatentFormat::kBF16},
+      {"latents, fp8", with_draft(tiny_k2(), ""), LatentFormat::kF8E4M3},
+      {"latents, whole", with_draft(tiny_k2(), ""), {}, kWhole},
+      {"Llama's, fp8", with_draft(tiny_k2(), "", 1, 1, kLlama), {}},
+      {"Llama's, bf16", with_draft(tiny_k2(), "", 1, 1, kLlama), LatentFormat::kBF16},
+      {"Llama's, whole", with_draft(tiny_k2(), "", 1, 1, kLlama), {}, kWhole},
+      {"ngram of the hybrid", hybrid_model(), {}},
+      {"latents of the hybrid", with_draft(hybrid_model(), ""), {}},
+      {"latents of the hybrid, whole, 656 bytes", with_draft(hybrid_model(), ""), LatentFormat::kF8Tiles, kWhole}};
   constexpr std::array<std::pair<int32_t, int32_t>, 4> kRanks = {{{1, 1}, {2, 1}, {2, 2}, {4, 4}}};  // tp, dcp
+  const int num_gpus = static_cast<int>(list_gpus().size());
+  const auto num_ranks = std::count_if(kRanks.begin(), kRanks.end(), [&](const auto& ranks) {
+    return device != Device::kCuda || ranks.first <= num_gpus;
+  });  // the first ones
   const std::vector<int> factors = {
-      static_cast<int>(drafts.size()), static_cast<int>(kCaches.size()), kRanks.size(), 2, 2, 2, 2};
+      static_cast<int>(drafts.size()), static_cast<int>(kCaches.size()), static_cast<int>(num_ranks), 2, 2, 2, 2};
   std::vector<Setting> out;
   for (const Combination& c : soak_requested() ? full_product(factors) : pairwise_cover(factors)) {
     const Draft& draft = drafts[static_cast<size_t>(c[0])];
     const auto [tp, dcp] = kRanks[static_cast<size_t>(c[2])];
     Setting s{.model = of_ranks(draft.model, "", tp, dcp), .draft_cache = draft.cache, .layer = draft.layer};
+    s.model.device = device;
     s.model.cache = kCaches[static_cast<size_t>(c[1])];
     s.chunked = c[3] != 0, s.cached = c[4] != 0, s.crowded = c[5] != 0, s.cancelled = c[6] != 0;
     s.text = fmt::format("{}, {} cache, tp {} x dcp {}{}{}{}{}", draft.name, latent_format_name(*s.model.cache), tp,
@@ -242,7 +260,7 @@ void expect_beginnings(std::vector<Reply> plain, const std::vector<Reply>& repli
 EngineConfig with_blocks(EngineConfig config, int32_t blocks) {
   RankConfig rank = config.rank;
   rank.load.ranks = rank.shard();
-  const auto parts = size_host_parts(rank);
+  const auto parts = rank.device == Device::kCuda ? size_gpu_parts(rank) : size_host_parts(rank);
   CHECK(parts.ok(), parts.error().message);
   const int64_t pages = blocks / rank.limits.dcp_size + 2 * parts->state_pages();
   config.rank.cache_bytes = pages * parts->layout.bytes_per_page();
@@ -252,12 +270,12 @@ EngineConfig with_blocks(EngineConfig config, int32_t blocks) {
 
 // Settings in which each two values of two of these occur together; in a soak, all: drafts, caches, groups of ranks,
 // prompts in chunks or not, from the cache or not, preempted or not, cancelled in the middle or not.
-TEST(SettingsOfDrafts, AreAsWithout) {
+void expect_as_without(Device device) {
   const std::vector<Job> jobs = repeating_jobs(4, 4 * 64 - 4);
   std::map<std::string, std::vector<Reply>> plain;  // by model, cache and ranks
   int64_t rows = 0, accepted = 0;
   int num_preempted = 0;
-  for (const Setting& s : settings()) {
+  for (const Setting& s : settings(device)) {
     SCOPED_TRACE(s.text);
     fmt::print("{}\n", s.text);
     EngineConfig config = base_config(s.model);
@@ -295,6 +313,15 @@ TEST(SettingsOfDrafts, AreAsWithout) {
   EXPECT_GT(num_preempted, 3);
 }
 
+TEST(SettingsOfDrafts, AreAsWithout) {
+  expect_as_without(Device::kCpu);
+}
+
+TEST(SettingsOfDrafts, AreAsWithoutCuda) {
+  if (list_gpus().empty()) GTEST_SKIP() << "no GPU";
+  expect_as_without(Device::kCuda);
+}
+
 // Each rank has the whole layer of a draft whose cache lies in its target's blocks: what it drafts is what ranks draft
 // that have a share each, but for near ties.
 TEST(WholeDrafts, WithLatentsAreAcceptedAsOften) {
@@ -318,18 +345,21 @@ TEST(WholeDrafts, WithLatentsAreAcceptedAsOften) {
 // On the questions that a model was trained for its own draft is right most of the time, and no less where ranks share
 // the cache: a draft reads its whole text.
 void expect_accepted(Device device, std::initializer_list<int32_t> sizes) {
-  std::vector<TestModel> models = {with_draft(tiny_k2(), "tiny-k2"), with_draft(hybrid_model(), "tiny-kimi-linear")};
+  std::vector<TestModel> models = {
+      with_draft(tiny_k2(), "tiny-k2"), with_draft(hybrid_model(), "tiny-kimi-linear"),
+      with_draft(tiny_k2(), "tiny-k2, whole"),
+      with_cache(with_draft(tiny_k2(), "tiny-k2, in fp8"), LatentFormat::kBF16, LatentFormat::kF8E4M3)};
   for (const char* name : {"tiny-k2, Llama's", "tiny-k2, Llama's, whole"})
     models.push_back(with_draft(tiny_k2(), name, 1, 1, kLlama));
   for (TestModel& model : models) {
     model.device = device;
-    const bool shares = device != Device::kCuda || model.draft.ends_with(kLatents);  // a GPU's draft by head does not
     double alone = 0;
     for (const int32_t ranks : sizes) {
-      EngineConfig config = base_config(of_ranks(model, model.name, ranks, shares ? ranks : 1));
+      EngineConfig config = base_config(of_ranks(model, model.name, ranks, ranks));
       if (std::string_view(model.name).ends_with("whole")) config.rank.draft_layer = Eagle3::Layer::kWhole;
       config.rank.limits.num_drafts = 3;
       config.rank.draft_model = model.draft;
+      config.rank.draft_cache = model.draft_cache;
       config.rank.limits.deterministic = device == Device::kCuda;
       const auto engine = make_engine(config);
       run(*engine, task_jobs(model, *engine, 10), true);
@@ -378,12 +408,6 @@ TEST(BundledDrafts, LeaveGreedyRepliesAloneCuda) {
   }
 }
 
-TestModel with_cache(TestModel model, LatentFormat cache, std::optional<LatentFormat> draft_cache = {}) {
-  model.cache = cache;
-  model.draft_cache = draft_cache;
-  return model;
-}
-
 // On one GPU, where there is one.
 std::vector<TestModel> on_one_rank() {
   std::vector<TestModel> models = {tiny_k2(), hybrid_model(), with_draft(tiny_k2(), "TinyK2Eagle"),
@@ -408,10 +432,14 @@ std::vector<TestModel> on_ranks() {
                                  with_draft(tiny_k2(), "TinyK2EagleTpDcp", 2, 2)})
     models.push_back(model);
   if (std::ssize(list_gpus()) < 2) return models;
-  for (const TestModel& model : {on_gpu(of_ranks(hybrid_model(), "", 2, 2), "HybridCudaDcp"),
-                                 on_gpu(with_draft(tiny_k2(), "", 2, 1), "TinyK2EagleCudaTp"),
-                                 on_gpu(with_draft(tiny_k2(), "", 2, 1, kLlama), "TinyK2LlamaCudaTp"),
-                                 on_gpu(with_draft(hybrid_model(), "", 2, 2), "HybridEagleCudaDcp")})
+  for (const TestModel& model :
+       {on_gpu(of_ranks(hybrid_model(), "", 2, 2), "HybridCudaDcp"),
+        on_gpu(with_draft(tiny_k2(), "", 2, 1), "TinyK2EagleCudaTp"),
+        on_gpu(with_draft(tiny_k2(), "", 2, 1, kLlama), "TinyK2LlamaCudaTp"),
+        on_gpu(with_draft(tiny_k2(), "", 2, 2, kLlama), "TinyK2LlamaCudaTpDcp"),
+        on_gpu(with_cache(with_draft(tiny_k2(), "", 2, 2), LatentFormat::kBF16, LatentFormat::kF8E4M3),
+               "TinyK2EagleCudaDcpFp8Draft"),
+        on_gpu(with_draft(hybrid_model(), "", 2, 2), "HybridEagleCudaDcp")})
     models.push_back(model);
   return models;
 }

@@ -16,7 +16,7 @@ constexpr int32_t kRows = 70;
 
 class Drafted {
  public:
-  Drafted(std::unique_ptr<Ops> ops, DType cache) : ops_(std::move(ops)) {
+  Drafted(std::unique_ptr<Ops> ops, LatentFormat cache) : ops_(std::move(ops)) {
     auto target = load_model({.path = "models/tiny-k2"}, *ops_);
     CHECK(target.ok(), target.error().message);
     target_ = std::move(*target);
@@ -26,7 +26,7 @@ class Drafted {
     pool_.layout = draft_->cache_layout(target_->cache_layout(latent_format(ops_->activation_dtype())), cache, 1);
     memory_ = Buffer(static_cast<size_t>(2 * pool_.layout.bytes_per_page()));
     pool_.base = memory_.data();
-    pool_.full_base = memory_.data() + 2 * pool_.layout.page_bytes();
+    pool_.draft_base = memory_.data() + 2 * pool_.layout.page_bytes();
     for (int32_t i = 0; i < kRows; ++i) tokens_.push_back((7 * i * i + 3) % 2000);
   }
 
@@ -93,17 +93,17 @@ void expect_golden(Drafted drafted, double bound) {
 }
 
 TEST(GoldenDraft, Ref) {
-  expect_golden(Drafted(make_ref_ops(), DType::kF32), 1e-5);
+  expect_golden(Drafted(make_ref_ops(), LatentFormat::kF32), 1e-5);
 }
 
 TEST(GoldenDraft, Cpu) {
-  const auto drafted = [](DType cache) {
+  const auto drafted = [](LatentFormat cache) {
     auto ops = make_cpu_ops({.num_threads = 2, .isa = isa_under_test()});
     CHECK(ops.ok(), ops.error().message);
     return Drafted(std::move(*ops), cache);
   };
-  expect_golden(drafted(DType::kBF16), 1e-2);
-  expect_golden(drafted(DType::kF8E4M3), 5e-2);
+  expect_golden(drafted(LatentFormat::kBF16), 1e-2);
+  expect_golden(drafted(LatentFormat::kF8E4M3), 5e-2);
 }
 
 }  // namespace

@@ -59,7 +59,7 @@ class CudaDevice final : public RankDevice {
             .layout = layout,
             .ring = ring_.data(),
             .ring_tokens = parts_->ring_tokens(),
-            .full_base = pages_.data() + pages * layout.page_bytes()};
+            .draft_base = pages_.data() + pages * layout.page_bytes()};
   }
 
   const RankConfig config_;
@@ -151,7 +151,8 @@ Status CudaDevice::reserve_arrays() {
                                                       .history = looks_up ? model.max_positions + 1 : 0,
                                                       .rank = ops().comm().rank(),
                                                       .ranks = ops().comm().size(),
-                                                      .shared = config_.limits.dcp_size > 1});
+                                                      .shared = config_.limits.dcp_size > 1,
+                                                      .draft_tables = parts.has_draft_tables()});
   sequences_ = arrays_->sequences();
   sampling_ = std::make_unique<StepSampling>(SamplingSizes{.slots = slots,
                                                            .scores = kPromptLogprobTokens,

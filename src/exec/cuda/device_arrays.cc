@@ -41,6 +41,7 @@ void DeviceArrays::cut_slots(const ArraySizes& sizes, uint8_t* memory) {
   cut(slots_.num_outputs, sizes.slots, memory);
   cut(slots_.block_tables, sizes.slots * sizes.max_blocks, memory);
   if (sizes.shared) cut(slots_.block_index, sizes.slots * sizes.max_blocks, memory);
+  if (sizes.draft_tables) cut(slots_.draft_tables, sizes.slots * sizes.max_blocks, memory);
   cut(slots_.committed, sizes.slots, memory);
   cut(slots_.state_tables, sizes.slots * sizes.state_width, memory);
   cut(slots_.params, sizes.slots, memory);
@@ -68,6 +69,10 @@ void DeviceArrays::cut_batch(const ArraySizes& sizes, uint8_t* memory) {
     cut(batch_.block_index, sizes.slots * sizes.max_blocks, memory);
     cut(batch_.local_blocks, sizes.tokens, memory);
   }
+  if (sizes.draft_tables) {
+    cut(batch_.draft_tables, sizes.slots * sizes.max_blocks, memory);
+    cut(batch_.draft_row_page, sizes.tokens, memory);
+  }
   cut(batch_.state_pages, sizes.slots * sizes.state_width, memory);
   cut(batch_.checkpoint_position, sizes.checkpoints, memory);
   cut(batch_.checkpoint_pages, sizes.checkpoints * sizes.state_width, memory);
@@ -90,6 +95,15 @@ DeviceSequences DeviceArrays::sequences() const {
           .first_checkpoint = batch_.first_checkpoint,
           .checkpoint_position = batch_.checkpoint_position,
           .checkpoint_pages = batch_.checkpoint_pages};
+}
+
+DeviceSequences DeviceArrays::draft_sequences() const {
+  DeviceSequences out = sequences();
+  if (batch_.draft_tables == nullptr) return out;
+  out.block_tables = batch_.draft_tables;
+  out.block_index = out.local_blocks = nullptr;
+  out.row_page = batch_.draft_row_page;
+  return out;
 }
 
 }  // namespace perigee

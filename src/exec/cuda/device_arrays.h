@@ -16,6 +16,7 @@ struct ArraySizes {
   int64_t history = 0;          // tokens of a slot that are kept for prompt lookup
   int32_t rank = 0, ranks = 1;  // that share the vocabulary, and with it the slots' counts of ids
   bool shared = false;          // blocks of a sequence lie with several ranks
+  bool draft_tables = false;    // of all of them, for a draft's own cache
 };
 
 class DeviceArrays {
@@ -24,8 +25,9 @@ class DeviceArrays {
   explicit DeviceArrays(const ArraySizes& sizes);
   const SlotArrays& slots() const { return slots_; }
   const BatchArrays& batch() const { return batch_; }
-  // The batch's arrays under the names that ops know them by.
+  // The batch's arrays under the names that ops know them by: for the model, and for a draft model.
   DeviceSequences sequences() const;
+  DeviceSequences draft_sequences() const;
 
  private:
   void cut_slots(const ArraySizes& sizes, uint8_t* memory);

@@ -19,8 +19,7 @@ __device__ int match_before(const int32_t* tokens, int count, int end, int most)
 }
 
 // One block a sequence.
-__global__ __launch_bounds__(kLookupThreads) void lookup_kernel(SlotArrays slots, BatchArrays batch,
-                                                                NgramMatch match) {
+__global__ __launch_bounds__(kLookupThreads) void lookup_kernel(SlotArrays slots, BatchArrays batch, NgramMatch match) {
   __shared__ unsigned long long best;  // the longest match; of equal ones the one that ends last
   if (threadIdx.x == 0) best = 0;
   dependency_wait();
@@ -75,15 +74,16 @@ __global__ __launch_bounds__(kPassThreads) void begin_kernel(SlotArrays slots, B
   const int pass = 1 + static_cast<int>(threadIdx.x);
   if (pass >= passes.num_drafts) return;
   const int64_t table = static_cast<int64_t>(s) * slots.max_blocks;
-  const BlocksHere blocks{batch.block_tables + table, batch.block_index ? batch.block_index + table : nullptr,
-                          batch.blocks_here[s]};
+  const bool own = batch.draft_tables != nullptr, shared = batch.block_index != nullptr && !own;
+  const BlocksHere blocks{own ? batch.draft_tables + table : batch.block_tables + table,
+                          shared ? batch.block_index + table : nullptr, batch.blocks_here[s]};
   const int position = length + pass - 1, at = pass * passes.slots + s;
   const bool runs = drafts && position < batch.num_blocks[s] * 64;
   passes.tokens[at] = -1;
   passes.positions[at] = runs ? position : -1;
   passes.lengths[at] = runs ? position + 1 : 0;
   passes.row_page[at] = runs ? blocks.page(position / 64) : -1;
-  if (batch.block_index != nullptr) passes.local_blocks[at] = runs ? blocks.before((position + 64) / 64) : 0;
+  if (shared) passes.local_blocks[at] = runs ? blocks.before((position + 64) / 64) : 0;
 }
 
 // Draft `pass` of sequence s, and with it the token of the next pass.
@@ -117,9 +117,8 @@ __global__ void take_kernel(Tensor logits, SlotArrays slots, BatchArrays batch, 
   if (s >= logits.rows) return;
   const int id = static_cast<int>(passes.largest[s] & 0xFFFFFFFFu);
   if (slots.ranks == 1) return set_draft(slots, batch, pass, passes, s, id);
-  passes.picks[s] = {.logit = logits.row<const float>(s)[id],
-                     .id = slots.rank * static_cast<int>(logits.cols) + id,
-                     .finite = 1};
+  passes.picks[s] = {
+      .logit = logits.row<const float>(s)[id], .id = slots.rank * static_cast<int>(logits.cols) + id, .finite = 1};
 }
 
 __global__ void agree_kernel(SlotArrays slots, BatchArrays batch, int rows, int pass, DraftPasses passes) {
@@ -135,8 +134,8 @@ __global__ void agree_kernel(SlotArrays slots, BatchArrays batch, int rows, int 
 
 LaunchShape one_each(int32_t rows, cudaStream_t stream) {
   constexpr int kThreads = 64;
-  return {.grid = dim3(static_cast<unsigned>((rows + kThreads - 1) / kThreads)), .block = dim3(kThreads),
-          .stream = stream};
+  return {
+      .grid = dim3(static_cast<unsigned>((rows + kThreads - 1) / kThreads)), .block = dim3(kThreads), .stream = stream};
 }
 
 }  // namespace
@@ -165,16 +164,14 @@ cudaError_t agree_on_drafts(const SlotArrays& slots, const BatchArrays& batch, i
 cudaError_t look_up_drafts(const SlotArrays& slots, const BatchArrays& batch, int32_t rows, NgramMatch match,
                            cudaStream_t stream) {
   if (rows == 0) return cudaSuccess;
-  const LaunchShape shape{
-      .grid = dim3(static_cast<unsigned>(rows)), .block = dim3(kLookupThreads), .stream = stream};
+  const LaunchShape shape{.grid = dim3(static_cast<unsigned>(rows)), .block = dim3(kLookupThreads), .stream = stream};
   return launch(lookup_kernel, shape, slots, batch, match);
 }
 
 cudaError_t load_draft_kernels() {
-  for (const void* kernel :
-       {reinterpret_cast<const void*>(lookup_kernel), reinterpret_cast<const void*>(begin_kernel),
-        reinterpret_cast<const void*>(largest_kernel), reinterpret_cast<const void*>(take_kernel),
-        reinterpret_cast<const void*>(agree_kernel)}) {
+  for (const void* kernel : {reinterpret_cast<const void*>(lookup_kernel), reinterpret_cast<const void*>(begin_kernel),
+                             reinterpret_cast<const void*>(largest_kernel), reinterpret_cast<const void*>(take_kernel),
+                             reinterpret_cast<const void*>(agree_kernel)}) {
     cudaFuncAttributes unused;
     if (const cudaError_t error = cudaFuncGetAttributes(&unused, kernel); error != cudaSuccess) return error;
   }

@@ -21,7 +21,7 @@ class EagleDeviceDrafter final : public DeviceDrafter {
   const Eagle3& model_;
   const SlotArrays slots_;
   const BatchArrays batch_;
-  const DeviceSequences step_sequences_;
+  const DeviceSequences step_sequences_;  // of the first pass
   CudaOps& ops_;
   Buffer memory_, target_ids_;
   DraftPasses passes_;
@@ -33,7 +33,7 @@ EagleDeviceDrafter::EagleDeviceDrafter(const Eagle3& model, const DeviceArrays& 
     : model_(model),
       slots_(arrays.slots()),
       batch_(arrays.batch()),
-      step_sequences_(arrays.sequences()),
+      step_sequences_(arrays.draft_sequences()),
       ops_(ops),
       passes_{.num_drafts = batch_.places - 1, .slots = slots} {
   const int64_t each = int64_t{slots} * passes_.num_drafts, ranks = slots_.ranks;
@@ -84,6 +84,7 @@ void EagleDeviceDrafter::draft(const DeviceStep& step) {
   Batch batch = step.batch;
   batch.tokens = {passes_.first_tokens, step.batch.tokens.size()};
   batch.logit_rows = {passes_.last_rows, static_cast<size_t>(rows)};
+  batch.device = &step_sequences_;
   ops_.begin_batch();
   Eagle3::Output out = model_.forward(batch, model_.fuse(step.output.taps, step.ops), step.ops, step.pool);
   guess(out.logits, 0);

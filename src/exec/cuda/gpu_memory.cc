@@ -88,12 +88,14 @@ int64_t array_bytes(const RankParts& parts, const ModelConfig& c, const StepSize
   // Rows of logits that come here.
   const int64_t whole = ranks > 1 ? 4 * c.vocab * (places * kept + kPromptLogprobTokens) : 0;
   const int64_t history = drafts > 0 && parts.draft == nullptr ? 4 * (c.max_positions + 1) : 0;  // for prompt lookup
-  const int64_t lists = int64_t{kMaxListed} * 8, tables = 2 * 4 * (blocks + states), masks = bits;
+  const int64_t of_blocks = 1 + (parts.config.limits.dcp_size > 1 ? 1 : 0) + (parts.has_draft_tables() ? 1 : 0);
+  const int64_t lists = int64_t{kMaxListed} * 8, tables = 2 * 4 * (of_blocks * blocks + states), masks = bits;
   const int64_t uploads = 2 * (blocks * static_cast<int64_t>(sizeof(AppendRecord)) + 8 * states);
   const int64_t records = static_cast<int64_t>(sizeof(SlotParams) + 2 * sizeof(StartRecord)) +
                           places * static_cast<int64_t>(sizeof(SampleResult)) + drafts * kSamplingScratchBytes;
   const int64_t scores = kPromptLogprobTokens * static_cast<int64_t>(sizeof(TokenScore));
-  const int64_t attention = parts.has_own_draft_cache() ? full_partial_bytes(kFullMostDim) : 0;
+  const bool by_head = parts.draft && !parts.draft->config().has_latents();
+  const int64_t attention = by_head ? full_partial_bytes(kFullMostDim) : 0;
   const int64_t mailboxes =
       ranks > 1 ? 2 * ranks * static_cast<int64_t>(mailbox_bytes(static_cast<int32_t>(ranks))) : 0;
   return mailboxes + attention + s.slots * (lists + tables + masks + uploads + records + history) + sampled + whole +

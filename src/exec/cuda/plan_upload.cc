@@ -65,16 +65,19 @@ const int32_t* pack_start_pages(const StepPlan& plan, int32_t dcp_index, int32_t
   return upload.device(pages);
 }
 
-// Appends of blocks that lie here.
+// Appends of blocks that lie here, or of all where a draft keeps all.
 std::span<const AppendRecord> pack_appends(const StepPlan& plan, const Slots& slots, PlanUpload& upload) {
   AppendRecord* const appends = upload.take<AppendRecord>(std::ssize(plan.appends));
+  const DcpShare dcp = slots.dcp();
   size_t count = 0;
   for (const BlockAppend& append : plan.appends) {
-    if (append.place.dcp_index != slots.dcp().index) continue;
+    const bool here = append.place.dcp_index == dcp.index;
+    if (!here && !dcp.keeps_all) continue;
     appends[count++] = {.slot = append.slot.value,
-                        .index = slots.place_here(append.slot, append.block_index),
+                        .index = here ? slots.place_here(append.slot, append.block_index) : -1,
                         .page = append.place.page.value,
-                        .block = append.block_index};
+                        .block = append.block_index,
+                        .draft_block = dcp.draft_block(append.place)};
   }
   return {upload.device(appends), count};
 }

@@ -22,9 +22,10 @@ struct StartRecord {
   SlotParams params;
 };
 
-// Entry `index` of the slot's block table: of a dcp group, of the blocks that lie here.
+// Block `block` of the slot: entry `index` of its block table, of a dcp group of the blocks that lie here (< 0: another
+// rank has it); and in a draft's own cache.
 struct AppendRecord {
-  int32_t slot, index, page, block;
+  int32_t slot, index, page, block, draft_block;
 };
 
 // A plan row: the ids of decode and verify rows (tokens_offset < 0) are the worker's.
@@ -90,6 +91,9 @@ struct SlotArrays {
   int32_t* num_outputs = nullptr;   // [slots]
   int32_t* block_tables = nullptr;  // [slots][max_blocks] pages of the blocks that lie here
   int32_t* block_index = nullptr;   // [slots][max_blocks] which these are, ascending; none: all lie here
+  // [slots][max_blocks] of each block the one in a draft's own cache, which has those of all ranks of a dcp group;
+  // none: those of block_tables, or no such cache
+  int32_t* draft_tables = nullptr;
   int32_t* committed = nullptr;     // [slots] tokens that the recurrent state has seen
   int32_t* state_tables = nullptr;  // [slots][state_width] pages of the recurrent state
   SlotParams* params = nullptr;     // [slots]
@@ -144,6 +148,8 @@ struct BatchArrays {
   int32_t* block_tables = nullptr;         // [sequences][SlotArrays::max_blocks]
   int32_t* block_index = nullptr;          // the same shape, of a dcp group as the next
   int32_t* local_blocks = nullptr;         // [sequences]
+  int32_t* draft_tables = nullptr;         // as block_tables, of SlotArrays::draft_tables ...
+  int32_t* draft_row_page = nullptr;       // [rows] ... and from these
   SampleRecord* samples = nullptr;         // [sequences][places]
   int32_t* sampled_by = nullptr;           // the same shape: the rank that gets the row's logits whole; -1: none
   int32_t* next_token = nullptr;           // [sequences] as RowRecord, these and the next for drafters

@@ -21,9 +21,11 @@ __global__ void apply_kernel(PlanArrays plan, SlotArrays slots) {
   }
   for (int i = first; i < plan.num_appends; i += stride) {
     const AppendRecord append = plan.appends[i];
-    const int64_t at = static_cast<int64_t>(append.slot) * slots.max_blocks + append.index;
-    slots.block_tables[at] = append.page;
-    if (slots.block_index != nullptr) slots.block_index[at] = append.block;
+    const int64_t first_block = static_cast<int64_t>(append.slot) * slots.max_blocks;
+    if (slots.draft_tables != nullptr) slots.draft_tables[first_block + append.block] = append.draft_block;
+    if (append.index < 0) continue;
+    slots.block_tables[first_block + append.index] = append.page;
+    if (slots.block_index != nullptr) slots.block_index[first_block + append.index] = append.block;
   }
 }
 
@@ -68,6 +70,7 @@ __device__ void build_padding(const PlanArrays& plan, const BatchArrays& batch, 
   for (int i = threadIdx.x; i < width; i += blockDim.x) {
     const int row = s * width + i;
     batch.tokens[row] = batch.positions[row] = batch.row_page[row] = -1;
+    if (batch.draft_row_page != nullptr) batch.draft_row_page[row] = -1;
     batch.row_sequence[row] = s;
   }
   for (int i = threadIdx.x; i < batch.places; i += blockDim.x) {
@@ -105,6 +108,19 @@ __device__ void build_samples(const PlanArrays& plan, const BatchArrays& batch, 
   }
 }
 
+// Where a draft with a cache of its own has the sequence's tokens, of its rows and of all; see build_kernel.
+__device__ void build_draft_blocks(const SlotArrays& slots, const BatchArrays& batch, const RowRecord& row, int s,
+                                   int position, int num_tokens) {
+  const int32_t* blocks = slots.draft_tables + static_cast<int64_t>(row.slot) * slots.max_blocks;
+  for (int i = threadIdx.x; i < num_tokens; i += blockDim.x) {
+    const int block = (position + i) / 64;
+    batch.draft_row_page[row.first_row + i] = block < row.num_blocks ? blocks[block] : -1;
+  }
+  const int end = min(max((position + num_tokens + 63) / 64, row.num_blocks), slots.max_blocks);
+  for (int i = threadIdx.x; i < end; i += blockDim.x)
+    batch.draft_tables[static_cast<int64_t>(s) * slots.max_blocks + i] = blocks[i < row.num_blocks ? i : 0];
+}
+
 // One block a sequence.
 __global__ void build_kernel(PlanArrays plan, SlotArrays slots, BatchArrays batch) {
   const int s = blockIdx.x;
@@ -131,6 +147,7 @@ __global__ void build_kernel(PlanArrays plan, SlotArrays slots, BatchArrays batc
     batch.block_tables[at] = blocks.pages[i < row.blocks_here ? i : 0];
     if (blocks.index != nullptr) batch.block_index[at] = blocks.index[i];
   }
+  if (slots.draft_tables != nullptr) build_draft_blocks(slots, batch, row, s, position, num_tokens);
   build_samples(plan, batch, s);
   if (slots.state_width > 0) build_state(plan, slots, batch, s, position, length);
   __syncthreads();

@@ -49,7 +49,8 @@ class StepKernels : public testing::Test {
                                                         .state_width = kWidth,
                                                         .checkpoints = kCheckpoints,
                                                         .places = places_,
-                                                        .shared = dcp_.size > 1});
+                                                        .shared = dcp_.size > 1,
+                                                        .draft_tables = dcp_.keeps_all});
     upload_ = std::make_unique<PlanUpload>(UploadLimits{.max_sequences = kSlots,
                                                         .max_tokens = kMaxTokens,
                                                         .max_blocks = kMaxBlocks,
@@ -191,7 +192,11 @@ class StepKernels : public testing::Test {
         const bool own = i < sequence.num_tokens;
         EXPECT_EQ(tokens[row], want.tokens[static_cast<size_t>(sequence.first_row + (own ? i : 0))]);
         const Slot& slot = slots_[SlotId(sequence.slot)];
-        EXPECT_EQ(row_page[row], positions[row] / 64 < slot.num_blocks ? page_here(sequence, positions[row]) : -1);
+        const bool has_block = positions[row] / 64 < slot.num_blocks;
+        EXPECT_EQ(row_page[row], has_block ? page_here(sequence, positions[row]) : -1);
+        if (!dcp_.keeps_all) continue;
+        EXPECT_EQ(fetch(got.draft_row_page + row, 1)[0],
+                  has_block ? slot.draft_blocks[static_cast<size_t>(positions[row] / 64)] : -1);
       }
     }
   }
@@ -232,6 +237,16 @@ class StepKernels : public testing::Test {
     checkpoints_ += std::ssize(want.checkpoints);
     rows_of_several_ += want.checkpoints.size() > 1 ? 1 : 0;
     check_blocks(want, s);
+    if (dcp_.keeps_all) check_draft_blocks(want, s);
+  }
+
+  // Of a draft's own cache all that there are, as later passes go beyond the length.
+  void check_draft_blocks(const SequenceRows& want, size_t s) {
+    const Slot& slot = slots_[SlotId(want.slot)];
+    std::vector<int32_t> blocks = slot.draft_blocks;
+    const auto needed = static_cast<size_t>((want.position + want.num_tokens + 63) / 64);
+    blocks.resize(std::min<size_t>(std::max(needed, blocks.size()), kMaxBlocks), blocks[0]);
+    EXPECT_EQ(fetch(arrays_->batch().draft_tables + s * kMaxBlocks, blocks.size()), blocks);
   }
 
   // Padding may go beyond the blocks that there are: it reads one that is full.
@@ -279,6 +294,9 @@ class StepKernels : public testing::Test {
         for (int32_t i = 0; i < places_; ++i) {
           EXPECT_EQ(fetch(arrays_->batch().tokens + s * places_ + i, 1)[0], -1);
           EXPECT_EQ(fetch(arrays_->batch().row_page + s * places_ + i, 1)[0], -1);
+          if (dcp_.keeps_all) {
+            EXPECT_EQ(fetch(arrays_->batch().draft_row_page + s * places_ + i, 1)[0], -1);
+          }
           EXPECT_EQ(fetch(arrays_->batch().samples + s * places_ + i, 1)[0].slot, -1);
         }
         EXPECT_EQ(fetch(arrays_->batch().first_row + s + 1, 1)[0], (s + 1) * places_);
@@ -345,7 +363,9 @@ TEST_P(StepKernelsOfDrafts, SameBatchAsTheHost) {
   run_random_steps(false);
 }
 
-INSTANTIATE_TEST_SUITE_P(All, StepKernelsOfDrafts, testing::Values(DcpShare{0, 1}, DcpShare{1, 2}));
+// The last keeps the blocks of all ranks for a draft.
+INSTANTIATE_TEST_SUITE_P(All, StepKernelsOfDrafts,
+                         testing::Values(DcpShare{0, 1}, DcpShare{1, 2}, DcpShare{1, 3, true}));
 
 // Of one slot: what stood there goes, what stands in others stays.
 TEST_F(StepKernels, CountsOfAPlainLoop) {
