@@ -7,8 +7,8 @@
 namespace perigee {
 namespace {
 
-// Below this many keys a row on average, the two exchanges take longer than what two ranks save (ADR 0029).
-constexpr int64_t kKeysOfARow = 256;
+// Below this many keys a row on average, the two exchanges take as long as what two ranks save (ADR 0029).
+constexpr int64_t kKeysOfARow = 96;
 constexpr int64_t kMostRows = 256;  // bounds the memory of the results, which have all heads
 
 // The sequences of a step among the ranks.

@@ -116,7 +116,7 @@ TEST(DealtAttention, LeavesOthersAlone) {
   const std::vector<std::vector<Sequence>> others = {
       {usual},                                                             // one sequence
       {usual, usual, usual, {.tokens = 400, .form = MlaForm::kExpanded}},  // a prompt among them
-      std::vector<Sequence>(8, {.tokens = 100}),                           // short ones
+      std::vector<Sequence>(8, {.tokens = 80}),                            // short ones
       {{.tokens = 1200}, usual},                                           // uneven ones
   };
   for (const std::vector<Sequence>& sequences : others)
