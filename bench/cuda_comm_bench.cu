@@ -71,6 +71,23 @@ __global__ void idle_kernel(uint64_t ns) {
   while (now - begin < ns);
 }
 
+// The same, while a word is written to every other GPU each 2 us.
+__global__ void awake_kernel(uint64_t ns, const __grid_constant__ PeerView view) {
+  uint64_t begin, now, next = 0;
+  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(begin));
+  do {
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+    if (now - begin < next) continue;
+    next += 2000;
+    for (int r = 0; r < view.size; ++r)
+      if (r != view.rank)
+        asm volatile(
+            "st.relaxed.sys.global.u64 [%0], %1;" ::"l"(&view.memory[r]->messages[0][kMostPeerBlocks - 1][view.rank]),
+            "l"(now)
+            : "memory");
+  } while (now - begin < ns);
+}
+
 // Reads and writes memory, so that nothing else is left in caches.
 __global__ void touch_kernel(float4* data, int64_t count) {
   for (int64_t i = blockIdx.x * 256ll + threadIdx.x; i < count; i += gridDim.x * 256ll) {
@@ -121,10 +138,17 @@ class RankBench {
     const std::string shape = " [" + std::to_string(rows) + ", " + std::to_string(cols) + "]";
     const auto norm = [&] { must(rms_norm_rows(residual, &x, weight, 1e-5f, out, stream_)); };
     const auto sum_norm = [&] { must(reduce_norm_rows(comm_.view(), residual, x, weight, 1e-5f, out, stream_)); };
-    for (const auto& [name, form] : {std::pair("one-shot", kOneShot), std::pair("two-shot", kTwoShot),
-                                     std::pair("chosen", one_shot_bytes(all_.size))}) {
-      comm_.set_one_shot_bytes(form);
-      if (form == kOneShot && static_cast<size_t>(rows * cols * 8) > mailbox_bytes(all_.size)) continue;
+    struct Form {
+      const char* name;
+      size_t one_shot, flagged, box;  // bytes
+    };
+    for (const auto& [name, one_shot, flagged, box] :
+         {Form{"by flags", kOneShot, kOneShot, mailbox_bytes(all_.size) / 2},
+          Form{"by numbers", kOneShot, 0, number_box_bytes(all_.size)}, Form{"two-shot", kTwoShot, 0, kOneShot},
+          Form{"chosen", one_shot_bytes(all_.size), kFlaggedBytes, kOneShot}}) {
+      if (static_cast<size_t>(rows * cols * 4) > box) continue;
+      comm_.set_one_shot_bytes(one_shot);
+      comm_.set_flagged_bytes(flagged);
       time(std::string("sum ") + name + shape, calls, bytes, [&] { comm_.all_reduce(x); });
       if (reduce_norm_pays(comm_.view(), residual, x, out))
         time(std::string("sum+norm ") + name + shape, calls, bytes, sum_norm);
@@ -133,9 +157,14 @@ class RankBench {
       comm_.all_reduce(x);
       norm();
     });
+    if (scatter_norm_pushes(comm_.view(), residual))
+      time("scatter+norm+gather, pushed" + shape, calls, bytes, [&] {
+        must(scatter_norm_rows(comm_.view(), residual, x, weight, 1e-5f, out, stream_, ScatterForm::kPush));
+      });
     for (const int blocks : {64, 128, 256, 512})
-      time("scatter+norm+gather, " + std::to_string(blocks) + " blocks" + shape, calls, bytes,
-           [&] { must(scatter_norm_rows(comm_.view(), residual, x, weight, 1e-5f, out, stream_, blocks)); });
+      time("scatter+norm+gather, " + std::to_string(blocks) + " blocks" + shape, calls, bytes, [&] {
+        must(scatter_norm_rows(comm_.view(), residual, x, weight, 1e-5f, out, stream_, ScatterForm::kPull, blocks));
+      });
     time("norm alone" + shape, calls, 0, norm);
     if (!all_.has_nccl) return;
     const auto nccl_sum = [&] {
@@ -153,8 +182,15 @@ class RankBench {
   // What an exchange takes between other work, which takes so long by itself.
   void after_other_work() {
     comm_.set_one_shot_bytes(one_shot_bytes(all_.size));
+    Tensor norm = f32(out_, kMostRows, 2304);
+    norm.dtype = DType::kBF16;
     const auto both = [&](const std::string& what, const std::function<void()>& work) {
       time(what + " alone", 20, 0, work);
+      time("scatter+norm+gather [8192, 2304] and " + what, 20, 0, [&] {
+        work();
+        must(scatter_norm_rows(comm_.view(), f32(residual_, 8192, 2304), f32(x_, 8192, 2304),
+                               reinterpret_cast<const float*>(to_), 1e-5f, norm, stream_));
+      });
       for (const size_t bytes : {size_t{128} << 10, size_t{16} << 20})
         time("gather of " + std::to_string(bytes >> 10) + " KiB and " + what, 20, 0, [&] {
           work();
@@ -163,10 +199,12 @@ class RankBench {
     };
     for (const uint64_t us : {10, 30, 100, 300, 1000})
       both(std::to_string(us) + " us idle", [&, us] { idle_kernel<<<1, 1, 0, stream_>>>(us * 1000); });
+    for (const uint64_t us : {300, 1000})
+      both(std::to_string(us) + " us with the links awake",
+           [&, us] { awake_kernel<<<1, 1, 0, stream_>>>(us * 1000, comm_.view()); });
     for (const int64_t mb : {20, 100, 400})
-      both(std::to_string(mb) + " MB touched", [&, mb] {
-        touch_kernel<<<1056, 256, 0, stream_>>>(static_cast<float4*>(residual_), mb * 62500 / 2);
-      });
+      both(std::to_string(mb) + " MB touched",
+           [&, mb] { touch_kernel<<<1056, 256, 0, stream_>>>(static_cast<float4*>(residual_), mb * 62500 / 2); });
   }
 
   // What attention over a shared cache exchanges: queries of 64 heads, then their results.

@@ -7,12 +7,12 @@
 namespace perigee {
 
 size_t one_shot_bytes(int32_t num_ranks) {
-  // One-shot sends 2 (p - 1) n bytes where two-shot sends 2 (p - 1) / p n; what it saves is the time of kSaved bytes
-  // (two H200s: both take 13 us for 64 x 7,168 numbers).
-  constexpr size_t kSaved = 1792 << 10;
-  const auto others = static_cast<size_t>(std::max(num_ranks - 1, 1));
-  const size_t pays = kSaved * static_cast<size_t>(num_ranks) / (2 * others * others);
-  return std::min(pays, mailbox_bytes(num_ranks) / 2);
+  // One-shot sends (p - 1) n bytes where two-shot sends 2 (p - 1) / p n; what it saves is the time of kSaved bytes
+  // (measured beside sums that are normed, docs/results/cuda.md). Two ranks send the same either way, but copy once
+  // more of much.
+  constexpr size_t kSaved = 768 << 10, kMost = 2 << 20;
+  const auto ranks = static_cast<size_t>(std::max(num_ranks, 2));
+  return ranks == 2 ? kMost : std::min(kMost, kSaved * ranks / ((ranks - 1) * (ranks - 2)));
 }
 
 std::string peer_choices_text(int32_t num_ranks, bool direct, const std::string& why_not) {

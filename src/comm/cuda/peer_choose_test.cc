@@ -7,9 +7,11 @@ namespace {
 
 TEST(PeerChoose, MailboxesHoldWhatIsSentThroughThem) {
   for (int32_t ranks = 2; ranks <= kMostPeers; ++ranks) {
-    EXPECT_LE(2 * one_shot_bytes(ranks), mailbox_bytes(ranks));  // a flag beside each 4 bytes
+    EXPECT_LE(one_shot_bytes(ranks), number_box_bytes(ranks));
+    EXPECT_LE(one_shot_bytes(ranks) / 2 * 2, mailbox_bytes(ranks));  // a flag beside each 4 bytes
     EXPECT_GE(one_shot_bytes(ranks), size_t{4 * 7168}) << "a token of Kimi K2 always goes in one shot";
     EXPECT_EQ(mailbox_bytes(ranks) % 16, 0);
+    EXPECT_EQ(number_box_bytes(ranks) % 16, 0);
     EXPECT_LE(one_shot_bytes(ranks + 1), one_shot_bytes(ranks)) << "the more ranks, the more is sent";
   }
 }

@@ -30,6 +30,7 @@ class PeerComm final : public Comm {
   // On every rank alike, for tests and measurements: 0 is two-shot always, SIZE_MAX one-shot wherever mailboxes hold
   // it.
   void set_one_shot_bytes(size_t bytes) { view_.one_shot_bytes = bytes; }
+  void set_flagged_bytes(size_t bytes) { view_.flagged_bytes = bytes; }
 
   // Any thread: ends what only NCCL can end.
   void abort() {

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
+#include <cstring>
 #include <mutex>
 #include <optional>
 #include <vector>
@@ -23,7 +24,7 @@ namespace {
 
 // A rank in a group.
 struct Member {
-  Buffer memory;  // PeerMemory and mailboxes
+  Buffer memory;  // PeerMemory and boxes
   Buffer counter;
   std::unique_ptr<PeerComm> comm;
 };
@@ -39,11 +40,18 @@ Error lost() {
 }
 
 void reserve(Member& member, size_t size, bool direct, uint64_t first_epoch) {
-  const size_t bytes = sizeof(PeerMemory) + 2 * size * mailbox_bytes(static_cast<int32_t>(size));
+  const auto ranks = static_cast<int32_t>(size);
+  const size_t bytes = sizeof(PeerMemory) + all_box_bytes(ranks), numbers = 2 * size * number_box_bytes(ranks);
   member.memory = direct ? device_buffer(bytes) : pinned_buffer(bytes);
   member.counter = device_buffer(sizeof(uint64_t));
   if (member.memory.data() == nullptr || member.counter.data() == nullptr) return;
-  if (direct) cuda_ok(cudaMemset(member.memory.data(), 0, bytes), "clearing mailboxes");
+  uint8_t* const boxes = member.memory.data() + bytes - numbers;
+  if (direct) {
+    cuda_ok(cudaMemset(member.memory.data(), 0, bytes - numbers), "clearing mailboxes");
+    cuda_ok(cudaMemset(boxes, kBlankByte, numbers), "clearing boxes of numbers");
+  } else {
+    std::memset(boxes, kBlankByte, numbers);
+  }
   const uint64_t counter = first_epoch << kEpochShift;
   device_copy(member.counter.data(), &counter, sizeof(counter));
 }
@@ -201,6 +209,7 @@ Result<Comm*> PeerComms::State::join(const Place& group, int32_t rank) {
     ASSIGN_OR_RETURN(nccl, NcclRank::join(*library, nccl_ids[group.nccl_id], view.rank, view.size, view.come_to));
   } else {
     view.one_shot_bytes = options.one_shot_bytes.value_or(one_shot_bytes(view.size));
+    view.flagged_bytes = kFlaggedBytes;
   }
   const std::lock_guard lock(mutex);  // abort() reads it
   member.comm = std::make_unique<PeerComm>(view, aborted, std::move(nccl));

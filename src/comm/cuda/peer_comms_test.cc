@@ -128,6 +128,7 @@ void random_call(PeerRank& rank, PeerComm& comm, uint64_t call, Rng& rng) {
     case 1: comm.set_one_shot_bytes(kTwoShot); break;
     default: comm.set_one_shot_bytes(one_shot_bytes(comm.size()));
   }
+  comm.set_flagged_bytes(rng.below(2) == 0 ? 0 : kFlaggedBytes);
   switch (rng.below(4)) {
     case 0: return check_gather(rank, comm, call, aligned, offset);
     case 1: return check_deal(rank, comm, call, shape);
@@ -172,24 +173,40 @@ TEST_P(PeerTest, SumsOfAllSizes) {
             const bool large = rows * cols > 4'000'000;
             if (large && (form == kOneShot || rank.group.size > 2))
               continue;  // two-shot all the same, and slow to check
-            rank.reset();
             rank.comm->set_one_shot_bytes(form);
-            check_sum(rank, *rank.comm, ++call, {.dtype = DType::kF32, .rows = rows, .cols = cols});
-            if (!large) check_sum(rank, *rank.comm, ++call, {.dtype = DType::kBF16, .rows = rows, .cols = cols});
+            for (const size_t flagged : {size_t{0}, kFlaggedBytes}) {
+              rank.reset();
+              rank.comm->set_flagged_bytes(flagged);
+              check_sum(rank, *rank.comm, ++call, {.dtype = DType::kF32, .rows = rows, .cols = cols});
+              if (large) break;
+              check_sum(rank, *rank.comm, ++call, {.dtype = DType::kBF16, .rows = rows, .cols = cols});
+            }
           }
     });
   }
 }
 
-// Any bits are data: flags lie apart from it.
+// Any bits are data: flags lie apart from it, and the NaN that stands for nothing in a box travels as another one.
 TEST_P(PeerTest, NoNumbersAreSpecial) {
   PeerGroup group(2, GetParam());
   run(group, [](PeerRank& rank) {
     constexpr float kInf = std::numeric_limits<float>::infinity(), kNan = std::numeric_limits<float>::quiet_NaN();
-    const std::vector<float> all = {0.0f,  -0.0f, kInf, kNan, std::bit_cast<float>(1u), std::bit_cast<float>(2u),
-                                    -kInf, 1.0f};
-    for (const size_t form : {kOneShot, kTwoShot}) {
+    const std::vector<float> all = {0.0f,
+                                    -0.0f,
+                                    kInf,
+                                    kNan,
+                                    std::bit_cast<float>(1u),
+                                    std::bit_cast<float>(2u),
+                                    -kInf,
+                                    1.0f,
+                                    std::bit_cast<float>(~0u),
+                                    2.0f,
+                                    3.0f,
+                                    4.0f};
+    for (const auto& [form, flagged] :
+         {std::pair(kOneShot, size_t{0}), std::pair(kOneShot, kFlaggedBytes), std::pair(kTwoShot, size_t{0})}) {
       rank.comm->set_one_shot_bytes(form);
+      rank.comm->set_flagged_bytes(flagged);
       std::vector<float> mine = all;
       if (rank.rank == 1) mine.assign(mine.size(), -0.0f);
       float* data = rank.upload(mine);

@@ -1,9 +1,9 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "comm/cuda/peer_boxes.cuh"
 #include "comm/cuda/peer_kernels.h"
 #include "comm/cuda/peer_launch.h"
-#include "comm/cuda/peer_pieces.cuh"
 
 namespace perigee {
 namespace {
@@ -29,7 +29,7 @@ struct Pieces {
   }
 };
 
-template <typename T, int kBytes, int kRanks>
+template <typename T, int kBytes, int kRanks, Box kBox>
 __global__ __launch_bounds__(kThreads) void one_shot_sum_kernel(const __grid_constant__ PeerView view, Pieces x) {
   constexpr int kWords = piece_words(kBytes);
   const PeerCall call(view);
@@ -38,13 +38,21 @@ __global__ __launch_bounds__(kThreads) void one_shot_sum_kernel(const __grid_con
   for (uint32_t p = first; p < count; p += step) {
     uint32_t own[kWords];
     load_piece<kBytes>(x.at<kBytes>(x.begin + p), own);
-    post_all(call, p, own);
+    if constexpr (kWords == 4)
+      post_to_all<kBox, kRanks>(call, p, own);
+    else
+      post_all<kRanks>(call, p, own);
   }
   for (uint32_t p = first; p < count; p += step) {
     uint32_t own[kWords], sum[kWords], pieces[kRanks][kWords] = {};
     load_piece<kBytes>(x.at<kBytes>(x.begin + p), own);
     put_own(own, view.rank, pieces);
-    if (!take_all(call, p, pieces)) break;
+    bool came;
+    if constexpr (kWords == 4)
+      came = take_of_all<kBox>(call, p, pieces);
+    else
+      came = take_all(call, p, pieces);
+    if (!came) break;
     sum_pieces<T>(pieces, view.size, sum);
     store_piece<kBytes>(x.at<kBytes>(x.begin + p), sum);
   }
@@ -106,7 +114,7 @@ __global__ __launch_bounds__(kThreads) void one_shot_gather_kernel(const __grid_
   for (uint32_t p = first; p < count; p += step) {
     uint32_t own[kWords];
     load_piece<kBytes>(x.mine + (static_cast<size_t>(x.begin) + p) * kBytes, own);
-    post_all(call, p, own);
+    post_all<kRanks>(call, p, own);
     store_piece<kBytes>(place(view.rank, p), own);
   }
   for (uint32_t p = first; p < count; p += step) {
@@ -272,11 +280,18 @@ __global__ __launch_bounds__(kThreads) void barrier_kernel(const __grid_constant
 
 // --- The kernels of a call, by the number of ranks ---
 
+template <typename T, int kBytes, int kRanks>
+auto sum_kernel_of(bool one_shot, Box box) {
+  if (!one_shot) return two_shot_sum_kernel<T, kBytes, kRanks>;
+  if constexpr (piece_words(kBytes) == 4)
+    if (box == Box::kNumbers) return one_shot_sum_kernel<T, kBytes, kRanks, Box::kNumbers>;
+  return one_shot_sum_kernel<T, kBytes, kRanks, Box::kFlagged>;
+}
 template <typename T, int kBytes>
-auto sum_kernel(int ranks, bool one_shot) {
-  if (ranks <= 2) return one_shot ? one_shot_sum_kernel<T, kBytes, 2> : two_shot_sum_kernel<T, kBytes, 2>;
-  if (ranks <= 4) return one_shot ? one_shot_sum_kernel<T, kBytes, 4> : two_shot_sum_kernel<T, kBytes, 4>;
-  return one_shot ? one_shot_sum_kernel<T, kBytes, 8> : two_shot_sum_kernel<T, kBytes, 8>;
+auto sum_kernel(int ranks, bool one_shot, Box box) {
+  return ranks <= 2   ? sum_kernel_of<T, kBytes, 2>(one_shot, box)
+         : ranks <= 4 ? sum_kernel_of<T, kBytes, 4>(one_shot, box)
+                      : sum_kernel_of<T, kBytes, 8>(one_shot, box);
 }
 
 template <int kBytes>
@@ -295,19 +310,21 @@ auto deal_kernel(int ranks, bool one_shot) {
                       : one_shot_deal_kernel<kBytes, 8>;
 }
 
-// Pieces that a mailbox holds.
+// Pieces that a box holds.
 template <int kBytes>
-int64_t most_boxed(const PeerView& view) {
+int64_t most_boxed(const PeerView& view, Box box) {
+  if (box == Box::kNumbers) return static_cast<int64_t>(number_box_bytes(view.size)) / kBytes;
   const auto bytes = static_cast<int64_t>(mailbox_bytes(view.size));
   return piece_words(kBytes) == 4 ? bytes / 1024 * 32 : bytes / 8;
 }
 
 // An exchange of `count` units of so many pieces: run(begin, end, one_shot) for each of the calls that it takes. Where
-// kernels reach nothing but mailboxes, no call has more than these hold.
+// kernels reach nothing but boxes, no call has more than these hold.
 template <int kBytes, typename Run>
-cudaError_t in_calls(const PeerView& view, int64_t count, int64_t unit_pieces, const Run& run) {
-  const int64_t pieces = count * unit_pieces, boxed = most_boxed<kBytes>(view);
-  const bool chosen = static_cast<size_t>(pieces) * kBytes <= view.one_shot_bytes && pieces <= boxed;
+cudaError_t in_calls(const PeerView& view, Box box, int64_t count, int64_t unit_pieces, const Run& run) {
+  const int64_t pieces = count * unit_pieces, boxed = most_boxed<kBytes>(view, box);
+  const size_t most = box == Box::kNumbers ? view.one_shot_bytes : view.one_shot_bytes / 2;
+  const bool chosen = static_cast<size_t>(pieces) * kBytes <= most && pieces <= boxed;
   if (chosen || view.direct) return run(0, count, chosen);
   const int64_t at_once = boxed / unit_pieces;
   CHECK(at_once > 0, "rows of ", unit_pieces, " pieces");
@@ -335,11 +352,13 @@ cudaError_t sum(const PeerView& view, const Tensor& x, cudaStream_t stream) {
                 .count = static_cast<uint32_t>(count),
                 .begin = 0,
                 .end = 0};
-  return in_calls<kBytes>(view, count, 1, [&](int64_t begin, int64_t end, bool one_shot) {
+  const bool flagged = piece_words(kBytes) != 4 || static_cast<size_t>(count) * kBytes <= view.flagged_bytes;
+  const Box box = flagged ? Box::kFlagged : Box::kNumbers;
+  return in_calls<kBytes>(view, box, count, 1, [&](int64_t begin, int64_t end, bool one_shot) {
     pieces.begin = static_cast<uint32_t>(begin), pieces.end = static_cast<uint32_t>(end);
     const int64_t of_rank = one_shot ? end - begin : (count + view.size - 1) / view.size;
-    return launch_peers(sum_kernel<T, kBytes>(view.size, one_shot), shape_of(view, one_shot, of_rank, stream), view,
-                        pieces);
+    return launch_peers(sum_kernel<T, kBytes>(view.size, one_shot, box), shape_of(view, one_shot, of_rank, stream),
+                        view, pieces);
   });
 }
 
@@ -356,7 +375,7 @@ cudaError_t gather(const PeerView& view, const void* mine, size_t bytes, void* a
                 .count = static_cast<uint32_t>(count),
                 .begin = 0,
                 .end = 0};
-  return in_calls<kBytes>(view, count, 1, [&](int64_t begin, int64_t end, bool one_shot) {
+  return in_calls<kBytes>(view, Box::kFlagged, count, 1, [&](int64_t begin, int64_t end, bool one_shot) {
     gather.begin = static_cast<uint32_t>(begin), gather.end = static_cast<uint32_t>(end);
     return launch_peers(gather_kernel<kBytes>(view.size, one_shot), shape_of(view, one_shot, end - begin, stream), view,
                         gather);
@@ -366,7 +385,7 @@ cudaError_t gather(const PeerView& view, const void* mine, size_t bytes, void* a
 template <int kBytes>
 cudaError_t deal(const PeerView& view, Deal rows, cudaStream_t stream) {
   CHECK(rows.of_row <= UINT32_MAX / 2 / kWidePeerThreads, "rows of ", rows.of_row, " pieces");
-  return in_calls<kBytes>(view, rows.rows, rows.of_row, [&](int64_t begin, int64_t end, bool one_shot) {
+  return in_calls<kBytes>(view, Box::kFlagged, rows.rows, rows.of_row, [&](int64_t begin, int64_t end, bool one_shot) {
     rows.begin = static_cast<int32_t>(begin), rows.end = static_cast<int32_t>(end);
     PeerLaunch shape = shape_of(view, one_shot, (end - begin) * rows.of_row, stream);
     // Rows are mostly not on 16 bytes: more blocks make up for the smaller pieces.
@@ -391,9 +410,13 @@ cudaError_t load_moves(int ranks, bool one_shot) {
 
 cudaError_t load_kernels(int ranks, bool one_shot) {
   for (const cudaError_t error :
-       {load(sum_kernel<float, 16>(ranks, one_shot)), load(sum_kernel<float, 4>(ranks, one_shot)),
-        load(sum_kernel<__nv_bfloat16, 16>(ranks, one_shot)), load(sum_kernel<__nv_bfloat16, 2>(ranks, one_shot)),
-        load_moves<16>(ranks, one_shot), load_moves<4>(ranks, one_shot), load_moves<1>(ranks, one_shot)})
+       {load(sum_kernel<float, 16>(ranks, one_shot, Box::kNumbers)),
+        load(sum_kernel<float, 16>(ranks, one_shot, Box::kFlagged)),
+        load(sum_kernel<float, 4>(ranks, one_shot, Box::kFlagged)),
+        load(sum_kernel<__nv_bfloat16, 16>(ranks, one_shot, Box::kNumbers)),
+        load(sum_kernel<__nv_bfloat16, 16>(ranks, one_shot, Box::kFlagged)),
+        load(sum_kernel<__nv_bfloat16, 2>(ranks, one_shot, Box::kFlagged)), load_moves<16>(ranks, one_shot),
+        load_moves<4>(ranks, one_shot), load_moves<1>(ranks, one_shot)})
     if (error != cudaSuccess) return error;
   return cudaSuccess;
 }

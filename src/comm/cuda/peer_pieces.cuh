@@ -90,6 +90,16 @@ __device__ __forceinline__ bool fetch(const char* box, uint32_t (&words)[kWords]
   }
 }
 
+// visit(rank) for each other rank, the next one first: not all write to the same one at once.
+template <int kRanks, typename Visit>
+__device__ __forceinline__ void for_others(const PeerView& view, const Visit& visit) {
+#pragma unroll
+  for (int i = 1; i < kRanks; ++i) {
+    const int other = view.rank + i;
+    if (i < view.size) visit(other < view.size ? other : other - view.size);
+  }
+}
+
 // The others' pieces of that number, all polled together. `pieces` of this rank is left as it is.
 template <int kWords, int kRanks>
 __device__ __forceinline__ bool take_all(const PeerCall& call, size_t piece, uint32_t (&pieces)[kRanks][kWords]) {
@@ -113,12 +123,11 @@ __device__ __forceinline__ void put_own(const uint32_t (&own)[kWords], int rank,
       if (r == rank) pieces[r][i] = own[i];
 }
 
-template <int kWords>
+template <int kRanks, int kWords>
 __device__ __forceinline__ void post_all(const PeerCall& call, size_t piece, const uint32_t (&words)[kWords]) {
-  for (int i = 1; i < call.view.size; ++i) {
-    const int other = (call.view.rank + i) % call.view.size;  // not all ranks to the same one at once
+  for_others<kRanks>(call.view, [&](int other) {
     post<kWords>(call.mailbox(other, call.view.rank) + box_offset<kWords>(piece), words, call.flag());
-  }
+  });
 }
 
 // --- Sums ---

@@ -17,9 +17,10 @@ struct PeerMemory {
   // Addresses that a rank shows to a block, each as two halves: 32 bits | flag << 32.
   alignas(256) uint64_t messages[2][kMostPeerBlocks][kMostPeers][kMostAddresses][2];
   alignas(256) uint32_t flags[2][kMostPeerBlocks][kMostPeers];
-  // Followed by mailboxes [2][ranks][mailbox_bytes()].
+  // Followed by mailboxes [2][ranks][mailbox_bytes()] and boxes of numbers [2][ranks][number_box_bytes()].
 };
 constexpr int kEpochShift = 16;
+constexpr int kBlankByte = 0xFF;  // of a box of numbers where nothing has come
 
 // Of kernels that read and write the others' memory: so many fill the links, and each has to wait for its stores.
 constexpr int kWidePeerThreads = 512, kMostWidePeerBlocks = 64;
@@ -41,6 +42,7 @@ struct PeerView {
   const uint32_t* abort = nullptr;
   uint64_t* come_to = nullptr;
   size_t one_shot_bytes = 0;
+  size_t flagged_bytes = 0;  // numbers of up to so many bytes of a rank go with flags
 
   // Of a kernel of small blocks. Where ranks share a GPU, all their blocks must find a place.
   int64_t most_blocks() const { return one_gpu ? kMostPeerBlocks / 4 : kMostPeerBlocks; }

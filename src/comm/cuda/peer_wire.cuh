@@ -82,6 +82,12 @@ class PeerCall {
     return boxes + static_cast<size_t>(parity() * view.size + from) * mailbox_bytes(view.size);
   }
 
+  // The same for numbers. A call may use either kind.
+  __device__ __forceinline__ char* number_box(int to, int from) const {
+    char* boxes = reinterpret_cast<char*>(view.memory[to] + 1) + 2 * view.size * mailbox_bytes(view.size);
+    return boxes + static_cast<size_t>(parity() * view.size + from) * number_box_bytes(view.size);
+  }
+
   // Until ready(). False: aborted.
   template <typename Ready>
   __device__ __forceinline__ bool wait(const Ready& ready) const {

@@ -79,6 +79,11 @@ int64_t step_bytes(const RankParts& parts, const ModelConfig& c, const StepSizes
   return s.tokens * (6 * c.hidden + taps) + std::max(layer, logits + draft);
 }
 
+// Of a group of ranks that exchange data.
+int64_t group_bytes(int64_t size) {
+  return size > 1 ? static_cast<int64_t>(all_box_bytes(static_cast<int32_t>(size))) : 0;
+}
+
 int64_t array_bytes(const RankParts& parts, const ModelConfig& c, const StepSizes& s) {
   const int64_t blocks = parts.max_blocks(INT32_MAX), states = parts.state_pages(), ranks = c.ranks.size;
   const int64_t kept = (s.slots + ranks - 1) / ranks;  // slots that the rank samples: counts, logits as sampled
@@ -96,9 +101,8 @@ int64_t array_bytes(const RankParts& parts, const ModelConfig& c, const StepSize
   const int64_t scores = kPromptLogprobTokens * static_cast<int64_t>(sizeof(TokenScore));
   const bool by_head = parts.draft && !parts.draft->config().has_latents();
   const int64_t attention = by_head ? full_partial_bytes(kFullMostDim) : 0;
-  const int64_t mailboxes =
-      ranks > 1 ? 2 * ranks * static_cast<int64_t>(mailbox_bytes(static_cast<int32_t>(ranks))) : 0;
-  return mailboxes + attention + s.slots * (lists + tables + masks + uploads + records + history) + sampled + whole +
+  const int64_t boxes = group_bytes(ranks) + group_bytes(parts.config.limits.dcp_size);
+  return boxes + attention + s.slots * (lists + tables + masks + uploads + records + history) + sampled + whole +
          s.tokens * 64 + 4 * c.max_positions + scores + (states > 0 ? parts.ring_bytes() : 0);
 }
 

@@ -1,10 +1,13 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "comm/cuda/peer_boxes.cuh"
 #include "comm/cuda/peer_launch.h"
-#include "comm/cuda/peer_pieces.cuh"
+#include "ops/cuda/launch.h"
 #include "ops/cuda/norm_row.cuh"
+#include "ops/cuda/reduce_norm.h"
 #include "ops/cuda/scatter_norm.h"
+#include "ops/cuda/spread_row.cuh"
 
 namespace perigee {
 namespace {
@@ -51,6 +54,72 @@ __device__ __forceinline__ void add_row(const Call& c, int ranks, char* const (&
   }
 }
 
+// --- Few rows: pushed ---
+
+constexpr int kCluster = 8;
+using Spread = SpreadRow<kCluster>;
+static_assert(Spread::kRounds == 1);
+
+// A cluster has the rows of one place in every rank's share at a time. Everything goes into boxes of numbers: to each
+// owner the terms of its rows, and from it the normed rows.
+template <int kRanks>
+__global__ __launch_bounds__(Spread::kThreads, 2) void push_norm_kernel(const __grid_constant__ PeerView view,
+                                                                        const __grid_constant__ Call c) {
+  const Spread row(c.weight, c.y.cols);
+  const PeerCall call(view);
+  const int64_t each = c.shares.each, places = each + c.shares.common;
+  const int64_t first = blockIdx.x / kCluster, step = gridDim.x / kCluster;
+  const int four = row.column(0);
+  const bool has = row.has(0);
+  const auto row_of = [&](int64_t place, int rank) { return place + (place < each ? rank : view.size - 1) * each; };
+  const auto term_at = [&](int64_t place) { return size_t{16} * (place * row.fours + four); };
+  const auto normed_at = [&](int64_t place) { return size_t{8} * ((2 * places + place) * row.fours + four); };
+
+  for (int64_t place = first; place < places && has; place += step) {
+    uint32_t terms[kRanks][4];
+#pragma unroll
+    for (int r = 0; r < kRanks; ++r)
+      if (r < view.size && r != view.rank)
+        load_piece<16>(reinterpret_cast<const float4*>(c.y.row<float>(row_of(place, r))) + four, terms[r]);
+#pragma unroll
+    for (int r = 0; r < kRanks; ++r)
+      if (r < view.size && r != view.rank) post_numbers(call.number_box(r, view.rank) + term_at(place), terms[r]);
+  }
+  for (int64_t place = first; place < places; place += step) {
+    const int64_t r = row_of(place, view.rank);
+    float4 v[1] = {};
+    if (has) {
+      float4& residual = reinterpret_cast<float4*>(c.residual.row<float>(r))[four];
+      uint32_t own[4], sum[4], pieces[kRanks][4] = {};
+      v[0] = residual;
+      load_piece<16>(reinterpret_cast<const float4*>(c.y.row<float>(r)) + four, own);
+      put_own(own, view.rank, pieces);
+      take_numbers(call, term_at(place), pieces);
+      sum_pieces<float>(pieces, view.size, sum);
+      v[0] = {v[0].x + __uint_as_float(sum[0]), v[0].y + __uint_as_float(sum[1]), v[0].z + __uint_as_float(sum[2]),
+              v[0].w + __uint_as_float(sum[3])};
+      residual = v[0];
+    }
+    row.normalize(v, c.eps, [&](int, const uint2& y) {
+      reinterpret_cast<uint2*>(c.out.row<uint16_t>(r))[four] = y;
+      const uint32_t normed[2] = {y.x, y.y};
+      if (place < each) post_numbers_to_all<kRanks>(call, normed_at(place), normed);
+    });
+    if (place + step < places) row.go_on();
+  }
+  for (int64_t place = first; place < each && has; place += step) {
+    uint32_t normed[kRanks][2];
+    take_numbers(call, normed_at(place), normed);
+#pragma unroll
+    for (int r = 0; r < kRanks; ++r)
+      if (r < view.size && r != view.rank)
+        reinterpret_cast<uint2*>(c.out.row<uint16_t>(row_of(place, r)))[four] = {normed[r][0], normed[r][1]};
+  }
+  call.end();
+}
+
+// --- Many rows: pulled ---
+
 // A block has one row at a time.
 template <int kRanks>
 __global__ __launch_bounds__(kThreads) void scatter_norm_kernel(const __grid_constant__ PeerView view,
@@ -81,6 +150,13 @@ __global__ __launch_bounds__(kThreads) void scatter_norm_kernel(const __grid_con
 auto kernel_of(int ranks) {
   return ranks <= 2 ? scatter_norm_kernel<2> : ranks <= 4 ? scatter_norm_kernel<4> : scatter_norm_kernel<8>;
 }
+auto push_kernel_of(int ranks) {
+  return ranks <= 2 ? push_norm_kernel<2> : ranks <= 4 ? push_norm_kernel<4> : push_norm_kernel<8>;
+}
+
+// All clusters wait for those of other ranks, so all of them must find a place at once. A GPU with 132 multiprocessors
+// has room for 32.
+constexpr int64_t kMostClusters = 16, kMostClustersOfOneGpu = 4;
 
 }  // namespace
 
@@ -89,14 +165,32 @@ bool scatter_norm_pays(const PeerView& view, const Tensor& residual) {
          static_cast<size_t>(residual.rows * residual.cols) * sizeof(float) > view.one_shot_bytes;
 }
 
+bool scatter_norm_pushes(const PeerView& view, const Tensor& residual) {
+  const RowShares shares(residual.rows, view.size);
+  const auto columns = static_cast<size_t>((shares.each + shares.common) * residual.cols);
+  return has_clusters() && columns * (sizeof(float) + sizeof(uint16_t)) <= number_box_bytes(view.size);
+}
+
 cudaError_t scatter_norm_rows(const PeerView& view, const Tensor& residual, const Tensor& y, const float* weight,
-                              float eps, const Tensor& out, cudaStream_t stream, int most_blocks) {
+                              float eps, const Tensor& out, cudaStream_t stream, ScatterForm form, int most_blocks) {
   CHECK(in_fours(residual) && in_fours(y) && y.rows == residual.rows && y.cols == residual.cols, y.rows, "x", y.cols);
   CHECK(out.dtype == DType::kBF16 && out.row_stride % 4 == 0 && reinterpret_cast<uintptr_t>(out.data) % 8 == 0,
         "a norm as ", dtype_name(out.dtype), " in rows of ", out.row_stride);
   if (y.rows == 0) return cudaSuccess;
   const Call call{
       .residual = residual, .y = y, .out = out, .weight = weight, .eps = eps, .shares = RowShares(y.rows, view.size)};
+  const bool fits = scatter_norm_pushes(view, residual);
+  CHECK(form != ScatterForm::kPush || fits, y.rows, " rows of ", y.cols, " columns to push");
+  if (form == ScatterForm::kPush || (form == ScatterForm::kChosen && fits)) {
+    const int64_t clusters =
+        std::min(call.shares.each + call.shares.common, view.one_gpu ? kMostClustersOfOneGpu : kMostClusters);
+    return launch_peers(push_kernel_of(view.size),
+                        {.blocks = static_cast<unsigned>(kCluster * clusters),
+                         .threads = Spread::kThreads,
+                         .cluster = kCluster,
+                         .stream = stream},
+                        view, call);
+  }
   // Where ranks share a GPU, all their blocks must find a place.
   const int64_t most = view.one_gpu ? kMostWidePeerBlocks : most_blocks;
   return launch_peers(kernel_of(view.size),
@@ -110,6 +204,9 @@ cudaError_t load_scatter_norm() {
   for (const int ranks : {2, 4, 8}) {
     cudaFuncAttributes attributes;
     if (const cudaError_t error = cudaFuncGetAttributes(&attributes, kernel_of(ranks)); error != cudaSuccess)
+      return error;
+    if (!has_clusters()) continue;
+    if (const cudaError_t error = cudaFuncGetAttributes(&attributes, push_kernel_of(ranks)); error != cudaSuccess)
       return error;
   }
   return cudaSuccess;

@@ -1,6 +1,9 @@
 // A layer's reduce point of many rows in one kernel: each rank adds up some of the rows (reduce-scatter), adds them to
 // their residual, normalizes them, and writes the normed rows to all (all-gather, in bf16). The residual of a row then
 // stands on the rank that owns it alone: no rank needs that of others' rows until gather_residual().
+//
+// What fits into boxes is pushed there, both times; ranks do not wait until all have come. Of more rows each rank pulls
+// the terms of its own from where they lie.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -19,13 +22,17 @@ struct RowShares {
 // Whether reduce points add to the rows of this residual so: where the sum would not take one shot. The same for every
 // reduce point that adds to it.
 bool scatter_norm_pays(const PeerView& view, const Tensor& residual);
+// Whether these rows fit into boxes, on this GPU.
+bool scatter_norm_pushes(const PeerView& view, const Tensor& residual);
 
 // Of this rank's own rows and the common ones: residual += the sum of the ranks' y, in rank order. Of all rows: out =
 // the residual's RMSNorm in bf16. All f32 [n, H] but out. Every rank calls it with tensors of the same sizes, strides
-// and alignment. Has the bits of all_reduce and rms_norm_rows. `most_blocks`: for measurements.
+// and alignment. Has the bits of all_reduce and rms_norm_rows. `form` and `most_blocks`: for tests and measurements.
+enum class ScatterForm { kChosen, kPush, kPull };
 constexpr int kScatterBlocks = 256;
 cudaError_t scatter_norm_rows(const PeerView& view, const Tensor& residual, const Tensor& y, const float* weight,
-                              float eps, const Tensor& out, cudaStream_t stream, int most_blocks = kScatterBlocks);
+                              float eps, const Tensor& out, cudaStream_t stream,
+                              ScatterForm form = ScatterForm::kChosen, int most_blocks = kScatterBlocks);
 
 // On each GPU before the first call, as load_peer_kernels().
 cudaError_t load_scatter_norm();

@@ -20,7 +20,7 @@ void expect_rows(PeerRank& rank, const Tensor& expected, const Tensor& actual, i
       << count << " rows of " << actual.cols << " columns from row " << begin << " of " << actual.rows;
 }
 
-void check_rows(PeerRank& rank, uint64_t call, int64_t rows, int64_t cols) {
+void check_rows(PeerRank& rank, uint64_t call, int64_t rows, int64_t cols, ScatterForm form) {
   constexpr float kEps = 1e-5f;
   rank.reset();
   rank.comm->set_one_shot_bytes(0);
@@ -29,8 +29,10 @@ void check_rows(PeerRank& rank, uint64_t call, int64_t rows, int64_t cols) {
   ASSERT_TRUE(scatter_norm_pays(rank.comm->view(), joined.residual));
   rank.comm->all_reduce(apart.y);
   ASSERT_EQ(rms_norm_rows(apart.residual, &apart.y, apart.weight, kEps, apart.out, stream), cudaSuccess);
-  ASSERT_EQ(scatter_norm_rows(rank.comm->view(), joined.residual, joined.y, joined.weight, kEps, joined.out, stream),
-            cudaSuccess);
+  if (form == ScatterForm::kPush && !scatter_norm_pushes(rank.comm->view(), joined.residual)) form = ScatterForm::kPull;
+  ASSERT_EQ(
+      scatter_norm_rows(rank.comm->view(), joined.residual, joined.y, joined.weight, kEps, joined.out, stream, form),
+      cudaSuccess);
   expect_rows<uint16_t>(rank, apart.out, joined.out, 0, rows);
   const RowShares shares(rows, rank.group.size);
   expect_rows<uint32_t>(rank, apart.residual, joined.residual, rank.rank * shares.each, shares.each);
@@ -52,10 +54,11 @@ TEST_P(ScatterNorm, HasTheBitsOfItsParts) {
       }
       rank.meet();
       uint64_t call = 0;
-      for (int turn = 0; turn < 2; ++turn)
+      for (int turn = 0; turn < 4; ++turn)
         for (const int64_t cols : {4, 64, 1000, 2304, 7168, 8192})
-          for (const int64_t rows : {1, 2, 3, 64, 601}) check_rows(rank, ++call, rows, cols);
-      check_rows(rank, ++call, 2049, 2304);
+          for (const int64_t rows : {1, 2, 3, 33, 64, 117, 601})
+            check_rows(rank, ++call, rows, cols, turn % 3 == 1 ? ScatterForm::kPull : ScatterForm::kPush);
+      check_rows(rank, ++call, 2049, 2304, ScatterForm::kChosen);
     });
   }
 }
@@ -64,16 +67,19 @@ TEST_P(ScatterNorm, EndsWhenARankIsLost) {
   PeerGroup group(2, GetParam());
   run(group, [&](PeerRank& rank) {
     ASSERT_EQ(load_scatter_norm(), cudaSuccess);
-    const NormOperands x(rank, 1, 300, 2304);
+    const NormOperands x(rank, 1, 300, 2304), few(rank, 1, 64, 2304);
     rank.meet();
     if (rank.rank == 1) {
       EXPECT_TRUE(eventually([&] { return group.comms.num_meetings(0) == 1; }));
       group.comms.abort();
       return;
     }
-    for (int i = 0; i < 50; ++i)
-      ASSERT_EQ(scatter_norm_rows(rank.comm->view(), x.residual, x.y, x.weight, 1, x.out, rank.stream.get()),
+    for (int i = 0; i < 50; ++i) {
+      const NormOperands& rows = i % 2 == 0 ? few : x;
+      ASSERT_EQ(scatter_norm_rows(rank.comm->view(), rows.residual, rows.y, rows.weight, 1, rows.out, rank.stream.get(),
+                                  i % 2 == 0 ? ScatterForm::kPush : ScatterForm::kPull),
                 cudaSuccess);
+    }
   });
 }
 

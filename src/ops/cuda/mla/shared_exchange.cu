@@ -1,8 +1,8 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "comm/cuda/peer_boxes.cuh"
 #include "comm/cuda/peer_launch.h"
-#include "comm/cuda/peer_pieces.cuh"
 #include "ops/cuda/mla/merge_ranks.cuh"
 #include "ops/cuda/mla/shared_exchange.h"
 
@@ -10,6 +10,7 @@ namespace perigee {
 namespace {
 
 constexpr int kQueryThreads = 256, kMergeThreads = 128;  // four columns each
+constexpr int kPushThreads = kMergeThreads + 32;         // and one for the log-sum-exp
 constexpr int kPiecesAtOnce = 2;
 constexpr int64_t kMostPullBlocks = 1056;  // as many as a GPU runs at once, about
 
@@ -53,7 +54,7 @@ struct Queries {
   }
 };
 
-template <int kRanks>
+template <int kRanks, Box kBox>
 __global__ __launch_bounds__(kQueryThreads) void push_queries_kernel(const __grid_constant__ PeerView view,
                                                                      Queries queries) {
   const PeerCall call(view);
@@ -62,12 +63,12 @@ __global__ __launch_bounds__(kQueryThreads) void push_queries_kernel(const __gri
   for (uint32_t p = first; p < count; p += step) {
     uint32_t own[4];
     load_piece<16>(queries.mine + size_t{16} * p, own);
-    post_all(call, p, own);
+    post_to_all<kBox, kRanks>(call, p, own);
     store_piece<16>(queries.place(p, view.rank, view.size), own);
   }
   for (uint32_t p = first; p < count; p += step) {
     uint32_t pieces[kRanks][4];
-    if (!take_all(call, p, pieces)) break;
+    if (!take_of_all<kBox>(call, p, pieces)) break;
 #pragma unroll
     for (int r = 0; r < kRanks; ++r)
       if (r < view.size && r != view.rank) store_piece<16>(queries.place(p, r, view.size), pieces[r]);
@@ -128,34 +129,43 @@ __device__ __forceinline__ void merge_pieces(const PeerView& view, const uint32_
   *reinterpret_cast<uint2*>(x.y.row<uint16_t>(row) + column) = merge.columns();
 }
 
-// A row of a mailbox has the pieces of a row of results; the last one begins with the log-sum-exp.
-template <int kRanks>
-__global__ __launch_bounds__(kMergeThreads) void push_results_kernel(const __grid_constant__ PeerView view, Results x) {
+// A row of a box has the pieces of a row of results, one of a thread; the last one begins with the log-sum-exp.
+template <int kRanks, Box kBox>
+__global__ __launch_bounds__(kPushThreads) void push_results_kernel(const __grid_constant__ PeerView view, Results x) {
+  __shared__ uint32_t sums[2][kRanks];  // of every second row
   const PeerCall call(view);
-  const int fours = static_cast<int>(x.y.cols / 4), four = threadIdx.x;
-  const auto number = [&](int64_t row, int piece) { return static_cast<size_t>(row) * (fours + 1) + piece; };
-  for (int64_t row = blockIdx.x; row < x.y.rows; row += gridDim.x)
-    for (int i = 1; i < view.size; ++i) {
-      const int to = (view.rank + i) % view.size;
-      const float* from = x.results + x.offset(row, to, view.size);
-      for (int piece = four; piece <= fours; piece += kMergeThreads) {
-        uint32_t own[4];
-        load_piece<16>(from + 4 * piece, own);
-        post<4>(call.mailbox(to, view.rank) + box_offset<4>(number(row, piece)), own, call.flag());
-      }
-    }
-  for (int64_t row = blockIdx.x; row < x.y.rows; row += gridDim.x) {
-    if (four >= fours) break;
-    const float* from = x.results + x.offset(row, view.rank, view.size);
-    uint32_t own[4], means[kRanks][4], last[kRanks][4], lse[kRanks];
-    load_piece<16>(from + 4 * four, own);
-    put_own(own, view.rank, means);
-    load_piece<16>(from + 4 * fours, own);
-    put_own(own, view.rank, last);
-    if (!take_all(call, number(row, four), means) || !take_all(call, number(row, fours), last)) break;
+  const int fours = static_cast<int>(x.y.cols / 4), piece = threadIdx.x;
+  const auto number = [&](int64_t row) { return static_cast<size_t>(row) * (fours + 1) + piece; };
+  uint32_t mine[kRanks][4];  // of a row for each rank: all of them are read before the first is sent
+  const auto read_row = [&](int64_t row) {
 #pragma unroll
-    for (int r = 0; r < kRanks; ++r) lse[r] = last[r][0];
-    merge_pieces(view, means, lse, x, row, 4 * four);
+    for (int r = 0; r < kRanks; ++r)
+      if (r < view.size) load_piece<16>(x.results + x.offset(row, r, view.size) + 4 * piece, mine[r]);
+  };
+  for (int64_t row = blockIdx.x; row < x.y.rows && piece <= fours; row += gridDim.x) {
+    read_row(row);
+#pragma unroll
+    for (int r = 0; r < kRanks; ++r)
+      if (r < view.size && r != view.rank) post_to<kBox>(call, r, number(row), mine[r]);
+  }
+  int turn = 0;
+  for (int64_t row = blockIdx.x; row < x.y.rows; row += gridDim.x, turn ^= 1) {
+    uint32_t pieces[kRanks][4];
+    bool came = true;
+    if (piece <= fours) {
+      uint32_t own[4];
+      load_piece<16>(x.results + x.offset(row, view.rank, view.size) + 4 * piece, own);
+      put_own(own, view.rank, pieces);
+      came = take_of_all<kBox>(call, number(row), pieces);
+    }
+    if (piece == fours)
+#pragma unroll
+      for (int r = 0; r < kRanks; ++r) sums[turn][r] = pieces[r][0];
+    if (!__syncthreads_and(came)) break;
+    uint32_t lse[kRanks];
+#pragma unroll
+    for (int r = 0; r < kRanks; ++r) lse[r] = sums[turn][r];
+    if (piece < fours) merge_pieces(view, pieces, lse, x, row, 4 * piece);
   }
   call.end();
 }
@@ -186,10 +196,10 @@ __global__ __launch_bounds__(kMergeThreads) void pull_results_kernel(const __gri
 
 // --- Launches ---
 
-// Of `pieces` that go to each other rank: less than where two-shot sums pay, as pulling takes one trip less.
+// Of `pieces` that go to each other rank: more than where sums take one shot, as pulling sends no less.
 bool pushes(const PeerView& view, int64_t pieces) {
   const auto count = static_cast<size_t>(pieces);
-  return 16 * count <= view.one_shot_bytes / 8 * 3 && box_bytes<4>(count) <= mailbox_bytes(view.size);
+  return 2 * count <= view.one_shot_bytes && 16 * count <= number_box_bytes(view.size);
 }
 
 unsigned blocks(const PeerView& view, bool push, int64_t wanted) {
@@ -198,17 +208,30 @@ unsigned blocks(const PeerView& view, bool push, int64_t wanted) {
   return static_cast<unsigned>(std::clamp<int64_t>(wanted, 1, most));
 }
 
-auto queries_kernel(int ranks, bool push) {
-  if (!push) return pull_queries_kernel;
-  return ranks <= 2 ? push_queries_kernel<2> : ranks <= 4 ? push_queries_kernel<4> : push_queries_kernel<8>;
+Box box_of(const PeerView& view, int64_t pieces) {
+  return static_cast<size_t>(16 * pieces) <= view.flagged_bytes ? Box::kFlagged : Box::kNumbers;
 }
 
 template <int kRanks>
-auto results_kernel_of(bool push) {
-  return push ? push_results_kernel<kRanks> : pull_results_kernel<kRanks>;
+auto queries_kernel_of(bool push, Box box) {
+  if (!push) return pull_queries_kernel;
+  return box == Box::kFlagged ? push_queries_kernel<kRanks, Box::kFlagged> : push_queries_kernel<kRanks, Box::kNumbers>;
 }
-auto results_kernel(int ranks, bool push) {
-  return ranks <= 2 ? results_kernel_of<2>(push) : ranks <= 4 ? results_kernel_of<4>(push) : results_kernel_of<8>(push);
+auto queries_kernel(int ranks, bool push, Box box) {
+  return ranks <= 2   ? queries_kernel_of<2>(push, box)
+         : ranks <= 4 ? queries_kernel_of<4>(push, box)
+                      : queries_kernel_of<8>(push, box);
+}
+
+template <int kRanks>
+auto results_kernel_of(bool push, Box box) {
+  if (!push) return pull_results_kernel<kRanks>;
+  return box == Box::kFlagged ? push_results_kernel<kRanks, Box::kFlagged> : push_results_kernel<kRanks, Box::kNumbers>;
+}
+auto results_kernel(int ranks, bool push, Box box) {
+  return ranks <= 2   ? results_kernel_of<2>(push, box)
+         : ranks <= 4 ? results_kernel_of<4>(push, box)
+                      : results_kernel_of<8>(push, box);
 }
 
 bool on16(const Tensor& x) {
@@ -228,7 +251,7 @@ cudaError_t exchange_queries(const PeerView& view, const Tensor& mine, const Ten
   const PeerLaunch shape{.blocks = blocks(view, push, (threads + kQueryThreads - 1) / kQueryThreads),
                          .threads = kQueryThreads,
                          .stream = stream};
-  return launch_peers(queries_kernel(view.size, push), shape, view,
+  return launch_peers(queries_kernel(view.size, push, box_of(view, int64_t{rows} * width)), shape, view,
                       Queries{static_cast<const char*>(mine.data), static_cast<char*>(all.data), rows, width});
 }
 
@@ -239,18 +262,22 @@ cudaError_t exchange_results(const PeerView& view, const Tensor& results, int he
         results.rows, "x", results.cols, " into ", y.rows, "x", y.cols);
   if (y.rows == 0) return cudaSuccess;
   const bool push = pushes(view, y.rows * results.cols / 4);
-  const PeerLaunch shape{.blocks = blocks(view, push, y.rows), .threads = kMergeThreads, .stream = stream};
-  return launch_peers(results_kernel(view.size, push), shape, view, Results{results.row<const float>(0), y, heads});
+  const PeerLaunch shape{.blocks = blocks(view, push, y.rows),
+                         .threads = static_cast<unsigned>(push ? kPushThreads : kMergeThreads),
+                         .stream = stream};
+  return launch_peers(results_kernel(view.size, push, box_of(view, y.rows * results.cols / 4)), shape, view,
+                      Results{results.row<const float>(0), y, heads});
 }
 
 cudaError_t load_exchanges() {
   for (const int ranks : {2, 4, 8})
-    for (const bool push : {true, false}) {
-      cudaFuncAttributes attributes;
-      for (const cudaError_t error : {cudaFuncGetAttributes(&attributes, queries_kernel(ranks, push)),
-                                      cudaFuncGetAttributes(&attributes, results_kernel(ranks, push))})
-        if (error != cudaSuccess) return error;
-    }
+    for (const bool push : {true, false})
+      for (const Box box : {Box::kFlagged, Box::kNumbers}) {
+        cudaFuncAttributes attributes;
+        for (const cudaError_t error : {cudaFuncGetAttributes(&attributes, queries_kernel(ranks, push, box)),
+                                        cudaFuncGetAttributes(&attributes, results_kernel(ranks, push, box))})
+          if (error != cudaSuccess) return error;
+      }
   return cudaSuccess;
 }
 

@@ -1,9 +1,9 @@
 // The exchanges of attention over a cache that GPUs share, in a kernel each, where ranks reach each other's memory:
 // what shared_latents.h and two collectives do otherwise.
 //
-// Little data is pushed into mailboxes, each word beside a flag. More is pulled: once a rank has shown that its operand
-// is complete, the others read their parts of it where it lies. Therefore `mine` and `results` must keep what they hold
-// until the next call of the group has ended here. Each launch is one call of the group.
+// What fits is pushed into boxes of numbers, in which a NaN may become another one. More is pulled: once a rank has
+// shown that its operand is complete, the others read their parts of it where it lies. Therefore `mine` and `results`
+// must keep what they hold until the next call of the group has ended here. Each launch is one call of the group.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -1,0 +1,104 @@
+// Boxes of numbers, f32 or pairs of bf16: a word that has not come is kBlank, so that no flag takes half of the bytes.
+//
+// Who has taken a piece leaves kBlank there. The next writer is two calls away, and so it finds it: a rank that has
+// ended a call has heard of every other rank in it, so all of them have ended the call before.
+#pragma once
+
+#include "comm/cuda/peer_pieces.cuh"
+
+namespace perigee {
+
+// A NaN, or two of them, which travel as another NaN.
+constexpr uint32_t kBlank = 0x01010101u * kBlankByte;
+
+template <int kWords>
+__device__ __forceinline__ void put_numbers(char* to, const uint32_t (&words)[kWords]) {
+  static_assert(kWords == 4 || kWords == 2);
+  if constexpr (kWords == 4)
+    asm volatile("st.relaxed.sys.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(words[0]), "r"(words[1]),
+                 "r"(words[2]), "r"(words[3])
+                 : "memory");
+  else
+    asm volatile("st.relaxed.sys.global.v2.u32 [%0], {%1, %2};" ::"l"(to), "r"(words[0]), "r"(words[1]) : "memory");
+}
+template <int kWords>
+__device__ __forceinline__ void clear_numbers(char* at) {
+  if constexpr (kWords == 4)
+    *reinterpret_cast<uint4*>(at) = {kBlank, kBlank, kBlank, kBlank};
+  else
+    *reinterpret_cast<uint2*>(at) = {kBlank, kBlank};
+}
+template <int kWords>
+__device__ __forceinline__ void post_numbers(char* to, const uint32_t (&words)[kWords]) {
+  uint32_t sent[kWords];
+#pragma unroll
+  for (int i = 0; i < kWords; ++i) sent[i] = min(words[i], kBlank - 1);
+  put_numbers(to, sent);
+}
+
+// One look at what may have come. False: not all of it.
+template <int kWords>
+__device__ __forceinline__ bool fetch_numbers(const char* from, uint32_t (&words)[kWords]) {
+  static_assert(kWords == 4 || kWords == 2);
+  if constexpr (kWords == 4) {
+    load_piece<16>(from, words);
+  } else {
+    asm volatile("ld.relaxed.sys.global.v2.u32 {%0, %1}, [%2];"
+                 : "=r"(words[0]), "=r"(words[1])
+                 : "l"(from)
+                 : "memory");
+  }
+  bool all = true;
+#pragma unroll
+  for (int i = 0; i < kWords; ++i) all &= words[i] != kBlank;
+  return all;
+}
+
+// `at`: bytes in the box.
+template <int kRanks, int kWords>
+__device__ __forceinline__ void post_numbers_to_all(const PeerCall& call, size_t at, const uint32_t (&words)[kWords]) {
+  for_others<kRanks>(call.view, [&](int other) { post_numbers(call.number_box(other, call.view.rank) + at, words); });
+}
+
+// The others' pieces there, all polled together, once each. `pieces` of this rank is left as it is.
+template <int kWords, int kRanks>
+__device__ __forceinline__ bool take_numbers(const PeerCall& call, size_t at, uint32_t (&pieces)[kRanks][kWords]) {
+  const bool came = call.wait([&] {
+    bool all = true;
+#pragma unroll
+    for (int r = 0; r < kRanks; ++r)
+      if (r < call.view.size && r != call.view.rank)
+        all &= fetch_numbers(call.number_box(call.view.rank, r) + at, pieces[r]);
+    return all;
+  });
+#pragma unroll
+  for (int r = 0; r < kRanks; ++r)
+    if (came && r < call.view.size && r != call.view.rank)
+      clear_numbers<kWords>(call.number_box(call.view.rank, r) + at);
+  return came;
+}
+
+// --- Pieces of 16 bytes in either kind of box: by flags little arrives sooner, since nobody clears its box ---
+
+enum class Box { kFlagged, kNumbers };
+
+template <Box kBox>
+__device__ __forceinline__ void post_to(const PeerCall& call, int other, size_t piece, const uint32_t (&words)[4]) {
+  if constexpr (kBox == Box::kNumbers)
+    post_numbers(call.number_box(other, call.view.rank) + 16 * piece, words);
+  else
+    post<4>(call.mailbox(other, call.view.rank) + box_offset<4>(piece), words, call.flag());
+}
+template <Box kBox, int kRanks>
+__device__ __forceinline__ void post_to_all(const PeerCall& call, size_t piece, const uint32_t (&words)[4]) {
+  for_others<kRanks>(call.view, [&](int other) { post_to<kBox>(call, other, piece, words); });
+}
+template <Box kBox, int kRanks>
+__device__ __forceinline__ bool take_of_all(const PeerCall& call, size_t piece, uint32_t (&pieces)[kRanks][4]) {
+  if constexpr (kBox == Box::kNumbers)
+    return take_numbers(call, 16 * piece, pieces);
+  else
+    return take_all(call, piece, pieces);
+}
+
+}  // namespace perigee

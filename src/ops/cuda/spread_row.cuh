@@ -1,0 +1,118 @@
+// The RMSNorm of one row by a cluster of blocks, for kernels that exchange rows with other GPUs meanwhile.
+#pragma once
+
+#include <cstdint>
+
+#include "ops/cuda/norm_row.cuh"
+
+namespace perigee {
+
+__device__ __forceinline__ void cluster_arrive() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void cluster_wait() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ int cluster_rank() {
+  uint32_t rank = 0;
+#if __CUDA_ARCH__ >= 900
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+#endif
+  return static_cast<int>(rank);
+}
+// Writes into the same place of another block of the cluster.
+__device__ __forceinline__ void store_in_block(float* place, int block, float value) {
+#if __CUDA_ARCH__ >= 900
+  uint32_t there;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(shared_address(place)), "r"(block));
+  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(there), "f"(value) : "memory");
+#endif
+}
+
+// The RMSNorm of one row by a cluster of kCluster blocks, with the bits of NormRow: of its kNormThreads threads, which
+// have kNormFours pieces of 4 columns each, block b stands for those from b * kOwn on. So many blocks send and receive
+// a row faster than one. Piece k of a block is piece k / kOwn of thread k % kOwn; each of its own threads has kRounds.
+template <int kCluster>
+struct SpreadRow {
+  static constexpr int kOwn = kNormThreads / kCluster, kPieces = kOwn * kNormFours;
+  static constexpr int kMostThreads = kCluster == 1 ? 512 : 256;
+  static constexpr int kThreads = kPieces < kMostThreads ? kPieces : kMostThreads, kRounds = kPieces / kThreads;
+  static_assert(kOwn % 32 == 0 && kPieces % kThreads == 0);
+
+  const int fours, first;  // columns / 4; the thread of NormRow that is this block's first
+  float4 weight[kRounds];
+
+  // Weights may be read before the kernel's wait.
+  __device__ __forceinline__ SpreadRow(const float* weights, int64_t cols)
+      : fours(static_cast<int>(cols / 4)), first(cluster_rank() * kOwn) {
+#pragma unroll
+    for (int i = 0; i < kRounds; ++i)
+      if (has(i)) weight[i] = reinterpret_cast<const float4*>(weights)[column(i)];
+    if constexpr (kCluster > 1) cluster_arrive();  // this block has started
+  }
+  __device__ __forceinline__ int column_of(int piece) const {
+    return first + piece % kOwn + piece / kOwn * kNormThreads;
+  }
+  __device__ __forceinline__ int column(int round) const {
+    return column_of(static_cast<int>(threadIdx.x) + round * kThreads);
+  }
+  __device__ __forceinline__ bool has(int round) const {
+    return column(round) < fours;
+  }
+
+  // By all threads. store(c, y) for columns 4 c ... 4 c + 3. Before another row, the cluster must go_on().
+  template <typename Store>
+  __device__ __forceinline__ void normalize(const float4 (&v)[kRounds], float eps, const Store& store) const {
+    __shared__ float4 row[kPieces];
+    __shared__ float parts[kNormThreads / 32];
+#pragma unroll
+    for (int i = 0; i < kRounds; ++i)
+      if (has(i)) row[threadIdx.x + i * kThreads] = v[i];
+    __syncthreads();
+    if constexpr (kCluster > 1) cluster_wait();  // all blocks have started
+    const int own = threadIdx.x, lane = own % 32;
+    if (own < kOwn) {
+      float squares = 0;
+#pragma unroll
+      for (int p = 0; p < kNormFours; ++p) {
+        const float4 x = row[p * kOwn + own];
+        if (first + own + p * kNormThreads < fours)
+          squares = fmaf(x.x, x.x, fmaf(x.y, x.y, fmaf(x.z, x.z, fmaf(x.w, x.w, squares))));
+      }
+      squares = warp_sum(squares);
+      float* part = &parts[(first + own) / 32];
+      if constexpr (kCluster == 1) {
+        if (lane == 0) *part = squares;
+      } else {
+        if (lane < kCluster) store_in_block(part, lane, squares);
+      }
+    }
+    if constexpr (kCluster == 1) {
+      __syncthreads();
+    } else {
+      __syncwarp();
+      cluster_arrive();
+      cluster_wait();
+    }
+    float total = 0;
+    for (const float part : parts) total += part;
+    const float factor = rsqrtf(total / static_cast<float>(4 * fours) + eps);
+#pragma unroll
+    for (int i = 0; i < kRounds; ++i) {
+      const float4 a = weight[i];
+      if (has(i)) store(column(i), normed_four(v[i], factor, a));
+    }
+  }
+  __device__ __forceinline__ void go_on() const {
+    if constexpr (kCluster > 1)
+      cluster_arrive();  // this block has read its parts
+    else
+      __syncthreads();
+  }
+};
+
+}  // namespace perigee
