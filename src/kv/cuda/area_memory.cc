@@ -33,6 +33,7 @@ class AreaMemory::Area final : public SharedArea {
   ~Area() override {
     (void)select_device(areas_.gpu_);
     for (const auto& copy : copies_) copy->stream().synchronize();
+    for (uint8_t*& landing : landings_) leave(landing);
     if (mapped_ && cudaIpcCloseMemHandle(memory_.base) != cudaSuccess) cudaGetLastError();
     if (!mapped_) areas_.give_back(memory_);
     areas_.give_back(std::move(copies_));
@@ -47,7 +48,8 @@ class AreaMemory::Area final : public SharedArea {
 
   void begin(int32_t slot, std::span<const UnitRun> runs, int64_t unit_bytes) override {
     if (!select_device(areas_.gpu_).ok()) return;  // wait() finds it
-    uint8_t* const base = memory_.base + slot * kAreaSlotBytes;
+    uint8_t* base = memory_.base + slot * kAreaSlotBytes;
+    if (mapped_) base = land(slot, base, runs, unit_bytes);
     copies_[static_cast<size_t>(slot)]->start(runs.size(), unit_bytes, UnitCopy::kWithDigests, [&](size_t i) {
       CHECK(runs[i].offset >= 0 && runs[i].offset + unit_bytes <= kAreaSlotBytes, "a unit beyond its slot");
       uint8_t* const staged = base + runs[i].offset;
@@ -59,6 +61,7 @@ class AreaMemory::Area final : public SharedArea {
     RETURN_IF_ERROR(select_device(areas_.gpu_));
     const UnitCopy& copy = *copies_[static_cast<size_t>(slot)];
     copy.stream().synchronize();
+    leave(landings_[static_cast<size_t>(slot)]);
     RETURN_IF_ERROR(device_status());
     const std::span<const uint64_t> found = copy.digests(digests.size());
     std::copy(found.begin(), found.end(), digests.begin());
@@ -66,14 +69,34 @@ class AreaMemory::Area final : public SharedArea {
   }
 
  private:
+  // Begins to copy the slot, from its first unit to its last, to where the returned base of it lies.
+  uint8_t* land(int32_t slot, uint8_t* base, std::span<const UnitRun> runs, int64_t unit_bytes) {
+    const auto by_offset = [](const UnitRun& a, const UnitRun& b) { return a.offset < b.offset; };
+    const auto [least, most] = std::minmax_element(runs.begin(), runs.end(), by_offset);
+    const int64_t first = runs.empty() ? 0 : least->offset, end = runs.empty() ? 0 : most->offset + unit_bytes;
+    const bool most_are_wanted = 2 * static_cast<int64_t>(runs.size()) * unit_bytes > end - first;
+    uint8_t*& landing = landings_[static_cast<size_t>(slot)];
+    if (!most_are_wanted || first < 0 || end > kAreaSlotBytes || (landing = areas_.take_landing()) == nullptr)
+      return base;
+    cuda_ok(cudaMemcpyAsync(landing + first, base + first, static_cast<size_t>(end - first), cudaMemcpyDefault,
+                            copies_[static_cast<size_t>(slot)]->stream().get()),
+            "copying another process's slot");
+    return landing;
+  }
+  void leave(uint8_t*& landing) const {
+    if (landing != nullptr) areas_.give_back(landing);
+    landing = nullptr;
+  }
+
   const std::shared_ptr<void> owner_;
   AreaMemory& areas_;
   mutable Memory memory_;
   const bool mapped_;
   Copies copies_;
+  std::array<uint8_t*, kAreaSlots> landings_{};
 };
 
-AreaMemory::AreaMemory(int32_t num_areas, size_t mapped_slots) : gpu_(current_device()) {
+AreaMemory::AreaMemory(int32_t num_areas, size_t mapped_slots, size_t landings) : gpu_(current_device()) {
   for (int32_t i = 0; i < num_areas; ++i) {
     Memory memory;
     cudaIpcMemHandle_t handle;
@@ -97,6 +120,10 @@ AreaMemory::AreaMemory(int32_t num_areas, size_t mapped_slots) : gpu_(current_de
   }
   const size_t num_copies = free_.size() * kAreaSlots + mapped_slots;
   for (size_t i = 0; i < num_copies; ++i) copies_.push_back(std::make_unique<UnitCopy>(kMaxSlotUnits));
+  for (size_t i = 0; i < landings; ++i) {
+    landing_memory_.push_back(device_buffer(kAreaSlotBytes));
+    landings_.push_back(landing_memory_.back().data());
+  }
 }
 
 AreaMemory::~AreaMemory() {
@@ -119,6 +146,19 @@ Result<AreaMemory::Copies> AreaMemory::take_copies() {
 void AreaMemory::give_back(Copies copies) {
   const std::lock_guard lock(mutex_);
   std::move(copies.begin(), copies.end(), std::back_inserter(copies_));
+}
+
+uint8_t* AreaMemory::take_landing() {
+  const std::lock_guard lock(mutex_);
+  if (landings_.empty()) return nullptr;
+  uint8_t* const landing = landings_.back();
+  landings_.pop_back();
+  return landing;
+}
+
+void AreaMemory::give_back(uint8_t* landing) {
+  const std::lock_guard lock(mutex_);
+  landings_.push_back(landing);
 }
 
 void AreaMemory::give_back(const Memory& memory) {

@@ -15,7 +15,7 @@ namespace perigee {
 namespace {
 
 constexpr int64_t kStagingBytes = 8 << 20;  // of one copy to or from the host, at least a unit
-constexpr size_t kLanes = 4, kMappedSlots = 32;
+constexpr size_t kLanes = 4, kMappedSlots = 32, kLandings = 4;
 
 // Crosses between pages and the host, one piece at a time.
 struct Crossing {
@@ -79,7 +79,7 @@ Status GpuPages::reserve() {
     free_.push_back(&lane);
   }
   RETURN_IF_ERROR(device_status());
-  areas_ = std::make_unique<AreaMemory>(options_.num_areas, kMappedSlots);
+  areas_ = std::make_unique<AreaMemory>(options_.num_areas, kMappedSlots, options_.reads_areas ? kLandings : 0);
   return device_status();
 }
 

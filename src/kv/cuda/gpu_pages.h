@@ -14,6 +14,7 @@ struct GpuPagesOptions {
   // Areas that other processes of this host may map at a time, kAreaSlots * kAreaSlotBytes of memory each. There
   // are fewer, or none, if they do not fit.
   int32_t num_areas = 0;
+  bool reads_areas = true;  // of other processes: another 256 MiB
 };
 
 // Reserves all its memory: nothing is reserved while steps run. kUnavailable: no GPU; kDeviceLost: no room.
