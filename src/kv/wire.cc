@@ -8,6 +8,7 @@
 #include <xxhash.h>
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <type_traits>
 #include <utility>
@@ -49,7 +50,9 @@ class Writer {
   template <typename T>
   void list(const char* field, const std::vector<T>& value) {
     number(field, static_cast<uint32_t>(value.size()));
-    for (const T& element : value) number(field, element);
+    static_assert(std::endian::native == std::endian::little);
+    const auto* first = reinterpret_cast<const uint8_t*>(value.data());
+    out_.insert(out_.end(), first, first + value.size() * sizeof(T));
   }
   template <typename E>
   void choice(const char* field, const E& value, int /*count*/) {
@@ -94,7 +97,8 @@ class Reader {
     number(field, count);
     if (count > bytes_.size() / sizeof(T)) return fail(field, "more elements than bytes");
     value.resize(count);
-    for (T& element : value) number(field, element);
+    if (count > 0) std::memcpy(value.data(), bytes_.data(), count * sizeof(T));
+    bytes_ = bytes_.subspan(count * sizeof(T));
   }
   template <typename E>
   void choice(const char* field, E& value, int count) {
