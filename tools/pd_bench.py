@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""What separating prefill and decode gives on GPUs: tools/pd_bench.py [--build build] [--gpus 1|2] [--layers N].
+"""What separating prefill and decode gives on GPUs: tools/pd_bench.py [--build build] [--shared | --nodes P,D] [--layers N].
 
-One node, and then a prefill and a decode node behind the router, get the same load: Kimi-Linear-48B of dummy weights, cut to so
-many layers that two fit one GPU (--gpus 1), or whole on a GPU each (--gpus 2). Prints for both: time to the first token of prompts of
-32k tokens, and the gaps between the tokens of eight streams without and with a steady stream of such prompts beside them. On one
-GPU both nodes share it, so only the first figure says anything there. The bars are those of two GPUs: a first token within
-1.05 times one node's plus 5 ms; with prompts beside, a p99 of gaps within 1.1 times that without.
+One node, and then a prefill and a decode node behind the router, get the same load: Kimi-Linear-48B of dummy weights, whole on
+P and D GPUs (--nodes, by default 1,1; the one node has P GPUs), or cut to so many layers that both nodes fit one GPU (--shared).
+Prints for both: time to the first token of prompts of 32k tokens, and the gaps between the tokens of eight streams without and
+with a steady stream of such prompts beside them. On a shared GPU only the first figure says anything. The bars are those of
+nodes with GPUs of their own: a first token within 1.05 times one node's plus 5 ms; with prompts beside, a p99 of gaps within 1.1
+times that without.
 """
 import argparse
 import concurrent.futures
@@ -24,9 +25,13 @@ STREAMS, GAP_PROMPT = 8, 512
 
 
 class Node(ServerProcess):
-    def __init__(self, program, model, flags, gpu, log_path):
+    """A server on `size` GPUs from the first-th on."""
+
+    def __init__(self, program, model, flags, first, size, log_path):
         self.model = os.path.basename(os.path.normpath(model))
-        self.start([program, "serve", model, "--port", "0", *flags], log_path, {**os.environ, "CUDA_VISIBLE_DEVICES": str(gpu)})
+        gpus = ",".join(str(first + i) for i in range(size))
+        command = [program, "serve", model, "--port", "0", "--tensor-parallel-size", str(size), *flags]
+        self.start(command, log_path, {**os.environ, "CUDA_VISIBLE_DEVICES": gpus})
 
 
 def cut_model(folder, layers):
@@ -116,8 +121,9 @@ def verdicts(one, pair):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", default="build")
-    parser.add_argument("--gpus", type=int, choices=(1, 2), default=1)
-    parser.add_argument("--layers", type=int, help="default: 27, all, on two GPUs, 12 on one")
+    parser.add_argument("--nodes", type=lambda text: [int(size) for size in text.split(",")], default=[1, 1], help="GPUs of each")
+    parser.add_argument("--shared", action="store_true", help="one GPU for both")
+    parser.add_argument("--layers", type=int, help="default: 27, all, or 12 on a shared GPU")
     parser.add_argument("--context", type=int, default=32768)
     parser.add_argument("--outputs", type=int, default=400, help="tokens of each stream whose gaps are measured")
     parser.add_argument("--backends", default="CUDA_IPC,TCP")
@@ -125,20 +131,23 @@ def main():
     parser.add_argument("--cache", default="8G")
     arguments = parser.parse_args()
     program = os.path.abspath(f"{arguments.build}/perigee")
-    layers = arguments.layers or (27 if arguments.gpus == 2 else 12)
+    layers = arguments.layers or (12 if arguments.shared else 27)
+    prefill_size, decode_size = arguments.nodes
     with tempfile.TemporaryDirectory() as folder:
         model = cut_model(folder, layers)
         flags = ["--load-format", "dummy", "--device", arguments.device, "--max-model-len", str(arguments.context + 1024),
                  "--kv-cache-memory-bytes", arguments.cache]
-        print(f"$ {program} serve {os.path.basename(model)} {' '.join(flags)}")
-        with Node(program, model, flags, 0, f"{folder}/one") as server:
+        print(f"$ perigee serve {os.path.basename(model)} {' '.join(flags)}, prefill on {prefill_size} GPUs, decode on {decode_size}")
+        with Node(program, model, flags, 0, prefill_size, f"{folder}/one") as server:
             one = measure("one node", server, arguments.context, arguments.outputs)
 
         def role(name):
             return ["--kv-transfer-config", json.dumps({"kv_connector": "NixlConnector", "kv_role": name,
                                                         "kv_connector_extra_config": {"backends": arguments.backends.split(",")}})]
-        with Node(program, model, [*flags, *role("kv_producer"), "--kv-side-channel-port", "0"], 0, f"{folder}/prefill") as prefill, \
-                Node(program, model, [*flags, *role("kv_consumer")], arguments.gpus - 1, f"{folder}/decode") as decode:
+        first = 0 if arguments.shared else prefill_size
+        producer = [*flags, *role("kv_producer"), "--kv-side-channel-port", "0"]
+        with Node(program, model, producer, 0, prefill_size, f"{folder}/prefill") as prefill, \
+                Node(program, model, [*flags, *role("kv_consumer")], first, decode_size, f"{folder}/decode") as decode:
             router = [program, "router", "--port", "0", "--vllm-pd-disaggregation", "--prefill", f"http://127.0.0.1:{prefill.port}",
                       "--decode", f"http://127.0.0.1:{decode.port}"]
             with RouterProcess(router, f"{folder}/router") as pair:
