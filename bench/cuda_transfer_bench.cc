@@ -50,7 +50,7 @@ struct Node {
     memory = device_buffer(bytes);
     auto pages = make_gpu_pages({.gpu = gpu,
                                  .most_unit_bytes = std::max(layout.latent().least_page_bytes(), unit_bytes),
-                                 .num_areas = gives ? 4 : 0});
+                                 .areas = {.given = gives ? 4 : 0, .reads = !gives}});
     CHECK(pages.ok(), pages.error().message);
     rank.memory = *pages;
     rank.base = memory.data();

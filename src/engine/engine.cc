@@ -158,6 +158,7 @@ Result<std::unique_ptr<Engine>> Engine::create(const EngineConfig& config) {
   return create(config, [](const EngineConfig& same, OnStep on_step) {
     RankGroupConfig group{.rank = same.rank, .timeouts = same.rank_timeouts, .compare = same.selfcheck};
     group.rank.shared_pages = same.handover.any();
+    group.rank.transfer_bytes = Handovers::gpu_bytes(same.handover);
     return RankGroup::create(group, std::move(on_step));
   });
 }

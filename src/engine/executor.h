@@ -31,9 +31,8 @@ class Executor {
   virtual int64_t weight_bytes() const { return model().weight_bytes; }  // of a rank, with those of a draft
   virtual int32_t num_pages() const = 0;
   virtual int32_t state_pages() const = 0;  // of those, one sequence's recurrent state takes so many; 0: it has none
-  // Of each rank, once. `num_areas`: that other processes may map at a time, of each (kv/shared_area.h). kDeviceLost: a
-  // GPU has no room for what copies them.
-  virtual Result<std::vector<RankPages>> pages(int32_t /*num_areas*/) const { return std::vector<RankPages>(); }
+  // Of each rank, once. kDeviceLost: a GPU has no room for what copies them.
+  virtual Result<std::vector<RankPages>> pages(const AreaUse& /*areas*/) const { return std::vector<RankPages>(); }
   virtual double last_build_us() const = 0;  // time to turn the newest plan into a batch
 };
 

@@ -9,6 +9,7 @@
 
 #include "base/log.h"
 #include "base/rng.h"
+#include "kv/cuda/gpu_pages.h"
 #include "kv/lease_tag.h"
 #include "kv/model_digest.h"
 #include "kv/socket.h"
@@ -22,6 +23,12 @@ uint64_t made_up_incarnation() {
   return mix64(static_cast<uint64_t>(wall) ^ mix64(static_cast<uint64_t>(steady)));
 }
 
+AreaUse areas_of(const HandoverConfig& handover) {
+  constexpr int32_t kAreas = 4;
+  const bool mapped = handover.allows("CUDA_IPC");
+  return {.given = handover.gives && mapped ? kAreas : 0, .reads = handover.connect && mapped};
+}
+
 Error cannot_listen(const Error& why) {
   return Error(why.code,
                fmt::format("--kv-side-channel-host and --kv-side-channel-port: cannot listen: {}; give an address of "
@@ -31,6 +38,10 @@ Error cannot_listen(const Error& why) {
 }
 
 }  // namespace
+
+int64_t Handovers::gpu_bytes(const HandoverConfig& handover) {
+  return handover.any() ? gpu_pages_bytes(areas_of(handover)) : 0;
+}
 
 Status Handovers::check_config(const EngineConfig& config) {
   constexpr const char* kFlag = "kv-transfer-config";
@@ -49,9 +60,7 @@ Result<std::unique_ptr<Handovers>> Handovers::create(const EngineConfig& config,
   const HandoverConfig& handover = config.handover;
   if (!handover.any()) return std::unique_ptr<Handovers>();
   RETURN_IF_ERROR(check_config(config));
-  constexpr int32_t kAreas = 4;
-  ASSIGN_OR_RETURN(const std::vector<RankPages> pages,
-                   executor.pages(handover.gives && handover.allows("CUDA_IPC") ? kAreas : 0));
+  ASSIGN_OR_RETURN(const std::vector<RankPages> pages, executor.pages(areas_of(handover)));
   CHECK(!pages.empty(), "ranks without pages");
   if (pages.front().layout.draft().layers > 0)
     return bad_input(

@@ -42,6 +42,8 @@ class Handovers {
 
   LeaseTable* leases() { return leases_.get(); }
 
+  // What transfers keep of each GPU's memory.
+  static int64_t gpu_bytes(const HandoverConfig& handover);
   // Whether the configuration's parts fit together, and its port is free; before weights are read, too. Errors name the
   // flag.
   static Status check_config(const EngineConfig& config);

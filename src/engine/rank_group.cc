@@ -413,7 +413,7 @@ int32_t RankGroup::state_pages() const {
   return state_->members[0].rank->parts().state_pages();
 }
 
-Result<std::vector<RankPages>> RankGroup::pages(int32_t num_areas) const {
+Result<std::vector<RankPages>> RankGroup::pages(const AreaUse& areas) const {
   std::vector<RankPages> pages;
   for (const auto& member : state_->members) {
     const RankParts& parts = member.rank->parts();
@@ -424,7 +424,7 @@ Result<std::vector<RankPages>> RankGroup::pages(int32_t num_areas) const {
       ASSIGN_OR_RETURN(memory,
                        make_gpu_pages({.gpu = parts.config.rank,
                                        .most_unit_bytes = std::max(block_bytes, parts.layout.state().unit_bytes),
-                                       .num_areas = num_areas}));
+                                       .areas = areas}));
     }
     pages.push_back({.base = member.rank->pages(),
                      .memory = std::move(memory),

@@ -53,7 +53,7 @@ class RankGroup final : public Executor {
   int64_t weight_bytes() const override;
   int32_t num_pages() const override;
   int32_t state_pages() const override;
-  Result<std::vector<RankPages>> pages(int32_t num_areas) const override;
+  Result<std::vector<RankPages>> pages(const AreaUse& areas) const override;
   double last_build_us() const override;
 
  private:

@@ -18,6 +18,12 @@ inline constexpr int32_t kAreaSlots = 4;
 inline constexpr int64_t kAreaSlotBytes = int64_t{64} << 20;
 inline constexpr int32_t kMaxSlotUnits = 8192;
 
+// Which areas a node has, of each GPU.
+struct AreaUse {
+  int32_t given = 0;   // that other processes may map at a time, kAreaSlots * kAreaSlotBytes of memory each
+  bool reads = false;  // those of other processes
+};
+
 // Of a unit's bytes, a multiple of 8: the sum of its words, each mixed with its index. Any order of the words' addition
 // gives the same, so that a GPU can compute it.
 uint64_t unit_digest(std::span<const uint8_t> unit);

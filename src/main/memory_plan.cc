@@ -6,6 +6,7 @@
 
 #include "base/count_text.h"
 #include "base/memory_text.h"
+#include "engine/handovers.h"
 #include "exec/host_device.h"
 
 namespace perigee {
@@ -105,6 +106,7 @@ std::string parts_text(const MemoryPlan& plan) {
   std::string text = fmt::format("{} of weights", memory_text(plan.weights));
   if (plan.workspace.total() > 0) text += fmt::format(", about {} of workspace", memory_text(plan.workspace.total()));
   if (plan.ring > 0) text += fmt::format(", {} of rings", memory_text(plan.ring));
+  if (plan.transfers > 0) text += fmt::format(", {} for transfers of caches", memory_text(plan.transfers));
   return text;
 }
 
@@ -163,6 +165,7 @@ Result<MemoryPlan> plan_memory(const EngineConfig& config, const Machine& machin
   ASSIGN_OR_RETURN(ModelConfig model, read_config(rank.load.path));
   model.ranks = rank.load.ranks;
   plan.workspace = estimate_gpu_workspace(parts, model, machine.compute_capability);
+  plan.transfers = Handovers::gpu_bytes(config.handover);
   plan.limit = rank.cache_bytes > 0 ? machine.bytes
                                     : static_cast<int64_t>(rank.memory_share * static_cast<double>(machine.bytes));
   const int64_t pool = gpu_pool_bytes(rank, machine.bytes, plan.fixed());
@@ -214,6 +217,7 @@ std::string plan_text(const MemoryPlan& plan) {
     out += line("workspace", "not planned on a host: it grows with the first large steps");
   }
   if (plan.ring > 0) out += line("rings", memory_text(plan.ring));
+  if (plan.transfers > 0) out += line("cache transfers", memory_text(plan.transfers));
   out += line("page pool", plan.pool < 0 ? fmt::format("none: {} lack", memory_text(-plan.pool))
                                          : fmt::format("{}: {} of {}", memory_text(plan.pool),
                                                        count_text(plan.pages(), "page"), count_text(page, "byte")));
@@ -256,6 +260,7 @@ Json plan_json(const MemoryPlan& plan) {
     out.set("graph_bytes", plan.workspace.graphs);
   }
   out.set("ring_bytes", plan.ring);
+  out.set("transfer_bytes", plan.transfers);
   out.set("pool_bytes", std::max<int64_t>(plan.pool, 0));
   out.set("page_bytes", plan.layout.page_bytes());
   out.set("pages", plan.pages());

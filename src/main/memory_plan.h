@@ -37,6 +37,7 @@ struct MemoryPlan {
   int64_t weights = 0;
   GpuWorkspace workspace;  // nothing on a host, where it grows with the steps
   int64_t ring = 0;        // of recurrent models, beside the pool; on a GPU a part of workspace.arrays
+  int64_t transfers = 0;   // of caches from and to other nodes, on a GPU
   CacheLayout layout;
   int64_t pool = 0;           // the page pool; under 0: what lacks
   int64_t least_pages = 0;    // for any work
@@ -44,7 +45,7 @@ struct MemoryPlan {
   bool length_asked = false;
   int32_t max_sequences = 0;  // that run at once
 
-  int64_t fixed() const { return weights + workspace.total() + ring; }  // beside the pool
+  int64_t fixed() const { return weights + workspace.total() + ring + transfers; }  // beside the pool
   int64_t pages() const { return std::max<int64_t>(pool, 0) / layout.bytes_per_page(); }
   CacheSize cache_size() const {  // of all ranks
     return {.pages = pages(), .state_pages = layout.state_pages(), .dcp_size = dcp_size, .dealing = dealing};

@@ -6,6 +6,7 @@
 #include "base/file.h"
 #include "base/temp_folder.h"
 #include "engine/engine.h"
+#include "kv/tcp_peer.h"
 
 namespace perigee {
 namespace {
@@ -278,6 +279,30 @@ TEST(MemoryPlan, OfAModelOfPublishedSize) {
   EXPECT_EQ(four.layout.latent().row_bytes(), one.layout.latent().row_bytes()) << "latents are every rank's";
   EXPECT_EQ(four.layout.state().heads, one.layout.state().heads / 4);
   EXPECT_GT(four.cache_size().max_tokens(), 2 * one.cache_size().max_tokens());
+}
+
+// A node that gives caches has areas for other processes, one that takes them slots to copy those into, and both have
+// staging for the host.
+TEST(MemoryPlan, TransfersOfCachesTakeTheirPartOfAGpu) {
+  constexpr int64_t kMiB = int64_t{1} << 20;
+  const MemoryPlan alone = plan_of(kimi_linear(), gpus("H200"));
+  EXPECT_EQ(alone.transfers, 0);
+  const auto with = [&](bool gives, bool takes, std::vector<std::string> backends) {
+    EngineConfig config = kimi_linear();
+    config.handover.gives = gives;
+    if (takes) config.handover.connect = connect_by_tcp({});
+    config.handover.backends = std::move(backends);
+    const MemoryPlan plan = plan_of(config, gpus("H200"));
+    EXPECT_EQ(alone.fixed() + plan.transfers, plan.fixed());
+    EXPECT_EQ(alone.pages() - plan.pages(),
+              (alone.pool + plan.layout.bytes_per_page() - 1 - plan.pool) / plan.layout.bytes_per_page())
+        << "the pool gets what is left";
+    EXPECT_LT(plan.pages(), alone.pages());
+    return plan.transfers / kMiB;
+  };
+  EXPECT_EQ(with(true, false, {}), 64 + 4 * 256 + 10) << "lists of units among them";
+  EXPECT_EQ(with(false, true, {}), 64 + 256 + 7);
+  EXPECT_EQ(with(true, true, {"TCP"}), 64 + 7);
 }
 
 TEST(MemoryPlan, TooFewGpusNameTheNumberThatIsEnough) {

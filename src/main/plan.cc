@@ -57,7 +57,9 @@ Result<int> plan(const std::vector<std::string>& words) {
     asked.dcp = std::exchange(read.engine.config.rank.limits.dcp_size, 1);
     read.engine.device = Device::kCuda;
   }
+  const KvTransferFlags kv_transfer = read.engine.kv_transfer;
   ASSIGN_OR_RETURN(EngineConfig config, settle(flags, std::move(read.engine)));
+  RETURN_IF_ERROR(settle_kv_transfer(flags, {}, kv_transfer, config.handover));
   config.rank.load.progress = nullptr;
   if (!has_weights(config.rank.load.path)) config.rank.load.format = LoadFormat::kDummy;  // config.json is enough
   ASSIGN_OR_RETURN(const Machine machine,

@@ -219,7 +219,7 @@ Status CudaDevice::run_padding(std::span<const SequenceRows> sequences, int32_t 
 Result<int32_t> CudaDevice::pages_left() const {
   const DeviceMemory memory = device_memory();
   const int64_t used = memory.total - memory.free;
-  const int64_t pool = gpu_pool_bytes(config_, memory.total, used);
+  const int64_t pool = gpu_pool_bytes(config_, memory.total, used + config_.transfer_bytes);
   if (config_.cache_bytes > memory.free)
     return bad_input(fmt::format("--kv-cache-memory-bytes {}: the GPU has {} left beside weights and workspace",
                                  memory_text(config_.cache_bytes), memory_text(memory.free)),

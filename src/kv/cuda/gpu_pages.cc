@@ -14,9 +14,6 @@
 namespace perigee {
 namespace {
 
-constexpr int64_t kStagingBytes = 8 << 20;  // of one copy to or from the host, at least a unit
-constexpr size_t kLanes = 4, kMappedSlots = 32, kLandings = 4;
-
 // Crosses between pages and the host, one piece at a time.
 struct Crossing {
   explicit Crossing(size_t bytes) : staging(device_buffer(bytes)), host(pinned_buffer(bytes)) {}
@@ -63,7 +60,7 @@ class GpuPages final : public PageMemory, public std::enable_shared_from_this<Gp
 
   const GpuPagesOptions options_;
   int64_t staging_bytes_ = 0;
-  std::array<Lane, kLanes> lanes_;
+  std::array<Lane, static_cast<size_t>(kLanes)> lanes_;
   std::unique_ptr<AreaMemory> areas_;
   std::mutex mutex_;
   WaitCondition freed_;
@@ -79,7 +76,8 @@ Status GpuPages::reserve() {
     free_.push_back(&lane);
   }
   RETURN_IF_ERROR(device_status());
-  areas_ = std::make_unique<AreaMemory>(options_.num_areas, kMappedSlots, options_.reads_areas ? kLandings : 0);
+  areas_ = std::make_unique<AreaMemory>(options_.areas.given, static_cast<size_t>(kMappedSlots),
+                                        static_cast<size_t>(options_.areas.reads ? kLandings : 0));
   return device_status();
 }
 

@@ -32,7 +32,7 @@ class GpuPages : public testing::Test {
  protected:
   void SetUp() override {
     if (const Status gpu = select_device(0); !gpu.ok()) GTEST_SKIP() << gpu.error().message;
-    auto made = make_gpu_pages({.most_unit_bytes = kTestUnitBytes, .num_areas = 1});
+    auto made = make_gpu_pages({.most_unit_bytes = kTestUnitBytes, .areas = {.given = 1, .reads = true}});
     ASSERT_TRUE(made.ok()) << made.error().message;
     pages_ = *made;
   }
