@@ -83,7 +83,7 @@ void add_scheduler_flags(CommandLine& flags, EngineConfig& to) {
                                                 {"fp8_ds_mla", LatentFormat::kF8Tiles}}},
             "auto or bf16; fp8: e4m3 with scales of the model or of --kv-scale, else 1; fp8_ds_mla: 656-byte records, "
             "e4m3 with a scale for "
-            "each 128 numbers and k_rope in bf16, not on a GPU");
+            "each 128 numbers and k_rope in bf16");
   flags.add("--kv-scale", to.rank.load.kv_scale_file,
             "file of perigee calibrate with the scales of an fp8 cache, for a model without its own");
   flags.add("--max-model-len", to.scheduling.max_model_len, Whole{0, 1 << 28},
