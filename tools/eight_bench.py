@@ -33,6 +33,7 @@ NEAR_TERM = 0.05  # of a prediction
 DRAFTS = {"method": "eagle3", "num_speculative_tokens": 3, "rejection_sample_method": "synthetic", "synthetic_acceptance_rates": [0.7, 0.5, 0.35]}
 CELLS = [("1,64", "1024,8192"), ("1", "102400")]  # batches, contexts
 DRAFTED = [(1, 1024), (1, 102400), (64, 8192)]  # (batch, context)
+PREFILLS = [8192, 32768, 131072]
 
 
 def term_lines(predicted, measured):
@@ -149,11 +150,15 @@ class Eight:
                                  str(batch), "--context", str(context), "--max-model-len", str(context + 1024))
             if figures:
                 self.say(f"with drafts, dcp 1, fp8, {batch} x {context}", figures["tokens_per_s"], "tok/s")
-        for context in (8192, 32768, 131072):
-            figures = self.bench("step", self.args.model, f"prefill_{context}", *self.ranks(), "--form", "prefill", "--context", str(context),
-                                 "--max-model-len", str(context + 64), "--steps", "3", "--warm-steps", "1")
-            if figures:
-                self.say(f"prefill of {context}", figures["tokens_per_s"], "tok/s")
+        self.prefills()
+
+    def prefills(self):
+        """From a server, since a step takes 65,535 tokens at most."""
+        flags = [*self.flags, *self.ranks(), "--max-num-batched-tokens", "8192", "--max-model-len", str(max(PREFILLS) + 64)]
+        with ServerProcess(self.program, self.args.model, flags, f"{self.args.results}/prefill.log") as server:
+            lengths = ",".join(map(str, PREFILLS))
+            out = self.run([self.program, "bench", "prefill", "--port", str(server.port), "--lengths", lengths], "prefill")
+            print(out or "", end="")
 
     def trace(self):
         figures = self.bench("step", self.args.model, "trace", *self.ranks(), "--batch", "1", "--context", "1024", "--trace")

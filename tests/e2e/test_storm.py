@@ -24,7 +24,7 @@ STORMS = [(1, 0, 512, 2, 60)]
 if SOAK:
     STORMS = [(1, 0, 2000, 5, 2000), (2, 3, 512, 2, 60), (4, 0, 512, 2, 60)]
 elif ON_GPU:
-    STORMS += [(1, 3, 256, 2, 60), (2, 3, 512, 2, 60)]
+    STORMS += [(1, 3, 256, 2, 60), (2, 3, 512, 2, 60), (4, 3, 512, 2, 60)]
 elif MODEL != "tiny-k2":
     STORMS += [(2, 3, 256, 2, 20)]
 MAX_GROWTH_MIB = 24  # of resident memory after the first wave
