@@ -44,9 +44,9 @@ float weight(Isa isa, const RawMatrix& m, int64_t r, int64_t c) {
 }
 
 // Elements c of groups of 32, the first of which lacks `front`, as the instruction set multiplies INT4 weights by them:
-// with AVX2 as whole parts of the group's largest power of two / 2^14.
+// unless with AMX as whole parts of the group's largest power of two / 2^14.
 void round_to_groups(Isa isa, std::vector<float>& x, int64_t front) {
-  if (isa != Isa::kAvx2) return;
+  if (isa == Isa::kAmx) return;
   const auto n = static_cast<int64_t>(x.size());
   for (int64_t begin = 0; begin < n; begin += kTileK - (begin == 0 ? front : 0)) {
     const int64_t end = std::min(n, begin + kTileK - (begin == 0 ? front : 0));
@@ -214,6 +214,16 @@ TEST_P(EveryIsa, StackedMatricesAreOne) {
   }
 }
 
+// Number c of a fixed group: AVX-512 keeps the bytes of eight numbers x in the order of the inputs of its sums, the low
+// ones of x0 x4 x1 x5, their high ones, and those of x2 x6 x3 x7.
+int16_t fixed_number(Isa isa, const uint16_t* group, int64_t c) {
+  if (isa == Isa::kAvx2) return static_cast<int16_t>(group[c]);
+  constexpr int64_t kPlace[] = {0, 2, 8, 10, 1, 3, 9, 11};
+  const auto* set = reinterpret_cast<const uint8_t*>(group) + c / 8 * 16;
+  const int64_t low = kPlace[c % 8];
+  return static_cast<int16_t>(set[low] | set[low + 4] << 8);
+}
+
 // What ADR 0028 says of the numbers that activations become.
 TEST_P(EveryIsa, FixedGroupsKeepWhatIsLarge) {
   const PanelKernels& kernels = panel_kernels(GetParam());
@@ -226,17 +236,18 @@ TEST_P(EveryIsa, FixedGroupsKeepWhatIsLarge) {
       b = f32_to_bf16(std::ldexp(random() % 2 == 0 ? size : -size, exponent));
     }
     bits[random() % kTileK] = f32_to_bf16(std::ldexp(-1.9921875f, exponent));
-    int16_t whole[kTileK];
-    std::memcpy(whole, bits, sizeof bits);
+    uint16_t fixed[kTileK];
+    std::memcpy(fixed, bits, sizeof bits);
     FixedGroup group;
-    kernels.fix(reinterpret_cast<uint16_t*>(whole), 1, &group);
+    kernels.fix(fixed, 1, &group);
     ASSERT_EQ(group.step, std::ldexp(1.0f, exponent - 14));
     int32_t sum = 0;
     for (int64_t c = 0; c < kTileK; ++c) {
-      const double value = static_cast<double>(bf16_to_f32(bits[c])), got = whole[c] * static_cast<double>(group.step);
+      const int16_t whole = fixed_number(GetParam(), fixed, c);
+      const double value = static_cast<double>(bf16_to_f32(bits[c])), got = whole * static_cast<double>(group.step);
       const bool large = std::fabs(value) >= std::ldexp(1.0, exponent - 7);
       ASSERT_LE(std::fabs(got - value), large ? 0.0 : std::ldexp(1.0, exponent - 15)) << exponent;
-      sum += whole[c];
+      sum += whole;
     }
     ASSERT_EQ(group.sum, sum);
   }

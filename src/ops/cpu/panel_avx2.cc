@@ -2,6 +2,7 @@
 
 #include <initializer_list>
 
+#include "ops/cpu/panel_fix.h"
 #include "ops/cpu/panel_kernels.h"
 #include "ops/cpu/panel_rows.h"
 
@@ -221,13 +222,15 @@ template <bool kTerms>
 constexpr RowsBodies<kRowsAtOnce> kBodies = {
     .bf16 = kRows<kTerms, uint16_t>,
     .int8 = kRows<kTerms, uint8_t>,
-    .int4 = kInt4Rows<false>,
-    .int4_expanded = kInt4Rows<true>,
     .expand_int8 = expand_int8_numbers,
-    .expand_int4 = expand_int4_numbers,
 };
 
 void multiply(const PanelJob& job) {
+  if (job.stored == TileFormat::kInt4) {
+    if (job.rows <= kRowsAtOnce) return multiply_by(kInt4Rows<false>, job);
+    expand_int4_numbers(job);
+    return multiply_by(kInt4Rows<true>, job);
+  }
   multiply_by(job.a_low == nullptr ? kBodies<false> : kBodies<true>, job, kRowsAtOnce);
 }
 
@@ -240,43 +243,11 @@ void tile_to_bf16(const float* c, int64_t rows, int64_t cols, uint16_t* out, int
   }
 }
 
-inline int32_t sum_lanes(__m256i v) {
-  const __m128i four = _mm_add_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
-  const __m128i two = _mm_add_epi32(four, _mm_unpackhi_epi64(four, four));
-  return _mm_cvtsi128_si32(_mm_add_epi32(two, _mm_srli_si128(two, 4)));
-}
-
-// The exponent, as bf16 stores it, of the largest of 32 magnitudes.
-inline int largest_exponent(__m256i a, __m256i b) {
-  const __m256i magnitude = _mm256_set1_epi16(0x7FFF);
-  const __m256i both = _mm256_max_epu16(_mm256_and_si256(a, magnitude), _mm256_and_si256(b, magnitude));
-  const __m128i eight = _mm_max_epu16(_mm256_castsi256_si128(both), _mm256_extracti128_si256(both, 1));
-  const __m128i least = _mm_minpos_epu16(_mm_xor_si128(eight, _mm_set1_epi16(-1)));
-  return (0xFFFF - _mm_extract_epi16(least, 0)) >> 7;
-}
-
 void fix(uint16_t* a, int64_t groups, FixedGroup* fixed) {
-  constexpr int kBits = 14;      // of a number whose exponent is the largest one, beside the topmost
-  constexpr int kLeast = 27;     // exponent below which a group is rounded as if it were so large: 2^-100
-  constexpr int kSpecial = 255;  // of infinities and NaN
   for (int64_t g = 0; g < groups; ++g, a += kTileK) {
-    const __m256i low = load(a), high = load(a + 16);
-    const int found = largest_exponent(low, high), exponent = found < kLeast ? kLeast : found;
-    const auto power = [](int stored) { return _mm256_castsi256_ps(_mm256_set1_epi32(stored << 23)); };
-    const __m256 factor = power(2 * 127 + kBits - exponent);
-    const auto whole = [&](__m128i bits) {
-      return _mm256_cvtps_epi32(_mm256_mul_ps(even_f32(_mm256_cvtepu16_epi32(bits)), factor));
-    };
-    const auto sixteen = [&](__m256i bits) {
-      const __m256i packed =
-          _mm256_packs_epi32(whole(_mm256_castsi256_si128(bits)), whole(_mm256_extracti128_si256(bits, 1)));
-      return _mm256_permute4x64_epi64(packed, 0xD8);
-    };
-    const __m256i first = sixteen(low), second = sixteen(high), ones = _mm256_set1_epi16(1);
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(a), first);
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(a + 16), second);
-    fixed[g].sum = sum_lanes(_mm256_add_epi32(_mm256_madd_epi16(first, ones), _mm256_madd_epi16(second, ones)));
-    fixed[g].step = found == kSpecial ? __builtin_nanf("") : _mm256_cvtss_f32(power(exponent - kBits));
+    const FixedNumbers numbers = fix_group(a, fixed[g]);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(a), numbers.first);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(a + 16), numbers.second);
   }
 }
 

@@ -4,6 +4,7 @@
 
 #include <initializer_list>
 
+#include "ops/cpu/panel_fix.h"
 #include "ops/cpu/panel_kernels.h"
 #include "ops/cpu/panel_rows.h"
 
@@ -30,7 +31,7 @@ inline __m512bh pairs_at(const uint8_t* b) {
 
 // Quantised weights take so many instructions a byte that the processor itself looks too short a way ahead: so many
 // bytes are asked for. Panels lie one after another.
-constexpr int64_t kAhead = 4096;
+constexpr int64_t kInt8Ahead = 4096, kInt4Ahead = 8192;
 
 // The inputs of some rows, 16 pairs each, one row after another; T terms of each.
 template <int T>
@@ -63,7 +64,7 @@ inline void join_terms(Sums<R, T>& sums) {
 template <int R, int T, typename Weight>
 inline void add_tile(const Weight* b, const Inputs<T>& inputs, Sums<R, T>& sums) {
   for (int64_t p = 0; p < kPairs; ++p, b += 64) {
-    if constexpr (sizeof(Weight) == 1) _mm_prefetch(b + kAhead, _MM_HINT_T0);
+    if constexpr (sizeof(Weight) == 1) _mm_prefetch(b + kInt8Ahead, _MM_HINT_T0);
     const __m512bh b0 = pairs_at(b), b1 = pairs_at(b + 32);
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r)
@@ -76,38 +77,38 @@ inline void add_tile(const Weight* b, const Inputs<T>& inputs, Sums<R, T>& sums)
   }
 }
 
-// The bf16 of -8 ... 7, twice: an index of five bits whose fifth may be anything.
-inline __m512i whole_numbers() {
-  const __m256i once =
-      _mm256_setr_epi16(static_cast<int16_t>(0xC100), static_cast<int16_t>(0xC0E0), static_cast<int16_t>(0xC0C0),
-                        static_cast<int16_t>(0xC0A0), static_cast<int16_t>(0xC080), static_cast<int16_t>(0xC040),
-                        static_cast<int16_t>(0xC000), static_cast<int16_t>(0xBF80), 0x0000, 0x3F80, 0x4000, 0x4040,
-                        0x4080, 0x40A0, 0x40C0, 0x40E0);
-  return _mm512_broadcast_i64x4(once);
-}
-
-// The same of an INT4 tile's whole numbers, which are looked up as they are multiplied.
+// Whole numbers of R rows times those of an INT4 tile, 0 ... 15: sums over the low bytes of the inputs, which are
+// unsigned, and over the high ones, which have the sign.
 template <int R>
-inline void add_int4_tile(const uint8_t* tile, __m512i numbers, const Inputs<1>& inputs, Sums<R, 1>& sums) {
-  _mm_prefetch(tile + kAhead, _MM_HINT_T0);
+struct ByteSums {
+  __m512i low[R][2], high[R][2];
+};
+
+template <int R>
+inline void add_int4_tile(const uint8_t* tile, const uint16_t* a, ByteSums<R>& sums) {
+  const auto* inputs = reinterpret_cast<const int32_t*>(a);  // of a set of each row: see fix()
+  const __m512i four_bits = _mm512_set1_epi8(15);
+  _mm_prefetch(tile + kInt4Ahead, _MM_HINT_T0);
   for (int64_t set = 0; set < kPairs / 4; ++set) {
-    _mm_prefetch(tile + 64 + set * 128 + kAhead, _MM_HINT_T0);
-    _mm_prefetch(tile + 128 + set * 128 + kAhead, _MM_HINT_T0);
-    __m512i w0 = _mm512_loadu_si512(tile + 64 + set * 128);
-    __m512i w1 = _mm512_loadu_si512(tile + 128 + set * 128);
-#pragma GCC unroll 4
-    for (int64_t i = 0; i < 4; ++i) {
-      const __m512bh b0 = as_bf16(_mm512_permutexvar_epi16(w0, numbers));
-      const __m512bh b1 = as_bf16(_mm512_permutexvar_epi16(w1, numbers));
+    const uint8_t* words = tile + 64 + set * 128;
+    _mm_prefetch(words + kInt4Ahead, _MM_HINT_T0);
+    _mm_prefetch(words + 64 + kInt4Ahead, _MM_HINT_T0);
+    const __m512i w0 = _mm512_loadu_si512(words), w1 = _mm512_loadu_si512(words + 64);
+    const __m512i numbers[2][2] = {
+        {_mm512_and_si512(w0, four_bits), _mm512_and_si512(w1, four_bits)},
+        {_mm512_and_si512(_mm512_srli_epi16(w0, 4), four_bits), _mm512_and_si512(_mm512_srli_epi16(w1, 4), four_bits)}};
 #pragma GCC unroll 8
-      for (int r = 0; r < R; ++r) {
-        const __m512bh x = inputs.at(0, r * kPairs + 4 * set + i);
-        sums[0][r][0] = _mm512_dpbf16_ps(sums[0][r][0], x, b0);
-        sums[0][r][1] = _mm512_dpbf16_ps(sums[0][r][1], x, b1);
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 2
+      for (int i = 0; i < 2; ++i) {
+        const int32_t* x = inputs + r * kPairs + 4 * set + 2 * i;
+        const __m512i low = _mm512_set1_epi32(x[0]), high = _mm512_set1_epi32(x[1]);
+#pragma GCC unroll 2
+        for (int h = 0; h < 2; ++h) {
+          sums.low[r][h] = _mm512_dpbusd_epi32(sums.low[r][h], low, numbers[i][h]);
+          sums.high[r][h] = _mm512_dpbusd_epi32(sums.high[r][h], numbers[i][h], high);
+        }
       }
-      w0 = _mm512_srli_epi16(w0, 4);
-      w1 = _mm512_srli_epi16(w1, 4);
-    }
   }
 }
 
@@ -130,6 +131,15 @@ inline void load_sums(const RowSums& at, __m512 (&sums)[R][2]) {
   }
 }
 
+template <int R>
+inline void store_sums(const RowSums& at, const __m512 (&sums)[R][2]) {
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) {
+    _mm512_storeu_ps(at.c + r * at.row, sums[r][0]);
+    _mm512_storeu_ps(at.c + r * at.row + at.half, sums[r][1]);
+  }
+}
+
 // R rows from `row` of the job on, `a` within their row tile of m rows; weights are bf16 or INT8. The terms' sums are
 // joined wherever a job of many rows may end, so that they are the same however many rows there are.
 template <int R, int T, typename Weight>
@@ -141,12 +151,7 @@ void multiply_rows(const PanelJob& job, const uint16_t* a, int64_t m, int64_t ro
     add_tile(b, Inputs<T>(job, a), sums);
     if (k == job.k_tiles || k % kExpandedTiles == 0) join_terms<R, T>(sums);
   }
-  const RowSums out(job.out, row);
-#pragma GCC unroll 8
-  for (int r = 0; r < R; ++r) {
-    _mm512_storeu_ps(out.c + r * out.row, sums[0][r][0]);
-    _mm512_storeu_ps(out.c + r * out.row + out.half, sums[0][r][1]);
-  }
+  store_sums({job.out, row}, sums[0]);
 }
 
 inline __m512 bf16_to_f32(const uint8_t* bits) {
@@ -154,30 +159,39 @@ inline __m512 bf16_to_f32(const uint8_t* bits) {
       _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(bits))), 16));
 }
 
-// The same of INT4 weights, whose whole numbers are in job.tiles if kExpanded.
-template <int R, bool kExpanded>
+// The first lines after a panel, which are likely to be read next: until the processor gets there, it asks for nothing.
+inline void fetch_following(const uint8_t* end) {
+  for (int64_t i = 0; i < 8; ++i) _mm_prefetch(end + 64 * i, _MM_HINT_T0);
+}
+
+// The same of INT4 weights. A k tile's sum is a whole number below 2^23, which f32 holds exactly. Nothing is stored
+// before the panel's end: a store delays later reads from the same place of other pages, and so the whole stream.
+template <int R>
 void multiply_int4_rows(const PanelJob& job, const uint16_t* a, int64_t m, int64_t row) {
-  const __m512i numbers = whole_numbers();
+  const FixedGroup* fixed = job.fixed + (a - job.a) / kTileK;
+  __m512 sums[R][2];
+  load_sums({job.in, row}, sums);
   const uint8_t* b = job.b;
-  const RowSums out(job.out, row);
-  RowSums before(job.in, row);
-  for (int64_t t = 0; t < job.k_tiles; ++t, a += m * kTileK, b += kInt4TileBytes, before = out) {
-    Sums<R, 1> part = {};
-    const Inputs<1> inputs(job, a);
-    if constexpr (kExpanded) {
-      add_tile(job.tiles + t * kPanelTileElements, inputs, part);
-    } else {
-      add_int4_tile(b, numbers, inputs, part);
-    }
-    const __m512 scale0 = bf16_to_f32(b), scale1 = bf16_to_f32(b + 32);
-    __m512 sums[R][2];
-    load_sums(before, sums);
+  for (int64_t t = 0; t < job.k_tiles; ++t, a += m * kTileK, fixed += m, b += kInt4TileBytes) {
+    const __m512 scale[2] = {bf16_to_f32(b), bf16_to_f32(b + 32)};
+    ByteSums<R> part;
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
-      _mm512_storeu_ps(out.c + r * out.row, _mm512_fmadd_ps(part[0][r][0], scale0, sums[r][0]));
-      _mm512_storeu_ps(out.c + r * out.row + out.half, _mm512_fmadd_ps(part[0][r][1], scale1, sums[r][1]));
+      part.low[r][0] = part.low[r][1] = _mm512_set1_epi32(-8 * fixed[r].sum);
+      part.high[r][0] = part.high[r][1] = _mm512_setzero_si512();
     }
+    add_int4_tile(b, a, part);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 2
+      for (int h = 0; h < 2; ++h) {
+        const __m512i whole = _mm512_add_epi32(part.low[r][h], _mm512_slli_epi32(part.high[r][h], 8));
+        const __m512 one = _mm512_mul_ps(scale[h], _mm512_set1_ps(fixed[r].step));
+        sums[r][h] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(whole), one, sums[r][h]);
+      }
   }
+  fetch_following(b);
+  store_sums({job.out, row}, sums);
 }
 
 // 16 accumulators: enough to hide the latency of additions, and not spilled.
@@ -190,41 +204,32 @@ constexpr RowsBody kRows[kRowsAtOnce] = {
 template <typename Weight>
 constexpr RowsBody kRowsOfTerms[kRowsOfTermsAtOnce] = {multiply_rows<1, 2, Weight>, multiply_rows<2, 2, Weight>,
                                                        multiply_rows<3, 2, Weight>, multiply_rows<4, 2, Weight>};
-template <bool kExpanded>
-constexpr RowsBody kInt4Rows[kRowsAtOnce] = {multiply_int4_rows<1, kExpanded>, multiply_int4_rows<2, kExpanded>,
-                                             multiply_int4_rows<3, kExpanded>, multiply_int4_rows<4, kExpanded>,
-                                             multiply_int4_rows<5, kExpanded>, multiply_int4_rows<6, kExpanded>,
-                                             multiply_int4_rows<7, kExpanded>, multiply_int4_rows<8, kExpanded>};
-
-void expand_int4_numbers(const PanelJob& job) {
-  const __m512i numbers = whole_numbers();
-  uint16_t* out = job.tiles;
-  for (int64_t t = 0; t < job.k_tiles; ++t) {
-    const uint8_t* words = job.b + t * kInt4TileBytes + 64;
-    for (int64_t set = 0; set < kPairs / 4; ++set, words += 128) {
-      __m512i w0 = _mm512_loadu_si512(words), w1 = _mm512_loadu_si512(words + 64);
-      for (int64_t i = 0; i < 4; ++i, out += 64) {
-        _mm512_storeu_si512(out, _mm512_permutexvar_epi16(w0, numbers));
-        _mm512_storeu_si512(out + 32, _mm512_permutexvar_epi16(w1, numbers));
-        w0 = _mm512_srli_epi16(w0, 4);
-        w1 = _mm512_srli_epi16(w1, 4);
-      }
-    }
-  }
-}
+// The sums of two bytes are four registers a row.
+constexpr RowsBody kInt4Rows[] = {multiply_int4_rows<1>, multiply_int4_rows<2>, multiply_int4_rows<3>,
+                                  multiply_int4_rows<4>};
 
 constexpr RowsBodies<kRowsAtOnce> kBodies = {
     .bf16 = kRows<uint16_t>,
     .int8 = kRows<uint8_t>,
-    .int4 = kInt4Rows<false>,
-    .int4_expanded = kInt4Rows<true>,
     .expand_int8 = [](const PanelJob& job) { expand_int8_avx512(job.b, job.k_tiles, job.tiles); },
-    .expand_int4 = expand_int4_numbers,
 };
 
 void multiply(const PanelJob& job) {
+  if (job.stored == TileFormat::kInt4) return multiply_by(kInt4Rows, job);
   if (job.a_low == nullptr) return multiply_by(kBodies, job, kTileRows);
   multiply_by(job.stored == TileFormat::kInt8 ? kRowsOfTerms<uint8_t> : kRowsOfTerms<uint16_t>, job);
+}
+
+// Of each set of eight numbers x the low bytes of x0 x4 x1 x5, then their high ones, then those of x2 x6 x3 x7: as
+// the bytes of a word of weights have them in their low and in their high four bits.
+void fix(uint16_t* a, int64_t groups, FixedGroup* fixed) {
+  const __m128i order = _mm_setr_epi8(0, 8, 2, 10, 1, 9, 3, 11, 4, 12, 6, 14, 5, 13, 7, 15);
+  const __m512i of_each_set = _mm512_broadcast_i32x4(order);
+  for (int64_t g = 0; g < groups; ++g, a += kTileK) {
+    const FixedNumbers numbers = fix_group(a, fixed[g]);
+    const __m512i all = _mm512_inserti64x4(_mm512_castsi256_si512(numbers.first), numbers.second, 1);
+    _mm512_storeu_si512(a, _mm512_shuffle_epi8(all, of_each_set));
+  }
 }
 
 // A nibble n at bit `shift` of the mantissa of 1.0 reads 1 + n * 2^(shift - 23); times 2^(23 - shift) * s, minus
@@ -390,6 +395,7 @@ const PanelKernels kPanelKernelsAvx512 = {
     .rows_at_once = kRowsAtOnce,
     .rows_of_terms = kRowsOfTermsAtOnce,
     .multiply = multiply,
+    .fix = fix,
     .tile_to_bf16 = tile_to_bf16_avx512,
     .split = split_avx512,
     .add_scaled = add_scaled_avx512,

@@ -14,8 +14,8 @@
 // An output is one chain of additions in ascending k, whatever the number of rows, so it does not depend on the rows
 // that it is computed with. Two terms of the activations are one of f32 (AVX2), or have a chain each, joined every
 // kExpandedTiles k tiles (others). The order inside a k tile is the instruction set's own. INT4 weights are exact in
-// AVX2 and AVX-512: the sum of a k tile over whole numbers is multiplied by the scale. AMX rounds each weight to bf16,
-// for its sums leave the tiles too slowly (ADR 0017).
+// AVX2 and AVX-512: the sum of a k tile over whole numbers, exact itself, is multiplied by the scale. AMX rounds each
+// weight to bf16, for its sums leave the tiles too slowly (ADR 0017).
 //
 // This header is included by files compiled for one instruction set: it must stay free of inline functions.
 #pragma once
@@ -72,9 +72,9 @@ struct PanelKernels {
   // each kExpandedTiles k tiles.
   int64_t rows_of_terms = 0;
   void (*multiply)(const PanelJob& job);
-  // Turns groups of 32 bf16 into whole numbers (int16) in place. A group's step is the power of two that its largest
-  // magnitude takes 15 bits of: magnitudes of at least 1/128 of it stay exact, smaller ones are rounded to it. With an
-  // infinity or NaN the step is NaN. Null: INT4 weights meet bf16.
+  // Turns groups of 32 bf16 into whole numbers of 16 bits in place, in an order of bytes of its own. A group's step is
+  // the power of two that its largest magnitude takes 15 bits of: magnitudes of at least 1/128 of it stay exact,
+  // smaller ones are rounded to it. With an infinity or NaN the step is NaN. Null: INT4 weights meet bf16.
   void (*fix)(uint16_t* a, int64_t groups, FixedGroup* fixed) = nullptr;
   // out[r][0..cols) = bf16 of row r of a C tile, to nearest even, NaN stays NaN; rows of out are out_stride apart.
   void (*tile_to_bf16)(const float* c, int64_t rows, int64_t cols, uint16_t* out, int64_t out_stride);

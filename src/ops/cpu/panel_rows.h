@@ -23,29 +23,19 @@ void multiply_by(const RowsBody (&bodies)[kRowsAtOnce], const PanelJob& job) {
   }
 }
 
-// Bodies for each format, and what turns the whole numbers of a quantised job into bf16 in job.tiles.
+// Bodies for weights of bf16 and INT8, and what turns the whole numbers of an INT8 job into bf16 in job.tiles.
 template <int64_t kRowsAtOnce>
 struct RowsBodies {
   const RowsBody (&bf16)[kRowsAtOnce];
   const RowsBody (&int8)[kRowsAtOnce];
-  const RowsBody (&int4)[kRowsAtOnce];
-  const RowsBody (&int4_expanded)[kRowsAtOnce];
   void (*expand_int8)(const PanelJob& job);
-  void (*expand_int4)(const PanelJob& job);
 };
 
 // More than share_from rows share one expansion; an expanded INT8 job is one of bf16.
 template <int64_t kRowsAtOnce>
 void multiply_by(const RowsBodies<kRowsAtOnce>& bodies, const PanelJob& job, int64_t share_from) {
-  const bool expanded = job.rows > share_from;
-  switch (job.stored) {
-    case TileFormat::kBF16: return multiply_by(bodies.bf16, job);
-    case TileFormat::kInt4:
-      if (expanded) bodies.expand_int4(job);
-      return multiply_by(expanded ? bodies.int4_expanded : bodies.int4, job);
-    case TileFormat::kInt8: break;
-  }
-  if (!expanded) return multiply_by(bodies.int8, job);
+  if (job.stored == TileFormat::kBF16) return multiply_by(bodies.bf16, job);
+  if (job.rows <= share_from) return multiply_by(bodies.int8, job);
   bodies.expand_int8(job);
   PanelJob of_bf16 = job;
   of_bf16.b = reinterpret_cast<const uint8_t*>(job.tiles);
