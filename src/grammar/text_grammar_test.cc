@@ -74,6 +74,13 @@ TEST(TextGrammar, SaysTheShortestText) {
   EXPECT_EQ(grammar_of(kGrammars[4])->shortest().size(), 1u);  // one token
 }
 
+// The way by `part` is known first: when its 5 bytes are, while the 8 of the other one are still counted.
+TEST(TextGrammar, TheShortestTextIsNotTheOneThatIsKnownFirst) {
+  const auto grammar = grammar_of(R"(root ::= part "fffff" | "eeeeeeee"
+part ::= "[" part "]" | "ccccc")");
+  EXPECT_EQ(text_of(grammar->shortest()), "eeeeeeee");
+}
+
 TEST(TextGrammar, MasksAreWhatTheParserAccepts) {
   for (const char* ebnf : kGrammars) {
     Rng rng(1);
