@@ -271,12 +271,20 @@ std::optional<uint64_t> RestChart::row_key(int32_t base, const std::vector<int32
   return std::max<uint64_t>(key, 1);
 }
 
-std::bitset<256> RestChart::next_bytes() const {
-  std::bitset<256> bytes;
-  for (const ParserState& state : states())
-    for (const auto& edge : grammar_->complete_fsm.GetEdges(state.element_id))
-      if (edge.IsCharRange())
-        for (int32_t byte = edge.min; byte <= std::min(edge.max, 255); ++byte) bytes.set(static_cast<size_t>(byte));
+RestChart::NextBytes RestChart::next_bytes() const {
+  NextBytes bytes;
+  // What advance() tells apart: the first bytes of characters, and those of an escape.
+  for (const int32_t first : {0, int32_t{'\\'}, '\\' + 1, int32_t{'u'}, 'u' + 1, 0x80, 0xC0})
+    bytes.begins.add(static_cast<uint8_t>(first));
+  for (const ParserState& state : states()) {
+    for (const auto& edge : grammar_->complete_fsm.GetEdges(state.element_id)) {
+      if (!edge.IsCharRange() || edge.min > 255) continue;
+      const int32_t last = std::min<int32_t>(edge.max, 255);
+      bytes.may.add_range(static_cast<uint8_t>(edge.min), static_cast<uint8_t>(last));
+      bytes.begins.add(static_cast<uint8_t>(edge.min));
+      if (last < 255) bytes.begins.add(static_cast<uint8_t>(last + 1));
+    }
+  }
   return bytes;
 }
 

@@ -9,12 +9,12 @@
 #include <earley_parser.h>
 
 #include <algorithm>
-#include <bitset>
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "grammar/byte_set.h"
 #include "grammar/closing.h"
 
 namespace perigee {
@@ -66,8 +66,12 @@ class RestChart : public xgrammar::EarleyParser {
   // the same cost. `base` is an earlier row or the newest; `names` are for the rows from there to the one before the
   // newest, the same for rows with the same key. None where it is not known.
   std::optional<uint64_t> row_key(int32_t base, const std::vector<int32_t>& names, int32_t bytes) const;
-  // All that can be the next byte, and maybe more.
-  std::bitset<256> next_bytes() const;
+  // All that can be the next byte, and maybe more. Bytes from one of `begins` up to the next one move the chart to the
+  // same row at the same cost.
+  struct NextBytes {
+    ByteSet may, begins;
+  };
+  NextBytes next_bytes() const;
   int32_t newest_row() const { return rule_id_to_completable_states_.size() - 1; }
   int64_t newest_size() const {  // in states, as in kept()
     return int64_t{states().size()} + rule_id_to_completable_states_[newest_row()].size();

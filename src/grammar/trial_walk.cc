@@ -63,13 +63,15 @@ bool TrialWalk::takes(std::string_view token) {
 // Null: it may not follow.
 const TrialWalk::Target* TrialWalk::step(int32_t node, uint8_t byte) {
   ++steps_taken_;
-  if (!nodes_[node].next[byte]) return nullptr;
-  const uint64_t key = (static_cast<uint64_t>(node) + 1) << 8 | byte;
+  RestChart::NextBytes& next = nodes_[node].next;
+  if (!next.may.has(byte)) return nullptr;
+  const uint8_t first = next.begins.last_up_to(byte);
+  const uint64_t key = (static_cast<uint64_t>(node) + 1) << 8 | first;
   if (const Target* known = edges_.find(key)) return known;
   stand_at(node);
   const int64_t before = chart_.work();
   if (!chart_.advance(byte)) {
-    nodes_[node].next.reset(byte);
+    next.may.remove_range(first, static_cast<uint8_t>(next.begins.first_above(byte) - 1));
     return nullptr;
   }
   const int64_t work = chart_.work() - before;

@@ -2,13 +2,13 @@
 //
 // Many tokens come to the same rows: after any letter of a string the chart stands as before it, and what may follow
 // its quote is the same for all of them. So rows are told apart by what the bytes after them depend on
-// (RestChart::row_key), and each byte is parsed once from each: the automaton of the rows that tokens reach, made as
-// far as they go. A token that is taken costs no more than RestChart allows an id.
+// (RestChart::row_key), and of the bytes that lead from one to the same row (RestChart::next_bytes) one is parsed: the
+// automaton of the rows that tokens reach, made as far as they go. A token that is taken costs no more than RestChart
+// allows an id.
 //
 // Only text_cursor.cc includes this.
 #pragma once
 
-#include <bitset>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -38,7 +38,7 @@ class TrialWalk {
     int32_t before;  // the node from which `byte` led here
     uint8_t byte;
     int64_t kept;
-    std::bitset<256> next;  // bytes that may follow: others do not
+    RestChart::NextBytes next;  // those that were refused are taken out
   };
   struct Target {
     int32_t node;
@@ -71,7 +71,7 @@ class TrialWalk {
   const int64_t work_before_, kept_before_;
   int64_t steps_taken_ = 0;
   std::vector<Node> nodes_;
-  Targets edges_;                // by node and byte
+  Targets edges_;                // by node and the first of the bytes that lead to the same row
   Targets known_;                // by row_key()
   std::vector<int32_t> stands_;  // the nodes of the chart's rows from base_ on
   std::vector<int32_t> way_;     // scratch of stand_at()

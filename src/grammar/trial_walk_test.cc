@@ -25,6 +25,14 @@ std::shared_ptr<const TokenTable> dense_table() {
     }
     tokens.erase(tokens.begin() + static_cast<std::ptrdiff_t>(letters) - 6,
                  tokens.begin() + static_cast<std::ptrdiff_t>(letters));  // single bytes are there
+    // Bytes at the ends of ranges, escapes and halves of characters, alike and not.
+    const std::vector<std::string> odd{"x",   "z", "t",    "u",    "v",    "!",    "#",        "\\",
+                                       "\\u", "0", "\x7f", "\x80", "\xbf", "\xc3", "\xc3\xa9", "\xe2\x82"};
+    for (const std::string& one : odd) {
+      if (one.size() > 1) tokens.push_back(one);
+      for (const std::string& two : odd)
+        for (const char* end : {"", "\"]", "0\""}) tokens.push_back("x" + one + two + end);
+    }
     auto tokenizer = test_tokenizer(tokens);
     return std::make_shared<const TokenTable>(tokenizer, std::vector<int32_t>{*tokenizer->special_id("<|im_end|>")});
   }();
@@ -73,6 +81,19 @@ long[max_tokens=10] ::= Regex("(()|[ab]+)"))-",
     R"-(root ::= "[\"" outer "\"]" ("," root)?
 outer[max_tokens=9] ::= inner "b" inner | inner
 inner[max_tokens=5] ::= Regex("(()|[a]+)"))-",
+    // A string of JSON, and ranges that end where others begin.
+    R"-(root ::= "[" string "]" | "[" string "," root
+string ::= "\"" short "\""
+short ::= Regex("(()|([^\"\\\\\\x00-\\x1f]|\\\\u[0-9a-f]{4}|\\\\[t\\\\])+)"))-",
+    R"-(root ::= "[" string "]" | "[" string "," root
+string ::= "\"" short "\""
+short[max_tokens=5] ::= Regex("(()|[^\"\\\\\\x00-\\x1f]+)"))-",
+    R"-(root ::= "[" part* "\"]" root?
+part ::= [a-t] | [u] "\\"? | [v-z] part "0" | "é" | "\\" [tuv])-",
+    // One range inside another one.
+    R"-(root ::= "[" part tail root? | "]"
+part ::= "x" | "[" part "]"
+tail ::= [a-z] "0" | [t-v] "x" | [u-x] "z" | [!-z] "\"" | [#] [t-v])-",
     // Several ways to read the same.
     R"-(root ::= word "]" | word "," word
 word ::= left "\"" | right "\"" right | "b" word
