@@ -6,9 +6,9 @@
 # rejects any other); `base` is implied. LINK are third-party libraries. SOURCES and TESTS name the files where two
 # modules share a folder. ROOMS are subfolders that belong to the module. A CUDA module also takes its *.cu; where no
 # toolkit is, it is its cuda_absent.cc and the files HOST, whose tests are then its only ones. A module of LOOPS works on
-# tensors and is compiled with -O3; all others with -O2, which takes a tenth less time. With sanitizers these are -O2 and
-# the preset's -O1. In a build for fuzzing the branches of FUZZED modules are counted; in loops over tensors that costs
-# more than all else.
+# tensors or masks and is compiled with -O3; all others with -O2, which takes a tenth less time. With sanitizers these are
+# -O2 and the preset's -O1. In a build for fuzzing the branches of FUZZED modules are counted; in loops over tensors that
+# costs more than all else.
 function(perigee_module NAME)
   cmake_parse_arguments(ARG "CUDA;LOOPS;FUZZED" "" "DEPS;LINK;ROOMS;HOST;SOURCES;TESTS" ${ARGN})
   if(ARG_SOURCES OR ARG_TESTS)

@@ -6,6 +6,7 @@
 #include <tokenizer_info_impl.h>
 #include <xgrammar/xgrammar.h>
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <string_view>
@@ -20,11 +21,20 @@
 
 namespace perigee {
 
-// The tokens that xgrammar's table of a state does not decide. They reach beyond the end of the state's rule, so
+// A token of up to RestChart::kShortBytes bytes, with these: many are tried one after the other.
+struct ShortToken {
+  int32_t index;  // of the sorted vocabulary
+  int32_t id;
+  std::array<char, RestChart::kShortBytes> bytes;
+  int32_t length;
+  std::string_view text() const { return {bytes.data(), static_cast<size_t>(length)}; }
+};
+
+// Tokens to be tried. Those that xgrammar's table of a state does not decide reach beyond the end of the state's rule:
 // whether they are allowed depends on what may follow the rule where it was used.
 struct OpenTokens {
-  std::vector<int32_t> few;   // the short ones, of up to RestChart::kShortBytes bytes: indices of the sorted vocabulary
-  std::vector<int32_t> many;  // the longer ones
+  std::vector<ShortToken> few;  // ascending
+  std::vector<int32_t> many;    // the longer ones: indices of the sorted vocabulary
 };
 
 constexpr size_t kMostCounted = 256;    // see TextGrammar::Compiled::up_to
@@ -36,7 +46,6 @@ struct TextGrammar::Compiled {
     int32_t growth;
     std::vector<uint32_t> words;
   };
-  using TokenIndices = std::vector<int32_t>;  // of the sorted vocabulary
 
   xgrammar::CompiledGrammar grammar;
   Distances distances;
@@ -48,11 +57,14 @@ struct TextGrammar::Compiled {
   int32_t most_growth = 0;
 
   // Where a rule has a bound of characters, which xgrammar's tables do not know; empty otherwise.
-  TokenIndices over_a_bound;                            // that have more characters after a quote than the least bound
-  std::vector<uint32_t> over_a_bound_mask;              // the same
-  std::vector<std::pair<int32_t, int32_t>> with_quote;  // index and id
+  OpenTokens over_a_bound;                  // that have more characters after a quote than the least bound
+  std::vector<uint32_t> over_a_bound_mask;  // the same; empty where there are none
+  OpenTokens with_quote;
+  int32_t most_with_quote = 0;  // bytes of these
 
-  std::unordered_map<const xgrammar::AdaptiveTokenMask*, OpenTokens> open;  // of tables that leave any open
+  // Of tables that leave any open. Tables that leave the same open share them.
+  std::unordered_map<const xgrammar::AdaptiveTokenMask*, std::shared_ptr<const OpenTokens>> open;
+  size_t open_bytes = 0;  // of their memory, about
   mutable TriedTokens tried;
 
   // The largest level that lengthens a rest by at most `growth`; null if there is none.
@@ -65,12 +77,11 @@ struct TextGrammar::Compiled {
   const std::pair<int32_t, std::string>& token(int32_t index) const {
     return vocabulary->GetSortedDecodedVocab()[static_cast<size_t>(index)];
   }
-  bool is_long(int32_t index) const { return token(index).second.size() > static_cast<size_t>(RestChart::kShortBytes); }
 
   void make_levels(const TokenTable& table);
   void find_bounded(const TokenTable& table);
   void find_open();
-  size_t open_bytes() const;  // of memory, about
+  void add_open(int32_t index, OpenTokens& open) const;
 };
 
 }  // namespace perigee

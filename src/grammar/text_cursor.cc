@@ -22,29 +22,22 @@ struct TextCursor::Chart {
         parser(compiled.grammar.GetGrammar(), compiled.distances, compiled.row_states,
                static_cast<int32_t>(table.tokenizer().longest_token_bytes())) {}
 
-  // A state of the newest row, its table of tokens, and tokens of that which a bound of characters may forbid.
-  struct RowState {
-    xgrammar::ParserState state;
-    const AdaptiveTokenMask* sure;
-    const OpenTokens* open;  // null: the table leaves none open
-    std::vector<int32_t> bounded;
-  };
-  using Row = std::vector<RowState>;
-
   void allow_all(uint32_t* words);
-  void add_table(RowState& each, uint32_t* words);
+  void add_table(const xgrammar::ParserState& state, const AdaptiveTokenMask& table, uint32_t* words);
   void add_sure(const AdaptiveTokenMask& mask, uint32_t* words);
-  // The tokens that tables leave open and the parser takes: those of up to RestChart::kShortBytes bytes, and longer
-  // ones. They are cached by `key`.
-  void add_short(const Row& row, std::optional<uint64_t> key, uint32_t* words);
-  void add_long(const Row& row, std::optional<uint64_t> key, uint32_t* words);
+  // Those of the tokens to be tried that the parser takes. They are cached by `key`.
+  void add_short(std::optional<uint64_t> key, uint32_t* words);
+  void add_long(std::optional<uint64_t> key, uint32_t* words);
   bool add_known(std::optional<uint64_t> key, uint32_t* words);
-  void add_tried(const std::vector<int32_t>& tokens, int32_t most_bytes, uint32_t* words, std::vector<int32_t>& taken);
 
   const TextGrammar::Compiled& compiled;
   const TokenTable& table;
   RestChart parser;
-  std::vector<uint32_t> scratch;
+  // Of the newest row's states: what tables leave open, and tokens of tables that a bound of characters may forbid.
+  std::vector<const OpenTokens*> open;
+  OpenTokens bounded;
+  std::vector<uint32_t> scratch, sure;
+  std::vector<ShortToken> few;
 };
 
 // The tokens that a state takes whatever may follow its rule.
@@ -69,56 +62,61 @@ void TextCursor::Chart::add_sure(const AdaptiveTokenMask& mask, uint32_t* words)
   }
 }
 
-// Those of `tokens` (indices of the sorted vocabulary, ascending) that the parser takes, also to `taken`. Where they
-// cost more than kMaskWork, those that are left are left out.
-void TextCursor::Chart::add_tried(const std::vector<int32_t>& tokens, int32_t most_bytes, uint32_t* words,
-                                  std::vector<int32_t>& taken) {
-  if (tokens.empty()) return;
-  TrialWalk walk(parser, most_bytes);
-  for (const int32_t index : tokens) {
-    if (walk.work() > kMaskWork) break;
-    const auto& [id, bytes] = compiled.token(index);
-    if (has_bit(words, id) || !walk.takes(bytes)) continue;
-    set_bit(words, id);
-    taken.push_back(id);
-  }
+namespace {
+
+// Of masks of one vocabulary, word by word.
+template <typename Join>
+void combine(std::vector<uint32_t>& words, const std::vector<uint32_t>& with, Join join) {
+  uint32_t* to = words.data();
+  const uint32_t* from = with.data();
+  for (size_t word = 0; word < words.size(); ++word) to[word] = join(to[word], from[word]);
 }
 
-// What the state's table is sure of, except tokens that a bound of characters may forbid: these go to each.bounded.
-void TextCursor::Chart::add_table(RowState& each, uint32_t* words) {
-  const int32_t characters = parser.characters_left(each.state);
+}  // namespace
+
+// What the state's table is sure of, except tokens that a bound of characters may forbid: these go to `bounded`.
+void TextCursor::Chart::add_table(const xgrammar::ParserState& state, const AdaptiveTokenMask& mask, uint32_t* words) {
+  const int32_t characters = parser.characters_left(state);
   const auto& up_to = *compiled.up_to;
   const bool all_fit = (up_to.size() < kMostCounted && characters >= static_cast<int32_t>(up_to.size())) ||
                        characters >= static_cast<int32_t>(Vocabulary::kMaxTokenBytes);
-  if (all_fit && compiled.over_a_bound.empty()) return add_sure(*each.sure, words);
-  std::vector<uint32_t> sure(static_cast<size_t>(table.words()));
-  add_sure(*each.sure, sure.data());
-  if (!all_fit) {
-    // What a token has after the quote that ends a string is not counted.
-    const std::vector<uint32_t>& few = up_to[std::min<size_t>(characters, up_to.size() - 1)];
-    for (const auto& [index, id] : compiled.with_quote)
-      if (has_bit(sure.data(), id) && !has_bit(few.data(), id)) each.bounded.push_back(index);
-    for (int64_t word = 0; word < table.words(); ++word) sure[word] &= few[word];
-  }
-  for (int64_t word = 0; word < table.words(); ++word)
-    words[word] |= sure[word] & ~(compiled.over_a_bound.empty() ? 0 : compiled.over_a_bound_mask[word]);
-  for (const int32_t index : compiled.over_a_bound)
-    if (has_bit(sure.data(), compiled.token(index).first)) each.bounded.push_back(index);
+  if (all_fit && compiled.over_a_bound_mask.empty()) return add_sure(mask, words);
+  sure.assign(static_cast<size_t>(table.words()), 0);
+  add_sure(mask, sure.data());
+  const std::vector<uint32_t>* fit = all_fit ? nullptr : &up_to[std::min<size_t>(characters, up_to.size() - 1)];
+  const auto is_bounded = [&](int32_t id) {
+    if (!has_bit(sure.data(), id)) return false;
+    if (fit != nullptr && !has_bit(fit->data(), id)) return true;
+    return !compiled.over_a_bound_mask.empty() && has_bit(compiled.over_a_bound_mask.data(), id);
+  };
+  // What a token has after the quote that ends a string is not counted.
+  const OpenTokens& doubtful = characters < compiled.most_with_quote ? compiled.with_quote : compiled.over_a_bound;
+  for (const ShortToken& token : doubtful.few)
+    if (is_bounded(token.id)) bounded.few.push_back(token);
+  for (const int32_t index : doubtful.many)
+    if (is_bounded(compiled.token(index).first)) bounded.many.push_back(index);
+  if (fit != nullptr) combine(sure, *fit, [](uint32_t a, uint32_t b) { return a & b; });
+  if (!compiled.over_a_bound_mask.empty())
+    combine(sure, compiled.over_a_bound_mask, [](uint32_t a, uint32_t b) { return a & ~b; });
+  for (size_t word = 0; word < sure.size(); ++word) words[word] |= sure[word];
 }
 
 void TextCursor::Chart::allow_all(uint32_t* words) {
-  const auto& tables = compiled.grammar->adaptive_token_mask_cache;
-  Row row;
+  open.clear();
+  bounded.few.clear();
+  bounded.many.clear();
   for (const auto& state : parser.states()) {
-    const auto found = tables.find(state);
-    CHECK(found != tables.end(), "a state without a table of tokens");
-    const auto open = compiled.open.find(&found->second);
-    row.push_back({state, &found->second, open == compiled.open.end() ? nullptr : &open->second, {}});
-    add_table(row.back(), words);
+    const auto found = compiled.grammar->adaptive_token_mask_cache.find(state);
+    CHECK(found != compiled.grammar->adaptive_token_mask_cache.end(), "a state without a table of tokens");
+    if (const auto known = compiled.open.find(&found->second); known != compiled.open.end())
+      open.push_back(known->second.get());
+    add_table(state, found->second, words);
   }
+  std::sort(open.begin(), open.end());
+  open.erase(std::unique(open.begin(), open.end()), open.end());
   const auto key = parser.cache_key();
-  add_short(row, key ? std::optional(key->for_short) : std::nullopt, words);
-  add_long(row, key ? std::optional(key->for_long) : std::nullopt, words);
+  add_short(key ? std::optional(key->for_short) : std::nullopt, words);
+  add_long(key ? std::optional(key->for_long) : std::nullopt, words);
 }
 
 bool TextCursor::Chart::add_known(std::optional<uint64_t> key, uint32_t* words) {
@@ -128,44 +126,44 @@ bool TextCursor::Chart::add_known(std::optional<uint64_t> key, uint32_t* words) 
   return true;
 }
 
-namespace {
-
-// Ascending, each once.
-std::vector<int32_t> united(std::vector<int32_t> all) {
-  std::sort(all.begin(), all.end());
-  all.erase(std::unique(all.begin(), all.end()), all.end());
-  return all;
-}
-
-}  // namespace
-
-void TextCursor::Chart::add_short(const Row& row, std::optional<uint64_t> key, uint32_t* words) {
+// Where they cost more than kMaskWork, those that are left are left out.
+void TextCursor::Chart::add_short(std::optional<uint64_t> key, uint32_t* words) {
   if (add_known(key, words)) return;
-  std::vector<int32_t> taken, tokens;
-  std::vector<const OpenTokens*> tables;
-  for (const RowState& each : row) {
-    if (each.open != nullptr) tables.push_back(each.open);
-    for (const int32_t index : each.bounded)
-      if (!compiled.is_long(index)) tokens.push_back(index);
+  const std::vector<ShortToken>* tokens = open.empty() ? &bounded.few : &open.front()->few;
+  if (open.size() + (bounded.few.empty() ? 0 : 1) > 1) {
+    few = bounded.few;
+    for (const OpenTokens* each : open) few.insert(few.end(), each->few.begin(), each->few.end());
+    std::sort(few.begin(), few.end(), [](const auto& a, const auto& b) { return a.index < b.index; });
+    tokens = &few;
   }
-  std::sort(tables.begin(), tables.end());
-  tables.erase(std::unique(tables.begin(), tables.end()), tables.end());
-  for (const OpenTokens* open : tables) tokens.insert(tokens.end(), open->few.begin(), open->few.end());
-  add_tried(united(std::move(tokens)), RestChart::kShortBytes, words, taken);
+  std::vector<int32_t> taken;
+  if (!tokens->empty()) {
+    TrialWalk walk(parser, RestChart::kShortBytes);
+    for (const ShortToken& token : *tokens) {
+      if (walk.work() > kMaskWork) break;
+      if (has_bit(words, token.id) || !walk.takes(token.text())) continue;
+      set_bit(words, token.id);
+      taken.push_back(token.id);
+    }
+  }
   if (key) compiled.tried.keep(*key, std::move(taken));
 }
 
 // Bounds at up to the longest token's length change what long tokens may follow, and few places have any in doubt.
-void TextCursor::Chart::add_long(const Row& row, std::optional<uint64_t> key, uint32_t* words) {
-  std::vector<int32_t> tokens;
-  for (const RowState& each : row) {
-    if (each.open != nullptr) tokens.insert(tokens.end(), each.open->many.begin(), each.open->many.end());
-    for (const int32_t index : each.bounded)
-      if (compiled.is_long(index)) tokens.push_back(index);
-  }
+void TextCursor::Chart::add_long(std::optional<uint64_t> key, uint32_t* words) {
+  std::vector<int32_t>& tokens = bounded.many;
+  for (const OpenTokens* each : open) tokens.insert(tokens.end(), each->many.begin(), each->many.end());
   if (tokens.empty() || add_known(key, words)) return;
+  std::sort(tokens.begin(), tokens.end());
   std::vector<int32_t> taken;
-  add_tried(united(std::move(tokens)), static_cast<int32_t>(table.tokenizer().longest_token_bytes()), words, taken);
+  TrialWalk walk(parser, static_cast<int32_t>(table.tokenizer().longest_token_bytes()));
+  for (const int32_t index : tokens) {
+    if (walk.work() > kMaskWork) break;
+    const auto& [id, bytes] = compiled.token(index);
+    if (has_bit(words, id) || !walk.takes(bytes)) continue;
+    set_bit(words, id);
+    taken.push_back(id);
+  }
   if (key) compiled.tried.keep(*key, std::move(taken));
 }
 

@@ -7,6 +7,7 @@
 #include <bitset>
 #include <cstring>
 #include <exception>
+#include <map>
 #include <mutex>
 #include <stdexcept>
 #include <unordered_map>
@@ -267,11 +268,13 @@ void TextGrammar::Compiled::find_bounded(const TokenTable& table) {
     const std::string& bytes = sorted[i].second;
     const size_t quote = bytes.find('"');
     if (quote == std::string::npos) continue;
-    with_quote.emplace_back(static_cast<int32_t>(i), sorted[i].first);
+    add_open(static_cast<int32_t>(i), with_quote);
+    most_with_quote = std::max(most_with_quote, static_cast<int32_t>(bytes.size()));
     if (static_cast<int64_t>(bytes.size() - quote) - 1 <= least) continue;
-    over_a_bound.push_back(static_cast<int32_t>(i));
+    add_open(static_cast<int32_t>(i), over_a_bound);
     set_bit(over_a_bound_mask.data(), sorted[i].first);
   }
+  if (over_a_bound.few.empty() && over_a_bound.many.empty()) over_a_bound_mask.clear();
 }
 
 // Levels at 0, 1, 3, 7, …: few masks, and a token is left out at most one doubling too early.
@@ -313,20 +316,28 @@ std::shared_ptr<const std::vector<std::vector<uint32_t>>> tokens_up_to(const std
   return made;
 }
 
-void TextGrammar::Compiled::find_open() {
-  for (const auto& [state, table] : grammar->adaptive_token_mask_cache) {
-    if (table.uncertain_indices.empty()) continue;
-    OpenTokens& found = open[&table];
-    for (const int32_t index : table.uncertain_indices) (is_long(index) ? found.many : found.few).push_back(index);
-  }
+void TextGrammar::Compiled::add_open(int32_t index, OpenTokens& to) const {
+  const auto& [id, bytes] = token(index);
+  if (bytes.size() > static_cast<size_t>(RestChart::kShortBytes)) return to.many.push_back(index);
+  ShortToken& added = to.few.emplace_back(ShortToken{index, id, {}, static_cast<int32_t>(bytes.size())});
+  std::copy(bytes.begin(), bytes.end(), added.bytes.begin());
 }
 
-size_t TextGrammar::Compiled::open_bytes() const {
-  size_t bytes = 0;
-  for (const auto& [table, tokens] : open) {
-    bytes += sizeof(tokens) + (tokens.few.size() + tokens.many.size()) * sizeof(int32_t);
+void TextGrammar::Compiled::find_open() {
+  std::map<std::vector<int32_t>, std::shared_ptr<const OpenTokens>> known;
+  for (const auto& [state, table] : grammar->adaptive_token_mask_cache) {
+    if (table.uncertain_indices.empty()) continue;
+    std::vector<int32_t> indices = table.uncertain_indices;
+    std::sort(indices.begin(), indices.end());
+    auto& same = known[indices];
+    if (same == nullptr) {
+      OpenTokens found;
+      for (const int32_t index : indices) add_open(index, found);
+      open_bytes += sizeof(found) + found.few.size() * sizeof(ShortToken) + found.many.size() * sizeof(int32_t);
+      same = std::make_shared<const OpenTokens>(std::move(found));
+    }
+    open[&table] = same;
   }
-  return bytes;
 }
 
 TextGrammar::TextGrammar(std::shared_ptr<const TokenTable> table) : table_(std::move(table)) {}
@@ -433,7 +444,7 @@ Result<std::shared_ptr<const TextGrammar>> TextGrammar::finish(std::shared_ptr<c
                                                                std::unique_ptr<Compiled> compiled) {
   std::shared_ptr<TextGrammar> made(new TextGrammar(std::move(table)));
   made->compiled_ = std::move(compiled);
-  made->bytes_ = made->compiled_->grammar.MemorySizeBytes() + TriedTokens::kMostBytes + made->compiled_->open_bytes() +
+  made->bytes_ = made->compiled_->grammar.MemorySizeBytes() + TriedTokens::kMostBytes + made->compiled_->open_bytes +
                  made->compiled_->levels.size() * static_cast<size_t>(made->table_->words()) * sizeof(uint32_t);
   const std::unique_ptr<TextCursor> start = made->begin();
   if (start->is_crowded()) return too_many_ways(made->compiled_->row_states);
