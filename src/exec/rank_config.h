@@ -51,7 +51,7 @@ struct RankConfig {
   PlanLimits limits;
   // Others read and write pages that no step has: a result means that all that its step writes there is written.
   bool shared_pages = false;
-  int64_t transfer_bytes = 0;  // of a GPU's memory, that are taken for this once the pool is made
+  int64_t transfer_bytes = 0;  // of a GPU's memory, reserved for that after the page pool
   std::string draft_model;     // where limits.num_drafts > 0: the folder of an Eagle3; empty: prompt lookup
   Eagle3::Layer draft_layer = Eagle3::Layer::kDivided;
   // None: latents as the target's, keys and values by head as e4m3. By head, on ref always f32.

@@ -78,7 +78,7 @@ __device__ __forceinline__ bool take_numbers(const PeerCall& call, size_t at, ui
   return came;
 }
 
-// --- Pieces of 16 bytes in either kind of box: by flags little arrives sooner, since nobody clears its box ---
+// --- Pieces of 16 bytes in either kind of box; few arrive sooner with flags (kFlaggedBytes) ---
 
 enum class Box { kFlagged, kNumbers };
 

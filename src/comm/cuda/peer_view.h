@@ -42,7 +42,7 @@ struct PeerView {
   const uint32_t* abort = nullptr;
   uint64_t* come_to = nullptr;
   size_t one_shot_bytes = 0;
-  size_t flagged_bytes = 0;  // numbers of up to so many bytes of a rank go with flags
+  size_t flagged_bytes = 0;  // of a rank's numbers: up to so many travel with flags
 
   // Of a kernel of small blocks. Where ranks share a GPU, all their blocks must find a place.
   int64_t most_blocks() const { return one_gpu ? kMostPeerBlocks / 4 : kMostPeerBlocks; }
