@@ -12,7 +12,6 @@ namespace {
 // Working memory of one thread.
 struct RouteScratch {
   float* x;       // [H]
-  float* scores;  // [E]
   float* choice;  // [E] what is selected by
   float* totals;  // [groups]
 };
@@ -64,11 +63,12 @@ void keep_best_groups(const RouterWeight& router, const RouteScratch& scratch) {
   }
 }
 
-void route_token(const RouterWeight& router, const RouteScratch& scratch, int64_t token, int32_t* ids, float* weights) {
+void route_token(const RouterWeight& router, const RouteScratch& scratch, float* scores, int64_t token, int32_t* ids,
+                 float* weights) {
   const int64_t n = router.num_experts;
-  apply_score(router.score, scratch.scores, n);
+  apply_score(router.score, scores, n);
   for (int64_t e = 0; e < n; ++e)
-    scratch.choice[e] = scratch.scores[e] + (router.bias.empty() ? 0.0f : router.bias[static_cast<size_t>(e)]);
+    scratch.choice[e] = scores[e] + (router.bias.empty() ? 0.0f : router.bias[static_cast<size_t>(e)]);
   if (router.num_groups > 1) keep_best_groups(router, scratch);
   if (router.uniform)
     for (int64_t e = 0; e < n; ++e) scratch.choice[e] = uniform_choice(token, e);
@@ -76,7 +76,7 @@ void route_token(const RouterWeight& router, const RouteScratch& scratch, int64_
   for (int32_t k = 0; k < router.top_k; ++k) {
     // Only a row of NaN has no largest expert; it keeps its NaN weights and the sampler's finite check reports it.
     ids[k] = static_cast<int32_t>(std::max<int64_t>(arg_max(scratch.choice, n), 0));
-    weights[k] = (router.bias_in_weights && !router.uniform ? scratch.choice : scratch.scores)[ids[k]];
+    weights[k] = (router.bias_in_weights && !router.uniform ? scratch.choice : scores)[ids[k]];
     scratch.choice[ids[k]] = -INFINITY;
     sum += weights[k];
   }
@@ -100,16 +100,24 @@ Routing route(const CpuContext& cpu, const Tensor& x, const RouterWeight& router
   const std::span<RouteScratch> scratches = cpu.scratch.array<RouteScratch>(cpu.pool.size());
   for (RouteScratch& one : scratches) {
     one = {.x = cpu.scratch.array<float>(router.hidden).data(),
-           .scores = cpu.scratch.array<float>(router.num_experts).data(),
            .choice = cpu.scratch.array<float>(router.num_experts).data(),
            .totals = cpu.scratch.array<float>(router.num_groups).data()};
   }
   const PanelKernels& kernels = panel_kernels(cpu.isa);
-  cpu.pool.run(x.rows, [&](int64_t token, int thread) {
+  const int64_t n = router.num_experts;
+  float* scores = cpu.scratch.array<float>(x.rows * n).data();  // [rows, E]
+  // The experts of one token are shared out where there are fewer tokens than threads.
+  const int64_t parts = x.rows < cpu.pool.size() ? cpu.pool.size() : 1;
+  cpu.pool.run(x.rows * parts, [&](int64_t task, int thread) {
     const RouteScratch& scratch = scratches[static_cast<size_t>(thread)];
+    const int64_t token = task / parts, begin = n * (task % parts) / parts, end = n * (task % parts + 1) / parts;
     kernels.to_f32(x.row<uint16_t>(token), scratch.x, router.hidden);
-    kernels.dots(scratch.x, router.weight.data(), router.hidden, router.num_experts, scratch.scores);
-    route_token(router, scratch, token, routing.ids + token * router.top_k, routing.weights + token * router.top_k);
+    kernels.dots(scratch.x, router.weight.data() + begin * router.hidden, router.hidden, end - begin,
+                 scores + token * n + begin);
+  });
+  cpu.pool.run(x.rows, [&](int64_t token, int thread) {
+    route_token(router, scratches[static_cast<size_t>(thread)], scores + token * n, token,
+                routing.ids + token * router.top_k, routing.weights + token * router.top_k);
   });
   return routing;
 }
