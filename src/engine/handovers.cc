@@ -62,16 +62,10 @@ Result<std::unique_ptr<Handovers>> Handovers::create(const EngineConfig& config,
   RETURN_IF_ERROR(check_config(config));
   ASSIGN_OR_RETURN(const std::vector<RankPages> pages, executor.pages(areas_of(handover)));
   CHECK(!pages.empty(), "ranks without pages");
-  if (pages.front().layout.draft().layers > 0)
-    return bad_input(
-        "--kv-transfer-config: a draft's cache that lies beside its target's blocks cannot be sent yet: take a draft "
-        "with latent attention, without draft_kv_cache_dtype and draft_tensor_parallel_size, or leave out "
-        "--speculative-config",
-        "kv-transfer-config");
   PageStore store(pages);
   CacheShape shape;
   ASSIGN_OR_RETURN(shape.model, model_digest(config.rank.load));
-  if (!config.rank.draft_model.empty()) {  // whose latents lie in the blocks
+  if (!config.rank.draft_model.empty()) {
     LoadOptions draft = config.rank.load;
     draft.path = config.rank.draft_model;
     ASSIGN_OR_RETURN(shape.draft, model_digest(draft));

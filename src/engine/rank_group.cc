@@ -420,13 +420,15 @@ Result<std::vector<RankPages>> RankGroup::pages(const AreaUse& areas) const {
     const TensorParallel shard = parts.config.shard();
     std::shared_ptr<PageMemory> memory = host_memory();
     if (parts.config.device == Device::kCuda) {
-      const int64_t block_bytes = parts.layout.latent().least_page_bytes();
+      const int64_t block_bytes =
+          std::max(parts.layout.latent().least_page_bytes(), parts.layout.draft().least_page_bytes());
       ASSIGN_OR_RETURN(memory,
                        make_gpu_pages({.gpu = parts.config.rank,
                                        .most_unit_bytes = std::max(block_bytes, parts.layout.state().unit_bytes),
                                        .areas = areas}));
     }
     pages.push_back({.base = member.rank->pages(),
+                     .draft_base = member.rank->pages() + parts.num_pages * parts.layout.page_bytes(),
                      .memory = std::move(memory),
                      .layout = parts.layout,
                      .shard = static_cast<int32_t>(shard.rank),

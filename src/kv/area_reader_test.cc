@@ -146,7 +146,8 @@ TEST(AreaReader, AnyLayoutToAnyLayout) {
     for (const auto& [to_tp, to_dcp] : {kTestLayouts[0], kTestLayouts[2], kTestLayouts[4]}) {
       SCOPED_TRACE(str_cat(tp, "/", dcp, " to ", to_tp, "/", to_dcp));
       const auto memory = std::make_shared<LocalAreas>(tp);
-      const TestNode from(tp, dcp, 5, 1, {.pages = memory}), to(to_tp, to_dcp, 5, 2, {.pages = memory});
+      const TestNode from(tp, dcp, 5, 1, {.pages = memory}, TestDraft::kHeads),
+          to(to_tp, to_dcp, 5, 2, {.pages = memory}, TestDraft::kWholeHeads);
       fill(from);
       const Connected connected(from, to);
       ASSERT_TRUE(to.store.poison(to.pages()).ok());

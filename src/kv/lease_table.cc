@@ -154,9 +154,9 @@ Status LeaseTable::read(const LeaseName& name, UnitRange units, const Take& take
     if (entry->second.growth.stage == LeaseStage::kWithdrawn)
       return Error(Code::kNotFound, "the lease was withdrawn before it was whole", "lease");
     lease = entry->second.growth.lease;
-    const int64_t num_units = units.group == UnitGroup::kBlocks ? std::ssize(lease->blocks)
-                              : lease->checkpoint.empty()       ? 0
-                                                                : shape_.state_units();
+    int64_t num_units = lease->checkpoint.empty() ? 0 : shape_.state_units();
+    if (units.group == UnitGroup::kBlocks) num_units = std::ssize(lease->blocks);
+    if (units.group == UnitGroup::kDraft) num_units = std::ssize(lease->blocks) * shape_.draft_parts;
     if (units.first < 0 || units.count < 1 || units.first > num_units - units.count)
       return bad_input("units that the lease has not", "units");
     ++entry->second.num_readers;

@@ -11,6 +11,20 @@ int64_t block_bytes_of(const CacheLayout& layout) {
   return layout.latent().layers * layout.latent().layer_bytes();
 }
 
+// Units of a block in a draft's own cache: latents are one, heads have keys and values.
+int64_t draft_parts_of(const CacheGroup& draft) {
+  if (draft.layers == 0) return 0;
+  return draft.kind == CacheKind::kFull ? 2 * draft.heads * draft.shards : draft.layers;
+}
+int64_t draft_unit_bytes_of(const CacheGroup& draft) {
+  if (draft.layers == 0) return 0;
+  return draft.kind == CacheKind::kFull ? kBlockTokens * draft.dim * dtype_bytes(draft.numbers) : draft.layer_bytes();
+}
+std::string draft_numbers_of(const CacheGroup& draft) {
+  if (draft.layers == 0) return "";
+  return draft.kind == CacheKind::kFull ? dtype_name(draft.numbers) : latent_format_name(draft.format);
+}
+
 }  // namespace
 
 Status check_same(const CacheShape& here, const CacheShape& there) {
@@ -20,6 +34,8 @@ Status check_same(const CacheShape& here, const CacheShape& there) {
   if (here.model != there.model) return differ("model", here.model, there.model);
   if (here.numbers != there.numbers) return differ("kv-cache-dtype", here.numbers, there.numbers);
   if (here.draft != there.draft) return differ("speculative-config", here.draft, there.draft);
+  if (here.draft_numbers != there.draft_numbers)
+    return differ("draft_kv_cache_dtype", here.draft_numbers, there.draft_numbers);
   if (here.deterministic != there.deterministic)
     return differ("deterministic", here.deterministic, there.deterministic);
   if (here.lease_ms != there.lease_ms)
@@ -27,6 +43,10 @@ Status check_same(const CacheShape& here, const CacheShape& there) {
                                  static_cast<double>(there.lease_ms) / 1000, static_cast<double>(here.lease_ms) / 1000),
                      "kv_lease_duration");
   if (here.block_bytes != there.block_bytes) return differ("block size", here.block_bytes, there.block_bytes);
+  if (here.draft_parts != there.draft_parts)
+    return differ("number of heads of the draft", here.draft_parts, there.draft_parts);
+  if (here.draft_unit_bytes != there.draft_unit_bytes)
+    return differ("draft unit size", here.draft_unit_bytes, there.draft_unit_bytes);
   if (here.state_layers != there.state_layers)
     return differ("number of recurrent layers", here.state_layers, there.state_layers);
   if (here.state_heads != there.state_heads)
@@ -40,7 +60,12 @@ PageStore::PageStore(std::vector<RankPages> ranks) : ranks_(std::move(ranks)) {}
 
 int64_t PageStore::unit_bytes(UnitGroup group) const {
   const CacheLayout& layout = ranks_.front().layout;
-  return group == UnitGroup::kBlocks ? block_bytes_of(layout) : layout.state().unit_bytes;
+  switch (group) {
+    case UnitGroup::kBlocks: return block_bytes_of(layout);
+    case UnitGroup::kDraft: return draft_unit_bytes_of(layout.draft());
+    case UnitGroup::kState: break;
+  }
+  return layout.state().unit_bytes;
 }
 
 void PageStore::describe(CacheShape& shape) const {
@@ -48,33 +73,52 @@ void PageStore::describe(CacheShape& shape) const {
   const CacheLayout& layout = ranks_[0].layout;
   shape.numbers = latent_format_name(layout.latent().format);
   shape.block_bytes = block_bytes_of(layout);
+  shape.draft_numbers = draft_numbers_of(layout.draft());
+  shape.draft_parts = draft_parts_of(layout.draft());
+  shape.draft_unit_bytes = draft_unit_bytes_of(layout.draft());
   shape.state_layers = layout.state().layers;
   shape.state_heads = layout.state().layers == 0 ? 0 : layout.state().heads * ranks_[0].num_shards;
   shape.state_unit_bytes = layout.state().unit_bytes;
 }
 
+// Where the rank has the unit; none: elsewhere.
+std::optional<uint8_t*> PageStore::find(const RankPages& rank, const UnitPages& pages, UnitGroup group,
+                                        int32_t unit) const {
+  const int64_t page_bytes = rank.layout.page_bytes();
+  if (group == UnitGroup::kBlocks) {
+    const Placement& place = pages.blocks[static_cast<size_t>(unit - pages.first_block)];
+    return place.dcp_index == rank.dcp_index ? rank.base + place.page.value * page_bytes : std::optional<uint8_t*>();
+  }
+  if (group == UnitGroup::kDraft) {
+    const CacheGroup& draft = rank.layout.draft();
+    const int64_t parts = draft_parts_of(draft), shard = draft.shards > 1 ? rank.shard : 0;
+    const Placement& place = pages.blocks[static_cast<size_t>(unit / parts - pages.first_block)];
+    int64_t part = unit % parts;
+    if (draft.kind == CacheKind::kFull) {  // a rank has the keys of its heads, then their values
+      const int64_t heads = draft.heads * draft.shards, head = part % heads - shard * draft.heads;
+      if (head < 0 || head >= draft.heads) return std::nullopt;
+      part = part / heads * draft.heads + head;
+    }
+    const int64_t block = int64_t{place.page.value} * draft.block_ratio + place.dcp_index;
+    return rank.draft_base + block * draft.least_page_bytes() + part * draft_unit_bytes_of(draft);
+  }
+  const CacheGroup& state = rank.layout.state();
+  const int64_t heads = state.heads * rank.num_shards, per_page = rank.layout.units_per_page();
+  const int64_t head = unit % heads - rank.shard * state.heads;
+  if (head < 0 || head >= state.heads) return std::nullopt;
+  const int64_t local = unit / heads * state.heads + head;
+  const auto index = static_cast<size_t>(rank.dcp_index * rank.layout.state_pages() + local / per_page);
+  return rank.base + pages.checkpoint[index].page.value * page_bytes + local % per_page * state.unit_bytes;
+}
+
 std::vector<UnitRun> PageStore::runs_of(const RankPages& rank, const UnitPages& pages, UnitRange units,
                                         std::vector<bool>* taken) const {
   std::vector<UnitRun> runs;
-  const int64_t page_bytes = rank.layout.page_bytes();
-  const CacheGroup& state = rank.layout.state();
-  const int64_t heads = state.heads * rank.num_shards, per_page = rank.layout.units_per_page();
   for (int32_t i = 0; i < units.count; ++i) {
     if (taken != nullptr && (*taken)[static_cast<size_t>(i)]) continue;
-    const int32_t unit = units.first + i;
-    uint8_t* page = nullptr;
-    if (units.group == UnitGroup::kBlocks) {
-      const Placement& place = pages.blocks[static_cast<size_t>(unit - pages.first_block)];
-      if (place.dcp_index != rank.dcp_index) continue;
-      page = rank.base + place.page.value * page_bytes;
-    } else {
-      const int64_t head = unit % heads - rank.shard * state.heads;
-      if (head < 0 || head >= state.heads) continue;
-      const int64_t local = unit / heads * state.heads + head;
-      const auto index = static_cast<size_t>(rank.dcp_index * rank.layout.state_pages() + local / per_page);
-      page = rank.base + pages.checkpoint[index].page.value * page_bytes + local % per_page * state.unit_bytes;
-    }
-    runs.push_back({.page = page, .offset = i * unit_bytes(units.group)});
+    const std::optional<uint8_t*> page = find(rank, pages, units.group, units.first + i);
+    if (!page) continue;
+    runs.push_back({.page = *page, .offset = i * unit_bytes(units.group)});
     if (taken != nullptr) (*taken)[static_cast<size_t>(i)] = true;
   }
   return runs;
@@ -106,10 +150,12 @@ Status PageStore::poison(const UnitPages& pages, UnitRange units) const {
 }
 
 Status PageStore::poison(const UnitPages& pages) const {
-  RETURN_IF_ERROR(poison(pages, {UnitGroup::kBlocks, pages.first_block, static_cast<int32_t>(pages.blocks.size())}));
-  if (pages.checkpoint.empty()) return {};
   CacheShape shape;
   describe(shape);
+  const auto num_blocks = static_cast<int32_t>(pages.blocks.size());
+  RETURN_IF_ERROR(poison(pages, {UnitGroup::kBlocks, pages.first_block, num_blocks}));
+  RETURN_IF_ERROR(poison(pages, shape.draft_units(pages.first_block, num_blocks)));
+  if (pages.checkpoint.empty()) return {};
   return poison(pages, {UnitGroup::kState, 0, shape.state_units()});
 }
 

@@ -2,6 +2,8 @@
 //
 //   group    a unit is                                    numbered by                   lies with
 //   blocks   one block of 64 tokens, all latent layers    block index                   each rank of its dcp index
+//   draft    keys or values of one head of one block;     block index * parts + part    each rank that has the head
+//            of latents, the block                          (heads' keys, then values)    (of latents, each rank)
 //   state    one head of one recurrent layer              layer * heads + head, of all  the ranks that have the head
 //
 // So any tensor-parallel and dcp sizes can exchange units: bytes of a unit are the same everywhere, and only where they
@@ -10,6 +12,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -22,7 +25,9 @@
 
 namespace perigee {
 
-enum class UnitGroup : uint8_t { kBlocks, kState };
+// kDraft: what a draft keeps beside the pages (ADR 0015, 0030).
+enum class UnitGroup : uint8_t { kBlocks, kState, kDraft };
+inline constexpr int kNumUnitGroups = 3;
 
 // Units [first, first + count) of a group.
 struct UnitRange {
@@ -37,11 +42,21 @@ struct CacheShape {
   std::string numbers;  // of a latent row: latent_format_name()
   int64_t block_bytes = 0;
   int64_t state_layers = 0, state_heads = 0, state_unit_bytes = 0;
-  std::string draft;           // digest of the draft whose cache lies in the blocks; empty: none
-  bool deterministic = false;  // else both may have computed in other forms
-  int64_t lease_ms = 0;        // of a lease that nobody extends: its reader must extend it in time
+  std::string draft;                              // digest of the draft's configuration and weights; empty: none
+  std::string draft_numbers;                      // of its cache beside the pages; empty: it has none there
+  int64_t draft_parts = 0, draft_unit_bytes = 0;  // of that: units of a block
+  bool deterministic = false;                     // else both may have computed in other forms
+  int64_t lease_ms = 0;                           // of a lease that nobody extends: its reader must extend it in time
 
-  int64_t unit_bytes(UnitGroup group) const { return group == UnitGroup::kBlocks ? block_bytes : state_unit_bytes; }
+  int64_t unit_bytes(UnitGroup group) const {
+    return group == UnitGroup::kBlocks ? block_bytes : group == UnitGroup::kDraft ? draft_unit_bytes : state_unit_bytes;
+  }
+  // Of the blocks [first, first + count).
+  UnitRange draft_units(int32_t first, int32_t count) const {
+    const auto parts = static_cast<int32_t>(draft_parts);
+    return {UnitGroup::kDraft, first * parts, count * parts};
+  }
+  int64_t bytes_of_block() const { return block_bytes + draft_parts * draft_unit_bytes; }
   int32_t state_units() const { return static_cast<int32_t>(state_layers * state_heads); }
   bool operator==(const CacheShape&) const = default;
 };
@@ -51,6 +66,7 @@ Status check_same(const CacheShape& here, const CacheShape& there);
 // One rank's page pool.
 struct RankPages {
   uint8_t* base = nullptr;
+  uint8_t* draft_base = nullptr;  // see PagePool
   std::shared_ptr<PageMemory> memory = host_memory();
   CacheLayout layout;
   int32_t shard = 0, num_shards = 1;  // of heads
@@ -108,6 +124,7 @@ class PageStore {
   void for_each_area(const UnitPages& pages, UnitRange units, const Areas& areas, const StagedUnits& staged,
                      Visit&& visit) const;
   Status poison(const UnitPages& pages, UnitRange units) const;
+  std::optional<uint8_t*> find(const RankPages& rank, const UnitPages& pages, UnitGroup group, int32_t unit) const;
   // Where the rank has units of the range. Without those of `taken` (one for each unit), which it adds to, if given.
   std::vector<UnitRun> runs_of(const RankPages& rank, const UnitPages& pages, UnitRange units,
                                std::vector<bool>* taken = nullptr) const;

@@ -29,18 +29,30 @@ struct TestMemory {
   };
 };
 
+// What a draft keeps beside the pages of a test's node.
+enum class TestDraft { kNone, kLatents, kHeads, kWholeHeads };
+
 class TestNode {
  public:
-  TestNode(int32_t tp, int32_t dcp, int32_t num_blocks, uint64_t seed, const TestMemory& where = {}) : where_(where) {
-    const CacheLayout layout = {CacheGroup::latent(2, 48, 16, LatentFormat::kBF16),
-                                CacheGroup::state(kTestLayers, kTestHeads / tp, kTestUnitBytes, 64)};
+  TestNode(int32_t tp, int32_t dcp, int32_t num_blocks, uint64_t seed, const TestMemory& where = {},
+           TestDraft draft = TestDraft::kNone)
+      : where_(where) {
+    CacheLayout layout = {CacheGroup::latent(2, 48, 16, LatentFormat::kBF16),
+                          CacheGroup::state(kTestLayers, kTestHeads / tp, kTestUnitBytes, 64)};
+    if (draft == TestDraft::kLatents)
+      layout = layout.with_draft(CacheGroup::latent(1, 48, 16, LatentFormat::kF8E4M3), dcp);
+    if (draft == TestDraft::kHeads)
+      layout = layout.with_draft(CacheGroup::full(kTestHeads / tp, 16, DType::kF8E4M3, tp), dcp);
+    if (draft == TestDraft::kWholeHeads)
+      layout = layout.with_draft(CacheGroup::full(kTestHeads, 16, DType::kF8E4M3), dcp);
     std::vector<RankPages> ranks;
-    const std::vector<uint8_t> sevens(static_cast<size_t>(kTestPages * layout.page_bytes()), 7);
+    const std::vector<uint8_t> sevens(static_cast<size_t>(kTestPages * layout.bytes_per_page()), 7);
     pool_bytes_ = sevens.size();
     for (int32_t r = 0; r < tp; ++r) {
       memory_.push_back(where.make(sevens.size()));
       where.copy(memory_.back().get(), sevens.data(), sevens.size());
       ranks.push_back({.base = memory_.back().get(),
+                       .draft_base = memory_.back().get() + kTestPages * layout.page_bytes(),
                        .memory = where.pages,
                        .layout = layout,
                        .shard = r,
@@ -95,8 +107,11 @@ inline std::vector<uint8_t> random_bytes(size_t count) {
 }
 
 inline std::vector<UnitRange> all_units(const TestNode& node) {
-  return {{UnitGroup::kBlocks, 0, static_cast<int32_t>(node.blocks.size())},
-          {UnitGroup::kState, 0, node.shape.state_units()}};
+  const auto num_blocks = static_cast<int32_t>(node.blocks.size());
+  std::vector<UnitRange> units = {{UnitGroup::kBlocks, 0, num_blocks},
+                                  {UnitGroup::kState, 0, node.shape.state_units()}};
+  if (node.shape.draft_parts > 0) units.push_back(node.shape.draft_units(0, num_blocks));
+  return units;
 }
 
 // Units are the same bytes in both nodes' layouts, whole ranges and single ones.

@@ -231,7 +231,7 @@ void TransferLane::count(const Job& job, const TransferEnd& end) {
   const Import& import = job.what.import;
   const CacheShape& shape = parts_.shape;
   ++counts_.arrived;
-  counts_.bytes += std::ssize(import.blocks) * shape.block_bytes;
+  counts_.bytes += std::ssize(import.blocks) * shape.bytes_of_block();
   if (!import.checkpoint.empty()) counts_.bytes += shape.state_units() * shape.state_unit_bytes;
   counts_.seconds += job.seconds;
 }
@@ -303,7 +303,7 @@ Result<TransferLane::Outcome> TransferLane::pull(Job& job, Peer& peer) {
     if (num_new > std::ssize(import.blocks) - job.num_blocks)
       return bad_input("a lease of more blocks than it was said to have", "num_blocks");
     if (num_new > 0) {
-      if (const Status pulled = pull_group(job.what, {UnitGroup::kBlocks, first, num_new}, peer); !pulled.ok()) {
+      if (const Status pulled = pull_blocks(job.what, first, num_new, peer); !pulled.ok()) {
         // Refused, perhaps because it was withdrawn meanwhile.
         if (pulled.error().code != Code::kNotFound) return pulled.error();
         ASSIGN_OR_RETURN(const LeaseHold now, peer.extend(lease));
@@ -325,6 +325,12 @@ Result<TransferLane::Outcome> TransferLane::pull(Job& job, Peer& peer) {
   ASSIGN_OR_RETURN(const LeaseHold last, peer.extend(lease));  // it must stand after the last byte
   if (last.stage != LeaseStage::kWhole) return bad_input("a lease that was whole and is not any more", "stage");
   return Outcome::kDone;
+}
+
+// With what a draft keeps of them.
+Status TransferLane::pull_blocks(const Prepared& what, int32_t first, int32_t count, Peer& peer) {
+  RETURN_IF_ERROR(pull_group(what, {UnitGroup::kBlocks, first, count}, peer));
+  return pull_group(what, parts_.shape.draft_units(first, count), peer);
 }
 
 Status TransferLane::pull_group(const Prepared& what, UnitRange units, Peer& peer) {

@@ -105,6 +105,7 @@ class TransferLane {
   Result<Outcome> perform(Job& job, std::unique_ptr<Peer>& peer);
   Result<LeaseHold> open(const Job& job, Peer& peer) const;
   Result<Outcome> pull(Job& job, Peer& peer);
+  Status pull_blocks(const Prepared& what, int32_t first, int32_t count, Peer& peer);
   Status pull_group(const Prepared& what, UnitRange units, Peer& peer);
   void pull_again(Lock& lock);
   void finish_pull(const Job& job, const Result<Outcome>& outcome, bool reached);

@@ -132,7 +132,7 @@ void code(Io& io, T& m) {
     io.number("lease", name.number);
   };
   const auto range = [&](auto& units) {
-    io.choice("group", units.group, 2);
+    io.choice("group", units.group, kNumUnitGroups);
     io.number("first", units.first);
     io.number("count", units.count);
   };
@@ -151,6 +151,9 @@ void code(Io& io, T& m) {
     io.number("state_heads", m.shape.state_heads);
     io.number("state_unit_bytes", m.shape.state_unit_bytes);
     io.text("draft", m.shape.draft);
+    io.text("draft_numbers", m.shape.draft_numbers);
+    io.number("draft_parts", m.shape.draft_parts);
+    io.number("draft_unit_bytes", m.shape.draft_unit_bytes);
     io.truth("deterministic", m.shape.deterministic);
     io.number("lease_ms", m.shape.lease_ms);
     io.number("incarnation", m.incarnation);

@@ -34,6 +34,7 @@ struct CacheGroup {
   // kFull
   int64_t dim = 0;
   DType numbers = DType::kBF16;
+  int32_t shards = 1;  // ranks that the heads are divided among; 1: each has all
   // kState
   int64_t unit_bytes = 0;        // a multiple of 128
   int64_t ring_token_bytes = 0;  // what a token leaves in the ring for one unit; see StateLayer
@@ -50,8 +51,8 @@ struct CacheGroup {
             .ring_token_bytes = ring_token_bytes};
   }
 
-  static CacheGroup full(int64_t heads, int64_t dim, DType numbers) {
-    return {.kind = CacheKind::kFull, .layers = 1, .heads = heads, .dim = dim, .numbers = numbers};
+  static CacheGroup full(int64_t heads, int64_t dim, DType numbers, int32_t shards = 1) {
+    return {.kind = CacheKind::kFull, .layers = 1, .heads = heads, .dim = dim, .numbers = numbers, .shards = shards};
   }
 
   // Of a token in a layer.

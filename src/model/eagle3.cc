@@ -229,7 +229,8 @@ CacheLayout Eagle3::cache_layout(const CacheLayout& target, LatentFormat numbers
     const DType dtype = numbers == LatentFormat::kF32    ? DType::kF32
                         : numbers == LatentFormat::kBF16 ? DType::kBF16
                                                          : DType::kF8E4M3;
-    return target.with_draft(CacheGroup::full(full_.shape.kv_heads, full_.shape.dim, dtype), dcp_size);
+    const auto shards = static_cast<int32_t>(config_.layer.ranks.size);
+    return target.with_draft(CacheGroup::full(full_.shape.kv_heads, full_.shape.dim, dtype, shards), dcp_size);
   }
   // Ranks that share blocks exchange queries and results; those that each have the layer whole are to need no exchange.
   if (numbers == target.latent().format && (!whole_ || dcp_size == 1)) return target.with_latent_layers(1);

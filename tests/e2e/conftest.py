@@ -41,9 +41,9 @@ def rank_flags(ranks):
     return ["--tensor-parallel-size", str(ranks)]
 
 
-def drafting(num_drafts=3):
-    """With the model's own draft, which shares its target's cache."""
-    return ["--speculative-config", json.dumps({"method": "eagle3", "model": FOLDER + "-eagle3-mla", "num_speculative_tokens": num_drafts})]
+def drafting(num_drafts=3, kind="-eagle3-mla"):
+    """With the model's own draft: its latents share its target's cache, keys and values by head (-eagle3) lie beside."""
+    return ["--speculative-config", json.dumps({"method": "eagle3", "model": FOLDER + kind, "num_speculative_tokens": num_drafts})]
 
 
 def start(tmp_path_factory, *flags):

@@ -140,9 +140,11 @@ def test_a_long_prompt_travels_while_it_is_computed(server, tmp_path):
         assert seen["arrived"] == turn + 1 and seen["failed"] == 0, seen
 
 
-@pytest.mark.parametrize("flags, role", [(drafting(), "both"), (["--speculative-config", json.dumps(NGRAM)], "decode")])
+@pytest.mark.parametrize("flags, role", [(drafting(), "both"), (drafting(kind="-eagle3"), "both"), (["--speculative-config", json.dumps(NGRAM)], "decode")])
 def test_drafts(server, tmp_path, flags, role):
-    """A draft model's latents travel with the blocks; prompt lookup needs none."""
+    """What a draft model keeps travels with the blocks, in them or beside; prompt lookup needs none."""
+    if flags == drafting(kind="-eagle3") and not os.path.exists(FOLDER + "-eagle3"):
+        pytest.skip("no such draft is bundled with this model")
     prompts = questions(3)
     common = [*COMMON, "--deterministic"]
     with PairProcess(PROGRAM, FOLDER, common, flags if role == "both" else [], flags, log_folder=str(tmp_path)) as pair:

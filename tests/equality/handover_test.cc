@@ -1,6 +1,7 @@
 // Two engines of one process, one of which computes prompts and the other their outputs, answer like one: whatever
 // their tensor-parallel and dcp sizes, chunks, caches and preemptions.
 #include <cstdio>
+#include <filesystem>
 
 #include "base/eventually.h"
 #include "kv/lease_tag.h"
@@ -82,20 +83,39 @@ struct Pair {
   }
 };
 
+// Where a draft's cache lies (ADR 0030): in the blocks, beside them, and by head.
+struct Draft {
+  const char* name;
+  const char* folder;  // after the model's
+  std::optional<LatentFormat> cache = {};
+  Eagle3::Layer p = Eagle3::Layer::kDivided, d = p;
+};
+std::vector<Draft> drafts_of(const TestModel& model) {
+  std::vector<Draft> out = {{"latents", "-eagle3-mla"}, {"latents in fp8", "-eagle3-mla", LatentFormat::kF8E4M3}};
+  if (!std::filesystem::exists(model.folder + "-eagle3")) return out;
+  out.push_back({"heads", "-eagle3"});
+  out.push_back(
+      {"heads to whole, bf16", "-eagle3", LatentFormat::kBF16, Eagle3::Layer::kDivided, Eagle3::Layer::kWhole});
+  return out;
+}
+
 struct Setting {
   Sizes p, d;
   size_t cache = 0;  // of kCaches
-  bool chunked = false, cached = false, crowded = false, drafted = false, early = false;
+  bool chunked = false, cached = false, crowded = false, early = false;
+  std::optional<Draft> draft = {};
 };
 
 // A GPU has one rank.
-std::vector<Setting> settings(Device device) {
+std::vector<Setting> settings(const TestModel& model) {
   constexpr std::array<Sizes, 4> kSizes = {{{1, 1}, {2, 1}, {2, 2}, {4, 2}}};
-  const auto fits = [num_gpus = device == Device::kCuda ? std::ssize(list_gpus()) : 8](Sizes sizes) {
+  const auto fits = [num_gpus = model.device == Device::kCuda ? std::ssize(list_gpus()) : 8](Sizes sizes) {
     return sizes.tp <= num_gpus;
   };
   const auto num_sizes = static_cast<int>(std::count_if(kSizes.begin(), kSizes.end(), fits));  // the first ones
-  const std::vector<int> factors = {num_sizes, num_sizes, kCaches.size(), 2, 2, 2, 2, 2};
+  const std::vector<Draft> drafts = drafts_of(model);
+  const std::vector<int> factors = {num_sizes, num_sizes, kCaches.size(), 2, 2, 2, static_cast<int>(drafts.size()) + 1,
+                                    2};
   std::vector<Setting> out;
   for (const Combination& c : soak_requested() ? full_product(factors) : pairwise_cover(factors))
     out.push_back({.p = kSizes[static_cast<size_t>(c[0])],
@@ -104,8 +124,8 @@ std::vector<Setting> settings(Device device) {
                    .chunked = c[3] != 0,
                    .cached = c[4] != 0,
                    .crowded = c[5] != 0,
-                   .drafted = c[6] != 0,
-                   .early = c[7] != 0});
+                   .early = c[7] != 0,
+                   .draft = c[6] == 0 ? std::nullopt : std::optional(drafts[static_cast<size_t>(c[6] - 1)])});
   return out;
 }
 
@@ -146,30 +166,39 @@ TEST_P(HandoverEquality, TaskRepliesUpToTies) {
     if (jobs.empty()) jobs = prompts_of(task_jobs(GetParam(), *ones[cache], num_jobs(4, 24)));
     wanted[cache] = run(*ones[cache], jobs, true);
   }
-  for (const Setting& setting : settings(GetParam().device)) {
+  for (const Setting& setting : settings(GetParam())) {
     EngineConfig config = config_;
-    if (setting.drafted) {  // whose latents are handed over, too
+    if (setting.draft) {  // whose cache is handed over, too
       config.rank.limits.num_drafts = 3;
-      config.rank.draft_model = GetParam().folder + "-eagle3-mla";
+      config.rank.draft_model = GetParam().folder + setting.draft->folder;
+      config.rank.draft_cache = setting.draft->cache;
     }
     config.rank.load.cache = kCaches[setting.cache];
     config.rank.limits.max_step_tokens = setting.chunked ? GetParam().budgets[1] : 2048;
-    EngineConfig decode = of_sizes(config, setting.d);
-    if (setting.crowded) decode = with_cache_of(decode, *ones[setting.cache], 8);
-    if (setting.crowded && setting.drafted) decode.scheduling.max_model_len = 5 * kBlockTokens;  // of larger pages
+    EngineConfig prefill = of_sizes(config, setting.p), decode = of_sizes(config, setting.d);
+    if (setting.draft) prefill.rank.draft_layer = setting.draft->p;
+    if (setting.draft) decode.rank.draft_layer = setting.draft->d;
+    if (setting.crowded && setting.draft) {  // whose pages are larger
+      const auto like = make_engine(decode);
+      decode.rank.cache_bytes =
+          (decode.rank.cache_bytes / like->num_pages() + 1) * (8 / setting.d.dcp + 2 * int64_t{like->state_pages()});
+      decode.scheduling.max_model_len = 5 * kBlockTokens;
+    } else if (setting.crowded) {
+      decode = with_cache_of(decode, *ones[setting.cache], 8);
+    }
     const std::string what =
         str_cat("P tp ", setting.p.tp, " dcp ", setting.p.dcp, ", D tp ", setting.d.tp, " dcp ", setting.d.dcp, ", ",
                 latent_format_name(kCaches[setting.cache]), setting.chunked ? ", chunked" : "",
-                setting.cached ? ", cached" : "", setting.crowded ? ", crowded" : "", setting.drafted ? ", drafts" : "",
-                setting.early ? ", early" : "");
+                setting.cached ? ", cached" : "", setting.crowded ? ", crowded" : "",
+                setting.draft ? str_cat(", drafts of ", setting.draft->name) : "", setting.early ? ", early" : "");
     const LeaseWish wish = setting.early ? LeaseWish::kFromStart : LeaseWish::kAtEnd;
     SCOPED_TRACE(what);
-    const Pair pair(of_sizes(config, setting.p), decode);
+    const Pair pair(prefill, decode);
     std::vector<Reply> replies = pair.run(jobs, wish);
     const SchedulerGauges gauges = pair.decode->stats().scheduler;
     EXPECT_GT(gauges.imported_blocks, 0);
     EXPECT_EQ(gauges.failed_imports, 0);
-    EXPECT_EQ(gauges.speculation.accepted() > 0, setting.drafted);
+    EXPECT_EQ(gauges.speculation.accepted() > 0, setting.draft.has_value());
     if (setting.cached) replies = pair.run(jobs, wish);
     if (!setting.crowded) {
       EXPECT_TRUE(setting.cached || std::all_of(replies.begin(), replies.end(), is_imported));
@@ -178,6 +207,37 @@ TEST_P(HandoverEquality, TaskRepliesUpToTies) {
     std::printf("%d preemptions; ", num_preemptions(replies));
     print(what.c_str(), jobs, compare(*ones[setting.cache], jobs, wanted[setting.cache], replies));
     EXPECT_TRUE(pair.all_released());
+  }
+}
+
+// Replies would be the same with any drafts: what has travelled shows in how many are accepted.
+TEST_P(HandoverEquality, DraftsAreAcceptedAsOnOneNode) {
+  if (GetParam().device == Device::kCuda) GTEST_SKIP() << "sizes are of several ranks";
+  for (const Draft& draft : drafts_of(GetParam())) {
+    EngineConfig config = config_;
+    config.rank.limits.num_drafts = 3;
+    config.rank.draft_model = GetParam().folder + draft.folder;
+    config.rank.load.cache = LatentFormat::kBF16;
+    config.rank.draft_cache = draft.cache;
+    const auto one = make_engine(config);
+    std::vector<Job> jobs = prompts_of(task_jobs(GetParam(), *one, 4));
+    for (Job& job : jobs) job.max_tokens = 48;
+    run(*one, jobs, true);
+    const int64_t wanted = one->stats().scheduler.speculation.accepted();
+    for (const auto& [p, d] : {std::pair<Sizes, Sizes>{{1, 1}, {1, 1}}, {{2, 1}, {4, 2}}, {{2, 2}, {1, 1}}}) {
+      SCOPED_TRACE(str_cat(draft.name, ", P tp ", p.tp, " dcp ", p.dcp, ", D tp ", d.tp, " dcp ", d.dcp));
+      EngineConfig prefill = of_sizes(config, p), decode = of_sizes(config, d);
+      prefill.rank.draft_layer = draft.p;
+      decode.rank.draft_layer = draft.d;
+      const Pair pair(prefill, decode);
+      pair.run(jobs, LeaseWish::kFromStart);
+      const SchedulerGauges gauges = pair.decode->stats().scheduler;
+      EXPECT_EQ(gauges.failed_imports, 0);
+      std::printf("%s: %d accepted, %d on one node\n", draft.name, static_cast<int>(gauges.speculation.accepted()),
+                  static_cast<int>(wanted));
+      EXPECT_NEAR(static_cast<double>(gauges.speculation.accepted()), static_cast<double>(wanted),
+                  0.02 * static_cast<double>(wanted));
+    }
   }
 }
 

@@ -47,11 +47,14 @@ TEST_F(GpuPages, AnyLayoutToAnyLayout) {
       expect_exchange(TestNode(tp, dcp, 5, 1, memory()), TestNode(to_tp, to_dcp, 5, 2, memory()));
       expect_exchange(TestNode(tp, dcp, 5, 1, memory()), TestNode(to_tp, to_dcp, 5, 2));
       expect_exchange(TestNode(to_tp, to_dcp, 5, 2), TestNode(tp, dcp, 5, 1, memory()));
+      for (const TestDraft draft : {TestDraft::kLatents, TestDraft::kHeads})
+        expect_exchange(TestNode(tp, dcp, 5, 1, memory(), draft), TestNode(to_tp, to_dcp, 5, 2, memory(), draft));
     }
 }
 
 TEST_F(GpuPages, NeighboursAndOtherPagesStayAsTheyAre) {
   expect_poison_where_units_are(TestNode(2, 2, 3, 1, memory()));
+  expect_poison_where_units_are(TestNode(2, 2, 3, 1, memory(), TestDraft::kHeads));
 }
 
 // More than one piece of staging, from several threads, to places in reverse order.
