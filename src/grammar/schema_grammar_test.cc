@@ -322,6 +322,17 @@ TEST(SchemaGrammar, ItemsOfSetsHaveOneTextAndTheirFormat) {
   EXPECT_FALSE(takes(times, R"(["p)"));
 }
 
+// Validators take what is not false for true.
+TEST(SchemaGrammar, ItemsAreUniqueUnlessThatIsFalse) {
+  const auto grammar = [](const std::string& unique) {
+    auto made = schema_grammar(R"({"type":"array","items":{"enum":["a","b"]},"uniqueItems":)" + unique + "}");
+    return made.ok() ? *made : made.error().message;
+  };
+  EXPECT_EQ(grammar("\"yes\""), grammar("true"));
+  EXPECT_NE(grammar("false"), grammar("true"));
+  EXPECT_EQ(obeys(*parse_json("[1,1]", {}), *parse_json(R"({"uniqueItems":"yes"})", {})), Obeys::kNo);
+}
+
 TEST(GrammarCompiler, SchemasAndRegexesInStructuralTagsAreOurs) {
   const auto made = [](const std::string& content) {
     GrammarSpec spec;

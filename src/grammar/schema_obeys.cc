@@ -154,7 +154,7 @@ Obeys obeys_array(const Json& value, const std::string& key, const Json& of_key,
   if (key == "items" && schema.find("prefixItems") == nullptr) return all_obey(value.as_array(), of_key);
   const Json::Array& items = value.as_array();
   if (key == "uniqueItems" && (of_key == Json(false) || items.size() <= 64)) {
-    for (size_t i = 0; of_key == Json(true) && i < items.size(); ++i)
+    for (size_t i = 0; of_key != Json(false) && i < items.size(); ++i)
       if (std::any_of(items.begin(), items.begin() + static_cast<int64_t>(i),
                       [&](const Json& o) { return equal(o, items[i]); }))
         return Obeys::kNo;

@@ -214,7 +214,7 @@ std::string SchemaRules::array(const Json& schema, const std::string& place) {
   const Json* prefix = schema.find("prefixItems");
   if (prefix != nullptr && !prefix->is_array()) refuse(place + "/prefixItems", "expected an array of schemas");
   const Json* unique = schema.find("uniqueItems");
-  if (unique != nullptr && *unique == Json(true) && out.most != 0 && out.most != 1 &&
+  if (unique != nullptr && *unique != Json(false) && out.most != 0 && out.most != 1 &&
       !listed_apart(schema, out.most, place))
     return unique_array(schema, items == nullptr ? Json(true) : *items, out.least, out.most, place);
   for (size_t i = 0; prefix != nullptr && i < prefix->as_array().size(); ++i) {
