@@ -44,7 +44,7 @@ Status check_same(const CacheShape& here, const CacheShape& there) {
                      "kv_lease_duration");
   if (here.block_bytes != there.block_bytes) return differ("block size", here.block_bytes, there.block_bytes);
   if (here.draft_parts != there.draft_parts)
-    return differ("number of heads of the draft", here.draft_parts, there.draft_parts);
+    return differ("number of draft units of a block", here.draft_parts, there.draft_parts);
   if (here.draft_unit_bytes != there.draft_unit_bytes)
     return differ("draft unit size", here.draft_unit_bytes, there.draft_unit_bytes);
   if (here.state_layers != there.state_layers)

@@ -93,7 +93,7 @@ TEST(CacheShape, TheFirstDifferenceIsNamed) {
   EXPECT_EQ(field_of([](CacheShape& s) { s.numbers = "fp8"; }), "kv-cache-dtype");
   EXPECT_EQ(field_of([](CacheShape& s) { s.draft = "d"; }), "speculative-config");
   EXPECT_EQ(field_of([](CacheShape& s) { s.draft_numbers = "bf16"; }), "draft_kv_cache_dtype");
-  EXPECT_EQ(field_of([](CacheShape& s) { s.draft_parts = 8; }), "number of heads of the draft");
+  EXPECT_EQ(field_of([](CacheShape& s) { s.draft_parts = 8; }), "number of draft units of a block");
   EXPECT_EQ(field_of([](CacheShape& s) { s.draft_unit_bytes = 1; }), "draft unit size");
   EXPECT_EQ(field_of([](CacheShape& s) { s.deterministic = true; }), "deterministic");
   EXPECT_EQ(field_of([](CacheShape& s) { s.lease_ms = 1000; }), "kv_lease_duration");
