@@ -25,17 +25,36 @@ std::string draft_numbers_of(const CacheGroup& draft) {
   return draft.kind == CacheKind::kFull ? dtype_name(draft.numbers) : latent_format_name(draft.format);
 }
 
+template <typename T>
+Error differ(const char* field, const T& here, const T& there) {
+  return bad_input(fmt::format("the peer's {} is {}, here it is {}: both sides need the same", field, there, here),
+                   field);
+}
+
+// Of the same draft. Latents with the numbers of their target lie beside the pages only where each rank has all of
+// them, although blocks are divided (docs/adr/0030).
+Error differing_drafts(const CacheShape& here, const CacheShape& there) {
+  const bool is_beside = !here.draft_numbers.empty(), is_beside_there = !there.draft_numbers.empty();
+  const bool by_layout = is_beside ? here.draft_numbers == here.numbers : there.draft_numbers == there.numbers;
+  if (is_beside != is_beside_there && by_layout)
+    return bad_input(
+        fmt::format(
+            "draft_tensor_parallel_size 1 with a --decode-context-parallel-size over 1 puts the draft's latents "
+            "beside the pages {0}, and {1} they lie in the blocks: leave draft_tensor_parallel_size out {0}, or "
+            "give both servers the same two values",
+            is_beside ? "here" : "on the peer", is_beside ? "on the peer" : "here"),
+        "draft_tensor_parallel_size");
+  const auto name = [](const std::string& numbers) { return numbers.empty() ? "auto" : numbers; };
+  return differ("draft_kv_cache_dtype", name(here.draft_numbers), name(there.draft_numbers));
+}
+
 }  // namespace
 
 Status check_same(const CacheShape& here, const CacheShape& there) {
-  const auto differ = [](const char* field, const auto& a, const auto& b) {
-    return bad_input(fmt::format("the peer's {} is {}, here it is {}: both sides need the same", field, b, a), field);
-  };
   if (here.model != there.model) return differ("model", here.model, there.model);
   if (here.numbers != there.numbers) return differ("kv-cache-dtype", here.numbers, there.numbers);
   if (here.draft != there.draft) return differ("speculative-config", here.draft, there.draft);
-  if (here.draft_numbers != there.draft_numbers)
-    return differ("draft_kv_cache_dtype", here.draft_numbers, there.draft_numbers);
+  if (here.draft_numbers != there.draft_numbers) return differing_drafts(here, there);
   if (here.deterministic != there.deterministic)
     return differ("deterministic", here.deterministic, there.deterministic);
   if (here.lease_ms != there.lease_ms)

@@ -92,7 +92,7 @@ TEST(CacheShape, TheFirstDifferenceIsNamed) {
   EXPECT_EQ(field_of([](CacheShape& s) { s.model = "b"; }), "model");
   EXPECT_EQ(field_of([](CacheShape& s) { s.numbers = "fp8"; }), "kv-cache-dtype");
   EXPECT_EQ(field_of([](CacheShape& s) { s.draft = "d"; }), "speculative-config");
-  EXPECT_EQ(field_of([](CacheShape& s) { s.draft_numbers = "bf16"; }), "draft_kv_cache_dtype");
+  EXPECT_EQ(field_of([](CacheShape& s) { s.draft_numbers = "fp8"; }), "draft_kv_cache_dtype");
   EXPECT_EQ(field_of([](CacheShape& s) { s.draft_parts = 8; }), "number of draft units of a block");
   EXPECT_EQ(field_of([](CacheShape& s) { s.draft_unit_bytes = 1; }), "draft unit size");
   EXPECT_EQ(field_of([](CacheShape& s) { s.deterministic = true; }), "deterministic");
@@ -101,6 +101,30 @@ TEST(CacheShape, TheFirstDifferenceIsNamed) {
   EXPECT_EQ(field_of([](CacheShape& s) { s.state_heads = 8; }), "number of heads of a recurrent layer");
   EXPECT_EQ(field_of([](CacheShape& s) { std::swap(s.state_heads, s.state_layers); }), "number of recurrent layers");
   EXPECT_EQ(field_of([](CacheShape& s) { s.state_unit_bytes = 1; }), "state unit size");
+}
+
+// The same draft, which keeps what it has in the blocks on one side and beside the pages on the other.
+TEST(CacheShape, ADraftThatLiesElsewhereIsToldByWhatPlacesIt) {
+  const CacheShape in_blocks{.model = "a", .numbers = "bf16", .block_bytes = 96, .draft = "d"};
+  CacheShape beside = in_blocks;
+  beside.block_bytes = 64;
+  beside.draft_numbers = "bf16";
+  beside.draft_parts = 1;
+  beside.draft_unit_bytes = 32;
+  const auto expect_named = [](const Status& status, const std::string& whose) {
+    ASSERT_FALSE(status.ok());
+    EXPECT_EQ(status.error().field, "draft_tensor_parallel_size");
+    for (const char* part :
+         {"draft_tensor_parallel_size", "--decode-context-parallel-size", "leave draft_tensor_parallel_size out"})
+      EXPECT_NE(status.error().message.find(part), std::string::npos) << status.error().message;
+    EXPECT_NE(status.error().message.find(whose), std::string::npos) << status.error().message;
+  };
+  expect_named(check_same(in_blocks, beside), "out on the peer");
+  expect_named(check_same(beside, in_blocks), "out here");
+  beside.draft_numbers = "fp8";  // it lies there because of its numbers
+  const Status status = check_same(in_blocks, beside);
+  EXPECT_EQ(status.error().field, "draft_kv_cache_dtype");
+  EXPECT_NE(status.error().message.find("is fp8, here it is auto"), std::string::npos) << status.error().message;
 }
 
 }  // namespace

@@ -157,11 +157,18 @@ def test_drafts(server, tmp_path, flags, role):
         assert gauge(pair.decode.get("/metrics")[1], "vllm:spec_decode_num_accepted_tokens_total") > 0
 
 
-@pytest.mark.parametrize("flags, named", [(drafting(), "speculative-config"), (["-q", "int8_per_channel_weight_only"], "-int8")])
-def test_another_draft_or_precision_is_another_cache(tmp_path, flags, named):
-    if ON_GPU and "-q" in flags:
-        pytest.skip("weights are quantised online on CPUs")
-    with PairProcess(PROGRAM, FOLDER, COMMON, [], flags, log_folder=str(tmp_path)) as pair:
+WHOLE = ["--speculative-config", json.dumps({**json.loads(drafting()[1]), "draft_tensor_parallel_size": 1})]
+
+
+@pytest.mark.parametrize("prefill, decode, named", [
+    ([], drafting(), "speculative-config"),
+    (drafting(), [*WHOLE, *of_layout(2, 2)], "leave draft_tensor_parallel_size out here"),
+    ([*WHOLE, *of_layout(2, 2)], WHOLE, "leave draft_tensor_parallel_size out on the peer"),
+    ([], ["-q", "int8_per_channel_weight_only"], "-int8")])
+def test_another_draft_or_precision_is_another_cache(tmp_path, prefill, decode, named):
+    if ON_GPU and ("-q" in decode or named.startswith("leave")):
+        pytest.skip("weights are quantised online on CPUs" if "-q" in decode else "takes several GPUs")
+    with PairProcess(PROGRAM, FOLDER, COMMON, prefill, decode, log_folder=str(tmp_path)) as pair:
         status, reply = pair.post("/v1/completions", body(questions(1)[0]))
         assert status == 500 and named in reply["error"]["message"], reply
 
