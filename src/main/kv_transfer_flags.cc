@@ -113,11 +113,6 @@ Status settle_address(const CommandLine& flags, const KvTransferVariables& varia
         "--kv-side-channel-host is what decode servers are told to connect to: give an address of this "
         "machine that they reach",
         "kv-side-channel-host");
-  if (!is_loopback(read.host) && read.secret.empty() && read.secret_file.empty())
-    return bad_input(fmt::format("--kv-side-channel-host {} can be reached from other machines, and whoever reaches it "
-                                 "could read prompts' caches: give all servers the same --kv-secret-file",
-                                 read.host),
-                     "kv-secret-file");
   return {};
 }
 
@@ -171,8 +166,13 @@ Result<std::string> shared_secret(const char* given_folder) {
   return read_secret(path);
 }
 
-Result<std::string> secret_of(const KvTransferFlags& read, const char* folder) {
+Result<std::string> secret_of(const KvTransferFlags& read, bool listens, const char* folder) {
   const bool given = !read.secret.empty() || !read.secret_file.empty();
+  if (!given && listens && !is_loopback(read.host))
+    return bad_input(fmt::format("--kv-side-channel-host {} can be reached from other machines, and whoever reaches it "
+                                 "could read prompts' caches: give all servers the same --kv-secret-file",
+                                 read.host),
+                     "kv-secret-file");
   if (!given) log_info("cache transfers: without --kv-secret-file only with servers of this user on this machine");
   Result<std::string> secret = !read.secret.empty() ? Result<std::string>(read.secret)
                                : given              ? read_secret(read.secret_file)
@@ -182,6 +182,42 @@ Result<std::string> secret_of(const KvTransferFlags& read, const char* folder) {
                                  read.secret.empty() ? "-file" : "", secret->size(), kLeastSecret),
                      "kv-secret-file");
   return secret;
+}
+
+// All but the secret.
+Status settle_open(const CommandLine& flags, const KvTransferVariables& variables, KvTransferFlags& read, bool& takes,
+                   HandoverConfig& to) {
+  if (read.config.empty()) {
+    for (const char* name : {"kv-load-failure-policy", "kv-peers", "kv-secret", "kv-secret-file",
+                             "kv-side-channel-host", "kv-side-channel-port"})
+      if (flags.given(name)) log_warning("--", name, " has no effect without --", kFlag);
+    return {};
+  }
+  RETURN_IF_ERROR(read_config(read.config, takes, to));
+  if (read.on_failure) to.on_failure = *read.on_failure;
+  if (!read.secret.empty() && !read.secret_file.empty())
+    return bad_input("--kv-secret and --kv-secret-file: leave one of the two out", "kv-secret");
+  if (to.gives) {
+    RETURN_IF_ERROR(settle_address(flags, variables, read));
+    to.listens = {.host = read.host, .port = read.port};
+  }
+  for (const std::string& peer : read.peers)
+    if (!is_address(peer))
+      return bad_input(
+          fmt::format("--kv-peers: \"{}\" is not HOST:PORT; name the --kv-side-channel-host and -port of each "
+                      "server whose prompts are taken",
+                      peer),
+          "kv-peers");
+  to.peers = std::move(read.peers);
+  return {};
+}
+
+void settle_connect(bool takes, HandoverConfig& to) {
+  TcpOptions options = TcpOptions::for_leases(to.secret, to.lease_s);
+  options.areas = to.allows("CUDA_IPC");
+  options.ucx = to.prefers_ucx();
+  options.units_over_tcp = to.allows("TCP");
+  if (takes) to.connect = connect_by_tcp(options);
 }
 
 }  // namespace
@@ -207,35 +243,18 @@ void add_kv_transfer_flags(CommandLine& flags, KvTransferFlags& to) {
 
 Status settle_kv_transfer(const CommandLine& flags, const KvTransferVariables& variables, KvTransferFlags read,
                           HandoverConfig& to) {
-  if (read.config.empty()) {
-    for (const char* name : {"kv-load-failure-policy", "kv-peers", "kv-secret", "kv-secret-file",
-                             "kv-side-channel-host", "kv-side-channel-port"})
-      if (flags.given(name)) log_warning("--", name, " has no effect without --", kFlag);
-    return {};
-  }
   bool takes = false;
-  RETURN_IF_ERROR(read_config(read.config, takes, to));
-  if (read.on_failure) to.on_failure = *read.on_failure;
-  if (!read.secret.empty() && !read.secret_file.empty())
-    return bad_input("--kv-secret and --kv-secret-file: leave one of the two out", "kv-secret");
-  if (to.gives) {
-    RETURN_IF_ERROR(settle_address(flags, variables, read));
-    to.listens = {.host = read.host, .port = read.port};
-  }
-  ASSIGN_OR_RETURN(to.secret, secret_of(read, variables.runtime_folder));
-  for (const std::string& peer : read.peers)
-    if (!is_address(peer))
-      return bad_input(
-          fmt::format("--kv-peers: \"{}\" is not HOST:PORT; name the --kv-side-channel-host and -port of each "
-                      "server whose prompts are taken",
-                      peer),
-          "kv-peers");
-  to.peers = std::move(read.peers);
-  TcpOptions options = TcpOptions::for_leases(to.secret, to.lease_s);
-  options.areas = to.allows("CUDA_IPC");
-  options.ucx = to.prefers_ucx();
-  options.units_over_tcp = to.allows("TCP");
-  if (takes) to.connect = connect_by_tcp(options);
+  RETURN_IF_ERROR(settle_open(flags, variables, read, takes, to));
+  if (read.config.empty()) return {};
+  ASSIGN_OR_RETURN(to.secret, secret_of(read, to.gives, variables.runtime_folder));
+  settle_connect(takes, to);
+  return {};
+}
+
+Status plan_kv_transfer(const CommandLine& flags, KvTransferFlags read, HandoverConfig& to) {
+  bool takes = false;
+  RETURN_IF_ERROR(settle_open(flags, {}, read, takes, to));
+  settle_connect(takes, to);
   return {};
 }
 

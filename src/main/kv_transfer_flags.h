@@ -33,5 +33,7 @@ struct KvTransferVariables {
 // key of its JSON.
 Status settle_kv_transfer(const CommandLine& flags, const KvTransferVariables& variables, KvTransferFlags read,
                           HandoverConfig& to);
+// The same for what is not to run (`perigee plan`): it needs no secret, and neither reads nor makes one.
+Status plan_kv_transfer(const CommandLine& flags, KvTransferFlags read, HandoverConfig& to);
 
 }  // namespace perigee

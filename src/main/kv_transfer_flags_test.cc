@@ -152,6 +152,30 @@ TEST_F(KvTransferFlag, ASecretIsNotShown) {
   }
 }
 
+TEST_F(KvTransferFlag, APlanNeedsNoSecretAndReadsNone) {
+  const auto planned = [](const std::vector<std::string>& words) -> Result<HandoverConfig> {
+    KvTransferFlags read;
+    CommandLine flags("perigee plan", "");
+    add_kv_transfer_flags(flags, read);
+    RETURN_IF_ERROR(flags.parse(words));
+    HandoverConfig config;
+    RETURN_IF_ERROR(plan_kv_transfer(flags, read, config));
+    return config;
+  };
+  for (const std::vector<std::string>& more : std::vector<std::vector<std::string>>{
+           {}, {"--kv-secret-file", path + "/none"}, {"--kv-side-channel-host", "10.1.50.70"}})
+    for (const char* role : {kProducer, kConsumer}) {
+      std::vector<std::string> words = {"--kv-transfer-config", role};
+      words.insert(words.end(), more.begin(), more.end());
+      const auto config = planned(words);
+      ASSERT_TRUE(config.ok()) << config.error().message;
+      EXPECT_TRUE(config->any() && config->secret.empty());
+      EXPECT_EQ(config->gives, role == kProducer);
+    }
+  EXPECT_FALSE(planned({"--kv-transfer-config", "{}"}).ok());
+  EXPECT_FALSE(planned({})->any());
+}
+
 TEST_F(KvTransferFlag, ProcessesOfAUserShareASecretThatOthersCannotRead) {
   const auto first = of_json(kProducer), second = of_json(kConsumer);
   ASSERT_TRUE(first.ok() && second.ok());

@@ -59,7 +59,7 @@ Result<int> plan(const std::vector<std::string>& words) {
   }
   const KvTransferFlags kv_transfer = read.engine.kv_transfer;
   ASSIGN_OR_RETURN(EngineConfig config, settle(flags, std::move(read.engine)));
-  RETURN_IF_ERROR(settle_kv_transfer(flags, {}, kv_transfer, config.handover));
+  RETURN_IF_ERROR(plan_kv_transfer(flags, kv_transfer, config.handover));
   config.rank.load.progress = nullptr;
   if (!has_weights(config.rank.load.path)) config.rank.load.format = LoadFormat::kDummy;  // config.json is enough
   ASSIGN_OR_RETURN(const Machine machine,

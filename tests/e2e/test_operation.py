@@ -337,6 +337,10 @@ def test_a_plan_for_gpus_needs_neither_them_nor_weights(tmp_path):
     assert code == 2 and "--decode-context-parallel-size 4 does not divide --tensor-parallel-size 2" in err
     code, out, err = plan(str(tmp_path), "--gpus", "2xT1000")
     assert code == 2 and "known are H100, H200" in err
+    transfers = ["--kv-transfer-config", '{"kv_connector": "NixlConnector", "kv_role": "kv_producer"}', "--kv-side-channel-host", "10.1.50.70"]
+    for secret in ([], ["--kv-secret-file", str(tmp_path / "none")]):
+        code, out, err = plan(str(tmp_path), "--gpus", "2xH200", *transfers, *secret)
+        assert code == 0 and "cache transfers" in out, err
 
 
 @EDGE_ONLY
