@@ -294,6 +294,7 @@ Result<EngineConfig> settle(const CommandLine& flags, EngineFlags read) {
   RETURN_IF_ERROR(settle_limits(gpu, rank.limits));
   RETURN_IF_ERROR(settle_ranks(read.parallel.tensor, rank));
   RETURN_IF_ERROR(read_speculative_config(read.speculative_config, rank));
+  RETURN_IF_ERROR(check_draft_folder(rank.draft_model));
   warn_of_few_cores(rank);
   rank.load.progress = Progress("GB", 1e9, 2);
   return std::move(read.config);

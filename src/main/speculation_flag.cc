@@ -2,6 +2,8 @@
 
 #include <fmt/core.h>
 
+#include <filesystem>
+
 #include "base/log.h"
 #include "server/fields.h"
 
@@ -105,6 +107,22 @@ Status read_speculative_config(const std::string& text, RankConfig& rank) {
   const Status status = read(*object, rank);
   if (status.ok()) return {};
   return Error(status.error().code, fmt::format("--{}: {}", kFlag, status.error().message), kFlag);
+}
+
+Status check_draft_folder(const std::string& path) {
+  if (path.empty()) return {};
+  std::error_code unknown;
+  const bool is_folder = std::filesystem::is_directory(path, unknown);
+  if (is_folder && std::filesystem::exists(std::filesystem::path(path) / "config.json", unknown)) return {};
+  return bad_input(
+      fmt::format(
+          "--speculative-config: \"model\" is {}, {}: give the folder of an EAGLE-3 draft on this machine, with "
+          "config.json and weights (models are not downloaded)",
+          path,
+          is_folder                                ? "a folder without config.json"
+          : std::filesystem::exists(path, unknown) ? "which is a file"
+                                                   : "which does not exist"),
+      "speculative-config");
 }
 
 }  // namespace perigee

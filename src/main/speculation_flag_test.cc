@@ -2,6 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <fstream>
+
+#include "base/temp_folder.h"
+
 namespace perigee {
 namespace {
 
@@ -104,6 +108,25 @@ TEST(SpeculationFlag, ErrorsNameTheKey) {
   names(R"({"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 4, "prompt_lookup_max": 2})",
         "over prompt_lookup_max");
   names(R"({"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_maximum": 2})", "prompt_lookup_maximum");
+}
+
+TEST(SpeculationFlag, ADraftThatIsNotThereIsToldByTheFlag) {
+  const TempFolder folder;
+  const std::string file = folder.path() + "/file";
+  std::ofstream(file) << "x";
+  const auto expect_told = [](const std::string& path, const std::string& what) {
+    const Status status = check_draft_folder(path);
+    ASSERT_FALSE(status.ok());
+    EXPECT_EQ(status.error().field, "speculative-config");
+    for (const std::string& part : {std::string("--speculative-config: \"model\" is ") + path, what})
+      EXPECT_NE(status.error().message.find(part), std::string::npos) << status.error().message;
+  };
+  expect_told(folder.path() + "/none", "does not exist: give the folder");
+  expect_told(folder.path(), "without config.json");
+  expect_told(file, "which is a file");
+  EXPECT_TRUE(check_draft_folder("").ok());
+  std::ofstream(folder.path() + "/config.json") << "{}";
+  EXPECT_TRUE(check_draft_folder(folder.path()).ok());
 }
 
 }  // namespace

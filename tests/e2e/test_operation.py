@@ -196,6 +196,9 @@ def refuse(*arguments):
 @EDGE_ONLY
 def test_bad_flags_and_folders_are_refused_with_a_way_out(tmp_path):
     assert 'did you mean "--max-model-len"?' in refuse("serve", FOLDER, "--max-model-length", "100")
+    draft = json.dumps({"method": "eagle3", "model": str(tmp_path / "draft"), "num_speculative_tokens": 3})
+    for command in ("serve", "plan"):
+        assert f'--speculative-config: "model" is {tmp_path}/draft, which does not exist' in refuse(command, FOLDER, "--speculative-config", draft)
     too_long = refuse("serve", FOLDER, "--port", "0", "--max-model-len", "100000")
     assert "--max-model-len 100000 is over the model's 16384 positions" in too_long and "weights:" not in too_long
     assert "--tensor-parallel-size 3" in refuse("serve", FOLDER, "-tp", "3", "--port", "0")
