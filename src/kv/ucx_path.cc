@@ -10,6 +10,7 @@
 #include <ucp/api/ucp.h>
 
 #include <cstdlib>
+#include <mutex>
 #include <thread>
 
 #include "base/clock.h"
@@ -23,6 +24,7 @@ namespace {
 // libucp's functions by name, so that no program needs it to start.
 struct Library {
   decltype(&ucp_init_version) init_version = nullptr;
+  decltype(&ucp_context_query) context_query = nullptr;
   decltype(&ucp_cleanup) cleanup = nullptr;
   decltype(&ucp_worker_create) worker_create = nullptr;
   decltype(&ucp_worker_destroy) worker_destroy = nullptr;
@@ -55,6 +57,7 @@ Library load() {
     if (function == nullptr) library.fault = fmt::format("libucp.so.0 lacks {}", name);
   };
   find(library.init_version, "ucp_init_version");
+  find(library.context_query, "ucp_context_query");
   find(library.cleanup, "ucp_cleanup");
   find(library.worker_create, "ucp_worker_create");
   find(library.worker_destroy, "ucp_worker_destroy");
@@ -80,6 +83,26 @@ Error failed(const char* what, ucs_status_t status) {
   return Error(Code::kUnavailable, fmt::format("UCX: {}: {}", what, ucp().status_string(status)));
 }
 
+// One for all paths of the process, as long as any is there: it opens the devices. Each path has a worker of its own,
+// which one thread at a time uses. A libucp that was built without threads gets a context for each path.
+Result<std::shared_ptr<ucp_context>> shared_context() {
+  static std::mutex mutex;
+  static std::weak_ptr<ucp_context> shared;
+  const std::lock_guard lock(mutex);
+  if (auto there = shared.lock()) return there;
+  const ucp_params_t params{.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_MT_WORKERS_SHARED,
+                            .features = UCP_FEATURE_TAG,
+                            .mt_workers_shared = 1};
+  ucp_context_h made = nullptr;
+  const ucs_status_t status = ucp().init_version(UCP_API_MAJOR, UCP_API_MINOR, &params, nullptr, &made);
+  if (status != UCS_OK) return failed("no context", status);
+  std::shared_ptr<ucp_context> context(made, ucp().cleanup);
+  ucp_context_attr_t attributes{.field_mask = UCP_ATTR_FIELD_THREAD_MODE};
+  const bool known = ucp().context_query(made, &attributes) == UCS_OK;
+  if (known && attributes.thread_mode == UCS_THREAD_MODE_MULTI) shared = context;
+  return context;
+}
+
 constexpr ucp_tag_t kTag = 1, kWholeTag = ~ucp_tag_t{0};
 constexpr double kAskEveryS = 0.005;  // is_over
 constexpr double kCancelS = 1;
@@ -89,7 +112,7 @@ constexpr int kSpins = 200;                        // without progress, before t
 }  // namespace
 
 struct UcxPath::Impl {
-  ucp_context_h context = nullptr;
+  std::shared_ptr<ucp_context> context;
   ucp_worker_h worker = nullptr;
   ucp_ep_h endpoint = nullptr;
   bool notices_end = false;  // of the peer's process
@@ -106,7 +129,7 @@ struct UcxPath::Impl {
     }
     endpoint = nullptr;
     if (worker != nullptr) ucp().worker_destroy(std::exchange(worker, nullptr));
-    if (context != nullptr) ucp().cleanup(std::exchange(context, nullptr));
+    context.reset();
   }
 
   // Progress until the request has ended; kUnavailable otherwise, and then it may be under way still.
@@ -152,12 +175,10 @@ Status UcxPath::check() {
 Result<std::unique_ptr<UcxPath>> UcxPath::create() {
   RETURN_IF_ERROR(check());
   auto impl = std::make_unique<Impl>();
-  const ucp_params_t params{.field_mask = UCP_PARAM_FIELD_FEATURES, .features = UCP_FEATURE_TAG};
-  ucs_status_t status = ucp().init_version(UCP_API_MAJOR, UCP_API_MINOR, &params, nullptr, &impl->context);
-  if (status != UCS_OK) return failed("no context", status);
+  ASSIGN_OR_RETURN(impl->context, shared_context());
   const ucp_worker_params_t how{.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE,
                                 .thread_mode = UCS_THREAD_MODE_SERIALIZED};
-  status = ucp().worker_create(impl->context, &how, &impl->worker);
+  ucs_status_t status = ucp().worker_create(impl->context.get(), &how, &impl->worker);
   if (status != UCS_OK) return failed("no worker", status);
   ucp_address_t* address = nullptr;
   size_t size = 0;

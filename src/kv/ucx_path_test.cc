@@ -10,6 +10,7 @@
 #include <csignal>
 #include <cstdlib>
 #include <memory>
+#include <thread>
 
 #include "base/clock.h"
 
@@ -140,6 +141,40 @@ TEST_P(UcxPaths, ASenderEndsWithItsReader) {
     CHECK(system_clock().now_s() - begin_s < 20);
   };
   run(give, read_a_part);
+}
+
+// Threads of one process give and take at the same time, over one context: UCX reads UCX_TLS when it makes one, and a
+// second one of no transport would not be made.
+TEST_P(UcxPaths, ShareAContext) {
+  if (const Status built = UcxPath::check(); !built.ok()) GTEST_SKIP() << built.error().message;
+  constexpr int kPairs = 6, kRounds = 4;
+  const auto carry = [] {
+    std::unique_ptr<UcxPath> from = *UcxPath::create(), to = *UcxPath::create();
+    CHECK(from->connect(to->address()).ok() && to->connect(from->address()).ok());
+    for (int i = 0; i < kRounds; ++i) {
+      const std::vector<uint8_t> sent = pattern(kUnsent + static_cast<size_t>(i));
+      std::vector<uint8_t> bytes(sent.size());
+      std::thread giver([&] { CHECK(from->send(sent, 20, {}).ok()); });
+      CHECK(to->receive(bytes, 20, {}).ok() && bytes == sent);
+      giver.join();
+    }
+  };
+  const pid_t child = fork();
+  if (child == 0) {
+    setenv("UCX_TLS", GetParam(), 1);
+    auto first = UcxPath::create();
+    CHECK(first.ok(), first.error().message);
+    setenv("UCX_TLS", "none_such", 1);
+    std::vector<std::thread> pairs;
+    for (int i = 0; i < kPairs; ++i) pairs.emplace_back(carry);
+    for (std::thread& pair : pairs) pair.join();
+    first->reset();
+    CHECK(!UcxPath::create().ok(), "the context ends with the last path");
+    _exit(0);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
 }
 
 INSTANTIATE_TEST_SUITE_P(Transports, UcxPaths, testing::Values("tcp", "sm,self", "sm,tcp,self"),
