@@ -287,6 +287,7 @@ PlanDraft Scheduler::Impl::new_draft() {
   plan.rows.clear();
   plan.tokens.clear();
   plan.checkpoints.clear();
+  plan.num_decode_rows = 0;
   plan.rows.reserve(slots_.size());
   plan.appends.reserve(slots_.size());
   return draft;
@@ -302,13 +303,12 @@ void Scheduler::Impl::plan_decodes(PlanDraft& draft) {
     if (!ensure_pages(sequence, planted(Fault::kNoPagesForDrafts) ? 1 : 1 + drafts, draft)) continue;
     add_row(sequence, drafts > 0 ? RowWork(Verify{.num_drafts = drafts}) : RowWork(Decode()), draft);
   }
-  draft.plan.num_decode_rows = static_cast<int32_t>(draft.plan.rows.size());
 }
 
 // As many drafts as could still be outputs, if the budget bears them, and none where the row could end beyond the
-// longest context that drafts are for.
+// longest context that drafts are for, nor before a row has made them.
 int32_t Scheduler::Impl::num_drafts(const Sequence& sequence, const PlanDraft& draft) const {
-  if (rules_.config.num_drafts == 0) return 0;
+  if (rules_.config.num_drafts == 0 || sequence.running().scheduled.most < sequence.num_input()) return 0;
   const int32_t asked = sequence.request.speculation_max_context;
   const int32_t most = asked < 0 ? rules_.config.speculation_max_context : asked;
   if (most > 0 && sequence.running().scheduled.most + 1 + rules_.config.num_drafts > most) return 0;
@@ -321,7 +321,8 @@ void Scheduler::Impl::plan_prefills(PlanDraft& draft) {
   for (size_t i = 0; i < running_.size() && draft.budget_tokens > 0; ++i) {
     Sequence& sequence = *running_[i];
     if (!sequence.in_prefill() || waits_for_logits(sequence, draft)) continue;
-    const int32_t num_tokens = chunk_tokens(sequence, sequence.running().scheduled.most, draft);
+    const Running& run = sequence.running();
+    const int32_t num_tokens = chunk_tokens(sequence, run.scheduled.most, run.chunks_end, draft);
     if (num_tokens > 0)
       add_prefill_row(sequence, num_tokens, draft);
     else
@@ -412,9 +413,10 @@ bool Scheduler::Impl::admit(Sequence& sequence, PlanDraft& draft) {
   if (!hit) return false;
   int32_t first = hit->num_tokens();
   if (planted(Fault::kStaleLength) && sequence.num_preemptions > 0) first = std::max(first, sequence.num_input() - 1);
-  const int32_t num_tokens = chunk_tokens(sequence, first, draft);
-  if (num_tokens == 0 && first < sequence.num_input()) return false;
-  start(sequence, *hit, first, draft);
+  const int32_t end = chunks_end(sequence, first);
+  const int32_t num_tokens = first < end ? chunk_tokens(sequence, first, end, draft) : 0;
+  if (num_tokens == 0 && first < end) return false;
+  start(sequence, *hit, {first, end}, draft);
   if (sequence.in_prefill()) {
     add_prefill_row(sequence, num_tokens, draft);
   } else {
@@ -424,11 +426,12 @@ bool Scheduler::Impl::admit(Sequence& sequence, PlanDraft& draft) {
 }
 
 // With pages for all of its input.
-void Scheduler::Impl::start(Sequence& sequence, const Hit& hit, int32_t first, PlanDraft& draft) {
+void Scheduler::Impl::start(Sequence& sequence, const Hit& hit, PositionRange chunks, PlanDraft& draft) {
   Running& run = sequence.state.emplace<Running>();
   std::vector<PageHandle> checkpoint = admission_.take(hit, run);
-  run.scheduled = PositionRange::at(first);
-  run.num_confirmed = first;
+  run.scheduled = run.committed = PositionRange::at(chunks.least);
+  run.chunks_end = chunks.most;
+  run.num_confirmed = chunks.least;
   if (sequence.request.constraint && !sequence.constraint) sequence.constraint = sequence.request.constraint->begin();
   run.slot = free_slots_.back();
   free_slots_.pop_back();
@@ -459,13 +462,22 @@ bool Scheduler::Impl::waits_for_logits(const Sequence& sequence, const PlanDraft
   return sequence.wants_prompt_logprobs() && draft.prompt_logprob_tokens < rules_.config.attention_alignment;
 }
 
+// A token that is left alone runs as a decode row, whose steps are graphs. Not under prompt_logprobs, which chunks
+// give, nor where that would change the last bits of a recurrent state (StateBook::num_chunked).
+int32_t Scheduler::Impl::chunks_end(const Sequence& sequence, int32_t first) const {
+  const int32_t end = sequence.num_input();
+  const bool whole = rules_.is_recurrent() && rules_.config.deterministic;
+  return first == end - 1 && !whole && !sequence.wants_prompt_logprobs() ? end - 1 : end;
+}
+
 // Tokens of the prefill chunk that begins at `first`: all that is left, or up to the last multiple of the alignment
 // that the budget reaches. Where the alignment is not strict, a chunk shorter than that is better than none. Former
 // outputs have chunks of their own: prompts use the expanded form, outputs the absorbed one, except when
 // deterministic.
-int32_t Scheduler::Impl::chunk_tokens(const Sequence& sequence, int32_t first, const PlanDraft& draft) const {
+int32_t Scheduler::Impl::chunk_tokens(const Sequence& sequence, int32_t first, int32_t end,
+                                      const PlanDraft& draft) const {
   const bool in_prompt = !rules_.config.deterministic && first < sequence.num_prompt();
-  const int32_t kind_end = in_prompt ? sequence.num_prompt() : sequence.num_input();
+  const int32_t kind_end = in_prompt ? std::min(sequence.num_prompt(), end) : end;
   const int32_t stop = std::min(states_.chunk_end(sequence, first), kind_end);
   const int32_t alignment = rules_.config.attention_alignment;
   int32_t cap = draft.budget_tokens;
@@ -473,8 +485,8 @@ int32_t Scheduler::Impl::chunk_tokens(const Sequence& sequence, int32_t first, c
   if (rules_.config.long_prefill_tokens > 0)
     cap = std::min(cap, std::max(rules_.config.long_prefill_tokens, rules_.strict_alignment ? alignment : 1));
   if (stop - first <= cap) return stop - first;
-  const int32_t end = (first + cap) / alignment * alignment;
-  if (end > first) return end - first;
+  const int32_t aligned = (first + cap) / alignment * alignment;
+  if (aligned > first) return aligned - first;
   return rules_.strict_alignment ? 0 : cap;
 }
 
@@ -493,12 +505,15 @@ void Scheduler::Impl::add_prefill_row(Sequence& sequence, int32_t num_tokens, Pl
   if (planted(Fault::kPublishUnconfirmed)) states_.publish_blocks(sequence, end);
 }
 
+// A decode or verify row after the others of its kind.
 void Scheduler::Impl::add_row(Sequence& sequence, const RowWork& work, PlanDraft& draft) {
   Running& run = sequence.running();
-  PlanRow& row = draft.plan.rows.emplace_back(
-      PlanRow{.slot = run.slot, .sequence = sequence.id(), .position = run.scheduled, .work = work});
-  row.masked = sequence.constraint != nullptr && row.samples();
-  if (planted(Fault::kPositionRelied)) draft.plan.rows.back().position.least = run.scheduled.most;
+  StepPlan& plan = draft.plan;
+  PlanRow added{.slot = run.slot, .sequence = sequence.id(), .position = run.scheduled, .work = work};
+  added.masked = sequence.constraint != nullptr && added.samples();
+  if (planted(Fault::kPositionRelied)) added.position.least = run.scheduled.most;
+  const auto place = added.prefill() != nullptr ? plan.rows.end() : plan.rows.begin() + plan.num_decode_rows++;
+  const PlanRow& row = *plan.rows.insert(place, added);
   states_.plan_checkpoints(sequence, row, static_cast<int32_t>(running_.size()), draft);
   run.committed = run.scheduled;
   run.scheduled.least += row.min_tokens();

@@ -58,9 +58,10 @@ struct Scheduler::Impl {
   Sequence& victim_for(const Sequence& sequence);
   void preempt(Sequence& sequence);
   bool admit(Sequence& sequence, PlanDraft& draft);
-  void start(Sequence& sequence, const Hit& hit, int32_t first, PlanDraft& draft);
+  void start(Sequence& sequence, const Hit& hit, PositionRange chunks, PlanDraft& draft);
   bool waits_for_logits(const Sequence& sequence, const PlanDraft& draft) const;
-  int32_t chunk_tokens(const Sequence& sequence, int32_t first, const PlanDraft& draft) const;
+  int32_t chunks_end(const Sequence& sequence, int32_t first) const;
+  int32_t chunk_tokens(const Sequence& sequence, int32_t first, int32_t end, const PlanDraft& draft) const;
   void add_prefill_row(Sequence& sequence, int32_t num_tokens, PlanDraft& draft);
   void add_row(Sequence& sequence, const RowWork& work, PlanDraft& draft);
 

@@ -42,6 +42,7 @@ struct Running {
   std::vector<PageHandle> state_pages;  // of the recurrent state: as many at every dcp index
 
   PositionRange scheduled;
+  int32_t chunks_end = 0;   // chunks run the input up to here; a last token that they leave out a decode row runs
   PositionRange committed;  // where the latest row planned leaves the recurrent state (deferred commit, D7)
   int32_t num_confirmed = 0;
   int32_t ids_in_flight = 0;  // that rows in flight may add at most
@@ -96,7 +97,7 @@ struct Sequence {
   int32_t num_input() const { return static_cast<int32_t>(input->size()); }
   int32_t num_tokens() const { return num_input() + static_cast<int32_t>(generated.size()); }
   int32_t num_outputs() const { return num_tokens() - num_prompt(); }
-  bool in_prefill() const { return running().scheduled.most < num_input(); }
+  bool in_prefill() const { return running().scheduled.most < running().chunks_end; }
 
   // A further sampled id would still be wanted if nothing in flight ends the sequence early.
   bool wants_sample() const { return num_samples_left() > 0; }

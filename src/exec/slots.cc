@@ -41,7 +41,7 @@ void Slots::start(const SequenceStart& start) {
   slot.num_cached_tokens = start.num_cached_tokens;
   slot.length = start.num_cached_tokens;
   slot.num_outputs = slot.num_tokens - start.num_prompt_tokens;
-  slot.newest_id = -1;
+  slot.newest_id = start.tokens->back();  // a decode row may run it
   slot.drafts.clear();
   if (on_device()) slot.drafts.append(kUnknownDrafts.begin(), kUnknownDrafts.end());
   slot.num_blocks = 0;

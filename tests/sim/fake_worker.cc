@@ -104,6 +104,7 @@ void FakeWorker::run(Work& work) {
     slot = Slot{};
     slot.start = start;
     slot.length = start.num_cached_tokens;
+    slot.last_id = start.tokens->back();
     slot.num_outputs = static_cast<int32_t>(start.tokens->size()) - start.num_prompt_tokens;
     start_state(slot);
   }
@@ -168,7 +169,6 @@ void FakeWorker::compute(Slot& slot, Work& work) {
     logprobs.logprob = prompt_logprob(context);
     work.result.prompt_logprobs.push_back(logprobs);
   }
-  slot.last_id = -1;
   if (row.samples()) sample(slot, context, work);
 }
 

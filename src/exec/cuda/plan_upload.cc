@@ -87,6 +87,7 @@ StartRecord start_record(const SequenceStart& start) {
           .length = start.num_cached_tokens,
           .num_outputs = static_cast<int32_t>(start.tokens->size()) - start.num_prompt_tokens,
           .num_tokens = static_cast<int32_t>(start.tokens->size()),
+          .newest = start.tokens->back(),
           .params = slot_params(*start.sampling)};
 }
 

@@ -19,6 +19,7 @@ struct SlotParams {
 
 struct StartRecord {
   int32_t slot, length, num_outputs, num_tokens;  // `length` tokens are in the cache and in the state
+  int32_t newest;                                 // the last of the tokens, which a decode row may run
   SlotParams params;
 };
 

@@ -11,7 +11,7 @@ __global__ void apply_kernel(PlanArrays plan, SlotArrays slots) {
   const int first = blockIdx.x * blockDim.x + threadIdx.x, stride = gridDim.x * blockDim.x;
   for (int i = first; i < plan.num_starts; i += stride) {
     const StartRecord& start = plan.starts[i];
-    slots.newest[start.slot] = -1;
+    slots.newest[start.slot] = start.newest;
     if (slots.drafts != nullptr) slots.drafts[start.slot * kMaxDrafts] = -1;
     if (slots.num_known != nullptr) slots.num_known[start.slot] = start.num_tokens;
     slots.length[start.slot] = start.length;
