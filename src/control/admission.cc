@@ -23,56 +23,65 @@ void Admission::match_prefix(const Sequence& sequence) {
   match_.update(sequence, may_hit ? last / kBlockTokens : 0);
 }
 
-// What of the match every kind of cache can serve: a recurrent model needs a checkpoint at exactly its end.
-Hit Admission::find_hit() const {
+// What of the match every kind of cache can serve: a recurrent model needs a checkpoint at exactly its end, or a tail
+// with a state of its own.
+Hit Admission::find_hit(int32_t tail_tokens) const {
   const std::vector<PrefixNode>& blocks = match_.blocks();
   const Checkpoints& checkpoints = cache_.checkpoints();
   const auto end_of = [&](int32_t num_blocks) { return blocks[static_cast<size_t>(num_blocks) - 1].page; };
   Hit hit;
   hit.num_matched = static_cast<int32_t>(blocks.size()) / rules_.hit_blocks * rules_.hit_blocks;
   hit.num_blocks = hit.num_matched;
-  if (rules_.is_recurrent() && !planted(Fault::kHitMaxOverGroups))
+  hit.tail_tokens = tail_tokens;
+  if (rules_.is_recurrent() && tail_tokens == 0 && !planted(Fault::kHitMaxOverGroups))
     while (hit.num_blocks > 0 && checkpoints.at(end_of(hit.num_blocks)).serial == 0)
       hit.num_blocks -= rules_.hit_blocks;
   for (int32_t block = 1; block <= hit.num_blocks; ++block)
     cache_.pools().count_if_idle(end_of(block), hit.num_idle_pages);
   if (rules_.is_recurrent() && hit.num_blocks > 0) hit.checkpoint = checkpoints.at(end_of(hit.num_blocks));
-  if (hit.checkpoint.serial != 0) checkpoints.count_idle_pages(hit.checkpoint, hit.num_idle_pages);
+  if (hit.checkpoint.serial != 0 && tail_tokens == 0) checkpoints.count_idle_pages(hit.checkpoint, hit.num_idle_pages);
   return hit;
 }
 
-// For num_blocks blocks, of which the hit has the first, and for a state at every index. The reserve is left wherever
-// blocks may lie: dealt in turn at every index, since all that run may need their next page at the same one.
-bool Admission::has_room(const Hit& hit, int32_t num_blocks, int32_t reserve) const {
+// For num_blocks blocks, of which the hit has the first, and for so many states at every index. The reserve is left
+// wherever blocks may lie: dealt in turn at every index, since all that run may need their next page at the same one.
+bool Admission::has_room(const Hit& hit, int32_t num_blocks, int32_t num_states, int32_t reserve) const {
   const Pools& pools = cache_.pools();
+  const int32_t num_held = hit.num_blocks + (hit.tail_tokens > 0 ? 1 : 0);
+  const int32_t state_pages = rules_.config.state_pages * num_states;
   int32_t num_left = 0;
   for (int32_t index = 0; index < pools.dcp_size(); ++index) {
     const int32_t num_available = pools.num_available(index) - hit.num_idle_pages[static_cast<size_t>(index)];
-    if (num_available < rules_.config.state_pages) return false;
-    const int32_t num_for_blocks = num_available - rules_.config.state_pages;
-    const int32_t num_own = num_dealt_in_turn(num_blocks, index, pools.dcp_size()) -
-                            num_dealt_in_turn(hit.num_blocks, index, pools.dcp_size());
+    if (num_available < state_pages) return false;
+    const int32_t num_for_blocks = num_available - state_pages;
+    const int32_t num_own =
+        num_dealt_in_turn(num_blocks, index, pools.dcp_size()) - num_dealt_in_turn(num_held, index, pools.dcp_size());
     if (rules_.config.dealing() == Dealing::kInTurn && num_for_blocks < num_own + reserve) return false;
     num_left += num_for_blocks;
   }
-  return num_left >= num_blocks - hit.num_blocks + reserve;
+  return num_left >= num_blocks - num_held + reserve;
 }
 
-std::optional<Hit> Admission::find_room(const Sequence& sequence, std::span<Sequence* const> running, bool alone) {
+std::optional<Hit> Admission::find_room(const Sequence& sequence, std::span<Sequence* const> running, bool alone,
+                                        bool has_tail) {
   const SchedulerConfig& config = rules_.config;
   const int32_t num_pages = cache_.pools().num_pages();
   const bool reserves = config.admission_reserve != nullptr && !alone;
   const int32_t reserve = reserves ? config.admission_reserve(running, num_pages) : 0;
   const int32_t num_wanted = std::min(num_blocks(sequence.num_input()) + 1, sequence.max_blocks());
   match_prefix(sequence);
-  // Looked at before each step while it waits: most of the time no hit could be long enough.
   const auto num_matched = static_cast<int32_t>(match_.blocks().size());
-  if (!alone && !has_room({.num_blocks = num_matched}, num_wanted, reserve)) return {};
-  Hit hit = find_hit();
+  const bool from_tail = has_tail && num_matched == rules_.handover_blocks(sequence.num_prompt());
+  const int32_t num_states = from_tail ? 0 : 1;
+  // Looked at before each step while it waits: most of the time no hit could be long enough.
+  Hit longest{.num_blocks = num_matched};
+  if (from_tail) longest.tail_tokens = sequence.num_prompt() - 1 - longest.num_tokens();
+  if (!alone && !has_room(longest, num_wanted, num_states, reserve)) return {};
+  Hit hit = find_hit(longest.tail_tokens);
   // A hit holds a checkpoint's pages for a while, and its blocks fill the indices where they are. Where even empty
   // pools have no room for that, it is computed instead.
-  if (alone && !has_room(hit, num_wanted, reserve)) hit = Hit{.num_matched = hit.num_matched};
-  if (!has_room(hit, num_wanted, reserve)) return {};
+  if (alone && !has_room(hit, num_wanted, num_states, reserve) && !from_tail) hit = Hit{.num_matched = hit.num_matched};
+  if (!has_room(hit, num_wanted, num_states, reserve)) return {};
   return hit;
 }
 
@@ -86,17 +95,21 @@ Admission::ImportRoom Admission::find_import_room(const Sequence& sequence, std:
   const bool may_hit =
       num_blocks <= rules_.handover_blocks(sequence.num_prompt()) && num_blocks % rules_.hit_blocks == 0;
   if (!may_hit || !config.prefix_caching || sequence.wants_prompt_logprobs()) return {};
-  if (find_hit().num_blocks >= num_blocks) return {};
-  const auto room_with = [&](int32_t num_cached) {
+  if (find_hit(0).num_blocks >= num_blocks) return {};
+  const bool has_tail = num_blocks == rules_.handover_blocks(sequence.num_prompt()) &&
+                        rules_.handover_tokens(sequence.num_prompt()) % kBlockTokens != 0;
+  const auto room_with = [&](int32_t num_cached, bool tail_too) {
     Hit cached{.num_blocks = num_cached};
     for (int32_t block = 0; block < num_cached; ++block)
       cache_.pools().count_if_idle(match_.blocks()[static_cast<size_t>(block)].page, cached.num_idle_pages);
-    return has_room(cached, num_blocks, reserve);
+    return has_room(cached, num_blocks + (tail_too ? 1 : 0), tail_too ? 2 : 1, reserve);
   };
   const int32_t num_matched = std::min(num_blocks, static_cast<int32_t>(match_.blocks().size()));
-  if (room_with(num_matched)) return {.num_blocks = num_blocks, .num_cached = num_matched};
+  if (room_with(num_matched, has_tail))
+    return {.num_blocks = num_blocks, .num_cached = num_matched, .has_tail = has_tail};
   if (!alone) return {.waits = true};
-  if (room_with(0)) return {.num_blocks = num_blocks};
+  if (room_with(num_matched, false)) return {.num_blocks = num_blocks, .num_cached = num_matched};
+  if (room_with(0, false)) return {.num_blocks = num_blocks};
   return {};
 }
 
@@ -114,9 +127,9 @@ std::vector<PageHandle> Admission::take(const Hit& hit, Running& run) {
   run.chain = end > 0 ? match_.blocks()[end - 1] : match_.root();
   run.num_chained = hit.num_blocks;
   run.newest_checkpoint = hit.checkpoint;
-  run.junction = rules_.checkpoints.junction(hit.num_tokens(), hit.num_matched * kBlockTokens);
+  run.junction = rules_.checkpoints.junction(hit.num_blocks * kBlockTokens, hit.num_matched * kBlockTokens);
   std::vector<PageHandle> checkpoint;
-  if (hit.checkpoint.serial != 0) cache_.checkpoints().share(hit.checkpoint, checkpoint);
+  if (hit.checkpoint.serial != 0 && hit.tail_tokens == 0) cache_.checkpoints().share(hit.checkpoint, checkpoint);
   return checkpoint;
 }
 

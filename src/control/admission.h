@@ -48,8 +48,9 @@ struct Hit {
   int32_t num_matched = 0;           // blocks that are cached, whether or not a checkpoint lets a hit end there
   CountAtIndex num_idle_pages = {};  // of its pages, its checkpoint's too, those that are available to others
   CheckpointRef checkpoint;
+  int32_t tail_tokens = 0;  // after the blocks, in a tail whose pages the sequence has already
 
-  int32_t num_tokens() const { return num_blocks * kBlockTokens; }
+  int32_t num_tokens() const { return num_blocks * kBlockTokens + tail_tokens; }
 };
 
 class Admission {
@@ -58,14 +59,15 @@ class Admission {
       : rules_(rules), cache_(cache), states_(states), match_(cache.index()) {}
 
   // The hit that it can start from; nothing while pages are short. `alone`: nothing runs and nothing is in flight, so
-  // no page will come back.
-  std::optional<Hit> find_room(const Sequence& sequence, std::span<Sequence* const> running, bool alone);
+  // no page will come back. `has_tail`: it has one, which is of use after all the full blocks before it.
+  std::optional<Hit> find_room(const Sequence& sequence, std::span<Sequence* const> running, bool alone, bool has_tail);
 
-  // Pages for the first num_blocks blocks of the sequence's prompt, of which num_cached are cached here already, and
-  // for a checkpoint after them. No blocks: what is cached is enough, or even empty pools have no room.
+  // Pages for the first num_blocks blocks of the sequence's prompt, of which num_cached are cached here already, for a
+  // checkpoint after them, and for a tail. No blocks: what is cached is enough, or even empty pools have no room.
   struct ImportRoom {
     bool waits = false;  // for pages
     int32_t num_blocks = 0, num_cached = 0;
+    bool has_tail = false;
   };
   ImportRoom find_import_room(const Sequence& sequence, std::span<Sequence* const> running, bool alone);
   // Handles of the cached blocks of the room that was found last, and the chain that ends with them.
@@ -76,8 +78,8 @@ class Admission {
 
  private:
   void match_prefix(const Sequence& sequence);
-  Hit find_hit() const;
-  bool has_room(const Hit& hit, int32_t num_blocks, int32_t reserve) const;
+  Hit find_hit(int32_t tail_tokens) const;
+  bool has_room(const Hit& hit, int32_t num_blocks, int32_t num_states, int32_t reserve) const;
 
   const SchedulerRules& rules_;
   PrefixCache& cache_;

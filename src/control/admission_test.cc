@@ -39,7 +39,7 @@ class AdmissionTest : public testing::Test {
       for (int i = 0; i < count; ++i) held.push_back(cache.pools().allocate_block(num_blocks));
       CHECK(held.back().placement().dcp_index == dcp_index);
     }
-    bool has_room(bool alone = false) { return admission.find_room(sequence, {}, alone).has_value(); }
+    bool has_room(bool alone = false) { return admission.find_room(sequence, {}, alone, false).has_value(); }
 
     SchedulerRules rules;
     PrefixCache cache;
@@ -97,7 +97,7 @@ TEST_F(AdmissionTest, AHitThatFillsAnIndexIsNoHitWhenAlone) {
                                      world.cache.pools().allocate_everywhere(PageOwner::kCheckpoint, 1));
     world.sequence.state = Waiting();
     ASSERT_EQ(world.cache.pools().num_cached(), 6);
-    const auto hit = world.admission.find_room(world.sequence, {}, true);
+    const auto hit = world.admission.find_room(world.sequence, {}, true, false);
     ASSERT_TRUE(hit);
     EXPECT_EQ(hit->num_matched, 4);
     EXPECT_EQ(hit->num_blocks, num_pages == 5 ? 0 : 4);

@@ -1,8 +1,9 @@
 // Handover: what one node's prefix cache gives to another's (prefill/decode separation, docs/pd.md). Plain values.
 //
 // It is what a prefix hit starts from: full blocks from the beginning of a prompt and, of a recurrent model, the
-// checkpoint at their end. So the node that receives it computes the last tokens of the prompt, at most one block of
-// them, and all rules of prefix hits hold for it: who may start there, what a preemption keeps, which bits may change.
+// checkpoint at their end. All rules of prefix hits hold for these: who may start there, what a preemption keeps, which
+// bits may change. Beside them comes the tail, for one sequence and one start: a last block that is partly filled, and
+// the state after it. So all tokens of the prompt are there but the last, which a decode row computes.
 #pragma once
 
 #include <cstdint>
@@ -17,8 +18,10 @@ namespace perigee {
 // The side that gives: these pages keep their bytes until Scheduler::release().
 struct Lease {
   SequenceId sequence;                     // that computed them; names the lease
-  std::vector<Placement> blocks;           // by block index, from 0
-  std::vector<Placement> checkpoint = {};  // of the state after them, as in SequenceStart
+  int32_t num_tokens = 0;                  // that its blocks hold; with a tail the last one is not full
+  std::vector<Placement> blocks = {};      // by block index, from 0
+  std::vector<Placement> checkpoint = {};  // of the state after the full ones, as in SequenceStart
+  std::vector<Placement> tail_state = {};  // after num_tokens; without a tail there is none
   bool operator==(const Lease&) const = default;
 };
 
@@ -29,9 +32,9 @@ enum class LeaseWish : uint8_t {
   kFromStart,  // of its sequence, as they are computed
 };
 
-// A lease may begin when its sequence does, and grow while the prompt is computed: by blocks whose results are in, and
-// at last by the checkpoint. Its sequence runs meanwhile and has all its pages, so nobody who reads it waits for
-// whoever waits for pages.
+// A lease may begin when its sequence does, and grow while the prompt is computed: by blocks whose results are in, then
+// by the checkpoint, and at its sequence's end by the tail. Its sequence runs meanwhile and has all its pages, so
+// nobody who reads it waits for whoever waits for pages.
 enum class LeaseStage : uint8_t {
   kGrows,
   kWhole,
@@ -42,16 +45,22 @@ enum class LeaseStage : uint8_t {
 };
 struct LeaseGrowth {
   LeaseStage stage = LeaseStage::kGrows;
-  int32_t num_blocks = 0;              // that it has when it is whole
+  int32_t num_tokens = 0;              // that it has when it is whole
   std::shared_ptr<const Lease> lease;  // what it has now
+
+  int32_t full_blocks() const { return num_tokens / kBlockTokens; }
+  bool has_tail() const { return num_tokens % kBlockTokens != 0; }
 };
 
 // The side that takes: pages to be filled, which nobody else reads or writes until Scheduler::end_import().
 struct Import {
   SequenceId sequence;
   int32_t first_block = 0;                 // the blocks before it are cached here already
-  std::vector<Placement> blocks = {};      // first_block and those after it
-  std::vector<Placement> checkpoint = {};  // where the state after the last of them goes
+  int32_t num_tokens = 0;                  // that there are from the prompt's beginning when it has arrived
+  std::vector<Placement> blocks = {};      // first_block and those after it; with a tail the last one is not full
+  std::vector<Placement> checkpoint = {};  // where the state after the last full one goes
+  std::vector<Placement> tail_state = {};  // and the state after num_tokens
+  bool has_tail() const { return num_tokens % kBlockTokens != 0; }
   // Nothing is to be filled: the sequence computes its prompt itself, and end_import() must not be called.
   bool empty() const { return blocks.empty() && checkpoint.empty(); }
   bool operator==(const Import&) const = default;
@@ -69,15 +78,16 @@ struct LeaseName {
 struct RemotePrefix {
   std::string peer;  // where it is, as the carrier has it: "host:port"
   LeaseName lease;
-  int32_t num_blocks = 0;
+  int32_t num_blocks = 0;  // full ones
   std::string tag = {};
   bool operator==(const RemotePrefix&) const = default;
 };
 
 enum class ImportEnd : uint8_t {
-  kArrived,    // every byte is there and was checked
-  kRecompute,  // it did not arrive: the sequence computes its prompt here
-  kFail,       // it did not arrive: the sequence ends with an error
+  kArrived,      // every byte is there and was checked
+  kWithoutTail,  // every byte but the tail's, which the other node has not
+  kRecompute,    // it did not arrive: the sequence computes its prompt here
+  kFail,         // it did not arrive: the sequence ends with an error
 };
 
 }  // namespace perigee

@@ -17,14 +17,17 @@ std::shared_ptr<const Lease> HandoverBook::lease(const Sequence& sequence) {
 
   auto lease = std::make_shared<Lease>();
   lease->sequence = sequence.id();
-  std::vector<PageHandle> handles;  // in the order in which they should survive
+  lease->num_tokens = num_blocks * kBlockTokens;
+  Lent lent;
+  std::vector<PageHandle>& handles = lent.handles;
   if (rules_.is_recurrent()) cache_.checkpoints().share(cache_.checkpoints().at(page(num_blocks - 1)), handles);
   for (const PageHandle& handle : handles) lease->checkpoint.push_back(handle.placement());
   for (int32_t block = 0; block < num_blocks; ++block) {
     handles.push_back(cache_.pools().share(page(block)));
     lease->blocks.push_back(handles.back().placement());
   }
-  const bool fresh = leases_.emplace(sequence.id(), Lent{.handles = std::move(handles)}).second;
+  if (num_blocks == rules_.handover_blocks(sequence.num_prompt())) add_tail(sequence, lent, *lease);
+  const bool fresh = leases_.emplace(sequence.id(), std::move(lent)).second;
   CHECK(fresh, "sequence ", sequence.id(), " is leased twice");
   return lease;
 }
@@ -34,14 +37,20 @@ void HandoverBook::report(Lent& lent, LeaseStage stage) {
   growth_.push_back(lent.growth);
 }
 
+bool HandoverBook::gives_tail(const Sequence& sequence) const {
+  return sequence.request.lease != LeaseWish::kNone && sequence.max_outputs == 1 && !sequence.wants_prompt_logprobs() &&
+         rules_.handover_tokens(sequence.num_prompt()) % kBlockTokens != 0;
+}
+
 void HandoverBook::begin_growth(const Sequence& sequence) {
   const int32_t num_blocks = rules_.handover_blocks(sequence.num_prompt());
   if (num_blocks == 0) return;
+  const int32_t num_tokens = gives_tail(sequence) ? sequence.num_prompt() - 1 : num_blocks * kBlockTokens;
   auto lease = std::make_shared<Lease>();
   lease->sequence = sequence.id();
   const auto [entry, fresh] = leases_.emplace(
       sequence.id(),
-      Lent{.growth = {.stage = LeaseStage::kGrows, .num_blocks = num_blocks, .lease = std::move(lease)}});
+      Lent{.growth = {.stage = LeaseStage::kGrows, .num_tokens = num_tokens, .lease = std::move(lease)}});
   CHECK(fresh, "sequence ", sequence.id(), " is leased twice");
   report(entry->second, LeaseStage::kGrows);
   grow(sequence);
@@ -53,25 +62,54 @@ void HandoverBook::grow(const Sequence& sequence) {
   if (found == leases_.end() || found->second.growth.stage != LeaseStage::kGrows) return;
   Lent& lent = found->second;
   const Running& run = sequence.running();
-  const auto num_ready = static_cast<size_t>(std::min(run.num_confirmed / kBlockTokens, lent.growth.num_blocks));
+  const auto num_ready = static_cast<size_t>(std::min(run.num_confirmed / kBlockTokens, lent.growth.full_blocks()));
   if (num_ready == lent.growth.lease->blocks.size()) return;
   auto lease = std::make_shared<Lease>(*lent.growth.lease);  // others may read what it was
   for (size_t block = lease->blocks.size(); block < num_ready; ++block) {
     lent.handles.push_back(cache_.pools().share(run.pages[block].place()));
     lease->blocks.push_back(lent.handles.back().placement());
   }
-  const bool all = static_cast<int32_t>(num_ready) == lent.growth.num_blocks;
-  const bool whole = all && add_checkpoint(sequence, lent, *lease);
+  lease->num_tokens = static_cast<int32_t>(num_ready) * kBlockTokens;
+  const bool all = static_cast<int32_t>(num_ready) == lent.growth.full_blocks();
+  const bool has_state = all && add_checkpoint(sequence, lent, *lease);
   lent.growth.lease = std::move(lease);
-  report(lent, whole ? LeaseStage::kWhole : all ? LeaseStage::kWithdrawn : LeaseStage::kGrows);
+  const bool whole = has_state && !lent.growth.has_tail();
+  report(lent, whole ? LeaseStage::kWhole : all && !has_state ? LeaseStage::kWithdrawn : LeaseStage::kGrows);
+}
+
+void HandoverBook::add_tail(const Sequence& sequence) {
+  const auto found = leases_.find(sequence.id());
+  if (found == leases_.end() || found->second.growth.stage != LeaseStage::kGrows) return;
+  Lent& lent = found->second;
+  auto lease = std::make_shared<Lease>(*lent.growth.lease);
+  if (std::ssize(lease->blocks) != lent.growth.full_blocks() || !add_tail(sequence, lent, *lease)) return;
+  lent.growth.lease = std::move(lease);
+  report(lent, LeaseStage::kWhole);
+}
+
+// The sequence's own pages, which nothing writes any more: the row of the last token was its last one, and has left the
+// state before that token. False: another row was, or is under way.
+bool HandoverBook::add_tail(const Sequence& sequence, Lent& lent, Lease& lease) {
+  const int32_t num_tokens = sequence.num_prompt() - 1;
+  if (!gives_tail(sequence) || !sequence.is_running()) return false;
+  const Running& run = sequence.running();
+  if (run.plans != 0 || run.committed != PositionRange::at(num_tokens)) return false;
+  lease.num_tokens = num_tokens;
+  lent.handles.push_back(cache_.pools().share(run.pages[lease.blocks.size()].place()));
+  lease.blocks.push_back(lent.handles.back().placement());
+  for (const PageHandle& handle : run.state_pages) {
+    lent.handles.push_back(cache_.pools().share(handle.place()));
+    lease.tail_state.push_back(handle.placement());
+  }
+  return true;
 }
 
 // Of the state after its last block. False: there is none; checkpoints are not written where pages are short.
 bool HandoverBook::add_checkpoint(const Sequence& sequence, Lent& lent, Lease& lease) {
   if (!rules_.is_recurrent()) return true;
   PrefixMatch match(cache_.index());
-  match.update(sequence, lent.growth.num_blocks);
-  if (std::ssize(match.blocks()) < lent.growth.num_blocks) return false;
+  match.update(sequence, lent.growth.full_blocks());
+  if (std::ssize(match.blocks()) < lent.growth.full_blocks()) return false;
   const CheckpointRef checkpoint = cache_.checkpoints().at(match.blocks().back().page);
   if (checkpoint.serial == 0) return false;
   std::vector<PageHandle> handles;
@@ -103,16 +141,21 @@ void HandoverBook::release(SequenceId lease) {
 }
 
 Import HandoverBook::begin(const Sequence& sequence, std::vector<PageHandle> cached, const PrefixNode& chain,
-                           int32_t num_blocks) {
-  Import import{.sequence = sequence.id(), .first_block = static_cast<int32_t>(cached.size())};
-  Pages pages{.blocks = std::move(cached), .num_cached = import.first_block, .chain = chain};
-  if (rules_.is_recurrent()) {  // before blocks, which have a choice of indices
-    pages.checkpoint = cache_.pools().allocate_everywhere(PageOwner::kCheckpoint, rules_.config.state_pages);
-    for (const PageHandle& handle : pages.checkpoint) import.checkpoint.push_back(handle.placement());
-  }
+                           const Admission::ImportRoom& room) {
+  Import import{.sequence = sequence.id(),
+                .first_block = static_cast<int32_t>(cached.size()),
+                .num_tokens = room.has_tail ? sequence.num_prompt() - 1 : room.num_blocks * kBlockTokens};
+  Pages pages{.blocks = std::move(cached), .num_cached = import.first_block, .has_tail = room.has_tail, .chain = chain};
+  // States before blocks, which have a choice of indices.
+  const auto take_state = [&](PageOwner owner, std::vector<PageHandle>& handles, std::vector<Placement>& places) {
+    handles = cache_.pools().allocate_everywhere(owner, rules_.config.state_pages);
+    for (const PageHandle& handle : handles) places.push_back(handle.placement());
+  };
+  if (rules_.is_recurrent()) take_state(PageOwner::kCheckpoint, pages.checkpoint, import.checkpoint);
+  if (rules_.is_recurrent() && room.has_tail) take_state(PageOwner::kState, pages.tail_state, import.tail_state);
   CountAtIndex num_blocks_at = {};
   for (const PageHandle& handle : pages.blocks) ++num_blocks_at[static_cast<size_t>(handle.placement().dcp_index)];
-  while (static_cast<int32_t>(pages.blocks.size()) < num_blocks) {
+  while (static_cast<int32_t>(pages.blocks.size()) < room.num_blocks + (room.has_tail ? 1 : 0)) {
     PageHandle page = cache_.pools().allocate_block(num_blocks_at);
     CHECK(page, "sequence ", sequence.id(), " imports without pages");
     ++num_blocks_at[static_cast<size_t>(page.placement().dcp_index)];
@@ -129,17 +172,36 @@ void HandoverBook::abandon(SequenceId sequence) {
   found->second.abandoned = true;
 }
 
-std::optional<int32_t> HandoverBook::end(SequenceId id, Sequence* sequence, bool arrived) {
+std::optional<int32_t> HandoverBook::end(SequenceId id, Sequence* sequence, ImportEnd end) {
   const auto found = imports_.find(id);
   if (found == imports_.end()) return std::nullopt;
   Pages pages = std::move(found->second);
   imports_.erase(found);
   CHECK(pages.abandoned == (sequence == nullptr), "sequence ", id, " has lost its import");
+  auto num_blocks = static_cast<int32_t>(pages.blocks.size()) - pages.num_cached;
+  if (pages.has_tail) {
+    Tail tail{std::move(pages.blocks.back()), std::move(pages.tail_state)};
+    pages.blocks.pop_back();
+    if (sequence != nullptr && end == ImportEnd::kArrived) tails_.emplace(id, std::move(tail));
+    if (end == ImportEnd::kWithoutTail) --num_blocks;
+  }
+  const bool arrived = end == ImportEnd::kArrived || end == ImportEnd::kWithoutTail;
   if (sequence != nullptr && arrived) publish(*sequence, pages);
-  const auto num_blocks = static_cast<int32_t>(pages.blocks.size()) - pages.num_cached;
   release_back_to_front(pages.blocks);  // so that the checkpoint survives them
   release_back_to_front(pages.checkpoint);
   return num_blocks;
+}
+
+HandoverBook::Tail HandoverBook::take_tail(SequenceId sequence) {
+  auto entry = tails_.extract(sequence);
+  CHECK(!entry.empty(), "sequence ", sequence, " has no tail");
+  return std::move(entry.mapped());
+}
+
+bool HandoverBook::drop_tails() {
+  const bool any = !tails_.empty();
+  tails_.clear();
+  return any;
 }
 
 // A block that another page holds by now keeps that page there, and so does a checkpoint.

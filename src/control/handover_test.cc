@@ -35,7 +35,7 @@ Import only_import(SchedulerHarness& h) {
   return imports[0];
 }
 
-// A lease is every full block that leaves a token of the prompt to compute, and the state after them.
+// A lease is every token of the prompt but one: full blocks with the state after them, and the tail with its own.
 TEST_P(Handover, APromptIsLeasedAtItsEnd) {
   for (const int32_t length : {65, 128, 129, 200}) {
     SchedulerHarness h(config());
@@ -44,15 +44,41 @@ TEST_P(Handover, APromptIsLeasedAtItsEnd) {
     h.scheduler.submit(submit);
     const SequenceUpdate update = run(h, SequenceId(1));
     ASSERT_TRUE(update.lease) << length;
-    EXPECT_EQ(std::ssize(update.lease->blocks), (length - 1) / kBlockTokens);
+    const bool has_tail = (length - 1) % kBlockTokens != 0;
+    EXPECT_EQ(update.lease->num_tokens, length - 1);
+    EXPECT_EQ(std::ssize(update.lease->blocks), num_blocks(length - 1));
     EXPECT_EQ(std::ssize(update.lease->checkpoint), state_pages());
+    EXPECT_EQ(std::ssize(update.lease->tail_state), has_tail ? state_pages() : 0);
     EXPECT_EQ(h.scheduler.gauges().leases, 1);
-    EXPECT_EQ(h.scheduler.gauges().used_pages, (length - 1) / kBlockTokens + state_pages());
+    EXPECT_EQ(h.scheduler.gauges().used_pages, num_blocks(length - 1) + (has_tail ? 2 : 1) * state_pages());
     h.scheduler.release(SequenceId(1));
     h.scheduler.release(SequenceId(1));
     h.scheduler.check_integrity();
     EXPECT_EQ(h.scheduler.gauges().leases, 0);
     EXPECT_EQ(h.scheduler.gauges().used_pages, 0);
+  }
+}
+
+// Another token follows, whose row changes the state; prompt_logprobs want the last token in a chunk; and in
+// deterministic mode chunks end where one node's do.
+TEST_P(Handover, WithoutATailWhereTheStateGoesOn) {
+  for (int way = 0; way < 3; ++way) {
+    SchedulerConfig same_bits = config();
+    same_bits.deterministic = way == 2;
+    SchedulerHarness h(same_bits);
+    Submit submit = request(1, tokens_from(0, 200), way == 0 ? 2 : 1);
+    submit.lease = LeaseWish::kAtEnd;
+    if (way == 1) {
+      auto sampling = std::make_shared<SamplingParams>(*submit.sampling);
+      sampling->prompt_logprobs = 0;
+      submit.sampling = sampling;
+    }
+    h.scheduler.submit(submit);
+    const SequenceUpdate update = run(h, SequenceId(1));
+    ASSERT_TRUE(update.lease) << way;
+    EXPECT_EQ(update.lease->num_tokens % kBlockTokens, 0);
+    EXPECT_EQ(std::ssize(update.lease->blocks), update.lease->num_tokens / kBlockTokens);
+    EXPECT_TRUE(update.lease->tail_state.empty());
   }
 }
 
@@ -94,17 +120,90 @@ TEST_P(Handover, LeasedPagesAreNotGivenOut) {
   }
 }
 
+// The last token runs as a decode row, before the chunks of the same step.
+TEST_P(Handover, ASequenceStartsFromItsTail) {
+  SchedulerHarness h(config());
+  h.scheduler.submit(request(1, tokens_from(7000, 40)));
+  const SequenceId a = submit_remote(h, 2, tokens_from(0, 200));
+  h.apply(h.plan());
+  const std::vector<Import> imports = h.scheduler.take_imports();
+  ASSERT_EQ(imports.size(), 1u);
+  const Import& import = imports[0];
+  EXPECT_EQ(import.num_tokens, 199);
+  EXPECT_EQ(std::ssize(import.blocks), 4);
+  EXPECT_EQ(std::ssize(import.tail_state), state_pages());
+  h.scheduler.end_import(a, ImportEnd::kArrived);
+  h.scheduler.check_integrity();
+  EXPECT_EQ(h.scheduler.gauges().used_pages, 1 + state_pages()) << "the tail waits, the rest is in the index";
+  h.scheduler.submit(request(3, tokens_from(8000, 40)));
+  const StepPlan plan = h.plan();
+  ASSERT_EQ(plan.starts.size(), 2u);
+  EXPECT_EQ(plan.starts[0].num_cached_tokens, 199);
+  EXPECT_EQ(plan.starts[0].state_pages, import.tail_state);
+  EXPECT_EQ(plan.starts[0].checkpoint, import.tail_state) << "there is nothing to copy";
+  EXPECT_EQ(rows_of(plan), (std::vector<std::pair<int64_t, int32_t>>{{2, 1}, {3, 40}}));
+  EXPECT_EQ(plan.num_decode_rows, 1);
+  for (size_t block = 0; block < 4; ++block) EXPECT_EQ(plan.appends[block].place, import.blocks[block]);
+  h.apply(plan);
+  h.run_to_end();
+  EXPECT_EQ(h.outcomes[a].ids.size(), 2u);
+  EXPECT_EQ(h.scheduler.gauges().imported_blocks, 4);
+  EXPECT_EQ(h.scheduler.gauges().used_pages, 0);
+}
+
+// By one that is served before it; and when its sequence is cancelled.
+TEST_P(Handover, ATailIsGivenUpForPagesThatAreNeeded) {
+  SchedulerConfig tight = config();
+  tight.num_pages = 8 + 2 * state_pages();
+  tight.max_model_len = 500;
+  tight.admission_reserve = nullptr;
+  SchedulerHarness h(tight);
+  const SequenceId a = submit_remote(h, 2, tokens_from(0, 200));
+  only_import(h);
+  h.scheduler.end_import(a, ImportEnd::kArrived);
+  h.scheduler.submit(request(1, tokens_from(7000, 490)));
+  const StepPlan plan = h.plan();
+  EXPECT_EQ(rows_of(plan).front().first, 1) << "it needs all eight pages, one of which is the tail's";
+  h.apply(plan);
+  h.run_to_end();
+  EXPECT_EQ(h.outcomes[a].ids.size(), 2u);
+  EXPECT_EQ(h.scheduler.gauges().used_pages, 0);
+
+  const SequenceId b = submit_remote(h, 3, tokens_from(3000, 200));
+  only_import(h);
+  h.scheduler.end_import(b, ImportEnd::kArrived);
+  h.scheduler.cancel({b, FinishReason::kCancelled});
+  h.scheduler.check_integrity();
+  EXPECT_EQ(h.scheduler.gauges().used_pages, 0);
+}
+
+// The blocks before the tail went: without them it is of no use.
+TEST_P(Handover, ATailWithoutItsPrefixIsNone) {
+  SchedulerHarness h(config());
+  const SequenceId a = submit_remote(h, 1, tokens_from(0, 200));
+  only_import(h);
+  h.scheduler.end_import(a, ImportEnd::kArrived);
+  h.scheduler.drop_prefix_cache();
+  const StepPlan plan = h.plan();
+  EXPECT_EQ(plan.starts[0].num_cached_tokens, 0);
+  h.scheduler.check_integrity();
+  h.apply(plan);
+  h.run_to_end();
+  EXPECT_EQ(h.outcomes[a].ids.size(), 2u);
+  EXPECT_EQ(h.scheduler.gauges().used_pages, 0);
+}
+
 TEST_P(Handover, AnImportIsAPrefixHitOnceItHasArrived) {
   SchedulerHarness h(config());
   const SequenceId a = submit_remote(h, 1, tokens_from(0, 200));
   const Import import = only_import(h);
   EXPECT_EQ(import.sequence, a);
   EXPECT_EQ(import.first_block, 0);
-  EXPECT_EQ(std::ssize(import.blocks), 3);
+  EXPECT_EQ(std::ssize(import.blocks), 4);
   EXPECT_EQ(std::ssize(import.checkpoint), state_pages());
   EXPECT_EQ(h.scheduler.gauges().awaiting, 1);
   EXPECT_FALSE(h.scheduler.idle());
-  h.scheduler.end_import(a, ImportEnd::kArrived);
+  h.scheduler.end_import(a, ImportEnd::kWithoutTail);
   h.scheduler.check_integrity();
   const StepPlan plan = h.plan();
   ASSERT_EQ(plan.starts.size(), 1u);
@@ -132,9 +231,9 @@ TEST_P(Handover, BlocksThatAreCachedHereAreNotImported) {
   const SequenceId longer = submit_remote(h, 3, tokens_from(0, 400));
   const Import import = only_import(h);
   EXPECT_EQ(import.first_block, 3);
-  EXPECT_EQ(std::ssize(import.blocks), 3);
+  EXPECT_EQ(std::ssize(import.blocks), 4);
   h.scheduler.end_import(longer, ImportEnd::kArrived);
-  EXPECT_EQ(h.plan().starts[0].num_cached_tokens, 384);
+  EXPECT_EQ(h.plan().starts[0].num_cached_tokens, 399);
 }
 
 TEST_P(Handover, WhatDoesNotArriveIsComputedOrFails) {
@@ -167,7 +266,7 @@ TEST_P(Handover, PagesRestUntilTheTransferHasEnded) {
   const SequenceId a = submit_remote(h, 1, tokens_from(0, 200));
   const Import import = only_import(h);
   const int32_t used = h.scheduler.gauges().used_pages;
-  EXPECT_EQ(used, 3 + state_pages());
+  EXPECT_EQ(used, 4 + 2 * state_pages());
   h.scheduler.cancel({a, FinishReason::kCancelled});
   h.collect();
   h.scheduler.check_integrity();

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "control/scheduler_testing.h"
+#include "control/sequence.h"
 
 namespace perigee {
 

@@ -46,26 +46,37 @@ TEST_P(LeaseGrowthTest, ByTheBlocksOfEachResult) {
   h.apply(second);
   std::vector<LeaseGrowth> growth = h.scheduler.take_lease_growth();
   ASSERT_EQ(growth.size(), 1u);
-  EXPECT_EQ(growth[0].stage, LeaseStage::kWhole);
-  EXPECT_EQ(growth[0].num_blocks, 4);
+  EXPECT_EQ(growth[0].stage, LeaseStage::kGrows) << "the tail is to come";
+  EXPECT_EQ(growth[0].full_blocks(), 4);
   EXPECT_EQ(growth[0].lease->blocks.size(), 4u);
   EXPECT_EQ(std::ssize(growth[0].lease->checkpoint), state_pages());
   for (size_t block = 0; block < 4; ++block) EXPECT_EQ(growth[0].lease->blocks[block], first.appends[block].place);
+  const StepPlan third = h.plan();
+  EXPECT_EQ(third.num_decode_rows, 0) << "43 tokens of the prompt in a chunk, and then the last one";
+  h.apply(third);
+  EXPECT_EQ(reports(h), Reports());
   h.run_to_end();
-  EXPECT_EQ(reports(h), Reports()) << "its sequence has ended well";
-  EXPECT_EQ(h.scheduler.gauges().used_pages, 4 + state_pages());
+  growth = h.scheduler.take_lease_growth();
+  ASSERT_EQ(growth.size(), 1u) << "its sequence has ended well";
+  EXPECT_EQ(growth[0].stage, LeaseStage::kWhole);
+  EXPECT_EQ(growth[0].lease->num_tokens, 299);
+  EXPECT_EQ(growth[0].lease->blocks[4], first.appends[4].place);
+  EXPECT_EQ(growth[0].lease->tail_state, first.starts[0].state_pages);
+  EXPECT_EQ(h.scheduler.gauges().used_pages, 5 + 2 * state_pages());
   h.scheduler.release(a);
   h.scheduler.check_integrity();
   EXPECT_EQ(h.scheduler.gauges().used_pages, 0);
 }
 
-TEST_P(LeaseGrowthTest, OfACachedPromptItIsWholeAtOnce) {
+TEST_P(LeaseGrowthTest, OfACachedPromptItLacksOnlyTheTail) {
   SchedulerHarness h(config());
   h.scheduler.submit(request(1, tokens_from(0, 300)));
   h.run_to_end();
   submit_leased(h, 2, tokens_from(0, 300));
   h.step();
-  EXPECT_EQ(reports(h), (Reports{{LeaseStage::kGrows, 0}, {LeaseStage::kWhole, 4}}));
+  EXPECT_EQ(reports(h), (Reports{{LeaseStage::kGrows, 0}, {LeaseStage::kGrows, 4}}));
+  h.run_to_end();
+  EXPECT_EQ(reports(h), (Reports{{LeaseStage::kWhole, 5}}));
 }
 
 TEST_P(LeaseGrowthTest, OfAShortPromptThereIsNone) {

@@ -52,8 +52,8 @@ struct SequenceStart {
   std::shared_ptr<const SamplingParams> sampling;
 
   // Recurrent models. Before its first row a rank makes state_pages the state after num_cached_tokens tokens: a copy of
-  // the checkpoint's pages, or zeros where there is none. A state has as many pages at every dcp index, index after
-  // index, and so has a checkpoint: a rank takes those of its own.
+  // the checkpoint's pages, which may be these, or zeros where there is none. A state has as many pages at every dcp
+  // index, index after index, and so has a checkpoint: a rank takes those of its own.
   std::vector<Placement> state_pages = {};
   std::vector<Placement> checkpoint = {};
 

@@ -87,8 +87,10 @@ void Scheduler::Impl::cancel(const Cancel& cancel) {
 void Scheduler::Impl::end(Sequence& sequence, FinishReason reason, SequenceUpdate& update) {
   update.finish = reason;
   const bool well = reason == FinishReason::kStop || reason == FinishReason::kLength;
-  if (sequence.request.lease == LeaseWish::kFromStart)
+  if (sequence.request.lease == LeaseWish::kFromStart) {
+    if (well) handovers_.add_tail(sequence);
     handovers_.finish_growth(sequence.id(), reason == FinishReason::kError);
+  }
   if (sequence.request.lease == LeaseWish::kAtEnd && well && sequence.prompt_confirmed)
     update.lease = handovers_.lease(sequence);
   if (sequence.is_running()) {
@@ -98,6 +100,7 @@ void Scheduler::Impl::end(Sequence& sequence, FinishReason reason, SequenceUpdat
     handovers_.abandon(sequence.id());
   } else {
     CHECK(remove(waiting_, sequence), "sequence ", sequence.id(), " is in limbo");
+    handovers_.drop_tail(sequence.id());
   }
   release_followers(sequence);
   ++num_ended_;
@@ -306,9 +309,9 @@ void Scheduler::Impl::plan_decodes(PlanDraft& draft) {
 }
 
 // As many drafts as could still be outputs, if the budget bears them, and none where the row could end beyond the
-// longest context that drafts are for, nor before a row has made them.
+// longest context that drafts are for.
 int32_t Scheduler::Impl::num_drafts(const Sequence& sequence, const PlanDraft& draft) const {
-  if (rules_.config.num_drafts == 0 || sequence.running().scheduled.most < sequence.num_input()) return 0;
+  if (rules_.config.num_drafts == 0) return 0;
   const int32_t asked = sequence.request.speculation_max_context;
   const int32_t most = asked < 0 ? rules_.config.speculation_max_context : asked;
   if (most > 0 && sequence.running().scheduled.most + 1 + rules_.config.num_drafts > most) return 0;
@@ -370,6 +373,7 @@ bool Scheduler::Impl::ensure_pages(Sequence& sequence, int32_t num_tokens, PlanD
       draft.awaits_pages = true;
       return false;
     }
+    if (handovers_.drop_tails()) continue;
     Sequence& victim = victim_for(sequence);
     preempt(victim);
     if (&victim == &sequence) return false;
@@ -409,7 +413,8 @@ void Scheduler::Impl::preempt(Sequence& sequence) {
 // False: nothing has changed.
 bool Scheduler::Impl::admit(Sequence& sequence, PlanDraft& draft) {
   const bool alone = running_.empty() && plans_.empty() && handovers_.num_imports() == 0;
-  const std::optional<Hit> hit = admission_.find_room(sequence, running_, alone);
+  std::optional<Hit> hit = admission_.find_room(sequence, running_, alone, handovers_.has_tail(sequence.id()));
+  if (!hit && handovers_.drop_tails()) hit = admission_.find_room(sequence, running_, alone, false);
   if (!hit) return false;
   int32_t first = hit->num_tokens();
   if (planted(Fault::kStaleLength) && sequence.num_preemptions > 0) first = std::max(first, sequence.num_input() - 1);
@@ -429,6 +434,13 @@ bool Scheduler::Impl::admit(Sequence& sequence, PlanDraft& draft) {
 void Scheduler::Impl::start(Sequence& sequence, const Hit& hit, PositionRange chunks, PlanDraft& draft) {
   Running& run = sequence.state.emplace<Running>();
   std::vector<PageHandle> checkpoint = admission_.take(hit, run);
+  if (hit.tail_tokens > 0) {
+    HandoverBook::Tail tail = handovers_.take_tail(sequence.id());
+    run.add_block(std::move(tail.block));
+    run.state_pages = std::move(tail.state);
+  } else {
+    handovers_.drop_tail(sequence.id());
+  }
   run.scheduled = run.committed = PositionRange::at(chunks.least);
   run.chunks_end = chunks.most;
   run.num_confirmed = chunks.least;
@@ -462,12 +474,14 @@ bool Scheduler::Impl::waits_for_logits(const Sequence& sequence, const PlanDraft
   return sequence.wants_prompt_logprobs() && draft.prompt_logprob_tokens < rules_.config.attention_alignment;
 }
 
-// A token that is left alone runs as a decode row, whose steps are graphs. Not under prompt_logprobs, which chunks
-// give, nor where that would change the last bits of a recurrent state (StateBook::num_chunked).
+// A token that is left alone runs as a decode row, whose steps are graphs, and so does the last one where another node
+// is to have what comes before it. Not under prompt_logprobs, which chunks give, nor where that would change the last
+// bits of a recurrent state (StateBook::num_chunked).
 int32_t Scheduler::Impl::chunks_end(const Sequence& sequence, int32_t first) const {
   const int32_t end = sequence.num_input();
   const bool whole = rules_.is_recurrent() && rules_.config.deterministic;
-  return first == end - 1 && !whole && !sequence.wants_prompt_logprobs() ? end - 1 : end;
+  if (whole || sequence.wants_prompt_logprobs()) return end;
+  return first == end - 1 || handovers_.gives_tail(sequence) ? end - 1 : end;
 }
 
 // Tokens of the prefill chunk that begins at `first`: all that is left, or up to the last multiple of the alignment

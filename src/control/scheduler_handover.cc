@@ -19,7 +19,8 @@ constexpr double kPatienceS = 0.5;
 bool Scheduler::Impl::begin_import(Sequence& sequence) {
   const bool alone =
       running_.empty() && plans_.empty() && handovers_.num_imports() == 0 && handovers_.num_leases() == 0;
-  const Admission::ImportRoom room = admission_.find_import_room(sequence, running_, alone);
+  Admission::ImportRoom room = admission_.find_import_room(sequence, running_, alone);
+  if (room.waits && handovers_.drop_tails()) room = admission_.find_import_room(sequence, running_, alone);
   if (room.waits) return false;
   sequence.request.remote_blocks = 0;
   if (room.num_blocks == 0) {
@@ -28,7 +29,7 @@ bool Scheduler::Impl::begin_import(Sequence& sequence) {
   }
   PrefixNode chain;
   std::vector<PageHandle> cached = admission_.take(room, chain);
-  imports_.push_back(handovers_.begin(sequence, std::move(cached), chain, room.num_blocks));
+  imports_.push_back(handovers_.begin(sequence, std::move(cached), chain, room));
   sequence.state = Awaiting();
   awaiting_.push_back(&sequence);
   return true;
@@ -37,8 +38,8 @@ bool Scheduler::Impl::begin_import(Sequence& sequence) {
 void Scheduler::Impl::end_import(SequenceId id, ImportEnd end, const std::string& why) {
   const auto found = sequences_.find(id);
   Sequence* sequence = found == sequences_.end() ? nullptr : found->second.get();
-  const bool arrived = end == ImportEnd::kArrived;
-  const std::optional<int32_t> num_blocks = handovers_.end(id, sequence, arrived);
+  const bool arrived = end == ImportEnd::kArrived || end == ImportEnd::kWithoutTail;
+  const std::optional<int32_t> num_blocks = handovers_.end(id, sequence, end);
   CHECK(num_blocks, "sequence ", id, " ends an import that it has not");
   ++totals_.imports;
   if (arrived) totals_.imported_blocks += *num_blocks;

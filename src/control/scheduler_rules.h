@@ -16,6 +16,12 @@ struct SchedulerRules {
   int32_t handover_blocks(int32_t num_prompt) const {
     return (num_prompt - 1) / kBlockTokens / hit_blocks * hit_blocks;
   }
+  // With the tail: all but that one token. In deterministic mode there is none, since it would end a chunk where one
+  // node ends none.
+  int32_t handover_tokens(int32_t num_prompt) const {
+    const int32_t num_blocks = handover_blocks(num_prompt);
+    return config.deterministic || num_blocks == 0 ? num_blocks * kBlockTokens : num_prompt - 1;
+  }
   bool keeps_checkpoints() const { return is_recurrent() && config.prefix_caching; }
 
   const SchedulerConfig config;

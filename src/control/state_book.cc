@@ -21,8 +21,10 @@ void StateBook::start(Sequence& sequence, std::vector<PageHandle> checkpoint, Se
                       StateTraffic& traffic) {
   if (!rules_.is_recurrent()) return;
   Running& run = sequence.running();
-  run.state_pages = cache_.pools().allocate_everywhere(PageOwner::kState, rules_.config.state_pages);
+  const bool brings_one = !run.state_pages.empty();
+  if (!brings_one) run.state_pages = cache_.pools().allocate_everywhere(PageOwner::kState, rules_.config.state_pages);
   for (const PageHandle& handle : run.state_pages) start.state_pages.push_back(handle.placement());
+  if (brings_one) start.checkpoint = start.state_pages;
   if (checkpoint.empty()) return;
   ++totals_.hits;
   Checkpoints& checkpoints = cache_.checkpoints();

@@ -23,8 +23,8 @@ class StateBook {
   // Where a chunk from `first` on ends at the latest.
   int32_t chunk_end(const Sequence& sequence, int32_t first) const;
 
-  // The state of a sequence that starts: a copy of the checkpoint, whose pages are held until the plan returns; zeros
-  // without one.
+  // The state of a sequence that starts: the one that it brings; else a copy of the checkpoint, whose pages are held
+  // until the plan returns; zeros without one.
   void start(Sequence& sequence, std::vector<PageHandle> checkpoint, SequenceStart& start, StateTraffic& traffic);
 
   // Asks for the checkpoints that a row may reach. Best effort: they may evict what nobody uses, but leave a page for

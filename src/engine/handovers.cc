@@ -169,7 +169,7 @@ void Handovers::post(std::vector<Import> imports) {
 
 RemotePrefix Handovers::grant(const LeaseGrowth& growth, Tokens prompt) {
   RemotePrefix lease{
-      .peer = address_, .lease = leases_->grant(growth, std::move(prompt)), .num_blocks = growth.num_blocks};
+      .peer = address_, .lease = leases_->grant(growth, std::move(prompt)), .num_blocks = growth.full_blocks()};
   lease.tag = lease_tag(config_.secret, lease);
   return lease;
 }
@@ -184,7 +184,8 @@ std::optional<RemotePrefix> Handovers::grow(const LeaseGrowth& growth) {
 
 void Handovers::handle(const ImportOver& over, Scheduler& scheduler) {
   using How = TransferEnd::How;
-  if (over.end.how == How::kArrived) return scheduler.end_import(over.sequence, ImportEnd::kArrived);
+  if (over.end.how == How::kArrived)
+    return scheduler.end_import(over.sequence, over.end.has_tail ? ImportEnd::kArrived : ImportEnd::kWithoutTail);
   // Withdrawn or dropped is no fault, so --kv-load-failure-policy does not apply.
   if (over.end.how != How::kFailed) return scheduler.end_import(over.sequence, ImportEnd::kRecompute);
   const std::string& why = over.end.why->message;
@@ -198,8 +199,8 @@ std::optional<RemotePrefix> Handovers::end(const SequenceUpdate& update) {
   const auto prompt = prompts_.find(update.sequence);
   if (update.lease) {
     CHECK(prompt != prompts_.end(), "sequence ", update.sequence, " leases an unknown prompt");
-    const auto num_blocks = static_cast<int32_t>(update.lease->blocks.size());
-    lease = grant({.stage = LeaseStage::kWhole, .num_blocks = num_blocks, .lease = update.lease}, prompt->second);
+    const int32_t num_tokens = update.lease->num_tokens;
+    lease = grant({.stage = LeaseStage::kWhole, .num_tokens = num_tokens, .lease = update.lease}, prompt->second);
   }
   if (transfer_ && prompt != prompts_.end()) transfer_->release(update.sequence);
   if (prompt != prompts_.end()) prompts_.erase(prompt);

@@ -66,7 +66,8 @@ TEST_F(HandoversTest, ALeaseWithoutItsTagIsNotTaken) {
 // --kv-load-failure-policy is for failures. Another node without room is none.
 TEST_F(HandoversTest, OnlyAFailedImportMayFailItsRequest) {
   using How = TransferEnd::How;
-  const TransferEnd failed{How::kFailed, Error(Code::kCancelled, "the peer is gone")}, withdrawn{How::kWithdrawn};
+  const TransferEnd failed{.how = How::kFailed, .why = Error(Code::kCancelled, "the peer is gone")},
+      withdrawn{.how = How::kWithdrawn};
   for (const ImportEnd policy : {ImportEnd::kFail, ImportEnd::kRecompute})
     for (const TransferEnd& end : {failed, withdrawn}) {
       start({}, policy);

@@ -117,8 +117,13 @@ struct Connected {
     server = std::move(LeaseServer::start(table, "127.0.0.1", 0, options)).value();
     const Connect connect = connect_by_tcp(options);
     peer = std::move(connect(str_cat("127.0.0.1:", server->port()), to.shape, {})).value();
-    lease = table.grant(std::make_shared<Lease>(Lease{SequenceId(1), from.blocks, from.checkpoint}),
-                        std::make_shared<std::vector<int32_t>>(from.blocks.size() * kBlockTokens));
+    lease = table.grant(
+        std::make_shared<Lease>(Lease{.sequence = SequenceId(1),
+                                      .num_tokens = static_cast<int32_t>(std::ssize(from.blocks)) * kBlockTokens,
+                                      .blocks = from.blocks,
+                                      .checkpoint = from.checkpoint,
+                                      .tail_state = from.tail_state}),
+        std::make_shared<std::vector<int32_t>>(from.blocks.size() * kBlockTokens));
   }
   Status pull(const TestNode& to) const {
     for (const UnitRange units : all_units(to)) RETURN_IF_ERROR(peer->pull(lease, units, to.store, to.pages(), {}));

@@ -18,18 +18,20 @@ LeaseTable::LeaseTable(PageStore store, CacheShape shape, uint64_t incarnation, 
 
 LeaseHold LeaseTable::Entry::hold() const {
   if (growth.stage == LeaseStage::kWithdrawn) return {.stage = growth.stage};
-  return {static_cast<int32_t>(growth.lease->blocks.size()), growth.stage};
+  const auto num_blocks = static_cast<int32_t>(growth.lease->blocks.size());
+  if (tail_fits) return {num_blocks, growth.stage, growth.num_tokens};
+  return {std::min(num_blocks, growth.full_blocks()), growth.stage, growth.full_blocks() * kBlockTokens};
 }
 
 LeaseName LeaseTable::grant(std::shared_ptr<const Lease> lease, Tokens tokens) {
-  const auto num_blocks = static_cast<int32_t>(lease->blocks.size());
-  return grant(LeaseGrowth{.stage = LeaseStage::kWhole, .num_blocks = num_blocks, .lease = std::move(lease)},
+  const int32_t num_tokens = lease->num_tokens;
+  return grant(LeaseGrowth{.stage = LeaseStage::kWhole, .num_tokens = num_tokens, .lease = std::move(lease)},
                std::move(tokens));
 }
 
 LeaseName LeaseTable::grant(LeaseGrowth growth, Tokens tokens) {
   const SequenceId sequence = growth.lease->sequence;
-  CHECK(std::ssize(*tokens) >= int64_t{growth.num_blocks} * kBlockTokens, "a lease of more than its prompt");
+  CHECK(std::ssize(*tokens) >= growth.num_tokens, "a lease of more than its prompt");
   {
     const std::lock_guard lock(mutex_);
     if (!closed_) {
@@ -127,11 +129,14 @@ void LeaseTable::close() {
 Result<LeaseHold> LeaseTable::open(const LeaseName& name, std::span<const int32_t> tokens, int32_t num_blocks) {
   const std::lock_guard lock(mutex_);
   ASSIGN_OR_RETURN(const auto entry, find(name));
-  const Entry& held = entry->second;
+  Entry& held = entry->second;
   // All of them: the checkpoint is the state after the last one.
-  if (num_blocks != held.growth.num_blocks) return bad_input("the lease has another number of blocks", "num_blocks");
-  const auto num_tokens = static_cast<size_t>(num_blocks) * kBlockTokens;
-  if (tokens.size() != num_tokens || !std::equal(tokens.begin(), tokens.end(), held.tokens->begin())) {
+  if (num_blocks != held.growth.full_blocks()) return bad_input("the lease has another number of blocks", "num_blocks");
+  const auto in_blocks = static_cast<size_t>(num_blocks) * kBlockTokens;
+  const auto first_other = std::mismatch(tokens.begin(), tokens.end(), held.tokens->begin(), held.tokens->end()).first;
+  const auto num_same = static_cast<size_t>(first_other - tokens.begin());
+  held.tail_fits = num_same == tokens.size() && std::ssize(tokens) == held.growth.num_tokens;
+  if (num_same < in_blocks) {
     ++counts_.refused_reads;
     return bad_input("the lease is of other tokens", "tokens");
   }
@@ -154,7 +159,7 @@ Status LeaseTable::read(const LeaseName& name, UnitRange units, const Take& take
     if (entry->second.growth.stage == LeaseStage::kWithdrawn)
       return Error(Code::kNotFound, "the lease was withdrawn before it was whole", "lease");
     lease = entry->second.growth.lease;
-    int64_t num_units = lease->checkpoint.empty() ? 0 : shape_.state_units();
+    int64_t num_units = shape_.state_units() * int64_t{!lease->checkpoint.empty() + !lease->tail_state.empty()};
     if (units.group == UnitGroup::kBlocks) num_units = std::ssize(lease->blocks);
     if (units.group == UnitGroup::kDraft) num_units = std::ssize(lease->blocks) * shape_.draft_parts;
     if (units.first < 0 || units.count < 1 || units.first > num_units - units.count)
@@ -163,7 +168,7 @@ Status LeaseTable::read(const LeaseName& name, UnitRange units, const Take& take
   }
   Status taken;
   try {
-    taken = take(store_, {.blocks = lease->blocks, .checkpoint = lease->checkpoint});
+    taken = take(store_, unit_pages(*lease));
   } catch (const std::bad_alloc&) {  // the pages are to be freed all the same
     taken = Error(Code::kExhausted, "no memory to read a lease");
   }

@@ -21,11 +21,12 @@
 
 namespace perigee {
 
-// How far a lease is, and so what may be read of it: its first num_blocks blocks; of a whole one also the state after
-// them; of one that was withdrawn nothing. Never kFailed: such a lease is over.
+// How far a lease is, and so what may be read of it: its first num_blocks blocks; of a whole one also the states after
+// the full ones and after num_tokens; of one that was withdrawn nothing. Never kFailed: such a lease is over.
 struct LeaseHold {
   int32_t num_blocks = 0;
   LeaseStage stage = LeaseStage::kGrows;
+  int32_t num_tokens = 0;  // that a whole one has; its last block is a tail's if it is not full
   bool operator==(const LeaseHold&) const = default;
 };
 
@@ -50,8 +51,9 @@ class LeaseTable {
   void close();
 
   // --- For peers. kNotFound: the lease is over, or was never given. ---
-  // Whether the lease holds the first num_blocks blocks of exactly these tokens: a reader says which tokens it wants,
-  // and gets no other's. kBadInput: it does not.
+  // Whether the lease holds the first num_blocks full blocks of these tokens: a reader says which tokens it wants, and
+  // gets no other's. They go on to the end of a tail that it wants; from then on the lease has one for it if they are
+  // all that the lease is to hold. kBadInput: other tokens in the blocks.
   Result<LeaseHold> open(const LeaseName& name, std::span<const int32_t> tokens, int32_t num_blocks);
   // The bytes of its units: unit_bytes() of the group for each. kBadInput: units that it does not have. kNotFound also
   // for a lease that was withdrawn: extend() says which.
@@ -72,6 +74,7 @@ class LeaseTable {
   struct Entry {
     LeaseGrowth growth;
     Tokens tokens;
+    bool tail_fits = false;  // its reader
     double end_s = 0;
     int32_t num_readers = 0;
     bool over = false;

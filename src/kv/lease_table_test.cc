@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cstring>
 #include <new>
+#include <numeric>
 #include <thread>
 
 #include "base/manual_clock.h"
@@ -18,8 +19,9 @@ namespace {
 class Leases : public testing::Test {
  protected:
   LeaseName grant(int64_t sequence, int32_t num_blocks = 2) {
-    auto lease = std::make_shared<Lease>(
-        Lease{.sequence = SequenceId(sequence), .blocks = pages_from(static_cast<int32_t>(sequence), num_blocks)});
+    auto lease = std::make_shared<Lease>(Lease{.sequence = SequenceId(sequence),
+                                               .num_tokens = num_blocks * kBlockTokens,
+                                               .blocks = pages_from(static_cast<int32_t>(sequence), num_blocks)});
     return table.grant(std::move(lease), tokens);
   }
   Status read(const LeaseName& name, UnitRange units = {UnitGroup::kBlocks, 0, 1}) {
@@ -103,27 +105,54 @@ TEST_F(Leases, NoUnitThatTheyHaveNot) {
 }
 
 LeaseGrowth growth_of(int64_t sequence, int32_t num_now, LeaseStage stage = LeaseStage::kGrows) {
-  auto lease = std::make_shared<Lease>(
-      Lease{.sequence = SequenceId(sequence), .blocks = pages_from(static_cast<int32_t>(sequence), num_now)});
-  return {.stage = stage, .num_blocks = 3, .lease = std::move(lease)};
+  auto lease = std::make_shared<Lease>(Lease{.sequence = SequenceId(sequence),
+                                             .num_tokens = num_now * kBlockTokens,
+                                             .blocks = pages_from(static_cast<int32_t>(sequence), num_now)});
+  return {.stage = stage, .num_tokens = 3 * kBlockTokens, .lease = std::move(lease)};
 }
 
 TEST_F(Leases, OneThatGrowsIsReadAsFarAsItIs) {
   const LeaseName name = table.grant(growth_of(1, 0), tokens);
   const std::vector<int32_t> wanted(192, 5);
-  EXPECT_EQ(*table.open(name, wanted, 3), (LeaseHold{0, LeaseStage::kGrows}));
+  EXPECT_EQ(*table.open(name, wanted, 3), (LeaseHold{0, LeaseStage::kGrows, 192}));
   EXPECT_EQ(read(name).error().code, Code::kBadInput);
   table.grow(growth_of(1, 2));
-  EXPECT_EQ(*table.extend(name), (LeaseHold{2, LeaseStage::kGrows}));
+  EXPECT_EQ(*table.extend(name), (LeaseHold{2, LeaseStage::kGrows, 192}));
   EXPECT_TRUE(read(name, {UnitGroup::kBlocks, 1, 1}).ok());
   EXPECT_EQ(read(name, {UnitGroup::kBlocks, 2, 1}).error().code, Code::kBadInput);
   table.grow(growth_of(1, 3, LeaseStage::kWhole));
-  EXPECT_EQ(*table.extend(name), (LeaseHold{3, LeaseStage::kWhole}));
+  EXPECT_EQ(*table.extend(name), (LeaseHold{3, LeaseStage::kWhole, 192}));
   EXPECT_TRUE(read(name, {UnitGroup::kBlocks, 2, 1}).ok());
   table.release(name);
   EXPECT_EQ(freed.size(), 1u);
   table.grow(growth_of(1, 3, LeaseStage::kFailed));
   EXPECT_EQ(freed.size(), 1u) << "it is over already";
+}
+
+// A reader has a tail if it wants exactly the tokens that the lease has. Else it has the full blocks.
+TEST_F(Leases, ATailIsForWhoWantsItsTokens) {
+  auto lease = std::make_shared<Lease>(Lease{.sequence = SequenceId(1), .num_tokens = 199, .blocks = pages_from(1, 4)});
+  auto prompt = std::make_shared<std::vector<int32_t>>(200);
+  std::iota(prompt->begin(), prompt->end(), 0);
+  const LeaseName name = table.grant(std::move(lease), prompt);
+  const LeaseHold with{4, LeaseStage::kWhole, 199}, without{3, LeaseStage::kWhole, 192};
+  const auto hold_for = [&](size_t num_tokens, size_t other_at = 1000) {
+    std::vector<int32_t> wanted(num_tokens);
+    std::iota(wanted.begin(), wanted.end(), 0);
+    if (other_at < num_tokens) wanted[other_at] = -1;
+    return table.open(name, wanted, 3);
+  };
+  EXPECT_EQ(*hold_for(199), with);
+  EXPECT_EQ(*table.extend(name), with);
+  EXPECT_EQ(*hold_for(192), without);
+  EXPECT_EQ(*table.extend(name), without);
+  EXPECT_EQ(*hold_for(198), without) << "the state after 198 tokens is not here";
+  EXPECT_EQ(*hold_for(200), without);
+  EXPECT_EQ(*hold_for(300), without) << "of more tokens than the prompt has";
+  EXPECT_EQ(*hold_for(199, 198), without);
+  EXPECT_EQ(*hold_for(199, 192), without);
+  EXPECT_EQ(hold_for(199, 191).error().code, Code::kBadInput);
+  EXPECT_EQ(hold_for(191).error().code, Code::kBadInput);
 }
 
 TEST_F(Leases, OneWhoseSequenceFailsIsOver) {
@@ -212,7 +241,9 @@ TEST(LeasesOfThreads, AreFreeAfterTheirReads) {
     const auto page = static_cast<int32_t>(id % 8);
     std::memset(pages.page(page), 1, static_cast<size_t>(pages.shape.block_bytes));
     const LeaseName name =
-        table.grant(std::make_shared<Lease>(Lease{.sequence = SequenceId(id), .blocks = pages_from(page, 1)}), tokens);
+        table.grant(std::make_shared<Lease>(Lease{
+                        .sequence = SequenceId(id), .num_tokens = 1 * kBlockTokens, .blocks = pages_from(page, 1)}),
+                    tokens);
     std::thread releases([&] { table.release(name); });
     std::vector<uint8_t> out(static_cast<size_t>(pages.shape.block_bytes));
     for (int i = 0; i < 20; ++i)

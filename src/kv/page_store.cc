@@ -122,12 +122,15 @@ std::optional<uint8_t*> PageStore::find(const RankPages& rank, const UnitPages& 
     return rank.draft_base + block * draft.least_page_bytes() + part * draft_unit_bytes_of(draft);
   }
   const CacheGroup& state = rank.layout.state();
-  const int64_t heads = state.heads * rank.num_shards, per_page = rank.layout.units_per_page();
+  const int64_t heads = state.heads * rank.num_shards, of_state = heads * state.layers;
+  const auto& state_pages = unit < of_state ? pages.checkpoint : pages.tail_state;
+  unit %= static_cast<int32_t>(of_state);
+  const int64_t per_page = rank.layout.units_per_page();
   const int64_t head = unit % heads - rank.shard * state.heads;
   if (head < 0 || head >= state.heads) return std::nullopt;
   const int64_t local = unit / heads * state.heads + head;
   const auto index = static_cast<size_t>(rank.dcp_index * rank.layout.state_pages() + local / per_page);
-  return rank.base + pages.checkpoint[index].page.value * page_bytes + local % per_page * state.unit_bytes;
+  return rank.base + state_pages[index].page.value * page_bytes + local % per_page * state.unit_bytes;
 }
 
 std::vector<UnitRun> PageStore::runs_of(const RankPages& rank, const UnitPages& pages, UnitRange units,
@@ -174,8 +177,8 @@ Status PageStore::poison(const UnitPages& pages) const {
   const auto num_blocks = static_cast<int32_t>(pages.blocks.size());
   RETURN_IF_ERROR(poison(pages, {UnitGroup::kBlocks, pages.first_block, num_blocks}));
   RETURN_IF_ERROR(poison(pages, shape.draft_units(pages.first_block, num_blocks)));
-  if (pages.checkpoint.empty()) return {};
-  return poison(pages, {UnitGroup::kState, 0, shape.state_units()});
+  if (!pages.checkpoint.empty()) RETURN_IF_ERROR(poison(pages, shape.checkpoint_units()));
+  return pages.tail_state.empty() ? Status() : poison(pages, shape.tail_units());
 }
 
 }  // namespace perigee

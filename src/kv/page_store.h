@@ -5,6 +5,7 @@
 //   draft    keys or values of one head of one block;     block index * parts + part    each rank that has the head
 //            of latents, the block                          (heads' keys, then values)    (of latents, each rank)
 //   state    one head of one recurrent layer              layer * heads + head, of all  the ranks that have the head
+//            of the checkpoint, then of the tail's state
 //
 // So any tensor-parallel and dcp sizes can exchange units: bytes of a unit are the same everywhere, and only where they
 // lie differs. Thread-safe as far as the pages are: who reads or writes one must hold it (control/handover_book.h).
@@ -56,6 +57,8 @@ struct CacheShape {
     const auto parts = static_cast<int32_t>(draft_parts);
     return {UnitGroup::kDraft, first * parts, count * parts};
   }
+  UnitRange checkpoint_units() const { return {UnitGroup::kState, 0, state_units()}; }
+  UnitRange tail_units() const { return {UnitGroup::kState, state_units(), state_units()}; }
   int64_t bytes_of_block() const { return block_bytes + draft_parts * draft_unit_bytes; }
   int32_t state_units() const { return static_cast<int32_t>(state_layers * state_heads); }
   bool operator==(const CacheShape&) const = default;
@@ -73,12 +76,19 @@ struct RankPages {
   int32_t dcp_index = 0;
 };
 
-// Pages that hold a run of blocks and a checkpoint. Empty spans: of another kind only.
+// Pages that hold a run of blocks, a checkpoint and a tail's state. Empty spans: of another kind only.
 struct UnitPages {
   int32_t first_block = 0;
   std::span<const Placement> blocks;
-  std::span<const Placement> checkpoint;  // index after index
+  std::span<const Placement> checkpoint = {};  // index after index, and so the next
+  std::span<const Placement> tail_state = {};
 };
+inline UnitPages unit_pages(const Import& import) {
+  return {import.first_block, import.blocks, import.checkpoint, import.tail_state};
+}
+inline UnitPages unit_pages(const Lease& lease) {
+  return {0, lease.blocks, lease.checkpoint, lease.tail_state};
+}
 
 // Units that lie in a slot of the areas of some ranks: of each one its digest, and whose area it is in.
 struct StagedUnits {

@@ -68,7 +68,7 @@ TEST(PageStore, DraftsArePoisonedWithTheirBlocks) {
 TEST(PageStore, NeighboursAndOtherPagesStayAsTheyAre) {
   const TestNode node(2, 2, 3, 1);
   expect_poison_where_units_are(node);
-  const auto each = static_cast<size_t>(3 * node.shape.block_bytes + node.shape.state_units() * kTestUnitBytes);
+  const auto each = static_cast<size_t>(3 * node.shape.block_bytes + 2 * node.shape.state_units() * kTestUnitBytes);
   EXPECT_EQ(node.num_bytes_of(0xff), each) << "each block lies with one of these ranks, and each head";
 }
 

@@ -15,7 +15,7 @@
 namespace perigee {
 
 constexpr int64_t kTestHeads = 4, kTestLayers = 3, kTestUnitBytes = 1024;
-constexpr int32_t kTestPages = 40;
+constexpr int32_t kTestPages = 64;
 constexpr std::pair<int32_t, int32_t> kTestLayouts[] = {{1, 1}, {2, 1}, {2, 2}, {4, 1}, {4, 2}, {4, 4}};  // tp, dcp
 
 // Where the pools are. `copy` is between any memories.
@@ -67,13 +67,13 @@ class TestNode {
     size_t next = 0;
     for (int32_t b = 0; b < num_blocks; ++b)
       blocks.push_back({PageId(ids[next++]), static_cast<int32_t>(rng.below(static_cast<uint64_t>(dcp)))});
-    for (int32_t index = 0; index < dcp; ++index)
-      for (int64_t i = 0; i < layout.state_pages(); ++i) checkpoint.push_back({PageId(ids[next++]), index});
+    for (auto* state : {&checkpoint, &tail_state})
+      for (int32_t index = 0; index < dcp; ++index)
+        for (int64_t i = 0; i < layout.state_pages(); ++i) state->push_back({PageId(ids[next++]), index});
+    CHECK(next <= ids.size());
     store.describe(shape);
   }
-  UnitPages pages(int32_t first_block = 0) const {
-    return {.first_block = first_block, .blocks = blocks, .checkpoint = checkpoint};
-  }
+  UnitPages pages(int32_t first_block = 0) const { return {first_block, blocks, checkpoint, tail_state}; }
   std::vector<uint8_t> gathered(UnitRange units, int32_t first_block = 0) const {
     std::vector<uint8_t> out(static_cast<size_t>(units.count * shape.unit_bytes(units.group)));
     EXPECT_TRUE(store.gather(pages(first_block), units, out).ok());
@@ -91,7 +91,7 @@ class TestNode {
 
   PageStore store;
   CacheShape shape;
-  std::vector<Placement> blocks, checkpoint;
+  std::vector<Placement> blocks, checkpoint, tail_state;
 
  private:
   const TestMemory where_;
@@ -108,8 +108,8 @@ inline std::vector<uint8_t> random_bytes(size_t count) {
 
 inline std::vector<UnitRange> all_units(const TestNode& node) {
   const auto num_blocks = static_cast<int32_t>(node.blocks.size());
-  std::vector<UnitRange> units = {{UnitGroup::kBlocks, 0, num_blocks},
-                                  {UnitGroup::kState, 0, node.shape.state_units()}};
+  std::vector<UnitRange> units = {
+      {UnitGroup::kBlocks, 0, num_blocks}, node.shape.checkpoint_units(), node.shape.tail_units()};
   if (node.shape.draft_parts > 0) units.push_back(node.shape.draft_units(0, num_blocks));
   return units;
 }
@@ -124,7 +124,7 @@ inline void expect_exchange(const TestNode& from, const TestNode& to) {
     EXPECT_EQ(to.gathered(units), bytes);
     const auto unit = static_cast<size_t>(from.shape.unit_bytes(units.group));
     for (int32_t i = 0; i < units.count; ++i) {
-      const auto one = to.gathered({units.group, i, 1});
+      const auto one = to.gathered({units.group, units.first + i, 1});
       EXPECT_TRUE(std::equal(one.begin(), one.end(), bytes.begin() + static_cast<std::ptrdiff_t>(i * unit)));
     }
   }

@@ -81,7 +81,8 @@ class TcpPeers : public testing::Test {
   }
   std::string address() const { return "127.0.0.1:" + std::to_string(server->port()); }
   LeaseName grant(int64_t number) {
-    return table.grant(std::make_shared<Lease>(Lease{.sequence = SequenceId(number), .blocks = pages_from(1, 3)}),
+    return table.grant(std::make_shared<Lease>(Lease{
+                           .sequence = SequenceId(number), .num_tokens = 3 * kBlockTokens, .blocks = pages_from(1, 3)}),
                        tokens);
   }
   std::unique_ptr<Peer> connected(const std::string& to) {
@@ -101,16 +102,17 @@ class TcpPeers : public testing::Test {
 TEST_F(TcpPeers, SayHowFarALeaseHasGrown) {
   const auto peer = connected(address());
   const auto growth = [](int32_t num_now, LeaseStage stage) {
-    auto lease = std::make_shared<Lease>(Lease{.sequence = SequenceId(1), .blocks = pages_from(1, num_now)});
-    return LeaseGrowth{.stage = stage, .num_blocks = 3, .lease = std::move(lease)};
+    auto lease = std::make_shared<Lease>(
+        Lease{.sequence = SequenceId(1), .num_tokens = num_now * kBlockTokens, .blocks = pages_from(1, num_now)});
+    return LeaseGrowth{.stage = stage, .num_tokens = 3 * kBlockTokens, .lease = std::move(lease)};
   };
   const LeaseName name = table.grant(growth(0, LeaseStage::kGrows), tokens);
-  EXPECT_EQ(*peer->open(name, std::span(*tokens).first(192), 3), (LeaseHold{0, LeaseStage::kGrows}));
+  EXPECT_EQ(*peer->open(name, std::span(*tokens).first(192), 3), (LeaseHold{0, LeaseStage::kGrows, 192}));
   EXPECT_EQ(*peer->await_growth(0, 0.01), 0u) << "not yet";
   std::thread grows([&] { table.grow(growth(3, LeaseStage::kWhole)); });
   EXPECT_EQ(*peer->await_growth(0, 60), 1u) << "longer than the peer may be silent otherwise";
   grows.join();
-  EXPECT_EQ(*peer->extend(name), (LeaseHold{3, LeaseStage::kWhole}));
+  EXPECT_EQ(*peer->extend(name), (LeaseHold{3, LeaseStage::kWhole, 192}));
   table.close();
   EXPECT_EQ(peer->await_growth(1, 60).error().code, Code::kUnavailable);
 }
@@ -172,7 +174,8 @@ class DroppedAtOnce final : public PageMemory {
 
 TEST_F(TcpPeers, APullThatIsDroppedWritesAPieceAConnection) {
   options.piece_bytes = 1;
-  const auto lease = std::make_shared<Lease>(Lease{.sequence = SequenceId(1), .blocks = pages_from(0, 8)});
+  const auto lease = std::make_shared<Lease>(
+      Lease{.sequence = SequenceId(1), .num_tokens = 8 * kBlockTokens, .blocks = pages_from(0, 8)});
   const auto long_tokens = std::make_shared<std::vector<int32_t>>(8 * kBlockTokens, 5);
   const LeaseName name = table.grant(lease, long_tokens);
   const std::vector<Placement> to = pages_from(0, 8);

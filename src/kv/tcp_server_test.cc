@@ -25,8 +25,10 @@ class LeaseServers : public testing::Test {
   TestPages pages{8};
   ManualClock clock;
   LeaseTable table{pages.store, pages.shape, 7, 30, clock, [](SequenceId) {}};
-  LeaseName name = table.grant(std::make_shared<Lease>(Lease{.sequence = SequenceId(1), .blocks = pages_from(1, 3)}),
-                               std::make_shared<std::vector<int32_t>>(200, 5));
+  LeaseName name =
+      table.grant(std::make_shared<Lease>(
+                      Lease{.sequence = SequenceId(1), .num_tokens = 3 * kBlockTokens, .blocks = pages_from(1, 3)}),
+                  std::make_shared<std::vector<int32_t>>(200, 5));
   std::unique_ptr<LeaseServer> server =
       std::move(LeaseServer::start(table, "127.0.0.1", 0, {.secret = "secret"})).value();
   RawPeer peer{server->port(), "secret", table.incarnation()};

@@ -62,7 +62,8 @@ bool TransferLane::post(const Import& import, const std::shared_ptr<const std::v
   if (threads_.empty()) {
     prepared_.erase(found);
     ++counts_.failed;
-    parts_.on_end(import.sequence, {TransferEnd::How::kFailed, Error(Code::kExhausted, "no threads for transfers")});
+    const Error why(Code::kExhausted, "no threads for transfers");
+    parts_.on_end(import.sequence, {.how = TransferEnd::How::kFailed, .why = why});
     return true;
   }
   found->second.posted = true;
@@ -231,8 +232,9 @@ void TransferLane::count(const Job& job, const TransferEnd& end) {
   const Import& import = job.what.import;
   const CacheShape& shape = parts_.shape;
   ++counts_.arrived;
-  counts_.bytes += std::ssize(import.blocks) * shape.bytes_of_block();
-  if (!import.checkpoint.empty()) counts_.bytes += shape.state_units() * shape.state_unit_bytes;
+  counts_.bytes += job.num_blocks * shape.bytes_of_block();
+  const int num_states = import.checkpoint.empty() ? 0 : job.has_tail ? 2 : 1;
+  counts_.bytes += num_states * shape.state_units() * shape.state_unit_bytes;
   counts_.seconds += job.seconds;
 }
 
@@ -244,8 +246,8 @@ void TransferLane::finish_pull(const Job& job, const Result<Outcome>& outcome, b
   // Requires the lock.
   const auto end = [&](const Job& of) {
     TransferEnd how = {How::kWithdrawn};
-    if (outcome.ok() && *outcome == Outcome::kDone) how = {How::kArrived};
-    if (!outcome.ok()) how = {How::kFailed, outcome.error()};
+    if (outcome.ok() && *outcome == Outcome::kDone) how = {How::kArrived, of.has_tail};
+    if (!outcome.ok()) how = {.how = How::kFailed, .why = outcome.error()};
     if (!outcome.ok() && of.what.dropped.stop_requested()) how = {How::kDropped};
     count(of, how);
     prepared_.erase(of.sequence);
@@ -281,12 +283,11 @@ void TransferLane::finish_errand(const Job& job, const Error& error, bool reache
 
 Result<LeaseHold> TransferLane::open(const Job& job, Peer& peer) const {
   const auto& [remote, import] = std::tie(job.what.remote, job.what.import);
-  RETURN_IF_ERROR(parts_.store.poison(
-      {.first_block = import.first_block, .blocks = import.blocks, .checkpoint = import.checkpoint}));
-  const auto num_tokens = static_cast<size_t>(remote.num_blocks) * kBlockTokens;
-  if (job.what.tokens->size() < num_tokens)
+  RETURN_IF_ERROR(parts_.store.poison(unit_pages(import)));
+  if (std::ssize(*job.what.tokens) < int64_t{remote.num_blocks} * kBlockTokens)
     return bad_input("a lease of more tokens than the prompt has", "num_blocks");
-  return peer.open(remote.lease, std::span(*job.what.tokens).first(num_tokens), remote.num_blocks);
+  const auto wanted = std::span(*job.what.tokens).first(static_cast<size_t>(import.num_tokens));
+  return peer.open(remote.lease, wanted, remote.num_blocks);
 }
 
 // What there is of the lease.
@@ -298,9 +299,11 @@ Result<TransferLane::Outcome> TransferLane::pull(Job& job, Peer& peer) {
     ASSIGN_OR_RETURN(const LeaseHold hold, job.opened ? peer.extend(lease) : open(job, peer));
     const double now_s = system_clock().now_s();
     if (!std::exchange(job.opened, true)) job.grown_s = now_s;
+    job.has_tail = import.has_tail() && hold.num_tokens == import.num_tokens;
     if (hold.stage == LeaseStage::kWithdrawn) return Outcome::kWithdrawn;
     const int32_t first = import.first_block + job.num_blocks, num_new = hold.num_blocks - first;
-    if (num_new > std::ssize(import.blocks) - job.num_blocks)
+    const int64_t num_wanted = std::ssize(import.blocks) - (import.has_tail() && !job.has_tail ? 1 : 0);
+    if (num_new > num_wanted - job.num_blocks)
       return bad_input("a lease of more blocks than it was said to have", "num_blocks");
     if (num_new > 0) {
       if (const Status pulled = pull_blocks(job.what, first, num_new, peer); !pulled.ok()) {
@@ -313,15 +316,17 @@ Result<TransferLane::Outcome> TransferLane::pull(Job& job, Peer& peer) {
       job.num_blocks += num_new;
       job.grown_s = now_s;
     }
+    if (hold.stage == LeaseStage::kWhole && job.num_blocks != num_wanted)
+      return bad_input("a lease of fewer blocks than it was said to have");
     if (hold.stage == LeaseStage::kWhole) break;
     if (num_new > 0) continue;
     if (now_s - job.grown_s > parts_.options.growth_limit_s)
       return Error(Code::kDeadline, "the prefill node has computed nothing more of the prompt for too long");
     return Outcome::kWaits;
   }
-  if (job.num_blocks != std::ssize(import.blocks)) return bad_input("a lease of fewer blocks than it was said to have");
-  if (!import.checkpoint.empty())
-    RETURN_IF_ERROR(pull_group(job.what, {UnitGroup::kState, 0, parts_.shape.state_units()}, peer));
+  if (!import.checkpoint.empty()) RETURN_IF_ERROR(pull_group(job.what, parts_.shape.checkpoint_units(), peer));
+  if (!import.tail_state.empty() && job.has_tail)
+    RETURN_IF_ERROR(pull_group(job.what, parts_.shape.tail_units(), peer));
   ASSIGN_OR_RETURN(const LeaseHold last, peer.extend(lease));  // it must stand after the last byte
   if (last.stage != LeaseStage::kWhole) return bad_input("a lease that was whole and is not any more", "stage");
   return Outcome::kDone;
@@ -342,10 +347,7 @@ Status TransferLane::pull_group(const Prepared& what, UnitRange units, Peer& pee
     const UnitRange piece{units.group, units.first + done, count};
     if (stopping_) return Error(Code::kUnavailable, "the engine is shutting down");
     if (what.dropped.stop_requested()) return dropped_import();
-    RETURN_IF_ERROR(
-        peer.pull(what.remote.lease, piece, parts_.store,
-                  {.first_block = import.first_block, .blocks = import.blocks, .checkpoint = import.checkpoint},
-                  what.dropped.get_token()));
+    RETURN_IF_ERROR(peer.pull(what.remote.lease, piece, parts_.store, unit_pages(import), what.dropped.get_token()));
     done += piece.count;
   }
   return {};

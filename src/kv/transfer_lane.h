@@ -38,6 +38,7 @@ struct TransferEnd {
     kDropped,    // it was released: nobody needs it any more, whatever became of it
   };
   How how = How::kArrived;
+  bool has_tail = false;          // of kArrived: the tail too
   std::optional<Error> why = {};  // of kFailed
 };
 
@@ -86,6 +87,7 @@ class TransferLane {
     // Of a pull: how far it is.
     bool opened = false;
     int32_t num_blocks = 0;  // of the import's, that have arrived
+    bool has_tail = false;   // the lease has the import's
     double grown_s = 0;      // when it last got one
     double seconds = 0;      // that it took so far, without its waits
   };

@@ -59,13 +59,15 @@ class Transfers : public testing::Test {
     for (size_t i = 0; i < there.memory.size(); ++i) there.memory[i] = static_cast<uint8_t>(i % 251);
   }
   RemotePrefix leased(int64_t number) {
-    auto lease = std::make_shared<Lease>(Lease{.sequence = SequenceId(number), .blocks = pages_from(1, 3)});
+    auto lease = std::make_shared<Lease>(
+        Lease{.sequence = SequenceId(number), .num_tokens = 3 * kBlockTokens, .blocks = pages_from(1, 3)});
     return {.peer = "p", .lease = table.grant(std::move(lease), tokens), .num_blocks = 3};
   }
   TransferEnd run(int64_t number) {
     const SequenceId sequence(number);
     transfer.prepare(sequence, leased(number));
-    transfer.post({.sequence = sequence, .first_block = 1, .blocks = pages_from(5, 2)}, tokens);
+    transfer.post({.sequence = sequence, .first_block = 1, .num_tokens = 3 * kBlockTokens, .blocks = pages_from(5, 2)},
+                  tokens);
     return end_of(number);
   }
   TransferEnd end_of(int64_t number) {
@@ -158,7 +160,7 @@ TEST_F(Transfers, ALeaseThatIsOverIsAFailure) {
   const RemotePrefix remote = leased(1);
   table.release(remote.lease);
   transfer.prepare(SequenceId(9), remote);
-  transfer.post({.sequence = SequenceId(9), .blocks = pages_from(5, 3)}, tokens);
+  transfer.post({.sequence = SequenceId(9), .num_tokens = 3 * kBlockTokens, .blocks = pages_from(5, 3)}, tokens);
   EXPECT_EQ(end_of(9).why->code, Code::kNotFound);
 }
 
@@ -187,20 +189,22 @@ class GrowingLeases : public Transfers {
   SequenceId sequence{1};  // of both nodes
 
   LeaseGrowth growth(int32_t num_now, LeaseStage stage = LeaseStage::kGrows) const {
-    auto lease = std::make_shared<Lease>(Lease{.sequence = sequence, .blocks = pages_from(1, num_now)});
-    return {.stage = stage, .num_blocks = 3, .lease = std::move(lease)};
+    auto lease = std::make_shared<Lease>(
+        Lease{.sequence = sequence, .num_tokens = num_now * kBlockTokens, .blocks = pages_from(1, num_now)});
+    return {.stage = stage, .num_tokens = 3 * kBlockTokens, .lease = std::move(lease)};
   }
   void begin() {
     transfer.prepare(sequence, {.peer = "p", .lease = table.grant(growth(0), tokens), .num_blocks = 3});
-    transfer.post({.sequence = sequence, .first_block = 1, .blocks = pages_from(5, 2)}, tokens);
+    transfer.post({.sequence = sequence, .first_block = 1, .num_tokens = 3 * kBlockTokens, .blocks = pages_from(5, 2)},
+                  tokens);
   }
   int64_t num_sent() const { return table.counts().bytes / here.shape.block_bytes; }
   bool has_sent(int64_t num_blocks) {
     return eventually([&] { return num_sent() >= num_blocks; });
   }
-  bool is_under_way() {
+  bool is_under_way(int64_t number = 1) {
     const std::lock_guard lock(mutex);
-    return !ends.contains(SequenceId(1));
+    return !ends.contains(SequenceId(number));
   }
 };
 
@@ -223,6 +227,30 @@ TEST_F(GrowingLeases, TravelAsTheyGrow) {
   const auto bytes = static_cast<size_t>(here.shape.block_bytes);
   for (const int32_t block : {1, 2}) EXPECT_EQ(std::memcmp(here.page(4 + block), there.page(1 + block), bytes), 0);
   EXPECT_TRUE(eventually([&] { return table.counts().released == 3; }));
+}
+
+// Its block counts as one of the import's, and whoever wants other tokens gets the blocks before.
+TEST_F(GrowingLeases, TheirTailComesAtTheEnd) {
+  for (const int64_t number : {1, 2}) {
+    sequence = SequenceId(number);
+    LeaseGrowth growing{.num_tokens = 199, .lease = growth(0).lease};
+    transfer.prepare(sequence, {.peer = "p", .lease = table.grant(growing, tokens), .num_blocks = 3});
+    const int32_t wanted = number == 1 ? 199 : 198;
+    transfer.post({.sequence = sequence, .first_block = 1, .num_tokens = wanted, .blocks = pages_from(5, 3)}, tokens);
+    int64_t before = num_sent();
+    growing.lease = growth(3).lease;
+    table.grow(growing);
+    ASSERT_TRUE(has_sent(before + 2));
+    EXPECT_TRUE(is_under_way(number));
+    Lease whole{.sequence = sequence, .num_tokens = 199, .blocks = pages_from(1, 4)};
+    table.grow({.stage = LeaseStage::kWhole, .num_tokens = 199, .lease = std::make_shared<Lease>(whole)});
+    const TransferEnd end = end_of(number);
+    ASSERT_EQ(end.how, How::kArrived);
+    EXPECT_EQ(end.has_tail, number == 1);
+    const auto bytes = static_cast<size_t>(here.shape.block_bytes);
+    EXPECT_EQ(std::memcmp(here.page(7), there.page(4), bytes) == 0, number == 1);
+    EXPECT_EQ(transfer.counts().bytes, here.shape.block_bytes * (number == 1 ? 3 : 5));
+  }
 }
 
 TEST_F(GrowingLeases, EndWithTheirSequenceAndWhenTheyAreWithdrawn) {
@@ -308,7 +336,7 @@ class SeveralPeers : public Transfers {
     RemotePrefix remote = leased(number);
     remote.peer = peer;
     to.prepare(SequenceId(number), std::move(remote));
-    to.post({.sequence = SequenceId(number), .blocks = pages_from(5, 3)}, tokens);
+    to.post({.sequence = SequenceId(number), .num_tokens = 3 * kBlockTokens, .blocks = pages_from(5, 3)}, tokens);
   }
   bool ended(int64_t number) {
     return eventually([&] {

@@ -39,9 +39,10 @@ TEST(TransferThreads, APeerIsTriedAgainWhenThereAreThreadsAgain) {
   const auto tokens = std::make_shared<std::vector<int32_t>>(200, 5);
   auto run = [&, number = int64_t{0}]() mutable {
     const SequenceId sequence(++number);
-    auto lease = std::make_shared<Lease>(Lease{.sequence = sequence, .blocks = pages_from(1, 3)});
+    auto lease = std::make_shared<Lease>(
+        Lease{.sequence = sequence, .num_tokens = 3 * kBlockTokens, .blocks = pages_from(1, 3)});
     transfer.prepare(sequence, {.peer = "p", .lease = table.grant(std::move(lease), tokens), .num_blocks = 3});
-    transfer.post({.sequence = sequence, .blocks = pages_from(5, 3)}, tokens);
+    transfer.post({.sequence = sequence, .num_tokens = 3 * kBlockTokens, .blocks = pages_from(5, 3)}, tokens);
   };
   {
     const NoThreads none;

@@ -181,6 +181,7 @@ void code(Io& io, T& m) {
   } else if constexpr (std::is_same_v<M, Held>) {
     io.number("num_blocks", m.hold.num_blocks);
     io.choice("stage", m.hold.stage, static_cast<int>(LeaseStage::kFailed));  // which no reply names
+    io.number("num_tokens", m.hold.num_tokens);
   } else if constexpr (std::is_same_v<M, AwaitGrowth>) {
     io.number("known", m.known);
     io.number("wait_ms", m.wait_ms);
@@ -258,8 +259,10 @@ Result<WireMessage> decode_payload(uint16_t type, std::span<const uint8_t> paylo
   Reader reader(payload);
   std::visit([&](auto& m) { code(reader, m); }, message);
   RETURN_IF_ERROR(reader.status());
-  if (const auto* held = std::get_if<Held>(&message); held != nullptr && held->hold.num_blocks < 0)
-    return bad_input("a lease of fewer than no blocks", "num_blocks");
+  if (const auto* held = std::get_if<Held>(&message)) {
+    if (held->hold.num_blocks < 0) return bad_input("a lease of fewer than no blocks", "num_blocks");
+    if (held->hold.num_tokens < 0) return bad_input("a lease of fewer than no tokens", "num_tokens");
+  }
   return message;
 }
 

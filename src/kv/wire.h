@@ -35,7 +35,7 @@
 
 namespace perigee {
 
-inline constexpr uint16_t kWireVersion = 4;
+inline constexpr uint16_t kWireVersion = 5;
 inline constexpr size_t kWireHeaderBytes = 32;
 inline constexpr size_t kMaxHandshakeBytes = 4096;    // of a payload, before both sides are known
 inline constexpr size_t kMaxRequestBytes = 16 << 20;  // of one with the tokens of a prompt: 4 M of them

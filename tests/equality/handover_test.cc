@@ -156,6 +156,13 @@ bool is_imported(const Reply& reply) {
   return reply.cached >= 2 * kBlockTokens;
 }
 
+// Replies whose sequence began with all of its prompt but one token.
+int64_t num_from_tails(const std::vector<Job>& jobs, const std::vector<Reply>& replies) {
+  int64_t count = 0;
+  for (size_t i = 0; i < jobs.size(); ++i) count += replies[i].cached + 1 == std::ssize(jobs[i].prompt) ? 1 : 0;
+  return count;
+}
+
 TEST_P(HandoverEquality, TaskRepliesUpToTies) {
   std::array<std::unique_ptr<Engine>, kCaches.size()> ones;  // by cache
   std::array<std::vector<Reply>, kCaches.size()> wanted;
@@ -202,6 +209,7 @@ TEST_P(HandoverEquality, TaskRepliesUpToTies) {
     if (setting.cached) replies = pair.run(jobs, wish);
     if (!setting.crowded) {
       EXPECT_TRUE(setting.cached || std::all_of(replies.begin(), replies.end(), is_imported));
+      EXPECT_EQ(num_from_tails(jobs, replies) > 0, !setting.cached);
       EXPECT_EQ(pair.decode->stats().scheduler.imported_blocks, gauges.imported_blocks) << "a hit was sent again";
     }
     std::printf("%d preemptions; ", num_preemptions(replies));

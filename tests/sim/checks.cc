@@ -51,7 +51,14 @@ void Harness::check_logit_rows(const StepPlan& plan) const {
                  " and ", sampled, " rows of logits");
 }
 
-// INV-2 for slots; hits are whole blocks of the same salt, short of the last token, at aligned lengths.
+// The import whose tail it starts from. That is possible once: the first start uses it or gives it up.
+const Import* Harness::tail_of(const SequenceStart& start) const {
+  const auto found = tails_.find(start.sequence);
+  if (found == tails_.end() || start.num_cached_tokens != found->second.num_tokens) return nullptr;
+  return &found->second;
+}
+
+// INV-2 for slots; hits are whole blocks of the same salt, short of the last token, at aligned lengths; or a tail.
 void Harness::check_start(const SequenceStart& start) {
   for (const Flight& flight : flights_)
     for (const PlanRow& row : flight.plan.rows)
@@ -59,8 +66,12 @@ void Harness::check_start(const SequenceStart& start) {
   Request& request = requests_[static_cast<size_t>(start.sequence.value)];
   judge_.require(!request.ended, "ended sequence ", start.sequence, " starts");
   const int32_t hit = start.num_cached_tokens;
-  judge_.require(hit % kBlockTokens == 0 && hit < static_cast<int32_t>(start.tokens->size()), "a hit of ", hit, " of ",
+  const Import* tail = tail_of(start);
+  judge_.require((tail != nullptr || hit % kBlockTokens == 0) && hit < static_cast<int32_t>(start.tokens->size()),
+                 "a hit of ", hit, " of ", start.tokens->size());
+  judge_.require(tail == nullptr || hit + 1 == static_cast<int32_t>(start.tokens->size()), "a tail of ", hit, " of ",
                  start.tokens->size());
+  counts_.tail_starts += tail != nullptr ? 1 : 0;
   if (config_.deterministic)
     judge_.require(hit % config_.attention_alignment == 0, "a hit of ", hit, " is not aligned");
   judge_.require(hit == 0 || config_.prefix_caching, "a hit without prefix caching");
@@ -84,6 +95,9 @@ void Harness::check_state(const SequenceStart& start) {
   judge_.require(start.checkpoint.size() == num_copied, "sequence ", start.sequence, " hits ", start.num_cached_tokens,
                  " tokens and a checkpoint of ", start.checkpoint.size(), " pages");
   if (num_copied > 0) check_everywhere(start.checkpoint, "a checkpoint");
+  if (const Import* tail = tail_of(start))
+    judge_.require(start.state_pages == tail->tail_state && start.checkpoint == tail->tail_state, "sequence ",
+                   start.sequence, " starts from another state than its tail's");
   bool is_shared = false;
   for (size_t i = 0; i < num_copied; ++i) {
     const Placement& place = start.checkpoint[i];
@@ -178,7 +192,7 @@ void Harness::check_pages(const StepPlan& plan) {
   for (const SequenceStart& start : plan.starts) {
     const size_t slot = static_cast<size_t>(start.slot.value);
     for (const Placement& place : start.state_pages) {
-      check_fresh(place, fresh);
+      if (tail_of(start) == nullptr) check_fresh(place, fresh);
       own[slot].set(bit_of(place));
       slots_[slot].pages.set(bit_of(place));
     }
@@ -212,6 +226,10 @@ void Harness::check_pages(const StepPlan& plan) {
     judge_.require((slots_[slot].pages & fresh & ~own[slot]).none(), "sequence ", row.sequence,
                    " has lost a page to another");
   }
+  for (const SequenceStart& start : plan.starts) {
+    if (tails_.contains(start.sequence) && tail_of(start) == nullptr) ++counts_.tails_given_up;
+    tails_.erase(start.sequence);
+  }
   for (const SequenceStart& start : plan.starts)
     for (const Placement& place : start.checkpoint)
       judge_.require(!fresh.test(bit_of(place)), "page ", place.page, " is copied from and given away at once");
@@ -221,6 +239,10 @@ void Harness::check_pages(const StepPlan& plan) {
 Harness::PageSet Harness::maybe_held() const {
   PageSet held = saved_ | held_for_others();
   for (const Flight& flight : flights_) held |= flight.pages;
+  for (const auto& [sequence, tail] : tails_) {
+    held.set(bit_of(tail.blocks.back()));
+    for (const Placement& place : tail.tail_state) held.set(bit_of(place));
+  }
   for (const SlotView& slot : slots_)
     if (slot.sequence.valid() && !requests_[static_cast<size_t>(slot.sequence.value)].ended) held |= slot.pages;
   return held;
@@ -377,6 +399,7 @@ void Harness::take_update(const SequenceUpdate& update) {
   check_finish(request, update);
   if (update.lease) begin_lease(update.lease);
   request.ended = true;
+  tails_.erase(update.sequence);
   live_.erase(std::find(live_.begin(), live_.end(), update.sequence.value));
   note(static_cast<uint64_t>(*update.finish) + 1000000);
   counts_.expired += *update.finish == FinishReason::kDeadline ? 1 : 0;
@@ -419,7 +442,7 @@ void Harness::check_books() {
   const int32_t known = gauges.running + gauges.waiting + gauges.awaiting;
   judge_.require(known == static_cast<int32_t>(live_.size()), live_.size(), " sequences live, ", known, " known");
   judge_.require(gauges.leases == std::ssize(leases_), leases_.size(), " leases, ", gauges.leases, " known");
-  if (flights_.empty() && gauges.running == 0 && imports_.empty() && leases_.empty())
+  if (flights_.empty() && gauges.running == 0 && imports_.empty() && leases_.empty() && tails_.empty())
     judge_.require(gauges.used_pages == 0, gauges.used_pages, " pages used by nobody");
 }
 

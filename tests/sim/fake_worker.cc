@@ -251,6 +251,7 @@ void FakeWorker::start_state(Slot& slot) {
   for (size_t i = 0; i < start.checkpoint.size(); ++i) {
     judge_.require(start.state_pages[i].dcp_index == start.checkpoint[i].dcp_index, "sequence ", start.sequence,
                    " copies a state from another rank");
+    if (start.state_pages[i] == start.checkpoint[i]) continue;
     page(start.state_pages[i]) = page(start.checkpoint[i]);
     words(start.state_pages[i]) = words(start.checkpoint[i]);
   }

@@ -28,7 +28,8 @@ struct Counts {
   int64_t rows_of_several = 0;  // rows that write more than one checkpoint
   int64_t most_overtaken = 0;   // Request::num_overtaken
   int64_t verify_rows = 0, all_accepted = 0, none_accepted = 0, late_ranks = 0, lost_ranks = 0;
-  int64_t unwritten = 0;           // checkpoints asked for of rows that did not reach them
+  int64_t tail_starts = 0, tails_given_up = 0;  // of imported tails
+  int64_t unwritten = 0;                        // checkpoints asked for of rows that did not reach them
   int64_t dealt = 0, spilled = 0;  // blocks at dcp > 1; of them those with fewer of their sequence where pools are full
   int64_t dealt_in_turn = 0;       // and those of deterministic seeds
   int64_t masked_rows = 0, masked_verify_rows = 0;
@@ -100,6 +101,7 @@ class Harness {
   void check_row(const StepPlan& plan, const PlanRow& row) const;
   void check_start(const SequenceStart& start);
   void check_state(const SequenceStart& start);
+  const Import* tail_of(const SequenceStart& start) const;
   void check_logit_rows(const StepPlan& plan) const;
   bool waits_for_logits(int64_t sequence, const StepPlan& plan) const;
   void check_checkpoints(const StepPlan& plan);
@@ -141,6 +143,7 @@ class Harness {
   PageSet saved_;  // pages whose last owner was a checkpoint: a sequence that stops holds its newest one for a while
   std::vector<Import> new_imports_;       // for whoever fills them
   std::map<SequenceId, Import> imports_;  // that have not ended
+  std::map<SequenceId, Import> tails_;    // that have arrived: a start from the tail has these pages
   std::map<SequenceId, LeaseGrowth> leases_;
   std::vector<LeaseGrowth> new_growth_;         // for whoever lends them
   std::array<int32_t, kMaxPages> leased_ = {};  // how many leases hold the page

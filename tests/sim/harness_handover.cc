@@ -7,9 +7,12 @@
 namespace perigee::sim {
 namespace {
 
-std::vector<Placement> pages_of(const std::vector<Placement>& blocks, const std::vector<Placement>& checkpoint) {
-  std::vector<Placement> pages = blocks;
-  pages.insert(pages.end(), checkpoint.begin(), checkpoint.end());
+// Of a lease or an import.
+template <typename T>
+std::vector<Placement> pages_of(const T& of) {
+  std::vector<Placement> pages = of.blocks;
+  pages.insert(pages.end(), of.checkpoint.begin(), of.checkpoint.end());
+  pages.insert(pages.end(), of.tail_state.begin(), of.tail_state.end());
   return pages;
 }
 
@@ -28,9 +31,14 @@ void Harness::take_imports() {
 
 void Harness::begin_import(const Import& import) {
   if (!import.checkpoint.empty() || config_.state_pages > 0) check_everywhere(import.checkpoint, "a checkpoint");
+  if (!import.tail_state.empty()) check_everywhere(import.tail_state, "a tail's state");
+  judge_.require((import.num_tokens + kBlockTokens - 1) / kBlockTokens ==
+                     import.first_block + static_cast<int32_t>(import.blocks.size()),
+                 "sequence ", import.sequence, " imports ", import.num_tokens, " tokens in ", import.blocks.size(),
+                 " blocks after ", import.first_block);
   const PageSet taken = held_for_others();
   PageSet fresh;
-  for (const Placement& place : pages_of(import.blocks, import.checkpoint)) {
+  for (const Placement& place : pages_of(import)) {
     const size_t bit = bit_of(place);
     judge_.require(!fresh.test(bit) && !taken.test(bit), "page ", place.page, " is to be filled twice");
     fresh.set(bit);
@@ -49,20 +57,23 @@ void Harness::end_import(SequenceId sequence, ImportEnd end) {
   const Import import = std::move(found->second);
   imports_.erase(found);
   Request& request = requests_[static_cast<size_t>(sequence.value)];
-  if (end == ImportEnd::kArrived) {
-    const auto num_blocks = import.first_block + static_cast<int32_t>(import.blocks.size());
+  if (end == ImportEnd::kArrived || end == ImportEnd::kWithoutTail) {
+    const int32_t in_blocks = import.num_tokens / kBlockTokens * kBlockTokens;
     for (const Placement& place : import.blocks) ranks_[0].filled(place, sequence);
     for (size_t i = 0; i < import.checkpoint.size(); ++i)
-      ranks_[0].filled_state(import.checkpoint[i], sequence, num_blocks * kBlockTokens, i);
+      ranks_[0].filled_state(import.checkpoint[i], sequence, in_blocks, i);
+    const bool tail_too = end == ImportEnd::kArrived && import.has_tail() && !request.ended;
+    for (size_t i = 0; tail_too && i < import.tail_state.size(); ++i)
+      ranks_[0].filled_state(import.tail_state[i], sequence, import.num_tokens, i);
+    if (tail_too) tails_[sequence] = import;
   }
   if (end == ImportEnd::kFail) request.may_fail = true;
 }
 
 void Harness::begin_lease(const std::shared_ptr<const Lease>& lease) {
-  const LeaseGrowth whole{
-      .stage = LeaseStage::kWhole, .num_blocks = static_cast<int32_t>(lease->blocks.size()), .lease = lease};
+  const LeaseGrowth whole{.stage = LeaseStage::kWhole, .num_tokens = lease->num_tokens, .lease = lease};
   judge_.require(leases_.emplace(lease->sequence, whole).second, "sequence ", lease->sequence, " is leased twice");
-  for (const Placement& place : pages_of(lease->blocks, lease->checkpoint)) ++leased_[bit_of(place)];
+  for (const Placement& place : pages_of(*lease)) ++leased_[bit_of(place)];
 }
 
 void Harness::take_growth() {
@@ -83,31 +94,35 @@ void Harness::grow_lease(const LeaseGrowth& growth) {
                  "lease ", sequence, " grows before its begin or after its end");
   judge_.require(blocks.size() >= known.size() && std::equal(known.begin(), known.end(), blocks.begin()), "lease ",
                  sequence, " loses blocks that were announced");
-  const bool whole =
-      std::ssize(blocks) == growth.num_blocks && std::ssize(growth.lease->checkpoint) == num_state_pages();
+  const bool whole = growth.lease->num_tokens == growth.num_tokens &&
+                     std::ssize(growth.lease->checkpoint) == num_state_pages() &&
+                     std::ssize(growth.lease->tail_state) == (growth.has_tail() ? num_state_pages() : 0);
   judge_.require(growth.stage != LeaseStage::kWhole || whole, "lease ", sequence, " is not whole");
   for (const Flight& flight : flights_)
     for (const PlanRow& row : flight.plan.rows)
       judge_.require(row.sequence != sequence || row.position.least >= std::ssize(blocks) * kBlockTokens, "lease ",
                      sequence, " announces blocks whose result is not in");
+  for (size_t i = 0; i < growth.lease->tail_state.size(); ++i)
+    judge_.require(ranks_[0].state_position(growth.lease->tail_state[i], i) == growth.num_tokens, "lease ", sequence,
+                   " announces a state after other tokens");
   for (size_t i = known.size(); i < blocks.size(); ++i) ++leased_[bit_of(blocks[i])];
   if (before.lease->checkpoint.empty())
     for (const Placement& place : growth.lease->checkpoint) ++leased_[bit_of(place)];
+  for (const Placement& place : growth.lease->tail_state) ++leased_[bit_of(place)];
   entry->second = growth;
 }
 
 void Harness::end_lease(SequenceId lease) {
   const auto found = leases_.find(lease);
   judge_.require(found != leases_.end(), "lease ", lease, " ends twice");
-  const Lease& held = *found->second.lease;
-  for (const Placement& place : pages_of(held.blocks, held.checkpoint)) --leased_[bit_of(place)];
+  for (const Placement& place : pages_of(*found->second.lease)) --leased_[bit_of(place)];
   leases_.erase(found);
 }
 
 Harness::PageSet Harness::filling() const {
   PageSet pages;
   for (const auto& [sequence, import] : imports_)
-    for (const Placement& place : pages_of(import.blocks, import.checkpoint)) pages.set(bit_of(place));
+    for (const Placement& place : pages_of(import)) pages.set(bit_of(place));
   return pages;
 }
 

@@ -205,15 +205,18 @@ void Node::handle(const ImportOver& over) {
   const bool arrived = over.end.how == How::kArrived, withdrawn = over.end.how == How::kWithdrawn;
   const bool dropped = over.end.how == How::kDropped;
   judge_.require(ended || !dropped, "node ", setup_.process, " import ", over.sequence, " is dropped but wanted");
-  const ImportEnd end = arrived                ? ImportEnd::kArrived
+  const bool tail_too = over.end.has_tail;
+  const ImportEnd end = arrived && tail_too    ? ImportEnd::kArrived
+                        : arrived              ? ImportEnd::kWithoutTail
                         : withdrawn || dropped ? ImportEnd::kRecompute
                                                : setup_.handover.on_failure;
-  const char* what = dropped     ? "an import dropped"
-                     : ended     ? "an import ended after its sequence"
-                     : arrived   ? "an import arrived"
-                     : withdrawn ? "an import withdrawn"
-                     : fails     ? "an import failed its request"
-                                 : "an import failed and is computed";
+  const char* what = dropped               ? "an import dropped"
+                     : ended               ? "an import ended after its sequence"
+                     : arrived && tail_too ? "an import arrived with its tail"
+                     : arrived             ? "an import arrived"
+                     : withdrawn           ? "an import withdrawn"
+                     : fails               ? "an import failed its request"
+                                           : "an import failed and is computed";
   world_.count(what);
   world_.trace("node ", setup_.process, " import ", over.sequence, ": ", what, over.end.why ? ": " : "",
                over.end.why ? over.end.why->message : "");
@@ -278,8 +281,8 @@ void Node::deliver_growth(const LeaseGrowth& growth) {
   const std::optional<RemotePrefix> lease = handovers_->grow(growth);
   world_.count(lease ? "a lease announced" : kStages[static_cast<size_t>(growth.stage)]);
   world_.trace("node ", setup_.process, " lease ", growth.lease->sequence, " has ", growth.lease->blocks.size(),
-               " blocks of ", growth.num_blocks, ": ",
-               lease ? "announced" : kStages[static_cast<size_t>(growth.stage)]);
+               " blocks of ", growth.num_tokens,
+               " tokens: ", lease ? "announced" : kStages[static_cast<size_t>(growth.stage)]);
   const auto found = open_.find(growth.lease->sequence);
   if (!lease || found == open_.end()) return;
   found->second.announced = true;

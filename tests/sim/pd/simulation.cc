@@ -300,6 +300,8 @@ void PdSimulation::take_counts(Node& node) {
   const LeaseCounts& leases = handovers.leases;
   world_.count("a preemption", gauges.preemptions);
   world_.count("a prefix hit", node.harness_counts().hits);
+  world_.count("a start from a tail", node.harness_counts().tail_starts);
+  world_.count("a tail given up", node.harness_counts().tails_given_up);
   world_.count("a step", gauges.steps);
   world_.count("an import that failed", handovers.transfers.failed);
   world_.count("a lease given back", gauges.leases_given_back);
