@@ -79,6 +79,14 @@ int32_t saturated(int64_t value, int32_t far) {
 
 }  // namespace
 
+Distances::Distances(xgrammar::Grammar grammar) : grammar_(std::move(grammar)) {
+  edges_.reserve(static_cast<size_t>(fsm().NumStates()));
+  for (int32_t place = 0; place < fsm().NumStates(); ++place) {
+    const auto edges = fsm().GetEdges(place);
+    edges_.emplace_back(edges.begin(), edges.end());
+  }
+}
+
 // Bytes of one edge; kFar for edges of token ids, which text does not have.
 int64_t Distances::cost(const FSMEdge& edge) const {
   if (edge.IsCharRange()) return 1;

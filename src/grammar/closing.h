@@ -15,6 +15,7 @@
 
 #include <array>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -33,6 +34,9 @@ class Distances {
   // (a byte's growth would have no bound).
   static Result<Distances> make(const xgrammar::Grammar& grammar, int32_t shortest_bytes);
 
+  // The edges of a place, as the automaton has them, found faster.
+  std::span<const xgrammar::FSMEdge> edges(int32_t place) const { return edges_[static_cast<size_t>(place)]; }
+
   // Bytes from the state to the end of its rule.
   int32_t to_rule_end(const xgrammar::ParserState& state) const;
   // The repetitions behind a state, where what may follow for at most `bytes` bytes depends on them.
@@ -50,7 +54,7 @@ class Distances {
   int32_t num_places() const { return static_cast<int32_t>(to_end_.size()); }
 
  private:
-  explicit Distances(xgrammar::Grammar grammar) : grammar_(std::move(grammar)) {}
+  explicit Distances(xgrammar::Grammar grammar);
   const xgrammar::CompactFSM& fsm() const { return grammar_->complete_fsm; }
   int32_t start_of(int32_t rule) const { return grammar_->per_rule_fsms[rule]->GetFsm().GetStart(); }
   int64_t cost(const xgrammar::FSMEdge& edge) const;
@@ -61,8 +65,9 @@ class Distances {
 
   static constexpr int32_t kFar = 1 << 28;  // no way to the end
   xgrammar::Grammar grammar_;
-  std::vector<int32_t> to_end_;  // by place: bytes to the end of its rule
-  std::vector<int32_t> best_;    // by place: the edge, counted within the place, that a shortest way begins with
+  std::vector<std::span<const xgrammar::FSMEdge>> edges_;  // by place
+  std::vector<int32_t> to_end_;                            // by place: bytes to the end of its rule
+  std::vector<int32_t> best_;  // by place: the edge, counted within the place, that a shortest way begins with
   std::array<int32_t, 256> growth_{};
 };
 

@@ -23,12 +23,13 @@ namespace perigee {
 
 // A token of up to RestChart::kShortBytes bytes, with these: many are tried one after the other.
 struct ShortToken {
-  int32_t index;  // of the sorted vocabulary
+  uint32_t index : 28;  // of the sorted vocabulary
+  uint32_t length : 4;
   int32_t id;
   std::array<char, RestChart::kShortBytes> bytes;
-  int32_t length;
-  std::string_view text() const { return {bytes.data(), static_cast<size_t>(length)}; }
+  std::string_view text() const { return {bytes.data(), length}; }
 };
+static_assert(sizeof(ShortToken) == 16);
 
 // Tokens to be tried. Those that xgrammar's table of a state does not decide reach beyond the end of the state's rule:
 // whether they are allowed depends on what may follow the rule where it was used.

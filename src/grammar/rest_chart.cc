@@ -66,7 +66,7 @@ bool RestChart::scan(uint8_t byte) {
   tmp_accept_stop_token_ = false;
   for (const ParserState& state : states()) {
     if (IsExpiredState(state)) continue;
-    work_ += 1 + grammar_->complete_fsm.GetEdges(state.element_id).size() / kEdgesAUnit;
+    work_ += 1 + std::ssize(distances_.edges(state.element_id)) / kEdgesAUnit;
     Scan(state, byte);
   }
   if (tmp_process_state_queue_.empty() && tmp_states_to_be_added_.empty()) return false;
@@ -115,9 +115,8 @@ void RestChart::drop_open_row() {
 // What Predict and Complete will do with a state, at most: known before, because one of them may take the square of a
 // row.
 int64_t RestChart::cost_of(const ParserState& state) {
-  const auto edges_of = [&](int32_t place) { return grammar_->complete_fsm.GetEdges(place); };
-  const auto edges = edges_of(state.element_id);
-  int64_t cost = 1 + edges.size() / kEdgesAUnit;
+  const auto edges = distances_.edges(state.element_id);
+  int64_t cost = 1 + std::ssize(edges) / kEdgesAUnit;
   const uint8_t flags = GetFsmStateFlags(state.rule_id, state.element_id);
   if (state.rule_start_pos < 0 || (flags & (kFsmStateEnd | kFsmStateNonTerminal)) == 0) return cost;
   const auto row = rule_id_to_completable_states_[state.rule_start_pos];
@@ -125,7 +124,7 @@ int64_t RestChart::cost_of(const ParserState& state) {
   for (const auto& [rule, parent] : row) {
     if (rule != state.rule_id) continue;
     ++waiting;
-    their_edges += edges_of(parent.element_id).size();
+    their_edges += std::ssize(distances_.edges(parent.element_id));
   }
   cost += row.size() / kEdgesAUnit;
   if ((flags & kFsmStateEnd) != 0) cost += waiting + their_edges / kEdgesAUnit;
@@ -277,7 +276,7 @@ RestChart::NextBytes RestChart::next_bytes() const {
   for (const int32_t first : {0, int32_t{'\\'}, '\\' + 1, int32_t{'u'}, 'u' + 1, 0x80, 0xC0})
     bytes.begins.add(static_cast<uint8_t>(first));
   for (const ParserState& state : states()) {
-    for (const auto& edge : grammar_->complete_fsm.GetEdges(state.element_id)) {
+    for (const auto& edge : distances_.edges(state.element_id)) {
       if (!edge.IsCharRange() || edge.min > 255) continue;
       const int32_t last = std::min<int32_t>(edge.max, 255);
       bytes.may.add_range(static_cast<uint8_t>(edge.min), static_cast<uint8_t>(last));

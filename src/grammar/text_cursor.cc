@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <iterator>
 #include <optional>
+#include <span>
 #include <string_view>
 
 #include "base/check.h"
@@ -37,7 +39,8 @@ struct TextCursor::Chart {
   std::vector<const OpenTokens*> open;
   OpenTokens bounded;
   std::vector<uint32_t> scratch, sure;
-  std::vector<ShortToken> few;
+  std::vector<ShortToken> few, merged;
+  TrialWalk::Room room;
 };
 
 // The tokens that a state takes whatever may follow its rule.
@@ -64,12 +67,27 @@ void TextCursor::Chart::add_sure(const AdaptiveTokenMask& mask, uint32_t* words)
 
 namespace {
 
-// Of masks of one vocabulary, word by word.
-template <typename Join>
-void combine(std::vector<uint32_t>& words, const std::vector<uint32_t>& with, Join join) {
-  uint32_t* to = words.data();
-  const uint32_t* from = with.data();
-  for (size_t word = 0; word < words.size(); ++word) to[word] = join(to[word], from[word]);
+// Adds to `to` what `from` has, except what `fit` has not or `over` has, each unless it is empty.
+void add_all(const std::vector<uint32_t>& from, std::span<const uint32_t> fit, std::span<const uint32_t> over,
+             uint32_t* to) {
+  const size_t words = from.size();
+  if (fit.empty() && over.empty()) {
+    for (size_t word = 0; word < words; ++word) to[word] |= from[word];
+  } else if (fit.empty()) {
+    for (size_t word = 0; word < words; ++word) to[word] |= from[word] & ~over[word];
+  } else if (over.empty()) {
+    for (size_t word = 0; word < words; ++word) to[word] |= from[word] & fit[word];
+  } else {
+    for (size_t word = 0; word < words; ++word) to[word] |= from[word] & fit[word] & ~over[word];
+  }
+}
+
+bool has_any(std::span<const uint32_t> words) {
+  uint32_t found = 0;
+  constexpr size_t kBlock = 256;
+  for (; found == 0 && !words.empty(); words = words.subspan(std::min(kBlock, words.size())))
+    for (const uint32_t word : words.first(std::min(kBlock, words.size()))) found |= word;
+  return found != 0;
 }
 
 }  // namespace
@@ -95,10 +113,7 @@ void TextCursor::Chart::add_table(const xgrammar::ParserState& state, const Adap
     if (is_bounded(token.id)) bounded.few.push_back(token);
   for (const int32_t index : doubtful.many)
     if (is_bounded(compiled.token(index).first)) bounded.many.push_back(index);
-  if (fit != nullptr) combine(sure, *fit, [](uint32_t a, uint32_t b) { return a & b; });
-  if (!compiled.over_a_bound_mask.empty())
-    combine(sure, compiled.over_a_bound_mask, [](uint32_t a, uint32_t b) { return a & ~b; });
-  for (size_t word = 0; word < sure.size(); ++word) words[word] |= sure[word];
+  add_all(sure, fit != nullptr ? std::span(*fit) : std::span<const uint32_t>(), compiled.over_a_bound_mask, words);
 }
 
 void TextCursor::Chart::allow_all(uint32_t* words) {
@@ -132,13 +147,18 @@ void TextCursor::Chart::add_short(std::optional<uint64_t> key, uint32_t* words) 
   const std::vector<ShortToken>* tokens = open.empty() ? &bounded.few : &open.front()->few;
   if (open.size() + (bounded.few.empty() ? 0 : 1) > 1) {
     few = bounded.few;
-    for (const OpenTokens* each : open) few.insert(few.end(), each->few.begin(), each->few.end());
-    std::sort(few.begin(), few.end(), [](const auto& a, const auto& b) { return a.index < b.index; });
+    for (const OpenTokens* each : open) {
+      merged.clear();
+      std::set_union(few.begin(), few.end(), each->few.begin(), each->few.end(), std::back_inserter(merged),
+                     [](const auto& a, const auto& b) { return a.index < b.index; });
+      few.swap(merged);
+    }
     tokens = &few;
   }
   std::vector<int32_t> taken;
+  taken.reserve(tokens->size());
   if (!tokens->empty()) {
-    TrialWalk walk(parser, RestChart::kShortBytes);
+    TrialWalk walk(parser, RestChart::kShortBytes, room);
     for (const ShortToken& token : *tokens) {
       if (walk.work() > kMaskWork) break;
       if (has_bit(words, token.id) || !walk.takes(token.text())) continue;
@@ -156,7 +176,7 @@ void TextCursor::Chart::add_long(std::optional<uint64_t> key, uint32_t* words) {
   if (tokens.empty() || add_known(key, words)) return;
   std::sort(tokens.begin(), tokens.end());
   std::vector<int32_t> taken;
-  TrialWalk walk(parser, static_cast<int32_t>(table.tokenizer().longest_token_bytes()));
+  TrialWalk walk(parser, static_cast<int32_t>(table.tokenizer().longest_token_bytes()), room);
   for (const int32_t index : tokens) {
     if (walk.work() > kMaskWork) break;
     const auto& [id, bytes] = compiled.token(index);
@@ -227,7 +247,7 @@ void TextCursor::allow(int32_t ids_left, int32_t spare, uint32_t* words) {
   if (room >= chart_->compiled.most_growth && ids_left > int64_t{rest.least} + spare) {
     chart_->allow_all(words);
     // The budget may have ended before the first token that can follow.
-    if (std::any_of(words, words + table.words(), [](uint32_t word) { return word != 0; })) return;
+    if (has_any({words, static_cast<size_t>(table.words())})) return;
   }
   const std::vector<int32_t>& shortest = way();
   CHECK(static_cast<int64_t>(shortest.size()) <= ids_left, "a text that cannot end in time");

@@ -319,7 +319,8 @@ std::shared_ptr<const std::vector<std::vector<uint32_t>>> tokens_up_to(const std
 void TextGrammar::Compiled::add_open(int32_t index, OpenTokens& to) const {
   const auto& [id, bytes] = token(index);
   if (bytes.size() > static_cast<size_t>(RestChart::kShortBytes)) return to.many.push_back(index);
-  ShortToken& added = to.few.emplace_back(ShortToken{index, id, {}, static_cast<int32_t>(bytes.size())});
+  const auto length = static_cast<uint32_t>(bytes.size());
+  ShortToken& added = to.few.emplace_back(ShortToken{static_cast<uint32_t>(index), length, id, {}});
   std::copy(bytes.begin(), bytes.end(), added.bytes.begin());
 }
 

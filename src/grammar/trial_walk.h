@@ -10,7 +10,6 @@
 #pragma once
 
 #include <cstdint>
-#include <string>
 #include <string_view>
 #include <vector>
 
@@ -20,19 +19,22 @@ namespace perigee {
 
 class TrialWalk {
  public:
+  class Room;
   // Of tokens of at most `most_bytes` bytes, from the newest row on, which is the newest again once the walk is gone.
-  TrialWalk(RestChart& chart, int32_t most_bytes);
+  // Walks may have a room one after the other.
+  TrialWalk(RestChart& chart, int32_t most_bytes, Room& room);
   ~TrialWalk();
   TrialWalk(const TrialWalk&) = delete;
   TrialWalk& operator=(const TrialWalk&) = delete;
 
-  // Whether the token may follow. Fastest where tokens come in the order of their bytes.
+  // Whether the token may follow. Fastest where tokens come in the order of their bytes. They outlive the walk.
   bool takes(std::string_view token);
   // What has been done, in units of RestChart.
   int64_t work() const { return chart_.work() - work_before_ + steps_taken_ / kStepsAUnit; }
 
  private:
-  static constexpr int64_t kStepsAUnit = 8;  // a known step is that much cheaper than a visit of a state
+  static constexpr size_t kMostNodesKept = 1024;  // in a room: what a hostile grammar took is given back
+  static constexpr int64_t kStepsAUnit = 8;       // a known step is that much cheaper than a visit of a state
   // A row, by the first bytes that led to it.
   struct Node {
     int32_t before;  // the node from which `byte` led here
@@ -47,12 +49,14 @@ class TrialWalk {
   // Open addressing, at most half full. No key is 0.
   class Targets {
    public:
+    void clear();
     const Target* find(uint64_t key) const;
     void add(uint64_t key, Target target);
 
    private:
     size_t place_of(uint64_t key) const;
-    std::vector<std::pair<uint64_t, Target>> places_ = std::vector<std::pair<uint64_t, Target>>(256);
+    static constexpr size_t kFewPlaces = 128;  // as many as most walks need
+    std::vector<std::pair<uint64_t, Target>> places_;
     size_t used_ = 0;
   };
   // A place in the token that was tried last, with the costs of all before it.
@@ -70,13 +74,20 @@ class TrialWalk {
   const int32_t most_bytes_;
   const int64_t work_before_, kept_before_;
   int64_t steps_taken_ = 0;
-  std::vector<Node> nodes_;
-  Targets edges_;                // by node and the first of the bytes that lead to the same row
-  Targets known_;                // by row_key()
-  std::vector<int32_t> stands_;  // the nodes of the chart's rows from base_ on
-  std::vector<int32_t> way_;     // scratch of stand_at()
-  std::string done_;             // the bytes of the token that was tried last, as far as they went
-  std::vector<Step> steps_;      // before each of them, and after the last
+  Room& room_;
+  std::string_view last_;  // the token that was tried last
+  size_t went_ = 0;        // its bytes that may follow
+};
+
+// The memory of a walk.
+class TrialWalk::Room {
+  friend class TrialWalk;
+  std::vector<Node> nodes;
+  Targets edges;                // by node and the first of the bytes that lead to the same row
+  Targets known;                // by row_key()
+  std::vector<int32_t> stands;  // the nodes of the chart's rows from base_ on
+  std::vector<int32_t> way;     // scratch of stand_at()
+  std::vector<Step> steps;      // before each byte of last_ that went, and after the last
 };
 
 }  // namespace perigee
