@@ -13,6 +13,7 @@ WEIGHTS, FROM_L2 = r"LDG\.(?!.*STRONG)", r"LDG\..*STRONG\.GPU"
 AHEAD = {  # kernel, by mangled name: kinds of accesses that it may have there, of each at most so many
     r"elementwise_cu.*11norm_kernel|combine_cu.*19combine_norm_kernel": {WEIGHTS: 4},
     r"reduce_norm_cu.*18reduce_norm_kernel": {WEIGHTS: 4},
+    r"scatter_norm_cu.*16push_norm_kernel": {WEIGHTS: 1},
     r"route_cu.*16score_few_kernel": {WEIGHTS: 8},
     r"route_cu.*13select_kernel": {WEIGHTS: 2},  # the router's bias
     r"kda_step_cu.*11step_kernel": {WEIGHTS: 5},

@@ -70,7 +70,7 @@ SKIPPED = {("racecheck", name) for name in JOBS if name == "passes" or name.star
 SKIPPED |= {(tool, name) for tool in TOOLS for name in JOBS if name.startswith("peers")}
 # Kernels that no job launches, by mangled name: they break the device on purpose, run where a block has less shared
 # memory, deal single bytes, which nobody does, or are those of more than four ranks.
-NOT_LAUNCHED = re.compile(r"trap_kernel|carry_kernelILi1E|deal_kernelILi1E|Li8EEEvNS_8PeerView")
+NOT_LAUNCHED = re.compile(r"trap_kernel|carry_kernelILi1E|deal_kernelILi1E|Li8E(LNS_3BoxE\dE)?EEvNS_8PeerView")
 # Reports of racecheck whose places all match and that are none.
 KNOWN = [
     # The scales of a stage that comes round again: a lane gives it back for its warp, after __syncwarp. Bulk copies,
