@@ -15,6 +15,7 @@ drafts are accepted half a point less or more often at a place than on one rank.
 import argparse
 import concurrent.futures
 import gzip
+import itertools
 import json
 import os
 import re
@@ -165,20 +166,28 @@ def judged(totals):
     return [sum(counts[i] for kind, counts in totals.items() if kind not in REPORTED_ONLY) for i in (0, 1)]
 
 
+def by_set(totals):
+    return [f"{right}/{total}" for kind, (right, total) in sorted(totals.items()) if kind not in REPORTED_ONLY]
+
+
 def pairs(arguments, rows):
     """Each line is compared with one server of one rank with the same cache."""
-    print("| cache | prefill tp, dcp | decode tp, dcp | right | share |\n|---|---|---|---|---|")
-    any_off = False
+    any_off, header = False, None
     for cache in CACHES:
         common = ["--device", "cpu", "--kv-cache-dtype", cache]
-        right, total = judged(ask_all(arguments, rows, common))
-        one = 100.0 * right / total
-        print(f"| {cache} | one server | | {right}/{total} | {one:.2f} % |", flush=True)
-        for prefill in LAYOUTS:
-            for decode in LAYOUTS:
-                right, total = judged(ask_all(arguments, rows, common, [layout_flags(*prefill), layout_flags(*decode)]))
-                any_off |= abs(100.0 * right / total - one) > 1.0 or bool(FAILURES)
-                print(f"| {cache} | {prefill[0]}, {prefill[1]} | {decode[0]}, {decode[1]} | {right}/{total} | {100.0 * right / total:.2f} % |", flush=True)
+        one = None
+        for layouts in [None, *itertools.product(LAYOUTS, LAYOUTS)]:
+            totals = ask_all(arguments, rows, common, layouts and [layout_flags(*layout) for layout in layouts])
+            if header is None:
+                header = [kind for kind in sorted(totals) if kind not in REPORTED_ONLY]
+                print("| cache | prefill tp, dcp | decode tp, dcp | " + " | ".join(header) + " | right | share |")
+                print("|---|---|---|" + "---|" * len(header) + "---|---|")
+            right, total = judged(totals)
+            share = 100.0 * right / total
+            one = share if one is None else one
+            any_off |= abs(share - one) > 1.0 or bool(FAILURES)
+            names = [f"{tp}, {dcp}" for tp, dcp in layouts] if layouts else ["one server", ""]
+            print("| " + " | ".join([cache, *names, *by_set(totals), f"{right}/{total}", f"{share:.2f} %"]) + " |", flush=True)
     return 1 if any_off else 0
 
 
