@@ -1,5 +1,6 @@
 #include "grammar/number_language.h"
 
+#include <algorithm>
 #include <cmath>
 #include <numeric>
 #include <vector>
@@ -72,20 +73,68 @@ bool divides(int64_t unit, double offset, double step) {
   return true;
 }
 
+int64_t scale_of(const Decimal& decimal) {
+  int64_t scale = 1;
+  for (int i = 0; i < decimal.fraction; ++i) scale *= 10;
+  return scale;
+}
+
+int64_t least_whole_multiple(const Decimal& decimal) {
+  return decimal.digits / std::gcd(decimal.digits, scale_of(decimal));
+}
+
+Language of_texts(const std::vector<std::string>& texts) {
+  std::vector<Language::State> states(1);
+  for (const std::string& text : texts) {
+    size_t at = 0;
+    for (const char c : text) {
+      const auto byte = static_cast<uint32_t>(static_cast<uint8_t>(c));
+      const auto known = std::find_if(states[at].edges.begin(), states[at].edges.end(),
+                                      [&](const auto& edge) { return edge.low == byte; });
+      if (known != states[at].edges.end()) {
+        at = static_cast<size_t>(known->to);
+        continue;
+      }
+      states[at].edges.push_back({byte, byte, static_cast<int32_t>(states.size())});
+      at = states.size();
+      states.emplace_back();
+    }
+    states[at].accepts = true;
+  }
+  return Language::of_states(std::move(states));
+}
+
 }  // namespace
+
+Result<Language> multiples_between(const std::string& step, double least, double most) {
+  constexpr double kMostListed = 1000, kMostValue = 1e15;
+  ASSIGN_OR_RETURN(const Decimal decimal, decimal_of(step));
+  const int64_t unit = least_whole_multiple(decimal);
+  const double value = std::stod(step), first = std::ceil(least / static_cast<double>(unit));
+  const double last = std::floor(most / static_cast<double>(unit));
+  if (std::max(std::abs(least), std::abs(most)) > kMostValue || last - first >= kMostListed)
+    return Error(Code::kBadInput,
+                 "at most 300 is supported, without the zeros at its end, or 1,000 multiples between bounds");
+  std::vector<std::string> texts;
+  for (auto times = static_cast<int64_t>(first); times <= static_cast<int64_t>(last); ++times) {
+    const double quotient = static_cast<double>(times * unit) / value;
+    if (quotient == std::floor(quotient)) texts.push_back(std::to_string(times * unit));
+  }
+  return of_texts(texts);
+}
 
 Result<Language> multiples_of(const std::string& step, bool fractions) {
   ASSIGN_OR_RETURN(const Decimal decimal, decimal_of(step));
-  int64_t scale = 1;
-  for (int i = 0; i < decimal.fraction; ++i) scale *= 10;
-  int64_t unit = decimal.digits / std::gcd(decimal.digits, scale);  // the least whole multiple
+  const int64_t scale = scale_of(decimal), unit = least_whole_multiple(decimal);
   const double value = std::stod(step);
   if (!divides(unit, 0, value)) return Error(Code::kBadInput, "its multiples cannot be told apart in double precision");
   int zeros = 0;
   int64_t factor = unit;
   for (; factor % 10 == 0; factor /= 10) ++zeros;
   constexpr int64_t kMostFactor = 300;
-  if (factor > kMostFactor) return Error(Code::kBadInput, "at most 300 is supported, without the zeros at its end");
+  if (factor > kMostFactor)
+    return Error(Code::kBadInput,
+                 "at most 300 is supported, without the zeros at its end, or 1,000 multiples between bounds");
   Language out = whole_multiples(factor, zeros);
   if (!fractions || unit != 1) return out;
   for (const auto& [parts, regex] : {std::pair{2, "^-?[0-9]+\\.5$"}, {4, "^-?[0-9]+\\.(25|75)$"}}) {

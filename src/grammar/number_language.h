@@ -14,6 +14,9 @@ namespace perigee {
 // after the point. Errors: a step of too many digits.
 Result<Language> multiples_of(const std::string& step, bool fractions);
 
+// The same, of the whole multiples from `least` to `most`: few enough to be listed, of a step of any size.
+Result<Language> multiples_between(const std::string& step, double least, double most);
+
 // A regular expression of all texts of that number without an exponent.
 std::string spellings_of_number(std::string number);
 

@@ -118,7 +118,7 @@ void unsigned_numbers(int64_t low, int64_t high, bool integer, const Scale& scal
 struct Bound {
   int64_t units = 0;
   bool exact = true;       // else it lies between `units` and the next larger one
-  bool too_large = false;  // 10^15 units or more; `units` has its sign
+  bool too_large = false;  // 10^15 units or more, except 10^15 itself; `units` has its sign
 };
 
 Bound bound_of(const std::string& text, const Scale& scale) {
@@ -151,7 +151,8 @@ Bound bound_of(const std::string& text, const Scale& scale) {
   } else if (!digits.empty()) {
     digits.append(static_cast<size_t>(std::min<int64_t>(shift, 20)), '0');
   }
-  out.too_large = digits.size() > 15;
+  const bool is_limit = scale.fraction == 0 && digits == std::to_string(kLimit);  // as its neighbours, not doubtful
+  out.too_large = digits.size() > 15 && !is_limit;
   if (out.too_large) digits = "1";
   for (const char digit : digits) out.units = out.units * 10 + (digit - '0');
   if (!negative) return out;
@@ -186,6 +187,7 @@ Result<std::string> number_pattern(const NumberRange& range) {
       most = bound.too_large ? kLimit - 1 : bound.units;
       if (!bound.too_large && bound.exact && range.below_most) --*most;
     }
+    if (least && most && (*least >= kLimit || *most <= -kLimit)) break;  // all that is between them is too large
     const bool excluded = least && most && *least > *most;
     if (excluded && !range.integer && !exact) break;
     if (excluded) return std::string();

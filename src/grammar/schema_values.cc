@@ -23,6 +23,15 @@ int64_t SchemaRules::count(const Json& schema, const char* key, int64_t otherwis
   return static_cast<int64_t>(std::min(value->as_double(), kMost));
 }
 
+namespace {
+
+const char* bound_named(const NumberRange& range) {
+  if (range.least) return range.above_least ? "exclusiveMinimum" : "minimum";
+  return range.below_most ? "exclusiveMaximum" : "maximum";
+}
+
+}  // namespace
+
 std::string SchemaRules::number(const Json& schema, bool integer, const std::string& place) {
   NumberRange range;
   range.integer = integer;
@@ -50,7 +59,7 @@ std::string SchemaRules::number(const Json& schema, bool integer, const std::str
     return add_language(other_numbers(schema, range, place));
   }
   auto pattern = number_pattern(range);
-  if (!pattern.ok()) refuse(place, pattern.error().message);
+  if (!pattern.ok()) refuse(place + "/" + bound_named(range), pattern.error().message);
   return pattern->empty() ? "" : add_regex(*pattern);
 }
 
@@ -64,7 +73,7 @@ Language SchemaRules::other_numbers(const Json& schema, const NumberRange& range
   std::string regex = "-?(0|[1-9][0-9]{0,8})(\\.[0-9]{1,9})?";
   if (range.least || range.most) {
     auto pattern = number_pattern(range);
-    if (!pattern.ok()) refuse(place, pattern.error().message);
+    if (!pattern.ok()) refuse(place + "/" + bound_named(range), pattern.error().message);
     if (pattern->empty()) return {};
     regex = *pattern;
   } else if (range.integer) {
@@ -78,8 +87,12 @@ Language SchemaRules::other_numbers(const Json& schema, const NumberRange& range
   const auto matching = [&](const std::string& regex) {
     return settled(Language::of_pattern("^(" + regex + ")$", Reading::kNarrow), "not");
   };
-  if (const Json* step = schema.find("multipleOf"))
-    also(settled(multiples_of(dump_json(*step), !range.integer), "multipleOf"), "multipleOf");
+  if (const Json* step = schema.find("multipleOf")) {
+    Result<Language> multiples = multiples_of(dump_json(*step), !range.integer);
+    if (!multiples.ok() && range.least && range.most)
+      multiples = multiples_between(dump_json(*step), std::stod(*range.least), std::stod(*range.most));
+    also(settled(std::move(multiples), "multipleOf"), "multipleOf");
+  }
   if (schema.find(kFraction) != nullptr) also(matching("-?[0-9]+\\.[0-9]*[1-9]"), "not");
   if (const Json* steps = schema.find(kNotMultiples); steps != nullptr && steps->is_array()) {
     also(matching("-?[0-9]+"), "not");

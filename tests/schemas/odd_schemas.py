@@ -18,6 +18,9 @@ ZOD_DAY = ("^((\\d\\d[2468][048]|\\d\\d[13579][26]|\\d\\d0[48]|[02468][048]00|[1
            "\\d{4}-((0[13578]|1[02])-(0[1-9]|[12]\\d|3[01])|(0[469]|11)-(0[1-9]|[12]\\d|30)|(02)-(0[1-9]|1\\d|2[0-8])))$")
 
 NUMBERS = [
+    {"type": "integer", "multipleOf": 86400, "minimum": 0, "maximum": 604800}, {"type": "number", "multipleOf": 12345, "exclusiveMinimum": -50000, "maximum": 1e5},
+    {"type": "integer", "multipleOf": 1024, "minimum": 1024, "maximum": 65536}, {"multipleOf": 1001.5, "minimum": 0, "maximum": 99999},
+    {"type": "integer", "minimum": 10**15}, {"type": "integer", "maximum": -10**15}, {"exclusiveMinimum": 10**15, "type": "number"},
     {"type": "integer", **SAFE}, {"type": "integer", "exclusiveMinimum": 0, "maximum": 9007199254740991},
     {"type": "integer", "minimum": 0, "maximum": 18446744073709551615, "format": "uint64"},
     {"type": "integer", "minimum": -9223372036854775808, "maximum": 9223372036854775807, "format": "int64"},
