@@ -53,24 +53,40 @@ std::vector<Move> ends_first(std::vector<Move> moves, size_t places) {
   return out;
 }
 
-// most[place], the largest sum of growths from there on, is raised until no move raises it. False: a cycle grows, a sum
-// reaches `far`, or cycles make it take too long.
-bool longest(std::vector<int32_t>& most, const std::vector<Move>& within, std::vector<Move> others, int32_t far) {
+enum class Longest { kFound, kEndless, kTooLong };
+
+// Whether some places lead back to themselves by the moves that raised them last: then their sums have no bound.
+bool has_cycle(const std::vector<int32_t>& raised_by) {
+  std::vector<int32_t> seen_by(raised_by.size(), -1);
+  for (int32_t first = 0; first < std::ssize(raised_by); ++first) {
+    int32_t at = first;
+    for (; at >= 0 && seen_by[at] < 0; at = raised_by[at]) seen_by[at] = first;
+    if (at >= 0 && seen_by[at] == first) return true;
+  }
+  return false;
+}
+
+// most[place], the largest sum of growths from there on, is raised until no move raises it. Not found: a cycle grows,
+// or sums reach `far` or take too long without one.
+Longest longest(std::vector<int32_t>& most, const std::vector<Move>& within, std::vector<Move> others, int32_t far) {
   constexpr size_t kMostWork = 100'000'000;  // some tenths of a second
   others.insert(others.end(), within.begin(), within.end());
   const std::vector<Move> moves = ends_first(std::move(others), most.size());
-  for (size_t round = 0; round <= most.size() && round * moves.size() <= kMostWork; ++round) {
+  std::vector<int32_t> raised_by(most.size(), -1);  // the place that a move led to
+  bool is_far = false;
+  for (size_t round = 0; !is_far && round <= most.size() && round * moves.size() <= kMostWork; ++round) {
     bool changed = false;
     for (const Move& move : moves) {
       const int64_t through = int64_t{move.growth} + most[move.to];
       if (through <= most[move.from]) continue;
       most[move.from] = saturated(through, far);
-      if (most[move.from] >= far) return false;
+      raised_by[move.from] = move.to;
+      is_far = is_far || most[move.from] >= far;
       changed = true;
     }
-    if (!changed) return true;
+    if (!changed) return Longest::kFound;
   }
-  return false;
+  return has_cycle(raised_by) ? Longest::kEndless : Longest::kTooLong;
 }
 
 int32_t saturated(int64_t value, int32_t far) {
@@ -180,8 +196,14 @@ Status Distances::find_growth() {
       for (const int32_t to : returns[rule]) up.push_back({end, to, 0});
   }
   std::vector<int32_t> most(places, 0);
-  if (!longest(most, within, std::move(down), kFar) || !longest(most, within, std::move(up), kFar))
+  Longest found = longest(most, within, std::move(down), kFar);
+  if (found == Longest::kFound) found = longest(most, within, std::move(up), kFar);
+  if (found == Longest::kEndless)
     return Error(Code::kBadInput, "the grammar is left-recursive, or repeats a part that may be empty");
+  if (found == Longest::kTooLong)
+    return Error(
+        Code::kBadInput,
+        "its rules begin with one another too often, and much follows each: give them beginnings of their own");
   growth_.fill(kNever);
   for (int32_t place = 0; place < places; ++place) {
     if (to_end_[place] >= kFar) continue;

@@ -25,6 +25,7 @@ RestChart::RestChart(const xgrammar::Grammar& grammar, const Distances& distance
                      int32_t token_bytes)
     : EarleyParser(grammar), distances_(distances), most_states_(most_states), token_bytes_(token_bytes) {
   skip_expired_states_ = true;
+  work_ = counts_.back().work = counts_.back().kept = newest_size();
   settle();
 }
 
@@ -303,7 +304,7 @@ Rest RestChart::rest() const {
   return rest;
 }
 
-std::string RestChart::way() const {
+std::string RestChart::way() {
   std::string out;
   if (completed()) return out;
   const Rest shortest = rest();
@@ -313,14 +314,17 @@ std::string RestChart::way() const {
     if (at == nullptr && distances_.to_rule_end(state) + beyond.least == shortest.least) at = &state;
   }
   CHECK(at != nullptr, "a text that cannot go on");
+  work_ += states().size();
   distances_.append_to_rule_end(*at, out);
   while (at->rule_start_pos >= 0) {
+    ++work_;
     const int32_t rule = at->rule_id, row = at->rule_start_pos;
     const Waiting* known = waiting_for(rule, row);
     CHECK(known != nullptr && known->via >= 0, "a rule that nothing waits for");
     at = &rule_id_to_completable_states_[row][known->via].second;
     distances_.append_after_child(*at, rule, out);
   }
+  work_ += std::ssize(out) / kEdgesAUnit;
   return out;
 }
 

@@ -36,7 +36,7 @@ class RestChart : public xgrammar::EarleyParser {
   // take more work than kIdWork, or the chart would keep more than kMostKept. A rule with `max_tokens` N takes at most
   // N characters of a JSON string: what xgrammar counts as tokens are characters here, an escape being one.
   bool advance(uint8_t byte);
-  // All work since the beginning, also for bytes that were refused or taken back.
+  // All work, with that of the first row and of ways, and for bytes that were refused or taken back.
   int64_t work() const { return work_; }
   // Whether a byte of the newest id was refused for what it costs, not by the grammar.
   bool was_too_much() const { return too_much_; }
@@ -92,7 +92,7 @@ class RestChart : public xgrammar::EarleyParser {
   }
 
   Rest rest() const;
-  std::string way() const;  // rest().least bytes
+  std::string way();  // rest().least bytes
 
  private:
   struct Waiting {
@@ -102,7 +102,8 @@ class RestChart : public xgrammar::EarleyParser {
     CacheKey key;  // of all that waits; kUnknown
   };
   static constexpr int32_t kNone = -1, kNotSummed = -2;
-  static constexpr int64_t kEdgesAUnit = 16;  // or states of a row: looking at one is that much cheaper than a visit
+  static constexpr int64_t kEdgesAUnit =
+      16;  // or states of a row, or bytes of a way: looking at one is that much cheaper than a visit
   bool scan(uint8_t byte);
   bool expand(int64_t most_work);
   void drop_open_row();

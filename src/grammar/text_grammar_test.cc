@@ -164,6 +164,32 @@ TEST(TextGrammar, RefusesWhatHasNoBound) {
   }
 }
 
+// Each rule adds 64,000 bytes that must follow it, without any recursion.
+TEST(TextGrammar, RefusesWhatIsTooLongAsThat) {
+  const auto chain = [](int rules) {
+    std::string ebnf = "root ::= r0\n";
+    for (int i = 0; i < rules; ++i) ebnf += fmt::format("r{} ::= r{} t | \"a\"\n", i, i + 1);
+    return ebnf + fmt::format("r{} ::= \"b\"\nt ::= v{{100}}\nv ::= w{{40}}\nw ::= \"{}\"\n", rules,
+                              std::string(16, 'c'));
+  };
+  const GrammarLimits limits{.row_states = 100'000, .openings = 1'000'000'000};
+  auto made = TextGrammar::compile(small_table(), chain(5000), limits);
+  ASSERT_FALSE(made.ok());
+  EXPECT_NE(made.error().message.find("begin with one another too often"), std::string::npos) << made.error().message;
+  EXPECT_TRUE(TextGrammar::compile(small_table(), chain(50), limits).ok());
+}
+
+TEST(TextGrammar, CountsItsFirstPlaceAndItsWays) {
+  const auto cursor = grammar_of(R"(root ::= "[" [a-z]{1000,} "]")")->begin();
+  const int64_t first = cursor->work();
+  EXPECT_GT(first, 0);
+  ASSERT_FALSE(cursor->way().empty());
+  const int64_t with_way = cursor->work();
+  EXPECT_GT(with_way, first + 1000 / 32);
+  cursor->way();
+  EXPECT_EQ(cursor->work(), with_way) << "a way that is known costs nothing";
+}
+
 TEST(TextGrammar, RefusesRulesThatBeginWithOneAnother) {
   std::string ebnf = "root ::= r0\n";
   for (int i = 0; i < 600; ++i)
