@@ -68,6 +68,23 @@ TEST_P(LeaseGrowthTest, ByTheBlocksOfEachResult) {
   EXPECT_EQ(h.scheduler.gauges().used_pages, 0);
 }
 
+// The reader waits for the last token's row: it has a step of its own, between the chunks of another prompt.
+TEST_P(LeaseGrowthTest, NoChunkSharesTheStepThatMakesItWhole) {
+  SchedulerHarness h(config());
+  submit_leased(h, 1, tokens_from(0, 100));
+  h.scheduler.submit(request(2, tokens_from(5000, 400)));
+  std::vector<std::vector<std::pair<int64_t, int32_t>>> rows;
+  while (!h.scheduler.idle()) {
+    const StepPlan plan = h.plan();
+    rows.push_back(rows_of(plan));
+    h.apply(plan);
+  }
+  ASSERT_GT(rows.size(), 3u);
+  EXPECT_EQ(rows[0].front(), (std::pair<int64_t, int32_t>{1, 99}));
+  EXPECT_EQ(rows[1], (std::vector<std::pair<int64_t, int32_t>>{{1, 1}}));
+  EXPECT_EQ(rows[2].front().first, 2);
+}
+
 TEST_P(LeaseGrowthTest, OfACachedPromptItLacksOnlyTheTail) {
   SchedulerHarness h(config());
   h.scheduler.submit(request(1, tokens_from(0, 300)));

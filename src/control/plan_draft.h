@@ -11,6 +11,7 @@ struct PlanDraft {
   StateTraffic traffic;
   int32_t budget_tokens = 0;
   bool awaits_pages = false;                             // one that runs does, so that nobody starts
+  bool ends_lease = false;                               // another node waits for the result of one of its rows
   int32_t prompt_logprob_tokens = kPromptLogprobTokens;  // rows of logits for them that are left
 };
 

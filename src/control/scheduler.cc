@@ -260,8 +260,10 @@ std::optional<StepPlan> Scheduler::Impl::next_plan(double now_s) {
   }
   PlanDraft draft = new_draft();
   plan_decodes(draft);
-  plan_prefills(draft);
-  plan_admissions(draft);
+  if (!draft.ends_lease) {  // which other prompts' chunks would hold up
+    plan_prefills(draft);
+    plan_admissions(draft);
+  }
   if (handovers_.num_leases() > 0)
     give_way(now_s);
   else
@@ -297,7 +299,8 @@ PlanDraft Scheduler::Impl::new_draft() {
 }
 
 // Preemption takes from the back of running_, behind the row being planned, so that no planned row loses its pages.
-// Decode rows cannot starve a running prefill: see SchedulerRules::num_slots.
+// Decode rows cannot starve a running prefill: see SchedulerRules::num_slots. Nor can those that end leases, one for
+// each prompt.
 void Scheduler::Impl::plan_decodes(PlanDraft& draft) {
   for (size_t i = 0; i < running_.size() && draft.budget_tokens > 0; ++i) {
     Sequence& sequence = *running_[i];
@@ -305,6 +308,7 @@ void Scheduler::Impl::plan_decodes(PlanDraft& draft) {
     const int32_t drafts = num_drafts(sequence, draft);
     if (!ensure_pages(sequence, planted(Fault::kNoPagesForDrafts) ? 1 : 1 + drafts, draft)) continue;
     add_row(sequence, drafts > 0 ? RowWork(Verify{.num_drafts = drafts}) : RowWork(Decode()), draft);
+    draft.ends_lease |= handovers_.gives_tail(sequence);
   }
 }
 
