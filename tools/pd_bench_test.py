@@ -1,6 +1,5 @@
 #!/usr/bin/env python3
 """The arithmetic of tools/pd_bench.py."""
-import random
 import unittest
 
 import pd_bench
@@ -34,9 +33,18 @@ class PdBench(unittest.TestCase):
         self.assertTrue(all(line.endswith("met") for line in pd_bench.verdicts(one, good)))
         self.assertTrue(all(line.endswith("MISSED") for line in pd_bench.verdicts(one, bad)))
 
+    def test_without_gaps_only_the_first_token_is_judged(self):
+        good, bad = ([*pd_bench.verdicts({"first_s": 1.0}, {"first_s": s})] for s in (1.054, 1.056))
+        self.assertEqual((len(good), len(bad)), (1, 1))
+        self.assertTrue(good[0].endswith("met") and bad[0].endswith("MISSED"))
+
+    def test_prompts_are_of_the_models_ids(self):
+        self.assertLess(max(pd_bench.request(pd_bench.Prompts(1, 50), 500, 1)["prompt"]), 50)
+        self.assertGreater(max(pd_bench.request(pd_bench.Prompts(1), 500, 1)["prompt"]), 100000)
+
     def test_a_stream_that_fails_ends_the_bench(self):
         with self.assertRaises(RuntimeError):
-            pd_bench.gaps(OneGoodStream(), random.Random(1), 8, 4, True)
+            pd_bench.gaps(OneGoodStream(), pd_bench.Prompts(1), 8, 4, True)
 
 
 if __name__ == "__main__":
