@@ -1,4 +1,4 @@
-// Kimi Delta Attention on one GPU, 32 heads: microseconds of CudaOps::kda_attend for a layer (convolution, gates,
+// Kimi Delta Attention on one GPU, 32 heads unless said: µs of CudaOps::kda_attend for a layer (convolution, gates,
 // recurrence, output norm, ring), cold memory: every call of a captured graph works on another layer's states, several
 // times the L2 together. A figure is the median of 11 replays, divided by the calls of one.
 //
@@ -15,8 +15,7 @@ namespace {
 
 using bench::must, bench::upload;
 
-constexpr int kHeads = 32, kRing = 4;
-constexpr int64_t kWidth = kHeads * kKdaDim;
+constexpr int kRing = 4;
 
 // Random numbers in [low, high).
 __global__ void fill(float* data, int64_t count, float low, float high) {
@@ -39,34 +38,38 @@ struct Row {
   const char* name;
   int batch, tokens, replayed;  // sequences, new tokens of each, tokens of each that move the state first
   bool prefill;
+  int heads = 32;
+
+  int64_t width() const { return int64_t{heads} * kKdaDim; }
 };
 
 // Inputs, weights and states of one row.
 class World {
  public:
   World(const Row& r, CudaOps& ops) : row_(r), ops_(ops) {
-    const int64_t n = static_cast<int64_t>(r.batch) * r.tokens;
+    const int64_t n = static_cast<int64_t>(r.batch) * r.tokens, width = r.width();
     const auto tensor = [&](float* data, int64_t cols) {
       return Tensor{.data = data, .dtype = DType::kF32, .rows = n, .cols = cols, .row_stride = cols};
     };
-    in_.qkv = tensor(filled(n * 3 * kWidth, -2, 2), 3 * kWidth);
-    in_.a = tensor(filled(n * kWidth, -2, 2), kWidth);
-    in_.z = tensor(filled(n * kWidth, -2, 2), kWidth);
-    in_.b = {.data = filled(n * kHeads, 0, 0), .dtype = DType::kBF16, .rows = n, .cols = kHeads, .row_stride = kHeads};
-    weights_.shape.heads = kHeads;
+    in_.qkv = tensor(filled(n * 3 * width, -2, 2), 3 * width);
+    in_.a = tensor(filled(n * width, -2, 2), width);
+    in_.z = tensor(filled(n * width, -2, 2), width);
+    in_.b = {
+        .data = filled(n * r.heads, 0, 0), .dtype = DType::kBF16, .rows = n, .cols = r.heads, .row_stride = r.heads};
+    weights_.shape.heads = r.heads;
     const auto vector = [](int64_t count, float low, float high) {
       return VectorWeight(filled(count, low, high), static_cast<size_t>(count), nullptr);
     };
-    weights_.conv = vector(4 * 3 * kWidth, -0.6f, 0.6f);
-    weights_.a = vector(kHeads, 1, 16);
-    weights_.dt_bias = vector(kWidth, -7, -2);
+    weights_.conv = vector(4 * 3 * width, -0.6f, 0.6f);
+    weights_.a = vector(r.heads, 1, 16);
+    weights_.dt_bias = vector(width, -7, -2);
     weights_.o_norm = vector(kKdaDim, 0.5f, 1.5f);
     place_states();
     place_batch();
   }
 
   void call(int layer) {
-    state_.first_unit = layer * kHeads;
+    state_.first_unit = layer * row_.heads;
     ops_.begin_step();
     ops_.kda_attend(in_, weights_, batch_, state_);
   }
@@ -76,13 +79,13 @@ class World {
   void place_states() {
     const KdaShape& shape = weights_.shape;
     layers_ = row_.prefill ? 2 : std::clamp(640 / row_.batch, 4, 80);
-    const int64_t units = static_cast<int64_t>(layers_) * kHeads * row_.batch;
-    state_ = {.page_bytes = shape.unit_bytes() * kHeads,
+    const int64_t units = static_cast<int64_t>(layers_) * row_.heads * row_.batch;
+    state_ = {.page_bytes = shape.unit_bytes() * row_.heads,
               .unit_bytes = shape.unit_bytes(),
-              .units_per_page = kHeads,
+              .units_per_page = row_.heads,
               .ring_token_bytes = shape.ring_token_floats() * 4,
               .ring_tokens = kRing};
-    state_.ring_slot_bytes = state_.ring_token_bytes * kRing * kHeads * layers_;
+    state_.ring_slot_bytes = state_.ring_token_bytes * kRing * row_.heads * layers_;
     state_.base = reinterpret_cast<uint8_t*>(filled(units * shape.unit_bytes() / 4, -0.1f, 0.1f));
     state_.ring = reinterpret_cast<uint8_t*>(filled(state_.ring_slot_bytes / 4 * row_.batch, -0.5f, -0.01f));
   }
@@ -130,10 +133,10 @@ void measure(const Row& r, CudaOps& ops) {
   World world(r, ops);
   must(cudaDeviceSynchronize());
   const double us = bench::time_calls(ops.stream(), world.layers(), [&](int layer) { world.call(layer); });
-  const KdaShape shape{.heads = kHeads};
-  const double row_bytes = kWidth * (5 * 4 + 2.0), ring_bytes = shape.ring_token_floats() * 4.0 * kHeads;
+  const KdaShape shape{.heads = r.heads};
+  const double row_bytes = r.width() * (5 * 4 + 2.0), ring_bytes = shape.ring_token_floats() * 4.0 * r.heads;
   double bytes = r.batch * r.tokens * row_bytes;
-  if (!r.prefill) bytes += r.batch * (2.0 * shape.unit_bytes() * kHeads + (r.tokens + r.replayed) * ring_bytes);
+  if (!r.prefill) bytes += r.batch * (2.0 * shape.unit_bytes() * r.heads + (r.tokens + r.replayed) * ring_bytes);
   bench::print_row(r.name, us, bytes);
 }
 
@@ -145,7 +148,8 @@ int run() {
         Row{"step B256", 256, 1, 1, false}, Row{"verify B1 q4, 3 replayed", 1, 4, 3, false},
         Row{"verify B64 q4, 3 replayed", 64, 4, 3, false}, Row{"prefill 1 x 512", 1, 512, 0, true},
         Row{"prefill 1 x 2048", 1, 2048, 0, true}, Row{"prefill 1 x 8192", 1, 8192, 0, true},
-        Row{"prefill 8 x 1024", 8, 1024, 0, true}})
+        Row{"prefill 8 x 1024", 8, 1024, 0, true}, Row{"prefill 1 x 8192, 16 heads", 1, 8192, 0, true, 16},
+        Row{"prefill 1 x 8192, 8 heads", 1, 8192, 0, true, 8}})
     if (bench::wanted(r.name)) measure(r, ops);
   return 0;
 }
