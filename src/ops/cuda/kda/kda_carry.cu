@@ -12,7 +12,8 @@ namespace {
 
 constexpr int kThreads = 128;
 constexpr int kTail = kKdaTaps - 1;
-constexpr int kManyStages = 2;  // chunks under way and in use, where shared memory has room for them; else one
+constexpr int kManyStages = 2;       // chunks under way and in use, where shared memory has room for them; else one
+constexpr unsigned kShareOfFew = 2;  // few blocks: at most every second multiprocessor has one
 constexpr int kFetchedBytes = kKdaSharedBytes + kKdaSliceBytes;
 constexpr int kStageBytes = (kFetchedBytes + 1023) / 1024 * 1024;
 constexpr int kTileBytes = kKdaChunk * 128;  // 64 columns of the chunk's tokens
@@ -333,22 +334,31 @@ __global__ __launch_bounds__(kThreads, 1) void carry_kernel(const __grid_constan
   carry(c, *reinterpret_cast<Shared<kStages>*>(memory));
 }
 
-// Whether the device's blocks have shared memory for kManyStages.
-cudaError_t has_room(bool& many) {
-  int device = 0, bytes = 0;
-  if (const cudaError_t error = cudaGetDevice(&device); error != cudaSuccess) return error;
-  const cudaError_t error = cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-  many = bytes >= static_cast<int>(sizeof(Shared<kManyStages>));
-  return error;
+bool has_many_stages() {
+  return device_limits().shared_of_block >= static_cast<int>(sizeof(Shared<kManyStages>));
+}
+
+// Of a launch of so many blocks. Few take all of a multiprocessor's: blocks of the relate kernel that runs meanwhile
+// would slow them, and they are what takes time.
+size_t shared_bytes(unsigned blocks, size_t needed) {
+  const DeviceLimits& limits = device_limits();
+  return blocks * kShareOfFew <= static_cast<unsigned>(limits.multiprocessors)
+             ? static_cast<size_t>(limits.shared_of_block)
+             : needed;
+}
+
+template <int kStages>
+cudaError_t launch_carry(const KdaCall& call, const KdaPieces& pieces, cudaStream_t stream) {
+  const dim3 grid(static_cast<unsigned>(call.heads * kKdaSlices), static_cast<unsigned>(pieces.count));
+  return launch(carry_kernel<kStages>,
+                {grid, dim3(kThreads), shared_bytes(grid.x * grid.y, sizeof(Shared<kStages>)), stream}, call, pieces);
 }
 
 }  // namespace
 
 cudaError_t kda_load_carry() {
-  bool many = false;
-  if (const cudaError_t error = has_room(many); error != cudaSuccess) return error;
-  return many ? allow_shared(carry_kernel<kManyStages>, sizeof(Shared<kManyStages>))
-              : allow_shared(carry_kernel<1>, sizeof(Shared<1>));
+  const auto most = static_cast<size_t>(device_limits().shared_of_block);
+  return has_many_stages() ? allow_shared(carry_kernel<kManyStages>, most) : allow_shared(carry_kernel<1>, most);
 }
 
 cudaError_t kda_load_kernels() {
@@ -359,12 +369,7 @@ cudaError_t kda_load_kernels() {
 
 cudaError_t kda_carry(const KdaCall& call, const KdaPieces& pieces, cudaStream_t stream) {
   if (pieces.count == 0) return cudaSuccess;
-  const dim3 grid(static_cast<unsigned>(call.heads * kKdaSlices), static_cast<unsigned>(pieces.count));
-  bool many = false;
-  if (const cudaError_t error = has_room(many); error != cudaSuccess) return error;
-  return many ? launch(carry_kernel<kManyStages>, {grid, dim3(kThreads), sizeof(Shared<kManyStages>), stream}, call,
-                       pieces)
-              : launch(carry_kernel<1>, {grid, dim3(kThreads), sizeof(Shared<1>), stream}, call, pieces);
+  return has_many_stages() ? launch_carry<kManyStages>(call, pieces, stream) : launch_carry<1>(call, pieces, stream);
 }
 
 }  // namespace perigee
