@@ -145,7 +145,7 @@ SECTIONS = {  # name: (seconds, check)
     "conformance": (240, lambda r: all([r.tests(f"tests/conformance/{name}", shards=6) for name in ("conformance_test", "cuda_mla_test")])),
     "kernels": (60, lambda r: r.tests("src/exec/cuda/exec_cuda_test") and r.tests("src/tensor/cuda/tensor_cuda_test") and r.tests("src/kv/cuda/kv_cuda_test")),
     "collectives": (60, Runner.collectives),
-    "equality": (150, lambda r: r.tests("tests/equality/equality_test", "Device*:*Cuda*-SettingsOfDrafts*")),
+    "equality": (150, lambda r: r.tests("tests/equality/equality_test", "Device*:*Cuda*-SettingsOfDrafts*:*DraftsAreAcceptedAsOnOneNode*")),
     "drafts": (400, lambda r: r.tests("tests/equality/equality_test", "SettingsOfDrafts*Cuda")),  # every pairing with a target
     "served": (240, Runner.served),  # the server's tests, with the storm, a lost device, and pairs of servers
     "score": (150, Runner.score),  # task accuracy of the tiny models against their model cards
