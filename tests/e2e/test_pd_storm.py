@@ -38,7 +38,8 @@ def test_storm_through_a_pair(server, tmp_path, capsys):
         storm_s = time.monotonic() - begin
         seen = counts(pair)
         assert seen["failed"] == 0 and seen["arrived"] > 0, seen
-        preemptions = gauge(pair.decode.get("/metrics")[1], "vllm:num_preemptions_total")
+        preemptions, withdrawn = (gauge(pair.decode.get("/metrics")[1], name)
+                                  for name in ("vllm:num_preemptions_total", "perigee:kv_transfers_withdrawn_total"))
         finished = [index for index, ids in enumerate(together) if ids not in (None, DEADLINE)]
         for index in rng.sample(finished, min(NUM_COMPARED, len(finished))):
             body = {key: value for key, value in jobs[index][0].items() if key != "timeout"}
@@ -48,4 +49,5 @@ def test_storm_through_a_pair(server, tmp_path, capsys):
     with capsys.disabled():
         print(f"\nstorm on {MODEL} through a pair: {NUM_REQUESTS} requests of {CLIENTS} clients in {storm_s:.0f} s, "
               f"{together.count(None)} cut by the client, {together.count(DEADLINE)} by their deadline, {seen['arrived']:.0f} prompts sent, "
+              f"{withdrawn:.0f} withdrawn and computed by the decode server, "
               f"{preemptions:.0f} preemptions; {min(NUM_COMPARED, len(finished))} replies equal to one server's")
