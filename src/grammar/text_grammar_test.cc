@@ -169,8 +169,8 @@ TEST(TextGrammar, RefusesWhatIsTooLongAsThat) {
   const auto chain = [](int rules) {
     std::string ebnf = "root ::= r0\n";
     for (int i = 0; i < rules; ++i) ebnf += fmt::format("r{} ::= r{} t | \"a\"\n", i, i + 1);
-    return ebnf + fmt::format("r{} ::= \"b\"\nt ::= v{{100}}\nv ::= w{{40}}\nw ::= \"{}\"\n", rules,
-                              std::string(16, 'c'));
+    return ebnf +
+           fmt::format("r{} ::= \"b\"\nt ::= v{{100}}\nv ::= w{{40}}\nw ::= \"{}\"\n", rules, std::string(16, 'c'));
   };
   const GrammarLimits limits{.row_states = 100'000, .openings = 1'000'000'000};
   auto made = TextGrammar::compile(small_table(), chain(5000), limits);
