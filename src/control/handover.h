@@ -20,7 +20,7 @@ struct Lease {
   SequenceId sequence;                     // that computed them; names the lease
   int32_t num_tokens = 0;                  // that its blocks hold; with a tail the last one is not full
   std::vector<Placement> blocks = {};      // by block index, from 0
-  std::vector<Placement> checkpoint = {};  // of the state after the full ones, as in SequenceStart
+  std::vector<Placement> checkpoint = {};  // of the state after the full ones; one with a tail may lack it
   std::vector<Placement> tail_state = {};  // after num_tokens; without a tail there is none
   bool operator==(const Lease&) const = default;
 };
@@ -84,10 +84,14 @@ struct RemotePrefix {
 };
 
 enum class ImportEnd : uint8_t {
-  kArrived,      // every byte is there and was checked
-  kWithoutTail,  // every byte but the tail's, which the other node has not
-  kRecompute,    // it did not arrive: the sequence computes its prompt here
-  kFail,         // it did not arrive: the sequence ends with an error
+  kArrived,            // every byte is there and was checked
+  kWithoutTail,        // every byte but the tail's, which the other node has not
+  kWithoutCheckpoint,  // every byte but the checkpoint's, for which it had no room
+  kRecompute,          // it did not arrive: the sequence computes its prompt here
+  kFail,               // it did not arrive: the sequence ends with an error
 };
+constexpr bool has_arrived(ImportEnd end) {
+  return end <= ImportEnd::kWithoutCheckpoint;
+}
 
 }  // namespace perigee

@@ -37,11 +37,6 @@ void HandoverBook::report(Lent& lent, LeaseStage stage) {
   growth_.push_back(lent.growth);
 }
 
-bool HandoverBook::gives_tail(const Sequence& sequence) const {
-  return sequence.request.lease != LeaseWish::kNone && sequence.max_outputs == 1 && !sequence.wants_prompt_logprobs() &&
-         rules_.handover_tokens(sequence.num_prompt()) % kBlockTokens != 0;
-}
-
 void HandoverBook::begin_growth(const Sequence& sequence) {
   const int32_t num_blocks = rules_.handover_blocks(sequence.num_prompt());
   if (num_blocks == 0) return;
@@ -73,8 +68,9 @@ void HandoverBook::grow(const Sequence& sequence) {
   const bool all = static_cast<int32_t>(num_ready) == lent.growth.full_blocks();
   const bool has_state = all && add_checkpoint(sequence, lent, *lease);
   lent.growth.lease = std::move(lease);
-  const bool whole = has_state && !lent.growth.has_tail();
-  report(lent, whole ? LeaseStage::kWhole : all && !has_state ? LeaseStage::kWithdrawn : LeaseStage::kGrows);
+  const bool tail_comes = lent.growth.has_tail();  // with a state of its own
+  const bool whole = has_state && !tail_comes, in_vain = all && !has_state && !tail_comes;
+  report(lent, whole ? LeaseStage::kWhole : in_vain ? LeaseStage::kWithdrawn : LeaseStage::kGrows);
 }
 
 void HandoverBook::add_tail(const Sequence& sequence) {
@@ -182,11 +178,11 @@ std::optional<int32_t> HandoverBook::end(SequenceId id, Sequence* sequence, Impo
   if (pages.has_tail) {
     Tail tail{std::move(pages.blocks.back()), std::move(pages.tail_state)};
     pages.blocks.pop_back();
-    if (sequence != nullptr && end == ImportEnd::kArrived) tails_.emplace(id, std::move(tail));
+    if (sequence != nullptr && has_arrived(end) && end != ImportEnd::kWithoutTail) tails_.emplace(id, std::move(tail));
     if (end == ImportEnd::kWithoutTail) --num_blocks;
   }
-  const bool arrived = end == ImportEnd::kArrived || end == ImportEnd::kWithoutTail;
-  if (sequence != nullptr && arrived) publish(*sequence, pages);
+  if (end == ImportEnd::kWithoutCheckpoint) pages.checkpoint.clear();
+  if (sequence != nullptr && has_arrived(end)) publish(*sequence, pages);
   release_back_to_front(pages.blocks);  // so that the checkpoint survives them
   release_back_to_front(pages.checkpoint);
   return num_blocks;

@@ -26,7 +26,10 @@ class HandoverBook {
 
   // Whether a lease of the sequence is to have a tail. Then the state after all tokens of the prompt but one must be
   // there when the sequence ends, so its chunks end before that one, and nothing is computed after it.
-  bool gives_tail(const Sequence& sequence) const;
+  bool gives_tail(const Sequence& sequence) const {
+    return sequence.request.lease != LeaseWish::kNone && sequence.max_outputs == 1 &&
+           !sequence.wants_prompt_logprobs() && rules_.handover_tokens(sequence.num_prompt()) % kBlockTokens != 0;
+  }
 
   // The longest prefix of the sequence's prompt that another node could start from, held until release(). Null: none.
   std::shared_ptr<const Lease> lease(const Sequence& sequence);

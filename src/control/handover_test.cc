@@ -151,6 +151,23 @@ TEST_P(Handover, ASequenceStartsFromItsTail) {
   EXPECT_EQ(h.scheduler.gauges().used_pages, 0);
 }
 
+TEST_P(Handover, ATailNeedsNoCheckpoint) {
+  SchedulerHarness h(config());
+  const SequenceId a = submit_remote(h, 1, tokens_from(0, 200));
+  const Import import = only_import(h);
+  h.scheduler.end_import(a, ImportEnd::kWithoutCheckpoint);
+  h.scheduler.check_integrity();
+  const StepPlan plan = h.plan();
+  EXPECT_EQ(plan.starts[0].num_cached_tokens, 199);
+  EXPECT_EQ(plan.starts[0].checkpoint, import.tail_state);
+  h.apply(plan);
+  h.run_to_end();
+  EXPECT_EQ(h.outcomes[a].ids.size(), 2u);
+  EXPECT_EQ(h.scheduler.gauges().used_pages, 0);
+  h.submit({.prompt = tokens_from(0, 200)});
+  EXPECT_EQ(h.plan().starts[0].num_cached_tokens, GetParam() ? 0 : 192) << "what was not sent is no hit";
+}
+
 // By one that is served before it; and when its sequence is cancelled.
 TEST_P(Handover, ATailIsGivenUpForPagesThatAreNeeded) {
   SchedulerConfig tight = config();

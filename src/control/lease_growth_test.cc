@@ -168,16 +168,22 @@ TEST_P(LeaseGrowthTest, OneOfAPreemptedSequenceIsWithdrawn) {
   EXPECT_EQ(h.outcomes[SequenceId(2)].ids.size(), 1u);
 }
 
-// The reader cannot start from blocks without the checkpoint at their end.
-TEST(LeaseGrowth, WithoutRoomForTheCheckpointItIsWithdrawn) {
+// The reader cannot start from blocks without the checkpoint at their end, unless it has the tail, whose state is
+// there.
+TEST(LeaseGrowth, WithoutRoomForTheCheckpointItNeedsATail) {
   SchedulerConfig tight = hybrid_config();
   tight.max_step_tokens = 128;
   tight.num_pages = 5 + 3 + 2;
   tight.max_model_len = 320;
-  SchedulerHarness h(tight);
-  submit_leased(h, 1, tokens_from(0, 300));
-  h.run_to_end();
-  EXPECT_EQ(reports(h).back(), (std::pair{LeaseStage::kWithdrawn, size_t{4}}));
+  for (const bool has_tail : {true, false}) {
+    SchedulerHarness h(tight);
+    submit_leased(h, 1, tokens_from(0, has_tail ? 300 : 257));
+    h.run_to_end();
+    const LeaseGrowth last = h.scheduler.take_lease_growth().back();
+    EXPECT_EQ(last.stage, has_tail ? LeaseStage::kWhole : LeaseStage::kWithdrawn);
+    EXPECT_TRUE(last.lease->checkpoint.empty());
+    EXPECT_EQ(std::ssize(last.lease->tail_state), has_tail ? kTestStatePages : 0);
+  }
 }
 
 // All pages are lent; the sequences that wait may hold leases of the node that reads them here.

@@ -38,7 +38,7 @@ bool Scheduler::Impl::begin_import(Sequence& sequence) {
 void Scheduler::Impl::end_import(SequenceId id, ImportEnd end, const std::string& why) {
   const auto found = sequences_.find(id);
   Sequence* sequence = found == sequences_.end() ? nullptr : found->second.get();
-  const bool arrived = end == ImportEnd::kArrived || end == ImportEnd::kWithoutTail;
+  const bool arrived = has_arrived(end);
   const std::optional<int32_t> num_blocks = handovers_.end(id, sequence, end);
   CHECK(num_blocks, "sequence ", id, " ends an import that it has not");
   ++totals_.imports;

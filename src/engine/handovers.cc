@@ -184,8 +184,7 @@ std::optional<RemotePrefix> Handovers::grow(const LeaseGrowth& growth) {
 
 void Handovers::handle(const ImportOver& over, Scheduler& scheduler) {
   using How = TransferEnd::How;
-  if (over.end.how == How::kArrived)
-    return scheduler.end_import(over.sequence, over.end.has_tail ? ImportEnd::kArrived : ImportEnd::kWithoutTail);
+  if (over.end.how == How::kArrived) return scheduler.end_import(over.sequence, over.end.arrived);
   // Withdrawn or dropped is no fault, so --kv-load-failure-policy does not apply.
   if (over.end.how != How::kFailed) return scheduler.end_import(over.sequence, ImportEnd::kRecompute);
   const std::string& why = over.end.why->message;

@@ -19,8 +19,10 @@ LeaseTable::LeaseTable(PageStore store, CacheShape shape, uint64_t incarnation, 
 LeaseHold LeaseTable::Entry::hold() const {
   if (growth.stage == LeaseStage::kWithdrawn) return {.stage = growth.stage};
   const auto num_blocks = static_cast<int32_t>(growth.lease->blocks.size());
-  if (tail_fits) return {num_blocks, growth.stage, growth.num_tokens};
-  return {std::min(num_blocks, growth.full_blocks()), growth.stage, growth.full_blocks() * kBlockTokens};
+  const bool has_checkpoint = !growth.lease->checkpoint.empty();
+  if (tail_fits) return {num_blocks, growth.stage, growth.num_tokens, has_checkpoint};
+  const int32_t in_blocks = growth.full_blocks() * kBlockTokens;
+  return {std::min(num_blocks, growth.full_blocks()), growth.stage, in_blocks, has_checkpoint};
 }
 
 LeaseName LeaseTable::grant(std::shared_ptr<const Lease> lease, Tokens tokens) {
@@ -159,10 +161,12 @@ Status LeaseTable::read(const LeaseName& name, UnitRange units, const Take& take
     if (entry->second.growth.stage == LeaseStage::kWithdrawn)
       return Error(Code::kNotFound, "the lease was withdrawn before it was whole", "lease");
     lease = entry->second.growth.lease;
-    int64_t num_units = shape_.state_units() * int64_t{!lease->checkpoint.empty() + !lease->tail_state.empty()};
-    if (units.group == UnitGroup::kBlocks) num_units = std::ssize(lease->blocks);
-    if (units.group == UnitGroup::kDraft) num_units = std::ssize(lease->blocks) * shape_.draft_parts;
-    if (units.first < 0 || units.count < 1 || units.first > num_units - units.count)
+    int64_t first = lease->checkpoint.empty() ? shape_.state_units() : 0;
+    int64_t end = shape_.state_units() * (lease->tail_state.empty() ? 1 : 2);
+    if (units.group != UnitGroup::kState) first = 0;
+    if (units.group == UnitGroup::kBlocks) end = std::ssize(lease->blocks);
+    if (units.group == UnitGroup::kDraft) end = std::ssize(lease->blocks) * shape_.draft_parts;
+    if (units.first < first || units.count < 1 || units.first > end - units.count)
       return bad_input("units that the lease has not", "units");
     ++entry->second.num_readers;
   }

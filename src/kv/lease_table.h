@@ -26,7 +26,8 @@ namespace perigee {
 struct LeaseHold {
   int32_t num_blocks = 0;
   LeaseStage stage = LeaseStage::kGrows;
-  int32_t num_tokens = 0;  // that a whole one has; its last block is a tail's if it is not full
+  int32_t num_tokens = 0;       // that a whole one has; its last block is a tail's if it is not full
+  bool has_checkpoint = false;  // a whole one of a recurrent model
   bool operator==(const LeaseHold&) const = default;
 };
 

@@ -222,6 +222,11 @@ Result<TransferLane::Outcome> TransferLane::perform(Job& job, std::unique_ptr<Pe
   return Outcome::kDone;
 }
 
+ImportEnd TransferLane::Job::arrives() const {
+  if (!what.import.checkpoint.empty() && !has_checkpoint) return ImportEnd::kWithoutCheckpoint;
+  return what.import.has_tail() && !has_tail ? ImportEnd::kWithoutTail : ImportEnd::kArrived;
+}
+
 void TransferLane::count(const Job& job, const TransferEnd& end) {
   switch (end.how) {
     case TransferEnd::How::kArrived: break;
@@ -233,7 +238,7 @@ void TransferLane::count(const Job& job, const TransferEnd& end) {
   const CacheShape& shape = parts_.shape;
   ++counts_.arrived;
   counts_.bytes += job.num_blocks * shape.bytes_of_block();
-  const int num_states = import.checkpoint.empty() ? 0 : job.has_tail ? 2 : 1;
+  const int num_states = (job.has_checkpoint ? 1 : 0) + (job.has_tail && !import.tail_state.empty() ? 1 : 0);
   counts_.bytes += num_states * shape.state_units() * shape.state_unit_bytes;
   counts_.seconds += job.seconds;
 }
@@ -246,7 +251,7 @@ void TransferLane::finish_pull(const Job& job, const Result<Outcome>& outcome, b
   // Requires the lock.
   const auto end = [&](const Job& of) {
     TransferEnd how = {How::kWithdrawn};
-    if (outcome.ok() && *outcome == Outcome::kDone) how = {How::kArrived, of.has_tail};
+    if (outcome.ok() && *outcome == Outcome::kDone) how = {How::kArrived, of.arrives()};
     if (!outcome.ok()) how = {.how = How::kFailed, .why = outcome.error()};
     if (!outcome.ok() && of.what.dropped.stop_requested()) how = {How::kDropped};
     count(of, how);
@@ -300,6 +305,7 @@ Result<TransferLane::Outcome> TransferLane::pull(Job& job, Peer& peer) {
     const double now_s = system_clock().now_s();
     if (!std::exchange(job.opened, true)) job.grown_s = now_s;
     job.has_tail = import.has_tail() && hold.num_tokens == import.num_tokens;
+    job.has_checkpoint = !import.checkpoint.empty() && hold.has_checkpoint;
     if (hold.stage == LeaseStage::kWithdrawn) return Outcome::kWithdrawn;
     const int32_t first = import.first_block + job.num_blocks, num_new = hold.num_blocks - first;
     const int64_t num_wanted = std::ssize(import.blocks) - (import.has_tail() && !job.has_tail ? 1 : 0);
@@ -324,7 +330,9 @@ Result<TransferLane::Outcome> TransferLane::pull(Job& job, Peer& peer) {
       return Error(Code::kDeadline, "the prefill node has computed nothing more of the prompt for too long");
     return Outcome::kWaits;
   }
-  if (!import.checkpoint.empty()) RETURN_IF_ERROR(pull_group(job.what, parts_.shape.checkpoint_units(), peer));
+  // There was no room for a checkpoint there, and a sequence of other last tokens cannot start from the tail.
+  if (job.arrives() == ImportEnd::kWithoutCheckpoint && !job.has_tail) return Outcome::kWithdrawn;
+  if (job.has_checkpoint) RETURN_IF_ERROR(pull_group(job.what, parts_.shape.checkpoint_units(), peer));
   if (!import.tail_state.empty() && job.has_tail)
     RETURN_IF_ERROR(pull_group(job.what, parts_.shape.tail_units(), peer));
   ASSIGN_OR_RETURN(const LeaseHold last, peer.extend(lease));  // it must stand after the last byte

@@ -38,8 +38,8 @@ struct TransferEnd {
     kDropped,    // it was released: nobody needs it any more, whatever became of it
   };
   How how = How::kArrived;
-  bool has_tail = false;          // of kArrived: the tail too
-  std::optional<Error> why = {};  // of kFailed
+  ImportEnd arrived = ImportEnd::kArrived;  // of kArrived: whether all that the import asks for
+  std::optional<Error> why = {};            // of kFailed
 };
 
 // What all lanes of a transfer share. `on_end` is called on a thread of a lane, and must not block.
@@ -86,10 +86,11 @@ class TransferLane {
     Prepared what;
     // Of a pull: how far it is.
     bool opened = false;
-    int32_t num_blocks = 0;  // of the import's, that have arrived
-    bool has_tail = false;   // the lease has the import's
-    double grown_s = 0;      // when it last got one
-    double seconds = 0;      // that it took so far, without its waits
+    int32_t num_blocks = 0;                         // of the import's, that have arrived
+    bool has_tail = false, has_checkpoint = false;  // the lease has the import's
+    ImportEnd arrives() const;
+    double grown_s = 0;  // when it last got one
+    double seconds = 0;  // that it took so far, without its waits
   };
   enum class Outcome {
     kDone,

@@ -246,7 +246,7 @@ TEST_F(GrowingLeases, TheirTailComesAtTheEnd) {
     table.grow({.stage = LeaseStage::kWhole, .num_tokens = 199, .lease = std::make_shared<Lease>(whole)});
     const TransferEnd end = end_of(number);
     ASSERT_EQ(end.how, How::kArrived);
-    EXPECT_EQ(end.has_tail, number == 1);
+    EXPECT_EQ(end.arrived, number == 1 ? ImportEnd::kArrived : ImportEnd::kWithoutTail);
     const auto bytes = static_cast<size_t>(here.shape.block_bytes);
     EXPECT_EQ(std::memcmp(here.page(7), there.page(4), bytes) == 0, number == 1);
     EXPECT_EQ(transfer.counts().bytes, here.shape.block_bytes * (number == 1 ? 3 : 5));

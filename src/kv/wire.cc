@@ -182,6 +182,7 @@ void code(Io& io, T& m) {
     io.number("num_blocks", m.hold.num_blocks);
     io.choice("stage", m.hold.stage, static_cast<int>(LeaseStage::kFailed));  // which no reply names
     io.number("num_tokens", m.hold.num_tokens);
+    io.truth("has_checkpoint", m.hold.has_checkpoint);
   } else if constexpr (std::is_same_v<M, AwaitGrowth>) {
     io.number("known", m.known);
     io.number("wait_ms", m.wait_ms);

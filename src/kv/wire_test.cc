@@ -36,7 +36,7 @@ std::vector<WireMessage> examples() {
           Carried{{4, 5}},
           StageUnits{{7, 8}, {UnitGroup::kState, 3, 4}, 2},
           Staged{{9, 10}, {0, 1}},
-          Held{{3, LeaseStage::kWithdrawn, 190}},
+          Held{{3, LeaseStage::kWithdrawn, 190, true}},
           AwaitGrowth{5, 6},
           Grown{7}};
 }

@@ -57,12 +57,12 @@ void Harness::end_import(SequenceId sequence, ImportEnd end) {
   const Import import = std::move(found->second);
   imports_.erase(found);
   Request& request = requests_[static_cast<size_t>(sequence.value)];
-  if (end == ImportEnd::kArrived || end == ImportEnd::kWithoutTail) {
+  if (has_arrived(end)) {
     const int32_t in_blocks = import.num_tokens / kBlockTokens * kBlockTokens;
     for (const Placement& place : import.blocks) ranks_[0].filled(place, sequence);
-    for (size_t i = 0; i < import.checkpoint.size(); ++i)
+    for (size_t i = 0; end != ImportEnd::kWithoutCheckpoint && i < import.checkpoint.size(); ++i)
       ranks_[0].filled_state(import.checkpoint[i], sequence, in_blocks, i);
-    const bool tail_too = end == ImportEnd::kArrived && import.has_tail() && !request.ended;
+    const bool tail_too = end != ImportEnd::kWithoutTail && import.has_tail() && !request.ended;
     for (size_t i = 0; tail_too && i < import.tail_state.size(); ++i)
       ranks_[0].filled_state(import.tail_state[i], sequence, import.num_tokens, i);
     if (tail_too) tails_[sequence] = import;
@@ -95,7 +95,7 @@ void Harness::grow_lease(const LeaseGrowth& growth) {
   judge_.require(blocks.size() >= known.size() && std::equal(known.begin(), known.end(), blocks.begin()), "lease ",
                  sequence, " loses blocks that were announced");
   const bool whole = growth.lease->num_tokens == growth.num_tokens &&
-                     std::ssize(growth.lease->checkpoint) == num_state_pages() &&
+                     (growth.has_tail() || std::ssize(growth.lease->checkpoint) == num_state_pages()) &&
                      std::ssize(growth.lease->tail_state) == (growth.has_tail() ? num_state_pages() : 0);
   judge_.require(growth.stage != LeaseStage::kWhole || whole, "lease ", sequence, " is not whole");
   for (const Flight& flight : flights_)

@@ -205,18 +205,19 @@ void Node::handle(const ImportOver& over) {
   const bool arrived = over.end.how == How::kArrived, withdrawn = over.end.how == How::kWithdrawn;
   const bool dropped = over.end.how == How::kDropped;
   judge_.require(ended || !dropped, "node ", setup_.process, " import ", over.sequence, " is dropped but wanted");
-  const bool tail_too = over.end.has_tail;
-  const ImportEnd end = arrived && tail_too    ? ImportEnd::kArrived
-                        : arrived              ? ImportEnd::kWithoutTail
+  const bool tail_too = imports_.at(over.sequence).has_tail() && over.end.arrived != ImportEnd::kWithoutTail;
+  const bool no_checkpoint = over.end.arrived == ImportEnd::kWithoutCheckpoint;
+  const ImportEnd end = arrived                ? over.end.arrived
                         : withdrawn || dropped ? ImportEnd::kRecompute
                                                : setup_.handover.on_failure;
-  const char* what = dropped               ? "an import dropped"
-                     : ended               ? "an import ended after its sequence"
-                     : arrived && tail_too ? "an import arrived with its tail"
-                     : arrived             ? "an import arrived"
-                     : withdrawn           ? "an import withdrawn"
-                     : fails               ? "an import failed its request"
-                                           : "an import failed and is computed";
+  const char* what = dropped                    ? "an import dropped"
+                     : ended                    ? "an import ended after its sequence"
+                     : arrived && no_checkpoint ? "an import arrived without a checkpoint"
+                     : arrived && tail_too      ? "an import arrived with its tail"
+                     : arrived                  ? "an import arrived"
+                     : withdrawn                ? "an import withdrawn"
+                     : fails                    ? "an import failed its request"
+                                                : "an import failed and is computed";
   world_.count(what);
   world_.trace("node ", setup_.process, " import ", over.sequence, ": ", what, over.end.why ? ": " : "",
                over.end.why ? over.end.why->message : "");
