@@ -253,6 +253,25 @@ TEST_F(GrowingLeases, TheirTailComesAtTheEnd) {
   }
 }
 
+// The tail has a state of its own; whoever cannot use it computes the prompt.
+TEST_F(GrowingLeases, MayLackACheckpointWhereTheTailIsOfUse) {
+  for (const int64_t number : {1, 2}) {
+    const Lease lease{.sequence = SequenceId(number), .num_tokens = 199, .blocks = pages_from(1, 4)};
+    const LeaseName name = table.grant(std::make_shared<Lease>(lease), tokens);
+    transfer.prepare(SequenceId(number), {.peer = "p", .lease = name, .num_blocks = 3});
+    transfer.post({.sequence = SequenceId(number),
+                   .num_tokens = number == 1 ? 199 : 198,
+                   .blocks = pages_from(4, 4),
+                   .checkpoint = pages_from(0, 1)},
+                  tokens);
+    const TransferEnd end = end_of(number);
+    EXPECT_EQ(end.how, number == 1 ? How::kArrived : How::kWithdrawn);
+    if (number == 1) {
+      EXPECT_EQ(end.arrived, ImportEnd::kWithoutCheckpoint);
+    }
+  }
+}
+
 TEST_F(GrowingLeases, EndWithTheirSequenceAndWhenTheyAreWithdrawn) {
   begin();
   table.grow(growth(2));
