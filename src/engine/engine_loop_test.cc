@@ -51,6 +51,7 @@ TEST_F(EngineLoop, TheHostTimeOfAStepIsAMean) {
     const int64_t before = engine->stats().steps;
     ASSERT_TRUE(engine->submit(request_for(tokens), chunks.sink()).ok());
     ASSERT_TRUE(eventually([&] { return engine->stats().steps == before + tokens; }));
+    ASSERT_TRUE(chunks.wait()) << "a step counts before its updates are delivered";
     EXPECT_NEAR(engine->stats().host_step_us, 1e12, 1e11);
   }
 }
