@@ -58,6 +58,8 @@ Result<std::vector<SpecialToken>> complete_specials(std::vector<SpecialToken> na
       return bad_input(fmt::format("special token {} is not one of {} to {}", token.id, first, first + kNum - 1));
     if (token.text.empty() || token.text.size() > kMaxSpecialBytes)
       return bad_input(fmt::format("special token {}: its text is empty or over {} bytes", token.id, kMaxSpecialBytes));
+    if (token.text.find(kNeutral) != std::string::npos)
+      return bad_input(fmt::format("special token {}: its text holds U+FDD0, which marks untrusted text", token.id));
     SpecialToken& slot = out[token.id - first];
     if (!slot.text.empty()) return bad_input(fmt::format("special token {} is named twice", token.id));
     slot = std::move(token);
@@ -167,13 +169,16 @@ std::vector<int32_t> Tokenizer::encode_rendered(std::string_view text, size_t ma
     append_ordinary(without_neutral(text.substr(begin, end - begin)), max_ids, out);
     begin = end;
   };
-  while (out.size() <= max_ids) {
-    const auto match = matcher_.find(text, begin);
+  for (size_t from = 0; out.size() <= max_ids;) {
+    const auto match = matcher_.find(text, from);
     if (!match) break;
+    from = match->begin + match->length;
+    const bool one_character = match->length == utf8_at(text, match->begin).length;
+    if (one_character && text.substr(from).starts_with(kNeutral)) continue;  // untrusted: it had no room for one inside
     ordinary_to(match->begin);
     if (out.size() > max_ids) return out;
     out.push_back(specials_[match->index].id);
-    begin = match->begin + match->length;
+    begin = from;
   }
   ordinary_to(text.size());
   return out;

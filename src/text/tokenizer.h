@@ -109,7 +109,7 @@ class Tokenizer {
 
   // From the bytes of a tiktoken file and the named specials, whose ids must lie in the 256 after the file's ranks. The
   // others of the 256 become <|reserved_token_ID|>, special. Errors: see Vocabulary::parse; an id out of that range or
-  // named twice, an empty, over-long or repeated text.
+  // named twice, a text that is empty, over-long, repeated or holds kNeutral.
   static Result<std::shared_ptr<const Tokenizer>> create(std::string_view tiktoken_file,
                                                          std::vector<SpecialToken> specials);
 
@@ -120,7 +120,8 @@ class Tokenizer {
   std::vector<int32_t> encode(std::string_view text, SpecialsIn specials, size_t max_ids = SIZE_MAX) const;
 
   // Encodes a rendered chat prompt whose untrusted parts went through neutralise(): recognises special tokens, then
-  // removes every kNeutral. Unlike encode(), a cut never breaks a special token: the chat's structure always survives.
+  // removes every kNeutral; a special token of one character with kNeutral after it is plain text. Unlike encode(), a
+  // cut never breaks a special token: the chat's structure always survives.
   std::vector<int32_t> encode_rendered(std::string_view text, size_t max_ids = SIZE_MAX) const;
 
   // Makes untrusted text safe to be put into a prompt for encode_rendered: removes any kNeutral, then puts one after

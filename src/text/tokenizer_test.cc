@@ -322,6 +322,7 @@ TEST(Tokenizer, RefusesBadSpecials) {
   EXPECT_FALSE(Tokenizer::create(file, {{256, "x", true}, {257, "x", true}}).ok());
   EXPECT_FALSE(Tokenizer::create(file, {{256, "<|reserved_token_300|>", true}}).ok());
   EXPECT_TRUE(Tokenizer::create(file, {{256, "x", true}}).ok());
+  EXPECT_FALSE(Tokenizer::create(file, {{256, fmt::format("x{}", kNeutral), true}}).ok());
 }
 
 TEST(Tokenizer, DecodeOfEncodeIsTheText) {
@@ -348,6 +349,21 @@ TEST(Tokenizer, NeutralisedTextGivesNoSpecials) {
     const Ids ids = tokenizer->encode_rendered(tokenizer->neutralise("x" + token.text + token.text));
     EXPECT_EQ(std::count(ids.begin(), ids.end(), token.id), 0) << token.text;
     EXPECT_EQ(joined_bytes(*tokenizer, ids), "x" + token.text + token.text);
+  }
+}
+
+// Such a special has no room inside for what keeps an untrusted one from being recognised.
+TEST(Tokenizer, NeutralisedSpecialsOfOneCharacter) {
+  const auto tokenizer = Tokenizer::create(tiktoken_file(), {{256, "x", true}, {257, "é", true}, {258, "xy", true}});
+  ASSERT_TRUE(tokenizer.ok());
+  for (const std::string text : {"x", "axb", "xx", "éxé", "xy", "axyx"}) {
+    const Ids plain = (*tokenizer)->encode(text, SpecialsIn::kPlainText);
+    EXPECT_EQ((*tokenizer)->encode_rendered((*tokenizer)->neutralise(text)), plain) << text;
+    const std::string around = fmt::format("x{}é", (*tokenizer)->neutralise(text));
+    Ids expected = plain;
+    expected.insert(expected.begin(), 256);
+    expected.push_back(257);
+    EXPECT_EQ((*tokenizer)->encode_rendered(around), expected) << text;
   }
 }
 
