@@ -1,6 +1,7 @@
 #include "server/process_metrics.h"
 
 #include <sys/resource.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <filesystem>
@@ -63,13 +64,16 @@ ProcessMetrics::ProcessMetrics(prometheus::Registry& registry)
 }
 
 void ProcessMetrics::read() {
-  constexpr size_t kUser = 11, kSystem = 12, kThreads = 17, kStart = 19, kVirtual = 20, kResident = 21;
+  timespec cpu{};  // of all threads; /proc/self/stat counts it in ticks, of which a young process has none
+  if (::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &cpu) == 0) {
+    const double cpu_s = static_cast<double>(cpu.tv_sec) + 1e-9 * static_cast<double>(cpu.tv_nsec);
+    cpu_seconds_.Increment(std::max(0.0, cpu_s - cpu_seconds_.Value()));
+  }
+  constexpr size_t kThreads = 17, kStart = 19, kVirtual = 20, kResident = 21;
   const std::vector<std::string> fields = stat_fields();
   if (fields.size() > kResident) {
     const auto number = [&](size_t at) { return std::strtod(fields[at].c_str(), nullptr); };
     const auto ticks = static_cast<double>(::sysconf(_SC_CLK_TCK));
-    const double cpu_s = (number(kUser) + number(kSystem)) / ticks;
-    cpu_seconds_.Increment(std::max(0.0, cpu_s - cpu_seconds_.Value()));
     threads_.Set(number(kThreads));
     start_time_.Set(boot_time_s() + number(kStart) / ticks);
     virtual_bytes_.Set(number(kVirtual));

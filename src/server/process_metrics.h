@@ -10,7 +10,7 @@ namespace perigee {
 class ProcessMetrics {
  public:
   explicit ProcessMetrics(prometheus::Registry& registry);
-  // Takes today's figures from /proc; what cannot be read stays as it was.
+  // Takes today's figures from the system; what cannot be read stays as it was.
   void read();
 
  private:
