@@ -7,11 +7,13 @@
 namespace perigee {
 
 std::shared_ptr<const Lease> HandoverBook::lease(const Sequence& sequence) {
+  const int32_t most = rules_.handover_blocks(sequence.num_prompt());
   PrefixMatch match(cache_.index());
-  match.update(sequence, rules_.handover_blocks(sequence.num_prompt()));
+  match.update(sequence, most);
   auto num_blocks = static_cast<int32_t>(match.blocks().size()) / rules_.hit_blocks * rules_.hit_blocks;
   const auto page = [&](int32_t block) { return match.blocks()[static_cast<size_t>(block)].page; };
-  if (rules_.is_recurrent())
+  const bool has_tail = num_blocks == most && leaves_tail(sequence);  // with a state of its own
+  if (rules_.is_recurrent() && !has_tail)
     while (num_blocks > 0 && cache_.checkpoints().at(page(num_blocks - 1)).serial == 0) num_blocks -= rules_.hit_blocks;
   if (num_blocks == 0) return nullptr;
 
@@ -19,14 +21,12 @@ std::shared_ptr<const Lease> HandoverBook::lease(const Sequence& sequence) {
   lease->sequence = sequence.id();
   lease->num_tokens = num_blocks * kBlockTokens;
   Lent lent;
-  std::vector<PageHandle>& handles = lent.handles;
-  if (rules_.is_recurrent()) cache_.checkpoints().share(cache_.checkpoints().at(page(num_blocks - 1)), handles);
-  for (const PageHandle& handle : handles) lease->checkpoint.push_back(handle.placement());
   for (int32_t block = 0; block < num_blocks; ++block) {
-    handles.push_back(cache_.pools().share(page(block)));
-    lease->blocks.push_back(handles.back().placement());
+    lent.handles.push_back(cache_.pools().share(page(block)));
+    lease->blocks.push_back(lent.handles.back().placement());
   }
-  if (num_blocks == rules_.handover_blocks(sequence.num_prompt())) add_tail(sequence, lent, *lease);
+  add_checkpoint(sequence, lent, *lease);
+  if (has_tail) add_tail(sequence, lent, *lease);
   const bool fresh = leases_.emplace(sequence.id(), std::move(lent)).second;
   CHECK(fresh, "sequence ", sequence.id(), " is leased twice");
   return lease;
@@ -77,35 +77,39 @@ void HandoverBook::add_tail(const Sequence& sequence) {
   const auto found = leases_.find(sequence.id());
   if (found == leases_.end() || found->second.growth.stage != LeaseStage::kGrows) return;
   Lent& lent = found->second;
+  if (std::ssize(lent.growth.lease->blocks) != lent.growth.full_blocks() || !leaves_tail(sequence)) return;
   auto lease = std::make_shared<Lease>(*lent.growth.lease);
-  if (std::ssize(lease->blocks) != lent.growth.full_blocks() || !add_tail(sequence, lent, *lease)) return;
+  add_tail(sequence, lent, *lease);
   lent.growth.lease = std::move(lease);
   report(lent, LeaseStage::kWhole);
 }
 
-// The sequence's own pages, which nothing writes any more: the row of the last token was its last one, and has left the
-// state before that token. False: another row was, or is under way.
-bool HandoverBook::add_tail(const Sequence& sequence, Lent& lent, Lease& lease) {
-  const int32_t num_tokens = sequence.num_prompt() - 1;
+// The row of the last token was the sequence's last one, and has left the state before that token: nothing writes its
+// pages any more. False: another row was, or is under way.
+bool HandoverBook::leaves_tail(const Sequence& sequence) const {
   if (!gives_tail(sequence) || !sequence.is_running()) return false;
   const Running& run = sequence.running();
-  if (run.plans != 0 || run.committed != PositionRange::at(num_tokens)) return false;
-  lease.num_tokens = num_tokens;
+  return run.plans == 0 && run.committed == PositionRange::at(sequence.num_prompt() - 1);
+}
+
+// Of a sequence that leaves one; the lease has all full blocks.
+void HandoverBook::add_tail(const Sequence& sequence, Lent& lent, Lease& lease) {
+  const Running& run = sequence.running();
+  lease.num_tokens = sequence.num_prompt() - 1;
   lent.handles.push_back(cache_.pools().share(run.pages[lease.blocks.size()].place()));
   lease.blocks.push_back(lent.handles.back().placement());
   for (const PageHandle& handle : run.state_pages) {
     lent.handles.push_back(cache_.pools().share(handle.place()));
     lease.tail_state.push_back(handle.placement());
   }
-  return true;
 }
 
 // Of the state after its last block. False: there is none; checkpoints are not written where pages are short.
 bool HandoverBook::add_checkpoint(const Sequence& sequence, Lent& lent, Lease& lease) {
   if (!rules_.is_recurrent()) return true;
   PrefixMatch match(cache_.index());
-  match.update(sequence, lent.growth.full_blocks());
-  if (std::ssize(match.blocks()) < lent.growth.full_blocks()) return false;
+  match.update(sequence, static_cast<int32_t>(lease.blocks.size()));
+  if (match.blocks().size() < lease.blocks.size()) return false;
   const CheckpointRef checkpoint = cache_.checkpoints().at(match.blocks().back().page);
   if (checkpoint.serial == 0) return false;
   std::vector<PageHandle> handles;

@@ -31,7 +31,8 @@ class HandoverBook {
            !sequence.wants_prompt_logprobs() && rules_.handover_tokens(sequence.num_prompt()) % kBlockTokens != 0;
   }
 
-  // The longest prefix of the sequence's prompt that another node could start from, held until release(). Null: none.
+  // All of the sequence's prompt but one token if it leaves a tail, else the longest prefix that another node could start
+  // from; held until release(). Null: none.
   std::shared_ptr<const Lease> lease(const Sequence& sequence);
   void release(SequenceId lease);  // of one that is gone: nothing happens
 
@@ -100,7 +101,8 @@ class HandoverBook {
   };
   void publish(const Sequence& sequence, Pages& pages);
   bool add_checkpoint(const Sequence& sequence, Lent& lent, Lease& lease);
-  bool add_tail(const Sequence& sequence, Lent& lent, Lease& lease);
+  bool leaves_tail(const Sequence& sequence) const;
+  void add_tail(const Sequence& sequence, Lent& lent, Lease& lease);
   void report(Lent& lent, LeaseStage stage);
 
   const SchedulerRules& rules_;

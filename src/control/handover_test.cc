@@ -85,6 +85,25 @@ TEST_P(Handover, APromptIsLeasedAtItsEnd) {
   }
 }
 
+// The pool has room for five blocks and a state. Without a tail, too, nobody could start from the blocks.
+TEST(HandoverHybrid, ALeaseWithATailNeedsNoCheckpoint) {
+  SchedulerConfig tight = hybrid_config();
+  tight.num_pages = 5 + kTestStatePages + 2;
+  tight.max_model_len = 320;
+  SchedulerHarness h(tight);
+  EXPECT_FALSE(run_leased(h, request(1, tokens_from(0, 257))));
+  const auto lease = run_leased(h, request(2, tokens_from(1000, 300)));
+  ASSERT_TRUE(lease);
+  EXPECT_EQ(lease->num_tokens, 299);
+  EXPECT_EQ(lease->blocks.size(), 5u);
+  EXPECT_TRUE(lease->checkpoint.empty());
+  EXPECT_EQ(std::ssize(lease->tail_state), kTestStatePages);
+  EXPECT_EQ(h.scheduler.gauges().used_pages, 5 + kTestStatePages);
+  h.scheduler.release(SequenceId(2));
+  h.scheduler.check_integrity();
+  EXPECT_EQ(h.scheduler.gauges().used_pages, 0);
+}
+
 TEST_P(Handover, NothingIsLeasedOfAShortPromptOrACancelledOne) {
   SchedulerHarness h(config());
   EXPECT_FALSE(run_leased(h, request(1, tokens_from(0, 64))));

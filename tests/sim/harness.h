@@ -88,6 +88,7 @@ class Harness {
   void take_imports();
   void begin_import(const Import& import);
   void end_import(SequenceId sequence, ImportEnd end);  // before the scheduler hears of it
+  void check_lease(const Lease& lease);
   void begin_lease(const std::shared_ptr<const Lease>& lease);
   void take_growth();
   void grow_lease(const LeaseGrowth& growth);

@@ -70,10 +70,23 @@ void Harness::end_import(SequenceId sequence, ImportEnd end) {
   if (end == ImportEnd::kFail) request.may_fail = true;
 }
 
+// Of one that is whole: that another node can start from its end, or from that of its last full block.
+void Harness::check_lease(const Lease& lease) {
+  const bool has_tail = lease.num_tokens % kBlockTokens != 0;
+  const bool has_state = std::ssize(lease.checkpoint) == num_state_pages() || (has_tail && lease.checkpoint.empty());
+  const bool has_tail_state = std::ssize(lease.tail_state) == (has_tail ? num_state_pages() : 0);
+  const bool has_blocks = std::ssize(lease.blocks) == (lease.num_tokens + kBlockTokens - 1) / kBlockTokens;
+  judge_.require(has_blocks && has_state && has_tail_state, "lease ", lease.sequence, " is not whole");
+  for (size_t i = 0; i < lease.tail_state.size(); ++i)
+    judge_.require(ranks_[0].state_position(lease.tail_state[i], i) == lease.num_tokens, "lease ", lease.sequence,
+                   " has a state after other tokens");
+}
+
 void Harness::begin_lease(const std::shared_ptr<const Lease>& lease) {
   const LeaseGrowth whole{.stage = LeaseStage::kWhole, .num_tokens = lease->num_tokens, .lease = lease};
   judge_.require(leases_.emplace(lease->sequence, whole).second, "sequence ", lease->sequence, " is leased twice");
   for (const Placement& place : pages_of(*lease)) ++leased_[bit_of(place)];
+  check_lease(*lease);
 }
 
 void Harness::take_growth() {
@@ -94,17 +107,14 @@ void Harness::grow_lease(const LeaseGrowth& growth) {
                  "lease ", sequence, " grows before its begin or after its end");
   judge_.require(blocks.size() >= known.size() && std::equal(known.begin(), known.end(), blocks.begin()), "lease ",
                  sequence, " loses blocks that were announced");
-  const bool whole = growth.lease->num_tokens == growth.num_tokens &&
-                     (growth.has_tail() || std::ssize(growth.lease->checkpoint) == num_state_pages()) &&
-                     std::ssize(growth.lease->tail_state) == (growth.has_tail() ? num_state_pages() : 0);
-  judge_.require(growth.stage != LeaseStage::kWhole || whole, "lease ", sequence, " is not whole");
+  if (growth.stage == LeaseStage::kWhole) {
+    judge_.require(growth.lease->num_tokens == growth.num_tokens, "lease ", sequence, " is not whole");
+    check_lease(*growth.lease);
+  }
   for (const Flight& flight : flights_)
     for (const PlanRow& row : flight.plan.rows)
       judge_.require(row.sequence != sequence || row.position.least >= std::ssize(blocks) * kBlockTokens, "lease ",
                      sequence, " announces blocks whose result is not in");
-  for (size_t i = 0; i < growth.lease->tail_state.size(); ++i)
-    judge_.require(ranks_[0].state_position(growth.lease->tail_state[i], i) == growth.num_tokens, "lease ", sequence,
-                   " announces a state after other tokens");
   for (size_t i = known.size(); i < blocks.size(); ++i) ++leased_[bit_of(blocks[i])];
   if (before.lease->checkpoint.empty())
     for (const Placement& place : growth.lease->checkpoint) ++leased_[bit_of(place)];

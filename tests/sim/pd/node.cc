@@ -293,7 +293,8 @@ void Node::deliver_growth(const LeaseGrowth& growth) {
 
 void Node::deliver_update(const SequenceUpdate& update) {
   const std::optional<RemotePrefix> lease = update.finish ? handovers_->end(update) : std::nullopt;
-  if (lease) world_.count("a lease granted");
+  const bool no_checkpoint = setup_.state_units > 0 && lease && update.lease->checkpoint.empty();
+  if (lease) world_.count(no_checkpoint ? "a lease granted without a checkpoint" : "a lease granted");
   const auto found = open_.find(update.sequence);
   judge_.require(found != open_.end(), "an update for nobody's sequence ", update.sequence);
   Open& open = found->second;
