@@ -1,6 +1,7 @@
 #include "grammar/token_table.h"
 
 #include <algorithm>
+#include <cstring>
 
 namespace perigee {
 
@@ -8,14 +9,20 @@ TokenTable::TokenTable(std::shared_ptr<const Tokenizer> tokenizer, std::vector<i
     : tokenizer_(std::move(tokenizer)), ends_(std::move(ends)) {
   CHECK(!ends_.empty(), "no id ends a reply");
   for (const int32_t id : ends_) CHECK(id >= 0 && id < tokenizer_->vocab_size(), "an end out of range: ", id);
-  ids_.reserve(static_cast<size_t>(num_ordinary()));
-  for (int32_t id = 0; id < num_ordinary(); ++id) ids_.emplace(tokenizer_->bytes(id), id);
+  longest_.resize(kNumStarts);
+  for (int32_t id = 0; id < num_ordinary(); ++id) {
+    const std::string_view bytes = tokenizer_->bytes(id);
+    if (bytes.size() < kStart) continue;
+    uint8_t& longest = longest_[start_of(bytes)];
+    longest = std::max(longest, static_cast<uint8_t>(std::min<size_t>(bytes.size(), UINT8_MAX)));
+  }
 }
 
-std::optional<int32_t> TokenTable::find(std::string_view bytes) const {
-  const auto found = ids_.find(bytes);
-  if (found == ids_.end()) return std::nullopt;
-  return found->second;
+size_t TokenTable::start_of(std::string_view bytes) {
+  static_assert(kStart == sizeof(uint32_t));
+  uint32_t start;
+  std::memcpy(&start, bytes.data(), kStart);
+  return start * 0x9E3779B1U >> 16;
 }
 
 void TokenTable::append_fewest_ids(std::string_view text, std::vector<int32_t>& out) const {
@@ -23,12 +30,13 @@ void TokenTable::append_fewest_ids(std::string_view text, std::vector<int32_t>& 
     int32_t ids;  // that the text from here on takes
     int32_t first;
   };
-  // Long tokens are rare: looking for at most 24 bytes at a place keeps this linear, and short.
-  const size_t longest = std::min<size_t>(tokenizer_->longest_token_bytes(), 24);
+  constexpr size_t kMost = 24;  // longer tokens are rare: this keeps it linear
   std::vector<Step> steps(text.size() + 1, Step{0, -1});
   for (size_t begin = text.size(); begin-- > 0;) {
     Step best{INT32_MAX, -1};
-    for (size_t length = 1; length <= std::min(longest, text.size() - begin); ++length) {
+    const std::string_view rest = text.substr(begin);
+    const size_t longest = rest.size() < kStart ? rest.size() : std::max<size_t>(longest_[start_of(rest)], kStart - 1);
+    for (size_t length = 1; length <= std::min({longest, rest.size(), kMost}); ++length) {
       const std::optional<int32_t> id = find(text.substr(begin, length));
       if (id && steps[begin + length].ids + 1 <= best.ids) best = {steps[begin + length].ids + 1, *id};
     }

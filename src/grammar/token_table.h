@@ -8,7 +8,6 @@
 #include <memory>
 #include <optional>
 #include <string_view>
-#include <unordered_map>
 #include <vector>
 
 #include "text/tokenizer.h"
@@ -30,12 +29,15 @@ class TokenTable {
   void append_fewest_ids(std::string_view text, std::vector<int32_t>& out) const;
 
   // The ordinary id with exactly these bytes.
-  std::optional<int32_t> find(std::string_view bytes) const;
+  std::optional<int32_t> find(std::string_view bytes) const { return tokenizer_->ordinary_id(bytes); }
 
  private:
   std::shared_ptr<const Tokenizer> tokenizer_;
   std::vector<int32_t> ends_;
-  std::unordered_map<std::string_view, int32_t> ids_;  // the bytes are the tokenizer's
+  static constexpr size_t kStart = 4, kNumStarts = 1 << 16;
+  static size_t start_of(std::string_view bytes);  // of its first kStart
+
+  std::vector<uint8_t> longest_;  // by start_of(): the bytes of the longest token that begins so, up to 255
 };
 
 // Bits of a mask: bit id % 32 of word id / 32.

@@ -204,6 +204,11 @@ std::string_view Tokenizer::bytes(int32_t id) const {
   return id < vocabulary_.size() ? vocabulary_.bytes(id) : specials_[id - vocabulary_.size()].text;
 }
 
+std::optional<int32_t> Tokenizer::ordinary_id(std::string_view bytes) const {
+  const int32_t id = vocabulary_.find(bytes);
+  return id >= 0 ? std::optional(id) : std::nullopt;
+}
+
 std::optional<int32_t> Tokenizer::special_id(std::string_view text) const {
   const auto match = matcher_.match_at(text, 0);
   if (!match || match->length != text.size()) return std::nullopt;

@@ -142,6 +142,8 @@ class Tokenizer {
   bool is_named_special(int32_t id) const { return id >= vocabulary_.size() && id < vocab_size(); }
   bool is_skipped(int32_t id) const { return is_named_special(id) && specials_[id - vocabulary_.size()].special; }
   std::optional<int32_t> special_id(std::string_view text) const;
+  // The ordinary token with exactly these bytes.
+  std::optional<int32_t> ordinary_id(std::string_view bytes) const;
   const std::vector<SpecialToken>& specials() const { return specials_; }  // all 256, by id
 
  private:
