@@ -17,6 +17,24 @@ namespace perigee {
 
 using xgrammar::AdaptiveTokenMask;
 
+namespace {
+
+// Memory for a mask while it is made. Each thread has one, so that the masks of all texts find it in the caches.
+struct MaskMemory {
+  std::vector<uint32_t> table, sure;
+  OpenTokens bounded;  // tokens of tables that a bound of characters may forbid
+  std::array<std::vector<ShortToken>, 2> unions;
+  std::vector<int32_t> taken;
+  TrialWalk::Room room;
+};
+
+MaskMemory& own_memory() {
+  static thread_local MaskMemory memory;
+  return memory;
+}
+
+}  // namespace
+
 struct TextCursor::Chart {
   explicit Chart(const TextGrammar& grammar)
       : compiled(grammar.compiled()),
@@ -25,26 +43,23 @@ struct TextCursor::Chart {
                static_cast<int32_t>(table.tokenizer().longest_token_bytes())) {}
 
   void allow_all(uint32_t* words);
-  void add_table(const xgrammar::ParserState& state, const AdaptiveTokenMask& table, uint32_t* words);
-  void add_sure(const AdaptiveTokenMask& mask, uint32_t* words);
-  // Those of the tokens to be tried that the parser takes. They are cached by `key`.
-  void add_short(std::optional<uint64_t> key, uint32_t* words);
-  void add_long(std::optional<uint64_t> key, uint32_t* words);
+  void add_table(const xgrammar::ParserState& state, const AdaptiveTokenMask& table, MaskMemory& memory,
+                 uint32_t* words);
+  void add_sure(const AdaptiveTokenMask& mask, MaskMemory& memory, uint32_t* words);
+  // Those of the tokens to be tried that the parser takes, cached by `key`. Where they cost more than kMaskWork, those
+  // that are left are left out.
+  void add_short(std::optional<uint64_t> key, MaskMemory& memory, uint32_t* words);
+  void add_long(std::optional<uint64_t> key, MaskMemory& memory, uint32_t* words);
   bool add_known(std::optional<uint64_t> key, uint32_t* words);
 
   const TextGrammar::Compiled& compiled;
   const TokenTable& table;
   RestChart parser;
-  // Of the newest row's states: what tables leave open, and tokens of tables that a bound of characters may forbid.
-  std::vector<const OpenTokens*> open;
-  OpenTokens bounded;
-  std::vector<uint32_t> scratch, sure;
-  std::vector<ShortToken> few, merged;
-  TrialWalk::Room room;
+  std::vector<const OpenTokens*> open;  // what the tables of the newest row's states leave so
 };
 
 // The tokens that a state takes whatever may follow its rule.
-void TextCursor::Chart::add_sure(const AdaptiveTokenMask& mask, uint32_t* words) {
+void TextCursor::Chart::add_sure(const AdaptiveTokenMask& mask, MaskMemory& memory, uint32_t* words) {
   const int64_t num_words = table.words();
   switch (mask.store_type) {
     case AdaptiveTokenMask::StoreType::kAccepted:
@@ -54,12 +69,13 @@ void TextCursor::Chart::add_sure(const AdaptiveTokenMask& mask, uint32_t* words)
       xgrammar::DynamicBitset(mask.accepted_bitset.Size(), words) |= mask.accepted_bitset;
       return;
     case AdaptiveTokenMask::StoreType::kRejected: {
-      scratch.assign(static_cast<size_t>(num_words), ~uint32_t{0});
-      const auto clear = [&](int32_t id) { scratch[id / 32] &= ~(1u << (id % 32)); };
+      std::vector<uint32_t>& taken = memory.table;
+      taken.assign(static_cast<size_t>(num_words), ~uint32_t{0});
+      const auto clear = [&](int32_t id) { taken[id / 32] &= ~(1u << (id % 32)); };
       for (int32_t id = table.num_ordinary(); id < num_words * 32; ++id) clear(id);
       for (const int32_t index : mask.rejected_indices) clear(compiled.token(index).first);
       for (const int32_t index : mask.uncertain_indices) clear(compiled.token(index).first);
-      for (int64_t word = 0; word < num_words; ++word) words[word] |= scratch[word];
+      for (int64_t word = 0; word < num_words; ++word) words[word] |= taken[word];
       return;
     }
   }
@@ -93,14 +109,16 @@ bool has_any(std::span<const uint32_t> words) {
 }  // namespace
 
 // What the state's table is sure of, except tokens that a bound of characters may forbid: these go to `bounded`.
-void TextCursor::Chart::add_table(const xgrammar::ParserState& state, const AdaptiveTokenMask& mask, uint32_t* words) {
+void TextCursor::Chart::add_table(const xgrammar::ParserState& state, const AdaptiveTokenMask& mask, MaskMemory& memory,
+                                  uint32_t* words) {
   const int32_t characters = parser.characters_left(state);
   const auto& up_to = *compiled.up_to;
   const bool all_fit = (up_to.size() < kMostCounted && characters >= static_cast<int32_t>(up_to.size())) ||
                        characters >= static_cast<int32_t>(Vocabulary::kMaxTokenBytes);
-  if (all_fit && compiled.over_a_bound_mask.empty()) return add_sure(mask, words);
+  if (all_fit && compiled.over_a_bound_mask.empty()) return add_sure(mask, memory, words);
+  std::vector<uint32_t>& sure = memory.sure;
   sure.assign(static_cast<size_t>(table.words()), 0);
-  add_sure(mask, sure.data());
+  add_sure(mask, memory, sure.data());
   const std::vector<uint32_t>* fit = all_fit ? nullptr : &up_to[std::min<size_t>(characters, up_to.size() - 1)];
   const auto is_bounded = [&](int32_t id) {
     if (!has_bit(sure.data(), id)) return false;
@@ -110,28 +128,29 @@ void TextCursor::Chart::add_table(const xgrammar::ParserState& state, const Adap
   // What a token has after the quote that ends a string is not counted.
   const OpenTokens& doubtful = characters < compiled.most_with_quote ? compiled.with_quote : compiled.over_a_bound;
   for (const ShortToken& token : doubtful.few)
-    if (is_bounded(token.id)) bounded.few.push_back(token);
+    if (is_bounded(token.id)) memory.bounded.few.push_back(token);
   for (const int32_t index : doubtful.many)
-    if (is_bounded(compiled.token(index).first)) bounded.many.push_back(index);
+    if (is_bounded(compiled.token(index).first)) memory.bounded.many.push_back(index);
   add_all(sure, fit != nullptr ? std::span(*fit) : std::span<const uint32_t>(), compiled.over_a_bound_mask, words);
 }
 
 void TextCursor::Chart::allow_all(uint32_t* words) {
+  MaskMemory& memory = own_memory();
   open.clear();
-  bounded.few.clear();
-  bounded.many.clear();
+  memory.bounded.few.clear();
+  memory.bounded.many.clear();
   for (const auto& state : parser.states()) {
     const auto found = compiled.grammar->adaptive_token_mask_cache.find(state);
     CHECK(found != compiled.grammar->adaptive_token_mask_cache.end(), "a state without a table of tokens");
     if (const auto known = compiled.open.find(&found->second); known != compiled.open.end())
       open.push_back(known->second.get());
-    add_table(state, found->second, words);
+    add_table(state, found->second, memory, words);
   }
   std::sort(open.begin(), open.end());
   open.erase(std::unique(open.begin(), open.end()), open.end());
   const auto key = parser.cache_key();
-  add_short(key ? std::optional(key->for_short) : std::nullopt, words);
-  add_long(key ? std::optional(key->for_long) : std::nullopt, words);
+  add_short(key ? std::optional(key->for_short) : std::nullopt, memory, words);
+  add_long(key ? std::optional(key->for_long) : std::nullopt, memory, words);
 }
 
 bool TextCursor::Chart::add_known(std::optional<uint64_t> key, uint32_t* words) {
@@ -141,12 +160,12 @@ bool TextCursor::Chart::add_known(std::optional<uint64_t> key, uint32_t* words) 
   return true;
 }
 
-// Where they cost more than kMaskWork, those that are left are left out.
-void TextCursor::Chart::add_short(std::optional<uint64_t> key, uint32_t* words) {
+void TextCursor::Chart::add_short(std::optional<uint64_t> key, MaskMemory& memory, uint32_t* words) {
   if (add_known(key, words)) return;
-  const std::vector<ShortToken>* tokens = open.empty() ? &bounded.few : &open.front()->few;
-  if (open.size() + (bounded.few.empty() ? 0 : 1) > 1) {
-    few = bounded.few;
+  auto& [few, merged] = memory.unions;
+  const std::vector<ShortToken>* tokens = open.empty() ? &memory.bounded.few : &open.front()->few;
+  if (open.size() + (memory.bounded.few.empty() ? 0 : 1) > 1) {
+    few = memory.bounded.few;
     for (const OpenTokens* each : open) {
       merged.clear();
       std::set_union(few.begin(), few.end(), each->few.begin(), each->few.end(), std::back_inserter(merged),
@@ -155,36 +174,35 @@ void TextCursor::Chart::add_short(std::optional<uint64_t> key, uint32_t* words) 
     }
     tokens = &few;
   }
-  std::vector<int32_t> taken;
-  taken.reserve(tokens->size());
+  memory.taken.clear();
   if (!tokens->empty()) {
-    TrialWalk walk(parser, RestChart::kShortBytes, room);
+    TrialWalk walk(parser, RestChart::kShortBytes, memory.room);
     for (const ShortToken& token : *tokens) {
       if (walk.work() > kMaskWork) break;
       if (has_bit(words, token.id) || !walk.takes(token.text())) continue;
       set_bit(words, token.id);
-      taken.push_back(token.id);
+      memory.taken.push_back(token.id);
     }
   }
-  if (key) compiled.tried.keep(*key, std::move(taken));
+  if (key) compiled.tried.keep(*key, memory.taken);
 }
 
 // Bounds at up to the longest token's length change what long tokens may follow, and few places have any in doubt.
-void TextCursor::Chart::add_long(std::optional<uint64_t> key, uint32_t* words) {
-  std::vector<int32_t>& tokens = bounded.many;
+void TextCursor::Chart::add_long(std::optional<uint64_t> key, MaskMemory& memory, uint32_t* words) {
+  std::vector<int32_t>& tokens = memory.bounded.many;
   for (const OpenTokens* each : open) tokens.insert(tokens.end(), each->many.begin(), each->many.end());
   if (tokens.empty() || add_known(key, words)) return;
   std::sort(tokens.begin(), tokens.end());
-  std::vector<int32_t> taken;
-  TrialWalk walk(parser, static_cast<int32_t>(table.tokenizer().longest_token_bytes()), room);
+  memory.taken.clear();
+  TrialWalk walk(parser, static_cast<int32_t>(table.tokenizer().longest_token_bytes()), memory.room);
   for (const int32_t index : tokens) {
     if (walk.work() > kMaskWork) break;
     const auto& [id, bytes] = compiled.token(index);
     if (has_bit(words, id) || !walk.takes(bytes)) continue;
     set_bit(words, id);
-    taken.push_back(id);
+    memory.taken.push_back(id);
   }
-  if (key) compiled.tried.keep(*key, std::move(taken));
+  if (key) compiled.tried.keep(*key, memory.taken);
 }
 
 TextCursor::TextCursor(std::shared_ptr<const TextGrammar> grammar)

@@ -6,31 +6,28 @@
 
 namespace perigee {
 
-void TrialWalk::Targets::clear() {
+void TrialWalk::Known::clear() {
   places_.assign(kFewPlaces, {});
   used_ = 0;
 }
 
-size_t TrialWalk::Targets::place_of(uint64_t key) const {
+size_t TrialWalk::Known::place_of(uint64_t key) const {
   const size_t mask = places_.size() - 1;
   size_t at = (key * 0x9E3779B97F4A7C15) >> 32 & mask;
   while (places_[at].first != 0 && places_[at].first != key) at = (at + 1) & mask;
   return at;
 }
 
-const TrialWalk::Target* TrialWalk::Targets::find(uint64_t key) const {
-  const auto& [found, target] = places_[place_of(key)];
-  return found != 0 ? &target : nullptr;
-}
-
-void TrialWalk::Targets::add(uint64_t key, Target target) {
+int32_t TrialWalk::Known::find_or_add(uint64_t key, int32_t node) {
+  if (const auto& [found, known] = places_[place_of(key)]; found != 0) return known;
   if (2 * ++used_ > places_.size()) {
-    std::vector<std::pair<uint64_t, Target>> old(2 * places_.size());
+    std::vector<std::pair<uint64_t, int32_t>> old(2 * places_.size());
     old.swap(places_);
     for (const auto& place : old)
       if (place.first != 0) places_[place_of(place.first)] = place;
   }
-  places_[place_of(key)] = {key, target};
+  places_[place_of(key)] = {key, node};
+  return node;
 }
 
 TrialWalk::TrialWalk(RestChart& chart, int32_t most_bytes, Room& room)
@@ -63,9 +60,14 @@ bool TrialWalk::takes(std::string_view token) {
   last_ = token;
   for (went_ = at; went_ < token.size(); ++went_) {
     const Step here = room_.steps[went_];
-    const Target* to = step(here.node, static_cast<uint8_t>(token[went_]));
-    if (to == nullptr) return false;
-    const Step next{to->node, here.work + to->work, here.kept + room_.nodes[to->node].kept};
+    const auto byte = static_cast<uint8_t>(token[went_]);
+    const Node& node = room_.nodes[here.node];
+    const size_t index = node.edges + node.kinds[byte];
+    ++steps_taken_;
+    if (room_.edges[index].to == kUntried) try_edge(index, here.node, byte);
+    const Edge edge = room_.edges[index];
+    if (edge.to == kRefused) return false;
+    const Step next{edge.to, here.work + edge.work, here.kept + room_.nodes[edge.to].kept};
     // By another way than the one on which the row was parsed first, it may cost too much.
     if (next.work > RestChart::kIdWork || kept_before_ + next.kept > RestChart::kMostKept) return false;
     room_.steps[went_ + 1] = next;
@@ -73,37 +75,36 @@ bool TrialWalk::takes(std::string_view token) {
   return true;
 }
 
-// Null: it may not follow.
-const TrialWalk::Target* TrialWalk::step(int32_t node, uint8_t byte) {
-  ++steps_taken_;
-  RestChart::NextBytes& next = room_.nodes[node].next;
-  if (!next.may.has(byte)) return nullptr;
-  const uint8_t first = next.begins.last_up_to(byte);
-  const uint64_t key = (static_cast<uint64_t>(node) + 1) << 8 | first;
-  if (const Target* known = room_.edges.find(key)) return known;
+void TrialWalk::try_edge(size_t edge, int32_t node, uint8_t byte) {
   stand_at(node);
   const int64_t before = chart_.work();
-  if (!chart_.advance(byte)) {
-    next.may.remove_range(first, static_cast<uint8_t>(next.begins.first_above(byte) - 1));
-    return nullptr;
-  }
+  const bool goes = chart_.advance(byte);
   const int64_t work = chart_.work() - before;
-  room_.edges.add(key, {add_node(node, byte), work});
-  return room_.edges.find(key);
+  const int32_t to = goes ? add_node(node, byte) : kRefused;  // which may move the edges
+  room_.edges[edge] = {to, work};
 }
 
 // For the newest row, which is one of those it stands on afterwards unless the same is known.
 int32_t TrialWalk::add_node(int32_t before, uint8_t byte) {
   const auto key = chart_.row_key(base_, room_.stands, most_bytes_);
-  if (const Target* known = key ? room_.known.find(*key) : nullptr) {
+  const auto index = static_cast<int32_t>(room_.nodes.size());
+  if (const int32_t known = key ? room_.known.find_or_add(*key, index) : index; known != index) {
     chart_.pop_trial(1);
-    return known->node;
+    return known;
   }
-  const auto node = static_cast<int32_t>(room_.nodes.size());
-  if (key) room_.known.add(*key, {node, 0});
-  room_.nodes.push_back({before, byte, chart_.newest_size(), chart_.next_bytes()});
-  room_.stands.push_back(node);
-  return node;
+  Node& node = room_.nodes.emplace_back();
+  node.before = before;
+  node.byte = byte;
+  node.edges = room_.edges.size();
+  node.kept = chart_.newest_size();
+  const RestChart::NextBytes next = chart_.next_bytes();
+  for (int32_t first = 0, kind = 0, end; first < 256; first = end, ++kind) {
+    end = next.begins.first_above(static_cast<uint8_t>(first));
+    std::fill(node.kinds.begin() + first, node.kinds.begin() + end, static_cast<uint8_t>(kind));
+    room_.edges.push_back({next.may.has(static_cast<uint8_t>(first)) ? kUntried : kRefused, 0});
+  }
+  room_.stands.push_back(index);
+  return index;
 }
 
 // Takes the chart to the row of a node, by the bytes that led to it first.

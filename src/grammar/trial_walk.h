@@ -9,6 +9,7 @@
 // Only text_cursor.cc includes this.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string_view>
 #include <vector>
@@ -33,30 +34,32 @@ class TrialWalk {
   int64_t work() const { return chart_.work() - work_before_ + steps_taken_ / kStepsAUnit; }
 
  private:
-  static constexpr size_t kMostNodesKept = 1024;  // in a room: what a hostile grammar took is given back
-  static constexpr int64_t kStepsAUnit = 8;       // a known step is that much cheaper than a visit of a state
+  static constexpr size_t kMostNodesKept = 256;  // in a room: what a hostile grammar took is given back
+  static constexpr int64_t kStepsAUnit = 8;      // a known step is that much cheaper than a visit of a state
   // A row, by the first bytes that led to it.
   struct Node {
     int32_t before;  // the node from which `byte` led here
     uint8_t byte;
+    std::array<uint8_t, 256> kinds;  // of next bytes, of which each leads to one row
+    size_t edges;                    // its first one, that of kind 0
     int64_t kept;
-    RestChart::NextBytes next;  // those that were refused are taken out
   };
-  struct Target {
-    int32_t node;
+  static constexpr int32_t kRefused = -1, kUntried = -2;
+  struct Edge {
+    int32_t to;
     int64_t work;
   };
-  // Open addressing, at most half full. No key is 0.
-  class Targets {
+  // The nodes of keys, of which none is 0. Open addressing, at most half full.
+  class Known {
    public:
     void clear();
-    const Target* find(uint64_t key) const;
-    void add(uint64_t key, Target target);
+    // The node of a key that has one; otherwise `node` is its node from now on.
+    int32_t find_or_add(uint64_t key, int32_t node);
 
    private:
     size_t place_of(uint64_t key) const;
     static constexpr size_t kFewPlaces = 128;  // as many as most walks need
-    std::vector<std::pair<uint64_t, Target>> places_;
+    std::vector<std::pair<uint64_t, int32_t>> places_;
     size_t used_ = 0;
   };
   // A place in the token that was tried last, with the costs of all before it.
@@ -65,7 +68,7 @@ class TrialWalk {
     int64_t work, kept;
   };
 
-  const Target* step(int32_t node, uint8_t byte);
+  void try_edge(size_t edge, int32_t node, uint8_t byte);
   int32_t add_node(int32_t before, uint8_t byte);
   void stand_at(int32_t node);
 
@@ -83,8 +86,8 @@ class TrialWalk {
 class TrialWalk::Room {
   friend class TrialWalk;
   std::vector<Node> nodes;
-  Targets edges;                // by node and the first of the bytes that lead to the same row
-  Targets known;                // by row_key()
+  std::vector<Edge> edges;
+  Known known;                  // by row_key()
   std::vector<int32_t> stands;  // the nodes of the chart's rows from base_ on
   std::vector<int32_t> way;     // scratch of stand_at()
   std::vector<Step> steps;      // before each byte of last_ that went, and after the last

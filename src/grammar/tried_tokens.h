@@ -25,10 +25,10 @@ class TriedTokens {
     return add(place, known->second);
   }
 
-  void keep(uint64_t place, std::vector<int32_t> ids) {
-    ids.shrink_to_fit();
+  void keep(uint64_t place, const std::vector<int32_t>& ids) {
+    auto own = std::make_shared<const std::vector<int32_t>>(ids);
     const std::lock_guard lock(mutex_);
-    add(place, std::make_shared<const std::vector<int32_t>>(std::move(ids)));
+    add(place, std::move(own));
   }
 
   static constexpr size_t kMostBytes = 2 << 20;
