@@ -32,22 +32,26 @@ struct SchemaRules::Members {
                        declared.begin() + static_cast<ptrdiff_t>(last),
                        [](const Member& member) { return member.required; });
   }
-  // Optional members come in blocks: where one of a whole block may be next, what their names begin with is spelt once.
-  // Larger blocks leave fewer ways to read a name, and more places where a block is not whole.
-  static constexpr size_t kBlock = 16;
-  bool in_block(size_t i) const {
-    const size_t first = i / kBlock * kBlock;
-    if (counted() || first + kBlock > declared.size() || any_required(first, first + kBlock)) return false;
-    return std::none_of(declared.begin() + static_cast<ptrdiff_t>(first),
-                        declared.begin() + static_cast<ptrdiff_t>(first + kBlock),
-                        [](const Member& member) { return member.key.empty(); });
+  bool may_end(size_t at, int64_t before) const { return before >= least && !any_required(at, declared.size()); }
+  // Members come in groups of 16, in which what their names begin with is spelt once: a place in a text is then in one
+  // of the names, and not in each. From a place in a group on the next members are in blocks of 1, 2, 4 and 8 up to the
+  // group's end, so that a few blocks have all that may be next and many places share one.
+  static constexpr size_t kGroup = 16;
+  size_t group_end(size_t i) const { return std::min(declared.size(), i / kGroup * kGroup + kGroup); }
+  bool is_grouped(size_t i) const {
+    return !counted() && std::none_of(declared.begin() + static_cast<ptrdiff_t>(i / kGroup * kGroup),
+                                      declared.begin() + static_cast<ptrdiff_t>(group_end(i)),
+                                      [](const Member& member) { return member.key.empty(); });
   }
-  // The bytes by which a key differs from the others of its block.
+  size_t block_end(size_t at) const {
+    const size_t alike = at % kGroup;  // the lowest bit of it that is set is how many
+    return is_grouped(at) ? std::min(group_end(at), at + (alike == 0 ? kGroup : alike & (~alike + 1))) : at + 1;
+  }
+  // The bytes by which a key differs from the others of its group.
   size_t told_apart(size_t i) const {
     const std::string& key = declared[i].key;
     size_t most = 0;
-    const size_t first = i / kBlock * kBlock;
-    for (size_t j = first; j < first + kBlock; ++j) {
+    for (size_t j = i / kGroup * kGroup; j < group_end(i); ++j) {
       if (j == i) continue;
       const std::string& other = declared[j].key;
       most =
@@ -340,50 +344,43 @@ SchemaRules::Members SchemaRules::members_of(const Json& schema, const std::stri
   return members;
 }
 
-// What follows when `before` members are there (counted only where their number matters) and the next is `at`.
+// One or more members, from declared[at] on, when `before` are there (counted only where their number matters); ""
+// where there can be none.
 std::string SchemaRules::members_from(Members& members, size_t at, int64_t before) {
   if (const auto known = members.known.find({at, before}); known != members.known.end()) return known->second;
-  std::string made = at == members.declared.size() ? others_after(members, before) : members_after(members, at, before);
+  std::string made;
+  if (members.most < 0 || before < members.most)
+    made = at == members.declared.size() ? others_after(members, before) : declared_from(members, at, before);
   return members.known[{at, before}] = std::move(made);
 }
 
 std::string SchemaRules::others_after(const Members& members, int64_t before) {
-  const int64_t low = std::max<int64_t>(0, members.least - before);
-  if (members.other.empty() || (members.most >= 0 && before >= members.most)) return low > 0 ? "" : "\"\"";
+  const int64_t least = std::max<int64_t>(0, members.least - before - 1), most = members.most - before - 1;
+  if (members.other.empty() || (members.most >= 0 && least > most)) return "";
+  if (members.most >= 0 && most == 0) return members.other;
   const std::string next = add("\",\" \" \"? " + members.other);
-  const int64_t first = before > 0 ? 0 : 1;  // without a comma
-  const int64_t least = std::max<int64_t>(0, low - first), most = members.most - before - first;
-  std::string more =
-      members.most < 0 ? fmt::format("{}{{{},}}", next, least) : fmt::format("{}{{{},{}}}", next, least, most);
-  if (members.most >= 0 && most == 0) more = "\"\"";
-  if (before > 0) return more;
-  return add((low > 0 ? "" : "\"\" | ") + members.other + " " + more);
+  const std::string upto = members.most < 0 ? "" : std::to_string(most);
+  return add(fmt::format("{} {}{{{},{}}}", members.other, next, least, upto));
 }
 
-std::string SchemaRules::members_after(Members& members, size_t at, int64_t before) {
-  const size_t end = at + (at % Members::kBlock == 0 && members.in_block(at) ? Members::kBlock : 1);
+std::string SchemaRules::declared_from(Members& members, size_t at, int64_t before) {
+  const size_t end = members.block_end(at);
   std::vector<std::pair<std::string, std::string>> ways;  // by what their keys begin with
-  for (size_t i = at; i < end && (members.most < 0 || before < members.most); ++i) {
+  for (size_t i = at; i < end && !members.any_required(at, i); ++i) {
     const Members::Member& member = members.declared[i];
-    const std::string rest = members_from(members, i + 1, members.counted() ? before + 1 : 1);
+    const int64_t then = members.counted() ? before + 1 : 0;
+    const std::string rest = rest_of(members_from(members, i + 1, then), members.may_end(i + 1, then));
     if (rest.empty()) continue;
-    if (members.in_block(i)) {
-      const size_t told_apart = members.told_apart(i);
-      const std::string key = ebnf_literal(member.key.substr(told_apart));
-      ways.emplace_back(member.key.substr(0, told_apart), add(fmt::format("{} {} {}", key, member.rule, rest)));
-    } else {
-      const std::string key = member.key.empty() ? "" : ebnf_literal(member.key) + " ";
-      ways.emplace_back("", fmt::format("{} {}", add(key + member.rule), rest));
-    }
+    const size_t told_apart = members.is_grouped(i) ? members.told_apart(i) : 0;
+    const std::string key = told_apart < member.key.size() ? ebnf_literal(member.key.substr(told_apart)) + " " : "";
+    ways.emplace_back(member.key.substr(0, told_apart), add(fmt::format("{}{} {}", key, member.rule, rest)));
   }
   std::sort(ways.begin(), ways.end());
-  const std::string comma = before > 0 ? "\",\" \" \"? " : "";
-  const std::string next = ways.empty() ? "" : comma + one_of(ways, 0, ways.size(), 0);
-  return choice({next, members.any_required(at, end) ? "" : members_from(members, end, before)});
+  return choice({ways.empty() ? "" : one_of(ways, 0, ways.size(), 0),
+                 members.any_required(at, end) ? "" : members_from(members, end, before)});
 }
 
-// One of some texts and what comes after it, from the byte at `depth` on, before which they are alike. What many names
-// begin with is spelt once: a place in a text is then in one of the names, and not in each.
+// One of some texts and what comes after it, from the byte at `depth` on, before which they are alike.
 std::string SchemaRules::one_of(const std::vector<std::pair<std::string, std::string>>& sorted, size_t first,
                                 size_t last, size_t depth) {
   const std::string &text = sorted[first].first, &other = sorted[last - 1].first;
@@ -424,8 +421,8 @@ std::string SchemaRules::object(const Json& schema, const std::string& place) {
   if (members.counted() && members.declared.size() > 64)
     refuse(place + "/maxProperties", "supported for up to 64 properties");
   // From the last, so that calls do not go as deep as there are members.
-  for (size_t at = members.declared.size(); !members.counted() && at-- > 1;) members_from(members, at, 1);
-  const std::string inside = members_from(members, 0, 0);
+  for (size_t at = members.declared.size(); !members.counted() && at-- > 0;) members_from(members, at, 0);
+  const std::string inside = choice({members.may_end(0, 0) ? "\"\"" : "", members_from(members, 0, 0)});
   return inside.empty() ? "" : "\"{\" " + inside + " \"}\"";
 }
 

@@ -86,6 +86,11 @@ std::string SchemaRules::choice(const std::vector<std::string>& rules) {
   return body.empty() ? "" : add(body);
 }
 
+std::string SchemaRules::rest_of(const std::string& more, bool may_end) {
+  if (more.empty()) return may_end ? "\"\"" : "";
+  return add(fmt::format("{}\",\" \" \"? {}", may_end ? "\"\" | " : "", more));
+}
+
 std::string SchemaRules::finish(const std::string& root) {
   std::string out = "root ::= " + root + "\n";
   for (size_t i = 0; i < rules_.size(); ++i) {

@@ -47,6 +47,9 @@ class SchemaRules {
   std::string add_regex(const std::string& pattern);  // the same of a regular expression
   static std::string any_rule(const std::vector<std::string>& rules);
   std::string choice(const std::vector<std::string>& rules);
+  // What follows an item or a member: a comma and `more`, or the end. "" where neither can be. Spelt so, and not with
+  // the comma in each way to go on, a place after a value is in one text and not in each of many.
+  std::string rest_of(const std::string& more, bool may_end);
 
   // Counts what it takes to put two schemas together or to compare them; refuses what would take too long.
   void charge(const Json& a, const Json& b);
@@ -93,6 +96,7 @@ class SchemaRules {
   std::string unique_in_order(const std::vector<std::string>& values, int64_t least, int64_t most,
                               const std::string& place);
   std::string rule_if_any(const Json& schema, const std::string& place);
+  std::string list_of(const std::string& items, bool may_be_empty);
   std::string unique_in_any_order(const std::vector<std::string>& rules, int64_t least, int64_t most);
   std::vector<std::string> classes_of(const Json& items, const std::string& place);
 
@@ -110,7 +114,7 @@ class SchemaRules {
   static std::vector<std::string> absent_of(const Json& schema);
   static std::vector<std::string> named_in(const Json& schema);
   std::string members_from(Members& members, size_t at, int64_t before);
-  std::string members_after(Members& members, size_t at, int64_t before);
+  std::string declared_from(Members& members, size_t at, int64_t before);
   std::string one_of(const std::vector<std::pair<std::string, std::string>>& sorted, size_t first, size_t last,
                      size_t depth);
   std::string others_after(const Members& members, int64_t before);

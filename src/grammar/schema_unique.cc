@@ -60,40 +60,40 @@ std::string SchemaRules::unique_in_order(const std::vector<std::string>& values,
   constexpr int64_t kMostPlaces = 64 * 65;
   if (size * (counted + 1) > kMostPlaces)
     refuse(place, fmt::format("{} values beside minItems and maxItems of {}: use fewer, or no bounds", size, counted));
-  // next[n]: what may follow a value when n items are there.
-  std::vector<std::string> next(counted + 1), now(counted + 1);
-  for (int64_t n = 0; n <= counted; ++n) next[n] = n >= least ? "\"\"" : "";
+  // later[n]: items from values[i + 1] on, at least one, when n are there; now[n]: from values[i] on.
+  std::vector<std::string> later(counted + 1), now(counted + 1);
   for (int64_t i = size; i-- > 0;) {
     for (int64_t n = 0; n <= counted; ++n) {
-      std::string body = next[n];
       const int64_t after = bounded ? n + 1 : std::min(n + 1, counted);
-      if (after <= counted && !next[after].empty())
-        body +=
-            fmt::format("{}{}{} {}", body.empty() ? "" : " | ", n > 0 ? "\",\" \" \"? " : "", values[i], next[after]);
-      now[n] = body.empty() ? "" : add(body);
+      const std::string rest = after <= counted ? rest_of(later[after], after >= least) : "";
+      now[n] = choice({later[n], rest.empty() ? "" : values[i] + " " + rest});
     }
-    std::swap(now, next);
+    std::swap(now, later);
   }
-  return next[0].empty() ? "" : "\"[\" " + next[0] + " \"]\"";
+  return list_of(later[0], least <= 0);
 }
 
 // Items in any order, each of another one of the rules.
 std::string SchemaRules::unique_in_any_order(const std::vector<std::string>& rules, int64_t least, int64_t most) {
   const size_t sets = size_t{1} << rules.size();
-  std::vector<std::string> after(sets);  // by the set of rules that were taken
+  std::vector<std::string> more(sets), rest(sets);  // by the set of rules that were taken
   for (size_t set = sets; set-- > 0;) {
     const int64_t taken = __builtin_popcountll(set);
     if (most >= 0 && taken > most) continue;
-    std::string body = taken >= least ? "\"\"" : "";
-    for (size_t i = 0; i < rules.size() && taken != most; ++i) {
+    std::vector<std::string> ways;
+    for (size_t i = 0; i < rules.size(); ++i) {
       const size_t next = set | size_t{1} << i;
-      if (next == set || after[next].empty()) continue;
-      body +=
-          fmt::format("{}{}{} {}", body.empty() ? "" : " | ", taken > 0 ? "\",\" \" \"? " : "", rules[i], after[next]);
+      if (next != set && !rest[next].empty()) ways.push_back(rules[i] + " " + rest[next]);
     }
-    after[set] = body.empty() ? "" : add(body);
+    more[set] = choice(ways);
+    rest[set] = rest_of(more[set], taken >= least);
   }
-  return after[0].empty() ? "" : "\"[\" " + after[0] + " \"]\"";
+  return list_of(more[0], least <= 0);
+}
+
+std::string SchemaRules::list_of(const std::string& items, bool may_be_empty) {
+  const std::string inside = choice({may_be_empty ? "\"\"" : "", items});
+  return inside.empty() ? "" : "\"[\" " + inside + " \"]\"";
 }
 
 // The rule of a schema; "" also where it is refused.
