@@ -276,6 +276,26 @@ TEST_P(EveryIsa, Int4InputsAtTheEdgesOfTheirRange) {
   EXPECT_FALSE(std::isfinite(y.row<float>(2)[0]));
 }
 
+// Where inputs are the largest of their group and weights the largest or smallest ones, no sum overflows.
+TEST_P(EveryIsa, Int4SumsOfTheLargestNumbersAreExact) {
+  constexpr int64_t kOut = 40, kIn = 64, kRows = 7;
+  TestCpu cpu(GetParam(), 1);
+  const auto m = test_matrix(WeightFormat::kInt4Group32, kOut, kIn, 1);
+  constexpr uint32_t kWords[] = {0xFFFFFFFF, 0, 0xF0F0F0F0, 0x00FF00FF};
+  for (int64_t i = 0; i < kOut * kIn / 8; ++i) m->data[static_cast<size_t>(i)] = kWords[i / (kIn / 8) % 4];
+  std::fill_n(reinterpret_cast<uint16_t*>(m->scale.data()), kOut * kIn / 32, f32_to_bf16(1));
+  const Packed packed = pack(cpu, std::span(&m->raw, 1));
+  const TestRows x(kRows, kIn, kIn, 9);
+  for (int64_t r = 0; r < kRows; ++r)
+    for (int64_t c = 0; c < kIn; ++c) x.tensor.row<uint16_t>(r)[c] = f32_to_bf16(r % 2 == 0 ? 1.9921875f : -1.9921875f);
+  for (int64_t rows = 1; rows <= kRows; ++rows) {
+    const Tensor y = linear(cpu.context(), x.tensor.row_range(0, rows), packed.matrix, DType::kF32);
+    for (int64_t r = 0; r < rows; ++r)
+      for (int64_t o = 0; o < kOut; ++o)
+        ASSERT_EQ(y.row<float>(r)[o], exact(GetParam(), x.tensor, r, m->raw, o).first) << rows << " rows: " << o;
+  }
+}
+
 // INT4 beside another format becomes bf16.
 TEST_P(EveryIsa, StackedFormatsAreBf16) {
   TestCpu cpu(GetParam(), 2);

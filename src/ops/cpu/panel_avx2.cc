@@ -21,97 +21,153 @@ inline __m256 odd_f32(__m256i pairs) {
 
 constexpr int kLanes = 8;                         // outputs of a register
 constexpr int kVectors = kPanelOutputs / kLanes;  // registers of a row's sums
-constexpr int64_t kRowsAtOnce = 2;                // whose sums, inputs and weights 16 registers hold
+constexpr int64_t kRowsAtOnce = 4;                // whose sums of half of the outputs 16 registers hold
+constexpr int64_t kWholeRows = 2;                 // whose sums of all outputs they hold
+
+// k tiles that stay in the first-level cache while rows pass them, with what is asked for meanwhile.
+constexpr int64_t kStretch = 4, kInt4Stretch = 8;
+// Few rows that pass quantised weights once: these take so many instructions a byte that the processor itself looks too
+// short a way ahead, and so many bytes are asked for. Panels lie one after another.
+constexpr int64_t kAhead = 4096;
+
+// Registers of outputs in one pass of R rows.
+template <int R>
+constexpr int kPass = R <= kWholeRows ? kVectors : kVectors / 2;
 
 inline __m256i load(const void* p) {
   return _mm256_loadu_si256(static_cast<const __m256i*>(p));
 }
 
-// Pairs of eight outputs' weights, or of an input eight times.
-struct Pairs {
-  __m256 even, odd;
-};
-
-inline Pairs pairs_at(const uint16_t* b) {
-  const __m256i w = load(b);
-  return {even_f32(w), odd_f32(w)};
+// Of eight outputs the weights of the even or of the odd input of a pair.
+template <bool kOdd>
+inline __m256 weights_at(const uint16_t* b) {
+  return kOdd ? odd_f32(load(b)) : even_f32(load(b));
 }
 
-inline Pairs pairs_at(const uint8_t* b) {
+template <bool kOdd>
+inline __m256 weights_at(const uint8_t* b) {
   const __m256i w = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(b)));
-  return {_mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(w, 16), 16)),
-          _mm256_cvtepi32_ps(_mm256_srai_epi32(w, 16))};
+  return _mm256_cvtepi32_ps(_mm256_srai_epi32(kOdd ? w : _mm256_slli_epi32(w, 16), 16));
 }
 
-// The inputs of some rows, 16 pairs each, one row after another; of two terms what counts is their sum.
-template <bool kTerms>
-struct Inputs {
-  Inputs(const PanelJob& job, const uint16_t* a)
-      : high(reinterpret_cast<const int32_t*>(a)),
-        low(kTerms ? reinterpret_cast<const int32_t*>(job.a_low + (a - job.a)) : nullptr) {}
-  Pairs at(int64_t i) const {
-    const __m256i x = _mm256_set1_epi32(high[i]);
-    Pairs pairs{even_f32(x), odd_f32(x)};
-    if constexpr (kTerms) {
-      const __m256i y = _mm256_set1_epi32(low[i]);
-      pairs.even = _mm256_add_ps(pairs.even, even_f32(y));
-      pairs.odd = _mm256_add_ps(pairs.odd, odd_f32(y));
-    }
-    return pairs;
+constexpr int64_t tile_bytes(TileFormat format) {
+  switch (format) {
+    case TileFormat::kBF16: break;
+    case TileFormat::kInt8: return kInt8TileBytes;
+    case TileFormat::kInt4: return kInt4TileBytes;
   }
-  const int32_t *high, *low;
+  return kPanelTileElements * 2;
+}
+
+// What of the stretch at job.next some rows ask for in their passes over this one, some lines with each k tile: all
+// rows together ask for all of it. The processor itself asks for nothing while rows pass what is near.
+class Ahead {
+ public:
+  Ahead(const PanelJob& job, int64_t row, int64_t rows, int64_t passes) {
+    if (job.next == nullptr) return;
+    const int64_t lines = job.k_tiles * tile_bytes(job.stored) / 64;
+    at_ = job.next + lines * row / job.rows * 64;
+    end_ = job.next + lines * (row + rows) / job.rows * 64;
+    of_tile_ = ((end_ - at_) / 64 + passes * job.k_tiles - 1) / (passes * job.k_tiles) * 64;
+  }
+  void fetch() {
+    for (const uint8_t* stop = end_ - at_ < of_tile_ ? end_ : at_ + of_tile_; at_ < stop; at_ += 64)
+      _mm_prefetch(at_, _MM_HINT_T0);
+  }
+
+ private:
+  const uint8_t *at_ = nullptr, *end_ = nullptr;
+  int64_t of_tile_ = 0;
 };
 
-// Quantised weights take so many instructions a byte that the processor itself looks too short a way ahead: so many
-// bytes are asked for. Panels lie one after another.
-constexpr int64_t kAhead = 4096;
+// R rows' inputs of a stretch.
+template <int R>
+using Inputs = float[kStretch][R][kTileK];
 
-// R rows times a k tile of bf16 or INT8: one chain of additions an output.
-template <int R, bool kTerms, typename Weight>
-inline void add_tile(const Weight* b, const Inputs<kTerms>& inputs, __m256 (&sums)[R][kVectors]) {
-  for (int64_t p = 0; p < kPairs; ++p, b += 64) {
-    if constexpr (sizeof(Weight) == 1) _mm_prefetch(b + kAhead, _MM_HINT_T0);
-    Pairs x[R];
-    for (int r = 0; r < R; ++r) x[r] = inputs.at(r * kPairs + p);
+// As f32; of two terms what counts is their sum.
+template <int R, bool kTerms>
+inline void widen(const PanelJob& job, const uint16_t* a, int64_t m, Inputs<R>& out) {
+  const auto eight = [](const uint16_t* from) {
+    return even_f32(_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
+  };
+  const int64_t low = kTerms ? job.a_low - job.a : 0;
+  for (int64_t t = 0; t < job.k_tiles; ++t, a += m * kTileK) {
+    float* to = out[t][0];
+    for (int64_t i = 0; i < R * kTileK; i += kLanes) {
+      __m256 x = eight(a + i);
+      if constexpr (kTerms) x = _mm256_add_ps(x, eight(a + low + i));
+      _mm256_store_ps(to + i, x);
+    }
+  }
+}
+
+// R rows' even or odd inputs of a pair, from x on, times V registers of outputs.
+template <bool kOdd, int R, int V, typename Weight>
+inline void add_input(const Weight* b, const float* x, __m256 (&sums)[R][V]) {
+  __m256 input[R];
 #pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) {
-      const Pairs w = pairs_at(b + v * 16);
-      for (int r = 0; r < R; ++r) {
-        sums[r][v] = _mm256_fmadd_ps(x[r].even, w.even, sums[r][v]);
-        sums[r][v] = _mm256_fmadd_ps(x[r].odd, w.odd, sums[r][v]);
+  for (int r = 0; r < R; ++r) input[r] = _mm256_set1_ps(x[r * kTileK + kOdd]);
+#pragma GCC unroll 4
+  for (int v = 0; v < V; ++v) {
+    const __m256 w = weights_at<kOdd>(b + v * 16);
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) sums[r][v] = _mm256_fmadd_ps(input[r], w, sums[r][v]);
+  }
+}
+
+// A k tile of bf16 or INT8: one chain of additions an output.
+template <int R, int V, typename Weight>
+inline void add_tile(const Weight* b, const float (&x)[R][kTileK], __m256 (&sums)[R][V]) {
+  for (int64_t p = 0; p < kPairs; ++p, b += 64) {
+    add_input<false>(b, x[0] + 2 * p, sums);
+    add_input<true>(b, x[0] + 2 * p, sums);
+  }
+}
+
+// sums += inputs of whole numbers times the numbers, 0 ... 15, at bits 4 * P of the words of a tile, times 16^P; of the
+// topmost ones times 1.
+template <int P, int R, int V>
+inline void add_numbers(const uint8_t* words, const int32_t* a, __m256i (&sums)[R][V]) {
+#pragma GCC unroll 4
+  for (int64_t set = 0; set < kPairs / 4; ++set) {
+    __m256i numbers[V];
+#pragma GCC unroll 4
+    for (int v = 0; v < V; ++v) {
+      const __m256i word = load(words + set * 128 + v * 32);
+      numbers[v] = P == 3 ? _mm256_srli_epi16(word, 12)
+                          : _mm256_and_si256(word, _mm256_set1_epi16(static_cast<int16_t>(15 << 4 * P)));
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      const __m256i x = _mm256_set1_epi32(a[r * kPairs + set * 4 + P]);
+#pragma GCC unroll 4
+      for (int v = 0; v < V; ++v) {
+        sums[r][v] = _mm256_add_epi32(sums[r][v], _mm256_madd_epi16(x, numbers[v]));
+        // The compiler may add whole numbers in any order, and would keep products of many pairs outside registers.
+        asm("" : "+x"(sums[r][v]));
       }
     }
   }
 }
 
-// R rows of whole numbers times the numbers of an INT4 tile, 0 ... 15, from the tile or from kExpanded ones.
-template <int R, bool kExpanded>
-inline void add_int4_tile(const uint8_t* tile, const uint16_t* expanded, const int32_t* a,
-                          __m256i (&sums)[R][kVectors]) {
-  const __m256i four_bits = _mm256_set1_epi16(15);
-  if constexpr (!kExpanded) _mm_prefetch(tile + kAhead, _MM_HINT_T0);
-  for (int64_t set = 0; set < kPairs / 4; ++set, a += 4, expanded += 4 * 64) {
-    const uint8_t* words = tile + 64 + set * 128;
-    if constexpr (!kExpanded) {
-      _mm_prefetch(words + kAhead, _MM_HINT_T0);
-      _mm_prefetch(words + 64 + kAhead, _MM_HINT_T0);
-    }
-#pragma GCC unroll 4
-    for (int p = 0; p < 4; ++p) {
-      __m256i x[R];
-      for (int r = 0; r < R; ++r) x[r] = _mm256_set1_epi32(a[r * kPairs + p]);
-#pragma GCC unroll 4
-      for (int v = 0; v < kVectors; ++v) {
-        const __m256i numbers = kExpanded ? load(expanded + p * 64 + v * 16)
-                                          : _mm256_and_si256(_mm256_srli_epi16(load(words + v * 32), 4 * p), four_bits);
-        for (int r = 0; r < R; ++r) {
-          sums[r][v] = _mm256_add_epi32(sums[r][v], _mm256_madd_epi16(x[r], numbers));
-          // The compiler may add whole numbers in any order, and would keep products of many pairs outside registers.
-          asm("" : "+x"(sums[r][v]));
-        }
-      }
-    }
+// R rows of whole numbers times the weights of an INT4 tile. Numbers stay where they are in their words: products are
+// then 16 and 256 times too large, and shifted once a sum. With 8 inputs, a sum of the largest is below 2^30.
+template <int R, int V>
+inline void add_int4_tile(const uint8_t* words, const int32_t* a, const FixedGroup* fixed, __m256i (&sums)[R][V]) {
+  for (int r = 0; r < R; ++r)
+    for (int v = 0; v < V; ++v) sums[r][v] = _mm256_setzero_si256();
+  add_numbers<2>(words, a, sums);
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r)
+    for (int v = 0; v < V; ++v) sums[r][v] = _mm256_srai_epi32(sums[r][v], 4);
+  add_numbers<1>(words, a, sums);
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) {
+    const __m256i eights = _mm256_set1_epi32(-8 * fixed[r].sum);
+    for (int v = 0; v < V; ++v) sums[r][v] = _mm256_add_epi32(_mm256_srai_epi32(sums[r][v], 4), eights);
   }
+  add_numbers<0>(words, a, sums);
+  add_numbers<3>(words, a, sums);
 }
 
 // Where the sums of some rows begin, and their layout.
@@ -132,47 +188,63 @@ inline __m256 sum_before(const RowSums& sums, int r, int v) {
 // R rows from `row` of the job on, `a` within their row tile of m rows; weights are bf16 or INT8.
 template <int R, bool kTerms, typename Weight>
 void multiply_rows(const PanelJob& job, const uint16_t* a, int64_t m, int64_t row) {
+  constexpr int kV = kPass<R>;
+  alignas(32) Inputs<R> x;
+  widen<R, kTerms>(job, a, m, x);
+  Ahead ahead(job, row, R, kVectors / kV);
   const RowSums in(job.in, row), out(job.out, row);
-  __m256 sums[R][kVectors];
-  for (int r = 0; r < R; ++r)
-    for (int v = 0; v < kVectors; ++v) sums[r][v] = sum_before(in, r, v);
-  const auto* b = reinterpret_cast<const Weight*>(job.b);
-  for (int64_t t = 0; t < job.k_tiles; ++t, a += m * kTileK, b += kPanelTileElements)
-    add_tile(b, Inputs<kTerms>(job, a), sums);
-  for (int r = 0; r < R; ++r)
-    for (int v = 0; v < kVectors; ++v) _mm256_storeu_ps(out.at(r, v), sums[r][v]);
+  for (int first = 0; first < kVectors; first += kV) {
+    __m256 sums[R][kV];
+    for (int r = 0; r < R; ++r)
+      for (int v = 0; v < kV; ++v) sums[r][v] = sum_before(in, r, first + v);
+    const auto* b = reinterpret_cast<const Weight*>(job.b) + first * 16;
+    for (int64_t t = 0; t < job.k_tiles; ++t, b += kPanelTileElements) {
+      ahead.fetch();
+      add_tile(b, x[t], sums);
+    }
+    for (int r = 0; r < R; ++r)
+      for (int v = 0; v < kV; ++v) _mm256_storeu_ps(out.at(r, first + v), sums[r][v]);
+  }
 }
 
-// The same of INT4 weights, whose numbers are in job.tiles if kExpanded. A k tile's sum is a whole number below 2^23,
-// which f32 holds exactly.
-template <int R, bool kExpanded>
+// The same of INT4 weights. A k tile's sum is a whole number below 2^23, which f32 holds exactly.
+template <int R>
 void multiply_int4_rows(const PanelJob& job, const uint16_t* a, int64_t m, int64_t row) {
-  const uint8_t* b = job.b;
-  const FixedGroup* fixed = job.fixed + (a - job.a) / kTileK;
-  const RowSums out(job.out, row);
-  RowSums before(job.in, row);
-  for (int64_t t = 0; t < job.k_tiles; ++t, a += m * kTileK, fixed += m, b += kInt4TileBytes, before = out) {
-    __m256i part[R][kVectors];
+  constexpr int kV = kPass<R>;
+  Ahead ahead(job, row, R, kVectors / kV);
+  const RowSums in(job.in, row), out(job.out, row);
+  for (int first = 0; first < kVectors; first += kV) {
+    __m256 sums[R][kV];
     for (int r = 0; r < R; ++r)
-      for (int v = 0; v < kVectors; ++v) part[r][v] = _mm256_set1_epi32(-8 * fixed[r].sum);
-    add_int4_tile<R, kExpanded>(b, job.tiles + t * kPanelTileElements, reinterpret_cast<const int32_t*>(a), part);
+      for (int v = 0; v < kV; ++v) sums[r][v] = sum_before(in, r, first + v);
+    const uint8_t* b = job.b;
+    const auto* x = reinterpret_cast<const int32_t*>(a);
+    const FixedGroup* fixed = job.fixed + (a - job.a) / kTileK;
+    for (int64_t t = 0; t < job.k_tiles; ++t, x += m * kPairs, fixed += m, b += kInt4TileBytes) {
+      ahead.fetch();
+      __m256i part[R][kV];
+      add_int4_tile(b + 64 + first * 32, x, fixed, part);
 #pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) {
-      const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(b + v * 16));
-      const __m256 scale = even_f32(_mm256_cvtepu16_epi32(bits));
-      for (int r = 0; r < R; ++r) {
-        const __m256 one = _mm256_mul_ps(scale, _mm256_set1_ps(fixed[r].step));
-        const __m256 sum = _mm256_fmadd_ps(_mm256_cvtepi32_ps(part[r][v]), one, sum_before(before, r, v));
-        _mm256_storeu_ps(out.at(r, v), sum);
+      for (int v = 0; v < kV; ++v) {
+        const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(b + (first + v) * 16));
+        const __m256 scale = even_f32(_mm256_cvtepu16_epi32(bits));
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) {
+          const __m256 one = _mm256_mul_ps(scale, _mm256_set1_ps(fixed[r].step));
+          sums[r][v] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(part[r][v]), one, sums[r][v]);
+        }
       }
     }
+    for (int r = 0; r < R; ++r)
+      for (int v = 0; v < kV; ++v) _mm256_storeu_ps(out.at(r, first + v), sums[r][v]);
   }
 }
 
 template <bool kTerms, typename Weight>
-constexpr RowsBody kRows[kRowsAtOnce] = {multiply_rows<1, kTerms, Weight>, multiply_rows<2, kTerms, Weight>};
-template <bool kExpanded>
-constexpr RowsBody kInt4Rows[kRowsAtOnce] = {multiply_int4_rows<1, kExpanded>, multiply_int4_rows<2, kExpanded>};
+constexpr RowsBody kRows[kRowsAtOnce] = {multiply_rows<1, kTerms, Weight>, multiply_rows<2, kTerms, Weight>,
+                                         multiply_rows<3, kTerms, Weight>, multiply_rows<4, kTerms, Weight>};
+constexpr RowsBody kInt4Rows[kRowsAtOnce] = {multiply_int4_rows<1>, multiply_int4_rows<2>, multiply_int4_rows<3>,
+                                             multiply_int4_rows<4>};
 
 // bf16 of each lane, to nearest even, NaN quiet, in the low half of the lane.
 inline __m256i round_bf16(__m256 v) {
@@ -189,49 +261,27 @@ inline __m256i join(__m256i low, __m256i high) {
   return _mm256_permute4x64_epi64(_mm256_packus_epi32(low, high), 0xD8);
 }
 
-// The numbers of an INT4 job, 0 ... 15.
-void expand_int4_numbers(const PanelJob& job) {
-  const __m256i four_bits = _mm256_set1_epi16(15);
-  uint16_t* out = job.tiles;
-  for (int64_t t = 0; t < job.k_tiles; ++t) {
-    const uint8_t* at = job.b + t * kInt4TileBytes + 64;
-    for (int64_t set = 0; set < kPairs / 4; ++set, out += 4 * 64) {
-      for (int v = 0; v < kVectors; ++v, at += 32) {
-        __m256i words = load(at);
-        for (int64_t p = 0; p < 4; ++p) {
-          _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + p * 64 + v * 16), _mm256_and_si256(words, four_bits));
-          words = _mm256_srli_epi16(words, 4);
-        }
-      }
-    }
-  }
+void multiply_stretch(const PanelJob& job) {
+  if (job.stored == TileFormat::kInt4) return multiply_by(kInt4Rows, job);
+  if (job.stored == TileFormat::kInt8)
+    return multiply_by(job.a_low == nullptr ? kRows<false, uint8_t> : kRows<true, uint8_t>, job);
+  multiply_by(job.a_low == nullptr ? kRows<false, uint16_t> : kRows<true, uint16_t>, job);
 }
 
-// The whole numbers of an INT8 job as bf16.
-void expand_int8_numbers(const PanelJob& job) {
-  for (int64_t i = 0; i < job.k_tiles * kPanelTileElements; i += 16) {
-    const auto eight = [](const uint8_t* from) {
-      const __m256i numbers = _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
-      return _mm256_srli_epi32(_mm256_castps_si256(_mm256_cvtepi32_ps(numbers)), 16);
-    };
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(job.tiles + i), join(eight(job.b + i), eight(job.b + i + 8)));
-  }
-}
-
-template <bool kTerms>
-constexpr RowsBodies<kRowsAtOnce> kBodies = {
-    .bf16 = kRows<kTerms, uint16_t>,
-    .int8 = kRows<kTerms, uint8_t>,
-    .expand_int8 = expand_int8_numbers,
-};
-
+// What is read after a stretch follows it in memory, in the same panel or in the next one.
 void multiply(const PanelJob& job) {
-  if (job.stored == TileFormat::kInt4) {
-    if (job.rows <= kRowsAtOnce) return multiply_by(kInt4Rows<false>, job);
-    expand_int4_numbers(job);
-    return multiply_by(kInt4Rows<true>, job);
+  const bool once = job.rows <= kWholeRows, int4 = job.stored == TileFormat::kInt4;
+  const int64_t bytes = tile_bytes(job.stored);
+  const int64_t stretch = !int4 ? kStretch : once ? job.k_tiles : kInt4Stretch;
+  PanelJob part = job;
+  for (int64_t t = 0; t < job.k_tiles; t += part.k_tiles, part.in = job.out) {
+    part.k_begin = job.k_begin + t;
+    part.k_tiles = job.k_tiles - t < stretch ? job.k_tiles - t : stretch;
+    part.b = job.b + t * bytes;
+    part.next = part.b + (once ? kAhead : part.k_tiles * bytes);
+    if (once && job.stored == TileFormat::kBF16) part.next = nullptr;
+    multiply_stretch(part);
   }
-  multiply_by(job.a_low == nullptr ? kBodies<false> : kBodies<true>, job, kRowsAtOnce);
 }
 
 void tile_to_bf16(const float* c, int64_t rows, int64_t cols, uint16_t* out, int64_t out_stride) {
@@ -349,7 +399,7 @@ void dots(const float* x, const float* w, int64_t n, int64_t num_rows, float* ou
 }  // namespace
 
 const PanelKernels kPanelKernelsAvx2 = {
-    .rows_at_once = kRowsAtOnce,
+    .rows_at_once = kWholeRows,
     .rows_of_terms = INT64_MAX,
     .multiply = multiply,
     .fix = fix,

@@ -16,7 +16,8 @@ void multiply_by(const RowsBody (&bodies)[kRowsAtOnce], const PanelJob& job) {
   for (int64_t row = 0; row < job.rows;) {
     const int64_t tile = row / kTileRows, in_tile = row % kTileRows;
     const int64_t m = job.rows - tile * kTileRows < kTileRows ? job.rows - tile * kTileRows : kTileRows;
-    const int64_t rows = m - in_tile < kRowsAtOnce ? m - in_tile : kRowsAtOnce;
+    const int64_t left = m - in_tile, passes = (left + kRowsAtOnce - 1) / kRowsAtOnce;
+    const int64_t rows = (left + passes - 1) / passes;  // of about the same length
     const uint16_t* a = job.a + tile * job.a_stride + (job.k_begin * m + in_tile) * kTileK;
     bodies[rows - 1](job, a, m, row);
     row += rows;
