@@ -50,36 +50,6 @@ inline __m256 weights_at(const uint8_t* b) {
   return _mm256_cvtepi32_ps(_mm256_srai_epi32(kOdd ? w : _mm256_slli_epi32(w, 16), 16));
 }
 
-constexpr int64_t tile_bytes(TileFormat format) {
-  switch (format) {
-    case TileFormat::kBF16: break;
-    case TileFormat::kInt8: return kInt8TileBytes;
-    case TileFormat::kInt4: return kInt4TileBytes;
-  }
-  return kPanelTileElements * 2;
-}
-
-// What of the stretch at job.next some rows ask for in their passes over this one, some lines with each k tile: all
-// rows together ask for all of it. The processor itself asks for nothing while rows pass what is near.
-class Ahead {
- public:
-  Ahead(const PanelJob& job, int64_t row, int64_t rows, int64_t passes) {
-    if (job.next == nullptr) return;
-    const int64_t lines = job.k_tiles * tile_bytes(job.stored) / 64;
-    at_ = job.next + lines * row / job.rows * 64;
-    end_ = job.next + lines * (row + rows) / job.rows * 64;
-    of_tile_ = ((end_ - at_) / 64 + passes * job.k_tiles - 1) / (passes * job.k_tiles) * 64;
-  }
-  void fetch() {
-    for (const uint8_t* stop = end_ - at_ < of_tile_ ? end_ : at_ + of_tile_; at_ < stop; at_ += 64)
-      _mm_prefetch(at_, _MM_HINT_T0);
-  }
-
- private:
-  const uint8_t *at_ = nullptr, *end_ = nullptr;
-  int64_t of_tile_ = 0;
-};
-
 // R rows' inputs of a stretch.
 template <int R>
 using Inputs = float[kStretch][R][kTileK];
@@ -191,7 +161,7 @@ void multiply_rows(const PanelJob& job, const uint16_t* a, int64_t m, int64_t ro
   constexpr int kV = kPass<R>;
   alignas(32) Inputs<R> x;
   widen<R, kTerms>(job, a, m, x);
-  Ahead ahead(job, row, R, kVectors / kV);
+  Ahead<kNearest> ahead(job, row, R, kVectors / kV);
   const RowSums in(job.in, row), out(job.out, row);
   for (int first = 0; first < kVectors; first += kV) {
     __m256 sums[R][kV];
@@ -211,7 +181,7 @@ void multiply_rows(const PanelJob& job, const uint16_t* a, int64_t m, int64_t ro
 template <int R>
 void multiply_int4_rows(const PanelJob& job, const uint16_t* a, int64_t m, int64_t row) {
   constexpr int kV = kPass<R>;
-  Ahead ahead(job, row, R, kVectors / kV);
+  Ahead<kNearest> ahead(job, row, R, kVectors / kV);
   const RowSums in(job.in, row), out(job.out, row);
   for (int first = 0; first < kVectors; first += kV) {
     __m256 sums[R][kV];

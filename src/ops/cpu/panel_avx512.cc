@@ -146,8 +146,10 @@ template <int R, int T, typename Weight>
 void multiply_rows(const PanelJob& job, const uint16_t* a, int64_t m, int64_t row) {
   Sums<R, T> sums = {};
   load_sums({job.in, row}, sums[0]);
+  Ahead<kSecondLevel> ahead = job.rows > R ? Ahead<kSecondLevel>(job, row, R, 1) : Ahead<kSecondLevel>();
   const auto* b = reinterpret_cast<const Weight*>(job.b);
   for (int64_t k = 1; k <= job.k_tiles; ++k, a += m * kTileK, b += kPanelTileElements) {
+    ahead.fetch();
     add_tile(b, Inputs<T>(job, a), sums);
     if (k == job.k_tiles || k % kExpandedTiles == 0) join_terms<R, T>(sums);
   }

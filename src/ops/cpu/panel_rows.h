@@ -7,6 +7,40 @@
 namespace perigee::cpu {
 namespace {
 
+constexpr int64_t tile_bytes(TileFormat format) {
+  switch (format) {
+    case TileFormat::kBF16: break;
+    case TileFormat::kInt8: return kInt8TileBytes;
+    case TileFormat::kInt4: return kInt4TileBytes;
+  }
+  return kPanelTileElements * 2;
+}
+
+constexpr int kNearest = 3, kSecondLevel = 2;  // caches, as __builtin_prefetch counts them
+
+// What of the stretch at job.next some rows ask for in their passes over this one, some lines with each k tile: all
+// rows together ask for all of it. The processor itself asks for nothing while rows pass what is near.
+template <int kNear>
+class Ahead {
+ public:
+  Ahead() = default;
+  Ahead(const PanelJob& job, int64_t row, int64_t rows, int64_t passes) {
+    if (job.next == nullptr) return;
+    const int64_t lines = job.k_tiles * tile_bytes(job.stored) / 64;
+    at_ = job.next + lines * row / job.rows * 64;
+    end_ = job.next + lines * (row + rows) / job.rows * 64;
+    of_tile_ = ((end_ - at_) / 64 + passes * job.k_tiles - 1) / (passes * job.k_tiles) * 64;
+  }
+  void fetch() {
+    for (const uint8_t* stop = end_ - at_ < of_tile_ ? end_ : at_ + of_tile_; at_ < stop; at_ += 64)
+      __builtin_prefetch(at_, 0, kNear);
+  }
+
+ private:
+  const uint8_t *at_ = nullptr, *end_ = nullptr;
+  int64_t of_tile_ = 0;
+};
+
 // `a`: the first of the body's rows in its row tile of `m`; `row`: that row among all of the job.
 using RowsBody = void (*)(const PanelJob& job, const uint16_t* a, int64_t m, int64_t row);
 
