@@ -15,7 +15,7 @@
 #include <utility>
 
 #include "base/json.h"
-#include "grammar/pattern.h"
+#include "grammar/regex_grammar.h"
 #include "grammar/reply_grammar.h"
 #include "grammar/schema_grammar.h"
 #include "grammar/structural_tag.h"
@@ -41,12 +41,6 @@ std::string key_of(const GrammarSpec& spec) {
     append(tool.parameters);
   }
   return key;
-}
-
-Result<std::string> ebnf_of_regex(const std::string& text) {
-  auto pattern = Pattern::parse(text, Pattern::Whole::kYes);
-  if (!pattern.ok()) return pattern.error();
-  return "root ::= Regex(" + ebnf_literal(pattern->spelt()) + ")\n";
 }
 
 Result<std::string> ebnf_of_choices(const std::vector<std::string>& choices) {
@@ -116,7 +110,7 @@ Result<std::shared_ptr<const TextGrammar>> GrammarCompiler::Impl::text_of(const 
   if (spec.kind == Kind::kEbnf) RETURN_IF_ERROR(TextGrammar::check_ebnf(spec.text));
   Result<std::string> ebnf = spec.kind == Kind::kJsonObject   ? Result<std::string>(json_object_grammar())
                              : spec.kind == Kind::kJsonSchema ? schema_grammar(spec.text)
-                             : spec.kind == Kind::kRegex      ? ebnf_of_regex(spec.text)
+                             : spec.kind == Kind::kRegex      ? regex_grammar(spec.text)
                              : spec.kind == Kind::kChoice     ? ebnf_of_choices(spec.choices)
                                                               : Result<std::string>(spec.text);
   if (!ebnf.ok()) return ebnf.error();

@@ -28,8 +28,8 @@ class Language {
 
   // Without states that no text passes, and with equal ones merged.
   static Language of_states(std::vector<State> states);
-  // The texts that a pattern matches somewhere. Errors: what parse_pattern refuses, look-ahead other than at the
-  // beginning of an alternative that begins with ^, and what needs more than kMostStates.
+  // The texts that a pattern matches somewhere. Errors: what parse_pattern refuses, and what needs more than
+  // kMostStates.
   static Result<Language> of_pattern(std::string_view pattern, Reading reading);
   // Whether valid UTF-8 is of the language of a pattern, without its states: for few texts. Errors: the same, and a
   // long text of a large pattern.
@@ -49,10 +49,11 @@ class Language {
   const std::vector<State>& states() const { return states_; }
 
   static constexpr size_t kMostStates = 2000;
+  static Error too_large();
+  // Appends an edge that begins after all others, to the last one where it goes on as that does.
+  static void add_edge(std::vector<Edge>& edges, const Edge& edge);
 
  private:
-  class Builder;
-
   std::vector<State> states_;  // none: no text
 };
 

@@ -1,8 +1,10 @@
 #include "grammar/language.h"
 
+#include <fmt/core.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <regex>
 #include <string>
 
 #include "base/rng.h"
@@ -51,17 +53,97 @@ TEST(Language, LookAheadsAndAnchorsAnywhere) {
                            {"^(?!^[-+.]*$)[+-]?0*\\d*\\.?\\d*$", "-0.5", "-."},
                            {"$^", "", "a"},
                            {"a*$^", "", "aa"},
-                           {"^(?:(?:x))$|^(?=y)yz", "yz", "xz"}}) {
+                           {"^(?:(?:x))$|^(?=y)yz", "yz", "xz"},
+                           {"(?=.*[A-Z])(?=.*[0-9]).{4,}", "x abC1y", "ab1"},
+                           {"^[a-z\\d](?:[a-z\\d]|-(?=[a-z\\d])){0,38}$", "a-b-c", "a-"},
+                           {"^a(?!.*--)[a-z-]+$", "ab-c-", "ab--c"},
+                           {"^(?:a(?=b|$)|b(?!b))+$", "abab", "abba"},
+                           {"a(?=b\\b)", "ab c", "abc"},
+                           {"^(?=(?!a).*c).*$", "bc", "ac"},
+                           {"x(?=^)|b(?!^)a", "ba", "x"},
+                           {"^(?!\\b)", " a", "a"},
+                           {"-(?=\\bb)", "-b", "- b"}}) {
     EXPECT_TRUE(of(each.pattern).matches(each.yes)) << each.pattern;
     EXPECT_FALSE(of(each.pattern).matches(each.no)) << each.pattern;
     EXPECT_TRUE(*Language::pattern_matches(each.pattern, Reading::kNarrow, each.yes)) << each.pattern;
     EXPECT_FALSE(*Language::pattern_matches(each.pattern, Reading::kNarrow, each.no)) << each.pattern;
   }
   for (const char* pattern :
-       {"(?=a)b", "a(?=b)", "(?<=a)b", "\\bx", "(a)\\1", "(?i)a", "^(.{1,900}a.{1,900}){1,90}$", "((){100000}){100000}",
-        "a{,3}", "a{,}", "[]a]", "[^]a]", "\\012", "\\ud83d", "[\\ud83d\\ude00]"}) {
+       {"(?<=a)b", "a(?i)", "(?m)a", "(?i:a)", "(?-i)a", "(?)", "\\b+", "(a)\\1", "^(.{1,900}a.{1,900}){1,90}$",
+        "((){100000}){100000}", "a{,3}", "a{,}", "[]a]", "[^]a]", "\\012", "\\ud83d", "[\\ud83d\\ude00]"}) {
     EXPECT_FALSE(Language::of_pattern(pattern, Reading::kNarrow).ok()) << pattern;
     EXPECT_FALSE(Language::pattern_matches(pattern, Reading::kNarrow, "a").ok()) << pattern;
+  }
+}
+
+// A pattern of a few parts that std::regex reads as we do; it errs about look-ahead inside others and inside loops.
+std::string random_pattern(Rng& rng, int depth) {
+  constexpr const char* kParts[] = {"a", "b", "_", "-", " ", "\\b", "\\B", "\\w", "\\W", "[a-]", "[^a]", "^", "$"};
+  std::string out;
+  for (uint64_t i = 1 + rng.below(4); i > 0; --i) {
+    if (depth > 0 && rng.below(4) == 0) {
+      out += "(?:a|" + random_pattern(rng, depth - 1) + ")" + (rng.chance(0.3) ? "*" : "");
+    } else {
+      out += kParts[rng.below(std::size(kParts))];
+    }
+  }
+  return out;
+}
+
+TEST(Language, WordEdgesAndCaseAreThoseOfAnotherEngine) {
+  Rng rng(3);
+  int64_t matched = 0, tried = 0;
+  for (int i = 0; i < 400; ++i) {
+    const bool any_case = rng.chance(0.3);
+    const std::string pattern = random_pattern(rng, 2);
+    const std::regex other(pattern, any_case ? std::regex::ECMAScript | std::regex::icase : std::regex::ECMAScript);
+    const std::string ours = (any_case ? "(?i)" : "") + pattern;
+    const Language language = of(ours), wide = of(ours, Reading::kWide);
+    for (int j = 0; j < 60; ++j) {
+      std::string text;
+      for (uint64_t k = rng.below(6); k > 0; --k) text += "abAB_- "[rng.below(7)];
+      const bool expected = std::regex_search(text, other);
+      // Engines differ about \B in an empty text.
+      if (!text.empty() || pattern.find("\\B") == std::string::npos) {
+        ASSERT_EQ(language.matches(text), expected) << ours << ": " << text;
+        ASSERT_EQ(*Language::pattern_matches(ours, Reading::kNarrow, text), expected) << ours << ": " << text;
+      }
+      ASSERT_TRUE(wide.matches(text) || !expected) << ours << ": " << text;
+      matched += expected ? 1 : 0;
+      ++tried;
+    }
+  }
+  EXPECT_GT(matched, tried / 10);
+  EXPECT_LT(matched, tried * 9 / 10);
+}
+
+TEST(Language, WordEdgesAndFlagsWhereEnginesDiffer) {
+  struct Case {
+    const char *pattern, *text;
+    bool narrow, wide;
+  };
+  for (const Case& each : {Case{"^\\bé", "é", false, true},  // a letter of a word in Python, not in ECMA
+                           {"a\\b", "aé", false, true},
+                           {"a\\Bé", "aé", false, true},
+                           {"é\\b-", "é-", false, true},
+                           {"é\\Ba", "éa", false, true},
+                           {"^\\bab\\b.\\bé?", "ab ab", true, true},
+                           {"\\B", "", false, true},
+                           {"^$|\\B", "-", true, true},
+                           {"(?i)^k$", "K", true, true},
+                           {"(?i)^k$", "\u212a", false, true},  // KELVIN SIGN, a K in Python
+                           {"(?i)^[^k]$", "K", false, false},
+                           {"(?i)^[^k]$", "\u212a", false, true},
+                           {"(?i)^[^k]$", "j", true, true},
+                           {"(?i)^é$", "É", false, true},
+                           {"(?i)^é$", "é", true, true},
+                           {"(?i)^\\x4a$", "j", true, true},
+                           {"(?is)^a.$", "A\n", true, true},
+                           {"(?s)^.$", "\u2028", true, true},
+                           {"(?au)^a$", "A", false, false}}) {
+    EXPECT_EQ(of(each.pattern).matches(each.text), each.narrow) << each.pattern << ": " << each.text;
+    EXPECT_EQ(of(each.pattern, Reading::kWide).matches(each.text), each.wide) << each.pattern << ": " << each.text;
+    EXPECT_EQ(*Language::pattern_matches(each.pattern, Reading::kNarrow, each.text), each.narrow) << each.pattern;
   }
 }
 
@@ -76,6 +158,15 @@ TEST(Language, TheWideReadingTakesWhatAnyEngineMatches) {
   EXPECT_TRUE(of("^[^\\w]$", Reading::kWide).matches("é"));
   // What must not match has the other reading.
   EXPECT_FALSE(of("^(?!\\d).$").matches("٣"));
+}
+
+// Each level is asked after three kinds of characters, each of which would ask the next one three times.
+TEST(Language, LookAheadsInsideOthersAreBoundedTogether) {
+  std::string pattern = "\\b";
+  for (int level = 0; level < 60; ++level) pattern = fmt::format("(?=[a\\-é]?{})", pattern);
+  EXPECT_FALSE(Language::of_pattern(pattern, Reading::kWide).ok());
+  EXPECT_FALSE(Language::pattern_matches(pattern, Reading::kWide, "a").ok());
+  EXPECT_TRUE(Language::of_pattern("(?=[a\\-é]?(?=[a\\-é]?(?=[a\\-é]?\\b)))", Reading::kNarrow).ok());
 }
 
 TEST(Language, SetsOfTexts) {

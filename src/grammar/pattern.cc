@@ -128,6 +128,8 @@ std::pair<int32_t, int32_t> Pattern::lengths(const Node& node) {
     case Node::Kind::kSet: return {1, 1};
     case Node::Kind::kBegin:
     case Node::Kind::kEnd:
+    case Node::Kind::kWordEdge:
+    case Node::Kind::kNoWordEdge:
     case Node::Kind::kAhead:
     case Node::Kind::kNotAhead: return {0, 0};
     case Node::Kind::kSequence: {
@@ -161,6 +163,7 @@ Result<Pattern> Pattern::parse(std::string_view text, Whole whole) {
   Pattern made;
   made.root_ = *std::move(node);
   if (has_ahead(made.root_)) return Error(Code::kBadInput, "look-ahead is not supported here");
+  if (has_word_edge(made.root_)) return Error(Code::kBadInput, "\\b and \\B are not supported here");
   if (Status status = bound_repeats(made.root_); !status.ok()) return status.error();
   if (Status status = anchor(made.root_, whole); !status.ok()) return status.error();
   // Written out, what is finite of its repetitions.
@@ -177,7 +180,7 @@ Result<Pattern> Pattern::parse(std::string_view text, Whole whole) {
 
 std::optional<Pattern::RepeatedSet> Pattern::repeated_set(std::string_view text, Whole whole) {
   auto node = parse_pattern(text, Reading::kNarrow);
-  if (!node.ok() || has_ahead(*node) || !anchor(*node, whole).ok()) return std::nullopt;
+  if (!node.ok() || has_ahead(*node) || has_word_edge(*node) || !anchor(*node, whole).ok()) return std::nullopt;
   if (node->parts.size() != 1) return std::nullopt;
   const Node& only = node->parts[0];
   if (only.kind != Node::Kind::kRepeat || only.parts[0].kind != Node::Kind::kSet) return std::nullopt;

@@ -1,9 +1,9 @@
 // Pattern: a regular expression of the common subset of ECMA-262 and Python, as an automaton's expression over code
 // points.
 //
-// It takes what pattern_parser.h takes, with ^ and $ at the ends of alternatives only and without look-ahead; Language
-// takes those too. \d, \w and \s are ASCII, and their complements leave out non-ASCII too, so that engines that know
-// Unicode digits agree.
+// It takes what pattern_parser.h takes, with ^ and $ at the ends of alternatives only, without \b and without
+// look-ahead; Language takes those too. \d, \w and \s are ASCII, and their complements leave out non-ASCII too, so that
+// engines that know Unicode digits agree.
 #pragma once
 
 #include <cstdint>

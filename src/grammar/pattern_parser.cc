@@ -14,7 +14,6 @@ namespace {
 using Node = PatternNode;
 
 const CodePoints kDigits = {{'0', '9'}};
-const CodePoints kWord = {{'0', '9'}, {'A', 'Z'}, {'_', '_'}, {'a', 'z'}};
 const CodePoints kSpace = {{'\t', '\r'}, {' ', ' '}};
 const CodePoints kBlanks = {{'\t', '\r'}, {0x1C, ' '}};  // Python's, the ASCII ones
 
@@ -23,6 +22,7 @@ class Parser {
   Parser(std::string_view text, Reading reading) : text_(text), wide_(reading == Reading::kWide) {}
 
   Result<Node> parse() {
+    take_flags();
     Node node = choice(0);
     if (error_.empty() && at_ < text_.size()) fail("an unmatched )");
     if (!error_.empty()) return Error(Code::kBadInput, error_);
@@ -39,6 +39,13 @@ class Parser {
     if (!text_.substr(at_).starts_with(what)) return false;
     at_ += what.size();
     return true;
+  }
+
+  void take_flags() {
+    const std::string_view flags = text_.substr(0, flags_length(text_));
+    ignores_case_ = flags.find('i') != std::string_view::npos;
+    dot_is_all_ = flags.find('s') != std::string_view::npos;
+    at_ = flags.size();
   }
 
   Node choice(int depth) {
@@ -116,14 +123,14 @@ class Parser {
 
   static bool is_assertion(const Node& node) {
     using Kind = Node::Kind;
-    return node.kind == Kind::kBegin || node.kind == Kind::kEnd || node.kind == Kind::kAhead ||
-           node.kind == Kind::kNotAhead;
+    return node.kind == Kind::kBegin || node.kind == Kind::kEnd || node.kind == Kind::kWordEdge ||
+           node.kind == Kind::kNoWordEdge || node.kind == Kind::kAhead || node.kind == Kind::kNotAhead;
   }
 
   Node group(int depth) {
     const bool not_ahead = take("?!"), ahead = !not_ahead && take("?=");
     if (!ahead && !not_ahead && next_is('?') && !take("?:") && !skip_name())
-      fail("look-behind and flags are not supported");
+      fail("look-behind, and flags other than i, s, a and u at the beginning, are not supported");
     wide_ = wide_ != not_ahead;
     Node inner = choice(depth + 1);
     wide_ = wide_ != not_ahead;
@@ -159,13 +166,29 @@ class Parser {
     if (take("(")) return group(depth);
     if (take("^") || take("\\A")) return {Node::Kind::kBegin, {}, {}};
     if (take("$") || take("\\Z") || take("\\z")) return end_of_text();
+    for (const bool edge : {true, false})
+      if (take(edge ? "\\b" : "\\B"))
+        return {edge ? Node::Kind::kWordEdge : Node::Kind::kNoWordEdge, also_others(kWordLetters, wide_), {}};
+    if (dot_is_all_ && take(".")) return of_set({{0, kLastCodePoint}});
     if (take("."))
       return of_set(
           complement(wide_ ? CodePoints{{'\n', '\n'}} : CodePoints{{'\n', '\n'}, {'\r', '\r'}, {0x2028, 0x2029}}));
     if (take("[")) return of_set(bracket());
-    if (take("\\")) return of_set(escape(false, wide_));
+    if (take("\\")) return of_set(of_any_case(escape(false, wide_), wide_));
     if (next_is('*') || next_is('+') || next_is('?')) fail("a repetition of nothing");
-    return of_set(one_character());
+    return of_set(of_any_case(one_character(), wide_));
+  }
+
+  // With what the flag i adds. Engines agree on ASCII letters, and differ in what else is one of these.
+  CodePoints of_any_case(CodePoints set, bool wide) const {
+    if (!ignores_case_) return set;
+    CodePoints out = set;
+    const CodePoints upper = within(set, 'A', 'Z'), lower = within(set, 'a', 'z');
+    for (const auto& [low, high] : upper) out.emplace_back(low + 32, high + 32);
+    for (const auto& [low, high] : lower) out.emplace_back(low - 32, high - 32);
+    if (wide && (out.size() > set.size() || !within(set, 0x80, kLastCodePoint).empty()))
+      out.emplace_back(0x80, kLastCodePoint);
+    return normal(std::move(out));
   }
 
   CodePoints one_character() {
@@ -210,9 +233,9 @@ class Parser {
     if (negated && has_complement) fail("\\D, \\W and \\S in a negated class are not supported");
     // Engines that know Unicode exclude its digits, letters and blanks with \d, \w and \s, Python U+001C to U+001F.
     if (negated && has_class && !wide_) set.emplace_back(0x1C, 0x1F);
-    set = normal(std::move(set));
+    set = of_any_case(normal(std::move(set)), wide);
     if (!negated) return set;
-    return complement(set, has_class && !wide_ ? 0x7F : kLastCodePoint);
+    return complement(set, (has_class || ignores_case_) && !wide_ ? 0x7F : kLastCodePoint);
   }
 
   CodePoints class_part(bool wide, bool& has_class, bool& has_complement) {
@@ -260,10 +283,10 @@ class Parser {
     };
     switch (c) {
       case 'd': return set(also_others(kDigits, wide));
-      case 'w': return set(also_others(kWord, wide));
+      case 'w': return set(also_others(kWordLetters, wide));
       case 's': return set(also_others(wide ? kBlanks : kSpace, wide));
       case 'D': return set(complement(kDigits, wide ? kLastCodePoint : 0x7F));
-      case 'W': return set(complement(kWord, wide ? kLastCodePoint : 0x7F));
+      case 'W': return set(complement(kWordLetters, wide ? kLastCodePoint : 0x7F));
       case 'S': return set(wide ? complement(kSpace) : complement(kBlanks, 0x7F));
       case 'n': return is('\n');
       case 'r': return is('\r');
@@ -294,12 +317,22 @@ class Parser {
 
   std::string_view text_;
   bool wide_;
+  bool ignores_case_ = false, dot_is_all_ = false;  // flags
   size_t at_ = 0;
   size_t num_nodes_ = 0;
   std::string error_;
 };
 
 }  // namespace
+
+// The other letters of flags change what ^, $ and blanks are.
+size_t flags_length(std::string_view text) {
+  if (!text.starts_with("(?")) return 0;
+  const size_t end = text.find_first_not_of("isau", 2);
+  return end > 2 && end != std::string_view::npos && text[end] == ')' ? end + 1 : 0;
+}
+
+const CodePoints kWordLetters = {{'0', '9'}, {'A', 'Z'}, {'_', '_'}, {'a', 'z'}};
 
 Result<PatternNode> parse_pattern(std::string_view text, Reading reading) {
   return Parser(text, reading).parse();
@@ -308,6 +341,11 @@ Result<PatternNode> parse_pattern(std::string_view text, Reading reading) {
 bool has_ahead(const PatternNode& node) {
   if (node.kind == PatternNode::Kind::kAhead || node.kind == PatternNode::Kind::kNotAhead) return true;
   return std::any_of(node.parts.begin(), node.parts.end(), has_ahead);
+}
+
+bool has_word_edge(const PatternNode& node) {
+  if (node.kind == PatternNode::Kind::kWordEdge || node.kind == PatternNode::Kind::kNoWordEdge) return true;
+  return std::any_of(node.parts.begin(), node.parts.end(), has_word_edge);
 }
 
 }  // namespace perigee

@@ -1,7 +1,8 @@
 // A regular expression as a tree: the common subset of ECMA-262 and Python.
 //
-// Literals, classes, `.`, groups, alternation, greedy and lazy repetition, \d \w \s and their complements, ^ and $, and
-// look-ahead. Look-behind, back references, word boundaries, \p and flags are refused by name.
+// Literals, classes, `.`, groups, alternation, greedy and lazy repetition, \d \w \s and their complements, ^ and $, \b
+// and \B, look-ahead, and Python's flags i, s, a and u before all else. Look-behind, back references, \p and other
+// flags are refused by name.
 #pragma once
 
 #include <cstdint>
@@ -15,9 +16,9 @@ namespace perigee {
 
 struct PatternNode {
   static constexpr int32_t kNoEnd = INT32_MAX;
-  enum class Kind { kSet, kSequence, kChoice, kRepeat, kBegin, kEnd, kAhead, kNotAhead };
+  enum class Kind { kSet, kSequence, kChoice, kRepeat, kBegin, kEnd, kWordEdge, kNoWordEdge, kAhead, kNotAhead };
   Kind kind;
-  CodePoints set;
+  CodePoints set;                  // of a kSet; of a kWordEdge and a kNoWordEdge: what may be a letter of a word
   std::vector<PatternNode> parts;  // one of a kRepeat, a kAhead and a kNotAhead
   int32_t least = 0, most = 0;
 };
@@ -32,6 +33,11 @@ enum class Reading {
 // than 64 nested groups.
 Result<PatternNode> parse_pattern(std::string_view text, Reading reading);
 
-bool has_ahead(const PatternNode& node);  // look-ahead, anywhere in it
+size_t flags_length(std::string_view text);  // of (?i) and the like at its beginning
+
+extern const CodePoints kWordLetters;  // those of \w that all engines agree on
+
+bool has_ahead(const PatternNode& node);      // look-ahead, anywhere in it
+bool has_word_edge(const PatternNode& node);  // the same of \b and \B
 
 }  // namespace perigee

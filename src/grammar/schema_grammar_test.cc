@@ -6,8 +6,10 @@
 
 #include <algorithm>
 #include <chrono>
+#include <set>
 
 #include "grammar/grammar_compiler.h"
+#include "grammar/language.h"
 #include "grammar/schema_fixture.h"
 #include "grammar/schema_merge.h"
 #include "grammar/schema_obeys.h"
@@ -166,9 +168,8 @@ TEST(SchemaGrammar, RefusesByPlace) {
           {R"({"$ref":"http://x/y"})", "/$ref:"},
           {R"({"$id":"https://e.com/a/s","$ref":"https://f.com/a/s"})", "/$ref:"},
           {R"({"items":{"$id":"a","$ref":"#/$defs/b"},"minItems":1,"$defs":{"b":{"const":1}}})", "/items/$id:"},
-          {R"-({"type":"string","pattern":"(?=a)"})-", "/pattern:"},
           {R"-({"type":"string","pattern":"a(?<!b)"})-", "/pattern:"},
-          {R"-({"type":"string","pattern":"\\bword\\b"})-", "/pattern:"},
+          {R"-({"type":"string","pattern":"(?<=a)b"})-", "/pattern:"},
           {R"({"oneOf":[{"uniqueItems":true},{"format":"x"}]})", "/oneOf:"},
           {R"({"type":"integer","minimum":3,"maximum":2})", "/:"},
           {R"({"not":{"uniqueItems":true}})", "/not:"},
@@ -336,6 +337,38 @@ TEST(SchemaGrammar, ItemsAreUniqueUnlessThatIsFalse) {
   EXPECT_EQ(obeys(*parse_json("[1,1]", {}), *parse_json(R"({"uniqueItems":"yes"})", {})), Obeys::kNo);
 }
 
+// Regular expressions with assertions go another way to a grammar than those without.
+TEST(GrammarCompiler, RegexesWithAssertions) {
+  Rng rng(4);
+  for (const char* pattern : {"[a-z]{2,5}", "(?i)yes|no", "(?=.*[0-9])[a-z0-9]{2,6}", "[ab ]{0,3}\\bcat\\b[ab ]{0,3}",
+                              "(?:a|-(?=[ab]))+b", "(?i)(?!no)[a-z]{2,3}"}) {
+    for (const bool in_tag : {false, true}) {
+      GrammarSpec spec;
+      spec.kind = in_tag ? GrammarSpec::Kind::kStructuralTag : GrammarSpec::Kind::kRegex;
+      const std::string quoted = dump_json(Json(std::string(pattern)));
+      spec.text = in_tag ? R"({"type":"structural_tag","format":{"type":"regex","pattern":)" + quoted + "}}" : pattern;
+      const auto constraint = compiler().compile_now(spec);
+      ASSERT_TRUE(constraint.ok()) << pattern << ": " << constraint.error().message;
+      std::set<std::string> replies;
+      for (int i = 0; i < 20; ++i) {
+        const RandomReply reply = random_reply(*grammar_tokenizer(), **constraint, end_id(), 40, rng);
+        ASSERT_TRUE(reply.ended) << reply.text;
+        const size_t flags = flags_length(pattern);
+        const std::string whole = fmt::format("{}^(?:{})$", std::string(pattern, flags), pattern + flags);
+        EXPECT_TRUE(*Language::pattern_matches(whole, Reading::kNarrow, reply.text)) << pattern << ": " << reply.text;
+        replies.insert(reply.text);
+      }
+      EXPECT_GE(replies.size(), 3u) << pattern;
+    }
+  }
+  for (const char* pattern : {"(?<=a)b", "a(?=b)", "(a)\\1"}) {
+    GrammarSpec spec;
+    spec.kind = GrammarSpec::Kind::kRegex;
+    spec.text = pattern;
+    EXPECT_FALSE(compiler().compile_now(spec).ok()) << pattern;
+  }
+}
+
 TEST(GrammarCompiler, SchemasAndRegexesInStructuralTagsAreOurs) {
   const auto made = [](const std::string& content) {
     GrammarSpec spec;
@@ -357,10 +390,10 @@ TEST(GrammarCompiler, SchemasAndRegexesInStructuralTagsAreOurs) {
     EXPECT_EQ(obeys(*value, *parse_json(schema, {})), Obeys::kYes) << reply.text;
   }
   for (const auto& [content, place] : std::initializer_list<std::pair<const char*, const char*>>{
-           {R"({"type":"json_schema","json_schema":{"type":"string","pattern":"\\b"}})",
+           {R"({"type":"json_schema","json_schema":{"type":"string","pattern":"(?<=a)b"}})",
             "/format/content/json_schema/pattern: "},
            {R"({"type":"json_schema","json_schema":true,"style":"glm_xml"})", "/format/content/style: "},
-           {R"({"type":"regex","pattern":"a\\b"})", "/format/content/pattern: "},
+           {R"({"type":"regex","pattern":"(a)\\1"})", "/format/content/pattern: "},
            {R"({"type":"any_text","max_chars":3})", "/format/content/max_chars: "},
            {R"({"type":"grammar","grammar":"root ::= x\nx[max_chars=3] ::= [a-z]+"})",
             "/format/content/grammar: rule x "}}) {

@@ -7,7 +7,7 @@
 #include <unordered_map>
 #include <utility>
 
-#include "grammar/pattern.h"
+#include "grammar/regex_grammar.h"
 #include "grammar/schema_grammar.h"
 #include "grammar/text_grammar.h"
 
@@ -78,9 +78,9 @@ class Tag {
     const Json* text = format.find("pattern");
     if (text == nullptr || !text->is_string()) return refusal(place + "/pattern", "expected a string");
     RETURN_IF_ERROR(check_excludes(format, place));
-    auto pattern = Pattern::parse(text->as_string(), Pattern::Whole::kYes);
-    if (!pattern.ok()) return refusal(place + "/pattern", pattern.error().message);
-    return grammar_format("root ::= Regex(" + ebnf_literal(pattern->spelt()) + ")\n", place);
+    const auto ebnf = regex_grammar(text->as_string());
+    if (!ebnf.ok()) return refusal(place + "/pattern", ebnf.error().message);
+    return grammar_format(*ebnf, place);
   }
 
   Result<Json> of_schema(const Json& format, const std::string& place) {
