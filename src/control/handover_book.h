@@ -31,8 +31,8 @@ class HandoverBook {
            !sequence.wants_prompt_logprobs() && rules_.handover_tokens(sequence.num_prompt()) % kBlockTokens != 0;
   }
 
-  // All of the sequence's prompt but one token if it leaves a tail, else the longest prefix that another node could start
-  // from; held until release(). Null: none.
+  // All of the sequence's prompt but one token if it leaves a tail, else the longest prefix that another node could
+  // start from; held until release(). Null: none.
   std::shared_ptr<const Lease> lease(const Sequence& sequence);
   void release(SequenceId lease);  // of one that is gone: nothing happens
 
