@@ -215,9 +215,9 @@ TEST_P(Handover, ASequenceStartsFromWhatHasArrived) {
     ImportEnd end;
     bool has_tail, has_checkpoint;
   };
-  for (const auto& [end, has_tail, has_checkpoint] : {Case{ImportEnd::kArrived, true, true},
-                                                      Case{ImportEnd::kWithoutTail, false, true},
-                                                      Case{ImportEnd::kWithoutCheckpoint, true, false}}) {
+  for (const auto& [end, has_tail, has_checkpoint] :
+       {Case{ImportEnd::kArrived, true, true}, Case{ImportEnd::kWithoutTail, false, true},
+        Case{ImportEnd::kWithoutCheckpoint, true, false}}) {
     SCOPED_TRACE(static_cast<int>(end));
     SchedulerHarness h(config());
     const SequenceId a = submit_remote(h, 1, tokens_from(0, 200));
