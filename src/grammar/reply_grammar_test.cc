@@ -185,7 +185,8 @@ TEST(ReplyGrammar, NeedsTheMarkers) {
 
 TEST(GrammarCompiler, NamesTheToolAtFault) {
   GrammarSpec spec = calls_of(Calls::kRequired);
-  spec.tools[1].parameters = R"({"type":"object","properties":{"x":{"uniqueItems":true,"contains":{}}}})";
+  spec.tools[1].parameters =
+      R"({"type":"object","properties":{"x":{"uniqueItems":true,"contains":{},"prefixItems":[{}]}}})";
   auto made = compiler().compile_now(spec);
   ASSERT_FALSE(made.ok());
   EXPECT_TRUE(made.error().message.starts_with("tools[1]/parameters/properties/x/uniqueItems:"))

@@ -59,6 +59,15 @@ constexpr const char* kSchemas[] = {
     R"({"type":"array","uniqueItems":true,"items":{"enum":[0,1,2,3,4,5,6,7,8,9]},"minItems":1,"maxItems":2})",
     R"({"type":"array","uniqueItems":true,"items":{"type":"integer","minimum":9223372036854775805,"maximum":9223372036854775807},"minItems":3})",
     R"({"type":"array","uniqueItems":true,"minItems":3,"items":{"type":"object","properties":{"n":{"type":"null"},"id":{"type":"string"}},"required":["n","id"]}})",
+    R"({"type":"array","uniqueItems":true,"minItems":2,"contains":{"const":5},"items":{"type":"integer"}})",
+    R"({"type":"array","uniqueItems":true,"contains":{"enum":["a","b"]},"items":{"enum":["a","b",1,2,3]}})",
+    R"({"type":"array","uniqueItems":true,"minContains":2,"contains":{"type":"integer"},"items":{"type":"integer"}})",
+    R"({"type":"array","uniqueItems":true,"minItems":3,"prefixItems":[{"enum":["a","b","c"]},{"enum":["a","b","c"]},{"enum":["c","a"]}],"items":false})",
+    R"({"type":"array","uniqueItems":true,"minItems":2,"prefixItems":[{"type":"null"},{"type":"integer"}],"items":{"type":"boolean"}})",
+    R"({"type":"array","uniqueItems":true,"minItems":2,"items":{"type":"array","items":{"enum":[1,2]},"maxItems":2}})",
+    R"({"type":"array","uniqueItems":true,"minItems":2,"items":{"type":"object","properties":{"id":{"enum":["a","b","c"]}}}})",
+    R"({"type":"array","uniqueItems":true,"minItems":2,"items":{"type":"object","additionalProperties":{"type":"null"},"maxProperties":3}})",
+    R"({"type":"array","allOf":[{"contains":{"const":1}},{"contains":{"type":"null"}}],"items":{"type":["integer","null"]},"maxItems":3})",
     R"({"type":"integer","multipleOf":10})",
     R"({"type":"object","properties":{"":{"type":"integer"},"a":{"type":"null"}},"required":[""],"additionalProperties":{"type":"boolean"}})",
     R"({"not":{"anyOf":[{"type":"object"},{"type":"array"},{"type":"number"}]},"maxLength":3})",
@@ -127,6 +136,29 @@ TEST(SchemaGrammar, AnyOfManyOptionalMembersInOrder) {
   }
 }
 
+TEST(SchemaGrammar, MembersThatAreNeededBesidePatterns) {
+  Rng rng(6);
+  for (const auto& [pattern, least] : {std::pair{"^x-", 2}, {"^[0-9]$", 3}, {"[ab]z$", 2}}) {
+    const auto made = compiled(fmt::format(
+        R"({{"type":"object","minProperties":{0},"maxProperties":{0},"patternProperties":{{"{1}":{{"type":"null"}}}},"additionalProperties":false}})",
+        least, pattern));
+    ASSERT_TRUE(made.ok()) << made.error().message;
+    for (int i = 0; i < 20; ++i) {
+      const RandomReply reply = random_reply(*grammar_tokenizer(), **made, end_id(), 60, rng);
+      ASSERT_TRUE(reply.ended) << reply.text;
+      const auto value = parse_json(reply.text, {});
+      ASSERT_TRUE(value.ok()) << reply.text;
+      std::set<std::string> names;
+      for (const auto& [name, member] : value->as_object()) {
+        EXPECT_TRUE(*Language::pattern_matches(pattern, Reading::kNarrow, name)) << reply.text;
+        EXPECT_TRUE(member.is_null()) << reply.text;
+        names.insert(name);
+      }
+      EXPECT_GE(std::ssize(names), least) << reply.text;
+    }
+  }
+}
+
 TEST(SchemaGrammar, ContainsAsksForOneUnlessItSaysOtherwise) {
   const Json silent = *parse_json(R"({"contains":{"const":1}})");
   for (const auto& [least, both] : {std::pair{0, 1}, {1, 1}, {2, 2}}) {
@@ -155,7 +187,12 @@ TEST(SchemaGrammar, RecursionEnds) {
 TEST(SchemaGrammar, RefusesByPlace) {
   for (
       const auto& [schema, place] : std::initializer_list<std::pair<const char*, const char*>>{
-          {R"({"type":"array","uniqueItems":true,"items":{"type":"array"}})", "/uniqueItems:"},
+          {R"({"uniqueItems":true,"prefixItems":[{}],"contains":{}})", "/uniqueItems:"},
+          {R"({"uniqueItems":true,"items":{"type":"string"},"contains":{"pattern":"^a"},"minContains":2})",
+           "/minContains:"},
+          {R"({"allOf":[{"contains":{"const":1},"maxContains":1},{"contains":{"const":2}}]})", "/maxContains:"},
+          {R"({"contains":{},"$perigee:contained":5})", "/$perigee:contained:"},
+          {R"({"contains":{},"$perigee:contained":[5]})", "/$perigee:contained:"},
           {R"({"type":"array","uniqueItems":true,"items":{"type":"string"},"minItems":9})", "/minItems:"},
           {R"({"uniqueItems":true,"minItems":9,"items":{"type":"integer","minimum":-9223372036854775808,"maximum":9223372036854775807}})",
            "/minItems:"},

@@ -4,11 +4,12 @@
 
 namespace perigee {
 
-inline constexpr const char* kExcept = "$perigee:except";              // values that it is not: an array
-inline constexpr const char* kFraction = "$perigee:fraction";          // true: no whole number
-inline constexpr const char* kAbsent = "$perigee:absent";              // names that an object does not have
-inline constexpr const char* kPatterns = "$perigee:patterns";          // that a string matches as well as `pattern`
-inline constexpr const char* kNotPatterns = "$perigee:notPatterns";    // that it does not match
+inline constexpr const char* kExcept = "$perigee:except";            // values that it is not: an array
+inline constexpr const char* kFraction = "$perigee:fraction";        // true: no whole number
+inline constexpr const char* kAbsent = "$perigee:absent";            // names that an object does not have
+inline constexpr const char* kPatterns = "$perigee:patterns";        // that a string matches as well as `pattern`
+inline constexpr const char* kNotPatterns = "$perigee:notPatterns";  // that it does not match
+inline constexpr const char* kContained = "$perigee:contained";      // schemas, each with a `contains` that holds, too
 inline constexpr const char* kNotMultiples = "$perigee:notMultiples";  // numbers that it is no multiple of
 
 inline constexpr const char* kClass = "$perigee:class";            // a pattern that its `format` may not outdo

@@ -105,7 +105,7 @@ Json merged_keyword(const std::string& key, const Json& a, const Json& b) {
     return both;
   }
   if (key == "uniqueItems") return true;
-  if (any_of({kExcept, kAbsent, kPatterns, kNotPatterns, kNotMultiples}) && a.is_array() && b.is_array()) {
+  if (any_of({kExcept, kAbsent, kPatterns, kNotPatterns, kContained, kNotMultiples}) && a.is_array() && b.is_array()) {
     Json::Array both = a.as_array();
     both.insert(both.end(), b.as_array().begin(), b.as_array().end());
     return both;
@@ -204,16 +204,28 @@ void merge_least_contained(const Json& a, const Json& b, Json& out) {
   out.set("minContains", Json(1));
 }
 
+// Two schemas with different `contains`: the second one's goes on as a schema of its own.
+Result<Json> merge_contained(const Json& a, const Json& b) {
+  Json rest = b, own(Json::Object{});
+  for (const char* key : {"contains", "minContains", "maxContains"}) {
+    if (const Json* value = b.find(key)) own.set(key, *value);
+    std::erase_if(rest.as_object(), [&](const Json::Member& member) { return member.first == key; });
+  }
+  ASSIGN_OR_RETURN(Json out, merge_schemas(a, rest));
+  if (!out.is_object()) return out;
+  const Json more(Json::Array{std::move(own)});
+  const Json* known = out.find(kContained);
+  out.set(kContained, known == nullptr ? more : merged_keyword(kContained, *known, more));
+  return out;
+}
+
 void merge_patterns(Json& out, const Json& more) {
   const Json* own = out.find(kPatterns);
   out.set(kPatterns, own == nullptr ? more : merged_keyword(kPatterns, *own, more));
 }
 
-}  // namespace
-
-Result<Json> merge_schemas(const Json& a, const Json& b) {
-  if (a.is_bool() || b.is_bool()) return conjunction(a, b);
-  if (!a.is_object() || !b.is_object()) return Error(Code::kBadInput, "a schema is an object, true or false");
+// Whether what each says of the rest of members and items can be said of both.
+Status check_together(const Json& a, const Json& b) {
   const auto has_any = [](const Json& schema, std::initializer_list<const char*> keys) {
     return std::any_of(keys.begin(), keys.end(), [&](const char* key) { return schema.find(key) != nullptr; });
   };
@@ -228,6 +240,17 @@ Result<Json> merge_schemas(const Json& a, const Json& b) {
     if (one->find("prefixItems") != nullptr && has_any(*two, {"unevaluatedItems"}) && !(*one == *two))
       return Error(Code::kBadInput, "prefixItems: cannot be put together with another schema's unevaluatedItems");
   }
+  return {};
+}
+
+}  // namespace
+
+Result<Json> merge_schemas(const Json& a, const Json& b) {
+  if (a.is_bool() || b.is_bool()) return conjunction(a, b);
+  if (!a.is_object() || !b.is_object()) return Error(Code::kBadInput, "a schema is an object, true or false");
+  RETURN_IF_ERROR(check_together(a, b));
+  const Json *contains_a = a.find("contains"), *contains_b = b.find("contains");
+  if (contains_a != nullptr && contains_b != nullptr && !(*contains_a == *contains_b)) return merge_contained(a, b);
   Json out = a;
   Json::Array parts;  // of what has no value of its own that says both
   Json::Array apart;  // the same, as choices of one
@@ -274,12 +297,15 @@ Result<Json> merge_schemas(const Json& a, const Json& b) {
     out.set("anyOf", own == nullptr ? choice : merged_keyword("anyOf", *own, choice));
   }
   if (!parts.empty()) {
-    Json::Array all;
-    if (const Json* own = out.find("allOf"); own != nullptr && own->is_array()) all = own->as_array();
-    for (Json& part : parts) all.push_back(std::move(part));
-    out.set("allOf", Json(std::move(all)));
+    if (const Json* own = out.find("allOf"); own != nullptr && own->is_array())
+      parts.insert(parts.begin(), own->as_array().begin(), own->as_array().end());
+    out.set("allOf", Json(std::move(parts)));
   }
   return out;
+}
+
+Json both_of(const Json& a, const Json& b) {
+  return Json(Json::Object{{"allOf", Json(Json::Array{a, b})}});
 }
 
 bool surely_disjoint(const Json& a, const Json& b) {

@@ -10,6 +10,8 @@ namespace perigee {
 // give `false`. Errors: a keyword that the two have with values that cannot be put together, by name.
 Result<Json> merge_schemas(const Json& a, const Json& b);
 
+Json both_of(const Json& a, const Json& b);  // the two as allOf
+
 // Whether no value obeys both, as far as types, constants, and the required properties of objects tell.
 bool surely_disjoint(const Json& a, const Json& b);
 

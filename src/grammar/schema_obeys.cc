@@ -148,11 +148,35 @@ Obeys obeys_object(const Json& value, const std::string& key, const Json& of_key
   return all;
 }
 
+Obeys contains_enough(const Json::Array& items, const Json& schema) {
+  const Json *least = schema.find("minContains"), *most = schema.find("maxContains");
+  int64_t surely = 0, unsure = 0;
+  for (const Json& item : items) {
+    const Obeys one = obeys(item, *schema.find("contains"));
+    surely += one == Obeys::kYes ? 1 : 0;
+    unsure += one == Obeys::kUnknown ? 1 : 0;
+  }
+  const double low = least == nullptr ? 1 : bound(*least), high = most == nullptr ? HUGE_VAL : bound(*most);
+  const auto sum = static_cast<double>(surely), all = static_cast<double>(surely + unsure);
+  if (all < low || sum > high) return Obeys::kNo;
+  return sum >= low && all <= high ? Obeys::kYes : Obeys::kUnknown;
+}
+
 Obeys obeys_array(const Json& value, const std::string& key, const Json& of_key, const Json& schema) {
   if (key == "minItems") return of(value.as_array().size() >= bound(of_key));
   if (key == "maxItems") return of(value.as_array().size() <= bound(of_key));
-  if (key == "items" && schema.find("prefixItems") == nullptr) return all_obey(value.as_array(), of_key);
   const Json::Array& items = value.as_array();
+  const Json* prefix = schema.find("prefixItems");
+  const size_t listed = prefix != nullptr && prefix->is_array() ? std::min(prefix->as_array().size(), items.size()) : 0;
+  if (key == "items") return all_obey({items.begin() + static_cast<ptrdiff_t>(listed), items.end()}, of_key);
+  if (key == "prefixItems") {
+    Obeys all = Obeys::kYes;
+    for (size_t i = 0; i < listed && all != Obeys::kNo; ++i)
+      if (const Obeys one = obeys(items[i], prefix->as_array()[i]); one != Obeys::kYes) all = one;
+    return all;
+  }
+  if (key == "contains") return contains_enough(items, schema);
+  if (key == "minContains" || key == "maxContains") return Obeys::kYes;  // asked with `contains`
   if (key == "uniqueItems" && (of_key == Json(false) || items.size() <= 64)) {
     for (size_t i = 0; of_key != Json(false) && i < items.size(); ++i)
       if (std::any_of(items.begin(), items.begin() + static_cast<int64_t>(i),
@@ -226,6 +250,7 @@ const char* speaks_of(const std::string& key) {
                                                                {kLastDigits, "number"},
                                                                {kClass, "string"},
                                                                {kAbsent, "object"},
+                                                               {kContained, "array"},
                                                                {"format", "string"},
                                                                {"items", "array"},
                                                                {"prefixItems", "array"},
@@ -269,6 +294,7 @@ Obeys obeys_keyword(const Json& value, const std::string& key, const Json& of_ke
                            [&](const Json& each) { return equal(each, value); }));
   if (key == "not") return opposite(obeys(value, of_key));
   if (key == "allOf" || key == "anyOf" || key == "oneOf") return obeys_applicator(value, key, of_key);
+  if (key == kContained) return obeys_applicator(value, "allOf", of_key);
   if (key == "then" || key == "else") return Obeys::kYes;  // asked with `if`
   if (key == "if") {
     const Json *then = schema.find("then"), *otherwise = schema.find("else");

@@ -254,26 +254,67 @@ std::vector<std::string> SchemaRules::named_in(const Json& schema) {
 }
 
 // As many members of names that nobody declared as are needed beside the required ones. Their names are different
-// because each begins with letters of its own.
+// because each begins, or ends, with letters or digits of its own.
 void SchemaRules::add_distinct(const Json& schema, Members& members, int64_t missing, const std::string& place) {
-  constexpr int64_t kLetters = 26;
-  const Json* closed = closing_keyword(schema);
-  if (schema.find("patternProperties") != nullptr || missing > kLetters)
-    refuse(place + "/minProperties", "at most 26 members of any name are supported, and none beside patternProperties");
+  constexpr int64_t kLetters = 26, kDigits = 10;
+  if (missing > kLetters) refuse(place + "/minProperties", "at most 26 members of any name are supported");
   const std::vector<std::string> declared = named_in(schema);
   check_names(declared, place);
+  const auto settled = [&](Result<Language> made) {
+    if (!made.ok()) refuse(place + "/minProperties", made.error().message);
+    return *std::move(made);
+  };
   const Language names = without(names_of(schema, place), declared, place + "/minProperties");
-  const std::string value = rule_of(closed == nullptr ? Json(true) : *closed, place + "/additionalProperties");
-  for (int64_t i = 0; i < missing; ++i) {
-    const uint32_t from = static_cast<uint32_t>(kLetters * i / missing);
-    const uint32_t to = static_cast<uint32_t>(kLetters * (i + 1) / missing) - 1;
-    auto those = names.intersected(Language::of_first({{'A' + from, 'A' + to}, {'a' + from, 'a' + to}}, false));
-    if (!those.ok()) refuse(place + "/minProperties", those.error().message);
-    const std::string key = quoted(*those);
-    if (key.empty() || value.empty())
-      refuse(place + "/minProperties", "supported where names may begin with any letter");
-    members.declared.push_back({"", fmt::format("{} \":\" \" \"? {}", key, value), true});
+  const Json* closed = closing_keyword(schema);
+  for (const auto& [those, value] : open_names(schema, names, closed == nullptr ? Json(true) : *closed, place)) {
+    for (const auto& [symbols, last] :
+         {std::pair{kLetters, false}, {kLetters, true}, {kDigits, false}, {kDigits, true}}) {
+      std::vector<std::string> keys;
+      for (int64_t i = 0; i < missing && i == std::ssize(keys); ++i) {
+        check_time(place);
+        const auto from = static_cast<char>(symbols * i / missing),
+                   to = static_cast<char>(symbols * (i + 1) / missing - 1);
+        if (to < from) break;
+        const std::string own =
+            symbols == kDigits ? fmt::format("{}-{}", static_cast<char>('0' + from), static_cast<char>('0' + to))
+                               : fmt::format("{}-{}{}-{}", static_cast<char>('A' + from), static_cast<char>('A' + to),
+                                             static_cast<char>('a' + from), static_cast<char>('a' + to));
+        const std::string pattern = fmt::format("{}[{}]{}", last ? "" : "^", own, last ? "$" : "");
+        std::string key = quoted(settled(those.intersected(settled(Language::of_pattern(pattern, Reading::kNarrow)))));
+        if (!key.empty()) keys.push_back(std::move(key));
+      }
+      const std::string rule = std::ssize(keys) == missing ? rule_of(value, place + "/minProperties") : "";
+      if (rule.empty()) continue;
+      for (const std::string& key : keys)
+        members.declared.push_back({"", fmt::format("{} \":\" \" \"? {}", key, rule), true});
+      return;
+    }
   }
+  refuse(place + "/minProperties", "supported where names may begin or end with any letter or digit");
+}
+
+// Names that patternProperties tell apart, and what the values of each obey: those that one pattern alone matches, and
+// those that none does, to which `closed` speaks. All of `names` where there are no patterns.
+std::vector<std::pair<Language, Json>> SchemaRules::open_names(const Json& schema, const Language& names,
+                                                               const Json& closed, const std::string& place) {
+  const Json* patterns = schema.find("patternProperties");
+  const Json::Object none;
+  const Json::Object& all = patterns != nullptr && patterns->is_object() ? patterns->as_object() : none;
+  std::vector<std::pair<Language, Json>> out;
+  const auto settled = [&](Result<Language> made) {
+    if (!made.ok()) refuse(place + "/patternProperties", made.error().message);
+    return *std::move(made);
+  };
+  for (size_t i = 0; i <= all.size(); ++i) {
+    Language those = names;
+    for (size_t j = 0; j < all.size(); ++j) {
+      check_time(place);
+      const Language one = settled(Language::of_pattern(all[j].first, i == j ? Reading::kNarrow : Reading::kWide));
+      those = settled(those.intersected(i == j ? one : one.complement()));
+    }
+    if (!those.is_empty()) out.emplace_back(std::move(those), i < all.size() ? all[i].second : closed);
+  }
+  return out;
 }
 
 SchemaRules::Members SchemaRules::members_of(const Json& schema, const std::string& place) {

@@ -135,7 +135,7 @@ Json SchemaRules::closed_for_itself(Json schema, const std::string& place) const
   };
   if (!schema.is_object()) return schema;
   close("unevaluatedProperties", "additionalProperties", {"anyOf", "oneOf", "dependentSchemas"});
-  close("unevaluatedItems", "items", {"anyOf", "oneOf", "contains"});
+  close("unevaluatedItems", "items", {"anyOf", "oneOf", "contains", kContained});
   return schema;
 }
 

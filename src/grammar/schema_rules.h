@@ -7,6 +7,7 @@
 #include <string_view>
 #include <unordered_map>
 #include <unordered_set>
+#include <utility>
 #include <vector>
 
 #include "base/json.h"
@@ -84,7 +85,8 @@ class SchemaRules {
   Language other_numbers(const Json& schema, const NumberRange& range, const std::string& place) const;
   struct Items;
   std::string array(const Json& schema, const std::string& place);
-  void add_contained(const Json& schema, const Json& items, bool open, Items& out, const std::string& place);
+  void add_contained(const Json& asks, const Json& schema, bool open, bool several, Items& out,
+                     const std::string& place);
   std::string spell_items(const Items& items);
   std::optional<std::vector<Json>> listed_values(const Json& schema, const std::string& place);
   int64_t count(const Json& schema, const char* key, int64_t otherwise, const std::string& place) const;
@@ -96,9 +98,10 @@ class SchemaRules {
   std::string unique_in_order(const std::vector<std::string>& values, int64_t least, int64_t most,
                               const std::string& place);
   std::string rule_if_any(const Json& schema, const std::string& place);
-  std::string list_of(const std::string& items, bool may_be_empty);
   std::string unique_in_any_order(const std::vector<std::string>& rules, int64_t least, int64_t most);
-  std::vector<std::string> classes_of(const Json& items, const std::string& place);
+  std::vector<std::string> classes_of(const Json& items, const Json::Array& listed, const std::string& place);
+  std::string unique_items(const Json& items, int64_t least, int64_t most, bool may_be_none, const std::string& place);
+  std::vector<std::string> listed_apart_from(const Json::Array& listed, const Json* others, const std::string& place);
 
   // schema_objects.cc
   struct Members;
@@ -106,6 +109,8 @@ class SchemaRules {
   Members members_of(const Json& schema, const std::string& place);
   std::string other_members(const Json& schema, const Members& members, const std::string& place);
   std::string pattern_members(const Json& schema, const std::vector<std::string>& declared, const std::string& place);
+  std::vector<std::pair<Language, Json>> open_names(const Json& schema, const Language& names, const Json& closed,
+                                                    const std::string& place);
   void add_distinct(const Json& schema, Members& members, int64_t missing, const std::string& place);
   Language names_of(const Json& schema, const std::string& place);
   Language without(Language names, const std::vector<std::string>& left_out, const std::string& place) const;

@@ -176,29 +176,33 @@ struct SchemaRules::Items {
   int64_t least = 0, most = -1;
 };
 
-void SchemaRules::add_contained(const Json& schema, const Json& items, bool open, Items& out,
+// What one `contains` asks for. `several`: others ask, too.
+void SchemaRules::add_contained(const Json& asks, const Json& schema, bool open, bool several, Items& out,
                                 const std::string& place) {
-  const Json& contains = *schema.find("contains");
-  const int64_t low = count(schema, "minContains", 1, place), high = count(schema, "maxContains", -1, place);
+  const Json& contains = *asks.find("contains");
+  const int64_t low = count(asks, "minContains", 1, place), high = count(asks, "maxContains", -1, place);
   if (low == 0 && high < 0) return;
   constexpr int64_t kMostContained = 1000;
   if (low > kMostContained) refuse(place + "/minContains", "at most 1,000 is supported");
-  const auto both = [](const Json& a, const Json& b) { return Json(Json::Object{{"allOf", Json(Json::Array{a, b})}}); };
   const Json* prefix = schema.find("prefixItems");
   if (high >= 0 && !out.first.empty()) refuse(place + "/maxContains", "not supported beside prefixItems");
+  if (high >= 0 && several) refuse(place + "/maxContains", "not supported beside another contains");
   if (high >= 0 && low > high) {
     out.least = 1;
     out.most = 0;
     return;
   }
   // What obeys `contains` is evaluated, so unevaluatedItems is not asked.
-  const Json beside = schema.find("items") == nullptr ? Json(true) : items;
-  const std::string wanted = open && low > 0 ? rule_of(both(beside, contains), place + "/contains") : "";
+  const Json* items = schema.find("items");
+  const Json beside = items == nullptr ? Json(true) : *items;
+  const std::string wanted = open && low > 0 ? rule_of(both_of(beside, contains), place + "/contains") : "";
   if (wanted.empty() && low > 0) {
+    if (several && !out.first.empty())
+      refuse(place + "/contains", "several are not supported where only items of prefixItems can be counted");
     if (low > 1 && !out.first.empty())
       refuse(place + "/minContains", "more than 1 is not supported where only items of prefixItems can be counted");
     for (size_t i = 0; i < out.first.size(); ++i) {  // the first of the listed ones that can
-      const std::string rule = rule_of(both(prefix->as_array()[i], contains), place + "/contains");
+      const std::string rule = rule_of(both_of(prefix->as_array()[i], contains), place + "/contains");
       if (rule.empty()) continue;
       out.first[i] = rule;
       out.least = std::max(out.least, static_cast<int64_t>(i) + 1);
@@ -212,7 +216,9 @@ void SchemaRules::add_contained(const Json& schema, const Json& items, bool open
   out.least = std::max(out.least, static_cast<int64_t>(out.first.size()));
   if (high < 0) return;
   const std::vector<Json> left = complement_of(contains, place + "/contains");
-  out.more = left.empty() ? "" : rule_of(both(items, any_of(left)), place + "/maxContains");
+  const Json* others = items == nullptr ? schema.find("unevaluatedItems") : items;
+  const Json more = others == nullptr ? Json(true) : *others;
+  out.more = left.empty() ? "" : rule_of(both_of(more, any_of(left)), place + "/maxContains");
 }
 
 std::string SchemaRules::array(const Json& schema, const std::string& place) {
@@ -241,11 +247,17 @@ std::string SchemaRules::array(const Json& schema, const std::string& place) {
   }
   const int64_t listed = static_cast<int64_t>(out.first.size());
   // Items after the listed ones only where they are spoken of, or needed.
-  const bool contains = schema.find("contains") != nullptr;
+  const Json* contained = schema.find(kContained);
+  const bool contains = schema.find("contains") != nullptr || contained != nullptr;
   const bool open =
       (prefix == nullptr || items != nullptr || contains || out.least > listed) && (out.most < 0 || out.most > listed);
   if (open) out.more = items == nullptr ? any_value() : rule_of(*items, place + "/items");
-  if (contains) add_contained(schema, items == nullptr ? Json(true) : *items, open, out, place);
+  if (schema.find("contains") != nullptr) add_contained(schema, schema, open, contained != nullptr, out, place);
+  if (contained != nullptr && !contained->is_array()) refuse(place + "/" + kContained, "expected an array");
+  for (const Json& asks : contained != nullptr ? contained->as_array() : Json::Array()) {
+    if (asks.find("contains") == nullptr) refuse(place + "/" + kContained, "expected schemas with contains");
+    add_contained(asks, schema, open, true, out, place);
+  }
   return spell_items(out);
 }
 
