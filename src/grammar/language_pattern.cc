@@ -1,5 +1,6 @@
 // The language of a pattern. Its places (Thompson 1968) become places without assertions: each stands for one of them,
-// for what came before it, and for what has to come after it by \b and look-ahead. Sets of these are the states.
+// for what came before it by \b and look-behind, and for what has to come after it by \b and look-ahead. Sets of these
+// are the states.
 #include <algorithm>
 #include <map>
 #include <optional>
@@ -15,6 +16,7 @@ using Node = PatternNode;
 constexpr int64_t kMostNodes = 30'000;       // of an expression whose repetitions are written out
 constexpr int64_t kMostPlaces = 20'000'000;  // that all sets of the subset construction may hold, about a second
 constexpr int64_t kState = 1'000;            // what a state costs later, in such places
+constexpr int64_t kPart = 10;                // what it costs to tell an edge apart by another language's
 
 // Nondeterministic: edges of sets, and of nothing.
 struct Places {
@@ -139,7 +141,9 @@ class Resolved {
  public:
   static Result<Search> of(const Search& search, Before before, int64_t& spent) {
     Resolved made(search, spent);
-    const int32_t start = made.number({search.start, before, Next::kAnything, {}});
+    RETURN_IF_ERROR(made.find_behinds());
+    const int32_t start =
+        made.number({search.start, before, Next::kAnything, {}, std::vector<int32_t>(made.behinds_.size())});
     const int32_t end = made.out_.add();
     for (size_t i = 0; i < made.states_.size(); ++i) {
       if (made.out_.is_full() || spent > kMostPlaces) return Language::too_large();
@@ -156,11 +160,13 @@ class Resolved {
     Before before;
     Next next;
     Owed owed;
+    std::vector<int32_t> behind;  // by look-behind: its state of behinds_ after what came before
     auto operator<=>(const State&) const = default;
   };
   struct Part {
     CodePoints set;
     Owed owed;
+    std::vector<int32_t> behind;
   };
 
   Resolved(const Search& search, int64_t& spent)
@@ -180,11 +186,29 @@ class Resolved {
     return at->second;
   }
 
+  // The languages of what ends with that for which a look-behind asks.
+  Status find_behinds() {
+    for (const Places::Place& place : from_.places.all)
+      for (const auto& [node, to] : place.asserts) {
+        if (node->kind != Node::Kind::kBehind && node->kind != Node::Kind::kNotBehind) continue;
+        const auto [at, is_new] = behind_of_.emplace(node, static_cast<int32_t>(behinds_.size()));
+        if (!is_new) continue;
+        Search inner;
+        inner.start = inner.places.add();
+        inner.places.all[inner.start].edges.emplace_back(CodePoints{{0, kLastCodePoint}}, inner.start);
+        inner.last = inner.places.append(node->parts[0], inner.start);
+        if (inner.places.is_full()) return Language::too_large();
+        ASSIGN_OR_RETURN(Language made, language_of(inner, spent_));
+        behinds_.push_back(std::move(made));
+      }
+    return {};
+  }
+
   Status expand(const State& state, int32_t at, int32_t end) {
     const Places::Place& place = from_.places.all[state.place];
     for (const auto& [set, to] : place.edges) add_edges(state, set, at, to);
     const auto pass = [&](int32_t to, Next next, Owed owed, std::vector<int32_t> Places::Place::*edges) {
-      const int32_t target = number({to, state.before, next, std::move(owed)});
+      const int32_t target = number({to, state.before, next, std::move(owed), state.behind});
       (out_.all[at].*edges).push_back(target);
     };
     for (const int32_t to : place.empty) pass(to, state.next, state.owed, &Places::Place::empty);
@@ -209,34 +233,50 @@ class Resolved {
     std::vector<Part> parts{{state.next == Next::kAnything ? set
                              : state.next == Next::kLetter ? common(set, letters_)
                                                            : common(set, others_),
+                             {},
                              {}}};
     for (const auto& [language, from] : state.owed) {
       std::vector<Part> split;
       for (const Part& part : parts)
         for (const Language::Edge& edge : languages_[language].states()[from].edges) {
-          ++spent_;
-          Part one{within(part.set, edge.low, edge.high), part.owed};
+          spent_ += kPart;
+          Part one{within(part.set, edge.low, edge.high), part.owed, {}};
           if (one.set.empty()) continue;
           if (!is_all(language, edge.to)) one.owed.emplace_back(language, edge.to);
           split.push_back(std::move(one));
         }
       parts = std::move(split);
     }
-    const auto add = [&](CodePoints characters, Before before, const Owed& owed) {
+    for (size_t i = 0; i < behinds_.size(); ++i) {
+      if (behinds_[i].is_empty()) {
+        for (Part& part : parts) part.behind.push_back(0);
+        continue;
+      }
+      std::vector<Part> split;
+      for (const Part& part : parts)
+        for (const Language::Edge& edge : behinds_[i].states()[state.behind[i]].edges) {
+          spent_ += kPart;
+          Part one{within(part.set, edge.low, edge.high), part.owed, part.behind};
+          one.behind.push_back(edge.to);
+          if (!one.set.empty()) split.push_back(std::move(one));
+        }
+      parts = std::move(split);
+    }
+    const auto add = [&](CodePoints characters, Before before, const Part& part) {
       if (characters.empty()) return;
-      const int32_t target = number({to, before, Next::kAnything, owed});
+      const int32_t target = number({to, before, Next::kAnything, part.owed, part.behind});
       out_.all[at].edges.emplace_back(std::move(characters), target);
     };
     for (Part& part : parts) {
       std::sort(part.owed.begin(), part.owed.end());
       part.owed.erase(std::unique(part.owed.begin(), part.owed.end()), part.owed.end());
       if (!from_.places.asks_for_words) {
-        add(std::move(part.set), Before::kUnsure, part.owed);
+        add(part.set, Before::kUnsure, part);
         continue;
       }
-      add(common(part.set, kWordLetters), Before::kLetter, part.owed);
-      add(common(part.set, complement(kWordLetters, 0x7F)), Before::kOther, part.owed);
-      add(within(part.set, 0x80, kLastCodePoint), Before::kUnsure, part.owed);
+      add(common(part.set, kWordLetters), Before::kLetter, part);
+      add(common(part.set, complement(kWordLetters, 0x7F)), Before::kOther, part);
+      add(within(part.set, 0x80, kLastCodePoint), Before::kUnsure, part);
     }
   }
 
@@ -252,6 +292,11 @@ class Resolved {
     if (node.kind == Node::Kind::kBegin)
       return state.before == Before::kBegin ? std::optional(state.next) : std::nullopt;
     if (node.kind == Node::Kind::kAhead || node.kind == Node::Kind::kNotAhead) return state.next;
+    if (node.kind == Node::Kind::kBehind || node.kind == Node::Kind::kNotBehind) {
+      const int32_t which = behind_of_.at(&node);
+      const bool matches = !behinds_[which].is_empty() && behinds_[which].states()[state.behind[which]].accepts;
+      return matches == (node.kind == Node::Kind::kBehind) ? std::optional(state.next) : std::nullopt;
+    }
     const bool is_edge = node.kind == Node::Kind::kWordEdge;
     if (state.before == Before::kUnsure) return wide_ ? std::optional(state.next) : std::nullopt;
     if ((state.before == Before::kLetter) != is_edge) return both(state.next, Next::kLetter);
@@ -296,6 +341,8 @@ class Resolved {
   std::vector<int32_t> places_;  // of states_
   std::vector<Language> languages_;
   std::map<std::pair<const Node*, Before>, int32_t> by_node_;  // of languages_
+  std::vector<Language> behinds_;
+  std::map<const Node*, int32_t> behind_of_;  // of behinds_
 };
 
 // Of the texts in which the node matches somewhere, or from the beginning on.

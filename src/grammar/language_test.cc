@@ -65,15 +65,20 @@ TEST(Language, LookAheadsAndAnchorsAnywhere) {
                            {"^(?=(?!a).*c).*$", "bc", "ac"},
                            {"x(?=^)|b(?!^)a", "ba", "x"},
                            {"^(?!\\b)", " a", "a"},
-                           {"-(?=\\bb)", "-b", "- b"}}) {
+                           {"-(?=\\bb)", "-b", "- b"},
+                           {"^[a-z._]+(?<![_.])$", "a.b", "ab."},
+                           {"^(?=.{1,25}$)(?:(?!-)[a-z-]{1,6}(?<!-)\\.)+[a-z]{2,}$", "a-b.com", "a-.com"},
+                           {"(?<=a|bc)b", "bcb", "cb"},
+                           {"(?<![\\s\\S])a", "ab", "ba"},
+                           {"a(?<=[^a]b|c)|b", "b", "a"}}) {
     EXPECT_TRUE(of(each.pattern).matches(each.yes)) << each.pattern;
     EXPECT_FALSE(of(each.pattern).matches(each.no)) << each.pattern;
     EXPECT_TRUE(*Language::pattern_matches(each.pattern, Reading::kNarrow, each.yes)) << each.pattern;
     EXPECT_FALSE(*Language::pattern_matches(each.pattern, Reading::kNarrow, each.no)) << each.pattern;
   }
-  for (const char* pattern :
-       {"(?<=a)b", "a(?i)", "(?m)a", "(?i:a)", "(?-i)a", "(?)", "\\b+", "(a)\\1", "^(.{1,900}a.{1,900}){1,90}$",
-        "((){100000}){100000}", "a{,3}", "a{,}", "[]a]", "[^]a]", "\\012", "\\ud83d", "[\\ud83d\\ude00]"}) {
+  for (const char* pattern : {"(?<=^a)b", "(?<=\\ba)b", "(?=a(?<=a))", "a(?i)", "(?m)a", "(?i:a)", "(?-i)a", "(?)",
+                              "\\b+", "(a)\\1", "^(.{1,900}a.{1,900}){1,90}$", "((){100000}){100000}", "a{,3}", "a{,}",
+                              "[]a]", "[^]a]", "\\012", "\\ud83d", "[\\ud83d\\ude00]"}) {
     EXPECT_FALSE(Language::of_pattern(pattern, Reading::kNarrow).ok()) << pattern;
     EXPECT_FALSE(Language::pattern_matches(pattern, Reading::kNarrow, "a").ok()) << pattern;
   }
@@ -81,18 +86,30 @@ TEST(Language, LookAheadsAndAnchorsAnywhere) {
 
 // A random pattern and, apart from Language, where it ends in a text that it begins at a place of.
 struct RandomPattern {
-  enum class Kind { kOne, kSequence, kChoice, kLoop, kAhead, kNotAhead } kind = Kind::kSequence;
+  enum class Kind { kOne, kSequence, kChoice, kLoop, kAhead, kNotAhead, kBehind, kNotBehind } kind = Kind::kSequence;
   std::string one;
   std::vector<RandomPattern> parts;
 
-  static RandomPattern drawn(Rng& rng, int depth) {
+  static RandomPattern of_characters(Rng& rng) {
+    RandomPattern out;
+    for (uint64_t i = 1 + rng.below(3); i > 0; --i)
+      out.parts.push_back({Kind::kOne, rng.chance(0.5) ? "a" : "[^a]", {}});
+    return out;
+  }
+
+  // `ahead`: inside look-ahead, where there is no look-behind.
+  static RandomPattern drawn(Rng& rng, int depth, bool ahead) {
     constexpr const char* kOnes[] = {"a", "b", "_", "-", " ", "\\b", "\\B", "\\w", "\\W", "[a-]", "[^a]", "^", "$"};
     RandomPattern out;
     for (uint64_t i = 1 + rng.below(4); i > 0; --i) {
       if (depth > 0 && rng.below(3) == 0) {
-        constexpr Kind kGroups[] = {Kind::kChoice, Kind::kLoop, Kind::kAhead, Kind::kNotAhead};
-        RandomPattern group{kGroups[rng.below(4)], "", {drawn(rng, depth - 1)}};
-        if (group.kind == Kind::kChoice) group.parts.push_back(drawn(rng, depth - 1));
+        constexpr Kind kGroups[] = {Kind::kChoice,   Kind::kLoop,   Kind::kAhead,
+                                    Kind::kNotAhead, Kind::kBehind, Kind::kNotBehind};
+        RandomPattern group{kGroups[rng.below(ahead ? 4 : 6)], "", {}};
+        const bool behind = group.kind == Kind::kBehind || group.kind == Kind::kNotBehind;
+        const bool inside = ahead || group.kind == Kind::kAhead || group.kind == Kind::kNotAhead;
+        group.parts.push_back(behind ? of_characters(rng) : drawn(rng, depth - 1, inside));
+        if (group.kind == Kind::kChoice) group.parts.push_back(drawn(rng, depth - 1, inside));
         out.parts.push_back(std::move(group));
       } else {
         out.parts.push_back({Kind::kOne, kOnes[rng.below(std::size(kOnes))], {}});
@@ -105,7 +122,11 @@ struct RandomPattern {
     std::string out = one;
     for (const RandomPattern& part : parts) out += (kind == Kind::kChoice && !out.empty() ? "|" : "") + part.text();
     if (kind == Kind::kOne || kind == Kind::kSequence) return out;
-    const char* begins = kind == Kind::kAhead ? "(?=" : kind == Kind::kNotAhead ? "(?!" : "(?:";
+    const char* begins = kind == Kind::kAhead       ? "(?="
+                         : kind == Kind::kNotAhead  ? "(?!"
+                         : kind == Kind::kBehind    ? "(?<="
+                         : kind == Kind::kNotBehind ? "(?<!"
+                                                    : "(?:";
     return begins + out + (kind == Kind::kLoop ? ")*" : ")");
   }
 
@@ -131,6 +152,12 @@ struct RandomPattern {
       default: break;
     }
     for (const size_t at : begins) {
+      if (kind == Kind::kBehind || kind == Kind::kNotBehind) {
+        bool found = false;
+        for (size_t begin = 0; begin <= at; ++begin) found |= parts[0].ends(in, any_case, {begin}).contains(at);
+        if (found == (kind == Kind::kBehind)) out.insert(at);
+        continue;
+      }
       if (kind != Kind::kOne) {
         if (parts[0].ends(in, any_case, {at}).empty() == (kind == Kind::kNotAhead)) out.insert(at);
         continue;
@@ -159,7 +186,7 @@ TEST(Language, AssertionsAndCaseInRandomPatterns) {
   int64_t matched = 0, tried = 0;
   for (int i = 0; i < 600; ++i) {
     const bool any_case = rng.chance(0.3);
-    const RandomPattern pattern = RandomPattern::drawn(rng, 2);
+    const RandomPattern pattern = RandomPattern::drawn(rng, 2, false);
     const std::string text = (any_case ? "(?i)" : "") + pattern.text();
     const Language language = of(text), wide = of(text, Reading::kWide);
     for (int j = 0; j < 60; ++j) {

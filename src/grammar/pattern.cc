@@ -131,7 +131,9 @@ std::pair<int32_t, int32_t> Pattern::lengths(const Node& node) {
     case Node::Kind::kWordEdge:
     case Node::Kind::kNoWordEdge:
     case Node::Kind::kAhead:
-    case Node::Kind::kNotAhead: return {0, 0};
+    case Node::Kind::kNotAhead:
+    case Node::Kind::kBehind:
+    case Node::Kind::kNotBehind: return {0, 0};
     case Node::Kind::kSequence: {
       std::pair<int32_t, int32_t> sum{0, 0};
       for (const Node& part : node.parts) {
@@ -162,8 +164,7 @@ Result<Pattern> Pattern::parse(std::string_view text, Whole whole) {
   if (!node.ok()) return node.error();
   Pattern made;
   made.root_ = *std::move(node);
-  if (has_ahead(made.root_)) return Error(Code::kBadInput, "look-ahead is not supported here");
-  if (has_word_edge(made.root_)) return Error(Code::kBadInput, "\\b and \\B are not supported here");
+  if (looks_around(made.root_)) return Error(Code::kBadInput, "look-ahead, look-behind and \\b are not supported here");
   if (Status status = bound_repeats(made.root_); !status.ok()) return status.error();
   if (Status status = anchor(made.root_, whole); !status.ok()) return status.error();
   // Written out, what is finite of its repetitions.
@@ -180,7 +181,7 @@ Result<Pattern> Pattern::parse(std::string_view text, Whole whole) {
 
 std::optional<Pattern::RepeatedSet> Pattern::repeated_set(std::string_view text, Whole whole) {
   auto node = parse_pattern(text, Reading::kNarrow);
-  if (!node.ok() || has_ahead(*node) || has_word_edge(*node) || !anchor(*node, whole).ok()) return std::nullopt;
+  if (!node.ok() || looks_around(*node) || !anchor(*node, whole).ok()) return std::nullopt;
   if (node->parts.size() != 1) return std::nullopt;
   const Node& only = node->parts[0];
   if (only.kind != Node::Kind::kRepeat || only.parts[0].kind != Node::Kind::kSet) return std::nullopt;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cctype>
 #include <string>
+#include <utility>
 
 #include "base/utf8.h"
 
@@ -16,6 +17,13 @@ using Node = PatternNode;
 const CodePoints kDigits = {{'0', '9'}};
 const CodePoints kSpace = {{'\t', '\r'}, {' ', ' '}};
 const CodePoints kBlanks = {{'\t', '\r'}, {0x1C, ' '}};  // Python's, the ASCII ones
+
+// Other than ^ and $.
+bool is_around(const Node& node) {
+  using Kind = Node::Kind;
+  return node.kind == Kind::kWordEdge || node.kind == Kind::kNoWordEdge || node.kind == Kind::kAhead ||
+         node.kind == Kind::kNotAhead || node.kind == Kind::kBehind || node.kind == Kind::kNotBehind;
+}
 
 class Parser {
  public:
@@ -80,7 +88,7 @@ class Parser {
       }
       if (take("+")) fail("a possessive quantifier is not supported");
       take("?");  // lazy: the same texts
-      if (is_assertion(node)) fail("a repeated anchor or look-ahead");
+      if (is_assertion(node)) fail("a repeated anchor, look-ahead or look-behind");
       if (most < least) fail("a repetition whose bounds are the wrong way round");
       Node out{Node::Kind::kRepeat, {}, {}, least, most};
       out.parts.push_back(std::move(node));
@@ -122,22 +130,36 @@ class Parser {
   Node of_set(CodePoints set) { return {Node::Kind::kSet, normal(std::move(set)), {}}; }
 
   static bool is_assertion(const Node& node) {
-    using Kind = Node::Kind;
-    return node.kind == Kind::kBegin || node.kind == Kind::kEnd || node.kind == Kind::kWordEdge ||
-           node.kind == Kind::kNoWordEdge || node.kind == Kind::kAhead || node.kind == Kind::kNotAhead;
+    return node.kind == Node::Kind::kBegin || node.kind == Node::Kind::kEnd || is_around(node);
+  }
+  static bool has_assertion(const Node& node) {
+    return is_assertion(node) || std::any_of(node.parts.begin(), node.parts.end(), has_assertion);
   }
 
   Node group(int depth) {
-    const bool not_ahead = take("?!"), ahead = !not_ahead && take("?=");
-    if (!ahead && !not_ahead && next_is('?') && !take("?:") && !skip_name())
-      fail("look-behind, and flags other than i, s, a and u at the beginning, are not supported");
-    wide_ = wide_ != not_ahead;
+    using Kind = Node::Kind;
+    for (const auto& [begin, kind] :
+         {std::pair{"?=", Kind::kAhead}, {"?!", Kind::kNotAhead}, {"?<=", Kind::kBehind}, {"?<!", Kind::kNotBehind}})
+      if (take(begin)) return look(kind, depth);
+    if (next_is('?') && !take("?:") && !skip_name())
+      fail("flags other than i, s, a and u at the beginning are not supported");
     Node inner = choice(depth + 1);
-    wide_ = wide_ != not_ahead;
     if (!take(")")) fail("a group without its )");
-    if (!ahead && !not_ahead) return inner;
-    Node out{ahead ? Node::Kind::kAhead : Node::Kind::kNotAhead, {}, {}};
-    out.parts.push_back(std::move(inner));
+    return inner;
+  }
+
+  Node look(Node::Kind kind, int depth) {
+    const bool negated = kind == Node::Kind::kNotAhead || kind == Node::Kind::kNotBehind;
+    const bool behind = kind == Node::Kind::kBehind || kind == Node::Kind::kNotBehind;
+    if (behind && num_aheads_ > 0) fail("look-behind inside look-ahead is not supported");
+    num_aheads_ += behind ? 0 : 1;
+    wide_ = wide_ != negated;
+    Node out{kind, {}, {}};
+    out.parts.push_back(choice(depth + 1));
+    wide_ = wide_ != negated;
+    num_aheads_ -= behind ? 0 : 1;
+    if (!take(")")) fail("a group without its )");
+    if (behind && has_assertion(out.parts[0])) fail("anchors and the like inside look-behind are not supported");
     return out;
   }
 
@@ -318,6 +340,7 @@ class Parser {
   std::string_view text_;
   bool wide_;
   bool ignores_case_ = false, dot_is_all_ = false;  // flags
+  int num_aheads_ = 0;                              // that are open
   size_t at_ = 0;
   size_t num_nodes_ = 0;
   std::string error_;
@@ -338,9 +361,8 @@ Result<PatternNode> parse_pattern(std::string_view text, Reading reading) {
   return Parser(text, reading).parse();
 }
 
-bool has_ahead(const PatternNode& node) {
-  if (node.kind == PatternNode::Kind::kAhead || node.kind == PatternNode::Kind::kNotAhead) return true;
-  return std::any_of(node.parts.begin(), node.parts.end(), has_ahead);
+bool looks_around(const PatternNode& node) {
+  return is_around(node) || std::any_of(node.parts.begin(), node.parts.end(), looks_around);
 }
 
 bool has_word_edge(const PatternNode& node) {

@@ -16,10 +16,23 @@ namespace perigee {
 
 struct PatternNode {
   static constexpr int32_t kNoEnd = INT32_MAX;
-  enum class Kind { kSet, kSequence, kChoice, kRepeat, kBegin, kEnd, kWordEdge, kNoWordEdge, kAhead, kNotAhead };
+  enum class Kind {
+    kSet,
+    kSequence,
+    kChoice,
+    kRepeat,
+    kBegin,
+    kEnd,
+    kWordEdge,
+    kNoWordEdge,
+    kAhead,
+    kNotAhead,
+    kBehind,
+    kNotBehind
+  };
   Kind kind;
   CodePoints set;                  // of a kSet; of a kWordEdge and a kNoWordEdge: what may be a letter of a word
-  std::vector<PatternNode> parts;  // one of a kRepeat, a kAhead and a kNotAhead
+  std::vector<PatternNode> parts;  // one of a kRepeat, and of those that look ahead or behind
   int32_t least = 0, most = 0;
 };
 
@@ -29,15 +42,15 @@ enum class Reading {
   kWide,    // those that any engine matches: what a pattern that must not match is read by
 };
 
-// What is not to match by look-ahead has the other reading. Errors: what is not supported, with its byte offset; more
-// than 64 nested groups.
+// What is not to match by look-ahead or look-behind has the other reading. Errors: what is not supported, with its byte
+// offset; more than 64 nested groups.
 Result<PatternNode> parse_pattern(std::string_view text, Reading reading);
 
 size_t flags_length(std::string_view text);  // of (?i) and the like at its beginning
 
 extern const CodePoints kWordLetters;  // those of \w that all engines agree on
 
-bool has_ahead(const PatternNode& node);      // look-ahead, anywhere in it
-bool has_word_edge(const PatternNode& node);  // the same of \b and \B
+bool has_word_edge(const PatternNode& node);  // \b or \B, anywhere in it
+bool looks_around(const PatternNode& node);   // the same of these, look-ahead and look-behind
 
 }  // namespace perigee

@@ -9,8 +9,8 @@
 
 namespace perigee {
 
-// As xgrammar's EBNF. Errors: what Pattern refuses; where it is refused for look-ahead, \b or an anchor within, what
-// Language refuses.
+// As xgrammar's EBNF. Errors: what Pattern refuses; where it is refused for look-ahead, look-behind, \b or an anchor
+// within, what Language refuses.
 Result<std::string> regex_grammar(std::string_view regex);
 
 }  // namespace perigee

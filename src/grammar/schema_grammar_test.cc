@@ -205,8 +205,8 @@ TEST(SchemaGrammar, RefusesByPlace) {
           {R"({"$ref":"http://x/y"})", "/$ref:"},
           {R"({"$id":"https://e.com/a/s","$ref":"https://f.com/a/s"})", "/$ref:"},
           {R"({"items":{"$id":"a","$ref":"#/$defs/b"},"minItems":1,"$defs":{"b":{"const":1}}})", "/items/$id:"},
-          {R"-({"type":"string","pattern":"a(?<!b)"})-", "/pattern:"},
-          {R"-({"type":"string","pattern":"(?<=a)b"})-", "/pattern:"},
+          {R"-({"type":"string","pattern":"a(?<!b$)"})-", "/pattern:"},
+          {R"-({"type":"string","pattern":"(?<=^a)b"})-", "/pattern:"},
           {R"({"oneOf":[{"uniqueItems":true},{"format":"x"}]})", "/oneOf:"},
           {R"({"type":"integer","minimum":3,"maximum":2})", "/:"},
           {R"({"not":{"uniqueItems":true}})", "/not:"},
@@ -398,7 +398,7 @@ TEST(GrammarCompiler, RegexesWithAssertions) {
       EXPECT_GE(replies.size(), 3u) << pattern;
     }
   }
-  for (const char* pattern : {"(?<=a)b", "a(?=b)", "(a)\\1"}) {
+  for (const char* pattern : {"(?<=^a)b", "a(?=b)", "(?<=a)b", "(a)\\1"}) {
     GrammarSpec spec;
     spec.kind = GrammarSpec::Kind::kRegex;
     spec.text = pattern;
@@ -427,7 +427,7 @@ TEST(GrammarCompiler, SchemasAndRegexesInStructuralTagsAreOurs) {
     EXPECT_EQ(obeys(*value, *parse_json(schema, {})), Obeys::kYes) << reply.text;
   }
   for (const auto& [content, place] : std::initializer_list<std::pair<const char*, const char*>>{
-           {R"({"type":"json_schema","json_schema":{"type":"string","pattern":"(?<=a)b"}})",
+           {R"({"type":"json_schema","json_schema":{"type":"string","pattern":"(?<=^a)b"}})",
             "/format/content/json_schema/pattern: "},
            {R"({"type":"json_schema","json_schema":true,"style":"glm_xml"})", "/format/content/style: "},
            {R"({"type":"regex","pattern":"(a)\\1"})", "/format/content/pattern: "},

@@ -76,6 +76,8 @@ TEXTS = [
     {"prefixItems": [TEXT, WHOLE], "items": {"type": "boolean"}, "uniqueItems": True}, {"prefixItems": [TEXT, TEXT, TEXT], "items": False, "uniqueItems": True, "minItems": 2},
     {"prefixItems": [WHOLE, WHOLE], "maxItems": 2, "uniqueItems": True}, {"allOf": [{"contains": {"const": 1}}, {"contains": {"const": 2}, "minContains": 2}, {"contains": TEXT}]},
     {"items": WHOLE, "allOf": [{"contains": {"minimum": 10}}, {"contains": {"maximum": -10}}]}, {"items": TEXT, "contains": {"pattern": "^a"}, "minContains": 0, "maxContains": 0, "uniqueItems": True, "minItems": 2},
+    {"type": "string", "pattern": "^(?=.{3,20}$)(?![_.])(?!.*[_.]{2})[a-zA-Z0-9._]+(?<![_.])$"}, {"type": "string", "pattern": "(?<=\\$)[0-9]+$"},
+    {"type": "string", "pattern": "^(?:(?!-)[a-z0-9-]{1,12}(?<!-)\\.)+[a-z]{2,6}$"},
     {"type": "string", "pattern": "\\bword\\b"}, {"type": "string", "pattern": "^[a-z ]{1,12}\\b!$"}, {"type": "string", "pattern": "(?i)^(?:yes|no)$"},
     {"type": "string", "pattern": "(?i)^[^aeiou]{2,6}$"}, {"type": "string", "pattern": "(?=.*[A-Z])(?=.*[0-9]).{4,}", "maxLength": 12},
     {"type": "string", "pattern": "^[a-z\\d](?:[a-z\\d]|-(?=[a-z\\d])){0,38}$"}, {"type": "string", "pattern": "^[a-z](?!.*--)[a-z-]{0,9}[a-z]$"},
