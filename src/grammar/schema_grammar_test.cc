@@ -60,6 +60,7 @@ constexpr const char* kSchemas[] = {
     R"({"type":"array","uniqueItems":true,"items":{"type":"integer","minimum":9223372036854775805,"maximum":9223372036854775807},"minItems":3})",
     R"({"type":"array","uniqueItems":true,"minItems":3,"items":{"type":"object","properties":{"n":{"type":"null"},"id":{"type":"string"}},"required":["n","id"]}})",
     R"({"type":"array","uniqueItems":true,"minItems":2,"contains":{"const":5},"items":{"type":"integer"}})",
+    R"({"type":"array","uniqueItems":true,"contains":{"pattern":"\\w"},"items":{"type":"string","pattern":"^[éab]$"}})",
     R"({"type":"array","uniqueItems":true,"contains":{"enum":["a","b"]},"items":{"enum":["a","b",1,2,3]}})",
     R"({"type":"array","uniqueItems":true,"minContains":2,"contains":{"type":"integer"},"items":{"type":"integer"}})",
     R"({"type":"array","uniqueItems":true,"minItems":3,"prefixItems":[{"enum":["a","b","c"]},{"enum":["a","b","c"]},{"enum":["c","a"]}],"items":false})",

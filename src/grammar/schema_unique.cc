@@ -197,7 +197,8 @@ std::string SchemaRules::unique_array(const Json& schema, const Json& items, int
     const int64_t low = count(schema, "minContains", 1, place), high = count(schema, "maxContains", -1, place);
     const std::vector<Json> left = complement_of(*contains, place + "/contains");
     const Json lacking = both_of(items, any_of(left));
-    if (left.empty() || rule_of(lacking, place + "/contains").empty()) {  // each item is what is asked for
+    if (left.empty() || rule_of(lacking, place + "/contains").empty()) {
+      others = both_of(items, *contains);  // all are, since no other item surely is not
       least = std::max(least, low);
       if (high >= 0) most = most < 0 ? high : std::min(most, high);
     } else if (low > 1) {
