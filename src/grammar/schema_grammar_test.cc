@@ -189,6 +189,8 @@ TEST(SchemaGrammar, RefusesByPlace) {
   for (
       const auto& [schema, place] : std::initializer_list<std::pair<const char*, const char*>>{
           {R"({"uniqueItems":true,"prefixItems":[{}],"contains":{}})", "/uniqueItems:"},
+          {R"({"uniqueItems":true,"items":{"type":"object","minProperties":9,"additionalProperties":{"type":"integer"}}})",
+           "/uniqueItems:"},
           {R"({"uniqueItems":true,"items":{"type":"string"},"contains":{"pattern":"^a"},"minContains":2})",
            "/minContains:"},
           {R"({"allOf":[{"contains":{"const":1},"maxContains":1},{"contains":{"const":2}}]})", "/maxContains:"},
@@ -397,6 +399,10 @@ TEST(GrammarCompiler, RegexesWithAssertions) {
         replies.insert(reply.text);
       }
       EXPECT_GE(replies.size(), 3u) << pattern;
+      if (flags_length(pattern) == 0) continue;
+      std::string all;
+      for (const std::string& reply : replies) all += reply;
+      EXPECT_TRUE(std::any_of(all.begin(), all.end(), [](char c) { return c >= 'A' && c <= 'Z'; })) << pattern;
     }
   }
   for (const char* pattern : {"(?<=^a)b", "a(?=b)", "(?<=a)b", "(a)\\1"}) {
