@@ -14,17 +14,18 @@ On CPU ranks of one machine, only the time to the first token, of a model with w
 import argparse
 import concurrent.futures
 import json
+import multiprocessing
 import os
 import random
 import statistics
 import tempfile
-import threading
 import time
 
 from server_process import TOP, RouterProcess, ServerProcess
 
 VOCAB = 160000
 STREAMS, GAP_PROMPT = 8, 512
+MOST_OUTPUTS_OF_ONE = 400  # one node takes a fifth of a second for a token beside prompts
 
 
 class Prompts(random.Random):
@@ -86,30 +87,37 @@ def first_tokens(server, rng, context, turns):
     return [times(server, request(rng, context, 2))[0] for _ in range(turns)]
 
 
+def send_prompts(server, rng, context, stop, sent):
+    """Prompts one after the other, until told to stop."""
+    while not stop.is_set():
+        times(server, request(rng, context, 1))
+        sent.value += 1
+
+
 def gaps(server, rng, context, outputs, loaded):
-    """-> the gaps of all streams, and how many prompts were computed meanwhile."""
-    stop = threading.Event()
-
-    def prefills():
-        count, own = 0, Prompts(rng.random(), rng.vocab)
-        while loaded and not stop.is_set():
-            times(server, request(own, context, 1))
-            count += 1
-        return count
-
+    """-> the gaps of all streams, and how many prompts were computed meanwhile. Prompts come from a process of their own: making
+    one holds the interpreter for longer than a token takes."""
+    fork = multiprocessing.get_context("fork")
+    stop, sent = fork.Event(), fork.Value("i", 0)
+    if not loaded:
+        stop.set()
+    prompts = fork.Process(target=send_prompts, args=(server, Prompts(rng.random(), rng.vocab), context, stop, sent))
     bodies = [request(rng, GAP_PROMPT, outputs) for _ in range(STREAMS)]
-    with concurrent.futures.ThreadPoolExecutor(STREAMS + 1) as pool:
-        prompts = pool.submit(prefills)
-        try:
+    prompts.start()
+    try:
+        with concurrent.futures.ThreadPoolExecutor(STREAMS) as pool:
             streams = list(pool.map(lambda body: times(server, body), bodies))
-        finally:
-            stop.set()  # also where a stream fails: the pool waits for all of its threads
-        return [b - a for stream in streams for a, b in zip(stream, stream[1:])], prompts.result()
+    finally:
+        stop.set()  # also where a stream fails
+        prompts.join()
+    if prompts.exitcode != 0:
+        raise RuntimeError("the prompts beside the streams failed")
+    return [b - a for stream in streams for a, b in zip(stream, stream[1:])], sent.value
 
 
-def measure(name, server, arguments, vocab):
+def measure(name, server, arguments, vocab, outputs):
     rng = Prompts(5, vocab)  # the same load for every server
-    context, outputs = arguments.context, arguments.outputs
+    context = arguments.context
     firsts = first_tokens(server, rng, context, arguments.turns)
     figures = {"first_s": statistics.median(firsts)}
     print(f"{name}: first token of {context} after {1e3 * figures['first_s']:.1f} ms (median; {', '.join(f'{1e3 * s:.1f}' for s in firsts)})")
@@ -117,7 +125,8 @@ def measure(name, server, arguments, vocab):
         found, prompts = gaps(server, rng, context, outputs, loaded)
         figures["p99_loaded_s" if loaded else "p99_s"] = quantile(found, 0.99)
         print(f"{name}: gaps of {STREAMS} streams {'beside ' + str(prompts) + ' prompts' if loaded else 'alone'}: "
-              f"p50 {1e3 * quantile(found, 0.5):.2f} ms, p99 {1e3 * quantile(found, 0.99):.2f} ms, most {1e3 * max(found):.1f} ms", flush=True)
+              f"p50 {1e3 * quantile(found, 0.5):.2f} ms, p90 {1e3 * quantile(found, 0.9):.2f} ms, p98 {1e3 * quantile(found, 0.98):.2f} ms, "
+              f"p99 {1e3 * quantile(found, 0.99):.2f} ms, most {1e3 * max(found):.1f} ms", flush=True)
     return figures
 
 
@@ -158,7 +167,7 @@ def main():
                  str(arguments.context + 1024), "--kv-cache-memory-bytes", arguments.cache, *arguments.flags.split()]
         print(f"$ perigee serve {os.path.basename(model)} {' '.join(flags)}, prefill on {prefill_size} ranks, decode on {decode_size}")
         with Node(program, model, flags, 0, prefill_size, f"{folder}/one") as server:
-            one = measure("one node", server, arguments, vocab)
+            one = measure("one node", server, arguments, vocab, min(arguments.outputs, MOST_OUTPUTS_OF_ONE))
 
         def role(name):
             return ["--kv-transfer-config", json.dumps({"kv_connector": "NixlConnector", "kv_role": name,
@@ -170,7 +179,7 @@ def main():
             router = [program, "router", "--port", "0", "--vllm-pd-disaggregation", "--prefill", f"http://127.0.0.1:{prefill.port}",
                       "--decode", f"http://127.0.0.1:{decode.port}"]
             with RouterProcess(router, f"{folder}/router") as pair:
-                figures = measure("pair", pair, arguments, vocab)
+                figures = measure("pair", pair, arguments, vocab, arguments.outputs)
             for server in (prefill, decode):
                 print("\n".join(line for line in server.text().splitlines() if "cache transfers from" in line or "did not arrive" in line))
     print("\n".join(verdicts(one, figures)))
