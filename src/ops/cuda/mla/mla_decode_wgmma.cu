@@ -410,7 +410,8 @@ __global__ void __launch_bounds__(3 * kGroup, 1)
 // Records are widened more slowly than products take them: time goes into their tiles.
 constexpr auto kRecordsKernel = mla_wgmma_kernel<true, true>;
 
-// Keys as [page][row][column]; the number of pages is not known here, and only bounds-checks would need it.
+// Keys as [page][row][column]; the number of pages is not known here, and only bounds-checks would need it. Reads are not
+// promoted to 256 bytes of L2: a row of a box has 128, and every second promoted read would straddle two of its rows.
 cudaError_t make_map(const MlaDecodeArgs& args, CUtensorMap* map) {
   PFN_cuTensorMapEncodeTiled_v12000 encode = nullptr;
   const cudaError_t error = find_tensor_map_encoder(&encode);
@@ -420,7 +421,7 @@ cudaError_t make_map(const MlaDecodeArgs& args, CUtensorMap* map) {
   const cuuint32_t box[3] = {64, kTokens, 1}, steps[3] = {1, 1, 1};
   const CUresult result = encode(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, const_cast<void*>(args.kv), sizes, strides,
                                  box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                                 CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+                                 CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
 
