@@ -6,15 +6,23 @@
 
 namespace perigee {
 
+// Of the sequence's own pages, as far as it has them: what the prefix index has of these tokens may lie elsewhere, or
+// be forgotten. A checkpoint is in the index alone.
 std::shared_ptr<const Lease> HandoverBook::lease(const Sequence& sequence) {
   const int32_t most = rules_.handover_blocks(sequence.num_prompt());
   PrefixMatch match(cache_.index());
   match.update(sequence, most);
-  auto num_blocks = static_cast<int32_t>(match.blocks().size()) / rules_.hit_blocks * rules_.hit_blocks;
-  const auto page = [&](int32_t block) { return match.blocks()[static_cast<size_t>(block)].page; };
+  const auto matched = static_cast<int32_t>(match.blocks().size());
+  const int32_t own = sequence.is_running() ? std::min(sequence.running().num_confirmed / kBlockTokens, most) : 0;
+  int32_t num_blocks = std::max(matched, own) / rules_.hit_blocks * rules_.hit_blocks;
   const bool has_tail = num_blocks == most && leaves_tail(sequence);  // with a state of its own
-  if (rules_.is_recurrent() && !has_tail)
-    while (num_blocks > 0 && cache_.checkpoints().at(page(num_blocks - 1)).serial == 0) num_blocks -= rules_.hit_blocks;
+  if (rules_.is_recurrent() && !has_tail) {
+    num_blocks = std::min(num_blocks, matched / rules_.hit_blocks * rules_.hit_blocks);
+    const auto has_checkpoint = [&](int32_t block) {
+      return cache_.checkpoints().at(match.blocks()[static_cast<size_t>(block)].page).serial != 0;
+    };
+    while (num_blocks > 0 && !has_checkpoint(num_blocks - 1)) num_blocks -= rules_.hit_blocks;
+  }
   if (num_blocks == 0) return nullptr;
 
   auto lease = std::make_shared<Lease>();
@@ -22,7 +30,9 @@ std::shared_ptr<const Lease> HandoverBook::lease(const Sequence& sequence) {
   lease->num_tokens = num_blocks * kBlockTokens;
   Lent lent;
   for (int32_t block = 0; block < num_blocks; ++block) {
-    lent.handles.push_back(cache_.pools().share(page(block)));
+    const auto at = static_cast<size_t>(block);
+    const PlaceId page = block < own ? sequence.running().pages[at].place() : match.blocks()[at].page;
+    lent.handles.push_back(cache_.pools().share(page));
     lease->blocks.push_back(lent.handles.back().placement());
   }
   add_checkpoint(sequence, lent, *lease);
@@ -51,7 +61,7 @@ void HandoverBook::begin_growth(const Sequence& sequence) {
   grow(sequence);
 }
 
-// The sequence's own pages: what the prefix index has of these tokens may lie elsewhere, or be forgotten.
+// The sequence's own pages, as in lease().
 void HandoverBook::grow(const Sequence& sequence) {
   const auto found = leases_.find(sequence.id());
   if (found == leases_.end() || found->second.growth.stage != LeaseStage::kGrows) return;
