@@ -105,23 +105,30 @@ TEST(HandoverHybrid, ALeaseWithATailNeedsNoCheckpoint) {
 }
 
 // Two sequences compute the same prompt at once, and the index has the pages of the one that ends first. They are given
-// to others before the other one ends.
+// to others before the other one ends. A state that is in the index alone is then gone.
 TEST_P(Handover, ALeaseHasTheSequencesOwnPages) {
-  SchedulerConfig tight = config();
-  tight.num_pages = 16 + 2 * state_pages();
-  SchedulerHarness h(tight);
-  h.scheduler.submit(request(1, tokens_from(0, 257)));
-  Submit submit = request(2, tokens_from(0, 700));
-  submit.lease = LeaseWish::kAtEnd;
-  h.scheduler.submit(submit);
-  h.scheduler.apply(h.answer(h.plan()));
-  h.scheduler.submit(request(3, tokens_from(5000, 257)));
-  const auto lease = run(h, SequenceId(2)).lease;
-  ASSERT_TRUE(lease);
-  EXPECT_EQ(lease->num_tokens, 699);
-  EXPECT_EQ(lease->blocks.size(), 11u);
-  h.scheduler.release(SequenceId(2));
-  h.scheduler.check_integrity();
+  for (const bool has_tail : {true, false}) {
+    SCOPED_TRACE(has_tail);
+    SchedulerConfig tight = config();
+    tight.num_pages = 16 + 3 * state_pages();
+    SchedulerHarness h(tight);
+    h.scheduler.submit(request(1, tokens_from(0, 257)));
+    Submit submit = request(2, tokens_from(0, 700), has_tail ? 1 : 2);
+    submit.lease = LeaseWish::kAtEnd;
+    h.scheduler.submit(submit);
+    h.scheduler.apply(h.answer(h.plan()));
+    h.scheduler.submit(request(3, tokens_from(5000, 257)));
+    const auto lease = run(h, SequenceId(2)).lease;
+    if (has_tail || state_pages() == 0) {
+      ASSERT_TRUE(lease);
+      EXPECT_EQ(lease->num_tokens, has_tail ? 699 : 640);
+      EXPECT_EQ(lease->blocks.size(), has_tail ? 11u : 10u);
+    } else {
+      EXPECT_FALSE(lease);
+    }
+    h.scheduler.release(SequenceId(2));
+    h.scheduler.check_integrity();
+  }
 }
 
 TEST_P(Handover, NothingIsLeasedOfAShortPromptOrACancelledOne) {
