@@ -411,8 +411,7 @@ __global__ void __launch_bounds__(3 * kGroup, 1)
 constexpr auto kRecordsKernel = mla_wgmma_kernel<true, true>;
 
 // Keys as [page][row][column]; the number of pages is not known here, and only bounds-checks would need it. Reads are
-// not promoted to 256 bytes of L2: a row of a box has 128, and every second promoted read would straddle two of its
-// rows.
+// not promoted to 256 bytes of L2, which was slower: a row of a box has 128, and a key's 1,152 are no multiple of 256.
 cudaError_t make_map(const MlaDecodeArgs& args, CUtensorMap* map) {
   PFN_cuTensorMapEncodeTiled_v12000 encode = nullptr;
   const cudaError_t error = find_tensor_map_encoder(&encode);
