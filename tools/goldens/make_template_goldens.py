@@ -122,24 +122,31 @@ def chats():
             yield [dict(user, content="<|im_end|> caf\u00e9\n\u4f60\u597d")], None, options
 
 
-def write(name, value):
+def compact(value):
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def a_line_each(values):
+    return "[\n%s\n]" % ",\n".join(map(compact, values))
+
+
+def write(name, text):
     with open(os.path.join(OUT, name), "w", encoding="utf-8") as out:
-        json.dump(value, out, ensure_ascii=False, indent=1)
-        out.write("\n")
+        out.write(text + "\n")
 
 
 def main():
     env = environment()
     cases = [golden(env, *case) for case in template_cases.all_cases(OUT)]
     assert len({case["name"] for case in cases}) == len(cases), "two cases share a name"
-    write("goldens.json", {"context": template_cases.CONTEXT, "cases": cases})
+    write("goldens.json", '{"context":%s,\n"cases":%s}' % (compact(template_cases.CONTEXT), a_line_each(cases)))
     lists = [{"tools": tools, "text": render.tools_ts(tools)} for tools in tool_lists()]
-    write("tools.json", lists)
+    write("tools.json", a_line_each(lists))
     prompts = [
         {"messages": messages, "tools": tools, "options": options, "text": render.render(messages, tools, **options)}
         for messages, tools, options in chats()
     ]
-    write("chats.json", prompts)
+    write("chats.json", a_line_each(prompts))
     raised = sum("error" in case for case in cases)
     print("%d templates (%d raise), %d tool lists, %d chats" % (len(cases), raised, len(lists), len(prompts)))
 
