@@ -94,11 +94,7 @@ class Rank {
     const Tensor queries = bf16(c.batch, c.heads * (shape.latent + shape.rope));
     const Tensor mine = bf16(c.batch, shape.heads * (shape.latent + shape.rope));
     const Tensor mixed = bf16(c.batch, shape.heads * shape.latent);
-    const Tensor results = [&] {
-      Tensor whole_rows = ops_.attend_latents(queries, all, batch, layer);
-      whole_rows.cols = whole_rows.row_stride;
-      return whole_rows;
-    }();
+    const Tensor results = ops_.attend_latents(queries, all, batch, layer);
     Tensor by_head = mixed;
     by_head.rows = c.batch * shape.heads;
     by_head.cols = by_head.row_stride = shape.latent;

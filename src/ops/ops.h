@@ -82,7 +82,7 @@ class Ops : public WeightPacker {
   virtual Tensor mla_absorb(const Tensor& q, const MlaUpWeight& up, const MlaShape& shape, const Batch& batch);
   // Such queries of shape.heads heads, those of other ranks among them, over the cached rows that lie here, each up to
   // its token. -> [n * heads, L + 1] f32: [mean of latents by softmax | natural log of the sum of exponentials]; zeros
-  // and -inf where no row is seen.
+  // and -inf where no row is seen. On a GPU rows as in ops/cuda/mla/result_row.h, f16.
   virtual Tensor attend_latents(const Tensor& queries, const MlaShape& shape, const Batch& batch,
                                 const LatentLayer& cache);
   // W_UV of each head's mean: u [n, h * L] f32, on a GPU rounded to its activations -> [n, h * dv] wide.

@@ -1,4 +1,5 @@
 // Ranks that share the blocks of each sequence (decode context parallelism) attend like one rank that has them all.
+#include <cstring>
 #include <functional>
 #include <limits>
 #include <mutex>
@@ -47,8 +48,9 @@ struct World {
   Deal deal = by_turns;
   std::optional<LatentFormat> cache = {};  // none: numbers as the backend computes with them
   bool holes = false;                      // no rank has any block
-  // Latents of positions [first, first + count) are NaN.
+  // Latents of positions [first, first + count) begin with two of `bad`, in bf16: NaN.
   int64_t first_nan = 0, num_nan = 0;
+  uint16_t bad = 0x7FC0;
 
   int32_t num_rows() const {
     int64_t rows = 0;
@@ -220,6 +222,7 @@ class RankUnderTest {
     const int64_t width = world_.shape.heads * (world_.shape.latent + world_.shape.rope);
     const Tensor queries = activation(*ops_, std::ssize(host.positions), width, 43);
     const Tensor results = ops_->attend_latents(queries, world_.shape, placed.batch(), layer_);
+    if (results.dtype == DType::kF16) return narrow_results(results);
     Values out{.rows = results.rows, .cols = results.cols, .at = {}};
     for (int64_t row = 0; row < out.rows; ++row) {
       Tensor alone = results.row_range(row, 1);
@@ -231,6 +234,19 @@ class RankUnderTest {
   }
 
  private:
+  // A GPU's, as result_row.h: f16 means and f32 log-sums.
+  Values narrow_results(const Tensor& results) {
+    const int64_t latent = world_.shape.latent;
+    const std::vector<uint16_t> all = perigee::fetch(*ops_, results.row<uint16_t>(0), results.rows * results.cols);
+    Values out{.rows = results.rows, .cols = latent + 1, .at = {}};
+    for (auto row = all.begin(); row != all.end(); row += results.cols) {
+      std::transform(row, row + latent, std::back_inserter(out.at), f16_to_f32);
+      float log_sum = 0;
+      std::memcpy(&log_sum, &*(row + latent), sizeof(log_sum));
+      out.at.push_back(log_sum);
+    }
+    return out;
+  }
   // This rank's heads.
   Tensor queries(int64_t rows) {
     const int64_t width = shape_.heads * shape_.q_head();
@@ -272,7 +288,7 @@ class RankUnderTest {
       ops_->begin_step();
       const Tensor c =
           activation(*ops_, tokens, world_.shape.latent, 100 + i, ops_->on_device() ? DType::kBF16 : DType::kF32);
-      const uint32_t nan = ops_->on_device() ? 0x7FC07FC0u : 0x7FC00000u;
+      const uint32_t nan = world_.bad * (ops_->on_device() ? 0x00010001u : 0x00010000u);
       for (int64_t t = 0; t < world_.num_nan; ++t) ops_->copy(c.row_range(world_.first_nan + t, 1).data, &nan, 4);
       const Tensor k_rope = activation(*ops_, tokens, world_.shape.rope, 200 + i, DType::kF32);
       for (const auto& [position, count] : {std::pair{tokens / 2, tokens - tokens / 2}, {int64_t{0}, tokens / 2}}) {
@@ -492,6 +508,17 @@ TEST(SharedAttention, NothingButNanShows) {
       EXPECT_TRUE(all_nan(attend_alone(world, with.make))) << with.name << ", " << num_nan;
       EXPECT_TRUE(all_nan(attend_together(world, with.make, 2))) << with.name << ", " << num_nan;
     }
+}
+
+// What a GPU's ranks exchange is f16: a mean of a million is none of its numbers, and must not pass for another one.
+TEST(SharedAttention, AMeanBeyondF16Shows) {
+  for (const Implementation& with : on_gpu()) {
+    const World world{.shape = with.shape, .sequences = {{100, 1}}, .num_nan = 100, .bad = f32_to_bf16(1e6f)};
+    const auto is_finite = [](float x) { return std::isfinite(x); };
+    const Values alone = attend_alone(world, with.make), together = attend_together(world, with.make, 2);
+    EXPECT_TRUE(std::all_of(alone.at.begin(), alone.at.end(), is_finite)) << with.name;
+    EXPECT_TRUE(std::none_of(together.at.begin(), together.at.end(), is_finite)) << with.name;
+  }
 }
 
 // More than a piece of the CPU's: the pieces after it are good.

@@ -1,4 +1,5 @@
-// Boxes of numbers, f32 or pairs of bf16: a word that has not come is kBlank, so that no flag takes half of the bytes.
+// Boxes of numbers, f32 or pairs of bf16 or f16: a word that has not come is kBlank, so that no flag takes half of the
+// bytes.
 //
 // Who has taken a piece leaves kBlank there. The next writer is two calls away, and so it finds it: a rank that has
 // ended a call has heard of every other rank in it, so all of them have ended the call before.
@@ -8,7 +9,7 @@
 
 namespace perigee {
 
-// A NaN, or two of them, which travel as another NaN.
+// A NaN, or two of them. Such a word is sent as the one below it, which in each of these formats is NaN as well.
 constexpr uint32_t kBlank = 0x01010101u * kBlankByte;
 
 template <int kWords>

@@ -55,8 +55,8 @@ CudaOps::CudaOps(const CudaOptions& options)
   if (auto* peers = dynamic_cast<PeerComm*>(&dcp()); peers != nullptr && peers->view().direct) {
     dcp_peers_ = peers;
     cuda_ok(load_exchanges(), "loading collectives");
-    shown_queries_ = device_buffer(kShownResults / 2);
-    shown_results_ = device_buffer(kShownResults);
+    shown_queries_ = device_buffer(kShownBytes);
+    shown_results_ = device_buffer(kShownBytes);
   }
   if (peers_ == nullptr) return;
   cuda_ok(load_reduce_norm(), "loading collectives");

@@ -128,7 +128,7 @@ class CudaOps final : public Ops {
   void gather_queries(const Tensor& mine, const Tensor& all);
   void merge_ranks(const Tensor& results, const MlaShape& shape, const Tensor& mixed);
   std::span<const int32_t> row_owners(int64_t rows, int64_t heads);
-  // out: the mean, bf16 [rows, heads * L], or results, f32 [rows * heads, L + 4].
+  // out: the mean, bf16 [rows, heads * L], or results, f16 [rows * heads, result_columns(L)].
   void attend(const QueryRows& query, const MlaShape& shape, const Batch& batch, const LatentLayer& cache,
               const Tensor& out);
   void attend_lists(const QueryRows& query, const MlaShape& shape, const Batch& batch, const LatentLayer& cache,

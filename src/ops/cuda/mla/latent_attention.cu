@@ -2,6 +2,7 @@
 #include "ops/cuda/mla/blocks_here.cuh"
 #include "ops/cuda/mla/latent_attention.h"
 #include "ops/cuda/mla/latent_rows.cuh"
+#include "ops/cuda/mla/result_row.h"
 #include "ops/cuda/mma.cuh"
 
 namespace perigee {
@@ -120,6 +121,7 @@ __global__ void join_kernel(LatentAttention a) {
   const int64_t index = blockIdx.x * static_cast<int64_t>(blockDim.x / 32) + threadIdx.x / 32;
   if (index >= static_cast<int64_t>(a.rows) * a.heads) return;
   const float* parts = a.parts + index * a.splits * (a.latent + 2);
+  uint16_t* const result = a.results == nullptr ? nullptr : a.results + index * result_columns(a.latent);
   float largest = -INFINITY, sum = 0;
   for (int s = 0; s < a.splits; ++s) largest = fmaxf(largest, parts[s * (a.latent + 2) + a.latent]);
   for (int s = 0; s < a.splits; ++s) {
@@ -133,16 +135,14 @@ __global__ void join_kernel(LatentAttention a) {
       if (part[a.latent + 1] != 0) value += part[c] * __expf(part[a.latent] - largest);
     }
     const float mean = sum == 0 ? 0 : value / sum;
-    if (a.results != nullptr) {
-      a.results[index * (a.latent + 4) + c] = mean;
+    if (result != nullptr) {
+      reinterpret_cast<__half*>(result)[c] = __float2half_rn(mean);
     } else {
       reinterpret_cast<__nv_bfloat16*>(a.out)[index * a.latent + c] = __float2bfloat16_rn(mean);
     }
   }
-  if (a.results != nullptr && threadIdx.x % 32 == 0) {
-    float* const end = a.results + index * (a.latent + 4) + a.latent;
-    *reinterpret_cast<float4*>(end) = make_float4(sum == 0 ? -INFINITY : largest + __logf(sum), 0, 0, 0);
-  }
+  if (result != nullptr && threadIdx.x % 32 == 0)
+    *reinterpret_cast<float4*>(result + a.latent) = make_float4(sum == 0 ? -INFINITY : largest + __logf(sum), 0, 0, 0);
 }
 
 }  // namespace

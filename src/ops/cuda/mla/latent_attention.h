@@ -12,8 +12,8 @@ namespace perigee {
 struct LatentAttention {
   const uint16_t* q = nullptr;  // bf16 [n, h, L + dr], the first L columns in latent space
   uint16_t* out = nullptr;      // bf16 [n, h, L]; or:
-  float* results = nullptr;  // [n, h, L + 4]: the same before rounding, then the natural log of the sum of exponentials
-  float* parts = nullptr;    // scratch, latent_attention_floats()
+  uint16_t* results = nullptr;  // [n, h, result_columns(L)]: see result_row.h
+  float* parts = nullptr;       // scratch, latent_attention_floats()
   int32_t rows = 0, heads = 0, latent = 0, rope = 0, splits = 1;
   float softmax_scale = 0;
 };

@@ -20,6 +20,7 @@
 #include <string>
 
 #include "ops/cuda/choose.h"
+#include "ops/cuda/mla/result_row.h"
 #include "ops/latent_format.h"
 
 namespace perigee {
@@ -28,7 +29,7 @@ inline constexpr int kMlaLatent = 512;
 inline constexpr int kMlaWidth = 576;  // latent and rope columns of a key
 inline constexpr int kMlaBlock = 64;   // tokens of a page
 inline constexpr int kMlaMaxSequences = 1024;
-inline constexpr int kMlaResult = kMlaLatent + 4;  // columns, so that rows are aligned to 16 bytes
+inline constexpr int kMlaResult = static_cast<int>(result_columns(kMlaLatent));
 
 // The pieces of fixed lists: eight of 512 tokens, eight of 1,024, eight of 2,048 ... from a sequence's first token. So
 // they are few, 65 of 1,048,576 tokens, and none holds up the others: 512 tokens and an eighth of what lies in front.
@@ -109,11 +110,10 @@ struct MlaDecodeArgs {
   const void* kv = nullptr;  // row r of page p at kv + p * page_bytes + r * the bytes of a row; 16-byte aligned
   int64_t page_bytes = 0;
   float softmax_scale = 0;
-  float kv_scale = 1;    // fp8: a cached number is e4m3 * kv_scale, one scale for all of kv
-  void* out = nullptr;   // bf16 [tokens, heads, 512]: sum of p_s c_s
-  float* lse = nullptr;  // [tokens, heads] natural log; -inf (and out 0) where no key is visible. May be null
-  // Instead of both, of a config with results: f32 [tokens, heads, kMlaResult], out before rounding, then lse.
-  float* results = nullptr;
+  float kv_scale = 1;           // fp8: a cached number is e4m3 * kv_scale, one scale for all of kv
+  void* out = nullptr;          // bf16 [tokens, heads, 512]: sum of p_s c_s
+  float* lse = nullptr;         // [tokens, heads] natural log; -inf (and out 0) where no key is visible. May be null
+  uint16_t* results = nullptr;  // instead of both, of a config with results: [tokens, heads, kMlaResult], result_row.h
 };
 
 // Once per device, before the first call: loads the kernels and raises their limits.

@@ -384,9 +384,9 @@ __device__ void store_output(const MlaAttendParams& params, const MlaItem& item,
         pair = make_float2(even[c + n % 2] * factor, odd[c + n % 2] * factor);
       }
       if (to.f32) {
-        *reinterpret_cast<float2*>(to.f32 + row * to.f32_stride + column) = pair;
+        *reinterpret_cast<float2*>(to.f32 + row * kMlaLatent + column) = pair;
       } else {
-        *reinterpret_cast<uint32_t*>(to.bf16 + row * kMlaLatent + column) = pack_pair(Bf16(), pair.x, pair.y);
+        *reinterpret_cast<uint32_t*>(to.narrow + row * to.narrow_stride + column) = to.pack(pair);
       }
     }
   }

@@ -325,15 +325,15 @@ __device__ void store_output(const MlaAttendParams& params, const MlaItem& item,
   for (int i = 0; i < 2; ++i) {
     const int row = first_row() + 8 * i;
     if (row >= rows) continue;
-    float* f32 = to.f32 + row * to.f32_stride + first_column;
-    __nv_bfloat16* bf16 = to.bf16 + row * kMlaLatent + first_column;
+    float* f32 = to.f32 + row * kMlaLatent + first_column;
+    uint16_t* narrow = to.narrow + row * to.narrow_stride + first_column;
 #pragma unroll
     for (int j = 0; j < 32; ++j) {
       const float2 x = make_float2(out[4 * j + 2 * i] * scale[i], out[4 * j + 2 * i + 1] * scale[i]);
       if (to.f32) {
         *reinterpret_cast<float2*>(f32 + 8 * j) = x;
       } else {
-        *reinterpret_cast<uint32_t*>(bf16 + 8 * j) = pack_pair(Bf16(), x.x, x.y);
+        *reinterpret_cast<uint32_t*>(narrow + 8 * j) = to.pack(x);
       }
     }
   }

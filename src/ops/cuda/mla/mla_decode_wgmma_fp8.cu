@@ -441,6 +441,9 @@ __device__ __forceinline__ void store_pair(float* to, float x, float y) {
 __device__ __forceinline__ void store_pair(__nv_bfloat16* to, float x, float y) {
   *reinterpret_cast<uint32_t*>(to) = pack_pair(Bf16(), x, y);
 }
+__device__ __forceinline__ void store_pair(__half* to, float x, float y) {
+  *reinterpret_cast<uint32_t*>(to) = pack_pair(F16(), x, y);
+}
 
 // Scaled, to `to` [row][kStride]; `rows` are left from this thread's first on.
 template <int kStride, typename T>
@@ -467,12 +470,12 @@ __device__ __forceinline__ void store_item(const MlaAttendParams& params, const 
   float scale[kThreadRows];
   read_rows(shared.scale, scale);
   const MlaItemOutput to(params, item, kRows);
-  if (item.partial >= 0) {
+  if (to.f32) {
     store_output<kMlaLatent>(scale, half, rows, out, to.f32);
-  } else if (to.f32) {
-    store_output<kMlaResult>(scale, half, rows, out, to.f32);
+  } else if (to.results) {
+    store_output<kMlaResult>(scale, half, rows, out, reinterpret_cast<__half*>(to.narrow));
   } else {
-    store_output<kMlaLatent>(scale, half, rows, out, to.bf16);
+    store_output<kMlaLatent>(scale, half, rows, out, reinterpret_cast<__nv_bfloat16*>(to.narrow));
   }
 }
 

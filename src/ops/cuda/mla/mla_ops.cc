@@ -10,6 +10,7 @@
 #include "ops/cuda/mla/mla_decode.h"
 #include "ops/cuda/mla/mla_prefill.h"
 #include "ops/cuda/mla/mla_write.h"
+#include "ops/cuda/mla/result_row.h"
 #include "ops/cuda/mla/shared_exchange.h"
 #include "ops/cuda/mla/shared_latents.h"
 
@@ -19,7 +20,6 @@ namespace {
 constexpr int64_t kExpandedKeys = kPieceBlocks * kMlaBlock;  // of one piece in expanded attention: bounds its memory
 constexpr int64_t kAttentionRows = 1024;                     // of one launch: bounds its scratch memory
 constexpr int64_t kFixedPieces = 64 * 65;  // likewise, of fixed lists: a token of 64 sequences of 1,048,576 tokens
-constexpr int64_t kExchangedBytes = kShownResults;  // of a rank's results in one exchange
 
 bool has_mla_shape(const MlaShape& s) {
   return s.latent == kMlaLatent && s.latent + s.rope == kMlaWidth;
@@ -51,14 +51,10 @@ int64_t launch_end(const MlaDecodeConfig& config, const Batch& batch, int64_t be
   return end;
 }
 
-// Mean, log-sum-exp, and three columns so that rows are aligned to 16 bytes.
-int64_t result_columns(const MlaShape& s) {
-  return s.latent + 4;
-}
-
-// Bytes of the result of a row's heads, of all ranks.
-int64_t results_bytes(const MlaShape& s) {
-  return s.heads * result_columns(s) * static_cast<int64_t>(sizeof(float));
+// The most rows of so many heads here and in all that an exchange may have.
+int64_t exchanged_rows(const MlaShape& here, const MlaShape& all) {
+  const int64_t columns = std::max(here.heads * (here.latent + here.rope), all.heads * result_columns(all.latent));
+  return std::max<int64_t>(1, kShownBytes / static_cast<int64_t>(sizeof(uint16_t)) / columns);
 }
 
 // The most blocks of the piece that lie with one rank. Without owners, as in a step of padding: dealt in turn.
@@ -114,7 +110,7 @@ void CudaOps::attend_lists(const QueryRows& query, const MlaShape& s, const Batc
                              .max_query = max_query,
                              .max_pieces = kFixedPieces,
                              .format = cache.format,
-                             .results = out.dtype == DType::kF32,
+                             .results = out.dtype == DType::kF16,
                              .lists = fixed ? MlaLists::kFixed : MlaLists::kBalanced,
                              .multiprocessors = multiprocessors_,
                              .compute_capability = traits_.compute_capability};
@@ -137,7 +133,7 @@ void CudaOps::attend_lists(const QueryRows& query, const MlaShape& s, const Batc
                            .softmax_scale = s.softmax_scale,
                            .kv_scale = cache.scale,
                            .out = shape.results ? nullptr : out.data,
-                           .results = shape.results ? out.row<float>(0) : nullptr};
+                           .results = shape.results ? out.row<uint16_t>(0) : nullptr};
   const bool captured = is_captured(stream());
   for (int64_t begin = first, end = 0; begin < last; begin = end) {
     end = fixed ? std::min(last, launch_end(config, batch, begin, captured)) : last;
@@ -184,9 +180,9 @@ Tensor CudaOps::mla_absorb(const Tensor& q, const MlaUpWeight& up, const MlaShap
 }
 
 Tensor CudaOps::attend_latents(const Tensor& queries, const MlaShape& s, const Batch& batch, const LatentLayer& cache) {
-  const Tensor results = arena_.tensor(DType::kF32, queries.rows * s.heads, result_columns(s));
+  const Tensor results = arena_.tensor(DType::kF16, queries.rows * s.heads, result_columns(s.latent));
   attend({queries, 0}, s, batch, cache, results);
-  return results.columns(0, s.latent + 1);
+  return results;
 }
 
 Tensor CudaOps::mla_project(const Tensor& u, const MlaUpWeight& up, const MlaShape& s, const Batch&) {
@@ -262,13 +258,13 @@ void CudaOps::attend_shared(const Tensor& q, const CudaMlaUp& weights, const Mla
   MlaShape all = s;
   all.heads *= dcp().size();
   const int64_t width = s.latent + s.rope;
-  const int64_t most_rows = std::max<int64_t>(1, kExchangedBytes / results_bytes(all));
+  const int64_t most_rows = exchanged_rows(s, all);
   for (int64_t first = 0; first < q.rows; first += most_rows) {
     const ArenaScope scratch(arena_);
     const int64_t rows = std::min(most_rows, q.rows - first);
     const Tensor mine = shown(shown_queries_, DType::kBF16, rows, s.heads * width);
     const Tensor queries = arena_.tensor(DType::kBF16, rows, all.heads * width);
-    const Tensor results = shown(shown_results_, DType::kF32, rows * all.heads, result_columns(s));
+    const Tensor results = shown(shown_results_, DType::kF16, rows * all.heads, result_columns(s.latent));
     const Tensor mixed = arena_.tensor(DType::kBF16, rows, s.heads * s.latent);
     absorb(q.row_range(first, rows), weights, s, mine);
     gather_queries(mine, queries);
@@ -310,8 +306,8 @@ void CudaOps::merge_ranks(const Tensor& results, const MlaShape& s, const Tensor
     return;
   }
   const ArenaScope scratch(arena_);
-  const Tensor whole = arena_.tensor(DType::kF32, by_head.rows, dcp().size() * results.cols);
-  dcp().all_to_all(results, row_owners(results.rows, s.heads), whole);
+  const Tensor whole = arena_.tensor(DType::kF16, by_head.rows, dcp().size() * results.cols);
+  dcp().all_to_all(as_words(results), row_owners(results.rows, s.heads), as_words(whole));
   check(merge_results(whole, dcp().size(), by_head, stream()), "mla merge");
 }
 
@@ -413,10 +409,10 @@ void CudaOps::attend_rows(const QueryRows& query, const MlaShape& s, const Batch
   const int64_t all_rows = query.rows.rows, out_rows = out.rows / all_rows;  // rows of out for each
   for (int64_t begin = 0; begin < all_rows; begin += kAttentionRows) {
     const int64_t rows = std::min(kAttentionRows, all_rows - begin), row = query.first + begin;
-    const bool results = out.dtype == DType::kF32;
+    const bool results = out.dtype == DType::kF16;
     LatentAttention call{.q = query.rows.row<const uint16_t>(begin),
                          .out = results ? nullptr : out.row<uint16_t>(begin),
-                         .results = results ? out.row<float>(begin * out_rows) : nullptr,
+                         .results = results ? out.row<uint16_t>(begin * out_rows) : nullptr,
                          .rows = static_cast<int32_t>(rows),
                          .heads = static_cast<int32_t>(s.heads),
                          .latent = static_cast<int32_t>(s.latent),

@@ -336,7 +336,7 @@ struct JoinArgs {
   int rows, max_tiles;
   __nv_bfloat16* out;
   float* lse;
-  float* results;
+  uint16_t* results;
 };
 
 struct JoinShared {
@@ -388,8 +388,9 @@ __device__ void store_joined(const JoinArgs& a, int64_t out_row, int column, con
   const float4 out = make_float4(sum.x * scale, sum.y * scale, sum.z * scale, sum.w * scale);
   const float lse = weights.y == 0 ? -INFINITY : weights.x + __logf(weights.y);
   if constexpr (kResults) {
-    float* const row = a.results + out_row * kMlaResult;
-    *reinterpret_cast<float4*>(row + column) = out;
+    uint16_t* const row = a.results + out_row * kMlaResult;
+    *reinterpret_cast<uint2*>(row + column) =
+        make_uint2(pack_pair(F16(), out.x, out.y), pack_pair(F16(), out.z, out.w));
     if (column == 0) *reinterpret_cast<float4*>(row + kMlaLatent) = make_float4(lse, 0, 0, 0);
   } else {
     *reinterpret_cast<uint2*>(a.out + out_row * kMlaLatent + column) =

@@ -1,9 +1,8 @@
 // The work lists of MLA decode as they lie in the workspace; made by mla_plan, read by the attention kernels.
 #pragma once
 
-#include <cuda_bf16.h>
-
 #include "ops/cuda/mla/mla_decode.h"
+#include "ops/cuda/mma.cuh"
 
 namespace perigee {
 
@@ -73,22 +72,28 @@ struct MlaAttendParams {
   int heads;
 };
 
-// Where an item's rows go: to partial results, f32 [partial rows][512]; or, as whole row tiles, to results, of which a
-// row has its log-sum-exp after it, or bf16 [token * heads + head][512].
+// Where an item's rows go: to partial results, f32 [partial rows][512]; or, as whole row tiles, to results (f16, see
+// result_row.h) or bf16 [token * heads + head][512].
 struct MlaItemOutput {
-  float* f32 = nullptr;  // of the item's first row; null: bf16
-  __nv_bfloat16* bf16 = nullptr;
-  int f32_stride = kMlaLatent;
+  float* f32 = nullptr;  // of the item's first row; null: narrow
+  uint16_t* narrow = nullptr;
+  int narrow_stride = kMlaLatent;
+  bool results = false;
 
   __device__ __forceinline__ MlaItemOutput(const MlaAttendParams& params, const MlaItem& item, int tile_rows) {
     const int64_t row = static_cast<int64_t>(item.first_token) * params.heads + item.row_begin;
     if (item.partial >= 0) {
       f32 = params.plan.partial_out + static_cast<int64_t>(item.partial) * tile_rows * kMlaLatent;
     } else if (params.args.results) {
-      f32 = params.args.results + row * kMlaResult, f32_stride = kMlaResult;
+      narrow = params.args.results + row * kMlaResult, narrow_stride = kMlaResult, results = true;
     } else {
-      bf16 = static_cast<__nv_bfloat16*>(params.args.out) + row * kMlaLatent;
+      narrow = static_cast<uint16_t*>(params.args.out) + row * kMlaLatent;
     }
+  }
+
+  // As they are in `narrow`.
+  __device__ __forceinline__ uint32_t pack(const float2& x) const {
+    return results ? pack_pair(F16(), x.x, x.y) : pack_pair(Bf16(), x.x, x.y);
   }
 };
 

@@ -4,13 +4,17 @@
 #include "comm/cuda/peer_boxes.cuh"
 #include "comm/cuda/peer_launch.h"
 #include "ops/cuda/mla/merge_ranks.cuh"
+#include "ops/cuda/mla/result_row.h"
 #include "ops/cuda/mla/shared_exchange.h"
 
 namespace perigee {
 namespace {
 
-constexpr int kQueryThreads = 256, kMergeThreads = 128;  // four columns each
-constexpr int kPushThreads = kMergeThreads + 32;         // and one for the log-sum-exp
+constexpr int kQueryThreads = 256;
+constexpr int kRowThreads = 64;              // of a row of results: eight columns each
+constexpr int kPushRows = 4, kPullRows = 2;  // of a block
+constexpr int kMeanThreads = kPushRows * kRowThreads, kPushThreads = kMeanThreads + 32;
+constexpr int kPullThreads = kPullRows * kRowThreads;
 constexpr int kPiecesAtOnce = 2;
 constexpr int64_t kMostPullBlocks = 1056;  // as many as a GPU runs at once, about
 
@@ -99,96 +103,113 @@ __global__ __launch_bounds__(kQueryThreads) void pull_queries_kernel(const __gri
   call.end();
 }
 
-// --- Results: a block has a row of y at a time, each thread four columns ---
+// --- Results: a block has a few rows of y at a time, each thread eight columns of one ---
 
 struct Results {
-  const float* results;
+  const uint16_t* results;
   Tensor y;
   int heads;
 
-  __device__ __forceinline__ int64_t width() const { return y.cols + 4; }
-  // Where row i of that rank's y begins in every rank's results.
-  __device__ __forceinline__ int64_t offset(int64_t i, int rank, int ranks) const {
-    return ((i / heads * ranks + rank) * heads + i % heads) * width();
+  // Row i of that rank's y in the results that lie at `from`.
+  __device__ __forceinline__ const uint16_t* row(const void* from, int64_t i, int rank, int ranks) const {
+    const int64_t head = (i / heads * ranks + rank) * heads + i % heads;
+    return static_cast<const uint16_t*>(from) + head * result_columns(y.cols);
   }
 };
 
 template <int kRanks>
 __device__ __forceinline__ void merge_pieces(const PeerView& view, const uint32_t (&means)[kRanks][4],
-                                             const uint32_t (&lse)[kRanks], const Results& x, int64_t row, int column) {
+                                             const float (&lse)[kRanks], const Results& x, int64_t row, int column) {
   float most = -INFINITY;
 #pragma unroll
   for (int r = 0; r < kRanks; ++r)
-    if (r < view.size) most = fmaxf(most, __uint_as_float(lse[r]));
+    if (r < view.size) most = fmaxf(most, lse[r]);
   RankMerge merge(most);
 #pragma unroll
   for (int r = 0; r < kRanks; ++r)
-    if (r < view.size)
-      merge.add(__uint_as_float(lse[r]), {__uint_as_float(means[r][0]), __uint_as_float(means[r][1]),
-                                          __uint_as_float(means[r][2]), __uint_as_float(means[r][3])});
-  *reinterpret_cast<uint2*>(x.y.row<uint16_t>(row) + column) = merge.columns();
+    if (r < view.size) merge.add(lse[r], means[r]);
+  *reinterpret_cast<uint4*>(x.y.row<uint16_t>(row) + column) = merge.columns();
 }
 
-// A row of a box has the pieces of a row of results, one of a thread; the last one begins with the log-sum-exp.
+// The piece of 16 bytes that a thread pushes of a row of results: of its mean; or, in a block's last warp, the row's
+// last one, which begins with the log-sum-exp.
+struct PushedPiece {
+  int pieces;   // that a mean has
+  bool is_sum;  // else of a mean
+  int row;      // of the block's at a time
+  int number;   // in the row
+
+  __device__ __forceinline__ explicit PushedPiece(const Tensor& y)
+      : pieces(static_cast<int>(y.cols / 8)),
+        is_sum(threadIdx.x >= kMeanThreads),
+        row(is_sum ? threadIdx.x - kMeanThreads : threadIdx.x / kRowThreads),
+        number(is_sum ? pieces : threadIdx.x % kRowThreads) {}
+  __device__ __forceinline__ bool exists() const { return is_sum ? row < kPushRows : number < pieces; }
+  // In a box the means of all rows come first, so that warps write whole lines over the links.
+  __device__ __forceinline__ size_t place(int64_t of_row, int64_t rows) const {
+    return static_cast<size_t>(is_sum ? rows * pieces + of_row : of_row * pieces + number);
+  }
+};
+
 template <int kRanks, Box kBox>
 __global__ __launch_bounds__(kPushThreads) void push_results_kernel(const __grid_constant__ PeerView view, Results x) {
-  __shared__ uint32_t sums[2][kRanks];  // of every second row
+  __shared__ float sums[2][kPushRows][kRanks];  // of every second turn
   const PeerCall call(view);
-  const int fours = static_cast<int>(x.y.cols / 4), piece = threadIdx.x;
-  const auto number = [&](int64_t row) { return static_cast<size_t>(row) * (fours + 1) + piece; };
-  uint32_t mine[kRanks][4];  // of a row for each rank: all of them are read before the first is sent
-  const auto read_row = [&](int64_t row) {
-#pragma unroll
-    for (int r = 0; r < kRanks; ++r)
-      if (r < view.size) load_piece<16>(x.results + x.offset(row, r, view.size) + 4 * piece, mine[r]);
+  const PushedPiece piece(x.y);
+  const int64_t first = int64_t{blockIdx.x} * kPushRows, step = int64_t{gridDim.x} * kPushRows, rows = x.y.rows;
+  const auto read = [&](int64_t row, int rank, uint32_t(&words)[4]) {
+    load_piece<16>(x.row(x.results, row, rank, view.size) + 8 * piece.number, words);
   };
-  for (int64_t row = blockIdx.x; row < x.y.rows && piece <= fours; row += gridDim.x) {
-    read_row(row);
+  for (int64_t row = first + piece.row; row < rows && piece.exists(); row += step) {
+    uint32_t mine[kRanks][4];  // for each rank: all of them are read before the first is sent
 #pragma unroll
     for (int r = 0; r < kRanks; ++r)
-      if (r < view.size && r != view.rank) post_to<kBox>(call, r, number(row), mine[r]);
+      if (r < view.size) read(row, r, mine[r]);
+#pragma unroll
+    for (int r = 0; r < kRanks; ++r)
+      if (r < view.size && r != view.rank) post_to<kBox>(call, r, piece.place(row, rows), mine[r]);
   }
   int turn = 0;
-  for (int64_t row = blockIdx.x; row < x.y.rows; row += gridDim.x, turn ^= 1) {
+  for (int64_t begin = first; begin < rows; begin += step, turn ^= 1) {
+    const int64_t row = begin + piece.row;
+    const bool has_row = row < rows && piece.exists();
     uint32_t pieces[kRanks][4];
     bool came = true;
-    if (piece <= fours) {
+    if (has_row) {
       uint32_t own[4];
-      load_piece<16>(x.results + x.offset(row, view.rank, view.size) + 4 * piece, own);
+      read(row, view.rank, own);
       put_own(own, view.rank, pieces);
-      came = take_of_all<kBox>(call, number(row), pieces);
+      came = take_of_all<kBox>(call, piece.place(row, rows), pieces);
     }
-    if (piece == fours)
+    if (has_row && piece.is_sum)
 #pragma unroll
-      for (int r = 0; r < kRanks; ++r) sums[turn][r] = pieces[r][0];
+      for (int r = 0; r < kRanks; ++r) sums[turn][piece.row][r] = __uint_as_float(pieces[r][0]);
     if (!__syncthreads_and(came)) break;
-    uint32_t lse[kRanks];
-#pragma unroll
-    for (int r = 0; r < kRanks; ++r) lse[r] = sums[turn][r];
-    if (piece < fours) merge_pieces(view, pieces, lse, x, row, 4 * piece);
+    if (has_row && !piece.is_sum) merge_pieces(view, pieces, sums[turn][piece.row], x, row, 8 * piece.number);
   }
   call.end();
 }
 
 template <int kRanks>
-__global__ __launch_bounds__(kMergeThreads) void pull_results_kernel(const __grid_constant__ PeerView view, Results x) {
+__global__ __launch_bounds__(kPullThreads) void pull_results_kernel(const __grid_constant__ PeerView view, Results x) {
   __shared__ const char* operands[kMostPeers];
   const PeerCall call(view);
   if (find_operands(call, x.results, operands)) {
-    const int column = 4 * threadIdx.x;
-    for (int64_t row = blockIdx.x; row < x.y.rows && column < x.y.cols; row += gridDim.x) {
-      const int64_t offset = x.offset(row, view.rank, view.size);
-      uint32_t means[kRanks][4], lse[kRanks][1], sums[kRanks];
+    const int of_block = threadIdx.x / kRowThreads, column = 8 * (threadIdx.x % kRowThreads);
+    const int64_t first = int64_t{blockIdx.x} * kPullRows + of_block, step = int64_t{gridDim.x} * kPullRows;
+    for (int64_t row = first; row < x.y.rows && column < x.y.cols; row += step) {
+      uint32_t means[kRanks][4], words[kRanks][1];
 #pragma unroll
       for (int r = 0; r < kRanks; ++r) {
         if (r >= view.size) continue;
-        const auto* from = reinterpret_cast<const float*>(operands[r]) + offset;
+        const uint16_t* from = x.row(operands[r], row, view.rank, view.size);
         load_piece<16>(from + column, means[r]);
-        load_piece<4>(from + x.y.cols, lse[r]);
+        load_piece<4>(from + x.y.cols, words[r]);
       }
+      float lse[kRanks];
 #pragma unroll
-      for (int r = 0; r < kRanks; ++r) sums[r] = lse[r][0];
-      merge_pieces(view, means, sums, x, row, column);
+      for (int r = 0; r < kRanks; ++r) lse[r] = __uint_as_float(words[r][0]);
+      merge_pieces(view, means, lse, x, row, column);
     }
   }
   call.end();
@@ -257,16 +278,19 @@ cudaError_t exchange_queries(const PeerView& view, const Tensor& mine, const Ten
 
 cudaError_t exchange_results(const PeerView& view, const Tensor& results, int heads, const Tensor& y,
                              cudaStream_t stream) {
-  CHECK(results.contiguous() && on16(results) && results.rows == view.size * y.rows && results.cols == y.cols + 4 &&
-            y.rows % heads == 0 && y.cols % 4 == 0 && y.cols <= 4 * kMergeThreads,
+  CHECK(results.dtype == DType::kF16 && results.contiguous() && on16(results) && results.rows == view.size * y.rows &&
+            results.cols == result_columns(y.cols) && y.rows % heads == 0 && y.cols % 8 == 0 &&
+            y.cols <= 8 * kRowThreads && on16(y),
         results.rows, "x", results.cols, " into ", y.rows, "x", y.cols);
   if (y.rows == 0) return cudaSuccess;
-  const bool push = pushes(view, y.rows * results.cols / 4);
-  const PeerLaunch shape{.blocks = blocks(view, push, y.rows),
-                         .threads = static_cast<unsigned>(push ? kPushThreads : kMergeThreads),
+  const int64_t pieces = y.rows * results.cols / 8;
+  const bool push = pushes(view, pieces);
+  const int block_rows = push ? kPushRows : kPullRows;
+  const PeerLaunch shape{.blocks = blocks(view, push, (y.rows + block_rows - 1) / block_rows),
+                         .threads = static_cast<unsigned>(push ? kPushThreads : kPullThreads),
                          .stream = stream};
-  return launch_peers(results_kernel(view.size, push, box_of(view, y.rows * results.cols / 4)), shape, view,
-                      Results{results.row<const float>(0), y, heads});
+  return launch_peers(results_kernel(view.size, push, box_of(view, pieces)), shape, view,
+                      Results{results.row<const uint16_t>(0), y, heads});
 }
 
 cudaError_t load_exchanges() {

@@ -13,13 +13,13 @@
 
 namespace perigee {
 
-inline constexpr int64_t kShownResults = 32 << 20;  // bytes of `results` in one exchange, at most
+inline constexpr int64_t kShownBytes = 16 << 20;  // of `mine` or `results` in one exchange, at most
 
 // Each rank's `mine` [n, w] -> all [n, ranks * w]; bf16.
 cudaError_t exchange_queries(const PeerView& view, const Tensor& mine, const Tensor& all, cudaStream_t stream);
 
-// Each rank's results [n * ranks * heads, L + 4] f32, rows [mean | log-sum-exp | unused] of all heads -> y [n * heads,
-// L] bf16, this rank's heads over the keys of all ranks, merged as merge_results() does.
+// Each rank's results [n * ranks * heads, result_columns(L)] of all heads (result_row.h) -> y [n * heads, L] bf16, this
+// rank's heads over the keys of all ranks, merged as merge_results() does.
 cudaError_t exchange_results(const PeerView& view, const Tensor& results, int heads, const Tensor& y,
                              cudaStream_t stream);
 

@@ -4,6 +4,7 @@
 #include "ops/cuda/mla/blocks_here.cuh"
 #include "ops/cuda/mla/latent_rows.cuh"
 #include "ops/cuda/mla/merge_ranks.cuh"
+#include "ops/cuda/mla/result_row.h"
 #include "ops/cuda/mla/shared_latents.h"
 #include "ops/cuda/mma.cuh"
 
@@ -11,7 +12,7 @@ namespace perigee {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kMergeThreads = 128;  // four columns each
+constexpr int kMergeThreads = 64;  // eight columns each
 constexpr int kRowsAtOnce = kThreads / 32;
 
 __global__ void join_queries_kernel(const uint4* by_rank, int ranks, int64_t rows, int64_t width, uint4* all) {
@@ -34,16 +35,18 @@ __global__ void list_owners_kernel(int32_t* to, int64_t count, int heads, int ra
 __global__ void __launch_bounds__(kMergeThreads) merge_kernel(Tensor whole, int ranks, Tensor y) {
   dependency_wait();
   dependency_trigger();
-  const int64_t latent = y.cols, row = blockIdx.x, column = 4 * static_cast<int64_t>(threadIdx.x);
-  const float* results = whole.row<const float>(row);
-  const auto lse_of = [&](int rank) { return results[rank * (latent + 4) + latent]; };
+  const int64_t row = blockIdx.x, column = 8 * static_cast<int64_t>(threadIdx.x);
+  const auto result = [&](int rank) { return whole.row<const uint16_t>(row) + rank * result_columns(y.cols); };
+  const auto lse_of = [&](int rank) { return *reinterpret_cast<const float*>(result(rank) + y.cols); };
   float most = -INFINITY;
   for (int r = 0; r < ranks; ++r) most = fmaxf(most, lse_of(r));
-  if (column >= latent) return;
+  if (column >= y.cols) return;
   RankMerge merge(most);
-  for (int r = 0; r < ranks; ++r)
-    merge.add(lse_of(r), *reinterpret_cast<const float4*>(results + r * (latent + 4) + column));
-  *reinterpret_cast<uint2*>(y.row<uint16_t>(row) + column) = merge.columns();
+  for (int r = 0; r < ranks; ++r) {
+    const uint4 means = *reinterpret_cast<const uint4*>(result(r) + column);
+    merge.add(lse_of(r), {means.x, means.y, means.z, means.w});
+  }
+  *reinterpret_cast<uint4*>(y.row<uint16_t>(row) + column) = merge.columns();
 }
 
 // Block (i, y): part y of the i-th block that lies here.
@@ -102,7 +105,8 @@ cudaError_t list_owners(int32_t* to, int64_t count, int heads, int ranks, cudaSt
 }
 
 cudaError_t merge_results(const Tensor& whole, int ranks, const Tensor& y, cudaStream_t stream) {
-  CHECK(whole.rows == y.rows && whole.cols == ranks * (y.cols + 4) && y.cols % 4 == 0 && y.cols <= 4 * kMergeThreads,
+  CHECK(whole.dtype == DType::kF16 && whole.rows == y.rows && whole.cols == ranks * result_columns(y.cols) &&
+            y.cols % 8 == 0 && y.cols <= 8 * kMergeThreads,
         y.cols, " columns of ", ranks, " ranks");
   if (y.rows == 0) return cudaSuccess;
   const LaunchShape shape{.grid = dim3(static_cast<unsigned>(y.rows)), .block = dim3(kMergeThreads), .stream = stream};

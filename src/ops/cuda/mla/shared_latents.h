@@ -17,9 +17,15 @@ cudaError_t join_queries(const uint16_t* by_rank, int ranks, const Tensor& all, 
 // to[i] is the rank of the heads that row i of [n, ranks * heads] belongs to.
 cudaError_t list_owners(int32_t* to, int64_t count, int heads, int ranks, cudaStream_t stream);
 
-// whole [n, ranks * (L + 4)] f32, rows [mean | log-sum-exp | unused] of each rank side by side -> y [n, L] bf16:
+// Results as Comm::all_to_all deals them.
+inline Tensor as_words(Tensor results) {
+  results.dtype = DType::kF32;
+  results.cols /= 2, results.row_stride /= 2;
+  return results;
+}
+// whole [n, ranks * result_columns(L)], the rows of each rank (result_row.h) side by side -> y [n, L] bf16:
 // sum_r exp(lse_r) mean_r / sum_r exp(lse_r), in the order of the ranks. A rank that saw nothing (-inf) is left out,
-// whatever its mean holds; NaN shows.
+// whatever its mean holds; infinities and NaN show.
 cudaError_t merge_results(const Tensor& whole, int ranks, const Tensor& y, cudaStream_t stream);
 
 // Of blocks [begin, end) of a sequence those that lie here: rows as they are cached, then the numbers of the blocks, -1
