@@ -1,6 +1,7 @@
 // Collectives of GPUs that reach each other's memory, each form forced and as it is chosen, and NCCL's sum beside them
 // where libnccl.so.2 can be loaded. Microseconds of a call in a graph (median of replays, the slowest rank's), and GB/s
 // of the bytes that a ring would move a direction: 2 (p - 1) / p of the operand for sums, what arrives for the others.
+// Sums are of bf16, those with norms of terms (comm/cuda/term.h) into an f32 residual.
 //
 //   cuda_comm_bench [number of GPUs, default all] [substring of rows' names ...]
 #include <dlfcn.h>
@@ -32,7 +33,7 @@ struct Nccl {
   int (*init_all)(Comm* comms, int count, const int* devices) = nullptr;
   int (*all_reduce)(const void* from, void* to, size_t count, int type, int op, Comm comm, cudaStream_t) = nullptr;
   std::vector<Comm> comms;
-  static constexpr int kFloat32 = 7, kSum = 0;
+  static constexpr int kBfloat16 = 9, kSum = 0;
 
   bool load(int ranks) {
     void* library = dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL);
@@ -127,17 +128,24 @@ class RankBench {
   Tensor f32(void* data, int64_t rows, int64_t cols) const {
     return {.data = data, .rows = rows, .cols = cols, .row_stride = cols};
   }
+  Tensor bf16(void* data, int64_t rows, int64_t cols) const {
+    return {.data = data, .dtype = DType::kBF16, .rows = rows, .cols = cols, .row_stride = cols};
+  }
+
+  static Tensor as_terms(Tensor x) {
+    x.dtype = DType::kF16;
+    return x;
+  }
 
   void sums(int64_t rows, int64_t cols) {
-    const Tensor x = f32(x_, rows, cols), residual = f32(residual_, rows, cols);
-    Tensor out = f32(out_, rows, cols);
-    out.dtype = DType::kBF16;
+    const Tensor x = bf16(x_, rows, cols), terms = as_terms(x), residual = f32(residual_, rows, cols),
+                 out = bf16(out_, rows, cols);
     const auto* weight = reinterpret_cast<const float*>(to_);
     const int calls = rows >= 8192 ? 8 : 48;
-    const double bytes = static_cast<double>(rows * cols * 4) * 2 * (all_.size - 1) / all_.size;
+    const double bytes = static_cast<double>(rows * cols * 2) * 2 * (all_.size - 1) / all_.size;
     const std::string shape = " [" + std::to_string(rows) + ", " + std::to_string(cols) + "]";
-    const auto norm = [&] { must(rms_norm_rows(residual, &x, weight, 1e-5f, out, stream_)); };
-    const auto sum_norm = [&] { must(reduce_norm_rows(comm_.view(), residual, x, weight, 1e-5f, out, stream_)); };
+    const auto norm = [&] { must(rms_norm_rows(residual, nullptr, weight, 1e-5f, out, stream_)); };
+    const auto sum_norm = [&] { must(reduce_norm_rows(comm_.view(), residual, terms, weight, 1e-5f, out, stream_)); };
     struct Form {
       const char* name;
       size_t one_shot, flagged, box;  // bytes
@@ -146,34 +154,34 @@ class RankBench {
          {Form{"by flags", kOneShot, kOneShot, mailbox_bytes(all_.size) / 2},
           Form{"by numbers", kOneShot, 0, number_box_bytes(all_.size)}, Form{"two-shot", kTwoShot, 0, kOneShot},
           Form{"chosen", one_shot_bytes(all_.size), kFlaggedBytes, kOneShot}}) {
-      if (static_cast<size_t>(rows * cols * 4) > box) continue;
+      if (static_cast<size_t>(rows * cols * 2) > box) continue;
       comm_.set_one_shot_bytes(one_shot);
       comm_.set_flagged_bytes(flagged);
       time(std::string("sum ") + name + shape, calls, bytes, [&] { comm_.all_reduce(x); });
-      if (reduce_norm_pays(comm_.view(), residual, x, out))
+      if (reduce_norm_pays(comm_.view(), residual, terms, out))
         time(std::string("sum+norm ") + name + shape, calls, bytes, sum_norm);
     }
     time("sum, then norm, chosen" + shape, calls, bytes, [&] {
-      comm_.all_reduce(x);
+      comm_.add_up(terms, residual);
       norm();
     });
     if (scatter_norm_pushes(comm_.view(), residual))
       time("scatter+norm+gather, pushed" + shape, calls, bytes, [&] {
-        must(scatter_norm_rows(comm_.view(), residual, x, weight, 1e-5f, out, stream_, ScatterForm::kPush));
+        must(scatter_norm_rows(comm_.view(), residual, terms, weight, 1e-5f, out, stream_, ScatterForm::kPush));
       });
     for (const int blocks : {64, 128, 256, 512})
       time("scatter+norm+gather, " + std::to_string(blocks) + " blocks" + shape, calls, bytes, [&] {
-        must(scatter_norm_rows(comm_.view(), residual, x, weight, 1e-5f, out, stream_, ScatterForm::kPull, blocks));
+        must(scatter_norm_rows(comm_.view(), residual, terms, weight, 1e-5f, out, stream_, ScatterForm::kPull, blocks));
       });
     time("norm alone" + shape, calls, 0, norm);
     if (!all_.has_nccl) return;
     const auto nccl_sum = [&] {
-      if (all_.nccl.all_reduce(x.data, x.data, static_cast<size_t>(rows * cols), Nccl::kFloat32, Nccl::kSum,
+      if (all_.nccl.all_reduce(x.data, x.data, static_cast<size_t>(rows * cols), Nccl::kBfloat16, Nccl::kSum,
                                all_.nccl.comms[static_cast<size_t>(rank_)], stream_) != 0)
         must(cudaErrorUnknown);
     };
     time("NCCL sum" + shape, calls, bytes, nccl_sum);
-    time("NCCL sum, then norm" + shape, calls, bytes, [&] {
+    time("NCCL sum, then norm, not added to a residual" + shape, calls, bytes, [&] {
       nccl_sum();
       norm();
     });
@@ -182,14 +190,12 @@ class RankBench {
   // What an exchange takes between other work, which takes so long by itself.
   void after_other_work() {
     comm_.set_one_shot_bytes(one_shot_bytes(all_.size));
-    Tensor norm = f32(out_, kMostRows, 2304);
-    norm.dtype = DType::kBF16;
     const auto both = [&](const std::string& what, const std::function<void()>& work) {
       time(what + " alone", 20, 0, work);
       time("scatter+norm+gather [8192, 2304] and " + what, 20, 0, [&] {
         work();
-        must(scatter_norm_rows(comm_.view(), f32(residual_, 8192, 2304), f32(x_, 8192, 2304),
-                               reinterpret_cast<const float*>(to_), 1e-5f, norm, stream_));
+        must(scatter_norm_rows(comm_.view(), f32(residual_, 8192, 2304), as_terms(bf16(x_, 8192, 2304)),
+                               reinterpret_cast<const float*>(to_), 1e-5f, bf16(out_, 8192, 2304), stream_));
       });
       for (const size_t bytes : {size_t{128} << 10, size_t{16} << 20})
         time("gather of " + std::to_string(bytes >> 10) + " KiB and " + what, 20, 0, [&] {

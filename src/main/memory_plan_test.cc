@@ -232,7 +232,7 @@ TEST(MemoryPlan, RanksThatShareACacheHoldMore) {
   const MemoryPlan shared = plan_of(config, gpus("4xH200"));
   // Each slot has the numbers of its blocks that lie here, twice, beside their pages. The group has boxes of its own.
   const int64_t slots = config.rank.limits.max_sequences, tables = 2 * 4 * slots * (shared.max_model_len / 64 + 1);
-  const int64_t more = tables + (int64_t{64} << 20);
+  const int64_t more = tables + (int64_t{48} << 20);
   EXPECT_EQ(shared.workspace.arrays - apart.workspace.arrays, more);
   EXPECT_EQ(shared.pages(), (apart.limit - apart.fixed() - more) / shared.layout.bytes_per_page());
   EXPECT_EQ(shared.cache_size().max_tokens(), 4 * 64 * (shared.pages() - shared.layout.state_pages()));

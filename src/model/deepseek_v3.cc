@@ -34,6 +34,7 @@ class DeepseekV3 final : public Model {
 
   ModelOutput forward(const Batch& batch, Ops& ops, const PagePool& pool) const override {
     const float eps = static_cast<float>(config_.rms_norm_eps);
+    const DType term = ops.term_dtype();
     Tensor x = ops.embed(embed_, batch.tokens);                                    // [n, H], the residual stream
     Tensor h = ops.rms_norm(x, layers_[0].attention_norm, eps, ops.wide_dtype());  // [n, H], of each layer in turn
     const Tensor tapped = room_for_taps(taps_, x, ops);
@@ -45,12 +46,12 @@ class DeepseekV3 final : public Model {
       const Tensor q = ops.mla_in(h, l.mla, batch, cache);                // [n, h (dn + dr)]
       Tensor o = ops.mla_attend(q, l.mla.up, l.mla.shape, batch, cache);  // [n, h dv]
       if (i + 1 == layers_.size() && !keep_rows_of_logits(batch, ops, o, x, h)) break;
-      const Tensor m = ops.add_norm(x, ops.linear(o, l.mla.o, DType::kF32), l.mlp.norm, eps);  // [n, H]
+      const Tensor m = ops.add_norm(x, ops.linear(o, l.mla.o, term), l.mlp.norm, eps);  // [n, H]
       const VectorWeight& next_norm = i + 1 < layers_.size() ? layers_[i + 1].attention_norm : norm_;
       if (l.mlp.is_moe) {
         ops.moe_norm(x, m, l.mlp.moe, next_norm, eps, h);
       } else {
-        ops.add_norm(x, ops.dense_mlp(m, l.mlp.dense), next_norm, eps, h);
+        ops.add_norm(x, ops.dense_mlp(m, l.mlp.dense, term), next_norm, eps, h);
       }
     }
     return {.logits = ops.logits(h, head_), .taps = tapped};

@@ -262,6 +262,7 @@ void Eagle3::add_norm(const Tensor& residual, const Tensor& y, std::span<const f
 Eagle3::Output Eagle3::forward(const Batch& batch, const Tensor& hidden, Ops& ops, const PagePool& pool) const {
   const auto eps = static_cast<float>(config_.layer.rms_norm_eps);
   const int64_t width = config_.layer.hidden, rows = std::ssize(batch.logit_rows);
+  const DType term = whole_ ? DType::kF32 : ops.term_dtype();
   const Tensor in = ops.arena().tensor(ops.wide_dtype(), hidden.rows, 2 * width);  // [embedding | hidden state]
   ops.rms_norm(ops.embed(*embedding_, batch.tokens), embedding_norm_, eps, in.columns(0, width));
   ops.rms_norm(hidden, hidden_norm_, eps, in.columns(width, width));
@@ -275,9 +276,9 @@ Eagle3::Output Eagle3::forward(const Batch& batch, const Tensor& hidden, Ops& op
   }
   const LinearWeight& projection = config_.has_latents() ? mla_.o : full_.o;
   const Tensor m = ops.arena().tensor(ops.activation_dtype(), rows, width);
-  add_norm(x, ops.linear(o, projection, DType::kF32), mlp_.norm, m, ops);
+  add_norm(x, ops.linear(o, projection, term), mlp_.norm, m, ops);
   const Tensor h = ops.arena().tensor(ops.wide_dtype(), rows, width);
-  add_norm(x, ops.dense_mlp(m, mlp_.dense), norm_, h, ops);
+  add_norm(x, ops.dense_mlp(m, mlp_.dense, term), norm_, h, ops);
   if (!whole_) ops.gather_residual(x);
   return {.logits = ops.logits(h, *head_),
           .hidden = config_.hands_on_normed ? ops.rms_norm(x, norm_, eps, DType::kF32) : x};

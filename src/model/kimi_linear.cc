@@ -100,6 +100,7 @@ class KimiLinear final : public Model {
 
   ModelOutput forward(const Batch& batch, Ops& ops, const PagePool& pool) const override {
     const float eps = static_cast<float>(config_.rms_norm_eps);
+    const DType term = ops.term_dtype();
     Tensor x = ops.embed(embed_, batch.tokens);                                    // [n, H], the residual stream
     Tensor h = ops.rms_norm(x, layers_[0].attention_norm, eps, ops.wide_dtype());  // [n, H], of each layer in turn
     const Tensor tapped = room_for_taps(taps_, x, ops);
@@ -117,12 +118,12 @@ class KimiLinear final : public Model {
       }
       if (i + 1 == layers_.size() && !keep_rows_of_logits(batch, ops, o, x, h)) break;
       const LinearWeight& out = l.is_kda ? l.kda.o : l.mla.o;
-      const Tensor m = ops.add_norm(x, ops.linear(o, out, DType::kF32), l.mlp.norm, eps);  // [n, H]
+      const Tensor m = ops.add_norm(x, ops.linear(o, out, term), l.mlp.norm, eps);  // [n, H]
       const VectorWeight& next_norm = i + 1 < layers_.size() ? layers_[i + 1].attention_norm : norm_;
       if (l.mlp.is_moe) {
         ops.moe_norm(x, m, l.mlp.moe, next_norm, eps, h);
       } else {
-        ops.add_norm(x, ops.dense_mlp(m, l.mlp.dense), next_norm, eps, h);
+        ops.add_norm(x, ops.dense_mlp(m, l.mlp.dense, term), next_norm, eps, h);
       }
     }
     return {.logits = ops.logits(h, head_), .taps = tapped};

@@ -88,13 +88,13 @@ void Ops::moe_norm(const Tensor& residual, const Tensor& x, const MoeWeights& w,
   add_norm(residual, moe(x, w), weight, eps, out);
 }
 
-Tensor Ops::dense_mlp(const Tensor& x, const MlpWeights& w) {
-  return linear(silu_mul(linear(x, w.gate_up, DType::kF32)), w.down, DType::kF32);
+Tensor Ops::dense_mlp(const Tensor& x, const MlpWeights& w, DType out) {
+  return linear(silu_mul(linear(x, w.gate_up, DType::kF32)), w.down, out);
 }
 
 Tensor Ops::moe(const Tensor& x, const MoeWeights& w) {
   const Tensor y = moe_experts(x, route(x, w.router), w.experts);
-  if (w.shared.down.packed) add(y, dense_mlp(x, w.shared));
+  if (w.shared.down.packed) add(y, dense_mlp(x, w.shared, DType::kF32));
   return y;
 }
 

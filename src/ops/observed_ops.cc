@@ -12,6 +12,7 @@ class ObservedOps final : public Ops {
   const char* name() const override { return inner_.name(); }
   DType activation_dtype() const override { return inner_.activation_dtype(); }
   DType wide_dtype() const override { return inner_.wide_dtype(); }
+  DType term_dtype() const override { return inner_.term_dtype(); }
   bool on_device() const override { return inner_.on_device(); }
   Buffer make_buffer(size_t bytes) override { return inner_.make_buffer(bytes); }
   void copy(void* to, const void* from, size_t bytes) override { inner_.copy(to, from, bytes); }
@@ -80,8 +81,8 @@ class ObservedOps final : public Ops {
   void gather_residual(const Tensor& residual) override {
     observe([&] { return gather_residual_cost(); }, [&] { inner_.gather_residual(residual); });
   }
-  Tensor dense_mlp(const Tensor& x, const MlpWeights& w) override {
-    return observe([&] { return dense_mlp_cost(x, w); }, [&] { return inner_.dense_mlp(x, w); });
+  Tensor dense_mlp(const Tensor& x, const MlpWeights& w, DType out) override {
+    return observe([&] { return dense_mlp_cost(x, w); }, [&] { return inner_.dense_mlp(x, w, out); });
   }
   Tensor moe(const Tensor& x, const MoeWeights& w) override {
     return observe([&] { return moe_cost(x, w, chosen_experts(x, w.router)); }, [&] { return inner_.moe(x, w); });

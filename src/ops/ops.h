@@ -41,6 +41,8 @@ class Ops : public WeightPacker {
   // Of queries, of attention's output and of what the projections around attention read: those errors add up over the
   // layers. f32 where a backend multiplies f32 at little cost (as two bf16 terms), else the activation dtype.
   virtual DType wide_dtype() const { return activation_dtype(); }
+  // Of what a rank adds at a reduce point, its term: bf16 where links between ranks bind (ADR 0011). Sums are f32.
+  virtual DType term_dtype() const { return DType::kF32; }
 
   // --- Memory that this backend's kernels read and write; the host's unless a backend says otherwise. ---
   virtual Buffer make_buffer(size_t bytes) { return Buffer(bytes); }
@@ -111,19 +113,19 @@ class Ops : public WeightPacker {
   virtual Tensor full_in(const Tensor& x, const FullWeights& w, const Batch& batch, const FullLayer& cache);
   // Projections and kda_attend: x [n, H] activation or wide -> [n, h * dim] wide.
   virtual Tensor kda(const Tensor& x, const KdaWeights& w, const Batch& batch, const StateLayer& state);
-  // The reduce points, after a layer's attention and after its MLP: residual += the ranks' sum of y [n, H] f32, which
-  // is overwritten, then `out` = the norm of the residual, activation or wide. Of many rows a rank may keep the
-  // residual of its own only: before any other word reads it, gather_residual() makes it whole.
+  // The reduce points, after a layer's attention and after its MLP: residual += the ranks' sum of y [n, H], of
+  // term_dtype(), which may be overwritten, then `out` = the norm of the residual, activation or wide. Of many rows a
+  // rank may keep the residual of its own only: before any other word reads it, gather_residual() makes it whole.
   virtual void add_norm(const Tensor& residual, const Tensor& y, std::span<const float> weight, float eps,
                         const Tensor& out);
   Tensor add_norm(const Tensor& residual, const Tensor& y, std::span<const float> weight, float eps);  // -> activation
-  // add_norm of moe(x).
+  // add_norm of moe(x), rounded to a term.
   virtual void moe_norm(const Tensor& residual, const Tensor& x, const MoeWeights& w, std::span<const float> weight,
                         float eps, const Tensor& out);
   virtual void gather_residual(const Tensor& /*residual*/) {}
-  virtual Tensor dense_mlp(const Tensor& x, const MlpWeights& w);    // -> [n, H] f32
-  virtual Tensor moe(const Tensor& x, const MoeWeights& w);          // routed + shared, [n, H] f32
-  virtual Tensor logits(const Tensor& x, const LinearWeight& head);  // -> [rows, this rank's share of vocab] f32
+  virtual Tensor dense_mlp(const Tensor& x, const MlpWeights& w, DType out);  // -> [n, H]
+  virtual Tensor moe(const Tensor& x, const MoeWeights& w);                   // routed + shared, [n, H] f32
+  virtual Tensor logits(const Tensor& x, const LinearWeight& head);           // -> [rows, its share of vocab] f32
 
   virtual Arena& arena() { return arena_; }
 

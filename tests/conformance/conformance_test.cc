@@ -176,7 +176,7 @@ TEST(Conformance, DenseMlp) {
         const Stored down = store(format, 256, 200, 3);
         const auto run = [&](Ops& ops) {
           const MlpWeights w{.gate_up = ops.pack_gate_up(gate.raw, up.raw), .down = ops.pack_linear(down.raw)};
-          return fetch(ops, ops.dense_mlp(activation(ops, rows, 256, 6), w));
+          return fetch(ops, ops.dense_mlp(activation(ops, rows, 256, 6), w, DType::kF32));
         };
         poison(*backend.ops, 4 << 20);
         ref->begin_step();

@@ -4,6 +4,7 @@
 
 #include "comm/cuda/nccl_kernels.h"
 #include "comm/cuda/peer_wire.cuh"
+#include "comm/cuda/term.h"
 
 namespace perigee {
 namespace {
@@ -20,6 +21,9 @@ __device__ float wide(float x) {
 __device__ float wide(__nv_bfloat16 x) {
   return __bfloat162float(x);
 }
+__device__ float wide(Term x) {
+  return from_term(x.bits);
+}
 __device__ void store(float* to, float x) {
   *to = x;
 }
@@ -27,13 +31,17 @@ __device__ void store(__nv_bfloat16* to, float x) {
   *to = __float2bfloat16_rn(x);
 }
 
-template <typename T>
+// x = the sum, or with kAdds x += the sum, f32.
+template <typename T, bool kAdds>
 __global__ void sum_kernel(const T* gathered, int32_t size, Tensor x) {
   const int64_t count = x.rows * x.cols, step = static_cast<int64_t>(gridDim.x) * kThreads;
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < count; i += step) {
     float total = wide(gathered[i]);
     for (int32_t r = 1; r < size; ++r) total += wide(gathered[r * count + i]);
-    store(x.row<T>(i / x.cols) + i % x.cols, total);
+    if constexpr (kAdds)
+      x.row<float>(i / x.cols)[i % x.cols] += total;
+    else
+      store(x.row<T>(i / x.cols) + i % x.cols, total);
   }
 }
 
@@ -53,6 +61,10 @@ __global__ void take_kernel(const float* gathered, DealtPart part, const int32_t
       whole.row<float>(before)[r * cols + c] = gathered[(r * rows + blockIdx.x) * cols + c];
 }
 
+unsigned sum_blocks(const Tensor& x) {
+  return static_cast<unsigned>(std::min<int64_t>((x.rows * x.cols + kThreads - 1) / kThreads, 2048));
+}
+
 }  // namespace
 
 cudaError_t count_call(uint64_t* counter, uint64_t* come_to, cudaStream_t stream) {
@@ -61,11 +73,16 @@ cudaError_t count_call(uint64_t* counter, uint64_t* come_to, cudaStream_t stream
 }
 
 cudaError_t sum_gathered(const void* gathered, int32_t size, const Tensor& x, cudaStream_t stream) {
-  const auto blocks = static_cast<unsigned>(std::min<int64_t>((x.rows * x.cols + kThreads - 1) / kThreads, 2048));
   if (x.dtype == DType::kF32)
-    sum_kernel<<<blocks, kThreads, 0, stream>>>(static_cast<const float*>(gathered), size, x);
+    sum_kernel<float, false><<<sum_blocks(x), kThreads, 0, stream>>>(static_cast<const float*>(gathered), size, x);
   else
-    sum_kernel<<<blocks, kThreads, 0, stream>>>(static_cast<const __nv_bfloat16*>(gathered), size, x);
+    sum_kernel<__nv_bfloat16, false>
+        <<<sum_blocks(x), kThreads, 0, stream>>>(static_cast<const __nv_bfloat16*>(gathered), size, x);
+  return cudaPeekAtLastError();
+}
+
+cudaError_t add_gathered(const void* gathered, int32_t size, const Tensor& to, cudaStream_t stream) {
+  sum_kernel<Term, true><<<sum_blocks(to), kThreads, 0, stream>>>(static_cast<const Term*>(gathered), size, to);
   return cudaPeekAtLastError();
 }
 
@@ -78,8 +95,9 @@ cudaError_t take_dealt(const void* gathered, const DealtPart& part, const int32_
 
 cudaError_t load_nccl_kernels() {
   for (const void* kernel :
-       {reinterpret_cast<const void*>(count_kernel), reinterpret_cast<const void*>(sum_kernel<float>),
-        reinterpret_cast<const void*>(sum_kernel<__nv_bfloat16>), reinterpret_cast<const void*>(take_kernel)}) {
+       {reinterpret_cast<const void*>(count_kernel), reinterpret_cast<const void*>(sum_kernel<float, false>),
+        reinterpret_cast<const void*>(sum_kernel<__nv_bfloat16, false>),
+        reinterpret_cast<const void*>(sum_kernel<Term, true>), reinterpret_cast<const void*>(take_kernel)}) {
     cudaFuncAttributes attributes;
     if (const cudaError_t error = cudaFuncGetAttributes(&attributes, kernel); error != cudaSuccess) return error;
   }

@@ -13,6 +13,8 @@ namespace perigee {
 cudaError_t count_call(uint64_t* counter, uint64_t* come_to, cudaStream_t stream);
 // x = the sum of `gathered` [size][x.rows][x.cols] in rank order, in f32, rounded once.
 cudaError_t sum_gathered(const void* gathered, int32_t size, const Tensor& x, cudaStream_t stream);
+// to += the sum of `gathered` [size][to.rows][to.cols] in rank order: terms into f32.
+cudaError_t add_gathered(const void* gathered, int32_t size, const Tensor& to, cudaStream_t stream);
 // Of `gathered` [size][end - begin][cols], rows [begin, end) of a deal, those that `to` gives to this rank, into their
 // places of `whole`. All f32.
 struct DealtPart {

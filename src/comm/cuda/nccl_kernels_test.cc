@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "comm/cuda/peer_testing.h"
+#include "comm/cuda/term.h"
 
 namespace perigee {
 namespace {
@@ -59,6 +60,25 @@ TEST_F(NcclKernels, SumsAreTakenInRankOrder) {
       ASSERT_EQ(sums[at], sum ? gathered[i] + gathered[i + all] + gathered[i + 2 * all] : -1.0f) << r << ", " << c;
       const auto wide = [&](size_t k) { return bf16_to_f32(narrow[k]); };
       ASSERT_EQ(narrow_sums[at], sum ? f32_to_bf16(wide(i) + wide(i + all) + wide(i + 2 * all)) : 1) << r << ", " << c;
+    }
+}
+
+TEST_F(NcclKernels, TermsAreAddedInRankOrder) {
+  std::vector<uint16_t> gathered(static_cast<size_t>(kSize * kRows * kCols));
+  for (size_t i = 0; i < gathered.size(); ++i) gathered[i] = to_term(peer_value(2, 0, static_cast<int64_t>(i))).bits;
+  std::vector<float> before(static_cast<size_t>(kRows * kStride));
+  for (size_t i = 0; i < before.size(); ++i) before[i] = peer_value(3, 0, static_cast<int64_t>(i));
+  const Buffer from = upload(gathered), to = upload(before);
+  const Tensor residual{.data = to.data(), .rows = kRows, .cols = kCols, .row_stride = kStride};
+  ASSERT_EQ(add_gathered(from.data(), kSize, residual, stream_.get()), cudaSuccess);
+  const auto sums = download<float>(to);
+  for (int64_t r = 0; r < kRows; ++r)
+    for (int64_t c = 0; c < kStride; ++c) {
+      const auto at = static_cast<size_t>(r * kStride + c), i = static_cast<size_t>(r * kCols + c),
+                 all = gathered.size() / 3;
+      const auto wide = [&](size_t k) { return from_term(gathered[k]); };
+      ASSERT_EQ(sums[at], c < kCols ? before[at] + (wide(i) + wide(i + all) + wide(i + 2 * all)) : before[at])
+          << r << ", " << c;
     }
 }
 

@@ -69,6 +69,16 @@ void NcclRank::gather_rows(const Tensor& x, int64_t begin, int64_t end, cudaStre
   gather(mine, rows * width, memory_.data(), stream);
 }
 
+void NcclRank::add_up(const Tensor& x, const Tensor& to, cudaStream_t stream) {
+  cuda_ok(count_call(reinterpret_cast<uint64_t*>(counter_.data()), come_to_, stream), "add_up");
+  const int64_t at_once = rows_at_once(x);
+  for (int64_t begin = 0; begin < x.rows; begin += at_once) {
+    const int64_t end = std::min(begin + at_once, x.rows);
+    gather_rows(x, begin, end, stream);
+    cuda_ok(add_gathered(memory_.data(), size_, to.row_range(begin, end - begin), stream), "add_up");
+  }
+}
+
 void NcclRank::all_reduce(const Tensor& x, cudaStream_t stream) {
   cuda_ok(count_call(reinterpret_cast<uint64_t*>(counter_.data()), come_to_, stream), "all_reduce");
   const int64_t at_once = rows_at_once(x);

@@ -25,6 +25,7 @@ class NcclRank {
 
   // As Comm's; `to` in device memory.
   void all_reduce(const Tensor& x, cudaStream_t stream);
+  void add_up(const Tensor& x, const Tensor& to, cudaStream_t stream);  // as PeerComm's
   void all_gather(const void* mine, size_t bytes, void* all, cudaStream_t stream);
   void all_to_all(const Tensor& part, const int32_t* to, const Tensor& whole, cudaStream_t stream);
   void barrier(cudaStream_t stream);

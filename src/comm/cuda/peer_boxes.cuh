@@ -41,14 +41,7 @@ __device__ __forceinline__ void post_numbers(char* to, const uint32_t (&words)[k
 template <int kWords>
 __device__ __forceinline__ bool fetch_numbers(const char* from, uint32_t (&words)[kWords]) {
   static_assert(kWords == 4 || kWords == 2);
-  if constexpr (kWords == 4) {
-    load_piece<16>(from, words);
-  } else {
-    asm volatile("ld.relaxed.sys.global.v2.u32 {%0, %1}, [%2];"
-                 : "=r"(words[0]), "=r"(words[1])
-                 : "l"(from)
-                 : "memory");
-  }
+  load_piece<4 * kWords>(from, words);
   bool all = true;
 #pragma unroll
   for (int i = 0; i < kWords; ++i) all &= words[i] != kBlank;
@@ -79,25 +72,26 @@ __device__ __forceinline__ bool take_numbers(const PeerCall& call, size_t at, ui
   return came;
 }
 
-// --- Pieces of 16 bytes in either kind of box; few arrive sooner with flags (kFlaggedBytes) ---
+// --- Pieces of 16 or 8 bytes in either kind of box; few arrive sooner with flags (kFlaggedBytes) ---
 
 enum class Box { kFlagged, kNumbers };
 
-template <Box kBox>
-__device__ __forceinline__ void post_to(const PeerCall& call, int other, size_t piece, const uint32_t (&words)[4]) {
+template <Box kBox, int kWords>
+__device__ __forceinline__ void post_to(const PeerCall& call, int other, size_t piece,
+                                        const uint32_t (&words)[kWords]) {
   if constexpr (kBox == Box::kNumbers)
-    post_numbers(call.number_box(other, call.view.rank) + 16 * piece, words);
+    post_numbers(call.number_box(other, call.view.rank) + 4 * kWords * piece, words);
   else
-    post<4>(call.mailbox(other, call.view.rank) + box_offset<4>(piece), words, call.flag());
+    post<kWords>(call.mailbox(other, call.view.rank) + box_offset<kWords>(piece), words, call.flag());
 }
-template <Box kBox, int kRanks>
-__device__ __forceinline__ void post_to_all(const PeerCall& call, size_t piece, const uint32_t (&words)[4]) {
+template <Box kBox, int kRanks, int kWords>
+__device__ __forceinline__ void post_to_all(const PeerCall& call, size_t piece, const uint32_t (&words)[kWords]) {
   for_others<kRanks>(call.view, [&](int other) { post_to<kBox>(call, other, piece, words); });
 }
-template <Box kBox, int kRanks>
-__device__ __forceinline__ bool take_of_all(const PeerCall& call, size_t piece, uint32_t (&pieces)[kRanks][4]) {
+template <Box kBox, int kRanks, int kWords>
+__device__ __forceinline__ bool take_of_all(const PeerCall& call, size_t piece, uint32_t (&pieces)[kRanks][kWords]) {
   if constexpr (kBox == Box::kNumbers)
-    return take_numbers(call, 16 * piece, pieces);
+    return take_numbers(call, 4 * kWords * piece, pieces);
   else
     return take_all(call, piece, pieces);
 }

@@ -21,7 +21,7 @@ constexpr size_t mailbox_bytes(int32_t num_ranks) {
 
 // Of one rank's numbers in one other rank's memory.
 constexpr size_t number_box_bytes(int32_t num_ranks) {
-  return (size_t{24} << 10) / static_cast<size_t>(num_ranks) << 10;
+  return (size_t{16} << 10) / static_cast<size_t>(num_ranks) << 10;
 }
 // Both kinds of a rank, for even and odd calls.
 constexpr size_t all_box_bytes(int32_t num_ranks) {

@@ -13,6 +13,15 @@ void PeerComm::all_reduce(const Tensor& x) {
   cuda_ok(peer_all_reduce(view_, x, stream_), "all_reduce");
 }
 
+void PeerComm::add_up(const Tensor& x, const Tensor& to) {
+  CHECK(x.dtype == DType::kF16 && to.dtype == DType::kF32 && x.rows == to.rows && x.cols == to.cols, "terms of ",
+        x.rows, "x", x.cols, " as ", dtype_name(x.dtype), " into ", to.rows, "x", to.cols);
+  CHECK(size() > 1, "a sum of one rank's terms");
+  if (silent_ || x.rows * x.cols == 0) return;
+  if (nccl_ != nullptr) return nccl_->add_up(x, to, stream_);
+  cuda_ok(peer_add_up(view_, x, to, stream_), "add_up");
+}
+
 void PeerComm::all_gather(const void* mine, size_t bytes, void* all) {
   if (silent_ || bytes == 0) return;
   if (nccl_ != nullptr) return nccl_->all_gather(mine, bytes, all, stream_);

@@ -38,6 +38,8 @@ class PeerComm final : public Comm {
   }
 
   void all_reduce(const Tensor& x) override;
+  // to += the sum of the ranks' x, which is not rounded: x terms (term.h), `to` f32, of the same sizes.
+  void add_up(const Tensor& x, const Tensor& to);
   void all_gather(const void* mine, size_t bytes, void* all) override;
   void all_to_all(const Tensor& part, std::span<const int32_t> to, const Tensor& whole) override;
   void barrier() override;

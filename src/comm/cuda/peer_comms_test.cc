@@ -11,6 +11,7 @@
 #include "base/eventually.h"
 #include "base/rng.h"
 #include "comm/cuda/peer_testing.h"
+#include "comm/cuda/term.h"
 
 namespace perigee {
 namespace {
@@ -62,6 +63,34 @@ void check_sum_of(PeerRank& rank, PeerComm& comm, uint64_t call, const Shape& s)
 void check_sum(PeerRank& rank, PeerComm& comm, uint64_t call, const Shape& s) {
   if (s.dtype == DType::kF32) return check_sum_of<uint32_t>(rank, comm, call, s);
   check_sum_of<uint16_t>(rank, comm, call, s);
+}
+
+// Terms into f32 rows, which have padding of their own and are on 16 bytes as those are or not.
+void check_add_up(PeerRank& rank, PeerComm& comm, uint64_t call, const Shape& s) {
+  std::vector<uint16_t> mine(static_cast<size_t>(s.numbers()));
+  for (size_t i = 0; i < mine.size(); ++i)
+    mine[i] = to_term(peer_value(call, comm.rank(), static_cast<int64_t>(i))).bits;
+  const int64_t stride = s.cols + s.padding * static_cast<int64_t>(call % 2);
+  std::vector<float> before(static_cast<size_t>(s.rows * stride));
+  for (size_t i = 0; i < before.size(); ++i) before[i] = peer_value(call, 63, static_cast<int64_t>(i));
+  float* to = rank.upload(before);
+  comm.add_up({.data = rank.upload(mine),
+               .dtype = DType::kF16,
+               .rows = s.rows,
+               .cols = s.cols,
+               .row_stride = s.cols + s.padding},
+              {.data = to, .rows = s.rows, .cols = s.cols, .row_stride = stride});
+  const std::vector<float> sums = rank.download(to, before.size());
+  const auto term = [&](int32_t r, int64_t i) { return from_term(to_term(peer_value(call, r, i)).bits); };
+  for (int64_t r = 0; r < s.rows; ++r)
+    for (int64_t c = 0; c < stride; ++c) {
+      const auto i = static_cast<size_t>(r * stride + c);
+      const int64_t at = r * (s.cols + s.padding) + c;
+      float sum = term(0, at);
+      for (int32_t other = 1; other < comm.size(); ++other) sum += term(other, at);
+      ASSERT_EQ(sums[i], c < s.cols ? before[i] + sum : before[i])
+          << "call " << call << ", " << s.rows << "x" << s.cols << " + " << s.padding << " at " << r << ", " << c;
+    }
 }
 
 void check_gather(PeerRank& rank, PeerComm& comm, uint64_t call, size_t bytes, size_t offset) {
@@ -129,10 +158,11 @@ void random_call(PeerRank& rank, PeerComm& comm, uint64_t call, Rng& rng) {
     default: comm.set_one_shot_bytes(one_shot_bytes(comm.size()));
   }
   comm.set_flagged_bytes(rng.below(2) == 0 ? 0 : kFlaggedBytes);
-  switch (rng.below(4)) {
+  switch (rng.below(5)) {
     case 0: return check_gather(rank, comm, call, aligned, offset);
     case 1: return check_deal(rank, comm, call, shape);
     case 2: return comm.barrier();
+    case 3: return check_add_up(rank, comm, call, shape);
     default: return check_sum(rank, comm, call, shape);
   }
 }
@@ -180,6 +210,7 @@ TEST_P(PeerTest, SumsOfAllSizes) {
               check_sum(rank, *rank.comm, ++call, {.dtype = DType::kF32, .rows = rows, .cols = cols});
               if (large) break;
               check_sum(rank, *rank.comm, ++call, {.dtype = DType::kBF16, .rows = rows, .cols = cols});
+              check_add_up(rank, *rank.comm, ++call, {.dtype = DType::kBF16, .rows = rows, .cols = cols});
             }
           }
     });
@@ -217,6 +248,38 @@ TEST_P(PeerTest, NoNumbersAreSpecial) {
           EXPECT_TRUE(std::isnan(sums[i]));
         else
           EXPECT_EQ(std::bit_cast<uint32_t>(sums[i]), std::bit_cast<uint32_t>(all[i] + -0.0f)) << i;
+      }
+    }
+  });
+}
+
+// Nor are any terms: each pattern of bits beside itself and others, and two NaNs of ones, a blank word's bits.
+TEST_P(PeerTest, NoTermsAreSpecial) {
+  PeerGroup group(2, GetParam());
+  run(group, [](PeerRank& rank) {
+    std::vector<uint16_t> all;
+    for (uint32_t bits = 0; bits < 0x10000; ++bits)
+      for (const uint32_t beside : {bits, bits ^ 0xFFFFu, 0xFFFFu})
+        all.insert(all.end(), {static_cast<uint16_t>(bits), static_cast<uint16_t>(beside)});
+    const std::vector<uint16_t> none(all.size(), 0x8000);  // -0
+    const std::vector<float> before(all.size(), -0.0f);
+    for (const size_t flagged : {size_t{0}, kOneShot}) {
+      rank.reset();
+      rank.comm->set_flagged_bytes(flagged);
+      const Tensor x{.data = rank.upload(rank.rank == 1 ? all : none),
+                     .dtype = DType::kF16,
+                     .rows = 1,
+                     .cols = std::ssize(all),
+                     .row_stride = std::ssize(all)};
+      float* to = rank.upload(before);
+      rank.comm->add_up(x, {.data = to, .rows = 1, .cols = x.cols, .row_stride = x.cols});
+      const std::vector<float> sums = rank.download(to, all.size());
+      for (size_t i = 0; i < sums.size(); ++i) {
+        const float term = from_term(all[i]);
+        if (std::isnan(term))
+          ASSERT_TRUE(std::isnan(sums[i])) << i;
+        else
+          ASSERT_EQ(std::bit_cast<uint32_t>(sums[i]), std::bit_cast<uint32_t>(term + -0.0f)) << i;
       }
     }
   });

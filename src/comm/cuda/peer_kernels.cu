@@ -29,8 +29,30 @@ struct Pieces {
   }
 };
 
-template <typename T, int kBytes, int kRanks, Box kBox>
-__global__ __launch_bounds__(kThreads) void one_shot_sum_kernel(const __grid_constant__ PeerView view, Pieces x) {
+// to[i] += the sum of terms i of a piece of so many bytes.
+template <int kBytes, int kRanks>
+__device__ __forceinline__ void add_to(const uint32_t (&pieces)[kRanks][piece_words(kBytes)], int ranks, char* to) {
+  constexpr int kTerms = kBytes / 2;
+  float total[2 * piece_words(kBytes)];
+  total_of<Term>(pieces, ranks, total);
+  if constexpr (kTerms % 4 == 0) {
+    auto* fours = reinterpret_cast<float4*>(to);
+#pragma unroll
+    for (int i = 0; i < kTerms / 4; ++i) {
+      const float4 before = fours[i];
+      fours[i] = {before.x + total[4 * i], before.y + total[4 * i + 1], before.z + total[4 * i + 2],
+                  before.w + total[4 * i + 3]};
+    }
+  } else {
+    static_assert(kTerms == 1);
+    *reinterpret_cast<float*>(to) += total[0];
+  }
+}
+
+// x becomes the sum, or with kAdds, of terms, `to` += the sum, f32.
+template <typename T, int kBytes, int kRanks, Box kBox, bool kAdds>
+__global__ __launch_bounds__(kThreads) void one_shot_sum_kernel(const __grid_constant__ PeerView view, Pieces x,
+                                                                Pieces to) {
   constexpr int kWords = piece_words(kBytes);
   const PeerCall call(view);
   const uint32_t first = blockIdx.x * kThreads + threadIdx.x, step = gridDim.x * kThreads;
@@ -44,7 +66,7 @@ __global__ __launch_bounds__(kThreads) void one_shot_sum_kernel(const __grid_con
       post_all<kRanks>(call, p, own);
   }
   for (uint32_t p = first; p < count; p += step) {
-    uint32_t own[kWords], sum[kWords], pieces[kRanks][kWords] = {};
+    uint32_t own[kWords], pieces[kRanks][kWords] = {};
     load_piece<kBytes>(x.at<kBytes>(x.begin + p), own);
     put_own(own, view.rank, pieces);
     bool came;
@@ -53,8 +75,13 @@ __global__ __launch_bounds__(kThreads) void one_shot_sum_kernel(const __grid_con
     else
       came = take_all(call, p, pieces);
     if (!came) break;
-    sum_pieces<T>(pieces, view.size, sum);
-    store_piece<kBytes>(x.at<kBytes>(x.begin + p), sum);
+    if constexpr (kAdds) {
+      add_to<kBytes>(pieces, view.size, to.at<2 * kBytes>(x.begin + p));
+    } else {
+      uint32_t sum[kWords];
+      sum_pieces<T>(pieces, view.size, sum);
+      store_piece<kBytes>(x.at<kBytes>(x.begin + p), sum);
+    }
   }
   call.end();
 }
@@ -280,18 +307,27 @@ __global__ __launch_bounds__(kThreads) void barrier_kernel(const __grid_constant
 
 // --- The kernels of a call, by the number of ranks ---
 
-template <typename T, int kBytes, int kRanks>
-auto sum_kernel_of(bool one_shot, Box box) {
-  if (!one_shot) return two_shot_sum_kernel<T, kBytes, kRanks>;
+template <typename T, int kBytes, int kRanks, bool kAdds>
+auto one_shot_kernel_of(Box box) {
   if constexpr (piece_words(kBytes) == 4)
-    if (box == Box::kNumbers) return one_shot_sum_kernel<T, kBytes, kRanks, Box::kNumbers>;
-  return one_shot_sum_kernel<T, kBytes, kRanks, Box::kFlagged>;
+    if (box == Box::kNumbers) return one_shot_sum_kernel<T, kBytes, kRanks, Box::kNumbers, kAdds>;
+  return one_shot_sum_kernel<T, kBytes, kRanks, Box::kFlagged, kAdds>;
+}
+template <typename T, int kBytes, bool kAdds = false>
+auto one_shot_kernel(int ranks, Box box) {
+  return ranks <= 2   ? one_shot_kernel_of<T, kBytes, 2, kAdds>(box)
+         : ranks <= 4 ? one_shot_kernel_of<T, kBytes, 4, kAdds>(box)
+                      : one_shot_kernel_of<T, kBytes, 8, kAdds>(box);
+}
+template <int kBytes>
+auto add_kernel(int ranks, Box box) {
+  return one_shot_kernel<Term, kBytes, true>(ranks, box);
 }
 template <typename T, int kBytes>
-auto sum_kernel(int ranks, bool one_shot, Box box) {
-  return ranks <= 2   ? sum_kernel_of<T, kBytes, 2>(one_shot, box)
-         : ranks <= 4 ? sum_kernel_of<T, kBytes, 4>(one_shot, box)
-                      : sum_kernel_of<T, kBytes, 8>(one_shot, box);
+auto two_shot_kernel(int ranks) {
+  return ranks <= 2   ? two_shot_sum_kernel<T, kBytes, 2>
+         : ranks <= 4 ? two_shot_sum_kernel<T, kBytes, 4>
+                      : two_shot_sum_kernel<T, kBytes, 8>;
 }
 
 template <int kBytes>
@@ -342,24 +378,57 @@ PeerLaunch shape_of(const PeerView& view, bool one_shot, int64_t threads, cudaSt
           .stream = stream};
 }
 
+// x as pieces of kBytes; `flat`: one long row.
 template <typename T, int kBytes>
-cudaError_t sum(const PeerView& view, const Tensor& x, cudaStream_t stream) {
+Pieces pieces_of(const Tensor& x, bool flat) {
   const int64_t row_bytes = x.cols * static_cast<int64_t>(sizeof(T)), count = x.rows * row_bytes / kBytes;
   CHECK(count <= UINT32_MAX / 2, "a sum of ", x.rows, "x", x.cols);
-  Pieces pieces{.data = static_cast<char*>(x.data),
-                .row_bytes = x.row_stride * static_cast<int64_t>(sizeof(T)),
-                .of_row = static_cast<uint32_t>(x.contiguous() ? count : row_bytes / kBytes),
-                .count = static_cast<uint32_t>(count),
-                .begin = 0,
-                .end = 0};
-  const bool flagged = piece_words(kBytes) != 4 || static_cast<size_t>(count) * kBytes <= view.flagged_bytes;
-  const Box box = flagged ? Box::kFlagged : Box::kNumbers;
+  return {.data = static_cast<char*>(x.data),
+          .row_bytes = x.row_stride * static_cast<int64_t>(sizeof(T)),
+          .of_row = static_cast<uint32_t>(flat ? count : row_bytes / kBytes),
+          .count = static_cast<uint32_t>(count),
+          .begin = 0,
+          .end = 0};
+}
+
+template <int kBytes>
+Box box_of(const PeerView& view, const Pieces& pieces) {
+  const bool flagged = piece_words(kBytes) != 4 || size_t{pieces.count} * kBytes <= view.flagged_bytes;
+  return flagged ? Box::kFlagged : Box::kNumbers;
+}
+
+template <typename T, int kBytes>
+cudaError_t sum(const PeerView& view, const Tensor& x, cudaStream_t stream) {
+  Pieces pieces = pieces_of<T, kBytes>(x, x.contiguous());
+  const int64_t count = pieces.count;
+  const Box box = box_of<kBytes>(view, pieces);
   return in_calls<kBytes>(view, box, count, 1, [&](int64_t begin, int64_t end, bool one_shot) {
     pieces.begin = static_cast<uint32_t>(begin), pieces.end = static_cast<uint32_t>(end);
-    const int64_t of_rank = one_shot ? end - begin : (count + view.size - 1) / view.size;
-    return launch_peers(sum_kernel<T, kBytes>(view.size, one_shot, box), shape_of(view, one_shot, of_rank, stream),
-                        view, pieces);
+    if (one_shot)
+      return launch_peers(one_shot_kernel<T, kBytes>(view.size, box), shape_of(view, true, end - begin, stream), view,
+                          pieces, Pieces());
+    const int64_t of_rank = (count + view.size - 1) / view.size;
+    return launch_peers(two_shot_kernel<T, kBytes>(view.size), shape_of(view, false, of_rank, stream), view, pieces);
   });
+}
+
+// In one shot, in as many calls as boxes ask for: where GPUs reach each other's memory, reduce points of many rows have
+// a kernel of their own (ops/cuda/scatter_norm.h).
+template <int kBytes>
+cudaError_t add(const PeerView& view, const Tensor& x, const Tensor& to, cudaStream_t stream) {
+  const bool flat = x.contiguous() && to.contiguous();
+  Pieces terms = pieces_of<Term, kBytes>(x, flat);
+  const Box box = box_of<kBytes>(view, terms);
+  const int64_t count = terms.count, at_once = most_boxed<kBytes>(view, box);
+  for (int64_t begin = 0; begin < count; begin += at_once) {
+    terms.begin = static_cast<uint32_t>(begin), terms.end = static_cast<uint32_t>(std::min(begin + at_once, count));
+    if (const cudaError_t error =
+            launch_peers(add_kernel<kBytes>(view.size, box), shape_of(view, true, terms.end - terms.begin, stream),
+                         view, terms, pieces_of<float, 2 * kBytes>(to, flat));
+        error != cudaSuccess)
+      return error;
+  }
+  return cudaSuccess;
 }
 
 bool on16(const void* data, int64_t bytes) {
@@ -408,16 +477,21 @@ cudaError_t load_moves(int ranks, bool one_shot) {
   return load(deal_kernel<kBytes>(ranks, one_shot));
 }
 
-cudaError_t load_kernels(int ranks, bool one_shot) {
+cudaError_t load_kernels(int ranks) {
   for (const cudaError_t error :
-       {load(sum_kernel<float, 16>(ranks, one_shot, Box::kNumbers)),
-        load(sum_kernel<float, 16>(ranks, one_shot, Box::kFlagged)),
-        load(sum_kernel<float, 4>(ranks, one_shot, Box::kFlagged)),
-        load(sum_kernel<__nv_bfloat16, 16>(ranks, one_shot, Box::kNumbers)),
-        load(sum_kernel<__nv_bfloat16, 16>(ranks, one_shot, Box::kFlagged)),
-        load(sum_kernel<__nv_bfloat16, 2>(ranks, one_shot, Box::kFlagged)), load_moves<16>(ranks, one_shot),
-        load_moves<4>(ranks, one_shot), load_moves<1>(ranks, one_shot)})
+       {load(one_shot_kernel<float, 16>(ranks, Box::kNumbers)), load(one_shot_kernel<float, 16>(ranks, Box::kFlagged)),
+        load(one_shot_kernel<float, 4>(ranks, Box::kFlagged)),
+        load(one_shot_kernel<__nv_bfloat16, 16>(ranks, Box::kNumbers)),
+        load(one_shot_kernel<__nv_bfloat16, 16>(ranks, Box::kFlagged)),
+        load(one_shot_kernel<__nv_bfloat16, 2>(ranks, Box::kFlagged)), load(add_kernel<16>(ranks, Box::kNumbers)),
+        load(add_kernel<16>(ranks, Box::kFlagged)), load(add_kernel<2>(ranks, Box::kFlagged)),
+        load(two_shot_kernel<float, 16>(ranks)), load(two_shot_kernel<float, 4>(ranks)),
+        load(two_shot_kernel<__nv_bfloat16, 16>(ranks)), load(two_shot_kernel<__nv_bfloat16, 2>(ranks))})
     if (error != cudaSuccess) return error;
+  for (const bool one_shot : {true, false})
+    for (const cudaError_t error :
+         {load_moves<16>(ranks, one_shot), load_moves<4>(ranks, one_shot), load_moves<1>(ranks, one_shot)})
+      if (error != cudaSuccess) return error;
   return cudaSuccess;
 }
 
@@ -428,6 +502,11 @@ cudaError_t peer_all_reduce(const PeerView& view, const Tensor& x, cudaStream_t 
   const bool wide = on16(x.data, x.cols * bytes) && x.row_stride * bytes % 16 == 0;
   if (x.dtype == DType::kF32) return wide ? sum<float, 16>(view, x, stream) : sum<float, 4>(view, x, stream);
   return wide ? sum<__nv_bfloat16, 16>(view, x, stream) : sum<__nv_bfloat16, 2>(view, x, stream);
+}
+
+cudaError_t peer_add_up(const PeerView& view, const Tensor& x, const Tensor& to, cudaStream_t stream) {
+  const bool wide = on16(x.data, 2 * x.cols) && x.row_stride % 8 == 0 && on16(to.data, 4 * to.row_stride);
+  return wide ? add<16>(view, x, to, stream) : add<2>(view, x, to, stream);
 }
 
 cudaError_t peer_all_gather(const PeerView& view, const void* mine, size_t bytes, void* all, cudaStream_t stream) {
@@ -460,8 +539,7 @@ cudaError_t peer_barrier(const PeerView& view, cudaStream_t stream) {
 
 cudaError_t load_peer_kernels() {
   for (const int ranks : {2, 4, 8})
-    for (const bool one_shot : {true, false})
-      if (const cudaError_t error = load_kernels(ranks, one_shot); error != cudaSuccess) return error;
+    if (const cudaError_t error = load_kernels(ranks); error != cudaSuccess) return error;
   return load(barrier_kernel);
 }
 

@@ -9,6 +9,8 @@
 namespace perigee {
 
 cudaError_t peer_all_reduce(const PeerView& view, const Tensor& x, cudaStream_t stream);
+// to += the sum of the ranks' x, in rank order, in f32. x terms (term.h), `to` f32, of the same sizes.
+cudaError_t peer_add_up(const PeerView& view, const Tensor& x, const Tensor& to, cudaStream_t stream);
 cudaError_t peer_all_gather(const PeerView& view, const void* mine, size_t bytes, void* all, cudaStream_t stream);
 cudaError_t peer_all_to_all(const PeerView& view, const Tensor& part, const int32_t* to, const Tensor& whole,
                             cudaStream_t stream);

@@ -5,28 +5,30 @@
 #include <cuda_bf16.h>
 
 #include <cstdint>
+#include <type_traits>
 
 #include "comm/cuda/peer_wire.cuh"
+#include "comm/cuda/term.h"
 
 namespace perigee {
 
-// --- Pieces of kBytes: 16, 4, 2 or 1 ---
+// --- Pieces of kBytes: 16, 8, 4, 2 or 1 ---
 
 constexpr int piece_words(int bytes) {
-  return bytes == 16 ? 4 : 1;
+  return bytes < 8 ? 1 : bytes / 4;
 }
 
 // Pieces in a mailbox, where each word has a flag. Pieces of 16 bytes are there in groups of a warp's 32, first the
 // halves with their words 0 and 1, then those with 2 and 3: so a warp writes 512 bytes at a time.
 template <int kWords>
 __host__ __device__ __forceinline__ constexpr size_t box_offset(size_t piece) {
-  return kWords == 4 ? piece / 32 * 1024 + piece % 32 * 16 : 8 * piece;
+  return kWords == 4 ? piece / 32 * 1024 + piece % 32 * 16 : 8 * kWords * piece;
 }
 constexpr size_t kBoxHalf = 512;
 // Of so many pieces.
 template <int kWords>
 constexpr size_t box_bytes(size_t pieces) {
-  return kWords == 4 ? (pieces + 31) / 32 * 1024 : 8 * pieces;
+  return kWords == 4 ? (pieces + 31) / 32 * 1024 : 8 * kWords * pieces;
 }
 
 // Of this GPU or another one, written by an earlier kernel or before a meeting.
@@ -35,6 +37,11 @@ __device__ __forceinline__ void load_piece(const void* from, uint32_t (&words)[p
   if constexpr (kBytes == 16) {
     asm volatile("ld.relaxed.sys.global.v4.u32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+                 : "l"(from)
+                 : "memory");
+  } else if constexpr (kBytes == 8) {
+    asm volatile("ld.relaxed.sys.global.v2.u32 {%0, %1}, [%2];"
+                 : "=r"(words[0]), "=r"(words[1])
                  : "l"(from)
                  : "memory");
   } else if constexpr (kBytes == 4) {
@@ -66,6 +73,8 @@ __device__ __forceinline__ void post(char* box, const uint32_t (&words)[kWords],
   if constexpr (kWords == 4) {
     store_peer128(box, words[0] | high, words[1] | high);
     store_peer128(box + kBoxHalf, words[2] | high, words[3] | high);
+  } else if constexpr (kWords == 2) {
+    store_peer128(box, words[0] | high, words[1] | high);
   } else {
     store_peer64(box, words[0] | high);
   }
@@ -83,6 +92,12 @@ __device__ __forceinline__ bool fetch(const char* box, uint32_t (&words)[kWords]
     words[2] = static_cast<uint32_t>(high[0]);
     words[3] = static_cast<uint32_t>(high[1]);
     return low[0] >> 32 == flag && low[1] >> 32 == flag && high[0] >> 32 == flag && high[1] >> 32 == flag;
+  } else if constexpr (kWords == 2) {
+    uint64_t both[2];
+    load_peer128(box, both);
+    words[0] = static_cast<uint32_t>(both[0]);
+    words[1] = static_cast<uint32_t>(both[1]);
+    return both[0] >> 32 == flag && both[1] >> 32 == flag;
   } else {
     const uint64_t word = load_peer64(box);
     words[0] = static_cast<uint32_t>(word);
@@ -132,7 +147,7 @@ __device__ __forceinline__ void post_all(const PeerCall& call, size_t piece, con
 
 // --- Sums ---
 
-// total += words, or total = words; of f32, or of pairs of bf16 (of one element the upper half is zero).
+// total += words, or total = words; of f32, or of pairs of terms or of bf16 (of one element the upper half is zero).
 template <typename T, int kWords, int kNumbers>
 __device__ __forceinline__ void add_words(const uint32_t (&words)[kWords], bool first, float (&total)[kNumbers]) {
 #pragma unroll
@@ -140,21 +155,37 @@ __device__ __forceinline__ void add_words(const uint32_t (&words)[kWords], bool 
     float x;
     if constexpr (sizeof(T) == 4)
       x = __uint_as_float(words[i]);
+    else if constexpr (std::is_same_v<T, Term>)
+      x = from_term(static_cast<uint16_t>(i % 2 == 0 ? words[i / 2] : words[i / 2] >> 16));
     else
       x = __uint_as_float(i % 2 == 0 ? words[i / 2] << 16 : words[i / 2] & 0xFFFF0000u);
     total[i] = first ? x : total[i] + x;
   }
 }
 
-// In rank order, in f32, rounded once.
+// In rank order, in f32.
+template <typename T, int kWords, int kRanks, int kCount>
+__device__ __forceinline__ void total_of(const uint32_t (&pieces)[kRanks][kWords], int ranks, float (&total)[kCount]) {
+#pragma unroll
+  for (int r = 0; r < kRanks; ++r)
+    if (r < ranks) add_words<T>(pieces[r], r == 0, total);
+}
+
+// before + the sum of four terms of each rank.
+template <int kRanks>
+__device__ __forceinline__ float4 add_terms(const float4& before, const uint32_t (&terms)[kRanks][2], int ranks) {
+  float total[4];
+  total_of<Term>(terms, ranks, total);
+  return {before.x + total[0], before.y + total[1], before.z + total[2], before.w + total[3]};
+}
+
+// As total_of, rounded once.
 template <typename T, int kWords, int kRanks>
 __device__ __forceinline__ void sum_pieces(const uint32_t (&pieces)[kRanks][kWords], int ranks,
                                            uint32_t (&sum)[kWords]) {
   constexpr int kNumbers = kWords * 4 / static_cast<int>(sizeof(T));
   float total[kNumbers];
-#pragma unroll
-  for (int r = 0; r < kRanks; ++r)
-    if (r < ranks) add_words<T>(pieces[r], r == 0, total);
+  total_of<T>(pieces, ranks, total);
 #pragma unroll
   for (int i = 0; i < kWords; ++i) {
     if constexpr (sizeof(T) == 4) {

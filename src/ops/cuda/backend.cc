@@ -25,6 +25,14 @@ GemmShape gemm_shape(WeightFormat format, const GemmCall& call) {
           .aligned = hopper_gemm_fits(call)};
 }
 
+GemmOutput output_of(DType dtype) {
+  switch (dtype) {
+    case DType::kF32: return GemmOutput::kF32;
+    case DType::kF16: return GemmOutput::kTerm;
+    default: CHECK(dtype == DType::kBF16, "a product as ", dtype_name(dtype)); return GemmOutput::kBF16;
+  }
+}
+
 }  // namespace
 
 Result<std::unique_ptr<Ops>> make_cuda_ops(const CudaOptions& options) {
@@ -58,6 +66,7 @@ CudaOps::CudaOps(const CudaOptions& options)
     shown_queries_ = device_buffer(kShownBytes);
     shown_results_ = device_buffer(kShownBytes);
   }
+  CHECK(peers_ != nullptr || comm().size() == 1, "ranks that exchange nothing between GPUs");
   if (peers_ == nullptr) return;
   cuda_ok(load_reduce_norm(), "loading collectives");
   cuda_ok(load_scatter_norm(), "loading collectives");
@@ -82,7 +91,9 @@ void CudaOps::begin_step() {
 Tensor CudaOps::embed(const EmbedWeight& table, std::span<const int32_t> tokens) {
   const Tensor y = arena_.tensor(DType::kF32, std::ssize(tokens), table.dim);
   check(embed_rows(static_cast<const CudaMatrix&>(*table.packed), table.first, tokens.data(), y, stream()), "embed");
-  sum_over_ranks(y);
+  if (comm().size() == 1) return y;
+  comm().all_reduce(y);
+  check(cudaSuccess, "all_reduce");
   return y;
 }
 
@@ -95,16 +106,17 @@ void CudaOps::rms_norm(const Tensor& x, std::span<const float> weight, float eps
 void CudaOps::add_norm(const Tensor& residual, const Tensor& y, std::span<const float> weight, float eps,
                        const Tensor& out) {
   CHECK(std::ssize(weight) == y.cols && residual.rows == y.rows && residual.cols == y.cols && out.rows == y.rows &&
-        out.cols == y.cols);
-  if (peers_ != nullptr && !peers_->silent()) {
-    const PeerView& view = peers_->view();
-    if (reduce_norm_pays(view, residual, y, out))
-      return check(reduce_norm_rows(view, residual, y, weight.data(), eps, out, stream()), "reduce_norm");
-    if (scatter_norm_pays(view, residual))
-      return check(scatter_norm_rows(view, residual, y, weight.data(), eps, out, stream()), "scatter_norm");
-  }
-  sum_over_ranks(y);
-  check(rms_norm_rows(residual, &y, weight.data(), eps, out, stream()), "add_norm");
+        out.cols == y.cols && y.dtype == term_dtype());
+  if (peers_ == nullptr || peers_->size() == 1)
+    return check(rms_norm_rows(residual, &y, weight.data(), eps, out, stream()), "add_norm");
+  const PeerView& view = peers_->view();
+  if (!peers_->silent() && reduce_norm_pays(view, residual, y, out))
+    return check(reduce_norm_rows(view, residual, y, weight.data(), eps, out, stream()), "reduce_norm");
+  if (!peers_->silent() && scatter_norm_pays(view, residual))
+    return check(scatter_norm_rows(view, residual, y, weight.data(), eps, out, stream()), "scatter_norm");
+  peers_->add_up(y, residual);
+  check(cudaSuccess, "all_reduce");
+  check(rms_norm_rows(residual, nullptr, weight.data(), eps, out, stream()), "add_norm");
 }
 
 void CudaOps::gather_residual(const Tensor& residual) {
@@ -113,12 +125,6 @@ void CudaOps::gather_residual(const Tensor& residual) {
   const auto bytes = static_cast<size_t>(shares.each * residual.cols) * sizeof(float);
   peers_->all_gather(residual.row<float>(peers_->rank() * shares.each), bytes, residual.data);
   check(cudaSuccess, "gather_residual");
-}
-
-void CudaOps::sum_over_ranks(const Tensor& x) {
-  if (comm().size() == 1) return;
-  comm().all_reduce(x);
-  check(cudaSuccess, "all_reduce");
 }
 
 void CudaOps::own_gemm(WeightFormat format, const GemmCall& call, const GemmChoice& choice, const char* op) {
@@ -154,6 +160,7 @@ void CudaOps::gemm(const GemmCall& call, const char* op) {
   const GemmShape shape = gemm_shape(WeightFormat::kBF16, call);
   const GemmChoice choice = choose_gemm(shape, traits_);
   if (choice.kernel != GemmKernel::kLibrary) return own_gemm(WeightFormat::kBF16, call, choice, op);
+  if (call.output == GemmOutput::kTerm) return terms_by_library(call, op);
   if (cublas_->multiply({.x = call.x,
                          .x_stride = call.x_stride,
                          .x_head = call.x_head,
@@ -173,14 +180,27 @@ void CudaOps::gemm(const GemmCall& call, const char* op) {
   own_gemm(WeightFormat::kBF16, call, choose_own_gemm(shape, traits_), op);
 }
 
+// The library writes no f16 where it reads bf16.
+void CudaOps::terms_by_library(GemmCall call, const char* op) {
+  const Tensor terms{
+      .data = call.y, .dtype = DType::kF16, .rows = call.rows, .cols = call.out, .row_stride = call.y_stride};
+  const ArenaScope scratch(arena_);
+  const Tensor sums = arena_.tensor(DType::kF32, call.rows, call.out);
+  call.y = sums.data;
+  call.y_stride = sums.row_stride;
+  call.output = GemmOutput::kF32;
+  gemm(call, op);
+  check(round_rows(sums, terms, stream()), "terms");
+}
+
 Tensor CudaOps::linear(const Tensor& x, const LinearWeight& w, DType out) {
   return product(x, w, out, "linear");
 }
 
 Tensor CudaOps::product(const Tensor& x, const LinearWeight& w, DType out, const char* op) {
   CHECK(x.cols == w.in && x.dtype == DType::kBF16, x.cols, " columns for ", w.in);
-  // Products read rows of bf16 by 16 bytes: also those of column ranges, whose stride is this one.
-  const int64_t stride = out == DType::kBF16 ? (w.out + 7) / 8 * 8 : w.out;
+  // Products read rows of two bytes by 16: also those of column ranges, whose stride is this one.
+  const int64_t stride = out != DType::kF32 ? (w.out + 7) / 8 * 8 : w.out;
   const Tensor y = arena_.tensor(out, x.rows, stride).columns(0, w.out);
   gemm(static_cast<const CudaMatrix&>(*w.packed),
        {.x = x.row<const uint16_t>(0),
@@ -188,7 +208,7 @@ Tensor CudaOps::product(const Tensor& x, const LinearWeight& w, DType out, const
         .y = y.data,
         .y_stride = y.row_stride,
         .rows = static_cast<int32_t>(x.rows),
-        .output = out == DType::kF32 ? GemmOutput::kF32 : GemmOutput::kBF16},
+        .output = output_of(out)},
        op);
   return y;
 }

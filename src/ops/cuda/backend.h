@@ -31,6 +31,7 @@ class CudaOps final : public Ops {
 
   const char* name() const override { return "cuda"; }
   DType activation_dtype() const override { return DType::kBF16; }
+  DType term_dtype() const override { return comm().size() > 1 ? DType::kF16 : DType::kF32; }
   bool on_device() const override { return true; }
   Buffer make_buffer(size_t bytes) override { return device_buffer(bytes); }
   void copy(void* to, const void* from, size_t bytes) override { device_copy(to, from, bytes); }
@@ -73,7 +74,7 @@ class CudaOps final : public Ops {
   Tensor kda_attend(const KdaInputs& in, const KdaWeights& w, const Batch& batch, const StateLayer& state) override;
   Routing route(const Tensor& x, const RouterWeight& router) override;
   Tensor moe_experts(const Tensor& x, const Routing& routing, const ExpertWeights& experts) override;
-  Tensor dense_mlp(const Tensor& x, const MlpWeights& w) override;
+  Tensor dense_mlp(const Tensor& x, const MlpWeights& w, DType out) override;
   Tensor moe(const Tensor& x, const MoeWeights& w) override;
   void moe_norm(const Tensor& residual, const Tensor& x, const MoeWeights& w, std::span<const float> weight, float eps,
                 const Tensor& out) override;
@@ -90,7 +91,7 @@ class CudaOps final : public Ops {
     cuda_ok(error, op);
     if (observer_ != nullptr) observer_->launched(op);
   }
-  void sum_over_ranks(const Tensor& x);
+  void terms_by_library(GemmCall call, const char* op);
   CudaMatrix make_matrix(const MatrixLayout& layout);
   void pack(const RawMatrix& raw, PackTarget target);
   PackTarget target(CudaMatrix& matrix, int64_t index, int interleave, int64_t first_row) const;

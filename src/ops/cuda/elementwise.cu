@@ -1,4 +1,5 @@
 #include "base/check.h"
+#include "comm/cuda/term.h"
 #include "ops/cuda/elementwise.h"
 #include "ops/cuda/launch.h"
 #include "ops/cuda/mla/latent_rows.cuh"
@@ -105,6 +106,16 @@ __global__ void round_kernel(Tensor x, Tensor y) {
   dependency_trigger();
   const int64_t c = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x;
   if (c < y.cols) y.row<__nv_bfloat16>(blockIdx.y)[c] = __float2bfloat16_rn(x.row<float>(blockIdx.y)[c]);
+}
+
+// A thread has four columns.
+__global__ void terms_kernel(Tensor x, Tensor y) {
+  dependency_wait();
+  dependency_trigger();
+  const int64_t c = 4 * (blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x);
+  if (c >= y.cols) return;
+  const float4 v = *reinterpret_cast<const float4*>(x.row<float>(blockIdx.y) + c);
+  *reinterpret_cast<uint2*>(y.row<uint16_t>(blockIdx.y) + c) = {to_terms(v.x, v.y), to_terms(v.z, v.w)};
 }
 
 __global__ void add_kernel(Tensor residual, Tensor y) {
@@ -246,7 +257,12 @@ cudaError_t add_rows(const Tensor& residual, const Tensor& y, cudaStream_t strea
 }
 
 cudaError_t round_rows(const Tensor& x, const Tensor& y, cudaStream_t stream) {
-  CHECK(x.dtype == DType::kF32 && y.dtype == DType::kBF16 && x.rows == y.rows && x.cols == y.cols);
+  CHECK(x.dtype == DType::kF32 && x.rows == y.rows && x.cols == y.cols);
+  if (y.dtype == DType::kF16) {
+    CHECK(y.cols % 4 == 0 && x.row_stride % 4 == 0 && y.row_stride % 4 == 0, "terms of ", y.cols, " columns");
+    return launch(terms_kernel, shape_of(blocks_for(y.cols / 4), stream, y.rows), x, y);
+  }
+  CHECK(y.dtype == DType::kBF16, "rows as ", dtype_name(y.dtype));
   return launch(round_kernel, shape_of(blocks_for(y.cols), stream, y.rows), x, y);
 }
 

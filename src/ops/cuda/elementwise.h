@@ -42,7 +42,7 @@ struct FiveNumbers {
   int32_t values[5];
 };
 cudaError_t store_numbers(const FiveNumbers& numbers, int32_t* to, cudaStream_t stream);
-// y = x, rounded: x f32, y bf16.
+// y = x, rounded: x f32, y bf16 or terms (comm/cuda/term.h), these of a multiple of 4 columns.
 cudaError_t round_rows(const Tensor& x, const Tensor& y, cudaStream_t stream);
 // y[i] = x[rows[i]], both f32 or both bf16.
 cudaError_t gather_tensor_rows(const Tensor& x, const int32_t* rows, const Tensor& y, cudaStream_t stream);

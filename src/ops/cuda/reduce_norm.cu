@@ -16,10 +16,6 @@ struct Rows {
   float eps;
 };
 
-__device__ __forceinline__ float4* fours_of(const Tensor& x, int row) {
-  return reinterpret_cast<float4*>(x.row<float>(row));
-}
-
 // A cluster has one row.
 template <int kCluster, int kRanks, Box kBox>
 __global__ __launch_bounds__(SpreadRow<kCluster>::kThreads) void reduce_norm_kernel(
@@ -29,27 +25,25 @@ __global__ __launch_bounds__(SpreadRow<kCluster>::kThreads) void reduce_norm_ker
   const PeerCall call(view);
   const int r = blockIdx.x / kCluster;
   const size_t first = static_cast<size_t>(r) * row.fours;  // piece
-  const float4* y = fours_of(rows.y, r);
-  uint32_t own[Row::kRounds][4];
+  const auto* y = reinterpret_cast<const uint2*>(rows.y.row<uint16_t>(r));
+  auto* residual = reinterpret_cast<float4*>(rows.residual.row<float>(r));
+  uint32_t own[Row::kRounds][2];
 #pragma unroll
   for (int i = 0; i < Row::kRounds; ++i) {
     if (!row.has(i)) continue;
-    load_piece<16>(y + row.column(i), own[i]);
+    load_piece<8>(y + row.column(i), own[i]);
     post_to_all<kBox, kRanks>(call, first + row.column(i), own[i]);
   }
   float4 v[Row::kRounds];
 #pragma unroll
   for (int i = 0; i < Row::kRounds; ++i) {
     if (!row.has(i)) continue;
-    float4& residual = fours_of(rows.residual, r)[row.column(i)];
-    v[i] = residual;
-    uint32_t sum[4], pieces[kRanks][4] = {};
-    put_own(own[i], view.rank, pieces);
-    take_of_all<kBox>(call, first + row.column(i), pieces);
-    sum_pieces<float>(pieces, view.size, sum);
-    v[i] = {v[i].x + __uint_as_float(sum[0]), v[i].y + __uint_as_float(sum[1]), v[i].z + __uint_as_float(sum[2]),
-            v[i].w + __uint_as_float(sum[3])};
-    residual = v[i];
+    const float4 before = residual[row.column(i)];
+    uint32_t terms[kRanks][2] = {};
+    put_own(own[i], view.rank, terms);
+    take_of_all<kBox>(call, first + row.column(i), terms);
+    v[i] = add_terms(before, terms, view.size);
+    residual[row.column(i)] = v[i];
   }
   auto* out = reinterpret_cast<uint2*>(rows.out.row<uint16_t>(r));
   row.normalize(v, rows.eps, [&](int four, const uint2& y) { out[four] = y; });
@@ -89,10 +83,10 @@ bool has_clusters() {
 }
 
 bool reduce_norm_pays(const PeerView& view, const Tensor& residual, const Tensor& y, const Tensor& out) {
-  const auto fours = static_cast<size_t>(y.rows * y.cols / 4);
-  return in_fours(residual) && in_fours(y) && out.dtype == DType::kBF16 && out.row_stride % 4 == 0 &&
-         reinterpret_cast<uintptr_t>(out.data) % 8 == 0 && y.rows <= most_rows(view) &&
-         16 * fours <= std::min(view.one_shot_bytes, number_box_bytes(view.size));
+  const size_t bytes = static_cast<size_t>(y.rows * y.cols) * sizeof(uint16_t);
+  return in_fours(residual) && in_fours(y) && y.dtype == DType::kF16 && out.dtype == DType::kBF16 &&
+         out.row_stride % 4 == 0 && reinterpret_cast<uintptr_t>(out.data) % 8 == 0 && y.rows <= most_rows(view) &&
+         bytes <= std::min(view.one_shot_bytes, number_box_bytes(view.size));
 }
 
 cudaError_t reduce_norm_rows(const PeerView& view, const Tensor& residual, const Tensor& y, const float* weight,
@@ -101,7 +95,7 @@ cudaError_t reduce_norm_rows(const PeerView& view, const Tensor& residual, const
   if (y.rows == 0) return cudaSuccess;
   const Rows rows{.residual = residual, .y = y, .out = out, .weight = weight, .eps = eps};
   const auto count = static_cast<unsigned>(y.rows);
-  const size_t bytes = static_cast<size_t>(y.rows * y.cols) * sizeof(float);
+  const size_t bytes = static_cast<size_t>(y.rows * y.cols) * sizeof(uint16_t);
   const Box box = bytes <= view.flagged_bytes ? Box::kFlagged : Box::kNumbers;
   if (clusters && y.rows <= kMostWideRows && has_wide_clusters())
     return launch_peers(norm_kernel<kWideCluster>(view.size, box),

@@ -25,30 +25,26 @@ struct Call {
 // Row r of the residual += the sum of the ranks' y, into the block's registers as well.
 template <int kRanks>
 __device__ __forceinline__ void add_row(const Call& c, int ranks, char* const (&y)[kMostPeers], int64_t r, Row& row) {
-  constexpr int kAtOnce = 16 / kRanks;  // pieces under way, of each rank
+  constexpr int kAtOnce = std::min(Row::kPieces, 32 / kRanks);  // pieces under way, of each rank
   auto* residual = reinterpret_cast<float4*>(c.residual.row<float>(r));
-  const int64_t offset = r * c.y.row_stride * static_cast<int64_t>(sizeof(float));
+  const int64_t offset = r * c.y.row_stride * static_cast<int64_t>(sizeof(uint16_t));
 #pragma unroll
   for (int first = 0; first < Row::kPieces; first += kAtOnce) {
     if (!row.has(first)) break;
-    uint32_t pieces[kAtOnce][kRanks][4] = {};
+    uint32_t terms[kAtOnce][kRanks][2] = {};
     float4 before[kAtOnce] = {};
 #pragma unroll
     for (int k = 0; k < kAtOnce; ++k) {
       if (!row.has(first + k)) continue;
 #pragma unroll
       for (int rank = 0; rank < kRanks; ++rank)
-        if (rank < ranks) load_piece<16>(y[rank] + offset + 16 * row.column(first + k), pieces[k][rank]);
+        if (rank < ranks) load_piece<8>(y[rank] + offset + 8 * row.column(first + k), terms[k][rank]);
       before[k] = residual[row.column(first + k)];
     }
 #pragma unroll
     for (int k = 0; k < kAtOnce; ++k) {
       if (!row.has(first + k)) continue;
-      uint32_t sum[4];
-      sum_pieces<float>(pieces[k], ranks, sum);
-      const float4 b = before[k];
-      row.v[first + k] = {b.x + __uint_as_float(sum[0]), b.y + __uint_as_float(sum[1]), b.z + __uint_as_float(sum[2]),
-                          b.w + __uint_as_float(sum[3])};
+      row.v[first + k] = add_terms(before[k], terms[k], ranks);
       residual[row.column(first + k)] = row.v[first + k];
     }
   }
@@ -72,15 +68,15 @@ __global__ __launch_bounds__(Spread::kThreads, 2) void push_norm_kernel(const __
   const int four = row.column(0);
   const bool has = row.has(0);
   const auto row_of = [&](int64_t place, int rank) { return place + (place < each ? rank : view.size - 1) * each; };
-  const auto term_at = [&](int64_t place) { return size_t{16} * (place * row.fours + four); };
-  const auto normed_at = [&](int64_t place) { return size_t{8} * ((2 * places + place) * row.fours + four); };
+  const auto term_at = [&](int64_t place) { return size_t{8} * (place * row.fours + four); };
+  const auto normed_at = [&](int64_t place) { return size_t{8} * ((places + place) * row.fours + four); };
 
   for (int64_t place = first; place < places && has; place += step) {
-    uint32_t terms[kRanks][4];
+    uint32_t terms[kRanks][2];
 #pragma unroll
     for (int r = 0; r < kRanks; ++r)
       if (r < view.size && r != view.rank)
-        load_piece<16>(reinterpret_cast<const float4*>(c.y.row<float>(row_of(place, r))) + four, terms[r]);
+        load_piece<8>(reinterpret_cast<const uint2*>(c.y.row<uint16_t>(row_of(place, r))) + four, terms[r]);
 #pragma unroll
     for (int r = 0; r < kRanks; ++r)
       if (r < view.size && r != view.rank) post_numbers(call.number_box(r, view.rank) + term_at(place), terms[r]);
@@ -90,14 +86,12 @@ __global__ __launch_bounds__(Spread::kThreads, 2) void push_norm_kernel(const __
     float4 v[1] = {};
     if (has) {
       float4& residual = reinterpret_cast<float4*>(c.residual.row<float>(r))[four];
-      uint32_t own[4], sum[4], pieces[kRanks][4] = {};
-      v[0] = residual;
-      load_piece<16>(reinterpret_cast<const float4*>(c.y.row<float>(r)) + four, own);
-      put_own(own, view.rank, pieces);
-      take_numbers(call, term_at(place), pieces);
-      sum_pieces<float>(pieces, view.size, sum);
-      v[0] = {v[0].x + __uint_as_float(sum[0]), v[0].y + __uint_as_float(sum[1]), v[0].z + __uint_as_float(sum[2]),
-              v[0].w + __uint_as_float(sum[3])};
+      const float4 before = residual;
+      uint32_t own[2], terms[kRanks][2] = {};
+      load_piece<8>(reinterpret_cast<const uint2*>(c.y.row<uint16_t>(r)) + four, own);
+      put_own(own, view.rank, terms);
+      take_numbers(call, term_at(place), terms);
+      v[0] = add_terms(before, terms, view.size);
       residual = v[0];
     }
     row.normalize(v, c.eps, [&](int, const uint2& y) {
@@ -162,20 +156,21 @@ constexpr int64_t kMostClusters = 16, kMostClustersOfOneGpu = 4;
 
 bool scatter_norm_pays(const PeerView& view, const Tensor& residual) {
   return view.direct && view.size > 1 && in_fours(residual) && residual.contiguous() &&
-         static_cast<size_t>(residual.rows * residual.cols) * sizeof(float) > view.one_shot_bytes;
+         static_cast<size_t>(residual.rows * residual.cols) * sizeof(uint16_t) > view.one_shot_bytes;
 }
 
 bool scatter_norm_pushes(const PeerView& view, const Tensor& residual) {
   const RowShares shares(residual.rows, view.size);
   const auto columns = static_cast<size_t>((shares.each + shares.common) * residual.cols);
-  return has_clusters() && columns * (sizeof(float) + sizeof(uint16_t)) <= number_box_bytes(view.size);
+  return has_clusters() && columns * 2 * sizeof(uint16_t) <= number_box_bytes(view.size);
 }
 
 cudaError_t scatter_norm_rows(const PeerView& view, const Tensor& residual, const Tensor& y, const float* weight,
                               float eps, const Tensor& out, cudaStream_t stream, ScatterForm form, int most_blocks) {
   CHECK(in_fours(residual) && in_fours(y) && y.rows == residual.rows && y.cols == residual.cols, y.rows, "x", y.cols);
-  CHECK(out.dtype == DType::kBF16 && out.row_stride % 4 == 0 && reinterpret_cast<uintptr_t>(out.data) % 8 == 0,
-        "a norm as ", dtype_name(out.dtype), " in rows of ", out.row_stride);
+  CHECK(y.dtype == DType::kF16 && out.dtype == DType::kBF16 && out.row_stride % 4 == 0 &&
+            reinterpret_cast<uintptr_t>(out.data) % 8 == 0,
+        "a norm of ", dtype_name(y.dtype), " as ", dtype_name(out.dtype), " in rows of ", out.row_stride);
   if (y.rows == 0) return cudaSuccess;
   const Call call{
       .residual = residual, .y = y, .out = out, .weight = weight, .eps = eps, .shares = RowShares(y.rows, view.size)};

@@ -26,8 +26,9 @@ bool scatter_norm_pays(const PeerView& view, const Tensor& residual);
 bool scatter_norm_pushes(const PeerView& view, const Tensor& residual);
 
 // Of this rank's own rows and the common ones: residual += the sum of the ranks' y, in rank order. Of all rows: out =
-// the residual's RMSNorm in bf16. All f32 [n, H] but out. Every rank calls it with tensors of the same sizes, strides
-// and alignment. Has the bits of all_reduce and rms_norm_rows. `form` and `most_blocks`: for tests and measurements.
+// the residual's RMSNorm. All [n, H]; the residual f32, y terms (comm/cuda/term.h), out bf16. Every rank calls it with
+// tensors of the same sizes, strides and alignment. Has the bits of PeerComm::add_up and rms_norm_rows. `form` and
+// `most_blocks`: for tests and measurements.
 enum class ScatterForm { kChosen, kPush, kPull };
 constexpr int kScatterBlocks = 256;
 cudaError_t scatter_norm_rows(const PeerView& view, const Tensor& residual, const Tensor& y, const float* weight,

@@ -1,14 +1,17 @@
 // How kernels of GemmCall store sums that a thread has one by one.
 #pragma once
 
-#include "ops/cuda/mma.cuh"
+#include "comm/cuda/term.h"
 #include "ops/cuda/gemm/skinny.h"
+#include "ops/cuda/mma.cuh"
 
 namespace perigee {
 
 __device__ __forceinline__ void store_one(const GemmCall& c, int64_t at, float value) {
   if (c.output == GemmOutput::kF32)
     static_cast<float*>(c.y)[at] = value;
+  else if (c.output == GemmOutput::kTerm)
+    static_cast<Term*>(c.y)[at] = to_term(value);
   else
     static_cast<__nv_bfloat16*>(c.y)[at] = __float2bfloat16_rn(value);
 }

@@ -4,6 +4,7 @@
 //
 // W is the left operand: its rows are the 64 of a product and the tokens its columns, of which there may be 64, 128,
 // 192 or 256; so little is wasted on experts with few tokens, and widened weights can stay in registers.
+#include "comm/cuda/term.h"
 #include "ops/cuda/bulk_copy.cuh"
 #include "ops/cuda/gemm/dequant.cuh"
 #include "ops/cuda/gemm/hopper_gemm.h"
@@ -312,7 +313,7 @@ __device__ __forceinline__ void store_matrix_x4(uint32_t address, const uint32_t
 // 64 tokens from `first` sum on, to [token][64 or, joined, 32 rows of W] in shared memory; chunks of 8 rows lie at
 // chunk ^ token % 8.
 template <bool kSiluMul, int kSums>
-__device__ __forceinline__ void stage_piece(const float (&sum)[kSums], int first, uint32_t staging) {
+__device__ __forceinline__ void stage_piece(const float (&sum)[kSums], int first, bool terms, uint32_t staging) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x % kGroup / 32;
 #pragma unroll
   for (int j = 0; j < kPiece / 8; j += kSiluMul ? 4 : 2) {
@@ -323,7 +324,7 @@ __device__ __forceinline__ void stage_piece(const float (&sum)[kSums], int first
       if constexpr (kSiluMul)
         r[i] = pack_pair(Bf16(), silu_mul(s[0], s[2]), silu_mul(s[1], s[3]));
       else
-        r[i] = pack_pair(Bf16(), s[i % 2 * 2], s[i % 2 * 2 + 1]);
+        r[i] = terms ? to_terms(s[i % 2 * 2], s[i % 2 * 2 + 1]) : pack_pair(Bf16(), s[i % 2 * 2], s[i % 2 * 2 + 1]);
     }
     const int token = 8 * (kSiluMul ? j + lane / 8 : j + lane / 16) + lane % 8;
     const int chunk = kSiluMul ? warp : 2 * warp + lane / 8 % 2;
@@ -341,7 +342,7 @@ __device__ void store_tile(const GemmCall& c, const Tile& tile, const float (&su
 #pragma unroll
   for (int piece = 0; piece < kSums / 32; ++piece) {
     if (piece * kPiece >= tile.count) break;
-    stage_piece<kSiluMul>(sum, piece * 32, shared_address(staging));
+    stage_piece<kSiluMul>(sum, piece * 32, c.output == GemmOutput::kTerm, shared_address(staging));
     named_barrier(1 + group, kGroup);
 #pragma unroll
     for (int token = thread / kChunks; token < kPiece; token += kGroup / kChunks) {

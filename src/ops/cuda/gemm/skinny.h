@@ -12,7 +12,8 @@
 
 namespace perigee {
 
-enum class GemmOutput : int32_t { kF32, kBF16, kSiluMul };  // kSiluMul: bf16 [out / 2] of interleaved gate and up rows
+// kTerm: of a reduce point (comm/cuda/term.h); kSiluMul: bf16 [out / 2] of interleaved gate and up rows.
+enum class GemmOutput : int32_t { kF32, kBF16, kTerm, kSiluMul };
 
 // A run of tokens for one expert: pairs[begin ... begin + count).
 struct MoeItem {

@@ -1,4 +1,5 @@
 #include "base/check.h"
+#include "comm/cuda/term.h"
 #include "ops/cuda/launch.h"
 #include "ops/cuda/mma.cuh"
 #include "ops/cuda/moe/combine.h"
@@ -91,7 +92,8 @@ __device__ __forceinline__ void sum_parts(const Parts& parts, int64_t token, int
 
 constexpr int kCombineThreads = 128;
 
-// A thread sums four columns of one token.
+// A thread sums four columns of one token. kTerms: y is terms.
+template <bool kTerms>
 __global__ __launch_bounds__(kCombineThreads) void combine_kernel(Parts parts, bool accumulate, Tensor y) {
   dependency_wait();
   dependency_trigger();
@@ -99,8 +101,13 @@ __global__ __launch_bounds__(kCombineThreads) void combine_kernel(Parts parts, b
   if (4 * fours[0] >= y.cols) return;
   float4 sum[1];
   sum_parts(parts, blockIdx.y, y.cols / 4, fours, {true}, sum);
-  float4& to = reinterpret_cast<float4*>(y.row<float>(blockIdx.y))[fours[0]];
-  to = accumulate ? sum[0] + to : sum[0];
+  if constexpr (kTerms) {
+    reinterpret_cast<uint2*>(y.row<uint16_t>(blockIdx.y))[fours[0]] = {to_terms(sum[0].x, sum[0].y),
+                                                                       to_terms(sum[0].z, sum[0].w)};
+  } else {
+    float4& to = reinterpret_cast<float4*>(y.row<float>(blockIdx.y))[fours[0]];
+    to = accumulate ? sum[0] + to : sum[0];
+  }
 }
 
 constexpr int kManySplit = 2;  // kNormSplit would take more registers
@@ -156,7 +163,9 @@ cudaError_t combine_rows(const MoeParts& parts, bool accumulate, const Tensor& y
       .grid = dim3((static_cast<unsigned>(y.cols) + kColumns - 1) / kColumns, static_cast<unsigned>(y.rows)),
       .block = dim3(kCombineThreads),
       .stream = stream};
-  return launch(combine_kernel, shape, kernel_parts(parts, y), accumulate, y);
+  const bool terms = y.dtype == DType::kF16;
+  CHECK(!(terms && accumulate) && y.row_stride % 4 == 0);
+  return launch(terms ? combine_kernel<true> : combine_kernel<false>, shape, kernel_parts(parts, y), accumulate, y);
 }
 
 bool combine_norm_pays(const Tensor& residual) {

@@ -24,7 +24,7 @@ struct MoeParts {
   Routing routing;
   Tensor shared;  // [n, H] f32; no data: none
 };
-// y = the sum, or with `accumulate` y += the sum.
+// y = the sum, f32 or terms (comm/cuda/term.h), or with `accumulate` y += the sum, f32.
 cudaError_t combine_rows(const MoeParts& parts, bool accumulate, const Tensor& y, cudaStream_t stream);
 
 // residual += the sum; y = the residual's RMSNorm in bf16. In one kernel, with the bits of the separate ones.

@@ -78,11 +78,11 @@ Tensor CudaOps::moe_experts(const Tensor& x, const Routing& routing, const Exper
   return y;
 }
 
-Tensor CudaOps::dense_mlp(const Tensor& x, const MlpWeights& w) {
+Tensor CudaOps::dense_mlp(const Tensor& x, const MlpWeights& w, DType out) {
   const Tensor hidden = arena_.tensor(DType::kBF16, x.rows, w.gate_up.out / 2);
   if (choose_separate_silu(static_cast<const CudaMatrix&>(*w.gate_up.packed).format, x.rows, traits_)) {
     check(silu_mul_rows(product(x, w.gate_up, DType::kF32, "dense_mlp"), true, hidden, stream()), "silu_mul");
-    return linear(hidden, w.down, DType::kF32);
+    return linear(hidden, w.down, out);
   }
   gemm(static_cast<const CudaMatrix&>(*w.gate_up.packed),
        {.x = x.row<const uint16_t>(0),
@@ -92,7 +92,7 @@ Tensor CudaOps::dense_mlp(const Tensor& x, const MlpWeights& w) {
         .rows = static_cast<int32_t>(x.rows),
         .output = GemmOutput::kSiluMul},
        "dense_mlp");
-  return linear(hidden, w.down, DType::kF32);
+  return linear(hidden, w.down, out);
 }
 
 Tensor CudaOps::moe(const Tensor& x, const MoeWeights& w) {
@@ -107,7 +107,7 @@ void CudaOps::moe_norm(const Tensor& residual, const Tensor& x, const MoeWeights
         out.rows == x.rows && out.cols == x.cols);
   const MoeParts parts = run_moe(x, w);
   if (comm().size() > 1) {
-    const Tensor y = arena_.tensor(DType::kF32, x.rows, w.experts.hidden);
+    const Tensor y = arena_.tensor(term_dtype(), x.rows, w.experts.hidden);
     check(combine_rows(parts, false, y, stream()), "moe_combine");
     return add_norm(residual, y, weight, eps, out);
   }
@@ -121,7 +121,7 @@ MoeParts CudaOps::run_moe(const Tensor& x, const MoeWeights& w) {
   MoeParts parts{.outputs = {}, .routing = route(x, w.router), .shared = {}};
   ExpertLists lists = make_lists(parts.routing, w.experts);
   if (w.shared.down.packed) {
-    parts.shared = dense_mlp(x, w.shared);
+    parts.shared = dense_mlp(x, w.shared, DType::kF32);
     lists.call.lists_settled = true;
   }
   parts.outputs = run_experts(x, parts.routing, lists, w.experts);
