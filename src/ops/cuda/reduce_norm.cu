@@ -21,7 +21,7 @@ template <int kCluster, int kRanks, Box kBox>
 __global__ __launch_bounds__(SpreadRow<kCluster>::kThreads) void reduce_norm_kernel(
     const __grid_constant__ PeerView view, const __grid_constant__ Rows rows) {
   using Row = SpreadRow<kCluster>;
-  const Row row(rows.weight, rows.y.cols);
+  Row row(rows.weight, rows.y.cols);
   const PeerCall call(view);
   const int r = blockIdx.x / kCluster;
   const size_t first = static_cast<size_t>(r) * row.fours;  // piece

@@ -61,7 +61,7 @@ static_assert(Spread::kRounds == 1);
 template <int kRanks>
 __global__ __launch_bounds__(Spread::kThreads, 2) void push_norm_kernel(const __grid_constant__ PeerView view,
                                                                         const __grid_constant__ Call c) {
-  const Spread row(c.weight, c.y.cols);
+  Spread row(c.weight, c.y.cols);
   const PeerCall call(view);
   const int64_t each = c.shares.each, places = each + c.shares.common;
   const int64_t first = blockIdx.x / kCluster, step = gridDim.x / kCluster;

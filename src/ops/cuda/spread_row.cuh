@@ -3,13 +3,15 @@
 
 #include <cstdint>
 
+#include "ops/cuda/bulk_copy.cuh"
 #include "ops/cuda/norm_row.cuh"
 
 namespace perigee {
 
+// Orders nothing: a release would wait until all that this thread has sent to other GPUs has arrived there.
 __device__ __forceinline__ void cluster_arrive() {
 #if __CUDA_ARCH__ >= 900
-  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 #endif
 }
 __device__ __forceinline__ void cluster_wait() {
@@ -24,12 +26,31 @@ __device__ __forceinline__ int cluster_rank() {
 #endif
   return static_cast<int>(rank);
 }
-// Writes into the same place of another block of the cluster.
-__device__ __forceinline__ void store_in_block(float* place, int block, float value) {
+__device__ __forceinline__ uint32_t address_in_block(const void* place, int block) {
+  uint32_t there = 0;
 #if __CUDA_ARCH__ >= 900
-  uint32_t there;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(shared_address(place)), "r"(block));
-  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(there), "f"(value) : "memory");
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(shared_address(place)), "r"(block));
+#endif
+  return there;
+}
+// Writes into the same place of another block of the cluster, whose barrier counts the bytes.
+__device__ __forceinline__ void send_to_block(float* place, uint64_t* barrier, int block, float value) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(
+                   address_in_block(place, block)),
+               "r"(__float_as_uint(value)), "r"(address_in_block(barrier, block))
+               : "memory");
+#endif
+}
+// As barrier_wait(), for what other blocks of the cluster sent.
+__device__ __forceinline__ void wait_for_blocks(uint64_t* barrier, int parity) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "{\n.reg .pred done;\nagain:\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n@done "
+      "bra "
+      "ready;\nbra again;\nready:\n}" ::"r"(shared_address(barrier)),
+      "r"(parity)
+      : "memory");
 #endif
 }
 
@@ -43,8 +64,16 @@ struct SpreadRow {
   static constexpr int kThreads = kPieces < kMostThreads ? kPieces : kMostThreads, kRounds = kPieces / kThreads;
   static_assert(kOwn % 32 == 0 && kPieces % kThreads == 0);
 
+  struct Shared {
+    float4 row[kPieces];
+    float parts[kNormThreads / 32];
+    uint64_t all_parts;  // a barrier, of a cluster
+  };
+
   const int fours, first;  // columns / 4; the thread of NormRow that is this block's first
   float4 weight[kRounds];
+  Shared* shared;
+  int parity = 0;  // of the barrier
 
   // Weights may be read before the kernel's wait.
   __device__ __forceinline__ SpreadRow(const float* weights, int64_t cols)
@@ -52,7 +81,15 @@ struct SpreadRow {
 #pragma unroll
     for (int i = 0; i < kRounds; ++i)
       if (has(i)) weight[i] = reinterpret_cast<const float4*>(weights)[column(i)];
-    if constexpr (kCluster > 1) cluster_arrive();  // this block has started
+    __shared__ Shared own;
+    shared = &own;
+    if constexpr (kCluster > 1) {
+      if (threadIdx.x == 0) {
+        barrier_init(&own.all_parts, 1);
+        barrier_init_fence();
+      }
+      cluster_arrive();  // this block has started
+    }
   }
   __device__ __forceinline__ int column_of(int piece) const {
     return first + piece % kOwn + piece / kOwn * kNormThreads;
@@ -66,14 +103,17 @@ struct SpreadRow {
 
   // By all threads. store(c, y) for columns 4 c ... 4 c + 3. Before another row, the cluster must go_on().
   template <typename Store>
-  __device__ __forceinline__ void normalize(const float4 (&v)[kRounds], float eps, const Store& store) const {
-    __shared__ float4 row[kPieces];
-    __shared__ float parts[kNormThreads / 32];
+  __device__ __forceinline__ void normalize(const float4 (&v)[kRounds], float eps, const Store& store) {
+    float4(&row)[kPieces] = shared->row;
+    float(&parts)[kNormThreads / 32] = shared->parts;
 #pragma unroll
     for (int i = 0; i < kRounds; ++i)
       if (has(i)) row[threadIdx.x + i * kThreads] = v[i];
     __syncthreads();
-    if constexpr (kCluster > 1) cluster_wait();  // all blocks have started
+    if constexpr (kCluster > 1) {
+      if (threadIdx.x == 0) barrier_expect(&shared->all_parts, sizeof(parts));
+      cluster_wait();  // all blocks have started
+    }
     const int own = threadIdx.x, lane = own % 32;
     if (own < kOwn) {
       float squares = 0;
@@ -88,15 +128,14 @@ struct SpreadRow {
       if constexpr (kCluster == 1) {
         if (lane == 0) *part = squares;
       } else {
-        if (lane < kCluster) store_in_block(part, lane, squares);
+        if (lane < kCluster) send_to_block(part, &shared->all_parts, lane, squares);
       }
     }
     if constexpr (kCluster == 1) {
       __syncthreads();
     } else {
-      __syncwarp();
-      cluster_arrive();
-      cluster_wait();
+      wait_for_blocks(&shared->all_parts, parity);
+      parity ^= 1;
     }
     float total = 0;
     for (const float part : parts) total += part;
