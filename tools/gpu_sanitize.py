@@ -79,7 +79,7 @@ KNOWN = [
     # The same of latent attention's tiles and weights: with an arrival of every lane none of them is left but the sums of
     # finish_rows(), which two barriers of both warpgroups keep from those of the next item. Tiles of records are stored by
     # threads; what clear_tokens() writes over is full, and is given back by warps that have waited for its weights.
-    r"in mla_decode_wgmma.cu|in mla_wgmma_tiles.cuh|in mla_records.cuh",
+    r"in mla_decode_wgmma.cu|in mla_wgmma_tiles.cuh|in mla_records.cuh|store_matrix_x4\(.* in mma.cuh",
     # The same of its kernel for an fp8 cache, whose values are loaded by a wrapper; with an arrival of every lane, none.
     r"in mla_decode_wgmma_fp8.cu|load_matrix_x4_transposed\(.* in mma.cuh",
 ]

@@ -89,6 +89,28 @@ __device__ __forceinline__ void bulk_copy_box(uint32_t to, const void* map, int 
       : "memory");
 }
 
+// What becomes of lines that a copy brings into L2.
+__device__ __forceinline__ uint64_t normal_policy() {
+  uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+__device__ __forceinline__ uint64_t evict_first_policy() {
+  uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+
+// The same, with a policy.
+__device__ __forceinline__ void bulk_copy_box(uint32_t to, const void* map, int x, int y, int z, uint64_t* barrier,
+                                              uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
+      "[%1, {%2, %3, %4}], [%5], %6;" ::"r"(to),
+      "l"(map), "r"(x), "r"(y), "r"(z), "r"(shared_address(barrier)), "l"(policy)
+      : "memory");
+}
+
 // The box of a two-dimensional tensor map at (x, y).
 __device__ __forceinline__ void bulk_copy_box(uint32_t to, const void* map, int x, int y, uint64_t* barrier) {
   asm volatile(

@@ -74,10 +74,9 @@ struct MlaDecodeConfig {
   int heads = 0;
   LatentFormat format = LatentFormat::kBF16;
   bool results = false;
-  int rows = 0;          // of a row tile
-  int slots = 0;         // grid of the attention kernel
-  int key_halves = 0;    // half key tiles in shared memory, of the portable kernel
-  bool fetches = false;  // Hopper kernel: time goes into fetching keys, not into products
+  int rows = 0;        // of a row tile
+  int slots = 0;       // grid of the attention kernel
+  int key_halves = 0;  // half key tiles in shared memory, of the portable kernel
   int multiprocessors = 0;
   int max_sequences = 0, max_tokens = 0, max_tiles = 0;
   int64_t max_partials = 0;

@@ -2,10 +2,14 @@
 //
 // Three warpgroups. The first two own a half of the output each, 256 columns, and, in turn, the tiles of 64 keys: tile
 // t is owned by warpgroup t % 2. The owner multiplies queries and keys, makes weights of the scores, adds weights *
-// values to its half from registers, and leaves the weights in shared memory for the other, which adds them to its half
-// after it has queued its own next product with keys. So one warpgroup's softmax runs beside the other's products, and
-// keys are fetched from memory once. A tile's buffer is given back in two parts, each as soon as its last reader is
-// done.
+// values to its half from registers, and leaves the weights in shared memory for the other, which adds them to its
+// half. Keys are fetched from memory once. A tile's buffer is given back in two parts, each as soon as its last reader
+// is done.
+//
+// Both warpgroups are at the tiles of a pair, 2 k and 2 k + 1, at the same time. The first one's softmax runs beside
+// the second one's product with keys; the second adds the first one's tile beside its own softmax and then its own,
+// while the first adds its own and then the second one's. So no product with keys is behind values of the pair before,
+// and the keys of tile 2 k + 2 have the values of tile 2 k + 1 to come in.
 //
 // Weights are 2^(score - base). The base of a row (Milakov, Gimelshein 2018, where it is the running maximum) is passed
 // from tile to tile and moves only when a score exceeds it by more than 8, so outputs are seldom rescaled.
@@ -76,9 +80,7 @@ __device__ RowPair first_state(const MlaAttendParams& params, const MlaItem& ite
 
 using Output = float[128];
 
-// Moves the base of what was summed so far. Under way products of other registers allow no branch around it: then
-// kAlways.
-template <bool kAlways>
+// Moves the base of what was summed so far. No products may be under way: they would allow no branch around it.
 __device__ __forceinline__ void move_base(RowPair& state, const float (&base)[2], Output& out) {
   float shrink[2];
 #pragma unroll
@@ -87,7 +89,7 @@ __device__ __forceinline__ void move_base(RowPair& state, const float (&base)[2]
     state.base[i] = base[i];
     state.sum[i] *= shrink[i];
   }
-  if (!kAlways && !__any_sync(~0u, shrink[0] != 1.0f || shrink[1] != 1.0f)) return;
+  if (!__any_sync(~0u, shrink[0] != 1.0f || shrink[1] != 1.0f)) return;
 #pragma unroll
   for (int j = 0; j < 32; ++j) {
     out[4 * j] *= shrink[0], out[4 * j + 1] *= shrink[0];
@@ -108,16 +110,25 @@ __device__ __forceinline__ void mask(float (&s)[32], const RowPair& state, int p
   }
 }
 
-// The base for a tile with these scores.
-__device__ __forceinline__ void choose_base(const float (&s)[32], const RowPair& state, float scale, float (&base)[2]) {
+// The largest score of each row.
+__device__ __forceinline__ void find_largest(const float (&s)[32], float (&largest)[2]) {
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    float largest = -INFINITY;
+    largest[i] = -INFINITY;
 #pragma unroll
-    for (int j = 0; j < 8; ++j) largest = fmaxf(largest, fmaxf(s[4 * j + 2 * i], s[4 * j + 2 * i + 1]));
-    largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
-    largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2)) * scale;
-    base[i] = largest > state.base[i] + kHeadroom ? largest : state.base[i];
+    for (int j = 0; j < 8; ++j) largest[i] = fmaxf(largest[i], fmaxf(s[4 * j + 2 * i], s[4 * j + 2 * i + 1]));
+    largest[i] = fmaxf(largest[i], __shfl_xor_sync(~0u, largest[i], 1));
+    largest[i] = fmaxf(largest[i], __shfl_xor_sync(~0u, largest[i], 2));
+  }
+}
+
+// The base for a tile with these largest scores.
+__device__ __forceinline__ void choose_base(const float (&largest)[2], const RowPair& state, float scale,
+                                            float (&base)[2]) {
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const float x = largest[i] * scale;
+    base[i] = x > state.base[i] + kHeadroom ? x : state.base[i];
   }
 }
 
@@ -139,15 +150,14 @@ __device__ __forceinline__ void make_weights(const float (&s)[32], const float (
 }
 
 __device__ __forceinline__ void store_weights(Shared& shared, const uint32_t (&weights)[4][4], const float (&base)[2]) {
-  const int t = threadIdx.x % 4;
+  const int row = threadIdx.x % kGroup / 32 * 16 + threadIdx.x % 16, chunk = threadIdx.x % 32 / 16;
+#pragma unroll
+  for (int step = 0; step < 4; ++step) {
+    store_matrix_x4(shared_address(shared.weights + place(row, 2 * step + chunk)), weights[step]);
+  }
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    const int row = first_row() + 8 * i;
-#pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      *reinterpret_cast<uint32_t*>(shared.weights + place(row, j) + 4 * t) = weights[j / 2][j % 2 * 2 + i];
-    }
-    if (t == 0) shared.base[row] = base[i];
+    if (threadIdx.x % 4 == 0) shared.base[first_row() + 8 * i] = base[i];
   }
 }
 
@@ -215,7 +225,7 @@ __device__ __forceinline__ void multiply_other(Shared& shared, const Consumer<kH
   if constexpr (kFirst) {
     state.base[0] = base[0], state.base[1] = base[1];
   } else {
-    move_base<true>(state, base, out);
+    move_base(state, base, out);
   }
   barrier_wait(&shared.full[1 - kHalf][kOther], me.other_parity);
   const uint64_t weights = matrix_k_major(shared_address(shared.weights));
@@ -225,6 +235,7 @@ __device__ __forceinline__ void multiply_other(Shared& shared, const Consumer<kH
   for (int step = 0; step < kTokens / 16; ++step) {
     wgmma_n256(Bf16(), out, matrix_behind(weights, step * 32), matrix_behind(values, step * 16 * 128));
   }
+  wgmma_commit();
 }
 
 template <int kHalf>
@@ -244,7 +255,7 @@ __device__ __forceinline__ void multiply_own(Shared& shared, Consumer<kHalf>& me
     wgmma_n256(Bf16(), out, weights[step], matrix_behind(values, step * 16 * 128));
   }
   wgmma_commit();
-  wgmma_wait_for<0>();
+  wgmma_wait();
   wgmma_settle(out);
   arrive_by_warp(&shared.empty[kHalf][kOwn]);
   me.own_parity ^= 1;
@@ -254,42 +265,43 @@ __device__ __forceinline__ void multiply_own(Shared& shared, Consumer<kHalf>& me
 template <int kHalf>
 __device__ __forceinline__ void add_other(Shared& shared, Consumer<kHalf>& me, RowPair& state, Output& out) {
   multiply_other<false>(shared, me, state, out);
-  wgmma_commit();
-  wgmma_wait_for<0>();
+  wgmma_wait();
   wgmma_settle(out);
   release_other(shared, me);
 }
 
-// What is done with the other's tile in front of an own tile: nothing, as it was added before or is none; queued after
-// the own product with keys; the same, and `out` is still 0.
+// What is done with the other's tile in front of an own tile: nothing, as it was added before or is none; queued ahead
+// of the own weights; the same, and `out` is still 0.
 enum class Front { kNone, kQueued, kFirst };
 
-// One own tile and, before its weights, the other's tile in front of it.
+// One own tile and, beside its weights, the other's tile in front of it.
 template <Front kFront, int kHalf>
 __device__ __forceinline__ void run_tile(const MlaAttendParams& params, const MlaItem& item, Shared& shared,
                                          Consumer<kHalf>& me, int block, RowPair& state, Output& out) {
   constexpr bool kHasOther = kFront != Front::kNone;
   const float scale = params.args.softmax_scale * kLog2e;
   const int position = block_position(params.batch, item.sequence, block);
-  float s[32], base[2], sum[2];
+  float s[32], largest[2], base[2], sum[2];
   uint32_t weights[4][4];
   multiply_keys(shared, me, s);
-  if constexpr (kHasOther) multiply_other<kFront == Front::kFirst>(shared, me, state, out);
-  wgmma_commit();
-  wgmma_wait_for<1>();
+  wgmma_wait();
   wgmma_settle(s);
   if (position + kTokens > item.length - item.num_tokens) mask(s, state, position);
-  choose_base(s, state, scale, base);
+  find_largest(s, largest);
+  if constexpr (kHasOther) multiply_other<kFront == Front::kFirst>(shared, me, state, out);
+  choose_base(largest, state, scale, base);
   make_weights(s, base, scale, weights, sum);
   if (item.length - position < kTokens) clear_tokens(shared.tiles[kHalf], max(0, item.length - position), kHalf);
-  keep(weights);  // the products under way are waited for after the weights
-  wgmma_wait_for<0>();
-  wgmma_settle(out);
-  if constexpr (kHasOther) release_other(shared, me);
+  if constexpr (kHasOther) {
+    keep(weights);  // the products under way are waited for after the weights
+    wgmma_wait();
+    wgmma_settle(out);
+    release_other(shared, me);
+  }
   store_weights(shared, weights, base);
   fence_async_proxy();
   arrive_by_warp(&shared.weights_full[kHalf]);
-  move_base<false>(state, base, out);
+  move_base(state, base, out);
   state.sum[0] += sum[0], state.sum[1] += sum[1];
   multiply_own(shared, me, weights, out);
 }
@@ -340,7 +352,7 @@ __device__ void store_output(const MlaAttendParams& params, const MlaItem& item,
 }
 
 // A consumer warpgroup's whole work.
-template <bool kFetches, int kHalf>
+template <int kHalf>
 __device__ __forceinline__ void consume(const MlaAttendParams& params, Shared& shared, int2 items) {
   Consumer<kHalf> me;
   for (int i = items.x; i < items.y; ++i) {
@@ -354,10 +366,8 @@ __device__ __forceinline__ void consume(const MlaAttendParams& params, Shared& s
       run_tile<kFront>(params, item, shared, me, item_block(item, kHalf), state, out);
     }
     for (int i = kHalf + 2; i < count; i += 2) {
-      // Where keys come slowly, the other's tile goes first: waiting for own keys in front of it would hold up its
-      // buffer.
-      if constexpr (kFetches) add_other(shared, me, state, out);
-      run_tile<kFetches ? Front::kNone : Front::kQueued>(params, item, shared, me, item_block(item, i), state, out);
+      if constexpr (kHalf == 0) add_other(shared, me, state, out);
+      run_tile<kHalf == 0 ? Front::kNone : Front::kQueued>(params, item, shared, me, item_block(item, i), state, out);
     }
     if ((count - 1) % 2 != kHalf) add_other(shared, me, state, out);  // the last tile is the other's
     float scale[2];
@@ -378,7 +388,7 @@ __device__ void init_barriers(Shared& shared, int fillers) {
   barrier_init_fence();
 }
 
-template <bool kFetches, bool kRecords>
+template <bool kRecords>
 __global__ void __launch_bounds__(3 * kGroup, 1)
     mla_wgmma_kernel(const __grid_constant__ MlaAttendParams params, const __grid_constant__ CUtensorMap map) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -390,25 +400,23 @@ __global__ void __launch_bounds__(3 * kGroup, 1)
   dependency_trigger();
   const int2 items = params.plan.slot_items[blockIdx.x];
   const int group = threadIdx.x / kGroup;
+  constexpr int kMany = kRecords ? 208 : 232, kFew = 504 - 2 * kMany;  // registers of a thread
   if (group == 0) {
-    registers_grow<200>();
-    consume<kFetches, 0>(params, shared, items);
+    registers_grow<kMany>();
+    consume<0>(params, shared, items);
   } else if (group == 1) {
-    registers_grow<200>();
-    consume<kFetches, 1>(params, shared, items);
+    registers_grow<kMany>();
+    consume<1>(params, shared, items);
   } else {
-    registers_shrink<104>();
+    registers_shrink<kFew>();
     if constexpr (kRecords) {
       widen_tiles(params, shared, items);
     } else {
-      if (threadIdx.x == 2 * kGroup) bring_tiles<!kFetches>(params, map, shared, items);
+      if (threadIdx.x == 2 * kGroup) bring_tiles(params, map, shared, items);
     }
   }
 #endif
 }
-
-// Records are widened more slowly than products take them: time goes into their tiles.
-constexpr auto kRecordsKernel = mla_wgmma_kernel<true, true>;
 
 // Keys as [page][row][column]; the number of pages is not known here, and only bounds-checks would need it. Reads are
 // not promoted to 256 bytes of L2, which was slower: a row of a box has 128, and a key's 1,152 are no multiple of 256.
@@ -430,8 +438,7 @@ cudaError_t make_map(const MlaDecodeArgs& args, CUtensorMap* map) {
 cudaError_t mla_wgmma_prepare() {
   static_assert(sizeof(Shared) <= 227 * 1024);
   for (const cudaError_t error :
-       {allow_shared(mla_wgmma_kernel<false, false>, sizeof(Shared)),
-        allow_shared(mla_wgmma_kernel<true, false>, sizeof(Shared)), allow_shared(kRecordsKernel, sizeof(Shared))})
+       {allow_shared(mla_wgmma_kernel<false>, sizeof(Shared)), allow_shared(mla_wgmma_kernel<true>, sizeof(Shared))})
     if (error != cudaSuccess) return error;
   return cudaSuccess;
 }
@@ -439,10 +446,10 @@ cudaError_t mla_wgmma_prepare() {
 cudaError_t mla_wgmma_launch(const MlaDecodeConfig& config, const MlaAttendParams& params, cudaStream_t stream) {
   CUtensorMap map{};
   const LaunchShape shape{dim3(config.slots), dim3(3 * kGroup), sizeof(Shared), stream};
-  if (config.format == LatentFormat::kF8Tiles) return launch(kRecordsKernel, shape, params, map);
+  if (config.format == LatentFormat::kF8Tiles) return launch(mla_wgmma_kernel<true>, shape, params, map);
   const cudaError_t error = make_map(params.args, &map);
   if (error != cudaSuccess) return error;
-  return launch(config.fetches ? mla_wgmma_kernel<true, false> : mla_wgmma_kernel<false, false>, shape, params, map);
+  return launch(mla_wgmma_kernel<false>, shape, params, map);
 }
 
 }  // namespace perigee

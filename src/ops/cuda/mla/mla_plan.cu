@@ -484,7 +484,6 @@ int rows_of(MlaKernel kernel) {
 MlaDecodeConfig mla_decode_config(const MlaDecodeShape& shape) {
   MlaDecodeConfig c;
   const bool hopper = shape.compute_capability == 90, fixed = shape.lists == MlaLists::kFixed;
-  const int rows = fixed ? shape.heads : shape.heads * shape.max_query;
   c.kernel = choose_mla_decode({.heads = shape.heads,
                                 .max_query = shape.max_query,
                                 .format = shape.format,
@@ -498,7 +497,6 @@ MlaDecodeConfig mla_decode_config(const MlaDecodeShape& shape) {
   // Two blocks of the small kernel fit a multiprocessor's shared memory on 90 (228 KiB), one elsewhere.
   const bool two = c.kernel == MlaKernel::kMma16 && hopper;
   c.key_halves = two ? 5 : 4;
-  c.fetches = shape.format == LatentFormat::kBF16 && rows <= c.rows;
   c.multiprocessors = shape.multiprocessors;
   c.slots = shape.multiprocessors * (two ? 2 : 1);
   c.max_sequences = shape.max_sequences;

@@ -69,15 +69,26 @@ __device__ __forceinline__ void prefetch_page(const MlaAttendParams& params, int
 #endif
 }
 
-// One thread: the tiles of all items through the tensor map. kAhead: the next one is asked into L2 as the one before it
-// is brought, for there is no room for it yet; slots that read the same keys then wait for memory together.
-template <bool kAhead>
-__device__ void bring_tiles(const MlaAttendParams& params, const CUtensorMap& map, Shared& shared, int2 items) {
+// How many row tiles of the item's sequence read its keys.
+__device__ __forceinline__ int count_readers(const MlaAttendParams& params, int item) {
+  return (params.plan.items[item].num_tokens * params.heads + kRows - 1) / kRows;
+}
+
+// One thread: the tiles of all items through the tensor map. Where few row tiles read the same keys, nearly at the same
+// time, keys are the first to leave L2 again. Where many do, the next tile is asked into L2 as the one before it is
+// brought, for there is no room for it yet; slots that read the same keys then wait for memory together.
+__device__ __forceinline__ void bring_tiles(const MlaAttendParams& params, const CUtensorMap& map, Shared& shared,
+                                            int2 items) {
+  constexpr int kFewReaders = 4;
+  const uint64_t stays = normal_policy(), leaves = evict_first_policy();
   Buffers buffers;
+  int readers = 1;
   for (TileStream<kTokens> tile(params, items); !tile.done(); tile.next()) {
+    if (tile.item != buffers.item) readers = count_readers(params, tile.item);
     buffers.enter(tile.item);
+    const uint64_t policy = readers > 1 && readers <= kFewReaders ? leaves : stays;
     const uint32_t to = shared_address(shared.tiles[buffers.stage]);
-    if (kAhead && tile.left > 0) prefetch_page<kTileBytes>(params, tile.next_page);
+    if (readers > kFewReaders && tile.left > 0) prefetch_page<kTileBytes>(params, tile.next_page);
     for (int part = kOwn; part < kParts; ++part) {
       const int count = part == kOwn ? kHalfColumns + 1 : kHalfColumns;
       uint64_t* full = &shared.full[buffers.stage][part];
@@ -85,7 +96,7 @@ __device__ void bring_tiles(const MlaAttendParams& params, const CUtensorMap& ma
       barrier_expect(full, count * kColumnBytes);
       for (int i = 0; i < count; ++i) {
         const int column = buffers.column(part, i);
-        bulk_copy_box(to + column * kColumnBytes, &map, column * 64, 0, tile.page, full);
+        bulk_copy_box(to + column * kColumnBytes, &map, column * 64, 0, tile.page, full, policy);
       }
     }
     buffers.leave();
