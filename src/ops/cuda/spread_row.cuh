@@ -33,6 +33,18 @@ __device__ __forceinline__ uint32_t address_in_block(const void* place, int bloc
 #endif
   return there;
 }
+// A barrier that counts what other blocks of the cluster send.
+__device__ __forceinline__ void begin_barrier(uint64_t* barrier) {
+#if __CUDA_ARCH__ >= 900
+  barrier_init(barrier, 1);
+  barrier_init_fence();
+#endif
+}
+__device__ __forceinline__ void expect_bytes(uint64_t* barrier, int bytes) {
+#if __CUDA_ARCH__ >= 900
+  barrier_expect(barrier, bytes);
+#endif
+}
 // Writes into the same place of another block of the cluster, whose barrier counts the bytes.
 __device__ __forceinline__ void send_to_block(float* place, uint64_t* barrier, int block, float value) {
 #if __CUDA_ARCH__ >= 900
@@ -84,10 +96,7 @@ struct SpreadRow {
     __shared__ Shared own;
     shared = &own;
     if constexpr (kCluster > 1) {
-      if (threadIdx.x == 0) {
-        barrier_init(&own.all_parts, 1);
-        barrier_init_fence();
-      }
+      if (threadIdx.x == 0) begin_barrier(&own.all_parts);
       cluster_arrive();  // this block has started
     }
   }
@@ -111,7 +120,7 @@ struct SpreadRow {
       if (has(i)) row[threadIdx.x + i * kThreads] = v[i];
     __syncthreads();
     if constexpr (kCluster > 1) {
-      if (threadIdx.x == 0) barrier_expect(&shared->all_parts, sizeof(parts));
+      if (threadIdx.x == 0) expect_bytes(&shared->all_parts, sizeof(parts));
       cluster_wait();  // all blocks have started
     }
     const int own = threadIdx.x, lane = own % 32;
