@@ -30,8 +30,9 @@ inline __m512bh pairs_at(const uint8_t* b) {
 }
 
 // Quantised weights take so many instructions a byte that the processor itself looks too short a way ahead: so many
-// bytes are asked for. Panels lie one after another.
-constexpr int64_t kInt8Ahead = 4096, kInt4Ahead = 8192;
+// bytes are asked for. Panels lie one after another. INT4 weights come into the second-level cache: lines on their way
+// to the first hold its few buffers for as long as memory takes.
+constexpr int64_t kInt8Ahead = 4096, kInt4Ahead = 6144;
 
 // The inputs of some rows, 16 pairs each, one row after another; T terms of each.
 template <int T>
@@ -88,11 +89,11 @@ template <int R>
 inline void add_int4_tile(const uint8_t* tile, const uint16_t* a, ByteSums<R>& sums) {
   const auto* inputs = reinterpret_cast<const int32_t*>(a);  // of a set of each row: see fix()
   const __m512i four_bits = _mm512_set1_epi8(15);
-  _mm_prefetch(tile + kInt4Ahead, _MM_HINT_T0);
+  _mm_prefetch(tile + kInt4Ahead, _MM_HINT_T1);
   for (int64_t set = 0; set < kPairs / 4; ++set) {
     const uint8_t* words = tile + 64 + set * 128;
-    _mm_prefetch(words + kInt4Ahead, _MM_HINT_T0);
-    _mm_prefetch(words + 64 + kInt4Ahead, _MM_HINT_T0);
+    _mm_prefetch(words + kInt4Ahead, _MM_HINT_T1);
+    _mm_prefetch(words + 64 + kInt4Ahead, _MM_HINT_T1);
     const __m512i w0 = _mm512_loadu_si512(words), w1 = _mm512_loadu_si512(words + 64);
     const __m512i numbers[2][2] = {
         {_mm512_and_si512(w0, four_bits), _mm512_and_si512(w1, four_bits)},
