@@ -55,7 +55,7 @@ TEST(GpuWorkspace, AShareOfTheHeadsTakesLess) {
 TEST(GpuWorkspace, RanksDivideSlotsAndGetTheirLogitsWhole) {
   const PlanLimits limits{.max_sequences = 1024, .max_step_tokens = 8192};
   const int64_t apart = workspace_of(limits, 2, "v2-lite").arrays - workspace_of(limits, 1, "v2-lite").arrays;
-  EXPECT_EQ(apart, 768 * 409'600 - 512 * 627'200 + (64 << 20));
+  EXPECT_EQ(apart, 768 * 409'600 - 512 * 627'200 + (48 << 20));
 }
 
 // Of 102,400 ids three more places of a slot take three more rows as sampled and 75 KiB to sort them in; prompt lookup
