@@ -51,7 +51,7 @@ TEST(GpuWorkspace, AShareOfTheHeadsTakesLess) {
 
 // With 102,400 ids a rank of two keeps counts, bits and logits as sampled (627,200 bytes) of half the slots, and gets
 // whole rows of logits (409,600 bytes) for these and for 256 scores of prompts. Mailboxes take 16 MiB, boxes of
-// numbers 48.
+// numbers 32.
 TEST(GpuWorkspace, RanksDivideSlotsAndGetTheirLogitsWhole) {
   const PlanLimits limits{.max_sequences = 1024, .max_step_tokens = 8192};
   const int64_t apart = workspace_of(limits, 2, "v2-lite").arrays - workspace_of(limits, 1, "v2-lite").arrays;
