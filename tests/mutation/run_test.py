@@ -46,7 +46,7 @@ class ToyTree(unittest.TestCase):
                           Step("second", [], [*python, SECOND])]}
         compile_all = [*python, "import ast, sys; [ast.parse(open(name).read()) for name in sys.argv[1:]]"]
         self.runner = Runner(self.tree, compile_all, steps)
-        self.runner.limit_s = lambda step: 60  # but for what hangs: a busy machine starts a program seconds late
+        self.runner.limit_s = lambda step: 60  # a busy machine starts a program seconds late
 
     def outcome(self, planted):
         result = self.runner.try_one(planted)

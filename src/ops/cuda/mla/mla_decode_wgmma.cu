@@ -8,7 +8,7 @@
 //
 // Both warpgroups are at the tiles of a pair, 2 k and 2 k + 1, at the same time. The first one's softmax runs beside
 // the second one's product with keys; the second adds the first one's tile beside its own softmax and then its own,
-// while the first adds its own and then the second one's. So no product with keys is behind values of the pair before,
+// while the first adds its own and then the second one's. So no product with keys waits for values of the pair before,
 // and the keys of tile 2 k + 2 have the values of tile 2 k + 1 to come in.
 //
 // Weights are 2^(score - base). The base of a row (Milakov, Gimelshein 2018, where it is the running maximum) is passed
