@@ -41,7 +41,8 @@ class Ops : public WeightPacker {
   // Of queries, of attention's output and of what the projections around attention read: those errors add up over the
   // layers. f32 where a backend multiplies f32 at little cost (as two bf16 terms), else the activation dtype.
   virtual DType wide_dtype() const { return activation_dtype(); }
-  // Of what a rank adds at a reduce point, its term: kF16, of a sixteenth, where links between ranks bind (ADR 0011). Sums are f32.
+  // Of what a rank adds at a reduce point, its term: where links between ranks bind kF16, of a sixteenth of it (ADR
+  // 0011). Sums are f32.
   virtual DType term_dtype() const { return DType::kF32; }
 
   // --- Memory that this backend's kernels read and write; the host's unless a backend says otherwise. ---

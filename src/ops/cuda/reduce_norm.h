@@ -16,9 +16,8 @@ bool reduce_norm_pays(const PeerView& view, const Tensor& residual, const Tensor
 bool has_clusters();
 
 // residual += the sum of the ranks' y, in rank order; out = the residual's RMSNorm. All [n, H]; the residual f32, y
-// terms (comm/cuda/term.h), out bf16. Every rank calls it with tensors of the same sizes and alignment. Has the bits of PeerComm::add_up and
-// rms_norm_rows.
-// Requires that it pays.
+// terms (comm/cuda/term.h), out bf16. Every rank calls it with tensors of the same sizes and alignment. Has the bits of
+// PeerComm::add_up and rms_norm_rows. Requires that it pays.
 cudaError_t reduce_norm_rows(const PeerView& view, const Tensor& residual, const Tensor& y, const float* weight,
                              float eps, const Tensor& out, cudaStream_t stream, bool clusters = has_clusters());
 
