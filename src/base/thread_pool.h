@@ -1,10 +1,10 @@
 // ThreadPool: fixed threads, and the one way to spread a loop over them.
 //
 // run() splits tasks [0, n) into one contiguous range a thread, the caller being thread 0, and returns when all are
-// done. Ranges that no thread has begun when the caller is through with its own are the caller's too, so that on a busy
-// machine a run does not wait until each thread has had its turn. Tasks must not depend on each other, so that results
-// are the same for any number of threads. Nothing is allocated per run. One run at a time: the pool belongs to one
-// caller, and a task may not call run().
+// done. A thread takes tasks from the front of its range, a part at a time, and when that is empty from the ends of the
+// others', so that all end together however fast each is, and a run does not wait for a thread that is not there. Tasks
+// must not depend on each other, so that results are the same for any number of threads. Nothing is allocated per run.
+// One run at a time: the pool belongs to one caller, and a task may not call run().
 #pragma once
 
 #include <atomic>
@@ -25,7 +25,7 @@ class ThreadPool {
 
   int size() const { return static_cast<int>(workers_.size()) + 1; }
 
-  // f(task, thread) for every task in [0, num_tasks), thread in [0, size()): the range's, whoever runs it.
+  // f(task, thread) for every task in [0, num_tasks), thread in [0, size()): which thread runs it.
   template <typename F>
   void run(int64_t num_tasks, F&& f) {
     using Body = std::remove_reference_t<F>;
@@ -46,15 +46,25 @@ class ThreadPool {
     int64_t num_tasks = 0;
   };
 
+  struct Tasks {
+    uint32_t begin = 0, end = 0;
+    uint32_t count() const { return end - begin; }
+  };
+
+  // What nobody has taken of a thread's tasks: begin in the high half, end in the low one. On a cache line of its own.
+  struct alignas(64) Range {
+    Tasks take(bool from_front);
+    std::atomic<uint64_t> left{0};
+  };
+
   void dispatch(const Job& job);
   void work(int thread);
-  bool claim(int share, uint32_t epoch);
-  void run_share(int share);
+  void run_tasks(int thread);
 
-  Job job_;  // written by the caller before epoch_ is raised, read by who has claimed a share of that epoch
-  std::atomic<uint32_t> epoch_{0};
-  std::atomic<uint32_t> num_left_{0};           // shares of this epoch, but the caller's own, that are not done
-  std::vector<std::atomic<uint32_t>> claimed_;  // the newest epoch of which each share is taken
+  Job job_;  // written by the caller before the ranges, read by who has taken tasks
+  std::vector<Range> ranges_;
+  std::atomic<uint32_t> epoch_{0};     // of runs
+  std::atomic<uint32_t> num_left_{0};  // tasks of this run that are not done
   std::atomic<bool> stop_{false};
   std::vector<std::thread> workers_;
 };

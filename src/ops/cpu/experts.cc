@@ -102,21 +102,11 @@ void group_choices(const CpuContext& cpu, const Routing& routing, Step& step) {
   }
 }
 
-// Calls f(group, panel, thread) for every panel of every group, each thread a contiguous stretch of equal cost.
+// Calls f(group, panel, thread) for every panel of every group.
 template <typename F>
 void for_panels(ThreadPool& pool, std::span<const Group> groups, int64_t num_panels, F&& f) {
-  const auto cost = [](const Group& group) { return ceil_div(group.rows, kTileRows) + 2; };  // 2: reading the weights
-  int64_t total = 0;
-  for (const Group& group : groups) total += num_panels * cost(group);
-  pool.run(pool.size(), [&](int64_t share, int thread) {
-    const int64_t begin = total * share / pool.size(), end = total * (share + 1) / pool.size();
-    int64_t at = 0;
-    for (const Group& group : groups) {
-      const int64_t first = std::clamp<int64_t>(ceil_div(begin - at, cost(group)), 0, num_panels);
-      const int64_t last = std::clamp<int64_t>(ceil_div(end - at, cost(group)), 0, num_panels);
-      for (int64_t panel = first; panel < last; ++panel) f(group, panel, thread);
-      at += num_panels * cost(group);
-    }
+  pool.run(std::ssize(groups) * num_panels, [&](int64_t task, int thread) {
+    f(groups[static_cast<size_t>(task / num_panels)], task % num_panels, thread);
   });
 }
 

@@ -20,7 +20,7 @@ struct Task {
 struct TaskGrid {
   TaskGrid(int64_t rows, int64_t panels, int num_threads) : rows_(rows), panels_(panels) {
     const int64_t row_blocks = ceil_div(rows, kMaxBlockRows);
-    // Four tasks a thread if there is so much, so that the static split is even. Few rows are split by panels.
+    // Four tasks a thread if there is so much, so that threads end together. Few rows are split by panels.
     const int64_t groups_wanted = ceil_div(4 * num_threads, row_blocks);
     group_ = rows <= kFewRows ? 1 : std::clamp<int64_t>(panels / groups_wanted, 1, kBlockPanels);
     groups_ = ceil_div(panels, group_);
