@@ -197,6 +197,8 @@ Result<Comm*> PeerComms::State::join(const Place& group, int32_t rank) {
   PeerView view{.rank = rank - group.first_rank, .size = static_cast<int32_t>(group.members.size())};
   Member& member = group.members[static_cast<size_t>(view.rank)];
   view.direct = direct();
+  view.mailbox_bytes = static_cast<uint32_t>(mailbox_bytes(view.size));
+  view.number_box_bytes = static_cast<uint32_t>(number_box_bytes(view.size));
   for (size_t i = 0; i < group.members.size(); ++i) view.memory[i] = memory_of(group.members[i]);
   for (size_t i = 0; i < ranks.size(); ++i)
     for (size_t j = 0; j < i; ++j) view.one_gpu |= ranks[i].device == ranks[j].device;

@@ -41,6 +41,8 @@ struct PeerView {
   uint64_t* counter = nullptr;
   const uint32_t* abort = nullptr;
   uint64_t* come_to = nullptr;
+  // mailbox_bytes() and number_box_bytes() of `size`: kernels must not divide for every box that they read or write.
+  uint32_t mailbox_bytes = 0, number_box_bytes = 0;
   size_t one_shot_bytes = 0;
   size_t flagged_bytes = 0;  // of a rank's numbers: up to so many travel with flags
 

@@ -78,14 +78,11 @@ class PeerCall {
   }
   // Where rank `from` writes for rank `to`.
   __device__ __forceinline__ char* mailbox(int to, int from) const {
-    char* boxes = reinterpret_cast<char*>(view.memory[to] + 1);
-    return boxes + static_cast<size_t>(parity() * view.size + from) * mailbox_bytes(view.size);
+    return boxes_of(to) + box_number(from) * view.mailbox_bytes;
   }
-
   // The same for numbers. A call may use either kind.
   __device__ __forceinline__ char* number_box(int to, int from) const {
-    char* boxes = reinterpret_cast<char*>(view.memory[to] + 1) + 2 * view.size * mailbox_bytes(view.size);
-    return boxes + static_cast<size_t>(parity() * view.size + from) * number_box_bytes(view.size);
+    return boxes_of(to) + (2 * view.size * view.mailbox_bytes + box_number(from) * view.number_box_bytes);
   }
 
   // Until ready(). False: aborted.
@@ -166,6 +163,13 @@ class PeerCall {
   const PeerView& view;
 
  private:
+  __device__ __forceinline__ char* boxes_of(int rank) const {
+    return reinterpret_cast<char*>(view.memory[rank] + 1);
+  }
+  __device__ __forceinline__ uint32_t box_number(int from) const {
+    return static_cast<uint32_t>(parity() * view.size + from);
+  }
+
   uint64_t epoch_;
 };
 
