@@ -37,34 +37,25 @@ __device__ __forceinline__ void post_numbers(char* to, const uint32_t (&words)[k
   put_numbers(to, sent);
 }
 
-// One look at what may have come. False: not all of it.
-template <int kWords>
-__device__ __forceinline__ bool fetch_numbers(const char* from, uint32_t (&words)[kWords]) {
-  static_assert(kWords == 4 || kWords == 2);
-  load_piece<4 * kWords>(from, words);
-  bool all = true;
-#pragma unroll
-  for (int i = 0; i < kWords; ++i) all &= words[i] != kBlank;
-  return all;
-}
-
 // `at`: bytes in the box.
 template <int kRanks, int kWords>
 __device__ __forceinline__ void post_numbers_to_all(const PeerCall& call, size_t at, const uint32_t (&words)[kWords]) {
-  for_others<kRanks>(call.view, [&](int other) { post_numbers(call.number_box(other, call.view.rank) + at, words); });
+  for_others<kRanks>(call.view,
+                     [&](int, int other) { post_numbers(call.number_box(other, call.view.rank) + at, words); });
 }
 
 // The others' pieces there, all polled together, once each. `pieces` of this rank is left as it is.
 template <int kWords, int kRanks>
 __device__ __forceinline__ bool take_numbers(const PeerCall& call, size_t at, uint32_t (&pieces)[kRanks][kWords]) {
-  const bool came = call.wait([&] {
-    bool all = true;
+  static_assert(kWords == 4 || kWords == 2);
+  const bool came = call.poll_others<kRanks>(
+      [&](int r) { load_piece<4 * kWords>(call.number_box(call.view.rank, r) + at, pieces[r]); },
+      [&](int r) {
+        bool all = true;
 #pragma unroll
-    for (int r = 0; r < kRanks; ++r)
-      if (r < call.view.size && r != call.view.rank)
-        all &= fetch_numbers(call.number_box(call.view.rank, r) + at, pieces[r]);
-    return all;
-  });
+        for (const uint32_t word : pieces[r]) all &= word != kBlank;
+        return all;
+      });
 #pragma unroll
   for (int r = 0; r < kRanks; ++r)
     if (came && r < call.view.size && r != call.view.rank)
@@ -72,7 +63,7 @@ __device__ __forceinline__ bool take_numbers(const PeerCall& call, size_t at, ui
   return came;
 }
 
-// --- Pieces of 16 or 8 bytes in either kind of box; few arrive sooner with flags (kFlaggedBytes) ---
+// --- Pieces of 16 or 8 bytes in either kind of box; few go with flags (kFlaggedBytes) ---
 
 enum class Box { kFlagged, kNumbers };
 
@@ -86,7 +77,7 @@ __device__ __forceinline__ void post_to(const PeerCall& call, int other, size_t 
 }
 template <Box kBox, int kRanks, int kWords>
 __device__ __forceinline__ void post_to_all(const PeerCall& call, size_t piece, const uint32_t (&words)[kWords]) {
-  for_others<kRanks>(call.view, [&](int other) { post_to<kBox>(call, other, piece, words); });
+  for_others<kRanks>(call.view, [&](int, int other) { post_to<kBox>(call, other, piece, words); });
 }
 template <Box kBox, int kRanks, int kWords>
 __device__ __forceinline__ bool take_of_all(const PeerCall& call, size_t piece, uint32_t (&pieces)[kRanks][kWords]) {

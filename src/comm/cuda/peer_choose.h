@@ -30,7 +30,7 @@ constexpr size_t all_box_bytes(int32_t num_ranks) {
 
 // The most bytes of numbers to sum that one-shot is chosen for; of data with flags half as many.
 size_t one_shot_bytes(int32_t num_ranks);
-// Numbers of up to so many bytes travel with flags: measured faster than boxes, which each reader has to clear.
+// Numbers of up to so many bytes travel with flags, so that no reader has to clear their box.
 constexpr size_t kFlaggedBytes = size_t{128} << 10;
 // For the log. `direct`: GPUs reach each other's memory; `why_not`: empty if that was not asked for.
 std::string peer_choices_text(int32_t num_ranks, bool direct, const std::string& why_not = "");

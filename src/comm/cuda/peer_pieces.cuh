@@ -80,52 +80,49 @@ __device__ __forceinline__ void post(char* box, const uint32_t (&words)[kWords],
   }
 }
 
-// One look at what may have come. False: not all of it.
+// What may have come, each word with its flag.
 template <int kWords>
-__device__ __forceinline__ bool fetch(const char* box, uint32_t (&words)[kWords], uint32_t flag) {
-  if constexpr (kWords == 4) {
-    uint64_t low[2], high[2];
-    load_peer128(box, low);
-    load_peer128(box + kBoxHalf, high);
-    words[0] = static_cast<uint32_t>(low[0]);
-    words[1] = static_cast<uint32_t>(low[1]);
-    words[2] = static_cast<uint32_t>(high[0]);
-    words[3] = static_cast<uint32_t>(high[1]);
-    return low[0] >> 32 == flag && low[1] >> 32 == flag && high[0] >> 32 == flag && high[1] >> 32 == flag;
-  } else if constexpr (kWords == 2) {
-    uint64_t both[2];
-    load_peer128(box, both);
-    words[0] = static_cast<uint32_t>(both[0]);
-    words[1] = static_cast<uint32_t>(both[1]);
-    return both[0] >> 32 == flag && both[1] >> 32 == flag;
+__device__ __forceinline__ void load_flagged(const char* box, uint64_t (&words)[kWords]) {
+  if constexpr (kWords == 1) {
+    words[0] = load_peer64(box);
   } else {
-    const uint64_t word = load_peer64(box);
-    words[0] = static_cast<uint32_t>(word);
-    return word >> 32 == flag;
+#pragma unroll
+    for (int i = 0; i < kWords; i += 2) {
+      uint64_t both[2];
+      load_peer128(box + i / 2 * kBoxHalf, both);
+      words[i] = both[0], words[i + 1] = both[1];
+    }
   }
 }
 
-// visit(rank) for each other rank, the next one first: not all write to the same one at once.
+// visit(i, rank) for each other rank, the i-th after this one: not all write to the same one at once.
 template <int kRanks, typename Visit>
 __device__ __forceinline__ void for_others(const PeerView& view, const Visit& visit) {
 #pragma unroll
   for (int i = 1; i < kRanks; ++i) {
     const int other = view.rank + i;
-    if (i < view.size) visit(other < view.size ? other : other - view.size);
+    if (i < view.size) visit(i, other < view.size ? other : other - view.size);
   }
 }
 
 // The others' pieces of that number, all polled together. `pieces` of this rank is left as it is.
 template <int kWords, int kRanks>
 __device__ __forceinline__ bool take_all(const PeerCall& call, size_t piece, uint32_t (&pieces)[kRanks][kWords]) {
-  return call.wait([&] {
-    bool all = true;
+  uint64_t words[kRanks][kWords] = {};
+  const bool came = call.poll_others<kRanks>(
+      [&](int r) { load_flagged(call.mailbox(call.view.rank, r) + box_offset<kWords>(piece), words[r]); },
+      [&](int r) {
+        bool all = true;
 #pragma unroll
-    for (int r = 0; r < kRanks; ++r)
-      if (r < call.view.size && r != call.view.rank)
-        all &= fetch<kWords>(call.mailbox(call.view.rank, r) + box_offset<kWords>(piece), pieces[r], call.flag());
-    return all;
-  });
+        for (const uint64_t word : words[r]) all &= word >> 32 == call.flag();
+        return all;
+      });
+#pragma unroll
+  for (int r = 0; r < kRanks; ++r)
+#pragma unroll
+    for (int i = 0; i < kWords; ++i)
+      if (r != call.view.rank) pieces[r][i] = static_cast<uint32_t>(words[r][i]);
+  return came;
 }
 
 // This rank's among those of all.
@@ -140,7 +137,7 @@ __device__ __forceinline__ void put_own(const uint32_t (&own)[kWords], int rank,
 
 template <int kRanks, int kWords>
 __device__ __forceinline__ void post_all(const PeerCall& call, size_t piece, const uint32_t (&words)[kWords]) {
-  for_others<kRanks>(call.view, [&](int other) {
+  for_others<kRanks>(call.view, [&](int, int other) {
     post<kWords>(call.mailbox(other, call.view.rank) + box_offset<kWords>(piece), words, call.flag());
   });
 }

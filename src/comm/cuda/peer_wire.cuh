@@ -93,6 +93,27 @@ class PeerCall {
     return true;
   }
 
+  // Until came(r) is true of what load(r) loads, for each other rank; nothing that has come is loaded again. All are
+  // loaded before one is looked at: else each load would wait for the one before. False: aborted.
+  template <int kRanks, typename Load, typename Came>
+  __device__ __forceinline__ bool poll_others(const Load& load, const Came& came) const {
+    bool missing[kRanks];
+#pragma unroll
+    for (int r = 0; r < kRanks; ++r) missing[r] = r < view.size && r != view.rank;
+    return wait([&] {
+      bool any = false;
+#pragma unroll
+      for (int r = 0; r < kRanks; ++r)
+        if (missing[r]) load(r);
+#pragma unroll
+      for (int r = 0; r < kRanks; ++r) {
+        missing[r] = missing[r] && !came(r);
+        any |= missing[r];
+      }
+      return !any;
+    });
+  }
+
   // Tells the blocks of this number addresses, once all that earlier kernels wrote is visible to them, and learns
   // theirs. Block-wide. False: aborted.
   template <int kCount>
