@@ -63,26 +63,25 @@ __global__ __launch_bounds__(Spread::kThreads, 2) void push_norm_kernel(const __
                                                                         const __grid_constant__ Call c) {
   Spread row(c.weight, c.y.cols);
   const PeerCall call(view);
-  const int64_t each = c.shares.each, places = each + c.shares.common;
-  const int64_t first = blockIdx.x / kCluster, step = gridDim.x / kCluster;
+  // In 32 bits: the boxes hold them.
+  const int each = static_cast<int>(c.shares.each), places = each + static_cast<int>(c.shares.common);
+  const int first = blockIdx.x / kCluster, step = gridDim.x / kCluster;
   const int four = row.column(0);
   const bool has = row.has(0);
-  const auto row_of = [&](int64_t place, int rank) { return place + (place < each ? rank : view.size - 1) * each; };
-  const auto term_at = [&](int64_t place) { return size_t{8} * (place * row.fours + four); };
-  const auto normed_at = [&](int64_t place) { return size_t{8} * ((places + place) * row.fours + four); };
+  const auto row_of = [&](int place, int rank) { return place + (place < each ? rank : view.size - 1) * each; };
+  const auto term_at = [&](int place) { return uint32_t{8} * (place * row.fours + four); };
+  const auto normed_at = [&](int place) { return term_at(places + place); };
 
-  for (int64_t place = first; place < places && has; place += step) {
-    uint32_t terms[kRanks][2];
-#pragma unroll
-    for (int r = 0; r < kRanks; ++r)
-      if (r < view.size && r != view.rank)
-        load_piece<8>(reinterpret_cast<const uint2*>(c.y.row<uint16_t>(row_of(place, r))) + four, terms[r]);
-#pragma unroll
-    for (int r = 0; r < kRanks; ++r)
-      if (r < view.size && r != view.rank) post_numbers(call.number_box(r, view.rank) + term_at(place), terms[r]);
+  for (int place = first; place < places && has; place += step) {
+    uint32_t terms[kRanks][2];  // for the i-th other rank
+    for_others<kRanks>(view, [&](int i, int other) {
+      load_piece<8>(reinterpret_cast<const uint2*>(c.y.row<uint16_t>(row_of(place, other))) + four, terms[i]);
+    });
+    for_others<kRanks>(
+        view, [&](int i, int other) { post_numbers(call.number_box(other, view.rank) + term_at(place), terms[i]); });
   }
-  for (int64_t place = first; place < places; place += step) {
-    const int64_t r = row_of(place, view.rank);
+  for (int place = first; place < places; place += step) {
+    const int r = row_of(place, view.rank);
     float4 v[1] = {};
     if (has) {
       float4& residual = reinterpret_cast<float4*>(c.residual.row<float>(r))[four];
@@ -95,13 +94,13 @@ __global__ __launch_bounds__(Spread::kThreads, 2) void push_norm_kernel(const __
       residual = v[0];
     }
     row.normalize(v, c.eps, [&](int, const uint2& y) {
-      reinterpret_cast<uint2*>(c.out.row<uint16_t>(r))[four] = y;
       const uint32_t normed[2] = {y.x, y.y};
       if (place < each) post_numbers_to_all<kRanks>(call, normed_at(place), normed);
+      reinterpret_cast<uint2*>(c.out.row<uint16_t>(r))[four] = y;
     });
     if (place + step < places) row.go_on();
   }
-  for (int64_t place = first; place < each && has; place += step) {
+  for (int place = first; place < each && has; place += step) {
     uint32_t normed[kRanks][2];
     take_numbers(call, normed_at(place), normed);
 #pragma unroll
