@@ -8,6 +8,8 @@ llama.cpp is built from the source package of llama-cpp-python, pinned below, an
 DIR takes 1 GB for the build and 2 to 5 GB a model. Weights are random: experts INT4 in groups of 32 (llama.cpp: Q4_0)
 where the row says int4 or int8, all else bf16, or int8 (llama.cpp: Q8_0). Perigee is `perigee bench context | step`, experts drawn at random for each
 token. A figure is the median of the pairs, a ratio that of the pairs' ratios; the processes of a pair change places.
+With --turns N each row of short decodes is measured by programs that stay loaded: each measures the row N times and is
+stopped (SIGSTOP) while the other does, so that turns follow each other within seconds and meet the same memory.
 With --isa avx2 both sides are limited to AVX2. The load average should be below 0.3 before a run; it is printed.
 """
 import argparse
@@ -15,6 +17,7 @@ import hashlib
 import json
 import os
 import re
+import signal
 import statistics
 import subprocess
 import sys
@@ -127,6 +130,29 @@ def run(command, limit_s=900):
     return done.stdout + done.stderr
 
 
+class Turns:
+    """A program that measures a row again and again and prints a line each time; stopped between its turns."""
+
+    def __init__(self, command, line, figure):
+        self.process = subprocess.Popen(["stdbuf", "-oL", *map(str, command)], stdout=subprocess.PIPE,
+                                        stderr=subprocess.DEVNULL, text=True)
+        self.line, self.figure = re.compile(line), figure
+        self.take()  # which loads the model, too
+
+    def take(self):
+        """Tokens a second."""
+        self.process.send_signal(signal.SIGCONT)
+        for text in self.process.stdout:
+            if found := self.line.match(text):
+                self.process.send_signal(signal.SIGSTOP)
+                return self.figure(found[1])
+        sys.exit(f"{' '.join(self.process.args)}: ended with {self.process.wait()}")
+
+    def end(self):
+        self.process.kill()
+        self.process.wait()
+
+
 class Peer:
     def __init__(self, arguments):
         self.program = arguments.cache / f"build-{arguments.isa}/bin/llama-batched-bench"
@@ -134,17 +160,23 @@ class Peer:
 
     def measure(self, group):
         """{row: tokens a second} of rows with one model and context."""
-        streams = sorted({row.streams for row in group})
+        out = run(self.command(group, sorted({row.streams for row in group})))
+        cells = {c["pl"]: c for c in map(json.loads, re.findall(r"^\{.*\}$", out, re.M))}
+        return {row: cells[row.streams]["speed_tg" if row.form == "decode" else "speed_pp"] for row in group}
+
+    def command(self, group, streams):
         context = group[0].context
         steps = self.a.steps if any(row.form == "decode" for row in group) else 1
         # One prompt for all streams; a recurrent state cannot be copied back to a prompt's end.
         shared = [] if "linear" in group[0].model else ["-pps"]
         size = max(streams) * (steps + context) + 256
-        out = run([self.program, "-m", gguf_file(self.a.cache, group[0].model), "-t", self.a.threads, "-c", size,
-                   "-b", 2048, "-ub", self.a.ubatch, "-npp", context, "-ntg", steps, "-npl", ",".join(map(str, streams)),
-                   *shared, "--output-format", "jsonl", *(["-fa", self.a.flash] if self.a.flash else [])])
-        cells = {c["pl"]: c for c in map(json.loads, re.findall(r"^\{.*\}$", out, re.M))}
-        return {row: cells[row.streams]["speed_tg" if row.form == "decode" else "speed_pp"] for row in group}
+        return [self.program, "-m", gguf_file(self.a.cache, group[0].model), "-t", self.a.threads, "-c", size,
+                "-b", 2048, "-ub", self.a.ubatch, "-npp", context, "-ntg", steps, "-npl", ",".join(map(str, streams)),
+                *shared, "--output-format", "jsonl", *(["-fa", self.a.flash] if self.a.flash else [])]
+
+    def turns(self, row):
+        command = self.command([row], [row.streams] * (self.a.turns + 1))
+        return Turns(command, r"\{.*\"speed_tg\": ([\d.]+)", float)
 
 
 class Perigee:
@@ -159,12 +191,19 @@ class Perigee:
 
     def bench(self, kind, model, *flags):
         result = self.folder / "result.json"
+        run([*self.command(kind, model), "--save-result", result, *flags])
+        return json.loads(result.read_text())
+
+    def command(self, kind, model):
         isa = ["--cpu-isa", "avx2"] if self.a.isa == "avx2" else []
         online = ["--quantization", "int8_per_channel_weight_only"] if dense_kind(model) == "q8" else []
-        run([self.a.program, "bench", kind, self.model_folder(model), "--load-format", "dummy", "--routing", "uniform",
-             "--device", "cpu", "--threads", self.a.threads, "--kv-cache-memory-bytes", "1G", *isa, *online, "--save-result",
-             result, *flags])
-        return json.loads(result.read_text())
+        return [self.a.program, "bench", kind, self.model_folder(model), "--load-format", "dummy", "--routing", "uniform",
+                "--device", "cpu", "--threads", self.a.threads, "--kv-cache-memory-bytes", "1G", *isa, *online]
+
+    def turns(self, row):
+        command = [*self.command("context", row.model), "--batches", ",".join([str(row.streams)] * (self.a.turns + 1)),
+                   "--contexts", row.context, "--warm-steps", 1, "--steps", max(3, self.a.steps // 2)]
+        return Turns(command, r"\| \d+ \| \d+ \| ([\d.]+) \|", lambda us: row.streams / float(us) * 1e6)
 
     def measure(self, group):
         model, context = group[0].model, group[0].context
@@ -205,6 +244,20 @@ def print_table(rows, pairs, rate):
               f"{len(ours)} |", flush=True)
 
 
+def take_turns(rows, sides, count):
+    """Rows of tok/s, and of quartiles of the ratio of turns that follow each other."""
+    print("\n| | perigee, tok/s | llama.cpp, tok/s | ratio | its quartiles | turns |\n" + "|---" * 6 + "|")
+    for row in rows:
+        both = [side.turns(row) for side in sides]
+        turns = [[program.take() for program in both] for _ in range(count)]
+        for program in both:
+            program.end()
+        ours, theirs = zip(*turns)
+        low, ratio, high = statistics.quantiles((a / b for a, b in turns), n=4, method="inclusive")
+        print(f"| {row.name()} | {statistics.median(ours):.1f} | {statistics.median(theirs):.1f} | {ratio:.2f} | "
+              f"{low:.2f}, {high:.2f} | {count} |", flush=True)
+
+
 def parse():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cache", type=Path, required=True, help="folder of the build and of the models")
@@ -212,6 +265,8 @@ def parse():
     parser.add_argument("--prepare", action="store_true", help="build and write only")
     parser.add_argument("--rows", default="", help="regular expression of the rows' names")
     parser.add_argument("--pairs", type=int, default=3)
+    parser.add_argument("--turns", type=int, default=0, help="2 or more: see above; decodes at less than "
+                        f"{FILLED_CONTEXT} tokens only")
     parser.add_argument("--steps", type=int, default=16, help="decode steps of a measurement")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--ubatch", type=int, default=512, help="llama.cpp's -ub")
@@ -237,6 +292,9 @@ def main():
     pairs = {row: [] for row in rows}
     with tempfile.TemporaryDirectory() as folder:
         sides = (Perigee(arguments, folder), Peer(arguments))
+        if arguments.turns:
+            short = [row for row in rows if row.form == "decode" and row.context < FILLED_CONTEXT]
+            return take_turns(short, sides, arguments.turns)
         for i in range(arguments.pairs):
             for group in groups.values():
                 figures = {side: side.measure(group) for side in (sides if i % 2 == 0 else sides[::-1])}

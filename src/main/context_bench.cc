@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdio>
 
 #include "main/engine_flags.h"
 #include "main/result_file.h"
@@ -17,6 +18,26 @@ Result<double> median_us(StepDriver& driver, const ContextRequest& request, bool
   const auto middle = seconds.begin() + 1 + request.steps / 2;  // the first fills the pipeline
   std::nth_element(seconds.begin() + 1, middle, seconds.end());
   return *middle * 1e6;
+}
+
+Status measure(StepDriver& driver, const ContextRequest& request, ContextCell& cell) {
+  if (const Status status = driver.restart(cell.batch, cell.context); !status.ok()) {
+    if (status.error().code != Code::kBadInput) return status.error();
+    cell.why_none = status.error().message;
+    return {};
+  }
+  ASSIGN_OR_RETURN(cell.step_us, median_us(driver, request, false));
+  ASSIGN_OR_RETURN(cell.eager_us, median_us(driver, request, true));
+  return {};
+}
+
+// At once, so that who reads the table knows when a cell has been measured.
+void print(const ContextCell& cell) {
+  if (cell.why_none.empty())
+    fmt::print("| {} | {} | {:.1f} | {:.1f} |\n", cell.batch, cell.context, cell.step_us, cell.eager_us);
+  else
+    fmt::print("| {} | {} | - | {} |\n", cell.batch, cell.context, cell.why_none);
+  std::fflush(stdout);
 }
 
 Json to_json(const std::vector<ContextCell>& cells) {
@@ -50,13 +71,8 @@ Result<std::vector<ContextCell>> measure_contexts(RankConfig config, const Conte
     for (const int64_t context : request.contexts) {
       ContextCell& cell = cells.emplace_back(
           ContextCell{.batch = static_cast<int32_t>(batch), .context = static_cast<int32_t>(context)});
-      if (const Status status = driver->restart(cell.batch, cell.context); !status.ok()) {
-        if (status.error().code != Code::kBadInput) return status.error();
-        cell.why_none = status.error().message;
-        continue;
-      }
-      ASSIGN_OR_RETURN(cell.step_us, median_us(*driver, request, false));
-      ASSIGN_OR_RETURN(cell.eager_us, median_us(*driver, request, true));
+      RETURN_IF_ERROR(measure(*driver, request, cell));
+      if (request.on_cell) request.on_cell(cell);
     }
   return cells;
 }
@@ -79,14 +95,9 @@ Result<int> bench_context(const std::vector<std::string>& words) {
   RETURN_IF_ERROR(flags.parse(words));
   RETURN_IF_ERROR(check_result_file(result_path));
   ASSIGN_OR_RETURN(const EngineConfig config, settle(flags, std::move(engine)));
-  ASSIGN_OR_RETURN(const std::vector<ContextCell> cells, measure_contexts(config.rank, request));
   fmt::print("| batch | context | step, us | without graphs, us |\n|---|---|---|---|\n");
-  for (const ContextCell& cell : cells) {
-    if (cell.why_none.empty())
-      fmt::print("| {} | {} | {:.1f} | {:.1f} |\n", cell.batch, cell.context, cell.step_us, cell.eager_us);
-    else
-      fmt::print("| {} | {} | - | {} |\n", cell.batch, cell.context, cell.why_none);
-  }
+  request.on_cell = print;
+  ASSIGN_OR_RETURN(const std::vector<ContextCell> cells, measure_contexts(config.rank, request));
   RETURN_IF_ERROR(save_result(result_path, to_json(cells)));
   return 0;
 }

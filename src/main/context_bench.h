@@ -2,6 +2,7 @@
 // without; with --decode-context-parallel-size what sharing the cache costs and saves.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -9,16 +10,17 @@
 
 namespace perigee {
 
-struct ContextRequest {
-  std::vector<int64_t> batches = {1, 8, 32}, contexts = {8192, 32768, 131072};
-  int32_t warm_steps = 5, steps = 30;
-};
-
 // Medians in microseconds; or why there are none.
 struct ContextCell {
   int32_t batch = 0, context = 0;
   double step_us = 0, eager_us = 0;
   std::string why_none = {};
+};
+
+struct ContextRequest {
+  std::vector<int64_t> batches = {1, 8, 32}, contexts = {8192, 32768, 131072};
+  int32_t warm_steps = 5, steps = 30;
+  std::function<void(const ContextCell&)> on_cell = {};  // called after each
 };
 
 // What caches hold is not computed. Errors: those of the ranks; a batch or context that does not fit is a cell's.

@@ -19,12 +19,19 @@ RankConfig tiny(const char* model, int32_t size, int32_t dcp_size) {
 
 // Recurrent layers, too, begin at a context that nothing was computed of.
 TEST(ContextBench, MeasuresCellsThatFitAndNamesTheOthers) {
-  const ContextRequest request{.batches = {1, 3}, .contexts = {1, 64, 65, 1000, 1 << 20}, .warm_steps = 1, .steps = 2};
+  std::vector<int32_t> told;
+  const ContextRequest request{.batches = {1, 3},
+                               .contexts = {1, 64, 65, 1000, 1 << 20},
+                               .warm_steps = 1,
+                               .steps = 2,
+                               .on_cell = [&](const ContextCell& cell) { told.push_back(cell.context); }};
   for (const char* model : {"models/tiny-k2", "models/tiny-kimi-linear"})
     for (const int32_t dcp_size : {1, 2}) {
+      told.clear();
       const auto cells = measure_contexts(tiny(model, 2, dcp_size), request);
       ASSERT_TRUE(cells.ok()) << cells.error().message;
       ASSERT_EQ(cells->size(), 10u);
+      EXPECT_EQ(told, (std::vector<int32_t>{1, 64, 65, 1000, 1 << 20, 1, 64, 65, 1000, 1 << 20}));
       for (const ContextCell& cell : *cells) {
         const bool fits = cell.context < 1 << 20;
         EXPECT_EQ(cell.why_none.empty(), fits) << cell.context << ": " << cell.why_none;
