@@ -16,6 +16,7 @@ AHEAD = {  # kernel, by mangled name: kinds of accesses that it may have there, 
     r"scatter_norm_cu.*16push_norm_kernel": {WEIGHTS: 1},
     r"route_cu.*16score_few_kernel": {WEIGHTS: 8},
     r"route_cu.*13select_kernel": {WEIGHTS: 2},  # the router's bias
+    r"mla_plan_cu.*15mla_join_kernel": {FROM_L2: 2},
     r"kda_step_cu.*11step_kernel": {WEIGHTS: 5},
     # Products: weights by copies into shared memory, lists of experts.
     r"skinny_cu.*13skinny_kernel|skinny15one_tile_kernel": {r"LDGSTS": 99, FROM_L2: 10},

@@ -8,6 +8,7 @@
 
 #include "backends.h"
 #include "comm/thread_comms.h"
+#include "ops/cuda/mla/result_row.h"
 #include "ops/place_batch.h"
 
 namespace perigee {
@@ -234,13 +235,14 @@ class RankUnderTest {
   }
 
  private:
-  // A GPU's, as result_row.h: f16 means and f32 log-sums.
+  // A GPU's, as result_row.h: f16 of sixteenths of means, and f32 log-sums.
   Values narrow_results(const Tensor& results) {
     const int64_t latent = world_.shape.latent;
     const std::vector<uint16_t> all = perigee::fetch(*ops_, results.row<uint16_t>(0), results.rows * results.cols);
     Values out{.rows = results.rows, .cols = latent + 1, .at = {}};
     for (auto row = all.begin(); row != all.end(); row += results.cols) {
-      std::transform(row, row + latent, std::back_inserter(out.at), f16_to_f32);
+      std::transform(row, row + latent, std::back_inserter(out.at),
+                     [](uint16_t x) { return kMeanUnit * f16_to_f32(x); });
       float log_sum = 0;
       std::memcpy(&log_sum, &*(row + latent), sizeof(log_sum));
       out.at.push_back(log_sum);
@@ -510,14 +512,17 @@ TEST(SharedAttention, NothingButNanShows) {
     }
 }
 
-// What a GPU's ranks exchange is f16: a mean of a million is none of its numbers, and must not pass for another one.
-TEST(SharedAttention, AMeanBeyondF16Shows) {
+// What a GPU's ranks exchange is f16 of a sixteenth: a mean of two million is beyond it, and must not pass for another.
+TEST(SharedAttention, AMeanBeyondTheRangeOfResultsShows) {
+  const auto is_finite = [](float x) { return std::isfinite(x); };
   for (const Implementation& with : on_gpu()) {
-    const World world{.shape = with.shape, .sequences = {{100, 1}}, .num_nan = 100, .bad = f32_to_bf16(1e6f)};
-    const auto is_finite = [](float x) { return std::isfinite(x); };
+    World world{.shape = with.shape, .sequences = {{100, 1}}, .num_nan = 100, .bad = f32_to_bf16(1e6f)};
     const Values alone = attend_alone(world, with.make), together = attend_together(world, with.make, 2);
     EXPECT_TRUE(std::all_of(alone.at.begin(), alone.at.end(), is_finite)) << with.name;
-    EXPECT_TRUE(std::none_of(together.at.begin(), together.at.end(), is_finite)) << with.name;
+    EXPECT_TRUE(std::all_of(together.at.begin(), together.at.end(), is_finite)) << with.name;
+    world.bad = f32_to_bf16(2e6f);
+    const Values beyond = attend_together(world, with.make, 2);
+    EXPECT_TRUE(std::none_of(beyond.at.begin(), beyond.at.end(), is_finite)) << with.name;
   }
 }
 

@@ -136,7 +136,7 @@ __global__ void join_kernel(LatentAttention a) {
     }
     const float mean = sum == 0 ? 0 : value / sum;
     if (result != nullptr) {
-      reinterpret_cast<__half*>(result)[c] = __float2half_rn(mean);
+      reinterpret_cast<__half*>(result)[c] = __float2half_rn(mean / kMeanUnit);
     } else {
       reinterpret_cast<__nv_bfloat16*>(a.out)[index * a.latent + c] = __float2bfloat16_rn(mean);
     }

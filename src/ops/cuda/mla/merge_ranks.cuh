@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "ops/cuda/mla/result_row.h"
 #include "ops/cuda/mma.cuh"
 
 namespace perigee {
@@ -14,7 +15,7 @@ class RankMerge {
   // The largest of the ranks' log-sums.
   __device__ __forceinline__ explicit RankMerge(float most) : most_(most) {}
 
-  // means: pairs of f16.
+  // means: as in result_row.h.
   __device__ __forceinline__ void add(float lse, const uint32_t (&means)[4]) {
     const float weight = lse == -INFINITY ? 0 : expf(lse - most_);
     if (weight == 0) return;
@@ -27,7 +28,7 @@ class RankMerge {
   }
   // As bf16.
   __device__ __forceinline__ uint4 columns() const {
-    const float factor = sum_ == 0 ? 0 : 1 / sum_;
+    const float factor = sum_ == 0 ? 0 : kMeanUnit / sum_;
     const auto pair = [&](int i) { return pack_pair(Bf16(), total_[i].x * factor, total_[i].y * factor); };
     return make_uint4(pair(0), pair(1), pair(2), pair(3));
   }

@@ -354,39 +354,31 @@ __device__ void finish_rows(const MlaAttendParams& params, const MlaItem& item,
   for (int step = S::kRowLanes / 2; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
   if (threadIdx.x % S::kRowLanes != 0) return;
   const int row = threadIdx.x / S::kRowLanes;
-  shared.scale[row] = sum > 0 ? (kFp8 ? params.args.kv_scale : 1.0f) / sum : 0.0f;
+  shared.scale[row] = sum > 0 ? (kFp8 ? params.args.kv_scale : 1.0f) / kMeanUnit / sum : 0.0f;
   const float lse = sum == 0 ? -INFINITY : state.largest / kLog2e + __logf(sum);
   store_lse(params, item, S::kRows, row, state.position >= 0, lse);
 }
 
-template <bool kFp8, int kRowTiles>
-__device__ void store_output(const MlaAttendParams& params, const MlaItem& item, const float* scale,
-                             const Output<kRowTiles>& out) {
+template <bool kFp8, bool kF16, int kRowTiles>
+__device__ __forceinline__ void store_output(const MlaItemOutput& to, int rows, const float* scale,
+                                             const Output<kRowTiles>& out) {
+  const int stride = kF16 ? to.stride : kMlaLatent;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, t = lane % 4;
-  const int rows = item.num_tokens * params.heads;
-  const MlaItemOutput to(params, item, 16 * kRowTiles);
 #pragma unroll
   for (int i = 0; i < 2 * kRowTiles; ++i) {
-    const int row = i * 8 + lane / 4;
-    if (item.row_begin + row >= rows) continue;
+    const int row = i * 8 + lane / 4, c = i % 2 * 2;
+    if (row >= rows) continue;
     const float factor = scale[row];
+    uint16_t* at = to.at + row * stride + warp * kWarpColumns + (kFp8 ? 4 * t : 2 * t);
 #pragma unroll
-    for (int n = 0; n < kWarpColumns / 8; ++n) {
-      const int c = i % 2 * 2;
-      const float(&x)[4] = out[i / 2][n];
-      int column = warp * kWarpColumns + n * 8 + 2 * t;
-      float2 pair = make_float2(x[c] * factor, x[c + 1] * factor);
-      if constexpr (kFp8) {
-        // Products n, n + 1 (n even) hold columns 4t, 4t + 2 and 4t + 1, 4t + 3 of their chunk.
-        const float(&even)[4] = out[i / 2][n & ~1];
-        const float(&odd)[4] = out[i / 2][n | 1];
-        column = warp * kWarpColumns + n / 2 * 16 + 4 * t + n % 2 * 2;
-        pair = make_float2(even[c + n % 2] * factor, odd[c + n % 2] * factor);
-      }
-      if (to.f32) {
-        *reinterpret_cast<float2*>(to.f32 + row * kMlaLatent + column) = pair;
+    for (int n = 0; n < kWarpColumns / 8; n += 2) {
+      const float(&x)[4] = out[i / 2][n], (&y)[4] = out[i / 2][n + 1];
+      if constexpr (kFp8) {  // products n, n + 1 hold columns 4t, 4t + 2 and 4t + 1, 4t + 3 of their chunk
+        *reinterpret_cast<uint2*>(at + n * 8) = make_uint2(pack_means<kF16>(x[c] * factor, y[c] * factor),
+                                                           pack_means<kF16>(x[c + 1] * factor, y[c + 1] * factor));
       } else {
-        *reinterpret_cast<uint32_t*>(to.narrow + row * to.narrow_stride + column) = to.pack(pair);
+        *reinterpret_cast<uint32_t*>(at + n * 8) = pack_means<kF16>(x[c] * factor, x[c + 1] * factor);
+        *reinterpret_cast<uint32_t*>(at + n * 8 + 8) = pack_means<kF16>(y[c] * factor, y[c + 1] * factor);
       }
     }
   }
@@ -458,7 +450,13 @@ __global__ void __launch_bounds__(kThreads, kRowTiles == 1 ? 2 : 1)
     }
     finish_rows<kFp8, kRowTiles>(params, item, shared, state);
     __syncthreads();
-    store_output<kFp8, kRowTiles>(params, item, shared.scale, out);
+    const MlaItemOutput to(params, item, S::kRows);
+    const int rows = item.num_tokens * params.heads - item.row_begin;
+    if (to.is_f16) {
+      store_output<kFp8, true, kRowTiles>(to, rows, shared.scale, out);
+    } else {
+      store_output<kFp8, false, kRowTiles>(to, rows, shared.scale, out);
+    }
   }
 }
 

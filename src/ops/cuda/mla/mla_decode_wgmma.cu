@@ -306,7 +306,8 @@ __device__ __forceinline__ void run_tile(const MlaAttendParams& params, const Ml
   multiply_own(shared, me, weights, out);
 }
 
-// What each row's output is multiplied by; the log-sum-exp to memory. Both warpgroups are past their last product.
+// What makes each row's output sixteenths of means; the log-sum-exp to memory. Both warpgroups are past their last
+// product.
 __device__ void finish_rows(const MlaAttendParams& params, const MlaItem& item, Shared& shared, int half,
                             const RowPair& state, float (&scale)[2]) {
 #pragma unroll
@@ -321,33 +322,40 @@ __device__ void finish_rows(const MlaAttendParams& params, const MlaItem& item, 
   for (int i = 0; i < 2; ++i) {
     const int row = first_row() + 8 * i;
     const float sum = shared.sums[0][row] + shared.sums[1][row];
-    scale[i] = sum > 0 ? 1 / sum : 0.0f;
+    scale[i] = sum > 0 ? 1 / kMeanUnit / sum : 0.0f;
     if (half != 0 || threadIdx.x % 4 != 0) continue;
     const float lse = sum == 0 ? -INFINITY : state.base[i] / kLog2e + __logf(sum);
     store_lse(params, item, kRows, row, state.last[i] >= 0, lse);
   }
 }
 
-__device__ void store_output(const MlaAttendParams& params, const MlaItem& item, int half, const float (&scale)[2],
-                             const Output& out) {
-  const int rows = item.num_tokens * params.heads - item.row_begin;
-  const int first_column = half * kHalfColumns * 64 + threadIdx.x % 4 * 2;
+// A half of the item's rows to memory. A warp lays its own out where the queries lay, as f16, and stores them line by
+// line from there, which takes less code than stores from registers: a block runs this once or twice, so code is what
+// it costs. Rows are 16 bytes further apart than they are long: neighbouring ones meet different banks.
+__device__ __forceinline__ void store_output(const MlaAttendParams& params, const MlaItem& item, Shared& shared,
+                                             int half, const float (&scale)[2], const Output& out) {
+  constexpr int kPitch = 2 * kMlaLatent + 16;
+  static_assert(kRows * kPitch <= sizeof(shared.queries));
   const MlaItemOutput to(params, item, kRows);
+  const int lane = threadIdx.x % 32, first = threadIdx.x % kGroup / 32 * 16, column = half * kHalfColumns * 64;
+  uint8_t* rows = shared.queries + first * kPitch + column * 2;
 #pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const int row = first_row() + 8 * i;
-    if (row >= rows) continue;
-    float* f32 = to.f32 + row * kMlaLatent + first_column;
-    uint16_t* narrow = to.narrow + row * to.narrow_stride + first_column;
+  for (int j = 0; j < 32; j += 2) {
+    uint32_t pairs[4];
 #pragma unroll
-    for (int j = 0; j < 32; ++j) {
-      const float2 x = make_float2(out[4 * j + 2 * i] * scale[i], out[4 * j + 2 * i + 1] * scale[i]);
-      if (to.f32) {
-        *reinterpret_cast<float2*>(f32 + 8 * j) = x;
-      } else {
-        *reinterpret_cast<uint32_t*>(narrow + 8 * j) = to.pack(x);
-      }
+    for (int i = 0; i < 4; ++i) {
+      const float* x = out + 4 * (j + i / 2) + i % 2 * 2;
+      pairs[i] = pack_means<true>(x[0] * scale[i % 2], x[1] * scale[i % 2]);
     }
+    store_matrix_x4(shared_address(rows + lane % 16 * kPitch + (j + lane / 16) * 16), pairs);
+  }
+  __syncwarp();
+  const int count = min(16, item.num_tokens * params.heads - item.row_begin - first);
+#pragma unroll 4
+  for (int i = 0; i < count; ++i) {
+    uint4 x = *reinterpret_cast<const uint4*>(rows + i * kPitch + lane * 16);
+    if (!to.is_f16) x = make_uint4(mean_to_bf16(x.x), mean_to_bf16(x.y), mean_to_bf16(x.z), mean_to_bf16(x.w));
+    *reinterpret_cast<uint4*>(to.row(first + i) + column + lane * 8) = x;
   }
 }
 
@@ -365,14 +373,16 @@ __device__ __forceinline__ void consume(const MlaAttendParams& params, Shared& s
       constexpr Front kFront = kHalf == 0 ? Front::kNone : Front::kFirst;
       run_tile<kFront>(params, item, shared, me, item_block(item, kHalf), state, out);
     }
-    for (int i = kHalf + 2; i < count; i += 2) {
+    for (int tile = kHalf + 2; tile < count; tile += 2) {
       if constexpr (kHalf == 0) add_other(shared, me, state, out);
-      run_tile<kHalf == 0 ? Front::kNone : Front::kQueued>(params, item, shared, me, item_block(item, i), state, out);
+      run_tile<kHalf == 0 ? Front::kNone : Front::kQueued>(params, item, shared, me, item_block(item, tile), state,
+                                                           out);
     }
     if ((count - 1) % 2 != kHalf) add_other(shared, me, state, out);  // the last tile is the other's
     float scale[2];
     finish_rows(params, item, shared, kHalf, state, scale);
-    store_output(params, item, kHalf, scale, out);
+    store_output(params, item, shared, kHalf, scale, out);
+    if (i + 1 < items.y) named_barrier(kConsumers, 2 * kGroup);  // before the next queries take the rows' place
   }
 }
 

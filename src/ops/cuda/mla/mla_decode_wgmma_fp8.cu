@@ -58,7 +58,7 @@ struct Shared {
   float shrink[2][kRows];   // 2^(base before - base of the tile), if
   int moved[2];             // any base moved
   int last[kRows];          // the last position that a row sees; -1: no such row
-  float scale[kRows];       // of outputs
+  float scale[kRows];       // from outputs to sixteenths of means
   uint64_t full[kStages], empty[kStages], rope_empty[kRopeStages];
   uint64_t weights_full[2], weights_empty[2];
 
@@ -410,7 +410,7 @@ __device__ __forceinline__ float sum_weights(const uint8_t* weights, int row) {
 // What a row's output is multiplied by, into shared memory; its log-sum-exp to memory.
 __device__ __forceinline__ void finish_row(const MlaAttendParams& params, const MlaItem& item, Shared& shared, int row,
                                            float sum) {
-  shared.scale[row] = sum > 0 ? params.args.kv_scale / sum : 0.0f;
+  shared.scale[row] = sum > 0 ? params.args.kv_scale / kMeanUnit / sum : 0.0f;
   const float lse = sum == 0 ? -INFINITY : -shared.minus_base[row] / kLog2e + __logf(sum);
   store_lse(params, item, kRows, row, shared.last[row] >= 0, lse);
 }
@@ -435,21 +435,12 @@ __device__ void sum_rows(const MlaAttendParams& params, Shared& shared, int row,
   }
 }
 
-__device__ __forceinline__ void store_pair(float* to, float x, float y) {
-  *reinterpret_cast<float2*>(to) = make_float2(x, y);
-}
-__device__ __forceinline__ void store_pair(__nv_bfloat16* to, float x, float y) {
-  *reinterpret_cast<uint32_t*>(to) = pack_pair(Bf16(), x, y);
-}
-__device__ __forceinline__ void store_pair(__half* to, float x, float y) {
-  *reinterpret_cast<uint32_t*>(to) = pack_pair(F16(), x, y);
-}
-
-// Scaled, to `to` [row][kStride]; `rows` are left from this thread's first on.
-template <int kStride, typename T>
-__device__ __forceinline__ void store_output(const float (&scale)[kThreadRows], int half, int rows, const Output& out,
-                                             T* to) {
-  T* at = to + thread_row(0) * kStride + half * (kMlaLatent / 2) + warp() * 16 + lane() / 4 * 2;
+// Scaled; `rows` are left from this thread's first on.
+template <bool kF16>
+__device__ __forceinline__ void store_output(const MlaItemOutput& to, int rows, int half,
+                                             const float (&scale)[kThreadRows], const Output& out) {
+  const int stride = kF16 ? to.stride : kMlaLatent;
+  uint16_t* at = to.at + thread_row(0) * stride + half * (kMlaLatent / 2) + warp() * 16 + lane() / 4 * 2;
   asm volatile("" : "+l"(at));  // else the compiler keeps an offset of each row in a register all the time
 #pragma unroll
   for (int i = 0; i < kThreadRows; ++i) {
@@ -457,8 +448,8 @@ __device__ __forceinline__ void store_output(const float (&scale)[kThreadRows], 
     if (row_step(i) >= rows) continue;
 #pragma unroll
     for (int strip = 0; strip < kHalfStrips; ++strip) {
-      store_pair(at + row_step(i) * kStride + strip * 64, out[strip][element] * scale[i],
-                 out[strip][element + 2] * scale[i]);
+      *reinterpret_cast<uint32_t*>(at + row_step(i) * stride + strip * 64) =
+          pack_means<kF16>(out[strip][element] * scale[i], out[strip][element + 2] * scale[i]);
     }
   }
 }
@@ -470,12 +461,10 @@ __device__ __forceinline__ void store_item(const MlaAttendParams& params, const 
   float scale[kThreadRows];
   read_rows(shared.scale, scale);
   const MlaItemOutput to(params, item, kRows);
-  if (to.f32) {
-    store_output<kMlaLatent>(scale, half, rows, out, to.f32);
-  } else if (to.results) {
-    store_output<kMlaResult>(scale, half, rows, out, reinterpret_cast<__half*>(to.narrow));
+  if (to.is_f16) {
+    store_output<true>(to, rows, half, scale, out);
   } else {
-    store_output<kMlaLatent>(scale, half, rows, out, reinterpret_cast<__nv_bfloat16*>(to.narrow));
+    store_output<false>(to, rows, half, scale, out);
   }
 }
 

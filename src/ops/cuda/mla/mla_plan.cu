@@ -353,6 +353,26 @@ __device__ float reduce_warp_sum(float x) {
   return x;
 }
 
+// A row's partial results, from one on.
+struct Partials {
+  const uint16_t* first;
+  const float* first_lse;
+  int rows;
+
+  __device__ Partials(const JoinArgs& a, int partial, int row)
+      : first(a.plan.partial_mean + (static_cast<int64_t>(partial) * a.rows + row) * kMlaLatent),
+        first_lse(a.plan.partial_lse + static_cast<int64_t>(partial) * a.rows + row),
+        rows(a.rows) {}
+  __device__ float lse(int i) const { return first_lse[i * rows]; }
+  // Sixteenths of four columns.
+  __device__ float4 mean(int i, int column) const {
+    const uint2 pairs = *reinterpret_cast<const uint2*>(first + static_cast<int64_t>(i) * rows * kMlaLatent + column);
+    const float2 x = __half22float2(*reinterpret_cast<const __half2*>(&pairs.x));
+    const float2 y = __half22float2(*reinterpret_cast<const __half2*>(&pairs.y));
+    return make_float4(x.x, x.y, y.x, y.y);
+  }
+};
+
 // What is subtracted from log-sum-exps: the largest, or 0 where that is -inf, since -inf - -inf is NaN. fmaxf skips
 // NaN: if there is nothing else, the largest is -inf, and the NaN shows in the sum.
 __device__ float base_of(float largest) {
@@ -362,15 +382,15 @@ __device__ float base_of(float largest) {
 // The largest log-sum-exp of a row's partials and the sum of exp(each - largest); the sum is 0 if there is nothing.
 __device__ float2 join_weights(const JoinArgs& a, JoinShared& shared, const MlaJoin& join, int row) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const float* lse = a.plan.partial_lse + static_cast<int64_t>(join.first_partial) * a.rows + row;
+  const Partials from(a, join.first_partial, row);
   float largest = -INFINITY, sum = 0;
-  for (int i = threadIdx.x; i < join.count; i += kJoinThreads) largest = fmaxf(largest, lse[i * a.rows]);
+  for (int i = threadIdx.x; i < join.count; i += kJoinThreads) largest = fmaxf(largest, from.lse(i));
   const float warp_largest = reduce_warp_max(largest);
   if (lane == 0) shared.warp_values[0][warp] = warp_largest;
   __syncthreads();
   largest = reduce_warp_max(shared.warp_values[0][lane % (kJoinThreads / 32)]);
   largest = base_of(largest);
-  for (int i = threadIdx.x; i < join.count; i += kJoinThreads) sum += __expf(lse[i * a.rows] - largest);
+  for (int i = threadIdx.x; i < join.count; i += kJoinThreads) sum += __expf(from.lse(i) - largest);
   const float warp_sum = reduce_warp_sum(sum);
   if (lane == 0) shared.warp_values[1][warp] = warp_sum;
   __syncthreads();
@@ -384,7 +404,7 @@ __device__ void add_weighted(float4& sum, float weight, const float4& o) {
 // Four columns of an output row, from the weighted sum of the partials.
 template <bool kResults>
 __device__ void store_joined(const JoinArgs& a, int64_t out_row, int column, const float4& sum, float2 weights) {
-  const float scale = weights.y == 0 ? 0 : 1 / weights.y;
+  const float scale = weights.y == 0 ? 0 : (kResults ? 1 : kMeanUnit) / weights.y;
   const float4 out = make_float4(sum.x * scale, sum.y * scale, sum.z * scale, sum.w * scale);
   const float lse = weights.y == 0 ? -INFINITY : weights.x + __logf(weights.y);
   if constexpr (kResults) {
@@ -407,13 +427,11 @@ __device__ void join_many(const JoinArgs& a, JoinShared& shared, const MlaJoin& 
   const float2 weights = join_weights(a, shared, join, row);
   const int group = threadIdx.x / kWidth, column = slice * kWidth * 4 + threadIdx.x % kWidth * 4;
   const int count = weights.y == 0 ? 0 : join.count;
-  const int64_t first = static_cast<int64_t>(join.first_partial) * a.rows + row;
-  const float* from = a.plan.partial_out + first * kMlaLatent + column;
+  const Partials from(a, join.first_partial, row);
   float4 sum = make_float4(0, 0, 0, 0);
 #pragma unroll 9
   for (int i = group; i < count; i += kGroups) {
-    const float4 o = *reinterpret_cast<const float4*>(from + static_cast<int64_t>(i) * a.rows * kMlaLatent);
-    add_weighted(sum, __expf(a.plan.partial_lse[first + i * a.rows] - weights.x), o);
+    add_weighted(sum, __expf(from.lse(i) - weights.x), from.mean(i, column));
   }
   shared.sums[threadIdx.x] = sum;
   __syncthreads();
@@ -433,19 +451,16 @@ __device__ void join_few(const JoinArgs& a, const MlaJoin& join, int row, int sl
   float2 weights = make_float2(-INFINITY, 0);  // y: of this lane's partials
   float4 sum = make_float4(0, 0, 0, 0);
   for (int begin = 0; begin < join.count; begin += 32) {
-    const int64_t first = static_cast<int64_t>(join.first_partial + begin) * a.rows + row;
-    const float lse = begin + lane < join.count ? a.plan.partial_lse[first + lane * a.rows] : -INFINITY;
+    const Partials from(a, join.first_partial + begin, row);
+    const float lse = begin + lane < join.count ? from.lse(lane) : -INFINITY;
     const float largest = fmaxf(weights.x, reduce_warp_max(lse));
     const float weight = __expf(lse - base_of(largest));
     const float shrink = largest == weights.x ? 1 : __expf(weights.x - largest);
     weights = make_float2(largest, weights.y * shrink + weight);
     sum.x *= shrink, sum.y *= shrink, sum.z *= shrink, sum.w *= shrink;
-    const float* from = a.plan.partial_out + first * kMlaLatent + column;
 #pragma unroll 8
-    for (int i = 0; i < min(32, join.count - begin); ++i) {
-      const float4 o = *reinterpret_cast<const float4*>(from + static_cast<int64_t>(i) * a.rows * kMlaLatent);
-      add_weighted(sum, __shfl_sync(~0u, weight, i), o);
-    }
+    for (int i = 0; i < min(32, join.count - begin); ++i)
+      add_weighted(sum, __shfl_sync(~0u, weight, i), from.mean(i, column));
   }
   weights = make_float2(base_of(weights.x), reduce_warp_sum(weights.y));
   store_joined<kResults>(a, join.out_row + row, column, sum, weights);
@@ -455,9 +470,10 @@ __device__ void join_few(const JoinArgs& a, const MlaJoin& join, int row, int sl
 template <bool kResults>
 __global__ void __launch_bounds__(kJoinThreads, kJoinBlocks) mla_join_kernel(const __grid_constant__ JoinArgs a) {
   __shared__ JoinShared shared;
+  // The work list was there before attention, which this waits for, began.
+  const int few = __ldcg(a.plan.num_joins) * a.rows * kFewSlices, many = __ldcg(a.plan.num_joins + 1) * a.rows;
   dependency_wait();
   dependency_trigger();
-  const int few = a.plan.num_joins[0] * a.rows * kFewSlices, many = a.plan.num_joins[1] * a.rows;
   for (int unit = threadIdx.x / 32 * gridDim.x + blockIdx.x; unit < few; unit += gridDim.x * (kJoinThreads / 32)) {
     const MlaJoin join = a.plan.joins[unit / kFewSlices / a.rows];
     const int row = unit / kFewSlices % a.rows;

@@ -29,16 +29,16 @@ struct alignas(16) MlaJoin {
 };
 
 struct MlaPlan {
-  MlaItem* items;      // [max_partials]
-  int2* slot_items;    // [slots] first and last + 1 item
-  MlaJoin* joins;      // [max_tiles]: those of few partials from the front, of many from the back
-  int32_t* num_joins;  // [2] few, many
-  float* partial_lse;  // [max_partials][rows]
-  float* partial_out;  // [max_partials][rows][512]
+  MlaItem* items;          // [max_partials]
+  int2* slot_items;        // [slots] first and last + 1 item
+  MlaJoin* joins;          // [max_tiles]: those of few partials from the front, of many from the back
+  int32_t* num_joins;      // [2] few, many
+  float* partial_lse;      // [max_partials][rows]
+  uint16_t* partial_mean;  // [max_partials][rows][512], f16 as in result_row.h
 };
 
 struct MlaPlanLayout {
-  size_t slot_items, joins, num_joins, partial_lse, partial_out, end;
+  size_t slot_items, joins, num_joins, partial_lse, partial_mean, end;
 };
 
 inline MlaPlanLayout mla_plan_layout(const MlaDecodeConfig& c) {
@@ -48,8 +48,8 @@ inline MlaPlanLayout mla_plan_layout(const MlaDecodeConfig& c) {
   at.joins = at.slot_items + align(c.slots * sizeof(int2));
   at.num_joins = at.joins + align(c.max_tiles * sizeof(MlaJoin));
   at.partial_lse = at.num_joins + align(2 * sizeof(int32_t));
-  at.partial_out = at.partial_lse + align(c.max_partials * c.rows * sizeof(float));
-  at.end = at.partial_out + static_cast<size_t>(c.max_partials) * c.rows * kMlaLatent * sizeof(float);
+  at.partial_mean = at.partial_lse + align(c.max_partials * c.rows * sizeof(float));
+  at.end = at.partial_mean + static_cast<size_t>(c.max_partials) * c.rows * kMlaLatent * sizeof(uint16_t);
   return at;
 }
 
@@ -61,7 +61,21 @@ inline MlaPlan mla_plan_view(const MlaDecodeConfig& config, void* workspace) {
           reinterpret_cast<MlaJoin*>(base + at.joins),
           reinterpret_cast<int32_t*>(base + at.num_joins),
           reinterpret_cast<float*>(base + at.partial_lse),
-          reinterpret_cast<float*>(base + at.partial_out)};
+          reinterpret_cast<uint16_t*>(base + at.partial_mean)};
+}
+
+// Two means, of the f16 of a result, as bf16. Outputs come from it even where nothing is joined: a row that sees keys
+// of one piece alone gets the same bits whether there are other pieces or not.
+__device__ __forceinline__ uint32_t mean_to_bf16(uint32_t means) {
+  const float2 x = __half22float2(*reinterpret_cast<const __half2*>(&means));
+  return pack_pair(Bf16(), kMeanUnit * x.x, kMeanUnit * x.y);
+}
+
+// From sixteenths of two means.
+template <bool kF16>
+__device__ __forceinline__ uint32_t pack_means(float x, float y) {
+  const uint32_t means = pack_pair(F16(), x, y);
+  return kF16 ? means : mean_to_bf16(means);
 }
 
 // What an attention kernel is launched with.
@@ -72,29 +86,24 @@ struct MlaAttendParams {
   int heads;
 };
 
-// Where an item's rows go: to partial results, f32 [partial rows][512]; or, as whole row tiles, to results (f16, see
-// result_row.h) or bf16 [token * heads + head][512].
+// Where an item's rows go: to partial results; as whole row tiles to results, or to the output [token * heads + head].
 struct MlaItemOutput {
-  float* f32 = nullptr;  // of the item's first row; null: narrow
-  uint16_t* narrow = nullptr;
-  int narrow_stride = kMlaLatent;
-  bool results = false;
+  uint16_t* at;  // the item's first row
+  int stride;
+  bool is_f16;  // of result_row.h; else bf16
 
   __device__ __forceinline__ MlaItemOutput(const MlaAttendParams& params, const MlaItem& item, int tile_rows) {
     const int64_t row = static_cast<int64_t>(item.first_token) * params.heads + item.row_begin;
+    is_f16 = item.partial >= 0 || params.args.results;
+    stride = item.partial < 0 && is_f16 ? kMlaResult : kMlaLatent;
     if (item.partial >= 0) {
-      f32 = params.plan.partial_out + static_cast<int64_t>(item.partial) * tile_rows * kMlaLatent;
-    } else if (params.args.results) {
-      narrow = params.args.results + row * kMlaResult, narrow_stride = kMlaResult, results = true;
+      at = params.plan.partial_mean + static_cast<int64_t>(item.partial) * tile_rows * kMlaLatent;
     } else {
-      narrow = static_cast<uint16_t*>(params.args.out) + row * kMlaLatent;
+      at = (is_f16 ? params.args.results : static_cast<uint16_t*>(params.args.out)) + row * stride;
     }
   }
 
-  // As they are in `narrow`.
-  __device__ __forceinline__ uint32_t pack(const float2& x) const {
-    return results ? pack_pair(F16(), x.x, x.y) : pack_pair(Bf16(), x.x, x.y);
-  }
+  __device__ __forceinline__ uint16_t* row(int i) const { return at + i * stride; }
 };
 
 // The log-sum-exp of row `row` of an item; `exists`: the row is none of those that fill up a row tile.

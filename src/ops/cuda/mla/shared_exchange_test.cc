@@ -98,7 +98,7 @@ std::vector<double> merged(std::vector<HostResults>& of_ranks, int64_t row) {
     const double weight = std::exp(static_cast<double>(results.lse(row)));
     sum += weight;
     for (size_t c = 0; c < means.size(); ++c)
-      means[c] += weight * f16_to_f32(results.mean(row, static_cast<int64_t>(c)));
+      means[c] += weight * kMeanUnit * f16_to_f32(results.mean(row, static_cast<int64_t>(c)));
   }
   for (double& x : means) x = sum == 0 ? 0 : x / sum;
   return means;
@@ -235,7 +235,7 @@ TEST_P(SharedExchange, InfinityAndNanShow) {
         for (int32_t from = 0; from < ranks; ++from) {
           HostResults mine(3, rank.rank, ranks, s);
           for (int64_t row = 0; row < s.rows * s.heads * ranks; ++row) {
-            std::fill_n(&mine.mean(row, 0), s.latent, uint16_t{0x3C00});
+            std::fill_n(&mine.mean(row, 0), s.latent, uint16_t{0x2C00});  // a sixteenth
             mine.set_lse(row, 1.5f);
             if (rank.rank != from) continue;
             mine.mean(row, kInfinite) = kInfinityF16;
