@@ -15,6 +15,7 @@ namespace perigee {
 namespace {
 
 constexpr float kScale = 0.07f;
+constexpr float kClimbingQuery = 1024;  // so large that keys of few bits climb
 
 struct Sequence {
   int length;  // with the new tokens
@@ -29,6 +30,7 @@ struct Case {
   int rank = 0;
   int spare_sequences = 0;  // empty ones at the end, as in a padded batch
   bool force_portable = false;
+  float climb = 0;  // by which scores grow from block to block, in nats: the last column's doing
 };
 
 // The batch of a case on the host: keys as f32 by position, and their cache image with NaN in every unused byte.
@@ -43,6 +45,8 @@ struct Problem {
     for (int i = 0; i < c.spare_sequences; ++i) first_row.push_back(first_row.back()), lengths.push_back(1);
     q.resize(static_cast<size_t>(first_row.back()) * c.heads * kMlaWidth);
     for (uint16_t& x : q) x = bf16_bits(gauss());
+    if (c.climb != 0)
+      for (size_t i = kMlaWidth - 1; i < q.size(); i += kMlaWidth) q[i] = bf16_bits(kClimbingQuery);
     row_bytes = latent_row_bytes(c.format, kMlaLatent, kMlaWidth - kMlaLatent);
     page_bytes = 64 * row_bytes + 256;
     const int pages = table_width * static_cast<int>(lengths.size()) + 3;
@@ -82,6 +86,8 @@ struct Problem {
     for (int j = 0; j < kMlaWidth; ++j) {
       float& key = keys[s][static_cast<size_t>(position) * kMlaWidth + j];
       key = gauss();
+      if (test.climb != 0 && j == kMlaWidth - 1)
+        key = test.climb * static_cast<float>(position) / 64 / static_cast<float>(kScale * kClimbingQuery);
       const bool records = test.format == LatentFormat::kF8Tiles;
       if (test.format == LatentFormat::kF8E4M3 || (records && j < kMlaLatent)) {
         if (records && j % kLatentTile == 0) {
@@ -308,6 +314,15 @@ TEST_P(CudaMla, LongSequenceIsCut) {
   check(make(8, {{20000 / part, 1}}), 1);
   check(make(64, {{9000 / part, 1}, {70, 1}}), 2);
   check(make(16, {{5000 / part, 4}, {1, 1}, {2500 / part, 2}}), 3);
+}
+
+// A score exceeds the base of its row's weights again and again, so what was summed is scaled down each time.
+TEST_P(CudaMla, ScoresClimb) {
+  for (const int heads : few_if_gpu_sanitizer<int>({8, 16, 64, 128}, {64})) {
+    Case c = make(heads, {{700, 1}, {300, 4}, {129, 2}, {64, 1}});
+    c.climb = 8;
+    check(c, 41);
+  }
 }
 
 // Each row tile in as many equal pieces; of short sequences fewer pieces have a block, and of one block there is one.
