@@ -1,20 +1,14 @@
 // MLA decode on Hopper over an fp8 cache: 64 query rows a block, keys and values converted on their way into the
 // product.
 //
-// A tile of 64 keys stays e4m3 in shared memory, as the bulk copy brought it, and is the left operand of both products:
-// scores^T = keys queries^T and output^T = values^T weights^T. A left operand may come from registers, so each warp
-// loads its share of e4m3, widens it to f16, exactly, and multiplies; nothing wide is written back. Shared memory,
-// which binds this kernel, is then read for half of the time that the products take.
+// A tile of 64 keys stays e4m3 in shared memory, as the bulk copy brought it, and is widened in registers
+// (mla_wgmma_fp8.cuh). Shared memory, which binds this kernel, is read for half of the time that the products take.
 //
 // Three warpgroups. The first two own a half of the output each, 256 columns, and, in turn, the tiles of keys: the
 // owner of a tile makes its scores and, of these, its weights, which it leaves in shared memory; then both add weights
-// * values to their halves. So one warpgroup's softmax runs beside the other's products. Both run the same
-// instructions, which fit the instruction cache once. Of the third warpgroup two warps sum the weights and one thread
-// brings tiles.
-//
-// A fragment wants pairs of 16-bit numbers, neighbours in K, where a load of bytes gives others. For scores K, the
-// columns of keys, is taken in the order that loads give, in queries too (store_query). For outputs a load gives two
-// columns of two keys, which are two rows of the product: rows are taken in that order (Output).
+// * values to their halves. So one warpgroup's softmax runs beside the other's products, and beside own ones: half of
+// those of the tile in front are queued before it (add_pair). Both run the same instructions. Of the third warpgroup
+// two warps sum the weights and one thread brings tiles.
 //
 // Weights are 2^(score - base). The base of a row is passed from tile to tile and moves only when a score exceeds it by
 // more than 8 (as in mla_decode_wgmma.cu). Query rows lie along the registers here, keys across the warps; so what a
@@ -22,8 +16,7 @@
 #include "ops/cuda/bulk_copy.cuh"
 #include "ops/cuda/launch.h"
 #include "ops/cuda/mla/mla_page_map.h"
-#include "ops/cuda/mla/mla_wgmma.cuh"
-#include "ops/cuda/mla/mla_wgmma_tiles.cuh"
+#include "ops/cuda/mla/mla_wgmma_fp8.cuh"
 
 #if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #pragma nv_diag_suppress 177  // other architectures compile this file to empty kernels
@@ -32,49 +25,14 @@
 namespace perigee {
 namespace {
 
-using mla_wgmma::arrive_by_warp, mla_wgmma::place;
-using mla_wgmma::kColumnBytes, mla_wgmma::kColumns, mla_wgmma::kGroup, mla_wgmma::kRows, mla_wgmma::kTokens;
+using mla_wgmma::arrive_by_warp;
+using namespace mla_wgmma_fp8;
 
 constexpr float kLog2e = 1.4426950408889634f;
 constexpr float kHeadroom = 8;    // weights are at most 2^8
 constexpr float kUnseen = 1e30f;  // minus the base of a row that has seen no key: any score exceeds it
-constexpr int kStages = 4;
-constexpr int kRopeStages = 2;             // rope columns are of no use after the scores
-constexpr int kStripBytes = kTokens * 64;  // 64 columns of a tile
-constexpr int kLatentBytes = kMlaLatent / 64 * kStripBytes;
-constexpr int kHalfStrips = kMlaLatent / 2 / 64;  // of the output's halves
-constexpr int kThreadRows = 16;                   // query rows that a thread has scores of
 
 enum NamedBarrier { kConsumers = 1, kScales = 2, kOneConsumer = 3 };  // kOneConsumer, + 1: of one warpgroup
-
-// Arrays of two belong to the tiles of one warpgroup each. Tiles lie as strips of [key][64 columns], chunk c of 16
-// bytes of key k at c ^ (k / 2 % 4).
-struct Shared {
-  alignas(1024) uint8_t queries[kColumns * kColumnBytes];  // f16
-  uint8_t weights[2][kColumnBytes];                        // f16 [row][key]; before: scratch, see by_warp()
-  uint8_t latents[kStages][kLatentBytes];
-  uint8_t rope[kRopeStages][kStripBytes];
-  float minus_base[kRows];  // after the last tile that was weighed
-  float shrink[2][kRows];   // 2^(base before - base of the tile), if
-  int moved[2];             // any base moved
-  int last[kRows];          // the last position that a row sees; -1: no such row
-  float scale[kRows];       // from outputs to sixteenths of means
-  uint64_t full[kStages], empty[kStages], rope_empty[kRopeStages];
-  uint64_t weights_full[2], weights_empty[2];
-
-  // Maxima of each row over a warp's keys.
-  __device__ float* by_warp(int half, int warp) { return reinterpret_cast<float*>(weights[half]) + warp * kRows; }
-};
-
-// The place of a tile in the rings, from its number.
-struct Ring {
-  uint32_t number = 0;
-
-  __device__ __forceinline__ int stage() const { return number % kStages; }
-  __device__ __forceinline__ int parity() const { return number / kStages % 2; }
-  __device__ __forceinline__ int rope_stage() const { return number % kRopeStages; }
-  __device__ __forceinline__ int rope_parity() const { return number / kRopeStages % 2; }
-};
 
 // A consumer warpgroup, and its place in the tiles of the block.
 struct Consumer {
@@ -84,145 +42,6 @@ struct Consumer {
 
   __device__ __forceinline__ int weights_parity(int owner) const { return parity >> owner & 1; }
 };
-
-__device__ __forceinline__ int lane() {
-  return threadIdx.x % 32;
-}
-__device__ __forceinline__ int warp() {
-  return threadIdx.x % kGroup / 32;
-}
-// The i-th of the rows that this thread has scores of, from its first on; i and i + 1 are neighbours if i is even.
-__device__ __forceinline__ constexpr int row_step(int i) {
-  return i / 2 * 8 + i % 2;
-}
-__device__ __forceinline__ int thread_row(int i) {
-  return lane() % 4 * 2 + row_step(i);
-}
-
-// Left operands of four steps of 16 along K, and the bytes that they are made of, as two loads of four matrices give
-// them.
-struct Operands {
-  uint32_t a[4][4];
-
-  // They are complete here, and nothing that reads them is under way.
-  __device__ __forceinline__ void keep() {
-#pragma unroll
-    for (int i = 0; i < 16; ++i) asm volatile("" : "+r"(a[i / 4][i % 4])::"memory");
-  }
-};
-struct Bytes {
-  uint32_t of_load[2][4];
-};
-
-// Columns 4 t .. 4 t + 3 of a row are the fragment's 2 t, 2 t + 1, 2 t + 8, 2 t + 9, for t = lane % 4.
-__device__ __forceinline__ void widen_keys(const Bytes& from, Operands& to) {
-#pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    uint32_t(&a)[4] = to.a[i / 2];
-    e4m3x4_to_f16(from.of_load[i / 4][i % 4], a[i % 2], a[i % 2 + 2]);
-  }
-}
-
-// Columns 2 g, 2 g + 1 of a warp's 16 are the fragment's rows g, g + 8, for g = lane / 4.
-__device__ __forceinline__ void widen_values(const Bytes& from, Operands& to) {
-#pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    uint32_t(&a)[4] = to.a[i / 2];
-    const uint32_t by_column = __byte_perm(from.of_load[i / 4][i % 4], 0, 0x3120);  // from key, column 00 01 10 11
-    e4m3x4_to_f16(by_column, a[i % 2 * 2], a[i % 2 * 2 + 1]);
-  }
-}
-
-// Multiplies kCount groups of four steps: while one is under way, the next is widened and the bytes after it loaded.
-template <int kCount, typename Load, typename Widen, typename Multiply>
-__device__ __forceinline__ void multiply_groups(Load load, Widen widen, Multiply multiply) {
-  Operands operands[2];
-  Bytes bytes;
-  load(0, bytes);
-  widen(bytes, operands[0]);
-  load(1, bytes);
-#pragma unroll
-  for (int n = 0; n < kCount; ++n) {
-    wgmma_fence();
-#pragma unroll
-    for (int step = 0; step < 4; ++step) multiply(n, step, operands[n % 2].a[step]);
-    wgmma_commit();
-    if (n > 0) {
-      wgmma_wait_for<1>();
-      operands[(n + 1) % 2].keep();
-    }
-    if (n + 1 < kCount) widen(bytes, operands[(n + 1) % 2]);
-    if (n + 2 < kCount) load(n + 2, bytes);
-  }
-  wgmma_wait_for<0>();
-}
-
-// s = keys queries^T of a tile. This thread's keys are its warp's 16, at lane / 4 and 8 further, its rows thread_row():
-// s[4 j], s[4 j + 1] the first key and rows 2 j, 2 j + 1; s[4 j + 2], s[4 j + 3] the second.
-__device__ __forceinline__ void multiply_keys(Shared& shared, const Ring& ring, float (&s)[32]) {
-  const uint64_t queries = matrix_k_major(shared_address(shared.queries));
-  const int key = warp() * 16 + lane() % 16, chunk = lane() / 16;
-  const uint32_t offset = key * 64 + ((chunk ^ (key / 2 % 4)) << 4);
-  const uint32_t rope = shared_address(shared.rope[ring.rope_stage()]) + offset;
-  const uint32_t latents = shared_address(shared.latents[ring.stage()]) + offset;
-  const auto load = [&](int n, Bytes& bytes) {
-    const uint32_t strip = n == 0 ? rope : latents + (n - 1) * kStripBytes;
-    load_matrix_x4(bytes.of_load[0], strip);
-    load_matrix_x4(bytes.of_load[1], strip ^ 32);
-  };
-  multiply_groups<kColumns>(load, widen_keys, [&](int n, int step, const uint32_t(&keys)[4]) {
-    const int column = n == 0 ? kColumns - 1 : n - 1;
-    wgmma_n64_registers(s, keys, matrix_behind(queries, column * kColumnBytes + step * 32), n > 0 || step > 0);
-  });
-  wgmma_settle(s);
-}
-
-// Strip i holds the half's i-th 64 columns; element j is of row thread_row(j / 4 * 2 + j % 2), column 16 warp + 2 (lane
-// / 4) if j % 4 < 2, else the next.
-using Output = float[kHalfStrips][32];
-
-// A half of a tile's values: this thread's bytes of the operands.
-struct Values {
-  Bytes strips[kHalfStrips];
-
-  __device__ __forceinline__ void load(const Shared& shared, int half, const Ring& ring) {
-    const uint32_t from = shared_address(shared.latents[ring.stage()]) + half * kHalfStrips * kStripBytes +
-                          lane() * 64 + ((warp() ^ (lane() / 2 % 4)) << 4);
-#pragma unroll
-    for (int i = 0; i < kHalfStrips; ++i) {
-      load_matrix_x4_transposed(strips[i].of_load[0], from + i * kStripBytes);
-      load_matrix_x4_transposed(strips[i].of_load[1], from + i * kStripBytes + 32 * 64);
-    }
-  }
-};
-
-// Queues out += values^T weights^T of a half of the output.
-__device__ __forceinline__ void multiply_values(const Shared& shared, int owner, const Values& values, Output& out) {
-  const uint64_t weights = matrix_k_major(shared_address(shared.weights[owner]));
-  Operands operands[2];
-  widen_values(values.strips[0], operands[0]);
-#pragma unroll
-  for (int i = 0; i < kHalfStrips; ++i) {
-    wgmma_fence();
-#pragma unroll
-    for (int step = 0; step < 4; ++step)
-      wgmma_n64_registers(out[i], operands[i % 2].a[step], matrix_behind(weights, step * 32), true);
-    wgmma_commit();
-    if (i > 0) {
-      wgmma_wait_for<1>();
-      operands[(i + 1) % 2].keep();
-    }
-    if (i + 1 < kHalfStrips) widen_values(values.strips[i + 1], operands[(i + 1) % 2]);
-  }
-}
-
-// Two chunks of 16 bytes of bf16, columns 16 c .. 16 c + 15 of a row, as f16 in the order of widen_keys.
-__device__ __forceinline__ void store_query(uint8_t* column, int row, int c, const uint4& x, const uint4& y) {
-  *reinterpret_cast<uint4*>(column + place(row, 2 * c)) =
-      make_uint4(bf16_pair_to_f16(x.x), bf16_pair_to_f16(x.z), bf16_pair_to_f16(y.x), bf16_pair_to_f16(y.z));
-  *reinterpret_cast<uint4*>(column + place(row, 2 * c + 1)) =
-      make_uint4(bf16_pair_to_f16(x.y), bf16_pair_to_f16(x.w), bf16_pair_to_f16(y.y), bf16_pair_to_f16(y.w));
-}
 
 // The item's query rows into shared memory, rows past the last as 0; what is known of rows before the first tile.
 __device__ void load_queries(const MlaAttendParams& params, const MlaItem& item, Shared& shared) {
@@ -266,11 +85,23 @@ __device__ __forceinline__ void read_rows(const float* from, float (&to)[kThread
   }
 }
 
+// The same pair each time it is wanted: the compiler would keep it in registers, which there are not.
+__device__ __forceinline__ float2 read_pair(const float* from) {
+  float2 x;
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(shared_address(from)));
+  return x;
+}
+
+// The larger of this thread's two scores of its i-th row.
+__device__ __forceinline__ float largest_of(const float (&s)[32], int i) {
+  return fmaxf(s[i / 2 * 4 + i % 2], s[i / 2 * 4 + i % 2 + 2]);
+}
+
 // Moves the bases that the tile's largest scores exceed; by one warpgroup.
-__device__ __forceinline__ void move_bases(Shared& shared, int half, float (&largest)[kThreadRows], float scale) {
+__device__ __forceinline__ void move_bases(Shared& shared, int half, const float (&s)[32], float scale) {
 #pragma unroll
   for (int i = 0; i < kThreadRows; ++i) {
-    float x = largest[i];
+    float x = largest_of(s, i);
 #pragma unroll
     for (int lanes = 4; lanes < 32; lanes *= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, lanes));
     if (lane() < 4) shared.by_warp(half, warp())[thread_row(i)] = x;
@@ -288,38 +119,40 @@ __device__ __forceinline__ void move_bases(Shared& shared, int half, float (&lar
   named_barrier(kOneConsumer + half, kGroup);
 }
 
-// Minus the bases of this tile's weights. True if any moved; then shared.minus_base and shared.shrink are of this tile.
-__device__ __forceinline__ bool settle_bases(Shared& shared, int half, const float (&s)[32], float scale,
-                                             float (&minus)[kThreadRows]) {
-  float largest[kThreadRows];
-  read_rows(shared.minus_base, minus);
-  bool exceeds = false;
+// Makes shared.minus_base that of this tile's weights. True if any moved; then shared.shrink is of this tile.
+__device__ __forceinline__ bool settle_bases(Shared& shared, int half, float (&s)[32], float scale) {
+  float most[4];  // over the bases; four, as one chain of comparisons would take as long as the products beside it
 #pragma unroll
-  for (int i = 0; i < kThreadRows; ++i) {
-    largest[i] = fmaxf(s[i / 2 * 4 + i % 2], s[i / 2 * 4 + i % 2 + 2]);
-    exceeds |= fmaf(largest[i], scale, minus[i]) > kHeadroom;
+  for (int i = 0; i < kThreadRows; i += 2) {
+    const float2 minus = read_pair(shared.minus_base + thread_row(0) + row_step(i));
+    const float x = fmaf(largest_of(s, i), scale, minus.x), y = fmaf(largest_of(s, i + 1), scale, minus.y);
+    most[i % 4] = i < 4 ? x : fmaxf(most[i % 4], x);
+    most[i % 4 + 1] = i < 4 ? y : fmaxf(most[i % 4 + 1], y);
   }
+  const bool exceeds = fmaxf(fmaxf(most[0], most[1]), fmaxf(most[2], most[3])) > kHeadroom;
   const bool moved = named_barrier_any(kOneConsumer + half, kGroup, exceeds);
   if (moved) {
-    move_bases(shared, half, largest, scale);
-    read_rows(shared.minus_base, minus);
+    wgmma_settle(s);  // the largest are computed again rather than kept
+    move_bases(shared, half, s, scale);
   }
   return moved;
 }
 
 // Weights of the scores into shared memory.
-__device__ __forceinline__ void store_weights(Shared& shared, int half, const float (&s)[32], float scale,
-                                              const float (&minus)[kThreadRows]) {
+__device__ __forceinline__ void store_weights(Shared& shared, int half, const float (&s)[32], float scale) {
   const int row = lane() / 16 * 8 + lane() % 8, chunk = 2 * warp() + lane() / 8 % 2;
   const uint32_t to = shared_address(shared.weights[half] + place(row, chunk));
+  const float* minus = shared.minus_base + thread_row(0);
+  float2 ahead[2] = {read_pair(minus), read_pair(minus + 8)};
 #pragma unroll
   for (int j = 0; j < 8; j += 2) {
+    const float2 of_pair[2] = {ahead[0], ahead[1]};
+    if (j + 2 < 8) ahead[0] = read_pair(minus + (j + 2) * 8), ahead[1] = read_pair(minus + (j + 3) * 8);
     uint32_t pairs[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const int r = 2 * j + i / 2 * 2;
-      const float x = exp2_fast(fmaf(s[4 * j + 2 * i], scale, minus[r]));
-      const float y = exp2_fast(fmaf(s[4 * j + 2 * i + 1], scale, minus[r + 1]));
+      const float x = exp2_fast(fmaf(s[4 * j + 2 * i], scale, of_pair[i / 2].x));
+      const float y = exp2_fast(fmaf(s[4 * j + 2 * i + 1], scale, of_pair[i / 2].y));
       pairs[i] = pack_pair(F16(), x, y);
     }
     store_matrix_x4_transposed(to + j * 8 * 128, pairs);
@@ -341,56 +174,109 @@ __device__ __forceinline__ void shrink_output(const float* by, Output& out) {
   for (int j = 0; j < kHalfStrips * 32; ++j) out[j / 32][j % 32] *= shrink[j % 32 / 4 * 2 + j % 2];
 }
 
-// The values of the next tile, which is `owner`'s, once it is weighed.
-__device__ __forceinline__ void load_values(Shared& shared, const Consumer& me, int owner, Values& values) {
-  barrier_wait(&shared.weights_full[owner], me.weights_parity(owner));
-  values.load(shared, me.half, me.next);
+__device__ __forceinline__ uint64_t weights_of(const Shared& shared, int owner) {
+  return matrix_k_major(shared_address(shared.weights[owner]));
 }
 
-// Scores and weights of an own tile, the i-th of the item; loads the values of the other's tile in front of it.
-__device__ __forceinline__ void weigh(const MlaAttendParams& params, const MlaItem& item, Shared& shared,
-                                      const Consumer& me, int i, Values& values) {
-  const int half = me.half, other = half ^ 1;
-  const float scale = params.args.softmax_scale * kLog2e * params.args.kv_scale;
-  const int position = block_position(params.batch, item.sequence, item_block(item, i));
-  const Ring ring{me.next.number + (i > 0 ? 1 : 0)};
-  float s[32], minus[kThreadRows];
+// Queues the scores of the tile at `ring`, once it has come.
+__device__ __forceinline__ void begin_scores(Shared& shared, const Ring& ring, float (&s)[32]) {
   barrier_wait(&shared.full[ring.stage()], ring.parity());
   multiply_keys(shared, ring, s);
+}
+
+// Weights of an own tile from its scores; true if a base moved. Bases are of the tile in front.
+__device__ __forceinline__ bool weigh(const MlaAttendParams& params, const MlaItem& item, Shared& shared,
+                                      const Consumer& me, const Ring& ring, int position, float (&s)[32]) {
+  const int half = me.half;
+  const float scale = params.args.softmax_scale * kLog2e * params.args.kv_scale;
   arrive_by_warp(&shared.rope_empty[ring.rope_stage()]);
-  if (i > 0) barrier_wait(&shared.weights_full[other], me.weights_parity(other));  // bases are of the tile in front
   barrier_wait(&shared.weights_empty[half], me.weights_parity(half) ^ 1);
   if (position + kTokens > item.length - item.num_tokens) mask(shared, position, s);
-  const bool moved = settle_bases(shared, half, s, scale, minus);
+  const bool moved = settle_bases(shared, half, s, scale);
   if (threadIdx.x % kGroup == 0) shared.moved[half] = moved;
-  store_weights(shared, half, s, scale, minus);
+  store_weights(shared, half, s, scale);
   if (item.length - position < kTokens) clear_tokens(shared.latents[ring.stage()], max(0, item.length - position));
-  if (i > 0) {
-    values.load(shared, half, me.next);  // takes as long as the fence
-  } else {
-    values = {};  // the compiler sees that nothing was kept through the scores
-  }
+  return moved;
+}
+
+// Weights and cleared tokens are there for everybody.
+__device__ __forceinline__ void tell_weights(Shared& shared, int half) {
   fence_async_proxy();
   arrive_by_warp(&shared.weights_full[half]);
 }
 
-// Adds weights * values of the item's tiles from `begin` on; the first one's values are loaded.
-__device__ __forceinline__ void add_tiles(Shared& shared, Consumer& me, int begin, int end, Values& values,
-                                          Output& out) {
-#pragma unroll 1
-  for (int tile = begin; tile < end; ++tile) {
-    const int owner = tile % 2, stage = me.next.stage();
-    if (shared.moved[owner]) shrink_output(shared.shrink[owner], out);
-    multiply_values(shared, owner, values, out);
-    me.parity ^= 1 << owner;
-    ++me.next.number;
-    if (tile + 1 < end) load_values(shared, me, owner ^ 1, values);  // after the products under way
-    wgmma_wait_for<0>();
-#pragma unroll
-    for (int i = 0; i < kHalfStrips; ++i) wgmma_settle(out[i]);
-    arrive_by_warp(&shared.empty[stage]);
-    if (owner != me.half) arrive_by_warp(&shared.weights_empty[owner]);
-  }
+// Waits for the weights of the next tile, which is `owner`'s, and loads its first values.
+__device__ __forceinline__ void begin_values(Shared& shared, const Consumer& me, int owner, Values& values) {
+  barrier_wait(&shared.weights_full[owner], me.weights_parity(owner));
+  values.begin(shared, me.half, me.next);
+}
+
+__device__ __forceinline__ void leave_tile(Shared& shared, Consumer& me, int owner) {
+  arrive_by_warp(&shared.empty[me.next.stage()]);
+  if (owner != me.half) arrive_by_warp(&shared.weights_empty[owner]);
+  me.parity ^= 1 << owner;
+  ++me.next.number;
+}
+
+// Weighs the item's first tile, an own one.
+__device__ __forceinline__ void weigh_first(const MlaAttendParams& params, const MlaItem& item, Shared& shared,
+                                            const Consumer& me) {
+  float s[32];
+  begin_scores(shared, me.next, s);
+  wgmma_wait_for<0>();
+  wgmma_settle(s);
+  weigh(params, item, shared, me, me.next, block_position(params.batch, item.sequence, item_block(item, 0)), s);
+  tell_weights(shared, me.half);
+}
+
+// Adds the next tile, which is `owner`'s, with nothing beside it.
+__device__ __forceinline__ void add_tile(Shared& shared, Consumer& me, int owner, Output& out) {
+  Values values;
+  begin_values(shared, me, owner, values);
+  values.widen(0);
+  if (shared.moved[owner]) shrink_output(shared.shrink[owner], out);
+  add_strips(values, weights_of(shared, owner), out);
+  leave_tile(shared, me, owner);
+}
+
+// Adds the other's next tile and the own one after it, the i-th of the item, which it weighs. Half of the other's
+// products run beside these weights, half while they become visible.
+__device__ __forceinline__ void add_pair(const MlaAttendParams& params, const MlaItem& item, Shared& shared,
+                                         Consumer& me, int i, Output& out) {
+  const int half = me.half, other = half ^ 1;
+  const int position = block_position(params.batch, item.sequence, item_block(item, i));
+  const Ring ring{me.next.number + 1};
+  float s[32];
+  Values values;
+  begin_scores(shared, ring, s);
+  begin_values(shared, me, other, values);
+  values.widen(0);
+  wgmma_wait_for<0>();
+  wgmma_settle(s);
+  if (shared.moved[other]) shrink_output(shared.shrink[other], out);
+  values.multiply(0, weights_of(shared, other), out);
+  values.widen(1);
+  values.multiply(1, weights_of(shared, other), out);
+  const bool moved = weigh(params, item, shared, me, ring, position, s);
+  values.load(2), values.load(3);
+  values.wait<0>(0), values.wait<0>(1);
+  values.widen(2);
+  values.multiply(2, weights_of(shared, other), out);
+  values.widen(3);
+  values.multiply(3, weights_of(shared, other), out);
+  tell_weights(shared, half);
+
+  Consumer own = me;
+  own.parity ^= 1 << other, ++own.next.number;
+  begin_values(shared, own, half, values);
+  values.wait<1>(0);
+  values.widen(0);
+  values.wait<0>(1);
+  settle_output(out);
+  leave_tile(shared, me, other);
+  if (moved) shrink_output(shared.shrink[half], out);
+  add_strips(values, weights_of(shared, half), out);
+  leave_tile(shared, me, half);
 }
 
 // The sum of a row's weights of one tile, as they are multiplied.
@@ -476,18 +362,17 @@ __device__ __forceinline__ void consume(const MlaAttendParams& params, Shared& s
     load_queries(params, item, shared);
     Output out = {};
     const int count = item.block_end - item.block_begin;
-    for (int tile = half; tile <= count; tile += 2) {  // own tiles, each after the other's tile in front of it
-      Values values;
-      if (tile < count) {
-        weigh(params, item, shared, me, tile, values);
-      } else {
-        load_values(shared, me, half ^ 1, values);  // the last tile is the other's
-      }
-      if (tile == 0) load_values(shared, me, 0, values);
-      add_tiles(shared, me, max(0, tile - 1), min(tile + 1, count), values, out);
+    int tile = half;
+    if (tile == 0) {
+      weigh_first(params, item, shared, me);
+      add_tile(shared, me, half, out);
+      tile = 2;
     }
+#pragma unroll 1
+    for (; tile < count; tile += 2) add_pair(params, item, shared, me, tile, out);
+    if (tile == count) add_tile(shared, me, half ^ 1, out);
     named_barrier(kScales, 2 * kGroup + kRows);
-    store_item(params, item, shared, half, out);
+    store_item(params, params.plan.items[i], shared, half, out);  // read again: registers are few
   }
 }
 
