@@ -81,7 +81,7 @@ KNOWN = [
     # threads; what clear_tokens() writes over is full, and is given back by warps that have waited for its weights.
     r"in mla_decode_wgmma.cu|in mla_wgmma_tiles.cuh|in mla_records.cuh|store_matrix_x4\(.* in mma.cuh",
     # The same of its kernel for an fp8 cache, whose values are loaded by a wrapper; with an arrival of every lane, none.
-    r"in mla_decode_wgmma_fp8.cu|load_matrix_x4_transposed\(.* in mma.cuh",
+    r"in mla_(decode_)?wgmma_fp8\.cuh?|load_matrix_x4_transposed\(.* in mma.cuh",
 ]
 # A run that reaches the tool's own limit says so in a report, and what comes after is not seen.
 MOST_HAZARDS = {"NV_COMPUTE_SANITIZER_MAX_RACECHECK_HAZARDS": "1000000"}

@@ -184,29 +184,4 @@ __device__ __forceinline__ void settle_output(Output& out) {
   for (int i = 0; i < kHalfStrips; ++i) wgmma_settle(out[i]);
 }
 
-// Adds a tile of which strip 0 is widened and strip 1 loaded.
-__device__ __forceinline__ void add_strips(Values& values, uint64_t weights, Output& out) {
-  static_assert(kHalfStrips == 4);
-  values.multiply(0, weights, out);
-  values.widen(1);
-  values.load(2);
-  values.multiply(1, weights, out);
-  values.load(3);
-  values.wait<1>(0);
-  values.widen(2);
-  values.multiply(2, weights, out);
-  values.wait<1>(1);
-  values.widen(3);
-  values.multiply(3, weights, out);
-  settle_output(out);
-}
-
-// Two chunks of 16 bytes of bf16, columns 16 c .. 16 c + 15 of a row, as f16 in the order of widen_keys.
-__device__ __forceinline__ void store_query(uint8_t* column, int row, int c, const uint4& x, const uint4& y) {
-  *reinterpret_cast<uint4*>(column + place(row, 2 * c)) =
-      make_uint4(bf16_pair_to_f16(x.x), bf16_pair_to_f16(x.z), bf16_pair_to_f16(y.x), bf16_pair_to_f16(y.z));
-  *reinterpret_cast<uint4*>(column + place(row, 2 * c + 1)) =
-      make_uint4(bf16_pair_to_f16(x.y), bf16_pair_to_f16(x.w), bf16_pair_to_f16(y.y), bf16_pair_to_f16(y.w));
-}
-
 }  // namespace perigee::mla_wgmma_fp8
