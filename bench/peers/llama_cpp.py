@@ -272,7 +272,11 @@ def parse():
     parser.add_argument("--ubatch", type=int, default=512, help="llama.cpp's -ub")
     parser.add_argument("--flash", choices=["on", "off"], help="llama.cpp's -fa; without: its choice")
     parser.add_argument("--isa", choices=list(BUILDS), default="native")
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    if arguments.turns == 1 or arguments.turns < 0:
+        parser.error("--turns must be 2 or more: quartiles of a ratio need as many")
+    arguments.cache.mkdir(parents=True, exist_ok=True)
+    return arguments
 
 
 def main():
