@@ -77,10 +77,12 @@ KNOWN = [
     # which the other formats use alone, are not checked that way.
     r"copy_async4\(.* in mma.cuh|__nv_bfloat162\(.* in cuda_bf16.hpp",
     # The same of latent attention's tiles and weights: with an arrival of every lane none of them is left but the sums of
-    # finish_rows(), which two barriers of both warpgroups keep from those of the next item; such a barrier also keeps rows
-    # that are stored from where the next queries go. Tiles of records are stored by threads; what clear_tokens() writes
-    # over is full, and is given back by warps that have waited for its weights.
-    r"in mla_decode_wgmma.cu|in mla_wgmma_tiles.cuh|in mla_records.cuh|(store_matrix_x4|copy_async16)\(.* in mma.cuh",
+    # finish_rows(), which two barriers of both warpgroups keep from those of the next item. Tiles of records are stored by
+    # threads; what clear_tokens() writes over is full, and is given back by warps that have waited for its weights.
+    r"in mla_decode_wgmma.cu|in mla_wgmma_tiles.cuh|in mla_records.cuh|store_matrix_x4\(.* in mma.cuh",
+    # Rows that are stored from where the next item's queries go, after a barrier of both warpgroups. Not yet tried with an
+    # arrival of every lane.
+    r"copy_async16\(.* in mma.cuh|store_output\(.* in mla_decode_wgmma.cu",
     # The same of its kernel for an fp8 cache, whose values are loaded by a wrapper; with an arrival of every lane, none.
     r"in mla_(decode_)?wgmma_fp8\.cuh?|load_matrix_x4_transposed\(.* in mma.cuh",
 ]

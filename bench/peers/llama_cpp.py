@@ -13,6 +13,7 @@ stopped (SIGSTOP) while the other does, so that turns follow each other within s
 With --isa avx2 both sides are limited to AVX2. The load average should be below 0.3 before a run; it is printed.
 """
 import argparse
+import contextlib
 import hashlib
 import json
 import os
@@ -248,10 +249,12 @@ def take_turns(rows, sides, count):
     """Rows of tok/s, and of quartiles of the ratio of turns that follow each other."""
     print("\n| | perigee, tok/s | llama.cpp, tok/s | ratio | its quartiles | turns |\n" + "|---" * 6 + "|")
     for row in rows:
-        both = [side.turns(row) for side in sides]
-        turns = [[program.take() for program in both] for _ in range(count)]
-        for program in both:
-            program.end()
+        with contextlib.ExitStack() as stack:  # no program stays behind, stopped, if the other one fails
+            both = []
+            for side in sides:
+                both.append(side.turns(row))
+                stack.callback(both[-1].end)
+            turns = [[program.take() for program in both] for _ in range(count)]
         ours, theirs = zip(*turns)
         low, ratio, high = statistics.quantiles((a / b for a, b in turns), n=4, method="inclusive")
         print(f"| {row.name()} | {statistics.median(ours):.1f} | {statistics.median(theirs):.1f} | {ratio:.2f} | "
@@ -298,6 +301,8 @@ def main():
         sides = (Perigee(arguments, folder), Peer(arguments))
         if arguments.turns:
             short = [row for row in rows if row.form == "decode" and row.context < FILLED_CONTEXT]
+            if not short:
+                sys.exit(f"--turns: no row of decodes at less than {FILLED_CONTEXT} tokens matches --rows {arguments.rows!r}")
             return take_turns(short, sides, arguments.turns)
         for i in range(arguments.pairs):
             for group in groups.values():
