@@ -1,6 +1,7 @@
 #include "main/machine_report.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include "base/cgroup.h"
 
@@ -24,6 +25,15 @@ TEST(MachineReport, OfThisMachine) {
   EXPECT_EQ(report.cpu.backend.empty(), !report.cpu.why_none.empty());
   EXPECT_EQ(report.gpus.empty(), !report.why_no_gpu.empty());
   EXPECT_EQ(report.gpus.size(), report.gpu_states.size());
+}
+
+// What was never written has no memory of its own to read.
+TEST(MachineReport, ReadsMemoryThatIsThere) {
+  constexpr int64_t kBytes = int64_t{512} << 20;
+  inspect_machine(kBytes);
+  rusage usage{};
+  ASSERT_EQ(::getrusage(RUSAGE_SELF, &usage), 0);
+  EXPECT_GE(usage.ru_maxrss * 1024, kBytes);  // the most that this process ever had
 }
 
 TEST(MachineReport, SaysThatThereIsNoGpuAndSoNoLink) {
