@@ -28,7 +28,7 @@ struct Step {
   int64_t num_tiles = 0;
   uint16_t* x = nullptr;  // packed rows of all groups, [num_tiles * 16, hidden padded]
   uint16_t* h = nullptr;  // silu(gate) * up, packed likewise, [num_tiles * 16, inter padded]
-  FixedGroup *x_fixed = nullptr, *h_fixed = nullptr;  // of x and h where INT4 weights meet whole numbers
+  FixedGroup *x_fixed = nullptr, *h_fixed = nullptr;  // of x and h, for INT4 weights
   // Of token t from t * k on, in the order of k: what its experts here give, and their weights.
   float* y = nullptr;  // [n * k, hidden]
   std::span<float> weights = {};
@@ -140,7 +140,7 @@ void gate_up_panel(const Step& step, const Group& group, int64_t panel, const Pa
     uint16_t* out = step.h + at;
     step.kernels.silu_mul_tile(gate, up, m, out, kTileK);
     step.kernels.silu_mul_tile(gate + kAccumulators, up + kAccumulators, m, out + kTileOutputs, kTileK);
-    if (step.h_fixed != nullptr) step.kernels.fix(out, m, step.h_fixed + at / kTileK);
+    if (step.h_fixed != nullptr) step.kernels.fix(out, m, group.rows, step.h_fixed + at / kTileK);
   }
 }
 
@@ -229,7 +229,7 @@ Tensor moe_experts(const CpuContext& cpu, const Tensor& x, const Routing& routin
   const int64_t rows = step.num_tiles * kTileRows;
   step.x = cpu.scratch.array<uint16_t>(rows * experts.gate_up.k_tiles * kTileK).data();
   step.h = cpu.scratch.array<uint16_t>(rows * experts.down.k_tiles * kTileK).data();
-  const bool fix = experts.gate_up.int4() && step.kernels.fix != nullptr;
+  const bool fix = experts.gate_up.int4();
   if (fix) {
     step.x_fixed = cpu.scratch.array<FixedGroup>(rows * experts.gate_up.k_tiles).data();
     step.h_fixed = cpu.scratch.array<FixedGroup>(rows * experts.down.k_tiles).data();
@@ -242,7 +242,7 @@ Tensor moe_experts(const CpuContext& cpu, const Tensor& x, const Routing& routin
     uint16_t* a = step.x + first * kTileK;
     for (int64_t row = 0; row < group.rows; row += kTileRows)
       pack_row_tile(experts.gate_up, x, step.tokens.data() + group.first, row, group.rows, a);
-    if (fix) step.kernels.fix(a, group.rows * experts.gate_up.k_tiles, step.x_fixed + first);
+    if (fix) step.kernels.fix(a, group.rows * experts.gate_up.k_tiles, group.rows, step.x_fixed + first);
   });
   for_panels(cpu.pool, step.groups, experts.down.k_tiles, [&](const Group& group, int64_t panel, int thread) {
     gate_up_panel(step, group, panel, step.scratches[static_cast<size_t>(thread)]);

@@ -194,7 +194,7 @@ Tensor linear(const CpuContext& cpu, const Tensor& x, const PanelMatrix& w, DTyp
   const int64_t elements = row_tiles * kTileRows * w.k_tiles * kTileK;
   uint16_t* a = cpu.scratch.array<uint16_t>(terms ? 2 * elements : elements).data();
   const PanelKernels& kernels = panel_kernels(cpu.isa);
-  const bool fix = w.int4() && kernels.fix != nullptr;
+  const bool fix = w.int4();
   const int64_t groups = fix ? elements / kTileK : 0;
   FixedGroup* fixed = cpu.scratch.array<FixedGroup>(terms ? 2 * groups : groups).data();
   const PackedRows rows{.a = a,
@@ -210,10 +210,11 @@ Tensor linear(const CpuContext& cpu, const Tensor& x, const PanelMatrix& w, DTyp
       pack_row_tile(w, x, nullptr, tile * kTileRows, x.rows, a);
     }
     if (!fix) return;
-    const int64_t first = tile * kTileRows * w.k_tiles;
-    const int64_t count = std::min(kTileRows, x.rows - tile * kTileRows) * w.k_tiles;
-    kernels.fix(a + first * kTileK, count, fixed + first);
-    if (terms) kernels.fix(a + elements + first * kTileK, count, fixed + groups + first);
+    const int64_t row = tile * kTileRows, first = row * w.k_tiles;
+    const int64_t count = std::min(kTileRows, x.rows - row) * w.k_tiles;
+    const int64_t block_rows = std::min(kMaxBlockRows, x.rows - row / kMaxBlockRows * kMaxBlockRows);
+    kernels.fix(a + first * kTileK, count, block_rows, fixed + first);
+    if (terms) kernels.fix(a + elements + first * kTileK, count, block_rows, fixed + groups + first);
   });
   const TaskGrid grid(x.rows, w.num_panels, cpu.pool.size());
   cpu.pool.run(grid.num_tasks(), [&](int64_t i, int thread) {

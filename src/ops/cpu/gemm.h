@@ -13,7 +13,7 @@ struct PackedRows {
   const uint16_t* a = nullptr;
   int64_t rows = 0;
   const uint16_t* low = nullptr;  // the second term of each activation; null: there is one only
-  // Of `a` and of `low` as PanelJob::fixed says; for INT4 weights where the kernels fix.
+  // Of `a` and of `low` as PanelJob::fixed says; for INT4 weights.
   const FixedGroup *fixed = nullptr, *low_fixed = nullptr;
 };
 

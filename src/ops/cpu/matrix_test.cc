@@ -31,9 +31,9 @@ Packed pack(TestCpu& cpu, std::span<const RawMatrix> stacked) {
   return packed;
 }
 
-// Element (r, c) as the backend multiplies by it: FP8 and, except with AMX, INT4 exactly, all others as bf16.
-float weight(Isa isa, const RawMatrix& m, int64_t r, int64_t c) {
-  if (m.format == WeightFormat::kInt4Group32 && isa != Isa::kAmx) {
+// Element (r, c) as the backend multiplies by it: FP8 and INT4 exactly, all others as bf16.
+float weight(const RawMatrix& m, int64_t r, int64_t c) {
+  if (m.format == WeightFormat::kInt4Group32) {
     const int64_t at = m.index(r, c);
     const uint32_t nibble = static_cast<const uint32_t*>(m.data)[at / 8] >> at % 8 * 4 & 15u;
     const uint16_t scale = static_cast<const uint16_t*>(m.scale)[m.scale_index(r, c)];
@@ -43,10 +43,9 @@ float weight(Isa isa, const RawMatrix& m, int64_t r, int64_t c) {
   return bf16_to_f32(f32_to_bf16(raw_element(m, r, c)));
 }
 
-// Elements c of groups of 32, the first of which lacks `front`, as the instruction set multiplies INT4 weights by them:
-// unless with AMX as whole parts of the group's largest power of two / 2^14.
-void round_to_groups(Isa isa, std::vector<float>& x, int64_t front) {
-  if (isa == Isa::kAmx) return;
+// Elements c of groups of 32, the first of which lacks `front`, as INT4 weights are multiplied by them: as whole parts
+// of the group's largest power of two / 2^14.
+void round_to_groups(std::vector<float>& x, int64_t front) {
   const auto n = static_cast<int64_t>(x.size());
   for (int64_t begin = 0; begin < n; begin += kTileK - (begin == 0 ? front : 0)) {
     const int64_t end = std::min(n, begin + kTileK - (begin == 0 ? front : 0));
@@ -62,22 +61,21 @@ void round_to_groups(Isa isa, std::vector<float>& x, int64_t front) {
 }
 
 // Row i of x as m's weights meet it.
-std::vector<float> inputs(Isa isa, const Tensor& x, int64_t i, const RawMatrix& m) {
+std::vector<float> inputs(const Tensor& x, int64_t i, const RawMatrix& m) {
   std::vector<float> row(static_cast<size_t>(m.in));
   for (size_t c = 0; c < row.size(); ++c)
     row[c] = x.dtype == DType::kF32 ? x.row<float>(i)[c] : bf16_to_f32(x.row<uint16_t>(i)[c]);
-  if (m.format == WeightFormat::kInt4Group32 && x.dtype == DType::kBF16)
-    round_to_groups(isa, row, m.first_column % kTileK);
+  if (m.format == WeightFormat::kInt4Group32 && x.dtype == DType::kBF16) round_to_groups(row, m.first_column % kTileK);
   return row;
 }
 
 // dot(row i of x, row o of m) and the sum of the magnitudes, in double.
-std::pair<double, double> exact(Isa isa, const Tensor& x, int64_t i, const RawMatrix& m, int64_t o) {
+std::pair<double, double> exact(const Tensor& x, int64_t i, const RawMatrix& m, int64_t o) {
   double sum = 0, size = 0;
-  const std::vector<float> row = inputs(isa, x, i, m);
+  const std::vector<float> row = inputs(x, i, m);
   for (int64_t c = 0; c < m.in; ++c) {
     const float input = row[static_cast<size_t>(c)];
-    const double term = static_cast<double>(input) * weight(isa, m, o, c);
+    const double term = static_cast<double>(input) * weight(m, o, c);
     sum += term;
     size += std::fabs(term);
   }
@@ -104,7 +102,7 @@ TEST_P(EveryIsa, LinearIsTheMatrixProductInAllFormatsAndOddShapes) {
       const Tensor half = linear(cpu.context(), x.tensor, packed.matrix, DType::kBF16);
       for (int64_t i = 0; i < 19; ++i) {
         for (int64_t o = 0; o < out; ++o) {
-          const auto [sum, size] = exact(GetParam(), x.tensor, i, m->raw, o);
+          const auto [sum, size] = exact(x.tensor, i, m->raw, o);
           ASSERT_NEAR(y.row<float>(i)[o], sum, 1e-6 * size + 1e-12) << static_cast<int>(format) << " " << i << "," << o;
           ASSERT_EQ(half.row<uint16_t>(i)[o], f32_to_bf16(y.row<float>(i)[o])) << i << "," << o;
         }
@@ -130,14 +128,15 @@ TEST_P(EveryIsa, F32InputsCountWithBothTermsInAnyBatch) {
     const Tensor all = linear(cpu.context(), x, packed.matrix, DType::kF32);
     for (int64_t i = 0; i < kRows; ++i) {
       for (int64_t o = 0; o < kOut; ++o) {
-        const auto [sum, size] = exact(GetParam(), x, i, m->raw, o);
+        const auto [sum, size] = exact(x, i, m->raw, o);
         ASSERT_NEAR(all.row<float>(i)[o], sum, 9e-6 * size) << static_cast<int>(format) << " " << i << "," << o;
       }
     }
-    for (const int64_t rows : {1, 2, 3, 9, 17}) {
+    for (const int64_t rows : {1, 2, 3, 6, 7, 9, 16, 17}) {
       const Tensor some = linear(cpu.context(), x.row_range(kRows - rows, rows), packed.matrix, DType::kF32);
       const size_t bytes = static_cast<size_t>(rows * kOut) * sizeof(float);
-      ASSERT_EQ(std::memcmp(some.data, all.row<float>(kRows - rows), bytes), 0) << rows << " rows";
+      ASSERT_EQ(std::memcmp(some.data, all.row<float>(kRows - rows), bytes), 0)
+          << static_cast<int>(format) << ": " << rows << " rows";
     }
   }
 }
@@ -161,7 +160,7 @@ TEST_P(EveryIsa, WindowsBetweenScalesStayQuantised) {
         const Tensor of_wide = linear(cpu.context(), wide, packed.matrix, DType::kF32);
         for (int64_t i = 0; i < 19; ++i)
           for (int64_t o = 0; o < m.out; ++o) {
-            const auto [sum, size] = exact(GetParam(), x.tensor, i, m, o);
+            const auto [sum, size] = exact(x.tensor, i, m, o);
             ASSERT_NEAR(y.row<float>(i)[o], sum, 1e-6 * size + 1e-12) << first << " " << in << " at " << i << "," << o;
             ASSERT_NEAR(of_wide.row<float>(i)[o], sum, 1e-6 * size + 1e-12) << first << " " << in;
           }
@@ -184,7 +183,7 @@ TEST_P(EveryIsa, RowsDoNotDependOnTheirBatchOrThreads) {
     const TestRows x(kRows, kIn, kIn, 5);
     const Tensor all = linear(one.context(), x.tensor, packed.matrix, DType::kF32);
     for (TestCpu* cpu : {&one, &two, &five}) {
-      for (const int64_t rows : {1, 2, 16, 17, 31, 33, 100, 257, 600}) {
+      for (const int64_t rows : {1, 2, 3, 4, 6, 7, 8, 9, 16, 17, 31, 33, 100, 257, 600}) {
         for (const int64_t first : {int64_t{0}, kRows - rows}) {
           const Tensor y = linear(cpu->context(), x.tensor.row_range(first, rows), packed.matrix, DType::kF32);
           const size_t bytes = static_cast<size_t>(rows * kOut) * sizeof(float);
@@ -214,9 +213,10 @@ TEST_P(EveryIsa, StackedMatricesAreOne) {
   }
 }
 
-// Number c of a fixed group: AVX-512 keeps the bytes of eight numbers x in the order of the inputs of its sums, the low
-// ones of x0 x4 x1 x5, their high ones, and those of x2 x6 x3 x7.
-int16_t fixed_number(Isa isa, const uint16_t* group, int64_t c) {
+// Number c of a fixed group that becomes part of jobs of `rows` rows. AVX-512 keeps the bytes of eight numbers x in the
+// order of the inputs of its sums, the low ones of x0 x4 x1 x5, their high ones, and those of x2 x6 x3 x7.
+double fixed_number(Isa isa, int64_t rows, const uint16_t* group, int64_t c, float step) {
+  if (isa == Isa::kAmx && rows > 6) return bf16_to_f32(group[c]) / static_cast<double>(step);
   if (isa == Isa::kAvx2) return static_cast<int16_t>(group[c]);
   constexpr int64_t kPlace[] = {0, 2, 8, 10, 1, 3, 9, 11};
   const auto* set = reinterpret_cast<const uint8_t*>(group) + c / 8 * 16;
@@ -227,7 +227,6 @@ int16_t fixed_number(Isa isa, const uint16_t* group, int64_t c) {
 // What ADR 0028 says of the numbers that activations become.
 TEST_P(EveryIsa, FixedGroupsKeepWhatIsLarge) {
   const PanelKernels& kernels = panel_kernels(GetParam());
-  if (kernels.fix == nullptr) return;  // INT4 weights meet bf16
   std::mt19937 random(3);
   for (int exponent = -99; exponent <= 127; ++exponent) {
     uint16_t bits[kTileK];
@@ -236,20 +235,49 @@ TEST_P(EveryIsa, FixedGroupsKeepWhatIsLarge) {
       b = f32_to_bf16(std::ldexp(random() % 2 == 0 ? size : -size, exponent));
     }
     bits[random() % kTileK] = f32_to_bf16(std::ldexp(-1.9921875f, exponent));
-    uint16_t fixed[kTileK];
-    std::memcpy(fixed, bits, sizeof bits);
-    FixedGroup group;
-    kernels.fix(fixed, 1, &group);
-    ASSERT_EQ(group.step, std::ldexp(1.0f, exponent - 14));
-    int32_t sum = 0;
-    for (int64_t c = 0; c < kTileK; ++c) {
-      const int16_t whole = fixed_number(GetParam(), fixed, c);
-      const double value = static_cast<double>(bf16_to_f32(bits[c])), got = whole * static_cast<double>(group.step);
-      const bool large = std::fabs(value) >= std::ldexp(1.0, exponent - 7);
-      ASSERT_LE(std::fabs(got - value), large ? 0.0 : std::ldexp(1.0, exponent - 15)) << exponent;
-      sum += whole;
+    for (const int64_t rows : {1, 16}) {
+      uint16_t fixed[kTileK];
+      std::memcpy(fixed, bits, sizeof bits);
+      FixedGroup group;
+      kernels.fix(fixed, 1, rows, &group);
+      if (exponent >= 120) {
+        ASSERT_TRUE(std::isnan(group.step));
+        continue;
+      }
+      ASSERT_EQ(group.step, std::ldexp(1.0f, exponent - 14));
+      double sum = 0;
+      for (int64_t c = 0; c < kTileK; ++c) {
+        const double whole = fixed_number(GetParam(), rows, fixed, c, group.step);
+        ASSERT_EQ(whole, std::nearbyint(whole));
+        const double value = static_cast<double>(bf16_to_f32(bits[c])), got = whole * static_cast<double>(group.step);
+        const bool large = std::fabs(value) >= std::ldexp(1.0, exponent - 7);
+        ASSERT_LE(std::fabs(got - value), large ? 0.0 : std::ldexp(1.0, exponent - 15)) << exponent;
+        sum += whole;
+      }
+      ASSERT_EQ(group.sum, sum);
     }
-    ASSERT_EQ(group.sum, sum);
+  }
+}
+
+// Whatever the size of inputs, a row's result is the same bits in any batch, and not finite where they are too large.
+TEST_P(EveryIsa, Int4InputsOfAllSizesDoNotDependOnTheirBatch) {
+  constexpr int64_t kOut = 40, kIn = 96;
+  TestCpu cpu(GetParam(), 1);
+  const auto m = test_matrix(WeightFormat::kInt4Group32, kOut, kIn, 1);
+  const Packed packed = pack(cpu, std::span(&m->raw, 1));
+  for (const int exponent : {-133, -126, -110, -100, -60, 0, 60, 118, 119, 120, 127}) {
+    const TestRows x(17, kIn, kIn, 9);
+    for (int64_t i = 0; i < 17 * kIn; ++i) {
+      uint16_t& bits = x.tensor.row<uint16_t>(0)[i];
+      bits = f32_to_bf16(std::ldexp(bf16_to_f32(bits) < 0 ? -1.9921875f : 1.9921875f, exponent));
+    }
+    const Tensor all = linear(cpu.context(), x.tensor, packed.matrix, DType::kF32);
+    for (int64_t o = 0; o < kOut; ++o) ASSERT_EQ(std::isfinite(all.row<float>(0)[o]), exponent < 120) << exponent;
+    for (const int64_t rows : {1, 6, 7, 16}) {
+      const Tensor some = linear(cpu.context(), x.tensor.row_range(0, rows), packed.matrix, DType::kF32);
+      for (int64_t i = 0; i < rows * kOut && exponent < 120; ++i)
+        ASSERT_EQ(some.row<float>(0)[i], all.row<float>(0)[i]) << rows << " rows of 2^" << exponent;
+    }
   }
 }
 
@@ -292,7 +320,7 @@ TEST_P(EveryIsa, Int4SumsOfTheLargestNumbersAreExact) {
     const Tensor y = linear(cpu.context(), x.tensor.row_range(0, rows), packed.matrix, DType::kF32);
     for (int64_t r = 0; r < rows; ++r)
       for (int64_t o = 0; o < kOut; ++o)
-        ASSERT_EQ(y.row<float>(r)[o], exact(GetParam(), x.tensor, r, m->raw, o).first) << rows << " rows: " << o;
+        ASSERT_EQ(y.row<float>(r)[o], exact(x.tensor, r, m->raw, o).first) << rows << " rows: " << o;
   }
 }
 
@@ -305,7 +333,13 @@ TEST_P(EveryIsa, StackedFormatsAreBf16) {
   const TestRows x(1, 64, 64, 9);
   const Tensor y = linear(cpu.context(), x.tensor, ab.matrix, DType::kF32);
   for (int64_t o = 0; o < 20; ++o) {
-    const auto [sum, size] = exact(Isa::kAmx, x.tensor, 0, a->raw, o);
+    double sum = 0, size = 0;
+    for (int64_t c = 0; c < 64; ++c) {
+      const double rounded = bf16_to_f32(f32_to_bf16(raw_element(a->raw, o, c)));
+      const double term = static_cast<double>(bf16_to_f32(x.tensor.row<uint16_t>(0)[c])) * rounded;
+      sum += term;
+      size += std::fabs(term);
+    }
     EXPECT_NEAR(y.row<float>(0)[o], sum, 1e-6 * size);
   }
 }
@@ -325,7 +359,7 @@ TEST_P(EveryIsa, Int4ElementsAreThoseOfTheMatrix) {
     const Tensor y = linear(cpu.context(), x.tensor.row_range(0, rows), packed.matrix, DType::kF32);
     for (int64_t c = 0; c < rows; ++c)
       for (int64_t o = 0; o < kOut; ++o)
-        ASSERT_EQ(y.row<float>(c)[o], weight(GetParam(), m->raw, o, c)) << rows << " rows: " << o << "," << c;
+        ASSERT_EQ(y.row<float>(c)[o], weight(m->raw, o, c)) << rows << " rows: " << o << "," << c;
   }
 }
 
@@ -363,16 +397,16 @@ struct ExpertCase {
 };
 
 // The formula in double; the product of gate and up is rounded to bf16, as it is stored.
-std::vector<double> expert_formula(Isa isa, const ExpertCase& c, int64_t token, const RawExpert& e) {
+std::vector<double> expert_formula(const ExpertCase& c, int64_t token, const RawExpert& e) {
   std::vector<double> h(static_cast<size_t>(e.gate.out)), y(static_cast<size_t>(e.down.out));
   for (int64_t i = 0; i < e.gate.out; ++i) {
-    const double gate = exact(isa, c.x.tensor, token, e.gate, i).first;
-    const double up = exact(isa, c.x.tensor, token, e.up, i).first;
+    const double gate = exact(c.x.tensor, token, e.gate, i).first;
+    const double up = exact(c.x.tensor, token, e.up, i).first;
     h[static_cast<size_t>(i)] = bf16_to_f32(f32_to_bf16(static_cast<float>(gate / (1 + std::exp(-gate)) * up)));
   }
   for (int64_t o = 0; o < e.down.out; ++o) {
     for (int64_t i = 0; i < e.down.in; ++i)
-      y[static_cast<size_t>(o)] += h[static_cast<size_t>(i)] * static_cast<double>(weight(isa, e.down, o, i));
+      y[static_cast<size_t>(o)] += h[static_cast<size_t>(i)] * static_cast<double>(weight(e.down, o, i));
   }
   return y;
 }
@@ -391,7 +425,7 @@ void expect_weighted_sums(Isa isa, ExpertCase& c, PanelFormat format) {
     for (size_t k = 0; k < 3; ++k) {
       const auto slot = static_cast<size_t>(t) * 3 + k;
       if (c.ids[slot] < 0) continue;
-      const std::vector<double> part = expert_formula(isa, c, t, c.raw[static_cast<size_t>(c.ids[slot])]);
+      const std::vector<double> part = expert_formula(c, t, c.raw[static_cast<size_t>(c.ids[slot])]);
       for (size_t o = 0; o < want.size(); ++o) want[o] += static_cast<double>(c.weights[slot]) * part[o];
     }
     for (const double v : want) largest = std::fmax(largest, std::fabs(v));
@@ -430,7 +464,7 @@ TEST_P(EveryIsa, ExpertsOfATokenDoNotDependOnItsBatchOrThreads) {
     const auto& packed = static_cast<const PackedExperts&>(*experts.packed);
     const Tensor all = moe_experts(one.context(), c.x.tensor, c.routing(0, kTokens), packed);
     for (TestCpu* cpu : {&one, &two, &five}) {
-      for (const int64_t rows : {1, 2, 16, 17, 100, 700}) {
+      for (const int64_t rows : {1, 2, 7, 16, 17, 100, 700}) {
         const int64_t first = kTokens - rows;
         const Tensor y = moe_experts(cpu->context(), c.x.tensor.row_range(first, rows), c.routing(first, rows), packed);
         ASSERT_EQ(std::memcmp(y.data, all.row<float>(first), static_cast<size_t>(rows * 160) * 4), 0) << rows;

@@ -263,7 +263,7 @@ void tile_to_bf16(const float* c, int64_t rows, int64_t cols, uint16_t* out, int
   }
 }
 
-void fix(uint16_t* a, int64_t groups, FixedGroup* fixed) {
+void fix(uint16_t* a, int64_t groups, int64_t /*rows*/, FixedGroup* fixed) {
   for (int64_t g = 0; g < groups; ++g, a += kTileK) {
     const FixedNumbers numbers = fix_group(a, fixed[g]);
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(a), numbers.first);

@@ -167,7 +167,8 @@ inline void fetch_following(const uint8_t* end) {
   for (int64_t i = 0; i < 8; ++i) _mm_prefetch(end + 64 * i, _MM_HINT_T0);
 }
 
-// The same of INT4 weights. A k tile's sum is a whole number below 2^23, which f32 holds exactly. Nothing is stored
+// The same of INT4 weights. A k tile's sum is a whole number below 2^23 times a power of two, which f32 holds exactly:
+// the bits are those of any order of additions, the one of AMX tiles too (panel_int4_amx.cc). Nothing is stored
 // before the panel's end: a store delays later reads from the same place of other pages, and so the whole stream.
 template <int R>
 void multiply_int4_rows(const PanelJob& job, const uint16_t* a, int64_t m, int64_t row) {
@@ -189,8 +190,8 @@ void multiply_int4_rows(const PanelJob& job, const uint16_t* a, int64_t m, int64
 #pragma GCC unroll 2
       for (int h = 0; h < 2; ++h) {
         const __m512i whole = _mm512_add_epi32(part.low[r][h], _mm512_slli_epi32(part.high[r][h], 8));
-        const __m512 one = _mm512_mul_ps(scale[h], _mm512_set1_ps(fixed[r].step));
-        sums[r][h] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(whole), one, sums[r][h]);
+        const __m512 sum = _mm512_mul_ps(_mm512_cvtepi32_ps(whole), _mm512_set1_ps(fixed[r].step));
+        sums[r][h] = _mm512_fmadd_ps(sum, scale[h], sums[r][h]);
       }
   }
   fetch_following(b);
@@ -218,60 +219,9 @@ constexpr RowsBodies<kRowsAtOnce> kBodies = {
 };
 
 void multiply(const PanelJob& job) {
-  if (job.stored == TileFormat::kInt4) return multiply_by(kInt4Rows, job);
+  if (job.stored == TileFormat::kInt4) return multiply_int4_avx512(job);
   if (job.a_low == nullptr) return multiply_by(kBodies, job, kTileRows);
   multiply_by(job.stored == TileFormat::kInt8 ? kRowsOfTerms<uint8_t> : kRowsOfTerms<uint16_t>, job);
-}
-
-// Of each set of eight numbers x the low bytes of x0 x4 x1 x5, then their high ones, then those of x2 x6 x3 x7: as
-// the bytes of a word of weights have them in their low and in their high four bits.
-void fix(uint16_t* a, int64_t groups, FixedGroup* fixed) {
-  const __m128i order = _mm_setr_epi8(0, 8, 2, 10, 1, 9, 3, 11, 4, 12, 6, 14, 5, 13, 7, 15);
-  const __m512i of_each_set = _mm512_broadcast_i32x4(order);
-  for (int64_t g = 0; g < groups; ++g, a += kTileK) {
-    const FixedNumbers numbers = fix_group(a, fixed[g]);
-    const __m512i all = _mm512_inserti64x4(_mm512_castsi256_si512(numbers.first), numbers.second, 1);
-    _mm512_storeu_si512(a, _mm512_shuffle_epi8(all, of_each_set));
-  }
-}
-
-// A nibble n at bit `shift` of the mantissa of 1.0 reads 1 + n * 2^(shift - 23); times 2^(23 - shift) * s, minus
-// (2^(23 - shift) + 8) * s, it is (n - 8) * s, exactly, in one FMA, for shifts 8 and 12 (s has 8 bits).
-struct NibbleScale {
-  __m512 times[2], minus[2];
-};
-
-inline NibbleScale nibble_scale(__m512 s) {
-  NibbleScale out;
-  for (int i = 0; i < 2; ++i) {
-    const float power = static_cast<float>(1 << (15 - 4 * i));
-    out.times[i] = _mm512_mul_ps(s, _mm512_set1_ps(power));
-    out.minus[i] = _mm512_mul_ps(s, _mm512_set1_ps(power + 8.0f));
-  }
-  return out;
-}
-
-template <int I>  // the nibble at bit 8 + 4 * I
-inline __m512 nibble(__m512i words, const NibbleScale& s) {
-  const __m512i mask = _mm512_set1_epi32(15 << (8 + 4 * I));
-  const __m512i one = _mm512_set1_epi32(0x3F800000);
-  const __m512i bits = _mm512_ternarylogic_epi32(words, mask, one, 0xEA);  // (words & mask) | one
-  return _mm512_fmsub_ps(_mm512_castsi512_ps(bits), s.times[I], s.minus[I]);
-}
-
-// Four rows (input pairs) of a B tile from the words of one set; `low` has outputs 0-7, `high` 8-15.
-inline void expand_set(const uint8_t* words, const NibbleScale& low, const NibbleScale& high, uint16_t* out) {
-  const auto* halves = reinterpret_cast<const __m256i*>(words);
-  const __m512i low_right = _mm512_cvtepu16_epi32(_mm256_loadu_si256(halves));
-  const __m512i high_right = _mm512_cvtepu16_epi32(_mm256_loadu_si256(halves + 1));
-  const __m512i low_left = _mm512_slli_epi32(low_right, 8), high_left = _mm512_slli_epi32(high_right, 8);
-  const auto store = [&](int64_t row, __m512 high_values, __m512 low_values) {
-    _mm512_storeu_si512(out + row * 64, (__m512i)_mm512_cvtne2ps_pbh(high_values, low_values));
-  };
-  store(0, nibble<0>(high_left, high), nibble<0>(low_left, low));
-  store(1, nibble<1>(high_left, high), nibble<1>(low_left, low));
-  store(2, nibble<0>(high_right, high), nibble<0>(low_right, low));
-  store(3, nibble<1>(high_right, high), nibble<1>(low_right, low));
 }
 
 // e^x to about 1 ulp, x clamped to [-87, 88]: 2^n * e^r, |r| <= ln(2) / 2, Taylor to the seventh order.
@@ -297,21 +247,19 @@ inline __m256i round_bf16(__m512 v) {
 
 }  // namespace
 
-void expand_int4_avx512(const uint8_t* packed, int64_t k_tiles, uint16_t* tiles) {
-  const __m512i spread_low = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
-  const __m512i spread_high = _mm512_add_epi32(spread_low, _mm512_set1_epi32(8));
-  for (int64_t t = 0; t < 2 * k_tiles; ++t) {
-    const uint8_t* base = packed + t / 2 * kInt4TileBytes;
-    const auto* scales = reinterpret_cast<const __m256i*>(base + t % 2 * 32);
-    const uint8_t* words = base + 64 + t % 2 * 64;
-    // Packed panels lie one after another: what will be expanded some k tiles later is being fetched meanwhile.
-    for (int64_t i = t % 2; i < kInt4TileBytes / 64; i += 2)
-      _mm_prefetch(base + 7 * kInt4TileBytes + i * 64, _MM_HINT_T0);
-    const __m512i wide = _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(scales)), 16);
-    const NibbleScale low_s = nibble_scale(_mm512_castsi512_ps(_mm512_permutexvar_epi32(spread_low, wide)));
-    const NibbleScale high_s = nibble_scale(_mm512_castsi512_ps(_mm512_permutexvar_epi32(spread_high, wide)));
-    uint16_t* out = tiles + t / 2 * kPanelTileElements + t % 2 * 32;
-    for (int64_t set = 0; set < 4; ++set) expand_set(words + set * 128, low_s, high_s, out + set * 256);
+void multiply_int4_avx512(const PanelJob& job) {
+  multiply_by(kInt4Rows, job);
+}
+
+// Of each set of eight numbers x the low bytes of x0 x4 x1 x5, then their high ones, then those of x2 x6 x3 x7: as
+// the bytes of a word of weights have them in their low and in their high four bits.
+void fix_avx512(uint16_t* a, int64_t groups, int64_t /*rows*/, FixedGroup* fixed) {
+  const __m128i order = _mm_setr_epi8(0, 8, 2, 10, 1, 9, 3, 11, 4, 12, 6, 14, 5, 13, 7, 15);
+  const __m512i of_each_set = _mm512_broadcast_i32x4(order);
+  for (int64_t g = 0; g < groups; ++g, a += kTileK) {
+    const FixedNumbers numbers = fix_group(a, fixed[g]);
+    const __m512i all = _mm512_inserti64x4(_mm512_castsi256_si512(numbers.first), numbers.second, 1);
+    _mm512_storeu_si512(a, _mm512_shuffle_epi8(all, of_each_set));
   }
 }
 
@@ -398,7 +346,7 @@ const PanelKernels kPanelKernelsAvx512 = {
     .rows_at_once = kRowsAtOnce,
     .rows_of_terms = kRowsOfTermsAtOnce,
     .multiply = multiply,
-    .fix = fix,
+    .fix = fix_avx512,
     .tile_to_bf16 = tile_to_bf16_avx512,
     .split = split_avx512,
     .add_scaled = add_scaled_avx512,

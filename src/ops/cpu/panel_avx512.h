@@ -1,4 +1,4 @@
-// The AVX-512 kernels by name, for the AMX set, which shares all but the multiplication. See panel_kernels.h.
+// The AVX-512 kernels by name, for the AMX set, which shares all but most of the multiplication. See panel_kernels.h.
 #pragma once
 
 #include <cstdint>
@@ -7,8 +7,9 @@
 
 namespace perigee::cpu {
 
-// INT4 k tiles of a panel to bf16 tiles: element = bf16((nibble - 8) * scale), to nearest even.
-void expand_int4_avx512(const uint8_t* packed, int64_t k_tiles, uint16_t* tiles);
+// A job of INT4 weights, whose inputs fix_avx512 made; its `rows` does not matter.
+void multiply_int4_avx512(const PanelJob& job);
+void fix_avx512(uint16_t* a, int64_t groups, int64_t rows, FixedGroup* fixed);
 // INT8 k tiles: their whole numbers as bf16.
 void expand_int8_avx512(const uint8_t* packed, int64_t k_tiles, uint16_t* tiles);
 void tile_to_bf16_avx512(const float* c, int64_t rows, int64_t cols, uint16_t* out, int64_t out_stride);

@@ -30,9 +30,9 @@ inline int largest_exponent(__m256i a, __m256i b) {
 }
 
 inline FixedNumbers fix_group(const uint16_t* a, FixedGroup& group) {
-  constexpr int kBits = 14;      // of a number whose exponent is the largest one, beside the topmost
-  constexpr int kLeast = 27;     // exponent below which a group is rounded as if it were so large: 2^-100
-  constexpr int kSpecial = 255;  // of infinities and NaN
+  constexpr int kBits = 14;   // of a number whose exponent is the largest one, beside the topmost
+  constexpr int kLeast = 27;  // exponent below which a group is rounded as if it were so large: 2^-100
+  constexpr int kMost = 246;  // above it, f32 sums of a group could overflow: 2^119
   const auto load = [](const uint16_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); };
   const __m256i low = load(a), high = load(a + 16);
   const int found = largest_exponent(low, high), exponent = found < kLeast ? kLeast : found;
@@ -50,7 +50,7 @@ inline FixedNumbers fix_group(const uint16_t* a, FixedGroup& group) {
   const FixedNumbers out{sixteen(low), sixteen(high)};
   const __m256i ones = _mm256_set1_epi16(1);
   group.sum = sum_of_lanes(_mm256_add_epi32(_mm256_madd_epi16(out.first, ones), _mm256_madd_epi16(out.second, ones)));
-  group.step = found == kSpecial ? __builtin_nanf("") : _mm256_cvtss_f32(power(exponent - kBits));
+  group.step = found > kMost ? __builtin_nanf("") : _mm256_cvtss_f32(power(exponent - kBits));
   return out;
 }
 

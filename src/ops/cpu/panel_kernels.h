@@ -8,14 +8,13 @@
 // An INT8 panel holds the elements of a bf16 panel in the same order, a signed byte each: whole numbers, to whose sums
 // the caller applies a scale an output (add_scaled).
 //
-// Activations: a row tile is 16 rows (the last one fewer, m). For each k tile it holds m rows of 32 bf16. Where the
-// instruction set wants it (PanelKernels::fix), those that meet INT4 weights are whole numbers instead (ADR 0028).
+// Activations: a row tile is 16 rows (the last one fewer, m). For each k tile it holds m rows of 32 bf16. Those that
+// meet INT4 weights are what PanelKernels::fix makes of them: whole parts of a power of two (ADR 0028).
 //
 // An output is one chain of additions in ascending k, whatever the number of rows, so it does not depend on the rows
 // that it is computed with. Two terms of the activations are one of f32 (AVX2), or have a chain each, joined every
-// kExpandedTiles k tiles (others). The order inside a k tile is the instruction set's own. INT4 weights are exact in
-// AVX2 and AVX-512: the sum of a k tile over whole numbers, exact itself, is multiplied by the scale. AMX rounds each
-// weight to bf16, for its sums leave the tiles too slowly (ADR 0017).
+// kExpandedTiles k tiles (others). The order inside a k tile is the instruction set's own. INT4 weights are exact: the
+// sum of a k tile over whole numbers, exact itself, is multiplied by the scale (ADR 0017).
 //
 // This header is included by files compiled for one instruction set: it must stay free of inline functions.
 #pragma once
@@ -41,7 +40,7 @@ struct PanelSums {
   int64_t row = kTileOutputs, half = kAccumulators, tile = 2 * kAccumulators;
 };
 
-// Of a row's k tile of whole numbers: what they are to be multiplied by, and their sum.
+// Of a row's k tile that meets INT4 weights: what its whole numbers are to be multiplied by, and their sum.
 struct FixedGroup {
   float step = 0;
   int32_t sum = 0;
@@ -53,7 +52,7 @@ enum class TileFormat : uint8_t { kBF16, kInt8, kInt4 };  // of the k tiles of a
 struct PanelJob {
   const uint16_t* a = nullptr;            // row tile 0
   const uint16_t* a_low = nullptr;        // a second term of each element, in the same places; null: none
-  const FixedGroup* fixed = nullptr;      // of each 32 elements of `a`, which are whole numbers; null: they are bf16
+  const FixedGroup* fixed = nullptr;      // of each 32 elements of `a` that meet INT4 weights
   int64_t a_stride = 0;                   // elements from one row tile to the next: 16 * padded k
   int64_t k_begin = 0;                    // first k tile within a row tile
   int64_t k_tiles = 0;                    // how many
@@ -72,10 +71,12 @@ struct PanelKernels {
   // each kExpandedTiles k tiles.
   int64_t rows_of_terms = 0;
   void (*multiply)(const PanelJob& job);
-  // Turns groups of 32 bf16 into whole numbers of 16 bits in place, in an order of bytes of its own. A group's step is
-  // the power of two that its largest magnitude takes 15 bits of: magnitudes of at least 1/128 of it stay exact,
-  // smaller ones are rounded to it. With an infinity or NaN the step is NaN. Null: INT4 weights meet bf16.
-  void (*fix)(uint16_t* a, int64_t groups, FixedGroup* fixed) = nullptr;
+  // Rounds groups of 32 bf16 in place to whole parts of a step, the power of two that the group's largest magnitude
+  // takes 15 bits of: magnitudes of at least 1/128 of it stay exact. With a magnitude of 2^120 or more, an infinity or
+  // NaN the step is NaN. They become the whole numbers, 16 bits each, in an order of bytes of the instruction set's
+  // own; with AMX, where jobs have more than a few rows (`rows`, of the jobs that they will be part of), they stay
+  // bf16.
+  void (*fix)(uint16_t* a, int64_t groups, int64_t rows, FixedGroup* fixed);
   // out[r][0..cols) = bf16 of row r of a C tile, to nearest even, NaN stays NaN; rows of out are out_stride apart.
   void (*tile_to_bf16)(const float* c, int64_t rows, int64_t cols, uint16_t* out, int64_t out_stride);
   // Two terms of x[32]: high = bf16(x), low = bf16(x - high).
