@@ -34,7 +34,7 @@ double read_rate(int num_threads, int64_t bytes) {
   const Buffer memory(static_cast<size_t>(bytes));
   ThreadPool pool(num_threads);
   const int64_t pieces = bytes / kPiece;
-  // Pages that were never written are all the same one, which caches hold.
+  // Pages that were never written all map to one page of zeros, which caches hold.
   pool.run(pieces, [&](int64_t piece, int) { std::memset(memory.data() + piece * kPiece, 0, kPiece); });
   std::vector<uint64_t> sums(static_cast<size_t>(pieces));
   double best_s = 1e300;
@@ -105,7 +105,7 @@ MachineReport inspect_machine(int64_t read_bytes) {
     cpu.backend = (*ops)->name();
   else
     cpu.why_none = ops.error().message;
-  cpu.read_gbs = read_rate(cpu.cores, read_bytes);
+  cpu.read_gbs = read_rate(cpu.cores, std::min(read_bytes, cpu.memory_bytes / 4));
   report.gpus = list_gpus();
   for (size_t i = 0; i < report.gpus.size(); ++i) report.gpu_states.push_back(gpu_report(static_cast<int>(i)));
   if (report.gpus.empty()) report.why_no_gpu = select_device(0).error().message;

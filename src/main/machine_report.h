@@ -28,7 +28,8 @@ struct MachineReport {
   std::vector<PeerLink> links;  // of every pair of GPUs
 };
 
-// Takes about a second: reads `read_bytes` of memory several times; and as long again for each pair of GPUs.
+// Takes about a second: fills `read_bytes` of memory, at most a quarter of what this process may have, and reads it
+// several times; and as long again for each pair of GPUs.
 MachineReport inspect_machine(int64_t read_bytes);
 
 // What should be changed before serving here; empty: nothing.

@@ -11,7 +11,7 @@ namespace perigee {
 
 enum class Isa : uint8_t {
   kAvx2,    // AVX2 + FMA + F16C
-  kAvx512,  // AVX-512 F, BW, VL, DQ and BF16
+  kAvx512,  // AVX-512 F, BW, VL, DQ, BF16 and VNNI
   kAmx,     // the above and AMX bf16 tiles
 };
 inline constexpr std::array kAllIsas = {Isa::kAvx2, Isa::kAvx512, Isa::kAmx};

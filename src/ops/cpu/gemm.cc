@@ -27,10 +27,12 @@ struct TaskGrid {
     num_tasks_ = row_blocks * groups_;
   }
   int64_t num_tasks() const { return num_tasks_; }
+  // Of the block that a row is in.
+  int64_t block_rows(int64_t row) const { return std::min(kMaxBlockRows, rows_ - row / kMaxBlockRows * kMaxBlockRows); }
   Task task(int64_t i) const {
     const int64_t row = i / groups_ * kMaxBlockRows, panel = i % groups_ * group_;
     return {.first_row = row,
-            .rows = std::min(kMaxBlockRows, rows_ - row),
+            .rows = block_rows(row),
             .first_panel = panel,
             .num_panels = std::min(group_, panels_ - panel)};
   }
@@ -203,6 +205,7 @@ Tensor linear(const CpuContext& cpu, const Tensor& x, const PanelMatrix& w, DTyp
                         .fixed = fix ? fixed : nullptr,
                         .low_fixed = fix && terms ? fixed + groups : nullptr};
   const std::span<PanelScratch> scratches = panel_scratches(cpu);
+  const TaskGrid grid(x.rows, w.num_panels, cpu.pool.size());
   cpu.pool.run(row_tiles, [&](int64_t tile, int) {
     if (terms) {
       pack_row_tile_terms(kernels, w, x, tile * kTileRows, a, a + elements);
@@ -212,11 +215,9 @@ Tensor linear(const CpuContext& cpu, const Tensor& x, const PanelMatrix& w, DTyp
     if (!fix) return;
     const int64_t row = tile * kTileRows, first = row * w.k_tiles;
     const int64_t count = std::min(kTileRows, x.rows - row) * w.k_tiles;
-    const int64_t block_rows = std::min(kMaxBlockRows, x.rows - row / kMaxBlockRows * kMaxBlockRows);
-    kernels.fix(a + first * kTileK, count, block_rows, fixed + first);
-    if (terms) kernels.fix(a + elements + first * kTileK, count, block_rows, fixed + groups + first);
+    kernels.fix(a + first * kTileK, count, grid.block_rows(row), fixed + first);
+    if (terms) kernels.fix(a + elements + first * kTileK, count, grid.block_rows(row), fixed + groups + first);
   });
-  const TaskGrid grid(x.rows, w.num_panels, cpu.pool.size());
   cpu.pool.run(grid.num_tasks(), [&](int64_t i, int thread) {
     run_task(kernels, w, rows, grid.task(i), scratches[static_cast<size_t>(thread)], out);
   });

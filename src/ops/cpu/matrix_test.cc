@@ -113,7 +113,7 @@ TEST_P(EveryIsa, LinearIsTheMatrixProductInAllFormatsAndOddShapes) {
 
 // Two bf16 terms of an input leave at most 2^-17 of it out.
 TEST_P(EveryIsa, F32InputsCountWithBothTermsInAnyBatch) {
-  constexpr int64_t kRows = 19, kOut = 70, kIn = 1120;
+  constexpr int64_t kRows = 262, kOut = 70, kIn = 2144;  // more than a block of rows, and of k tiles
   for (const WeightFormat format : kFormats) {
     TestCpu cpu(GetParam(), 2);
     const auto m = test_matrix(format, kOut, kIn, 7);
@@ -126,13 +126,13 @@ TEST_P(EveryIsa, F32InputsCountWithBothTermsInAnyBatch) {
     std::mt19937 random(3);
     for (int64_t i = 0; i < kRows * kIn; ++i) x.row<float>(0)[i] = std::normal_distribution<float>()(random);
     const Tensor all = linear(cpu.context(), x, packed.matrix, DType::kF32);
-    for (int64_t i = 0; i < kRows; ++i) {
+    for (int64_t i = 0; i < kRows; i += 37) {
       for (int64_t o = 0; o < kOut; ++o) {
         const auto [sum, size] = exact(x, i, m->raw, o);
         ASSERT_NEAR(all.row<float>(i)[o], sum, 9e-6 * size) << static_cast<int>(format) << " " << i << "," << o;
       }
     }
-    for (const int64_t rows : {1, 2, 3, 6, 7, 9, 16, 17}) {
+    for (const int64_t rows : {1, 2, 3, 6, 7, 9, 16, 17, 33}) {
       const Tensor some = linear(cpu.context(), x.row_range(kRows - rows, rows), packed.matrix, DType::kF32);
       const size_t bytes = static_cast<size_t>(rows * kOut) * sizeof(float);
       ASSERT_EQ(std::memcmp(some.data, all.row<float>(kRows - rows), bytes), 0)
@@ -194,6 +194,20 @@ TEST_P(EveryIsa, RowsDoNotDependOnTheirBatchOrThreads) {
   }
 }
 
+// Sums of a k tile are exact, and joined in the same order everywhere.
+TEST_P(EveryIsa, Int4ResultsAreThoseOfEveryInstructionSet) {
+  constexpr int64_t kRows = 300, kOut = 70, kIn = 2144;
+  TestCpu cpu(GetParam(), 2), other(Isa::kAvx2, 2);
+  const auto m = test_matrix(WeightFormat::kInt4Group32, kOut, kIn, 11);
+  const Packed packed = pack(cpu, std::span(&m->raw, 1));
+  const TestRows x(kRows, kIn, kIn, 5);
+  for (const int64_t rows : {int64_t{1}, int64_t{7}, int64_t{17}, kRows}) {
+    const Tensor y = linear(cpu.context(), x.tensor.row_range(0, rows), packed.matrix, DType::kF32);
+    const Tensor avx2 = linear(other.context(), x.tensor.row_range(0, rows), packed.matrix, DType::kF32);
+    ASSERT_EQ(std::memcmp(y.data, avx2.data, static_cast<size_t>(rows * kOut) * sizeof(float)), 0) << rows << " rows";
+  }
+}
+
 TEST_P(EveryIsa, StackedMatricesAreOne) {
   for (const auto& [format_a, format_b] :
        {std::pair{WeightFormat::kBF16, WeightFormat::kF32}, {WeightFormat::kInt4Group32, WeightFormat::kInt4Group32}}) {
@@ -216,7 +230,7 @@ TEST_P(EveryIsa, StackedMatricesAreOne) {
 // Number c of a fixed group that becomes part of jobs of `rows` rows. AVX-512 keeps the bytes of eight numbers x in the
 // order of the inputs of its sums, the low ones of x0 x4 x1 x5, their high ones, and those of x2 x6 x3 x7.
 double fixed_number(Isa isa, int64_t rows, const uint16_t* group, int64_t c, float step) {
-  if (isa == Isa::kAmx && rows > 6) return bf16_to_f32(group[c]) / static_cast<double>(step);
+  if (isa == Isa::kAmx && rows > kVectorRowsAmx) return bf16_to_f32(group[c]) / static_cast<double>(step);
   if (isa == Isa::kAvx2) return static_cast<int16_t>(group[c]);
   constexpr int64_t kPlace[] = {0, 2, 8, 10, 1, 3, 9, 11};
   const auto* set = reinterpret_cast<const uint8_t*>(group) + c / 8 * 16;

@@ -11,9 +11,6 @@
 namespace perigee::cpu {
 namespace {
 
-constexpr int64_t kLine = 32;        // bf16 of one cache line, a tile row
-constexpr int64_t kWeightRow = 128;  // bytes from one row of a B tile to the next
-
 struct alignas(64) TileConfig {
   uint8_t palette = 1;
   uint8_t start_row = 0;
@@ -104,7 +101,7 @@ void store_single(const RowTile& r, const PanelSums& layout) {
   _tile_stored(5, r.out + layout.half, layout.row * 4);
 }
 
-// The sums of the second terms, in tiles 6 and 7, are added to those in tiles 4 and 5, and are zero again.
+// Stores the sums of both terms, in tiles 4 and 5 and in tiles 6 and 7, added.
 void join_terms(const RowTile& r, const PanelSums& layout) {
   alignas(64) float low[2][kAccumulators];
   _tile_stored(6, low[0], kTileOutputs * 4);
@@ -115,10 +112,6 @@ void join_terms(const RowTile& r, const PanelSums& layout) {
       float* sum = r.out + half * layout.half + row * layout.row;
       _mm512_storeu_ps(sum, _mm512_add_ps(_mm512_loadu_ps(sum), _mm512_load_ps(low[half] + row * kTileOutputs)));
     }
-  before_tile_loads();
-  load_single(r.out, layout);
-  _tile_zero(6);
-  _tile_zero(7);
 }
 
 // One row tile of T terms, two output tiles. It is bound by memory: fetch well ahead. INT8 weights become bf16 one k
@@ -158,11 +151,16 @@ void multiply_single(const PanelJob& job, const RowTile& r) {
       _tile_loadd(1, r.low + t * r.step, 64);
       _tile_dpbf16ps(6, 1, 2);
       _tile_dpbf16ps(7, 1, 3);
-      if ((t + 1) % kExpandedTiles == 0 && t + 1 < job.k_tiles) join_terms(r, job.out);
+      if ((t + 1) % kExpandedTiles == 0 && t + 1 < job.k_tiles) {
+        join_terms(r, job.out);
+        before_tile_loads();
+        load_single(r.out, job.out);
+        _tile_zero(6);
+        _tile_zero(7);
+      }
     }
   }
-  if constexpr (T > 1) join_terms(r, job.out);
-  store_single(r, job.out);
+  T > 1 ? join_terms(r, job.out) : store_single(r, job.out);
 }
 
 // At most 16 rows.

@@ -11,6 +11,9 @@ namespace perigee::cpu {
 // have rows0 and rows1 rows; rows1 may be 0, then tiles 1, 6 and 7 are not to be used.
 void configure_tiles_amx(int64_t rows0, int64_t rows1);
 
+inline constexpr int64_t kLine = 32;        // bf16 of one cache line, a tile row
+inline constexpr int64_t kWeightRow = 128;  // bytes from one row of a B tile to the next
+
 namespace {
 
 // Keeps stores before tile loads that read them: GCC 12's do not say that they read memory.

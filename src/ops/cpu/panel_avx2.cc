@@ -26,8 +26,8 @@ constexpr int64_t kWholeRows = 2;                 // whose sums of all outputs t
 
 // k tiles that stay in the first-level cache while rows pass them, with what is asked for meanwhile.
 constexpr int64_t kStretch = 4, kInt4Stretch = 8;
-// Few rows that pass weights once: these take so many instructions a byte that the processor itself looks too short a
-// way ahead, and so many bytes are asked for. Panels lie one after another. INT4 weights come into the
+// Prefetch distances in bytes, of few rows that pass weights once: these take so many instructions a byte that the
+// processor itself looks too short a way ahead. Panels lie one after another. INT4 weights come into the
 // second-level cache: lines on their way to the first hold its few buffers for as long as memory takes.
 constexpr int64_t kAhead = 4096, kInt4Ahead = 8192;
 

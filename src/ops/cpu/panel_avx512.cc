@@ -87,7 +87,7 @@ struct ByteSums {
 
 template <int R>
 inline void add_int4_tile(const uint8_t* tile, const uint16_t* a, ByteSums<R>& sums) {
-  const auto* inputs = reinterpret_cast<const int32_t*>(a);  // of a set of each row: see fix()
+  const auto* inputs = reinterpret_cast<const int32_t*>(a);  // of a set of each row: see fix_avx512()
   const __m512i four_bits = _mm512_set1_epi8(15);
   _mm_prefetch(tile + kInt4Ahead, _MM_HINT_T1);
   for (int64_t set = 0; set < kPairs / 4; ++set) {

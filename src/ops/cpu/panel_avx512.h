@@ -7,7 +7,7 @@
 
 namespace perigee::cpu {
 
-// A job of INT4 weights, whose inputs fix_avx512 made; its `rows` does not matter.
+// A job of INT4 weights; fix_avx512, which does without `rows`, made its inputs.
 void multiply_int4_avx512(const PanelJob& job);
 void fix_avx512(uint16_t* a, int64_t groups, int64_t rows, FixedGroup* fixed);
 // INT8 k tiles: their whole numbers as bf16.

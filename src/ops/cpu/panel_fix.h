@@ -1,5 +1,5 @@
-// bf16 inputs of INT4 weights to whole numbers (ADR 0028), for the instruction sets that multiply those. Included only
-// by files compiled for one instruction set, each of which compiles its own copy.
+// bf16 inputs of INT4 weights to whole numbers and a step (ADR 0028). Included only by files compiled for one
+// instruction set, each of which compiles its own copy.
 #pragma once
 
 #include <immintrin.h>
@@ -31,7 +31,8 @@ inline int largest_exponent(__m256i a, __m256i b) {
 
 inline FixedNumbers fix_group(const uint16_t* a, FixedGroup& group) {
   constexpr int kBits = 14;   // of a number whose exponent is the largest one, beside the topmost
-  constexpr int kLeast = 27;  // exponent below which a group is rounded as if it were so large: 2^-100
+  constexpr int kLeast = 27;  // exponent below which a group is rounded as if it were so large: 2^-100. No step of
+                              // it is subnormal, which AMX would take for zero
   constexpr int kMost = 246;  // above it, f32 sums of a group could overflow: 2^119
   const auto load = [](const uint16_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); };
   const __m256i low = load(a), high = load(a + 16);

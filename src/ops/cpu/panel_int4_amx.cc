@@ -2,8 +2,6 @@
 // them up: few rows go through AVX-512, more of them through tiles, to the same bits.
 #include <immintrin.h>
 
-#include <initializer_list>
-
 #include "ops/cpu/panel_amx.h"
 #include "ops/cpu/panel_avx512.h"
 #include "ops/cpu/panel_fix.h"
@@ -11,13 +9,11 @@
 namespace perigee::cpu {
 namespace {
 
-constexpr int64_t kVectorRows = 6;  // up to here AVX-512 is faster
-constexpr int64_t kLine = 32;       // bf16 of one cache line, a tile row
-constexpr int64_t kWeightRow = 128;
 constexpr int64_t kStretch = 8;   // k tiles expanded at once: with the rest of the work they fit the first-level cache
-constexpr int64_t kAhead = 6144;  // bytes that weights are asked for before they are used
-constexpr int64_t kRing = 4;      // k tiles whose sums are on their way from a tile to registers
-constexpr int64_t kBehind = 2;    // so many k tiles later they are added
+constexpr int64_t kAhead = 6144;  // prefetch distance in bytes
+constexpr int64_t kRing = 4;      // k tiles whose sums wait in memory to be scaled
+constexpr int64_t kBehind = 2;    // k tiles from a product to the scaling of its sums: no load waits for a tile's store
+static_assert(kStretch <= kExpandedTiles && kBehind < kRing);
 
 // -8 ... 7 as bf16, twice: a look-up reads five bits of its index.
 inline __m512i whole_numbers() {
@@ -111,7 +107,7 @@ void multiply_row_tile(const PanelJob& job, int64_t row, int64_t rows, int64_t k
 }  // namespace
 
 void multiply_int4_amx(const PanelJob& job) {
-  if (job.rows <= kVectorRows) return multiply_int4_avx512(job);
+  if (job.rows <= kVectorRowsAmx) return multiply_int4_avx512(job);
   const __m512i numbers = whole_numbers();
   const int64_t full = job.rows / kTileRows * kTileRows, rest = job.rows - full;
   if (full == 0) configure_tiles_amx(rest, 0);
@@ -128,8 +124,9 @@ void multiply_int4_amx(const PanelJob& job) {
   _tile_release();
 }
 
+// bf16 holds what is left: a number that was rounded is at most 128, any other is the input itself, of 8 bits.
 void fix_amx(uint16_t* a, int64_t groups, int64_t rows, FixedGroup* fixed) {
-  if (rows <= kVectorRows) return fix_avx512(a, groups, rows, fixed);
+  if (rows <= kVectorRowsAmx) return fix_avx512(a, groups, rows, fixed);
   for (int64_t g = 0; g < groups; ++g, a += kTileK) {
     const FixedNumbers numbers = fix_group(a, fixed[g]);
     const __m512 step = _mm512_set1_ps(fixed[g].step);

@@ -31,6 +31,7 @@ inline constexpr int64_t kPanelTileElements = kPanelOutputs * kTileK;  // bf16 e
 inline constexpr int64_t kInt4TileBytes = 576;
 inline constexpr int64_t kInt8TileBytes = kPanelTileElements;
 inline constexpr int64_t kExpandedTiles = 16;  // k tiles of a quantised job of more than rows_at_once rows, at most
+inline constexpr int64_t kVectorRowsAmx = 6;   // with AMX so many rows meet INT4 weights without tiles, which is faster
 inline constexpr int64_t kAccumulators = kTileRows * kTileOutputs;  // f32 of one C tile
 
 // Where the f32 sums of a panel are, in elements: output 16h + j of row 16t + r is at c[t * tile + h * half + r * row +
@@ -52,7 +53,7 @@ enum class TileFormat : uint8_t { kBF16, kInt8, kInt4 };  // of the k tiles of a
 struct PanelJob {
   const uint16_t* a = nullptr;            // row tile 0
   const uint16_t* a_low = nullptr;        // a second term of each element, in the same places; null: none
-  const FixedGroup* fixed = nullptr;      // of each 32 elements of `a` that meet INT4 weights
+  const FixedGroup* fixed = nullptr;      // of each 32 elements of `a`; null unless b is INT4
   int64_t a_stride = 0;                   // elements from one row tile to the next: 16 * padded k
   int64_t k_begin = 0;                    // first k tile within a row tile
   int64_t k_tiles = 0;                    // how many
@@ -69,13 +70,13 @@ struct PanelKernels {
   int64_t rows_at_once;  // jobs of so many rows pass a panel once, and may have any number of k tiles
   // multiply() takes two terms of so many rows, unless times INT4; else they are two jobs, whose sums are added after
   // each kExpandedTiles k tiles.
-  int64_t rows_of_terms = 0;
+  int64_t rows_of_terms;
   void (*multiply)(const PanelJob& job);
-  // Rounds groups of 32 bf16 in place to whole parts of a step, the power of two that the group's largest magnitude
-  // takes 15 bits of: magnitudes of at least 1/128 of it stay exact. With a magnitude of 2^120 or more, an infinity or
-  // NaN the step is NaN. They become the whole numbers, 16 bits each, in an order of bytes of the instruction set's
-  // own; with AMX, where jobs have more than a few rows (`rows`, of the jobs that they will be part of), they stay
-  // bf16.
+  // Rounds groups of 32 bf16 in place to whole parts of a step, the power of two with which the group's largest
+  // magnitude takes 15 bits, at least 2^-114: magnitudes of at least 1/128 of the largest one stay exact, smaller ones
+  // are rounded. With a magnitude of 2^120 or more, an infinity or NaN the step is NaN. What is left are whole numbers
+  // of 16 bits, in an order of bytes of the instruction set's own; with AMX, for jobs of more than kVectorRowsAmx rows,
+  // bf16. Requires: `rows` is PanelJob::rows of every job that reads these groups.
   void (*fix)(uint16_t* a, int64_t groups, int64_t rows, FixedGroup* fixed);
   // out[r][0..cols) = bf16 of row r of a C tile, to nearest even, NaN stays NaN; rows of out are out_stride apart.
   void (*tile_to_bf16)(const float* c, int64_t rows, int64_t cols, uint16_t* out, int64_t out_stride);
