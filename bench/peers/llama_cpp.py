@@ -8,8 +8,9 @@ llama.cpp is built from the source package of llama-cpp-python, pinned below, an
 DIR takes 1 GB for the build and 2 to 5 GB a model. Weights are random: experts INT4 in groups of 32 (llama.cpp: Q4_0)
 where the row says int4 or int8, all else bf16, or int8 (llama.cpp: Q8_0). Perigee is `perigee bench context | step`, experts drawn at random for each
 token. A figure is the median of the pairs, a ratio that of the pairs' ratios; the processes of a pair change places.
-With --turns N each row of short decodes is measured by programs that stay loaded: each measures the row N times and is
-stopped (SIGSTOP) while the other does, so that turns follow each other within seconds and meet the same memory.
+With --turns N short decodes are measured by programs that stay loaded, one of each side for all rows of a model: each measures
+a row once, uncounted, and N times, and is stopped (SIGSTOP) while the other does, so that turns follow each other within
+seconds and meet the same memory.
 With --isa avx2 both sides are limited to AVX2. The load average should be below 0.3 before a run; it is printed.
 """
 import argparse
@@ -132,26 +133,31 @@ def run(command, limit_s=900):
 
 
 class Turns:
-    """A program that measures a row again and again and prints a line each time; stopped between its turns."""
+    """A program that measures rows, each several times, and prints a line each time; stopped between its turns."""
 
-    def __init__(self, command, line, figure):
+    def __init__(self, command, line):
         self.process = subprocess.Popen(["stdbuf", "-oL", *map(str, command)], stdout=subprocess.PIPE,
                                         stderr=subprocess.DEVNULL, text=True)
-        self.line, self.figure = re.compile(line), figure
-        self.take()  # which loads the model, too
+        self.process.send_signal(signal.SIGSTOP)
+        self.line = re.compile(line)
 
     def take(self):
-        """Tokens a second."""
+        """The line's figure."""
         self.process.send_signal(signal.SIGCONT)
         for text in self.process.stdout:
             if found := self.line.match(text):
                 self.process.send_signal(signal.SIGSTOP)
-                return self.figure(found[1])
+                return float(found[1])
         sys.exit(f"{' '.join(self.process.args)}: ended with {self.process.wait()}")
 
     def end(self):
         self.process.kill()
         self.process.wait()
+
+
+def takes(group, turns):
+    """Streams of each take: of each row one that loads or warms up, and the turns."""
+    return [row.streams for row in group for _ in range(turns + 1)]
 
 
 class Peer:
@@ -175,9 +181,12 @@ class Peer:
                 "-b", 2048, "-ub", self.a.ubatch, "-npp", context, "-ntg", steps, "-npl", ",".join(map(str, streams)),
                 *shared, "--output-format", "jsonl", *(["-fa", self.a.flash] if self.a.flash else [])]
 
-    def turns(self, row):
-        command = self.command([row], [row.streams] * (self.a.turns + 1))
-        return Turns(command, r"\{.*\"speed_tg\": ([\d.]+)", float)
+    def turns(self, group):
+        return Turns(self.command(group, takes(group, self.a.turns)), r"\{.*\"speed_tg\": ([\d.]+)")
+
+    @staticmethod
+    def tokens_per_s(row, figure):
+        return figure
 
 
 class Perigee:
@@ -201,10 +210,14 @@ class Perigee:
         return [self.a.program, "bench", kind, self.model_folder(model), "--load-format", "dummy", "--routing", "uniform",
                 "--device", "cpu", "--threads", self.a.threads, "--kv-cache-memory-bytes", "1G", *isa, *online]
 
-    def turns(self, row):
-        command = [*self.command("context", row.model), "--batches", ",".join([str(row.streams)] * (self.a.turns + 1)),
-                   "--contexts", row.context, "--warm-steps", 1, "--steps", max(3, self.a.steps // 2)]
-        return Turns(command, r"\| \d+ \| \d+ \| ([\d.]+) \|", lambda us: row.streams / float(us) * 1e6)
+    def turns(self, group):
+        command = [*self.command("context", group[0].model), "--batches", ",".join(map(str, takes(group, self.a.turns))),
+                   "--contexts", group[0].context, "--warm-steps", 1, "--steps", max(3, self.a.steps // 2)]
+        return Turns(command, r"\| \d+ \| \d+ \| ([\d.]+) \|")
+
+    @staticmethod
+    def tokens_per_s(row, step_us):
+        return row.streams / step_us * 1e6
 
     def measure(self, group):
         model, context = group[0].model, group[0].context
@@ -245,20 +258,22 @@ def print_table(rows, pairs, rate):
               f"{len(ours)} |", flush=True)
 
 
-def take_turns(rows, sides, count):
+def take_turns(groups, sides, count):
     """Rows of tok/s, and of quartiles of the ratio of turns that follow each other."""
     print("\n| | perigee, tok/s | llama.cpp, tok/s | ratio | its quartiles | turns |\n" + "|---" * 6 + "|")
-    for row in rows:
+    for group in groups:
         with contextlib.ExitStack() as stack:  # no program stays behind, stopped, if the other one fails
-            both = []
+            programs = []
             for side in sides:
-                both.append(side.turns(row))
-                stack.callback(both[-1].end)
-            turns = [[program.take() for program in both] for _ in range(count)]
-        ours, theirs = zip(*turns)
-        low, ratio, high = statistics.quantiles((a / b for a, b in turns), n=4, method="inclusive")
-        print(f"| {row.name()} | {statistics.median(ours):.1f} | {statistics.median(theirs):.1f} | {ratio:.2f} | "
-              f"{low:.2f}, {high:.2f} | {count} |", flush=True)
+                programs.append(side.turns(group))
+                stack.callback(programs[-1].end)
+            for row in group:
+                figures = [[side.tokens_per_s(row, program.take()) for side, program in zip(sides, programs)]
+                           for _ in range(count + 1)][1:]
+                ours, theirs = zip(*figures)
+                low, ratio, high = statistics.quantiles((a / b for a, b in figures), n=4, method="inclusive")
+                print(f"| {row.name()} | {statistics.median(ours):.1f} | {statistics.median(theirs):.1f} | {ratio:.2f} | "
+                      f"{low:.2f}, {high:.2f} | {count} |", flush=True)
 
 
 def parse():
@@ -300,10 +315,11 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         sides = (Perigee(arguments, folder), Peer(arguments))
         if arguments.turns:
-            short = [row for row in rows if row.form == "decode" and row.context < FILLED_CONTEXT]
-            if not short:
+            short = [[row for row in group if row.form == "decode"] for (_, context), group in groups.items()
+                     if context < FILLED_CONTEXT]
+            if not any(short):
                 sys.exit(f"--turns: no row of decodes at less than {FILLED_CONTEXT} tokens matches --rows {arguments.rows!r}")
-            return take_turns(short, sides, arguments.turns)
+            return take_turns(filter(None, short), sides, arguments.turns)
         for i in range(arguments.pairs):
             for group in groups.values():
                 figures = {side: side.measure(group) for side in (sides if i % 2 == 0 else sides[::-1])}
