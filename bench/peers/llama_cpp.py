@@ -16,6 +16,7 @@ With --isa avx2 both sides are limited to AVX2. The load average should be below
 import argparse
 import contextlib
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -236,10 +237,14 @@ class Perigee:
         return out
 
 
+def read_rate(report):
+    """GB/s by what `perigee doctor` prints."""
+    return float(re.search(r"read at ([\d.]+) GB/s", report).group(1))
+
+
 def machine(arguments):
     report = run([arguments.program, "doctor"])
-    rate = float(re.search(r"read at ([\d.]+) GB/s", report).group(1))
-    return rate, " / ".join(re.sub(r"\s+", " ", line) for line in report.splitlines()[:4])
+    return read_rate(report), " / ".join(re.sub(r"\s+", " ", line) for line in report.splitlines()[:4])
 
 
 def token_bytes(model):
@@ -258,9 +263,17 @@ def print_table(rows, pairs, rate):
               f"{len(ours)} |", flush=True)
 
 
-def take_turns(groups, sides, count):
+def share_text(row, ours, rates):
+    """Of one stream: the median share of what memory gives, measured before and after each turn, that weights take."""
+    if row.streams > 1:
+        return ""
+    size = token_bytes(row.model) / 1e9
+    return f"{100 * statistics.median(2 * speed * size / sum(near) for speed, near in zip(ours, itertools.pairwise(rates))):.0f}"
+
+
+def take_turns(groups, sides, count, program):
     """Rows of tok/s, and of quartiles of the ratio of turns that follow each other."""
-    print("\n| | perigee, tok/s | llama.cpp, tok/s | ratio | its quartiles | turns |\n" + "|---" * 6 + "|")
+    print("\n| | perigee, tok/s | % of the read rate | llama.cpp, tok/s | ratio | its quartiles | turns |\n" + "|---" * 7 + "|")
     for group in groups:
         with contextlib.ExitStack() as stack:  # no program stays behind, stopped, if the other one fails
             programs = []
@@ -268,12 +281,15 @@ def take_turns(groups, sides, count):
                 programs.append(side.turns(group))
                 stack.callback(programs[-1].end)
             for row in group:
-                figures = [[side.tokens_per_s(row, program.take()) for side, program in zip(sides, programs)]
-                           for _ in range(count + 1)][1:]
+                figures, rates = [], []
+                for _ in range(count + 1):
+                    figures.append([side.tokens_per_s(row, loaded.take()) for side, loaded in zip(sides, programs)])
+                    rates.append(read_rate(run([program, "doctor"])))
+                figures = figures[1:]
                 ours, theirs = zip(*figures)
                 low, ratio, high = statistics.quantiles((a / b for a, b in figures), n=4, method="inclusive")
-                print(f"| {row.name()} | {statistics.median(ours):.1f} | {statistics.median(theirs):.1f} | {ratio:.2f} | "
-                      f"{low:.2f}, {high:.2f} | {count} |", flush=True)
+                print(f"| {row.name()} | {statistics.median(ours):.1f} | {share_text(row, ours, rates)} | "
+                      f"{statistics.median(theirs):.1f} | {ratio:.2f} | {low:.2f}, {high:.2f} | {count} |", flush=True)
 
 
 def parse():
@@ -319,7 +335,7 @@ def main():
                      if context < FILLED_CONTEXT]
             if not any(short):
                 sys.exit(f"--turns: no row of decodes at less than {FILLED_CONTEXT} tokens matches --rows {arguments.rows!r}")
-            return take_turns(filter(None, short), sides, arguments.turns)
+            return take_turns(filter(None, short), sides, arguments.turns, arguments.program)
         for i in range(arguments.pairs):
             for group in groups.values():
                 figures = {side: side.measure(group) for side in (sides if i % 2 == 0 else sides[::-1])}
