@@ -10,7 +10,7 @@ where the row says int4 or int8, all else bf16, or int8 (llama.cpp: Q8_0). Perig
 token. A figure is the median of the pairs, a ratio that of the pairs' ratios; the processes of a pair change places.
 With --turns N short decodes are measured by programs that stay loaded, one of each side for all rows of a model: each measures
 a row once, uncounted, and N times, and is stopped (SIGSTOP) while the other does, so that turns follow each other within
-seconds and meet the same memory.
+seconds and meet the same memory. `perigee doctor` measures memory after each turn: of one stream, the share of its rate is printed.
 With --isa avx2 both sides are limited to AVX2. The load average should be below 0.3 before a run; it is printed.
 """
 import argparse

@@ -29,7 +29,7 @@ inline void prefetch_lines(const uint8_t* p, int64_t lines) {
   for (int64_t i = 0; i < lines; ++i) _mm_prefetch(p + i * 64, _MM_HINT_T1);
 }
 
-// One row tile of a pair.
+// A row tile of a job.
 struct RowTile {
   const uint16_t* a = nullptr;
   const uint16_t* low = nullptr;  // its second term; null: none
